@@ -1,0 +1,52 @@
+# The three kinds of target that Cohort is made of. Each module's CMakeLists.txt names its sources by hand, so that
+# what is built can be read there.
+
+add_library(cohort_flags INTERFACE)
+target_compile_options(cohort_flags INTERFACE -Wall -Wextra $<$<BOOL:${COHORT_WERROR}>:-Werror>)
+if(COHORT_SANITIZE)
+  target_compile_options(cohort_flags INTERFACE -fsanitize=${COHORT_SANITIZE} -fno-omit-frame-pointer -g)
+  target_link_options(cohort_flags INTERFACE -fsanitize=${COHORT_SANITIZE})
+endif()
+
+# cohort_library(NAME [TORCH] SOURCES file... [LIBS target...] [PRIVATE_LIBS target...])
+# Adds the shared library libcohort_NAME, known as cohort::NAME. Without TORCH no LibTorch header can be
+# included: readers of untrusted bytes are built so.
+function(cohort_library name)
+  cmake_parse_arguments(arg "TORCH" "" "SOURCES;LIBS;PRIVATE_LIBS" ${ARGN})
+  add_library(cohort_${name} SHARED ${arg_SOURCES})
+  add_library(cohort::${name} ALIAS cohort_${name})
+  target_include_directories(cohort_${name} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_compile_features(cohort_${name} PUBLIC cxx_std_20)
+  target_link_libraries(cohort_${name}
+    PUBLIC ${arg_LIBS} $<$<BOOL:${arg_TORCH}>:LibTorch::LibTorch>
+    PRIVATE ${arg_PRIVATE_LIBS} Threads::Threads $<BUILD_INTERFACE:cohort_flags>)
+  set_target_properties(cohort_${name} PROPERTIES
+    EXPORT_NAME ${name} VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+    INSTALL_RPATH "$ORIGIN;${LibTorch_LIBRARY_DIR}")
+  set_property(GLOBAL APPEND PROPERTY COHORT_LIBRARIES cohort_${name})
+endfunction()
+
+# cohort_test(MODULE SOURCES file... [LIBS target...] [LABELS label...])
+# One GoogleTest executable, MODULE_test; every TEST in it becomes a ctest test `MODULE.Suite.Name`.
+function(cohort_test module)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBS;LABELS" ${ARGN})
+  add_executable(${module}_test ${arg_SOURCES})
+  target_link_libraries(${module}_test PRIVATE ${arg_LIBS} GTest::gtest GTest::gtest_main cohort_flags)
+  target_include_directories(${module}_test PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_definitions(${module}_test PRIVATE
+    COHORT_SOURCE_DIR="${PROJECT_SOURCE_DIR}" COHORT_BINARY_DIR="${PROJECT_BINARY_DIR}")
+  if(NOT arg_LABELS)
+    set(arg_LABELS unit)
+  endif()
+  gtest_discover_tests(${module}_test TEST_PREFIX "${module}." DISCOVERY_TIMEOUT 120
+    PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 300 ENVIRONMENT "OMP_NUM_THREADS=1")
+endfunction()
+
+# cohort_program(NAME SOURCES file... LIBS target...)
+# An executable that is not installed: a benchmark or an example.
+function(cohort_program name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBS" ${ARGN})
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_LIBS} cohort_flags)
+endfunction()
