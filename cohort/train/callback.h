@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+
+namespace cohort::data {
+struct Batch;
+}
+
+namespace cohort::train {
+
+/// Where a run begins or goes on.
+struct FitInfo {
+  std::int64_t epochs = 0;
+  std::int64_t steps_per_epoch = 0;
+  std::int64_t first_epoch = 0;  ///< epochs completed before
+  std::int64_t first_step = 0;   ///< steps completed before
+  bool resumed = false;
+};
+
+/// One finished step. Rates are over the steps since the last report that was logged.
+struct StepReport {
+  std::int64_t epoch = 0;  ///< the running epoch, from 1
+  std::int64_t epochs = 0;
+  std::int64_t step = 0;           ///< steps completed in the run
+  std::int64_t step_in_epoch = 0;  ///< from 1
+  std::int64_t steps_per_epoch = 0;
+  double lr = 0;
+  double samples_per_second = 0;
+  double data_wait_share = 0;              ///< 0 to 1: share of wall time spent waiting for input
+  double seconds_left = 0;                 ///< of the whole run, without evaluations
+  bool logged = false;                     ///< `averages` is filled: every `log_every` steps
+  std::map<std::string, double> averages;  ///< of this epoch so far
+};
+
+/// One finished epoch. Metrics of evaluation carry the prefix "val_", those of training "train_".
+struct EpochReport {
+  std::int64_t epoch = 0;  ///< from 1
+  std::int64_t epochs = 0;
+  std::int64_t step = 0;
+  double lr = 0;       ///< at the last step
+  double seconds = 0;  ///< training, without evaluation and checkpoints
+  double samples_per_second = 0;
+  double data_wait_share = 0;
+  bool evaluated = false;
+  bool best = false;
+  std::map<std::string, double> metrics;
+};
+
+/// What a finished run tells.
+struct FitResult {
+  bool finished = false;  ///< false: stopped by a signal or a step limit
+  int signal = 0;         ///< the signal that asked to stop, or 0
+  std::int64_t epochs = 0;
+  std::int64_t steps = 0;
+  std::map<std::string, double> metrics;  ///< of the last epoch
+  double best = 0;                        ///< value of the named metric; meaningful when best_epoch > 0
+  std::int64_t best_epoch = 0;
+  std::filesystem::path last_checkpoint;  ///< empty when nothing was saved
+};
+
+/// Hears what Trainer does. Called on the training thread, in the order of registration.
+class Callback {
+ public:
+  virtual ~Callback() = default;
+  virtual void on_fit_begin(const FitInfo&) {}
+  /// Before the first step only: the batch as the model will see it.
+  virtual void on_first_batch(data::Batch&) {}
+  virtual void on_step_end(const StepReport&) {}
+  virtual void on_epoch_end(const EpochReport&) {}
+  /// Before a checkpoint is written: whatever was reported so far must be in its file.
+  virtual void on_save(std::int64_t /*step*/) {}
+  virtual void on_fit_end(const FitResult&) {}
+};
+
+}  // namespace cohort::train

@@ -1,0 +1,189 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// What a run is: read from YAML, changed by `key=value`, written back as YAML.
+///
+/// A member's name is its key: `optim.lr` is `Config::optim.lr`. The defaults are the initializers below.
+/// Type, range and help text of each key stand in one table (config_keys.cpp), which the parser, the dump,
+/// `--help-config` and docs/train.md share. No LibTorch: YAML is untrusted.
+///
+///     auto config = cohort::train::load_config("configs/fashion-vgg.yaml", {"optim.lr=0.05",
+///     "train.epochs=2"}); for (const auto& line : config.warnings) core::log_warning(line);
+namespace cohort::train {
+
+struct ModelConfig {
+  std::string name = "vgg16";
+  int64_t num_classes = 0;  ///< 0: counted in the data
+  double width = 1.0;
+  int64_t pools = 5;
+  std::string head = "default";
+  double dropout = 0.5;
+  std::string weights;                         ///< safetensors file or checkpoint folder to start from
+  std::map<std::string, std::string> options;  ///< passed to a registered model as they are
+  bool operator==(const ModelConfig&) const = default;
+};
+
+/// One transform by name; a single number is a vector of one.
+struct TransformConfig {
+  std::string name;
+  std::map<std::string, std::vector<double>> args;
+  bool operator==(const TransformConfig&) const = default;
+};
+
+/// Either a preset by name, or (when `preset` is empty) the transforms one by one.
+struct TransformList {
+  std::string preset = "auto";
+  std::vector<TransformConfig> list;
+  bool operator==(const TransformList&) const = default;
+};
+
+struct DataConfig {
+  std::string kind = "image_folder";  ///< image_folder, idx, synthetic, or a registered name
+  std::string path = "data";
+  std::string train;  ///< empty: path/train (see `train_path`)
+  std::string val;    ///< empty: path/val (see `val_path`)
+  std::string color = "rgb";
+  int64_t image_size = 224;
+  TransformList train_transforms;  ///< use `train_transforms(config)`: presets expanded, Normalize added
+  TransformList val_transforms;
+  std::vector<double> mean;  ///< of pixels in 0..1; empty: no Normalize
+  std::vector<double> std;
+  bool shuffle = true;
+  bool drop_last = false;
+  int64_t workers = 2;
+  int64_t prefetch = 2;  ///< batches made ahead
+  bool pin_memory = false;
+  std::string on_error = "refuse";     ///< refuse, skip
+  std::string empty_class = "refuse";  ///< refuse, keep
+  std::string cache = "none";          ///< none, encoded (the files' bytes stay in memory)
+  int64_t synthetic_train = 1024;
+  int64_t synthetic_val = 256;
+  std::map<std::string, std::string> options;  ///< passed to a registered data set as they are
+  bool operator==(const DataConfig&) const = default;
+};
+
+struct OptimConfig {
+  std::string name = "sgd";  ///< sgd, adam, adamw
+  double lr = 0.1;
+  double momentum = 0.9;
+  bool nesterov = false;
+  double weight_decay = 0.0;
+  std::vector<double> betas = {0.9, 0.999};
+  double eps = 1e-8;
+  bool no_decay_on_norm_and_bias = false;
+  double clip_norm = 0.0;  ///< 0: no clipping
+  bool operator==(const OptimConfig&) const = default;
+};
+
+struct ScheduleConfig {
+  std::string name = "constant";  ///< constant, step, multistep, cosine, linear, one_cycle
+  std::string unit = "step";      ///< epoch: the rate changes between epochs only; step: at every step
+  double warmup_epochs = 0.0;     ///< at most one of the three warm-ups is not zero
+  int64_t warmup_steps = 0;
+  double warmup_fraction = 0.0;  ///< of all steps
+  double warmup_start = 0.01;    ///< first factor of the warm-up
+  std::vector<int64_t> milestones = {30, 60, 80};
+  int64_t step_size = 30;
+  double gamma = 0.1;
+  double eta_min = 0.0;
+  double pct_start = 0.3;  ///< this and what follows: one_cycle
+  double div_factor = 25.0;
+  double final_div_factor = 1e4;
+  std::string anneal = "cosine";  ///< cosine, linear
+  bool three_phase = false;
+  bool cycle_momentum = true;
+  double base_momentum = 0.85;
+  double max_momentum = 0.95;
+  bool operator==(const ScheduleConfig&) const = default;
+};
+
+struct TrainConfig {
+  int64_t epochs = 90;
+  int64_t max_steps = 0;  ///< 0: no limit
+  int64_t batch_size = 32;
+  int64_t eval_batch_size = 0;  ///< 0: batch_size
+  int64_t accumulate = 1;
+  double label_smoothing = 0.0;
+  std::string precision = "f32";                ///< f32, bf16
+  std::string memory_format = "channels_last";  ///< channels_last, contiguous
+  int64_t threads = 0;                          ///< 0: the cores this process may use
+  std::string device = "auto";                  ///< auto, cpu, cuda, cuda:K
+  int64_t eval_every = 1;      ///< epochs; the first and the last are evaluated too; 0: never
+  int64_t max_eval_steps = 0;  ///< 0: the whole validation set
+  std::string nan = "stop";    ///< stop, continue
+  bool operator==(const TrainConfig&) const = default;
+};
+
+struct RunConfig {
+  std::string name;    ///< empty: the model's name
+  std::string dir;     ///< empty: a new folder runs/NAME-DATE-TIME
+  std::string resume;  ///< empty, auto, last, best, or a checkpoint folder
+  int64_t seed = 1;
+  int64_t save_every = 1;  ///< epochs; the first and the last are saved too; 0: the last only
+  int64_t save_every_steps = 0;
+  double save_every_minutes = 0.0;
+  int64_t keep = 3;  ///< newest numbered checkpoints kept besides `last` and `best`; 0: all
+  std::string best_metric = "val_accuracy";
+  std::string best_mode = "auto";  ///< auto (min for a loss, max otherwise), max, min
+  int64_t log_every = 50;          ///< steps
+  std::string progress = "auto";   ///< auto (a bar on a terminal), bar, plain, off
+  bool tensorboard = true;
+  int64_t images = 8;  ///< input images written to TensorBoard at the start
+  int64_t trace = 0;   ///< steps recorded in trace.json
+  bool operator==(const RunConfig&) const = default;
+};
+
+struct Config {
+  ModelConfig model;
+  DataConfig data;
+  OptimConfig optim;
+  ScheduleConfig schedule;
+  TrainConfig train;
+  RunConfig run;
+  std::vector<std::string> warnings;  ///< what the program should say; not part of the configuration
+};
+
+/// True when every setting is equal; warnings are not compared.
+bool operator==(const Config& a, const Config& b);
+
+/// Reads the YAML file `path`, then applies `overrides` (`section.key=value`, the value in YAML) in order.
+/// A file with upper-case keys (MODEL, LR, ...) is a flat file of published VGG scripts: docs/train.md.
+/// Throws: ConfigError naming file, line, column and key; DataError if `path` cannot be read.
+Config load_config(const std::string& path, const std::vector<std::string>& overrides = {});
+
+/// The same for text that is in memory; `name` stands for the file in messages.
+Config load_config_text(std::string_view text, const std::string& name,
+                        const std::vector<std::string>& overrides = {});
+
+/// Checks what spans several keys (lengths of mean and std, one warm-up only, ...): for a Config made in
+/// code. Appends to `warnings` the keys that were set but have no effect. Throws: ConfigError.
+void check_config(Config& config);
+
+/// Returns YAML with every key, which reads back to an equal Config.
+std::string dump_config(const Config& config);
+
+/// Returns the reference of all keys as plain text (for `--help-config`).
+std::string config_help();
+
+/// Returns the reference of all keys as Markdown (docs/train.md carries it).
+std::string config_markdown();
+
+/// Returns the transforms of training or evaluation in full: presets expanded, ToTensor and Normalize at the
+/// end.
+std::vector<TransformConfig> train_transforms(const DataConfig& config);
+std::vector<TransformConfig> val_transforms(const DataConfig& config);
+
+/// Return data.train and data.val, or path/train and path/val where they are empty.
+std::string train_path(const DataConfig& config);
+std::string val_path(const DataConfig& config);
+
+/// Return what `run.best_mode: auto` and `train.eval_batch_size: 0` come to.
+bool best_is_max(const RunConfig& config);
+int64_t eval_batch_size(const TrainConfig& config);
+
+}  // namespace cohort::train

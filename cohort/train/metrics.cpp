@@ -1,0 +1,57 @@
+#include "cohort/train/metrics.h"
+
+#include <ATen/ATen.h>
+
+namespace cohort::train {
+
+Metric::Metric(std::string name, const at::Tensor& value, double weight) : name(std::move(name)), weight(weight) {
+  if (value.device().is_cpu()) {
+    this->value = value.item<double>();
+  } else {
+    device_value = value.detach();
+  }
+}
+
+void MeterSet::add(const StepMetrics& metrics) {
+  for (const Metric& metric : metrics) {
+    Meter& meter = meters_[metric.name];
+    meter.sum.weight += metric.weight;
+    if (metric.device_value.defined()) {
+      at::Tensor weighted = metric.device_value.to(at::kDouble).mul(metric.weight);
+      meter.pending = meter.pending.defined() ? meter.pending.add_(weighted) : weighted;
+    } else {
+      meter.sum.weighted += metric.value * metric.weight;
+    }
+  }
+}
+
+void MeterSet::settle() {
+  for (auto& [name, meter] : meters_) {
+    if (!meter.pending.defined()) continue;
+    meter.sum.weighted += meter.pending.item<double>();
+    meter.pending.reset();
+  }
+}
+
+std::map<std::string, double> MeterSet::averages() {
+  settle();
+  std::map<std::string, double> result;
+  for (const auto& [name, meter] : meters_) {
+    result[name] = meter.sum.weight > 0 ? meter.sum.weighted / meter.sum.weight : 0.0;
+  }
+  return result;
+}
+
+std::map<std::string, MeterSet::Sum> MeterSet::sums() {
+  settle();
+  std::map<std::string, Sum> result;
+  for (const auto& [name, meter] : meters_) result[name] = meter.sum;
+  return result;
+}
+
+void MeterSet::restore(const std::map<std::string, Sum>& sums) {
+  meters_.clear();
+  for (const auto& [name, sum] : sums) meters_[name].sum = sum;
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+/// Averages of named quantities over many steps.
+namespace cohort::train {
+
+/// One quantity of one step: its mean over `weight` samples.
+struct Metric {
+  Metric(std::string name, double value, double weight)
+      : name(std::move(name)), value(value), weight(weight) {}
+  /// `value` is a scalar tensor; one on an accelerator is not waited for until the average is read.
+  Metric(std::string name, const at::Tensor& value, double weight);
+
+  std::string name;
+  double value = 0;
+  double weight = 1;
+  at::Tensor device_value;  ///< defined only when the value still lives on an accelerator
+};
+using StepMetrics = std::vector<Metric>;
+
+/// Weighted means of everything added since the last `reset`, by name.
+/// Threads: one caller at a time.
+class MeterSet {
+ public:
+  struct Sum {
+    double weighted = 0;
+    double weight = 0;
+  };
+
+  void add(const StepMetrics& metrics);
+  void reset() { meters_.clear(); }
+
+  /// Blocks until values on an accelerator have arrived.
+  std::map<std::string, double> averages();
+  /// The sums behind the averages, to be saved and restored exactly.
+  std::map<std::string, Sum> sums();
+  void restore(const std::map<std::string, Sum>& sums);
+
+ private:
+  struct Meter {
+    Sum sum;
+    at::Tensor pending;  // weighted sum on an accelerator, not yet in `sum`
+  };
+  void settle();
+
+  std::map<std::string, Meter> meters_;
+};
+
+}  // namespace cohort::train

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+/// Event files for TensorBoard, written without TensorFlow or protobuf.
+namespace cohort::train {
+
+/// Writes one event file, `events.out.tfevents.TIME.HOST.PID.0`, into a folder.
+///
+///     TensorBoardWriter board(run_dir / "tensorboard", resumed ? std::optional(step) : std::nullopt);
+///     board.scalar("train/loss", 0.3, step);
+///     board.image_png("input/0", png, 28, 28, 1, 0);
+///
+/// Threads: one caller at a time. Events are buffered: `flush()` hands them to the kernel, and so does the
+/// destructor (without throwing). Throws: SystemError naming the file.
+class TensorBoardWriter {
+ public:
+  /// Makes `folder` if it is not there. With `resume_step`, events of earlier files with a step above it are
+  /// purged by TensorBoard when it reads this one.
+  explicit TensorBoardWriter(const std::filesystem::path& folder,
+                             std::optional<int64_t> resume_step = std::nullopt);
+  ~TensorBoardWriter();
+  TensorBoardWriter(const TensorBoardWriter&) = delete;
+  TensorBoardWriter& operator=(const TensorBoardWriter&) = delete;
+
+  void scalar(std::string_view tag, double value, int64_t step);
+  /// `png` is an encoded PNG; `channels` is 1 (grey), 3 (RGB) or 4 (RGBA).
+  void image_png(std::string_view tag, std::span<const std::byte> png, int64_t height, int64_t width,
+                 int64_t channels, int64_t step);
+  /// Text (Markdown) in TensorBoard's Text tab: for instance the effective configuration.
+  void text(std::string_view tag, std::string_view markdown, int64_t step);
+  void flush();
+
+  const std::filesystem::path& path() const;
+
+ private:
+  struct File;
+  std::unique_ptr<File> file_;
+};
+
+/// CRC-32C (Castagnoli), as event files use it.
+uint32_t crc32c(std::span<const std::byte> bytes);
+
+}  // namespace cohort::train

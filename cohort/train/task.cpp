@@ -1,0 +1,39 @@
+#include "cohort/train/task.h"
+
+#include "cohort/core/error.h"
+
+namespace cohort::train {
+
+StepMetrics Task::eval_step(data::Batch&) {
+  throw UsageError("train.eval_step", "this task has no evaluation step",
+                   "override Task::eval_step, or call Trainer::fit without an evaluation loader");
+}
+
+void Task::set_training(bool training) {
+  for (const NamedModule& entry : modules_) entry.module->train(training);
+}
+
+std::string Task::find_non_finite(data::Batch&) { return ""; }
+
+void Task::add_module(std::string name, std::shared_ptr<torch::nn::Module> module) {
+  for (const NamedModule& entry : modules_) {
+    if (entry.name == name) {
+      throw UsageError("train.add_module", core::concat("a module named \"", name, "\" was added twice"),
+                       "give every module of a task its own name");
+    }
+  }
+  modules_.push_back({std::move(name), std::move(module)});
+}
+
+void Task::add_optimizer(std::string name, std::shared_ptr<optim::Optimizer> optimizer,
+                         std::shared_ptr<const optim::Schedule> schedule) {
+  for (const NamedOptimizer& entry : optimizers_) {
+    if (entry.name == name) {
+      throw UsageError("train.add_optimizer", core::concat("an optimizer named \"", name, "\" was added twice"),
+                       "give every optimizer of a task its own name");
+    }
+  }
+  optimizers_.push_back({std::move(name), std::move(optimizer), std::move(schedule)});
+}
+
+}  // namespace cohort::train

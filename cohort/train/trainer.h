@@ -1,0 +1,88 @@
+#pragma once
+
+#include <torch/arg.h>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/data/loader.h"
+#include "cohort/train/callback.h"
+#include "cohort/train/task.h"
+
+namespace cohort::train {
+
+/// How a Trainer runs, saves and stops.
+struct TrainerOptions {
+  TORCH_ARG(std::int64_t, epochs) = 1;
+  /// Stops after so many steps of the whole run; 0: no limit.
+  TORCH_ARG(std::int64_t, max_steps) = 0;
+  /// Evaluates at most so many batches; 0: all.
+  TORCH_ARG(std::int64_t, max_eval_batches) = 0;
+  TORCH_ARG(std::uint64_t, seed) = 1;
+  TORCH_ARG(std::int64_t, rank) = 0;
+
+  /// Folder for `checkpoints/` and `trace.json`; empty: nothing is written.
+  TORCH_ARG(std::filesystem::path, run_dir) = {};
+  /// "" starts afresh; "auto" goes on from the last checkpoint if there is one; "last", "best" or a path must
+  /// exist.
+  TORCH_ARG(std::string, resume) = "";
+  /// Epochs between checkpoints (the first and the last epoch are saved too); 0: none by epoch.
+  TORCH_ARG(std::int64_t, save_every) = 1;
+  TORCH_ARG(std::int64_t, save_every_steps) = 0;
+  TORCH_ARG(double, save_every_minutes) = 0;
+  /// Periodic checkpoints that are kept, newest first; 0: all.
+  TORCH_ARG(std::int64_t, keep) = 3;
+  /// The metric that chooses `best` among evaluated epochs, and whether more of it is better.
+  TORCH_ARG(std::string, best_metric) = "val_accuracy";
+  TORCH_ARG(bool, best_is_highest) = true;
+
+  /// Epochs between evaluations (the first and the last epoch are evaluated too); 0: never.
+  TORCH_ARG(std::int64_t, eval_every) = 1;
+  /// Steps between reports with averages.
+  TORCH_ARG(std::int64_t, log_every) = 50;
+  /// Steps recorded on the timeline, from the first on; 0: none.
+  TORCH_ARG(std::int64_t, trace_steps) = 0;
+  /// false: a step whose loss is not finite is counted and the run goes on.
+  TORCH_ARG(bool, stop_on_non_finite) = true;
+  /// Finish the step, save and return on SIGINT and SIGTERM; save and go on at SIGUSR1.
+  TORCH_ARG(bool, handle_signals) = false;
+};
+
+/// Trains a Task: epochs and steps, evaluation, reports, checkpoints, exact resume.
+///
+///     Trainer trainer(TrainerOptions().epochs(8).run_dir("runs/first").resume("auto"));
+///     FitResult result = trainer.fit(task, train_loader, &eval_loader);
+///
+/// A run that was killed at any moment and resumed ends with bitwise the same parameters as one that was not,
+/// at the same number of threads and for any number of loader workers. Threads: one caller at a time.
+class Trainer {
+ public:
+  explicit Trainer(TrainerOptions options);
+
+  void add_callback(std::shared_ptr<Callback> callback);
+
+  /// Trains until `epochs` are complete, `max_steps` are done or a signal asks to stop; blocks until then.
+  /// Throws: UsageError for a loss that is not finite (naming step and, where known, module); DataError for a
+  /// checkpoint that cannot be used; whatever the task and the loader throw.
+  FitResult fit(Task& task, data::Loader& train, data::Loader* eval = nullptr);
+
+  /// Means of `eval_step` over `loader`, each under its own name.
+  std::map<std::string, double> evaluate(Task& task, data::Loader& loader);
+
+  const TrainerOptions& options() const { return options_; }
+
+ private:
+  TrainerOptions options_;
+  std::vector<std::shared_ptr<Callback>> callbacks_;
+};
+
+/// Loads the parameters and buffers of `checkpoint` ("last", "best" in run_dir, or a folder or file) into the
+/// task. Throws: DataError listing the names and shapes that differ.
+void load_model(Task& task, const std::filesystem::path& checkpoint);
+
+}  // namespace cohort::train
