@@ -1,0 +1,102 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cohort/core/random.h"
+
+/// Datasets: a number of samples, each of which can be read by its index, from any thread.
+///
+/// Most users derive from ExampleDataset and write two functions that speak of tensors. Dataset itself writes
+/// a sample straight into the batch's memory, without a tensor per sample.
+namespace cohort::data {
+
+/// One tensor of a sample: `shape` is the sample's, without the batch dimension.
+struct Field {
+  std::string name;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<std::int64_t> shape;
+  /// The batch is laid out NHWC; `shape` stays {C, H, W}, the sample's memory is H x W x C.
+  bool channels_last = false;
+
+  std::int64_t numel() const;
+  std::int64_t bytes() const;
+};
+
+/// Samples 0 .. size() - 1.
+/// Threads: `read` and `describe` are called from many threads at once.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+
+  virtual std::int64_t size() const = 0;
+  /// What a sample consists of; by convention the input first, then the target.
+  virtual std::vector<Field> fields() const = 0;
+  /// Writes sample `index`, one field to each of `out` (fields()[i].bytes() bytes at out[i]). All chance comes
+  /// from `random`, so that the sample does not depend on the thread that reads it.
+  /// Throws: whatever makes the sample unreadable; the loader adds `describe(index)` to it.
+  virtual void read(std::int64_t index, core::RandomStream& random,
+                    std::span<std::byte* const> out) const = 0;
+  /// Names the sample for a person: its file, if it has one.
+  virtual std::string describe(std::int64_t index) const;
+  /// Names of the classes, by label; empty if the dataset does not know.
+  virtual std::vector<std::string> classes() const { return {}; }
+};
+
+/// A dataset that returns tensors: override `size` and `get`.
+///
+///     class Squares : public cohort::data::ExampleDataset {
+///      public:
+///       std::int64_t size() const override { return 1000; }
+///       std::vector<at::Tensor> get(std::int64_t i, cohort::core::RandomStream&) const override {
+///         return {at::full({1}, float(i)), at::full({1}, float(i * i))};
+///       }
+///     };
+///
+/// Every sample has the shapes and types of sample 0; `get` may return a scalar tensor for a label.
+class ExampleDataset : public Dataset {
+ public:
+  virtual std::vector<at::Tensor> get(std::int64_t index, core::RandomStream& random) const = 0;
+
+  std::vector<Field> fields() const final;
+  void read(std::int64_t index, core::RandomStream& random, std::span<std::byte* const> out) const final;
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::vector<Field> fields_;
+};
+
+/// Arguments of a dataset that is made by name: keys and values as written in the configuration.
+using DatasetArgs = std::map<std::string, std::string>;
+using DatasetFactory = std::function<std::shared_ptr<const Dataset>(const DatasetArgs&)>;
+
+/// Makes `name` known to make_dataset. Returns true, so that it can initialise a static.
+/// Throws: UsageError if the name is taken.
+bool register_dataset(const std::string& name, DatasetFactory factory);
+
+/// Throws: UsageError naming the known datasets if `name` is none of them.
+std::shared_ptr<const Dataset> make_dataset(const std::string& name, const DatasetArgs& args);
+
+/// Names of the registered datasets, sorted.
+std::vector<std::string> dataset_names();
+
+}  // namespace cohort::data
+
+/// Registers a dataset when the program, or a shared library given to `--load`, is loaded:
+///
+///     COHORT_REGISTER_DATASET(squares, [](const cohort::data::DatasetArgs&) {
+///       return std::make_shared<Squares>();
+///     });
+#define COHORT_REGISTER_DATASET(name, ...)                              \
+  [[maybe_unused]] static const bool cohort_registered_dataset_##name = \
+      ::cohort::data::register_dataset(#name, __VA_ARGS__)

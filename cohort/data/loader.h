@@ -1,0 +1,144 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cohort/data/dataset.h"
+#include "cohort/data/sampler.h"
+
+/// The loader: batches of a dataset, in order, read ahead by worker threads.
+///
+///     Loader loader(std::make_shared<ImageFolder>("data/train", options), {.batch_size = 128, .workers = 2});
+///     for (std::int64_t epoch = 0; epoch < 10; ++epoch) {
+///       loader.set_epoch(epoch);
+///       while (auto batch = loader.next()) train(batch->input(), batch->target());
+///     }
+///
+/// What a batch holds is a function of (dataset, seed, epoch, batch_size, world_size, rank) and never of
+/// `workers` or of time.
+namespace cohort::data {
+
+/// What happens to a sample that cannot be read.
+enum class OnError {
+  kRefuse,  ///< next() throws, naming the sample.
+  kSkip,    ///< The sample is left out of its batch, counted, and named once in the log.
+};
+
+struct LoaderOptions {
+  std::int64_t batch_size = 1;
+  /// Threads that read samples; 0 means that next() reads them itself.
+  int workers = 0;
+  /// Batches read ahead of the one that next() returned; at least 1 when there are workers.
+  int prefetch = 2;
+  bool shuffle = false;
+  /// Leave out the last batch if it is short.
+  bool drop_last = false;
+  /// Lay batches out in page-locked memory. Without an accelerator this is said once and does nothing.
+  bool pin_memory = false;
+  /// Where the batches end up. On an accelerator they are copied on a stream of their own, one batch ahead.
+  at::Device device = at::kCPU;
+  std::uint64_t seed = 0;
+  std::int64_t rank = 0;
+  std::int64_t world_size = 1;
+  Uneven uneven = Uneven::kPad;
+  OnError on_error = OnError::kRefuse;
+  /// How long next() waits for the workers before it throws TimeoutError.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// How long the destructor waits for a worker inside Dataset::read before it leaves the thread behind.
+  std::chrono::milliseconds stop_grace = std::chrono::seconds(5);
+  /// Order of the samples; if empty, made from shuffle, seed, world_size and uneven.
+  std::shared_ptr<const Sampler> sampler = nullptr;
+};
+
+/// One batch. Its tensors alias memory of the loader that is used again after the last copy of the Batch is
+/// destroyed and no tensor of it is held any more; so a tensor that was kept stays valid.
+struct Batch {
+  /// One tensor per field, [size, ...].
+  std::vector<at::Tensor> fields;
+  /// Samples in this batch.
+  std::int64_t size = 0;
+  std::int64_t epoch = 0;
+  /// Number of this batch in its epoch (of this rank), from 0, as if the epoch had been read from its start.
+  std::int64_t number = 0;
+  /// Dataset indices of the samples.
+  std::span<const std::int64_t> indices;
+
+  at::Tensor& input() { return fields.at(0); }
+  at::Tensor& target() { return fields.at(1); }
+
+  /// Keeps the memory behind `fields` and `indices`.
+  std::shared_ptr<void> lease;
+};
+
+/// Where the loader stands: all that is needed to go on.
+struct LoaderState {
+  std::int64_t epoch = 0;
+  /// Samples of this epoch that were delivered, over all ranks (skipped ones too).
+  std::int64_t samples_consumed = 0;
+  bool operator==(const LoaderState&) const = default;
+};
+
+/// Totals since the loader was made.
+struct LoaderCounters {
+  std::int64_t batches = 0;
+  std::int64_t samples = 0;
+  /// Batch-sized memory blocks made so far: constant from the third batch on.
+  std::int64_t slab_allocations = 0;
+  std::int64_t samples_skipped = 0;
+  /// Time that next() took from its caller: waiting for workers, or reading when there are none.
+  std::chrono::nanoseconds wait{0};
+};
+
+/// A sample that was left out.
+struct SkippedSample {
+  std::int64_t index = 0;
+  std::string what;
+};
+
+/// Ownership: shares the dataset. Threads: one caller at a time.
+class Loader {
+ public:
+  /// Throws: UsageError naming the option and its value.
+  Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options);
+  /// Stops the workers. One that is stuck inside Dataset::read is left behind after `stop_grace`.
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  /// Goes to the start of `epoch`; what was read ahead is dropped.
+  void set_epoch(std::int64_t epoch);
+  /// Begins to read ahead now, for instance while a model is still being made. next() does it otherwise.
+  void start();
+  /// Returns the next batch of this epoch, or nothing at its end, until set_epoch or restore is called.
+  /// Throws: DataError naming the sample that cannot be read (calling again tries the same batch again);
+  /// TimeoutError naming the sample that a worker is stuck in.
+  std::optional<Batch> next();
+
+  LoaderState state() const;
+  /// Goes to `state`, which may come from a loader with another number of workers, or of ranks.
+  void restore(const LoaderState& state);
+
+  /// Batches of this rank in a whole epoch.
+  std::int64_t batches_per_epoch() const;
+  /// Samples in a whole epoch over all ranks, padding included.
+  std::int64_t samples_per_epoch() const;
+  LoaderCounters counters() const;
+  /// Samples left out so far, each once, at most the first thousand.
+  std::vector<SkippedSample> skipped() const;
+  const LoaderOptions& options() const;
+  const Dataset& dataset() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cohort::data
