@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+/// Pictures in memory, and the words that codecs and transforms share. No LibTorch.
+namespace cohort::data {
+
+/// Height first, as in tensors.
+struct ImageSize {
+  int64_t height = 0;
+  int64_t width = 0;
+  friend bool operator==(const ImageSize&, const ImageSize&) = default;
+};
+
+/// A rectangle in pixels. Where a transform says so it may reach outside of its image: there is black.
+struct Region {
+  int64_t top = 0;
+  int64_t left = 0;
+  int64_t height = 0;
+  int64_t width = 0;
+  friend bool operator==(const Region&, const Region&) = default;
+};
+
+/// What a picture is turned into when it is decoded; the values are as of Pillow's `convert`.
+enum class ColorMode { kRgb, kGrey };
+
+/// Returns the number of channels of a picture decoded to `color`.
+constexpr int64_t num_channels(ColorMode color) {
+  return color == ColorMode::kRgb ? 3 : 1;
+}
+
+/// Eight bits per channel, rows from the top, channels last, without gaps.
+/// Shapes: pixels is [height, width, channels]; channels is 1 or 3.
+struct Image {
+  int64_t height = 0;
+  int64_t width = 0;
+  int64_t channels = 0;
+  std::vector<uint8_t> pixels;
+
+  ImageSize size() const { return {height, width}; }
+  /// Afterwards the image has this shape; its pixels are unspecified, its memory is reused.
+  void reshape(int64_t new_height, int64_t new_width, int64_t new_channels) {
+    height = new_height;
+    width = new_width;
+    channels = new_channels;
+    pixels.resize(static_cast<size_t>(height * width * channels));
+  }
+};
+
+/// How a picture lies in a float buffer: [C, H, W] or [H, W, C].
+enum class Layout { kChannelsFirst, kChannelsLast };
+
+}  // namespace cohort::data

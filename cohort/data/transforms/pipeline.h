@@ -1,0 +1,70 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cohort/core/random.h"
+#include "cohort/data/codecs/codec.h"
+#include "cohort/data/image.h"
+#include "cohort/data/transforms/transform.h"
+
+/// From a picture, or a file's bytes, to normalised floats in the caller's buffer.
+///
+///     Pipeline pipeline({random_resized_crop(64), random_horizontal_flip(), to_tensor(), normalize(mean,
+///     std)}); pipeline.run_encoded(bytes, "cat.jpg", random, buffer, Layout::kChannelsLast);
+namespace cohort::data {
+
+/// [channels, height, width], whatever the layout.
+using ImageShape = std::array<int64_t, 3>;
+
+/// A list of transforms, then ToTensor, then Normalize or nothing. Immutable but for `set_input_size`.
+/// Threads: any number may run one pipeline; scratch memory is per thread and reused.
+class Pipeline {
+ public:
+  /// Decodes pictures to `color`. Throws: ConfigError for specifications that cannot be used or stand in a
+  /// wrong order.
+  explicit Pipeline(const std::vector<TransformSpec>& specs, ColorMode color = ColorMode::kRgb,
+                    const DecodeOptions& decode = {});
+  ~Pipeline();
+  Pipeline(Pipeline&&) noexcept;
+  Pipeline& operator=(Pipeline&&) noexcept;
+
+  /// True when every picture comes out in one shape; else say `set_input_size` first.
+  bool has_output_shape() const;
+  /// For transforms that keep the size they are given: pictures are of size `in`, and others are refused.
+  void set_input_size(ImageSize in);
+  /// Returns the shape that every picture comes out in. Throws: UsageError while it is not known.
+  ImageShape output_shape() const;
+  ColorMode color() const { return color_; }
+
+  /// Writes the transformed picture to `out`, which holds as many floats as `output_shape` says.
+  /// Aliases: `image` is scratch afterwards. `name` stands in the messages.
+  /// Throws: DataError when this picture cannot be brought to `output_shape`; UsageError for a wrong channel
+  /// count.
+  void run(Image& image, core::RandomStream& random, float* out, Layout layout,
+           const std::string& name = "image") const;
+
+  /// The same floats as `decode_image` and then `run`, for less work when the first transform cuts.
+  void run_encoded(std::span<const std::byte> file, const std::string& name, core::RandomStream& random,
+                   float* out, Layout layout) const;
+
+ private:
+  struct Stage;
+  void build_table(const TransformSpec* normalize);
+  void finish(Image& image, size_t first, bool mirror, core::RandomStream& random, float* out, Layout layout,
+              const std::string& name) const;
+
+  std::vector<std::unique_ptr<Transform>> transforms_;
+  std::vector<std::string> names_;
+  ColorMode color_;
+  DecodeOptions decode_;
+  int64_t channels_ = 0;
+  ImageSize size_{};
+  std::vector<float> table_;  ///< [channels][256]: what ToTensor and Normalize make of a byte
+};
+
+}  // namespace cohort::data
