@@ -3,6 +3,9 @@
 
 add_library(cohort_flags INTERFACE)
 target_compile_options(cohort_flags INTERFACE -Wall -Wextra $<$<BOOL:${COHORT_WERROR}>:-Werror>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(cohort_flags INTERFACE -Wno-restrict)  # false alarms on std::string, GCC bug 105651
+endif()
 if(COHORT_SANITIZE)
   target_compile_options(cohort_flags INTERFACE -fsanitize=${COHORT_SANITIZE} -fno-omit-frame-pointer -g)
   target_link_options(cohort_flags INTERFACE -fsanitize=${COHORT_SANITIZE})

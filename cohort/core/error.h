@@ -49,6 +49,8 @@ COHORT_DEFINE_ERROR(ConfigError);
 COHORT_DEFINE_ERROR(DataError);
 /// The machine would not do it: no space left, permission, a folder in use.
 COHORT_DEFINE_ERROR(SystemError);
+/// A number that must be finite is not: the loss became NaN or infinite.
+COHORT_DEFINE_ERROR(NumericError);
 /// A deadline has passed.
 COHORT_DEFINE_ERROR(TimeoutError);
 /// Communication between ranks failed.

@@ -4,7 +4,8 @@
 
 namespace cohort::train {
 
-Metric::Metric(std::string name, const at::Tensor& value, double weight) : name(std::move(name)), weight(weight) {
+Metric::Metric(std::string name, const at::Tensor& value, double weight)
+    : name(std::move(name)), weight(weight) {
   if (value.device().is_cpu()) {
     this->value = value.item<double>();
   } else {

@@ -13,7 +13,9 @@ void Task::set_training(bool training) {
   for (const NamedModule& entry : modules_) entry.module->train(training);
 }
 
-std::string Task::find_non_finite(data::Batch&) { return ""; }
+std::string Task::find_non_finite(data::Batch&) {
+  return "";
+}
 
 void Task::add_module(std::string name, std::shared_ptr<torch::nn::Module> module) {
   for (const NamedModule& entry : modules_) {
@@ -29,7 +31,8 @@ void Task::add_optimizer(std::string name, std::shared_ptr<optim::Optimizer> opt
                          std::shared_ptr<const optim::Schedule> schedule) {
   for (const NamedOptimizer& entry : optimizers_) {
     if (entry.name == name) {
-      throw UsageError("train.add_optimizer", core::concat("an optimizer named \"", name, "\" was added twice"),
+      throw UsageError("train.add_optimizer",
+                       core::concat("an optimizer named \"", name, "\" was added twice"),
                        "give every optimizer of a task its own name");
     }
   }

@@ -1,0 +1,61 @@
+#include "cohort/cli/cli.h"
+
+#include <cstdio>
+#include <exception>
+
+#include "cohort/cli/commands.h"
+#include "cohort/core/allocator.h"
+#include "cohort/core/error.h"
+
+namespace cohort::cli {
+namespace {
+
+std::string join(int argc, char** argv) {
+  std::string text;
+  for (int i = 0; i < argc; ++i) text += (i == 0 ? "" : " ") + std::string(argv[i]);
+  return text;
+}
+
+bool is_users_fault(const std::exception& error) {
+  return dynamic_cast<const UsageError*>(&error) != nullptr ||
+         dynamic_cast<const ConfigError*>(&error) != nullptr ||
+         dynamic_cast<const DataError*>(&error) != nullptr;
+}
+
+/// The first line of LibTorch's long messages is what a person needs; the rest is its stack.
+std::string message_of(const std::exception& error) {
+  const std::string text = error.what();
+  if (dynamic_cast<const Error*>(&error) != nullptr) return text;
+  const std::size_t end = text.find("\nException raised from");
+  return text.substr(0, end);
+}
+
+}  // namespace
+
+int run(int argc, char** argv) {
+  core::tune_allocator();
+  CLI::App app{"Cohort: training that scales, in C++ on LibTorch.", "cohort"};
+  app.set_version_flag("--version", std::string("cohort ") + COHORT_VERSION);
+  app.require_subcommand(1);
+  app.footer(
+      "Begin with:  cohort train --config configs/fashion-vgg.yaml --fast-dev-run\n"
+      "What this machine can do:  cohort doctor");
+  Context context;
+  context.command_line = join(argc, argv);
+  add_train(app, context);
+  add_eval(app, context);
+  add_data(app, context);
+  add_summary(app, context);
+  add_doctor(app, context);
+  try {
+    app.parse(argc, argv);
+    return context.action ? context.action() : 0;
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "cohort: %s\n", message_of(error).c_str());
+    return is_users_fault(error) ? 2 : 1;
+  }
+}
+
+}  // namespace cohort::cli

@@ -1,0 +1,113 @@
+#include <ATen/Context.h>
+#include <dlfcn.h>
+#include <sys/statvfs.h>
+#include <torch/version.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <string>
+#include <thread>
+
+#include "cohort/cli/commands.h"
+#include "cohort/core/cpu.h"
+#include "cohort/core/device.h"
+#include "cohort/core/memory.h"
+
+namespace cohort::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+void line(const char* what, const std::string& value) {
+  std::printf("  %-14s %s\n", what, value.c_str());
+}
+
+std::string gib(double bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f GiB", bytes / (1024.0 * 1024.0 * 1024.0));
+  return text;
+}
+
+std::string cores_text() {
+  const int usable = core::usable_cores();
+  const unsigned present = std::thread::hardware_concurrency();
+  std::string text = std::to_string(usable) + " usable";
+  if (static_cast<unsigned>(usable) < present) {
+    text += " of " + std::to_string(present) + " (affinity or a container's CPU quota)";
+  }
+  return text;
+}
+
+std::string cuda_text() {
+  try {
+    const at::Device device = core::resolve_device("cuda").device;
+    return "yes (" + device.str() + " answers)";
+  } catch (const std::exception& error) {
+    return std::string("no: ") + error.what();
+  }
+}
+
+std::string disk_text() {
+  struct statvfs disk {};
+  if (statvfs(".", &disk) != 0) return "unknown";
+  return gib(static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize)) + " free in " +
+         fs::current_path().string();
+}
+
+std::string openmp_text() {
+  const char* threads = std::getenv("OMP_NUM_THREADS");
+  return threads == nullptr ? "OMP_NUM_THREADS is not set (train.threads decides)"
+                            : std::string("OMP_NUM_THREADS=") + threads;
+}
+
+bool writable_here() {
+  return fs::exists("runs") || (fs::status(".").permissions() & fs::perms::owner_write) != fs::perms::none;
+}
+
+int doctor_command() {
+  std::printf("Versions\n");
+  line("cohort", COHORT_VERSION);
+  line("LibTorch", TORCH_VERSION);
+  line("compiler", __VERSION__);
+  std::printf("Machine\n");
+  line("cores", cores_text());
+  const core::SystemMemory memory = core::system_memory();
+  line("memory", gib(static_cast<double>(memory.available_bytes)) + " available of " +
+                     gib(static_cast<double>(memory.total_bytes)));
+  line("disk", disk_text());
+  line("OpenMP", openmp_text());
+  std::printf("Devices and kernels\n");
+  line("cpu", at::globalContext().hasMKLDNN() ? "yes, with oneDNN"
+                                              : "yes, without oneDNN (convolutions will be slow)");
+  line("capability", at::globalContext().hasMKL() ? "MKL" : "no MKL");
+  line("cuda", cuda_text());
+  std::printf("Files\n");
+  line("JPEG, PNG", "built in");
+  line("run folders", writable_here() ? "this folder can be written to"
+                                      : "this folder cannot be written to; use run.dir=FOLDER");
+  std::printf("What to get\n");
+  bool complete = true;
+  if (!core::cuda_is_built()) {
+    complete = false;
+    line("CUDA",
+         "this LibTorch is a CPU build; for a GPU build against a CUDA wheel: ./quickstart --libtorch PATH");
+  }
+  if (std::system("command -v tensorboard > /dev/null 2>&1") != 0) {
+    complete = false;
+    line("TensorBoard", "to see the event files: pip install tensorboard; tensorboard --logdir runs");
+  }
+  if (complete) line("nothing", "all is there");
+  return 0;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand(
+      "doctor", "Say what this machine has, what Cohort can use of it, and how to get the rest");
+  command->callback([&context] { context.action = [] { return doctor_command(); }; });
+}
+
+}  // namespace cohort::cli

@@ -1,0 +1,95 @@
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "cohort/cli/commands.h"
+#include "cohort/core/error.h"
+#include "cohort/train/config.h"
+#include "cohort/train/run.h"
+
+namespace cohort::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct TrainArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::vector<std::string> plugins;
+  std::string resume;
+  std::string device;
+  bool dump_config = false;
+  bool fast_dev_run = false;
+};
+
+void print_result(const train::RunResult& result) {
+  for (const auto& [name, value] : result.fit.metrics) std::printf("%s %.6g\n", name.c_str(), value);
+  const auto print_if_there = [&](const char* what, const fs::path& path) {
+    if (fs::exists(path)) std::printf("%-12s %s\n", what, path.c_str());
+  };
+  if (result.fit.best_epoch > 0) {
+    std::printf("best %.6g (epoch %lld)\n", result.fit.best, static_cast<long long>(result.fit.best_epoch));
+  }
+  print_if_there("checkpoint", result.folder / "checkpoints" / "last");
+  print_if_there("best", result.folder / "checkpoints" / "best");
+  print_if_there("curves", result.folder / "curves.svg");
+  print_if_there("metrics", result.folder / "metrics.csv");
+  print_if_there("tensorboard", result.folder / "tensorboard");
+}
+
+int train_command(const TrainArguments& arguments, const std::string& command_line) {
+  std::vector<std::string> overrides = arguments.overrides;
+  if (!arguments.resume.empty()) overrides.push_back("run.resume=" + arguments.resume);
+  if (!arguments.device.empty()) overrides.push_back("train.device=" + arguments.device);
+  for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
+  train::Config config = train::load_config(arguments.config, overrides);
+  if (arguments.fast_dev_run) train::limit_to_fast_dev_run(config);
+  if (arguments.dump_config) {
+    for (const std::string& warning : config.warnings)
+      std::fprintf(stderr, "cohort: warning: %s\n", warning.c_str());
+    std::fputs(train::dump_config(config).c_str(), stdout);
+    return 0;
+  }
+  const train::RunResult result = train::run_training(std::move(config), command_line);
+  print_result(result);
+  if (result.fit.signal == 0) return 0;
+  std::fprintf(
+      stderr,
+      "cohort: stopped by signal %d after step %lld; to go on:\n  cohort train --config %s/config.yaml "
+      "--resume auto run.dir=%s\n",
+      result.fit.signal, static_cast<long long>(result.fit.steps), result.folder.c_str(),
+      result.folder.c_str());
+  return 128 + result.fit.signal;
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Context& context) {
+  auto arguments = std::make_shared<TrainArguments>();
+  CLI::App* command = app.add_subcommand("train", "Train a model as a YAML file says");
+  command->add_option("-c,--config", arguments->config, "The configuration (docs/train.md lists every key)")
+      ->required();
+  command->add_option("overrides", arguments->overrides,
+                      "key=value: change one setting, for instance optim.lr=0.05 train.epochs=2");
+  command->add_option(
+      "--resume", arguments->resume,
+      "auto: go on from the last checkpoint, or start afresh when there is none; last, best, or a "
+      "checkpoint folder: go on from there");
+  command->add_option("--load", arguments->plugins,
+                      "A shared library with models, data sets or operators of yours");
+  command->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:K");
+  command->add_flag("--dump-config", arguments->dump_config, "Print the effective configuration and end");
+  command->add_flag("--fast-dev-run", arguments->fast_dev_run,
+                    "Two steps of everything: training, evaluation, checkpoint. Finds mistakes in a minute");
+  command->footer(
+      "Examples:\n"
+      "  cohort train --config configs/fashion-vgg.yaml data.path=data/fashion\n"
+      "  cohort train --config configs/vgg.yaml data.path=photos train.epochs=10 --resume auto\n"
+      "CTRL-C finishes the step, saves and says how to go on; a second one ends at once.");
+  command->callback([arguments, &context] {
+    context.action = [arguments, &context] { return train_command(*arguments, context.command_line); };
+  });
+}
+
+}  // namespace cohort::cli

@@ -1,0 +1,23 @@
+#pragma once
+
+/// Signals that a training loop looks at between steps.
+namespace cohort::core {
+
+/// While it lives, the first SIGINT or SIGTERM asks to stop and a second one ends the process at once with
+/// status 128 + N; SIGUSR1 asks to save. Handlers that were there before are restored. Threads: one instance
+/// per process; the queries from any thread.
+class TrainingSignals {
+ public:
+  /// Throws: UsageError when another instance lives.
+  TrainingSignals();
+  ~TrainingSignals();
+  TrainingSignals(const TrainingSignals&) = delete;
+  TrainingSignals& operator=(const TrainingSignals&) = delete;
+
+  /// The signal that asked to stop, or 0.
+  int stop_signal() const;
+  /// True once for each time that saving was asked for since the last call.
+  bool take_save_request();
+};
+
+}  // namespace cohort::core

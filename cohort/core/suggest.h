@@ -1,0 +1,19 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+/// "Did you mean": the nearest of the names that exist, for messages about one that does not.
+namespace cohort::core {
+
+/// Returns the number of letters to insert, remove, replace or swap with a neighbour to turn `a` into `b`,
+/// upper and lower case being the same.
+std::size_t edit_distance(std::string_view a, std::string_view b);
+
+/// Returns the name nearest to `name`, or nothing when none is near enough to be what was meant (more than a
+/// third of the letters differ).
+std::optional<std::string> closest(std::string_view name, std::span<const std::string> names);
+
+}  // namespace cohort::core

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <c10/macros/Macros.h>
+#include <torch/version.h>
+
+/// What differs between the versions of LibTorch that Cohort builds with (2.11 to 2.13), and nothing else.
+/// Everything here needs a line saying which version changed what.
+
+// True from LibTorch `major`.`minor` on: `#if COHORT_TORCH_AT_LEAST(2, 12)`.
+#define COHORT_TORCH_AT_LEAST(major, minor) \
+  (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+
+static_assert(COHORT_TORCH_AT_LEAST(2, 11), "Cohort needs LibTorch 2.11 or newer");

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <torch/nn/modules/container/any.h>
+
+#include <memory>
+
+#include "cohort/data/loader.h"
+#include "cohort/optim/optimizer.h"
+#include "cohort/optim/schedule.h"
+#include "cohort/train/config.h"
+
+/// Makes the parts of a run from its configuration. Everything here is a few lines over the public parts: a
+/// program of one's own may use some of it, or none.
+namespace cohort::train {
+
+/// Which of the two data sets.
+enum class Split { kTrain, kVal };
+
+/// Throws: ConfigError, DataError.
+std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split split);
+
+/// A loader with the configuration's batch size, workers and order (training shuffles, evaluation does not).
+std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
+                                          std::shared_ptr<const data::Dataset> dataset, at::Device device);
+
+/// The model with initial values from `run.seed`, or from `model.weights`, on `device` in
+/// `train.memory_format`. `num_classes` is used where the configuration says 0.
+torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, at::Device device);
+
+std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model);
+
+/// The schedule in steps. Shapes: none. `steps_per_epoch` turns epochs into steps.
+std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::int64_t steps_per_epoch);
+
+/// Intra-op threads for `train.threads` (0: the cores that this process may use).
+int resolve_threads(const TrainConfig& config);
+
+}  // namespace cohort::train

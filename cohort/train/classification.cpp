@@ -1,0 +1,97 @@
+#include "cohort/train/classification.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <optional>
+
+#include "cohort/core/error.h"
+#include "cohort/core/timeline.h"
+#include "cohort/models/observer.h"
+#include "cohort/optim/autocast.h"
+#include "cohort/optim/clip.h"
+
+namespace cohort::train {
+namespace {
+
+at::Tensor count_correct(const at::Tensor& logits, const at::Tensor& target) {
+  return logits.detach().argmax(1).eq(target).sum();
+}
+
+}  // namespace
+
+ClassificationTask::ClassificationTask(torch::nn::AnyModule model,
+                                       std::shared_ptr<optim::Optimizer> optimizer,
+                                       std::shared_ptr<const optim::Schedule> schedule,
+                                       ClassificationOptions options)
+    : model_(std::move(model)), optimizer_(optimizer), options_(options) {
+  if (options_.accumulate() < 1) {
+    throw UsageError("train.ClassificationTask",
+                     core::concat("accumulate: got ", options_.accumulate(), ", expected at least 1"));
+  }
+  add_module("", model_.ptr());
+  if (optimizer_) add_optimizer("", std::move(optimizer), std::move(schedule));
+}
+
+at::Tensor ClassificationTask::forward(const at::Tensor& input) {
+  std::optional<optim::Autocast> autocast;
+  if (options_.bf16()) autocast.emplace(input.device().type(), at::kBFloat16);
+  return model_.forward<at::Tensor>(input);
+}
+
+at::Tensor ClassificationTask::loss(const at::Tensor& logits, const at::Tensor& target) const {
+  return at::cross_entropy_loss(logits.scalar_type() == at::kFloat ? logits : logits.to(at::kFloat), target,
+                                {}, at::Reduction::Mean, -100, options_.label_smoothing());
+}
+
+StepMetrics ClassificationTask::train_step(data::Batch& batch) {
+  const auto weight = static_cast<double>(batch.size);
+  const std::int64_t part_size = (batch.size + options_.accumulate() - 1) / options_.accumulate();
+  at::Tensor total_loss;
+  at::Tensor correct;
+  bool finite = true;
+  optimizer_->zero_grad();
+  for (std::int64_t begin = 0; begin < batch.size; begin += part_size) {
+    const std::int64_t count = std::min(part_size, batch.size - begin);
+    const bool whole = count == batch.size;
+    const at::Tensor input = whole ? batch.input() : batch.input().narrow(0, begin, count);
+    const at::Tensor target = whole ? batch.target() : batch.target().narrow(0, begin, count);
+    at::Tensor part_loss;
+    {
+      core::TimelineScope scope("forward");
+      const at::Tensor logits = forward(input);
+      part_loss = loss(logits, target);
+      const at::Tensor part_correct = count_correct(logits, target);
+      correct = correct.defined() ? correct.add(part_correct) : part_correct;
+    }
+    if (!whole) part_loss = part_loss * (static_cast<double>(count) / weight);
+    total_loss = total_loss.defined() ? total_loss + part_loss.detach() : part_loss.detach();
+    // On an accelerator looking at the loss would wait for it; Trainer looks one step later.
+    finite = finite && (!part_loss.device().is_cpu() || std::isfinite(part_loss.item<double>()));
+    if (!finite) break;
+    core::TimelineScope scope("backward");
+    part_loss.backward();
+  }
+  if (finite) {
+    core::TimelineScope scope("optimizer");
+    if (options_.clip_norm() > 0) optim::clip_grad_norm_(optimizer_->param_groups(), options_.clip_norm());
+    optimizer_->step();
+  }
+  return {{"loss", total_loss, weight}, {"accuracy", correct.to(at::kDouble).div(weight), weight}};
+}
+
+StepMetrics ClassificationTask::eval_step(data::Batch& batch) {
+  const auto weight = static_cast<double>(batch.size);
+  const at::Tensor logits = forward(batch.input());
+  const at::Tensor value = at::cross_entropy_loss(logits.to(at::kFloat), batch.target());
+  return {{"loss", value, weight},
+          {"accuracy", count_correct(logits, batch.target()).to(at::kDouble).div(weight), weight}};
+}
+
+std::string ClassificationTask::find_non_finite(data::Batch& batch) {
+  if (!at::isfinite(batch.input()).all().item<bool>())
+    return "the input itself (a broken image or Normalize)";
+  return models::first_non_finite(model_, batch.input()).value_or("");
+}
+
+}  // namespace cohort::train

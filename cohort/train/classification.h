@@ -1,0 +1,50 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+#include <torch/nn/modules/container/any.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "cohort/train/task.h"
+
+namespace cohort::train {
+
+/// How a classifier's step is computed.
+struct ClassificationOptions {
+  TORCH_ARG(double, label_smoothing) = 0;
+  /// The batch is computed in so many parts, one after the other, and gives one update: less memory for
+  /// activations. Each part's loss is weighted by its share of samples, so an uneven last part counts what it
+  /// holds.
+  TORCH_ARG(std::int64_t, accumulate) = 1;
+  /// Gradients are scaled down to this norm; 0: not clipped.
+  TORCH_ARG(double, clip_norm) = 0;
+  /// Forward in bfloat16 where LibTorch's autocast says that it is safe; parameters stay float.
+  TORCH_ARG(bool, bf16) = false;
+};
+
+/// Image classification: cross entropy and accuracy of a model that maps [N, C, H, W] to [N, classes].
+///
+/// Metrics: "loss" (mean over the batch) and "accuracy" (0 to 1). On CPU a batch whose loss is not finite
+/// changes nothing; the metric says so.
+class ClassificationTask : public Task {
+ public:
+  /// Shapes: the batch's input [N, ...], its target [N] of int64 class numbers.
+  ClassificationTask(torch::nn::AnyModule model, std::shared_ptr<optim::Optimizer> optimizer,
+                     std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options = {});
+
+  StepMetrics train_step(data::Batch& batch) override;
+  StepMetrics eval_step(data::Batch& batch) override;
+  std::string find_non_finite(data::Batch& batch) override;
+
+ private:
+  at::Tensor forward(const at::Tensor& input);
+  at::Tensor loss(const at::Tensor& logits, const at::Tensor& target) const;
+
+  torch::nn::AnyModule model_;
+  std::shared_ptr<optim::Optimizer> optimizer_;
+  ClassificationOptions options_;
+};
+
+}  // namespace cohort::train

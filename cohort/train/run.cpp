@@ -1,0 +1,166 @@
+#include "cohort/train/run.h"
+
+#include <ATen/Parallel.h>
+#include <dlfcn.h>
+
+#include <optional>
+
+#include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/checkpoint/safetensors.h"
+#include "cohort/core/device.h"
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+#include "cohort/train/build.h"
+#include "cohort/train/classification.h"
+#include "cohort/train/run_folder.h"
+#include "cohort/train/run_state.h"
+#include "cohort/train/sink_callbacks.h"
+#include "cohort/train/trainer.h"
+
+namespace cohort::train {
+namespace fs = std::filesystem;
+namespace {
+
+/// Data, model and task of a run, on the device that was asked for.
+struct Parts {
+  explicit Parts(const Config& config, bool training)
+      : device(core::resolve_device(config.train.device).device) {
+    at::set_num_threads(resolve_threads(config.train));
+    if (training) {
+      train_data = make_dataset(config, Split::kTrain);
+      train_loader = make_loader(config, Split::kTrain, train_data, device);
+      train_loader->start();  // reads ahead while the model is made
+    }
+    if (!training || config.train.eval_every > 0) {
+      eval_data = make_dataset(config, Split::kVal);
+      check_same_classes();
+      eval_loader = make_loader(config, Split::kVal, eval_data, device);
+    }
+    const auto& classes = (training ? train_data : eval_data)->classes();
+    torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(classes.size()), device);
+    std::shared_ptr<optim::Optimizer> optimizer;
+    std::shared_ptr<const optim::Schedule> schedule;
+    if (training) {
+      optimizer = make_optimizer(config.optim, *model.ptr());
+      schedule = make_schedule(config, train_loader->batches_per_epoch());
+    }
+    task.emplace(model, optimizer, schedule,
+                 ClassificationOptions()
+                     .label_smoothing(config.train.label_smoothing)
+                     .accumulate(config.train.accumulate)
+                     .clip_norm(config.optim.clip_norm)
+                     .bf16(config.train.precision == "bf16"));
+  }
+
+  /// A class that only one of the folders has would shift every label after it.
+  void check_same_classes() const {
+    if (!train_data) return;
+    const auto train = train_data->classes();
+    const auto val = eval_data->classes();
+    if (train == val || train.empty() || val.empty()) return;
+    std::string missing;
+    for (const std::string& name : train) {
+      if (std::find(val.begin(), val.end(), name) == val.end()) missing += " " + name;
+    }
+    for (const std::string& name : val) {
+      if (std::find(train.begin(), train.end(), name) == train.end()) missing += " " + name;
+    }
+    throw DataError(
+        "train.run",
+        core::concat("the training and the validation data have different classes; in one only:", missing),
+        "the same class folders in both");
+  }
+
+  at::Device device;
+  std::shared_ptr<const data::Dataset> train_data, eval_data;
+  std::unique_ptr<data::Loader> train_loader, eval_loader;
+  std::optional<ClassificationTask> task;
+};
+
+TrainerOptions trainer_options(const Config& config, const fs::path& folder) {
+  return TrainerOptions()
+      .epochs(config.train.epochs)
+      .max_steps(config.train.max_steps)
+      .max_eval_batches(config.train.max_eval_steps)
+      .seed(static_cast<std::uint64_t>(config.run.seed))
+      .run_dir(folder)
+      .resume(config.run.resume)
+      .save_every(config.run.save_every)
+      .save_every_steps(config.run.save_every_steps)
+      .save_every_minutes(config.run.save_every_minutes)
+      .keep(config.run.keep)
+      .best_metric(config.run.best_metric)
+      .best_is_highest(best_is_max(config.run))
+      .eval_every(config.train.eval_every)
+      .log_every(config.run.log_every)
+      .trace_steps(config.run.trace)
+      .stop_on_non_finite(config.train.nan == "stop")
+      .handle_signals(true);
+}
+
+void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
+  const std::string title = config.run.name.empty() ? config.model.name : config.run.name;
+  trainer.add_callback(std::make_shared<ProgressCallback>(
+      ProgressOptions{.mode = progress_mode(config.run.progress), .log_every = config.run.log_every}));
+  trainer.add_callback(std::make_shared<MetricsCallback>(folder, title));
+  if (config.run.tensorboard) {
+    trainer.add_callback(std::make_shared<TensorBoardCallback>(
+        folder / "tensorboard", static_cast<int>(config.run.images), config.data.mean, config.data.std));
+  }
+}
+
+}  // namespace
+
+RunResult run_training(Config config, const std::string& command) {
+  for (const std::string& warning : config.warnings) core::log_warning(warning);
+  RunFolder folder = RunFolder::open(config);
+  Parts parts(config, true);
+  folder.describe(config, command);
+  core::log_info(core::concat("run folder ", folder.path().string(), ", ", parts.train_data->size(),
+                              " training and ", parts.eval_data ? parts.eval_data->size() : 0,
+                              " validation images, device ", parts.device.str(), ", ", at::get_num_threads(),
+                              " threads"));
+  Trainer trainer(trainer_options(config, folder.path()));
+  add_sinks(trainer, config, folder.path());
+  RunResult result{trainer.fit(*parts.task, *parts.train_loader, parts.eval_loader.get()), folder.path()};
+  if (const auto skipped = parts.train_loader->counters().samples_skipped; skipped > 0) {
+    core::log_warning(core::concat(skipped, " training samples could not be read and were left out"));
+  }
+  return result;
+}
+
+void limit_to_fast_dev_run(Config& config) {
+  config.train.max_steps = 2;
+  config.train.max_eval_steps = 2;
+  config.train.epochs = 1;
+  config.train.eval_every = std::min<std::int64_t>(config.train.eval_every, 1);
+  config.run.log_every = 1;
+  config.run.resume.clear();
+}
+
+std::map<std::string, double> run_evaluation(const Config& config, const fs::path& checkpoint) {
+  for (const std::string& warning : config.warnings) core::log_warning(warning);
+  Parts parts(config, false);
+  load_model(*parts.task, checkpoint);
+  return Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps))
+      .evaluate(*parts.task, *parts.eval_loader);
+}
+
+void load_model(Task& task, const fs::path& checkpoint) {
+  if (fs::is_directory(checkpoint)) {
+    restore_modules(task, checkpoint::load_checkpoint(checkpoint).model);
+  } else {
+    restore_modules(task, checkpoint::load_safetensors(checkpoint));
+  }
+}
+
+void load_plugin(const fs::path& library) {
+  if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    const char* reason = dlerror();
+    throw UsageError(
+        "train.load_plugin", core::concat("cannot load ", library.string(), ": ", reason),
+        "build it against this Cohort and LibTorch (docs/plugins.md), and give its path with a slash in it");
+  }
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "cohort/train/callback.h"
+#include "cohort/train/config.h"
+
+/// The main job: what `cohort train` and `cohort eval` do, for a program of one's own.
+namespace cohort::train {
+
+struct RunResult {
+  FitResult fit;
+  std::filesystem::path folder;
+};
+
+/// Trains as `config` says, in a run folder, with all sinks and signal handling; blocks until the end.
+/// `command` is written to run.json.
+/// Throws: any cohort::Error.
+RunResult run_training(Config config, const std::string& command);
+
+/// Two steps of everything (training, evaluation, checkpoint), in the run folder that the configuration
+/// names.
+void limit_to_fast_dev_run(Config& config);
+
+/// Evaluates `checkpoint` (a checkpoint folder, or a safetensors file) on the validation data of `config`.
+std::map<std::string, double> run_evaluation(const Config& config, const std::filesystem::path& checkpoint);
+
+/// Loads a shared library that registers models, data sets or operators.
+/// Throws: UsageError saying why it cannot be loaded.
+void load_plugin(const std::filesystem::path& library);
+
+}  // namespace cohort::train

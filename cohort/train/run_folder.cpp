@@ -1,0 +1,130 @@
+#include "cohort/train/run_folder.h"
+
+#include <sys/utsname.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "cohort/core/atomic_file.h"
+#include "cohort/core/cpu.h"
+#include "cohort/core/error.h"
+#include "cohort/core/file_lock.h"
+
+namespace cohort::train {
+namespace fs = std::filesystem;
+namespace {
+
+std::string run_name(const Config& config) {
+  return config.run.name.empty() ? config.model.name : config.run.name;
+}
+
+std::string timestamp(const char* format) {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  char text[64];
+  std::strftime(text, sizeof text, format, &local);
+  return text;
+}
+
+bool holds_run(const fs::path& folder) {
+  const fs::path checkpoints = folder / "checkpoints";
+  std::error_code ignored;
+  return fs::exists(folder / "metrics.jsonl", ignored) ||
+         (fs::is_directory(checkpoints, ignored) && !fs::is_empty(checkpoints, ignored));
+}
+
+/// Returns the newest of runs/NAME-DATE-TIME, or nothing.
+fs::path newest_run(const std::string& name) {
+  std::error_code ignored;
+  fs::path newest;
+  for (const auto& entry : fs::directory_iterator("runs", ignored)) {
+    const std::string folder = entry.path().filename().string();
+    const bool dated = folder.size() > name.size() + 1 && folder.starts_with(name + "-") &&
+                       std::isdigit(static_cast<unsigned char>(folder[name.size() + 1]));
+    if (dated && holds_run(entry.path()) && folder > newest.filename().string()) newest = entry.path();
+  }
+  return newest;
+}
+
+fs::path fresh_folder(const std::string& name) {
+  const std::string base = name + "-" + timestamp("%Y%m%d-%H%M%S");
+  fs::create_directories("runs");
+  for (int attempt = 1;; ++attempt) {
+    const fs::path path = fs::path("runs") / (attempt == 1 ? base : base + "-" + std::to_string(attempt));
+    if (fs::create_directory(path)) return path;
+  }
+}
+
+fs::path choose(const Config& config) {
+  const std::string& resume = config.run.resume;
+  if (!config.run.dir.empty()) {
+    if (resume.empty() && holds_run(config.run.dir)) {
+      throw ConfigError("train.run_folder", core::concat(config.run.dir, " already holds a run"),
+                        "--resume auto to go on with it, or another run.dir");
+    }
+    return config.run.dir;
+  }
+  if (resume.empty()) return fresh_folder(run_name(config));
+  if (resume == "auto" || resume == "last" || resume == "best") {
+    const fs::path newest = newest_run(run_name(config));
+    if (!newest.empty()) return newest;
+    if (resume == "auto") return fresh_folder(run_name(config));
+    throw ConfigError("train.run_folder",
+                      core::concat("--resume ", resume, ": there is no run runs/", run_name(config), "-*"),
+                      "run.dir=FOLDER, or --resume auto, which starts afresh when there is none");
+  }
+  // A checkpoint by path goes on in its own run: FOLDER/checkpoints/NAME.
+  const fs::path checkpoint = fs::weakly_canonical(resume);
+  if (checkpoint.parent_path().filename() == "checkpoints") return checkpoint.parent_path().parent_path();
+  return fresh_folder(run_name(config));
+}
+
+}  // namespace
+
+RunFolder::RunFolder(fs::path path) : path_(std::move(path)) {}
+RunFolder::~RunFolder() = default;
+RunFolder::RunFolder(RunFolder&&) noexcept = default;
+
+RunFolder RunFolder::open(const Config& config) {
+  try {
+    RunFolder folder(choose(config));
+    fs::create_directories(folder.path_);
+    folder.lock_ = std::make_unique<core::FileLock>(folder.path_ / ".lock");
+    // Another process may have finished a run here between the look and the lock.
+    if (config.run.resume.empty() && holds_run(folder.path_)) {
+      throw ConfigError("train.run_folder", core::concat(folder.path_.string(), " already holds a run"),
+                        "--resume auto to go on with it, or another run.dir");
+    }
+    return folder;
+  } catch (const fs::filesystem_error& error) {
+    throw SystemError("train.run_folder", error.what(), "a run.dir that this user can write to");
+  }
+}
+
+void RunFolder::describe(const Config& config, const std::string& command) const {
+  core::write_file_atomically(path_ / "config.yaml", dump_config(config));
+  utsname machine{};
+  uname(&machine);
+  const nlohmann::json run = {
+      {"command", command},
+      {"started", timestamp("%Y-%m-%dT%H:%M:%S%z")},
+      {"cohort", COHORT_VERSION},
+      {"libtorch", TORCH_VERSION},
+      {"compiler", __VERSION__},
+      {"machine",
+       {{"host", machine.nodename},
+        {"system", std::string(machine.sysname) + " " + machine.release},
+        {"arch", machine.machine},
+        {"cores", core::usable_cores()}}},
+      {"process", getpid()},
+  };
+  core::write_file_atomically(path_ / "run.json", run.dump(2) + "\n");
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,112 @@
+#include "cohort/train/run_state.h"
+
+#include <nlohmann/json.hpp>
+
+#include "cohort/checkpoint/state_dict.h"
+#include "cohort/core/error.h"
+
+namespace cohort::train {
+namespace {
+
+using nlohmann::json;
+
+std::string with_prefix(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+/// Returns the entries whose name begins with `prefix.`, without it; all of them for the empty prefix.
+template <typename Entries>
+Entries without_prefix(const Entries& entries, const std::string& prefix) {
+  if (prefix.empty()) return entries;
+  Entries result;
+  for (const auto& [name, value] : entries) {
+    if (name.size() > prefix.size() && name.starts_with(prefix) && name[prefix.size()] == '.') {
+      result.insert(result.end(), {name.substr(prefix.size() + 1), value});
+    }
+  }
+  return result;
+}
+
+json to_json(const RunState& state) {
+  json meters = json::object();
+  for (const auto& [name, sum] : state.meters) meters[name] = {sum.weighted, sum.weight};
+  return {{"epoch", state.epoch},
+          {"step", state.step},
+          {"loader", {{"epoch", state.loader.epoch}, {"samples_consumed", state.loader.samples_consumed}}},
+          {"meters", meters},
+          {"epoch_seconds", state.epoch_seconds},
+          {"wait_seconds", state.wait_seconds},
+          {"best", state.best},
+          {"best_epoch", state.best_epoch},
+          {"non_finite_steps", state.non_finite_steps},
+          {"seed", state.seed},
+          {"threads", state.threads},
+          {"global_batch_size", state.global_batch_size}};
+}
+
+RunState from_json(const json& data) {
+  RunState state;
+  state.epoch = data.at("epoch");
+  state.step = data.at("step");
+  state.loader.epoch = data.at("loader").at("epoch");
+  state.loader.samples_consumed = data.at("loader").at("samples_consumed");
+  for (const auto& [name, sum] : data.at("meters").items()) state.meters[name] = {sum.at(0), sum.at(1)};
+  state.epoch_seconds = data.at("epoch_seconds");
+  state.wait_seconds = data.at("wait_seconds");
+  state.best = data.at("best");
+  state.best_epoch = data.at("best_epoch");
+  state.non_finite_steps = data.at("non_finite_steps");
+  state.seed = data.at("seed");
+  state.threads = data.at("threads");
+  state.global_batch_size = data.at("global_batch_size");
+  return state;
+}
+
+}  // namespace
+
+checkpoint::CheckpointContent capture(const Task& task, const RunState& state) {
+  checkpoint::CheckpointContent content;
+  for (const Task::NamedModule& entry : task.modules()) {
+    for (auto& [name, tensor] : checkpoint::module_state(*entry.module)) {
+      content.model.emplace_back(with_prefix(entry.name, name), tensor);
+    }
+  }
+  json optimizers = json::object();
+  for (const Task::NamedOptimizer& entry : task.optimizers()) {
+    optim::OptimizerState optimizer = entry.optimizer->state();
+    for (auto& [name, tensor] : optimizer.tensors) {
+      content.optimizer.emplace_back(with_prefix(entry.name, name), tensor);
+    }
+    optimizers[entry.name] = optimizer.scalars;
+  }
+  content.state = {{"run", to_json(state)}, {"optimizers", optimizers}};
+  return content;
+}
+
+void restore_modules(Task& task, const checkpoint::TensorMap& tensors) {
+  for (const Task::NamedModule& entry : task.modules()) {
+    checkpoint::load_module_state(*entry.module, without_prefix(tensors, entry.name));
+  }
+}
+
+RunState restore(Task& task, const checkpoint::CheckpointContent& content) {
+  restore_modules(task, content.model);
+  try {
+    const json& optimizers = content.state.at("optimizers");
+    for (const Task::NamedOptimizer& entry : task.optimizers()) {
+      optim::OptimizerState state;
+      for (const auto& [name, tensor] : without_prefix(content.optimizer, entry.name))
+        state.tensors[name] = tensor;
+      state.scalars = optimizers.at(entry.name).get<std::map<std::string, double>>();
+      entry.optimizer->load_state(state);
+    }
+    return from_json(content.state.at("run"));
+  } catch (const json::exception& error) {
+    throw DataError(
+        "train.resume",
+        core::concat("the checkpoint's state.json lacks what Trainer needs (", error.what(), ")"),
+        "a checkpoint that this program wrote, or model.weights to start from its parameters only");
+  }
+}
+
+}  // namespace cohort::train

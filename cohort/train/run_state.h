@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/data/loader.h"
+#include "cohort/train/metrics.h"
+#include "cohort/train/task.h"
+
+/// What a run needs besides modules and optimizers to go on exactly where it was.
+namespace cohort::train {
+
+struct RunState {
+  std::int64_t epoch = 0;  ///< epochs completed
+  std::int64_t step = 0;   ///< steps completed
+  data::LoaderState loader;
+  std::map<std::string, MeterSet::Sum> meters;  ///< of the running epoch
+  double epoch_seconds = 0;                     ///< spent training in the running epoch
+  double wait_seconds = 0;                      ///< of those, waiting for input
+  double best = 0;
+  std::int64_t best_epoch = 0;  ///< 0: none yet
+  std::int64_t non_finite_steps = 0;
+  std::uint64_t seed = 0;
+  int threads = 0;
+  std::int64_t global_batch_size = 0;
+};
+
+/// Returns everything that a checkpoint holds: the task's modules and optimizers, and `state`.
+checkpoint::CheckpointContent capture(const Task& task, const RunState& state);
+
+/// Puts the content of a checkpoint into the task and returns the rest.
+/// Throws: DataError for content of another model or optimizer.
+RunState restore(Task& task, const checkpoint::CheckpointContent& content);
+
+/// Puts only the modules' parameters and buffers into the task.
+void restore_modules(Task& task, const checkpoint::TensorMap& tensors);
+
+}  // namespace cohort::train

@@ -1,0 +1,422 @@
+#include "cohort/train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <cstdio>
+#include <optional>
+
+#include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+#include "cohort/core/signals.h"
+#include "cohort/core/timeline.h"
+#include "cohort/train/run_state.h"
+
+namespace cohort::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+bool is_due(std::int64_t epoch, std::int64_t every, std::int64_t last) {
+  return every > 0 && (epoch == 1 || epoch == last || epoch % every == 0);
+}
+
+std::string numbered(const char* format, std::int64_t number) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, static_cast<long long>(number));
+  return text;
+}
+
+/// Names the step whose loss was not finite. A loss on an accelerator is looked at one step late, so that
+/// checking never waits for the step in flight.
+class FiniteCheck {
+ public:
+  /// Returns the step whose loss is known not to be finite.
+  std::optional<std::int64_t> check(const StepMetrics& metrics, std::int64_t step) {
+    for (const Metric& metric : metrics) {
+      if (metric.name != "loss") continue;
+      if (!metric.device_value.defined()) {
+        return std::isfinite(metric.value) ? std::nullopt : std::optional(step);
+      }
+      const auto earlier = std::exchange(pending_, {metric.device_value, step});
+      if (earlier.first.defined() && !std::isfinite(earlier.first.item<double>())) return earlier.second;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::pair<at::Tensor, std::int64_t> pending_;
+};
+
+/// Means of `eval_step`; stops early when `stop` says so.
+template <typename Stop>
+std::map<std::string, double> run_evaluation(Task& task, data::Loader& loader, std::int64_t max_batches,
+                                             const Stop& stop) {
+  at::NoGradGuard no_grad;
+  task.set_training(false);
+  loader.set_epoch(0);
+  MeterSet meters;
+  for (std::int64_t batches = 0; max_batches == 0 || batches < max_batches; ++batches) {
+    std::optional<data::Batch> batch = loader.next();
+    if (!batch || stop()) break;
+    meters.add(task.eval_step(*batch));
+  }
+  task.set_training(true);
+  return meters.averages();
+}
+
+/// One call of Trainer::fit.
+class FitLoop {
+ public:
+  FitLoop(const TrainerOptions& options, const std::vector<std::shared_ptr<Callback>>& callbacks, Task& task,
+          data::Loader& train, data::Loader* eval)
+      : options_(options), callbacks_(callbacks), task_(task), train_(train), eval_(eval) {
+    if (!options_.run_dir().empty()) {
+      checkpoints_.emplace(options_.run_dir() / "checkpoints",
+                           checkpoint::RunCheckpointsOptions{.keep = static_cast<int>(options_.keep())});
+    }
+    if (options_.handle_signals()) signals_.emplace();
+  }
+
+  FitResult run() {
+    const bool resumed = resume();
+    steps_per_epoch_ = train_.batches_per_epoch();
+    if (steps_per_epoch_ == 0) {
+      throw UsageError(
+          "train.fit", "the training loader has no batch",
+          "check that the data set is not empty, or is not smaller than a batch when drop_last is set");
+    }
+    state_.seed = options_.seed();
+    state_.threads = at::get_num_threads();
+    notify([&](Callback& c) {
+      c.on_fit_begin({options_.epochs(), steps_per_epoch_, state_.epoch, state_.step, resumed});
+    });
+    last_save_ = Clock::now();
+    if (options_.trace_steps() > 0) core::Timeline::start();
+    while (state_.epoch < options_.epochs() && !stopping_ && !step_limit_reached()) run_epoch();
+    finish();
+    return result_;
+  }
+
+ private:
+  bool resume() {
+    const std::string& from = options_.resume();
+    if (from.empty()) return false;
+    if (!checkpoints_) {
+      throw UsageError("train.resume",
+                       core::concat("asked to resume from \"", from, "\" without a run folder"),
+                       "TrainerOptions().run_dir(...)");
+    }
+    const std::optional<std::filesystem::path> found =
+        from == "auto" ? checkpoints_->find_usable() : checkpoints_->find(from);
+    if (!found && from == "auto") {
+      core::log_info("nothing to resume: starting from the beginning");
+      return false;
+    }
+    if (!found) {
+      throw DataError("train.resume",
+                      core::concat("no checkpoint \"", from, "\" in ", options_.run_dir().string()),
+                      "--resume auto, which starts afresh when there is none");
+    }
+    state_ = restore(task_, checkpoints_->load(*found));
+    meters_.restore(state_.meters);
+    result_.last_checkpoint = *found;
+    check_same_run(*found);
+    in_epoch_ = true;
+    core::log_info(
+        core::concat("resumed from ", found->string(), ": epoch ", state_.epoch, ", step ", state_.step));
+    return true;
+  }
+
+  void check_same_run(const std::filesystem::path& from) {
+    if (state_.seed != options_.seed()) {
+      throw UsageError(
+          "train.resume",
+          core::concat(from.string(), " was made with seed ", state_.seed, ", asked for ", options_.seed()),
+          "the same seed, or start a new run from its weights");
+    }
+    const int threads = at::get_num_threads();
+    if (state_.threads != threads) {
+      core::log_warning(core::concat("the checkpoint was made with ", state_.threads,
+                                     " threads, this run has ", threads,
+                                     ": results go on within rounding, not bit for bit"));
+    }
+  }
+
+  void run_epoch() {
+    if (in_epoch_) {
+      train_.restore(state_.loader);
+    } else {
+      train_.set_epoch(state_.epoch);
+      meters_.reset();
+      state_.epoch_seconds = state_.wait_seconds = 0;
+    }
+    in_epoch_ = false;
+    task_.set_training(true);
+    Clock::time_point mark = Clock::now();
+    bool complete = false;
+    while (!stopping_ && !step_limit_reached()) {
+      std::optional<data::Batch> batch = next_batch();
+      if (!batch) {
+        complete = true;
+        break;
+      }
+      run_step(*batch);
+      batch.reset();
+      const double seconds = seconds_since(mark);
+      mark = Clock::now();
+      state_.epoch_seconds += seconds;
+      report_step(seconds);
+      poll_signals();
+      save_if_due();
+    }
+    // An epoch that a step limit cuts short is evaluated and saved like any other, but does not count as
+    // complete.
+    if (complete || (step_limit_reached() && !stopping_)) end_epoch(complete);
+  }
+
+  std::optional<data::Batch> next_batch() {
+    core::TimelineScope scope("data wait");
+    const auto start = Clock::now();
+    std::optional<data::Batch> batch = train_.next();
+    const double waited = seconds_since(start);
+    state_.wait_seconds += waited;
+    window_wait_ += waited;
+    return batch;
+  }
+
+  void run_step(data::Batch& batch) {
+    if (!seen_first_batch_) {
+      seen_first_batch_ = true;
+      notify([&](Callback& c) { c.on_first_batch(batch); });
+    }
+    core::reseed_generators(options_.seed(), static_cast<std::uint64_t>(state_.step),
+                            static_cast<std::uint64_t>(options_.rank()));
+    for (const Task::NamedOptimizer& entry : task_.optimizers()) {
+      if (entry.schedule) entry.schedule->apply(*entry.optimizer, state_.step);
+    }
+    lr_ = current_lr();
+    const StepMetrics metrics = task_.train_step(batch);
+    ++state_.step;
+    ++result_.steps;
+    state_.loader = train_.state();
+    window_samples_ += batch.size;
+    const std::optional<std::int64_t> bad_step = finite_check_.check(metrics, state_.step);
+    if (!bad_step) {
+      meters_.add(metrics);
+    } else {
+      ++state_.non_finite_steps;
+      if (options_.stop_on_non_finite()) throw_not_finite(*bad_step, batch);
+      core::log_warning(core::concat("the loss of step ", *bad_step, " is not finite; going on (",
+                                     state_.non_finite_steps, " so far)"));
+    }
+    if (core::Timeline::enabled() && result_.steps >= options_.trace_steps()) write_trace();
+  }
+
+  [[noreturn]] void throw_not_finite(std::int64_t step, data::Batch& batch) {
+    const std::string module = task_.find_non_finite(batch);
+    throw NumericError(
+        "train.step",
+        core::concat(
+            "the loss of step ", step, " (epoch ", state_.epoch + 1, ") is not finite",
+            module.empty() ? "" : core::concat("; the first output that is not finite is that of ", module)),
+        core::concat("a lower learning rate (now ", lr_,
+                     "), clipping by norm, or to go on without such "
+                     "steps (train.nan=continue)"));
+  }
+
+  double current_lr() const {
+    const auto& optimizers = task_.optimizers();
+    return optimizers.empty() ? 0.0 : optimizers.front().optimizer->param_groups().front().lr;
+  }
+
+  void report_step(double seconds) {
+    window_seconds_ += seconds;
+    ++window_steps_;
+    StepReport report;
+    report.epoch = state_.epoch + 1;
+    report.epochs = options_.epochs();
+    report.step = state_.step;
+    report.step_in_epoch = state_.step - state_.epoch * steps_per_epoch_;
+    report.steps_per_epoch = steps_per_epoch_;
+    report.lr = lr_;
+    report.samples_per_second =
+        window_seconds_ > 0 ? static_cast<double>(window_samples_) / window_seconds_ : 0;
+    report.data_wait_share = window_seconds_ > 0 ? window_wait_ / window_seconds_ : 0;
+    std::int64_t total = options_.epochs() * steps_per_epoch_;
+    if (options_.max_steps() > 0) total = std::min(total, options_.max_steps());
+    report.seconds_left = window_seconds_ / static_cast<double>(window_steps_) *
+                          static_cast<double>(std::max<std::int64_t>(0, total - state_.step));
+    report.logged = options_.log_every() > 0 && state_.step % options_.log_every() == 0;
+    if (report.logged) report.averages = meters_.averages();
+    notify([&](Callback& c) { c.on_step_end(report); });
+    if (report.logged) {
+      window_seconds_ = window_wait_ = 0;
+      window_samples_ = window_steps_ = 0;
+    }
+  }
+
+  void end_epoch(bool complete) {
+    EpochReport report;
+    report.epoch = state_.epoch + 1;
+    report.epochs = options_.epochs();
+    report.step = state_.step;
+    report.lr = lr_;
+    report.seconds = state_.epoch_seconds;
+    report.data_wait_share = state_.epoch_seconds > 0 ? state_.wait_seconds / state_.epoch_seconds : 0;
+    report.samples_per_second =
+        state_.epoch_seconds > 0 ? static_cast<double>(state_.loader.samples_consumed) / state_.epoch_seconds
+                                 : 0;
+    for (const auto& [name, value] : meters_.averages()) report.metrics["train_" + name] = value;
+    const bool last = report.epoch == options_.epochs() || !complete;
+    if (eval_ != nullptr && (is_due(report.epoch, options_.eval_every(), options_.epochs()) ||
+                             (last && options_.eval_every() > 0))) {
+      const auto metrics = evaluate();
+      if (stopping_) return;  // cut short by a signal: the evaluation is done again on resume
+      for (const auto& [name, value] : metrics) report.metrics["val_" + name] = value;
+      report.evaluated = true;
+      report.best = choose_best(report);
+    }
+    result_.metrics = report.metrics;
+    notify([&](Callback& c) { c.on_epoch_end(report); });
+    if (complete) {
+      ++state_.epoch;
+      state_.loader = {.epoch = state_.epoch, .samples_consumed = 0};
+      meters_.reset();
+      state_.epoch_seconds = state_.wait_seconds = 0;
+    }
+    if (report.best || last || is_due(report.epoch, options_.save_every(), options_.epochs()))
+      save(report.best);
+  }
+
+  bool choose_best(const EpochReport& report) {
+    const auto found = report.metrics.find(options_.best_metric());
+    if (found == report.metrics.end()) {
+      std::string names;
+      for (const auto& [name, value] : report.metrics) names += (names.empty() ? "" : ", ") + name;
+      throw UsageError("train.best",
+                       core::concat("there is no metric \"", options_.best_metric(), "\"; there are ", names),
+                       "one of these as run.best_metric");
+    }
+    const bool better =
+        options_.best_is_highest() ? found->second > state_.best : found->second < state_.best;
+    if (state_.best_epoch != 0 && !better) return false;
+    state_.best = found->second;
+    state_.best_epoch = report.epoch;
+    return true;
+  }
+
+  std::map<std::string, double> evaluate() {
+    core::TimelineScope scope("evaluate");
+    return run_evaluation(task_, *eval_, options_.max_eval_batches(), [&] {
+      poll_signals();
+      return stopping_;
+    });
+  }
+
+  void poll_signals() {
+    if (!signals_) return;
+    if (signals_->take_save_request()) save(false);
+    if (const int signal = signals_->stop_signal(); signal != 0 && !stopping_) {
+      stopping_ = true;
+      result_.signal = signal;
+    }
+  }
+
+  void save_if_due() {
+    const bool by_step = options_.save_every_steps() > 0 && state_.step % options_.save_every_steps() == 0;
+    const bool by_time =
+        options_.save_every_minutes() > 0 && seconds_since(last_save_) > 60 * options_.save_every_minutes();
+    if (by_step || by_time) save(false);
+  }
+
+  void save(bool best) {
+    last_save_ = Clock::now();
+    if (!checkpoints_ || options_.rank() != 0) return;
+    core::TimelineScope scope("checkpoint");
+    notify([&](Callback& c) { c.on_save(state_.step); });
+    state_.meters = meters_.sums();
+    const bool between_epochs = state_.loader.samples_consumed == 0;
+    const std::string name =
+        between_epochs ? numbered("epoch_%04lld", state_.epoch) : numbered("step_%08lld", state_.step);
+    result_.last_checkpoint =
+        checkpoints_->save(name, capture(task_, state_), {.update_last = true, .update_best = best});
+    saved_step_ = state_.step;
+  }
+
+  void finish() {
+    if (stopping_ && saved_step_ != state_.step) save(false);
+    if (core::Timeline::enabled()) write_trace();
+    result_.finished = !stopping_;
+    result_.epochs = state_.epoch;
+    result_.steps = state_.step;
+    result_.best = state_.best;
+    result_.best_epoch = state_.best_epoch;
+    notify([&](Callback& c) { c.on_fit_end(result_); });
+  }
+
+  void write_trace() {
+    core::Timeline::stop();
+    if (options_.run_dir().empty()) return;
+    core::Timeline::write(options_.run_dir() / "trace.json");
+  }
+
+  bool step_limit_reached() const { return options_.max_steps() > 0 && state_.step >= options_.max_steps(); }
+
+  template <typename Fn>
+  void notify(const Fn& fn) {
+    for (const std::shared_ptr<Callback>& callback : callbacks_) fn(*callback);
+  }
+
+  const TrainerOptions& options_;
+  const std::vector<std::shared_ptr<Callback>>& callbacks_;
+  Task& task_;
+  data::Loader& train_;
+  data::Loader* eval_;
+  std::optional<checkpoint::RunCheckpoints> checkpoints_;
+  std::optional<core::TrainingSignals> signals_;
+
+  RunState state_;
+  MeterSet meters_;
+  FiniteCheck finite_check_;
+  FitResult result_;
+  std::int64_t steps_per_epoch_ = 0;
+  std::int64_t saved_step_ = -1;
+  bool in_epoch_ = false;  // the first epoch goes on from a checkpoint
+  bool stopping_ = false;
+  bool seen_first_batch_ = false;
+  double lr_ = 0;
+  Clock::time_point last_save_;
+  double window_seconds_ = 0, window_wait_ = 0;
+  std::int64_t window_samples_ = 0, window_steps_ = 0;
+};
+
+}  // namespace
+
+Trainer::Trainer(TrainerOptions options) : options_(std::move(options)) {
+  if (options_.epochs() < 1) {
+    throw UsageError("train.Trainer",
+                     core::concat("epochs: got ", options_.epochs(), ", expected at least 1"));
+  }
+}
+
+void Trainer::add_callback(std::shared_ptr<Callback> callback) {
+  callbacks_.push_back(std::move(callback));
+}
+
+FitResult Trainer::fit(Task& task, data::Loader& train, data::Loader* eval) {
+  return FitLoop(options_, callbacks_, task, train, eval).run();
+}
+
+std::map<std::string, double> Trainer::evaluate(Task& task, data::Loader& loader) {
+  return run_evaluation(task, loader, options_.max_eval_batches(), [] { return false; });
+}
+
+}  // namespace cohort::train
