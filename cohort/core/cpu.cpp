@@ -1,47 +1,40 @@
 #include "cohort/core/cpu.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <fstream>
-#include <sstream>
+#include <memory>
+#include <utility>
 
+#include "cohort/core/cgroup.h"
+#include "cohort/core/env.h"
 #include "cohort/core/error.h"
 
 namespace cohort::core {
 namespace {
 
-std::string read_text(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
+constexpr int kMaxCpus = 1 << 20;  // far above any machine; keeps "0-999999999" from filling memory
 
-int parse_id(std::string_view part, std::string_view whole) {
-  int value = -1;
-  const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), value);
-  if (error != std::errc() || end != part.data() + part.size() || value < 0 || value >= CPU_SETSIZE) {
-    throw UsageError("core.CpuSet", concat("\"", whole, "\" is not a set of cores"),
-                     "ids and ranges, as in 0-3,8");
+// A kernel's cpu_set_t has 1,024 bits; larger machines need a larger one, and the system says so by EINVAL.
+struct FreeCpuSet {
+  void operator()(cpu_set_t* set) const { CPU_FREE(set); }
+};
+using CpuBits = std::unique_ptr<cpu_set_t, FreeCpuSet>;
+
+int parse_cpu(std::string_view part, std::string_view text) {
+  int id = -1;
+  const auto result = std::from_chars(part.data(), part.data() + part.size(), id);
+  if (result.ec != std::errc() || result.ptr != part.data() + part.size() || id < 0 || id >= kMaxCpus) {
+    throw ConfigError("core.cpu_set",
+                      concat("cores \"", text, "\": got \"", part, "\", expected a core number"),
+                      "numbers and ranges with commas between, such as 0 or 2-3,5");
   }
-  return value;
-}
-
-/// Cores granted by one cgroup folder, or 0 for no limit.
-double folder_quota(const std::string& folder) {
-  std::istringstream v2(read_text(folder + "/cpu.max"));
-  std::string quota_text;
-  double period = 0;
-  if (v2 >> quota_text >> period && quota_text != "max" && period > 0)
-    return std::atof(quota_text.c_str()) / period;
-  const double quota = std::atof(read_text(folder + "/cpu.cfs_quota_us").c_str());
-  period = std::atof(read_text(folder + "/cpu.cfs_period_us").c_str());
-  return quota > 0 && period > 0 ? quota / period : 0;
+  return id;
 }
 
 }  // namespace
@@ -53,86 +46,111 @@ CpuSet::CpuSet(std::vector<int> ids) : ids_(std::move(ids)) {
 
 CpuSet CpuSet::parse(std::string_view text) {
   std::vector<int> ids;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string_view part = text.substr(begin, end - begin);
+  std::string_view rest = text;
+  while (true) {
+    const std::size_t comma = rest.find(',');
+    const std::string_view part = rest.substr(0, comma);
     const std::size_t dash = part.find('-');
-    const int first = parse_id(part.substr(0, dash), text);
-    const int last = dash == std::string_view::npos ? first : parse_id(part.substr(dash + 1), text);
+    const int first = parse_cpu(part.substr(0, dash), text);
+    const int last = dash == std::string_view::npos ? first : parse_cpu(part.substr(dash + 1), text);
     if (last < first) {
-      throw UsageError("core.CpuSet", concat("\"", text, "\": the range ", part, " runs backwards"),
-                       "as in 0-3,8");
+      throw ConfigError("core.cpu_set", concat("cores \"", text, "\": range ", part, " runs backwards"),
+                        concat(last, "-", first));
     }
     for (int id = first; id <= last; ++id) ids.push_back(id);
-    begin = end + 1;
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
   }
   return CpuSet(std::move(ids));
 }
 
-CpuSet CpuSet::available() {
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  std::vector<int> ids;
-  if (sched_getaffinity(0, sizeof mask, &mask) == 0) {
-    for (int id = 0; id < CPU_SETSIZE; ++id) {
-      if (CPU_ISSET(id, &mask)) ids.push_back(id);
+CpuSet CpuSet::of_current_thread() {
+  for (int count = 1024; count <= kMaxCpus; count *= 2) {
+    const CpuBits bits(CPU_ALLOC(count));
+    const std::size_t bytes = CPU_ALLOC_SIZE(count);
+    CPU_ZERO_S(bytes, bits.get());
+    if (::sched_getaffinity(0, bytes, bits.get()) == 0) {
+      std::vector<int> ids;
+      for (int id = 0; id < count; ++id) {
+        if (CPU_ISSET_S(id, bytes, bits.get())) ids.push_back(id);
+      }
+      return CpuSet(std::move(ids));
     }
+    if (errno != EINVAL) break;
   }
-  if (ids.empty()) ids.push_back(0);
-  return CpuSet(std::move(ids));
+  throw SystemError("core.cpu_set",
+                    concat("cannot read which cores this thread may use: ", std::strerror(errno)));
 }
 
-std::string CpuSet::str() const {
+const CpuSet& CpuSet::of_process() {
+  static const CpuSet cpus = of_current_thread();
+  return cpus;
+}
+
+namespace {
+// Read when the library is loaded, before any thread can have been pinned.
+[[maybe_unused]] const CpuSet& kAtLoad = CpuSet::of_process();
+}  // namespace
+
+void CpuSet::pin_current_thread() const {
+  if (empty()) throw UsageError("core.pin", "the set of cores is empty", "at least one core");
+  const int count = ids_.back() + 1;
+  const CpuBits bits(CPU_ALLOC(count));
+  const std::size_t bytes = CPU_ALLOC_SIZE(count);
+  CPU_ZERO_S(bytes, bits.get());
+  for (const int id : ids_) CPU_SET_S(id, bytes, bits.get());
+  if (::sched_setaffinity(0, bytes, bits.get()) != 0) {
+    throw SystemError("core.pin",
+                      concat("cannot pin a thread to cores ", to_string(), ": ", std::strerror(errno)),
+                      concat("cores out of ", of_process().to_string(), ", which this process may use"));
+  }
+}
+
+bool CpuSet::contains(int id) const {
+  return std::binary_search(ids_.begin(), ids_.end(), id);
+}
+
+std::string CpuSet::to_string() const {
   std::string text;
   for (std::size_t i = 0; i < ids_.size();) {
-    std::size_t last = i;
-    while (last + 1 < ids_.size() && ids_[last + 1] == ids_[last] + 1) ++last;
-    text += (text.empty() ? "" : ",") + std::to_string(ids_[i]);
-    if (last > i) text += "-" + std::to_string(ids_[last]);
-    i = last + 1;
+    std::size_t end = i;
+    while (end + 1 < ids_.size() && ids_[end + 1] == ids_[end] + 1) ++end;
+    if (!text.empty()) text += ',';
+    text += std::to_string(ids_[i]);
+    if (end > i) text.append("-").append(std::to_string(ids_[end]));
+    i = end + 1;
   }
   return text;
 }
 
-void CpuSet::pin_this_thread() const {
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  for (const int id : ids_) CPU_SET(id, &mask);
-  if (sched_setaffinity(0, sizeof mask, &mask) != 0) {
-    throw SystemError("core.pin_this_thread", concat("cores ", str(), ": ", std::strerror(errno)),
-                      concat("cores of this process: ", available().str()));
+ScopedPin::~ScopedPin() {
+  try {
+    before_.pin_current_thread();
+  } catch (const Error&) {
+    // The allowed cores changed meanwhile (a cpuset was narrowed): the system has moved the thread already.
   }
 }
 
-double cgroup_cores(const std::string& root, const std::string& process_cgroups) {
-  double cores = 0;
-  const auto take = [&](const std::string& folder) {
-    const double quota = folder_quota(folder);
-    if (quota > 0) cores = cores == 0 ? quota : std::min(cores, quota);
-  };
-  std::istringstream lines(process_cgroups);
-  for (std::string line; std::getline(lines, line);) {
-    const std::size_t first = line.find(':');
-    const std::size_t second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const bool v2 = controllers.empty();
-    if (!v2 && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
-    // A limit of any folder above counts too.
-    for (std::string path = line.substr(second + 1);; path.resize(path.rfind('/'))) {
-      if (path == "/") path.clear();
-      take(root + (v2 ? "" : "/" + controllers) + path);
-      take(root + (v2 ? "" : "/cpu") + path);
-      if (path.find('/') == std::string::npos) break;
-    }
+int CoreLimits::usable() const {
+  int cores = std::min(online, affinity);
+  if (quota) cores = std::min(cores, static_cast<int>(std::ceil(std::min(*quota, 1e6))));
+  return std::max(1, cores);
+}
+
+CoreLimits core_limits(const std::filesystem::path& root) {
+  CoreLimits limits;
+  limits.affinity = CpuSet::of_process().size();
+  limits.online = std::max(limits.affinity, static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
+  if (const std::optional<CgroupQuota> quota = cgroup_cpu_quota(root)) {
+    limits.quota = quota->cores;
+    limits.quota_source = quota->source;
   }
-  return cores;
+  return limits;
 }
 
 int usable_cores() {
-  const double quota = cgroup_cores("/sys/fs/cgroup", read_text("/proc/self/cgroup"));
-  const int available = CpuSet::available().size();
-  return quota > 0 ? std::clamp(static_cast<int>(std::ceil(quota)), 1, available) : available;
+  if (const auto cores = env_int("COHORT_CORES", 1, kMaxCpus)) return static_cast<int>(*cores);
+  return core_limits().usable();
 }
 
 }  // namespace cohort::core

@@ -1,41 +1,81 @@
 #pragma once
 
+#include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-/// The cores that this process may use, which is not the number that the machine has.
+/// The cores that this process may use, and threads pinned to them.
+///
+/// The number of cores of the machine is not what a process may use: its affinity (taskset, Slurm, a cpuset)
+/// and the quota of its cgroup (a container with `--cpus=2` on a machine with 64) are below it, and threads
+/// above that number collapse: two threads that spin on one core ran at a third of the speed of one.
 namespace cohort::core {
 
-/// A set of processor ids, in rising order.
+/// A set of the machine's cores, by the numbers that the system gives them.
+///
+///     CpuSet::parse("2-3,5").pin_current_thread();
 class CpuSet {
  public:
   CpuSet() = default;
   explicit CpuSet(std::vector<int> ids);
 
-  /// Reads "2-3,5". Throws: UsageError showing the text.
+  /// Reads the system's own notation: numbers and ranges with commas between, "0", "2-3,5".
+  /// Throws: ConfigError showing the text and the part that is wrong.
   static CpuSet parse(std::string_view text);
-  /// The cores of this process's affinity mask.
-  static CpuSet available();
+  /// The cores that the process was allowed to use when this library was loaded. Pinning a thread later does
+  /// not change them, so core K stays core K.
+  static const CpuSet& of_process();
+  /// The cores that the calling thread may run on now.
+  static CpuSet of_current_thread();
 
-  const std::vector<int>& ids() const { return ids_; }
+  /// Lets the calling thread run on these cores only; threads that it starts afterwards inherit that.
+  /// Throws: UsageError when the set is empty, SystemError when the system refuses.
+  void pin_current_thread() const;
+
+  const std::vector<int>& ids() const { return ids_; }  ///< ascending
   int size() const { return static_cast<int>(ids_.size()); }
   bool empty() const { return ids_.empty(); }
-  /// "2-3,5".
-  std::string str() const;
-  /// Binds the calling thread to these cores. Throws: SystemError.
-  void pin_this_thread() const;
+  bool contains(int id) const;
+  /// Writes the set as parse() reads it.
+  std::string to_string() const;
+
+  bool operator==(const CpuSet&) const = default;
 
  private:
   std::vector<int> ids_;
 };
 
-/// Cores that may be kept busy at once: the affinity mask, or less where a container's quota (cgroup version
-/// 1 or 2) grants less; a fraction counts as one more. At least 1.
-int usable_cores();
+/// Pins the calling thread for as long as this object lives, then restores what was.
+/// Threads: ends on the thread that made it.
+class ScopedPin {
+ public:
+  explicit ScopedPin(const CpuSet& cpus) : before_(CpuSet::of_current_thread()) { cpus.pin_current_thread(); }
+  ~ScopedPin();
+  ScopedPin(const ScopedPin&) = delete;
+  ScopedPin& operator=(const ScopedPin&) = delete;
 
-/// The quota of the cgroup under `root` ("/sys/fs/cgroup" in life) in cores, or 0 for none. `process_cgroups`
-/// is the text of /proc/self/cgroup.
-double cgroup_cores(const std::string& root, const std::string& process_cgroups);
+ private:
+  CpuSet before_;
+};
+
+/// What bounds the number of cores, each bound with its own number: `cohort doctor` prints it.
+struct CoreLimits {
+  int online = 1;               ///< cores of the machine
+  int affinity = 1;             ///< cores that the process may be scheduled on
+  std::optional<double> quota;  ///< cores' worth of time that the tightest cgroup grants; may be a fraction
+  std::string quota_source;     ///< the file that says so
+
+  /// The least of them, a fraction rounded up, at least 1.
+  int usable() const;
+};
+
+/// Reads the limits. `root` stands before /proc and /sys, for tests.
+CoreLimits core_limits(const std::filesystem::path& root = "/");
+
+/// Returns how many threads are worth running: core_limits().usable(), or COHORT_CORES when it is set.
+/// Throws: ConfigError when COHORT_CORES is no number above zero.
+int usable_cores();
 
 }  // namespace cohort::core

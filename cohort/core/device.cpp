@@ -1,92 +1,128 @@
 #include "cohort/core/device.h"
 
 #include <ATen/Context.h>
-#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <dlfcn.h>
 
-#include <charconv>
-#include <filesystem>
+#include <mutex>
+#include <system_error>
+#include <typeinfo>
 
-#include "cohort/core/cpu.h"
+#include "cohort/core/env.h"
 #include "cohort/core/error.h"
-#include "cohort/core/log.h"
 #include "cohort/core/random.h"
 
 namespace cohort::core {
 namespace {
 
-namespace fs = std::filesystem;
-
-/// The folder of the libtorch_cpu.so that this process runs with.
-fs::path library_folder() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<void*>(&at::get_num_threads), &info) == 0 || info.dli_fname == nullptr)
-    return {};
-  return fs::path(info.dli_fname).parent_path();
+// Why GPUs cannot be used, or nothing; libtorch_cuda.so is loaded when this returns nothing.
+std::string gpu_trouble() {
+  const std::string trouble = load_cuda(libtorch_folder());
+  if (!trouble.empty()) return trouble;
+  const at::CUDAHooksInterface& hooks = at::detail::getCUDAHooks();
+  if (typeid(hooks) == typeid(at::CUDAHooksInterface)) {
+    return "LibTorch had already looked for GPUs before its CUDA part was loaded (call resolve_device first "
+           "in main, "
+           "before any seed is set)";
+  }
+  if (!hooks.hasCUDA() || hooks.getNumGPUs() == 0)
+    return "no GPU is visible (driver or CUDA_VISIBLE_DEVICES)";
+  return "";
 }
 
-/// Loads libtorch_cuda once. Returns why it cannot be had, or "".
-const std::string& cuda_problem() {
-  static const std::string problem = []() -> std::string {
-    const fs::path library = library_folder() / "libtorch_cuda.so";
-    if (!fs::exists(library))
-      return "this LibTorch is a CPU build (no libtorch_cuda.so in " + library_folder().string() + ")";
-    if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) return dlerror();
-    try {
-      if (!at::globalContext().hasCUDA()) return "no GPU or no driver answers";
-      if (at::accelerator::deviceCount() == 0) return "no GPU is visible";
-    } catch (const std::exception& error) {
-      return error.what();
-    }
-    return "";
-  }();
-  return problem;
+c10::Device gpu(const std::string& name, int index) {
+  const std::string trouble = gpu_trouble();
+  if (!trouble.empty()) {
+    throw UsageError("core.device", concat("device ", name, " cannot be used: ", trouble),
+                     "--device cpu or auto");
+  }
+  const int count = at::detail::getCUDAHooks().getNumGPUs();
+  if (index >= count) {
+    throw UsageError("core.device",
+                     concat("device ", name, ": got GPU ", index, ", expected 0 to ", count - 1),
+                     concat("cuda:", count - 1));
+  }
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
 }  // namespace
 
+std::filesystem::path libtorch_folder() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<void*>(&at::get_num_threads), &info) == 0 || info.dli_fname == nullptr)
+    return {};
+  std::error_code ignored;
+  const std::filesystem::path file = std::filesystem::canonical(info.dli_fname, ignored);
+  return (ignored ? std::filesystem::path(info.dli_fname) : file).parent_path();
+}
+
+std::string load_cuda(const std::filesystem::path& folder) {
+  static std::mutex mutex;
+  static bool loaded = false;
+  const std::lock_guard lock(mutex);
+  if (loaded) return "";
+  const std::filesystem::path library = folder / "libtorch_cuda.so";
+  if (!std::filesystem::exists(library)) {
+    return concat("this LibTorch is a CPU build (", library.string(), " is not there)");
+  }
+  if (::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+    const char* why = ::dlerror();
+    return concat("LibTorch's CUDA part does not load: ", why == nullptr ? library.c_str() : why);
+  }
+  loaded = true;
+  return "";
+}
+
 bool cuda_is_built() {
-  return fs::exists(library_folder() / "libtorch_cuda.so");
+  return std::filesystem::exists(libtorch_folder() / "libtorch_cuda.so");
 }
 
 ResolvedDevice resolve_device(const std::string& name) {
-  if (name == "cpu") return {at::kCPU, ""};
   if (name == "auto") {
-    if (cuda_problem().empty()) return {at::Device(at::kCUDA, 0), "a GPU answers"};
-    return {at::kCPU, cuda_problem()};
+    const std::string trouble = gpu_trouble();
+    if (!trouble.empty()) return {c10::kCPU, concat("cpu, because ", trouble)};
+    return {c10::Device(c10::kCUDA, 0),
+            concat("cuda:0, because ", at::detail::getCUDAHooks().getNumGPUs(), " GPU(s) are visible")};
   }
-  int index = 0;
-  bool valid = name == "cuda";
-  if (name.starts_with("cuda:")) {
-    const auto [end, error] = std::from_chars(name.data() + 5, name.data() + name.size(), index);
-    valid = error == std::errc() && end == name.data() + name.size() && index >= 0;
+  if (name.find_first_of("-,/") != std::string::npos || name.starts_with("cpu:")) {
+    throw ConfigError("core.device", concat("device \"", name, "\": got a placement, expected a device"),
+                      "auto, cpu, cuda or cuda:K");
   }
-  if (!valid)
-    throw UsageError("core.device", concat("unknown device \"", name, "\""), "auto, cpu, cuda or cuda:K");
-  if (!cuda_problem().empty())
-    throw UsageError("core.device", concat("no ", name, ": ", cuda_problem()), "--device cpu");
-  const int count = at::accelerator::deviceCount();
-  if (index >= count) {
-    throw UsageError("core.device", concat("no ", name, ": this machine shows ", count, " GPUs"),
-                     "a smaller number");
+  try {
+    return {device_of(Placement::parse(name)), "as asked"};
+  } catch (const ConfigError&) {
+    throw ConfigError("core.device", concat("device \"", name, "\": got an unknown device"),
+                      "auto, cpu, cuda or cuda:K");
   }
-  return {at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index)), ""};
+}
+
+c10::Device device_of(const Placement& placement) {
+  if (placement.is_cpu()) return c10::kCPU;
+  return gpu(placement.name, std::stoi(placement.device.substr(placement.device.find(':') + 1)));
+}
+
+int set_intra_op_threads(int threads, bool allow_more) {
+  if (threads < 0) {
+    throw UsageError("core.threads", concat("got ", threads, " threads, expected 0 (choose) or more"), "0");
+  }
+  const int cores = usable_cores();
+  if (threads == 0) {
+    threads = static_cast<int>(env_int("OMP_NUM_THREADS", 1, 1 << 20).value_or(cores));
+    allow_more = true;  // OMP_NUM_THREADS is the user's own word
+  }
+  if (threads > cores && !allow_more) {
+    throw UsageError(
+        "core.threads",
+        concat("got ", threads, " threads for ", cores, " usable core(s), where they would be far slower"),
+        concat(cores, ", or COHORT_CORES=", threads, " when the count of cores is wrong"));
+  }
+  at::set_num_threads(threads);
+  return threads;
 }
 
 void reseed_generators(std::uint64_t seed, std::uint64_t step, std::uint64_t rank) {
   at::manual_seed(generator_seed(seed, step, rank));
-}
-
-int set_intra_op_threads(int num_threads) {
-  const int cores = usable_cores();
-  if (num_threads == 0) num_threads = cores;
-  if (num_threads > cores) {
-    log_warning(
-        concat(num_threads, " threads on ", cores, " usable cores: expect a step to be many times slower"));
-  }
-  at::set_num_threads(num_threads);
-  return num_threads;
 }
 
 }  // namespace cohort::core

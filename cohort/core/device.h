@@ -3,30 +3,52 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 
-/// Devices by name, and the state of LibTorch that belongs to a step.
+#include "cohort/core/placement.h"
+
+/// The device that a user names, and how many threads one operator uses.
 namespace cohort::core {
 
+/// A device, and why it is that one: "auto" says why there is no GPU.
 struct ResolvedDevice {
-  at::Device device = at::kCPU;
-  std::string reason;  ///< why `auto` chose it; else empty
+  c10::Device device{c10::kCPU};
+  std::string reason;
+
+  operator c10::Device() const { return device; }  // NOLINT: it stands where a device is asked for
 };
 
-/// Returns the device for "auto", "cpu", "cuda" or "cuda:K". libtorch_cuda is loaded when a GPU is asked for,
-/// so one program serves CPU and CUDA builds of LibTorch; `auto` takes the first GPU that answers. Throws:
-/// UsageError for another name, and for a GPU that cannot be had, saying why.
+/// Returns the device named "auto", "cpu", "cuda" (the same as cuda:0) or "cuda:K", ready for use.
+/// "auto" is the first GPU when LibTorch can use one, else the CPU, with the reason.
+/// Cohort links LibTorch's CPU part; the first call that asks for a GPU loads libtorch_cuda.so from the
+/// folder that libtorch_cpu.so came from. Call it first in main: LibTorch looks for GPUs only once (seeding
+/// its generator does that too), and a GPU part that comes later stays unseen, which is an error here.
+/// Throws: ConfigError for another name; UsageError when a GPU was asked for and cannot be used, saying why.
 ResolvedDevice resolve_device(const std::string& name);
 
-/// True when this LibTorch has CUDA kernels beside its CPU library.
+/// Returns the device of a placement, loading what it needs. Throws: as resolve_device.
+c10::Device device_of(const Placement& placement);
+
+/// Loads libtorch_cuda.so from `folder`, once; returns an empty string, or why GPUs cannot be used.
+std::string load_cuda(const std::filesystem::path& folder);
+
+/// True when this LibTorch is a CUDA build, whether or not a GPU is there.
 bool cuda_is_built();
 
-/// Sets the seed of LibTorch's generators, which dropout uses, to a function of (seed, step, rank).
-void reseed_generators(std::uint64_t seed, std::uint64_t step, std::uint64_t rank);
+/// Returns the folder that libtorch_cpu.so was loaded from.
+std::filesystem::path libtorch_folder();
 
-/// Sets the intra-op threads of the calling thread; 0: the cores that this process may use.
-/// More threads than cores is said in a warning: OpenMP's threads spin, and a step can become twenty times
-/// slower. Returns the number that was set.
-int set_intra_op_threads(int num_threads);
+/// Sets how many threads one operator uses on the CPU, and returns that number. 0 means OMP_NUM_THREADS when
+/// it is set, else as many as there are usable cores (LibTorch alone counts the machine's, and does not know
+/// of a container's quota). Results repeat bitwise at a fixed number of threads, not across numbers. Throws:
+/// UsageError when `threads` is above the usable cores, unless `allow_more`: threads above the cores spin
+/// against each other and collapse.
+int set_intra_op_threads(int threads = 0, bool allow_more = false);
+
+/// Reseeds LibTorch's global generators (the CPU's, and each GPU's when GPUs are in use), which dropout draws
+/// from, with generator_seed(seed, step, rank). Called before each step, it makes the generators' state a
+/// function of these three, so that no checkpoint needs to hold it.
+void reseed_generators(std::uint64_t seed, std::uint64_t step, std::uint64_t rank);
 
 }  // namespace cohort::core

@@ -72,7 +72,7 @@ std::optional<std::string> env_choice(const std::string& name, std::span<const s
   std::string list;
   for (const std::string& choice : choices) {
     if (lower(choice) == value) return choice;
-    list += (list.empty() ? "" : ", ") + choice;
+    list.append(list.empty() ? "" : ", ").append(choice);
   }
   refuse(name, *text, concat("one of ", list));
 }
