@@ -16,8 +16,8 @@
 
 /// The loader: batches of a dataset, in order, read ahead by worker threads.
 ///
-///     Loader loader(std::make_shared<ImageFolder>("data/train", options), {.batch_size = 128, .workers = 2});
-///     for (std::int64_t epoch = 0; epoch < 10; ++epoch) {
+///     Loader loader(std::make_shared<ImageFolder>("data/train", options), {.batch_size = 128, .workers =
+///     2}); for (std::int64_t epoch = 0; epoch < 10; ++epoch) {
 ///       loader.set_epoch(epoch);
 ///       while (auto batch = loader.next()) train(batch->input(), batch->target());
 ///     }
@@ -61,6 +61,8 @@ struct LoaderOptions {
 /// One batch. Its tensors alias memory of the loader that is used again after the last copy of the Batch is
 /// destroyed and no tensor of it is held any more; so a tensor that was kept stays valid.
 struct Batch {
+  /// Keeps the memory behind `fields` and `indices`. First, so that it goes last.
+  std::shared_ptr<void> lease;
   /// One tensor per field, [size, ...].
   std::vector<at::Tensor> fields;
   /// Samples in this batch.
@@ -73,9 +75,6 @@ struct Batch {
 
   at::Tensor& input() { return fields.at(0); }
   at::Tensor& target() { return fields.at(1); }
-
-  /// Keeps the memory behind `fields` and `indices`.
-  std::shared_ptr<void> lease;
 };
 
 /// Where the loader stands: all that is needed to go on.
@@ -83,6 +82,8 @@ struct LoaderState {
   std::int64_t epoch = 0;
   /// Samples of this epoch that were delivered, over all ranks (skipped ones too).
   std::int64_t samples_consumed = 0;
+  /// Size of the dataset, to notice that it changed; 0 is not checked.
+  std::int64_t dataset_size = 0;
   bool operator==(const LoaderState&) const = default;
 };
 
@@ -124,6 +125,7 @@ class Loader {
 
   LoaderState state() const;
   /// Goes to `state`, which may come from a loader with another number of workers, or of ranks.
+  /// Throws: DataError if the dataset's size is another than that in `state`.
   void restore(const LoaderState& state);
 
   /// Batches of this rank in a whole epoch.

@@ -1,0 +1,380 @@
+#include "cohort/data/loader.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <set>
+
+#include "cohort/core/deadline.h"
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+#include "cohort/data/device_copy.h"
+#include "cohort/data/sample_reader.h"
+#include "cohort/data/slab.h"
+#include "cohort/data/worker_team.h"
+
+namespace cohort::data {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::size_t kSkipsRemembered = 1000;
+constexpr std::size_t kSkipsNamed = 20;
+
+void require(bool condition, const std::string& what, const std::string& hint = "") {
+  if (!condition) throw UsageError("data.loader", what, hint);
+}
+
+void check(const Dataset& dataset, const LoaderOptions& o) {
+  using core::concat;
+  require(o.batch_size >= 1, concat("batch_size is ", o.batch_size, ", expected at least 1"));
+  require(o.workers >= 0 && o.workers <= 1024, concat("workers is ", o.workers, ", expected 0 to 1024"));
+  require(o.prefetch >= 1 || (o.workers == 0 && o.prefetch == 0),
+          concat("prefetch is ", o.prefetch, ", expected at least 1"), "workers: 0 to read nothing ahead");
+  require(o.world_size >= 1, concat("world_size is ", o.world_size, ", expected at least 1"));
+  require(o.rank >= 0 && o.rank < o.world_size,
+          concat("rank is ", o.rank, ", expected 0 to ", o.world_size - 1));
+  require(o.timeout.count() > 0, concat("timeout is ", o.timeout.count(), " ms, expected more than 0"));
+  require(o.stop_grace.count() >= 0,
+          concat("stop_grace is ", o.stop_grace.count(), " ms, expected 0 or more"));
+  require(dataset.size() > 0, "the dataset has no samples");
+  const std::vector<Field> fields = dataset.fields();
+  require(!fields.empty(), "the dataset has no fields");
+  for (const Field& field : fields) {
+    require(!field.channels_last || field.shape.size() == 3,
+            concat("field '", field.name, "' is channels_last and has ", field.shape.size(),
+                   " dimensions, expected 3"));
+  }
+}
+
+std::shared_ptr<const Sampler> make_sampler(std::int64_t size, const LoaderOptions& options) {
+  if (options.sampler != nullptr) return options.sampler;
+  return std::make_shared<DistributedSampler>(
+      size, DistributedSamplerOptions{options.world_size, options.shuffle, options.seed, options.uneven});
+}
+
+bool use_pinned_memory(const LoaderOptions& options) {
+  if (!options.pin_memory) return false;
+  if (at::accelerator::getAccelerator().has_value()) return true;
+  core::warn_once("data.pin_memory", "pin_memory has no effect: this LibTorch sees no accelerator");
+  return false;
+}
+
+// A worker that splits its tensor operations over threads would multiply workers by cores: tensor operations
+// of a dataset run on the worker alone. at::set_num_threads would change the whole process, so the OpenMP
+// runtime that LibTorch has loaded is asked for this thread only.
+void enter_worker(int worker) {
+  const std::string name = "cohort-data-" + std::to_string(worker);
+  ::pthread_setname_np(::pthread_self(), name.substr(0, 15).c_str());
+  at::GradMode::set_enabled(false);
+  static_cast<void>(at::get_num_threads());  // makes this thread's default, which the next line replaces
+  if (void* symbol = ::dlsym(RTLD_DEFAULT, "omp_set_num_threads")) {
+    reinterpret_cast<void (*)(int)>(symbol)(1);
+  }
+}
+
+}  // namespace
+
+struct Loader::Impl {
+  // A batch that was read, and perhaps is on its way to the accelerator.
+  struct Ready {
+    std::shared_ptr<Slab> slab;
+    std::int64_t size = 0;
+    std::int64_t epoch = 0;
+    std::int64_t first = 0;
+    std::int64_t next = 0;
+    std::vector<at::Tensor> fields;
+    std::optional<DeviceCopy::Copy> copy;
+  };
+
+  Impl(std::shared_ptr<const Dataset> given, LoaderOptions o)
+      : options(std::move(o)),
+        dataset(std::move(given)),
+        sampler(make_sampler(dataset->size(), options)),
+        pool(std::make_shared<SlabPool>(dataset->fields(), options.batch_size, use_pinned_memory(options))),
+        reader(std::make_shared<SampleReader>(
+            dataset, SampleReader::Options{options.seed, options.rank, options.world_size},
+            std::max(options.workers, 1), static_cast<std::size_t>(options.prefetch) + 1)) {
+    if (!options.device.is_cpu()) device_copy.emplace(options.device);
+  }
+
+  std::int64_t global_batch() const { return options.batch_size * options.world_size; }
+
+  void go_to(std::int64_t new_epoch, std::int64_t position);
+  void drain();
+  bool plan(std::int64_t number);
+  void read_ahead();
+  std::optional<Ready> collect();
+  Ready finish(BatchJob& job);
+  void note_skips(const BatchJob& job);
+  [[noreturn]] void throw_stuck(std::int64_t job_number, milliseconds waited);
+  std::optional<Batch> deliver(Ready ready);
+  std::optional<Batch> next();
+
+  const LoaderOptions options;
+  const std::shared_ptr<const Dataset> dataset;
+  const std::shared_ptr<const Sampler> sampler;
+  const std::shared_ptr<SlabPool> pool;
+  const std::shared_ptr<SampleReader> reader;
+  std::optional<DeviceCopy> device_copy;
+  std::unique_ptr<WorkerTeam> team;
+
+  std::int64_t epoch = 0;
+  std::int64_t consumed = 0;  // delivered to the caller
+  std::int64_t planned = 0;   // handed to the workers
+  std::shared_ptr<const std::vector<std::int64_t>> order;
+  std::int64_t next_job = 0;     // first job that was not collected
+  std::int64_t inline_jobs = 0;  // jobs that were planned without workers
+  std::optional<Ready> pending;  // read, and on its way to the accelerator
+  std::int64_t delivered_in_epoch = 0;
+  std::int64_t skipped_in_epoch = 0;
+
+  LoaderCounters counters;
+  std::vector<SkippedSample> skipped;
+  std::set<std::int64_t> skipped_indices;
+};
+
+void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position) {
+  drain();
+  pending.reset();
+  if (new_epoch != epoch) order.reset();
+  epoch = new_epoch;
+  consumed = planned = position;
+  delivered_in_epoch = skipped_in_epoch = 0;
+}
+
+// Afterwards no worker touches a job.
+void Loader::Impl::drain() {
+  if (team == nullptr) return;
+  team->cancel();
+  const core::Deadline deadline(options.timeout);
+  for (; next_job < team->published(); ++next_job) {
+    if (!team->wait(next_job, deadline)) throw_stuck(next_job, options.timeout);
+    reader->job(next_job).slab.reset();
+    reader->job(next_job).failures.clear();
+  }
+}
+
+// Lays out job `number` as the batch at `planned`; returns false at the end of the epoch.
+bool Loader::Impl::plan(std::int64_t number) {
+  if (order == nullptr) order = std::make_shared<const std::vector<std::int64_t>>(sampler->order(epoch));
+  const std::int64_t left = static_cast<std::int64_t>(order->size()) - planned;
+  if (left <= 0 || (options.drop_last && left < global_batch())) return false;
+  const std::int64_t taken = std::min(left, global_batch());
+  BatchJob& job = reader->job(number);
+  job.slab = pool->acquire();
+  job.order = order;
+  job.epoch = epoch;
+  job.first = planned;
+  job.next = planned + taken;
+  job.count = std::max<std::int64_t>(0, (taken - options.rank + options.world_size - 1) / options.world_size);
+  job.failures.clear();
+  planned = job.next;
+  return true;
+}
+
+void Loader::Impl::read_ahead() {
+  if (options.workers == 0) return;
+  if (team == nullptr) {
+    const std::int64_t chunk = std::clamp<std::int64_t>(options.batch_size / (8 * options.workers), 1, 16);
+    team = std::make_unique<WorkerTeam>(
+        WorkerTeam::Options{options.workers, options.prefetch + 1, options.batch_size, chunk},
+        [shared = reader](int worker, std::int64_t job, std::int64_t item) {
+          shared->read(worker, job, item);
+        },
+        enter_worker);
+  }
+  while (team->published() - next_job <= options.prefetch && plan(team->published())) {
+    team->publish(reader->job(team->published()).count);
+  }
+}
+
+void Loader::Impl::throw_stuck(std::int64_t job_number, milliseconds waited) {
+  const BatchJob& job = reader->job(job_number);
+  std::string what = core::concat("batch ", job.first / global_batch(), " of epoch ", job.epoch,
+                                  " was not ready after ", waited.count(), " ms");
+  if (const auto busy = team->longest()) {
+    const BatchJob& of = reader->job(busy->job);
+    what += core::concat(": worker ", busy->worker, " has been reading ",
+                         dataset->describe(reader->index_of(of, busy->item)), " for ",
+                         std::chrono::duration_cast<milliseconds>(busy->since).count(), " ms");
+  }
+  throw TimeoutError("data.loader", what, "look at that sample, or raise LoaderOptions::timeout");
+}
+
+void Loader::Impl::note_skips(const BatchJob& job) {
+  for (const BatchJob::Failure& failure : job.failures) {
+    ++counters.samples_skipped;
+    ++skipped_in_epoch;
+    const std::int64_t index = reader->index_of(job, failure.item);
+    if (skipped.size() >= kSkipsRemembered || !skipped_indices.insert(index).second) continue;
+    skipped.push_back({index, reader->explain(job, failure)});
+    if (skipped.size() <= kSkipsNamed) {
+      core::log_warning("skipped a sample: " + skipped.back().what);
+    } else if (skipped.size() == kSkipsNamed + 1) {
+      core::log_warning("more samples are skipped; they are counted, and no longer named here");
+    }
+  }
+}
+
+Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
+  // Whoever failed first in time depends on the workers; first in the batch does not.
+  std::ranges::sort(job.failures, {}, &BatchJob::Failure::item);
+  if (!job.failures.empty() && options.on_error == OnError::kRefuse) {
+    const std::string what = reader->explain(job, job.failures.front());
+    go_to(epoch, job.first);  // so that the next call tries this batch again
+    throw DataError("data.loader", what, "repair or remove it, or skip such samples (on_error: skip)");
+  }
+  note_skips(job);
+  Ready ready;
+  ready.size = reader->compact(job);
+  ready.epoch = job.epoch;
+  ready.first = job.first;
+  ready.next = job.next;
+  ready.slab = std::move(job.slab);
+  for (const at::Tensor& tensor : ready.slab->tensors) {
+    ready.fields.push_back(ready.size == options.batch_size ? tensor.alias()
+                                                            : tensor.narrow(0, 0, ready.size));
+  }
+  if (device_copy && ready.size > 0) ready.copy = device_copy->begin(ready.fields, *ready.slab);
+  return ready;
+}
+
+// The next batch in order, waiting for it; nothing at the end of the epoch.
+std::optional<Loader::Impl::Ready> Loader::Impl::collect() {
+  if (options.workers == 0) {
+    if (!plan(inline_jobs)) return std::nullopt;
+    BatchJob& job = reader->job(inline_jobs);
+    for (std::int64_t item = 0; item < job.count; ++item) {
+      reader->read(0, inline_jobs, item);
+      if (!job.failures.empty() && options.on_error == OnError::kRefuse) break;
+    }
+    ++inline_jobs;
+    return finish(job);
+  }
+  read_ahead();
+  if (next_job == team->published()) return std::nullopt;
+  if (!team->wait(next_job, core::Deadline(options.timeout))) throw_stuck(next_job, options.timeout);
+  return finish(reader->job(next_job++));
+}
+
+std::optional<Batch> Loader::Impl::deliver(Ready ready) {
+  Batch batch;
+  batch.size = ready.size;
+  batch.epoch = ready.epoch;
+  batch.number = ready.first / global_batch();
+  batch.indices = std::span(ready.slab->indices).first(static_cast<std::size_t>(ready.size));
+  batch.fields = ready.copy ? device_copy->finish(std::move(*ready.copy)) : std::move(ready.fields);
+  batch.lease = std::move(ready.slab);
+  ++counters.batches;
+  counters.samples += batch.size;
+  ++delivered_in_epoch;
+  // On an accelerator the next batch travels while the caller computes with this one.
+  if (device_copy && team != nullptr && next_job < team->published() && team->done(next_job)) {
+    BatchJob& job = reader->job(next_job);
+    if (job.failures.empty() || options.on_error == OnError::kSkip) {
+      ++next_job;
+      pending = finish(job);
+    }
+  }
+  return batch;
+}
+
+std::optional<Batch> Loader::Impl::next() {
+  const at::NoGradGuard no_grad;
+  for (;;) {
+    std::optional<Ready> ready = std::exchange(pending, std::nullopt);
+    if (!ready) ready = collect();
+    if (!ready) break;
+    consumed = ready->next;
+    if (ready->size > 0) return deliver(std::move(*ready));
+  }
+  if (delivered_in_epoch == 0 && skipped_in_epoch > 0) {
+    throw DataError("data.loader",
+                    core::concat("every sample was skipped (", skipped_in_epoch,
+                                 "), the first: ", skipped.empty() ? "" : skipped.front().what));
+  }
+  return std::nullopt;
+}
+
+Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options) {
+  require(dataset != nullptr, "there is no dataset");
+  check(*dataset, options);
+  impl_ = std::make_unique<Impl>(std::move(dataset), std::move(options));
+}
+
+Loader::~Loader() {
+  if (impl_->team == nullptr) return;
+  if (const int left = impl_->team->stop(impl_->options.stop_grace); left > 0) {
+    core::log_warning(core::concat("data loader: ", left, " worker(s) were still reading a sample after ",
+                                   impl_->options.stop_grace.count(), " ms and were left behind"));
+  }
+}
+
+void Loader::set_epoch(std::int64_t epoch) {
+  require(epoch >= 0, core::concat("epoch is ", epoch, ", expected at least 0"));
+  impl_->go_to(epoch, 0);
+}
+
+void Loader::start() {
+  impl_->read_ahead();
+}
+
+std::optional<Batch> Loader::next() {
+  struct Timer {
+    std::chrono::nanoseconds& total;
+    std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+    ~Timer() { total += std::chrono::steady_clock::now() - start; }
+  } timer{impl_->counters.wait};
+  return impl_->next();
+}
+
+LoaderState Loader::state() const {
+  return {impl_->epoch, impl_->consumed, impl_->dataset->size()};
+}
+
+void Loader::restore(const LoaderState& state) {
+  require(state.epoch >= 0 && state.samples_consumed >= 0,
+          core::concat("cannot go to epoch ", state.epoch, ", sample ", state.samples_consumed));
+  const std::int64_t size = impl_->dataset->size();
+  if (state.dataset_size != 0 && state.dataset_size != size) {
+    throw DataError("data.loader",
+                    core::concat("cannot go on: the dataset had ", state.dataset_size,
+                                 " samples when the state was saved, and has ", size, " now"),
+                    "restore the dataset, or start anew");
+  }
+  impl_->go_to(state.epoch, state.samples_consumed);
+}
+
+std::int64_t Loader::batches_per_epoch() const {
+  const std::int64_t batch = impl_->global_batch();
+  return (impl_->sampler->size() + (impl_->options.drop_last ? 0 : batch - 1)) / batch;
+}
+
+std::int64_t Loader::samples_per_epoch() const {
+  return impl_->sampler->size();
+}
+
+LoaderCounters Loader::counters() const {
+  LoaderCounters counters = impl_->counters;
+  counters.slab_allocations = impl_->pool->allocations();
+  return counters;
+}
+
+std::vector<SkippedSample> Loader::skipped() const {
+  return impl_->skipped;
+}
+
+const LoaderOptions& Loader::options() const {
+  return impl_->options;
+}
+
+const Dataset& Loader::dataset() const {
+  return *impl_->dataset;
+}
+
+}  // namespace cohort::data
