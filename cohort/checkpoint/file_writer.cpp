@@ -1,0 +1,233 @@
+#include "cohort/checkpoint/file_writer.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "cohort/core/error.h"
+
+namespace cohort::checkpoint {
+namespace {
+
+using core::concat;
+
+constexpr size_t kBufferBytes = 1 << 20;           // small tensors are gathered up to this
+constexpr size_t kSmallBytes = 64 << 10;           // larger ones are written from where they are
+constexpr size_t kChunkBytes = 1 << 20;            // checksummed, then written, while still in the cache
+constexpr uint64_t kWritebackBytes = 16ull << 20;  // the disk starts after so much, not only at fsync
+
+constexpr std::string_view kTemporaryMark = ".cohort-";
+
+[[noreturn]] void fail_system(std::string_view what, const std::filesystem::path& path) {
+  const int error = errno;
+  throw SystemError("checkpoint.save",
+                    concat("cannot ", what, " ", path.string(), ": ", std::strerror(error)));
+}
+
+/// When process `pid` started, in clock ticks since boot; empty if there is no such process.
+std::string process_start(const std::string& pid) {
+  std::ifstream file("/proc/" + pid + "/stat");
+  std::string text((std::istreambuf_iterator<char>(file)), {});
+  const size_t after_name = text.rfind(')');  // the name may hold spaces and parentheses
+  if (after_name == std::string::npos) {
+    return "";
+  }
+  std::istringstream fields(text.substr(after_name + 1));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) {
+    fields >> field;
+  }
+  return field;
+}
+
+}  // namespace
+
+uint64_t checksum(std::span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+std::string checksum_text(uint64_t checksum) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(checksum));
+  return text;
+}
+
+struct FileWriter::Hash {
+  XXH3_state_t* state = XXH3_createState();
+  Hash() { XXH3_64bits_reset(state); }
+  ~Hash() { XXH3_freeState(state); }
+};
+
+FileWriter::FileWriter(std::filesystem::path path, uint64_t expected_bytes)
+    : path_(std::move(path)), expected_bytes_(expected_bytes), hash_(std::make_unique<Hash>()) {
+  file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (file_ < 0) {
+    fail("create");
+  }
+  if (expected_bytes_ > 0 && ::fallocate(file_, 0, 0, static_cast<off_t>(expected_bytes_)) != 0 &&
+      (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
+    const int error = errno;
+    ::close(file_);
+    ::unlink(path_.c_str());
+    errno = error;
+    fail("reserve space for");
+  }
+}
+
+FileWriter::~FileWriter() {
+  if (file_ >= 0) {
+    ::close(file_);
+    ::unlink(path_.c_str());
+  }
+}
+
+void FileWriter::fail(const char* operation) const {
+  const int error = errno;
+  std::string free_text;
+  struct statvfs disk {};
+  if (::statvfs(path_.parent_path().empty() ? "." : path_.parent_path().c_str(), &disk) == 0) {
+    free_text = concat(", ", static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize, " bytes free there");
+  }
+  const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  throw SystemError("checkpoint.save",
+                    concat("cannot ", operation, " ", path_.string(), ": ", std::strerror(error), " (needs ",
+                           expected_bytes_, " bytes, ", summary_.bytes, " written", free_text, ")"),
+                    full ? "free space, raise the file size limit, or keep fewer checkpoints" : "");
+}
+
+void FileWriter::write(std::string_view text) {
+  write(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+void FileWriter::write(std::span<const std::byte> bytes) {
+  if (bytes.size() <= kSmallBytes) {
+    buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+    if (buffer_.size() < kBufferBytes) {
+      return;
+    }
+    bytes = {};
+  }
+  write_through(buffer_);
+  buffer_.clear();
+  write_through(bytes);
+}
+
+void FileWriter::write_through(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const auto chunk = bytes.first(std::min(bytes.size(), kChunkBytes));
+    XXH3_64bits_update(hash_->state, chunk.data(), chunk.size());
+    for (size_t done = 0; done < chunk.size();) {
+      const ssize_t written = ::write(file_, chunk.data() + done, chunk.size() - done);
+      if (written < 0 && errno == EINTR) {
+        continue;
+      }
+      if (written <= 0) {
+        fail("write");
+      }
+      done += static_cast<size_t>(written);
+      summary_.bytes += static_cast<uint64_t>(written);
+    }
+    bytes = bytes.subspan(chunk.size());
+    if (summary_.bytes - started_writeback_ >= kWritebackBytes) {
+      // Only a hint: a filesystem that cannot do it writes everything at fsync.
+      (void)::sync_file_range(file_, static_cast<off_t>(started_writeback_),
+                              static_cast<off_t>(summary_.bytes - started_writeback_), SYNC_FILE_RANGE_WRITE);
+      started_writeback_ = summary_.bytes;
+    }
+  }
+}
+
+FileSummary FileWriter::finish() {
+  write_through(buffer_);
+  if (summary_.bytes < expected_bytes_ && ::ftruncate(file_, static_cast<off_t>(summary_.bytes)) != 0) {
+    fail("shorten");
+  }
+  if (::fsync(file_) != 0) {
+    fail("sync");
+  }
+  const int closed = ::close(file_);
+  file_ = -1;
+  if (closed != 0) {
+    const int error = errno;
+    ::unlink(path_.c_str());
+    errno = error;
+    fail("close");
+  }
+  summary_.checksum = XXH3_64bits_digest(hash_->state);
+  return summary_;
+}
+
+void sync_directory(const std::filesystem::path& directory) {
+  const auto& path = directory.empty() ? std::filesystem::path(".") : directory;
+  const int file = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (file < 0) {
+    fail_system("open folder", path);
+  }
+  // EINVAL: a filesystem that has nothing to sync for a folder.
+  const bool failed = ::fsync(file) != 0 && errno != EINVAL;
+  const int error = errno;
+  ::close(file);
+  if (failed) {
+    errno = error;
+    fail_system("sync folder", path);
+  }
+}
+
+void rename_and_sync(const std::filesystem::path& from, const std::filesystem::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    fail_system(concat("rename ", from.string(), " to"), to);
+  }
+  sync_directory(to.parent_path());
+}
+
+void replace_symlink(const std::filesystem::path& target, const std::filesystem::path& link,
+                     const std::filesystem::path& temporary) {
+  ::unlink(temporary.c_str());
+  if (::symlink(target.c_str(), temporary.c_str()) != 0) {
+    fail_system("create link", temporary);
+  }
+  if (::rename(temporary.c_str(), link.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(temporary.c_str());
+    errno = error;
+    fail_system("replace link", link);
+  }
+  sync_directory(link.parent_path());
+}
+
+std::string temporary_name(const std::string& name) {
+  const std::string pid = std::to_string(::getpid());
+  return concat(".", name, kTemporaryMark, pid, "-", process_start(pid));
+}
+
+bool parse_temporary_name(const std::string& file_name, TemporaryName& out) {
+  const size_t mark = file_name.rfind(kTemporaryMark);
+  if (file_name.empty() || file_name[0] != '.' || mark == std::string::npos || mark < 2) {
+    return false;
+  }
+  const std::string owner = file_name.substr(mark + kTemporaryMark.size());
+  const size_t dash = owner.find('-');
+  const auto is_number = [](const std::string& text) {
+    return !text.empty() &&
+           std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  };
+  if (dash == std::string::npos || !is_number(owner.substr(0, dash)) || !is_number(owner.substr(dash + 1))) {
+    return false;
+  }
+  out.name = file_name.substr(1, mark - 1);
+  // A process id comes again (in a container it is always 1); together with the start time it does not.
+  out.owner_alive = process_start(owner.substr(0, dash)) == owner.substr(dash + 1);
+  return true;
+}
+
+}  // namespace cohort::checkpoint

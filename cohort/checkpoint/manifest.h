@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cohort/checkpoint/file_writer.h"
+#include "cohort/checkpoint/mapped_file.h"
+
+/// `state.json` of a checkpoint folder; no LibTorch.
+///
+///     {"format": "cohort-checkpoint", "format_version": 1, "sequence": 7,
+///      "files": {"model.safetensors": {"bytes": 1234, "xxh3_64": "0123456789abcdef"}, ...},
+///      "state": {what the user saves}, "xxh3_64": "checksum of the rest"}
+namespace cohort::checkpoint {
+
+/// The newest format that this version writes and reads.
+inline constexpr int64_t kCheckpointFormatVersion = 1;
+inline constexpr const char* kManifestFile = "state.json";
+
+struct Manifest {
+  int64_t sequence = 0;  ///< Grows with every save of a run; says which checkpoint is newer.
+  std::map<std::string, FileSummary> files;
+  nlohmann::json state = nlohmann::json::object();
+};
+
+/// Writes `folder`/state.json and waits until it is on disk. Throws: SystemError, UsageError (text that is
+/// not UTF-8).
+void write_manifest(const std::filesystem::path& folder, const Manifest& manifest);
+
+/// Reads and checks `folder`/state.json. Throws: DataError naming the file and what differs; for a newer
+/// format, both versions.
+Manifest read_manifest(const std::filesystem::path& folder);
+
+/// Maps `folder`/`name` and checks its size and checksum against the manifest.
+/// Throws: DataError naming the file, what it has and what it should have.
+std::shared_ptr<const MappedFile> open_verified(const std::filesystem::path& folder, const Manifest& manifest,
+                                                const std::string& name);
+
+}  // namespace cohort::checkpoint
