@@ -7,9 +7,26 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   target_compile_options(cohort_flags INTERFACE -Wno-restrict)  # false alarms on std::string, GCC bug 105651
 endif()
 if(COHORT_SANITIZE)
-  target_compile_options(cohort_flags INTERFACE -fsanitize=${COHORT_SANITIZE} -fno-omit-frame-pointer -g)
+  target_compile_options(cohort_flags INTERFACE
+    -fsanitize=${COHORT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
   target_link_options(cohort_flags INTERFACE -fsanitize=${COHORT_SANITIZE})
 endif()
+
+# With COHORT_READERS_ONLY every target is still declared, but those that need LibTorch are left out of `all` (and of
+# ctest), so module files need no conditions of their own.
+# _cohort_needs_torch(RESULT target...): whether one of the targets is, or links, a library declared with TORCH.
+function(_cohort_needs_torch result)
+  set(${result} OFF PARENT_SCOPE)
+  foreach(lib IN LISTS ARGN)
+    if(TARGET ${lib})
+      get_target_property(torch ${lib} COHORT_TORCH)
+      if(torch)
+        set(${result} ON PARENT_SCOPE)
+        return()
+      endif()
+    endif()
+  endforeach()
+endfunction()
 
 # cohort_library(NAME [TORCH] SOURCES file... [LIBS target...] [PRIVATE_LIBS target...])
 # Adds the shared library libcohort_NAME, known as cohort::NAME. Without TORCH no LibTorch header can be
@@ -21,35 +38,55 @@ function(cohort_library name)
   target_include_directories(cohort_${name} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(cohort_${name} PUBLIC cxx_std_20)
+  _cohort_needs_torch(torch ${arg_LIBS} ${arg_PRIVATE_LIBS})
+  if(arg_TORCH)
+    set(torch ON)
+  endif()
+  set_target_properties(cohort_${name} PROPERTIES COHORT_TORCH ${torch})
+  if(torch AND COHORT_READERS_ONLY)
+    set_target_properties(cohort_${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+    return()
+  endif()
   target_link_libraries(cohort_${name}
     PUBLIC ${arg_LIBS} $<$<BOOL:${arg_TORCH}>:LibTorch::LibTorch>
     PRIVATE ${arg_PRIVATE_LIBS} Threads::Threads $<BUILD_INTERFACE:cohort_flags>)
   set_target_properties(cohort_${name} PROPERTIES
     EXPORT_NAME ${name} VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
-    INSTALL_RPATH "$ORIGIN;${LibTorch_LIBRARY_DIR}")
+    INSTALL_RPATH "$ORIGIN;${LibTorch_LIBRARY_DIR};${COHORT_EXTRA_RPATH}")
   set_property(GLOBAL APPEND PROPERTY COHORT_LIBRARIES cohort_${name})
 endfunction()
 
-# cohort_test(MODULE SOURCES file... [LIBS target...] [LABELS label...])
-# One GoogleTest executable, MODULE_test; every TEST in it becomes a ctest test `MODULE.Suite.Name`.
-function(cohort_test module)
+# cohort_test(NAME SOURCES file... [LIBS target...] [LABELS label...])
+# One GoogleTest executable, NAME_test; every TEST in it becomes a ctest test `NAME.Suite.Name`. NAME is the module,
+# or MODULE_part where a part needs no LibTorch and is to run under sanitizers too.
+function(cohort_test name)
   cmake_parse_arguments(arg "" "" "SOURCES;LIBS;LABELS" ${ARGN})
-  add_executable(${module}_test ${arg_SOURCES})
-  target_link_libraries(${module}_test PRIVATE ${arg_LIBS} GTest::gtest GTest::gtest_main cohort_flags)
-  target_include_directories(${module}_test PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_definitions(${module}_test PRIVATE
+  add_executable(${name}_test ${arg_SOURCES})
+  _cohort_needs_torch(torch ${arg_LIBS})
+  if(torch AND COHORT_READERS_ONLY)
+    set_target_properties(${name}_test PROPERTIES EXCLUDE_FROM_ALL ON)
+    return()
+  endif()
+  target_link_libraries(${name}_test PRIVATE ${arg_LIBS} GTest::gtest GTest::gtest_main cohort_flags)
+  target_include_directories(${name}_test PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_definitions(${name}_test PRIVATE
     COHORT_SOURCE_DIR="${PROJECT_SOURCE_DIR}" COHORT_BINARY_DIR="${PROJECT_BINARY_DIR}")
   if(NOT arg_LABELS)
     set(arg_LABELS unit)
   endif()
-  gtest_discover_tests(${module}_test TEST_PREFIX "${module}." DISCOVERY_TIMEOUT 120
+  gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 120
     PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 300 ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()
 
 # cohort_program(NAME SOURCES file... LIBS target...)
-# An executable that is not installed: a benchmark or an example.
+# An executable that is not installed: a benchmark, an example or a fuzzer's replay.
 function(cohort_program name)
   cmake_parse_arguments(arg "" "" "SOURCES;LIBS" ${ARGN})
   add_executable(${name} ${arg_SOURCES})
+  _cohort_needs_torch(torch ${arg_LIBS})
+  if(torch AND COHORT_READERS_ONLY)
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+    return()
+  endif()
   target_link_libraries(${name} PRIVATE ${arg_LIBS} cohort_flags)
 endfunction()

@@ -1,0 +1,39 @@
+# shellcheck shell=bash
+# Configuring and building a preset of CMakePresets.json.
+
+# configure PRESET ARGUMENT...: runs CMake when something that it depends on changed; Ninja sees to the rest.
+configure() {
+  local preset="$1" folder="$COHORT_ROOT/build/$1" stamp
+  shift
+  local -a arguments=("$@" "${COHORT_SYSROOT_ARGUMENTS[@]}")
+  stamp=$(hash_of "$COHORT_ROOT/CMakePresets.json" "$COHORT_ROOT" "${CXX:-}" "$(command -v cmake)" "${arguments[@]}")
+  if stamp_holds "configure-$preset" "$stamp" && [ -f "$folder/build.ninja" ]; then return 0; fi
+  rm -f "$folder/CMakeCache.txt"
+  run_logged "configure-$preset" "configuring the build ($preset)" \
+    cmake -S "$COHORT_ROOT" --preset "$preset" "${arguments[@]}"
+  set_stamp "configure-$preset" "$stamp"
+  grep -E '^-- LibTorch ' "$COHORT_LOGS/configure-$preset.log" | sed 's/^-- //' || true
+}
+
+# build PRESET [TARGET...]
+build() {
+  local preset="$1" folder="$COHORT_ROOT/build/$1" log="$COHORT_LOGS/build-$1.log" jobs begun status=0
+  shift
+  jobs="${COHORT_JOBS:-$(build_jobs)}"
+  begun=$SECONDS
+  need_space 1500 "building"
+  if [ -t 1 ] && [ -z "${COHORT_VERBOSE:-}" ]; then
+    # Ninja's own progress line, and a copy of what went wrong.
+    ninja -C "$folder" -j "$jobs" "$@" </dev/null || status=$?
+    if [ "$status" -ne 0 ]; then fail "the build ($preset) failed; the first error stands above."; fi
+  elif [ -n "${COHORT_VERBOSE:-}" ]; then
+    ninja -C "$folder" -j "$jobs" "$@" </dev/null 2>&1 | tee "$log"
+    if [ "${PIPESTATUS[0]}" -ne 0 ]; then fail "the build ($preset) failed."; fi
+  elif ! ninja -C "$folder" -j "$jobs" "$@" >"$log" 2>&1 </dev/null; then
+    grep -E -A 12 '^FAILED|error:' "$log" | head -n 60 >&2 || tail -n 30 "$log" >&2
+    local cause
+    cause=$(explain "$log")
+    fail "the build ($preset) failed${cause:+: $cause} (log: $log)."
+  fi
+  say "Built $preset in $(elapsed $((SECONDS - begun))) with $jobs $([ "$jobs" -eq 1 ] && echo job || echo jobs)."
+}

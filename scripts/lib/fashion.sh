@@ -1,0 +1,85 @@
+# shellcheck shell=bash
+# The quick job: Fashion-MNIST from Debian's package to JPEG files, training, evaluation, the closing report.
+
+FASHION_PACKAGE=dataset-fashion-mnist
+FASHION_FOLDER="$COHORT_ROOT/data/fashion"
+
+find_program_cohort() {
+  local program
+  program=$(find "$COHORT_ROOT/build/release" -maxdepth 2 -name cohort -type f -perm -u+x | head -n 1)
+  [ -n "$program" ] || fail "the build made no program cohort in build/release; remove that folder and run again."
+  say "$program"
+}
+
+# fashion_source: the folder with the four IDX files, from the system or unpacked privately.
+fashion_source() {
+  local prefix
+  for prefix in "" "$COHORT_SYSROOT"; do
+    if [ -f "$prefix/usr/share/$FASHION_PACKAGE/train-images-idx3-ubyte.gz" ]; then
+      say "$prefix/usr/share/$FASHION_PACKAGE"
+      return 0
+    fi
+  done
+}
+
+ensure_fashion() {
+  local cohort="$1" source begun=$SECONDS
+  if [ -f "$FASHION_FOLDER/.complete" ]; then
+    say "data/fashion is there already."
+    return 0
+  fi
+  source=$(fashion_source)
+  if [ -z "$source" ]; then
+    command -v apt-get >/dev/null ||
+      fail "Fashion-MNIST comes from Debian's package $FASHION_PACKAGE and there is no apt-get here: turn the four IDX files into an image folder with: '$cohort' data fashion --source FOLDER --out data/fashion"
+    # Only root may unpack it into the system; it is data, so without root it need not bother sudo.
+    if [ "$(id -u)" -ne 0 ]; then
+      COHORT_PRIVATE=1 ensure_packages "to train on" "$FASHION_PACKAGE"
+    else
+      ensure_packages "to train on" "$FASHION_PACKAGE"
+    fi
+    source=$(fashion_source)
+    [ -n "$source" ] || fail "the package $FASHION_PACKAGE is installed, but its files are not in /usr/share/$FASHION_PACKAGE."
+  fi
+  need_space 500 "70,000 small files"
+  rm -rf "$FASHION_FOLDER.part" "$FASHION_FOLDER"
+  mkdir -p "$COHORT_ROOT/data"
+  run_logged fashion "turning Fashion-MNIST into JPEG files" \
+    "$cohort" data fashion --source "$source" --out "$FASHION_FOLDER.part"
+  touch "$FASHION_FOLDER.part/.complete"
+  mv "$FASHION_FOLDER.part" "$FASHION_FOLDER"
+  say "data/fashion: $(find "$FASHION_FOLDER/train" -type f | wc -l) images to train, $(find "$FASHION_FOLDER/val" -type f | wc -l) to validate (in $(elapsed $((SECONDS - begun))))."
+}
+
+# train_and_report COHORT TINY SETTING...
+train_and_report() {
+  local cohort="$1" tiny="$2" run begun=$SECONDS accuracy log="$COHORT_LOGS/eval.log"
+  shift 2
+  run="runs/fashion-vgg-$(date +%Y%m%d-%H%M%S)"
+  local -a train=("$cohort" train --config configs/fashion-vgg.yaml "data.path=data/fashion" "run.dir=$run")
+  if [ -n "$tiny" ]; then train+=(--fast-dev-run); fi
+  say "cohort ${train[*]:1} $*"
+  "${train[@]}" "$@" || fail "training stopped (status $?); its messages stand above."
+  local trained=$((SECONDS - begun))
+
+  step "Evaluating the best checkpoint on the validation images"
+  "$cohort" eval --run "$run" >"$log" || fail "the evaluation failed; its message stands above."
+  cat "$log"
+  accuracy=$(awk 'tolower($1) ~ /(accuracy|top1)$/ {print $2; exit}' "$log")
+  [ -n "$accuracy" ] || fail "the evaluation printed no accuracy (its output: $log)."
+  accuracy=$(awk -v a="$accuracy" 'BEGIN {printf "%.2f %%", (a <= 1 ? 100 * a : a)}')
+
+  local program="${cohort#"$COHORT_ROOT"/}"
+  cat <<REPORT
+
+Accuracy on the validation images: $accuracy (trained in $(elapsed "$trained"))
+  checkpoint   $run/checkpoints/best
+  curves       $run/curves.svg
+  TensorBoard  $run/tensorboard
+
+Try next:
+  $program train --config configs/fashion-vgg.yaml data.path=data/fashion optim.lr=0.05 train.epochs=3
+  $program summary vgg16_bn --classes 10 --image-size 64
+  $program train --help
+REPORT
+}

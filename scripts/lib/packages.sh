@@ -1,0 +1,232 @@
+# shellcheck shell=bash
+# System packages: what is missing, and the three ways to get it (root, sudo, unpacked privately).
+
+# Libraries to build against; docs/dependencies.md says what each is for.
+BUILD_PACKAGES=(libspdlog-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libjpeg-dev libpng-dev zlib1g-dev
+  libxxhash-dev libarchive-dev)
+TEST_PACKAGES=(libgtest-dev)
+COHORT_SYSROOT="$COHORT_STATE/sysroot"
+CMAKE_AT_LEAST=3.22
+
+# package_here NAME: installed in the system, or unpacked privately by an earlier run.
+package_here() {
+  [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ] ||
+    grep -qxF "$1" "$COHORT_SYSROOT/.packages" 2>/dev/null
+}
+
+missing_packages() {
+  local name
+  for name in "$@"; do
+    if ! package_here "$name"; then say "$name"; fi
+  done
+}
+
+can_sudo() {
+  command -v sudo >/dev/null || return 1
+  if sudo -n true 2>/dev/null; then return 0; fi
+  # A password may be asked for on a terminal, but only of someone who can have the right.
+  [ -t 0 ] && id -nG | grep -qwE 'sudo|admin|wheel'
+}
+
+# How packages get here: root, sudo or private.
+install_mode() {
+  if [ -n "${COHORT_PRIVATE:-}" ]; then
+    say private
+  elif [ "$(id -u)" -eq 0 ]; then
+    say root
+  elif can_sudo; then
+    say sudo
+  else
+    say private
+  fi
+}
+
+# apt_private ARGUMENT...: apt-get with lists and caches of our own, which no right is needed for.
+apt_private() {
+  apt-get -o "Dir::State::Lists=$COHORT_STATE/apt/lists" -o "Dir::Cache=$COHORT_STATE/apt/cache" \
+    -o Dir::State::status=/var/lib/dpkg/status -o Debug::NoLocking=1 -o "APT::Sandbox::User=" "$@"
+}
+
+# download_size COMMAND...: megabytes that `apt-get install` of what follows would fetch, or nothing.
+download_size() {
+  local what="$1"
+  shift
+  "$what" install --print-uris -y --no-install-recommends "$@" 2>/dev/null |
+    awk '/^\x27/ {bytes += $3} END {if (bytes > 0) printf "%.0f MB", bytes / 1e6 + 0.5}'
+}
+
+# fail_packages LOG-NAME NAME...
+fail_packages() {
+  local log="$COHORT_LOGS/$1.log" cause
+  shift
+  tail -n 15 "$log" >&2
+  cause=$(explain "$log")
+  fail "these packages cannot be had: $*${cause:+, because $cause}; install them by hand and run again (log: $log)."
+}
+
+install_with_apt() {
+  local prefix=() size
+  if [ "$1" = sudo ]; then prefix=(sudo); fi
+  shift
+  size=$(download_size apt-get "$@")
+  say "Installing with ${prefix[*]:+sudo }apt-get${size:+ ($size to download)}: $*"
+  if [ -n "${prefix[*]:-}" ] && ! sudo -v; then
+    fail "sudo was refused: install these packages as an administrator, or run again with --private: $*"
+  fi
+  local install=("${prefix[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@")
+  if try_logged apt "${install[@]}"; then return 0; fi
+  # Lists that are missing or old: bring them up to date once, then try again.
+  try_logged apt-update "${prefix[@]}" apt-get update || true
+  try_logged apt "${install[@]}" || fail_packages apt "$@"
+}
+
+# fix_links FOLDER: absolute links of unpacked packages point into the system; point them into the folder where it has
+# the file. `find -L -xtype l`-free on purpose: some links are meant to leave the folder.
+fix_links() {
+  local link target
+  find "$1" -type l -lname '/*' -print0 | while IFS= read -r -d '' link; do
+    target=$(readlink "$link")
+    if [ -e "$1$target" ]; then
+      ln -sfn "$1$target" "$link"
+    elif [ -e "$1/usr$target" ]; then
+      ln -sfn "$1/usr$target" "$link"
+    fi
+  done
+}
+
+install_privately() {
+  local debs="$COHORT_STATE/apt/debs" plan size name deb
+  command -v dpkg-deb >/dev/null || fail "dpkg-deb is missing, so packages cannot be unpacked privately: $*"
+  mkdir -p "$COHORT_STATE/apt/lists/partial" "$COHORT_STATE/apt/cache/archives/partial" "$debs" "$COHORT_SYSROOT"
+  if ! try_logged apt-plan apt_private -s install --no-install-recommends "$@"; then
+    say "Not root and no sudo: fetching the package lists into .cohort/ (about 10 MB)"
+    try_logged apt-update apt_private update || true
+    try_logged apt-plan apt_private -s install --no-install-recommends "$@" || fail_packages apt-plan "$@"
+  fi
+  # "Inst NAME (VERSION ..." or, for an upgrade, "Inst NAME [OLD] (VERSION ...".
+  plan=$(awk '$1 == "Inst" {match($0, /\([^ ]+/); print $2 "=" substr($0, RSTART + 1, RLENGTH - 1)}' \
+    "$COHORT_LOGS/apt-plan.log")
+  size=$(download_size apt_private "$@")
+  say "Not root and no sudo: unpacking into .cohort/sysroot, nothing outside this folder changes" \
+    "(${size:-size unknown}): $*"
+  need_space 400 "unpacking these packages"
+  if [ -n "$plan" ]; then
+    local -a wanted
+    mapfile -t wanted <<<"$plan"
+    if ! (cd "$debs" && try_logged apt-download apt_private download "${wanted[@]}"); then
+      # The lists are older than the mirror: bring them up to date once.
+      try_logged apt-update apt_private update || fail_packages apt-update "$@"
+      try_logged apt-plan apt_private -s install --no-install-recommends "$@" || fail_packages apt-plan "$@"
+      mapfile -t wanted < <(awk '$1 == "Inst" {match($0, /\([^ ]+/); print $2 "=" substr($0, RSTART + 1, RLENGTH - 1)}' \
+        "$COHORT_LOGS/apt-plan.log")
+      (cd "$debs" && try_logged apt-download apt_private download "${wanted[@]}") || fail_packages apt-download "$@"
+    fi
+    for deb in "$debs"/*.deb; do
+      run_logged dpkg "unpacking $(basename "$deb")" dpkg-deb -x "$deb" "$COHORT_SYSROOT"
+    done
+    fix_links "$COHORT_SYSROOT"
+  fi
+  for name in "$@"; do say "$name"; done >>"$COHORT_SYSROOT/.packages"
+  rm -rf "$debs"
+}
+
+# ensure_packages WHY NAME...
+ensure_packages() {
+  local why="$1" mode
+  shift
+  local -a missing
+  mapfile -t missing < <(missing_packages "$@")
+  if [ "${#missing[@]}" -eq 0 ]; then return 0; fi
+  say "Missing $why: ${missing[*]}"
+  if [ -n "${COHORT_NO_INSTALL:-}" ]; then
+    fail "--no-install was given, so install them yourself: apt-get install ${missing[*]}"
+  fi
+  mode=$(install_mode)
+  if [ "$mode" = private ]; then install_privately "${missing[@]}"; else install_with_apt "$mode" "${missing[@]}"; fi
+}
+
+# ensure_libraries build|test: the libraries to build against. Elsewhere than on Debian and Ubuntu they are expected there.
+ensure_libraries() {
+  local -a wanted=("${BUILD_PACKAGES[@]}")
+  if [ "$1" = test ]; then wanted+=("${TEST_PACKAGES[@]}"); fi
+  if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    say "This is no Debian or Ubuntu (no apt-get): the libraries in docs/dependencies.md must be installed already."
+    return 0
+  fi
+  ensure_packages "to build with" "${wanted[@]}"
+}
+
+# ensure_compiler: C++20 needs GCC 11 or clang 14.
+ensure_compiler() {
+  local compiler="${CXX:-}" version
+  if [ -z "$compiler" ]; then
+    if ! command -v c++ >/dev/null && ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then
+      if command -v apt-get >/dev/null && [ "$(install_mode)" != private ]; then
+        ensure_packages "to compile with" g++
+      else
+        fail "there is no C++ compiler, and without root or sudo none can be installed: ask for the package g++ (12 or newer)."
+      fi
+    fi
+    compiler=$(command -v c++ || command -v g++ || command -v clang++)
+  fi
+  if ! printf '#if (defined(__clang__) && __clang_major__ < 14) || (!defined(__clang__) && __GNUC__ < 11)\n#error\n#endif\n#include <vector>\n' |
+    "$compiler" -std=c++20 -x c++ -fsyntax-only - 2>"$COHORT_LOGS/compiler.log"; then
+    version=$("$compiler" -dumpfullversion -dumpversion 2>/dev/null || say unknown)
+    fail "the C++ compiler $compiler (version $version) cannot build C++20: install g++ 12 or newer, or name another with CXX=..."
+  fi
+  case "$compiler" in
+    *clang*) export CC="${CC:-clang}" CXX="$compiler" ;;
+    *) if ! command -v cc >/dev/null && [ -z "${CC:-}" ]; then export CC=gcc CXX="$compiler"; fi ;;
+  esac
+}
+
+cmake_fits() {
+  local version
+  version=$("$1" --version 2>/dev/null | awk 'NR == 1 {print $3}')
+  [ -n "$version" ] && version_at_least "$version" "$CMAKE_AT_LEAST"
+}
+
+# ensure_build_tools: CMake and Ninja from the system, from apt, or from pip in .cohort/venv.
+ensure_build_tools() {
+  if [ -x "$COHORT_STATE/venv/bin/cmake" ]; then PATH="$COHORT_STATE/venv/bin:$PATH"; fi
+  local -a wanted=()
+  if ! command -v cmake >/dev/null; then wanted+=(cmake); fi
+  if ! command -v ninja >/dev/null; then wanted+=(ninja-build); fi
+  if [ "${#wanted[@]}" -gt 0 ] && command -v apt-get >/dev/null && [ "$(install_mode)" != private ]; then
+    ensure_packages "to build with" "${wanted[@]}"
+    hash -r
+  fi
+  wanted=()
+  if ! cmake_fits cmake; then wanted+=("cmake>=$CMAKE_AT_LEAST,<5"); fi
+  if ! command -v ninja >/dev/null; then wanted+=(ninja); fi
+  if [ "${#wanted[@]}" -gt 0 ]; then
+    say "Installing into .cohort/venv with pip (about 30 MB): ${wanted[*]%%[<>=]*}" \
+      "(the system's is missing or older than CMake $CMAKE_AT_LEAST, and only root may install packages)"
+    ensure_venv "$COHORT_STATE/venv"
+    run_logged pip-tools "installing CMake and Ninja with pip" \
+      "$COHORT_STATE/venv/bin/python" -m pip install -q --no-input --disable-pip-version-check "${wanted[@]}"
+    PATH="$COHORT_STATE/venv/bin:$PATH"
+    hash -r
+  fi
+  export PATH
+}
+
+# use_sysroot: lets compiler, linker, CMake and pkg-config see what was unpacked privately.
+use_sysroot() {
+  if [ ! -d "$COHORT_SYSROOT/usr" ]; then return 0; fi
+  local triplet lib
+  triplet=$(dpkg-architecture -qDEB_HOST_MULTIARCH 2>/dev/null || gcc -print-multiarch 2>/dev/null || say "$(uname -m)-linux-gnu")
+  lib="$COHORT_SYSROOT/usr/lib/$triplet:$COHORT_SYSROOT/lib/$triplet"
+  export CMAKE_PREFIX_PATH="$COHORT_SYSROOT/usr${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}"
+  export CPATH="$COHORT_SYSROOT/usr/include:$COHORT_SYSROOT/usr/include/$triplet${CPATH:+:$CPATH}"
+  export LIBRARY_PATH="$lib${LIBRARY_PATH:+:$LIBRARY_PATH}"
+  export LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  export PKG_CONFIG_PATH="$COHORT_SYSROOT/usr/lib/$triplet/pkgconfig:$COHORT_SYSROOT/usr/share/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}"
+  # For the programs that are built: they run without these variables too (old-style run path, so that it serves the
+  # libraries of libraries).
+  local flag="-Wl,--disable-new-dtags"
+  COHORT_SYSROOT_ARGUMENTS=("-DCMAKE_BUILD_RPATH=${lib/:/;}" "-DCOHORT_EXTRA_RPATH=${lib/:/;}"
+    "-DCMAKE_EXE_LINKER_FLAGS=$flag" "-DCMAKE_SHARED_LINKER_FLAGS=$flag")
+}
+# shellcheck disable=SC2034 # read by build.sh
+COHORT_SYSROOT_ARGUMENTS=()

@@ -1,0 +1,58 @@
+# shellcheck shell=bash
+# The virtual environment of the tests: Python oracles and checkers, pinned in scripts/requirements-test*.txt.
+COHORT_TEST_VENV="$COHORT_STATE/test-venv"
+
+ensure_test_venv() {
+  local requirements="$COHORT_ROOT/scripts/requirements-test.txt" stamp shared site version
+  stamp=$(hash_of "$requirements" "$COHORT_ROOT/scripts/requirements-test-nodeps.txt" "$COHORT_ROOT")
+  if stamp_holds test-venv "$stamp" && [ -x "$COHORT_TEST_VENV/bin/python" ]; then return 0; fi
+  need_space 4000 "the tests' Python packages"
+  find_python 3.11
+  ensure_venv "$COHORT_TEST_VENV" 3.11
+  # The wheel that ./quickstart fetched serves here too, where it is the same release for the same Python.
+  shared=$(echo "$COHORT_STATE"/venv/lib/python3*/site-packages)
+  site=$(echo "$COHORT_TEST_VENV"/lib/python3*/site-packages)
+  rm -f "$site/cohort-shared.pth"
+  if [ -d "$shared/torch" ] && [ "$(basename "$(dirname "$shared")")" = "$(basename "$(dirname "$site")")" ]; then
+    version=$(libtorch_version "$shared/torch")
+    if [ "$version" = "$LIBTORCH_WHEEL" ] && [ -z "$(missing_libraries "$shared/torch")" ] &&
+      [ ! -f "$shared/torch/lib/libtorch_cuda.so" ]; then
+      printf '%s\n' "$shared" >"$site/cohort-shared.pth"
+    fi
+  fi
+  if [ -f "$site/cohort-shared.pth" ]; then
+    say "Python oracles for the tests into .cohort/test-venv (about 80 MB to download; torch from .cohort/venv):"
+  else
+    say "Python oracles for the tests into .cohort/test-venv: about 280 MB to download, or several GB where the package"
+    say "index has only the CUDA build of torch, whose Python part does not start without CUDA's packages:"
+    # A CPU build first, for its size; where there is none, the next call fetches what there is.
+    try_logged pip-torch-test "$COHORT_TEST_VENV/bin/python" -m pip install -q --no-input --disable-pip-version-check \
+      --no-deps "torch==$LIBTORCH_WHEEL+cpu" || true
+  fi
+  say "$(grep -v '^#' "$requirements" "$COHORT_ROOT/scripts/requirements-test-nodeps.txt" -h | tr '\n' ' ')"
+  pip_install pip-test "installing the tests' Python packages with pip" "$COHORT_TEST_VENV" -r "$requirements"
+  pip_install pip-test-nodeps "installing torchvision with pip" "$COHORT_TEST_VENV" \
+    --no-deps -r "$COHORT_ROOT/scripts/requirements-test-nodeps.txt"
+  "$COHORT_TEST_VENV/bin/python" -W ignore -c 'import torch, torchvision, PIL, numpy, tensorboard, safetensors, yaml' \
+    >"$COHORT_LOGS/oracles.log" 2>&1 ||
+    fail "the tests' Python packages were installed but cannot be imported: $(tail -n 1 "$COHORT_LOGS/oracles.log")"
+  set_stamp test-venv "$stamp"
+}
+
+# ensure_test_libtorch [FOLDER]: one that was named, else that of the test environment, so that one wheel is enough and
+# C++ and the oracles compute with the same library.
+ensure_test_libtorch() {
+  local folder
+  if [ -n "${1:-}" ]; then
+    find_libtorch "$1"
+    return 0
+  fi
+  folder=$(torch_of "$COHORT_TEST_VENV/bin/python")
+  if libtorch_fits "$folder"; then
+    COHORT_LIBTORCH=$(cd "$folder" && pwd -P)
+    if [ ! -f "$COHORT_STATE/libtorch.path" ]; then printf '%s\n' "$COHORT_LIBTORCH" >"$COHORT_STATE/libtorch.path"; fi
+    say "LibTorch $(libtorch_version "$folder") from the tests' own environment"
+  else
+    ensure_libtorch
+  fi
+}
