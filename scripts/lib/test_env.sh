@@ -2,6 +2,20 @@
 # The virtual environment of the tests: Python oracles and checkers, pinned in scripts/requirements-test*.txt.
 COHORT_TEST_VENV="$COHORT_STATE/test-venv"
 
+# torchvision_without_operators FILE: the index may have torchvision only with compiled operators for CUDA, which do not
+# load beside a CPU torch; its import then stops at operators whose names are not known. Declare the names: the model
+# definitions and transforms, all that the oracles use, need no compiled operator.
+torchvision_without_operators() {
+  if grep -q cohort_operators "$1"; then return 0; fi
+  cat >>"$1" <<'PYTHON'
+
+if not _has_ops():
+    cohort_operators = torch.library.Library("torchvision", "DEF")
+    for cohort_name in ("nms", "qnms"):
+        cohort_operators.define(cohort_name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+PYTHON
+}
+
 ensure_test_venv() {
   local requirements="$COHORT_ROOT/scripts/requirements-test.txt" stamp shared site version
   stamp=$(hash_of "$requirements" "$COHORT_ROOT/scripts/requirements-test-nodeps.txt" "$COHORT_ROOT")
@@ -33,6 +47,7 @@ ensure_test_venv() {
   pip_install pip-test "installing the tests' Python packages with pip" "$COHORT_TEST_VENV" -r "$requirements"
   pip_install pip-test-nodeps "installing torchvision with pip" "$COHORT_TEST_VENV" \
     --no-deps -r "$COHORT_ROOT/scripts/requirements-test-nodeps.txt"
+  torchvision_without_operators "$(echo "$COHORT_TEST_VENV"/lib/python3*/site-packages/torchvision/extension.py)"
   "$COHORT_TEST_VENV/bin/python" -W ignore -c 'import torch, torchvision, PIL, numpy, tensorboard, safetensors, yaml' \
     >"$COHORT_LOGS/oracles.log" 2>&1 ||
     fail "the tests' Python packages were installed but cannot be imported: $(tail -n 1 "$COHORT_LOGS/oracles.log")"
