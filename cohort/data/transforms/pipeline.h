@@ -53,13 +53,12 @@ class Pipeline {
                    float* out, Layout layout) const;
 
  private:
-  struct Stage;
+  void run_from(Image& image, const Action* first, core::RandomStream& random, float* out, Layout layout,
+                const std::string& name) const;
+  void check_order(const std::vector<TransformSpec>& specs) const;
   void build_table(const TransformSpec* normalize);
-  void finish(Image& image, size_t first, bool mirror, core::RandomStream& random, float* out, Layout layout,
-              const std::string& name) const;
 
   std::vector<std::unique_ptr<Transform>> transforms_;
-  std::vector<std::string> names_;
   ColorMode color_;
   DecodeOptions decode_;
   int64_t channels_ = 0;

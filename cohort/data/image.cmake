@@ -1,0 +1,11 @@
+# Codecs and transforms: they read untrusted bytes, so no LibTorch.
+find_package(JPEG REQUIRED)
+find_package(PNG REQUIRED)
+set(_image_sources
+  codecs/codec.cpp codecs/color.cpp codecs/encode.cpp codecs/jpeg_reader.cpp codecs/png_reader.cpp
+  transforms/geometry.cpp transforms/pipeline.cpp transforms/resample.cpp transforms/transform.cpp)
+list(TRANSFORM _image_sources PREPEND "${CMAKE_CURRENT_LIST_DIR}/")
+cohort_library(image
+  SOURCES ${_image_sources}
+  LIBS cohort::base
+  PRIVATE_LIBS JPEG::JPEG PNG::PNG)

@@ -1,0 +1,315 @@
+#include "cohort/data/transforms/pipeline.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "cohort/core/error.h"
+#include "cohort/data/transforms/resample.h"
+
+namespace cohort::data {
+namespace {
+
+/// What one thread keeps between pictures.
+struct Scratch {
+  Image decoded;
+  Image spare[2];
+  Resampler resampler;
+};
+
+Scratch& thread_scratch() {
+  static thread_local Scratch scratch;
+  return scratch;
+}
+
+bool contains(ImageSize size, const Region& region) {
+  return region.top >= 0 && region.left >= 0 && region.top + region.height <= size.height &&
+         region.left + region.width <= size.width;
+}
+
+/// A picture on its way through a pipeline: pixels in some buffer, cut and mirrored only when that cannot
+/// wait.
+class Work {
+ public:
+  Work(Image& image, Scratch& scratch) : owner_(&image), scratch_(scratch) { view_whole(); }
+
+  const PixelView& view() const { return view_; }
+  bool mirrored() const { return mirrored_; }
+
+  void act(const Action& action) {
+    const Region& region = action.region;
+    if (region.height < 1 || region.width < 1 || action.size.height < 1 || action.size.width < 1) {
+      throw UsageError("data.pipeline", "a transform planned an empty picture");
+    }
+    if (region != Region{0, 0, view_.height, view_.width}) {
+      if (contains({view_.height, view_.width}, region)) {
+        const int64_t left = mirrored_ ? view_.width - region.left - region.width : region.left;
+        view_.data += region.top * view_.stride + left * view_.channels;
+        view_.height = region.height;
+        view_.width = region.width;
+      } else {
+        pad(region);
+      }
+    }
+    if (action.size != ImageSize{view_.height, view_.width}) {
+      if (mirrored_) {  // sums are not symmetric to the last bit
+        copy(Region{0, 0, view_.height, view_.width});
+      }
+      Image& target = spare();
+      scratch_.resampler.resize(view_, action.size, target);
+      take(target);
+    }
+    mirrored_ ^= action.mirror;
+  }
+
+  /// Returns the pixels as an image of their own; call `view_whole` after changing it.
+  Image& image() {
+    const bool whole =
+        view_.data == owner_->pixels.data() && owner_->size() == ImageSize{view_.height, view_.width};
+    if (mirrored_ || !whole) {
+      copy(Region{0, 0, view_.height, view_.width});
+    }
+    return *owner_;
+  }
+
+  void view_whole() {
+    view_ = {owner_->pixels.data(), owner_->width * owner_->channels, owner_->height, owner_->width,
+             owner_->channels};
+  }
+
+ private:
+  Image& spare() { return owner_ == &scratch_.spare[0] ? scratch_.spare[1] : scratch_.spare[0]; }
+
+  void take(Image& image) {
+    owner_ = &image;
+    mirrored_ = false;
+    view_whole();
+  }
+
+  /// Copies `region`, black where it lies outside, and undoes the mirroring.
+  void pad(const Region& region) {
+    spare().reshape(region.height, region.width, view_.channels);
+    std::fill(spare().pixels.begin(), spare().pixels.end(), uint8_t{0});
+    copy(region);
+  }
+
+  void copy(const Region& region) {
+    Image& target = spare();
+    target.reshape(region.height, region.width, view_.channels);
+    const int64_t channels = view_.channels;
+    const int64_t top = std::max<int64_t>(0, region.top), left = std::max<int64_t>(0, region.left);
+    const int64_t bottom = std::min(view_.height, region.top + region.height);
+    const int64_t right = std::min(view_.width, region.left + region.width);
+    for (int64_t y = top; y < bottom && left < right; ++y) {
+      uint8_t* to = target.pixels.data() + ((y - region.top) * region.width + left - region.left) * channels;
+      if (!mirrored_) {
+        std::memcpy(to, view_.row(y) + left * channels, static_cast<size_t>((right - left) * channels));
+        continue;
+      }
+      const uint8_t* from = view_.row(y) + (view_.width - 1 - left) * channels;
+      for (int64_t x = left; x < right; ++x, to += channels, from -= channels) {
+        std::copy_n(from, channels, to);
+      }
+    }
+    take(target);
+  }
+
+  Image* owner_;
+  Scratch& scratch_;
+  PixelView view_;
+  bool mirrored_ = false;
+};
+
+template <int kChannels>
+void write_channels_last(const PixelView& view, bool mirror, const float* table, float* out) {
+  for (int64_t y = 0; y < view.height; ++y) {
+    const uint8_t* pixel = view.row(y) + (mirror ? (view.width - 1) * kChannels : 0);
+    const int64_t step = mirror ? -kChannels : kChannels;
+    for (int64_t x = 0; x < view.width; ++x, pixel += step, out += kChannels) {
+      for (int c = 0; c < kChannels; ++c) {
+        out[c] = table[256 * c + pixel[c]];
+      }
+    }
+  }
+}
+
+template <int kChannels>
+void write_channels_first(const PixelView& view, bool mirror, const float* table, float* out) {
+  const int64_t plane = view.height * view.width;
+  for (int64_t y = 0; y < view.height; ++y, out += view.width) {
+    const uint8_t* pixel = view.row(y) + (mirror ? (view.width - 1) * kChannels : 0);
+    const int64_t step = mirror ? -kChannels : kChannels;
+    for (int64_t x = 0; x < view.width; ++x, pixel += step) {
+      for (int c = 0; c < kChannels; ++c) {
+        out[c * plane + x] = table[256 * c + pixel[c]];
+      }
+    }
+  }
+}
+
+void write(const PixelView& view, bool mirror, const float* table, float* out, Layout layout) {
+  if (view.channels == 1) {
+    write_channels_first<1>(view, mirror, table, out);
+  } else if (layout == Layout::kChannelsFirst) {
+    write_channels_first<3>(view, mirror, table, out);
+  } else {
+    write_channels_last<3>(view, mirror, table, out);
+  }
+}
+
+}  // namespace
+
+Pipeline::Pipeline(const std::vector<TransformSpec>& specs, ColorMode color, const DecodeOptions& decode)
+    : color_(color), decode_(decode), channels_(num_channels(color)) {
+  check_order(specs);
+  const TransformSpec* normalize = nullptr;
+  for (const TransformSpec& spec : specs) {
+    if (spec.name == "ToTensor") {
+      TransformArgs(spec).refuse_the_rest();
+    } else if (spec.name == "Normalize") {
+      normalize = &spec;
+    } else {
+      transforms_.push_back(make_transform(spec));
+      size_ = transforms_.back()->output_size(size_);
+      channels_ = transforms_.back()->output_channels(channels_);
+    }
+  }
+  if (channels_ != 1 && channels_ != 3) {
+    throw ConfigError("data.pipeline",
+                      core::concat("the transforms give ", channels_, " channels, expected 1 or 3"));
+  }
+  build_table(normalize);
+}
+
+Pipeline::~Pipeline() = default;
+Pipeline::Pipeline(Pipeline&&) noexcept = default;
+Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
+
+void Pipeline::check_order(const std::vector<TransformSpec>& specs) const {
+  constexpr const char* kHint = "first what works on pictures, then ToTensor, then Normalize or nothing";
+  const auto to_tensor =
+      std::find_if(specs.begin(), specs.end(), [](const auto& s) { return s.name == "ToTensor"; });
+  for (auto spec = specs.begin(); spec != specs.end(); ++spec) {
+    if (spec->name == "Normalize" && spec < to_tensor) {
+      throw ConfigError("data.pipeline", "Normalize stands before ToTensor", kHint);
+    }
+    if (spec > to_tensor && spec->name != "Normalize") {
+      make_transform(spec->name == "ToTensor" ? specs.front()
+                                              : *spec);  // a wrong name is worse than a wrong place
+      throw ConfigError("data.pipeline", core::concat(spec->name, " stands after ToTensor"), kHint);
+    }
+    if (spec > to_tensor + 1) {
+      throw ConfigError("data.pipeline", "Normalize stands twice", kHint);
+    }
+  }
+  if (to_tensor == specs.end()) {
+    throw ConfigError("data.pipeline", "there is no ToTensor, so no numbers come out", kHint);
+  }
+}
+
+void Pipeline::build_table(const TransformSpec* normalize) {
+  std::vector<double> mean = {0.0}, deviation = {1.0};
+  if (normalize != nullptr) {
+    TransformArgs args(*normalize);
+    for (auto* values : {&mean, &deviation}) {
+      const std::string key = values == &mean ? "mean" : "std";
+      if (!args.has(key)) {
+        args.fail(key, "missing");
+      }
+      *values = args.numbers(key, {});
+      if (values->size() != 1 && static_cast<int64_t>(values->size()) != channels_) {
+        args.fail(key,
+                  core::concat("got ", values->size(), " values, expected ", channels_,
+                               channels_ == 1 ? " (pictures are grey)" : " (pictures have colour) or 1"));
+      }
+    }
+    if (std::any_of(deviation.begin(), deviation.end(),
+                    [](double d) { return static_cast<float>(d) == 0.0f; })) {
+      args.fail("std", "got 0, expected a deviation to divide by");
+    }
+    args.refuse_the_rest();
+  }
+  table_.resize(static_cast<size_t>(channels_ * 256));
+  for (size_t i = 0; i < table_.size(); ++i) {
+    const size_t channel = i / 256;
+    // In single precision and in this order, as torchvision does on tensors.
+    const float value = static_cast<float>(i % 256) / 255.0f;
+    const auto m = static_cast<float>(mean[mean.size() == 1 ? 0 : channel]);
+    const auto d = static_cast<float>(deviation[deviation.size() == 1 ? 0 : channel]);
+    table_[i] = normalize == nullptr ? value : (value - m) / d;
+  }
+}
+
+bool Pipeline::has_output_shape() const {
+  return size_.height > 0;
+}
+
+void Pipeline::set_input_size(ImageSize in) {
+  for (const auto& transform : transforms_) {
+    in = transform->output_size(in);
+  }
+  size_ = in;
+}
+
+ImageShape Pipeline::output_shape() const {
+  if (!has_output_shape()) {
+    throw UsageError("data.pipeline", "the size of what comes out depends on the pictures",
+                     "add Resize with height and width, or a crop; or call set_input_size");
+  }
+  return {channels_, size_.height, size_.width};
+}
+
+void Pipeline::run(Image& image, core::RandomStream& random, float* out, Layout layout,
+                   const std::string& name) const {
+  run_from(image, nullptr, random, out, layout, name);
+}
+
+void Pipeline::run_encoded(std::span<const std::byte> file, const std::string& name,
+                           core::RandomStream& random, float* out, Layout layout) const {
+  ImageDecoder& decoder = thread_decoder();
+  Image& decoded = thread_scratch().decoded;
+  const ImageHeader header = decoder.open(file, color_, name, decode_);
+  if (transforms_.empty()) {
+    decoder.read(decoded);
+    run_from(decoded, nullptr, random, out, layout, name);
+    return;
+  }
+  Action first = transforms_[0]->plan(header.size(), random);
+  if (contains(header.size(), first.region) && first.region.height > 0 && first.region.width > 0) {
+    decoder.read(first.region, decoded);
+    first.region = {0, 0, decoded.height, decoded.width};
+  } else {
+    decoder.read(decoded);
+  }
+  run_from(decoded, &first, random, out, layout, name);
+}
+
+void Pipeline::run_from(Image& image, const Action* first, core::RandomStream& random, float* out,
+                        Layout layout, const std::string& name) const {
+  const ImageShape shape = output_shape();
+  if (image.channels != num_channels(color_)) {
+    throw UsageError("data.pipeline", core::concat(name, ": got ", image.channels, " channels, expected ",
+                                                   num_channels(color_)));
+  }
+  Work work(image, thread_scratch());
+  for (const auto& transform : transforms_) {
+    work.act(first != nullptr ? *first : transform->plan({work.view().height, work.view().width}, random));
+    first = nullptr;
+    if (transform->changes_pixels()) {
+      transform->apply(work.image(), random);
+      work.view_whole();
+    }
+  }
+  const PixelView& view = work.view();
+  if (ImageShape{view.channels, view.height, view.width} != shape) {
+    throw DataError(
+        "data.pipeline",
+        core::concat(name, ": got a picture of ", view.channels, "x", view.height, "x", view.width,
+                     " after the transforms, expected ", shape[0], "x", shape[1], "x", shape[2]),
+        "add Resize with height and width, or a crop, so that all pictures come out alike");
+  }
+  write(view, work.mirrored(), table_.data(), out, layout);
+}
+
+}  // namespace cohort::data

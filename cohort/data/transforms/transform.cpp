@@ -1,0 +1,238 @@
+#include "cohort/data/transforms/transform.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <mutex>
+#include <numeric>
+#include <utility>
+
+#include "cohort/core/error.h"
+#include "cohort/data/transforms/builtin.h"
+
+namespace cohort::data {
+namespace {
+
+struct Entry {
+  std::string first_argument;
+  TransformFactory make;
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, Entry> entries = builtin_entries();
+
+  static std::map<std::string, Entry> builtin_entries() {
+    std::map<std::string, Entry> entries;
+    for (const BuiltinTransform& builtin : builtin_transforms()) {
+      entries[builtin.name] = {builtin.first_argument, builtin.make};
+    }
+    return entries;
+  }
+};
+
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const bool same = std::tolower(static_cast<unsigned char>(a[i - 1])) ==
+                        std::tolower(static_cast<unsigned char>(b[j - 1]));
+      const size_t best = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (same ? 0 : 1)});
+      diagonal = std::exchange(row[j], best);
+    }
+  }
+  return row.back();
+}
+
+std::string nearest(const std::string& name, const std::vector<std::string>& known) {
+  return *std::min_element(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
+    return edit_distance(name, a) < edit_distance(name, b);
+  });
+}
+
+std::string join(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) {
+    text += (text.empty() ? "" : ", ") + name;
+  }
+  return text;
+}
+
+}  // namespace
+
+Action Transform::plan(ImageSize in, core::RandomStream&) const {
+  return {{0, 0, in.height, in.width}, in, false};
+}
+
+void Transform::apply(Image&, core::RandomStream&) const {}
+
+void register_transform(const std::string& name, const std::string& first_argument,
+                        TransformFactory factory) {
+  const std::vector<std::string> names = transform_names();
+  if (std::find(names.begin(), names.end(), name) != names.end()) {
+    throw UsageError("data.transforms", core::concat("the transform ", name, " is registered already"));
+  }
+  std::lock_guard lock(registry().mutex);
+  registry().entries[name] = {first_argument, std::move(factory)};
+}
+
+std::vector<std::string> transform_names() {
+  std::lock_guard lock(registry().mutex);
+  std::vector<std::string> names = {"Normalize", "ToTensor"};
+  for (const auto& [name, entry] : registry().entries) {
+    names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::unique_ptr<Transform> make_transform(const TransformSpec& spec) {
+  Entry entry;
+  {
+    std::lock_guard lock(registry().mutex);
+    const auto found = registry().entries.find(spec.name);
+    if (found != registry().entries.end()) {
+      entry = found->second;
+    }
+  }
+  if (!entry.make) {
+    const std::vector<std::string> names = transform_names();
+    throw ConfigError("data.transforms", core::concat("unknown transform ", spec.name),
+                      core::concat(nearest(spec.name, names), " (known: ", join(names), ")"));
+  }
+  TransformArgs args(spec, entry.first_argument);
+  std::unique_ptr<Transform> transform = entry.make(args);
+  args.refuse_the_rest();
+  return transform;
+}
+
+TransformArgs::TransformArgs(const TransformSpec& spec, std::string first_argument)
+    : name_(spec.name), args_(spec.args) {
+  const auto unnamed = args_.find("");
+  if (unnamed == args_.end()) {
+    return;
+  }
+  if (first_argument.empty()) {
+    throw ConfigError("data.transforms", core::concat(name_, " takes no argument without a name"));
+  }
+  if (args_.count(first_argument) != 0) {
+    fail(first_argument, "given twice, with and without its name");
+  }
+  args_[first_argument] = unnamed->second;
+  args_.erase("");
+}
+
+const std::vector<double>* TransformArgs::find(const std::string& key) {
+  asked_.push_back(key);
+  const auto found = args_.find(key);
+  return found == args_.end() ? nullptr : &found->second;
+}
+
+void TransformArgs::fail(const std::string& key, const std::string& what) const {
+  throw ConfigError("data.transforms", core::concat(name_, ".", key, ": ", what));
+}
+
+std::vector<double> TransformArgs::numbers(const std::string& key, const std::vector<double>& fallback) {
+  const std::vector<double>* values = find(key);
+  if (values == nullptr) {
+    return fallback;
+  }
+  if (!fallback.empty() && values->size() != fallback.size()) {
+    fail(key, core::concat("got ", values->size(), " values, expected ", fallback.size()));
+  }
+  for (const double value : *values) {
+    if (!std::isfinite(value)) {
+      fail(key, core::concat("got ", value, ", expected a finite number"));
+    }
+  }
+  return *values;
+}
+
+double TransformArgs::number(const std::string& key, double fallback) {
+  return numbers(key, {fallback})[0];
+}
+
+int64_t TransformArgs::integer(const std::string& key, int64_t fallback) {
+  return has(key) ? integers(key, 1, 1)[0] : (asked_.push_back(key), fallback);
+}
+
+std::vector<int64_t> TransformArgs::integers(const std::string& key, size_t min_count, size_t max_count) {
+  const std::vector<double>* values = find(key);
+  if (values == nullptr) {
+    fail(key, "missing");
+  }
+  if (values->size() < min_count || values->size() > max_count) {
+    fail(key, core::concat("got ", values->size(), " values, expected ", min_count,
+                           min_count == max_count ? "" : core::concat(" to ", max_count)));
+  }
+  std::vector<int64_t> whole;
+  for (const double value : *values) {
+    if (!(std::fabs(value) < 1e9) || value != std::floor(value)) {
+      fail(key, core::concat("got ", value, ", expected a whole number"));
+    }
+    whole.push_back(static_cast<int64_t>(value));
+  }
+  return whole;
+}
+
+ImageSize TransformArgs::size(const std::string& key) {
+  const std::vector<int64_t> values = integers(key, 1, 2);
+  for (const int64_t value : values) {
+    if (value < 1 || value > 65535) {
+      fail(key, core::concat("got ", value, ", expected 1 to 65535 pixels"));
+    }
+  }
+  return {values.front(), values.back()};
+}
+
+void TransformArgs::refuse_the_rest() const {
+  for (const auto& [key, values] : args_) {
+    if (std::find(asked_.begin(), asked_.end(), key) == asked_.end()) {
+      const std::string hint =
+          asked_.empty() ? "" : core::concat(nearest(key, asked_), " (known: ", join(asked_), ")");
+      throw ConfigError("data.transforms", core::concat(name_, " has no argument ", key), hint);
+    }
+  }
+}
+
+TransformSpec resize(int64_t shorter_side) {
+  return {"Resize", {{"size", {static_cast<double>(shorter_side)}}}};
+}
+TransformSpec resize(ImageSize size) {
+  return {"Resize", {{"size", {static_cast<double>(size.height), static_cast<double>(size.width)}}}};
+}
+TransformSpec center_crop(int64_t size) {
+  return {"CenterCrop", {{"size", {static_cast<double>(size)}}}};
+}
+TransformSpec random_crop(int64_t size, int64_t padding, bool pad_if_needed) {
+  return {"RandomCrop",
+          {{"size", {static_cast<double>(size)}},
+           {"padding", {static_cast<double>(padding)}},
+           {"pad_if_needed", {pad_if_needed ? 1.0 : 0.0}}}};
+}
+TransformSpec random_resized_crop(int64_t size, std::vector<double> scale, std::vector<double> ratio) {
+  return {"RandomResizedCrop",
+          {{"size", {static_cast<double>(size)}}, {"scale", std::move(scale)}, {"ratio", std::move(ratio)}}};
+}
+TransformSpec random_horizontal_flip(double p) {
+  return {"RandomHorizontalFlip", {{"p", {p}}}};
+}
+TransformSpec grayscale(int64_t num_output_channels) {
+  return {"Grayscale", {{"num_output_channels", {static_cast<double>(num_output_channels)}}}};
+}
+TransformSpec to_tensor() {
+  return {"ToTensor", {}};
+}
+TransformSpec normalize(std::vector<double> mean, std::vector<double> std) {
+  return {"Normalize", {{"mean", std::move(mean)}, {"std", std::move(std)}}};
+}
+
+}  // namespace cohort::data
