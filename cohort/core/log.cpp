@@ -3,10 +3,15 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
-#include <cstdlib>
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
+
+#include "cohort/core/env.h"
+#include "cohort/core/error.h"
 
 namespace cohort::core {
 namespace {
@@ -27,14 +32,18 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-LogLevel level_from_environment() {
-  const char* text = std::getenv("COHORT_LOG");
-  const std::string_view name = text == nullptr ? "" : text;
-  if (name == "debug") return LogLevel::kDebug;
-  if (name == "warning") return LogLevel::kWarning;
-  if (name == "error") return LogLevel::kError;
-  if (name == "off") return LogLevel::kOff;
-  return LogLevel::kInfo;
+// A name that is none must not end the program from inside a log line, so it is the first thing logged
+// instead.
+LogLevel level_from_environment(std::string& trouble) {
+  static const std::array<std::string, 5> names = {"debug", "info", "warning", "error", "off"};
+  try {
+    const std::optional<std::string> name = env_choice("COHORT_LOG", names);
+    if (!name) return LogLevel::kInfo;
+    return static_cast<LogLevel>(std::find(names.begin(), names.end(), *name) - names.begin());
+  } catch (const ConfigError& error) {
+    trouble = error.what();
+    return LogLevel::kInfo;
+  }
 }
 
 struct Log {
@@ -44,10 +53,12 @@ struct Log {
     stderr_logger->set_pattern("%H:%M:%S %^%l%$ %v");
     stderr_logger->set_level(to_spdlog(level));
     stderr_logger->flush_on(spdlog::level::warn);
+    if (!trouble.empty()) stderr_logger->warn(spdlog::string_view_t(trouble.data(), trouble.size()));
   }
 
   std::mutex mutex;
-  LogLevel level = level_from_environment();
+  std::string trouble;
+  LogLevel level = level_from_environment(trouble);
   std::shared_ptr<spdlog::logger> stderr_logger;
   std::function<void(LogLevel, std::string_view)> sink;
   std::set<std::string, std::less<>> warned;

@@ -3,9 +3,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "cohort/core/atomic_file.h"
@@ -17,12 +23,13 @@ using Clock = Timeline::Clock;
 
 struct Event {
   const char* name;
-  char phase;  // 'X' a span, 'C' a counter
-  int thread;
   Clock::time_point begin;
   Clock::time_point end;
   double value;
+  int thread;
+  char phase;  // as the format has it: 'X' a span, 'C' a counter, 'i' an instant
 };
+static_assert(sizeof(Event) <= 48);
 
 struct Recorder {
   std::mutex mutex;
@@ -31,6 +38,8 @@ struct Recorder {
   std::size_t dropped = 0;
   Clock::time_point origin;
   std::map<int, std::string> thread_names;
+  std::string process_name;
+  std::set<std::string, std::less<>> names;
 };
 
 // Leaked on purpose: worker threads may still record while statics are destroyed.
@@ -40,14 +49,14 @@ Recorder& recorder() {
 }
 
 int thread_id() {
-  thread_local const int id = static_cast<int>(syscall(SYS_gettid));
+  thread_local const int id = static_cast<int>(::syscall(SYS_gettid));
   return id;
 }
 
 void record(const Event& event) {
   Recorder& state = recorder();
-  std::lock_guard lock(state.mutex);
-  if (!Timeline::enabled()) return;
+  const std::lock_guard lock(state.mutex);
+  if (!Timeline::enabled() || event.begin < state.origin) return;  // stopped, or began before recording did
   if (state.events.size() < state.max_events) {
     state.events.push_back(event);
   } else {
@@ -55,8 +64,54 @@ void record(const Event& event) {
   }
 }
 
-double microseconds(Clock::duration duration) {
-  return std::chrono::duration<double, std::micro>(duration).count();
+// Appends to JSON text. A trace can have a million events: as a tree of JSON values they would take a
+// gigabyte.
+class Writer {
+ public:
+  explicit Writer(std::string& out) : out_(out) {}
+
+  Writer& raw(std::string_view text) {
+    out_ += text;
+    return *this;
+  }
+  Writer& number(double value) {
+    if (!std::isfinite(value)) return raw("null");  // JSON has no name for it
+    std::array<char, 40> text{};
+    const auto result = std::to_chars(text.data(), text.data() + text.size(), value);
+    return raw({text.data(), static_cast<std::size_t>(result.ptr - text.data())});
+  }
+  Writer& microseconds(Clock::duration duration) {
+    const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
+    out_ += std::to_string(nanoseconds / 1000);
+    const auto rest = static_cast<int>(nanoseconds % 1000);
+    if (rest == 0) return *this;
+    const std::array<char, 4> digits = {'.', static_cast<char>('0' + rest / 100),
+                                        static_cast<char>('0' + rest / 10 % 10),
+                                        static_cast<char>('0' + rest % 10)};
+    return raw({digits.data(), digits.size()});
+  }
+  Writer& quoted(std::string_view text) {
+    // Names may come from users; bytes that are no UTF-8 are replaced, not thrown about.
+    return raw(nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  }
+
+ private:
+  std::string& out_;
+};
+
+void write_name(Writer& out, const char* what, int process, int thread, std::string_view name) {
+  out.raw(R"({"ph":"M","name":)").quoted(what).raw(R"(,"pid":)").raw(std::to_string(process));
+  out.raw(R"(,"tid":)").raw(std::to_string(thread)).raw(R"(,"args":{"name":)").quoted(name).raw("}}");
+}
+
+void write_event(Writer& out, const Event& event, int process, Clock::time_point origin) {
+  out.raw(R"({"ph":")").raw({&event.phase, 1}).raw(R"(","name":)").quoted(event.name);
+  out.raw(R"(,"pid":)").raw(std::to_string(process)).raw(R"(,"tid":)").raw(std::to_string(event.thread));
+  out.raw(R"(,"ts":)").microseconds(event.begin - origin);
+  if (event.phase == 'X') out.raw(R"(,"dur":)").microseconds(event.end - event.begin);
+  if (event.phase == 'C') out.raw(R"(,"args":{"value":)").number(event.value).raw("}");
+  if (event.phase == 'i') out.raw(R"(,"s":"t")");
+  out.raw("}");
 }
 
 }  // namespace
@@ -65,7 +120,7 @@ std::atomic<bool> Timeline::enabled_{false};
 
 void Timeline::start(std::size_t max_events) {
   Recorder& state = recorder();
-  std::lock_guard lock(state.mutex);
+  const std::lock_guard lock(state.mutex);
   state.events.clear();
   state.events.reserve(std::min<std::size_t>(max_events, 4096));
   state.max_events = max_events;
@@ -78,48 +133,63 @@ void Timeline::stop() {
   enabled_ = false;
 }
 
-void Timeline::name_thread(const std::string& name) {
+void Timeline::name_thread(std::string_view name) {
   Recorder& state = recorder();
-  std::lock_guard lock(state.mutex);
+  const std::lock_guard lock(state.mutex);
   state.thread_names[thread_id()] = name;
+}
+
+void Timeline::name_process(std::string_view name) {
+  Recorder& state = recorder();
+  const std::lock_guard lock(state.mutex);
+  state.process_name = name;
 }
 
 void Timeline::counter(const char* name, double value) {
   if (!enabled()) return;
   const auto now = Clock::now();
-  record({name, 'C', thread_id(), now, now, value});
+  record({name, now, now, value, thread_id(), 'C'});
+}
+
+void Timeline::instant(const char* name) {
+  if (!enabled()) return;
+  const auto now = Clock::now();
+  record({name, now, now, 0, thread_id(), 'i'});
 }
 
 void Timeline::complete(const char* name, Clock::time_point begin) {
-  record({name, 'X', thread_id(), begin, Clock::now(), 0});
+  record({name, begin, Clock::now(), 0, thread_id(), 'X'});
+}
+
+const char* Timeline::intern(std::string_view name) {
+  Recorder& state = recorder();
+  const std::lock_guard lock(state.mutex);
+  return state.names.emplace(name).first->c_str();
 }
 
 std::string Timeline::json() {
   Recorder& state = recorder();
-  std::lock_guard lock(state.mutex);
-  const int process = getpid();
-  nlohmann::json events = nlohmann::json::array();
+  const std::lock_guard lock(state.mutex);
+  const int process = ::getpid();
+  std::string text = R"({"displayTimeUnit":"ms","traceEvents":[)";
+  text.reserve(128 * (state.events.size() + 1));
+  Writer out(text);
+  bool first = true;
+  const auto separate = [&]() { out.raw(std::exchange(first, false) ? "\n" : ",\n"); };
+  if (!state.process_name.empty()) {
+    separate();
+    write_name(out, "process_name", process, process, state.process_name);
+  }
   for (const auto& [thread, name] : state.thread_names) {
-    events.push_back({{"name", "thread_name"},
-                      {"ph", "M"},
-                      {"pid", process},
-                      {"tid", thread},
-                      {"args", {{"name", name}}}});
+    separate();
+    write_name(out, "thread_name", process, thread, name);
   }
   for (const Event& event : state.events) {
-    if (event.begin < state.origin) continue;  // began before recording did
-    nlohmann::json entry = {{"name", event.name},
-                            {"ph", std::string(1, event.phase)},
-                            {"pid", process},
-                            {"tid", event.thread},
-                            {"ts", microseconds(event.begin - state.origin)}};
-    if (event.phase == 'X') entry["dur"] = microseconds(event.end - event.begin);
-    if (event.phase == 'C') entry["args"] = {{"value", event.value}};
-    events.push_back(std::move(entry));
+    separate();
+    write_event(out, event, process, state.origin);
   }
-  return nlohmann::json{
-      {"traceEvents", events}, {"displayTimeUnit", "ms"}, {"otherData", {{"dropped_events", state.dropped}}}}
-      .dump();
+  out.raw("\n],\"otherData\":{\"dropped_events\":").raw(std::to_string(state.dropped)).raw("}}\n");
+  return text;
 }
 
 void Timeline::write(const std::filesystem::path& path) {

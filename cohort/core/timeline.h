@@ -2,9 +2,10 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdint>
+#include <cstddef>
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 /// What the threads of this process did and when, as a Chrome trace (chrome://tracing, ui.perfetto.dev).
 ///
@@ -13,7 +14,8 @@
 ///     core::Timeline::stop();
 ///     core::Timeline::write("trace.json");
 ///
-/// While it is stopped a scope costs one relaxed load.
+/// While it is stopped a scope costs one relaxed load. Memory is bounded: see start().
+/// Names are literals; one that is made at run time goes through intern().
 /// Threads: any; `start`, `stop` and `write` by one at a time.
 namespace cohort::core {
 
@@ -21,18 +23,24 @@ class Timeline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Forgets what was recorded and begins to record, at most `max_events`; what comes after is counted and
-  /// dropped.
+  /// Forgets what was recorded and begins to record, at most `max_events` of 48 bytes each; what comes after
+  /// is counted (otherData.dropped_events) and dropped.
   static void start(std::size_t max_events = 1 << 20);
   static void stop();
   static bool enabled() { return enabled_.load(std::memory_order_relaxed); }
 
-  /// Names the calling thread in the picture.
-  static void name_thread(const std::string& name);
+  /// Names the calling thread in the picture, whether recording or not.
+  static void name_thread(std::string_view name);
+  /// Names the process, such as "rank 3": traces of several ranks can be joined.
+  static void name_process(std::string_view name);
   /// A number that changes over time.
   static void counter(const char* name, double value);
-  /// Records [begin, now). `name` must outlive the timeline: a literal.
+  /// Something that happened now, a mark without length on the calling thread.
+  static void instant(const char* name);
+  /// Records [begin, now).
   static void complete(const char* name, Clock::time_point begin);
+  /// Returns a copy of `name` that lives as long as the process, the same one for the same text.
+  static const char* intern(std::string_view name);
 
   /// Returns the trace as JSON.
   static std::string json();
@@ -43,7 +51,7 @@ class Timeline {
   static std::atomic<bool> enabled_;
 };
 
-/// Records the time between its construction and its destruction under `name`, a literal.
+/// Records the time between its construction and its destruction under `name`.
 class TimelineScope {
  public:
   explicit TimelineScope(const char* name) : name_(Timeline::enabled() ? name : nullptr) {
