@@ -29,10 +29,7 @@ torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, 
 
 std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model);
 
-/// The schedule in steps. Shapes: none. `steps_per_epoch` turns epochs into steps.
+/// The schedule in steps: its length is the run's, train.epochs or train.max_steps, whichever ends first.
 std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::int64_t steps_per_epoch);
-
-/// Intra-op threads for `train.threads` (0: the cores that this process may use).
-int resolve_threads(const TrainConfig& config);
 
 }  // namespace cohort::train

@@ -25,7 +25,7 @@ namespace {
 struct Parts {
   explicit Parts(const Config& config, bool training)
       : device(core::resolve_device(config.train.device).device) {
-    at::set_num_threads(resolve_threads(config.train));
+    core::set_intra_op_threads(static_cast<int>(config.train.threads));
     if (training) {
       train_data = make_dataset(config, Split::kTrain);
       train_loader = make_loader(config, Split::kTrain, train_data, device);
@@ -148,7 +148,7 @@ std::map<std::string, double> run_evaluation(const Config& config, const fs::pat
 
 void load_model(Task& task, const fs::path& checkpoint) {
   if (fs::is_directory(checkpoint)) {
-    restore_modules(task, checkpoint::load_checkpoint(checkpoint).model);
+    restore_modules(task, checkpoint::RunCheckpoints::load(fs::canonical(checkpoint)).model);
   } else {
     restore_modules(task, checkpoint::load_safetensors(checkpoint));
   }

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/core/device.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "cohort/core/signals.h"

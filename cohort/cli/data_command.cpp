@@ -1,0 +1,172 @@
+#include <cinttypes>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "cohort/cli/commands.h"
+#include "cohort/core/cpu.h"
+#include "cohort/core/error.h"
+#include "cohort/data/idx.h"
+#include "cohort/data/tools.h"
+
+namespace cohort::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct DataArguments {
+  std::string source;
+  std::string list;
+  std::string out;
+  std::string color = "rgb";
+  int strip = 0;
+  int quality = 95;
+  int threads = 0;
+  bool link = false;
+
+  int num_threads() const { return threads > 0 ? threads : core::usable_cores(); }
+};
+
+int say_made(const data::MadeFolder& made, const std::string& folder) {
+  std::printf("%s: %" PRId64 " files, %.1f MiB\n", folder.c_str(), made.files,
+              static_cast<double>(made.bytes) / (1024.0 * 1024.0));
+  return 0;
+}
+
+int tar_command(const DataArguments& arguments) {
+  return say_made(data::unpack_tar(arguments.source, arguments.out, arguments.strip), arguments.out);
+}
+
+int list_command(const DataArguments& arguments) {
+  return say_made(
+      data::folder_from_list(arguments.source, arguments.list, arguments.out, {.link = arguments.link}),
+      arguments.out);
+}
+
+/// IDX files become OUT/train and OUT/val; one that is there already is left alone.
+int idx_command(const DataArguments& arguments, bool fashion) {
+  data::IdxFolderOptions options;
+  options.quality = arguments.quality;
+  options.threads = arguments.num_threads();
+  if (fashion) {
+    const auto& names = data::fashion_mnist_class_names();
+    options.class_names.assign(names.begin(), names.end());
+  }
+  for (const auto& [prefix, folder] : {std::pair{"train", "train"}, std::pair{"t10k", "val"}}) {
+    const std::string out = (fs::path(arguments.out) / folder).string();
+    if (fs::exists(out)) {
+      std::printf("%s is there already\n", out.c_str());
+      continue;
+    }
+    const data::IdxPair files = data::find_idx_pair(arguments.source, prefix);
+    fs::create_directories(arguments.out);
+    say_made(data::folder_from_idx(files.images, files.labels, out, options), out);
+  }
+  return 0;
+}
+
+int verify_command(const DataArguments& arguments) {
+  const data::VerifyReport report = data::verify_folder(arguments.source, arguments.num_threads());
+  for (const data::BrokenFile& broken : report.broken) {
+    std::printf("%s: %s\n", broken.path.c_str(), broken.reason.c_str());
+  }
+  std::printf("%" PRId64 " images checked, %zu broken\n", report.checked, report.broken.size());
+  return report.broken.empty() ? 0 : 2;
+}
+
+int stats_command(const DataArguments& arguments) {
+  const auto color = arguments.color == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb;
+  const data::ChannelStatistics statistics =
+      data::channel_statistics(arguments.source, color, arguments.num_threads());
+  const auto print = [](const char* name, const std::vector<double>& values) {
+    std::printf("  %s: [", name);
+    for (std::size_t i = 0; i < values.size(); ++i) std::printf("%s%.6f", i == 0 ? "" : ", ", values[i]);
+    std::printf("]\n");
+  };
+  std::printf("# %" PRId64 " images, %" PRId64 " pixels of %s\ndata:\n", statistics.images, statistics.pixels,
+              arguments.source.c_str());
+  print("mean", statistics.mean);
+  print("std", statistics.deviation);
+  return 0;
+}
+
+using Arguments = std::shared_ptr<DataArguments>;
+
+CLI::App* add_command(CLI::App& data, Context& context, const Arguments& arguments, const char* name,
+                      const char* help, int (*action)(const DataArguments&)) {
+  CLI::App* command = data.add_subcommand(name, help);
+  command->callback(
+      [arguments, action, &context] { context.action = [arguments, action] { return action(*arguments); }; });
+  return command;
+}
+
+void add_threads(CLI::App& command, const Arguments& arguments) {
+  command.add_option("--threads", arguments->threads,
+                     "Threads (default: the cores that this process may use)");
+}
+
+void add_idx_options(CLI::App& command, const Arguments& arguments) {
+  command
+      .add_option("--source", arguments->source,
+                  "Folder with train-images-idx3-ubyte and its like, .gz or not")
+      ->required();
+  command.add_option("--out", arguments->out, "Folder to make: OUT/train and OUT/val")->required();
+  command.add_option("--quality", arguments->quality, "JPEG quality, 1 to 100")->capture_default_str();
+  add_threads(command, arguments);
+}
+
+}  // namespace
+
+void add_data(CLI::App& app, Context& context) {
+  CLI::App* data = app.add_subcommand("data", "Make, check and measure image folders");
+  data->require_subcommand(1);
+  const auto arguments = std::make_shared<DataArguments>();
+
+  CLI::App* tar = add_command(*data, context, arguments, "tar",
+                              "A tar file (.tar, .gz, .xz, .zst) becomes an image folder", tar_command);
+  tar->add_option("archive", arguments->source, "The archive")->required();
+  tar->add_option("out", arguments->out, "The folder to make")->required();
+  tar->add_option("--strip", arguments->strip, "Leave out so many leading parts of each name")
+      ->capture_default_str();
+
+  CLI::App* list =
+      add_command(*data, context, arguments, "list",
+                  "A flat folder and a list of `file,label` lines become an image folder", list_command);
+  list->add_option("folder", arguments->source, "The flat folder")->required();
+  list->add_option("list", arguments->list, "The list (CSV)")->required();
+  list->add_option("out", arguments->out, "The folder to make")->required();
+  list->add_flag("--link", arguments->link, "Hard links instead of copies");
+
+  add_idx_options(
+      *add_command(*data, context, arguments, "idx", "IDX files (the MNIST family) become JPEG image folders",
+                   [](const DataArguments& a) { return idx_command(a, false); }),
+      arguments);
+  add_idx_options(*add_command(*data, context, arguments, "fashion",
+                               "The same for Fashion-MNIST, with the names of its classes",
+                               [](const DataArguments& a) { return idx_command(a, true); }),
+                  arguments);
+
+  CLI::App* verify = add_command(*data, context, arguments, "verify",
+                                 "Decode every image and list those that are broken", verify_command);
+  verify->add_option("folder", arguments->source, "The image folder")->required();
+  add_threads(*verify, arguments);
+
+  CLI::App* stats =
+      add_command(*data, context, arguments, "stats",
+                  "Mean and deviation per channel, as data.mean and data.std want them", stats_command);
+  stats->add_option("folder", arguments->source, "The image folder")->required();
+  stats->add_option("--color", arguments->color, "rgb or grey")
+      ->check(CLI::IsMember({"rgb", "grey"}))
+      ->capture_default_str();
+  add_threads(*stats, arguments);
+
+  data->footer(
+      "Examples:\n"
+      "  cohort data tar photos.tar.gz photos\n"
+      "  cohort data list images labels.csv photos/train\n"
+      "  cohort data verify photos/train\n"
+      "  cohort data stats photos/train");
+}
+
+}  // namespace cohort::cli

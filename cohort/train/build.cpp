@@ -1,0 +1,219 @@
+#include "cohort/train/build.h"
+
+#include <ATen/Context.h>
+
+#include <cmath>
+
+#include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/checkpoint/safetensors.h"
+#include "cohort/checkpoint/state_dict.h"
+#include "cohort/core/error.h"
+#include "cohort/core/memory.h"
+#include "cohort/data/idx_dataset.h"
+#include "cohort/data/image_folder.h"
+#include "cohort/data/synthetic.h"
+#include "cohort/models/memory_format.h"
+#include "cohort/models/registry.h"
+#include "cohort/optim/factory.h"
+
+namespace cohort::train {
+namespace fs = std::filesystem;
+namespace {
+
+bool channels_last(const Config& config) {
+  return config.train.memory_format == "channels_last";
+}
+
+data::ColorMode color_mode(const DataConfig& config) {
+  return config.color == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb;
+}
+
+std::vector<data::TransformSpec> transforms_of(const DataConfig& config, Split split) {
+  std::vector<data::TransformSpec> specs;
+  for (const TransformConfig& transform :
+       split == Split::kTrain ? train_transforms(config) : val_transforms(config)) {
+    specs.push_back({transform.name, transform.args});
+  }
+  return specs;
+}
+
+/// Both pairs of IDX files lie in one folder, unless a folder of their own is named.
+const std::string& idx_folder(const DataConfig& config, Split split) {
+  const std::string& own = split == Split::kTrain ? config.train : config.val;
+  return own.empty() ? config.path : own;
+}
+
+std::int64_t warmup_steps(const ScheduleConfig& schedule, std::int64_t steps_per_epoch, std::int64_t total) {
+  if (schedule.warmup_steps > 0) return schedule.warmup_steps;
+  if (schedule.warmup_epochs > 0) {
+    return std::llround(schedule.warmup_epochs * static_cast<double>(steps_per_epoch));
+  }
+  return std::llround(schedule.warmup_fraction * static_cast<double>(total));
+}
+
+/// The steps after which the rate falls, counted from the end of the warm-up: milestones count from the start
+/// of the run, whatever the warm-up.
+std::vector<std::int64_t> decay_steps(const ScheduleConfig& schedule, std::int64_t unit_steps,
+                                      std::int64_t warmup, std::int64_t total) {
+  std::vector<std::int64_t> steps;
+  if (schedule.name == "step") {
+    const std::int64_t size = schedule.step_size * unit_steps;
+    for (std::int64_t step = size; step < total; step += size)
+      steps.push_back(std::max<std::int64_t>(0, step - warmup));
+  } else {
+    for (const std::int64_t milestone : schedule.milestones) {
+      steps.push_back(std::max<std::int64_t>(0, milestone * unit_steps - warmup));
+    }
+  }
+  return steps;
+}
+
+}  // namespace
+
+std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split split) {
+  const DataConfig& data = config.data;
+  const std::string path = split == Split::kTrain ? train_path(data) : val_path(data);
+  const std::int64_t channels = data.color == "grey" ? 1 : 3;
+  if (data.kind == "synthetic") {
+    return std::make_shared<data::SyntheticDataset>(data::SyntheticOptions{
+        .size = split == Split::kTrain ? data.synthetic_train : data.synthetic_val,
+        .shape = {channels, data.image_size, data.image_size},
+        .num_classes = config.model.num_classes > 0 ? config.model.num_classes : 10,
+        .seed = static_cast<std::uint64_t>(config.run.seed) * 2 + (split == Split::kVal),
+        .channels_last = channels_last(config)});
+  }
+  if (data.kind == "image_folder") {
+    data::ImageFolderOptions options;
+    options.transforms = transforms_of(data, split);
+    options.color = color_mode(data);
+    options.channels_last = channels_last(config);
+    options.allow_empty = data.empty_class == "keep";
+    if (data.cache == "encoded") options.cache_bytes = core::system_memory().available_bytes / 2;
+    return std::make_shared<data::ImageFolder>(path, options);
+  }
+  if (data.kind == "idx") {
+    const data::IdxPair files =
+        data::find_idx_pair(idx_folder(data, split), split == Split::kTrain ? "train" : "t10k");
+    return std::make_shared<data::IdxDataset>(
+        files.images, files.labels,
+        data::IdxDatasetOptions{.transforms = transforms_of(data, split),
+                                .channels_last = channels_last(config)});
+  }
+  data::DatasetArgs args = data.options;
+  args["split"] = split == Split::kTrain ? "train" : "val";
+  args["path"] = path;
+  return data::make_dataset(data.kind, args);
+}
+
+std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
+                                          std::shared_ptr<const data::Dataset> dataset, at::Device device) {
+  const bool training = split == Split::kTrain;
+  data::LoaderOptions options;
+  // A step computes its batch in `accumulate` parts of batch_size.
+  options.batch_size =
+      training ? config.train.batch_size * config.train.accumulate : eval_batch_size(config.train);
+  options.workers = static_cast<int>(config.data.workers);
+  options.prefetch = static_cast<int>(config.data.prefetch);
+  options.shuffle = training && config.data.shuffle;
+  options.drop_last = training && config.data.drop_last;
+  options.pin_memory = config.data.pin_memory;
+  options.device = device;
+  options.seed = static_cast<std::uint64_t>(config.run.seed);
+  options.on_error = config.data.on_error == "skip" ? data::OnError::kSkip : data::OnError::kRefuse;
+  return std::make_unique<data::Loader>(std::move(dataset), options);
+}
+
+torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, at::Device device) {
+  models::ModelOptions options;
+  options.name = config.model.name;
+  options.num_classes = config.model.num_classes > 0 ? config.model.num_classes : num_classes;
+  if (options.num_classes == 0) {
+    throw ConfigError("train.make_model",
+                      "model.num_classes is 0 and the data does not say how many classes it has",
+                      "model.num_classes=N");
+  }
+  if (num_classes > options.num_classes) {
+    throw ConfigError("train.make_model",
+                      core::concat("model.num_classes is ", options.num_classes, " but the data has ",
+                                   num_classes, " classes"),
+                      "model.num_classes=0, which counts them");
+  }
+  options.in_channels = config.data.color == "grey" ? 1 : 3;
+  options.image_size = config.data.image_size;
+  options.width = config.model.width;
+  options.dropout = config.model.dropout;
+  options.pools = config.model.pools;
+  options.head = config.model.head;
+  options.extra = config.model.options;
+  at::manual_seed(static_cast<std::uint64_t>(config.run.seed));
+  torch::nn::AnyModule model = models::make_model(options);
+  if (!config.model.weights.empty()) {
+    const fs::path weights = config.model.weights;
+    checkpoint::load_module_state(*model.ptr(), fs::is_directory(weights)
+                                                    ? checkpoint::RunCheckpoints::load(weights).model
+                                                    : checkpoint::load_safetensors(weights));
+  }
+  model.ptr()->to(device);
+  if (channels_last(config)) models::set_memory_format(*model.ptr(), at::MemoryFormat::ChannelsLast);
+  return model;
+}
+
+std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model) {
+  optim::OptimizerOptions options;
+  options.name = config.name;
+  options.lr = config.lr;
+  options.weight_decay = config.weight_decay;
+  if (config.name == "sgd") {
+    options.momentum = config.momentum;
+    options.nesterov = config.nesterov;
+  } else {
+    options.beta1 = config.betas.at(0);
+    options.beta2 = config.betas.at(1);
+    options.eps = config.eps;
+  }
+  std::vector<optim::ParamGroup> groups;
+  if (config.no_decay_on_norm_and_bias) {
+    groups = optim::split_decay(optim::named_parameters(model), config.weight_decay);
+  } else {
+    groups.push_back({.params = model.parameters()});
+  }
+  return optim::make_optimizer(options, std::move(groups));
+}
+
+std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::int64_t steps_per_epoch) {
+  const ScheduleConfig& schedule = config.schedule;
+  std::int64_t total = config.train.epochs * steps_per_epoch;
+  if (config.train.max_steps > 0) total = std::min(total, config.train.max_steps);
+  const bool by_epoch = schedule.unit == "epoch";
+  const std::int64_t unit_steps = by_epoch ? steps_per_epoch : 1;
+  const std::int64_t warmup = std::min(total, warmup_steps(schedule, steps_per_epoch, total));
+  // Cosine and linear take what the warm-up leaves, in whole units.
+  const std::int64_t rest = std::max<std::int64_t>(1, (total - warmup + unit_steps - 1) / unit_steps);
+  const auto in_units = [&](optim::SchedulePtr inner) {
+    return by_epoch ? optim::per_epoch(std::move(inner), steps_per_epoch) : inner;
+  };
+
+  optim::SchedulePtr main;
+  if (schedule.name == "constant") {
+    main = optim::constant();
+  } else if (schedule.name == "cosine") {
+    main = in_units(optim::cosine(rest, schedule.eta_min));
+  } else if (schedule.name == "linear") {
+    main = in_units(optim::linear(1.0, 0.0, rest));
+  } else if (schedule.name == "one_cycle") {
+    return optim::one_cycle({.total_steps = total,
+                             .pct_start = schedule.pct_start,
+                             .linear_anneal = schedule.anneal == "linear",
+                             .cycle_momentum = schedule.cycle_momentum,
+                             .base_momentum = schedule.base_momentum,
+                             .max_momentum = schedule.max_momentum,
+                             .div_factor = schedule.div_factor,
+                             .final_div_factor = schedule.final_div_factor,
+                             .three_phase = schedule.three_phase});
+  } else {
+    main = optim::multistep(decay_steps(schedule, unit_steps, warmup, total), schedule.gamma);
+  }
+  return warmup > 0 ? optim::warmup(warmup, schedule.warmup_start, std::move(main)) : main;
+}
+
+}  // namespace cohort::train

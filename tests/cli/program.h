@@ -1,0 +1,97 @@
+#pragma once
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/temp_dir.h"
+
+/// Runs the built program `cohort` as a user does, in a folder of the test's own.
+namespace cohort::test {
+
+struct Outcome {
+  int status = -1;  ///< exit status, or 128 + N when signal N ended it
+  std::string out;
+  std::string err;
+};
+
+/// A running `cohort ARGUMENTS...`. Killed and reaped when it goes out of scope.
+class Program {
+ public:
+  Program(const std::filesystem::path& folder, const std::vector<std::string>& arguments)
+      : out_(folder / ("out-" + std::to_string(++counter()))),
+        err_(folder / ("err-" + std::to_string(counter()))) {
+    pid_ = fork();
+    if (pid_ < 0) throw std::runtime_error("fork failed");
+    if (pid_ == 0) {
+      const int out = open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+      const int err = open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+      dup2(out, STDOUT_FILENO);
+      dup2(err, STDERR_FILENO);
+      std::vector<char*> argv{const_cast<char*>(COHORT_PROGRAM)};
+      for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+      argv.push_back(nullptr);
+      if (chdir(folder.c_str()) == 0) execv(COHORT_PROGRAM, argv.data());
+      _exit(127);
+    }
+  }
+  ~Program() {
+    if (running_) {
+      ::kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+  }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  void signal(int number) const { ::kill(pid_, number); }
+
+  /// True once the process has ended within `timeout`.
+  bool wait_for(std::chrono::milliseconds timeout) {
+    const auto end = std::chrono::steady_clock::now() + timeout;
+    while (running_ && std::chrono::steady_clock::now() < end) {
+      int status = 0;
+      if (waitpid(pid_, &status, WNOHANG) == pid_) {
+        running_ = false;
+        status_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      } else {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+    }
+    return !running_;
+  }
+
+  /// What it came to. Throws when it has not ended after two minutes.
+  Outcome outcome() {
+    if (!wait_for(std::chrono::minutes(2)))
+      throw std::runtime_error("the program did not end within two minutes");
+    return {status_, read_file(out_), read_file(err_)};
+  }
+
+  std::string err_so_far() const { return read_file(err_); }
+
+ private:
+  static int& counter() {
+    static int value = 0;
+    return value;
+  }
+
+  std::filesystem::path out_, err_;
+  pid_t pid_ = -1;
+  bool running_ = true;
+  int status_ = -1;
+};
+
+inline Outcome run_program(const std::filesystem::path& folder, const std::vector<std::string>& arguments) {
+  return Program(folder, arguments).outcome();
+}
+
+}  // namespace cohort::test

@@ -1,0 +1,345 @@
+#include "cohort/train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/nn.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cohort/core/error.h"
+#include "cohort/data/tensor_dataset.h"
+#include "cohort/optim/adam.h"
+#include "cohort/optim/sgd.h"
+#include "cohort/train/classification.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+
+namespace cohort::train {
+namespace {
+
+using test::TempDir;
+
+constexpr std::int64_t kSamples = 40;
+constexpr std::int64_t kBatch = 8;  // five steps an epoch
+
+std::shared_ptr<data::Dataset> make_data() {
+  at::manual_seed(7);
+  const at::Tensor input = at::randn({kSamples, 6});
+  return std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{input, input.argmax(1)});
+}
+
+data::Loader make_loader(int workers = 0, bool shuffle = true) {
+  return data::Loader(make_data(), {.batch_size = kBatch, .workers = workers, .shuffle = shuffle, .seed = 5});
+}
+
+/// A classifier with dropout, so that the generator's state matters, and with momentum and a schedule.
+struct Job {
+  explicit Job(ClassificationOptions options = {}) {
+    at::manual_seed(3);
+    net = torch::nn::Sequential(torch::nn::Linear(6, 16), torch::nn::BatchNorm1d(16), torch::nn::ReLU(),
+                                torch::nn::Dropout(0.5), torch::nn::Linear(16, 6));
+    optimizer = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1).momentum(0.9));
+    task = std::make_unique<ClassificationTask>(torch::nn::AnyModule(net), optimizer, optim::cosine(15),
+                                                options);
+  }
+
+  torch::nn::Sequential net{nullptr};
+  std::shared_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<ClassificationTask> task;
+};
+
+::testing::AssertionResult same_parameters(const torch::nn::Sequential& a, const torch::nn::Sequential& b) {
+  const auto left = a->named_parameters();
+  for (const auto& entry : b->named_parameters()) {
+    if (!at::equal(left[entry.key()], entry.value()))
+      return ::testing::AssertionFailure() << entry.key() << " differs";
+  }
+  const auto buffers = a->named_buffers();
+  for (const auto& entry : b->named_buffers()) {
+    if (!at::equal(buffers[entry.key()], entry.value())) {
+      return ::testing::AssertionFailure() << entry.key() << " differs";
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
+TrainerOptions three_epochs() {
+  return TrainerOptions().epochs(3).seed(11).save_every(1);
+}
+
+class Recorder : public Callback {
+ public:
+  void on_fit_begin(const FitInfo& info) override { begin = info; }
+  void on_step_end(const StepReport& report) override { steps.push_back(report.step); }
+  void on_epoch_end(const EpochReport& report) override { epochs.push_back(report); }
+  void on_save(std::int64_t step) override { saves.push_back(step); }
+
+  FitInfo begin;
+  std::vector<std::int64_t> steps;
+  std::vector<EpochReport> epochs;
+  std::vector<std::int64_t> saves;
+};
+
+TEST(TrainerTest, ALongerRunEqualsOneThatWasStoppedInTheMiddleOfAnEpochAndResumedWithOtherWorkers) {
+  Job straight;
+  data::Loader loader = make_loader();
+  Trainer(three_epochs()).fit(*straight.task, loader);
+
+  for (const std::int64_t stop_after : {1, 4, 5, 7, 13}) {
+    TempDir folder;
+    {
+      Job first;
+      data::Loader inline_loader = make_loader(0);
+      Trainer(three_epochs().run_dir(folder.path()).save_every_steps(1).max_steps(stop_after))
+          .fit(*first.task, inline_loader);
+    }
+    Job second;
+    data::Loader threaded_loader = make_loader(2);
+    const FitResult result =
+        Trainer(three_epochs().run_dir(folder.path()).resume("last")).fit(*second.task, threaded_loader);
+    EXPECT_EQ(result.steps, 15);
+    EXPECT_TRUE(same_parameters(straight.net, second.net)) << "stopped after " << stop_after;
+  }
+}
+
+TEST(TrainerTest, WithoutRestoredOptimizerStateTheResultWouldDiffer) {
+  // Guards the test above: dropout and momentum do matter to the numbers.
+  Job straight, other_seed;
+  data::Loader loader = make_loader();
+  Trainer(three_epochs()).fit(*straight.task, loader);
+  Trainer(three_epochs().seed(12)).fit(*other_seed.task, loader);
+  EXPECT_FALSE(same_parameters(straight.net, other_seed.net));
+}
+
+TEST(TrainerTest, AutoStartsAfreshWhenThereIsNothingAndLastRefuses) {
+  TempDir folder;
+  Job job;
+  data::Loader loader = make_loader();
+  COHORT_EXPECT_THROW_WITH(
+      Trainer(three_epochs().run_dir(folder.path()).resume("last")).fit(*job.task, loader), DataError,
+      "no checkpoint \"last\"");
+  EXPECT_EQ(Trainer(three_epochs().run_dir(folder.path()).resume("auto")).fit(*job.task, loader).steps, 15);
+}
+
+TEST(TrainerTest, ResumingWithAnotherSeedIsRefused) {
+  TempDir folder;
+  Job job;
+  data::Loader loader = make_loader();
+  Trainer(three_epochs().run_dir(folder.path()).max_steps(2)).fit(*job.task, loader);
+  COHORT_EXPECT_THROW_WITH(
+      Trainer(three_epochs().seed(12).run_dir(folder.path()).resume("last")).fit(*job.task, loader),
+      UsageError, "was made with seed 11, asked for 12");
+}
+
+TEST(TrainerTest, EvaluatesAndSavesTheFirstTheLastAndEveryNthEpoch) {
+  TempDir folder;
+  Job job;
+  data::Loader train = make_loader();
+  data::Loader eval = make_loader(0, false);
+  Trainer trainer(TrainerOptions().epochs(7).eval_every(3).save_every(3).run_dir(folder.path()));
+  auto recorder = std::make_shared<Recorder>();
+  trainer.add_callback(recorder);
+  const FitResult result = trainer.fit(*job.task, train, &eval);
+  std::vector<std::int64_t> evaluated;
+  for (const EpochReport& report : recorder->epochs) {
+    if (report.evaluated) evaluated.push_back(report.epoch);
+    EXPECT_EQ(report.metrics.count("val_accuracy"), report.evaluated ? 1u : 0u);
+  }
+  EXPECT_EQ(evaluated, (std::vector<std::int64_t>{1, 3, 6, 7}));
+  EXPECT_EQ(recorder->saves, (std::vector<std::int64_t>{5, 15, 30, 35}));
+  EXPECT_TRUE(result.finished);
+  EXPECT_GE(result.best_epoch, 1);
+  EXPECT_TRUE(std::filesystem::exists(folder / "checkpoints" / "best" / "model.safetensors"));
+  EXPECT_EQ(std::filesystem::read_symlink(folder / "checkpoints" / "last"), "epoch_0007");
+}
+
+TEST(TrainerTest, BestIsChosenByTheNamedMetricAndMode) {
+  TempDir folder;
+  Job job;
+  data::Loader train = make_loader();
+  data::Loader eval = make_loader(0, false);
+  Trainer trainer(three_epochs().run_dir(folder.path()).best_metric("val_loss").best_is_highest(false));
+  auto recorder = std::make_shared<Recorder>();
+  trainer.add_callback(recorder);
+  const FitResult result = trainer.fit(*job.task, train, &eval);
+  double lowest = std::numeric_limits<double>::infinity();
+  for (const EpochReport& report : recorder->epochs) lowest = std::min(lowest, report.metrics.at("val_loss"));
+  EXPECT_EQ(result.best, lowest);
+
+  Job other;
+  COHORT_EXPECT_THROW_WITH(Trainer(three_epochs().best_metric("val_f1")).fit(*other.task, train, &eval),
+                           UsageError, "there is no metric \"val_f1\"; there are train_accuracy");
+}
+
+TEST(TrainerTest, EpochMeansWeighAnUnevenLastBatchByWhatItHolds) {
+  struct Count : Task {
+    StepMetrics train_step(data::Batch& batch) override {
+      return {{"loss", batch.input().mean(), static_cast<double>(batch.size)}};
+    }
+  } task;
+  const at::Tensor values = at::arange(10, at::kFloat).view({10, 1});
+  data::Loader loader(std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{values}),
+                      {.batch_size = 4});
+  const FitResult result = Trainer(TrainerOptions()).fit(task, loader);
+  EXPECT_NEAR(result.metrics.at("train_loss"), 4.5, 1e-12);
+}
+
+/// Input that turns the loss into NaN at step `bad_step`.
+struct NotANumberAt : ClassificationTask {
+  NotANumberAt(Job& job, std::int64_t bad_step)
+      : ClassificationTask(torch::nn::AnyModule(job.net), job.optimizer, nullptr), bad_step(bad_step) {}
+  StepMetrics train_step(data::Batch& batch) override {
+    if (++step == bad_step) batch.input().fill_(std::nan(""));
+    return ClassificationTask::train_step(batch);
+  }
+  std::int64_t step = 0, bad_step;
+};
+
+TEST(TrainerTest, StopsAtALossThatIsNotFiniteNamingTheStep) {
+  Job job;
+  NotANumberAt task(job, 3);
+  data::Loader loader = make_loader();
+  COHORT_EXPECT_THROW_WITH(Trainer(three_epochs()).fit(task, loader), NumericError,
+                           "the loss of step 3 (epoch 1) is not finite");
+  for (const at::Tensor& parameter : job.net->parameters())
+    EXPECT_TRUE(at::isfinite(parameter).all().item<bool>());
+}
+
+TEST(TrainerTest, CanGoOnWithoutStepsWhoseLossIsNotFinite) {
+  Job job;
+  NotANumberAt task(job, 3);
+  data::Loader loader = make_loader();
+  const FitResult result = Trainer(three_epochs().stop_on_non_finite(false)).fit(task, loader);
+  EXPECT_EQ(result.steps, 15);
+  EXPECT_TRUE(std::isfinite(result.metrics.at("train_loss")));
+  for (const at::Tensor& parameter : job.net->parameters())
+    EXPECT_TRUE(at::isfinite(parameter).all().item<bool>());
+}
+
+TEST(TrainerTest, AccumulationEqualsTheWholeBatchWithinRounding) {
+  // Without batch norm and dropout, whose numbers depend on how a batch is cut.
+  const auto train_with = [](std::int64_t parts) {
+    at::manual_seed(3);
+    torch::nn::Sequential net(torch::nn::Linear(6, 16), torch::nn::Tanh(), torch::nn::Linear(16, 6));
+    auto optimizer = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1));
+    ClassificationTask task(torch::nn::AnyModule(net), optimizer, nullptr,
+                            ClassificationOptions().accumulate(parts));
+    data::Loader loader = make_loader();
+    Trainer(three_epochs()).fit(task, loader);
+    return net->parameters()[0].detach().clone();
+  };
+  const at::Tensor whole = train_with(1);
+  EXPECT_TRUE(at::allclose(whole, train_with(2), 1e-5, 1e-6));
+  EXPECT_TRUE(
+      at::allclose(whole, train_with(3), 1e-5, 1e-6));  // 3 + 3 + 2 samples: weighted by what each part holds
+}
+
+TEST(TrainerTest, ASignalFinishesTheStepAndSaves) {
+  struct RaiseAtThirdStep : Callback {
+    void on_step_end(const StepReport& report) override {
+      if (report.step == 3) raise(SIGTERM);
+    }
+  };
+  TempDir folder;
+  Job job;
+  data::Loader loader = make_loader();
+  Trainer trainer(three_epochs().run_dir(folder.path()).handle_signals(true));
+  trainer.add_callback(std::make_shared<RaiseAtThirdStep>());
+  const FitResult result = trainer.fit(*job.task, loader);
+  EXPECT_FALSE(result.finished);
+  EXPECT_EQ(result.signal, SIGTERM);
+  EXPECT_EQ(result.steps, 3);
+  EXPECT_EQ(result.last_checkpoint.filename(), "step_00000003");
+
+  Job straight, resumed;
+  Trainer(three_epochs()).fit(*straight.task, loader);
+  Trainer(three_epochs().run_dir(folder.path()).resume("auto")).fit(*resumed.task, loader);
+  EXPECT_TRUE(same_parameters(straight.net, resumed.net));
+}
+
+TEST(TrainerTest, SigUsr1SavesAndGoesOn) {
+  struct RaiseAtThirdStep : Callback {
+    void on_step_end(const StepReport& report) override {
+      if (report.step == 3) raise(SIGUSR1);
+    }
+  };
+  TempDir folder;
+  Job job;
+  data::Loader loader = make_loader();
+  Trainer trainer(three_epochs().run_dir(folder.path()).handle_signals(true).keep(0));
+  trainer.add_callback(std::make_shared<RaiseAtThirdStep>());
+  EXPECT_TRUE(trainer.fit(*job.task, loader).finished);
+  EXPECT_TRUE(std::filesystem::exists(folder / "checkpoints" / "step_00000003" / "state.json"));
+}
+
+TEST(TrainerTest, TheTimelineHoldsTheStagesOfTheFirstSteps) {
+  TempDir folder;
+  Job job;
+  data::Loader loader = make_loader();
+  Trainer(three_epochs().run_dir(folder.path()).trace_steps(2)).fit(*job.task, loader);
+  const std::string trace = test::read_file(folder / "trace.json");
+  for (const char* name : {"data wait", "forward", "backward", "optimizer"}) {
+    EXPECT_NE(trace.find(std::string("\"") + name + "\""), std::string::npos) << name;
+  }
+}
+
+/// Two networks with an optimizer each.
+struct TwoNetworks : Task {
+  TwoNetworks() {
+    at::manual_seed(1);
+    a = torch::nn::Sequential(torch::nn::Linear(6, 4));
+    b = torch::nn::Sequential(torch::nn::Linear(4, 6));
+    first = std::make_shared<optim::Adam>(a->parameters(), optim::AdamOptions(1e-2));
+    second = std::make_shared<optim::SGD>(b->parameters(), optim::SGDOptions(0.1).momentum(0.5));
+    add_module("a", a.ptr());
+    add_module("b", b.ptr());
+    add_optimizer("first", first);
+    add_optimizer("second", second);
+  }
+  StepMetrics train_step(data::Batch& batch) override {
+    first->zero_grad();
+    second->zero_grad();
+    const at::Tensor loss = at::mse_loss(b->forward(a->forward(batch.input())), batch.input());
+    loss.backward();
+    first->step();
+    second->step();
+    return {{"loss", loss, static_cast<double>(batch.size)}};
+  }
+  torch::nn::Sequential a{nullptr}, b{nullptr};
+  std::shared_ptr<optim::Optimizer> first, second;
+};
+
+TEST(TrainerTest, ATaskWithTwoModulesAndTwoOptimizersResumesExactly) {
+  TempDir folder;
+  TwoNetworks straight, first, second;
+  data::Loader loader = make_loader();
+  Trainer(three_epochs()).fit(straight, loader);
+  Trainer(three_epochs().run_dir(folder.path()).max_steps(7)).fit(first, loader);
+  Trainer(three_epochs().run_dir(folder.path()).resume("auto")).fit(second, loader);
+  EXPECT_TRUE(same_parameters(straight.a, second.a));
+  EXPECT_TRUE(same_parameters(straight.b, second.b));
+}
+
+TEST(TrainerTest, NamesOfModulesAndOptimizersAreUsedOnce) {
+  struct Twice : Task {
+    Twice() {
+      torch::nn::Linear linear(1, 1);
+      add_module("a", linear.ptr());
+      add_module("a", linear.ptr());
+    }
+    StepMetrics train_step(data::Batch&) override { return {}; }
+  };
+  COHORT_EXPECT_THROW_WITH(Twice(), UsageError, "a module named \"a\" was added twice");
+}
+
+TEST(TrainerTest, AnEmptyLoaderIsRefused) {
+  Job job;
+  data::Loader loader(make_data(), {.batch_size = 100, .drop_last = true});
+  COHORT_EXPECT_THROW_WITH(Trainer(three_epochs()).fit(*job.task, loader), UsageError, "has no batch");
+}
+
+}  // namespace
+}  // namespace cohort::train
