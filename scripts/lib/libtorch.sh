@@ -107,6 +107,7 @@ install_wheel() {
   folder=$(torch_of "$python")
   missing=$(missing_libraries "$folder")
   if [ -n "$missing" ]; then
+    missing=${missing//$'\n'/ }
     # A CUDA build's CPU part wants two small libraries of CUDA (about 15 MB); the pieces and their version stand in
     # the wheel's own metadata.
     toolkit=$("$python" -c "
@@ -114,10 +115,10 @@ import importlib.metadata as m, re
 for r in m.requires('torch') or []:
     f = re.match(r'cuda-toolkit\[.*\]==([\d.]+)', r)
     if f: print('cuda-toolkit[cudart,cupti]==' + f.group(1))")
-    say "This is the CUDA build; it also works without CUDA, but needs $(printf '%s' "$missing" | tr '\n' ' ')(about 15 MB)"
+    say "This is the CUDA build; it also works without CUDA, but needs two small libraries of it (about 15 MB): $missing"
     if [ -n "$toolkit" ]; then pip_install pip-cuda "installing $toolkit with pip" "$venv" "$toolkit"; fi
     missing=$(missing_libraries "$folder")
-    [ -z "$missing" ] || fail "LibTorch at $folder needs libraries that are not here: $(printf '%s' "$missing" | tr '\n' ' ')"
+    [ -z "$missing" ] || fail "LibTorch at $folder needs libraries that are not here: ${missing//$'\n'/ }"
   fi
 }
 
