@@ -124,51 +124,61 @@ void ResampleWeights::compute(int64_t in_size, int64_t out_size) {
   }
 }
 
+void Resampler::resize_width(const PixelView& in, int64_t width, uint8_t* out) {
+  horizontal_.compute(in.width, width);
+  for (int64_t y = 0; y < in.height; ++y, out += width * in.channels) {
+    const uint8_t* row = in.row(y);
+    if (in.channels == 1) {
+      weigh_grey(row, horizontal_, out);
+      continue;
+    }
+    if (y == in.height - 1) {  // behind which there may be no byte
+      last_row_.assign(row, row + in.width * in.channels);
+      last_row_.push_back(0);
+      row = last_row_.data();
+    }
+    weigh_rgb(row, horizontal_.first.data(), horizontal_.taps.data(), horizontal_.weights.data(),
+              horizontal_.max_taps, width, out);
+  }
+}
+
+void Resampler::resize_height(const PixelView& in, int64_t height, uint8_t* out) {
+  vertical_.compute(in.height, height);
+  const int64_t row_bytes = in.width * in.channels;
+  sums_.resize(static_cast<size_t>(row_bytes));
+  for (int64_t y = 0; y < height; ++y, out += row_bytes) {
+    const auto i = static_cast<size_t>(y);
+    weigh_rows(in.row(vertical_.first[i]), in.stride, vertical_.weights.data() + y * vertical_.max_taps,
+               vertical_.taps[i], row_bytes, sums_.data(), out);
+  }
+}
+
+// Bytes are rounded between the passes, so their order shows. It is Pillow 13's, found by trying 3,000 pairs
+// of sizes: the height comes first when it loses more than twice as many pixels as the width. Before 13, the
+// width always did.
 void Resampler::resize(const PixelView& in, ImageSize size, Image& out) {
   const int64_t channels = in.channels;
+  const int64_t less_height = in.height - size.height, less_width = in.width - size.width;
   out.reshape(size.height, size.width, channels);
-  PixelView rows = in;
-  if (size.width != in.width) {
-    horizontal_.compute(in.width, size.width);
-    const int64_t row_bytes = size.width * channels;
-    const bool last_pass = size.height == in.height;
-    if (!last_pass) {
-      rows_.resize(static_cast<size_t>(in.height * row_bytes));
-    }
-    uint8_t* target = last_pass ? out.pixels.data() : rows_.data();
-    for (int64_t y = 0; y < in.height; ++y) {
-      const uint8_t* row = in.row(y);
-      uint8_t* to = target + y * row_bytes;
-      if (channels == 1) {
-        weigh_grey(row, horizontal_, to);
-        continue;
-      }
-      if (y == in.height - 1) {  // behind which there may be no byte
-        last_row_.assign(row, row + in.width * channels);
-        last_row_.push_back(0);
-        row = last_row_.data();
-      }
-      weigh_rgb(row, horizontal_.first.data(), horizontal_.taps.data(), horizontal_.weights.data(),
-                horizontal_.max_taps, size.width, to);
-    }
-    rows = {target, row_bytes, in.height, size.width, channels};
-    if (last_pass) {
-      return;
-    }
-  }
-  const int64_t row_bytes = size.width * channels;
-  if (size.height == in.height) {
+  if (less_height == 0 && less_width == 0) {
     for (int64_t y = 0; y < size.height; ++y) {
-      std::memcpy(out.pixels.data() + y * row_bytes, rows.row(y), static_cast<size_t>(row_bytes));
+      std::memcpy(out.pixels.data() + y * size.width * channels, in.row(y),
+                  static_cast<size_t>(size.width * channels));
     }
-    return;
-  }
-  vertical_.compute(in.height, size.height);
-  sums_.resize(static_cast<size_t>(row_bytes));
-  for (int64_t y = 0; y < size.height; ++y) {
-    const auto i = static_cast<size_t>(y);
-    weigh_rows(rows.row(vertical_.first[i]), rows.stride, vertical_.weights.data() + y * vertical_.max_taps,
-               vertical_.taps[i], row_bytes, sums_.data(), out.pixels.data() + y * row_bytes);
+  } else if (less_height == 0) {
+    resize_width(in, size.width, out.pixels.data());
+  } else if (less_width == 0) {
+    resize_height(in, size.height, out.pixels.data());
+  } else if (less_height > 0 && less_height > 2 * less_width) {
+    between_.resize(static_cast<size_t>(size.height * in.width * channels));
+    resize_height(in, size.height, between_.data());
+    resize_width({between_.data(), in.width * channels, size.height, in.width, channels}, size.width,
+                 out.pixels.data());
+  } else {
+    between_.resize(static_cast<size_t>(in.height * size.width * channels));
+    resize_width(in, size.width, between_.data());
+    resize_height({between_.data(), size.width * channels, in.height, size.width, channels}, size.height,
+                  out.pixels.data());
   }
 }
 

@@ -42,9 +42,12 @@ class Resampler {
   void resize(const PixelView& in, ImageSize size, Image& out);
 
  private:
+  void resize_width(const PixelView& in, int64_t width, uint8_t* out);
+  void resize_height(const PixelView& in, int64_t height, uint8_t* out);
+
   ResampleWeights horizontal_;
   ResampleWeights vertical_;
-  std::vector<uint8_t> rows_;
+  std::vector<uint8_t> between_;  ///< the picture after the first of two passes
   std::vector<uint8_t> last_row_;
   std::vector<int32_t> sums_;
 };
