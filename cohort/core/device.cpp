@@ -85,15 +85,12 @@ ResolvedDevice resolve_device(const std::string& name) {
     return {c10::Device(c10::kCUDA, 0),
             concat("cuda:0, because ", at::detail::getCUDAHooks().getNumGPUs(), " GPU(s) are visible")};
   }
-  if (name.find_first_of("-,/") != std::string::npos || name.starts_with("cpu:")) {
-    throw ConfigError("core.device", concat("device \"", name, "\": got a placement, expected a device"),
-                      "auto, cpu, cuda or cuda:K");
-  }
   try {
+    // A device is a placement without cores.
+    if (name.find_first_of(",/") != std::string::npos || name.starts_with("cpu:")) throw ConfigError("", "");
     return {device_of(Placement::parse(name)), "as asked"};
   } catch (const ConfigError&) {
-    throw ConfigError("core.device", concat("device \"", name, "\": got an unknown device"),
-                      "auto, cpu, cuda or cuda:K");
+    throw UsageError("core.device", concat("device \"", name, "\" is unknown"), "auto, cpu, cuda or cuda:K");
   }
 }
 

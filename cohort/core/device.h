@@ -24,7 +24,7 @@ struct ResolvedDevice {
 /// Cohort links LibTorch's CPU part; the first call that asks for a GPU loads libtorch_cuda.so from the
 /// folder that libtorch_cpu.so came from. Call it first in main: LibTorch looks for GPUs only once (seeding
 /// its generator does that too), and a GPU part that comes later stays unseen, which is an error here.
-/// Throws: ConfigError for another name; UsageError when a GPU was asked for and cannot be used, saying why.
+/// Throws: UsageError for another name, and when a GPU was asked for and cannot be used, saying why.
 ResolvedDevice resolve_device(const std::string& name);
 
 /// Returns the device of a placement, loading what it needs. Throws: as resolve_device.

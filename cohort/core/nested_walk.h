@@ -163,7 +163,7 @@ void walk(const NestedPath& path, Fn& fn, T& first, Rest&... rest);
 template <typename Fn, typename T, typename... Rest>
 void walk_elements(const NestedPath& path, Fn& fn, T& first, Rest&... rest) {
   const std::size_t size = first.size();
-  const auto check = [&](std::size_t other) {
+  [[maybe_unused]] const auto check = [&](std::size_t other) {
     if (other != size) mismatch(path, std::to_string(size) + " elements", std::to_string(other));
   };
   (check(rest.size()), ...);
@@ -173,13 +173,13 @@ void walk_elements(const NestedPath& path, Fn& fn, T& first, Rest&... rest) {
 template <typename Fn, typename T, typename... Rest>
 void walk_map(const NestedPath& path, Fn& fn, T& first, Rest&... rest) {
   using Key = typename std::remove_cv_t<T>::key_type;
-  const auto check_size = [&](std::size_t other) {
+  [[maybe_unused]] const auto check_size = [&](std::size_t other) {
     if (other != first.size()) mismatch(path, std::to_string(first.size()) + " keys", std::to_string(other));
   };
   (check_size(rest.size()), ...);
   for (const Key* key : sorted_keys(first)) {
     const NestedPath here(path, write_key<Key>, key);
-    const auto check_key = [&](const auto& other) {
+    [[maybe_unused]] const auto check_key = [&](const auto& other) {
       if (other.find(*key) == other.end()) mismatch(here, "this key", "no such key");
     };
     (check_key(rest), ...);
@@ -201,7 +201,7 @@ auto& content(T& maybe) {
 template <typename Fn, typename T, typename... Rest>
 void walk_maybe(const NestedPath& path, Fn& fn, T& first, Rest&... rest) {
   const bool present = static_cast<bool>(first);
-  const auto check = [&](bool other) {
+  [[maybe_unused]] const auto check = [&](bool other) {
     if (other != present) mismatch(path, present ? "a value" : "no value", other ? "a value" : "none");
   };
   (check(static_cast<bool>(rest)), ...);
@@ -223,12 +223,10 @@ void walk(const NestedPath& path, Fn& fn, T& first, Rest&... rest) {
   } else if constexpr (!holds_tensors<Value>()) {
     return;
   } else if constexpr (HasFields<Value>) {
-    std::apply(
-        [&](const auto&... field) {
-          (walk(NestedPath(path, write_member, field.name), fn, first.*field.member, rest.*field.member...),
-           ...);
-        },
-        fields_of<Value>());
+    const auto one = [&](const auto& field) {
+      walk(NestedPath(path, write_member, field.name), fn, first.*field.member, rest.*field.member...);
+    };
+    std::apply([&](const auto&... field) { (one(field), ...); }, fields_of<Value>());
   } else if constexpr (is_a<Value, std::optional> || is_a<Value, std::unique_ptr>) {
     walk_maybe(path, fn, first, rest...);
   } else if constexpr (is_map<Value>) {
@@ -242,7 +240,7 @@ void walk(const NestedPath& path, Fn& fn, T& first, Rest&... rest) {
       (one(std::integral_constant<std::size_t, I>()), ...);
     }(std::make_index_sequence<std::tuple_size_v<Value>>());
   } else if constexpr (is_a<Value, std::variant>) {
-    const auto check = [&](std::size_t other) {
+    [[maybe_unused]] const auto check = [&](std::size_t other) {
       if (other != first.index()) {
         mismatch(path, "alternative " + std::to_string(first.index()), std::to_string(other));
       }

@@ -90,7 +90,7 @@ Placement Placement::parse(std::string_view text, const CpuSet& allowed) {
   return placement;
 }
 
-std::vector<Placement> parse_placements(std::string_view text) {
+std::vector<Placement> parse_placements(std::string_view text, const CpuSet& allowed) {
   std::vector<Placement> placements;
   const auto separates = [&](std::size_t i) {
     if (std::isspace(static_cast<unsigned char>(text[i]))) return true;
@@ -99,7 +99,7 @@ std::vector<Placement> parse_placements(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     std::size_t end = i;
     while (end < text.size() && !separates(end)) ++end;
-    if (end > i) placements.push_back(Placement::parse(text.substr(i, end - i)));
+    if (end > i) placements.push_back(Placement::parse(text.substr(i, end - i), allowed));
     i = end + 1;
   }
   if (placements.empty()) refuse(text, "names no place");

@@ -35,6 +35,6 @@ struct Placement {
 
 /// Reads placements with commas or spaces between: "cpu:0,cpu:1". A comma before a number goes on with the
 /// cores of the placement that it stands in: "cpu:0,1,cpu:2" is two placements.
-std::vector<Placement> parse_placements(std::string_view text);
+std::vector<Placement> parse_placements(std::string_view text, const CpuSet& allowed = CpuSet::of_process());
 
 }  // namespace cohort::core

@@ -1,0 +1,85 @@
+#include "cohort/core/signals.h"
+
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdlib>
+
+#include "cohort/core/error.h"
+#include "tests/support/throws.h"
+
+namespace cohort::core {
+namespace {
+
+volatile std::sig_atomic_t seen_by_old_handler = 0;
+void old_handler(int signal) {
+  seen_by_old_handler = signal;
+}
+
+TEST(SignalsTest, FirstInterruptAsksToStop) {
+  const TrainingSignals signals;
+  EXPECT_EQ(signals.stop_signal(), 0);
+  std::raise(SIGINT);
+  EXPECT_EQ(signals.stop_signal(), SIGINT);
+}
+
+TEST(SignalsTest, TerminationAsksToStopToo) {
+  const TrainingSignals signals;
+  std::raise(SIGTERM);
+  EXPECT_EQ(signals.stop_signal(), SIGTERM);
+}
+
+TEST(SignalsTest, SaveIsAskedForOnceForEachSignalAndDoesNotStop) {
+  TrainingSignals signals;
+  EXPECT_FALSE(signals.take_save_request());
+  std::raise(SIGUSR1);
+  EXPECT_TRUE(signals.take_save_request());
+  EXPECT_FALSE(signals.take_save_request());
+  std::raise(SIGUSR1);
+  std::raise(SIGUSR1);
+  EXPECT_TRUE(signals.take_save_request());
+  EXPECT_EQ(signals.stop_signal(), 0);
+}
+
+TEST(SignalsTest, RequestsOfAnEarlierTrainingAreForgotten) {
+  {
+    const TrainingSignals signals;
+    std::raise(SIGINT);
+    std::raise(SIGUSR1);
+  }
+  TrainingSignals signals;
+  EXPECT_EQ(signals.stop_signal(), 0);
+  EXPECT_FALSE(signals.take_save_request());
+}
+
+TEST(SignalsTest, HandlersThatWereThereAreRestored) {
+  auto* const before = std::signal(SIGUSR1, old_handler);
+  {
+    const TrainingSignals signals;
+    std::raise(SIGUSR1);
+    EXPECT_EQ(seen_by_old_handler, 0);
+  }
+  std::raise(SIGUSR1);
+  EXPECT_EQ(seen_by_old_handler, SIGUSR1);
+  std::signal(SIGUSR1, before);
+}
+
+TEST(SignalsTest, OneAtATime) {
+  const TrainingSignals signals;
+  COHORT_EXPECT_THROW_WITH(TrainingSignals(), UsageError, "another instance handles the signals");
+}
+
+void interrupt_twice(int first, int second) {
+  const TrainingSignals signals;
+  std::raise(first);
+  std::raise(second);
+  std::_Exit(0);
+}
+
+TEST(SignalsDeathTest, SecondSignalEndsTheProcessWithItsStatus) {
+  EXPECT_EXIT(interrupt_twice(SIGINT, SIGINT), ::testing::ExitedWithCode(130), "");
+  EXPECT_EXIT(interrupt_twice(SIGINT, SIGTERM), ::testing::ExitedWithCode(143), "");
+}
+
+}  // namespace
+}  // namespace cohort::core
