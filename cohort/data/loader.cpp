@@ -64,6 +64,16 @@ bool use_pinned_memory(const LoaderOptions& options) {
   return false;
 }
 
+// An error of ours that names the sample already is passed on as it is.
+void rethrow_if_it_says(const std::exception_ptr& error, const std::string& what) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const DataError& data_error) {
+    if (data_error.what() == what) throw;
+  } catch (...) {
+  }
+}
+
 // A worker that splits its tensor operations over threads would multiply workers by cores: tensor operations
 // of a dataset run on the worker alone. at::set_num_threads would change the whole process, so the OpenMP
 // runtime that LibTorch has loaded is asked for this thread only.
@@ -225,8 +235,10 @@ Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
   // Whoever failed first in time depends on the workers; first in the batch does not.
   std::ranges::sort(job.failures, {}, &BatchJob::Failure::item);
   if (!job.failures.empty() && options.on_error == OnError::kRefuse) {
-    const std::string what = reader->explain(job, job.failures.front());
+    const BatchJob::Failure first = job.failures.front();
+    const std::string what = reader->explain(job, first);
     go_to(epoch, job.first);  // so that the next call tries this batch again
+    rethrow_if_it_says(first.error, what);
     throw DataError("data.loader", what, "repair or remove it, or skip such samples (on_error: skip)");
   }
   note_skips(job);

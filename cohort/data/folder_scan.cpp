@@ -1,0 +1,135 @@
+#include "cohort/data/folder_scan.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "cohort/core/error.h"
+
+namespace cohort::data {
+namespace {
+
+constexpr const char* kWhere = "data.image_folder";
+constexpr int kDeepest = 64;
+
+struct Listing {
+  std::vector<std::string> folders;
+  std::vector<std::string> files;
+};
+
+enum class Kind { kFolder, kFile, kOther };
+
+Kind kind_of(int folder, const dirent& entry) {
+  if (entry.d_type == DT_DIR) return Kind::kFolder;
+  if (entry.d_type == DT_REG) return Kind::kFile;
+  struct stat status {};  // a link, or a file system that does not say
+  if (::fstatat(folder, entry.d_name, &status, 0) != 0) return Kind::kOther;
+  if (S_ISDIR(status.st_mode)) return Kind::kFolder;
+  return S_ISREG(status.st_mode) ? Kind::kFile : Kind::kOther;
+}
+
+Listing list(const std::string& path) {
+  DIR* stream = ::opendir(path.c_str());
+  if (stream == nullptr) {
+    throw DataError(kWhere, core::concat("cannot open folder ", path, ": ", std::strerror(errno)),
+                    errno == ENOENT ? "check the path" : "");
+  }
+  Listing listing;
+  while (const dirent* entry = ::readdir(stream)) {
+    const std::string_view name = entry->d_name;
+    if (name == "." || name == "..") continue;
+    switch (kind_of(::dirfd(stream), *entry)) {
+      case Kind::kFolder:
+        listing.folders.emplace_back(name);
+        break;
+      case Kind::kFile:
+        listing.files.emplace_back(name);
+        break;
+      case Kind::kOther:
+        break;
+    }
+  }
+  ::closedir(stream);
+  return listing;
+}
+
+// A folder of a class, named from the root.
+struct Part {
+  std::string folder;
+  std::vector<std::string> files;
+};
+
+void walk(const std::string& root, const std::string& folder, int depth, std::vector<Part>& parts) {
+  if (depth > kDeepest) {
+    throw DataError(kWhere, core::concat(root, "/", folder, " is nested more than ", kDeepest, " deep"),
+                    "look for a symbolic link that leads back to a folder above it");
+  }
+  Listing listing = list(root + "/" + folder);
+  for (const std::string& inner : listing.folders) walk(root, folder + "/" + inner, depth + 1, parts);
+  std::ranges::sort(listing.files);
+  parts.push_back({folder, std::move(listing.files)});
+}
+
+std::string empty_class(const std::string& name, const std::vector<Part>& parts) {
+  std::size_t others = 0;
+  std::string example;
+  for (const Part& part : parts) {
+    others += part.files.size();
+    if (example.empty() && !part.files.empty()) example = part.files.front();
+  }
+  std::string text = core::concat("class '", name, "' has no image (.jpg, .jpeg, .png)");
+  if (others > 0) text += core::concat(" among ", others, " files such as ", example);
+  return text;
+}
+
+char lower(char c) {
+  return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+}
+
+}  // namespace
+
+bool has_image_extension(std::string_view name) {
+  const std::size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return false;
+  std::string ending(name.substr(dot + 1));
+  std::ranges::transform(ending, ending.begin(), lower);
+  return ending == "jpg" || ending == "jpeg" || ending == "png";
+}
+
+FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& options) {
+  FolderIndex index;
+  index.root_ = root;
+  while (index.root_.size() > 1 && index.root_.back() == '/') index.root_.pop_back();
+  index.classes_ = list(root).folders;
+  if (index.classes_.empty()) {
+    throw DataError(kWhere, root + " has no class folders, expected a folder of images per class",
+                    "the folder above or below, or `cohort data` to make an image folder");
+  }
+  std::ranges::sort(index.classes_);
+  for (std::size_t label = 0; label < index.classes_.size(); ++label) {
+    std::vector<Part> parts;
+    walk(index.root_, index.classes_[label], 0, parts);
+    std::ranges::sort(parts, {}, &Part::folder);
+    const std::size_t before = index.labels_.size();
+    for (const Part& part : parts) {
+      for (const std::string& file : part.files) {
+        if (!has_image_extension(file)) continue;
+        index.offsets_.push_back(index.names_.size());
+        index.names_.append(part.folder).append("/").append(file).push_back('\0');
+        index.labels_.push_back(static_cast<std::int32_t>(label));
+      }
+    }
+    if (index.labels_.size() == before && !options.allow_empty) {
+      throw DataError(kWhere, core::concat(empty_class(index.classes_[label], parts), " in ", index.root_),
+                      "remove the class, or allow empty classes");
+    }
+  }
+  return index;
+}
+
+}  // namespace cohort::data

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// Image folders: which files belong to which class. No LibTorch.
+namespace cohort::data {
+
+struct FolderScanOptions {
+  /// A class without images is an error unless this is set; it keeps its label either way.
+  bool allow_empty = false;
+};
+
+/// The images below a folder, in the order of Python's `ImageFolder`: classes sorted by name, in a class by
+/// folder, then by file name. One string holds all names.
+class FolderIndex {
+ public:
+  std::int64_t size() const { return static_cast<std::int64_t>(labels_.size()); }
+  const std::string& root() const { return root_; }
+  const std::vector<std::string>& classes() const { return classes_; }
+  std::int64_t label(std::int64_t index) const { return labels_[static_cast<std::size_t>(index)]; }
+  /// Path below the root; its memory ends with a zero.
+  const char* name(std::int64_t index) const {
+    return names_.data() + offsets_[static_cast<std::size_t>(index)];
+  }
+  std::string path(std::int64_t index) const { return root_ + "/" + name(index); }
+
+ private:
+  friend FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& options);
+  std::string root_;
+  std::vector<std::string> classes_;
+  std::string names_;
+  std::vector<std::size_t> offsets_;
+  std::vector<std::int32_t> labels_;
+};
+
+/// Returns the images (.jpg, .jpeg, .png, in any case) below `root`: a folder per class, nested at will.
+/// Symbolic links are followed. 70,000 files take a few tens of milliseconds.
+/// Throws: DataError for a folder that is missing or has no classes, and for a class without images, naming
+/// it.
+FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& options = {});
+
+/// Whether `name` ends like an image that can be read.
+bool has_image_extension(std::string_view name);
+
+}  // namespace cohort::data

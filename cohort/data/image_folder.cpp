@@ -1,0 +1,80 @@
+#include "cohort/data/image_folder.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "cohort/core/error.h"
+#include "cohort/data/file_bytes.h"
+
+namespace cohort::data {
+namespace {
+
+std::vector<TransformSpec> or_to_tensor(const std::vector<TransformSpec>& specs) {
+  return specs.empty() ? std::vector<TransformSpec>{{"ToTensor", {}}} : specs;
+}
+
+std::vector<std::byte>& thread_buffer() {
+  thread_local std::vector<std::byte> buffer;
+  return buffer;
+}
+
+}  // namespace
+
+ImageFolder::ImageFolder(const std::string& path, const ImageFolderOptions& options)
+    : index_(scan_image_folder(path, {options.allow_empty})),
+      pipeline_(or_to_tensor(options.transforms), options.color, options.decode),
+      channels_last_(options.channels_last) {
+  if (options.cache_bytes < 0) {
+    throw UsageError("data.image_folder",
+                     core::concat("cache_bytes is ", options.cache_bytes, ", expected at least 0"));
+  }
+  // Files are named from here on: the system then walks one folder per open and not the whole path.
+  root_ = ::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
+  if (root_ < 0)
+    throw DataError("data.image_folder", core::concat("cannot open ", path, ": ", std::strerror(errno)));
+  try {
+    if (options.cache_bytes > 0) cache_ = std::make_unique<EncodedCache>(size(), options.cache_bytes);
+    if (!pipeline_.has_output_shape() && size() > 0) {
+      // Nothing in the transforms fixes the size, so all pictures must have that of the first.
+      pipeline_.set_input_size(read_image_header(file_bytes(0), describe(0), options.decode).size());
+    }
+  } catch (...) {
+    ::close(root_);
+    throw;
+  }
+}
+
+ImageFolder::~ImageFolder() {
+  ::close(root_);
+}
+
+std::vector<Field> ImageFolder::fields() const {
+  const ImageShape shape = pipeline_.output_shape();
+  return {{"image", at::kFloat, {shape.begin(), shape.end()}, channels_last_},
+          {"label", at::kLong, {}, false}};
+}
+
+std::span<const std::byte> ImageFolder::file_bytes(std::int64_t index) const {
+  if (cache_ != nullptr) {
+    if (const auto bytes = cache_->find(index)) return *bytes;
+  }
+  const auto bytes = read_file_bytes(root_, index_.name(index), index_.path(index), thread_buffer());
+  if (cache_ != nullptr) cache_->store(index, bytes);
+  return bytes;
+}
+
+void ImageFolder::read(std::int64_t index, core::RandomStream& random,
+                       std::span<std::byte* const> out) const {
+  // The name is only needed for messages, but it must exist by then; it reuses its memory.
+  thread_local std::string name;
+  name.assign(index_.root()).append("/").append(index_.name(index));
+  pipeline_.run_encoded(file_bytes(index), name, random, reinterpret_cast<float*>(out[0]),
+                        channels_last_ ? Layout::kChannelsLast : Layout::kChannelsFirst);
+  const std::int64_t label = index_.label(index);
+  std::memcpy(out[1], &label, sizeof(label));
+}
+
+}  // namespace cohort::data

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/data/codecs/codec.h"
+#include "cohort/data/dataset.h"
+#include "cohort/data/encoded_cache.h"
+#include "cohort/data/folder_scan.h"
+#include "cohort/data/image.h"
+#include "cohort/data/transforms/pipeline.h"
+
+namespace cohort::data {
+
+struct ImageFolderOptions {
+  /// What becomes of a picture; only ToTensor if empty.
+  std::vector<TransformSpec> transforms = {};
+  ColorMode color = ColorMode::kRgb;
+  /// Batches are laid out NHWC.
+  bool channels_last = false;
+  /// A class without images is an error unless this is set.
+  bool allow_empty = false;
+  /// Keep up to this many bytes of files in memory: for storage that is slow and not cached by the system.
+  std::int64_t cache_bytes = 0;
+  DecodeOptions decode = {};
+};
+
+/// Pictures (JPEG, PNG) in a folder per class, nested at will, in the order of Python's `ImageFolder`.
+/// Fields: image (float32, [C, H, W]) and label (int64, []).
+///
+///     ImageFolder train("data/train", {.transforms = {resize(64), to_tensor()}});
+class ImageFolder : public Dataset {
+ public:
+  /// Throws: DataError for a folder that is missing, has no classes or an empty class; ConfigError for
+  /// transforms that cannot be used.
+  explicit ImageFolder(const std::string& path, const ImageFolderOptions& options = {});
+  ~ImageFolder() override;
+
+  std::int64_t size() const override { return index_.size(); }
+  std::vector<Field> fields() const override;
+  void read(std::int64_t index, core::RandomStream& random, std::span<std::byte* const> out) const override;
+  /// The file's path.
+  std::string describe(std::int64_t index) const override { return index_.path(index); }
+  std::vector<std::string> classes() const override { return index_.classes(); }
+
+  std::int64_t label(std::int64_t index) const { return index_.label(index); }
+  const FolderIndex& files() const { return index_; }
+
+ private:
+  std::span<const std::byte> file_bytes(std::int64_t index) const;
+
+  FolderIndex index_;
+  Pipeline pipeline_;
+  bool channels_last_;
+  int root_ = -1;
+  std::unique_ptr<EncodedCache> cache_;
+};
+
+}  // namespace cohort::data

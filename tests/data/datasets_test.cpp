@@ -1,0 +1,191 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "cohort/core/error.h"
+#include "cohort/data/codecs/codec.h"
+#include "cohort/data/idx_dataset.h"
+#include "cohort/data/image_folder.h"
+#include "cohort/data/loader.h"
+#include "cohort/data/synthetic.h"
+#include "cohort/data/tensor_dataset.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+
+namespace cohort::data {
+namespace {
+
+// A user's data set, as docs/data.md shows it.
+class Squares : public ExampleDataset {
+ public:
+  std::int64_t size() const override { return 1000; }
+  std::vector<at::Tensor> get(std::int64_t i, core::RandomStream&) const override {
+    return {at::full({1}, static_cast<float>(i)), at::full({1}, static_cast<float>(i * i))};
+  }
+};
+
+COHORT_REGISTER_DATASET(squares, [](const DatasetArgs&) { return std::make_shared<Squares>(); });
+
+Batch first_batch(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options) {
+  Loader loader(std::move(dataset), options);
+  return loader.next().value();
+}
+
+Image picture(std::int64_t height, std::int64_t width, std::uint8_t start) {
+  Image image;
+  image.reshape(height, width, 3);
+  for (auto& value : image.pixels) value = start += 7;
+  return image;
+}
+
+void write_png(const std::filesystem::path& path, const Image& image) {
+  const std::vector<std::byte> file = encode_png(image);
+  test::write_file(path, {reinterpret_cast<const char*>(file.data()), file.size()});
+}
+
+TEST(ExampleDatasetTest, IsFifteenLines) {
+  const auto dataset = make_dataset("squares", {});
+  const Batch batch = first_batch(dataset, {.batch_size = 4, .workers = 1});
+  EXPECT_TRUE(at::equal(batch.fields[1], at::tensor({0.F, 1.F, 4.F, 9.F}).reshape({4, 1})));
+  EXPECT_EQ(dataset->fields()[0].name, "input");
+}
+
+class Ragged : public ExampleDataset {
+ public:
+  std::int64_t size() const override { return 4; }
+  std::vector<at::Tensor> get(std::int64_t i, core::RandomStream&) const override {
+    if (i == 3) return {};
+    return {at::zeros({i + 1}, i == 2 ? at::kDouble : at::kFloat)};
+  }
+};
+
+TEST(ExampleDatasetTest, SamplesOfAnotherShapeAreNamed) {
+  Loader loader(std::make_shared<Ragged>(), {.batch_size = 2});
+  COHORT_EXPECT_THROW_WITH(
+      loader.next(), DataError,
+      "sample 1: [data.dataset] get(1) returned Float [2] as field 'input', sample 0 Float [1]");
+  loader.restore({0, 3});
+  COHORT_EXPECT_THROW_WITH(loader.next(), DataError, "get(3) returned 0 tensors, sample 0 has 1");
+}
+
+TEST(RegistryTest, UnknownAndTakenNamesAreRefused) {
+  COHORT_EXPECT_THROW_WITH(make_dataset("sqares", {}), UsageError,
+                           "no dataset is named 'sqares'. Try: one of squares");
+  COHORT_EXPECT_THROW_WITH(register_dataset("squares", {}), UsageError, "'squares' is registered already");
+  EXPECT_EQ(dataset_names(), (std::vector<std::string>{"squares"}));
+}
+
+TEST(TensorDatasetTest, RowsAreSamples) {
+  const at::Tensor x = at::randn({6, 2, 3}),
+                   y = at::arange(12, at::kInt).reshape({6, 2}).t().contiguous().t();
+  const Batch batch =
+      first_batch(std::make_shared<TensorDataset>(std::vector<at::Tensor>{x, y}), {.batch_size = 6});
+  EXPECT_TRUE(at::equal(batch.fields[0], x));
+  EXPECT_TRUE(at::equal(batch.fields[1], y));
+  COHORT_EXPECT_THROW_WITH(TensorDataset({}), UsageError, "no tensor");
+  COHORT_EXPECT_THROW_WITH(TensorDataset({at::zeros({})}), UsageError, "'input' is a scalar");
+  COHORT_EXPECT_THROW_WITH(TensorDataset({x, at::zeros({5})}), UsageError,
+                           "'target' has 5 rows, the first tensor has 6");
+}
+
+TEST(SyntheticDatasetTest, IsAFunctionOfSeedAndIndex) {
+  SyntheticOptions options{.size = 200, .shape = {3, 8, 12}, .num_classes = 5, .seed = 4};
+  const Batch a = first_batch(std::make_shared<SyntheticDataset>(options), {.batch_size = 200});
+  options.channels_last = true;
+  const Batch b =
+      first_batch(std::make_shared<SyntheticDataset>(options), {.batch_size = 200, .workers = 2, .seed = 99});
+  EXPECT_TRUE(b.fields[0].is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_FALSE(b.fields[0].is_contiguous());
+  EXPECT_EQ(a.fields[1].max().item<std::int64_t>(), 4);
+  // Channels-last takes the same numbers in the same order (channel by channel).
+  EXPECT_TRUE(at::equal(a.fields[0], b.fields[0]));
+  EXPECT_NEAR(a.fields[0].mean().item<double>(), 0.0, 0.15);
+  EXPECT_NEAR(a.fields[0].std().item<double>(), 1.0, 0.1);
+  options.seed = 5;
+  EXPECT_FALSE(at::equal(
+      first_batch(std::make_shared<SyntheticDataset>(options), {.batch_size = 200}).fields[1], a.fields[1]));
+  COHORT_EXPECT_THROW_WITH(SyntheticDataset({.shape = {3, 0, 4}}), UsageError, "shape must be [C, H, W]");
+  COHORT_EXPECT_THROW_WITH(SyntheticDataset({.num_classes = 0}), UsageError, "num_classes is 0");
+}
+
+TEST(ImageFolderTest, ReadsPicturesAndLabels) {
+  const test::TempDir dir;
+  const Image cat = picture(4, 5, 3), dog = picture(4, 5, 90);
+  write_png(dir / "cat/1.png", cat);
+  write_png(dir / "dog/1.png", dog);
+  for (const bool channels_last : {false, true}) {
+    for (const std::int64_t cache : {0, 1 << 20}) {
+      const auto folder = std::make_shared<ImageFolder>(
+          dir.path().string(), ImageFolderOptions{.channels_last = channels_last, .cache_bytes = cache});
+      EXPECT_EQ(folder->classes(), (std::vector<std::string>{"cat", "dog"}));
+      Loader loader(folder, {.batch_size = 2});
+      for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
+        loader.set_epoch(epoch);
+        Batch batch = loader.next().value();
+        EXPECT_EQ(batch.input().sizes(), (at::IntArrayRef{2, 3, 4, 5}));
+        EXPECT_EQ(batch.input().is_contiguous(at::MemoryFormat::ChannelsLast), channels_last);
+        EXPECT_TRUE(at::equal(batch.target(), at::tensor({0, 1}, at::kLong)));
+        for (std::int64_t c = 0; c < 3; ++c) {
+          EXPECT_EQ(batch.input()[1][c][2][4].item<float>(),
+                    static_cast<float>(dog.pixels[static_cast<std::size_t>((2 * 5 + 4) * 3 + c)]) / 255.0F);
+        }
+      }
+    }
+  }
+}
+
+TEST(ImageFolderTest, BrokenFilesAreNamedOrSkipped) {
+  const test::TempDir dir;
+  for (int i = 0; i < 6; ++i) write_png(dir / ("a/" + std::to_string(i) + ".png"), picture(4, 4, 1));
+  test::write_file(dir / "a/3.png", "no picture");
+  const auto folder = std::make_shared<ImageFolder>(dir.path().string());
+  Loader refuse(folder, {.batch_size = 4, .workers = 2});
+  COHORT_EXPECT_THROW_WITH(refuse.next(), DataError,
+                           "[data.image] " + dir.path().string() + "/a/3.png: not a picture");
+  Loader skip(folder, {.batch_size = 4, .workers = 2, .on_error = OnError::kSkip});
+  EXPECT_EQ(skip.next()->size, 3);
+  EXPECT_EQ(skip.next()->size, 2);
+  EXPECT_EQ(skip.counters().samples_skipped, 1);
+  std::filesystem::remove(dir / "a/1.png");
+  COHORT_EXPECT_THROW_WITH(refuse.next(), DataError, "a/1.png: No such file or directory");
+}
+
+TEST(ImageFolderTest, TransformsDrawTheSameWhateverTheWorkers) {
+  const test::TempDir dir;
+  for (int i = 0; i < 30; ++i)
+    write_png(dir / ("a/" + std::to_string(i) + ".png"), picture(20, 24, static_cast<std::uint8_t>(i)));
+  const auto folder = std::make_shared<ImageFolder>(
+      dir.path().string(), ImageFolderOptions{.transforms = {{"RandomResizedCrop", {{"", {8}}}},
+                                                             {"RandomHorizontalFlip", {}},
+                                                             {"ToTensor", {}}}});
+  LoaderOptions options{.batch_size = 30, .shuffle = true, .seed = 8};
+  const at::Tensor expected = first_batch(folder, options).fields[0].clone();
+  EXPECT_EQ(expected.sizes(), (at::IntArrayRef{30, 3, 8, 8}));
+  for (const int workers : {1, 8}) {
+    options.workers = workers;
+    EXPECT_TRUE(at::equal(first_batch(folder, options).fields[0], expected));
+  }
+  options.seed = 9;
+  EXPECT_FALSE(at::equal(first_batch(folder, options).fields[0], expected));
+}
+
+TEST(IdxDatasetTest, ReadsImagesAndLabels) {
+  const test::TempDir dir;
+  std::string images{'\0', '\0', 8, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 2},
+      labels{'\0', '\0', 8, 1, 0, 0, 0, 2};
+  images += std::string("\x01\x02\x03\x04\x05\x06\x07\xff", 8);
+  labels += std::string("\x09\x03", 2);
+  test::write_file(dir / "i", images);
+  test::write_file(dir / "l", labels);
+  const auto dataset = std::make_shared<IdxDataset>((dir / "i").string(), (dir / "l").string());
+  const Batch batch = first_batch(dataset, {.batch_size = 2, .workers = 1});
+  EXPECT_EQ(batch.fields[0].sizes(), (at::IntArrayRef{2, 1, 2, 2}));
+  EXPECT_EQ(batch.fields[0][1][0][1][1].item<float>(), 1.0F);
+  EXPECT_TRUE(at::equal(batch.fields[1], at::tensor({9, 3}, at::kLong)));
+  EXPECT_EQ(dataset->classes().size(), 10U);
+  EXPECT_EQ(dataset->describe(1), (dir / "i").string() + " [1]");
+  test::write_file(dir / "l", std::string{'\0', '\0', 8, 1, 0, 0, 0, 1, 5});
+  COHORT_EXPECT_THROW_WITH(IdxDataset((dir / "i").string(), (dir / "l").string()), DataError, "has 2 images");
+}
+
+}  // namespace
+}  // namespace cohort::data

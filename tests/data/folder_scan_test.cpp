@@ -1,0 +1,96 @@
+#include "cohort/data/folder_scan.h"
+
+#include <gtest/gtest.h>
+
+#include "cohort/core/error.h"
+#include "cohort/data/encoded_cache.h"
+#include "cohort/data/file_bytes.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+
+namespace cohort::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST(FolderScanTest, OrdersAsPythonsImageFolder) {
+  // What torchvision.datasets.ImageFolder lists for these files (tests/golden/data_samplers.py prints it).
+  const test::TempDir dir;
+  for (const char* name : {"b/x.png", "b/10.jpg", "b/9.JPG", "a/sub/1.jpeg", "a/sub-2/0.jpg", "a/z.jpg",
+                           "a/sub/deep/q.jpg", "B/y.jpg", "b/notes.txt", "loose.jpg", "\xc3\xa4/u.jpg"}) {
+    test::write_file(dir / name, "");
+  }
+  const FolderIndex index = scan_image_folder(dir.path().string() + "/");
+  EXPECT_EQ(index.classes(), (std::vector<std::string>{"B", "a", "b", "\xc3\xa4"}));
+  const std::vector<std::pair<std::string, int>> expected = {
+      {"B/y.jpg", 0},  {"a/z.jpg", 1}, {"a/sub/1.jpeg", 1}, {"a/sub-2/0.jpg", 1}, {"a/sub/deep/q.jpg", 1},
+      {"b/10.jpg", 2}, {"b/9.JPG", 2}, {"b/x.png", 2},      {"\xc3\xa4/u.jpg", 3}};
+  std::vector<std::pair<std::string, int>> got;
+  for (std::int64_t i = 0; i < index.size(); ++i) got.emplace_back(index.name(i), index.label(i));
+  std::vector<std::pair<std::string, int>> sorted = expected;
+  // '-' sorts before '/', so the folder sub-2 comes before sub/deep and after sub.
+  EXPECT_EQ(got, sorted);
+  EXPECT_EQ(index.path(0), dir.path().string() + "/B/y.jpg");
+}
+
+TEST(FolderScanTest, AnEmptyClassIsNamed) {
+  const test::TempDir dir;
+  test::write_file(dir / "cat/1.jpg", "");
+  test::write_file(dir / "dog/readme.webp", "");
+  const std::string root = dir.path().string();
+  COHORT_EXPECT_THROW_WITH(scan_image_folder(root), DataError,
+                           "class 'dog' has no image (.jpg, .jpeg, .png) among 1 files such as readme.webp");
+  const FolderIndex index = scan_image_folder(root, {.allow_empty = true});
+  EXPECT_EQ(index.size(), 1);
+  EXPECT_EQ(index.classes().size(), 2U);
+}
+
+TEST(FolderScanTest, AMissingFolderAndOneWithoutClassesAreErrors) {
+  const test::TempDir dir;
+  COHORT_EXPECT_THROW_WITH(scan_image_folder((dir / "none").string()), DataError,
+                           "none: No such file or directory");
+  test::write_file(dir / "1.jpg", "");
+  COHORT_EXPECT_THROW_WITH(scan_image_folder(dir.path().string()), DataError, "has no class folders");
+}
+
+TEST(FolderScanTest, FollowsLinksButNotForEver) {
+  const test::TempDir dir;
+  test::write_file(dir / "real/1.jpg", "");
+  fs::create_directories(dir / "set/cat");
+  fs::create_directory_symlink(dir / "real", dir / "set/cat/more");
+  EXPECT_STREQ(scan_image_folder((dir / "set").string()).name(0), "cat/more/1.jpg");
+  fs::create_directory_symlink(dir / "set/cat", dir / "set/cat/again");
+  COHORT_EXPECT_THROW_WITH(scan_image_folder((dir / "set").string()), DataError, "again");
+}
+
+TEST(FileBytesTest, ReadsFilesLargerThanTheBuffer) {
+  const test::TempDir dir;
+  std::vector<std::byte> buffer;
+  for (const std::size_t size : {0, 1, 65535, 65536, 65537, 300000}) {
+    std::string content(size, 'x');
+    if (size > 0) content.back() = 'y';
+    test::write_file(dir / "f", content);
+    const auto bytes = read_file_bytes((dir / "f").string(), buffer);
+    ASSERT_EQ(bytes.size(), size);
+    EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), std::as_bytes(std::span(content)).begin()));
+  }
+  COHORT_EXPECT_THROW_WITH(read_file_bytes(dir.path().string(), buffer), DataError, "cannot read");
+}
+
+TEST(EncodedCacheTest, KeepsFilesUntilItIsFull) {
+  EncodedCache cache(3, 64);
+  const std::string a(20, 'a'), b(40, 'b'), c(10, 'c');
+  EXPECT_FALSE(cache.find(0).has_value());
+  cache.store(0, std::as_bytes(std::span(a)));
+  cache.store(1, std::as_bytes(std::span(b)));  // does not fit
+  cache.store(2, std::as_bytes(std::span(c)));
+  ASSERT_TRUE(cache.find(0).has_value());
+  EXPECT_EQ(cache.find(0)->size(), 20U);
+  EXPECT_FALSE(cache.find(1).has_value());
+  ASSERT_TRUE(cache.find(2).has_value());
+  EXPECT_EQ(std::to_integer<char>((*cache.find(2))[9]), 'c');
+  EXPECT_LE(cache.bytes_used(), 64);
+}
+
+}  // namespace
+}  // namespace cohort::data

@@ -1,0 +1,214 @@
+#include "cohort/data/tools.h"
+
+#include <archive.h>
+#include <archive_entry.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "cohort/core/error.h"
+#include "cohort/data/codecs/codec.h"
+#include "cohort/data/file_bytes.h"
+#include "cohort/data/folder_scan.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+
+namespace cohort::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Entry {
+  std::string name;
+  std::string content = "x";
+  unsigned type = AE_IFREG;
+  std::string link = "";
+  bool hard = false;
+};
+
+void write_tar(const fs::path& path, const std::vector<Entry>& entries, bool compress = false) {
+  archive* tar = archive_write_new();
+  archive_write_set_format_pax_restricted(tar);
+  if (compress) archive_write_add_filter_gzip(tar);
+  ASSERT_EQ(archive_write_open_filename(tar, path.c_str()), ARCHIVE_OK);
+  for (const Entry& e : entries) {
+    archive_entry* entry = archive_entry_new();
+    archive_entry_set_pathname(entry, e.name.c_str());
+    archive_entry_set_filetype(entry, e.type);
+    archive_entry_set_perm(entry, 0755);
+    const bool body = e.type == AE_IFREG && !e.hard;
+    archive_entry_set_size(entry, body ? static_cast<la_int64_t>(e.content.size()) : 0);
+    if (e.type == AE_IFLNK) archive_entry_set_symlink(entry, e.link.c_str());
+    if (e.hard) archive_entry_set_hardlink(entry, e.link.c_str());
+    ASSERT_EQ(archive_write_header(tar, entry), ARCHIVE_OK);
+    if (body) archive_write_data(tar, e.content.data(), e.content.size());
+    archive_entry_free(entry);
+  }
+  archive_write_close(tar);
+  archive_write_free(tar);
+}
+
+std::string png(std::int64_t height, std::int64_t width, std::int64_t channels, std::uint8_t start) {
+  Image image;
+  image.reshape(height, width, channels);
+  for (auto& value : image.pixels) value = start += 37;
+  const std::vector<std::byte> file = encode_png(image);
+  return {reinterpret_cast<const char*>(file.data()), file.size()};
+}
+
+TEST(ToolsTest, ATarBecomesAFolder) {
+  const test::TempDir dir;
+  for (const bool compress : {false, true}) {
+    const fs::path tar = dir / (compress ? "set.tar.gz" : "set.tar");
+    write_tar(tar, {{"set/", "", AE_IFDIR}, {"./set/cat/1.jpg", "one"}, {"set/dog/2.jpg", "three"}},
+              compress);
+    const std::string out = (dir / (compress ? "b" : "a")).string();
+    const MadeFolder made = unpack_tar(tar.string(), out, 1);
+    EXPECT_EQ(made.files, 2);
+    EXPECT_EQ(made.bytes, 8);
+    EXPECT_EQ(test::read_file(out + "/dog/2.jpg"), "three");
+    EXPECT_EQ(scan_image_folder(out).classes(), (std::vector<std::string>{"cat", "dog"}));
+    EXPECT_FALSE(fs::exists(out + ".partial"));
+    COHORT_EXPECT_THROW_WITH(unpack_tar(tar.string(), out), DataError, "exists already");
+  }
+}
+
+TEST(ToolsTest, ATarThatReachesOutIsRefusedAndLeavesNothing) {
+  const test::TempDir dir;
+  const std::string tar = (dir / "evil.tar").string(), out = (dir / "out").string();
+  const std::vector<std::pair<Entry, std::string>> cases = {
+      {{"../evil.jpg"}, "leads out of the folder"},
+      {{"a/../../evil.jpg"}, "leads out of the folder"},
+      {{"/tmp/evil.jpg"}, "has an absolute name"},
+      {{"a/link", "", AE_IFLNK, "/etc"}, "is a link or a device"},
+      {{"a/hard", "", AE_IFREG, "good/1.jpg", true}, "is a link or a device"},
+      {{"a/pipe", "", AE_IFIFO}, "is a link or a device"},
+  };
+  for (const auto& [entry, message] : cases) {
+    write_tar(tar, {{"good/1.jpg"}, entry});
+    COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out), DataError, message);
+    EXPECT_FALSE(fs::exists(out));
+    EXPECT_FALSE(fs::exists(out + ".partial"));
+  }
+  EXPECT_FALSE(fs::exists(dir / "evil.jpg"));
+}
+
+TEST(ToolsTest, ABrokenTarIsNamed) {
+  const test::TempDir dir;
+  const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
+  COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out), DataError, "cannot read archive " + tar);
+  test::write_file(tar, std::string(5000, 'j'));
+  COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out), DataError, "cannot read archive");
+  write_tar(tar, {{"a/1.jpg", std::string(100000, 'a')}});
+  fs::resize_file(tar, 50000);
+  COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out), DataError, "cannot read archive");
+  write_tar(tar, {});
+  COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out), DataError, "holds no files");
+}
+
+TEST(ToolsTest, AListOfLabelsMakesAFolder) {
+  const test::TempDir dir;
+  test::write_file(dir / "flat/1.jpg", "one");
+  test::write_file(dir / "flat/sub/a,b.jpg", "two");
+  test::write_file(dir / "list.csv", "file,label\r\n1.jpg,cat\r\n\n\"sub/a,b.jpg\",\"big \"\"dog\"\"\"\n");
+  const auto make = [&](const std::string& out, bool link = false) {
+    return folder_from_list((dir / "flat").string(), (dir / "list.csv").string(), (dir / out).string(),
+                            {link});
+  };
+  EXPECT_EQ(make("out").files, 2);
+  EXPECT_EQ(test::read_file(dir / "out/big \"dog\"/a,b.jpg"), "two");
+  EXPECT_EQ(make("linked", true).bytes, 6);
+  EXPECT_EQ(fs::hard_link_count(dir / "linked/cat/1.jpg"), 2U);
+  const std::vector<std::pair<std::string, std::string>> bad = {
+      {"1.jpg\n", "list.csv:1: got '1.jpg', expected file,label"},
+      {"1.jpg,cat\nnone.jpg,cat\n", "list.csv:2: cannot copy"},
+      {"../x.jpg,cat\n", "is not inside the folder"},
+      {"/etc/passwd,cat\n", "is not inside the folder"},
+      {"1.jpg,..\n", "label '..' cannot be a folder's name"},
+      {"1.jpg,cat\n1.jpg,cat\n", "has a second file named 1.jpg"},
+      {"", "names no files"},
+  };
+  for (const auto& [list, message] : bad) {
+    test::write_file(dir / "list.csv", list);
+    COHORT_EXPECT_THROW_WITH(make("bad"), DataError, message);
+    EXPECT_FALSE(fs::exists(dir / "bad"));
+  }
+  fs::remove(dir / "list.csv");
+  COHORT_EXPECT_THROW_WITH(make("bad"), DataError, "cannot open the list of labels");
+}
+
+TEST(ToolsTest, IdxFilesBecomeAFolderOfJpegs) {
+  const test::TempDir dir;
+  std::string images{'\0', '\0', 8, 3, 0, 0, 0, 30, 0, 0, 0, 28, 0, 0, 0, 28},
+      labels{'\0', '\0', 8, 1, 0, 0, 0, 30};
+  for (int i = 0; i < 30; ++i) {
+    images += std::string(28 * 28, static_cast<char>(i * 8));
+    labels += static_cast<char>(i % 3);
+  }
+  test::write_file(dir / "i", images);
+  test::write_file(dir / "l", labels);
+  const auto make = [&](const IdxFolderOptions& options) {
+    return folder_from_idx((dir / "i").string(), (dir / "l").string(), (dir / "out").string(), options);
+  };
+  COHORT_EXPECT_THROW_WITH(make({.class_names = {"a", "b"}}), UsageError,
+                           "label 2 has no name: got 2 class names");
+  COHORT_EXPECT_THROW_WITH(make({.class_names = {"a", "b/c", "d"}}), UsageError, "class name 'b/c'");
+  EXPECT_FALSE(fs::exists(dir / "out.partial"));
+  const MadeFolder made = make({.class_names = {"a", "b", "c"}, .threads = 3});
+  EXPECT_EQ(made.files, 30);
+  const FolderIndex index = scan_image_folder((dir / "out").string());
+  EXPECT_EQ(index.size(), 30);
+  EXPECT_STREQ(index.name(10), "b/01.jpg");
+  std::vector<std::byte> buffer;
+  Image image;
+  decode_image(read_file_bytes(index.path(10), buffer), ColorMode::kGrey, "x", image);
+  EXPECT_EQ(image.pixels[5], 8);
+  test::write_file(dir / "l", labels.replace(7, 1, "\x1d").substr(0, 8 + 29));
+  COHORT_EXPECT_THROW_WITH(make({}), DataError, "has 30 images");
+}
+
+TEST(ToolsTest, VerifyListsEveryBrokenFile) {
+  const test::TempDir dir;
+  for (int i = 0; i < 40; ++i) test::write_file(dir / ("a/" + std::to_string(i) + ".png"), png(5, 4, 3, 1));
+  test::write_file(dir / "a/text.jpg", "this is no picture");
+  test::write_file(dir / "b/short.png", png(5, 4, 3, 1).substr(0, 50));
+  test::write_file(dir / "b/void.jpg", "");
+  for (const int threads : {1, 4}) {
+    const VerifyReport report = verify_folder(dir.path().string(), threads);
+    EXPECT_EQ(report.checked, 43);
+    ASSERT_EQ(report.broken.size(), 3U);
+    EXPECT_EQ(report.broken[0].path, dir.path().string() + "/a/text.jpg");
+    EXPECT_EQ(report.broken[2].path, dir.path().string() + "/b/void.jpg");
+    EXPECT_NE(report.broken[1].reason.find("short.png"), std::string::npos);
+  }
+}
+
+TEST(ToolsTest, StatisticsAreThoseOfThePixels) {
+  const test::TempDir dir;
+  std::vector<double> sum(3), squares(3);
+  double count = 0;
+  for (int i = 0; i < 20; ++i) {
+    const std::string file = png(3 + i, 7, 3, static_cast<std::uint8_t>(i * 11));
+    test::write_file(dir / ("a/" + std::to_string(i) + ".png"), file);
+    Image image;
+    decode_image(std::as_bytes(std::span(file)), ColorMode::kRgb, "x", image);
+    for (std::size_t p = 0; p < image.pixels.size(); ++p) {
+      const double value = image.pixels[p] / 255.0;
+      sum[p % 3] += value;
+      squares[p % 3] += value * value;
+    }
+    count += static_cast<double>(image.height * image.width);
+  }
+  const ChannelStatistics got = channel_statistics(dir.path().string(), ColorMode::kRgb, 3);
+  EXPECT_EQ(got.images, 20);
+  EXPECT_EQ(got.pixels, static_cast<std::int64_t>(count));
+  for (std::size_t c = 0; c < 3; ++c) {
+    EXPECT_NEAR(got.mean[c], sum[c] / count, 1e-12);
+    EXPECT_NEAR(got.deviation[c], std::sqrt(squares[c] / count - std::pow(sum[c] / count, 2)), 1e-9);
+  }
+  EXPECT_EQ(channel_statistics(dir.path().string(), ColorMode::kGrey).mean.size(), 1U);
+}
+
+}  // namespace
+}  // namespace cohort::data
