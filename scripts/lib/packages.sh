@@ -51,7 +51,7 @@ apt_private() {
 download_size() {
   local what="$1"
   shift
-  "$what" install --print-uris -y --no-install-recommends "$@" 2>/dev/null |
+  { "$what" install --print-uris -y --no-install-recommends "$@" 2>/dev/null || true; } |
     awk '/^\x27/ {bytes += $3} END {if (bytes > 0) printf "%.0f MB", bytes / 1e6 + 0.5}'
 }
 
@@ -61,6 +61,8 @@ fail_packages() {
   shift
   tail -n 15 "$log" >&2
   cause=$(explain "$log")
+  # apt-get update does not fail without a network; that packages are unknown is then the consequence.
+  if [ -z "$cause" ] && [ -f "$COHORT_LOGS/apt-update.log" ]; then cause=$(explain "$COHORT_LOGS/apt-update.log"); fi
   fail "these packages cannot be had: $*${cause:+, because $cause}; install them by hand and run again (log: $log)."
 }
 
@@ -68,14 +70,19 @@ install_with_apt() {
   local prefix=() size
   if [ "$1" = sudo ]; then prefix=(sudo); fi
   shift
-  size=$(download_size apt-get "$@")
-  say "Installing with ${prefix[*]:+sudo }apt-get${size:+ ($size to download)}: $*"
   if [ -n "${prefix[*]:-}" ] && ! sudo -v; then
     fail "sudo was refused: install these packages as an administrator, or run again with --private: $*"
   fi
+  size=$(download_size apt-get "$@")
+  if [ -z "$size" ]; then
+    # No lists yet, as in a container that is new.
+    try_logged apt-update "${prefix[@]}" apt-get update || true
+    size=$(download_size apt-get "$@")
+  fi
+  say "Installing with ${prefix[*]:+sudo }apt-get${size:+ ($size to download)}: $*"
   local install=("${prefix[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@")
   if try_logged apt "${install[@]}"; then return 0; fi
-  # Lists that are missing or old: bring them up to date once, then try again.
+  # Lists that are old: bring them up to date once, then try again.
   try_logged apt-update "${prefix[@]}" apt-get update || true
   try_logged apt "${install[@]}" || fail_packages apt "$@"
 }
