@@ -50,38 +50,72 @@ COHORT_VECTOR_CLONES void weigh_rows(const uint8_t* in, int64_t stride, const in
   }
 }
 
-/// A row of grey pixels.
-void weigh_grey(const uint8_t* in, const ResampleWeights& w, uint8_t* out) {
-  for (int64_t x = 0; x < w.out; ++x) {
-    const uint8_t* pixel = in + w.first[x];
+/// So many rows are resized in width together: their pixels are laid side by side, column by column, so that
+/// one weight meets a whole vector of bytes.
+constexpr int64_t kRows = 16;
+
+template <int64_t kBytes>
+[[gnu::always_inline]] inline void weigh_columns(const uint8_t* columns, const ResampleWeights& w,
+                                                 uint8_t* out) {
+  for (int64_t x = 0; x < w.out; ++x, out += kBytes) {
+    const uint8_t* a = columns + w.first[static_cast<size_t>(x)] * kBytes;
     const int32_t* weight = w.weights.data() + x * w.max_taps;
-    int32_t sum = kHalf;
-    for (int32_t k = 0; k < w.taps[x]; ++k) {
-      sum += pixel[k] * weight[k];
+    int32_t sums[kBytes];
+    for (int64_t j = 0; j < kBytes; ++j) {
+      sums[j] = kHalf;
     }
-    out[x] = to_byte(sum);
+    int32_t left = w.taps[static_cast<size_t>(x)];
+    for (; left >= 2; left -= 2, a += 2 * kBytes, weight += 2) {
+      const int32_t wa = weight[0], wb = weight[1];
+      for (int64_t j = 0; j < kBytes; ++j) {
+        sums[j] += a[j] * wa + a[kBytes + j] * wb;
+      }
+    }
+    if (left == 1) {
+      const int32_t wa = weight[0];
+      for (int64_t j = 0; j < kBytes; ++j) {
+        sums[j] += a[j] * wa;
+      }
+    }
+    for (int64_t j = 0; j < kBytes; ++j) {
+      out[j] = to_byte(sums[j]);
+    }
   }
 }
 
-using Lanes = int32_t __attribute__((vector_size(16)));
-using ByteLanes = uint8_t __attribute__((vector_size(4)));
+COHORT_VECTOR_CLONES void weigh_grey(const uint8_t* columns, const ResampleWeights& w, uint8_t* out) {
+  weigh_columns<kRows>(columns, w, out);
+}
 
-/// A row of RGB pixels, each as one vector of four lanes: one byte behind the row is read.
-COHORT_VECTOR_CLONES void weigh_rgb(const uint8_t* in, const int32_t* first, const int32_t* taps,
-                                    const int32_t* weights, int64_t max_taps, int64_t count, uint8_t* out) {
-  for (int64_t x = 0; x < count; ++x) {
-    const uint8_t* pixel = in + 3 * first[x];
-    const int32_t* weight = weights + x * max_taps;
-    Lanes sum = {kHalf, kHalf, kHalf, kHalf};
-    for (int32_t k = 0; k < taps[x]; ++k, pixel += 3) {
-      ByteLanes bytes;
-      std::memcpy(&bytes, pixel, sizeof(bytes));
-      sum += __builtin_convertvector(bytes, Lanes) * weight[k];
-    }
-    sum >>= kBits;
-    for (int c = 0; c < 3; ++c) {
-      out[3 * x + c] = static_cast<uint8_t>(std::clamp(sum[c], 0, 255));
-    }
+COHORT_VECTOR_CLONES void weigh_rgb(const uint8_t* columns, const ResampleWeights& w, uint8_t* out) {
+  weigh_columns<3 * kRows>(columns, w, out);
+}
+
+/// Copies `count` pixels, `from_step` bytes apart, to places `to_step` bytes apart. With `kSpill`, which is
+/// faster, all but the last write one byte too many: what lies there must be written afterwards.
+template <int kChannels, bool kSpill>
+void copy_pixels(const uint8_t* from, int64_t from_step, uint8_t* to, int64_t to_step, int64_t count) {
+  constexpr size_t kBytes = kChannels == 3 && kSpill ? 4 : kChannels;
+  for (int64_t x = 0; x < count - 1; ++x, from += from_step, to += to_step) {
+    std::memcpy(to, from, kBytes);
+  }
+  std::memcpy(to, from, kChannels);
+}
+
+/// Resizes at most kRows rows in width.
+template <int kChannels>
+void resize_rows(const PixelView& in, int64_t y, const ResampleWeights& w, uint8_t* columns, uint8_t* result,
+                 uint8_t* out) {
+  constexpr int64_t kStep = kRows * kChannels;
+  const int64_t count = std::min(kRows, in.height - y);
+  for (int64_t r = 0; r < count; ++r) {
+    const auto copy = r < kRows - 1 ? copy_pixels<kChannels, true> : copy_pixels<kChannels, false>;
+    copy(in.row(y + r), kChannels, columns + r * kChannels, kStep, in.width);
+  }
+  (kChannels == 1 ? weigh_grey : weigh_rgb)(columns, w, result);
+  for (int64_t r = 0; r < count; ++r) {
+    copy_pixels<kChannels, true>(result + r * kChannels, kStep, out + (y + r) * w.out * kChannels, kChannels,
+                                 w.out);
   }
 }
 
@@ -126,19 +160,15 @@ void ResampleWeights::compute(int64_t in_size, int64_t out_size) {
 
 void Resampler::resize_width(const PixelView& in, int64_t width, uint8_t* out) {
   horizontal_.compute(in.width, width);
-  for (int64_t y = 0; y < in.height; ++y, out += width * in.channels) {
-    const uint8_t* row = in.row(y);
+  const auto column_bytes = static_cast<size_t>(kRows * in.channels);
+  columns_.resize(std::max(columns_.size(), static_cast<size_t>(in.width) * column_bytes));
+  result_.resize(std::max(result_.size(), static_cast<size_t>(width) * column_bytes));
+  for (int64_t y = 0; y < in.height; y += kRows) {
     if (in.channels == 1) {
-      weigh_grey(row, horizontal_, out);
-      continue;
+      resize_rows<1>(in, y, horizontal_, columns_.data(), result_.data(), out);
+    } else {
+      resize_rows<3>(in, y, horizontal_, columns_.data(), result_.data(), out);
     }
-    if (y == in.height - 1) {  // behind which there may be no byte
-      last_row_.assign(row, row + in.width * in.channels);
-      last_row_.push_back(0);
-      row = last_row_.data();
-    }
-    weigh_rgb(row, horizontal_.first.data(), horizontal_.taps.data(), horizontal_.weights.data(),
-              horizontal_.max_taps, width, out);
   }
 }
 

@@ -48,7 +48,8 @@ class Resampler {
   ResampleWeights horizontal_;
   ResampleWeights vertical_;
   std::vector<uint8_t> between_;  ///< the picture after the first of two passes
-  std::vector<uint8_t> last_row_;
+  std::vector<uint8_t> columns_;
+  std::vector<uint8_t> result_;
   std::vector<int32_t> sums_;
 };
 
