@@ -1,0 +1,70 @@
+#include "cohort/optim/adam.h"
+
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+
+#include "cohort/core/error.h"
+
+namespace cohort::optim {
+
+using core::concat;
+
+Adam::Adam(std::vector<at::Tensor> params, const AdamOptions& options)
+    : Adam(std::vector<ParamGroup>{ParamGroup{.params = std::move(params)}}, options) {}
+
+Adam::Adam(std::vector<ParamGroup> groups, const AdamOptions& options) : FusedOptimizer(std::move(groups)) {
+  fill_options(ParamGroup{.lr = options.lr(),
+                          .weight_decay = options.weight_decay(),
+                          .beta1 = options.beta1(),
+                          .beta2 = options.beta2(),
+                          .eps = options.eps(),
+                          .amsgrad = options.amsgrad(),
+                          .maximize = options.maximize()});
+  for (const ParamGroup& group : param_groups()) check_options(group);
+}
+
+void Adam::set_momentum(double momentum) {
+  for (ParamGroup& group : param_groups()) group.beta1 = momentum;
+}
+
+std::vector<std::string> Adam::state_names() const {
+  return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+}
+
+std::vector<GroupOption> Adam::group_options() const {
+  return {{"weight_decay", &ParamGroup::weight_decay},
+          {"beta1", &ParamGroup::beta1},
+          {"beta2", &ParamGroup::beta2},
+          {"eps", &ParamGroup::eps},
+          {"amsgrad", nullptr, &ParamGroup::amsgrad},
+          {"maximize", nullptr, &ParamGroup::maximize}};
+}
+
+std::size_t Adam::states_used(const ParamGroup& group) const {
+  return *group.amsgrad ? 3 : 2;
+}
+
+void Adam::run(const ParamGroup& group, FusedBucket& bucket) {
+  at::_fused_adam_(bucket.params, bucket.grads, bucket.states[0], bucket.states[1], bucket.states[2],
+                   bucket.steps, group.lr, group.beta1, group.beta2, group.weight_decay, group.eps,
+                   *group.amsgrad, *group.maximize);
+}
+
+void AdamW::run(const ParamGroup& group, FusedBucket& bucket) {
+  at::_fused_adamw_(bucket.params, bucket.grads, bucket.states[0], bucket.states[1], bucket.states[2],
+                    bucket.steps, group.lr, group.beta1, group.beta2, group.weight_decay, group.eps,
+                    *group.amsgrad, *group.maximize);
+}
+
+void Adam::check_options(const ParamGroup& group) const {
+  auto refuse = [](const char* option, double value, const char* expected) {
+    throw UsageError("optim.adam", concat(option, " is ", value, ", expected ", expected));
+  };
+  if (!(group.lr >= 0)) refuse("lr", group.lr, "0 or more");
+  if (!(group.eps >= 0)) refuse("eps", group.eps, "0 or more");
+  if (!(group.beta1 >= 0 && group.beta1 < 1)) refuse("beta1", group.beta1, "0 or more and below 1");
+  if (!(group.beta2 >= 0 && group.beta2 < 1)) refuse("beta2", group.beta2, "0 or more and below 1");
+  if (!(group.weight_decay >= 0)) refuse("weight_decay", group.weight_decay, "0 or more");
+}
+
+}  // namespace cohort::optim

@@ -1,0 +1,111 @@
+#include "cohort/optim/clip.h"
+
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+
+#include "cohort/core/error.h"
+
+namespace cohort::optim {
+namespace {
+
+using core::concat;
+
+void append_gradients(const std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& gradients) {
+  for (const at::Tensor& parameter : parameters) {
+    const at::Tensor& gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    if (gradient.layout() != at::kStrided)
+      throw UsageError("optim.clip", concat("a gradient is sparse: layout ", gradient.layout()),
+                       "an embedding with sparse(false)");
+    gradients.push_back(gradient);
+  }
+}
+
+// One call per device and dtype, as foreach operators want it; `visit` gets each list once.
+template <typename Visit>
+void by_kind(const std::vector<at::Tensor>& tensors, const Visit& visit) {
+  std::vector<bool> done(tensors.size(), false);
+  std::vector<at::Tensor> list;
+  for (std::size_t first = 0; first < tensors.size(); ++first) {
+    if (done[first]) continue;
+    list.clear();
+    for (std::size_t k = first; k < tensors.size(); ++k) {
+      if (done[k] || tensors[k].dtype() != tensors[first].dtype() ||
+          tensors[k].device() != tensors[first].device())
+        continue;
+      done[k] = true;
+      list.push_back(tensors[k]);
+    }
+    visit(list);
+  }
+}
+
+at::Tensor total_norm(const std::vector<at::Tensor>& gradients, double norm_type) {
+  std::vector<at::Tensor> norms;
+  norms.reserve(gradients.size());
+  const at::Device device = gradients[0].device();
+  by_kind(gradients, [&](const std::vector<at::Tensor>& list) {
+    for (at::Tensor& norm : at::_foreach_norm(list, norm_type)) norms.push_back(norm.to(device));
+  });
+  return at::linalg_vector_norm(at::stack(norms), norm_type);
+}
+
+double clip(const std::vector<at::Tensor>& gradients, double max_norm, double norm_type,
+            bool error_if_nonfinite) {
+  if (!(max_norm >= 0))
+    throw UsageError("optim.clip_grad_norm_", concat("max_norm is ", max_norm, ", expected 0 or more"));
+  if (gradients.empty()) return 0.0;
+  c10::NoGradGuard no_grad;
+  const at::Tensor norm = total_norm(gradients, norm_type);
+  const double value = norm.item<double>();
+  if (error_if_nonfinite && !std::isfinite(value))
+    throw UsageError("optim.clip_grad_norm_",
+                     concat("the norm of the gradients is ", value, ", so they cannot be clipped"),
+                     "a smaller learning rate, or error_if_nonfinite = false");
+  // As PyTorch rounds it: max_norm / (norm + 1e-6) in the norm's dtype. A factor of 1 changes nothing.
+  const at::Tensor factor = norm.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1.0);
+  if (factor.item<double>() == 1.0) return value;
+  by_kind(gradients,
+          [&](const std::vector<at::Tensor>& list) { at::_foreach_mul_(list, factor.to(list[0].device())); });
+  return value;
+}
+
+}  // namespace
+
+double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
+                       bool error_if_nonfinite) {
+  std::vector<at::Tensor> gradients;
+  append_gradients(parameters, gradients);
+  return clip(gradients, max_norm, norm_type, error_if_nonfinite);
+}
+
+double clip_grad_norm_(const std::vector<ParamGroup>& groups, double max_norm, double norm_type,
+                       bool error_if_nonfinite) {
+  std::vector<at::Tensor> gradients;
+  for (const ParamGroup& group : groups) append_gradients(group.params, gradients);
+  return clip(gradients, max_norm, norm_type, error_if_nonfinite);
+}
+
+double grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
+  std::vector<at::Tensor> gradients;
+  append_gradients(parameters, gradients);
+  if (gradients.empty()) return 0.0;
+  c10::NoGradGuard no_grad;
+  return total_norm(gradients, norm_type).item<double>();
+}
+
+void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) {
+  if (!(clip_value >= 0))
+    throw UsageError("optim.clip_grad_value_", concat("clip_value is ", clip_value, ", expected 0 or more"));
+  c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> gradients;
+  append_gradients(parameters, gradients);
+  for (at::Tensor& gradient : gradients) gradient.clamp_(-clip_value, clip_value);
+}
+
+}  // namespace cohort::optim

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <vector>
+
+#include "cohort/optim/optimizer.h"
+
+/// Limits gradients in place, after backward and before the optimizer's step. With gradient accumulation:
+/// once, after the last backward of the step.
+namespace cohort::optim {
+
+/// Scales all gradients together so that their norm is at most `max_norm`; returns the norm before that (0
+/// when there is no gradient). The same numbers as torch.nn.utils.clip_grad_norm_. A norm that is not finite
+/// makes the gradients NaN or zero as PyTorch does, unless `error_if_nonfinite`. Units: `norm_type` 1, 2, ...
+/// or infinity. Throws: UsageError for a negative limit or a sparse gradient, or if the norm is not finite
+/// and `error_if_nonfinite`; gradients have not changed then.
+double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0,
+                       bool error_if_nonfinite = false);
+/// The same over all groups together.
+double clip_grad_norm_(const std::vector<ParamGroup>& groups, double max_norm, double norm_type = 2.0,
+                       bool error_if_nonfinite = false);
+
+/// Returns the norm of all gradients, changing nothing.
+double grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
+
+/// Limits every element of every gradient to [-clip_value, clip_value]. Throws: UsageError for a negative
+/// limit.
+void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
+
+}  // namespace cohort::optim

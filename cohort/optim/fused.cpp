@@ -1,0 +1,184 @@
+#include "cohort/optim/fused.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include "cohort/core/error.h"
+
+namespace cohort::optim {
+namespace {
+
+using core::concat;
+
+/// True if both lay out the same elements in memory in the same order. Note [Layouts]. Sizes are known to be
+/// equal.
+bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  const at::IntArrayRef left = a.strides();
+  const at::IntArrayRef right = b.strides();
+  if (left == right) return true;
+  if (left.size() != right.size()) return false;
+  const at::IntArrayRef sizes = a.sizes();
+  for (std::size_t d = 0; d < sizes.size(); ++d)
+    if (sizes[d] != 1 && left[d] != right[d]) return false;
+  return true;
+}
+
+bool same_kind(const at::Tensor& a, const at::Tensor& b) {
+  return a.dtype() == b.dtype() && a.device() == b.device();
+}
+
+bool is_dense(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense();
+}
+
+/// Returns a state tensor that fits `like`, keeping the values of `state` if there are any.
+at::Tensor fitted(const at::Tensor& state, const at::Tensor& like, const std::string& name) {
+  if (!state.defined()) return at::zeros_like(like);
+  if (state.sizes() != like.sizes())
+    throw UsageError("optim.step",
+                     concat("a parameter changed its shape: ", name, " has shape ", state.sizes(),
+                            ", the parameter ", like.sizes()),
+                     "make a new optimizer after resizing parameters");
+  if (same_kind(state, like) && same_layout(state, like) && is_dense(state)) return state;
+  at::Tensor result = at::empty_like(like);
+  result.copy_(state);
+  return result;
+}
+
+void check_gradient(const at::Tensor& gradient, const at::Tensor& parameter, const std::string& type) {
+  if (gradient.layout() != at::kStrided)
+    throw UsageError("optim.step",
+                     concat(type, " does not step sparse gradients: got layout ", gradient.layout(),
+                            " for a parameter of shape ", parameter.sizes()),
+                     "an embedding with sparse(false), or an optimizer of your own for it");
+  if (gradient.sizes() != parameter.sizes())
+    throw UsageError("optim.step", concat("a gradient has shape ", gradient.sizes(), ", its parameter ",
+                                          parameter.sizes()));
+}
+
+}  // namespace
+
+void FusedOptimizer::step() {
+  c10::NoGradGuard no_grad;
+  struct Release {
+    FusedOptimizer* optimizer;
+    ~Release() { optimizer->release(); }
+  } release_gradients{this};
+
+  plans_.resize(param_groups().size());
+  for (std::size_t g = 0; g < plans_.size(); ++g) {
+    check_options(param_groups()[g]);
+    if (!gather(plans_[g], g)) {
+      rebuild(plans_[g], g);
+      gather(plans_[g], g);
+    }
+  }
+  // Nothing was written so far: an error above leaves the parameters as they were.
+  for (std::size_t g = 0; g < plans_.size(); ++g) {
+    const ParamGroup& group = param_groups()[g];
+    for (FusedBucket& bucket : plans_[g].buckets) {
+      ++bucket.step;
+      at::Tensor& step = bucket.steps[0];
+      if (step.is_cpu())
+        *step.mutable_data_ptr<float>() = static_cast<float>(bucket.step);
+      else
+        step.fill_(static_cast<double>(bucket.step));
+      for (std::size_t k = 0; k < bucket.owners.size(); ++k)
+        if (!bucket.params[k].is_same(bucket.owners[k])) bucket.params[k].copy_(bucket.owners[k]);
+      run(group, bucket);
+      for (std::size_t k = 0; k < bucket.owners.size(); ++k) {
+        if (!bucket.params[k].is_same(bucket.owners[k])) bucket.owners[k].copy_(bucket.params[k]);
+        param_state(g, bucket.indices[k]).step = bucket.step;
+      }
+    }
+  }
+}
+
+// Fetches the gradients into the plan. Returns false if the plan does not fit what it finds.
+bool FusedOptimizer::gather(Plan& plan, std::size_t g) const {
+  const ParamGroup& group = param_groups()[g];
+  if (!plan.valid || plan.states != states_used(group)) return false;
+  for (const at::Tensor& parameter : plan.idle)
+    if (parameter.grad().defined()) return false;
+  for (FusedBucket& bucket : plan.buckets) {
+    bucket.grads.clear();
+    for (std::size_t k = 0; k < bucket.owners.size(); ++k) {
+      const at::Tensor& owner = bucket.owners[k];
+      const at::Tensor& stepped = bucket.params[k];
+      const at::Tensor& gradient = owner.grad();
+      if (!gradient.defined() || !owner.is_same(group.params[bucket.indices[k]])) return false;
+      check_gradient(gradient, owner, type());
+      const at::Tensor& reference = plan.states > 0 ? bucket.states[0][k] : stepped;
+      if (!same_kind(owner, bucket.params[0]) || !same_kind(reference, owner) ||
+          reference.sizes() != owner.sizes())
+        return false;
+      if (stepped.is_same(owner) && (!same_layout(reference, owner) || !is_dense(owner))) return false;
+      if (same_kind(gradient, owner) && same_layout(gradient, stepped)) {
+        bucket.grads.push_back(gradient);
+      } else {
+        at::Tensor& copy = bucket.grad_cache[k];
+        if (!copy.defined()) copy = at::empty_like(stepped);
+        copy.copy_(gradient);
+        bucket.grads.push_back(copy);
+      }
+    }
+  }
+  return true;
+}
+
+// Makes the plan anew from the gradients that there are now. Note [Plans].
+void FusedOptimizer::rebuild(Plan& plan, std::size_t g) {
+  const ParamGroup& group = param_groups()[g];
+  const std::vector<std::string> names = state_names();
+  plan.valid = false;
+  plan.buckets.clear();
+  plan.idle.clear();
+  plan.states = states_used(group);
+  for (std::size_t i = 0; i < group.params.size(); ++i) {
+    const at::Tensor& parameter = group.params[i];
+    if (!parameter.grad().defined()) {
+      plan.idle.push_back(parameter);
+      continue;
+    }
+    check_gradient(parameter.grad(), parameter, type());
+    ParamState& state = param_state(g, i);
+    // A momentum that was off until now starts as on a first step.
+    const bool fresh = plan.states > 0 && !state.tensors[0].defined();
+    if (fresh) state.step = 0;
+    if (!fresh && plan.states > 0 && state.step == 0) state.step = 1;  // loaded without a step count
+
+    FusedBucket* bucket = nullptr;
+    for (FusedBucket& candidate : plan.buckets)
+      if (candidate.step == state.step && same_kind(candidate.params[0], parameter)) bucket = &candidate;
+    if (!bucket) {
+      bucket = &plan.buckets.emplace_back();
+      bucket->step = state.step;
+    }
+    at::Tensor stepped = is_dense(parameter) ? parameter : at::empty(parameter.sizes(), parameter.options());
+    for (std::size_t n = 0; n < plan.states; ++n) {
+      state.tensors[n] = fitted(state.tensors[n], stepped, names[n]);
+      bucket->states[n].push_back(state.tensors[n]);
+    }
+    bucket->indices.push_back(i);
+    bucket->owners.push_back(parameter);
+    bucket->params.push_back(std::move(stepped));
+    bucket->grad_cache.emplace_back();
+  }
+  for (FusedBucket& bucket : plan.buckets) {
+    const at::Tensor step = at::full({}, static_cast<double>(bucket.step),
+                                     at::TensorOptions(at::kFloat).device(bucket.params[0].device()));
+    bucket.steps.assign(bucket.params.size(), step);
+    bucket.grads.reserve(bucket.params.size());
+  }
+  plan.valid = true;
+}
+
+void FusedOptimizer::release() noexcept {
+  for (Plan& plan : plans_)
+    for (FusedBucket& bucket : plan.buckets) bucket.grads.clear();
+}
+
+}  // namespace cohort::optim

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <array>
+
+#include "cohort/optim/optimizer.h"
+
+/// How SGD, Adam and AdamW call LibTorch's fused kernels: one call per group, dtype, device and step count.
+///
+/// Note [Plans]
+/// The kernels take lists of tensors. Building them anew cost more than the arithmetic on small parameters,
+/// so each group keeps a plan: lists by (dtype, device, step count), with one step tensor that fills every
+/// slot. A step only fetches the gradients; the plan is made again when a gradient appears or vanishes, a
+/// parameter is moved or converted, or an option that changes the lists is switched. Gradients are let go
+/// after each step, so a plan never keeps memory alive.
+///
+/// Note [Layouts]
+/// The CPU kernels walk raw memory from first to last element and never look at strides: a gradient laid out
+/// unlike its parameter would be read in the wrong order, in silence. Equal strides of a dense parameter
+/// (channels-last too) go straight in; other gradients (or those of another dtype) are first copied into the
+/// parameter's layout, and parameters with gaps are stepped in a dense copy.
+namespace cohort::optim {
+
+/// The most state tensors that a kernel takes per parameter.
+inline constexpr std::size_t kMaxStates = 3;
+
+/// Parameters that go into one call of a kernel; every list has the same length.
+struct FusedBucket {
+  std::vector<std::size_t> indices;    // in the group
+  std::vector<at::Tensor> owners;      // the parameters
+  std::vector<at::Tensor> params;      // what is stepped: the owner, or its dense copy
+  std::vector<at::Tensor> grads;       // filled during a step only
+  std::vector<at::Tensor> grad_cache;  // copies in the parameter's layout; undefined where not needed
+  std::array<std::vector<at::Tensor>, kMaxStates> states;
+  std::vector<at::Tensor> steps;  // one tensor in every slot
+  std::int64_t step = 0;          // steps done
+};
+
+/// The common part of SGD, Adam and AdamW.
+class FusedOptimizer : public Optimizer {
+ public:
+  using Optimizer::Optimizer;
+  void step() final;
+
+ protected:
+  /// How many state tensors a step of `group` uses, at most kMaxStates; names are state_names().
+  virtual std::size_t states_used(const ParamGroup& group) const = 0;
+  /// Calls the kernel. `bucket.step` already counts this step.
+  virtual void run(const ParamGroup& group, FusedBucket& bucket) = 0;
+  /// Throws UsageError for options that can never work.
+  virtual void check_options(const ParamGroup& group) const = 0;
+  void state_loaded() override { plans_.clear(); }
+
+ private:
+  struct Plan {
+    bool valid = false;
+    std::size_t states = 0;
+    std::vector<FusedBucket> buckets;
+    std::vector<at::Tensor> idle;  // parameters without a gradient
+  };
+
+  bool gather(Plan& plan, std::size_t group) const;
+  void rebuild(Plan& plan, std::size_t group);
+  void release() noexcept;
+
+  std::vector<Plan> plans_;
+};
+
+}  // namespace cohort::optim

@@ -1,0 +1,244 @@
+#include "cohort/optim/optimizer.h"
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+#include <set>
+#include <unordered_set>
+
+#include "cohort/core/error.h"
+
+namespace cohort::optim {
+namespace {
+
+using core::concat;
+
+void check_parameter(const at::Tensor& parameter, const std::string& where) {
+  const char* hint = "give the parameters of a module, as module->parameters() returns them";
+  if (!parameter.defined()) throw UsageError("optim", concat(where, " is an undefined tensor"), hint);
+  if (!parameter.is_leaf())
+    throw UsageError("optim", concat(where, " is not a leaf: it was computed from other tensors"), hint);
+  if (!at::isFloatingType(parameter.scalar_type()))
+    throw UsageError("optim",
+                     concat(where, " has dtype ", parameter.scalar_type(), ", expected floating point"),
+                     "step the view_as_real of a complex parameter; leave integer tensors out");
+  if (parameter.layout() != at::kStrided)
+    throw UsageError("optim", concat(where, " has layout ", parameter.layout(), ", expected strided"), hint);
+}
+
+std::string parameter_place(const ParamGroup& group, std::size_t g, std::size_t index) {
+  return concat("parameter ", index, " of group ", g,
+                group.name.empty() ? "" : concat(" (", group.name, ")"));
+}
+
+double read_option(const ParamGroup& group, const GroupOption& option) {
+  return option.number ? group.*option.number : ((group.*option.flag).value_or(false) ? 1.0 : 0.0);
+}
+
+/// Collects what does not fit, so that one message lists it all.
+class Mismatches {
+ public:
+  void add(const std::string& line) {
+    if (++count_ <= 20) text_ += "\n  " + line;
+  }
+  void check(const std::string& type) const {
+    if (count_ == 0) return;
+    std::string text = text_;
+    if (count_ > 20) text += concat("\n  and ", count_ - 20, " more");
+    throw DataError("optim.load_state", concat("the state does not fit this ", type, " optimizer:", text),
+                    "load it into an optimizer of the same type with the same groups and parameters");
+  }
+
+ private:
+  std::string text_;
+  std::size_t count_ = 0;
+};
+
+}  // namespace
+
+Optimizer::Optimizer(std::vector<ParamGroup> groups) : groups_(std::move(groups)) {
+  std::unordered_set<const void*> seen;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    ParamGroup& group = groups_[g];
+    for (std::size_t i = 0; i < group.params.size(); ++i) {
+      const std::string where = parameter_place(group, g, i);
+      check_parameter(group.params[i], where);
+      if (!seen.insert(group.params[i].unsafeGetTensorImpl()).second)
+        throw UsageError("optim", concat(where, " was given before"),
+                         "give every parameter once, in one group");
+    }
+    if (std::isnan(group.initial_lr)) group.initial_lr = group.lr;
+    states_.emplace_back(group.params.size());
+  }
+  if (seen.empty())
+    throw UsageError("optim", "there are no parameters", "give the parameters of a module that has some");
+}
+
+void Optimizer::zero_grad(bool set_to_none) {
+  c10::NoGradGuard no_grad;
+  for (ParamGroup& group : groups_) {
+    for (at::Tensor& parameter : group.params) {
+      at::Tensor& gradient = parameter.mutable_grad();
+      if (!gradient.defined()) continue;
+      if (set_to_none) {
+        gradient.reset();
+      } else {
+        if (gradient.grad_fn()) gradient = gradient.detach();
+        gradient.zero_();
+      }
+    }
+  }
+}
+
+void Optimizer::set_lr(double lr) {
+  if (!(lr >= 0)) throw UsageError("optim.set_lr", concat("got ", lr, ", expected 0 or more"));
+  for (ParamGroup& group : groups_) group.lr = lr;
+}
+
+void Optimizer::set_momentum(double) {
+  throw UsageError("optim.set_momentum", concat("the optimizer ", type(), " has no momentum"),
+                   "a one-cycle schedule with cycle_momentum: false");
+}
+
+void Optimizer::fill_options(const ParamGroup& defaults) {
+  static constexpr double ParamGroup::*kNumbers[] = {
+      &ParamGroup::lr,    &ParamGroup::weight_decay, &ParamGroup::momentum, &ParamGroup::dampening,
+      &ParamGroup::beta1, &ParamGroup::beta2,        &ParamGroup::eps};
+  static constexpr std::optional<bool> ParamGroup::*kFlags[] = {&ParamGroup::nesterov, &ParamGroup::amsgrad,
+                                                                &ParamGroup::maximize};
+  for (ParamGroup& group : groups_) {
+    for (auto option : kNumbers) {
+      if (std::isnan(group.*option)) {
+        group.*option = defaults.*option;
+      } else if (std::isnan(defaults.*option)) {
+        throw UsageError("optim",
+                         concat("group \"", group.name, "\" sets an option that ", type(), " does not have"),
+                         "momentum and dampening belong to sgd; beta1, beta2 and eps to adam and adamw");
+      }
+    }
+    for (auto option : kFlags) {
+      if (!(group.*option)) {
+        group.*option = defaults.*option;
+      } else if (!(defaults.*option)) {
+        throw UsageError("optim",
+                         concat("group \"", group.name, "\" sets an option that ", type(), " does not have"),
+                         "nesterov belongs to sgd; amsgrad to adam and adamw");
+      }
+    }
+    if (std::isnan(group.initial_lr)) group.initial_lr = group.lr;
+  }
+  const std::size_t names = state_names().size();
+  for (auto& states : states_)
+    for (ParamState& state : states) state.tensors.resize(names);
+}
+
+std::vector<GroupOption> Optimizer::all_options() const {
+  std::vector<GroupOption> options = group_options();
+  options.push_back({"lr", &ParamGroup::lr});
+  options.push_back({"initial_lr", &ParamGroup::initial_lr});
+  return options;
+}
+
+OptimizerState Optimizer::state() const {
+  OptimizerState result;
+  const std::vector<std::string> names = state_names();
+  std::size_t flat = 0;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    for (const GroupOption& option : all_options())
+      result.scalars[concat("group.", g, ".", option.name)] = read_option(groups_[g], option);
+    result.scalars[concat("group.", g, ".num_params")] = static_cast<double>(groups_[g].params.size());
+    for (const ParamState& state : states_[g]) {
+      const std::string prefix = concat("state.", flat++, ".");
+      for (std::size_t n = 0; n < state.tensors.size(); ++n)
+        if (state.tensors[n].defined()) result.tensors[prefix + names[n]] = state.tensors[n].detach();
+      if (saves_step() && state.step > 0)
+        result.tensors[prefix + "step"] =
+            at::scalar_tensor(static_cast<double>(state.step), at::TensorOptions(at::kFloat));
+    }
+  }
+  return result;
+}
+
+void Optimizer::load_state(const OptimizerState& state) {
+  c10::NoGradGuard no_grad;
+  const std::vector<std::string> names = state_names();
+  Mismatches mismatches;
+  std::set<std::string> used;
+  std::vector<std::vector<ParamState>> loaded;
+
+  auto find = [&](const std::string& name) -> const at::Tensor* {
+    const auto found = state.tensors.find(name);
+    if (found == state.tensors.end()) return nullptr;
+    used.insert(name);
+    return &found->second;
+  };
+  std::size_t flat = 0;
+  for (const ParamGroup& group : groups_) {
+    loaded.emplace_back(group.params.size());
+    for (std::size_t i = 0; i < group.params.size(); ++i, ++flat) {
+      const std::string prefix = concat("state.", flat, ".");
+      const at::Tensor& parameter = group.params[i];
+      ParamState& entry = loaded.back()[i];
+      entry.tensors.resize(names.size());
+      for (std::size_t n = 0; n < names.size(); ++n) {
+        const at::Tensor* tensor = find(prefix + names[n]);
+        if (!tensor) continue;
+        if (tensor->sizes() != parameter.sizes()) {
+          mismatches.add(
+              concat(prefix, names[n], ": got shape ", tensor->sizes(), ", expected ", parameter.sizes()));
+          continue;
+        }
+        entry.tensors[n] = at::empty_like(parameter);
+        entry.tensors[n].copy_(*tensor);
+      }
+      if (!saves_step()) continue;
+      const at::Tensor* step = find(prefix + "step");
+      if (step && step->numel() == 1) entry.step = static_cast<std::int64_t>(step->item<double>());
+      const bool any = !names.empty() && used.count(prefix + names[0]) > 0;
+      if (any != (entry.step > 0))
+        mismatches.add(concat(prefix, any ? "step" : names.empty() ? "step" : names[0], ": missing"));
+    }
+  }
+  for (const auto& [name, tensor] : state.tensors)
+    if (!used.count(name)) mismatches.add(concat(name, ": not a part of this optimizer"));
+
+  std::vector<ParamGroup> groups = groups_;
+  std::size_t known = 0;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    auto number = [&](const std::string& option) -> const double* {
+      const std::string name = concat("group.", g, ".", option);
+      const auto found = state.scalars.find(name);
+      if (found == state.scalars.end()) {
+        mismatches.add(name + ": missing");
+        return nullptr;
+      }
+      ++known;
+      return &found->second;
+    };
+    for (const GroupOption& option : all_options()) {
+      const double* value = number(option.name);
+      if (!value) continue;
+      if (option.number)
+        groups[g].*option.number = *value;
+      else
+        groups[g].*option.flag = *value != 0;
+    }
+    const double* count = number("num_params");
+    if (count && *count != static_cast<double>(groups[g].params.size()))
+      mismatches.add(
+          concat("group.", g, ".num_params: got ", *count, ", expected ", groups[g].params.size()));
+  }
+  if (known != state.scalars.size()) {
+    const OptimizerState own = this->state();
+    for (const auto& [name, value] : state.scalars)
+      if (!own.scalars.count(name)) mismatches.add(concat(name, ": not a part of this optimizer"));
+  }
+  mismatches.check(type());
+  groups_ = std::move(groups);
+  states_ = std::move(loaded);
+  state_loaded();
+}
+
+}  // namespace cohort::optim

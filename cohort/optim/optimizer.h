@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cohort/optim/groups.h"
+
+/// What every optimizer is: groups of parameters, a step, and a state that can be saved.
+///
+/// A user's own optimizer derives from Optimizer, says which options and which tensors per parameter it has,
+/// and writes step(); saving, loading and checking come from here:
+///
+///     class SignSGD : public cohort::optim::Optimizer {
+///      public:
+///       SignSGD(std::vector<at::Tensor> params, double lr)
+///           : Optimizer({{.params = std::move(params), .lr = lr}}) {}
+///       std::string type() const override { return "sign_sgd"; }
+///       void step() override {
+///         at::NoGradGuard no_grad;
+///         for (auto& group : param_groups())
+///           for (auto& p : group.params)
+///             if (p.grad().defined()) p.add_(p.grad().sign(), -group.lr);
+///       }
+///     };
+namespace cohort::optim {
+
+/// An optimizer's state by name. `state.K.exp_avg` belongs to the K-th parameter, counted through all groups
+/// in order, as in a state_dict of PyTorch; `group.G.lr` is an option of group G (true is 1).
+struct OptimizerState {
+  std::map<std::string, at::Tensor> tensors;
+  std::map<std::string, double> scalars;
+};
+
+/// What an optimizer remembers of one parameter.
+struct ParamState {
+  std::int64_t step = 0;            ///< steps this parameter took part in
+  std::vector<at::Tensor> tensors;  ///< as Optimizer::state_names(); undefined until first used
+};
+
+/// An option of a group that is saved and loaded with the state.
+struct GroupOption {
+  const char* name;
+  double ParamGroup::*number = nullptr;             // either this
+  std::optional<bool> ParamGroup::*flag = nullptr;  // or this
+};
+
+/// Threads: one caller at a time. Ownership: shares the parameters, never copies them.
+class Optimizer {
+ public:
+  /// Throws: UsageError for no parameters, or one that is undefined, not a leaf, not floating point, or given
+  /// twice.
+  explicit Optimizer(std::vector<ParamGroup> groups);
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// Updates every parameter that has a gradient; others are skipped, and so are their states.
+  virtual void step() = 0;
+  /// The optimizer's name: "sgd", "adam", "adamw".
+  virtual std::string type() const = 0;
+
+  /// Drops the gradients, or fills them with zero where `set_to_none` is false.
+  void zero_grad(bool set_to_none = true);
+
+  std::vector<ParamGroup>& param_groups() { return groups_; }
+  const std::vector<ParamGroup>& param_groups() const { return groups_; }
+
+  /// Sets the learning rate of every group, for the next step. A schedule sets it anew from `initial_lr`.
+  void set_lr(double lr);
+  /// Sets momentum (SGD) or beta1 (Adam, AdamW) of every group. Throws: UsageError if there is none.
+  virtual void set_momentum(double momentum);
+
+  /// Returns the state under the names that PyTorch's own optimizers use. The tensors alias the live state:
+  /// clone them to keep them past the next step.
+  OptimizerState state() const;
+  /// Takes over a state that state() returned: tensors are copied, options set.
+  /// Throws: DataError listing every name and shape that does not fit; nothing has changed then.
+  void load_state(const OptimizerState& state);
+
+ protected:
+  /// Names of the tensors kept per parameter, for instance {"exp_avg", "exp_avg_sq"}.
+  virtual std::vector<std::string> state_names() const { return {}; }
+  /// True if a parameter's step count is saved (`state.K.step`).
+  virtual bool saves_step() const { return false; }
+  /// Options of a group that are saved; `lr` and `initial_lr` always are.
+  virtual std::vector<GroupOption> group_options() const { return {}; }
+  /// Called after load_state.
+  virtual void state_loaded() {}
+
+  /// State of the `index`-th parameter of group `group`; its tensors have as many entries as state_names().
+  ParamState& param_state(std::size_t group, std::size_t index) { return states_[group][index]; }
+
+  /// Gives options that a group left open the values of `defaults`. For constructors.
+  void fill_options(const ParamGroup& defaults);
+
+ private:
+  std::vector<GroupOption> all_options() const;
+
+  std::vector<ParamGroup> groups_;
+  std::vector<std::vector<ParamState>> states_;
+};
+
+}  // namespace cohort::optim
