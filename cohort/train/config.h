@@ -82,8 +82,9 @@ struct OptimConfig {
 
 struct ScheduleConfig {
   std::string name = "constant";  ///< constant, step, multistep, cosine, linear, one_cycle
-  std::string unit = "epoch";     ///< of milestones and step_size, and how often the rate changes (warm-up: every step)
-  double warmup_epochs = 0.0;     ///< at most one of the three warm-ups is not zero
+  std::string unit =
+      "epoch";  ///< of milestones and step_size, and how often the rate changes (warm-up: every step)
+  double warmup_epochs = 0.0;  ///< at most one of the three warm-ups is not zero
   int64_t warmup_steps = 0;
   double warmup_fraction = 0.0;  ///< of all steps
   double warmup_start = 0.01;    ///< first factor of the warm-up

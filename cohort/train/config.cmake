@@ -1,0 +1,23 @@
+find_package(yaml-cpp REQUIRED)
+find_package(nlohmann_json REQUIRED)
+
+# Configuration, sinks and progress: no LibTorch. yaml-cpp's target was renamed in 0.8.
+set(_yaml_cpp yaml-cpp)
+if(TARGET yaml-cpp::yaml-cpp)
+  set(_yaml_cpp yaml-cpp::yaml-cpp)
+endif()
+cohort_library(config
+  SOURCES
+    config.cpp
+    config_docs.cpp
+    config_keys.cpp
+    config_reader.cpp
+    config_values.cpp
+    legacy_keys.cpp
+    progress.cpp
+    yaml_text.cpp
+    sinks/curves.cpp
+    sinks/metrics_log.cpp
+    sinks/tensorboard.cpp
+  LIBS cohort::base
+  PRIVATE_LIBS ${_yaml_cpp} nlohmann_json::nlohmann_json)

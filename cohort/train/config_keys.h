@@ -1,0 +1,55 @@
+#pragma once
+
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "cohort/train/config.h"
+
+/// The one table of keys: the parser, the checks, the dump, `--help-config` and docs/train.md read it.
+namespace cohort::train {
+
+/// The member of a Config that a key stands for.
+using KeyTarget = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*,
+                               std::vector<double>*, TransformList*, std::map<std::string, std::string>*>;
+
+struct ConfigKey {
+  const char* name;  ///< section.key
+  KeyTarget (*target)(Config&);
+  const char* help;
+  double min = -std::numeric_limits<double>::infinity();  ///< of each number
+  double max = std::numeric_limits<double>::infinity();
+  bool min_is_open = false;               ///< greater than `min`, not equal
+  std::vector<std::string> choices = {};  ///< of a text; presets of a TransformList
+  const char* form = nullptr;             ///< what a free text must look like, when `matches` is set
+  bool (*matches)(const std::string&) = nullptr;
+  const char* used_with = nullptr;  ///< a key; this one has an effect only where that one is in `used_values`
+  std::vector<std::string> used_values = {};
+
+  std::string_view section() const;
+  std::string_view short_name() const;
+};
+
+/// All keys, in the order in which they are written.
+std::span<const ConfigKey> config_keys();
+/// Returns the key named `section.key`, or null.
+const ConfigKey* find_key(std::string_view name);
+/// model, data, optim, schedule, train, run.
+std::span<const std::string> config_sections();
+
+/// Returns what a key accepts, in words: "a whole number >= 1", "one of sgd, adam, adamw".
+std::string expectation(const ConfigKey& key);
+
+/// Returns an empty text when the value of `key` in `config` is allowed, else what was found ("-1").
+std::string rejected_value(const ConfigKey& key, Config& config);
+
+/// Returns the value of `key` as YAML on one line, or (TransformList, map) indented lines below it.
+std::string value_text(const ConfigKey& key, Config& config);
+
+/// True when the value of `key` is the same in both.
+bool same_value(const ConfigKey& key, Config& a, Config& b);
+
+}  // namespace cohort::train

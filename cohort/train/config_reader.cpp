@@ -1,0 +1,325 @@
+#include "cohort/train/config_reader.h"
+
+#include <algorithm>
+#include <cctype>
+#include <set>
+
+#include "cohort/core/error.h"
+#include "cohort/core/suggest.h"
+#include "cohort/train/legacy_keys.h"
+
+namespace cohort::train {
+namespace {
+
+using core::concat;
+
+[[noreturn]] void fail(const std::string& where, const std::string& what, const std::string& hint = "") {
+  throw ConfigError("train.config", concat(where, ": ", what), hint);
+}
+
+/// The known name that takes the fewest changes; there is always one.
+std::string nearest(std::string_view name, const std::vector<std::string>& names) {
+  return *std::min_element(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
+    return core::edit_distance(name, a) < core::edit_distance(name, b);
+  });
+}
+
+std::string nearest_key(std::string_view section, std::string_view name) {
+  std::vector<std::string> names;
+  for (const ConfigKey& key : config_keys()) {
+    if (key.short_name() == name) return key.name;  // right name, wrong section
+    if (key.section() == section) names.emplace_back(key.short_name());
+  }
+  return concat(section, ".", nearest(name, names));
+}
+
+bool is_flat_style(std::string_view name) {
+  return !name.empty() &&
+         std::none_of(name.begin(), name.end(), [](unsigned char c) { return std::islower(c) != 0; });
+}
+
+[[noreturn]] void fail_unknown_top(const std::string& name, const std::string& where) {
+  if (is_flat_style(name)) {
+    std::vector<std::string> names;
+    for (const LegacyKey& key : legacy_keys()) names.emplace_back(key.name);
+    fail(where, concat("unknown key '", name, "'"), concat("the nearest one, ", nearest(name, names)));
+  }
+  for (const ConfigKey& key : config_keys()) {
+    if (key.short_name() == name) {
+      fail(where, concat("unknown key '", name, "'"),
+           concat("the nearest one, ", key.name, " (inside '", key.section(), ":')"));
+    }
+  }
+  const auto sections = config_sections();
+  fail(where,
+       concat("unknown section '", name, "': expected one of model, data, optim, schedule, train, run"),
+       concat("the nearest one, ", nearest(name, {sections.begin(), sections.end()})));
+}
+
+std::string key_name(const YAML::Node& node, const YamlSource& source) {
+  if (!node.IsScalar())
+    fail(source.at(node.Mark()), concat("got ", describe(node), " as a key, expected a name"));
+  return node.Scalar();
+}
+
+/// Reads a list of T; one value alone counts as a list of one.
+template <typename T, typename Read>
+bool read_list(const YAML::Node& node, const Read& read, std::vector<T>& out) {
+  std::vector<T> values;
+  const auto add = [&](const YAML::Node& item) {
+    const auto value = read(item);
+    if (value) values.push_back(*value);
+    return value.has_value();
+  };
+  if (node.IsSequence()) {
+    for (const YAML::Node& item : node) {
+      if (!add(item)) return false;
+    }
+  } else if (!add(node)) {
+    return false;
+  }
+  out = std::move(values);
+  return true;
+}
+
+std::vector<double> read_argument(const std::string& shown, const YAML::Node& node,
+                                  const YamlSource& source) {
+  std::vector<double> values;
+  const auto number = [](const YAML::Node& item) -> std::optional<double> {
+    if (const auto flag = as_bool(item)) return *flag ? 1.0 : 0.0;
+    return as_double(item);
+  };
+  if (!read_list(node, number, values)) {
+    fail(source.at(node.Mark()),
+         concat(shown, ": got ", describe(node), ", expected a number, true, false or a list of numbers"));
+  }
+  return values;
+}
+
+TransformConfig read_transform(const std::string& shown, const YAML::Node& node, const YamlSource& source) {
+  TransformConfig transform;
+  if (node.IsScalar()) {
+    transform.name = node.Scalar();
+  } else if (node.IsMap() && node.size() == 1) {
+    transform.name = key_name(node.begin()->first, source);
+    const YAML::Node& arguments = node.begin()->second;
+    const std::string inner = concat(shown, ": ", transform.name);
+    if (arguments.IsMap()) {
+      for (const auto& item : arguments) {
+        const std::string name = key_name(item.first, source);
+        if (!transform.args.emplace(name, read_argument(concat(inner, ".", name), item.second, source))
+                 .second) {
+          fail(source.at(item.first.Mark()), concat(inner, ": '", name, "' stands twice"));
+        }
+      }
+    } else if (!arguments.IsNull()) {
+      transform.args[""] = read_argument(inner, arguments, source);
+    }
+  }
+  if (transform.name.empty()) {
+    fail(source.at(node.Mark()), concat(shown, ": got ", describe(node),
+                                        ", expected a transform such as RandomHorizontalFlip or Resize: 64"));
+  }
+  return transform;
+}
+
+std::map<std::string, std::string> read_map(const std::string& shown, const YAML::Node& node,
+                                            const YamlSource& source) {
+  std::map<std::string, std::string> map;
+  for (const auto& item : node) {
+    const std::string name = key_name(item.first, source);
+    if (!item.second.IsScalar()) {
+      fail(source.at(item.second.Mark()),
+           concat(shown, ".", name, ": got ", describe(item.second), ", expected one value"));
+    }
+    if (!map.emplace(name, item.second.Scalar()).second) {
+      fail(source.at(item.first.Mark()), concat(shown, ": '", name, "' stands twice"));
+    }
+  }
+  return map;
+}
+
+/// Puts `node` into the member; false when it is of another type.
+struct Assign {
+  const std::string& shown;
+  const YAML::Node& node;
+  const YamlSource& source;
+
+  template <typename T>
+  static bool put(const std::optional<T>& value, T* out) {
+    if (value) *out = *value;
+    return value.has_value();
+  }
+  bool operator()(bool* out) const { return put(as_bool(node), out); }
+  bool operator()(int64_t* out) const { return put(as_int(node), out); }
+  bool operator()(double* out) const { return put(as_double(node), out); }
+  bool operator()(std::string* out) const {
+    if (!node.IsScalar() && !node.IsNull()) return false;
+    *out = node.IsNull() ? "" : node.Scalar();
+    return true;
+  }
+  bool operator()(std::vector<int64_t>* out) const { return read_list(node, as_int, *out); }
+  bool operator()(std::vector<double>* out) const { return read_list(node, as_double, *out); }
+  bool operator()(TransformList* out) const {
+    if (node.IsScalar() && !node.Scalar().empty()) {
+      *out = {.preset = node.Scalar(), .list = {}};
+      return true;
+    }
+    if (!node.IsSequence()) return false;
+    TransformList result{.preset = "", .list = {}};
+    for (const YAML::Node& item : node) result.list.push_back(read_transform(shown, item, source));
+    *out = std::move(result);
+    return true;
+  }
+  bool operator()(std::map<std::string, std::string>* out) const {
+    if (!node.IsMap()) return false;
+    *out = read_map(shown, node, source);
+    return true;
+  }
+};
+
+}  // namespace
+
+void ConfigReader::read_document(const YAML::Node& document, const YamlSource& source) {
+  if (document.IsNull()) return;
+  if (!document.IsMap()) {
+    fail(source.at(document.Mark()),
+         concat("got ", describe(document), ", expected sections (model:, data:, optim:, ...)"));
+  }
+  bool flat = false;
+  for (const auto& item : document) {
+    flat = flat || (item.first.IsScalar() && find_legacy_key(item.first.Scalar()) != nullptr);
+  }
+  if (flat) set_legacy_defaults(config_);
+
+  const auto sections = config_sections();
+  std::set<std::string> seen;
+  for (const auto& item : document) {
+    const std::string name = key_name(item.first, source);
+    const YAML::Mark mark = item.first.Mark();
+    if (!seen.insert(name).second) fail(source.at(mark), concat("'", name, "' stands twice"));
+    if (find_legacy_key(name) != nullptr) {
+      read_flat(name, item.second, source, mark);
+    } else if (std::find(sections.begin(), sections.end(), name) != sections.end()) {
+      read_section(name, item.second, source);
+    } else {
+      fail_unknown_top(name, source.at(mark));
+    }
+  }
+}
+
+void ConfigReader::read_section(const std::string& section, const YAML::Node& node,
+                                const YamlSource& source) {
+  if (node.IsNull()) return;
+  if (!node.IsMap()) {
+    fail(source.at(node.Mark()), concat(section, ": got ", describe(node), ", expected keys with values"));
+  }
+  for (const auto& item : node) {
+    const std::string name = key_name(item.first, source);
+    const std::string whole = concat(section, ".", name);
+    const ConfigKey* key = find_key(whole);
+    if (key == nullptr) {
+      fail(source.at(item.first.Mark()), concat("unknown key '", whole, "'"),
+           concat("the nearest one, ", nearest_key(section, name)));
+    }
+    read_key(*key, whole, item.second, source, item.first.Mark());
+  }
+}
+
+void ConfigReader::read_flat(const std::string& name, const YAML::Node& node, const YamlSource& source,
+                             const YAML::Mark& mark) {
+  const LegacyKey* legacy = find_legacy_key(name);
+  if (legacy->key[0] == '\0') {
+    read_num_gpus(node, source);
+    return;
+  }
+  read_key(*find_key(legacy->key), name, node, source, mark);
+  if (name == "MODEL") {
+    std::transform(config_.model.name.begin(), config_.model.name.end(), config_.model.name.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  }
+}
+
+void ConfigReader::read_num_gpus(const YAML::Node& node, const YamlSource& source) {
+  const std::optional<int64_t> count = as_int(node);
+  if (!count || *count < 0) {
+    fail(source.at(node.Mark()), concat("NUM_GPUS: got ", describe(node), ", expected a whole number >= 0"));
+  }
+  config_.train.device = *count == 0 ? "cpu" : "auto";
+  if (*count > 1) {
+    config_.warnings.push_back(concat(source.at(node.Mark()), ": NUM_GPUS is ", *count,
+                                      ": training on one device; several are not supported yet"));
+  }
+}
+
+void ConfigReader::read_key(const ConfigKey& key, const std::string& shown, const YAML::Node& node,
+                            const YamlSource& source, const YAML::Mark& mark) {
+  if (!std::visit(Assign{shown, node, source}, key.target(config_))) {
+    fail(source.at(node.IsNull() ? mark : node.Mark()),
+         concat(shown, ": got ", describe(node), ", expected ", expectation(key)));
+  }
+  const std::string rejected = rejected_value(key, config_);
+  if (!rejected.empty()) {
+    std::string hint;
+    if (!key.choices.empty()) {
+      const auto* text = std::get_if<std::string*>(&static_cast<const KeyTarget&>(key.target(config_)));
+      const auto close = core::closest(text != nullptr ? **text : rejected, key.choices);
+      if (close) hint = concat(shown, ": ", *close);
+    }
+    fail(source.at(node.Mark()), concat(shown, ": got ", rejected, ", expected ", expectation(key)), hint);
+  }
+  if (!source.is_override) note_set(key, shown, source, mark);
+}
+
+void ConfigReader::note_set(const ConfigKey& key, const std::string& shown, const YamlSource& source,
+                            const YAML::Mark& mark) {
+  const SetBy now{shown, source.at(mark), value_text(key, config_)};
+  const auto [before, is_new] = set_by_.emplace(key.name, now);
+  if (is_new) return;
+  const SetBy& first = before->second;
+  const bool both_names_of_decay =
+      first.shown != shown && find_legacy_key(first.shown) != nullptr && find_legacy_key(shown) != nullptr;
+  if (both_names_of_decay && first.value == now.value) return;
+  if (both_names_of_decay) {
+    fail(now.where,
+         concat(shown, " is ", now.value, " but ", first.shown, " is ", first.value, " (", first.where,
+                "): both mean ", key.name),
+         "one of them only");
+  }
+  fail(now.where, concat("'", shown, "' is set twice: first as ", first.shown, " (", first.where, ")"),
+       "one of them only");
+}
+
+void ConfigReader::read_override(const std::string& text) {
+  const YamlSource source{text, true};
+  const std::string where = source.at({});
+  const std::size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    fail(where, "expected key=value", "optim.lr=0.1");
+  }
+  const std::string name = text.substr(0, equals);
+  const YAML::Node value = parse_yaml(text.substr(equals + 1), source);
+
+  if (const ConfigKey* key = find_key(name)) return read_key(*key, name, value, source, {});
+  if (find_legacy_key(name) != nullptr) return read_flat(name, value, source, {});
+  for (const char* map : {"model.options", "data.options"}) {
+    const std::string prefix = concat(map, ".");
+    if (!name.starts_with(prefix) || name.size() == prefix.size()) continue;
+    if (!value.IsScalar() && !value.IsNull())
+      fail(where, concat("got ", describe(value), ", expected one value"));
+    auto* target = std::get<std::map<std::string, std::string>*>(find_key(map)->target(config_));
+    (*target)[name.substr(prefix.size())] = value.IsNull() ? "" : value.Scalar();
+    return;
+  }
+  const std::size_t dot = name.find('.');
+  const auto sections = config_sections();
+  const std::string section = name.substr(0, dot);
+  if (std::find(sections.begin(), sections.end(), section) == sections.end()) {
+    fail_unknown_top(dot == std::string::npos ? name : section, where);
+  }
+  if (dot == std::string::npos) fail(where, concat("'", name, "' is a section"), concat(name, ".KEY=value"));
+  fail(where, concat("unknown key '", name, "'"),
+       concat("the nearest one, ", nearest_key(section, name.substr(dot + 1))));
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cohort/train/config_keys.h"
+#include "cohort/train/yaml_text.h"
+
+namespace cohort::train {
+
+/// Puts values from YAML into a Config, key by key, and says precisely what does not fit.
+class ConfigReader {
+ public:
+  explicit ConfigReader(Config& config) : config_(config) {}
+
+  /// Reads a whole file: sections, flat keys, or both.
+  void read_document(const YAML::Node& document, const YamlSource& source);
+
+  /// Applies `section.key=value`, `model.options.NAME=value` or `FLAT_KEY=value`; a later one wins.
+  void read_override(const std::string& text);
+
+ private:
+  void read_section(const std::string& section, const YAML::Node& node, const YamlSource& source);
+  void read_flat(const std::string& name, const YAML::Node& node, const YamlSource& source,
+                 const YAML::Mark& mark);
+  /// `shown` is what the user wrote: optim.lr or LR.
+  void read_key(const ConfigKey& key, const std::string& shown, const YAML::Node& node,
+                const YamlSource& source, const YAML::Mark& mark);
+  void read_num_gpus(const YAML::Node& node, const YamlSource& source);
+  void note_set(const ConfigKey& key, const std::string& shown, const YamlSource& source,
+                const YAML::Mark& mark);
+
+  Config& config_;
+  struct SetBy {
+    std::string shown;
+    std::string where;
+    std::string value;
+  };
+  std::map<std::string, SetBy> set_by_;  ///< in the file: key to what set it
+};
+
+}  // namespace cohort::train
