@@ -195,8 +195,9 @@ void Pipeline::check_order(const std::vector<TransformSpec>& specs) const {
       throw ConfigError("data.pipeline", "Normalize stands before ToTensor", kHint);
     }
     if (spec > to_tensor && spec->name != "Normalize") {
-      make_transform(spec->name == "ToTensor" ? specs.front()
-                                              : *spec);  // a wrong name is worse than a wrong place
+      if (spec->name != "ToTensor") {
+        make_transform(*spec);  // a wrong name is said before a wrong place
+      }
       throw ConfigError("data.pipeline", core::concat(spec->name, " stands after ToTensor"), kHint);
     }
     if (spec > to_tensor + 1) {
