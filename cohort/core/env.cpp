@@ -81,9 +81,12 @@ std::span<const EnvVariable> cohort_variables() {
   static const std::vector<EnvVariable> variables = {
       {"COHORT_ALLOCATOR", "tuned (default) or system: whether tune_allocator() changes glibc's malloc"},
       {"COHORT_CORES", "number of cores to count on, instead of what affinity and cgroup quota allow"},
+      {"COHORT_CRASH_FOLDER", "where the test that kills a process while it saves works; set by that test"},
+      {"COHORT_KILLS", "how often the kill-and-resume test kills; the slow script asks for twenty"},
       {"COHORT_LOG",
        "lowest level of log lines that are written: debug, info (default), warning, error, off"},
       {"COHORT_PYTHON", "Python with torch, for tests that compare with it"},
+      {"COHORT_SLOW_REPEAT", "how often the slow tests repeat; set by the slow script"},
   };
   return variables;
 }

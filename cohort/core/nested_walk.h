@@ -29,6 +29,8 @@ struct NestedField {
   const char* name;
   Member Struct::*member;
 };
+template <typename Struct, typename Member>
+NestedField(const char*, Member Struct::*) -> NestedField<Struct, Member>;  // clang before 17 needs it said
 
 /// Where a tensor is within the value that is visited, such as `.masks[1]`. Lives during the call only.
 class NestedPath {

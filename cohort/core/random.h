@@ -59,8 +59,11 @@ class RandomStream {
   double uniform(double low, double high) { return low + (high - low) * uniform(); }
   /// Uniform over low, low + 1, ..., high - 1; `high` must be above `low`.
   std::int64_t integer(std::int64_t low, std::int64_t high) {
-    const auto range = static_cast<std::uint64_t>(high - low);
-    return low + static_cast<std::int64_t>((static_cast<unsigned __int128>(next_u64()) * range) >> 64);
+    // Unsigned, so that a range of more than half of all numbers does not overflow.
+    const auto first = static_cast<std::uint64_t>(low);
+    const std::uint64_t range = static_cast<std::uint64_t>(high) - first;
+    return static_cast<std::int64_t>(
+        first + static_cast<std::uint64_t>((static_cast<unsigned __int128>(next_u64()) * range) >> 64));
   }
   /// True with probability `p`.
   bool bernoulli(double p) { return uniform() < p; }
