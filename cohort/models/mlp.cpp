@@ -1,0 +1,73 @@
+#include "cohort/models/mlp.h"
+
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/linear.h>
+
+#include <charconv>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "cohort/core/error.h"
+#include "cohort/models/checks.h"
+
+namespace cohort::models {
+namespace {
+
+std::vector<std::int64_t> parse_hidden(const ModelOptions& options) {
+  const auto found = options.extra.find("hidden");
+  if (found == options.extra.end()) return {512, 512};
+  std::vector<std::int64_t> sizes;
+  std::string_view rest = found->second;
+  while (!rest.empty()) {
+    const std::string_view item = rest.substr(0, rest.find(','));
+    std::int64_t size = 0;
+    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), size);
+    if (error != std::errc() || end != item.data() + item.size() || size < 1) {
+      throw UsageError(
+          "models.options",
+          core::concat(options.name, ": hidden is ", found->second, ", expected sizes of at least 1"),
+          "hidden: 512,512 (no spaces)");
+    }
+    sizes.push_back(size);
+    rest.remove_prefix(item.size());
+    if (!rest.empty()) rest.remove_prefix(1);
+  }
+  return sizes;
+}
+
+std::int64_t input_size(const ModelOptions& options) {
+  return options.in_channels * options.image_size * options.image_size;
+}
+
+}  // namespace
+
+MLPImpl::MLPImpl(ModelOptions options) : Model<MLPImpl>("MLP"), options_(std::move(options)) {
+  check_options(options_, {"hidden"});
+  hidden_ = parse_hidden(options_);
+  reset();
+}
+
+void MLPImpl::reset() {
+  namespace nn = torch::nn;
+  layers = Stack();
+  std::int64_t size = input_size(options_);
+  for (const std::int64_t hidden : hidden_) {
+    layers->add(nn::Linear(size, hidden));
+    layers->add(nn::ReLU(nn::ReLUOptions(true)));
+    size = hidden;
+  }
+  layers->add(nn::Linear(size, options_.num_classes));
+  register_module("layers", layers);
+}
+
+at::Tensor MLPImpl::forward(const at::Tensor& input) {
+  if (input.dim() < 2 || input.numel() != input.size(0) * input_size(options_)) {
+    throw UsageError("models.forward", core::concat(options_.name, " was built for ", options_.in_channels,
+                                                    " x ", options_.image_size, " x ", options_.image_size,
+                                                    " values: got an input of shape ", input.sizes()));
+  }
+  return layers->forward(input.dim() == 2 ? input : input.flatten(1));
+}
+
+}  // namespace cohort::models

@@ -1,0 +1,175 @@
+#include "cohort/models/resnet.h"
+
+#include <torch/nn/init.h>
+
+#include <utility>
+
+#include "cohort/core/error.h"
+#include "cohort/models/checks.h"
+#include "cohort/models/observer.h"
+
+namespace cohort::models {
+namespace {
+
+namespace nn = torch::nn;
+
+nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride) {
+  return nn::Conv2d(nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
+}
+
+nn::ReLU in_place_relu() {
+  return nn::ReLU(nn::ReLUOptions(true));
+}
+
+/// Adds the way around to `value`, in place, and applies the ReLU.
+at::Tensor join(at::Tensor value, const at::Tensor& input, Stack& downsample, nn::ReLUImpl& relu) {
+  value += downsample ? downsample->forward(input) : input;
+  return observed(relu, value);
+}
+
+constexpr std::int64_t expansion_of(const BasicBlock*) {
+  return 1;
+}
+constexpr std::int64_t expansion_of(const Bottleneck*) {
+  return 4;
+}
+
+}  // namespace
+
+BasicBlockImpl::BasicBlockImpl(std::int64_t in_channels, std::int64_t channels, std::int64_t stride,
+                               Stack shortcut)
+    : Model<BasicBlockImpl>("BasicBlock"),
+      downsample(std::move(shortcut)),
+      in_channels_(in_channels),
+      channels_(channels),
+      stride_(stride) {
+  reset();
+}
+
+void BasicBlockImpl::reset() {
+  conv1 = register_module("conv1", convolution(in_channels_, channels_, 3, stride_));
+  bn1 = register_module("bn1", nn::BatchNorm2d(channels_));
+  relu = register_module("relu", in_place_relu());
+  conv2 = register_module("conv2", convolution(channels_, channels_, 3, 1));
+  bn2 = register_module("bn2", nn::BatchNorm2d(channels_));
+  if (downsample) {
+    // A clone starts with the original's layers and must not share them.
+    if (CloneScope::active()) downsample = Stack(std::dynamic_pointer_cast<StackImpl>(downsample->clone()));
+    register_module("downsample", downsample);
+  }
+}
+
+at::Tensor BasicBlockImpl::forward(const at::Tensor& input) {
+  at::Tensor value = observed(*relu, observed(*bn1, observed(*conv1, input)));
+  value = observed(*bn2, observed(*conv2, value));
+  return join(std::move(value), input, downsample, *relu);
+}
+
+BottleneckImpl::BottleneckImpl(std::int64_t in_channels, std::int64_t channels, std::int64_t stride,
+                               Stack shortcut)
+    : Model<BottleneckImpl>("Bottleneck"),
+      downsample(std::move(shortcut)),
+      in_channels_(in_channels),
+      channels_(channels),
+      stride_(stride) {
+  reset();
+}
+
+void BottleneckImpl::reset() {
+  conv1 = register_module("conv1", convolution(in_channels_, channels_, 1, 1));
+  bn1 = register_module("bn1", nn::BatchNorm2d(channels_));
+  conv2 = register_module("conv2", convolution(channels_, channels_, 3, stride_));
+  bn2 = register_module("bn2", nn::BatchNorm2d(channels_));
+  conv3 = register_module("conv3", convolution(channels_, channels_ * 4, 1, 1));
+  bn3 = register_module("bn3", nn::BatchNorm2d(channels_ * 4));
+  relu = register_module("relu", in_place_relu());
+  if (downsample) {
+    if (CloneScope::active()) downsample = Stack(std::dynamic_pointer_cast<StackImpl>(downsample->clone()));
+    register_module("downsample", downsample);
+  }
+}
+
+at::Tensor BottleneckImpl::forward(const at::Tensor& input) {
+  at::Tensor value = observed(*relu, observed(*bn1, observed(*conv1, input)));
+  value = observed(*relu, observed(*bn2, observed(*conv2, value)));
+  value = observed(*bn3, observed(*conv3, value));
+  return join(std::move(value), input, downsample, *relu);
+}
+
+ResNetImpl::ResNetImpl(ModelOptions options) : Model<ResNetImpl>("ResNet"), options_(std::move(options)) {
+  check_options(options_, {"width"});
+  reset();
+}
+
+template <typename Block>
+Stack ResNetImpl::make_layer(std::int64_t& in_channels, std::int64_t channels, int blocks,
+                             std::int64_t stride) {
+  const std::int64_t out_channels = channels * expansion_of(static_cast<const Block*>(nullptr));
+  Stack downsample{nullptr};
+  if (stride != 1 || in_channels != out_channels) {
+    downsample = Stack();
+    downsample->add(convolution(in_channels, out_channels, 1, stride));
+    downsample->add(nn::BatchNorm2d(out_channels));
+  }
+  Stack layer;
+  for (int index = 0; index < blocks; ++index) {
+    layer->add(
+        Block(in_channels, channels, index == 0 ? stride : 1, index == 0 ? downsample : Stack(nullptr)));
+    in_channels = out_channels;
+  }
+  return layer;
+}
+
+template <typename Block>
+void ResNetImpl::make_layers(std::int64_t expansion, const int (&blocks)[4]) {
+  std::int64_t in_channels = scaled(options_, 64);
+  layer1 = register_module("layer1", make_layer<Block>(in_channels, scaled(options_, 64), blocks[0], 1));
+  layer2 = register_module("layer2", make_layer<Block>(in_channels, scaled(options_, 128), blocks[1], 2));
+  layer3 = register_module("layer3", make_layer<Block>(in_channels, scaled(options_, 256), blocks[2], 2));
+  layer4 = register_module("layer4", make_layer<Block>(in_channels, scaled(options_, 512), blocks[3], 2));
+  avgpool = register_module("avgpool", nn::AdaptiveAvgPool2d(1));
+  fc = register_module("fc", nn::Linear(scaled(options_, 512) * expansion, options_.num_classes));
+}
+
+void ResNetImpl::reset() {
+  const std::int64_t channels = scaled(options_, 64);
+  conv1 = register_module(
+      "conv1",
+      nn::Conv2d(nn::Conv2dOptions(options_.in_channels, channels, 7).stride(2).padding(3).bias(false)));
+  bn1 = register_module("bn1", nn::BatchNorm2d(channels));
+  relu = register_module("relu", in_place_relu());
+  maxpool = register_module("maxpool", nn::MaxPool2d(nn::MaxPool2dOptions(3).stride(2).padding(1)));
+  if (options_.name == "resnet18") {
+    make_layers<BasicBlock>(1, {2, 2, 2, 2});
+  } else if (options_.name == "resnet34") {
+    make_layers<BasicBlock>(1, {3, 4, 6, 3});
+  } else if (options_.name == "resnet50") {
+    make_layers<Bottleneck>(4, {3, 4, 6, 3});
+  } else {
+    throw UsageError("models.resnet", core::concat("no ResNet is called ", options_.name,
+                                                   ", expected resnet18, resnet34 or resnet50"));
+  }
+  if (!CloneScope::active()) initialise();
+}
+
+void ResNetImpl::initialise() {
+  for (const auto& module : modules(/*include_self=*/false)) {
+    if (const auto* convolution = module->as<nn::Conv2d>()) {
+      nn::init::kaiming_normal_(convolution->weight, 0, torch::kFanOut, torch::kReLU);
+    }
+  }
+}
+
+at::Tensor ResNetImpl::forward(const at::Tensor& images) {
+  check_images(options_, images, 1);
+  at::Tensor value = observed(*bn1, observed(*conv1, images));
+  if (LayerObserver::current() != nullptr) [[unlikely]] {
+    value = observed(*maxpool, observed(*relu, value));
+  } else {
+    value = relu->forward(maxpool->forward(value));  // commute, see Stack
+  }
+  value = layer4->forward(layer3->forward(layer2->forward(layer1->forward(value))));
+  return observed(*fc, observed(*avgpool, value).flatten(1));
+}
+
+}  // namespace cohort::models
