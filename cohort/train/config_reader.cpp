@@ -261,11 +261,8 @@ void ConfigReader::read_key(const ConfigKey& key, const std::string& shown, cons
   const std::string rejected = rejected_value(key, config_);
   if (!rejected.empty()) {
     std::string hint;
-    if (!key.choices.empty()) {
-      const auto* text = std::get_if<std::string*>(&static_cast<const KeyTarget&>(key.target(config_)));
-      const auto close = core::closest(text != nullptr ? **text : rejected, key.choices);
-      if (close) hint = concat(shown, ": ", *close);
-    }
+    const auto close = node.IsScalar() ? core::closest(node.Scalar(), key.choices) : std::nullopt;
+    if (close) hint = concat(shown, ": ", *close);
     fail(source.at(node.Mark()), concat(shown, ": got ", rejected, ", expected ", expectation(key)), hint);
   }
   if (!source.is_override) note_set(key, shown, source, mark);
