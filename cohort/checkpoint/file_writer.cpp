@@ -8,12 +8,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <sstream>
 
+#include "cohort/core/atomic_file.h"
 #include "cohort/core/error.h"
 
 namespace cohort::checkpoint {
@@ -32,6 +32,12 @@ constexpr std::string_view kTemporaryMark = ".cohort-";
   const int error = errno;
   throw SystemError("checkpoint.save",
                     concat("cannot ", what, " ", path.string(), ": ", std::strerror(error)));
+}
+
+/// The folder that holds `path`.
+std::filesystem::path parent_of(const std::filesystem::path& path) {
+  const auto parent = path.parent_path();
+  return parent.empty() ? "." : parent;
 }
 
 /// When process `pid` started, in clock ticks since boot; empty if there is no such process.
@@ -95,7 +101,7 @@ void FileWriter::fail(const char* operation) const {
   const int error = errno;
   std::string free_text;
   struct statvfs disk {};
-  if (::statvfs(path_.parent_path().empty() ? "." : path_.parent_path().c_str(), &disk) == 0) {
+  if (::statvfs(parent_of(path_).c_str(), &disk) == 0) {
     free_text = concat(", ", static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize, " bytes free there");
   }
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
@@ -167,27 +173,11 @@ FileSummary FileWriter::finish() {
   return summary_;
 }
 
-void sync_directory(const std::filesystem::path& directory) {
-  const auto& path = directory.empty() ? std::filesystem::path(".") : directory;
-  const int file = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (file < 0) {
-    fail_system("open folder", path);
-  }
-  // EINVAL: a filesystem that has nothing to sync for a folder.
-  const bool failed = ::fsync(file) != 0 && errno != EINVAL;
-  const int error = errno;
-  ::close(file);
-  if (failed) {
-    errno = error;
-    fail_system("sync folder", path);
-  }
-}
-
 void rename_and_sync(const std::filesystem::path& from, const std::filesystem::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) {
     fail_system(concat("rename ", from.string(), " to"), to);
   }
-  sync_directory(to.parent_path());
+  core::sync_folder(parent_of(to));
 }
 
 void replace_symlink(const std::filesystem::path& target, const std::filesystem::path& link,
@@ -202,7 +192,7 @@ void replace_symlink(const std::filesystem::path& target, const std::filesystem:
     errno = error;
     fail_system("replace link", link);
   }
-  sync_directory(link.parent_path());
+  core::sync_folder(parent_of(link));
 }
 
 std::string temporary_name(const std::string& name) {

@@ -57,9 +57,6 @@ class FileWriter {
   std::unique_ptr<Hash> hash_;
 };
 
-/// Waits until the names in `directory` are on disk. Throws: SystemError.
-void sync_directory(const std::filesystem::path& directory);
-
 /// Renames `from` to `to`, replacing a file (not a folder), and syncs the folder of `to`. Throws:
 /// SystemError.
 void rename_and_sync(const std::filesystem::path& from, const std::filesystem::path& to);

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "cohort/checkpoint/manifest.h"
+#include "cohort/core/atomic_file.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 
@@ -53,7 +54,7 @@ fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& 
   check_name(name);
   std::error_code error;
   if (fs::create_directories(folder_, error)) {
-    sync_directory(fs::absolute(folder_).parent_path());
+    core::sync_folder(fs::absolute(folder_).parent_path());
   }
   if (error) {
     throw SystemError("checkpoint.save", concat("cannot create ", folder_.string(), ": ", error.message()));
@@ -95,7 +96,7 @@ void RunCheckpoints::write_folder(const fs::path& folder, const CheckpointConten
   manifest.files[kOptimizerFile] =
       write_new_safetensors(folder / kOptimizerFile, content.optimizer, metadata);
   write_manifest(folder, manifest);
-  sync_directory(folder);
+  core::sync_folder(folder);
 }
 
 void RunCheckpoints::put(const fs::path& temporary, const std::string& name) const {
@@ -104,7 +105,7 @@ void RunCheckpoints::put(const fs::path& temporary, const std::string& name) con
   if (!fs::exists(fs::symlink_status(target))) {
     rename_and_sync(temporary, target);
   } else if (exchange(temporary, target)) {
-    sync_directory(folder_);
+    core::sync_folder(folder_);
     fs::remove_all(temporary, ignored);
   } else {
     const fs::path old = folder_ / temporary_name(name + std::string(kReplacedMark));

@@ -1,0 +1,214 @@
+#include "cohort/checkpoint/run_checkpoints.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+
+namespace cohort::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using test::read_file;
+using test::TempDir;
+using test::write_file;
+
+CheckpointContent content_of(int64_t value) {
+  return {{{"w", at::full({3, 4}, value, at::kLong)}},
+          {{"0.momentum", at::full({7}, value)}},
+          {{"epoch", value}}};
+}
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& item : fs::directory_iterator(folder)) names.push_back(item.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+using Names = std::vector<std::string>;
+
+class RunCheckpointsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    core::set_log_sink([this](core::LogLevel, std::string_view line) { log_ += std::string(line) + "\n"; });
+  }
+  void TearDown() override { core::set_log_sink({}); }
+
+  fs::path folder() const { return dir_ / "checkpoints"; }
+  void save_three() {
+    RunCheckpoints checkpoints(folder(), {.keep = 0});
+    for (int64_t i = 1; i <= 3; ++i) checkpoints.save("epoch_" + std::to_string(i), content_of(i));
+  }
+  void flip(const fs::path& file, size_t position) {
+    std::string bytes = read_file(file);
+    bytes.at(position) ^= 4;
+    write_file(file, bytes);
+  }
+
+  TempDir dir_;
+  std::string log_;
+};
+
+TEST_F(RunCheckpointsTest, WhatWasSavedIsLoaded) {
+  RunCheckpoints checkpoints(folder());
+  EXPECT_FALSE(checkpoints.find("last") || checkpoints.find("best") || checkpoints.find("auto"));
+  EXPECT_EQ(checkpoints.save("epoch_0001", content_of(1), {.update_best = true}), folder() / "epoch_0001");
+  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_0001", "last"}));
+  EXPECT_EQ(names_in(folder() / "epoch_0001"),
+            (Names{"model.safetensors", "optimizer.safetensors", "state.json"}));
+  EXPECT_EQ(fs::read_symlink(folder() / "last"), "epoch_0001");
+  const CheckpointContent loaded = RunCheckpoints::load(*checkpoints.find("last"));
+  EXPECT_TRUE(at::equal(loaded.model.at(0).second, content_of(1).model[0].second));
+  EXPECT_EQ(loaded.optimizer.at(0).first, "0.momentum");
+  EXPECT_EQ(loaded.state, content_of(1).state);
+}
+
+TEST_F(RunCheckpointsTest, LinksMoveAndARunFolderCanBeMoved) {
+  RunCheckpoints checkpoints(folder());
+  checkpoints.save("step_1", content_of(1), {.update_best = true});
+  checkpoints.save("step_2", content_of(2));
+  checkpoints.save("step_3", content_of(3), {.update_last = false});
+  fs::rename(folder(), dir_ / "moved");
+  RunCheckpoints moved(dir_ / "moved");
+  EXPECT_EQ(moved.find("best")->filename(), "step_1");
+  EXPECT_EQ(moved.find("last")->filename(), "step_2");
+  EXPECT_EQ(moved.find("auto")->filename(), "step_2");
+  EXPECT_EQ(moved.find("step_3")->filename(), "step_3");
+  EXPECT_EQ(moved.find((dir_ / "moved" / "last").string())->filename(), "step_2");
+}
+
+TEST_F(RunCheckpointsTest, ARunFolderStandsForItsLastCheckpoint) {
+  save_three();
+  EXPECT_EQ(RunCheckpoints(dir_ / "elsewhere").find(dir_.path().string())->filename(), "epoch_3");
+  COHORT_EXPECT_THROW_WITH(RunCheckpoints(folder()).find("epoch_9"), DataError, "no checkpoint at epoch_9");
+}
+
+TEST_F(RunCheckpointsTest, NewestAreKeptAndLastAndBestStay) {
+  RunCheckpoints checkpoints(folder(), {.keep = 2});
+  for (int64_t i = 1; i <= 6; ++i) {
+    checkpoints.save("epoch_" + std::to_string(i), content_of(i),
+                     {.update_last = i != 6, .update_best = i == 2});
+  }
+  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_2", "epoch_5", "epoch_6", "last"}));
+  checkpoints.save("epoch_7", content_of(7), {.update_last = false, .update_best = true});
+  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_5", "epoch_6", "epoch_7", "last"}));
+}
+
+TEST_F(RunCheckpointsTest, FoldersThatAreNotCheckpointsAreLeftAlone) {
+  write_file(folder() / "mine" / "notes.txt", "hello");
+  RunCheckpoints checkpoints(folder(), {.keep = 1});
+  for (int64_t i = 1; i <= 3; ++i) checkpoints.save("e" + std::to_string(i), content_of(i));
+  EXPECT_EQ(names_in(folder()), (Names{"e3", "last", "mine"}));
+}
+
+TEST_F(RunCheckpointsTest, SavingUnderANameThatIsThereReplacesIt) {
+  RunCheckpoints checkpoints(folder());
+  checkpoints.save("epoch_1", content_of(1));
+  const CheckpointContent old = RunCheckpoints::load(folder() / "epoch_1");
+  checkpoints.save("epoch_1", content_of(5));
+  EXPECT_EQ(RunCheckpoints::load(folder() / "last").state["epoch"], 5);
+  EXPECT_EQ(old.model[0].second.max().item<int64_t>(), 1);
+  EXPECT_EQ(names_in(folder()), (Names{"epoch_1", "last"}));
+}
+
+TEST_F(RunCheckpointsTest, LeftoversOfDeadProcessesAreSweptAndOthersStay) {
+  save_three();
+  const std::string alive = temporary_name("epoch_4");
+  for (const std::string& name : {std::string(".epoch_4.cohort-999999999-1"), std::string(".last.cohort-1-1"),
+                                  alive, std::string(".epoch_4.cohort-x-1"), std::string(".other")}) {
+    write_file(folder() / name / "model.safetensors", "half");
+  }
+  fs::rename(folder() / "epoch_2", folder() / ".epoch_2~old.cohort-999999999-1");
+  RunCheckpoints checkpoints(folder());
+  EXPECT_EQ(names_in(folder()),
+            (Names{alive, ".epoch_4.cohort-x-1", ".other", "epoch_1", "epoch_2", "epoch_3", "last"}));
+  EXPECT_EQ(RunCheckpoints::load(folder() / "epoch_2").state["epoch"], 2);
+}
+
+TEST_F(RunCheckpointsTest, DamageIsNamedAndAutoFallsBackWithAWarning) {
+  const fs::path last = folder() / "epoch_3";
+  const fs::path model = last / "model.safetensors";
+  struct Damage {
+    const char* message;
+    std::function<void()> make;
+  };
+  const Damage cases[] = {
+      {"model.safetensors is damaged: got 0 bytes, expected 192", [&] { write_file(model, ""); }},
+      {"model.safetensors is damaged: checksum got ", [&] { flip(model, read_file(model).size() - 1); }},
+      {"optimizer.safetensors is damaged: checksum got ", [&] { flip(last / "optimizer.safetensors", 20); }},
+      {"model.safetensors is missing", [&] { fs::remove(model); }},
+      {"state.json is missing", [&] { fs::remove(last / "state.json"); }},
+      {"state.json is empty (0 bytes)", [&] { write_file(last / "state.json", ""); }},
+      {"state.json is damaged: it is not the JSON", [&] { write_file(last / "state.json", "{"); }},
+      {"state.json is damaged: checksum got ",
+       [&] {
+         std::string text = read_file(last / "state.json");
+         text.replace(text.find("\"epoch\": 3"), 10, "\"epoch\": 4");
+         write_file(last / "state.json", text);
+       }},
+  };
+  for (const Damage& damage : cases) {
+    fs::remove_all(folder());
+    save_three();
+    damage.make();
+    log_.clear();
+    RunCheckpoints checkpoints(folder());
+    COHORT_EXPECT_THROW_WITH(RunCheckpoints::load(*checkpoints.find("last")), DataError, damage.message);
+    EXPECT_EQ(checkpoints.find("auto")->filename(), "epoch_2") << damage.message;
+    EXPECT_NE(log_.find(damage.message), std::string::npos) << log_;
+    EXPECT_NE(log_.find("falling back to the checkpoint "), std::string::npos) << log_;
+  }
+}
+
+TEST_F(RunCheckpointsTest, MissingLastFolderIsSaidAndAutoFallsBack) {
+  save_three();
+  fs::remove_all(folder() / "epoch_3");
+  RunCheckpoints checkpoints(folder());
+  COHORT_EXPECT_THROW_WITH(checkpoints.find("last"), DataError, "which is not there");
+  EXPECT_EQ(checkpoints.find("auto")->filename(), "epoch_2");
+  EXPECT_NE(log_.find("epoch_3 is not the folder of a checkpoint"), std::string::npos) << log_;
+}
+
+TEST_F(RunCheckpointsTest, NothingUsableIsAnErrorThatShowsTheFirstReason) {
+  save_three();
+  for (int i = 1; i <= 3; ++i) fs::remove(folder() / ("epoch_" + std::to_string(i)) / "model.safetensors");
+  COHORT_EXPECT_THROW_WITH(RunCheckpoints(folder()).find("auto"), DataError, "none of the 3 checkpoints");
+  COHORT_EXPECT_THROW_WITH(RunCheckpoints(folder()).find("auto"), DataError,
+                           "epoch_3/model.safetensors is missing");
+}
+
+TEST_F(RunCheckpointsTest, NewerFormatIsRefusedWithBothVersions) {
+  save_three();
+  std::string text = read_file(folder() / "epoch_3" / "state.json");
+  text.replace(text.find("\"format_version\": 1"), 19, "\"format_version\": 9");
+  write_file(folder() / "epoch_3" / "state.json", text);
+  COHORT_EXPECT_THROW_WITH(RunCheckpoints::load(folder() / "last"), DataError,
+                           "has format version 9, this Cohort reads up to version 1");
+}
+
+TEST_F(RunCheckpointsTest, NamesThatWouldClashAreRefused) {
+  RunCheckpoints checkpoints(folder());
+  for (const char* name : {"", "last", "best", "auto", "../x", ".hidden", "a~b"}) {
+    COHORT_EXPECT_THROW_WITH(checkpoints.save(name, content_of(1)), UsageError,
+                             "a checkpoint cannot be named");
+  }
+}
+
+TEST_F(RunCheckpointsTest, AFailedSaveLeavesNothingBehind) {
+  save_three();
+  RunCheckpoints checkpoints(folder());
+  CheckpointContent bad = content_of(4);
+  bad.optimizer[0].second = at::Tensor();
+  COHORT_EXPECT_THROW_WITH(checkpoints.save("epoch_4", bad), UsageError, "'0.momentum' cannot be stored");
+  bad = content_of(4);
+  bad.state["text"] = "\xff";
+  COHORT_EXPECT_THROW_WITH(checkpoints.save("epoch_4", bad), UsageError, "cannot be written as JSON");
+  EXPECT_EQ(names_in(folder()), (Names{"epoch_1", "epoch_2", "epoch_3", "last"}));
+}
+
+}  // namespace
+}  // namespace cohort::checkpoint
