@@ -262,6 +262,9 @@ void PngReader::read(const Region& region, Image& out) {
   }
   const bool done = interlaced ? state.decode_interlaced(region, out.pixels.data())
                                : state.decode(region, out.pixels.data());
+  if (state.scratch.capacity() > Arena::kKeepBytes) {
+    state.scratch = {};
+  }
   if (!done) {
     state.fail();
   }

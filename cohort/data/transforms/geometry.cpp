@@ -54,7 +54,7 @@ class Resize : public Transform {
       new_long = max_size_;
     }
     new_short = std::max<int64_t>(new_short, 1);
-    if (new_long > 65535 * 16) {
+    if (new_long > 100'000) {
       throw DataError("data.transforms", core::concat("Resize: a picture of ", in.height, "x", in.width,
                                                       " would become ", new_long, " pixels long"));
     }

@@ -121,6 +121,16 @@ class Work {
   bool mirrored_ = false;
 };
 
+/// Plans, and puts the picture's name before what a transform has against it.
+Action plan_named(const Transform& transform, ImageSize in, core::RandomStream& random,
+                  const std::string& name) {
+  try {
+    return transform.plan(in, random);
+  } catch (const DataError& error) {
+    throw DataError("data.pipeline", core::concat(name, ": ", error.what()));
+  }
+}
+
 template <int kChannels>
 void write_channels_last(const PixelView& view, bool mirror, const float* table, float* out) {
   for (int64_t y = 0; y < view.height; ++y) {
@@ -276,7 +286,7 @@ void Pipeline::run_encoded(std::span<const std::byte> file, const std::string& n
     run_from(decoded, nullptr, random, out, layout, name);
     return;
   }
-  Action first = transforms_[0]->plan(header.size(), random);
+  Action first = plan_named(*transforms_[0], header.size(), random, name);
   if (contains(header.size(), first.region) && first.region.height > 0 && first.region.width > 0) {
     decoder.read(first.region, decoded);
     first.region = {0, 0, decoded.height, decoded.width};
@@ -295,7 +305,8 @@ void Pipeline::run_from(Image& image, const Action* first, core::RandomStream& r
   }
   Work work(image, thread_scratch());
   for (const auto& transform : transforms_) {
-    work.act(first != nullptr ? *first : transform->plan({work.view().height, work.view().width}, random));
+    const ImageSize size{work.view().height, work.view().width};
+    work.act(first != nullptr ? *first : plan_named(*transform, size, random, name));
     first = nullptr;
     if (transform->changes_pixels()) {
       transform->apply(work.image(), random);

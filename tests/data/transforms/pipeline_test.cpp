@@ -180,6 +180,27 @@ TEST(PipelineTest, AShapeThatDependsOnThePicturesMustBeSaid) {
             (ImageShape{3, 24, 24}));
 }
 
+TEST(PipelineTest, WhatATransformRefusesIsNamed) {
+  const Pipeline pipeline({random_horizontal_flip(), random_crop(32), to_tensor()});
+  try {
+    run_file(pipeline, "jpeg_420.file", 0, Layout::kChannelsFirst);
+    FAIL();
+  } catch (const DataError& error) {
+    expect_in(error.what(), {"jpeg_420.file: ", "RandomCrop: got a picture of 19x27", "at least 32x32"});
+  }
+  Image image;
+  image.reshape(1, 60000, 3);
+  const Pipeline tall({resize(2), center_crop(2), to_tensor()});
+  float out[12];
+  core::RandomStream random = stream();
+  try {
+    tall.run(image, random, out, Layout::kChannelsFirst, "long.png");
+    FAIL();
+  } catch (const DataError& error) {
+    expect_in(error.what(), {"long.png: ", "Resize: a picture of 1x60000 would become 120000 pixels long"});
+  }
+}
+
 TEST(PipelineTest, WrongOrdersAreRefused) {
   expect_in(message_of({center_crop(8)}), {"there is no ToTensor", "Try: first what works on pictures"});
   expect_in(message_of({normalize(kMean, kStd), to_tensor()}), {"Normalize stands before ToTensor"});
