@@ -54,7 +54,7 @@ class Resize : public Transform {
       new_long = max_size_;
     }
     new_short = std::max<int64_t>(new_short, 1);
-    if (new_long > 100'000) {
+    if (new_long > 1 << 18) {
       throw DataError("data.transforms", core::concat("Resize: a picture of ", in.height, "x", in.width,
                                                       " would become ", new_long, " pixels long"));
     }
