@@ -1,6 +1,7 @@
 #include "cohort/train/config.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -115,9 +116,11 @@ bool operator==(const Config& a, const Config& b) {
 }
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
-  std::ifstream file(path, std::ios::binary);
+  std::error_code ignored;
+  std::ifstream file;
+  if (!std::filesystem::is_directory(path, ignored)) file.open(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file.is_open() || file.bad() || (file.fail() && !file.eof())) {
+  if (!file.is_open() || file.bad()) {
     throw DataError("train.config", concat(path, ": the configuration cannot be read"),
                     "--config with the path of a YAML file, for instance configs/fashion-vgg.yaml");
   }

@@ -126,7 +126,10 @@ std::string describe(const YAML::Node& node) {
 
 std::string number_text(double value) {
   std::array<char, 40> text;
-  const auto result = std::to_chars(text.data(), text.data() + text.size(), value);
+  const double size = std::abs(value);
+  const auto format =
+      size == 0 || (size >= 1e-4 && size < 1e15) ? std::chars_format::fixed : std::chars_format::general;
+  const auto result = std::to_chars(text.data(), text.data() + text.size(), value, format);
   return {text.data(), result.ptr};
 }
 
