@@ -9,7 +9,15 @@
 
 // Counts what the whole process asks the C library for, libjpeg's and libpng's calls too. Not under
 // sanitizers, which bring their own malloc.
-#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define COHORT_OTHER_MALLOC
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define COHORT_OTHER_MALLOC
+#endif
+#endif
+
+#if defined(__GLIBC__) && !defined(COHORT_OTHER_MALLOC)
 namespace {
 std::atomic<int64_t> allocations{0};
 }
