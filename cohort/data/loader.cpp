@@ -59,7 +59,7 @@ std::shared_ptr<const Sampler> make_sampler(std::int64_t size, const LoaderOptio
 
 bool use_pinned_memory(const LoaderOptions& options) {
   if (!options.pin_memory) return false;
-  if (at::accelerator::getAccelerator().has_value()) return true;
+  if (at::accelerator::getAccelerator().has_value() && at::accelerator::deviceCount() > 0) return true;
   core::warn_once("data.pin_memory", "pin_memory has no effect: this LibTorch sees no accelerator");
   return false;
 }

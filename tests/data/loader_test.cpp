@@ -39,6 +39,7 @@ class Moody : public ExampleDataset {
     }
     if (slow_every > 0 && index % slow_every == 0) std::this_thread::sleep_for(milliseconds(2));
     most_threads = std::max(most_threads.load(), at::get_num_threads());
+    ++reads;
     return {at::full({2}, random.uniform()), at::scalar_tensor(index, at::kLong)};
   }
   std::string describe(std::int64_t index) const override { return "moody/" + std::to_string(index); }
@@ -49,7 +50,7 @@ class Moody : public ExampleDataset {
   }
 
   std::int64_t fail_at = -1, fail_every = 0, slow_every = 0, hang_at = -1;
-  mutable std::atomic<int> most_threads{0};
+  mutable std::atomic<int> most_threads{0}, reads{0};
 
  private:
   std::int64_t size_;
@@ -217,6 +218,27 @@ TEST(LoaderTest, ReusesItsSlabs) {
     EXPECT_EQ(loader.counters().slab_allocations, after_second);
     EXPECT_EQ(loader.counters().batches, 2 + 98 + 100 + 100);
   }
+}
+
+TEST(LoaderTest, ReadsAheadAsFarAsAskedAndNoFurther) {
+  auto dataset = std::make_shared<Moody>(1000);
+  dataset->fields();
+  dataset->reads = 0;
+  Loader loader(dataset, {.batch_size = 10, .workers = 2, .prefetch = 3});
+  const auto settles_at = [&](int reads) {
+    for (int i = 0; i < 10000 && dataset->reads < reads; ++i) std::this_thread::sleep_for(milliseconds(1));
+    std::this_thread::sleep_for(milliseconds(20));
+    return dataset->reads == reads;
+  };
+  loader.start();
+  EXPECT_TRUE(settles_at(40)) << dataset->reads;
+  EXPECT_EQ(loader.counters().batches, 0);
+  loader.next();  // the batch is there: another is begun when the next one is taken
+  loader.next();
+  EXPECT_TRUE(settles_at(50)) << dataset->reads;
+  EXPECT_GT(loader.counters().wait.count(), 0);
+  EXPECT_EQ(loader.counters().samples, 20);
+  EXPECT_EQ(loader.state().samples_consumed, 20);
 }
 
 TEST(LoaderTest, ATensorThatWasKeptStaysValid) {
