@@ -30,8 +30,9 @@ struct FileSummary {
 ///     FileSummary summary = writer.finish();  // on disk now
 class FileWriter {
  public:
-  /// Creates `path`, which must not exist, and reserves `expected_bytes`, so that a full disk is known at
-  /// once. Throws: SystemError naming path, bytes needed and the system's reason; so do write() and finish().
+  /// Creates `path`, which must not exist, and reserves `expected_bytes`, so that a full disk is known
+  /// at once.
+  /// Throws: SystemError naming path, bytes needed and the system's reason; so do write() and finish().
   FileWriter(std::filesystem::path path, uint64_t expected_bytes);
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
@@ -57,12 +58,13 @@ class FileWriter {
   std::unique_ptr<Hash> hash_;
 };
 
-/// Renames `from` to `to`, replacing a file (not a folder), and syncs the folder of `to`. Throws:
-/// SystemError.
+/// Renames `from` to `to`, replacing a file (not a folder), and syncs the folder of `to`.
+/// Throws: SystemError.
 void rename_and_sync(const std::filesystem::path& from, const std::filesystem::path& to);
 
-/// Makes `link` a symbolic link to `target`, replacing what was there in one step; `temporary` is the name
-/// used meanwhile, in the same folder. Throws: SystemError.
+/// Makes `link` a symbolic link to `target`, replacing what was there in one step; `temporary` is the
+/// name used meanwhile, in the same folder.
+/// Throws: SystemError.
 void replace_symlink(const std::filesystem::path& target, const std::filesystem::path& link,
                      const std::filesystem::path& temporary);
 

@@ -26,12 +26,12 @@ struct Manifest {
   nlohmann::json state = nlohmann::json::object();
 };
 
-/// Writes `folder`/state.json and waits until it is on disk. Throws: SystemError, UsageError (text that is
-/// not UTF-8).
+/// Writes `folder`/state.json and waits until it is on disk.
+/// Throws: SystemError, UsageError (text that is not UTF-8).
 void write_manifest(const std::filesystem::path& folder, const Manifest& manifest);
 
-/// Reads and checks `folder`/state.json. Throws: DataError naming the file and what differs; for a newer
-/// format, both versions.
+/// Reads and checks `folder`/state.json.
+/// Throws: DataError naming the file and what differs; for a newer format, both versions.
 Manifest read_manifest(const std::filesystem::path& folder);
 
 /// Maps `folder`/`name` and checks its size and checksum against the manifest.

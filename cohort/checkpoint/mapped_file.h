@@ -8,11 +8,11 @@
 
 namespace cohort::checkpoint {
 
-/// A whole file mapped into memory, private to this process: writing to the bytes changes this process' copy
-/// of a page and never the file.
-/// Ownership: shared; the mapping lives as long as one holder does, also after the file was deleted.
-/// A file that is shortened in place while it is mapped kills its readers (SIGBUS), so Cohort writes files
-/// under a temporary name and renames them.
+/// A whole file mapped into memory, private to this process: writing to the bytes changes this process'
+/// copy of a page and never the file.
+/// Ownership: shared; the mapping lives as long as one holder does, also after the file was deleted. A
+/// file that is shortened in place while it is mapped kills its readers (SIGBUS), so Cohort writes
+/// files under a temporary name and renames them.
 class MappedFile {
  public:
   /// Throws: DataError if `path` is missing, not a regular file or cannot be read; SystemError if the system

@@ -35,39 +35,42 @@ struct SaveLinks {
   bool update_best = false;
 };
 
-/// A folder of checkpoints: `NAME/{model.safetensors, optimizer.safetensors, state.json}`, links `last`,
-/// `best`. Threads: one caller at a time; one process saves (the run folder's lock is the caller's matter),
-/// any may load.
+/// A folder of checkpoints: `NAME/{model.safetensors, optimizer.safetensors, state.json}`, links
+/// `last`, `best`.
+/// Threads: one caller at a time; one process saves (the run folder's lock is the caller's matter), any
+/// may load.
 class RunCheckpoints {
  public:
   /// Removes what a killed process left under temporary names in `folder`. Creates nothing; save() does.
   explicit RunCheckpoints(std::filesystem::path folder, RunCheckpointsOptions options = {});
 
   /// Saves `content` as `name` (replacing one of that name in one step), moves the links, removes old
-  /// checkpoints, and returns the folder. All is on disk then. Killed at any moment, the folder holds the
-  /// previous checkpoint or the new one, complete. Throws: UsageError for a name that is not a plain file
-  /// name; SystemError (no space left, permission) naming path and bytes needed: the previous checkpoint is
-  /// untouched and nothing temporary stays.
+  /// checkpoints, and returns the folder. All is on disk then. Killed at any moment, the folder holds
+  /// the previous checkpoint or the new one, complete.
+  /// Throws: UsageError for a name that is not a plain file name; SystemError (no space left,
+  /// permission) naming path and bytes needed: the previous checkpoint is untouched and nothing
+  /// temporary stays.
   std::filesystem::path save(const std::string& name, const CheckpointContent& content, SaveLinks links = {});
 
   /// The folder of a checkpoint.
   /// `last`, `best`: what the link points to; empty if there is no such link.
   /// `auto`: find_usable().
   /// Otherwise a path to a checkpoint, to a run folder (its last), or the name of a checkpoint in this
-  /// folder. Throws: DataError if a link's target, or what was named by a path, is not there.
+  /// folder.
+  /// Throws: DataError if a link's target, or what was named by a path, is not there.
   std::optional<std::filesystem::path> find(const std::string& which) const;
 
-  /// The newest checkpoint that is whole: `last` if it is, else the one saved before it, with a warning that
-  /// names what is damaged; empty if the folder holds none at all. Throws: DataError if there are checkpoints
-  /// and none can be used.
+  /// The newest checkpoint that is whole: `last` if it is, else the one saved before it, with a warning
+  /// that names what is damaged; empty if the folder holds none at all.
+  /// Throws: DataError if there are checkpoints and none can be used.
   std::optional<std::filesystem::path> find_usable() const;
 
   /// Checkpoints, newest first.
   std::vector<std::filesystem::path> list() const;
 
-  /// Reads the checkpoint in `folder` after checking sizes, checksums and headers. The tensors alias the
-  /// mapped files and stay valid when the checkpoint is deleted. Throws: DataError naming the file and what
-  /// differs; for a newer format, both versions.
+  /// Reads the checkpoint in `folder` after checking sizes, checksums and headers. The tensors alias
+  /// the mapped files and stay valid when the checkpoint is deleted.
+  /// Throws: DataError naming the file and what differs; for a newer format, both versions.
   static CheckpointContent load(const std::filesystem::path& folder);
 
   const std::filesystem::path& folder() const { return folder_; }

@@ -22,9 +22,10 @@ namespace cohort::checkpoint {
 using TensorMap = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// A safetensors file, open for reading.
-/// Ownership: tensors alias the mapped file and keep the mapping alive by themselves; nothing is copied and a
-/// page is read when it is first touched. Writing to such a tensor changes memory, never the file. Threads:
-/// any number may read.
+/// Ownership: tensors alias the mapped file and keep the mapping alive by themselves; nothing is copied
+/// and a page is read when it is first touched. Writing to such a tensor changes memory, never the
+/// file.
+/// Threads: any number may read.
 class SafetensorsFile {
  public:
   /// Throws: DataError naming the file and what does not fit; see parse_header().
@@ -35,8 +36,8 @@ class SafetensorsFile {
   const SafetensorsHeader& header() const { return header_; }
   const Metadata& metadata() const { return header_.metadata; }
 
-  /// The tensor of that name, on the CPU. Throws: DataError if there is none, or if a BOOL tensor holds a
-  /// byte other than 0 and 1.
+  /// The tensor of that name, on the CPU.
+  /// Throws: DataError if there is none, or if a BOOL tensor holds a byte other than 0 and 1.
   at::Tensor tensor(std::string_view name) const;
   /// All tensors in the order of their data.
   TensorMap tensors() const;
@@ -51,14 +52,16 @@ class SafetensorsFile {
 /// All tensors of the file at `path`; see SafetensorsFile.
 TensorMap load_safetensors(const std::filesystem::path& path);
 
-/// Writes `tensors` to `path` and returns when they are on disk. The file appears under its name only when it
-/// is complete; one that was there is replaced in one step, so that tensors loaded from it stay valid.
-/// Layout: each tensor in logical (contiguous) order, whatever its strides or memory format. Tensors that
-/// share storage are each written in full under their own names: the format knows no sharing. The same
-/// tensors and metadata in any order give the same bytes, equal to those of Python's `save_file`. Memory: a
-/// contiguous CPU tensor is written from where it is; others are copied one at a time. Throws: UsageError for
-/// a tensor that cannot be stored (sparse, quantized, meta, undefined, dtype unknown to the format), a
-/// duplicate name; SystemError naming path and bytes needed, after which nothing has changed on disk.
+/// Writes `tensors` to `path` and returns when they are on disk. The file appears under its name only
+/// when it is complete; one that was there is replaced in one step, so that tensors loaded from it stay
+/// valid.
+/// Layout: each tensor in logical (contiguous) order, whatever its strides or memory format. Tensors
+/// that share storage are each written in full under their own names: the format knows no sharing. The
+/// same tensors and metadata in any order give the same bytes, those of Python's `save_file`.
+/// Memory: a contiguous CPU tensor is written from where it is; others are copied one at a time.
+/// Throws: UsageError for a tensor that cannot be stored (sparse, quantized, meta, undefined, dtype
+/// unknown to the format), a duplicate name; SystemError naming path and bytes needed, after which
+/// nothing has changed on disk.
 FileSummary save_safetensors(const std::filesystem::path& path, const TensorMap& tensors,
                              const Metadata& metadata = {});
 

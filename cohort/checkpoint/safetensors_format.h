@@ -45,7 +45,8 @@ enum class StoredDtype {
 
 /// The name in the header, such as "BF16".
 std::string_view dtype_name(StoredDtype dtype);
-/// The size of one element. Units: bits (F4 has 4).
+/// The size of one element.
+/// Units: bits (F4 has 4).
 int64_t dtype_bits(StoredDtype dtype);
 /// The dtype of that name; empty if there is none, or none that LibTorch has.
 std::optional<StoredDtype> dtype_from_name(std::string_view name);
@@ -76,17 +77,18 @@ struct SafetensorsHeader {
 inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
 /// Reads and checks the header of the file whose bytes are `file`.
-/// Afterwards: header length fits the file; names are unique; every shape times its dtype is exactly its part
-/// of the data, without overflow; the parts cover the data from its first to its last byte without hole or
-/// overlap. `name` (a path) is only used in messages. Throws: DataError saying which of these does not hold,
-/// for which tensor.
+/// Afterwards: header length fits the file; names are unique; every shape times its dtype is exactly
+/// its part of the data, without overflow; the parts cover the data from its first to its last byte
+/// without hole or overlap. `name` (a path) is only used in messages.
+/// Throws: DataError saying which of these does not hold, for which tensor.
 SafetensorsHeader parse_header(std::span<const std::byte> file, std::string_view name);
 
-/// Puts `entries` into the order in which they are written (as Python does: largest dtype first, then by
-/// name), sets their offsets, and returns the first bytes of the file: length and header, padded with spaces
-/// so that the data starts at a multiple of 8. The same entries in any order give the same bytes. Throws:
-/// UsageError for a duplicate, reserved or non-UTF-8 name, a shape that overflows, or a header beyond
-/// kMaxHeaderBytes.
+/// Puts `entries` into the order in which they are written (as Python does: largest dtype first, then
+/// by name), sets their offsets, and returns the first bytes of the file: length and header, padded
+/// with spaces so that the data starts at a multiple of 8. The same entries in any order give the same
+/// bytes.
+/// Throws: UsageError for a duplicate, reserved or non-UTF-8 name, a shape that overflows, or a header
+/// beyond kMaxHeaderBytes.
 std::string make_header(std::vector<TensorEntry>& entries, const Metadata& metadata);
 
 /// Text from a file, made safe to show: at most 120 bytes, in quotes, control characters as `?`.

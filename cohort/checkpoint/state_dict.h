@@ -13,8 +13,9 @@ class Module;
 namespace cohort::checkpoint {
 
 /// The state of `module` in PyTorch's order: of each module its parameters, then its buffers, then its
-/// children. Ownership: the tensors alias the module's (detached). Undefined ones are left out. A tensor that
-/// is registered under two names comes twice, as in PyTorch.
+/// children.
+/// Ownership: the tensors alias the module's (detached). Undefined ones are left out. A tensor that is
+/// registered under two names comes twice, as in PyTorch.
 TensorMap module_state(const torch::nn::Module& module);
 
 /// What did not fit. Each line names a tensor; `differing` says how.
@@ -28,9 +29,10 @@ struct StateDifference {
   std::string to_text() const;
 };
 
-/// Copies `tensors` into the module's own, in place, converting dtype and device and keeping the module's
-/// memory format. Names and shapes must agree exactly. Throws: DataError listing what is missing, unexpected
-/// and differing; nothing was changed then. UsageError if the module is on the meta device.
+/// Copies `tensors` into the module's own, in place, converting dtype and device and keeping the
+/// module's memory format. Names and shapes must agree exactly.
+/// Throws: DataError listing what is missing, unexpected and differing; nothing was changed then.
+/// UsageError if the module is on the meta device.
 void load_module_state(torch::nn::Module& module, const TensorMap& tensors);
 
 /// As load_module_state(), but copies what fits and returns what does not.
