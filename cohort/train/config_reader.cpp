@@ -99,10 +99,10 @@ std::vector<double> read_argument(const std::string& shown, const YAML::Node& no
 TransformConfig read_transform(const std::string& shown, const YAML::Node& node, const YamlSource& source) {
   TransformConfig transform;
   if (node.IsScalar()) {
-    transform.name = node.Scalar();
+    transform.name = as_text(node).value_or("");
   } else if (node.IsMap() && node.size() == 1) {
     transform.name = key_name(node.begin()->first, source);
-    const YAML::Node& arguments = node.begin()->second;
+    const YAML::Node arguments = node.begin()->second;
     const std::string inner = concat(shown, ": ", transform.name);
     if (arguments.IsMap()) {
       for (const auto& item : arguments) {
@@ -128,11 +128,12 @@ std::map<std::string, std::string> read_map(const std::string& shown, const YAML
   std::map<std::string, std::string> map;
   for (const auto& item : node) {
     const std::string name = key_name(item.first, source);
-    if (!item.second.IsScalar()) {
+    const std::optional<std::string> value = as_text(item.second);
+    if (!value) {
       fail(source.at(item.second.Mark()),
            concat(shown, ".", name, ": got ", describe(item.second), ", expected one value"));
     }
-    if (!map.emplace(name, item.second.Scalar()).second) {
+    if (!map.emplace(name, *value).second) {
       fail(source.at(item.first.Mark()), concat(shown, ": '", name, "' stands twice"));
     }
   }
@@ -153,16 +154,13 @@ struct Assign {
   bool operator()(bool* out) const { return put(as_bool(node), out); }
   bool operator()(int64_t* out) const { return put(as_int(node), out); }
   bool operator()(double* out) const { return put(as_double(node), out); }
-  bool operator()(std::string* out) const {
-    if (!node.IsScalar() && !node.IsNull()) return false;
-    *out = node.IsNull() ? "" : node.Scalar();
-    return true;
-  }
+  bool operator()(std::string* out) const { return put(as_text(node), out); }
   bool operator()(std::vector<int64_t>* out) const { return read_list(node, as_int, *out); }
   bool operator()(std::vector<double>* out) const { return read_list(node, as_double, *out); }
   bool operator()(TransformList* out) const {
-    if (node.IsScalar() && !node.Scalar().empty()) {
-      *out = {.preset = node.Scalar(), .list = {}};
+    const std::optional<std::string> preset = node.IsScalar() ? as_text(node) : std::nullopt;
+    if (preset && !preset->empty()) {
+      *out = {.preset = *preset, .list = {}};
       return true;
     }
     if (!node.IsSequence()) return false;
@@ -302,10 +300,10 @@ void ConfigReader::read_override(const std::string& text) {
   for (const char* map : {"model.options", "data.options"}) {
     const std::string prefix = concat(map, ".");
     if (!name.starts_with(prefix) || name.size() == prefix.size()) continue;
-    if (!value.IsScalar() && !value.IsNull())
-      fail(where, concat("got ", describe(value), ", expected one value"));
+    const std::optional<std::string> option = as_text(value);
+    if (!option) fail(where, concat("got ", describe(value), ", expected one value"));
     auto* target = std::get<std::map<std::string, std::string>*>(find_key(map)->target(config_));
-    (*target)[name.substr(prefix.size())] = value.IsNull() ? "" : value.Scalar();
+    (*target)[name.substr(prefix.size())] = *option;
     return;
   }
   const std::size_t dot = name.find('.');

@@ -1,10 +1,13 @@
 #include "cohort/train/yaml_text.h"
 
+#include <yaml-cpp/eventhandler.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <sstream>
 
 #include "cohort/core/error.h"
 
@@ -14,11 +17,14 @@ namespace {
 using core::concat;
 
 // Note [YAML limits]: yaml-cpp's parser calls itself once per level, and nothing bounds it. A level costs a
-// bracket, or two columns of one line, so brackets and the length of a line bound the depth before the parser
-// runs.
+// bracket, a column of indentation, or on one line an indicator and a blank ("- - - a"), so these bound the
+// depth before the parser runs. Texts are bounded too, so that what was read can be written on one line and
+// read again.
 constexpr std::size_t kMaxBytes = 256 * 1024;
 constexpr std::size_t kMaxBrackets = 500;
-constexpr std::size_t kMaxLine = 1000;
+constexpr std::size_t kMaxIndicators = 500;
+constexpr std::size_t kMaxIndentation = 500;
+constexpr std::size_t kMaxText = 1000;
 
 [[noreturn]] void refuse(const YamlSource& source, std::size_t line, const std::string& what) {
   YAML::Mark mark;
@@ -32,19 +38,28 @@ void check_limits(std::string_view text, const YamlSource& source) {
     refuse(source, 0,
            concat("the file is too large: got ", text.size(), " bytes, expected at most ", kMaxBytes));
   }
-  std::size_t line = 0, line_begin = 0, brackets = 0;
+  std::size_t line = 0, indentation = 0, indicators = 0, brackets = 0;
+  bool at_begin = true;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
+    const char next = i + 1 < text.size() ? text[i + 1] : '\n';
     if (c == '\n') {
       ++line;
-      line_begin = i + 1;
-    } else if (c == '\0') {
-      refuse(source, line, "a zero byte: this is not a text file");
-    } else if ((c == '[' || c == '{') && ++brackets > kMaxBrackets) {
-      refuse(source, line, concat("more than ", kMaxBrackets, " opening brackets"));
-    } else if (i - line_begin >= kMaxLine) {
-      refuse(source, line, concat("a line of more than ", kMaxLine, " bytes"));
+      indentation = indicators = 0;
+      at_begin = true;
+      continue;
     }
+    at_begin = at_begin && (c == ' ' || c == '\t');
+    indentation += at_begin;
+    brackets += c == '[' || c == '{';
+    indicators += (c == '-' || c == '?' || c == ':') && (next == ' ' || next == '\t');
+    if (c == '\0') refuse(source, line, "a zero byte: this is not a text file");
+    if (brackets > kMaxBrackets)
+      refuse(source, line, concat("more than ", kMaxBrackets, " opening brackets"));
+    if (indentation > kMaxIndentation)
+      refuse(source, line, concat("more than ", kMaxIndentation, " blanks before a line"));
+    if (indicators > kMaxIndicators)
+      refuse(source, line, concat("more than ", kMaxIndicators, " of '- ', '? ' and ': ' in a line"));
   }
 }
 
@@ -63,6 +78,41 @@ std::optional<T> parse_number(std::string_view text) {
   return value;
 }
 
+// Note [One document]: YAML::LoadAll never comes back from some texts that are not YAML, for it takes
+// documents until the scanner is empty, and a stray bracket stays there (found by fuzzing). YAML::Load does
+// come back, but leaves unsaid what follows the first document. So a first pass, which keeps nothing, looks
+// whether anything does.
+class DocumentMarks : public YAML::EventHandler {
+ public:
+  const YAML::Mark& last() const { return last_; }
+  void OnDocumentStart(const YAML::Mark& mark) override { last_ = mark; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
+  }
+  void OnMapEnd() override {}
+
+ private:
+  YAML::Mark last_;
+};
+
+void check_one_document(const std::string& text, const YamlSource& source) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  DocumentMarks marks;
+  if (!parser.HandleNextDocument(marks) || !parser) return;
+  parser.HandleNextDocument(marks);
+  throw ConfigError(
+      "train.config",
+      concat(source.at(marks.last()), ": a second document begins here, or what belongs to no key"),
+      "one configuration per file; check brackets and indentation there");
+}
+
 }  // namespace
 
 std::string YamlSource::at(const YAML::Mark& mark) const {
@@ -74,17 +124,19 @@ std::string YamlSource::at(const YAML::Mark& mark) const {
 YAML::Node parse_yaml(std::string_view text, const YamlSource& source) {
   check_limits(text, source);
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
-    if (documents.size() > 1) {
-      throw ConfigError("train.config",
-                        concat(source.at(documents[1].Mark()), ": a second document begins here"),
-                        "one configuration per file, without a line '---'");
-    }
-    return documents.empty() ? YAML::Node() : documents.front();
+    const std::string copy(text);
+    check_one_document(copy, source);
+    return YAML::Load(copy);
   } catch (const YAML::Exception& error) {
     throw ConfigError("train.config", concat(source.at(error.mark), ": this is not YAML: ", error.msg),
                       "check indentation, the space after each colon, and quotes and brackets there");
   }
+}
+
+std::optional<std::string> as_text(const YAML::Node& node) {
+  if (node.IsNull()) return "";
+  if (!node.IsScalar() || node.Scalar().size() > kMaxText) return std::nullopt;
+  return node.Scalar();
 }
 
 std::optional<bool> as_bool(const YAML::Node& node) {
@@ -116,6 +168,7 @@ std::string describe(const YAML::Node& node) {
     case YAML::NodeType::Scalar: {
       constexpr std::size_t kShown = 60;
       const std::string& text = node.Scalar();
+      if (text.size() > kMaxText) return concat("a text of ", text.size(), " bytes (at most ", kMaxText, ")");
       const std::string shown = text.size() > kShown ? text.substr(0, kShown) + "..." : text;
       return is_plain(node) ? concat("'", shown, "'") : concat("the text \"", shown, "\" (in quotes)");
     }

@@ -199,8 +199,14 @@ TEST(ConfigTest, TextThatIsNotYamlIsRefusedWithLineAndColumn) {
   COHORT_EXPECT_THROW_WITH(load(std::string("a\0b", 3)), ConfigError, "a zero byte");
   COHORT_EXPECT_THROW_WITH(load(std::string(300000, '#')), ConfigError, "the file is too large");
   COHORT_EXPECT_THROW_WITH(load(std::string(900, '[')), ConfigError, "opening brackets");
-  COHORT_EXPECT_THROW_WITH(load("a:\n" + std::string(1001, '-')), ConfigError,
-                           "line 2, column 1: a line of more than");
+  COHORT_EXPECT_THROW_WITH(load("a:\n" + std::string(501, ' ') + "b: 1"), ConfigError,
+                           "line 2, column 1: more than 500 blanks");
+  std::string nested = "a:\n";
+  for (int i = 0; i < 501; ++i) nested += "- ";
+  COHORT_EXPECT_THROW_WITH(load(nested), ConfigError, "more than 500 of '- '");
+  COHORT_EXPECT_THROW_WITH(load("run: {name: " + std::string(1001, 'a') + "}"), ConfigError,
+                           "got a text of 1001 bytes");
+  COHORT_EXPECT_THROW_WITH(load("run: {name: a}\n, 60]\n"), ConfigError, "run.yaml, line 2");
   COHORT_EXPECT_THROW_WITH(load("", {"optim.lr=[1"}), ConfigError,
                            "override 'optim.lr=[1': this is not YAML");
 }
