@@ -279,7 +279,7 @@ TEST(ConfigTest, HelpAndDocumentationListEveryKey) {
     EXPECT_NE(help.find(key.name), std::string::npos) << key.name;
     EXPECT_NE(page.find(std::string("| `") + key.name + "` |"), std::string::npos) << key.name;
   }
-  // The reference is the table's, word for word: paste what `cohort train --help-config=markdown` prints.
+  // The reference is the table's, word for word: paste what a failure of this test prints.
   EXPECT_NE(page.find(config_markdown()), std::string::npos)
       << "docs/train.md does not carry this reference:\n"
       << config_markdown();
