@@ -1,5 +1,6 @@
 #include "cohort/optim/fused.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
@@ -77,6 +78,10 @@ void FusedOptimizer::step() {
     }
   }
   // Nothing was written so far: an error above leaves the parameters as they were.
+  //
+  // Autograd's wrappers of the kernels copy every list, and have nothing to do but count versions: we do
+  // that.
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
   for (std::size_t g = 0; g < plans_.size(); ++g) {
     const ParamGroup& group = param_groups()[g];
     for (FusedBucket& bucket : plans_[g].buckets) {
@@ -89,6 +94,8 @@ void FusedOptimizer::step() {
       for (std::size_t k = 0; k < bucket.owners.size(); ++k)
         if (!bucket.params[k].is_same(bucket.owners[k])) bucket.params[k].copy_(bucket.owners[k]);
       run(group, bucket);
+      for (const at::Tensor& owner : bucket.owners)
+        if (!owner.is_inference()) owner.unsafeGetTensorImpl()->bump_version();
       for (std::size_t k = 0; k < bucket.owners.size(); ++k) {
         if (!bucket.params[k].is_same(bucket.owners[k])) bucket.owners[k].copy_(bucket.params[k]);
         param_state(g, bucket.indices[k]).step = bucket.step;

@@ -35,15 +35,13 @@ struct FusedBucket {
   std::int64_t step = 0;          // steps done
 };
 
-/// The common part of SGD, Adam and AdamW.
+/// The common part of SGD, Adam and AdamW: states_used() is at most kMaxStates.
 class FusedOptimizer : public Optimizer {
  public:
   using Optimizer::Optimizer;
   void step() final;
 
  protected:
-  /// How many state tensors a step of `group` uses, at most kMaxStates; names are state_names().
-  virtual std::size_t states_used(const ParamGroup& group) const = 0;
   /// Calls the kernel. `bucket.step` already counts this step.
   virtual void run(const ParamGroup& group, FusedBucket& bucket) = 0;
   /// Throws UsageError for options that can never work.

@@ -37,8 +37,10 @@ double read_option(const ParamGroup& group, const GroupOption& option) {
   return option.number ? group.*option.number : ((group.*option.flag).value_or(false) ? 1.0 : 0.0);
 }
 
+}  // namespace
+
 /// Collects what does not fit, so that one message lists it all.
-class Mismatches {
+class Optimizer::Mismatches {
  public:
   void add(const std::string& line) {
     if (++count_ <= 20) text_ += "\n  " + line;
@@ -55,8 +57,6 @@ class Mismatches {
   std::string text_;
   std::size_t count_ = 0;
 };
-
-}  // namespace
 
 Optimizer::Optimizer(std::vector<ParamGroup> groups) : groups_(std::move(groups)) {
   std::unordered_set<const void*> seen;
@@ -163,82 +163,96 @@ OptimizerState Optimizer::state() const {
 
 void Optimizer::load_state(const OptimizerState& state) {
   c10::NoGradGuard no_grad;
-  const std::vector<std::string> names = state_names();
   Mismatches mismatches;
+  std::vector<ParamGroup> groups = groups_;
+  load_options(state, groups, mismatches);
+  std::vector<std::vector<ParamState>> states;
   std::set<std::string> used;
-  std::vector<std::vector<ParamState>> loaded;
-
-  auto find = [&](const std::string& name) -> const at::Tensor* {
-    const auto found = state.tensors.find(name);
-    if (found == state.tensors.end()) return nullptr;
-    used.insert(name);
-    return &found->second;
-  };
-  std::size_t flat = 0;
-  for (const ParamGroup& group : groups_) {
-    loaded.emplace_back(group.params.size());
-    for (std::size_t i = 0; i < group.params.size(); ++i, ++flat) {
-      const std::string prefix = concat("state.", flat, ".");
-      const at::Tensor& parameter = group.params[i];
-      ParamState& entry = loaded.back()[i];
-      entry.tensors.resize(names.size());
-      for (std::size_t n = 0; n < names.size(); ++n) {
-        const at::Tensor* tensor = find(prefix + names[n]);
-        if (!tensor) continue;
-        if (tensor->sizes() != parameter.sizes()) {
-          mismatches.add(
-              concat(prefix, names[n], ": got shape ", tensor->sizes(), ", expected ", parameter.sizes()));
-          continue;
-        }
-        entry.tensors[n] = at::empty_like(parameter);
-        entry.tensors[n].copy_(*tensor);
-      }
-      if (!saves_step()) continue;
-      const at::Tensor* step = find(prefix + "step");
-      if (step && step->numel() == 1) entry.step = static_cast<std::int64_t>(step->item<double>());
-      const bool any = !names.empty() && used.count(prefix + names[0]) > 0;
-      if (any != (entry.step > 0))
-        mismatches.add(concat(prefix, any ? "step" : names.empty() ? "step" : names[0], ": missing"));
-    }
+  for (std::size_t g = 0, flat = 0; g < groups.size(); ++g) {
+    states.emplace_back();
+    for (const at::Tensor& parameter : groups[g].params)
+      states.back().push_back(load_parameter(state, concat("state.", flat++, "."), parameter,
+                                             states_used(groups[g]), used, mismatches));
   }
   for (const auto& [name, tensor] : state.tensors)
     if (!used.count(name)) mismatches.add(concat(name, ": not a part of this optimizer"));
+  mismatches.check(type());
+  groups_ = std::move(groups);
+  states_ = std::move(states);
+  state_loaded();
+}
 
-  std::vector<ParamGroup> groups = groups_;
-  std::size_t known = 0;
+void Optimizer::load_options(const OptimizerState& state, std::vector<ParamGroup>& groups,
+                             Mismatches& mismatches) const {
+  std::set<std::string> used;
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    auto number = [&](const std::string& option) -> const double* {
+    auto number = [&](const char* option) -> const double* {
       const std::string name = concat("group.", g, ".", option);
       const auto found = state.scalars.find(name);
-      if (found == state.scalars.end()) {
-        mismatches.add(name + ": missing");
-        return nullptr;
-      }
-      ++known;
-      return &found->second;
+      used.insert(name);
+      if (found != state.scalars.end()) return &found->second;
+      mismatches.add(name + ": missing");
+      return nullptr;
     };
     for (const GroupOption& option : all_options()) {
       const double* value = number(option.name);
       if (!value) continue;
-      if (option.number)
+      if (option.number) {
         groups[g].*option.number = *value;
-      else
+      } else {
         groups[g].*option.flag = *value != 0;
+      }
     }
     const double* count = number("num_params");
     if (count && *count != static_cast<double>(groups[g].params.size()))
       mismatches.add(
           concat("group.", g, ".num_params: got ", *count, ", expected ", groups[g].params.size()));
   }
-  if (known != state.scalars.size()) {
-    const OptimizerState own = this->state();
-    for (const auto& [name, value] : state.scalars)
-      if (!own.scalars.count(name)) mismatches.add(concat(name, ": not a part of this optimizer"));
+  for (const auto& [name, value] : state.scalars)
+    if (!used.count(name)) mismatches.add(concat(name, ": not a part of this optimizer"));
+}
+
+// A parameter has no state at all, or everything that a step uses.
+ParamState Optimizer::load_parameter(const OptimizerState& state, const std::string& prefix,
+                                     const at::Tensor& parameter, std::size_t needed,
+                                     std::set<std::string>& used, Mismatches& mismatches) const {
+  const std::vector<std::string> names = state_names();
+  ParamState result;
+  result.tensors.resize(names.size());
+  std::vector<std::string> missing;
+  bool any = false;
+  auto find = [&](const std::string& name, bool expected) -> const at::Tensor* {
+    const auto found = state.tensors.find(prefix + name);
+    if (found == state.tensors.end()) {
+      if (expected) missing.push_back(prefix + name);
+      return nullptr;
+    }
+    any = true;
+    used.insert(prefix + name);
+    return &found->second;
+  };
+  for (std::size_t n = 0; n < names.size(); ++n) {
+    const at::Tensor* tensor = find(names[n], n < needed);
+    if (!tensor) continue;
+    if (tensor->sizes() != parameter.sizes()) {
+      mismatches.add(
+          concat(prefix, names[n], ": got shape ", tensor->sizes(), ", expected ", parameter.sizes()));
+      continue;
+    }
+    result.tensors[n] = at::empty_like(parameter);
+    result.tensors[n].copy_(*tensor);
   }
-  mismatches.check(type());
-  groups_ = std::move(groups);
-  states_ = std::move(loaded);
-  state_loaded();
+  if (saves_step()) {
+    const at::Tensor* step = find("step", true);
+    if (step && step->numel() == 1) {
+      result.step = static_cast<std::int64_t>(step->item<double>());
+    } else if (step) {
+      mismatches.add(concat(prefix, "step: got shape ", step->sizes(), ", expected one number"));
+    }
+  }
+  if (any)
+    for (const std::string& name : missing) mismatches.add(name + ": missing");
+  return result;
 }
 
 }  // namespace cohort::optim

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -87,6 +88,8 @@ class Optimizer {
   virtual bool saves_step() const { return false; }
   /// Options of a group that are saved; `lr` and `initial_lr` always are.
   virtual std::vector<GroupOption> group_options() const { return {}; }
+  /// How many of state_names(), from the first on, a step of `group` uses; loading expects these.
+  virtual std::size_t states_used(const ParamGroup& /*group*/) const { return state_names().size(); }
   /// Called after load_state.
   virtual void state_loaded() {}
 
@@ -97,7 +100,13 @@ class Optimizer {
   void fill_options(const ParamGroup& defaults);
 
  private:
+  class Mismatches;
   std::vector<GroupOption> all_options() const;
+  void load_options(const OptimizerState& state, std::vector<ParamGroup>& groups,
+                    Mismatches& mismatches) const;
+  ParamState load_parameter(const OptimizerState& state, const std::string& prefix,
+                            const at::Tensor& parameter, std::size_t needed, std::set<std::string>& used,
+                            Mismatches& mismatches) const;
 
   std::vector<ParamGroup> groups_;
   std::vector<std::vector<ParamState>> states_;

@@ -1,0 +1,65 @@
+#include "cohort/optim/factory.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+
+#include "cohort/core/error.h"
+#include "tests/optim/support.h"
+#include "tests/support/throws.h"
+
+namespace cohort::optim {
+namespace {
+
+std::vector<ParamGroup> groups() {
+  return {{.params = test::fresh_parameters()}};
+}
+
+TEST(FactoryTest, MakesOptimizersByNameWithTheirOptions) {
+  for (const std::string& name : optimizer_names()) {
+    const auto optimizer = make_optimizer({.name = name, .lr = 0.25, .weight_decay = 0.125}, groups());
+    EXPECT_EQ(optimizer->type(), name);
+    EXPECT_DOUBLE_EQ(optimizer->param_groups()[0].lr, 0.25);
+    EXPECT_DOUBLE_EQ(optimizer->param_groups()[0].weight_decay, 0.125);
+  }
+  const auto sgd =
+      make_optimizer({.momentum = 0.5, .dampening = 0.0, .nesterov = true, .maximize = true}, groups());
+  EXPECT_DOUBLE_EQ(sgd->param_groups()[0].momentum, 0.5);
+  EXPECT_TRUE(*sgd->param_groups()[0].nesterov);
+  EXPECT_TRUE(*sgd->param_groups()[0].maximize);
+  const auto adam =
+      make_optimizer({.name = "adam", .beta1 = 0.5, .beta2 = 0.75, .eps = 0.1, .amsgrad = true}, groups());
+  EXPECT_DOUBLE_EQ(adam->param_groups()[0].beta1, 0.5);
+  EXPECT_DOUBLE_EQ(adam->param_groups()[0].beta2, 0.75);
+  EXPECT_DOUBLE_EQ(adam->param_groups()[0].eps, 0.1);
+  EXPECT_TRUE(*adam->param_groups()[0].amsgrad);
+  EXPECT_DOUBLE_EQ(make_optimizer({.name = "adamw"}, groups())->param_groups()[0].weight_decay, 1e-2);
+}
+
+TEST(FactoryTest, RefusesUnknownNamesAndForeignOptions) {
+  COHORT_EXPECT_THROW_WITH(make_optimizer({.name = "adamv"}, groups()), ConfigError,
+                           "unknown optimizer \"adamv\"");
+  COHORT_EXPECT_THROW_WITH(make_optimizer({.name = "adamv"}, groups()), ConfigError, "Try: \"adam");
+  COHORT_EXPECT_THROW_WITH(make_optimizer({.name = "sgd", .beta1 = 0.9}, groups()), ConfigError,
+                           "sgd has none of");
+  COHORT_EXPECT_THROW_WITH(make_optimizer({.name = "adam", .momentum = 0.9}, groups()), ConfigError,
+                           "adam has none of the options momentum");
+}
+
+TEST(FactoryTest, BiasesAndNormsAreNotDecayed) {
+  torch::nn::Sequential model(torch::nn::Conv2d(3, 4, 3), torch::nn::BatchNorm2d(4));
+  const std::vector<ParamGroup> split = split_decay(named_parameters(*model), 0.5);
+  ASSERT_EQ(split.size(), 2u);
+  EXPECT_EQ(split[0].name, "decay");
+  ASSERT_EQ(split[0].params.size(), 1u);
+  EXPECT_EQ(split[0].params[0].dim(), 4);
+  EXPECT_DOUBLE_EQ(split[0].weight_decay, 0.5);
+  EXPECT_EQ(split[1].name, "no_decay");
+  EXPECT_EQ(split[1].params.size(), 3u);
+  EXPECT_DOUBLE_EQ(split[1].weight_decay, 0.0);
+  EXPECT_EQ(split_decay({{"weight", at::ones({2, 2})}}, 0.5).size(), 1u);
+}
+
+}  // namespace
+}  // namespace cohort::optim
