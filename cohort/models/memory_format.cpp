@@ -6,11 +6,11 @@ namespace cohort::models {
 namespace {
 
 at::Tensor formatted(const at::Tensor& tensor, at::MemoryFormat format) {
-  const at::Tensor result = tensor.contiguous(format);
-  if (format != at::MemoryFormat::ChannelsLast || result.size(1) != 1) return result;
+  if (tensor.size(1) != 1) return tensor.contiguous(format);
   // With one channel both formats are the same bytes, and only the strides tell a convolution which it is.
-  const std::int64_t height = result.size(2), width = result.size(3);
-  return result.contiguous().as_strided(result.sizes(), {height * width, 1, width, 1});
+  const std::int64_t height = tensor.size(2), width = tensor.size(3);
+  const std::int64_t channel = format == at::MemoryFormat::ChannelsLast ? 1 : height * width;
+  return tensor.contiguous().as_strided(tensor.sizes(), {height * width, channel, width, 1});
 }
 
 }  // namespace

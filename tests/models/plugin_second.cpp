@@ -1,0 +1,15 @@
+// A user's library with a name that the first took, and one of its own.
+#include <torch/nn/modules/linear.h>
+
+#include "cohort/models/registry.h"
+
+namespace {
+
+torch::nn::AnyModule make_plugin_model(const cohort::models::ModelOptions& options) {
+  return torch::nn::AnyModule(torch::nn::Linear(options.in_channels, options.num_classes));
+}
+
+COHORT_REGISTER_MODEL("plugin_model", make_plugin_model);
+COHORT_REGISTER_MODEL("other_plugin_model", make_plugin_model);
+
+}  // namespace
