@@ -2,7 +2,7 @@
 # The quick job: Fashion-MNIST from Debian's package to JPEG files, training, evaluation, the closing report.
 
 FASHION_PACKAGE=dataset-fashion-mnist
-FASHION_FOLDER="$COHORT_ROOT/data/fashion"
+FASHION_FOLDER="$COHORT_ROOT/data/fashion-mnist"
 
 find_program_cohort() {
   local program
@@ -25,13 +25,13 @@ fashion_source() {
 ensure_fashion() {
   local cohort="$1" source begun=$SECONDS
   if [ -f "$FASHION_FOLDER/.complete" ]; then
-    say "data/fashion is there already."
+    say "data/fashion-mnist is there already."
     return 0
   fi
   source=$(fashion_source)
   if [ -z "$source" ]; then
     command -v apt-get >/dev/null ||
-      fail "Fashion-MNIST comes from Debian's package $FASHION_PACKAGE and there is no apt-get here: turn the four IDX files into an image folder with: '$cohort' data fashion --source FOLDER --out data/fashion"
+      fail "Fashion-MNIST comes from Debian's package $FASHION_PACKAGE and there is no apt-get here: turn the four IDX files into an image folder with: '$cohort' data fashion --source FOLDER --out data/fashion-mnist"
     # Only root may unpack it into the system; it is data, so without root it need not bother sudo.
     if [ "$(id -u)" -ne 0 ]; then
       COHORT_PRIVATE=1 ensure_packages "to train on" "$FASHION_PACKAGE"
@@ -48,7 +48,7 @@ ensure_fashion() {
     "$cohort" data fashion --source "$source" --out "$FASHION_FOLDER.part"
   touch "$FASHION_FOLDER.part/.complete"
   mv "$FASHION_FOLDER.part" "$FASHION_FOLDER"
-  say "data/fashion: $(find "$FASHION_FOLDER/train" -type f | wc -l) images to train, $(find "$FASHION_FOLDER/val" -type f | wc -l) to validate (in $(elapsed $((SECONDS - begun))))."
+  say "data/fashion-mnist: $(find "$FASHION_FOLDER/train" -type f | wc -l) images to train, $(find "$FASHION_FOLDER/val" -type f | wc -l) to validate (in $(elapsed $((SECONDS - begun))))."
 }
 
 # train_and_report COHORT TINY SETTING...
@@ -56,7 +56,7 @@ train_and_report() {
   local cohort="$1" tiny="$2" run begun=$SECONDS accuracy log="$COHORT_LOGS/eval.log"
   shift 2
   run="runs/fashion-vgg-$(date +%Y%m%d-%H%M%S)"
-  local -a train=("$cohort" train --config configs/fashion-vgg.yaml "data.path=data/fashion" "run.dir=$run")
+  local -a train=("$cohort" train --config configs/fashion-vgg.yaml "data.path=data/fashion-mnist" "run.dir=$run")
   if [ -n "$tiny" ]; then train+=(--fast-dev-run); fi
   say "cohort ${train[*]:1} $*"
   "${train[@]}" "$@" || fail "training stopped (status $?); its messages stand above."
@@ -78,7 +78,7 @@ Accuracy on the validation images: $accuracy (trained in $(elapsed "$trained"))
   TensorBoard  $run/tensorboard
 
 Try next:
-  $program train --config configs/fashion-vgg.yaml data.path=data/fashion optim.lr=0.05 train.epochs=3
+  $program train --config configs/fashion-vgg.yaml data.path=data/fashion-mnist optim.lr=0.05 train.epochs=3
   $program summary vgg16_bn --classes 10 --image-size 64
   $program train --help
 REPORT
