@@ -13,10 +13,10 @@ find_program_cohort() {
 
 # fashion_source: the folder with the four IDX files, from the system or unpacked privately.
 fashion_source() {
-  local prefix
-  for prefix in "" "$COHORT_SYSROOT"; do
-    if [ -f "$prefix/usr/share/$FASHION_PACKAGE/train-images-idx3-ubyte.gz" ]; then
-      say "$prefix/usr/share/$FASHION_PACKAGE"
+  local file
+  for file in {,"$COHORT_SYSROOT"}/usr/share/{datasets/fashion-mnist,$FASHION_PACKAGE,datasets/*}/{,*/}train-images-idx3-ubyte*; do
+    if [ -f "$file" ] && [[ "$file" == *fashion* ]]; then
+      dirname "$file"
       return 0
     fi
   done
@@ -39,7 +39,7 @@ ensure_fashion() {
       ensure_packages "to train on" "$FASHION_PACKAGE"
     fi
     source=$(fashion_source)
-    [ -n "$source" ] || fail "the package $FASHION_PACKAGE is installed, but its files are not in /usr/share/$FASHION_PACKAGE."
+    [ -n "$source" ] || fail "the package $FASHION_PACKAGE is installed, but its files are not where they were expected (dpkg -L $FASHION_PACKAGE)."
   fi
   need_space 500 "70,000 small files"
   rm -rf "$FASHION_FOLDER.part" "$FASHION_FOLDER"
