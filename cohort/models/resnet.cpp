@@ -162,12 +162,7 @@ void ResNetImpl::initialise() {
 
 at::Tensor ResNetImpl::forward(const at::Tensor& images) {
   check_images(options_, images, 1);
-  at::Tensor value = observed(*bn1, observed(*conv1, images));
-  if (LayerObserver::current() != nullptr) [[unlikely]] {
-    value = observed(*maxpool, observed(*relu, value));
-  } else {
-    value = relu->forward(maxpool->forward(value));  // commute, see Stack
-  }
+  at::Tensor value = observed(*maxpool, observed(*relu, observed(*bn1, observed(*conv1, images))));
   value = layer4->forward(layer3->forward(layer2->forward(layer1->forward(value))));
   return observed(*fc, observed(*avgpool, value).flatten(1));
 }

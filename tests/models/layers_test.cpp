@@ -1,12 +1,7 @@
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/rand.h>
-#include <ATen/ops/randn.h>
-#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/pooling.h>
-#include <torch/utils.h>
 
 #include "cohort/models/lenet.h"
 #include "cohort/models/mlp.h"
@@ -17,45 +12,6 @@
 
 namespace cohort::models {
 namespace {
-
-struct StepResult {
-  at::Tensor output;
-  std::vector<at::Tensor> gradients;
-};
-
-StepResult run_stack(bool reorder, const at::Tensor& images, at::MemoryFormat format) {
-  torch::manual_seed(1);
-  Stack stack;
-  stack->add(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 8, 3).padding(1)));
-  stack->add(torch::nn::BatchNorm2d(8));
-  stack->add(torch::nn::ReLU(torch::nn::ReLUOptions(true)));
-  stack->add(torch::nn::MaxPool2d(torch::nn::MaxPool2dOptions(2).stride(2)));
-  stack->add(torch::nn::Conv2d(torch::nn::Conv2dOptions(8, 4, 3).padding(1)));
-  stack->set_reorder(reorder);
-  at::Tensor input = images.detach().clone().contiguous(format);
-  input.requires_grad_();
-  const at::Tensor output = stack->forward(input);
-  output.square().sum().backward();
-  StepResult result{output.detach(), {input.grad()}};
-  for (const at::Tensor& parameter : stack->parameters()) result.gradients.push_back(parameter.grad());
-  return result;
-}
-
-TEST(StackTest, ReluAfterTheMaxPoolGivesTheSameBits) {
-  torch::manual_seed(2);
-  at::Tensor images = at::randn({4, 3, 12, 12});
-  images[0].fill_(-1);  // whole windows below zero
-  images[1].zero_();    // ties
-  for (const at::MemoryFormat format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
-    const StepResult plain = run_stack(false, images, format);
-    const StepResult reordered = run_stack(true, images, format);
-    EXPECT_TRUE(at::equal(plain.output, reordered.output));
-    ASSERT_EQ(plain.gradients.size(), reordered.gradients.size());
-    for (std::size_t index = 0; index < plain.gradients.size(); ++index) {
-      EXPECT_TRUE(at::equal(plain.gradients[index], reordered.gradients[index])) << index;
-    }
-  }
-}
 
 TEST(StackTest, HasSequentialsNames) {
   Stack stack;
