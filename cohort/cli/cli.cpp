@@ -5,7 +5,9 @@
 
 #include "cohort/cli/commands.h"
 #include "cohort/core/allocator.h"
+#include "cohort/core/env.h"
 #include "cohort/core/error.h"
+#include "cohort/core/log.h"
 
 namespace cohort::cli {
 namespace {
@@ -49,6 +51,7 @@ int run(int argc, char** argv) {
   add_doctor(app, context);
   try {
     app.parse(argc, argv);
+    for (const std::string& warning : core::unknown_cohort_variables()) core::log_warning(warning);
     return context.action ? context.action() : 0;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;

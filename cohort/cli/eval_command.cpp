@@ -56,8 +56,10 @@ void add_eval(CLI::App& app, Context& context) {
   command->add_option("--checkpoint", arguments->checkpoint,
                       "best (the default), last, a checkpoint folder or a .safetensors file");
   command->add_option("overrides", arguments->overrides, "key=value, for instance data.val=other/images");
-  command->add_option("--load", arguments->plugins,
-                      "A shared library with models, data sets or operators of yours");
+  command
+      ->add_option("--load", arguments->plugins,
+                   "A shared library with models, data sets or operators of yours")
+      ->allow_extra_args(false);
   command->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:K");
   command->footer("Example:\n  cohort eval --run runs/fashion-vgg-20260101-120000");
   command->callback(

@@ -19,6 +19,7 @@ struct TrainArguments {
   std::vector<std::string> plugins;
   std::string resume;
   std::string device;
+  bool help_config = false;
   bool dump_config = false;
   bool fast_dev_run = false;
 };
@@ -39,6 +40,14 @@ void print_result(const train::RunResult& result) {
 }
 
 int train_command(const TrainArguments& arguments, const std::string& command_line) {
+  if (arguments.help_config) {
+    std::fputs(train::config_help().c_str(), stdout);
+    return 0;
+  }
+  if (arguments.config.empty()) {
+    throw UsageError("cli.train", "no configuration was given",
+                     "cohort train --config configs/fashion-vgg.yaml");
+  }
   std::vector<std::string> overrides = arguments.overrides;
   if (!arguments.resume.empty()) overrides.push_back("run.resume=" + arguments.resume);
   if (!arguments.device.empty()) overrides.push_back("train.device=" + arguments.device);
@@ -68,16 +77,19 @@ int train_command(const TrainArguments& arguments, const std::string& command_li
 void add_train(CLI::App& app, Context& context) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "Train a model as a YAML file says");
-  command->add_option("-c,--config", arguments->config, "The configuration (docs/train.md lists every key)")
-      ->required();
+  command->add_option("-c,--config", arguments->config, "The configuration (docs/train.md lists every key)");
+  command->add_flag("--help-config", arguments->help_config,
+                    "Print every key with its default and meaning, and end");
   command->add_option("overrides", arguments->overrides,
                       "key=value: change one setting, for instance optim.lr=0.05 train.epochs=2");
   command->add_option(
       "--resume", arguments->resume,
       "auto: go on from the last checkpoint, or start afresh when there is none; last, best, or a "
       "checkpoint folder: go on from there");
-  command->add_option("--load", arguments->plugins,
-                      "A shared library with models, data sets or operators of yours");
+  command
+      ->add_option("--load", arguments->plugins,
+                   "A shared library with models, data sets or operators of yours")
+      ->allow_extra_args(false);
   command->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:K");
   command->add_flag("--dump-config", arguments->dump_config, "Print the effective configuration and end");
   command->add_flag("--fast-dev-run", arguments->fast_dev_run,

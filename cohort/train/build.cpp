@@ -199,7 +199,7 @@ std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::
   } else if (schedule.name == "cosine") {
     main = in_units(optim::cosine(rest, schedule.eta_min));
   } else if (schedule.name == "linear") {
-    main = in_units(optim::linear(1.0, 0.0, rest));
+    main = in_units(optim::linear(1.0, config.optim.lr > 0 ? schedule.eta_min / config.optim.lr : 0.0, rest));
   } else if (schedule.name == "one_cycle") {
     return optim::one_cycle({.total_steps = total,
                              .pct_start = schedule.pct_start,

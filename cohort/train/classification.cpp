@@ -24,19 +24,29 @@ ClassificationTask::ClassificationTask(torch::nn::AnyModule model,
                                        std::shared_ptr<optim::Optimizer> optimizer,
                                        std::shared_ptr<const optim::Schedule> schedule,
                                        ClassificationOptions options)
-    : model_(std::move(model)), optimizer_(optimizer), options_(options) {
+    : ClassificationTask(
+          model.ptr(), [model](const at::Tensor& input) mutable { return model.forward<at::Tensor>(input); },
+          std::move(optimizer), std::move(schedule), options) {
+  any_model_ = model;
+}
+
+ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module, Forward forward,
+                                       std::shared_ptr<optim::Optimizer> optimizer,
+                                       std::shared_ptr<const optim::Schedule> schedule,
+                                       ClassificationOptions options)
+    : forward_(std::move(forward)), optimizer_(optimizer), options_(options) {
   if (options_.accumulate() < 1) {
     throw UsageError("train.ClassificationTask",
                      core::concat("accumulate: got ", options_.accumulate(), ", expected at least 1"));
   }
-  add_module("", model_.ptr());
+  add_module("", std::move(module));
   if (optimizer_) add_optimizer("", std::move(optimizer), std::move(schedule));
 }
 
 at::Tensor ClassificationTask::forward(const at::Tensor& input) {
   std::optional<optim::Autocast> autocast;
   if (options_.bf16()) autocast.emplace(input.device().type(), at::kBFloat16);
-  return model_.forward<at::Tensor>(input);
+  return forward_(input);
 }
 
 at::Tensor ClassificationTask::loss(const at::Tensor& logits, const at::Tensor& target) const {
@@ -91,7 +101,8 @@ StepMetrics ClassificationTask::eval_step(data::Batch& batch) {
 std::string ClassificationTask::find_non_finite(data::Batch& batch) {
   if (!at::isfinite(batch.input()).all().item<bool>())
     return "the input itself (a broken image or Normalize)";
-  return models::first_non_finite(model_, batch.input()).value_or("");
+  if (!any_model_) return "";
+  return models::first_non_finite(*any_model_, batch.input()).value_or("");
 }
 
 }  // namespace cohort::train

@@ -5,7 +5,9 @@
 #include <torch/nn/modules/container/any.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 
 #include "cohort/train/task.h"
 
@@ -34,15 +36,31 @@ class ClassificationTask : public Task {
   ClassificationTask(torch::nn::AnyModule model, std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options = {});
 
+  /// The same for a module of any type whose forward maps a tensor to a tensor, such as `sequential.ptr()`,
+  /// which AnyModule cannot hold.
+  template <typename M>
+  ClassificationTask(std::shared_ptr<M> model, std::shared_ptr<optim::Optimizer> optimizer,
+                     std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options = {})
+      : ClassificationTask(
+            model, [model](const at::Tensor& input) { return model->forward(input); }, std::move(optimizer),
+            std::move(schedule), options) {}
+
   StepMetrics train_step(data::Batch& batch) override;
   StepMetrics eval_step(data::Batch& batch) override;
   std::string find_non_finite(data::Batch& batch) override;
 
  private:
+  using Forward = std::function<at::Tensor(const at::Tensor&)>;
+
+  ClassificationTask(std::shared_ptr<torch::nn::Module> module, Forward forward,
+                     std::shared_ptr<optim::Optimizer> optimizer,
+                     std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options);
+
   at::Tensor forward(const at::Tensor& input);
   at::Tensor loss(const at::Tensor& logits, const at::Tensor& target) const;
 
-  torch::nn::AnyModule model_;
+  Forward forward_;
+  std::optional<torch::nn::AnyModule> any_model_;  // where the layers of the model can be watched
   std::shared_ptr<optim::Optimizer> optimizer_;
   ClassificationOptions options_;
 };

@@ -293,8 +293,9 @@ class FitLoop {
       meters_.reset();
       state_.epoch_seconds = state_.wait_seconds = 0;
     }
-    if (report.best || last || is_due(report.epoch, options_.save_every(), options_.epochs()))
-      save(report.best);
+    const bool due = save_at_epoch_end_ || is_due(report.epoch, options_.save_every(), options_.epochs());
+    if (report.best || last || due) save(report.best);
+    save_at_epoch_end_ = false;
   }
 
   bool choose_best(const EpochReport& report) {
@@ -335,7 +336,13 @@ class FitLoop {
     const bool by_step = options_.save_every_steps() > 0 && state_.step % options_.save_every_steps() == 0;
     const bool by_time =
         options_.save_every_minutes() > 0 && seconds_since(last_save_) > 60 * options_.save_every_minutes();
-    if (by_step || by_time) save(false);
+    if (!by_step && !by_time) return;
+    // After the last step of an epoch comes its evaluation: the checkpoint is that of the whole epoch.
+    if (state_.loader.samples_consumed >= train_.samples_per_epoch()) {
+      save_at_epoch_end_ = true;
+    } else {
+      save(false);
+    }
   }
 
   void save(bool best) {
@@ -392,6 +399,7 @@ class FitLoop {
   std::int64_t saved_step_ = -1;
   bool in_epoch_ = false;  // the first epoch goes on from a checkpoint
   bool stopping_ = false;
+  bool save_at_epoch_end_ = false;
   bool seen_first_batch_ = false;
   double lr_ = 0;
   Clock::time_point last_save_;

@@ -22,7 +22,7 @@ class Points : public cohort::data::ExampleDataset {
  public:
   std::int64_t size() const override { return 64; }
   std::vector<at::Tensor> get(std::int64_t index, cohort::core::RandomStream& random) const override {
-    return {at::full({1, 4, 4}, random.uniform(), at::kFloat), at::tensor(index % 4, at::kLong)};
+    return {at::full({1, 4, 4}, random.uniform(), at::kFloat), at::scalar_tensor(index % 4, at::kLong)};
   }
 };
 

@@ -42,7 +42,7 @@ struct Job {
     net = torch::nn::Sequential(torch::nn::Linear(6, 16), torch::nn::BatchNorm1d(16), torch::nn::ReLU(),
                                 torch::nn::Dropout(0.5), torch::nn::Linear(16, 6));
     optimizer = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1).momentum(0.9));
-    task = std::make_unique<ClassificationTask>(torch::nn::AnyModule(net), optimizer, optim::cosine(15),
+    task = std::make_unique<ClassificationTask>(net.ptr(), optimizer, optim::cosine(15),
                                                 options);
   }
 
@@ -156,6 +156,19 @@ TEST(TrainerTest, EvaluatesAndSavesTheFirstTheLastAndEveryNthEpoch) {
   EXPECT_EQ(std::filesystem::read_symlink(folder / "checkpoints" / "last"), "epoch_0007");
 }
 
+TEST(TrainerTest, ACheckpointByStepsAtTheEndOfAnEpochIsThatOfTheWholeEpoch) {
+  TempDir folder;
+  Job job;
+  data::Loader loader = make_loader();
+  Trainer trainer(three_epochs().run_dir(folder.path()).save_every(0).save_every_steps(2).keep(0));
+  auto recorder = std::make_shared<Recorder>();
+  trainer.add_callback(recorder);
+  trainer.fit(*job.task, loader);
+  EXPECT_EQ(recorder->saves, (std::vector<std::int64_t>{2, 4, 6, 8, 10, 12, 14, 15}));
+  EXPECT_TRUE(std::filesystem::exists(folder / "checkpoints" / "epoch_0002"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "checkpoints" / "step_00000010"));
+}
+
 TEST(TrainerTest, BestIsChosenByTheNamedMetricAndMode) {
   TempDir folder;
   Job job;
@@ -190,7 +203,7 @@ TEST(TrainerTest, EpochMeansWeighAnUnevenLastBatchByWhatItHolds) {
 /// Input that turns the loss into NaN at step `bad_step`.
 struct NotANumberAt : ClassificationTask {
   NotANumberAt(Job& job, std::int64_t bad_step)
-      : ClassificationTask(torch::nn::AnyModule(job.net), job.optimizer, nullptr), bad_step(bad_step) {}
+      : ClassificationTask(job.net.ptr(), job.optimizer, nullptr), bad_step(bad_step) {}
   StepMetrics train_step(data::Batch& batch) override {
     if (++step == bad_step) batch.input().fill_(std::nan(""));
     return ClassificationTask::train_step(batch);
@@ -225,7 +238,7 @@ TEST(TrainerTest, AccumulationEqualsTheWholeBatchWithinRounding) {
     at::manual_seed(3);
     torch::nn::Sequential net(torch::nn::Linear(6, 16), torch::nn::Tanh(), torch::nn::Linear(16, 6));
     auto optimizer = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1));
-    ClassificationTask task(torch::nn::AnyModule(net), optimizer, nullptr,
+    ClassificationTask task(net.ptr(), optimizer, nullptr,
                             ClassificationOptions().accumulate(parts));
     data::Loader loader = make_loader();
     Trainer(three_epochs()).fit(task, loader);
