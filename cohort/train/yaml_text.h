@@ -25,7 +25,8 @@ struct YamlSource {
 /// documents.
 YAML::Node parse_yaml(std::string_view text, const YamlSource& source);
 
-/// Returns the text of a scalar (nothing at all is an empty text), or nothing when it is another thing or too long.
+/// Returns the text of a scalar (nothing at all is an empty text), or nothing when it is another thing or too
+/// long.
 std::optional<std::string> as_text(const YAML::Node& node);
 
 /// Return the value of a plain scalar, or nothing when it is not of that type.

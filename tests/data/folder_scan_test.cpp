@@ -14,7 +14,8 @@ namespace {
 namespace fs = std::filesystem;
 
 TEST(FolderScanTest, OrdersAsPythonsImageFolder) {
-  // What torchvision.datasets.ImageFolder lists for these files (tests/golden/data_image_folder.py prints it).
+  // What torchvision.datasets.ImageFolder lists for these files (tests/golden/data_image_folder.py prints
+  // it).
   const test::TempDir dir;
   for (const char* name : {"b/x.png", "b/10.jpg", "b/9.JPG", "a/sub/1.jpeg", "a/sub-2/0.jpg", "a/z.jpg",
                            "a/sub/deep/q.jpg", "B/y.jpg", "b/notes.txt", "loose.jpg", "\xc3\xa4/u.jpg"}) {

@@ -42,8 +42,7 @@ struct Job {
     net = torch::nn::Sequential(torch::nn::Linear(6, 16), torch::nn::BatchNorm1d(16), torch::nn::ReLU(),
                                 torch::nn::Dropout(0.5), torch::nn::Linear(16, 6));
     optimizer = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1).momentum(0.9));
-    task = std::make_unique<ClassificationTask>(net.ptr(), optimizer, optim::cosine(15),
-                                                options);
+    task = std::make_unique<ClassificationTask>(net.ptr(), optimizer, optim::cosine(15), options);
   }
 
   torch::nn::Sequential net{nullptr};
@@ -238,8 +237,7 @@ TEST(TrainerTest, AccumulationEqualsTheWholeBatchWithinRounding) {
     at::manual_seed(3);
     torch::nn::Sequential net(torch::nn::Linear(6, 16), torch::nn::Tanh(), torch::nn::Linear(16, 6));
     auto optimizer = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1));
-    ClassificationTask task(net.ptr(), optimizer, nullptr,
-                            ClassificationOptions().accumulate(parts));
+    ClassificationTask task(net.ptr(), optimizer, nullptr, ClassificationOptions().accumulate(parts));
     data::Loader loader = make_loader();
     Trainer(three_epochs()).fit(task, loader);
     return net->parameters()[0].detach().clone();
