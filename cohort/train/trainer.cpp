@@ -96,6 +96,7 @@ class FitLoop {
     }
     state_.seed = options_.seed();
     state_.threads = at::get_num_threads();
+    state_.global_batch_size = global_batch_size();
     notify([&](Callback& c) {
       c.on_fit_begin({options_.epochs(), steps_per_epoch_, state_.epoch, state_.step, resumed});
     });
@@ -131,6 +132,7 @@ class FitLoop {
     result_.last_checkpoint = *found;
     check_same_run(*found);
     in_epoch_ = true;
+    lr_ = current_lr();  // for the report of an epoch that has no step left
     core::log_info(
         core::concat("resumed from ", found->string(), ": epoch ", state_.epoch, ", step ", state_.step));
     return true;
@@ -143,6 +145,12 @@ class FitLoop {
           core::concat(from.string(), " was made with seed ", state_.seed, ", asked for ", options_.seed()),
           "the same seed, or start a new run from its weights");
     }
+    if (state_.global_batch_size != global_batch_size()) {
+      throw UsageError("train.resume",
+                       core::concat(from.string(), " was made with ", state_.global_batch_size,
+                                    " samples a step, this run has ", global_batch_size()),
+                       "the same batch size, or start a new run from its weights");
+    }
     const int threads = at::get_num_threads();
     if (state_.threads != threads) {
       core::log_warning(core::concat("the checkpoint was made with ", state_.threads,
@@ -150,6 +158,9 @@ class FitLoop {
                                      ": results go on within rounding, not bit for bit"));
     }
   }
+
+  /// Samples of one step over all ranks.
+  std::int64_t global_batch_size() const { return train_.options().batch_size * train_.options().world_size; }
 
   void run_epoch() {
     if (in_epoch_) {
@@ -175,8 +186,10 @@ class FitLoop {
       mark = Clock::now();
       state_.epoch_seconds += seconds;
       report_step(seconds);
+      const Clock::time_point last_save = last_save_;
       poll_signals();
       save_if_due();
+      if (last_save_ != last_save) mark = Clock::now();  // saving is not training time
     }
     // An epoch that a step limit cuts short is evaluated and saved like any other, but does not count as
     // complete.

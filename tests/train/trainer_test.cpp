@@ -133,6 +133,49 @@ TEST(TrainerTest, ResumingWithAnotherSeedIsRefused) {
       UsageError, "was made with seed 11, asked for 12");
 }
 
+TEST(TrainerTest, ResumingWithAnotherBatchSizeIsRefused) {
+  TempDir folder;
+  Job job;
+  data::Loader loader = make_loader();
+  Trainer(three_epochs().run_dir(folder.path()).max_steps(2)).fit(*job.task, loader);
+  data::Loader other(make_data(), {.batch_size = 4, .shuffle = true, .seed = 5});
+  COHORT_EXPECT_THROW_WITH(
+      Trainer(three_epochs().run_dir(folder.path()).resume("last")).fit(*job.task, other), UsageError,
+      "was made with 8 samples a step, this run has 4");
+}
+
+TEST(TrainerTest, AnEpochThatWasStoppedInItsEvaluationIsReportedAsIfItHadNotBeen) {
+  struct StopInEvaluation : ClassificationTask {
+    using ClassificationTask::ClassificationTask;
+    StepMetrics eval_step(data::Batch& batch) override {
+      raise(SIGTERM);
+      return ClassificationTask::eval_step(batch);
+    }
+  };
+  data::Loader loader = make_loader();
+  data::Loader eval = make_loader(0, false);
+  const auto report_of = [&](Job& job, TrainerOptions options) {
+    Trainer trainer(options);
+    auto recorder = std::make_shared<Recorder>();
+    trainer.add_callback(recorder);
+    trainer.fit(*job.task, loader, &eval);
+    return recorder->epochs.front();
+  };
+  TempDir folder;
+  Job straight, first, second;
+  const EpochReport expected = report_of(straight, three_epochs());
+  StopInEvaluation task(first.net.ptr(), first.optimizer, optim::cosine(15));
+  const FitResult stopped =
+      Trainer(three_epochs().run_dir(folder.path()).handle_signals(true)).fit(task, loader, &eval);
+  EXPECT_EQ(stopped.signal, SIGTERM);
+  EXPECT_EQ(stopped.epochs, 0);
+  const EpochReport report = report_of(second, three_epochs().run_dir(folder.path()).resume("auto"));
+  EXPECT_EQ(report.epoch, expected.epoch);
+  EXPECT_EQ(report.lr, expected.lr);
+  EXPECT_EQ(report.metrics, expected.metrics);
+  EXPECT_TRUE(same_parameters(straight.net, second.net));
+}
+
 TEST(TrainerTest, EvaluatesAndSavesTheFirstTheLastAndEveryNthEpoch) {
   TempDir folder;
   Job job;
