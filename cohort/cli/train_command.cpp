@@ -96,7 +96,7 @@ void add_train(CLI::App& app, Context& context) {
                     "Two steps of everything: training, evaluation, checkpoint. Finds mistakes in a minute");
   command->footer(
       "Examples:\n"
-      "  cohort train --config configs/fashion-vgg.yaml data.path=data/fashion\n"
+      "  cohort train --config configs/fashion-vgg.yaml data.path=data/fashion-mnist\n"
       "  cohort train --config configs/vgg.yaml data.path=photos train.epochs=10 --resume auto\n"
       "CTRL-C finishes the step, saves and says how to go on; a second one ends at once.");
   command->callback([arguments, &context] {
