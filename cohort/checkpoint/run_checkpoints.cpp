@@ -173,7 +173,7 @@ std::vector<RunCheckpoints::Known> RunCheckpoints::known() const {
     try {
       one.sequence = read_manifest(item.path()).sequence;
     } catch (const Error&) {
-      // Stays at the end of the list; find_usable() says what is wrong with it.
+      // Stays at the end of the list; load_usable() says what is wrong with it.
     }
     result.push_back(std::move(one));
   }
@@ -199,7 +199,8 @@ std::optional<fs::path> RunCheckpoints::link_target(const std::string& link) con
 
 std::optional<fs::path> RunCheckpoints::find(const std::string& which) const {
   if (which == "auto") {
-    return find_usable();
+    const auto usable = load_usable();
+    return usable ? std::optional(usable->folder) : std::nullopt;
   }
   if (which == "last" || which == "best") {
     const auto target = link_target(which);
@@ -224,7 +225,7 @@ std::optional<fs::path> RunCheckpoints::find(const std::string& which) const {
                   "last, best, auto, or the folder of a checkpoint");
 }
 
-std::optional<fs::path> RunCheckpoints::find_usable() const {
+std::optional<LoadedCheckpoint> RunCheckpoints::load_usable() const {
   std::vector<fs::path> candidates = list();
   const auto last = link_target("last");
   if (last) {
@@ -233,8 +234,9 @@ std::optional<fs::path> RunCheckpoints::find_usable() const {
   }
   std::string first_problem;
   for (const fs::path& candidate : candidates) {
+    LoadedCheckpoint loaded{candidate, {}};
     try {
-      (void)load(candidate);
+      loaded.content = load(candidate);
     } catch (const DataError& error) {
       core::log_warning(concat("skipping a checkpoint that cannot be used: ", error.what()));
       first_problem = first_problem.empty() ? error.what() : first_problem;
@@ -243,7 +245,7 @@ std::optional<fs::path> RunCheckpoints::find_usable() const {
     if (!first_problem.empty()) {
       core::log_warning(concat("falling back to the checkpoint ", candidate.string()));
     }
-    return candidate;
+    return loaded;
   }
   if (!candidates.empty()) {
     throw DataError("checkpoint.find", concat("none of the ", candidates.size(), " checkpoints in ",

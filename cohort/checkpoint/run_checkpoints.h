@@ -25,6 +25,12 @@ struct CheckpointContent {
   nlohmann::json state = nlohmann::json::object();
 };
 
+/// A checkpoint that was read, and where.
+struct LoadedCheckpoint {
+  std::filesystem::path folder;
+  CheckpointContent content;
+};
+
 struct RunCheckpointsOptions {
   int64_t keep =
       3;  ///< Newest checkpoints that stay; 0 keeps all. What `last` and `best` point to always stays.
@@ -54,16 +60,16 @@ class RunCheckpoints {
 
   /// The folder of a checkpoint.
   /// `last`, `best`: what the link points to; empty if there is no such link.
-  /// `auto`: find_usable().
+  /// `auto`: the folder of load_usable(); whoever wants the content too calls that.
   /// Otherwise a path to a checkpoint, to a run folder (its last), or the name of a checkpoint in this
   /// folder.
   /// Throws: DataError if a link's target, or what was named by a path, is not there.
   std::optional<std::filesystem::path> find(const std::string& which) const;
 
-  /// The newest checkpoint that is whole: `last` if it is, else the one saved before it, with a warning
+  /// Reads the newest checkpoint that is whole: `last` if it is, else the one saved before it, with a warning
   /// that names what is damaged; empty if the folder holds none at all.
   /// Throws: DataError if there are checkpoints and none can be used.
-  std::optional<std::filesystem::path> find_usable() const;
+  std::optional<LoadedCheckpoint> load_usable() const;
 
   /// Checkpoints, newest first.
   std::vector<std::filesystem::path> list() const;

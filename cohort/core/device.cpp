@@ -12,6 +12,7 @@
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
 #include "cohort/core/random.h"
+#include "cohort/core/torch_compat.h"  // refuses a LibTorch that is too old
 
 namespace cohort::core {
 namespace {

@@ -15,8 +15,6 @@ namespace cohort::core {
 struct ResolvedDevice {
   c10::Device device{c10::kCPU};
   std::string reason;
-
-  operator c10::Device() const { return device; }  // NOLINT: it stands where a device is asked for
 };
 
 /// Returns the device named "auto", "cpu", "cuda" (the same as cuda:0) or "cuda:K", ready for use.

@@ -27,19 +27,18 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return at(a.size(), b.size());
 }
 
+const std::string& nearest(std::string_view name, std::span<const std::string> names) {
+  return *std::min_element(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
+    return edit_distance(name, a) < edit_distance(name, b);
+  });
+}
+
 std::optional<std::string> closest(std::string_view name, std::span<const std::string> names) {
-  const std::string* best = nullptr;
-  std::size_t best_distance = 0;
-  for (const std::string& candidate : names) {
-    const std::size_t distance = edit_distance(name, candidate);
-    if (best == nullptr || distance < best_distance) {
-      best = &candidate;
-      best_distance = distance;
-    }
-  }
-  if (best == nullptr) return std::nullopt;
-  if (best_distance > std::max<std::size_t>(1, std::max(name.size(), best->size()) / 3)) return std::nullopt;
-  return *best;
+  if (names.empty()) return std::nullopt;
+  const std::string& best = nearest(name, names);
+  const std::size_t allowed = std::max<std::size_t>(1, std::max(name.size(), best.size()) / 3);
+  if (edit_distance(name, best) > allowed) return std::nullopt;
+  return best;
 }
 
 }  // namespace cohort::core

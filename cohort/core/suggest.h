@@ -12,8 +12,11 @@ namespace cohort::core {
 /// upper and lower case being the same.
 std::size_t edit_distance(std::string_view a, std::string_view b);
 
-/// Returns the name nearest to `name`, or nothing when none is near enough to be what was meant (more than a
-/// third of the letters differ).
+/// Returns the name that takes the fewest changes, the first of equals. There must be a name.
+const std::string& nearest(std::string_view name, std::span<const std::string> names);
+
+/// Returns the nearest name, or nothing when there is none or none is near enough to be what was meant (more
+/// than a third of the letters differ).
 std::optional<std::string> closest(std::string_view name, std::span<const std::string> names);
 
 }  // namespace cohort::core

@@ -12,6 +12,7 @@
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
+#include "cohort/core/parallel.h"
 #include "cohort/data/device_copy.h"
 #include "cohort/data/sample_reader.h"
 #include "cohort/data/slab.h"
@@ -108,7 +109,7 @@ struct Loader::Impl {
         pool(std::make_shared<SlabPool>(dataset->fields(), options.batch_size, use_pinned_memory(options))),
         reader(std::make_shared<SampleReader>(
             dataset, SampleReader::Options{options.seed, options.rank, options.world_size},
-            std::max(options.workers, 1), static_cast<std::size_t>(options.prefetch) + 1)) {
+            static_cast<std::size_t>(options.prefetch) + 1)) {
     if (!options.device.is_cpu()) device_copy.emplace(options.device);
   }
 
@@ -118,6 +119,7 @@ struct Loader::Impl {
   void drain();
   bool plan(std::int64_t number);
   void read_ahead();
+  void read_inline(std::int64_t number);
   std::optional<Ready> collect();
   Ready finish(BatchJob& job);
   void note_skips(const BatchJob& job);
@@ -193,9 +195,7 @@ void Loader::Impl::read_ahead() {
     const std::int64_t chunk = std::clamp<std::int64_t>(options.batch_size / (8 * options.workers), 1, 16);
     team = std::make_unique<WorkerTeam>(
         WorkerTeam::Options{options.workers, options.prefetch + 1, options.batch_size, chunk},
-        [shared = reader](int worker, std::int64_t job, std::int64_t item) {
-          shared->read(worker, job, item);
-        },
+        [shared = reader](int, std::int64_t job, std::int64_t item) { shared->read(job, item); },
         enter_worker);
   }
   while (team->published() - next_job <= options.prefetch && plan(team->published())) {
@@ -256,17 +256,19 @@ Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
   return ready;
 }
 
+void Loader::Impl::read_inline(std::int64_t number) {
+  core::parallel_for(reader->job(number).count, 1, [&](std::int64_t begin, std::int64_t end) {
+    const at::NoGradGuard no_grad;
+    for (std::int64_t item = begin; item < end; ++item) reader->read(number, item);
+  });
+}
+
 // The next batch in order, waiting for it; nothing at the end of the epoch.
 std::optional<Loader::Impl::Ready> Loader::Impl::collect() {
   if (options.workers == 0) {
     if (!plan(inline_jobs)) return std::nullopt;
-    BatchJob& job = reader->job(inline_jobs);
-    for (std::int64_t item = 0; item < job.count; ++item) {
-      reader->read(0, inline_jobs, item);
-      if (!job.failures.empty() && options.on_error == OnError::kRefuse) break;
-    }
-    ++inline_jobs;
-    return finish(job);
+    read_inline(inline_jobs);
+    return finish(reader->job(inline_jobs++));
   }
   read_ahead();
   if (next_job == team->published()) return std::nullopt;

@@ -34,7 +34,8 @@ enum class OnError {
 
 struct LoaderOptions {
   std::int64_t batch_size = 1;
-  /// Threads that read samples; 0 means that next() reads them itself.
+  /// Threads that read ahead while the caller computes. 0: next() itself reads each batch, on LibTorch's
+  /// compute threads, which are idle then; at::set_num_threads(1) leaves that to the caller's thread alone.
   int workers = 0;
   /// Batches read ahead of the one that next() returned; at least 1 when there are workers.
   int prefetch = 2;

@@ -7,20 +7,18 @@
 
 namespace cohort::data {
 
-SampleReader::SampleReader(std::shared_ptr<const Dataset> dataset, Options options, int readers,
-                           std::size_t jobs)
+SampleReader::SampleReader(std::shared_ptr<const Dataset> dataset, Options options, std::size_t jobs)
     : dataset_(std::move(dataset)), options_(options), jobs_(jobs) {
   for (const Field& field : dataset_->fields()) bytes_.push_back(static_cast<std::size_t>(field.bytes()));
-  pointers_.assign(static_cast<std::size_t>(readers), std::vector<std::byte*>(bytes_.size()));
 }
 
 std::int64_t SampleReader::index_of(const BatchJob& job, std::int64_t item) const {
   return (*job.order)[static_cast<std::size_t>(job.first + options_.rank + options_.world_size * item)];
 }
 
-void SampleReader::read(int reader, std::int64_t number, std::int64_t item) {
+void SampleReader::read(std::int64_t number, std::int64_t item) {
   BatchJob& current = job(number);
-  std::vector<std::byte*>& out = pointers_[static_cast<std::size_t>(reader)];
+  std::vector<std::byte*> out(bytes_.size());
   const auto row = static_cast<std::size_t>(item);
   for (std::size_t field = 0; field < out.size(); ++field) {
     out[field] = current.slab->base[field] + row * bytes_[field];

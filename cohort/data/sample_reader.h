@@ -41,12 +41,12 @@ class SampleReader {
     std::int64_t rank = 0;
     std::int64_t world_size = 1;
   };
-  /// `readers` threads may call read, each with a number of its own; `jobs` are under way at once.
-  SampleReader(std::shared_ptr<const Dataset> dataset, Options options, int readers, std::size_t jobs);
+  /// `jobs` are under way at once.
+  SampleReader(std::shared_ptr<const Dataset> dataset, Options options, std::size_t jobs);
 
   BatchJob& job(std::int64_t number) { return jobs_[static_cast<std::size_t>(number) % jobs_.size()]; }
   /// Reads sample `item` of a job. A failure is kept in the job.
-  void read(int reader, std::int64_t job, std::int64_t item);
+  void read(std::int64_t job, std::int64_t item);
   /// Dataset index of sample `item`.
   std::int64_t index_of(const BatchJob& job, std::int64_t item) const;
   /// Moves the samples that were read to the front of the slab; returns how many there are.
@@ -60,7 +60,6 @@ class SampleReader {
   const Options options_;
   std::vector<std::size_t> bytes_;
   std::vector<BatchJob> jobs_;
-  std::vector<std::vector<std::byte*>> pointers_;
 };
 
 }  // namespace cohort::data

@@ -126,8 +126,9 @@ std::vector<ConfigKey> data_keys() {
        .help = "Leave out the last training batch of an epoch when it is not full."},
       {.name = "data.workers",
        .target = [](Config& c) -> KeyTarget { return &c.data.workers; },
-       .help = "Threads that read and transform; 0: the training thread does it. The numbers are the same "
-               "for any.",
+       .help =
+           "Threads that read and transform while the step computes; 0: the compute threads do it between "
+           "steps. The numbers are the same for any.",
        .min = 0,
        .max = 1024},
       {.name = "data.prefetch",

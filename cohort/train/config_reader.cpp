@@ -17,20 +17,13 @@ using core::concat;
   throw ConfigError("train.config", concat(where, ": ", what), hint);
 }
 
-/// The known name that takes the fewest changes; there is always one.
-std::string nearest(std::string_view name, const std::vector<std::string>& names) {
-  return *std::min_element(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
-    return core::edit_distance(name, a) < core::edit_distance(name, b);
-  });
-}
-
 std::string nearest_key(std::string_view section, std::string_view name) {
   std::vector<std::string> names;
   for (const ConfigKey& key : config_keys()) {
     if (key.short_name() == name) return key.name;  // right name, wrong section
     if (key.section() == section) names.emplace_back(key.short_name());
   }
-  return concat(section, ".", nearest(name, names));
+  return concat(section, ".", core::nearest(name, names));
 }
 
 bool is_flat_style(std::string_view name) {
@@ -42,7 +35,7 @@ bool is_flat_style(std::string_view name) {
   if (is_flat_style(name)) {
     std::vector<std::string> names;
     for (const LegacyKey& key : legacy_keys()) names.emplace_back(key.name);
-    fail(where, concat("unknown key '", name, "'"), concat("the nearest one, ", nearest(name, names)));
+    fail(where, concat("unknown key '", name, "'"), concat("the nearest one, ", core::nearest(name, names)));
   }
   for (const ConfigKey& key : config_keys()) {
     if (key.short_name() == name) {
@@ -50,10 +43,9 @@ bool is_flat_style(std::string_view name) {
            concat("the nearest one, ", key.name, " (inside '", key.section(), ":')"));
     }
   }
-  const auto sections = config_sections();
   fail(where,
        concat("unknown section '", name, "': expected one of model, data, optim, schedule, train, run"),
-       concat("the nearest one, ", nearest(name, {sections.begin(), sections.end()})));
+       concat("the nearest one, ", core::nearest(name, config_sections())));
 }
 
 std::string key_name(const YAML::Node& node, const YamlSource& source) {

@@ -23,12 +23,8 @@ MetricValues in_order(const std::map<std::string, double>& metrics) {
 }
 
 /// "train_loss" becomes "train/loss": TensorBoard groups by what stands before the slash.
-std::string tag_of(const std::string& metric) {
-  for (const char* prefix : {"train_", "val_"}) {
-    if (metric.starts_with(prefix))
-      return std::string(prefix, std::string(prefix).size() - 1) + "/" +
-             metric.substr(std::string(prefix).size());
-  }
+std::string tag_of(std::string metric) {
+  if (metric.starts_with("train_") || metric.starts_with("val_")) metric[metric.find('_')] = '/';
   return metric;
 }
 

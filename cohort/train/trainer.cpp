@@ -58,8 +58,8 @@ class FiniteCheck {
 
 /// Means of `eval_step`; stops early when `stop` says so.
 template <typename Stop>
-std::map<std::string, double> run_evaluation(Task& task, data::Loader& loader, std::int64_t max_batches,
-                                             const Stop& stop) {
+std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, std::int64_t max_batches,
+                                               const Stop& stop) {
   at::NoGradGuard no_grad;
   task.set_training(false);
   loader.set_epoch(0);
@@ -116,8 +116,7 @@ class FitLoop {
                        core::concat("asked to resume from \"", from, "\" without a run folder"),
                        "TrainerOptions().run_dir(...)");
     }
-    const std::optional<std::filesystem::path> found =
-        from == "auto" ? checkpoints_->find_usable() : checkpoints_->find(from);
+    const std::optional<checkpoint::LoadedCheckpoint> found = load_checkpoint(from);
     if (!found && from == "auto") {
       core::log_info("nothing to resume: starting from the beginning");
       return false;
@@ -127,15 +126,22 @@ class FitLoop {
                       core::concat("no checkpoint \"", from, "\" in ", options_.run_dir().string()),
                       "--resume auto, which starts afresh when there is none");
     }
-    state_ = restore(task_, checkpoints_->load(*found));
+    state_ = restore(task_, found->content);
     meters_.restore(state_.meters);
-    result_.last_checkpoint = *found;
-    check_same_run(*found);
+    result_.last_checkpoint = found->folder;
+    check_same_run(found->folder);
     in_epoch_ = true;
     lr_ = current_lr();  // for the report of an epoch that has no step left
-    core::log_info(
-        core::concat("resumed from ", found->string(), ": epoch ", state_.epoch, ", step ", state_.step));
+    core::log_info(core::concat("resumed from ", found->folder.string(), ": epoch ", state_.epoch, ", step ",
+                                state_.step));
     return true;
+  }
+
+  std::optional<checkpoint::LoadedCheckpoint> load_checkpoint(const std::string& from) const {
+    if (from == "auto") return checkpoints_->load_usable();
+    const std::optional<std::filesystem::path> folder = checkpoints_->find(from);
+    if (!folder) return std::nullopt;
+    return checkpoint::LoadedCheckpoint{*folder, checkpoint::RunCheckpoints::load(*folder)};
   }
 
   void check_same_run(const std::filesystem::path& from) {
@@ -330,7 +336,7 @@ class FitLoop {
 
   std::map<std::string, double> evaluate() {
     core::TimelineScope scope("evaluate");
-    return run_evaluation(task_, *eval_, options_.max_eval_batches(), [&] {
+    return evaluate_batches(task_, *eval_, options_.max_eval_batches(), [&] {
       poll_signals();
       return stopping_;
     });
@@ -438,7 +444,7 @@ FitResult Trainer::fit(Task& task, data::Loader& train, data::Loader* eval) {
 }
 
 std::map<std::string, double> Trainer::evaluate(Task& task, data::Loader& loader) {
-  return run_evaluation(task, loader, options_.max_eval_batches(), [] { return false; });
+  return evaluate_batches(task, loader, options_.max_eval_batches(), [] { return false; });
 }
 
 }  // namespace cohort::train

@@ -59,9 +59,9 @@ train_and_report() {
   local -a train=("$cohort" train --config configs/fashion-vgg.yaml "data.path=data/fashion-mnist" "run.dir=$run")
   if [ -n "$tiny" ]; then train+=(--fast-dev-run); fi
   say "cohort ${train[*]:1} $*"
-  # With a neighbour on one of the cores, OpenMP threads that spin while they wait fall to a tenth of their speed; let them
-  # sleep sooner.
-  export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+  # OpenMP's threads spin while they wait, for milliseconds; with a neighbour on one of the cores that costs three quarters of
+  # the speed. Sleeping after some 40 us costs nothing on a quiet machine and less beside a neighbour (docs/performance.md).
+  if [ -z "${OMP_WAIT_POLICY:-}" ]; then export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-3000}"; fi
   "${train[@]}" "$@" || fail "training stopped (status $?); its messages stand above."
   local trained=$((SECONDS - begun))
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <numeric>
+#include <set>
 #include <thread>
 
 #include "cohort/core/error.h"
@@ -40,9 +41,14 @@ class Moody : public ExampleDataset {
     if (slow_every > 0 && index % slow_every == 0) std::this_thread::sleep_for(milliseconds(2));
     most_threads = std::max(most_threads.load(), at::get_num_threads());
     ++reads;
+    {
+      const std::lock_guard lock(mutex_);
+      readers_.insert(std::this_thread::get_id());
+    }
     return {at::full({2}, random.uniform()), at::scalar_tensor(index, at::kLong)};
   }
   std::string describe(std::int64_t index) const override { return "moody/" + std::to_string(index); }
+  std::size_t readers() const { return readers_.size(); }
   void release() {
     const std::lock_guard lock(mutex_);
     released_ = true;
@@ -56,6 +62,7 @@ class Moody : public ExampleDataset {
   std::int64_t size_;
   mutable std::mutex mutex_;
   mutable std::condition_variable wake_;
+  mutable std::set<std::thread::id> readers_;
   bool released_ = false;
 };
 
@@ -122,6 +129,23 @@ TEST(LoaderTest, SameBatchesForAnyNumberOfWorkers) {
     }
   }
   EXPECT_NE(take_epoch(dataset, options, 4).targets, expected.targets);
+}
+
+TEST(LoaderTest, WithoutWorkersTheComputeThreadsReadTheSameBatches) {
+  auto dataset = std::make_shared<Moody>(50);
+  const LoaderOptions options{.batch_size = 16, .shuffle = true, .seed = 5};
+  at::set_num_threads(1);
+  const Taken expected = take_epoch(dataset, options, 3);
+  EXPECT_EQ(dataset->readers(), 1U);
+  at::set_num_threads(2);
+  EXPECT_EQ(take_epoch(dataset, options, 3), expected);
+  EXPECT_EQ(dataset->readers(), 2U);
+  dataset->fail_every = 5;
+  {
+    Loader loader(dataset, {.batch_size = 50});
+    COHORT_EXPECT_THROW_WITH(loader.next(), DataError, "moody/5: ");
+  }
+  at::set_num_threads(1);
 }
 
 TEST(LoaderTest, RanksTogetherReadTheGlobalBatch) {

@@ -1,13 +1,12 @@
 #include "cohort/data/transforms/transform.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <mutex>
-#include <numeric>
 #include <utility>
 
 #include "cohort/core/error.h"
+#include "cohort/core/suggest.h"
 #include "cohort/data/transforms/builtin.h"
 
 namespace cohort::data {
@@ -34,28 +33,6 @@ struct Registry {
 Registry& registry() {
   static Registry instance;
   return instance;
-}
-
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const bool same = std::tolower(static_cast<unsigned char>(a[i - 1])) ==
-                        std::tolower(static_cast<unsigned char>(b[j - 1]));
-      const size_t best = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (same ? 0 : 1)});
-      diagonal = std::exchange(row[j], best);
-    }
-  }
-  return row.back();
-}
-
-std::string nearest(const std::string& name, const std::vector<std::string>& known) {
-  return *std::min_element(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
-    return edit_distance(name, a) < edit_distance(name, b);
-  });
 }
 
 std::string join(const std::vector<std::string>& names) {
@@ -106,7 +83,7 @@ std::unique_ptr<Transform> make_transform(const TransformSpec& spec) {
   if (!entry.make) {
     const std::vector<std::string> names = transform_names();
     throw ConfigError("data.transforms", core::concat("unknown transform ", spec.name),
-                      core::concat(nearest(spec.name, names), " (known: ", join(names), ")"));
+                      core::concat(core::nearest(spec.name, names), " (known: ", join(names), ")"));
   }
   TransformArgs args(spec, entry.first_argument);
   std::unique_ptr<Transform> transform = entry.make(args);
@@ -197,7 +174,7 @@ void TransformArgs::refuse_the_rest() const {
   for (const auto& [key, values] : args_) {
     if (std::find(asked_.begin(), asked_.end(), key) == asked_.end()) {
       const std::string hint =
-          asked_.empty() ? "" : core::concat(nearest(key, asked_), " (known: ", join(asked_), ")");
+          asked_.empty() ? "" : core::concat(core::nearest(key, asked_), " (known: ", join(asked_), ")");
       throw ConfigError("data.transforms", core::concat(name_, " has no argument ", key), hint);
     }
   }

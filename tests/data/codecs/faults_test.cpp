@@ -11,9 +11,12 @@
 #include "cohort/core/error.h"
 #include "cohort/data/codecs/codec.h"
 #include "golden.h"
+#include "tests/support/messages.h"
 
 namespace cohort::data {
 namespace {
+
+using test::expect_in;
 
 using Bytes = std::vector<std::byte>;
 
@@ -25,12 +28,6 @@ std::string message_of(const Bytes& file, const std::string& name, const DecodeO
     return error.what();
   }
   return "no error";
-}
-
-void expect_in(const std::string& message, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) {
-    EXPECT_NE(message.find(part), std::string::npos) << "expected \"" << part << "\" in: " << message;
-  }
 }
 
 TEST(FaultsTest, AnEmptyFileIsNamed) {

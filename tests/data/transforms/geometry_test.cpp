@@ -7,9 +7,12 @@
 #include "../codecs/golden.h"
 #include "cohort/core/error.h"
 #include "cohort/data/transforms/transform.h"
+#include "tests/support/messages.h"
 
 namespace cohort::data {
 namespace {
+
+using test::expect_in;
 
 core::RandomStream stream(uint64_t position) {
   return {3, 0, position, core::Purpose::kTransform};
@@ -27,12 +30,6 @@ std::string message_of(const TransformSpec& spec) {
     return error.what();
   }
   return "no error";
-}
-
-void expect_in(const std::string& message, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) {
-    EXPECT_NE(message.find(part), std::string::npos) << "expected \"" << part << "\" in: " << message;
-  }
 }
 
 TEST(GeometryTest, ResizeBringsTheShorterSideToSizeAsTorchvisionDoes) {

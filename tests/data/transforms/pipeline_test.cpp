@@ -7,9 +7,12 @@
 #include "../codecs/golden.h"
 #include "cohort/core/error.h"
 #include "cohort/data/transforms/resample.h"
+#include "tests/support/messages.h"
 
 namespace cohort::data {
 namespace {
+
+using test::expect_in;
 
 const std::vector<double> kMean = {0.485, 0.456, 0.406}, kStd = {0.229, 0.224, 0.225};
 
@@ -36,12 +39,6 @@ std::string message_of(const std::vector<TransformSpec>& specs, ColorMode color 
     return error.what();
   }
   return "no error";
-}
-
-void expect_in(const std::string& message, std::initializer_list<const char*> parts) {
-  for (const char* part : parts) {
-    EXPECT_NE(message.find(part), std::string::npos) << "expected \"" << part << "\" in: " << message;
-  }
 }
 
 void expect_torchvisions(const std::string& name, std::vector<TransformSpec> specs) {
