@@ -8,6 +8,7 @@
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
+#include "cohort/core/version.h"
 
 namespace cohort::cli {
 namespace {
@@ -37,7 +38,7 @@ std::string message_of(const std::exception& error) {
 int run(int argc, char** argv) {
   core::tune_allocator();
   CLI::App app{"Cohort: training that scales, in C++ on LibTorch.", "cohort"};
-  app.set_version_flag("--version", std::string("cohort ") + COHORT_VERSION);
+  app.set_version_flag("--version", core::concat("cohort ", core::version()));
   app.require_subcommand(1);
   app.footer(
       "Begin with:  cohort train --config configs/fashion-vgg.yaml --fast-dev-run\n"

@@ -14,6 +14,7 @@
 #include "cohort/core/cpu.h"
 #include "cohort/core/device.h"
 #include "cohort/core/memory.h"
+#include "cohort/core/version.h"
 
 namespace cohort::cli {
 namespace {
@@ -68,7 +69,7 @@ bool writable_here() {
 
 int doctor_command() {
   std::printf("Versions\n");
-  line("cohort", COHORT_VERSION);
+  line("cohort", std::string(core::version()));
   line("LibTorch", TORCH_VERSION);
   line("compiler", __VERSION__);
   std::printf("Machine\n");

@@ -85,8 +85,11 @@ std::span<const EnvVariable> cohort_variables() {
       {"COHORT_KILLS", "how often the kill-and-resume test kills; the slow script asks for twenty"},
       {"COHORT_LOG",
        "lowest level of log lines that are written: debug, info (default), warning, error, off"},
+      {"COHORT_NO_INSTALL", "set by --no-install of ./quickstart and ./test: install nothing"},
+      {"COHORT_PRIVATE", "set by --private of ./quickstart and ./test: install into .cohort/ only"},
       {"COHORT_PYTHON", "Python with torch, for tests that compare with it"},
       {"COHORT_SLOW_REPEAT", "how often the slow tests repeat; set by the slow script"},
+      {"COHORT_VERBOSE", "set by --verbose of ./quickstart and ./test: show what every command prints"},
   };
   return variables;
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cohort/core/error.h"
+#include "cohort/core/suggest.h"
 
 namespace cohort::data {
 namespace {
@@ -15,15 +16,43 @@ std::string to_text(const std::vector<std::int64_t>& shape) {
   return text + "]";
 }
 
+struct Entry {
+  DatasetFactory factory;
+  std::string place;     // where it was registered
+  std::string conflict;  // where it was registered again
+};
+
+// The names that `data.kind` has for Cohort's own are taken: they are made from typed options, not from text.
+std::map<std::string, Entry> built_in() {
+  std::map<std::string, Entry> entries;
+  for (const auto& [name, type] :
+       {std::pair("idx", "IdxDataset"), {"image_folder", "ImageFolder"}, {"synthetic", "SyntheticDataset"}}) {
+    const std::string message = core::concat("dataset '", name, "' is made from options, not from text");
+    const std::string hint = core::concat("data::", type, ", or data.kind: ", name, " in a configuration");
+    entries[name] = {[=](const DatasetArgs&) -> std::shared_ptr<const Dataset> {
+                       throw UsageError("data.registry", message, hint);
+                     },
+                     "Cohort", ""};
+  }
+  return entries;
+}
+
 struct Registry {
   std::mutex mutex;
-  std::map<std::string, DatasetFactory> factories;
+  std::map<std::string, Entry> entries = built_in();
 };
 
 // Never destroyed: plug-ins may be unloaded in any order at exit.
 Registry& registry() {
   static Registry* instance = new Registry;
   return *instance;
+}
+
+[[noreturn]] void throw_conflict(const std::string& name, const Entry& entry) {
+  throw UsageError(
+      "data.registry",
+      core::concat("dataset '", name, "' was registered twice: by ", entry.place, " and by ", entry.conflict),
+      "another name for one of them");
 }
 
 }  // namespace
@@ -77,36 +106,61 @@ void ExampleDataset::read(std::int64_t index, core::RandomStream& random,
   }
 }
 
-bool register_dataset(const std::string& name, DatasetFactory factory) {
+void register_dataset(const std::string& name, DatasetFactory factory) {
+  if (name.empty() || !factory) throw UsageError("data.registry", "a dataset needs a name and a factory");
   const std::lock_guard lock(registry().mutex);
-  if (!registry().factories.emplace(name, std::move(factory)).second) {
-    throw UsageError("data.registry", "dataset '" + name + "' is registered already", "another name");
+  const auto [place, added] = registry().entries.try_emplace(name);
+  if (!added) {
+    throw UsageError("data.registry",
+                     core::concat("dataset '", name, "' is registered already, by ", place->second.place),
+                     "another name");
   }
-  return true;
+  place->second = {std::move(factory), "register_dataset", ""};
+}
+
+bool register_dataset_at_load(const char* name, DatasetFactory factory, const char* file, int line) noexcept {
+  const std::lock_guard lock(registry().mutex);
+  const std::string place = core::concat(file, ":", line);
+  const auto [found, added] = registry().entries.try_emplace(name);
+  if (added) {
+    found->second = {std::move(factory), place, ""};
+  } else {
+    found->second.conflict = place;
+  }
+  return added;
 }
 
 std::shared_ptr<const Dataset> make_dataset(const std::string& name, const DatasetArgs& args) {
-  DatasetFactory factory;
+  Entry entry;
   {
     const std::lock_guard lock(registry().mutex);
-    const auto found = registry().factories.find(name);
-    if (found != registry().factories.end()) factory = found->second;
+    const auto found = registry().entries.find(name);
+    if (found != registry().entries.end()) entry = found->second;
   }
-  if (!factory) {
+  if (!entry.factory) {
+    const std::vector<std::string> names = dataset_names();
+    const auto near = core::closest(name, names);
     std::string known;
-    for (const std::string& other : dataset_names()) known += (known.empty() ? "" : ", ") + other;
+    for (const std::string& other : names) known += (known.empty() ? "" : ", ") + other;
     throw UsageError("data.registry", "no dataset is named '" + name + "'",
-                     known.empty()
-                         ? "load the library that registers it (--load LIB.so)"
-                         : "one of " + known + ", or load the library that registers it (--load LIB.so)");
+                     core::concat(near ? *near + "; " : "", "the datasets are ", known,
+                                  "; one of your own needs --load LIB.so"));
   }
-  return factory(args);
+  if (!entry.conflict.empty()) throw_conflict(name, entry);
+  return entry.factory(args);
+}
+
+void check_dataset_name(const std::string& name) {
+  const std::lock_guard lock(registry().mutex);
+  const auto found = registry().entries.find(name);
+  if (found != registry().entries.end() && !found->second.conflict.empty())
+    throw_conflict(name, found->second);
 }
 
 std::vector<std::string> dataset_names() {
   const std::lock_guard lock(registry().mutex);
   std::vector<std::string> names;
-  for (const auto& [name, factory] : registry().factories) names.push_back(name);
+  for (const auto& [name, entry] : registry().entries) names.push_back(name);
   return names;
 }
 

@@ -80,15 +80,22 @@ class ExampleDataset : public Dataset {
 using DatasetArgs = std::map<std::string, std::string>;
 using DatasetFactory = std::function<std::shared_ptr<const Dataset>(const DatasetArgs&)>;
 
-/// Makes `name` known to make_dataset. Returns true, so that it can initialise a static.
-/// Throws: UsageError if the name is taken.
-bool register_dataset(const std::string& name, DatasetFactory factory);
+/// Makes `name` known to make_dataset. Throws: UsageError if the name is taken; Cohort's own are.
+void register_dataset(const std::string& name, DatasetFactory factory);
 
-/// Throws: UsageError naming the known datasets if `name` is none of them.
+/// Throws: UsageError naming the nearest and all that exist if `name` is none of them, for a name that two
+/// libraries registered, and for Cohort's own (idx, image_folder, synthetic), which are made from options.
 std::shared_ptr<const Dataset> make_dataset(const std::string& name, const DatasetArgs& args);
 
-/// Names of the registered datasets, sorted.
+/// Throws: UsageError if two libraries registered `name`, or one registered a name of Cohort's own.
+void check_dataset_name(const std::string& name);
+
+/// Names of all datasets, sorted.
 std::vector<std::string> dataset_names();
+
+/// What COHORT_REGISTER_DATASET calls while a library loads, when nothing can catch: a name that is taken
+/// stays with the first, and make_dataset(name) throws, naming both places.
+bool register_dataset_at_load(const char* name, DatasetFactory factory, const char* file, int line) noexcept;
 
 }  // namespace cohort::data
 
@@ -99,4 +106,4 @@ std::vector<std::string> dataset_names();
 ///     });
 #define COHORT_REGISTER_DATASET(name, ...)                              \
   [[maybe_unused]] static const bool cohort_registered_dataset_##name = \
-      ::cohort::data::register_dataset(#name, __VA_ARGS__)
+      ::cohort::data::register_dataset_at_load(#name, __VA_ARGS__, __FILE__, __LINE__)

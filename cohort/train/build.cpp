@@ -74,6 +74,7 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
   const DataConfig& data = config.data;
   const std::string path = split == Split::kTrain ? train_path(data) : val_path(data);
   const std::int64_t channels = data.color == "grey" ? 1 : 3;
+  data::check_dataset_name(data.kind);
   if (data.kind == "synthetic") {
     return std::make_shared<data::SyntheticDataset>(data::SyntheticOptions{
         .size = split == Split::kTrain ? data.synthetic_train : data.synthetic_val,

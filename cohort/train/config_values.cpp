@@ -21,8 +21,8 @@ Overloaded(F...) -> Overloaded<F...>;
 constexpr double kLargest = 1e12;  // a bound above this is only there against overflow: not worth words
 
 std::string range_text(const ConfigKey& key) {
-  const bool lower = std::isfinite(key.min) && key.min > -kLargest / 1e6;
-  const bool upper = std::isfinite(key.max) && key.max < 1e6;
+  const bool lower = std::isfinite(key.min) && key.min > -kLargest;
+  const bool upper = std::isfinite(key.max) && key.max < kLargest;
   const std::string low = (key.min_is_open ? "> " : ">= ") + number_text(key.min);
   if (lower && upper) return concat(low, " and <= ", number_text(key.max));
   if (lower) return low;

@@ -3,6 +3,9 @@
 #include <ATen/Parallel.h>
 #include <dlfcn.h>
 
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <optional>
 
 #include "cohort/checkpoint/run_checkpoints.h"
@@ -50,6 +53,17 @@ struct Parts {
                      .accumulate(config.train.accumulate)
                      .clip_norm(config.optim.clip_norm)
                      .bf16(config.train.precision == "bf16"));
+  }
+
+  void warn_of_skipped() const {
+    const auto warn = [](const char* kind, const std::unique_ptr<data::Loader>& loader) {
+      const std::int64_t skipped = loader ? loader->counters().samples_skipped : 0;
+      if (skipped == 0) return;
+      core::log_warning(
+          core::concat(skipped, " times a ", kind, " sample could not be read and was left out"));
+    };
+    warn("training", train_loader);
+    warn("validation", eval_loader);
   }
 
   /// A class that only one of the folders has would shift every label after it.
@@ -113,8 +127,8 @@ void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
 
 RunResult run_training(Config config, const std::string& command) {
   for (const std::string& warning : config.warnings) core::log_warning(warning);
+  Parts parts(config, true);  // first: a mistake in data or model leaves no folder behind
   RunFolder folder = RunFolder::open(config);
-  Parts parts(config, true);
   folder.describe(config, command);
   core::log_info(core::concat("run folder ", folder.path().string(), ", ", parts.train_data->size(),
                               " training and ", parts.eval_data ? parts.eval_data->size() : 0,
@@ -123,9 +137,7 @@ RunResult run_training(Config config, const std::string& command) {
   Trainer trainer(trainer_options(config, folder.path()));
   add_sinks(trainer, config, folder.path());
   RunResult result{trainer.fit(*parts.task, *parts.train_loader, parts.eval_loader.get()), folder.path()};
-  if (const auto skipped = parts.train_loader->counters().samples_skipped; skipped > 0) {
-    core::log_warning(core::concat(skipped, " training samples could not be read and were left out"));
-  }
+  parts.warn_of_skipped();
   return result;
 }
 
@@ -142,8 +154,10 @@ std::map<std::string, double> run_evaluation(const Config& config, const fs::pat
   for (const std::string& warning : config.warnings) core::log_warning(warning);
   Parts parts(config, false);
   load_model(*parts.task, checkpoint);
-  return Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps))
-      .evaluate(*parts.task, *parts.eval_loader);
+  auto metrics = Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps))
+                     .evaluate(*parts.task, *parts.eval_loader);
+  parts.warn_of_skipped();
+  return metrics;
 }
 
 void load_model(Task& task, const fs::path& checkpoint) {
@@ -154,8 +168,34 @@ void load_model(Task& task, const fs::path& checkpoint) {
   }
 }
 
+namespace {
+
+std::string library_being_loaded;  // read by end_while_loading
+
+// dlopen does not let exceptions through: one thrown while the library's globals are made ends the process.
+// What can be done is to say what it was, and of which library.
+[[noreturn]] void end_while_loading() {
+  std::string what = "an exception that is no std::exception";
+  try {
+    if (const auto error = std::current_exception()) std::rethrow_exception(error);
+  } catch (const std::exception& error) {
+    what = error.what();
+    what = what.substr(0, what.find("\nException raised from"));
+  } catch (...) {
+  }
+  std::fprintf(stderr, "cohort: [train.load_plugin] %s threw while it was loaded: %s\n",
+               library_being_loaded.c_str(), what.c_str());
+  std::_Exit(2);
+}
+
+}  // namespace
+
 void load_plugin(const fs::path& library) {
-  if (dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+  library_being_loaded = library.string();
+  const std::terminate_handler before = std::set_terminate(end_while_loading);
+  void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  std::set_terminate(before);
+  if (handle == nullptr) {
     const char* reason = dlerror();
     throw UsageError(
         "train.load_plugin", core::concat("cannot load ", library.string(), ": ", reason),

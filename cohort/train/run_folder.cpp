@@ -14,6 +14,7 @@
 #include "cohort/core/cpu.h"
 #include "cohort/core/error.h"
 #include "cohort/core/file_lock.h"
+#include "cohort/core/version.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -114,7 +115,7 @@ void RunFolder::describe(const Config& config, const std::string& command) const
   const nlohmann::json run = {
       {"command", command},
       {"started", timestamp("%Y-%m-%dT%H:%M:%S%z")},
-      {"cohort", COHORT_VERSION},
+      {"cohort", core::version()},
       {"libtorch", TORCH_VERSION},
       {"compiler", __VERSION__},
       {"machine",

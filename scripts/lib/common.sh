@@ -5,7 +5,6 @@
 : "${COHORT_COMMAND:?}" "${COHORT_ROOT:?}"
 COHORT_STATE="$COHORT_ROOT/.cohort"
 COHORT_LOGS="$COHORT_STATE/logs"
-export COHORT_STATE
 
 # say LINE...: one line for the person who waits.
 say() { printf '%s\n' "$*"; }

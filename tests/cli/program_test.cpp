@@ -6,6 +6,9 @@
 #include <random>
 #include <sstream>
 
+#include "cohort/data/codecs/codec.h"
+#include "tests/support/messages.h"
+
 namespace cohort::test {
 namespace {
 
@@ -96,7 +99,7 @@ TEST_F(ProgramTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
   const unsigned seed = std::random_device{}();
   std::mt19937 random(seed);
   SCOPED_TRACE("seed " + std::to_string(seed));
-  // How long a run takes here tells from when to when a kill makes sense.
+  // How long a run takes here tells until when a kill makes sense.
   const auto begin = std::chrono::steady_clock::now();
   ASSERT_EQ(run(train("timed")).status, 0);
   const auto whole =
@@ -108,7 +111,7 @@ TEST_F(ProgramTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
     for (int round = 0; round < 2; ++round) {  // killed twice, then left to end
       Program program(dir.path(),
                       train(folder, {"--resume", "auto", "data.workers=" + std::to_string(random() % 4)}));
-      const auto delay = std::chrono::milliseconds(whole.count() / 4 + random() % (whole.count() * 3 / 4));
+      const auto delay = std::chrono::milliseconds(random() % whole.count());
       if (!program.wait_for(delay)) ++killed;
       program.signal(SIGKILL);
       program.wait_for(10s);
@@ -178,11 +181,90 @@ TEST_F(ProgramTest, ABrokenPluginIsRefusedSayingWhy) {
   EXPECT_NE(outcome.err.find("cannot load ./broken.so"), std::string::npos) << outcome.err;
 }
 
-TEST_F(ProgramTest, ModelsAndDataOfAPluginAreUsedByName) {
+TEST_F(ProgramTest, ANameThatTwoPluginsTakeIsAnErrorThatNamesBoth) {
+  const std::vector<std::string> both{"--load", COHORT_TEST_PLUGIN, "--load", COHORT_TEST_PLUGIN_TWIN};
+  for (const char* use : {"data.kind=plugin_data", "model.name=plugin_net"}) {
+    std::vector<std::string> more = both;
+    more.push_back(use);
+    const Outcome outcome = run(train("x", more));
+    EXPECT_EQ(outcome.status, 2);
+    expect_in(outcome.err, {"was registered twice: by ", " and by ", "plugin.cpp:", "plugin_twin.cpp:"});
+  }
+  EXPECT_FALSE(fs::exists(dir / "x")) << "a run that never began left its folder";
+}
+
+TEST_F(ProgramTest, APluginThatThrowsWhileItIsLoadedIsNamed) {
+  // LibTorch lets a namespace of operators be defined once, so a second copy cannot be loaded.
+  for (const char* name : {"one.so", "two.so"}) fs::copy_file(COHORT_TEST_PLUGIN, dir / name);
+  const Outcome outcome = run(train("x", {"--load", "./one.so", "--load", "./two.so"}));
+  EXPECT_EQ(outcome.status, 2);
+  expect_in(outcome.err, {"./two.so threw while it was loaded: ", "TORCH_LIBRARY"});
+}
+
+// Folders a and b of four pictures each, for training and validation.
+void write_pictures(const fs::path& root) {
+  data::Image image;
+  image.reshape(16, 16, 1);
+  for (std::size_t i = 0; i < image.pixels.size(); ++i) image.pixels[i] = static_cast<std::uint8_t>(i);
+  const std::vector<std::byte> bytes = data::encode_jpeg(image, 95);
+  const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  for (const char* split : {"train", "val"}) {
+    for (const char* name : {"a", "b"}) {
+      for (int i = 0; i < 4; ++i) write_file(root / split / name / (std::to_string(i) + ".jpg"), text);
+    }
+  }
+}
+
+std::vector<std::string> pictures(const std::string& folder, std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {"data.kind=image_folder", "data.path=" + folder, "train.epochs=1"});
+  return more;
+}
+
+TEST_F(ProgramTest, PicturesThatAreLeftOutAreNamedAndCountedForTrainingAndValidation) {
+  write_pictures(dir / "data");
+  for (const char* broken : {"train/a/0.jpg", "val/a/1.jpg", "val/b/2.jpg"}) {
+    write_file(dir / "data" / broken, "not a picture");
+  }
+  const Outcome refused = run(train("refused", pictures("data")));
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_NE(refused.err.find("train/a/0.jpg"), std::string::npos) << refused.err;
+  const Outcome skipped = run(train("skipped", pictures("data", {"data.on_error=skip"})));
+  EXPECT_EQ(skipped.status, 0) << skipped.err;
+  expect_in(skipped.err,
+            {"data/train/a/0.jpg", "data/val/a/1.jpg", "data/val/b/2.jpg",
+             "1 times a training sample could not be read", "2 times a validation sample could not"});
+  const Outcome evaluated = run({"eval", "--run", "skipped"});
+  EXPECT_EQ(evaluated.status, 0) << evaluated.err;
+  expect_in(evaluated.err, {"2 times a validation sample could not be read"});
+}
+
+TEST_F(ProgramTest, DataThatDoesNotFitTheModelOrItselfIsRefused) {
+  write_pictures(dir / "data");
+  const Outcome fewer = run(train("x", pictures("data", {"model.num_classes=1"})));
+  EXPECT_EQ(fewer.status, 2);
+  expect_in(fewer.err, {"model.num_classes is 1", "but the data has 2"});
+  fs::rename(dir / "data" / "val" / "b", dir / "data" / "val" / "c");
+  const Outcome other = run(train("x", pictures("data")));
+  EXPECT_EQ(other.status, 2);
+  expect_in(other.err, {"have different classes; in one only: b c"});
+  EXPECT_FALSE(fs::exists(dir / "x"));
+}
+
+TEST_F(ProgramTest, EvalSaysWhatItNeeds) {
+  const Outcome nothing = run({"eval"});
+  EXPECT_EQ(nothing.status, 2);
+  expect_in(nothing.err, {"neither --run nor --config"});
+  const Outcome nowhere = run({"eval", "--run", "nowhere"});
+  EXPECT_EQ(nowhere.status, 2);
+  expect_in(nowhere.err, {"nowhere"});
+}
+
+TEST_F(ProgramTest, ModelsDataAndOperatorsOfAPluginAreUsedByName) {
   const Outcome outcome = run(train(
       "plugged", {"--load", COHORT_TEST_PLUGIN, "model.name=plugin_net", "model.width=1", "model.pools=5",
                   "model.head=default", "data.kind=plugin_data", "model.num_classes=4", "train.epochs=1"}));
   EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("cohort_test::scale_shift was called"), std::string::npos) << outcome.err;
 }
 
 TEST_F(ProgramTest, ALossThatIsNotFiniteStopsWithStepAndModule) {

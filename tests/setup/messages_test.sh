@@ -10,21 +10,25 @@ clone="$SCRATCH/clone"
 mkdir -p "$clone"
 cp -r "$source_root/scripts" "$source_root/quickstart" "$source_root/test" "$source_root/CMakePresets.json" "$clone"
 
-# without NAME... : a PATH on which these programs are not to be found.
-without() {
-  local folder name
-  folder=$(mktemp -d "$SCRATCH/path XXXX")
-  for name in bash sh env cat cut df awk grep sed tail head mkdir rm dirname basename sha256sum id nproc sort find ls date \
-    readlink ln mv tr wc uname apt-get dpkg-query dpkg-deb g++ c++ cc gcc as ld python3 cmake ninja ldd sudo; do
-    if [[ " $* " != *" $name "* ]] && command -v "$name" >/dev/null; then ln -s "$(command -v "$name")" "$folder/$name"; fi
-  done
-  printf '%s\n' "$folder"
-}
-# fake_program FOLDER NAME TEXT: a program that only prints TEXT.
+# fake_program FOLDER NAME TEXT: a program that is the shell script TEXT.
 fake_program() {
   rm -f "$1/$2"
   printf '#!/bin/sh\n%s\n' "$3" >"$1/$2"
   chmod +x "$1/$2"
+}
+# without NAME... : a PATH on which these programs are not to be found, and on which every package seems installed and
+# the build tools are there, so that nothing is fetched whatever this machine has.
+without() {
+  local folder name
+  folder=$(mktemp -d "$SCRATCH/path XXXX")
+  for name in bash sh env cat cut df awk grep sed tail head mkdir rm dirname basename sha256sum id nproc sort find ls date \
+    readlink ln mv tr wc uname apt-get dpkg-deb g++ c++ cc gcc as ld python3 ldd sudo; do
+    if [[ " $* " != *" $name "* ]] && command -v "$name" >/dev/null; then ln -s "$(command -v "$name")" "$folder/$name"; fi
+  done
+  fake_program "$folder" dpkg-query 'printf installed'
+  fake_program "$folder" cmake 'echo cmake version 3.25.1'
+  fake_program "$folder" ninja 'echo 1.11.1'
+  printf '%s\n' "$folder"
 }
 
 for command in quickstart test; do
@@ -35,13 +39,14 @@ for command in quickstart test; do
 done
 
 expect "LibTorch that is not there" 1 "--libtorch /nowhere: there is no lib/libtorch_cpu.so in it" \
-  env COHORT_NO_INSTALL=1 "$clone/quickstart" --libtorch /nowhere
+  env "PATH=$(without)" COHORT_NO_INSTALL=1 "$clone/quickstart" --libtorch /nowhere
 old="$SCRATCH/old"
 mkdir -p "$old/lib" "$old/include/torch/csrc/api/include/torch"
 touch "$old/lib/libtorch_cpu.so"
 printf '#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 4\n#define TORCH_VERSION_PATCH 1\n' \
   >"$old/include/torch/csrc/api/include/torch/version.h"
-expect "LibTorch that is too old" 1 "is LibTorch 2.4.1, but Cohort builds with 2.11 to 2.13." "$clone/quickstart" --libtorch "$old"
+expect "LibTorch that is too old" 1 "is LibTorch 2.4.1, but Cohort builds with 2.11 to 2.13." \
+  env "PATH=$(without)" "$clone/quickstart" --libtorch "$old"
 bare=$(without)
 fake_program "$bare" python3 'exit 1'
 expect "no LibTorch and nothing may be installed" 1 "no LibTorch 2.11 to 2.13 was found and --no-install was given" \
@@ -55,7 +60,8 @@ ancient=$(without g++ c++)
 fake_program "$ancient" c++ 'case "$*" in *dumpversion*) echo 9.4.0 ;; *) exit 1 ;; esac'
 expect "a compiler that is too old" 1 "(version 9.4.0) cannot build C++20" \
   env -u CXX "PATH=$ancient" "$clone/quickstart" --libtorch "$libtorch"
-unpackaged=$(without dpkg-query)
+unpackaged=$(without)
+rm -rf "$clone/.cohort"
 fake_program "$unpackaged" dpkg-query 'exit 1'
 expect "a package is missing and nothing may be installed" 1 "apt-get install libspdlog-dev" \
   env "PATH=$unpackaged" "$clone/quickstart" --no-install --libtorch "$libtorch"

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "cohort/core/error.h"
+#include "cohort/core/log.h"
 #include "cohort/data/tensor_dataset.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/sgd.h"
@@ -263,11 +264,29 @@ TEST(TrainerTest, StopsAtALossThatIsNotFiniteNamingTheStep) {
     EXPECT_TRUE(at::isfinite(parameter).all().item<bool>());
 }
 
+/// What the library says while `work` runs.
+template <typename Work>
+std::string logged(const Work& work) {
+  struct Sink {
+    Sink() {
+      core::set_log_sink([this](core::LogLevel, std::string_view line) { text += std::string(line) + "\n"; });
+    }
+    ~Sink() { core::set_log_sink({}); }
+    std::string text;
+  } sink;
+  work();
+  return sink.text;
+}
+
 TEST(TrainerTest, CanGoOnWithoutStepsWhoseLossIsNotFinite) {
   Job job;
   NotANumberAt task(job, 3);
   data::Loader loader = make_loader();
-  const FitResult result = Trainer(three_epochs().stop_on_non_finite(false)).fit(task, loader);
+  FitResult result;
+  const std::string log =
+      logged([&] { result = Trainer(three_epochs().stop_on_non_finite(false)).fit(task, loader); });
+  EXPECT_NE(log.find("the loss of step 3 is not finite; going on (1 so far)"), std::string::npos) << log;
+  EXPECT_EQ(log.find("is not finite"), log.rfind("is not finite")) << log;  // of one step only
   EXPECT_EQ(result.steps, 15);
   EXPECT_TRUE(std::isfinite(result.metrics.at("train_loss")));
   for (const at::Tensor& parameter : job.net->parameters())
@@ -333,11 +352,20 @@ TEST(TrainerTest, TheTimelineHoldsTheStagesOfTheFirstSteps) {
   TempDir folder;
   Job job;
   data::Loader loader = make_loader();
-  Trainer(three_epochs().run_dir(folder.path()).trace_steps(2)).fit(*job.task, loader);
+  constexpr std::int64_t kSteps = 3;
+  Trainer(three_epochs().run_dir(folder.path()).save_every_steps(1).trace_steps(kSteps))
+      .fit(*job.task, loader);
   const std::string trace = test::read_file(folder / "trace.json");
-  for (const char* name : {"data wait", "forward", "backward", "optimizer"}) {
-    EXPECT_NE(trace.find(std::string("\"") + name + "\""), std::string::npos) << name;
-  }
+  const auto events = [&](const std::string& name) {
+    std::int64_t count = 0;
+    const std::string quoted = "\"" + name + "\"";
+    for (std::size_t at = trace.find(quoted); at != std::string::npos; at = trace.find(quoted, at + 1))
+      ++count;
+    return count;
+  };
+  for (const char* name : {"data wait", "forward", "backward", "optimizer"})
+    EXPECT_EQ(events(name), kSteps) << name;
+  EXPECT_EQ(events("checkpoint"), kSteps - 1);  // recording ends with the last step, before it is saved
 }
 
 /// Two networks with an optimizer each.

@@ -3,7 +3,7 @@
 Run by hand with Pillow 13, torchvision 0.28 and numpy (`python tests/data/golden/make_images.py`); the output is committed.
 Format: records of `name length` lines followed by that many bytes; see tests/data/codecs/golden.h.
 A case NAME has NAME.file and, as raw [height, width, channels] bytes, NAME.rgb and NAME.grey; a resize case has
-NAME.HxW.rgb. Where Pillow refuses a file there is only NAME.file.
+NAME.HxW.rgb, a random transform's its parameters. Where Pillow refuses a file there is only NAME.file.
 """
 import io
 import os
@@ -13,6 +13,7 @@ import zlib
 
 import numpy as np
 import torchvision.transforms as T
+import torchvision.transforms.functional as F
 from PIL import Image, ImageFile
 
 ImageFile.MAXBLOCK = 1 << 22
@@ -158,10 +159,29 @@ def pipeline_cases():
     add("resize_sizes.text", "\n".join(lines).encode())
 
 
+def random_cases():
+    """What the functions behind torchvision's random transforms make of jpeg_420, which is 19x27, at given parameters."""
+    image = Image.open(io.BytesIO(dict(RECORDS)["jpeg_420.file"])).convert("RGB")
+    for top, left, height, width, size in (
+        (3, 5, 12, 14, (24, 24)),
+        (6, 11, 13, 10, (5, 8)),
+        (0, 2, 19, 25, (10, 31)),
+        (7, 0, 12, 16, (12, 16)),
+    ):
+        pixels = F.resized_crop(image, top, left, height, width, list(size), T.InterpolationMode.BILINEAR)
+        add(f"resized_crop_{top}_{left}_{height}x{width}.to_{size[0]}x{size[1]}", pixels.tobytes())
+    add("hflip", F.hflip(image).tobytes())
+    # The place is that in the padded picture.
+    for padding, top, left, size in ((4, 0, 0, 20), (4, 8, 15, 19), (7, 3, 11, 30), (2, 5, 4, 12)):
+        pixels = F.crop(F.pad(image, padding), top, left, size, size)
+        add(f"pad_crop_{padding}_{top}_{left}.to_{size}", pixels.tobytes())
+
+
 jpeg_cases()
 png_cases()
 resize_cases()
 pipeline_cases()
+random_cases()
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "images.bin"), "wb") as stream:
     for record_name, content in RECORDS:
         stream.write(f"{record_name} {len(content)}\n".encode() + content)

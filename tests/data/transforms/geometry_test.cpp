@@ -105,6 +105,27 @@ TEST(GeometryTest, RandomResizedCropKeepsScaleAndRatio) {
   EXPECT_NEAR(area / 4000, 0.35, 0.01);  // the middle of a uniform range
 }
 
+TEST(GeometryTest, RandomResizedCropDrawsTheLogarithmOfTheRatioAndTheAreaEvenly) {
+  constexpr int kDraws = 20000;
+  const auto transform = make_transform(random_resized_crop(64));
+  double log_ratio = 0, area = 0;
+  for (uint64_t i = 0; i < kDraws; ++i) {
+    core::RandomStream random = stream(i);
+    const Region region = transform->plan({1000, 1000}, random).region;
+    log_ratio += std::log(static_cast<double>(region.width) / static_cast<double>(region.height));
+    area += static_cast<double>(region.height * region.width) / 1e6;
+  }
+  // In a square neither direction is preferred. A ratio drawn evenly from 3/4 to 4/3 would give 0.026
+  // instead; the deviation of this mean is 0.001.
+  EXPECT_NEAR(log_ratio / kDraws, 0, 0.007);
+  // An area s of log ratio u fits where s <= exp(-|u|), else it is drawn again: the mean of s over where it
+  // fits, with s from `least` and |u| to `most`. Its deviation is 0.002.
+  const double least = 0.08, most = std::log(4.0 / 3.0);
+  const double fits = (1 - std::exp(-most)) - least * most;
+  const double sum = ((1 - std::exp(-2 * most)) / 2 - least * least * most) / 2;
+  EXPECT_NEAR(area / kDraws, sum / fits, 0.01);  // 0.478
+}
+
 TEST(GeometryTest, RandomResizedCropFallsBackToTheMiddle) {
   // No crop of the whole area has an allowed ratio, so all ten tries fail.
   EXPECT_EQ(plan(random_resized_crop(8, {1, 1}), {10, 100}).region, (Region{0, 43, 10, 13}));

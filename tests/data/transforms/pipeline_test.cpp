@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstring>
 
 #include "../codecs/golden.h"
@@ -54,6 +55,51 @@ TEST(PipelineTest, EvaluationGivesTorchvisionsFloatsBitForBit) {
   expect_torchvisions("resize_crop", {resize(15), center_crop(14)});
   expect_torchvisions("crop_pads", {center_crop(24)});
   expect_torchvisions("grey_of_three", {resize(ImageSize{12, 30}), grayscale(3)});
+}
+
+/// Expects the bytes of golden `name` from jpeg_420 by `spec`, when chance gives `wanted`.
+void expect_bytes_of_torchvision(const std::string& name, const TransformSpec& spec, const Action& wanted) {
+  const auto transform = make_transform(spec);
+  uint64_t position = 0;
+  for (;; ++position) {
+    ASSERT_LT(position, 100000U) << name << ": no stream gives these parameters";
+    core::RandomStream random = stream(position);
+    const Action action = transform->plan({19, 27}, random);
+    if (action.region == wanted.region && action.size == wanted.size && action.mirror == wanted.mirror) break;
+  }
+  Pipeline pipeline({spec, to_tensor()});
+  pipeline.set_input_size({19, 27});
+  const std::vector<float> got = run_file(pipeline, "jpeg_420.file", position, Layout::kChannelsLast);
+  const std::vector<uint8_t> want = golden_pixels(name);
+  ASSERT_EQ(got.size(), want.size()) << name;
+  for (size_t i = 0; i < got.size(); ++i) {  // a difference of 1/255 would do, but there is none
+    ASSERT_EQ(got[i], static_cast<float>(want[i]) / 255.0f) << name << ": value " << i;
+  }
+}
+
+TEST(PipelineTest, RandomTransformsGiveTorchvisionsPixelsAtTheSameParameters) {
+  int crops = 0, pads = 0;
+  for (const auto& [name, bytes] : golden()) {
+    int top = 0, left = 0, height = 0, width = 0, new_height = 0, new_width = 0, padding = 0, size = 0;
+    if (std::sscanf(name.c_str(), "resized_crop_%d_%d_%dx%d.to_%dx%d", &top, &left, &height, &width,
+                    &new_height, &new_width) == 6) {
+      // A range of one value leaves the place alone to chance.
+      const double scale = height * width / (19.0 * 27.0), ratio = static_cast<double>(width) / height;
+      const TransformSpec spec{"RandomResizedCrop",
+                               {{"size", {static_cast<double>(new_height), static_cast<double>(new_width)}},
+                                {"scale", {scale, scale}},
+                                {"ratio", {ratio, ratio}}}};
+      expect_bytes_of_torchvision(name, spec, {{top, left, height, width}, {new_height, new_width}, false});
+      ++crops;
+    } else if (std::sscanf(name.c_str(), "pad_crop_%d_%d_%d.to_%d", &padding, &top, &left, &size) == 4) {
+      expect_bytes_of_torchvision(name, random_crop(size, padding),
+                                  {{top - padding, left - padding, size, size}, {size, size}, false});
+      ++pads;
+    }
+  }
+  EXPECT_EQ(crops, 4);
+  EXPECT_EQ(pads, 4);
+  expect_bytes_of_torchvision("hflip", random_horizontal_flip(), {{0, 0, 19, 27}, {19, 27}, true});
 }
 
 TEST(PipelineTest, TrainingIsDecodeCropResizeFlipNormaliseByHand) {

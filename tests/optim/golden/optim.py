@@ -1,11 +1,12 @@
 """Writes schedules.txt and steps.txt beside itself, with PyTorch: PYTHON tests/optim/golden/optim.py
 
-schedules.txt: `name step lr momentum` (momentum nan where it is not cycled), a sample of 1,000 steps of each chain in
-torch.optim.lr_scheduler: the first and last, around each boundary, and every 13th. The names are those of
+schedules.txt: `name lr values...` and, where it is cycled, `name momentum values...`: all 1,000 steps of each chain in
+torch.optim.lr_scheduler, where VALUE*COUNT is one value COUNT times. The names are those of
 tests/optim/schedule_test.cpp.
 steps.txt: `case index values...`: parameters after five steps of fused=True optimizers, and clipped gradients.
 Inputs are small fractions made by the same formula in optimizer_test.cpp.
 """
+import itertools
 import math
 import pathlib
 import warnings
@@ -19,47 +20,52 @@ warnings.simplefilter("ignore")
 
 one = dict(total_steps=1000, max_lr=0.5)
 SCHEDULES = {
-    "constant": (lambda o: s.ConstantLR(o, 1.0, 0), []),
-    "constant_factor": (lambda o: s.ConstantLR(o, 0.25, 40), [40]),
-    "step": (lambda o: s.StepLR(o, 30, 0.7), [30, 60, 990]),
-    "multistep": (lambda o: s.MultiStepLR(o, [100, 300, 300, 800], 0.3), [100, 300, 800]),
-    "cosine": (lambda o: s.CosineAnnealingLR(o, 1000, 0.001), []),
-    "cosine_periodic": (lambda o: s.CosineAnnealingLR(o, 150, 0.0), [150, 300, 450, 600, 750, 900]),
-    "linear": (lambda o: s.LinearLR(o, 0.01, 1.0, 500), [500]),
-    "linear_down": (lambda o: s.LinearLR(o, 1.0, 0.0, 700), [700]),
-    "exponential": (lambda o: s.ExponentialLR(o, 0.995), []),
-    "polynomial": (lambda o: s.PolynomialLR(o, 900, 2.0), [900]),
-    "polynomial_half": (lambda o: s.PolynomialLR(o, 1000, 0.5), []),
-    "warmup_cosine": (
-        lambda o: s.SequentialLR(o, [s.LinearLR(o, 0.01, 1.0, 50), s.CosineAnnealingLR(o, 950, 1e-5)], [50]), [50]),
-    "three_parts": (
-        lambda o: s.SequentialLR(
-            o, [s.LinearLR(o, 0.1, 1.0, 20), s.StepLR(o, 100, 0.5), s.ExponentialLR(o, 0.99)], [20, 400]),
-        [20, 120, 400]),
-    "one_cycle": (lambda o: s.OneCycleLR(o, **one), [300]),
-    "one_cycle_linear": (lambda o: s.OneCycleLR(
+    "constant": lambda o: s.ConstantLR(o, 1.0, 0),
+    "constant_factor": lambda o: s.ConstantLR(o, 0.25, 40),
+    "step": lambda o: s.StepLR(o, 30, 0.7),
+    "multistep": lambda o: s.MultiStepLR(o, [100, 300, 300, 800], 0.3),
+    "cosine": lambda o: s.CosineAnnealingLR(o, 1000, 0.001),
+    "cosine_periodic": lambda o: s.CosineAnnealingLR(o, 150, 0.0),
+    "linear": lambda o: s.LinearLR(o, 0.01, 1.0, 500),
+    "linear_down": lambda o: s.LinearLR(o, 1.0, 0.0, 700),
+    "exponential": lambda o: s.ExponentialLR(o, 0.995),
+    "polynomial": lambda o: s.PolynomialLR(o, 900, 2.0),
+    "polynomial_half": lambda o: s.PolynomialLR(o, 1000, 0.5),
+    "warmup_cosine": lambda o: s.SequentialLR(
+        o, [s.LinearLR(o, 0.01, 1.0, 50), s.CosineAnnealingLR(o, 950, 1e-5)], [50]),
+    "three_parts": lambda o: s.SequentialLR(
+        o, [s.LinearLR(o, 0.1, 1.0, 20), s.StepLR(o, 100, 0.5), s.ExponentialLR(o, 0.99)], [20, 400]),
+    "one_cycle": lambda o: s.OneCycleLR(o, **one),
+    "one_cycle_linear": lambda o: s.OneCycleLR(
         o, anneal_strategy="linear", pct_start=0.137, div_factor=10.0, final_div_factor=100.0, base_momentum=0.8,
-        max_momentum=0.9, **one), [137]),
-    "one_cycle_three": (lambda o: s.OneCycleLR(o, three_phase=True, pct_start=0.4, **one), [400, 800]),
-    "one_cycle_three_linear": (lambda o: s.OneCycleLR(
-        o, three_phase=True, anneal_strategy="linear", pct_start=0.25, cycle_momentum=False, **one), [250, 500]),
-    "one_cycle_falling": (lambda o: s.OneCycleLR(o, pct_start=0.0, **one), []),
+        max_momentum=0.9, **one),
+    "one_cycle_three": lambda o: s.OneCycleLR(o, three_phase=True, pct_start=0.4, **one),
+    "one_cycle_three_linear": lambda o: s.OneCycleLR(
+        o, three_phase=True, anneal_strategy="linear", pct_start=0.25, cycle_momentum=False, **one),
+    "one_cycle_falling": lambda o: s.OneCycleLR(o, pct_start=0.0, **one),
 }
+
+
+def line(name, key, values):
+    counted = ((repr(value), len(list(same))) for value, same in itertools.groupby(values))
+    return " ".join([name, key] + [value if count == 1 else f"{value}*{count}" for value, count in counted])
 
 
 def schedules():
     lines = []
-    for name, (make, boundaries) in SCHEDULES.items():
+    for name, make in SCHEDULES.items():
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
         schedule = make(optimizer)
-        wanted = {k + d for k in boundaries + [1000, 0] for d in (-2, -1, 0, 1, 2)} | set(range(0, STEPS, 13))
-        for step in range(STEPS):
+        rates, momenta = [], []
+        for _ in range(STEPS):
             group = optimizer.param_groups[0]
-            if step in wanted:
-                momentum = group["momentum"] if "one_cycle" in name and name != "one_cycle_three_linear" else math.nan
-                lines.append(f"{name} {step} {group['lr']!r} {momentum!r}")
+            rates.append(group["lr"])
+            momenta.append(group["momentum"])
             optimizer.step()
             schedule.step()
+        lines.append(line(name, "lr", rates))
+        if "one_cycle" in name and name != "one_cycle_three_linear":
+            lines.append(line(name, "momentum", momenta))
     (HERE / "schedules.txt").write_text("\n".join(lines) + "\n")
 
 
