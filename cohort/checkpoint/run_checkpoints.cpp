@@ -225,9 +225,26 @@ std::optional<fs::path> RunCheckpoints::find(const std::string& which) const {
                   "last, best, auto, or the folder of a checkpoint");
 }
 
+void RunCheckpoints::go_back_to(const fs::path& checkpoint) const {
+  std::error_code error;
+  if (!fs::equivalent(checkpoint.parent_path(), folder_, error) ||
+      link_target("last") == folder_ / checkpoint.filename()) {
+    return;
+  }
+  replace_symlink(checkpoint.filename().string(), folder_ / "last", folder_ / temporary_name("last"));
+}
+
 std::optional<LoadedCheckpoint> RunCheckpoints::load_usable() const {
-  std::vector<fs::path> candidates = list();
+  std::vector<Known> all = known();
   const auto last = link_target("last");
+  const auto newest =
+      std::find_if(all.begin(), all.end(), [&](const Known& one) { return one.folder == last; });
+  if (newest != all.end() && newest->sequence >= 0) {
+    const int64_t sequence = newest->sequence;
+    std::erase_if(all, [&](const Known& one) { return one.sequence > sequence; });
+  }
+  std::vector<fs::path> candidates;
+  for (const Known& one : all) candidates.push_back(one.folder);
   if (last) {
     std::erase(candidates, *last);
     candidates.insert(candidates.begin(), *last);

@@ -66,10 +66,14 @@ class RunCheckpoints {
   /// Throws: DataError if a link's target, or what was named by a path, is not there.
   std::optional<std::filesystem::path> find(const std::string& which) const;
 
-  /// Reads the newest checkpoint that is whole: `last` if it is, else the one saved before it, with a warning
+  /// Reads the newest checkpoint that is whole: `last` if it is, else one saved before it, with a warning
   /// that names what is damaged; empty if the folder holds none at all.
   /// Throws: DataError if there are checkpoints and none can be used.
   std::optional<LoadedCheckpoint> load_usable() const;
+
+  /// Points `last` at a checkpoint of this folder: training goes on from there, and those saved after it are
+  /// another history, which load_usable() no longer takes. A checkpoint elsewhere changes nothing.
+  void go_back_to(const std::filesystem::path& checkpoint) const;
 
   /// Checkpoints, newest first.
   std::vector<std::filesystem::path> list() const;

@@ -44,6 +44,7 @@ int run(int argc, char** argv) {
       "Begin with:  cohort train --config configs/fashion-vgg.yaml --fast-dev-run\n"
       "What this machine can do:  cohort doctor");
   Context context;
+  context.program = argc > 0 ? argv[0] : "cohort";
   context.command_line = join(argc, argv);
   add_train(app, context);
   add_eval(app, context);

@@ -9,6 +9,7 @@
 namespace cohort::cli {
 
 struct Context {
+  std::string program;  ///< as it was called
   std::string command_line;
   std::function<int()> action;
 };

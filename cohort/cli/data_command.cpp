@@ -161,6 +161,18 @@ void add_data(CLI::App& app, Context& context) {
       ->capture_default_str();
   add_threads(*stats, arguments);
 
+  tar->footer(
+      "Example:  cohort data tar photos.tar.gz photos --strip 1\n"
+      "Then:     cohort data verify photos/train");
+  list->footer(
+      "Example:  cohort data list images labels.csv photos/train\n"
+      "A line of the list is `file,label`, a heading is left out. Then:  cohort data verify photos/train");
+  verify->footer(
+      "Example:  cohort data verify photos/train\n"
+      "Ends with status 2 when an image is broken; data.on_error: skip trains without them.");
+  stats->footer(
+      "Example:  cohort data stats photos/train\n"
+      "Write what it prints into the configuration as data.mean and data.std.");
   data->footer(
       "Examples:\n"
       "  cohort data tar photos.tar.gz photos\n"

@@ -1,7 +1,9 @@
 #include <ATen/Context.h>
+#include <ATen/Version.h>
 #include <dlfcn.h>
 #include <sys/statvfs.h>
 #include <torch/version.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -64,7 +66,7 @@ std::string openmp_text() {
 }
 
 bool writable_here() {
-  return fs::exists("runs") || (fs::status(".").permissions() & fs::perms::owner_write) != fs::perms::none;
+  return ::access(fs::exists("runs") ? "runs" : ".", W_OK | X_OK) == 0;
 }
 
 int doctor_command() {
@@ -82,7 +84,8 @@ int doctor_command() {
   std::printf("Devices and kernels\n");
   line("cpu", at::globalContext().hasMKLDNN() ? "yes, with oneDNN"
                                               : "yes, without oneDNN (convolutions will be slow)");
-  line("capability", at::globalContext().hasMKL() ? "MKL" : "no MKL");
+  line("instructions", at::get_cpu_capability());
+  line("linear algebra", at::globalContext().hasMKL() ? "MKL" : "no MKL");
   line("cuda", cuda_text());
   std::printf("Files\n");
   line("JPEG, PNG", "built in");

@@ -1,4 +1,8 @@
+#include <algorithm>
+#include <cctype>
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <vector>
@@ -39,7 +43,30 @@ void print_result(const train::RunResult& result) {
   print_if_there("tensorboard", result.folder / "tensorboard");
 }
 
-int train_command(const TrainArguments& arguments, const std::string& command_line) {
+/// As a shell reads it back.
+std::string quoted(const std::string& text) {
+  const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || std::strchr("%+,-./:=@_", c) != nullptr;
+  });
+  if (plain) return text;
+  std::string result = "'";
+  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return result + "'";
+}
+
+/// A command that goes on with the run in `folder`.
+std::string command_to_go_on(const TrainArguments& arguments, const Context& context,
+                             const fs::path& folder) {
+  std::string command = quoted(context.program) + " train --config " + quoted(folder / "config.yaml") +
+                        " --resume auto " + quoted("run.dir=" + folder.string());
+  for (const std::string& plugin : arguments.plugins) command += " --load " + quoted(plugin);
+  return command;
+}
+
+int train_command(const TrainArguments& arguments, const Context& context) {
+  // There is nothing to save until training begins, which then handles it; by default it would end the
+  // process.
+  std::signal(SIGUSR1, SIG_IGN);
   if (arguments.help_config) {
     std::fputs(train::config_help().c_str(), stdout);
     return 0;
@@ -49,10 +76,10 @@ int train_command(const TrainArguments& arguments, const std::string& command_li
                      "cohort train --config configs/fashion-vgg.yaml");
   }
   std::vector<std::string> overrides = arguments.overrides;
-  if (!arguments.resume.empty()) overrides.push_back("run.resume=" + arguments.resume);
   if (!arguments.device.empty()) overrides.push_back("train.device=" + arguments.device);
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
   train::Config config = train::load_config(arguments.config, overrides);
+  if (!arguments.resume.empty()) config.run.resume = arguments.resume;
   if (arguments.fast_dev_run) train::limit_to_fast_dev_run(config);
   if (arguments.dump_config) {
     for (const std::string& warning : config.warnings)
@@ -60,15 +87,12 @@ int train_command(const TrainArguments& arguments, const std::string& command_li
     std::fputs(train::dump_config(config).c_str(), stdout);
     return 0;
   }
-  const train::RunResult result = train::run_training(std::move(config), command_line);
+  const train::RunResult result = train::run_training(std::move(config), context.command_line);
   print_result(result);
   if (result.fit.signal == 0) return 0;
-  std::fprintf(
-      stderr,
-      "cohort: stopped by signal %d after step %lld; to go on:\n  cohort train --config %s/config.yaml "
-      "--resume auto run.dir=%s\n",
-      result.fit.signal, static_cast<long long>(result.fit.steps), result.folder.c_str(),
-      result.folder.c_str());
+  std::fprintf(stderr, "cohort: stopped by signal %d after step %lld; to go on:\n  %s\n", result.fit.signal,
+               static_cast<long long>(result.fit.steps),
+               command_to_go_on(arguments, context, result.folder).c_str());
   return 128 + result.fit.signal;
 }
 
@@ -100,7 +124,7 @@ void add_train(CLI::App& app, Context& context) {
       "  cohort train --config configs/vgg.yaml data.path=photos train.epochs=10 --resume auto\n"
       "CTRL-C finishes the step, saves and says how to go on; a second one ends at once.");
   command->callback([arguments, &context] {
-    context.action = [arguments, &context] { return train_command(*arguments, context.command_line); };
+    context.action = [arguments, &context] { return train_command(*arguments, context); };
   });
 }
 

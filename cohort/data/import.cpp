@@ -117,7 +117,11 @@ std::optional<std::pair<fs::path, std::string>> parse_line(std::string line, boo
                                                            const std::string& at) {
   if (!line.empty() && line.back() == '\r') line.pop_back();
   if (line.empty()) return std::nullopt;
-  const std::vector<std::string> fields = split_csv(line);
+  std::vector<std::string> fields = split_csv(line);
+  for (std::string& field : fields) {  // "file, label": a folder's name must not begin with a space
+    field.erase(0, std::min(field.find_first_not_of(" \t"), field.size()));
+    field.erase(field.find_last_not_of(" \t") + 1);
+  }
   if (fields.size() != 2 || fields[0].empty() || fields[1].empty()) {
     throw DataError(kWhere, core::concat(at, ": got '", line, "', expected file,label"));
   }

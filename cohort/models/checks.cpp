@@ -80,7 +80,8 @@ void check_images(const ModelOptions& options, const at::Tensor& input, std::int
                    core::concat(options.name, " cannot take an input of shape ", shape_text(input),
                                 ", expected [batch, ", options.in_channels,
                                 ", height, width], the smallest is ", smallest, " x ", smallest, " pixels"),
-                   "in_channels 1 for grey images, 3 for colour; larger images");
+                   "in_channels 1 for grey images, 3 for colour (data.color: grey or rgb in a "
+                   "configuration); larger images");
 }
 
 std::int64_t scaled(const ModelOptions& options, std::int64_t channels) {

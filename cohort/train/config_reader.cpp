@@ -17,13 +17,17 @@ using core::concat;
   throw ConfigError("train.config", concat(where, ": ", what), hint);
 }
 
-std::string nearest_key(std::string_view section, std::string_view name) {
+// What to try in place of an unknown key of a section.
+std::string suggestion(std::string_view section, std::string_view name) {
   std::vector<std::string> names;
   for (const ConfigKey& key : config_keys()) {
-    if (key.short_name() == name) return key.name;  // right name, wrong section
+    if (key.short_name() == name) return concat("the nearest one, ", key.name);  // right name, wrong section
     if (key.section() == section) names.emplace_back(key.short_name());
   }
-  return concat(section, ".", core::nearest(name, names));
+  if (const auto near = core::closest(name, names)) return concat("the nearest one, ", section, ".", *near);
+  std::string all;
+  for (const std::string& one : names) all += (all.empty() ? "" : ", ") + one;
+  return concat("one of the keys of ", section, ": ", all);
 }
 
 bool is_flat_style(std::string_view name) {
@@ -32,16 +36,20 @@ bool is_flat_style(std::string_view name) {
 }
 
 [[noreturn]] void fail_unknown_top(const std::string& name, const std::string& where) {
-  if (is_flat_style(name)) {
-    std::vector<std::string> names;
-    for (const LegacyKey& key : legacy_keys()) names.emplace_back(key.name);
-    fail(where, concat("unknown key '", name, "'"), concat("the nearest one, ", core::nearest(name, names)));
-  }
   for (const ConfigKey& key : config_keys()) {
     if (key.short_name() == name) {
       fail(where, concat("unknown key '", name, "'"),
            concat("the nearest one, ", key.name, " (inside '", key.section(), ":')"));
     }
+  }
+  std::vector<std::string> flat;
+  for (const LegacyKey& key : legacy_keys()) flat.emplace_back(key.name);
+  const auto near = core::closest(name, flat);  // in any case
+  if (is_flat_style(name) || (near && core::edit_distance(name, *near) == 0)) {
+    std::string all;
+    for (const std::string& key : flat) all += (all.empty() ? "" : ", ") + key;
+    fail(where, concat("unknown key '", name, "'"),
+         near ? concat("the nearest one, ", *near) : concat("one of the flat keys ", all));
   }
   fail(where,
        concat("unknown section '", name, "': expected one of model, data, optim, schedule, train, run"),
@@ -209,8 +217,7 @@ void ConfigReader::read_section(const std::string& section, const YAML::Node& no
     const std::string whole = concat(section, ".", name);
     const ConfigKey* key = find_key(whole);
     if (key == nullptr) {
-      fail(source.at(item.first.Mark()), concat("unknown key '", whole, "'"),
-           concat("the nearest one, ", nearest_key(section, name)));
+      fail(source.at(item.first.Mark()), concat("unknown key '", whole, "'"), suggestion(section, name));
     }
     read_key(*key, whole, item.second, source, item.first.Mark());
   }
@@ -236,6 +243,7 @@ void ConfigReader::read_num_gpus(const YAML::Node& node, const YamlSource& sourc
     fail(source.at(node.Mark()), concat("NUM_GPUS: got ", describe(node), ", expected a whole number >= 0"));
   }
   config_.train.device = *count == 0 ? "cpu" : "auto";
+  if (!source.is_override) note_set(*find_key("train.device"), "NUM_GPUS", source, node.Mark());
   if (*count > 1) {
     config_.warnings.push_back(concat(source.at(node.Mark()), ": NUM_GPUS is ", *count,
                                       ": training on one device; several are not supported yet"));
@@ -255,7 +263,22 @@ void ConfigReader::read_key(const ConfigKey& key, const std::string& shown, cons
     if (close) hint = concat(shown, ": ", *close);
     fail(source.at(node.Mark()), concat(shown, ": got ", rejected, ", expected ", expectation(key)), hint);
   }
-  if (!source.is_override) note_set(key, shown, source, mark);
+  // Of overrides a later one wins, but two names of one thing must agree there too.
+  if (!source.is_override) {
+    note_set(key, shown, source, mark);
+  } else if (find_legacy_key(shown) != nullptr) {
+    const SetBy now{shown, source.at(mark), value_text(key, config_)};
+    const auto [before, is_new] = overridden_by_.emplace(key.name, now);
+    if (!is_new && before->second.shown != shown && before->second.value != now.value)
+      fail_two_names(key, before->second, now);
+  }
+}
+
+void ConfigReader::fail_two_names(const ConfigKey& key, const SetBy& first, const SetBy& now) {
+  fail(now.where,
+       concat(now.shown, " is ", now.value, " but ", first.shown, " is ", first.value, " (", first.where,
+              "): both mean ", key.name),
+       "one of them only");
 }
 
 void ConfigReader::note_set(const ConfigKey& key, const std::string& shown, const YamlSource& source,
@@ -267,12 +290,7 @@ void ConfigReader::note_set(const ConfigKey& key, const std::string& shown, cons
   const bool both_names_of_decay =
       first.shown != shown && find_legacy_key(first.shown) != nullptr && find_legacy_key(shown) != nullptr;
   if (both_names_of_decay && first.value == now.value) return;
-  if (both_names_of_decay) {
-    fail(now.where,
-         concat(shown, " is ", now.value, " but ", first.shown, " is ", first.value, " (", first.where,
-                "): both mean ", key.name),
-         "one of them only");
-  }
+  if (both_names_of_decay) fail_two_names(key, first, now);
   fail(now.where, concat("'", shown, "' is set twice: first as ", first.shown, " (", first.where, ")"),
        "one of them only");
 }
@@ -285,9 +303,14 @@ void ConfigReader::read_override(const std::string& text) {
     fail(where, "expected key=value", "optim.lr=0.1");
   }
   const std::string name = text.substr(0, equals);
-  const YAML::Node value = parse_yaml(text.substr(equals + 1), source);
-
-  if (const ConfigKey* key = find_key(name)) return read_key(*key, name, value, source, {});
+  const std::string written = text.substr(equals + 1);
+  const ConfigKey* const key = find_key(name);
+  // A text is taken as it is: to YAML a path with " #" or ": " in it would be another thing. Quoted it is
+  // YAML.
+  const bool is_text = key != nullptr && std::holds_alternative<std::string*>(key->target(config_)) &&
+                       !written.starts_with('"') && !written.starts_with('\'');
+  const YAML::Node value = is_text && !written.empty() ? YAML::Node(written) : parse_yaml(written, source);
+  if (key != nullptr) return read_key(*key, name, value, source, {});
   if (find_legacy_key(name) != nullptr) return read_flat(name, value, source, {});
   for (const char* map : {"model.options", "data.options"}) {
     const std::string prefix = concat(map, ".");
@@ -305,8 +328,7 @@ void ConfigReader::read_override(const std::string& text) {
     fail_unknown_top(dot == std::string::npos ? name : section, where);
   }
   if (dot == std::string::npos) fail(where, concat("'", name, "' is a section"), concat(name, ".KEY=value"));
-  fail(where, concat("unknown key '", name, "'"),
-       concat("the nearest one, ", nearest_key(section, name.substr(dot + 1))));
+  fail(where, concat("unknown key '", name, "'"), suggestion(section, name.substr(dot + 1)));
 }
 
 }  // namespace cohort::train

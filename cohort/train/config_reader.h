@@ -28,16 +28,18 @@ class ConfigReader {
   void read_key(const ConfigKey& key, const std::string& shown, const YAML::Node& node,
                 const YamlSource& source, const YAML::Mark& mark);
   void read_num_gpus(const YAML::Node& node, const YamlSource& source);
-  void note_set(const ConfigKey& key, const std::string& shown, const YamlSource& source,
-                const YAML::Mark& mark);
-
-  Config& config_;
   struct SetBy {
     std::string shown;
     std::string where;
     std::string value;
   };
-  std::map<std::string, SetBy> set_by_;  ///< in the file: key to what set it
+  void note_set(const ConfigKey& key, const std::string& shown, const YamlSource& source,
+                const YAML::Mark& mark);
+  [[noreturn]] static void fail_two_names(const ConfigKey& key, const SetBy& first, const SetBy& now);
+
+  Config& config_;
+  std::map<std::string, SetBy> set_by_;         ///< in the file: key to what set it
+  std::map<std::string, SetBy> overridden_by_;  ///< by flat names among the overrides: the first
 };
 
 }  // namespace cohort::train

@@ -127,8 +127,8 @@ void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
 
 RunResult run_training(Config config, const std::string& command) {
   for (const std::string& warning : config.warnings) core::log_warning(warning);
-  Parts parts(config, true);  // first: a mistake in data or model leaves no folder behind
   RunFolder folder = RunFolder::open(config);
+  Parts parts(config, true);
   folder.describe(config, command);
   core::log_info(core::concat("run folder ", folder.path().string(), ", ", parts.train_data->size(),
                               " training and ", parts.eval_data ? parts.eval_data->size() : 0,
@@ -147,7 +147,13 @@ void limit_to_fast_dev_run(Config& config) {
   config.train.epochs = 1;
   config.train.eval_every = std::min<std::int64_t>(config.train.eval_every, 1);
   config.run.log_every = 1;
-  config.run.resume.clear();
+  // A folder that --resume never takes for a run.
+  config.run.name = (config.run.name.empty() ? config.model.name : config.run.name) + "-dev";
+  if (!config.run.resume.empty()) {
+    config.warnings.push_back("run.resume is left out: --fast-dev-run starts afresh, in a folder of its own");
+    config.run.resume.clear();
+    config.run.dir.clear();
+  }
 }
 
 std::map<std::string, double> run_evaluation(const Config& config, const fs::path& checkpoint) {

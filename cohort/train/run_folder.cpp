@@ -36,7 +36,8 @@ std::string timestamp(const char* format) {
 bool holds_run(const fs::path& folder) {
   const fs::path checkpoints = folder / "checkpoints";
   std::error_code ignored;
-  return fs::exists(folder / "metrics.jsonl", ignored) ||
+  const auto rows = fs::file_size(folder / "metrics.jsonl", ignored);  // empty after a start that failed
+  return (!ignored && rows > 0) ||
          (fs::is_directory(checkpoints, ignored) && !fs::is_empty(checkpoints, ignored));
 }
 
@@ -89,13 +90,22 @@ fs::path choose(const Config& config) {
 }  // namespace
 
 RunFolder::RunFolder(fs::path path) : path_(std::move(path)) {}
-RunFolder::~RunFolder() = default;
+RunFolder::~RunFolder() {
+  if (lock_ == nullptr || !is_new_) return;
+  // What was made for a run that never began: data or model were not to be had.
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(path_, ignored)) {
+    if (entry.path().filename() != ".lock") return;
+  }
+  fs::remove(path_ / ".lock", ignored);
+  fs::remove(path_, ignored);
+}
 RunFolder::RunFolder(RunFolder&&) noexcept = default;
 
 RunFolder RunFolder::open(const Config& config) {
   try {
     RunFolder folder(choose(config));
-    fs::create_directories(folder.path_);
+    folder.is_new_ = fs::create_directories(folder.path_) || fs::is_empty(folder.path_);
     folder.lock_ = std::make_unique<core::FileLock>(folder.path_ / ".lock");
     // Another process may have finished a run here between the look and the lock.
     if (config.run.resume.empty() && holds_run(folder.path_)) {
@@ -108,7 +118,9 @@ RunFolder RunFolder::open(const Config& config) {
   }
 }
 
-void RunFolder::describe(const Config& config, const std::string& command) const {
+void RunFolder::describe(Config config, const std::string& command) const {
+  config.run.resume
+      .clear();  // how this process began, not what the run is: the file must not resume by itself
   core::write_file_atomically(path_ / "config.yaml", dump_config(config));
   utsname machine{};
   uname(&machine);

@@ -21,19 +21,21 @@ class RunFolder {
   /// holds a run and `run.resume` is empty; SystemError naming the process that uses it.
   static RunFolder open(const Config& config);
 
+  /// Removes the folder if it was made by open() and nothing was written to it.
   ~RunFolder();
   RunFolder(RunFolder&&) noexcept;
 
   const std::filesystem::path& path() const { return path_; }
 
   /// Writes config.yaml (the effective configuration) and run.json (versions, machine, command).
-  void describe(const Config& config, const std::string& command) const;
+  void describe(Config config, const std::string& command) const;
 
  private:
   explicit RunFolder(std::filesystem::path path);
 
   std::filesystem::path path_;
   std::unique_ptr<core::FileLock> lock_;
+  bool is_new_ = false;
 };
 
 }  // namespace cohort::train

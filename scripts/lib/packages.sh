@@ -101,12 +101,21 @@ fix_links() {
   done
 }
 
+# Why packages are unpacked into .cohort/ and not installed.
+why_private() {
+  if [ -n "${COHORT_PRIVATE:-}" ]; then
+    say "Nothing needs to be installed into the system for this"
+  else
+    say "Not root and no sudo"
+  fi
+}
+
 install_privately() {
   local debs="$COHORT_STATE/apt/debs" plan size name deb
   command -v dpkg-deb >/dev/null || fail "dpkg-deb is missing, so packages cannot be unpacked privately: $*"
   mkdir -p "$COHORT_STATE/apt/lists/partial" "$COHORT_STATE/apt/cache/archives/partial" "$debs" "$COHORT_SYSROOT"
   if ! try_logged apt-plan apt_private -s install --no-install-recommends "$@"; then
-    say "Not root and no sudo: fetching the package lists into .cohort/ (about 10 MB)"
+    say "$(why_private): fetching the package lists into .cohort/ (about 10 MB)"
     try_logged apt-update apt_private update || true
     try_logged apt-plan apt_private -s install --no-install-recommends "$@" || fail_packages apt-plan "$@"
   fi
@@ -114,7 +123,7 @@ install_privately() {
   plan=$(awk '$1 == "Inst" {match($0, /\([^ ]+/); print $2 "=" substr($0, RSTART + 1, RLENGTH - 1)}' \
     "$COHORT_LOGS/apt-plan.log")
   size=$(download_size apt_private "$@")
-  say "Not root and no sudo: unpacking into .cohort/sysroot, nothing outside this folder changes" \
+  say "$(why_private): unpacking into .cohort/sysroot, nothing outside this folder changes" \
     "(${size:-size unknown}): $*"
   need_space 400 "unpacking these packages"
   if [ -n "$plan" ]; then
@@ -207,6 +216,7 @@ ensure_build_tools() {
   if ! cmake_fits cmake; then wanted+=("cmake>=$CMAKE_AT_LEAST,<5"); fi
   if ! command -v ninja >/dev/null; then wanted+=(ninja); fi
   if [ "${#wanted[@]}" -gt 0 ]; then
+    refuse_to_install "${wanted[*]%%[<>=]*} (CMake $CMAKE_AT_LEAST or newer, Ninja)"
     say "Installing into .cohort/venv with pip (about 30 MB): ${wanted[*]%%[<>=]*}" \
       "(the system's is missing or older than CMake $CMAKE_AT_LEAST, and only root may install packages)"
     ensure_venv "$COHORT_STATE/venv"

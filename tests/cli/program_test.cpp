@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-// A job of 5 epochs x 8 steps on made-up images: dropout, momentum, batch norm, a schedule by step, two
+// A job of 5 epochs x 8 steps on made-up images: momentum, batch norm, a schedule by step, two
 // workers.
 constexpr const char* kJob = R"(
 model: {name: vgg11_bn, width: 0.05, pools: 4, head: linear}
@@ -179,6 +179,91 @@ TEST_F(ProgramTest, ABrokenPluginIsRefusedSayingWhy) {
   const Outcome outcome = run(train("x", {"--load", "./broken.so"}));
   EXPECT_EQ(outcome.status, 2);
   EXPECT_NE(outcome.err.find("cannot load ./broken.so"), std::string::npos) << outcome.err;
+}
+
+// Steps of the rows that are written per step.
+std::vector<int> logged_steps(const fs::path& jsonl) {
+  std::vector<int> steps;
+  for (const std::string& line : lines_of(read_file(jsonl))) {
+    const std::size_t at = line.find("\"step\":");
+    if (line.find("\"type\":\"step\"") == std::string::npos || at == std::string::npos) continue;
+    steps.push_back(std::atoi(line.c_str() + at + 7));
+  }
+  return steps;
+}
+
+TEST_F(ProgramTest, KilledAfterGoingBackItGoesOnFromThere) {
+  ASSERT_EQ(run(train("straight", {"run.log_every=1"})).status, 0);
+  ASSERT_EQ(run(train("back", {"run.log_every=1", "run.keep=0"})).status, 0);
+  const fs::path checkpoints = dir / "back" / "checkpoints";
+  ASSERT_TRUE(fs::exists(checkpoints / "step_00000003"));
+  {
+    // It goes back, and is killed before it has saved anything of the new history.
+    Program program(dir.path(),
+                    train("back", {"run.log_every=1", "--resume", "back/checkpoints/step_00000003",
+                                   "run.save_every_steps=0", "run.save_every=0"}));
+    while (fs::read_symlink(checkpoints / "last") != "step_00000003" && !program.wait_for(5ms)) {
+    }
+    program.signal(SIGKILL);
+    program.wait_for(10s);
+  }
+  EXPECT_EQ(fs::read_symlink(checkpoints / "last"), "step_00000003");
+  const Outcome outcome = run(train("back", {"run.log_every=1", "--resume", "auto"}));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  expect_in(outcome.err, {"resumed from back/checkpoints/step_00000003"});
+  EXPECT_EQ(logged_steps(dir / "back" / "metrics.jsonl"), logged_steps(dir / "straight" / "metrics.jsonl"));
+  EXPECT_EQ(read_file(checkpoints / "last" / "model.safetensors"),
+            read_file(dir / "straight" / "checkpoints" / "last" / "model.safetensors"));
+}
+
+TEST_F(ProgramTest, AFastDevRunIsNeverGoneOnWith) {
+  std::vector<std::string> dev{"train", "--config", "job.yaml", "--fast-dev-run"};
+  ASSERT_EQ(run(dev).status, 0);
+  std::vector<std::string> whole{"train", "--config", "job.yaml", "--resume", "auto", "train.epochs=1"};
+  const Outcome outcome = run(whole);
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  expect_in(outcome.err, {"nothing to resume: starting from the beginning"});
+  dev.insert(dev.end(), {"--resume", "auto"});
+  const Outcome again = run(dev);
+  EXPECT_EQ(again.status, 0) << again.err;
+  expect_in(again.err, {"run.resume is left out: --fast-dev-run starts afresh"});
+}
+
+TEST_F(ProgramTest, AFolderInWhichARunOnlyFailedToBeginMayBeUsed) {
+  EXPECT_EQ(run(train("b", {"--resume", "last"})).status, 2);
+  const Outcome outcome = run(train("b", {"train.epochs=1"}));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  ASSERT_EQ(run(train("b", {"--resume", "auto", "train.epochs=2"})).status, 0);
+  // The configuration that it wrote does not resume by itself.
+  const Outcome refused = run({"train", "--config", "b/config.yaml", "run.dir=b"});
+  EXPECT_EQ(refused.status, 2);
+  expect_in(refused.err, {"b already holds a run"});
+}
+
+TEST_F(ProgramTest, TheCommandToGoOnCanBePasted) {
+  const std::string folder = "my run #1";
+  Program program(dir.path(), train(folder, {"train.epochs=2000", "--load", COHORT_TEST_PLUGIN}));
+  while (!fs::exists(dir / folder / "checkpoints" / "last") && !program.wait_for(10ms)) {
+  }
+  program.signal(SIGTERM);
+  const Outcome outcome = program.outcome();
+  ASSERT_EQ(outcome.status, 128 + SIGTERM) << outcome.err;
+  const std::size_t at = outcome.err.find("to go on:\n  ");
+  ASSERT_NE(at, std::string::npos) << outcome.err;
+  const std::string command = lines_of(outcome.err.substr(at + 10)).at(0);
+  expect_in(command, {"'run.dir=my run #1'", " --load "});
+  const std::string shell =
+      "cd '" + dir.path().string() + "' && " + command + " train.epochs=1 >/dev/null 2>&1";
+  EXPECT_EQ(std::system(shell.c_str()), 0) << command;
+}
+
+TEST_F(ProgramTest, ASignalToSaveBeforeTrainingBeginsDoesNotEndTheRun) {
+  Program program(dir.path(),
+                  train("early", {"data.synthetic_train=20000", "train.epochs=1", "train.max_steps=3"}));
+  for (int i = 0; i < 100 && !fs::exists(dir / "early" / ".lock"); ++i) program.wait_for(5ms);
+  program.signal(SIGUSR1);  // data and model are being made
+  const Outcome outcome = program.outcome();
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
 }
 
 TEST_F(ProgramTest, ANameThatTwoPluginsTakeIsAnErrorThatNamesBoth) {

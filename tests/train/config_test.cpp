@@ -112,6 +112,11 @@ TEST(ConfigTest, OverridesWinOverTheFileAndLaterOnesOverEarlier) {
 TEST(ConfigTest, AnUnknownKeyIsRefusedWithTheNearestOne) {
   COHORT_EXPECT_THROW_WITH(load("optim:\n  learning: 1\n  lr: 2\n"), ConfigError,
                            "run.yaml, line 2, column 3: unknown key 'optim.learning'");
+  COHORT_EXPECT_THROW_WITH(load("optim: {learning_rate: 1}"), ConfigError,
+                           "Try: one of the keys of optim: name, lr, ");
+  COHORT_EXPECT_THROW_WITH(load("batchsize: 32"), ConfigError, "Try: the nearest one, BATCHSIZE");
+  COHORT_EXPECT_THROW_WITH(load("wd: 1e-4"), ConfigError, "Try: the nearest one, WD");
+  COHORT_EXPECT_THROW_WITH(load("LEARNING_RATE: 1"), ConfigError, "Try: one of the flat keys MODEL, ");
   COHORT_EXPECT_THROW_WITH(load("optim: {momentun: 1}"), ConfigError, "Try: the nearest one, optim.momentum");
   COHORT_EXPECT_THROW_WITH(load("train: {lr: 1}"), ConfigError, "Try: the nearest one, optim.lr");
   COHORT_EXPECT_THROW_WITH(load("optimizer: {lr: 1}"), ConfigError, "Try: the nearest one, optim");
@@ -270,6 +275,33 @@ TEST(ConfigTest, TheShippedConfigurationsAreReadWithoutWarnings) {
   const Config resnet = load_config(source_file("configs/resnet50.yaml"));
   EXPECT_EQ(resnet.schedule.name, "cosine");
   EXPECT_TRUE(resnet.warnings.empty());
+}
+
+TEST(ConfigTest, ATextOnTheCommandLineIsTakenAsItIs) {
+  const Config config = load_config_text(
+      "model: {name: vgg11}", "run.yaml",
+      {"run.dir=/tmp/a #1", "data.path=x: y", "run.name=\"quoted # too\"", "data.train=[1]", "run.resume="});
+  EXPECT_EQ(config.run.dir, "/tmp/a #1");
+  EXPECT_EQ(config.data.path, "x: y");
+  EXPECT_EQ(config.run.name, "quoted # too");
+  EXPECT_EQ(config.data.train, "[1]");
+  EXPECT_EQ(config.run.resume, "");
+}
+
+TEST(ConfigTest, TwoNamesOfOneThingMustAgreeOnTheCommandLineToo) {
+  const auto load_with = [](const std::vector<std::string>& overrides) {
+    return load_config_text("MODEL: vgg11", "run.yaml", overrides);
+  };
+  EXPECT_EQ(load_with({"WD=1e-3", "WEIGHT_DECAY=0.001"}).optim.weight_decay, 1e-3);
+  EXPECT_EQ(load_with({"WD=1e-3", "WD=1e-4"}).optim.weight_decay, 1e-4);
+  COHORT_EXPECT_THROW_WITH(load_with({"WD=1e-3", "WEIGHT_DECAY=1e-4"}), ConfigError,
+                           "WEIGHT_DECAY is 0.0001 but WD is 0.001");
+}
+
+TEST(ConfigTest, NumGpusAndTheDeviceTogetherAreRefusedInAnyOrder) {
+  for (const char* text : {"train: {device: cpu}\nNUM_GPUS: 1", "NUM_GPUS: 1\ntrain: {device: cpu}"}) {
+    COHORT_EXPECT_THROW_WITH(load_config_text(text, "run.yaml", {}), ConfigError, "is set twice: first as ");
+  }
 }
 
 TEST(ConfigTest, HelpAndDocumentationListEveryKey) {
