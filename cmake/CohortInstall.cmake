@@ -3,7 +3,8 @@ get_property(_libraries GLOBAL PROPERTY COHORT_LIBRARIES)
 include(CMakePackageConfigHelpers)
 if(_libraries)
   install(TARGETS ${_libraries} EXPORT CohortTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-  install(DIRECTORY cohort/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cohort FILES_MATCHING PATTERN "*.h")
+  install(DIRECTORY cohort/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cohort FILES_MATCHING PATTERN "*.h"
+    PATTERN "declarations" EXCLUDE)
   install(EXPORT CohortTargets NAMESPACE cohort:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Cohort)
   configure_package_config_file(cmake/CohortConfig.cmake.in ${PROJECT_BINARY_DIR}/CohortConfig.cmake
     INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Cohort)

@@ -82,6 +82,7 @@ std::span<const EnvVariable> cohort_variables() {
       {"COHORT_ALLOCATOR", "tuned (default) or system: whether tune_allocator() changes glibc's malloc"},
       {"COHORT_CORES", "number of cores to count on, instead of what affinity and cgroup quota allow"},
       {"COHORT_CRASH_FOLDER", "where the test that kills a process while it saves works; set by that test"},
+      {"COHORT_INTERFACE", "network interface that connections between hosts go through, such as eth1"},
       {"COHORT_KILLS", "how often the kill-and-resume test kills; the slow script asks for twenty"},
       {"COHORT_LOG",
        "lowest level of log lines that are written: debug, info (default), warning, error, off"},
@@ -89,6 +90,8 @@ std::span<const EnvVariable> cohort_variables() {
       {"COHORT_PRIVATE", "set by --private of ./quickstart and ./test: install into .cohort/ only"},
       {"COHORT_PYTHON", "Python with torch, for tests that compare with it"},
       {"COHORT_SLOW_REPEAT", "how often the slow tests repeat; set by the slow script"},
+      {"COHORT_SPAWN_CALL", "which call of launch::spawn a rank was made by; set by spawn"},
+      {"COHORT_SPAWN_ERROR_FD", "where a rank made by launch::spawn writes its error; set by spawn"},
       {"COHORT_VERBOSE", "set by --verbose of ./quickstart and ./test: show what every command prints"},
   };
   return variables;

@@ -11,3 +11,14 @@
   (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
 static_assert(COHORT_TORCH_AT_LEAST(2, 11), "Cohort needs LibTorch 2.11 or newer");
+
+// 2.13 renamed c10d's collectives on one tensor; the old names are deprecated there.
+#if COHORT_TORCH_AT_LEAST(2, 13)
+#define COHORT_C10D_ALL_GATHER all_gather_single
+#define COHORT_C10D_REDUCE_SCATTER reduce_scatter_single
+#define COHORT_C10D_ALL_TO_ALL all_to_all_single
+#else
+#define COHORT_C10D_ALL_GATHER _allgather_base
+#define COHORT_C10D_REDUCE_SCATTER _reduce_scatter_base
+#define COHORT_C10D_ALL_TO_ALL alltoall_base
+#endif

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+/// What a backend's folder offers to make_group. Not installed as an interface: users name a backend.
+namespace cohort::comm {
+
+struct BackendOptions {
+  c10::intrusive_ptr<c10d::Store> store;
+  int rank = 0;
+  int size = 1;
+  std::chrono::milliseconds timeout{0};
+  std::string reach;  ///< host that connections must reach; empty: any
+};
+
+struct MadeBackend {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  c10d::ProcessGroup::BackendType type = c10d::ProcessGroup::BackendType::CUSTOM;
+};
+
+MadeBackend make_gloo(const BackendOptions& options);
+MadeBackend make_fake(const BackendOptions& options);
+
+}  // namespace cohort::comm

@@ -1,0 +1,144 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
+
+/// Process groups: the ranks of a job, or some of them, and their collectives.
+///
+///     auto group = comm::init_process_group();
+///     auto pending = group.all_reduce(gradient, c10d::ReduceOp::AVG);
+///     ...                                          // compute meanwhile
+///     pending.wait();
+///
+/// Every rank of a group makes the same calls in the same order.
+namespace cohort::comm {
+
+using c10d::ReduceOp;
+
+struct CallOptions {
+  /// From the call to the end of wait(); 0 is the group's.
+  std::chrono::milliseconds timeout{0};
+};
+
+/// A collective that was begun. Ownership: keeps its tensors.
+class Pending {
+ public:
+  Pending();
+  Pending(Pending&&) noexcept;
+  Pending& operator=(Pending&&) noexcept;
+  /// Waits, up to the deadline, if nobody did; an error is logged then.
+  ~Pending();
+
+  /// Blocks until the result is in the tensors that were given; on a GPU, until later work on the current
+  /// stream comes after it. Called again it does nothing.
+  /// Throws: TimeoutError, PeerError, CommError, each naming collective, number, rank and shape.
+  void wait();
+  /// True once wait() would not block.
+  bool done() const;
+  /// c10d's own work. What comes back into views that are not contiguous comes in wait().
+  const c10::intrusive_ptr<c10d::Work>& work() const;
+
+ private:
+  friend class Group;
+  struct State;
+  explicit Pending(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+struct SubgroupOptions {
+  /// 0: as the parent's.
+  std::chrono::milliseconds timeout{0};
+};
+
+/// Ownership: copies share the group, which closes when the last one and all of its Pending are gone.
+/// Threads: one caller at a time; two groups may be used at once.
+class Group {
+ public:
+  struct State;
+  /// No group: what subgroup() returns to ranks that are not in it.
+  Group() = default;
+  explicit Group(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  explicit operator bool() const { return state_ != nullptr; }
+
+  int rank() const;
+  int size() const;
+  const std::string& name() const;
+  const std::string& backend() const;
+  std::chrono::milliseconds timeout() const;
+  /// Rank in the whole job of each rank of this group.
+  const std::vector<int>& job_ranks() const;
+  const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const;
+  /// A store of this group's own.
+  const c10::intrusive_ptr<c10d::Store>& store() const;
+
+  /// Makes a group of `ranks` (of this one, ascending). Collective over this group; ranks that are not in it
+  /// get an empty handle. Throws: UsageError; RendezvousError.
+  Group subgroup(const std::vector<int>& ranks, SubgroupOptions options = {}) const;
+
+  Pending all_reduce(at::Tensor& tensor, ReduceOp op = ReduceOp::SUM, CallOptions options = {}) const;
+  /// Tensors of one type and device, as one operation.
+  Pending all_reduce(std::span<at::Tensor> tensors, ReduceOp op = ReduceOp::SUM,
+                     CallOptions options = {}) const;
+  Pending broadcast(at::Tensor& tensor, int root, CallOptions options = {}) const;
+  /// What the other ranks' tensors hold afterwards is undefined.
+  Pending reduce(at::Tensor& tensor, int root, ReduceOp op = ReduceOp::SUM, CallOptions options = {}) const;
+  /// Shapes: output.numel() == size() * input.numel(), rank 0's first.
+  Pending all_gather(at::Tensor& output, const at::Tensor& input, CallOptions options = {}) const;
+  /// Shapes: input.numel() == size() * output.numel(); part r goes to rank r.
+  Pending reduce_scatter(at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::SUM,
+                         CallOptions options = {}) const;
+  /// Shapes: dimension 0 is split into `output_rows` and `input_rows`, a number for each rank; empty:
+  /// equally.
+  Pending all_to_all(at::Tensor& output, const at::Tensor& input,
+                     const std::vector<std::int64_t>& output_rows = {},
+                     const std::vector<std::int64_t>& input_rows = {}, CallOptions options = {}) const;
+  /// `outputs`: on the root a tensor like `input` for each rank, elsewhere empty.
+  Pending gather(std::span<at::Tensor> outputs, const at::Tensor& input, int root,
+                 CallOptions options = {}) const;
+  /// `inputs`: on the root a tensor like `output` for each rank, elsewhere empty.
+  Pending scatter(at::Tensor& output, std::span<const at::Tensor> inputs, int root,
+                  CallOptions options = {}) const;
+  Pending send(const at::Tensor& tensor, int to, int tag = 0, CallOptions options = {}) const;
+  Pending recv(at::Tensor& tensor, int from, int tag = 0, CallOptions options = {}) const;
+  /// Blocks until every rank has come. Throws: TimeoutError naming the ranks that did not.
+  void barrier(CallOptions options = {}) const;
+
+ private:
+  State& state() const;
+  std::shared_ptr<State> state_;
+};
+
+struct InitOptions {
+  /// env://, tcp://host:port (an IPv6 address in brackets) or file:///path.
+  std::string init_method = "env://";
+  /// gloo, fake or auto.
+  std::string backend = "auto";
+  /// With tcp:// and file://; otherwise, and by default, the environment says.
+  std::optional<int> rank = std::nullopt;
+  std::optional<int> world_size = std::nullopt;
+  /// For meeting, and for each collective that names no other.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+};
+
+/// Meets the other ranks of the job and returns the group of all. Collective over the job.
+/// Throws: RendezvousError naming the ranks that did not come, the address that could not be reached or
+/// taken, or what the ranks disagree on; UsageError for an unknown backend or method.
+Group init_process_group(const InitOptions& options = {});
+
+/// Makes a group over a store that its ranks share already: ranks that are threads, stores of a user's own.
+/// `reach`: an address of a host that the backend's connections must reach; empty: any.
+Group make_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const std::string& backend,
+                 std::chrono::milliseconds timeout, const std::string& reach = "127.0.0.1");
+
+/// Backends that this build can make, with what each is.
+std::vector<std::string> backend_names();
+
+}  // namespace cohort::comm

@@ -1,0 +1,201 @@
+// Meeting: from an address to a store that all ranks of the job share, and from that to their group.
+#include <torch/version.h>
+
+#include <algorithm>
+#include <charconv>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "cohort/comm/group.h"
+#include "cohort/comm/job.h"
+#include "cohort/comm/state.h"
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+#include "cohort/core/version.h"
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using Store = c10::intrusive_ptr<c10d::Store>;
+
+[[noreturn]] void fail(const std::string& what, const std::string& hint = "") {
+  throw RendezvousError("comm.init", what, hint);
+}
+
+struct Address {
+  std::string host;
+  std::uint16_t port = 0;
+};
+
+// host:port, [IPv6]:port.
+Address parse_address(const std::string& method) {
+  const std::string text = method.substr(std::string("tcp://").size());
+  const std::size_t colon = text.rfind(':');
+  Address address;
+  if (colon != std::string::npos) {
+    address.host = text.substr(0, colon);
+    if (address.host.starts_with('[') && address.host.ends_with(']')) {
+      address.host = address.host.substr(1, address.host.size() - 2);
+    }
+    const char* const end = text.data() + text.size();
+    const auto [next, error] = std::from_chars(text.data() + colon + 1, end, address.port);
+    if (error != std::errc() || next != end) address.port = 0;
+  }
+  if (address.host.empty() || address.port == 0) {
+    throw UsageError("comm.init", core::concat("'", method, "' is no address"), "tcp://HOST:PORT");
+  }
+  return address;
+}
+
+Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = address.port;
+  options.isServer = job.rank == 0 && !job.agent_store;
+  options.numWorkers = static_cast<std::size_t>(job.world_size);
+  options.waitWorkers = false;  // who is missing is found out below, by name
+  options.timeout = timeout;
+  const core::Deadline deadline(timeout);
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(address.host, options);
+  } catch (const std::exception& error) {
+    std::string words = error.what();
+    words = words.substr(0, words.find('\n'));
+    const std::string at =
+        core::concat(address.host, ":", address.port, " (rank ", job.rank, "/", job.world_size, ", ",
+                     std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count(), " ms)");
+    if (options.isServer) {
+      fail(core::concat("rank 0 cannot listen on ", at, ": ", words),
+           "another MASTER_PORT; and end what is left of an earlier run");
+    }
+    fail(core::concat("cannot reach rank 0 at ", at, ": ", words),
+         "check that rank 0 runs, and that MASTER_ADDR and MASTER_PORT name its host and port");
+  }
+}
+
+struct Meeting {
+  Store store;
+  std::string reach;
+  std::string where;  // for messages
+};
+
+Meeting meet(const InitOptions& options, const Job& job) {
+  if (options.init_method == "env://") {
+    if (job.launcher == Launcher::kNone && job.world_size == 1) {
+      return {c10::make_intrusive<c10d::HashStore>(), "127.0.0.1", "alone"};
+    }
+    if (job.master_host.empty() || job.master_port == 0) {
+      fail(core::concat("started by ", to_string(job.launcher), " as rank ", job.rank, " of ", job.world_size,
+                        ", but ", job.master_host.empty() ? "MASTER_ADDR" : "MASTER_PORT", " is not set"),
+           "MASTER_ADDR=HOST of rank 0 and MASTER_PORT=PORT, or start with: cohort run, torchrun, srun, "
+           "mpirun");
+    }
+    const Address address{job.master_host, job.master_port};
+    Store store = tcp_store(address, job, options.timeout);
+    if (job.agent_store || job.restart_count > 0) {  // as torchrun keeps attempts apart
+      store =
+          c10::make_intrusive<c10d::PrefixStore>(core::concat("/worker/attempt_", job.restart_count), store);
+    }
+    return {store, address.host, core::concat(address.host, ":", address.port)};
+  }
+  if (options.init_method.starts_with("tcp://")) {
+    const Address address = parse_address(options.init_method);
+    return {tcp_store(address, job, options.timeout), address.host,
+            core::concat(address.host, ":", address.port)};
+  }
+  if (options.init_method.starts_with("file://")) {
+    const std::string path = options.init_method.substr(std::string("file://").size());
+    if (!path.starts_with('/')) {
+      throw UsageError("comm.init", core::concat("'", options.init_method, "' names no absolute path"),
+                       "file:///shared/folder/new-file");
+    }
+    return {c10::make_intrusive<c10d::FileStore>(path, job.world_size),
+            job.local_world_size == job.world_size ? "127.0.0.1" : "", path};
+  }
+  throw UsageError("comm.init", core::concat("init_method is '", options.init_method, "'"),
+                   "env://, tcp://HOST:PORT or file:///PATH");
+}
+
+// What all ranks must agree on, as text.
+std::string creed(const Job& job, const std::string& backend) {
+  return core::concat("world size ", job.world_size, ", backend ", backend, ", Cohort ", core::version(),
+                      ", LibTorch ", TORCH_VERSION);
+}
+
+// Waits for all, and compares what they say of themselves.
+void agree(c10d::Store& store, const Job& job, const std::string& mine, const std::string& where,
+           core::Deadline deadline) {
+  std::string error;
+  std::vector<int> missing;
+  try {
+    const auto key = [](int rank) { return "cohort/here/" + std::to_string(rank); };
+    if (store.check({key(job.rank)})) {
+      fail(core::concat("two processes say that they are rank ", job.rank, " of the job that meets at ",
+                        where),
+           "one process per rank; for file://, a new file for each job");
+    }
+    store.set(key(job.rank), mine);
+    missing = missing_ranks(store, "cohort/here", job.world_size, deadline, error);
+    if (missing.empty()) {
+      for (int rank = 0; rank < job.world_size; ++rank) {
+        const std::string theirs = store.get_to_str(key(rank));
+        if (theirs != mine) {
+          fail(core::concat("ranks disagree: rank ", job.rank, " has ", mine, "; rank ", rank, " has ",
+                            theirs),
+               "start all ranks alike");
+        }
+      }
+      return;
+    }
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& failure) {
+    error = failure.what();
+  }
+  const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
+  if (!error.empty()) {
+    fail(
+        core::concat("rank ", job.rank, " lost the meeting point ", where, " after ", waited, " ms: ", error),
+        "look at the rank that keeps it, rank 0 as a rule");
+  }
+  fail(core::concat(missing.size() == 1 ? "rank " : "ranks ", list_ranks(missing), " of ", job.world_size,
+                    " did not come to ", where, " within ", waited, " ms (this is rank ", job.rank, ")"),
+       "look at their output, or raise the timeout");
+}
+
+}  // namespace
+
+Group init_process_group(const InitOptions& options) {
+  if (options.timeout.count() <= 0) {
+    throw UsageError("comm.init",
+                     core::concat("timeout is ", options.timeout.count(), " ms, expected more than 0"));
+  }
+  const core::Deadline deadline(options.timeout);
+  Job job = job_from_environment();
+  if (options.rank || options.world_size) {
+    if (!options.rank || !options.world_size) {
+      throw UsageError("comm.init", "rank and world_size go together, and one of them is not given");
+    }
+    job.rank = *options.rank;
+    job.world_size = *options.world_size;
+    job.local_world_size = std::min(job.local_world_size, job.world_size);
+    if (job.world_size < 1 || job.rank < 0 || job.rank >= job.world_size) {
+      throw UsageError("comm.init", core::concat("rank is ", job.rank, " and world_size ", job.world_size));
+    }
+  }
+  std::string backend = options.backend;
+  if (backend == "auto") {
+    backend = "gloo";
+    core::log_debug("process group: gloo, the backend of this build that joins processes");
+  }
+  const Meeting meeting = meet(options, job);
+  agree(*meeting.store, job, creed(job, backend), meeting.where, deadline);
+  std::vector<int> ranks;
+  for (int rank = 0; rank < job.world_size; ++rank) ranks.push_back(rank);
+  return Group(make_state(meeting.store, "world", std::move(ranks), job.rank, backend, options.timeout,
+                          meeting.reach));
+}
+
+}  // namespace cohort::comm

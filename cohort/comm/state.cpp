@@ -1,0 +1,165 @@
+#include "cohort/comm/state.h"
+
+#include <algorithm>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "cohort/comm/backend.h"
+#include "cohort/core/error.h"
+#include "cohort/core/suggest.h"
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kSilence(1000);
+constexpr milliseconds kPoll(10);
+
+bool contains_any(const std::string& text, std::initializer_list<const char*> parts) {
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](const char* part) { return text.find(part) != std::string::npos; });
+}
+
+// The backend's words without C++ stack traces and file names of a build machine.
+std::string first_line(std::string text) {
+  text = text.substr(0, text.find('\n'));
+  if (text.starts_with("[") && text.find(".cc:") != std::string::npos) {
+    const std::size_t close = text.find("] ");
+    if (close != std::string::npos) text = text.substr(close + 2);
+  }
+  return text;
+}
+
+}  // namespace
+
+void throw_as_ours(const std::exception& error, const std::string& where, const std::string& what) {
+  const std::string words = first_line(error.what());
+  const std::string message = core::concat(what, ": ", words);
+  if (dynamic_cast<const Error*>(&error) != nullptr) throw;
+  if (contains_any(words, {"imed out", "imeout"})) {
+    throw TimeoutError(where, message, "look at what the other ranks were doing, or raise the timeout");
+  }
+  if (contains_any(words,
+                   {"closed by peer", "reset by peer", "roken pipe", "refused", "Application timeout"})) {
+    throw PeerError(where, message, "look for the first rank that failed; this one only noticed");
+  }
+  throw CommError(where, message);
+}
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i == 20) return text + core::concat(" and ", ranks.size() - i, " more");
+    text += core::concat(i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
+  }
+  return text;
+}
+
+std::vector<int> missing_ranks(c10d::Store& store, const std::string& prefix, int size,
+                               core::Deadline deadline, std::string& error) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < size; ++rank) missing.push_back(rank);
+  try {
+    for (auto pause = milliseconds(1);; pause = std::min(pause * 2, kPoll)) {
+      std::erase_if(missing, [&](int rank) { return store.check({prefix + "/" + std::to_string(rank)}); });
+      if (missing.empty() || deadline.expired()) return missing;
+      std::this_thread::sleep_for(std::min<core::Deadline::Clock::duration>(pause, deadline.remaining()));
+    }
+  } catch (const std::exception& failure) {
+    error = first_line(failure.what());
+  }
+  return missing;
+}
+
+void Group::State::mark_broken(const std::string& what) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!broken_.empty()) return;
+    broken_ = what;
+  }
+  try {
+    store->set("failed/" + std::to_string(rank), what);
+  } catch (const std::exception&) {  // the store went with the rank that kept it
+  }
+}
+
+void Group::State::check_usable() const {
+  const std::lock_guard lock(mutex_);
+  if (broken_.empty()) return;
+  throw CommError("comm.group",
+                  core::concat("group '", name, "' failed before and cannot be used: ", broken_),
+                  "end the process and resume from a checkpoint");
+}
+
+std::string Group::State::silent_ranks() const {
+  if (size == 1) return "";
+  std::string error;
+  const std::vector<int> silent = missing_ranks(*store, "failed", size, core::Deadline(kSilence), error);
+  if (!error.empty())
+    return core::concat("; the store cannot be reached (", error, "): the rank that keeps it is gone");
+  if (silent.empty()) return "";
+  return core::concat("; ", silent.size() == 1 ? "rank " : "ranks ", list_ranks(silent), " of ", size,
+                      " did not notice: dead, or stuck");
+}
+
+std::shared_ptr<Group::State> make_state(c10::intrusive_ptr<c10d::Store> store, const std::string& name,
+                                         std::vector<int> job_ranks, int rank, const std::string& backend,
+                                         milliseconds timeout, const std::string& reach) {
+  const int size = static_cast<int>(job_ranks.size());
+  if (timeout.count() <= 0) {
+    throw UsageError("comm.group", core::concat("timeout is ", timeout.count(), " ms, expected more than 0"));
+  }
+  if (rank < 0 || rank >= size) {
+    throw UsageError("comm.group", core::concat("rank is ", rank, ", expected 0 to ", size - 1));
+  }
+  auto state = std::make_shared<Group::State>();
+  state->name = name;
+  state->backend = backend;
+  state->rank = rank;
+  state->size = size;
+  state->job_ranks = std::move(job_ranks);
+  state->timeout = timeout;
+  state->reach = reach;
+  state->store = c10::make_intrusive<c10d::PrefixStore>("cohort/" + name, store);
+  state->store->setTimeout(timeout);
+  const BackendOptions options{c10::make_intrusive<c10d::PrefixStore>(backend, state->store), rank, size,
+                               timeout, reach};
+  MadeBackend made;
+  const std::vector<std::string> names = backend_names();
+  try {
+    if (backend == "gloo") {
+      made = make_gloo(options);
+    } else if (backend == "fake") {
+      made = make_fake(options);
+    } else {
+      const auto near = core::closest(backend, names);
+      throw UsageError("comm.group",
+                       core::concat("no backend '", backend, "' is built in, expected auto, gloo or fake"),
+                       near.value_or("auto"));
+    }
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw_as_ours(error, "comm.group",
+                  core::concat("cannot make group '", name, "' (rank ", rank, "/", size, ", ", backend, ")"));
+  }
+  state->group = c10::make_intrusive<c10d::ProcessGroup>(state->store, rank, size);
+  state->group->setBackend(c10::kCPU, made.type, made.backend);
+  state->group->setDefaultBackend(made.type);
+  state->group->setGroupName(name);
+  return state;
+}
+
+Group make_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const std::string& backend,
+                 milliseconds timeout, const std::string& reach) {
+  std::vector<int> ranks;
+  for (int i = 0; i < size; ++i) ranks.push_back(i);
+  return Group(make_state(std::move(store), "world", std::move(ranks), rank, backend, timeout, reach));
+}
+
+std::vector<std::string> backend_names() {
+  return {"gloo", "fake"};
+}
+
+}  // namespace cohort::comm

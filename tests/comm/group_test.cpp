@@ -1,0 +1,192 @@
+#include "cohort/comm/group.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "cohort/comm/fake/fake.h"
+#include "cohort/core/error.h"
+#include "tests/support/ranks.h"
+#include "tests/support/throws.h"
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using test::run_ranks;
+
+TEST(GroupTest, KnowsItsPlace) {
+  run_ranks(3, "gloo", [](Group& group) {
+    EXPECT_EQ(group.size(), 3);
+    EXPECT_EQ(group.backend(), "gloo");
+    EXPECT_EQ(group.job_ranks(), (std::vector<int>{0, 1, 2}));
+    EXPECT_EQ(group.process_group()->getRank(), group.rank());
+    // c10d's own interface works beside ours.
+    std::vector<at::Tensor> tensors{at::ones({2})};
+    group.process_group()->allreduce(tensors)->wait();
+    EXPECT_EQ(tensors[0][1].item<float>(), 3);
+  });
+}
+
+TEST(GroupTest, SubgroupsSpeakAmongThemselvesAndSeveralLiveAtOnce) {
+  run_ranks(4, "gloo", [](Group& world) {
+    const Group even = world.subgroup({0, 2}), odd = world.subgroup({1, 3}), rest = world.subgroup({1, 2, 3});
+    EXPECT_EQ(static_cast<bool>(even), world.rank() % 2 == 0);
+    EXPECT_EQ(static_cast<bool>(odd), world.rank() % 2 == 1);
+    const Group& mine = even ? even : odd;
+    EXPECT_EQ(mine.rank(), world.rank() / 2);
+    EXPECT_EQ(mine.job_ranks()[1] % 2, world.rank() % 2);
+    at::Tensor sum = at::full({1}, world.rank(), at::kInt), all = sum.clone(), some = sum.clone();
+    Pending first = mine.all_reduce(sum), second = world.all_reduce(all);
+    if (rest) {
+      rest.all_reduce(some).wait();
+      EXPECT_EQ(some.item<int>(), 6);
+      const Group nested = rest.subgroup({1, 2});
+      EXPECT_EQ(static_cast<bool>(nested), world.rank() != 1);
+      if (nested) {
+        EXPECT_EQ(nested.job_ranks(), (std::vector<int>{2, 3}));
+      }
+    }
+    second.wait();
+    first.wait();
+    EXPECT_EQ(sum.item<int>(), world.rank() % 2 == 0 ? 2 : 4);
+    EXPECT_EQ(all.item<int>(), 6);
+    COHORT_EXPECT_THROW_WITH((even ? odd : even).rank(), UsageError, "this process is not in the group");
+    world.barrier();
+  });
+}
+
+TEST(GroupTest, WhatCannotBeIsRefusedBeforeAnythingTravels) {
+  run_ranks(2, "gloo", [](Group& group) {
+    at::Tensor t = at::ones({4}), small = at::ones({1}), whole = at::ones({4}, at::kInt);
+    COHORT_EXPECT_THROW_WITH(group.broadcast(t, 2), UsageError, "root is 2, expected 0 to 1");
+    COHORT_EXPECT_THROW_WITH(group.all_gather(t, small), UsageError, "2 times as many numbers");
+    COHORT_EXPECT_THROW_WITH(group.reduce_scatter(t, whole), UsageError, "reduce_scatter: got int");
+    COHORT_EXPECT_THROW_WITH(group.all_to_all(t, at::ones({3})), UsageError,
+                             "3 rows of input do not divide by 2");
+    COHORT_EXPECT_THROW_WITH(group.all_to_all(t, t, {1, 2}, {2, 2}), UsageError, "2 numbers whose sum is 4");
+    COHORT_EXPECT_THROW_WITH(group.send(t, group.rank()), UsageError, "cannot send to itself");
+    COHORT_EXPECT_THROW_WITH(group.gather({}, t, group.rank()), UsageError, "gather: got 0 outputs");
+    COHORT_EXPECT_THROW_WITH(group.subgroup({1, 0}), UsageError, "must ascend");
+    COHORT_EXPECT_THROW_WITH(group.subgroup({0, 5}), UsageError, "last rank of the subgroup is 5");
+    at::Tensor parameter = at::ones({2}).requires_grad_();
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(parameter), UsageError,
+                             "requires grad would be changed in place");
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(t, ReduceOp::SUM, {milliseconds(-5)}), UsageError,
+                             "timeout is -5 ms");
+    group.all_reduce(t).wait();  // and the group is as good as before
+    EXPECT_EQ(t[0].item<float>(), 2);
+  });
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  COHORT_EXPECT_THROW_WITH(make_group(store, 0, 1, "glo", milliseconds(100)), UsageError, "Try: gloo");
+  COHORT_EXPECT_THROW_WITH(make_group(store, 3, 2, "gloo", milliseconds(100)), UsageError,
+                           "rank is 3, expected 0 to 1");
+  COHORT_EXPECT_THROW_WITH(make_group(store, 0, 1, "gloo", milliseconds(0)), UsageError, "timeout is 0 ms");
+}
+
+TEST(GroupTest, ACollectiveThatARankDoesNotJoinEndsAtTheDeadlineAndBreaksTheGroup) {
+  std::atomic<int> passed{0};
+  run_ranks(2, "gloo", [&](Group& group) {
+    group.barrier();
+    if (group.rank() == 1) {  // stuck elsewhere, until the other has given up
+      while (passed.load() == 0) std::this_thread::sleep_for(milliseconds(5));
+      return;
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    at::Tensor t = at::ones({3, 5});
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(t, ReduceOp::SUM, {milliseconds(300)}).wait(), TimeoutError,
+                             "all_reduce 0 of group 'world' (rank 0/2, float[3, 5], ");
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(3000));
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(t), CommError,
+                             "failed before and cannot be used: all_reduce 0");
+    passed = 1;
+  });
+  EXPECT_EQ(passed.load(), 1);
+}
+
+TEST(GroupTest, AStuckRankIsNamed) {
+  std::atomic<bool> over{false};
+  std::string message;
+  run_ranks(3, "gloo", [&](Group& group) {
+    group.barrier();
+    if (group.rank() == 2) {
+      while (!over.load()) std::this_thread::sleep_for(milliseconds(5));
+      return;
+    }
+    at::Tensor t = at::ones({1});
+    try {
+      group.all_reduce(t, ReduceOp::SUM, {milliseconds(300)}).wait();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const CommError& error) {
+      if (group.rank() == 0) message = error.what();
+    } catch (const Error& error) {
+      if (group.rank() == 0) message = error.what();
+    }
+    group.store()->add("gave up", 1);
+    if (group.rank() == 0) {
+      while (group.store()->add("gave up", 0) < 2) std::this_thread::sleep_for(milliseconds(5));
+      over = true;
+    }
+  });
+  EXPECT_NE(message.find("rank 2 of 3 did not notice: dead, or stuck"), std::string::npos) << message;
+}
+
+TEST(GroupTest, APeerThatIsGoneIsNoticedByItsConnectionAndNotAtTheDeadline) {
+  run_ranks(2, "gloo", [](Group& group) {
+    at::Tensor t = at::ones({1000});
+    group.all_reduce(t).wait();
+    if (group.rank() == 1) return;  // closes its end
+    const auto begin = std::chrono::steady_clock::now();
+    // The deadline is 20 s.
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(t).wait(), PeerError,
+                             "all_reduce 1 of group 'world' (rank 0/2");
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(5000));
+  });
+}
+
+TEST(GroupTest, ABarrierNamesTheRanksThatHaveNotCome) {
+  run_ranks(3, "gloo", [](Group& group) {
+    group.barrier();
+    if (group.rank() == 0) {
+      COHORT_EXPECT_THROW_WITH(group.barrier({milliseconds(100)}), TimeoutError,
+                               "barrier/1 of group 'world' (rank 0/3");
+      COHORT_EXPECT_THROW_WITH(group.barrier({milliseconds(50)}), TimeoutError,
+                               "ranks 1 and 2 have not come");
+    }
+  });
+}
+
+TEST(GroupTest, APendingThatNobodyWaitsForKeepsItsMemoryUntilItIsDone) {
+  run_ranks(2, "gloo", [](Group& group) {
+    at::Tensor kept = at::ones({4});
+    for (int i = 0; i < 50; ++i) {
+      at::Tensor t = at::full({100000}, 1.0F);
+      group.all_reduce(t);
+    }
+    group.all_reduce(kept).wait();
+    EXPECT_EQ(kept[0].item<float>(), 2);
+  });
+}
+
+TEST(FakeTest, RecordsWhatWasCalledInAGroupOfAnySize) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  Group group = make_group(store, 3, 64, "fake", milliseconds(1000));
+  at::Tensor t = at::full({2, 3}, 2.0F);
+  group.all_reduce(t).wait();
+  EXPECT_EQ(t[0][0].item<float>(), 128);
+  group.broadcast(t, 5).wait();
+  group.barrier();
+  const auto calls = FakeBackend::of(group).calls();
+  ASSERT_EQ(calls.size(), 3U);
+  EXPECT_EQ(calls[0].name, "all_reduce");
+  EXPECT_EQ(calls[0].shapes, (std::vector<std::vector<std::int64_t>>{{2, 3}}));
+  EXPECT_EQ(calls[1].name, "broadcast");
+  EXPECT_EQ(calls[1].peer, 5);
+  EXPECT_EQ(calls[2].name, "barrier");
+  Group other = make_group(c10::make_intrusive<c10d::HashStore>(), 0, 1, "gloo", milliseconds(1000));
+  COHORT_EXPECT_THROW_WITH(FakeBackend::of(other), UsageError, "the group's backend is gloo");
+}
+
+}  // namespace
+}  // namespace cohort::comm

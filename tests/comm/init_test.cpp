@@ -1,0 +1,148 @@
+#include <ATen/ATen.h>
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cohort/comm/group.h"
+#include "cohort/core/error.h"
+#include "tests/support/environment.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A socket that listens on a port of the system's choice.
+class TakenPort {
+ public:
+  TakenPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    EXPECT_EQ(::bind(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    EXPECT_EQ(::listen(fd_, 1), 0);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(::getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size), 0);
+    port_ = ntohs(address.sin_port);
+  }
+  ~TakenPort() { release(); }
+  void release() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+  std::string method() const { return "tcp://127.0.0.1:" + std::to_string(port_); }
+
+ private:
+  int fd_;
+  int port_ = 0;
+};
+
+// Without a launcher's variables.
+class InitTest : public testing::Test {
+ private:
+  test::ScopedEnv rank_{"RANK", std::nullopt}, world_{"WORLD_SIZE", std::nullopt},
+      slurm_{"SLURM_PROCID", std::nullopt}, mpi_{"OMPI_COMM_WORLD_RANK", std::nullopt};
+};
+
+std::vector<std::string> meet(const std::string& method, int size, milliseconds timeout,
+                              const std::function<void(InitOptions&)>& change = {}) {
+  std::vector<std::string> outcome(static_cast<std::size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      InitOptions options{
+          .init_method = method, .backend = "gloo", .rank = rank, .world_size = size, .timeout = timeout};
+      if (change) change(options);
+      try {
+        Group group = init_process_group(options);
+        at::Tensor t = at::full({1}, rank, at::kInt);
+        group.all_reduce(t).wait();
+        outcome[static_cast<std::size_t>(rank)] = std::to_string(t.item<int>());
+        group.barrier();
+      } catch (const std::exception& error) {
+        outcome[static_cast<std::size_t>(rank)] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcome;
+}
+
+TEST_F(InitTest, AloneWithoutALauncher) {
+  Group group = init_process_group();
+  EXPECT_EQ(group.size(), 1);
+  at::Tensor t = at::ones({3});
+  group.all_reduce(t).wait();
+  EXPECT_EQ(t.sum().item<float>(), 3);
+}
+
+TEST_F(InitTest, MeetsOverTcp) {
+  TakenPort port;
+  const std::string method = port.method();
+  port.release();
+  EXPECT_EQ(meet(method, 3, milliseconds(20000)), std::vector<std::string>(3, "3"));
+}
+
+TEST_F(InitTest, MeetsInAFile) {
+  test::TempDir dir;
+  EXPECT_EQ(meet("file://" + (dir / "meeting").string(), 3, milliseconds(20000)),
+            std::vector<std::string>(3, "3"));
+}
+
+TEST_F(InitTest, TheRanksThatDidNotComeAreNamed) {
+  test::TempDir dir;
+  InitOptions options{.init_method = "file://" + (dir / "m").string(),
+                      .rank = 1,
+                      .world_size = 4,
+                      .timeout = milliseconds(150)};
+  COHORT_EXPECT_THROW_WITH(init_process_group(options), RendezvousError,
+                           "ranks 0, 2 and 3 of 4 did not come to ");
+}
+
+TEST_F(InitTest, RanksThatDisagreeAreTold) {
+  test::TempDir dir;
+  const auto outcome =
+      meet("file://" + (dir / "m").string(), 2, milliseconds(5000), [](InitOptions& options) {
+        if (options.rank == 1) options.backend = "fake";
+      });
+  EXPECT_NE(outcome[0].find("ranks disagree: rank 0 has world size 2, backend gloo"), std::string::npos)
+      << outcome[0];
+  EXPECT_NE(outcome[0].find("rank 1 has world size 2, backend fake"), std::string::npos) << outcome[0];
+}
+
+TEST_F(InitTest, APortThatIsTakenIsNamed) {
+  TakenPort port;
+  InitOptions options{.init_method = port.method(), .rank = 0, .world_size = 2, .timeout = milliseconds(500)};
+  COHORT_EXPECT_THROW_WITH(init_process_group(options), RendezvousError,
+                           "rank 0 cannot listen on 127.0.0.1:");
+}
+
+TEST_F(InitTest, AMeetingPointThatNobodyKeepsIsNamed) {
+  TakenPort port;
+  const std::string method = port.method();
+  port.release();
+  InitOptions options{.init_method = method, .rank = 1, .world_size = 2, .timeout = milliseconds(500)};
+  COHORT_EXPECT_THROW_WITH(init_process_group(options), RendezvousError, "cannot reach rank 0 at 127.0.0.1:");
+}
+
+TEST_F(InitTest, WhatCannotBeIsRefused) {
+  const auto with = [](const std::string& method) {
+    return [method] { init_process_group({.init_method = method, .rank = 0, .world_size = 1}); };
+  };
+  COHORT_EXPECT_THROW_WITH(with("tcp://nowhere")(), UsageError, "is no address");
+  COHORT_EXPECT_THROW_WITH(with("tcp://[::1]:99999")(), UsageError, "is no address");
+  COHORT_EXPECT_THROW_WITH(with("file://relative")(), UsageError, "names no absolute path");
+  COHORT_EXPECT_THROW_WITH(with("udp://x:1")(), UsageError, "env://, tcp://HOST:PORT or file:///PATH");
+  COHORT_EXPECT_THROW_WITH(init_process_group({.rank = 1}), UsageError, "rank and world_size go together");
+  COHORT_EXPECT_THROW_WITH(init_process_group({.rank = 2, .world_size = 2}), UsageError,
+                           "rank is 2 and world_size 2");
+  test::ScopedEnv rank("RANK", "0"), world("WORLD_SIZE", "2"), host("MASTER_ADDR", std::nullopt);
+  COHORT_EXPECT_THROW_WITH(init_process_group(), RendezvousError, "MASTER_ADDR is not set");
+}
+
+}  // namespace
+}  // namespace cohort::comm

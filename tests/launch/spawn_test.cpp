@@ -1,0 +1,184 @@
+// Each test spawns this executable again, with a filter that names the test: in the ranks main runs up to the
+// same call.
+#include "cohort/launch/spawn.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "cohort/comm/group.h"
+#include "cohort/core/error.h"
+#include "tests/support/environment.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+
+namespace cohort::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class SpawnTest : public testing::Test {
+ protected:
+  SpawnOptions options() const {
+    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+    return {.timeout = seconds(60),
+            .grace = milliseconds(500),
+            .arguments = std::vector<std::string>{std::string("--gtest_filter=") + test->test_suite_name() +
+                                                  "." + test->name()},
+            .environment = {}};
+  }
+};
+
+// Where ranks leave something for the test that spawned them: made by the first process, found by the others.
+std::string shared_folder(test::TempDir& dir) {
+  if (const char* given = std::getenv("SPAWN_TEST_FOLDER")) return given;
+  return dir.path().string();
+}
+
+// Processes whose parent is this one.
+int children() {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream file(entry.path() / "stat");
+    std::string text;
+    if (!std::getline(file, text)) continue;
+    int parent = 0;
+    char state = 0;
+    std::istringstream rest(text.substr(text.rfind(')') + 1));
+    if (rest >> state >> parent && parent == ::getpid()) ++count;
+  }
+  return count;
+}
+
+TEST_F(SpawnTest, RanksMeetAndReduce) {
+  test::TempDir dir;
+  const std::string folder = shared_folder(dir);
+  SpawnOptions with = options();
+  with.environment = {{"SPAWN_TEST_FOLDER", folder}};
+  spawn(
+      [&](int rank) {
+        auto group = comm::init_process_group({.timeout = seconds(20)});
+        at::Tensor t = at::full({4}, rank + 1, at::kFloat);
+        group.all_reduce(t).wait();
+        std::ofstream(folder + "/" + std::to_string(rank))
+            << group.size() << " " << t[0].item<float>() << " " << std::getenv("LOCAL_RANK");
+        group.barrier();
+      },
+      3, with);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(test::read_file(folder + "/" + std::to_string(rank)), "3 6 " + std::to_string(rank));
+  }
+}
+
+TEST_F(SpawnTest, ASecondCallRunsItsOwnFunction) {
+  test::TempDir dir;
+  const std::string folder = shared_folder(dir);
+  SpawnOptions with = options();
+  with.environment = {{"SPAWN_TEST_FOLDER", folder}};
+  spawn([&](int rank) { std::ofstream(folder + "/first" + std::to_string(rank)) << 1; }, 1, with);
+  spawn([&](int rank) { std::ofstream(folder + "/second" + std::to_string(rank)) << 1; }, 2, with);
+  EXPECT_TRUE(std::filesystem::exists(folder + "/first0"));
+  EXPECT_FALSE(std::filesystem::exists(folder + "/first1"));
+  EXPECT_TRUE(std::filesystem::exists(folder + "/second1"));
+}
+
+TEST_F(SpawnTest, TheFirstFailureComesBackWithRankAndMessage) {
+  const auto call = [&] {
+    spawn(
+        [](int rank) {
+          if (rank == 1) throw std::runtime_error("no such luck\nin two lines");
+          std::this_thread::sleep_for(seconds(50));
+        },
+        2, options());
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  COHORT_EXPECT_THROW_WITH(call(), PeerError, "rank 1 of 2 failed: no such luck\nin two lines");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(20)) << "the other rank was waited for";
+}
+
+TEST_F(SpawnTest, ARankThatDoesNotComeToTheCallIsAnError) {
+  if (std::getenv("COHORT_SPAWN_CALL") != nullptr) return;  // main takes another way in the ranks
+  COHORT_EXPECT_THROW_WITH(spawn([](int) {}, 1, options()), PeerError,
+                           "main did not come to the call of spawn()");
+}
+
+TEST_F(SpawnTest, ARankThatIsKilledOrExitsIsNamed) {
+  COHORT_EXPECT_THROW_WITH(spawn([](int rank) { rank == 0 ? ::raise(SIGKILL) : ::pause(); }, 2, options()),
+                           PeerError, "rank 0 of 2 was killed by signal 9");
+}
+
+TEST_F(SpawnTest, ARankThatExitsIsNamed) {
+  COHORT_EXPECT_THROW_WITH(spawn([](int) { ::_exit(3); }, 1, options()), PeerError,
+                           "rank 0 of 1 ended with status 3");
+}
+
+TEST_F(SpawnTest, RanksThatDoNotEndAreKilledAtTheDeadlineAndNamed) {
+  SpawnOptions with = options();
+  with.timeout = milliseconds(1500);
+  COHORT_EXPECT_THROW_WITH(spawn(
+                               [](int rank) {
+                                 if (rank == 1) return;
+                                 ::signal(SIGTERM, SIG_IGN);
+                                 for (;;) ::pause();
+                               },
+                               2, with),
+                           TimeoutError, "rank 0 of 2 still ran after 1500 ms");
+  EXPECT_EQ(children(), 0) << "a rank was left behind";
+}
+
+TEST_F(SpawnTest, RanksDieWithTheProcessThatSpawnedThem) {
+  test::TempDir dir;
+  const std::string folder = shared_folder(dir);
+  const std::string file = folder + "/pid";
+  if (std::getenv("SPAWN_TEST_INNER") != nullptr || std::getenv("RANK") != nullptr) {
+    spawn(
+        [&](int) {
+          std::ofstream(file + ".part") << ::getpid();
+          std::filesystem::rename(file + ".part", file);
+          for (;;) ::pause();
+        },
+        1, options());
+    return;
+  }
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    ::setenv("SPAWN_TEST_INNER", "1", 1);
+    ::setenv("SPAWN_TEST_FOLDER", folder.c_str(), 1);
+    ::execl("/proc/self/exe", "launch_test", "--gtest_filter=SpawnTest.RanksDieWithTheProcessThatSpawnedThem",
+            static_cast<char*>(nullptr));
+    ::_exit(127);
+  }
+  for (int i = 0; i < 2000 && !std::filesystem::exists(file); ++i)
+    std::this_thread::sleep_for(milliseconds(10));
+  ASSERT_TRUE(std::filesystem::exists(file));
+  const pid_t rank = std::stoi(test::read_file(file));
+  ASSERT_EQ(::kill(rank, 0), 0);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  const auto gone = [&] {  // or a zombie that init has not reaped yet
+    std::ifstream stat("/proc/" + std::to_string(rank) + "/stat");
+    std::string text;
+    std::getline(stat, text);
+    return text.empty() || text.find(") Z") != std::string::npos || text.find(") X") != std::string::npos;
+  };
+  for (int i = 0; i < 500 && !gone(); ++i) std::this_thread::sleep_for(milliseconds(10));
+  EXPECT_TRUE(gone());
+}
+
+TEST_F(SpawnTest, IsRefusedInsideALaunchedJobAndForNoRanks) {
+  COHORT_EXPECT_THROW_WITH(spawn([](int) {}, 0, options()), UsageError, "num_ranks is 0");
+  const test::ScopedEnv rank("RANK", "0");
+  COHORT_EXPECT_THROW_WITH(spawn([](int) {}, 2, options()), UsageError, "RANK is set");
+}
+
+}  // namespace
+}  // namespace cohort::launch
