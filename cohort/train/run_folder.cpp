@@ -119,8 +119,8 @@ RunFolder RunFolder::open(const Config& config) {
 }
 
 void RunFolder::describe(Config config, const std::string& command) const {
-  config.run.resume
-      .clear();  // how this process began, not what the run is: the file must not resume by itself
+  // How this process began, not what the run is: the file must not resume by itself.
+  config.run.resume.clear();
   core::write_file_atomically(path_ / "config.yaml", dump_config(config));
   utsname machine{};
   uname(&machine);

@@ -21,7 +21,7 @@ class RunFolder {
   /// holds a run and `run.resume` is empty; SystemError naming the process that uses it.
   static RunFolder open(const Config& config);
 
-  /// Removes the folder if it was made by open() and nothing was written to it.
+  /// Removes the folder if it was new or empty when open() took it, and nothing was written to it.
   ~RunFolder();
   RunFolder(RunFolder&&) noexcept;
 

@@ -130,8 +130,8 @@ class FitLoop {
     meters_.restore(state_.meters);
     result_.last_checkpoint = found->folder;
     check_same_run(found->folder);
-    checkpoints_->go_back_to(
-        found->folder);  // before the logs are cut: killed from here on, `auto` starts there too
+    // Before the logs are cut: killed from here on, `auto` starts there too.
+    checkpoints_->go_back_to(found->folder);
     in_epoch_ = true;
     lr_ = current_lr();  // for the report of an epoch that has no step left
     core::log_info(core::concat("resumed from ", found->folder.string(), ": epoch ", state_.epoch, ", step ",
