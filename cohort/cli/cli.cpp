@@ -7,6 +7,7 @@
 #include "cohort/core/allocator.h"
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
 #include "cohort/core/version.h"
 
@@ -23,14 +24,6 @@ bool is_users_fault(const std::exception& error) {
   return dynamic_cast<const UsageError*>(&error) != nullptr ||
          dynamic_cast<const ConfigError*>(&error) != nullptr ||
          dynamic_cast<const DataError*>(&error) != nullptr;
-}
-
-/// The first line of LibTorch's long messages is what a person needs; the rest is its stack.
-std::string message_of(const std::exception& error) {
-  const std::string text = error.what();
-  if (dynamic_cast<const Error*>(&error) != nullptr) return text;
-  const std::size_t end = text.find("\nException raised from");
-  return text.substr(0, end);
 }
 
 }  // namespace
@@ -58,7 +51,7 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "cohort: %s\n", message_of(error).c_str());
+    std::fprintf(stderr, "cohort: %s\n", core::message_of(error).c_str());
     return is_users_fault(error) ? 2 : 1;
   }
 }

@@ -19,6 +19,8 @@ struct BackendOptions {
 struct MadeBackend {
   c10::intrusive_ptr<c10d::Backend> backend;
   c10d::ProcessGroup::BackendType type = c10d::ProcessGroup::BackendType::CUSTOM;
+  /// False: the other ranks are imagined, and nothing may wait for them.
+  bool has_peers = true;
 };
 
 MadeBackend make_gloo(const BackendOptions& options);

@@ -11,6 +11,7 @@
 
 #include "cohort/comm/state.h"
 #include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
 #include "cohort/core/torch_compat.h"
 
@@ -102,9 +103,9 @@ struct Pending::State {
     std::string what = describe();
     // Gloo refuses a type it has no code for when it runs, on every rank, before anything travels.
     if (std::string_view(error.what()).find("Invalid scalar type") != std::string_view::npos) {
-      throw UsageError("comm.group", core::concat(what, ": ", error.what()));
+      throw UsageError("comm.group", core::concat(what, ": ", core::message_of(error)));
     }
-    group->mark_broken(what + ": " + error.what());
+    group->mark_broken(what + ": " + core::message_of(error));
     what += group->silent_ranks();
     throw_as_ours(error, "comm.group", what);
   }
@@ -387,7 +388,7 @@ Pending Group::recv(at::Tensor& tensor, int from, int tag, CallOptions options) 
 // Over the store and not over the backend: the store knows who came, and works in a group that is broken.
 void Group::barrier(CallOptions options) const {
   State& mine = state();
-  if (mine.backend == "fake") {
+  if (!mine.has_peers) {
     mine.group->barrier({});
     return;
   }
@@ -397,7 +398,7 @@ void Group::barrier(CallOptions options) const {
   try {
     mine.store->set(core::concat(key, "/", mine.rank), std::string("1"));
   } catch (const std::exception& failure) {
-    error = failure.what();
+    error = core::message_of(failure);
   }
   std::vector<int> missing;
   if (error.empty()) missing = missing_ranks(*mine.store, key, mine.size, deadline, error);

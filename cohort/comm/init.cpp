@@ -12,6 +12,7 @@
 #include "cohort/comm/job.h"
 #include "cohort/comm/state.h"
 #include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
 #include "cohort/core/version.h"
 
@@ -61,8 +62,7 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
   try {
     return c10::make_intrusive<c10d::TCPStore>(address.host, options);
   } catch (const std::exception& error) {
-    std::string words = error.what();
-    words = words.substr(0, words.find('\n'));
+    const std::string words = core::message_of(error);
     const std::string at =
         core::concat(address.host, ":", address.port, " (rank ", job.rank, "/", job.world_size, ", ",
                      std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count(), " ms)");
@@ -152,7 +152,7 @@ void agree(c10d::Store& store, const Job& job, const std::string& mine, const st
   } catch (const Error&) {
     throw;
   } catch (const std::exception& failure) {
-    error = failure.what();
+    error = core::message_of(failure);
   }
   const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
   if (!error.empty()) {

@@ -6,6 +6,7 @@
 
 #include "cohort/comm/backend.h"
 #include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
 #include "cohort/core/suggest.h"
 
 namespace cohort::comm {
@@ -21,20 +22,10 @@ bool contains_any(const std::string& text, std::initializer_list<const char*> pa
                      [&](const char* part) { return text.find(part) != std::string::npos; });
 }
 
-// The backend's words without C++ stack traces and file names of a build machine.
-std::string first_line(std::string text) {
-  text = text.substr(0, text.find('\n'));
-  if (text.starts_with("[") && text.find(".cc:") != std::string::npos) {
-    const std::size_t close = text.find("] ");
-    if (close != std::string::npos) text = text.substr(close + 2);
-  }
-  return text;
-}
-
 }  // namespace
 
 void throw_as_ours(const std::exception& error, const std::string& where, const std::string& what) {
-  const std::string words = first_line(error.what());
+  const std::string words = core::message_of(error);
   const std::string message = core::concat(what, ": ", words);
   if (dynamic_cast<const Error*>(&error) != nullptr) throw;
   if (contains_any(words, {"imed out", "imeout"})) {
@@ -67,7 +58,7 @@ std::vector<int> missing_ranks(c10d::Store& store, const std::string& prefix, in
       std::this_thread::sleep_for(std::min<core::Deadline::Clock::duration>(pause, deadline.remaining()));
     }
   } catch (const std::exception& failure) {
-    error = first_line(failure.what());
+    error = core::message_of(failure);
   }
   return missing;
 }
@@ -144,6 +135,7 @@ std::shared_ptr<Group::State> make_state(c10::intrusive_ptr<c10d::Store> store, 
     throw_as_ours(error, "comm.group",
                   core::concat("cannot make group '", name, "' (rank ", rank, "/", size, ", ", backend, ")"));
   }
+  state->has_peers = made.has_peers;
   state->group = c10::make_intrusive<c10d::ProcessGroup>(state->store, rank, size);
   state->group->setBackend(c10::kCPU, made.type, made.backend);
   state->group->setDefaultBackend(made.type);

@@ -17,6 +17,7 @@ struct Group::State {
   std::vector<int> job_ranks;
   std::chrono::milliseconds timeout{0};
   std::string reach;
+  bool has_peers = true;  ///< as the backend says
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
 

@@ -12,6 +12,7 @@
 #include "cohort/checkpoint/safetensors.h"
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
 #include "cohort/train/build.h"
 #include "cohort/train/classification.h"
@@ -185,8 +186,7 @@ std::string library_being_loaded;  // read by end_while_loading
   try {
     if (const auto error = std::current_exception()) std::rethrow_exception(error);
   } catch (const std::exception& error) {
-    what = error.what();
-    what = what.substr(0, what.find("\nException raised from"));
+    what = core::message_of(error);
   } catch (...) {
   }
   std::fprintf(stderr, "cohort: [train.load_plugin] %s threw while it was loaded: %s\n",

@@ -33,7 +33,7 @@ class DoneWork : public c10d::Work {
 
 MadeBackend make_fake(const BackendOptions& options) {
   return {c10::make_intrusive<FakeBackend>(options.rank, options.size),
-          c10d::ProcessGroup::BackendType::CUSTOM};
+          c10d::ProcessGroup::BackendType::CUSTOM, false};
 }
 
 FakeBackend& FakeBackend::of(const Group& group) {
