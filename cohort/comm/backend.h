@@ -21,6 +21,8 @@ struct MadeBackend {
   c10d::ProcessGroup::BackendType type = c10d::ProcessGroup::BackendType::CUSTOM;
   /// False: the other ranks are imagined, and nothing may wait for them.
   bool has_peers = true;
+  /// Takes tensors in the main memory.
+  bool takes_cpu = true;
 };
 
 MadeBackend make_gloo(const BackendOptions& options);

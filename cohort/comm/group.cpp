@@ -1,15 +1,12 @@
 #include "cohort/comm/group.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/copy.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/view_as_real.h>
 
 #include <algorithm>
 #include <functional>
 #include <numeric>
 
-#include "cohort/comm/state.h"
+#include "cohort/comm/pending.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
@@ -19,20 +16,6 @@ namespace cohort::comm {
 namespace {
 
 using std::chrono::milliseconds;
-using Work = c10::intrusive_ptr<c10d::Work>;
-
-std::string shapes(std::span<const at::Tensor> tensors) {
-  std::string text;
-  for (std::size_t i = 0; i < tensors.size() && i < 3; ++i) {
-    text += core::concat(i == 0 ? "" : ", ", tensors[i].dtype().name(), tensors[i].sizes());
-  }
-  if (tensors.size() > 3) text += core::concat(" and ", tensors.size() - 3, " more");
-  return text;
-}
-
-[[noreturn]] void refuse(const std::string& what, const std::string& hint = "") {
-  throw UsageError("comm.group", what, hint);
-}
 
 // Numbers that only move need not be known to the backend: Gloo has no code for complex ones.
 at::Tensor as_numbers(const at::Tensor& tensor) {
@@ -52,109 +35,6 @@ void check_numel(const char* call, const at::Tensor& big, const at::Tensor& smal
 }
 
 }  // namespace
-
-// A collective that is under way. `sent` are the tensors that the backend has; where one is a copy of a view,
-// `returns` copies it back.
-struct Pending::State {
-  std::shared_ptr<Group::State> group;
-  std::string call;
-  std::int64_t number = 0;
-  core::Deadline deadline;
-  std::vector<at::Tensor> tensors;
-  std::vector<std::pair<at::Tensor, at::Tensor>> returns;  // (view, its contiguous copy)
-  Work work;
-
-  State(std::shared_ptr<Group::State> of, const char* name, milliseconds timeout)
-      : group(std::move(of)), call(name), deadline(timeout.count() == 0 ? group->timeout : timeout) {
-    if (timeout.count() < 0) refuse(core::concat(name, ": timeout is ", timeout.count(), " ms"));
-    group->check_usable();
-    number = group->calls.fetch_add(1);
-  }
-
-  // A contiguous tensor to give to the backend in place of `tensor`.
-  at::Tensor in(const at::Tensor& tensor) {
-    tensors.push_back(tensor.contiguous());
-    return tensors.back();
-  }
-  at::Tensor out(const at::Tensor& tensor, bool reads) {
-    if (tensor.requires_grad() && tensor.is_leaf() && at::GradMode::is_enabled()) {
-      refuse(call + ": a tensor that requires grad would be changed in place",
-             "at::NoGradGuard, or detach()");
-    }
-    if (tensor.is_contiguous()) {
-      tensors.push_back(tensor);
-      return tensor;
-    }
-    at::Tensor copy = reads ? tensor.contiguous() : at::empty_like(tensor, at::MemoryFormat::Contiguous);
-    tensors.push_back(copy);
-    returns.emplace_back(tensor, copy);
-    return copy;
-  }
-
-  milliseconds left() const { return milliseconds(std::max(1, deadline.remaining_ms())); }
-
-  std::string describe() const {
-    return core::concat(call, " ", number, " of group '", group->name, "' (rank ", group->rank, "/",
-                        group->size, ", ", shapes(tensors), ", ",
-                        std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count(), " ms)");
-  }
-
-  [[noreturn]] void fail(const std::exception& error) {
-    std::string what = describe();
-    // Gloo refuses a type it has no code for when it runs, on every rank, before anything travels.
-    if (std::string_view(error.what()).find("Invalid scalar type") != std::string_view::npos) {
-      throw UsageError("comm.group", core::concat(what, ": ", core::message_of(error)));
-    }
-    group->mark_broken(what + ": " + core::message_of(error));
-    what += group->silent_ranks();
-    throw_as_ours(error, "comm.group", what);
-  }
-
-  void finish() {
-    const Work running = work;
-    try {
-      if (!running->wait(left())) throw std::runtime_error("it was aborted");
-    } catch (const std::exception& error) {
-      // Timed out here means that the backend goes on: it keeps the tensors, and the group is not used again.
-      fail(error);
-    }
-    const at::NoGradGuard no_grad;
-    for (auto& [view, copy] : returns) view.copy_(copy);
-    returns.clear();
-  }
-};
-
-Pending::Pending() = default;
-Pending::Pending(std::unique_ptr<State> state) : state_(std::move(state)) {}
-Pending::Pending(Pending&&) noexcept = default;
-Pending& Pending::operator=(Pending&& other) noexcept {
-  std::swap(state_, other.state_);
-  return *this;
-}
-
-Pending::~Pending() {
-  if (state_ == nullptr) return;
-  try {
-    state_->finish();
-  } catch (const std::exception& error) {
-    core::log_warning(core::concat("nobody waited for a collective that failed: ", error.what()));
-  }
-}
-
-void Pending::wait() {
-  if (state_ == nullptr) return;
-  const std::unique_ptr<State> state = std::move(state_);
-  state->finish();
-}
-
-bool Pending::done() const {
-  return state_ == nullptr || state_->work->isCompleted();
-}
-
-const c10::intrusive_ptr<c10d::Work>& Pending::work() const {
-  static const c10::intrusive_ptr<c10d::Work> none;
-  return state_ == nullptr ? none : state_->work;
-}
 
 Group::State& Group::state() const {
   if (state_ == nullptr) refuse("this process is not in the group", "test the handle first: if (group) ...");
@@ -186,6 +66,10 @@ const c10::intrusive_ptr<c10d::Store>& Group::store() const {
   return state().store;
 }
 
+void Group::step_done() const {
+  state().steps.fetch_add(1);
+}
+
 Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) const {
   State& parent = state();
   parent.check_usable();
@@ -200,28 +84,15 @@ Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) co
   if (place == ranks.end()) return {};
   std::vector<int> job_ranks;
   for (const int rank : ranks) job_ranks.push_back(parent.job_ranks[static_cast<std::size_t>(rank)]);
-  return Group(make_state(parent.store, child, std::move(job_ranks), static_cast<int>(place - ranks.begin()),
-                          parent.backend, options.timeout.count() == 0 ? parent.timeout : options.timeout,
-                          parent.reach));
+  return Group(make_state({.store = parent.store,
+                           .name = child,
+                           .job_ranks = std::move(job_ranks),
+                           .rank = static_cast<int>(place - ranks.begin()),
+                           .backend = parent.backend,
+                           .timeout = options.timeout.count() == 0 ? parent.timeout : options.timeout,
+                           .reach = parent.reach,
+                           .check = options.check.value_or(parent.check)}));
 }
-
-namespace {
-
-// Hands `body` to the backend and wraps what it returns.
-template <typename Body>
-void begin(auto& pending, const Body& body) {
-  const at::NoGradGuard no_grad;
-  try {
-    pending.work = body();
-  } catch (const c10::Error& error) {
-    // Refused before anything travelled: a type or an operation that the backend does not know.
-    throw UsageError("comm.group", core::concat(pending.describe(), ": ", error.what_without_backtrace()));
-  } catch (const std::exception& error) {
-    pending.fail(error);
-  }
-}
-
-}  // namespace
 
 Pending Group::all_reduce(at::Tensor& tensor, ReduceOp op, CallOptions options) const {
   return all_reduce(std::span(&tensor, 1), std::move(op), options);
@@ -233,7 +104,7 @@ Pending Group::all_reduce(std::span<at::Tensor> tensors, ReduceOp op, CallOption
   auto pending = std::make_unique<Pending::State>(state_, "all_reduce", options.timeout);
   std::vector<at::Tensor> list;
   for (const at::Tensor& tensor : tensors) list.push_back(pending->out(tensor, true));
-  begin(*pending, [&] {
+  pending->begin({.tensors = list, .op = op_name(op)}, [&] {
     if (list.size() == 1) {
       c10d::AllreduceOptions settings;
       settings.reduceOp = std::move(op);
@@ -255,7 +126,8 @@ Pending Group::broadcast(at::Tensor& tensor, int root, CallOptions options) cons
   c10d::BroadcastOptions settings;
   settings.rootRank = root;
   settings.timeout = pending->left();
-  begin(*pending, [&] { return state_->group->broadcast(list, settings); });
+  pending->begin({.tensors = list, .direction = "from", .peer = root},
+                 [&] { return state_->group->broadcast(list, settings); });
   return Pending(std::move(pending));
 }
 
@@ -264,10 +136,11 @@ Pending Group::reduce(at::Tensor& tensor, int root, ReduceOp op, CallOptions opt
   auto pending = std::make_unique<Pending::State>(state_, "reduce", options.timeout);
   std::vector<at::Tensor> list{pending->out(tensor, true)};
   c10d::ReduceOptions settings;
-  settings.reduceOp = std::move(op);
+  settings.reduceOp = op;
   settings.rootRank = root;
   settings.timeout = pending->left();
-  begin(*pending, [&] { return state_->group->reduce(list, settings); });
+  pending->begin({.tensors = list, .op = op_name(op), .direction = "to", .peer = root},
+                 [&] { return state_->group->reduce(list, settings); });
   return Pending(std::move(pending));
 }
 
@@ -278,7 +151,8 @@ Pending Group::all_gather(at::Tensor& output, const at::Tensor& input, CallOptio
              to = as_numbers(pending->out(output, false)).view({-1});
   c10d::AllgatherOptions settings;
   settings.timeout = pending->left();
-  begin(*pending, [&] { return state_->group->COHORT_C10D_ALL_GATHER(to, from, settings); });
+  pending->begin({.tensors = std::span(&pending->tensors[0], 1)},
+                 [&] { return state_->group->COHORT_C10D_ALL_GATHER(to, from, settings); });
   return Pending(std::move(pending));
 }
 
@@ -288,9 +162,10 @@ Pending Group::reduce_scatter(at::Tensor& output, const at::Tensor& input, Reduc
   auto pending = std::make_unique<Pending::State>(state_, "reduce_scatter", options.timeout);
   at::Tensor from = pending->in(input).view({-1}), to = pending->out(output, false).view({-1});
   c10d::ReduceScatterOptions settings;
-  settings.reduceOp = std::move(op);
+  settings.reduceOp = op;
   settings.timeout = pending->left();
-  begin(*pending, [&] { return state_->group->COHORT_C10D_REDUCE_SCATTER(to, from, settings); });
+  pending->begin({.tensors = std::span(&pending->tensors[1], 1), .op = op_name(op)},
+                 [&] { return state_->group->COHORT_C10D_REDUCE_SCATTER(to, from, settings); });
   return Pending(std::move(pending));
 }
 
@@ -317,8 +192,16 @@ Pending Group::all_to_all(at::Tensor& output, const at::Tensor& input,
   std::vector<std::int64_t> to_rows = output_rows, from_rows = input_rows;
   c10d::AllToAllOptions settings;
   settings.timeout = pending->left();
-  begin(*pending,
-        [&] { return state_->group->COHORT_C10D_ALL_TO_ALL(to, from, to_rows, from_rows, settings); });
+  const auto rows = [&](const std::vector<std::int64_t>& given, const at::Tensor& tensor) {
+    const auto n = static_cast<std::size_t>(size());
+    return given.empty() ? std::vector<std::int64_t>(n, tensor.size(0) / size()) : given;
+  };
+  pending->begin(
+      {.tensors = pending->tensors,
+       .from_dim = 1,
+       .in_rows = rows(input_rows, input),
+       .out_rows = rows(output_rows, output)},
+      [&] { return state_->group->COHORT_C10D_ALL_TO_ALL(to, from, to_rows, from_rows, settings); });
   return Pending(std::move(pending));
 }
 
@@ -341,7 +224,8 @@ Pending Group::gather(std::span<at::Tensor> outputs, const at::Tensor& input, in
   c10d::GatherOptions settings;
   settings.rootRank = root;
   settings.timeout = pending->left();
-  begin(*pending, [&] { return state_->group->gather(to, from, settings); });
+  pending->begin({.tensors = from, .direction = "to", .peer = root},
+                 [&] { return state_->group->gather(to, from, settings); });
   return Pending(std::move(pending));
 }
 
@@ -363,7 +247,8 @@ Pending Group::scatter(at::Tensor& output, std::span<const at::Tensor> inputs, i
   c10d::ScatterOptions settings;
   settings.rootRank = root;
   settings.timeout = pending->left();
-  begin(*pending, [&] { return state_->group->scatter(to, from, settings); });
+  pending->begin({.tensors = to, .direction = "from", .peer = root},
+                 [&] { return state_->group->scatter(to, from, settings); });
   return Pending(std::move(pending));
 }
 
@@ -372,7 +257,8 @@ Pending Group::send(const at::Tensor& tensor, int to, int tag, CallOptions optio
   if (to == rank()) refuse("send: a rank cannot send to itself");
   auto pending = std::make_unique<Pending::State>(state_, "send", options.timeout);
   std::vector<at::Tensor> list{pending->in(tensor)};
-  begin(*pending, [&] { return state_->group->send(list, to, tag); });
+  pending->begin_message({.tensors = list, .direction = "to", .peer = to},
+                         [&] { return state_->group->send(list, to, tag); });
   return Pending(std::move(pending));
 }
 
@@ -381,7 +267,8 @@ Pending Group::recv(at::Tensor& tensor, int from, int tag, CallOptions options) 
   if (from == rank()) refuse("recv: a rank cannot receive from itself");
   auto pending = std::make_unique<Pending::State>(state_, "recv", options.timeout);
   std::vector<at::Tensor> list{pending->out(tensor, false)};
-  begin(*pending, [&] { return state_->group->recv(list, from, tag); });
+  pending->begin_message({.tensors = list, .direction = "from", .peer = from},
+                         [&] { return state_->group->recv(list, from, tag); });
   return Pending(std::move(pending));
 }
 

@@ -53,9 +53,19 @@ class Pending {
   std::unique_ptr<State> state_;
 };
 
+/// Which collectives are compared between the ranks before the backend sees them. A call that is compared
+/// comes back when every rank has made it, and throws on every rank when one called something else.
+enum class Check {
+  kFirst,   ///< those of the first 10 steps; the first 1,000 where nobody calls step_done()
+  kAlways,  ///< all
+  kOff,     ///< none: what differs then is a timeout, or numbers that mean nothing
+};
+
 struct SubgroupOptions {
   /// 0: as the parent's.
   std::chrono::milliseconds timeout{0};
+  /// As the parent's if not given.
+  std::optional<Check> check = std::nullopt;
 };
 
 /// Ownership: copies share the group, which closes when the last one and all of its Pending are gone.
@@ -67,6 +77,8 @@ class Group {
   Group() = default;
   explicit Group(std::shared_ptr<State> state) : state_(std::move(state)) {}
   explicit operator bool() const { return state_ != nullptr; }
+  /// For this module and its tests.
+  const std::shared_ptr<State>& shared_state() const { return state_; }
 
   int rank() const;
   int size() const;
@@ -78,6 +90,9 @@ class Group {
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const;
   /// A store of this group's own.
   const c10::intrusive_ptr<c10d::Store>& store() const;
+
+  /// Says that a step of training is over: see Check. On every rank, between the same calls, or on none.
+  void step_done() const;
 
   /// Makes a group of `ranks` (of this one, ascending). Collective over this group; ranks that are not in it
   /// get an empty handle. Throws: UsageError; RendezvousError.
@@ -126,6 +141,7 @@ struct InitOptions {
   std::optional<int> world_size = std::nullopt;
   /// For meeting, and for each collective that names no other.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  Check check = Check::kFirst;
 };
 
 /// Meets the other ranks of the job and returns the group of all. Collective over the job.
@@ -136,7 +152,8 @@ Group init_process_group(const InitOptions& options = {});
 /// Makes a group over a store that its ranks share already: ranks that are threads, stores of a user's own.
 /// `reach`: an address of a host that the backend's connections must reach; empty: any.
 Group make_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const std::string& backend,
-                 std::chrono::milliseconds timeout, const std::string& reach = "127.0.0.1");
+                 std::chrono::milliseconds timeout, const std::string& reach = "127.0.0.1",
+                 Check check = Check::kFirst);
 
 /// Backends that this build can make, with what each is.
 std::vector<std::string> backend_names();

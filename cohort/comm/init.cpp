@@ -119,9 +119,10 @@ Meeting meet(const InitOptions& options, const Job& job) {
 }
 
 // What all ranks must agree on, as text.
-std::string creed(const Job& job, const std::string& backend) {
-  return core::concat("world size ", job.world_size, ", backend ", backend, ", Cohort ", core::version(),
-                      ", LibTorch ", TORCH_VERSION);
+std::string creed(const Job& job, const std::string& backend, Check check) {
+  const char* checks = check == Check::kFirst ? "first" : check == Check::kAlways ? "always" : "off";
+  return core::concat("world size ", job.world_size, ", backend ", backend, ", check ", checks, ", Cohort ",
+                      core::version(), ", LibTorch ", TORCH_VERSION);
 }
 
 // Waits for all, and compares what they say of themselves.
@@ -191,11 +192,14 @@ Group init_process_group(const InitOptions& options) {
     core::log_debug("process group: gloo, the backend of this build that joins processes");
   }
   const Meeting meeting = meet(options, job);
-  agree(*meeting.store, job, creed(job, backend), meeting.where, deadline);
-  std::vector<int> ranks;
-  for (int rank = 0; rank < job.world_size; ++rank) ranks.push_back(rank);
-  return Group(make_state(meeting.store, "world", std::move(ranks), job.rank, backend, options.timeout,
-                          meeting.reach));
+  agree(*meeting.store, job, creed(job, backend, options.check), meeting.where, deadline);
+  return Group(make_state({.store = meeting.store,
+                           .job_ranks = all_ranks(job.world_size),
+                           .rank = job.rank,
+                           .backend = backend,
+                           .timeout = options.timeout,
+                           .reach = meeting.reach,
+                           .check = options.check}));
 }
 
 }  // namespace cohort::comm

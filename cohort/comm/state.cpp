@@ -94,60 +94,82 @@ std::string Group::State::silent_ranks() const {
                       " did not notice: dead, or stuck");
 }
 
-std::shared_ptr<Group::State> make_state(c10::intrusive_ptr<c10d::Store> store, const std::string& name,
-                                         std::vector<int> job_ranks, int rank, const std::string& backend,
-                                         milliseconds timeout, const std::string& reach) {
-  const int size = static_cast<int>(job_ranks.size());
-  if (timeout.count() <= 0) {
-    throw UsageError("comm.group", core::concat("timeout is ", timeout.count(), " ms, expected more than 0"));
-  }
-  if (rank < 0 || rank >= size) {
-    throw UsageError("comm.group", core::concat("rank is ", rank, ", expected 0 to ", size - 1));
-  }
-  auto state = std::make_shared<Group::State>();
-  state->name = name;
-  state->backend = backend;
-  state->rank = rank;
-  state->size = size;
-  state->job_ranks = std::move(job_ranks);
-  state->timeout = timeout;
-  state->reach = reach;
-  state->store = c10::make_intrusive<c10d::PrefixStore>("cohort/" + name, store);
-  state->store->setTimeout(timeout);
-  const BackendOptions options{c10::make_intrusive<c10d::PrefixStore>(backend, state->store), rank, size,
-                               timeout, reach};
-  MadeBackend made;
-  const std::vector<std::string> names = backend_names();
+namespace {
+
+MadeBackend make_backend(const std::string& backend, const std::string& name, const BackendOptions& options) {
   try {
-    if (backend == "gloo") {
-      made = make_gloo(options);
-    } else if (backend == "fake") {
-      made = make_fake(options);
-    } else {
-      const auto near = core::closest(backend, names);
-      throw UsageError("comm.group",
-                       core::concat("no backend '", backend, "' is built in, expected auto, gloo or fake"),
-                       near.value_or("auto"));
-    }
+    if (backend == "gloo") return make_gloo(options);
+    if (backend == "fake") return make_fake(options);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
     throw_as_ours(error, "comm.group",
-                  core::concat("cannot make group '", name, "' (rank ", rank, "/", size, ", ", backend, ")"));
+                  core::concat("cannot make group '", name, "' (rank ", options.rank, "/", options.size, ", ",
+                               backend, ")"));
   }
+  throw UsageError("comm.group",
+                   core::concat("no backend '", backend, "' is built in, expected auto, gloo or fake"),
+                   core::closest(backend, backend_names()).value_or("auto"));
+}
+
+}  // namespace
+
+bool Group::State::checks(std::int64_t number) const {
+  constexpr std::int64_t kSteps = 10, kCalls = 1000;
+  if (check == Check::kOff || size == 1 || !has_peers) return false;
+  if (check == Check::kAlways) return true;
+  const std::int64_t done = steps.load();
+  return done == 0 ? number < kCalls : done < kSteps;
+}
+
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+std::shared_ptr<Group::State> make_state(StateOptions options) {
+  const int size = static_cast<int>(options.job_ranks.size());
+  if (options.timeout.count() <= 0) {
+    throw UsageError("comm.group",
+                     core::concat("timeout is ", options.timeout.count(), " ms, expected more than 0"));
+  }
+  if (options.rank < 0 || options.rank >= size) {
+    throw UsageError("comm.group", core::concat("rank is ", options.rank, ", expected 0 to ", size - 1));
+  }
+  auto state = std::make_shared<Group::State>();
+  state->name = options.name;
+  state->backend = options.backend;
+  state->rank = options.rank;
+  state->size = size;
+  state->job_ranks = std::move(options.job_ranks);
+  state->timeout = options.timeout;
+  state->reach = options.reach;
+  state->check = options.check;
+  state->store = c10::make_intrusive<c10d::PrefixStore>("cohort/" + options.name, options.store);
+  state->store->setTimeout(options.timeout);
+  const MadeBackend made =
+      make_backend(options.backend, options.name,
+                   {c10::make_intrusive<c10d::PrefixStore>(options.backend, state->store), options.rank, size,
+                    options.timeout, options.reach});
   state->has_peers = made.has_peers;
-  state->group = c10::make_intrusive<c10d::ProcessGroup>(state->store, rank, size);
+  state->takes_cpu = made.takes_cpu;
+  state->group = c10::make_intrusive<c10d::ProcessGroup>(state->store, options.rank, size);
   state->group->setBackend(c10::kCPU, made.type, made.backend);
   state->group->setDefaultBackend(made.type);
-  state->group->setGroupName(name);
+  state->group->setGroupName(options.name);
   return state;
 }
 
 Group make_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const std::string& backend,
-                 milliseconds timeout, const std::string& reach) {
-  std::vector<int> ranks;
-  for (int i = 0; i < size; ++i) ranks.push_back(i);
-  return Group(make_state(std::move(store), "world", std::move(ranks), rank, backend, timeout, reach));
+                 milliseconds timeout, const std::string& reach, Check check) {
+  return Group(make_state({.store = std::move(store),
+                           .job_ranks = all_ranks(size),
+                           .rank = rank,
+                           .backend = backend,
+                           .timeout = timeout,
+                           .reach = reach,
+                           .check = check}));
 }
 
 std::vector<std::string> backend_names() {

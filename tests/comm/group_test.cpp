@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "cohort/comm/fake/fake.h"
+#include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
@@ -15,6 +16,14 @@ namespace {
 
 using std::chrono::milliseconds;
 using test::run_ranks;
+
+void wait_until(const std::function<bool()>& done) {
+  const core::Deadline deadline(std::chrono::seconds(20));
+  while (!done()) {
+    deadline.check("test", "the other ranks");
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+}
 
 TEST(GroupTest, KnowsItsPlace) {
   run_ranks(3, "gloo", [](Group& group) {
@@ -90,7 +99,7 @@ TEST(GroupTest, ACollectiveThatARankDoesNotJoinEndsAtTheDeadlineAndBreaksTheGrou
   run_ranks(2, "gloo", [&](Group& group) {
     group.barrier();
     if (group.rank() == 1) {  // stuck elsewhere, until the other has given up
-      while (passed.load() == 0) std::this_thread::sleep_for(milliseconds(5));
+      wait_until([&] { return passed.load() != 0; });
       return;
     }
     const auto begin = std::chrono::steady_clock::now();
@@ -111,7 +120,7 @@ TEST(GroupTest, AStuckRankIsNamed) {
   run_ranks(3, "gloo", [&](Group& group) {
     group.barrier();
     if (group.rank() == 2) {
-      while (!over.load()) std::this_thread::sleep_for(milliseconds(5));
+      wait_until([&] { return over.load(); });
       return;
     }
     at::Tensor t = at::ones({1});
@@ -125,7 +134,7 @@ TEST(GroupTest, AStuckRankIsNamed) {
     }
     group.store()->add("gave up", 1);
     if (group.rank() == 0) {
-      while (group.store()->add("gave up", 0) < 2) std::this_thread::sleep_for(milliseconds(5));
+      wait_until([&] { return group.store()->add("gave up", 0) == 2; });
       over = true;
     }
   });

@@ -32,8 +32,7 @@ class DoneWork : public c10d::Work {
 }  // namespace
 
 MadeBackend make_fake(const BackendOptions& options) {
-  return {c10::make_intrusive<FakeBackend>(options.rank, options.size),
-          c10d::ProcessGroup::BackendType::CUSTOM, false};
+  return {.backend = c10::make_intrusive<FakeBackend>(options.rank, options.size), .has_peers = false};
 }
 
 FakeBackend& FakeBackend::of(const Group& group) {

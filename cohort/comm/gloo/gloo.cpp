@@ -75,7 +75,7 @@ MadeBackend make_gloo(const BackendOptions& options) {
     throw CommError("comm.gloo", "LibTorch's Gloo backend is laid out otherwise than Cohort was compiled for",
                     "build Cohort with the headers of the LibTorch that it runs with");
   }
-  return {backend, c10d::ProcessGroup::BackendType::GLOO, true};
+  return {.backend = backend, .type = c10d::ProcessGroup::BackendType::GLOO};
 }
 
 }  // namespace cohort::comm

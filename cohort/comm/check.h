@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cohort/comm/signature.h"
+#include "cohort/comm/state.h"
+#include "cohort/core/deadline.h"
+
+/// Comparing what ranks call before the backend sees it. Internal.
+namespace cohort::comm {
+
+/// What each rank tells the others of its call: of one size, so that it can be gathered when nothing else is
+/// known to fit.
+struct Fingerprint {
+  std::uint64_t hash = 0;  ///< of all that must be equal
+  /// Sums over what goes from rank to rank; over all ranks they are equal.
+  std::uint64_t sends = 0, receives = 0;
+  std::int64_t steps = 0;
+  std::array<char, 224> text{};  ///< ends with 0
+};
+static_assert(sizeof(Fingerprint) == 256);
+
+Fingerprint make_fingerprint(const Group::State& group, const Signature& signature,
+                             const CallDetails& details);
+
+/// Gathers the fingerprints of all ranks: over the backend where it takes CPU tensors, else over the store.
+std::vector<Fingerprint> gather_over_backend(Group::State& group, const Fingerprint& mine,
+                                             core::Deadline deadline);
+std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprint& mine,
+                                           core::Deadline deadline);
+
+/// Returns when every rank has come with the same call. Throws: UsageError that lists what each rank called,
+/// on every rank; what the backend throws when a rank does not come.
+void compare_calls(Group::State& group, const Fingerprint& mine, core::Deadline deadline);
+
+}  // namespace cohort::comm

@@ -1,0 +1,161 @@
+#include "cohort/comm/pending.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/copy.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+
+#include "cohort/comm/check.h"
+#include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
+#include "cohort/core/log.h"
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::string shapes(std::span<const at::Tensor> tensors) {
+  std::string text;
+  for (std::size_t i = 0; i < tensors.size() && i < 3; ++i) {
+    text += (i == 0 ? "" : ", ") + shape_text(tensors[i]);
+  }
+  if (tensors.size() > 3) text += core::concat(" and ", tensors.size() - 3, " more");
+  return text;
+}
+
+}  // namespace
+
+void refuse(const std::string& what, const std::string& hint) {
+  throw UsageError("comm.group", what, hint);
+}
+
+Pending::State::State(std::shared_ptr<Group::State> of, const char* call, milliseconds timeout)
+    : group(std::move(of)), deadline(timeout.count() == 0 ? group->timeout : timeout) {
+  signature.call = call;
+  if (timeout.count() < 0) refuse(core::concat(call, ": timeout is ", timeout.count(), " ms"));
+  group->check_usable();
+}
+
+at::Tensor Pending::State::in(const at::Tensor& tensor) {
+  tensors.push_back(tensor.contiguous());
+  return tensors.back();
+}
+
+at::Tensor Pending::State::out(const at::Tensor& tensor, bool reads) {
+  if (tensor.requires_grad() && tensor.is_leaf() && at::GradMode::is_enabled()) {
+    refuse(core::concat(signature.call, ": a tensor that requires grad would be changed in place"),
+           "at::NoGradGuard, or detach()");
+  }
+  if (tensor.is_contiguous()) {
+    tensors.push_back(tensor);
+    return tensor;
+  }
+  at::Tensor copy = reads ? tensor.contiguous() : at::empty_like(tensor, at::MemoryFormat::Contiguous);
+  tensors.push_back(copy);
+  returns.emplace_back(tensor, copy);
+  return copy;
+}
+
+milliseconds Pending::State::left() const {
+  return milliseconds(std::max(1, deadline.remaining_ms()));
+}
+
+std::string Pending::State::describe() const {
+  return core::concat(signature.call, " ", signature.number, " of group '", group->name, "' (rank ",
+                      group->rank, "/", group->size, ", ", shapes(tensors), ", ",
+                      std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count(), " ms)");
+}
+
+void Pending::State::fail(const std::exception& error) {
+  std::string what = describe();
+  const std::string words = core::message_of(error);
+  // Gloo refuses a type it has no code for when it runs, on every rank, before anything travels.
+  if (words.find("Invalid scalar type") != std::string::npos) {
+    throw UsageError("comm.group", core::concat(what, ": ", words));
+  }
+  group->mark_broken(what + ": " + words);
+  what += group->silent_ranks();
+  throw_as_ours(error, "comm.group", what);
+}
+
+void Pending::State::begin(const CallDetails& details, const std::function<Work()>& body) {
+  signature = Signature(signature.call, details);
+  signature.number = group->calls.fetch_add(1);
+  if (group->checks(signature.number)) {
+    try {
+      compare_calls(*group, make_fingerprint(*group, signature, details), deadline);
+    } catch (const UsageError&) {
+      throw;
+    } catch (const std::exception& error) {
+      fail(error);
+    }
+  }
+  hand_over(body);
+}
+
+void Pending::State::begin_message(const CallDetails& details, const std::function<Work()>& body) {
+  signature = Signature(signature.call, details);
+  signature.number = group->messages.fetch_add(1);
+  hand_over(body);
+}
+
+void Pending::State::hand_over(const std::function<Work()>& body) {
+  const at::NoGradGuard no_grad;
+  try {
+    work = body();
+  } catch (const c10::Error& error) {
+    // Refused before anything travelled: a type or an operation that the backend does not know.
+    throw UsageError("comm.group", core::concat(describe(), ": ", error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    fail(error);
+  }
+}
+
+void Pending::State::finish() {
+  const Work running = work;
+  try {
+    if (!running->wait(left())) throw std::runtime_error("it was aborted");
+  } catch (const std::exception& error) {
+    // Timed out here means that the backend goes on: it keeps the tensors, and the group is not used again.
+    fail(error);
+  }
+  const at::NoGradGuard no_grad;
+  for (auto& [view, copy] : returns) view.copy_(copy);
+  returns.clear();
+}
+
+Pending::Pending() = default;
+Pending::Pending(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Pending::Pending(Pending&&) noexcept = default;
+Pending& Pending::operator=(Pending&& other) noexcept {
+  std::swap(state_, other.state_);
+  return *this;
+}
+
+Pending::~Pending() {
+  if (state_ == nullptr) return;
+  try {
+    state_->finish();
+  } catch (const std::exception& error) {
+    core::log_warning(core::concat("nobody waited for a collective that failed: ", error.what()));
+  }
+}
+
+void Pending::wait() {
+  if (state_ == nullptr) return;
+  const std::unique_ptr<State> state = std::move(state_);
+  state->finish();
+}
+
+bool Pending::done() const {
+  return state_ == nullptr || state_->work->isCompleted();
+}
+
+const c10::intrusive_ptr<c10d::Work>& Pending::work() const {
+  static const c10::intrusive_ptr<c10d::Work> none;
+  return state_ == nullptr ? none : state_->work;
+}
+
+}  // namespace cohort::comm

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <functional>
+
+#include "cohort/comm/group.h"
+#include "cohort/comm/signature.h"
+#include "cohort/comm/state.h"
+#include "cohort/core/deadline.h"
+
+/// A call that is under way. Internal.
+namespace cohort::comm {
+
+/// Throws UsageError in the name of a group.
+[[noreturn]] void refuse(const std::string& what, const std::string& hint = "");
+
+// `tensors` are those that the backend has; where one is a copy of a view, `returns` copies it back.
+struct Pending::State {
+  using Work = c10::intrusive_ptr<c10d::Work>;
+
+  std::shared_ptr<Group::State> group;
+  Signature signature;
+  core::Deadline deadline;
+  std::vector<at::Tensor> tensors;
+  std::vector<std::pair<at::Tensor, at::Tensor>> returns;  // (view, its contiguous copy)
+  Work work;
+
+  State(std::shared_ptr<Group::State> of, const char* call, std::chrono::milliseconds timeout);
+
+  /// A contiguous tensor to give to the backend in place of `tensor`.
+  at::Tensor in(const at::Tensor& tensor);
+  at::Tensor out(const at::Tensor& tensor, bool reads);
+  std::chrono::milliseconds left() const;
+
+  /// Numbers the call, compares it with the other ranks' if that is asked for, and has `body` hand it to the
+  /// backend.
+  void begin(const CallDetails& details, const std::function<Work()>& body);
+  /// The same for send and recv, which only two ranks know of.
+  void begin_message(const CallDetails& details, const std::function<Work()>& body);
+  void finish();
+
+ private:
+  void hand_over(const std::function<Work()>& body);
+  std::string describe() const;
+  [[noreturn]] void fail(const std::exception& error);
+};
+
+}  // namespace cohort::comm
