@@ -1,5 +1,6 @@
 #include "cohort/cli/cli.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 
@@ -10,6 +11,7 @@
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
 #include "cohort/core/version.h"
+#include "cohort/launch/error_file.h"
 
 namespace cohort::cli {
 namespace {
@@ -40,12 +42,16 @@ int run(int argc, char** argv) {
   context.program = argc > 0 ? argv[0] : "cohort";
   context.command_line = join(argc, argv);
   add_train(app, context);
+  add_run(app, context);
   add_eval(app, context);
   add_data(app, context);
   add_summary(app, context);
   add_doctor(app, context);
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+    context.rest = take_program(words);
+    std::reverse(words.begin(), words.end());  // as CLI11 takes them
+    app.parse(words);
     for (const std::string& warning : core::unknown_cohort_variables()) core::log_warning(warning);
     return context.action ? context.action() : 0;
   } catch (const CLI::ParseError& error) {

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <string>
+#include <vector>
 
 /// One function per command: adds it to `app` and sets `action` when it was chosen. An action returns the
 /// exit status.
@@ -11,10 +12,15 @@ namespace cohort::cli {
 struct Context {
   std::string program;  ///< as it was called
   std::string command_line;
+  std::vector<std::string> rest;  ///< of `cohort run`: the program and its arguments
   std::function<int()> action;
 };
 
 void add_train(CLI::App& app, Context& context);
+/// Cuts the program off `words`, which begin with `run`, and returns it: what stands after `--`, or from the
+/// first word on that is no option. Throws: UsageError for an option that is not known.
+std::vector<std::string> take_program(std::vector<std::string>& words);
+void add_run(CLI::App& app, Context& context);
 void add_eval(CLI::App& app, Context& context);
 void add_data(CLI::App& app, Context& context);
 void add_summary(CLI::App& app, Context& context);

@@ -1,9 +1,7 @@
 #include "cohort/launch/spawn.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,7 +10,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -23,8 +20,7 @@
 #include "cohort/core/deadline.h"
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
-
-extern char** environ;
+#include "cohort/launch/worker.h"
 
 namespace cohort::launch {
 namespace {
@@ -38,29 +34,6 @@ constexpr const char* kErrorFd = "COHORT_SPAWN_ERROR_FD";
 constexpr std::size_t kMostText = 64 * 1024;
 constexpr char kReached = '\x06';  // what a rank writes first: it came to its call
 
-[[noreturn]] void system_error(const char* what) {
-  throw SystemError("launch.spawn", concat("cannot ", what, ": ", std::strerror(errno)));
-}
-
-class Fd {
- public:
-  explicit Fd(int fd = -1) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd() { close(); }
-  int get() const { return fd_; }
-  void close() {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = -1;
-  }
-
- private:
-  int fd_;
-};
-
 std::vector<std::string> own_arguments() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -72,16 +45,6 @@ std::vector<std::string> own_arguments() {
   }
   if (arguments.empty()) throw SystemError("launch.spawn", "cannot read /proc/self/cmdline", "mount /proc");
   return arguments;
-}
-
-// A pipe that nobody reads any more: the launcher is gone, and with it who would read the text.
-void write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t count = ::write(fd, text.data(), text.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return;
-    text.remove_prefix(static_cast<std::size_t>(count));
-  }
 }
 
 // In a rank: runs fn and never returns.
@@ -106,24 +69,19 @@ void write_all(int fd, std::string_view text) {
 
 struct Rank {
   int rank = 0;
-  pid_t pid = -1;
+  Worker worker;
   Fd error;
-  std::string message;
-  bool running = true;
-  int status = 0;
+  std::string message = {};
 
   // What it ended with, as words; empty if well.
   std::string outcome() const {
     const bool reached = message.starts_with(kReached);
     const std::string text = reached ? message.substr(1) : message;
-    if (WIFSIGNALED(status)) {
-      const int signal = WTERMSIG(status);
-      return concat("was killed by signal ", signal, " (", ::strsignal(signal), ")", text.empty() ? "" : ": ",
-                    text);
-    }
+    const int status = worker.wait_status();
+    if (WIFSIGNALED(status)) return concat(describe_exit(status), text.empty() ? "" : ": ", text);
     if (WEXITSTATUS(status) == 0 && reached) return "";
     if (WEXITSTATUS(status) == 0) return "ended well, but main did not come to the call of spawn() in it";
-    return text.empty() ? concat("ended with status ", WEXITSTATUS(status)) : "failed: " + text;
+    return text.empty() ? describe_exit(status) : "failed: " + text;
   }
   // Reads what has come through the pipe, without waiting.
   void drain() {
@@ -141,57 +99,28 @@ struct Rank {
 class Ranks {
  public:
   ~Ranks() {
-    kill_running(SIGKILL);
-    for (Rank& rank : list) {
-      while (rank.running && ::waitpid(rank.pid, &rank.status, 0) < 0 && errno == EINTR) {
-      }
-      rank.running = false;
-    }
+    for (const Rank& rank : list) rank.worker.kill();  // all at once; each is waited for as it goes
   }
-  void kill_running(int signal) {
-    for (const Rank& rank : list) {
-      if (rank.running) ::kill(rank.pid, signal);
-    }
+  void signal(int number) {
+    for (const Rank& rank : list) rank.worker.signal(number);
   }
   // Takes note of those that have ended; returns one that ended badly, if there is.
   Rank* reap() {
     Rank* failed = nullptr;
     for (Rank& rank : list) {
       rank.drain();
-      if (!rank.running || ::waitpid(rank.pid, &rank.status, WNOHANG) != rank.pid) continue;
-      rank.running = false;
+      if (!rank.worker.running() || !rank.worker.reap()) continue;
       rank.drain();
       if (failed == nullptr && !rank.outcome().empty()) failed = &rank;
     }
     return failed;
   }
   bool any_running() const {
-    return std::any_of(list.begin(), list.end(), [](const Rank& rank) { return rank.running; });
+    return std::any_of(list.begin(), list.end(), [](const Rank& rank) { return rank.worker.running(); });
   }
 
   std::vector<Rank> list;
 };
-
-pid_t start(const std::vector<std::string>& arguments, const std::vector<std::string>& environment,
-            int error_fd) {
-  // All that allocates comes before fork: another thread may hold malloc's lock in that moment.
-  std::vector<char*> argv, envp;
-  for (const std::string& text : arguments) argv.push_back(const_cast<char*>(text.c_str()));
-  for (const std::string& text : environment) envp.push_back(const_cast<char*>(text.c_str()));
-  argv.push_back(nullptr);
-  envp.push_back(nullptr);
-  const pid_t parent = ::getpid();
-  const pid_t pid = ::fork();
-  if (pid != 0) return pid;
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(1);
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::fcntl(error_fd, F_SETFD, 0);
-  ::execve("/proc/self/exe", argv.data(), envp.data());
-  ::_exit(127);
-}
 
 std::vector<std::string> environment_of(int rank, int num_ranks, int port, const std::string& call,
                                         int error_fd, const SpawnOptions& options) {
@@ -212,16 +141,7 @@ std::vector<std::string> environment_of(int rank, int num_ranks, int port, const
     added.emplace_back("OMP_NUM_THREADS", std::to_string(std::max(1, core::usable_cores() / num_ranks)));
   }
   added.insert(added.end(), options.environment.begin(), options.environment.end());
-  std::vector<std::string> result;
-  for (char** at = environ; *at != nullptr; ++at) {
-    const std::string text = *at;
-    const std::string name = text.substr(0, text.find('='));
-    if (std::none_of(added.begin(), added.end(), [&](const auto& entry) { return entry.first == name; })) {
-      result.push_back(text);
-    }
-  }
-  for (const auto& [name, value] : added) result.push_back(name + "=" + value);
-  return result;
+  return environment_with(added);
 }
 
 }  // namespace
@@ -258,22 +178,21 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
 
   Ranks ranks;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    std::array<int, 2> ends{};
-    if (::pipe2(ends.data(), O_CLOEXEC) != 0) system_error("make a pipe");
-    Fd read_end(ends[0]), write_end(ends[1]);
-    ::fcntl(read_end.get(), F_SETFL, O_NONBLOCK);
-    const auto environment =
-        environment_of(rank, num_ranks, store->getPort(), call, write_end.get(), options);
-    const pid_t pid = start(arguments, environment, write_end.get());
-    if (pid < 0) system_error("make a process");
-    ranks.list.push_back(
-        {.rank = rank, .pid = pid, .error = std::move(read_end), .message = {}, .status = 0});
+    Pipe pipe = make_pipe();
+    const int error_fd = pipe.write.get();
+    ranks.list.push_back({.rank = rank,
+                          .worker = Worker({.program = "/proc/self/exe",
+                                            .arguments = arguments,
+                                            .environment = environment_of(rank, num_ranks, store->getPort(),
+                                                                          call, error_fd, options),
+                                            .keep = {error_fd}}),
+                          .error = std::move(pipe.read)});
   }
 
   const auto pause = [&] {
     std::vector<pollfd> waits;
     for (const Rank& rank : ranks.list) {
-      if (rank.running) waits.push_back({rank.error.get(), POLLIN, 0});
+      if (rank.worker.running()) waits.push_back({rank.error.get(), POLLIN, 0});
     }
     ::poll(waits.data(), waits.size(), std::min(20, deadline.remaining_ms()));
     // A pipe that has closed reads as ready at once; its process ends in a moment.
@@ -286,7 +205,7 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
     if (deadline.expired()) {
       std::string still;
       for (const Rank& rank : ranks.list) {
-        if (rank.running) still += concat(still.empty() ? "" : ", ", rank.rank);
+        if (rank.worker.running()) still += concat(still.empty() ? "" : ", ", rank.rank);
       }
       throw TimeoutError("launch.spawn", concat("rank ", still, " of ", num_ranks, " still ran after ",
                                                 options.timeout->count(), " ms, and was killed"));
@@ -295,7 +214,7 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
   }
   if (failed == nullptr) return;
   const std::string what = concat("rank ", failed->rank, " of ", num_ranks, " ", failed->outcome());
-  ranks.kill_running(SIGTERM);
+  ranks.signal(SIGTERM);
   const core::Deadline grace(options.grace);
   while (ranks.any_running() && !grace.expired()) {
     ::usleep(2000);

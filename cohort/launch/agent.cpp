@@ -1,0 +1,274 @@
+#include "cohort/launch/agent.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+
+#include <algorithm>
+
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+
+namespace cohort::launch {
+namespace {
+
+using core::concat;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr auto kFlushTime = std::chrono::minutes(10);  // a reader such as less may take its time
+constexpr auto kSeenTime = seconds(10);
+
+std::string named(int number) {
+  return concat("signal ", number, " (", ::strsignal(number), ")");
+}
+
+std::string list(const std::vector<int>& numbers) {
+  std::string text;
+  for (const int number : numbers) text += concat(text.empty() ? "" : ", ", number);
+  return text;
+}
+
+}  // namespace
+
+Agent::Agent(const RunOptions& options, const TeamPlace& place, Guard& guard, SignalInbox& signals,
+             Peers* peers)
+    : options_(options), place_(place), guard_(guard), signals_(signals), peers_(peers) {}
+
+int Agent::run() {
+  const LogFolder folder(options_, place_.run_id);
+  if (folder.stays()) core::log_info(concat("output of ranks is kept in ", folder.path().string()));
+  AttemptReport verdict;
+  try {
+    if (peers_ != nullptr) {
+      peers_->watch("signal");
+      peers_->watch("abort");
+    }
+    for (int number = 0;; ++number) {
+      verdict = attempt(number, folder);
+      tell(verdict);
+      if (!verdict.restart) break;
+    }
+  } catch (const std::exception& error) {
+    console_.flush(core::Deadline(seconds(1)));
+    if (peers_ != nullptr) peers_->post("abort", concat("node ", options_.node_rank, ": ", error.what()));
+    throw;
+  }
+  // Its reader may be slow, but a signal ends the wait.
+  console_.flush(core::Deadline(kFlushTime), [&] {
+    heed_signals(nullptr);
+    return hurry_ || (signal_ != 0 && verdict.signal == 0);
+  });
+  return verdict.status;
+}
+
+AttemptReport Agent::attempt(int number, const LogFolder& folder) {
+  place_.attempt = number;
+  place_.log_folder = folder.attempt(number);
+  ending_ = false;
+  grace_ = core::Deadline::never();
+  if (peers_ != nullptr) peers_->watch(key("fail"));
+  Team team(options_, place_, console_, guard_, warnings_);
+  if (signal_ != 0) {  // it came between two attempts
+    const int before = std::exchange(signal_, 0);
+    stop_by_signal(&team, before);
+  }
+  supervise(team);
+  return agree(outcome_of(team));
+}
+
+std::vector<int> Agent::wake_fds() const {
+  std::vector<int> fds{signals_.fd()};
+  if (peers_ != nullptr) fds.push_back(peers_->fd());
+  return fds;
+}
+
+void Agent::supervise(Team& team) {
+  bool killed = false;
+  core::Deadline after_kill = core::Deadline::never();
+  while (team.running()) {
+    const auto wait = std::min<std::chrono::nanoseconds>(options_.monitor_interval, grace_.remaining());
+    team.step(std::chrono::ceil<milliseconds>(wait), wake_fds());
+    heed_signals(&team);
+    if (signal_ == 0 && !team.failures().empty()) stop_by_failure(team);
+    heed_peers(team);
+    if (!killed && (hurry_ || grace_.expired()) && team.running()) {
+      if (!hurry_) {
+        core::log_warning(concat("local rank ", list(team.running_ranks()), " did not end within ",
+                                 options_.shutdown_timeout.count(), " ms, and is killed"));
+      }
+      team.kill();
+      killed = true;
+      grace_ = core::Deadline::never();
+      after_kill = core::Deadline(seconds(30));
+    }
+    after_kill.check("launch.run", concat("local rank ", list(team.running_ranks()), " to die of SIGKILL"),
+                     "look what it waits for in the kernel: /proc/PID/wchan");
+  }
+}
+
+void Agent::heed_signals(Team* team) {
+  while (const int number = signals_.take()) {
+    if (number == SIGUSR1 || number == SIGUSR2) {
+      if (team != nullptr) team->signal(number);
+    } else if (number == SIGTSTP) {
+      if (team != nullptr) team->pause();
+      ::raise(SIGSTOP);
+      if (team != nullptr) team->resume();
+    } else if (signal_ != 0) {
+      hurry_ = true;
+    } else {
+      if (peers_ != nullptr) peers_->post("signal", std::to_string(number));
+      stop_by_signal(team, number);
+    }
+  }
+}
+
+void Agent::stop_by_signal(Team* team, int number) {
+  signal_ = number;
+  if (team == nullptr || ending_) return;
+  core::log_info(concat(named(number), " is passed on to ", team->running_ranks().size(),
+                        " ranks; they have ", options_.shutdown_timeout.count() / 1000,
+                        " s, and a second signal kills them"));
+  ending_ = true;
+  grace_ = core::Deadline(options_.shutdown_timeout);
+  team->signal(number);
+}
+
+void Agent::stop_by_failure(Team& team) {
+  if (ending_) return;
+  ending_ = true;
+  grace_ = core::Deadline(options_.shutdown_timeout);
+  if (peers_ != nullptr) peers_->post(key("fail"), std::to_string(options_.node_rank));
+  team.stop();
+}
+
+// Another node's failure or signal is as our own; one that is lost ends everything.
+void Agent::heed_peers(Team& team) {
+  if (peers_ == nullptr) return;
+  peers_->news();
+  if (const auto number = peers_->received("signal"); number && signal_ == 0) {
+    stop_by_signal(&team, std::stoi(*number));
+  }
+  const bool failed = peers_->received(key("fail")) || peers_->received("abort") || !peers_->lost().empty();
+  if (failed && !ending_) {
+    ending_ = true;
+    grace_ = core::Deadline(options_.shutdown_timeout);
+    team.stop();
+  }
+}
+
+AttemptReport Agent::outcome_of(const Team& team) const {
+  AttemptReport report;
+  report.signal = signal_;
+  report.status = team.status();
+  for (const RankFailure& failure : team.failures()) {
+    if (signal_ == 0 || failure.status != 128 + signal_) report.failures.push_back(failure);
+  }
+  return report;
+}
+
+AttemptReport Agent::verdict_on(const std::vector<AttemptReport>& reports) const {
+  AttemptReport verdict;
+  for (const AttemptReport& report : reports) {
+    if (verdict.signal == 0) verdict.signal = report.signal;
+    if (verdict.status == 0) verdict.status = report.status;
+    verdict.failures.insert(verdict.failures.end(), report.failures.begin(), report.failures.end());
+  }
+  if (verdict.signal == 0 && !verdict.failures.empty()) {
+    verdict.status = first_of(verdict.failures).status;
+    verdict.restart = place_.attempt < options_.max_restarts;
+  }
+  return verdict;
+}
+
+AttemptReport Agent::agree(AttemptReport mine) {
+  if (hurry_) mine.status = 128 + signal_;
+  if (peers_ == nullptr) return verdict_on({mine});
+  peers_->post(key("end", options_.node_rank), mine.to_json());
+  if (options_.node_rank != 0) {
+    peers_->watch(key("verdict"));
+    AttemptReport verdict = AttemptReport::from_json(wait_for(key("verdict")));
+    peers_->post(key("seen", options_.node_rank), "1");
+    return verdict;
+  }
+  for (int node = 1; node < options_.nnodes; ++node) {
+    peers_->watch(key("end", node));
+    peers_->watch(key("seen", node));
+  }
+  std::vector<AttemptReport> reports{mine};
+  for (int node = 1; node < options_.nnodes; ++node) {
+    reports.push_back(AttemptReport::from_json(wait_for(key("end", node))));
+  }
+  const AttemptReport verdict = verdict_on(reports);
+  peers_->post(key("verdict"), verdict.to_json());
+  if (!verdict.restart) wait_until_seen();
+  return verdict;
+}
+
+// As long as the others live they may take their time: a node's ranks may have more to do than ours.
+std::string Agent::wait_for(const std::string& key) {
+  for (;;) {
+    if (auto value = peers_->received(key)) return *value;
+    if (const auto reason = peers_->received("abort")) {
+      throw PeerError("launch.run", concat("another agent gave up: ", *reason));
+    }
+    if (const std::string lost = peers_->lost(); !lost.empty()) {
+      throw PeerError("launch.run", lost, "look at that node's output");
+    }
+    std::vector<pollfd> waits;
+    for (const int fd : wake_fds()) waits.push_back({fd, POLLIN, 0});
+    console_.add_waits(waits);
+    ::poll(waits.data(), waits.size(), static_cast<int>(options_.monitor_interval.count()));
+    console_.pump();
+    peers_->news();
+    heed_signals(nullptr);
+    if (const auto number = peers_->received("signal"); number && signal_ == 0) signal_ = std::stoi(*number);
+    if (hurry_) {
+      throw PeerError("launch.run", concat("two signals came while node ", options_.node_rank,
+                                           " waited for the others, whose ranks may run still"));
+    }
+  }
+}
+
+// Node 0 keeps the store; who cannot read the verdict any more is gone, and that is said nowhere else.
+void Agent::wait_until_seen() {
+  const core::Deadline deadline{kSeenTime};
+  const auto all_seen = [&] {
+    for (int node = 1; node < options_.nnodes; ++node) {
+      if (!peers_->received(key("seen", node))) return false;
+    }
+    return true;
+  };
+  while (!all_seen() && !deadline.expired() && peers_->lost().empty() && !hurry_) {
+    pollfd wait{peers_->fd(), POLLIN, 0};
+    ::poll(&wait, 1, 20);
+    peers_->news();
+    heed_signals(nullptr);
+  }
+}
+
+void Agent::tell(const AttemptReport& verdict) {
+  console_.flush(core::Deadline(seconds(1)));  // the report comes after what ranks have printed
+  if (!verdict.failures.empty()) {
+    std::string text = describe(verdict.failures, place_.world_size);
+    if (verdict.restart) {
+      text += concat("\n  all ranks are started again: restart ", place_.attempt + 1, " of ",
+                     options_.max_restarts);
+    }
+    core::log(verdict.restart ? core::LogLevel::kWarning : core::LogLevel::kError, text);
+  }
+  if (verdict.signal != 0) {
+    core::log_info(concat("ended by ", named(verdict.signal), ", with status ", verdict.status));
+  }
+}
+
+std::string Agent::key(const char* what) const {
+  return concat(what, "/", place_.attempt);
+}
+
+std::string Agent::key(const char* what, int node) const {
+  return concat(what, "/", place_.attempt, "/", node);
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/core/deadline.h"
+#include "cohort/launch/failure.h"
+#include "cohort/launch/guard.h"
+#include "cohort/launch/log_folder.h"
+#include "cohort/launch/output.h"
+#include "cohort/launch/peers.h"
+#include "cohort/launch/signal_inbox.h"
+#include "cohort/launch/team.h"
+
+namespace cohort::launch {
+
+/// One node's side of a job: starts its ranks, passes signals on, ends them, starts them again. What other
+/// nodes do comes through `Peers`. No LibTorch. Not for users of the library.
+///
+/// Keys on the board, A being the attempt and N the node: fail/A (some rank failed: end yours), end/A/N (what
+/// came of mine), verdict/A (node 0: what comes of all), seen/A/N (I have read it: the store may go), signal
+/// (someone asked to stop), abort (an agent gives up, and why).
+class Agent {
+ public:
+  /// `place` says where ranks meet and which they are, but for attempt and log folder; `peers` is nullptr
+  /// with one node. Ownership: refers to all.
+  Agent(const RunOptions& options, const TeamPlace& place, Guard& guard, SignalInbox& signals, Peers* peers);
+
+  /// Returns the job's status. Throws: as run_job.
+  int run();
+
+ private:
+  AttemptReport attempt(int number, const LogFolder& folder);
+  void supervise(Team& team);
+  void heed_signals(Team* team);
+  void heed_peers(Team& team);
+  void stop_by_signal(Team* team, int number);
+  void stop_by_failure(Team& team);
+  AttemptReport outcome_of(const Team& team) const;
+  AttemptReport agree(AttemptReport mine);
+  AttemptReport verdict_on(const std::vector<AttemptReport>& reports) const;
+  std::string wait_for(const std::string& key);
+  void wait_until_seen();
+  void tell(const AttemptReport& verdict);
+  std::string key(const char* what) const;
+  std::string key(const char* what, int node) const;
+  std::vector<int> wake_fds() const;
+
+  const RunOptions& options_;
+  TeamPlace place_;
+  Guard& guard_;
+  SignalInbox& signals_;
+  Peers* peers_;
+  Console console_;
+  WarningFilter warnings_;
+  int signal_ = 0;       // the one that asked to stop
+  bool hurry_ = false;   // a second one came
+  bool ending_ = false;  // ranks of this attempt know that they are to end
+  core::Deadline grace_ = core::Deadline::never();
+};
+
+}  // namespace cohort::launch

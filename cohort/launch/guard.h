@@ -1,0 +1,31 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include "cohort/launch/worker.h"
+
+namespace cohort::launch {
+
+/// A small process that outlives this one by a moment: when this one dies, by SIGKILL too, it kills the
+/// process groups of the ranks. The kernel kills a rank itself then (PR_SET_PDEATHSIG), but not what the rank
+/// has started. What has left its rank's group (setsid) is on its own. Make it before threads and sockets
+/// that it must not hold. Threads: one caller at a time.
+class Guard {
+ public:
+  /// Throws: SystemError.
+  Guard();
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+  void watch(pid_t group) { tell(group); }
+  void forget(pid_t group) { tell(-group); }
+
+ private:
+  void tell(pid_t group);
+
+  Pipe pipe_;
+  pid_t pid_ = -1;
+};
+
+}  // namespace cohort::launch

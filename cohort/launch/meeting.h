@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "cohort/core/deadline.h"
+#include "cohort/launch/peers.h"
+#include "cohort/launch/run_options.h"
+#include "cohort/launch/signal_inbox.h"
+#include "cohort/launch/team.h"
+
+/// How the agents of several nodes find each other. No LibTorch. Not for users of the library.
+namespace cohort::launch {
+
+/// Returns the numeric address at which somebody listens, once somebody does; or nothing when `interrupted`
+/// says so. Throws: RendezvousError at the deadline, with what the last attempt came to.
+std::optional<std::string> reach(const std::string& host, std::uint16_t port, core::Deadline deadline,
+                                 const std::function<bool()>& interrupted);
+
+/// Returns true when `host` is an address or a name of this host alone.
+bool is_loopback(const std::string& host);
+
+/// Returns which ranks this node has, once all nodes have come and agree; or nothing when a signal came,
+/// which `signal` then holds. `reached` is where this node has found node 0. Throws: RendezvousError naming
+/// the nodes that did not come, or what they disagree on.
+std::optional<TeamPlace> meet(const RunOptions& options, Peers& peers, SignalInbox& signals,
+                              const std::string& reached, core::Deadline deadline, int& signal);
+
+}  // namespace cohort::launch

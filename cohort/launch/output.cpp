@@ -1,0 +1,125 @@
+#include "cohort/launch/output.h"
+
+#include <limits.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+
+namespace cohort::launch {
+namespace {
+
+constexpr std::size_t kMostLine = 64 * 1024;
+constexpr std::size_t kMostQueued = 1024 * 1024;
+
+// The text of a line that reads "12:34:56 warning TEXT"; empty for all others.
+std::string_view warning_text(std::string_view line) {
+  constexpr std::string_view kPattern = "dd:dd:dd warning ";
+  if (line.size() <= kPattern.size()) return {};
+  for (std::size_t i = 0; i < kPattern.size(); ++i) {
+    const bool fits = i < 8 && kPattern[i] == 'd' ? std::isdigit(static_cast<unsigned char>(line[i])) != 0
+                                                  : kPattern[i] == line[i];
+    if (!fits) return {};
+  }
+  return line.substr(kPattern.size());
+}
+
+}  // namespace
+
+void LineSplitter::feed(std::string_view bytes) {
+  for (const char c : bytes) {
+    const bool second_half = c == '\n' && after_return_;
+    after_return_ = c == '\r';
+    if (second_half) continue;
+    if (c == '\n' || c == '\r') {
+      end_line();
+      continue;
+    }
+    partial_.push_back(c);
+    if (partial_.size() >= kMostLine) end_line();
+  }
+}
+
+void LineSplitter::finish() {
+  if (!partial_.empty()) end_line();
+}
+
+void LineSplitter::end_line() {
+  line_(partial_);
+  partial_.clear();
+}
+
+void Tail::add(std::string_view line) {
+  if (line.empty()) return;
+  lines_.emplace_back(line.substr(0, kMostBytes));
+  if (lines_.size() > kMostLines) lines_.pop_front();
+}
+
+bool WarningFilter::shows(int rank, std::string_view line) {
+  const std::string_view text = warning_text(line);
+  if (text.empty()) return true;
+  auto at = counts_.find(text);
+  if (at == counts_.end()) {
+    if (counts_.size() >= kMostTexts) return true;
+    at = counts_.emplace(text, Count{}).first;
+  }
+  Count& count = at->second;
+  if (++count.of_rank[rank] <= count.shown) return false;
+  ++count.shown;
+  return true;
+}
+
+void Console::write(Stream stream, std::string_view text) {
+  queues_[stream == Stream::kOut ? 0 : 1].bytes.append(text);
+}
+
+bool Console::full() const {
+  return std::any_of(queues_.begin(), queues_.end(),
+                     [](const Queue& queue) { return queue.size() > kMostQueued; });
+}
+
+bool Console::empty() const {
+  return std::all_of(queues_.begin(), queues_.end(), [](const Queue& queue) { return queue.size() == 0; });
+}
+
+void Console::add_waits(std::vector<pollfd>& waits) const {
+  for (const Queue& queue : queues_) {
+    if (queue.size() > 0) waits.push_back({queue.fd, POLLOUT, 0});
+  }
+}
+
+void Console::pump(Queue& queue) {
+  while (queue.size() > 0) {
+    pollfd wait{queue.fd, POLLOUT, 0};
+    if (::poll(&wait, 1, 0) <= 0) break;
+    // A pipe that is ready takes this much without waiting.
+    const std::size_t size = std::min<std::size_t>(queue.size(), PIPE_BUF);
+    const ssize_t count = ::write(queue.fd, queue.bytes.data() + queue.begin, size);
+    if (count < 0 && (errno == EINTR || errno == EAGAIN)) break;
+    if (count <= 0) {  // nobody reads any more
+      queue.begin = queue.bytes.size();
+      break;
+    }
+    queue.begin += static_cast<std::size_t>(count);
+  }
+  if (queue.begin > queue.bytes.size() / 2) {
+    queue.bytes.erase(0, queue.begin);
+    queue.begin = 0;
+  }
+}
+
+void Console::pump() {
+  for (Queue& queue : queues_) pump(queue);
+}
+
+bool Console::flush(core::Deadline deadline, const std::function<bool()>& stop) {
+  for (pump(); !empty() && !deadline.expired() && !(stop && stop()); pump()) {
+    std::vector<pollfd> waits;
+    add_waits(waits);
+    ::poll(waits.data(), waits.size(), std::min(100, deadline.remaining_ms()));
+  }
+  return empty();
+}
+
+}  // namespace cohort::launch

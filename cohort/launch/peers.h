@@ -1,0 +1,63 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace cohort::launch {
+
+/// The words that agents exchange, each a key with a value that is written once. No LibTorch: `Board` is a
+/// c10d store, or a map in tests.
+class Board {
+ public:
+  virtual ~Board() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual bool has(const std::string& key) = 0;
+  virtual std::string get(const std::string& key) = 0;  ///< of a key that is there
+  virtual std::int64_t add(const std::string& key, std::int64_t value) = 0;
+};
+
+struct PeersOptions {
+  int node = 0;
+  int nnodes = 1;
+  std::chrono::milliseconds interval{100};
+  std::chrono::milliseconds keep_alive_interval = std::chrono::seconds(5);
+  int keep_alive_max_attempt = 3;
+};
+
+/// Looks at the board from a thread of its own, so that an agent that supervises ranks never waits for it.
+///
+/// Every keep_alive_interval each agent says that it lives; one that does not, keep_alive_max_attempt times,
+/// is lost. Agents look at node 0, node 0 at all: what two others see of each other comes through it.
+/// Threads: one caller at a time. Going, it writes what was posted and waits for that at most for the
+/// keep-alive time; a board that hangs is left behind with its thread.
+class Peers {
+ public:
+  Peers(std::shared_ptr<Board> board, const PeersOptions& options);
+  ~Peers();
+  Peers(const Peers&) = delete;
+  Peers& operator=(const Peers&) = delete;
+
+  /// The others will find `value`; posts are written in order.
+  void post(const std::string& key, const std::string& value);
+  /// From now on looks for that key.
+  void watch(const std::string& key);
+  /// What stands there, once it was seen.
+  std::optional<std::string> received(const std::string& key) const;
+  /// Who is lost, and why; empty as long as all are there.
+  std::string lost() const;
+  /// Readable when something was received or lost; news() empties it.
+  int fd() const;
+  void news();
+
+ private:
+  struct State;
+  static void look(const std::shared_ptr<State>& state);
+
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace cohort::launch

@@ -1,0 +1,147 @@
+#include "cohort/launch/run.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "cohort/core/error.h"
+#include "cohort/launch/agent.h"
+#include "cohort/launch/meeting.h"
+
+namespace cohort::launch {
+namespace {
+
+using core::concat;
+using std::chrono::milliseconds;
+using Store = c10::intrusive_ptr<c10d::Store>;
+using TcpStore = c10::intrusive_ptr<c10d::TCPStore>;
+
+constexpr std::uint16_t kDefaultPort = 29500;  // torchrun's
+
+class StoreBoard : public Board {
+ public:
+  explicit StoreBoard(const Store& store)
+      : store_(c10::make_intrusive<c10d::PrefixStore>("/cohort/agents", store)) {}
+
+  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
+  bool has(const std::string& key) override { return store_->check({key}); }
+  std::string get(const std::string& key) override { return store_->get_to_str(key); }
+  std::int64_t add(const std::string& key, std::int64_t value) override { return store_->add(key, value); }
+
+ private:
+  Store store_;
+};
+
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+TcpStore open_store(const std::string& host, std::uint16_t port, bool serves, milliseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = port;
+  options.isServer = serves;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  return c10::make_intrusive<c10d::TCPStore>(host, options);
+}
+
+TcpStore serve(const RunOptions& options) {
+  const std::uint16_t port = options.master_port.value_or(options.nnodes == 1 ? 0 : kDefaultPort);
+  try {
+    return open_store("127.0.0.1", port, true, std::chrono::seconds(30));
+  } catch (const std::exception& error) {
+    throw RendezvousError("launch.run", concat("cannot listen on port ", port, ": ", first_line(error)),
+                          options.nnodes == 1
+                              ? "no --master-port: the system then chooses one that is free"
+                              : "another --master-port, the same on all nodes; and end what is left "
+                                "of an earlier job");
+  }
+}
+
+TcpStore join(const RunOptions& options, const std::string& address, std::uint16_t port,
+              core::Deadline deadline) {
+  try {
+    return open_store(address, port, false, milliseconds(std::clamp(deadline.remaining_ms(), 1000, 30'000)));
+  } catch (const std::exception& error) {
+    throw RendezvousError("launch.run",
+                          concat("somebody listens at ", *options.master_addr, ":", port,
+                                 ", but is no agent of node 0: ", first_line(error)),
+                          "another --master-port");
+  }
+}
+
+// [::1] is how an IPv6 address stands before a port; alone it has no brackets.
+std::string without_brackets(const std::string& host) {
+  return host.size() > 2 && host.front() == '[' && host.back() == ']' ? host.substr(1, host.size() - 2)
+                                                                      : host;
+}
+
+int run_alone(const RunOptions& options, Guard& guard, SignalInbox& signals) {
+  const TcpStore store = serve(options);
+  TeamPlace place;
+  place.world_size = options.nproc_per_node;
+  place.master_addr = options.master_addr.value_or("127.0.0.1");
+  place.master_port = static_cast<std::uint16_t>(store->getPort());
+  place.run_id = options.run_id;
+  return Agent(options, place, guard, signals, nullptr).run();
+}
+
+int run_node(const RunOptions& options, Guard& guard, SignalInbox& signals) {
+  const core::Deadline deadline(options.meet_timeout);
+  const std::uint16_t port = options.master_port.value_or(kDefaultPort);
+  int signal = 0;
+  std::string reached;
+  TcpStore store;
+  if (options.node_rank == 0) {
+    store = serve(options);
+  } else {
+    const auto interrupted = [&] {
+      const int number = signals.take();
+      if (number != 0 && number != SIGUSR1 && number != SIGUSR2 && number != SIGTSTP) signal = number;
+      return signal != 0;
+    };
+    const auto address = reach(*options.master_addr, port, deadline, interrupted);
+    if (!address) return 128 + signal;
+    reached = *address;
+    store = join(options, reached, port, deadline);
+  }
+  const auto board = std::make_shared<StoreBoard>(store);
+  if (board->add(concat("claim/", options.node_rank), 1) > 1) {
+    throw RendezvousError("launch.run",
+                          concat("two agents say that they are node ", options.node_rank, " of the job at ",
+                                 *options.master_addr, ":", port),
+                          "--node-rank 0, 1, 2 ..., each once");
+  }
+  Peers peers(board, {.node = options.node_rank,
+                      .nnodes = options.nnodes,
+                      .interval = options.monitor_interval,
+                      .keep_alive_interval = options.keep_alive_interval,
+                      .keep_alive_max_attempt = options.keep_alive_max_attempt});
+  auto place = meet(options, peers, signals, reached, deadline, signal);
+  if (!place) return 128 + signal;
+  place->master_port = port;
+  return Agent(options, *place, guard, signals, &peers).run();
+}
+
+}  // namespace
+
+int run_job(const RunOptions& given) {
+  check(given);
+  RunOptions options = given;
+  find_program(options.command.front());  // before anybody waits for it
+  if (options.master_addr) options.master_addr = without_brackets(*options.master_addr);
+  if (options.run_id.empty()) {
+    const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+    options.run_id = options.nnodes > 1 ? "none" : concat(std::hex, now, "-", ::getpid());
+  }
+  SignalInbox signals(options.signals_to_handle, {SIGUSR1, SIGUSR2, SIGTSTP});
+  Guard guard;
+  return options.nnodes == 1 ? run_alone(options, guard, signals) : run_node(options, guard, signals);
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,77 @@
+#include "cohort/launch/run_flags.h"
+
+#include <algorithm>
+
+namespace cohort::launch {
+namespace {
+
+RunFlag refused(std::string name, std::string value, std::string instead, char letter = 0) {
+  return {std::move(name), letter, std::move(value), "", std::move(instead)};
+}
+
+}  // namespace
+
+std::span<const RunFlag> run_flags() {
+  static const std::vector<RunFlag> flags = {
+      {"nproc-per-node", 0, "N",
+       "Ranks on this node: a number, cpu (one per core), gpu (one per GPU), auto (GPUs, "
+       "else cores). Default: 1",
+       ""},
+      {"nnodes", 0, "N", "Nodes of the job. Default: 1", ""},
+      {"node-rank", 0, "K", "Which node this is, from 0. Default: 0", ""},
+      {"master-addr", 0, "HOST",
+       "Where node 0 is met: a name, an IPv4 or an IPv6 address. The same on all nodes", ""},
+      {"master-port", 0, "PORT", "Its port. Default: 29500, and with one node one that the system chooses",
+       ""},
+      {"standalone", 0, "", "One node, on a port that the system chooses", ""},
+      {"rdzv-endpoint", 0, "HOST:PORT", "--master-addr and --master-port in one", ""},
+      {"rdzv-backend", 0, "static", "How nodes meet: at node 0, which is the only way yet", ""},
+      {"rdzv-id", 0, "ID", "The job's name; nodes with another one are turned away", ""},
+      {"rdzv-conf", 0, "KEY=VALUE,...",
+       "timeout: seconds for all nodes to come (600). keep_alive_interval, "
+       "keep_alive_max_attempt: a node without a sign for so many seconds (5), so often (3), is gone",
+       ""},
+      {"max-restarts", 0, "N", "How often all ranks are started again after one failed. Default: 0", ""},
+      {"monitor-interval", 0, "SECONDS", "How often nodes look at each other. Default: 0.1", ""},
+      {"shutdown-timeout", 0, "SECONDS", "From the signal that ends ranks to SIGKILL. Default: 30", ""},
+      {"signals-to-handle", 0, "NAMES",
+       "Signals that end the job, passed on to each rank once. Default: "
+       "SIGTERM,SIGINT,SIGHUP,SIGQUIT. SIGUSR1 and SIGUSR2 are passed on in any case, and end nothing",
+       ""},
+      {"log-dir", 0, "FOLDER", "Where files of --redirects and --tee and errors of ranks are kept", ""},
+      {"redirects", 'r', "STREAMS",
+       "Write into files instead: 0 none, 1 stdout, 2 stderr, 3 both; or for each local "
+       "rank: 0:3,1:2",
+       ""},
+      {"tee", 't', "STREAMS", "Write into files as well as here; as --redirects", ""},
+      {"local-ranks-filter", 0, "RANKS", "Show the output of these local ranks only: 0,2. Files hold all",
+       ""},
+      {"prefix", 0, "auto|on|off",
+       "\"[rank K] \" before each line. Default: when there is more than one rank", ""},
+      {"role", 0, "NAME", "ROLE_NAME of the ranks. Default: default", ""},
+      {"bind-to", 0, "cores|none", "Give each rank cores of its own. Default: cores", ""},
+      refused("module", "", "the program itself: cohort run ... -- python -m MODULE", 'm'),
+      refused("no-python", "", "leave it out: the program is always executed as it is given"),
+      refused("run-path", "", "the program itself: cohort run ... -- python SCRIPT"),
+      refused("start-method", "METHOD", "leave it out: ranks are always fresh processes"),
+      refused("event-log-handler", "NAME",
+              "leave it out: there are no event handlers; --log-dir keeps what ranks print"),
+      refused("logs-specs", "NAME", "--log-dir, --redirects and --tee"),
+      refused("duplicate-stdout-filters", "TEXTS", "--tee 1 --log-dir FOLDER, and grep"),
+      refused("duplicate-stderr-filters", "TEXTS", "--tee 2 --log-dir FOLDER, and grep"),
+      refused("numa-binding", "MODE", "--bind-to cores, which keeps each rank to cores that lie together"),
+      refused("local-addr", "HOST",
+              "COHORT_INTERFACE=eth1 in the environment, which names the way between hosts"),
+      refused("virtual-local-rank", "", "leave it out: a rank takes the GPU of its LOCAL_RANK"),
+  };
+  return flags;
+}
+
+const RunFlag* find_run_flag(const std::string& name) {
+  const auto flags = run_flags();
+  const auto at =
+      std::find_if(flags.begin(), flags.end(), [&](const RunFlag& flag) { return flag.name == name; });
+  return at == flags.end() ? nullptr : &*at;
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,328 @@
+#include "cohort/launch/run_options.h"
+
+#include <signal.h>
+#include <string.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+
+#include "cohort/core/cpu.h"
+#include "cohort/core/env.h"
+#include "cohort/core/error.h"
+#include "cohort/launch/run_flags.h"
+
+namespace cohort::launch {
+namespace {
+
+using core::concat;
+using std::chrono::milliseconds;
+
+[[noreturn]] void refuse(const std::string& what, const std::string& hint = "") {
+  throw UsageError("launch.run", what, hint);
+}
+
+template <typename T>
+bool read_number(std::string_view text, T& value) {
+  const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+  return result.ec == std::errc() && result.ptr == text.data() + text.size();
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(separator, begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+// A flag's value with the name that messages call it by: the flag, or the variable that it came from.
+struct Given {
+  std::string name;
+  std::string text;
+
+  [[noreturn]] void refuse(const std::string& expected) const {
+    launch::refuse(concat(name, " is '", text, "', expected ", expected));
+  }
+  int integer(int low, int high) const {
+    int value = 0;
+    if (!read_number(text, value) || value < low || value > high) {
+      refuse(concat("a whole number from ", low, " to ", high));
+    }
+    return value;
+  }
+  milliseconds seconds(double low) const {
+    double value = 0;
+    if (!read_number(text, value) || !(value >= low) || value > 1e6) {
+      refuse(concat("seconds, at least ", low));
+    }
+    return milliseconds(std::llround(value * 1000));
+  }
+};
+
+class Flags {
+ public:
+  explicit Flags(const std::map<std::string, std::string>& given) : given_(given) {
+    for (const RunFlag& flag : run_flags()) {
+      const auto value = get(flag.name);
+      if (value && !flag.instead.empty()) launch::refuse(value->name + " is not available", flag.instead);
+    }
+  }
+
+  std::optional<Given> get(const std::string& name) const {
+    if (const auto at = given_.find(name); at != given_.end()) return Given{"--" + name, at->second};
+    std::string variable = "PET_" + name;
+    std::transform(variable.begin(), variable.end(), variable.begin(),
+                   [](unsigned char c) { return c == '-' ? '_' : static_cast<char>(std::toupper(c)); });
+    const auto value = core::env_string(variable);
+    if (!value) return std::nullopt;
+    const RunFlag* flag = find_run_flag(name);
+    // A switch: 0 is as if it were not given.
+    if (flag->value.empty() && Given{variable, *value}.integer(0, 1) == 0) return std::nullopt;
+    return Given{variable, *value};
+  }
+
+ private:
+  const std::map<std::string, std::string>& given_;
+};
+
+int read_nnodes(const Given& given) {
+  const auto parts = split(given.text, ':');
+  int low = 0, high = 0;
+  if (parts.size() > 2 || !read_number(parts.front(), low) || !read_number(parts.back(), high) || low < 1) {
+    given.refuse("a number of nodes, such as 2");
+  }
+  if (low != high) {
+    refuse(concat(given.name, " is '", given.text, "': a number of nodes that changes is not available yet"),
+           concat("--nnodes ", high, ", all of which come"));
+  }
+  return low;
+}
+
+int read_nproc(const Given& given, const std::function<int()>& num_gpus) {
+  if (given.text == "cpu") return core::usable_cores();
+  if (given.text == "auto") {
+    const int gpus = num_gpus();
+    return gpus > 0 ? gpus : core::usable_cores();
+  }
+  if (given.text == "gpu") {
+    const int gpus = num_gpus();
+    if (gpus == 0)
+      refuse(given.name + " is 'gpu', and no GPU can be used here", "cohort doctor; or cpu, auto, a number");
+    return gpus;
+  }
+  int value = 0;
+  if (!read_number(given.text, value) || value < 1 || value > kMostLocalRanks) {
+    given.refuse(concat("auto, cpu, gpu or a number from 1 to ", kMostLocalRanks));
+  }
+  return value;
+}
+
+std::uint16_t read_port(const Given& given) {
+  return static_cast<std::uint16_t>(given.integer(1, 65535));
+}
+
+void read_endpoint(const Given& given, RunOptions& options) {
+  const std::size_t colon = given.text.rfind(':');
+  if (colon == std::string::npos || colon == 0) given.refuse("HOST:PORT");
+  const Given port{given.name, given.text.substr(colon + 1)};
+  int number = 0;
+  if (!read_number(port.text, number) || number < 1 || number > 65535) given.refuse("HOST:PORT");
+  options.master_addr = given.text.substr(0, colon);
+  options.master_port = static_cast<std::uint16_t>(number);
+}
+
+int read_signal(const Given& given, const std::string& name) {
+  const std::string shortened = name.starts_with("SIG") ? name.substr(3) : name;
+  for (int number = 1; number < SIGRTMIN; ++number) {
+    const char* known = ::sigabbrev_np(number);
+    if (known == nullptr || shortened != known) continue;
+    if (number == SIGKILL || number == SIGSTOP) break;
+    return number;
+  }
+  given.refuse("names of signals that can be handled, with commas between: SIGTERM,SIGINT");
+}
+
+// key=value,key=value of torchrun's --rdzv-conf; those that mean something without elasticity.
+void read_rdzv_conf(const Given& given, RunOptions& options) {
+  for (const std::string& part : split(given.text, ',')) {
+    const std::size_t equals = part.find('=');
+    const std::string key = part.substr(0, equals);
+    if (equals == std::string::npos) given.refuse("KEY=VALUE,KEY=VALUE");
+    const Given value{given.name + " " + key, part.substr(equals + 1)};
+    if (key == "timeout" || key == "join_timeout") {
+      options.meet_timeout = value.seconds(0.001);
+    } else if (key == "keep_alive_interval") {
+      options.keep_alive_interval = value.seconds(0.001);
+    } else if (key == "keep_alive_max_attempt") {
+      options.keep_alive_max_attempt = value.integer(1, 1'000'000);
+    } else {
+      refuse(concat(given.name, ": '", key, "' is not known"),
+             "timeout, keep_alive_interval, keep_alive_max_attempt");
+    }
+  }
+}
+
+void read_where(const Flags& flags, RunOptions& options) {
+  if (const auto given = flags.get("nnodes")) options.nnodes = read_nnodes(*given);
+  if (const auto given = flags.get("node-rank")) options.node_rank = given->integer(0, kMostNodes - 1);
+  if (const auto given = flags.get("rdzv-backend"); given && given->text != "static") {
+    refuse(concat(given->name, " is '", given->text, "': only static is available yet"),
+           "--nnodes N --node-rank K --master-addr HOST --master-port PORT, or --standalone on one node");
+  }
+  if (const auto given = flags.get("rdzv-endpoint")) {
+    for (const char* other : {"master-addr", "master-port"}) {
+      if (const auto beside = flags.get(other)) {
+        refuse(concat(given->name, " and ", beside->name, " both say where node 0 is"), "one of them");
+      }
+    }
+    read_endpoint(*given, options);
+  }
+  if (const auto given = flags.get("master-addr")) options.master_addr = given->text;
+  if (const auto given = flags.get("master-port")) options.master_port = read_port(*given);
+  if (const auto given = flags.get("rdzv-id")) options.run_id = given->text;
+  if (const auto given = flags.get("rdzv-conf")) read_rdzv_conf(*given, options);
+  if (const auto given = flags.get("standalone")) {
+    options.standalone = true;
+    if (const auto beside = flags.get("rdzv-endpoint")) {
+      refuse(given->name + " meets on a port of the system's choice, and " + beside->name + " names one",
+             "one of them");
+    }
+  }
+}
+
+void read_output(const Flags& flags, RunOptions& options) {
+  if (const auto given = flags.get("log-dir")) options.log_dir = given->text;
+  if (const auto given = flags.get("redirects")) {
+    options.redirects = StreamChoice::parse(given->text, given->name);
+  }
+  if (const auto given = flags.get("tee")) options.tee = StreamChoice::parse(given->text, given->name);
+  if (const auto given = flags.get("local-ranks-filter")) {
+    for (const std::string& part : split(given->text, ',')) {
+      int rank = 0;
+      if (!read_number(part, rank) || rank < 0) given->refuse("local ranks with commas between: 0,2");
+      options.local_ranks_filter.push_back(rank);
+    }
+  }
+  if (const auto given = flags.get("prefix")) {
+    if (given->text != "auto" && given->text != "on" && given->text != "off")
+      given->refuse("auto, on or off");
+    options.prefix = given->text == "on" ? Prefix::kOn : given->text == "off" ? Prefix::kOff : Prefix::kAuto;
+  }
+}
+
+}  // namespace
+
+StreamChoice StreamChoice::parse(std::string_view text, const std::string& flag) {
+  StreamChoice choice;
+  const Given given{flag, std::string(text)};
+  const auto bad = [&] {
+    given.refuse("0 (none), 1 (stdout), 2 (stderr) or 3 (both), or one for each local rank: 0:3,1:2");
+  };
+  const auto bits_of = [&](const std::string& part) {
+    if (part.size() != 1 || part[0] < '0' || part[0] > '3') bad();
+    return part[0] - '0';
+  };
+  if (text.find(':') == std::string_view::npos) {
+    choice.all_ = bits_of(given.text);
+    return choice;
+  }
+  for (const std::string& part : split(given.text, ',')) {
+    const auto halves = split(part, ':');
+    int rank = 0;
+    if (halves.size() != 2 || !read_number(halves[0], rank) || rank < 0) bad();
+    if (!choice.of_rank_.emplace(rank, bits_of(halves[1])).second) {
+      refuse(concat(flag, " is '", text, "': local rank ", rank, " stands there twice"));
+    }
+  }
+  return choice;
+}
+
+int StreamChoice::bits(int local_rank) const {
+  const auto at = of_rank_.find(local_rank);
+  return at == of_rank_.end() ? all_ : at->second;
+}
+
+bool StreamChoice::any() const {
+  return all_ != 0 ||
+         std::any_of(of_rank_.begin(), of_rank_.end(), [](const auto& entry) { return entry.second != 0; });
+}
+
+std::vector<int> RunOptions::default_signals() {
+  return {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+}
+
+void check(const RunOptions& options) {
+  const auto in_range = [](const char* flag, int value, int low, int high) {
+    if (value < low || value > high) {
+      refuse(concat(flag, " is ", value, ", expected ", low, " to ", high));
+    }
+  };
+  if (options.command.empty() || options.command.front().empty()) {
+    refuse("no program was given", "cohort run --nproc-per-node 2 -- PROGRAM ARGUMENTS");
+  }
+  in_range("--nnodes", options.nnodes, 1, kMostNodes);
+  in_range("--nproc-per-node", options.nproc_per_node, 1, kMostLocalRanks);
+  in_range("--node-rank", options.node_rank, 0, options.nnodes - 1);
+  in_range("--max-restarts", options.max_restarts, 0, 1'000'000);
+  in_range("keep_alive_max_attempt", options.keep_alive_max_attempt, 1, 1'000'000);
+  const auto positive = [](const char* flag, milliseconds value) {
+    if (value.count() <= 0) refuse(concat(flag, " is ", value.count(), " ms, expected more than 0"));
+  };
+  positive("--monitor-interval", options.monitor_interval);
+  positive("--rdzv-conf timeout", options.meet_timeout);
+  positive("keep_alive_interval", options.keep_alive_interval);
+  if (options.shutdown_timeout.count() < 0) {
+    refuse(concat("--shutdown-timeout is ", options.shutdown_timeout.count(), " ms, expected at least 0"));
+  }
+  if (options.standalone && options.nnodes > 1) {
+    refuse(concat("--standalone is for one node, and --nnodes is ", options.nnodes), "one of them");
+  }
+  if (options.standalone && (options.master_addr || options.master_port)) {
+    refuse(
+        "--standalone meets on a port of the system's choice, and --master-addr or --master-port names one",
+        "one of them");
+  }
+  if (options.nnodes > 1 && !options.master_addr) {
+    refuse(concat("--nnodes is ", options.nnodes, ", and nothing says where node 0 is"),
+           "--master-addr HOST --master-port PORT, the same on all nodes");
+  }
+  const int highest = options.nproc_per_node - 1;
+  const auto local_rank = [&](const char* flag, int rank) {
+    if (rank > highest) refuse(concat(flag, " names local rank ", rank, ", and the highest is ", highest));
+  };
+  local_rank("--redirects", options.redirects.highest_rank());
+  local_rank("--tee", options.tee.highest_rank());
+  for (const int rank : options.local_ranks_filter) local_rank("--local-ranks-filter", rank);
+}
+
+RunOptions read_run_flags(const std::map<std::string, std::string>& given, std::vector<std::string> command,
+                          const std::function<int()>& num_gpus) {
+  const Flags flags(given);
+  RunOptions options;
+  options.command = std::move(command);
+  read_where(flags, options);
+  read_output(flags, options);
+  if (const auto value = flags.get("nproc-per-node")) options.nproc_per_node = read_nproc(*value, num_gpus);
+  if (const auto value = flags.get("role")) options.role = value->text;
+  if (const auto value = flags.get("max-restarts")) options.max_restarts = value->integer(0, 1'000'000);
+  if (const auto value = flags.get("monitor-interval")) options.monitor_interval = value->seconds(0.001);
+  if (const auto value = flags.get("shutdown-timeout")) options.shutdown_timeout = value->seconds(0);
+  if (const auto value = flags.get("signals-to-handle")) {
+    options.signals_to_handle.clear();
+    for (const std::string& name : split(value->text, ',')) {
+      options.signals_to_handle.push_back(read_signal(*value, name));
+    }
+  }
+  if (const auto value = flags.get("bind-to")) {
+    if (value->text != "cores" && value->text != "none") value->refuse("cores or none");
+    options.bind_to = value->text == "cores" ? BindTo::kCores : BindTo::kNone;
+  }
+  check(options);
+  return options;
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,96 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+/// What `cohort run` is asked for, and the reading of it: torchrun's flags, words and PET_* variables.
+/// No LibTorch.
+namespace cohort::launch {
+
+enum class BindTo { kCores, kNone };
+
+/// Whether "[rank 3] " stands before each line; kAuto: when the job has more than one rank.
+enum class Prefix { kAuto, kOn, kOff };
+
+/// Which of stdout (1) and stderr (2) are meant, for all local ranks or each: "3", "0:1,2:3".
+class StreamChoice {
+ public:
+  /// Throws: UsageError naming `flag`.
+  static StreamChoice parse(std::string_view text, const std::string& flag);
+
+  bool out(int local_rank) const { return (bits(local_rank) & 1) != 0; }
+  bool err(int local_rank) const { return (bits(local_rank) & 2) != 0; }
+  bool any() const;
+  /// The highest local rank that is named; -1 when none is.
+  int highest_rank() const { return of_rank_.empty() ? -1 : of_rank_.rbegin()->first; }
+
+ private:
+  int bits(int local_rank) const;
+
+  int all_ = 0;
+  std::map<int, int> of_rank_;
+};
+
+struct RunOptions {
+  std::vector<std::string> command;  ///< program and its arguments
+  int nnodes = 1;
+  int nproc_per_node = 1;
+  int node_rank = 0;
+  /// Where the agent of node 0 is met. Default: 127.0.0.1, with one node.
+  std::optional<std::string> master_addr = std::nullopt;
+  /// Nothing: the system chooses with one node, 29500 with several.
+  std::optional<std::uint16_t> master_port = std::nullopt;
+  /// One node, whatever else; master_addr and master_port must not be given.
+  bool standalone = false;
+  std::string run_id = {};  ///< empty: made up with one node, "none" with several, as torchrun's
+  std::string role = "default";
+  int max_restarts = 0;
+  std::chrono::milliseconds monitor_interval{100};  ///< between two looks at the other nodes
+  std::chrono::milliseconds meet_timeout = std::chrono::minutes(10);
+  /// An agent that gives no sign for keep_alive_interval * keep_alive_max_attempt is gone.
+  std::chrono::milliseconds keep_alive_interval = std::chrono::seconds(5);
+  int keep_alive_max_attempt = 3;
+  std::chrono::milliseconds shutdown_timeout = std::chrono::seconds(30);  ///< from a signal to SIGKILL
+  std::vector<int> signals_to_handle = default_signals();
+  std::filesystem::path log_dir = {};
+  StreamChoice redirects = {}, tee = {};
+  std::vector<int> local_ranks_filter = {};  ///< empty: all are shown
+  BindTo bind_to = BindTo::kCores;
+  Prefix prefix = Prefix::kAuto;
+  std::vector<std::pair<std::string, std::string>> environment = {};  ///< added to that of the ranks
+
+  static std::vector<int> default_signals();
+};
+
+/// Throws: UsageError for options that cannot be, or not together.
+void check(const RunOptions& options);
+
+/// A flag of `cohort run`, without its dashes; underscores are as good as dashes in it.
+struct RunFlag {
+  std::string name;
+  char letter = 0;      ///< the short form, or 0
+  std::string value;    ///< what stands after it in the help; empty: a switch
+  std::string meaning;  ///< for the help; empty: not shown, it is refused
+  std::string instead;  ///< why it is refused, and what to use
+};
+
+/// Returns every flag that is read and every flag of torchrun's that is refused.
+std::span<const RunFlag> run_flags();
+
+/// Reads flags by name ("1" for a switch that is given), then what PET_NAME says of those that are not given.
+/// `num_gpus` counts GPUs when a word asks for that.
+/// Throws: UsageError naming the flag or variable, its value and what is expected.
+RunOptions read_run_flags(
+    const std::map<std::string, std::string>& given, std::vector<std::string> command,
+    const std::function<int()>& num_gpus = [] { return 0; });
+
+}  // namespace cohort::launch

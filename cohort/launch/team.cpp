@@ -1,0 +1,269 @@
+#include "cohort/launch/team.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "cohort/core/env.h"
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+#include "cohort/launch/cores.h"
+#include "cohort/launch/error_file.h"
+
+namespace cohort::launch {
+namespace {
+
+namespace fs = std::filesystem;
+using core::concat;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+Fd open_log(const fs::path& path) {
+  Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  if (!file.is_open()) {
+    throw SystemError("launch.log", concat("cannot write ", path.string(), ": ", std::strerror(errno)),
+                      "--log-dir FOLDER that can be written to");
+  }
+  return file;
+}
+
+}  // namespace
+
+// A rank, and what it prints.
+struct Team::Member {
+  struct Channel {
+    Fd pipe;
+    Fd file = Fd();
+    bool shown = true;
+    bool raw = false;  // as it comes, without a prefix
+    std::unique_ptr<LineSplitter> lines = nullptr;
+  };
+
+  int local_rank = 0;
+  fs::path error_file;
+  Channel out, err;
+  Tail tail = {};
+  std::unique_ptr<Worker> worker = nullptr;
+};
+
+Team::Team(const RunOptions& options, const TeamPlace& place, Console& console, Guard& guard,
+           WarningFilter& warnings)
+    : options_(options), place_(place), console_(console), guard_(guard), warnings_(warnings) {
+  if (options.bind_to == BindTo::kCores) {
+    cores_ = split_cores(core::CpuSet::of_process(), options.nproc_per_node);
+  }
+  for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) start(local_rank);
+}
+
+Team::~Team() {
+  kill();
+  for (auto& member : members_) {
+    if (!member->worker) continue;
+    const pid_t pid = member->worker->pid();
+    const bool ran = member->worker->running();
+    member->worker.reset();
+    if (ran) guard_.forget(pid);
+  }
+}
+
+void Team::start(int local_rank) {
+  const int rank = place_.first_rank + local_rank;
+  const fs::path folder = place_.log_folder / std::to_string(local_rank);
+  std::error_code failed;
+  fs::create_directories(folder, failed);
+  if (failed) {
+    throw SystemError("launch.log", concat("cannot make ", folder.string(), ": ", failed.message()),
+                      "--log-dir FOLDER that can be written to");
+  }
+  auto member = std::make_unique<Member>();
+  member->local_rank = local_rank;
+  member->error_file = folder / "error.json";
+  fs::remove(member->error_file, failed);
+
+  const auto& filter = options_.local_ranks_filter;
+  const bool filtered =
+      !filter.empty() && std::find(filter.begin(), filter.end(), local_rank) == filter.end();
+  const bool prefixed =
+      options_.prefix == Prefix::kOn || (options_.prefix == Prefix::kAuto && place_.world_size > 1);
+  const std::string prefix = prefixed ? concat("[rank ", rank, "] ") : "";
+  const auto open = [&](Member::Channel& channel, Stream stream, bool redirect, bool tee, const char* name) {
+    if (redirect || tee) channel.file = open_log(folder / name);
+    channel.shown = !filtered && (tee || !redirect);
+    channel.raw = !prefixed && place_.world_size == 1;
+    channel.lines = std::make_unique<LineSplitter>(
+        [this, m = member.get(), &channel, stream, rank, prefix](std::string_view line) {
+          m->tail.add(line);
+          if (!channel.shown || channel.raw || (stream == Stream::kErr && !warnings_.shows(rank, line)))
+            return;
+          console_.write(stream, concat(prefix, line, "\n"));
+        });
+    Pipe pipe = make_pipe();
+    channel.pipe = std::move(pipe.read);
+    return std::move(pipe.write);
+  };
+  const Fd out = open(member->out, Stream::kOut, options_.redirects.out(local_rank),
+                      options_.tee.out(local_rank), "stdout.log");
+  const Fd err = open(member->err, Stream::kErr, options_.redirects.err(local_rank),
+                      options_.tee.err(local_rank), "stderr.log");
+  const Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+
+  const int threads = std::max(1, core::usable_cores() / options_.nproc_per_node);
+  std::vector<std::pair<std::string, std::string>> added = {
+      {"RANK", std::to_string(rank)},
+      {"LOCAL_RANK", std::to_string(local_rank)},
+      {"WORLD_SIZE", std::to_string(place_.world_size)},
+      {"LOCAL_WORLD_SIZE", std::to_string(options_.nproc_per_node)},
+      {"GROUP_RANK", std::to_string(options_.node_rank)},
+      {"GROUP_WORLD_SIZE", std::to_string(options_.nnodes)},
+      {"ROLE_NAME", options_.role},
+      {"ROLE_RANK", std::to_string(rank)},
+      {"ROLE_WORLD_SIZE", std::to_string(place_.world_size)},
+      {"MASTER_ADDR", place_.master_addr},
+      {"MASTER_PORT", std::to_string(place_.master_port)},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(place_.attempt)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
+      {"TORCHELASTIC_RUN_ID", place_.run_id},
+      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+      {"TORCHELASTIC_ERROR_FILE", member->error_file.string()},
+  };
+  if (!core::env_string("OMP_NUM_THREADS")) added.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
+  // Through a pipe Python would keep its lines to itself; torchrun passes -u.
+  if (!core::env_string("PYTHONUNBUFFERED")) added.emplace_back("PYTHONUNBUFFERED", "1");
+  added.insert(added.end(), options_.environment.begin(), options_.environment.end());
+  member->worker = std::make_unique<Worker>(
+      WorkerOptions{.program = find_program(options_.command.front()),
+                    .arguments = options_.command,
+                    .environment = environment_with(added),
+                    .cpus = cores_.empty() ? core::CpuSet() : cores_[static_cast<std::size_t>(local_rank)],
+                    .input = null.get(),
+                    .output = out.get(),
+                    .error = err.get(),
+                    .own_group = true});
+  guard_.watch(member->worker->pid());
+  members_.push_back(std::move(member));
+}
+
+// Takes what is in the pipes, but not for ever: a rank that prints without end must not hold up the others.
+void Team::read(Member& member) {
+  for (Member::Channel* channel : {&member.out, &member.err}) {
+    std::array<char, 16384> buffer{};
+    for (int i = 0; i < 16 && channel->pipe.is_open(); ++i) {
+      const ssize_t count = ::read(channel->pipe.get(), buffer.data(), buffer.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) break;
+      if (count == 0) {
+        channel->pipe.close();
+        break;
+      }
+      const std::string_view bytes(buffer.data(), static_cast<std::size_t>(count));
+      if (channel->file.is_open()) write_all(channel->file.get(), bytes);
+      channel->lines->feed(bytes);
+      if (channel->raw && channel->shown) {
+        console_.write(channel == &member.out ? Stream::kOut : Stream::kErr, bytes);
+      }
+    }
+  }
+}
+
+void Team::note_end(Member& member) {
+  const double end = now();
+  guard_.forget(member.worker->pid());
+  // All that it will ever print is in the pipes now.
+  for (Member::Channel* channel : {&member.out, &member.err}) {
+    for (int i = 0; i < 64 && channel->pipe.is_open(); ++i) read(member);
+    channel->pipe.close();
+    channel->lines->finish();
+  }
+  const int status = exit_status(member.worker->wait_status());
+  if (status == 0) return;
+  if (status_ == 0) status_ = status;
+  RankFailure failure{.rank = place_.first_rank + member.local_rank,
+                      .local_rank = member.local_rank,
+                      .node = options_.node_rank,
+                      .host = host_name(),
+                      .pid = member.worker->pid(),
+                      .attempt = place_.attempt,
+                      .status = status,
+                      .what = describe_exit(member.worker->wait_status()),
+                      .message = {},
+                      .details = {},
+                      .time = end,
+                      .last_lines = member.tail.lines()};
+  if (const auto error = read_error_file(member.error_file)) {
+    failure.message = error->message;
+    failure.details = error->details;
+    failure.time = std::min(end, error->time);
+  }
+  if (stopped_at_ == 0 || failure.time < stopped_at_) failures_.push_back(std::move(failure));
+}
+
+void Team::step(std::chrono::milliseconds most, const std::vector<int>& wake) {
+  std::vector<pollfd> waits;
+  for (const int fd : wake) waits.push_back({fd, POLLIN, 0});
+  console_.add_waits(waits);
+  const bool reading = !console_.full();
+  for (const auto& member : members_) {
+    if (!member->worker->running()) continue;
+    waits.push_back({member->worker->end_fd(), POLLIN, 0});
+    if (!reading) continue;
+    for (const Member::Channel* channel : {&member->out, &member->err}) {
+      if (channel->pipe.is_open()) waits.push_back({channel->pipe.get(), POLLIN, 0});
+    }
+  }
+  ::poll(waits.data(), waits.size(), static_cast<int>(most.count()));
+  for (const auto& member : members_) {
+    if (!member->worker->running()) continue;
+    if (reading) read(*member);
+    if (member->worker->reap()) note_end(*member);
+  }
+  console_.pump();
+}
+
+bool Team::running() const {
+  return !running_ranks().empty();
+}
+
+std::vector<int> Team::running_ranks() const {
+  std::vector<int> ranks;
+  for (const auto& member : members_) {
+    if (member->worker->running()) ranks.push_back(member->local_rank);
+  }
+  return ranks;
+}
+
+void Team::signal(int number) {
+  for (const auto& member : members_) member->worker->signal(number);
+}
+
+void Team::pause() {
+  for (const auto& member : members_) member->worker->signal_group(SIGSTOP);
+}
+
+void Team::resume() {
+  for (const auto& member : members_) member->worker->signal_group(SIGCONT);
+}
+
+void Team::stop() {
+  if (stopped_at_ == 0) stopped_at_ = now();
+  signal(SIGTERM);
+}
+
+void Team::kill() {
+  for (const auto& member : members_) member->worker->kill();
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,103 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/core/cpu.h"
+
+/// One process that is started, watched and ended here. No LibTorch.
+namespace cohort::launch {
+
+/// A file descriptor, closed when it goes.
+class Fd {
+ public:
+  explicit Fd(int fd = -1) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Fd() { close(); }
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+  void close();
+
+ private:
+  int fd_;
+};
+
+struct Pipe {
+  Fd read;  ///< does not wait
+  Fd write;
+};
+
+/// Returns a pipe that programs which are started do not inherit. Throws: SystemError.
+Pipe make_pipe();
+
+/// Writes all of `text`; gives up silently when nobody reads any more.
+void write_all(int fd, std::string_view text);
+
+struct WorkerOptions {
+  std::string program;                        ///< path of the executable
+  std::vector<std::string> arguments = {};    ///< its name first
+  std::vector<std::string> environment = {};  ///< NAME=VALUE, all of it
+  core::CpuSet cpus = {};                     ///< where it may run; empty: where the caller may
+  int input = -1;                             ///< becomes its stdin, as the next two; -1: the caller's own
+  int output = -1;
+  int error = -1;
+  std::vector<int> keep = {};  ///< descriptors that it inherits under their numbers; no others
+  bool own_group = false;      ///< leads a process group, which is killed when it has ended
+};
+
+/// A process started by fork and exec, with no signal blocked. It dies when the thread that made it ends
+/// (the kernel sends SIGKILL), and is killed and reaped when this object goes. Threads: one caller at a time.
+class Worker {
+ public:
+  /// The program runs. Throws: SystemError with the reason when it cannot be executed.
+  explicit Worker(const WorkerOptions& options);
+  Worker(Worker&& other) noexcept;
+  Worker& operator=(Worker&&) = delete;
+  ~Worker();
+
+  pid_t pid() const { return pid_; }
+  bool running() const { return running_; }
+  /// True once it has ended and was reaped; what is left of its process group is killed then.
+  bool reap();
+  /// Sends a signal to it, not to its group.
+  void signal(int number) const;
+  /// Sends a signal to it and to its group.
+  void signal_group(int number) const;
+  /// Sends SIGKILL to it and to its group.
+  void kill() const;
+  /// As waitpid() gives it; for one that has ended.
+  int wait_status() const { return wait_status_; }
+  /// Readable once it has ended; -1 where the kernel cannot say.
+  int end_fd() const { return end_.get(); }
+
+ private:
+  void end();
+
+  pid_t pid_ = -1;
+  bool own_group_ = false;
+  bool running_ = false;
+  int wait_status_ = 0;
+  Fd end_;
+};
+
+/// Returns the status as a shell shows it: 128 + N when signal N ended the process.
+int exit_status(int wait_status);
+
+/// Returns "ended with status 3" or "was killed by signal 9 (Killed)".
+std::string describe_exit(int wait_status);
+
+/// Returns this process's environment with `added` in place of variables of the same names.
+std::vector<std::string> environment_with(const std::vector<std::pair<std::string, std::string>>& added);
+
+/// Returns the path of a program as a shell finds it, through PATH when the name has no slash.
+/// Throws: UsageError when there is none that can be executed.
+std::string find_program(const std::string& name);
+
+}  // namespace cohort::launch

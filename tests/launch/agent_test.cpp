@@ -1,0 +1,304 @@
+// Agents with ranks that are shell scripts; several nodes are threads that share a board.
+#include "cohort/launch/agent.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+#include "tests/launch/map_board.h"
+#include "tests/support/environment.h"
+#include "tests/support/messages.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+
+namespace cohort::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+struct Outcome {
+  int status = -1;
+  std::string out, err, log;
+};
+
+class AgentTest : public testing::Test {
+ protected:
+  RunOptions options(const std::string& script, int ranks) {
+    RunOptions result;
+    result.command = {"/bin/sh", "-c", "cd \"$FOLDER\"; " + script};
+    result.nproc_per_node = ranks;
+    result.shutdown_timeout = seconds(20);
+    result.monitor_interval = milliseconds(20);
+    result.environment = {{"FOLDER", dir.path().string()}};
+    return result;
+  }
+
+  TeamPlace place(int world_size) const {
+    TeamPlace result;
+    result.world_size = world_size;
+    result.master_addr = "127.0.0.1";
+    result.master_port = 29501;
+    result.run_id = "test";
+    return result;
+  }
+
+  // Runs an agent on this node; `meanwhile` gets to act once the file "ready" is in the folder.
+  Outcome run(const RunOptions& options, const std::function<void()>& meanwhile = {}) {
+    Outcome outcome;
+    core::set_log_sink(
+        [&](core::LogLevel, std::string_view line) { outcome.log += std::string(line) + "\n"; });
+    testing::internal::CaptureStdout();
+    testing::internal::CaptureStderr();
+    std::thread actor;
+    {
+      SignalInbox signals(options.signals_to_handle, {SIGUSR1, SIGUSR2, SIGTSTP});
+      Guard guard;
+      if (meanwhile) {
+        actor = std::thread([&] {
+          if (!wait_for_file("ready")) return;
+          meanwhile();
+        });
+      }
+      outcome.status = Agent(options, place(options.nproc_per_node), guard, signals, nullptr).run();
+    }
+    if (actor.joinable()) actor.join();
+    outcome.out = testing::internal::GetCapturedStdout();
+    outcome.err = testing::internal::GetCapturedStderr();
+    core::set_log_sink({});
+    EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a process is left";
+    return outcome;
+  }
+
+  bool wait_for_file(const char* name) const {
+    for (int i = 0; i < 2000 && !std::filesystem::exists(dir / name); ++i) {
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+    return std::filesystem::exists(dir / name);
+  }
+
+  test::TempDir dir;
+};
+
+TEST_F(AgentTest, RanksFindTorchrunsEnvironment) {
+  const test::ScopedEnv threads("OMP_NUM_THREADS", std::nullopt), cores("COHORT_CORES", "6");
+  RunOptions with = options(
+      "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_NAME "
+      "$ROLE_RANK "
+      "$ROLE_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS "
+      "$TORCHELASTIC_RUN_ID $TORCHELASTIC_USE_AGENT_STORE $OMP_NUM_THREADS; "
+      "[ -d \"${TORCHELASTIC_ERROR_FILE%/*}\" ] || echo no folder",
+      2);
+  with.max_restarts = 4;
+  with.role = "trainer";
+  const Outcome outcome = run(with);
+  EXPECT_EQ(outcome.status, 0);
+  for (const char* rank : {"0", "1"}) {
+    const std::string expected = std::string("[rank ") + rank + "] " + rank + " " + rank +
+                                 " 2 2 0 1 trainer " + rank + " 2 127.0.0.1 29501 0 4 test True 3\n";
+    EXPECT_NE(outcome.out.find(expected), std::string::npos) << outcome.out;
+  }
+  const test::ScopedEnv set("OMP_NUM_THREADS", "5");
+  EXPECT_EQ(run(options("echo $OMP_NUM_THREADS", 1)).out, "5\n");
+}
+
+TEST_F(AgentTest, TheFirstFailureIsTheCauseWithItsLastLines) {
+  const Outcome outcome =
+      run(options("if [ $RANK = 1 ]; then for i in $(seq 30); do echo line $i; done; echo '{\"message\": "
+                  "\"bad luck\"}' > "
+                  "$TORCHELASTIC_ERROR_FILE; exit 9; fi; sleep 100",
+                  2));
+  EXPECT_EQ(outcome.status, 9);
+  test::expect_in(outcome.log,
+                  {"rank 1 of 2 failed first: it ended with status 9", "its error:\n    bad luck",
+                   "the last it printed:\n    line 11\n", "line 30"});
+}
+
+TEST_F(AgentTest, WhoRecordedAnErrorFirstIsTheCauseThoughItEndedLater) {
+  const Outcome outcome = run(
+      options("if [ $RANK = 1 ]; then echo '{\"message\": \"cause\"}' > $TORCHELASTIC_ERROR_FILE; touch go; "
+              "trap 'exit 5' TERM; while :; do sleep 0.05; done; fi; "
+              "while [ ! -e go ]; do sleep 0.02; done; sleep 0.2; exit 4",
+              2));
+  EXPECT_EQ(outcome.status, 5);
+  test::expect_in(outcome.log, {"rank 1 of 2 failed first", "cause", "then rank 0 ended with status 4"});
+}
+
+TEST_F(AgentTest, AKilledRankGives128PlusTheSignal) {
+  EXPECT_EQ(run(options("kill -SEGV $$", 1)).status, 128 + SIGSEGV);
+}
+
+TEST_F(AgentTest, ARankThatDoesNotHeedSigtermIsKilled) {
+  RunOptions with =
+      options("trap '' TERM; [ $RANK = 0 ] && sleep 0.3 && exit 2; while :; do sleep 1; done", 2);
+  with.shutdown_timeout = milliseconds(300);
+  const Outcome outcome = run(with);
+  EXPECT_EQ(outcome.status, 2);
+  test::expect_in(outcome.log, {"local rank 1 did not end within 300 ms, and is killed"});
+}
+
+TEST_F(AgentTest, AllRanksAreStartedAgain) {
+  RunOptions with =
+      options("echo attempt $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 2 ]", 1);
+  with.max_restarts = 3;
+  const Outcome outcome = run(with);
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.out, "attempt 0\nattempt 1\nattempt 2\n");
+  test::expect_in(outcome.log, {"all ranks are started again: restart 2 of 3"});
+  with.max_restarts = 1;
+  EXPECT_EQ(run(with).status, 1);
+}
+
+TEST_F(AgentTest, ASignalIsPassedOnOnceAndTheStatusIsTheRanks) {
+  const RunOptions with = options(
+      "trap 'echo got >> $RANK' INT; trap 'echo saved' USR1; touch ready; "
+      "while [ ! -e $RANK ]; do sleep 0.02; done; sleep 0.2; exit 42",
+      2);
+  const Outcome outcome = run(with, [] {
+    std::this_thread::sleep_for(milliseconds(300));
+    ::kill(::getpid(), SIGUSR1);
+    std::this_thread::sleep_for(milliseconds(300));
+    ::kill(::getpid(), SIGINT);
+  });
+  EXPECT_EQ(outcome.status, 42);
+  EXPECT_EQ(test::read_file(dir / "0"), "got\n");
+  EXPECT_EQ(test::read_file(dir / "1"), "got\n");
+  test::expect_in(outcome.out, {"[rank 0] saved\n", "[rank 1] saved\n"});
+  test::expect_in(outcome.log, {"signal 2 (Interrupt) is passed on to 2 ranks"});
+}
+
+TEST_F(AgentTest, NothingIsStartedAgainAfterASignal) {
+  RunOptions with = options("touch ready; while :; do sleep 0.05; done", 1);
+  with.max_restarts = 3;
+  const Outcome outcome = run(with, [] { ::kill(::getpid(), SIGTERM); });
+  EXPECT_EQ(outcome.status, 128 + SIGTERM);
+  EXPECT_EQ(outcome.log.find("again"), std::string::npos) << outcome.log;
+}
+
+TEST_F(AgentTest, ASecondSignalKills) {
+  const RunOptions with = options("trap '' INT; touch ready; while :; do sleep 0.05; done", 2);
+  const auto begin = std::chrono::steady_clock::now();
+  const Outcome outcome = run(with, [] {
+    ::kill(::getpid(), SIGINT);
+    std::this_thread::sleep_for(milliseconds(300));
+    ::kill(::getpid(), SIGINT);
+  });
+  EXPECT_EQ(outcome.status, 128 + SIGINT);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(15)) << "it waited for the whole grace";
+}
+
+TEST_F(AgentTest, OutputGoesWhereItIsAsked) {
+  RunOptions with = options("echo out $RANK; echo err $RANK >&2", 3);
+  with.log_dir = dir / "logs";
+  with.run_id = "a/b";
+  with.redirects = StreamChoice::parse("0:1", "--redirects");
+  with.tee = StreamChoice::parse("1:3", "--tee");
+  with.local_ranks_filter = {0, 1};
+  const Outcome outcome = run(with);
+  EXPECT_EQ(outcome.out, "[rank 1] out 1\n") << "rank 0 is redirected, rank 2 filtered";
+  test::expect_in(outcome.err, {"[rank 0] err 0\n", "[rank 1] err 1\n"});
+  EXPECT_EQ(outcome.err.find("err 2"), std::string::npos);
+  const auto folder = std::filesystem::directory_iterator(dir / "logs")->path() / "attempt_0";
+  EXPECT_EQ(test::read_file(folder / "0" / "stdout.log"), "out 0\n");
+  EXPECT_EQ(test::read_file(folder / "1" / "stdout.log"), "out 1\n");
+  EXPECT_EQ(test::read_file(folder / "1" / "stderr.log"), "err 1\n");
+  EXPECT_FALSE(std::filesystem::exists(folder / "0" / "stderr.log"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "2" / "stdout.log"));
+}
+
+TEST_F(AgentTest, OneRankPrintsAsItIsAndPrefixesCanBeChosen) {
+  EXPECT_EQ(run(options("printf 'a\\rb'", 1)).out, "a\rb");
+  RunOptions with = options("echo x", 1);
+  with.prefix = Prefix::kOn;
+  EXPECT_EQ(run(with).out, "[rank 0] x\n");
+  with.prefix = Prefix::kOff;
+  with.nproc_per_node = 2;
+  EXPECT_EQ(run(with).out, "x\nx\n");
+}
+
+TEST_F(AgentTest, AWarningOfAllRanksIsShownOnce) {
+  const Outcome outcome = run(options("echo '12:00:00 warning the disk is slow' >&2; echo own $RANK >&2", 3));
+  const std::size_t first = outcome.err.find("the disk is slow");
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(outcome.err.find("the disk is slow", first + 1), std::string::npos) << outcome.err;
+  test::expect_in(outcome.err, {"own 0", "own 1", "own 2"});
+}
+
+TEST_F(AgentTest, NoTemporaryFolderIsLeft) {
+  const test::ScopedEnv temporary("TMPDIR", (dir / "tmp").string());
+  std::filesystem::create_directories(dir / "tmp");
+  run(options("echo '{}' > $TORCHELASTIC_ERROR_FILE; exit 1", 1));
+  EXPECT_TRUE(std::filesystem::is_empty(dir / "tmp"));
+}
+
+// An agent per node, in a process of its own: signals belong to a process.
+class NodesTest : public AgentTest {
+ protected:
+  // What `nnodes` agents on one board came to, in threads: without signal handlers of their own.
+  std::vector<int> run_nodes(const std::string& script, int nnodes, int restarts = 0) {
+    std::vector<int> statuses(static_cast<std::size_t>(nnodes), -1);
+    std::vector<RunOptions> all;
+    for (int node = 0; node < nnodes; ++node) {
+      RunOptions with = options(script, 1);
+      with.nnodes = nnodes;
+      with.node_rank = node;
+      with.max_restarts = restarts;
+      all.push_back(with);
+    }
+    core::set_log_sink([&](core::LogLevel, std::string_view line) { log += std::string(line) + "\n"; });
+    testing::internal::CaptureStdout();
+    const auto board = std::make_shared<test::MapBoard>();
+    SignalInbox signals({}, {});
+    {
+      Guard guard;
+      std::vector<std::thread> threads;
+      for (int node = 0; node < nnodes; ++node) {
+        threads.emplace_back([&, node] {
+          Peers peers(board, {.node = node,
+                              .nnodes = nnodes,
+                              .interval = milliseconds(10),
+                              .keep_alive_interval = seconds(1),
+                              .keep_alive_max_attempt = 10});
+          TeamPlace here = place(nnodes);
+          here.first_rank = node;
+          statuses[static_cast<std::size_t>(node)] =
+              Agent(all[static_cast<std::size_t>(node)], here, guard, signals, &peers).run();
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+    }
+    out = testing::internal::GetCapturedStdout();
+    core::set_log_sink({});
+    return statuses;
+  }
+
+  std::string log, out;
+};
+
+TEST_F(NodesTest, EndTogetherWithTheStatusOfTheFirstFailure) {
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(run_nodes("[ $RANK = 1 ] && exit 6; sleep 100", 3), (std::vector<int>{6, 6, 6}));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(30));
+  test::expect_in(log, {"rank 1 of 3 failed first: it ended with status 6 (node 1"});
+}
+
+TEST_F(NodesTest, WaitForEachOther) {
+  EXPECT_EQ(run_nodes("[ $RANK = 1 ] && sleep 1; exit 0", 2), (std::vector<int>{0, 0}));
+}
+
+TEST_F(NodesTest, StartAgainTogether) {
+  EXPECT_EQ(
+      run_nodes(
+          "echo $RANK/$TORCHELASTIC_RESTART_COUNT; [ $RANK = 0 ] || [ $TORCHELASTIC_RESTART_COUNT = 1 ]", 2,
+          1),
+      (std::vector<int>{0, 0}));
+  test::expect_in(out, {"0/1", "1/1"});
+}
+
+}  // namespace
+}  // namespace cohort::launch
