@@ -33,6 +33,8 @@ void require(bool condition, const std::string& what, const std::string& hint = 
 void check(const Dataset& dataset, const LoaderOptions& o) {
   using core::concat;
   require(o.batch_size >= 1, concat("batch_size is ", o.batch_size, ", expected at least 1"));
+  require(o.global_batch_size >= 0,
+          concat("global_batch_size is ", o.global_batch_size, ", expected 0 or more"));
   require(o.workers >= 0 && o.workers <= 1024, concat("workers is ", o.workers, ", expected 0 to 1024"));
   require(o.prefetch >= 1 || (o.workers == 0 && o.prefetch == 0),
           concat("prefetch is ", o.prefetch, ", expected at least 1"), "workers: 0 to read nothing ahead");
@@ -56,6 +58,16 @@ std::shared_ptr<const Sampler> make_sampler(std::int64_t size, const LoaderOptio
   if (options.sampler != nullptr) return options.sampler;
   return std::make_shared<DistributedSampler>(
       size, DistributedSamplerOptions{options.world_size, options.shuffle, options.seed, options.uneven});
+}
+
+// batch_size and global_batch_size, each from the other.
+LoaderOptions with_both_sizes(LoaderOptions options) {
+  if (options.global_batch_size == 0) {
+    options.global_batch_size = options.batch_size * options.world_size;
+  } else {
+    options.batch_size = (options.global_batch_size + options.world_size - 1) / options.world_size;
+  }
+  return options;
 }
 
 bool use_pinned_memory(const LoaderOptions& options) {
@@ -103,7 +115,7 @@ struct Loader::Impl {
   };
 
   Impl(std::shared_ptr<const Dataset> given, LoaderOptions o)
-      : options(std::move(o)),
+      : options(with_both_sizes(std::move(o))),
         dataset(std::move(given)),
         sampler(make_sampler(dataset->size(), options)),
         pool(std::make_shared<SlabPool>(dataset->fields(), options.batch_size, use_pinned_memory(options))),
@@ -113,7 +125,7 @@ struct Loader::Impl {
     if (!options.device.is_cpu()) device_copy.emplace(options.device);
   }
 
-  std::int64_t global_batch() const { return options.batch_size * options.world_size; }
+  std::int64_t global_batch() const { return options.global_batch_size; }
 
   void go_to(std::int64_t new_epoch, std::int64_t position);
   void drain();
@@ -286,7 +298,7 @@ std::optional<Batch> Loader::Impl::deliver(Ready ready) {
   batch.lease = std::move(ready.slab);
   ++counters.batches;
   counters.samples += batch.size;
-  ++delivered_in_epoch;
+  delivered_in_epoch += batch.size;
   // On an accelerator the next batch travels while the caller computes with this one.
   if (device_copy && team != nullptr && next_job < team->published() && team->done(next_job)) {
     BatchJob& job = reader->job(next_job);
@@ -305,7 +317,7 @@ std::optional<Batch> Loader::Impl::next() {
     if (!ready) ready = collect();
     if (!ready) break;
     consumed = ready->next;
-    if (ready->size > 0) return deliver(std::move(*ready));
+    if (ready->size > 0 || options.world_size > 1) return deliver(std::move(*ready));
   }
   if (delivered_in_epoch == 0 && skipped_in_epoch > 0) {
     throw DataError("data.loader",

@@ -22,8 +22,9 @@
 ///       while (auto batch = loader.next()) train(batch->input(), batch->target());
 ///     }
 ///
-/// What a batch holds is a function of (dataset, seed, epoch, batch_size, world_size, rank) and never of
-/// `workers` or of time.
+/// What a batch holds is a function of (dataset, seed, epoch, global batch size, world_size, rank) and never
+/// of `workers` or of time. All ranks make equally many batches: with several ranks one may be empty (size
+/// 0), where a share has no sample or all of them were skipped.
 namespace cohort::data {
 
 /// What happens to a sample that cannot be read.
@@ -33,7 +34,11 @@ enum class OnError {
 };
 
 struct LoaderOptions {
+  /// Samples of one batch on each rank; the last batch of an epoch may have fewer.
   std::int64_t batch_size = 1;
+  /// Samples of one step over all ranks, where ranks do not divide it: shares then differ by one, and
+  /// batch_size is the largest. 0: batch_size * world_size.
+  std::int64_t global_batch_size = 0;
   /// Threads that read ahead while the caller computes. 0: next() itself reads each batch, on LibTorch's
   /// compute threads, which are idle then; at::set_num_threads(1) leaves that to the caller's thread alone.
   int workers = 0;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <limits>
 #include <optional>
 
 #include "cohort/core/error.h"
@@ -82,11 +83,18 @@ StepMetrics ClassificationTask::train_step(data::Batch& batch) {
     core::TimelineScope scope("backward");
     part_loss.backward();
   }
+  {
+    core::TimelineScope scope("average");
+    finite = average_gradients(*optimizer_, weight, finite);
+  }
   if (finite) {
     core::TimelineScope scope("optimizer");
     if (options_.clip_norm() > 0) optim::clip_grad_norm_(optimizer_->param_groups(), options_.clip_norm());
     optimizer_->step();
   }
+  // A loss that was not finite on another rank: the step counts as such on all.
+  if (!finite) return {{"loss", std::numeric_limits<double>::quiet_NaN(), weight}};
+  if (batch.size == 0) return {};
   return {{"loss", total_loss, weight}, {"accuracy", correct.to(at::kDouble).div(weight), weight}};
 }
 

@@ -199,7 +199,12 @@ std::string library_being_loaded;  // read by end_while_loading
 void load_plugin(const fs::path& library) {
   library_being_loaded = library.string();
   const std::terminate_handler before = std::set_terminate(end_while_loading);
-  void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  void* handle = nullptr;
+  try {
+    handle = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  } catch (...) {  // a dlopen that does let it through, such as the address sanitizer's
+    end_while_loading();
+  }
   std::set_terminate(before);
   if (handle == nullptr) {
     const char* reason = dlerror();

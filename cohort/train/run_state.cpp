@@ -41,6 +41,7 @@ json to_json(const RunState& state) {
           {"non_finite_steps", state.non_finite_steps},
           {"seed", state.seed},
           {"threads", state.threads},
+          {"world_size", state.world_size},
           {"global_batch_size", state.global_batch_size}};
 }
 
@@ -58,6 +59,7 @@ RunState from_json(const json& data) {
   state.non_finite_steps = data.at("non_finite_steps");
   state.seed = data.at("seed");
   state.threads = data.at("threads");
+  state.world_size = data.value("world_size", 1);
   state.global_batch_size = data.at("global_batch_size");
   return state;
 }

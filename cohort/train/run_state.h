@@ -24,6 +24,7 @@ struct RunState {
   std::int64_t non_finite_steps = 0;
   std::uint64_t seed = 0;
   int threads = 0;
+  int world_size = 1;
   std::int64_t global_batch_size = 0;
 };
 

@@ -17,6 +17,20 @@ std::string Task::find_non_finite(data::Batch&) {
   return "";
 }
 
+void Task::set_strategy(std::shared_ptr<Strategy> strategy) {
+  strategy_ = std::move(strategy);
+}
+
+bool Task::average_gradients(const optim::Optimizer& optimizer, double samples, bool finite) {
+  std::vector<at::Tensor> parameters;
+  for (const optim::ParamGroup& group : optimizer.param_groups()) {
+    parameters.insert(parameters.end(), group.params.begin(), group.params.end());
+  }
+  last_average_ = strategy_->average(parameters, samples, finite);
+  ++num_averages_;
+  return last_average_.ok();
+}
+
 void Task::add_module(std::string name, std::shared_ptr<torch::nn::Module> module) {
   for (const NamedModule& entry : modules_) {
     if (entry.name == name) {

@@ -10,6 +10,7 @@
 #include "cohort/optim/optimizer.h"
 #include "cohort/optim/schedule.h"
 #include "cohort/train/metrics.h"
+#include "cohort/train/strategy.h"
 
 namespace cohort::train {
 
@@ -23,13 +24,15 @@ namespace cohort::train {
 ///         sgd->zero_grad();
 ///         auto loss = torch::mse_loss(net->forward(batch.input()), batch.target());
 ///         loss.backward();
+///         average_gradients(*sgd, batch.size);
 ///         sgd->step();
 ///         return {{"loss", loss, double(batch.size)}};
 ///       }
 ///     };
 ///
 /// Trainer applies each optimizer's schedule before the step, reseeds LibTorch's generators, and saves and
-/// restores what was added here. Threads: one caller at a time.
+/// restores what was added here. On several ranks a batch may be empty (size 0): such a step computes
+/// nothing, and averages with weight 0. Threads: one caller at a time.
 class Task {
  public:
   struct NamedModule {
@@ -58,6 +61,12 @@ class Task {
   /// Says, where it can be known, which module's output was the first not to be finite for `batch`; else "".
   virtual std::string find_non_finite(data::Batch& batch);
 
+  /// How ranks work together; Trainer sets it for the time of fit().
+  void set_strategy(std::shared_ptr<Strategy> strategy);
+  /// What all ranks learnt when gradients were averaged last, and how often that was.
+  const parallel::AverageReport& last_average() const { return last_average_; }
+  std::int64_t num_averages() const { return num_averages_; }
+
   const std::vector<NamedModule>& modules() const { return modules_; }
   const std::vector<NamedOptimizer>& optimizers() const { return optimizers_; }
 
@@ -68,9 +77,18 @@ class Task {
   void add_optimizer(std::string name, std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::Schedule> schedule = nullptr);
 
+  /// Between backward and step: makes the gradients of the optimizer's parameters those of the joined batch
+  /// of all ranks; with one rank it does nothing. `samples`: those that this rank's mean loss was taken over,
+  /// 0 where its batch is empty. Returns false, with gradients unchanged, if `finite` is false on any rank:
+  /// then no rank may make its step. Collective.
+  bool average_gradients(const optim::Optimizer& optimizer, double samples, bool finite = true);
+
  private:
   std::vector<NamedModule> modules_;
   std::vector<NamedOptimizer> optimizers_;
+  std::shared_ptr<Strategy> strategy_ = std::make_shared<Strategy>();
+  parallel::AverageReport last_average_;
+  std::int64_t num_averages_ = 0;
 };
 
 }  // namespace cohort::train

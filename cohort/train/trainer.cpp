@@ -14,6 +14,8 @@
 #include "cohort/core/log.h"
 #include "cohort/core/signals.h"
 #include "cohort/core/timeline.h"
+#include "cohort/train/checks.h"
+#include "cohort/train/ranks.h"
 #include "cohort/train/run_state.h"
 
 namespace cohort::train {
@@ -56,10 +58,16 @@ class FiniteCheck {
   std::pair<at::Tensor, std::int64_t> pending_;
 };
 
-/// Means of `eval_step`; stops early when `stop` says so.
+std::map<std::string, double> averages_of(const std::map<std::string, MeterSet::Sum>& sums) {
+  MeterSet meters;
+  meters.restore(sums);
+  return meters.averages();
+}
+
+/// Means of `eval_step` over all ranks; stops early when `stop` says so.
 template <typename Stop>
 std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, std::int64_t max_batches,
-                                               const Stop& stop) {
+                                               const Ranks& ranks, const Stop& stop) {
   at::NoGradGuard no_grad;
   task.set_training(false);
   loader.set_epoch(0);
@@ -67,10 +75,14 @@ std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader,
   for (std::int64_t batches = 0; max_batches == 0 || batches < max_batches; ++batches) {
     std::optional<data::Batch> batch = loader.next();
     if (!batch || stop()) break;
-    meters.add(task.eval_step(*batch));
+    if (batch->size > 0) meters.add(task.eval_step(*batch));
   }
   task.set_training(true);
-  return meters.averages();
+  return averages_of(ranks.total(meters));
+}
+
+std::shared_ptr<Strategy> strategy_of(const TrainerOptions& options) {
+  return options.strategy() != nullptr ? options.strategy() : std::make_shared<Strategy>();
 }
 
 /// One call of Trainer::fit.
@@ -78,16 +90,29 @@ class FitLoop {
  public:
   FitLoop(const TrainerOptions& options, const std::vector<std::shared_ptr<Callback>>& callbacks, Task& task,
           data::Loader& train, data::Loader* eval)
-      : options_(options), callbacks_(callbacks), task_(task), train_(train), eval_(eval) {
-    if (!options_.run_dir().empty()) {
+      : options_(options),
+        callbacks_(callbacks),
+        task_(task),
+        train_(train),
+        eval_(eval),
+        strategy_(strategy_of(options)),
+        ranks_(strategy_->group()) {
+    task_.set_strategy(strategy_);
+    check_share(*strategy_, train_, "training");
+    if (eval_ != nullptr) check_share(*strategy_, *eval_, "evaluation");
+    if (!options_.run_dir().empty() && ranks_.is_first()) {
       checkpoints_.emplace(options_.run_dir() / "checkpoints",
                            checkpoint::RunCheckpointsOptions{.keep = static_cast<int>(options_.keep())});
     }
     if (options_.handle_signals()) signals_.emplace();
   }
 
+  ~FitLoop() { task_.set_strategy(std::make_shared<Strategy>()); }
+
   FitResult run() {
+    ranks_.require_same("the run", creed(options_, *strategy_, train_, eval_));
     const bool resumed = resume();
+    strategy_->begin(task_);
     steps_per_epoch_ = train_.batches_per_epoch();
     if (steps_per_epoch_ == 0) {
       throw UsageError(
@@ -96,6 +121,7 @@ class FitLoop {
     }
     state_.seed = options_.seed();
     state_.threads = at::get_num_threads();
+    state_.world_size = ranks_.size();
     state_.global_batch_size = global_batch_size();
     notify([&](Callback& c) {
       c.on_fit_begin({options_.epochs(), steps_per_epoch_, state_.epoch, state_.step, resumed});
@@ -111,12 +137,13 @@ class FitLoop {
   bool resume() {
     const std::string& from = options_.resume();
     if (from.empty()) return false;
-    if (!checkpoints_) {
+    if (options_.run_dir().empty()) {
       throw UsageError("train.resume",
                        core::concat("asked to resume from \"", from, "\" without a run folder"),
                        "TrainerOptions().run_dir(...)");
     }
-    const std::optional<checkpoint::LoadedCheckpoint> found = load_checkpoint(from);
+    const std::optional<checkpoint::LoadedCheckpoint> found =
+        ranks_.share(ranks_.is_first() ? load_checkpoint(from) : std::nullopt);
     if (!found && from == "auto") {
       core::log_info("nothing to resume: starting from the beginning");
       return false;
@@ -127,11 +154,11 @@ class FitLoop {
                       "--resume auto, which starts afresh when there is none");
     }
     state_ = restore(task_, found->content);
-    meters_.restore(state_.meters);
+    keep_total(state_.meters);
     result_.last_checkpoint = found->folder;
-    check_same_run(found->folder);
+    check_goes_on(state_, found->folder, options_, global_batch_size(), ranks_.size());
     // Before the logs are cut: killed from here on, `auto` starts there too.
-    checkpoints_->go_back_to(found->folder);
+    if (checkpoints_) checkpoints_->go_back_to(found->folder);
     in_epoch_ = true;
     lr_ = current_lr();  // for the report of an epoch that has no step left
     core::log_info(core::concat("resumed from ", found->folder.string(), ": epoch ", state_.epoch, ", step ",
@@ -146,29 +173,13 @@ class FitLoop {
     return checkpoint::LoadedCheckpoint{*folder, checkpoint::RunCheckpoints::load(*folder)};
   }
 
-  void check_same_run(const std::filesystem::path& from) {
-    if (state_.seed != options_.seed()) {
-      throw UsageError(
-          "train.resume",
-          core::concat(from.string(), " was made with seed ", state_.seed, ", asked for ", options_.seed()),
-          "the same seed, or start a new run from its weights");
-    }
-    if (state_.global_batch_size != global_batch_size()) {
-      throw UsageError("train.resume",
-                       core::concat(from.string(), " was made with ", state_.global_batch_size,
-                                    " samples a step, this run has ", global_batch_size()),
-                       "the same batch size, or start a new run from its weights");
-    }
-    const int threads = at::get_num_threads();
-    if (state_.threads != threads) {
-      core::log_warning(core::concat("the checkpoint was made with ", state_.threads,
-                                     " threads, this run has ", threads,
-                                     ": results go on within rounding, not bit for bit"));
-    }
-  }
-
   /// Samples of one step over all ranks.
-  std::int64_t global_batch_size() const { return train_.options().batch_size * train_.options().world_size; }
+  std::int64_t global_batch_size() const { return train_.options().global_batch_size; }
+
+  /// Meters go on from `total`, the sum over ranks, which one rank must hold alone.
+  void keep_total(const std::map<std::string, MeterSet::Sum>& total) {
+    meters_.restore(ranks_.is_first() ? total : std::map<std::string, MeterSet::Sum>());
+  }
 
   void run_epoch() {
     if (in_epoch_) {
@@ -195,7 +206,7 @@ class FitLoop {
       state_.epoch_seconds += seconds;
       report_step(seconds);
       const Clock::time_point last_save = last_save_;
-      poll_signals();
+      poll_wishes();
       save_if_due();
       if (last_save_ != last_save) mark = Clock::now();  // saving is not training time
     }
@@ -220,16 +231,24 @@ class FitLoop {
       notify([&](Callback& c) { c.on_first_batch(batch); });
     }
     core::reseed_generators(options_.seed(), static_cast<std::uint64_t>(state_.step),
-                            static_cast<std::uint64_t>(options_.rank()));
+                            static_cast<std::uint64_t>(ranks_.rank()));
     for (const Task::NamedOptimizer& entry : task_.optimizers()) {
       if (entry.schedule) entry.schedule->apply(*entry.optimizer, state_.step);
     }
     lr_ = current_lr();
+    const std::int64_t averages = task_.num_averages();
     const StepMetrics metrics = task_.train_step(batch);
+    if (ranks_.size() > 1 && task_.num_averages() == averages) {
+      throw UsageError("train.step",
+                       core::concat("train_step of this task did not average gradients over the ",
+                                    ranks_.size(), " ranks: each would train a model of its own"),
+                       "average_gradients(*optimizer, batch.size) between backward and step");
+    }
     ++state_.step;
     ++result_.steps;
-    state_.loader = train_.state();
-    window_samples_ += batch.size;
+    const data::LoaderState before = std::exchange(state_.loader, train_.state());
+    window_samples_ +=
+        ranks_.size() == 1 ? batch.size : state_.loader.samples_consumed - before.samples_consumed;
     const std::optional<std::int64_t> bad_step = finite_check_.check(metrics, state_.step);
     if (!bad_step) {
       meters_.add(metrics);
@@ -243,6 +262,11 @@ class FitLoop {
   }
 
   [[noreturn]] void throw_not_finite(std::int64_t step, data::Batch& batch) {
+    const std::optional<int> bad_rank = task_.last_average().bad_rank;
+    if (bad_rank.value_or(ranks_.rank()) != ranks_.rank()) {
+      throw NumericError("train.step", core::concat("the loss of step ", step, " (epoch ", state_.epoch + 1,
+                                                    ") is not finite on rank ", *bad_rank));
+    }
     const std::string module = task_.find_non_finite(batch);
     throw NumericError(
         "train.step",
@@ -271,13 +295,16 @@ class FitLoop {
     report.lr = lr_;
     report.samples_per_second =
         window_seconds_ > 0 ? static_cast<double>(window_samples_) / window_seconds_ : 0;
+    report.logged = options_.log_every() > 0 && state_.step % options_.log_every() == 0;
+    if (report.logged) {
+      report.averages = averages_of(ranks_.total(meters_));
+      window_wait_ = ranks_.sum(window_wait_) / ranks_.size();
+    }
     report.data_wait_share = window_seconds_ > 0 ? window_wait_ / window_seconds_ : 0;
     std::int64_t total = options_.epochs() * steps_per_epoch_;
     if (options_.max_steps() > 0) total = std::min(total, options_.max_steps());
     report.seconds_left = window_seconds_ / static_cast<double>(window_steps_) *
                           static_cast<double>(std::max<std::int64_t>(0, total - state_.step));
-    report.logged = options_.log_every() > 0 && state_.step % options_.log_every() == 0;
-    if (report.logged) report.averages = meters_.averages();
     notify([&](Callback& c) { c.on_step_end(report); });
     if (report.logged) {
       window_seconds_ = window_wait_ = 0;
@@ -296,7 +323,8 @@ class FitLoop {
     report.samples_per_second =
         state_.epoch_seconds > 0 ? static_cast<double>(state_.loader.samples_consumed) / state_.epoch_seconds
                                  : 0;
-    for (const auto& [name, value] : meters_.averages()) report.metrics["train_" + name] = value;
+    for (const auto& [name, value] : averages_of(ranks_.total(meters_)))
+      report.metrics["train_" + name] = value;
     const bool last = report.epoch == options_.epochs() || !complete;
     if (eval_ != nullptr && (is_due(report.epoch, options_.eval_every(), options_.epochs()) ||
                              (last && options_.eval_every() > 0))) {
@@ -338,26 +366,34 @@ class FitLoop {
 
   std::map<std::string, double> evaluate() {
     core::TimelineScope scope("evaluate");
-    return evaluate_batches(task_, *eval_, options_.max_eval_batches(), [&] {
-      poll_signals();
+    strategy_->synchronize_buffers(task_);
+    return evaluate_batches(task_, *eval_, options_.max_eval_batches(), ranks_, [&] {
+      poll_wishes();
       return stopping_;
     });
   }
 
-  void poll_signals() {
-    if (!signals_) return;
-    if (signals_->take_save_request()) save(false);
-    if (const int signal = signals_->stop_signal(); signal != 0 && !stopping_) {
+  /// Does what signals, and the clock, of this rank or another ask for.
+  void poll_wishes() {
+    Ranks::Wishes mine;
+    if (signals_) {
+      mine.save_now = signals_->take_save_request();
+      mine.stop_signal = signals_->stop_signal();
+    }
+    mine.save_due = ranks_.is_first() && options_.save_every_minutes() > 0 &&
+                    seconds_since(last_save_) > 60 * options_.save_every_minutes();
+    const Ranks::Wishes agreed = ranks_.agree(mine);
+    if (agreed.save_now) save(false);
+    save_due_ = save_due_ || (agreed.save_due && !agreed.save_now);
+    if (agreed.stop_signal != 0 && !stopping_) {
       stopping_ = true;
-      result_.signal = signal;
+      result_.signal = agreed.stop_signal;
     }
   }
 
   void save_if_due() {
     const bool by_step = options_.save_every_steps() > 0 && state_.step % options_.save_every_steps() == 0;
-    const bool by_time =
-        options_.save_every_minutes() > 0 && seconds_since(last_save_) > 60 * options_.save_every_minutes();
-    if (!by_step && !by_time) return;
+    if (!by_step && !save_due_) return;
     // After the last step of an epoch comes its evaluation: the checkpoint is that of the whole epoch.
     if (state_.loader.samples_consumed >= train_.samples_per_epoch()) {
       save_at_epoch_end_ = true;
@@ -368,16 +404,19 @@ class FitLoop {
 
   void save(bool best) {
     last_save_ = Clock::now();
-    if (!checkpoints_ || options_.rank() != 0) return;
+    save_due_ = false;
+    if (options_.run_dir().empty()) return;
+    saved_step_ = state_.step;
     core::TimelineScope scope("checkpoint");
+    state_.meters = ranks_.total(meters_);
+    keep_total(state_.meters);
+    if (!checkpoints_) return;  // rank 0 writes
     notify([&](Callback& c) { c.on_save(state_.step); });
-    state_.meters = meters_.sums();
     const bool between_epochs = state_.loader.samples_consumed == 0;
     const std::string name =
         between_epochs ? numbered("epoch_%04lld", state_.epoch) : numbered("step_%08lld", state_.step);
     result_.last_checkpoint =
         checkpoints_->save(name, capture(task_, state_), {.update_last = true, .update_best = best});
-    saved_step_ = state_.step;
   }
 
   void finish() {
@@ -393,7 +432,7 @@ class FitLoop {
 
   void write_trace() {
     core::Timeline::stop();
-    if (options_.run_dir().empty()) return;
+    if (options_.run_dir().empty() || !ranks_.is_first()) return;
     core::Timeline::write(options_.run_dir() / "trace.json");
   }
 
@@ -409,7 +448,9 @@ class FitLoop {
   Task& task_;
   data::Loader& train_;
   data::Loader* eval_;
-  std::optional<checkpoint::RunCheckpoints> checkpoints_;
+  std::shared_ptr<Strategy> strategy_;
+  Ranks ranks_;
+  std::optional<checkpoint::RunCheckpoints> checkpoints_;  // rank 0's
   std::optional<core::TrainingSignals> signals_;
 
   RunState state_;
@@ -421,6 +462,7 @@ class FitLoop {
   bool in_epoch_ = false;  // the first epoch goes on from a checkpoint
   bool stopping_ = false;
   bool save_at_epoch_end_ = false;
+  bool save_due_ = false;
   bool seen_first_batch_ = false;
   double lr_ = 0;
   Clock::time_point last_save_;
@@ -446,7 +488,10 @@ FitResult Trainer::fit(Task& task, data::Loader& train, data::Loader* eval) {
 }
 
 std::map<std::string, double> Trainer::evaluate(Task& task, data::Loader& loader) {
-  return evaluate_batches(task, loader, options_.max_eval_batches(), [] { return false; });
+  const std::shared_ptr<Strategy> strategy = strategy_of(options_);
+  check_share(*strategy, loader, "evaluation");
+  return evaluate_batches(task, loader, options_.max_eval_batches(), Ranks(strategy->group()),
+                          [] { return false; });
 }
 
 }  // namespace cohort::train

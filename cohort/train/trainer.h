@@ -12,6 +12,7 @@
 
 #include "cohort/data/loader.h"
 #include "cohort/train/callback.h"
+#include "cohort/train/strategy.h"
 #include "cohort/train/task.h"
 
 namespace cohort::train {
@@ -24,7 +25,9 @@ struct TrainerOptions {
   /// Evaluates at most so many batches; 0: all.
   TORCH_ARG(std::int64_t, max_eval_batches) = 0;
   TORCH_ARG(std::uint64_t, seed) = 1;
-  TORCH_ARG(std::int64_t, rank) = 0;
+  /// How several ranks work together; null: one process alone. The loaders' rank and world_size are its own.
+  /// Rank 0 writes checkpoints and trace, and all resume from what it reads.
+  TORCH_ARG(std::shared_ptr<Strategy>, strategy) = nullptr;
 
   /// Folder for `checkpoints/` and `trace.json`; empty: nothing is written.
   TORCH_ARG(std::filesystem::path, run_dir) = {};
@@ -59,7 +62,9 @@ struct TrainerOptions {
 ///     FitResult result = trainer.fit(task, train_loader, &eval_loader);
 ///
 /// A run that was killed at any moment and resumed ends with bitwise the same parameters as one that was not,
-/// at the same number of threads and for any number of loader workers. Threads: one caller at a time.
+/// at the same number of threads and ranks and for any number of loader workers. With several ranks every
+/// call is collective, callbacks hear averages over all, and a signal that one rank got makes all stop, or
+/// save, after the same step. Threads: one caller at a time.
 class Trainer {
  public:
   explicit Trainer(TrainerOptions options);
@@ -67,8 +72,8 @@ class Trainer {
   void add_callback(std::shared_ptr<Callback> callback);
 
   /// Trains until `epochs` are complete, `max_steps` are done or a signal asks to stop; blocks until then.
-  /// Throws: UsageError for a loss that is not finite (naming step and, where known, module); DataError for a
-  /// checkpoint that cannot be used; whatever the task and the loader throw.
+  /// Throws: NumericError for a loss that is not finite (naming step and, where known, module); DataError for
+  /// a checkpoint that cannot be used; whatever the task and the loader throw.
   FitResult fit(Task& task, data::Loader& train, data::Loader* eval = nullptr);
 
   /// Means of `eval_step` over `loader`, each under its own name.

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cohort/comm/group.h"
+
+/// Text between the ranks of a group, and what they must agree on. CPU groups.
+namespace cohort::comm {
+
+/// Returns rank `root`'s text on every rank. Collective.
+std::string broadcast_text(const Group& group, const std::string& text, int root = 0);
+
+/// Returns the text of each rank, on every rank. Collective.
+std::vector<std::string> all_gather_text(const Group& group, const std::string& text);
+
+/// Returns on all ranks if `text` is the same everywhere, and throws on all if it is not. Collective.
+/// `what` begins the message, such as "the model". Throws: UsageError naming the first rank that differs from
+/// rank 0, and the first line in which it does.
+void require_same(const Group& group, const std::string& what, const std::string& text);
+
+}  // namespace cohort::comm

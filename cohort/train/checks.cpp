@@ -1,0 +1,58 @@
+#include "cohort/train/checks.h"
+
+#include <ATen/Parallel.h>
+
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+
+namespace cohort::train {
+
+void check_share(const Strategy& strategy, const data::Loader& loader, const char* which) {
+  const data::LoaderOptions& options = loader.options();
+  if (options.rank == strategy.rank() && options.world_size == strategy.size()) return;
+  throw UsageError(
+      "train.fit",
+      core::concat("the ", which, " loader reads the share of rank ", options.rank, "/", options.world_size,
+                   ", and this is rank ", strategy.rank(), "/", strategy.size()),
+      "the group's rank() and size() as rank and world_size of LoaderOptions");
+}
+
+std::string creed(const TrainerOptions& o, const Strategy& strategy, const data::Loader& train,
+                  const data::Loader* eval) {
+  return core::concat("strategy ", strategy.name(), "\nepochs ", o.epochs(), "\nmax_steps ", o.max_steps(),
+                      "\nmax_eval_batches ", o.max_eval_batches(), "\nseed ", o.seed(), "\nresume '",
+                      o.resume(), "'\nsave_every ", o.save_every(), "\nsave_every_steps ",
+                      o.save_every_steps(), "\neval_every ", o.eval_every(), "\nlog_every ", o.log_every(),
+                      "\nbest_metric ", o.best_metric(), "\nstop_on_non_finite ", o.stop_on_non_finite(),
+                      "\nhandle_signals ", o.handle_signals(), "\nsamples a step ",
+                      train.options().global_batch_size, "\ntraining samples ", train.dataset().size(),
+                      "\nevaluation samples ", eval == nullptr ? 0 : eval->dataset().size(), "\n");
+}
+
+void check_goes_on(const RunState& state, const std::filesystem::path& from, const TrainerOptions& options,
+                   std::int64_t global_batch_size, int world_size) {
+  if (state.seed != options.seed()) {
+    throw UsageError(
+        "train.resume",
+        core::concat(from.string(), " was made with seed ", state.seed, ", asked for ", options.seed()),
+        "the same seed, or start a new run from its weights");
+  }
+  if (state.global_batch_size != global_batch_size) {
+    throw UsageError("train.resume",
+                     core::concat(from.string(), " was made with ", state.global_batch_size,
+                                  " samples a step, this run has ", global_batch_size),
+                     core::concat("train.global_batch_size=", state.global_batch_size,
+                                  ", or start a new run from its weights"));
+  }
+  if (state.world_size != world_size) {
+    core::log_warning(core::concat("the checkpoint was made by ", state.world_size, " ranks, this run has ",
+                                   world_size, ": results go on within rounding, not bit for bit"));
+  }
+  const int threads = at::get_num_threads();
+  if (state.threads != threads) {
+    core::log_warning(core::concat("the checkpoint was made with ", state.threads, " threads, this run has ",
+                                   threads, ": results go on within rounding, not bit for bit"));
+  }
+}
+
+}  // namespace cohort::train

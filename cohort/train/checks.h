@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "cohort/data/loader.h"
+#include "cohort/train/run_state.h"
+#include "cohort/train/strategy.h"
+#include "cohort/train/trainer.h"
+
+/// What must fit together before a run begins or goes on. Internal to this module.
+namespace cohort::train {
+
+/// Throws: UsageError unless `loader` (the "training" or the "evaluation" one) deals for this rank.
+void check_share(const Strategy& strategy, const data::Loader& loader, const char* which);
+
+/// What ranks that train together must have in common, a line each. `eval` may be null.
+std::string creed(const TrainerOptions& options, const Strategy& strategy, const data::Loader& train,
+                  const data::Loader* eval);
+
+/// Throws: UsageError where a run with these options cannot go on from `state`, which was read from `from`;
+/// logs a warning where the numbers will not be the same bit for bit.
+void check_goes_on(const RunState& state, const std::filesystem::path& from, const TrainerOptions& options,
+                   std::int64_t global_batch_size, int world_size);
+
+}  // namespace cohort::train

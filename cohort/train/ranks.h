@@ -1,0 +1,53 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/comm/group.h"
+#include "cohort/train/metrics.h"
+
+/// What the ranks of a run tell each other besides gradients. Internal to this module.
+namespace cohort::train {
+
+/// With one process everything is local. Collective, with several: each function but the getters.
+class Ranks {
+ public:
+  /// What a rank would like to happen after a step.
+  struct Wishes {
+    int stop_signal = 0;    ///< a signal asked to stop
+    bool save_now = false;  ///< a signal asked to save
+    bool save_due = false;  ///< enough time has passed since the last checkpoint
+  };
+
+  /// `group` may be null, and must outlive this.
+  explicit Ranks(const comm::Group* group) : group_(group) {}
+
+  int rank() const { return group_ == nullptr ? 0 : group_->rank(); }
+  int size() const { return group_ == nullptr ? 1 : group_->size(); }
+  bool is_first() const { return rank() == 0; }
+
+  /// Throws on all ranks where `text` differs: comm::require_same.
+  void require_same(const std::string& what, const std::string& text) const;
+
+  /// Returns what all ranks are to do now, the same on each: with several ranks what any of them wished at
+  /// the call before, so that telling costs no waiting.
+  Wishes agree(const Wishes& mine);
+
+  /// Sums over ranks, in the order of ranks.
+  std::map<std::string, MeterSet::Sum> total(MeterSet& meters) const;
+  double sum(double value) const;
+
+  /// Gives every rank what rank 0 has loaded, or found not to be there.
+  std::optional<checkpoint::LoadedCheckpoint> share(std::optional<checkpoint::LoadedCheckpoint> mine) const;
+
+ private:
+  const comm::Group* group_;
+  at::Tensor told_;
+  comm::Pending telling_;
+};
+
+}  // namespace cohort::train

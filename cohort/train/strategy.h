@@ -1,0 +1,45 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cohort/comm/group.h"
+#include "cohort/parallel/average.h"
+
+/// How the ranks of a run come to the same step: docs/train.md, "Several ranks".
+namespace cohort::train {
+
+class Task;
+
+/// What Trainer and Task ask of a way to train on several ranks. The base is one process alone.
+/// Threads: one caller at a time. Collective, where there are several ranks: each function but the getters.
+class Strategy {
+ public:
+  virtual ~Strategy() = default;
+
+  virtual std::string name() const { return "single"; }
+  /// The ranks; null for one process alone.
+  virtual const comm::Group* group() const { return nullptr; }
+  int rank() const { return group() == nullptr ? 0 : group()->rank(); }
+  int size() const { return group() == nullptr ? 1 : group()->size(); }
+
+  /// Gives the task's parameters and buffers the values of rank 0's.
+  virtual void begin(const Task& /*task*/) {}
+  /// The same for buffers alone: what is evaluated is what rank 0 saves.
+  virtual void synchronize_buffers(const Task& /*task*/) {}
+  /// After backward: makes gradients what one process would have computed on the joined batch. `samples`:
+  /// those that this rank's mean loss was taken over. With `finite` false on any rank nothing is changed.
+  virtual parallel::AverageReport average(std::span<const at::Tensor> parameters, double samples,
+                                          bool finite);
+};
+
+/// Strategies by name: "single"; "average" (GradientAverager: flat chunks after backward); "auto": average
+/// for a group of several ranks, else single. Throws: UsageError for another name, for "single" with several
+/// ranks, and for "average" without a group.
+std::shared_ptr<Strategy> make_strategy(const std::string& name, comm::Group group = {});
+
+}  // namespace cohort::train

@@ -1,0 +1,349 @@
+// Training on several ranks, each a thread with a group of its own over Gloo.
+#include "cohort/train/ranks.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+
+#include <limits>
+#include <mutex>
+
+#include "cohort/core/error.h"
+#include "cohort/data/tensor_dataset.h"
+#include "cohort/models/registry.h"
+#include "cohort/optim/sgd.h"
+#include "cohort/train/classification.h"
+#include "cohort/train/trainer.h"
+#include "tests/support/ranks.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+
+namespace cohort::train {
+namespace {
+
+using test::TempDir;
+
+// What a test trains: a net that maps [N, ...] to [N, 6], and data for it.
+struct Case {
+  std::function<torch::nn::AnyModule()> make;
+  std::vector<std::int64_t> shape;
+  at::ScalarType type = at::kFloat;
+  double lr = 0.05;
+  bool freeze_norms = false;
+};
+
+constexpr std::int64_t kSamples = 26;  // three steps of 9, 9 and 8: no share but the first's divides
+constexpr std::int64_t kGlobalBatch = 9;
+
+torch::nn::AnyModule mlp() {
+  return models::make_model(
+      {.name = "mlp", .num_classes = 6, .in_channels = 1, .image_size = 3, .extra = {{"hidden", "16"}}});
+}
+
+// A classifier in any type, whose norms stay in evaluation mode where asked: batch statistics are a rank's
+// own.
+struct NumbersTask : Task {
+  NumbersTask(const Case& of) : of_(of) {
+    // at::manual_seed is the process's, and the ranks are threads of one.
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    at::manual_seed(3);
+    net = of.make();
+    net.ptr()->to(of.type);
+    if (of.freeze_norms) {  // else a bias is what one step makes of 0, and as inexact as a gradient
+      const at::NoGradGuard no_grad;
+      for (auto& entry : net.ptr()->named_parameters()) {
+        if (entry.key().ends_with("bias")) entry.value().fill_(0.1);
+      }
+    }
+    optimizer = std::make_shared<optim::SGD>(net.ptr()->parameters(), optim::SGDOptions(of.lr).momentum(0.9));
+    add_module("", net.ptr());
+    add_optimizer("", optimizer);
+  }
+  void set_training(bool training) override { Task::set_training(training && !of_.freeze_norms); }
+  at::Tensor loss(data::Batch& batch) {
+    return at::cross_entropy_loss(net.forward<at::Tensor>(batch.input()), batch.target());
+  }
+  StepMetrics train_step(data::Batch& batch) override {
+    optimizer->zero_grad();
+    at::Tensor value;
+    if (batch.size > 0) {
+      value = loss(batch);
+      value.backward();
+    }
+    if (!average_gradients(*optimizer, static_cast<double>(batch.size), batch.size != poison)) {
+      return {{"loss", std::numeric_limits<double>::quiet_NaN(), 1}};
+    }
+    optimizer->step();
+    if (batch.size == 0) return {};
+    return {{"loss", value.detach(), static_cast<double>(batch.size)}};
+  }
+  StepMetrics eval_step(data::Batch& batch) override {
+    samples_evaluated += batch.size;
+    return {{"loss", loss(batch), static_cast<double>(batch.size)}};
+  }
+
+  const Case of_;
+  torch::nn::AnyModule net;
+  std::shared_ptr<optim::Optimizer> optimizer;
+  std::int64_t samples_evaluated = 0;
+  std::int64_t poison = -1;  // a batch of this size has a loss that is not finite
+};
+
+std::shared_ptr<data::Dataset> data_of(const Case& of, std::int64_t samples = kSamples) {
+  std::vector<std::int64_t> shape = {samples};
+  shape.insert(shape.end(), of.shape.begin(), of.shape.end());
+  std::int64_t numel = 1;
+  for (const std::int64_t size : shape) numel *= size;
+  const at::Tensor input = at::arange(numel, at::kDouble).mul(0.7).sin().view(shape).to(of.type);
+  return std::make_shared<data::TensorDataset>(
+      std::vector<at::Tensor>{input, input.flatten(1).narrow(1, 0, 6).argmax(1)});
+}
+
+data::LoaderOptions share(const Strategy& strategy) {
+  data::LoaderOptions options{.global_batch_size = kGlobalBatch, .shuffle = true, .seed = 5};
+  options.rank = strategy.rank();
+  options.world_size = strategy.size();
+  options.uneven = data::Uneven::kKeep;
+  return options;
+}
+
+struct Outcome {
+  std::map<std::string, at::Tensor> parameters;
+  FitResult fit;
+};
+
+Outcome outcome_of(const NumbersTask& task, FitResult fit) {
+  Outcome outcome{.parameters = {}, .fit = std::move(fit)};
+  for (const auto& entry : task.net.ptr()->named_parameters())
+    outcome.parameters[entry.key()] = entry.value().detach().clone();
+  return outcome;
+}
+
+using Change = std::function<void(TrainerOptions&)>;
+
+Outcome train(const Case& of, const std::shared_ptr<Strategy>& strategy, const Change& change,
+              const data::Dataset* = nullptr) {
+  NumbersTask task(of);
+  data::Loader loader(data_of(of), share(*strategy));
+  data::Loader eval(data_of(of, 7), share(*strategy));
+  TrainerOptions options =
+      TrainerOptions().epochs(1000).seed(11).save_every(0).eval_every(0).strategy(strategy);
+  change(options);
+  return outcome_of(task, Trainer(options).fit(task, loader, options.eval_every() > 0 ? &eval : nullptr));
+}
+
+// Trains on `ranks` ranks (0: without a group) and returns what each of them ended with.
+std::vector<Outcome> train_on(int ranks, const Case& of, const Change& change) {
+  if (ranks == 0) return {train(of, std::make_shared<Strategy>(), change)};
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks));
+  test::run_ranks(
+      ranks, "gloo",
+      [&](comm::Group& group) {
+        outcomes[static_cast<std::size_t>(group.rank())] = train(of, make_strategy("average", group), change);
+      },
+      std::chrono::seconds(60));
+  return outcomes;
+}
+
+double largest_difference(const Outcome& a, const Outcome& b) {
+  double largest = 0;
+  for (const auto& [name, value] : a.parameters) {
+    const double norm = value.to(at::kDouble).norm().item<double>();
+    const double difference = (value - b.parameters.at(name)).to(at::kDouble).norm().item<double>();
+    largest = std::max(largest, norm > 0 ? difference / norm : difference);
+  }
+  return largest;
+}
+
+bool same_bits(const Outcome& a, const Outcome& b) {
+  for (const auto& [name, value] : a.parameters) {
+    if (!at::equal(value, b.parameters.at(name))) return false;
+  }
+  return true;
+}
+
+Change steps(std::int64_t count) {
+  return [count](TrainerOptions& options) { options.max_steps(count).log_every(0); };
+}
+
+// The proof of docs/parallel.md: N ranks against one process on the joined batch.
+void expect_ranks_equal_one_process(const Case& of, double after_one, double after_fifty) {
+  const auto loss_after = [&](std::int64_t count) {
+    return train_on(0, of, steps(count))[0].fit.metrics.at("train_loss");
+  };
+  EXPECT_LT(loss_after(51), loss_after(3)) << "the loss does not fall";
+  for (const auto& [count, tolerance] : {std::pair(1, after_one), std::pair(50, after_fifty)}) {
+    const Outcome one = train_on(0, of, steps(count))[0];
+    ASSERT_EQ(one.fit.steps, count);
+    for (const int ranks : {2, 4}) {
+      const std::vector<Outcome> all = train_on(ranks, of, steps(count));
+      EXPECT_LE(largest_difference(one, all[0]), tolerance) << ranks << " ranks, " << count << " steps";
+      for (const Outcome& other : all) EXPECT_TRUE(same_bits(all[0], other)) << ranks << " ranks";
+    }
+  }
+}
+
+TEST(RanksTest, InDoubleRanksEqualOneProcessTo1e10) {
+  expect_ranks_equal_one_process({.make = mlp, .shape = {1, 3, 3}, .type = at::kDouble}, 1e-10, 1e-10);
+}
+
+TEST(RanksTest, InFloatRanksEqualOneProcessToRounding) {
+  expect_ranks_equal_one_process({.make = mlp, .shape = {1, 3, 3}}, 1e-6, 1e-4);
+}
+
+TEST(RanksTest, Vgg11RanksEqualOneProcess) {
+  const auto make = [] {
+    models::ModelOptions options{.name = "vgg11", .num_classes = 6, .extra = {}};
+    options.image_size = 32;
+    options.width = 0.125;
+    options.head = "linear";
+    return models::make_model(options);
+  };
+  const Case in_double{.make = make, .shape = {3, 32, 32}, .type = at::kDouble, .lr = 0.02};
+  expect_ranks_equal_one_process(in_double, 1e-10, 1e-10);
+  expect_ranks_equal_one_process({.make = make, .shape = {3, 32, 32}, .lr = 0.02}, 1e-6, 1e-4);
+}
+
+TEST(RanksTest, Resnet18WithFrozenNormsRanksEqualOneProcess) {
+  const auto make = [] {
+    return models::make_model({.name = "resnet18", .num_classes = 6, .width = 0.25, .extra = {}});
+  };
+  expect_ranks_equal_one_process({.make = make, .shape = {3, 16, 16}, .lr = 0.001, .freeze_norms = true},
+                                 1e-6, 1e-4);
+}
+
+TEST(RanksTest, TwoRunsEndWithTheSameBits) {
+  const Case of{.make = mlp, .shape = {1, 3, 3}};
+  EXPECT_TRUE(same_bits(train_on(3, of, steps(20))[0], train_on(3, of, steps(20))[0]));
+}
+
+TEST(RanksTest, EvaluationCoversEachSampleOnceAndAllRanksHearTheSame) {
+  const Case of{.make = mlp, .shape = {1, 3, 3}};
+  const Change evaluate = [](TrainerOptions& o) { o.epochs(2).eval_every(1).best_metric("val_loss"); };
+  const Outcome one = train_on(0, of, evaluate)[0];
+  const std::vector<Outcome> ranks = train_on(4, of, evaluate);
+  for (const Outcome& rank : ranks) {
+    EXPECT_EQ(rank.fit.metrics, ranks[0].fit.metrics);
+    for (const char* name : {"train_loss", "val_loss"}) {
+      EXPECT_NEAR(rank.fit.metrics.at(name), one.fit.metrics.at(name), 1e-6) << name;
+    }
+  }
+  std::atomic<std::int64_t> samples{0};
+  test::run_ranks(4, "gloo", [&](comm::Group& group) {
+    const auto strategy = make_strategy("auto", group);
+    NumbersTask task(of);
+    data::Loader eval(data_of(of, 7), share(*strategy));
+    Trainer(TrainerOptions().strategy(strategy)).evaluate(task, eval);
+    samples += task.samples_evaluated;
+  });
+  EXPECT_EQ(samples, 7);
+}
+
+TEST(RanksTest, ACheckpointOfTwoRanksGoesOnBitwiseOnTwoAndToRoundingOnOneOrThree) {
+  const Case of{.make = mlp, .shape = {1, 3, 3}, .type = at::kDouble};
+  const auto until = [&](std::int64_t last, const TempDir& folder, const char* resume) {
+    return Change([=, path = folder.path()](TrainerOptions& o) {
+      o.max_steps(last).run_dir(path).resume(resume).save_every_steps(2).log_every(1);
+    });
+  };
+  TempDir whole_folder;
+  const std::vector<Outcome> whole = train_on(2, of, until(12, whole_folder, ""));
+  for (const int ranks : {0, 2, 3}) {
+    TempDir folder;
+    train_on(2, of, until(8, folder, ""));  // in the middle of the third epoch
+    const std::vector<Outcome> rest = train_on(ranks, of, until(12, folder, "last"));
+    EXPECT_EQ(rest[0].fit.steps, 12);
+    EXPECT_LE(largest_difference(whole[0], rest[0]), 1e-10) << ranks << " ranks";
+    EXPECT_TRUE(ranks != 2 || same_bits(whole[0], rest[0]));
+    EXPECT_NEAR(whole[0].fit.metrics.at("train_loss"), rest[0].fit.metrics.at("train_loss"), 1e-10);
+    for (const Outcome& rank : rest) EXPECT_TRUE(same_bits(rest[0], rank));
+  }
+}
+
+TEST(RanksTest, ALossThatIsNotFiniteOnOneRankEndsAllAtThatStepAndNamesTheRank) {
+  const Case of{.make = mlp, .shape = {1, 3, 3}};
+  std::vector<std::string> messages(2);
+  std::vector<Outcome> outcomes(2);
+  for (const bool go_on : {false, true}) {
+    test::run_ranks(2, "gloo", [&](comm::Group& group) {
+      const auto rank = static_cast<std::size_t>(group.rank());
+      const auto strategy = make_strategy("average", group);
+      NumbersTask task(of);
+      if (rank == 1) task.poison = 4;  // its share of each step
+      data::Loader loader(data_of(of), share(*strategy));
+      TrainerOptions options = TrainerOptions().epochs(1).strategy(strategy).stop_on_non_finite(!go_on);
+      const at::Tensor before = task.net.ptr()->parameters()[0].detach().clone();
+      if (go_on) {
+        outcomes[rank] = outcome_of(task, Trainer(options).fit(task, loader));
+        EXPECT_EQ(outcomes[rank].fit.steps, 3);
+        EXPECT_TRUE(at::equal(before, task.net.ptr()->parameters()[0]));
+        return;
+      }
+      try {
+        Trainer(options).fit(task, loader);
+      } catch (const NumericError& error) {
+        messages[rank] = error.what();
+      }
+    });
+  }
+  EXPECT_NE(messages[0].find("the loss of step 1 (epoch 1) is not finite on rank 1"), std::string::npos)
+      << messages[0];
+  EXPECT_NE(messages[1].find("the loss of step 1 (epoch 1) is not finite"), std::string::npos) << messages[1];
+}
+
+TEST(RanksTest, ATaskThatDoesNotAverageIsRefused) {
+  struct Alone : NumbersTask {
+    using NumbersTask::NumbersTask;
+    StepMetrics train_step(data::Batch&) override { return {}; }
+  };
+  const Case of{.make = mlp, .shape = {1, 3, 3}};
+  test::run_ranks(2, "gloo", [&](comm::Group& group) {
+    const auto strategy = make_strategy("average", group);
+    Alone task(of);
+    data::Loader loader(data_of(of), share(*strategy));
+    COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions().strategy(strategy)).fit(task, loader), UsageError,
+                             "did not average gradients over the 2 ranks");
+  });
+}
+
+TEST(RanksTest, RanksThatWereStartedDifferentlyAreToldInWhat) {
+  const Case of{.make = mlp, .shape = {1, 3, 3}};
+  test::run_ranks(2, "gloo", [&](comm::Group& group) {
+    const auto strategy = make_strategy("average", group);
+    COHORT_EXPECT_THROW_WITH(
+        train(of, strategy, [&](TrainerOptions& o) { o.epochs(group.rank() == 0 ? 3 : 4); }), UsageError,
+        "the run is not the same on all ranks: rank 0 has 'epochs 3', rank 1 has 'epochs 4'");
+    NumbersTask task(of);
+    data::Loader alone(data_of(of), {.batch_size = 4});
+    COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions().strategy(strategy)).fit(task, alone), UsageError,
+                             core::concat("the share of rank 0/1, and this is rank ", group.rank(), "/2"));
+  });
+}
+
+TEST(RanksTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
+  test::run_ranks(3, "gloo", [](comm::Group& group) {
+    Ranks ranks(&group);
+    for (int step = 0; step < 6; ++step) {
+      Ranks::Wishes mine;
+      if (step == 2 && group.rank() == 1) mine.stop_signal = 15;
+      if (step == 3 && group.rank() == 2) mine.save_now = true;
+      const Ranks::Wishes agreed = ranks.agree(mine);
+      EXPECT_EQ(agreed.stop_signal, step == 3 ? 15 : 0) << step;
+      EXPECT_EQ(agreed.save_now, step == 4) << step;
+      EXPECT_FALSE(agreed.save_due);
+    }
+  });
+}
+
+TEST(RanksTest, StrategiesThatDoNotFitTheRanksAreRefused) {
+  test::run_ranks(2, "gloo", [](comm::Group& group) {
+    COHORT_EXPECT_THROW_WITH(make_strategy("single", group), UsageError, "there are 2 ranks");
+    COHORT_EXPECT_THROW_WITH(make_strategy("ring", group), UsageError, "there is no strategy \"ring\"");
+  });
+  COHORT_EXPECT_THROW_WITH(make_strategy("average"), UsageError, "needs a process group");
+  EXPECT_EQ(make_strategy("auto")->name(), "single");
+}
+
+}  // namespace
+}  // namespace cohort::train
