@@ -49,6 +49,7 @@ int run(int argc, char** argv) {
   add_doctor(app, context);
   try {
     std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+    context.words = words;
     context.rest = take_program(words);
     std::reverse(words.begin(), words.end());  // as CLI11 takes them
     app.parse(words);
@@ -58,6 +59,7 @@ int run(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "cohort: %s\n", core::message_of(error).c_str());
+    launch::record_error(core::message_of(error));
     return is_users_fault(error) ? 2 : 1;
   }
 }

@@ -31,13 +31,16 @@ std::string list(const std::vector<int>& numbers) {
 
 }  // namespace
 
-Agent::Agent(const RunOptions& options, const TeamPlace& place, Guard& guard, SignalInbox& signals,
-             Peers* peers)
-    : options_(options), place_(place), guard_(guard), signals_(signals), peers_(peers) {}
+Agent::Agent(const RunOptions& options, const TeamPlace& place, const AgentParts& parts)
+    : options_(options),
+      place_(place),
+      folder_(parts.folder),
+      guard_(parts.guard),
+      signals_(parts.signals),
+      peers_(parts.peers) {}
 
 int Agent::run() {
-  const LogFolder folder(options_, place_.run_id);
-  if (folder.stays()) core::log_info(concat("output of ranks is kept in ", folder.path().string()));
+  if (folder_.stays()) core::log_info(concat("output of ranks is kept in ", folder_.path().string()));
   AttemptReport verdict;
   try {
     if (peers_ != nullptr) {
@@ -45,7 +48,7 @@ int Agent::run() {
       peers_->watch("abort");
     }
     for (int number = 0;; ++number) {
-      verdict = attempt(number, folder);
+      verdict = attempt(number);
       tell(verdict);
       if (!verdict.restart) break;
     }
@@ -62,13 +65,13 @@ int Agent::run() {
   return verdict.status;
 }
 
-AttemptReport Agent::attempt(int number, const LogFolder& folder) {
+AttemptReport Agent::attempt(int number) {
   place_.attempt = number;
-  place_.log_folder = folder.attempt(number);
+  place_.log_folder = folder_.attempt(number);
   ending_ = false;
   grace_ = core::Deadline::never();
   if (peers_ != nullptr) peers_->watch(key("fail"));
-  Team team(options_, place_, console_, guard_, warnings_);
+  Team team(options_, place_, display_, guard_);
   if (signal_ != 0) {  // it came between two attempts
     const int before = std::exchange(signal_, 0);
     stop_by_signal(&team, before);

@@ -15,6 +15,14 @@
 
 namespace cohort::launch {
 
+/// What an agent is given, all of which outlive it.
+struct AgentParts {
+  LogFolder& folder;
+  Guard& guard;
+  SignalInbox& signals;
+  Peers* peers = nullptr;  ///< none with one node
+};
+
 /// One node's side of a job: starts its ranks, passes signals on, ends them, starts them again. What other
 /// nodes do comes through `Peers`. No LibTorch. Not for users of the library.
 ///
@@ -25,13 +33,13 @@ class Agent {
  public:
   /// `place` says where ranks meet and which they are, but for attempt and log folder; `peers` is nullptr
   /// with one node. Ownership: refers to all.
-  Agent(const RunOptions& options, const TeamPlace& place, Guard& guard, SignalInbox& signals, Peers* peers);
+  Agent(const RunOptions& options, const TeamPlace& place, const AgentParts& parts);
 
   /// Returns the job's status. Throws: as run_job.
   int run();
 
  private:
-  AttemptReport attempt(int number, const LogFolder& folder);
+  AttemptReport attempt(int number);
   void supervise(Team& team);
   void heed_signals(Team* team);
   void heed_peers(Team& team);
@@ -49,11 +57,12 @@ class Agent {
 
   const RunOptions& options_;
   TeamPlace place_;
+  LogFolder& folder_;
   Guard& guard_;
   SignalInbox& signals_;
   Peers* peers_;
-  Console console_;
-  WarningFilter warnings_;
+  Display display_;
+  Console& console_ = display_.console;
   int signal_ = 0;       // the one that asked to stop
   bool hurry_ = false;   // a second one came
   bool ending_ = false;  // ranks of this attempt know that they are to end

@@ -2,6 +2,8 @@
 
 #include <sys/types.h>
 
+#include <string>
+
 #include "cohort/launch/worker.h"
 
 namespace cohort::launch {
@@ -12,8 +14,8 @@ namespace cohort::launch {
 /// that it must not hold. Threads: one caller at a time.
 class Guard {
  public:
-  /// Throws: SystemError.
-  Guard();
+  /// `folder` is removed too, when this process dies before the object goes. Throws: SystemError.
+  explicit Guard(const std::string& folder = "");
   ~Guard();
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;

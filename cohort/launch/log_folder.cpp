@@ -13,7 +13,7 @@ namespace cohort::launch {
 
 namespace fs = std::filesystem;
 
-LogFolder::LogFolder(const RunOptions& options, const std::string& run_id)
+LogFolder::LogFolder(const RunOptions& options)
     : stays_(!options.log_dir.empty() || options.redirects.any() || options.tee.any()) {
   const auto fail = [](const fs::path& path, const std::string& why) {
     throw SystemError("launch.log", core::concat("cannot make a folder in ", path.string(), ": ", why),
@@ -24,7 +24,7 @@ LogFolder::LogFolder(const RunOptions& options, const std::string& run_id)
       options.log_dir.empty() ? fs::temp_directory_path(error) : fs::absolute(options.log_dir, error);
   if (!error) fs::create_directories(parent, error);
   if (error) fail(parent, error.message());
-  std::string name = run_id;
+  std::string name = options.run_id;
   std::replace_if(
       name.begin(), name.end(),
       [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '_' && c != '.'; }, '_');

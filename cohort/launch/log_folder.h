@@ -11,7 +11,7 @@ namespace cohort::launch {
 class LogFolder {
  public:
   /// Throws: SystemError when it cannot be made.
-  LogFolder(const RunOptions& options, const std::string& run_id);
+  explicit LogFolder(const RunOptions& options);
   ~LogFolder();
   LogFolder(const LogFolder&) = delete;
   LogFolder& operator=(const LogFolder&) = delete;

@@ -96,4 +96,10 @@ class Console {
   std::vector<Queue> queues_;
 };
 
+/// Where what ranks print is shown.
+struct Display {
+  Console console;
+  WarningFilter warnings;
+};
+
 }  // namespace cohort::launch

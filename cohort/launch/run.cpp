@@ -3,12 +3,16 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <algorithm>
 #include <chrono>
+#include <functional>
+#include <future>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
 #include "cohort/launch/agent.h"
 #include "cohort/launch/meeting.h"
 
@@ -36,11 +40,6 @@ class StoreBoard : public Board {
   Store store_;
 };
 
-std::string first_line(const std::exception& error) {
-  const std::string text = error.what();
-  return text.substr(0, text.find('\n'));
-}
-
 TcpStore open_store(const std::string& host, std::uint16_t port, bool serves, milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = port;
@@ -55,7 +54,7 @@ TcpStore serve(const RunOptions& options) {
   try {
     return open_store("127.0.0.1", port, true, std::chrono::seconds(30));
   } catch (const std::exception& error) {
-    throw RendezvousError("launch.run", concat("cannot listen on port ", port, ": ", first_line(error)),
+    throw RendezvousError("launch.run", concat("cannot listen on port ", port, ": ", core::message_of(error)),
                           options.nnodes == 1
                               ? "no --master-port: the system then chooses one that is free"
                               : "another --master-port, the same on all nodes; and end what is left "
@@ -63,16 +62,31 @@ TcpStore serve(const RunOptions& options) {
   }
 }
 
+// Who listens there may be no store, and then the client waits for an answer for ever: it is made in a thread
+// that can be left behind. Returns nothing when `interrupted` says so.
 TcpStore join(const RunOptions& options, const std::string& address, std::uint16_t port,
-              core::Deadline deadline) {
-  try {
-    return open_store(address, port, false, milliseconds(std::clamp(deadline.remaining_ms(), 1000, 30'000)));
-  } catch (const std::exception& error) {
-    throw RendezvousError("launch.run",
-                          concat("somebody listens at ", *options.master_addr, ":", port,
-                                 ", but is no agent of node 0: ", first_line(error)),
-                          "another --master-port");
+              core::Deadline deadline, const std::function<bool()>& interrupted) {
+  const auto fail = [&](const std::string& why) {
+    throw RendezvousError(
+        "launch.run",
+        concat("somebody listens at ", *options.master_addr, ":", port, ", but is no agent of node 0: ", why),
+        "another --master-port, the same on all nodes");
+  };
+  const milliseconds most(std::clamp(deadline.remaining_ms(), 1000, 30'000));
+  std::packaged_task<TcpStore()> task([=] { return open_store(address, port, false, most); });
+  std::future<TcpStore> store = task.get_future();
+  std::thread(std::move(task)).detach();
+  const core::Deadline patience(most);
+  while (store.wait_for(milliseconds(50)) != std::future_status::ready) {
+    if (interrupted()) return {};
+    if (patience.expired()) fail(concat("no answer in ", most.count(), " ms"));
   }
+  try {
+    return store.get();
+  } catch (const std::exception& error) {
+    fail(core::message_of(error));
+  }
+  return {};
 }
 
 // [::1] is how an IPv6 address stands before a port; alone it has no brackets.
@@ -81,17 +95,18 @@ std::string without_brackets(const std::string& host) {
                                                                       : host;
 }
 
-int run_alone(const RunOptions& options, Guard& guard, SignalInbox& signals) {
+int run_alone(const RunOptions& options, const AgentParts& parts) {
   const TcpStore store = serve(options);
   TeamPlace place;
   place.world_size = options.nproc_per_node;
   place.master_addr = options.master_addr.value_or("127.0.0.1");
   place.master_port = static_cast<std::uint16_t>(store->getPort());
   place.run_id = options.run_id;
-  return Agent(options, place, guard, signals, nullptr).run();
+  return Agent(options, place, parts).run();
 }
 
-int run_node(const RunOptions& options, Guard& guard, SignalInbox& signals) {
+int run_node(const RunOptions& options, AgentParts parts) {
+  SignalInbox& signals = parts.signals;
   const core::Deadline deadline(options.meet_timeout);
   const std::uint16_t port = options.master_port.value_or(kDefaultPort);
   int signal = 0;
@@ -108,7 +123,8 @@ int run_node(const RunOptions& options, Guard& guard, SignalInbox& signals) {
     const auto address = reach(*options.master_addr, port, deadline, interrupted);
     if (!address) return 128 + signal;
     reached = *address;
-    store = join(options, reached, port, deadline);
+    store = join(options, reached, port, deadline, interrupted);
+    if (!store) return 128 + signal;
   }
   const auto board = std::make_shared<StoreBoard>(store);
   if (board->add(concat("claim/", options.node_rank), 1) > 1) {
@@ -125,7 +141,8 @@ int run_node(const RunOptions& options, Guard& guard, SignalInbox& signals) {
   auto place = meet(options, peers, signals, reached, deadline, signal);
   if (!place) return 128 + signal;
   place->master_port = port;
-  return Agent(options, *place, guard, signals, &peers).run();
+  parts.peers = &peers;
+  return Agent(options, *place, parts).run();
 }
 
 }  // namespace
@@ -140,8 +157,10 @@ int run_job(const RunOptions& given) {
     options.run_id = options.nnodes > 1 ? "none" : concat(std::hex, now, "-", ::getpid());
   }
   SignalInbox signals(options.signals_to_handle, {SIGUSR1, SIGUSR2, SIGTSTP});
-  Guard guard;
-  return options.nnodes == 1 ? run_alone(options, guard, signals) : run_node(options, guard, signals);
+  LogFolder folder(options);
+  Guard guard(folder.stays() ? "" : folder.path().string());
+  const AgentParts parts{.folder = folder, .guard = guard, .signals = signals};
+  return options.nnodes == 1 ? run_alone(options, parts) : run_node(options, parts);
 }
 
 }  // namespace cohort::launch

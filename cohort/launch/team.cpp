@@ -60,9 +60,12 @@ struct Team::Member {
   std::unique_ptr<Worker> worker = nullptr;
 };
 
-Team::Team(const RunOptions& options, const TeamPlace& place, Console& console, Guard& guard,
-           WarningFilter& warnings)
-    : options_(options), place_(place), console_(console), guard_(guard), warnings_(warnings) {
+Team::Team(const RunOptions& options, const TeamPlace& place, Display& display, Guard& guard)
+    : options_(options),
+      place_(place),
+      console_(display.console),
+      warnings_(display.warnings),
+      guard_(guard) {
   if (options.bind_to == BindTo::kCores) {
     cores_ = split_cores(core::CpuSet::of_process(), options.nproc_per_node);
   }

@@ -27,10 +27,9 @@ struct TeamPlace {
 
 class Team {
  public:
-  /// All ranks run. Ownership: refers to `console`, `guard`, `warnings`. Threads: one caller at a time, the
+  /// All ranks run. Ownership: refers to all. Threads: one caller at a time, the
   /// thread that outlives the ranks. Throws: SystemError, and no rank is left.
-  Team(const RunOptions& options, const TeamPlace& place, Console& console, Guard& guard,
-       WarningFilter& warnings);
+  Team(const RunOptions& options, const TeamPlace& place, Display& display, Guard& guard);
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -67,8 +66,8 @@ class Team {
   const RunOptions& options_;
   TeamPlace place_;
   Console& console_;
-  Guard& guard_;
   WarningFilter& warnings_;
+  Guard& guard_;
   std::vector<core::CpuSet> cores_;
   std::vector<std::unique_ptr<Member>> members_;
   std::vector<RankFailure> failures_;

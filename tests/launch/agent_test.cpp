@@ -58,6 +58,7 @@ class AgentTest : public testing::Test {
     std::thread actor;
     {
       SignalInbox signals(options.signals_to_handle, {SIGUSR1, SIGUSR2, SIGTSTP});
+      LogFolder folder(options);
       Guard guard;
       if (meanwhile) {
         actor = std::thread([&] {
@@ -65,7 +66,9 @@ class AgentTest : public testing::Test {
           meanwhile();
         });
       }
-      outcome.status = Agent(options, place(options.nproc_per_node), guard, signals, nullptr).run();
+      outcome.status = Agent(options, place(options.nproc_per_node),
+                             {.folder = folder, .guard = guard, .signals = signals})
+                           .run();
     }
     if (actor.joinable()) actor.join();
     outcome.out = testing::internal::GetCapturedStdout();
@@ -264,10 +267,13 @@ class NodesTest : public AgentTest {
                               .interval = milliseconds(10),
                               .keep_alive_interval = seconds(1),
                               .keep_alive_max_attempt = 10});
+          LogFolder folder(all[static_cast<std::size_t>(node)]);
           TeamPlace here = place(nnodes);
           here.first_rank = node;
           statuses[static_cast<std::size_t>(node)] =
-              Agent(all[static_cast<std::size_t>(node)], here, guard, signals, &peers).run();
+              Agent(all[static_cast<std::size_t>(node)], here,
+                    {.folder = folder, .guard = guard, .signals = signals, .peers = &peers})
+                  .run();
         });
       }
       for (std::thread& thread : threads) thread.join();

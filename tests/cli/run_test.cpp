@@ -1,0 +1,338 @@
+// `cohort run` as a user calls it: on one node, on two that are processes of this host, and beside torchrun.
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "cohort/launch/worker.h"
+#include "tests/cli/program.h"
+#include "tests/support/environment.h"
+#include "tests/support/messages.h"
+
+namespace cohort::test {
+namespace {
+
+using namespace std::chrono_literals;
+using launch::Fd;
+using launch::Worker;
+
+Fd open_for_writing(const std::filesystem::path& path) {
+  return Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+}
+
+// A running `cohort run ...` that leads a process group, as a shell starts it.
+class Job {
+ public:
+  Job(const std::filesystem::path& folder, std::vector<std::string> arguments) {
+    static int counter = 0;
+    out_ = folder / ("out" + std::to_string(++counter));
+    err_ = folder / ("err" + std::to_string(counter));
+    const Fd out = open_for_writing(out_), err = open_for_writing(err_);
+    arguments.insert(arguments.begin(), {"cohort", "run"});
+    worker_ = std::make_unique<Worker>(
+        launch::WorkerOptions{.program = COHORT_PROGRAM,
+                              .arguments = std::move(arguments),
+                              .environment = launch::environment_with({{"FOLDER", folder.string()}}),
+                              .output = out.get(),
+                              .error = err.get(),
+                              .own_group = true});
+  }
+  Worker& worker() { return *worker_; }
+  std::string out() const { return read_file(out_); }
+  std::string err() const { return read_file(err_); }
+
+  /// Its exit status, within two minutes.
+  int wait() {
+    for (int i = 0; i < 12000 && !worker_->reap(); ++i) ::poll(nullptr, 0, 10);
+    if (worker_->running()) throw std::runtime_error("the job did not end: " + err());
+    return launch::exit_status(worker_->wait_status());
+  }
+
+ private:
+  std::filesystem::path out_, err_;
+  std::unique_ptr<Worker> worker_;
+};
+
+// A socket that listens on a port that the system chose.
+class Listener {
+ public:
+  Listener() : fd_(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    address.sin6_addr = in6addr_any;
+    socklen_t size = sizeof address;
+    if (::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 || ::listen(fd_.get(), 1) != 0 ||
+        ::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+      throw std::runtime_error("cannot listen");
+    }
+    port_ = ntohs(address.sin6_port);
+  }
+  int port() const { return port_; }
+
+ private:
+  Fd fd_;
+  int port_ = 0;
+};
+
+std::string free_port() {
+  return std::to_string(Listener().port());
+}
+
+bool comes(const std::filesystem::path& file) {
+  for (int i = 0; i < 6000 && !std::filesystem::exists(file); ++i) ::poll(nullptr, 0, 10);
+  return std::filesystem::exists(file);
+}
+
+bool gone(pid_t pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(stat, text);
+  return text.empty() || text.find(") Z") != std::string::npos || text.find(") X") != std::string::npos;
+}
+
+std::string python() {
+  const char* path = std::getenv("COHORT_PYTHON");
+  if (path == nullptr) throw std::runtime_error("COHORT_PYTHON is not set: Python with torch");
+  return path;
+}
+
+class RunTest : public ::testing::Test {
+ protected:
+  // One that runs `script` in a shell, in the test's folder.
+  Job shell(std::vector<std::string> flags, const std::string& script) {
+    for (const char* word : {"--", "/bin/sh", "-c"}) flags.emplace_back(word);
+    flags.push_back("cd \"$FOLDER\"; " + script);
+    return Job(dir.path(), std::move(flags));
+  }
+  Job node(int rank, const std::string& port, const std::string& script, std::vector<std::string> more = {}) {
+    std::vector<std::string> flags{"--nnodes=2", "--node-rank=" + std::to_string(rank),
+                                   "--master-addr=127.0.0.1", "--master-port=" + port, "--bind-to=none"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return shell(std::move(flags), script);
+  }
+
+  TempDir dir;
+  ScopedEnv threads{"OMP_NUM_THREADS", "1"};
+};
+
+TEST_F(RunTest, TheStatusIsThatOfTheFirstFailure) {
+  Job job = shell({"--nproc-per-node", "2"}, "echo hi; [ $RANK = 0 ] && sleep 100; exit 3");
+  EXPECT_EQ(job.wait(), 3);
+  EXPECT_NE(job.out().find("[rank 1] hi\n"), std::string::npos);
+  expect_in(job.err(), {"rank 1 of 2 failed first: it ended with status 3"});
+}
+
+TEST_F(RunTest, OptionsEndWhereTheProgramBegins) {
+  EXPECT_EQ(run_program(dir.path(), {"run", "--nproc_per_node=1", "echo", "--nnodes", "-t", "--"}).out,
+            "--nnodes -t --\n");
+  EXPECT_EQ(run_program(dir.path(), {"run", "--", "echo", "--", "x"}).out, "-- x\n");
+  const ScopedEnv nproc("PET_NPROC_PER_NODE", "2");
+  EXPECT_EQ(run_program(dir.path(), {"run", "--prefix", "off", "echo", "x"}).out, "x\nx\n");
+}
+
+TEST_F(RunTest, WhatCannotBeIsOneMessageAndStatus2) {
+  const auto refused = [&](std::vector<std::string> arguments, const char* part) {
+    arguments.insert(arguments.begin(), "run");
+    const Outcome outcome = run_program(dir.path(), arguments);
+    EXPECT_EQ(outcome.status, 2);
+    expect_in(outcome.err, {part});
+  };
+  refused({"--nproc-per-nodes", "2", "ls"},
+          "there is no option --nproc-per-nodes; did you mean --nproc-per-node?");
+  refused({"-x", "ls"}, "there is no option -x");
+  refused({"--rdzv-backend=c10d", "ls"}, "only static is available yet");
+  refused({"--no_python", "ls"}, "--no-python is not available. Try: leave it out");
+  refused({"-m", "module"}, "--module is not available. Try: the program itself");
+  refused({"--nnodes"}, "nnodes");
+  refused({"--nproc-per-node", "2"}, "no program was given");
+  refused({"no-such-program"}, "no program 'no-such-program' is in PATH");
+}
+
+TEST_F(RunTest, TheHelpShowsEveryOption) {
+  const Outcome outcome = run_program(dir.path(), {"run", "--help"});
+  EXPECT_EQ(outcome.status, 0);
+  expect_in(outcome.out,
+            {"--nproc-per-node,--nproc_per_node", "--max-restarts", "-t,--tee", "Examples:", "-- python"});
+}
+
+TEST_F(RunTest, CtrlCReachesEachRankOnce) {
+  Job job = shell({"--nproc-per-node", "2"},
+                  "trap 'echo got >> $RANK' INT; touch ready$RANK; "
+                  "while [ ! -e $RANK ]; do sleep 0.02; done; sleep 0.5; exit 130");
+  ASSERT_TRUE(comes(dir / "ready0") && comes(dir / "ready1"));
+  job.worker().signal_group(SIGINT);  // the terminal sends it to all of the launcher's group
+  EXPECT_EQ(job.wait(), 130);
+  EXPECT_EQ(read_file(dir / "0"), "got\n");
+  EXPECT_EQ(read_file(dir / "1"), "got\n");
+  expect_in(job.err(), {"signal 2 (Interrupt) is passed on to 2 ranks",
+                        "ended by signal 2 (Interrupt), with status 130"});
+}
+
+TEST_F(RunTest, RanksAndWhatTheyStartedDieWithALauncherThatIsKilled) {
+  const std::filesystem::path temporary = dir / "tmp";
+  std::filesystem::create_directories(temporary);
+  const ScopedEnv folder("TMPDIR", temporary.string());
+  Job job =
+      shell({"--nproc-per-node", "2"},
+            "sleep 100 & echo $! > child$RANK.tmp; echo $$ > rank$RANK.tmp; mv child$RANK.tmp child$RANK; "
+            "mv rank$RANK.tmp rank$RANK; wait");
+  std::vector<pid_t> pids;
+  for (const char* name : {"rank0", "rank1", "child0", "child1"}) {
+    ASSERT_TRUE(comes(dir / name));
+    pids.push_back(std::stoi(read_file(dir / name)));
+    EXPECT_FALSE(gone(pids.back())) << name;
+  }
+  job.worker().signal(SIGKILL);
+  EXPECT_EQ(job.wait(), 137);
+  for (const pid_t pid : pids) {
+    for (int i = 0; i < 1000 && !gone(pid); ++i) ::poll(nullptr, 0, 10);
+    EXPECT_TRUE(gone(pid));
+  }
+  for (int i = 0; i < 1000 && !std::filesystem::is_empty(temporary); ++i) ::poll(nullptr, 0, 10);
+  EXPECT_TRUE(std::filesystem::is_empty(temporary)) << "the folder of error files is left";
+}
+
+TEST_F(RunTest, APortThatIsTakenIsNamed) {
+  const Listener listener;
+  const std::string port = std::to_string(listener.port());
+  Job job = shell({"--master-port", port}, "true");
+  EXPECT_EQ(job.wait(), 1);
+  expect_in(job.err(),
+            {("cannot listen on port " + port).c_str(), "the system then chooses one that is free"});
+  Job joining = node(1, port, "true", {"--rdzv-conf=timeout=3"});
+  EXPECT_EQ(joining.wait(), 1);
+  expect_in(joining.err(), {"somebody listens at 127.0.0.1:", "but is no agent of node 0"});
+}
+
+TEST_F(RunTest, TheCohortProgramRecordsItsError) {
+  Job job(dir.path(), {"--nproc-per-node", "1", "--", COHORT_PROGRAM, "train", "--config", "none.yaml"});
+  EXPECT_EQ(job.wait(), 2);
+  expect_in(job.err(),
+            {"rank 0 of 1 failed first: it ended with status 2", "its error:\n    [", "none.yaml"});
+}
+
+TEST_F(RunTest, TwoNodesMeetAndShareRanks) {
+  const std::string port = free_port();
+  Job second = node(1, port, "echo $RANK $LOCAL_RANK $GROUP_RANK $GROUP_WORLD_SIZE $WORLD_SIZE $MASTER_ADDR",
+                    {"--nproc-per-node=1"});
+  Job first =
+      node(0, port, "echo $RANK $LOCAL_RANK $GROUP_RANK $GROUP_WORLD_SIZE $WORLD_SIZE $TORCHELASTIC_RUN_ID",
+           {"--nproc-per-node=2"});
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+  expect_in(first.out(), {"[rank 0] 0 0 0 2 3 none\n", "[rank 1] 1 1 0 2 3 none\n"});
+  expect_in(second.out(), {"[rank 2] 2 0 1 2 3 127.0.0.1\n"});
+}
+
+TEST_F(RunTest, AFailureOnOneNodeEndsTheOther) {
+  const std::string port = free_port();
+  Job first = node(0, port, "sleep 100");
+  Job second = node(1, port, "sleep 0.3; echo no luck; exit 6");
+  EXPECT_EQ(second.wait(), 6);
+  EXPECT_EQ(first.wait(), 6);
+  for (const Job* job : {&first, &second}) {
+    expect_in(job->err(), {"rank 1 of 2 failed first: it ended with status 6 (node 1", "no luck"});
+  }
+}
+
+TEST_F(RunTest, NodesStartAgainTogether) {
+  const std::string port = free_port();
+  const std::string script =
+      "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $RANK$TORCHELASTIC_RESTART_COUNT != 00 ]";
+  Job first = node(0, port, script, {"--max-restarts=1"}),
+      second = node(1, port, script, {"--max-restarts=1"});
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+  expect_in(second.out(), {"[rank 1] attempt 1\n"});
+}
+
+TEST_F(RunTest, ASignalToOneNodeReachesAll) {
+  const std::string port = free_port();
+  const std::string script =
+      "trap 'echo got >> $RANK; exit 143' TERM; touch ready$RANK; while :; do sleep 0.02; done";
+  Job first = node(0, port, script), second = node(1, port, script);
+  ASSERT_TRUE(comes(dir / "ready0") && comes(dir / "ready1"));
+  second.worker().signal(SIGTERM);
+  EXPECT_EQ(first.wait(), 143);
+  EXPECT_EQ(second.wait(), 143);
+  EXPECT_EQ(read_file(dir / "0"), "got\n");
+  EXPECT_EQ(read_file(dir / "1"), "got\n");
+}
+
+TEST_F(RunTest, NodesThatDoNotComeAreNamed) {
+  const std::string port = free_port();
+  Job first = node(0, port, "true", {"--rdzv-conf=timeout=0.5"});
+  EXPECT_EQ(first.wait(), 1);
+  expect_in(first.err(), {"node 1 of 2 did not come within"});
+  Job second = node(1, port, "true", {"--rdzv-conf=timeout=0.5"});
+  EXPECT_EQ(second.wait(), 1);
+  expect_in(second.err(), {"cannot reach node 0 at 127.0.0.1:", "Connection refused"});
+}
+
+TEST_F(RunTest, NodesThatVanishAreNamed) {
+  const std::vector<std::string> quick{"--rdzv-conf=keep_alive_interval=0.2,keep_alive_max_attempt=10"};
+  for (const int killed : {0, 1}) {
+    const std::string port = free_port();
+    const std::string script = "touch ready" + std::to_string(killed) + "$RANK; sleep 100";
+    Job first = node(0, port, script, quick), second = node(1, port, script, quick);
+    ASSERT_TRUE(comes(dir / ("ready" + std::to_string(killed) + "0")));
+    ASSERT_TRUE(comes(dir / ("ready" + std::to_string(killed) + "1")));
+    (killed == 0 ? first : second).worker().signal(SIGKILL);
+    Job& other = killed == 0 ? second : first;
+    EXPECT_EQ(other.wait(), 1);
+    expect_in(other.err(),
+              {killed == 0 ? "the store that node 0 keeps is gone" : "node 1 has given no sign for"});
+  }
+}
+
+TEST_F(RunTest, RunsATorchProgramThatReduces) {
+  write_file(dir / "reduce.py", R"(
+import torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    dist.init_process_group("gloo")
+    t = torch.full((2,), float(dist.get_rank() + 1))
+    dist.all_reduce(t)
+    print("sum", t[0].item())
+    if dist.get_rank() == 1:
+        raise ValueError("on purpose")
+    dist.destroy_process_group()
+
+main()
+)");
+  Job job(dir.path(), {"--nproc-per-node=2", "--", python(), (dir / "reduce.py").string()});
+  EXPECT_EQ(job.wait(), 1);
+  expect_in(job.out(), {"[rank 0] sum 3.0\n", "[rank 1] sum 3.0\n"});
+  expect_in(job.err(),
+            {"rank 1 of 2 failed first", "its error:\n    ValueError: on purpose", "where:\n    Traceback"});
+}
+
+TEST_F(RunTest, TorchrunStartsOurProgram) {
+  const Fd out = open_for_writing(dir / "out"), err = open_for_writing(dir / "err");
+  Worker torchrun({.program = python(),
+                   .arguments = {python(), "-m", "torch.distributed.run", "--standalone",
+                                 "--nproc-per-node=2", "--no-python", COHORT_RANK_PROGRAM},
+                   .environment = launch::environment_with({}),
+                   .output = out.get(),
+                   .error = err.get(),
+                   .own_group = true});
+  for (int i = 0; i < 12000 && !torchrun.reap(); ++i) ::poll(nullptr, 0, 10);
+  ASSERT_FALSE(torchrun.running());
+  EXPECT_EQ(launch::exit_status(torchrun.wait_status()), 0) << read_file(dir / "err");
+  expect_in(read_file(dir / "out"), {"rank 0 of 2: sum 3\n", "rank 1 of 2: sum 3\n"});
+}
+
+TEST_F(RunTest, OurOwnProgramReducesUnderTheLauncher) {
+  Job job(dir.path(), {"--nproc-per-node=2", "--", COHORT_RANK_PROGRAM});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  expect_in(job.out(), {"[rank 0] rank 0 of 2: sum 3\n", "[rank 1] rank 1 of 2: sum 3\n"});
+}
+
+}  // namespace
+}  // namespace cohort::test
