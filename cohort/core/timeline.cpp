@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cohort/core/atomic_file.h"
+#include "cohort/core/error.h"
 
 namespace cohort::core {
 namespace {
@@ -26,6 +27,7 @@ struct Event {
   Clock::time_point begin;
   Clock::time_point end;
   double value;
+  const char* key;
   int thread;
   char phase;  // as the format has it: 'X' a span, 'C' a counter, 'i' an instant
 };
@@ -38,6 +40,7 @@ struct Recorder {
   std::size_t dropped = 0;
   Clock::time_point origin;
   std::map<int, std::string> thread_names;
+  std::map<std::string, int, std::less<>> tracks;
   std::string process_name;
   std::set<std::string, std::less<>> names;
 };
@@ -109,6 +112,7 @@ void write_event(Writer& out, const Event& event, int process, Clock::time_point
   out.raw(R"(,"pid":)").raw(std::to_string(process)).raw(R"(,"tid":)").raw(std::to_string(event.thread));
   out.raw(R"(,"ts":)").microseconds(event.begin - origin);
   if (event.phase == 'X') out.raw(R"(,"dur":)").microseconds(event.end - event.begin);
+  if (event.key != nullptr) out.raw(R"(,"args":{)").quoted(event.key).raw(":").number(event.value).raw("}");
   if (event.phase == 'C') out.raw(R"(,"args":{"value":)").number(event.value).raw("}");
   if (event.phase == 'i') out.raw(R"(,"s":"t")");
   out.raw("}");
@@ -148,17 +152,32 @@ void Timeline::name_process(std::string_view name) {
 void Timeline::counter(const char* name, double value) {
   if (!enabled()) return;
   const auto now = Clock::now();
-  record({name, now, now, value, thread_id(), 'C'});
+  record({name, now, now, value, nullptr, thread_id(), 'C'});
 }
 
 void Timeline::instant(const char* name) {
   if (!enabled()) return;
   const auto now = Clock::now();
-  record({name, now, now, 0, thread_id(), 'i'});
+  record({name, now, now, 0, nullptr, thread_id(), 'i'});
 }
 
 void Timeline::complete(const char* name, Clock::time_point begin) {
-  record({name, begin, Clock::now(), 0, thread_id(), 'X'});
+  complete(name, begin, Detail{});
+}
+
+void Timeline::complete(const char* name, Clock::time_point begin, const Detail& detail) {
+  record({name, begin, Clock::now(), detail.value, detail.key, detail.track == 0 ? thread_id() : detail.track,
+          'X'});
+}
+
+int Timeline::track(std::string_view name) {
+  constexpr int kFirst = 1 << 24;  // above every thread's number
+  Recorder& state = recorder();
+  const std::lock_guard lock(state.mutex);
+  const auto [found, made] =
+      state.tracks.try_emplace(std::string(name), kFirst + static_cast<int>(state.tracks.size()));
+  if (made) state.thread_names[found->second] = name;
+  return found->second;
 }
 
 const char* Timeline::intern(std::string_view name) {
@@ -167,29 +186,45 @@ const char* Timeline::intern(std::string_view name) {
   return state.names.emplace(name).first->c_str();
 }
 
-std::string Timeline::json() {
+std::string Timeline::events(int process, std::string_view name, Clock::time_point zero) {
   Recorder& state = recorder();
   const std::lock_guard lock(state.mutex);
-  const int process = ::getpid();
-  std::string text = R"({"displayTimeUnit":"ms","traceEvents":[)";
+  std::string text;
   text.reserve(128 * (state.events.size() + 1));
   Writer out(text);
   bool first = true;
   const auto separate = [&]() { out.raw(std::exchange(first, false) ? "\n" : ",\n"); };
-  if (!state.process_name.empty()) {
+  if (!state.process_name.empty()) name = state.process_name;
+  if (!name.empty()) {
     separate();
-    write_name(out, "process_name", process, process, state.process_name);
+    write_name(out, "process_name", process, process, name);
   }
-  for (const auto& [thread, name] : state.thread_names) {
+  for (const auto& [thread, thread_name] : state.thread_names) {
     separate();
-    write_name(out, "thread_name", process, thread, name);
+    write_name(out, "thread_name", process, thread, thread_name);
   }
   for (const Event& event : state.events) {
     separate();
-    write_event(out, event, process, state.origin);
+    write_event(out, event, process, zero);
   }
-  out.raw("\n],\"otherData\":{\"dropped_events\":").raw(std::to_string(state.dropped)).raw("}}\n");
   return text;
+}
+
+Timeline::Clock::time_point Timeline::origin() {
+  Recorder& state = recorder();
+  const std::lock_guard lock(state.mutex);
+  return state.origin;
+}
+
+std::size_t Timeline::dropped() {
+  Recorder& state = recorder();
+  const std::lock_guard lock(state.mutex);
+  return state.dropped;
+}
+
+std::string Timeline::json() {
+  return concat(R"({"displayTimeUnit":"ms","traceEvents":[)", events(::getpid(), "", origin()),
+                "\n],\"otherData\":{\"dropped_events\":", dropped(), "}}\n");
 }
 
 void Timeline::write(const std::filesystem::path& path) {

@@ -39,6 +39,16 @@ class Timeline {
   static void instant(const char* name);
   /// Records [begin, now).
   static void complete(const char* name, Clock::time_point begin);
+  /// The same with a number, and on a row of its own where `track` says so.
+  struct Detail {
+    int track = 0;              ///< from track(); 0: the calling thread
+    const char* key = nullptr;  ///< a literal
+    double value = 0;
+  };
+  static void complete(const char* name, Clock::time_point begin, const Detail& detail);
+  /// Returns a row of the picture that is no thread, the same one for the same name. What is recorded on a
+  /// row must nest, as on a thread.
+  static int track(std::string_view name);
   /// Returns a copy of `name` that lives as long as the process, the same one for the same text.
   static const char* intern(std::string_view name);
 
@@ -46,6 +56,14 @@ class Timeline {
   static std::string json();
   /// Writes it, atomically. Throws: SystemError naming the file.
   static void write(const std::filesystem::path& path);
+
+  /// For traces of several processes: the events as json() has them, without what stands around them, under
+  /// the number `process`, named `name` unless name_process() was called, with times since `zero`, which must
+  /// not be after origin().
+  static std::string events(int process, std::string_view name, Clock::time_point zero);
+  /// When start() was called.
+  static Clock::time_point origin();
+  static std::size_t dropped();
 
  private:
   static std::atomic<bool> enabled_;

@@ -104,6 +104,42 @@ TEST(TimelineTest, ThreadsHaveTheirOwnRowsAndNames) {
   EXPECT_EQ(events_named(trace, "process_name").at(0).at("args").at("name"), "rank 3");
 }
 
+TEST(TimelineTest, RowsThatAreNoThreadHaveTheirNamesAndNumbers) {
+  Timeline::start();
+  const int track = Timeline::track("world");
+  EXPECT_EQ(Timeline::track("world"), track) << "the same name is the same row";
+  EXPECT_NE(Timeline::track("other"), track);
+  const auto begin = Timeline::Clock::now();
+  Timeline::complete("sum", begin, {.track = track, .key = "bytes", .value = 24});
+  Timeline::complete("here", begin, {.key = "n", .value = 1});
+  Timeline::stop();
+  const json trace = json::parse(Timeline::json());
+  const json sum = events_named(trace, "sum").at(0);
+  EXPECT_EQ(sum.at("args").at("bytes"), 24);
+  EXPECT_EQ(sum.at("tid"), track);
+  EXPECT_NE(events_named(trace, "here").at(0).at("tid"), track);
+  std::map<int, std::string> names;
+  for (const json& event : events_named(trace, "thread_name")) {
+    names[event.at("tid")] = event.at("args").at("name");
+  }
+  EXPECT_EQ(names.at(track), "world");
+}
+
+TEST(TimelineTest, EventsGoIntoATraceOfSeveralProcessesUnderOneClock) {
+  Timeline::start();
+  Timeline::instant("now");
+  Timeline::stop();
+  Timeline::name_process("");
+  const json alone = json::parse(Timeline::json());
+  const json joint =
+      json::parse("{\"traceEvents\":[" + Timeline::events(7, "rank 7", Timeline::origin() - 2s) + "]}");
+  const json event = events_named(joint, "now").at(0);
+  EXPECT_EQ(event.at("pid"), 7);
+  EXPECT_NEAR(event.at("ts").get<double>(), events_named(alone, "now").at(0).at("ts").get<double>() + 2e6,
+              0.01);
+  EXPECT_EQ(events_named(joint, "process_name").at(0).at("args").at("name"), "rank 7");
+}
+
 TEST(TimelineTest, MemoryIsBoundedAndWhatIsDroppedIsCounted) {
   Timeline::start(10);
   for (int i = 0; i < 25; ++i) Timeline::instant("tick");
