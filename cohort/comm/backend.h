@@ -21,8 +21,8 @@ struct MadeBackend {
   c10d::ProcessGroup::BackendType type = c10d::ProcessGroup::BackendType::CUSTOM;
   /// False: the other ranks are imagined, and nothing may wait for them.
   bool has_peers = true;
-  /// Takes tensors in the main memory.
-  bool takes_cpu = true;
+  /// That its tensors are on.
+  c10::DeviceType device = c10::kCPU;
 };
 
 MadeBackend make_gloo(const BackendOptions& options);

@@ -119,8 +119,8 @@ std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprin
 }
 
 void compare_calls(Group::State& group, const Fingerprint& mine, core::Deadline deadline) {
-  const std::vector<Fingerprint> all =
-      group.takes_cpu ? gather_over_backend(group, mine, deadline) : gather_over_store(group, mine, deadline);
+  const std::vector<Fingerprint> all = group.device == c10::kCPU ? gather_over_backend(group, mine, deadline)
+                                                                 : gather_over_store(group, mine, deadline);
   bool alike = true, same_text = true, same_steps = true;
   std::uint64_t sends = 0, receives = 0;
   for (const Fingerprint& theirs : all) {

@@ -70,6 +70,10 @@ void Group::step_done() const {
   state().steps.fetch_add(1);
 }
 
+std::map<std::string, CallCounters> Group::counters() const {
+  return state().counters();
+}
+
 Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) const {
   State& parent = state();
   parent.check_usable();
@@ -91,7 +95,8 @@ Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) co
                            .backend = parent.backend,
                            .timeout = options.timeout.count() == 0 ? parent.timeout : options.timeout,
                            .reach = parent.reach,
-                           .check = options.check.value_or(parent.check)}));
+                           .check = options.check.value_or(parent.check),
+                           .family = parent.family}));
 }
 
 Pending Group::all_reduce(at::Tensor& tensor, ReduceOp op, CallOptions options) const {
@@ -275,12 +280,17 @@ Pending Group::recv(at::Tensor& tensor, int from, int tag, CallOptions options) 
 // Over the store and not over the backend: the store knows who came, and works in a group that is broken.
 void Group::barrier(CallOptions options) const {
   State& mine = state();
+  Signature signature("barrier", {});
+  signature.number = mine.barriers.fetch_add(1);
+  const std::uint64_t ticket = mine.flight.begin(signature, mine.positions.fetch_add(1));
   if (!mine.has_peers) {
     mine.group->barrier({});
+    mine.flight.set(ticket, CallState::kDone);
     return;
   }
+  mine.flight.set(ticket, CallState::kWaiting);
   const core::Deadline deadline(options.timeout.count() == 0 ? mine.timeout : options.timeout);
-  const std::string key = core::concat("barrier/", mine.barriers.fetch_add(1));
+  const std::string key = core::concat("barrier/", signature.number);
   std::string error;
   try {
     mine.store->set(core::concat(key, "/", mine.rank), std::string("1"));
@@ -289,19 +299,24 @@ void Group::barrier(CallOptions options) const {
   }
   std::vector<int> missing;
   if (error.empty()) missing = missing_ranks(*mine.store, key, mine.size, deadline, error);
+  mine.flight.set(ticket, error.empty() && missing.empty() ? CallState::kDone : CallState::kFailed);
+  if (error.empty() && missing.empty()) {
+    mine.count("barrier", {.calls = 1, .waiting = deadline.elapsed(), .total = deadline.elapsed()});
+    return;
+  }
   const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
   const std::string where = core::concat(key, " of group '", mine.name, "' (rank ", mine.rank, "/", mine.size,
                                          ", ", waited, " ms)");
+  const auto who = core::concat(missing.size() == 1 ? "rank " : "ranks ", list_ranks(missing),
+                                missing.size() == 1 ? " has" : " have", " not come");
+  if (const auto watch = mine.family->watch())
+    watch->failed(core::concat(where, ": ", error.empty() ? who : error));
   if (!error.empty()) {
     throw PeerError("comm.group", core::concat(where, ": the store cannot be reached: ", error),
                     "look at the rank that keeps it, rank 0 as a rule");
   }
-  if (!missing.empty()) {
-    throw TimeoutError("comm.group",
-                       core::concat(where, ": ", missing.size() == 1 ? "rank " : "ranks ",
-                                    list_ranks(missing), missing.size() == 1 ? " has" : " have", " not come"),
-                       "look at what they were doing, or raise the timeout");
-  }
+  throw TimeoutError("comm.group", core::concat(where, ": ", who),
+                     "look at what they were doing, or raise the timeout");
 }
 
 }  // namespace cohort::comm

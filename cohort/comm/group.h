@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -68,6 +69,14 @@ struct SubgroupOptions {
   std::optional<Check> check = std::nullopt;
 };
 
+/// Calls of one kind that are over.
+struct CallCounters {
+  std::int64_t calls = 0;
+  std::int64_t bytes = 0;               ///< on this rank, the larger of what goes in and what comes out
+  std::chrono::nanoseconds waiting{0};  ///< the caller was held, in wait() or by the comparison
+  std::chrono::nanoseconds total{0};    ///< from the call to the end of wait()
+};
+
 /// Ownership: copies share the group, which closes when the last one and all of its Pending are gone.
 /// Threads: one caller at a time; two groups may be used at once.
 class Group {
@@ -93,6 +102,9 @@ class Group {
 
   /// Says that a step of training is over: see Check. On every rank, between the same calls, or on none.
   void step_done() const;
+
+  /// By collective, as the method is called.
+  std::map<std::string, CallCounters> counters() const;
 
   /// Makes a group of `ranks` (of this one, ascending). Collective over this group; ranks that are not in it
   /// get an empty handle. Throws: UsageError; RendezvousError.

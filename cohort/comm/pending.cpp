@@ -10,6 +10,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
+#include "cohort/core/timeline.h"
 
 namespace cohort::comm {
 namespace {
@@ -36,9 +37,15 @@ Pending::State::State(std::shared_ptr<Group::State> of, const char* call, millis
   signature.call = call;
   if (timeout.count() < 0) refuse(core::concat(call, ": timeout is ", timeout.count(), " ms"));
   group->check_usable();
+  if (core::Timeline::enabled()) row = group->take_row();
+}
+
+Pending::State::~State() {
+  if (row >= 0) group->give_row(row);
 }
 
 at::Tensor Pending::State::in(const at::Tensor& tensor) {
+  in_bytes += static_cast<std::int64_t>(tensor.nbytes());
   tensors.push_back(tensor.contiguous());
   return tensors.back();
 }
@@ -48,6 +55,7 @@ at::Tensor Pending::State::out(const at::Tensor& tensor, bool reads) {
     refuse(core::concat(signature.call, ": a tensor that requires grad would be changed in place"),
            "at::NoGradGuard, or detach()");
   }
+  out_bytes += static_cast<std::int64_t>(tensor.nbytes());
   if (tensor.is_contiguous()) {
     tensors.push_back(tensor);
     return tensor;
@@ -71,11 +79,13 @@ std::string Pending::State::describe() const {
 void Pending::State::fail(const std::exception& error) {
   std::string what = describe();
   const std::string words = core::message_of(error);
+  group->flight.set(ticket, CallState::kFailed);
   // Gloo refuses a type it has no code for when it runs, on every rank, before anything travels.
   if (words.find("Invalid scalar type") != std::string::npos) {
     throw UsageError("comm.group", core::concat(what, ": ", words));
   }
   group->mark_broken(what + ": " + words);
+  if (const auto watch = group->family->watch()) watch->failed(what + ": " + words);
   what += group->silent_ranks();
   throw_as_ours(error, "comm.group", what);
 }
@@ -83,10 +93,16 @@ void Pending::State::fail(const std::exception& error) {
 void Pending::State::begin(const CallDetails& details, const std::function<Work()>& body) {
   signature = Signature(signature.call, details);
   signature.number = group->calls.fetch_add(1);
+  ticket = group->flight.begin(signature, group->positions.fetch_add(1));
   if (group->checks(signature.number)) {
+    group->flight.set(ticket, CallState::kWaiting);
+    const auto since = FlightEntry::Clock::now();
     try {
       compare_calls(*group, make_fingerprint(*group, signature, details), deadline);
+      group->flight.set(ticket, CallState::kBegun);
+      held += FlightEntry::Clock::now() - since;
     } catch (const UsageError&) {
+      group->flight.set(ticket, CallState::kFailed);
       throw;
     } catch (const std::exception& error) {
       fail(error);
@@ -98,6 +114,7 @@ void Pending::State::begin(const CallDetails& details, const std::function<Work(
 void Pending::State::begin_message(const CallDetails& details, const std::function<Work()>& body) {
   signature = Signature(signature.call, details);
   signature.number = group->messages.fetch_add(1);
+  ticket = group->flight.begin(signature, -1);
   hand_over(body);
 }
 
@@ -107,6 +124,7 @@ void Pending::State::hand_over(const std::function<Work()>& body) {
     work = body();
   } catch (const c10::Error& error) {
     // Refused before anything travelled: a type or an operation that the backend does not know.
+    group->flight.set(ticket, CallState::kFailed);
     throw UsageError("comm.group", core::concat(describe(), ": ", error.what_without_backtrace()));
   } catch (const std::exception& error) {
     fail(error);
@@ -115,6 +133,8 @@ void Pending::State::hand_over(const std::function<Work()>& body) {
 
 void Pending::State::finish() {
   const Work running = work;
+  group->flight.set(ticket, CallState::kWaiting);
+  const auto since = FlightEntry::Clock::now();
   try {
     if (!running->wait(left())) throw std::runtime_error("it was aborted");
   } catch (const std::exception& error) {
@@ -124,6 +144,22 @@ void Pending::State::finish() {
   const at::NoGradGuard no_grad;
   for (auto& [view, copy] : returns) view.copy_(copy);
   returns.clear();
+  held += FlightEntry::Clock::now() - since;
+  group->flight.set(ticket, CallState::kDone);
+  count();
+}
+
+// What goes in and comes out is counted once; on the timeline the calls of a group have rows of their own,
+// since they go on while the caller does something else.
+void Pending::State::count() {
+  const std::int64_t bytes = std::max(in_bytes, out_bytes);
+  group->count(signature.call, {.calls = 1, .bytes = bytes, .waiting = held, .total = deadline.elapsed()});
+  if (row < 0) return;
+  const auto begin = core::Timeline::Clock::now() - deadline.elapsed();
+  core::Timeline::complete(signature.call, begin,
+                           {.track = core::Timeline::track(group->row_name(row)),
+                            .key = "bytes",
+                            .value = static_cast<double>(bytes)});
 }
 
 Pending::Pending() = default;

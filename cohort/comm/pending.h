@@ -23,8 +23,13 @@ struct Pending::State {
   std::vector<at::Tensor> tensors;
   std::vector<std::pair<at::Tensor, at::Tensor>> returns;  // (view, its contiguous copy)
   Work work;
+  std::uint64_t ticket = 0;  // in the group's flight record
+  std::int64_t in_bytes = 0, out_bytes = 0;
+  std::chrono::nanoseconds held{0};  // what the caller waited
+  int row = -1;                      // of the timeline
 
   State(std::shared_ptr<Group::State> of, const char* call, std::chrono::milliseconds timeout);
+  ~State();
 
   /// A contiguous tensor to give to the backend in place of `tensor`.
   at::Tensor in(const at::Tensor& tensor);
@@ -39,6 +44,7 @@ struct Pending::State {
   void finish();
 
  private:
+  void count();
   void hand_over(const std::function<Work()>& body);
   std::string describe() const;
   [[noreturn]] void fail(const std::exception& error);

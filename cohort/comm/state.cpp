@@ -75,6 +75,39 @@ void Group::State::mark_broken(const std::string& what) {
   }
 }
 
+void Group::State::count(const char* call, const CallCounters& one) {
+  const std::lock_guard lock(mutex_);
+  auto found = counters_.find(call);
+  if (found == counters_.end()) found = counters_.emplace(call, CallCounters{}).first;
+  CallCounters& sum = found->second;
+  sum.calls += one.calls;
+  sum.bytes += one.bytes;
+  sum.waiting += one.waiting;
+  sum.total += one.total;
+}
+
+std::map<std::string, CallCounters> Group::State::counters() const {
+  const std::lock_guard lock(mutex_);
+  return {counters_.begin(), counters_.end()};
+}
+
+int Group::State::take_row() {
+  const std::lock_guard lock(mutex_);
+  auto free = std::find(rows_.begin(), rows_.end(), false);
+  if (free == rows_.end()) free = rows_.insert(rows_.end(), false);
+  *free = true;
+  return static_cast<int>(free - rows_.begin());
+}
+
+void Group::State::give_row(int row) {
+  const std::lock_guard lock(mutex_);
+  rows_[static_cast<std::size_t>(row)] = false;
+}
+
+std::string Group::State::row_name(int row) const {
+  return row == 0 ? name : core::concat(name, " (", row + 1, ")");
+}
+
 void Group::State::check_usable() const {
   const std::lock_guard lock(mutex_);
   if (broken_.empty()) return;
@@ -95,6 +128,26 @@ std::string Group::State::silent_ranks() const {
 }
 
 namespace {
+
+struct Families {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Family>> list;
+};
+
+// Leaked on purpose: a watch may still ask while statics are destroyed.
+Families& families() {
+  static Families* all = new Families;
+  return *all;
+}
+
+std::shared_ptr<Family> new_family(int rank, int size) {
+  auto family = std::make_shared<Family>(rank, size);
+  Families& all = families();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.list, [](const auto& member) { return member.expired(); });
+  all.list.push_back(family);
+  return family;
+}
 
 MadeBackend make_backend(const std::string& backend, const std::string& name, const BackendOptions& options) {
   try {
@@ -120,6 +173,43 @@ bool Group::State::checks(std::int64_t number) const {
   if (check == Check::kAlways) return true;
   const std::int64_t done = steps.load();
   return done == 0 ? number < kCalls : done < kSteps;
+}
+
+void Family::add(const std::shared_ptr<Group::State>& group) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(groups_, [](const auto& member) { return member.expired(); });
+  groups_.push_back(group);
+}
+
+std::vector<std::shared_ptr<Group::State>> Family::groups() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Group::State>> living;
+  for (const auto& member : groups_) {
+    if (auto group = member.lock()) living.push_back(std::move(group));
+  }
+  return living;
+}
+
+bool Family::set_watch(const std::shared_ptr<Watch>& watch) {
+  const std::lock_guard lock(mutex_);
+  if (watch != nullptr && !watch_.expired()) return false;
+  watch_ = watch;
+  return true;
+}
+
+std::shared_ptr<Watch> Family::watch() const {
+  const std::lock_guard lock(mutex_);
+  return watch_.lock();
+}
+
+std::vector<std::shared_ptr<Family>> all_families() {
+  Families& all = families();
+  const std::lock_guard lock(all.mutex);
+  std::vector<std::shared_ptr<Family>> living;
+  for (const auto& member : all.list) {
+    if (auto family = member.lock()) living.push_back(std::move(family));
+  }
+  return living;
 }
 
 std::vector<int> all_ranks(int size) {
@@ -153,11 +243,13 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
                    {c10::make_intrusive<c10d::PrefixStore>(options.backend, state->store), options.rank, size,
                     options.timeout, options.reach});
   state->has_peers = made.has_peers;
-  state->takes_cpu = made.takes_cpu;
+  state->device = made.device;
   state->group = c10::make_intrusive<c10d::ProcessGroup>(state->store, options.rank, size);
-  state->group->setBackend(c10::kCPU, made.type, made.backend);
+  state->group->setBackend(made.device, made.type, made.backend);
   state->group->setDefaultBackend(made.type);
   state->group->setGroupName(options.name);
+  state->family = options.family != nullptr ? options.family : new_family(options.rank, size);
+  state->family->add(state);
   return state;
 }
 

@@ -3,11 +3,36 @@
 #include <atomic>
 #include <mutex>
 
+#include "cohort/comm/flight.h"
 #include "cohort/comm/group.h"
+#include "cohort/comm/watch.h"
 #include "cohort/core/deadline.h"
 
 /// What the handles of a group share. Internal to this module.
 namespace cohort::comm {
+
+/// The groups of one rank that descend from one: what a report is about.
+class Family {
+ public:
+  Family(int rank_of_job, int size_of_job) : rank(rank_of_job), size(size_of_job) {}
+  const int rank;
+  const int size;
+
+  void add(const std::shared_ptr<Group::State>& group);
+  /// Those that live, in the order in which they were made.
+  std::vector<std::shared_ptr<Group::State>> groups() const;
+  /// False when there is one already; null takes it away.
+  bool set_watch(const std::shared_ptr<Watch>& watch);
+  std::shared_ptr<Watch> watch() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::weak_ptr<Group::State>> groups_;
+  std::weak_ptr<Watch> watch_;
+};
+
+/// Of this process, those that live.
+std::vector<std::shared_ptr<Family>> all_families();
 
 struct Group::State {
   std::string name;
@@ -18,7 +43,8 @@ struct Group::State {
   std::chrono::milliseconds timeout{0};
   std::string reach;
   Check check = Check::kFirst;
-  bool has_peers = true, takes_cpu = true;  ///< as the backend says
+  bool has_peers = true;               ///< as the backend says
+  c10::DeviceType device = c10::kCPU;  ///< that its tensors are on
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
 
@@ -28,9 +54,21 @@ struct Group::State {
   std::atomic<std::int64_t> compared{0};   ///< comparisons over the store
   std::atomic<std::int64_t> subgroups{0};  ///< made of this group
   std::atomic<std::int64_t> barriers{0};
+  std::atomic<std::int64_t> positions{0};  ///< collectives and barriers, as the flight record counts them
+  FlightRecord flight;
+  std::atomic<std::int64_t> traces{0};  ///< write_trace() calls
+  std::shared_ptr<Family> family;
 
   /// Whether collective `number` is compared; the same on every rank as long as all call the same.
   bool checks(std::int64_t number) const;
+  /// Counts a call that is over. `call` is a literal.
+  void count(const char* call, const CallCounters& one);
+  std::map<std::string, CallCounters> counters() const;
+  /// A row of the timeline that no other call of this group is on, until it is given back.
+  int take_row();
+  void give_row(int row);
+  /// "world", "world (2)": the name of a row.
+  std::string row_name(int row) const;
   /// Marks the group as broken by `what`, once; others who ask the store learn of it.
   void mark_broken(const std::string& what);
   /// Throws CommError with the first failure, if there was one.
@@ -42,6 +80,8 @@ struct Group::State {
  private:
   mutable std::mutex mutex_;
   std::string broken_;
+  std::map<std::string, CallCounters, std::less<>> counters_;
+  std::vector<bool> rows_;
 };
 
 /// Throws `error` as what it is: TimeoutError, PeerError or CommError, with `where` and the backend's words.
@@ -65,6 +105,7 @@ struct StateOptions {
   std::chrono::milliseconds timeout{0};
   std::string reach = {};
   Check check = Check::kFirst;
+  std::shared_ptr<Family> family = nullptr;  ///< null: a new one
 };
 
 /// As make_group.

@@ -221,7 +221,7 @@ TEST(CheckTest, ARankThatDoesNotComeIsATimeoutThatNamesIt) {
 TEST(CheckTest, OverTheStoreTheSameIsFoundAndNothingStaysBehind) {
   run_ranks(3, "gloo", [](Group& group) {
     auto& state = *group.shared_state();
-    state.takes_cpu = false;  // as if the tensors of this backend were on a GPU
+    state.device = c10::kCUDA;  // as if the tensors of this backend were on a GPU
     for (int i = 0; i < 5; ++i) {
       at::Tensor t = at::ones({2});
       group.all_reduce(t).wait();
@@ -234,7 +234,7 @@ TEST(CheckTest, OverTheStoreTheSameIsFoundAndNothingStaysBehind) {
     for (int round = 0; round < 6; ++round) {
       EXPECT_EQ(state.store->check({core::concat("check/", round, "/", group.rank())}), round >= 4) << round;
     }
-    state.takes_cpu = true;
+    state.device = c10::kCPU;
     group.barrier();
   });
   run_ranks(2, "gloo", [](Group& group) {
