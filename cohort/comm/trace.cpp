@@ -1,0 +1,233 @@
+#include "cohort/comm/trace.h"
+
+#include <ATen/ops/empty.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <limits>
+#include <optional>
+
+#include "cohort/comm/state.h"
+#include "cohort/core/atomic_file.h"
+#include "cohort/core/deadline.h"
+#include "cohort/core/error.h"
+#include "cohort/core/timeline.h"
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+using Clock = core::Timeline::Clock;
+
+constexpr int kRounds = 16;
+constexpr std::int64_t kPieceBytes = 16 << 20;
+
+// The same for all processes that read the same steady clock.
+std::string clock_id() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return id;
+}
+
+// One write_trace() on one rank.
+class Tracing {
+ public:
+  Tracing(const Group& group, TraceOptions options)
+      : group_(group),
+        state_(*group.shared_state()),
+        options_(options),
+        deadline_(options.timeout.count() == 0 ? state_.timeout : options.timeout),
+        round_(state_.traces.fetch_add(1)) {}
+
+  void run(const std::filesystem::path& path) {
+    const bool alone = state_.size == 1 || !state_.has_peers;
+    nanoseconds zero = ticks(core::Timeline::origin());
+    if (!alone) {
+      meet();
+      const nanoseconds offset = align();
+      zero = agree_on_zero(ticks(core::Timeline::origin()) + offset) - offset;
+    }
+    const Clock::time_point local{std::chrono::duration_cast<Clock::duration>(zero - options_.clock_ahead)};
+    const std::string mine = core::Timeline::events(state_.rank, core::concat("rank ", state_.rank), local);
+    if (state_.rank == 0) {
+      write(path, mine, alone);
+    } else if (!alone) {
+      send(mine);
+      wait_for(key("result"));
+      const std::string error = state_.store->get_to_str(key("result"));
+      if (error != "written")
+        throw SystemError("comm.write_trace", "rank 0 could not write the trace: " + error);
+    }
+  }
+
+  std::string describe() const {
+    return core::concat("write_trace ", round_, " of group '", state_.name, "' (rank ", state_.rank, "/",
+                        state_.size, ", ",
+                        std::chrono::duration_cast<milliseconds>(deadline_.elapsed()).count(), " ms)");
+  }
+
+ private:
+  nanoseconds ticks(Clock::time_point time) const {
+    return std::chrono::duration_cast<nanoseconds>(time.time_since_epoch()) + options_.clock_ahead;
+  }
+  milliseconds left() const { return milliseconds(std::max(1, deadline_.remaining_ms())); }
+  std::string key(const char* what, int rank = -1, int number = -1) const {
+    return core::concat("trace/", round_, "/", what, rank < 0 ? "" : "/" + std::to_string(rank),
+                        number < 0 ? "" : "/" + std::to_string(number));
+  }
+  void wait_for(const std::string& name) const { state_.store->wait({name}, left()); }
+
+  // All are here, and have said whose clock they read.
+  void meet() {
+    state_.store->set(
+        key("clock", state_.rank),
+        clock_id() + (options_.clock_ahead.count() == 0 ? "" : core::concat(" rank ", state_.rank)));
+    std::string error;
+    const std::vector<int> missing =
+        missing_ranks(*state_.store, key("clock"), state_.size, deadline_, error);
+    if (!error.empty()) throw CommError("comm.write_trace", core::concat(describe(), ": ", error));
+    if (missing.empty()) return;
+    throw TimeoutError(
+        "comm.write_trace",
+        core::concat(describe(), ": ", missing.size() == 1 ? "rank " : "ranks ", list_ranks(missing),
+                     missing.size() == 1 ? " has" : " have", " not come"));
+  }
+
+  // What to add to this rank's clock to have rank 0's.
+  nanoseconds align() {
+    const std::string first = state_.store->get_to_str(key("clock", 0));
+    if (state_.rank != 0) {
+      return state_.store->get_to_str(key("clock", state_.rank)) == first ? nanoseconds(0) : measure();
+    }
+    for (int rank = 1; rank < state_.size; ++rank) {
+      if (state_.store->get_to_str(key("clock", rank)) == first) continue;
+      for (int i = 0; i < kRounds; ++i) {
+        wait_for(key("ping", rank, i));
+        state_.store->set(key("pong", rank, i), std::to_string(ticks(Clock::now()).count()));
+      }
+    }
+    return nanoseconds(0);
+  }
+
+  nanoseconds measure() {
+    nanoseconds best = nanoseconds::max(), offset(0);
+    for (int i = 0; i < kRounds; ++i) {
+      const nanoseconds asked = ticks(Clock::now());
+      state_.store->set(key("ping", state_.rank, i), "1");
+      wait_for(key("pong", state_.rank, i));
+      const std::string pong = state_.store->get_to_str(key("pong", state_.rank, i));
+      const nanoseconds answered = ticks(Clock::now());
+      // The first waits until rank 0 has come to this rank; the shortest is believed.
+      if (answered - asked >= best) continue;
+      best = answered - asked;
+      offset = nanoseconds(std::stoll(pong)) - (asked + best / 2);
+    }
+    for (int i = 0; i < kRounds; ++i) {
+      state_.store->deleteKey(key("ping", state_.rank, i));
+      state_.store->deleteKey(key("pong", state_.rank, i));
+    }
+    return offset;
+  }
+
+  // The earliest of all ranks' beginnings, so that no event has a negative time.
+  nanoseconds agree_on_zero(nanoseconds mine) {
+    state_.store->set(key("begin", state_.rank), std::to_string(mine.count()));
+    nanoseconds zero = mine;
+    for (int rank = 0; rank < state_.size; ++rank) {
+      wait_for(key("begin", rank));
+      zero = std::min(zero, nanoseconds(std::stoll(state_.store->get_to_str(key("begin", rank)))));
+    }
+    return zero;
+  }
+
+  void send(const std::string& text) {
+    at::Tensor head = at::empty({2}, at::kLong);
+    auto* numbers = head.mutable_data_ptr<std::int64_t>();
+    numbers[0] = static_cast<std::int64_t>(text.size());
+    numbers[1] = static_cast<std::int64_t>(core::Timeline::dropped());
+    group_.send(head.to(state_.device), 0, kTag, {left()}).wait();
+    for (std::int64_t at = 0; at < numbers[0]; at += kPieceBytes) {
+      const std::int64_t size = std::min(kPieceBytes, numbers[0] - at);
+      at::Tensor piece = at::empty({size}, at::kByte);
+      std::memcpy(piece.mutable_data_ptr(), text.data() + at, static_cast<std::size_t>(size));
+      group_.send(piece.to(state_.device), 0, kTag, {left()}).wait();
+    }
+  }
+
+  // Calls `take` with each piece of `rank`'s events; returns how many events it dropped.
+  template <typename Take>
+  std::int64_t receive(int rank, const Take& take) {
+    at::Tensor head = at::empty({2}, at::TensorOptions(at::kLong).device(state_.device));
+    group_.recv(head, rank, kTag, {left()}).wait();
+    const at::Tensor numbers = head.cpu();
+    const std::int64_t total = numbers.const_data_ptr<std::int64_t>()[0];
+    for (std::int64_t at = 0; at < total; at += kPieceBytes) {
+      at::Tensor piece =
+          at::empty({std::min(kPieceBytes, total - at)}, at::TensorOptions(at::kByte).device(state_.device));
+      group_.recv(piece, rank, kTag, {left()}).wait();
+      const at::Tensor bytes = piece.cpu();
+      take(std::string_view(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes()));
+    }
+    return numbers.const_data_ptr<std::int64_t>()[1];
+  }
+
+  // Takes what the others send even when the file cannot be written: they wait for it.
+  void write(const std::filesystem::path& path, const std::string& mine, bool alone) {
+    std::optional<core::AtomicFile> file;
+    std::exception_ptr failure;
+    std::string words = "written";
+    const auto attempt = [&](const auto& action) {
+      if (failure) return;
+      try {
+        action();
+      } catch (const std::exception& error) {
+        failure = std::current_exception();
+        words = error.what();
+      }
+    };
+    attempt([&] {
+      file.emplace(path);
+      file->write(R"({"displayTimeUnit":"ms","traceEvents":[)");
+      file->write(mine);
+    });
+    auto dropped = static_cast<std::int64_t>(core::Timeline::dropped());
+    for (int rank = 1; !alone && rank < state_.size; ++rank) {
+      attempt([&] { file->write(","); });
+      dropped += receive(rank, [&](std::string_view piece) { attempt([&] { file->write(piece); }); });
+    }
+    attempt([&] {
+      file->write(core::concat("\n],\"otherData\":{\"dropped_events\":", dropped, "}}\n"));
+      file->commit();
+    });
+    if (!alone) state_.store->set(key("result"), words);
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  static constexpr int kTag = 0x7ace;
+
+  const Group& group_;
+  Group::State& state_;
+  const TraceOptions options_;
+  const core::Deadline deadline_;
+  const std::int64_t round_;
+};
+
+}  // namespace
+
+void write_trace(const Group& group, const std::filesystem::path& path, TraceOptions options) {
+  if (!group) throw UsageError("comm.write_trace", "this process is not in the group");
+  Tracing tracing(group, options);
+  try {
+    tracing.run(path);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw_as_ours(error, "comm.write_trace", tracing.describe());
+  }
+}
+
+}  // namespace cohort::comm

@@ -1,0 +1,95 @@
+#include "cohort/comm/trace.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "cohort/core/error.h"
+#include "cohort/core/timeline.h"
+#include "tests/support/processes.h"
+#include "tests/support/ranks.h"
+#include "tests/support/throws.h"
+
+namespace cohort::comm {
+namespace {
+
+using core::Timeline;
+using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+std::vector<json> named(const json& trace, const std::string& name) {
+  std::vector<json> found;
+  for (const json& event : trace.at("traceEvents")) {
+    if (event.at("name") == name) found.push_back(event);
+  }
+  return found;
+}
+
+TEST(TraceChild, DISABLED_Rank) {
+  const std::string ahead = std::getenv("CLOCK_AHEAD_MS");
+  const std::string folder = std::getenv("TEST_FOLDER");
+  Group group = init_process_group({.timeout = seconds(40)});
+  if (group.rank() == 1) std::this_thread::sleep_for(milliseconds(300));  // begins to record later
+  Timeline::start();
+  group.barrier();
+  Timeline::instant("together");
+  at::Tensor t = at::ones({2, 3});
+  group.all_reduce(t).wait();
+  Timeline::stop();
+  write_trace(group, folder + "/trace.json",
+              {.clock_ahead = milliseconds(group.rank() == 0 ? 0 : group.rank() * std::stoi(ahead))});
+}
+
+void expect_aligned(const std::string& ahead) {
+  test::RankProcesses ranks("TraceChild", 3, {{"CLOCK_AHEAD_MS", ahead}});
+  EXPECT_EQ(ranks.wait(), std::vector<int>(3, 0)) << ranks.output(0);
+  const json trace = json::parse(test::read_file(ranks.folder() / "trace.json"));
+  std::map<int, double> together;
+  for (const json& event : named(trace, "together")) together[event.at("pid")] = event.at("ts").get<double>();
+  ASSERT_EQ(together.size(), 3U);
+  EXPECT_GE(together[0], 250e3) << "the beginning is that of the first rank";
+  for (const int rank : {1, 2})
+    EXPECT_NEAR(together[rank], together[0], 150e3) << "clock ahead by " << ahead << " ms";
+  const auto sums = named(trace, "all_reduce");
+  ASSERT_EQ(sums.size(), 3U);
+  for (const json& sum : sums) EXPECT_EQ(sum.at("args").at("bytes"), 24);
+  std::map<int, std::string> names;
+  for (const json& event : named(trace, "process_name")) names[event.at("pid")] = event.at("args").at("name");
+  EXPECT_EQ(names, (std::map<int, std::string>{{0, "rank 0"}, {1, "rank 1"}, {2, "rank 2"}}));
+}
+
+TEST(TraceTest, RanksOfOneHostAreWrittenAsOneTrace) {
+  expect_aligned("0");
+}
+
+TEST(TraceTest, ClocksThatDifferAreAligned) {
+  expect_aligned("3600000");
+}
+
+TEST(TraceTest, EveryRankIsToldThatTheFileCannotBeWritten) {
+  const test::TempDir dir;
+  test::run_ranks(2, "gloo", [&](Group& group) {
+    COHORT_EXPECT_THROW_WITH(write_trace(group, dir / "no" / "trace.json"), SystemError, "trace.json");
+    write_trace(group, dir / "trace.json");  // and goes on
+  });
+  EXPECT_TRUE(json::parse(test::read_file(dir / "trace.json")).contains("traceEvents"));
+}
+
+TEST(TraceTest, ARankThatDoesNotComeIsNamed) {
+  const test::TempDir dir;
+  test::run_ranks(3, "gloo", [&](Group& group) {
+    if (group.rank() != 1) {
+      COHORT_EXPECT_THROW_WITH(write_trace(group, dir / "t.json", {.timeout = milliseconds(100)}),
+                               TimeoutError, "write_trace 0 of group 'world' (rank ");
+    }
+    group.barrier();
+  });
+  test::run_ranks(1, "fake", [&](Group& group) { write_trace(group, dir / "alone.json"); });
+  EXPECT_TRUE(std::filesystem::exists(dir / "alone.json"));
+}
+
+}  // namespace
+}  // namespace cohort::comm
