@@ -4,7 +4,7 @@
 # Libraries to build against; docs/dependencies.md says what each is for.
 BUILD_PACKAGES=(libspdlog-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libjpeg-dev libpng-dev zlib1g-dev
   libxxhash-dev libarchive-dev)
-TEST_PACKAGES=(libgtest-dev)
+TEST_PACKAGES=(libgtest-dev iproute2)
 COHORT_SYSROOT="$COHORT_STATE/sysroot"
 CMAKE_AT_LEAST=3.22
 

@@ -1,14 +1,12 @@
 // `cohort run` as a user calls it: on one node, on two that are processes of this host, and beside torchrun.
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include <fstream>
+#include <cstdlib>
+#include <memory>
 
-#include "cohort/launch/worker.h"
+#include "tests/cli/job.h"
 #include "tests/cli/program.h"
 #include "tests/support/environment.h"
 #include "tests/support/messages.h"
@@ -16,83 +14,8 @@
 namespace cohort::test {
 namespace {
 
-using namespace std::chrono_literals;
 using launch::Fd;
 using launch::Worker;
-
-Fd open_for_writing(const std::filesystem::path& path) {
-  return Fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-}
-
-// A running `cohort run ...` that leads a process group, as a shell starts it.
-class Job {
- public:
-  Job(const std::filesystem::path& folder, std::vector<std::string> arguments) {
-    static int counter = 0;
-    out_ = folder / ("out" + std::to_string(++counter));
-    err_ = folder / ("err" + std::to_string(counter));
-    const Fd out = open_for_writing(out_), err = open_for_writing(err_);
-    arguments.insert(arguments.begin(), {"cohort", "run"});
-    worker_ = std::make_unique<Worker>(
-        launch::WorkerOptions{.program = COHORT_PROGRAM,
-                              .arguments = std::move(arguments),
-                              .environment = launch::environment_with({{"FOLDER", folder.string()}}),
-                              .output = out.get(),
-                              .error = err.get(),
-                              .own_group = true});
-  }
-  Worker& worker() { return *worker_; }
-  std::string out() const { return read_file(out_); }
-  std::string err() const { return read_file(err_); }
-
-  /// Its exit status, within two minutes.
-  int wait() {
-    for (int i = 0; i < 12000 && !worker_->reap(); ++i) ::poll(nullptr, 0, 10);
-    if (worker_->running()) throw std::runtime_error("the job did not end: " + err());
-    return launch::exit_status(worker_->wait_status());
-  }
-
- private:
-  std::filesystem::path out_, err_;
-  std::unique_ptr<Worker> worker_;
-};
-
-// A socket that listens on a port that the system chose.
-class Listener {
- public:
-  Listener() : fd_(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in6 address{};
-    address.sin6_family = AF_INET6;
-    address.sin6_addr = in6addr_any;
-    socklen_t size = sizeof address;
-    if (::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 || ::listen(fd_.get(), 1) != 0 ||
-        ::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-      throw std::runtime_error("cannot listen");
-    }
-    port_ = ntohs(address.sin6_port);
-  }
-  int port() const { return port_; }
-
- private:
-  Fd fd_;
-  int port_ = 0;
-};
-
-std::string free_port() {
-  return std::to_string(Listener().port());
-}
-
-bool comes(const std::filesystem::path& file) {
-  for (int i = 0; i < 6000 && !std::filesystem::exists(file); ++i) ::poll(nullptr, 0, 10);
-  return std::filesystem::exists(file);
-}
-
-bool gone(pid_t pid) {
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  std::string text;
-  std::getline(stat, text);
-  return text.empty() || text.find(") Z") != std::string::npos || text.find(") X") != std::string::npos;
-}
 
 std::string python() {
   const char* path = std::getenv("COHORT_PYTHON");
@@ -332,6 +255,48 @@ TEST_F(RunTest, OurOwnProgramReducesUnderTheLauncher) {
   Job job(dir.path(), {"--nproc-per-node=2", "--", COHORT_RANK_PROGRAM});
   EXPECT_EQ(job.wait(), 0) << job.err();
   expect_in(job.out(), {"[rank 0] rank 0 of 2: sum 3\n", "[rank 1] rank 1 of 2: sum 3\n"});
+}
+
+// As srun would start two ranks on this host.
+TEST_F(RunTest, SlurmsVariablesAreEnough) {
+  std::vector<std::unique_ptr<Worker>> ranks;
+  const std::string port = free_port();
+  for (const char* rank : {"0", "1"}) {
+    const Fd out = open_for_writing(dir / rank);
+    ranks.push_back(std::make_unique<Worker>(
+        launch::WorkerOptions{.program = COHORT_RANK_PROGRAM,
+                              .arguments = {"rank"},
+                              .environment = launch::environment_with({{"SLURM_PROCID", rank},
+                                                                       {"SLURM_LOCALID", rank},
+                                                                       {"SLURM_NTASKS", "2"},
+                                                                       {"SLURM_STEP_ID", "0"},
+                                                                       {"SLURM_JOB_ID", "77"},
+                                                                       {"SLURM_NODEID", "0"},
+                                                                       {"SLURM_STEP_NODELIST", "localhost"},
+                                                                       {"SLURM_STEP_TASKS_PER_NODE", "2"},
+                                                                       {"MASTER_PORT", port}}),
+                              .output = out.get()}));
+  }
+  for (int i = 0; i < 6000 && !(ranks[0]->reap() && ranks[1]->reap()); ++i) ::poll(nullptr, 0, 10);
+  EXPECT_EQ(read_file(dir / "0"), "rank 0 of 2: sum 3\n");
+  EXPECT_EQ(read_file(dir / "1"), "rank 1 of 2: sum 3\n");
+}
+
+TEST_F(RunTest, CtrlZStopsTheRanksTooAndTheyGoOn) {
+  Job job = shell({"--nproc-per-node", "1"},
+                  "echo $$ > pid.tmp; mv pid.tmp pid; while [ ! -e end ]; do sleep 0.02; done");
+  ASSERT_TRUE(comes(dir / "pid"));
+  const std::string stat =
+      "/proc/" + read_file(dir / "pid").substr(0, read_file(dir / "pid").find('\n')) + "/stat";
+  const auto stopped = [&] { return read_file(stat).find(") T") != std::string::npos; };
+  job.worker().signal(SIGTSTP);
+  for (int i = 0; i < 1000 && !stopped(); ++i) ::poll(nullptr, 0, 10);
+  EXPECT_TRUE(stopped());
+  job.worker().signal(SIGCONT);
+  for (int i = 0; i < 1000 && stopped(); ++i) ::poll(nullptr, 0, 10);
+  EXPECT_FALSE(stopped());
+  write_file(dir / "end", "");
+  EXPECT_EQ(job.wait(), 0);
 }
 
 }  // namespace

@@ -1,0 +1,129 @@
+// `cohort run` on two hosts: network namespaces of this one, joined by a cable of their own.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "tests/cli/job.h"
+#include "tests/support/environment.h"
+#include "tests/support/messages.h"
+
+namespace cohort::test {
+namespace {
+
+constexpr const char* kAddress = "10.213.7.1";
+constexpr const char* kAddress6 = "fd00:c0:7::1";
+
+// Runs a command; returns what it said when it failed.
+std::string run_quietly(const std::string& command, const std::filesystem::path& folder) {
+  const std::filesystem::path log = folder / "command.log";
+  if (std::system((command + " > '" + log.string() + "' 2>&1").c_str()) == 0) return "";
+  return command + ": " + read_file(log);
+}
+
+// Two hosts, a and b: the first has kAddress and kAddress6, the second .2 and ::2.
+class RunNetnsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string a = host('a'), b = host('b');
+    std::string failure;
+    for (const std::string& command :
+         {"ip netns add " + a, "ip netns add " + b,
+          "ip link add wire netns " + a + " type veth peer name wire netns " + b,
+          "ip -n " + a + " address add " + kAddress + "/24 dev wire",
+          "ip -n " + b + " address add 10.213.7.2/24 dev wire",
+          "ip -n " + a + " address add " + kAddress6 + "/64 dev wire nodad",
+          "ip -n " + b + " address add fd00:c0:7::2/64 dev wire nodad", "ip -n " + a + " link set lo up",
+          "ip -n " + b + " link set lo up", "ip -n " + a + " link set wire up",
+          "ip -n " + b + " link set wire up"}) {
+      if (failure.empty()) failure = run_quietly(command, dir.path());
+    }
+    if (failure.empty()) return;
+    if (::geteuid() == 0 && std::getenv("CI") != nullptr)
+      FAIL() << "netns tests must not skip in CI: " << failure;
+    GTEST_SKIP() << "netns: no network namespaces here: " << failure;
+  }
+  void TearDown() override {
+    for (const char side : {'a', 'b'}) {
+      run_quietly("ip netns delete " + host(side), dir.path());
+      std::error_code ignored;
+      std::filesystem::remove_all("/etc/netns/" + host(side), ignored);
+    }
+  }
+
+  static std::string host(char side) { return "cohort-" + std::to_string(::getpid()) + side; }
+
+  Job node(int rank, const std::string& address, std::vector<std::string> program,
+           std::vector<std::string> more = {}) {
+    std::vector<std::string> flags{"--nnodes=2",
+                                   "--node-rank=" + std::to_string(rank),
+                                   "--master-addr=" + address,
+                                   "--master-port=29500",
+                                   "--bind-to=none",
+                                   "--rdzv-conf=timeout=60"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    flags.emplace_back("--");
+    flags.insert(flags.end(), program.begin(), program.end());
+    return Job(dir.path(), flags, {"ip", "netns", "exec", host(rank == 0 ? 'a' : 'b')});
+  }
+
+  // All ranks of both hosts sum their numbers over Gloo.
+  void expect_a_sum(const std::string& address) {
+    Job second = node(1, address, {COHORT_RANK_PROGRAM}), first = node(0, address, {COHORT_RANK_PROGRAM});
+    EXPECT_EQ(first.wait(), 0) << first.err();
+    EXPECT_EQ(second.wait(), 0) << second.err();
+    expect_in(first.out(), {"[rank 0] rank 0 of 2: sum 3\n"});
+    expect_in(second.out(), {"[rank 1] rank 1 of 2: sum 3\n"});
+  }
+
+  TempDir dir;
+  ScopedEnv threads{"OMP_NUM_THREADS", "1"};
+};
+
+TEST_F(RunNetnsTest, TwoHostsMeetOverIpv4) {
+  expect_a_sum(kAddress);
+}
+
+TEST_F(RunNetnsTest, TwoHostsMeetOverIpv6) {
+  expect_a_sum(std::string("[") + kAddress6 + "]");
+}
+
+TEST_F(RunNetnsTest, ANameThatLeadsTheHostToItselfOnlyDoesNoHarm) {
+  write_file("/etc/netns/" + host('a') + "/hosts", "127.0.0.1 localhost\n127.0.1.1 first\n");
+  write_file("/etc/netns/" + host('b') + "/hosts",
+             std::string("127.0.0.1 localhost\n") + kAddress + " first\n");
+  expect_a_sum("first");
+}
+
+TEST_F(RunNetnsTest, APortThatIsTakenOnTheFirstHostIsNamed) {
+  Job waiting = node(0, kAddress, {"true"});
+  const std::string listens = "ip netns exec " + host('a') + " grep -qi ':733C' /proc/net/tcp6";  // 29500
+  std::string not_yet = "never asked";
+  for (int i = 0; i < 500 && !not_yet.empty(); ++i) {
+    ::usleep(20'000);
+    not_yet = run_quietly(listens, dir.path());
+  }
+  ASSERT_EQ(not_yet, "");
+  Job late = node(0, kAddress, {"true"});
+  EXPECT_EQ(late.wait(), 1);
+  expect_in(late.err(), {"cannot listen on port 29500", "another --master-port, the same on all nodes"});
+}
+
+TEST_F(RunNetnsTest, ACableThatIsCutIsNoticedOnBothSides) {
+  const std::vector<std::string> quick{
+      "--rdzv-conf=timeout=60,keep_alive_interval=0.2,keep_alive_max_attempt=10"};
+  const auto program = [&](const char* file) {
+    return std::vector<std::string>{"sh", "-c", "touch '" + (dir / file).string() + "'; exec sleep 100"};
+  };
+  Job first = node(0, kAddress, program("first"), quick),
+      second = node(1, kAddress, program("second"), quick);
+  ASSERT_TRUE(comes(dir / "first") && comes(dir / "second"));
+  ASSERT_EQ(run_quietly("ip -n " + host('a') + " link set wire down", dir.path()), "");
+  EXPECT_EQ(first.wait(), 1);
+  EXPECT_EQ(second.wait(), 1);
+  expect_in(first.err(), {"node 1 has given no sign for"});
+  expect_in(second.err(), {"the store that node 0 keeps has not answered for"});
+}
+
+}  // namespace
+}  // namespace cohort::test
