@@ -10,6 +10,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -37,11 +38,23 @@ class SpawnTest : public testing::Test {
   }
 };
 
-// Where ranks leave something for the test that spawned them: made by the first process, found by the others.
-std::string shared_folder(test::TempDir& dir) {
-  if (const char* given = std::getenv("SPAWN_TEST_FOLDER")) return given;
-  return dir.path().string();
-}
+// Where ranks leave something for the test that spawned them: made by the first process, found by the others,
+// in which nothing that stands before the call of spawn() is destroyed.
+class SharedFolder {
+ public:
+  SharedFolder() {
+    if (const char* given = std::getenv("SPAWN_TEST_FOLDER")) {
+      path_ = given;
+    } else {
+      path_ = own_.emplace().path().string();
+    }
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::optional<test::TempDir> own_;
+  std::string path_;
+};
 
 // Processes whose parent is this one.
 int children() {
@@ -59,8 +72,8 @@ int children() {
 }
 
 TEST_F(SpawnTest, RanksMeetAndReduce) {
-  test::TempDir dir;
-  const std::string folder = shared_folder(dir);
+  const SharedFolder shared;
+  const std::string& folder = shared.path();
   SpawnOptions with = options();
   with.environment = {{"SPAWN_TEST_FOLDER", folder}};
   spawn(
@@ -79,8 +92,8 @@ TEST_F(SpawnTest, RanksMeetAndReduce) {
 }
 
 TEST_F(SpawnTest, ASecondCallRunsItsOwnFunction) {
-  test::TempDir dir;
-  const std::string folder = shared_folder(dir);
+  const SharedFolder shared;
+  const std::string& folder = shared.path();
   SpawnOptions with = options();
   with.environment = {{"SPAWN_TEST_FOLDER", folder}};
   spawn([&](int rank) { std::ofstream(folder + "/first" + std::to_string(rank)) << 1; }, 1, with);
@@ -135,8 +148,8 @@ TEST_F(SpawnTest, RanksThatDoNotEndAreKilledAtTheDeadlineAndNamed) {
 }
 
 TEST_F(SpawnTest, RanksDieWithTheProcessThatSpawnedThem) {
-  test::TempDir dir;
-  const std::string folder = shared_folder(dir);
+  const SharedFolder shared;
+  const std::string& folder = shared.path();
   const std::string file = folder + "/pid";
   if (std::getenv("SPAWN_TEST_INNER") != nullptr || std::getenv("RANK") != nullptr) {
     spawn(
