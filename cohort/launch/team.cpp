@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
@@ -193,7 +195,7 @@ void Team::note_end(Member& member) {
   }
   const int status = exit_status(member.worker->wait_status());
   if (status == 0) return;
-  if (status_ == 0) status_ = status;
+  const int before = std::exchange(status_, status_ == 0 ? status : status_);
   RankFailure failure{.rank = place_.first_rank + member.local_rank,
                       .local_rank = member.local_rank,
                       .node = options_.node_rank,
@@ -210,6 +212,12 @@ void Team::note_end(Member& member) {
     failure.message = error->message;
     failure.details = error->details;
     failure.time = std::min(end, error->time);
+  }
+  // It had failed, and was on its way out when the others were ended: the signal is ours, no news of its own.
+  if (stopped_at_ != 0 && failure.time < stopped_at_ &&
+      (status == 128 + SIGTERM || status == 128 + SIGKILL)) {
+    failure.what = "had failed, and was ended with the others";
+    failure.status = before == 0 ? 1 : before;
   }
   if (stopped_at_ == 0 || failure.time < stopped_at_) failures_.push_back(std::move(failure));
 }

@@ -88,6 +88,18 @@ class AgentTest : public testing::Test {
   test::TempDir dir;
 };
 
+TEST_F(AgentTest, ARankThatHadFailedWhenOthersEndedItIsTheCauseAndTheSignalIsNotTheStatus) {
+  // Rank 1 says first that it failed, and is still ending when rank 0 has ended.
+  const Outcome outcome =
+      run(options("if [ $RANK = 1 ]; then echo '{\"message\": \"the cause\"}' > $TORCHELASTIC_ERROR_FILE; "
+                  "touch said; sleep 60; "
+                  "else while [ ! -e said ]; do sleep 0.05; done; exit 2; fi",
+                  2));
+  EXPECT_EQ(outcome.status, 2);
+  test::expect_in(outcome.log, {"rank 1 of 2 failed first: it had failed, and was ended with the others",
+                                "the cause", "then rank 0 ended with status 2"});
+}
+
 TEST_F(AgentTest, RanksFindTorchrunsEnvironment) {
   const test::ScopedEnv threads("OMP_NUM_THREADS", std::nullopt), cores("COHORT_CORES", "6");
   RunOptions with = options(
