@@ -12,7 +12,8 @@ namespace cohort::cli {
 struct Context {
   std::string program;  ///< as it was called
   std::string command_line;
-  std::vector<std::string> rest;  ///< of `cohort run`: the program and its arguments
+  std::vector<std::string> words;  ///< all that stands after the program's name
+  std::vector<std::string> rest;   ///< of `cohort run`: the program and its arguments
   std::function<int()> action;
 };
 
@@ -21,6 +22,8 @@ void add_train(CLI::App& app, Context& context);
 /// first word on that is no option. Throws: UsageError for an option that is not known.
 std::vector<std::string> take_program(std::vector<std::string>& words);
 void add_run(CLI::App& app, Context& context);
+/// Returns how many GPUs this process sees.
+int num_gpus();
 void add_eval(CLI::App& app, Context& context);
 void add_data(CLI::App& app, Context& context);
 void add_summary(CLI::App& app, Context& context);

@@ -20,15 +20,6 @@ struct RunArguments {
   std::map<std::string, bool> switches;
 };
 
-int num_gpus() {
-  try {
-    core::resolve_device("cuda");
-  } catch (const Error&) {
-    return 0;
-  }
-  return at::detail::getCUDAHooks().getNumGPUs();
-}
-
 // Both spellings, as torchrun has them: --nproc-per-node,--nproc_per_node.
 std::string names_of(const launch::RunFlag& flag) {
   std::string names = flag.letter != 0 ? std::string("-") + flag.letter + "," : "";
@@ -73,6 +64,15 @@ int run_command(const RunArguments& arguments, const std::vector<std::string>& p
 }
 
 }  // namespace
+
+int num_gpus() {
+  try {
+    core::resolve_device("cuda");
+  } catch (const Error&) {
+    return 0;
+  }
+  return at::detail::getCUDAHooks().getNumGPUs();
+}
 
 std::vector<std::string> take_program(std::vector<std::string>& words) {
   if (words.empty() || words.front() != "run") return {};

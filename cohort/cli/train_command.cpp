@@ -4,11 +4,15 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cohort/cli/commands.h"
+#include "cohort/comm/job.h"
 #include "cohort/core/error.h"
+#include "cohort/launch/run.h"
 #include "cohort/train/config.h"
 #include "cohort/train/run.h"
 
@@ -23,6 +27,7 @@ struct TrainArguments {
   std::vector<std::string> plugins;
   std::string resume;
   std::string device;
+  std::string nproc_per_node;
   bool help_config = false;
   bool dump_config = false;
   bool fast_dev_run = false;
@@ -43,6 +48,35 @@ void print_result(const train::RunResult& result) {
   print_if_there("tensorboard", result.folder / "tensorboard");
 }
 
+/// This program with the arguments that it was called with.
+std::vector<std::string> own_command(const Context& context) {
+  std::vector<std::string> command = {fs::read_symlink("/proc/self/exe").string()};
+  command.insert(command.end(), context.words.begin(), context.words.end());
+  return command;
+}
+
+/// How many ranks to start here: nothing when a launcher has started this one, or one is enough.
+std::optional<launch::RunOptions> ranks_to_start(const TrainArguments& arguments, const Context& context,
+                                                 const train::Config& config) {
+  std::map<std::string, std::string> flags = {{"standalone", "1"}};
+  flags["nproc-per-node"] = arguments.nproc_per_node.empty()
+                                ? std::to_string(config.distributed.nproc_per_node)
+                                : arguments.nproc_per_node;
+  launch::RunOptions options = launch::read_run_flags(flags, own_command(context), num_gpus);
+  const comm::Job job = comm::job_from_environment();
+  if (job.launcher == comm::Launcher::kNone) {
+    return options.nproc_per_node > 1 ? std::optional(options) : std::nullopt;
+  }
+  if (!arguments.nproc_per_node.empty() && options.nproc_per_node != job.local_world_size) {
+    throw UsageError("cli.train",
+                     core::concat("--nproc-per-node is ", arguments.nproc_per_node, ", and ",
+                                  comm::to_string(job.launcher), " has started ", job.local_world_size,
+                                  " ranks here already"),
+                     "leave it out");
+  }
+  return std::nullopt;
+}
+
 /// As a shell reads it back.
 std::string quoted(const std::string& text) {
   const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
@@ -59,6 +93,9 @@ std::string command_to_go_on(const TrainArguments& arguments, const Context& con
                              const fs::path& folder) {
   std::string command = quoted(context.program) + " train --config " + quoted(folder / "config.yaml") +
                         " --resume auto " + quoted("run.dir=" + folder.string());
+  if (!arguments.nproc_per_node.empty()) {
+    command += " --nproc-per-node " + quoted(arguments.nproc_per_node);
+  }
   for (const std::string& plugin : arguments.plugins) command += " --load " + quoted(plugin);
   return command;
 }
@@ -87,9 +124,11 @@ int train_command(const TrainArguments& arguments, const Context& context) {
     std::fputs(train::dump_config(config).c_str(), stdout);
     return 0;
   }
+  if (const auto ranks = ranks_to_start(arguments, context, config)) return launch::run_job(*ranks);
   const train::RunResult result = train::run_training(std::move(config), context.command_line);
-  print_result(result);
+  if (result.rank == 0) print_result(result);
   if (result.fit.signal == 0) return 0;
+  if (result.rank != 0) return 128 + result.fit.signal;
   std::fprintf(stderr, "cohort: stopped by signal %d after step %lld; to go on:\n  %s\n", result.fit.signal,
                static_cast<long long>(result.fit.steps),
                command_to_go_on(arguments, context, result.folder).c_str());
@@ -115,6 +154,10 @@ void add_train(CLI::App& app, Context& context) {
                    "A shared library with models, data sets or operators of yours")
       ->allow_extra_args(false);
   command->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:K");
+  command->add_option(
+      "--nproc-per-node,--nproc_per_node", arguments->nproc_per_node,
+      "Train on so many ranks of this host: a number, gpu (one for each GPU), cpu (one for each "
+      "core) or auto. As cohort run with this command; the key distributed.nproc_per_node");
   command->add_flag("--dump-config", arguments->dump_config, "Print the effective configuration and end");
   command->add_flag("--fast-dev-run", arguments->fast_dev_run,
                     "Two steps of everything: training, evaluation, checkpoint. Finds mistakes in a minute");
@@ -122,6 +165,7 @@ void add_train(CLI::App& app, Context& context) {
       "Examples:\n"
       "  cohort train --config configs/fashion-vgg.yaml data.path=data/fashion-mnist\n"
       "  cohort train --config configs/vgg.yaml data.path=photos train.epochs=10 --resume auto\n"
+      "  cohort train --config configs/vgg.yaml data.path=photos --nproc-per-node 2\n"
       "CTRL-C finishes the step, saves and says how to go on; a second one ends at once.");
   command->callback([arguments, &context] {
     context.action = [arguments, &context] { return train_command(*arguments, context); };

@@ -107,12 +107,17 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
 }
 
 std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
-                                          std::shared_ptr<const data::Dataset> dataset, at::Device device) {
+                                          std::shared_ptr<const data::Dataset> dataset, at::Device device,
+                                          Share share) {
   const bool training = split == Split::kTrain;
   data::LoaderOptions options;
   // A step computes its batch in `accumulate` parts of batch_size.
   options.batch_size =
       training ? config.train.batch_size * config.train.accumulate : eval_batch_size(config.train);
+  if (training) options.global_batch_size = config.train.global_batch_size;
+  options.rank = share.rank;
+  options.world_size = share.world_size;
+  options.uneven = training && config.data.uneven == "pad" ? data::Uneven::kPad : data::Uneven::kKeep;
   options.workers = static_cast<int>(config.data.workers);
   options.prefetch = static_cast<int>(config.data.prefetch);
   options.shuffle = training && config.data.shuffle;

@@ -19,9 +19,16 @@ enum class Split { kTrain, kVal };
 /// Throws: ConfigError, DataError.
 std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split split);
 
+/// Which part of each global batch is read: that of `rank` of `world_size`.
+struct Share {
+  int rank = 0;
+  int world_size = 1;
+};
+
 /// A loader with the configuration's batch size, workers and order (training shuffles, evaluation does not).
 std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
-                                          std::shared_ptr<const data::Dataset> dataset, at::Device device);
+                                          std::shared_ptr<const data::Dataset> dataset, at::Device device,
+                                          Share share = {});
 
 /// The model with initial values from `run.seed`, or from `model.weights`, on `device` in
 /// `train.memory_format`. `num_classes` is used where the configuration says 0.

@@ -22,9 +22,10 @@ std::string creed(const TrainerOptions& o, const Strategy& strategy, const data:
   return core::concat("strategy ", strategy.name(), "\nepochs ", o.epochs(), "\nmax_steps ", o.max_steps(),
                       "\nmax_eval_batches ", o.max_eval_batches(), "\nseed ", o.seed(), "\nresume '",
                       o.resume(), "'\nsave_every ", o.save_every(), "\nsave_every_steps ",
-                      o.save_every_steps(), "\neval_every ", o.eval_every(), "\nlog_every ", o.log_every(),
-                      "\nbest_metric ", o.best_metric(), "\nstop_on_non_finite ", o.stop_on_non_finite(),
-                      "\nhandle_signals ", o.handle_signals(), "\nsamples a step ",
+                      o.save_every_steps(), "\neval_every ", o.eval_every(), "\ntrace_steps ",
+                      o.trace_steps(), "\nwrites a run folder ", !o.run_dir().empty(), "\nlog_every ",
+                      o.log_every(), "\nbest_metric ", o.best_metric(), "\nstop_on_non_finite ",
+                      o.stop_on_non_finite(), "\nhandle_signals ", o.handle_signals(), "\nsamples a step ",
                       train.options().global_batch_size, "\ntraining samples ", train.dataset().size(),
                       "\nevaluation samples ", eval == nullptr ? 0 : eval->dataset().size(), "\n");
 }

@@ -12,6 +12,9 @@ cohort_library(config
     config_docs.cpp
     config_keys.cpp
     config_reader.cpp
+    config_tables_data.cpp
+    config_tables_run.cpp
+    config_tables_train.cpp
     config_values.cpp
     legacy_keys.cpp
     progress.cpp

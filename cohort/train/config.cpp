@@ -112,7 +112,7 @@ std::vector<TransformConfig> resolve(const DataConfig& data, const TransformList
 
 bool operator==(const Config& a, const Config& b) {
   return a.model == b.model && a.data == b.data && a.optim == b.optim && a.schedule == b.schedule &&
-         a.train == b.train && a.run == b.run;
+         a.train == b.train && a.distributed == b.distributed && a.comm == b.comm && a.run == b.run;
 }
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides) {

@@ -55,6 +55,7 @@ struct DataConfig {
   std::vector<double> std;
   bool shuffle = true;
   bool drop_last = false;
+  std::string uneven = "weighted";  ///< weighted, pad
   int64_t workers = 2;
   int64_t prefetch = 2;  ///< batches made ahead
   bool pin_memory = false;
@@ -105,9 +106,10 @@ struct ScheduleConfig {
 
 struct TrainConfig {
   int64_t epochs = 90;
-  int64_t max_steps = 0;  ///< 0: no limit
-  int64_t batch_size = 32;
-  int64_t eval_batch_size = 0;  ///< 0: batch_size
+  int64_t max_steps = 0;          ///< 0: no limit
+  int64_t batch_size = 32;        ///< of each rank
+  int64_t global_batch_size = 0;  ///< 0: batch_size * accumulate * ranks
+  int64_t eval_batch_size = 0;    ///< 0: batch_size
   int64_t accumulate = 1;
   double label_smoothing = 0.0;
   std::string precision = "f32";                ///< f32, bf16
@@ -118,6 +120,19 @@ struct TrainConfig {
   int64_t max_eval_steps = 0;  ///< 0: the whole validation set
   std::string nan = "stop";    ///< stop, continue
   bool operator==(const TrainConfig&) const = default;
+};
+
+struct DistributedConfig {
+  std::string strategy = "auto";  ///< auto, single, average
+  std::string backend = "auto";
+  int64_t nproc_per_node = 1;
+  bool operator==(const DistributedConfig&) const = default;
+};
+
+struct CommConfig {
+  double timeout = 600;         ///< seconds
+  std::string check = "first";  ///< first, always, off
+  bool operator==(const CommConfig&) const = default;
 };
 
 struct RunConfig {
@@ -145,6 +160,8 @@ struct Config {
   OptimConfig optim;
   ScheduleConfig schedule;
   TrainConfig train;
+  DistributedConfig distributed;
+  CommConfig comm;
   RunConfig run;
   std::vector<std::string> warnings;  ///< what the program should say; not part of the configuration
 };

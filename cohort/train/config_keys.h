@@ -37,7 +37,7 @@ struct ConfigKey {
 std::span<const ConfigKey> config_keys();
 /// Returns the key named `section.key`, or null.
 const ConfigKey* find_key(std::string_view name);
-/// model, data, optim, schedule, train, run.
+/// model, data, optim, schedule, train, distributed, comm, run.
 std::span<const std::string> config_sections();
 
 /// Returns what a key accepts, in words: "a whole number >= 1", "one of sgd, adam, adamw".

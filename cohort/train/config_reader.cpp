@@ -52,7 +52,8 @@ bool is_flat_style(std::string_view name) {
          near ? concat("the nearest one, ", *near) : concat("one of the flat keys ", all));
   }
   fail(where,
-       concat("unknown section '", name, "': expected one of model, data, optim, schedule, train, run"),
+       concat("unknown section '", name,
+              "': expected one of model, data, optim, schedule, train, distributed, comm, run"),
        concat("the nearest one, ", core::nearest(name, config_sections())));
 }
 
@@ -244,9 +245,9 @@ void ConfigReader::read_num_gpus(const YAML::Node& node, const YamlSource& sourc
   }
   config_.train.device = *count == 0 ? "cpu" : "auto";
   if (!source.is_override) note_set(*find_key("train.device"), "NUM_GPUS", source, node.Mark());
-  if (*count > 1) {
-    config_.warnings.push_back(concat(source.at(node.Mark()), ": NUM_GPUS is ", *count,
-                                      ": training on one device; several are not supported yet"));
+  config_.distributed.nproc_per_node = std::max<int64_t>(1, *count);
+  if (!source.is_override) {
+    note_set(*find_key("distributed.nproc_per_node"), "NUM_GPUS", source, node.Mark());
   }
 }
 

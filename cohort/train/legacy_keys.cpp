@@ -14,9 +14,10 @@ constexpr std::array kKeys = {
     LegacyKey{"NUM_CLASSES", "model.num_classes", "counted in the training folder."},
     LegacyKey{"IMAGE_SIZE", "data.image_size", "64."},
     LegacyKey{"BATCHSIZE", "train.batch_size", "32. Per process."},
-    LegacyKey{
-        "NUM_GPUS", "",
-        "1. 0 computes on the CPU. Above 1 trains on one device until several are supported, and says so."},
+    LegacyKey{"NUM_GPUS", "",
+              "1. So many processes train, each on a GPU of its own, or on its share of the cores where "
+              "there is no "
+              "GPU. 0 computes on the CPU, in one process."},
     LegacyKey{"EPOCHS", "train.epochs", "90."},
     LegacyKey{"LR", "optim.lr", "0.01."},
     LegacyKey{"MOMENTUM", "optim.momentum", "0.9."},

@@ -10,6 +10,8 @@
 #include <sstream>
 
 #include "cohort/comm/text.h"
+#include "cohort/comm/trace.h"
+#include "cohort/core/timeline.h"
 
 namespace cohort::train {
 namespace {
@@ -34,6 +36,18 @@ checkpoint::TensorMap empty_tensors(const json& layout) {
 }
 
 }  // namespace
+
+void Ranks::step_done() const {
+  if (group_ != nullptr) group_->step_done();
+}
+
+void Ranks::write_trace(const std::filesystem::path& path) const {
+  if (size() == 1) {
+    core::Timeline::write(path);
+  } else {
+    comm::write_trace(*group_, path);
+  }
+}
 
 void Ranks::require_same(const std::string& what, const std::string& text) const {
   if (size() > 1) comm::require_same(*group_, what, text);

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
@@ -29,6 +30,12 @@ class Ranks {
   int rank() const { return group_ == nullptr ? 0 : group_->rank(); }
   int size() const { return group_ == nullptr ? 1 : group_->size(); }
   bool is_first() const { return rank() == 0; }
+
+  /// Tells the group that a step of all ranks is over.
+  void step_done() const;
+
+  /// Writes the timelines of all ranks into one file, on rank 0.
+  void write_trace(const std::filesystem::path& path) const;
 
   /// Throws on all ranks where `text` differs: comm::require_same.
   void require_same(const std::string& what, const std::string& text) const;

@@ -7,15 +7,18 @@
 #include <cstdlib>
 #include <exception>
 #include <optional>
+#include <sstream>
 
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/checkpoint/safetensors.h"
+#include "cohort/comm/desync.h"
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
 #include "cohort/train/build.h"
 #include "cohort/train/classification.h"
+#include "cohort/train/job_ranks.h"
 #include "cohort/train/run_folder.h"
 #include "cohort/train/run_state.h"
 #include "cohort/train/sink_callbacks.h"
@@ -27,18 +30,19 @@ namespace {
 
 /// Data, model and task of a run, on the device that was asked for.
 struct Parts {
-  explicit Parts(const Config& config, bool training)
-      : device(core::resolve_device(config.train.device).device) {
-    core::set_intra_op_threads(static_cast<int>(config.train.threads));
+  Parts(const Config& config, const Strategy& strategy, bool training)
+      : device(core::resolve_device(device_of_rank(config)).device) {
+    core::set_intra_op_threads(threads_of_rank(config, strategy));
+    const Share share{strategy.rank(), strategy.size()};
     if (training) {
       train_data = make_dataset(config, Split::kTrain);
-      train_loader = make_loader(config, Split::kTrain, train_data, device);
+      train_loader = make_loader(config, Split::kTrain, train_data, device, share);
       train_loader->start();  // reads ahead while the model is made
     }
     if (!training || config.train.eval_every > 0) {
       eval_data = make_dataset(config, Split::kVal);
       check_same_classes();
-      eval_loader = make_loader(config, Split::kVal, eval_data, device);
+      eval_loader = make_loader(config, Split::kVal, eval_data, device, share);
     }
     const auto& classes = (training ? train_data : eval_data)->classes();
     torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(classes.size()), device);
@@ -126,18 +130,66 @@ void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
 
 }  // namespace
 
+namespace {
+
+/// A run that goes on with another number of ranks keeps its global batches.
+void keep_global_batch(Config& config, const Strategy& strategy, const fs::path& folder) {
+  if (config.run.resume.empty()) return;
+  const std::string text = on_first_rank(strategy, [&] {
+    const bool is_auto = config.run.resume == "auto";
+    try {
+      const checkpoint::RunCheckpoints checkpoints(folder / "checkpoints");
+      const auto found = checkpoints.find(is_auto ? "last" : config.run.resume);
+      if (!found) return std::string("0 0");
+      const BatchOfRun batch = batch_of_run(*found);
+      return core::concat(batch.world_size, " ", batch.global_batch_size);
+    } catch (const DataError&) {
+      if (!is_auto) throw;
+      return std::string("0 0");  // Trainer takes an earlier one, and says so
+    }
+  });
+  int world_size = 0;
+  std::int64_t global_batch_size = 0;
+  std::istringstream(text) >> world_size >> global_batch_size;
+  if (world_size == 0 || world_size == strategy.size()) return;
+  if (global_batch_size == config.train.global_batch_size) return;
+  config.train.global_batch_size = global_batch_size;
+  if (strategy.rank() == 0) {
+    core::log_info(core::concat("the run was made by ", world_size, " ranks, and goes on with ",
+                                strategy.size(), ": a step keeps its ", global_batch_size, " samples"));
+  }
+}
+
+}  // namespace
+
 RunResult run_training(Config config, const std::string& command) {
-  for (const std::string& warning : config.warnings) core::log_warning(warning);
-  RunFolder folder = RunFolder::open(config);
-  Parts parts(config, true);
-  folder.describe(config, command);
-  core::log_info(core::concat("run folder ", folder.path().string(), ", ", parts.train_data->size(),
-                              " training and ", parts.eval_data ? parts.eval_data->size() : 0,
-                              " validation images, device ", parts.device.str(), ", ", at::get_num_threads(),
-                              " threads"));
-  Trainer trainer(trainer_options(config, folder.path()));
-  add_sinks(trainer, config, folder.path());
-  RunResult result{trainer.fit(*parts.task, *parts.train_loader, parts.eval_loader.get()), folder.path()};
+  const std::shared_ptr<Strategy> strategy = join_ranks(config);
+  const bool is_first = strategy->rank() == 0;
+  std::optional<comm::DesyncWatch> watch;
+  if (strategy->size() > 1) watch.emplace(comm::watch_for_desync(*strategy->group()));
+  if (is_first) {
+    for (const std::string& warning : config.warnings) core::log_warning(warning);
+  }
+  std::optional<RunFolder> folder;  // rank 0's
+  const fs::path path = on_first_rank(*strategy, [&] {
+    folder.emplace(RunFolder::open(config));
+    return folder->path().string();
+  });
+  keep_global_batch(config, *strategy, path);
+  Parts parts(config, *strategy, true);
+  if (folder) folder->describe(config, command);
+  const std::string ranks =
+      strategy->size() == 1 ? "" : core::concat(strategy->size(), " ranks (", strategy->name(), "), each ");
+  if (is_first) {
+    core::log_info(core::concat("run folder ", path.string(), ", ", parts.train_data->size(),
+                                " training and ", parts.eval_data ? parts.eval_data->size() : 0,
+                                " validation images, ", ranks, "device ", parts.device.str(), ", ",
+                                at::get_num_threads(), " threads"));
+  }
+  Trainer trainer(trainer_options(config, path).strategy(strategy));
+  if (is_first) add_sinks(trainer, config, path);
+  RunResult result{trainer.fit(*parts.task, *parts.train_loader, parts.eval_loader.get()), path,
+                   strategy->rank()};
   parts.warn_of_skipped();
   return result;
 }
@@ -159,9 +211,10 @@ void limit_to_fast_dev_run(Config& config) {
 
 std::map<std::string, double> run_evaluation(const Config& config, const fs::path& checkpoint) {
   for (const std::string& warning : config.warnings) core::log_warning(warning);
-  Parts parts(config, false);
+  const std::shared_ptr<Strategy> strategy = join_ranks(config);
+  Parts parts(config, *strategy, false);
   load_model(*parts.task, checkpoint);
-  auto metrics = Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps))
+  auto metrics = Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps).strategy(strategy))
                      .evaluate(*parts.task, *parts.eval_loader);
   parts.warn_of_skipped();
   return metrics;

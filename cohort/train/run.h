@@ -13,10 +13,12 @@ namespace cohort::train {
 struct RunResult {
   FitResult fit;
   std::filesystem::path folder;
+  int rank = 0;
 };
 
 /// Trains as `config` says, in a run folder, with all sinks and signal handling; blocks until the end.
-/// `command` is written to run.json.
+/// `command` is written to run.json. Where a launcher has started several ranks it is collective: they train
+/// one model, and rank 0 writes.
 /// Throws: any cohort::Error.
 RunResult run_training(Config config, const std::string& command);
 
@@ -25,6 +27,7 @@ RunResult run_training(Config config, const std::string& command);
 void limit_to_fast_dev_run(Config& config);
 
 /// Evaluates `checkpoint` (a checkpoint folder, or a safetensors file) on the validation data of `config`.
+/// Several ranks evaluate a share each, and all return the whole.
 std::map<std::string, double> run_evaluation(const Config& config, const std::filesystem::path& checkpoint);
 
 /// Loads a shared library that registers models, data sets or operators.

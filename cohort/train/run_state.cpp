@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/state_dict.h"
 #include "cohort/core/error.h"
 
@@ -65,6 +66,17 @@ RunState from_json(const json& data) {
 }
 
 }  // namespace
+
+BatchOfRun batch_of_run(const std::filesystem::path& folder) {
+  try {
+    const RunState state = from_json(checkpoint::read_manifest(folder).state.at("run"));
+    return {state.world_size, state.global_batch_size};
+  } catch (const json::exception& error) {
+    throw DataError("train.resume",
+                    core::concat("the checkpoint's state.json lacks what Trainer needs (", error.what(), ")"),
+                    "a checkpoint that this program wrote");
+  }
+}
 
 checkpoint::CheckpointContent capture(const Task& task, const RunState& state) {
   checkpoint::CheckpointContent content;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <string>
 
@@ -27,6 +28,15 @@ struct RunState {
   int world_size = 1;
   std::int64_t global_batch_size = 0;
 };
+
+/// Samples of a step, and ranks, of the run that wrote a checkpoint.
+struct BatchOfRun {
+  int world_size = 1;
+  std::int64_t global_batch_size = 0;
+};
+
+/// Reads them from the checkpoint in `folder`. Throws: DataError.
+BatchOfRun batch_of_run(const std::filesystem::path& folder);
 
 /// Returns everything that a checkpoint holds: the task's modules and optimizers, and `state`.
 checkpoint::CheckpointContent capture(const Task& task, const RunState& state);

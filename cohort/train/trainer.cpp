@@ -244,6 +244,7 @@ class FitLoop {
                                     ranks_.size(), " ranks: each would train a model of its own"),
                        "average_gradients(*optimizer, batch.size) between backward and step");
     }
+    ranks_.step_done();
     ++state_.step;
     ++result_.steps;
     const data::LoaderState before = std::exchange(state_.loader, train_.state());
@@ -432,8 +433,7 @@ class FitLoop {
 
   void write_trace() {
     core::Timeline::stop();
-    if (options_.run_dir().empty() || !ranks_.is_first()) return;
-    core::Timeline::write(options_.run_dir() / "trace.json");
+    if (!options_.run_dir().empty()) ranks_.write_trace(options_.run_dir() / "trace.json");
   }
 
   bool step_limit_reached() const { return options_.max_steps() > 0 && state_.step >= options_.max_steps(); }

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -26,7 +27,10 @@ struct Outcome {
 /// A running `cohort ARGUMENTS...`. Killed and reaped when it goes out of scope.
 class Program {
  public:
-  Program(const std::filesystem::path& folder, const std::vector<std::string>& arguments)
+  using Variables = std::vector<std::pair<std::string, std::string>>;
+
+  Program(const std::filesystem::path& folder, const std::vector<std::string>& arguments,
+          const Variables& environment = {})
       : out_(folder / ("out-" + std::to_string(++counter()))),
         err_(folder / ("err-" + std::to_string(counter()))) {
     pid_ = fork();
@@ -39,6 +43,7 @@ class Program {
       std::vector<char*> argv{const_cast<char*>(COHORT_PROGRAM)};
       for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
       argv.push_back(nullptr);
+      for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
       if (chdir(folder.c_str()) == 0) execv(COHORT_PROGRAM, argv.data());
       _exit(127);
     }
@@ -53,6 +58,18 @@ class Program {
   Program& operator=(const Program&) = delete;
 
   void signal(int number) const { ::kill(pid_, number); }
+
+  /// The first process that this one has started whose environment has `variable`, "RANK=1"; -1: there is
+  /// none.
+  pid_t child_with(const std::string& variable) const {
+    const std::string pid = std::to_string(pid_);
+    std::istringstream children(read_file("/proc/" + pid + "/task/" + pid + "/children"));
+    for (pid_t child = 0; children >> child;) {
+      const std::string variables = '\0' + read_file("/proc/" + std::to_string(child) + "/environ");
+      if (variables.find('\0' + variable + '\0') != std::string::npos) return child;
+    }
+    return -1;
+  }
 
   /// True once the process has ended within `timeout`.
   bool wait_for(std::chrono::milliseconds timeout) {

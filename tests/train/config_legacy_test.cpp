@@ -83,11 +83,13 @@ TEST(LegacyConfigTest, ALineWithoutASpaceAfterTheColonIsReadAndShown) {
       config.warnings[0], "vgg.yaml, line 2: no space after the colon in 'TRAIN_FILE:./data/train'"));
 }
 
-TEST(LegacyConfigTest, SeveralGpusAreSaidAndNoneMeansTheCpu) {
+TEST(LegacyConfigTest, SeveralGpusAreRanksAndNoneMeansTheCpu) {
   const Config config = load("NUM_GPUS: 4\n");
-  ASSERT_EQ(config.warnings.size(), 1U);
-  EXPECT_TRUE(test::message_contains(config.warnings[0], "NUM_GPUS is 4: training on one device"));
+  EXPECT_TRUE(config.warnings.empty());
+  EXPECT_EQ(config.distributed.nproc_per_node, 4);
+  EXPECT_EQ(config.train.device, "auto");
   EXPECT_EQ(load("NUM_GPUS: 0\n").train.device, "cpu");
+  EXPECT_EQ(load("NUM_GPUS: 0\n").distributed.nproc_per_node, 1);
   COHORT_EXPECT_THROW_WITH(load("NUM_GPUS: -1\n"), ConfigError,
                            "NUM_GPUS: got '-1', expected a whole number >= 0");
 }

@@ -261,6 +261,49 @@ TEST(RanksTest, ACheckpointOfTwoRanksGoesOnBitwiseOnTwoAndToRoundingOnOneOrThree
   }
 }
 
+TEST(RanksTest, AccumulationClippingSmoothingAndAutocastGoOnBitwiseAndEqualOneProcessToRounding) {
+  const Case of{.make = mlp, .shape = {1, 3, 3}};
+  const std::vector<std::pair<ClassificationOptions, double>> options = {
+      {ClassificationOptions().accumulate(2), 1e-5},
+      {ClassificationOptions().clip_norm(0.1), 1e-5},
+      {ClassificationOptions().label_smoothing(0.1), 1e-5},
+      {ClassificationOptions().accumulate(2).clip_norm(0.1).bf16(true), 2e-2},
+  };
+  for (const auto& [option, tolerance] : options) {
+    const auto run = [&, &option = option](int ranks, std::int64_t last, const TempDir& folder,
+                                           const char* resume) {
+      std::vector<Outcome> outcomes(static_cast<std::size_t>(std::max(1, ranks)));
+      const auto body = [&](const std::shared_ptr<Strategy>& strategy) {
+        NumbersTask parts(of);
+        ClassificationTask task(parts.net, parts.optimizer, nullptr, option);
+        data::Loader loader(data_of(of), share(*strategy));
+        const FitResult fit = Trainer(TrainerOptions()
+                                          .epochs(1000)
+                                          .max_steps(last)
+                                          .eval_every(0)
+                                          .save_every_steps(2)
+                                          .run_dir(folder.path())
+                                          .resume(resume)
+                                          .strategy(strategy))
+                                  .fit(task, loader);
+        outcomes[static_cast<std::size_t>(strategy->rank())] = outcome_of(parts, fit);
+      };
+      if (ranks == 0) {
+        body(std::make_shared<Strategy>());
+      } else {
+        test::run_ranks(ranks, "gloo", [&](comm::Group& group) { body(make_strategy("average", group)); });
+      }
+      return outcomes;
+    };
+    TempDir one_folder, whole_folder, folder;
+    const Outcome one = run(0, 8, one_folder, "")[0];
+    const std::vector<Outcome> whole = run(2, 8, whole_folder, "");
+    EXPECT_LE(largest_difference(one, whole[0]), tolerance);
+    run(2, 4, folder, "");
+    for (const Outcome& rank : run(2, 8, folder, "last")) EXPECT_TRUE(same_bits(whole[0], rank));
+  }
+}
+
 TEST(RanksTest, ALossThatIsNotFiniteOnOneRankEndsAllAtThatStepAndNamesTheRank) {
   const Case of{.make = mlp, .shape = {1, 3, 3}};
   std::vector<std::string> messages(2);

@@ -1,0 +1,174 @@
+#include "cohort/train/config_tables.h"
+
+namespace cohort::train {
+namespace {
+
+constexpr double kMany = 9007199254740992.0;  // 2^53: every whole number up to here is a double
+
+bool is_not_empty(const std::string& text) {
+  return !text.empty();
+}
+
+}  // namespace
+
+std::vector<ConfigKey> model_keys() {
+  return {
+      {.name = "model.name",
+       .target = [](Config& c) -> KeyTarget { return &c.model.name; },
+       .help = "Model: vgg11, vgg13, vgg16, vgg19 (each also with _bn), resnet18, resnet34, resnet50, mlp, "
+               "lenet5, "
+               "or one that a library given with --load registers.",
+       .form = "the name of a model",
+       .matches = is_not_empty},
+      {.name = "model.num_classes",
+       .target = [](Config& c) -> KeyTarget { return &c.model.num_classes; },
+       .help = "Classes that the model tells apart; 0: counted in the data.",
+       .min = 0,
+       .max = 1e7},
+      {.name = "model.width",
+       .target = [](Config& c) -> KeyTarget { return &c.model.width; },
+       .help = "Factor on the number of channels of each VGG layer.",
+       .min = 0,
+       .max = 64,
+       .min_is_open = true},
+      {.name = "model.pools",
+       .target = [](Config& c) -> KeyTarget { return &c.model.pools; },
+       .help = "How many of VGG's five poolings there are; the last ones are left out first.",
+       .min = 0,
+       .max = 5},
+      {.name = "model.head",
+       .target = [](Config& c) -> KeyTarget { return &c.model.head; },
+       .help =
+           "What stands on the convolutions: the model's own head, or global average pooling and one linear "
+           "layer.",
+       .choices = {"default", "linear"}},
+      {.name = "model.dropout",
+       .target = [](Config& c) -> KeyTarget { return &c.model.dropout; },
+       .help = "Probability with which VGG's default head drops a value.",
+       .min = 0,
+       .max = 1},
+      {.name = "model.weights",
+       .target = [](Config& c) -> KeyTarget { return &c.model.weights; },
+       .help = "A model.safetensors file or a checkpoint folder to start from; empty: initial values from "
+               "run.seed."},
+      {.name = "model.options",
+       .target = [](Config& c) -> KeyTarget { return &c.model.options; },
+       .help = "Names and values handed to the model as they are."},
+  };
+}
+
+std::vector<ConfigKey> data_keys() {
+  return {
+      {.name = "data.kind",
+       .target = [](Config& c) -> KeyTarget { return &c.data.kind; },
+       .help =
+           "Where samples come from: image_folder (a folder per class), idx (MNIST's files), synthetic, or a "
+           "data set that a library given with --load registers.",
+       .form = "the name of a kind of data set",
+       .matches = is_not_empty},
+      {.name = "data.path",
+       .target = [](Config& c) -> KeyTarget { return &c.data.path; },
+       .help = "Folder with train/ and val/ (image_folder), or with the files (idx). Relative to where the "
+               "program "
+               "is started."},
+      {.name = "data.train",
+       .target = [](Config& c) -> KeyTarget { return &c.data.train; },
+       .help = "Training data, where it is not data.path/train."},
+      {.name = "data.val",
+       .target = [](Config& c) -> KeyTarget { return &c.data.val; },
+       .help = "Validation data, where it is not data.path/val."},
+      {.name = "data.color",
+       .target = [](Config& c) -> KeyTarget { return &c.data.color; },
+       .help = "What pictures are turned into: three channels or one.",
+       .choices = {"rgb", "grey"}},
+      {.name = "data.image_size",
+       .target = [](Config& c) -> KeyTarget { return &c.data.image_size; },
+       .help = "Height and width of what the model sees, in pixels; the presets of the transforms use it.",
+       .min = 1,
+       .max = 16384},
+      {.name = "data.train_transforms",
+       .target = [](Config& c) -> KeyTarget { return &c.data.train_transforms; },
+       .help = "What is done to training pictures, in order; a preset, or a list.",
+       .choices = {"auto", "none", "resize", "flip", "crop_flip", "imagenet"}},
+      {.name = "data.val_transforms",
+       .target = [](Config& c) -> KeyTarget { return &c.data.val_transforms; },
+       .help = "What is done to validation pictures, in order; a preset, or a list.",
+       .choices = {"auto", "none", "resize", "imagenet"}},
+      {.name = "data.mean",
+       .target = [](Config& c) -> KeyTarget { return &c.data.mean; },
+       .help = "Mean of each channel (pixels are 0..1), taken off by Normalize; empty: no Normalize. `cohort "
+               "data "
+               "stats` computes it.",
+       .min = -1e6,
+       .max = 1e6},
+      {.name = "data.std",
+       .target = [](Config& c) -> KeyTarget { return &c.data.std; },
+       .help = "Standard deviation of each channel, divided by in Normalize; as many as data.mean.",
+       .min = 0,
+       .max = 1e6,
+       .min_is_open = true},
+      {.name = "data.shuffle",
+       .target = [](Config& c) -> KeyTarget { return &c.data.shuffle; },
+       .help = "A new order of the training samples in each epoch, made from run.seed + epoch."},
+      {.name = "data.drop_last",
+       .target = [](Config& c) -> KeyTarget { return &c.data.drop_last; },
+       .help = "Leave out the last training batch of an epoch when it is not full."},
+      {.name = "data.uneven",
+       .target = [](Config& c) -> KeyTarget { return &c.data.uneven; },
+       .help =
+           "What several ranks do with a last batch that they do not divide: weighted (shares differ by one "
+           "sample, gradients are weighted by samples, nothing is repeated), or pad (samples from the start "
+           "of the epoch are repeated, as Python's DistributedSampler does).",
+       .choices = {"weighted", "pad"}},
+      {.name = "data.workers",
+       .target = [](Config& c) -> KeyTarget { return &c.data.workers; },
+       .help =
+           "Threads that read and transform while the step computes; 0: the compute threads do it between "
+           "steps. The numbers are the same for any.",
+       .min = 0,
+       .max = 1024},
+      {.name = "data.prefetch",
+       .target = [](Config& c) -> KeyTarget { return &c.data.prefetch; },
+       .help = "Batches made ahead of the one in use.",
+       .min = 1,
+       .max = 1024},
+      {.name = "data.pin_memory",
+       .target = [](Config& c) -> KeyTarget { return &c.data.pin_memory; },
+       .help =
+           "Batches in page-locked memory, copied while the last step runs. Without an accelerator it does "
+           "nothing, and that is said once."},
+      {.name = "data.on_error",
+       .target = [](Config& c) -> KeyTarget { return &c.data.on_error; },
+       .help = "A picture that cannot be read ends the run, or is left out, named and counted.",
+       .choices = {"refuse", "skip"}},
+      {.name = "data.empty_class",
+       .target = [](Config& c) -> KeyTarget { return &c.data.empty_class; },
+       .help = "A class folder without pictures ends the run, or stays a class without samples.",
+       .choices = {"refuse", "keep"}},
+      {.name = "data.cache",
+       .target = [](Config& c) -> KeyTarget { return &c.data.cache; },
+       .help = "Keep the bytes of the image files in memory after the first read.",
+       .choices = {"none", "encoded"},
+       .used_with = "data.kind",
+       .used_values = {"image_folder"}},
+      {.name = "data.synthetic_train",
+       .target = [](Config& c) -> KeyTarget { return &c.data.synthetic_train; },
+       .help = "Training samples that are made up.",
+       .min = 1,
+       .max = kMany,
+       .used_with = "data.kind",
+       .used_values = {"synthetic"}},
+      {.name = "data.synthetic_val",
+       .target = [](Config& c) -> KeyTarget { return &c.data.synthetic_val; },
+       .help = "Validation samples that are made up.",
+       .min = 1,
+       .max = kMany,
+       .used_with = "data.kind",
+       .used_values = {"synthetic"}},
+      {.name = "data.options",
+       .target = [](Config& c) -> KeyTarget { return &c.data.options; },
+       .help = "Names and values handed to a registered data set as they are."},
+  };
+}
+
+}  // namespace cohort::train

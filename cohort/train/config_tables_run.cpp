@@ -1,0 +1,133 @@
+#include "cohort/train/config_tables.h"
+
+namespace cohort::train {
+namespace {
+
+constexpr double kMany = 9007199254740992.0;  // 2^53: every whole number up to here is a double
+
+bool is_name(const std::string& text) {
+  return text.find('/') == std::string::npos && text != "." && text != "..";
+}
+
+bool is_not_empty(const std::string& text) {
+  return !text.empty();
+}
+
+}  // namespace
+
+std::vector<ConfigKey> run_keys() {
+  return {
+      {.name = "run.name",
+       .target = [](Config& c) -> KeyTarget { return &c.run.name; },
+       .help = "Name of the run, in its folder's name and in titles; empty: model.name.",
+       .form = "a name without /",
+       .matches = is_name},
+      {.name = "run.dir",
+       .target = [](Config& c) -> KeyTarget { return &c.run.dir; },
+       .help = "Run folder; empty: a new one, runs/NAME-DATE-TIME."},
+      {.name = "run.resume",
+       .target = [](Config& c) -> KeyTarget { return &c.run.resume; },
+       .help = "Go on from a checkpoint: auto (last, or a fresh start when there is none), last, best, or "
+               "the path of "
+               "a checkpoint folder; empty: a fresh start. --resume sets it."},
+      {.name = "run.seed",
+       .target = [](Config& c) -> KeyTarget { return &c.run.seed; },
+       .help = "Everything random follows from it: initial values, order, transforms, dropout.",
+       .min = 0,
+       .max = kMany},
+      {.name = "run.save_every",
+       .target = [](Config& c) -> KeyTarget { return &c.run.save_every; },
+       .help = "Epochs between checkpoints; the first and the last epoch are saved too. 0: none by epoch.",
+       .min = 0,
+       .max = 1e9},
+      {.name = "run.save_every_steps",
+       .target = [](Config& c) -> KeyTarget { return &c.run.save_every_steps; },
+       .help = "Steps between checkpoints; 0: none by step.",
+       .min = 0,
+       .max = kMany},
+      {.name = "run.save_every_minutes",
+       .target = [](Config& c) -> KeyTarget { return &c.run.save_every_minutes; },
+       .help = "Minutes between checkpoints; 0: none by time.",
+       .min = 0,
+       .max = 1e9},
+      {.name = "run.keep",
+       .target = [](Config& c) -> KeyTarget { return &c.run.keep; },
+       .help = "Newest checkpoints that are kept, besides those that last and best point to; 0: all.",
+       .min = 0,
+       .max = 1e9},
+      {.name = "run.best_metric",
+       .target = [](Config& c) -> KeyTarget { return &c.run.best_metric; },
+       .help = "Metric by which best is chosen among evaluated epochs: val_accuracy, val_loss, or one of "
+               "your own "
+               "train step.",
+       .form = "the name of a metric",
+       .matches = is_not_empty},
+      {.name = "run.best_mode",
+       .target = [](Config& c) -> KeyTarget { return &c.run.best_mode; },
+       .help = "Whether more or less of it is better; auto: less of a name that ends in loss or error, else "
+               "more.",
+       .choices = {"auto", "max", "min"}},
+      {.name = "run.log_every",
+       .target = [](Config& c) -> KeyTarget { return &c.run.log_every; },
+       .help = "Steps between rows of metrics.jsonl, points in TensorBoard and plain lines.",
+       .min = 1,
+       .max = kMany},
+      {.name = "run.progress",
+       .target = [](Config& c) -> KeyTarget { return &c.run.progress; },
+       .help = "What is shown while it runs; auto: a bar on a terminal, plain lines elsewhere.",
+       .choices = {"auto", "bar", "plain", "off"}},
+      {.name = "run.tensorboard",
+       .target = [](Config& c) -> KeyTarget { return &c.run.tensorboard; },
+       .help = "Write event files for TensorBoard."},
+      {.name = "run.images",
+       .target = [](Config& c) -> KeyTarget { return &c.run.images; },
+       .help = "Input pictures of the first batch that go to TensorBoard.",
+       .min = 0,
+       .max = 1024},
+      {.name = "run.trace",
+       .target = [](Config& c) -> KeyTarget { return &c.run.trace; },
+       .help = "Steps recorded in trace.json (Chrome's trace format), from the first one on; 0: none.",
+       .min = 0,
+       .max = 1e6},
+  };
+}
+
+std::vector<ConfigKey> distributed_keys() {
+  return {
+      {.name = "distributed.strategy",
+       .target = [](Config& c) -> KeyTarget { return &c.distributed.strategy; },
+       .help =
+           "How ranks train one model: single (there is one), average (each holds the model; gradients are "
+           "averaged after backward), auto: average where there are several ranks.",
+       .choices = {"auto", "single", "average"}},
+      {.name = "distributed.backend",
+       .target = [](Config& c) -> KeyTarget { return &c.distributed.backend; },
+       .help = "What carries tensors between ranks: gloo (CPU), nccl (GPUs, where it was built in), auto.",
+       .form = "the name of a backend",
+       .matches = is_not_empty},
+      {.name = "distributed.nproc_per_node",
+       .target = [](Config& c) -> KeyTarget { return &c.distributed.nproc_per_node; },
+       .help = "Ranks that cohort train starts on this host, when no launcher has started it; "
+               "--nproc-per-node sets it.",
+       .min = 1,
+       .max = 4096},
+  };
+}
+
+std::vector<ConfigKey> comm_keys() {
+  return {
+      {.name = "comm.timeout",
+       .target = [](Config& c) -> KeyTarget { return &c.comm.timeout; },
+       .help = "Seconds that ranks wait for each other, to meet and in each collective.",
+       .min = 0,
+       .max = 1e9,
+       .min_is_open = true},
+      {.name = "comm.check",
+       .target = [](Config& c) -> KeyTarget { return &c.comm.check; },
+       .help =
+           "When ranks compare what they call before they do it: in the first ten steps, always, or never.",
+       .choices = {"first", "always", "off"}},
+  };
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,106 @@
+#include "cohort/train/job_ranks.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <exception>
+
+#include "cohort/comm/job.h"
+#include "cohort/comm/text.h"
+#include "cohort/core/cpu.h"
+#include "cohort/core/device.h"
+#include "cohort/core/env.h"
+#include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
+#include "cohort/core/log.h"
+
+namespace cohort::train {
+namespace {
+
+comm::Check check_of(const std::string& name) {
+  if (name == "always") return comm::Check::kAlways;
+  return name == "off" ? comm::Check::kOff : comm::Check::kFirst;
+}
+
+// What may differ: where data lies, and what this host has.
+std::string common_part(Config config) {
+  config.data.path = config.data.train = config.data.val = "";
+  config.data.workers = config.data.prefetch = 0;
+  config.run.dir = config.run.progress = "";
+  config.train.threads = 0;
+  config.train.device = "";
+  config.distributed.nproc_per_node = 1;
+  return dump_config(config);
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+}  // namespace
+
+std::shared_ptr<Strategy> join_ranks(const Config& config) {
+  const comm::Job job = comm::job_from_environment();
+  const DistributedConfig& distributed = config.distributed;
+  if (job.world_size == 1 && distributed.strategy != "average") return make_strategy("single");
+  if (job.launcher != comm::Launcher::kNone && distributed.nproc_per_node > 1 &&
+      distributed.nproc_per_node != job.local_world_size) {
+    core::log_warning(core::concat("distributed.nproc_per_node is ", distributed.nproc_per_node,
+                                   ", and this is one of ", job.local_world_size, " ranks that ",
+                                   comm::to_string(job.launcher), " started here: it has no effect"));
+  }
+  comm::InitOptions options;
+  options.backend = distributed.backend;
+  options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(config.comm.timeout * 1000));
+  options.check = check_of(config.comm.check);
+  comm::Group group = comm::init_process_group(options);
+  comm::require_same(group, "the configuration", common_part(config));
+  return make_strategy(distributed.strategy, std::move(group));
+}
+
+std::string device_of_rank(const Config& config) {
+  const std::string& name = config.train.device;
+  const comm::Job job = comm::job_from_environment();
+  if (job.local_world_size == 1 || (name != "auto" && name != "cuda")) return name;
+  if (core::resolve_device(name).device.is_cpu()) return "cpu";
+  return core::concat("cuda:", job.local_rank);
+}
+
+int threads_of_rank(const Config& config, const Strategy& strategy) {
+  if (config.train.threads > 0 || strategy.size() == 1 || core::env_string("OMP_NUM_THREADS")) {
+    return static_cast<int>(config.train.threads);
+  }
+  const std::string mine = host_name() + " " + core::CpuSet::of_process().to_string();
+  const std::vector<std::string> all = comm::all_gather_text(*strategy.group(), mine);
+  const auto sharers = static_cast<int>(std::count(all.begin(), all.end(), mine));
+  return std::max(1, core::usable_cores() / sharers);
+}
+
+std::string on_first_rank(const Strategy& strategy, const std::function<std::string()>& make) {
+  if (strategy.size() == 1) return make();
+  // The first letter says how it went: well, by the user's fault, by another's.
+  std::string text;
+  std::exception_ptr error;
+  if (strategy.rank() == 0) {
+    try {
+      text = "+" + make();
+    } catch (const std::exception& failure) {
+      const bool is_users = dynamic_cast<const UsageError*>(&failure) != nullptr ||
+                            dynamic_cast<const ConfigError*>(&failure) != nullptr ||
+                            dynamic_cast<const DataError*>(&failure) != nullptr;
+      text = (is_users ? "u" : "o") + core::message_of(failure);
+      error = std::current_exception();
+    }
+  }
+  text = comm::broadcast_text(*strategy.group(), text);
+  if (error) std::rethrow_exception(error);
+  if (text.starts_with('u')) throw UsageError("train.run", "rank 0 failed: " + text.substr(1));
+  if (text.starts_with('o')) throw PeerError("train.run", "rank 0 failed: " + text.substr(1));
+  return text.substr(1);
+}
+
+}  // namespace cohort::train

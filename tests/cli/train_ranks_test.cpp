@@ -1,0 +1,265 @@
+// `cohort train` on several ranks: real processes, started in every way that a user has.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <random>
+
+#include "tests/cli/program.h"
+#include "tests/support/processes.h"
+#include "tests/support/throws.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+// 5 epochs of 4 steps: 16 samples each, and a last one of 13, which two ranks do not divide.
+constexpr const char* kJob = R"(
+model: {name: vgg11_bn, width: 0.05, pools: 4, head: linear}
+data: {kind: synthetic, synthetic_train: 61, synthetic_val: 21, image_size: 16, color: grey, workers: 1}
+optim: {lr: 0.05, momentum: 0.9}
+schedule: {name: cosine, warmup_steps: 4}
+train: {epochs: 5, batch_size: 8, threads: 1, device: cpu}
+comm: {timeout: 60}
+run: {save_every_steps: 3, log_every: 2, keep: 2}
+)";
+
+class TrainRanksTest : public ::testing::Test {
+ protected:
+  void SetUp() override { write_file(dir / "job.yaml", kJob); }
+
+  static std::vector<std::string> train(const std::string& folder, std::vector<std::string> more = {}) {
+    std::vector<std::string> arguments{"train", "--config", "job.yaml", "run.dir=" + folder};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  static std::vector<std::string> train_on(int ranks, const std::string& folder,
+                                           std::vector<std::string> more = {}) {
+    more.insert(more.end(), {"--nproc-per-node", std::to_string(ranks)});
+    return train(folder, more);
+  }
+  Outcome run(const std::vector<std::string>& arguments) { return run_program(dir.path(), arguments); }
+  std::string model(const std::string& folder) {
+    return read_file(dir / folder / "checkpoints" / "last" / "model.safetensors");
+  }
+  // What two ranks end with; made once.
+  const std::string& straight() {
+    if (straight_.empty()) {
+      const Outcome outcome = run(train_on(2, "straight"));
+      EXPECT_EQ(outcome.status, 0) << outcome.err;
+      EXPECT_TRUE(message_contains(outcome.err, "2 ranks (average), each device cpu, 1 threads"));
+      straight_ = model("straight");
+    }
+    return straight_;
+  }
+  // Waits until the run in `folder` has a checkpoint.
+  void wait_for_checkpoint(Program& program, const std::string& folder) {
+    while (!fs::exists(dir / folder / "checkpoints" / "last") && !program.wait_for(10ms)) {
+    }
+  }
+  // Starts `cohort train` with each set of variables at once, and expects all to end well.
+  void run_with(const std::string& folder, const std::vector<Program::Variables>& ranks) {
+    std::vector<std::unique_ptr<Program>> programs;
+    for (const auto& variables : ranks) {
+      programs.push_back(std::make_unique<Program>(dir.path(), train(folder), variables));
+    }
+    for (auto& program : programs) {
+      const Outcome outcome = program->outcome();
+      EXPECT_EQ(outcome.status, 0) << outcome.err;
+    }
+  }
+
+  TempDir dir;
+
+ private:
+  std::string straight_;
+};
+
+TEST_F(TrainRanksTest, StartedInAnyWayTheRunIsBitwiseTheSame) {
+  ASSERT_FALSE(straight().empty());
+  EXPECT_EQ(run(train_on(2, "again")).status, 0);
+  EXPECT_TRUE(model("again") == straight());
+
+  EXPECT_EQ(run({"train", "--config", "job.yaml", "run.dir=key", "distributed.nproc_per_node=2"}).status, 0);
+  EXPECT_TRUE(model("key") == straight());
+
+  std::vector<std::string> by_run{"run", "--nproc-per-node", "2", "--", COHORT_PROGRAM};
+  for (const std::string& word : train("by_run")) by_run.push_back(word);
+  EXPECT_EQ(run(by_run).status, 0);
+  EXPECT_TRUE(model("by_run") == straight());
+
+  const std::string port = std::to_string(free_port());
+  const auto meet = [&](Program::Variables variables) {
+    variables.insert(variables.end(),
+                     {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"OMP_NUM_THREADS", "1"}});
+    return variables;
+  };
+  std::vector<Program::Variables> slurm, open_mpi;
+  for (const std::string rank : {"0", "1"}) {
+    slurm.push_back(meet({{"SLURM_PROCID", rank},
+                          {"SLURM_NTASKS", "2"},
+                          {"SLURM_LOCALID", rank},
+                          {"SLURM_TASKS_PER_NODE", "2"},
+                          {"SLURM_STEP_NODELIST", "localhost"},
+                          {"SLURM_JOB_ID", "7"},
+                          {"SLURM_STEP_ID", "0"}}));
+    open_mpi.push_back(meet({{"OMPI_COMM_WORLD_RANK", rank},
+                             {"OMPI_COMM_WORLD_SIZE", "2"},
+                             {"OMPI_COMM_WORLD_LOCAL_RANK", rank},
+                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}));
+  }
+  run_with("slurm", slurm);
+  EXPECT_TRUE(model("slurm") == straight());
+  run_with("open_mpi", open_mpi);
+  EXPECT_TRUE(model("open_mpi") == straight());
+}
+
+TEST_F(TrainRanksTest, TorchrunStartsItAndTheRunIsBitwiseTheSame) {
+  ASSERT_NE(std::getenv("COHORT_PYTHON"), nullptr) << "a Python with torch (./test sets it)";
+  std::string command =
+      "cd '" + dir.path().string() + "' && OMP_NUM_THREADS=1 timeout 100 '" + std::getenv("COHORT_PYTHON") +
+      "' -m torch.distributed.run --standalone --nproc-per-node 2 --no-python '" + COHORT_PROGRAM + "'";
+  for (const std::string& word : train("torchrun")) command += " '" + word + "'";
+  ASSERT_EQ(std::system((command + " > torchrun.log 2>&1").c_str()), 0) << read_file(dir / "torchrun.log");
+  EXPECT_TRUE(model("torchrun") == straight());
+}
+
+TEST_F(TrainRanksTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
+  const auto begin = std::chrono::steady_clock::now();
+  ASSERT_FALSE(straight().empty());
+  const auto whole =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin);
+  const char* text = std::getenv("COHORT_KILLS");  // the slow script asks for twenty
+  const int kills = text == nullptr ? 2 : std::atoi(text);
+  const unsigned seed = std::random_device{}();
+  std::mt19937 random(seed);
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  int killed = 0;
+  for (int i = 0; i < kills; ++i) {
+    const std::string folder = "killed" + std::to_string(i);
+    Program program(dir.path(), train_on(2, folder));
+    if (!program.wait_for(std::chrono::milliseconds(random() % whole.count()))) ++killed;
+    program.signal(SIGKILL);  // the launcher: its ranks die with it
+    program.wait_for(10s);
+    Outcome rest = run(train_on(2, folder, {"--resume", "auto"}));
+    if (rest.status != 0) {  // its ranks may hold the folder for a moment longer
+      std::this_thread::sleep_for(1s);
+      rest = run(train_on(2, folder, {"--resume", "auto"}));
+    }
+    ASSERT_EQ(rest.status, 0) << rest.err;
+    EXPECT_TRUE(model(folder) == straight()) << "kill " << i;
+  }
+  EXPECT_GT(killed, 0) << "no run was caught alive";
+}
+
+TEST_F(TrainRanksTest, SigtermStopsAllRanksAfterTheSameStepAndTheCommandGoesOnBitwise) {
+  const std::string longer = "train.epochs=60";
+  ASSERT_EQ(run(train_on(2, "longer", {longer})).status, 0);
+  Program program(dir.path(), train_on(2, "stopped", {longer}));
+  wait_for_checkpoint(program, "stopped");
+  program.signal(SIGTERM);
+  const Outcome outcome = program.outcome();
+  EXPECT_EQ(outcome.status, 128 + SIGTERM) << outcome.err;
+  EXPECT_TRUE(message_contains(outcome.err, "stopped by signal 15 after step "));
+  EXPECT_TRUE(message_contains(outcome.err, "--nproc-per-node 2"));
+  const Outcome rest = run(train_on(2, "stopped", {longer, "--resume", "auto"}));
+  EXPECT_EQ(rest.status, 0) << rest.err;
+  EXPECT_TRUE(model("stopped") == model("longer"));
+}
+
+TEST_F(TrainRanksTest, ARankThatIsKilledEndsTheJobNamingIt) {
+  Program program(dir.path(), train_on(2, "job", {"train.epochs=5000"}));
+  wait_for_checkpoint(program, "job");
+  const pid_t victim = program.child_with("RANK=1");
+  ASSERT_GT(victim, 0);
+  ::kill(victim, SIGKILL);
+  ASSERT_TRUE(program.wait_for(10s)) << "survivors did not end";
+  const Outcome outcome = program.outcome();
+  EXPECT_EQ(outcome.status, 128 + SIGKILL);
+  EXPECT_TRUE(message_contains(outcome.err, "rank 1"));
+  EXPECT_TRUE(message_contains(outcome.err, "signal 9"));
+}
+
+TEST_F(TrainRanksTest, ARunGoesOnWithAnotherNumberOfRanksAndKeepsItsGlobalBatches) {
+  ASSERT_EQ(run(train_on(2, "run", {"train.max_steps=7"})).status, 0);
+  const Outcome one = run(train("run", {"--resume", "auto", "train.max_steps=11"}));
+  ASSERT_EQ(one.status, 0) << one.err;
+  EXPECT_TRUE(
+      message_contains(one.err, "was made by 2 ranks, and goes on with 1: a step keeps its 16 samples"));
+  const Outcome three = run(train_on(3, "run", {"--resume", "auto"}));
+  ASSERT_EQ(three.status, 0) << three.err;
+  EXPECT_TRUE(message_contains(three.err, "was made by 1 ranks, and goes on with 3"));
+  EXPECT_TRUE(message_contains(read_file(dir / "run" / "metrics.csv"), "\n5,20,"));
+}
+
+TEST_F(TrainRanksTest, TheTraceHoldsTheStagesOfAllRanks) {
+  const Outcome outcome = run(train_on(2, "traced", {"run.trace=3", "train.max_steps=4"}));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const std::string trace = read_file(dir / "traced" / "trace.json");
+  for (const char* part : {"rank 0", "rank 1", "all_reduce", "average", "backward"}) {
+    EXPECT_TRUE(message_contains(trace, part));
+  }
+}
+
+TEST_F(TrainRanksTest, OnSigusr2TheRanksSayWhatTheyDoAndGoOn) {
+  Program program(dir.path(), train_on(2, "asked", {"train.epochs=100"}));
+  wait_for_checkpoint(program, "asked");
+  program.signal(SIGUSR2);
+  const Outcome outcome = program.outcome();
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_TRUE(message_contains(outcome.err, "all_reduce"));
+}
+
+TEST_F(TrainRanksTest, UnevenBatchesAreWeightedOrPadded) {
+  for (const std::string uneven : {"weighted", "pad"}) {
+    const Outcome outcome = run(train_on(3, uneven, {"data.uneven=" + uneven, "train.epochs=1"}));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+  }
+  EXPECT_FALSE(model("weighted") == model("pad"));
+}
+
+TEST_F(TrainRanksTest, WhatIsWrongWithARunIsSaidOnceWithTheStatusOfTheUsersFault) {
+  ASSERT_EQ(run(train_on(2, "taken", {"train.max_steps=3"})).status, 0);
+  const Outcome taken = run(train_on(2, "taken"));
+  EXPECT_EQ(taken.status, 2) << taken.err;
+  EXPECT_TRUE(message_contains(taken.err, "taken already holds a run"));
+
+  const Outcome single = run(train_on(2, "single", {"distributed.strategy=single"}));
+  EXPECT_EQ(single.status, 2) << single.err;
+  EXPECT_TRUE(message_contains(single.err, "the strategy is single, and there are 2 ranks"));
+
+  const Outcome words = run(train("words", {"--nproc-per-node", "many"}));
+  EXPECT_EQ(words.status, 2);
+  EXPECT_TRUE(message_contains(words.err, "nproc-per-node"));
+
+  const Outcome backend = run(train_on(2, "backend", {"distributed.backend=glue"}));
+  EXPECT_EQ(backend.status, 2) << backend.err;
+  EXPECT_TRUE(message_contains(backend.err, "'glue'"));
+}
+
+TEST_F(TrainRanksTest, RanksWithAnotherConfigurationAreToldWhichLineDiffers) {
+  const std::string port = std::to_string(free_port());
+  std::vector<std::unique_ptr<Program>> programs;
+  for (const std::string rank : {"0", "1"}) {
+    const Program::Variables environment = {{"RANK", rank},
+                                            {"WORLD_SIZE", "2"},
+                                            {"LOCAL_RANK", rank},
+                                            {"LOCAL_WORLD_SIZE", "2"},
+                                            {"MASTER_ADDR", "127.0.0.1"},
+                                            {"MASTER_PORT", port}};
+    programs.push_back(std::make_unique<Program>(
+        dir.path(), train("differs", {rank == "0" ? "optim.lr=0.1" : "optim.lr=0.2"}), environment));
+  }
+  for (auto& program : programs) {
+    const Outcome outcome = program->outcome();
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_TRUE(message_contains(outcome.err,
+                                 "the configuration is not the same on all ranks: rank 0 has '  lr: 0.1', "
+                                 "rank 1 has '  lr: 0.2'"));
+  }
+}
+
+}  // namespace
+}  // namespace cohort::test
