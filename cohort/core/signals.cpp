@@ -5,6 +5,8 @@
 #include <array>
 #include <atomic>
 #include <csignal>
+#include <cstdint>
+#include <ctime>
 
 #include "cohort/core/error.h"
 
@@ -19,11 +21,27 @@ static_assert(std::atomic<int>::is_always_lock_free);
 constexpr std::array<int, 3> kSignals{SIGINT, SIGTERM, SIGUSR1};
 std::array<struct sigaction, 3> previous{};
 
+// A batch system and a launcher may both deliver what one person asked for once.
+constexpr std::int64_t kSameRequestNs = 100'000'000;
+std::atomic<std::int64_t> first_request_ns{0};
+static_assert(std::atomic<std::int64_t>::is_always_lock_free);
+
+std::int64_t now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
 // Only async-signal-safe calls in here.
 void handle(int signal) {
   if (signal == SIGUSR1) {
     save_requested.store(true);
-  } else if (stop_requested.exchange(signal) != 0) {
+    return;
+  }
+  int none = 0;
+  if (stop_requested.compare_exchange_strong(none, signal)) {
+    first_request_ns.store(now_ns());
+  } else if (signal != none || now_ns() - first_request_ns.load() > kSameRequestNs) {
     _exit(128 + signal);
   }
 }

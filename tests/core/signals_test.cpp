@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <thread>
 
 #include "cohort/core/error.h"
 #include "tests/support/throws.h"
@@ -72,6 +74,7 @@ TEST(SignalsTest, OneAtATime) {
 void interrupt_twice(int first, int second) {
   const TrainingSignals signals;
   std::raise(first);
+  if (first == second) std::this_thread::sleep_for(std::chrono::milliseconds(200));
   std::raise(second);
   std::_Exit(0);
 }
@@ -79,6 +82,13 @@ void interrupt_twice(int first, int second) {
 TEST(SignalsDeathTest, SecondSignalEndsTheProcessWithItsStatus) {
   EXPECT_EXIT(interrupt_twice(SIGINT, SIGINT), ::testing::ExitedWithCode(130), "");
   EXPECT_EXIT(interrupt_twice(SIGINT, SIGTERM), ::testing::ExitedWithCode(143), "");
+}
+
+TEST(SignalsTest, TheSameSignalDeliveredTwiceAtOnceIsOneRequest) {
+  const TrainingSignals signals;
+  std::raise(SIGTERM);
+  std::raise(SIGTERM);  // would end this process
+  EXPECT_EQ(signals.stop_signal(), SIGTERM);
 }
 
 }  // namespace

@@ -1,0 +1,133 @@
+// What happens to a job when one rank fails: the table in docs/launch.md, row by row, three ranks over Gloo.
+#include <gtest/gtest.h>
+#include <sys/prctl.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "tests/cli/program.h"
+#include "tests/support/processes.h"
+#include "tests/support/throws.h"
+
+namespace cohort::test {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+struct Fault {
+  const char* name;
+  int status;                           ///< of the job
+  std::vector<std::string> parts;       ///< of the report; RANK is the one that failed
+  std::chrono::milliseconds most = 5s;  ///< from the fault to the end of the job
+};
+
+constexpr auto kDeadline = 4s;  // of the program's collectives
+constexpr auto kShutdown = 2s;
+
+std::vector<Fault> faults() {
+  return {
+      {.name = "sigkill", .status = 137, .parts = {"rank RANK of 3 failed first: it was killed by signal 9"}},
+      {.name = "exit", .status = 3, .parts = {"rank RANK of 3 failed first: it ended with status 3"}},
+      {.name = "exception", .status = 1, .parts = {"rank RANK of 3 failed first", "a mistake on purpose"}},
+      {.name = "sigstop",
+       .status = 1,
+       .parts = {"all_reduce", "rank RANK of 3 did not notice: dead, or stuck"},
+       .most = kDeadline + kShutdown + 5s},
+      {.name = "shape", .status = 1, .parts = {"rank RANK", "float[999]", "float[1000]"}},
+      {.name = "collective", .status = 1, .parts = {"rank RANK", "broadcast", "all_reduce"}},
+      {.name = "missing",
+       .status = 1,
+       .parts = {"rank RANK of 3 did not come"},
+       .most = kDeadline + kShutdown + 5s},
+  };
+}
+
+class FaultsTest : public ::testing::TestWithParam<Fault> {
+ protected:
+  // What a job leaves behind becomes a child of this process.
+  static void SetUpTestSuite() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
+
+  static bool nothing_is_left() {
+    const core::Deadline deadline(2s);
+    for (;;) {
+      if (::waitpid(-1, nullptr, WNOHANG) < 0 && errno == ECHILD) return true;
+      if (deadline.expired()) return false;
+      std::this_thread::sleep_for(10ms);
+    }
+  }
+};
+
+TEST_P(FaultsTest, TheJobEndsInTimeNamingRankAndCause) {
+  const Fault& fault = GetParam();
+  const char* text = std::getenv("COHORT_FAULTS");  // the slow script asks for ten
+  const int repeats = text == nullptr ? 1 : std::atoi(text);
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  for (int i = 0; i < repeats; ++i) {
+    TempDir dir;
+    const std::string rank = std::to_string(random() % 3), step = std::to_string(random() % 300);
+    Program program(dir.path(),
+                    {"run", "--nproc-per-node", "3", "--shutdown-timeout", "2", "--bind-to", "none", "--",
+                     COHORT_FAULT_PROGRAM, fault.name, rank, step},
+                    {{"OMP_NUM_THREADS", "1"}});
+    const Outcome outcome = program.outcome();
+    const auto end = fs::file_time_type::clock::now();
+    ASSERT_TRUE(fs::exists(dir / "injected")) << outcome.err;
+    EXPECT_LT(end - fs::last_write_time(dir / "injected"), fault.most)
+        << "rank " << rank << ", step " << step;
+    EXPECT_EQ(outcome.status, fault.status) << outcome.err;
+    for (std::string part : fault.parts) {
+      if (const auto at = part.find("RANK"); at != std::string::npos) part.replace(at, 4, rank);
+      EXPECT_TRUE(message_contains(outcome.err, part)) << "rank " << rank << ", step " << step;
+    }
+    EXPECT_TRUE(nothing_is_left()) << "a process is left";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gloo, FaultsTest, ::testing::ValuesIn(faults()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_F(FaultsTest, APortThatIsTakenIsNamedAtOnce) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(::listen(fd, 1), 0);
+  ASSERT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const std::string port = std::to_string(ntohs(address.sin_port));
+  TempDir dir;
+  const auto begin = std::chrono::steady_clock::now();
+  const Outcome outcome =
+      run_program(dir.path(), {"run", "--nproc-per-node", "2", "--master-port", port, "--", "true"});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  EXPECT_EQ(outcome.status, 1);
+  EXPECT_TRUE(message_contains(outcome.err, "cannot listen on port " + port));
+  ::close(fd);
+}
+
+TEST_F(FaultsTest, ManyStartsAndStopsLeaveNothing) {
+  const char* text = std::getenv("COHORT_STARTS");  // the slow script asks for two hundred
+  const int starts = text == nullptr ? 5 : std::atoi(text);
+  TempDir dir;
+  const auto folders = [] {
+    std::size_t count = 0;
+    for (const auto& entry : fs::directory_iterator(fs::temp_directory_path())) {
+      count += entry.path().filename().string().starts_with("cohort-") ? 1 : 0;
+    }
+    return count;
+  };
+  const std::size_t before = folders();
+  for (int i = 0; i < starts; ++i) {
+    const Outcome outcome = run_program(
+        dir.path(), {"run", "--nproc-per-node", "2", "--bind-to", "none", "--", COHORT_RANK_PROGRAM});
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    ASSERT_TRUE(nothing_is_left());
+  }
+  EXPECT_LE(folders(), before) << "folders are left in " << fs::temp_directory_path();
+}
+
+}  // namespace
+}  // namespace cohort::test
