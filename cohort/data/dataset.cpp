@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "cohort/core/error.h"
-#include "cohort/core/suggest.h"
+#include "cohort/core/registry.h"
 
 namespace cohort::data {
 namespace {
@@ -16,43 +16,23 @@ std::string to_text(const std::vector<std::int64_t>& shape) {
   return text + "]";
 }
 
-struct Entry {
-  DatasetFactory factory;
-  std::string place;     // where it was registered
-  std::string conflict;  // where it was registered again
-};
-
 // The names that `data.kind` has for Cohort's own are taken: they are made from typed options, not from text.
-std::map<std::string, Entry> built_in() {
-  std::map<std::string, Entry> entries;
+std::map<std::string, DatasetFactory> built_in() {
+  std::map<std::string, DatasetFactory> factories;
   for (const auto& [name, type] :
        {std::pair("idx", "IdxDataset"), {"image_folder", "ImageFolder"}, {"synthetic", "SyntheticDataset"}}) {
-    const std::string message = core::concat("dataset '", name, "' is made from options, not from text");
+    const std::string message = core::concat("data set '", name, "' is made from options, not from text");
     const std::string hint = core::concat("data::", type, ", or data.kind: ", name, " in a configuration");
-    entries[name] = {[=](const DatasetArgs&) -> std::shared_ptr<const Dataset> {
-                       throw UsageError("data.registry", message, hint);
-                     },
-                     "Cohort", ""};
+    factories[name] = [=](const DatasetArgs&) -> std::shared_ptr<const Dataset> {
+      throw UsageError("data.registry", message, hint);
+    };
   }
-  return entries;
+  return factories;
 }
 
-struct Registry {
-  std::mutex mutex;
-  std::map<std::string, Entry> entries = built_in();
-};
-
-// Never destroyed: plug-ins may be unloaded in any order at exit.
-Registry& registry() {
-  static Registry* instance = new Registry;
+core::Registry<DatasetFactory>& registry() {
+  static auto* instance = new core::Registry<DatasetFactory>("data set", "data.registry", built_in());
   return *instance;
-}
-
-[[noreturn]] void throw_conflict(const std::string& name, const Entry& entry) {
-  throw UsageError(
-      "data.registry",
-      core::concat("dataset '", name, "' was registered twice: by ", entry.place, " and by ", entry.conflict),
-      "another name for one of them");
 }
 
 }  // namespace
@@ -107,61 +87,24 @@ void ExampleDataset::read(std::int64_t index, core::RandomStream& random,
 }
 
 void register_dataset(const std::string& name, DatasetFactory factory) {
-  if (name.empty() || !factory) throw UsageError("data.registry", "a dataset needs a name and a factory");
-  const std::lock_guard lock(registry().mutex);
-  const auto [place, added] = registry().entries.try_emplace(name);
-  if (!added) {
-    throw UsageError("data.registry",
-                     core::concat("dataset '", name, "' is registered already, by ", place->second.place),
-                     "another name");
-  }
-  place->second = {std::move(factory), "register_dataset", ""};
+  if (!factory) throw UsageError("data.registry", "a data set needs a factory");
+  registry().add(name, std::move(factory), "register_dataset");
 }
 
 bool register_dataset_at_load(const char* name, DatasetFactory factory, const char* file, int line) noexcept {
-  const std::lock_guard lock(registry().mutex);
-  const std::string place = core::concat(file, ":", line);
-  const auto [found, added] = registry().entries.try_emplace(name);
-  if (added) {
-    found->second = {std::move(factory), place, ""};
-  } else {
-    found->second.conflict = place;
-  }
-  return added;
+  return registry().add_at_load(name, std::move(factory), file, line);
 }
 
 std::shared_ptr<const Dataset> make_dataset(const std::string& name, const DatasetArgs& args) {
-  Entry entry;
-  {
-    const std::lock_guard lock(registry().mutex);
-    const auto found = registry().entries.find(name);
-    if (found != registry().entries.end()) entry = found->second;
-  }
-  if (!entry.factory) {
-    const std::vector<std::string> names = dataset_names();
-    const auto near = core::closest(name, names);
-    std::string known;
-    for (const std::string& other : names) known += (known.empty() ? "" : ", ") + other;
-    throw UsageError("data.registry", "no dataset is named '" + name + "'",
-                     core::concat(near ? *near + "; " : "", "the datasets are ", known,
-                                  "; one of your own needs --load LIB.so"));
-  }
-  if (!entry.conflict.empty()) throw_conflict(name, entry);
-  return entry.factory(args);
+  return registry().get(name)(args);
 }
 
 void check_dataset_name(const std::string& name) {
-  const std::lock_guard lock(registry().mutex);
-  const auto found = registry().entries.find(name);
-  if (found != registry().entries.end() && !found->second.conflict.empty())
-    throw_conflict(name, found->second);
+  registry().check(name);
 }
 
 std::vector<std::string> dataset_names() {
-  const std::lock_guard lock(registry().mutex);
-  std::vector<std::string> names;
-  for (const auto& [name, entry] : registry().entries) names.push_back(name);
-  return names;
+  return registry().names();
 }
 
 }  // namespace cohort::data

@@ -22,6 +22,10 @@ struct Fault {
   std::chrono::milliseconds most = 5s;  ///< from the fault to the end of the job
 };
 
+void PrintTo(const Fault& fault, std::ostream* out) {
+  *out << fault.name;
+}
+
 constexpr auto kDeadline = 4s;  // of the program's collectives
 constexpr auto kShutdown = 2s;
 

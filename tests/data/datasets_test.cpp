@@ -69,15 +69,15 @@ TEST(ExampleDatasetTest, SamplesOfAnotherShapeAreNamed) {
 
 TEST(RegistryTest, UnknownAndTakenNamesAreRefused) {
   COHORT_EXPECT_THROW_WITH(make_dataset("sqares", {}), UsageError,
-                           "no dataset is named 'sqares'. Try: squares; the datasets are idx, ");
+                           "there is no data set 'sqares'. Try: squares; the data sets are idx, ");
   const DatasetFactory none = [](const DatasetArgs&) { return nullptr; };
   COHORT_EXPECT_THROW_WITH(register_dataset("squares", none), UsageError, "'squares' is registered already");
   COHORT_EXPECT_THROW_WITH(register_dataset("idx", none), UsageError,
                            "'idx' is registered already, by Cohort");
-  COHORT_EXPECT_THROW_WITH(register_dataset("nothing", {}), UsageError, "needs a name and a factory");
+  COHORT_EXPECT_THROW_WITH(register_dataset("nothing", {}), UsageError, "needs a factory");
   EXPECT_EQ(dataset_names(), (std::vector<std::string>{"idx", "image_folder", "squares", "synthetic"}));
   COHORT_EXPECT_THROW_WITH(make_dataset("imagefolder", {}), UsageError,
-                           "Try: image_folder; the datasets are idx, ");
+                           "Try: image_folder; the data sets are idx, ");
   COHORT_EXPECT_THROW_WITH(make_dataset("synthetic", {}), UsageError, "data::SyntheticDataset");
   // As when a second library with the same name is loaded.
   EXPECT_FALSE(register_dataset_at_load("squares", none, "other.cpp", 7));

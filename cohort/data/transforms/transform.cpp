@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <mutex>
 #include <utility>
 
 #include "cohort/core/error.h"
+#include "cohort/core/registry.h"
 #include "cohort/core/suggest.h"
 #include "cohort/data/transforms/builtin.h"
 
@@ -17,22 +17,19 @@ struct Entry {
   TransformFactory make;
 };
 
-struct Registry {
-  std::mutex mutex;
-  std::map<std::string, Entry> entries = builtin_entries();
-
-  static std::map<std::string, Entry> builtin_entries() {
-    std::map<std::string, Entry> entries;
-    for (const BuiltinTransform& builtin : builtin_transforms()) {
-      entries[builtin.name] = {builtin.first_argument, builtin.make};
-    }
-    return entries;
+std::map<std::string, Entry> built_in() {
+  std::map<std::string, Entry> entries;
+  for (const BuiltinTransform& builtin : builtin_transforms()) {
+    entries[builtin.name] = {builtin.first_argument, builtin.make};
   }
-};
+  // The pipeline's own: they make the tensor.
+  entries["Normalize"] = entries["ToTensor"] = {};
+  return entries;
+}
 
-Registry& registry() {
-  static Registry instance;
-  return instance;
+core::Registry<Entry>& registry() {
+  static auto* instance = new core::Registry<Entry>("transform", "data.transforms", built_in());
+  return *instance;
 }
 
 std::string join(const std::vector<std::string>& names) {
@@ -53,33 +50,16 @@ void Transform::apply(Image&, core::RandomStream&) const {}
 
 void register_transform(const std::string& name, const std::string& first_argument,
                         TransformFactory factory) {
-  const std::vector<std::string> names = transform_names();
-  if (std::find(names.begin(), names.end(), name) != names.end()) {
-    throw UsageError("data.transforms", core::concat("the transform ", name, " is registered already"));
-  }
-  std::lock_guard lock(registry().mutex);
-  registry().entries[name] = {first_argument, std::move(factory)};
+  if (!factory) throw UsageError("data.transforms", "a transform needs a factory");
+  registry().add(name, {first_argument, std::move(factory)}, "register_transform");
 }
 
 std::vector<std::string> transform_names() {
-  std::lock_guard lock(registry().mutex);
-  std::vector<std::string> names = {"Normalize", "ToTensor"};
-  for (const auto& [name, entry] : registry().entries) {
-    names.push_back(name);
-  }
-  std::sort(names.begin(), names.end());
-  return names;
+  return registry().names();
 }
 
 std::unique_ptr<Transform> make_transform(const TransformSpec& spec) {
-  Entry entry;
-  {
-    std::lock_guard lock(registry().mutex);
-    const auto found = registry().entries.find(spec.name);
-    if (found != registry().entries.end()) {
-      entry = found->second;
-    }
-  }
+  const Entry entry = registry().find(spec.name).value_or(Entry());
   if (!entry.make) {
     const std::vector<std::string> names = transform_names();
     throw ConfigError("data.transforms", core::concat("unknown transform ", spec.name),
