@@ -146,6 +146,10 @@ std::vector<std::string> environment_of(int rank, int num_ranks, int port, const
 
 }  // namespace
 
+bool is_spawned() {
+  return core::env_string(kCall).has_value();
+}
+
 void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOptions& options,
            std::source_location place) {
   static std::map<std::string, int> passed;

@@ -32,4 +32,8 @@ struct SpawnOptions {
 void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOptions& options = {},
            std::source_location call = std::source_location::current());
 
+/// True in a rank that spawn() has made: a program that a launcher may start as well, with its ranks, calls
+/// spawn() when this is true, or when nobody has started ranks.
+bool is_spawned();
+
 }  // namespace cohort::launch
