@@ -27,5 +27,21 @@ struct MadeBackend {
 
 MadeBackend make_gloo(const BackendOptions& options);
 MadeBackend make_fake(const BackendOptions& options);
+/// Throw UsageError saying why, where the backend is not in this build.
+MadeBackend make_nccl(const BackendOptions& options);
+MadeBackend make_mpi(const BackendOptions& options);
+
+/// Why the backend is not in this build; empty when it is.
+std::string nccl_absent();
+std::string mpi_absent();
+
+/// Why `auto` is which backend.
+struct Choice {
+  std::string backend;
+  std::string reason;
+};
+
+/// `cuda`: whether a CUDA device can be used. `device_reason`: why, or why not. `nccl_absent`: as above.
+Choice choose_backend(bool cuda, const std::string& device_reason, const std::string& nccl_absent);
 
 }  // namespace cohort::comm

@@ -146,7 +146,8 @@ class Group {
 struct InitOptions {
   /// env://, tcp://host:port (an IPv6 address in brackets) or file:///path.
   std::string init_method = "env://";
-  /// gloo, fake or auto.
+  /// One of backend_names(), or auto: nccl where there is a GPU and NCCL, else gloo; rank 0 logs which and
+  /// why.
   std::string backend = "auto";
   /// With tcp:// and file://; otherwise, and by default, the environment says.
   std::optional<int> rank = std::nullopt;
@@ -167,7 +168,7 @@ Group make_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size, cons
                  std::chrono::milliseconds timeout, const std::string& reach = "127.0.0.1",
                  Check check = Check::kFirst);
 
-/// Backends that this build can make, with what each is.
+/// Backends that this build can make.
 std::vector<std::string> backend_names();
 
 }  // namespace cohort::comm

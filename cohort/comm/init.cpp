@@ -3,14 +3,19 @@
 
 #include <algorithm>
 #include <charconv>
+#include <future>
+#include <mutex>
+#include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "cohort/comm/backend.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/job.h"
 #include "cohort/comm/state.h"
+#include "cohort/core/device.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
@@ -22,6 +27,8 @@ namespace {
 using std::chrono::milliseconds;
 using Store = c10::intrusive_ptr<c10d::Store>;
 
+constexpr milliseconds kSlack(2000);  // LibTorch tries once more after its own deadline
+
 [[noreturn]] void fail(const std::string& what, const std::string& hint = "") {
   throw RendezvousError("comm.init", what, hint);
 }
@@ -30,6 +37,12 @@ struct Address {
   std::string host;
   std::uint16_t port = 0;
 };
+
+// As it is written in a URL.
+std::string to_string(const Address& address) {
+  const bool six = address.host.find(':') != std::string::npos;
+  return core::concat(six ? "[" : "", address.host, six ? "]:" : ":", address.port);
+}
 
 // host:port, [IPv6]:port.
 Address parse_address(const std::string& method) {
@@ -51,6 +64,16 @@ Address parse_address(const std::string& method) {
   return address;
 }
 
+// LibTorch's store has no deadline for the first answer: where something else listens on the port it waits
+// for ever, on a thread of its own so that nobody waits with it.
+std::future<Store> connect(const std::string& host, const c10d::TCPStoreOptions& options) {
+  std::packaged_task<Store()> task(
+      [host, options]() -> Store { return c10::make_intrusive<c10d::TCPStore>(host, options); });
+  std::future<Store> store = task.get_future();
+  std::thread(std::move(task)).detach();
+  return store;
+}
+
 Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.port = address.port;
@@ -59,20 +82,24 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
   options.waitWorkers = false;  // who is missing is found out below, by name
   options.timeout = timeout;
   const core::Deadline deadline(timeout);
+  const auto at = [&] {
+    return core::concat(to_string(address), " (rank ", job.rank, "/", job.world_size, ", ",
+                        std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count(), " ms)");
+  };
   try {
-    return c10::make_intrusive<c10d::TCPStore>(address.host, options);
+    std::future<Store> store = connect(address.host, options);
+    if (store.wait_for(timeout + kSlack) == std::future_status::ready) return store.get();
   } catch (const std::exception& error) {
     const std::string words = core::message_of(error);
-    const std::string at =
-        core::concat(address.host, ":", address.port, " (rank ", job.rank, "/", job.world_size, ", ",
-                     std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count(), " ms)");
     if (options.isServer) {
-      fail(core::concat("rank 0 cannot listen on ", at, ": ", words),
+      fail(core::concat("rank 0 cannot listen on ", at(), ": ", words),
            "another MASTER_PORT; and end what is left of an earlier run");
     }
-    fail(core::concat("cannot reach rank 0 at ", at, ": ", words),
+    fail(core::concat("cannot reach rank 0 at ", at(), ": ", words),
          "check that rank 0 runs, and that MASTER_ADDR and MASTER_PORT name its host and port");
   }
+  fail(core::concat("something listens on ", at(), ", but does not answer as rank 0 does"),
+       "another MASTER_PORT; or look what listens there");
 }
 
 struct Meeting {
@@ -98,12 +125,11 @@ Meeting meet(const InitOptions& options, const Job& job) {
       store =
           c10::make_intrusive<c10d::PrefixStore>(core::concat("/worker/attempt_", job.restart_count), store);
     }
-    return {store, address.host, core::concat(address.host, ":", address.port)};
+    return {store, address.host, to_string(address)};
   }
   if (options.init_method.starts_with("tcp://")) {
     const Address address = parse_address(options.init_method);
-    return {tcp_store(address, job, options.timeout), address.host,
-            core::concat(address.host, ":", address.port)};
+    return {tcp_store(address, job, options.timeout), address.host, to_string(address)};
   }
   if (options.init_method.starts_with("file://")) {
     const std::string path = options.init_method.substr(std::string("file://").size());
@@ -187,12 +213,21 @@ Group init_process_group(const InitOptions& options) {
     }
   }
   std::string backend = options.backend;
+  Choice choice;
   if (backend == "auto") {
-    backend = "gloo";
-    core::log_debug("process group: gloo, the backend of this build that joins processes");
+    const core::ResolvedDevice device = core::resolve_device("auto");
+    choice = choose_backend(device.device.is_cuda(), device.reason, nccl_absent());
+    backend = choice.backend;
   }
   const Meeting meeting = meet(options, job);
   agree(*meeting.store, job, creed(job, backend, options.check), meeting.where, deadline);
+  if (!choice.backend.empty() && job.rank == 0 && job.world_size > 1) {
+    static std::once_flag said;
+    std::call_once(said, [&] {
+      core::log_info(core::concat("process group of ", job.world_size, " ranks over ", choice.backend, ": ",
+                                  choice.reason));
+    });
+  }
   return Group(make_state({.store = meeting.store,
                            .job_ranks = all_ranks(job.world_size),
                            .rank = job.rank,

@@ -1,6 +1,7 @@
 #include "cohort/comm/state.h"
 
 #include <algorithm>
+#include <array>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -149,10 +150,27 @@ std::shared_ptr<Family> new_family(int rank, int size) {
   return family;
 }
 
+struct Known {
+  const char* name;
+  MadeBackend (*make)(const BackendOptions&);
+  std::string (*absent)();  // null: always there
+};
+constexpr std::array<Known, 4> kBackends = {Known{"gloo", &make_gloo, nullptr},
+                                            {"nccl", &make_nccl, &nccl_absent},
+                                            {"mpi", &make_mpi, &mpi_absent},
+                                            {"fake", &make_fake, nullptr}};
+
 MadeBackend make_backend(const std::string& backend, const std::string& name, const BackendOptions& options) {
+  const auto known = std::ranges::find_if(kBackends, [&](const Known& one) { return one.name == backend; });
+  if (known == kBackends.end()) {
+    std::string list = "auto";
+    for (const std::string& one : backend_names()) list += ", " + one;
+    throw UsageError("comm.group",
+                     core::concat("there is no backend '", backend, "', expected one of: ", list),
+                     core::closest(backend, backend_names()).value_or("auto"));
+  }
   try {
-    if (backend == "gloo") return make_gloo(options);
-    if (backend == "fake") return make_fake(options);
+    return known->make(options);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -160,9 +178,41 @@ MadeBackend make_backend(const std::string& backend, const std::string& name, co
                   core::concat("cannot make group '", name, "' (rank ", options.rank, "/", options.size, ", ",
                                backend, ")"));
   }
-  throw UsageError("comm.group",
-                   core::concat("no backend '", backend, "' is built in, expected auto, gloo or fake"),
-                   core::closest(backend, backend_names()).value_or("auto"));
+}
+
+void tell_not_made(Group::State& state, const std::string& what) {
+  try {
+    state.store->set("not made", core::concat("rank ", state.rank, ": ", what));
+  } catch (const std::exception&) {  // the store went with the rank that kept it
+  }
+}
+
+// A rank that has all its connections may let go of the group at once; its peers that are not as far would
+// take that for a crash. So the group is there when all have it.
+void wait_until_made(Group::State& state, core::Deadline deadline) {
+  const std::string where = core::concat("cannot make group '", state.name, "' (rank ", state.rank, "/",
+                                         state.size, ", ", state.backend, ")");
+  std::string error;
+  std::vector<int> missing;
+  try {
+    state.store->set(core::concat("made/", state.rank), std::string("1"));
+    do {
+      missing = missing_ranks(*state.store, "made", state.size,
+                              core::Deadline(milliseconds(200)).sooner(deadline), error);
+      if (missing.empty()) return;
+      if (error.empty() && state.store->check({"not made"})) {
+        throw PeerError("comm.group", core::concat(where, ": ", state.store->get_to_str("not made")));
+      }
+    } while (error.empty() && !deadline.expired());
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& failure) {
+    error = core::message_of(failure);
+  }
+  if (!error.empty())
+    throw PeerError("comm.group", core::concat(where, ": the store cannot be reached: ", error));
+  throw TimeoutError("comm.group", core::concat(where, ": ", missing.size() == 1 ? "rank " : "ranks ",
+                                                list_ranks(missing), " did not come"));
 }
 
 }  // namespace
@@ -238,10 +288,17 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
   state->check = options.check;
   state->store = c10::make_intrusive<c10d::PrefixStore>("cohort/" + options.name, options.store);
   state->store->setTimeout(options.timeout);
-  const MadeBackend made =
-      make_backend(options.backend, options.name,
-                   {c10::make_intrusive<c10d::PrefixStore>(options.backend, state->store), options.rank, size,
-                    options.timeout, options.reach});
+  const core::Deadline deadline(options.timeout);
+  MadeBackend made;
+  try {
+    made = make_backend(options.backend, options.name,
+                        {c10::make_intrusive<c10d::PrefixStore>(options.backend, state->store), options.rank,
+                         size, options.timeout, options.reach});
+  } catch (const std::exception& error) {
+    tell_not_made(*state, error.what());
+    throw;
+  }
+  if (made.has_peers && size > 1) wait_until_made(*state, deadline);
   state->has_peers = made.has_peers;
   state->device = made.device;
   state->group = c10::make_intrusive<c10d::ProcessGroup>(state->store, options.rank, size);
@@ -265,7 +322,17 @@ Group make_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size, cons
 }
 
 std::vector<std::string> backend_names() {
-  return {"gloo", "fake"};
+  std::vector<std::string> names;
+  for (const Known& one : kBackends) {
+    if (one.absent == nullptr || one.absent().empty()) names.emplace_back(one.name);
+  }
+  return names;
+}
+
+Choice choose_backend(bool cuda, const std::string& device_reason, const std::string& nccl_absent) {
+  if (!cuda) return {"gloo", "tensors are on the CPU: " + device_reason};
+  if (!nccl_absent.empty()) return {"gloo", "there is a GPU, but no NCCL in this build: " + nccl_absent};
+  return {"nccl", device_reason};
 }
 
 }  // namespace cohort::comm

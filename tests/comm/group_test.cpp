@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "cohort/comm/backend.h"
 #include "cohort/comm/fake/fake.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
@@ -66,6 +68,26 @@ TEST(GroupTest, SubgroupsSpeakAmongThemselvesAndSeveralLiveAtOnce) {
   });
 }
 
+TEST(GroupTest, AGroupMayBeLetGoAtOnce) {
+  for (int round = 0; round < 100; ++round) {
+    run_ranks(3, "gloo", [](Group&) {});
+  }
+}
+
+TEST(GroupTest, WhoWaitsForAGroupIsToldThatARankCouldNotMakeIt) {
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  std::thread other([&] {  // comes as far as the connections, and no further
+    const auto made = make_gloo({c10::make_intrusive<c10d::PrefixStore>("cohort/world/gloo", store), 1, 2,
+                                 std::chrono::seconds(20), "127.0.0.1"});
+    store->set("cohort/world/not made", "rank 1: it had enough");
+    wait_until([&] { return store->check({"seen"}); });
+  });
+  COHORT_EXPECT_THROW_WITH(make_group(store, 0, 2, "gloo", std::chrono::seconds(20)), PeerError,
+                           "cannot make group 'world' (rank 0/2, gloo): rank 1: it had enough");
+  store->set("seen", "1");
+  other.join();
+}
+
 TEST(GroupTest, WhatCannotBeIsRefusedBeforeAnythingTravels) {
   run_ranks(2, "gloo", [](Group& group) {
     at::Tensor t = at::ones({4}), small = at::ones({1}), whole = at::ones({4}, at::kInt);
@@ -92,6 +114,34 @@ TEST(GroupTest, WhatCannotBeIsRefusedBeforeAnythingTravels) {
   COHORT_EXPECT_THROW_WITH(make_group(store, 3, 2, "gloo", milliseconds(100)), UsageError,
                            "rank is 3, expected 0 to 1");
   COHORT_EXPECT_THROW_WITH(make_group(store, 0, 1, "gloo", milliseconds(0)), UsageError, "timeout is 0 ms");
+}
+
+TEST(BackendTest, OneThatIsNotInThisBuildSaysWhyAndWhatToDo) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto names = backend_names();
+  const auto built = [&](const char* name) { return std::ranges::find(names, name) != names.end(); };
+  EXPECT_TRUE(built("gloo"));
+  EXPECT_TRUE(built("fake"));
+  EXPECT_EQ(built("nccl"), nccl_absent().empty());
+  COHORT_EXPECT_THROW_WITH(make_group(store, 0, 1, "mpi", milliseconds(100)), UsageError,
+                           "[comm.mpi] backend mpi is not in this build: " + mpi_absent() + ". Try: gloo");
+  if (!built("nccl")) {
+    COHORT_EXPECT_THROW_WITH(
+        make_group(store, 0, 1, "nccl", milliseconds(100)), UsageError,
+        "[comm.nccl] backend nccl is not in this build: " + nccl_absent() + ". Try: gloo");
+  }
+}
+
+TEST(BackendTest, AutoIsNcclWhereThereAreAGpuAndNcclAndSaysWhy) {
+  const Choice none = choose_backend(false, "no GPU", ""),
+               absent = choose_backend(true, "one GPU", "no nccl.h"),
+               both = choose_backend(true, "one GPU", "");
+  EXPECT_EQ(none.backend, "gloo");
+  EXPECT_EQ(none.reason, "tensors are on the CPU: no GPU");
+  EXPECT_EQ(absent.backend, "gloo");
+  EXPECT_EQ(absent.reason, "there is a GPU, but no NCCL in this build: no nccl.h");
+  EXPECT_EQ(both.backend, "nccl");
+  EXPECT_EQ(both.reason, "one GPU");
 }
 
 TEST(GroupTest, ACollectiveThatARankDoesNotJoinEndsAtTheDeadlineAndBreaksTheGroup) {

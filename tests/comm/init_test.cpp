@@ -7,6 +7,7 @@
 
 #include "cohort/comm/group.h"
 #include "cohort/core/error.h"
+#include "cohort/core/log.h"
 #include "tests/support/environment.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
@@ -87,6 +88,50 @@ TEST_F(InitTest, MeetsOverTcp) {
   EXPECT_EQ(meet(method, 3, milliseconds(20000)), std::vector<std::string>(3, "3"));
 }
 
+// Where the machine has no IPv6 the error says which address.
+TEST_F(InitTest, MeetsOverTcpAtAnAddressOfIpv6) {
+  const int fd = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_any;  // and of IPv4: LibTorch takes what it gets
+  socklen_t size = sizeof(address);
+  const bool here = ::bind(fd, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
+                    ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0;
+  if (here) {
+    ASSERT_EQ(::listen(fd, 1), 0);
+  }
+  const int port = here ? ntohs(address.sin6_port) : 1;
+  const std::string method = core::concat("tcp://[::1]:", port);
+  COHORT_EXPECT_THROW_WITH(
+      init_process_group({.init_method = method, .rank = 0, .world_size = 2, .timeout = milliseconds(500)}),
+      RendezvousError, core::concat("rank 0 cannot listen on [::1]:", port, " (rank 0/2, "));
+  ::close(fd);
+  const auto outcome = meet(method, 3, here ? milliseconds(20000) : milliseconds(500));
+  for (const std::string& one : outcome) {
+    if (here) {
+      EXPECT_EQ(one, "3");
+    } else {
+      EXPECT_NE(one.find("[::1]:1"), std::string::npos) << one;
+    }
+  }
+}
+
+TEST_F(InitTest, AutoSaysOnceWhatItPicked) {
+  std::vector<std::string> lines;
+  core::set_log_sink([&](core::LogLevel level, std::string_view line) {
+    if (level == core::LogLevel::kInfo) lines.emplace_back(line);
+  });
+  for (int round = 0; round < 2; ++round) {
+    test::TempDir dir;
+    const auto outcome = meet("file://" + (dir / "m").string(), 2, milliseconds(20000),
+                              [](InitOptions& options) { options.backend = "auto"; });
+    EXPECT_EQ(outcome, std::vector<std::string>(2, "1"));
+  }
+  core::set_log_sink({});
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("process group of 2 ranks over "), std::string::npos) << lines[0];
+}
+
 TEST_F(InitTest, MeetsInAFile) {
   test::TempDir dir;
   EXPECT_EQ(meet("file://" + (dir / "meeting").string(), 3, milliseconds(20000)),
@@ -119,6 +164,12 @@ TEST_F(InitTest, APortThatIsTakenIsNamed) {
   InitOptions options{.init_method = port.method(), .rank = 0, .world_size = 2, .timeout = milliseconds(500)};
   COHORT_EXPECT_THROW_WITH(init_process_group(options), RendezvousError,
                            "rank 0 cannot listen on 127.0.0.1:");
+}
+
+TEST_F(InitTest, APortOnWhichSomethingElseListensIsNoWaitForEver) {
+  TakenPort port;  // accepts, and says nothing
+  InitOptions options{.init_method = port.method(), .rank = 1, .world_size = 2, .timeout = milliseconds(100)};
+  COHORT_EXPECT_THROW_WITH(init_process_group(options), RendezvousError, "something listens on 127.0.0.1:");
 }
 
 TEST_F(InitTest, AMeetingPointThatNobodyKeepsIsNamed) {
