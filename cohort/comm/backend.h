@@ -21,7 +21,7 @@ struct MadeBackend {
   c10d::ProcessGroup::BackendType type = c10d::ProcessGroup::BackendType::CUSTOM;
   /// False: the other ranks are imagined, and nothing may wait for them.
   bool has_peers = true;
-  /// That its tensors are on.
+  /// That its tensors are on. A group over a backend for GPUs has gloo beside it, for tensors on the CPU.
   c10::DeviceType device = c10::kCPU;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -289,11 +290,16 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
   state->store = c10::make_intrusive<c10d::PrefixStore>("cohort/" + options.name, options.store);
   state->store->setTimeout(options.timeout);
   const core::Deadline deadline(options.timeout);
+  const auto make = [&](const std::string& backend) {
+    return make_backend(backend, options.name,
+                        {c10::make_intrusive<c10d::PrefixStore>(backend, state->store), options.rank, size,
+                         options.timeout, options.reach});
+  };
   MadeBackend made;
+  std::optional<MadeBackend> for_cpu;  // beside one for GPUs: flags, counters and text are on the CPU
   try {
-    made = make_backend(options.backend, options.name,
-                        {c10::make_intrusive<c10d::PrefixStore>(options.backend, state->store), options.rank,
-                         size, options.timeout, options.reach});
+    made = make(options.backend);
+    if (made.device != c10::kCPU) for_cpu = make("gloo");
   } catch (const std::exception& error) {
     tell_not_made(*state, error.what());
     throw;
@@ -303,6 +309,7 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
   state->device = made.device;
   state->group = c10::make_intrusive<c10d::ProcessGroup>(state->store, options.rank, size);
   state->group->setBackend(made.device, made.type, made.backend);
+  if (for_cpu) state->group->setBackend(for_cpu->device, for_cpu->type, for_cpu->backend);
   state->group->setDefaultBackend(made.type);
   state->group->setGroupName(options.name);
   state->family = options.family != nullptr ? options.family : new_family(options.rank, size);

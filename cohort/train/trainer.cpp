@@ -97,7 +97,6 @@ class FitLoop {
         eval_(eval),
         strategy_(strategy_of(options)),
         ranks_(strategy_->group()) {
-    task_.set_strategy(strategy_);
     check_share(*strategy_, train_, "training");
     if (eval_ != nullptr) check_share(*strategy_, *eval_, "evaluation");
     if (!options_.run_dir().empty() && ranks_.is_first()) {
@@ -105,6 +104,7 @@ class FitLoop {
                            checkpoint::RunCheckpointsOptions{.keep = static_cast<int>(options_.keep())});
     }
     if (options_.handle_signals()) signals_.emplace();
+    task_.set_strategy(strategy_);
   }
 
   ~FitLoop() { task_.set_strategy(std::make_shared<Strategy>()); }
