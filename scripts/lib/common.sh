@@ -92,7 +92,7 @@ try_logged() {
 # usable_cores: processors that this process may use, by affinity and by control-group quota.
 usable_cores() {
   local cores quota period
-  cores=$(nproc)
+  cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)  # nproc takes these for its answer
   if [ -r /sys/fs/cgroup/cpu.max ]; then
     read -r quota period </sys/fs/cgroup/cpu.max
   elif [ -r /sys/fs/cgroup/cpu/cpu.cfs_quota_us ]; then
