@@ -88,6 +88,9 @@ expect "a Python that is too old" 1 "Python 3.10 or newer is needed" env COHORT_
   bash -c ". '$SCRATCH/call'; python_fits() { return 1; }; find_python 3.10"
 expect "an old CMake is not taken" 1 "" call "cmake() { echo 'cmake version 3.18.4'; }; cmake_fits cmake"
 expect "a newer CMake is" 0 "" call "cmake() { echo 'cmake version 3.25.1'; }; cmake_fits cmake"
+cores=$(env -u OMP_NUM_THREADS nproc)
+expect "OMP_NUM_THREADS is not the number of cores" 0 "cores: $cores" \
+  env OMP_NUM_THREADS=$((cores + 1)) bash -c ". '$SCRATCH/call'; printf 'cores: %s' \"\$(COHORT_CORES= usable_cores)\""
 cause() { call "printf '%s\n' '$1' >'$SCRATCH/log'; explain '$SCRATCH/log'"; }
 expect "a full disk is told" 0 "the disk is full" cause "OSError: [Errno 28] No space left on device"
 expect "no network is told" 0 "the network (or the package index) cannot be reached" cause "Max retries exceeded with url"
