@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cohort/cli/commands.h"
+#include "cohort/comm/job.h"
 #include "cohort/core/error.h"
 #include "cohort/train/config.h"
 #include "cohort/train/run.h"
@@ -40,7 +41,9 @@ int eval_command(EvalArguments arguments) {
   if (!arguments.device.empty()) arguments.overrides.push_back("train.device=" + arguments.device);
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
   const train::Config config = train::load_config(arguments.config, arguments.overrides);
-  for (const auto& [name, value] : train::run_evaluation(config, checkpoint)) {
+  const auto metrics = train::run_evaluation(config, checkpoint);
+  if (comm::job_from_environment().rank != 0) return 0;
+  for (const auto& [name, value] : metrics) {
     std::printf("%s %.6g\n", name.c_str(), value);
   }
   return 0;

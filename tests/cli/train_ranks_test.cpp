@@ -194,6 +194,18 @@ TEST_F(TrainRanksTest, ARunGoesOnWithAnotherNumberOfRanksAndKeepsItsGlobalBatche
   EXPECT_TRUE(message_contains(read_file(dir / "run" / "metrics.csv"), "\n5,20,"));
 }
 
+TEST_F(TrainRanksTest, SeveralRanksEvaluateAsOneDoesAndSayItOnce) {
+  ASSERT_EQ(run(train("run", {"train.max_steps=3"})).status, 0);
+  const std::vector<std::string> eval{"eval", "--run", "run", "--checkpoint", "last"};
+  const Outcome one = run(eval);
+  ASSERT_EQ(one.status, 0) << one.err;
+  std::vector<std::string> words{"run", "--nproc-per-node", "2", "--prefix", "off", "--", COHORT_PROGRAM};
+  words.insert(words.end(), eval.begin(), eval.end());
+  const Outcome two = run(words);
+  ASSERT_EQ(two.status, 0) << two.err;
+  EXPECT_EQ(two.out, one.out);
+}
+
 TEST_F(TrainRanksTest, TheTraceHoldsTheStagesOfAllRanks) {
   const Outcome outcome = run(train_on(2, "traced", {"run.trace=3", "train.max_steps=4"}));
   ASSERT_EQ(outcome.status, 0) << outcome.err;
