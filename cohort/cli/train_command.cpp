@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -55,23 +54,23 @@ std::vector<std::string> own_command(const Context& context) {
   return command;
 }
 
-/// How many ranks to start here: nothing when a launcher has started this one, or one is enough.
+/// How many ranks to start here: nothing when a launcher has started this one, or one is enough. PET_* are
+/// read for a job that begins here alone: inside another they are its launcher's.
 std::optional<launch::RunOptions> ranks_to_start(const TrainArguments& arguments, const Context& context,
                                                  const train::Config& config) {
-  std::map<std::string, std::string> flags = {{"standalone", "1"}};
-  flags["nproc-per-node"] = arguments.nproc_per_node.empty()
-                                ? std::to_string(config.distributed.nproc_per_node)
-                                : arguments.nproc_per_node;
-  launch::RunOptions options = launch::read_run_flags(flags, own_command(context), num_gpus);
+  const std::string& asked = arguments.nproc_per_node;
+  const int ranks = asked.empty() ? static_cast<int>(config.distributed.nproc_per_node)
+                                  : launch::read_nproc_per_node(asked, num_gpus);
   const comm::Job job = comm::job_from_environment();
   if (job.launcher == comm::Launcher::kNone) {
-    return options.nproc_per_node > 1 ? std::optional(options) : std::nullopt;
+    if (ranks == 1) return std::nullopt;
+    return launch::read_run_flags({{"standalone", "1"}, {"nproc-per-node", std::to_string(ranks)}},
+                                  own_command(context));
   }
-  if (!arguments.nproc_per_node.empty() && options.nproc_per_node != job.local_world_size) {
+  if (!asked.empty() && ranks != job.local_world_size) {
     throw UsageError("cli.train",
-                     core::concat("--nproc-per-node is ", arguments.nproc_per_node, ", and ",
-                                  comm::to_string(job.launcher), " has started ", job.local_world_size,
-                                  " ranks here already"),
+                     core::concat("--nproc-per-node is ", asked, ", and ", comm::to_string(job.launcher),
+                                  " has started ", job.local_world_size, " ranks here already"),
                      "leave it out");
   }
   return std::nullopt;

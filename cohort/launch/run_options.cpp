@@ -299,6 +299,10 @@ void check(const RunOptions& options) {
   for (const int rank : options.local_ranks_filter) local_rank("--local-ranks-filter", rank);
 }
 
+int read_nproc_per_node(const std::string& text, const std::function<int()>& num_gpus) {
+  return read_nproc({"--nproc-per-node", text}, num_gpus);
+}
+
 RunOptions read_run_flags(const std::map<std::string, std::string>& given, std::vector<std::string> command,
                           const std::function<int()>& num_gpus) {
   const Flags flags(given);

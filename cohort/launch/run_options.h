@@ -86,6 +86,10 @@ struct RunFlag {
 /// Returns every flag that is read and every flag of torchrun's that is refused.
 std::span<const RunFlag> run_flags();
 
+/// Reads the value of --nproc-per-node: a number, cpu, gpu or auto. `num_gpus` counts GPUs when a word asks
+/// for that. Throws: UsageError naming the flag, its value and what is expected.
+int read_nproc_per_node(const std::string& text, const std::function<int()>& num_gpus);
+
 /// Reads flags by name ("1" for a switch that is given), then what PET_NAME says of those that are not given.
 /// `num_gpus` counts GPUs when a word asks for that.
 /// Throws: UsageError naming the flag or variable, its value and what is expected.

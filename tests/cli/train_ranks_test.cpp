@@ -251,6 +251,18 @@ TEST_F(TrainRanksTest, WhatIsWrongWithARunIsSaidOnceWithTheStatusOfTheUsersFault
   EXPECT_TRUE(message_contains(backend.err, "'glue'"));
 }
 
+TEST_F(TrainRanksTest, VariablesOfALauncherMeanNothingWhereNoRanksAreStarted) {
+  Program::Variables variables = {{"PET_NNODES", "1:4"}};  // as torchrun takes it, for an elastic job
+  const auto ends_well = [&](const std::string& folder, const std::vector<std::string>& more) {
+    const Outcome outcome = Program(dir.path(), train(folder, more), variables).outcome();
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+  };
+  ends_well("alone", {"train.max_steps=1"});
+  variables.insert(variables.end(), {{"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  ends_well("rank", {"train.max_steps=1"});
+  ends_well("asked", {"train.max_steps=1", "--nproc-per-node", "1"});
+}
+
 TEST_F(TrainRanksTest, RanksWithAnotherConfigurationAreToldWhichLineDiffers) {
   const std::string port = std::to_string(free_port());
   std::vector<std::unique_ptr<Program>> programs;
