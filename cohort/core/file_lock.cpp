@@ -10,18 +10,9 @@
 #include <string>
 
 #include "cohort/core/error.h"
+#include "cohort/core/host.h"
 
 namespace cohort::core {
-namespace {
-
-// "PID on HOST": on a shared file system the holder may be on another machine.
-std::string own_name() {
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  return concat(::getpid(), " on ", host.data());
-}
-
-}  // namespace
 
 FileLock::FileLock(const std::filesystem::path& path) {
   file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -41,8 +32,9 @@ FileLock::FileLock(const std::filesystem::path& path) {
                              length > 0 ? holder.data() : "unknown"),
                       "waiting for it, or another folder");
   }
-  // The name is only for the message above: without it the lock is held all the same.
-  const std::string name = own_name();
+  // The name is only for the message above: without it the lock is held all the same. With the host, since on
+  // a shared file system the holder may be on another machine.
+  const std::string name = concat(::getpid(), " on ", host_name());
   if (::ftruncate(file_, 0) == 0) [[maybe_unused]]
     const ssize_t written = ::pwrite(file_, name.data(), name.size(), 0);
 }

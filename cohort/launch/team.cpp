@@ -14,6 +14,7 @@
 
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
+#include "cohort/core/host.h"
 #include "cohort/core/log.h"
 #include "cohort/launch/cores.h"
 #include "cohort/launch/error_file.h"
@@ -26,12 +27,6 @@ using core::concat;
 
 double now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 Fd open_log(const fs::path& path) {
@@ -199,7 +194,7 @@ void Team::note_end(Member& member) {
   RankFailure failure{.rank = place_.first_rank + member.local_rank,
                       .local_rank = member.local_rank,
                       .node = options_.node_rank,
-                      .host = host_name(),
+                      .host = core::host_name(),
                       .pid = member.worker->pid(),
                       .attempt = place_.attempt,
                       .status = status,

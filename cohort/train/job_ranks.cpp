@@ -1,9 +1,6 @@
 #include "cohort/train/job_ranks.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <exception>
 
@@ -14,6 +11,7 @@
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
+#include "cohort/core/host.h"
 #include "cohort/core/log.h"
 
 namespace cohort::train {
@@ -33,12 +31,6 @@ std::string common_part(Config config) {
   config.train.device = "";
   config.distributed.nproc_per_node = 1;
   return dump_config(config);
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 }  // namespace
@@ -74,7 +66,7 @@ int threads_of_rank(const Config& config, const Strategy& strategy) {
   if (config.train.threads > 0 || strategy.size() == 1 || core::env_string("OMP_NUM_THREADS")) {
     return static_cast<int>(config.train.threads);
   }
-  const std::string mine = host_name() + " " + core::CpuSet::of_process().to_string();
+  const std::string mine = core::host_name() + " " + core::CpuSet::of_process().to_string();
   const std::vector<std::string> all = comm::all_gather_text(*strategy.group(), mine);
   const auto sharers = static_cast<int>(std::count(all.begin(), all.end(), mine));
   return std::max(1, core::usable_cores() / sharers);

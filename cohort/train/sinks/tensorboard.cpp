@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "cohort/core/error.h"
+#include "cohort/core/host.h"
 #include "cohort/train/sinks/append_file.h"
 
 namespace cohort::train {
@@ -97,11 +98,9 @@ fs::path new_file_path(const fs::path& folder) {
     if (!name.starts_with(kPrefix)) continue;
     time = std::max(time, std::atoll(name.c_str() + kPrefix.size()) + 1);
   }
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0 || host[0] == '\0') host = {"localhost"};
   std::array<char, 24> digits;
   std::snprintf(digits.data(), digits.size(), "%010lld", time);
-  return folder / core::concat(kPrefix, digits.data(), ".", host.data(), ".", ::getpid(), ".0");
+  return folder / core::concat(kPrefix, digits.data(), ".", core::host_name(), ".", ::getpid(), ".0");
 }
 
 fs::path make_folder(const fs::path& folder) {
