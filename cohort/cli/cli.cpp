@@ -22,12 +22,6 @@ std::string join(int argc, char** argv) {
   return text;
 }
 
-bool is_users_fault(const std::exception& error) {
-  return dynamic_cast<const UsageError*>(&error) != nullptr ||
-         dynamic_cast<const ConfigError*>(&error) != nullptr ||
-         dynamic_cast<const DataError*>(&error) != nullptr;
-}
-
 }  // namespace
 
 int run(int argc, char** argv) {
@@ -60,7 +54,7 @@ int run(int argc, char** argv) {
   } catch (const std::exception& error) {
     std::fprintf(stderr, "cohort: %s\n", core::message_of(error).c_str());
     launch::record_error(core::message_of(error));
-    return is_users_fault(error) ? 2 : 1;
+    return core::is_users_fault(error) ? 2 : 1;
   }
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "cohort/core/error.h"
+
 namespace cohort::core {
 namespace {
 
@@ -45,6 +47,12 @@ std::string without_backtrace(std::string_view text) {
   }
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
   return std::string(text);
+}
+
+bool is_users_fault(const std::exception& error) {
+  return dynamic_cast<const UsageError*>(&error) != nullptr ||
+         dynamic_cast<const ConfigError*>(&error) != nullptr ||
+         dynamic_cast<const DataError*>(&error) != nullptr;
 }
 
 }  // namespace cohort::core

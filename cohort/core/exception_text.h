@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-/// What a person needs of an exception's text.
+/// What a person needs of an exception: its text, and whose fault it is.
 namespace cohort::core {
 
 /// Returns `text` without what LibTorch and Gloo put around their messages: the C++ backtrace behind, the
@@ -15,5 +15,9 @@ std::string without_backtrace(std::string_view text);
 inline std::string message_of(const std::exception& error) {
   return without_backtrace(error.what());
 }
+
+/// True for what is wrong with the user's input: usage, configuration, data. A program ends with status 2
+/// then.
+bool is_users_fault(const std::exception& error);
 
 }  // namespace cohort::core

@@ -81,10 +81,7 @@ std::string on_first_rank(const Strategy& strategy, const std::function<std::str
     try {
       text = "+" + make();
     } catch (const std::exception& failure) {
-      const bool is_users = dynamic_cast<const UsageError*>(&failure) != nullptr ||
-                            dynamic_cast<const ConfigError*>(&failure) != nullptr ||
-                            dynamic_cast<const DataError*>(&failure) != nullptr;
-      text = (is_users ? "u" : "o") + core::message_of(failure);
+      text = (core::is_users_fault(failure) ? "u" : "o") + core::message_of(failure);
       error = std::current_exception();
     }
   }
