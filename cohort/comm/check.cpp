@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cohort/core/error.h"
+#include "cohort/core/numbered.h"
 #include "cohort/core/torch_compat.h"
 
 namespace cohort::comm {
@@ -106,7 +107,7 @@ std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprin
   const std::vector<int> missing = missing_ranks(*group.store, key(round), group.size, deadline, error);
   if (!error.empty()) throw std::runtime_error("the store cannot be reached: " + error);
   if (!missing.empty()) {
-    throw std::runtime_error(core::concat("timed out: rank ", list_ranks(missing), " did not come"));
+    throw std::runtime_error(core::concat("timed out: ", core::numbered("rank", missing), " did not come"));
   }
   std::vector<Fingerprint> all(static_cast<std::size_t>(group.size));
   for (int rank = 0; rank < group.size; ++rank) {
@@ -145,8 +146,7 @@ void compare_calls(Group::State& group, const Fingerprint& mine, core::Deadline 
   }
   std::string list;
   for (const auto& [text, ranks] : calls) {
-    list += core::concat(list.empty() ? "" : "; ", ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks),
-                         ": ", text);
+    list += core::concat(list.empty() ? "" : "; ", core::numbered("rank", ranks), ": ", text);
   }
   if (same_text && same_steps) list += alike ? " (rows do not match)" : " (shapes differ further on)";
   const char* hint = same_steps ? "every rank makes the same calls, with the same shapes, in the same order"

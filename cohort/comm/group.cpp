@@ -10,6 +10,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
+#include "cohort/core/numbered.h"
 #include "cohort/core/torch_compat.h"
 
 namespace cohort::comm {
@@ -79,7 +80,8 @@ Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) co
   parent.check_usable();
   if (ranks.empty()) refuse("a subgroup needs at least one rank");
   if (std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) != ranks.end()) {
-    refuse(core::concat("ranks of a subgroup must ascend without repeats, got ", list_ranks(ranks)));
+    refuse(
+        core::concat("ranks of a subgroup must ascend without repeats, got ", core::numbered("rank", ranks)));
   }
   check_rank("first rank of the subgroup", ranks.front(), parent.size);
   check_rank("last rank of the subgroup", ranks.back(), parent.size);
@@ -307,8 +309,8 @@ void Group::barrier(CallOptions options) const {
   const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
   const std::string where = core::concat(key, " of group '", mine.name, "' (rank ", mine.rank, "/", mine.size,
                                          ", ", waited, " ms)");
-  const auto who = core::concat(missing.size() == 1 ? "rank " : "ranks ", list_ranks(missing),
-                                missing.size() == 1 ? " has" : " have", " not come");
+  const auto who =
+      core::concat(core::numbered("rank", missing), missing.size() == 1 ? " has" : " have", " not come");
   if (const auto watch = mine.family->watch())
     watch->failed(core::concat(where, ": ", error.empty() ? who : error));
   if (!error.empty()) {

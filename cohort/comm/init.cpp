@@ -19,6 +19,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
+#include "cohort/core/numbered.h"
 #include "cohort/core/version.h"
 
 namespace cohort::comm {
@@ -187,8 +188,8 @@ void agree(c10d::Store& store, const Job& job, const std::string& mine, const st
         core::concat("rank ", job.rank, " lost the meeting point ", where, " after ", waited, " ms: ", error),
         "look at the rank that keeps it, rank 0 as a rule");
   }
-  fail(core::concat(missing.size() == 1 ? "rank " : "ranks ", list_ranks(missing), " of ", job.world_size,
-                    " did not come to ", where, " within ", waited, " ms (this is rank ", job.rank, ")"),
+  fail(core::concat(core::numbered("rank", missing), " of ", job.world_size, " did not come to ", where,
+                    " within ", waited, " ms (this is rank ", job.rank, ")"),
        "look at their output, or raise the timeout");
 }
 

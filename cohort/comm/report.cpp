@@ -8,6 +8,7 @@
 
 #include "cohort/comm/desync.h"
 #include "cohort/core/error.h"
+#include "cohort/core/numbered.h"
 
 namespace cohort::comm {
 namespace {
@@ -32,10 +33,6 @@ const FlightEntry* current(const std::vector<FlightEntry>& entries) {
     if (found != entries.end()) return &*found;
   }
   return entries.empty() ? nullptr : &entries.back();
-}
-
-std::string named(const Ranks& ranks) {
-  return core::concat(ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks));
 }
 
 // Letters only, so that a line stays a line and a field a field.
@@ -76,13 +73,13 @@ std::string verdict(const std::string& group, const std::vector<Answer>& answers
   }
   std::string text;
   if (!behind.empty()) {
-    text += core::concat("\n", named(behind), behind.size() == 1 ? " is" : " are", " behind in group '",
-                         group, "'");
+    text += core::concat("\n", core::numbered("rank", behind), behind.size() == 1 ? " is" : " are",
+                         " behind in group '", group, "'");
   }
   if (most >= 0 && calls.size() > 1) {
     std::string list;
     for (const auto& [call, ranks] : calls)
-      list += core::concat(list.empty() ? "" : "; ", named(ranks), ": ", call);
+      list += core::concat(list.empty() ? "" : "; ", core::numbered("rank", ranks), ": ", call);
     text += core::concat("\nranks called different things in group '", group, "': ", list);
   }
   return text;
@@ -184,7 +181,8 @@ std::string join_answers(const std::vector<std::optional<std::vector<Answer>>>& 
     verdicts += verdict(name, members);
   }
   if (!silent.empty())
-    verdicts += core::concat("\n", named(silent), " did not answer: dead, stopped, or not watching");
+    verdicts +=
+        core::concat("\n", core::numbered("rank", silent), " did not answer: dead, stopped, or not watching");
   return table(rows) + verdicts;
 }
 

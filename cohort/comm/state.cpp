@@ -9,6 +9,7 @@
 #include "cohort/comm/backend.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
+#include "cohort/core/numbered.h"
 #include "cohort/core/suggest.h"
 
 namespace cohort::comm {
@@ -38,15 +39,6 @@ void throw_as_ours(const std::exception& error, const std::string& where, const 
     throw PeerError(where, message, "look for the first rank that failed; this one only noticed");
   }
   throw CommError(where, message);
-}
-
-std::string list_ranks(const std::vector<int>& ranks) {
-  std::string text;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    if (i == 20) return text + core::concat(" and ", ranks.size() - i, " more");
-    text += core::concat(i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
-  }
-  return text;
 }
 
 std::vector<int> missing_ranks(c10d::Store& store, const std::string& prefix, int size,
@@ -125,8 +117,7 @@ std::string Group::State::silent_ranks() const {
   if (!error.empty())
     return core::concat("; the store cannot be reached (", error, "): the rank that keeps it is gone");
   if (silent.empty()) return "";
-  return core::concat("; ", silent.size() == 1 ? "rank " : "ranks ", list_ranks(silent), " of ", size,
-                      " did not notice: dead, or stuck");
+  return core::concat("; ", core::numbered("rank", silent), " of ", size, " did not notice: dead, or stuck");
 }
 
 namespace {
@@ -212,8 +203,8 @@ void wait_until_made(Group::State& state, core::Deadline deadline) {
   }
   if (!error.empty())
     throw PeerError("comm.group", core::concat(where, ": the store cannot be reached: ", error));
-  throw TimeoutError("comm.group", core::concat(where, ": ", missing.size() == 1 ? "rank " : "ranks ",
-                                                list_ranks(missing), " did not come"));
+  throw TimeoutError("comm.group",
+                     core::concat(where, ": ", core::numbered("rank", missing), " did not come"));
 }
 
 }  // namespace

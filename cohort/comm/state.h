@@ -93,9 +93,6 @@ struct Group::State {
 std::vector<int> missing_ranks(c10d::Store& store, const std::string& prefix, int size,
                                core::Deadline deadline, std::string& error);
 
-/// "1, 2 and 5".
-std::string list_ranks(const std::vector<int>& ranks);
-
 struct StateOptions {
   c10::intrusive_ptr<c10d::Store> store;
   std::string name = "world";

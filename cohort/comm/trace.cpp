@@ -14,6 +14,7 @@
 #include "cohort/core/atomic_file.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
+#include "cohort/core/numbered.h"
 #include "cohort/core/timeline.h"
 
 namespace cohort::comm {
@@ -91,10 +92,8 @@ class Tracing {
         missing_ranks(*state_.store, key("clock"), state_.size, deadline_, error);
     if (!error.empty()) throw CommError("comm.write_trace", core::concat(describe(), ": ", error));
     if (missing.empty()) return;
-    throw TimeoutError(
-        "comm.write_trace",
-        core::concat(describe(), ": ", missing.size() == 1 ? "rank " : "ranks ", list_ranks(missing),
-                     missing.size() == 1 ? " has" : " have", " not come"));
+    throw TimeoutError("comm.write_trace", core::concat(describe(), ": ", core::numbered("rank", missing),
+                                                        missing.size() == 1 ? " has" : " have", " not come"));
   }
 
   // What to add to this rank's clock to have rank 0's.

@@ -15,6 +15,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
+#include "cohort/core/numbered.h"
 #include "cohort/core/version.h"
 
 namespace cohort::launch {
@@ -68,14 +69,6 @@ bool connects(const addrinfo& address, milliseconds most, std::string& error) {
   }
   if (failure != 0) error = std::strerror(failure);
   return failure == 0;
-}
-
-std::string list_nodes(const std::vector<int>& nodes) {
-  std::string text = nodes.size() == 1 ? "node " : "nodes ";
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    text += concat(i == 0 ? "" : i + 1 == nodes.size() ? " and " : ", ", nodes[i]);
-  }
-  return text;
 }
 
 std::string key_of(int node) {
@@ -183,9 +176,9 @@ std::optional<TeamPlace> meet(const RunOptions& options, Peers& peers, SignalInb
     const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
     if (mine_until.expired()) {
       const std::string text =
-          leads
-              ? concat(list_nodes(missing()), " of ", options.nnodes, " did not come within ", waited, " ms")
-              : concat("node 0 was there, but did not say who else is (waited ", waited, " ms)");
+          leads ? concat(core::numbered("node", missing()), " of ", options.nnodes, " did not come within ",
+                         waited, " ms")
+                : concat("node 0 was there, but did not say who else is (waited ", waited, " ms)");
       if (leads) peers.post("go", json{{"error", text}}.dump());
       fail(text,
            "start cohort run on every node, each with its --node-rank; or raise --rdzv-conf timeout=SECONDS");
