@@ -18,8 +18,11 @@ class AverageStrategy : public Strategy {
   void synchronize_buffers(const Task& task) override {
     for (const Task::NamedModule& entry : task.modules()) averager_.broadcast_buffers(*entry.module);
   }
-  parallel::AverageReport average(std::span<const at::Tensor> parameters, double samples,
-                                  bool finite) override {
+  parallel::AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite) override {
+    std::vector<at::Tensor> parameters;
+    for (const optim::ParamGroup& group : optimizer.param_groups()) {
+      parameters.insert(parameters.end(), group.params.begin(), group.params.end());
+    }
     return averager_.average(parameters, samples, finite);
   }
 
@@ -29,7 +32,7 @@ class AverageStrategy : public Strategy {
 
 }  // namespace
 
-parallel::AverageReport Strategy::average(std::span<const at::Tensor> /*parameters*/, double samples,
+parallel::AverageReport Strategy::average(const optim::Optimizer& /*optimizer*/, double samples,
                                           bool finite) {
   parallel::AverageReport report;
   report.weight = samples;

@@ -1,13 +1,10 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <memory>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "cohort/comm/group.h"
+#include "cohort/optim/optimizer.h"
 #include "cohort/parallel/average.h"
 
 /// How the ranks of a run come to the same step: docs/train.md, "Several ranks".
@@ -31,10 +28,10 @@ class Strategy {
   virtual void begin(const Task& /*task*/) {}
   /// The same for buffers alone: what is evaluated is what rank 0 saves.
   virtual void synchronize_buffers(const Task& /*task*/) {}
-  /// After backward: makes gradients what one process would have computed on the joined batch. `samples`:
-  /// those that this rank's mean loss was taken over. With `finite` false on any rank nothing is changed.
-  virtual parallel::AverageReport average(std::span<const at::Tensor> parameters, double samples,
-                                          bool finite);
+  /// After backward: makes the optimizer's gradients what one process would have computed on the joined
+  /// batch. `samples`: those that this rank's mean loss was taken over. With `finite` false on any rank
+  /// nothing is changed.
+  virtual parallel::AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite);
 };
 
 /// Strategies by name: "single"; "average" (GradientAverager: flat chunks after backward); "auto": average

@@ -22,11 +22,7 @@ void Task::set_strategy(std::shared_ptr<Strategy> strategy) {
 }
 
 bool Task::average_gradients(const optim::Optimizer& optimizer, double samples, bool finite) {
-  std::vector<at::Tensor> parameters;
-  for (const optim::ParamGroup& group : optimizer.param_groups()) {
-    parameters.insert(parameters.end(), group.params.begin(), group.params.end());
-  }
-  last_average_ = strategy_->average(parameters, samples, finite);
+  last_average_ = strategy_->average(optimizer, samples, finite);
   ++num_averages_;
   return last_average_.ok();
 }
