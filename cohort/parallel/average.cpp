@@ -24,10 +24,6 @@ struct GradientAverager::Chunk {
 
 namespace {
 
-std::int64_t bytes_of(const at::Tensor& tensor) {
-  return tensor.numel() * static_cast<std::int64_t>(tensor.element_size());
-}
-
 // What ranks must have in common, a line for each tensor.
 std::string layout_of(const torch::nn::Module& module) {
   std::string text;
@@ -110,10 +106,9 @@ AverageReport GradientAverager::average(std::span<const at::Tensor> parameters, 
     const at::Tensor& parameter = parameters[i];
     const std::string kind = core::concat(parameter.dtype().name(), " ", parameter.device().str());
     const auto found = open.find(kind);
+    const auto bytes = static_cast<std::int64_t>(parameter.nbytes());
     const bool fits = found != open.end() &&
-                      chunks[found->second].numel * static_cast<std::int64_t>(parameter.element_size()) +
-                              bytes_of(parameter) <=
-                          options_.chunk_bytes;
+                      chunks[found->second].numel * parameter.element_size() + bytes <= options_.chunk_bytes;
     if (!fits) {
       open[kind] = chunks.size();
       chunks.push_back({.key = core::concat(kind, " ", chunks.size()), .parameters = {}, .flat = {}});
@@ -121,7 +116,7 @@ AverageReport GradientAverager::average(std::span<const at::Tensor> parameters, 
     Chunk& chunk = chunks[open[kind]];
     chunk.parameters.push_back(parameter);
     chunk.numel += parameter.numel();
-    report.bytes += bytes_of(parameter);
+    report.bytes += bytes;
   }
   reduce_chunks(chunks, weight / report.weight);
   return report;
