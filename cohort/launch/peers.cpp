@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
 #include "cohort/launch/worker.h"
 
 namespace cohort::launch {
@@ -129,8 +130,7 @@ void Peers::look(const std::shared_ptr<State>& state) {
       state->last_round = Clock::now();
     }
   } catch (const std::exception& error) {
-    const std::string words = error.what();
-    state->lose(concat("the store that node 0 keeps is gone: ", words.substr(0, words.find('\n'))));
+    state->lose(concat("the store that node 0 keeps is gone: ", core::message_of(error)));
   }
   const std::lock_guard lock(state->mutex);
   state->done = true;
