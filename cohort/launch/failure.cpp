@@ -22,50 +22,19 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-json write(const RankFailure& failure) {
-  return {{"rank", failure.rank},       {"local_rank", failure.local_rank},
-          {"node", failure.node},       {"host", failure.host},
-          {"pid", failure.pid},         {"attempt", failure.attempt},
-          {"status", failure.status},   {"what", failure.what},
-          {"message", failure.message}, {"details", failure.details},
-          {"time", failure.time},       {"last_lines", failure.last_lines}};
-}
-
-RankFailure read(const json& data) {
-  RankFailure failure;
-  data.at("rank").get_to(failure.rank);
-  data.at("local_rank").get_to(failure.local_rank);
-  data.at("node").get_to(failure.node);
-  data.at("host").get_to(failure.host);
-  data.at("pid").get_to(failure.pid);
-  data.at("attempt").get_to(failure.attempt);
-  data.at("status").get_to(failure.status);
-  data.at("what").get_to(failure.what);
-  data.at("message").get_to(failure.message);
-  data.at("details").get_to(failure.details);
-  data.at("time").get_to(failure.time);
-  data.at("last_lines").get_to(failure.last_lines);
-  return failure;
-}
-
 }  // namespace
 
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFailure, rank, local_rank, node, host, pid, attempt, status, what,
+                                   message, details, time, last_lines)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AttemptReport, restart, status, signal, failures)
+
 std::string AttemptReport::to_json() const {
-  json list = json::array();
-  for (const RankFailure& failure : failures) list.push_back(write(failure));
-  const json data = {{"restart", restart}, {"status", status}, {"signal", signal}, {"failures", list}};
-  return data.dump(-1, ' ', false, json::error_handler_t::replace);
+  return json(*this).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 AttemptReport AttemptReport::from_json(const std::string& text) {
   try {
-    const json data = json::parse(text);
-    AttemptReport report;
-    data.at("restart").get_to(report.restart);
-    data.at("status").get_to(report.status);
-    data.at("signal").get_to(report.signal);
-    for (const json& failure : data.at("failures")) report.failures.push_back(read(failure));
-    return report;
+    return json::parse(text).get<AttemptReport>();
   } catch (const json::exception& error) {
     throw CommError("launch.agent", concat("another agent's report cannot be read: ", error.what()),
                     "the same version of cohort on all nodes");
