@@ -3,18 +3,16 @@
 
 #include <algorithm>
 #include <charconv>
-#include <future>
 #include <mutex>
-#include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "cohort/comm/backend.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/job.h"
 #include "cohort/comm/state.h"
+#include "cohort/comm/tcp_store.h"
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
@@ -27,8 +25,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using Store = c10::intrusive_ptr<c10d::Store>;
-
-constexpr milliseconds kSlack(2000);  // LibTorch tries once more after its own deadline
 
 [[noreturn]] void fail(const std::string& what, const std::string& hint = "") {
   throw RendezvousError("comm.init", what, hint);
@@ -65,42 +61,27 @@ Address parse_address(const std::string& method) {
   return address;
 }
 
-// LibTorch's store has no deadline for the first answer: where something else listens on the port it waits
-// for ever, on a thread of its own so that nobody waits with it.
-std::future<Store> connect(const std::string& host, const c10d::TCPStoreOptions& options) {
-  std::packaged_task<Store()> task(
-      [host, options]() -> Store { return c10::make_intrusive<c10d::TCPStore>(host, options); });
-  std::future<Store> store = task.get_future();
-  std::thread(std::move(task)).detach();
-  return store;
-}
-
 Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = address.port;
-  options.isServer = job.rank == 0 && !job.agent_store;
-  options.numWorkers = static_cast<std::size_t>(job.world_size);
-  options.waitWorkers = false;  // who is missing is found out below, by name
-  options.timeout = timeout;
+  const bool serves = job.rank == 0 && !job.agent_store;
   const core::Deadline deadline(timeout);
   const auto at = [&] {
     return core::concat(to_string(address), " (rank ", job.rank, "/", job.world_size, ", ",
                         std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count(), " ms)");
   };
   try {
-    std::future<Store> store = connect(address.host, options);
-    if (store.wait_for(timeout + kSlack) == std::future_status::ready) return store.get();
+    return open_tcp_store({.host = address.host, .port = address.port, .serves = serves, .timeout = timeout});
+  } catch (const TimeoutError&) {
+    fail(core::concat("something listens on ", at(), ", but does not answer as rank 0 does"),
+         "another MASTER_PORT; or look what listens there");
   } catch (const std::exception& error) {
     const std::string words = core::message_of(error);
-    if (options.isServer) {
+    if (serves) {
       fail(core::concat("rank 0 cannot listen on ", at(), ": ", words),
            "another MASTER_PORT; and end what is left of an earlier run");
     }
     fail(core::concat("cannot reach rank 0 at ", at(), ": ", words),
          "check that rank 0 runs, and that MASTER_ADDR and MASTER_PORT name its host and port");
   }
-  fail(core::concat("something listens on ", at(), ", but does not answer as rank 0 does"),
-       "another MASTER_PORT; or look what listens there");
 }
 
 struct Meeting {

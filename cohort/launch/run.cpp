@@ -6,11 +6,9 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <future>
-#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "cohort/comm/tcp_store.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/launch/agent.h"
@@ -40,19 +38,10 @@ class StoreBoard : public Board {
   Store store_;
 };
 
-TcpStore open_store(const std::string& host, std::uint16_t port, bool serves, milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = port;
-  options.isServer = serves;
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  return c10::make_intrusive<c10d::TCPStore>(host, options);
-}
-
 TcpStore serve(const RunOptions& options) {
   const std::uint16_t port = options.master_port.value_or(options.nnodes == 1 ? 0 : kDefaultPort);
   try {
-    return open_store("127.0.0.1", port, true, std::chrono::seconds(30));
+    return comm::open_tcp_store({.host = "127.0.0.1", .port = port, .serves = true});
   } catch (const std::exception& error) {
     throw RendezvousError("launch.run", concat("cannot listen on port ", port, ": ", core::message_of(error)),
                           options.nnodes == 1
@@ -62,31 +51,20 @@ TcpStore serve(const RunOptions& options) {
   }
 }
 
-// Who listens there may be no store, and then the client waits for an answer for ever: it is made in a thread
-// that can be left behind. Returns nothing when `interrupted` says so.
+// Returns nothing when `interrupted` says so.
 TcpStore join(const RunOptions& options, const std::string& address, std::uint16_t port,
               core::Deadline deadline, const std::function<bool()>& interrupted) {
-  const auto fail = [&](const std::string& why) {
-    throw RendezvousError(
-        "launch.run",
-        concat("somebody listens at ", *options.master_addr, ":", port, ", but is no agent of node 0: ", why),
-        "another --master-port, the same on all nodes");
-  };
-  const milliseconds most(std::clamp(deadline.remaining_ms(), 1000, 30'000));
-  std::packaged_task<TcpStore()> task([=] { return open_store(address, port, false, most); });
-  std::future<TcpStore> store = task.get_future();
-  std::thread(std::move(task)).detach();
-  const core::Deadline patience(most);
-  while (store.wait_for(milliseconds(50)) != std::future_status::ready) {
-    if (interrupted()) return {};
-    if (patience.expired()) fail(concat("no answer in ", most.count(), " ms"));
-  }
   try {
-    return store.get();
+    return comm::open_tcp_store({.host = address,
+                                 .port = port,
+                                 .timeout = milliseconds(std::clamp(deadline.remaining_ms(), 1000, 30'000)),
+                                 .interrupted = interrupted});
   } catch (const std::exception& error) {
-    fail(core::message_of(error));
+    throw RendezvousError("launch.run",
+                          concat("somebody listens at ", *options.master_addr, ":", port,
+                                 ", but is no agent of node 0: ", core::message_of(error)),
+                          "another --master-port, the same on all nodes");
   }
-  return {};
 }
 
 // [::1] is how an IPv6 address stands before a port; alone it has no brackets.

@@ -14,8 +14,8 @@
 #include <iterator>
 #include <map>
 #include <string_view>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "cohort/comm/tcp_store.h"
 #include "cohort/core/cpu.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/env.h"
@@ -174,11 +174,7 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
   const core::Deadline deadline =
       options.timeout ? core::Deadline(*options.timeout) : core::Deadline::never();
 
-  c10d::TCPStoreOptions store_options;
-  store_options.port = 0;
-  store_options.isServer = true;
-  store_options.waitWorkers = false;
-  const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store_options);
+  const auto store = comm::open_tcp_store({.host = "127.0.0.1", .serves = true});
 
   Ranks ranks;
   for (int rank = 0; rank < num_ranks; ++rank) {

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+/// LibTorch's store behind a port, at which the ranks of a job meet. Internal.
+namespace cohort::comm {
+
+struct TcpStoreOptions {
+  std::string host;
+  std::uint16_t port = 0;  ///< 0, for one that serves: the system chooses
+  bool serves = false;     ///< keeps the store, in a thread of this process
+  std::chrono::milliseconds timeout = std::chrono::seconds(30);  ///< also of what is asked of it later
+  std::function<bool()> interrupted = nullptr;                   ///< asked while waiting
+};
+
+/// Returns the store once it answers; null when `interrupted` says so. Blocking: two seconds longer than the
+/// timeout at most. Throws: TimeoutError when something listens there that does not answer; what LibTorch
+/// throws when nobody listens at the deadline, or the port is taken.
+c10::intrusive_ptr<c10d::TCPStore> open_tcp_store(const TcpStoreOptions& options);
+
+}  // namespace cohort::comm
