@@ -43,7 +43,6 @@ int run(int argc, char** argv) {
   add_doctor(app, context);
   try {
     std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
-    context.words = words;
     context.rest = take_program(words);
     std::reverse(words.begin(), words.end());  // as CLI11 takes them
     app.parse(words);

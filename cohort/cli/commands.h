@@ -12,8 +12,7 @@ namespace cohort::cli {
 struct Context {
   std::string program;  ///< as it was called
   std::string command_line;
-  std::vector<std::string> words;  ///< all that stands after the program's name
-  std::vector<std::string> rest;   ///< of `cohort run`: the program and its arguments
+  std::vector<std::string> rest;  ///< of `cohort run`: the program and its arguments
   std::function<int()> action;
 };
 

@@ -12,6 +12,7 @@
 #include "cohort/comm/job.h"
 #include "cohort/core/error.h"
 #include "cohort/launch/run.h"
+#include "cohort/launch/worker.h"
 #include "cohort/train/config.h"
 #include "cohort/train/run.h"
 
@@ -47,16 +48,16 @@ void print_result(const train::RunResult& result) {
   print_if_there("tensorboard", result.folder / "tensorboard");
 }
 
-/// This program with the arguments that it was called with.
-std::vector<std::string> own_command(const Context& context) {
-  std::vector<std::string> command = {fs::read_symlink("/proc/self/exe").string()};
-  command.insert(command.end(), context.words.begin(), context.words.end());
+/// This program by its path, with the arguments that it was called with.
+std::vector<std::string> own_command() {
+  std::vector<std::string> command = launch::own_arguments();
+  command.front() = fs::read_symlink("/proc/self/exe").string();
   return command;
 }
 
 /// How many ranks to start here: nothing when a launcher has started this one, or one is enough. PET_* are
 /// read for a job that begins here alone: inside another they are its launcher's.
-std::optional<launch::RunOptions> ranks_to_start(const TrainArguments& arguments, const Context& context,
+std::optional<launch::RunOptions> ranks_to_start(const TrainArguments& arguments,
                                                  const train::Config& config) {
   const std::string& asked = arguments.nproc_per_node;
   const int ranks = asked.empty() ? static_cast<int>(config.distributed.nproc_per_node)
@@ -65,7 +66,7 @@ std::optional<launch::RunOptions> ranks_to_start(const TrainArguments& arguments
   if (job.launcher == comm::Launcher::kNone) {
     if (ranks == 1) return std::nullopt;
     return launch::read_run_flags({{"standalone", "1"}, {"nproc-per-node", std::to_string(ranks)}},
-                                  own_command(context));
+                                  own_command());
   }
   if (!asked.empty() && ranks != job.local_world_size) {
     throw UsageError("cli.train",
@@ -123,7 +124,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
     std::fputs(train::dump_config(config).c_str(), stdout);
     return 0;
   }
-  if (const auto ranks = ranks_to_start(arguments, context, config)) return launch::run_job(*ranks);
+  if (const auto ranks = ranks_to_start(arguments, config)) return launch::run_job(*ranks);
   const train::RunResult result = train::run_training(std::move(config), context.command_line);
   if (result.rank == 0) print_result(result);
   if (result.fit.signal == 0) return 0;

@@ -10,8 +10,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <string_view>
 
@@ -33,19 +31,6 @@ constexpr const char* kCall = "COHORT_SPAWN_CALL";
 constexpr const char* kErrorFd = "COHORT_SPAWN_ERROR_FD";
 constexpr std::size_t kMostText = 64 * 1024;
 constexpr char kReached = '\x06';  // what a rank writes first: it came to its call
-
-std::vector<std::string> own_arguments() {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  std::vector<std::string> arguments;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find('\0', begin), text.size());
-    arguments.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  if (arguments.empty()) throw SystemError("launch.spawn", "cannot read /proc/self/cmdline", "mount /proc");
-  return arguments;
-}
 
 // In a rank: runs fn and never returns.
 [[noreturn]] void run_rank(const std::function<void(int)>& fn) {

@@ -14,6 +14,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
@@ -195,6 +197,19 @@ std::string describe_exit(int wait_status) {
   if (!WIFSIGNALED(wait_status)) return concat("ended with status ", WEXITSTATUS(wait_status));
   const int number = WTERMSIG(wait_status);
   return concat("was killed by signal ", number, " (", ::strsignal(number), ")");
+}
+
+std::vector<std::string> own_arguments() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::vector<std::string> arguments;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\0', begin), text.size());
+    arguments.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  if (arguments.empty()) throw SystemError("launch.worker", "cannot read /proc/self/cmdline", "mount /proc");
+  return arguments;
 }
 
 std::vector<std::string> environment_with(const std::vector<std::pair<std::string, std::string>>& added) {

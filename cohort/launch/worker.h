@@ -93,6 +93,9 @@ int exit_status(int wait_status);
 /// Returns "ended with status 3" or "was killed by signal 9 (Killed)".
 std::string describe_exit(int wait_status);
 
+/// Returns what this process was called with, its name first. Throws: SystemError without /proc.
+std::vector<std::string> own_arguments();
+
 /// Returns this process's environment with `added` in place of variables of the same names.
 std::vector<std::string> environment_with(const std::vector<std::pair<std::string, std::string>>& added);
 
