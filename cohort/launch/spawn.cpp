@@ -14,7 +14,6 @@
 #include <string_view>
 
 #include "cohort/comm/tcp_store.h"
-#include "cohort/core/cpu.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
@@ -107,24 +106,15 @@ class Ranks {
   std::vector<Rank> list;
 };
 
-std::vector<std::string> environment_of(int rank, int num_ranks, int port, const std::string& call,
+std::vector<std::string> environment_of(int rank, int num_ranks, std::uint16_t port, const std::string& call,
                                         int error_fd, const SpawnOptions& options) {
-  std::vector<std::pair<std::string, std::string>> added = {
-      {"RANK", std::to_string(rank)},
-      {"LOCAL_RANK", std::to_string(rank)},
-      {"GROUP_RANK", "0"},
-      {"WORLD_SIZE", std::to_string(num_ranks)},
-      {"LOCAL_WORLD_SIZE", std::to_string(num_ranks)},
-      {"MASTER_ADDR", "127.0.0.1"},
-      {"MASTER_PORT", std::to_string(port)},
-      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-      {"TORCHELASTIC_RESTART_COUNT", "0"},
-      {kCall, call},
-      {kErrorFd, std::to_string(error_fd)},
-  };
-  if (!core::env_string("OMP_NUM_THREADS")) {
-    added.emplace_back("OMP_NUM_THREADS", std::to_string(std::max(1, core::usable_cores() / num_ranks)));
-  }
+  Variables added = variables_of({.rank = rank,
+                                  .local_rank = rank,
+                                  .world_size = num_ranks,
+                                  .local_world_size = num_ranks,
+                                  .master_addr = "127.0.0.1",
+                                  .master_port = port});
+  added.insert(added.end(), {{kCall, call}, {kErrorFd, std::to_string(error_fd)}});
   added.insert(added.end(), options.environment.begin(), options.environment.end());
   return environment_with(added);
 }

@@ -121,26 +121,21 @@ void Team::start(int local_rank) {
                       options_.tee.err(local_rank), "stderr.log");
   const Fd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
 
-  const int threads = std::max(1, core::usable_cores() / options_.nproc_per_node);
-  std::vector<std::pair<std::string, std::string>> added = {
-      {"RANK", std::to_string(rank)},
-      {"LOCAL_RANK", std::to_string(local_rank)},
-      {"WORLD_SIZE", std::to_string(place_.world_size)},
-      {"LOCAL_WORLD_SIZE", std::to_string(options_.nproc_per_node)},
-      {"GROUP_RANK", std::to_string(options_.node_rank)},
-      {"GROUP_WORLD_SIZE", std::to_string(options_.nnodes)},
-      {"ROLE_NAME", options_.role},
-      {"ROLE_RANK", std::to_string(rank)},
-      {"ROLE_WORLD_SIZE", std::to_string(place_.world_size)},
-      {"MASTER_ADDR", place_.master_addr},
-      {"MASTER_PORT", std::to_string(place_.master_port)},
-      {"TORCHELASTIC_RESTART_COUNT", std::to_string(place_.attempt)},
-      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
-      {"TORCHELASTIC_RUN_ID", place_.run_id},
-      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-      {"TORCHELASTIC_ERROR_FILE", member->error_file.string()},
-  };
-  if (!core::env_string("OMP_NUM_THREADS")) added.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
+  Variables added = variables_of({.rank = rank,
+                                  .local_rank = local_rank,
+                                  .world_size = place_.world_size,
+                                  .local_world_size = options_.nproc_per_node,
+                                  .node_rank = options_.node_rank,
+                                  .master_addr = place_.master_addr,
+                                  .master_port = place_.master_port,
+                                  .restart_count = place_.attempt});
+  added.insert(added.end(), {{"GROUP_WORLD_SIZE", std::to_string(options_.nnodes)},
+                             {"ROLE_NAME", options_.role},
+                             {"ROLE_RANK", std::to_string(rank)},
+                             {"ROLE_WORLD_SIZE", std::to_string(place_.world_size)},
+                             {"TORCHELASTIC_MAX_RESTARTS", std::to_string(options_.max_restarts)},
+                             {"TORCHELASTIC_RUN_ID", place_.run_id},
+                             {"TORCHELASTIC_ERROR_FILE", member->error_file.string()}});
   // Through a pipe Python would keep its lines to itself; torchrun passes -u.
   if (!core::env_string("PYTHONUNBUFFERED")) added.emplace_back("PYTHONUNBUFFERED", "1");
   added.insert(added.end(), options_.environment.begin(), options_.environment.end());

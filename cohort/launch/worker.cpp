@@ -212,7 +212,7 @@ std::vector<std::string> own_arguments() {
   return arguments;
 }
 
-std::vector<std::string> environment_with(const std::vector<std::pair<std::string, std::string>>& added) {
+std::vector<std::string> environment_with(const Variables& added) {
   std::vector<std::string> result;
   for (char** at = environ; *at != nullptr; ++at) {
     const std::string text = *at;
@@ -223,6 +223,25 @@ std::vector<std::string> environment_with(const std::vector<std::pair<std::strin
   }
   for (const auto& [name, value] : added) result.push_back(name + "=" + value);
   return result;
+}
+
+Variables variables_of(const RankPlace& place) {
+  Variables variables = {
+      {"RANK", std::to_string(place.rank)},
+      {"LOCAL_RANK", std::to_string(place.local_rank)},
+      {"WORLD_SIZE", std::to_string(place.world_size)},
+      {"LOCAL_WORLD_SIZE", std::to_string(place.local_world_size)},
+      {"GROUP_RANK", std::to_string(place.node_rank)},
+      {"MASTER_ADDR", place.master_addr},
+      {"MASTER_PORT", std::to_string(place.master_port)},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(place.restart_count)},
+      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+  };
+  if (!core::env_string("OMP_NUM_THREADS")) {
+    const int threads = std::max(1, core::usable_cores() / place.local_world_size);
+    variables.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
+  }
+  return variables;
 }
 
 std::string find_program(const std::string& name) {

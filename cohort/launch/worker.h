@@ -2,7 +2,9 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -96,8 +98,26 @@ std::string describe_exit(int wait_status);
 /// Returns what this process was called with, its name first. Throws: SystemError without /proc.
 std::vector<std::string> own_arguments();
 
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
 /// Returns this process's environment with `added` in place of variables of the same names.
-std::vector<std::string> environment_with(const std::vector<std::pair<std::string, std::string>>& added);
+std::vector<std::string> environment_with(const Variables& added);
+
+/// Where a rank stands in its job.
+struct RankPlace {
+  int rank = 0;
+  int local_rank = 0;
+  int world_size = 1;
+  int local_world_size = 1;
+  int node_rank = 0;
+  std::string master_addr;
+  std::uint16_t master_port = 0;
+  int restart_count = 0;
+};
+
+/// Returns the variables by which torchrun tells a rank its place, and OMP_NUM_THREADS, its share of the
+/// cores, where this process has none.
+Variables variables_of(const RankPlace& place);
 
 /// Returns the path of a program as a shell finds it, through PATH when the name has no slash.
 /// Throws: UsageError when there is none that can be executed.
