@@ -27,8 +27,6 @@ struct FlightEntry {
   CallState state = CallState::kBegun;
   int num_frames = 0;
   std::array<void*, kFrames> frames{};  ///< return addresses, innermost first
-
-  bool over() const { return state == CallState::kDone || state == CallState::kFailed; }
 };
 
 /// The last calls of a group. Threads: any.

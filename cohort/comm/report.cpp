@@ -47,15 +47,11 @@ bool read(const std::string& text, Number& number) {
   return error == std::errc() && end == text.data() + text.size();
 }
 
-std::string since(const Answer& answer) {
-  if (answer.call.empty()) return "";
-  const bool over = answer.state == to_string(CallState::kDone);
-  const bool failed = answer.state == to_string(CallState::kFailed);
-  return core::concat(answer.state,
-                      failed ? " after "
-                      : over ? " for "
-                             : " since ",
-                      answer.milliseconds, " ms");
+// "waiting since 12 ms"; the state comes as its word, from another rank too.
+std::string since(const std::string& state, std::int64_t duration_ms) {
+  const bool done = state == to_string(CallState::kDone);
+  const bool failed = state == to_string(CallState::kFailed);
+  return core::concat(state, failed ? " after " : done ? " for " : " since ", duration_ms, " ms");
 }
 
 // What is wrong in one group: who is behind, who called something else.
@@ -102,11 +98,7 @@ std::string table(const std::vector<std::array<std::string, 5>>& rows) {
 }
 
 std::string describe(const FlightEntry& entry) {
-  return core::concat(entry.signature.text(), ": ", to_string(entry.state),
-                      entry.state == CallState::kFailed ? " after "
-                      : entry.over()                    ? " for "
-                                                        : " since ",
-                      duration_of(entry), " ms",
+  return core::concat(entry.signature.text(), ": ", since(to_string(entry.state), duration_of(entry)),
                       entry.state == CallState::kDone
                           ? core::concat(", took ", milliseconds(entry.since - entry.begun), " ms")
                           : "");
@@ -176,7 +168,7 @@ std::string join_answers(const std::vector<std::optional<std::vector<Answer>>>& 
   for (const auto& [name, members] : groups) {
     for (const Answer& answer : members) {
       rows.push_back({std::to_string(answer.rank), name, answer.call.empty() ? "nothing yet" : answer.call,
-                      since(answer), answer.caller});
+                      answer.call.empty() ? "" : since(answer.state, answer.milliseconds), answer.caller});
     }
     verdicts += verdict(name, members);
   }
