@@ -1,6 +1,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -110,5 +111,42 @@ class Program {
 inline Outcome run_program(const std::filesystem::path& folder, const std::vector<std::string>& arguments) {
   return Program(folder, arguments).outcome();
 }
+
+/// `cohort train` on made-up images: momentum, batch norm, a schedule by step, two workers. 5 epochs of 8
+/// steps, or of 4 on two ranks, whose last batch of 13 they cannot share evenly.
+class TrainProgramTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    write_file(dir / "job.yaml", R"(
+model: {name: vgg11_bn, width: 0.05, pools: 4, head: linear}
+data: {kind: synthetic, synthetic_train: 61, synthetic_val: 21, image_size: 16, color: grey, workers: 2}
+optim: {lr: 0.05, momentum: 0.9}
+schedule: {name: cosine, warmup_steps: 4}
+train: {epochs: 5, batch_size: 8, threads: 1, device: cpu}
+comm: {timeout: 60}
+run: {save_every_steps: 3, log_every: 2, keep: 2}
+)");
+  }
+
+  static std::vector<std::string> train(const std::string& folder,
+                                        const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments{"train", "--config", "job.yaml", "run.dir=" + folder};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  Outcome run(const std::vector<std::string>& arguments) { return run_program(dir.path(), arguments); }
+  /// The parameters that the run in `folder` saved last.
+  std::string model(const std::string& folder) {
+    return read_file(dir / folder / "checkpoints" / "last" / "model.safetensors");
+  }
+  /// Waits until the run in `folder` has a checkpoint, or has ended.
+  void wait_for_checkpoint(Program& program, const std::string& folder) {
+    while (!std::filesystem::exists(dir / folder / "checkpoints" / "last") &&
+           !program.wait_for(std::chrono::milliseconds(10))) {
+    }
+  }
+
+  TempDir dir;
+};
 
 }  // namespace cohort::test

@@ -15,31 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-// A job of 5 epochs x 8 steps on made-up images: momentum, batch norm, a schedule by step, two
-// workers.
-constexpr const char* kJob = R"(
-model: {name: vgg11_bn, width: 0.05, pools: 4, head: linear}
-data: {kind: synthetic, synthetic_train: 60, synthetic_val: 20, image_size: 16, color: grey, workers: 2}
-optim: {lr: 0.05, momentum: 0.9}
-schedule: {name: cosine, warmup_steps: 4}
-train: {epochs: 5, batch_size: 8, threads: 1, device: cpu}
-run: {save_every_steps: 3, log_every: 2, keep: 2}
-)";
-
-class ProgramTest : public ::testing::Test {
- protected:
-  void SetUp() override { write_file(dir / "job.yaml", kJob); }
-
-  Outcome run(const std::vector<std::string>& arguments) { return run_program(dir.path(), arguments); }
-
-  std::vector<std::string> train(const std::string& folder, std::vector<std::string> more = {}) {
-    std::vector<std::string> arguments{"train", "--config", "job.yaml", "run.dir=" + folder};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return arguments;
-  }
-
-  TempDir dir;
-};
+class ProgramTest : public TrainProgramTest {};
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::istringstream stream(text);
@@ -92,7 +68,7 @@ TEST_F(ProgramTest, FastDevRunDoesTwoStepsOfEverything) {
 
 TEST_F(ProgramTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
   ASSERT_EQ(run(train("straight")).status, 0);
-  const std::string expected = read_file(dir / "straight" / "checkpoints" / "last" / "model.safetensors");
+  const std::string expected = model("straight");
 
   const char* text = std::getenv("COHORT_KILLS");  // the slow script asks for twenty
   const int kills = text == nullptr ? 3 : std::atoi(text);
@@ -119,8 +95,7 @@ TEST_F(ProgramTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
     const Outcome last =
         run(train(folder, {"--resume", "auto", "data.workers=" + std::to_string(random() % 4)}));
     ASSERT_EQ(last.status, 0) << last.err;
-    EXPECT_TRUE(read_file(dir / folder / "checkpoints" / "last" / "model.safetensors") == expected)
-        << "kill " << i;
+    EXPECT_TRUE(model(folder) == expected) << "kill " << i;
     EXPECT_EQ(epochs_and_metrics(dir / folder / "metrics.csv"),
               epochs_and_metrics(dir / "straight" / "metrics.csv"));
   }
@@ -129,8 +104,7 @@ TEST_F(ProgramTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
 
 TEST_F(ProgramTest, SigtermFinishesTheStepSavesAndSaysHowToGoOn) {
   Program program(dir.path(), train("stopped", {"train.epochs=2000"}));
-  while (!fs::exists(dir / "stopped" / "checkpoints" / "last") && !program.wait_for(10ms)) {
-  }
+  wait_for_checkpoint(program, "stopped");
   program.signal(SIGTERM);
   const Outcome outcome = program.outcome();
   EXPECT_EQ(outcome.status, 128 + SIGTERM);
@@ -140,8 +114,7 @@ TEST_F(ProgramTest, SigtermFinishesTheStepSavesAndSaysHowToGoOn) {
 
 TEST_F(ProgramTest, AFolderThatIsInUseIsRefusedNamingTheProcess) {
   Program first(dir.path(), train("shared", {"train.epochs=2000"}));
-  while (!fs::exists(dir / "shared" / "checkpoints" / "last") && !first.wait_for(10ms)) {
-  }
+  wait_for_checkpoint(first, "shared");
   const Outcome second = run(train("shared", {"--resume", "auto"}));
   EXPECT_EQ(second.status, 1);
   EXPECT_NE(second.err.find("shared is in use by process"), std::string::npos) << second.err;
@@ -212,8 +185,7 @@ TEST_F(ProgramTest, KilledAfterGoingBackItGoesOnFromThere) {
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   expect_in(outcome.err, {"resumed from back/checkpoints/step_00000003"});
   EXPECT_EQ(logged_steps(dir / "back" / "metrics.jsonl"), logged_steps(dir / "straight" / "metrics.jsonl"));
-  EXPECT_EQ(read_file(checkpoints / "last" / "model.safetensors"),
-            read_file(dir / "straight" / "checkpoints" / "last" / "model.safetensors"));
+  EXPECT_EQ(read_file(checkpoints / "last" / "model.safetensors"), model("straight"));
 }
 
 TEST_F(ProgramTest, AFastDevRunIsNeverGoneOnWith) {
@@ -243,8 +215,7 @@ TEST_F(ProgramTest, AFolderInWhichARunOnlyFailedToBeginMayBeUsed) {
 TEST_F(ProgramTest, TheCommandToGoOnCanBePasted) {
   const std::string folder = "my run #1";
   Program program(dir.path(), train(folder, {"train.epochs=2000", "--load", COHORT_TEST_PLUGIN}));
-  while (!fs::exists(dir / folder / "checkpoints" / "last") && !program.wait_for(10ms)) {
-  }
+  wait_for_checkpoint(program, folder);
   program.signal(SIGTERM);
   const Outcome outcome = program.outcome();
   ASSERT_EQ(outcome.status, 128 + SIGTERM) << outcome.err;

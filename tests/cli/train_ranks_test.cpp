@@ -12,37 +12,14 @@
 namespace cohort::test {
 namespace {
 
-namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
-// 5 epochs of 4 steps: 16 samples each, and a last one of 13, which two ranks do not divide.
-constexpr const char* kJob = R"(
-model: {name: vgg11_bn, width: 0.05, pools: 4, head: linear}
-data: {kind: synthetic, synthetic_train: 61, synthetic_val: 21, image_size: 16, color: grey, workers: 1}
-optim: {lr: 0.05, momentum: 0.9}
-schedule: {name: cosine, warmup_steps: 4}
-train: {epochs: 5, batch_size: 8, threads: 1, device: cpu}
-comm: {timeout: 60}
-run: {save_every_steps: 3, log_every: 2, keep: 2}
-)";
-
-class TrainRanksTest : public ::testing::Test {
+class TrainRanksTest : public TrainProgramTest {
  protected:
-  void SetUp() override { write_file(dir / "job.yaml", kJob); }
-
-  static std::vector<std::string> train(const std::string& folder, std::vector<std::string> more = {}) {
-    std::vector<std::string> arguments{"train", "--config", "job.yaml", "run.dir=" + folder};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    return arguments;
-  }
   static std::vector<std::string> train_on(int ranks, const std::string& folder,
                                            std::vector<std::string> more = {}) {
     more.insert(more.end(), {"--nproc-per-node", std::to_string(ranks)});
     return train(folder, more);
-  }
-  Outcome run(const std::vector<std::string>& arguments) { return run_program(dir.path(), arguments); }
-  std::string model(const std::string& folder) {
-    return read_file(dir / folder / "checkpoints" / "last" / "model.safetensors");
   }
   // What two ranks end with; made once.
   const std::string& straight() {
@@ -53,11 +30,6 @@ class TrainRanksTest : public ::testing::Test {
       straight_ = model("straight");
     }
     return straight_;
-  }
-  // Waits until the run in `folder` has a checkpoint.
-  void wait_for_checkpoint(Program& program, const std::string& folder) {
-    while (!fs::exists(dir / folder / "checkpoints" / "last") && !program.wait_for(10ms)) {
-    }
   }
   // Starts `cohort train` with each set of variables at once, and expects all to end well.
   void run_with(const std::string& folder, const std::vector<Program::Variables>& ranks) {
@@ -70,8 +42,6 @@ class TrainRanksTest : public ::testing::Test {
       EXPECT_EQ(outcome.status, 0) << outcome.err;
     }
   }
-
-  TempDir dir;
 
  private:
   std::string straight_;
