@@ -1,6 +1,5 @@
 // What happens to a job when one rank fails: the table in docs/launch.md, row by row, three ranks over Gloo.
 #include <gtest/gtest.h>
-#include <sys/prctl.h>
 
 #include <cstdlib>
 #include <random>
@@ -49,17 +48,7 @@ std::vector<Fault> faults() {
 
 class FaultsTest : public ::testing::TestWithParam<Fault> {
  protected:
-  // What a job leaves behind becomes a child of this process.
-  static void SetUpTestSuite() { ::prctl(PR_SET_CHILD_SUBREAPER, 1); }
-
-  static bool nothing_is_left() {
-    const core::Deadline deadline(2s);
-    for (;;) {
-      if (::waitpid(-1, nullptr, WNOHANG) < 0 && errno == ECHILD) return true;
-      if (deadline.expired()) return false;
-      std::this_thread::sleep_for(10ms);
-    }
-  }
+  static void SetUpTestSuite() { adopt_orphans(); }
 };
 
 TEST_P(FaultsTest, TheJobEndsInTimeNamingRankAndCause) {

@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <sstream>
@@ -14,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "cohort/core/deadline.h"
 #include "tests/support/temp_dir.h"
 
 /// Runs the built program `cohort` as a user does, in a folder of the test's own.
@@ -110,6 +113,21 @@ class Program {
 
 inline Outcome run_program(const std::filesystem::path& folder, const std::vector<std::string>& arguments) {
   return Program(folder, arguments).outcome();
+}
+
+/// From now on what a program leaves behind becomes a child of this process.
+inline void adopt_orphans() {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+/// True once all children of this process are gone, within two seconds.
+inline bool nothing_is_left() {
+  const core::Deadline deadline(std::chrono::seconds(2));
+  while (::waitpid(-1, nullptr, WNOHANG) >= 0 || errno != ECHILD) {
+    if (deadline.expired()) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return true;
 }
 
 /// `cohort train` on made-up images: momentum, batch norm, a schedule by step, two workers. 5 epochs of 8

@@ -97,6 +97,7 @@ TEST_F(TrainRanksTest, TorchrunStartsItAndTheRunIsBitwiseTheSame) {
 }
 
 TEST_F(TrainRanksTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
+  adopt_orphans();
   const auto begin = std::chrono::steady_clock::now();
   ASSERT_FALSE(straight().empty());
   const auto whole =
@@ -113,11 +114,8 @@ TEST_F(TrainRanksTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
     if (!program.wait_for(std::chrono::milliseconds(random() % whole.count()))) ++killed;
     program.signal(SIGKILL);  // the launcher: its ranks die with it
     program.wait_for(10s);
-    Outcome rest = run(train_on(2, folder, {"--resume", "auto"}));
-    if (rest.status != 0) {  // its ranks may hold the folder for a moment longer
-      std::this_thread::sleep_for(1s);
-      rest = run(train_on(2, folder, {"--resume", "auto"}));
-    }
+    ASSERT_TRUE(nothing_is_left()) << "ranks outlived their launcher";
+    const Outcome rest = run(train_on(2, folder, {"--resume", "auto"}));
     ASSERT_EQ(rest.status, 0) << rest.err;
     EXPECT_TRUE(model(folder) == straight()) << "kill " << i;
   }
