@@ -63,7 +63,7 @@ TEST(PeersTest, ANodeThatGivesNoSignIsNamed) {
 TEST(PeersTest, ABoardThatBreaksOrHangsIsLost) {
   const auto broken = std::make_shared<MapBoard>();
   Peers first(broken, quick(1, 2));
-  broken->break_it("connection reset\nstack");
+  broken->break_it("connection reset\nException raised from recvBytes at Utils.hpp:680");
   EXPECT_TRUE(comes_true([&] { return !first.lost().empty(); }));
   EXPECT_EQ(first.lost(), "the store that node 0 keeps is gone: connection reset");
 
