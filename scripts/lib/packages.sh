@@ -5,6 +5,8 @@
 BUILD_PACKAGES=(libspdlog-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libjpeg-dev libpng-dev zlib1g-dev
   libxxhash-dev libarchive-dev)
 TEST_PACKAGES=(libgtest-dev iproute2)
+# Open MPI looks for its parts where it was installed, so unpacking it privately is of no use.
+INSTALLED_TEST_PACKAGES=(libopenmpi-dev openmpi-bin)
 COHORT_SYSROOT="$COHORT_STATE/sysroot"
 CMAKE_AT_LEAST=3.22
 
@@ -168,6 +170,14 @@ ensure_libraries() {
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
     say "This is no Debian or Ubuntu (no apt-get): the libraries in docs/dependencies.md must be installed already."
     return 0
+  fi
+  if [ "$1" = test ]; then
+    if [ "$(install_mode)" != private ]; then
+      wanted+=("${INSTALLED_TEST_PACKAGES[@]}")
+    elif [ -n "$(missing_packages "${INSTALLED_TEST_PACKAGES[@]}")" ]; then
+      say "Left out, for it works only where root has installed it: ${INSTALLED_TEST_PACKAGES[*]}" \
+        "(backend mpi is not built, and its tests are not there)."
+    fi
   fi
   ensure_packages "to build with" "${wanted[@]}"
 }
