@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <mutex>
 #include <set>
 
@@ -320,6 +321,9 @@ TEST_P(ConformanceTest, AllRanksAndAllRunsHoldTheSameBits) {
       at::Tensor tensor =
           at::sin(at::arange(10007, at::kFloat) * (1 + (backend() == "fake" ? 0 : group.rank())));
       group.all_reduce(tensor).wait();
+      at::Tensor all = at::zeros({group.size(), tensor.numel()});
+      group.all_gather(all, tensor).wait();
+      for (int rank = 0; rank < group.size(); ++rank) EXPECT_TRUE(at::equal(all[rank], tensor));
       const std::lock_guard lock(mutex);
       results.push_back(tensor);
     });
@@ -333,6 +337,16 @@ INSTANTIATE_TEST_SUITE_P(Backends, ConformanceTest,
                            return core::concat(std::get<0>(info.param), "_", std::get<1>(info.param),
                                                "_ranks");
                          });
+
+// Where mpirun has started this process, as mpi_test.cpp has it do for 1 to 4 ranks, it is one of them.
+std::vector<std::tuple<const char*, int>> of_processes() {
+  const char* const size = std::getenv("OMPI_COMM_WORLD_SIZE");
+  if (size == nullptr) return {};
+  return {{"mpi", std::atoi(size)}};
+}
+
+INSTANTIATE_TEST_SUITE_P(Processes, ConformanceTest, testing::ValuesIn(of_processes()),
+                         [](const auto& info) { return core::concat(std::get<0>(info.param), "_ranks"); });
 
 }  // namespace
 }  // namespace cohort::comm

@@ -5,17 +5,50 @@
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "cohort/comm/group.h"
+#include "cohort/comm/job.h"
+#include "cohort/core/error.h"
 
 namespace cohort::test {
 
+/// Whether the ranks of a backend are processes: mpirun starts this program `size` times, and each runs the
+/// same tests.
+inline bool ranks_are_processes(const std::string& backend) {
+  return backend == "mpi";
+}
+
+/// Runs body(group) where this process is one of `size` ranks that mpirun has started.
+inline void run_as_rank(int size, const std::string& backend, const std::function<void(comm::Group&)>& body,
+                        std::chrono::milliseconds timeout, comm::Check check) {
+  static const comm::Job job = comm::job_from_environment();
+  if (job.world_size != size || job.launcher != comm::Launcher::kOpenMpi) {
+    throw std::runtime_error(core::concat("this needs mpirun with ", size, " ranks, got ", job.world_size,
+                                          " from ", comm::to_string(job.launcher)));
+  }
+  static const auto store = [] {
+    c10d::TCPStoreOptions options;
+    options.port = job.master_port;
+    options.isServer = job.rank == 0;
+    options.waitWorkers = false;
+    return c10::make_intrusive<c10d::TCPStore>(job.master_host, options);
+  }();
+  static int run = 0;
+  const auto own = c10::make_intrusive<c10d::PrefixStore>(core::concat("run ", run++), store);
+  comm::Group group = comm::make_group(own, job.rank, size, backend, timeout, "127.0.0.1", check);
+  body(group);
+}
+
 /// Runs body(group) on `size` threads, each a rank of one group, and returns when all have ended. What rank
-/// 0, or the lowest rank that failed, threw is thrown on.
+/// 0, or the lowest rank that failed, threw is thrown on. Where the ranks are processes this one runs one of
+/// them, and throws what that threw.
 inline void run_ranks(int size, const std::string& backend, const std::function<void(comm::Group&)>& body,
                       std::chrono::milliseconds timeout = std::chrono::seconds(20),
                       comm::Check check = comm::Check::kFirst) {
+  if (ranks_are_processes(backend)) return run_as_rank(size, backend, body, timeout, check);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;

@@ -1,16 +1,16 @@
-// There is no MPI backend yet: ranks that mpirun starts meet through its environment and speak over Gloo.
+// In place of load.cpp where this build has no MPI; COHORT_NO_MPI says why.
 #include "cohort/comm/backend.h"
 #include "cohort/core/error.h"
 
 namespace cohort::comm {
 
 std::string mpi_absent() {
-  return "Cohort has no MPI backend yet";
+  return COHORT_NO_MPI;
 }
 
 MadeBackend make_mpi(const BackendOptions&) {
   throw UsageError("comm.mpi", "backend mpi is not in this build: " + mpi_absent(),
-                   "gloo, which works under mpirun too");
+                   "gloo, which works under mpirun too; or build with Open MPI (libopenmpi-dev)");
 }
 
 }  // namespace cohort::comm

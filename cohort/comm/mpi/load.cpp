@@ -1,0 +1,106 @@
+// MPI stands in a library of its own, loaded when a group over it is made: linked here, no program of Cohort
+// would start on a machine without it.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+
+#include "cohort/comm/backend.h"
+#include "cohort/comm/mpi/process.h"
+#include "cohort/comm/state.h"
+#include "cohort/core/error.h"
+#include "cohort/core/numbered.h"
+
+namespace cohort::comm {
+namespace {
+
+constexpr const char* kHint = "mpirun -n RANKS ..., or backend gloo, which needs none";
+
+struct Library {
+  void (*start)(core::Deadline, mpi::Process&);
+  void (*make)(const BackendOptions&, const std::vector<int>&, core::Deadline, MadeBackend&);
+};
+
+Library load() {
+  Dl_info own{};
+  ::dladdr(reinterpret_cast<const void*>(&mpi_absent), &own);
+  const auto path = std::filesystem::path(own.dli_fname).parent_path() / COHORT_MPI_LIBRARY;
+  void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    throw UsageError("comm.mpi", core::concat("cannot load ", path.string(), ": ", ::dlerror()),
+                     "install Open MPI (libopenmpi3), or backend gloo");
+  }
+  return {reinterpret_cast<decltype(Library::start)>(::dlsym(handle, "cohort_mpi_start")),
+          reinterpret_cast<decltype(Library::make)>(::dlsym(handle, "cohort_make_mpi"))};
+}
+
+void check_size(const std::string& world, int size) {
+  if (std::atoi(world.c_str()) >= size) return;
+  throw UsageError(
+      "comm.mpi",
+      core::concat("mpirun has started ", world, " process(es), and the group has ", size, " ranks"), kHint);
+}
+
+// MPI_Init does not fail in a process that no launcher of MPI has started: it makes a job of one, after a
+// while. What the launchers that there are leave in the environment says so at once.
+void check_launched(int size) {
+  if (size == 1) return;
+  if (const char* const world = std::getenv("OMPI_COMM_WORLD_SIZE")) return check_size(world, size);
+  for (const char* const name : {"PMIX_RANK", "PMI_RANK"}) {
+    if (std::getenv(name) != nullptr) return;
+  }
+  throw UsageError(
+      "comm.mpi",
+      core::concat("a group of ", size, " ranks over MPI: this process was not started by mpirun"), kHint);
+}
+
+// The ranks of the group as MPI numbers them, which may be otherwise than the group does.
+std::vector<int> meet(const BackendOptions& options, const mpi::Process& mine, core::Deadline deadline) {
+  const auto key = [](int rank) { return core::concat("rank/", rank); };
+  options.store->set(key(options.rank), core::concat(mine.job, " ", mine.rank));
+  std::string error;
+  const std::vector<int> missing = missing_ranks(*options.store, "rank", options.size, deadline, error);
+  if (!error.empty()) throw std::runtime_error("the store cannot be reached: " + error);
+  if (!missing.empty()) {
+    throw TimeoutError("comm.mpi", core::concat("no MPI on ", core::numbered("rank", missing), " of ",
+                                                options.size, " after ", options.timeout.count(), " ms"));
+  }
+  std::vector<int> members;
+  for (int rank = 0; rank < options.size; ++rank) {
+    std::istringstream text(options.store->get_to_str(key(rank)));
+    mpi::Process theirs;
+    text >> theirs.job >> theirs.rank;
+    if (theirs.job != mine.job) {
+      throw UsageError(
+          "comm.mpi",
+          core::concat("ranks ", options.rank, " and ", rank, " were not started by the same mpirun"), kHint);
+    }
+    members.push_back(theirs.rank);
+  }
+  if (std::set<int>(members.begin(), members.end()).size() != members.size()) {
+    throw UsageError("comm.mpi", "two ranks of the group are one process", kHint);
+  }
+  return members;
+}
+
+}  // namespace
+
+std::string mpi_absent() {
+  return "";
+}
+
+MadeBackend make_mpi(const BackendOptions& options) {
+  const core::Deadline deadline(options.timeout);
+  check_launched(options.size);
+  static const Library library = load();
+  mpi::Process process;
+  library.start(deadline, process);
+  check_size(core::concat(process.size), options.size);
+  MadeBackend made;
+  library.make(options, meet(options, process, deadline), deadline, made);
+  return made;
+}
+
+}  // namespace cohort::comm
