@@ -94,11 +94,6 @@ int start_error(int fd) {
 
 }  // namespace
 
-void Fd::close() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
-}
-
 Pipe make_pipe() {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) system_error("make a pipe", errno);

@@ -9,27 +9,12 @@
 #include <vector>
 
 #include "cohort/core/cpu.h"
+#include "cohort/core/fd.h"
 
 /// One process that is started, watched and ended here. No LibTorch.
 namespace cohort::launch {
 
-/// A file descriptor, closed when it goes.
-class Fd {
- public:
-  explicit Fd(int fd = -1) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd() { close(); }
-  int get() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-  void close();
-
- private:
-  int fd_;
-};
+using core::Fd;
 
 struct Pipe {
   Fd read;  ///< does not wait
