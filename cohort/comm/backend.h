@@ -26,6 +26,7 @@ struct MadeBackend {
 };
 
 MadeBackend make_gloo(const BackendOptions& options);
+MadeBackend make_shm(const BackendOptions& options);
 MadeBackend make_fake(const BackendOptions& options);
 /// Throw UsageError saying why, where the backend is not in this build.
 MadeBackend make_nccl(const BackendOptions& options);
@@ -41,7 +42,9 @@ struct Choice {
   std::string reason;
 };
 
-/// `cuda`: whether a CUDA device can be used. `device_reason`: why, or why not. `nccl_absent`: as above.
-Choice choose_backend(bool cuda, const std::string& device_reason, const std::string& nccl_absent);
+/// `cuda`: whether a CUDA device can be used. `one_host`: whether all ranks share memory. `device_reason`:
+/// why a GPU is used, or why not. `nccl_absent`: as above.
+Choice choose_backend(bool cuda, bool one_host, const std::string& device_reason,
+                      const std::string& nccl_absent);
 
 }  // namespace cohort::comm

@@ -301,6 +301,7 @@ void Group::barrier(CallOptions options) const {
   }
   std::vector<int> missing;
   if (error.empty()) missing = missing_ranks(*mine.store, key, mine.size, deadline, error);
+  if (error.empty() && missing.empty()) part(mine, key, deadline);
   mine.flight.set(ticket, error.empty() && missing.empty() ? CallState::kDone : CallState::kFailed);
   if (error.empty() && missing.empty()) {
     mine.count("barrier", {.calls = 1, .waiting = deadline.elapsed(), .total = deadline.elapsed()});

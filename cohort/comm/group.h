@@ -146,8 +146,8 @@ class Group {
 struct InitOptions {
   /// env://, tcp://host:port (an IPv6 address in brackets) or file:///path.
   std::string init_method = "env://";
-  /// One of backend_names(), or auto: nccl where there is a GPU and NCCL, else gloo; rank 0 logs which and
-  /// why.
+  /// One of backend_names(), or auto: nccl where there is a GPU and NCCL, shm where the launcher says that
+  /// all ranks are on this host, else gloo; rank 0 logs which and why.
   std::string backend = "auto";
   /// With tcp:// and file://; otherwise, and by default, the environment says.
   std::optional<int> rank = std::nullopt;

@@ -11,6 +11,7 @@
 #include "cohort/comm/backend.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/job.h"
+#include "cohort/comm/shm/shm.h"
 #include "cohort/comm/state.h"
 #include "cohort/comm/tcp_store.h"
 #include "cohort/core/device.h"
@@ -198,7 +199,8 @@ Group init_process_group(const InitOptions& options) {
   Choice choice;
   if (backend == "auto") {
     const core::ResolvedDevice device = core::resolve_device("auto");
-    choice = choose_backend(device.device.is_cuda(), device.reason, nccl_absent());
+    const bool one_host = job.local_world_size == job.world_size && job.world_size <= kMostShmRanks;
+    choice = choose_backend(device.device.is_cuda(), one_host, device.reason, nccl_absent());
     backend = choice.backend;
   }
   const Meeting meeting = meet(options, job);

@@ -30,11 +30,12 @@ bool contains_any(const std::string& text, std::initializer_list<const char*> pa
 void throw_as_ours(const std::exception& error, const std::string& where, const std::string& what) {
   const std::string words = core::message_of(error);
   const std::string message = core::concat(what, ": ", words);
-  if (dynamic_cast<const Error*>(&error) != nullptr) throw;
+  if (dynamic_cast<const UsageError*>(&error) != nullptr) throw UsageError(where, message);
   if (contains_any(words, {"imed out", "imeout"})) {
     throw TimeoutError(where, message, "look at what the other ranks were doing, or raise the timeout");
   }
-  if (contains_any(words,
+  if (dynamic_cast<const PeerError*>(&error) != nullptr ||
+      contains_any(words,
                    {"closed by peer", "reset by peer", "roken pipe", "refused", "Application timeout"})) {
     throw PeerError(where, message, "look for the first rank that failed; this one only noticed");
   }
@@ -55,6 +56,17 @@ std::vector<int> missing_ranks(c10d::Store& store, const std::string& prefix, in
     error = core::message_of(failure);
   }
   return missing;
+}
+
+void part(Group::State& state, const std::string& key, core::Deadline deadline) {
+  try {
+    state.store->set(core::concat(key, "/parted/", state.rank), std::string("1"));
+  } catch (const std::exception&) {  // whoever kept it did not wait, and has nothing to wait for
+  }
+  std::string ignored;
+  if (state.job_ranks[static_cast<std::size_t>(state.rank)] == 0) {
+    missing_ranks(*state.store, key + "/parted", state.size, deadline, ignored);
+  }
 }
 
 void Group::State::mark_broken(const std::string& what) {
@@ -147,7 +159,8 @@ struct Known {
   MadeBackend (*make)(const BackendOptions&);
   std::string (*absent)();  // null: always there
 };
-constexpr std::array<Known, 4> kBackends = {Known{"gloo", &make_gloo, nullptr},
+constexpr std::array<Known, 5> kBackends = {Known{"gloo", &make_gloo, nullptr},
+                                            {"shm", &make_shm, nullptr},
                                             {"nccl", &make_nccl, &nccl_absent},
                                             {"mpi", &make_mpi, &mpi_absent},
                                             {"fake", &make_fake, nullptr}};
@@ -327,7 +340,10 @@ std::vector<std::string> backend_names() {
   return names;
 }
 
-Choice choose_backend(bool cuda, const std::string& device_reason, const std::string& nccl_absent) {
+Choice choose_backend(bool cuda, bool one_host, const std::string& device_reason,
+                      const std::string& nccl_absent) {
+  if (!cuda && one_host)
+    return {"shm", "all ranks are on this host, and tensors on the CPU: " + device_reason};
   if (!cuda) return {"gloo", "tensors are on the CPU: " + device_reason};
   if (!nccl_absent.empty()) return {"gloo", "there is a GPU, but no NCCL in this build: " + nccl_absent};
   return {"nccl", device_reason};

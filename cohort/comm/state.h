@@ -93,6 +93,10 @@ struct Group::State {
 std::vector<int> missing_ranks(c10d::Store& store, const std::string& prefix, int size,
                                core::Deadline deadline, std::string& error);
 
+/// Called by each rank that needs nothing more of `key` in the store. The job's rank 0, which keeps the store
+/// as a rule and may end next, waits for the others, up to the deadline.
+void part(Group::State& state, const std::string& key, core::Deadline deadline);
+
 struct StateOptions {
   c10::intrusive_ptr<c10d::Store> store;
   std::string name = "world";

@@ -60,6 +60,7 @@ class Tracing {
       send(mine);
       wait_for(key("result"));
       const std::string error = state_.store->get_to_str(key("result"));
+      part(state_, key("result"), deadline_);
       if (error != "written")
         throw SystemError("comm.write_trace", "rank 0 could not write the trace: " + error);
     }
@@ -202,7 +203,10 @@ class Tracing {
       file->write(core::concat("\n],\"otherData\":{\"dropped_events\":", dropped, "}}\n"));
       file->commit();
     });
-    if (!alone) state_.store->set(key("result"), words);
+    if (!alone) {
+      state_.store->set(key("result"), words);
+      part(state_, key("result"), deadline_);
+    }
     if (failure) std::rethrow_exception(failure);
   }
 

@@ -89,6 +89,8 @@ std::span<const EnvVariable> cohort_variables() {
       {"COHORT_NO_INSTALL", "set by --no-install of ./quickstart and ./test: install nothing"},
       {"COHORT_PRIVATE", "set by --private of ./quickstart and ./test: install into .cohort/ only"},
       {"COHORT_PYTHON", "Python with torch, for tests that compare with it"},
+      {"COHORT_SHM_KERNELS",
+       "instructions of the backend shm: avx512, avx2 or portable, instead of the best"},
       {"COHORT_SLOW_REPEAT", "how often the slow tests repeat; set by the slow script"},
       {"COHORT_SPAWN_CALL", "which call of launch::spawn a rank was made by; set by spawn"},
       {"COHORT_SPAWN_ERROR_FD", "where a rank made by launch::spawn writes its error; set by spawn"},

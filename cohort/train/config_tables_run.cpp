@@ -102,7 +102,9 @@ std::vector<ConfigKey> distributed_keys() {
        .choices = {"auto", "single", "average"}},
       {.name = "distributed.backend",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.backend; },
-       .help = "What carries tensors between ranks: gloo (CPU), nccl (GPUs, where it was built in), auto.",
+       .help = "What carries tensors between ranks: shm (CPU, one host), gloo (CPU), mpi (CPU, under "
+               "mpirun), nccl "
+               "(GPUs), auto.",
        .form = "the name of a backend",
        .matches = is_not_empty},
       {.name = "distributed.nproc_per_node",

@@ -332,7 +332,8 @@ TEST_P(ConformanceTest, AllRanksAndAllRunsHoldTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, ConformanceTest,
-                         testing::Combine(testing::Values("gloo", "fake"), testing::Values(1, 2, 3, 4)),
+                         testing::Combine(testing::Values("gloo", "shm", "fake"),
+                                          testing::Values(1, 2, 3, 4)),
                          [](const auto& info) {
                            return core::concat(std::get<0>(info.param), "_", std::get<1>(info.param),
                                                "_ranks");

@@ -172,7 +172,7 @@ TEST(DesyncTest, OnTheSignalAStuckRankWritesItsReportAndRankZeroTheTable) {
   }
   ranks.wait_for(0, "rank 1 is behind in group 'world'");
   expect_in(ranks.output(0),
-            {"signal 12:\ngroup 'world' (gloo), rank 0/2", "(signal 12 on rank 0):\nrank  group"});
+            {"signal 12:\ngroup 'world' (shm), rank 0/2", "(signal 12 on rank 0):\nrank  group"});
 }
 
 TEST(DesyncTest, NothingIsLeftAfterManyStartsAndStops) {

@@ -1,0 +1,181 @@
+// all_reduce of floats on the ranks of one host: Gloo, shm with tensors of their own and with tensors of
+// shared_empty(), through ProcessGroup::allreduce(...)->wait(), side by side in one run; and shm's collective
+// itself, without c10d. Ranks are processes, each on a core of its own if there are enough.
+//
+// Run: comm_all_reduce [ranks, 2 if not given] [largest in MiB, 256] [mpi: under mpirun, Open MPI's too]
+//
+// "bound": the time that 2 n M bytes take (n ranks, M bytes) at the bandwidth of all cores together, which is
+// measured first: what a sum that is read from and written to memory once on each rank cannot beat.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cohort/comm/group.h"
+#include "cohort/comm/shm/collectives.h"
+#include "cohort/comm/shm/communicator.h"
+#include "cohort/comm/shm/shm.h"
+#include "cohort/core/cpu.h"
+#include "cohort/launch/spawn.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+namespace comm = cohort::comm;
+namespace shm = cohort::comm::shm;
+
+double us_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
+
+struct Figures {
+  double min = 0, median = 0, p99 = 0;
+};
+
+Figures figures(std::vector<double> times) {
+  std::sort(times.begin(), times.end());
+  const auto at = [&](double share) {
+    return times[static_cast<std::size_t>(share * static_cast<double>(times.size() - 1))];
+  };
+  return {times.front(), at(0.5), at(0.99)};
+}
+
+class StoreBoard : public shm::Board {
+ public:
+  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
+  bool has(const std::string& key) override { return store_->check({key}); }
+  std::string get(const std::string& key) override { return store_->get_to_str(key); }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+std::string size_text(std::size_t bytes) {
+  if (bytes >= 1 << 20) return std::to_string(bytes >> 20) + " MiB";
+  if (bytes >= 1 << 10) return std::to_string(bytes >> 10) + " KiB";
+  return std::to_string(bytes) + " B";
+}
+
+// Bytes read and written a second by all ranks together.
+double bandwidth(const comm::Group& group) {
+  constexpr std::size_t kBytes = std::size_t{128} << 20;
+  const std::vector<char> from(kBytes, 1);
+  std::vector<char> to(kBytes, 0);
+  double best = 1e30;
+  for (int round = 0; round < 5; ++round) {
+    group.barrier();
+    const auto begin = Clock::now();
+    std::memcpy(to.data(), from.data(), kBytes);
+    at::Tensor took = at::full({1}, us_since(begin), at::kDouble);
+    group.all_reduce(took, comm::ReduceOp::MAX).wait();
+    best = std::min(best, took.item<double>());
+  }
+  return 2.0 * kBytes * group.size() / (best * 1e-6);
+}
+
+struct Variant {
+  std::string name;
+  comm::Group group;
+  bool shared = false;
+};
+
+Figures measure(const Variant& variant, std::int64_t numel, int calls) {
+  at::Tensor tensor = variant.shared ? comm::shared_empty({numel}) : at::empty({numel});
+  tensor.fill_(1);
+  std::vector<at::Tensor> list{tensor};
+  std::vector<double> times;
+  c10d::AllreduceOptions options;
+  options.reduceOp = comm::ReduceOp::MAX;  // the numbers stay as they are
+  for (int i = 0; i < calls + 2; ++i) {
+    variant.group.process_group()->barrier()->wait();
+    const auto begin = Clock::now();
+    variant.group.process_group()->allreduce(list, options)->wait();
+    if (i >= 2) times.push_back(us_since(begin));
+  }
+  return figures(times);
+}
+
+// The collective, spun on by this thread.
+Figures measure_itself(shm::Communicator& ranks, std::size_t numel, int calls) {
+  std::vector<float> numbers(numel, 1);
+  std::vector<double> times;
+  const auto run = [](shm::Task task) {
+    while (!task.advance()) {
+    }
+  };
+  for (int i = 0; i < calls; ++i) {
+    run(shm::barrier(ranks));
+    const auto begin = Clock::now();
+    run(shm::all_reduce(ranks, reinterpret_cast<std::byte*>(numbers.data()), numel, shm::Dtype::kFloat,
+                        shm::Op::kMax));
+    times.push_back(us_since(begin));
+  }
+  return figures(times);
+}
+
+void run_rank(std::size_t largest, bool with_mpi) {
+  at::set_num_threads(1);
+  comm::Group gloo = comm::init_process_group({.backend = "gloo", .check = comm::Check::kOff});
+  const auto& cores = cohort::core::CpuSet::of_process().ids();
+  if (static_cast<int>(cores.size()) >= gloo.size()) {
+    cohort::core::CpuSet({cores[static_cast<std::size_t>(gloo.rank())]}).pin_current_thread();
+  }
+  const auto timeout = std::chrono::minutes(1);
+  const auto make = [&](const char* backend) {
+    return comm::make_group(gloo.store(), gloo.rank(), gloo.size(), backend, timeout, "127.0.0.1",
+                            comm::Check::kOff);
+  };
+  const comm::Group ours = make("shm");
+  std::vector<Variant> variants{{"gloo", gloo}, {"shm", ours}, {"shm, shared", ours, true}};
+  if (with_mpi) variants.insert(variants.begin() + 1, {"mpi", make("mpi")});
+  StoreBoard board(gloo.store());
+  shm::Communicator alone(board, gloo.rank(), gloo.size(), cohort::core::Deadline(timeout));
+  const bool speaks = gloo.rank() == 0;
+  const double bytes_per_second = bandwidth(gloo);
+  if (speaks) {
+    std::printf("%d ranks, one thread each, %zu cores, %s loops, memory %.1f GB/s\n", gloo.size(),
+                cores.size(), shm::kernels().name, bytes_per_second * 1e-9);
+    std::printf("%8s  %-12s %9s %9s %9s   %7s  %s\n", "bytes", "", "min us", "median", "p99", "x gloo",
+                "share of the bound");
+  }
+  for (std::size_t bytes = 4; bytes <= largest; bytes *= 4) {
+    const auto numel = static_cast<std::int64_t>(bytes / 4);
+    const int calls = bytes <= 64 << 10 ? 2000 : bytes <= 4 << 20 ? 200 : 20;
+    const double bound = 2.0 * gloo.size() * static_cast<double>(bytes) / bytes_per_second * 1e6;
+    Figures base;
+    const auto say = [&](const std::string& name, const Figures& f) {
+      if (!speaks) return;
+      std::printf("%8s  %-12s %9.2f %9.2f %9.2f   %6.1fx  %.2f\n", size_text(bytes).c_str(), name.c_str(),
+                  f.min, f.median, f.p99, base.median / f.median, bound / f.median);
+      std::fflush(stdout);
+    };
+    for (const Variant& variant : variants) {
+      const Figures f = measure(variant, numel, variant.name == "gloo" ? std::min(calls, 300) : calls);
+      if (variant.name == "gloo") base = f;
+      say(variant.name, f);
+    }
+    if (static_cast<int>(cores.size()) >= gloo.size()) {
+      say("itself", measure_itself(alone, static_cast<std::size_t>(numel), calls));
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
+  const std::size_t largest = static_cast<std::size_t>(argc > 2 ? std::atoi(argv[2]) : 256) << 20;
+  if (argc > 3 && std::string(argv[3]) == "mpi") {
+    run_rank(largest, true);
+  } else {
+    cohort::launch::spawn([&](int) { run_rank(largest, false); }, ranks);
+  }
+}

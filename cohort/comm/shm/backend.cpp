@@ -1,0 +1,472 @@
+#include "cohort/comm/shm/backend.h"
+
+#include <ATen/ops/clone.h>
+
+#include <tuple>
+
+#include "cohort/comm/shm/arena.h"
+#include "cohort/comm/shm/collectives.h"
+#include "cohort/comm/shm/shm.h"
+#include "cohort/comm/shm/tensors.h"
+#include "cohort/core/error.h"
+
+namespace cohort::comm::shm {
+namespace {
+
+using c10d::OpType;
+using std::chrono::milliseconds;
+
+class StoreBoard : public Board {
+ public:
+  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
+  bool has(const std::string& key) override { return store_->check({key}); }
+  std::string get(const std::string& key) override { return store_->get_to_str(key); }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+class ShmWork : public c10d::Work {
+ public:
+  ShmWork(std::shared_ptr<Engine> engine, std::shared_ptr<Operation> operation, int rank, OpType type,
+          Tensors results, std::shared_ptr<int> source)
+      : Work(rank, type),
+        engine_(std::move(engine)),
+        operation_(std::move(operation)),
+        results_(std::move(results)),
+        source_(std::move(source)) {}
+
+  bool isCompleted() override { return engine_->test(*operation_); }
+  bool isSuccess() const override { return operation_->over.load() && operation_->error == nullptr; }
+  std::exception_ptr exception() const override {
+    return operation_->over.load() ? operation_->error : nullptr;
+  }
+  int sourceRank() const override { return *source_; }
+  std::vector<at::Tensor> result() override { return results_; }
+  void synchronize() override {}
+  bool wait(milliseconds timeout) override {
+    engine_->wait(*operation_, timeout.count() > 0 ? core::Deadline(timeout) : core::Deadline::never());
+    return true;
+  }
+  void abort() override { engine_->cancel("it was aborted"); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (future_ != nullptr) return future_;
+      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    }
+    engine_->when_over(*operation_, [future = future_, operation = operation_, results = results_] {
+      if (operation->error) {
+        future->setError(operation->error);
+      } else {
+        future->markCompleted(c10::IValue(results));
+      }
+    });
+    return future_;
+  }
+
+ private:
+  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<Operation> operation_;
+  const Tensors results_;
+  const std::shared_ptr<int> source_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace
+
+struct ShmBackend::Call {
+  const char* name;
+  OpType type;
+  Tensors results;           // what the work returns
+  Tensors keep = {};         // what must live until it is over
+  milliseconds timeout{-1};  // as c10d's options have it
+  std::function<Task()> make;
+  bool is_message = false;
+  bool is_one_turn = false;
+  std::shared_ptr<int> source = std::make_shared<int>(-1);
+};
+
+ShmBackend::ShmBackend(std::unique_ptr<Communicator> ranks, milliseconds timeout)
+    : Backend(ranks->rank(), ranks->size()),
+      engine_(std::make_shared<Engine>(std::move(ranks))),
+      timeout_(timeout) {}
+
+c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
+  return c10::make_intrusive<Options>("shm", timeout_);
+}
+
+void ShmBackend::abort() {
+  engine_->cancel("the group was aborted");
+}
+
+at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
+  return shared_empty({size}, options);
+}
+
+void ShmBackend::check_root(std::int64_t root) const {
+  TORCH_CHECK(root >= 0 && root < size_, "Backend shm: root is ", root, ", expected 0 to ", size_ - 1);
+}
+
+ShmBackend::WorkPtr ShmBackend::begin(Call call) {
+  const milliseconds timeout = call.timeout.count() > 0 ? call.timeout : timeout_;
+  auto operation = std::make_shared<Operation>(core::Deadline(timeout));
+  operation->call = call.name;
+  operation->number = calls_.fetch_add(1);
+  operation->make = std::move(call.make);
+  operation->is_message = call.is_message;
+  operation->is_one_turn = call.is_one_turn;
+  operation->keep = std::make_shared<std::tuple<Tensors, Tensors, std::shared_ptr<int>>>(
+      call.results, std::move(call.keep), call.source);
+  engine_->begin(operation);
+  return c10::make_intrusive<ShmWork>(engine_, std::move(operation), rank_, call.type,
+                                      std::move(call.results), std::move(call.source));
+}
+
+ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  check_one(tensors);
+  const at::Tensor& tensor = tensors[0];
+  const Numbers numbers = numbers_of(tensor, options.reduceOp);
+  scale(tensor, options.reduceOp);
+  Communicator& ranks = engine_->ranks();
+  const bool one_turn =
+      is_one_turn(ranks, tensor.nbytes()) && !arena_find(tensor.data_ptr(), tensor.nbytes());
+  return begin({.name = "all_reduce",
+                .type = OpType::ALLREDUCE,
+                .results = tensors,
+                .timeout = options.timeout,
+                .make = [&ranks, data = data_of(tensor), numel = numbers.numel(tensor),
+                         numbers] { return all_reduce(ranks, data, numel, numbers.dtype, numbers.op); },
+                .is_one_turn = one_turn});
+}
+
+ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors,
+                                                    const c10d::AllreduceCoalescedOptions& options) {
+  TORCH_CHECK(!tensors.empty(), "Backend shm: got no tensors");
+  check_tensors(tensors);
+  std::vector<Numbers> numbers;
+  for (const at::Tensor& tensor : tensors) numbers.push_back(numbers_of(tensor, options.reduceOp));
+  for (const at::Tensor& tensor : tensors) scale(tensor, options.reduceOp);
+  return begin({.name = "all_reduce",
+                .type = OpType::ALLREDUCE_COALESCED,
+                .results = tensors,
+                .timeout = options.timeout,
+                .make = [&ranks = engine_->ranks(), tensors, numbers] {
+                  std::vector<Task> tasks;
+                  for (std::size_t i = 0; i < tensors.size(); ++i) {
+                    tasks.push_back(all_reduce(ranks, data_of(tensors[i]), numbers[i].numel(tensors[i]),
+                                               numbers[i].dtype, numbers[i].op));
+                  }
+                  return sequence(std::move(tasks));
+                }});
+}
+
+ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  check_one(tensors);
+  check_root(options.rootRank);
+  return begin(
+      {.name = "broadcast",
+       .type = OpType::BROADCAST,
+       .results = tensors,
+       .timeout = options.timeout,
+       .make = [&ranks = engine_->ranks(), data = span_of(tensors[0]),
+                root = static_cast<int>(options.rootRank)] { return shm::broadcast(ranks, data, root); },
+       .is_one_turn = tensors[0].nbytes() <= kChunkBytes});
+}
+
+ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  check_one(tensors);
+  check_root(options.rootRank);
+  const at::Tensor& tensor = tensors[0];
+  const Numbers numbers = numbers_of(tensor, options.reduceOp);
+  scale(tensor, options.reduceOp);
+  return begin({.name = "reduce",
+                .type = OpType::REDUCE,
+                .results = tensors,
+                .timeout = options.timeout,
+                .make =
+                    [&ranks = engine_->ranks(), data = data_of(tensor), numel = numbers.numel(tensor),
+                     numbers, root = static_cast<int>(options.rootRank)] {
+                      return shm::reduce(ranks, data, numel, numbers.dtype, numbers.op, root);
+                    },
+                .is_one_turn = tensor.nbytes() <= kChunkBytes});
+}
+
+ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) {
+  check_one(inputs);
+  check_list(outputs, inputs[0], size_);
+  return begin({.name = "all_gather",
+                .type = OpType::ALLGATHER,
+                .results = outputs[0],
+                .keep = inputs,
+                .timeout = options.timeout,
+                .make = [&ranks = engine_->ranks(), to = pointers(outputs[0]),
+                         from = span_of(inputs[0])] { return all_gather(ranks, to, from); },
+                .is_one_turn = inputs[0].nbytes() <= kChunkBytes});
+}
+
+ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                const c10d::AllgatherOptions& options) {
+  Tensors outputs{output}, inputs{input};
+  return allgather_into_tensor_coalesced(outputs, inputs, options);
+}
+
+ShmBackend::WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                                    const c10d::AllgatherOptions& options) {
+  // outputs[rank][i] is what inputs[i] is on that rank.
+  check_tensors(inputs);
+  TORCH_CHECK(outputs.size() == static_cast<std::size_t>(size_), "Backend shm: got ", outputs.size(),
+              " lists, expected one for each of ", size_, " ranks");
+  Tensors results;
+  std::vector<std::vector<std::byte*>> to(inputs.size());
+  for (const Tensors& list : outputs) {
+    TORCH_CHECK(list.size() == inputs.size(), "Backend shm: got a list of ", list.size(),
+                " tensors, expected ", inputs.size());
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      check_tensor(list[i]);
+      check_alike(list[i], inputs[i]);
+      to[i].push_back(data_of(list[i]));
+      results.push_back(list[i]);
+    }
+  }
+  return begin({.name = "all_gather",
+                .type = OpType::ALLGATHER_COALESCED,
+                .results = std::move(results),
+                .keep = inputs,
+                .timeout = options.timeout,
+                .make = [&ranks = engine_->ranks(), to, inputs] {
+                  std::vector<Task> tasks;
+                  for (std::size_t i = 0; i < inputs.size(); ++i) {
+                    tasks.push_back(all_gather(ranks, to[i], span_of(inputs[i])));
+                  }
+                  return sequence(std::move(tasks));
+                }});
+}
+
+ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                const c10d::AllgatherOptions& options) {
+  TORCH_CHECK(outputs.size() == inputs.size() && !inputs.empty(), "Backend shm: got ", outputs.size(),
+              " outputs and ", inputs.size(), " inputs");
+  check_tensors(outputs);
+  check_tensors(inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    TORCH_CHECK(outputs[i].scalar_type() == inputs[i].scalar_type() &&
+                    outputs[i].numel() == inputs[i].numel() * size_,
+                "Backend shm: got ", inputs[i].numel(), " numbers to gather into ", outputs[i].numel(),
+                ", expected ", size_, " times as many, of one type");
+  }
+  const bool one_turn = inputs.size() == 1 && inputs[0].nbytes() <= kChunkBytes;
+  return begin({.name = "all_gather",
+                .type = OpType::_ALLGATHER_BASE,
+                .results = outputs,
+                .keep = inputs,
+                .timeout = options.timeout,
+                .make =
+                    [&ranks = engine_->ranks(), outputs, inputs, size = size_] {
+                      std::vector<Task> tasks;
+                      for (std::size_t i = 0; i < inputs.size(); ++i) {
+                        tasks.push_back(all_gather(ranks, parts_of(outputs[i], size), span_of(inputs[i])));
+                      }
+                      return sequence(std::move(tasks));
+                    },
+                .is_one_turn = one_turn});
+}
+
+ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
+                                       const c10d::GatherOptions& options) {
+  check_one(inputs);
+  check_root(options.rootRank);
+  Tensors results;
+  if (rank_ == options.rootRank) {
+    check_list(outputs, inputs[0], size_);
+    results = outputs[0];
+  }
+  return begin(
+      {.name = "gather",
+       .type = OpType::GATHER,
+       .results = results,
+       .keep = inputs,
+       .timeout = options.timeout,
+       .make = [&ranks = engine_->ranks(), to = pointers(results), from = span_of(inputs[0]),
+                root = static_cast<int>(options.rootRank)] { return shm::gather(ranks, to, from, root); },
+       .is_one_turn = inputs[0].nbytes() <= kChunkBytes});
+}
+
+ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
+                                        const c10d::ScatterOptions& options) {
+  check_one(outputs);
+  check_root(options.rootRank);
+  Tensors parts;
+  if (rank_ == options.rootRank) {
+    check_list(inputs, outputs[0], size_);
+    parts = inputs[0];
+  }
+  return begin(
+      {.name = "scatter",
+       .type = OpType::SCATTER,
+       .results = outputs,
+       .keep = parts,
+       .timeout = options.timeout,
+       .make = [&ranks = engine_->ranks(), to = span_of(outputs[0]), from = pointers(parts),
+                root = static_cast<int>(options.rootRank)] { return shm::scatter(ranks, to, from, root); }});
+}
+
+ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                               const c10d::ReduceScatterOptions& options) {
+  check_one(outputs);
+  check_list(inputs, outputs[0], size_);
+  const Numbers numbers = numbers_of(outputs[0], options.reduceOp);
+  Tensors parts = inputs[0];
+  if (is_scaled(options.reduceOp)) {
+    for (at::Tensor& part : parts) scale(part = part.clone(), options.reduceOp);
+  }
+  return begin({.name = "reduce_scatter",
+                .type = OpType::REDUCE_SCATTER,
+                .results = outputs,
+                .keep = parts,
+                .timeout = options.timeout,
+                .make = [&ranks = engine_->ranks(), to = data_of(outputs[0]), from = pointers(parts),
+                         numel = numbers.numel(outputs[0]), numbers] {
+                  return shm::reduce_scatter(ranks, to, from, numel, numbers.dtype, numbers.op);
+                }});
+}
+
+ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                     const c10d::ReduceScatterOptions& options) {
+  Tensors outputs{output}, inputs{input};
+  return reduce_scatter_tensor_coalesced(outputs, inputs, options);
+}
+
+ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                const c10d::ReduceScatterOptions& options) {
+  TORCH_CHECK(outputs.size() == inputs.size() && !inputs.empty(), "Backend shm: got ", outputs.size(),
+              " outputs and ", inputs.size(), " inputs");
+  check_tensors(outputs);
+  check_tensors(inputs);
+  std::vector<Numbers> numbers;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    TORCH_CHECK(outputs[i].scalar_type() == inputs[i].scalar_type() &&
+                    inputs[i].numel() == outputs[i].numel() * size_,
+                "Backend shm: got ", inputs[i].numel(), " numbers to scatter into ", outputs[i].numel(),
+                ", expected ", size_, " times as many, of one type");
+    numbers.push_back(numbers_of(outputs[i], options.reduceOp));
+  }
+  Tensors wholes = inputs;
+  if (is_scaled(options.reduceOp)) {
+    for (at::Tensor& whole : wholes) scale(whole = whole.clone(), options.reduceOp);
+  }
+  return begin({.name = "reduce_scatter",
+                .type = OpType::_REDUCE_SCATTER_BASE,
+                .results = outputs,
+                .keep = wholes,
+                .timeout = options.timeout,
+                .make = [&ranks = engine_->ranks(), outputs, wholes, numbers, size = size_] {
+                  std::vector<Task> tasks;
+                  for (std::size_t i = 0; i < wholes.size(); ++i) {
+                    tasks.push_back(shm::reduce_scatter(ranks, data_of(outputs[i]), parts_of(wholes[i], size),
+                                                        numbers[i].numel(outputs[i]), numbers[i].dtype,
+                                                        numbers[i].op));
+                  }
+                  return sequence(std::move(tasks));
+                }});
+}
+
+ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                              std::vector<std::int64_t>& output_rows,
+                                              std::vector<std::int64_t>& input_rows,
+                                              const c10d::AllToAllOptions& options) {
+  check_tensor(output);
+  check_tensor(input);
+  TORCH_CHECK(output.scalar_type() == input.scalar_type(), "Backend shm: got ", input.scalar_type(),
+              " to exchange for ", output.scalar_type(), ", expected one type");
+  return begin({.name = "all_to_all",
+                .type = OpType::ALLTOALL_BASE,
+                .results = {output},
+                .keep = {input},
+                .timeout = options.timeout,
+                .make = [&ranks = engine_->ranks(), to = rows_of(output, output_rows, size_),
+                         from = rows_of(input, input_rows, size_)] { return all_to_all(ranks, to, from); }});
+}
+
+ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                         const c10d::AllToAllOptions& options) {
+  const auto size = static_cast<std::size_t>(size_);
+  TORCH_CHECK(outputs.size() == size && inputs.size() == size, "Backend shm: got ", outputs.size(),
+              " outputs and ", inputs.size(), " inputs, expected ", size_, " of each");
+  check_tensors(outputs);
+  check_tensors(inputs);
+  std::vector<Span> to, from;
+  for (const at::Tensor& tensor : outputs) to.push_back(span_of(tensor));
+  for (const at::Tensor& tensor : inputs) from.push_back(span_of(tensor));
+  return begin({.name = "all_to_all",
+                .type = OpType::ALLTOALL,
+                .results = outputs,
+                .keep = inputs,
+                .timeout = options.timeout,
+                .make = [&ranks = engine_->ranks(), to, from] { return all_to_all(ranks, to, from); }});
+}
+
+ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
+  check_one(tensors);
+  check_root(to);
+  TORCH_CHECK(to != rank_, "Backend shm: rank ", rank_, " cannot send to itself");
+  return begin({.name = "send",
+                .type = OpType::SEND,
+                .results = {},
+                .keep = tensors,
+                .make = [engine = engine_.get(), to, tag,
+                         data = span_of(tensors[0])] { return engine->messages().send(to, data, tag); },
+                .is_message = true});
+}
+
+ShmBackend::WorkPtr ShmBackend::recv(Tensors& tensors, int from, int tag) {
+  check_one(tensors);
+  if (from >= 0) check_root(from);
+  TORCH_CHECK(from != rank_, "Backend shm: rank ", rank_, " cannot receive from itself");
+  const auto source = std::make_shared<int>(from);
+  return begin({.name = "recv",
+                .type = from < 0 ? OpType::RECVANYSOURCE : OpType::RECV,
+                .results = tensors,
+                .make = [engine = engine_.get(), from, tag, data = span_of(tensors[0]),
+                         source] { return engine->messages().recv(from, data, tag, source.get()); },
+                .is_message = true,
+                .source = source});
+}
+
+ShmBackend::WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
+  return recv(tensors, -1, tag);
+}
+
+ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
+  return begin({.name = "barrier",
+                .type = OpType::BARRIER,
+                .results = {},
+                .timeout = options.timeout,
+                .make = [&ranks = engine_->ranks()] { return shm::barrier(ranks); },
+                .is_one_turn = true});
+}
+
+// Every barrier of this backend names the ranks that did not come.
+void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
+  barrier(options)->wait();
+}
+
+}  // namespace cohort::comm::shm
+
+namespace cohort::comm {
+
+c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                                   int size, std::chrono::milliseconds timeout) {
+  static_assert(kMostShmRanks == shm::kMaxRanks);
+  if (size < 1 || size > shm::kMaxRanks || rank < 0 || rank >= size) {
+    throw UsageError("comm.shm", core::concat("got rank ", rank, " of ", size, ", expected 1 to ",
+                                              shm::kMaxRanks, " ranks"));
+  }
+  shm::StoreBoard board(store);
+  auto ranks = std::make_unique<shm::Communicator>(board, rank, size, core::Deadline(timeout));
+  return c10::make_intrusive<shm::ShmBackend>(std::move(ranks), timeout);
+}
+
+}  // namespace cohort::comm

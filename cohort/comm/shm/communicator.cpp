@@ -1,0 +1,225 @@
+#include "cohort/comm/shm/communicator.h"
+
+#include <algorithm>
+#include <bit>
+#include <thread>
+
+#include "cohort/comm/shm/arena.h"
+#include "cohort/comm/shm/futex.h"
+#include "cohort/core/cpu.h"
+#include "cohort/core/error.h"
+
+namespace cohort::comm::shm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// An arena's number above, how far into it below: 256 TiB.
+constexpr int kOffsetBits = 48;
+constexpr std::uint64_t kOffsetMask = (std::uint64_t{1} << kOffsetBits) - 1;
+
+std::size_t whole_pages(std::size_t bytes) {
+  constexpr std::size_t kPage = 4096;
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+std::uint64_t bit(int rank) {
+  return std::uint64_t{1} << rank;
+}
+
+}  // namespace
+
+std::size_t Communicator::segment_bytes(int size) {
+  const auto n = static_cast<std::size_t>(size);
+  return whole_pages(n * (sizeof(Arrival) + sizeof(Sleeper))) + n * 2 * kSlotBytes + n * n * sizeof(Ring);
+}
+
+Communicator::Communicator(Board& board, int rank, int size, core::Deadline deadline)
+    : rank_(rank), size_(size), links_(board, rank, size, deadline), arenas_(static_cast<std::size_t>(size)) {
+  share_segment(deadline);
+  slots_ =
+      segment_.data() + whole_pages(static_cast<std::size_t>(size) * (sizeof(Arrival) + sizeof(Sleeper)));
+  rings_ = reinterpret_cast<Ring*>(slots_ + static_cast<std::size_t>(size) * 2 * kSlotBytes);
+  find_cores(deadline);
+}
+
+Communicator::~Communicator() {
+  if (sleeper(rank_).state.load() == kHere) sleeper(rank_).state.store(kLeft);
+  wake_all();
+}
+
+// Rank 0 makes the memory, zero, and hands it to the others.
+void Communicator::share_segment(core::Deadline deadline) {
+  if (rank_ == 0) {
+    segment_ = SharedMemory::create(segment_bytes(size_), false);
+    for (int peer = 1; peer < size_; ++peer) links_.send(peer, segment_.fd(), 0);
+    return;
+  }
+  for (;;) {
+    if (auto memory = links_.receive(0)) {
+      segment_ = SharedMemory::map(std::move(memory->second));
+      if (segment_.size() == segment_bytes(size_)) return;
+      throw CommError("comm.shm", "rank 0 was built with another version of this backend",
+                      "the same Cohort on all ranks");
+    }
+    const std::string gone = links_.why_gone(0);
+    if (!gone.empty())
+      throw PeerError("comm.shm", core::concat("rank 0 ", gone, " while the group was made"));
+    deadline.check("comm.shm", "the memory that rank 0 makes");
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+// Each rank says on which cores it may run: as many bits as fit two words.
+void Communicator::find_cores(core::Deadline deadline) {
+  const auto say_and_hear = [&](std::uint64_t mine) {
+    arrive({.kind = Kind::kMeet}, mine);
+    Everyone all = everyone();
+    while (!all.ready()) {
+      const std::string gone = why_gone(all.waits_for());
+      if (!gone.empty()) throw PeerError("comm.shm", gone + " while the group was made");
+      deadline.check("comm.shm", "the other ranks of the group");
+      sleep(milliseconds(100), [&] { return all.ready(); });
+    }
+    std::uint64_t together = 0;
+    for (int rank = 0; rank < size_; ++rank) together |= word(rank);
+    return together;
+  };
+  std::uint64_t low = 0, high = 0;
+  // A container's share may be less than the cores that it may run on.
+  const auto quota = core::core_limits().quota;
+  const core::CpuSet cores = quota && *quota < size_ ? core::CpuSet() : core::CpuSet::of_current_thread();
+  for (const int id : cores.ids()) (id % 128 < 64 ? low : high) |= std::uint64_t{1} << (id % 64);
+  const std::uint64_t all_low = say_and_hear(low), all_high = say_and_hear(high);
+  core_each_ = std::popcount(all_low) + std::popcount(all_high) >= size_;
+}
+
+void Communicator::arrive(const Signature& signature, std::uint64_t word) {
+  Arrival& mine = arrival(rank_);
+  ++turn_;
+  mine.turns[turn_ % 2] = {signature.pack(), word};
+  mine.count.store(turn_);  // before a look at who sleeps, for all: sequentially consistent
+  wake_all();
+}
+
+bool Communicator::Everyone::ready() {
+  const std::uint64_t turn = ranks_->turn_;
+  for (; next_ < ranks_->size_; ++next_) {
+    if (ranks_->arrival(next_).count.load(std::memory_order_acquire) < turn) return false;
+  }
+  const std::uint64_t mine = ranks_->arrival(ranks_->rank_).turns[turn % 2].signature;
+  for (int rank = 0; rank < ranks_->size_; ++rank) {
+    const std::uint64_t theirs = ranks_->arrival(rank).turns[turn % 2].signature;
+    if (theirs == mine) continue;
+    throw UsageError(
+        "comm.shm",
+        core::concat("ranks call different things: rank ", ranks_->rank_, " ", Signature::unpack(mine).text(),
+                     ", rank ", rank, " ", Signature::unpack(theirs).text()),
+        "the same calls in the same order on every rank");
+  }
+  return true;
+}
+
+std::uint64_t Communicator::Everyone::waits_for() const {
+  std::uint64_t mask = 0;
+  for (int rank = 0; rank < ranks_->size_; ++rank) {
+    if (ranks_->arrival(rank).count.load(std::memory_order_acquire) < ranks_->turn_) mask |= bit(rank);
+  }
+  return mask;
+}
+
+Ring& Communicator::ring(int from, int to) const {
+  return rings_[static_cast<std::size_t>(from) * static_cast<std::size_t>(size_) +
+                static_cast<std::size_t>(to)];
+}
+
+std::uint64_t Communicator::place_of(const void* data, std::size_t bytes) {
+  const auto place = arena_find(data, bytes);
+  if (!place) return 0;
+  if (std::find(handed_.begin(), handed_.end(), place->arena) == handed_.end()) {
+    const int fd = arena_fd(place->arena);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_) links_.send(peer, fd, place->arena);
+    }
+    handed_.push_back(place->arena);
+  }
+  return place->arena << kOffsetBits | place->offset;
+}
+
+std::byte* Communicator::find(int rank, std::uint64_t place) {
+  const std::uint64_t arena = place >> kOffsetBits;
+  auto& known = arenas_[static_cast<std::size_t>(rank)];
+  auto found = known.find(arena);
+  while (found == known.end()) {  // it was handed over before the place was named
+    auto memory = links_.receive(rank);
+    if (!memory)
+      throw PeerError("comm.shm", core::concat("rank ", rank, " names memory that it did not hand over"));
+    known.insert_or_assign(memory->first, SharedMemory::map(std::move(memory->second)));
+    found = known.find(arena);
+  }
+  return found->second.data() + (place & kOffsetMask);
+}
+
+void Communicator::wake_all() {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank != rank_) wake(rank);
+  }
+}
+
+void Communicator::wake(int rank) {
+  Sleeper& other = sleeper(rank);
+  if (other.asleep.load() == 0) return;
+  other.bell.fetch_add(1);
+  futex_wake(other.bell);
+}
+
+// What the others do after this they ring for; what they did before, `ready` sees.
+void Communicator::begin_sleep() {
+  Sleeper& mine = sleeper(rank_);
+  heard_ = mine.bell.load();
+  mine.asleep.store(1);
+}
+
+void Communicator::finish_sleep(std::chrono::nanoseconds timeout) {
+  futex_wait(sleeper(rank_).bell, heard_, timeout);
+}
+
+void Communicator::awake() {
+  sleeper(rank_).asleep.store(0);
+}
+
+// One that died is why others gave up, so it comes first.
+std::string Communicator::why_gone(std::uint64_t mask) const {
+  std::string gave_up, left;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    const Sleeper& other = sleeper(rank);
+    const std::uint32_t state = other.state.load();
+    if (state == kHere) {
+      const std::string why = links_.why_gone(rank);
+      if (!why.empty()) return core::concat("rank ", rank, " ", why);
+    } else if (state == kGaveUp && gave_up.empty()) {
+      gave_up = core::concat("rank ", rank, " gave up: ", other.why);
+    } else if (state == kLeft && left.empty() && (mask & bit(rank)) != 0) {
+      left = core::concat("rank ", rank, " has left the group");
+    }
+  }
+  return gave_up.empty() ? left : gave_up;
+}
+
+bool Communicator::did_any_give_up() const {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank != rank_ && sleeper(rank).state.load(std::memory_order_relaxed) == kGaveUp) return true;
+  }
+  return false;
+}
+
+void Communicator::give_up(const std::string& why) {
+  Sleeper& mine = sleeper(rank_);
+  if (mine.state.load() != kHere) return;
+  mine.why[why.copy(mine.why, sizeof(mine.why) - 1)] = 0;
+  mine.state.store(kGaveUp);
+  wake_all();
+}
+
+}  // namespace cohort::comm::shm

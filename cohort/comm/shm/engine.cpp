@@ -1,0 +1,340 @@
+#include "cohort/comm/shm/engine.h"
+
+#include <sched.h>
+
+#include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
+#include "cohort/core/log.h"
+
+namespace cohort::comm::shm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr microseconds kSpin(50);  // each rank has a core: as long as two turns of a large chunk
+constexpr int kShortSpins = 64;    // ranks share cores: about a microsecond
+constexpr int kYields = 4;
+constexpr milliseconds kLook(100);  // between looks at who is gone
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+long to_ms(Clock::duration duration) {
+  return static_cast<long>(std::chrono::duration_cast<milliseconds>(duration).count());
+}
+
+std::string list_of(std::uint64_t mask) {
+  std::string text;
+  int count = 0;
+  for (int rank = 0; rank < kMaxRanks; ++rank) {
+    if ((mask >> rank & 1) == 0) continue;
+    text += core::concat(count == 0 ? "" : ", ", rank);
+    ++count;
+  }
+  return (count == 1 ? "rank " : "ranks ") + text + (count == 1 ? " has" : " have") + " not come";
+}
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<Communicator> ranks)
+    : ranks_(std::move(ranks)), messages_(*ranks_), thread_([this] { run(); }) {}
+
+Engine::~Engine() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  stop_.store(true);
+  changed_.notify_all();
+  ranks_->wake(ranks_->rank());
+  thread_.join();
+  if (is_idle()) return;
+  fail_all(std::make_exception_ptr(CommError("comm.shm", "the group was closed before it was over")),
+           "the group was closed");
+  leave_wheel();
+}
+
+bool Engine::take_wheel() {
+  const std::lock_guard lock(mutex_);
+  if (driven_) return false;
+  driven_ = true;
+  return true;
+}
+
+void Engine::leave_wheel() {
+  const std::vector<std::function<void()>> callbacks = std::move(callbacks_);
+  callbacks_.clear();
+  {
+    const std::lock_guard lock(mutex_);
+    driven_ = false;
+    if (waiting_ > 0 || wanted_) changed_.notify_all();
+  }
+  for (const auto& callback : callbacks) callback();
+}
+
+void Engine::begin(const std::shared_ptr<Operation>& operation) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!broken_.empty()) throw CommError("comm.shm", "the group failed before: " + broken_);
+    begun_.push_back(operation);
+    any_begun_.store(true);
+  }
+  bool is_left_to_wait = false;
+  if (take_wheel()) {
+    advance_all();
+    is_left_to_wait = operation->over.load() || (operation->is_one_turn && operation->make == nullptr);
+    leave_wheel();
+  }
+  if (!is_left_to_wait) make_progress();
+}
+
+void Engine::make_progress() {
+  {
+    const std::lock_guard lock(mutex_);
+    wanted_ = true;
+  }
+  changed_.notify_all();
+  ranks_->wake(ranks_->rank());  // who drives may sleep
+}
+
+void Engine::when_over(Operation& operation, std::function<void()> body) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!operation.over.load()) {
+      operation.when_over = std::move(body);
+      body = nullptr;
+    }
+  }
+  if (body) {
+    body();
+  } else {
+    make_progress();
+  }
+}
+
+void Engine::wait(Operation& operation, core::Deadline deadline) {
+  // The operation's own end says more than that of a wait.
+  if (!deadline.is_never() && operation.deadline.end() - milliseconds(50) <= deadline.end()) {
+    deadline = core::Deadline::never();
+  }
+  while (!operation.over.load(std::memory_order_acquire)) {
+    if (take_wheel()) {
+      drive([&] { return operation.over.load(std::memory_order_acquire) || deadline.expired(); });
+      leave_wheel();
+    } else {
+      std::unique_lock lock(mutex_);
+      ++waiting_;
+      const auto ready = [&] { return operation.over.load() || !driven_; };
+      if (deadline.is_never()) {
+        changed_.wait(lock, ready);
+      } else {
+        changed_.wait_until(lock, deadline.end(), ready);
+      }
+      --waiting_;
+    }
+    if (!operation.over.load() && deadline.expired()) {
+      throw TimeoutError("comm.shm", core::concat(name_of(operation), " is not over after ",
+                                                  to_ms(operation.deadline.elapsed()), " ms"));
+    }
+  }
+  if (operation.error) std::rethrow_exception(operation.error);
+}
+
+bool Engine::test(Operation& operation) {
+  if (!operation.over.load() && take_wheel()) {
+    if (!advance_all()) look_for_faults();
+    leave_wheel();
+  }
+  return operation.over.load(std::memory_order_acquire);
+}
+
+void Engine::cancel(const std::string& why) {
+  while (!take_wheel()) {
+    // Who drives looks at `stop_` and leaves.
+    stop_.store(true);
+    ranks_->wake(ranks_->rank());
+    std::this_thread::sleep_for(microseconds(100));
+  }
+  stop_.store(false);
+  fail_all(std::make_exception_ptr(CommError("comm.shm", why)), why);
+  leave_wheel();
+}
+
+std::string Engine::name_of(const Operation& operation) const {
+  return core::concat(operation.call, " ", operation.number, " of rank ", ranks_->rank(), "/",
+                      ranks_->size());
+}
+
+// Whether anything moved.
+bool Engine::advance_all() {
+  bool moved = false;
+  if (any_begun_.load(std::memory_order_acquire)) {
+    const std::lock_guard lock(mutex_);
+    for (auto& operation : begun_) {
+      if (operation->is_message) {
+        running_messages_.push_back(std::move(operation));
+      } else {
+        collectives_.push_back(std::move(operation));
+      }
+    }
+    begun_.clear();
+    any_begun_.store(false);
+    moved = true;
+  }
+  while (!collectives_.empty() && advance(*collectives_.front())) {
+    if (collectives_.empty()) return true;  // all failed
+    const auto done = std::move(collectives_.front());
+    collectives_.pop_front();
+    finish(*done, nullptr);
+    moved = true;
+  }
+  for (auto at = running_messages_.begin(); at != running_messages_.end();) {
+    if (!advance(**at)) {
+      if (running_messages_.empty()) return true;
+      ++at;
+      continue;
+    }
+    if (running_messages_.empty()) return true;
+    const auto done = std::move(*at);
+    at = running_messages_.erase(at);
+    finish(*done, nullptr);
+    moved = true;
+  }
+  return moved;
+}
+
+// Whether it is over; after a failure everything is.
+bool Engine::advance(Operation& operation) {
+  try {
+    if (operation.make) {
+      operation.task = operation.make();
+      operation.make = nullptr;
+    }
+    return operation.task.advance();
+  } catch (const std::exception& error) {
+    fail_all(std::current_exception(), name_of(operation) + ": " + core::message_of(error));
+    return true;
+  }
+}
+
+void Engine::finish(Operation& operation, std::exception_ptr error) {
+  operation.task = Task();
+  operation.keep = nullptr;
+  operation.error = std::move(error);
+  const std::lock_guard lock(mutex_);
+  operation.over.store(true, std::memory_order_release);
+  if (operation.when_over) callbacks_.push_back(std::move(operation.when_over));
+  if (waiting_ > 0) changed_.notify_all();
+}
+
+bool Engine::is_idle() const {
+  return collectives_.empty() && running_messages_.empty() && !any_begun_.load();
+}
+
+// Turns no longer agree between the ranks, or a message is cut: nothing after this can be trusted.
+void Engine::fail_all(const std::exception_ptr& error, const std::string& why) {
+  ranks_->give_up(why);
+  std::deque<std::shared_ptr<Operation>> all;
+  {
+    const std::lock_guard lock(mutex_);
+    if (broken_.empty()) broken_ = why;
+    all.swap(begun_);
+    any_begun_.store(false);
+  }
+  for (auto& one : collectives_) all.push_back(std::move(one));
+  for (auto& one : running_messages_) all.push_back(std::move(one));
+  collectives_.clear();
+  running_messages_.clear();
+  for (const auto& one : all) finish(*one, error);
+}
+
+// A rank that dies says nothing, so every now and then somebody must look; one that gives up wakes the
+// others.
+void Engine::look_for_faults() {
+  const auto now = Clock::now();
+  const auto look = [&](Operation& operation, bool at_all) {
+    const std::uint64_t mask = operation.task.waits_for();
+    const std::string gone = at_all ? ranks_->why_gone(mask) : "";
+    if (!gone.empty()) {
+      // What it did before it went may be all that was needed.
+      if (advance_all() || is_idle()) return true;
+      const std::string what = name_of(operation) + ": " + gone;
+      fail_all(std::make_exception_ptr(PeerError("comm.shm", what)), what);
+      return true;
+    }
+    if (!operation.deadline.expired()) return false;
+    const std::string what = core::concat(name_of(operation), ": timed out after ",
+                                          to_ms(operation.deadline.elapsed()), " ms: ", list_of(mask));
+    fail_all(std::make_exception_ptr(TimeoutError("comm.shm", what)), what);
+    return true;
+  };
+  const bool at_all = now - looked_ >= kLook || ranks_->did_any_give_up();
+  if (at_all) looked_ = now;
+  if (!collectives_.empty() && look(*collectives_.front(), at_all)) return;
+  for (const auto& message : running_messages_) {
+    if (look(*message, at_all)) return;
+  }
+}
+
+template <typename Until>
+void Engine::drive(const Until& until) {
+  const auto over = [&] { return until() || !callbacks_.empty() || stop_.load(std::memory_order_relaxed); };
+  while (!over()) {
+    if (advance_all() || spin()) continue;
+    ranks_->sleep(nap(), [&] { return advance_all() || over(); });
+    if (!over() && !advance_all()) look_for_faults();
+  }
+}
+
+// In the hope that it is a matter of microseconds. Whether something moved.
+bool Engine::spin() {
+  const bool long_spin = ranks_->has_core_each();
+  const auto since = Clock::now();
+  for (int i = 1; long_spin || i < kShortSpins; ++i) {
+    pause();
+    if (advance_all()) return true;
+    if (long_spin && i % 16 == 0 && Clock::now() - since > kSpin) return false;
+  }
+  for (int i = 0; i < kYields; ++i) {
+    ::sched_yield();
+    if (advance_all()) return true;
+  }
+  return false;
+}
+
+std::chrono::nanoseconds Engine::nap() const {
+  auto left = std::chrono::nanoseconds(kLook);
+  const auto shorten = [&left](const Operation& operation) {
+    left = std::min<std::chrono::nanoseconds>(left, operation.deadline.remaining());
+  };
+  if (!collectives_.empty()) shorten(*collectives_.front());
+  for (const auto& message : running_messages_) shorten(*message);
+  return std::max<std::chrono::nanoseconds>(left, microseconds(100));
+}
+
+void Engine::run() {
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return stopped_ || (wanted_ && !driven_); });
+      if (stopped_) return;
+      wanted_ = false;
+      driven_ = true;
+    }
+    drive([this] { return is_idle(); });
+    if (!is_idle()) {
+      const std::lock_guard lock(mutex_);
+      wanted_ = true;  // it left for a callback, or for cancel()
+    }
+    leave_wheel();
+  }
+}
+
+}  // namespace cohort::comm::shm

@@ -1,0 +1,74 @@
+#include "cohort/comm/shm/kernels.h"
+
+#include <array>
+#include <string>
+
+#include "cohort/core/env.h"
+#include "cohort/core/error.h"
+
+namespace cohort::comm::shm {
+
+namespace portable {
+extern const Kernels table;
+}
+#if COHORT_SHM_X86
+namespace avx2 {
+extern const Kernels table;
+}
+namespace avx512 {
+extern const Kernels table;
+}
+#endif
+
+const char* name_of(Dtype dtype) {
+  constexpr std::array<const char*, kDtypes> names = {"float", "double", "half",   "bfloat16", "int8",
+                                                      "uint8", "int16",  "uint16", "int32",    "uint32",
+                                                      "int64", "uint64", "bool",   "bytes"};
+  return names[static_cast<std::size_t>(dtype)];
+}
+
+const char* name_of(Op op) {
+  constexpr std::array<const char*, kOps + 1> names = {"SUM",  "AVG", "PRODUCT", "MIN", "MAX",
+                                                       "BAND", "BOR", "BXOR",    ""};
+  return names[static_cast<std::size_t>(op)];
+}
+
+std::size_t size_of(Dtype dtype) {
+  constexpr std::array<std::size_t, kDtypes> sizes = {4, 8, 2, 2, 1, 1, 2, 2, 4, 4, 8, 8, 1, 1};
+  return sizes[static_cast<std::size_t>(dtype)];
+}
+
+const Kernels* const* all_kernels() {
+  static const std::array<const Kernels*, 4> all = [] {
+    std::array<const Kernels*, 4> list{};
+    std::size_t count = 0;
+#if COHORT_SHM_X86
+    __builtin_cpu_init();
+    const bool has_avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
+    if (has_avx2 && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+        __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0) {
+      list[count++] = &avx512::table;
+    }
+    if (has_avx2) list[count++] = &avx2::table;
+#endif
+    list[count] = &portable::table;
+    return list;
+  }();
+  return all.data();
+}
+
+const Kernels& kernels() {
+  static const Kernels& chosen = []() -> const Kernels& {
+    const auto wanted = core::env_string("COHORT_SHM_KERNELS");
+    std::string names;
+    for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
+      if (!wanted || *wanted == (*one)->name) return **one;
+      names += core::concat(names.empty() ? "" : ", ", (*one)->name);
+    }
+    throw ConfigError("comm.shm", core::concat("COHORT_SHM_KERNELS is '", *wanted,
+                                               "', expected one that this processor has: ", names));
+  }();
+  return chosen;
+}
+
+}  // namespace cohort::comm::shm

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/core/deadline.h"
+#include "cohort/core/fd.h"
+
+namespace cohort::comm::shm {
+
+/// Where ranks leave words for each other before they are connected: a store.
+class Board {
+ public:
+  virtual ~Board() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual bool has(const std::string& key) = 0;
+  virtual std::string get(const std::string& key) = 0;  ///< of a key that is there
+};
+
+/// A connection from each rank of a group to each other: memory is handed over it, and it says when a peer is
+/// gone. Threads: one caller at a time.
+class Links {
+ public:
+  /// All ranks are connected. Blocks until then. Every rank of the group makes one.
+  /// Throws: RendezvousError naming the ranks that did not come; UsageError naming those on other hosts.
+  Links(Board& board, int rank, int size, core::Deadline deadline);
+
+  /// Hands memory over, with a number that says which. The peer need not wait for it.
+  /// Throws: PeerError when the peer is gone.
+  void send(int peer, int fd, std::uint64_t number) const;
+
+  /// What a peer handed over first and was not taken yet; nothing when there is none.
+  std::optional<std::pair<std::uint64_t, core::Fd>> receive(int peer) const;
+
+  /// Why nothing more can come from that rank; empty while it lives. Costs a system call.
+  std::string why_gone(int peer) const;
+
+ private:
+  struct Link {
+    core::Fd socket;
+    core::Fd process;  // closed where the system cannot say more than the socket does
+    pid_t pid = 0;     // 0: not visible from here
+  };
+  void adopt(int peer, core::Fd socket);
+
+  std::vector<Link> links_;
+};
+
+}  // namespace cohort::comm::shm

@@ -1,0 +1,11 @@
+// The backend shm, for groups of this module.
+#include "cohort/comm/backend.h"
+#include "cohort/comm/shm/shm.h"
+
+namespace cohort::comm {
+
+MadeBackend make_shm(const BackendOptions& options) {
+  return {.backend = make_shm_backend(options.store, options.rank, options.size, options.timeout)};
+}
+
+}  // namespace cohort::comm
