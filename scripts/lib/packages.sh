@@ -241,11 +241,14 @@ ensure_build_tools() {
 # use_sysroot: lets compiler, linker, CMake and pkg-config see what was unpacked privately.
 use_sysroot() {
   if [ ! -d "$COHORT_SYSROOT/usr" ]; then return 0; fi
-  local triplet lib
+  local triplet lib python
   triplet=$(dpkg-architecture -qDEB_HOST_MULTIARCH 2>/dev/null || gcc -print-multiarch 2>/dev/null || say "$(uname -m)-linux-gnu")
   lib="$COHORT_SYSROOT/usr/lib/$triplet:$COHORT_SYSROOT/lib/$triplet"
   export CMAKE_PREFIX_PATH="$COHORT_SYSROOT/usr${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}"
   export CPATH="$COHORT_SYSROOT/usr/include:$COHORT_SYSROOT/usr/include/$triplet${CPATH:+:$CPATH}"
+  for python in "$COHORT_SYSROOT"/usr/include/python3.*; do
+    if [ -f "$python/Python.h" ]; then CPATH="$CPATH:$python"; fi
+  done
   export LIBRARY_PATH="$lib${LIBRARY_PATH:+:$LIBRARY_PATH}"
   export LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
   export PKG_CONFIG_PATH="$COHORT_SYSROOT/usr/lib/$triplet/pkgconfig:$COHORT_SYSROOT/usr/share/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}"

@@ -54,6 +54,19 @@ ensure_test_venv() {
   set_stamp test-venv "$stamp"
 }
 
+# ensure_python_headers: Python.h of the test environment's Python, to compile the module that a test loads.
+ensure_python_headers() {
+  local folder version
+  folder=$("$COHORT_TEST_VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+  version=$(basename "$folder")
+  if [ -f "$folder/Python.h" ] || [ -f "$COHORT_SYSROOT/usr/include/$version/Python.h" ]; then return 0; fi
+  if ! command -v apt-get >/dev/null; then
+    say "$folder/Python.h is not here: install the headers of $version, or the tests that compile a Python module fail."
+    return 0
+  fi
+  ensure_packages "to compile a Python module with" "lib$version-dev"
+}
+
 # ensure_test_libtorch [FOLDER]: one that was named, else that of the test environment, so that one wheel is enough and
 # C++ and the oracles compute with the same library.
 ensure_test_libtorch() {
