@@ -308,7 +308,7 @@ TEST(MpiAloneChild, DISABLED_Run) {
 
 // In a process of its own: MPI leaves variables behind.
 TEST(MpiTest, OneRankAloneNeedsNoMpirun) {
-  test::RankProcesses alone("MpiAloneChild", 1);
+  test::RankProcesses alone("MpiAloneChild", 1, test::with_leaks_of_mpi());
   EXPECT_EQ(alone.wait(), std::vector<int>{0}) << alone.output(0);
 }
 
@@ -350,7 +350,7 @@ TEST(MpiFaultChild, DISABLED_Run) {
         if (fault == "nobody waits") std::this_thread::sleep_for(120s);
         pending.wait();
       },
-      2s, Check::kOff);
+      fault == "leave" ? 8s : 30s, Check::kOff);
 }
 
 struct Fault {
@@ -379,13 +379,13 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Fault{"late",
               1,
-              {"[comm.mpi] all_reduce, call 1 of group 'world' (rank 0/3, float[3, 5]) timed out after 1",
+              {"[comm.mpi] all_reduce, call 1 of group 'world' (rank 0/3, float[3, 5]) timed out after ",
                "the job ends by MPI_Abort", "did not notice: dead, or stuck"}},
         Fault{"nobody waits",
               1,
               {"all_reduce, call 1 of group 'world'", "[comm.mpi] MPI_Abort: all_reduce, call 1"}},
         Fault{"stop", 1, {"all_reduce, call 1 of group 'world'", "MPI_Abort"}},
-        Fault{"leave", 1, {"has ended well and waited 2000 ms for others to end"}},
+        Fault{"leave", 1, {"has ended well and waited 8000 ms for others to end"}},
         Fault{"short", 1, {"got 12 bytes from rank 1, expected 20"}}, Fault{"kill", 137, {"signal 9"}},
         Fault{"exit", 3, {"exited"}}, Fault{"throw", 1, {"rank 1 had enough"}}),
     [](const auto& info) {
