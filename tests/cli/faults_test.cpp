@@ -1,4 +1,5 @@
-// What happens to a job when one rank fails: the table in docs/launch.md, row by row, three ranks over Gloo.
+// What happens to a job when one rank fails: the table in docs/launch.md, row by row, three ranks over Gloo
+// and over shm.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -46,13 +47,13 @@ std::vector<Fault> faults() {
   };
 }
 
-class FaultsTest : public ::testing::TestWithParam<Fault> {
+class FaultsTest : public ::testing::TestWithParam<std::tuple<const char*, Fault>> {
  protected:
   static void SetUpTestSuite() { adopt_orphans(); }
 };
 
 TEST_P(FaultsTest, TheJobEndsInTimeNamingRankAndCause) {
-  const Fault& fault = GetParam();
+  const auto& [backend, fault] = GetParam();
   const char* text = std::getenv("COHORT_FAULTS");  // the slow script asks for ten
   const int repeats = text == nullptr ? 1 : std::atoi(text);
   const unsigned seed = std::random_device{}();
@@ -63,7 +64,7 @@ TEST_P(FaultsTest, TheJobEndsInTimeNamingRankAndCause) {
     const std::string rank = std::to_string(random() % 3), step = std::to_string(random() % 300);
     Program program(dir.path(),
                     {"run", "--nproc-per-node", "3", "--shutdown-timeout", "2", "--bind-to", "none", "--",
-                     COHORT_FAULT_PROGRAM, fault.name, rank, step},
+                     COHORT_FAULT_PROGRAM, fault.name, rank, step, backend},
                     {{"OMP_NUM_THREADS", "1"}});
     const Outcome outcome = program.outcome();
     const auto end = fs::file_time_type::clock::now();
@@ -79,8 +80,11 @@ TEST_P(FaultsTest, TheJobEndsInTimeNamingRankAndCause) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Gloo, FaultsTest, ::testing::ValuesIn(faults()),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Backends, FaultsTest,
+                         ::testing::Combine(::testing::Values("gloo", "shm"), ::testing::ValuesIn(faults())),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param).name;
+                         });
 
 TEST_F(FaultsTest, APortThatIsTakenIsNamedAtOnce) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

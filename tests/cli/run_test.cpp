@@ -286,15 +286,19 @@ TEST_F(RunTest, CtrlZStopsTheRanksTooAndTheyGoOn) {
   Job job = shell({"--nproc-per-node", "1"},
                   "echo $$ > pid.tmp; mv pid.tmp pid; while [ ! -e end ]; do sleep 0.02; done");
   ASSERT_TRUE(comes(dir / "pid"));
-  const std::string stat =
-      "/proc/" + read_file(dir / "pid").substr(0, read_file(dir / "pid").find('\n')) + "/stat";
-  const auto stopped = [&] { return read_file(stat).find(") T") != std::string::npos; };
+  const std::string rank = read_file(dir / "pid").substr(0, read_file(dir / "pid").find('\n'));
+  const auto is_stopped = [](const std::string& pid) {
+    return read_file("/proc/" + pid + "/stat").find(") T") != std::string::npos;
+  };
+  const auto wait_until_stopped = [&](const std::string& pid, bool stopped) {
+    for (int i = 0; i < 1000 && is_stopped(pid) != stopped; ++i) ::poll(nullptr, 0, 10);
+    EXPECT_EQ(is_stopped(pid), stopped);
+  };
   job.worker().signal(SIGTSTP);
-  for (int i = 0; i < 1000 && !stopped(); ++i) ::poll(nullptr, 0, 10);
-  EXPECT_TRUE(stopped());
+  wait_until_stopped(rank, true);
+  wait_until_stopped(std::to_string(job.worker().pid()), true);  // last, and what a shell waits for
   job.worker().signal(SIGCONT);
-  for (int i = 0; i < 1000 && stopped(); ++i) ::poll(nullptr, 0, 10);
-  EXPECT_FALSE(stopped());
+  wait_until_stopped(rank, false);
   write_file(dir / "end", "");
   EXPECT_EQ(job.wait(), 0);
 }
