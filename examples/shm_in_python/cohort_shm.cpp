@@ -6,7 +6,7 @@
 
 PYBIND11_DECLARE_HOLDER_TYPE(T, c10::intrusive_ptr<T>, true)  // as torch's own module holds c10d's objects
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+PYBIND11_MODULE(cohort_shm_module, module) {
   // Waits for the other ranks, so Python's lock is released.
   module.def("create", &cohort::comm::make_shm_backend, pybind11::call_guard<pybind11::gil_scoped_release>());
 }

@@ -242,7 +242,9 @@ def rank_main(rank, size, ports, folders):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     cohort_shm.register(*folders)
-    libraries = {line.split()[-1] for line in open("/proc/self/maps") if "/libtorch_cpu" in line or "/libc10.so" in line}
+    with open("/proc/self/maps") as maps:
+        mapped = {line[line.index("/") :].strip() for line in maps if "/" in line}
+    libraries = {path for path in mapped if "/libtorch_cpu" in path or "/libc10.so" in path}
     here = {os.path.realpath(os.path.join(torch.__path__[0], "lib", name)) for name in ("libtorch_cpu.so", "libc10.so")}
     assert libraries == here, f"the module brought its own LibTorch: {libraries}, expected {here}"
 
@@ -302,9 +304,6 @@ def main():
         )
         return 1
     if what == "build":
-        # A build that was killed leaves its lock behind, for which all later ones would wait.
-        for lock in pathlib.Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("**/lock"):
-            lock.unlink()
         cohort_shm.load(*folders)
         return 0
     return run_ranks(int(what), folders)
