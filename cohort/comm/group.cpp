@@ -1,6 +1,8 @@
 #include "cohort/comm/group.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <functional>
@@ -73,6 +75,13 @@ void Group::step_done() const {
 
 std::map<std::string, CallCounters> Group::counters() const {
   return state().counters();
+}
+
+at::Tensor Group::empty(at::IntArrayRef sizes, const at::TensorOptions& options) const {
+  const auto backend = process_group()->getBackend(options.device().type());
+  const auto index = options.device().has_index() ? options.device().index() : c10::DeviceIndex(0);
+  if (!backend->supportsTensorAlloc(index)) return at::empty(sizes, options);
+  return backend->allocateTensor(c10::multiply_integers(sizes), options).view(sizes);
 }
 
 Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) const {

@@ -106,6 +106,10 @@ class Group {
   /// By collective, as the method is called.
   std::map<std::string, CallCounters> counters() const;
 
+  /// Returns a tensor, not initialised, in memory that this group's backend works on fastest: with shm that
+  /// of shared_empty(). Throws: SystemError when there is no memory.
+  at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options = {}) const;
+
   /// Makes a group of `ranks` (of this one, ascending). Collective over this group; ranks that are not in it
   /// get an empty handle. Throws: UsageError; RendezvousError.
   Group subgroup(const std::vector<int>& ranks, SubgroupOptions options = {}) const;

@@ -1,7 +1,6 @@
 #include "cohort/parallel/average.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
@@ -136,7 +135,7 @@ void GradientAverager::reduce_chunks(std::vector<Chunk>& chunks, double scale) {
   for (Chunk& chunk : chunks) {
     at::Tensor& buffer = buffers_[chunk.key];
     if (!buffer.defined() || buffer.numel() < chunk.numel) {
-      buffer = at::empty({chunk.numel}, chunk.parameters.front().options().requires_grad(false));
+      buffer = group_.empty({chunk.numel}, chunk.parameters.front().options().requires_grad(false));
     }
     chunk.flat = buffer.narrow(0, 0, chunk.numel);
     each_slice(chunk, [&](const at::Tensor& parameter, at::Tensor& slice) {

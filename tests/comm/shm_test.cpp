@@ -131,6 +131,8 @@ TEST(ShmBackendTest, FormsOfC10dThatGroupDoesNotCall) {
     EXPECT_EQ(backend->getBackendName(), "shm");
     EXPECT_GT(backend->getSequenceNumberForGroup(), 0U);
     EXPECT_TRUE(is_shared(backend->allocateTensor(10, at::kFloat)));
+    EXPECT_TRUE(is_shared(group.empty({2, 3})));
+    EXPECT_EQ(group.empty({2, 3}, at::kLong).scalar_type(), at::kLong);
   });
 }
 

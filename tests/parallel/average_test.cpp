@@ -51,7 +51,7 @@ TEST(GradientAveragerTest, SharesOfAnySizeGiveTheGradientOfTheJoinedBatch) {
   const std::vector<std::vector<std::int64_t>> shares = {{2, 2, 2}, {3, 2, 1}, {5, 1, 0}, {0, 6, 0}};
   for (const auto& share : shares) {
     for (const std::int64_t chunk_bytes : {std::int64_t{1}, std::int64_t{200}, std::int64_t{1} << 20}) {
-      test::run_ranks(3, "gloo", [&](comm::Group& group) {
+      test::run_ranks(3, chunk_bytes == 200 ? "gloo" : "shm", [&](comm::Group& group) {
         Net net = make_net(1);
         parallel::GradientAverager averager(group, {.chunk_bytes = chunk_bytes});
         const auto rank = static_cast<std::size_t>(group.rank());
@@ -75,10 +75,10 @@ TEST(GradientAveragerTest, SharesOfAnySizeGiveTheGradientOfTheJoinedBatch) {
   }
 }
 
-TEST(GradientAveragerTest, RepeatedAveragesGiveTheSameBitsOnEveryRank) {
-  std::vector<at::Tensor> results(4);
-  for (int round = 0; round < 2; ++round) {
-    test::run_ranks(2, "gloo", [&](comm::Group& group) {
+TEST(GradientAveragerTest, RepeatedAveragesGiveTheSameBitsOnEveryRankAndOverEitherBackend) {
+  std::vector<at::Tensor> results(8);
+  for (int round = 0; round < 4; ++round) {
+    test::run_ranks(2, round % 2 == 0 ? "gloo" : "shm", [&](comm::Group& group) {
       Net net = make_net(1);
       parallel::GradientAverager averager(group);
       for (int step = 0; step < 3; ++step) {

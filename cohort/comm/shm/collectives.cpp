@@ -68,14 +68,18 @@ void reduce_chunk(Communicator& ranks, const Reduction& reduction, std::byte* to
   reduction.one(to, from, ranks.size(), bytes);
 }
 
-// Where every rank's memory is, if all of it is in arenas.
+// Where every rank's memory is, if all of it is in arenas. What was handed over is taken in any case.
 bool find_all(Communicator& ranks, std::byte* data, std::array<void*, kMaxRanks>& where) {
+  bool all = true;
   for (int rank = 0; rank < ranks.size(); ++rank) {
     const std::uint64_t place = ranks.word(rank);
-    if (place == 0) return false;
-    where[static_cast<std::size_t>(rank)] = rank == ranks.rank() ? data : ranks.find(rank, place);
+    if (place == 0) {
+      all = false;
+    } else {
+      where[static_cast<std::size_t>(rank)] = rank == ranks.rank() ? data : ranks.find(rank, place);
+    }
   }
-  return true;
+  return all;
 }
 
 bool any_in_arena(const Communicator& ranks) {
