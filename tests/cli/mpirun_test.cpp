@@ -1,4 +1,4 @@
-// `cohort train` as ranks that a real mpirun has started, over gloo and over mpi.
+// `cohort train` as ranks that a real mpirun has started, over shm, gloo and mpi.
 #include "tests/support/mpirun.h"
 
 #include <gtest/gtest.h>
@@ -42,14 +42,16 @@ class MpirunTest : public TrainProgramTest {
   }
 };
 
-// Two numbers have one sum, so both backends end with the same bits.
+// Two numbers have one sum, so all backends end with the same bits.
 TEST_F(MpirunTest, TheRunIsBitwiseTheSameAsUnderOurOwnLauncher) {
   const Outcome own = run(train("own", {"--nproc-per-node", "2"}));
   ASSERT_EQ(own.status, 0) << own.err;
-  train_under_mpirun(2, "gloo");
-  EXPECT_TRUE(model("gloo") == model("own"));
-  train_under_mpirun(2, "mpi", {"distributed.backend=mpi"});
-  EXPECT_TRUE(model("mpi") == model("own"));
+  train_under_mpirun(2, "auto");
+  EXPECT_TRUE(model("auto") == model("own"));
+  for (const std::string backend : {"shm", "gloo", "mpi"}) {
+    train_under_mpirun(2, backend, {"distributed.backend=" + backend});
+    EXPECT_TRUE(model(backend) == model("own")) << backend;
+  }
 }
 
 TEST_F(MpirunTest, OverMpiTwoRunsOfThreeRanksHoldTheSameBitsAndOneGoesOnFromTheOther) {
