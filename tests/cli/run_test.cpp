@@ -283,8 +283,9 @@ TEST_F(RunTest, SlurmsVariablesAreEnough) {
 }
 
 TEST_F(RunTest, CtrlZStopsTheRanksTooAndTheyGoOn) {
-  Job job = shell({"--nproc-per-node", "1"},
-                  "echo $$ > pid.tmp; mv pid.tmp pid; while [ ! -e end ]; do sleep 0.02; done");
+  // The rank starts no program meanwhile: a shell whose vfork() is cut in two by the signal is not stopped,
+  // but waits.
+  Job job = shell({"--nproc-per-node", "1"}, "mkfifo end; echo $$ > pid.tmp; mv pid.tmp pid; read x < end");
   ASSERT_TRUE(comes(dir / "pid"));
   const std::string rank = read_file(dir / "pid").substr(0, read_file(dir / "pid").find('\n'));
   const auto is_stopped = [](const std::string& pid) {
@@ -299,7 +300,7 @@ TEST_F(RunTest, CtrlZStopsTheRanksTooAndTheyGoOn) {
   wait_until_stopped(std::to_string(job.worker().pid()), true);  // last, and what a shell waits for
   job.worker().signal(SIGCONT);
   wait_until_stopped(rank, false);
-  write_file(dir / "end", "");
+  write_file(dir / "end", "x\n");
   EXPECT_EQ(job.wait(), 0);
 }
 
