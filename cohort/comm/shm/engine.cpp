@@ -4,7 +4,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
-#include "cohort/core/log.h"
+#include "cohort/core/numbered.h"
 
 namespace cohort::comm::shm {
 namespace {
@@ -30,15 +30,12 @@ long to_ms(Clock::duration duration) {
   return static_cast<long>(std::chrono::duration_cast<milliseconds>(duration).count());
 }
 
-std::string list_of(std::uint64_t mask) {
-  std::string text;
-  int count = 0;
+std::string not_come(std::uint64_t mask) {
+  std::vector<int> ranks;
   for (int rank = 0; rank < kMaxRanks; ++rank) {
-    if ((mask >> rank & 1) == 0) continue;
-    text += core::concat(count == 0 ? "" : ", ", rank);
-    ++count;
+    if ((mask >> rank & 1) != 0) ranks.push_back(rank);
   }
-  return (count == 1 ? "rank " : "ranks ") + text + (count == 1 ? " has" : " have") + " not come";
+  return core::numbered("rank", ranks) + (ranks.size() == 1 ? " has" : " have") + " not come";
 }
 
 }  // namespace
@@ -271,7 +268,7 @@ void Engine::look_for_faults() {
     }
     if (!operation.deadline.expired()) return false;
     const std::string what = core::concat(name_of(operation), ": timed out after ",
-                                          to_ms(operation.deadline.elapsed()), " ms: ", list_of(mask));
+                                          to_ms(operation.deadline.elapsed()), " ms: ", not_come(mask));
     fail_all(std::make_exception_ptr(TimeoutError("comm.shm", what)), what);
     return true;
   };

@@ -17,6 +17,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/host.h"
+#include "cohort/core/numbered.h"
 
 namespace cohort::comm::shm {
 namespace {
@@ -121,8 +122,8 @@ std::vector<Contact> read_contacts(Board& board, int size, core::Deadline deadli
     });
     if (missing.empty()) return contacts;
     if (deadline.expired()) {
-      throw RendezvousError("comm.shm", core::concat("rank ", missing.front(), " of ", size,
-                                                     " did not come (", missing.size(), " missing)"));
+      throw RendezvousError("comm.shm",
+                            core::concat(core::numbered("rank", missing), " of ", size, " did not come"));
     }
     std::this_thread::sleep_for(std::min<core::Deadline::Clock::duration>(pause, deadline.remaining()));
   }
