@@ -22,6 +22,7 @@
 #include "cohort/comm/shm/collectives.h"
 #include "cohort/comm/shm/communicator.h"
 #include "cohort/comm/shm/shm.h"
+#include "cohort/comm/store_board.h"
 #include "cohort/core/cpu.h"
 #include "cohort/launch/spawn.h"
 
@@ -46,17 +47,6 @@ Figures figures(std::vector<double> times) {
   };
   return {times.front(), at(0.5), at(0.99)};
 }
-
-class StoreBoard : public shm::Board {
- public:
-  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
-  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
-  bool has(const std::string& key) override { return store_->check({key}); }
-  std::string get(const std::string& key) override { return store_->get_to_str(key); }
-
- private:
-  c10::intrusive_ptr<c10d::Store> store_;
-};
 
 std::string size_text(std::size_t bytes) {
   if (bytes >= 1 << 20) return std::to_string(bytes >> 20) + " MiB";
@@ -136,7 +126,7 @@ void run_rank(std::size_t largest, bool with_mpi) {
   const comm::Group ours = make("shm");
   std::vector<Variant> variants{{"gloo", gloo}, {"shm", ours}, {"shm, shared", ours, true}};
   if (with_mpi) variants.insert(variants.begin() + 1, {"mpi", make("mpi")});
-  StoreBoard board(gloo.store());
+  comm::StoreBoard board(gloo.store());
   shm::Communicator alone(board, gloo.rank(), gloo.size(), cohort::core::Deadline(timeout));
   const bool speaks = gloo.rank() == 0;
   const double bytes_per_second = bandwidth(gloo);

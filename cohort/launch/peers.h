@@ -7,16 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "cohort/core/board.h"
+
 namespace cohort::launch {
 
-/// The words that agents exchange, each a key with a value that is written once. No LibTorch: `Board` is a
-/// c10d store, or a map in tests.
-class Board {
+/// The words that agents exchange.
+class Board : public core::Board {
  public:
-  virtual ~Board() = default;
-  virtual void set(const std::string& key, const std::string& value) = 0;
-  virtual bool has(const std::string& key) = 0;
-  virtual std::string get(const std::string& key) = 0;  ///< of a key that is there
+  /// Adds to a count, 0 at first, and returns what it is then.
   virtual std::int64_t add(const std::string& key, std::int64_t value) = 0;
 };
 

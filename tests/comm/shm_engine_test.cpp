@@ -19,6 +19,7 @@
 #include "cohort/comm/shm/engine.h"
 #include "cohort/comm/shm/kernels.h"
 #include "cohort/core/error.h"
+#include "tests/launch/map_board.h"
 #include "tests/support/processes.h"
 #include "tests/support/throws.h"
 
@@ -27,6 +28,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using test::MapBoard;
 
 // ------------------------------------------------------------------------------------------------- kernels
 
@@ -242,26 +244,6 @@ TEST(ArenaTest, MemoryIsFoundUsedAgainAndJoined) {
 }
 
 // --------------------------------------------------------------------------------------------------- ranks
-
-class MapBoard : public Board {
- public:
-  void set(const std::string& key, const std::string& value) override {
-    const std::lock_guard lock(mutex_);
-    words_[key] = value;
-  }
-  bool has(const std::string& key) override {
-    const std::lock_guard lock(mutex_);
-    return words_.count(key) > 0;
-  }
-  std::string get(const std::string& key) override {
-    const std::lock_guard lock(mutex_);
-    return words_.at(key);
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, std::string> words_;
-};
 
 // One rank: what it begins, and waits for.
 class Rank {

@@ -8,6 +8,7 @@
 #include "cohort/comm/shm/collectives.h"
 #include "cohort/comm/shm/shm.h"
 #include "cohort/comm/shm/tensors.h"
+#include "cohort/comm/store_board.h"
 #include "cohort/core/error.h"
 
 namespace cohort::comm::shm {
@@ -15,17 +16,6 @@ namespace {
 
 using c10d::OpType;
 using std::chrono::milliseconds;
-
-class StoreBoard : public Board {
- public:
-  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
-  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
-  bool has(const std::string& key) override { return store_->check({key}); }
-  std::string get(const std::string& key) override { return store_->get_to_str(key); }
-
- private:
-  c10::intrusive_ptr<c10d::Store> store_;
-};
 
 class ShmWork : public c10d::Work {
  public:
@@ -464,7 +454,7 @@ c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d
     throw UsageError("comm.shm", core::concat("got rank ", rank, " of ", size, ", expected 1 to ",
                                               shm::kMaxRanks, " ranks"));
   }
-  shm::StoreBoard board(store);
+  StoreBoard board(store);
   auto ranks = std::make_unique<shm::Communicator>(board, rank, size, core::Deadline(timeout));
   return c10::make_intrusive<shm::ShmBackend>(std::move(ranks), timeout);
 }

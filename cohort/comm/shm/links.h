@@ -8,19 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/core/board.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/fd.h"
 
 namespace cohort::comm::shm {
 
-/// Where ranks leave words for each other before they are connected: a store.
-class Board {
- public:
-  virtual ~Board() = default;
-  virtual void set(const std::string& key, const std::string& value) = 0;
-  virtual bool has(const std::string& key) = 0;
-  virtual std::string get(const std::string& key) = 0;  ///< of a key that is there
-};
+using core::Board;
 
 /// A connection from each rank of a group to each other: memory is handed over it, and it says when a peer is
 /// gone. Threads: one caller at a time.

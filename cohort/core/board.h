@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+namespace cohort::core {
+
+/// Where processes leave words for each other, each a key with a value that is written once. No LibTorch: it
+/// is a store of c10d's, or a map in tests.
+class Board {
+ public:
+  virtual ~Board() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual bool has(const std::string& key) = 0;
+  virtual std::string get(const std::string& key) = 0;  ///< of a key that is there
+};
+
+}  // namespace cohort::core
