@@ -1,4 +1,4 @@
-// The backend shm as c10d and Group see it; what it does is tested in shm_engine_test.cpp.
+// The backend shm as c10d and Group see it; what it does is tested in tests/comm/shm.
 #include "cohort/comm/shm/shm.h"
 
 #include <ATen/ATen.h>
