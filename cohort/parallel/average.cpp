@@ -8,8 +8,8 @@
 
 #include <cmath>
 
-#include "cohort/comm/text.h"
 #include "cohort/core/error.h"
+#include "cohort/parallel/replicate.h"
 
 namespace cohort::parallel {
 
@@ -21,24 +21,6 @@ struct GradientAverager::Chunk {
   at::Tensor flat;
 };
 
-namespace {
-
-// What ranks must have in common, a line for each tensor.
-std::string layout_of(const torch::nn::Module& module) {
-  std::string text;
-  const auto add = [&](const char* kind, const auto& entries) {
-    for (const auto& entry : entries) {
-      text += core::concat(kind, " ", entry.key(), " ", entry.value().dtype().name(), entry.value().sizes(),
-                           "\n");
-    }
-  };
-  add("parameter", module.named_parameters());
-  add("buffer", module.named_buffers());
-  return text;
-}
-
-}  // namespace
-
 GradientAverager::GradientAverager(comm::Group group, AverageOptions options)
     : group_(std::move(group)), options_(options) {
   if (!group_) throw UsageError("parallel.average", "this process is not in the group");
@@ -49,22 +31,11 @@ GradientAverager::GradientAverager(comm::Group group, AverageOptions options)
 }
 
 void GradientAverager::broadcast(const torch::nn::Module& module) {
-  comm::require_same(group_, "the model", layout_of(module));
-  std::vector<at::Tensor> tensors = module.parameters();
-  for (const at::Tensor& buffer : module.buffers()) tensors.push_back(buffer);
-  send_from_root(tensors);
+  broadcast_module(group_, module, {.timeout = options_.timeout});
 }
 
 void GradientAverager::broadcast_buffers(const torch::nn::Module& module) {
-  send_from_root(module.buffers());
-}
-
-void GradientAverager::send_from_root(const std::vector<at::Tensor>& tensors) {
-  std::vector<comm::Pending> pending;
-  std::vector<at::Tensor> detached;
-  for (const at::Tensor& tensor : tensors) detached.push_back(tensor.detach());
-  for (at::Tensor& tensor : detached) pending.push_back(group_.broadcast(tensor, 0, {options_.timeout}));
-  for (comm::Pending& each : pending) each.wait();
+  parallel::broadcast_buffers(group_, module, {.timeout = options_.timeout});
 }
 
 AverageReport GradientAverager::average(std::span<const at::Tensor> parameters, double weight, bool finite) {

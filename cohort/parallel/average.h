@@ -56,7 +56,6 @@ class GradientAverager {
  private:
   struct Chunk;
   void reduce_chunks(std::vector<Chunk>& chunks, double scale);
-  void send_from_root(const std::vector<at::Tensor>& tensors);
 
   comm::Group group_;
   AverageOptions options_;

@@ -80,6 +80,7 @@ StepMetrics ClassificationTask::train_step(data::Batch& batch) {
     // On an accelerator looking at the loss would wait for it; Trainer looks one step later.
     finite = finite && (!part_loss.device().is_cpu() || std::isfinite(part_loss.item<double>()));
     if (!finite) break;
+    if (begin + count == batch.size) prepare_average(*optimizer_, weight);
     core::TimelineScope scope("backward");
     part_loss.backward();
   }

@@ -123,7 +123,10 @@ struct TrainConfig {
 };
 
 struct DistributedConfig {
-  std::string strategy = "auto";  ///< auto, single, average
+  std::string strategy = "auto";  ///< auto, single, average, ddp
+  bool find_unused_parameters = false;
+  double bucket_cap_mb = 25;
+  std::string comm_hook = "none";  ///< none, fp16, bf16
   std::string backend = "auto";
   int64_t nproc_per_node = 1;
   bool operator==(const DistributedConfig&) const = default;

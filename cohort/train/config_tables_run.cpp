@@ -96,10 +96,25 @@ std::vector<ConfigKey> distributed_keys() {
   return {
       {.name = "distributed.strategy",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.strategy; },
+       .help = "How ranks train one model: single (there is one), ddp (each holds the model; gradients are "
+               "averaged "
+               "bucket by bucket while backward runs), average (after backward), auto: ddp where there are "
+               "several "
+               "ranks.",
+       .choices = {"auto", "single", "average", "ddp"}},
+      {.name = "distributed.find_unused_parameters",
+       .target = [](Config& c) -> KeyTarget { return &c.distributed.find_unused_parameters; },
        .help =
-           "How ranks train one model: single (there is one), average (each holds the model; gradients are "
-           "averaged after backward), auto: average where there are several ranks.",
-       .choices = {"auto", "single", "average"}},
+           "For ddp: parameters may take no part in the loss of a step; else that is an error naming them."},
+      {.name = "distributed.bucket_cap_mb",
+       .target = [](Config& c) -> KeyTarget { return &c.distributed.bucket_cap_mb; },
+       .help = "For ddp: MiB of gradients that travel together, until times are measured.",
+       .min = 0.001,
+       .max = 1e6},
+      {.name = "distributed.comm_hook",
+       .target = [](Config& c) -> KeyTarget { return &c.distributed.comm_hook; },
+       .help = "For ddp: what gradients are rounded to on their way: none, fp16, bf16.",
+       .choices = {"none", "fp16", "bf16"}},
       {.name = "distributed.backend",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.backend; },
        .help = "What carries tensors between ranks: shm (CPU, one host), gloo (CPU), mpi (CPU, under "

@@ -33,12 +33,31 @@ std::string common_part(Config config) {
   return dump_config(config);
 }
 
+parallel::ReducerOptions reducer_options(const DistributedConfig& config) {
+  parallel::ReducerOptions options;
+  options.find_unused_parameters = config.find_unused_parameters;
+  options.bucket_cap_bytes = static_cast<std::int64_t>(config.bucket_cap_mb * (1 << 20));
+  if (config.comm_hook == "fp16") options.hook = parallel::fp16_compress_hook();
+  if (config.comm_hook == "bf16") options.hook = parallel::bf16_compress_hook();
+  return options;
+}
+
 }  // namespace
 
 std::shared_ptr<Strategy> join_ranks(const Config& config) {
   const comm::Job job = comm::job_from_environment();
   const DistributedConfig& distributed = config.distributed;
-  if (job.world_size == 1 && distributed.strategy != "average") return make_strategy("single");
+  const DistributedConfig plain{.strategy = distributed.strategy,
+                                .backend = distributed.backend,
+                                .nproc_per_node = distributed.nproc_per_node};
+  const bool is_ddp = distributed.strategy == "ddp" || (distributed.strategy == "auto" && job.world_size > 1);
+  if (!is_ddp && !(distributed == plain)) {
+    core::log_warning(core::concat(
+        "distributed.find_unused_parameters, bucket_cap_mb and comm_hook are ddp's; the strategy is ",
+        distributed.strategy, job.world_size == 1 ? " on one rank" : "", ": they have no effect"));
+  }
+  const bool may_be_alone = distributed.strategy == "auto" || distributed.strategy == "single";
+  if (job.world_size == 1 && may_be_alone) return make_strategy("single");
   if (job.launcher != comm::Launcher::kNone && distributed.nproc_per_node > 1 &&
       distributed.nproc_per_node != job.local_world_size) {
     core::log_warning(core::concat("distributed.nproc_per_node is ", distributed.nproc_per_node,
@@ -51,7 +70,7 @@ std::shared_ptr<Strategy> join_ranks(const Config& config) {
   options.check = check_of(config.comm.check);
   comm::Group group = comm::init_process_group(options);
   comm::require_same(group, "the configuration", common_part(config));
-  return make_strategy(distributed.strategy, std::move(group));
+  return make_strategy(distributed.strategy, std::move(group), reducer_options(distributed));
 }
 
 std::string device_of_rank(const Config& config) {

@@ -1,33 +1,119 @@
 #include "cohort/train/strategy.h"
 
+#include <map>
+
 #include "cohort/core/error.h"
+#include "cohort/parallel/replicate.h"
 #include "cohort/train/task.h"
 
 namespace cohort::train {
 namespace {
 
-class AverageStrategy : public Strategy {
- public:
-  explicit AverageStrategy(comm::Group group) : averager_(std::move(group)) {}
+std::vector<at::Tensor> parameters_of(const optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const optim::ParamGroup& group : optimizer.param_groups()) {
+    parameters.insert(parameters.end(), group.params.begin(), group.params.end());
+  }
+  return parameters;
+}
 
-  std::string name() const override { return "average"; }
-  const comm::Group* group() const override { return &averager_.group(); }
+// Every rank holds the whole model.
+class Replicated : public Strategy {
+ public:
+  explicit Replicated(comm::Group group) : group_(std::move(group)) {}
+  const comm::Group* group() const override { return &group_; }
   void begin(const Task& task) override {
-    for (const Task::NamedModule& entry : task.modules()) averager_.broadcast(*entry.module);
+    for (const Task::NamedModule& entry : task.modules()) parallel::broadcast_module(group_, *entry.module);
   }
   void synchronize_buffers(const Task& task) override {
-    for (const Task::NamedModule& entry : task.modules()) averager_.broadcast_buffers(*entry.module);
+    for (const Task::NamedModule& entry : task.modules()) parallel::broadcast_buffers(group_, *entry.module);
   }
+
+ private:
+  const comm::Group group_;
+};
+
+class AverageStrategy : public Replicated {
+ public:
+  explicit AverageStrategy(const comm::Group& group) : Replicated(group), averager_(group) {}
+
+  std::string name() const override { return "average"; }
   parallel::AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite) override {
-    std::vector<at::Tensor> parameters;
-    for (const optim::ParamGroup& group : optimizer.param_groups()) {
-      parameters.insert(parameters.end(), group.params.begin(), group.params.end());
-    }
-    return averager_.average(parameters, samples, finite);
+    return averager_.average(parameters_of(optimizer), samples, finite);
   }
 
  private:
   parallel::GradientAverager averager_;
+};
+
+// A Reducer for the parameters of each optimizer.
+class DdpStrategy : public Replicated {
+ public:
+  DdpStrategy(const comm::Group& group, parallel::ReducerOptions options)
+      : Replicated(group), options_(std::move(options)) {
+    // A run and its repetition end with the same bits. Where the order of a sum hangs on the place in the
+    // bucket, as in a ring, buckets must not hang on what was measured, or on when the run was resumed.
+    const bool in_order_of_ranks = group.backend() == "shm" || group.backend() == "mpi" || group.size() <= 2;
+    if (!in_order_of_ranks) options_.plan = parallel::BucketPlan::kDefinition;
+  }
+
+  std::string name() const override { return "ddp"; }
+
+  void begin(const Task& task) override {
+    Replicated::begin(task);
+    std::map<const at::TensorImpl*, std::string> names;
+    for (const Task::NamedModule& entry : task.modules()) {
+      const std::string prefix = entry.name.empty() ? "" : entry.name + ".";
+      for (const auto& parameter : entry.module->named_parameters()) {
+        names[parameter.value().unsafeGetTensorImpl()] = prefix + parameter.key();
+      }
+    }
+    reducers_.clear();
+    for (const Task::NamedOptimizer& entry : task.optimizers()) {
+      std::vector<parallel::NamedParameter> parameters;
+      for (const at::Tensor& parameter : parameters_of(*entry.optimizer)) {
+        if (!parameter.requires_grad()) continue;
+        const auto found = names.find(parameter.unsafeGetTensorImpl());
+        parameters.push_back(
+            {found != names.end() ? found->second : core::concat("parameter ", parameters.size()),
+             parameter});
+      }
+      reducers_[entry.optimizer.get()] = {
+          std::make_unique<parallel::Reducer>(*group(), std::move(parameters), options_)};
+    }
+  }
+
+  void prepare(const optim::Optimizer& optimizer, double samples, bool finite) override {
+    Entry& entry = entry_of(optimizer);
+    entry.reducer->prepare(parallel::Contribution{.weight = samples, .finite = finite});
+    entry.is_prepared = true;
+  }
+
+  parallel::AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite) override {
+    Entry& entry = entry_of(optimizer);
+    // A training step that does not say beforehand is averaged now.
+    if (!entry.is_prepared) prepare(optimizer, samples, finite);
+    entry.is_prepared = false;
+    return entry.reducer->finish();
+  }
+
+ private:
+  struct Entry {
+    std::unique_ptr<parallel::Reducer> reducer;
+    bool is_prepared = false;
+  };
+  Entry& entry_of(const optim::Optimizer& optimizer) {
+    const auto found = reducers_.find(&optimizer);
+    if (found == reducers_.end()) {
+      throw UsageError("train.strategy",
+                       "gradients of an optimizer are to be averaged that was not added to the task",
+                       "Task::add_optimizer");
+    }
+    return found->second;
+  }
+
+  parallel::ReducerOptions options_;
+  std::map<const optim::Optimizer*, Entry> reducers_;
 };
 
 }  // namespace
@@ -40,22 +126,26 @@ parallel::AverageReport Strategy::average(const optim::Optimizer& /*optimizer*/,
   return report;
 }
 
-std::shared_ptr<Strategy> make_strategy(const std::string& name, comm::Group group) {
+std::shared_ptr<Strategy> make_strategy(const std::string& name, comm::Group group,
+                                        const parallel::ReducerOptions& options) {
   const int size = group ? group.size() : 1;
   if (name == "single" || (name == "auto" && size == 1)) {
     if (size > 1) {
       throw UsageError("train.strategy",
                        core::concat("the strategy is single, and there are ", size, " ranks"),
-                       "distributed.strategy=average, or one process");
+                       "distributed.strategy=ddp, or one process");
     }
     return std::make_shared<Strategy>();
   }
-  if (name == "average" || name == "auto") {
-    if (!group) throw UsageError("train.strategy", "the strategy average needs a process group");
-    return std::make_shared<AverageStrategy>(std::move(group));
+  const bool is_average = name == "average";
+  if (is_average || name == "ddp" || name == "auto") {
+    if (!group)
+      throw UsageError("train.strategy", core::concat("the strategy ", name, " needs a process group"));
+    if (is_average) return std::make_shared<AverageStrategy>(group);
+    return std::make_shared<DdpStrategy>(group, options);
   }
   throw UsageError("train.strategy", core::concat("there is no strategy \"", name, "\""),
-                   "auto, single or average");
+                   "auto, single, average or ddp");
 }
 
 }  // namespace cohort::train

@@ -6,6 +6,7 @@
 #include "cohort/comm/group.h"
 #include "cohort/optim/optimizer.h"
 #include "cohort/parallel/average.h"
+#include "cohort/parallel/reducer.h"
 
 /// How the ranks of a run come to the same step: docs/train.md, "Several ranks".
 namespace cohort::train {
@@ -28,15 +29,19 @@ class Strategy {
   virtual void begin(const Task& /*task*/) {}
   /// The same for buffers alone: what is evaluated is what rank 0 saves.
   virtual void synchronize_buffers(const Task& /*task*/) {}
+  /// Before the last backward of a step: lets the strategy average while it runs. What it was told here
+  /// average() is told again.
+  virtual void prepare(const optim::Optimizer& /*optimizer*/, double /*samples*/, bool /*finite*/) {}
   /// After backward: makes the optimizer's gradients what one process would have computed on the joined
   /// batch. `samples`: those that this rank's mean loss was taken over. With `finite` false on any rank
   /// nothing is changed.
   virtual parallel::AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite);
 };
 
-/// Strategies by name: "single"; "average" (GradientAverager: flat chunks after backward); "auto": average
-/// for a group of several ranks, else single. Throws: UsageError for another name, for "single" with several
-/// ranks, and for "average" without a group.
-std::shared_ptr<Strategy> make_strategy(const std::string& name, comm::Group group = {});
+/// Strategies by name: "single"; "average" (GradientAverager: flat chunks after backward); "ddp" (Reducer:
+/// buckets, while backward runs); "auto": ddp for a group of several ranks, else single. `options`: of ddp.
+/// Throws: UsageError for another name, for "single" with several ranks, and for the others without a group.
+std::shared_ptr<Strategy> make_strategy(const std::string& name, comm::Group group = {},
+                                        const parallel::ReducerOptions& options = {});
 
 }  // namespace cohort::train

@@ -21,6 +21,10 @@ void Task::set_strategy(std::shared_ptr<Strategy> strategy) {
   strategy_ = std::move(strategy);
 }
 
+void Task::prepare_average(const optim::Optimizer& optimizer, double samples, bool finite) {
+  strategy_->prepare(optimizer, samples, finite);
+}
+
 bool Task::average_gradients(const optim::Optimizer& optimizer, double samples, bool finite) {
   last_average_ = strategy_->average(optimizer, samples, finite);
   ++num_averages_;

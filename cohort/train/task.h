@@ -77,6 +77,9 @@ class Task {
   void add_optimizer(std::string name, std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::Schedule> schedule = nullptr);
 
+  /// Before the last backward of a step, on every rank or none: gradients are then averaged while it runs.
+  /// Takes what average_gradients() takes after it; where `finite` is false no backward need follow.
+  void prepare_average(const optim::Optimizer& optimizer, double samples, bool finite = true);
   /// Between backward and step: makes the gradients of the optimizer's parameters those of the joined batch
   /// of all ranks; with one rank it does nothing. `samples`: those that this rank's mean loss was taken over,
   /// 0 where its batch is empty. Returns false, with gradients unchanged, if `finite` is false on any rank:

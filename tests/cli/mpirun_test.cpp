@@ -24,7 +24,7 @@ class MpirunTest : public TrainProgramTest {
   void train_under_mpirun(int ranks, const std::string& folder, const std::vector<std::string>& more = {}) {
     MpiJob job = start(ranks, folder, more);
     ASSERT_EQ(job.wait(), 0) << job.output();
-    EXPECT_TRUE(message_contains(job.output(), std::to_string(ranks) + " ranks (average)"));
+    EXPECT_TRUE(message_contains(job.output(), std::to_string(ranks) + " ranks (ddp)"));
   }
   // The process of rank 1, once its run has a checkpoint.
   pid_t rank_1(MpiJob& job, const std::string& folder) {

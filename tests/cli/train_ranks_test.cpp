@@ -26,7 +26,7 @@ class TrainRanksTest : public TrainProgramTest {
     if (straight_.empty()) {
       const Outcome outcome = run(train_on(2, "straight"));
       EXPECT_EQ(outcome.status, 0) << outcome.err;
-      EXPECT_TRUE(message_contains(outcome.err, "2 ranks (average), each device cpu, 1 threads"));
+      EXPECT_TRUE(message_contains(outcome.err, "2 ranks (ddp), each device cpu, 1 threads"));
       straight_ = model("straight");
     }
     return straight_;
@@ -41,6 +41,14 @@ class TrainRanksTest : public TrainProgramTest {
       const Outcome outcome = program->outcome();
       EXPECT_EQ(outcome.status, 0) << outcome.err;
     }
+  }
+  // `command`, and behind it the arguments of `cohort`.
+  void expect_same_started_by(const std::string& folder, std::string command) {
+    command = "cd '" + dir.path().string() + "' && OMP_NUM_THREADS=1 timeout 100 " + command;
+    for (const std::string& word : train(folder)) command += " '" + word + "'";
+    const std::string log = folder + ".log";
+    ASSERT_EQ(std::system((command + " > " + log + " 2>&1").c_str()), 0) << read_file(dir / log);
+    EXPECT_TRUE(model(folder) == straight());
   }
 
  private:
@@ -88,12 +96,27 @@ TEST_F(TrainRanksTest, StartedInAnyWayTheRunIsBitwiseTheSame) {
 
 TEST_F(TrainRanksTest, TorchrunStartsItAndTheRunIsBitwiseTheSame) {
   ASSERT_NE(std::getenv("COHORT_PYTHON"), nullptr) << "a Python with torch (./test sets it)";
-  std::string command =
-      "cd '" + dir.path().string() + "' && OMP_NUM_THREADS=1 timeout 100 '" + std::getenv("COHORT_PYTHON") +
-      "' -m torch.distributed.run --standalone --nproc-per-node 2 --no-python '" + COHORT_PROGRAM + "'";
-  for (const std::string& word : train("torchrun")) command += " '" + word + "'";
-  ASSERT_EQ(std::system((command + " > torchrun.log 2>&1").c_str()), 0) << read_file(dir / "torchrun.log");
-  EXPECT_TRUE(model("torchrun") == straight());
+  expect_same_started_by("torchrun", std::string("'") + std::getenv("COHORT_PYTHON") +
+                                         "' -m torch.distributed.run --standalone --nproc-per-node 2 "
+                                         "--no-python '" +
+                                         COHORT_PROGRAM + "'");
+}
+
+TEST_F(TrainRanksTest, AProgramThatSpawnsItTrainsBitwiseTheSame) {
+  expect_same_started_by("spawn", std::string("'") + COHORT_SPAWNED_PROGRAM + "'");
+}
+
+TEST_F(TrainRanksTest, AveragedAfterBackwardOrWhileItRunsTheBitsAreTheSame) {
+  const Outcome outcome =
+      run(train_on(2, "average", {"distributed.strategy=average", "distributed.comm_hook=fp16"}));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_TRUE(message_contains(outcome.err, "2 ranks (average), each device cpu"));
+  EXPECT_TRUE(message_contains(outcome.err, "the strategy is average: they have no effect"));
+  EXPECT_TRUE(model("average") == straight());
+  EXPECT_EQ(run(train_on(2, "fp16", {"distributed.comm_hook=fp16"})).status, 0);
+  EXPECT_FALSE(model("fp16") == straight()) << "nothing was rounded";
+  EXPECT_EQ(run(train_on(2, "small", {"distributed.bucket_cap_mb=0.001"})).status, 0);
+  EXPECT_TRUE(model("small") == straight());
 }
 
 TEST_F(TrainRanksTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {

@@ -69,6 +69,7 @@ struct NumbersTask : Task {
     at::Tensor value;
     if (batch.size > 0) {
       value = loss(batch);
+      if (tells_before) prepare_average(*optimizer, static_cast<double>(batch.size), batch.size != poison);
       value.backward();
     }
     if (!average_gradients(*optimizer, static_cast<double>(batch.size), batch.size != poison)) {
@@ -88,6 +89,7 @@ struct NumbersTask : Task {
   std::shared_ptr<optim::Optimizer> optimizer;
   std::int64_t samples_evaluated = 0;
   std::int64_t poison = -1;  // a batch of this size has a loss that is not finite
+  bool tells_before = true;  // that it will average
 };
 
 std::shared_ptr<data::Dataset> data_of(const Case& of, std::int64_t samples = kSamples) {
@@ -120,6 +122,16 @@ Outcome outcome_of(const NumbersTask& task, FitResult fit) {
   return outcome;
 }
 
+// That of the test that runs.
+std::string strategy_name;
+
+class RanksTest : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override { strategy_name = GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(Strategies, RanksTest, testing::Values("average", "ddp"),
+                         [](const auto& param) { return std::string(param.param); });
+
 using Change = std::function<void(TrainerOptions&)>;
 
 Outcome train(const Case& of, const std::shared_ptr<Strategy>& strategy, const Change& change,
@@ -140,7 +152,8 @@ std::vector<Outcome> train_on(int ranks, const Case& of, const Change& change) {
   test::run_ranks(
       ranks, "gloo",
       [&](comm::Group& group) {
-        outcomes[static_cast<std::size_t>(group.rank())] = train(of, make_strategy("average", group), change);
+        outcomes[static_cast<std::size_t>(group.rank())] =
+            train(of, make_strategy(strategy_name, group), change);
       },
       std::chrono::seconds(60));
   return outcomes;
@@ -184,15 +197,15 @@ void expect_ranks_equal_one_process(const Case& of, double after_one, double aft
   }
 }
 
-TEST(RanksTest, InDoubleRanksEqualOneProcessTo1e10) {
+TEST_P(RanksTest, InDoubleRanksEqualOneProcessTo1e10) {
   expect_ranks_equal_one_process({.make = mlp, .shape = {1, 3, 3}, .type = at::kDouble}, 1e-10, 1e-10);
 }
 
-TEST(RanksTest, InFloatRanksEqualOneProcessToRounding) {
+TEST_P(RanksTest, InFloatRanksEqualOneProcessToRounding) {
   expect_ranks_equal_one_process({.make = mlp, .shape = {1, 3, 3}}, 1e-6, 1e-4);
 }
 
-TEST(RanksTest, Vgg11RanksEqualOneProcess) {
+TEST_P(RanksTest, Vgg11RanksEqualOneProcess) {
   const auto make = [] {
     models::ModelOptions options{.name = "vgg11", .num_classes = 6, .extra = {}};
     options.image_size = 32;
@@ -205,7 +218,7 @@ TEST(RanksTest, Vgg11RanksEqualOneProcess) {
   expect_ranks_equal_one_process({.make = make, .shape = {3, 32, 32}, .lr = 0.02}, 1e-6, 1e-4);
 }
 
-TEST(RanksTest, Resnet18WithFrozenNormsRanksEqualOneProcess) {
+TEST_P(RanksTest, Resnet18WithFrozenNormsRanksEqualOneProcess) {
   const auto make = [] {
     return models::make_model({.name = "resnet18", .num_classes = 6, .width = 0.25, .extra = {}});
   };
@@ -213,12 +226,12 @@ TEST(RanksTest, Resnet18WithFrozenNormsRanksEqualOneProcess) {
                                  1e-6, 1e-4);
 }
 
-TEST(RanksTest, TwoRunsEndWithTheSameBits) {
+TEST_P(RanksTest, TwoRunsEndWithTheSameBits) {
   const Case of{.make = mlp, .shape = {1, 3, 3}};
   EXPECT_TRUE(same_bits(train_on(3, of, steps(20))[0], train_on(3, of, steps(20))[0]));
 }
 
-TEST(RanksTest, EvaluationCoversEachSampleOnceAndAllRanksHearTheSame) {
+TEST_P(RanksTest, EvaluationCoversEachSampleOnceAndAllRanksHearTheSame) {
   const Case of{.make = mlp, .shape = {1, 3, 3}};
   const Change evaluate = [](TrainerOptions& o) { o.epochs(2).eval_every(1).best_metric("val_loss"); };
   const Outcome one = train_on(0, of, evaluate)[0];
@@ -240,7 +253,7 @@ TEST(RanksTest, EvaluationCoversEachSampleOnceAndAllRanksHearTheSame) {
   EXPECT_EQ(samples, 7);
 }
 
-TEST(RanksTest, ACheckpointOfTwoRanksGoesOnBitwiseOnTwoAndToRoundingOnOneOrThree) {
+TEST_P(RanksTest, ACheckpointOfTwoRanksGoesOnBitwiseOnTwoAndToRoundingOnOneOrThree) {
   const Case of{.make = mlp, .shape = {1, 3, 3}, .type = at::kDouble};
   const auto until = [&](std::int64_t last, const TempDir& folder, const char* resume) {
     return Change([=, path = folder.path()](TrainerOptions& o) {
@@ -261,7 +274,7 @@ TEST(RanksTest, ACheckpointOfTwoRanksGoesOnBitwiseOnTwoAndToRoundingOnOneOrThree
   }
 }
 
-TEST(RanksTest, AccumulationClippingSmoothingAndAutocastGoOnBitwiseAndEqualOneProcessToRounding) {
+TEST_P(RanksTest, AccumulationClippingSmoothingAndAutocastGoOnBitwiseAndEqualOneProcessToRounding) {
   const Case of{.make = mlp, .shape = {1, 3, 3}};
   const std::vector<std::pair<ClassificationOptions, double>> options = {
       {ClassificationOptions().accumulate(2), 1e-5},
@@ -291,7 +304,8 @@ TEST(RanksTest, AccumulationClippingSmoothingAndAutocastGoOnBitwiseAndEqualOnePr
       if (ranks == 0) {
         body(std::make_shared<Strategy>());
       } else {
-        test::run_ranks(ranks, "gloo", [&](comm::Group& group) { body(make_strategy("average", group)); });
+        test::run_ranks(ranks, "gloo",
+                        [&](comm::Group& group) { body(make_strategy(strategy_name, group)); });
       }
       return outcomes;
     };
@@ -304,14 +318,14 @@ TEST(RanksTest, AccumulationClippingSmoothingAndAutocastGoOnBitwiseAndEqualOnePr
   }
 }
 
-TEST(RanksTest, ALossThatIsNotFiniteOnOneRankEndsAllAtThatStepAndNamesTheRank) {
+TEST_P(RanksTest, ALossThatIsNotFiniteOnOneRankEndsAllAtThatStepAndNamesTheRank) {
   const Case of{.make = mlp, .shape = {1, 3, 3}};
   std::vector<std::string> messages(2);
   std::vector<Outcome> outcomes(2);
   for (const bool go_on : {false, true}) {
     test::run_ranks(2, "gloo", [&](comm::Group& group) {
       const auto rank = static_cast<std::size_t>(group.rank());
-      const auto strategy = make_strategy("average", group);
+      const auto strategy = make_strategy(strategy_name, group);
       NumbersTask task(of);
       if (rank == 1) task.poison = 4;  // its share of each step
       data::Loader loader(data_of(of), share(*strategy));
@@ -335,14 +349,14 @@ TEST(RanksTest, ALossThatIsNotFiniteOnOneRankEndsAllAtThatStepAndNamesTheRank) {
   EXPECT_NE(messages[1].find("the loss of step 1 (epoch 1) is not finite"), std::string::npos) << messages[1];
 }
 
-TEST(RanksTest, ATaskThatDoesNotAverageIsRefused) {
+TEST_P(RanksTest, ATaskThatDoesNotAverageIsRefused) {
   struct Alone : NumbersTask {
     using NumbersTask::NumbersTask;
     StepMetrics train_step(data::Batch&) override { return {}; }
   };
   const Case of{.make = mlp, .shape = {1, 3, 3}};
   test::run_ranks(2, "gloo", [&](comm::Group& group) {
-    const auto strategy = make_strategy("average", group);
+    const auto strategy = make_strategy(strategy_name, group);
     Alone task(of);
     data::Loader loader(data_of(of), share(*strategy));
     COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions().strategy(strategy)).fit(task, loader), UsageError,
@@ -350,10 +364,10 @@ TEST(RanksTest, ATaskThatDoesNotAverageIsRefused) {
   });
 }
 
-TEST(RanksTest, RanksThatWereStartedDifferentlyAreToldInWhat) {
+TEST_P(RanksTest, RanksThatWereStartedDifferentlyAreToldInWhat) {
   const Case of{.make = mlp, .shape = {1, 3, 3}};
   test::run_ranks(2, "gloo", [&](comm::Group& group) {
-    const auto strategy = make_strategy("average", group);
+    const auto strategy = make_strategy(strategy_name, group);
     COHORT_EXPECT_THROW_WITH(
         train(of, strategy, [&](TrainerOptions& o) { o.epochs(group.rank() == 0 ? 3 : 4); }), UsageError,
         "the run is not the same on all ranks: rank 0 has 'epochs 3', rank 1 has 'epochs 4'");
@@ -364,7 +378,7 @@ TEST(RanksTest, RanksThatWereStartedDifferentlyAreToldInWhat) {
   });
 }
 
-TEST(RanksTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
+TEST(StrategyTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
   test::run_ranks(3, "gloo", [](comm::Group& group) {
     Ranks ranks(&group);
     for (int step = 0; step < 6; ++step) {
@@ -379,12 +393,13 @@ TEST(RanksTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
   });
 }
 
-TEST(RanksTest, StrategiesThatDoNotFitTheRanksAreRefused) {
+TEST(StrategyTest, StrategiesThatDoNotFitTheRanksAreRefused) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
     COHORT_EXPECT_THROW_WITH(make_strategy("single", group), UsageError, "there are 2 ranks");
     COHORT_EXPECT_THROW_WITH(make_strategy("ring", group), UsageError, "there is no strategy \"ring\"");
   });
   COHORT_EXPECT_THROW_WITH(make_strategy("average"), UsageError, "needs a process group");
+  COHORT_EXPECT_THROW_WITH(make_strategy("ddp"), UsageError, "needs a process group");
   EXPECT_EQ(make_strategy("auto")->name(), "single");
 }
 

@@ -1,0 +1,109 @@
+#include "cohort/parallel/comm_hook.h"
+
+#include <condition_variable>
+#include <mutex>
+
+#include "cohort/core/deadline.h"
+#include "cohort/core/error.h"
+
+namespace cohort::parallel {
+namespace {
+
+// Sums `travels`, which is the buffer, or what it was rounded to.
+class Sum : public Reduction {
+ public:
+  Sum(const comm::Group& group, at::Tensor buffer, at::Tensor travels, std::chrono::milliseconds timeout)
+      : buffer_(std::move(buffer)), travels_(std::move(travels)) {
+    pending_ = group.all_reduce(travels_, comm::ReduceOp::SUM, {timeout});
+  }
+  bool advance() override {
+    pending_.wait();
+    if (!travels_.is_same(buffer_)) buffer_.copy_(travels_);
+    return false;
+  }
+
+ private:
+  at::Tensor buffer_, travels_;
+  comm::Pending pending_;
+};
+
+CommHook compress_hook(at::ScalarType type) {
+  return [type](const HookBucket& bucket) {
+    const at::Tensor& buffer = bucket.bucket.getBuffer();
+    return std::make_unique<Sum>(bucket.group, buffer, buffer.to(type), bucket.timeout);
+  };
+}
+
+// The future has the deadline of the collective in it; this one is for a hook that never completes it.
+class Awaited : public Reduction {
+ public:
+  Awaited(const HookBucket& bucket, c10::intrusive_ptr<c10::ivalue::Future> future)
+      : buffer_(bucket.bucket.getBuffer()),
+        future_(std::move(future)),
+        deadline_((bucket.timeout.count() > 0 ? bucket.timeout : bucket.group.timeout()) * 2) {}
+  bool advance() override {
+    const auto over = std::make_shared<Over>();
+    future_->addCallback([over](c10::ivalue::Future&) {
+      const std::lock_guard lock(over->mutex);
+      over->is_so = true;
+      over->changed.notify_all();
+    });
+    {
+      std::unique_lock lock(over->mutex);
+      if (!over->changed.wait_until(lock, deadline_.end(), [&] { return over->is_so; })) {
+        throw TimeoutError("parallel.reduce",
+                           core::concat("a communication hook did not complete the future of a bucket of ",
+                                        buffer_.numel(), " numbers"));
+      }
+    }
+    const at::Tensor result = c10d::detail::parseCppCommHookResult(future_->value());
+    if (result.numel() != buffer_.numel()) {
+      throw UsageError("parallel.reduce", core::concat("a communication hook returned ", result.numel(),
+                                                       " numbers for a bucket of ", buffer_.numel()));
+    }
+    if (result.data_ptr() != buffer_.data_ptr()) buffer_.copy_(result.view(buffer_.sizes()));
+    return false;
+  }
+
+ private:
+  struct Over {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool is_so = false;
+  };
+  at::Tensor buffer_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  core::Deadline deadline_;
+};
+
+}  // namespace
+
+std::unique_ptr<Reduction> all_reduce(const comm::Group& group, const at::Tensor& flat,
+                                      std::chrono::milliseconds timeout) {
+  return std::make_unique<Sum>(group, flat, flat, timeout);
+}
+
+CommHook all_reduce_hook() {
+  return [](const HookBucket& bucket) {
+    return all_reduce(bucket.group, bucket.bucket.getBuffer(), bucket.timeout);
+  };
+}
+
+CommHook fp16_compress_hook() {
+  return compress_hook(at::kHalf);
+}
+
+CommHook bf16_compress_hook() {
+  return compress_hook(at::kBFloat16);
+}
+
+CommHook future_hook(FutureHook hook) {
+  return [hook = std::move(hook)](const HookBucket& bucket) {
+    bucket.bucket.getBufferRef().mul_(bucket.group.size());
+    auto future = hook(bucket.bucket);
+    if (!future) throw UsageError("parallel.reduce", "a communication hook returned no future");
+    return std::make_unique<Awaited>(bucket, std::move(future));
+  };
+}
+
+}  // namespace cohort::parallel

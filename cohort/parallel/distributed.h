@@ -1,0 +1,112 @@
+#pragma once
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cohort/core/nested.h"
+#include "cohort/parallel/reducer.h"
+
+/// Any module on several ranks: docs/distributed.md.
+namespace cohort::parallel {
+
+/// Python's options under Python's names; bucket_cap_mb and what concerns buckets are in ReducerOptions.
+struct DistributedOptions : ReducerOptions {
+  /// Gives every rank rank 0's parameters and buffers at the start.
+  bool init_sync = true;
+  /// Gives every rank rank 0's buffers, such as running statistics, before each forward in training.
+  bool broadcast_buffers = true;
+  /// Parameters and buffers, by name, that stay each rank's own.
+  std::vector<std::string> ignored = {};
+};
+
+/// What DistributedDataParallel does that needs no type of the module.
+class Distributed {
+ public:
+  /// `module` is shared. Collective. Throws: UsageError naming what differs between the ranks.
+  Distributed(std::shared_ptr<torch::nn::Module> module, comm::Group group, DistributedOptions options = {});
+
+  /// Before forward: regroups buckets, broadcasts buffers. Collective.
+  void before_forward();
+  /// After it, with what it returned: has the next backward reduce, unless no_sync() or no gradients.
+  void after_forward(std::span<const at::Tensor> outputs);
+  /// This rank's samples in the next forwards, until told otherwise; without it all ranks weigh the same.
+  /// Collective: on every rank or none.
+  void set_weight(std::optional<double> samples) { weight_ = samples; }
+
+  Reducer& reducer() { return reducer_; }
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+  DistributedOptions options_;
+  std::optional<double> weight_;
+  Reducer reducer_;
+};
+
+/// Wraps a module so that backward leaves the mean of all ranks' gradients: each rank computes with its own
+/// samples, and all make the same step.
+///
+///     auto group = comm::init_process_group();
+///     parallel::DistributedDataParallel<torch::nn::Linear> model(torch::nn::Linear(10, 10), group);
+///     auto loss = torch::mse_loss(model.forward(x), y);
+///     loss.backward();                                    // reduces, bucket by bucket, while it runs
+///     optimizer.step();
+///
+/// M: a module holder, a shared_ptr to a module, or AnyModule's like with a forward(). Arguments and results
+/// are passed on as they are; what a result is made of core's visitor must know (core/nested.h).
+/// Collective: constructor, each forward in training with gradients on, and its backward.
+/// Ownership: shares the module and the group. Threads: one caller at a time.
+/// Throws: as Reducer.
+template <typename M>
+class DistributedDataParallel {
+ public:
+  DistributedDataParallel(M module, comm::Group group, DistributedOptions options = {})
+      : module_(std::move(module)),
+        distributed_(std::make_unique<Distributed>(pointer(module_), std::move(group), std::move(options))) {}
+
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    distributed_->before_forward();
+    auto result = module_->forward(std::forward<Args>(args)...);
+    distributed_->after_forward(core::flatten_tensors(result));
+    return result;
+  }
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  /// While the guard lives, backwards add up this rank's gradients alone: accumulation.
+  [[nodiscard]] Reducer::NoSync no_sync() { return Reducer::NoSync(distributed_->reducer()); }
+  /// Samples of this rank in the next forwards: Distributed::set_weight.
+  void set_weight(std::optional<double> samples) { distributed_->set_weight(samples); }
+  /// Takes part in a step for which this rank has no samples. Blocks.
+  void step_without_samples() {
+    distributed_->reducer().prepare(Contribution{.weight = 0});
+    distributed_->reducer().finish();
+  }
+
+  /// The module itself: its parameters have their own names.
+  M& module() { return module_; }
+  auto operator->() { return pointer(module_).get(); }
+  Reducer& reducer() { return distributed_->reducer(); }
+
+ private:
+  static auto pointer(const M& module) {
+    if constexpr (requires { module.ptr(); }) {
+      return module.ptr();
+    } else {
+      return module;
+    }
+  }
+
+  M module_;
+  std::unique_ptr<Distributed> distributed_;
+};
+
+}  // namespace cohort::parallel

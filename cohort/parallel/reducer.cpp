@@ -1,0 +1,422 @@
+#include "cohort/parallel/reducer.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <atomic>
+#include <cmath>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "cohort/core/error.h"
+#include "cohort/core/timeline.h"
+#include "cohort/parallel/gradient_buckets.h"
+
+namespace cohort::parallel {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using torch::autograd::Node;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+// An intrusive pointer from LibTorch 2.13 on, a shared one before.
+using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const Variable&>()));
+
+// Calls `body` when the backward that is running is over.
+void after_backward(std::function<void()> body) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(body));
+}
+
+}  // namespace
+
+struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
+  enum class Phase {
+    kIdle,    // hooks do nothing
+    kArmed,   // the next backward reduces
+    kDone,    // it has: another one would add this rank's gradients to averaged ones
+    kBroken,  // ranks no longer agree
+  };
+
+  State(comm::Group of, std::vector<NamedParameter> parameters, const ReducerOptions& given)
+      : group(of), options(given), buckets(std::move(of), std::move(parameters), given) {}
+
+  void attach();
+  void detach();
+  void arm(const std::optional<Contribution>& mine, std::span<const at::Tensor> outputs);
+  void send_header(const Contribution& mine);
+  void settle();
+  void mark_unreached(std::span<const at::Tensor> outputs);
+  void finish_after(std::span<const at::Tensor> outputs);
+  void on_gradient(std::size_t index);
+  void take(std::size_t index);
+  void mark_ready(std::size_t index);
+  void mark_rest();
+  void finalize();
+  at::Tensor used_here() const;
+  [[noreturn]] void throw_left_out() const;
+
+  // Whether this backward tells what all others will do.
+  bool is_counting() const { return options.static_graph && backwards == 0; }
+  bool is_all_ready() const { return next_bucket == buckets.buckets.size(); }
+  bool travels() const { return reduces && buckets.travel(); }
+
+  const comm::Group group;
+  const ReducerOptions options;
+  GradientBuckets buckets;
+  std::vector<std::pair<NodePtr, std::uintptr_t>> hooks;  // of each gradient: where it hangs, and its key
+  std::unordered_map<const Node*, std::size_t> by_accumulator;
+  std::int64_t backwards = 0;  // that reduced
+  int silent = 0;              // NoSyncs that live
+
+  // Since prepare().
+  std::mutex mutex;  // hooks run on the threads of devices
+  std::atomic<Phase> phase{Phase::kIdle};
+  bool has_begun = false;  // a gradient came
+  bool is_end_queued = false;
+  std::size_t next_bucket = 0;
+  Clock::time_point begin;
+  at::Tensor header;  // [weight | 1 where not finite] of each rank
+  comm::Pending header_pending;
+  bool is_header_open = false;
+  double weight = 1;
+  double scale = 1;
+  bool reduces = true;
+  ReduceReport report;
+};
+
+void Reducer::State::attach() {
+  for (std::size_t i = 0; i < buckets.gradients.size(); ++i) {
+    NodePtr accumulator = torch::autograd::impl::grad_accumulator(buckets.gradients[i].parameter);
+    by_accumulator[accumulator.get()] = i;
+    const std::uintptr_t key =
+        accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+            [weak = weak_from_this(), i](const variable_list& outputs, const variable_list& /*inputs*/) {
+              if (const auto state = weak.lock()) state->on_gradient(i);
+              return outputs;
+            }));
+    hooks.emplace_back(std::move(accumulator), key);
+  }
+}
+
+void Reducer::State::detach() {
+  for (const auto& [accumulator, key] : hooks) accumulator->del_post_hook(key);
+}
+
+// -------------------------------------------------------------------------------------- before backward
+
+void Reducer::State::arm(const std::optional<Contribution>& mine, std::span<const at::Tensor> outputs) {
+  if (phase == Phase::kBroken) {
+    throw UsageError("parallel.reduce", "a reduction failed before: ranks no longer agree", "a new Reducer");
+  }
+  if (silent > 0) return;
+  if (phase == Phase::kArmed && has_begun) throw_left_out();
+  buckets.regroup();
+  has_begun = is_end_queued = is_header_open = false;
+  next_bucket = 0;
+  reduces = true;
+  scale = 1.0 / group.size();
+  report = {};
+  report.weight = group.size();
+  if (mine) send_header(*mine);
+  for (GradientBuckets::Bucket& bucket : buckets.buckets) bucket.missing = bucket.gradients.size();
+  for (Gradient& gradient : buckets.gradients) {
+    gradient.is_used = false;
+    if (is_counting()) gradient.expected = 0;
+    gradient.missing = is_counting() ? 1 : gradient.expected;
+  }
+  begin = Clock::now();
+  phase = Phase::kArmed;
+  if (is_counting()) return finish_after(outputs);
+  for (std::size_t i = 0; i < buckets.gradients.size(); ++i) {
+    if (buckets.gradients[i].missing == 0) mark_ready(i);
+  }
+  if (options.find_unused_parameters && !options.static_graph && !outputs.empty()) mark_unreached(outputs);
+  if (is_all_ready()) finalize();
+}
+
+void Reducer::State::send_header(const Contribution& mine) {
+  if (!std::isfinite(mine.weight) || mine.weight < 0) {
+    throw UsageError("parallel.reduce", core::concat("weight is ", mine.weight, ", expected 0 or more"));
+  }
+  weight = mine.weight;
+  header = at::zeros({2 * group.size()}, at::kDouble);
+  auto* const words = header.mutable_data_ptr<double>();
+  words[group.rank()] = weight;
+  words[group.size() + group.rank()] = mine.finite ? 0 : 1;
+  is_header_open = true;
+  if (group.size() > 1) header_pending = group.all_reduce(header, comm::ReduceOp::SUM, {options.timeout});
+}
+
+// Learns from the other ranks' contributions what this one's gradients count.
+void Reducer::State::settle() {
+  if (!is_header_open) return;
+  is_header_open = false;
+  header_pending.wait();
+  const auto* const words = header.const_data_ptr<double>();
+  report.weight = 0;
+  for (int r = 0; r < group.size(); ++r) {
+    report.weight += words[r];
+    if (words[group.size() + r] != 0 && !report.bad_rank) report.bad_rank = r;
+  }
+  reduces = report.ok() && report.weight > 0;
+  scale = reduces ? weight / report.weight : 0;
+}
+
+// What backward will not come to is ready as it is.
+void Reducer::State::mark_unreached(std::span<const at::Tensor> outputs) {
+  std::vector<bool> reached(buckets.gradients.size(), false);
+  std::unordered_set<const Node*> seen;
+  std::vector<Node*> open;
+  const auto visit = [&](Node* node) {
+    if (node == nullptr || !seen.insert(node).second) return;
+    const auto found = by_accumulator.find(node);
+    if (found == by_accumulator.end()) {
+      open.push_back(node);
+    } else {
+      reached[found->second] = true;
+    }
+  };
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    visit(torch::autograd::impl::gradient_edge(output).function.get());
+  }
+  while (!open.empty()) {
+    Node* const node = open.back();
+    open.pop_back();
+    for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
+  }
+  for (std::size_t i = 0; i < reached.size(); ++i) {
+    if (reached[i]) continue;
+    buckets.gradients[i].missing = 0;
+    mark_ready(i);
+  }
+}
+
+// Has the backward through `outputs` end with everything reduced, whatever came. The end is that of the
+// outermost backward, where recomputation starts others within.
+void Reducer::State::finish_after(std::span<const at::Tensor> outputs) {
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    output.register_hook([weak = weak_from_this()](const at::Tensor& /*gradient*/) {
+      const auto state = weak.lock();
+      if (!state || state->phase != Phase::kArmed || state->is_end_queued) return;
+      state->is_end_queued = true;
+      after_backward([weak] {
+        const auto then = weak.lock();
+        if (!then || then->phase != Phase::kArmed) return;
+        then->mark_rest();
+        then->finalize();
+      });
+    });
+  }
+}
+
+// ------------------------------------------------------------------------------------- while it runs
+
+void Reducer::State::on_gradient(std::size_t index) {
+  const Phase now = phase;
+  if (now == Phase::kDone && silent == 0) {
+    throw UsageError("parallel.reduce",
+                     core::concat("a second backward reached ", buckets.gradients[index].name,
+                                  " after the gradients were averaged: it would add this rank's alone"),
+                     "no_sync() around all backwards of a step but the last, or a forward before each");
+  }
+  if (now != Phase::kArmed) return;
+  if (at::GradMode::is_enabled()) {
+    throw UsageError("parallel.reduce",
+                     "backward with create_graph: averaged gradients cannot be gone back through",
+                     "torch::autograd::grad, which reduces nothing");
+  }
+  const std::lock_guard lock(mutex);
+  try {
+    take(index);
+  } catch (...) {
+    phase = Phase::kBroken;
+    throw;
+  }
+}
+
+void Reducer::State::take(std::size_t index) {
+  Gradient& gradient = buckets.gradients[index];
+  has_begun = true;
+  if (!gradient.is_used) {
+    buckets.note_arrival(index, std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  gradient.is_used = true;
+  if (is_counting()) {
+    ++gradient.expected;
+    return;
+  }
+  if (gradient.missing == 0) {
+    throw UsageError("parallel.reduce",
+                     core::concat("the gradient of ", gradient.name,
+                                  " came twice in one backward, or came although it was taken for unused"),
+                     "static_graph, if every step does the same");
+  }
+  if (--gradient.missing > 0) return;
+  mark_ready(index);
+  if (!is_all_ready() || is_end_queued) return;
+  is_end_queued = true;
+  after_backward([weak = weak_from_this()] {
+    if (const auto state = weak.lock()) state->finalize();
+  });
+}
+
+void Reducer::State::mark_ready(std::size_t index) {
+  settle();
+  Gradient& gradient = buckets.gradients[index];
+  if (travels()) buckets.put(gradient, scale);
+  --buckets.buckets[gradient.bucket].missing;
+  // In the order of their index on every rank, whatever the order of gradients.
+  for (; !is_all_ready() && buckets.buckets[next_bucket].missing == 0; ++next_bucket) {
+    if (options.overlap && travels()) buckets.launch(next_bucket);
+  }
+}
+
+// ------------------------------------------------------------------------------------------- after it
+
+void Reducer::State::mark_rest() {
+  for (std::size_t i = 0; i < buckets.gradients.size(); ++i) {
+    if (std::exchange(buckets.gradients[i].missing, 0) != 0) mark_ready(i);
+  }
+}
+
+void Reducer::State::finalize() {
+  phase = Phase::kBroken;  // unless all goes well
+  const auto start = Clock::now();
+  settle();
+  if (travels()) {
+    core::TimelineScope scope("wait for gradients");
+    const at::NoGradGuard no_grad;
+    for (std::size_t b = 0; !options.overlap && b < buckets.buckets.size(); ++b) buckets.launch(b);
+    at::Tensor used;
+    comm::Pending used_pending;
+    if (options.find_unused_parameters || options.static_graph) {
+      used = used_here();
+      used_pending = group.all_reduce(used, comm::ReduceOp::SUM, {options.timeout});
+    }
+    buckets.wait_for_all();
+    used_pending.wait();
+    buckets.give_out(used, report);
+  }
+  report.exposed = Clock::now() - start;
+  if (reduces) {
+    buckets.note_backward();
+    ++backwards;
+  }
+  has_begun = false;
+  phase = Phase::kDone;
+}
+
+// 1 for each gradient that this rank has, from this backward or from silent ones before.
+at::Tensor Reducer::State::used_here() const {
+  at::Tensor used = at::zeros({static_cast<std::int64_t>(buckets.gradients.size())}, at::kInt);
+  auto* flags = used.mutable_data_ptr<int>();
+  for (const Gradient& gradient : buckets.gradients) {
+    *flags++ = gradient.is_used || gradient.parameter.grad().defined() ? 1 : 0;
+  }
+  return used;
+}
+
+void Reducer::State::throw_left_out() const {
+  constexpr int kMost = 10;
+  std::string names;
+  int count = 0;
+  for (const Gradient& gradient : buckets.gradients) {
+    if (!gradient.is_used && count++ < kMost) names += (names.empty() ? "" : ", ") + gradient.name;
+  }
+  if (count > kMost) names += core::concat(" and ", count - kMost, " more");
+  throw UsageError("parallel.reduce",
+                   core::concat("backward left ", count, " of ", buckets.gradients.size(),
+                                " parameters without a gradient, so not all were averaged: ", names),
+                   options.find_unused_parameters || options.static_graph
+                       ? "prepare(outputs), or finish() after backward"
+                       : "find_unused_parameters, if they take no part in the loss");
+}
+
+// ------------------------------------------------------------------------------------------------ public
+
+std::vector<NamedParameter> parameters_to_reduce(const torch::nn::Module& module,
+                                                 const std::vector<std::string>& ignored) {
+  std::vector<NamedParameter> list;
+  std::unordered_set<const at::TensorImpl*> seen;
+  std::unordered_set<std::string> left(ignored.begin(), ignored.end());
+  for (const auto& entry : module.named_parameters()) {
+    const bool is_ignored = left.erase(entry.key()) > 0;
+    if (!entry.value().requires_grad() || !seen.insert(entry.value().unsafeGetTensorImpl()).second) continue;
+    if (!is_ignored) list.push_back({entry.key(), entry.value()});
+  }
+  for (const auto& entry : module.named_buffers()) left.erase(entry.key());
+  if (!left.empty()) {
+    throw UsageError("parallel.reduce", core::concat("there is no \"", *left.begin(), "\" to ignore"));
+  }
+  return list;
+}
+
+Reducer::Reducer(comm::Group group, std::vector<NamedParameter> parameters, const ReducerOptions& options)
+    : state_(std::make_shared<State>(std::move(group), std::move(parameters), options)) {
+  state_->attach();
+}
+
+Reducer::~Reducer() {
+  state_->detach();
+}
+
+void Reducer::regroup() {
+  if (state_->silent == 0 && !state_->has_begun) state_->buckets.regroup();
+}
+
+void Reducer::prepare(std::span<const at::Tensor> outputs) {
+  state_->arm(std::nullopt, outputs);
+}
+
+void Reducer::prepare(const Contribution& mine, std::span<const at::Tensor> outputs) {
+  state_->arm(mine, outputs);
+}
+
+ReduceReport Reducer::finish() {
+  State& state = *state_;
+  if (state.phase == State::Phase::kArmed) {
+    const bool may_leave_out = state.options.find_unused_parameters || state.options.static_graph;
+    if (state.has_begun && !may_leave_out) state.throw_left_out();
+    state.mark_rest();
+    state.finalize();
+  }
+  if (state.phase != State::Phase::kDone) {
+    throw UsageError("parallel.reduce", state.phase == State::Phase::kBroken
+                                            ? "a reduction failed before: ranks no longer agree"
+                                            : "finish() without a prepare() before it");
+  }
+  state.phase = State::Phase::kIdle;
+  return state.report;
+}
+
+Reducer::NoSync::NoSync(Reducer& reducer) : reducer_(reducer) {
+  State& state = *reducer_.state_;
+  ++state.silent;
+  if (state.phase == State::Phase::kArmed && !state.has_begun && !state.is_header_open) {
+    state.phase = State::Phase::kIdle;
+  }
+}
+
+Reducer::NoSync::~NoSync() {
+  --reducer_.state_->silent;
+}
+
+bool Reducer::is_silent() const {
+  return state_->silent > 0;
+}
+
+const comm::Group& Reducer::group() const {
+  return state_->group;
+}
+
+std::vector<std::vector<std::string>> Reducer::buckets() const {
+  return state_->buckets.names();
+}
+
+}  // namespace cohort::parallel

@@ -1,0 +1,141 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cohort/comm/group.h"
+#include "cohort/parallel/average.h"
+#include "cohort/parallel/comm_hook.h"
+
+/// Gradients averaged over ranks while backward runs: docs/distributed.md.
+namespace cohort::parallel {
+
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;
+};
+
+/// The parameters of a module that need a gradient, each once, but for those named in `ignored`.
+/// Throws: UsageError for a name that is no parameter's and no buffer's.
+std::vector<NamedParameter> parameters_to_reduce(const torch::nn::Module& module,
+                                                 const std::vector<std::string>& ignored = {});
+
+/// How gradients are grouped into buckets.
+enum class BucketPlan {
+  kDefinition,  ///< parameters in the reverse order of their definition
+  kArrival,     ///< from the second backward on, in the order in which gradients came
+  kMeasured,    ///< and after ten more, sized by when they came and by what a reduction was measured to take
+};
+
+struct ReducerOptions {
+  /// Of the bucket that is complete last, which nothing hides.
+  std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
+  /// Of the others; a gradient that is larger goes alone.
+  std::int64_t bucket_cap_bytes = std::int64_t{25} << 20;
+  BucketPlan plan = BucketPlan::kMeasured;
+  /// Own buckets, by parameters' names, in the order of reduction: these stay as they are.
+  std::vector<std::vector<std::string>> buckets = {};
+  /// Parameters may have no gradient, each time others: those that prepare()'s outputs do not reach are taken
+  /// as ready at once, and what is left out by finish(). What no rank used keeps the gradient that it had.
+  bool find_unused_parameters = false;
+  /// Every backward is like the first: gradients may come several times in it, or not at all.
+  bool static_graph = false;
+  /// Gradients are views of the buckets. Off: copies, which cost their memory again.
+  bool gradient_as_bucket_view = true;
+  /// Off: nothing is reduced before backward is over.
+  bool overlap = true;
+  /// Computes the norm of all reduced gradients in passing: ReduceReport::norm.
+  bool norm = false;
+  /// What is done with a bucket; all_reduce_hook() if empty.
+  CommHook hook = {};
+  /// Of each collective; 0 is the group's.
+  std::chrono::milliseconds timeout{0};
+};
+
+/// What this rank brings to a step.
+struct Contribution {
+  double weight = 1;   ///< samples that its mean loss was taken over, may be 0
+  bool finite = true;  ///< false: no rank reduces anything, and the report says which rank said so
+};
+
+struct ReduceReport : AverageReport {
+  std::chrono::nanoseconds exposed{0};  ///< waited for reductions after the last gradient
+  std::optional<double> norm;  ///< where ReducerOptions::norm asks for it: of all gradients as one vector
+};
+
+/// Makes every rank's gradients the mean over ranks, a bucket at a time, while backward runs.
+///
+///     parallel::Reducer reducer(group, parallel::parameters_to_reduce(*model));
+///     auto loss = loss_of(model->forward(x));
+///     reducer.prepare();                     // the next backward reduces
+///     loss.backward();                       // returns when all gradients are averaged
+///
+/// Shapes: a bucket is a flat [n], n = sum of numel, one type and device.
+/// Collective: constructor, prepare() with a Contribution, the backward after prepare(), and finish(), on
+/// every rank in the same order. Buckets are reduced in the order of their index on every rank, whatever the
+/// order of gradients.
+/// Ownership: shares the group and the parameters; keeps the buckets, which are the gradients where these are
+/// views. Hooks on the parameters go with it. Threads: one caller at a time; hooks run where autograd does.
+/// Throws, also out of backward(): UsageError for what it cannot reduce, naming the parameter; what Group
+/// throws. After a failure nothing is reduced any more.
+/// Source: Li et al., "PyTorch Distributed", VLDB 2020, section 3.2; differs in that sizes come from measured
+/// times, and that ranks weigh by their samples.
+class Reducer {
+ public:
+  /// Throws: UsageError naming the first parameter, shape, stride or type in which ranks differ.
+  Reducer(comm::Group group, std::vector<NamedParameter> parameters, const ReducerOptions& options = {});
+  /// Waits for what is under way.
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  /// Regroups the buckets if it is time for that; prepare() does it too, but before forward less memory is
+  /// in use. Collective.
+  void regroup();
+
+  /// Has the next backward reduce: gradients become their mean over ranks. `outputs`: what the loss is made
+  /// of, for find_unused_parameters and static_graph.
+  /// Throws: UsageError when the backward before left parameters without a gradient, naming them.
+  void prepare(std::span<const at::Tensor> outputs = {});
+  /// The same with a weight: sum_r(weight_r g_r) / sum_r(weight_r). Where the weights are all 0, or a rank's
+  /// numbers are not finite, the next backward reduces nothing.
+  void prepare(const Contribution& mine, std::span<const at::Tensor> outputs = {});
+
+  /// Says what was done since prepare(). Where there was no backward, as on a rank without samples, or where
+  /// it may leave parameters out, what is left is reduced now, as it stands. Blocks until all is reduced.
+  /// Throws: UsageError naming what a backward left out that may not.
+  ReduceReport finish();
+
+  /// While it lives, backwards add up gradients on this rank alone; the first prepared one after it reduces
+  /// their sum.
+  class NoSync {
+   public:
+    explicit NoSync(Reducer& reducer);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    Reducer& reducer_;
+  };
+  /// Whether a NoSync lives.
+  bool is_silent() const;
+
+  const comm::Group& group() const;
+  /// Names of the parameters of each bucket, in the order of reduction.
+  std::vector<std::vector<std::string>> buckets() const;
+
+ private:
+  struct State;
+  const std::shared_ptr<State> state_;  // hooks that outlive this find it gone
+};
+
+}  // namespace cohort::parallel

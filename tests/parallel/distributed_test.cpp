@@ -1,0 +1,158 @@
+#include "cohort/parallel/distributed.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include "tests/parallel/nets.h"
+#include "tests/support/ranks.h"
+#include "tests/support/throws.h"
+
+namespace cohort::parallel {
+namespace {
+
+using test::make_stack;
+using test::seeded;
+using test::share_of;
+using test::Stack;
+using test::wave;
+
+struct Pair {
+  at::Tensor sum;
+  std::vector<at::Tensor> parts;
+  int calls = 0;
+};
+COHORT_NESTED(Pair, sum, parts, calls)
+
+// Several arguments, a result of a user's own type, a norm with buffers, a part that can be left out.
+struct NormedImpl : torch::nn::Module {
+  NormedImpl() {
+    first = register_module("first", torch::nn::Linear(5, 4));
+    norm = register_module("norm", torch::nn::BatchNorm1d(4));
+    second = register_module("second", torch::nn::Linear(4, 3));
+    to(at::kDouble);
+  }
+  Pair forward(const at::Tensor& x, double factor, bool with_second) {
+    const at::Tensor y = norm->forward(first->forward(x) * factor);
+    if (!with_second) return {y.sum(1), {y}, 1};
+    const at::Tensor z = second->forward(y);
+    return {z.sum(1), {y, z}, 2};
+  }
+  torch::nn::Linear first = nullptr, second = nullptr;
+  torch::nn::BatchNorm1d norm = nullptr;
+};
+TORCH_MODULE(Normed);
+
+Normed make_normed(std::uint64_t seed) {
+  return seeded(seed, [] { return Normed(); });
+}
+
+TEST(DistributedDataParallelTest, AnyArgumentsAndResults) {
+  test::run_ranks(2, "shm", [](comm::Group& group) {
+    DistributedOptions options;
+    options.find_unused_parameters = true;
+    DistributedDataParallel<Normed> model(make_normed(1), group, options);
+    for (const bool with_second : {true, false, true}) {
+      model->zero_grad();
+      const Pair result = model.forward(wave(4) * (group.rank() + 1), 2.0, with_second);
+      EXPECT_EQ(result.calls, with_second ? 2 : 1);
+      result.parts.back().square().sum().backward();
+      EXPECT_EQ(model->second->weight.grad().defined(), with_second);
+      at::Tensor both = model->first->weight.grad().clone();
+      group.broadcast(both, 0).wait();
+      EXPECT_TRUE(at::equal(both, model->first->weight.grad()));
+    }
+  });
+}
+
+TEST(DistributedDataParallelTest, StartsAndGoesOnWithTheValuesOfRank0) {
+  for (const bool init_sync : {true, false}) {
+    for (const bool broadcast : {true, false}) {
+      test::run_ranks(3, "gloo", [&](comm::Group& group) {
+        DistributedOptions options;
+        options.init_sync = init_sync;
+        options.broadcast_buffers = broadcast;
+        options.ignored = {"second.weight"};
+        const auto seed = static_cast<std::uint64_t>(group.rank() + 1);
+        DistributedDataParallel<Normed> model(make_normed(seed), group, options);
+        const Normed first = make_normed(1), own = make_normed(seed);
+        EXPECT_TRUE(at::equal(model->first->weight, (init_sync ? first : own)->first->weight));
+        EXPECT_TRUE(at::equal(model->second->weight, own->second->weight)) << "ignored";
+
+        model->norm->running_mean.fill_(group.rank());
+        const at::Tensor x = wave(4);
+        {
+          const at::NoGradGuard no_grad;  // not in training: nothing travels
+          model.forward(x, 1.0, true);
+        }
+        model->norm->running_mean.fill_(group.rank());
+        model->norm->options.momentum(0.0);
+        model.forward(x, 1.0, true).sum.square().sum().backward();
+        EXPECT_EQ(model->norm->running_mean[0].item<double>(), broadcast ? 0.0 : group.rank());
+        const at::Tensor mine = model->second->weight.grad();
+        at::Tensor others = mine.clone();
+        group.all_reduce(others).wait();
+        EXPECT_FALSE(at::allclose(others / 3, mine)) << "an ignored gradient is this rank's alone";
+      });
+    }
+  }
+}
+
+TEST(DistributedDataParallelTest, AccumulatesUnderNoSyncAndWeighsRanksByTheirSamples) {
+  Stack whole = make_stack();
+  (whole->forward(wave(7)).square().mean() / 2).backward();
+  (whole->forward(wave(7) * 2).square().mean() / 2).backward();
+  test::run_ranks(3, "shm", [&](comm::Group& group) {
+    DistributedDataParallel<Stack> model(make_stack(), group);
+    const at::Tensor mine = share_of(wave(7), group.rank(), 3);
+    model.set_weight(static_cast<double>(mine.size(0)));
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      {
+        const auto silent = model.no_sync();
+        (model.forward(mine).square().mean() / 2).backward();
+      }
+      (model.forward(mine * 2).square().mean() / 2).backward();
+      EXPECT_TRUE(at::allclose(model->layers[0]->weight.grad(), whole->layers[0]->weight.grad(), 1e-12, 0));
+    }
+  });
+}
+
+TEST(DistributedDataParallelTest, ARankWithoutSamplesStillMakesTheStep) {
+  Stack whole = make_stack();
+  whole->forward(wave(3)).square().mean().backward();
+  test::run_ranks(2, "shm", [&](comm::Group& group) {
+    DistributedDataParallel<Stack> model(make_stack(), group);
+    model.set_weight(3.0);
+    if (group.rank() == 0) {
+      model.forward(wave(3)).square().mean().backward();
+    } else {
+      model.step_without_samples();
+    }
+    EXPECT_TRUE(at::allclose(model->layers[0]->weight.grad(), whole->layers[0]->weight.grad(), 1e-12, 0));
+  });
+}
+
+TEST(DistributedDataParallelTest, HoldersSequentialAndSharedPointers) {
+  test::run_ranks(2, "shm", [](comm::Group& group) {
+    DistributedDataParallel<torch::nn::Linear> linear(torch::nn::Linear(5, 2), group);
+    linear.forward(wave(2, 5, at::kFloat)).sum().backward();
+    EXPECT_TRUE(linear->weight.grad().defined());
+    DistributedDataParallel<std::shared_ptr<test::StackImpl>> pointer(make_stack().ptr(), group);
+    pointer(wave(2)).sum().backward();
+    EXPECT_TRUE(pointer->layers[0]->weight.grad().defined());
+    EXPECT_EQ(pointer.module()->named_parameters().keys()[0], "layer0.weight");
+    COHORT_EXPECT_THROW_WITH(DistributedDataParallel<Stack>(make_stack(), comm::Group()), UsageError,
+                             "this process is not in the group");
+  });
+}
+
+TEST(DistributedDataParallelTest, AnotherModelOnOneRankIsNamed) {
+  test::run_ranks(2, "gloo", [](comm::Group& group) {
+    COHORT_EXPECT_THROW_WITH(
+        DistributedDataParallel<Stack>(make_stack(1, {5, group.rank() == 0 ? 7 : 6, 3}), group), UsageError,
+        "the model is not the same on all ranks: rank 0 has 'parameter layer0.weight double[7, 5]'");
+  });
+}
+
+}  // namespace
+}  // namespace cohort::parallel
