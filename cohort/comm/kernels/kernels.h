@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-/// Loops over memory, in the widest form that this processor has.
-namespace cohort::comm::shm {
+/// Loops over memory, in the widest form that this processor has: what backends of our own sum and copy with.
+namespace cohort::comm {
 
 enum class Dtype : std::uint8_t {
   kFloat,
@@ -44,10 +44,10 @@ struct Kernels {
   Copy copy;
 };
 
-/// The best for this processor; COHORT_SHM_KERNELS names another. Throws: ConfigError when it has not that.
+/// The best for this processor; COHORT_KERNELS names another. Throws: ConfigError when it has not that.
 const Kernels& kernels();
 
 /// All that this processor can run, the best first, null at the end.
 const Kernels* const* all_kernels();
 
-}  // namespace cohort::comm::shm
+}  // namespace cohort::comm

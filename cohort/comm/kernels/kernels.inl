@@ -1,4 +1,4 @@
-// The loops of kernels.h. Compiled once for each set of instructions, COHORT_SHM_ISA, with its flags. So
+// The loops of kernels.h. Compiled once for each set of instructions, COHORT_KERNELS_ISA, with its flags. So
 // nothing here may be shared with other sources: an inline function of the standard library that was
 // compiled for AVX-512 could be the one that the linker keeps for all. Hence no standard header.
 #include <stddef.h>
@@ -7,9 +7,9 @@
 #include <immintrin.h>
 #endif
 
-#include "cohort/comm/shm/kernels.h"
+#include "cohort/comm/kernels/kernels.h"
 
-namespace cohort::comm::shm::COHORT_SHM_ISA {
+namespace cohort::comm::COHORT_KERNELS_ISA {
 namespace {
 
 #define COHORT_LOOP _Pragma("GCC ivdep")  // arrays are the same, or do not touch
@@ -311,7 +311,7 @@ void reduce(void* const* to, int num_to, const void* const* from, int num_from, 
 
 extern const Kernels table;
 const Kernels table = {
-    COHORT_TEXT(COHORT_SHM_ISA),
+    COHORT_TEXT(COHORT_KERNELS_ISA),
     {COHORT_FLOATS(Native<float>), COHORT_FLOATS(Native<double>), COHORT_FLOATS(Half),
      COHORT_FLOATS(BFloat16), COHORT_WHOLE(int8_t), COHORT_WHOLE(uint8_t), COHORT_WHOLE(int16_t),
      COHORT_WHOLE(uint16_t), COHORT_WHOLE(int32_t), COHORT_WHOLE(uint32_t), COHORT_WHOLE(int64_t),
@@ -323,4 +323,4 @@ const Kernels table = {
      {}},
     &copy};
 
-}  // namespace cohort::comm::shm::COHORT_SHM_ISA
+}  // namespace cohort::comm::COHORT_KERNELS_ISA

@@ -1,4 +1,4 @@
-#include "cohort/comm/shm/kernels.h"
+#include "cohort/comm/kernels/kernels.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-namespace cohort::comm::shm {
+namespace cohort::comm {
 namespace {
 
 template <typename T>
@@ -201,4 +201,4 @@ TEST(KernelsTest, WhatIsNotANumberStaysInMinimumAndMaximum) {
 }
 
 }  // namespace
-}  // namespace cohort::comm::shm
+}  // namespace cohort::comm

@@ -1,4 +1,4 @@
-#include "cohort/comm/shm/kernels.h"
+#include "cohort/comm/kernels/kernels.h"
 
 #include <array>
 #include <string>
@@ -6,12 +6,12 @@
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
 
-namespace cohort::comm::shm {
+namespace cohort::comm {
 
 namespace portable {
 extern const Kernels table;
 }
-#if COHORT_SHM_X86
+#if COHORT_KERNELS_X86
 namespace avx2 {
 extern const Kernels table;
 }
@@ -42,7 +42,7 @@ const Kernels* const* all_kernels() {
   static const std::array<const Kernels*, 4> all = [] {
     std::array<const Kernels*, 4> list{};
     std::size_t count = 0;
-#if COHORT_SHM_X86
+#if COHORT_KERNELS_X86
     __builtin_cpu_init();
     const bool has_avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
     if (has_avx2 && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
@@ -59,16 +59,16 @@ const Kernels* const* all_kernels() {
 
 const Kernels& kernels() {
   static const Kernels& chosen = []() -> const Kernels& {
-    const auto wanted = core::env_string("COHORT_SHM_KERNELS");
+    const auto wanted = core::env_string("COHORT_KERNELS");
     std::string names;
     for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
       if (!wanted || *wanted == (*one)->name) return **one;
       names += core::concat(names.empty() ? "" : ", ", (*one)->name);
     }
-    throw ConfigError("comm.shm", core::concat("COHORT_SHM_KERNELS is '", *wanted,
-                                               "', expected one that this processor has: ", names));
+    throw ConfigError("comm.kernels", core::concat("COHORT_KERNELS is '", *wanted,
+                                                   "', expected one that this processor has: ", names));
   }();
   return chosen;
 }
 
-}  // namespace cohort::comm::shm
+}  // namespace cohort::comm
