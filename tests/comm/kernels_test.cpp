@@ -27,6 +27,9 @@ T expected(Op op, T a, T b, T c) {
     case Op::kSum:
       return static_cast<T>(static_cast<T>(a + b) + c);
     case Op::kAvg:
+      if constexpr (std::is_integral_v<T> && sizeof(T) < sizeof(std::int64_t)) {
+        return static_cast<T>((std::int64_t{a} + b + c) / 3);
+      }
       return static_cast<T>(static_cast<T>(static_cast<T>(a + b) + c) / static_cast<T>(3));
     case Op::kProduct:
       return static_cast<T>(static_cast<T>(a * b) * c);
@@ -92,6 +95,34 @@ TEST(KernelsTest, EverySetOfInstructionsReducesEveryTypeAlike) {
     expect_reduces<std::uint64_t>(**one, Dtype::kUint64);
   }
   EXPECT_GE(sets, 1);
+}
+
+template <typename T>
+void expect_average(const Kernels& kernels, Dtype dtype, std::vector<T> parts, T expected) {
+  std::vector<std::vector<T>> lists;
+  std::vector<const void*> from;
+  for (const T part : parts) lists.emplace_back(40, part);
+  for (const auto& list : lists) from.push_back(list.data());
+  std::vector<T> out(40);
+  void* to[] = {out.data()};
+  kernels.reduce[static_cast<int>(dtype)][static_cast<int>(Op::kAvg)](
+      to, 1, from.data(), static_cast<int>(from.size()), out.size(), false);
+  EXPECT_EQ(out, std::vector<T>(40, expected)) << kernels.name << " " << name_of(dtype);
+}
+
+TEST(KernelsTest, AveragesOfWholeNumbersAreSummedIn64BitsAndRoundedTowardsZero) {
+  for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
+    expect_average<std::int8_t>(**one, Dtype::kInt8, {127, 127, 126}, 126);
+    expect_average<std::int8_t>(**one, Dtype::kInt8, {-128, -128, -127}, -127);
+    expect_average<std::uint8_t>(**one, Dtype::kUint8, std::vector<std::uint8_t>(300, 255), 255);
+    expect_average<std::int16_t>(**one, Dtype::kInt16, {32767, 32767}, 32767);
+    expect_average<std::uint16_t>(**one, Dtype::kUint16, {65535, 65534}, 65534);
+    expect_average<std::int32_t>(**one, Dtype::kInt32, {2147483647, 2147483647, 2147483646}, 2147483646);
+    expect_average<std::int32_t>(**one, Dtype::kInt32, {-2147483647 - 1, -2147483647}, -2147483647);
+    expect_average<std::uint32_t>(**one, Dtype::kUint32, {4294967295U, 4294967295U, 1}, 2863311530U);
+    expect_average<std::int64_t>(**one, Dtype::kInt64, {-3, 0}, -1);
+    expect_average<std::uint64_t>(**one, Dtype::kUint64, {1ULL << 63, 1}, 1ULL << 62);
+  }
 }
 
 float from_half(std::uint16_t half) {

@@ -170,6 +170,22 @@ struct Native {
   static void load(T* to, const T* from, size_t n) { copy(to, from, n * sizeof(T)); }
 };
 
+// Whole numbers that are averaged: their sum needs more bits than they have.
+template <typename T>
+struct Widened {
+  using Stored = T;
+  using Summed = int64_t;
+  static constexpr bool kConverts = true;
+  static void load(int64_t* to, const T* from, size_t n) {
+    COHORT_LOOP
+    for (size_t i = 0; i < n; ++i) to[i] = from[i];
+  }
+  static void store(T* to, const int64_t* from, size_t n) {
+    COHORT_LOOP
+    for (size_t i = 0; i < n; ++i) to[i] = static_cast<T>(from[i]);
+  }
+};
+
 struct BFloat16 {
   using Stored = uint16_t;
   using Summed = float;
@@ -244,7 +260,7 @@ void sum_block(typename Format::Summed* sum, const void* const* from, int num_fr
   const auto at = [&](int i) { return static_cast<const Stored*>(from[i]) + start; };
   if constexpr (Format::kConverts) {
     Format::load(sum, at(0), n);
-    alignas(64) float next[kBlock];
+    alignas(64) typename Format::Summed next[kBlock];
     for (int i = 1; i < num_from; ++i) {
       Format::load(next, at(i), n);
       combine<Op>(sum, sum, next, n);
@@ -296,13 +312,16 @@ void reduce(void* const* to, int num_to, const void* const* from, int num_from, 
   if (stream) fence();
 }
 
-#define COHORT_ORDERED(Format)                                                                         \
-  &reduce<Format, Sum>, &reduce<Format, Average>, &reduce<Format, Product>, &reduce<Format, Min>,      \
+#define COHORT_ORDERED(Format, Averaged)                                                               \
+  &reduce<Format, Sum>, &reduce<Averaged, Average>, &reduce<Format, Product>, &reduce<Format, Min>,    \
       &reduce<Format, Max>
 #define COHORT_FLOATS(Format) \
-  { COHORT_ORDERED(Format), nullptr, nullptr, nullptr }
-#define COHORT_WHOLE(T) \
-  { COHORT_ORDERED(Native<T>), &reduce<Native<T>, And>, &reduce<Native<T>, Or>, &reduce<Native<T>, Xor> }
+  { COHORT_ORDERED(Format, Format), nullptr, nullptr, nullptr }
+#define COHORT_WHOLE(T, Averaged)                                                                      \
+  {                                                                                                    \
+    COHORT_ORDERED(Native<T>, Averaged<T>), &reduce<Native<T>, And>, &reduce<Native<T>, Or>,           \
+        &reduce<Native<T>, Xor>                                                                        \
+  }
 
 }  // namespace
 
@@ -313,9 +332,9 @@ extern const Kernels table;
 const Kernels table = {
     COHORT_TEXT(COHORT_KERNELS_ISA),
     {COHORT_FLOATS(Native<float>), COHORT_FLOATS(Native<double>), COHORT_FLOATS(Half),
-     COHORT_FLOATS(BFloat16), COHORT_WHOLE(int8_t), COHORT_WHOLE(uint8_t), COHORT_WHOLE(int16_t),
-     COHORT_WHOLE(uint16_t), COHORT_WHOLE(int32_t), COHORT_WHOLE(uint32_t), COHORT_WHOLE(int64_t),
-     COHORT_WHOLE(uint64_t),
+     COHORT_FLOATS(BFloat16), COHORT_WHOLE(int8_t, Widened), COHORT_WHOLE(uint8_t, Widened),
+     COHORT_WHOLE(int16_t, Widened), COHORT_WHOLE(uint16_t, Widened), COHORT_WHOLE(int32_t, Widened),
+     COHORT_WHOLE(uint32_t, Widened), COHORT_WHOLE(int64_t, Native), COHORT_WHOLE(uint64_t, Native),
      // Truth values: a sum and a maximum are true where one is, a product and a minimum where all are.
      {&reduce<Native<uint8_t>, Or>, nullptr, &reduce<Native<uint8_t>, And>, &reduce<Native<uint8_t>, And>,
       &reduce<Native<uint8_t>, Or>, &reduce<Native<uint8_t>, And>, &reduce<Native<uint8_t>, Or>,
