@@ -125,6 +125,39 @@ TEST(KernelsTest, AveragesOfWholeNumbersAreSummedIn64BitsAndRoundedTowardsZero) 
   }
 }
 
+TEST(KernelsTest, ComplexNumbersAreMultipliedWithTheSameBitsByEverySetOfInstructions) {
+  constexpr std::size_t kNumbers = 1003;
+  std::vector<float> a(2 * kNumbers), b(2 * kNumbers), want(2 * kNumbers);
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    a[i] = std::sin(static_cast<float>(i));
+    b[i] = std::cos(3 * static_cast<float>(i));
+  }
+  for (std::size_t i = 0; i < a.size(); i += 2) {
+    // Each product is rounded by itself.
+    const volatile float rr = a[i] * b[i], ii = a[i + 1] * b[i + 1], ri = a[i] * b[i + 1],
+                         ir = a[i + 1] * b[i];
+    want[i] = rr - ii;
+    want[i + 1] = ri + ir;
+  }
+  const std::vector<double> turn = {0, 1};
+  for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
+    const auto product = [&](Dtype dtype) {
+      return (*one)->reduce[static_cast<int>(dtype)][static_cast<int>(Op::kProduct)];
+    };
+    std::vector<float> out(a.size());
+    const void* from[] = {a.data(), b.data()};
+    void* to[] = {out.data()};
+    product(Dtype::kComplexFloat)(to, 1, from, 2, kNumbers, false);
+    EXPECT_EQ(out, want) << (*one)->name;
+    std::vector<double> result(2);
+    const void* turns[] = {turn.data(), turn.data(), turn.data()};
+    void* turned[] = {result.data()};
+    product(Dtype::kComplexDouble)(turned, 1, turns, 3, 1, false);
+    EXPECT_EQ(result, (std::vector<double>{0, -1})) << (*one)->name;
+    EXPECT_EQ((*one)->reduce[static_cast<int>(Dtype::kComplexFloat)][static_cast<int>(Op::kMax)], nullptr);
+  }
+}
+
 float from_half(std::uint16_t half) {
   const int sign = half >> 15, exponent = half >> 10 & 31, fraction = half & 1023;
   float value = 0;

@@ -74,6 +74,23 @@ TEST(ShmBackendTest, SumsScaledByAFactorOfEachRank) {
   });
 }
 
+TEST(ShmBackendTest, ComplexNumbersAreSummedAveragedAndMultiplied) {
+  for (const at::ScalarType dtype : {at::kComplexFloat, at::kComplexDouble}) {
+    run_ranks(3, "shm", [dtype](Group& group) {
+      const auto filled = [&](double real, double imag) {
+        return at::complex(at::full({5}, real), at::full({5}, imag)).to(dtype);
+      };
+      at::Tensor sum = filled(1, group.rank()), average = sum.clone(), product = sum.clone();
+      group.all_reduce(sum).wait();
+      EXPECT_TRUE(at::equal(sum, filled(3, 3)));
+      group.all_reduce(average, ReduceOp::AVG).wait();
+      EXPECT_TRUE(at::equal(average, filled(1, 1)));
+      group.all_reduce(product, ReduceOp::PRODUCT).wait();
+      EXPECT_TRUE(at::equal(product, filled(-1, 3)));  // (1 + i) (1 + 2i)
+    });
+  }
+}
+
 TEST(ShmBackendTest, FormsOfC10dThatGroupDoesNotCall) {
   run_ranks(3, "shm", [](Group& group) {
     const auto& c10d_group = group.process_group();

@@ -21,9 +21,9 @@ extern const Kernels table;
 #endif
 
 const char* name_of(Dtype dtype) {
-  constexpr std::array<const char*, kDtypes> names = {"float", "double", "half",   "bfloat16", "int8",
-                                                      "uint8", "int16",  "uint16", "int32",    "uint32",
-                                                      "int64", "uint64", "bool",   "bytes"};
+  constexpr std::array<const char*, kDtypes> names = {
+      "float", "double", "half",  "bfloat16", "int8", "uint8",         "int16",          "uint16",
+      "int32", "uint32", "int64", "uint64",   "bool", "complex float", "complex double", "bytes"};
   return names[static_cast<std::size_t>(dtype)];
 }
 
@@ -34,7 +34,7 @@ const char* name_of(Op op) {
 }
 
 std::size_t size_of(Dtype dtype) {
-  constexpr std::array<std::size_t, kDtypes> sizes = {4, 8, 2, 2, 1, 1, 2, 2, 4, 4, 8, 8, 1, 1};
+  constexpr std::array<std::size_t, kDtypes> sizes = {4, 8, 2, 2, 1, 1, 2, 2, 4, 4, 8, 8, 1, 8, 16, 1};
   return sizes[static_cast<std::size_t>(dtype)];
 }
 

@@ -20,7 +20,9 @@ enum class Dtype : std::uint8_t {
   kInt64,
   kUint64,
   kBool,
-  kBytes,  ///< only moved
+  kComplexFloat,   ///< only multiplied; sums and averages are those of twice as many floats
+  kComplexDouble,  ///< as well
+  kBytes,          ///< only moved
 };
 constexpr int kDtypes = static_cast<int>(Dtype::kBytes) + 1;
 

@@ -99,6 +99,29 @@ struct Wrapping<8> {
 template <typename T>
 constexpr bool kIsWhole = static_cast<T>(0.5F) == static_cast<T>(0);
 
+template <typename T>
+struct Complex {
+  T real;
+  T imag;
+};
+template <typename T>
+constexpr bool kIsWhole<Complex<T>> = false;
+// GCC 12 multiplies, adds and subtracts in alternating lanes in one step, -ffp-contract=off or not, but not past
+// this barrier.
+template <typename T>
+T round_product(T product) {
+#if __has_builtin(__builtin_assoc_barrier)
+  return __builtin_assoc_barrier(product);
+#else
+  return product;
+#endif
+}
+template <typename T>
+Complex<T> operator*(Complex<T> a, Complex<T> b) {
+  return {round_product(a.real * b.real) - round_product(a.imag * b.imag),
+          round_product(a.real * b.imag) + round_product(a.imag * b.real)};
+}
+
 struct Sum {
   template <typename T>
   static T apply(T a, T b) {
@@ -322,6 +345,8 @@ void reduce(void* const* to, int num_to, const void* const* from, int num_from, 
     COHORT_ORDERED(Native<T>, Averaged<T>), &reduce<Native<T>, And>, &reduce<Native<T>, Or>,           \
         &reduce<Native<T>, Xor>                                                                        \
   }
+#define COHORT_COMPLEX(T) \
+  { nullptr, nullptr, &reduce<Native<Complex<T>>, Product>, nullptr, nullptr, nullptr, nullptr, nullptr }
 
 }  // namespace
 
@@ -339,6 +364,8 @@ const Kernels table = {
      {&reduce<Native<uint8_t>, Or>, nullptr, &reduce<Native<uint8_t>, And>, &reduce<Native<uint8_t>, And>,
       &reduce<Native<uint8_t>, Or>, &reduce<Native<uint8_t>, And>, &reduce<Native<uint8_t>, Or>,
       &reduce<Native<uint8_t>, Xor>},
+     COHORT_COMPLEX(float),
+     COHORT_COMPLEX(double),
      {}},
     &copy};
 

@@ -42,6 +42,11 @@ Dtype dtype_of(const at::Tensor& tensor) {
   }
 }
 
+Dtype complex_of(Dtype part) {
+  if (part == Dtype::kFloat) return Dtype::kComplexFloat;
+  return part == Dtype::kDouble ? Dtype::kComplexDouble : Dtype::kBytes;
+}
+
 }  // namespace
 
 std::byte* data_of(const at::Tensor& tensor) {
@@ -116,10 +121,14 @@ Numbers numbers_of(const at::Tensor& tensor, const c10d::ReduceOp& op) {
     default:
       TORCH_CHECK(false, "Backend shm does not support reduce operation ", static_cast<int>(kind));
   }
-  const bool is_sum = numbers.op == Op::kSum || numbers.op == Op::kAvg;
-  if (tensor.is_complex()) numbers.per_element = 2;
-  TORCH_CHECK((!tensor.is_complex() || is_sum) &&
-                  kernels().reduce[static_cast<int>(numbers.dtype)][static_cast<int>(numbers.op)] != nullptr,
+  if (tensor.is_complex()) {
+    if (numbers.op == Op::kSum || numbers.op == Op::kAvg) {
+      numbers.per_element = 2;
+    } else {
+      numbers.dtype = complex_of(numbers.dtype);
+    }
+  }
+  TORCH_CHECK(kernels().reduce[static_cast<int>(numbers.dtype)][static_cast<int>(numbers.op)] != nullptr,
               "Backend shm does not support ", name_of(numbers.op), " of ", tensor.scalar_type());
   return numbers;
 }

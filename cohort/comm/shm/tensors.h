@@ -27,7 +27,7 @@ void check_alike(const at::Tensor& tensor, const at::Tensor& like);
 /// One list of `size` tensors like `like`.
 void check_list(const TensorLists& lists, const at::Tensor& like, int size);
 
-/// How a tensor is reduced: a complex number is two.
+/// How a tensor is reduced: a complex number that is added up is two.
 struct Numbers {
   Dtype dtype;
   Op op;
