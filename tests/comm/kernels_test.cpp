@@ -10,6 +10,9 @@
 #include <random>
 #include <vector>
 
+#include "cohort/core/error.h"
+#include "tests/support/throws.h"
+
 namespace cohort::comm {
 namespace {
 
@@ -156,6 +159,14 @@ TEST(KernelsTest, ComplexNumbersAreMultipliedWithTheSameBitsByEverySetOfInstruct
     EXPECT_EQ(result, (std::vector<double>{0, -1})) << (*one)->name;
     EXPECT_EQ((*one)->reduce[static_cast<int>(Dtype::kComplexFloat)][static_cast<int>(Op::kMax)], nullptr);
   }
+}
+
+TEST(KernelsTest, WhatMeansNothingIsRefusedByName) {
+  EXPECT_TRUE(can_reduce(Dtype::kFloat, Op::kMax));
+  EXPECT_EQ(reducer(Dtype::kFloat, Op::kMax),
+            kernels().reduce[static_cast<int>(Dtype::kFloat)][static_cast<int>(Op::kMax)]);
+  EXPECT_FALSE(can_reduce(Dtype::kBytes, Op::kSum));
+  COHORT_EXPECT_THROW_WITH(reducer(Dtype::kBool, Op::kAvg), UsageError, "AVG of bool means nothing");
 }
 
 float from_half(std::uint16_t half) {

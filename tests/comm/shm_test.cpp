@@ -181,15 +181,16 @@ TEST(ShmBackendTest, WhatItCannotDoIsRefusedByNameBeforeAnythingTravels) {
     at::Tensor complex = at::ones({3}, at::kComplexFloat), ints = at::ones({3}, at::kInt),
                floats = at::ones({3}), truth = at::ones({3}, at::kBool);
     COHORT_EXPECT_THROW_WITH(group.all_reduce(complex, ReduceOp::MAX), UsageError,
-                             "does not support MAX of ComplexFloat");
+                             "Backend shm: all_reduce does not support MAX of ComplexFloat");
     COHORT_EXPECT_THROW_WITH(group.all_reduce(floats, ReduceOp::BAND), UsageError,
-                             "does not support BAND of Float");
+                             "Backend shm: all_reduce does not support BAND of Float");
     COHORT_EXPECT_THROW_WITH(group.all_reduce(truth, ReduceOp::AVG), UsageError,
-                             "does not support AVG of Bool");
+                             "Backend shm: all_reduce does not support AVG of Bool");
     COHORT_EXPECT_THROW_WITH(group.send(ints, group.rank()), UsageError, "cannot send to itself");
     std::vector<at::Tensor> strided{at::ones({4, 4}).t().slice(0, 0, 2)};
-    COHORT_EXPECT_THROW_WITH(group.process_group()->allreduce(strided), c10::Error,
-                             "expected a contiguous one");
+    COHORT_EXPECT_THROW_WITH(
+        group.process_group()->allreduce(strided), c10::Error,
+        "Backend shm: all_reduce: got a tensor of strides [1, 4], expected a contiguous one");
     group.all_reduce(ints).wait();  // the group can be used on
     EXPECT_EQ(ints[0].item<int>(), 2);
     group.all_reduce(truth, ReduceOp::MIN).wait();

@@ -71,4 +71,15 @@ const Kernels& kernels() {
   return chosen;
 }
 
+bool can_reduce(Dtype dtype, Op op) {
+  return kernels().reduce[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)] != nullptr;
+}
+
+Reduce reducer(Dtype dtype, Op op) {
+  if (!can_reduce(dtype, op)) {
+    throw UsageError("comm.kernels", core::concat(name_of(op), " of ", name_of(dtype), " means nothing"));
+  }
+  return kernels().reduce[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
+}
+
 }  // namespace cohort::comm

@@ -33,6 +33,12 @@ const char* name_of(Dtype dtype);
 const char* name_of(Op op);
 std::size_t size_of(Dtype dtype);
 
+/// A part of memory; what is read only is never written.
+struct Span {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
 /// Writes the reduction of from[0], from[1], ... in this order, to each of to[0] to to[num_to - 1]; these
 /// may be among `from`. `stream`: past the cache.
 using Reduce = void (*)(void* const* to, int num_to, const void* const* from, int num_from, std::size_t numel,
@@ -48,6 +54,11 @@ struct Kernels {
 
 /// The best for this processor; COHORT_KERNELS names another. Throws: ConfigError when it has not that.
 const Kernels& kernels();
+
+/// Whether the operation means something for the type.
+bool can_reduce(Dtype dtype, Op op);
+/// Of kernels(). Throws: UsageError when it means nothing.
+Reduce reducer(Dtype dtype, Op op);
 
 /// All that this processor can run, the best first, null at the end.
 const Kernels* const* all_kernels();

@@ -22,14 +22,6 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > 0) kernels().copy(to, from, bytes);
 }
 
-Reduce reducer(Dtype dtype, Op op) {
-  const Reduce found = kernels().reduce[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
-  if (found == nullptr) {
-    throw UsageError("comm.shm", core::concat(name_of(op), " of ", name_of(dtype), " means nothing"));
-  }
-  return found;
-}
-
 struct Part {
   std::size_t begin = 0;
   std::size_t end = 0;

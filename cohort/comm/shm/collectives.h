@@ -11,12 +11,6 @@
 /// and the path, so all ranks and all runs have the same bits.
 namespace cohort::comm::shm {
 
-/// A part of memory; what is read only is never written.
-struct Span {
-  std::byte* data = nullptr;
-  std::size_t bytes = 0;
-};
-
 /// In place. Memory that lies in an arena on every rank is reduced where it is.
 Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype dtype, Op op);
 /// As all_reduce would: whether it needs nothing more of this rank once it has begun.
