@@ -119,8 +119,8 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
   const Numbers numbers = numbers_of(who, tensor, options.reduceOp);
   scale(who, tensor, options.reduceOp);
   Communicator& ranks = engine_->ranks();
-  const bool one_turn =
-      is_one_turn(ranks, tensor.nbytes()) && !arena_find(tensor.data_ptr(), tensor.nbytes());
+  const bool one_turn = is_one_turn(ranks, Kind::kAllReduce, tensor.nbytes()) &&
+                        !arena_find(tensor.data_ptr(), tensor.nbytes());
   return begin({.name = who.call,
                 .type = OpType::ALLREDUCE,
                 .results = tensors,
@@ -162,7 +162,7 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks(), data = span_of(tensors[0]),
                          root] { return shm::broadcast(ranks, data, root); },
-                .is_one_turn = tensors[0].nbytes() <= kChunkBytes});
+                .is_one_turn = is_one_turn(engine_->ranks(), Kind::kBroadcast, tensors[0].nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
@@ -179,7 +179,7 @@ ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
        .timeout = options.timeout,
        .make = [&ranks = engine_->ranks(), data = data_of(tensor), numel = numbers.numel(tensor), numbers,
                 root] { return shm::reduce(ranks, data, numel, numbers.dtype, numbers.op, root); },
-       .is_one_turn = tensor.nbytes() <= kChunkBytes});
+       .is_one_turn = is_one_turn(engine_->ranks(), Kind::kReduce, tensor.nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
@@ -194,7 +194,7 @@ ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks(), to = pointers(outputs[0]),
                          from = span_of(inputs[0])] { return all_gather(ranks, to, from); },
-                .is_one_turn = inputs[0].nbytes() <= kChunkBytes});
+                .is_one_turn = is_one_turn(engine_->ranks(), Kind::kAllGather, inputs[0].nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -240,7 +240,8 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs
   constexpr Caller who = caller("all_gather");
   check_as_many(who, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) check_alike(who, outputs[i], inputs[i], size_);
-  const bool one_turn = inputs.size() == 1 && inputs[0].nbytes() <= kChunkBytes;
+  const bool one_turn =
+      inputs.size() == 1 && is_one_turn(engine_->ranks(), Kind::kAllGather, inputs[0].nbytes());
   return begin({.name = who.call,
                 .type = OpType::_ALLGATHER_BASE,
                 .results = outputs,
@@ -274,7 +275,7 @@ ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks(), to = pointers(results), from = span_of(inputs[0]),
                          root] { return shm::gather(ranks, to, from, root); },
-                .is_one_turn = inputs[0].nbytes() <= kChunkBytes});
+                .is_one_turn = is_one_turn(engine_->ranks(), Kind::kGather, inputs[0].nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
@@ -420,7 +421,7 @@ ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
                 .results = {},
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks()] { return shm::barrier(ranks); },
-                .is_one_turn = true});
+                .is_one_turn = is_one_turn(engine_->ranks(), Kind::kBarrier)});
 }
 
 // Every barrier of this backend names the ranks that did not come.

@@ -139,8 +139,18 @@ std::size_t piece_bytes(int parts) {
 
 }  // namespace
 
-bool is_one_turn(const Communicator& ranks, std::size_t bytes) {
-  return ranks.size() == 2 ? bytes <= kChunkBytes : bytes <= kOneTurnBytes;
+bool is_one_turn(const Communicator& ranks, Kind kind, std::size_t bytes) {
+  switch (kind) {
+    case Kind::kAllReduce:
+      return bytes <= (ranks.size() == 2 ? kChunkBytes : kOneTurnBytes);
+    case Kind::kBroadcast:
+    case Kind::kReduce:
+    case Kind::kAllGather:
+    case Kind::kGather:
+      return bytes <= kChunkBytes;
+    default:
+      return kind == Kind::kBarrier;
+  }
 }
 
 Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype dtype, Op op) {
@@ -148,7 +158,7 @@ Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype d
   const std::size_t bytes = numel * reduction.width;
   const Signature signature{.kind = Kind::kAllReduce, .dtype = dtype, .op = op, .bytes = bytes};
   // With two ranks each needs all of the other's either way.
-  const bool whole = ranks.size() == 2 || is_one_turn(ranks, bytes);
+  const bool whole = ranks.size() == 2 || is_one_turn(ranks, Kind::kAllReduce, bytes);
   const auto offer = [&](const Chunk& chunk) {
     if (whole) {
       copy_bytes(ranks.outgoing(), chunk.data, chunk.bytes);
