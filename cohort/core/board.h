@@ -1,6 +1,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
+
+#include "cohort/core/deadline.h"
 
 namespace cohort::core {
 
@@ -13,5 +16,9 @@ class Board {
   virtual bool has(const std::string& key) = 0;
   virtual std::string get(const std::string& key) = 0;  ///< of a key that is there
 };
+
+/// Waits until each of `size` ranks has set `prefix`/rank; returns those that have not when the deadline
+/// passes.
+std::vector<int> missing_ranks(Board& board, const std::string& prefix, int size, Deadline deadline);
 
 }  // namespace cohort::core

@@ -13,7 +13,6 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
-#include <thread>
 
 #include "cohort/core/error.h"
 #include "cohort/core/host.h"
@@ -21,8 +20,6 @@
 
 namespace cohort::comm::shm {
 namespace {
-
-using std::chrono::milliseconds;
 
 // How to reach a rank.
 struct Contact {
@@ -125,25 +122,18 @@ struct Parcel {
 
 // Waits for every rank's contact.
 std::vector<Contact> read_contacts(Board& board, int size, core::Deadline deadline) {
-  std::vector<Contact> contacts(static_cast<std::size_t>(size));
-  std::vector<int> missing;
-  for (int rank = 0; rank < size; ++rank) missing.push_back(rank);
-  for (milliseconds pause(1);; pause = std::min(pause * 2, milliseconds(10))) {
-    std::erase_if(missing, [&](int rank) {
-      const std::string key = core::concat("contact/", rank);
-      if (!board.has(key)) return false;
-      Contact& contact = contacts[static_cast<std::size_t>(rank)];
-      std::istringstream(board.get(key)) >> contact.machine >> contact.host >> contact.address >>
-          contact.token;
-      return true;
-    });
-    if (missing.empty()) return contacts;
-    if (deadline.expired()) {
-      throw RendezvousError("comm.shm",
-                            core::concat(core::numbered("rank", missing), " of ", size, " did not come"));
-    }
-    std::this_thread::sleep_for(std::min<core::Deadline::Clock::duration>(pause, deadline.remaining()));
+  const std::vector<int> missing = core::missing_ranks(board, "contact", size, deadline);
+  if (!missing.empty()) {
+    throw RendezvousError("comm.shm",
+                          core::concat(core::numbered("rank", missing), " of ", size, " did not come"));
   }
+  std::vector<Contact> contacts(static_cast<std::size_t>(size));
+  for (std::size_t rank = 0; rank < contacts.size(); ++rank) {
+    Contact& contact = contacts[rank];
+    std::istringstream(board.get(core::concat("contact/", rank))) >> contact.machine >> contact.host >>
+        contact.address >> contact.token;
+  }
+  return contacts;
 }
 
 void check_same_machine(const std::vector<Contact>& contacts, int rank) {
