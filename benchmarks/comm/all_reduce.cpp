@@ -104,8 +104,8 @@ Figures measure_itself(shm::Communicator& ranks, std::size_t numel, int calls) {
   for (int i = 0; i < calls; ++i) {
     run(shm::barrier(ranks));
     const auto begin = Clock::now();
-    run(shm::all_reduce(ranks, reinterpret_cast<std::byte*>(numbers.data()), numel, shm::Dtype::kFloat,
-                        shm::Op::kMax));
+    run(shm::all_reduce(ranks, reinterpret_cast<std::byte*>(numbers.data()), numel, comm::Dtype::kFloat,
+                        comm::Op::kMax));
     times.push_back(us_since(begin));
   }
   return figures(times);
@@ -132,7 +132,7 @@ void run_rank(std::size_t largest, bool with_mpi) {
   const double bytes_per_second = bandwidth(gloo);
   if (speaks) {
     std::printf("%d ranks, one thread each, %zu cores, %s loops, memory %.1f GB/s\n", gloo.size(),
-                cores.size(), shm::kernels().name, bytes_per_second * 1e-9);
+                cores.size(), comm::kernels().name, bytes_per_second * 1e-9);
     std::printf("%8s  %-12s %9s %9s %9s   %7s  %s\n", "bytes", "", "min us", "median", "p99", "x gloo",
                 "share of the bound");
   }

@@ -104,7 +104,7 @@ std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprin
   group.store->set(core::concat(key(round), "/", group.rank),
                    std::vector<std::uint8_t>(bytes, bytes + sizeof(Fingerprint)));
   std::string error;
-  const std::vector<int> missing = missing_ranks(*group.store, key(round), group.size, deadline, error);
+  const std::vector<int> missing = missing_ranks(group.store, key(round), group.size, deadline, error);
   if (!error.empty()) throw std::runtime_error("the store cannot be reached: " + error);
   if (!missing.empty()) {
     throw std::runtime_error(core::concat("timed out: ", core::numbered("rank", missing), " did not come"));

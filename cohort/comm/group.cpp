@@ -309,7 +309,7 @@ void Group::barrier(CallOptions options) const {
     error = core::message_of(failure);
   }
   std::vector<int> missing;
-  if (error.empty()) missing = missing_ranks(*mine.store, key, mine.size, deadline, error);
+  if (error.empty()) missing = missing_ranks(mine.store, key, mine.size, deadline, error);
   if (error.empty() && missing.empty()) part(mine, key, deadline);
   mine.flight.set(ticket, error.empty() && missing.empty() ? CallState::kDone : CallState::kFailed);
   if (error.empty() && missing.empty()) {

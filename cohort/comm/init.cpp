@@ -135,22 +135,22 @@ std::string creed(const Job& job, const std::string& backend, Check check) {
 }
 
 // Waits for all, and compares what they say of themselves.
-void agree(c10d::Store& store, const Job& job, const std::string& mine, const std::string& where,
+void agree(const Store& store, const Job& job, const std::string& mine, const std::string& where,
            core::Deadline deadline) {
   std::string error;
   std::vector<int> missing;
   try {
     const auto key = [](int rank) { return "cohort/here/" + std::to_string(rank); };
-    if (store.check({key(job.rank)})) {
+    if (store->check({key(job.rank)})) {
       fail(core::concat("two processes say that they are rank ", job.rank, " of the job that meets at ",
                         where),
            "one process per rank; for file://, a new file for each job");
     }
-    store.set(key(job.rank), mine);
+    store->set(key(job.rank), mine);
     missing = missing_ranks(store, "cohort/here", job.world_size, deadline, error);
     if (missing.empty()) {
       for (int rank = 0; rank < job.world_size; ++rank) {
-        const std::string theirs = store.get_to_str(key(rank));
+        const std::string theirs = store->get_to_str(key(rank));
         if (theirs != mine) {
           fail(core::concat("ranks disagree: rank ", job.rank, " has ", mine, "; rank ", rank, " has ",
                             theirs),
@@ -204,7 +204,7 @@ Group init_process_group(const InitOptions& options) {
     backend = choice.backend;
   }
   const Meeting meeting = meet(options, job);
-  agree(*meeting.store, job, creed(job, backend, options.check), meeting.where, deadline);
+  agree(meeting.store, job, creed(job, backend, options.check), meeting.where, deadline);
   if (!choice.backend.empty() && job.rank == 0 && job.world_size > 1) {
     static std::once_flag said;
     std::call_once(said, [&] {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "cohort/comm/backend.h"
+#include "cohort/comm/store_board.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/numbered.h"
@@ -18,7 +18,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kSilence(1000);
-constexpr milliseconds kPoll(10);
 
 bool contains_any(const std::string& text, std::initializer_list<const char*> parts) {
   return std::any_of(parts.begin(), parts.end(),
@@ -42,20 +41,15 @@ void throw_as_ours(const std::exception& error, const std::string& where, const 
   throw CommError(where, message);
 }
 
-std::vector<int> missing_ranks(c10d::Store& store, const std::string& prefix, int size,
-                               core::Deadline deadline, std::string& error) {
-  std::vector<int> missing;
-  for (int rank = 0; rank < size; ++rank) missing.push_back(rank);
+std::vector<int> missing_ranks(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
+                               int size, core::Deadline deadline, std::string& error) {
   try {
-    for (auto pause = milliseconds(1);; pause = std::min(pause * 2, kPoll)) {
-      std::erase_if(missing, [&](int rank) { return store.check({prefix + "/" + std::to_string(rank)}); });
-      if (missing.empty() || deadline.expired()) return missing;
-      std::this_thread::sleep_for(std::min<core::Deadline::Clock::duration>(pause, deadline.remaining()));
-    }
+    StoreBoard board(store);
+    return core::missing_ranks(board, prefix, size, deadline);
   } catch (const std::exception& failure) {
     error = core::message_of(failure);
+    return all_ranks(size);
   }
-  return missing;
 }
 
 void part(Group::State& state, const std::string& key, core::Deadline deadline) {
@@ -65,7 +59,7 @@ void part(Group::State& state, const std::string& key, core::Deadline deadline) 
   }
   std::string ignored;
   if (state.job_ranks[static_cast<std::size_t>(state.rank)] == 0) {
-    missing_ranks(*state.store, key + "/parted", state.size, deadline, ignored);
+    missing_ranks(state.store, key + "/parted", state.size, deadline, ignored);
   }
 }
 
@@ -125,7 +119,7 @@ void Group::State::check_usable() const {
 std::string Group::State::silent_ranks() const {
   if (size == 1) return "";
   std::string error;
-  const std::vector<int> silent = missing_ranks(*store, "failed", size, core::Deadline(kSilence), error);
+  const std::vector<int> silent = missing_ranks(store, "failed", size, core::Deadline(kSilence), error);
   if (!error.empty())
     return core::concat("; the store cannot be reached (", error, "): the rank that keeps it is gone");
   if (silent.empty()) return "";
@@ -202,7 +196,7 @@ void wait_until_made(Group::State& state, core::Deadline deadline) {
   try {
     state.store->set(core::concat("made/", state.rank), std::string("1"));
     do {
-      missing = missing_ranks(*state.store, "made", state.size,
+      missing = missing_ranks(state.store, "made", state.size,
                               core::Deadline(milliseconds(200)).sooner(deadline), error);
       if (missing.empty()) return;
       if (error.empty() && state.store->check({"not made"})) {

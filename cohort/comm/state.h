@@ -88,10 +88,9 @@ struct Group::State {
 [[noreturn]] void throw_as_ours(const std::exception& error, const std::string& where,
                                 const std::string& what);
 
-/// Waits until each of `size` ranks has set `prefix`/rank; returns those that have not when the deadline
-/// passes, or the store is gone (then `error` says how).
-std::vector<int> missing_ranks(c10d::Store& store, const std::string& prefix, int size,
-                               core::Deadline deadline, std::string& error);
+/// As core::missing_ranks; when the store is gone `error` says how, and nobody counts as there.
+std::vector<int> missing_ranks(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
+                               int size, core::Deadline deadline, std::string& error);
 
 /// Called by each rank that needs nothing more of `key` in the store. The job's rank 0, which keeps the store
 /// as a rule and may end next, waits for the others, up to the deadline.

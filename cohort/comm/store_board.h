@@ -15,6 +15,7 @@ class StoreBoard : public core::Board {
   void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
   bool has(const std::string& key) override { return store_->check({key}); }
   std::string get(const std::string& key) override { return store_->get_to_str(key); }
+  std::int64_t add(const std::string& key, std::int64_t value) override { return store_->add(key, value); }
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;

@@ -11,12 +11,7 @@
 
 namespace cohort::launch {
 
-/// The words that agents exchange.
-class Board : public core::Board {
- public:
-  /// Adds to a count, 0 at first, and returns what it is then.
-  virtual std::int64_t add(const std::string& key, std::int64_t value) = 0;
-};
+using core::Board;
 
 struct PeersOptions {
   int node = 0;

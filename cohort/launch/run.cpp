@@ -8,6 +8,7 @@
 #include <functional>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "cohort/comm/store_board.h"
 #include "cohort/comm/tcp_store.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
@@ -19,24 +20,9 @@ namespace {
 
 using core::concat;
 using std::chrono::milliseconds;
-using Store = c10::intrusive_ptr<c10d::Store>;
 using TcpStore = c10::intrusive_ptr<c10d::TCPStore>;
 
 constexpr std::uint16_t kDefaultPort = 29500;  // torchrun's
-
-class StoreBoard : public Board {
- public:
-  explicit StoreBoard(const Store& store)
-      : store_(c10::make_intrusive<c10d::PrefixStore>("/cohort/agents", store)) {}
-
-  void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
-  bool has(const std::string& key) override { return store_->check({key}); }
-  std::string get(const std::string& key) override { return store_->get_to_str(key); }
-  std::int64_t add(const std::string& key, std::int64_t value) override { return store_->add(key, value); }
-
- private:
-  Store store_;
-};
 
 TcpStore serve(const RunOptions& options) {
   const std::uint16_t port = options.master_port.value_or(options.nnodes == 1 ? 0 : kDefaultPort);
@@ -104,7 +90,8 @@ int run_node(const RunOptions& options, AgentParts parts) {
     store = join(options, reached, port, deadline, interrupted);
     if (!store) return 128 + signal;
   }
-  const auto board = std::make_shared<StoreBoard>(store);
+  const auto board =
+      std::make_shared<comm::StoreBoard>(c10::make_intrusive<c10d::PrefixStore>("/cohort/agents", store));
   if (board->add(concat("claim/", options.node_rank), 1) > 1) {
     throw RendezvousError("launch.run",
                           concat("two agents say that they are node ", options.node_rank, " of the job at ",

@@ -270,17 +270,19 @@ TEST(MpiRefusalsChild, DISABLED_Run) {
     at::Tensor real = at::ones({4}), turn = at::complex(at::ones({2}), at::ones({2})),
                truth = at::ones({2}, at::kBool), tiny = at::ones({4}).to(at::kFloat8_e4m3fn);
     COHORT_EXPECT_THROW_WITH(group.all_reduce(real, ReduceOp::BAND), UsageError,
-                             "Backend mpi does not support BAND of Float");
+                             "Backend mpi: all_reduce does not support BAND of Float");
     COHORT_EXPECT_THROW_WITH(group.all_reduce(turn, ReduceOp::MAX), UsageError,
-                             "Backend mpi does not support MAX of ComplexFloat");
+                             "Backend mpi: all_reduce does not support MAX of ComplexFloat");
     COHORT_EXPECT_THROW_WITH(group.reduce(truth, 0, ReduceOp::AVG), UsageError,
-                             "Backend mpi does not support AVG of Bool");
-    COHORT_EXPECT_THROW_WITH(group.all_reduce(tiny), UsageError, "Backend mpi does not reduce Float8_e4m3fn");
+                             "Backend mpi: reduce does not support AVG of Bool");
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(tiny), UsageError,
+                             "Backend mpi: all_reduce does not support SUM of Float8_e4m3fn");
     COHORT_EXPECT_THROW_WITH(group.send(real, 1 - group.rank(), -1), UsageError,
                              "send: tag is -1, expected 0 to");
     std::vector<at::Tensor> views{at::ones({4, 4}).t()};
-    COHORT_EXPECT_THROW_WITH(group.process_group()->allreduce(views), c10::Error,
-                             "Backend mpi: all_reduce takes contiguous tensors, got strides [1, 4]");
+    COHORT_EXPECT_THROW_WITH(
+        group.process_group()->allreduce(views), c10::Error,
+        "Backend mpi: all_reduce: got a tensor of strides [1, 4], expected a contiguous one");
     COHORT_EXPECT_THROW_WITH(group.broadcast(real, group.rank()), UsageError,
                              "rank 1: broadcast");  // compared before MPI sees it
     group.broadcast(tiny, 0).wait();

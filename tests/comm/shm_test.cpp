@@ -74,6 +74,23 @@ TEST(ShmBackendTest, SumsScaledByAFactorOfEachRank) {
   });
 }
 
+TEST(ShmBackendTest, ComplexNumbersAreSummedAveragedAndMultiplied) {
+  for (const at::ScalarType dtype : {at::kComplexFloat, at::kComplexDouble}) {
+    run_ranks(3, "shm", [dtype](Group& group) {
+      const auto filled = [&](double real, double imag) {
+        return at::complex(at::full({5}, real), at::full({5}, imag)).to(dtype);
+      };
+      at::Tensor sum = filled(1, group.rank()), average = sum.clone(), product = sum.clone();
+      group.all_reduce(sum).wait();
+      EXPECT_TRUE(at::equal(sum, filled(3, 3)));
+      group.all_reduce(average, ReduceOp::AVG).wait();
+      EXPECT_TRUE(at::equal(average, filled(1, 1)));
+      group.all_reduce(product, ReduceOp::PRODUCT).wait();
+      EXPECT_TRUE(at::equal(product, filled(-1, 3)));  // (1 + i) (1 + 2i)
+    });
+  }
+}
+
 TEST(ShmBackendTest, FormsOfC10dThatGroupDoesNotCall) {
   run_ranks(3, "shm", [](Group& group) {
     const auto& c10d_group = group.process_group();
@@ -164,15 +181,16 @@ TEST(ShmBackendTest, WhatItCannotDoIsRefusedByNameBeforeAnythingTravels) {
     at::Tensor complex = at::ones({3}, at::kComplexFloat), ints = at::ones({3}, at::kInt),
                floats = at::ones({3}), truth = at::ones({3}, at::kBool);
     COHORT_EXPECT_THROW_WITH(group.all_reduce(complex, ReduceOp::MAX), UsageError,
-                             "does not support MAX of ComplexFloat");
+                             "Backend shm: all_reduce does not support MAX of ComplexFloat");
     COHORT_EXPECT_THROW_WITH(group.all_reduce(floats, ReduceOp::BAND), UsageError,
-                             "does not support BAND of Float");
+                             "Backend shm: all_reduce does not support BAND of Float");
     COHORT_EXPECT_THROW_WITH(group.all_reduce(truth, ReduceOp::AVG), UsageError,
-                             "does not support AVG of Bool");
+                             "Backend shm: all_reduce does not support AVG of Bool");
     COHORT_EXPECT_THROW_WITH(group.send(ints, group.rank()), UsageError, "cannot send to itself");
     std::vector<at::Tensor> strided{at::ones({4, 4}).t().slice(0, 0, 2)};
-    COHORT_EXPECT_THROW_WITH(group.process_group()->allreduce(strided), c10::Error,
-                             "expected a contiguous one");
+    COHORT_EXPECT_THROW_WITH(
+        group.process_group()->allreduce(strided), c10::Error,
+        "Backend shm: all_reduce: got a tensor of strides [1, 4], expected a contiguous one");
     group.all_reduce(ints).wait();  // the group can be used on
     EXPECT_EQ(ints[0].item<int>(), 2);
     group.all_reduce(truth, ReduceOp::MIN).wait();

@@ -10,8 +10,8 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
-#include "tests/launch/map_board.h"
 #include "tests/support/environment.h"
+#include "tests/support/map_board.h"
 #include "tests/support/messages.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"

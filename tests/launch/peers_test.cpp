@@ -11,7 +11,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/launch/meeting.h"
-#include "tests/launch/map_board.h"
+#include "tests/support/map_board.h"
 #include "tests/support/throws.h"
 
 namespace cohort::launch {

@@ -1,10 +1,6 @@
 #include "cohort/comm/mpi/mpi.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/mul.h>
-
-#include <algorithm>
-#include <numeric>
 
 #include "cohort/comm/backend.h"
 #include "cohort/comm/mpi/process.h"
@@ -16,80 +12,24 @@ namespace {
 using c10d::OpType;
 using std::chrono::milliseconds;
 
-void check_tensor(const char* call, const at::Tensor& tensor) {
-  TORCH_CHECK(tensor.is_cpu() && tensor.layout() == at::kStrided, "Backend mpi: ", call,
-              " takes dense tensors on the CPU, got one on ", tensor.device());
-  TORCH_CHECK(tensor.is_contiguous(), "Backend mpi: ", call, " takes contiguous tensors, got strides ",
-              tensor.strides());
+constexpr Caller caller(const char* call) {
+  return {"mpi", call};
 }
 
-void check_tensors(const char* call, const std::vector<at::Tensor>& tensors) {
-  for (const at::Tensor& tensor : tensors) check_tensor(call, tensor);
-}
-
-at::Tensor only(const char* call, const std::vector<at::Tensor>& tensors) {
-  TORCH_CHECK(tensors.size() == 1, "Backend mpi: ", call, " takes one tensor, got ", tensors.size());
-  check_tensor(call, tensors[0]);
-  return tensors[0];
-}
-
-void check_sizes(const char* call, const at::Tensor& big, const at::Tensor& small, int size) {
-  check_tensor(call, big);
-  check_tensor(call, small);
-  TORCH_CHECK(big.scalar_type() == small.scalar_type() && big.numel() == small.numel() * size,
-              "Backend mpi: ", call, ": ", big.toString(), big.sizes(), " is not ", size, " times ",
-              small.toString(), small.sizes());
-}
-
-void check_same_number(const char* call, std::size_t a, std::size_t b) {
-  TORCH_CHECK(a == b, "Backend mpi: ", call, ": got ", a, " and ", b, " tensors");
-}
-
-// What is to be done with numbers that were multiplied, where that is asked for, by factor_of().
-ReduceOp plain(const c10d::ReduceOp& op) {
-  const ReduceOp type = op;
-  return type == c10d::ReduceOp::PREMUL_SUM ? ReduceOp{c10d::ReduceOp::SUM} : type;
-}
-
-// PREMUL_SUM: each rank's own factor, before anything is summed.
-void multiply(at::Tensor& tensor, const c10d::ReduceOp& op) {
-  if (static_cast<ReduceOp>(op) != c10d::ReduceOp::PREMUL_SUM) return;
-  const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  TORCH_CHECK(factor != nullptr, "Backend mpi: PREMUL_SUM without a factor");
-  if (factor->tensor_factor.defined()) {
-    tensor.mul_(factor->tensor_factor);
-  } else {
-    tensor.mul_(factor->double_factor);
-  }
-}
-
-at::Tensor multiplied(const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  if (static_cast<ReduceOp>(op) != c10d::ReduceOp::PREMUL_SUM) return tensor;
-  at::Tensor copy = tensor.clone();
-  multiply(copy, op);
-  return copy;
+// A part for each rank.
+std::vector<Message> one_each(const Caller& who, const Tensors& tensors, int size) {
+  check_one_each(who, tensors, size);
+  std::vector<Message> messages;
+  for (const at::Tensor& tensor : tensors) messages.emplace_back(tensor, static_cast<int>(messages.size()));
+  return messages;
 }
 
 // Rows of dimension 0, dealt out to the ranks.
-std::vector<Message> rows_of(const char* call, const at::Tensor& tensor,
-                             const std::vector<std::int64_t>& rows, int size) {
-  check_tensor(call, tensor);
-  std::vector<std::int64_t> counts = rows;
-  if (counts.empty()) {
-    TORCH_CHECK(tensor.dim() > 0 && tensor.size(0) % size == 0, "Backend mpi: ", call, ": ", tensor.sizes(),
-                " does not divide by ", size, " ranks");
-    counts.assign(static_cast<std::size_t>(size), tensor.size(0) / size);
-  }
-  TORCH_CHECK(static_cast<int>(counts.size()) == size && tensor.dim() > 0 &&
-                  std::ranges::none_of(counts, [](std::int64_t n) { return n < 0; }) &&
-                  std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) == tensor.size(0),
-              "Backend mpi: ", call, ": rows ", counts, " of ", tensor.sizes(), " for ", size, " ranks");
+std::vector<Message> dealt_out(const Caller& who, const at::Tensor& tensor,
+                               const std::vector<std::int64_t>& rows, int size) {
   std::vector<Message> messages;
-  std::int64_t begin = 0;
-  for (int rank = 0; rank < size; ++rank) {
-    const std::int64_t count = counts[static_cast<std::size_t>(rank)];
-    messages.push_back({tensor.narrow(0, begin, count), rank});
-    begin += count;
+  for (const Span part : rows_of(who, tensor, rows, size)) {
+    messages.emplace_back(tensor, part, static_cast<int>(messages.size()));
   }
   return messages;
 }
@@ -118,16 +58,18 @@ MpiBackend::WorkPtr MpiBackend::submit_message(const char* name, OpType type, Te
 }
 
 MpiBackend::WorkPtr MpiBackend::reduce_all(Tensors& tensors, const c10d::ReduceOp& op, milliseconds timeout) {
+  constexpr Caller who = caller("all_reduce");
+  std::vector<Numbers> numbers;
+  for (const at::Tensor& tensor : tensors) {
+    check_tensor(who, tensor);
+    numbers.push_back(numbers_of(who, tensor, op));
+  }
   Steps steps;
-  for (at::Tensor& tensor : tensors) {
-    check_tensor("all_reduce", tensor);
-    check_reducible(tensor.scalar_type(), plain(op));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    scale(who, tensors[i], op);
+    add_reduce(steps, place_, tensors[i], numbers[i]);
   }
-  for (at::Tensor& tensor : tensors) {
-    multiply(tensor, op);
-    add_reduce(steps, place_, tensor, plain(op));
-  }
-  return submit("all_reduce", OpType::ALLREDUCE, tensors, std::move(steps), timeout);
+  return submit(who.call, OpType::ALLREDUCE, tensors, std::move(steps), timeout);
 }
 
 MpiBackend::WorkPtr MpiBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -140,18 +82,21 @@ MpiBackend::WorkPtr MpiBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 MpiBackend::WorkPtr MpiBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  constexpr Caller who = caller("broadcast");
   Steps steps;
-  add_broadcast(steps, place_, only("broadcast", tensors), static_cast<int>(options.rootRank));
-  return submit("broadcast", OpType::BROADCAST, tensors, std::move(steps), options.timeout);
+  add_broadcast(steps, place_, check_one(who, tensors), check_rank(who, options.rootRank, size_));
+  return submit(who.call, OpType::BROADCAST, tensors, std::move(steps), options.timeout);
 }
 
 MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  at::Tensor tensor = only("reduce", tensors);
-  check_reducible(tensor.scalar_type(), plain(options.reduceOp));
+  constexpr Caller who = caller("reduce");
+  const at::Tensor& tensor = check_one(who, tensors);
+  const int root = check_rank(who, options.rootRank, size_);
+  const Numbers numbers = numbers_of(who, tensor, options.reduceOp);
   Steps steps;
-  multiply(tensor, options.reduceOp);
-  add_reduce(steps, place_, tensor, plain(options.reduceOp), static_cast<int>(options.rootRank));
-  return submit("reduce", OpType::REDUCE, tensors, std::move(steps), options.timeout);
+  scale(who, tensor, options.reduceOp);
+  add_reduce(steps, place_, tensor, numbers, root);
+  return submit(who.call, OpType::REDUCE, tensors, std::move(steps), options.timeout);
 }
 
 MpiBackend::WorkPtr MpiBackend::allgather(TensorLists& outputs, Tensors& inputs,
@@ -167,71 +112,76 @@ MpiBackend::WorkPtr MpiBackend::_allgather_base(at::Tensor& output, at::Tensor& 
 
 MpiBackend::WorkPtr MpiBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
-  check_same_number("all_gather", outputs.size(), inputs.size());
-  check_tensors("all_gather", inputs);
+  constexpr Caller who = caller("all_gather");
+  check_as_many(who, outputs.size(), inputs.size());
+  check_tensors(who, inputs);
   Steps steps;
   Tensors results;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    std::vector<Message> from = one_for_each("all_gather", outputs[i]), to;
-    for (int rank = 0; rank < size_; ++rank) to.push_back({inputs[i], rank});
-    for (const Message& message : from) check_sizes("all_gather", message.tensor, inputs[i], 1);
+    std::vector<Message> from = one_each(who, outputs[i], size_), to;
+    for (int rank = 0; rank < size_; ++rank) to.emplace_back(inputs[i], rank);
+    for (const at::Tensor& output : outputs[i]) check_alike(who, output, inputs[i]);
     results.insert(results.end(), outputs[i].begin(), outputs[i].end());
     add_exchange(steps, place_, std::move(to), std::move(from));
   }
-  return submit("all_gather", OpType::ALLGATHER, std::move(results), std::move(steps), options.timeout);
+  return submit(who.call, OpType::ALLGATHER, std::move(results), std::move(steps), options.timeout);
 }
 
 MpiBackend::WorkPtr MpiBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::AllgatherOptions& options) {
-  check_same_number("all_gather", outputs.size(), inputs.size());
+  constexpr Caller who = caller("all_gather");
+  check_as_many(who, outputs.size(), inputs.size());
   Steps steps;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    check_sizes("all_gather", outputs[i], inputs[i], size_);
+    check_alike(who, outputs[i], inputs[i], size_);
     add_all_gather(steps, place_, outputs[i], inputs[i]);
   }
-  return submit("all_gather", OpType::_ALLGATHER_BASE, outputs, std::move(steps), options.timeout);
+  return submit(who.call, OpType::_ALLGATHER_BASE, outputs, std::move(steps), options.timeout);
 }
 
 MpiBackend::WorkPtr MpiBackend::gather(TensorLists& outputs, Tensors& inputs,
                                        const c10d::GatherOptions& options) {
-  const at::Tensor input = only("gather", inputs);
-  const auto root = static_cast<int>(options.rootRank);
+  constexpr Caller who = caller("gather");
+  const at::Tensor& input = check_one(who, inputs);
+  const int root = check_rank(who, options.rootRank, size_);
   std::vector<Message> from;
+  Tensors results;
   if (rank_ == root) {
-    check_same_number("gather", outputs.size(), 1);
-    from = one_for_each("gather", outputs[0]);
-    for (const Message& message : from) check_sizes("gather", message.tensor, input, 1);
+    check_list(who, outputs, input, size_);
+    results = outputs[0];
+    from = one_each(who, results, size_);
   }
   Steps steps;
-  Tensors results = rank_ == root ? outputs[0] : Tensors{};
   add_exchange(steps, place_, {{input, root}}, std::move(from));
-  return submit("gather", OpType::GATHER, std::move(results), std::move(steps), options.timeout);
+  return submit(who.call, OpType::GATHER, std::move(results), std::move(steps), options.timeout);
 }
 
 MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                         const c10d::ScatterOptions& options) {
-  const at::Tensor output = only("scatter", outputs);
-  const auto root = static_cast<int>(options.rootRank);
+  constexpr Caller who = caller("scatter");
+  const at::Tensor& output = check_one(who, outputs);
+  const int root = check_rank(who, options.rootRank, size_);
   std::vector<Message> to;
   if (rank_ == root) {
-    check_same_number("scatter", inputs.size(), 1);
-    to = one_for_each("scatter", inputs[0]);
-    for (const Message& message : to) check_sizes("scatter", message.tensor, output, 1);
+    check_list(who, inputs, output, size_);
+    to = one_each(who, inputs[0], size_);
   }
   Steps steps;
   add_exchange(steps, place_, std::move(to), {{output, root}});
-  return submit("scatter", OpType::SCATTER, outputs, std::move(steps), options.timeout);
+  return submit(who.call, OpType::SCATTER, outputs, std::move(steps), options.timeout);
 }
 
 MpiBackend::WorkPtr MpiBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                const c10d::ReduceScatterOptions& options) {
-  check_same_number("reduce_scatter", outputs.size(), inputs.size());
+  constexpr Caller who = caller("reduce_scatter");
+  check_as_many(who, outputs.size(), inputs.size());
   Tensors whole;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check_one_each(who, inputs[i], size_);
     Tensors flat;
-    for (const Message& message : one_for_each("reduce_scatter", inputs[i])) {
-      check_sizes("reduce_scatter", message.tensor, outputs[i], 1);
-      flat.push_back(message.tensor.view({-1}));
+    for (const at::Tensor& input : inputs[i]) {
+      check_alike(who, input, outputs[i]);
+      flat.push_back(input.view({-1}));
     }
     whole.push_back(at::cat(flat));
   }
@@ -246,71 +196,65 @@ MpiBackend::WorkPtr MpiBackend::_reduce_scatter_base(at::Tensor& output, at::Ten
 
 MpiBackend::WorkPtr MpiBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::ReduceScatterOptions& options) {
-  check_same_number("reduce_scatter", outputs.size(), inputs.size());
-  const ReduceOp op = plain(options.reduceOp);
+  constexpr Caller who = caller("reduce_scatter");
+  check_as_many(who, outputs.size(), inputs.size());
   Steps steps;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    check_sizes("reduce_scatter", inputs[i], outputs[i], size_);
-    check_reducible(outputs[i].scalar_type(), op);
-    add_reduce_scatter(steps, place_, outputs[i], multiplied(inputs[i], options.reduceOp), op);
+    check_alike(who, inputs[i], outputs[i], size_);
+    const Numbers numbers = numbers_of(who, outputs[i], options.reduceOp);
+    add_reduce_scatter(steps, place_, outputs[i], scaled(who, inputs[i], options.reduceOp), numbers);
   }
-  return submit("reduce_scatter", OpType::_REDUCE_SCATTER_BASE, outputs, std::move(steps), options.timeout);
+  return submit(who.call, OpType::_REDUCE_SCATTER_BASE, outputs, std::move(steps), options.timeout);
 }
 
 MpiBackend::WorkPtr MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                               std::vector<std::int64_t>& output_rows,
                                               std::vector<std::int64_t>& input_rows,
                                               const c10d::AllToAllOptions& options) {
-  TORCH_CHECK(output.scalar_type() == input.scalar_type(), "Backend mpi: all_to_all: got ", output.toString(),
-              " and ", input.toString());
+  constexpr Caller who = caller("all_to_all");
+  check_same_type(who, output, input);
   Steps steps;
-  add_exchange(steps, place_, rows_of("all_to_all", input, input_rows, size_),
-               rows_of("all_to_all", output, output_rows, size_));
-  return submit("all_to_all", OpType::ALLTOALL_BASE, {output}, std::move(steps), options.timeout);
+  add_exchange(steps, place_, dealt_out(who, input, input_rows, size_),
+               dealt_out(who, output, output_rows, size_));
+  return submit(who.call, OpType::ALLTOALL_BASE, {output}, std::move(steps), options.timeout);
 }
 
 MpiBackend::WorkPtr MpiBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                          const c10d::AllToAllOptions& options) {
+  constexpr Caller who = caller("all_to_all");
   Steps steps;
-  add_exchange(steps, place_, one_for_each("all_to_all", inputs), one_for_each("all_to_all", outputs));
-  return submit("all_to_all", OpType::ALLTOALL, outputs, std::move(steps), options.timeout);
+  add_exchange(steps, place_, one_each(who, inputs, size_), one_each(who, outputs, size_));
+  return submit(who.call, OpType::ALLTOALL, outputs, std::move(steps), options.timeout);
 }
 
-std::vector<Message> MpiBackend::one_for_each(const char* call, const Tensors& tensors) const {
-  check_same_number(call, tensors.size(), static_cast<std::size_t>(size_));
-  check_tensors(call, tensors);
-  std::vector<Message> messages;
-  for (int rank = 0; rank < size_; ++rank)
-    messages.push_back({tensors[static_cast<std::size_t>(rank)], rank});
-  return messages;
-}
-
-int MpiBackend::check_message(const char* call, const Tensors& tensors, int tag) const {
-  only(call, tensors);
-  TORCH_CHECK(tag >= 0 && tag <= engine_.largest_tag(), "Backend mpi: ", call, ": tag is ", tag,
-              ", expected 0 to ", engine_.largest_tag());
+int MpiBackend::check_tag(const Caller& who, int tag) const {
+  TORCH_CHECK(tag >= 0 && tag <= engine_.largest_tag(), who, ": tag is ", tag, ", expected 0 to ",
+              engine_.largest_tag());
   return tag;
 }
 
 MpiBackend::WorkPtr MpiBackend::send(Tensors& tensors, int to, int tag) {
+  constexpr Caller who = caller("send");
   Steps steps;
-  add_send(steps, place_, only("send", tensors), to, check_message("send", tensors, tag));
-  return submit_message("send", OpType::SEND, tensors, std::move(steps));
+  add_send(steps, place_, check_one(who, tensors), check_rank(who, to, size_), check_tag(who, tag));
+  return submit_message(who.call, OpType::SEND, tensors, std::move(steps));
 }
 
 MpiBackend::WorkPtr MpiBackend::recv(Tensors& tensors, int from, int tag) {
+  constexpr Caller who = caller("recv");
   Steps steps;
-  add_receive(steps, place_, only("recv", tensors), from, check_message("recv", tensors, tag));
-  return submit_message("recv", OpType::RECV, tensors, std::move(steps));
+  add_receive(steps, place_, check_one(who, tensors), check_rank(who, from, size_), check_tag(who, tag));
+  return submit_message(who.call, OpType::RECV, tensors, std::move(steps));
 }
 
 MpiBackend::WorkPtr MpiBackend::recvAnysource(Tensors& tensors, int tag) {
-  const at::Tensor tensor = only("recv", tensors);
-  TORCH_CHECK(is_one_message(tensor), "Backend mpi: recv from any rank takes at most 1 GiB, got ",
-              tensor.nbytes(), " bytes");
+  constexpr Caller who = caller("recv");
+  const at::Tensor& tensor = check_one(who, tensors);
+  TORCH_CHECK(is_one_message(tensor), who, " from any rank takes at most 1 GiB, got ", tensor.nbytes(),
+              " bytes");
   Steps steps;
-  add_receive(steps, place_, tensor, MPI_ANY_SOURCE, check_message("recv", tensors, tag));
-  return submit_message("recv", OpType::RECVANYSOURCE, tensors, std::move(steps));
+  add_receive(steps, place_, tensor, MPI_ANY_SOURCE, check_tag(who, tag));
+  return submit_message(who.call, OpType::RECVANYSOURCE, tensors, std::move(steps));
 }
 
 MpiBackend::WorkPtr MpiBackend::barrier(const c10d::BarrierOptions& options) {

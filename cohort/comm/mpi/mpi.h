@@ -13,8 +13,6 @@ namespace cohort::comm::mpi {
 class MpiBackend : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using Tensors = std::vector<at::Tensor>;
-  using TensorLists = std::vector<std::vector<at::Tensor>>;
 
   MpiBackend(Engine& engine, PlacePtr place, std::chrono::milliseconds timeout);
 
@@ -55,8 +53,7 @@ class MpiBackend : public c10d::Backend {
                  std::chrono::milliseconds timeout);
   WorkPtr submit_message(const char* name, c10d::OpType type, Tensors results, Steps steps);
   WorkPtr reduce_all(Tensors& tensors, const c10d::ReduceOp& op, std::chrono::milliseconds timeout);
-  std::vector<Message> one_for_each(const char* call, const Tensors& tensors) const;
-  int check_message(const char* call, const Tensors& tensors, int tag) const;
+  int check_tag(const Caller& who, int tag) const;
 
   Engine& engine_;
   const PlacePtr place_;

@@ -15,12 +15,12 @@ constexpr std::int64_t kSmall = std::int64_t{64} << 10;
 constexpr std::int64_t kMessage = std::int64_t{1} << 30;
 constexpr int kTag = 0;
 
-std::byte* bytes_of(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.data_ptr());
-}
-
 std::int64_t nbytes(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(tensor.nbytes());
+}
+
+std::int64_t length_of(const Message& message) {
+  return static_cast<std::int64_t>(message.data.bytes);
 }
 
 // body(begin, size) for each piece of `total`.
@@ -63,20 +63,30 @@ struct Shares {
   }
 };
 
+// MPI only moves bytes: what is added up is added up here, so that the order, and with it every bit, is ours.
+// `all` holds `numel` elements of each rank, one after the other; `out` may be the first part.
+void reduce_parts(const Numbers& numbers, const std::byte* all, int ranks, std::int64_t numel,
+                  std::byte* out) {
+  const std::size_t n = static_cast<std::size_t>(numel) * numbers.per_element;
+  std::vector<const void*> parts;
+  for (int rank = 0; rank < ranks; ++rank) {
+    parts.push_back(all + static_cast<std::size_t>(rank) * n * size_of(numbers.dtype));
+  }
+  void* const to = out;
+  reducer(numbers.dtype, numbers.op)(&to, 1, parts.data(), ranks, n, false);
+}
+
 // A piece of a tensor on its way to be reduced.
 struct Piece {
   PlacePtr place;
   at::Tensor tensor;  // keeps the memory
   std::byte* data = nullptr;
   std::int64_t numel = 0;
-  ReduceOp op = c10d::ReduceOp::SUM;
+  Numbers numbers;
   int root = -1;
 
   std::int64_t itemsize() const { return tensor.element_size(); }
   bool is_here() const { return root < 0 || place->rank == root; }
-  Parts parts(const std::byte* from, std::int64_t n) const {
-    return {.dtype = tensor.scalar_type(), .op = op, .data = from, .ranks = place->size, .numel = n};
-  }
 };
 
 // Everybody, or the root, gets all and reduces it.
@@ -96,7 +106,9 @@ void add_small_reduce(Steps& steps, const Piece& piece) {
     }
   });
   steps.push_back([piece](Turn&) {
-    if (piece.is_here()) reduce_parts(piece.parts(piece.place->lane->scratch(0), piece.numel), piece.data);
+    if (!piece.is_here()) return;
+    const Place& at = *piece.place;
+    reduce_parts(piece.numbers, at.lane->scratch(0), at.size, piece.numel, piece.data);
   });
 }
 
@@ -120,7 +132,7 @@ void add_shared_reduce(Steps& steps, const Piece& piece) {
   steps.push_back([piece, shares, mine, rank](Turn& turn) {
     const Place& at = *piece.place;
     std::byte* const all = at.lane->scratch(0);
-    reduce_parts(piece.parts(all, mine / piece.itemsize()), all);
+    reduce_parts(piece.numbers, all, at.size, mine / piece.itemsize(), all);
     if (piece.root < 0) {
       if (mine > 0) std::memcpy(piece.data + shares->begins[rank], all, static_cast<std::size_t>(mine));
       check(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, piece.data, shares->counts.data(),
@@ -134,10 +146,9 @@ void add_shared_reduce(Steps& steps, const Piece& piece) {
   });
 }
 
-void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
-  if (nbytes(from) != nbytes(to))
-    throw std::runtime_error("a rank sends itself something else than it expects");
-  if (nbytes(to) > 0) std::memmove(bytes_of(to), bytes_of(from), to.nbytes());
+void copy_bytes(Span to, Span from) {
+  if (from.bytes != to.bytes) throw std::runtime_error("a rank sends itself something else than it expects");
+  if (to.bytes > 0) std::memmove(to.data, from.data, to.bytes);
 }
 
 }  // namespace
@@ -159,22 +170,23 @@ bool is_one_message(const at::Tensor& tensor) {
 void add_broadcast(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int root) {
   for_pieces(nbytes(tensor), kPiece, [&](std::int64_t begin, std::int64_t size) {
     steps.push_back([=](Turn& turn) {
-      check(MPI_Ibcast(bytes_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, root, place->collectives,
+      check(MPI_Ibcast(data_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, root, place->collectives,
                        turn.add()),
             "MPI_Ibcast");
     });
   });
 }
 
-void add_reduce(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, ReduceOp op, int root) {
+void add_reduce(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, const Numbers& numbers,
+                int root) {
   if (place->size == 1) return;
   const std::int64_t itemsize = tensor.element_size();
   for_pieces(tensor.numel(), kPiece / itemsize, [&](std::int64_t begin, std::int64_t numel) {
     const Piece piece{.place = place,
                       .tensor = tensor,
-                      .data = bytes_of(tensor) + begin * itemsize,
+                      .data = data_of(tensor) + begin * itemsize,
                       .numel = numel,
-                      .op = op,
+                      .numbers = numbers,
                       .root = root};
     if (numel * itemsize * place->size <= kSmall) return add_small_reduce(steps, piece);
     add_shared_reduce(steps, piece);
@@ -183,12 +195,12 @@ void add_reduce(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, R
 
 void add_all_gather(Steps& steps, const PlacePtr& place, const at::Tensor& output, const at::Tensor& input) {
   const std::int64_t stride = nbytes(input);
-  const bool in_place = bytes_of(input) == bytes_of(output) + place->rank * stride;
+  const bool in_place = data_of(input) == data_of(output) + place->rank * stride;
   for_pieces(stride, kPiece, [&](std::int64_t begin, std::int64_t size) {
     steps.push_back([=](Turn& turn) {
       const Rows rows(size, stride);
-      const void* const from = in_place ? MPI_IN_PLACE : bytes_of(input) + begin;
-      check(MPI_Iallgather(from, static_cast<int>(size), MPI_BYTE, bytes_of(output) + begin, 1, rows.type(),
+      const void* const from = in_place ? MPI_IN_PLACE : data_of(input) + begin;
+      check(MPI_Iallgather(from, static_cast<int>(size), MPI_BYTE, data_of(output) + begin, 1, rows.type(),
                            place->collectives, turn.add()),
             "MPI_Iallgather");
     });
@@ -196,7 +208,7 @@ void add_all_gather(Steps& steps, const PlacePtr& place, const at::Tensor& outpu
 }
 
 void add_reduce_scatter(Steps& steps, const PlacePtr& place, const at::Tensor& output,
-                        const at::Tensor& input, ReduceOp op) {
+                        const at::Tensor& input, const Numbers& numbers) {
   const std::int64_t itemsize = output.element_size();
   const std::int64_t piece = std::max<std::int64_t>(1, kPiece / itemsize / place->size);
   for_pieces(output.numel(), piece, [&](std::int64_t begin, std::int64_t numel) {
@@ -204,17 +216,12 @@ void add_reduce_scatter(Steps& steps, const PlacePtr& place, const at::Tensor& o
     steps.push_back([=](Turn& turn) {
       const Rows rows(bytes, nbytes(output));
       std::byte* const all = place->lane->scratch(static_cast<std::size_t>(bytes * place->size));
-      check(MPI_Ialltoall(bytes_of(input) + begin * itemsize, 1, rows.type(), all, static_cast<int>(bytes),
+      check(MPI_Ialltoall(data_of(input) + begin * itemsize, 1, rows.type(), all, static_cast<int>(bytes),
                           MPI_BYTE, place->collectives, turn.add()),
             "MPI_Ialltoall");
     });
     steps.push_back([=](Turn&) {
-      reduce_parts({.dtype = output.scalar_type(),
-                    .op = op,
-                    .data = place->lane->scratch(0),
-                    .ranks = place->size,
-                    .numel = numel},
-                   bytes_of(output) + begin * itemsize);
+      reduce_parts(numbers, place->lane->scratch(0), place->size, numel, data_of(output) + begin * itemsize);
     });
   });
 }
@@ -223,23 +230,23 @@ void add_exchange(Steps& steps, const PlacePtr& place, std::vector<Message> to, 
   steps.push_back([place, to = std::move(to), from = std::move(from)](Turn& turn) {
     for (const Message& message : from) {
       if (message.peer == place->rank) continue;
-      for_pieces(nbytes(message.tensor), kPiece, [&](std::int64_t begin, std::int64_t size) {
-        check(MPI_Irecv(bytes_of(message.tensor) + begin, static_cast<int>(size), MPI_BYTE, message.peer,
-                        kTag, place->collectives, turn.add(size)),
+      for_pieces(length_of(message), kPiece, [&](std::int64_t begin, std::int64_t size) {
+        check(MPI_Irecv(message.data.data + begin, static_cast<int>(size), MPI_BYTE, message.peer, kTag,
+                        place->collectives, turn.add(size)),
               "MPI_Irecv");
       });
     }
     for (const Message& message : to) {
       if (message.peer == place->rank) continue;
-      for_pieces(nbytes(message.tensor), kPiece, [&](std::int64_t begin, std::int64_t size) {
-        check(MPI_Isend(bytes_of(message.tensor) + begin, static_cast<int>(size), MPI_BYTE, message.peer,
-                        kTag, place->collectives, turn.add()),
+      for_pieces(length_of(message), kPiece, [&](std::int64_t begin, std::int64_t size) {
+        check(MPI_Isend(message.data.data + begin, static_cast<int>(size), MPI_BYTE, message.peer, kTag,
+                        place->collectives, turn.add()),
               "MPI_Isend");
       });
     }
     const auto mine = [&](const Message& message) { return message.peer == place->rank; };
     const auto own = std::ranges::find_if(to, mine), here = std::ranges::find_if(from, mine);
-    if (own != to.end() && here != from.end()) copy_bytes(here->tensor, own->tensor);
+    if (own != to.end() && here != from.end()) copy_bytes(here->data, own->data);
   });
 }
 
@@ -249,7 +256,7 @@ void add_barrier(Steps& steps, const PlacePtr& place) {
 
 void add_send(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int to, int tag) {
   const auto send = [=](Turn& turn, std::int64_t begin, std::int64_t size) {
-    check(MPI_Isend(bytes_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, to, tag, place->messages,
+    check(MPI_Isend(data_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, to, tag, place->messages,
                     turn.add()),
           "MPI_Isend");
   };
@@ -262,7 +269,7 @@ void add_send(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int
 
 void add_receive(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int from, int tag) {
   const auto receive = [=](Turn& turn, std::int64_t begin, std::int64_t size) {
-    check(MPI_Irecv(bytes_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, from, tag, place->messages,
+    check(MPI_Irecv(data_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, from, tag, place->messages,
                     turn.add(size)),
           "MPI_Irecv");
   };

@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "cohort/comm/mpi/engine.h"
-#include "cohort/comm/mpi/reduce.h"
+#include "cohort/comm/tensors.h"
 
 /// Collectives as steps of MPI's own. Tensors are contiguous and on the CPU. Long ones go in pieces, so that
 /// no number of bytes is more than MPI's int holds and what is kept beside the tensor stays small.
@@ -26,19 +26,25 @@ struct Place {
 using PlacePtr = std::shared_ptr<const Place>;
 using Steps = std::vector<Call::Step>;
 
-/// Memory of a tensor and the rank to which, or from which, it goes.
+/// Memory of a tensor, or a part of it, and the rank to which, or from which, it goes.
 struct Message {
-  at::Tensor tensor;
-  int peer = 0;
+  Message(const at::Tensor& whole, int rank) : Message(whole, span_of(whole), rank) {}
+  Message(at::Tensor of, Span part, int rank) : tensor(std::move(of)), data(part), peer(rank) {}
+
+  at::Tensor tensor;  ///< keeps the memory
+  Span data;
+  int peer;
 };
 
 void add_broadcast(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int root);
-/// In place. `root` -1: on all ranks; else the others' tensors are left as they are.
-void add_reduce(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, ReduceOp op, int root = -1);
+/// In place, in the order of the ranks. `root` -1: on all of them; else the others' tensors are left as they
+/// are.
+void add_reduce(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, const Numbers& numbers,
+                int root = -1);
 /// Ranks one after the other in `output`, which may hold `input` in its place.
 void add_all_gather(Steps& steps, const PlacePtr& place, const at::Tensor& output, const at::Tensor& input);
 void add_reduce_scatter(Steps& steps, const PlacePtr& place, const at::Tensor& output,
-                        const at::Tensor& input, ReduceOp op);
+                        const at::Tensor& input, const Numbers& numbers);
 /// Each rank sends and receives what the others expect. What a rank sends itself is copied.
 void add_exchange(Steps& steps, const PlacePtr& place, std::vector<Message> to, std::vector<Message> from);
 void add_barrier(Steps& steps, const PlacePtr& place);

@@ -1,14 +1,12 @@
 #include "cohort/comm/shm/backend.h"
 
-#include <ATen/ops/clone.h>
-
 #include <tuple>
 
 #include "cohort/comm/shm/arena.h"
 #include "cohort/comm/shm/collectives.h"
 #include "cohort/comm/shm/shm.h"
-#include "cohort/comm/shm/tensors.h"
 #include "cohort/comm/store_board.h"
+#include "cohort/comm/tensors.h"
 #include "cohort/core/error.h"
 
 namespace cohort::comm::shm {
@@ -16,6 +14,10 @@ namespace {
 
 using c10d::OpType;
 using std::chrono::milliseconds;
+
+constexpr Caller caller(const char* call) {
+  return {"shm", call};
+}
 
 class ShmWork : public c10d::Work {
  public:
@@ -95,10 +97,6 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
   return shared_empty({size}, options);
 }
 
-void ShmBackend::check_root(std::int64_t root) const {
-  TORCH_CHECK(root >= 0 && root < size_, "Backend shm: root is ", root, ", expected 0 to ", size_ - 1);
-}
-
 ShmBackend::WorkPtr ShmBackend::begin(Call call) {
   const milliseconds timeout = call.timeout.count() > 0 ? call.timeout : timeout_;
   auto operation = std::make_shared<Operation>(core::Deadline(timeout));
@@ -115,14 +113,15 @@ ShmBackend::WorkPtr ShmBackend::begin(Call call) {
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  check_one(tensors);
+  constexpr Caller who = caller("all_reduce");
+  check_one(who, tensors);
   const at::Tensor& tensor = tensors[0];
-  const Numbers numbers = numbers_of(tensor, options.reduceOp);
-  scale(tensor, options.reduceOp);
+  const Numbers numbers = numbers_of(who, tensor, options.reduceOp);
+  scale(who, tensor, options.reduceOp);
   Communicator& ranks = engine_->ranks();
-  const bool one_turn =
-      is_one_turn(ranks, tensor.nbytes()) && !arena_find(tensor.data_ptr(), tensor.nbytes());
-  return begin({.name = "all_reduce",
+  const bool one_turn = is_one_turn(ranks, Kind::kAllReduce, tensor.nbytes()) &&
+                        !arena_find(tensor.data_ptr(), tensor.nbytes());
+  return begin({.name = who.call,
                 .type = OpType::ALLREDUCE,
                 .results = tensors,
                 .timeout = options.timeout,
@@ -133,12 +132,13 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
 
 ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors,
                                                     const c10d::AllreduceCoalescedOptions& options) {
-  TORCH_CHECK(!tensors.empty(), "Backend shm: got no tensors");
-  check_tensors(tensors);
+  constexpr Caller who = caller("all_reduce");
+  TORCH_CHECK(!tensors.empty(), who, ": got no tensors");
+  check_tensors(who, tensors);
   std::vector<Numbers> numbers;
-  for (const at::Tensor& tensor : tensors) numbers.push_back(numbers_of(tensor, options.reduceOp));
-  for (const at::Tensor& tensor : tensors) scale(tensor, options.reduceOp);
-  return begin({.name = "all_reduce",
+  for (const at::Tensor& tensor : tensors) numbers.push_back(numbers_of(who, tensor, options.reduceOp));
+  for (const at::Tensor& tensor : tensors) scale(who, tensor, options.reduceOp);
+  return begin({.name = who.call,
                 .type = OpType::ALLREDUCE_COALESCED,
                 .results = tensors,
                 .timeout = options.timeout,
@@ -153,48 +153,48 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  check_one(tensors);
-  check_root(options.rootRank);
-  return begin(
-      {.name = "broadcast",
-       .type = OpType::BROADCAST,
-       .results = tensors,
-       .timeout = options.timeout,
-       .make = [&ranks = engine_->ranks(), data = span_of(tensors[0]),
-                root = static_cast<int>(options.rootRank)] { return shm::broadcast(ranks, data, root); },
-       .is_one_turn = tensors[0].nbytes() <= kChunkBytes});
+  constexpr Caller who = caller("broadcast");
+  check_one(who, tensors);
+  const int root = check_rank(who, options.rootRank, size_);
+  return begin({.name = who.call,
+                .type = OpType::BROADCAST,
+                .results = tensors,
+                .timeout = options.timeout,
+                .make = [&ranks = engine_->ranks(), data = span_of(tensors[0]),
+                         root] { return shm::broadcast(ranks, data, root); },
+                .is_one_turn = is_one_turn(engine_->ranks(), Kind::kBroadcast, tensors[0].nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  check_one(tensors);
-  check_root(options.rootRank);
+  constexpr Caller who = caller("reduce");
+  check_one(who, tensors);
+  const int root = check_rank(who, options.rootRank, size_);
   const at::Tensor& tensor = tensors[0];
-  const Numbers numbers = numbers_of(tensor, options.reduceOp);
-  scale(tensor, options.reduceOp);
-  return begin({.name = "reduce",
-                .type = OpType::REDUCE,
-                .results = tensors,
-                .timeout = options.timeout,
-                .make =
-                    [&ranks = engine_->ranks(), data = data_of(tensor), numel = numbers.numel(tensor),
-                     numbers, root = static_cast<int>(options.rootRank)] {
-                      return shm::reduce(ranks, data, numel, numbers.dtype, numbers.op, root);
-                    },
-                .is_one_turn = tensor.nbytes() <= kChunkBytes});
+  const Numbers numbers = numbers_of(who, tensor, options.reduceOp);
+  scale(who, tensor, options.reduceOp);
+  return begin(
+      {.name = who.call,
+       .type = OpType::REDUCE,
+       .results = tensors,
+       .timeout = options.timeout,
+       .make = [&ranks = engine_->ranks(), data = data_of(tensor), numel = numbers.numel(tensor), numbers,
+                root] { return shm::reduce(ranks, data, numel, numbers.dtype, numbers.op, root); },
+       .is_one_turn = is_one_turn(engine_->ranks(), Kind::kReduce, tensor.nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) {
-  check_one(inputs);
-  check_list(outputs, inputs[0], size_);
-  return begin({.name = "all_gather",
+  constexpr Caller who = caller("all_gather");
+  check_one(who, inputs);
+  check_list(who, outputs, inputs[0], size_);
+  return begin({.name = who.call,
                 .type = OpType::ALLGATHER,
                 .results = outputs[0],
                 .keep = inputs,
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks(), to = pointers(outputs[0]),
                          from = span_of(inputs[0])] { return all_gather(ranks, to, from); },
-                .is_one_turn = inputs[0].nbytes() <= kChunkBytes});
+                .is_one_turn = is_one_turn(engine_->ranks(), Kind::kAllGather, inputs[0].nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -205,23 +205,23 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& 
 
 ShmBackend::WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
+  constexpr Caller who = caller("all_gather");
   // outputs[rank][i] is what inputs[i] is on that rank.
-  check_tensors(inputs);
-  TORCH_CHECK(outputs.size() == static_cast<std::size_t>(size_), "Backend shm: got ", outputs.size(),
+  check_tensors(who, inputs);
+  TORCH_CHECK(outputs.size() == static_cast<std::size_t>(size_), who, ": got ", outputs.size(),
               " lists, expected one for each of ", size_, " ranks");
   Tensors results;
   std::vector<std::vector<std::byte*>> to(inputs.size());
   for (const Tensors& list : outputs) {
-    TORCH_CHECK(list.size() == inputs.size(), "Backend shm: got a list of ", list.size(),
-                " tensors, expected ", inputs.size());
+    TORCH_CHECK(list.size() == inputs.size(), who, ": got a list of ", list.size(), " tensors, expected ",
+                inputs.size());
     for (std::size_t i = 0; i < list.size(); ++i) {
-      check_tensor(list[i]);
-      check_alike(list[i], inputs[i]);
+      check_alike(who, list[i], inputs[i]);
       to[i].push_back(data_of(list[i]));
       results.push_back(list[i]);
     }
   }
-  return begin({.name = "all_gather",
+  return begin({.name = who.call,
                 .type = OpType::ALLGATHER_COALESCED,
                 .results = std::move(results),
                 .keep = inputs,
@@ -237,18 +237,12 @@ ShmBackend::WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensor
 
 ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::AllgatherOptions& options) {
-  TORCH_CHECK(outputs.size() == inputs.size() && !inputs.empty(), "Backend shm: got ", outputs.size(),
-              " outputs and ", inputs.size(), " inputs");
-  check_tensors(outputs);
-  check_tensors(inputs);
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    TORCH_CHECK(outputs[i].scalar_type() == inputs[i].scalar_type() &&
-                    outputs[i].numel() == inputs[i].numel() * size_,
-                "Backend shm: got ", inputs[i].numel(), " numbers to gather into ", outputs[i].numel(),
-                ", expected ", size_, " times as many, of one type");
-  }
-  const bool one_turn = inputs.size() == 1 && inputs[0].nbytes() <= kChunkBytes;
-  return begin({.name = "all_gather",
+  constexpr Caller who = caller("all_gather");
+  check_as_many(who, outputs.size(), inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) check_alike(who, outputs[i], inputs[i], size_);
+  const bool one_turn =
+      inputs.size() == 1 && is_one_turn(engine_->ranks(), Kind::kAllGather, inputs[0].nbytes());
+  return begin({.name = who.call,
                 .type = OpType::_ALLGATHER_BASE,
                 .results = outputs,
                 .keep = inputs,
@@ -266,53 +260,53 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs
 
 ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
                                        const c10d::GatherOptions& options) {
-  check_one(inputs);
-  check_root(options.rootRank);
+  constexpr Caller who = caller("gather");
+  check_one(who, inputs);
+  const int root = check_rank(who, options.rootRank, size_);
   Tensors results;
-  if (rank_ == options.rootRank) {
-    check_list(outputs, inputs[0], size_);
+  if (rank_ == root) {
+    check_list(who, outputs, inputs[0], size_);
     results = outputs[0];
   }
-  return begin(
-      {.name = "gather",
-       .type = OpType::GATHER,
-       .results = results,
-       .keep = inputs,
-       .timeout = options.timeout,
-       .make = [&ranks = engine_->ranks(), to = pointers(results), from = span_of(inputs[0]),
-                root = static_cast<int>(options.rootRank)] { return shm::gather(ranks, to, from, root); },
-       .is_one_turn = inputs[0].nbytes() <= kChunkBytes});
+  return begin({.name = who.call,
+                .type = OpType::GATHER,
+                .results = results,
+                .keep = inputs,
+                .timeout = options.timeout,
+                .make = [&ranks = engine_->ranks(), to = pointers(results), from = span_of(inputs[0]),
+                         root] { return shm::gather(ranks, to, from, root); },
+                .is_one_turn = is_one_turn(engine_->ranks(), Kind::kGather, inputs[0].nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                         const c10d::ScatterOptions& options) {
-  check_one(outputs);
-  check_root(options.rootRank);
+  constexpr Caller who = caller("scatter");
+  check_one(who, outputs);
+  const int root = check_rank(who, options.rootRank, size_);
   Tensors parts;
-  if (rank_ == options.rootRank) {
-    check_list(inputs, outputs[0], size_);
+  if (rank_ == root) {
+    check_list(who, inputs, outputs[0], size_);
     parts = inputs[0];
   }
-  return begin(
-      {.name = "scatter",
-       .type = OpType::SCATTER,
-       .results = outputs,
-       .keep = parts,
-       .timeout = options.timeout,
-       .make = [&ranks = engine_->ranks(), to = span_of(outputs[0]), from = pointers(parts),
-                root = static_cast<int>(options.rootRank)] { return shm::scatter(ranks, to, from, root); }});
+  return begin({.name = who.call,
+                .type = OpType::SCATTER,
+                .results = outputs,
+                .keep = parts,
+                .timeout = options.timeout,
+                .make = [&ranks = engine_->ranks(), to = span_of(outputs[0]), from = pointers(parts), root] {
+                  return shm::scatter(ranks, to, from, root);
+                }});
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                const c10d::ReduceScatterOptions& options) {
-  check_one(outputs);
-  check_list(inputs, outputs[0], size_);
-  const Numbers numbers = numbers_of(outputs[0], options.reduceOp);
+  constexpr Caller who = caller("reduce_scatter");
+  check_one(who, outputs);
+  check_list(who, inputs, outputs[0], size_);
+  const Numbers numbers = numbers_of(who, outputs[0], options.reduceOp);
   Tensors parts = inputs[0];
-  if (is_scaled(options.reduceOp)) {
-    for (at::Tensor& part : parts) scale(part = part.clone(), options.reduceOp);
-  }
-  return begin({.name = "reduce_scatter",
+  for (at::Tensor& part : parts) part = scaled(who, part, options.reduceOp);
+  return begin({.name = who.call,
                 .type = OpType::REDUCE_SCATTER,
                 .results = outputs,
                 .keep = parts,
@@ -331,23 +325,16 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Ten
 
 ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::ReduceScatterOptions& options) {
-  TORCH_CHECK(outputs.size() == inputs.size() && !inputs.empty(), "Backend shm: got ", outputs.size(),
-              " outputs and ", inputs.size(), " inputs");
-  check_tensors(outputs);
-  check_tensors(inputs);
+  constexpr Caller who = caller("reduce_scatter");
+  check_as_many(who, outputs.size(), inputs.size());
   std::vector<Numbers> numbers;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    TORCH_CHECK(outputs[i].scalar_type() == inputs[i].scalar_type() &&
-                    inputs[i].numel() == outputs[i].numel() * size_,
-                "Backend shm: got ", inputs[i].numel(), " numbers to scatter into ", outputs[i].numel(),
-                ", expected ", size_, " times as many, of one type");
-    numbers.push_back(numbers_of(outputs[i], options.reduceOp));
+    check_alike(who, inputs[i], outputs[i], size_);
+    numbers.push_back(numbers_of(who, outputs[i], options.reduceOp));
   }
   Tensors wholes = inputs;
-  if (is_scaled(options.reduceOp)) {
-    for (at::Tensor& whole : wholes) scale(whole = whole.clone(), options.reduceOp);
-  }
-  return begin({.name = "reduce_scatter",
+  for (at::Tensor& whole : wholes) whole = scaled(who, whole, options.reduceOp);
+  return begin({.name = who.call,
                 .type = OpType::_REDUCE_SCATTER_BASE,
                 .results = outputs,
                 .keep = wholes,
@@ -367,30 +354,27 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
                                               std::vector<std::int64_t>& output_rows,
                                               std::vector<std::int64_t>& input_rows,
                                               const c10d::AllToAllOptions& options) {
-  check_tensor(output);
-  check_tensor(input);
-  TORCH_CHECK(output.scalar_type() == input.scalar_type(), "Backend shm: got ", input.scalar_type(),
-              " to exchange for ", output.scalar_type(), ", expected one type");
-  return begin({.name = "all_to_all",
-                .type = OpType::ALLTOALL_BASE,
-                .results = {output},
-                .keep = {input},
-                .timeout = options.timeout,
-                .make = [&ranks = engine_->ranks(), to = rows_of(output, output_rows, size_),
-                         from = rows_of(input, input_rows, size_)] { return all_to_all(ranks, to, from); }});
+  constexpr Caller who = caller("all_to_all");
+  check_same_type(who, output, input);
+  return begin(
+      {.name = who.call,
+       .type = OpType::ALLTOALL_BASE,
+       .results = {output},
+       .keep = {input},
+       .timeout = options.timeout,
+       .make = [&ranks = engine_->ranks(), to = rows_of(who, output, output_rows, size_),
+                from = rows_of(who, input, input_rows, size_)] { return all_to_all(ranks, to, from); }});
 }
 
 ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                          const c10d::AllToAllOptions& options) {
-  const auto size = static_cast<std::size_t>(size_);
-  TORCH_CHECK(outputs.size() == size && inputs.size() == size, "Backend shm: got ", outputs.size(),
-              " outputs and ", inputs.size(), " inputs, expected ", size_, " of each");
-  check_tensors(outputs);
-  check_tensors(inputs);
+  constexpr Caller who = caller("all_to_all");
+  check_one_each(who, outputs, size_);
+  check_one_each(who, inputs, size_);
   std::vector<Span> to, from;
   for (const at::Tensor& tensor : outputs) to.push_back(span_of(tensor));
   for (const at::Tensor& tensor : inputs) from.push_back(span_of(tensor));
-  return begin({.name = "all_to_all",
+  return begin({.name = who.call,
                 .type = OpType::ALLTOALL,
                 .results = outputs,
                 .keep = inputs,
@@ -399,10 +383,11 @@ ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs,
 }
 
 ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
-  check_one(tensors);
-  check_root(to);
-  TORCH_CHECK(to != rank_, "Backend shm: rank ", rank_, " cannot send to itself");
-  return begin({.name = "send",
+  constexpr Caller who = caller("send");
+  check_one(who, tensors);
+  check_rank(who, to, size_);
+  TORCH_CHECK(to != rank_, who, ": rank ", rank_, " cannot send to itself");
+  return begin({.name = who.call,
                 .type = OpType::SEND,
                 .results = {},
                 .keep = tensors,
@@ -412,11 +397,12 @@ ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
 }
 
 ShmBackend::WorkPtr ShmBackend::recv(Tensors& tensors, int from, int tag) {
-  check_one(tensors);
-  if (from >= 0) check_root(from);
-  TORCH_CHECK(from != rank_, "Backend shm: rank ", rank_, " cannot receive from itself");
+  constexpr Caller who = caller("recv");
+  check_one(who, tensors);
+  if (from >= 0) check_rank(who, from, size_);
+  TORCH_CHECK(from != rank_, who, ": rank ", rank_, " cannot receive from itself");
   const auto source = std::make_shared<int>(from);
-  return begin({.name = "recv",
+  return begin({.name = who.call,
                 .type = from < 0 ? OpType::RECVANYSOURCE : OpType::RECV,
                 .results = tensors,
                 .make = [engine = engine_.get(), from, tag, data = span_of(tensors[0]),
@@ -435,7 +421,7 @@ ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
                 .results = {},
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks()] { return shm::barrier(ranks); },
-                .is_one_turn = true});
+                .is_one_turn = is_one_turn(engine_->ranks(), Kind::kBarrier)});
 }
 
 // Every barrier of this backend names the ranks that did not come.

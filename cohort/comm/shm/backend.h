@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cohort/comm/shm/engine.h"
+#include "cohort/comm/tensors.h"
 
 namespace cohort::comm::shm {
 
@@ -14,8 +15,6 @@ namespace cohort::comm::shm {
 class ShmBackend : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using Tensors = std::vector<at::Tensor>;
-  using TensorLists = std::vector<std::vector<at::Tensor>>;
 
   ShmBackend(std::unique_ptr<Communicator> ranks, std::chrono::milliseconds timeout);
 
@@ -59,7 +58,6 @@ class ShmBackend : public c10d::Backend {
  private:
   struct Call;  // what is begun
   WorkPtr begin(Call call);
-  void check_root(std::int64_t root) const;
 
   std::shared_ptr<Engine> engine_;
   std::chrono::milliseconds timeout_;

@@ -22,14 +22,6 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > 0) kernels().copy(to, from, bytes);
 }
 
-Reduce reducer(Dtype dtype, Op op) {
-  const Reduce found = kernels().reduce[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
-  if (found == nullptr) {
-    throw UsageError("comm.shm", core::concat(name_of(op), " of ", name_of(dtype), " means nothing"));
-  }
-  return found;
-}
-
 struct Part {
   std::size_t begin = 0;
   std::size_t end = 0;
@@ -147,8 +139,18 @@ std::size_t piece_bytes(int parts) {
 
 }  // namespace
 
-bool is_one_turn(const Communicator& ranks, std::size_t bytes) {
-  return ranks.size() == 2 ? bytes <= kChunkBytes : bytes <= kOneTurnBytes;
+bool is_one_turn(const Communicator& ranks, Kind kind, std::size_t bytes) {
+  switch (kind) {
+    case Kind::kAllReduce:
+      return bytes <= (ranks.size() == 2 ? kChunkBytes : kOneTurnBytes);
+    case Kind::kBroadcast:
+    case Kind::kReduce:
+    case Kind::kAllGather:
+    case Kind::kGather:
+      return bytes <= kChunkBytes;
+    default:
+      return kind == Kind::kBarrier;
+  }
 }
 
 Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype dtype, Op op) {
@@ -156,7 +158,7 @@ Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype d
   const std::size_t bytes = numel * reduction.width;
   const Signature signature{.kind = Kind::kAllReduce, .dtype = dtype, .op = op, .bytes = bytes};
   // With two ranks each needs all of the other's either way.
-  const bool whole = ranks.size() == 2 || is_one_turn(ranks, bytes);
+  const bool whole = ranks.size() == 2 || is_one_turn(ranks, Kind::kAllReduce, bytes);
   const auto offer = [&](const Chunk& chunk) {
     if (whole) {
       copy_bytes(ranks.outgoing(), chunk.data, chunk.bytes);

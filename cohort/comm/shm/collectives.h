@@ -11,17 +11,8 @@
 /// and the path, so all ranks and all runs have the same bits.
 namespace cohort::comm::shm {
 
-/// A part of memory; what is read only is never written.
-struct Span {
-  std::byte* data = nullptr;
-  std::size_t bytes = 0;
-};
-
 /// In place. Memory that lies in an arena on every rank is reduced where it is.
 Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype dtype, Op op);
-/// As all_reduce would: whether it needs nothing more of this rank once it has begun.
-bool is_one_turn(const Communicator& ranks, std::size_t bytes);
-
 /// In place. What the others hold afterwards is what they had.
 Task reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype dtype, Op op, int root);
 Task broadcast(Communicator& ranks, Span data, int root);
@@ -37,6 +28,9 @@ Task reduce_scatter(Communicator& ranks, std::byte* to, std::vector<std::byte*> 
 /// `to` and `from`: one for each rank, of any size, as long as both ends say the same.
 Task all_to_all(Communicator& ranks, std::vector<Span> to, std::vector<Span> from);
 Task barrier(Communicator& ranks);
+/// Whether a call with `bytes` bytes on this rank needs nothing more of it once it has begun. Of those that
+/// send each rank something else this is never said.
+bool is_one_turn(const Communicator& ranks, Kind kind, std::size_t bytes = 0);
 /// One after the other.
 Task sequence(std::vector<Task> tasks);
 

@@ -58,9 +58,14 @@ Engine::~Engine() {
   leave_wheel();
 }
 
+// The wheel; who asks for it by `stop_` is first.
+bool Engine::is_free() const {
+  return !driven_ && !stop_.load();
+}
+
 bool Engine::take_wheel() {
   const std::lock_guard lock(mutex_);
-  if (driven_) return false;
+  if (!is_free()) return false;
   driven_ = true;
   return true;
 }
@@ -128,7 +133,7 @@ void Engine::wait(Operation& operation, core::Deadline deadline) {
     } else {
       std::unique_lock lock(mutex_);
       ++waiting_;
-      const auto ready = [&] { return operation.over.load() || !driven_; };
+      const auto ready = [&] { return operation.over.load() || is_free(); };
       if (deadline.is_never()) {
         changed_.wait(lock, ready);
       } else {
@@ -153,13 +158,20 @@ bool Engine::test(Operation& operation) {
 }
 
 void Engine::cancel(const std::string& why) {
-  while (!take_wheel()) {
-    // Who drives looks at `stop_` and leaves.
-    stop_.store(true);
-    ranks_->wake(ranks_->rank());
-    std::this_thread::sleep_for(microseconds(100));
+  {
+    std::unique_lock lock(mutex_);
+    ++waiting_;
+    while (driven_) {
+      // Who drives looks at `stop_` and leaves, and nobody else takes the wheel; but one who cancels too
+      // resets it.
+      stop_.store(true);
+      ranks_->wake(ranks_->rank());
+      changed_.wait(lock);
+    }
+    --waiting_;
+    driven_ = true;
+    stop_.store(false);
   }
-  stop_.store(false);
   fail_all(std::make_exception_ptr(CommError("comm.shm", why)), why);
   leave_wheel();
 }
@@ -282,7 +294,7 @@ void Engine::look_for_faults() {
 
 template <typename Until>
 void Engine::drive(const Until& until) {
-  const auto over = [&] { return until() || !callbacks_.empty() || stop_.load(std::memory_order_relaxed); };
+  const auto over = [&] { return until() || !callbacks_.empty() || stop_.load(); };
   while (!over()) {
     if (advance_all() || spin()) continue;
     ranks_->sleep(nap(), [&] { return advance_all() || over(); });
@@ -320,7 +332,7 @@ void Engine::run() {
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stopped_ || (wanted_ && !driven_); });
+      changed_.wait(lock, [this] { return stopped_ || (wanted_ && is_free()); });
       if (stopped_) return;
       wanted_ = false;
       driven_ = true;

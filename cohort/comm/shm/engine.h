@@ -69,6 +69,7 @@ class Engine {
 
  private:
   void make_progress();
+  bool is_free() const;
   bool take_wheel();
   void leave_wheel();
   bool advance_all();

@@ -13,7 +13,6 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
-#include <thread>
 
 #include "cohort/core/error.h"
 #include "cohort/core/host.h"
@@ -21,8 +20,6 @@
 
 namespace cohort::comm::shm {
 namespace {
-
-using std::chrono::milliseconds;
 
 // How to reach a rank.
 struct Contact {
@@ -106,27 +103,37 @@ void say(const core::Fd& fd, const std::string& words, int rank) {
   }
 }
 
+// A number with a file descriptor, as sockets take and give them.
+struct Parcel {
+  Parcel() {
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+  }
+  Parcel(const Parcel&) = delete;
+  Parcel& operator=(const Parcel&) = delete;
+
+  std::uint64_t number = 0;
+  iovec data{&number, sizeof(number)};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+};
+
 // Waits for every rank's contact.
 std::vector<Contact> read_contacts(Board& board, int size, core::Deadline deadline) {
-  std::vector<Contact> contacts(static_cast<std::size_t>(size));
-  std::vector<int> missing;
-  for (int rank = 0; rank < size; ++rank) missing.push_back(rank);
-  for (milliseconds pause(1);; pause = std::min(pause * 2, milliseconds(10))) {
-    std::erase_if(missing, [&](int rank) {
-      const std::string key = core::concat("contact/", rank);
-      if (!board.has(key)) return false;
-      Contact& contact = contacts[static_cast<std::size_t>(rank)];
-      std::istringstream(board.get(key)) >> contact.machine >> contact.host >> contact.address >>
-          contact.token;
-      return true;
-    });
-    if (missing.empty()) return contacts;
-    if (deadline.expired()) {
-      throw RendezvousError("comm.shm",
-                            core::concat(core::numbered("rank", missing), " of ", size, " did not come"));
-    }
-    std::this_thread::sleep_for(std::min<core::Deadline::Clock::duration>(pause, deadline.remaining()));
+  const std::vector<int> missing = core::missing_ranks(board, "contact", size, deadline);
+  if (!missing.empty()) {
+    throw RendezvousError("comm.shm",
+                          core::concat(core::numbered("rank", missing), " of ", size, " did not come"));
   }
+  std::vector<Contact> contacts(static_cast<std::size_t>(size));
+  for (std::size_t rank = 0; rank < contacts.size(); ++rank) {
+    Contact& contact = contacts[rank];
+    std::istringstream(board.get(core::concat("contact/", rank))) >> contact.machine >> contact.host >>
+        contact.address >> contact.token;
+  }
+  return contacts;
 }
 
 void check_same_machine(const std::vector<Contact>& contacts, int rank) {
@@ -203,21 +210,16 @@ void Links::adopt(int peer, core::Fd socket) {
 }
 
 void Links::send(int peer, int fd, std::uint64_t number) const {
-  iovec data{&number, sizeof(number)};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  Parcel parcel;
+  parcel.number = number;
+  cmsghdr* header = CMSG_FIRSTHDR(&parcel.message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
   ssize_t sent = -1;
   do {
-    sent = ::sendmsg(links_[static_cast<std::size_t>(peer)].socket.get(), &message, MSG_NOSIGNAL);
+    sent = ::sendmsg(links_[static_cast<std::size_t>(peer)].socket.get(), &parcel.message, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   if (sent < 0) {
     throw PeerError("comm.shm",
@@ -226,23 +228,18 @@ void Links::send(int peer, int fd, std::uint64_t number) const {
 }
 
 std::optional<std::pair<std::uint64_t, core::Fd>> Links::receive(int peer) const {
-  std::uint64_t number = 0;
-  iovec data{&number, sizeof(number)};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
+  Parcel parcel;
   ssize_t length = -1;
   do {
-    length = ::recvmsg(links_[static_cast<std::size_t>(peer)].socket.get(), &message, MSG_CMSG_CLOEXEC);
+    length =
+        ::recvmsg(links_[static_cast<std::size_t>(peer)].socket.get(), &parcel.message, MSG_CMSG_CLOEXEC);
   } while (length < 0 && errno == EINTR);
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (length != sizeof(number) || header == nullptr || header->cmsg_type != SCM_RIGHTS) return std::nullopt;
+  const cmsghdr* header = CMSG_FIRSTHDR(&parcel.message);
+  if (length != sizeof(parcel.number) || header == nullptr || header->cmsg_type != SCM_RIGHTS)
+    return std::nullopt;
   int fd = -1;
   std::memcpy(&fd, CMSG_DATA(header), sizeof(int));
-  return std::pair(number, core::Fd(fd));
+  return std::pair(parcel.number, core::Fd(fd));
 }
 
 std::string Links::why_gone(int peer) const {

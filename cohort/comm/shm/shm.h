@@ -13,7 +13,7 @@
 ///
 ///     at::Tensor gradients = comm::shared_empty({n});   // reduced where it is: several times as fast
 ///
-/// This library, libcohort_shm, needs LibTorch and nothing else of Cohort but its base.
+/// This library, libcohort_shm, needs LibTorch, and of Cohort neither libcohort_comm nor the launcher.
 namespace cohort::comm {
 
 constexpr int kMostShmRanks = 64;

@@ -9,6 +9,7 @@ namespace {
 
 // From the lowest bit on.
 constexpr int kKindBits = 4, kDtypeBits = 4, kOpBits = 4, kRootBits = 6;
+static_assert(kDtypes <= 1 << kDtypeBits && kOps < 1 << kOpBits);
 
 }  // namespace
 

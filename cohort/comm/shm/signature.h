@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cohort/comm/shm/kernels.h"
+#include "cohort/comm/kernels/kernels.h"
 
 namespace cohort::comm::shm {
 

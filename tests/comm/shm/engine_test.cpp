@@ -198,6 +198,33 @@ TEST(ShmFaultTest, WhatIsUnderWayWhenAGroupIsAbortedOrClosesFails) {
   other.join();
 }
 
+TEST(ShmFaultTest, ACancelIsHeardByWhoWaitsAndByOthersThatCancel) {
+  for (int round = 0; round < 20; ++round) {
+    run_threads(2, [&](Rank& rank) {
+      if (rank.rank() == 1) {
+        COHORT_EXPECT_THROW_WITH(rank.run([&] { return barrier(rank.ranks()); }), PeerError,
+                                 "it was aborted");
+        return;
+      }
+      std::vector<int> list(100);
+      std::array<int, 3> sources{};
+      std::vector<std::shared_ptr<Operation>> begun;
+      for (int& source : sources) begun.push_back(rank.recv(1, list, 0, &source));
+      std::vector<std::thread> threads;
+      for (const auto& one : begun) {
+        threads.emplace_back([&] { COHORT_EXPECT_THROW_WITH(rank.wait(one), CommError, "it was aborted"); });
+      }
+      std::this_thread::sleep_for(milliseconds(round % 4));
+      const core::Deadline waited(seconds(60));
+      for (int i = 0; i < 2; ++i) {
+        threads.emplace_back([&] { rank.engine().cancel("it was aborted"); });
+      }
+      for (std::thread& thread : threads) thread.join();
+      EXPECT_LT(waited.elapsed(), seconds(1));
+    });
+  }
+}
+
 TEST(ShmFaultTest, RanksThatDoNotComeAreNamedWhenTheGroupIsMade) {
   MapBoard board;
   COHORT_EXPECT_THROW_WITH(Rank(board, 0, 2, milliseconds(100)), RendezvousError, "rank 1 of 2 did not come");
@@ -220,6 +247,7 @@ class FolderBoard : public Board {
   }
   bool has(const std::string& key) override { return std::filesystem::exists(path_of(key)); }
   std::string get(const std::string& key) override { return test::read_file(path_of(key)); }
+  std::int64_t add(const std::string&, std::int64_t) override { throw std::logic_error("nobody counts"); }
 
  private:
   std::filesystem::path path_of(std::string key) const {

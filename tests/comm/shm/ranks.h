@@ -9,7 +9,7 @@
 
 #include "cohort/comm/shm/collectives.h"
 #include "cohort/comm/shm/engine.h"
-#include "tests/launch/map_board.h"
+#include "tests/support/map_board.h"
 
 /// Ranks of the backend shm as threads, without LibTorch: what is tested here runs under sanitizers.
 namespace cohort::comm::shm {

@@ -1,4 +1,4 @@
-// The loops of kernels.h. Compiled once for each set of instructions, COHORT_SHM_ISA, with its flags. So
+// The loops of kernels.h. Compiled once for each set of instructions, COHORT_KERNELS_ISA, with its flags. So
 // nothing here may be shared with other sources: an inline function of the standard library that was
 // compiled for AVX-512 could be the one that the linker keeps for all. Hence no standard header.
 #include <stddef.h>
@@ -7,9 +7,9 @@
 #include <immintrin.h>
 #endif
 
-#include "cohort/comm/shm/kernels.h"
+#include "cohort/comm/kernels/kernels.h"
 
-namespace cohort::comm::shm::COHORT_SHM_ISA {
+namespace cohort::comm::COHORT_KERNELS_ISA {
 namespace {
 
 #define COHORT_LOOP _Pragma("GCC ivdep")  // arrays are the same, or do not touch
@@ -99,6 +99,29 @@ struct Wrapping<8> {
 template <typename T>
 constexpr bool kIsWhole = static_cast<T>(0.5F) == static_cast<T>(0);
 
+template <typename T>
+struct Complex {
+  T real;
+  T imag;
+};
+template <typename T>
+constexpr bool kIsWhole<Complex<T>> = false;
+// GCC 12 multiplies, adds and subtracts in alternating lanes in one step, -ffp-contract=off or not, but not past
+// this barrier.
+template <typename T>
+T round_product(T product) {
+#if __has_builtin(__builtin_assoc_barrier)
+  return __builtin_assoc_barrier(product);
+#else
+  return product;
+#endif
+}
+template <typename T>
+Complex<T> operator*(Complex<T> a, Complex<T> b) {
+  return {round_product(a.real * b.real) - round_product(a.imag * b.imag),
+          round_product(a.real * b.imag) + round_product(a.imag * b.real)};
+}
+
 struct Sum {
   template <typename T>
   static T apply(T a, T b) {
@@ -168,6 +191,22 @@ struct Native {
   using Summed = T;
   static constexpr bool kConverts = false;
   static void load(T* to, const T* from, size_t n) { copy(to, from, n * sizeof(T)); }
+};
+
+// Whole numbers that are averaged: their sum needs more bits than they have.
+template <typename T>
+struct Widened {
+  using Stored = T;
+  using Summed = int64_t;
+  static constexpr bool kConverts = true;
+  static void load(int64_t* to, const T* from, size_t n) {
+    COHORT_LOOP
+    for (size_t i = 0; i < n; ++i) to[i] = from[i];
+  }
+  static void store(T* to, const int64_t* from, size_t n) {
+    COHORT_LOOP
+    for (size_t i = 0; i < n; ++i) to[i] = static_cast<T>(from[i]);
+  }
 };
 
 struct BFloat16 {
@@ -244,7 +283,7 @@ void sum_block(typename Format::Summed* sum, const void* const* from, int num_fr
   const auto at = [&](int i) { return static_cast<const Stored*>(from[i]) + start; };
   if constexpr (Format::kConverts) {
     Format::load(sum, at(0), n);
-    alignas(64) float next[kBlock];
+    alignas(64) typename Format::Summed next[kBlock];
     for (int i = 1; i < num_from; ++i) {
       Format::load(next, at(i), n);
       combine<Op>(sum, sum, next, n);
@@ -296,13 +335,18 @@ void reduce(void* const* to, int num_to, const void* const* from, int num_from, 
   if (stream) fence();
 }
 
-#define COHORT_ORDERED(Format)                                                                         \
-  &reduce<Format, Sum>, &reduce<Format, Average>, &reduce<Format, Product>, &reduce<Format, Min>,      \
+#define COHORT_ORDERED(Format, Averaged)                                                               \
+  &reduce<Format, Sum>, &reduce<Averaged, Average>, &reduce<Format, Product>, &reduce<Format, Min>,    \
       &reduce<Format, Max>
 #define COHORT_FLOATS(Format) \
-  { COHORT_ORDERED(Format), nullptr, nullptr, nullptr }
-#define COHORT_WHOLE(T) \
-  { COHORT_ORDERED(Native<T>), &reduce<Native<T>, And>, &reduce<Native<T>, Or>, &reduce<Native<T>, Xor> }
+  { COHORT_ORDERED(Format, Format), nullptr, nullptr, nullptr }
+#define COHORT_WHOLE(T, Averaged)                                                                      \
+  {                                                                                                    \
+    COHORT_ORDERED(Native<T>, Averaged<T>), &reduce<Native<T>, And>, &reduce<Native<T>, Or>,           \
+        &reduce<Native<T>, Xor>                                                                        \
+  }
+#define COHORT_COMPLEX(T) \
+  { nullptr, nullptr, &reduce<Native<Complex<T>>, Product>, nullptr, nullptr, nullptr, nullptr, nullptr }
 
 }  // namespace
 
@@ -311,16 +355,18 @@ void reduce(void* const* to, int num_to, const void* const* from, int num_from, 
 
 extern const Kernels table;
 const Kernels table = {
-    COHORT_TEXT(COHORT_SHM_ISA),
+    COHORT_TEXT(COHORT_KERNELS_ISA),
     {COHORT_FLOATS(Native<float>), COHORT_FLOATS(Native<double>), COHORT_FLOATS(Half),
-     COHORT_FLOATS(BFloat16), COHORT_WHOLE(int8_t), COHORT_WHOLE(uint8_t), COHORT_WHOLE(int16_t),
-     COHORT_WHOLE(uint16_t), COHORT_WHOLE(int32_t), COHORT_WHOLE(uint32_t), COHORT_WHOLE(int64_t),
-     COHORT_WHOLE(uint64_t),
+     COHORT_FLOATS(BFloat16), COHORT_WHOLE(int8_t, Widened), COHORT_WHOLE(uint8_t, Widened),
+     COHORT_WHOLE(int16_t, Widened), COHORT_WHOLE(uint16_t, Widened), COHORT_WHOLE(int32_t, Widened),
+     COHORT_WHOLE(uint32_t, Widened), COHORT_WHOLE(int64_t, Native), COHORT_WHOLE(uint64_t, Native),
      // Truth values: a sum and a maximum are true where one is, a product and a minimum where all are.
      {&reduce<Native<uint8_t>, Or>, nullptr, &reduce<Native<uint8_t>, And>, &reduce<Native<uint8_t>, And>,
       &reduce<Native<uint8_t>, Or>, &reduce<Native<uint8_t>, And>, &reduce<Native<uint8_t>, Or>,
       &reduce<Native<uint8_t>, Xor>},
+     COHORT_COMPLEX(float),
+     COHORT_COMPLEX(double),
      {}},
     &copy};
 
-}  // namespace cohort::comm::shm::COHORT_SHM_ISA
+}  // namespace cohort::comm::COHORT_KERNELS_ISA

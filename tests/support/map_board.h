@@ -7,12 +7,12 @@
 #include <stdexcept>
 #include <string>
 
-#include "cohort/launch/peers.h"
+#include "cohort/core/board.h"
 
 namespace cohort::test {
 
 /// The store of a job in one process, with faults.
-class MapBoard : public launch::Board {
+class MapBoard : public core::Board {
  public:
   void set(const std::string& key, const std::string& value) override {
     const auto lock = enter();

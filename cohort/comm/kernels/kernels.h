@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-/// Loops over memory, in the widest form that this processor has.
-namespace cohort::comm::shm {
+/// Loops over memory, in the widest form that this processor has: what backends of our own sum and copy with.
+namespace cohort::comm {
 
 enum class Dtype : std::uint8_t {
   kFloat,
@@ -20,7 +20,9 @@ enum class Dtype : std::uint8_t {
   kInt64,
   kUint64,
   kBool,
-  kBytes,  ///< only moved
+  kComplexFloat,   ///< only multiplied; sums and averages are those of twice as many floats
+  kComplexDouble,  ///< as well
+  kBytes,          ///< only moved
 };
 constexpr int kDtypes = static_cast<int>(Dtype::kBytes) + 1;
 
@@ -30,6 +32,12 @@ constexpr int kOps = static_cast<int>(Op::kNone);
 const char* name_of(Dtype dtype);
 const char* name_of(Op op);
 std::size_t size_of(Dtype dtype);
+
+/// A part of memory; what is read only is never written.
+struct Span {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
 
 /// Writes the reduction of from[0], from[1], ... in this order, to each of to[0] to to[num_to - 1]; these
 /// may be among `from`. `stream`: past the cache.
@@ -44,10 +52,15 @@ struct Kernels {
   Copy copy;
 };
 
-/// The best for this processor; COHORT_SHM_KERNELS names another. Throws: ConfigError when it has not that.
+/// The best for this processor; COHORT_KERNELS names another. Throws: ConfigError when it has not that.
 const Kernels& kernels();
+
+/// Whether the operation means something for the type.
+bool can_reduce(Dtype dtype, Op op);
+/// Of kernels(). Throws: UsageError when it means nothing.
+Reduce reducer(Dtype dtype, Op op);
 
 /// All that this processor can run, the best first, null at the end.
 const Kernels* const* all_kernels();
 
-}  // namespace cohort::comm::shm
+}  // namespace cohort::comm

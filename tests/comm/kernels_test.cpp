@@ -1,4 +1,4 @@
-#include "cohort/comm/shm/kernels.h"
+#include "cohort/comm/kernels/kernels.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,10 @@
 #include <random>
 #include <vector>
 
-namespace cohort::comm::shm {
+#include "cohort/core/error.h"
+#include "tests/support/throws.h"
+
+namespace cohort::comm {
 namespace {
 
 template <typename T>
@@ -27,6 +30,9 @@ T expected(Op op, T a, T b, T c) {
     case Op::kSum:
       return static_cast<T>(static_cast<T>(a + b) + c);
     case Op::kAvg:
+      if constexpr (std::is_integral_v<T> && sizeof(T) < sizeof(std::int64_t)) {
+        return static_cast<T>((std::int64_t{a} + b + c) / 3);
+      }
       return static_cast<T>(static_cast<T>(static_cast<T>(a + b) + c) / static_cast<T>(3));
     case Op::kProduct:
       return static_cast<T>(static_cast<T>(a * b) * c);
@@ -92,6 +98,75 @@ TEST(KernelsTest, EverySetOfInstructionsReducesEveryTypeAlike) {
     expect_reduces<std::uint64_t>(**one, Dtype::kUint64);
   }
   EXPECT_GE(sets, 1);
+}
+
+template <typename T>
+void expect_average(const Kernels& kernels, Dtype dtype, std::vector<T> parts, T expected) {
+  std::vector<std::vector<T>> lists;
+  std::vector<const void*> from;
+  for (const T part : parts) lists.emplace_back(40, part);
+  for (const auto& list : lists) from.push_back(list.data());
+  std::vector<T> out(40);
+  void* to[] = {out.data()};
+  kernels.reduce[static_cast<int>(dtype)][static_cast<int>(Op::kAvg)](
+      to, 1, from.data(), static_cast<int>(from.size()), out.size(), false);
+  EXPECT_EQ(out, std::vector<T>(40, expected)) << kernels.name << " " << name_of(dtype);
+}
+
+TEST(KernelsTest, AveragesOfWholeNumbersAreSummedIn64BitsAndRoundedTowardsZero) {
+  for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
+    expect_average<std::int8_t>(**one, Dtype::kInt8, {127, 127, 126}, 126);
+    expect_average<std::int8_t>(**one, Dtype::kInt8, {-128, -128, -127}, -127);
+    expect_average<std::uint8_t>(**one, Dtype::kUint8, std::vector<std::uint8_t>(300, 255), 255);
+    expect_average<std::int16_t>(**one, Dtype::kInt16, {32767, 32767}, 32767);
+    expect_average<std::uint16_t>(**one, Dtype::kUint16, {65535, 65534}, 65534);
+    expect_average<std::int32_t>(**one, Dtype::kInt32, {2147483647, 2147483647, 2147483646}, 2147483646);
+    expect_average<std::int32_t>(**one, Dtype::kInt32, {-2147483647 - 1, -2147483647}, -2147483647);
+    expect_average<std::uint32_t>(**one, Dtype::kUint32, {4294967295U, 4294967295U, 1}, 2863311530U);
+    expect_average<std::int64_t>(**one, Dtype::kInt64, {-3, 0}, -1);
+    expect_average<std::uint64_t>(**one, Dtype::kUint64, {1ULL << 63, 1}, 1ULL << 62);
+  }
+}
+
+TEST(KernelsTest, ComplexNumbersAreMultipliedWithTheSameBitsByEverySetOfInstructions) {
+  constexpr std::size_t kNumbers = 1003;
+  std::vector<float> a(2 * kNumbers), b(2 * kNumbers), want(2 * kNumbers);
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    a[i] = std::sin(static_cast<float>(i));
+    b[i] = std::cos(3 * static_cast<float>(i));
+  }
+  for (std::size_t i = 0; i < a.size(); i += 2) {
+    // Each product is rounded by itself.
+    const volatile float rr = a[i] * b[i], ii = a[i + 1] * b[i + 1], ri = a[i] * b[i + 1],
+                         ir = a[i + 1] * b[i];
+    want[i] = rr - ii;
+    want[i + 1] = ri + ir;
+  }
+  const std::vector<double> turn = {0, 1};
+  for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
+    const auto product = [&](Dtype dtype) {
+      return (*one)->reduce[static_cast<int>(dtype)][static_cast<int>(Op::kProduct)];
+    };
+    std::vector<float> out(a.size());
+    const void* from[] = {a.data(), b.data()};
+    void* to[] = {out.data()};
+    product(Dtype::kComplexFloat)(to, 1, from, 2, kNumbers, false);
+    EXPECT_EQ(out, want) << (*one)->name;
+    std::vector<double> result(2);
+    const void* turns[] = {turn.data(), turn.data(), turn.data()};
+    void* turned[] = {result.data()};
+    product(Dtype::kComplexDouble)(turned, 1, turns, 3, 1, false);
+    EXPECT_EQ(result, (std::vector<double>{0, -1})) << (*one)->name;
+    EXPECT_EQ((*one)->reduce[static_cast<int>(Dtype::kComplexFloat)][static_cast<int>(Op::kMax)], nullptr);
+  }
+}
+
+TEST(KernelsTest, WhatMeansNothingIsRefusedByName) {
+  EXPECT_TRUE(can_reduce(Dtype::kFloat, Op::kMax));
+  EXPECT_EQ(reducer(Dtype::kFloat, Op::kMax),
+            kernels().reduce[static_cast<int>(Dtype::kFloat)][static_cast<int>(Op::kMax)]);
+  EXPECT_FALSE(can_reduce(Dtype::kBytes, Op::kSum));
+  COHORT_EXPECT_THROW_WITH(reducer(Dtype::kBool, Op::kAvg), UsageError, "AVG of bool means nothing");
 }
 
 float from_half(std::uint16_t half) {
@@ -201,4 +276,4 @@ TEST(KernelsTest, WhatIsNotANumberStaysInMinimumAndMaximum) {
 }
 
 }  // namespace
-}  // namespace cohort::comm::shm
+}  // namespace cohort::comm

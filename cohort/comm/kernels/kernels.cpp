@@ -1,4 +1,4 @@
-#include "cohort/comm/shm/kernels.h"
+#include "cohort/comm/kernels/kernels.h"
 
 #include <array>
 #include <string>
@@ -6,12 +6,12 @@
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
 
-namespace cohort::comm::shm {
+namespace cohort::comm {
 
 namespace portable {
 extern const Kernels table;
 }
-#if COHORT_SHM_X86
+#if COHORT_KERNELS_X86
 namespace avx2 {
 extern const Kernels table;
 }
@@ -21,9 +21,9 @@ extern const Kernels table;
 #endif
 
 const char* name_of(Dtype dtype) {
-  constexpr std::array<const char*, kDtypes> names = {"float", "double", "half",   "bfloat16", "int8",
-                                                      "uint8", "int16",  "uint16", "int32",    "uint32",
-                                                      "int64", "uint64", "bool",   "bytes"};
+  constexpr std::array<const char*, kDtypes> names = {
+      "float", "double", "half",  "bfloat16", "int8", "uint8",         "int16",          "uint16",
+      "int32", "uint32", "int64", "uint64",   "bool", "complex float", "complex double", "bytes"};
   return names[static_cast<std::size_t>(dtype)];
 }
 
@@ -34,7 +34,7 @@ const char* name_of(Op op) {
 }
 
 std::size_t size_of(Dtype dtype) {
-  constexpr std::array<std::size_t, kDtypes> sizes = {4, 8, 2, 2, 1, 1, 2, 2, 4, 4, 8, 8, 1, 1};
+  constexpr std::array<std::size_t, kDtypes> sizes = {4, 8, 2, 2, 1, 1, 2, 2, 4, 4, 8, 8, 1, 8, 16, 1};
   return sizes[static_cast<std::size_t>(dtype)];
 }
 
@@ -42,7 +42,7 @@ const Kernels* const* all_kernels() {
   static const std::array<const Kernels*, 4> all = [] {
     std::array<const Kernels*, 4> list{};
     std::size_t count = 0;
-#if COHORT_SHM_X86
+#if COHORT_KERNELS_X86
     __builtin_cpu_init();
     const bool has_avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
     if (has_avx2 && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
@@ -59,16 +59,27 @@ const Kernels* const* all_kernels() {
 
 const Kernels& kernels() {
   static const Kernels& chosen = []() -> const Kernels& {
-    const auto wanted = core::env_string("COHORT_SHM_KERNELS");
+    const auto wanted = core::env_string("COHORT_KERNELS");
     std::string names;
     for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
       if (!wanted || *wanted == (*one)->name) return **one;
       names += core::concat(names.empty() ? "" : ", ", (*one)->name);
     }
-    throw ConfigError("comm.shm", core::concat("COHORT_SHM_KERNELS is '", *wanted,
-                                               "', expected one that this processor has: ", names));
+    throw ConfigError("comm.kernels", core::concat("COHORT_KERNELS is '", *wanted,
+                                                   "', expected one that this processor has: ", names));
   }();
   return chosen;
 }
 
-}  // namespace cohort::comm::shm
+bool can_reduce(Dtype dtype, Op op) {
+  return kernels().reduce[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)] != nullptr;
+}
+
+Reduce reducer(Dtype dtype, Op op) {
+  if (!can_reduce(dtype, op)) {
+    throw UsageError("comm.kernels", core::concat(name_of(op), " of ", name_of(dtype), " means nothing"));
+  }
+  return kernels().reduce[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
+}
+
+}  // namespace cohort::comm
