@@ -1,5 +1,10 @@
 #include "cohort/parallel/distributed.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+
 #include "cohort/core/error.h"
 #include "cohort/parallel/replicate.h"
 
@@ -11,7 +16,7 @@ std::shared_ptr<torch::nn::Module> made_alike(std::shared_ptr<torch::nn::Module>
                                               const comm::Group& group, const DistributedOptions& options) {
   if (!group) throw UsageError("parallel.DistributedDataParallel", "this process is not in the group");
   if (options.init_sync && group.size() > 1)
-    broadcast_module(group, *module, {options.ignored, options.timeout});
+    broadcast_module(group, *module, {.ignored = options.ignored, .timeout = options.timeout});
   return module;
 }
 
@@ -24,22 +29,86 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, comm::Group 
       reducer_(std::move(group), parameters_to_reduce(*module_, options.ignored), options) {}
 
 void Distributed::before_forward() {
-  if (reducer_.group().size() == 1 || !module_->is_training() || !at::GradMode::is_enabled() ||
-      reducer_.is_silent()) {
-    return;
+  const bool trains = module_->is_training() && at::GradMode::is_enabled() && !reducer_.is_silent();
+  if (reducer_.group().size() == 1 || !trains) return;
+  if (joining_) {
+    const std::vector<bool> going_on = who_goes_on(true);
+    const auto first = std::ranges::find(going_on, true);
+    buffers_from_ = static_cast<int>(first - going_on.begin());
+    ++joined_steps_;
+    const auto ended = std::ranges::find(going_on, false);
+    if (joining_->throw_on_early_termination && ended != going_on.end()) {
+      throw UsageError("parallel.join", core::concat("rank ", ended - going_on.begin(), " of ",
+                                                     going_on.size(), " has no more samples"));
+    }
   }
   reducer_.regroup();
-  if (options_.broadcast_buffers)
-    broadcast_buffers(reducer_.group(), *module_, {options_.ignored, options_.timeout});
+  share_buffers();
+}
+
+void Distributed::share_buffers() {
+  if (!options_.broadcast_buffers) return;
+  broadcast_buffers(reducer_.group(), *module_,
+                    {.ignored = options_.ignored, .root = buffers_from_, .timeout = options_.timeout});
 }
 
 void Distributed::after_forward(std::span<const at::Tensor> outputs) {
   if (!at::GradMode::is_enabled() || reducer_.is_silent()) return;
-  if (weight_) {
-    reducer_.prepare(Contribution{.weight = *weight_}, outputs);
+  // While ranks may have ended each says what it brings; otherwise only where they weigh differently.
+  if (weight_ || joining_) {
+    reducer_.prepare(Contribution{.weight = weight_.value_or(1)}, outputs);
   } else {
     reducer_.prepare(outputs);
   }
+}
+
+std::vector<bool> Distributed::who_goes_on(bool mine) const {
+  const comm::Group& group = reducer_.group();
+  at::Tensor all = at::empty({group.size()}, at::kInt);
+  group.all_gather(all, at::full({1}, mine ? 1 : 0, at::kInt), {options_.timeout}).wait();
+  std::vector<bool> flags;
+  for (int r = 0; r < group.size(); ++r) flags.push_back(all.const_data_ptr<int>()[r] != 0);
+  return flags;
+}
+
+void Distributed::join(const std::function<void()>& loop, const JoinOptions& options) {
+  joining_ = options;
+  joined_steps_ = 0;
+  try {
+    loop();
+    if (reducer_.group().size() > 1) shadow();
+  } catch (...) {
+    joining_.reset();
+    throw;
+  }
+  joining_.reset();
+}
+
+// What the other ranks do in a step, without samples; then the state of who went on longest.
+void Distributed::shadow() {
+  const comm::Group& group = reducer_.group();
+  for (;;) {
+    const std::vector<bool> going_on = who_goes_on(false);
+    const auto first = std::ranges::find(going_on, true);
+    if (first == going_on.end()) break;
+    if (joining_->throw_on_early_termination) {
+      throw UsageError("parallel.join", core::concat("rank ", group.rank(), " of ", group.size(),
+                                                     " has no more samples, and others have"));
+    }
+    buffers_from_ = static_cast<int>(first - going_on.begin());
+    reducer_.regroup();
+    share_buffers();
+    const bool counts = joining_->divide_by_initial_world_size && !weight_;
+    // Without gradients: what is left of the last step is not to be averaged again.
+    for (at::Tensor& parameter : module_->parameters()) parameter.mutable_grad() = at::Tensor();
+    reducer_.prepare(Contribution{.weight = counts ? 1.0 : 0.0});
+    reducer_.finish();
+  }
+  buffers_from_ = 0;
+  at::Tensor steps = at::empty({group.size()}, at::kLong);
+  group.all_gather(steps, at::full({1}, joined_steps_, at::kLong), {options_.timeout}).wait();
+  const int root = static_cast<int>(steps.argmax().item<std::int64_t>());
+  broadcast_module(group, *module_, {.ignored = options_.ignored, .root = root, .timeout = options_.timeout});
 }
 
 }  // namespace cohort::parallel

@@ -3,7 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -25,6 +27,14 @@ struct DistributedOptions : ReducerOptions {
   std::vector<std::string> ignored = {};
 };
 
+struct JoinOptions {
+  /// Gradients are divided by all ranks, also by those that have no more samples; off: by those that have.
+  /// Where ranks weigh by their samples it has no effect.
+  bool divide_by_initial_world_size = true;
+  /// Throws on all ranks as soon as one of them has ended.
+  bool throw_on_early_termination = false;
+};
+
 /// What DistributedDataParallel does that needs no type of the module.
 class Distributed {
  public:
@@ -39,12 +49,22 @@ class Distributed {
   /// Collective: on every rank or none.
   void set_weight(std::optional<double> samples) { weight_ = samples; }
 
+  /// DistributedDataParallel::join().
+  void join(const std::function<void()>& loop, const JoinOptions& options);
+
   Reducer& reducer() { return reducer_; }
 
  private:
+  std::vector<bool> who_goes_on(bool mine) const;
+  void share_buffers();
+  void shadow();
+
   std::shared_ptr<torch::nn::Module> module_;
   DistributedOptions options_;
   std::optional<double> weight_;
+  std::optional<JoinOptions> joining_;
+  int buffers_from_ = 0;
+  std::int64_t joined_steps_ = 0;
   Reducer reducer_;
 };
 
@@ -89,6 +109,14 @@ class DistributedDataParallel {
   void step_without_samples() {
     distributed_->reducer().prepare(Contribution{.weight = 0});
     distributed_->reducer().finish();
+  }
+
+  /// Runs a training loop that may have other numbers of steps on the ranks: a rank that has ended takes part
+  /// in the others' steps, without samples, until all have; then all have the parameters and buffers of the
+  /// rank that went on longest. Each forward in training in `loop` is followed by a backward. Collective.
+  /// Throws: what `loop` throws; UsageError on every rank where JoinOptions ask for it.
+  void join(const std::function<void()>& loop, const JoinOptions& options = {}) {
+    distributed_->join(loop, options);
   }
 
   /// The module itself: its parameters have their own names.

@@ -14,6 +14,7 @@
 #include "cohort/comm/text.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
+#include "cohort/parallel/sparse_reduce.h"
 
 namespace cohort::parallel {
 namespace {
@@ -54,12 +55,6 @@ BucketList in_order(BucketList lists, const std::vector<std::size_t>& order) {
   return lists;
 }
 
-std::vector<std::size_t> first_to_last(std::size_t count) {
-  std::vector<std::size_t> order(count);
-  for (std::size_t i = 0; i < count; ++i) order[i] = i;
-  return order;
-}
-
 }  // namespace
 
 GradientBuckets::GradientBuckets(comm::Group group, std::vector<NamedParameter> parameters,
@@ -76,14 +71,23 @@ GradientBuckets::GradientBuckets(comm::Group group, std::vector<NamedParameter> 
     Gradient& gradient = gradients.emplace_back();
     gradient.name = std::move(parameters[i].name);
     gradient.parameter = std::move(parameters[i].tensor);
+    gradient.is_sparse = parameters[i].is_sparse;
   }
   if (travel()) comm::require_same(group_, "the list of parameters", layout_of(gradients));
-  make_buckets(options_.buckets.empty() ? by_size(first_to_last(gradients.size())) : own_buckets());
+  make_buckets(options_.buckets.empty() ? by_size(dense_ones()) : own_buckets());
+}
+
+std::vector<std::size_t> GradientBuckets::dense_ones() const {
+  std::vector<std::size_t> list;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].is_sparse) list.push_back(i);
+  }
+  return list;
 }
 
 BucketList GradientBuckets::own_buckets() const {
   std::unordered_map<std::string, std::size_t> by_name;
-  for (std::size_t i = 0; i < gradients.size(); ++i) by_name[gradients[i].name] = i;
+  for (const std::size_t i : dense_ones()) by_name[gradients[i].name] = i;
   BucketList lists;
   for (const auto& names : options_.buckets) {
     std::vector<std::size_t>& list = lists.emplace_back();
@@ -161,7 +165,8 @@ std::vector<BucketItem> GradientBuckets::items_in(const std::vector<std::size_t>
 
 // Every rank must have the same buckets, and what was measured differs.
 BucketList GradientBuckets::of_rank_0(const BucketList& lists) const {
-  at::Tensor numbers = at::zeros({static_cast<std::int64_t>(gradients.size())}, at::kLong);
+  const std::size_t count = dense_ones().size();
+  at::Tensor numbers = at::zeros({static_cast<std::int64_t>(count)}, at::kLong);
   at::Tensor bucket_of = numbers.clone();
   std::int64_t* const place = numbers.mutable_data_ptr<std::int64_t>();
   std::int64_t* const owner = bucket_of.mutable_data_ptr<std::int64_t>();
@@ -175,7 +180,7 @@ BucketList GradientBuckets::of_rank_0(const BucketList& lists) const {
   group_.broadcast(numbers, 0, {options_.timeout}).wait();
   group_.broadcast(bucket_of, 0, {options_.timeout}).wait();
   BucketList agreed;
-  for (at = 0; at < gradients.size(); ++at) {
+  for (at = 0; at < count; ++at) {
     agreed.resize(static_cast<std::size_t>(owner[at]) + 1);
     agreed.back().push_back(static_cast<std::size_t>(place[at]));
   }
@@ -188,6 +193,7 @@ BucketList GradientBuckets::by_size(const std::vector<std::size_t>& order) const
 }
 
 void GradientBuckets::note_arrival(std::size_t index, double seconds) {
+  if (gradients[index].is_sparse) return;
   if (backwards_ == 0) arrivals_.push_back(index);
   if (grouped_ == Grouped::kByArrival && measured_ < kMeasuredSteps) gradients[index].ready += seconds;
 }
@@ -203,7 +209,7 @@ void GradientBuckets::regroup() {
     std::vector<std::size_t> order = arrivals_;
     std::vector<bool> came(gradients.size(), false);
     for (const std::size_t i : arrivals_) came[i] = true;
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
+    for (const std::size_t i : dense_ones()) {
       if (!came[i]) order.push_back(i);
     }
     make_buckets(of_rank_0(by_size(order)));
@@ -236,7 +242,7 @@ LinkCost GradientBuckets::measure_link() const {
 
 BucketList GradientBuckets::plan() const {
   const LinkCost link = measure_link();
-  std::vector<std::size_t> order = first_to_last(gradients.size());
+  std::vector<std::size_t> order = dense_ones();
   std::ranges::stable_sort(order, {}, [&](std::size_t i) { return gradients[i].ready; });
   std::vector<BucketItem> items = items_in(order);
   for (BucketItem& item : items) item.ready /= kMeasuredSteps;
@@ -263,7 +269,7 @@ void GradientBuckets::put(Gradient& gradient, double scale) const {
                      core::concat("the gradient of ", gradient.name, " is ",
                                   mine.layout() != at::kStrided ? "sparse" : mine.dtype().name(),
                                   ", expected a dense one of ", gradient.parameter.dtype().name()),
-                     "EmbeddingOptions().sparse(false)");
+                     "NamedParameter::is_sparse");
   }
   const at::NoGradGuard no_grad;
   if (!mine.defined() || scale == 0) {
@@ -312,6 +318,18 @@ void GradientBuckets::wait_for_all() {
   }
 }
 
+void GradientBuckets::reduce_sparse_ones(double scale) {
+  for (Gradient& gradient : gradients) {
+    if (!gradient.is_sparse) continue;
+    at::Tensor& mine = gradient.parameter.mutable_grad();
+    if (mine.defined() && !mine.is_sparse()) {
+      throw UsageError("parallel.reduce",
+                       core::concat("the gradient of ", gradient.name, " is dense, expected a sparse one"));
+    }
+    mine = reduce_sparse(group_, mine, gradient.parameter, scale, options_.timeout);
+  }
+}
+
 void GradientBuckets::give_out(const at::Tensor& used, ReduceReport& report) {
   double squares = 0;
   for (const Bucket& bucket : buckets) {
@@ -322,7 +340,7 @@ void GradientBuckets::give_out(const at::Tensor& used, ReduceReport& report) {
   }
   if (options_.norm) report.norm = std::sqrt(squares);
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    if (used.defined() && used.const_data_ptr<int>()[i] == 0) continue;
+    if (gradients[i].is_sparse || (used.defined() && used.const_data_ptr<int>()[i] == 0)) continue;
     at::Tensor& mine = gradients[i].parameter.mutable_grad();
     if (options_.gradient_as_bucket_view) {
       mine = gradients[i].view;

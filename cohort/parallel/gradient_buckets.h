@@ -20,6 +20,7 @@ namespace cohort::parallel {
 struct Gradient {
   std::string name;
   at::Tensor parameter;
+  bool is_sparse = false;  ///< in no bucket
   std::size_t bucket = 0;
   at::Tensor view;   ///< of the bucket, shaped and strided as the parameter; none with one rank
   int expected = 1;  ///< times it comes in a backward: more, or none, where the graph is static
@@ -45,6 +46,8 @@ class GradientBuckets {
   std::vector<Bucket> buckets;      ///< in the order of reduction
 
   bool travel() const { return group_.size() > 1; }
+  /// Makes the sparse gradients their scaled sums over ranks.
+  void reduce_sparse_ones(double scale);
   /// Notes that a gradient came, `seconds` after prepare().
   void note_arrival(std::size_t index, double seconds);
   /// Notes that a backward was reduced.
@@ -64,6 +67,7 @@ class GradientBuckets {
   std::vector<std::vector<std::string>> names() const;
 
  private:
+  std::vector<std::size_t> dense_ones() const;
   BucketList own_buckets() const;
   void make_buckets(const BucketList& lists);
   std::vector<BucketItem> items_in(const std::vector<std::size_t>& order) const;

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <atomic>
 #include <cmath>
@@ -61,7 +62,7 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
 
   // Whether this backward tells what all others will do.
   bool is_counting() const { return options.static_graph && backwards == 0; }
-  bool is_all_ready() const { return next_bucket == buckets.buckets.size(); }
+  bool is_all_ready() const { return next_bucket == buckets.buckets.size() && missing_sparse == 0; }
   bool travels() const { return reduces && buckets.travel(); }
 
   const comm::Group group;
@@ -78,6 +79,7 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   bool has_begun = false;  // a gradient came
   bool is_end_queued = false;
   std::size_t next_bucket = 0;
+  std::size_t missing_sparse = 0;
   Clock::time_point begin;
   at::Tensor header;  // [weight | 1 where not finite] of each rank
   comm::Pending header_pending;
@@ -116,7 +118,7 @@ void Reducer::State::arm(const std::optional<Contribution>& mine, std::span<cons
   if (phase == Phase::kArmed && has_begun) throw_left_out();
   buckets.regroup();
   has_begun = is_end_queued = is_header_open = false;
-  next_bucket = 0;
+  next_bucket = missing_sparse = 0;
   reduces = true;
   scale = 1.0 / group.size();
   report = {};
@@ -127,6 +129,7 @@ void Reducer::State::arm(const std::optional<Contribution>& mine, std::span<cons
     gradient.is_used = false;
     if (is_counting()) gradient.expected = 0;
     gradient.missing = is_counting() ? 1 : gradient.expected;
+    if (gradient.is_sparse) ++missing_sparse;
   }
   begin = Clock::now();
   phase = Phase::kArmed;
@@ -269,10 +272,15 @@ void Reducer::State::take(std::size_t index) {
 void Reducer::State::mark_ready(std::size_t index) {
   settle();
   Gradient& gradient = buckets.gradients[index];
+  if (gradient.is_sparse) {
+    --missing_sparse;
+    return;
+  }
   if (travels()) buckets.put(gradient, scale);
-  --buckets.buckets[gradient.bucket].missing;
+  std::vector<GradientBuckets::Bucket>& list = buckets.buckets;
+  --list[gradient.bucket].missing;
   // In the order of their index on every rank, whatever the order of gradients.
-  for (; !is_all_ready() && buckets.buckets[next_bucket].missing == 0; ++next_bucket) {
+  for (; next_bucket < list.size() && list[next_bucket].missing == 0; ++next_bucket) {
     if (options.overlap && travels()) buckets.launch(next_bucket);
   }
 }
@@ -299,6 +307,7 @@ void Reducer::State::finalize() {
       used = used_here();
       used_pending = group.all_reduce(used, comm::ReduceOp::SUM, {options.timeout});
     }
+    buckets.reduce_sparse_ones(scale);
     buckets.wait_for_all();
     used_pending.wait();
     buckets.give_out(used, report);
@@ -340,15 +349,36 @@ void Reducer::State::throw_left_out() const {
 
 // ------------------------------------------------------------------------------------------------ public
 
+namespace {
+
+std::unordered_set<const at::TensorImpl*> sparse_weights(const torch::nn::Module& module) {
+  std::unordered_set<const at::TensorImpl*> weights;
+  const auto look = [&](const torch::nn::Module& part) {
+    const auto* const embedding = part.as<torch::nn::EmbeddingImpl>();
+    const auto* const bag = part.as<torch::nn::EmbeddingBagImpl>();
+    if (embedding != nullptr && embedding->options.sparse()) {
+      weights.insert(embedding->weight.unsafeGetTensorImpl());
+    }
+    if (bag != nullptr && bag->options.sparse()) weights.insert(bag->weight.unsafeGetTensorImpl());
+  };
+  look(module);
+  for (const auto& part : module.modules(/*include_self=*/false)) look(*part);
+  return weights;
+}
+
+}  // namespace
+
 std::vector<NamedParameter> parameters_to_reduce(const torch::nn::Module& module,
                                                  const std::vector<std::string>& ignored) {
   std::vector<NamedParameter> list;
   std::unordered_set<const at::TensorImpl*> seen;
   std::unordered_set<std::string> left(ignored.begin(), ignored.end());
+  const std::unordered_set<const at::TensorImpl*> sparse = sparse_weights(module);
   for (const auto& entry : module.named_parameters()) {
+    const at::TensorImpl* const tensor = entry.value().unsafeGetTensorImpl();
     const bool is_ignored = left.erase(entry.key()) > 0;
-    if (!entry.value().requires_grad() || !seen.insert(entry.value().unsafeGetTensorImpl()).second) continue;
-    if (!is_ignored) list.push_back({entry.key(), entry.value()});
+    if (!entry.value().requires_grad() || !seen.insert(tensor).second) continue;
+    if (!is_ignored) list.push_back({entry.key(), entry.value(), sparse.contains(tensor)});
   }
   for (const auto& entry : module.named_buffers()) left.erase(entry.key());
   if (!left.empty()) {

@@ -42,7 +42,7 @@ void append(std::vector<at::Tensor>& tensors, const Entries& entries, const Repl
 
 // Small tensors of one type and device travel as one.
 void send_from_root(const comm::Group& group, const std::vector<at::Tensor>& tensors,
-                    std::chrono::milliseconds timeout) {
+                    const ReplicateOptions& options) {
   constexpr std::size_t kSmall = 64 << 10;
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> wholes;
@@ -71,15 +71,16 @@ void send_from_root(const comm::Group& group, const std::vector<at::Tensor>& ten
     }
   };
   std::vector<comm::Pending> pending;
-  for (at::Tensor& tensor : wholes) pending.push_back(group.broadcast(tensor, 0, {timeout}));
+  for (at::Tensor& tensor : wholes)
+    pending.push_back(group.broadcast(tensor, options.root, {options.timeout}));
   for (auto& entry : joined) {
-    if (group.rank() == 0) {
+    if (group.rank() == options.root) {
       each_piece(entry, [](const at::Tensor& tensor, at::Tensor& piece) { piece.copy_(tensor); });
     }
-    pending.push_back(group.broadcast(entry.first, 0, {timeout}));
+    pending.push_back(group.broadcast(entry.first, options.root, {options.timeout}));
   }
   for (comm::Pending& each : pending) each.wait();
-  if (group.rank() == 0) return;
+  if (group.rank() == options.root) return;
   for (auto& entry : joined) {
     each_piece(entry, [](at::Tensor& tensor, const at::Tensor& piece) { tensor.copy_(piece); });
   }
@@ -93,14 +94,14 @@ void broadcast_module(const comm::Group& group, const torch::nn::Module& module,
   std::vector<at::Tensor> tensors;
   append(tensors, module.named_parameters(), options);
   append(tensors, module.named_buffers(), options);
-  send_from_root(group, tensors, options.timeout);
+  send_from_root(group, tensors, options);
 }
 
 void broadcast_buffers(const comm::Group& group, const torch::nn::Module& module,
                        const ReplicateOptions& options) {
   std::vector<at::Tensor> tensors;
   append(tensors, module.named_buffers(), options);
-  send_from_root(group, tensors, options.timeout);
+  send_from_root(group, tensors, options);
 }
 
 }  // namespace cohort::parallel

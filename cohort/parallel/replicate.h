@@ -14,11 +14,12 @@ namespace cohort::parallel {
 struct ReplicateOptions {
   /// Parameters and buffers, by name, that stay each rank's own.
   std::vector<std::string> ignored = {};
+  int root = 0;
   /// Of each collective; 0 is the group's.
   std::chrono::milliseconds timeout{0};
 };
 
-/// Gives parameters and buffers the values of rank 0's. Collective.
+/// Gives parameters and buffers the values of the root's. Collective.
 /// Throws: UsageError naming the first name, shape or type in which a rank differs from rank 0.
 void broadcast_module(const comm::Group& group, const torch::nn::Module& module,
                       const ReplicateOptions& options = {});

@@ -164,6 +164,15 @@ torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, 
   return model;
 }
 
+OptimConfig scale_lr(const Config& config, std::int64_t global_batch_size) {
+  OptimConfig optim = config.optim;
+  const double ratio = static_cast<double>(global_batch_size) /
+                       static_cast<double>(config.train.batch_size * config.train.accumulate);
+  if (optim.lr_scaling == "linear") optim.lr *= ratio;
+  if (optim.lr_scaling == "sqrt") optim.lr *= std::sqrt(ratio);
+  return optim;
+}
+
 std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model) {
   optim::OptimizerOptions options;
   options.name = config.name;

@@ -34,9 +34,15 @@ std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
 /// `train.memory_format`. `num_classes` is used where the configuration says 0.
 torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, at::Device device);
 
+/// `config.optim` with the learning rate that optim.lr_scaling makes of it, where a step has
+/// `global_batch_size` samples over all ranks.
+/// Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.1 (linear).
+OptimConfig scale_lr(const Config& config, std::int64_t global_batch_size);
+
 std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model);
 
-/// The schedule in steps: its length is the run's, train.epochs or train.max_steps, whichever ends first.
+/// The schedule in steps, for an optimizer that begins at `config.optim.lr`: its length is the run's,
+/// train.epochs or train.max_steps, whichever ends first.
 std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::int64_t steps_per_epoch);
 
 }  // namespace cohort::train

@@ -71,6 +71,7 @@ struct DataConfig {
 struct OptimConfig {
   std::string name = "sgd";  ///< sgd, adam, adamw
   double lr = 0.1;
+  std::string lr_scaling = "none";  ///< none, linear, sqrt
   double momentum = 0.9;
   bool nesterov = false;
   double weight_decay = 0.0;

@@ -27,6 +27,12 @@ std::vector<ConfigKey> optim_keys() {
        .help = "Learning rate; the schedule multiplies it.",
        .min = 0,
        .max = 1e6},
+      {.name = "optim.lr_scaling",
+       .target = [](Config& c) -> KeyTarget { return &c.optim.lr_scaling; },
+       .help =
+           "What optim.lr is multiplied by: none (1), linear (samples of a step, over all ranks, divided by "
+           "those of one rank's: Goyal et al. 2017), sqrt (the root of that).",
+       .choices = {"none", "linear", "sqrt"}},
       {.name = "optim.momentum",
        .target = [](Config& c) -> KeyTarget { return &c.optim.momentum; },
        .help = "Momentum.",

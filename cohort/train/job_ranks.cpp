@@ -47,15 +47,6 @@ parallel::ReducerOptions reducer_options(const DistributedConfig& config) {
 std::shared_ptr<Strategy> join_ranks(const Config& config) {
   const comm::Job job = comm::job_from_environment();
   const DistributedConfig& distributed = config.distributed;
-  const DistributedConfig plain{.strategy = distributed.strategy,
-                                .backend = distributed.backend,
-                                .nproc_per_node = distributed.nproc_per_node};
-  const bool is_ddp = distributed.strategy == "ddp" || (distributed.strategy == "auto" && job.world_size > 1);
-  if (!is_ddp && !(distributed == plain)) {
-    core::log_warning(core::concat(
-        "distributed.find_unused_parameters, bucket_cap_mb and comm_hook are ddp's; the strategy is ",
-        distributed.strategy, job.world_size == 1 ? " on one rank" : "", ": they have no effect"));
-  }
   const bool may_be_alone = distributed.strategy == "auto" || distributed.strategy == "single";
   if (job.world_size == 1 && may_be_alone) return make_strategy("single");
   if (job.launcher != comm::Launcher::kNone && distributed.nproc_per_node > 1 &&

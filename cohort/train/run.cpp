@@ -49,8 +49,15 @@ struct Parts {
     std::shared_ptr<optim::Optimizer> optimizer;
     std::shared_ptr<const optim::Schedule> schedule;
     if (training) {
-      optimizer = make_optimizer(config.optim, *model.ptr());
-      schedule = make_schedule(config, train_loader->batches_per_epoch());
+      Config scaled = config;
+      scaled.optim = scale_lr(config, train_loader->options().global_batch_size);
+      if (strategy.rank() == 0 && scaled.optim.lr != config.optim.lr) {
+        core::log_info(core::concat("learning rate ", scaled.optim.lr, ": ", config.optim.lr,
+                                    " for steps of ", train_loader->options().global_batch_size,
+                                    " samples (optim.lr_scaling ", config.optim.lr_scaling, ")"));
+      }
+      optimizer = make_optimizer(scaled.optim, *model.ptr());
+      schedule = make_schedule(scaled, train_loader->batches_per_epoch());
     }
     task.emplace(model, optimizer, schedule,
                  ClassificationOptions()

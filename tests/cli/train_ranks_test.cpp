@@ -106,12 +106,24 @@ TEST_F(TrainRanksTest, AProgramThatSpawnsItTrainsBitwiseTheSame) {
   expect_same_started_by("spawn", std::string("'") + COHORT_SPAWNED_PROGRAM + "'");
 }
 
+TEST_F(TrainRanksTest, TheLearningRateIsScaledByTheSamplesOfAStepWhereThatIsAsked) {
+  const Outcome outcome =
+      run(train_on(2, "linear", {"optim.lr_scaling=linear", "optim.lr=0.02", "train.epochs=1"}));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_TRUE(message_contains(outcome.err, "learning rate 0.04: 0.02 for steps of "));
+  EXPECT_EQ(run(train_on(2, "plain", {"optim.lr=0.04", "train.epochs=1"})).status, 0);
+  EXPECT_TRUE(model("plain") == model("linear"));
+  EXPECT_EQ(run(train_on(2, "sqrt", {"optim.lr_scaling=sqrt", "optim.lr=0.02", "train.epochs=1"})).status, 0);
+  EXPECT_FALSE(model("plain") == model("sqrt"));
+}
+
 TEST_F(TrainRanksTest, AveragedAfterBackwardOrWhileItRunsTheBitsAreTheSame) {
   const Outcome outcome =
       run(train_on(2, "average", {"distributed.strategy=average", "distributed.comm_hook=fp16"}));
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_TRUE(message_contains(outcome.err, "2 ranks (average), each device cpu"));
-  EXPECT_TRUE(message_contains(outcome.err, "the strategy is average: they have no effect"));
+  EXPECT_TRUE(
+      message_contains(outcome.err, "distributed.comm_hook has no effect with distributed.strategy average"));
   EXPECT_TRUE(model("average") == straight());
   EXPECT_EQ(run(train_on(2, "fp16", {"distributed.comm_hook=fp16"})).status, 0);
   EXPECT_FALSE(model("fp16") == straight()) << "nothing was rounded";

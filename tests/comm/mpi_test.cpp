@@ -171,6 +171,15 @@ TEST(MpiDirectChild, DISABLED_Run) {
     for (int from = 0; from < 3; ++from)
       EXPECT_TRUE(at::equal(lists[0][static_cast<std::size_t>(from)], of(from)));
 
+    std::vector<at::Tensor> two{of(rank), at::full({5}, rank, at::kInt)};
+    std::vector<std::vector<at::Tensor>> of_ranks;
+    for (int r = 0; r < 3; ++r) of_ranks.push_back({at::zeros({2, 3}), at::zeros({5}, at::kInt)});
+    c10d_group->allgather_coalesced(of_ranks, two)->wait();
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_TRUE(at::equal(of_ranks[static_cast<std::size_t>(r)][0], of(r)));
+      EXPECT_TRUE(of_ranks[static_cast<std::size_t>(r)][1].eq(r).all().item<bool>());
+    }
+
     std::vector<at::Tensor> to{of(10 * rank), of(10 * rank + 1), of(10 * rank + 2)}, from = zeros();
     c10d_group->alltoall(from, to)->wait();
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(from[static_cast<std::size_t>(i)], of(10 * i + rank)));

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <algorithm>
+
 #include "tests/parallel/nets.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
@@ -129,6 +131,82 @@ TEST(DistributedDataParallelTest, ARankWithoutSamplesStillMakesTheStep) {
       model.step_without_samples();
     }
     EXPECT_TRUE(at::allclose(model->layers[0]->weight.grad(), whole->layers[0]->weight.grad(), 1e-12, 0));
+  });
+}
+
+// What `steps` of each rank make of a model, computed in one process: gradients summed over the ranks that
+// still have samples, divided by all or by those.
+Stack joined_by_hand(const std::vector<int>& steps, bool divide_by_all) {
+  Stack net = make_stack();
+  for (int step = 0; step < *std::ranges::max_element(steps); ++step) {
+    net->zero_grad();
+    at::Tensor loss = at::zeros({}, at::kDouble);
+    int active = 0;
+    for (std::size_t rank = 0; rank < steps.size(); ++rank) {
+      if (step >= steps[rank]) continue;
+      ++active;
+      loss = loss + net->forward(wave(2) + static_cast<double>(rank) + step).square().mean();
+    }
+    (loss / (divide_by_all ? static_cast<double>(steps.size()) : active)).backward();
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : net->parameters()) parameter.sub_(parameter.grad(), 0.1);
+  }
+  return net;
+}
+
+TEST(DistributedDataParallelTest, RanksThatHaveEndedTakePartInTheOthersSteps) {
+  const std::vector<int> steps = {2, 5, 3};
+  for (const bool divide_by_all : {true, false}) {
+    const Stack expected = joined_by_hand(steps, divide_by_all);
+    test::run_ranks(3, divide_by_all ? "shm" : "gloo", [&](comm::Group& group) {
+      DistributedDataParallel<Stack> model(make_stack(), group);
+      const auto rank = static_cast<std::size_t>(group.rank());
+      model.join(
+          [&] {
+            for (int step = 0; step < steps[rank]; ++step) {
+              model->zero_grad();
+              model.forward(wave(2) + group.rank() + step).square().mean().backward();
+              const at::NoGradGuard no_grad;
+              for (at::Tensor& parameter : model->parameters()) parameter.sub_(parameter.grad(), 0.1);
+            }
+          },
+          {.divide_by_initial_world_size = divide_by_all});
+      const auto wanted = expected->named_parameters();
+      for (const auto& entry : model->named_parameters()) {
+        EXPECT_TRUE(at::allclose(entry.value(), wanted[entry.key()], 1e-12, 1e-14)) << entry.key();
+      }
+      model.forward(wave(2)).sum().backward();  // and goes on as before
+    });
+  }
+}
+
+TEST(DistributedDataParallelTest, BuffersComeFromARankThatStillHasSamples) {
+  test::run_ranks(2, "shm", [](comm::Group& group) {
+    DistributedOptions options;
+    options.find_unused_parameters = true;
+    DistributedDataParallel<Normed> model(make_normed(1), group, options);
+    model->norm->options.momentum(0.0);
+    model.join([&] {
+      for (int step = 0; step < (group.rank() == 0 ? 1 : 3); ++step) {
+        model->norm->running_mean.fill_(10 * group.rank() + step);
+        model.forward(wave(4), 1.0, true).sum.sum().backward();
+      }
+    });
+    EXPECT_EQ(model->norm->running_mean[0].item<double>(), 12) << "of the last step of rank 1";
+  });
+}
+
+TEST(DistributedDataParallelTest, AnEndThatIsNotTheSameIsAnErrorWhereThatIsAsked) {
+  test::run_ranks(2, "shm", [](comm::Group& group) {
+    DistributedDataParallel<Stack> model(make_stack(), group);
+    const auto run = [&] {
+      model.join(
+          [&] {
+            for (int step = 0; step < 1 + group.rank(); ++step) model.forward(wave(2)).sum().backward();
+          },
+          {.throw_on_early_termination = true});
+    };
+    COHORT_EXPECT_THROW_WITH(run(), UsageError, "has no more samples");
   });
 }
 

@@ -529,10 +529,63 @@ TEST(ReducerTest, TypesFrozenAndSharedParameters) {
   });
 }
 
+// Two tables, one of them for bags, and a layer; what a rank looks up is its own.
+struct TablesImpl : torch::nn::Module {
+  explicit TablesImpl(bool is_sparse) {
+    words =
+        register_module("words", torch::nn::Embedding(torch::nn::EmbeddingOptions(9, 4).sparse(is_sparse)));
+    bags = register_module(
+        "bags",
+        torch::nn::EmbeddingBag(torch::nn::EmbeddingBagOptions(9, 4).sparse(is_sparse).mode(torch::kSum)));
+    layer = register_module("layer", torch::nn::Linear(4, 2));
+    to(at::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& index) {
+    return layer->forward(words->forward(index) + bags->forward(index.unsqueeze(1)));
+  }
+  torch::nn::Embedding words = nullptr;
+  torch::nn::EmbeddingBag bags = nullptr;
+  torch::nn::Linear layer = nullptr;
+};
+TORCH_MODULE(Tables);
+
+TEST(ReducerTest, SparseGradientsAreTheRowsOfAllRanks) {
+  const auto make = [](bool is_sparse) { return test::seeded(3, [&] { return Tables(is_sparse); }); };
+  const auto index_of = [](int rank) {  // one looks up nothing
+    return rank == 0   ? at::tensor({1, 2, 2, 7}, at::kLong)
+           : rank == 1 ? at::tensor({7, 0}, at::kLong)
+                       : at::empty({0}, at::kLong);
+  };
+  Tables dense = make(false);
+  for (int rank = 0; rank < 3; ++rank) (dense->forward(index_of(rank)).square().sum() / 3).backward();
+  for (const bool is_static : {false, true}) {
+    test::run_ranks(3, is_static ? "gloo" : "shm", [&](comm::Group& group) {
+      Tables net = make(true);
+      Reducer reducer(group, parameters_to_reduce(*net), {.static_graph = is_static});
+      EXPECT_EQ(reducer.buckets(), (std::vector<std::vector<std::string>>{{"layer.bias", "layer.weight"}}));
+      for (int step = 0; step < kSteps; ++step) {
+        net->zero_grad();
+        const at::Tensor out = net->forward(index_of(group.rank()));
+        reducer.prepare({{out}});
+        out.square().sum().backward();
+        for (const auto& [ours, wanted] : {std::pair(net->words->weight, dense->words->weight),
+                                           std::pair(net->bags->weight, dense->bags->weight)}) {
+          ASSERT_TRUE(ours.grad().is_sparse());
+          EXPECT_EQ(ours.grad().coalesce()._nnz(), 4) << "rows 0, 1, 2 and 7";
+          EXPECT_TRUE(at::allclose(ours.grad().to_dense(), wanted.grad(), 1e-12, 1e-14));
+        }
+        EXPECT_TRUE(at::allclose(net->layer->weight.grad(), dense->layer->weight.grad(), 1e-12, 1e-14));
+      }
+      reducer.prepare(Contribution{.weight = 0});
+      reducer.finish();
+    });
+  }
+}
+
 TEST(ReducerTest, WhatItCannotReduceIsRefusedByName) {
   test::run_ranks(2, "shm", [](comm::Group& group) {
     torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(5, 3).sparse(true));
-    Reducer reducer(group, parameters_to_reduce(*embedding));
+    Reducer reducer(group, {{"weight", embedding->weight}});  // not said to be sparse
     reducer.prepare();
     const at::Tensor out = embedding->forward(at::zeros({2}, at::kLong)).sum();
     COHORT_EXPECT_THROW_WITH(out.backward(), UsageError,

@@ -101,7 +101,12 @@ MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
 
 MpiBackend::WorkPtr MpiBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) {
-  return allgather_coalesced(outputs, inputs, options);
+  constexpr Caller who = caller("all_gather");
+  const at::Tensor& input = check_one(who, inputs);
+  check_list(who, outputs, input, size_);
+  Steps steps;
+  add_gather_to_all(steps, outputs[0], input);
+  return submit(who.call, OpType::ALLGATHER, outputs[0], std::move(steps), options.timeout);
 }
 
 MpiBackend::WorkPtr MpiBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -112,19 +117,30 @@ MpiBackend::WorkPtr MpiBackend::_allgather_base(at::Tensor& output, at::Tensor& 
 
 MpiBackend::WorkPtr MpiBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
+  // outputs[rank][i] is what inputs[i] is on that rank.
   constexpr Caller who = caller("all_gather");
-  check_as_many(who, outputs.size(), inputs.size());
+  check_as_many(who, outputs.size(), static_cast<std::size_t>(size_));
   check_tensors(who, inputs);
   Steps steps;
   Tensors results;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    std::vector<Message> from = one_each(who, outputs[i], size_), to;
-    for (int rank = 0; rank < size_; ++rank) to.emplace_back(inputs[i], rank);
-    for (const at::Tensor& output : outputs[i]) check_alike(who, output, inputs[i]);
-    results.insert(results.end(), outputs[i].begin(), outputs[i].end());
-    add_exchange(steps, place_, std::move(to), std::move(from));
+    Tensors of_ranks;
+    for (const Tensors& list : outputs) {
+      check_as_many(who, list.size(), inputs.size());
+      check_tensor(who, list[i]);
+      check_alike(who, list[i], inputs[i]);
+      of_ranks.push_back(list[i]);
+    }
+    add_gather_to_all(steps, of_ranks, inputs[i]);
+    results.insert(results.end(), of_ranks.begin(), of_ranks.end());
   }
-  return submit(who.call, OpType::ALLGATHER, std::move(results), std::move(steps), options.timeout);
+  return submit(who.call, OpType::ALLGATHER_COALESCED, std::move(results), std::move(steps), options.timeout);
+}
+
+void MpiBackend::add_gather_to_all(Steps& steps, const Tensors& outputs, const at::Tensor& input) const {
+  std::vector<Message> to;
+  for (int rank = 0; rank < size_; ++rank) to.emplace_back(input, rank);
+  add_exchange(steps, place_, std::move(to), one_each(caller("all_gather"), outputs, size_));
 }
 
 MpiBackend::WorkPtr MpiBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
