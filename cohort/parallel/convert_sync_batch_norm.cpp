@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cohort/core/any_layer.h"
 #include "cohort/core/error.h"
 #include "cohort/parallel/sync_batch_norm.h"
 
@@ -57,6 +58,15 @@ class Conversion {
         const Sync sync = converted<Sync>(norm);
         *(sequential->begin() + static_cast<std::ptrdiff_t>(index)) = nn::AnyModule(sync.ptr());
         sequential->replace_module(name, sync.ptr());
+      });
+      return true;
+    }
+    auto* const host = dynamic_cast<core::LayerHost*>(&place.parent);
+    if (core::AnyLayer* const layer = host == nullptr ? nullptr : host->find_layer(place.name)) {
+      steps_.push_back([this, layer, norm, parent = &place.parent, name = place.name] {
+        const Sync sync = converted<Sync>(norm);
+        *layer = sync;
+        parent->replace_module(name, sync.ptr());
       });
       return true;
     }

@@ -8,7 +8,11 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
+#include "cohort/core/any_layer.h"
 #include "cohort/core/error.h"
+#include "cohort/models/registry.h"
+#include "cohort/models/summary.h"
+#include "cohort/parallel/average.h"
 #include "cohort/parallel/sync_batch_norm.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
@@ -94,6 +98,90 @@ TEST(ConvertSyncBatchNormTest, ReplacesTheNormsOfSequentialsAndKeepsTheirState) 
       EXPECT_TRUE(at::allclose(sum, want.value().grad(), 1e-9, 1e-9)) << want.key();
     }
     EXPECT_EQ(parallel::convert_sync_batch_norm(*net, group), 0);  // there is none left
+  });
+}
+
+// A user's own whose norm can be replaced.
+struct HostImpl : nn::Module, core::LayerHost {
+  HostImpl() : bn(nn::BatchNorm1d(4)) { register_module("bn", bn.ptr()); }
+  core::AnyLayer* find_layer(const std::string& name) override { return name == "bn" ? &bn : nullptr; }
+  core::AnyLayer bn;
+};
+
+TEST(ConvertSyncBatchNormTest, ReplacesWhatAModuleKeepsAsAnyLayer) {
+  test::run_ranks(1, "gloo", [](comm::Group& group) {
+    HostImpl host;
+    EXPECT_EQ(parallel::convert_sync_batch_norm(host, group), 1);
+    EXPECT_NE(host.bn.ptr()->as<parallel::SyncBatchNorm1d>(), nullptr);
+    EXPECT_EQ(host.named_children()["bn"], host.bn.ptr());
+  });
+}
+
+torch::nn::AnyModule make_small(const std::string& name) {
+  at::manual_seed(4);
+  models::ModelOptions options;
+  options.name = name;
+  options.num_classes = 4;
+  options.width = 0.125;
+  options.image_size = 32;
+  if (name.starts_with("vgg")) options.head = "linear";
+  torch::nn::AnyModule model = models::make_model(options);
+  model.ptr()->to(at::kDouble);
+  return model;
+}
+
+// One step with `model` on `share` of the batch, gradients averaged over `group` where there is one.
+void train_step(torch::nn::AnyModule& model, const at::Tensor& images, const comm::Group& group = {}) {
+  constexpr double kBatch = 8;
+  const at::Tensor sum = model.forward(images).square().sum();
+  (sum * ((group ? group.size() : 1) / kBatch)).backward();
+  if (group) parallel::GradientAverager(group).average(model.ptr()->parameters(), 1);
+}
+
+class ConvertModelTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(ConvertModelTest, TwoRanksGiveWhatOneProcessGivesOnTheJoinedBatch) {
+  const at::Tensor images = (at::arange(8 * 3 * 32 * 32, at::kDouble) * 12.9898).sin().view({8, 3, 32, 32});
+  torch::nn::AnyModule whole = make_small(GetParam());
+  for (const std::int64_t first : {4, 7, 8}) {  // samples of rank 0
+    std::vector<torch::nn::AnyModule> copies;
+    for (int rank = 0; rank < 2; ++rank) copies.push_back(whole.clone());
+    torch::nn::AnyModule expected = whole.clone();
+    train_step(expected, images);
+    test::run_ranks(2, "gloo", [&](comm::Group& group) {
+      torch::nn::AnyModule& converted = copies[static_cast<std::size_t>(group.rank())];
+      const auto names = converted.ptr()->named_parameters().keys();
+      EXPECT_GT(parallel::convert_sync_batch_norm(*converted.ptr(), group), 7);
+      torch::nn::AnyModule model = converted.clone();  // which is converted too
+      EXPECT_EQ(model.ptr()->named_parameters().keys(), names);
+      train_step(model, group.rank() == 0 ? images.narrow(0, 0, first) : images.narrow(0, first, 8 - first),
+                 group);
+      const auto buffers = model.ptr()->named_buffers();
+      for (const auto& want : expected.ptr()->named_buffers()) {
+        EXPECT_TRUE(at::allclose(buffers[want.key()], want.value(), 1e-9, 1e-10)) << want.key();
+      }
+      const auto parameters = model.ptr()->named_parameters();
+      for (const auto& want : expected.ptr()->named_parameters()) {
+        const at::Tensor got = parameters[want.key()].grad(), gradient = want.value().grad();
+        const double scale = gradient.abs().max().item<double>();
+        EXPECT_LE((got - gradient).abs().max().item<double>(), 1e-8 * scale + 1e-12) << want.key();
+      }
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ConvertModelTest, testing::Values("resnet18", "resnet50", "vgg11_bn"));
+
+TEST(ConvertSyncBatchNormTest, ASummaryOfAConvertedModelCountsItsNorms) {
+  torch::nn::AnyModule model = make_small("resnet18");
+  const auto before = models::summarize(model, {1, 3, 32, 32});
+  test::run_ranks(1, "gloo", [&](comm::Group& group) {
+    EXPECT_EQ(parallel::convert_sync_batch_norm(*model.ptr(), group), 20);
+    const auto after = models::summarize(model, {1, 3, 32, 32});
+    EXPECT_EQ(after.flops, before.flops);
+    EXPECT_EQ(after.rows.size(), before.rows.size());
+    EXPECT_EQ(after.rows[1].name, "bn1");
+    EXPECT_EQ(after.rows[1].type, "SyncBatchNorm2d");
   });
 }
 
