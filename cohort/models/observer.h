@@ -7,6 +7,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "cohort/core/any_layer.h"
+
 namespace torch::nn {
 class AnyModule;
 }
@@ -53,6 +55,13 @@ at::Tensor observed(Layer& layer, const at::Tensor& input) {
   at::Tensor output = layer.forward(input);
   if (const LayerObserver* observer = LayerObserver::current()) [[unlikely]] {
     observer->report(layer, input, output);
+  }
+  return output;
+}
+inline at::Tensor observed(core::AnyLayer& layer, const at::Tensor& input) {
+  at::Tensor output = layer.forward(input);
+  if (const LayerObserver* observer = LayerObserver::current()) [[unlikely]] {
+    observer->report(*layer.ptr(), input, output);
   }
   return output;
 }

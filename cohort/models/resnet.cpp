@@ -1,6 +1,7 @@
 #include "cohort/models/resnet.h"
 
 #include <torch/nn/init.h>
+#include <torch/nn/modules/batchnorm.h>
 
 #include <utility>
 
@@ -27,6 +28,12 @@ at::Tensor join(at::Tensor value, const at::Tensor& input, Stack& downsample, nn
   return observed(relu, value);
 }
 
+/// A norm for `channels`; in a clone, which starts with the original's, a clone of that.
+core::AnyLayer norm(const core::AnyLayer& before, std::int64_t channels) {
+  if (before && CloneScope::active()) return before.clone();
+  return nn::BatchNorm2d(channels);
+}
+
 constexpr std::int64_t expansion_of(const BasicBlock*) {
   return 1;
 }
@@ -46,12 +53,18 @@ BasicBlockImpl::BasicBlockImpl(std::int64_t in_channels, std::int64_t channels, 
   reset();
 }
 
+core::AnyLayer* BasicBlockImpl::find_layer(const std::string& name) {
+  return name == "bn1" ? &bn1 : name == "bn2" ? &bn2 : nullptr;
+}
+
 void BasicBlockImpl::reset() {
   conv1 = register_module("conv1", convolution(in_channels_, channels_, 3, stride_));
-  bn1 = register_module("bn1", nn::BatchNorm2d(channels_));
+  bn1 = norm(bn1, channels_);
+  register_module("bn1", bn1.ptr());
   relu = register_module("relu", in_place_relu());
   conv2 = register_module("conv2", convolution(channels_, channels_, 3, 1));
-  bn2 = register_module("bn2", nn::BatchNorm2d(channels_));
+  bn2 = norm(bn2, channels_);
+  register_module("bn2", bn2.ptr());
   if (downsample) {
     // A clone starts with the original's layers and must not share them.
     if (CloneScope::active()) downsample = Stack(std::dynamic_pointer_cast<StackImpl>(downsample->clone()));
@@ -60,8 +73,8 @@ void BasicBlockImpl::reset() {
 }
 
 at::Tensor BasicBlockImpl::forward(const at::Tensor& input) {
-  at::Tensor value = observed(*relu, observed(*bn1, observed(*conv1, input)));
-  value = observed(*bn2, observed(*conv2, value));
+  at::Tensor value = observed(*relu, observed(bn1, observed(*conv1, input)));
+  value = observed(bn2, observed(*conv2, value));
   return join(std::move(value), input, downsample, *relu);
 }
 
@@ -75,13 +88,20 @@ BottleneckImpl::BottleneckImpl(std::int64_t in_channels, std::int64_t channels, 
   reset();
 }
 
+core::AnyLayer* BottleneckImpl::find_layer(const std::string& name) {
+  return name == "bn1" ? &bn1 : name == "bn2" ? &bn2 : name == "bn3" ? &bn3 : nullptr;
+}
+
 void BottleneckImpl::reset() {
   conv1 = register_module("conv1", convolution(in_channels_, channels_, 1, 1));
-  bn1 = register_module("bn1", nn::BatchNorm2d(channels_));
+  bn1 = norm(bn1, channels_);
+  register_module("bn1", bn1.ptr());
   conv2 = register_module("conv2", convolution(channels_, channels_, 3, stride_));
-  bn2 = register_module("bn2", nn::BatchNorm2d(channels_));
+  bn2 = norm(bn2, channels_);
+  register_module("bn2", bn2.ptr());
   conv3 = register_module("conv3", convolution(channels_, channels_ * 4, 1, 1));
-  bn3 = register_module("bn3", nn::BatchNorm2d(channels_ * 4));
+  bn3 = norm(bn3, channels_ * 4);
+  register_module("bn3", bn3.ptr());
   relu = register_module("relu", in_place_relu());
   if (downsample) {
     if (CloneScope::active()) downsample = Stack(std::dynamic_pointer_cast<StackImpl>(downsample->clone()));
@@ -90,9 +110,9 @@ void BottleneckImpl::reset() {
 }
 
 at::Tensor BottleneckImpl::forward(const at::Tensor& input) {
-  at::Tensor value = observed(*relu, observed(*bn1, observed(*conv1, input)));
-  value = observed(*relu, observed(*bn2, observed(*conv2, value)));
-  value = observed(*bn3, observed(*conv3, value));
+  at::Tensor value = observed(*relu, observed(bn1, observed(*conv1, input)));
+  value = observed(*relu, observed(bn2, observed(*conv2, value)));
+  value = observed(bn3, observed(*conv3, value));
   return join(std::move(value), input, downsample, *relu);
 }
 
@@ -131,12 +151,17 @@ void ResNetImpl::make_layers(std::int64_t expansion, const int (&blocks)[4]) {
   fc = register_module("fc", nn::Linear(scaled(options_, 512) * expansion, options_.num_classes));
 }
 
+core::AnyLayer* ResNetImpl::find_layer(const std::string& name) {
+  return name == "bn1" ? &bn1 : nullptr;
+}
+
 void ResNetImpl::reset() {
   const std::int64_t channels = scaled(options_, 64);
   conv1 = register_module(
       "conv1",
       nn::Conv2d(nn::Conv2dOptions(options_.in_channels, channels, 7).stride(2).padding(3).bias(false)));
-  bn1 = register_module("bn1", nn::BatchNorm2d(channels));
+  bn1 = norm(bn1, channels);
+  register_module("bn1", bn1.ptr());
   relu = register_module("relu", in_place_relu());
   maxpool = register_module("maxpool", nn::MaxPool2d(nn::MaxPool2dOptions(3).stride(2).padding(1)));
   if (options_.name == "resnet18") {
@@ -162,7 +187,7 @@ void ResNetImpl::initialise() {
 
 at::Tensor ResNetImpl::forward(const at::Tensor& images) {
   check_images(options_, images, 1);
-  at::Tensor value = observed(*maxpool, observed(*relu, observed(*bn1, observed(*conv1, images))));
+  at::Tensor value = observed(*maxpool, observed(*relu, observed(bn1, observed(*conv1, images))));
   value = layer4->forward(layer3->forward(layer2->forward(layer1->forward(value))));
   return observed(*fc, observed(*avgpool, value).flatten(1));
 }

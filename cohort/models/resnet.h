@@ -1,11 +1,11 @@
 #pragma once
 
 #include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/pooling.h>
 
+#include "cohort/core/any_layer.h"
 #include "cohort/models/model.h"
 #include "cohort/models/options.h"
 #include "cohort/models/stack.h"
@@ -13,14 +13,15 @@
 namespace cohort::models {
 
 /// Two 3 x 3 convolutions and a way around them. `shortcut` is null or the layers of that way.
-class BasicBlockImpl : public Model<BasicBlockImpl> {
+class BasicBlockImpl : public Model<BasicBlockImpl>, public core::LayerHost {
  public:
   BasicBlockImpl(std::int64_t in_channels, std::int64_t channels, std::int64_t stride, Stack shortcut);
   at::Tensor forward(const at::Tensor& input);
+  core::AnyLayer* find_layer(const std::string& name) override;
   void reset() override;
 
   torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};
-  torch::nn::BatchNorm2d bn1{nullptr}, bn2{nullptr};
+  core::AnyLayer bn1, bn2;
   torch::nn::ReLU relu{nullptr};
   Stack downsample{nullptr};
 
@@ -30,14 +31,15 @@ class BasicBlockImpl : public Model<BasicBlockImpl> {
 TORCH_MODULE(BasicBlock);
 
 /// 1 x 1, 3 x 3 (which carries the stride) and 1 x 1 convolution, the last four times as wide.
-class BottleneckImpl : public Model<BottleneckImpl> {
+class BottleneckImpl : public Model<BottleneckImpl>, public core::LayerHost {
  public:
   BottleneckImpl(std::int64_t in_channels, std::int64_t channels, std::int64_t stride, Stack shortcut);
   at::Tensor forward(const at::Tensor& input);
+  core::AnyLayer* find_layer(const std::string& name) override;
   void reset() override;
 
   torch::nn::Conv2d conv1{nullptr}, conv2{nullptr}, conv3{nullptr};
-  torch::nn::BatchNorm2d bn1{nullptr}, bn2{nullptr}, bn3{nullptr};
+  core::AnyLayer bn1, bn2, bn3;
   torch::nn::ReLU relu{nullptr};
   Stack downsample{nullptr};
 
@@ -49,17 +51,19 @@ TORCH_MODULE(Bottleneck);
 /// ResNet 18, 34 or 50: options.name is resnet18, resnet34 or resnet50.
 /// Shapes: [N, in_channels, H, W] to [N, num_classes]; any H and W. `width` scales every convolution.
 /// Names and initial values: torchvision's (the stride of a bottleneck is in its 3 x 3 convolution).
+/// The norms, torch::nn::BatchNorm2d at first, can be replaced (core/any_layer.h), and clones keep that.
 /// Throws: UsageError for an option out of range or an input that does not fit.
 /// Source: He et al., "Deep Residual Learning", CVPR 2016; torchvision 0.28.
-class ResNetImpl : public Model<ResNetImpl> {
+class ResNetImpl : public Model<ResNetImpl>, public core::LayerHost {
  public:
   explicit ResNetImpl(ModelOptions options);
   at::Tensor forward(const at::Tensor& images);
+  core::AnyLayer* find_layer(const std::string& name) override;
   void reset() override;
   const ModelOptions& options() const { return options_; }
 
   torch::nn::Conv2d conv1{nullptr};
-  torch::nn::BatchNorm2d bn1{nullptr};
+  core::AnyLayer bn1;
   torch::nn::ReLU relu{nullptr};
   torch::nn::MaxPool2d maxpool{nullptr};
   Stack layer1{nullptr}, layer2{nullptr}, layer3{nullptr}, layer4{nullptr};

@@ -6,19 +6,25 @@
 
 namespace cohort::models {
 
-void StackImpl::add(std::shared_ptr<torch::nn::Module> module, Forward forward) {
-  register_module(std::to_string(layers_.size()), module);
-  const bool leaf = module->children().empty();
-  layers_.push_back({std::move(module), forward, leaf});
+void StackImpl::add(core::AnyLayer layer) {
+  register_module(std::to_string(layers_.size()), layer.ptr());
+  layers_.push_back(std::move(layer));
+}
+
+core::AnyLayer* StackImpl::find_layer(const std::string& name) {
+  for (std::size_t index = 0; index < layers_.size(); ++index) {
+    if (name == std::to_string(index)) return &layers_[index];
+  }
+  return nullptr;
 }
 
 at::Tensor StackImpl::forward(const at::Tensor& input) {
   at::Tensor value = input;
-  for (const Layer& layer : layers_) {
-    at::Tensor output = layer.forward(*layer.module, value);
+  for (const core::AnyLayer& layer : layers_) {
+    at::Tensor output = layer.forward(value);
     const LayerObserver* observer = LayerObserver::current();
-    if (observer != nullptr && layer.leaf) [[unlikely]] {
-      observer->report(*layer.module, value, output);
+    if (observer != nullptr && layer.ptr()->children().empty()) [[unlikely]] {
+      observer->report(*layer.ptr(), value, output);
     }
     value = std::move(output);
   }
@@ -27,7 +33,7 @@ at::Tensor StackImpl::forward(const at::Tensor& input) {
 
 std::shared_ptr<torch::nn::Module> StackImpl::clone(const std::optional<torch::Device>& device) const {
   auto copy = std::make_shared<StackImpl>();
-  for (const Layer& layer : layers_) copy->add(layer.module->clone(device), layer.forward);
+  for (const core::AnyLayer& layer : layers_) copy->add(layer.clone(device));
   if (!is_training()) copy->eval();
   return copy;
 }

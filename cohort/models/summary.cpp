@@ -40,6 +40,12 @@ struct Work {
   std::int64_t multiply_adds = 0;
 };
 
+/// One of LibTorch's, or one that was put in its place (SyncBatchNorm), which has its statistics.
+bool is_batch_norm(const nn::Module& layer) {
+  return layer.as<nn::BatchNorm2dImpl>() != nullptr ||
+         layer.named_buffers(/*recurse=*/false).contains("running_mean");
+}
+
 Work work_of(const nn::Module& layer, const at::Tensor& input, const at::Tensor& output) {
   const auto multiply_adds = [&](std::int64_t per_value) {
     return Work{2 * per_value * output.numel(), per_value * output.numel()};
@@ -48,7 +54,7 @@ Work work_of(const nn::Module& layer, const at::Tensor& input, const at::Tensor&
     return multiply_adds(convolution->weight.numel() / convolution->weight.size(0));
   }
   if (const auto* linear = layer.as<nn::LinearImpl>()) return multiply_adds(linear->weight.size(1));
-  if (layer.as<nn::BatchNorm2dImpl>() != nullptr) return {2 * output.numel(), 0};
+  if (is_batch_norm(layer)) return {2 * output.numel(), 0};
   if (layer.as<nn::ReLUImpl>() != nullptr) return {output.numel(), 0};
   if (const auto* pool = layer.as<nn::MaxPool2dImpl>()) {
     return {product(*pool->options.kernel_size()) * output.numel(), 0};

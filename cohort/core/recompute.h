@@ -1,0 +1,131 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include <concepts>
+#include <functional>
+#include <memory>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cohort/core/nested.h"
+
+/// Recomputation, also called activation checkpointing: memory of a forward is given up and bought back with
+/// a second run of it in backward.
+///
+///     auto y = core::checkpoint(block, x);                                       // a module of one tensor
+///     auto [a, b] = core::checkpoint([&](const at::Tensor& x, const Mask& m) { return layer->both(x, m); },
+///                                    x, mask);                                   // anything of nested.h
+///
+/// Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
+namespace cohort::core {
+
+struct CheckpointOptions {
+  /// The second run draws the random numbers of the first: from LibTorch's CPU generator, and from the
+  /// default generator of each GPU that an input is on.
+  bool preserve_rng_state = true;
+  /// Tensors that fn changes as it runs, such as the running statistics of batch norm: the second run leaves
+  /// them as it finds them. The buffers of an fn that is a module (a ModuleHolder) need not be named.
+  std::vector<at::Tensor> buffers = {};
+};
+
+namespace checkpoint_detail {
+
+using Tensors = std::vector<at::Tensor>;
+/// fn on these tensors in the places of its inputs' own: the tensors of its result.
+using Run = std::function<Tensors(std::span<const at::Tensor>)>;
+
+/// The two runs of one call, without their types: see recompute.cpp.
+class Runs {
+ public:
+  struct State;
+  Runs(CheckpointOptions options, Tensors inputs);
+  ~Runs();
+  Runs(const Runs&) = delete;
+  Runs& operator=(const Runs&) = delete;
+  /// What the first run gets: the inputs, cut off from their graphs.
+  const Tensors& leaves() const;
+  /// Ends the first run: its results, as results of one node that calls `again` in backward.
+  Tensors attach(const Tensors& results, Run again);
+
+ private:
+  c10::intrusive_ptr<State> state_;
+};
+
+template <typename Fn, typename... Inputs>
+concept HoldsModule = requires(Fn& fn, const Inputs&... inputs) { fn->forward(inputs...); };
+template <typename Fn, typename... Inputs>
+concept Runnable = HoldsModule<Fn, Inputs...> || std::invocable<Fn&, const Inputs&...>;
+
+// A holder's own operator() returns nothing where forward is a template, as Sequential's is.
+template <typename Fn, typename... Inputs>
+auto run(Fn& fn, const Inputs&... inputs) {
+  if constexpr (HoldsModule<Fn, Inputs...>) {
+    return fn->forward(inputs...);
+  } else {
+    return std::invoke(fn, inputs...);
+  }
+}
+
+template <typename Fn, typename... Inputs>
+struct Call {
+  Fn fn;
+  std::tuple<Inputs...> inputs;
+
+  auto operator()(std::span<const at::Tensor> tensors) {
+    std::size_t place = 0;
+    visit_tensors(inputs, [&](at::Tensor& tensor) { tensor = tensors[place++]; });
+    // The tensors leave with the call, so that only the node holds them, and only until backward.
+    struct Blank {
+      std::tuple<Inputs...>& inputs;
+      ~Blank() {
+        visit_tensors(inputs, [](at::Tensor& tensor) { tensor.reset(); });
+      }
+    } blank{inputs};
+    return std::apply([this](const Inputs&... each) { return run(fn, each...); }, std::as_const(inputs));
+  }
+};
+
+}  // namespace checkpoint_detail
+
+/// Returns fn(inputs...), of which backward keeps the inputs only: it runs fn again and goes back through
+/// that run. Values, gradients and the hooks of parameters are what they are without it; what is saved for
+/// backward within fn lives during one of the two runs.
+/// Inputs and results: whatever nested.h understands, handed to fn as const references. fn may capture
+/// parameters, and whatever needs no gradient; a tensor with a graph of its own must be an input.
+/// The second run has the autocast state of the first. With gradients off it is a plain call.
+/// Ownership: keeps fn and the inputs as long as the result's graph; what fn refers to must live until
+/// backward. Threads: fn runs again on the thread that runs backward. Calls may be nested.
+/// Throws: UsageError where fn changes an input in place or reaches a graph that is not an input's; in
+/// backward where it is one of torch::autograd::grad(), of backward(inputs) or with create_graph, where a
+/// parameter was changed since, or where the second run's results differ in number, shape or type.
+template <typename Fn, typename... Inputs>
+  requires checkpoint_detail::Runnable<Fn, Inputs...>
+auto checkpoint(CheckpointOptions options, Fn fn, Inputs... inputs) {
+  using Result = decltype(checkpoint_detail::run(fn, std::as_const(inputs)...));
+  static_assert(!std::is_void_v<Result>, "core::checkpoint: fn must return what was computed");
+  if (!at::GradMode::is_enabled()) return checkpoint_detail::run(fn, std::as_const(inputs)...);
+  if constexpr (requires { fn->buffers(); }) {
+    for (const at::Tensor& buffer : fn->buffers()) options.buffers.push_back(buffer);
+  }
+  using Call = checkpoint_detail::Call<Fn, Inputs...>;
+  auto call = std::make_shared<Call>(Call{std::move(fn), std::tuple<Inputs...>(std::move(inputs)...)});
+  checkpoint_detail::Runs runs(std::move(options), flatten_tensors(call->inputs));
+  Result result = (*call)(runs.leaves());
+  const auto tensors = runs.attach(flatten_tensors(result), [call](std::span<const at::Tensor> inputs_again) {
+    return flatten_tensors(static_cast<const Result&>((*call)(inputs_again)));
+  });
+  return unflatten_tensors(std::move(result), tensors);
+}
+
+template <typename Fn, typename... Inputs>
+  requires checkpoint_detail::Runnable<Fn, Inputs...>
+auto checkpoint(Fn fn, Inputs... inputs) {
+  return checkpoint(CheckpointOptions(), std::move(fn), std::move(inputs)...);
+}
+
+}  // namespace cohort::core

@@ -1,0 +1,397 @@
+#include "cohort/core/recompute.h"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/Allocator.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+
+#include "cohort/core/error.h"
+#include "tests/support/throws.h"
+
+namespace cohort {
+namespace {
+
+namespace nn = torch::nn;
+using core::checkpoint;
+using core::CheckpointOptions;
+
+nn::Sequential make_part(double dropout = 0.3) {
+  return nn::Sequential(nn::Linear(6, 16), nn::Tanh(), nn::Dropout(dropout), nn::Linear(16, 6), nn::ReLU());
+}
+
+at::Tensor input_of(bool requires_grad = true) {
+  return at::arange(24, at::kFloat).view({4, 6}).sin().requires_grad_(requires_grad);
+}
+
+std::vector<at::Tensor> gradients_of(nn::Sequential net) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& parameter : net->parameters()) {
+    gradients.push_back(parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
+  }
+  net->zero_grad();
+  return gradients;
+}
+
+void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    ASSERT_EQ(a[i].defined(), b[i].defined()) << i;
+    if (!a[i].defined()) continue;
+    EXPECT_TRUE(at::equal(a[i], b[i])) << i;
+  }
+}
+
+// The value, the gradients of `x` and `net`, and the next random number, of one step with `forward`.
+template <typename Forward>
+std::vector<at::Tensor> step(nn::Sequential& net, at::Tensor x, const Forward& forward) {
+  at::manual_seed(5);
+  const at::Tensor value = forward(x);
+  value.square().sum().backward();
+  std::vector<at::Tensor> all = gradients_of(net);
+  all.push_back(value.detach());
+  all.push_back(x.grad());
+  all.push_back(at::rand({3}));
+  return all;
+}
+
+// Most bytes of tensors that were alive at once on this thread.
+class Peak {
+ public:
+  Peak() : counter_(std::make_shared<Counter>()), guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
+  std::int64_t bytes() const { return counter_->peak; }
+  std::int64_t now() const { return counter_->now; }
+
+ private:
+  struct Counter : c10::MemoryReportingInfoBase {
+    void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
+      now += size;
+      peak = std::max(peak, now);
+    }
+    bool memoryProfilingEnabled() const override { return true; }
+    std::int64_t now = 0, peak = 0;
+  };
+  std::shared_ptr<Counter> counter_;
+  c10::DebugInfoGuard guard_;
+};
+
+TEST(CheckpointTest, ValuesGradientsAndRandomNumbersAreTheBitsOfThePlainCall) {
+  nn::Sequential net = make_part();
+  const auto plain = step(net, input_of(), [&](const at::Tensor& x) { return net->forward(x); });
+  expect_equal(plain, step(net, input_of(), [&](const at::Tensor& x) { return checkpoint(net, x); }));
+  expect_equal(plain, step(net, input_of(), [&](const at::Tensor& x) {
+                 return checkpoint([&](const at::Tensor& t) { return net->forward(t); }, x);
+               }));
+  // One part after the other, each with its own second run, between layers that have none.
+  const auto chained = [&](auto&& part) {
+    return [&](const at::Tensor& x) { return part(part(x * 2).tanh()) * 3; };
+  };
+  const auto plain_chain =
+      step(net, input_of(), chained([&](const at::Tensor& x) { return net->forward(x); }));
+  expect_equal(plain_chain,
+               step(net, input_of(), chained([&](const at::Tensor& x) { return checkpoint(net, x); })));
+}
+
+TEST(CheckpointTest, OtherRandomNumbersInTheSecondRunWhereThatIsAskedFor) {
+  nn::Sequential net = make_part();
+  const auto plain = step(net, input_of(), [&](const at::Tensor& x) { return net->forward(x); });
+  const auto other = step(net, input_of(), [&](const at::Tensor& x) {
+    return checkpoint(CheckpointOptions{.preserve_rng_state = false}, net, x);
+  });
+  EXPECT_TRUE(at::equal(plain[4], other[4]));   // the value, of the first run
+  EXPECT_FALSE(at::equal(plain[2], other[2]));  // a gradient behind the dropout of the second
+}
+
+TEST(CheckpointTest, CallsNest) {
+  nn::Sequential net = make_part();
+  const auto whole = [&](auto&& inner) {
+    return [&](const at::Tensor& x) { return inner(inner(x).sin() + inner(x * 2)); };
+  };
+  const auto plain = step(net, input_of(), whole([&](const at::Tensor& x) { return net->forward(x); }));
+  const auto inner = [&](const at::Tensor& x) { return checkpoint(net, x); };
+  const auto middle = [&](const at::Tensor& x) { return checkpoint(whole(inner), x); };
+  const auto nested = step(net, input_of(), middle);
+  ASSERT_EQ(nested.size(), plain.size());
+  for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::allclose(plain[i], nested[i], 1e-5, 1e-6));
+  // What is not summed in another order has the same bits: the value, the input's gradient, the generator.
+  for (std::size_t i = 4; i < plain.size(); ++i) EXPECT_TRUE(at::equal(plain[i], nested[i])) << i;
+}
+
+struct Pair {
+  at::Tensor sum;
+  std::vector<at::Tensor> parts;
+  std::string name;
+};
+COHORT_NESTED(Pair, sum, parts, name)
+
+TEST(CheckpointTest, TakesAndReturnsWhateverHoldsTensors) {
+  nn::Linear layer(6, 6);
+  const auto fn = [&](const Pair& pair, std::int64_t power, const std::unique_ptr<at::Tensor>& scale,
+                      const std::optional<at::Tensor>& none) {
+    EXPECT_FALSE(none.has_value());
+    const at::Tensor y = layer(pair.sum) * *scale;
+    return std::make_tuple(
+        Pair{y, {y.argmax(1), y.pow(static_cast<double>(power)), at::Tensor()}, pair.name + "!"}, 7,
+        pair.parts[0] + y);
+  };
+  const auto run = [&](const auto& call) {
+    const at::Tensor x = input_of(), scale = at::full({}, 2.0F).requires_grad_();
+    auto [pair, seven, sum] = call(Pair{x, {at::ones({4, 6})}, "name"}, std::make_unique<at::Tensor>(scale));
+    EXPECT_EQ(pair.name, "name!");
+    EXPECT_EQ(seven, 7);
+    EXPECT_FALSE(pair.parts[0].requires_grad());
+    EXPECT_FALSE(pair.parts[2].defined());
+    (pair.sum.sum() + pair.parts[1].square().sum()).backward();  // `sum` has no part in it
+    std::vector<at::Tensor> all{pair.sum, pair.parts[0], pair.parts[1], sum, x.grad(), scale.grad()};
+    all.push_back(layer->weight.grad().clone());
+    layer->zero_grad();
+    return all;
+  };
+  const auto plain =
+      run([&](Pair pair, std::unique_ptr<at::Tensor> scale) { return fn(pair, 2, scale, std::nullopt); });
+  expect_equal(plain, run([&](Pair pair, std::unique_ptr<at::Tensor> scale) {
+                 return checkpoint(fn, std::move(pair), std::int64_t{2}, std::move(scale),
+                                   std::optional<at::Tensor>());
+               }));
+}
+
+TEST(CheckpointTest, ParametersGetGradientsWhereNoInputNeedsOne) {
+  nn::Sequential net = make_part();
+  const auto run = [&](const auto& call) {
+    at::manual_seed(1);
+    const at::Tensor value = call(input_of(false));
+    EXPECT_TRUE(value.requires_grad());
+    value.sum().backward();
+    return gradients_of(net);
+  };
+  const auto plain = run([&](const at::Tensor& x) { return net->forward(x); });
+  expect_equal(plain, run([&](const at::Tensor& x) { return checkpoint(net, x); }));
+  expect_equal(plain,
+               run([&](const at::Tensor& x) { return checkpoint([&net, x] { return net->forward(x); }); }));
+  // A part that is frozen needs none, and its results say so.
+  for (at::Tensor& parameter : net->parameters()) parameter.requires_grad_(false);
+  EXPECT_FALSE(checkpoint(net, input_of(false)).requires_grad());
+  EXPECT_TRUE(checkpoint(net, input_of(true)).requires_grad());
+}
+
+TEST(CheckpointTest, InputsMayBeResultsAndTheSameTensorTwice) {
+  const at::Tensor x = input_of();
+  const auto swap = [](const at::Tensor& a, const at::Tensor& b) { return std::make_pair(b, a * 2); };
+  auto [same, twice] = checkpoint(swap, x, x);
+  (same.sum() + twice.sum() * 10).backward();
+  EXPECT_TRUE(at::equal(x.grad(), at::full({4, 6}, 21.0F)));
+  EXPECT_TRUE(at::equal(same, x));
+}
+
+TEST(CheckpointTest, HooksOfParametersFireOnceEach) {
+  nn::Linear layer(6, 6);
+  int hooks = 0;
+  layer->weight.register_hook([&](const at::Tensor& gradient) {
+    ++hooks;
+    return gradient * 2;
+  });
+  layer(input_of()).sum().backward();
+  const at::Tensor plain = layer->weight.grad().clone();
+  layer->zero_grad();
+  checkpoint(layer, input_of()).sum().backward();
+  EXPECT_EQ(hooks, 2);
+  EXPECT_TRUE(at::equal(layer->weight.grad(), plain));
+}
+
+TEST(CheckpointTest, TheSecondRunHasTheFirstOnesAutocast) {
+  nn::Sequential net = make_part();
+  std::vector<at::ScalarType> types;
+  const auto fn = [&](const at::Tensor& x) {
+    at::Tensor y = net->forward(x);
+    types.push_back(y.scalar_type());
+    return y;
+  };
+  const auto run = [&](const auto& call, bool backward_within) {
+    at::manual_seed(3);
+    const at::Tensor x = input_of();
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::increment_nesting();
+    const at::Tensor before = net->forward(x);  // autocast keeps its casts of the parameters
+    const at::Tensor value = call(before.to(at::kFloat)).sum();
+    if (backward_within) value.backward();
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    if (!backward_within) value.backward();
+    EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+    auto all = gradients_of(net);
+    all.push_back(x.grad());
+    return all;
+  };
+  const auto again = [&](const at::Tensor& x) { return checkpoint(fn, x); };
+  for (const bool within : {false, true}) {
+    types.clear();
+    const auto plain = run(fn, within), recomputed = run(again, within);
+    EXPECT_EQ(types, std::vector<at::ScalarType>(3, at::kBFloat16));
+    EXPECT_TRUE(at::equal(plain.back(), recomputed.back()));
+    // The parameters are used within and before: what plain autocast adds up in bfloat16 is added up in
+    // float.
+    for (std::size_t i = 0; i < plain.size(); ++i) {
+      EXPECT_TRUE(at::allclose(plain[i], recomputed[i], 2e-2, 1e-2)) << i;
+    }
+  }
+}
+
+TEST(CheckpointTest, RunningStatisticsMoveOnce) {
+  const auto make = [] {
+    at::manual_seed(2);
+    return nn::Sequential(nn::Linear(6, 6), nn::BatchNorm1d(6), nn::ReLU());
+  };
+  nn::Sequential plain = make(), module = make(), named = make();
+  plain->forward(input_of()).sum().backward();
+  checkpoint(module, input_of()).sum().backward();
+  checkpoint(
+      CheckpointOptions{.buffers = named->buffers()}, [&](const at::Tensor& x) { return named->forward(x); },
+      input_of())
+      .sum()
+      .backward();
+  expect_equal(plain->buffers(), module->buffers());
+  expect_equal(plain->buffers(), named->buffers());
+  expect_equal(gradients_of(plain), gradients_of(module));
+}
+
+TEST(CheckpointTest, GradientsOffIsAPlainCall) {
+  nn::Sequential net = make_part();
+  const at::NoGradGuard no_grad;
+  int calls = 0;
+  const at::Tensor value = checkpoint(
+      [&](const at::Tensor& x) {
+        ++calls;
+        return net->forward(x);
+      },
+      input_of());
+  EXPECT_FALSE(value.requires_grad());
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(CheckpointTest, WhatIsSavedWithinItDoesNotOutliveTheCall) {
+  nn::Sequential net = make_part(0);
+  c10::weak_intrusive_ptr<at::TensorImpl> inside(c10::intrusive_ptr<at::TensorImpl>{});
+  const at::Tensor x = input_of();
+  const auto fn = [&](const at::Tensor& t) {
+    const at::Tensor y = t.exp();  // saved by exp and by the layers behind it
+    inside = c10::weak_intrusive_ptr<at::TensorImpl>(y.getIntrusivePtr());
+    return net->forward(y);
+  };
+  const at::Tensor plain = fn(x);
+  EXPECT_FALSE(inside.expired());
+  const at::Tensor value = checkpoint(fn, x);
+  EXPECT_TRUE(inside.expired());
+  value.sum().backward();
+  EXPECT_TRUE(inside.expired());
+}
+
+TEST(CheckpointTest, ADeepNetworkNeedsLessMemory) {
+  const std::int64_t width = 256, depth = 36;
+  nn::Sequential net;
+  std::vector<nn::Sequential> parts;
+  for (std::int64_t i = 0; i < depth; ++i) {
+    if (i % 6 == 0) parts.emplace_back(nn::Sequential());
+    parts.back()->push_back(nn::Linear(width, width));
+    parts.back()->push_back(nn::Tanh());
+  }
+  const auto peak_of = [&](const auto& call) {
+    for (auto& part : parts) {
+      for (at::Tensor& parameter : part->parameters()) parameter.mutable_grad() = at::zeros_like(parameter);
+    }
+    const Peak peak;
+    at::Tensor x = at::ones({256, width}).requires_grad_();
+    for (auto& part : parts) x = call(part, x);
+    x.sum().backward();
+    return peak.bytes();
+  };
+  const std::int64_t activation = 256 * width * 4;
+  const std::int64_t plain =
+      peak_of([](nn::Sequential& part, const at::Tensor& x) { return part->forward(x); });
+  const std::int64_t less =
+      peak_of([](nn::Sequential& part, const at::Tensor& x) { return checkpoint(part, x); });
+  EXPECT_GE(plain, depth * activation);       // one for each layer
+  EXPECT_LE(less, (6 + 6 + 8) * activation);  // one for each part, and one part's layers
+}
+
+TEST(CheckpointTest, GoesBackTwiceWhereTheGraphIsRetained) {
+  nn::Sequential net = make_part();
+  const at::Tensor x = input_of();
+  const at::Tensor value = checkpoint(net, x).sum();
+  value.backward({}, /*retain_graph=*/true);
+  const at::Tensor once = x.grad().clone();
+  value.backward();
+  EXPECT_TRUE(at::equal(x.grad(), once + once));
+  COHORT_EXPECT_THROW_WITH(value.backward(), c10::Error, "backward through the graph a second time");
+}
+
+TEST(CheckpointTest, WhatItCannotDoIsRefused) {
+  nn::Sequential net = make_part();
+  const at::Tensor x = input_of();
+  const at::Tensor loss = checkpoint(net, x).sum();
+  COHORT_EXPECT_THROW_WITH(torch::autograd::grad({loss}, {x}, {}, true), UsageError,
+                           "torch::autograd::grad(), or backward() with `inputs`, goes through");
+  COHORT_EXPECT_THROW_WITH(loss.backward({}, true, false, {{x}}), UsageError,
+                           "backward() with `inputs`, goes through");
+  COHORT_EXPECT_THROW_WITH(loss.backward({}, true, /*create_graph=*/true), UsageError,
+                           "backward with create_graph goes through a recomputed part");
+  const at::Tensor outside = x.exp();
+  COHORT_EXPECT_THROW_WITH(checkpoint([&](const at::Tensor& t) { return t * outside; }, x), UsageError,
+                           "fn uses a tensor with a graph of its own (ExpBackward0) that is not an input");
+  COHORT_EXPECT_THROW_WITH(checkpoint([](const at::Tensor& t) { return t.mul_(2); }, input_of(false)),
+                           UsageError, "fn changed its input 0 Float[4, 6] in place");
+}
+
+TEST(CheckpointTest, ASecondRunThatDiffersIsRefused) {
+  nn::Linear layer(6, 6);
+  at::Tensor x = input_of();
+  {
+    const at::Tensor value = checkpoint(layer, x);
+    const at::NoGradGuard no_grad;
+    layer->weight.add_(1);
+    const at::AutoGradMode on(true);
+    COHORT_EXPECT_THROW_WITH(value.sum().backward(), UsageError,
+                             "a parameter Float[6, 6] that fn uses was changed between its two runs");
+  }
+  std::int64_t rows = 4;
+  const auto narrow = [&](const at::Tensor& t) { return layer(t.narrow(0, 0, rows--)); };
+  COHORT_EXPECT_THROW_WITH(checkpoint(narrow, x).sum().backward(), UsageError,
+                           "result 0 of fn was Float[4, 6], and when it ran again in backward Float[3, 6]");
+  const auto more = [&](const at::Tensor& t) {
+    return std::vector<at::Tensor>(static_cast<std::size_t>(rows++), layer(t));
+  };
+  COHORT_EXPECT_THROW_WITH(checkpoint(more, x)[0].sum().backward(), UsageError,
+                           "fn returned 2 tensors, and 3 when it ran again in backward");
+  {
+    const at::Tensor value = checkpoint(layer, x.detach().requires_grad_());
+    at::Tensor changed = input_of(false);
+    const at::Tensor other = checkpoint(layer, changed);
+    changed.add_(1);
+    COHORT_EXPECT_THROW_WITH(other.sum().backward(), c10::Error, "modified by an inplace operation");
+    value.sum().backward();
+  }
+}
+
+TEST(CheckpointTest, AnErrorOfTheSecondRunLeavesTheGeneratorAlone) {
+  const at::Tensor x = input_of();
+  bool fails = false;
+  const at::Tensor value = checkpoint(
+      [&](const at::Tensor& t) {
+        const at::Tensor noise = at::rand_like(t);
+        if (fails) throw DataError("test", "the second run fails");
+        return t * noise;
+      },
+      x);
+  fails = true;
+  const at::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
+  COHORT_EXPECT_THROW_WITH(value.sum().backward(), DataError, "the second run fails");
+  EXPECT_TRUE(at::equal(state, at::detail::getDefaultCPUGenerator().get_state()));
+}
+
+}  // namespace
+}  // namespace cohort
