@@ -6,7 +6,7 @@
 //
 // The link is set so that bytes / bandwidth is 25, 50 and 100 % of backward's time.
 // "hidden": (compute + communication - step) / communication, communication being one message of all bytes.
-// "limit": what no order can beat: the gradients that come last cannot be sent before backward is over.
+// 100 % in the row without communication is no merit, and 0 % without overlap no fault.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/nn/modules/container/any.h>
@@ -75,52 +75,47 @@ class Net {
   at::Tensor input_, target_;
 };
 
-// Steps with `before` between forward and backward. Returns their times, and those of backward alone.
-std::pair<Times, Times> run(Net& net, int steps, const std::function<void(const at::Tensor&)>& before) {
-  std::vector<double> whole, back;
+comm::Group make_group(SlowLink::Cost cost) {
+  comm::Group group = comm::make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake",
+                                       std::chrono::minutes(5), "127.0.0.1", comm::Check::kOff);
+  SlowLink::under(group, cost);
+  return group;
+}
+
+// One way to make a step. All of a run hang on the same parameters; only what is prepared reduces.
+struct Way {
+  const char* name;
+  std::function<void()> before_backward;
+  std::function<void()> after_backward = [] {};
+  std::vector<double> steps = {}, backwards = {};
+};
+
+// The ways take turns, so that what else the machine does hits all alike.
+void take_turns(Net& net, std::vector<Way>& ways, int steps) {
   for (int step = 0; step < kSettle + steps; ++step) {
-    const auto start = Clock::now();
-    net.zero_grad();
-    const at::Tensor loss = net.loss();
-    before(loss);
-    const auto middle = Clock::now();
-    loss.backward();
-    if (step < kSettle) continue;
-    back.push_back(seconds_since(middle));
-    whole.push_back(seconds_since(start));
+    for (Way& way : ways) {
+      const auto start = Clock::now();
+      net.zero_grad();
+      const at::Tensor loss = net.loss();
+      way.before_backward();
+      const auto middle = Clock::now();
+      loss.backward();
+      way.after_backward();
+      if (step < kSettle) continue;
+      way.backwards.push_back(seconds_since(middle));
+      way.steps.push_back(seconds_since(start));
+    }
   }
-  return {times_of(whole), times_of(back)};
 }
 
-comm::Group make_group() {
-  return comm::make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake", std::chrono::minutes(5),
-                          "127.0.0.1", comm::Check::kOff);
-}
-
-Times run_ours(Net& net, int steps, SlowLink::Cost cost, bool overlap) {
-  comm::Group group = make_group();
-  SlowLink::under(group, cost);
-  parallel::Reducer reducer(group, parallel::parameters_to_reduce(net.module()), {.overlap = overlap});
-  return run(net, steps, [&](const at::Tensor&) { reducer.prepare(); }).first;
-}
-
-Times run_c10d(Net& net, int steps, SlowLink::Cost cost) {
-  comm::Group group = make_group();
-  SlowLink::under(group, cost);
+std::shared_ptr<c10d::Reducer> make_c10d(Net& net, const comm::Group& group) {
   const auto parameters = net.parameters();
   constexpr std::int64_t kFirst = 1 << 20, kCap = 25 << 20;
   auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(parameters, {kFirst, kCap});
   std::reverse(buckets.begin(), buckets.end());
-  c10d::Reducer reducer(parameters, buckets, group.process_group(),
-                        std::vector<bool>(parameters.size(), false), kCap, false, true, {}, kFirst, false,
-                        false, {});
-  return run(net, steps,
-             [&](const at::Tensor&) {
-               reducer.prepare_for_forward();
-               if (reducer.should_rebuild_buckets()) reducer.rebuild_buckets();
-               reducer.prepare_for_backward({});
-             })
-      .first;
+  return std::make_shared<c10d::Reducer>(
+      parameters, buckets, group.process_group(), std::vector<bool>(parameters.size(), false), kCap, false,
+      true, std::unordered_map<size_t, std::string>(), kFirst, false, false, std::vector<std::int64_t>());
 }
 
 void compare(const Workload& work, int steps, std::chrono::microseconds latency) {
@@ -128,25 +123,38 @@ void compare(const Workload& work, int steps, std::chrono::microseconds latency)
   const auto parameters = net.parameters();
   double bytes = 0;
   for (const at::Tensor& parameter : parameters) bytes += static_cast<double>(parameter.nbytes());
-  const auto [compute, backward] = run(net, steps, [](const at::Tensor&) {});
-  std::printf(
-      "\n%s: %zu gradients, %.1f MiB; step %.1f ms (min %.1f, p99 %.1f), backward %.1f ms, one thread\n",
-      work.name, parameters.size(), bytes / (1 << 20), compute.median * 1e3, compute.min * 1e3,
-      compute.p99 * 1e3, backward.median * 1e3);
+  std::vector<Way> alone{{"alone", [] {}}};
+  take_turns(net, alone, std::max(3, steps / 2));
+  const double backward = times_of(alone[0].backwards).median;
+  std::printf("\n%s: %zu gradients, %.1f MiB; backward %.1f ms, one thread\n", work.name, parameters.size(),
+              bytes / (1 << 20), backward * 1e3);
   std::printf("%8s %10s  %-28s %9s %9s %9s %8s\n", "share", "comm ms", "", "min ms", "median ms", "p99 ms",
               "hidden");
   for (const double share : {0.25, 0.5, 1.0}) {
-    const SlowLink::Cost cost{.latency = latency, .bytes_per_second = bytes / (share * backward.median)};
-    const double communication = share * backward.median + std::chrono::duration<double>(latency).count();
-    const auto report = [&](const char* name, const Times& times) {
-      std::printf("%7.0f%% %10.1f  %-28s %9.1f %9.1f %9.1f %7.1f%%\n", share * 100, communication * 1e3, name,
-                  times.min * 1e3, times.median * 1e3, times.p99 * 1e3,
-                  100 * (compute.median + communication - times.median) / communication);
-      std::fflush(stdout);
-    };
-    report("Reducer", run_ours(net, steps, cost, true));
-    report("c10d::Reducer", run_c10d(net, steps, cost));
-    report("Reducer without overlap", run_ours(net, steps, cost, false));
+    const SlowLink::Cost cost{.latency = latency, .bytes_per_second = bytes / (share * backward)};
+    const double communication = share * backward + std::chrono::duration<double>(latency).count();
+    const comm::Group first = make_group(cost), second = make_group(cost), third = make_group(cost);
+    const auto named = parallel::parameters_to_reduce(net.module());
+    parallel::Reducer ours(first, named), after(second, named, {.overlap = false});
+    const auto theirs = make_c10d(net, third);
+    std::vector<Way> ways{{"no communication", [] {}},
+                          {"Reducer", [&] { ours.prepare(); }, [&] { ours.finish(); }},
+                          {"c10d::Reducer",
+                           [&] {
+                             theirs->prepare_for_forward();
+                             if (theirs->should_rebuild_buckets()) theirs->rebuild_buckets();
+                             theirs->prepare_for_backward({});
+                           }},
+                          {"Reducer without overlap", [&] { after.prepare(); }, [&] { after.finish(); }}};
+    take_turns(net, ways, steps);
+    const double compute = times_of(ways[0].steps).median;
+    for (const Way& way : ways) {
+      const Times times = times_of(way.steps);
+      std::printf("%7.0f%% %10.1f  %-28s %9.1f %9.1f %9.1f %7.1f%%\n", share * 100, communication * 1e3,
+                  way.name, times.min * 1e3, times.median * 1e3, times.p99 * 1e3,
+                  100 * (compute + communication - times.median) / communication);
+    }
+    std::fflush(stdout);
   }
 }
 

@@ -5,6 +5,9 @@
 
 #include <algorithm>
 
+#include "cohort/core/recompute.h"
+#include "cohort/models/registry.h"
+#include "cohort/parallel/convert_sync_batch_norm.h"
 #include "tests/parallel/nets.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
@@ -221,6 +224,98 @@ TEST(DistributedDataParallelTest, HoldersSequentialAndSharedPointers) {
     EXPECT_EQ(pointer.module()->named_parameters().keys()[0], "layer0.weight");
     COHORT_EXPECT_THROW_WITH(DistributedDataParallel<Stack>(make_stack(), comm::Group()), UsageError,
                              "this process is not in the group");
+  });
+}
+
+// Recomputation goes back through a part within a backward of its own.
+TEST(DistributedDataParallelTest, RecomputedPartsAreReducedToo) {
+  const auto run = [](Stack& net, const at::Tensor& x, bool twice) {
+    at::Tensor y =
+        core::checkpoint([&](const at::Tensor& in) { return net->layers[0]->forward(in).tanh(); }, x);
+    y = core::checkpoint([&](const at::Tensor& in) { return net->layers[1]->forward(in).tanh(); }, y);
+    if (twice)
+      y = core::checkpoint([&](const at::Tensor& in) { return net->layers[1]->forward(in).tanh(); }, y);
+    return y;
+  };
+  const std::vector<std::int64_t> widths = {5, 6, 6};
+  for (const bool twice : {false, true}) {
+    Stack whole = make_stack(1, widths);
+    run(whole, wave(4), twice).square().mean().backward();
+    test::run_ranks(2, "shm", [&](comm::Group& group) {
+      struct RecomputedImpl : torch::nn::Module {
+        RecomputedImpl(Stack of, std::function<at::Tensor(Stack&, const at::Tensor&)> how)
+            : net(register_module("net", std::move(of))), run(std::move(how)) {}
+        at::Tensor forward(const at::Tensor& x) { return run(net, x); }
+        Stack net;
+        std::function<at::Tensor(Stack&, const at::Tensor&)> run;
+      };
+      const auto make = [&] {
+        return std::make_shared<RecomputedImpl>(
+            make_stack(1, widths), [&](Stack& net, const at::Tensor& x) { return run(net, x, twice); });
+      };
+      const at::Tensor mine = share_of(wave(4), group.rank(), 2);
+      DistributedOptions options;
+      options.static_graph = twice;
+      DistributedDataParallel<std::shared_ptr<RecomputedImpl>> model(make(), group, options);
+      for (int step = 0; step < 4; ++step) {
+        model->zero_grad();
+        model.forward(mine).square().mean().backward();
+        for (std::size_t i = 0; i < 2; ++i) {
+          EXPECT_TRUE(
+              at::allclose(model->net->layers[i]->weight.grad(), whole->layers[i]->weight.grad(), 1e-12, 0))
+              << step << " " << i;
+        }
+      }
+      if (!twice) return;
+      DistributedDataParallel<std::shared_ptr<RecomputedImpl>> surprised(make(), group);
+      const at::Tensor loss = surprised.forward(mine).square().mean();
+      COHORT_EXPECT_THROW_WITH(loss.backward(), UsageError, "came twice in one backward");
+    });
+  }
+}
+
+TEST(DistributedDataParallelTest, ResNet18WithSyncBatchNormEqualsOneProcessOnTheJoinedBatch) {
+  const auto make = [] {
+    return seeded(4, [] {
+      auto model = models::make_model({.name = "resnet18", .num_classes = 6, .width = 0.25, .extra = {}});
+      model.ptr()->to(at::kDouble);
+      return model;
+    });
+  };
+  const at::Tensor x = wave(8, 3 * 16 * 16).view({8, 3, 16, 16});
+  const at::Tensor y = at::arange(8, at::kLong).remainder(6);
+  const auto step = [](const std::vector<at::Tensor>& parameters) {
+    const at::NoGradGuard no_grad;
+    for (at::Tensor parameter : parameters) {
+      parameter.sub_(parameter.grad(), 0.05);
+      parameter.mutable_grad() = at::Tensor();
+    }
+  };
+  auto whole = make();
+  for (int i = 0; i < 3; ++i) {
+    at::cross_entropy_loss(whole.forward<at::Tensor>(x), y).backward();
+    step(whole.ptr()->parameters());
+  }
+  test::run_ranks(2, "shm", [&](comm::Group& group) {
+    auto net = make();
+    convert_sync_batch_norm(*net.ptr(), group);
+    struct AnyImpl : torch::nn::Module {
+      explicit AnyImpl(torch::nn::AnyModule of) : net(std::move(of)) { register_module("net", net.ptr()); }
+      at::Tensor forward(const at::Tensor& in) { return net.forward<at::Tensor>(in); }
+      torch::nn::AnyModule net;
+    };
+    DistributedDataParallel<std::shared_ptr<AnyImpl>> model(std::make_shared<AnyImpl>(net), group);
+    for (int i = 0; i < 3; ++i) {
+      const at::Tensor out = model.forward(share_of(x, group.rank(), 2));
+      at::cross_entropy_loss(out, share_of(y, group.rank(), 2)).backward();
+      step(model->parameters());
+    }
+    const auto wanted = whole.ptr()->named_parameters();
+    for (const auto& entry : net.ptr()->named_parameters()) {
+      const at::Tensor& other = wanted[entry.key()];
+      EXPECT_LE((entry.value() - other).norm().item<double>(), 1e-9 * other.norm().item<double>())
+          << entry.key();
+    }
   });
 }
 

@@ -1,0 +1,159 @@
+#include "cohort/parallel/power_sgd.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_qr.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/randn.h>
+
+#include <unordered_map>
+#include <vector>
+
+#include "cohort/core/error.h"
+
+namespace cohort::parallel {
+namespace {
+
+struct Kept {
+  at::Tensor q;      // [m, r], of the step before
+  at::Tensor error;  // [n, m]: what was not sent
+};
+
+struct State {
+  PowerSgdOptions options;
+  std::int64_t steps = 0;
+  std::unordered_map<const at::TensorImpl*, Kept> kept;
+};
+
+// A gradient that travels as p [n, r] and q [m, r].
+struct Matrix {
+  at::Tensor m;  // [n, m] in the bucket, with the error of before added
+  at::Tensor p, q;
+  Kept* kept = nullptr;
+};
+
+at::Tensor start(const at::Tensor& m, std::int64_t rank, std::uint64_t seed) {
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  return at::randn({m.size(1), rank}, generator, at::TensorOptions(at::kFloat)).to(m.options());
+}
+
+// Tensors as pieces of one, to travel together.
+at::Tensor flat_of(const comm::Group& group, const std::vector<at::Tensor*>& pieces) {
+  std::int64_t numel = 0;
+  for (const at::Tensor* piece : pieces) numel += piece->numel();
+  at::Tensor flat = group.empty({numel}, pieces.front()->options());
+  std::int64_t at = 0;
+  for (at::Tensor* piece : pieces) {
+    at::Tensor place = flat.narrow(0, at, piece->numel()).view(piece->sizes());
+    at += piece->numel();
+    place.copy_(*piece);
+    *piece = place;
+  }
+  return flat;
+}
+
+class Compressed : public Reduction {
+ public:
+  Compressed(State& state, const HookBucket& bucket)
+      : state_(state), group_(bucket.group), timeout_(bucket.timeout) {
+    const at::NoGradGuard no_grad;
+    const std::vector<at::Tensor> gradients = bucket.bucket.getGradients();
+    const std::vector<at::Tensor> parameters = bucket.bucket.getParameters();
+    for (std::size_t i = 0; i < gradients.size(); ++i) {
+      if (!add_matrix(gradients[i], parameters[i], i)) whole_.push_back(gradients[i]);
+    }
+    whole_parts_ = whole_;
+    begin(whole_parts_, whole_pending_);
+    for (Matrix& each : matrices_) each.p = at::matmul(each.m, each.q);
+    begin(all(&Matrix::p), factor_pending_);
+  }
+
+  bool advance() override {
+    const at::NoGradGuard no_grad;
+    factor_pending_.wait();
+    if (!has_p_ && !matrices_.empty()) {
+      has_p_ = true;
+      for (Matrix& each : matrices_) {
+        each.p = std::get<0>(at::linalg_qr(each.p));
+        each.q = at::matmul(each.m.t(), each.p);
+        if (state_.options.use_error_feedback) {
+          each.kept->error = each.m - at::matmul(each.p, each.q.t());  // this rank's own share
+        }
+      }
+      begin(all(&Matrix::q), factor_pending_);
+      return true;
+    }
+    whole_pending_.wait();
+    for (std::size_t i = 0; i < whole_.size(); ++i) whole_[i].copy_(whole_parts_[i]);
+    for (Matrix& each : matrices_) {
+      at::matmul_out(each.m, each.p, each.q.t());
+      if (state_.options.warm_start) each.kept->q = each.q.clone();
+    }
+    return false;
+  }
+
+ private:
+  bool add_matrix(const at::Tensor& gradient, const at::Tensor& parameter, std::size_t place) {
+    if (gradient.dim() < 2) return false;
+    const at::Tensor m = gradient.view({gradient.size(0), -1});
+    const std::int64_t rank = std::min({state_.options.matrix_approximation_rank, m.size(0), m.size(1)});
+    const auto factors = static_cast<double>(rank * (m.size(0) + m.size(1)));
+    if (static_cast<double>(m.numel()) < state_.options.min_compression_rate * factors) return false;
+    Kept& kept = state_.kept[parameter.unsafeGetTensorImpl()];
+    if (kept.error.defined()) m.add_(kept.error);
+    Matrix& matrix = matrices_.emplace_back();
+    matrix.m = m;
+    matrix.kept = &kept;
+    matrix.q =
+        kept.q.defined() ? kept.q : start(m, rank, static_cast<std::uint64_t>(state_.steps) * 100003 + place);
+    return true;
+  }
+
+  std::vector<at::Tensor*> all(at::Tensor Matrix::*which) {
+    std::vector<at::Tensor*> list;
+    for (Matrix& each : matrices_) list.push_back(&(each.*which));
+    return list;
+  }
+  void begin(std::vector<at::Tensor>& tensors, comm::Pending& pending) {
+    std::vector<at::Tensor*> list;
+    for (at::Tensor& each : tensors) list.push_back(&each);
+    begin(list, pending);
+  }
+  void begin(const std::vector<at::Tensor*>& pieces, comm::Pending& pending) {
+    if (pieces.empty()) return;
+    at::Tensor flat = flat_of(group_, pieces);
+    pending = group_.all_reduce(flat, comm::ReduceOp::SUM, {timeout_});
+  }
+
+  State& state_;
+  const comm::Group group_;
+  const std::chrono::milliseconds timeout_;
+  std::vector<Matrix> matrices_;
+  std::vector<at::Tensor> whole_, whole_parts_;
+  comm::Pending whole_pending_, factor_pending_;
+  bool has_p_ = false;
+};
+
+}  // namespace
+
+CommHook power_sgd_hook(const PowerSgdOptions& options) {
+  if (options.matrix_approximation_rank < 1 || !(options.min_compression_rate >= 1)) {
+    throw UsageError(
+        "parallel.power_sgd",
+        core::concat("matrix_approximation_rank is ", options.matrix_approximation_rank,
+                     " and min_compression_rate ", options.min_compression_rate, ", expected at least 1"));
+  }
+  const auto state = std::make_shared<State>();
+  state->options = options;
+  return [state](const HookBucket& bucket) -> std::unique_ptr<Reduction> {
+    const bool is_first = bucket.bucket.getIndex() == 0;
+    if (is_first) ++state->steps;
+    if (state->steps <= state->options.start_iter) return all_reduce_hook()(bucket);
+    return std::make_unique<Compressed>(*state, bucket);
+  };
+}
+
+}  // namespace cohort::parallel
