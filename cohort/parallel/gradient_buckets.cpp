@@ -332,11 +332,15 @@ void GradientBuckets::reduce_sparse_ones(double scale) {
 
 void GradientBuckets::give_out(const at::Tensor& used, ReduceReport& report) {
   double squares = 0;
-  for (const Bucket& bucket : buckets) {
-    report.bytes += static_cast<std::int64_t>(bucket.flat.nbytes());
-    if (!options_.norm) continue;
-    const auto norm = at::linalg_vector_norm(bucket.flat).item<double>();
+  const auto count = [&](const at::Tensor& numbers) {
+    report.bytes += static_cast<std::int64_t>(numbers.nbytes());
+    if (!options_.norm) return;
+    const auto norm = at::linalg_vector_norm(numbers).item<double>();
     squares += norm * norm;
+  };
+  for (const Bucket& bucket : buckets) count(bucket.flat);
+  for (const Gradient& gradient : gradients) {
+    if (gradient.is_sparse) count(gradient.parameter.grad().values());
   }
   if (options_.norm) report.norm = std::sqrt(squares);
   for (std::size_t i = 0; i < gradients.size(); ++i) {

@@ -71,7 +71,7 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   std::vector<std::pair<NodePtr, std::uintptr_t>> hooks;  // of each gradient: where it hangs, and its key
   std::unordered_map<const Node*, std::size_t> by_accumulator;
   std::int64_t backwards = 0;  // that reduced
-  int silent = 0;              // NoSyncs that live
+  std::atomic<int> silent{0};  // NoSyncs that live
 
   // Since prepare().
   std::mutex mutex;  // hooks run on the threads of devices
@@ -221,8 +221,9 @@ void Reducer::State::finish_after(std::span<const at::Tensor> outputs) {
 // ------------------------------------------------------------------------------------- while it runs
 
 void Reducer::State::on_gradient(std::size_t index) {
+  if (silent > 0) return;
   const Phase now = phase;
-  if (now == Phase::kDone && silent == 0) {
+  if (now == Phase::kDone) {
     throw UsageError("parallel.reduce",
                      core::concat("a second backward reached ", buckets.gradients[index].name,
                                   " after the gradients were averaged: it would add this rank's alone"),
@@ -426,11 +427,7 @@ ReduceReport Reducer::finish() {
 }
 
 Reducer::NoSync::NoSync(Reducer& reducer) : reducer_(reducer) {
-  State& state = *reducer_.state_;
-  ++state.silent;
-  if (state.phase == State::Phase::kArmed && !state.has_begun && !state.is_header_open) {
-    state.phase = State::Phase::kIdle;
-  }
+  ++reducer_.state_->silent;
 }
 
 Reducer::NoSync::~NoSync() {

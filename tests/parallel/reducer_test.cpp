@@ -425,6 +425,8 @@ TEST(ReducerTest, BackwardsUnderNoSyncAddUpUntilOneReduces) {
         for (int part = 0; part < 3; ++part) {
           const at::Tensor mine = share_of(wave(4) + part, group.rank(), 2);
           if (part < 2) {
+            // Also where one was prepared that no backward followed.
+            if (part == 1) reducer.prepare();
             const Reducer::NoSync silent(reducer);
             loss_of(net, mine).backward();
           } else {
@@ -576,8 +578,17 @@ TEST(ReducerTest, SparseGradientsAreTheRowsOfAllRanks) {
         }
         EXPECT_TRUE(at::allclose(net->layer->weight.grad(), dense->layer->weight.grad(), 1e-12, 1e-14));
       }
-      reducer.prepare(Contribution{.weight = 0});
-      reducer.finish();
+      if (is_static) return;
+      reducer.finish();  // says nothing about what comes next
+      Reducer measuring(group, parameters_to_reduce(*net), {.norm = true});
+      net->zero_grad();
+      measuring.prepare();
+      net->forward(index_of(group.rank())).square().sum().backward();
+      double squares = 0;
+      for (const at::Tensor& parameter : dense->parameters()) {
+        squares += parameter.grad().square().sum().item<double>();
+      }
+      EXPECT_NEAR(*measuring.finish().norm, std::sqrt(squares), 1e-9);
     });
   }
 }
