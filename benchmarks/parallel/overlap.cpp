@@ -33,7 +33,7 @@ namespace parallel = cohort::parallel;
 using Clock = std::chrono::steady_clock;
 using cohort::test::SlowLink;
 
-constexpr int kSettle = 16;  // steps until buckets stay
+constexpr int kSettle = 20;  // steps until buckets stay
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();

@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cohort/core/error.h"
 #include "cohort/parallel/replicate.h"
@@ -42,11 +43,12 @@ void Distributed::before_forward() {
                                                      going_on.size(), " has no more samples"));
     }
   }
-  reducer_.regroup();
-  share_buffers();
+  begin_step();
 }
 
-void Distributed::share_buffers() {
+void Distributed::begin_step() {
+  if (std::exchange(has_stepped_, true)) reducer_.group().step_done();
+  reducer_.regroup();
   if (!options_.broadcast_buffers) return;
   broadcast_buffers(reducer_.group(), *module_,
                     {.ignored = options_.ignored, .root = buffers_from_, .timeout = options_.timeout});
@@ -96,8 +98,7 @@ void Distributed::shadow() {
                                                      " has no more samples, and others have"));
     }
     buffers_from_ = static_cast<int>(first - going_on.begin());
-    reducer_.regroup();
-    share_buffers();
+    begin_step();
     const bool counts = joining_->divide_by_initial_world_size && !weight_;
     // Without gradients: what is left of the last step is not to be averaged again.
     for (at::Tensor& parameter : module_->parameters()) parameter.mutable_grad() = at::Tensor();

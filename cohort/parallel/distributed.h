@@ -41,7 +41,7 @@ class Distributed {
   /// `module` is shared. Collective. Throws: UsageError naming what differs between the ranks.
   Distributed(std::shared_ptr<torch::nn::Module> module, comm::Group group, DistributedOptions options = {});
 
-  /// Before forward: regroups buckets, broadcasts buffers. Collective.
+  /// Before forward: tells the group that a step is over, regroups buckets, broadcasts buffers. Collective.
   void before_forward();
   /// After it, with what it returned: has the next backward reduce, unless no_sync() or no gradients.
   void after_forward(std::span<const at::Tensor> outputs);
@@ -56,13 +56,14 @@ class Distributed {
 
  private:
   std::vector<bool> who_goes_on(bool mine) const;
-  void share_buffers();
+  void begin_step();
   void shadow();
 
   std::shared_ptr<torch::nn::Module> module_;
   DistributedOptions options_;
   std::optional<double> weight_;
   std::optional<JoinOptions> joining_;
+  bool has_stepped_ = false;
   int buffers_from_ = 0;
   std::int64_t joined_steps_ = 0;
   Reducer reducer_;

@@ -21,7 +21,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kMeasuredSteps = 10;
+// Backwards that are measured. Those before are slower: in the first ten steps ranks compare their calls.
+constexpr std::int64_t kFirstMeasured = 10, kEndMeasured = 18;
 
 std::string layout_of(const std::vector<Gradient>& gradients) {
   std::string text;
@@ -44,7 +45,8 @@ at::Tensor view_of(const at::Tensor& flat, std::int64_t begin, const at::Tensor&
 }
 
 bool is_at(const at::Tensor& gradient, const at::Tensor& view) {
-  return gradient.data_ptr() == view.data_ptr() && gradient.strides() == view.strides();
+  return gradient.layout() == at::kStrided && gradient.data_ptr() == view.data_ptr() &&
+         gradient.strides() == view.strides();
 }
 
 // Buckets of places in an order, as buckets of what stands there.
@@ -195,11 +197,10 @@ BucketList GradientBuckets::by_size(const std::vector<std::size_t>& order) const
 void GradientBuckets::note_arrival(std::size_t index, double seconds) {
   if (gradients[index].is_sparse) return;
   if (backwards_ == 0) arrivals_.push_back(index);
-  if (grouped_ == Grouped::kByArrival && measured_ < kMeasuredSteps) gradients[index].ready += seconds;
+  if (backwards_ >= kFirstMeasured && backwards_ < kEndMeasured) gradients[index].ready += seconds;
 }
 
 void GradientBuckets::note_backward() {
-  if (grouped_ == Grouped::kByArrival && measured_ < kMeasuredSteps) ++measured_;
   ++backwards_;
 }
 
@@ -215,7 +216,7 @@ void GradientBuckets::regroup() {
     make_buckets(of_rank_0(by_size(order)));
     grouped_ = Grouped::kByArrival;
   } else if (grouped_ == Grouped::kByArrival && options_.plan == BucketPlan::kMeasured &&
-             measured_ == kMeasuredSteps) {
+             backwards_ >= kEndMeasured) {
     make_buckets(of_rank_0(plan()));
     grouped_ = Grouped::kByPlan;
   }
@@ -245,7 +246,7 @@ BucketList GradientBuckets::plan() const {
   std::vector<std::size_t> order = dense_ones();
   std::ranges::stable_sort(order, {}, [&](std::size_t i) { return gradients[i].ready; });
   std::vector<BucketItem> items = items_in(order);
-  for (BucketItem& item : items) item.ready /= kMeasuredSteps;
+  for (BucketItem& item : items) item.ready /= kEndMeasured - kFirstMeasured;
   const BucketList filled = fill_buckets(items, options_.first_bucket_bytes, options_.bucket_cap_bytes);
   const BucketList planned = plan_buckets(items, link);
   const double before = finish_time(items, filled, link), after = finish_time(items, planned, link);

@@ -52,7 +52,7 @@ class GradientBuckets {
   void note_arrival(std::size_t index, double seconds);
   /// Notes that a backward was reduced.
   void note_backward();
-  /// Groups anew after the first backward, and again after kMeasuredSteps more.
+  /// Groups anew after the first backward, and again after kEndMeasured.
   void regroup();
 
   /// Brings a gradient into its bucket, scaled; zeros where there is none.
@@ -80,7 +80,6 @@ class GradientBuckets {
   const ReducerOptions options_;
   std::vector<std::size_t> arrivals_;  // of the first backward
   std::int64_t backwards_ = 0;
-  int measured_ = 0;
   enum class Grouped { kByDefinition, kByArrival, kByPlan } grouped_ = Grouped::kByDefinition;
 };
 

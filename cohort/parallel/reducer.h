@@ -35,7 +35,7 @@ std::vector<NamedParameter> parameters_to_reduce(const torch::nn::Module& module
 enum class BucketPlan {
   kDefinition,  ///< parameters in the reverse order of their definition
   kArrival,     ///< from the second backward on, in the order in which gradients came
-  kMeasured,    ///< and after ten more, sized by when they came and by what a reduction was measured to take
+  kMeasured,    ///< and after 18, sized by when they came and by what a reduction was measured to take
 };
 
 struct ReducerOptions {

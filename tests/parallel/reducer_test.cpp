@@ -22,7 +22,7 @@ using test::share_of;
 using test::Stack;
 using test::wave;
 
-constexpr int kSteps = 14;  // past the second grouping
+constexpr int kSteps = 20;  // past the second grouping
 
 at::Tensor loss_of(Stack& net, const at::Tensor& input) {
   return net->forward(input).square().mean();
@@ -225,7 +225,7 @@ TEST(ReducerTest, BucketsFollowTheOrderOfArrivalAndThenWhatWasMeasured) {
     reducer.regroup();
     EXPECT_EQ(reducer.buckets().front().front().substr(0, 6), "layer3");
     EXPECT_EQ(reducer.buckets().size(), 8U);
-    for (int i = 0; i < 10; ++i) step();
+    for (int i = 0; i < 18; ++i) step();
     reducer.regroup();
     std::string text;
     for (const auto& bucket : reducer.buckets()) {
@@ -244,7 +244,7 @@ TEST(ReducerTest, WhereAMessageCostsMuchTheMeasuredPlanJoinsBucketsAndEndsEarlie
     const ReducerOptions options{.first_bucket_bytes = 600, .bucket_cap_bytes = 600};
     Reducer reducer(group, parameters_to_reduce(*net), options);
     std::chrono::nanoseconds first{0}, last{0};
-    for (int step = 0; step < 20; ++step) {
+    for (int step = 0; step < 22; ++step) {
       net->zero_grad();
       reducer.prepare();
       loss_of(net, wave(2, 8)).backward();
