@@ -21,6 +21,8 @@ struct MadeBackend {
   c10d::ProcessGroup::BackendType type = c10d::ProcessGroup::BackendType::CUSTOM;
   /// False: the other ranks are imagined, and nothing may wait for them.
   bool has_peers = true;
+  /// True: an element's sum goes in the order of ranks, wherever in the tensor it lies.
+  bool sums_by_rank = false;
   /// That its tensors are on. A group over a backend for GPUs has gloo beside it, for tensors on the CPU.
   c10::DeviceType device = c10::kCPU;
 };

@@ -69,6 +69,10 @@ const c10::intrusive_ptr<c10d::Store>& Group::store() const {
   return state().store;
 }
 
+bool Group::sums_by_rank() const {
+  return state().sums_by_rank || state().size <= 2;
+}
+
 void Group::step_done() const {
   state().steps.fetch_add(1);
 }

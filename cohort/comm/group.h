@@ -100,6 +100,10 @@ class Group {
   /// A store of this group's own.
   const c10::intrusive_ptr<c10d::Store>& store() const;
 
+  /// Whether a sum's bits hang on the numbers of the ranks alone, and not on where in a tensor they lie, as
+  /// in a ring of three ranks or more.
+  bool sums_by_rank() const;
+
   /// Says that a step of training is over: see Check. On every rank, between the same calls, or on none.
   void step_done() const;
 

@@ -304,6 +304,7 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
   }
   if (made.has_peers && size > 1) wait_until_made(*state, deadline);
   state->has_peers = made.has_peers;
+  state->sums_by_rank = made.sums_by_rank;
   state->device = made.device;
   state->group = c10::make_intrusive<c10d::ProcessGroup>(state->store, options.rank, size);
   state->group->setBackend(made.device, made.type, made.backend);

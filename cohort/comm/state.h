@@ -44,6 +44,7 @@ struct Group::State {
   std::string reach;
   Check check = Check::kFirst;
   bool has_peers = true;               ///< as the backend says
+  bool sums_by_rank = false;           ///< as it says too
   c10::DeviceType device = c10::kCPU;  ///< that its tensors are on
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> group;

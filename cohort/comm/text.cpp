@@ -41,10 +41,16 @@ std::string broadcast_text(const Group& group, const std::string& text, int root
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<std::size_t>(bytes.numel())};
 }
 
+std::vector<std::int64_t> all_gather_number(const Group& group, std::int64_t number, CallOptions options) {
+  at::Tensor all = at::empty({group.size()}, at::kLong);
+  group.all_gather(all, at::full({1}, number, at::kLong), options).wait();
+  const auto* const numbers = all.const_data_ptr<std::int64_t>();
+  return {numbers, numbers + group.size()};
+}
+
 std::vector<std::string> all_gather_text(const Group& group, const std::string& text) {
-  at::Tensor lengths = at::empty({group.size()}, at::kLong);
-  group.all_gather(lengths, at::full({1}, static_cast<std::int64_t>(text.size()), at::kLong)).wait();
-  const std::int64_t longest = std::max<std::int64_t>(1, lengths.max().item<std::int64_t>());
+  const std::vector<std::int64_t> lengths = all_gather_number(group, static_cast<std::int64_t>(text.size()));
+  const std::int64_t longest = std::max<std::int64_t>(1, *std::ranges::max_element(lengths));
   at::Tensor mine = at::zeros({longest}, at::kByte);
   std::memcpy(mine.mutable_data_ptr(), text.data(), text.size());
   at::Tensor all = at::empty({group.size() * longest}, at::kByte);
@@ -52,7 +58,7 @@ std::vector<std::string> all_gather_text(const Group& group, const std::string& 
   std::vector<std::string> texts;
   for (int rank = 0; rank < group.size(); ++rank) {
     texts.emplace_back(static_cast<const char*>(all.const_data_ptr()) + rank * longest,
-                       static_cast<std::size_t>(lengths[rank].item<std::int64_t>()));
+                       static_cast<std::size_t>(lengths[static_cast<std::size_t>(rank)]));
   }
   return texts;
 }

@@ -1,15 +1,20 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "cohort/comm/group.h"
 
-/// Text between the ranks of a group, and what they must agree on. CPU groups.
+/// Texts and single numbers between the ranks of a group, and what they must agree on.
 namespace cohort::comm {
 
 /// Returns rank `root`'s text on every rank. Collective.
 std::string broadcast_text(const Group& group, const std::string& text, int root = 0);
+
+/// Returns the number of each rank, on every rank. Collective.
+std::vector<std::int64_t> all_gather_number(const Group& group, std::int64_t number,
+                                            CallOptions options = {});
 
 /// Returns the text of each rank, on every rank. Collective.
 std::vector<std::string> all_gather_text(const Group& group, const std::string& text);

@@ -322,5 +322,6 @@ __attribute__((visibility("default"))) void cohort_make_mpi(const cohort::comm::
   made.backend = c10::make_intrusive<MpiBackend>(engine, make_place(engine, members, options.rank, deadline),
                                                  options.timeout);
   made.type = c10d::ProcessGroup::BackendType::MPI;
+  made.sums_by_rank = true;
 }
 }
