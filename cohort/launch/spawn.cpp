@@ -13,6 +13,7 @@
 #include <map>
 #include <string_view>
 
+#include "cohort/comm/job.h"
 #include "cohort/comm/tcp_store.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/env.h"
@@ -121,8 +122,12 @@ std::vector<std::string> environment_of(int rank, int num_ranks, std::uint16_t p
 
 }  // namespace
 
-bool is_spawned() {
-  return core::env_string(kCall).has_value();
+void spawn_unless_launched(const std::function<void(int rank)>& fn, int num_ranks,
+                           const SpawnOptions& options, std::source_location call) {
+  const comm::Job job = comm::job_from_environment();
+  const bool is_spawned = core::env_string(kCall).has_value();
+  if (job.launcher == comm::Launcher::kNone || is_spawned) return spawn(fn, num_ranks, options, call);
+  fn(job.rank);
 }
 
 void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOptions& options,

@@ -32,8 +32,11 @@ struct SpawnOptions {
 void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOptions& options = {},
            std::source_location call = std::source_location::current());
 
-/// True in a rank that spawn() has made: a program that a launcher may start as well, with its ranks, calls
-/// spawn() when this is true, or when nobody has started ranks.
-bool is_spawned();
+/// Runs fn(rank) once, as the rank that a launcher (cohort run, torchrun, srun, mpirun) has made this
+/// process; where none has, spawns `num_ranks`. For a program that is started either way. Throws: what fn
+/// throws; as spawn; RendezvousError where a launcher's variables make no sense.
+void spawn_unless_launched(const std::function<void(int rank)>& fn, int num_ranks,
+                           const SpawnOptions& options = {},
+                           std::source_location call = std::source_location::current());
 
 }  // namespace cohort::launch

@@ -11,7 +11,6 @@
 #include <exception>
 
 #include "cohort/comm/group.h"
-#include "cohort/comm/job.h"
 #include "cohort/comm/text.h"
 #include "cohort/data/loader.h"
 #include "cohort/launch/spawn.h"
@@ -82,12 +81,7 @@ int main(int argc, char** argv) {
   const int ranks = argc > 1 ? std::atoi(argv[1]) : 2;
   const std::int64_t steps = argc > 2 ? std::atoll(argv[2]) : 200;
   try {
-    const bool launched = cohort::comm::job_from_environment().launcher != cohort::comm::Launcher::kNone;
-    if (launched && !cohort::launch::is_spawned()) {
-      train(steps);  // cohort run, torchrun ... have started the ranks
-    } else {
-      cohort::launch::spawn([&](int) { train(steps); }, ranks);
-    }
+    cohort::launch::spawn_unless_launched([&](int) { train(steps); }, ranks);
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -1,49 +1,96 @@
-// A rank that sums with the others for ever, until it does what it was asked to: FAULT RANK STEP
-// BACKEND.
+// A rank that works with the others for ever, until it does what it was asked to: FAULT RANK STEP BACKEND
+// MOMENT. Moment "collective": it sums, and the fault comes between two sums. "backward": it trains with DDP,
+// and the fault comes in the middle of a backward, while buckets travel.
 #include <ATen/ATen.h>
 #include <signal.h>
+#include <torch/nn/modules/linear.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <fstream>
+#include <functional>
 #include <string>
 
 #include "cohort/comm/group.h"
 #include "cohort/launch/error_file.h"
+#include "cohort/parallel/distributed.h"
 
 namespace {
 
-void inject(const std::string& fault, cohort::comm::Group& group, at::Tensor& sum) {
+struct Fault {
+  std::string name;
+  int rank;
+  int step;
+};
+
+void inject(const Fault& fault, cohort::comm::Group& group, int step) {
+  if (group.rank() != fault.rank || step != fault.step) return;
   std::ofstream("injected") << group.rank();
-  if (fault == "sigkill") ::raise(SIGKILL);
-  if (fault == "sigstop") ::raise(SIGSTOP);
-  if (fault == "exit") std::_Exit(3);
-  if (fault == "exception") throw std::runtime_error("a mistake on purpose");
-  if (fault == "shape") sum = at::ones({999}, at::kFloat);
-  if (fault == "collective") group.broadcast(sum, 0).wait();
+  if (fault.name == "sigkill") ::raise(SIGKILL);
+  if (fault.name == "sigstop") ::raise(SIGSTOP);
+  if (fault.name == "exit") std::_Exit(3);
+  if (fault.name == "exception") throw std::runtime_error("a mistake on purpose");
+  at::Tensor sum = at::ones({fault.name == "shape" ? 999 : 1000});
+  if (fault.name == "shape") group.all_reduce(sum).wait();
+  if (fault.name == "collective") group.broadcast(sum, 0).wait();
 }
 
-int run(const std::string& fault, int rank, int step, const std::string& backend) {
-  if (fault == "missing" && std::to_string(rank) == std::getenv("RANK")) {
-    std::ofstream("injected") << rank;
+[[noreturn]] void sum(cohort::comm::Group& group, const Fault& fault) {
+  for (int step = 0;; ++step) {
+    inject(fault, group, step);
+    at::Tensor ones = at::ones({1000});
+    group.all_reduce(ones).wait();
+  }
+}
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(std::function<void()> in_backward) : in_backward(std::move(in_backward)) {}
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor middle = second->forward(first->forward(x));
+    middle.register_hook([this](const at::Tensor& /*gradient*/) { in_backward(); });
+    return fourth->forward(third->forward(middle));
+  }
+  torch::nn::Linear layer(const char* name, int from, int to) {
+    return register_module(name, torch::nn::Linear(torch::nn::LinearOptions(from, to).bias(false)));
+  }
+  const std::function<void()> in_backward;
+  torch::nn::Linear first = layer("first", 25, 40), second = layer("second", 40, 25);
+  torch::nn::Linear third = layer("third", 25, 40), fourth = layer("fourth", 40, 25);
+};
+TORCH_MODULE(Net);
+
+[[noreturn]] void train(cohort::comm::Group& group, const Fault& fault) {
+  int step = 0;
+  cohort::parallel::DistributedOptions options;
+  // Each gradient, 1,000 floats, goes alone, from the first step to the last.
+  options.first_bucket_bytes = options.bucket_cap_bytes = 1;
+  options.plan = cohort::parallel::BucketPlan::kDefinition;
+  cohort::parallel::DistributedDataParallel<Net> model(Net([&] { inject(fault, group, step); }), group,
+                                                       options);
+  for (;; ++step) {
+    model->zero_grad();
+    model.forward(at::ones({4, 25})).sum().backward();
+  }
+}
+
+void run(const Fault& fault, const std::string& backend, const std::string& moment) {
+  if (fault.name == "missing" && std::to_string(fault.rank) == std::getenv("RANK")) {
+    std::ofstream("injected") << fault.rank;
     ::sleep(60);
   }
-  auto group = cohort::comm::init_process_group({.backend = backend, .timeout = std::chrono::seconds(4)});
-  for (int i = 0; i < 100'000'000; ++i) {
-    at::Tensor sum = at::ones({1000}, at::kFloat);
-    if (i == step && group.rank() == rank) inject(fault, group, sum);
-    group.all_reduce(sum).wait();
-  }
-  return 0;
+  auto group = cohort::comm::init_process_group(
+      {.backend = backend, .timeout = std::chrono::seconds(4), .check = cohort::comm::Check::kAlways});
+  if (moment == "backward") train(group, fault);
+  sum(group, fault);
 }
 
 }  // namespace
 
 int main(int, char** argv) {
   try {
-    return run(argv[1], std::atoi(argv[2]), std::atoi(argv[3]), argv[4]);
+    run({.name = argv[1], .rank = std::atoi(argv[2]), .step = std::atoi(argv[3])}, argv[4], argv[5]);
   } catch (const std::exception& error) {
     cohort::launch::record_error(error.what());
     std::fprintf(stderr, "%s\n", error.what());

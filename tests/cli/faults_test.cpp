@@ -1,5 +1,5 @@
 // What happens to a job when one rank fails: the table in docs/launch.md, row by row, three ranks over Gloo
-// and over shm.
+// and over shm, between collectives and in the middle of DDP's backward.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -40,20 +40,23 @@ std::vector<Fault> faults() {
        .most = kDeadline + kShutdown + 5s},
       {.name = "shape", .status = 1, .parts = {"rank RANK", "float[999]", "float[1000]"}},
       {.name = "collective", .status = 1, .parts = {"rank RANK", "broadcast", "all_reduce"}},
-      {.name = "missing",
-       .status = 1,
-       .parts = {"rank RANK of 3 did not come"},
-       .most = kDeadline + kShutdown + 5s},
   };
 }
 
-class FaultsTest : public ::testing::TestWithParam<std::tuple<const char*, Fault>> {
+Fault missing() {
+  return {.name = "missing",
+          .status = 1,
+          .parts = {"rank RANK of 3 did not come"},
+          .most = kDeadline + kShutdown + 5s};
+}
+
+class FaultsTest : public ::testing::TestWithParam<std::tuple<const char*, const char*, Fault>> {
  protected:
   static void SetUpTestSuite() { adopt_orphans(); }
 };
 
 TEST_P(FaultsTest, TheJobEndsInTimeNamingRankAndCause) {
-  const auto& [backend, fault] = GetParam();
+  const auto& [backend, moment, fault] = GetParam();
   const char* text = std::getenv("COHORT_FAULTS");  // the slow script asks for ten
   const int repeats = text == nullptr ? 1 : std::atoi(text);
   const unsigned seed = std::random_device{}();
@@ -64,7 +67,7 @@ TEST_P(FaultsTest, TheJobEndsInTimeNamingRankAndCause) {
     const std::string rank = std::to_string(random() % 3), step = std::to_string(random() % 300);
     Program program(dir.path(),
                     {"run", "--nproc-per-node", "3", "--shutdown-timeout", "2", "--bind-to", "none", "--",
-                     COHORT_FAULT_PROGRAM, fault.name, rank, step, backend},
+                     COHORT_FAULT_PROGRAM, fault.name, rank, step, backend, moment},
                     {{"OMP_NUM_THREADS", "1"}});
     const Outcome outcome = program.outcome();
     const auto end = fs::file_time_type::clock::now();
@@ -80,11 +83,19 @@ TEST_P(FaultsTest, TheJobEndsInTimeNamingRankAndCause) {
   }
 }
 
+constexpr auto kName = [](const auto& info) {
+  return std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param) + "_" +
+         std::get<2>(info.param).name;
+};
 INSTANTIATE_TEST_SUITE_P(Backends, FaultsTest,
-                         ::testing::Combine(::testing::Values("gloo", "shm"), ::testing::ValuesIn(faults())),
-                         [](const auto& info) {
-                           return std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param).name;
-                         });
+                         ::testing::Combine(::testing::Values("gloo", "shm"),
+                                            ::testing::Values("collective", "backward"),
+                                            ::testing::ValuesIn(faults())),
+                         kName);
+INSTANTIATE_TEST_SUITE_P(Meeting, FaultsTest,
+                         ::testing::Combine(::testing::Values("gloo", "shm"), ::testing::Values("meeting"),
+                                            ::testing::Values(missing())),
+                         kName);
 
 TEST_F(FaultsTest, APortThatIsTakenIsNamedAtOnce) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -187,6 +187,24 @@ TEST_F(SpawnTest, RanksDieWithTheProcessThatSpawnedThem) {
   EXPECT_TRUE(gone());
 }
 
+TEST_F(SpawnTest, AProgramThatALauncherMayStartTooSpawnsOnlyWithoutOne) {
+  const auto folder = SharedFolder();
+  const auto leave_word = [&](int rank) {
+    std::ofstream(folder.path() + "/" + std::to_string(rank)) << "here";
+  };
+  SpawnOptions with = options();
+  with.environment = {{"SPAWN_TEST_FOLDER", folder.path()}};
+  spawn_unless_launched(leave_word, 2, with);
+  EXPECT_TRUE(std::filesystem::exists(folder.path() + "/0"));
+  EXPECT_TRUE(std::filesystem::exists(folder.path() + "/1"));
+
+  const test::ScopedEnv rank("RANK", "5"), size("WORLD_SIZE", "8"), local("LOCAL_RANK", "1"),
+      local_size("LOCAL_WORLD_SIZE", "2"), host("MASTER_ADDR", "127.0.0.1"), port("MASTER_PORT", "29500");
+  int mine = -1;
+  spawn_unless_launched([&](int given) { mine = given; }, 2, with);
+  EXPECT_EQ(mine, 5) << "in this process";
+}
+
 TEST_F(SpawnTest, IsRefusedInsideALaunchedJobAndForNoRanks) {
   COHORT_EXPECT_THROW_WITH(spawn([](int) {}, 0, options()), UsageError, "num_ranks is 0");
   const test::ScopedEnv rank("RANK", "0");
