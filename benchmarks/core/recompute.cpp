@@ -4,7 +4,6 @@
 // width batch rounds]
 #include "cohort/core/recompute.h"
 
-#include <c10/core/Allocator.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -15,18 +14,11 @@
 #include <cstdlib>
 #include <vector>
 
+#include "tests/support/live_bytes.h"
+
 namespace {
 
 namespace nn = torch::nn;
-
-struct Counter : c10::MemoryReportingInfoBase {
-  void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
-    now += size;
-    peak = std::max(peak, now);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  std::int64_t now = 0, peak = 0;
-};
 
 struct Way {
   const char* name;
@@ -65,12 +57,11 @@ int main(int argc, char** argv) {
   step(layers, 0, input);  // makes the gradients
   for (std::int64_t round = 0; round < rounds; ++round) {
     for (Way& way : ways) {
-      const auto counter = std::make_shared<Counter>();
-      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counter);
+      const cohort::test::LiveBytes bytes;
       const auto begin = std::chrono::steady_clock::now();
       step(layers, way.part, input);
       way.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-      way.peak = counter->peak;
+      way.peak = bytes.peak();
     }
   }
   std::printf("%ld layers of %ld, batch %ld, %ld rounds\n%-12s %10s %7s %9s %9s %9s %7s\n", depth, width,

@@ -3,22 +3,20 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <cmath>
-
 #include "cohort/core/error.h"
+#include "cohort/parallel/flat.h"
 #include "cohort/parallel/replicate.h"
 
 namespace cohort::parallel {
 
-// Gradients that lie one after the other in `flat`.
+// Gradients that travel as one.
 struct GradientAverager::Chunk {
   std::string key;
-  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> parameters = {};
   std::int64_t numel = 0;
-  at::Tensor flat;
+  std::vector<at::Tensor> pieces = {};  // where each lies
 };
 
 GradientAverager::GradientAverager(comm::Group group, AverageOptions options)
@@ -39,16 +37,10 @@ void GradientAverager::broadcast_buffers(const torch::nn::Module& module) {
 }
 
 AverageReport GradientAverager::average(std::span<const at::Tensor> parameters, double weight, bool finite) {
-  if (!std::isfinite(weight) || weight < 0) {
-    throw UsageError("parallel.average", core::concat("weight is ", weight, ", expected 0 or more"));
-  }
-  const auto size = static_cast<std::size_t>(group_.size());
-  const auto rank = static_cast<std::size_t>(group_.rank());
-  // [weights of the ranks | 1 where the loss was not finite | ranks that have this gradient]
-  at::Tensor header = at::zeros({static_cast<std::int64_t>(2 * size + parameters.size())}, at::kDouble);
-  double* const words = header.data_ptr<double>();
-  words[rank] = weight;
-  words[size + rank] = finite ? 0 : 1;
+  // Behind the contributions: 1 for each gradient that this rank has.
+  const auto count = static_cast<std::int64_t>(parameters.size());
+  at::Tensor header = header_of(group_, {.weight = weight, .finite = finite}, count);
+  double* const has = header.mutable_data_ptr<double>() + (header.numel() - count);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& gradient = parameters[i].grad();
     if (!gradient.defined()) continue;
@@ -58,30 +50,26 @@ AverageReport GradientAverager::average(std::span<const at::Tensor> parameters, 
           core::concat("gradient ", i, " ", gradient.sizes(), " is sparse, expected a dense one"),
           "EmbeddingOptions().sparse(false)");
     }
-    words[2 * size + i] = 1;
+    has[i] = 1;
   }
   group_.all_reduce(header, comm::ReduceOp::SUM, {options_.timeout}).wait();
 
-  AverageReport report;
-  for (std::size_t r = 0; r < size; ++r) report.weight += words[r];
-  for (std::size_t r = 0; r < size && !report.bad_rank; ++r) {
-    if (words[size + r] != 0) report.bad_rank = static_cast<int>(r);
-  }
+  AverageReport report = read_header(header, group_.size());
   if (!report.ok() || report.weight == 0) return report;
 
   std::vector<Chunk> chunks;
   std::map<std::string, std::size_t> open;  // the chunk that still has room, by type and device
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (words[2 * size + i] == 0) continue;
+    if (has[i] == 0) continue;
     const at::Tensor& parameter = parameters[i];
-    const std::string kind = core::concat(parameter.dtype().name(), " ", parameter.device().str());
+    const std::string kind = kind_of(parameter);
     const auto found = open.find(kind);
     const auto bytes = static_cast<std::int64_t>(parameter.nbytes());
     const bool fits = found != open.end() &&
                       chunks[found->second].numel * parameter.element_size() + bytes <= options_.chunk_bytes;
     if (!fits) {
       open[kind] = chunks.size();
-      chunks.push_back({.key = core::concat(kind, " ", chunks.size()), .parameters = {}, .flat = {}});
+      chunks.push_back({.key = core::concat(kind, " ", chunks.size())});
     }
     Chunk& chunk = chunks[open[kind]];
     chunk.parameters.push_back(parameter);
@@ -94,37 +82,31 @@ AverageReport GradientAverager::average(std::span<const at::Tensor> parameters, 
 
 void GradientAverager::reduce_chunks(std::vector<Chunk>& chunks, double scale) {
   const at::NoGradGuard no_grad;
-  const auto each_slice = [](Chunk& chunk, const auto& fn) {
-    std::int64_t begin = 0;
-    for (at::Tensor& parameter : chunk.parameters) {
-      at::Tensor slice = chunk.flat.narrow(0, begin, parameter.numel()).view(parameter.sizes());
-      fn(parameter, slice);
-      begin += parameter.numel();
-    }
-  };
   std::vector<comm::Pending> pending;
   for (Chunk& chunk : chunks) {
     at::Tensor& buffer = buffers_[chunk.key];
     if (!buffer.defined() || buffer.numel() < chunk.numel) {
       buffer = group_.empty({chunk.numel}, chunk.parameters.front().options().requires_grad(false));
     }
-    chunk.flat = buffer.narrow(0, 0, chunk.numel);
-    each_slice(chunk, [&](const at::Tensor& parameter, at::Tensor& slice) {
-      const at::Tensor& gradient = parameter.grad();
+    at::Tensor flat = buffer.narrow(0, 0, chunk.numel);
+    chunk.pieces = pieces_of(flat, chunk.parameters);
+    for (std::size_t i = 0; i < chunk.pieces.size(); ++i) {
+      const at::Tensor& gradient = chunk.parameters[i].grad();
       if (gradient.defined() && scale > 0) {
-        at::mul_out(slice, gradient, at::scalar_tensor(scale, gradient.options()));
+        at::mul_out(chunk.pieces[i], gradient, at::scalar_tensor(scale, gradient.options()));
       } else {
-        slice.zero_();
+        chunk.pieces[i].zero_();
       }
-    });
-    pending.push_back(group_.all_reduce(chunk.flat, comm::ReduceOp::SUM, {options_.timeout}));
+    }
+    pending.push_back(group_.all_reduce(flat, comm::ReduceOp::SUM, {options_.timeout}));
   }
-  for (std::size_t i = 0; i < chunks.size(); ++i) {
-    pending[i].wait();
-    each_slice(chunks[i], [](at::Tensor& parameter, const at::Tensor& slice) {
-      if (!parameter.grad().defined()) parameter.mutable_grad() = at::zeros_like(parameter);
-      parameter.mutable_grad().copy_(slice);
-    });
+  for (std::size_t c = 0; c < chunks.size(); ++c) {
+    pending[c].wait();
+    for (std::size_t i = 0; i < chunks[c].pieces.size(); ++i) {
+      at::Tensor& gradient = chunks[c].parameters[i].mutable_grad();
+      if (!gradient.defined()) gradient = at::zeros_like(chunks[c].parameters[i]);
+      gradient.copy_(chunks[c].pieces[i]);
+    }
   }
 }
 

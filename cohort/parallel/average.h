@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cohort/comm/group.h"
+#include "cohort/parallel/contribution.h"
 
 /// Averages gradients over ranks after backward: docs/parallel.md.
 namespace cohort::parallel {
@@ -20,14 +21,6 @@ struct AverageOptions {
   std::int64_t chunk_bytes = std::int64_t{25} << 20;
   /// Of each collective; 0 is the group's.
   std::chrono::milliseconds timeout{0};
-};
-
-/// Says what all ranks learnt of a step, equal on all of them.
-struct AverageReport {
-  double weight = 0;            ///< sum over ranks
-  std::optional<int> bad_rank;  ///< first rank whose loss was not finite: gradients were left as they are
-  std::int64_t bytes = 0;       ///< gradients that were reduced
-  bool ok() const { return !bad_rank.has_value(); }
 };
 
 /// Makes every rank's gradients the weighted mean over ranks, in flat chunks, after backward.

@@ -1,11 +1,9 @@
 #include "cohort/parallel/distributed.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-
 #include <algorithm>
 #include <utility>
 
+#include "cohort/comm/text.h"
 #include "cohort/core/error.h"
 #include "cohort/parallel/replicate.h"
 
@@ -33,11 +31,11 @@ void Distributed::before_forward() {
   const bool trains = module_->is_training() && at::GradMode::is_enabled() && !reducer_.is_silent();
   if (reducer_.group().size() == 1 || !trains) return;
   if (joining_) {
-    const std::vector<bool> going_on = who_goes_on(true);
-    const auto first = std::ranges::find(going_on, true);
+    const std::vector<std::int64_t> going_on = who_goes_on(true);
+    const auto first = std::ranges::find(going_on, 1);
     buffers_from_ = static_cast<int>(first - going_on.begin());
     ++joined_steps_;
-    const auto ended = std::ranges::find(going_on, false);
+    const auto ended = std::ranges::find(going_on, 0);
     if (joining_->throw_on_early_termination && ended != going_on.end()) {
       throw UsageError("parallel.join", core::concat("rank ", ended - going_on.begin(), " of ",
                                                      going_on.size(), " has no more samples"));
@@ -64,13 +62,9 @@ void Distributed::after_forward(std::span<const at::Tensor> outputs) {
   }
 }
 
-std::vector<bool> Distributed::who_goes_on(bool mine) const {
-  const comm::Group& group = reducer_.group();
-  at::Tensor all = at::empty({group.size()}, at::kInt);
-  group.all_gather(all, at::full({1}, mine ? 1 : 0, at::kInt), {options_.timeout}).wait();
-  std::vector<bool> flags;
-  for (int r = 0; r < group.size(); ++r) flags.push_back(all.const_data_ptr<int>()[r] != 0);
-  return flags;
+// 1 for each rank that has samples, 0 for those that have ended.
+std::vector<std::int64_t> Distributed::who_goes_on(bool mine) const {
+  return comm::all_gather_number(reducer_.group(), mine ? 1 : 0, {options_.timeout});
 }
 
 void Distributed::join(const std::function<void()>& loop, const JoinOptions& options) {
@@ -90,8 +84,8 @@ void Distributed::join(const std::function<void()>& loop, const JoinOptions& opt
 void Distributed::shadow() {
   const comm::Group& group = reducer_.group();
   for (;;) {
-    const std::vector<bool> going_on = who_goes_on(false);
-    const auto first = std::ranges::find(going_on, true);
+    const std::vector<std::int64_t> going_on = who_goes_on(false);
+    const auto first = std::ranges::find(going_on, 1);
     if (first == going_on.end()) break;
     if (joining_->throw_on_early_termination) {
       throw UsageError("parallel.join", core::concat("rank ", group.rank(), " of ", group.size(),
@@ -106,9 +100,8 @@ void Distributed::shadow() {
     reducer_.finish();
   }
   buffers_from_ = 0;
-  at::Tensor steps = at::empty({group.size()}, at::kLong);
-  group.all_gather(steps, at::full({1}, joined_steps_, at::kLong), {options_.timeout}).wait();
-  const int root = static_cast<int>(steps.argmax().item<std::int64_t>());
+  const std::vector<std::int64_t> steps = comm::all_gather_number(group, joined_steps_, {options_.timeout});
+  const auto root = static_cast<int>(std::ranges::max_element(steps) - steps.begin());
   broadcast_module(group, *module_, {.ignored = options_.ignored, .root = root, .timeout = options_.timeout});
 }
 

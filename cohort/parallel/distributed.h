@@ -55,7 +55,7 @@ class Distributed {
   Reducer& reducer() { return reducer_; }
 
  private:
-  std::vector<bool> who_goes_on(bool mine) const;
+  std::vector<std::int64_t> who_goes_on(bool mine) const;
   void begin_step();
   void shadow();
 

@@ -14,6 +14,7 @@
 #include "cohort/comm/text.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
+#include "cohort/parallel/flat.h"
 #include "cohort/parallel/sparse_reduce.h"
 
 namespace cohort::parallel {
@@ -157,10 +158,9 @@ std::vector<BucketItem> GradientBuckets::items_in(const std::vector<std::size_t>
   std::vector<BucketItem> items;
   for (const std::size_t i : order) {
     const Gradient& gradient = gradients[i];
-    items.push_back(
-        {.bytes = static_cast<std::int64_t>(gradient.parameter.nbytes()),
-         .kind = core::concat(gradient.parameter.dtype().name(), " ", gradient.parameter.device().str()),
-         .ready = gradient.ready});
+    items.push_back({.bytes = static_cast<std::int64_t>(gradient.parameter.nbytes()),
+                     .kind = kind_of(gradient.parameter),
+                     .ready = gradient.ready});
   }
   return items;
 }
@@ -198,10 +198,6 @@ void GradientBuckets::note_arrival(std::size_t index, double seconds) {
   if (gradients[index].is_sparse) return;
   if (backwards_ == 0) arrivals_.push_back(index);
   if (backwards_ >= kFirstMeasured && backwards_ < kEndMeasured) gradients[index].ready += seconds;
-}
-
-void GradientBuckets::note_backward() {
-  ++backwards_;
 }
 
 void GradientBuckets::regroup() {

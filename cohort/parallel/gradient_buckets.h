@@ -51,7 +51,9 @@ class GradientBuckets {
   /// Notes that a gradient came, `seconds` after prepare().
   void note_arrival(std::size_t index, double seconds);
   /// Notes that a backward was reduced.
-  void note_backward();
+  void note_backward() { ++backwards_; }
+  /// How many were.
+  std::int64_t backwards() const { return backwards_; }
   /// Groups anew after the first backward, and again after kEndMeasured.
   void regroup();
 

@@ -1,18 +1,18 @@
 #include "cohort/parallel/power_sgd.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
 
+#include <algorithm>
 #include <unordered_map>
 #include <vector>
 
 #include "cohort/core/error.h"
+#include "cohort/parallel/flat.h"
 
 namespace cohort::parallel {
 namespace {
@@ -40,21 +40,6 @@ at::Tensor start(const at::Tensor& m, std::int64_t rank, std::uint64_t seed) {
   return at::randn({m.size(1), rank}, generator, at::TensorOptions(at::kFloat)).to(m.options());
 }
 
-// Tensors as pieces of one, to travel together.
-at::Tensor flat_of(const comm::Group& group, const std::vector<at::Tensor*>& pieces) {
-  std::int64_t numel = 0;
-  for (const at::Tensor* piece : pieces) numel += piece->numel();
-  at::Tensor flat = group.empty({numel}, pieces.front()->options());
-  std::int64_t at = 0;
-  for (at::Tensor* piece : pieces) {
-    at::Tensor place = flat.narrow(0, at, piece->numel()).view(piece->sizes());
-    at += piece->numel();
-    place.copy_(*piece);
-    *piece = place;
-  }
-  return flat;
-}
-
 class Compressed : public Reduction {
  public:
   Compressed(State& state, const HookBucket& bucket)
@@ -65,10 +50,9 @@ class Compressed : public Reduction {
     for (std::size_t i = 0; i < gradients.size(); ++i) {
       if (!add_matrix(gradients[i], parameters[i], i)) whole_.push_back(gradients[i]);
     }
-    whole_parts_ = whole_;
-    begin(whole_parts_, whole_pending_);
+    whole_sums_ = sum(whole_, whole_pending_);
     for (Matrix& each : matrices_) each.p = at::matmul(each.m, each.q);
-    begin(all(&Matrix::p), factor_pending_);
+    sum_factors(&Matrix::p);
   }
 
   bool advance() override {
@@ -83,11 +67,11 @@ class Compressed : public Reduction {
           each.kept->error = each.m - at::matmul(each.p, each.q.t());  // this rank's own share
         }
       }
-      begin(all(&Matrix::q), factor_pending_);
+      sum_factors(&Matrix::q);
       return true;
     }
     whole_pending_.wait();
-    for (std::size_t i = 0; i < whole_.size(); ++i) whole_[i].copy_(whole_parts_[i]);
+    for (std::size_t i = 0; i < whole_.size(); ++i) whole_[i].copy_(whole_sums_[i]);
     for (Matrix& each : matrices_) {
       at::matmul_out(each.m, each.p, each.q.t());
       if (state_.options.warm_start) each.kept->q = each.q.clone();
@@ -112,27 +96,27 @@ class Compressed : public Reduction {
     return true;
   }
 
-  std::vector<at::Tensor*> all(at::Tensor Matrix::*which) {
-    std::vector<at::Tensor*> list;
-    for (Matrix& each : matrices_) list.push_back(&(each.*which));
-    return list;
-  }
-  void begin(std::vector<at::Tensor>& tensors, comm::Pending& pending) {
-    std::vector<at::Tensor*> list;
-    for (at::Tensor& each : tensors) list.push_back(&each);
-    begin(list, pending);
-  }
-  void begin(const std::vector<at::Tensor*>& pieces, comm::Pending& pending) {
-    if (pieces.empty()) return;
-    at::Tensor flat = flat_of(group_, pieces);
+  // Sums over ranks, once `pending` is over, what is copied into the tensors that are returned.
+  std::vector<at::Tensor> sum(const std::vector<at::Tensor>& tensors, comm::Pending& pending) const {
+    if (tensors.empty()) return {};
+    at::Tensor flat = group_.empty({total_numel(tensors)}, tensors.front().options());
+    const std::vector<at::Tensor> pieces = pieces_of(flat, tensors);
+    for (std::size_t i = 0; i < pieces.size(); ++i) pieces[i].copy_(tensors[i]);
     pending = group_.all_reduce(flat, comm::ReduceOp::SUM, {timeout_});
+    return pieces;
+  }
+  void sum_factors(at::Tensor Matrix::*which) {
+    std::vector<at::Tensor> mine;
+    for (const Matrix& each : matrices_) mine.push_back(each.*which);
+    const std::vector<at::Tensor> sums = sum(mine, factor_pending_);
+    for (std::size_t i = 0; i < sums.size(); ++i) matrices_[i].*which = sums[i];
   }
 
   State& state_;
   const comm::Group group_;
   const std::chrono::milliseconds timeout_;
   std::vector<Matrix> matrices_;
-  std::vector<at::Tensor> whole_, whole_parts_;
+  std::vector<at::Tensor> whole_, whole_sums_;
   comm::Pending whole_pending_, factor_pending_;
   bool has_p_ = false;
 };

@@ -8,7 +8,6 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <atomic>
-#include <cmath>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -61,7 +60,7 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   [[noreturn]] void throw_left_out() const;
 
   // Whether this backward tells what all others will do.
-  bool is_counting() const { return options.static_graph && backwards == 0; }
+  bool is_counting() const { return options.static_graph && buckets.backwards() == 0; }
   bool is_all_ready() const { return next_bucket == buckets.buckets.size() && missing_sparse == 0; }
   bool travels() const { return reduces && buckets.travel(); }
 
@@ -70,7 +69,6 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   GradientBuckets buckets;
   std::vector<std::pair<NodePtr, std::uintptr_t>> hooks;  // of each gradient: where it hangs, and its key
   std::unordered_map<const Node*, std::size_t> by_accumulator;
-  std::int64_t backwards = 0;  // that reduced
   std::atomic<int> silent{0};  // NoSyncs that live
 
   // Since prepare().
@@ -81,7 +79,7 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   std::size_t next_bucket = 0;
   std::size_t missing_sparse = 0;
   Clock::time_point begin;
-  at::Tensor header;  // [weight | 1 where not finite] of each rank
+  at::Tensor header;
   comm::Pending header_pending;
   bool is_header_open = false;
   double weight = 1;
@@ -142,14 +140,8 @@ void Reducer::State::arm(const std::optional<Contribution>& mine, std::span<cons
 }
 
 void Reducer::State::send_header(const Contribution& mine) {
-  if (!std::isfinite(mine.weight) || mine.weight < 0) {
-    throw UsageError("parallel.reduce", core::concat("weight is ", mine.weight, ", expected 0 or more"));
-  }
   weight = mine.weight;
-  header = at::zeros({2 * group.size()}, at::kDouble);
-  auto* const words = header.mutable_data_ptr<double>();
-  words[group.rank()] = weight;
-  words[group.size() + group.rank()] = mine.finite ? 0 : 1;
+  header = header_of(group, mine);
   is_header_open = true;
   if (group.size() > 1) header_pending = group.all_reduce(header, comm::ReduceOp::SUM, {options.timeout});
 }
@@ -159,12 +151,7 @@ void Reducer::State::settle() {
   if (!is_header_open) return;
   is_header_open = false;
   header_pending.wait();
-  const auto* const words = header.const_data_ptr<double>();
-  report.weight = 0;
-  for (int r = 0; r < group.size(); ++r) {
-    report.weight += words[r];
-    if (words[group.size() + r] != 0 && !report.bad_rank) report.bad_rank = r;
-  }
+  static_cast<AverageReport&>(report) = read_header(header, group.size());
   reduces = report.ok() && report.weight > 0;
   scale = reduces ? weight / report.weight : 0;
 }
@@ -314,10 +301,7 @@ void Reducer::State::finalize() {
     buckets.give_out(used, report);
   }
   report.exposed = Clock::now() - start;
-  if (reduces) {
-    buckets.note_backward();
-    ++backwards;
-  }
+  if (reduces) buckets.note_backward();
   has_begun = false;
   phase = Phase::kDone;
 }
@@ -407,6 +391,10 @@ void Reducer::prepare(std::span<const at::Tensor> outputs) {
 
 void Reducer::prepare(const Contribution& mine, std::span<const at::Tensor> outputs) {
   state_->arm(mine, outputs);
+}
+
+bool Reducer::is_prepared() const {
+  return state_->phase == State::Phase::kArmed || state_->phase == State::Phase::kDone;
 }
 
 ReduceReport Reducer::finish() {

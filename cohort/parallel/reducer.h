@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "cohort/comm/group.h"
-#include "cohort/parallel/average.h"
 #include "cohort/parallel/comm_hook.h"
+#include "cohort/parallel/contribution.h"
 
 /// Gradients averaged over ranks while backward runs: docs/distributed.md.
 namespace cohort::parallel {
@@ -63,12 +63,6 @@ struct ReducerOptions {
   std::chrono::milliseconds timeout{0};
 };
 
-/// What this rank brings to a step.
-struct Contribution {
-  double weight = 1;   ///< samples that its mean loss was taken over, may be 0
-  bool finite = true;  ///< false: no rank reduces anything, and the report says which rank said so
-};
-
 struct ReduceReport : AverageReport {
   std::chrono::nanoseconds exposed{0};  ///< waited for reductions after the last gradient
   std::optional<double> norm;  ///< where ReducerOptions::norm asks for it: of all gradients as one vector
@@ -111,6 +105,9 @@ class Reducer {
   /// The same with a weight: sum_r(weight_r g_r) / sum_r(weight_r). Where the weights are all 0, or a rank's
   /// numbers are not finite, the next backward reduces nothing.
   void prepare(const Contribution& mine, std::span<const at::Tensor> outputs = {});
+
+  /// Whether prepare() was called, and finish() not yet after it.
+  bool is_prepared() const;
 
   /// Says what was done since prepare(). Where there was no backward, as on a rank without samples, or where
   /// it may leave parameters out, what is left is reduced now, as it stands. Blocks until all is reduced.

@@ -9,6 +9,7 @@
 
 #include "cohort/comm/text.h"
 #include "cohort/core/error.h"
+#include "cohort/parallel/flat.h"
 
 namespace cohort::parallel {
 namespace {
@@ -49,41 +50,27 @@ void send_from_root(const comm::Group& group, const std::vector<at::Tensor>& ten
   std::map<std::string, std::vector<at::Tensor>> small;
   for (const at::Tensor& tensor : tensors) {
     if (tensor.numel() == 0) continue;
-    if (tensor.nbytes() > kSmall) {
-      wholes.push_back(tensor.detach());
-    } else {
-      small[core::concat(tensor.dtype().name(), " ", tensor.device().str())].push_back(tensor.detach());
-    }
+    (tensor.nbytes() > kSmall ? wholes : small[kind_of(tensor)]).push_back(tensor.detach());
   }
-  std::vector<std::pair<at::Tensor, std::vector<at::Tensor>>> joined;
-  for (auto& [kind, list] : small) {
-    std::int64_t numel = 0;
-    for (const at::Tensor& tensor : list) numel += tensor.numel();
-    at::Tensor flat = group.empty({numel}, list.front().options());
-    joined.emplace_back(flat, std::move(list));
-  }
-  const auto each_piece = [](auto& entry, const auto& body) {
-    std::int64_t at = 0;
-    for (at::Tensor& tensor : entry.second) {
-      at::Tensor piece = entry.first.narrow(0, at, tensor.numel()).view(tensor.sizes());
-      body(tensor, piece);
-      at += tensor.numel();
-    }
-  };
+  const bool is_root = group.rank() == options.root;
   std::vector<comm::Pending> pending;
-  for (at::Tensor& tensor : wholes)
+  const auto send = [&](at::Tensor tensor) {
     pending.push_back(group.broadcast(tensor, options.root, {options.timeout}));
-  for (auto& entry : joined) {
-    if (group.rank() == options.root) {
-      each_piece(entry, [](const at::Tensor& tensor, at::Tensor& piece) { piece.copy_(tensor); });
+  };
+  for (const at::Tensor& tensor : wholes) send(tensor);
+  std::vector<std::pair<at::Tensor, at::Tensor>> joined;  // a tensor, and where it lies among others
+  for (const auto& [kind, list] : small) {
+    const at::Tensor flat = group.empty({total_numel(list)}, list.front().options());
+    const std::vector<at::Tensor> pieces = pieces_of(flat, list);
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (is_root) pieces[i].copy_(list[i]);
+      joined.emplace_back(list[i], pieces[i]);
     }
-    pending.push_back(group.broadcast(entry.first, options.root, {options.timeout}));
+    send(flat);
   }
   for (comm::Pending& each : pending) each.wait();
-  if (group.rank() == options.root) return;
-  for (auto& entry : joined) {
-    each_piece(entry, [](at::Tensor& tensor, const at::Tensor& piece) { tensor.copy_(piece); });
-  }
+  if (is_root) return;
+  for (const auto& [tensor, piece] : joined) tensor.copy_(piece);
 }
 
 }  // namespace

@@ -53,8 +53,7 @@ class DdpStrategy : public Replicated {
       : Replicated(group), options_(std::move(options)) {
     // A run and its repetition end with the same bits. Where the order of a sum hangs on the place in the
     // bucket, as in a ring, buckets must not hang on what was measured, or on when the run was resumed.
-    const bool in_order_of_ranks = group.backend() == "shm" || group.backend() == "mpi" || group.size() <= 2;
-    if (!in_order_of_ranks) options_.plan = parallel::BucketPlan::kDefinition;
+    if (!group.sums_by_rank()) options_.plan = parallel::BucketPlan::kDefinition;
   }
 
   std::string name() const override { return "ddp"; }
@@ -78,42 +77,34 @@ class DdpStrategy : public Replicated {
             {found != names.end() ? found->second : core::concat("parameter ", parameters.size()),
              parameter});
       }
-      reducers_[entry.optimizer.get()] = {
-          std::make_unique<parallel::Reducer>(*group(), std::move(parameters), options_)};
+      reducers_[entry.optimizer.get()] =
+          std::make_unique<parallel::Reducer>(*group(), std::move(parameters), options_);
     }
   }
 
   void prepare(const optim::Optimizer& optimizer, double samples, bool finite) override {
-    Entry& entry = entry_of(optimizer);
-    entry.reducer->prepare(parallel::Contribution{.weight = samples, .finite = finite});
-    entry.is_prepared = true;
+    reducer_of(optimizer).prepare(parallel::Contribution{.weight = samples, .finite = finite});
   }
 
   parallel::AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite) override {
-    Entry& entry = entry_of(optimizer);
     // A training step that does not say beforehand is averaged now.
-    if (!entry.is_prepared) prepare(optimizer, samples, finite);
-    entry.is_prepared = false;
-    return entry.reducer->finish();
+    if (!reducer_of(optimizer).is_prepared()) prepare(optimizer, samples, finite);
+    return reducer_of(optimizer).finish();
   }
 
  private:
-  struct Entry {
-    std::unique_ptr<parallel::Reducer> reducer;
-    bool is_prepared = false;
-  };
-  Entry& entry_of(const optim::Optimizer& optimizer) {
+  parallel::Reducer& reducer_of(const optim::Optimizer& optimizer) {
     const auto found = reducers_.find(&optimizer);
     if (found == reducers_.end()) {
       throw UsageError("train.strategy",
                        "gradients of an optimizer are to be averaged that was not added to the task",
                        "Task::add_optimizer");
     }
-    return found->second;
+    return *found->second;
   }
 
   parallel::ReducerOptions options_;
-  std::map<const optim::Optimizer*, Entry> reducers_;
+  std::map<const optim::Optimizer*, std::unique_ptr<parallel::Reducer>> reducers_;
 };
 
 }  // namespace

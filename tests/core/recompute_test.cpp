@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <c10/core/Allocator.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/activation.h>
@@ -13,6 +12,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "cohort/core/error.h"
+#include "tests/support/live_bytes.h"
 #include "tests/support/throws.h"
 
 namespace cohort {
@@ -60,26 +60,6 @@ std::vector<at::Tensor> step(nn::Sequential& net, at::Tensor x, const Forward& f
   all.push_back(at::rand({3}));
   return all;
 }
-
-// Most bytes of tensors that were alive at once on this thread.
-class Peak {
- public:
-  Peak() : counter_(std::make_shared<Counter>()), guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
-  std::int64_t bytes() const { return counter_->peak; }
-  std::int64_t now() const { return counter_->now; }
-
- private:
-  struct Counter : c10::MemoryReportingInfoBase {
-    void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
-      now += size;
-      peak = std::max(peak, now);
-    }
-    bool memoryProfilingEnabled() const override { return true; }
-    std::int64_t now = 0, peak = 0;
-  };
-  std::shared_ptr<Counter> counter_;
-  c10::DebugInfoGuard guard_;
-};
 
 TEST(CheckpointTest, ValuesGradientsAndRandomNumbersAreTheBitsOfThePlainCall) {
   nn::Sequential net = make_part();
@@ -304,11 +284,11 @@ TEST(CheckpointTest, ADeepNetworkNeedsLessMemory) {
     for (auto& part : parts) {
       for (at::Tensor& parameter : part->parameters()) parameter.mutable_grad() = at::zeros_like(parameter);
     }
-    const Peak peak;
+    const test::LiveBytes bytes;
     at::Tensor x = at::ones({256, width}).requires_grad_();
     for (auto& part : parts) x = call(part, x);
     x.sum().backward();
-    return peak.bytes();
+    return bytes.peak();
   };
   const std::int64_t activation = 256 * width * 4;
   const std::int64_t plain =

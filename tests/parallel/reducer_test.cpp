@@ -5,11 +5,11 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/optim/sgd.h>
 
-#include <atomic>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "cohort/comm/text.h"
-#include "tests/parallel/nets.h"
+#include "tests/parallel/training.h"
+#include "tests/support/live_bytes.h"
 #include "tests/support/ranks.h"
 #include "tests/support/slow_link.h"
 #include "tests/support/throws.h"
@@ -17,55 +17,17 @@
 namespace cohort::parallel {
 namespace {
 
+using test::Descent;
+using test::expect_near;
+using test::kSteps;
+using test::loss_of;
 using test::make_stack;
+using test::same_bits;
 using test::share_of;
 using test::Stack;
+using test::train;
+using test::train_alone;
 using test::wave;
-
-constexpr int kSteps = 20;  // past the second grouping
-
-at::Tensor loss_of(Stack& net, const at::Tensor& input) {
-  return net->forward(input).square().mean();
-}
-
-// A step with momentum, so that a gradient that is wrong once shows for ever.
-class Descent {
- public:
-  explicit Descent(const torch::nn::Module& module) : parameters_(module.parameters()) {}
-  void zero_grad() {
-    for (at::Tensor& parameter : parameters_) parameter.mutable_grad() = at::Tensor();
-  }
-  void step() {
-    const at::NoGradGuard no_grad;
-    momenta_.resize(parameters_.size());
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      const at::Tensor gradient = parameters_[i].grad();
-      if (!gradient.defined()) continue;
-      momenta_[i] = momenta_[i].defined() ? momenta_[i] * 0.9 + gradient : gradient.clone();
-      parameters_[i].sub_(momenta_[i], 0.5);
-    }
-  }
-
- private:
-  std::vector<at::Tensor> parameters_, momenta_;
-};
-
-void expect_near(const Stack& net, const Stack& want, double tolerance) {
-  const auto expected = want->named_parameters();
-  for (const auto& entry : net->named_parameters()) {
-    const at::Tensor& other = expected[entry.key()];
-    EXPECT_LE((entry.value() - other).norm().item<double>(), tolerance * other.norm().item<double>())
-        << entry.key();
-  }
-}
-
-bool same_bits(const Stack& a, const Stack& b) {
-  const auto first = a->parameters(), second = b->parameters();
-  for (std::size_t i = 0; i < first.size(); ++i) {
-    if (!at::equal(first[i], second[i])) return false;
-  }
-  return true;
-}
 
 struct Setting {
   const char* name;
@@ -97,34 +59,6 @@ std::vector<Setting> settings() {
   add("find unused", [](auto& o) { o.find_unused_parameters = true; });
   add("static graph", [](auto& o) { o.static_graph = true; });
   return list;
-}
-
-// `steps` steps with weights; the batch has 7 samples, so shares are not even.
-Stack train(comm::Group& group, const ReducerOptions& options, int steps = kSteps) {
-  Stack net = make_stack();
-  Reducer reducer(group, parameters_to_reduce(*net), options);
-  Descent descent(*net);
-  for (int step = 0; step < steps; ++step) {
-    const at::Tensor mine = share_of(wave(7) + step, group.rank(), group.size());
-    descent.zero_grad();
-    const at::Tensor loss = loss_of(net, mine);
-    reducer.prepare(Contribution{.weight = static_cast<double>(mine.size(0))}, {{loss}});
-    loss.backward();
-    EXPECT_EQ(reducer.finish().weight, 7);
-    descent.step();
-  }
-  return net;
-}
-
-Stack train_alone(int steps = kSteps) {
-  Stack net = make_stack();
-  Descent descent(*net);
-  for (int step = 0; step < steps; ++step) {
-    descent.zero_grad();
-    loss_of(net, wave(7) + step).backward();
-    descent.step();
-  }
-  return net;
 }
 
 TEST(ReducerTest, EverySettingTrainsAsOneProcessWithTheJoinedBatch) {
@@ -291,6 +225,28 @@ TEST(ReducerTest, GradientsAreViewsOfTheBucketsOrCopies) {
   }
 }
 
+TEST(ReducerTest, OnceBucketsHaveSettledTheyAreTheMemoryOfTheGradients) {
+  for (const bool as_view : {true, false}) {
+    // No thread but this one drops tensors.
+    test::run_ranks(2, "fake", [&](comm::Group& group) {
+      Stack net = make_stack(1, {300, 400, 300, 10});
+      double gradients = 0;
+      for (const at::Tensor& parameter : net->parameters())
+        gradients += static_cast<double>(parameter.nbytes());
+      const test::LiveBytes bytes;
+      Reducer reducer(group, parameters_to_reduce(*net), {.gradient_as_bucket_view = as_view});
+      for (int step = 0; step < kSteps; ++step) {
+        net->zero_grad();
+        reducer.prepare();
+        loss_of(net, wave(2, 300)).backward();
+      }
+      const auto live = static_cast<double>(bytes.now());
+      EXPECT_GE(live, gradients * (as_view ? 1 : 2));
+      EXPECT_LE(live, gradients * (as_view ? 1.01 : 2.01));
+    });
+  }
+}
+
 TEST(ReducerTest, ChannelsLastGradientsKeepTheirStrides) {
   test::run_ranks(2, "shm", [](comm::Group& group) {
     at::Tensor weight =
@@ -307,189 +263,6 @@ TEST(ReducerTest, ChannelsLastGradientsKeepTheirStrides) {
               1e-13 * alone.grad().norm().item<double>());
   });
 }
-
-// ------------------------------------------------------------------------------- unused and repeated ones
-
-TEST(ReducerTest, ParametersThatOnlyOtherRanksUseAreAveragedAndWhatNobodyUsesStays) {
-  for (const bool is_static : {false, true}) {
-    test::run_ranks(3, is_static ? "gloo" : "shm", [&](comm::Group& group) {
-      Stack net = make_stack();
-      ReducerOptions options{.first_bucket_bytes = 1, .bucket_cap_bytes = 1};
-      (is_static ? options.static_graph : options.find_unused_parameters) = true;
-      Reducer reducer(group, parameters_to_reduce(*net), options);
-      for (int step = 0; step < 4; ++step) {
-        net->zero_grad();
-        const at::Tensor out = net->forward_to(wave(2), group.rank() == 0 ? 3 : 2);  // layer3: nobody
-        reducer.prepare({{out}});
-        out.square().mean().backward();
-        Stack alone = make_stack();
-        alone->forward_to(wave(2), 3).square().mean().backward();
-        EXPECT_FALSE(net->layers[3]->weight.grad().defined()) << step;
-        ASSERT_TRUE(net->layers[2]->weight.grad().defined()) << step;
-        EXPECT_TRUE(
-            at::allclose(net->layers[2]->weight.grad(), alone->layers[2]->weight.grad() / 3, 1e-12, 0))
-            << step;
-      }
-    });
-  }
-}
-
-TEST(ReducerTest, WhatIsLeftOutIsNamedWhenNobodyLooksForIt) {
-  test::run_ranks(2, "shm", [](comm::Group& group) {
-    Stack net = make_stack();
-    Reducer reducer(group, parameters_to_reduce(*net));
-    reducer.prepare();
-    net->forward_to(wave(2), 3).square().mean().backward();
-    COHORT_EXPECT_THROW_WITH(reducer.prepare(), UsageError,
-                             "backward left 2 of 8 parameters without a gradient, so not all were averaged: "
-                             "layer3.bias, layer3.weight. Try: find_unused_parameters");
-    COHORT_EXPECT_THROW_WITH(reducer.finish(), UsageError, "backward left 2 of 8 parameters");
-  });
-}
-
-TEST(ReducerTest, WithoutOutputsToStartFromFinishFindsWhatIsUnused) {
-  test::run_ranks(2, "shm", [](comm::Group& group) {
-    Stack net = make_stack();
-    Reducer reducer(group, parameters_to_reduce(*net), {.find_unused_parameters = true});
-    for (int step = 0; step < 3; ++step) {
-      net->zero_grad();
-      const at::Tensor out = net->forward_to(wave(2), group.rank() == 0 ? 3 : 2);
-      reducer.prepare();
-      out.square().mean().backward();
-      reducer.finish();
-      EXPECT_FALSE(net->layers[3]->weight.grad().defined());
-      Stack alone = make_stack();
-      alone->forward_to(wave(2), 3).square().mean().backward();
-      EXPECT_TRUE(at::allclose(net->layers[2]->weight.grad(), alone->layers[2]->weight.grad() / 2, 1e-12, 0));
-    }
-    reducer.prepare();
-    net->forward_to(wave(2), 3).square().mean().backward();
-    COHORT_EXPECT_THROW_WITH(reducer.prepare(), UsageError,
-                             "Try: prepare(outputs), or finish() after backward");
-  });
-}
-
-TEST(ReducerTest, ARankWithoutSamplesTakesPart) {
-  const Stack whole = train_alone(1);
-  test::run_ranks(2, "shm", [&](comm::Group& group) {
-    Stack net = make_stack();
-    Reducer reducer(group, parameters_to_reduce(*net), {.norm = true});
-    Descent descent(*net);
-    reducer.prepare(Contribution{.weight = group.rank() == 0 ? 7.0 : 0.0});
-    if (group.rank() == 0) loss_of(net, wave(7)).backward();
-    const ReduceReport report = reducer.finish();
-    EXPECT_EQ(report.weight, 7);
-    double squares = 0;
-    for (const at::Tensor& parameter : net->parameters())
-      squares += parameter.grad().square().sum().item<double>();
-    EXPECT_NEAR(*report.norm, std::sqrt(squares), 1e-12);
-    descent.step();
-    expect_near(net, whole, 1e-13);
-  });
-}
-
-TEST(ReducerTest, NumbersThatAreNotFiniteOnOneRankStopAllBeforeAnythingIsReduced) {
-  test::run_ranks(3, "gloo", [](comm::Group& group) {
-    Stack net = make_stack();
-    Reducer reducer(group, parameters_to_reduce(*net));
-    for (int round = 0; round < 2; ++round) {
-      net->zero_grad();
-      const at::Tensor loss = loss_of(net, wave(2) * (group.rank() + 1));
-      const bool is_bad = round == 0 && group.rank() == 1;
-      reducer.prepare(Contribution{.weight = 1, .finite = !is_bad});
-      if (!is_bad) loss.backward();
-      const ReduceReport report = reducer.finish();
-      EXPECT_EQ(report.bad_rank, round == 0 ? std::optional(1) : std::nullopt);
-      Stack alone = make_stack();
-      loss_of(alone, wave(2) * (group.rank() + 1)).backward();
-      if (!is_bad) {
-        EXPECT_EQ(at::equal(net->layers[0]->weight.grad(), alone->layers[0]->weight.grad()), round == 0);
-      }
-    }
-  });
-}
-
-TEST(ReducerTest, BackwardsUnderNoSyncAddUpUntilOneReduces) {
-  const Stack whole = [] {
-    Stack net = make_stack();
-    for (int part = 0; part < 3; ++part) loss_of(net, wave(4) + part).backward();
-    return net;
-  }();
-  for (const bool as_view : {true, false}) {
-    test::run_ranks(2, "shm", [&](comm::Group& group) {
-      Stack net = make_stack();
-      Reducer reducer(group, parameters_to_reduce(*net), {.gradient_as_bucket_view = as_view});
-      for (int step = 0; step < 3; ++step) {
-        // Zeroed in place the second time: gradients then add up in the buckets themselves.
-        net->zero_grad(step != 1);
-        for (int part = 0; part < 3; ++part) {
-          const at::Tensor mine = share_of(wave(4) + part, group.rank(), 2);
-          if (part < 2) {
-            // Also where one was prepared that no backward followed.
-            if (part == 1) reducer.prepare();
-            const Reducer::NoSync silent(reducer);
-            loss_of(net, mine).backward();
-          } else {
-            const at::Tensor loss = loss_of(net, mine);
-            reducer.prepare();
-            loss.backward();
-          }
-        }
-        for (std::size_t i = 0; i < 4; ++i) {
-          EXPECT_TRUE(at::allclose(net->layers[i]->weight.grad(), whole->layers[i]->weight.grad(), 1e-12, 0))
-              << step << " " << i;
-        }
-      }
-    });
-  }
-}
-
-TEST(ReducerTest, SeveralForwardsBeforeABackwardAndBackwardsOverPartsOfTheModel) {
-  test::run_ranks(2, "shm", [](comm::Group& group) {
-    const at::Tensor mine = share_of(wave(4), group.rank(), 2);
-    Stack whole = make_stack();
-    (loss_of(whole, wave(4)) + loss_of(whole, wave(4) * 2)).backward();
-    Stack net = make_stack();
-    Reducer reducer(group, parameters_to_reduce(*net));
-    const at::Tensor first = loss_of(net, mine);
-    reducer.prepare();
-    const at::Tensor second = loss_of(net, mine * 2);
-    reducer.prepare();
-    (first + second).backward();
-    EXPECT_TRUE(at::allclose(net->layers[0]->weight.grad(), whole->layers[0]->weight.grad(), 1e-12, 0));
-
-    // Two heads of one step, gone back through one after the other.
-    Stack heads = make_stack();
-    Reducer each(group, parameters_to_reduce(*heads));
-    const at::Tensor left = heads->layers[0]->forward(mine).square().mean();
-    const at::Tensor right = heads->layers[3]
-                                 ->forward(heads->layers[2]->forward(
-                                     heads->layers[1]->forward(heads->layers[0]->forward(mine).detach())))
-                                 .square()
-                                 .mean();
-    each.prepare();
-    left.backward();
-    right.backward();
-    EXPECT_EQ(each.finish().bytes, 8 * (5 * 7 + 7 + 7 * 6 + 6 + 6 * 7 + 7 + 7 * 3 + 3));
-  });
-}
-
-TEST(ReducerTest, ASecondBackwardThatWouldAddThisRanksGradientsAloneIsAnError) {
-  test::run_ranks(2, "shm", [](comm::Group& group) {
-    Stack net = make_stack();
-    Reducer reducer(group, parameters_to_reduce(*net));
-    reducer.prepare();
-    const at::Tensor loss = loss_of(net, wave(2));
-    loss.backward({}, true);
-    COHORT_EXPECT_THROW_WITH(loss.backward(), UsageError,
-                             "a second backward reached layer3.bias after the gradients");
-    reducer.prepare();
-    COHORT_EXPECT_THROW_WITH(loss_of(net, wave(2)).backward({}, true, true), UsageError,
-                             "backward with create_graph");
-  });
-}
-
-// ---------------------------------------------------------------------------------- kinds of parameters
 
 TEST(ReducerTest, TypesFrozenAndSharedParameters) {
   test::run_ranks(2, "shm", [](comm::Group& group) {
@@ -630,51 +403,6 @@ TEST(ReducerTest, ARankThatIsGoneEndsTheBackwardOfTheOthers) {
                                  throw CommError("test", "seen");
                                }),
                CommError);
-}
-
-// ---------------------------------------------------------------------------------------------- hooks
-
-TEST(CommHookTest, CompressedSumsAreWhatRoundingLeaves) {
-  const Stack whole = train_alone(1);
-  for (const bool is_half : {true, false}) {
-    test::run_ranks(2, "shm", [&](comm::Group& group) {
-      const Stack net = train(group, {.hook = is_half ? fp16_compress_hook() : bf16_compress_hook()}, 1);
-      expect_near(net, whole, is_half ? 1e-3 : 1e-2);
-      EXPECT_FALSE(same_bits(net, train(group, {}, 1))) << "nothing was rounded";
-    });
-  }
-}
-
-TEST(CommHookTest, AHookWrittenForC10dGetsThisRanksGradientAndReturnsTheMean) {
-  const Stack whole = train_alone();
-  for (const char* backend : {"gloo", "shm"}) {
-    test::run_ranks(2, backend, [&](comm::Group& group) {
-      std::size_t last = 0;
-      const CommHook hook = future_hook([&](c10d::GradBucket& bucket) {
-        EXPECT_EQ(bucket.getGradients().size(), bucket.getParameters().size());
-        last += bucket.isLast() ? 1U : 0U;
-        at::Tensor mean = bucket.getBuffer() / 2;
-        std::vector<at::Tensor> tensors{mean};
-        return group.process_group()->allreduce(tensors)->getFuture();
-      });
-      expect_near(train(group, {.first_bucket_bytes = 300, .bucket_cap_bytes = 300, .hook = hook}), whole,
-                  1e-12);
-      EXPECT_EQ(last, static_cast<std::size_t>(kSteps));
-    });
-  }
-}
-
-TEST(CommHookTest, AFutureThatNobodyCompletesEndsAtTheDeadline) {
-  test::run_ranks(2, "shm", [](comm::Group& group) {
-    Stack net = make_stack();
-    const CommHook hook = future_hook(
-        [](c10d::GradBucket&) { return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get()); });
-    Reducer reducer(group, parameters_to_reduce(*net),
-                    {.hook = hook, .timeout = std::chrono::milliseconds(50)});
-    reducer.prepare();
-    const at::Tensor loss = loss_of(net, wave(2));
-    COHORT_EXPECT_THROW_WITH(loss.backward(), TimeoutError, "did not complete the future of a bucket");
-  });
 }
 
 }  // namespace

@@ -1,0 +1,33 @@
+#include "cohort/parallel/contribution.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+#include "cohort/core/error.h"
+
+namespace cohort::parallel {
+
+// [weight of each rank | 1 where it is not finite | the caller's]
+at::Tensor header_of(const comm::Group& group, const Contribution& mine, std::int64_t more) {
+  if (!std::isfinite(mine.weight) || mine.weight < 0) {
+    throw UsageError("parallel.average", core::concat("weight is ", mine.weight, ", expected 0 or more"));
+  }
+  at::Tensor header = at::zeros({2 * group.size() + more}, at::kDouble);
+  auto* const words = header.mutable_data_ptr<double>();
+  words[group.rank()] = mine.weight;
+  words[group.size() + group.rank()] = mine.finite ? 0 : 1;
+  return header;
+}
+
+AverageReport read_header(const at::Tensor& header, int num_ranks) {
+  const auto* const words = header.const_data_ptr<double>();
+  AverageReport report;
+  for (int r = 0; r < num_ranks; ++r) {
+    report.weight += words[r];
+    if (words[num_ranks + r] != 0 && !report.bad_rank) report.bad_rank = r;
+  }
+  return report;
+}
+
+}  // namespace cohort::parallel

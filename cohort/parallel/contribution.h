@@ -1,0 +1,34 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "cohort/comm/group.h"
+
+/// What ranks tell each other of a step before gradients are averaged.
+namespace cohort::parallel {
+
+/// What this rank brings to a step.
+struct Contribution {
+  double weight = 1;   ///< samples that its mean loss was taken over, may be 0
+  bool finite = true;  ///< false: no rank reduces anything, and the report says which rank said so
+};
+
+/// Says what all ranks learnt of a step, equal on all of them.
+struct AverageReport {
+  double weight = 0;            ///< sum over ranks
+  std::optional<int> bad_rank;  ///< first rank whose loss was not finite: gradients were left as they are
+  std::int64_t bytes = 0;       ///< gradients that were reduced
+  bool ok() const { return !bad_rank.has_value(); }
+};
+
+/// Returns this rank's words of a message whose sum over ranks all can read: its contribution, and behind it
+/// `more` zeros for the caller's own. On the CPU, float64.
+/// Throws: UsageError for a weight that is negative or not finite.
+at::Tensor header_of(const comm::Group& group, const Contribution& mine, std::int64_t more = 0);
+/// Reads the sum: everything but AverageReport::bytes.
+AverageReport read_header(const at::Tensor& header, int num_ranks);
+
+}  // namespace cohort::parallel

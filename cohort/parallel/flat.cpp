@@ -1,0 +1,27 @@
+#include "cohort/parallel/flat.h"
+
+#include "cohort/core/error.h"
+
+namespace cohort::parallel {
+
+std::string kind_of(const at::Tensor& tensor) {
+  return core::concat(tensor.dtype().name(), " ", tensor.device().str());
+}
+
+std::vector<at::Tensor> pieces_of(const at::Tensor& flat, std::span<const at::Tensor> like) {
+  std::vector<at::Tensor> pieces;
+  std::int64_t at = 0;
+  for (const at::Tensor& tensor : like) {
+    pieces.push_back(flat.narrow(0, at, tensor.numel()).view(tensor.sizes()));
+    at += tensor.numel();
+  }
+  return pieces;
+}
+
+std::int64_t total_numel(std::span<const at::Tensor> tensors) {
+  std::int64_t numel = 0;
+  for (const at::Tensor& tensor : tensors) numel += tensor.numel();
+  return numel;
+}
+
+}  // namespace cohort::parallel

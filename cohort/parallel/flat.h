@@ -1,0 +1,21 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <span>
+#include <string>
+#include <vector>
+
+/// Tensors that travel as one. Internal to this module.
+namespace cohort::parallel {
+
+/// Type and device: what tensors that lie in one must have in common.
+std::string kind_of(const at::Tensor& tensor);
+
+/// Views of `flat`, a [n], one after the other with the shapes of `like`, whose numels add up to n at most.
+std::vector<at::Tensor> pieces_of(const at::Tensor& flat, std::span<const at::Tensor> like);
+
+/// Numbers of all of them.
+std::int64_t total_numel(std::span<const at::Tensor> tensors);
+
+}  // namespace cohort::parallel
