@@ -7,9 +7,7 @@
 // The link is set so that bytes / bandwidth is 25, 50 and 100 % of backward's time.
 // "hidden": (compute + communication - step) / communication, communication being one message of all bytes.
 // 100 % in the row without communication is no merit, and 0 % without overlap no fault.
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <torch/nn/modules/container/any.h>
 
 #include <algorithm>
 #include <chrono>
@@ -18,11 +16,10 @@
 #include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <vector>
 
+#include "benchmarks/parallel/workloads.h"
 #include "cohort/core/allocator.h"
-#include "cohort/models/registry.h"
 #include "cohort/parallel/reducer.h"
 #include "tests/support/slow_link.h"
 
@@ -31,6 +28,7 @@ namespace {
 namespace comm = cohort::comm;
 namespace parallel = cohort::parallel;
 using Clock = std::chrono::steady_clock;
+using namespace cohort::bench;
 using cohort::test::SlowLink;
 
 constexpr int kSettle = 20;  // steps until buckets stay
@@ -38,42 +36,6 @@ constexpr int kSettle = 20;  // steps until buckets stay
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
-
-struct Times {
-  double min = 0, median = 0, p99 = 0;
-};
-
-Times times_of(std::vector<double> list) {
-  std::sort(list.begin(), list.end());
-  return {list.front(), list[list.size() / 2],
-          list[static_cast<std::size_t>(0.99 * static_cast<double>(list.size() - 1))]};
-}
-
-struct Workload {
-  const char* name;
-  const char* model;
-  std::int64_t batch, size;
-};
-
-class Net {
- public:
-  explicit Net(const Workload& work) {
-    at::manual_seed(1);
-    cohort::models::ModelOptions options{.name = work.model, .num_classes = 1000, .extra = {}};
-    options.image_size = work.size;
-    model_ = cohort::models::make_model(options);
-    input_ = at::rand({work.batch, 3, work.size, work.size});
-    target_ = at::randint(1000, {work.batch}, at::kLong);
-  }
-  std::vector<at::Tensor> parameters() { return model_.ptr()->parameters(); }
-  const torch::nn::Module& module() { return *model_.ptr(); }
-  at::Tensor loss() { return at::cross_entropy_loss(model_.forward<at::Tensor>(input_), target_); }
-  void zero_grad() { model_.ptr()->zero_grad(); }
-
- private:
-  torch::nn::AnyModule model_;
-  at::Tensor input_, target_;
-};
 
 comm::Group make_group(SlowLink::Cost cost) {
   comm::Group group = comm::make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake",
@@ -106,16 +68,6 @@ void take_turns(Net& net, std::vector<Way>& ways, int steps) {
       way.steps.push_back(seconds_since(start));
     }
   }
-}
-
-std::shared_ptr<c10d::Reducer> make_c10d(Net& net, const comm::Group& group) {
-  const auto parameters = net.parameters();
-  constexpr std::int64_t kFirst = 1 << 20, kCap = 25 << 20;
-  auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(parameters, {kFirst, kCap});
-  std::reverse(buckets.begin(), buckets.end());
-  return std::make_shared<c10d::Reducer>(
-      parameters, buckets, group.process_group(), std::vector<bool>(parameters.size(), false), kCap, false,
-      true, std::unordered_map<size_t, std::string>(), kFirst, false, false, std::vector<std::int64_t>());
 }
 
 void compare(const Workload& work, int steps, std::chrono::microseconds latency) {
@@ -166,8 +118,8 @@ int main(int argc, char** argv) {
   const std::chrono::microseconds latency(argc > 3 ? std::atoi(argv[3]) : 100);
   cohort::core::tune_allocator();
   at::set_num_threads(1);
-  for (const Workload& work : {Workload{"mlp", "mlp", 256, 32}, Workload{"vgg16", "vgg16", 8, 64},
-                               Workload{"resnet50", "resnet50", 4, 128}}) {
+  for (const Workload& work :
+       {Workload{"mlp", 256, 32}, Workload{"vgg16", 8, 64}, Workload{"resnet50", 4, 128}}) {
     if (which == "all" || which == work.name) compare(work, steps, latency);
   }
 }

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "cohort/core/error.h"
-#include "tests/checkpoint/python.h"
+#include "tests/support/python.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 

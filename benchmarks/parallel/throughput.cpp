@@ -1,0 +1,148 @@
+// What ranks on one machine reach together in training: forward, backward, reduction and a step of SGD with
+// momentum. In turn in one run: ranks that reduce nothing (independent processes), Reducer over shm and over
+// Gloo, and c10d::Reducer with Python's bucket sizes over both. Each rank has one thread, and a core of its
+// own if there are enough.
+//
+// Run: parallel_throughput mlp|vgg16|resnet50 [ranks, 2] [rounds, 3] [steps in a round, 3] [images of a rank]
+//                          [ways, shm,gloo,c10d-shm,c10d-gloo]
+//
+// images/s: the sum over ranks of the images of a round by the time that the rank took for it. Each way keeps
+// buckets of its own: four ways of vgg16 take 3.5 GiB in each rank.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <vector>
+
+#include "benchmarks/parallel/workloads.h"
+#include "cohort/comm/text.h"
+#include "cohort/core/allocator.h"
+#include "cohort/core/cpu.h"
+#include "cohort/launch/spawn.h"
+#include "cohort/optim/sgd.h"
+#include "cohort/parallel/reducer.h"
+
+namespace {
+
+namespace comm = cohort::comm;
+namespace parallel = cohort::parallel;
+using namespace cohort::bench;
+using Clock = std::chrono::steady_clock;
+
+struct Way {
+  std::string name;
+  std::function<void()> before_backward;
+  std::function<void()> after_backward = [] {};
+  std::vector<double> rates = {};  // of all ranks, images/s; one for each round
+};
+
+struct Plan {
+  Workload work;
+  int ranks, rounds, steps;
+  std::string ways;
+};
+
+comm::Group group_beside(const comm::Group& world, const std::string& name, const std::string& backend) {
+  const auto store = c10::make_intrusive<c10d::PrefixStore>("benchmark " + name, world.store());
+  return comm::make_group(store, world.rank(), world.size(), backend, std::chrono::minutes(5), "127.0.0.1",
+                          comm::Check::kOff);
+}
+
+// All hang on the same parameters; only what is prepared reduces.
+std::vector<Way> make_ways(const comm::Group& world, Net& net, const std::string& names) {
+  std::vector<Way> ways{{"independent", [] {}}};
+  for (const std::string backend : {"shm", "gloo"}) {
+    if (("," + names + ",").find("," + backend + ",") == std::string::npos) continue;
+    const auto reducer = std::make_shared<parallel::Reducer>(group_beside(world, backend, backend),
+                                                             parallel::parameters_to_reduce(net.module()));
+    ways.push_back(
+        {"Reducer, " + backend, [reducer] { reducer->prepare(); }, [reducer] { reducer->finish(); }});
+  }
+  for (const std::string backend : {"shm", "gloo"}) {
+    const std::string name = "c10d-" + backend;
+    if (names.find(name) == std::string::npos) continue;
+    const comm::Group group = group_beside(world, name, backend);
+    const auto reducer = make_c10d(net, group);
+    ways.push_back({"c10d::Reducer, " + backend, [reducer, group] {
+                      reducer->prepare_for_forward();
+                      if (reducer->should_rebuild_buckets()) reducer->rebuild_buckets();
+                      reducer->prepare_for_backward({});
+                    }});
+  }
+  return ways;
+}
+
+void train(const Plan& plan) {
+  cohort::core::tune_allocator();
+  at::set_num_threads(1);
+  const comm::Group world = comm::init_process_group({.backend = "gloo", .check = comm::Check::kOff});
+  const std::vector<int>& cores = cohort::core::CpuSet::of_process().ids();
+  cohort::core::CpuSet({cores[static_cast<std::size_t>(world.rank()) % cores.size()]}).pin_current_thread();
+  Net net(plan.work);
+  cohort::optim::SGD optimizer(net.parameters(), cohort::optim::SGDOptions(1e-4).momentum(0.9));
+  std::vector<Way> ways = make_ways(world, net, plan.ways);
+  const auto run = [&](Way& way, int steps) {
+    for (int step = 0; step < steps; ++step) {
+      net.zero_grad();
+      const at::Tensor loss = net.loss();
+      way.before_backward();
+      loss.backward();
+      way.after_backward();
+      optimizer.step();
+    }
+  };
+  constexpr int kSettle = 20;  // steps until the buckets of Reducer stay
+  for (Way& way : ways) run(way, way.name.starts_with("Reducer") ? kSettle : 2);
+  for (int round = 0; round < plan.rounds; ++round) {
+    for (Way& way : ways) {
+      world.barrier();
+      const auto begin = Clock::now();
+      run(way, plan.steps);
+      const std::int64_t mine =
+          std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin).count();
+      double rate = 0;
+      for (const std::int64_t us : comm::all_gather_number(world, mine)) {
+        rate += static_cast<double>(plan.steps * plan.work.batch) / (static_cast<double>(us) * 1e-6);
+      }
+      way.rates.push_back(rate);
+    }
+  }
+  if (world.rank() != 0) return;
+  std::printf("%s, %d ranks of one thread, %ld images of %ld x %ld a rank, %d rounds of %d steps\n",
+              plan.work.name, plan.ranks, plan.work.batch, plan.work.size, plan.work.size, plan.rounds,
+              plan.steps);
+  std::printf("%-20s %10s %10s %10s  %s\n", "images/s", "least", "median", "best", "to independent (median)");
+  const double alone = times_of(ways[0].rates).median;
+  for (const Way& way : ways) {
+    const Times rates = times_of(way.rates);
+    std::printf("%-20s %10.2f %10.2f %10.2f  %.3f\n", way.name.c_str(), rates.min, rates.median,
+                *std::ranges::max_element(way.rates), rates.median / alone);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto number = [&](int index, int otherwise) {
+    return argc > index ? std::atoi(argv[index]) : otherwise;
+  };
+  const std::string name = argc > 1 ? argv[1] : "vgg16";
+  for (Workload work : {Workload{"mlp", 64, 32}, Workload{"vgg16", 32, 64}, Workload{"resnet50", 16, 128}}) {
+    if (name != work.name) continue;
+    work.batch = number(5, static_cast<int>(work.batch));
+    const Plan plan{.work = work,
+                    .ranks = number(2, 2),
+                    .rounds = number(3, 3),
+                    .steps = number(4, 3),
+                    .ways = argc > 6 ? argv[6] : "shm,gloo,c10d-shm,c10d-gloo"};
+    cohort::launch::spawn([&](int) { train(plan); }, plan.ranks);
+    return 0;
+  }
+  std::fprintf(stderr, "no model %s: mlp, vgg16 or resnet50\n", name.c_str());
+  return 2;
+}
