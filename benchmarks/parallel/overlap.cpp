@@ -2,11 +2,11 @@
 // all-reduce takes latency + bytes / bandwidth, one after the other, and no core. Side by side in one run:
 // Reducer, Reducer without overlap, c10d::Reducer with Python's bucket sizes, and no communication at all.
 //
-// Run: parallel_overlap [mlp|vgg16|resnet50|all] [steps measured, 10] [latency in us, 100]
+// Run: parallel_overlap [mlp|vgg16|resnet50|all] [steps measured, 10] [latency in us, 100] [share in %]
 //
-// The link is set so that bytes / bandwidth is 25, 50 and 100 % of backward's time.
-// "hidden": (compute + communication - step) / communication, communication being one message of all bytes.
-// 100 % in the row without communication is no merit, and 0 % without overlap no fault.
+// The link is set so that bytes / bandwidth is 25, 50 and 100 % of backward's time, or the share that is
+// given. "hidden": (compute + communication - step) / communication, communication being one message of all
+// bytes. 100 % in the row without communication is no merit, and 0 % without overlap no fault.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -52,10 +52,12 @@ struct Way {
   std::vector<double> steps = {}, backwards = {};
 };
 
-// The ways take turns, so that what else the machine does hits all alike.
+// The ways take turns, so that what else the machine does hits all alike, and each is first as often as the
+// others.
 void take_turns(Net& net, std::vector<Way>& ways, int steps) {
   for (int step = 0; step < kSettle + steps; ++step) {
-    for (Way& way : ways) {
+    for (std::size_t turn = 0; turn < ways.size(); ++turn) {
+      Way& way = ways[(turn + static_cast<std::size_t>(step)) % ways.size()];
       const auto start = Clock::now();
       net.zero_grad();
       const at::Tensor loss = net.loss();
@@ -70,7 +72,8 @@ void take_turns(Net& net, std::vector<Way>& ways, int steps) {
   }
 }
 
-void compare(const Workload& work, int steps, std::chrono::microseconds latency) {
+void compare(const Workload& work, int steps, std::chrono::microseconds latency,
+             const std::vector<double>& shares) {
   Net net(work);
   const auto parameters = net.parameters();
   double bytes = 0;
@@ -82,7 +85,7 @@ void compare(const Workload& work, int steps, std::chrono::microseconds latency)
               bytes / (1 << 20), backward * 1e3);
   std::printf("%8s %10s  %-28s %9s %9s %9s %8s\n", "share", "comm ms", "", "min ms", "median ms", "p99 ms",
               "hidden");
-  for (const double share : {0.25, 0.5, 1.0}) {
+  for (const double share : shares) {
     const SlowLink::Cost cost{.latency = latency, .bytes_per_second = bytes / (share * backward)};
     const double communication = share * backward + std::chrono::duration<double>(latency).count();
     const comm::Group first = make_group(cost), second = make_group(cost), third = make_group(cost);
@@ -116,10 +119,12 @@ int main(int argc, char** argv) {
   const std::string which = argc > 1 ? argv[1] : "all";
   const int steps = argc > 2 ? std::atoi(argv[2]) : 10;
   const std::chrono::microseconds latency(argc > 3 ? std::atoi(argv[3]) : 100);
+  const std::vector<double> shares =
+      argc > 4 ? std::vector<double>{std::atof(argv[4]) / 100} : std::vector<double>{0.25, 0.5, 1.0};
   cohort::core::tune_allocator();
   at::set_num_threads(1);
   for (const Workload& work :
        {Workload{"mlp", 256, 32}, Workload{"vgg16", 8, 64}, Workload{"resnet50", 4, 128}}) {
-    if (which == "all" || which == work.name) compare(work, steps, latency);
+    if (which == "all" || which == work.name) compare(work, steps, latency, shares);
   }
 }

@@ -82,10 +82,14 @@ std::map<std::string, CallCounters> Group::counters() const {
 }
 
 at::Tensor Group::empty(at::IntArrayRef sizes, const at::TensorOptions& options) const {
+  if (!has_own_memory(options.device())) return at::empty(sizes, options);
   const auto backend = process_group()->getBackend(options.device().type());
-  const auto index = options.device().has_index() ? options.device().index() : c10::DeviceIndex(0);
-  if (!backend->supportsTensorAlloc(index)) return at::empty(sizes, options);
   return backend->allocateTensor(c10::multiply_integers(sizes), options).view(sizes);
+}
+
+bool Group::has_own_memory(c10::Device device) const {
+  const auto index = device.has_index() ? device.index() : c10::DeviceIndex(0);
+  return process_group()->getBackend(device.type())->supportsTensorAlloc(index);
 }
 
 Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) const {

@@ -113,6 +113,8 @@ class Group {
   /// Returns a tensor, not initialised, in memory that this group's backend works on fastest: with shm that
   /// of shared_empty(). Throws: SystemError when there is no memory.
   at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options = {}) const;
+  /// Whether the backend for `device` has memory that it is faster in than in any other: what empty() gives.
+  bool has_own_memory(c10::Device device) const;
 
   /// Makes a group of `ranks` (of this one, ascending). Collective over this group; ranks that are not in it
   /// get an empty handle. Throws: UsageError; RendezvousError.

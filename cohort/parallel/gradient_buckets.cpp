@@ -50,6 +50,19 @@ bool is_at(const at::Tensor& gradient, const at::Tensor& view) {
          gradient.strides() == view.strides();
 }
 
+// Whether elements lie in memory as those of the parameter, which are in the same order on every rank.
+bool has_layout_of(const at::Tensor& gradient, const at::Tensor& parameter) {
+  return gradient.device() == parameter.device() && gradient.strides() == parameter.strides() &&
+         parameter.is_non_overlapping_and_dense();
+}
+
+// All elements of a tensor without gaps, as they lie in memory.
+at::Tensor flat_of(const at::Tensor& dense) {
+  at::Tensor flat = at::empty({0}, dense.options());
+  flat.set_(dense.storage(), dense.storage_offset(), {dense.numel()}, {1});
+  return flat;
+}
+
 // Buckets of places in an order, as buckets of what stands there.
 BucketList in_order(BucketList lists, const std::vector<std::size_t>& order) {
   for (auto& list : lists) {
@@ -131,26 +144,31 @@ void GradientBuckets::make_buckets(const BucketList& lists) {
   }
   buckets.clear();
   for (const auto& list : lists) {
-    Bucket bucket{.gradients = list, .flat = {}, .missing = 0, .reduction = nullptr};
-    std::int64_t numel = 0;
+    Bucket& bucket = buckets.emplace_back();
+    bucket.gradients = list;
+    for (const std::size_t i : list) gradients[i].bucket = buckets.size() - 1;
+    const at::Tensor& first = gradients[list.front()].parameter;
+    bucket.in_place = list.size() == 1 && !group_.has_own_memory(first.device());
+    if (!travel() || bucket.in_place) continue;
+    give_memory(bucket);
     for (const std::size_t i : list) {
-      gradients[i].bucket = buckets.size();
-      numel += gradients[i].parameter.numel();
+      if (!kept[i].defined()) continue;
+      gradients[i].view.copy_(kept[i]);
+      gradients[i].parameter.mutable_grad() = gradients[i].view;
+      kept[i] = at::Tensor();
     }
-    if (travel()) {
-      const at::Tensor& first = gradients[list.front()].parameter;
-      bucket.flat = group_.empty({numel}, first.options().requires_grad(false));
-      std::int64_t at = 0;
-      for (const std::size_t i : list) {
-        gradients[i].view = view_of(bucket.flat, at, gradients[i].parameter);
-        at += gradients[i].parameter.numel();
-        if (!kept[i].defined()) continue;
-        gradients[i].view.copy_(kept[i]);
-        gradients[i].parameter.mutable_grad() = gradients[i].view;
-        kept[i] = at::Tensor();
-      }
-    }
-    buckets.push_back(std::move(bucket));
+  }
+}
+
+void GradientBuckets::give_memory(Bucket& bucket) {
+  std::int64_t numel = 0;
+  for (const std::size_t i : bucket.gradients) numel += gradients[i].parameter.numel();
+  const at::Tensor& first = gradients[bucket.gradients.front()].parameter;
+  bucket.flat = group_.empty({numel}, first.options().requires_grad(false));
+  std::int64_t at = 0;
+  for (const std::size_t i : bucket.gradients) {
+    gradients[i].view = view_of(bucket.flat, at, gradients[i].parameter);
+    at += gradients[i].parameter.numel();
   }
 }
 
@@ -259,7 +277,7 @@ BucketList GradientBuckets::plan() const {
   return in_order(is_better ? planned : filled, order);
 }
 
-void GradientBuckets::put(Gradient& gradient, double scale) const {
+void GradientBuckets::put(Gradient& gradient, double scale, std::size_t owners) {
   at::Tensor& mine = gradient.parameter.mutable_grad();
   if (mine.defined() && (mine.layout() != at::kStrided || mine.dtype() != gradient.parameter.dtype())) {
     throw UsageError("parallel.reduce",
@@ -269,6 +287,15 @@ void GradientBuckets::put(Gradient& gradient, double scale) const {
                      "NamedParameter::is_sparse");
   }
   const at::NoGradGuard no_grad;
+  if (Bucket& bucket = buckets[gradient.bucket]; bucket.in_place) {
+    if (mine.defined() && scale != 0 && has_layout_of(mine, gradient.parameter) &&
+        mine.storage().use_count() <= owners) {
+      bucket.flat = flat_of(mine);
+      gradient.view = mine;
+    } else {
+      give_memory(bucket);
+    }
+  }
   if (!mine.defined() || scale == 0) {
     gradient.view.zero_();
   } else if (!is_at(mine, gradient.view)) {
@@ -345,11 +372,14 @@ void GradientBuckets::give_out(const at::Tensor& used, ReduceReport& report) {
     at::Tensor& mine = gradients[i].parameter.mutable_grad();
     if (options_.gradient_as_bucket_view) {
       mine = gradients[i].view;
-    } else if (mine.defined()) {
-      mine.copy_(gradients[i].view);
-    } else {
+    } else if (!mine.defined()) {
       mine = gradients[i].view.clone();
+    } else if (!is_at(mine, gradients[i].view)) {
+      mine.copy_(gradients[i].view);
     }
+  }
+  for (Bucket& bucket : buckets) {
+    if (bucket.in_place) bucket.flat = gradients[bucket.gradients.front()].view = at::Tensor();
   }
 }
 

@@ -22,20 +22,23 @@ struct Gradient {
   at::Tensor parameter;
   bool is_sparse = false;  ///< in no bucket
   std::size_t bucket = 0;
-  at::Tensor view;   ///< of the bucket, shaped and strided as the parameter; none with one rank
+  at::Tensor view;  ///< of the bucket's memory, shaped and strided as the parameter; none while that has none
   int expected = 1;  ///< times it comes in a backward: more, or none, where the graph is static
   int missing = 1;   ///< of these, in this backward
   bool is_used = false;
   double ready = 0;  ///< seconds after prepare(), summed over measured backwards
 };
 
-/// Ownership: the buckets' memory; with one rank there is none, gradients stay where they are.
-/// Collective: constructor, regroup(). Threads: one caller at a time.
+/// Ownership: the buckets' memory, but for buckets in place; with one rank there is none, gradients stay
+/// where they are. Collective: constructor, regroup(). Threads: one caller at a time.
 class GradientBuckets {
  public:
   struct Bucket {
     std::vector<std::size_t> gradients;
     at::Tensor flat;
+    /// Of one gradient, which is reduced in the memory that autograd gave it where that is possible: `flat`
+    /// is that memory, from put() to give_out().
+    bool in_place = false;
     std::size_t missing = 0;  ///< gradients that are not in it yet
     std::unique_ptr<Reduction> reduction;
   };
@@ -57,8 +60,9 @@ class GradientBuckets {
   /// Groups anew after the first backward, and again after kEndMeasured.
   void regroup();
 
-  /// Brings a gradient into its bucket, scaled; zeros where there is none.
-  void put(Gradient& gradient, double scale) const;
+  /// Brings a gradient into its bucket, scaled; zeros where there is none. `owners`: how many tensors share
+  /// its memory if nobody else will read it.
+  void put(Gradient& gradient, double scale, std::size_t owners);
   /// Begins the reduction of a bucket.
   void launch(std::size_t index);
   /// Blocks until all that were launched are reduced.
@@ -72,6 +76,7 @@ class GradientBuckets {
   std::vector<std::size_t> dense_ones() const;
   BucketList own_buckets() const;
   void make_buckets(const BucketList& lists);
+  void give_memory(Bucket& bucket);
   std::vector<BucketItem> items_in(const std::vector<std::size_t>& order) const;
   BucketList by_size(const std::vector<std::size_t>& order) const;
   BucketList of_rank_0(const BucketList& lists) const;

@@ -26,6 +26,14 @@ using torch::autograd::variable_list;
 // An intrusive pointer from LibTorch 2.13 on, a shared one before.
 using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const Variable&>()));
 
+// How many tensors share a gradient's memory if nobody but the parameter will read it. What came to it may be
+// that memory, which the hook's caller still holds, and with it what it is a view of.
+std::size_t owners_of(const at::Tensor& gradient, const at::Tensor& came) {
+  if (!gradient.defined() || !gradient.has_storage() || !came.defined() || !came.has_storage()) return 1;
+  if (!gradient.is_alias_of(came)) return 1;
+  return came.is_view() && came._base().use_count() == 1 ? 3 : 2;
+}
+
 // Calls `body` when the backward that is running is over.
 void after_backward(std::function<void()> body) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(body));
@@ -51,9 +59,9 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   void settle();
   void mark_unreached(std::span<const at::Tensor> outputs);
   void finish_after(std::span<const at::Tensor> outputs);
-  void on_gradient(std::size_t index);
-  void take(std::size_t index);
-  void mark_ready(std::size_t index);
+  void on_gradient(std::size_t index, const variable_list& came);
+  void take(std::size_t index, std::size_t owners);
+  void mark_ready(std::size_t index, std::size_t owners = 1);
   void mark_rest();
   void finalize();
   at::Tensor used_here() const;
@@ -94,8 +102,8 @@ void Reducer::State::attach() {
     by_accumulator[accumulator.get()] = i;
     const std::uintptr_t key =
         accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-            [weak = weak_from_this(), i](const variable_list& outputs, const variable_list& /*inputs*/) {
-              if (const auto state = weak.lock()) state->on_gradient(i);
+            [weak = weak_from_this(), i](const variable_list& outputs, const variable_list& inputs) {
+              if (const auto state = weak.lock()) state->on_gradient(i, inputs);
               return outputs;
             }));
     hooks.emplace_back(std::move(accumulator), key);
@@ -207,7 +215,7 @@ void Reducer::State::finish_after(std::span<const at::Tensor> outputs) {
 
 // ------------------------------------------------------------------------------------- while it runs
 
-void Reducer::State::on_gradient(std::size_t index) {
+void Reducer::State::on_gradient(std::size_t index, const variable_list& came) {
   if (silent > 0) return;
   const Phase now = phase;
   if (now == Phase::kDone) {
@@ -224,14 +232,14 @@ void Reducer::State::on_gradient(std::size_t index) {
   }
   const std::lock_guard lock(mutex);
   try {
-    take(index);
+    take(index, owners_of(buckets.gradients[index].parameter.grad(), came[0]));
   } catch (...) {
     phase = Phase::kBroken;
     throw;
   }
 }
 
-void Reducer::State::take(std::size_t index) {
+void Reducer::State::take(std::size_t index, std::size_t owners) {
   Gradient& gradient = buckets.gradients[index];
   has_begun = true;
   if (!gradient.is_used) {
@@ -249,7 +257,7 @@ void Reducer::State::take(std::size_t index) {
                      "static_graph, if every step does the same");
   }
   if (--gradient.missing > 0) return;
-  mark_ready(index);
+  mark_ready(index, owners);
   if (!is_all_ready() || is_end_queued) return;
   is_end_queued = true;
   after_backward([weak = weak_from_this()] {
@@ -257,14 +265,14 @@ void Reducer::State::take(std::size_t index) {
   });
 }
 
-void Reducer::State::mark_ready(std::size_t index) {
+void Reducer::State::mark_ready(std::size_t index, std::size_t owners) {
   settle();
   Gradient& gradient = buckets.gradients[index];
   if (gradient.is_sparse) {
     --missing_sparse;
     return;
   }
-  if (travels()) buckets.put(gradient, scale);
+  if (travels()) buckets.put(gradient, scale, owners);
   std::vector<GradientBuckets::Bucket>& list = buckets.buckets;
   --list[gradient.bucket].missing;
   // In the order of their index on every rank, whatever the order of gradients.

@@ -247,6 +247,39 @@ TEST(ReducerTest, OnceBucketsHaveSettledTheyAreTheMemoryOfTheGradients) {
   }
 }
 
+TEST(ReducerTest, AGradientAloneInItsBucketIsReducedWhereItWasBorn) {
+  test::run_ranks(2, "fake", [](comm::Group& group) {
+    Stack net = make_stack(1, {300, 400});
+    const auto bytes = static_cast<double>(net->layers[0]->weight.nbytes());
+    Reducer reducer(group, parameters_to_reduce(*net), {.first_bucket_bytes = 1, .bucket_cap_bytes = 1});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      reducer.prepare();
+      const at::Tensor loss = loss_of(net, wave(2, 300));
+      const test::LiveBytes live;
+      loss.backward();
+      EXPECT_LE(static_cast<double>(live.peak()), 1.1 * bytes) << "no second copy";
+    }
+  });
+}
+
+// The gradient of `last` is what goes back to `first` too, which comes later.
+TEST(ReducerTest, AGradientWhoseMemoryIsStillReadIsLeftAsItIs) {
+  test::run_ranks(2, "gloo", [](comm::Group& group) {
+    at::Tensor first = wave(1, 6).requires_grad_(), last = wave(6, 1).requires_grad_();
+    Reducer reducer(group, {{"first", first}, {"last", last}},
+                    {.first_bucket_bytes = 1, .bucket_cap_bytes = 1});
+    for (int step = 0; step < 3; ++step) {
+      first.mutable_grad() = last.mutable_grad() = at::Tensor();
+      reducer.prepare();
+      const at::Tensor early = first * 2;
+      ((early + last.view({1, 6})) * (group.rank() + 1)).sum().backward();
+      EXPECT_TRUE(at::equal(first.grad(), at::full({1, 6}, 3, at::kDouble))) << first.grad();
+      EXPECT_TRUE(at::equal(last.grad(), at::full({6, 1}, 1.5, at::kDouble))) << last.grad();
+    }
+  });
+}
+
 TEST(ReducerTest, ChannelsLastGradientsKeepTheirStrides) {
   test::run_ranks(2, "shm", [](comm::Group& group) {
     at::Tensor weight =

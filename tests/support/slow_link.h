@@ -26,14 +26,16 @@ class SlowLink : public c10d::Backend {
   };
 
   /// Puts the link under all that `group` does from now on.
-  static c10::intrusive_ptr<SlowLink> under(comm::Group& group, Cost cost) {
-    const auto& process_group = group.process_group();
+  static c10::intrusive_ptr<SlowLink> under(const comm::Group& group, Cost cost) {
+    return under(group.process_group(), cost);
+  }
+  static c10::intrusive_ptr<SlowLink> under(const c10::intrusive_ptr<c10d::ProcessGroup>& group, Cost cost) {
     auto link =
-        c10::make_intrusive<SlowLink>(process_group->getDefaultBackend(), group.rank(), group.size(), cost);
+        c10::make_intrusive<SlowLink>(group->getDefaultBackend(), group->getRank(), group->getSize(), cost);
     // A kind that no backend of a group is of: one of a kind that is there would not be replaced.
     constexpr auto kFree = c10d::ProcessGroup::BackendType::UCC;
-    process_group->setBackend(c10::DeviceType::CPU, kFree, link);
-    process_group->setDefaultBackend(kFree);
+    group->setBackend(c10::DeviceType::CPU, kFree, link);
+    group->setDefaultBackend(kFree);
     return link;
   }
 
