@@ -1,7 +1,9 @@
 """The Python peers of overlap.cpp and throughput.cpp: torch's DistributedDataParallel on the same models, batches and threads.
 
-ddp.py throughput mlp|vgg16|resnet50 [ranks=2] [rounds=3] [steps=3] [images=as there]    over Gloo, in turn with independent processes
-ddp.py overlap    mlp|vgg16|resnet50 [steps=10] [latency in us=100]                      on the emulated link, rank 0 of 2
+ddp.py throughput mlp|vgg16|resnet50 [ranks=2] [rounds=3] [steps=3] [images=as there]
+    over Gloo, in turn with independent processes
+ddp.py overlap mlp|vgg16|resnet50 [steps=10] [latency in us=100]
+    on the emulated link, rank 0 of 2
 
 Needs torchvision; overlap also a C++ compiler, Python's headers and ninja. glibc is asked to keep memory, as a tuned Python's.
 """
@@ -171,11 +173,8 @@ def overlap(name, steps=10, latency_us=100):
         for way, list_ in times.items():
             median = statistics.median(list_)
             hidden = (compute + communication - median) / communication
-            print(
-                f"{100 * share:7.0f}% {1e3 * communication:10.1f}  {way:28} {1e3 * min(list_):9.1f} {1e3 * median:9.1f} {1e3 * max(list_):9.1f}"
-                f" {100 * hidden:7.1f}%",
-                flush=True,
-            )
+            figures = f"{1e3 * min(list_):9.1f} {1e3 * median:9.1f} {1e3 * max(list_):9.1f} {100 * hidden:7.1f}%"
+            print(f"{100 * share:7.0f}% {1e3 * communication:10.1f}  {way:28} {figures}", flush=True)
     with contextlib.suppress(RuntimeError):  # the fake backend may not know how to end
         dist.destroy_process_group()
 
