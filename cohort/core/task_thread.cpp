@@ -1,0 +1,326 @@
+#include "cohort/core/task_thread.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <deque>
+#include <vector>
+
+#include "cohort/core/error.h"
+#include "cohort/core/timeline.h"
+
+namespace cohort::core {
+namespace task_detail {
+
+using Clock = std::chrono::steady_clock;
+
+// Owned by the TaskThread, its thread and every piece of work, so that a thread left behind finds it alive.
+struct Shared {
+  explicit Shared(TaskThread::Options given) : options(std::move(given)) {}
+
+  void run();
+  std::shared_ptr<Work> take();
+  void give_up();
+  static void own(Work& work, std::shared_ptr<Shared> thread) { work.thread_ = std::move(thread); }
+  std::chrono::microseconds spin() const {
+    return shares_cores.load(std::memory_order_relaxed) ? std::chrono::microseconds(0) : options.spin;
+  }
+  std::string busy_with() const {
+    const char* const what = current.load(std::memory_order_acquire);
+    return what == nullptr ? std::string("idle") : concat("busy with ", what);
+  }
+
+  const TaskThread::Options options;
+  std::atomic<int> queued{0};
+  std::atomic<bool> shares_cores{false};
+  std::atomic<bool> late{false};
+  std::atomic<const char*> current{nullptr};
+  // Whom the thread waits for within what it runs; under waiting_mutex().
+  Shared* waits_for = nullptr;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::shared_ptr<Work>> queue;  // under mutex, as all below
+  bool stopping = false;
+  bool given_up = false;
+  bool running = true;
+};
+
+namespace {
+
+thread_local Shared* current_thread = nullptr;
+
+std::mutex& waiting_mutex() {
+  static std::mutex& mutex = *new std::mutex;  // leaked: threads may outlive statics
+  return mutex;
+}
+
+// Which threads there are: those with a core in common do not spin.
+class Threads {
+ public:
+  void add(Shared* thread) {
+    const std::lock_guard lock(mutex_);
+    threads_.push_back(thread);
+    update();
+  }
+  void remove(Shared* thread) {
+    const std::lock_guard lock(mutex_);
+    std::erase(threads_, thread);
+    update();
+  }
+
+ private:
+  void update() {
+    for (Shared* thread : threads_) {
+      const auto meets = [&](const Shared* other) {
+        if (other == thread) return false;
+        const auto& ids = other->options.cpus.ids();
+        return std::any_of(ids.begin(), ids.end(), [&](int id) { return thread->options.cpus.contains(id); });
+      };
+      thread->shares_cores = std::any_of(threads_.begin(), threads_.end(), meets);
+    }
+  }
+
+  std::mutex mutex_;
+  std::vector<Shared*> threads_;
+};
+
+Threads& threads() {
+  static Threads& all = *new Threads;
+  return all;
+}
+
+// The calling thread waits for `other` during its scope. A circle of such waits would never end.
+class Waits {
+ public:
+  explicit Waits(Shared* other, const char* what) : self_(current_thread) {
+    if (self_ == nullptr) return;
+    const std::lock_guard lock(waiting_mutex());
+    for (const Shared* next = other; next != nullptr; next = next->waits_for) {
+      if (next != self_) continue;
+      self_ = nullptr;
+      throw UsageError(
+          "core.task_thread",
+          concat("thread ", current_thread->options.name, ", in ", current_thread->current.load(),
+                 ", would wait for ", what, " on thread ", other->options.name,
+                 other == current_thread ? ", which is itself" : ", which waits for it in turn"),
+          "parts that call each other in one direction only, or one place for both");
+    }
+    self_->waits_for = other;
+  }
+  ~Waits() {
+    if (self_ == nullptr) return;
+    const std::lock_guard lock(waiting_mutex());
+    self_->waits_for = nullptr;
+  }
+  Waits(const Waits&) = delete;
+  Waits& operator=(const Waits&) = delete;
+
+ private:
+  Shared* self_;
+};
+
+// Looks for a change until `patience` is over. Yields, so that whoever makes the change can do so on this
+// core.
+template <typename Ready>
+bool spin_until(const Ready& ready, std::chrono::microseconds patience) {
+  if (ready()) return true;
+  if (patience.count() <= 0) return false;
+  const auto end = Clock::now() + patience;
+  do {
+    std::this_thread::yield();
+    if (ready()) return true;
+  } while (Clock::now() < end);
+  return false;
+}
+
+}  // namespace
+
+bool Work::wait(Deadline deadline) {
+  if (done()) return true;
+  const Waits waits(thread_.get(), what_);
+  if (spin_until([this] { return done(); }, thread_->spin())) return true;
+  std::unique_lock lock(mutex_);
+  const auto is_done = [this] { return done(); };
+  if (deadline.is_never()) {
+    finished_.wait(lock, is_done);
+    return true;
+  }
+  return finished_.wait_until(lock, deadline.end(), is_done);
+}
+
+void Work::wait_or_throw(Deadline deadline) {
+  if (wait(deadline)) {
+    if (error_) std::rethrow_exception(error_);
+    return;
+  }
+  Shared& thread = *thread_;
+  thread.late = true;
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
+  throw TimeoutError("core.task_thread",
+                     concat("waited ", waited, " ms for ", what_, " on thread ", thread.options.name,
+                            ", which is ", thread.busy_with()),
+                     "a longer timeout where that is slow and not stuck");
+}
+
+void Work::run() noexcept {
+  std::exception_ptr error;
+  try {
+    const TimelineScope scope(what_);
+    execute();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  finish(std::move(error));
+}
+
+void Work::finish(std::exception_ptr error) noexcept {
+  drop();
+  error_ = std::move(error);
+  {
+    const std::lock_guard lock(mutex_);
+    done_.store(true, std::memory_order_release);
+  }
+  finished_.notify_all();
+}
+
+std::shared_ptr<Work> Shared::take() {
+  spin_until([this] { return queued.load(std::memory_order_acquire) > 0; }, spin());
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [this] { return !queue.empty() || stopping; });
+  if (given_up || queue.empty()) return nullptr;
+  std::shared_ptr<Work> work = std::move(queue.front());
+  queue.pop_front();
+  queued.fetch_sub(1, std::memory_order_release);
+  return work;
+}
+
+void Shared::run() {
+  current_thread = this;
+  while (const std::shared_ptr<Work> work = take()) {
+    current.store(work->what(), std::memory_order_release);
+    work->run();
+    current.store(nullptr, std::memory_order_release);
+    late.store(false, std::memory_order_relaxed);
+  }
+  threads().remove(this);
+  {
+    const std::lock_guard lock(mutex);
+    running = false;
+  }
+  changed.notify_all();
+}
+
+// What has not begun fails; the thread ends after what it is in.
+void Shared::give_up() {
+  std::deque<std::shared_ptr<Work>> left;
+  {
+    const std::lock_guard lock(mutex);
+    given_up = true;
+    stopping = true;
+    left.swap(queue);
+    queued = 0;
+  }
+  changed.notify_all();
+  for (const auto& work : left) {
+    work->finish(std::make_exception_ptr(
+        TimeoutError("core.task_thread", concat(work->what(), " was not begun: thread ", options.name,
+                                                " was given up, as it is ", busy_with()))));
+  }
+}
+
+}  // namespace task_detail
+
+TaskThread::TaskThread(Options options) : shared_(std::make_shared<task_detail::Shared>(std::move(options))) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool started = false;
+  std::exception_ptr error;
+  thread_ = std::thread([&, shared = shared_] {
+    bool go_on = false;
+    try {
+      const Options& with = shared->options;
+      ::pthread_setname_np(::pthread_self(), with.name.substr(0, 15).c_str());
+      Timeline::name_thread(with.name);
+      if (!with.cpus.empty()) with.cpus.pin_current_thread();
+      if (with.start) with.start();
+      task_detail::threads().add(shared.get());
+      go_on = true;
+    } catch (...) {
+      error = std::current_exception();
+    }
+    {
+      // The maker's frame is gone once it knows, so all of it is used under the lock.
+      const std::lock_guard lock(mutex);
+      started = true;
+      changed.notify_all();
+    }
+    if (go_on) shared->run();
+  });
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return started; });
+  lock.unlock();
+  if (error) {
+    thread_.join();
+    std::rethrow_exception(error);
+  }
+}
+
+TaskThread::~TaskThread() {
+  stop(std::chrono::seconds(5));
+}
+
+const std::string& TaskThread::name() const {
+  return shared_->options.name;
+}
+bool TaskThread::is_current() const {
+  return task_detail::current_thread == shared_.get();
+}
+bool TaskThread::shares_cores() const {
+  return shared_->shares_cores;
+}
+bool TaskThread::is_late() const {
+  return shared_->late;
+}
+
+void TaskThread::post(std::shared_ptr<task_detail::Work> work) {
+  task_detail::Shared::own(*work, shared_);
+  {
+    const std::lock_guard lock(shared_->mutex);
+    if (shared_->stopping) {
+      throw UsageError("core.task_thread",
+                       concat(work->what(), " was given to thread ", name(), ", which has been stopped"));
+    }
+    shared_->queue.push_back(std::move(work));
+    shared_->queued.fetch_add(1, std::memory_order_release);
+  }
+  shared_->changed.notify_one();
+}
+
+bool TaskThread::stop(std::chrono::milliseconds patience) {
+  if (!thread_.joinable()) return true;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->stopping = true;
+  }
+  shared_->changed.notify_all();
+  if (is_current()) {  // the last reference to it was within what it runs
+    thread_.detach();
+    return false;
+  }
+  {
+    std::unique_lock lock(shared_->mutex);
+    shared_->changed.wait_until(lock, task_detail::Clock::now() + patience,
+                                [this] { return !shared_->running; });
+    if (!shared_->running) {
+      lock.unlock();
+      thread_.join();
+      return true;
+    }
+  }
+  shared_->give_up();
+  thread_.detach();
+  return false;
+}
+
+}  // namespace cohort::core

@@ -1,0 +1,127 @@
+#include "cohort/parallel/placement_worker.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "cohort/core/device.h"
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+
+namespace cohort::parallel {
+namespace placement_detail {
+
+struct CallerState::Impl {
+  at::ThreadLocalState state;
+  std::optional<c10::Stream> stream;
+};
+
+CallerState::CallerState(c10::Device device) : impl_(std::make_unique<Impl>()) {
+  if (!device.is_cpu()) impl_->stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+CallerState::~CallerState() = default;
+CallerState::CallerState(CallerState&&) noexcept = default;
+
+struct CallerState::Scope::Impl {
+  explicit Impl(const CallerState::Impl& given) : state(given.state) {
+    if (given.stream) stream.emplace(*given.stream);  // its device too
+  }
+  at::ThreadLocalStateGuard state;
+  std::optional<c10::StreamGuard> stream;
+};
+
+CallerState::Scope::Scope(const CallerState& state) : impl_(std::make_unique<Impl>(*state.impl_)) {}
+CallerState::Scope::~Scope() = default;
+
+}  // namespace placement_detail
+
+namespace {
+
+// Note [The number of threads is a thread's own, nearly]
+// at::set_num_threads sets OpenMP's and MKL's number for the calling thread, and in passing the number that
+// every thread gets that has not computed yet. The second is put back, by a thread that has nothing else to
+// do with it.
+void set_own_threads(int threads) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const int of_new_threads = at::get_num_threads();
+  at::set_num_threads(threads);
+  if (threads != of_new_threads) std::thread([=] { at::set_num_threads(of_new_threads); }).join();
+}
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, std::weak_ptr<PlacementWorker>> workers;
+};
+
+Registry& registry() {
+  static Registry& instance = *new Registry;  // leaked: workers may outlive statics
+  return instance;
+}
+
+bool share_cores(const core::Placement& a, const core::Placement& b) {
+  const auto& ids = a.cpus.ids();
+  return std::any_of(ids.begin(), ids.end(), [&](int id) { return b.cpus.contains(id); });
+}
+
+}  // namespace
+
+PlacementWorker::PlacementWorker(const core::Placement& placement)
+    : placement_(placement),
+      device_(core::device_of(placement)),
+      intra_op_threads_(
+          placement.is_cpu() ? std::max(1, std::min(placement.cpus.size(), core::usable_cores())) : 1),
+      thread_(start()) {}
+
+std::shared_ptr<core::TaskThread> PlacementWorker::start() const {
+  return std::make_shared<core::TaskThread>(core::TaskThread::Options{
+      .name = placement_.name,
+      .cpus = placement_.cpus,
+      .start = [threads = intra_op_threads_] { set_own_threads(threads); },
+  });
+}
+
+std::shared_ptr<PlacementWorker> PlacementWorker::of(const core::Placement& placement) {
+  Registry& all = registry();
+  const std::lock_guard lock(all.mutex);
+  std::weak_ptr<PlacementWorker>& known = all.workers[placement.name];
+  if (auto worker = known.lock()) return worker;
+  std::shared_ptr<PlacementWorker> worker(new PlacementWorker(placement));
+  for (const auto& [name, other] : all.workers) {
+    const auto alive = other.lock();
+    if (!alive || !placement.is_cpu() || !alive->placement().is_cpu()) continue;
+    if (!share_cores(placement, alive->placement())) continue;
+    core::warn_once("parallel.placements_share_cores",
+                    core::concat("placements ", name, " and ", placement.name,
+                                 " share a core: a thread each, which take turns there"));
+  }
+  known = worker;
+  return worker;
+}
+
+bool PlacementWorker::is_current() const {
+  const std::lock_guard lock(mutex_);
+  return thread_->is_current();
+}
+
+std::shared_ptr<core::TaskThread> PlacementWorker::thread() {
+  std::shared_ptr<core::TaskThread> late;
+  const std::lock_guard lock(mutex_);
+  if (thread_->is_late()) {
+    core::log_warning(core::concat("placement ", placement_.name,
+                                   " gets a new thread: the one that it had is stuck in what it was given"));
+    late = std::exchange(thread_, start());
+    late->stop(std::chrono::milliseconds(0));
+  }
+  return thread_;
+}
+
+}  // namespace cohort::parallel

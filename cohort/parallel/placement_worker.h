@@ -1,0 +1,106 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+
+#include "cohort/core/placement.h"
+#include "cohort/core/task_thread.h"
+
+/// The thread of a placement: docs/parallel.md, "Placements".
+namespace cohort::parallel {
+
+/// How long one function may take on a placement's thread before whoever waits for it gives up.
+inline constexpr std::chrono::milliseconds kPlacementTimeout = std::chrono::minutes(10);
+
+namespace placement_detail {
+
+/// LibTorch's state of the calling thread, and its stream on `device`: see placement_worker.cpp.
+class CallerState {
+ public:
+  explicit CallerState(c10::Device device);
+  ~CallerState();
+  CallerState(CallerState&&) noexcept;
+  CallerState& operator=(CallerState&&) = delete;
+
+  /// That state on the thread where this lives, until it ends.
+  class Scope {
+   public:
+    explicit Scope(const CallerState& state);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+  };
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace placement_detail
+
+/// A thread that runs on the cores of one placement, computes with as many threads as these are (one for a
+/// GPU's), and does what it is given, in order.
+///
+///     const auto worker = parallel::PlacementWorker::of(core::Placement::parse("cpu:1"));
+///     auto y = worker->submit("forward", [=] { return model->forward(x); });    // meanwhile, something else
+///     use(y.get(core::Deadline(kPlacementTimeout)));
+///
+/// A function finds the gradient mode, inference mode, autocast state and streams of whoever gave it, as they
+/// were then. A graph that it makes goes back on the thread that calls backward: parallel/cut.h changes that.
+/// Threads: any.
+class PlacementWorker {
+ public:
+  /// Returns the worker of this placement: one in a process for each name, for as long as anybody has it.
+  /// Loads LibTorch's CUDA part where the placement needs it. Says once when two placements share a core.
+  /// Throws: as core::device_of; SystemError where there are no more threads.
+  static std::shared_ptr<PlacementWorker> of(const core::Placement& placement);
+
+  const core::Placement& placement() const { return placement_; }
+  c10::Device device() const { return device_; }
+  /// How many threads one operator uses on it.
+  int intra_op_threads() const { return intra_op_threads_; }
+  /// Whether the calling thread is this one.
+  bool is_current() const;
+
+  /// Has the thread run `fn` after all that it was given before; `what`, a literal or interned, names it in
+  /// the timeline and in messages. A thread that let a deadline pass, and is still busy, is left behind: this
+  /// starts a new one.
+  template <typename Fn>
+  core::Pending<std::invoke_result_t<Fn&>> submit(const char* what, Fn fn) {
+    return thread()->submit(what,
+                            [state = placement_detail::CallerState(device_), fn = std::move(fn)]() mutable {
+                              const placement_detail::CallerState::Scope scope(state);
+                              return fn();
+                            });
+  }
+  /// Returns fn(), run on the thread; on that thread itself, a plain call.
+  /// Throws: what fn threw; TimeoutError naming the placement.
+  template <typename Fn>
+  std::invoke_result_t<Fn&> run(const char* what, Fn fn,
+                                core::Deadline deadline = core::Deadline(kPlacementTimeout)) {
+    if (is_current()) return fn();
+    return submit(what, std::move(fn)).get(deadline);
+  }
+
+ private:
+  explicit PlacementWorker(const core::Placement& placement);
+  std::shared_ptr<core::TaskThread> start() const;
+  std::shared_ptr<core::TaskThread> thread();
+
+  core::Placement placement_;
+  c10::Device device_;
+  int intra_op_threads_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<core::TaskThread> thread_;  // under mutex_
+};
+
+}  // namespace cohort::parallel

@@ -1,0 +1,203 @@
+#include "cohort/core/task_thread.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "cohort/core/error.h"
+#include "cohort/core/timeline.h"
+#include "tests/support/throws.h"
+
+namespace cohort::core {
+namespace {
+
+using namespace std::chrono_literals;
+
+const Deadline& patience() {
+  static const Deadline deadline(60s);
+  return deadline;
+}
+
+// Something that a thread can be stuck in, and that the test ends.
+class Gate {
+ public:
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return open_; });
+  }
+  void open() {
+    {
+      const std::lock_guard lock(mutex_);
+      open_ = true;
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+};
+
+TEST(TaskThreadTest, RunsInOrderOnItsCoresAndReturnsValues) {
+  const CpuSet last({CpuSet::of_process().ids().back()});
+  TaskThread thread({.name = "t", .cpus = last});
+  std::vector<int> order;
+  std::vector<Pending<int>> pending;
+  for (int i = 0; i < 100; ++i) {
+    pending.push_back(thread.submit("number", [&order, i] {
+      order.push_back(i);
+      return i * i;
+    }));
+  }
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(pending[static_cast<std::size_t>(i)].get(patience()), i * i);
+  std::vector<int> expected(100);
+  std::iota(expected.begin(), expected.end(), 0);
+  EXPECT_EQ(order, expected);
+  EXPECT_EQ(thread.submit("cores", [] { return CpuSet::of_current_thread(); }).get(patience()), last);
+  EXPECT_TRUE(thread.submit("self", [&] { return thread.is_current(); }).get(patience()));
+  EXPECT_FALSE(thread.is_current());
+}
+
+TEST(TaskThreadTest, TakesWhatCannotBeCopiedAndDropsItOnTheThread) {
+  TaskThread thread({.name = "t"});
+  std::thread::id dropped;
+  struct Note {
+    std::thread::id* where;
+    ~Note() { *where = std::this_thread::get_id(); }
+  };
+  auto note = std::make_unique<Note>(Note{&dropped});
+  auto pending = thread.submit("move", [note = std::move(note)] { return std::make_unique<int>(7); });
+  EXPECT_EQ(*pending.get(patience()), 7);
+  EXPECT_EQ(dropped, thread.submit("id", [] { return std::this_thread::get_id(); }).get(patience()));
+}
+
+TEST(TaskThreadTest, ThrowsWhatTheFunctionThrewAndGoesOn) {
+  TaskThread thread({.name = "t"});
+  auto bad = thread.submit("bad", []() -> int { throw DataError("test", "no"); });
+  auto good = thread.submit("good", [] { return 1; });
+  COHORT_EXPECT_THROW_WITH(bad.get(patience()), DataError, "[test] no");
+  EXPECT_EQ(good.get(patience()), 1);
+}
+
+TEST(TaskThreadTest, StartRunsFirstAndItsErrorComesOutOfTheConstructor) {
+  thread_local int mark = 0;
+  TaskThread thread({.name = "t", .start = [] { mark = 5; }});
+  EXPECT_EQ(thread.submit("mark", [] { return mark; }).get(patience()), 5);
+  COHORT_EXPECT_THROW_WITH(TaskThread({.name = "t", .start = [] { throw DataError("test", "start"); }}),
+                           DataError, "[test] start");
+}
+
+TEST(TaskThreadTest, ADeadlineThatPassesNamesTheThreadAndWhatItIsIn) {
+  Gate gate;
+  TaskThread thread({.name = "cpu:9"});
+  auto first = thread.submit("first", [&] { gate.wait(); });
+  auto second = thread.submit("second", [] {});
+  EXPECT_FALSE(second.wait(Deadline(1ms)));
+  EXPECT_FALSE(thread.is_late());
+  COHORT_EXPECT_THROW_WITH(second.get(Deadline(1ms)), TimeoutError,
+                           "for second on thread cpu:9, which is busy with first");
+  EXPECT_TRUE(thread.is_late());
+  gate.open();
+  second.get(patience());
+  first.get(patience());
+  EXPECT_TRUE(thread.submit("third", [] { return true; }).get(patience()));
+  EXPECT_FALSE(thread.is_late());
+}
+
+TEST(TaskThreadTest, AThreadThatIsStuckIsLeftBehindAndWhatWaitsForItFails) {
+  auto gate = std::make_shared<Gate>();
+  auto entered = std::make_shared<Gate>();
+  TaskThread thread({.name = "cpu:9"});
+  auto first = thread.submit("first", [gate, entered] {
+    entered->open();
+    gate->wait();
+    return 3;
+  });
+  auto second = thread.submit("second", [] {});
+  entered->wait();
+  EXPECT_FALSE(thread.stop(1ms));
+  COHORT_EXPECT_THROW_WITH(second.get(patience()), TimeoutError,
+                           "second was not begun: thread cpu:9 was given up, as it is busy with first");
+  COHORT_EXPECT_THROW_WITH(thread.submit("third", [] {}), UsageError, "has been stopped");
+  gate->open();
+  EXPECT_EQ(first.get(patience()), 3) << "what it was in ends all the same";
+}
+
+TEST(TaskThreadTest, StoppingRunsWhatWasGiven) {
+  std::atomic<int> count{0};
+  {
+    TaskThread thread({.name = "t"});
+    for (int i = 0; i < 20; ++i) thread.submit("count", [&] { ++count; });
+  }
+  EXPECT_EQ(count, 20);
+}
+
+TEST(TaskThreadTest, CanBeDestroyedByItsOwnFunction) {
+  auto thread = std::make_shared<TaskThread>(TaskThread::Options{.name = "t"});
+  TaskThread& reference = *thread;
+  auto gate = std::make_shared<Gate>();
+  auto pending = reference.submit("last", [gate, thread = std::move(thread)] {
+    gate->wait();
+    return 1;
+  });
+  gate->open();
+  EXPECT_EQ(pending.get(patience()), 1);
+}
+
+TEST(TaskThreadTest, WaitsInACircleAreRefused) {
+  TaskThread a({.name = "a"}), b({.name = "b"});
+  auto itself = a.submit("outer", [&] { a.submit("inner", [] {}).get(patience()); });
+  COHORT_EXPECT_THROW_WITH(itself.get(patience()), UsageError,
+                           "thread a, in outer, would wait for inner on thread a, which is itself");
+  auto circle = a.submit("outer", [&] {
+    b.submit("middle", [&] { a.submit("inner", [] {}).get(patience()); }).get(patience());
+  });
+  COHORT_EXPECT_THROW_WITH(
+      circle.get(patience()), UsageError,
+      "thread b, in middle, would wait for inner on thread a, which waits for it in turn");
+  auto chain = a.submit("outer", [&] { return b.submit("middle", [] { return 2; }).get(patience()); });
+  EXPECT_EQ(chain.get(patience()), 2);
+}
+
+TEST(TaskThreadTest, KnowsWhenItSharesCores) {
+  const int core = CpuSet::of_process().ids().front();
+  TaskThread one({.name = "one", .cpus = CpuSet({core})});
+  EXPECT_FALSE(one.shares_cores());
+  {
+    TaskThread other({.name = "other", .cpus = CpuSet({core})});
+    EXPECT_TRUE(one.shares_cores());
+    EXPECT_TRUE(other.shares_cores());
+    EXPECT_EQ(other.submit("work", [] { return 1; }).get(patience()), 1);
+  }
+  EXPECT_FALSE(one.shares_cores());
+}
+
+TEST(TaskThreadTest, StandsInTheTimelineByName) {
+  Timeline::start();
+  TaskThread thread({.name = "cpu:0/timeline"});
+  thread.submit("a piece of work", [] {}).get(patience());
+  Timeline::stop();
+  const std::string trace = Timeline::json();
+  EXPECT_NE(trace.find("cpu:0/timeline"), std::string::npos);
+  EXPECT_NE(trace.find("a piece of work"), std::string::npos);
+}
+
+TEST(TaskThreadTest, ManyCallersGiveWorkAtOnce) {
+  TaskThread thread({.name = "t"});
+  std::int64_t sum = 0;  // only the thread touches it
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&] {
+      for (int i = 0; i < 300; ++i) thread.submit("add", [&] { ++sum; }).get(patience());
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(thread.submit("sum", [&] { return sum; }).get(patience()), 900);
+}
+
+}  // namespace
+}  // namespace cohort::core

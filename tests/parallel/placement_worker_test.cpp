@@ -1,0 +1,143 @@
+#include "cohort/parallel/placement_worker.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <string>
+#include <thread>
+
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+#include "tests/support/throws.h"
+
+namespace cohort::parallel {
+namespace {
+
+using namespace std::chrono_literals;
+using core::CpuSet;
+using core::Deadline;
+using core::Placement;
+
+const Deadline& patience() {
+  static const Deadline deadline(60s);
+  return deadline;
+}
+
+TEST(PlacementWorkerTest, ComputesOnItsCoresWithAsManyThreads) {
+  const Placement placement = Placement::parse("cpu:0");
+  const auto worker = PlacementWorker::of(placement);
+  EXPECT_EQ(worker->device(), at::kCPU);
+  EXPECT_EQ(worker->intra_op_threads(), 1);
+  EXPECT_EQ(worker->run("threads", [] { return at::get_num_threads(); }), 1);
+  EXPECT_EQ(worker->run("cores", [] { return CpuSet::of_current_thread(); }), placement.cpus);
+  EXPECT_TRUE(worker->run("self", [&] { return worker->is_current(); }));
+  EXPECT_EQ(worker->run("outer", [&] { return worker->run("inner", [] { return 3; }); }), 3)
+      << "a plain call on its own thread";
+}
+
+TEST(PlacementWorkerTest, LeavesTheNumbersOfThreadsOfOthersAlone) {
+  int before = 0, after = 0;
+  std::thread([&] { before = at::get_num_threads(); }).join();
+  const int mine = at::get_num_threads();
+  at::set_num_threads(3);
+  const auto worker = PlacementWorker::of(Placement::parse("cpu:0/threads"));
+  EXPECT_EQ(at::get_num_threads(), 3);
+  std::thread([&] { after = at::get_num_threads(); }).join();
+  EXPECT_EQ(after, 3) << "what a new thread gets";
+  EXPECT_EQ(worker->run("threads", [] { return at::get_num_threads(); }), 1);
+  std::thread([=] { at::set_num_threads(before); }).join();
+  at::set_num_threads(mine);
+}
+
+TEST(PlacementWorkerTest, IsOneThreadPerNameForAsLongAsSomebodyHasIt) {
+  const auto a = PlacementWorker::of(Placement::parse("cpu:0/a"));
+  const auto b = PlacementWorker::of(Placement::parse("cpu:0/b"));
+  EXPECT_EQ(PlacementWorker::of(Placement::parse("cpu:0/a")), a);
+  const auto id = [] { return std::this_thread::get_id(); };
+  EXPECT_NE(a->run("id", id), b->run("id", id));
+  std::weak_ptr<PlacementWorker> gone;
+  {
+    const auto c = PlacementWorker::of(Placement::parse("cpu:0/c"));
+    gone = c;
+  }
+  EXPECT_TRUE(gone.expired());
+}
+
+TEST(PlacementWorkerTest, SaysOnceThatPlacementsShareACore) {
+  std::string lines;
+  core::set_log_sink([&](core::LogLevel, std::string_view line) { lines += std::string(line) + "\n"; });
+  {
+    const auto a = PlacementWorker::of(Placement::parse("cpu:0/x"));
+    const auto b = PlacementWorker::of(Placement::parse("cpu:0/y"));
+    const auto c = PlacementWorker::of(Placement::parse("cpu:0/z"));
+  }
+  core::set_log_sink({});
+  const auto first = lines.find("share a core");
+  if (first != std::string::npos) {  // an earlier test of this process may have said it
+    EXPECT_EQ(lines.find("share a core", first + 1), std::string::npos) << lines;
+  }
+}
+
+TEST(PlacementWorkerTest, FunctionsFindTheCallersState) {
+  const auto worker = PlacementWorker::of(Placement::parse("cpu:0"));
+  const auto gradients = [] { return at::GradMode::is_enabled(); };
+  EXPECT_TRUE(worker->run("gradients", gradients));
+  core::Pending<bool> given_without;
+  {
+    const at::NoGradGuard no_grad;
+    EXPECT_FALSE(worker->run("gradients", gradients));
+    given_without = worker->submit("gradients", gradients);
+  }
+  EXPECT_FALSE(given_without.get(patience())) << "as it was when the function was given";
+  {
+    const c10::InferenceMode inference;
+    EXPECT_TRUE(worker->run("inference", [] { return at::ones({2}).is_inference(); }));
+  }
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  const auto type =
+      worker->run("autocast", [] { return at::mm(at::ones({2, 2}), at::ones({2, 2})).scalar_type(); });
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  EXPECT_EQ(type, at::kBFloat16);
+  EXPECT_EQ(worker->run("autocast", [] { return at::mm(at::ones({2, 2}), at::ones({2, 2})).scalar_type(); }),
+            at::kFloat);
+}
+
+TEST(PlacementWorkerTest, AThreadThatIsStuckIsReplaced) {
+  struct Gate {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool open = false;
+  };
+  const auto gate = std::make_shared<Gate>();
+  const auto worker = PlacementWorker::of(Placement::parse("cpu:0/stuck"));
+  auto stuck = worker->submit("stuck", [gate] {
+    std::unique_lock lock(gate->mutex);
+    gate->changed.wait(lock, [&] { return gate->open; });
+  });
+  COHORT_EXPECT_THROW_WITH(stuck.get(Deadline(1ms)), TimeoutError,
+                           "for stuck on thread cpu:0/stuck, which is");
+  EXPECT_EQ(worker->run("next", [] { return 7; }, Deadline(60s)), 7);
+  EXPECT_EQ(worker->run("threads", [] { return at::get_num_threads(); }), 1);
+  {
+    const std::lock_guard lock(gate->mutex);
+    gate->open = true;
+  }
+  gate->changed.notify_all();
+  stuck.get(patience());
+}
+
+TEST(PlacementWorkerTest, ErrorsComeBack) {
+  const auto worker = PlacementWorker::of(Placement::parse("cpu:0"));
+  COHORT_EXPECT_THROW_WITH(worker->run("bad", []() -> int { throw DataError("test", "no"); }), DataError,
+                           "[test] no");
+  COHORT_EXPECT_THROW_WITH(worker->run("bad", [] { return at::ones({2, 3}).mm(at::ones({2, 3})); }),
+                           c10::Error, "mat1 and mat2 shapes");
+}
+
+}  // namespace
+}  // namespace cohort::parallel
