@@ -22,3 +22,10 @@ static_assert(COHORT_TORCH_AT_LEAST(2, 11), "Cohort needs LibTorch 2.11 or newer
 #define COHORT_C10D_REDUCE_SCATTER _reduce_scatter_base
 #define COHORT_C10D_ALL_TO_ALL alltoall_base
 #endif
+
+// 2.13 counts references to nodes of the graph within them: a new node of a type derived from Node.
+#if COHORT_TORCH_AT_LEAST(2, 13)
+#define COHORT_MAKE_NODE(Type) c10::make_intrusive<Type>()
+#else
+#define COHORT_MAKE_NODE(Type) std::shared_ptr<Type>(new Type, torch::autograd::deleteNode)
+#endif

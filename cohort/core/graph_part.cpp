@@ -1,0 +1,191 @@
+#include "cohort/core/graph_part.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <unordered_set>
+
+#include "cohort/core/error.h"
+
+namespace cohort::core {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using Tensors = GraphPart::Tensors;
+
+constexpr const char* kWhere = "core.graph_part";
+
+std::uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : tensor._version();
+}
+
+std::string describe(const at::Tensor& tensor) {
+  return concat(tensor.scalar_type(), tensor.sizes());
+}
+
+bool autocast_is_on() {
+  return at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA);
+}
+
+// Whether nobody else has the values of `tensor`, so that they may be changed.
+bool is_alone(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.use_count() == 1 && tensor.storage().use_count() == 1 &&
+         tensor.is_non_overlapping_and_dense();
+}
+
+}  // namespace
+
+GraphPart::GraphPart(const Tensors& inputs) : first_sequence_(at::sequence_number::peek()) {
+  leaves_.reserve(inputs.size());
+  for (const at::Tensor& input : inputs) {
+    leaves_.push_back(input.defined() ? input.detach().requires_grad_(input.requires_grad()) : input);
+  }
+}
+
+Tensors GraphPart::end(const Tensors& results) {
+  Tensors cut;
+  cut.reserve(results.size());
+  for (const at::Tensor& result : results) {
+    const bool needs = result.defined() && result.requires_grad();
+    needs_gradient_.push_back(needs);
+    if (needs) results_.push_back(torch::autograd::impl::gradient_edge(result));
+    cut.push_back(needs ? result.detach() : result);
+  }
+  for (const at::Tensor& leaf : leaves_) {
+    const bool needs = leaf.defined() && leaf.requires_grad();
+    inputs_.push_back(needs ? torch::autograd::impl::gradient_edge(leaf) : Edge());
+  }
+  if (!results_.empty()) find_captured();
+  leaves_.clear();
+  return cut;
+}
+
+// A node that another thread made, or that is older than this forward, belongs to a graph outside: backward
+// would go through it, and free it, as if it were the part's own.
+void GraphPart::find_captured() {
+  std::unordered_set<const Node*> seen;
+  std::vector<Node*> open;
+  const auto visit = [&](const Edge& edge) {
+    Node* const node = edge.function.get();
+    if (node != nullptr && seen.insert(node).second) open.push_back(node);
+  };
+  std::unordered_set<const Node*> own;
+  for (const Edge& edge : inputs_) own.insert(edge.function.get());
+  for (const Edge& edge : results_) visit(edge);
+  const auto thread = at::RecordFunction::currentThreadId();
+  while (!open.empty()) {
+    Node* const node = open.back();
+    open.pop_back();
+    if (own.count(node) != 0) continue;
+    if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) {
+      captured_.push_back(leaf->variable);
+      versions_.push_back(version_of(leaf->variable));
+      continue;
+    }
+    const bool outside = node->thread_id() != thread || node->sequence_nr() < first_sequence_;
+    // Autocast keeps its casts of parameters for the rest of its scope, whichever thread made them.
+    const bool kept_cast = autocast_is_on() && node->name() == "ToCopyBackward0";
+    if (outside && !kept_cast) {
+      throw UsageError(kWhere,
+                       concat("the function uses a tensor with a graph of its own (", node->name(),
+                              ") that is not an input"),
+                       "hand it over as an input");
+    }
+    for (const Edge& edge : node->next_edges()) visit(edge);
+  }
+}
+
+void GraphPart::check_captured() const {
+  for (std::size_t i = 0; i < captured_.size(); ++i) {
+    if (version_of(captured_[i]) != versions_[i]) {
+      throw UsageError(kWhere,
+                       concat("a parameter ", describe(captured_[i]),
+                              " that the function uses was changed between its forward and its backward"),
+                       "step the optimizer after backward");
+    }
+  }
+}
+
+Tensors GraphPart::backward(const Tensors& gradients, bool keep_graph, const std::vector<bool>& wanted) {
+  if (released_) {
+    throw UsageError(kWhere, "a second backward goes through a part whose graph has been freed",
+                     "backward() with retain_graph the first time");
+  }
+  check_captured();
+  std::vector<Edge> roots, ends;
+  Tensors root_gradients;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    roots.push_back(results_[i]);
+    root_gradients.push_back(gradients[i]);
+  }
+  Tensors all(inputs_.size() + captured_.size());
+  std::vector<std::size_t> places;
+  const auto want = [&](std::size_t place, const Edge& edge) {
+    if (!edge.is_valid() || (!wanted.empty() && !wanted[place])) return;
+    places.push_back(place);
+    ends.push_back(edge);
+  };
+  for (std::size_t i = 0; i < inputs_.size(); ++i) want(i, inputs_[i]);
+  for (std::size_t i = 0; i < captured_.size(); ++i) {
+    want(inputs_.size() + i, torch::autograd::impl::gradient_edge(captured_[i]));
+  }
+  if (!roots.empty() && !ends.empty()) {
+    const HooksAside aside(captured_);
+    Tensors found = torch::autograd::Engine::get_default_engine().execute(
+        roots, root_gradients, keep_graph, /*create_graph=*/false, /*accumulate_grad=*/false, ends);
+    for (std::size_t i = 0; i < places.size(); ++i) all[places[i]] = std::move(found[i]);
+  }
+  if (!keep_graph) release();
+  return all;
+}
+
+void GraphPart::release() {
+  released_ = true;
+  results_.clear();
+  inputs_.assign(inputs_.size(), Edge());
+}
+
+struct HooksAside::Impl {
+  using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
+  std::vector<std::pair<at::Tensor, Hooks>> saved;
+};
+
+HooksAside::HooksAside(Tensors leaves) : impl_(std::make_unique<Impl>()) {
+  for (at::Tensor& leaf : leaves) {
+    auto& hooks = torch::autograd::impl::hooks(leaf);
+    if (hooks.empty()) continue;
+    Impl::Hooks own;
+    own.swap(hooks);
+    impl_->saved.emplace_back(std::move(leaf), std::move(own));
+  }
+}
+
+HooksAside::~HooksAside() {
+  for (auto& [leaf, hooks] : impl_->saved) torch::autograd::impl::hooks(leaf).swap(hooks);
+}
+
+at::Tensor sum_in_pairs(Tensors values) {
+  std::erase_if(values, [](const at::Tensor& value) { return !value.defined(); });
+  if (values.empty()) return {};
+  for (std::size_t step = 1; step < values.size(); step *= 2) {
+    for (std::size_t i = 0; i + step < values.size(); i += 2 * step) {
+      at::Tensor other = std::move(values[i + step]);
+      if (other.device() != values[i].device()) other = other.to(values[i].device());
+      if (is_alone(values[i]) && other.layout() == at::kStrided) {
+        values[i].add_(other);
+      } else {
+        values[i] = at::add(values[i], other);
+      }
+    }
+  }
+  return std::move(values.front());
+}
+
+}  // namespace cohort::core

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+/// A part of a computation whose graph is its own: docs/parallel.md, "The cut".
+namespace cohort::core {
+
+/// The graph of one forward, from its inputs to its results and no further, so that backward can go through
+/// it alone: on another thread, beside others, or later.
+///
+///     GraphPart part(inputs);                                  // on the thread that computes
+///     Tensors results = part.end(flatten_tensors(fn(part.leaves())));
+///     ...
+///     Tensors gradients = part.backward(gradients_of_results, false);   // of inputs, then of captured()
+///
+/// Parameters that fn uses are found in the graph; backward returns their gradients and leaves theirs alone.
+/// Threads: one caller at a time; backward runs where it is called.
+class GraphPart {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+
+  /// Cuts `inputs` off from their graphs; undefined ones stay.
+  explicit GraphPart(const Tensors& inputs);
+
+  /// What fn gets in their place.
+  const Tensors& leaves() const { return leaves_; }
+  /// Ends the forward: returns `results` cut off from the graph, which this keeps.
+  /// Throws: UsageError where fn reaches a graph that is not its inputs'.
+  Tensors end(const Tensors& results);
+
+  /// Which results have a gradient. After end().
+  const std::vector<bool>& needs_gradient() const { return needs_gradient_; }
+  /// The parameters, or other leaves, that fn used and that need a gradient, in an order that depends on the
+  /// graph alone. After end().
+  const Tensors& captured() const { return captured_; }
+
+  /// Returns the gradients of the inputs (undefined for those that need none) and of captured(), given those
+  /// of the results, of which some may be undefined. `wanted` may leave out some of what is returned; empty
+  /// is all. Without `keep_graph` the graph is gone afterwards.
+  /// Throws: UsageError where a captured tensor was changed since, and on the second call without keep_graph.
+  Tensors backward(const Tensors& gradients, bool keep_graph, const std::vector<bool>& wanted = {});
+  /// Frees the graph.
+  void release();
+
+ private:
+  void find_captured();
+  void check_captured() const;
+
+  Tensors leaves_;
+  Tensors captured_;
+  std::vector<bool> needs_gradient_;
+  std::vector<torch::autograd::Edge> inputs_;   // of the leaves; invalid where none needs a gradient
+  std::vector<torch::autograd::Edge> results_;  // of those with a gradient
+  std::vector<std::uint32_t> versions_;         // of captured_
+  std::uint64_t first_sequence_;
+  bool released_ = false;
+};
+
+/// Keeps the hooks of leaves from running until the end of its scope: gradients that are returned, and go on
+/// in another graph, meet them there. GraphPart::backward does so for what it captured; whoever runs several
+/// that captured the same tensor at the same time does it for all. Threads: no other touches the hooks
+/// meanwhile.
+class HooksAside {
+ public:
+  explicit HooksAside(std::vector<at::Tensor> leaves);
+  ~HooksAside();
+  HooksAside(const HooksAside&) = delete;
+  HooksAside& operator=(const HooksAside&) = delete;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Adds values from first to last as a tree of pairs, whose shape depends on their number alone: ((0 + 1) +
+/// (2
+/// + 3)) + 4. Undefined ones are left out of it. The values may be changed.
+at::Tensor sum_in_pairs(std::vector<at::Tensor> values);
+
+}  // namespace cohort::core
