@@ -12,7 +12,13 @@
 namespace cohort::core {
 
 /// What a stream is used for; streams of different purposes are independent.
-enum class Purpose : std::uint32_t { kTransform = 1, kGenerator = 2, kSynthetic = 3, kUser = 1000 };
+enum class Purpose : std::uint32_t {
+  kTransform = 1,
+  kGenerator = 2,
+  kSynthetic = 3,
+  kPart = 4,
+  kUser = 1000
+};
 
 /// One Philox4x32-10 block.
 inline std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,

@@ -4,19 +4,22 @@
 #include <ATen/Context.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
+#include <algorithm>
 #include <array>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "cohort/core/error.h"
+#include "cohort/core/graph_part.h"
+#include "cohort/core/random_scope.h"
 
 namespace cohort::core::checkpoint_detail {
 
@@ -39,6 +42,11 @@ constexpr const char* kWhere = "core.checkpoint";
 class RandomState {
  public:
   explicit RandomState(const Tensors& inputs) {
+    at::Generator scope = core::RandomScope::current();
+    if (scope.defined()) {
+      const std::lock_guard lock(scope.mutex());
+      of_scope_ = scope.clone();
+    }
     take(at::detail::getDefaultCPUGenerator());
     std::unordered_set<int> seen;
     for (const at::Tensor& input : inputs) {
@@ -46,6 +54,8 @@ class RandomState {
       take(at::globalContext().defaultGenerator(input.device()));
     }
   }
+  // The generator of the scope that the first run was in, as it was then; undefined without one.
+  at::Generator of_scope() const { return of_scope_.defined() ? of_scope_.clone() : of_scope_; }
   void restore() {
     for (auto& [generator, state] : states_) {
       const std::lock_guard lock(generator.mutex());
@@ -58,6 +68,7 @@ class RandomState {
     const std::lock_guard lock(generator.mutex());
     states_.emplace_back(generator, generator.get_state());
   }
+  at::Generator of_scope_;
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
@@ -86,21 +97,24 @@ class AutocastState {
 };
 
 // The generators as they were in the first run, until the end of the scope.
-class RandomScope {
+class FirstRandom {
  public:
-  RandomScope(std::optional<RandomState>& state, const Tensors& inputs) {
+  FirstRandom(std::optional<RandomState>& state, const Tensors& inputs) {
     if (!state) return;
     before_.emplace(inputs);
     state->restore();
+    scope_.emplace(state->of_scope());
   }
-  ~RandomScope() {
+  ~FirstRandom() {
+    scope_.reset();
     if (before_) before_->restore();
   }
-  RandomScope(const RandomScope&) = delete;
-  RandomScope& operator=(const RandomScope&) = delete;
+  FirstRandom(const FirstRandom&) = delete;
+  FirstRandom& operator=(const FirstRandom&) = delete;
 
  private:
   std::optional<RandomState> before_;
+  std::optional<core::RandomScope> scope_;
 };
 
 // Autocast as it was in the first run, with casts of its own, until the end of the scope.
@@ -183,7 +197,8 @@ struct Runs::State : torch::CustomClassHolder {
   void check_graph(const Tensors& results);
   void check_leaves() const;
   void check_second(const Tensors& again) const;
-  Tensors backward(const Tensors& saved, const Tensors& gradients);
+  std::vector<std::size_t> places_of(const Tensors& captured_again) const;
+  Tensors backward(const Tensors& saved, const Tensors& gradients, const std::vector<bool>& wanted);
 
   CheckpointOptions options;
   Tensors inputs, leaves;  // of the first run; empty after it
@@ -194,13 +209,13 @@ struct Runs::State : torch::CustomClassHolder {
   AutocastState autocast;
   Run again;
   std::vector<Result> results;
-  std::vector<std::pair<at::Tensor, std::uint32_t>> captured;  // parameters that fn used, and their versions
+  // Parameters that fn used, and their versions; those that need a gradient are inputs of the node.
+  std::vector<std::pair<at::Tensor, std::uint32_t>> captured;
 };
 
 namespace {
 
-// A function of the inputs (and of a tensor that makes it one where no input needs a gradient) whose results
-// are there already.
+// A function of the inputs and parameters that need a gradient, whose results are there already.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static Tensors forward(AutogradContext* context, at::TensorList /*edges*/, const Tensors& results,
                          const Tensors& to_save, const c10::intrusive_ptr<torch::CustomClassHolder>& state) {
@@ -248,7 +263,7 @@ Tensors Runs::attach(const Tensors& results, Run again) {
   state.inputs.clear();
   state.leaves.clear();
   if (ends.empty()) return attached;
-  edges.push_back(at::empty({0}).requires_grad_());
+  for (const auto& [tensor, version] : state.captured) edges.push_back(tensor);
   ends = Checkpoint::apply(at::TensorList(edges), ends, to_save,
                            c10::intrusive_ptr<torch::CustomClassHolder>(state_));
   for (std::size_t i = 0, end = 0; i < attached.size(); ++i) {
@@ -268,8 +283,11 @@ void Runs::State::check_graph(const Tensors& of) {
   };
   std::unordered_set<const at::TensorImpl*> own;
   for (const at::Tensor& leaf : leaves) own.insert(leaf.unsafeGetTensorImpl());
+  std::vector<torch::autograd::Edge> roots;  // a leaf that is a result holds its node weakly
   for (const at::Tensor& result : of) {
-    if (result.defined() && result.requires_grad()) visit(torch::autograd::impl::gradient_edge(result));
+    if (!result.defined() || !result.requires_grad()) continue;
+    roots.push_back(torch::autograd::impl::gradient_edge(result));
+    visit(roots.back());
   }
   while (!open.empty()) {
     Node* const node = open.back();
@@ -321,35 +339,63 @@ void Runs::State::check_second(const Tensors& second) const {
   }
 }
 
-Tensors Runs::State::backward(const Tensors& saved, const Tensors& gradients) {
+// Where the parameters of the second run stand among those of the first.
+std::vector<std::size_t> Runs::State::places_of(const Tensors& captured_again) const {
+  std::unordered_map<const at::TensorImpl*, std::size_t> known;
+  for (std::size_t i = 0; i < captured.size(); ++i) known[captured[i].first.unsafeGetTensorImpl()] = i;
+  std::vector<std::size_t> places;
+  for (const at::Tensor& tensor : captured_again) {
+    const auto found = known.find(tensor.unsafeGetTensorImpl());
+    if (found == known.end()) {
+      throw UsageError(kWhere,
+                       concat("fn uses a parameter ", describe(tensor),
+                              " when it runs again in backward that it did not use before"),
+                       "an fn that depends on its inputs and on nothing that changes until backward");
+    }
+    places.push_back(found->second);
+  }
+  return places;
+}
+
+// `wanted` and what is returned: the inputs that need a gradient, then the parameters.
+Tensors Runs::State::backward(const Tensors& saved, const Tensors& gradients,
+                              const std::vector<bool>& wanted) {
   check_leaves();
   Tensors full(defined.size());
   for (std::size_t i = 0, place = 0; i < full.size(); ++i) {
-    if (defined[i]) full[i] = saved[place++];
+    // An input that was made a leaf since, or lost its gradient, is still what it was.
+    if (defined[i]) full[i] = saved[place++].detach().requires_grad_(requires_grad[i]);
   }
-  const Tensors again_leaves = leaves_of(full);
   const ScopedBuffers keep(options.buffers);
-  Tensors ends, end_gradients;
+  GraphPart part(full);
   {
     const at::AutoGradMode gradients_on(true);
     const AutocastScope autocast_as_before(autocast);
-    const RandomScope random_as_before(random, full);
-    const Tensors second = again(again_leaves);
+    const FirstRandom random_as_before(random, full);
+    const Tensors second = again(part.leaves());
     check_second(second);
-    for (std::size_t i = 0, end = 0; i < second.size(); ++i) {
-      if (!results[i].needs_gradient) continue;
-      const at::Tensor& gradient = gradients[end++];
-      if (!gradient.defined()) continue;
-      ends.push_back(second[i]);
-      end_gradients.push_back(gradient);
+    Tensors kept = second;  // only those that had a gradient have one to go back from
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+      if (!results[i].needs_gradient) kept[i].reset();
     }
+    part.end(kept);
   }
-  if (!ends.empty()) torch::autograd::backward(ends, end_gradients);
-  Tensors result;
-  for (std::size_t i = 0; i < again_leaves.size(); ++i) {
-    if (requires_grad[i]) result.push_back(again_leaves[i].grad());
+  const std::vector<std::size_t> places = places_of(part.captured());
+  std::size_t num_inputs = 0;
+  std::vector<bool> wanted_of_part(full.size());
+  for (std::size_t i = 0; i < full.size(); ++i) {
+    if (requires_grad[i]) wanted_of_part[i] = wanted[num_inputs++];
   }
-  result.resize(result.size() + 1 + 3);  // of the tensor that no input stands for, and of what is no tensor
+  for (const std::size_t place : places) wanted_of_part.push_back(wanted[num_inputs + place]);
+  Tensors found = part.backward(gradients, /*keep_graph=*/false, wanted_of_part);
+  Tensors result(num_inputs + captured.size());
+  for (std::size_t i = 0, place = 0; i < full.size(); ++i) {
+    if (requires_grad[i]) result[place++] = std::move(found[i]);
+  }
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    result[num_inputs + places[i]] = std::move(found[full.size() + i]);
+  }
+  result.resize(result.size() + 3);  // of the arguments that are no list of tensors
   return result;
 }
 
@@ -360,16 +406,17 @@ Tensors Checkpoint::backward(AutogradContext* context, const Tensors& gradients)
     throw UsageError(kWhere, "backward with create_graph goes through a recomputed part, which has no graph",
                      "the plain call fn(inputs...) where second derivatives are taken");
   }
-  if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
-    throw UsageError(kWhere,
-                     "torch::autograd::grad(), or backward() with `inputs`, goes through a recomputed part, "
-                     "whose parameters get their gradients by backward() alone",
-                     "loss.backward(), and read the gradients with grad()");
-  }
   // Ends the second backward through one graph with LibTorch's message, and a changed input too.
   const Tensors saved = context->get_saved_variables();
-  const auto state = context->saved_data["state"].toCapsule();
-  return static_cast<Runs::State&>(*state).backward(saved, gradients);
+  const auto capsule = context->saved_data["state"].toCapsule();
+  auto& state = static_cast<Runs::State&>(*capsule);
+  std::vector<bool> wanted;
+  const std::size_t num_inputs =
+      static_cast<std::size_t>(std::count(state.requires_grad.begin(), state.requires_grad.end(), true));
+  for (std::size_t i = 0; i < num_inputs + state.captured.size(); ++i) {
+    wanted.push_back(context->needs_input_grad(i));
+  }
+  return state.backward(saved, gradients, wanted);
 }
 
 }  // namespace

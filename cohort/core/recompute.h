@@ -101,8 +101,8 @@ struct Call {
 /// Ownership: keeps fn and the inputs as long as the result's graph; what fn refers to must live until
 /// backward. Threads: fn runs again on the thread that runs backward. Calls may be nested.
 /// Throws: UsageError where fn changes an input in place or reaches a graph that is not an input's; in
-/// backward where it is one of torch::autograd::grad(), of backward(inputs) or with create_graph, where a
-/// parameter was changed since, or where the second run's results differ in number, shape or type.
+/// backward where it is one with create_graph, where a parameter was changed since, or where the second run's
+/// results differ in number, shape or type, or it uses other parameters.
 template <typename Fn, typename... Inputs>
   requires checkpoint_detail::Runnable<Fn, Inputs...>
 auto checkpoint(CheckpointOptions options, Fn fn, Inputs... inputs) {

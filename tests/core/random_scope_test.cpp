@@ -1,0 +1,187 @@
+#include "cohort/core/random_scope.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/nn/functional/activation.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/rnn.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "cohort/core/recompute.h"
+
+namespace cohort::core {
+namespace {
+
+namespace nn = torch::nn;
+
+const std::map<std::string, std::function<at::Tensor()>>& operators() {
+  static const at::Tensor ones = at::ones({4, 8});
+  static const auto attention = [](bool gradient) {
+    const at::Tensor q = at::ones({1, 2, 4, 8}).requires_grad_(gradient);
+    return at::scaled_dot_product_attention(q, q, q, {}, 0.5).detach();
+  };
+  static const std::map<std::string, std::function<at::Tensor()>> all{
+      {"dropout", [] { return at::dropout(ones, 0.5, true); }},
+      {"dropout with gradient",
+       [] { return at::dropout(ones.clone().requires_grad_(), 0.5, true).detach(); }},
+      {"dropout of bfloat16", [] { return at::dropout(ones.to(at::kBFloat16), 0.5, true); }},
+      {"dropout in place",
+       [] {
+         at::Tensor values = at::ones({4, 8});
+         return at::dropout_(values, 0.5, true);
+       }},
+      {"dropout2d", [] { return at::feature_dropout(at::ones({2, 6, 4, 4}), 0.5, true); }},
+      {"alpha dropout", [] { return at::alpha_dropout(ones, 0.5, true); }},
+      {"rrelu", [] { return at::rrelu(-ones, 0.1, 0.3, true); }},
+      {"gumbel", [] { return nn::functional::gumbel_softmax(ones); }},
+      {"rand", [] { return at::rand({5}); }},
+      {"randn_like", [] { return at::randn_like(ones); }},
+      {"randint", [] { return at::randint(1000, {5}); }},
+      {"randperm", [] { return at::randperm(30); }},
+      {"normal", [] { return at::normal(0.0, ones); }},
+      {"bernoulli", [] { return at::bernoulli(ones * 0.5); }},
+      {"multinomial", [] { return at::multinomial(ones, 3); }},
+      {"exponential_", [] { return at::empty({4}).exponential_(); }},
+      {"poisson", [] { return at::poisson(ones); }},
+      {"attention", [] { return attention(false); }},
+      {"attention with gradient", [] { return attention(true); }},
+      {"dropout between layers of an LSTM",
+       [] {
+         at::NoGradGuard no_grad;
+         static nn::LSTM lstm(nn::LSTMOptions(8, 8).num_layers(2).dropout(0.5));
+         return std::get<0>(lstm->forward(at::ones({3, 2, 8})));
+       }},
+  };
+  return all;
+}
+
+at::Tensor next_global() {
+  return at::rand({2});
+}
+
+TEST(RandomScopeTest, OperatorsDrawFromTheKeyAndLeaveTheGlobalGeneratorAlone) {
+  for (const auto& [name, draw] : operators()) {
+    draw();  // whatever is made once
+    at::manual_seed(1);
+    const at::Tensor global = next_global();
+    at::manual_seed(1);
+    std::vector<at::Tensor> drawn;
+    for (const std::uint64_t part : {3, 3, 4}) {
+      const RandomScope scope(RandomKey{.seed = 7, .step = 2, .part = part});
+      drawn.push_back(draw());
+    }
+    EXPECT_TRUE(at::equal(drawn[0], drawn[1])) << name;
+    EXPECT_FALSE(at::equal(drawn[0], drawn[2])) << name;
+    EXPECT_TRUE(at::equal(next_global(), global)) << name;
+  }
+}
+
+TEST(RandomScopeTest, EveryFieldOfTheKeyCounts) {
+  const RandomKey key{.seed = 1, .step = 2, .rank = 3, .part = 4, .layer = 5};
+  std::vector<RandomKey> others(5, key);
+  others[0].seed++, others[1].step++, others[2].rank++, others[3].part++, others[4].layer++;
+  for (const RandomKey& other : others) EXPECT_NE(other.generator_seed(), key.generator_seed());
+  EXPECT_EQ(key.generator_seed(), RandomKey(key).generator_seed());
+  EXPECT_EQ(key.generator_seed(), 9126499083986997651u) << "a promise: checkpoints resume on it";
+}
+
+TEST(RandomScopeTest, CallsWithinAScopeGoOnAndScopesNest) {
+  const RandomKey key{.seed = 5};
+  const auto two = [&] {
+    const RandomScope scope(key);
+    const at::Tensor one = at::rand({3});
+    return std::pair(one, at::rand({3}));
+  };
+  const auto [first, second] = two();
+  EXPECT_FALSE(at::equal(first, second));
+  const RandomScope scope(key);
+  EXPECT_TRUE(at::equal(at::rand({3}), first));
+  {
+    const RandomScope inner(key);
+    EXPECT_TRUE(at::equal(at::rand({3}), first));
+    at::manual_seed(9);
+    const RandomScope none{at::Generator()};
+    const at::Tensor global = at::rand({3});
+    at::manual_seed(9);
+    EXPECT_TRUE(at::equal(at::rand({3}), global));
+  }
+  EXPECT_TRUE(at::equal(at::rand({3}), second)) << "the outer one goes on where it was";
+  EXPECT_TRUE(RandomScope::current().defined());
+}
+
+TEST(RandomScopeTest, AGeneratorThatIsGivenIsKept) {
+  const auto own = [] { return at::make_generator<at::CPUGeneratorImpl>(3); };
+  const at::Tensor expected = at::rand({3}, own());
+  const RandomScope scope(RandomKey{.seed = 5});
+  EXPECT_TRUE(at::equal(at::rand({3}, own()), expected));
+}
+
+TEST(RandomScopeTest, IsTheThreadsOwn) {
+  const RandomScope scope(RandomKey{.seed = 5});
+  std::thread([] { EXPECT_FALSE(RandomScope::current().defined()); }).join();
+  // Two threads at once draw what each would draw alone.
+  std::vector<at::Tensor> drawn(2), expected(2);
+  const auto draw = [](std::uint64_t part) {
+    const RandomScope own(RandomKey{.seed = 5, .part = part});
+    at::Tensor sum = at::zeros({64});
+    for (int i = 0; i < 50; ++i) sum += at::rand({64});
+    return sum;
+  };
+  for (std::size_t i = 0; i < 2; ++i) expected[i] = draw(i);
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < 2; ++i) threads.emplace_back([&, i] { drawn[i] = draw(i); });
+  for (std::thread& thread : threads) thread.join();
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::equal(drawn[i], expected[i]));
+}
+
+TEST(RandomScopeTest, KeysAreDrawnFromWhateverTheThreadDrawsFrom) {
+  at::manual_seed(4);
+  const RandomKey first = RandomKey::draw(), second = RandomKey::draw();
+  EXPECT_NE(first.seed, second.seed);
+  at::manual_seed(4);
+  EXPECT_EQ(RandomKey::draw().seed, first.seed);
+  const auto within = [&] {
+    const RandomScope scope(first);
+    return RandomKey::draw().seed;
+  };
+  EXPECT_EQ(within(), within());
+  EXPECT_EQ(RandomKey::draw().seed, second.seed) << "drawn within a scope, the global one stays";
+}
+
+TEST(RandomScopeTest, RecomputationDrawsTheNumbersOfTheFirstRun) {
+  nn::Sequential net(nn::Linear(6, 16), nn::Dropout(0.5), nn::Linear(16, 6));
+  const auto step = [&](bool recompute, bool backward_in_scope) {
+    at::Tensor x = at::ones({4, 6}).requires_grad_();
+    net->zero_grad();
+    at::Tensor y, after;
+    std::optional<RandomScope> scope(std::in_place, RandomKey{.seed = 11});
+    y = recompute ? checkpoint(net, x) : net->forward(x);
+    after = at::rand({3});
+    if (!backward_in_scope) scope.reset();
+    y.sum().backward();
+    if (backward_in_scope) after = at::cat({after, at::rand({3})});
+    return std::vector<at::Tensor>{y.detach(), x.grad(), net->parameters().front().grad().clone(), after};
+  };
+  for (const bool in_scope : {false, true}) {
+    const auto plain = step(false, in_scope), recomputed = step(true, in_scope);
+    for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::equal(plain[i], recomputed[i])) << i;
+  }
+}
+
+TEST(RandomScopeTest, RecomputationOfAnOutsideRunWithinAScopeDrawsFromTheGlobalGenerator) {
+  const at::Tensor x = at::ones({50}).requires_grad_();
+  const at::Tensor y = checkpoint([](const at::Tensor& t) { return at::dropout(t, 0.5, true); }, x);
+  const RandomScope scope(RandomKey{.seed = 11});
+  y.sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), y.detach()));
+}
+
+}  // namespace
+}  // namespace cohort::core
