@@ -107,8 +107,20 @@ Tensors on_device(const Tensors& tensors, c10::Device device) {
   return moved;
 }
 
-Forward run_forward(const Part& part) {
+// Where random operators of a part draw from.
+struct Random {
+  std::optional<core::RandomKey> key;
+  at::Generator callers;
+};
+
+Forward run_forward(const Part& part, const Random& random) {
   const c10::Device device = part.worker->device();
+  std::optional<core::RandomScope> scope;
+  if (random.key) {
+    scope.emplace(*random.key, device);
+  } else if (random.callers.defined()) {
+    scope.emplace(random.callers);
+  }
   if (!at::GradMode::is_enabled()) return {part.run(on_device(part.inputs, device)), nullptr};
   auto graph = std::make_shared<core::GraphPart>(part.inputs);
   Tensors results = graph->end(part.run(on_device(graph->leaves(), device)));
@@ -333,9 +345,16 @@ std::vector<Tensors> run_parts(std::vector<Part> given, const CutOptions& option
   std::vector<std::shared_ptr<Part>> parts;
   for (Part& part : given) parts.push_back(std::make_shared<Part>(std::move(part)));
   given.clear();
+  Random random{options.random, {}};
+  if (!random.key && parts.size() > 1) random.key = core::RandomKey::draw();
+  if (!random.key) random.callers = core::RandomScope::current();
   Jobs<Forward> jobs(options.timeout);
-  for (const auto& part : parts) {
-    jobs.start(*part->worker, part->name.name, part->name.forward, [part] { return run_forward(*part); });
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto& part = parts[i];
+    Random own = random;
+    if (own.key) own.key->part = i;
+    jobs.start(*part->worker, part->name.name, part->name.forward,
+               [part, own] { return run_forward(*part, own); });
   }
   std::vector<Forward> forwards = jobs.finish();
   const bool needs_gradient = std::any_of(forwards.begin(), forwards.end(), [](const Forward& forward) {

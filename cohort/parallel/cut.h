@@ -12,6 +12,7 @@
 
 #include "cohort/core/graph_part.h"
 #include "cohort/core/nested.h"
+#include "cohort/core/random_scope.h"
 #include "cohort/parallel/placement_worker.h"
 
 /// Parts of a graph that run forward and backward on the threads of their placements: docs/parallel.md, "The
@@ -23,6 +24,9 @@ using Tensors = std::vector<at::Tensor>;
 struct CutOptions {
   /// How long one part's forward, or backward, may take.
   std::chrono::milliseconds timeout = kPlacementTimeout;
+  /// What random operators of part i draw from, with RandomKey::part i; none: for several parts a key that is
+  /// drawn from the caller's generator, for one that generator itself.
+  std::optional<core::RandomKey> random = std::nullopt;
 };
 
 /// What a part is called in the timeline and in messages. Made once, as its texts live for ever.
@@ -115,13 +119,18 @@ class TypedPart {
 /// Inputs and results: whatever nested.h understands. fn may use parameters, of any device; a tensor with a
 /// graph of its own must be an input. As run_parts().
 template <typename Fn, typename... Inputs>
-auto run(std::shared_ptr<PlacementWorker> worker, Fn fn, Inputs... inputs) {
-  const PartName name("a part on " + worker->placement().name);
+auto run(const PartName& name, std::shared_ptr<PlacementWorker> worker, const CutOptions& options, Fn fn,
+         Inputs... inputs) {
   cut_detail::TypedPart<Fn, Inputs...> typed(name, std::move(worker), std::move(fn),
                                              std::tuple<Inputs...>(std::move(inputs)...));
   std::vector<Part> parts;
   parts.push_back(std::move(typed.part()));
-  return typed.result(run_parts(std::move(parts)).front());
+  return typed.result(run_parts(std::move(parts), options).front());
+}
+template <typename Fn, typename... Inputs>
+auto run(std::shared_ptr<PlacementWorker> worker, Fn fn, Inputs... inputs) {
+  const PartName name("a part on " + worker->placement().name);
+  return run(name, std::move(worker), CutOptions(), std::move(fn), std::move(inputs)...);
 }
 template <typename Fn, typename... Inputs>
 auto run(const core::Placement& placement, Fn fn, Inputs... inputs) {

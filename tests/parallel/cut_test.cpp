@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "cohort/core/error.h"
+#include "cohort/core/recompute.h"
 #include "tests/support/throws.h"
 
 namespace cohort::parallel {
@@ -257,6 +258,17 @@ TEST(CutTest, PartsCallPartsInOneDirection) {
   // On the same placement it is a plain call.
   run(outer, [&](const at::Tensor& t) { return second->forward(run(outer, first, t)); }, y).sum().backward();
   expect_equal(gradients_of(first), expected);
+}
+
+TEST(CutTest, RecomputationWithinAPart) {
+  nn::Sequential net = make_net();
+  at::Tensor x = input_of(), y = input_of();
+  net->forward(x).square().sum().backward();
+  const Tensors expected = gradients_of(net);
+  const auto again = [&](const at::Tensor& t) { return core::checkpoint(net, t); };
+  run(worker_of("cpu:0"), again, y).square().sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), y.grad()));
+  expect_equal(gradients_of(net), expected);
 }
 
 TEST(CutTest, HooksOfParametersRunOnceOnTheThreadThatCalledBackward) {
