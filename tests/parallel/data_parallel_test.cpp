@@ -13,6 +13,8 @@
 #include <map>
 #include <string>
 
+#include "cohort/parallel/distributed.h"
+#include "tests/support/ranks.h"
 #include "tests/support/throws.h"
 
 namespace cohort::parallel {
@@ -329,6 +331,32 @@ TEST(DataParallelTest, ErrorsHaveTheReplicasIndex) {
                            "changed between the replicas' forward and their backward");
   COHORT_EXPECT_THROW_WITH((DataParallel<nn::Sequential>(net, on("cpu:0 cpu:0"))), UsageError,
                            "placement cpu:0 is given twice");
+}
+
+// Two ranks, each with two replicas, against one process on the joined batch.
+TEST(DataParallelTest, WithinRanksOfDistributedDataParallel) {
+  nn::Sequential whole = make_net();
+  const at::Tensor x = batch_of(12);
+  whole->forward(x).square().mean().backward();
+  const auto states = whole->parameters();
+  test::run_ranks(2, "shm", [&](comm::Group& group) {
+    nn::Sequential net(nn::Linear(6, 8), nn::Tanh(), nn::Linear(8, 4));
+    {
+      const at::NoGradGuard no_grad;
+      for (std::size_t i = 0; i < states.size(); ++i) net->parameters()[i].copy_(states[i]);
+    }
+    const std::string rank = std::to_string(group.rank());
+    DataParallelOptions options = on(("cpu:0/a" + rank + " cpu:0/b" + rank).c_str());
+    using Parallel = DataParallel<nn::Sequential>;
+    DistributedDataParallel<Parallel> model(Parallel(net, options), group);
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      model.forward(x.chunk(2)[group.rank()]).square().mean().backward();
+      for (std::size_t i = 0; i < states.size(); ++i) {
+        EXPECT_TRUE(at::allclose(net->parameters()[i].grad(), states[i].grad(), 1e-5, 1e-7)) << i;
+      }
+    }
+  });
 }
 
 TEST(ScatterTest, CutsAsChunkDoesAndSaysWhatDoesNotFit) {

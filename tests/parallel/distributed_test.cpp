@@ -227,7 +227,7 @@ TEST(DistributedDataParallelTest, HoldersSequentialAndSharedPointers) {
   });
 }
 
-// Recomputation goes back through a part within a backward of its own.
+// Recomputation goes back through a part within a backward of its own, and hands the gradients to this one.
 TEST(DistributedDataParallelTest, RecomputedPartsAreReducedToo) {
   const auto run = [](Stack& net, const at::Tensor& x, bool twice) {
     at::Tensor y =
@@ -254,9 +254,7 @@ TEST(DistributedDataParallelTest, RecomputedPartsAreReducedToo) {
             make_stack(1, widths), [&](Stack& net, const at::Tensor& x) { return run(net, x, twice); });
       };
       const at::Tensor mine = share_of(wave(4), group.rank(), 2);
-      DistributedOptions options;
-      options.static_graph = twice;
-      DistributedDataParallel<std::shared_ptr<RecomputedImpl>> model(make(), group, options);
+      DistributedDataParallel<std::shared_ptr<RecomputedImpl>> model(make(), group);
       for (int step = 0; step < 4; ++step) {
         model->zero_grad();
         model.forward(mine).square().mean().backward();
@@ -266,10 +264,6 @@ TEST(DistributedDataParallelTest, RecomputedPartsAreReducedToo) {
               << step << " " << i;
         }
       }
-      if (!twice) return;
-      DistributedDataParallel<std::shared_ptr<RecomputedImpl>> surprised(make(), group);
-      const at::Tensor loss = surprised.forward(mine).square().mean();
-      COHORT_EXPECT_THROW_WITH(loss.backward(), UsageError, "came twice in one backward");
     });
   }
 }

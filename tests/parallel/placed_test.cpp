@@ -11,6 +11,8 @@
 
 #include "cohort/models/registry.h"
 #include "cohort/models/resnet.h"
+#include "cohort/parallel/distributed.h"
+#include "tests/support/ranks.h"
 #include "tests/support/throws.h"
 
 namespace cohort::parallel {
@@ -80,6 +82,34 @@ TEST(PlacedTest, DropoutDrawsAsThePlainModuleDoes) {
   };
   EXPECT_TRUE(at::equal(in_scope([&] { return placed.forward(x); }),
                         in_scope([&] { return placed.module()->forward(x); })));
+}
+
+// Two ranks, each on two placements, against one process on the joined batch.
+TEST(PlacedTest, RanksOfDistributedDataParallelSpanTwoPlacementsEach) {
+  const at::Tensor x = at::arange(80, at::kFloat).view({8, 10}).sin(), y = at::ones({8, 5});
+  const auto make = [](int rank) {
+    const std::string first = "cpu:0/first" + std::to_string(rank),
+                      second = "cpu:0/second" + std::to_string(rank);
+    Toy toy(first.c_str(), second.c_str());
+    const at::NoGradGuard no_grad;
+    for (at::Tensor parameter : toy->parameters()) {
+      parameter.copy_(at::arange(parameter.numel(), at::kFloat).view_as(parameter).cos() / 4);
+    }
+    return toy;
+  };
+  Toy whole = make(9);
+  at::mse_loss(whole->forward(x), y).backward();
+  test::run_ranks(2, "shm", [&](comm::Group& group) {
+    DistributedDataParallel<Toy> model(make(group.rank()), group);
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      at::mse_loss(model.forward(x.chunk(2)[group.rank()]), y.chunk(2)[group.rank()]).backward();
+      for (std::size_t i = 0; i < 4; ++i) {
+        EXPECT_TRUE(at::allclose(model->parameters()[i].grad(), whole->parameters()[i].grad(), 1e-5, 1e-7))
+            << i;
+      }
+    }
+  });
 }
 
 TEST(PlaceTest, PlacesLayersOfASequentialByName) {
