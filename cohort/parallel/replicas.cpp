@@ -101,7 +101,9 @@ void bring(at::Tensor copy, const at::Tensor& original, c10::Device device, bool
     copy.set_data(original.detach().to(original.options().device(device), true, /*copy=*/true));
     return;
   }
-  copy.detach().copy_(original.detach(), /*non_blocking=*/true);
+  // variable_data() has a version of its own: an earlier forward, whose backward is to come, saved this
+  // tensor.
+  copy.variable_data().copy_(original.detach(), /*non_blocking=*/true);
 }
 
 }  // namespace
@@ -173,7 +175,7 @@ void Replicas::keep_buffers() {
   const at::NoGradGuard no_grad;
   for (std::size_t j = 0; j < buffers_.size(); ++j) {
     const at::Tensor& first = copies_.front().buffers[j];
-    if (!is_same_memory(first, buffers_[j])) buffers_[j].copy_(first);
+    if (!is_same_memory(first, buffers_[j])) buffers_[j].variable_data().copy_(first);
   }
 }
 

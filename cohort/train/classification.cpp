@@ -31,6 +31,16 @@ ClassificationTask::ClassificationTask(torch::nn::AnyModule model,
   any_model_ = model;
 }
 
+ClassificationTask::ClassificationTask(torch::nn::AnyModule model,
+                                       std::function<at::Tensor(const at::Tensor&)> forward,
+                                       std::shared_ptr<optim::Optimizer> optimizer,
+                                       std::shared_ptr<const optim::Schedule> schedule,
+                                       ClassificationOptions options)
+    : ClassificationTask(model.ptr(), std::move(forward), std::move(optimizer), std::move(schedule),
+                         options) {
+  any_model_ = std::move(model);
+}
+
 ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module, Forward forward,
                                        std::shared_ptr<optim::Optimizer> optimizer,
                                        std::shared_ptr<const optim::Schedule> schedule,

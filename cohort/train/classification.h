@@ -45,6 +45,11 @@ class ClassificationTask : public Task {
             model, [model](const at::Tensor& input) { return model->forward(input); }, std::move(optimizer),
             std::move(schedule), options) {}
 
+  /// The same for a model that is called otherwise than by itself, such as by parallel::DataParallel.
+  ClassificationTask(torch::nn::AnyModule model, std::function<at::Tensor(const at::Tensor&)> forward,
+                     std::shared_ptr<optim::Optimizer> optimizer,
+                     std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options = {});
+
   StepMetrics train_step(data::Batch& batch) override;
   StepMetrics eval_step(data::Batch& batch) override;
   std::string find_non_finite(data::Batch& batch) override;

@@ -124,7 +124,8 @@ struct TrainConfig {
 };
 
 struct DistributedConfig {
-  std::string strategy = "auto";  ///< auto, single, average, ddp
+  std::string strategy = "auto";  ///< auto, single, average, ddp, data_parallel
+  std::string placements;         ///< of data_parallel; empty: every core, or every GPU
   bool find_unused_parameters = false;
   double bucket_cap_mb = 25;
   std::string comm_hook = "none";  ///< none, fp16, bf16

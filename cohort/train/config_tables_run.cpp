@@ -96,12 +96,21 @@ std::vector<ConfigKey> distributed_keys() {
   return {
       {.name = "distributed.strategy",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.strategy; },
-       .help = "How ranks train one model: single (there is one), ddp (each holds the model; gradients are "
-               "averaged "
-               "bucket by bucket while backward runs), average (after backward), auto: ddp where there are "
-               "several "
-               "ranks.",
-       .choices = {"auto", "single", "average", "ddp"}},
+       .help =
+           "How ranks train one model: single (there is one), ddp (each holds the model; gradients are "
+           "averaged "
+           "bucket by bucket while backward runs), average (after backward), auto: ddp where there are "
+           "several "
+           "ranks. data_parallel: one process, a replica on each placement, a part of each batch to each.",
+       .choices = {"auto", "single", "average", "ddp", "data_parallel"}},
+      {.name = "distributed.placements",
+       .target = [](Config& c) -> KeyTarget { return &c.distributed.placements; },
+       .help =
+           "Where replicas are, such as cpu:0,cpu:1 or cuda:0,cuda:1 (core K of those that the process may "
+           "use); "
+           "empty: each core a placement, or each GPU.",
+       .used_with = "distributed.strategy",
+       .used_values = {"data_parallel"}},
       {.name = "distributed.find_unused_parameters",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.find_unused_parameters; },
        .help = "Parameters may take no part in the loss of a step; else that is an error naming them.",

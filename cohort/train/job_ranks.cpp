@@ -47,8 +47,11 @@ parallel::ReducerOptions reducer_options(const DistributedConfig& config) {
 std::shared_ptr<Strategy> join_ranks(const Config& config) {
   const comm::Job job = comm::job_from_environment();
   const DistributedConfig& distributed = config.distributed;
-  const bool may_be_alone = distributed.strategy == "auto" || distributed.strategy == "single";
-  if (job.world_size == 1 && may_be_alone) return make_strategy("single");
+  const bool is_data_parallel = distributed.strategy == "data_parallel";
+  const bool may_be_alone =
+      is_data_parallel || distributed.strategy == "auto" || distributed.strategy == "single";
+  if (job.world_size == 1 && may_be_alone)
+    return make_strategy(is_data_parallel ? "data_parallel" : "single");
   if (job.launcher != comm::Launcher::kNone && distributed.nproc_per_node > 1 &&
       distributed.nproc_per_node != job.local_world_size) {
     core::log_warning(core::concat("distributed.nproc_per_node is ", distributed.nproc_per_node,
@@ -73,6 +76,8 @@ std::string device_of_rank(const Config& config) {
 }
 
 int threads_of_rank(const Config& config, const Strategy& strategy) {
+  // The replicas' threads have the cores.
+  if (config.train.threads == 0 && strategy.name() == "data_parallel") return 1;
   if (config.train.threads > 0 || strategy.size() == 1 || core::env_string("OMP_NUM_THREADS")) {
     return static_cast<int>(config.train.threads);
   }

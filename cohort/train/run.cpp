@@ -59,7 +59,7 @@ struct Parts {
       optimizer = make_optimizer(scaled.optim, *model.ptr());
       schedule = make_schedule(scaled, train_loader->batches_per_epoch());
     }
-    task.emplace(model, optimizer, schedule,
+    task.emplace(model, make_forward(config, model, device), optimizer, schedule,
                  ClassificationOptions()
                      .label_smoothing(config.train.label_smoothing)
                      .accumulate(config.train.accumulate)

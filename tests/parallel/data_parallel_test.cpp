@@ -203,6 +203,20 @@ TEST(DataParallelTest, BatchNormUsesEachReplicasPartAndKeepsTheFirstsStatistics)
   EXPECT_TRUE(at::allclose(model.forward(x), net->forward(x), 1e-5, 1e-6)) << "of one layer alone too";
 }
 
+TEST(DataParallelTest, SeveralForwardsBeforeOneBackwardWithBatchNorm) {
+  nn::Sequential net(nn::Linear(6, 3), nn::BatchNorm1d(3), nn::Tanh());
+  DataParallel<nn::Sequential> model(net, on(kTwo));
+  const at::Tensor a = batch_of(8), b = batch_of(8).cos();
+  const auto halves = [&](const at::Tensor& x) {
+    return at::cat({net->forward(x.slice(0, 0, 4)), net->forward(x.slice(0, 4, 8))});
+  };
+  (halves(a) * halves(b)).sum().backward();
+  const Tensors expected = take_gradients(*net);
+  const at::Tensor first = model.forward(a), second = model.forward(b);
+  (first * second).sum().backward();
+  expect_close(take_gradients(*net), expected);
+}
+
 TEST(DataParallelTest, RandomNumbersAreAFunctionOfTheCallersGeneratorAndTheReplica) {
   nn::Sequential net(nn::Dropout(0.5));
   const auto draw = [&](const char* placements, std::uint64_t seed) {
