@@ -39,7 +39,8 @@ struct Times {
 // Of the time in which a backward ran, the share in which two did.
 double overlap(const std::string& trace) {
   std::vector<std::pair<double, int>> marks;
-  for (const auto& event : nlohmann::json::parse(trace).at("traceEvents")) {
+  const auto parsed = nlohmann::json::parse(trace);
+  for (const auto& event : parsed.at("traceEvents")) {
     const std::string name = event.at("name");
     if (!name.ends_with(" backward")) continue;
     const double begin = event.at("ts");
