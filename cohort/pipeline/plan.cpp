@@ -1,0 +1,214 @@
+#include "cohort/pipeline/plan.h"
+
+#include <algorithm>
+#include <array>
+
+#include "cohort/core/error.h"
+
+namespace cohort::pipeline {
+namespace {
+
+using core::concat;
+constexpr const char* kWhere = "pipeline.plan";
+
+// A stage of this placement, counted from its first, and a micro-batch.
+struct Turn {
+  int chunk;
+  int micro_batch;
+};
+
+// Note [One generator]
+// Each schedule is an order of forwards, an order of backwards, and two numbers: how many forwards come
+// before the first backward (from there on one of each, in turn), and how many weight gradients may wait. The
+// orders are the same on every placement, so what one sends is what the next expects; chunks take turns by
+// groups of micro-batches, as many as there are placements, so that the first chunk's later micro-batches do
+// not hold up the second chunk's first. Where the last group is smaller, the order is that of a whole one
+// with the micro-batches left out that are not there: what had an end without them still has one.
+struct Shape {
+  int group;        // micro-batches that go through a chunk before the next chunk's turn
+  int warm_up;      // forwards before the first backward
+  bool split;       // backwards are input and weight gradients
+  int max_waiting;  // weight gradients that may wait
+};
+
+Shape shape_of(const Plan& plan, int placement) {
+  const int placements = plan.num_placements(), chunks = plan.num_chunks(),
+            micro_batches = plan.num_micro_batches();
+  const int behind = placements - placement - 1;  // placements that come after this one
+  switch (plan.options.schedule) {
+    case Schedule::kFillDrain:
+      return {micro_batches, micro_batches * chunks, false, 0};
+    case Schedule::kOneFOneB:
+      return {micro_batches, behind, false, 0};
+    case Schedule::kInterleaved:
+      return {placements, 2 * behind + (chunks - 1) * placements, false, 0};
+    // Placement p holds p fewer activations than the first in 1F1B; that many weight gradients may wait.
+    case Schedule::kZeroBubble:
+      return {micro_batches, behind, true, placement};
+  }
+  throw UsageError(kWhere, "no such schedule");
+}
+
+std::vector<Turn> turns(int chunks, int micro_batches, int group, bool backward) {
+  std::vector<Turn> order;
+  for (int first = 0; first < micro_batches; first += group) {
+    for (int i = 0; i < chunks; ++i) {
+      for (int m = first; m < first + group; ++m) order.push_back({backward ? chunks - 1 - i : i, m});
+    }
+  }
+  return order;
+}
+
+// Writes down what one placement does, with the hand-overs around each computation.
+class Writer {
+ public:
+  Writer(const Plan& plan, int placement) : plan_(plan), placement_(placement) {}
+
+  void forward(Turn turn) {
+    const int stage = stage_of(turn);
+    if (is_remote(stage - 1)) add(ActionKind::kReceiveActivation, stage, turn);
+    add(ActionKind::kForward, stage, turn);
+    if (is_remote(stage + 1)) add(ActionKind::kSendActivation, stage, turn);
+  }
+  void backward(Turn turn, ActionKind kind) {
+    const int stage = stage_of(turn);
+    if (is_remote(stage + 1)) add(ActionKind::kReceiveGradient, stage, turn);
+    add(kind, stage, turn);
+    if (is_remote(stage - 1)) add(ActionKind::kSendGradient, stage, turn);
+  }
+  void weights(Turn turn) { add(ActionKind::kWeightGradient, stage_of(turn), turn); }
+  std::vector<Action> take() { return std::move(actions_); }
+
+ private:
+  int stage_of(Turn turn) const { return turn.chunk * plan_.num_placements() + placement_; }
+  bool is_remote(int stage) const {
+    return stage >= 0 && stage < plan_.num_stages() && plan_.placement_of(stage) != placement_;
+  }
+  void add(ActionKind kind, int stage, Turn turn) {
+    if (turn.micro_batch < plan_.num_micro_batches()) actions_.push_back({kind, stage, turn.micro_batch});
+  }
+
+  const Plan& plan_;
+  int placement_;
+  std::vector<Action> actions_;
+};
+
+std::vector<Action> actions_of(const Plan& plan, int placement) {
+  const Shape shape = shape_of(plan, placement);
+  const auto forwards = turns(plan.num_chunks(), plan.num_micro_batches(), shape.group, false);
+  const auto backwards = turns(plan.num_chunks(), plan.num_micro_batches(), shape.group, true);
+  Writer writer(plan, placement);
+  std::size_t forward = 0, weights = 0;
+  const auto warm_up = std::min<std::size_t>(shape.warm_up, forwards.size());
+  while (forward < warm_up) writer.forward(forwards[forward++]);
+  for (std::size_t backward = 0; backward < backwards.size(); ++backward) {
+    if (forward < forwards.size()) writer.forward(forwards[forward++]);
+    writer.backward(backwards[backward], shape.split ? ActionKind::kInputGradient : ActionKind::kBackward);
+    if (!shape.split) continue;
+    while (backward + 1 - weights > static_cast<std::size_t>(shape.max_waiting)) {
+      writer.weights(backwards[weights++]);
+    }
+  }
+  while (shape.split && weights < backwards.size()) writer.weights(backwards[weights++]);
+  return writer.take();
+}
+
+void check(const PlanOptions& options) {
+  const auto expect = [](bool right, const std::string& what, const char* hint = "") {
+    if (!right) throw UsageError(kWhere, what, hint);
+  };
+  expect(options.num_stages > 0, concat("got ", options.num_stages, " stages, expected at least 1"));
+  expect(options.num_micro_batches > 0,
+         concat("got ", options.num_micro_batches, " micro-batches, expected at least 1"));
+  expect(options.num_placements > 0,
+         concat("got ", options.num_placements, " placements, expected at least 1"));
+  expect(options.num_stages % options.num_placements == 0,
+         concat("got ", options.num_stages, " stages on ", options.num_placements,
+                " placements, expected as many stages on each"),
+         "a number of stages that the number of placements divides");
+  const int chunks = options.num_stages / options.num_placements;
+  if (options.schedule == Schedule::kOneFOneB || options.schedule == Schedule::kZeroBubble) {
+    expect(chunks == 1,
+           concat("schedule ", to_string(options.schedule), " got ", options.num_stages, " stages on ",
+                  options.num_placements, " placements, expected one on each"),
+           "interleaved_1f1b for several stages on each placement");
+  }
+  if (options.schedule == Schedule::kInterleaved) {
+    expect(chunks > 1,
+           concat("schedule interleaved_1f1b got ", options.num_stages, " stages on ", options.num_placements,
+                  " placements, expected two or more on each"),
+           "1f1b for one stage on each placement");
+  }
+}
+
+Plan part(const Plan& plan, bool forward) {
+  Plan result{plan.options, {}};
+  for (const auto& all : plan.actions) {
+    std::vector<Action> kept;
+    std::copy_if(all.begin(), all.end(), std::back_inserter(kept), [&](const Action& action) {
+      const bool is_forward = action.kind == ActionKind::kForward ||
+                              action.kind == ActionKind::kSendActivation ||
+                              action.kind == ActionKind::kReceiveActivation;
+      return is_forward == forward;
+    });
+    result.actions.push_back(std::move(kept));
+  }
+  return result;
+}
+
+}  // namespace
+
+Schedule parse_schedule(std::string_view text) {
+  if (text == "fill_drain" || text == "gpipe") return Schedule::kFillDrain;
+  if (text == "1f1b") return Schedule::kOneFOneB;
+  if (text == "interleaved_1f1b") return Schedule::kInterleaved;
+  if (text == "zb_h1") return Schedule::kZeroBubble;
+  throw ConfigError(kWhere, concat("got schedule \"", text,
+                                   "\", expected fill_drain (or gpipe), 1f1b, interleaved_1f1b or zb_h1"));
+}
+
+const char* to_string(Schedule schedule) {
+  constexpr std::array kNames{"fill_drain", "1f1b", "interleaved_1f1b", "zb_h1"};
+  return kNames.at(static_cast<std::size_t>(schedule));
+}
+
+std::string to_string(const Action& action) {
+  constexpr std::array kNames{"F", "B", "I", "W", "sA", "rA", "sG", "rG"};
+  return concat(kNames.at(static_cast<std::size_t>(action.kind)), action.stage, ".", action.micro_batch);
+}
+
+const char* name_of(ActionKind kind) {
+  constexpr std::array kNames{"forward",          "backward",           "input gradient",
+                              "weight gradient",  "sending activation", "receiving activation",
+                              "sending gradient", "receiving gradient"};
+  return kNames.at(static_cast<std::size_t>(kind));
+}
+
+std::string Plan::text() const {
+  std::string text;
+  for (std::size_t placement = 0; placement < actions.size(); ++placement) {
+    text += concat("placement ", placement, ":");
+    for (const Action& action : actions[placement]) text += " " + to_string(action);
+    text += "\n";
+  }
+  return text;
+}
+
+Plan make_plan(const PlanOptions& options) {
+  Plan plan{options, {}};
+  if (options.num_placements == 0) plan.options.num_placements = options.num_stages;
+  check(plan.options);
+  for (int placement = 0; placement < plan.num_placements(); ++placement) {
+    plan.actions.push_back(actions_of(plan, placement));
+  }
+  return plan;
+}
+
+Plan forward_part(const Plan& plan) {
+  return part(plan, true);
+}
+Plan backward_part(const Plan& plan) {
+  return part(plan, false);
+}
+
+}  // namespace cohort::pipeline

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// What each placement of a pipeline does, and in which order: a plan. Without LibTorch.
+///
+///     const auto plan = pipeline::make_plan({.schedule = Schedule::kZeroBubble, .num_stages = 4,
+///                                            .num_micro_batches = 8});
+///     std::cout << plan.text();
+///     pipeline::simulate(plan).bubble;                // simulate.h: time, memory, deadlock
+///     pipeline::draw_svg(plan, ...);                  // draw.h
+///
+/// Sources: Huang et al., "GPipe", NeurIPS 2019 (fill-drain); Narayanan et al., "Efficient Large-Scale
+/// Language Model Training on GPU Clusters", SC 2021 (1F1B with flush, interleaved); Qi et al., "Zero Bubble
+/// Pipeline Parallelism", ICLR 2024 (ZB-H1). They differ from those in one point: the backwards of a stage
+/// run in the order of the micro-batches in every schedule, so gradients have the same bits in all of them.
+namespace cohort::pipeline {
+
+enum class Schedule {
+  kFillDrain,    ///< every forward, then every backward
+  kOneFOneB,     ///< a backward as soon as there is one: fewer activations, the same idle time
+  kInterleaved,  ///< 1F1B with several stages per placement: less idle time, more hand-overs
+  kZeroBubble,   ///< ZB-H1: 1F1B whose weight gradients fill idle time; memory about that of 1F1B
+};
+
+/// Reads fill_drain (or gpipe), 1f1b, interleaved_1f1b, zb_h1. Throws: ConfigError that lists them.
+Schedule parse_schedule(std::string_view text);
+/// Writes it as parse_schedule() reads it.
+const char* to_string(Schedule schedule);
+
+enum class ActionKind {
+  kForward,
+  kBackward,        ///< gradients of inputs and of weights
+  kInputGradient,   ///< of the inputs alone: what the stage before waits for
+  kWeightGradient,  ///< the rest of that micro-batch's backward
+  kSendActivation,
+  kReceiveActivation,
+  kSendGradient,
+  kReceiveGradient,
+};
+
+/// One thing that one stage does for one micro-batch.
+struct Action {
+  ActionKind kind = ActionKind::kForward;
+  int stage = 0;
+  int micro_batch = 0;
+  bool operator==(const Action&) const = default;
+  /// The stage computes, it does not hand over.
+  bool computes() const { return kind <= ActionKind::kWeightGradient; }
+};
+
+/// "F1.3": forward of micro-batch 3 in stage 1. B: backward; I, W: gradients of inputs, of weights; sA, rA,
+/// sG, rG: sends and receives an activation, a gradient.
+std::string to_string(const Action& action);
+/// "forward", "weight gradient" and so on.
+const char* name_of(ActionKind kind);
+
+struct PlanOptions {
+  Schedule schedule = Schedule::kOneFOneB;
+  int num_stages = 1;
+  /// Placements; 0: one per stage. Stage s is on placement s % num_placements.
+  int num_placements = 0;
+  int num_micro_batches = 1;
+};
+
+struct Plan {
+  PlanOptions options;                       ///< with num_placements set
+  std::vector<std::vector<Action>> actions;  ///< of each placement, in order
+
+  int num_placements() const { return options.num_placements; }
+  int num_stages() const { return options.num_stages; }
+  int num_micro_batches() const { return options.num_micro_batches; }
+  /// Stages per placement.
+  int num_chunks() const { return options.num_stages / options.num_placements; }
+  int placement_of(int stage) const { return stage % options.num_placements; }
+  /// One line per placement.
+  std::string text() const;
+};
+
+/// Returns the plan of one step. What stages of one placement hand to each other needs no send or receive.
+/// Throws: UsageError where the numbers do not go together: 1f1b and zb_h1 have one stage per placement,
+/// interleaved_1f1b two or more.
+Plan make_plan(const PlanOptions& options);
+
+/// Returns a plan's forwards alone, or its backwards alone: a pipeline that is used as a module does the
+/// first when it is called, and the second when backward comes to it.
+Plan forward_part(const Plan& plan);
+Plan backward_part(const Plan& plan);
+
+}  // namespace cohort::pipeline

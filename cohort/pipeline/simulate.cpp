@@ -1,0 +1,286 @@
+#include "cohort/pipeline/simulate.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "cohort/core/error.h"
+
+namespace cohort::pipeline {
+namespace {
+
+using core::concat;
+constexpr const char* kWhere = "pipeline.simulate";
+
+// What is on the way from one stage to a neighbour.
+struct Channel {
+  struct Item {
+    int micro_batch;
+    double ready;
+  };
+  std::deque<Item> items;
+  std::deque<double> taken;  // when places became free, newest last
+};
+
+class Clockwork {
+ public:
+  Clockwork(const Plan& plan, const SimulateOptions& options)
+      : plan_(plan),
+        options_(options),
+        next_(plan.actions.size()),
+        now_(plan.actions.size()),
+        memory_(plan.actions.size()) {
+    result_.actions.resize(plan.actions.size());
+    result_.peak_memory.resize(plan.actions.size());
+    for (const Action& action : plan.actions.front()) {
+      has_forwards_ = has_forwards_ || action.kind == ActionKind::kForward;
+    }
+  }
+
+  Simulation run() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (std::size_t placement = 0; placement < next_.size(); ++placement) {
+        while (step(placement)) moved = true;
+      }
+    }
+    check_end();
+    double busy = 0;
+    for (const auto& actions : result_.actions) {
+      for (const TimedAction& timed : actions) {
+        busy += timed.end - timed.begin;
+        result_.time = std::max(result_.time, timed.end);
+      }
+    }
+    const double whole = result_.time * static_cast<double>(plan_.actions.size());
+    result_.bubble = whole > 0 ? 1 - busy / whole : 0;
+    return std::move(result_);
+  }
+
+ private:
+  using Key = std::pair<int, bool>;  // the stage that receives; a gradient
+
+  StageCosts costs(int stage) const {
+    const auto& given = options_.costs;
+    return given.empty() ? StageCosts() : given[given.size() == 1 ? 0 : static_cast<std::size_t>(stage)];
+  }
+
+  // Does the placement's next action, if what it waits for is there.
+  bool step(std::size_t placement) {
+    const auto& actions = plan_.actions[placement];
+    if (next_[placement] == actions.size()) return false;
+    const Action& action = actions[next_[placement]];
+    switch (action.kind) {
+      case ActionKind::kSendActivation:
+        if (!send(placement, {action.stage + 1, false}, action)) return false;
+        break;
+      case ActionKind::kSendGradient:
+        if (!send(placement, {action.stage - 1, true}, action)) return false;
+        break;
+      case ActionKind::kReceiveActivation:
+        if (!receive(placement, {action.stage, false}, action)) return false;
+        break;
+      case ActionKind::kReceiveGradient:
+        if (!receive(placement, {action.stage, true}, action)) return false;
+        break;
+      default:
+        compute(placement, action);
+    }
+    ++next_[placement];
+    return true;
+  }
+
+  bool send(std::size_t placement, Key key, const Action& action) {
+    Channel& channel = channels_[key];
+    const auto capacity = static_cast<std::size_t>(options_.channel_capacity);
+    if (capacity > 0) {
+      if (channel.items.size() >= capacity) return false;
+      // The place that this one takes became free when an earlier one was taken.
+      if (sent_[key] >= options_.channel_capacity) {
+        const auto freed = static_cast<std::size_t>(sent_[key] - options_.channel_capacity);
+        now_[placement] = std::max(now_[placement], channel.taken[freed]);
+      }
+    }
+    ++sent_[key];
+    channel.items.push_back({action.micro_batch, now_[placement] + costs(action.stage).send});
+    return true;
+  }
+
+  bool receive(std::size_t placement, Key key, const Action& action) {
+    Channel& channel = channels_[key];
+    if (channel.items.empty()) return false;
+    const Channel::Item item = channel.items.front();
+    if (item.micro_batch != action.micro_batch) {
+      throw UsageError(kWhere, concat(to_string(action), " on placement ", placement, " got micro-batch ",
+                                      item.micro_batch));
+    }
+    channel.items.pop_front();
+    now_[placement] = std::max(now_[placement], item.ready);
+    waits_.push_back({key, item.ready, now_[placement]});
+    channel.taken.push_back(now_[placement]);
+    return true;
+  }
+
+  void compute(std::size_t placement, const Action& action) {
+    check_order(placement, action);
+    const StageCosts cost = costs(action.stage);
+    double& memory = memory_[placement];
+    double time = 0;
+    switch (action.kind) {
+      case ActionKind::kForward:
+        time = cost.forward;
+        memory += cost.activation;
+        result_.peak_memory[placement] = std::max(result_.peak_memory[placement], memory);
+        break;
+      case ActionKind::kBackward:
+        time = cost.input_gradient + cost.weight_gradient;
+        memory -= cost.activation;
+        break;
+      case ActionKind::kInputGradient:
+        time = cost.input_gradient;
+        memory -= cost.activation - cost.weight_part;
+        break;
+      default:
+        time = cost.weight_gradient;
+        memory -= cost.weight_part;
+    }
+    result_.actions[placement].push_back({action, now_[placement], now_[placement] + time});
+    now_[placement] += time;
+  }
+
+  // Each stage computes each micro-batch once, in order, and after what it needs.
+  void check_order(std::size_t placement, const Action& action) {
+    const auto expect = [&](bool right, const char* what) {
+      if (!right)
+        throw UsageError(kWhere, concat(to_string(action), " on placement ", placement, ": ", what));
+    };
+    expect(plan_.placement_of(action.stage) == static_cast<int>(placement),
+           "the stage is on another placement");
+    int& done = done_[{action.stage, action.kind}];
+    expect(action.micro_batch == done, "not in the order of the micro-batches");
+    ++done;
+    const auto count = [&](int stage, ActionKind kind) { return done_[std::make_pair(stage, kind)]; };
+    const auto backwards = [&](int stage) {
+      return std::max(count(stage, ActionKind::kBackward), count(stage, ActionKind::kInputGradient));
+    };
+    const int stage = action.stage, m = action.micro_batch;
+    if (action.kind == ActionKind::kForward) {
+      expect(stage == 0 || count(stage - 1, ActionKind::kForward) > m,
+             "before the forward of the stage before");
+    } else if (action.kind == ActionKind::kWeightGradient) {
+      expect(count(stage, ActionKind::kInputGradient) > m, "before its input gradient");
+    } else if (has_forwards_) {
+      expect(count(stage, ActionKind::kForward) > m, "before its forward");
+    }
+    if (action.kind == ActionKind::kBackward || action.kind == ActionKind::kInputGradient) {
+      expect(stage + 1 == plan_.num_stages() || backwards(stage + 1) > m,
+             "before the backward of the stage after");
+    }
+  }
+
+  void check_end() {
+    std::string waiting;
+    for (std::size_t placement = 0; placement < next_.size(); ++placement) {
+      if (next_[placement] == plan_.actions[placement].size()) continue;
+      waiting += concat(waiting.empty() ? "" : ", ", "placement ", placement, " at ",
+                        to_string(plan_.actions[placement][next_[placement]]));
+    }
+    if (!waiting.empty()) {
+      throw UsageError(kWhere,
+                       concat("deadlock: ", waiting, " wait for ever with room for ",
+                              options_.channel_capacity, " between two stages"),
+                       "more room, or another order");
+    }
+    for (const auto& [key, channel] : channels_) {
+      if (!channel.items.empty()) {
+        throw UsageError(kWhere, concat("stage ", key.first, " never receives micro-batch ",
+                                        channel.items.front().micro_batch));
+      }
+    }
+    for (const auto& [key, count] : done_) {
+      if (count == 0 || count == plan_.num_micro_batches()) continue;
+      throw UsageError(kWhere, concat("stage ", key.first, " does the ", name_of(key.second), " of ", count,
+                                      " micro-batches, expected ", plan_.num_micro_batches()));
+    }
+    count_queued();
+  }
+
+  // What waits between two stages is what was sent at that time and is not received yet.
+  void count_queued() {
+    std::map<Key, std::vector<std::pair<double, int>>> changes;
+    for (const auto& [key, sent, received] : waits_) {
+      if (received <= sent) continue;  // handed over at once
+      changes[key].push_back({sent, 1});
+      changes[key].push_back({received, -1});
+    }
+    result_.max_queued = waits_.empty() ? 0 : 1;
+    for (auto& [key, list] : changes) {
+      std::sort(list.begin(), list.end());  // at equal times a place is taken after another is freed
+      int queued = 0;
+      for (const auto& change : list)
+        result_.max_queued = std::max(result_.max_queued, queued += change.second);
+    }
+  }
+
+  struct Wait {
+    Key key;
+    double sent, received;
+  };
+  const Plan& plan_;
+  const SimulateOptions& options_;
+  std::vector<std::size_t> next_;
+  std::vector<double> now_, memory_;
+  std::map<Key, Channel> channels_;
+  std::map<Key, int> sent_;
+  std::vector<Wait> waits_;
+  std::map<std::pair<int, ActionKind>, int> done_;
+  bool has_forwards_ = false;  // else it is the part of a plan that goes back
+  Simulation result_;
+};
+
+}  // namespace
+
+Simulation simulate(const Plan& plan, const SimulateOptions& options) {
+  const auto given = options.costs.size();
+  if (given > 1 && given != static_cast<std::size_t>(plan.num_stages())) {
+    throw UsageError(kWhere, concat("got costs of ", given, " stages, expected 1 or ", plan.num_stages()));
+  }
+  return Clockwork(plan, options).run();
+}
+
+int channel_capacity(const Plan& plan) {
+  return std::max(1, simulate(plan).max_queued);
+}
+
+double bubble_formula(const PlanOptions& options, const StageCosts& costs) {
+  const int placements = options.num_placements == 0 ? options.num_stages : options.num_placements;
+  const int chunks = options.num_stages / placements;
+  const double step = (costs.forward + costs.input_gradient + costs.weight_gradient) * chunks;
+  double idle = (placements - 1) * step;
+  if (options.schedule == Schedule::kInterleaved) idle /= chunks;
+  if (options.schedule == Schedule::kZeroBubble) idle -= 2 * (placements - 1) * costs.weight_gradient;
+  return idle / (idle + options.num_micro_batches * step);
+}
+
+double memory_formula(const PlanOptions& options, int placement, const StageCosts& costs) {
+  const int placements = options.num_placements == 0 ? options.num_stages : options.num_placements;
+  const int chunks = options.num_stages / placements, behind = placements - placement - 1;
+  const int all = options.num_micro_batches * chunks;
+  switch (options.schedule) {
+    case Schedule::kFillDrain:
+      return all * costs.activation;
+    case Schedule::kInterleaved:
+      return std::min(all, 2 * behind + (chunks - 1) * placements + 1) * costs.activation;
+    case Schedule::kZeroBubble: {
+      const int whole = std::min(all, behind + 1);
+      return whole * costs.activation + std::min(all - whole, placement) * costs.weight_part;
+    }
+    default:
+      return std::min(all, behind + 1) * costs.activation;
+  }
+}
+
+}  // namespace cohort::pipeline

@@ -1,0 +1,138 @@
+#include "cohort/pipeline/simulate.h"
+
+#include <gtest/gtest.h>
+
+#include "cohort/core/error.h"
+#include "tests/support/throws.h"
+
+namespace cohort::pipeline {
+namespace {
+
+// Every plan that make_plan() makes of small numbers.
+std::vector<PlanOptions> small_plans() {
+  std::vector<PlanOptions> plans;
+  for (int placements = 1; placements <= 6; ++placements) {
+    for (int micro_batches = 1; micro_batches <= 17; ++micro_batches) {
+      plans.push_back({Schedule::kOneFOneB, placements, placements, micro_batches});
+      plans.push_back({Schedule::kZeroBubble, placements, placements, micro_batches});
+      for (int chunks = 1; chunks <= 3; ++chunks) {
+        plans.push_back({Schedule::kFillDrain, placements * chunks, placements, micro_batches});
+        if (chunks > 1)
+          plans.push_back({Schedule::kInterleaved, placements * chunks, placements, micro_batches});
+      }
+    }
+  }
+  return plans;
+}
+
+TEST(SimulateTest, NoPlanWaitsForEverWithTheRoomThatItAsksFor) {
+  for (const PlanOptions& options : small_plans()) {
+    const Plan plan = make_plan(options);
+    const int capacity = channel_capacity(plan);
+    SCOPED_TRACE(core::concat(to_string(options.schedule), " ", options.num_stages, " on ",
+                              options.num_placements, ", ", options.num_micro_batches,
+                              " micro-batches, capacity ", capacity));
+    const Simulation any = simulate(plan), bounded = simulate(plan, {.channel_capacity = capacity});
+    EXPECT_DOUBLE_EQ(any.time, bounded.time) << "nobody waits to send";
+    const Simulation forwards = simulate(forward_part(plan), {.channel_capacity = capacity});
+    EXPECT_LE(forwards.time, any.time);
+    const Plan backwards = backward_part(make_plan(
+        {Schedule::kFillDrain, options.num_stages, options.num_placements, options.num_micro_batches}));
+    EXPECT_NO_THROW(simulate(backwards, {.channel_capacity = channel_capacity(backwards)}));
+  }
+}
+
+TEST(SimulateTest, BubbleIsThatOfTheFormula) {
+  for (const PlanOptions& options : small_plans()) {
+    if (options.num_micro_batches < options.num_placements) continue;
+    if (options.schedule == Schedule::kInterleaved && options.num_micro_batches % options.num_placements != 0)
+      continue;
+    // Fill-drain's formula is for one stage per placement.
+    if (options.schedule == Schedule::kFillDrain && options.num_stages != options.num_placements) continue;
+    SCOPED_TRACE(core::concat(to_string(options.schedule), " ", options.num_stages, " on ",
+                              options.num_placements, ", ", options.num_micro_batches, " micro-batches"));
+    const StageCosts equal, real{.forward = 1, .input_gradient = 1.1, .weight_gradient = 0.9};
+    for (const StageCosts& costs : {equal, real}) {
+      EXPECT_NEAR(simulate(make_plan(options), {.costs = {costs}}).bubble, bubble_formula(options, costs),
+                  1e-9);
+    }
+  }
+}
+
+TEST(SimulateTest, MemoryIsThatOfTheFormula) {
+  const StageCosts costs{.activation = 3, .weight_part = 2};
+  for (const PlanOptions& options : small_plans()) {
+    const int rest = options.num_micro_batches % options.num_placements;
+    if (options.schedule == Schedule::kInterleaved && rest != 0) continue;
+    SCOPED_TRACE(core::concat(to_string(options.schedule), " ", options.num_stages, " on ",
+                              options.num_placements, ", ", options.num_micro_batches, " micro-batches"));
+    const Simulation simulation = simulate(make_plan(options), {.costs = {costs}});
+    for (int placement = 0; placement < options.num_placements; ++placement) {
+      EXPECT_DOUBLE_EQ(simulation.peak_memory[static_cast<std::size_t>(placement)],
+                       memory_formula(options, placement, costs))
+          << "placement " << placement;
+    }
+  }
+}
+
+TEST(SimulateTest, SchedulesAreRankedAsTheirPapersSay) {
+  const auto bubble = [](Schedule schedule, int stages) {
+    return simulate(make_plan({schedule, stages, 4, 8})).bubble;
+  };
+  EXPECT_DOUBLE_EQ(bubble(Schedule::kFillDrain, 4), 3.0 / 11.0);
+  EXPECT_DOUBLE_EQ(bubble(Schedule::kOneFOneB, 4), 3.0 / 11.0);
+  EXPECT_DOUBLE_EQ(bubble(Schedule::kInterleaved, 8), 1.5 / 9.5);
+  EXPECT_DOUBLE_EQ(bubble(Schedule::kZeroBubble, 4), 1.0 / 9.0);
+}
+
+TEST(SimulateTest, SlowHandOversTakeTime) {
+  const Plan plan = make_plan({Schedule::kFillDrain, 2, 0, 1});
+  EXPECT_DOUBLE_EQ(simulate(plan).time, 6);
+  EXPECT_DOUBLE_EQ(simulate(plan, {.costs = {{.send = 0.5}}}).time, 7);
+}
+
+TEST(SimulateTest, UnequalStagesCostWhatTheSlowestDoes) {
+  const Plan plan = make_plan({Schedule::kOneFOneB, 2, 0, 10});
+  const StageCosts slow{.forward = 2, .input_gradient = 2, .weight_gradient = 2};
+  EXPECT_DOUBLE_EQ(simulate(plan, {.costs = {StageCosts(), slow}}).time, 1 + 10 * 6 + 2);
+}
+
+TEST(SimulateTest, NamesWhoWaitsForEver) {
+  Plan plan = make_plan({Schedule::kOneFOneB, 2, 0, 2});
+  std::swap(plan.actions[0][0], plan.actions[0][4]);  // receives a gradient before it has sent anything
+  COHORT_EXPECT_THROW_WITH(simulate(plan), UsageError,
+                           "deadlock: placement 0 at rG0.0, placement 1 at rA1.0 wait for ever");
+  const Plan chunks = make_plan({Schedule::kFillDrain, 6, 3, 17});
+  ASSERT_GT(channel_capacity(chunks), 1);
+  SimulateOptions tight;
+  tight.channel_capacity = 1;
+  COHORT_EXPECT_THROW_WITH(simulate(chunks, tight), UsageError,
+                           "wait for ever with room for 1 between two stages. Try: more room");
+}
+
+TEST(SimulateTest, RefusesPlansThatAreNotOne) {
+  const Plan good = make_plan({Schedule::kOneFOneB, 2, 0, 2});
+  Plan plan = good;
+  std::swap(plan.actions[1][1], plan.actions[1][2]);
+  COHORT_EXPECT_THROW_WITH(simulate(plan), UsageError, "B1.0 on placement 1: before its forward");
+  plan = good;
+  plan.actions[1][2].micro_batch = 1;
+  COHORT_EXPECT_THROW_WITH(simulate(plan), UsageError, "not in the order of the micro-batches");
+  plan = good;
+  plan.actions[1][0].micro_batch = 1;
+  COHORT_EXPECT_THROW_WITH(simulate(plan), UsageError, "rA1.1 on placement 1 got micro-batch 0");
+  plan = good;
+  plan.actions[0].pop_back();
+  COHORT_EXPECT_THROW_WITH(simulate(plan), UsageError,
+                           "stage 0 does the backward of 1 micro-batches, expected 2");
+  plan = good;
+  plan.actions[0].pop_back();
+  plan.actions[0].pop_back();
+  COHORT_EXPECT_THROW_WITH(simulate(plan), UsageError, "stage 0 never receives micro-batch 1");
+  SimulateOptions three;
+  three.costs.resize(3);
+  COHORT_EXPECT_THROW_WITH(simulate(good, three), UsageError, "got costs of 3 stages, expected 1 or 2");
+}
+
+}  // namespace
+}  // namespace cohort::pipeline
