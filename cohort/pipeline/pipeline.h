@@ -1,0 +1,129 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/core/error.h"
+#include "cohort/pipeline/simulate.h"
+#include "cohort/pipeline/stage.h"
+
+/// A model in stages on several placements of this process: docs/pipeline.md.
+///
+///     pipeline::Pipeline pipe({first_half, second_half},
+///                             {.placements = {"cpu:0", "cpu:1"}, .num_micro_batches = 8});
+///     optimizer.zero_grad();
+///     auto loss = pipe.step(images, labels, [](const auto& out, const auto& label) {
+///       return torch::cross_entropy_loss(out, label);
+///     });
+///     optimizer.step();
+namespace cohort::pipeline {
+
+/// Output `output` of stage `from` goes to stage `to`, past those between them, as an input behind the
+/// others (in the order in which skips are listed); the next stage does not see it.
+struct Skip {
+  int from = 0;
+  int output = 1;
+  int to = 2;
+};
+
+struct PipelineOptions {
+  /// core/placement.h: "cpu:0", "cpu:2-3", "cuda:1". Stage s is on placement s % placements.size().
+  std::vector<std::string> placements;
+  /// How many; a batch with fewer samples has one each. Sizes differ by one at most. Or:
+  int num_micro_batches = 0;
+  /// Samples in each; the last has what is left.
+  std::int64_t split_size = 0;
+  Schedule schedule = Schedule::kOneFOneB;
+  std::vector<Skip> skips = {};
+  /// For one step, from the call to the end.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// step() keeps the outputs of the last stage: Pipeline::outputs().
+  bool keep_outputs = false;
+};
+
+/// What a stage threw: message, stage and micro-batch; the exception itself is nested in it.
+class StageError : public Error {
+ public:
+  StageError(const std::string& what, int stage, int micro_batch)
+      : Error("pipeline.step", what), stage_(stage), micro_batch_(micro_batch) {}
+  int stage() const { return stage_; }
+  int micro_batch() const { return micro_batch_; }
+
+ private:
+  int stage_, micro_batch_;
+};
+
+/// The mean over the samples of a micro-batch: outputs of the last stage, and targets.
+using Loss = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
+
+/// What a run did. Times in milliseconds from its begin.
+struct RunTimes {
+  std::vector<std::vector<TimedAction>> actions;  ///< of each placement: what computes
+  std::vector<int> peak_live;  ///< of each placement: micro-batches (of all its stages) held at once, at most
+  double time = 0;
+};
+
+/// Ownership: shares the stages' modules. Threads: one caller at a time; stages run on their placements'
+/// threads, whose gradient mode and autocast state are the caller's.
+class Pipeline {
+ public:
+  /// Moves the stages to their placements' devices.
+  /// Throws: ConfigError for a placement that is none, naming the stage; UsageError where numbers do not go
+  /// together, where zb_h1 gets a stage that is no list of layers or is recomputed, naming it.
+  Pipeline(std::vector<Stage> stages, PipelineOptions options);
+  ~Pipeline();
+  Pipeline(Pipeline&&) noexcept;
+
+  /// Forward, loss and backward of each micro-batch, as the schedule says; adds to the parameters' grad(),
+  /// and returns the loss: the mean over the samples of the batch, times `scale`. Gradients have the bits of
+  ///     for (m = 0; m < M; ++m) (loss(model(x[m]), y[m]) * (scale * n[m] / N)).backward();
+  /// Shapes: inputs and targets [N, ...], cut along dimension 0. An input that requires a gradient gets one.
+  /// Throws: StageError; TimeoutError naming who was in what; UsageError. Parameters may have part of
+  /// their gradients then; the next step runs.
+  at::Tensor step(const Tensors& inputs, const Tensors& targets, const Loss& loss, double scale = 1);
+  template <typename Fn>
+    requires std::invocable<const Fn&, const at::Tensor&, const at::Tensor&>
+  at::Tensor step(const at::Tensor& input, const at::Tensor& target, const Fn& loss, double scale = 1) {
+    return step(Tensors{input}, Tensors{target}, Loss([&](const Tensors& outputs, const Tensors& targets) {
+                  return loss(outputs.at(0), targets.at(0));
+                }),
+                scale);
+  }
+
+  /// Returns the outputs for the whole batch, [N, ...] each, as a part of the caller's graph: when backward
+  /// comes to it, each micro-batch goes back through the stages on their threads. Forwards of a call come
+  /// before its backwards, whatever the schedule; with gradients off nothing is kept. Throws: as step(); in
+  /// backward UsageError for torch::autograd::grad(), backward(inputs) and create_graph.
+  Tensors forward(const Tensors& inputs);
+  at::Tensor forward(const at::Tensor& input);
+
+  /// Of all stages, each once.
+  Tensors parameters() const;
+  /// Sets every module of every stage to training, or to evaluation.
+  void train(bool on = true);
+  void eval() { train(false); }
+
+  /// The plan of a step with this many micro-batches.
+  const Plan& plan(int num_micro_batches) const;
+  /// How many micro-batches a batch of `num_samples` is cut into.
+  int num_micro_batches(std::int64_t num_samples) const;
+  const std::vector<Stage>& stages() const;
+  const PipelineOptions& options() const;
+  /// Of the last step, forward or backward of this pipeline.
+  const RunTimes& last_run() const;
+  /// Of the last step, without graph; with options().keep_outputs.
+  const Tensors& outputs() const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace cohort::pipeline

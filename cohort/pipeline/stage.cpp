@@ -1,0 +1,164 @@
+#include "cohort/pipeline/stage.h"
+
+#include <c10/util/Type.h>
+
+#include <tuple>
+#include <utility>
+
+#include "cohort/core/error.h"
+
+namespace cohort::pipeline {
+namespace {
+
+using core::concat;
+using torch::nn::AnyModule;
+using torch::nn::AnyValue;
+constexpr const char* kWhere = "pipeline.stage";
+
+AnyValue call(AnyModule& module, std::span<AnyValue> in) {
+  switch (in.size()) {
+    case 1:
+      return module.any_forward(std::move(in[0]));
+    case 2:
+      return module.any_forward(std::move(in[0]), std::move(in[1]));
+    case 3:
+      return module.any_forward(std::move(in[0]), std::move(in[1]), std::move(in[2]));
+    case 4:
+      return module.any_forward(std::move(in[0]), std::move(in[1]), std::move(in[2]), std::move(in[3]));
+    default:
+      throw UsageError(kWhere, concat("a module got ", in.size(), " tensors, expected 1 to 4"),
+                       "a function as the stage");
+  }
+}
+
+Stage::Layer layer_of(std::string name, AnyModule module) {
+  auto held = module.ptr();
+  return {std::move(name), std::move(held),
+          [module = std::move(module)](std::span<AnyValue> in) mutable { return call(module, in); }};
+}
+
+Stage::Layer layer_of(std::string name, const core::AnyLayer& layer) {
+  return {std::move(name), layer.ptr(), [layer](std::span<AnyValue> in) {
+            if (in.size() != 1)
+              throw UsageError(kWhere, concat("a layer got ", in.size(), " tensors, expected 1"));
+            return AnyValue(layer.forward(in[0].get<at::Tensor>()));
+          }};
+}
+
+template <typename... Each>
+bool take_tuple(AnyValue& value, Tensors& tensors) {
+  auto* const tuple = value.try_get<std::tuple<Each...>>();
+  if (tuple == nullptr) return false;
+  std::apply([&](const Each&... each) { tensors = {each...}; }, *tuple);
+  return true;
+}
+
+std::string type_name(const std::shared_ptr<torch::nn::Module>& module) {
+  std::string name = module->name();
+  const auto colon = name.rfind(':');
+  if (colon != std::string::npos) name = name.substr(colon + 1);
+  if (name.ends_with("Impl")) name.resize(name.size() - 4);
+  return name;
+}
+
+}  // namespace
+
+Tensors tensors_of(AnyValue& value) {
+  using T = at::Tensor;
+  Tensors tensors;
+  if (auto* const tensor = value.try_get<T>()) return {*tensor};
+  if (auto* const list = value.try_get<Tensors>()) return *list;
+  if (take_tuple<T, T>(value, tensors) || take_tuple<T, T, T>(value, tensors) ||
+      take_tuple<T, T, T, T>(value, tensors)) {
+    return tensors;
+  }
+  if (auto* const lstm = value.try_get<std::tuple<T, std::tuple<T, T>>>()) {
+    return {std::get<0>(*lstm), std::get<0>(std::get<1>(*lstm)), std::get<1>(std::get<1>(*lstm))};
+  }
+  throw UsageError(kWhere, concat("got a result of type ", c10::demangle(value.type_info().name()),
+                                  ", expected a tensor, a vector of tensors or a tuple of 2 to 4"));
+}
+
+Stage::Stage(torch::nn::Sequential layers) : name_("Sequential"), is_list_(true) {
+  if (layers->is_empty()) throw UsageError(kWhere, "got a Sequential without layers, expected at least one");
+  const auto children = layers->named_children();
+  std::size_t i = 0;
+  for (AnyModule& module : *layers) layers_.push_back(layer_of(children[i++].key(), module));
+}
+
+Stage::Stage(const std::vector<std::pair<std::string, core::AnyLayer>>& layers)
+    : name_("layers"), is_list_(true) {
+  if (layers.empty()) throw UsageError(kWhere, "got no layers, expected at least one");
+  for (const auto& [name, layer] : layers) layers_.push_back(layer_of(name, layer));
+}
+
+Stage::Stage(const core::AnyLayer& layer) : name_(type_name(layer.ptr())) {
+  layers_.push_back(layer_of(name_, layer));
+}
+
+Stage::Stage(AnyModule module) : name_(type_name(module.ptr())) {
+  layers_.push_back(layer_of(name_, std::move(module)));
+}
+
+Stage::Stage(Function function, Tensors parameters, Tensors buffers)
+    : name_("function"), parameters_(std::move(parameters)), buffers_(std::move(buffers)) {
+  layers_.push_back({name_, nullptr, [function = std::move(function)](std::span<AnyValue> in) {
+                       Tensors inputs;
+                       for (AnyValue& value : in) inputs.push_back(value.get<at::Tensor>());
+                       return AnyValue(function(inputs));
+                     }});
+}
+
+Stage& Stage::name(std::string name) {
+  name_ = std::move(name);
+  return *this;
+}
+
+Stage& Stage::recompute(bool recompute) {
+  recompute_ = recompute;
+  return *this;
+}
+
+Tensors Stage::parameters() const {
+  Tensors all = parameters_;
+  for (const Layer& layer : layers_) {
+    if (!layer.module) continue;
+    for (const at::Tensor& parameter : layer.module->parameters()) all.push_back(parameter);
+  }
+  return all;
+}
+
+Tensors Stage::buffers() const {
+  Tensors all = buffers_;
+  for (const Layer& layer : layers_) {
+    if (!layer.module) continue;
+    for (const at::Tensor& buffer : layer.module->buffers()) all.push_back(buffer);
+  }
+  return all;
+}
+
+void Stage::to(c10::Device device) {
+  for (const at::Tensor& parameter : parameters_) {
+    if (parameter.device() == device) continue;
+    throw UsageError(kWhere,
+                     concat("a parameter of stage ", name_, ", a function, is on ", parameter.device(),
+                            ", expected ", device),
+                     "move it there before the pipeline is made");
+  }
+  for (const Layer& layer : layers_) {
+    if (layer.module) layer.module->to(device);
+  }
+}
+
+Tensors Stage::forward(const Tensors& inputs, std::size_t first, std::size_t last) const {
+  std::vector<AnyValue> values;
+  for (const at::Tensor& input : inputs) values.emplace_back(input);
+  for (std::size_t i = first; i < last; ++i) {
+    AnyValue result = layers_[i].forward(values);
+    values.clear();
+    values.push_back(std::move(result));
+  }
+  return tensors_of(values.front());
+}
+
+}  // namespace cohort::pipeline

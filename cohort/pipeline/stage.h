@@ -1,0 +1,76 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cohort/core/any_layer.h"
+
+/// A part of a model that runs on one placement.
+namespace cohort::pipeline {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// What one stage computes: layers, one after the other. Copies share them.
+///
+/// Between stages go one or more tensors, some of which may be undefined. A module takes them as the
+/// arguments of its forward, and returns a tensor, a vector, or a tuple of two to four (or what an LSTM
+/// returns); within a Sequential values go from layer to layer as LibTorch hands them.
+class Stage {
+ public:
+  using Function = std::function<Tensors(const Tensors&)>;
+  struct Layer {
+    std::string name;
+    std::shared_ptr<torch::nn::Module> module;  ///< null for a function
+    std::function<torch::nn::AnyValue(std::span<torch::nn::AnyValue>)> forward;
+  };
+
+  /// The layers of a Sequential, which can be cut between any two of them.
+  Stage(torch::nn::Sequential layers);  // NOLINT: a Sequential is a stage
+  /// Layers of one tensor to one tensor, with their names.
+  explicit Stage(const std::vector<std::pair<std::string, core::AnyLayer>>& layers);
+  Stage(const core::AnyLayer& layer);  // NOLINT: a layer is a stage
+  Stage(torch::nn::AnyModule module);  // NOLINT: a module is a stage
+  template <typename Impl>
+  Stage(const torch::nn::ModuleHolder<Impl>& module)  // NOLINT: a module is a stage
+      : Stage(torch::nn::AnyModule(module.ptr())) {}
+  /// A function, and the parameters and buffers that it uses. Threads: called on its placement's thread.
+  Stage(Function function, Tensors parameters, Tensors buffers = {});
+
+  /// In messages; by default the type of its module.
+  Stage& name(std::string name);
+  /// Keeps the inputs of a micro-batch only, and runs the stage again in backward: core::checkpoint().
+  Stage& recompute(bool recompute = true);
+
+  const std::string& name() const { return name_; }
+  bool recomputes() const { return recompute_; }
+  /// Whether it is a list of layers, so that input and weight gradients can come apart.
+  bool is_list() const { return is_list_; }
+  const std::vector<Layer>& layers() const { return layers_; }
+  Tensors parameters() const;
+  Tensors buffers() const;
+  void to(c10::Device device);
+
+  /// Runs layers [first, last).
+  Tensors forward(const Tensors& inputs, std::size_t first, std::size_t last) const;
+
+ private:
+  Stage() = default;
+
+  std::string name_;
+  std::vector<Layer> layers_;
+  Tensors parameters_, buffers_;  // of a function
+  bool is_list_ = false;
+  bool recompute_ = false;
+};
+
+/// Returns the tensors in a value, in order. Throws: UsageError naming a type that is not understood.
+Tensors tensors_of(torch::nn::AnyValue& value);
+
+}  // namespace cohort::pipeline

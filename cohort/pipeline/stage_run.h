@@ -1,0 +1,41 @@
+#pragma once
+
+#include <vector>
+
+#include "cohort/pipeline/stage.h"
+
+/// One micro-batch in one stage, from its forward to the end of its backward.
+namespace cohort::pipeline {
+
+/// Cut off from what came before: its own graph, which goes back by itself, on the thread that says so.
+/// Threads: forward and gradients on one.
+class StageRun {
+ public:
+  /// Runs the stage. `requires_grad` says for which inputs a gradient will be wanted. With `split`, input and
+  /// weight gradients come apart: a graph for each layer that has parameters.
+  StageRun(const Stage& stage, const Tensors& inputs, const std::vector<bool>& requires_grad, bool split);
+
+  const Tensors& outputs() const { return outputs_; }
+  /// Adds the gradients of the parameters to grad(), and returns those of the inputs (undefined where there
+  /// is none), given those of the outputs (undefined: none came).
+  Tensors backward(const Tensors& gradients);
+  /// Returns the gradients of the inputs alone.
+  Tensors input_gradients(const Tensors& gradients);
+  /// Adds those of the parameters.
+  void weight_gradients();
+
+ private:
+  // Layers [first, last) of a stage that is split: the first of them has the parameters.
+  struct Part {
+    Tensors leaves, outputs;
+    Tensors parameters;
+    Tensors gradients;  // of outputs; there between the two halves of its backward
+  };
+  void forward_whole(const Stage& stage, const Tensors& inputs);
+  void forward_parts(const Stage& stage, Tensors inputs);
+
+  Tensors leaves_, outputs_;
+  std::vector<Part> parts_;
+};
+
+}  // namespace cohort::pipeline
