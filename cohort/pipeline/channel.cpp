@@ -19,13 +19,13 @@ void look(std::chrono::microseconds patience, const Ready& ready) {
 }  // namespace
 
 template <typename Ready>
-void ThreadChannel::wait(std::unique_lock<std::mutex>& lock, const core::Deadline& deadline, const char* what,
+void ThreadChannel::wait(std::unique_lock<std::mutex>& lock, const core::Deadline& deadline,
                          const Ready& ready) {
   const auto over = [&] { return closed_.load(std::memory_order_acquire) || ready(); };
   if (deadline.is_never()) {
     changed_.wait(lock, over);
   } else if (!changed_.wait_until(lock, deadline.end(), over)) {
-    deadline.check("pipeline.channel", what);
+    throw ChannelTimeout();
   }
   if (closed_.load(std::memory_order_acquire)) throw ChannelClosed();
 }
@@ -35,7 +35,7 @@ void ThreadChannel::send(Message message, const core::Deadline& deadline) {
   look(spin_, [&] { return has_room() || closed_.load(std::memory_order_acquire); });
   {
     std::unique_lock lock(mutex_);
-    wait(lock, deadline, "room for a message", has_room);
+    wait(lock, deadline, has_room);
     messages_.push_back(std::move(message));
     size_.fetch_add(1, std::memory_order_release);
   }
@@ -48,7 +48,7 @@ Message ThreadChannel::receive(const core::Deadline& deadline) {
   Message message;
   {
     std::unique_lock lock(mutex_);
-    wait(lock, deadline, "a message", has_message);
+    wait(lock, deadline, has_message);
     message = std::move(messages_.front());
     messages_.pop_front();
     size_.fetch_sub(1, std::memory_order_release);

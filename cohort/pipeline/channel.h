@@ -24,16 +24,21 @@ struct Message {
 class Channel {
  public:
   virtual ~Channel() = default;
-  /// Throws: TimeoutError where there was no room until the deadline; ChannelClosed.
+  /// Throws: ChannelTimeout, or TimeoutError naming the peer, where there was no room until the deadline;
+  /// ChannelClosed.
   virtual void send(Message message, const core::Deadline& deadline) = 0;
-  /// Returns the oldest message that was sent. Throws: TimeoutError; ChannelClosed.
+  /// Returns the oldest message that was sent. Throws: as send().
   virtual Message receive(const core::Deadline& deadline) = 0;
+  /// Waits until all that was sent has gone.
+  virtual void flush() {}
   /// Ends what waits on it, with ChannelClosed.
   virtual void close() = 0;
 };
 
 /// Another part of the run has failed: nothing of its own to say.
 class ChannelClosed {};
+/// The deadline of the run has passed: whoever watches the whole run says who was in what.
+class ChannelTimeout {};
 
 /// Between two threads: hands over the tensors themselves, at most `capacity` messages at a time.
 class ThreadChannel final : public Channel {
@@ -46,8 +51,7 @@ class ThreadChannel final : public Channel {
 
  private:
   template <typename Ready>
-  void wait(std::unique_lock<std::mutex>& lock, const core::Deadline& deadline, const char* what,
-            const Ready& ready);
+  void wait(std::unique_lock<std::mutex>& lock, const core::Deadline& deadline, const Ready& ready);
 
   const int capacity_;
   const std::chrono::microseconds spin_;

@@ -15,6 +15,7 @@
 #include "cohort/core/placement.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/batch.h"
+#include "cohort/pipeline/group_channel.h"
 #include "cohort/pipeline/module_node.h"
 #include "cohort/pipeline/run.h"
 
@@ -61,9 +62,22 @@ void check_options(const std::vector<Stage>& stages, const PipelineOptions& opti
                               skip.to, ", expected one that passes a stage, of ", num_stages));
     }
   }
+  if (options.group && options.placements.size() != static_cast<std::size_t>(options.group.size())) {
+    throw UsageError(kWhere,
+                     concat("got ", options.placements.size(), " placements, expected one for each of the ",
+                            options.group.size(), " ranks"));
+  }
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const bool is_mine =
+        !options.group || static_cast<int>(i % options.placements.size()) == options.group.rank();
+    if (stages[i].is_elsewhere() && is_mine) {
+      throw UsageError(kWhere, concat("stage ", i, " is this rank's own, but said to be elsewhere"));
+    }
+  }
   if (options.schedule != Schedule::kZeroBubble) return;
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const Stage& stage = stages[i];
+    if (stage.is_elsewhere()) continue;
     if (!stage.is_list()) {
       throw UsageError(kWhere,
                        concat("stage ", i, " (", stage.name(),
@@ -118,39 +132,71 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
   RunTimes times;
   Tensors outputs;
 
+  int num_placements() const { return static_cast<int>(setup->placements.size()); }
+  /// Whether this process runs it.
+  bool is_here(int placement) const { return !options.group || options.group.rank() == placement; }
+
+  bool trains() const {
+    for (const Stage& stage : setup->stages) {
+      for (const Stage::Layer& layer : stage.layers()) {
+        if (!layer.module || layer.module->is_training()) return true;
+      }
+    }
+    return false;
+  }
+
   const Plan& plan_of_step(int num_micro_batches) {
     const auto found = plans.find(num_micro_batches);
     if (found != plans.end()) return found->second;
-    PlanOptions of{options.schedule, static_cast<int>(setup->stages.size()), static_cast<int>(workers.size()),
+    PlanOptions of{options.schedule, static_cast<int>(setup->stages.size()), num_placements(),
                    num_micro_batches};
     return plans.emplace(num_micro_batches, make_plan(of)).first->second;
   }
   Plan plan_of_module(int num_micro_batches) const {
-    return make_plan({Schedule::kFillDrain, static_cast<int>(setup->stages.size()),
-                      static_cast<int>(workers.size()), num_micro_batches});
+    return make_plan(
+        {Schedule::kFillDrain, static_cast<int>(setup->stages.size()), num_placements(), num_micro_batches});
   }
 
+  void make_channels(Run& run) const;
   void execute(const std::shared_ptr<Batch>& batch, const Plan& plan, bool with_gradients);
+  at::Tensor sum_of_losses(const Tensors& losses) const;
   [[noreturn]] void give_up(Run& run, std::vector<core::Pending<void>>& pending);
 };
 
-void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& plan, bool with_gradients) {
-  const auto run = std::make_shared<Run>(setup, batch, plan, core::Deadline(options.timeout));
-  const int capacity = channel_capacity(plan);
-  for (const auto& actions : plan.actions) {
+void Pipeline::Impl::make_channels(Run& run) const {
+  const int capacity = channel_capacity(run.plan);
+  for (const auto& actions : run.plan.actions) {
     for (const Action& action : actions) {
       const bool gradient = action.kind == ActionKind::kReceiveGradient;
       if (!gradient && action.kind != ActionKind::kReceiveActivation) continue;
-      auto& channel = run->channels[{action.stage, gradient}];
-      if (!channel) channel = std::make_unique<ThreadChannel>(capacity, spin);
+      const int to = setup->placement_of(action.stage),
+                from = setup->placement_of(action.stage + (gradient ? 1 : -1));
+      auto& channel = run.channels[{action.stage, gradient}];
+      if (channel || (!is_here(to) && !is_here(from))) continue;
+      if (options.group) {
+        const int tag = 2 * action.stage + (gradient ? 1 : 0);
+        channel =
+            std::make_unique<GroupChannel>(options.group, is_here(to) ? from : to, tag, capacity,
+                                           setup->devices[static_cast<std::size_t>(options.group.rank())]);
+      } else {
+        channel = std::make_unique<ThreadChannel>(capacity, spin);
+      }
     }
   }
+  std::erase_if(run.channels, [](const auto& entry) { return entry.second == nullptr; });
+}
+
+void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& plan, bool with_gradients) {
+  const auto run = std::make_shared<Run>(setup, batch, plan, options.timeout);
+  make_channels(*run);
   std::vector<core::Pending<void>> pending;
-  for (std::size_t placement = 0; placement < workers.size(); ++placement) {
-    pending.push_back(workers[placement]->submit("pipeline", [run, placement, with_gradients] {
-      const at::AutoGradMode mode(with_gradients);
-      run->work(static_cast<int>(placement));
-    }));
+  for (int placement = 0; placement < num_placements(); ++placement) {
+    if (!is_here(placement)) continue;
+    pending.push_back(
+        workers[static_cast<std::size_t>(placement)]->submit("pipeline", [run, placement, with_gradients] {
+          const at::AutoGradMode mode(with_gradients);
+          run->work(placement);
+        }));
   }
   for (core::Pending<void>& each : pending) {
     if (!each.wait(run->deadline)) give_up(*run, pending);
@@ -160,11 +206,23 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
   if (run->failed()) std::rethrow_exception(run->error());
 }
 
+at::Tensor Pipeline::Impl::sum_of_losses(const Tensors& losses) const {
+  at::Tensor sum = losses.front();
+  for (std::size_t m = 1; m < losses.size() && sum.defined(); ++m) sum = sum + losses[m];
+  if (!options.group) return sum;
+  // The number and its type, from the rank that has it.
+  at::Tensor message = at::zeros({2}, at::kDouble);
+  if (sum.defined()) {
+    message[0] = sum.item<double>();
+    message[1] = static_cast<double>(sum.scalar_type());
+  }
+  options.group.broadcast(message, setup->placement_of(static_cast<int>(setup->stages.size()) - 1)).wait();
+  return message[0].to(static_cast<at::ScalarType>(message[1].item<double>()));
+}
+
 // Names who was in what, and leaves behind the threads that do not come back.
 void Pipeline::Impl::give_up(Run& run, std::vector<core::Pending<void>>& pending) {
-  run.fail(std::make_exception_ptr(TimeoutError(
-      "pipeline.step", concat("waited ", options.timeout.count(), " ms for a step: ", run.who_computes()),
-      "a longer timeout where that is slow and not stuck")));
+  run.time_out();
   const core::Deadline grace(kGrace);
   for (core::Pending<void>& each : pending) {
     if (!each.valid()) continue;
@@ -183,26 +241,47 @@ Pipeline::Pipeline(std::vector<Stage> stages, PipelineOptions options) : impl_(s
   for (std::size_t i = 0; i < options.placements.size(); ++i) {
     placements.push_back(parse_placement(options.placements, i, stages.size()));
     for (std::size_t before = 0; before < i; ++before) {
-      if (!(placements[before] == placements[i])) continue;
+      if (options.group || !(placements[before] == placements[i])) continue;
       throw UsageError(
           kWhere, concat("placement ", placements[i].name, " stands twice, for one thread"),
           concat(placements[i].name, "/a and ", placements[i].name, "/b, which share the cores"));
     }
   }
-  for (const core::Placement& placement : placements) {
-    impl.workers.push_back(PlacementWorker::of(placement));
-    impl.setup->placements.push_back(placement.name);
-    impl.setup->devices.push_back(impl.workers.back()->device());
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    const bool is_mine = !options.group || options.group.rank() == static_cast<int>(i);
+    impl.workers.push_back(is_mine ? PlacementWorker::of(placements[i]) : nullptr);
+    impl.setup->placements.push_back(options.group ? concat("rank ", i, ", ", placements[i].name)
+                                                   : placements[i].name);
+    impl.setup->devices.push_back(is_mine ? impl.workers.back()->device() : c10::Device(c10::kCPU));
   }
   impl.spin = share_cores(placements) ? std::chrono::microseconds(0) : kSpin;
   impl.setup->stages = std::move(stages);
+  std::uint64_t layer = 0;
+  for (const Stage& stage : impl.setup->stages) {
+    impl.setup->first_layers.push_back(layer);
+    layer += stage.layers().size();
+  }
   impl.setup->skips = options.skips;
   impl.options = std::move(options);
   impl.plan_of_step(1);  // finds numbers of stages and placements that do not go together
   for (std::size_t stage = 0; stage < impl.setup->stages.size(); ++stage) {
-    impl.setup->stages[stage].to(impl.setup->devices[stage % impl.workers.size()]);
+    const int placement = impl.setup->placement_of(static_cast<int>(stage));
+    if (impl.is_here(placement)) {
+      impl.setup->stages[stage].to(impl.setup->devices[static_cast<std::size_t>(placement)]);
+    }
   }
   check_tied(*impl.setup);
+}
+
+double RunTimes::bubble() const {
+  double busy = 0, begin = time;
+  for (const auto& list : actions) {
+    for (const TimedAction& timed : list) {
+      busy += timed.end - timed.begin;
+      begin = std::min(begin, timed.begin);
+    }
+  }
+  return time > begin ? 1 - busy / ((time - begin) * static_cast<double>(actions.size())) : 0;
 }
 
 Pipeline::~Pipeline() = default;
@@ -217,23 +296,25 @@ at::Tensor Pipeline::step(const Tensors& inputs, const Tensors& targets, const L
   batch->loss = loss;
   batch->keep_outputs = impl.options.keep_outputs;
   batch->split = impl.options.schedule == Schedule::kZeroBubble;
+  batch->random = core::RandomKey::draw();
   batch->targets = split(targets, sizes);
   const double all = static_cast<double>(num_samples(sizes));
   for (const std::int64_t size : sizes) batch->weights.push_back(scale * static_cast<double>(size) / all);
   impl.execute(batch, impl.plan_of_step(static_cast<int>(sizes.size())), true);
-  impl.outputs = impl.options.keep_outputs ? join(batch->outputs) : Tensors();
+  impl.outputs =
+      impl.options.keep_outputs && !batch->outputs.front().empty() ? join(batch->outputs) : Tensors();
   hand_back(inputs, join_gradients(batch->input_gradients, inputs, sizes));
-  at::Tensor sum = batch->losses.front();
-  for (std::size_t m = 1; m < batch->losses.size(); ++m) sum = sum + batch->losses[m];
-  return sum;
+  return impl.sum_of_losses(batch->losses);
 }
 
 Tensors Pipeline::forward(const Tensors& inputs) {
   Impl& impl = *impl_;
+  if (impl.options.group) throw UsageError("pipeline.forward", "called on a pipeline over ranks", "step()");
   const auto sizes = split_sizes(inputs, {}, impl.options);
   const auto batch = make_batch(*impl.setup, inputs, sizes);
   const Plan plan = impl.plan_of_module(static_cast<int>(sizes.size()));
   const bool with_gradients = at::GradMode::is_enabled();
+  if (impl.trains()) batch->random = core::RandomKey::draw();
   impl.execute(batch, forward_part(plan), with_gradients);
   if (!with_gradients) return join(batch->outputs);
   return attach(inputs, batch, sizes, [self = impl_, plan](const std::shared_ptr<Batch>& of) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cohort/comm/group.h"
 #include "cohort/core/error.h"
 #include "cohort/pipeline/simulate.h"
 #include "cohort/pipeline/stage.h"
@@ -44,6 +45,10 @@ struct PipelineOptions {
   std::vector<Skip> skips = {};
   /// For one step, from the call to the end.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  /// With a group, stages are on its ranks: rank r is placement r, and runs its own stages alone. Every rank
+  /// makes the same calls, with batches of the same length: the first stage's rank uses the input, the last
+  /// one's the target. Gradients have the bits that threads give. step() only.
+  comm::Group group = {};
   /// step() keeps the outputs of the last stage: Pipeline::outputs().
   bool keep_outputs = false;
 };
@@ -68,6 +73,9 @@ struct RunTimes {
   std::vector<std::vector<TimedAction>> actions;  ///< of each placement: what computes
   std::vector<int> peak_live;  ///< of each placement: micro-batches (of all its stages) held at once, at most
   double time = 0;
+
+  /// What is idle of the time of all placements.
+  double bubble() const;
 };
 
 /// Ownership: shares the stages' modules. Threads: one caller at a time; stages run on their placements'
@@ -84,6 +92,8 @@ class Pipeline {
   /// Forward, loss and backward of each micro-batch, as the schedule says; adds to the parameters' grad(),
   /// and returns the loss: the mean over the samples of the batch, times `scale`. Gradients have the bits of
   ///     for (m = 0; m < M; ++m) (loss(model(x[m]), y[m]) * (scale * n[m] / N)).backward();
+  /// with the random numbers of each micro-batch and layer from a generator of their own
+  /// (core/random_scope.h), whose seed is drawn from the caller's.
   /// Shapes: inputs and targets [N, ...], cut along dimension 0. An input that requires a gradient gets one.
   /// Throws: StageError; TimeoutError naming who was in what; UsageError. Parameters may have part of
   /// their gradients then; the next step runs.

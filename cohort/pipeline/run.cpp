@@ -184,8 +184,13 @@ void PlacementRun::forward(const Action& action) {
   }
   for (at::Tensor& input : inputs) input = here(input);
   inputs_ = inputs;
+  auto random = batch_.random;
+  if (random) {
+    random->part = micro_batch;
+    random->layer = setup_.first_layers[static_cast<std::size_t>(stage)];
+  }
   auto run = std::make_unique<StageRun>(setup_.stages[static_cast<std::size_t>(stage)], inputs, wanted,
-                                        batch_.split);
+                                        batch_.split, random);
   const Tensors outputs = run->outputs();
   if (at::GradMode::is_enabled()) {
     held(action).run = std::move(run);
@@ -311,9 +316,11 @@ void PlacementRun::backward(const Action& action) {
   waiting_[{stage - 1, true}].push_back(std::move(out));
 }
 
-Run::Run(std::shared_ptr<const Setup> setup, std::shared_ptr<Batch> batch, Plan of, core::Deadline until)
+Run::Run(std::shared_ptr<const Setup> setup, std::shared_ptr<Batch> batch, Plan of,
+         std::chrono::milliseconds within)
     : plan(std::move(of)),
-      deadline(until),
+      timeout(within),
+      deadline(within),
       setup_(std::move(setup)),
       batch_(std::move(batch)),
       placements_(plan.actions.size()) {}
@@ -321,7 +328,11 @@ Run::Run(std::shared_ptr<const Setup> setup, std::shared_ptr<Batch> batch, Plan 
 void Run::work(int placement) {
   try {
     PlacementRun(*this, placement).work();
+    if (failed()) return;
+    for (const auto& [edge, channel] : channels) channel->flush();
   } catch (const ChannelClosed&) {  // whoever closed it says why
+  } catch (const ChannelTimeout&) {
+    time_out();
   } catch (...) {
     fail(std::current_exception());
   }
@@ -334,6 +345,12 @@ void Run::fail(std::exception_ptr error) {
   }
   failed_.store(true, std::memory_order_release);
   for (const auto& [edge, channel] : channels) channel->close();
+}
+
+void Run::time_out() {
+  fail(std::make_exception_ptr(
+      TimeoutError("pipeline.step", concat("waited ", timeout.count(), " ms for a step: ", who_computes()),
+                   "a longer timeout where that is slow and not stuck")));
 }
 
 std::exception_ptr Run::error() const {

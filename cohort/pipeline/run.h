@@ -21,6 +21,7 @@ namespace cohort::pipeline {
 /// What does not change from run to run.
 struct Setup {
   std::vector<Stage> stages;
+  std::vector<std::uint64_t> first_layers;  // of each stage, in the whole model
   std::vector<Skip> skips;
   std::vector<std::string> placements;  // by name
   std::vector<c10::Device> devices;     // of each placement
@@ -46,7 +47,8 @@ struct Batch {
   std::vector<double> weights;           // of each micro-batch's loss
   Loss loss;                             // empty: outputs are the result
   bool keep_outputs = false;
-  bool split = false;                   // input and weight gradients come apart
+  bool split = false;  // input and weight gradients come apart
+  std::optional<core::RandomKey> random;
   std::vector<std::vector<Held>> held;  // by stage and micro-batch
   std::vector<Tensors> outputs, output_gradients, input_gradients;
   Tensors losses;  // weighed, without graph
@@ -57,13 +59,16 @@ class Run {
   /// Who sends to whom: the stage that receives, and whether a gradient.
   using Edge = std::pair<int, bool>;
 
-  Run(std::shared_ptr<const Setup> setup, std::shared_ptr<Batch> batch, Plan plan, core::Deadline deadline);
+  Run(std::shared_ptr<const Setup> setup, std::shared_ptr<Batch> batch, Plan plan,
+      std::chrono::milliseconds timeout);
 
   /// Does what the plan says for this placement, on the calling thread, until the end or until the run has
   /// failed.
   void work(int placement);
   /// The first failure counts; it ends what waits.
   void fail(std::exception_ptr error);
+  /// Fails with a TimeoutError that names who computes.
+  void time_out();
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::exception_ptr error() const;
   /// "stage 1 (Linear) on cpu:1 is in the forward of micro-batch 2", for those that compute.
@@ -72,6 +77,7 @@ class Run {
 
   std::map<Edge, std::unique_ptr<Channel>> channels;
   const Plan plan;
+  const std::chrono::milliseconds timeout;
   const core::Deadline deadline;
 
  private:

@@ -109,6 +109,12 @@ Stage::Stage(Function function, Tensors parameters, Tensors buffers)
                      }});
 }
 
+Stage Stage::elsewhere() {
+  Stage stage;
+  stage.name_ = "elsewhere";
+  return stage;
+}
+
 Stage& Stage::name(std::string name) {
   name_ = std::move(name);
   return *this;
@@ -138,6 +144,7 @@ Tensors Stage::buffers() const {
 }
 
 void Stage::to(c10::Device device) {
+  device_ = device;
   for (const at::Tensor& parameter : parameters_) {
     if (parameter.device() == device) continue;
     throw UsageError(kWhere,
@@ -150,10 +157,33 @@ void Stage::to(c10::Device device) {
   }
 }
 
-Tensors Stage::forward(const Tensors& inputs, std::size_t first, std::size_t last) const {
+Stage Stage::part(std::size_t first, std::size_t last) const {
+  if (!is_list_ || first >= last || last > layers_.size()) {
+    throw UsageError(kWhere,
+                     concat("got layers ", first, " to ", last, " of ", name_, ", expected some of its ",
+                            is_list_ ? layers_.size() : 1, is_list_ ? "" : ", as it is no list of layers"));
+  }
+  Stage stage;
+  stage.name_ = name_;
+  stage.device_ = device_;
+  stage.is_list_ = true;
+  stage.recompute_ = recompute_;
+  stage.layers_.assign(layers_.begin() + static_cast<std::ptrdiff_t>(first),
+                       layers_.begin() + static_cast<std::ptrdiff_t>(last));
+  return stage;
+}
+
+Tensors Stage::forward(const Tensors& inputs, std::size_t first, std::size_t last,
+                       const std::optional<core::RandomKey>& random) const {
   std::vector<AnyValue> values;
   for (const at::Tensor& input : inputs) values.emplace_back(input);
   for (std::size_t i = first; i < last; ++i) {
+    std::optional<core::RandomScope> scope;
+    if (random) {
+      core::RandomKey key = *random;
+      key.layer += i;
+      scope.emplace(key, device_);
+    }
     AnyValue result = layers_[i].forward(values);
     values.clear();
     values.push_back(std::move(result));

@@ -6,11 +6,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "cohort/core/any_layer.h"
+#include "cohort/core/random_scope.h"
 
 /// A part of a model that runs on one placement.
 namespace cohort::pipeline {
@@ -43,12 +45,16 @@ class Stage {
   /// A function, and the parameters and buffers that it uses. Threads: called on its placement's thread.
   Stage(Function function, Tensors parameters, Tensors buffers = {});
 
+  /// A stage that another rank holds.
+  static Stage elsewhere();
+
   /// In messages; by default the type of its module.
   Stage& name(std::string name);
   /// Keeps the inputs of a micro-batch only, and runs the stage again in backward: core::checkpoint().
   Stage& recompute(bool recompute = true);
 
   const std::string& name() const { return name_; }
+  bool is_elsewhere() const { return layers_.empty(); }
   bool recomputes() const { return recompute_; }
   /// Whether it is a list of layers, so that input and weight gradients can come apart.
   bool is_list() const { return is_list_; }
@@ -56,9 +62,13 @@ class Stage {
   Tensors parameters() const;
   Tensors buffers() const;
   void to(c10::Device device);
+  /// Layers [first, last) as a stage that shares them; of a list. Throws: UsageError.
+  Stage part(std::size_t first, std::size_t last) const;
 
-  /// Runs layers [first, last).
-  Tensors forward(const Tensors& inputs, std::size_t first, std::size_t last) const;
+  /// Runs layers [first, last). With `random` each draws from its own generator: `random->layer` is the
+  /// number of the stage's first layer in the whole model.
+  Tensors forward(const Tensors& inputs, std::size_t first, std::size_t last,
+                  const std::optional<core::RandomKey>& random = std::nullopt) const;
 
  private:
   Stage() = default;
@@ -66,6 +76,7 @@ class Stage {
   std::string name_;
   std::vector<Layer> layers_;
   Tensors parameters_, buffers_;  // of a function
+  c10::Device device_ = c10::kCPU;
   bool is_list_ = false;
   bool recompute_ = false;
 };

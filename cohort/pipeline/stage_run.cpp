@@ -70,8 +70,8 @@ Tensors trainable(const std::shared_ptr<torch::nn::Module>& module) {
 }  // namespace
 
 StageRun::StageRun(const Stage& stage, const Tensors& inputs, const std::vector<bool>& requires_grad,
-                   bool split)
-    : leaves_(leaves_of(inputs, requires_grad)) {
+                   bool split, const std::optional<core::RandomKey>& random)
+    : random_(random), leaves_(leaves_of(inputs, requires_grad)) {
   if (split) {
     forward_parts(stage, leaves_);
   } else {
@@ -82,13 +82,15 @@ StageRun::StageRun(const Stage& stage, const Tensors& inputs, const std::vector<
 void StageRun::forward_whole(const Stage& stage, const Tensors& inputs) {
   const std::size_t last = stage.layers().size();
   if (!stage.recomputes()) {
-    outputs_ = stage.forward(inputs, 0, last);
+    outputs_ = stage.forward(inputs, 0, last, random_);
     return;
   }
   core::CheckpointOptions options;
   options.buffers = stage.buffers();
+  options.preserve_rng_state = !random_;  // else both runs draw from the same generators anyway
   outputs_ = core::checkpoint(
-      std::move(options), [stage, last](const Tensors& again) { return stage.forward(again, 0, last); },
+      std::move(options),
+      [stage, last, random = random_](const Tensors& again) { return stage.forward(again, 0, last, random); },
       inputs);
 }
 
@@ -99,7 +101,7 @@ void StageRun::forward_parts(const Stage& stage, Tensors leaves) {
     part.parameters = trainable(layers[first].module);
     std::size_t last = first + 1;
     while (last < layers.size() && trainable(layers[last].module).empty()) ++last;
-    part.outputs = stage.forward(enter(leaves), first, last);
+    part.outputs = stage.forward(enter(leaves), first, last, random_);
     if (last < layers.size() && part.outputs.size() != 1) {
       throw UsageError(
           kWhere,

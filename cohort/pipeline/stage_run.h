@@ -12,8 +12,9 @@ namespace cohort::pipeline {
 class StageRun {
  public:
   /// Runs the stage. `requires_grad` says for which inputs a gradient will be wanted. With `split`, input and
-  /// weight gradients come apart: a graph for each layer that has parameters.
-  StageRun(const Stage& stage, const Tensors& inputs, const std::vector<bool>& requires_grad, bool split);
+  /// weight gradients come apart: a graph for each layer that has parameters. `random`: as Stage::forward().
+  StageRun(const Stage& stage, const Tensors& inputs, const std::vector<bool>& requires_grad, bool split,
+           const std::optional<core::RandomKey>& random = std::nullopt);
 
   const Tensors& outputs() const { return outputs_; }
   /// Adds the gradients of the parameters to grad(), and returns those of the inputs (undefined where there
@@ -34,6 +35,7 @@ class StageRun {
   void forward_whole(const Stage& stage, const Tensors& inputs);
   void forward_parts(const Stage& stage, Tensors inputs);
 
+  std::optional<core::RandomKey> random_;
   Tensors leaves_, outputs_;
   std::vector<Part> parts_;
 };

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cohort/pipeline/profile.h"
+
+/// Where to cut a model, and into how many micro-batches a batch: by measuring.
+namespace cohort::pipeline {
+
+struct BalanceOptions {
+  int num_stages = 2;
+  int num_placements = 0;  ///< 0: one per stage
+  int num_micro_batches = 8;
+  Schedule schedule = Schedule::kOneFOneB;
+  /// What one placement may hold: parameters with their gradients and `optimizer_factor` times the
+  /// parameters, and the activations that the schedule keeps. 0: any.
+  std::int64_t max_bytes = 0;
+  double optimizer_factor = 1;
+};
+
+struct Balance {
+  std::vector<std::size_t> cuts;  ///< stage s has layers [cuts[s], cuts[s + 1])
+  std::vector<StageCosts> costs;  ///< of each stage, milliseconds and bytes
+  std::vector<double> placement_bytes;
+  double step = 0;      ///< milliseconds, as predicted
+  double bubble = 0;    ///< as predicted
+  double evenness = 0;  ///< mean over slowest placement: 1 is even
+
+  std::vector<Stage> stages(const Stage& model) const;
+  /// A line per stage, and the step time.
+  std::string text() const;
+};
+
+/// Cuts the layers where the slowest stage is fastest, among cuts that fit into max_bytes.
+/// Throws: UsageError where there are fewer layers than stages, or no cut fits, naming the least that would.
+Balance balance(const std::vector<LayerProfile>& layers, const BalanceOptions& options);
+
+struct TuneOptions {
+  std::vector<std::int64_t> split_sizes = {};  ///< empty: powers of two up to the batch
+  int repeats = 3;
+};
+struct TunePoint {
+  std::int64_t split_size = 0;
+  double milliseconds = 0;  ///< median of the repeats
+};
+struct TuneResult {
+  std::vector<TunePoint> points;
+  std::int64_t best = 0;
+  std::string text() const;
+};
+
+/// Runs steps with each split size, and returns what they took. Buffers and gradients are afterwards what
+/// they were. Throws: as Pipeline::step().
+TuneResult tune(const std::vector<Stage>& stages, PipelineOptions pipeline, const Tensors& inputs,
+                const Tensors& targets, const Loss& loss, const TuneOptions& options = {});
+
+}  // namespace cohort::pipeline

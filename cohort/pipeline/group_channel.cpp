@@ -1,0 +1,101 @@
+#include "cohort/pipeline/group_channel.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "cohort/core/error.h"
+
+namespace cohort::pipeline {
+namespace {
+
+using core::concat;
+
+// Numbers of a header: micro-batch and count, and for each tensor type, flags, dimensions and sizes.
+constexpr std::int64_t kHeader = 256;
+constexpr std::int64_t kDefined = 1, kRequiresGrad = 2;
+
+comm::CallOptions until(const core::Deadline& deadline) {
+  return {std::chrono::milliseconds(std::max(1, deadline.remaining_ms()))};
+}
+
+at::Tensor header_of(const Message& message) {
+  at::Tensor header = at::zeros({kHeader}, at::kLong);
+  auto* const numbers = header.mutable_data_ptr<std::int64_t>();
+  std::int64_t place = 0;
+  const auto put = [&](std::int64_t number) {
+    if (place == kHeader) {
+      throw UsageError("pipeline.send",
+                       concat(message.tensors.size(),
+                              " tensors between two stages do not fit into "
+                              "one message"),
+                       "fewer tensors");
+    }
+    numbers[place++] = number;
+  };
+  put(message.micro_batch);
+  put(static_cast<std::int64_t>(message.tensors.size()));
+  for (std::size_t i = 0; i < message.tensors.size(); ++i) {
+    const at::Tensor& tensor = message.tensors[i];
+    put((tensor.defined() ? kDefined : 0) | (message.requires_grad[i] ? kRequiresGrad : 0));
+    if (!tensor.defined()) continue;
+    put(static_cast<std::int64_t>(tensor.scalar_type()));
+    put(tensor.dim());
+    for (const std::int64_t size : tensor.sizes()) put(size);
+  }
+  return header;
+}
+
+Message empty_message(const at::Tensor& header, c10::Device device) {
+  const auto* numbers = header.const_data_ptr<std::int64_t>();
+  Message message{static_cast<int>(*numbers++), {}, {}};
+  const std::int64_t count = *numbers++;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t flags = *numbers++;
+    message.requires_grad.push_back((flags & kRequiresGrad) != 0);
+    message.tensors.emplace_back();
+    if ((flags & kDefined) == 0) continue;
+    const auto type = static_cast<at::ScalarType>(*numbers++);
+    const std::int64_t dims = *numbers++;
+    message.tensors.back() =
+        at::empty({numbers, static_cast<std::size_t>(dims)}, at::TensorOptions(type).device(device));
+    numbers += dims;
+  }
+  return message;
+}
+
+}  // namespace
+
+void GroupChannel::wait_for_oldest() {
+  for (comm::Pending& pending : under_way_.front().pending) pending.wait();
+  under_way_.pop_front();
+}
+
+void GroupChannel::send(Message message, const core::Deadline& deadline) {
+  while (under_way_.size() >= static_cast<std::size_t>(capacity_)) wait_for_oldest();
+  UnderWay next;
+  next.tensors.push_back(header_of(message));
+  for (const at::Tensor& tensor : message.tensors) {
+    if (tensor.defined() && tensor.numel() > 0) next.tensors.push_back(tensor.contiguous());
+  }
+  for (const at::Tensor& tensor : next.tensors)
+    next.pending.push_back(group_.send(tensor, peer_, tag_, until(deadline)));
+  under_way_.push_back(std::move(next));
+}
+
+Message GroupChannel::receive(const core::Deadline& deadline) {
+  at::Tensor header = at::empty({kHeader}, at::kLong);
+  group_.recv(header, peer_, tag_, until(deadline)).wait();
+  Message message = empty_message(header, device_);
+  for (at::Tensor& tensor : message.tensors) {
+    if (tensor.defined() && tensor.numel() > 0) group_.recv(tensor, peer_, tag_, until(deadline)).wait();
+  }
+  return message;
+}
+
+void GroupChannel::flush() {
+  while (!under_way_.empty()) wait_for_oldest();
+}
+
+}  // namespace cohort::pipeline

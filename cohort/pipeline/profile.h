@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cohort/pipeline/pipeline.h"
+
+/// What the layers of a model cost, measured.
+namespace cohort::pipeline {
+
+/// One layer and one micro-batch. Times in milliseconds, the median of the repeats.
+struct LayerProfile {
+  std::string name;
+  double forward = 0;
+  double input_gradient = 0;          ///< with split; else half of the backward
+  double weight_gradient = 0;         ///< the rest of it
+  std::int64_t activation_bytes = 0;  ///< held from forward to backward
+  std::int64_t parameter_bytes = 0;
+};
+
+struct ProfileOptions {
+  std::string placement = "cpu:0";
+  int repeats = 5;
+};
+
+/// Runs the layers of `model`, a list, one after the other on a placement's thread, forward and backward.
+/// Buffers and gradients of the model are afterwards what they were, and LibTorch's generator where it was.
+/// Throws: UsageError where it is no list or a layer does not hand one tensor on; what a layer throws.
+std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& micro_batch,
+                                         const ProfileOptions& options = {});
+
+/// Puts buffers and gradients of stages back to what they were, when it ends.
+class KeepState {
+ public:
+  explicit KeepState(const std::vector<Stage>& stages);
+  ~KeepState();
+  KeepState(const KeepState&) = delete;
+  KeepState& operator=(const KeepState&) = delete;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> buffers_, gradients_;
+};
+
+}  // namespace cohort::pipeline

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <chrono>
+
+/// Layers that take a given time and compute nothing: what a schedule does, apart from what a machine does.
+namespace cohort::pipeline {
+
+struct SleepTimes {
+  std::chrono::microseconds forward{1000};
+  std::chrono::microseconds input_gradient{1000};
+  std::chrono::microseconds weight_gradient{1000};
+};
+
+/// Hands its input on, sleeping: in its backward for each of the two gradients that is asked for.
+class SleepingLayerImpl : public torch::nn::Module {
+ public:
+  explicit SleepingLayerImpl(SleepTimes times);
+  at::Tensor forward(const at::Tensor& input);
+
+ private:
+  SleepTimes times_;
+  at::Tensor weight_;
+};
+TORCH_MODULE(SleepingLayer);
+
+}  // namespace cohort::pipeline

@@ -1,0 +1,101 @@
+#include "cohort/pipeline/balance.h"
+
+#include "cohort/core/error.h"
+#include "cohort/pipeline/synthetic.h"
+#include "tests/pipeline/nets.h"
+#include "tests/support/throws.h"
+
+namespace cohort::pipeline {
+namespace {
+
+using namespace test;
+
+std::vector<LayerProfile> layers(const std::vector<double>& times) {
+  std::vector<LayerProfile> result;
+  for (const double time : times) result.push_back({"layer", time, time, time, 100, 10});
+  return result;
+}
+
+TEST(BalanceTest, MakesTheSlowestStageAsFastAsItCanBe) {
+  const Balance even = balance(layers({1, 1, 1, 1, 1, 1}), {.num_stages = 3});
+  EXPECT_EQ(even.cuts, (std::vector<std::size_t>{0, 2, 4, 6}));
+  EXPECT_DOUBLE_EQ(even.evenness, 1);
+  EXPECT_DOUBLE_EQ(even.step, (8 + 2) * 6.0) << "the formula of 1f1b";
+  const Balance uneven = balance(layers({5, 1, 1, 1, 1, 3}), {.num_stages = 2});
+  EXPECT_EQ(uneven.cuts, (std::vector<std::size_t>{0, 2, 6}));
+  EXPECT_DOUBLE_EQ(uneven.costs[0].forward, 6);
+  EXPECT_DOUBLE_EQ(uneven.evenness, 1);
+  EXPECT_NE(uneven.text().find("stage 1: layers 2 to 5, forward 6.000 ms, backward 12.000 ms"),
+            std::string::npos)
+      << uneven.text();
+}
+
+TEST(BalanceTest, StaysWithinTheMemoryOfAPlacement) {
+  auto list = layers({1, 1, 1, 1});
+  list[0].parameter_bytes = list[1].parameter_bytes = 1000000;
+  BalanceOptions options{.num_stages = 2, .num_micro_batches = 4, .schedule = Schedule::kFillDrain};
+  EXPECT_EQ(balance(list, options).cuts, (std::vector<std::size_t>{0, 2, 4}));
+  options.max_bytes = 4000000;  // parameters, gradients and the optimizer of one of the large layers
+  const Balance small = balance(list, options);
+  EXPECT_EQ(small.cuts, (std::vector<std::size_t>{0, 1, 4}));
+  EXPECT_DOUBLE_EQ(small.placement_bytes[0], 3e6 + 4 * 100);
+  options.max_bytes = 1000;
+  COHORT_EXPECT_THROW_WITH(balance(list, options), UsageError,
+                           "no cut fits into 1000 bytes per placement; the most even one needs 6000800");
+}
+
+TEST(BalanceTest, RefusesMoreStagesThanLayers) {
+  COHORT_EXPECT_THROW_WITH(balance(layers({1, 1}), {.num_stages = 3}), UsageError,
+                           "got 2 layers for 3 stages");
+}
+
+TEST(BalanceTest, ProfilesLayersWithoutATrace) {
+  auto model = conv_net();
+  const Tensors buffers = [&] {
+    Tensors copies;
+    for (const at::Tensor& buffer : model->buffers()) copies.push_back(buffer.clone());
+    return copies;
+  }();
+  model->parameters()[0].mutable_grad() = torch::ones_like(model->parameters()[0]);
+  const auto profiles = profile_layers(model, torch::randn({4, 3, 8, 8}), {.repeats = 2});
+  ASSERT_EQ(profiles.size(), model->size());
+  EXPECT_EQ(profiles[0].parameter_bytes, 8 * 3 * 9 * 4);
+  EXPECT_EQ(profiles[2].parameter_bytes, 0);
+  EXPECT_GE(profiles[0].activation_bytes, 4 * 8 * 8 * 8 * 4) << "its output at the least";
+  for (const LayerProfile& each : profiles) EXPECT_GT(each.forward, 0);
+  expect_same_bits(model->buffers(), buffers, "buffer");
+  EXPECT_TRUE(at::equal(model->parameters()[0].grad(), torch::ones_like(model->parameters()[0])));
+  EXPECT_FALSE(model->parameters()[1].grad().defined());
+  const Balance cut = balance(profiles, {.num_stages = 2});
+  const auto stages = cut.stages(Stage(model));
+  EXPECT_EQ(stages[0].layers().size() + stages[1].layers().size(), model->size());
+  COHORT_EXPECT_THROW_WITH(profile_layers(torch::nn::Linear(2, 2), torch::randn({1, 2})), UsageError,
+                           "Linear is no list of layers");
+  COHORT_EXPECT_THROW_WITH(stages[0].part(0, 99), UsageError, "got layers 0 to 99 of Sequential");
+}
+
+TEST(BalanceTest, TunesTheSplitSizeWithoutATrace) {
+  auto model = conv_net();
+  const at::Tensor mean = model->buffers()[0].clone();
+  PipelineOptions options;
+  options.placements = placements(2);
+  const auto result = tune(
+      cut(model, {6}), options, {torch::randn({8, 3, 8, 8})}, {torch::randn({8, 5})},
+      [](const Tensors& out, const Tensors& target) { return mse(out.at(0), target.at(0)); }, {.repeats = 1});
+  ASSERT_EQ(result.points.size(), 4u) << "1, 2, 4, 8";
+  EXPECT_EQ(result.points[3].split_size, 8);
+  EXPECT_NE(result.text().find("best"), std::string::npos);
+  EXPECT_TRUE(at::equal(model->buffers()[0], mean));
+  EXPECT_FALSE(model->parameters()[0].grad().defined());
+}
+
+TEST(BalanceTest, SleepingLayersHaveTheGradientsOfTheirKind) {
+  SleepingLayer layer(SleepTimes{});
+  const at::Tensor input = torch::randn({3, 2}).requires_grad_();
+  layer->forward(input).sum().backward();
+  EXPECT_TRUE(at::equal(input.grad(), torch::ones({3, 2})));
+  EXPECT_TRUE(at::equal(layer->parameters()[0].grad(), torch::zeros({1})));
+}
+
+}  // namespace
+}  // namespace cohort::pipeline

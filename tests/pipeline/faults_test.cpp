@@ -1,0 +1,248 @@
+// What goes wrong: errors name stage and micro-batch, no thread is left, and the next step runs.
+#include <atomic>
+#include <condition_variable>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+
+#include "cohort/core/deadline.h"
+#include "cohort/core/error.h"
+#include "tests/pipeline/nets.h"
+#include "tests/support/throws.h"
+
+namespace cohort::pipeline {
+namespace {
+
+using namespace test;
+using namespace std::chrono_literals;
+
+PipelineOptions options_of(int count, Schedule schedule = Schedule::kOneFOneB) {
+  PipelineOptions options;
+  options.placements = placements(count);
+  options.split_size = 2;
+  options.schedule = schedule;
+  options.timeout = 60s;
+  return options;
+}
+
+std::ptrdiff_t num_threads() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"),
+                       std::filesystem::directory_iterator());
+}
+
+// Runs `fault` when it is called for the `at`-th time; before, afterwards and else it hands its input on.
+Stage faulty(int at, const std::function<void()>& fault, bool in_backward = false) {
+  struct Fault : torch::autograd::Function<Fault> {
+    static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                              std::function<void()> run) {
+      context->saved_data["run"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(std::move(run)));
+      return x.clone();
+    }
+    static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& gradients) {
+      static_cast<Holder&>(*context->saved_data["run"].toCapsule()).run();
+      return {gradients.at(0), at::Tensor()};
+    }
+    struct Holder : torch::CustomClassHolder {
+      explicit Holder(std::function<void()> with) : run(std::move(with)) {}
+      std::function<void()> run;
+    };
+  };
+  const auto calls = std::make_shared<std::atomic<int>>(0);
+  const auto count = [=] {
+    if ((*calls)++ == at) fault();
+  };
+  return Stage(
+             [=](const Tensors& in) {
+               if (in_backward) return Tensors{Fault::apply(in.at(0), count)};
+               count();
+               return Tensors{in.at(0) * 1};
+             },
+             {})
+      .name("faulty");
+}
+
+struct Job {
+  torch::nn::Linear first{4, 4}, last{4, 2};
+  at::Tensor input = torch::randn({8, 4}), target = torch::randn({8, 2});
+};
+
+TEST(FaultsTest, AStageThatThrowsIsNamedWithItsMicroBatch) {
+  for (const int threads : {2, 3}) {
+    for (const bool in_backward : {false, true}) {
+      for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB}) {
+        Job job;
+        const Stage middle = faulty(2, [] { throw DataError("user.code", "no more of it"); }, in_backward);
+        std::vector<Stage> stages{job.first, middle};
+        if (threads == 3) stages.emplace_back(job.last);
+        const at::Tensor target = threads == 3 ? job.target : torch::randn({8, 4});
+        Pipeline pipe(stages, options_of(threads, schedule));
+        const std::ptrdiff_t before = num_threads();
+        try {
+          pipe.step(job.input, target, mse);
+          FAIL() << "threw nothing";
+        } catch (const StageError& error) {
+          EXPECT_EQ(error.stage(), 1);
+          EXPECT_EQ(error.micro_batch(), 2);
+          EXPECT_TRUE(cohort::test::message_contains(
+              error.what(),
+              core::concat("stage 1 (faulty) on cpu:1/a, ", in_backward ? "backward" : "forward",
+                           " of micro-batch 2: [user.code] no more of it")));
+          COHORT_EXPECT_THROW_WITH(std::rethrow_if_nested(error), DataError, "no more of it");
+        }
+        EXPECT_EQ(num_threads(), before);
+        zero_grad(pipe.parameters());
+        pipe.step(job.input, target, mse);
+        EXPECT_TRUE(job.first->weight.grad().defined()) << "the next step runs";
+      }
+    }
+  }
+}
+
+TEST(FaultsTest, ALossThatThrowsIsTheLastStages) {
+  Job job;
+  Pipeline pipe({job.first, job.last}, options_of(2));
+  COHORT_EXPECT_THROW_WITH(pipe.step(job.input, job.target,
+                                     [](const at::Tensor& a, const at::Tensor& b) {
+                                       return torch::mse_loss(a, b, at::Reduction::None);
+                                     }),
+                           StageError,
+                           "stage 1 (Linear) on cpu:1/a, forward of micro-batch 0: [pipeline.loss] the loss "
+                           "is Float[2, 2], expected one number");
+  COHORT_EXPECT_THROW_WITH(pipe.step(job.input, job.target,
+                                     [](const at::Tensor&, const at::Tensor&) -> at::Tensor {
+                                       throw std::runtime_error("no loss");
+                                     }),
+                           StageError, "of micro-batch 0: no loss");
+  pipe.step(job.input, job.target, mse);
+}
+
+// A gate that stages wait at until the test opens it.
+class Gate {
+ public:
+  void open() {
+    {
+      const std::lock_guard lock(mutex_);
+      open_ = true;
+    }
+    changed_.notify_all();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, 60s, [&] { return open_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+};
+
+TEST(FaultsTest, AStageThatHangsIsNamedAtTheDeadline) {
+  Job job;
+  const auto gate = std::make_shared<Gate>();
+  PipelineOptions options = options_of(3);
+  options.timeout = 1500ms;
+  Pipeline pipe({job.first, faulty(1, [=] { gate->wait(); }), job.last}, options);
+  pipe.forward(torch::randn({2, 4}));  // threads have computed once
+  const std::ptrdiff_t before = num_threads();
+  COHORT_EXPECT_THROW_WITH(
+      pipe.step(job.input, job.target, mse), TimeoutError,
+      "waited 1500 ms for a step: stage 1 (faulty) on cpu:1/a is in the forward of micro-batch 0");
+  zero_grad(pipe.parameters());
+  pipe.step(job.input, job.target, mse);  // on a new thread: the old one is still at the gate
+  EXPECT_TRUE(job.first->weight.grad().defined());
+  gate->open();
+  const core::Deadline deadline(30s);
+  while (num_threads() > before && !deadline.expired()) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(num_threads(), before) << "the thread that hung has ended";
+}
+
+TEST(FaultsTest, WrongShapesBetweenStagesNameBoth) {
+  torch::nn::Linear first(4, 5), last(4, 2);
+  Pipeline pipe({first, last}, options_of(2));
+  COHORT_EXPECT_THROW_WITH(pipe.step(torch::randn({4, 4}), torch::randn({4, 2}), mse), StageError,
+                           "stage 1 (Linear) on cpu:1/a, forward of micro-batch 0: ");
+  COHORT_EXPECT_THROW_WITH(pipe.step(torch::randn({4, 4}), torch::randn({4, 2}), mse), StageError,
+                           "(its inputs, of stage 0: Float[2, 5])");
+  COHORT_EXPECT_THROW_WITH(pipe.step(torch::randn({4, 3}), torch::randn({4, 2}), mse), StageError,
+                           "stage 0 (Linear)");
+}
+
+TEST(FaultsTest, PlacementsThatAreNotThereAreNamed) {
+  Job job;
+  PipelineOptions options = options_of(2);
+  options.placements = {"cpu:0", "cpu:4711"};
+  COHORT_EXPECT_THROW_WITH(Pipeline({job.first, job.last}, options), ConfigError,
+                           "placement \"cpu:4711\" of stage 1: ");
+  options.placements = {"cpu:0", "cpu:0"};
+  COHORT_EXPECT_THROW_WITH(Pipeline({job.first, job.last}, options), UsageError,
+                           "placement cpu:0 stands twice, for one thread. Try: cpu:0/a and cpu:0/b");
+}
+
+TEST(FaultsTest, OptionsThatDoNotGoTogetherAreRefused) {
+  Job job;
+  const std::vector<Stage> stages{job.first, job.last};
+  PipelineOptions options = options_of(2);
+  COHORT_EXPECT_THROW_WITH(Pipeline(std::vector<Stage>(), options), UsageError, "got no stages");
+  options.num_micro_batches = 4;
+  COHORT_EXPECT_THROW_WITH(Pipeline(stages, options), UsageError,
+                           "got num_micro_batches = 4 and split_size = 2, expected one of them above 0");
+  options = options_of(2, Schedule::kZeroBubble);
+  COHORT_EXPECT_THROW_WITH(
+      Pipeline(stages, options), UsageError,
+      "stage 0 (Linear) is no list of layers, so zb_h1 cannot take its input and weight gradients "
+      "apart. Try: a torch::nn::Sequential");
+  std::vector<Stage> lists{torch::nn::Sequential(job.first),
+                           Stage(torch::nn::Sequential(job.last)).recompute()};
+  COHORT_EXPECT_THROW_WITH(Pipeline(lists, options), UsageError, "stage 1 (Sequential) is recomputed");
+  options = options_of(3);
+  COHORT_EXPECT_THROW_WITH(Pipeline(stages, options), UsageError, "got 2 stages on 3 placements");
+  options = options_of(2);
+  options.skips = {{.from = 0, .output = 1, .to = 1}};
+  COHORT_EXPECT_THROW_WITH(
+      Pipeline(stages, options), UsageError,
+      "got a skip of output 1 from stage 0 to stage 1, expected one that passes a stage, of 2");
+  options = options_of(3);
+  options.skips = {{.from = 0, .output = 1, .to = 2}};
+  Pipeline missing({job.first, torch::nn::Linear(4, 4), job.last}, options);
+  COHORT_EXPECT_THROW_WITH(missing.step(job.input, job.target, mse), StageError,
+                           "[pipeline.skip] output 1 is to go to stage 2, but the stage returned 1 tensors");
+}
+
+TEST(FaultsTest, BatchesThatCannotBeCutAreRefused) {
+  Job job;
+  Pipeline pipe({job.first, job.last}, options_of(2));
+  COHORT_EXPECT_THROW_WITH(pipe.step(job.input, torch::randn({7, 2}), mse), UsageError,
+                           "target 0 has 7 samples, expected 8 as input 0");
+  COHORT_EXPECT_THROW_WITH(pipe.step(torch::tensor(1.0), job.target, mse), UsageError,
+                           "input 0 has no dimension");
+  COHORT_EXPECT_THROW_WITH(pipe.step(torch::empty({0, 4}), torch::empty({0, 2}), mse), UsageError,
+                           "got a batch of 0 samples");
+  const torch::InferenceMode inference;
+  COHORT_EXPECT_THROW_WITH(pipe.step(job.input, job.target, mse), UsageError, "inference mode");
+}
+
+TEST(FaultsTest, GraphsThatCannotGoBackAreRefused) {
+  Job job;
+  Pipeline pipe({job.first, job.last}, options_of(2));
+  const at::Tensor input = job.input.clone().requires_grad_();
+  COHORT_EXPECT_THROW_WITH(torch::autograd::grad({pipe.forward(input).sum()}, {input}), UsageError,
+                           "torch::autograd::grad(), or backward() with `inputs`, goes through a pipeline");
+  COHORT_EXPECT_THROW_WITH(pipe.forward(input).sum().backward({}, true, true), UsageError, "create_graph");
+  const at::Tensor twice = pipe.forward(input).sum();
+  twice.backward({}, true);
+  COHORT_EXPECT_THROW_WITH(twice.backward(), UsageError, "twice");
+}
+
+TEST(FaultsTest, AFaultInBackwardOfAModuleComesOutOfBackward) {
+  Job job;
+  Pipeline pipe(
+      {job.first, faulty(1, [] { throw std::runtime_error("broken"); }, true), job.last}, options_of(3));
+  const at::Tensor loss = pipe.forward(job.input).sum();
+  COHORT_EXPECT_THROW_WITH(loss.backward(), StageError,
+                           "stage 1 (faulty) on cpu:1/a, backward of micro-batch 1: broken");
+  pipe.forward(job.input).sum().backward();
+}
+
+}  // namespace
+}  // namespace cohort::pipeline

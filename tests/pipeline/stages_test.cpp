@@ -1,0 +1,281 @@
+// What stages may be, and what may go between them.
+#include <memory>
+
+#include "cohort/core/error.h"
+#include "tests/pipeline/nets.h"
+#include "tests/support/throws.h"
+
+namespace cohort::pipeline {
+namespace {
+
+using namespace test;
+
+PipelineOptions two(Schedule schedule = Schedule::kOneFOneB, std::int64_t split_size = 3) {
+  PipelineOptions options;
+  options.placements = placements(2);
+  options.split_size = split_size;
+  options.schedule = schedule;
+  options.timeout = std::chrono::seconds(60);
+  return options;
+}
+
+// Two outputs, the second not differentiable, and a third that may be missing.
+struct SplitterImpl : torch::nn::Module {
+  SplitterImpl() { linear = register_module("linear", torch::nn::Linear(6, 6)); }
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> forward(const at::Tensor& x) {
+    const at::Tensor y = linear->forward(x);
+    return {y.tanh(), y.argmax(1), at::Tensor()};
+  }
+  torch::nn::Linear linear{nullptr};
+};
+TORCH_MODULE(Splitter);
+
+struct JoinerImpl : torch::nn::Module {
+  JoinerImpl() { linear = register_module("linear", torch::nn::Linear(6, 4)); }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& index, const at::Tensor& nothing) {
+    EXPECT_FALSE(nothing.defined());
+    EXPECT_EQ(index.scalar_type(), at::kLong);
+    return linear->forward(x) * (1 + index.unsqueeze(1).to(at::kFloat));
+  }
+  torch::nn::Linear linear{nullptr};
+};
+TORCH_MODULE(Joiner);
+
+TEST(StagesTest, HandOverSeveralTensorsOfAnyTypeAndNone) {
+  torch::manual_seed(3);
+  Splitter first;
+  Joiner second;
+  Tensors parameters = first->parameters();
+  for (const at::Tensor& parameter : second->parameters()) parameters.push_back(parameter);
+  const at::Tensor input = torch::randn({8, 6}), target = torch::randn({8, 4});
+  plain_step(
+      [&](const at::Tensor& x) {
+        const auto [a, b, c] = first->forward(x);
+        return second->forward(a, b, c);
+      },
+      input, target, {3, 3, 2});
+  const Tensors expected = take_gradients(parameters);
+  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB}) {
+    Pipeline pipe({first, second}, two(schedule));
+    pipe.step(input, target, mse);
+    expect_same_bits(take_gradients(parameters), expected);
+    mse(pipe.forward(input), target).backward();
+    const Tensors of_module = take_gradients(parameters);
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(at::allclose(of_module[i], expected[i], 1e-4, 1e-6));
+  }
+}
+
+// Of two outputs one is used, so the other gets no gradient.
+TEST(StagesTest, GradientsThatDoNotComeAreNone) {
+  torch::manual_seed(4);
+  torch::nn::Linear a(4, 4), b(4, 4), c(4, 2);
+  Tensors parameters = a->parameters();
+  for (const auto& module : {b, c}) {
+    for (const at::Tensor& parameter : module->parameters()) parameters.push_back(parameter);
+  }
+  const Stage first(
+      [=](const Tensors& in) mutable { return Tensors{a->forward(in.at(0)), b->forward(in.at(0))}; },
+      {a->weight, a->bias, b->weight, b->bias});
+  const Stage second([=](const Tensors& in) mutable { return Tensors{c->forward(in.at(1))}; },
+                     c->parameters());
+  const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
+  plain_step([&](const at::Tensor& x) { return c->forward(b->forward(x)); }, input, target, {3, 3});
+  const Tensors expected = take_gradients(parameters);
+  ASSERT_FALSE(expected[0].defined());
+  Pipeline pipe({first, second}, two());
+  pipe.step(input, target, mse);
+  expect_same_bits(take_gradients(parameters), expected);
+}
+
+TEST(StagesTest, NothingThatWantsAGradientIsNoError) {
+  const Stage first([](const Tensors& in) { return Tensors{in.at(0).detach() * 2}; }, {});
+  torch::nn::Linear last(4, 2);
+  const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
+  Pipeline pipe({first, last}, two());
+  pipe.step(input, target, mse);
+  EXPECT_TRUE(last->weight.grad().defined());
+  last->weight.requires_grad_(false);
+  last->bias.requires_grad_(false);
+  EXPECT_FALSE(pipe.step(input, target, mse).requires_grad());
+}
+
+TEST(StagesTest, SkipsPassTheStagesBetween) {
+  torch::manual_seed(5);
+  std::vector<torch::nn::Linear> linear;
+  Tensors parameters;
+  for (int i = 0; i < 4; ++i) {
+    linear.emplace_back(5, 5);
+    for (const at::Tensor& parameter : linear.back()->parameters()) parameters.push_back(parameter);
+  }
+  // 0 sends to 2 and, twice, to 3; 1 sends to 3.
+  const auto run = [&](std::size_t i, const at::Tensor& x) { return linear[i]->forward(x).tanh(); };
+  const std::vector<Stage> stages{
+      Stage([=](const Tensors& in) { return Tensors{run(0, in.at(0)), in.at(0) + 1, run(0, in.at(0)) * 3}; },
+            linear[0]->parameters()),
+      Stage([=](const Tensors& in) { return Tensors{run(1, in.at(0)) * 2, run(1, in.at(0))}; },
+            linear[1]->parameters()),
+      Stage([=](const Tensors& in) { return Tensors{run(2, in.at(0)) + in.at(1)}; }, linear[2]->parameters()),
+      Stage([=](const Tensors& in) { return Tensors{run(3, in.at(0)) + in.at(1) * in.at(2) + in.at(3)}; },
+            linear[3]->parameters())};
+  const auto plain = [&](const at::Tensor& x) {
+    const at::Tensor a = run(0, x), skip = x + 1, triple = run(0, x) * 3;
+    const at::Tensor b = run(1, a) * 2, side = run(1, a);
+    const at::Tensor c = run(2, b) + skip;
+    return run(3, c) + triple * side + triple;
+  };
+  const at::Tensor input = torch::randn({7, 5}), target = torch::randn({7, 5});
+  const at::Tensor loss = plain_step(plain, input, target, {3, 3, 1});
+  const Tensors expected = take_gradients(parameters);
+  for (const auto& [schedule, count] : {std::pair{Schedule::kFillDrain, 4},
+                                        {Schedule::kOneFOneB, 4},
+                                        {Schedule::kInterleaved, 2},
+                                        {Schedule::kFillDrain, 1}}) {
+    PipelineOptions options = two(schedule);
+    options.placements = placements(count);
+    options.skips = {{.from = 0, .output = 1, .to = 2},
+                     {.from = 0, .output = 2, .to = 3},
+                     {.from = 1, .output = 1, .to = 3},
+                     {.from = 0, .output = 2, .to = 3}};
+    Pipeline pipe(stages, options);
+    EXPECT_TRUE(at::allclose(pipe.step(input, target, mse), loss));
+    const Tensors got = take_gradients(parameters);
+    for (std::size_t i = 0; i < got.size(); ++i)
+      EXPECT_TRUE(at::allclose(got[i], expected[i], 1e-5, 1e-6)) << i;
+  }
+}
+
+TEST(StagesTest, ParametersOfTwoStagesGetTheSum) {
+  torch::manual_seed(6);
+  torch::nn::Linear tied(5, 5), between(5, 5);
+  Tensors parameters = tied->parameters();
+  for (const at::Tensor& parameter : between->parameters()) parameters.push_back(parameter);
+  const at::Tensor input = torch::randn({12, 5}), target = torch::randn({12, 5});
+  const auto plain = [&](const at::Tensor& x) {
+    return tied->forward(between->forward(tied->forward(x)).tanh());
+  };
+  plain_step(plain, input, target, {3, 3, 3, 3});
+  const Tensors expected = take_gradients(parameters);
+  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    PipelineOptions options = two(schedule);
+    Pipeline pipe({torch::nn::Sequential(tied, between), torch::nn::Sequential(torch::nn::Tanh(), tied)},
+                  options);
+    EXPECT_EQ(pipe.parameters().size(), 4u) << "each once";
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      pipe.step(input, target, mse);
+      const Tensors got = take_gradients(parameters);
+      for (std::size_t i = 0; i < got.size(); ++i)
+        EXPECT_TRUE(at::allclose(got[i], expected[i], 0, 1e-6)) << i;
+    }
+  }
+}
+
+TEST(StagesTest, AreLayersHoldersAndWhatAnLstmReturns) {
+  torch::manual_seed(7);
+  const torch::nn::LSTM lstm(torch::nn::LSTMOptions(4, 3).batch_first(true));
+  const torch::nn::Linear linear(3, 3), last(3, 2);
+  const Stage head(
+      [=](const Tensors& in) mutable { return Tensors{in.at(0).select(1, 1) + in.at(1).squeeze(0)}; }, {});
+  PipelineOptions options = two();
+  options.placements = placements(4);
+  Pipeline pipe({lstm, head, core::AnyLayer(linear), Stage({{"last", core::AnyLayer(last)}})}, options);
+  EXPECT_EQ(pipe.stages()[0].name(), "LSTM");
+  EXPECT_EQ(pipe.stages()[2].name(), "Linear");
+  const at::Tensor input = torch::randn({3, 2, 4}), target = torch::randn({3, 2});
+  pipe.step(input, target, mse);
+  EXPECT_TRUE(last->weight.grad().defined());
+  EXPECT_TRUE(lstm->parameters()[0].grad().defined());
+  EXPECT_EQ(pipe.parameters().size(), 8u);
+}
+
+TEST(StagesTest, MayWorkInPlaceOnWhatTheyGet) {
+  const auto model = [] {
+    torch::manual_seed(8);
+    return torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::ReLU(torch::nn::ReLUOptions(true)),
+                                 torch::nn::Linear(4, 2));
+  }();
+  auto whole = model;
+  const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
+  plain_step([&](const at::Tensor& x) { return whole->forward(x); }, input, target, {3, 3});
+  const Tensors expected = take_gradients(model->parameters());
+  for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    Pipeline pipe(cut(model, {1}), two(schedule));
+    pipe.step(input, target, mse);
+    expect_same_bits(take_gradients(model->parameters()), expected);
+  }
+}
+
+// A model that draws in most of its layers.
+torch::nn::Sequential dropout_net() {
+  torch::manual_seed(9);
+  return torch::nn::Sequential(torch::nn::Linear(8, 16), torch::nn::Dropout(0.5), torch::nn::Linear(16, 16),
+                               torch::nn::Dropout(0.3), torch::nn::ReLU(), torch::nn::Linear(16, 4),
+                               torch::nn::Dropout(0.2));
+}
+
+TEST(StagesTest, DropoutIsTheSameForAnyCutAndSchedule) {
+  auto model = dropout_net();
+  const at::Tensor input = torch::randn({8, 8}), target = torch::randn({8, 4});
+  // The oracle: a loop with the generators of each micro-batch and layer.
+  torch::manual_seed(11);
+  core::RandomKey key = core::RandomKey::draw();
+  std::uint64_t micro_batch = 0;
+  const at::Tensor loss = plain_step(
+      [&](at::Tensor x) {
+        key.part = micro_batch++;
+        key.layer = 0;
+        for (const torch::nn::AnyModule& layer : *model) {
+          const core::RandomScope scope(key);
+          x = torch::nn::AnyModule(layer).forward(x);
+          ++key.layer;
+        }
+        return x;
+      },
+      input, target, {3, 3, 2});
+  const Tensors expected = take_gradients(model->parameters());
+  struct Case {
+    Schedule schedule;
+    int num_placements;
+    std::vector<std::size_t> cuts;
+    bool recompute;
+  };
+  const std::vector<Case> cases{
+      {Schedule::kFillDrain, 1, {}, false},          {Schedule::kOneFOneB, 2, {2}, false},
+      {Schedule::kOneFOneB, 4, {1, 3, 4}, false},    {Schedule::kOneFOneB, 2, {3}, true},
+      {Schedule::kInterleaved, 2, {1, 3, 6}, false}, {Schedule::kZeroBubble, 2, {4}, false}};
+  for (const Case& each : cases) {
+    SCOPED_TRACE(core::concat(to_string(each.schedule), " on ", each.num_placements));
+    auto stages = cut(model, each.cuts);
+    for (Stage& stage : stages) stage.recompute(each.recompute);
+    PipelineOptions options = two(each.schedule);
+    options.placements = placements(each.num_placements);
+    Pipeline pipe(stages, options);
+    torch::manual_seed(11);
+    EXPECT_TRUE(at::equal(pipe.step(input, target, mse), loss));
+    expect_same_bits(take_gradients(model->parameters()), expected);
+    EXPECT_FALSE(at::equal(pipe.step(input, target, mse), loss)) << "the next step draws others";
+    torch::manual_seed(11);
+    const at::Tensor output = pipe.forward(input);
+    torch::manual_seed(11);
+    EXPECT_TRUE(at::equal(output, pipe.forward(input)));
+    zero_grad(model->parameters());
+  }
+}
+
+TEST(StagesTest, FreedWithTheirPipeline) {
+  std::weak_ptr<int> watched;
+  {
+    const auto token = std::make_shared<int>(1);
+    watched = token;
+    const Stage stage([token](const Tensors& in) { return Tensors{in.at(0) * *token}; }, {});
+    Pipeline pipe({stage, torch::nn::Linear(4, 2)}, two());
+    const at::Tensor input = torch::randn({6, 4}).requires_grad_();
+    pipe.step(input, torch::randn({6, 2}), mse);
+    pipe.forward(input).sum().backward();
+    const at::Tensor never_went_back = pipe.forward(input);
+  }
+  EXPECT_TRUE(watched.expired());
+}
+
+}  // namespace
+}  // namespace cohort::pipeline
