@@ -1,11 +1,18 @@
+#include <ATen/ops/zeros.h>
+
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cohort/cli/commands.h"
 #include "cohort/core/atomic_file.h"
+#include "cohort/core/cpu.h"
 #include "cohort/core/error.h"
 #include "cohort/pipeline/draw.h"
+#include "cohort/pipeline/pipeline.h"
+#include "cohort/pipeline/synthetic.h"
 
 namespace cohort::cli {
 namespace {
@@ -16,7 +23,38 @@ struct PipelineArguments {
   pipeline::StageCosts costs;
   std::string draw;
   bool actions = false;
+  double measure_ms = 0;
 };
+
+// Threads of their own for all placements, on the cores that there are.
+std::vector<std::string> placements_on_cores(int count) {
+  const int cores = core::CpuSet::of_process().size();
+  std::vector<std::string> names;
+  for (int i = 0; i < count; ++i) names.push_back(core::concat("cpu:", i % cores, "/p", i));
+  return names;
+}
+
+// Runs the plan with stages that sleep.
+pipeline::RunTimes measure(const PipelineArguments& arguments, const pipeline::Plan& plan) {
+  const auto time = [&](double cost) {
+    return std::chrono::microseconds(static_cast<std::int64_t>(cost * arguments.measure_ms * 1000));
+  };
+  std::vector<pipeline::Stage> stages;
+  for (int stage = 0; stage < plan.num_stages(); ++stage) {
+    stages.emplace_back(torch::nn::Sequential(pipeline::SleepingLayer(
+        pipeline::SleepTimes{time(arguments.costs.forward), time(arguments.costs.input_gradient),
+                             time(arguments.costs.weight_gradient)})));
+  }
+  pipeline::PipelineOptions options;
+  options.placements = placements_on_cores(plan.num_placements());
+  options.num_micro_batches = plan.num_micro_batches();
+  options.schedule = plan.options.schedule;
+  pipeline::Pipeline pipe(stages, options);
+  const auto loss = [](const at::Tensor& output, const at::Tensor&) { return output.sum(); };
+  const at::Tensor input = at::zeros({plan.num_micro_batches(), 1}).requires_grad_();
+  for (int step = 0; step < 2; ++step) pipe.step(input, input.detach(), loss);  // the first starts threads
+  return pipe.last_run();
+}
 
 int pipeline_command(PipelineArguments arguments) {
   arguments.plan.schedule = pipeline::parse_schedule(arguments.schedule);
@@ -31,10 +69,15 @@ int pipeline_command(PipelineArguments arguments) {
   for (const double peak : simulation.peak_memory) std::printf(" %.4g", peak);
   std::printf("\n  micro-batches that wait between two stages at most: %d\n",
               pipeline::channel_capacity(plan));
+  std::vector<pipeline::Band> bands{{core::concat("plan, ", arguments.schedule), simulation.actions, ""}};
+  if (arguments.measure_ms > 0) {
+    const pipeline::RunTimes times = measure(arguments, plan);
+    bands.push_back({"measured, with stages that sleep", times.actions, " ms"});
+    std::printf("measured: time %.4g ms, idle %.2f %%\n", times.time, 100 * times.bubble());
+  }
   if (!arguments.draw.empty()) {
-    const pipeline::Band band{core::concat("plan, ", arguments.schedule), simulation.actions, ""};
     core::write_file_atomically(arguments.draw,
-                                pipeline::draw_svg({band}, plan.num_placements(), plan.num_stages()));
+                                pipeline::draw_svg(bands, plan.num_placements(), plan.num_stages()));
     std::printf("drawn: %s\n", arguments.draw.c_str());
   }
   return 0;
@@ -65,9 +108,14 @@ void add_pipeline(CLI::App& app, Context& context) {
       ->capture_default_str();
   command->add_option("--send", arguments->costs.send, "Time of a hand-over")->capture_default_str();
   command->add_option("--draw", arguments->draw, "Where to draw it, as SVG");
+  command
+      ->add_option("--measure", arguments->measure_ms,
+                   "Run it with stages that sleep for their times, of this many milliseconds each")
+      ->check(CLI::PositiveNumber);
   command->add_flag("--actions", arguments->actions, "List every action");
   command->footer(
-      "Example:\n  cohort pipeline --schedule zb_h1 --stages 4 --micro-batches 8 --draw zb_h1.svg");
+      "Example:\n  cohort pipeline --schedule zb_h1 --stages 4 --micro-batches 8 --measure 5 --draw "
+      "zb_h1.svg");
   command->callback(
       [arguments, &context] { context.action = [arguments] { return pipeline_command(*arguments); }; });
 }

@@ -1,0 +1,150 @@
+// ResNet-50 in two parts on two cores: one placement, model parallel, and a pipeline over split sizes. The
+// experiment of PyTorch's tutorial on model parallelism: batches of 120 images, one-hot labels, squared
+// error.
+//
+//   Run:      pipeline_resnet50 [--images 120] [--size 128] [--batches 3] [--repeats 3] [--split 12,20]
+//                               [--curve split.svg]
+//   Expect:   seconds per repeat: one placement; model parallel, about the same; the pipeline, faster at the
+//             middle split sizes; the stages that balance() makes, with the step time that it predicts
+#include <torch/torch.h>
+
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <sstream>
+#include <string>
+
+#include "cohort/core/allocator.h"
+#include "cohort/models/layers.h"
+#include "cohort/models/resnet.h"
+#include "cohort/pipeline/balance.h"
+#include "cohort/train/sinks/curves.h"
+
+namespace {
+
+using namespace cohort;
+
+struct Arguments {
+  std::int64_t images = 120, size = 128, batches = 3;
+  int repeats = 3;
+  std::vector<std::int64_t> split{4, 8, 12, 20, 30, 60};
+  std::string curve;
+};
+
+Arguments parse(int argc, char** argv) {
+  std::map<std::string, std::string> given;
+  for (int i = 1; i + 1 < argc; i += 2) given[argv[i]] = argv[i + 1];
+  Arguments result;
+  if (given.count("--images")) result.images = std::stoll(given["--images"]);
+  if (given.count("--size")) result.size = std::stoll(given["--size"]);
+  if (given.count("--batches")) result.batches = std::stoll(given["--batches"]);
+  if (given.count("--repeats")) result.repeats = std::stoi(given["--repeats"]);
+  result.curve = given["--curve"];
+  if (given.count("--split")) result.split.clear();
+  std::stringstream list(given["--split"]);
+  for (std::string each; std::getline(list, each, ',');) result.split.push_back(std::stoll(each));
+  return result;
+}
+
+struct Seconds {
+  double mean = 0, deviation = 0;
+};
+
+class Experiment {
+ public:
+  explicit Experiment(const Arguments& arguments)
+      : arguments_(arguments),
+        model_(options()),
+        layers_(models::layers_of(model_.ptr())),
+        optimizer_(model_->parameters(), 0.001) {
+    images_ = torch::randn({arguments.images, 3, arguments.size, arguments.size});
+    labels_ = torch::one_hot(torch::randint(1000, {arguments.images}), 1000).to(torch::kFloat);
+  }
+
+  // The published cut: conv1 to layer2 are the first part.
+  std::vector<pipeline::Stage> published() const {
+    std::size_t at = 0;
+    while (layers_.layers()[at].name != "layer3.0") ++at;
+    return {layers_.part(0, at), layers_.part(at, layers_.layers().size())};
+  }
+
+  Seconds run(const std::vector<pipeline::Stage>& stages, std::int64_t split_size) {
+    pipeline::PipelineOptions options;
+    options.placements = {"cpu:0", "cpu:1"};
+    options.placements.resize(stages.size());
+    options.split_size = split_size;
+    pipeline::Pipeline pipe(stages, options);
+    double sum = 0, squares = 0;
+    for (int repeat = 0; repeat < arguments_.repeats; ++repeat) {
+      const auto begin = std::chrono::steady_clock::now();
+      for (std::int64_t batch = 0; batch < arguments_.batches; ++batch) {
+        optimizer_.zero_grad();
+        pipe.step(images_, labels_,
+                  [](const at::Tensor& a, const at::Tensor& b) { return torch::mse_loss(a, b); });
+        optimizer_.step();
+      }
+      const double time = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      sum += time, squares += time * time;
+    }
+    const double mean = sum / arguments_.repeats;
+    return {mean, std::sqrt(std::max(0.0, squares / arguments_.repeats - mean * mean))};
+  }
+
+  const pipeline::Stage& layers() const { return layers_; }
+  at::Tensor images(std::int64_t count) const { return images_.narrow(0, 0, count); }
+
+ private:
+  static models::ModelOptions options() {
+    models::ModelOptions options;
+    options.name = "resnet50";
+    options.num_classes = 1000;
+    return options;
+  }
+  Arguments arguments_;
+  models::ResNet model_;
+  pipeline::Stage layers_;
+  torch::optim::SGD optimizer_;
+  at::Tensor images_, labels_;
+};
+
+void print(const char* what, Seconds time, double baseline) {
+  std::printf("%-34s %8.3f s  (deviation %.3f)  %.2fx\n", what, time.mean, time.deviation,
+              baseline / time.mean);
+  std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  core::tune_allocator();
+  at::set_num_threads(1);  // the optimizer's; stages have their placements'
+  torch::manual_seed(1);
+  const Arguments arguments = parse(argc, argv);
+  Experiment experiment(arguments);
+  const Seconds single = experiment.run({experiment.layers()}, arguments.images);
+  print("one placement", single, single.mean);
+  const Seconds parallel = experiment.run(experiment.published(), arguments.images);
+  print("model parallel, published cut", parallel, single.mean);
+  train::CurveSeries curve{"published cut", {}, {}, 0};
+  std::int64_t best = arguments.split.front();
+  double least = 1e30;
+  for (const std::int64_t split : arguments.split) {
+    const Seconds time = experiment.run(experiment.published(), split);
+    print(core::concat("pipeline, published cut, split ", split).c_str(), time, single.mean);
+    curve.x.push_back(static_cast<double>(split));
+    curve.y.push_back(time.mean);
+    if (time.mean < least) least = time.mean, best = split;
+  }
+  std::printf("best split %lld: %.2fx model parallel\n", static_cast<long long>(best), parallel.mean / least);
+  const auto profile = pipeline::profile_layers(experiment.layers(), experiment.images(best), {.repeats = 3});
+  const int micro_batches = static_cast<int>((arguments.images + best - 1) / best);
+  const auto cut = pipeline::balance(profile, {.num_stages = 2, .num_micro_batches = micro_batches});
+  std::fputs(cut.text().c_str(), stdout);
+  const Seconds balanced = experiment.run(cut.stages(experiment.layers()), best);
+  print(core::concat("pipeline, balanced cut, split ", best).c_str(), balanced, single.mean);
+  std::printf("%.2fx model parallel; a step took %.3f ms, predicted %.3f ms\n", parallel.mean / balanced.mean,
+              1000 * balanced.mean / static_cast<double>(arguments.batches), cut.step);
+  if (arguments.curve.empty()) return 0;
+  const train::CurvePanel panel{"seconds per repeat", "s", {curve}};
+  train::write_curves(arguments.curve, {"ResNet-50 in two stages", "", "split size", {panel}});
+}

@@ -1,0 +1,66 @@
+// `cohort pipeline`, without the rest of the program.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "cohort/cli/commands.h"
+#include "cohort/core/error.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+
+namespace cohort::cli {
+namespace {
+
+// Runs `cohort pipeline WORDS`, and returns what it printed.
+std::string run(std::vector<std::string> words) {
+  CLI::App app;
+  Context context;
+  add_pipeline(app, context);
+  words.insert(words.begin(), "pipeline");
+  std::reverse(words.begin(), words.end());  // as CLI11 takes them
+  app.parse(words);
+  testing::internal::CaptureStdout();
+  try {
+    EXPECT_EQ(context.action(), 0);
+  } catch (...) {
+    testing::internal::GetCapturedStdout();
+    throw;
+  }
+  return testing::internal::GetCapturedStdout();
+}
+
+TEST(PipelineCommandTest, ShowsWhatAPlanCosts) {
+  const std::string out = run({"--schedule", "1f1b", "--stages", "4", "--micro-batches", "8"});
+  EXPECT_NE(out.find("1f1b: 4 stages on 4 placements, 8 micro-batches"), std::string::npos) << out;
+  EXPECT_NE(out.find("idle 27.27 % (formula 27.27 %)"), std::string::npos) << out;
+  EXPECT_NE(out.find("activations held at most, by placement: 4 3 2 1"), std::string::npos) << out;
+}
+
+TEST(PipelineCommandTest, ListsActionsOnRequest) {
+  const std::string out = run({"--stages", "2", "--micro-batches", "1", "--actions"});
+  EXPECT_NE(out.find("placement 1: rA1.0 F1.0 B1.0 sG1.0"), std::string::npos) << out;
+}
+
+TEST(PipelineCommandTest, DrawsThePlanAndWhatWasMeasured) {
+  const test::TempDir folder;
+  const auto path = folder.path() / "plan.svg";
+  const std::string out = run({"--schedule", "zb_h1", "--stages", "2", "--micro-batches", "3", "--measure",
+                               "0.5", "--draw", path.string()});
+  EXPECT_NE(out.find("measured: time "), std::string::npos) << out;
+  std::ostringstream svg;
+  svg << std::ifstream(path).rdbuf();
+  EXPECT_NE(svg.str().find("plan, zb_h1"), std::string::npos);
+  EXPECT_NE(svg.str().find("measured, with stages that sleep"), std::string::npos);
+  EXPECT_NE(svg.str().find("<title>W1.2 "), std::string::npos);
+}
+
+TEST(PipelineCommandTest, RefusesWhatIsNoSchedule) {
+  COHORT_EXPECT_THROW_WITH(run({"--schedule", "zb"}), ConfigError, "got schedule \"zb\"");
+  COHORT_EXPECT_THROW_WITH(run({"--schedule", "1f1b", "--placements", "2"}), UsageError,
+                           "got 4 stages on 2 placements");
+}
+
+}  // namespace
+}  // namespace cohort::cli
