@@ -99,9 +99,16 @@ int main(int argc, char** argv) {
   core::Timeline::stop();
   std::printf("%s, batch %d of %d x %d, forward + backward, ms, %d rounds\n%-24s %9s %9s %9s %7s\n",
               options.name.c_str(), batch, size, size, rounds, "", "min", "median", "p99", "ratio");
-  for (Times* times : {&one, &two, &both, &refresh, &scatter, &gather}) {
-    std::printf("%-24s %9.2f %9.2f %9.2f %7.2f\n", times->name, times->at(0), times->at(0.5), times->at(0.99),
-                one.at(0.5) / times->at(0.5));
+  const auto print = [](Times& times) {
+    std::printf("%-24s %9.2f %9.2f %9.2f", times.name, times.at(0), times.at(0.5), times.at(0.99));
+  };
+  for (Times* times : {&one, &two, &both}) {
+    print(*times);
+    std::printf(" %7.2f\n", one.at(0.5) / times->at(0.5));
+  }
+  for (Times* times : {&refresh, &scatter, &gather}) {
+    print(*times);
+    std::printf("\n");
   }
   const double sums = sum_of_gradients(core::Timeline::json(), static_cast<std::size_t>(rounds));
   const double overhead = sums + refresh.at(0.5) + scatter.at(0.5) + gather.at(0.5);
