@@ -156,9 +156,8 @@ TEST(TaskThreadTest, WaitsInACircleAreRefused) {
   auto circle = a.submit("outer", [&] {
     b.submit("middle", [&] { a.submit("inner", [] {}).get(patience()); }).get(patience());
   });
-  COHORT_EXPECT_THROW_WITH(
-      circle.get(patience()), UsageError,
-      "thread b, in middle, would wait for inner on thread a, which waits for it in turn");
+  // Whichever of the two comes to wait last is refused.
+  COHORT_EXPECT_THROW_WITH(circle.get(patience()), UsageError, "which waits for it in turn");
   auto chain = a.submit("outer", [&] { return b.submit("middle", [] { return 2; }).get(patience()); });
   EXPECT_EQ(chain.get(patience()), 2);
 }
