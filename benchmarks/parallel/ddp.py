@@ -30,26 +30,15 @@ SETTLE = 3  # steps until DistributedDataParallel's buckets stay
 SIZES = {"mlp": (64, 256, 32), "vgg16": (32, 8, 64), "resnet50": (16, 4, 128)}
 
 
-def import_torchvision():
-    try:
-        import torchvision
-    except RuntimeError:  # its compiled operators do not load beside this torch; models need only that names are known
-        for module in [module for module in sys.modules if module.startswith("torchvision")]:
-            del sys.modules[module]
-        global operators
-        operators = torch.library.Library("torchvision", "FRAGMENT")
-        for operator in ("nms", "qnms"):
-            operators.define(f"{operator}(Tensor a, Tensor b, float c) -> Tensor")
-        import torchvision
-    return torchvision
-
-
 def make_net(name):
     torch.manual_seed(1)
     if name == "mlp":
         return nn.Sequential(
             nn.Flatten(), nn.Linear(3 * 32 * 32, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1000)
         )
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    from torchvision_models import import_torchvision
+
     return getattr(import_torchvision().models, name)()
 
 

@@ -5,11 +5,15 @@ read_from_python.py logits FILE MODEL IO
     loads FILE by torchvision's names into MODEL (vgg16_bn, resnet50 ...), and compares its logits in evaluation
     mode for IO's `input` with IO's `logits`: every one to 1e-5, however large it is.
 """
+import pathlib
 import sys
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from torchvision_models import import_torchvision
 
 
 def check_bytes(file):
@@ -25,20 +29,6 @@ def check_bytes(file):
     assert torch.equal(tensors["flags"], torch.tensor([True, False, True]))
     assert torch.equal(tensors["shared_a"], tensors["shared_b"])
     assert tensors["empty"].shape == (0, 5) and tensors["scalar"].item() == 7
-
-
-def import_torchvision():
-    try:
-        import torchvision
-    except RuntimeError:  # its compiled operators do not load beside this torch; models need only that names are known
-        for name in [name for name in sys.modules if name.startswith("torchvision")]:
-            del sys.modules[name]
-        global operators
-        operators = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            operators.define(f"{name}(Tensor a, Tensor b, float c) -> Tensor")
-        import torchvision
-    return torchvision
 
 
 def check_logits(file, model, io):

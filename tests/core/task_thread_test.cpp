@@ -9,6 +9,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/timeline.h"
+#include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
 namespace cohort::core {
@@ -20,27 +21,6 @@ const Deadline& patience() {
   static const Deadline deadline(60s);
   return deadline;
 }
-
-// Something that a thread can be stuck in, and that the test ends.
-class Gate {
- public:
-  void wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return open_; });
-  }
-  void open() {
-    {
-      const std::lock_guard lock(mutex_);
-      open_ = true;
-    }
-    changed_.notify_all();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool open_ = false;
-};
 
 TEST(TaskThreadTest, RunsInOrderOnItsCoresAndReturnsValues) {
   const CpuSet last({CpuSet::of_process().ids().back()});
@@ -92,7 +72,7 @@ TEST(TaskThreadTest, StartRunsFirstAndItsErrorComesOutOfTheConstructor) {
 }
 
 TEST(TaskThreadTest, ADeadlineThatPassesNamesTheThreadAndWhatItIsIn) {
-  Gate gate;
+  test::Gate gate;
   TaskThread thread({.name = "cpu:9"});
   auto first = thread.submit("first", [&] { gate.wait(); });
   auto second = thread.submit("second", [] {});
@@ -109,8 +89,8 @@ TEST(TaskThreadTest, ADeadlineThatPassesNamesTheThreadAndWhatItIsIn) {
 }
 
 TEST(TaskThreadTest, AThreadThatIsStuckIsLeftBehindAndWhatWaitsForItFails) {
-  auto gate = std::make_shared<Gate>();
-  auto entered = std::make_shared<Gate>();
+  auto gate = std::make_shared<test::Gate>();
+  auto entered = std::make_shared<test::Gate>();
   TaskThread thread({.name = "cpu:9"});
   auto first = thread.submit("first", [gate, entered] {
     entered->open();
@@ -139,7 +119,7 @@ TEST(TaskThreadTest, StoppingRunsWhatWasGiven) {
 TEST(TaskThreadTest, CanBeDestroyedByItsOwnFunction) {
   auto thread = std::make_shared<TaskThread>(TaskThread::Options{.name = "t"});
   TaskThread& reference = *thread;
-  auto gate = std::make_shared<Gate>();
+  auto gate = std::make_shared<test::Gate>();
   auto pending = reference.submit("last", [gate, thread = std::move(thread)] {
     gate->wait();
     return 1;

@@ -8,13 +8,13 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
-#include <condition_variable>
 #include <map>
 #include <set>
 #include <thread>
 
 #include "cohort/core/error.h"
 #include "cohort/core/recompute.h"
+#include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
 namespace cohort::parallel {
@@ -315,16 +315,10 @@ TEST(CutTest, ErrorsNameThePart) {
 }
 
 TEST(CutTest, APartThatHangsIsNamedAndTheNextStepRuns) {
-  struct Gate {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool open = false;
-  };
-  const auto gate = std::make_shared<Gate>();
+  const auto gate = std::make_shared<test::Gate>();
   std::vector<Part> parts;
   parts.push_back({PartName("replica 1"), worker_of("cpu:0"), {input_of()}, [gate](const Tensors& in) {
-                     std::unique_lock lock(gate->mutex);
-                     gate->changed.wait(lock, [&] { return gate->open; });
+                     gate->wait();
                      return in;
                    }});
   const auto worker = parts.front().worker;
@@ -332,11 +326,7 @@ TEST(CutTest, APartThatHangsIsNamedAndTheNextStepRuns) {
                            "for replica 1 forward on thread cpu:0");
   nn::Sequential net = make_net();
   EXPECT_TRUE(at::equal(run(worker, net, input_of()), net->forward(input_of())));
-  {
-    const std::lock_guard lock(gate->mutex);
-    gate->open = true;
-  }
-  gate->changed.notify_all();
+  gate->open();
 }
 
 TEST(CutTest, WhatCannotBeRightIsRefused) {

@@ -5,12 +5,12 @@
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
-#include <condition_variable>
 #include <string>
 #include <thread>
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
+#include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
 namespace cohort::parallel {
@@ -108,26 +108,14 @@ TEST(PlacementWorkerTest, FunctionsFindTheCallersState) {
 }
 
 TEST(PlacementWorkerTest, AThreadThatIsStuckIsReplaced) {
-  struct Gate {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool open = false;
-  };
-  const auto gate = std::make_shared<Gate>();
+  const auto gate = std::make_shared<test::Gate>();
   const auto worker = PlacementWorker::of(Placement::parse("cpu:0/stuck"));
-  auto stuck = worker->submit("stuck", [gate] {
-    std::unique_lock lock(gate->mutex);
-    gate->changed.wait(lock, [&] { return gate->open; });
-  });
+  auto stuck = worker->submit("stuck", [gate] { gate->wait(); });
   COHORT_EXPECT_THROW_WITH(stuck.get(Deadline(1ms)), TimeoutError,
                            "for stuck on thread cpu:0/stuck, which is");
   EXPECT_EQ(worker->run("next", [] { return 7; }, Deadline(60s)), 7);
   EXPECT_EQ(worker->run("threads", [] { return at::get_num_threads(); }), 1);
-  {
-    const std::lock_guard lock(gate->mutex);
-    gate->open = true;
-  }
-  gate->changed.notify_all();
+  gate->open();
   stuck.get(patience());
 }
 

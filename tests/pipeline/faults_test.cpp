@@ -1,13 +1,12 @@
 // What goes wrong: errors name stage and micro-batch, no thread is left, and the next step runs.
 #include <atomic>
-#include <condition_variable>
 #include <filesystem>
-#include <mutex>
 #include <thread>
 
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
 #include "tests/pipeline/nets.h"
+#include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
 namespace cohort::pipeline {
@@ -115,27 +114,6 @@ TEST(FaultsTest, ALossThatThrowsIsTheLastStages) {
                            StageError, "of micro-batch 0: no loss");
   pipe.step(job.input, job.target, mse);
 }
-
-// A gate that stages wait at until the test opens it.
-class Gate {
- public:
-  void open() {
-    {
-      const std::lock_guard lock(mutex_);
-      open_ = true;
-    }
-    changed_.notify_all();
-  }
-  void wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, 60s, [&] { return open_; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool open_ = false;
-};
 
 TEST(FaultsTest, AStageThatHangsIsNamedAtTheDeadline) {
   Job job;

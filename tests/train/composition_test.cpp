@@ -2,14 +2,13 @@
 // for bit.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/nn/modules/container/any.h>
 
 #include "cohort/data/synthetic.h"
-#include "cohort/models/registry.h"
 #include "cohort/optim/factory.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/trainer.h"
 #include "tests/support/temp_dir.h"
+#include "tests/train/small_vgg.h"
 
 namespace cohort::train {
 namespace {
@@ -33,16 +32,7 @@ struct PoisonedTask : ClassificationTask {
 std::vector<at::Tensor> train(Feature a, Feature b, const std::filesystem::path& folder,
                               std::int64_t stop_after, const std::string& optimizer_name) {
   const auto has = [&](Feature f) { return a == f || b == f; };
-  at::manual_seed(4);
-  models::ModelOptions model_options;
-  model_options.name = "vgg11_bn";
-  model_options.num_classes = 4;
-  model_options.in_channels = 1;
-  model_options.width = 0.05;
-  model_options.pools = 4;
-  model_options.head = "linear";
-  model_options.image_size = 16;
-  torch::nn::AnyModule model = models::make_model(model_options);
+  torch::nn::AnyModule model = test::small_vgg("vgg11_bn");
   optim::OptimizerOptions options{.name = optimizer_name, .lr = 0.01};
   if (optimizer_name == "sgd") options.momentum = 0.9;
   std::shared_ptr<optim::Optimizer> optimizer =

@@ -11,6 +11,7 @@
 #include "cohort/train/trainer.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
+#include "tests/train/small_vgg.h"
 
 namespace cohort::train {
 namespace {
@@ -24,16 +25,7 @@ struct Way {
 };
 
 std::vector<at::Tensor> train(const Way& way) {
-  at::manual_seed(4);
-  models::ModelOptions model_options;
-  model_options.name = "vgg11";
-  model_options.num_classes = 4;
-  model_options.in_channels = 1;
-  model_options.width = 0.05;
-  model_options.pools = 4;
-  model_options.head = way.head;
-  model_options.image_size = 16;
-  torch::nn::AnyModule model = models::make_model(model_options);
+  torch::nn::AnyModule model = test::small_vgg("vgg11", way.head);
   Config config;
   config.distributed.strategy = way.strategy;
   config.distributed.placements = "cpu:0/a, cpu:0/b, cpu:0/c";
