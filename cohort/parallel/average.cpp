@@ -6,8 +6,8 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "cohort/core/error.h"
+#include "cohort/parallel/broadcast.h"
 #include "cohort/parallel/flat.h"
-#include "cohort/parallel/replicate.h"
 
 namespace cohort::parallel {
 

@@ -5,7 +5,7 @@
 
 #include "cohort/comm/text.h"
 #include "cohort/core/error.h"
-#include "cohort/parallel/replicate.h"
+#include "cohort/parallel/broadcast.h"
 
 namespace cohort::parallel {
 namespace {

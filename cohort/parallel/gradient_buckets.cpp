@@ -35,14 +35,19 @@ std::string layout_of(const std::vector<Gradient>& gradients) {
   return text;
 }
 
-// A piece of `flat` with the shape of a parameter, and its strides where these leave no gap. It is no view
-// in autograd's books, since detach_(), which torch::optim's zero_grad() calls, refuses views.
+// A tensor in the memory of `of`, from its element `begin` on. It is no view in autograd's books, since
+// detach_(), which torch::optim's zero_grad() calls, refuses views.
+at::Tensor alias_of(const at::Tensor& of, std::int64_t begin, at::IntArrayRef sizes,
+                    at::IntArrayRef strides) {
+  at::Tensor alias = at::empty({0}, of.options());
+  alias.set_(of.storage(), of.storage_offset() + begin, sizes, strides);
+  return alias;
+}
+
+// A piece of `flat` with the shape of a parameter, and its strides where these leave no gap.
 at::Tensor view_of(const at::Tensor& flat, std::int64_t begin, const at::Tensor& parameter) {
-  at::Tensor piece = at::empty({0}, flat.options());
   const bool is_dense = parameter.is_non_overlapping_and_dense();
-  piece.set_(flat.storage(), flat.storage_offset() + begin, parameter.sizes(),
-             is_dense ? parameter.strides() : at::IntArrayRef());
-  return piece;
+  return alias_of(flat, begin, parameter.sizes(), is_dense ? parameter.strides() : at::IntArrayRef());
 }
 
 bool is_at(const at::Tensor& gradient, const at::Tensor& view) {
@@ -58,9 +63,7 @@ bool has_layout_of(const at::Tensor& gradient, const at::Tensor& parameter) {
 
 // All elements of a tensor without gaps, as they lie in memory.
 at::Tensor flat_of(const at::Tensor& dense) {
-  at::Tensor flat = at::empty({0}, dense.options());
-  flat.set_(dense.storage(), dense.storage_offset(), {dense.numel()}, {1});
-  return flat;
+  return alias_of(dense, 0, {dense.numel()}, {1});
 }
 
 // Buckets of places in an order, as buckets of what stands there.

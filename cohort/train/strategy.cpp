@@ -3,7 +3,7 @@
 #include <map>
 
 #include "cohort/core/error.h"
-#include "cohort/parallel/replicate.h"
+#include "cohort/parallel/broadcast.h"
 #include "cohort/train/task.h"
 
 namespace cohort::train {

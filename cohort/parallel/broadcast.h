@@ -11,7 +11,7 @@
 /// The same model on every rank.
 namespace cohort::parallel {
 
-struct ReplicateOptions {
+struct BroadcastOptions {
   /// Parameters and buffers, by name, that stay each rank's own.
   std::vector<std::string> ignored = {};
   int root = 0;
@@ -22,9 +22,9 @@ struct ReplicateOptions {
 /// Gives parameters and buffers the values of the root's. Collective.
 /// Throws: UsageError naming the first name, shape or type in which a rank differs from rank 0.
 void broadcast_module(const comm::Group& group, const torch::nn::Module& module,
-                      const ReplicateOptions& options = {});
+                      const BroadcastOptions& options = {});
 /// The same for buffers alone, such as the running statistics of batch norm.
 void broadcast_buffers(const comm::Group& group, const torch::nn::Module& module,
-                       const ReplicateOptions& options = {});
+                       const BroadcastOptions& options = {});
 
 }  // namespace cohort::parallel

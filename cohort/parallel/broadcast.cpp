@@ -1,4 +1,4 @@
-#include "cohort/parallel/replicate.h"
+#include "cohort/parallel/broadcast.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -14,12 +14,12 @@
 namespace cohort::parallel {
 namespace {
 
-bool is_ignored(const ReplicateOptions& options, const std::string& name) {
+bool is_ignored(const BroadcastOptions& options, const std::string& name) {
   return std::ranges::find(options.ignored, name) != options.ignored.end();
 }
 
 // What ranks must have in common, a line for each tensor.
-std::string layout_of(const torch::nn::Module& module, const ReplicateOptions& options) {
+std::string layout_of(const torch::nn::Module& module, const BroadcastOptions& options) {
   std::string text;
   const auto add = [&](const char* kind, const auto& entries) {
     for (const auto& entry : entries) {
@@ -35,7 +35,7 @@ std::string layout_of(const torch::nn::Module& module, const ReplicateOptions& o
 
 // Appends those that are not ignored.
 template <typename Entries>
-void append(std::vector<at::Tensor>& tensors, const Entries& entries, const ReplicateOptions& options) {
+void append(std::vector<at::Tensor>& tensors, const Entries& entries, const BroadcastOptions& options) {
   for (const auto& entry : entries) {
     if (!is_ignored(options, entry.key())) tensors.push_back(entry.value());
   }
@@ -43,7 +43,7 @@ void append(std::vector<at::Tensor>& tensors, const Entries& entries, const Repl
 
 // Small tensors of one type and device travel as one.
 void send_from_root(const comm::Group& group, const std::vector<at::Tensor>& tensors,
-                    const ReplicateOptions& options) {
+                    const BroadcastOptions& options) {
   constexpr std::size_t kSmall = 64 << 10;
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> wholes;
@@ -76,7 +76,7 @@ void send_from_root(const comm::Group& group, const std::vector<at::Tensor>& ten
 }  // namespace
 
 void broadcast_module(const comm::Group& group, const torch::nn::Module& module,
-                      const ReplicateOptions& options) {
+                      const BroadcastOptions& options) {
   comm::require_same(group, "the model", layout_of(module, options));
   std::vector<at::Tensor> tensors;
   append(tensors, module.named_parameters(), options);
@@ -85,7 +85,7 @@ void broadcast_module(const comm::Group& group, const torch::nn::Module& module,
 }
 
 void broadcast_buffers(const comm::Group& group, const torch::nn::Module& module,
-                       const ReplicateOptions& options) {
+                       const BroadcastOptions& options) {
   std::vector<at::Tensor> tensors;
   append(tensors, module.named_buffers(), options);
   send_from_root(group, tensors, options);
