@@ -14,7 +14,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "tests/support/live_bytes.h"
+#include "cohort/core/live_bytes.h"
 
 namespace {
 
@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
   step(layers, 0, input);  // makes the gradients
   for (std::int64_t round = 0; round < rounds; ++round) {
     for (Way& way : ways) {
-      const cohort::test::LiveBytes bytes;
+      const cohort::core::LiveBytes bytes;
       const auto begin = std::chrono::steady_clock::now();
       step(layers, way.part, input);
       way.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());

@@ -110,6 +110,10 @@ bool CpuSet::contains(int id) const {
   return std::binary_search(ids_.begin(), ids_.end(), id);
 }
 
+bool CpuSet::intersects(const CpuSet& other) const {
+  return std::any_of(ids_.begin(), ids_.end(), [&](int id) { return other.contains(id); });
+}
+
 std::string CpuSet::to_string() const {
   std::string text;
   for (std::size_t i = 0; i < ids_.size();) {

@@ -38,6 +38,8 @@ class CpuSet {
   int size() const { return static_cast<int>(ids_.size()); }
   bool empty() const { return ids_.empty(); }
   bool contains(int id) const;
+  /// Whether a core is in both.
+  bool intersects(const CpuSet& other) const;
   /// Writes the set as parse() reads it.
   std::string to_string() const;
 

@@ -19,8 +19,6 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 using Tensors = GraphPart::Tensors;
 
-constexpr const char* kWhere = "core.graph_part";
-
 std::uint32_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
@@ -41,12 +39,17 @@ bool is_alone(const at::Tensor& tensor) {
 
 }  // namespace
 
-GraphPart::GraphPart(const Tensors& inputs) : first_sequence_(at::sequence_number::peek()) {
-  leaves_.reserve(inputs.size());
-  for (const at::Tensor& input : inputs) {
-    leaves_.push_back(input.defined() ? input.detach().requires_grad_(input.requires_grad()) : input);
+Tensors leaves_of(const Tensors& tensors) {
+  Tensors leaves;
+  leaves.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    leaves.push_back(tensor.defined() ? tensor.detach().requires_grad_(tensor.requires_grad()) : tensor);
   }
+  return leaves;
 }
+
+GraphPart::GraphPart(const Tensors& inputs, const Words& words)
+    : words_(words), leaves_(leaves_of(inputs)), first_sequence_(at::sequence_number::peek()) {}
 
 Tensors GraphPart::end(const Tensors& results) {
   Tensors cut;
@@ -92,10 +95,10 @@ void GraphPart::find_captured() {
     // Autocast keeps its casts of parameters for the rest of its scope, whichever thread made them.
     const bool kept_cast = autocast_is_on() && node->name() == "ToCopyBackward0";
     if (outside && !kept_cast) {
-      throw UsageError(kWhere,
-                       concat("the function uses a tensor with a graph of its own (", node->name(),
-                              ") that is not an input"),
-                       "hand it over as an input");
+      throw UsageError(
+          words_.where,
+          concat("fn uses a tensor with a graph of its own (", node->name(), ") that is not an input"),
+          words_.as_input);
     }
     for (const Edge& edge : node->next_edges()) visit(edge);
   }
@@ -104,9 +107,9 @@ void GraphPart::find_captured() {
 void GraphPart::check_captured() const {
   for (std::size_t i = 0; i < captured_.size(); ++i) {
     if (version_of(captured_[i]) != versions_[i]) {
-      throw UsageError(kWhere,
-                       concat("a parameter ", describe(captured_[i]),
-                              " that the function uses was changed between its forward and its backward"),
+      throw UsageError(words_.where,
+                       concat("a parameter ", describe(captured_[i]), " that fn uses was changed between ",
+                              words_.between),
                        "step the optimizer after backward");
     }
   }
@@ -114,7 +117,7 @@ void GraphPart::check_captured() const {
 
 Tensors GraphPart::backward(const Tensors& gradients, bool keep_graph, const std::vector<bool>& wanted) {
   if (released_) {
-    throw UsageError(kWhere, "a second backward goes through a part whose graph has been freed",
+    throw UsageError(words_.where, "a second backward goes through a part whose graph has been freed",
                      "backward() with retain_graph the first time");
   }
   check_captured();

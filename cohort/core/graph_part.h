@@ -12,6 +12,9 @@
 /// A part of a computation whose graph is its own: docs/parallel.md, "The cut".
 namespace cohort::core {
 
+/// Returns tensors cut off from their graphs, which need a gradient where they did; undefined ones stay.
+std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors);
+
 /// The graph of one forward, from its inputs to its results and no further, so that backward can go through
 /// it alone: on another thread, beside others, or later.
 ///
@@ -25,9 +28,16 @@ namespace cohort::core {
 class GraphPart {
  public:
   using Tensors = std::vector<at::Tensor>;
+  /// What messages say.
+  struct Words {
+    const char* where = "core.graph_part";
+    const char* as_input = "hand it over as an input";     ///< to a tensor with a graph of its own
+    const char* between = "its forward and its backward";  ///< when a parameter must not be changed
+  };
 
-  /// Cuts `inputs` off from their graphs; undefined ones stay.
-  explicit GraphPart(const Tensors& inputs);
+  /// Cuts `inputs` off from their graphs: leaves_of().
+  explicit GraphPart(const Tensors& inputs) : GraphPart(inputs, Words()) {}
+  GraphPart(const Tensors& inputs, const Words& words);
 
   /// What fn gets in their place.
   const Tensors& leaves() const { return leaves_; }
@@ -44,15 +54,17 @@ class GraphPart {
   /// Returns the gradients of the inputs (undefined for those that need none) and of captured(), given those
   /// of the results, of which some may be undefined. `wanted` may leave out some of what is returned; empty
   /// is all. Without `keep_graph` the graph is gone afterwards.
-  /// Throws: UsageError where a captured tensor was changed since, and on the second call without keep_graph.
+  /// Throws: as check_captured(); UsageError on the second call without keep_graph.
   Tensors backward(const Tensors& gradients, bool keep_graph, const std::vector<bool>& wanted = {});
-  /// Frees the graph.
+  /// Frees the graph; captured() stays.
   void release();
+  /// Throws: UsageError where a captured tensor was changed since end().
+  void check_captured() const;
 
  private:
   void find_captured();
-  void check_captured() const;
 
+  Words words_;
   Tensors leaves_;
   Tensors captured_;
   std::vector<bool> needs_gradient_;
@@ -79,9 +91,8 @@ class HooksAside {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Adds values from first to last as a tree of pairs, whose shape depends on their number alone: ((0 + 1) +
-/// (2
-/// + 3)) + 4. Undefined ones are left out of it. The values may be changed.
+/// Adds values from first to last as a tree of pairs, whose shape depends on their number alone, as in
+/// ((0 + 1) + (2 + 3)) + 4. Undefined ones are left out of it. The values may be changed.
 at::Tensor sum_in_pairs(std::vector<at::Tensor> values);
 
 }  // namespace cohort::core

@@ -29,8 +29,7 @@ struct RandomKey {
 /// that an operator uses itself, do not see it.
 ///
 ///     core::RandomScope scope({.seed = seed, .step = step, .part = micro_batch, .layer = 3});
-///     y = layer->forward(x);                  // the same numbers on any thread, in any order of
-///     micro-batches
+///     y = layer->forward(x);       // the same numbers on any thread, in any order of micro-batches
 ///
 /// On a GPU operators cannot be given a generator so: with its device, the default generator of that GPU is
 /// reseeded with the key, and stays so. An operator that was registered, by a plug-in, after the first scope

@@ -2,13 +2,10 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
-#include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
 #include <array>
@@ -34,9 +31,11 @@ namespace cohort::core::checkpoint_detail {
 namespace {
 
 using torch::autograd::AutogradContext;
-using torch::autograd::Node;
 
 constexpr const char* kWhere = "core.checkpoint";
+constexpr GraphPart::Words kWords{.where = kWhere,
+                                  .as_input = "hand it to fn as an input: core::checkpoint(fn, x, tensor)",
+                                  .between = "its two runs"};
 
 // The states of the generators that fn may draw from.
 class RandomState {
@@ -160,14 +159,6 @@ class ScopedBuffers {
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;
 };
 
-Tensors leaves_of(const Tensors& inputs) {
-  Tensors leaves;
-  for (const at::Tensor& input : inputs) {
-    leaves.push_back(input.defined() ? input.detach().requires_grad_(input.requires_grad()) : input);
-  }
-  return leaves;
-}
-
 std::uint32_t version_of(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0;
 }
@@ -185,7 +176,7 @@ struct Runs::State : torch::CustomClassHolder {
   };
 
   State(CheckpointOptions with, Tensors of)
-      : options(std::move(with)), inputs(std::move(of)), leaves(leaves_of(inputs)) {
+      : options(std::move(with)), inputs(std::move(of)), first(inputs, kWords) {
     for (const at::Tensor& input : inputs) {
       versions.push_back(version_of(input));
       requires_grad.push_back(input.defined() && input.requires_grad());
@@ -194,23 +185,19 @@ struct Runs::State : torch::CustomClassHolder {
     if (options.preserve_rng_state) random.emplace(inputs);
   }
 
-  void check_graph(const Tensors& results);
-  void check_leaves() const;
   void check_second(const Tensors& again) const;
   std::vector<std::size_t> places_of(const Tensors& captured_again) const;
   Tensors backward(const Tensors& saved, const Tensors& gradients, const std::vector<bool>& wanted);
 
   CheckpointOptions options;
-  Tensors inputs, leaves;  // of the first run; empty after it
+  Tensors inputs;   // of the first run; empty after it
+  GraphPart first;  // its graph, dropped at once; the parameters that fn used are inputs of the node
   std::vector<bool> defined, requires_grad;
   std::vector<std::uint32_t> versions;
-  std::uint64_t first_sequence = at::sequence_number::peek();
   std::optional<RandomState> random;
   AutocastState autocast;
   Run again;
   std::vector<Result> results;
-  // Parameters that fn used, and their versions; those that need a gradient are inputs of the node.
-  std::vector<std::pair<at::Tensor, std::uint32_t>> captured;
 };
 
 namespace {
@@ -235,7 +222,7 @@ Runs::Runs(CheckpointOptions options, Tensors inputs)
 Runs::~Runs() = default;
 
 const Tensors& Runs::leaves() const {
-  return state_->leaves;
+  return state_->first.leaves();
 }
 
 Tensors Runs::attach(const Tensors& results, Run again) {
@@ -247,13 +234,13 @@ Tensors Runs::attach(const Tensors& results, Run again) {
                             " in place, which its second run would start from"),
                      "the operator that does not work in place");
   }
-  state.check_graph(results);
-  Tensors attached = results, ends;
-  for (const at::Tensor& result : results) {
-    const bool needs = result.defined() && result.requires_grad();
-    state.results.push_back({needs, describe(result)});
-    if (needs) ends.push_back(result.detach());
+  Tensors attached = state.first.end(results), ends;
+  for (std::size_t i = 0; i < attached.size(); ++i) {
+    const bool needs = state.first.needs_gradient()[i];
+    state.results.push_back({needs, describe(attached[i])});
+    if (needs) ends.push_back(attached[i]);
   }
+  state.first.release();
   Tensors edges, to_save;
   for (const at::Tensor& input : state.inputs) {
     if (input.defined()) to_save.push_back(input);
@@ -261,65 +248,14 @@ Tensors Runs::attach(const Tensors& results, Run again) {
   }
   state.again = std::move(again);
   state.inputs.clear();
-  state.leaves.clear();
   if (ends.empty()) return attached;
-  for (const auto& [tensor, version] : state.captured) edges.push_back(tensor);
+  for (const at::Tensor& tensor : state.first.captured()) edges.push_back(tensor);
   ends = Checkpoint::apply(at::TensorList(edges), ends, to_save,
                            c10::intrusive_ptr<torch::CustomClassHolder>(state_));
   for (std::size_t i = 0, end = 0; i < attached.size(); ++i) {
     if (state.results[i].needs_gradient) attached[i] = ends[end++];
   }
   return attached;
-}
-
-// Notes which parameters fn used. A node that is older than the call belongs to a graph outside, which the
-// second run's backward would go through, and free, as if it were its own.
-void Runs::State::check_graph(const Tensors& of) {
-  std::unordered_set<const Node*> seen;
-  std::vector<Node*> open;
-  const auto visit = [&](const torch::autograd::Edge& edge) {
-    Node* const node = edge.function.get();
-    if (node != nullptr && seen.insert(node).second) open.push_back(node);
-  };
-  std::unordered_set<const at::TensorImpl*> own;
-  for (const at::Tensor& leaf : leaves) own.insert(leaf.unsafeGetTensorImpl());
-  std::vector<torch::autograd::Edge> roots;  // a leaf that is a result holds its node weakly
-  for (const at::Tensor& result : of) {
-    if (!result.defined() || !result.requires_grad()) continue;
-    roots.push_back(torch::autograd::impl::gradient_edge(result));
-    visit(roots.back());
-  }
-  while (!open.empty()) {
-    Node* const node = open.back();
-    open.pop_back();
-    if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) {
-      const at::Tensor& variable = leaf->variable;
-      if (own.count(variable.unsafeGetTensorImpl()) == 0) {
-        captured.emplace_back(variable, version_of(variable));
-      }
-      continue;
-    }
-    // Sequence numbers are a thread's own. The cast of a parameter that autocast has kept is made anew.
-    const bool older =
-        node->sequence_nr() < first_sequence && node->thread_id() == at::RecordFunction::currentThreadId();
-    const bool kept_cast = autocast.enabled() && node->name() == "ToCopyBackward0";
-    if (older && !kept_cast) {
-      throw UsageError(
-          kWhere,
-          concat("fn uses a tensor with a graph of its own (", node->name(), ") that is not an input"),
-          "hand it to fn as an input: core::checkpoint(fn, x, tensor)");
-    }
-    for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge);
-  }
-}
-
-void Runs::State::check_leaves() const {
-  for (const auto& [tensor, version] : captured) {
-    if (version_of(tensor) == version) continue;
-    throw UsageError(
-        kWhere, concat("a parameter ", describe(tensor), " that fn uses was changed between its two runs"),
-        "step the optimizer after backward");
-  }
 }
 
 void Runs::State::check_second(const Tensors& second) const {
@@ -342,7 +278,9 @@ void Runs::State::check_second(const Tensors& second) const {
 // Where the parameters of the second run stand among those of the first.
 std::vector<std::size_t> Runs::State::places_of(const Tensors& captured_again) const {
   std::unordered_map<const at::TensorImpl*, std::size_t> known;
-  for (std::size_t i = 0; i < captured.size(); ++i) known[captured[i].first.unsafeGetTensorImpl()] = i;
+  for (std::size_t i = 0; i < first.captured().size(); ++i) {
+    known[first.captured()[i].unsafeGetTensorImpl()] = i;
+  }
   std::vector<std::size_t> places;
   for (const at::Tensor& tensor : captured_again) {
     const auto found = known.find(tensor.unsafeGetTensorImpl());
@@ -360,7 +298,7 @@ std::vector<std::size_t> Runs::State::places_of(const Tensors& captured_again) c
 // `wanted` and what is returned: the inputs that need a gradient, then the parameters.
 Tensors Runs::State::backward(const Tensors& saved, const Tensors& gradients,
                               const std::vector<bool>& wanted) {
-  check_leaves();
+  first.check_captured();
   Tensors full(defined.size());
   for (std::size_t i = 0, place = 0; i < full.size(); ++i) {
     // An input that was made a leaf since, or lost its gradient, is still what it was.
@@ -388,7 +326,7 @@ Tensors Runs::State::backward(const Tensors& saved, const Tensors& gradients,
   }
   for (const std::size_t place : places) wanted_of_part.push_back(wanted[num_inputs + place]);
   Tensors found = part.backward(gradients, /*keep_graph=*/false, wanted_of_part);
-  Tensors result(num_inputs + captured.size());
+  Tensors result(num_inputs + first.captured().size());
   for (std::size_t i = 0, place = 0; i < full.size(); ++i) {
     if (requires_grad[i]) result[place++] = std::move(found[i]);
   }
@@ -413,7 +351,7 @@ Tensors Checkpoint::backward(AutogradContext* context, const Tensors& gradients)
   std::vector<bool> wanted;
   const std::size_t num_inputs =
       static_cast<std::size_t>(std::count(state.requires_grad.begin(), state.requires_grad.end(), true));
-  for (std::size_t i = 0; i < num_inputs + state.captured.size(); ++i) {
+  for (std::size_t i = 0; i < num_inputs + state.first.captured().size(); ++i) {
     wanted.push_back(context->needs_input_grad(i));
   }
   return state.backward(saved, gradients, wanted);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cohort/core/error.h"
+#include "cohort/core/spin.h"
 #include "cohort/core/timeline.h"
 
 namespace cohort::core {
@@ -73,9 +74,7 @@ class Threads {
   void update() {
     for (Shared* thread : threads_) {
       const auto meets = [&](const Shared* other) {
-        if (other == thread) return false;
-        const auto& ids = other->options.cpus.ids();
-        return std::any_of(ids.begin(), ids.end(), [&](int id) { return thread->options.cpus.contains(id); });
+        return other != thread && thread->options.cpus.intersects(other->options.cpus);
       };
       thread->shares_cores = std::any_of(threads_.begin(), threads_.end(), meets);
     }
@@ -119,20 +118,6 @@ class Waits {
  private:
   Shared* self_;
 };
-
-// Looks for a change until `patience` is over. Yields, so that whoever makes the change can do so on this
-// core.
-template <typename Ready>
-bool spin_until(const Ready& ready, std::chrono::microseconds patience) {
-  if (ready()) return true;
-  if (patience.count() <= 0) return false;
-  const auto end = Clock::now() + patience;
-  do {
-    std::this_thread::yield();
-    if (ready()) return true;
-  } while (Clock::now() < end);
-  return false;
-}
 
 }  // namespace
 

@@ -14,6 +14,7 @@
 #include <unordered_set>
 
 #include "cohort/core/error.h"
+#include "cohort/core/module_type.h"
 #include "cohort/models/observer.h"
 
 namespace cohort::models {
@@ -25,14 +26,6 @@ std::int64_t product(at::IntArrayRef sizes) {
   std::int64_t result = 1;
   for (const std::int64_t size : sizes) result *= size;
   return result;
-}
-
-/// "torch::nn::Conv2dImpl" becomes "Conv2d".
-std::string type_name(const nn::Module& module) {
-  std::string name = module.name();
-  if (const auto colon = name.rfind(':'); colon != std::string::npos) name.erase(0, colon + 1);
-  if (name.ends_with("Impl")) name.resize(name.size() - 4);
-  return name;
 }
 
 struct Work {
@@ -77,7 +70,7 @@ std::int64_t count_of(const std::vector<at::Tensor>& tensors) {
 
 LayerRow describe(const std::string& name, const nn::Module& layer) {
   return {name,
-          type_name(layer),
+          core::module_type(layer),
           {},
           count_of(layer.parameters()),
           bytes_of(layer.parameters()) + bytes_of(layer.buffers()),
@@ -125,7 +118,7 @@ void add_totals(const nn::Module& module, ModelSummary& summary) {
 ModelSummary summarize(nn::AnyModule& model, at::IntArrayRef input_shape) {
   const auto module = model.ptr();
   ModelSummary summary;
-  summary.type = type_name(*module);
+  summary.type = core::module_type(*module);
   summary.input_shape = input_shape.vec();
   std::unordered_set<const nn::Module*> seen;
   const at::NoGradGuard no_grad;

@@ -67,11 +67,6 @@ Registry& registry() {
   return instance;
 }
 
-bool share_cores(const core::Placement& a, const core::Placement& b) {
-  const auto& ids = a.cpus.ids();
-  return std::any_of(ids.begin(), ids.end(), [&](int id) { return b.cpus.contains(id); });
-}
-
 }  // namespace
 
 PlacementWorker::PlacementWorker(const core::Placement& placement)
@@ -98,7 +93,7 @@ std::shared_ptr<PlacementWorker> PlacementWorker::of(const core::Placement& plac
   for (const auto& [name, other] : all.workers) {
     const auto alive = other.lock();
     if (!alive || !placement.is_cpu() || !alive->placement().is_cpu()) continue;
-    if (!share_cores(placement, alive->placement())) continue;
+    if (!placement.cpus.intersects(alive->placement().cpus)) continue;
     core::warn_once("parallel.placements_share_cores",
                     core::concat("placements ", name, " and ", placement.name,
                                  " share a core: a thread each, which take turns there"));

@@ -1,22 +1,10 @@
 #include "cohort/pipeline/channel.h"
 
-#include <thread>
 #include <utility>
 
+#include "cohort/core/spin.h"
+
 namespace cohort::pipeline {
-namespace {
-
-// Looks for a change for a while. Yields, so that whoever makes it can do so on this core.
-template <typename Ready>
-void look(std::chrono::microseconds patience, const Ready& ready) {
-  if (patience.count() <= 0 || ready()) return;
-  const auto end = std::chrono::steady_clock::now() + patience;
-  do {
-    std::this_thread::yield();
-  } while (!ready() && std::chrono::steady_clock::now() < end);
-}
-
-}  // namespace
 
 template <typename Ready>
 void ThreadChannel::wait(std::unique_lock<std::mutex>& lock, const core::Deadline& deadline,
@@ -32,7 +20,7 @@ void ThreadChannel::wait(std::unique_lock<std::mutex>& lock, const core::Deadlin
 
 void ThreadChannel::send(Message message, const core::Deadline& deadline) {
   const auto has_room = [this] { return size_.load(std::memory_order_acquire) < capacity_; };
-  look(spin_, [&] { return has_room() || closed_.load(std::memory_order_acquire); });
+  core::spin_until([&] { return has_room() || closed_.load(std::memory_order_acquire); }, spin_);
   {
     std::unique_lock lock(mutex_);
     wait(lock, deadline, has_room);
@@ -44,7 +32,7 @@ void ThreadChannel::send(Message message, const core::Deadline& deadline) {
 
 Message ThreadChannel::receive(const core::Deadline& deadline) {
   const auto has_message = [this] { return size_.load(std::memory_order_acquire) > 0; };
-  look(spin_, [&] { return has_message() || closed_.load(std::memory_order_acquire); });
+  core::spin_until([&] { return has_message() || closed_.load(std::memory_order_acquire); }, spin_);
   Message message;
   {
     std::unique_lock lock(mutex_);

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "cohort/core/error.h"
+#include "cohort/core/graph_part.h"
 #include "cohort/pipeline/batch.h"
 
 namespace cohort::pipeline {
@@ -73,10 +74,10 @@ Tensors attach(const Tensors& inputs, const std::shared_ptr<Batch>& batch,
                std::function<void(const std::shared_ptr<Batch>&)> backward) {
   Tensors outputs = join(batch->outputs);
   auto state = c10::make_intrusive<State>();
+  state->inputs = core::leaves_of(inputs);
   Tensors edges, results;
   for (const at::Tensor& input : inputs) {
     if (input.defined() && input.requires_grad()) edges.push_back(input);
-    state->inputs.push_back(input.defined() ? input.detach().requires_grad_(input.requires_grad()) : input);
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     bool needed = false;

@@ -94,10 +94,10 @@ void check_options(const std::vector<Stage>& stages, const PipelineOptions& opti
 }
 
 bool share_cores(const std::vector<core::Placement>& placements) {
-  std::unordered_set<int> seen;
-  for (const core::Placement& placement : placements) {
-    for (const int id : placement.cpus.ids()) {
-      if (placement.is_cpu() && !seen.insert(id).second) return true;
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (!placements[i].is_cpu() || !placements[j].is_cpu()) continue;
+      if (placements[i].cpus.intersects(placements[j].cpus)) return true;
     }
   }
   return false;

@@ -2,11 +2,10 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones_like.h>
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
 
+#include "cohort/core/live_bytes.h"
 #include "cohort/core/placement.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/stage_run.h"
@@ -17,20 +16,6 @@ namespace {
 using core::concat;
 using Clock = std::chrono::steady_clock;
 constexpr const char* kWhere = "pipeline.profile_layers";
-
-// Counts what this thread takes from LibTorch's CPU allocator and has not given back.
-class AllocatedBytes : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void* /*at*/, std::int64_t bytes, std::size_t /*total*/, std::size_t /*reserved*/,
-                         c10::Device /*device*/) override {
-    bytes_ += bytes;
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  std::int64_t bytes() const { return bytes_; }
-
- private:
-  std::int64_t bytes_ = 0;
-};
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -47,13 +32,12 @@ class Pass {
   Pass(const Stage& model, std::vector<LayerProfile>& profiles) : model_(model), profiles_(profiles) {}
 
   void run(const at::Tensor& input) {
-    const auto bytes = std::make_shared<AllocatedBytes>();
-    const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, bytes);
+    const core::LiveBytes bytes;
     const std::size_t count = model_.layers().size();
     std::vector<StageRun> runs;
     Tensors in{input};
     for (std::size_t i = 0; i < count; ++i) {
-      const std::int64_t before = bytes->bytes();
+      const std::int64_t before = bytes.now();
       const auto begin = Clock::now();
       const bool wanted = i > 0 && in.front().requires_grad();
       runs.emplace_back(model_.part(i, i + 1), Tensors{in.front().detach()}, std::vector<bool>{wanted}, true);
@@ -63,7 +47,7 @@ class Pass {
         throw UsageError(kWhere, concat("layer ", model_.layers()[i].name, " hands ", in.size(),
                                         " tensors on, expected one"));
       }
-      profiles_[i].activation_bytes = bytes->bytes() - before;
+      profiles_[i].activation_bytes = bytes.now() - before;
     }
     input_gradient.resize(count);
     weight_gradient.resize(count);

@@ -6,6 +6,7 @@
 #include <deque>
 
 #include "cohort/core/exception_text.h"
+#include "cohort/core/graph_part.h"
 #include "cohort/core/timeline.h"
 
 namespace cohort::pipeline {
@@ -225,10 +226,7 @@ void PlacementRun::forward(const Action& action) {
 // Backward begins here: with the loss, or with what the caller of forward() has computed from the outputs.
 void PlacementRun::loss(const Action& action, const Tensors& outputs) {
   const auto micro_batch = static_cast<std::size_t>(action.micro_batch);
-  Tensors leaves;
-  for (const at::Tensor& output : outputs) {
-    leaves.push_back(output.defined() ? output.detach().requires_grad_(output.requires_grad()) : output);
-  }
+  Tensors leaves = core::leaves_of(outputs);
   if (!batch_.loss || batch_.keep_outputs) {
     for (const at::Tensor& leaf : leaves) {
       batch_.outputs[micro_batch].push_back(leaf.defined() && batch_.loss ? leaf.detach() : leaf);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cohort/core/error.h"
+#include "cohort/core/module_type.h"
 
 namespace cohort::pipeline {
 namespace {
@@ -53,14 +54,6 @@ bool take_tuple(AnyValue& value, Tensors& tensors) {
   return true;
 }
 
-std::string type_name(const std::shared_ptr<torch::nn::Module>& module) {
-  std::string name = module->name();
-  const auto colon = name.rfind(':');
-  if (colon != std::string::npos) name = name.substr(colon + 1);
-  if (name.ends_with("Impl")) name.resize(name.size() - 4);
-  return name;
-}
-
 }  // namespace
 
 Tensors tensors_of(AnyValue& value) {
@@ -92,11 +85,11 @@ Stage::Stage(const std::vector<std::pair<std::string, core::AnyLayer>>& layers)
   for (const auto& [name, layer] : layers) layers_.push_back(layer_of(name, layer));
 }
 
-Stage::Stage(const core::AnyLayer& layer) : name_(type_name(layer.ptr())) {
+Stage::Stage(const core::AnyLayer& layer) : name_(core::module_type(*layer.ptr())) {
   layers_.push_back(layer_of(name_, layer));
 }
 
-Stage::Stage(AnyModule module) : name_(type_name(module.ptr())) {
+Stage::Stage(AnyModule module) : name_(core::module_type(*module.ptr())) {
   layers_.push_back(layer_of(name_, std::move(module)));
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cohort/core/error.h"
+#include "cohort/core/graph_part.h"
 #include "cohort/core/recompute.h"
 
 namespace cohort::pipeline {
@@ -32,19 +33,12 @@ Tensors enter(const Tensors& leaves) {
   return inputs;
 }
 
-Tensors leaves_of(const Tensors& tensors, const std::vector<bool>& requires_grad) {
+Tensors leaves_of(const Tensors& inputs, const std::vector<bool>& requires_grad) {
   Tensors leaves;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    leaves.push_back(tensors[i].defined() ? tensors[i].detach().requires_grad_(requires_grad[i])
-                                          : tensors[i]);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    leaves.push_back(inputs[i].defined() ? inputs[i].detach().requires_grad_(requires_grad[i]) : inputs[i]);
   }
   return leaves;
-}
-
-std::vector<bool> gradients_wanted(const Tensors& tensors) {
-  std::vector<bool> wanted;
-  for (const at::Tensor& tensor : tensors) wanted.push_back(tensor.defined() && tensor.requires_grad());
-  return wanted;
 }
 
 // The outputs that a gradient came for, and these.
@@ -110,7 +104,7 @@ void StageRun::forward_parts(const Stage& stage, Tensors leaves) {
           "schedule 1f1b, or zb_h1 with a layer that takes and returns one");
     }
     part.leaves = std::move(leaves);
-    leaves = leaves_of(part.outputs, gradients_wanted(part.outputs));
+    leaves = core::leaves_of(part.outputs);
     parts_.push_back(std::move(part));
     first = last;
   }

@@ -12,7 +12,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "cohort/core/error.h"
-#include "tests/support/live_bytes.h"
+#include "cohort/core/live_bytes.h"
 #include "tests/support/throws.h"
 
 namespace cohort {
@@ -284,7 +284,7 @@ TEST(CheckpointTest, ADeepNetworkNeedsLessMemory) {
     for (auto& part : parts) {
       for (at::Tensor& parameter : part->parameters()) parameter.mutable_grad() = at::zeros_like(parameter);
     }
-    const test::LiveBytes bytes;
+    const core::LiveBytes bytes;
     at::Tensor x = at::ones({256, width}).requires_grad_();
     for (auto& part : parts) x = call(part, x);
     x.sum().backward();

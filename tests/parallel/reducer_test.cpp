@@ -8,8 +8,8 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "cohort/comm/text.h"
+#include "cohort/core/live_bytes.h"
 #include "tests/parallel/training.h"
-#include "tests/support/live_bytes.h"
 #include "tests/support/ranks.h"
 #include "tests/support/slow_link.h"
 #include "tests/support/throws.h"
@@ -230,7 +230,7 @@ TEST(ReducerTest, OnceBucketsHaveSettledTheyAreTheMemoryOfTheGradients) {
       double gradients = 0;
       for (const at::Tensor& parameter : net->parameters())
         gradients += static_cast<double>(parameter.nbytes());
-      const test::LiveBytes bytes;
+      const core::LiveBytes bytes;
       Reducer reducer(group, parameters_to_reduce(*net), {.gradient_as_bucket_view = as_view});
       for (int step = 0; step < kSteps; ++step) {
         net->zero_grad();
@@ -253,7 +253,7 @@ TEST(ReducerTest, AGradientAloneInItsBucketIsReducedWhereItWasBorn) {
       net->zero_grad();
       reducer.prepare();
       const at::Tensor loss = loss_of(net, wave(2, 300));
-      const test::LiveBytes live;
+      const core::LiveBytes live;
       loss.backward();
       EXPECT_LE(static_cast<double>(live.peak()), 1.1 * bytes) << "no second copy";
     }

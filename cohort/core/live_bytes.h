@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace cohort::test {
+namespace cohort::core {
 
 /// Counts the bytes of tensors that this thread makes and drops while it lives: below 0 where it drops what
 /// was there before.
@@ -31,4 +31,4 @@ class LiveBytes {
   const c10::DebugInfoGuard guard_;
 };
 
-}  // namespace cohort::test
+}  // namespace cohort::core
