@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 /// Layers that can be replaced by layers of another type, though LibTorch's forward() is not virtual:
 ///
@@ -56,6 +57,20 @@ class LayerHost {
 
  protected:
   ~LayerHost() = default;
+};
+
+/// A layer and its name in the model ("layer1.0").
+using NamedLayer = std::pair<std::string, AnyLayer>;
+
+/// A module whose forward is its layers, one after the other, so that it can be cut between any two of them.
+class LayerList {
+ public:
+  /// Returns them in order. They share the module's submodules; what forward does besides, such as to check
+  /// its input, they do not do.
+  virtual std::vector<NamedLayer> named_layers() = 0;
+
+ protected:
+  ~LayerList() = default;
 };
 
 }  // namespace cohort::core

@@ -10,6 +10,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/models/checks.h"
+#include "cohort/models/layers.h"
 
 namespace cohort::models {
 namespace {
@@ -68,6 +69,12 @@ at::Tensor MLPImpl::forward(const at::Tensor& input) {
                                                     " values: got an input of shape ", input.sizes()));
   }
   return layers->forward(input.dim() == 2 ? input : input.flatten(1));
+}
+
+std::vector<core::NamedLayer> MLPImpl::named_layers() {
+  std::vector<core::NamedLayer> all{{"flatten", flatten_layer()}};
+  add_layers(all, "layers", *layers);
+  return all;
 }
 
 }  // namespace cohort::models

@@ -15,11 +15,12 @@ namespace cohort::models {
 /// options.extra["hidden"] lists the hidden sizes, "512,512" by default; "" makes one linear layer.
 /// Initial values: LibTorch's defaults, drawn from the first layer to the last.
 /// Throws: UsageError for an option out of range or an input of another size.
-class MLPImpl : public Model<MLPImpl> {
+class MLPImpl : public Model<MLPImpl>, public core::LayerList {
  public:
   explicit MLPImpl(ModelOptions options);
   at::Tensor forward(const at::Tensor& input);
   void reset() override;
+  std::vector<core::NamedLayer> named_layers() override;
   const ModelOptions& options() const { return options_; }
 
   Stack layers{nullptr};

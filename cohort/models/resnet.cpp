@@ -7,6 +7,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/models/checks.h"
+#include "cohort/models/layers.h"
 #include "cohort/models/observer.h"
 
 namespace cohort::models {
@@ -190,6 +191,18 @@ at::Tensor ResNetImpl::forward(const at::Tensor& images) {
   at::Tensor value = observed(*maxpool, observed(*relu, observed(bn1, observed(*conv1, images))));
   value = layer4->forward(layer3->forward(layer2->forward(layer1->forward(value))));
   return observed(*fc, observed(*avgpool, value).flatten(1));
+}
+
+std::vector<core::NamedLayer> ResNetImpl::named_layers() {
+  std::vector<core::NamedLayer> layers{{"conv1", conv1}, {"bn1", bn1}, {"relu", relu}, {"maxpool", maxpool}};
+  add_layers(layers, "layer1", *layer1);
+  add_layers(layers, "layer2", *layer2);
+  add_layers(layers, "layer3", *layer3);
+  add_layers(layers, "layer4", *layer4);
+  layers.emplace_back("avgpool", avgpool);
+  layers.emplace_back("flatten", flatten_layer());
+  layers.emplace_back("fc", fc);
+  return layers;
 }
 
 }  // namespace cohort::models

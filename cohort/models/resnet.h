@@ -5,6 +5,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/pooling.h>
 
+#include <vector>
+
 #include "cohort/core/any_layer.h"
 #include "cohort/models/model.h"
 #include "cohort/models/options.h"
@@ -54,12 +56,13 @@ TORCH_MODULE(Bottleneck);
 /// The norms, torch::nn::BatchNorm2d at first, can be replaced (core/any_layer.h), and clones keep that.
 /// Throws: UsageError for an option out of range or an input that does not fit.
 /// Source: He et al., "Deep Residual Learning", CVPR 2016; torchvision 0.28.
-class ResNetImpl : public Model<ResNetImpl>, public core::LayerHost {
+class ResNetImpl : public Model<ResNetImpl>, public core::LayerHost, public core::LayerList {
  public:
   explicit ResNetImpl(ModelOptions options);
   at::Tensor forward(const at::Tensor& images);
   core::AnyLayer* find_layer(const std::string& name) override;
   void reset() override;
+  std::vector<core::NamedLayer> named_layers() override;
   const ModelOptions& options() const { return options_; }
 
   torch::nn::Conv2d conv1{nullptr};

@@ -15,6 +15,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/models/checks.h"
+#include "cohort/models/layers.h"
 #include "cohort/models/observer.h"
 
 namespace cohort::models {
@@ -133,6 +134,17 @@ at::Tensor VGGImpl::forward(const at::Tensor& images) {
   auto& avgpool = static_cast<torch::nn::AdaptiveAvgPool2dImpl&>(*avgpool_);
   const at::Tensor pooled = observed(avgpool, features->forward(images));
   return classifier->forward(pooled.flatten(1));
+}
+
+std::vector<core::NamedLayer> VGGImpl::named_layers() {
+  namespace nn = torch::nn;
+  std::vector<core::NamedLayer> layers;
+  add_layers(layers, "features", *features);
+  layers.emplace_back("avgpool",
+                      nn::AdaptiveAvgPool2d(std::static_pointer_cast<nn::AdaptiveAvgPool2dImpl>(avgpool_)));
+  layers.emplace_back("flatten", flatten_layer());
+  add_layers(layers, "classifier", *classifier);
+  return layers;
 }
 
 }  // namespace cohort::models

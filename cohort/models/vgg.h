@@ -2,6 +2,8 @@
 
 #include <torch/nn/pimpl.h>
 
+#include <vector>
+
 #include "cohort/models/model.h"
 #include "cohort/models/options.h"
 #include "cohort/models/stack.h"
@@ -14,11 +16,12 @@ namespace cohort::models {
 /// layers; the head `linear` is one layer, classifier.0, behind a global average pool.
 /// Throws: UsageError for an option out of range or an input that does not fit.
 /// Source: Simonyan and Zisserman, "Very Deep Convolutional Networks", ICLR 2015; torchvision 0.28.
-class VGGImpl : public Model<VGGImpl> {
+class VGGImpl : public Model<VGGImpl>, public core::LayerList {
  public:
   explicit VGGImpl(ModelOptions options);
   at::Tensor forward(const at::Tensor& images);
   void reset() override;
+  std::vector<core::NamedLayer> named_layers() override;
   const ModelOptions& options() const { return options_; }
 
   Stack features{nullptr};

@@ -79,8 +79,7 @@ Stage::Stage(torch::nn::Sequential layers) : name_("Sequential"), is_list_(true)
   for (AnyModule& module : *layers) layers_.push_back(layer_of(children[i++].key(), module));
 }
 
-Stage::Stage(const std::vector<std::pair<std::string, core::AnyLayer>>& layers)
-    : name_("layers"), is_list_(true) {
+Stage::Stage(const std::vector<core::NamedLayer>& layers) : name_("layers"), is_list_(true) {
   if (layers.empty()) throw UsageError(kWhere, "got no layers, expected at least one");
   for (const auto& [name, layer] : layers) layers_.push_back(layer_of(name, layer));
 }

@@ -36,7 +36,7 @@ class Stage {
   /// The layers of a Sequential, which can be cut between any two of them.
   Stage(torch::nn::Sequential layers);  // NOLINT: a Sequential is a stage
   /// Layers of one tensor to one tensor, with their names.
-  explicit Stage(const std::vector<std::pair<std::string, core::AnyLayer>>& layers);
+  explicit Stage(const std::vector<core::NamedLayer>& layers);
   Stage(const core::AnyLayer& layer);  // NOLINT: a layer is a stage
   Stage(torch::nn::AnyModule module);  // NOLINT: a module is a stage
   template <typename Impl>
