@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
@@ -37,6 +38,15 @@ bool is_alone(const at::Tensor& tensor) {
          tensor.is_non_overlapping_and_dense();
 }
 
+struct Entry : torch::autograd::Function<Entry> {
+  static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& input) {
+    return input.detach();
+  }
+  static Tensors backward(torch::autograd::AutogradContext* /*context*/, Tensors gradients) {
+    return gradients;
+  }
+};
+
 }  // namespace
 
 Tensors leaves_of(const Tensors& tensors) {
@@ -46,6 +56,15 @@ Tensors leaves_of(const Tensors& tensors) {
     leaves.push_back(tensor.defined() ? tensor.detach().requires_grad_(tensor.requires_grad()) : tensor);
   }
   return leaves;
+}
+
+Tensors entered(const Tensors& leaves) {
+  Tensors inputs;
+  inputs.reserve(leaves.size());
+  for (const at::Tensor& leaf : leaves) {
+    inputs.push_back(leaf.defined() && leaf.requires_grad() ? Entry::apply(leaf) : leaf);
+  }
+  return inputs;
 }
 
 GraphPart::GraphPart(const Tensors& inputs, const Words& words)

@@ -15,6 +15,11 @@ namespace cohort::core {
 /// Returns tensors cut off from their graphs, which need a gradient where they did; undefined ones stay.
 std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors);
 
+/// Returns stand-ins for leaves that are neither leaves nor views, with the same memory, so that what begins
+/// with an operator in place (a stage that begins with ReLU) can be run on them. For tensors that nobody else
+/// uses later: their values change. Those that need no gradient stay themselves.
+std::vector<at::Tensor> entered(const std::vector<at::Tensor>& leaves);
+
 /// The graph of one forward, from its inputs to its results and no further, so that backward can go through
 /// it alone: on another thread, beside others, or later.
 ///

@@ -57,26 +57,32 @@ class Cutter {
     return parameters * (2 + options_.optimizer_factor) + held;
   }
 
-  // The least time of the slowest of stages [0, stage], which end before layer `last`; 0 and infinite limits.
+  // What the worst stage is to have least of.
+  double cost(int stage, std::size_t first, std::size_t last) const {
+    return options_.by_bytes ? bytes(stage, first, last) : time_of(costs_of(layers_, first, last));
+  }
+
+  // The least cost of the worst of stages [0, stage], which end before layer `last`; 0 and infinite limits.
   std::vector<std::size_t> cut(double limit) const {
     const std::size_t count = layers_.size();
     const auto stages = static_cast<std::size_t>(plan_.num_stages);
-    std::vector<std::vector<double>> slowest(stages + 1, std::vector<double>(count + 1, kInfinite));
+    std::vector<std::vector<double>> worst(stages + 1, std::vector<double>(count + 1, kInfinite));
     std::vector<std::vector<std::size_t>> from(stages + 1, std::vector<std::size_t>(count + 1, 0));
-    slowest[0][0] = 0;
+    worst[0][0] = 0;
     for (std::size_t stage = 1; stage <= stages; ++stage) {
       for (std::size_t last = stage; last <= count; ++last) {
         for (std::size_t first = stage - 1; first < last; ++first) {
-          if (slowest[stage - 1][first] == kInfinite) continue;
-          if (bytes(static_cast<int>(stage) - 1, first, last) > limit) continue;
-          const double time = std::max(slowest[stage - 1][first], time_of(costs_of(layers_, first, last)));
-          if (time >= slowest[stage][last]) continue;
-          slowest[stage][last] = time;
+          if (worst[stage - 1][first] == kInfinite) continue;
+          const int number = static_cast<int>(stage) - 1;
+          if (bytes(number, first, last) > limit) continue;
+          const double most = std::max(worst[stage - 1][first], cost(number, first, last));
+          if (most >= worst[stage][last]) continue;
+          worst[stage][last] = most;
           from[stage][last] = first;
         }
       }
     }
-    if (slowest[stages][count] == kInfinite) return {};
+    if (worst[stages][count] == kInfinite) return {};
     std::vector<std::size_t> cuts{count};
     for (std::size_t stage = stages; stage > 0; --stage) cuts.push_back(from[stage][cuts.back()]);
     std::reverse(cuts.begin(), cuts.end());

@@ -18,6 +18,8 @@ struct BalanceOptions {
   /// parameters, and the activations that the schedule keeps. 0: any.
   std::int64_t max_bytes = 0;
   double optimizer_factor = 1;
+  /// Evens out bytes instead of time: for layers that run one after the other (docs/parallel.md).
+  bool by_bytes = false;
 };
 
 struct Balance {
@@ -33,7 +35,8 @@ struct Balance {
   std::string text() const;
 };
 
-/// Cuts the layers where the slowest stage is fastest, among cuts that fit into max_bytes.
+/// Cuts the layers where the slowest stage is fastest (by_bytes: the largest smallest), among cuts that fit
+/// into max_bytes.
 /// Throws: UsageError where there are fewer layers than stages, or no cut fits, naming the least that would.
 Balance balance(const std::vector<LayerProfile>& layers, const BalanceOptions& options);
 

@@ -1,7 +1,6 @@
 #include "cohort/pipeline/stage_run.h"
 
 #include <torch/csrc/autograd/autograd.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <utility>
 
@@ -13,25 +12,6 @@ namespace cohort::pipeline {
 namespace {
 
 constexpr const char* kWhere = "pipeline.stage";
-
-// Its result is neither a leaf nor a view, so that a stage's first layer may work in place, as it may in the
-// whole model.
-struct Entry : torch::autograd::Function<Entry> {
-  static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& input) {
-    return input.detach();
-  }
-  static Tensors backward(torch::autograd::AutogradContext* /*context*/, Tensors gradients) {
-    return gradients;
-  }
-};
-
-Tensors enter(const Tensors& leaves) {
-  Tensors inputs;
-  for (const at::Tensor& leaf : leaves) {
-    inputs.push_back(leaf.defined() && leaf.requires_grad() ? Entry::apply(leaf) : leaf);
-  }
-  return inputs;
-}
 
 Tensors leaves_of(const Tensors& inputs, const std::vector<bool>& requires_grad) {
   Tensors leaves;
@@ -69,7 +49,7 @@ StageRun::StageRun(const Stage& stage, const Tensors& inputs, const std::vector<
   if (split) {
     forward_parts(stage, leaves_);
   } else {
-    forward_whole(stage, enter(leaves_));
+    forward_whole(stage, core::entered(leaves_));
   }
 }
 
@@ -95,7 +75,7 @@ void StageRun::forward_parts(const Stage& stage, Tensors leaves) {
     part.parameters = trainable(layers[first].module);
     std::size_t last = first + 1;
     while (last < layers.size() && trainable(layers[last].module).empty()) ++last;
-    part.outputs = stage.forward(enter(leaves), first, last, random_);
+    part.outputs = stage.forward(core::entered(leaves), first, last, random_);
     if (last < layers.size() && part.outputs.size() != 1) {
       throw UsageError(
           kWhere,

@@ -39,6 +39,9 @@ TEST(BalanceTest, StaysWithinTheMemoryOfAPlacement) {
   const Balance small = balance(list, options);
   EXPECT_EQ(small.cuts, (std::vector<std::size_t>{0, 1, 4}));
   EXPECT_DOUBLE_EQ(small.placement_bytes[0], 3e6 + 4 * 100);
+  options.max_bytes = 0;
+  options.by_bytes = true;
+  EXPECT_EQ(balance(list, options).cuts, small.cuts) << "even in bytes";
   options.max_bytes = 1000;
   COHORT_EXPECT_THROW_WITH(balance(list, options), UsageError,
                            "no cut fits into 1000 bytes per placement; the most even one needs 6000800");
