@@ -1,6 +1,5 @@
 // What goes wrong: errors name stage and micro-batch, no thread is left, and the next step runs.
 #include <atomic>
-#include <filesystem>
 #include <thread>
 
 #include "cohort/core/deadline.h"
@@ -22,11 +21,6 @@ PipelineOptions options_of(int count, Schedule schedule = Schedule::kOneFOneB) {
   options.schedule = schedule;
   options.timeout = 60s;
   return options;
-}
-
-std::ptrdiff_t num_threads() {
-  return std::distance(std::filesystem::directory_iterator("/proc/self/task"),
-                       std::filesystem::directory_iterator());
 }
 
 // Runs `fault` when it is called for the `at`-th time; before, afterwards and else it hands its input on.
@@ -75,7 +69,7 @@ TEST(FaultsTest, AStageThatThrowsIsNamedWithItsMicroBatch) {
         if (threads == 3) stages.emplace_back(job.last);
         const at::Tensor target = threads == 3 ? job.target : torch::randn({8, 4});
         Pipeline pipe(stages, options_of(threads, schedule));
-        const std::ptrdiff_t before = num_threads();
+        const std::ptrdiff_t before = test::num_threads();
         try {
           pipe.step(job.input, target, mse);
           FAIL() << "threw nothing";
@@ -88,7 +82,7 @@ TEST(FaultsTest, AStageThatThrowsIsNamedWithItsMicroBatch) {
                            " of micro-batch 2: [user.code] no more of it")));
           COHORT_EXPECT_THROW_WITH(std::rethrow_if_nested(error), DataError, "no more of it");
         }
-        EXPECT_EQ(num_threads(), before);
+        EXPECT_EQ(test::num_threads(), before);
         zero_grad(pipe.parameters());
         pipe.step(job.input, target, mse);
         EXPECT_TRUE(job.first->weight.grad().defined()) << "the next step runs";
@@ -117,12 +111,12 @@ TEST(FaultsTest, ALossThatThrowsIsTheLastStages) {
 
 TEST(FaultsTest, AStageThatHangsIsNamedAtTheDeadline) {
   Job job;
-  const auto gate = std::make_shared<Gate>();
+  const auto gate = std::make_shared<cohort::test::Gate>();
   PipelineOptions options = options_of(3);
   options.timeout = 1500ms;
   Pipeline pipe({job.first, faulty(1, [=] { gate->wait(); }), job.last}, options);
   pipe.forward(torch::randn({2, 4}));  // threads have computed once
-  const std::ptrdiff_t before = num_threads();
+  const std::ptrdiff_t before = test::num_threads();
   COHORT_EXPECT_THROW_WITH(
       pipe.step(job.input, job.target, mse), TimeoutError,
       "waited 1500 ms for a step: stage 1 (faulty) on cpu:1/a is in the forward of micro-batch 0");
@@ -131,8 +125,8 @@ TEST(FaultsTest, AStageThatHangsIsNamedAtTheDeadline) {
   EXPECT_TRUE(job.first->weight.grad().defined());
   gate->open();
   const core::Deadline deadline(30s);
-  while (num_threads() > before && !deadline.expired()) std::this_thread::sleep_for(1ms);
-  EXPECT_EQ(num_threads(), before) << "the thread that hung has ended";
+  while (test::num_threads() > before && !deadline.expired()) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(test::num_threads(), before) << "the thread that hung has ended";
 }
 
 TEST(FaultsTest, WrongShapesBetweenStagesNameBoth) {

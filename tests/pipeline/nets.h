@@ -3,12 +3,20 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <filesystem>
+#include <iterator>
 #include <vector>
 
 #include "cohort/pipeline/pipeline.h"
 
 /// Models for pipelines, and what they must equal: a plain loop over the micro-batches.
 namespace cohort::pipeline::test {
+
+/// Threads of this process.
+inline std::ptrdiff_t num_threads() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"),
+                       std::filesystem::directory_iterator());
+}
 
 /// Placements of threads of their own on the machine's first two cores.
 inline std::vector<std::string> placements(int count) {
