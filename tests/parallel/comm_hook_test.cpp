@@ -23,9 +23,11 @@ TEST(CommHookTest, CompressedSumsAreWhatRoundingLeaves) {
   const Stack whole = train_alone(1);
   for (const bool is_half : {true, false}) {
     test::run_ranks(2, "shm", [&](comm::Group& group) {
-      const Stack net = train(group, {.hook = is_half ? fp16_compress_hook() : bf16_compress_hook()}, 1);
+      const CommHook hook = is_half ? fp16_compress_hook() : bf16_compress_hook();
+      const Stack net = train(group, {.hook = hook}, 1);
       expect_near(net, whole, is_half ? 1e-3 : 1e-2);
       EXPECT_FALSE(same_bits(net, train(group, {}, 1))) << "nothing was rounded";
+      EXPECT_TRUE(same_bits(net, train(group, {.gradient_as_bucket_view = false, .hook = hook}, 1)));
     });
   }
 }

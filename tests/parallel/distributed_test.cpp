@@ -162,7 +162,9 @@ TEST(DistributedDataParallelTest, RanksThatHaveEndedTakePartInTheOthersSteps) {
   for (const bool divide_by_all : {true, false}) {
     const Stack expected = joined_by_hand(steps, divide_by_all);
     test::run_ranks(3, divide_by_all ? "shm" : "gloo", [&](comm::Group& group) {
-      DistributedDataParallel<Stack> model(make_stack(), group);
+      DistributedOptions options;
+      options.gradient_as_bucket_view = divide_by_all;
+      DistributedDataParallel<Stack> model(make_stack(), group, options);
       const auto rank = static_cast<std::size_t>(group.rank());
       model.join(
           [&] {
@@ -254,7 +256,9 @@ TEST(DistributedDataParallelTest, RecomputedPartsAreReducedToo) {
             make_stack(1, widths), [&](Stack& net, const at::Tensor& x) { return run(net, x, twice); });
       };
       const at::Tensor mine = share_of(wave(4), group.rank(), 2);
-      DistributedDataParallel<std::shared_ptr<RecomputedImpl>> model(make(), group);
+      DistributedOptions options;
+      options.gradient_as_bucket_view = !twice;
+      DistributedDataParallel<std::shared_ptr<RecomputedImpl>> model(make(), group, options);
       for (int step = 0; step < 4; ++step) {
         model->zero_grad();
         model.forward(mine).square().mean().backward();
@@ -290,27 +294,31 @@ TEST(DistributedDataParallelTest, ResNet18WithSyncBatchNormEqualsOneProcessOnThe
     at::cross_entropy_loss(whole.forward<at::Tensor>(x), y).backward();
     step(whole.ptr()->parameters());
   }
-  test::run_ranks(2, "shm", [&](comm::Group& group) {
-    auto net = make();
-    convert_sync_batch_norm(*net.ptr(), group);
-    struct AnyImpl : torch::nn::Module {
-      explicit AnyImpl(torch::nn::AnyModule of) : net(std::move(of)) { register_module("net", net.ptr()); }
-      at::Tensor forward(const at::Tensor& in) { return net.forward<at::Tensor>(in); }
-      torch::nn::AnyModule net;
-    };
-    DistributedDataParallel<std::shared_ptr<AnyImpl>> model(std::make_shared<AnyImpl>(net), group);
-    for (int i = 0; i < 3; ++i) {
-      const at::Tensor out = model.forward(share_of(x, group.rank(), 2));
-      at::cross_entropy_loss(out, share_of(y, group.rank(), 2)).backward();
-      step(model->parameters());
-    }
-    const auto wanted = whole.ptr()->named_parameters();
-    for (const auto& entry : net.ptr()->named_parameters()) {
-      const at::Tensor& other = wanted[entry.key()];
-      EXPECT_LE((entry.value() - other).norm().item<double>(), 1e-9 * other.norm().item<double>())
-          << entry.key();
-    }
-  });
+  for (const bool as_view : {true, false}) {
+    test::run_ranks(2, "shm", [&](comm::Group& group) {
+      auto net = make();
+      convert_sync_batch_norm(*net.ptr(), group);
+      struct AnyImpl : torch::nn::Module {
+        explicit AnyImpl(torch::nn::AnyModule of) : net(std::move(of)) { register_module("net", net.ptr()); }
+        at::Tensor forward(const at::Tensor& in) { return net.forward<at::Tensor>(in); }
+        torch::nn::AnyModule net;
+      };
+      DistributedOptions options;
+      options.gradient_as_bucket_view = as_view;
+      DistributedDataParallel<std::shared_ptr<AnyImpl>> model(std::make_shared<AnyImpl>(net), group, options);
+      for (int i = 0; i < 3; ++i) {
+        const at::Tensor out = model.forward(share_of(x, group.rank(), 2));
+        at::cross_entropy_loss(out, share_of(y, group.rank(), 2)).backward();
+        step(model->parameters());
+      }
+      const auto wanted = whole.ptr()->named_parameters();
+      for (const auto& entry : net.ptr()->named_parameters()) {
+        const at::Tensor& other = wanted[entry.key()];
+        EXPECT_LE((entry.value() - other).norm().item<double>(), 1e-9 * other.norm().item<double>())
+            << entry.key();
+      }
+    });
+  }
 }
 
 TEST(DistributedDataParallelTest, AnotherModelOnOneRankIsNamed) {
