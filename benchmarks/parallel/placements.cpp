@@ -1,7 +1,8 @@
 // What two placements of one core give over one: forward and backward of ResNet-18, the whole batch on one
-// thread, and its halves on cpu:0 and cpu:1, in turn. Says how much of the two backwards' time was at the
-// same time, from the timeline, and writes that.
-// Run: parallel_placements [batch, 32] [size, 64] [rounds, 7] [trace.json]
+// thread, its halves on cpu:0 and cpu:1, and the bound: its halves on two threads whose backwards have
+// nothing to do with one another, in turn. Says how much of the two backwards' time was at the same time,
+// from the timeline, and writes that. Run: parallel_placements [batch, 32] [size, 64] [rounds, 7]
+// [trace.json]
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -82,7 +83,7 @@ int main(int argc, char** argv) {
   }
   const parallel::PartName names[] = {parallel::PartName("cpu:0"), parallel::PartName("cpu:1")};
 
-  Times one, two;
+  Times one, two, apart;
   core::Timeline::start();
   for (int round = -1; round < rounds; ++round) {
     auto begin = Clock::now();
@@ -102,6 +103,15 @@ int main(int argc, char** argv) {
     const auto results = parallel::run_parts(std::move(parts));
     at::cat({results[0][0], results[1][0]}).square().mean().backward();
     if (round >= 0) two.add(begin);
+    begin = Clock::now();
+    std::vector<core::Pending<void>> pending;
+    for (std::size_t i = 0; i < 2; ++i) {
+      pending.push_back(workers[i]->submit("apart", [net = nets[i], half = halves[i]]() mutable {
+        net->forward(half).square().mean().backward();
+      }));
+    }
+    for (auto& each : pending) each.get(core::Deadline(std::chrono::minutes(10)));
+    if (round >= 0) apart.add(begin);
   }
   core::Timeline::stop();
   if (argc > 4) core::Timeline::write(argv[4]);
@@ -110,6 +120,10 @@ int main(int argc, char** argv) {
   std::printf("%-28s %9s %9s %9s\n", "", "min", "median", "p99");
   std::printf("%-28s %9.1f %9.1f %9.1f\n", "whole batch, one thread", one.at(0), one.at(0.5), one.at(0.99));
   std::printf("%-28s %9.1f %9.1f %9.1f\n", "halves, cpu:0 and cpu:1", two.at(0), two.at(0.5), two.at(0.99));
+  std::printf("%-28s %9.1f %9.1f %9.1f\n", "halves, nothing in common", apart.at(0), apart.at(0.5),
+              apart.at(0.99));
+  std::printf("the bound, one thread to halves with nothing in common: %.2f, of the least %.2f\n",
+              one.at(0.5) / apart.at(0.5), one.at(0) / apart.at(0));
   std::printf("ratio of the medians %.2f, of the least %.2f; both backwards at once %.0f %% of the time\n",
               one.at(0.5) / two.at(0.5), one.at(0) / two.at(0), 100 * overlap(core::Timeline::json()));
   return 0;
