@@ -15,7 +15,6 @@
 #include "cohort/models/memory_format.h"
 #include "cohort/models/registry.h"
 #include "cohort/optim/factory.h"
-#include "cohort/parallel/data_parallel.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -163,56 +162,6 @@ torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, 
   model.ptr()->to(device);
   if (channels_last(config)) models::set_memory_format(*model.ptr(), at::MemoryFormat::ChannelsLast);
   return model;
-}
-
-namespace {
-
-// A model whose type only AnyModule knows, as a module that can be called and cloned.
-class CallableImpl : public torch::nn::Module {
- public:
-  explicit CallableImpl(torch::nn::AnyModule model) : model_(std::move(model)) {
-    register_module("model", model_.ptr());
-  }
-  at::Tensor forward(const at::Tensor& input) { return model_.forward<at::Tensor>(input); }
-  std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device) const override {
-    return std::make_shared<CallableImpl>(model_.clone(device));
-  }
-  bool is_training() const noexcept override { return model_.ptr()->is_training(); }
-
- private:
-  torch::nn::AnyModule model_;
-};
-
-std::vector<core::Placement> placements_of(const Config& config, at::Device device) {
-  if (!config.distributed.placements.empty()) return core::parse_placements(config.distributed.placements);
-  const auto count =
-      device.is_cpu()
-          ? std::int64_t(core::CpuSet::of_process().size())
-          : std::int64_t(at::globalContext().getAcceleratorHooksInterface(device.type()).deviceCount());
-  std::vector<core::Placement> placements;
-  for (std::int64_t i = 0; i < count; ++i) {
-    placements.push_back(core::Placement::parse(core::concat(device.is_cpu() ? "cpu:" : "cuda:", i)));
-  }
-  return placements;
-}
-
-}  // namespace
-
-std::function<at::Tensor(const at::Tensor&)> make_forward(const Config& config, torch::nn::AnyModule model,
-                                                          at::Device device) {
-  if (config.distributed.strategy != "data_parallel") {
-    return [model = std::move(model)](const at::Tensor& input) mutable {
-      return model.forward<at::Tensor>(input);
-    };
-  }
-  using Callable = std::shared_ptr<CallableImpl>;
-  parallel::DataParallelOptions options;
-  options.device_ids = placements_of(config, device);
-  options.output_device = core::Placement::parse(device.str());
-  return [parallel = parallel::DataParallel<Callable>(std::make_shared<CallableImpl>(std::move(model)),
-                                                      std::move(options))](const at::Tensor& input) mutable {
-    return parallel.forward(input);
-  };
 }
 
 OptimConfig scale_lr(const Config& config, std::int64_t global_batch_size) {

@@ -34,11 +34,6 @@ std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
 /// `train.memory_format`. `num_classes` is used where the configuration says 0.
 torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, at::Device device);
 
-/// How a step calls the model: by itself, or, by the strategy data_parallel, on distributed.placements.
-/// Throws: ConfigError for a placement that is not there.
-std::function<at::Tensor(const at::Tensor&)> make_forward(const Config& config, torch::nn::AnyModule model,
-                                                          at::Device device);
-
 /// `config.optim` with the learning rate that optim.lr_scaling makes of it, where a step has
 /// `global_batch_size` samples over all ranks.
 /// Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.1 (linear).

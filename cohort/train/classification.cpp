@@ -15,6 +15,11 @@
 namespace cohort::train {
 namespace {
 
+// On an accelerator looking at the loss would wait for it; Trainer looks one step later.
+bool is_finite(const at::Tensor& loss) {
+  return !loss.device().is_cpu() || std::isfinite(loss.item<double>());
+}
+
 at::Tensor count_correct(const at::Tensor& logits, const at::Tensor& target) {
   return logits.detach().argmax(1).eq(target).sum();
 }
@@ -25,27 +30,26 @@ ClassificationTask::ClassificationTask(torch::nn::AnyModule model,
                                        std::shared_ptr<optim::Optimizer> optimizer,
                                        std::shared_ptr<const optim::Schedule> schedule,
                                        ClassificationOptions options)
-    : ClassificationTask(
-          model.ptr(), [model](const at::Tensor& input) mutable { return model.forward<at::Tensor>(input); },
-          std::move(optimizer), std::move(schedule), options) {
+    : ClassificationTask(model.ptr(), ModelCall{[model](const at::Tensor& input) mutable {
+                           return model.forward<at::Tensor>(input);
+                         }},
+                         std::move(optimizer), std::move(schedule), options) {
   any_model_ = model;
 }
 
-ClassificationTask::ClassificationTask(torch::nn::AnyModule model,
-                                       std::function<at::Tensor(const at::Tensor&)> forward,
+ClassificationTask::ClassificationTask(torch::nn::AnyModule model, ModelCall call,
                                        std::shared_ptr<optim::Optimizer> optimizer,
                                        std::shared_ptr<const optim::Schedule> schedule,
                                        ClassificationOptions options)
-    : ClassificationTask(model.ptr(), std::move(forward), std::move(optimizer), std::move(schedule),
-                         options) {
+    : ClassificationTask(model.ptr(), std::move(call), std::move(optimizer), std::move(schedule), options) {
   any_model_ = std::move(model);
 }
 
-ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module, Forward forward,
+ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module, ModelCall call,
                                        std::shared_ptr<optim::Optimizer> optimizer,
                                        std::shared_ptr<const optim::Schedule> schedule,
                                        ClassificationOptions options)
-    : forward_(std::move(forward)), optimizer_(optimizer), options_(options) {
+    : call_(std::move(call)), optimizer_(optimizer), options_(options) {
   if (options_.accumulate() < 1) {
     throw UsageError("train.ClassificationTask",
                      core::concat("accumulate: got ", options_.accumulate(), ", expected at least 1"));
@@ -57,12 +61,39 @@ ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module
 at::Tensor ClassificationTask::forward(const at::Tensor& input) {
   std::optional<optim::Autocast> autocast;
   if (options_.bf16()) autocast.emplace(input.device().type(), at::kBFloat16);
-  return forward_(input);
+  return call_.forward(input);
 }
 
 at::Tensor ClassificationTask::loss(const at::Tensor& logits, const at::Tensor& target) const {
   return at::cross_entropy_loss(logits.scalar_type() == at::kFloat ? logits : logits.to(at::kFloat), target,
                                 {}, at::Reduction::Mean, -100, options_.label_smoothing());
+}
+
+ModelCall::Step ClassificationTask::compute(const at::Tensor& input, const at::Tensor& target, double scale,
+                                            double weight, bool last) {
+  if (call_.step) {
+    std::optional<optim::Autocast> autocast;
+    if (options_.bf16()) autocast.emplace(input.device().type(), at::kBFloat16);
+    const core::TimelineScope scope("forward and backward");
+    return call_.step(
+        input, target,
+        [this](const at::Tensor& logits, const at::Tensor& labels) { return loss(logits, labels); }, scale);
+  }
+  ModelCall::Step step;
+  at::Tensor value;
+  {
+    const core::TimelineScope scope("forward");
+    step.logits = forward(input);
+    value = loss(step.logits, target);
+    if (scale != 1) value = value * scale;
+  }
+  step.logits = step.logits.detach();
+  step.loss = value.detach();
+  if (!is_finite(step.loss)) return step;
+  if (last) prepare_average(*optimizer_, weight);
+  const core::TimelineScope scope("backward");
+  value.backward();
+  return step;
 }
 
 StepMetrics ClassificationTask::train_step(data::Batch& batch) {
@@ -72,27 +103,17 @@ StepMetrics ClassificationTask::train_step(data::Batch& batch) {
   at::Tensor correct;
   bool finite = true;
   optimizer_->zero_grad();
-  for (std::int64_t begin = 0; begin < batch.size; begin += part_size) {
+  for (std::int64_t begin = 0; begin < batch.size && finite; begin += part_size) {
     const std::int64_t count = std::min(part_size, batch.size - begin);
     const bool whole = count == batch.size;
     const at::Tensor input = whole ? batch.input() : batch.input().narrow(0, begin, count);
     const at::Tensor target = whole ? batch.target() : batch.target().narrow(0, begin, count);
-    at::Tensor part_loss;
-    {
-      core::TimelineScope scope("forward");
-      const at::Tensor logits = forward(input);
-      part_loss = loss(logits, target);
-      const at::Tensor part_correct = count_correct(logits, target);
-      correct = correct.defined() ? correct.add(part_correct) : part_correct;
-    }
-    if (!whole) part_loss = part_loss * (static_cast<double>(count) / weight);
-    total_loss = total_loss.defined() ? total_loss + part_loss.detach() : part_loss.detach();
-    // On an accelerator looking at the loss would wait for it; Trainer looks one step later.
-    finite = finite && (!part_loss.device().is_cpu() || std::isfinite(part_loss.item<double>()));
-    if (!finite) break;
-    if (begin + count == batch.size) prepare_average(*optimizer_, weight);
-    core::TimelineScope scope("backward");
-    part_loss.backward();
+    const double scale = whole ? 1 : static_cast<double>(count) / weight;
+    const auto [part_loss, logits] = compute(input, target, scale, weight, begin + count == batch.size);
+    const at::Tensor part_correct = count_correct(logits, target);
+    correct = correct.defined() ? correct.add(part_correct) : part_correct;
+    total_loss = total_loss.defined() ? total_loss + part_loss : part_loss;
+    finite = is_finite(part_loss);
   }
   {
     core::TimelineScope scope("average");
@@ -121,6 +142,9 @@ std::string ClassificationTask::find_non_finite(data::Batch& batch) {
   if (!at::isfinite(batch.input()).all().item<bool>())
     return "the input itself (a broken image or Normalize)";
   if (!any_model_) return "";
+  for (const at::Tensor& parameter : any_model_->ptr()->parameters()) {
+    if (parameter.device() != batch.input().device()) return "";  // layers are on several devices
+  }
   return models::first_non_finite(*any_model_, batch.input()).value_or("");
 }
 

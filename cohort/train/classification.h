@@ -5,10 +5,10 @@
 #include <torch/nn/modules/container/any.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 
+#include "cohort/train/model_call.h"
 #include "cohort/train/task.h"
 
 namespace cohort::train {
@@ -41,13 +41,12 @@ class ClassificationTask : public Task {
   template <typename M>
   ClassificationTask(std::shared_ptr<M> model, std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options = {})
-      : ClassificationTask(
-            model, [model](const at::Tensor& input) { return model->forward(input); }, std::move(optimizer),
-            std::move(schedule), options) {}
+      : ClassificationTask(model,
+                           ModelCall{[model](const at::Tensor& input) { return model->forward(input); }},
+                           std::move(optimizer), std::move(schedule), options) {}
 
-  /// The same for a model that is called otherwise than by itself, such as by parallel::DataParallel.
-  ClassificationTask(torch::nn::AnyModule model, std::function<at::Tensor(const at::Tensor&)> forward,
-                     std::shared_ptr<optim::Optimizer> optimizer,
+  /// The same for a model that is called otherwise than by itself: by make_model_call().
+  ClassificationTask(torch::nn::AnyModule model, ModelCall call, std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options = {});
 
   StepMetrics train_step(data::Batch& batch) override;
@@ -55,16 +54,17 @@ class ClassificationTask : public Task {
   std::string find_non_finite(data::Batch& batch) override;
 
  private:
-  using Forward = std::function<at::Tensor(const at::Tensor&)>;
-
-  ClassificationTask(std::shared_ptr<torch::nn::Module> module, Forward forward,
+  ClassificationTask(std::shared_ptr<torch::nn::Module> module, ModelCall call,
                      std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options);
 
   at::Tensor forward(const at::Tensor& input);
   at::Tensor loss(const at::Tensor& logits, const at::Tensor& target) const;
+  // Forward and backward of `input`, whose share of the batch is `scale`; `last`: none of this step follows.
+  ModelCall::Step compute(const at::Tensor& input, const at::Tensor& target, double scale, double weight,
+                          bool last);
 
-  Forward forward_;
+  ModelCall call_;
   std::optional<torch::nn::AnyModule> any_model_;  // where the layers of the model can be watched
   std::shared_ptr<optim::Optimizer> optimizer_;
   ClassificationOptions options_;

@@ -124,8 +124,11 @@ struct TrainConfig {
 };
 
 struct DistributedConfig {
-  std::string strategy = "auto";  ///< auto, single, average, ddp, data_parallel
-  std::string placements;         ///< of data_parallel; empty: every core, or every GPU
+  std::string strategy = "auto";  ///< auto, single, average, ddp, data_parallel, model_parallel, pipeline
+  std::string placements;         ///< of the last three; empty: every core, or every GPU
+  std::map<std::string, std::string> place;  ///< layers and their placements; empty: cut by measuring
+  std::string schedule = "1f1b";             ///< fill_drain, 1f1b, interleaved_1f1b, zb_h1
+  int64_t micro_batches = 4;
   bool find_unused_parameters = false;
   double bucket_cap_mb = 25;
   std::string comm_hook = "none";  ///< none, fp16, bf16

@@ -313,7 +313,7 @@ void ConfigReader::read_override(const std::string& text) {
   const YAML::Node value = is_text && !written.empty() ? YAML::Node(written) : parse_yaml(written, source);
   if (key != nullptr) return read_key(*key, name, value, source, {});
   if (find_legacy_key(name) != nullptr) return read_flat(name, value, source, {});
-  for (const char* map : {"model.options", "data.options"}) {
+  for (const char* map : {"model.options", "data.options", "distributed.place"}) {
     const std::string prefix = concat(map, ".");
     if (!name.starts_with(prefix) || name.size() == prefix.size()) continue;
     const std::optional<std::string> option = as_text(value);

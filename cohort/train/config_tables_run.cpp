@@ -97,38 +97,58 @@ std::vector<ConfigKey> distributed_keys() {
       {.name = "distributed.strategy",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.strategy; },
        .help =
-           "How ranks train one model: single (there is one), ddp (each holds the model; gradients are "
-           "averaged "
-           "bucket by bucket while backward runs), average (after backward), auto: ddp where there are "
-           "several "
-           "ranks. data_parallel: one process, a replica on each placement, a part of each batch to each.",
-       .choices = {"auto", "single", "average", "ddp", "data_parallel"}},
+           "How one model is trained: single (one process), ddp (each rank holds the model; gradients are "
+           "averaged bucket by bucket while backward runs), average (after backward), auto: ddp where there "
+           "are several ranks. On several placements of each rank: data_parallel (a replica and a part of "
+           "the batch on each), model_parallel (some of the layers on each), pipeline (the same, with "
+           "micro-batches); with several ranks gradients are averaged as by ddp, of a pipeline as by "
+           "average.",
+       .choices = {"auto", "single", "average", "ddp", "data_parallel", "model_parallel", "pipeline"}},
       {.name = "distributed.placements",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.placements; },
-       .help =
-           "Where replicas are, such as cpu:0,cpu:1 or cuda:0,cuda:1 (core K of those that the process may "
-           "use); "
-           "empty: each core a placement, or each GPU.",
+       .help = "Where replicas or layers are, such as cpu:0,cpu:1 or cuda:0,cuda:1 (core K of those that the "
+               "process may use); empty: each core a placement, or each GPU.",
        .used_with = "distributed.strategy",
-       .used_values = {"data_parallel"}},
+       .used_values = {"data_parallel", "model_parallel", "pipeline"}},
+      {.name = "distributed.place",
+       .target = [](Config& c) -> KeyTarget { return &c.distributed.place; },
+       .help =
+           "Layers by name, or the beginning of their names, and the placement of each, as in {features: "
+           "cpu:0, classifier: cpu:1}; empty: layers are measured, and cut where placements hold the same "
+           "(model_parallel) or take the same time (pipeline).",
+       .used_with = "distributed.strategy",
+       .used_values = {"model_parallel", "pipeline"}},
+      {.name = "distributed.schedule",
+       .target = [](Config& c) -> KeyTarget { return &c.distributed.schedule; },
+       .help = "In which order micro-batches go through a pipeline: docs/pipeline.md.",
+       .choices = {"fill_drain", "1f1b", "interleaved_1f1b", "zb_h1"},
+       .used_with = "distributed.strategy",
+       .used_values = {"pipeline"}},
+      {.name = "distributed.micro_batches",
+       .target = [](Config& c) -> KeyTarget { return &c.distributed.micro_batches; },
+       .help = "Parts that a pipeline cuts a batch into.",
+       .min = 1,
+       .max = 4096,
+       .used_with = "distributed.strategy",
+       .used_values = {"pipeline"}},
       {.name = "distributed.find_unused_parameters",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.find_unused_parameters; },
        .help = "Parameters may take no part in the loss of a step; else that is an error naming them.",
        .used_with = "distributed.strategy",
-       .used_values = {"auto", "ddp"}},
+       .used_values = {"auto", "ddp", "data_parallel", "model_parallel"}},
       {.name = "distributed.bucket_cap_mb",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.bucket_cap_mb; },
        .help = "MiB of gradients that travel together, until times are measured.",
        .min = 0.001,
        .max = 1e6,
        .used_with = "distributed.strategy",
-       .used_values = {"auto", "ddp"}},
+       .used_values = {"auto", "ddp", "data_parallel", "model_parallel"}},
       {.name = "distributed.comm_hook",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.comm_hook; },
        .help = "What gradients are rounded to on their way: none, fp16, bf16.",
        .choices = {"none", "fp16", "bf16"},
        .used_with = "distributed.strategy",
-       .used_values = {"auto", "ddp"}},
+       .used_values = {"auto", "ddp", "data_parallel", "model_parallel"}},
       {.name = "distributed.backend",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.backend; },
        .help = "What carries tensors between ranks: shm (CPU, one host), gloo (CPU), mpi (CPU, under "

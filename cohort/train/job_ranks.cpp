@@ -13,6 +13,7 @@
 #include "cohort/core/exception_text.h"
 #include "cohort/core/host.h"
 #include "cohort/core/log.h"
+#include "cohort/train/model_call.h"
 
 namespace cohort::train {
 namespace {
@@ -47,11 +48,10 @@ parallel::ReducerOptions reducer_options(const DistributedConfig& config) {
 std::shared_ptr<Strategy> join_ranks(const Config& config) {
   const comm::Job job = comm::job_from_environment();
   const DistributedConfig& distributed = config.distributed;
-  const bool is_data_parallel = distributed.strategy == "data_parallel";
+  const bool on_placements = uses_placements(distributed);
   const bool may_be_alone =
-      is_data_parallel || distributed.strategy == "auto" || distributed.strategy == "single";
-  if (job.world_size == 1 && may_be_alone)
-    return make_strategy(is_data_parallel ? "data_parallel" : "single");
+      on_placements || distributed.strategy == "auto" || distributed.strategy == "single";
+  if (job.world_size == 1 && may_be_alone) return make_strategy("single");
   if (job.launcher != comm::Launcher::kNone && distributed.nproc_per_node > 1 &&
       distributed.nproc_per_node != job.local_world_size) {
     core::log_warning(core::concat("distributed.nproc_per_node is ", distributed.nproc_per_node,
@@ -64,7 +64,11 @@ std::shared_ptr<Strategy> join_ranks(const Config& config) {
   options.check = check_of(config.comm.check);
   comm::Group group = comm::init_process_group(options);
   comm::require_same(group, "the configuration", common_part(config));
-  return make_strategy(distributed.strategy, std::move(group), reducer_options(distributed));
+  // A pipeline's gradients come on the threads of its stages, past the hooks that ddp waits for.
+  const std::string among_ranks = !on_placements                       ? distributed.strategy
+                                  : distributed.strategy == "pipeline" ? "average"
+                                                                       : "ddp";
+  return make_strategy(among_ranks, std::move(group), reducer_options(distributed));
 }
 
 std::string device_of_rank(const Config& config) {
@@ -76,8 +80,8 @@ std::string device_of_rank(const Config& config) {
 }
 
 int threads_of_rank(const Config& config, const Strategy& strategy) {
-  // The replicas' threads have the cores.
-  if (config.train.threads == 0 && strategy.name() == "data_parallel") return 1;
+  // The placements' threads have the cores.
+  if (config.train.threads == 0 && uses_placements(config.distributed)) return 1;
   if (config.train.threads > 0 || strategy.size() == 1 || core::env_string("OMP_NUM_THREADS")) {
     return static_cast<int>(config.train.threads);
   }

@@ -59,7 +59,7 @@ struct Parts {
       optimizer = make_optimizer(scaled.optim, *model.ptr());
       schedule = make_schedule(scaled, train_loader->batches_per_epoch());
     }
-    task.emplace(model, make_forward(config, model, device), optimizer, schedule,
+    task.emplace(model, make_model_call(config, model, device), optimizer, schedule,
                  ClassificationOptions()
                      .label_smoothing(config.train.label_smoothing)
                      .accumulate(config.train.accumulate)
@@ -187,11 +187,13 @@ RunResult run_training(Config config, const std::string& command) {
   if (folder) folder->describe(config, command);
   const std::string ranks =
       strategy->size() == 1 ? "" : core::concat(strategy->size(), " ranks (", strategy->name(), "), each ");
+  const std::string placements =
+      uses_placements(config.distributed) ? config.distributed.strategy + ", " : "";
   if (is_first) {
     core::log_info(core::concat("run folder ", path.string(), ", ", parts.train_data->size(),
                                 " training and ", parts.eval_data ? parts.eval_data->size() : 0,
-                                " validation images, ", ranks, "device ", parts.device.str(), ", ",
-                                at::get_num_threads(), " threads"));
+                                " validation images, ", ranks, placements, "device ", parts.device.str(),
+                                ", ", at::get_num_threads(), " threads"));
   }
   Trainer trainer(trainer_options(config, path).strategy(strategy));
   if (is_first) add_sinks(trainer, config, path);

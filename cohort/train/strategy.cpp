@@ -107,12 +107,6 @@ class DdpStrategy : public Replicated {
   std::map<const optim::Optimizer*, std::unique_ptr<parallel::Reducer>> reducers_;
 };
 
-// One process: what is special is how its task calls the model.
-class DataParallelStrategy : public Strategy {
- public:
-  std::string name() const override { return "data_parallel"; }
-};
-
 }  // namespace
 
 parallel::AverageReport Strategy::average(const optim::Optimizer& /*optimizer*/, double samples,
@@ -126,14 +120,12 @@ parallel::AverageReport Strategy::average(const optim::Optimizer& /*optimizer*/,
 std::shared_ptr<Strategy> make_strategy(const std::string& name, comm::Group group,
                                         const parallel::ReducerOptions& options) {
   const int size = group ? group.size() : 1;
-  const bool is_data_parallel = name == "data_parallel";
-  if (name == "single" || is_data_parallel || (name == "auto" && size == 1)) {
+  if (name == "single" || (name == "auto" && size == 1)) {
     if (size > 1) {
       throw UsageError("train.strategy",
                        core::concat("the strategy is ", name, ", and there are ", size, " ranks"),
                        "distributed.strategy=ddp, or one process");
     }
-    if (is_data_parallel) return std::make_shared<DataParallelStrategy>();
     return std::make_shared<Strategy>();
   }
   const bool is_average = name == "average";
@@ -144,7 +136,7 @@ std::shared_ptr<Strategy> make_strategy(const std::string& name, comm::Group gro
     return std::make_shared<DdpStrategy>(group, options);
   }
   throw UsageError("train.strategy", core::concat("there is no strategy \"", name, "\""),
-                   "auto, single, average, ddp or data_parallel");
+                   "auto, single, average or ddp");
 }
 
 }  // namespace cohort::train

@@ -39,10 +39,8 @@ class Strategy {
 };
 
 /// Strategies by name: "single"; "average" (GradientAverager: flat chunks after backward); "ddp" (Reducer:
-/// buckets, while backward runs); "auto": ddp for a group of several ranks, else single; "data_parallel": one
-/// process whose task calls its model on several placements. `options`: of ddp.
-/// Throws: UsageError for another name, for one process's with several ranks, and for the others without a
-/// group.
+/// buckets, while backward runs); "auto": ddp for a group of several ranks, else single. `options`: of ddp.
+/// Throws: UsageError for another name, for "single" with several ranks, and for the others without a group.
 std::shared_ptr<Strategy> make_strategy(const std::string& name, comm::Group group = {},
                                         const parallel::ReducerOptions& options = {});
 

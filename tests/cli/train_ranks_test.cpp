@@ -106,6 +106,23 @@ TEST_F(TrainRanksTest, AProgramThatSpawnsItTrainsBitwiseTheSame) {
   expect_same_started_by("spawn", std::string("'") + COHORT_SPAWNED_PROGRAM + "'");
 }
 
+TEST_F(TrainRanksTest, RanksMaySpanPlacements) {
+  const std::vector<std::string> parts = {"distributed.strategy=model_parallel",
+                                          "distributed.place={features: cpu:0/a, classifier: cpu:0/b}"};
+  EXPECT_EQ(run(train("alone")).status, 0);
+  EXPECT_EQ(run(train("parts", parts)).status, 0);
+  EXPECT_TRUE(model("parts") == model("alone"));
+  EXPECT_EQ(run(train_on(2, "parts of ranks", parts)).status, 0);
+  EXPECT_TRUE(model("parts of ranks") == straight());
+
+  const Outcome pipeline =
+      run(train_on(2, "pipeline",
+                   {"distributed.strategy=pipeline", "distributed.place.features=cpu:0/a",
+                    "distributed.place.classifier=cpu:0/b", "distributed.micro_batches=2"}));
+  EXPECT_EQ(pipeline.status, 0) << pipeline.err;
+  EXPECT_TRUE(message_contains(pipeline.err, "2 ranks (average), each pipeline, device cpu, 1 threads"));
+}
+
 TEST_F(TrainRanksTest, TheLearningRateIsScaledByTheSamplesOfAStepWhereThatIsAsked) {
   const Outcome outcome =
       run(train_on(2, "linear", {"optim.lr_scaling=linear", "optim.lr=0.02", "train.epochs=1"}));

@@ -72,7 +72,7 @@ optim: {name: adamw, lr: 1.0e-17, lr_scaling: sqrt, momentum: 0.1, nesterov: tru
 schedule: {name: one_cycle, unit: step, warmup_start: 0.2, milestones: [], step_size: 2, gamma: 0.2, eta_min: 1e-5,
            pct_start: 0.2, div_factor: 2, final_div_factor: 3, anneal: linear, three_phase: true,
            cycle_momentum: false, base_momentum: 0.1, max_momentum: 0.2}
-distributed: {strategy: ddp, placements: "cpu:0", find_unused_parameters: true, bucket_cap_mb: 0.5, comm_hook: bf16, backend: gloo, nproc_per_node: 2}
+distributed: {strategy: ddp, placements: "cpu:0", place: {features: "cpu:0"}, schedule: zb_h1, micro_batches: 8, find_unused_parameters: true, bucket_cap_mb: 0.5, comm_hook: bf16, backend: gloo, nproc_per_node: 2}
 comm: {timeout: 7.5, check: always}
 train: {epochs: 3, max_steps: 4, batch_size: 5, global_batch_size: 12, eval_batch_size: 6, accumulate: 2, label_smoothing: 0.1,
         precision: bf16, memory_format: contiguous, threads: 2, device: "cuda:1", eval_every: 2, max_eval_steps: 3,

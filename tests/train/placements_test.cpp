@@ -1,14 +1,17 @@
-// The strategy data_parallel: what it computes is what one device does with the whole batch.
+// Strategies on several placements of a process: what they compute is what one device does with the whole
+// batch.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+
+#include <mutex>
 
 #include "cohort/core/error.h"
 #include "cohort/data/synthetic.h"
 #include "cohort/models/registry.h"
 #include "cohort/optim/factory.h"
-#include "cohort/train/build.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/trainer.h"
+#include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_vgg.h"
@@ -16,71 +19,199 @@
 namespace cohort::train {
 namespace {
 
+using Place = std::map<std::string, std::string>;
+using Parameters = std::vector<at::Tensor>;
+
+const Place kHalves = {{"features", "cpu:0/a"}, {"classifier", "cpu:0/b"}};
+
 struct Way {
-  const char* strategy = "data_parallel";
+  std::string strategy = "data_parallel";
   const char* head = "linear";  // "default" has dropout
+  Place place = {};             // none: three replicas, or cut in three by measuring
+  std::string schedule = "1f1b";
   ClassificationOptions options = {};
   std::int64_t stop_after = 0;
   std::filesystem::path folder = {};
+  comm::Group group = {};
 };
 
-std::vector<at::Tensor> train(const Way& way) {
-  torch::nn::AnyModule model = test::small_vgg("vgg11", way.head);
+Config config_of(const Way& way) {
   Config config;
+  config.data.color = "grey";
+  config.data.image_size = 16;
+  config.train.batch_size = 8;
   config.distributed.strategy = way.strategy;
   config.distributed.placements = "cpu:0/a, cpu:0/b, cpu:0/c";
-  std::shared_ptr<optim::Optimizer> optimizer = optim::make_optimizer(
-      {.name = "sgd", .lr = 0.01, .momentum = 0.9}, {{.params = model.ptr()->parameters()}});
-  ClassificationTask task(model, make_forward(config, model, at::kCPU), optimizer, optim::cosine(12),
-                          way.options);
+  config.distributed.place = way.place;
+  config.distributed.schedule = way.schedule;
+  config.distributed.micro_batches = 3;
+  return config;
+}
+
+Parameters train(const Way& way) {
+  static std::mutex mutex;  // the generator that initial values come from is the process's
+  std::unique_lock lock(mutex);
+  torch::nn::AnyModule model = test::small_vgg("vgg11", way.head);
+  ClassificationTask task(model, make_model_call(config_of(way), model, at::kCPU),
+                          optim::make_optimizer({.name = "sgd", .lr = 0.01, .momentum = 0.9},
+                                                {{.params = model.ptr()->parameters()}}),
+                          optim::cosine(12), way.options);
+  lock.unlock();
   // 8 samples are parts of 3, 3 and 2; the last batch of an epoch has 4.
+  data::LoaderOptions loading{.shuffle = true, .seed = 2};
+  loading.global_batch_size = 8;
+  if (way.group) loading.rank = way.group.rank(), loading.world_size = way.group.size();
   data::Loader loader(std::make_shared<data::SyntheticDataset>(
                           data::SyntheticOptions{.size = 28, .shape = {1, 16, 16}, .num_classes = 4}),
-                      {.batch_size = 8, .shuffle = true, .seed = 2});
+                      loading);
   TrainerOptions options;
-  options.epochs(3).seed(9).max_steps(way.stop_after).strategy(make_strategy(way.strategy));
+  const std::string among_ranks = !way.group ? "single" : way.strategy == "pipeline" ? "average" : "ddp";
+  options.epochs(3).seed(9).max_steps(way.stop_after).strategy(make_strategy(among_ranks, way.group));
   if (!way.folder.empty()) options.run_dir(way.folder).resume("auto");
   Trainer(options).fit(task, loader);
   return model.ptr()->parameters();
 }
 
-TEST(DataParallelStrategyTest, EqualsOneDeviceWithEveryFeature) {
-  const ClassificationOptions ways[] = {
+void expect_close(const Parameters& expected, const Parameters& got, double tolerance) {
+  ASSERT_EQ(expected.size(), got.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(at::allclose(expected[i], got[i], tolerance, tolerance))
+        << i << ": " << (expected[i] - got[i]).abs().max().item<double>();
+  }
+}
+
+void expect_equal(const Parameters& expected, const Parameters& got) {
+  ASSERT_EQ(expected.size(), got.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::equal(expected[i], got[i])) << i;
+}
+
+std::vector<Way> all_ways(const char* head) {
+  return {{.strategy = "data_parallel", .head = head},
+          {.strategy = "model_parallel", .head = head},
+          {.strategy = "model_parallel", .head = head, .place = kHalves},
+          {.strategy = "pipeline", .head = head},
+          {.strategy = "pipeline", .head = head, .schedule = "zb_h1"},
+          {.strategy = "pipeline", .head = head, .place = kHalves, .schedule = "fill_drain"}};
+}
+
+TEST(PlacementsTest, EqualOneDeviceWithEveryFeature) {
+  const ClassificationOptions features[] = {
       ClassificationOptions(), ClassificationOptions().accumulate(3), ClassificationOptions().clip_norm(0.5),
       ClassificationOptions().label_smoothing(0.1), ClassificationOptions().bf16(true)};
-  for (const ClassificationOptions& way : ways) {
-    const auto single = train({.strategy = "single", .options = way});
-    const auto parallel = train({.options = way});
-    const double tolerance = way.bf16() ? 2e-3 : 1e-5;
-    ASSERT_EQ(single.size(), parallel.size());
-    for (std::size_t i = 0; i < single.size(); ++i) {
-      EXPECT_TRUE(at::allclose(single[i], parallel[i], tolerance, tolerance))
-          << i << ": " << (single[i] - parallel[i]).abs().max().item<double>();
+  for (const ClassificationOptions& feature : features) {
+    const Parameters single = train({.strategy = "single", .options = feature});
+    for (Way way : all_ways("linear")) {
+      SCOPED_TRACE(way.strategy + " " + way.schedule);
+      way.options = feature;
+      const Parameters got = train(way);
+      if (way.strategy == "model_parallel") {
+        expect_equal(single, got);  // the same operators on the same batch
+      } else {
+        expect_close(single, got, feature.bf16() ? 5e-3 : 1e-5);
+      }
     }
   }
 }
 
-TEST(DataParallelStrategyTest, ResumesBitForBitWithDropout) {
-  const auto straight = train({.head = "default"});
-  test::TempDir folder;
-  train({.head = "default", .stop_after = 6, .folder = folder.path()});
-  const auto resumed = train({.head = "default", .folder = folder.path()});
-  ASSERT_EQ(straight.size(), resumed.size());
-  for (std::size_t i = 0; i < straight.size(); ++i) EXPECT_TRUE(at::equal(straight[i], resumed[i])) << i;
+TEST(PlacementsTest, AnyCutAndScheduleDrawsTheSameNumbers) {
+  const Parameters first = train({.strategy = "pipeline", .head = "default"});
+  for (const char* schedule : {"fill_drain", "interleaved_1f1b", "zb_h1"}) {
+    SCOPED_TRACE(schedule);
+    expect_equal(first, train({.strategy = "pipeline", .head = "default", .schedule = schedule}));
+  }
+  expect_equal(first, train({.strategy = "pipeline", .head = "default", .place = kHalves}));
+  expect_equal(train({.strategy = "model_parallel", .head = "default"}),
+               train({.strategy = "model_parallel", .head = "default", .place = kHalves}));
 }
 
-TEST(DataParallelStrategyTest, RefusesWhatIsNotThere) {
+TEST(PlacementsTest, ResumesBitForBitWithDropout) {
+  for (Way way : all_ways("default")) {
+    SCOPED_TRACE(way.strategy + " " + way.schedule);
+    const Parameters straight = train(way);
+    test::TempDir folder;
+    way.folder = folder.path();
+    way.stop_after = 6;
+    train(way);
+    way.stop_after = 0;
+    expect_equal(straight, train(way));
+  }
+}
+
+TEST(PlacementsTest, ResumesUnderAnyOtherStrategy) {
+  const Parameters straight = train({.strategy = "single"});
+  std::vector<Way> ways = all_ways("linear");
+  ways.push_back({.strategy = "single"});
+  for (std::size_t i = 0; i < ways.size(); ++i) {
+    Way before = ways[i], after = ways[(i + 1) % ways.size()];
+    SCOPED_TRACE(before.strategy + ", then " + after.strategy);
+    test::TempDir folder;
+    before.folder = after.folder = folder.path();
+    before.stop_after = 6;
+    train(before);
+    expect_close(straight, train(after), 1e-5);
+  }
+}
+
+TEST(PlacementsTest, RanksOfTwoPlacementsEqualOneProcess) {
+  const Parameters single = train({.strategy = "single"});
+  for (const char* strategy : {"data_parallel", "model_parallel", "pipeline"}) {
+    SCOPED_TRACE(strategy);
+    std::vector<Parameters> got(2);
+    test::run_ranks(2, "gloo", [&](comm::Group& group) {
+      const std::string mine = core::concat("cpu:0/rank", group.rank());
+      Way way{.strategy = strategy, .group = group};
+      way.place = {{"features", mine + "a"}, {"classifier", mine + "b"}};
+      got[static_cast<std::size_t>(group.rank())] = train(way);
+    });
+    expect_close(single, got[0], 1e-5);
+    expect_equal(got[0], got[1]);
+  }
+}
+
+TEST(PlacementsTest, EvaluationDrawsNothingAndHasTheModelsOwnValues) {
+  torch::nn::AnyModule model = test::small_vgg("vgg11", "default");
+  model.ptr()->eval();
+  const at::Tensor images = at::rand({5, 1, 16, 16});
+  const at::NoGradGuard no_grad;
+  const at::Tensor expected = model.forward(images);
+  for (const Way& way : all_ways("default")) {
+    SCOPED_TRACE(way.strategy);
+    const ModelCall call = make_model_call(config_of(way), model, at::kCPU);
+    at::manual_seed(5);
+    EXPECT_TRUE(at::allclose(expected, call.forward(images), 1e-5, 1e-6));
+    const at::Tensor next = at::rand({3});
+    at::manual_seed(5);
+    EXPECT_TRUE(at::equal(next, at::rand({3})));
+  }
+}
+
+TEST(PlacementsTest, RefuseWhatIsNotThere) {
+  const torch::nn::AnyModule model = test::small_vgg("vgg11");
+  const auto call = [&](const char* strategy, const Place& place, const char* placements = "") {
+    Config config = config_of({.strategy = strategy, .place = place});
+    config.distributed.placements = placements;
+    return make_model_call(config, model, at::kCPU);
+  };
+  COHORT_EXPECT_THROW_WITH(call("data_parallel", {}, "cpu:4000"), ConfigError, "core 4000 is asked for");
+  COHORT_EXPECT_THROW_WITH(call("pipeline", {}, "cpu:4000"), ConfigError, "core 4000 is asked for");
+  COHORT_EXPECT_THROW_WITH(call("model_parallel", {{"features", "cpu:0"}}), ConfigError,
+                           "says nothing of the layer classifier.0");
+  COHORT_EXPECT_THROW_WITH(
+      call("pipeline", {{"features", "cpu:0/a"}, {"clasifier", "cpu:0/b"}, {"classifier", "cpu:0/b"}}),
+      ConfigError, "no layer \"clasifier\"");
+  COHORT_EXPECT_THROW_WITH(call("pipeline", {{"features", "cpu:0/a"},
+                                             {"features.3", "cpu:0/b"},
+                                             {"features.6", "cpu:0/b2"},
+                                             {"classifier", "cpu:0/b"}}),
+                           ConfigError, "as stages take turns on placements");
   models::ModelOptions options;
   options.name = "lenet5";
   options.num_classes = 4;
   options.in_channels = 1;
   options.image_size = 28;
-  torch::nn::AnyModule model = models::make_model(options);
-  Config config;
-  config.distributed.strategy = "data_parallel";
-  config.distributed.placements = "cpu:4000";
-  COHORT_EXPECT_THROW_WITH(make_forward(config, model, at::kCPU), ConfigError, "core 4000 is asked for");
-  EXPECT_EQ(make_strategy("data_parallel")->name(), "data_parallel");
+  Config config = config_of({.strategy = "pipeline"});
+  COHORT_EXPECT_THROW_WITH(make_model_call(config, models::make_model(options), at::kCPU), UsageError,
+                           "LeNet5 is not known as a list of layers");
 }
 
 }  // namespace

@@ -1,0 +1,248 @@
+#include "cohort/train/model_call.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
+#include "cohort/core/log.h"
+#include "cohort/core/placement.h"
+#include "cohort/core/suggest.h"
+#include "cohort/models/layers.h"
+#include "cohort/parallel/data_parallel.h"
+#include "cohort/pipeline/balance.h"
+
+namespace cohort::train {
+namespace {
+
+using core::concat;
+constexpr const char* kWhere = "train.make_model_call";
+
+// A model whose type only AnyModule knows, as a module that can be called and cloned.
+class CallableImpl : public torch::nn::Module {
+ public:
+  explicit CallableImpl(torch::nn::AnyModule model) : model_(std::move(model)) {
+    register_module("model", model_.ptr());
+  }
+  at::Tensor forward(const at::Tensor& input) { return model_.forward<at::Tensor>(input); }
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device) const override {
+    return std::make_shared<CallableImpl>(model_.clone(device));
+  }
+  bool is_training() const noexcept override { return model_.ptr()->is_training(); }
+
+ private:
+  torch::nn::AnyModule model_;
+};
+
+std::vector<core::Placement> placements_of(const DistributedConfig& config, at::Device device) {
+  if (!config.placements.empty()) return core::parse_placements(config.placements);
+  const auto count =
+      device.is_cpu()
+          ? std::int64_t(core::CpuSet::of_process().size())
+          : std::int64_t(at::globalContext().getAcceleratorHooksInterface(device.type()).deviceCount());
+  std::vector<core::Placement> placements;
+  for (std::int64_t i = 0; i < count; ++i) {
+    placements.push_back(core::Placement::parse(concat(device.is_cpu() ? "cpu:" : "cuda:", i)));
+  }
+  return placements;
+}
+
+// Consecutive layers on one placement.
+struct PlacedLayers {
+  std::size_t first = 0, last = 0;  // of the model's layers
+  core::Placement placement;
+};
+
+// A layer is where the longest name that it begins with says.
+std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& layers,
+                                        const std::map<std::string, std::string>& place) {
+  std::set<std::string> used;
+  std::vector<PlacedLayers> parts;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const std::string& name = layers[i].first;
+    const std::pair<const std::string, std::string>* best = nullptr;
+    for (const auto& entry : place) {
+      const std::string& prefix = entry.first;
+      const bool covers = name == prefix || name.starts_with(prefix + ".");
+      if (covers && (best == nullptr || prefix.size() > best->first.size())) best = &entry;
+    }
+    // What has no parameters ("relu", "flatten") goes along with what is before it.
+    if (best == nullptr && layers[i].second.ptr()->parameters().empty() && !parts.empty()) {
+      parts.back().last = i + 1;
+      continue;
+    }
+    if (best == nullptr) {
+      throw ConfigError(kWhere, concat("distributed.place says nothing of the layer ", name),
+                        concat("distributed.place.", name, "=cpu:0"));
+    }
+    used.insert(best->first);
+    const core::Placement placement = core::Placement::parse(best->second);
+    if (parts.empty() || parts.back().placement != placement) parts.push_back({i, i, placement});
+    parts.back().last = i + 1;
+  }
+  for (const auto& entry : place) {
+    if (used.contains(entry.first)) continue;
+    std::vector<std::string> names;
+    for (const core::NamedLayer& layer : layers) names.push_back(layer.first);
+    throw ConfigError(kWhere, concat("distributed.place: the model has no layer \"", entry.first, "\""),
+                      core::nearest(entry.first, names));
+  }
+  return parts;
+}
+
+at::Tensor example_batch(const Config& config, std::int64_t size) {
+  const std::int64_t side = config.data.image_size;
+  const at::Tensor images = at::zeros({size, config.data.color == "grey" ? 1 : 3, side, side});
+  return config.train.memory_format == "channels_last" ? images.contiguous(at::MemoryFormat::ChannelsLast)
+                                                       : images;
+}
+
+// Where layers are cut for as many stages.
+std::vector<PlacedLayers> place_by_measuring(const Config& config,
+                                             const std::vector<core::Placement>& placements,
+                                             const pipeline::Stage& model) {
+  const bool is_pipeline = config.distributed.strategy == "pipeline";
+  const std::int64_t parts = is_pipeline ? config.distributed.micro_batches : 1;
+  pipeline::BalanceOptions options;
+  options.num_placements = static_cast<int>(placements.size());
+  options.num_stages = options.num_placements;
+  if (is_pipeline) {
+    options.schedule = pipeline::parse_schedule(config.distributed.schedule);
+    if (options.schedule == pipeline::Schedule::kInterleaved) options.num_stages *= 2;
+  }
+  options.num_micro_batches = static_cast<int>(parts);
+  options.optimizer_factor = config.optim.name == "sgd" ? (config.optim.momentum > 0 ? 1 : 0) : 2;
+  options.by_bytes = !is_pipeline;
+  const at::Tensor batch = example_batch(config, (config.train.batch_size + parts - 1) / parts);
+  pipeline::Balance balance;
+  try {
+    balance = pipeline::balance(
+        pipeline::profile_layers(model, batch, {.placement = placements.front().name, .repeats = 3}),
+        options);
+  } catch (const std::exception& error) {
+    throw UsageError(
+        kWhere,
+        concat("the layers could not be measured on a batch ", batch.sizes(), ": ", core::message_of(error)),
+        "distributed.place, which names a placement for each");
+  }
+  std::string text = balance.text();
+  text.pop_back();  // the end of its last line
+  core::log_info(concat("layers cut by measuring\n", text));
+  std::vector<PlacedLayers> placed;
+  for (std::size_t stage = 0; stage + 1 < balance.cuts.size(); ++stage) {
+    placed.push_back({balance.cuts[stage], balance.cuts[stage + 1], placements[stage % placements.size()]});
+  }
+  return placed;
+}
+
+// Layers on several placements, one after the other: their gradients go on in the caller's graph.
+class LayersInParts {
+ public:
+  LayersInParts(const pipeline::Stage& model, const std::vector<PlacedLayers>& placed, at::Device device)
+      : device_(device) {
+    for (const PlacedLayers& part : placed) {
+      const auto worker = parallel::PlacementWorker::of(part.placement);
+      auto stage = std::make_shared<pipeline::Stage>(model.part(part.first, part.last));
+      stage->to(worker->device());
+      const std::string name = concat("layers ", model.layers()[part.first].name, " to ",
+                                      model.layers()[part.last - 1].name, " on ", part.placement.name);
+      parts_.push_back({parallel::PartName(name), worker, std::move(stage), part.first});
+    }
+  }
+
+  at::Tensor forward(at::Tensor value) const {
+    std::optional<core::RandomKey> random;
+    if (at::GradMode::is_enabled()) random = core::RandomKey::draw();  // evaluation draws nothing
+    for (const Part& part : parts_) {
+      if (random) random->layer = part.first_layer;
+      const auto run = [stage = part.stage, random](const at::Tensor& input) {
+        return stage->forward(core::entered({input}), 0, stage->layers().size(), random).front();
+      };
+      value = parallel::run(part.name, part.worker, {}, run, value);
+    }
+    return value.to(device_);
+  }
+
+ private:
+  struct Part {
+    parallel::PartName name;
+    std::shared_ptr<parallel::PlacementWorker> worker;
+    std::shared_ptr<pipeline::Stage> stage;
+    std::size_t first_layer;
+  };
+  at::Device device_;
+  std::vector<Part> parts_;
+};
+
+ModelCall pipeline_call(const Config& config, const pipeline::Stage& model,
+                        const std::vector<PlacedLayers>& placed, at::Device device) {
+  pipeline::PipelineOptions options;
+  std::vector<pipeline::Stage> stages;
+  for (const PlacedLayers& part : placed) {
+    stages.push_back(model.part(part.first, part.last));
+    const auto& name = part.placement.name;
+    const auto known = std::find(options.placements.begin(), options.placements.end(), name);
+    if (known == options.placements.end()) options.placements.push_back(name);
+  }
+  for (std::size_t stage = 0; stage < placed.size(); ++stage) {
+    const std::string& expected = options.placements[stage % options.placements.size()];
+    if (placed[stage].placement.name == expected) continue;
+    throw ConfigError(kWhere,
+                      concat("distributed.place: stage ", stage, " of the pipeline begins with layer ",
+                             model.layers()[placed[stage].first].name, " on ", placed[stage].placement.name,
+                             ", expected ", expected, ", as stages take turns on placements"));
+  }
+  options.num_micro_batches = static_cast<int>(config.distributed.micro_batches);
+  options.schedule = pipeline::parse_schedule(config.distributed.schedule);
+  options.keep_outputs = true;
+  const auto pipe = std::make_shared<pipeline::Pipeline>(std::move(stages), std::move(options));
+  ModelCall call;
+  call.forward = [=](const at::Tensor& input) { return pipe->forward(input).to(device); };
+  call.step = [=](const at::Tensor& input, const at::Tensor& target, const ModelCall::Loss& loss,
+                  double scale) {
+    const at::Tensor value = pipe->step(input, target, loss, scale);
+    return ModelCall::Step{value.to(device), pipe->outputs().front().to(device)};
+  };
+  return call;
+}
+
+}  // namespace
+
+bool uses_placements(const DistributedConfig& config) {
+  return config.strategy == "data_parallel" || config.strategy == "model_parallel" ||
+         config.strategy == "pipeline";
+}
+
+ModelCall make_model_call(const Config& config, torch::nn::AnyModule model, at::Device device) {
+  const DistributedConfig& distributed = config.distributed;
+  if (!uses_placements(distributed)) {
+    return {[model = std::move(model)](const at::Tensor& input) mutable {
+      return model.forward<at::Tensor>(input);
+    }};
+  }
+  if (distributed.strategy == "data_parallel") {
+    using Callable = std::shared_ptr<CallableImpl>;
+    parallel::DataParallelOptions options;
+    options.device_ids = placements_of(distributed, device);
+    options.output_device = core::Placement::parse(device.str());
+    return {[parallel = parallel::DataParallel<Callable>(std::make_shared<CallableImpl>(std::move(model)),
+                                                         std::move(options))](
+                const at::Tensor& input) mutable { return parallel.forward(input); }};
+  }
+  const std::vector<core::NamedLayer> layers = models::layers_of(model.ptr());
+  const pipeline::Stage stage(layers);
+  const std::vector<PlacedLayers> placed =
+      distributed.place.empty() ? place_by_measuring(config, placements_of(distributed, device), stage)
+                                : place_by_name(layers, distributed.place);
+  if (distributed.strategy == "pipeline") return pipeline_call(config, stage, placed, device);
+  return {[parts = LayersInParts(stage, placed, device)](const at::Tensor& input) {
+    return parts.forward(input);
+  }};
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/container/any.h>
+
+#include <functional>
+
+#include "cohort/train/config.h"
+
+namespace cohort::train {
+
+/// How a step calls its model: by itself, or on several placements (docs/train.md, "Several placements").
+struct ModelCall {
+  /// Returns the mean over the samples of a (micro-)batch.
+  using Loss = std::function<at::Tensor(const at::Tensor& logits, const at::Tensor& target)>;
+  struct Step {
+    at::Tensor loss;    ///< of the whole batch, times `scale`
+    at::Tensor logits;  ///< [N, ...]
+  };
+
+  /// Returns what the model makes of a batch, with its graph where gradients are on.
+  std::function<at::Tensor(const at::Tensor& input)> forward;
+  /// Forward, loss and backward as one, where these overlap: adds to the parameters' grad() those of the loss
+  /// times `scale`, and returns tensors without graph. Empty: forward, and then the loss's own backward.
+  std::function<Step(const at::Tensor& input, const at::Tensor& target, const Loss& loss, double scale)>
+      step = nullptr;
+};
+
+/// How `config.distributed` says that `model`, of which it shares the modules, is called. With model_parallel
+/// and pipeline layers are moved to their placements' devices; where no placement is named for them they are
+/// measured first, on batches of the configuration's size, which takes a few steps' time and is logged.
+/// Throws: ConfigError for a placement that is not there, a name that no layer has, or a layer without
+/// placement; UsageError for a model that is not known as a list of layers.
+ModelCall make_model_call(const Config& config, torch::nn::AnyModule model, at::Device device);
+
+/// Whether the strategy runs the model on threads of placements, so that the process itself needs none.
+bool uses_placements(const DistributedConfig& config);
+
+}  // namespace cohort::train
