@@ -2,9 +2,9 @@
 
 pipeline.py [images=120] [size=128] [micro-batch=20] [repeats=2]
 
-One process with one thread and with two; micro-batches through two halves in the order of the tutorial on pipelined ResNet-50 (on
-CPU nothing of it overlaps); Python threads that run replicas; torch.distributed.pipelining over Gloo, two processes of one thread.
-Seconds per batch, the mean. Needs torchvision.
+One process with one thread and with two; micro-batches through two halves in the order of the tutorial on pipelined ResNet-50
+(on CPU nothing of it overlaps); Python threads that run replicas; torch.distributed.pipelining over Gloo, two processes of
+one thread. Seconds per batch, the mean. Needs torchvision.
 """
 
 import contextlib
