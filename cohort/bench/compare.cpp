@@ -1,0 +1,142 @@
+#include "cohort/bench/compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <deque>
+#include <set>
+
+#include "cohort/core/error.h"
+
+namespace cohort::bench {
+namespace {
+
+void check(const std::vector<Variant>& variants, const CompareOptions& options) {
+  if (variants.empty() || options.shapes().empty() || options.threads().empty()) {
+    throw UsageError(
+        "bench.compare",
+        core::concat("got ", variants.size(), " variants, ", options.shapes().size(), " shapes, ",
+                     options.threads().size(), " numbers of threads; expected one or more of each"));
+  }
+  std::set<std::string> names;
+  for (const Variant& variant : variants) {
+    if (!names.insert(variant.name).second) {
+      throw UsageError("bench.compare", core::concat("two variants are called '", variant.name, "'"));
+    }
+  }
+}
+
+double paired_ratio(const Measurement& first, const Measurement& other) {
+  Measurement ratios;
+  for (std::size_t round = 0; round < other.seconds.size(); ++round) {
+    ratios.seconds.push_back(other.seconds[round] > 0 ? first.seconds[round] / other.seconds[round] : 0);
+  }
+  return ratios.median();
+}
+
+std::vector<Measurement> take_turns(const std::vector<Variant>& variants, const Shape& shape,
+                                    const TimeitOptions& options) {
+  struct Work {
+    std::function<void()> call;
+    std::function<void(std::int64_t)> loop;
+  };
+  std::deque<Work> works;  // addresses stay: `loop` and the rounds refer to them
+  std::vector<detail::Rounds> rounds;
+  for (const Variant& variant : variants) {
+    Work& work = works.emplace_back();
+    work.call = variant.make(shape);
+    if (!work.call) {
+      throw UsageError("bench.compare", core::concat("variant '", variant.name, "' made nothing to measure"));
+    }
+    work.loop = [&work](std::int64_t calls) {
+      for (std::int64_t call = 0; call < calls; ++call) work.call();
+    };
+  }
+  for (std::size_t i = 0; i < variants.size(); ++i) {
+    rounds.emplace_back(works[i].loop, TimeitOptions(options).label(variants[i].name));
+  }
+  for (int turn = 0; turn < options.rounds(); ++turn) {
+    for (std::size_t i = 0; i < rounds.size(); ++i) {
+      rounds[turn % 2 == 0 ? i : rounds.size() - 1 - i].run();
+    }
+  }
+  std::vector<Measurement> result;
+  for (detail::Rounds& one : rounds) result.push_back(std::move(one).result());
+  return result;
+}
+
+std::string cell(const Comparison::Row& row, bool first) {
+  char text[96];
+  std::snprintf(text, sizeof text, "%s ± %ld %%", to_text(row.measurement.median()).c_str(),
+                std::lround(100 * row.measurement.spread()));
+  std::string result = text;
+  if (!first) {
+    std::snprintf(text, sizeof text, ", **%.2fx**", row.ratio);
+    result += text;
+  }
+  return result;
+}
+
+/// As RFC 4180 has it.
+std::string csv_field(const std::string& text) {
+  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  std::string result = "\"";
+  for (const char c : text) result += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return result + "\"";
+}
+
+}  // namespace
+
+Comparison compare(const std::vector<Variant>& variants, const CompareOptions& options) {
+  check(variants, options);
+  Comparison result;
+  result.num_variants = variants.size();
+  for (const Shape& shape : options.shapes()) {
+    for (const int threads : options.threads()) {
+      const detail::ThreadsGuard guard(threads);
+      std::vector<Measurement> measured = take_turns(variants, shape, options.timeit());
+      const Measurement first = measured.front();
+      for (Measurement& one : measured) {
+        const double ratio = paired_ratio(first, one);
+        result.rows.push_back({shape, std::move(one), ratio});
+      }
+    }
+  }
+  return result;
+}
+
+std::string Comparison::markdown() const {
+  std::string text = "| shape | threads |", line = "| --- | --- |";
+  for (std::size_t i = 0; i < num_variants; ++i) {
+    text += " " + rows[i].measurement.label + " |";
+    line += " --- |";
+  }
+  text += "\n" + line + "\n";
+  for (std::size_t begin = 0; begin < rows.size(); begin += num_variants) {
+    text += core::concat("| ", to_text(rows[begin].shape), " | ", rows[begin].measurement.threads, " |");
+    for (std::size_t i = 0; i < num_variants; ++i) text += " " + cell(rows[begin + i], i == 0) + " |";
+    text += "\n";
+  }
+  return text;
+}
+
+std::string Comparison::csv() const {
+  std::string text = "shape,threads,variant,best_ns,median_ns,p99_ns,spread,rounds,calls,ratio\n";
+  for (const Row& row : rows) {
+    const Measurement& one = row.measurement;
+    char numbers[192];
+    std::snprintf(numbers, sizeof numbers, ",%.3f,%.3f,%.3f,%.4f,%zu,%lld,%.4f\n", 1e9 * one.best(),
+                  1e9 * one.median(), 1e9 * one.percentile(0.99), one.spread(), one.seconds.size(),
+                  static_cast<long long>(one.calls), row.ratio);
+    text += core::concat(to_text(row.shape), ",", one.threads, ",", csv_field(one.label), numbers);
+  }
+  return text;
+}
+
+std::string to_text(const Shape& shape) {
+  std::string text;
+  for (const std::int64_t size : shape) text += (text.empty() ? "" : " x ") + std::to_string(size);
+  return text.empty() ? "-" : text;
+}
+
+}  // namespace cohort::bench

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <torch/arg.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/bench/timeit.h"
+
+namespace cohort::bench {
+
+using Shape = std::vector<std::int64_t>;
+
+/// One way to do the work: `make` is given a shape, prepares what the work needs, and returns the work.
+struct Variant {
+  std::string name;
+  std::function<std::function<void()>(const Shape&)> make;
+};
+
+struct CompareOptions {
+  TORCH_ARG(std::vector<Shape>, shapes) = { {} };
+  /// Threads of one operator, one table row for each; 0: as it is set now.
+  TORCH_ARG(std::vector<int>, threads) = { 0 };
+  /// Rounds, calls, min_time and clock of each measurement.
+  TORCH_ARG(TimeitOptions, timeit) = {};
+};
+
+/// What compare() saw, by shape, then threads, then variant, each in the order that was asked for.
+struct Comparison {
+  struct Row {
+    Shape shape;
+    Measurement measurement;  ///< `label` is the variant
+    /// How many times as fast as the first variant: the median over rounds of the two times measured in the
+    /// same turn, so that a machine that is slow for a while is slow for both.
+    double ratio = 1;
+  };
+  std::vector<Row> rows;
+  std::size_t num_variants = 0;
+
+  /// A table: a row for each shape and number of threads, a column for each variant with its median, spread
+  /// and ratio to the first.
+  std::string markdown() const;
+  /// Comma-separated, a line for each measurement, times in nanoseconds per call.
+  std::string csv() const;
+};
+
+/// Measures every variant on every shape with every number of threads. The variants of one row take turns,
+/// one round each, in an order that reverses from turn to turn: what disturbs the machine, and what one
+/// leaves in the caches for the next, hits all alike.
+///
+///     auto figures = bench::compare({{"composite", [](const bench::Shape& s) { ... }}, {"fused", ...}},
+///                                   bench::CompareOptions().shapes({{1024, 64}, {1024, 4096}}).threads({1,
+///                                   2}));
+///     std::cout << figures.markdown();
+///
+/// All variants of a row are prepared before the first is measured, and live until the row is done.
+/// Throws: UsageError when there is no variant, shape or number of threads, or two variants have one name;
+/// as timeit().
+Comparison compare(const std::vector<Variant>& variants, const CompareOptions& options = {});
+
+/// Returns "1024 x 64"; "-" for the empty shape.
+std::string to_text(const Shape& shape);
+
+}  // namespace cohort::bench

@@ -1,0 +1,162 @@
+#include "cohort/bench/timeit.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <ostream>
+
+#include "cohort/core/device.h"
+#include "cohort/core/error.h"
+
+namespace cohort::bench {
+namespace {
+
+constexpr std::int64_t kMostCalls = 1'000'000'000;
+
+/// Work given to an accelerator goes on after the call that gave it has returned.
+void wait_for_accelerator() {
+  if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return;
+  const auto* guard = c10::impl::getDeviceGuardImpl(c10::kCUDA);
+  if (guard->deviceCount() > 0) guard->synchronizeDevice(guard->getDevice().index());
+}
+
+void check(const TimeitOptions& options) {
+  if (options.rounds() < 1 || options.calls() < 0 || options.min_time().count() < 1) {
+    throw UsageError("bench.timeit", core::concat("got rounds ", options.rounds(), ", calls ",
+                                                  options.calls(), ", min_time ", options.min_time().count(),
+                                                  " ns; expected rounds of 1 or more, calls of 0 (chosen) or "
+                                                  "more, a min_time above 0"));
+  }
+}
+
+/// The least of 1, 2, 5, 10, 20, 50 ... that is not below `number`.
+std::int64_t round_up(double number) {
+  for (std::int64_t power = 1; power < kMostCalls; power *= 10) {
+    for (const std::int64_t digit : {1, 2, 5}) {
+      if (static_cast<double>(digit * power) >= number) return digit * power;
+    }
+  }
+  return kMostCalls;
+}
+
+}  // namespace
+
+double Measurement::percentile(double part) const {
+  if (seconds.empty()) return 0;
+  std::vector<double> sorted = seconds;
+  std::sort(sorted.begin(), sorted.end());
+  const double place = part * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(place);
+  const std::size_t above = std::min(below + 1, sorted.size() - 1);
+  return sorted[below] + (place - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+}
+
+double Measurement::spread() const {
+  return median() > 0 ? (percentile(0.75) - percentile(0.25)) / median() : 0;
+}
+
+std::string Measurement::to_text() const {
+  const double percent = 100 * spread();
+  return core::concat(label, label.empty() ? "" : ": ", "best ", bench::to_text(best()), ", median ",
+                      bench::to_text(median()), ", spread ", std::lround(percent), " %",
+                      percent >= 10 ? " (the machine was not quiet)" : "", ", ", seconds.size(),
+                      seconds.size() == 1 ? " round of " : " rounds of ", calls,
+                      calls == 1 ? " call, " : " calls, ", threads, threads == 1 ? " thread" : " threads");
+}
+
+std::ostream& operator<<(std::ostream& out, const Measurement& measurement) {
+  return out << measurement.to_text();
+}
+
+std::string to_text(double seconds) {
+  struct Unit {
+    double size;
+    const char* name;
+  };
+  constexpr std::array<Unit, 4> kUnits = {{{1, "s"}, {1e-3, "ms"}, {1e-6, "us"}, {1e-9, "ns"}}};
+  Unit unit = kUnits.back();
+  for (const Unit& candidate : kUnits) {
+    // Not 0.99996 s, which would be printed as 1000 ms.
+    if (std::abs(seconds) >= 0.99995 * candidate.size) {
+      unit = candidate;
+      break;
+    }
+  }
+  const double number = seconds / unit.size;
+  const int digits = std::abs(number) < 9.9995   ? 3
+                     : std::abs(number) < 99.995 ? 2
+                     : std::abs(number) < 999.95 ? 1
+                                                 : 0;
+  std::array<char, 48> text{};
+  std::snprintf(text.data(), text.size(), "%.*f %s", digits, number, unit.name);
+  return text.data();
+}
+
+Measurement measure(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& options) {
+  const detail::ThreadsGuard threads(options.threads());
+  detail::Rounds rounds(loop, options);
+  for (int round = 0; round < options.rounds(); ++round) rounds.run();
+  return std::move(rounds).result();
+}
+
+namespace detail {
+
+Rounds::Rounds(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& options)
+    : loop_(loop), clock_(options.clock()) {
+  check(options);
+  if (!clock_) {
+    clock_ = [] {
+      return std::chrono::duration_cast<std::chrono::nanoseconds>(
+          std::chrono::steady_clock::now().time_since_epoch());
+    };
+  }
+  measurement_.label = options.label();
+  measurement_.threads = at::get_num_threads();
+  loop_(1);
+  wait_for_accelerator();
+  const double least = std::chrono::duration<double>(options.min_time()).count();
+  std::int64_t calls = options.calls() > 0 ? options.calls() : 1;
+  while (options.calls() == 0 && calls < kMostCalls) {
+    const double took = time(calls) * static_cast<double>(calls);
+    if (took >= least) break;
+    // Ten times at most: a first guess from a few nanoseconds is worth little.
+    const double wanted = static_cast<double>(calls) * (took > 0 ? std::min(least / took, 10.0) : 10.0);
+    calls = std::max(round_up(wanted), round_up(static_cast<double>(calls) + 1));
+  }
+  measurement_.calls = calls;
+}
+
+double Rounds::time(std::int64_t calls) {
+  const std::chrono::nanoseconds begin = clock_();
+  loop_(calls);
+  wait_for_accelerator();
+  return std::chrono::duration<double>(clock_() - begin).count() / static_cast<double>(calls);
+}
+
+void Rounds::run() {
+  measurement_.seconds.push_back(time(measurement_.calls));
+}
+
+Measurement Rounds::result() && {
+  return std::move(measurement_);
+}
+
+ThreadsGuard::ThreadsGuard(int threads) : before_(at::get_num_threads()) {
+  if (threads < 0) {
+    throw UsageError("bench.timeit",
+                     core::concat("got ", threads, " threads, expected 0 (as it is) or more"));
+  }
+  if (threads > 0) core::set_intra_op_threads(threads);
+}
+
+ThreadsGuard::~ThreadsGuard() {
+  at::set_num_threads(before_);
+}
+
+}  // namespace detail
+
+}  // namespace cohort::bench

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+#include <torch/arg.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+/// How long a call takes, measured so that the figure can be believed.
+///
+///     std::cout << bench::timeit([&] { return x.mul(y); }, bench::TimeitOptions().label("mul")) << "\n";
+///     // mul: best 1.23 us, median 1.25 us, spread 2 %, 7 rounds of 20000 calls, 1 thread
+namespace cohort::bench {
+
+/// Returns the time since some fixed moment; it never goes back. Tests give one of their own.
+using Clock = std::function<std::chrono::nanoseconds()>;
+
+/// Units: min_time is the least time that one round lasts, by wall clock.
+struct TimeitOptions {
+  TORCH_ARG(std::string, label) = "";
+  TORCH_ARG(std::chrono::nanoseconds, min_time) = std::chrono::milliseconds(20);
+  TORCH_ARG(int, rounds) = 7;
+  /// Calls in a round; 0: as many of 1, 2, 5, 10, 20 ... as min_time needs.
+  TORCH_ARG(std::int64_t, calls) = 0;
+  /// Threads of one operator while it is measured; 0: as it is set now.
+  TORCH_ARG(int, threads) = 0;
+  /// Null: std::chrono::steady_clock.
+  TORCH_ARG(Clock, clock) = nullptr;
+};
+
+/// What timeit() saw. Units: seconds per call.
+struct Measurement {
+  std::string label;
+  std::vector<double> seconds;  ///< one figure for each round, in the order of the rounds
+  std::int64_t calls = 0;       ///< in each round
+  int threads = 0;              ///< of one operator
+
+  /// The fastest round: what the code takes when nothing disturbs it.
+  double best() const { return percentile(0); }
+  double median() const { return percentile(0.5); }
+  /// Returns the time that the share `part` (0 to 1) of the rounds does not exceed.
+  double percentile(double part) const;
+  /// The distance between the quartiles over the median: 0.02 says that half of the rounds lie within 2 %.
+  double spread() const;
+  /// One line, as above. A spread of 10 % and more says so: such a figure wants a quieter machine.
+  std::string to_text() const;
+};
+
+std::ostream& operator<<(std::ostream& out, const Measurement& measurement);
+
+/// Returns seconds with the unit that suits them and four digits: "12.34 us", "1.234 ms".
+std::string to_text(double seconds);
+
+/// Makes the compiler compute `value` although nobody reads it.
+template <typename T>
+void keep(const T& value) {
+  asm volatile("" : : "g"(&value) : "memory");
+}
+
+/// The same for a loop of one's own: `loop(n)` must do the work n times. What timeit() calls.
+Measurement measure(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& options);
+
+/// Measures `fn()`, called in a loop without any call in between that the compiler cannot see through.
+/// First a call that does not count (it makes caches warm and memory there), then the number of calls in a
+/// round is found, then the rounds are timed; at the end of each round accelerators in use are waited for.
+/// Threads: one caller at a time where `threads` is set, as that is the process's.
+/// Throws: UsageError for rounds, calls or min_time below their least, or more threads than cores; whatever
+/// `fn` throws.
+template <typename Fn>
+Measurement timeit(Fn&& fn, const TimeitOptions& options = {}) {
+  return measure(
+      [&fn](std::int64_t calls) {
+        for (std::int64_t call = 0; call < calls; ++call) {
+          if constexpr (std::is_void_v<std::invoke_result_t<Fn&>>) {
+            fn();
+          } else {
+            keep(fn());
+          }
+        }
+      },
+      options);
+}
+
+namespace detail {
+
+/// One round after the other, for several measured in turns.
+class Rounds {
+ public:
+  Rounds(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& options);
+  void run();
+  Measurement result() &&;
+
+ private:
+  double time(std::int64_t calls);
+
+  c10::function_ref<void(std::int64_t)> loop_;
+  Clock clock_;
+  Measurement measurement_;
+};
+
+/// Sets the threads of an operator for a scope; 0 leaves them.
+class ThreadsGuard {
+ public:
+  explicit ThreadsGuard(int threads);
+  ~ThreadsGuard();
+  ThreadsGuard(const ThreadsGuard&) = delete;
+  ThreadsGuard& operator=(const ThreadsGuard&) = delete;
+
+ private:
+  int before_;
+};
+
+}  // namespace detail
+
+}  // namespace cohort::bench

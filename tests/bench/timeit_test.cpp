@@ -1,0 +1,94 @@
+#include "cohort/bench/timeit.h"
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "cohort/core/error.h"
+#include "tests/bench/fake_clock.h"
+#include "tests/support/throws.h"
+
+namespace cohort::bench {
+namespace {
+
+using namespace std::chrono_literals;
+using test::FakeClock;
+
+TEST(TimeitTest, ChoosesCallsSoThatARoundLastsLongEnough) {
+  FakeClock fake;
+  const auto seen = [&](std::chrono::nanoseconds each) {
+    return timeit([&] { fake.now += each; }, TimeitOptions().min_time(20ms).clock(fake.clock()));
+  };
+  EXPECT_EQ(seen(1us).calls, 20000);
+  EXPECT_EQ(seen(3us).calls, 10000);
+  EXPECT_EQ(seen(7ms).calls, 5);
+  EXPECT_EQ(seen(1s).calls, 1);
+  const Measurement one = seen(3us);
+  EXPECT_EQ(one.seconds.size(), 7u);
+  EXPECT_NEAR(one.best(), 3e-6, 1e-15);
+  EXPECT_NEAR(one.median(), 3e-6, 1e-15);
+  EXPECT_NEAR(one.spread(), 0, 1e-9);
+}
+
+TEST(TimeitTest, TheFirstCallDoesNotCountAndBestIsTheFastestRound) {
+  FakeClock fake;
+  int call = 0;
+  const Measurement one = timeit(
+      [&] {
+        ++call;
+        fake.now += call == 1 ? 1s : std::chrono::nanoseconds(1000 * (8 - call));  // 6, 5, 4, 3, 2 us
+      },
+      TimeitOptions().calls(1).rounds(5).clock(fake.clock()));
+  EXPECT_EQ(call, 6);
+  EXPECT_NEAR(one.best(), 2e-6, 1e-15);
+  EXPECT_NEAR(one.median(), 4e-6, 1e-15);
+  EXPECT_NEAR(one.percentile(1), 6e-6, 1e-15);
+  EXPECT_NEAR(one.spread(), 0.5, 1e-9);  // from 3 to 5 around 4
+}
+
+TEST(TimeitTest, SaysFiguresSpreadAndThreadsInOneLine) {
+  Measurement one{"mul", {2e-6, 2e-6, 2.5e-6}, 100, 1};
+  EXPECT_EQ(
+      one.to_text(),
+      "mul: best 2.000 us, median 2.000 us, spread 13 % (the machine was not quiet), 3 rounds of 100 calls, "
+      "1 thread");
+  std::ostringstream out;
+  out << Measurement{"", {1.5}, 1, 2};
+  EXPECT_EQ(out.str(), "best 1.500 s, median 1.500 s, spread 0 %, 1 round of 1 call, 2 threads");
+}
+
+TEST(TimeitTest, ChoosesTheUnit) {
+  EXPECT_EQ(to_text(0), "0.000 ns");
+  EXPECT_EQ(to_text(1.234e-9), "1.234 ns");
+  EXPECT_EQ(to_text(12.345e-6), "12.35 us");
+  EXPECT_EQ(to_text(123.45e-3), "123.5 ms");
+  EXPECT_EQ(to_text(0.99999), "1.000 s");
+  EXPECT_EQ(to_text(4321), "4321 s");
+}
+
+TEST(TimeitTest, SetsThreadsForTheMeasurementOnly) {
+  const int before = at::get_num_threads();
+  int seen = 0;
+  const Measurement one =
+      timeit([&] { seen = at::get_num_threads(); }, TimeitOptions().threads(1).calls(1).rounds(1));
+  EXPECT_EQ(seen, 1);
+  EXPECT_EQ(one.threads, 1);
+  EXPECT_EQ(at::get_num_threads(), before);
+}
+
+TEST(TimeitTest, AnExceptionComesThrough) {
+  EXPECT_THROW(timeit([]() -> int { throw std::runtime_error("no"); }), std::runtime_error);
+}
+
+TEST(TimeitTest, RefusesWhatCannotBeMeasured) {
+  COHORT_EXPECT_THROW_WITH(timeit([] {}, TimeitOptions().rounds(0)), UsageError,
+                           "[bench.timeit] got rounds 0");
+  COHORT_EXPECT_THROW_WITH(timeit([] {}, TimeitOptions().calls(-1)), UsageError, "calls -1");
+  COHORT_EXPECT_THROW_WITH(timeit([] {}, TimeitOptions().min_time(0ns)), UsageError, "min_time 0 ns");
+  COHORT_EXPECT_THROW_WITH(timeit([] {}, TimeitOptions().threads(-2)), UsageError, "got -2 threads");
+  COHORT_EXPECT_THROW_WITH(timeit([] {}, TimeitOptions().threads(100000)), UsageError, "cores");
+}
+
+}  // namespace
+}  // namespace cohort::bench
