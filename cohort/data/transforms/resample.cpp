@@ -4,14 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-// The loops are compiled for several widths of vector where compiler and system can choose among them at load
-// time; integers only, so that every one of them gives the same bytes.
-#if defined(__x86_64__) && __GNUC__ >= 12 && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
-    !defined(__SANITIZE_ADDRESS__)
-#define COHORT_VECTOR_CLONES __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
-#else
-#define COHORT_VECTOR_CLONES
-#endif
+#include "cohort/core/vector_clones.h"
 
 namespace cohort::data {
 namespace {

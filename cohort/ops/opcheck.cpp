@@ -1,0 +1,304 @@
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/equal.h>
+
+#include <algorithm>
+
+#include "cohort/ops/check.h"
+#include "cohort/ops/operator.h"
+
+namespace cohort::ops {
+namespace {
+
+using Values = std::vector<c10::IValue>;
+using Tensors = std::vector<at::Tensor>;
+constexpr const char* kWhere = "ops.opcheck";
+
+Tensors tensors_of(const c10::IValue& value) {
+  if (value.isTensor()) return {value.toTensor()};
+  if (value.isTensorList()) return value.toTensorVector();
+  return {};
+}
+
+/// A copy of the values in which each tensor is what `fn` makes of it.
+template <typename Fn>
+Values mapped(const Values& values, const Fn& fn) {
+  Values result;
+  for (const c10::IValue& value : values) {
+    if (value.isTensor()) {
+      const at::Tensor& tensor = value.toTensor();
+      result.emplace_back(tensor.defined() ? fn(tensor) : tensor);
+    } else if (value.isTensorList()) {
+      Tensors list = value.toTensorVector();
+      for (at::Tensor& tensor : list) tensor = fn(tensor);
+      result.emplace_back(list);
+    } else {
+      result.push_back(value);
+    }
+  }
+  return result;
+}
+
+Values copied(const Values& values) {
+  return mapped(values, [](const at::Tensor& tensor) {
+    return tensor.detach().clone().set_requires_grad(tensor.requires_grad());
+  });
+}
+
+/// The same values with gaps between the elements.
+at::Tensor with_gaps(const at::Tensor& tensor) {
+  std::vector<std::int64_t> sizes = tensor.sizes().vec();
+  sizes.push_back(2);
+  at::Tensor wide = at::empty(sizes, tensor.options());
+  wide.zero_();
+  at::Tensor view = wide.select(-1, 0);
+  view.copy_(tensor);
+  return view;
+}
+
+std::string text_of(at::IntArrayRef numbers) {
+  std::string text;
+  for (const std::int64_t number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return "[" + text + "]";
+}
+
+class OperatorCheck {
+ public:
+  OperatorCheck(const std::string& name, const Values& arguments, const OpcheckOptions& options)
+      : op_(find_operator(name)), name_(name), arguments_(arguments), options_(options) {
+    const std::size_t given = arguments.size();
+    torch::jit::Stack stack = arguments_;
+    try {
+      op_.schema().checkAndNormalizeInputs(stack);
+    } catch (const c10::Error& error) {
+      throw UsageError(kWhere, core::concat(given, " arguments do not fit ", op_.schema(), ": ",
+                                            error.what_without_backtrace()));
+    }
+    arguments_ = stack;
+  }
+
+  void run() {
+    {
+      const at::NoGradGuard no_grad;
+      const Values results = schema();
+      strides(results);
+      meta(results);
+    }
+    gradients();
+  }
+
+ private:
+  Values call(const Values& arguments) const {
+    torch::jit::Stack stack = arguments;
+    op_.callBoxed(&stack);
+    return stack;
+  }
+
+  std::string argument(std::size_t i) const {
+    return core::concat("argument ", i, " ('", op_.schema().arguments()[i].name(), "')");
+  }
+  [[noreturn]] void fail(const std::string& what, const std::string& hint = "") const {
+    throw CheckError(kWhere, core::concat(name_, ": ", what), hint);
+  }
+
+  Values schema() const {
+    Values arguments = copied(arguments_);
+    const Values before = copied(arguments_);
+    Values results = call(arguments);
+    const auto& schema = op_.schema();
+    if (results.size() != schema.returns().size()) {
+      fail(core::concat("gives ", results.size(), " outputs, the schema says ", schema.returns().size()));
+    }
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+      if (alias == nullptr || !alias->isWrite())
+        unchanged(i, tensors_of(before[i]), tensors_of(arguments[i]));
+    }
+    for (std::size_t k = 0; k < results.size(); ++k) {
+      for (const at::Tensor& output : tensors_of(results[k])) {
+        if (output.defined()) shares_as_said(k, output, arguments);
+      }
+    }
+    return results;
+  }
+
+  void unchanged(std::size_t i, const Tensors& before, const Tensors& after) const {
+    for (std::size_t t = 0; t < before.size(); ++t) {
+      if (!before[t].defined()) continue;
+      if (before[t].sizes() != after[t].sizes()) {
+        fail(core::concat(argument(i), " was resized from ", text_of(before[t].sizes()), " to ",
+                          text_of(after[t].sizes()), ", and the schema does not say that it is written to"));
+      }
+      const at::Tensor was = before[t].reshape(-1), is = after[t].reshape(-1);
+      if (at::equal(was, is)) continue;
+      for (std::int64_t e = 0; e < was.numel(); ++e) {
+        if (at::equal(was[e], is[e])) continue;
+        if (was.is_floating_point() && was[e].item<double>() != was[e].item<double>()) continue;  // NaN
+        fail(core::concat(argument(i), " was written to: element ", e, " was ", was[e].item(), " and is ",
+                          is[e].item(), ", and the schema does not say so"),
+             "Tensor(a!) in the schema, or a copy in the kernel");
+      }
+    }
+  }
+
+  void shares_as_said(std::size_t k, const at::Tensor& output, const Values& arguments) const {
+    const c10::AliasInfo* said = op_.schema().returns()[k].alias_info();
+    bool found = said == nullptr;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      const c10::AliasInfo* other = op_.schema().arguments()[i].alias_info();
+      const bool may = said != nullptr && other != nullptr && said->beforeSets() == other->beforeSets();
+      for (const at::Tensor& input : tensors_of(arguments[i])) {
+        if (!input.defined() || input.nbytes() == 0) continue;
+        const bool shares = input.storage().is_alias_of(output.storage());
+        if (shares && !may) {
+          fail(core::concat("output ", k, " shares memory with ", argument(i),
+                            ", and the schema does not say so"),
+               "Tensor(a) on both in the schema, or a copy in the kernel");
+        }
+        found = found || (shares && may);
+      }
+    }
+    if (!found && output.nbytes() > 0) {
+      fail(core::concat("the schema says that output ", k,
+                        " shares memory with an argument, and it does not"));
+    }
+  }
+
+  void strides(const Values& expected) const {
+    const bool any = std::any_of(arguments_.begin(), arguments_.end(),
+                                 [](const c10::IValue& value) { return !tensors_of(value).empty(); });
+    if (!any) return;
+    const Values results =
+        call(mapped(arguments_, [](const at::Tensor& t) { return with_gaps(t.detach()); }));
+    for (std::size_t k = 0; k < results.size(); ++k) {
+      const Tensors got = tensors_of(results[k]), wanted = tensors_of(expected[k]);
+      if (got.size() != wanted.size())
+        fail(core::concat("output ", k, " is a list of another length on other strides"));
+      for (std::size_t t = 0; t < got.size(); ++t) {
+        if (!got[t].defined()) continue;
+        same_values(k, got[t], wanted[t]);
+      }
+    }
+  }
+
+  void same_values(std::size_t k, const at::Tensor& got, const at::Tensor& wanted) const {
+    const char* hint = "x.contiguous() at the kernel's beginning, or strides in its loops";
+    if (got.sizes() != wanted.sizes()) {
+      fail(core::concat("output ", k, " is ", text_of(got.sizes()),
+                        " on tensors with gaps between their elements, ", text_of(wanted.sizes()),
+                        " on contiguous ones"),
+           hint);
+    }
+    if (at::allclose(got.to(at::kDouble), wanted.to(at::kDouble), options_.tolerance(), options_.tolerance(),
+                     true)) {
+      return;
+    }
+    const at::Tensor is = got.reshape(-1).to(at::kDouble), should = wanted.reshape(-1).to(at::kDouble);
+    for (std::int64_t e = 0; e < is.numel(); ++e) {
+      if (at::allclose(is[e], should[e], options_.tolerance(), options_.tolerance(), true)) continue;
+      fail(core::concat("element ", e, " of output ", k, " is ", is[e].item<double>(),
+                        " on tensors with gaps between their elements, ", should[e].item<double>(),
+                        " on contiguous ones"),
+           hint);
+    }
+  }
+
+  void meta(const Values& real) const {
+    const bool has = op_.hasKernelForDispatchKey(c10::DispatchKey::Meta);
+    if (!options_.meta()) {
+      if (has) fail("has a meta function, and the check was told that it has none");
+      return;
+    }
+    if (!has && !op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
+        !op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+      fail("has no meta function",
+           "meta() in its definition; OpcheckOptions().meta(false) where sizes depend on values");
+    }
+    const Values results = call(mapped(arguments_, [](const at::Tensor& tensor) {
+      return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+    }));
+    for (std::size_t k = 0; k < real.size(); ++k) {
+      const Tensors got = tensors_of(results[k]), wanted = tensors_of(real[k]);
+      if (got.size() != wanted.size())
+        fail(core::concat("meta gives another number of tensors for output ", k));
+      for (std::size_t t = 0; t < got.size(); ++t) {
+        if (got[t].defined() != wanted[t].defined())
+          fail(core::concat("output ", k, " is undefined in one of meta and real"));
+        if (wanted[t].defined()) same_form(k, got[t], wanted[t]);
+      }
+    }
+  }
+
+  void same_form(std::size_t k, const at::Tensor& meta, const at::Tensor& real) const {
+    if (!meta.is_meta())
+      fail(core::concat("the meta function gives output ", k, " on ", meta.device().str()));
+    if (meta.sizes() != real.sizes()) {
+      fail(core::concat("output ", k, " has sizes ", text_of(real.sizes()), ", its meta function says ",
+                        text_of(meta.sizes())));
+    }
+    if (meta.scalar_type() != real.scalar_type()) {
+      fail(core::concat("output ", k, " is ", real.scalar_type(), ", its meta function says ",
+                        meta.scalar_type()));
+    }
+    if (real.numel() > 1 && meta.strides() != real.strides()) {
+      fail(core::concat("output ", k, " has strides ", text_of(real.strides()), ", its meta function says ",
+                        text_of(meta.strides())));
+    }
+  }
+
+  void gradients() const {
+    Tensors inputs;
+    std::vector<std::size_t> places;
+    bool floating = false, wanted = false;
+    for (std::size_t i = 0; i < arguments_.size(); ++i) {
+      for (const at::Tensor& tensor : tensors_of(arguments_[i])) {
+        inputs.push_back(tensor);
+        places.push_back(i);
+        wanted = wanted || (tensor.defined() && tensor.requires_grad());
+      }
+    }
+    if (!wanted) return;
+    const Values outputs = call(copied(arguments_));
+    for (const c10::IValue& output : outputs) {
+      for (const at::Tensor& tensor : tensors_of(output)) floating = floating || tensor.is_floating_point();
+    }
+    if (!floating) return;
+    if (!op_.hasKernelForDispatchKey(c10::DispatchKey::Autograd) &&
+        !op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+      fail("has no autograd kernel: a gradient that flows into it is lost without a word",
+           "ops::define(), which registers one");
+    }
+    const auto function = [&](const Tensors& values) {
+      Values arguments = arguments_;
+      std::vector<Tensors> grouped(arguments.size());
+      for (std::size_t i = 0; i < values.size(); ++i) grouped[places[i]].push_back(values[i]);
+      for (std::size_t i = 0; i < arguments.size(); ++i) {
+        if (arguments[i].isTensor()) arguments[i] = grouped[i].front();
+        if (arguments[i].isTensorList()) arguments[i] = grouped[i];
+      }
+      Tensors result;
+      for (const c10::IValue& output : call(arguments)) {
+        for (const at::Tensor& tensor : tensors_of(output)) result.push_back(tensor);
+      }
+      return result;
+    };
+    gradcheck(function, inputs, options_.gradcheck());
+  }
+
+  c10::OperatorHandle op_;
+  std::string name_;
+  Values arguments_;
+  const OpcheckOptions& options_;
+};
+
+}  // namespace
+
+void opcheck(const std::string& name, const std::vector<c10::IValue>& arguments,
+             const OpcheckOptions& options) {
+  OperatorCheck(name, arguments, options).run();
+}
+
+}  // namespace cohort::ops

@@ -1,0 +1,311 @@
+#include "cohort/ops/operator.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+
+#include "cohort/core/suggest.h"
+
+namespace cohort::ops {
+
+namespace detail {
+
+/// What the autograd kernel of an operator knows. Filled while the operator is being defined.
+struct Recipe {
+  Backward backward;
+  bool save_outputs = false;
+};
+
+}  // namespace detail
+
+using detail::Recipe;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+namespace {
+
+using Stack = torch::jit::Stack;
+
+bool is_tensor_list(const c10::IValue& value) {
+  return value.isTensorList();
+}
+
+/// Calls fn(tensor) for each tensor among `values`; an optional one that is absent counts as undefined where
+/// the schema says Tensor.
+template <typename Fn>
+void each_tensor(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> values, const Fn& fn) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i].isTensor()) {
+      fn(i, values[i].toTensor());
+    } else if (is_tensor_list(values[i])) {
+      for (const at::Tensor& tensor : values[i].toTensorVector()) fn(i, tensor);
+    } else if (values[i].isNone() &&
+               schema.arguments()[i].type()->str().find("Tensor") != std::string::npos) {
+      fn(i, at::Tensor());
+    }
+  }
+}
+
+/// Goes from forward to backward: the arguments, their tensors taken out (autograd keeps those).
+struct SavedCall : torch::CustomClassHolder {
+  std::string name;  // "mine::scale"
+  std::shared_ptr<const Recipe> recipe;
+  std::vector<c10::IValue> arguments;
+  std::vector<std::size_t> tensor_arguments;  // of each tensor, the argument that it belongs to
+  std::vector<bool> is_defined;               // of each tensor; autograd is given only those that are
+};
+
+/// One call on its way through autograd::Function.
+struct Frame {
+  const c10::OperatorHandle& op;
+  c10::DispatchKeySet keys;
+  Stack* stack;
+  c10::intrusive_ptr<SavedCall> saved;
+  std::vector<c10::IValue> outputs;
+};
+
+std::vector<std::size_t> tensor_outputs(const std::vector<c10::IValue>& outputs) {
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].isTensor()) places.push_back(i);
+  }
+  return places;
+}
+
+}  // namespace
+
+struct CallParts {
+  static Call make(const SavedCall& saved, const variable_list& tensors, const std::vector<bool>& needed) {
+    Call call;
+    call.name_ = saved.name;
+    call.arguments_ = saved.arguments;
+    for (c10::IValue& argument : call.arguments_) {
+      if (is_tensor_list(argument)) argument = c10::List<at::Tensor>();  // a copy of a list would share it
+    }
+    call.needs_gradient_.resize(saved.arguments.size());
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < saved.tensor_arguments.size(); ++i) {
+      const std::size_t argument = saved.tensor_arguments[i];
+      const at::Tensor tensor = saved.is_defined[i] ? tensors[next++] : at::Tensor();
+      if (needed[i]) call.needs_gradient_[argument] = true;
+      c10::IValue& place = call.arguments_[argument];
+      if (is_tensor_list(place)) {
+        c10::List<at::Tensor> list = place.toTensorList();
+        list.push_back(tensor);
+      } else {
+        place = tensor;
+      }
+    }
+    call.outputs_.assign(tensors.begin() + static_cast<std::ptrdiff_t>(next), tensors.end());
+    return call;
+  }
+};
+
+namespace {
+
+struct Differentiated : torch::autograd::Function<Differentiated> {
+  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, Frame* frame) {
+    const std::size_t num_outputs = frame->op.schema().returns().size();
+    {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      frame->op.redispatchBoxed(frame->keys & c10::after_ADInplaceOrView_keyset, frame->stack);
+    }
+    frame->outputs = torch::jit::pop(*frame->stack, num_outputs);
+    variable_list outputs;
+    for (const std::size_t place : tensor_outputs(frame->outputs)) {
+      outputs.push_back(frame->outputs[place].toTensor());
+    }
+    variable_list kept = tensors.vec();
+    if (frame->saved->recipe->save_outputs) kept.insert(kept.end(), outputs.begin(), outputs.end());
+    ctx->save_for_backward(std::move(kept));
+    ctx->saved_data["call"] = c10::IValue::make_capsule(frame->saved);
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const auto saved = c10::static_intrusive_pointer_cast<SavedCall>(ctx->saved_data["call"].toCapsule());
+    const Recipe& recipe = *saved->recipe;
+    if (!recipe.backward) {
+      throw UsageError("ops.backward", core::concat(saved->name, " has no derivative"),
+                       "define it with backward() or derivative(), or call it where no gradient is needed");
+    }
+    const std::size_t num_inputs = saved->tensor_arguments.size();
+    std::vector<bool> needed(num_inputs);
+    std::size_t edge = 0;
+    for (std::size_t i = 0; i < num_inputs; ++i)
+      needed[i] = saved->is_defined[i] && ctx->needs_input_grad(edge++);
+    const Call call = CallParts::make(*saved, ctx->get_saved_variables(), needed);
+    const variable_list given = recipe.backward(call, gradients);
+    if (given.size() != num_inputs) {
+      throw UsageError("ops.backward", core::concat("backward of ", saved->name, " gave ", given.size(),
+                                                    " gradients, expected ", num_inputs,
+                                                    ", one for each tensor among the arguments"));
+    }
+    variable_list result;
+    for (std::size_t i = 0; i < num_inputs; ++i) {
+      if (saved->is_defined[i]) result.push_back(given[i]);
+    }
+    result.emplace_back();  // of the frame
+    return result;
+  }
+};
+
+/// The kernel under the key Autograd of every operator defined here.
+class AutogradKernel : public c10::OperatorKernel {
+ public:
+  explicit AutogradKernel(std::shared_ptr<const Recipe> recipe) : recipe_(std::move(recipe)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const c10::FunctionSchema& schema = op.schema();
+    const auto arguments = torch::jit::last(*stack, schema.arguments().size());
+    bool needs_gradient = false;
+    each_tensor(schema, arguments, [&](std::size_t, const at::Tensor& tensor) {
+      if (!tensor.defined()) return;
+      needs_gradient = needs_gradient || tensor.requires_grad();
+      if (tensor._fw_grad(/*level=*/0).defined()) {
+        throw UsageError("ops.forward", core::concat(schema.name(), " has no forward-mode derivative"));
+      }
+    });
+    if (!needs_gradient || !at::GradMode::is_enabled()) {
+      write_without_gradient(op, keys, stack);
+      return;
+    }
+    if (schema.is_mutable()) {
+      throw UsageError(
+          "ops.forward",
+          core::concat(schema.name(), " writes to its arguments, which cannot be differentiated"),
+          "at::NoGradGuard around the call");
+    }
+    differentiate(op, keys, stack);
+  }
+
+ private:
+  /// What is written to gets a new version, so that autograd sees that values it has saved are gone.
+  static void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    std::vector<at::Tensor> written;
+    if (op.schema().is_mutable()) {
+      const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+      each_tensor(op.schema(), arguments, [&](std::size_t index, const at::Tensor& tensor) {
+        const c10::AliasInfo* alias = op.schema().arguments()[index].alias_info();
+        if (tensor.defined() && alias != nullptr && alias->isWrite()) written.push_back(tensor);
+      });
+    }
+    {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+    }
+    for (const at::Tensor& tensor : written) {
+      if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+
+  void differentiate(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {
+    const std::size_t num_arguments = op.schema().arguments().size();
+    auto saved = c10::make_intrusive<SavedCall>();
+    saved->name = op.schema().name();
+    saved->recipe = recipe_;
+    variable_list tensors;
+    const auto arguments = torch::jit::last(*stack, num_arguments);
+    each_tensor(op.schema(), arguments, [&](std::size_t index, const at::Tensor& tensor) {
+      saved->tensor_arguments.push_back(index);
+      saved->is_defined.push_back(tensor.defined());
+      if (tensor.defined()) tensors.push_back(tensor);
+    });
+    for (const c10::IValue& argument : arguments) {
+      saved->arguments.push_back(argument.isTensor()        ? c10::IValue()
+                                 : is_tensor_list(argument) ? c10::IValue(c10::List<at::Tensor>())
+                                                            : argument);
+    }
+    Frame frame{op, keys, stack, saved, {}};
+    const variable_list outputs = Differentiated::apply(at::TensorList(tensors), &frame);
+    const std::vector<std::size_t> places = tensor_outputs(frame.outputs);
+    for (std::size_t i = 0; i < places.size(); ++i) frame.outputs[places[i]] = outputs[i];
+    for (c10::IValue& output : frame.outputs) stack->push_back(std::move(output));
+  }
+
+  std::shared_ptr<const Recipe> recipe_;
+};
+
+}  // namespace
+
+const c10::IValue& Call::at(std::size_t index) const {
+  if (index < arguments_.size()) return arguments_[index];
+  throw UsageError("ops.backward", core::concat("backward of ", name_, " asked for argument ", index,
+                                                ", there are ", arguments_.size(), " (from 0)"));
+}
+
+const at::Tensor& Call::tensor(std::size_t index) const {
+  static const at::Tensor undefined;
+  const c10::IValue& value = at(index);
+  if (value.isNone()) return undefined;
+  if (value.isTensor()) return value.toTensor();
+  throw UsageError("ops.backward", core::concat("backward of ", name_, " asked for argument ", index,
+                                                " as a tensor, which is a ", value.tagKind()));
+}
+
+const at::Tensor& Call::output(std::size_t index) const {
+  if (index < outputs_.size()) return outputs_[index];
+  throw UsageError("ops.backward",
+                   core::concat("backward of ", name_, " asked for output ", index, " of ", outputs_.size(),
+                                " that were kept"),
+                   "save_outputs() in its definition");
+}
+
+bool Call::needs_gradient(std::size_t index) const {
+  return index < needs_gradient_.size() && needs_gradient_[index];
+}
+
+Definition::Definition(torch::Library& library, const std::string& schema)
+    : library_(library), recipe_(std::make_shared<Recipe>()) {
+  c10::FunctionSchema parsed = torch::schema(schema.c_str());
+  name_ = parsed.name();
+  if (!parsed.overload_name().empty()) name_ += "." + parsed.overload_name();
+  library_.def(std::move(parsed));
+  library_.impl(name_.c_str(),
+                torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunctor(
+                                                                std::make_unique<AutogradKernel>(recipe_))));
+}
+
+Definition& Definition::backward(Backward function) {
+  recipe_->backward = std::move(function);
+  return *this;
+}
+
+Definition& Definition::derivative(Derivative function) {
+  return backward([function = std::move(function)](const Call& call, const auto& gradients) {
+    std::vector<at::Tensor> result = function(call);
+    std::size_t argument = 0;
+    for (at::Tensor& partial : result) {
+      const at::Tensor& by = call.tensor(argument++);
+      if (partial.defined()) partial = at::sum_to(gradients[0] * partial, by.sizes());
+    }
+    return result;
+  });
+}
+
+Definition& Definition::save_outputs() {
+  recipe_->save_outputs = true;
+  return *this;
+}
+
+Definition& Definition::autocast(Autocast rule) {
+  detail::add_autocast(library_, name_, rule);
+  return *this;
+}
+
+c10::OperatorHandle find_operator(const std::string& name) {
+  const std::size_t dot = name.find('.', name.find("::") == std::string::npos ? 0 : name.find("::"));
+  const std::string base = name.substr(0, dot);
+  const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
+  if (const auto found = c10::Dispatcher::singleton().findSchema({base, overload})) return *found;
+  throw UsageError(
+      "ops.find", core::concat("there is no operator '", name, "'"),
+      "TORCH_LIBRARY in a library that is linked or given with --load; its namespace belongs to the "
+      "name: mine::scale");
+}
+
+}  // namespace cohort::ops

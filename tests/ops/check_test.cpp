@@ -1,0 +1,206 @@
+#include "cohort/ops/check.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "cohort/ops/operator.h"
+#include "tests/support/throws.h"
+
+namespace cohort::ops {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+at::Tensor contiguous_square(const at::Tensor& x) {
+  const at::Tensor c = x.contiguous();
+  return c * c;
+}
+at::Tensor empty_meta(const at::Tensor& x) {
+  return at::empty(x.sizes(), x.options());
+}
+Tensors right_gradient(const Call& call, const Tensors& gradients) {
+  return {2 * gradients[0] * call.tensor(0)};
+}
+
+TORCH_LIBRARY(check_test, library) {
+  const auto sound = [&](const char* schema) -> Definition { return define(library, schema); };
+  sound("right(Tensor x) -> Tensor").cpu(&contiguous_square).meta(&empty_meta).backward(&right_gradient);
+  sound("wrong_gradient(Tensor x) -> Tensor")
+      .cpu(&contiguous_square)
+      .meta(&empty_meta)
+      .backward([](const Call& call, const Tensors& gradients) {
+        at::Tensor gradient = 2 * gradients[0] * call.tensor(0);
+        const at::Tensor mask = at::zeros_like(gradient);
+        mask.view(-1)[1].fill_(1);
+        return Tensors{gradient + mask};  // wrong in one element
+      });
+  sound("no_gradient(Tensor x) -> Tensor").cpu(&contiguous_square).meta(&empty_meta);
+  library.def("no_autograd(Tensor x) -> Tensor");
+  library.impl("no_autograd", torch::dispatch(c10::DispatchKey::CPU, &contiguous_square));
+  library.impl("no_autograd", torch::dispatch(c10::DispatchKey::Meta, &empty_meta));
+  sound("writes(Tensor x) -> Tensor").meta(&empty_meta).cpu(+[](const at::Tensor& x) {
+    at::Tensor y = x;
+    y.view(-1)[2].fill_(5);
+    return x.clone();
+  });
+  sound("returns_its_argument(Tensor x) -> Tensor").cpu(+[](const at::Tensor& x) { return x; });
+  sound("says_it_shares(Tensor(a) x) -> Tensor(a)").cpu(+[](const at::Tensor& x) { return x.clone(); });
+  sound("view(Tensor(a) x) -> Tensor(a)")
+      .cpu(+[](const at::Tensor& x) { return x.select(0, 0); })
+      .meta(+[](const at::Tensor& x) { return x.select(0, 0); });
+  sound("doubles_(Tensor(a!) x) -> Tensor(a!)")
+      .cpu(+[](at::Tensor& x) -> at::Tensor& { return x.mul_(2); })
+      .meta(+[](at::Tensor& x) -> at::Tensor& { return x; });
+  sound("no_meta(Tensor x) -> Tensor").cpu(&contiguous_square);
+  sound("meta_sizes(Tensor x) -> Tensor").cpu(&contiguous_square).meta(+[](const at::Tensor& x) {
+    return at::empty({x.numel()}, x.options());
+  });
+  sound("meta_dtype(Tensor x) -> Tensor").cpu(&contiguous_square).meta(+[](const at::Tensor& x) {
+    return at::empty(x.sizes(), x.options().dtype(at::kHalf));
+  });
+  sound("meta_strides(Tensor x) -> Tensor").cpu(&contiguous_square).meta(+[](const at::Tensor& x) {
+    return at::empty({x.size(1), x.size(0)}, x.options()).t();
+  });
+  sound("ignores_strides(Tensor x) -> Tensor").meta(&empty_meta).cpu(+[](const at::Tensor& x) {
+    at::Tensor y = at::empty(x.sizes(), x.options());
+    for (std::int64_t i = 0; i < x.numel(); ++i) y.data_ptr<double>()[i] = x.data_ptr<double>()[i];
+    return y;
+  });
+}
+
+at::Tensor x() {
+  return at::arange(1, 7, at::kDouble).view({2, 3}).requires_grad_();
+}
+at::Tensor call(const std::string& name, const at::Tensor& argument) {
+  return find<at::Tensor(const at::Tensor&)>("check_test::" + name).call(argument);
+}
+
+TEST(GradcheckTest, ARightGradientPasses) {
+  gradcheck([](const Tensors& in) { return Tensors{call("right", in[0])}; }, {x()});
+  gradgradcheck([](const Tensors& in) { return Tensors{call("right", in[0])}; }, {x()});
+  // Several inputs, some constant, several outputs, one without a gradient, other strides.
+  gradcheck(
+      [](const Tensors& in) {
+        return Tensors{at::matmul(in[0], in[1]), in[2].exp() * in[0].sum(), at::argmax(in[0])};
+      },
+      {x(), x().detach().t().requires_grad_(), at::ones({}, at::kDouble)});
+}
+
+TEST(GradcheckTest, AWrongElementIsNamedWithBothValues) {
+  COHORT_EXPECT_THROW_WITH(
+      gradcheck([](const Tensors& in) { return Tensors{call("wrong_gradient", in[0])}; }, {x()}), CheckError,
+      "[ops.gradcheck] the gradient of output 0 at (0, 0) by input 0 at (0, 1): backward gives 1, "
+      "differences "
+      "give 0 (allowed 1e-05)");
+  COHORT_EXPECT_THROW_WITH(
+      gradcheck(
+          [](const Tensors& in) {
+            return Tensors{in[0].sum(), in[1] * call("wrong_gradient", in[2]).select(0, 1)};
+          },
+          {x(), at::ones({3}, at::kDouble), x()}),
+      CheckError, "the gradient of output 1 at (0) by input 2 at (0, 1): backward gives 1,");
+}
+
+TEST(GradcheckTest, AGradientThatIsNotANumberIsFound) {
+  COHORT_EXPECT_THROW_WITH(gradcheck([](const Tensors& in) { return Tensors{at::sqrt(in[0] * 0)}; }, {x()}),
+                           CheckError, "backward gives nan");
+}
+
+TEST(GradcheckTest, AGradientThatChangesIsFound) {
+  int calls = 0;
+  COHORT_EXPECT_THROW_WITH(gradcheck(
+                               [&](const Tensors& in) {
+                                 at::Tensor y = in[0] * 1;
+                                 y.register_hook([&](const at::Tensor& g) { return g + 1e-9 * ++calls; });
+                                 return Tensors{y};
+                               },
+                               {x()}),
+                           CheckError, "is not the same twice");
+}
+
+/// Its backward is right and made of numbers that autograd does not see.
+struct Once : torch::autograd::Function<Once> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& in) {
+    ctx->save_for_backward({in});
+    return in * in;
+  }
+  static Tensors backward(torch::autograd::AutogradContext* ctx, const Tensors& gradients) {
+    return {2 * ctx->get_saved_variables()[0].detach() * gradients[0]};
+  }
+};
+
+TEST(GradcheckTest, AGradientOfTheGradientThatIsLostIsFound) {
+  const auto function = [](const Tensors& in) { return Tensors{Once::apply(in[0])}; };
+  gradcheck(function, {x()});
+  COHORT_EXPECT_THROW_WITH(
+      gradgradcheck(function, {x()}), CheckError,
+      "[ops.gradgradcheck] the gradient of output 0 at (0, 0) by input 0 at (0, 0): backward "
+      "gives 0, differences give ");
+}
+
+TEST(GradcheckTest, WhatCannotBeCheckedIsRefused) {
+  const auto same = [](const Tensors& in) { return in; };
+  COHORT_EXPECT_THROW_WITH(gradcheck(same, {at::ones({2}).requires_grad_()}), UsageError,
+                           "want float64 on the CPU");
+  COHORT_EXPECT_THROW_WITH(gradcheck(same, {at::ones({2}, at::kDouble)}), UsageError,
+                           "no input requires a gradient");
+  COHORT_EXPECT_THROW_WITH(gradcheck([](const Tensors& in) { return Tensors{in[0].detach()}; }, {x()}),
+                           CheckError, "no output requires a gradient");
+}
+
+TEST(OpcheckTest, SoundOperatorsPass) {
+  opcheck("check_test::right", {x()});
+  opcheck("check_test::right", {x().detach().t()});
+  opcheck("check_test::view", {x().detach()});
+  opcheck("check_test::doubles_", {x().detach()});
+  opcheck("check_test::no_meta", {x().detach()}, OpcheckOptions().meta(false));
+  const at::Tensor kept = x().detach();
+  opcheck("check_test::doubles_", {kept});
+  EXPECT_EQ(kept[0][0].item<double>(), 1);  // the check works on copies
+}
+
+void expect_refused(const std::string& name, const std::string& part, bool gradient = false) {
+  const at::Tensor argument = gradient ? x() : x().detach();
+  COHORT_EXPECT_THROW_WITH(opcheck("check_test::" + name, {argument}), CheckError, part);
+}
+
+TEST(OpcheckTest, AWrongBackwardIsRefused) {
+  expect_refused("wrong_gradient", "by input 0 at (0, 1): backward gives 1, differences give 0", true);
+}
+
+TEST(OpcheckTest, AWrongSchemaIsRefused) {
+  expect_refused(
+      "writes",
+      "[ops.opcheck] check_test::writes: argument 0 ('x') was written to: element 2 was 3 and is 5");
+  expect_refused("returns_its_argument", "output 0 shares memory with argument 0 ('x')");
+  expect_refused("says_it_shares",
+                 "the schema says that output 0 shares memory with an argument, and it does not");
+}
+
+TEST(OpcheckTest, AWrongMetaFunctionIsRefused) {
+  expect_refused("no_meta", "has no meta function");
+  expect_refused("meta_sizes", "output 0 has sizes [2, 3], its meta function says [6]");
+  expect_refused("meta_dtype", "output 0 is Double, its meta function says Half");
+  expect_refused("meta_strides", "output 0 has strides [3, 1], its meta function says [1, 2]");
+  COHORT_EXPECT_THROW_WITH(opcheck("check_test::right", {x().detach()}, OpcheckOptions().meta(false)),
+                           CheckError, "was told that it has none");
+}
+
+TEST(OpcheckTest, AKernelThatTakesMemoryForContiguousIsRefused) {
+  expect_refused("ignores_strides",
+                 "element 1 of output 0 is 0 on tensors with gaps between their elements, 2 on");
+}
+
+TEST(OpcheckTest, ALostGradientIsRefused) {
+  expect_refused("no_autograd", "has no autograd kernel", true);
+  COHORT_EXPECT_THROW_WITH(opcheck("check_test::no_gradient", {x()}), UsageError, "has no derivative");
+}
+
+TEST(OpcheckTest, ArgumentsThatDoNotFitAreRefused) {
+  COHORT_EXPECT_THROW_WITH(opcheck("check_test::right", {x(), 2.0}), UsageError, "2 arguments do not fit");
+  COHORT_EXPECT_THROW_WITH(opcheck("check_test::nothing", {x()}), UsageError, "there is no operator");
+}
+
+}  // namespace
+}  // namespace cohort::ops

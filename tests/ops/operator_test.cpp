@@ -1,0 +1,201 @@
+#include "cohort/ops/operator.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "cohort/core/error.h"
+#include "cohort/ops/check.h"
+#include "cohort/optim/autocast.h"
+#include "tests/support/throws.h"
+
+namespace cohort::ops {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+int num_backwards = 0;
+bool second_was_needed = false;
+
+at::Tensor scale(const at::Tensor& x, double by) {
+  return x.detach() * by;  // called below autograd
+}
+at::Tensor tanh_kernel(const at::Tensor& x) {
+  return at::tanh(x);
+}
+at::Tensor weighted(const at::Tensor& x, const std::optional<at::Tensor>& weight, at::TensorList more) {
+  at::Tensor sum = weight.has_value() ? x * *weight : x.clone();
+  for (const at::Tensor& one : more) sum = sum + one * one;
+  return sum;
+}
+at::Tensor dtype_of(const at::Tensor& x, const at::Tensor& y) {
+  return at::empty({0}, x.options().dtype(at::promote_types(x.scalar_type(), y.scalar_type())));
+}
+at::Tensor& add_one_(at::Tensor& x) {
+  return x.add_(1);
+}
+std::tuple<at::Tensor, at::Tensor> largest(const at::Tensor& x) {
+  auto [values, indices] = x.max(0);
+  return {values, indices};
+}
+
+TORCH_LIBRARY(ops_test, library) {
+  define(library, "scale(Tensor x, float by) -> Tensor")
+      .cpu(&scale)
+      .backward([](const Call& call, const Tensors& gradients) {
+        ++num_backwards;
+        return Tensors{gradients[0] * call.argument<double>(1)};
+      });
+  define(library, "tanh(Tensor x) -> Tensor")
+      .composite(&tanh_kernel)
+      .save_outputs()
+      .derivative([](const Call& call) { return Tensors{1 - call.output() * call.output()}; });
+  define(library, "weighted(Tensor x, Tensor? weight, Tensor[] more) -> Tensor")
+      .composite(&weighted)
+      .backward([](const Call& call, const Tensors& gradients) {
+        second_was_needed = call.needs_gradient(1);
+        const at::Tensor &g = gradients[0], &weight = call.tensor(1);
+        Tensors result{weight.defined() ? g * weight : g,
+                       weight.defined() ? g * call.tensor(0) : at::Tensor()};
+        for (const at::Tensor& one : call.argument<Tensors>(2)) result.push_back(2 * g * one);
+        return result;
+      });
+  define(library, "no_derivative(Tensor x) -> Tensor").composite(&tanh_kernel);
+  define(library, "too_few(Tensor x, Tensor y) -> Tensor")
+      .composite(&dtype_of)
+      .backward([](const Call&, const Tensors& g) { return Tensors{g[0]}; });
+  define(library, "as_products(Tensor x, Tensor y) -> Tensor")
+      .composite(&dtype_of)
+      .autocast(Autocast::kNarrow);
+  define(library, "as_sums(Tensor x, Tensor y) -> Tensor").composite(&dtype_of).autocast(Autocast::kFloat32);
+  define(library, "as_widest(Tensor x, Tensor y) -> Tensor").composite(&dtype_of).autocast(Autocast::kWidest);
+  define(library, "add_one_(Tensor(a!) x) -> Tensor(a!)").cpu(&add_one_);
+  define(library, "largest(Tensor x) -> (Tensor, Tensor)")
+      .cpu(&largest)
+      .backward([](const Call& call, const Tensors& gradients) {
+        const at::Tensor& x = call.tensor(0);
+        return Tensors{gradients[0] * (x == std::get<0>(x.max(0))).to(x.dtype())};
+      });
+}
+
+at::Tensor call_scale(const at::Tensor& x, double by) {
+  static const auto op = find<at::Tensor(const at::Tensor&, double)>("ops_test::scale");
+  return op.call(x, by);
+}
+at::Tensor call_one(const std::string& name, const at::Tensor& x) {
+  return find<at::Tensor(const at::Tensor&)>("ops_test::" + name).call(x);
+}
+at::Tensor call_two(const std::string& name, const at::Tensor& x, const at::Tensor& y) {
+  return find<at::Tensor(const at::Tensor&, const at::Tensor&)>("ops_test::" + name).call(x, y);
+}
+
+at::Tensor numbers(at::IntArrayRef sizes) {
+  at::manual_seed(7);
+  return at::rand(sizes, at::kDouble).add(0.1).requires_grad_();
+}
+
+TEST(OperatorTest, WorksInEagerModeAndInAutograd) {
+  const at::Tensor x = numbers({3});
+  num_backwards = 0;
+  const at::Tensor y = call_scale(x, 2);
+  EXPECT_TRUE(at::equal(y, x * 2));
+  ASSERT_TRUE(y.requires_grad());
+  (y * y).sum().backward();
+  EXPECT_EQ(num_backwards, 1);
+  EXPECT_TRUE(at::allclose(x.grad(), 8 * x));
+}
+
+TEST(OperatorTest, NothingIsKeptWhereNoGradientIsWanted) {
+  const at::Tensor x = numbers({3});
+  EXPECT_FALSE(call_scale(x.detach(), 2).requires_grad());
+  const at::NoGradGuard no_grad;
+  EXPECT_FALSE(call_scale(x, 2).requires_grad());
+}
+
+TEST(OperatorTest, IsDifferentiatedTwiceThroughItsBackward) {
+  gradcheck([](const Tensors& x) { return Tensors{call_scale(x[0], 3)}; }, {numbers({2, 2})});
+  gradgradcheck([](const Tensors& x) { return Tensors{call_scale(x[0] * x[0], 3)}; }, {numbers({2, 2})});
+}
+
+TEST(OperatorTest, ADerivativeMayUseTheOutput) {
+  const auto function = [](const Tensors& x) { return Tensors{call_one("tanh", x[0])}; };
+  gradcheck(function, {numbers({2, 3})});
+  gradgradcheck(function, {numbers({2, 3})});
+}
+
+TEST(OperatorTest, TakesOptionalTensorsAndLists) {
+  const auto op = find<at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&, at::TensorList)>(
+      "ops_test::weighted");
+  gradcheck([&](const Tensors& x) { return Tensors{op.call(x[0], x[1], Tensors{x[2], x[3]})}; },
+            {numbers({2}), numbers({2}), numbers({2}), numbers({2})});
+  EXPECT_TRUE(second_was_needed);
+  gradcheck([&](const Tensors& x) { return Tensors{op.call(x[0], std::nullopt, Tensors{x[1]})}; },
+            {numbers({2}), numbers({2})});
+  gradcheck([&](const Tensors& x) { return Tensors{op.call(x[0], x[1], Tensors{})}; },
+            {numbers({2}), numbers({2}).detach()});
+  EXPECT_FALSE(second_was_needed);
+}
+
+TEST(OperatorTest, AnOutputOfIndicesHasNoGradient) {
+  const at::Tensor x = numbers({4});
+  const auto [value, index] =
+      find<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&)>("ops_test::largest").call(x);
+  EXPECT_TRUE(value.requires_grad());
+  EXPECT_FALSE(index.requires_grad());
+  value.backward();
+  EXPECT_EQ(x.grad().sum().item<double>(), 1);
+}
+
+TEST(OperatorTest, WithoutADerivativeBackwardNamesTheOperator) {
+  const at::Tensor x = numbers({3});
+  const at::Tensor y = call_one("no_derivative", x);
+  EXPECT_TRUE(y.requires_grad());  // so that the gradient is not lost without a word
+  COHORT_EXPECT_THROW_WITH(y.sum().backward(), UsageError,
+                           "[ops.backward] ops_test::no_derivative has no derivative");
+}
+
+TEST(OperatorTest, AGradientTooFewIsRefused) {
+  const at::Tensor x = numbers({3});
+  const at::Tensor y = call_two("too_few", x, numbers({3}));
+  COHORT_EXPECT_THROW_WITH(y.sum().backward(), UsageError,
+                           "backward of ops_test::too_few gave 1 gradients, expected 2");
+}
+
+TEST(OperatorTest, AutocastFollowsTheRule) {
+  const at::Tensor x = at::ones({2}), narrow = x.to(at::kBFloat16), wide = x.to(at::kDouble);
+  const optim::Autocast autocast(at::kCPU, at::kBFloat16);
+  EXPECT_EQ(call_two("as_products", x, x).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(call_two("as_sums", narrow, x).scalar_type(), at::kFloat);
+  EXPECT_EQ(call_two("as_widest", narrow, narrow).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(call_two("as_widest", narrow, x).scalar_type(), at::kFloat);
+  EXPECT_EQ(call_two("as_products", wide, wide).scalar_type(), at::kDouble);
+  const at::Tensor parameter = at::ones({2}).requires_grad_();
+  const at::Tensor y = call_scale(at::mul(parameter, 1), 2);  // no rule: float32 it stays
+  EXPECT_EQ(y.scalar_type(), at::kFloat);
+}
+
+TEST(OperatorTest, WritingInPlaceIsSeenByAutograd) {
+  const auto add_one = find<at::Tensor&(at::Tensor&)>("ops_test::add_one_");
+  at::Tensor x = at::ones({2});
+  const at::Tensor weight = at::ones({2}).requires_grad_();
+  const at::Tensor y = (weight * x).sum();
+  const auto version = x._version();
+  add_one.call(x);
+  EXPECT_EQ(x[0].item<float>(), 2);
+  EXPECT_GT(x._version(), version);
+  EXPECT_THROW(y.backward(), c10::Error);  // a value that backward needs is gone
+  at::Tensor leaf = at::ones({2}).requires_grad_();
+  at::Tensor inner = leaf * 1;
+  COHORT_EXPECT_THROW_WITH(add_one.call(inner), UsageError,
+                           "writes to its arguments, which cannot be differentiated");
+}
+
+TEST(OperatorTest, UnknownNamesAndOtherTypesAreRefused) {
+  COHORT_EXPECT_THROW_WITH(find_operator("ops_test::scalee"), UsageError,
+                           "[ops.find] there is no operator 'ops_test::scalee'");
+  COHORT_EXPECT_THROW_WITH((find<at::Tensor(const at::Tensor&)>("ops_test::scale")), UsageError,
+                           "ops_test::scale has other types");
+}
+
+}  // namespace
+}  // namespace cohort::ops

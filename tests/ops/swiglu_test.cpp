@@ -1,0 +1,111 @@
+#include "cohort/ops/swiglu.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cohort/core/error.h"
+#include "cohort/ops/check.h"
+#include "cohort/optim/autocast.h"
+#include "tests/support/throws.h"
+
+namespace cohort::ops {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+at::Tensor composite(const at::Tensor& gate, const at::Tensor& up) {
+  return at::silu(gate) * up;
+}
+
+/// The most that two results differ by, relative to the larger of 1 and their size.
+double distance(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.to(at::kDouble), y = b.to(at::kDouble);
+  return ((x - y).abs() / at::clamp_min(y.abs(), 1)).max().item<double>();
+}
+
+struct SwigluTest : ::testing::Test {
+  SwigluTest() { at::manual_seed(3); }
+  at::Tensor numbers(at::IntArrayRef sizes, at::ScalarType dtype) {
+    return at::randn(sizes).mul_(3).to(dtype);
+  }
+};
+
+TEST_F(SwigluTest, EqualsTheCompositeForwardAndBackward) {
+  struct Case {
+    at::ScalarType dtype;
+    double tolerance;
+  };
+  for (const Case& c : {Case{at::kFloat, 2e-6}, Case{at::kDouble, 1e-14}, Case{at::kBFloat16, 2e-2}}) {
+    // 1 and 37: ends of loops that vectors do not fill; 70,000: several stretches.
+    for (const std::int64_t columns : {1, 37, 70000}) {
+      Tensors ours{numbers({2, columns}, c.dtype), numbers({2, columns}, c.dtype)}, theirs;
+      for (at::Tensor& tensor : ours) {
+        theirs.push_back(tensor.clone().requires_grad_());
+        tensor.requires_grad_();
+      }
+      const at::Tensor a = swiglu(ours[0], ours[1]), b = composite(theirs[0], theirs[1]);
+      ASSERT_LE(distance(a, b), c.tolerance) << c.dtype << " " << columns;
+      const at::Tensor gradient = numbers({2, columns}, c.dtype);
+      a.backward(gradient);
+      b.backward(gradient);
+      for (const int i : {0, 1}) {
+        ASSERT_LE(distance(ours[i].grad(), theirs[i].grad()), 2 * c.tolerance)
+            << c.dtype << " " << columns << " " << i;
+      }
+    }
+  }
+}
+
+TEST_F(SwigluTest, LargeNumbersAndNoNumbers) {
+  const at::Tensor gate = at::tensor({-200.0F, -80.0F, 0.0F, 80.0F, 200.0F, std::nanf("")});
+  const at::Tensor out = swiglu(gate, at::ones({6}));
+  EXPECT_NEAR(out[0].item<float>(), 0, 1e-30);
+  EXPECT_NEAR(out[1].item<float>(), 0, 1e-30);
+  EXPECT_EQ(out[2].item<float>(), 0);
+  EXPECT_EQ(out[3].item<float>(), 80);
+  EXPECT_EQ(out[4].item<float>(), 200);
+  EXPECT_TRUE(std::isnan(out[5].item<float>()));
+}
+
+TEST_F(SwigluTest, ItsPartsAgree) {
+  for (const at::Tensor& sample : {at::randn({2, 3}, at::kDouble), at::randn({3, 2}, at::kDouble).t()}) {
+    const at::Tensor gate = sample.clone().requires_grad_(), up = (sample + 1).detach().requires_grad_();
+    opcheck("cohort::swiglu", {gate, up});
+    opcheck("cohort::swiglu_backward", {up, gate, up});
+    gradgradcheck([](const Tensors& in) { return Tensors{swiglu(in[0], in[1])}; }, {gate, up});
+  }
+  opcheck("cohort::swiglu", {at::randn({4, 5}), at::randn({4, 5})});
+  opcheck("cohort::swiglu", {at::randn({4, 5}).to(at::kBFloat16), at::randn({4, 5}).to(at::kBFloat16)});
+}
+
+TEST_F(SwigluTest, EmptyTensorsAreFine) {
+  EXPECT_EQ(swiglu(at::empty({0, 3}), at::empty({0, 3})).sizes(), at::IntArrayRef({0, 3}));
+}
+
+TEST_F(SwigluTest, HalvesOfOneTensorWork) {
+  const at::Tensor both = at::randn({5, 8});
+  EXPECT_LE(distance(swiglu(both.narrow(1, 0, 4), both.narrow(1, 4, 4)),
+                     composite(both.narrow(1, 0, 4), both.narrow(1, 4, 4))),
+            2e-6);
+}
+
+TEST_F(SwigluTest, UnderAutocastTheWidestCounts) {
+  const at::Tensor wide = at::randn({3}), narrow = wide.to(at::kBFloat16);
+  const optim::Autocast autocast(at::kCPU, at::kBFloat16);
+  EXPECT_EQ(swiglu(wide, narrow).scalar_type(), at::kFloat);
+  EXPECT_EQ(swiglu(narrow, narrow).scalar_type(), at::kBFloat16);
+}
+
+TEST_F(SwigluTest, WhatDoesNotFitIsRefused) {
+  COHORT_EXPECT_THROW_WITH(swiglu(at::ones({2}), at::ones({3})), UsageError,
+                           "[ops.swiglu] gate is Float [2], up Float [3]");
+  COHORT_EXPECT_THROW_WITH(swiglu(at::ones({2}), at::ones({2}, at::kDouble)), UsageError, "up Double [2]");
+  COHORT_EXPECT_THROW_WITH(swiglu(at::ones({2}, at::kInt), at::ones({2}, at::kInt)), UsageError,
+                           "got Int, expected");
+}
+
+}  // namespace
+}  // namespace cohort::ops
