@@ -41,6 +41,7 @@ int run(int argc, char** argv) {
   add_data(app, context);
   add_summary(app, context);
   add_pipeline(app, context);
+  add_plan(app, context);
   add_doctor(app, context);
   try {
     std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);

@@ -27,6 +27,7 @@ void add_eval(CLI::App& app, Context& context);
 void add_data(CLI::App& app, Context& context);
 void add_summary(CLI::App& app, Context& context);
 void add_pipeline(CLI::App& app, Context& context);
+void add_plan(CLI::App& app, Context& context);
 void add_doctor(CLI::App& app, Context& context);
 
 }  // namespace cohort::cli

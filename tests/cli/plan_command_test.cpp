@@ -1,0 +1,65 @@
+// `cohort plan`, without the rest of the program.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "cohort/cli/commands.h"
+#include "cohort/core/error.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
+
+namespace cohort::cli {
+namespace {
+
+// Runs `cohort plan WORDS`, and returns what it printed.
+std::string run(std::vector<std::string> words) {
+  CLI::App app;
+  Context context;
+  add_plan(app, context);
+  words.insert(words.begin(), "plan");
+  std::reverse(words.begin(), words.end());  // as CLI11 takes them
+  app.parse(words);
+  testing::internal::CaptureStdout();
+  try {
+    EXPECT_EQ(context.action(), 0);
+  } catch (...) {
+    testing::internal::GetCapturedStdout();
+    throw;
+  }
+  return testing::internal::GetCapturedStdout();
+}
+
+class PlanCommandTest : public testing::Test {
+ protected:
+  PlanCommandTest() : config((folder.path() / "run.yaml").string()) {
+    std::ofstream(config) << "model: {name: lenet5, num_classes: 10}\n"
+                             "data: {kind: synthetic, image_size: 28, color: grey}\n"
+                             "train: {batch_size: 8, device: cpu}\n";
+  }
+  const test::TempDir folder;
+  const std::string config;
+};
+
+TEST_F(PlanCommandTest, PrintsWhatIsPredictedAndMeasured) {
+  const std::string out = run({"--memory", "-c", config, "--measure", "train.batch_size=16"});
+  EXPECT_NE(out.find("lenet5, single, 1 rank, 16 samples at once; MiB"), std::string::npos) << out;
+  EXPECT_NE(out.find("predicted     measured"), std::string::npos) << out;
+  EXPECT_NE(out.find("exact"), std::string::npos) << out;
+}
+
+TEST_F(PlanCommandTest, PrintsJsonOnRequest) {
+  const std::string out = run({"--memory", "--config", config, "--json"});
+  EXPECT_NE(out.find("\"parameters\": 246824"), std::string::npos) << out;  // 61,706 of 4 bytes
+  EXPECT_NE(out.find("\"samples\": 8"), std::string::npos) << out;
+}
+
+TEST_F(PlanCommandTest, SaysWhatIsMissing) {
+  COHORT_EXPECT_THROW_WITH(run({"-c", config}), UsageError, "it was not said what to plan");
+  COHORT_EXPECT_THROW_WITH(run({"--memory"}), UsageError, "no configuration was given");
+  COHORT_EXPECT_THROW_WITH(run({"--memory", "-c", config, "--place", "layer4"}), UsageError,
+                           "expected LAYER=PLACEMENT");
+}
+
+}  // namespace
+}  // namespace cohort::cli
