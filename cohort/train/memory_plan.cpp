@@ -15,6 +15,7 @@
 #include "cohort/parallel/placed.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/train/build.h"
+#include "cohort/train/model_call.h"
 
 namespace cohort::train {
 namespace {
@@ -34,7 +35,7 @@ std::int64_t divided_up(std::int64_t value, std::int64_t by) {
   return (value + by - 1) / by;
 }
 
-// Where replicas run: as make_forward has it.
+// Where replicas run: as make_model_call() has it.
 std::vector<core::Placement> replica_placements(const Config& config) {
   if (!config.distributed.placements.empty()) return core::parse_placements(config.distributed.placements);
   std::vector<core::Placement> placements;
@@ -283,7 +284,7 @@ class Measurement {
     Model model(config_, options_);
     MemoryUse& all = plan.places.back().measured;
     all.model = watch.total().now;
-    auto forward = make_forward(config_, model.any, at::kCPU);
+    const auto forward = make_model_call(config_, model.any, at::kCPU).forward;
     const at::Tensor input = model.input(sizes.step), target = model.target(sizes.step);
     all.batch = watch.total().now - *all.model;
     step(watch, model, forward, input, target, sizes.part, nullptr);
@@ -344,6 +345,20 @@ class Measurement {
 };
 
 void check(const Config& config, const std::string& strategy, const MemoryOptions& options) {
+  if (strategy == "pipeline") {
+    throw UsageError(kWhere, "a pipeline was asked for, whose activations its schedule decides",
+                     "distributed.strategy=model_parallel for the rest, and cohort pipeline, which shows how many "
+                     "micro-batches each placement holds");
+  }
+  if (strategy == "model_parallel" && options.place.empty()) {
+    throw UsageError(kWhere, "the strategy is model_parallel, and distributed.place does not say which layers are where",
+                     "distributed.place.LAYER=cpu:1");
+  }
+  if (uses_placements(config.distributed) && config.distributed.nproc_per_node > 1) {
+    throw UsageError(kWhere, core::concat(strategy, " is planned for one process, got distributed.nproc_per_node ",
+                                          config.distributed.nproc_per_node),
+                     "distributed.nproc_per_node=1, which is what each rank takes");
+  }
   if (!options.place.empty() && strategy == "data_parallel") {
     throw UsageError(kWhere, "layers on placements of their own, and data_parallel, were asked for",
                      "distributed.strategy=single");
@@ -362,8 +377,14 @@ void check(const Config& config, const std::string& strategy, const MemoryOption
 
 }  // namespace
 
-MemoryPlan plan_memory(const Config& config, const MemoryOptions& options) {
+MemoryPlan plan_memory(const Config& config, const MemoryOptions& given) {
   MemoryPlan plan;
+  MemoryOptions options = given;
+  if (config.distributed.strategy == "model_parallel") {
+    for (const auto& [name, placement] : config.distributed.place) {
+      options.place.emplace(name, core::Placement::parse(placement));
+    }
+  }
   plan.model = config.model.name;
   plan.strategy = strategy_of(config);
   plan.num_ranks = has_ranks(plan.strategy) ? int(config.distributed.nproc_per_node) : 1;
@@ -399,7 +420,8 @@ MemoryPlan plan_memory(const Config& config, const MemoryOptions& options) {
   }
   if (options.measure) {
     Config alone = config;
-    if (has_ranks(plan.strategy)) alone.distributed.strategy = "single";
+    const bool is_placed = plan.strategy == "model_parallel";  // by parallel::place() already
+    if (has_ranks(plan.strategy) || is_placed) alone.distributed.strategy = "single";
     Measurement(alone, options).run(plan, sizes, placements);
     // The buffers of averages are not there without the other ranks.
     if (has_ranks(plan.strategy)) plan.places.back().measured.peak.reset();

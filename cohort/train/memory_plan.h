@@ -78,15 +78,16 @@ struct MemoryPlan {
 };
 
 struct MemoryOptions {
-  /// Layers that live on placements of their own, as in parallel::place(); the rest is on `cpu`.
+  /// Layers that live on placements of their own, as in parallel::place(), besides what model_parallel's
+  /// distributed.place says; the rest is on `cpu`.
   std::map<std::string, core::Placement> place = {};
   /// Runs two steps of the whole batch too, and counts: on CPU placements, without the other ranks.
   bool measure = false;
 };
 
 /// Says what a run of `config` takes, from two steps with 2 and 4 samples on this CPU.
-/// Throws: as make_dataset and make_model; UsageError for a placement with another strategy than one
-/// process's, and for `measure` where a placement is no CPU's.
+/// Throws: as make_dataset and make_model; UsageError for a pipeline, for placements of several ranks or with
+/// data_parallel, and for `measure` where a placement is no CPU's.
 MemoryPlan plan_memory(const Config& config, const MemoryOptions& options = {});
 
 /// The tables that `cohort plan --memory` prints, and what `--json` does.

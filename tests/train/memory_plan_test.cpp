@@ -169,7 +169,22 @@ TEST(MemoryPlanTest, AStepThatReportsNoLayersIsOneLine) {
   EXPECT_FALSE(linear->weight.grad().defined());
 }
 
+TEST(MemoryPlanTest, ModelParallelIsPlannedByItsConfiguration) {
+  const MemoryPlan plan = plan_of({"distributed.strategy=model_parallel", "distributed.place.layer1=cpu:0/a",
+                                   "distributed.place.layer4=cpu:0/b"},
+                                  {.measure = true});
+  EXPECT_EQ(plan.strategy, "model_parallel");
+  ASSERT_EQ(plan.places.size(), 4U);
+  EXPECT_EQ(plan.places[1].name, "cpu:0/a");
+  EXPECT_EQ(plan.places[1].predicted.gradients, plan.places[1].measured.gradients);
+}
+
 TEST(MemoryPlanTest, RefusesWhatItCannotPlan) {
+  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.strategy=pipeline"}), UsageError, "a pipeline was asked for");
+  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.strategy=model_parallel"}), UsageError,
+                           "does not say which layers are where");
+  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.strategy=data_parallel", "distributed.nproc_per_node=2"}),
+                           UsageError, "is planned for one process");
   MemoryOptions options{.measure = true};
   options.place["layer4"] = core::Placement::parse("cuda:0");
   COHORT_EXPECT_THROW_WITH(plan_of({}, options), UsageError, "only CPU memory is measured");
