@@ -346,17 +346,20 @@ class Measurement {
 
 void check(const Config& config, const std::string& strategy, const MemoryOptions& options) {
   if (strategy == "pipeline") {
-    throw UsageError(kWhere, "a pipeline was asked for, whose activations its schedule decides",
-                     "distributed.strategy=model_parallel for the rest, and cohort pipeline, which shows how many "
-                     "micro-batches each placement holds");
+    throw UsageError(
+        kWhere, "a pipeline was asked for, whose activations its schedule decides",
+        "distributed.strategy=model_parallel for the rest, and cohort pipeline, which shows how many "
+        "micro-batches each placement holds");
   }
   if (strategy == "model_parallel" && options.place.empty()) {
-    throw UsageError(kWhere, "the strategy is model_parallel, and distributed.place does not say which layers are where",
-                     "distributed.place.LAYER=cpu:1");
+    throw UsageError(
+        kWhere, "the strategy is model_parallel, and distributed.place does not say which layers are where",
+        "distributed.place.LAYER=cpu:1");
   }
   if (uses_placements(config.distributed) && config.distributed.nproc_per_node > 1) {
-    throw UsageError(kWhere, core::concat(strategy, " is planned for one process, got distributed.nproc_per_node ",
-                                          config.distributed.nproc_per_node),
+    throw UsageError(kWhere,
+                     core::concat(strategy, " is planned for one process, got distributed.nproc_per_node ",
+                                  config.distributed.nproc_per_node),
                      "distributed.nproc_per_node=1, which is what each rank takes");
   }
   if (!options.place.empty() && strategy == "data_parallel") {

@@ -180,7 +180,8 @@ TEST(MemoryPlanTest, ModelParallelIsPlannedByItsConfiguration) {
 }
 
 TEST(MemoryPlanTest, RefusesWhatItCannotPlan) {
-  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.strategy=pipeline"}), UsageError, "a pipeline was asked for");
+  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.strategy=pipeline"}), UsageError,
+                           "a pipeline was asked for");
   COHORT_EXPECT_THROW_WITH(plan_of({"distributed.strategy=model_parallel"}), UsageError,
                            "does not say which layers are where");
   COHORT_EXPECT_THROW_WITH(plan_of({"distributed.strategy=data_parallel", "distributed.nproc_per_node=2"}),
