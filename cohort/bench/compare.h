@@ -54,7 +54,7 @@ struct Comparison {
 ///     auto figures = bench::compare({{"composite", [](const bench::Shape& s) { ... }}, {"fused", ...}},
 ///                                   bench::CompareOptions().shapes({{1024, 64}, {1024, 4096}}).threads({1,
 ///                                   2}));
-///     std::cout << figures.markdown();
+///     std::string table = figures.markdown();
 ///
 /// All variants of a row are prepared before the first is measured, and live until the row is done.
 /// Throws: UsageError when there is no variant, shape or number of threads, or two variants have one name;

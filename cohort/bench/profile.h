@@ -82,7 +82,7 @@ class Profiler {
 /// Calls `step` options.warm_up() times, records options.steps() more, and returns what was seen.
 /// Throws: as Profiler; UsageError for steps below 1; whatever `step` throws.
 ///
-///     std::cout << bench::profile([&] { train_step(); }, bench::ProfileOptions().steps(10)).table();
+///     std::string table = bench::profile([&] { train_step(); }, bench::ProfileOptions().steps(10)).table();
 Profile profile(const std::function<void()>& step, const ProfileOptions& options = {});
 
 }  // namespace cohort::bench

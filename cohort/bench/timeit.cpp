@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -44,6 +45,14 @@ std::int64_t round_up(double number) {
 }
 
 }  // namespace
+
+Clock cpu_clock() {
+  return [] {
+    timespec now{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
+  };
+}
 
 double Measurement::percentile(double part) const {
   if (seconds.empty()) return 0;

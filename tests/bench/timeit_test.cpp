@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <sstream>
+#include <thread>
 
 #include "cohort/core/error.h"
 #include "tests/bench/fake_clock.h"
@@ -75,6 +76,16 @@ TEST(TimeitTest, SetsThreadsForTheMeasurementOnly) {
   EXPECT_EQ(seen, 1);
   EXPECT_EQ(one.threads, 1);
   EXPECT_EQ(at::get_num_threads(), before);
+}
+
+TEST(TimeitTest, TheCpuClockCountsComputingOnly) {
+  const Clock clock = cpu_clock();
+  const auto before = clock();
+  std::this_thread::sleep_for(20ms);
+  const auto slept = clock() - before;
+  EXPECT_LT(slept, 20ms);
+  while (clock() - before < slept + 1ms) {
+  }  // computing moves it on
 }
 
 TEST(TimeitTest, AnExceptionComesThrough) {
