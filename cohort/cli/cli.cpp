@@ -42,6 +42,7 @@ int run(int argc, char** argv) {
   add_summary(app, context);
   add_pipeline(app, context);
   add_plan(app, context);
+  add_new(app, context);
   add_doctor(app, context);
   try {
     std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);

@@ -26,6 +26,7 @@ int num_gpus();
 void add_eval(CLI::App& app, Context& context);
 void add_data(CLI::App& app, Context& context);
 void add_summary(CLI::App& app, Context& context);
+void add_new(CLI::App& app, Context& context);
 void add_pipeline(CLI::App& app, Context& context);
 void add_plan(CLI::App& app, Context& context);
 void add_doctor(CLI::App& app, Context& context);
