@@ -4,20 +4,19 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <functional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "cohort/bench/timeit.h"
 #include "cohort/core/allocator.h"
 #include "cohort/core/nested.h"
 #include "cohort/core/random.h"
 #include "cohort/core/timeline.h"
 
-namespace bench {
+namespace samples {
 
 struct Sample {
   at::Tensor image;
@@ -27,65 +26,49 @@ struct Sample {
 };
 COHORT_NESTED(Sample, image, label, boxes, name)
 
-}  // namespace bench
+}  // namespace samples
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 namespace core = cohort::core;
 
-template <typename T>
-void keep(const T& value) {
-  asm volatile("" : : "g"(&value) : "memory");
+using cohort::bench::keep;
+using cohort::bench::Measurement;
+
+Measurement measure(c10::function_ref<void(std::int64_t)> body, std::int64_t calls, int rounds = 301) {
+  return cohort::bench::measure(body, cohort::bench::TimeitOptions().calls(calls).rounds(rounds));
 }
 
-struct Figures {
-  double min = 0;
-  double median = 0;
-  double p99 = 0;
-};
-
-// Nanoseconds per call, over `rounds` rounds of `calls` calls.
-Figures measure(const std::function<void(int)>& body, int calls, int rounds = 301) {
-  std::vector<double> times;
-  for (int round = 0; round < rounds; ++round) {
-    const auto begin = Clock::now();
-    body(calls);
-    times.push_back(std::chrono::duration<double, std::nano>(Clock::now() - begin).count() / calls);
-  }
-  std::sort(times.begin(), times.end());
-  const auto at = [&](double share) { return times[static_cast<std::size_t>(share * (rounds - 1))]; };
-  return {times.front(), at(0.5), at(0.99)};
-}
-
-void print(const char* what, const Figures& figures, const Figures& baseline) {
-  std::printf("%-44s %10.1f %10.1f %10.1f %8.2fx\n", what, figures.min, figures.median, figures.p99,
-              figures.median / baseline.median);
+// In nanoseconds.
+void print(const char* what, const Measurement& figures, const Measurement& baseline) {
+  std::printf("%-44s %10.1f %10.1f %10.1f %8.2fx\n", what, 1e9 * figures.best(), 1e9 * figures.median(),
+              1e9 * figures.percentile(0.99), figures.median() / baseline.median());
 }
 
 void timeline() {
-  const auto with_scope = [](int calls) {
-    for (int i = 0; i < calls; ++i) {
+  const auto with_scope = [](std::int64_t calls) {
+    for (std::int64_t i = 0; i < calls; ++i) {
       const core::TimelineScope scope("work");
       keep(i);
     }
   };
-  const Figures bare = measure(
-      [](int calls) {
-        for (int i = 0; i < calls; ++i) keep(i);
+  const Measurement bare = measure(
+      [](std::int64_t calls) {
+        for (std::int64_t i = 0; i < calls; ++i) keep(i);
       },
       10000);
-  const Figures off = measure(with_scope, 10000);
-  const Figures clocks = measure(
-      [](int calls) {
-        for (int i = 0; i < calls; ++i) {
+  const Measurement off = measure(with_scope, 10000);
+  const Measurement clocks = measure(
+      [](std::int64_t calls) {
+        for (std::int64_t i = 0; i < calls; ++i) {
           keep(Clock::now());
           keep(Clock::now());
         }
       },
       1000);
   core::Timeline::start(1 << 20);
-  const Figures on = measure(with_scope, 1000);
+  const Measurement on = measure(with_scope, 1000);
   core::Timeline::stop();
   print("empty loop", bare, bare);
   print("timeline scope, stopped", off, bare);
@@ -94,17 +77,17 @@ void timeline() {
 }
 
 void random_streams() {
-  const Figures python_like = measure(
-      [](int calls) {
-        for (int i = 0; i < calls; ++i) {
+  const Measurement python_like = measure(
+      [](std::int64_t calls) {
+        for (std::int64_t i = 0; i < calls; ++i) {
           std::mt19937_64 generator(static_cast<std::uint64_t>(i));
           keep(generator() + generator());
         }
       },
       1000);
-  const Figures ours = measure(
-      [](int calls) {
-        for (int i = 0; i < calls; ++i) {
+  const Measurement ours = measure(
+      [](std::int64_t calls) {
+        for (std::int64_t i = 0; i < calls; ++i) {
           core::RandomStream stream(1, 0, static_cast<std::uint64_t>(i), core::Purpose::kTransform);
           keep(stream.next_u64() + stream.next_u64());
         }
@@ -115,22 +98,23 @@ void random_streams() {
 }
 
 void visitor() {
-  const bench::Sample sample{at::ones({4}), at::ones({1}), std::vector<at::Tensor>(6, at::ones({2})), "name"};
-  const auto by_hand = [&](int calls) {
-    for (int i = 0; i < calls; ++i) {
+  const samples::Sample sample{at::ones({4}), at::ones({1}), std::vector<at::Tensor>(6, at::ones({2})),
+                               "name"};
+  const auto by_hand = [&](std::int64_t calls) {
+    for (std::int64_t i = 0; i < calls; ++i) {
       std::int64_t total = sample.image.numel() + sample.label.numel();
       for (const at::Tensor& box : sample.boxes) total += box.numel();
       keep(total);
     }
   };
-  const auto visited = [&](int calls) {
-    for (int i = 0; i < calls; ++i) {
+  const auto visited = [&](std::int64_t calls) {
+    for (std::int64_t i = 0; i < calls; ++i) {
       std::int64_t total = 0;
       core::visit_tensors(sample, [&](const at::Tensor& tensor) { total += tensor.numel(); });
       keep(total);
     }
   };
-  const Figures hand = measure(by_hand, 10000);
+  const Measurement hand = measure(by_hand, 10000);
   print("struct of 8 tensors, by hand", hand, hand);
   print("struct of 8 tensors, visit_tensors", measure(visited, 10000), hand);
 }
@@ -140,21 +124,20 @@ void allocator_child() {
   at::set_num_threads(1);
   core::tune_allocator();
   const at::Tensor x = at::rand({4 << 20});
-  const auto chain = [&](int calls) {
-    for (int i = 0; i < calls; ++i) keep(x.mul(1.5).add(0.5).sigmoid().mul(x));
+  const auto chain = [&](std::int64_t calls) {
+    for (std::int64_t i = 0; i < calls; ++i) keep(x.mul(1.5).add(0.5).sigmoid().mul(x));
   };
   chain(3);
-  const Figures figures = measure(chain, 1, 101);
-  std::printf("%.1f %.1f %.1f\n", figures.min, figures.median, figures.p99);
+  for (const double seconds : measure(chain, 1, 101).seconds) std::printf("%.9f\n", seconds);
 }
 
-Figures allocator(const std::string& program, const std::string& setting) {
-  Figures figures;
+Measurement allocator(const std::string& program, const std::string& setting) {
+  Measurement figures;
   FILE* pipe = ::popen(("COHORT_ALLOCATOR=" + setting + " '" + program + "' --allocator-child").c_str(), "r");
-  if (pipe == nullptr || std::fscanf(pipe, "%lf %lf %lf", &figures.min, &figures.median, &figures.p99) != 3) {
-    std::fprintf(stderr, "the child process for the allocator failed\n");
-  }
+  double seconds = 0;
+  while (pipe != nullptr && std::fscanf(pipe, "%lf", &seconds) == 1) figures.seconds.push_back(seconds);
   if (pipe != nullptr) ::pclose(pipe);
+  if (figures.seconds.empty()) std::fprintf(stderr, "the child process for the allocator failed\n");
   return figures;
 }
 
@@ -171,7 +154,7 @@ int main(int argc, char** argv) {
   timeline();
   random_streams();
   visitor();
-  const Figures system = allocator(argv[0], "system");
+  const Measurement system = allocator(argv[0], "system");
   print("4 operators on 4 M floats, system malloc", system, system);
   print("4 operators on 4 M floats, tuned malloc", allocator(argv[0], "tuned"), system);
 }

@@ -7,14 +7,13 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "cohort/bench/compare.h"
 #include "cohort/core/allocator.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/clip.h"
@@ -22,8 +21,8 @@
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Tensors = std::vector<at::Tensor>;
+namespace bench = cohort::bench;
 namespace optim = cohort::optim;
 
 std::vector<std::vector<std::int64_t>> resnet18() {
@@ -49,30 +48,20 @@ Tensors parameters(const std::vector<std::vector<std::int64_t>>& shapes) {
   return result;
 }
 
-struct Figures {
-  double min, median, p99;
-};
-
-Figures figures(std::vector<double>& times) {
-  std::sort(times.begin(), times.end());
-  const auto at = [&](double share) { return times[static_cast<std::size_t>(share * (times.size() - 1))]; };
-  return {times.front(), at(0.5), at(0.99)};
-}
-
-// Microseconds of one call, each round a few calls of ours and then of theirs.
+// Each turn a few calls of theirs and of ours. The second figure of a row says how many times as fast ours
+// is.
 void compare(const char* what, int rounds, int calls, const std::function<void()>& ours,
              const std::function<void()>& theirs) {
-  std::vector<double> our_times, their_times;
-  const auto timed = [&](const std::function<void()>& body, std::vector<double>& times) {
-    const auto begin = Clock::now();
-    for (int call = 0; call < calls; ++call) body();
-    times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / calls);
+  const bench::Comparison figures =
+      bench::compare({{"torch::optim", [&](const bench::Shape&) { return theirs; }},
+                      {"cohort", [&](const bench::Shape&) { return ours; }}},
+                     bench::CompareOptions().timeit(bench::TimeitOptions().rounds(rounds).calls(calls)));
+  const auto microseconds = [&](std::size_t row, double part) {
+    return 1e6 * figures.rows[row].measurement.percentile(part);
   };
-  for (int warm = 0; warm < 3; ++warm) ours(), theirs();
-  for (int round = 0; round < rounds; ++round) timed(ours, our_times), timed(theirs, their_times);
-  const Figures a = figures(our_times), b = figures(their_times);
-  std::printf("%-28s %9.1f %9.1f %9.1f | %9.1f %9.1f %9.1f | %6.2fx\n", what, a.min, a.median, a.p99, b.min,
-              b.median, b.p99, b.median / a.median);
+  std::printf("%-28s %9.1f %9.1f %9.1f | %9.1f %9.1f %9.1f | %6.2fx\n", what, microseconds(1, 0),
+              microseconds(1, 0.5), microseconds(1, 0.99), microseconds(0, 0), microseconds(0, 0.5),
+              microseconds(0, 0.99), figures.rows[1].ratio);
 }
 
 void run(const std::string& name, const std::vector<std::vector<std::int64_t>>& shapes, int rounds,
