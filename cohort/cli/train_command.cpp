@@ -28,6 +28,7 @@ struct TrainArguments {
   std::string resume;
   std::string device;
   std::string nproc_per_node;
+  std::int64_t profile = 0;
   bool help_config = false;
   bool dump_config = false;
   bool fast_dev_run = false;
@@ -46,6 +47,8 @@ void print_result(const train::RunResult& result) {
   print_if_there("curves", result.folder / "curves.svg");
   print_if_there("metrics", result.folder / "metrics.csv");
   print_if_there("tensorboard", result.folder / "tensorboard");
+  if (result.profile.empty()) return;
+  std::printf("%-12s %s\n\n%s", "profile", (result.folder / "profile.json").c_str(), result.profile.c_str());
 }
 
 /// This program by its path, with the arguments that it was called with.
@@ -114,6 +117,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   }
   std::vector<std::string> overrides = arguments.overrides;
   if (!arguments.device.empty()) overrides.push_back("train.device=" + arguments.device);
+  if (arguments.profile > 0) overrides.push_back(core::concat("run.profile=", arguments.profile));
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
   train::Config config = train::load_config(arguments.config, overrides);
   if (!arguments.resume.empty()) config.run.resume = arguments.resume;
@@ -158,6 +162,12 @@ void add_train(CLI::App& app, Context& context) {
       "--nproc-per-node,--nproc_per_node", arguments->nproc_per_node,
       "Train on so many ranks of this host: a number, gpu (one for each GPU), cpu (one for each "
       "core) or auto. As cohort run with this command; the key distributed.nproc_per_node");
+  command
+      ->add_option(
+          "--profile", arguments->profile,
+          "Record the operators of so many steps, after three that do not count: a table of where the "
+          "time goes, and profile.json in the run folder (chrome://tracing). The key run.profile")
+      ->check(CLI::PositiveNumber);
   command->add_flag("--dump-config", arguments->dump_config, "Print the effective configuration and end");
   command->add_flag("--fast-dev-run", arguments->fast_dev_run,
                     "Two steps of everything: training, evaluation, checkpoint. Finds mistakes in a minute");

@@ -157,8 +157,9 @@ struct RunConfig {
   int64_t log_every = 50;          ///< steps
   std::string progress = "auto";   ///< auto (a bar on a terminal), bar, plain, off
   bool tensorboard = true;
-  int64_t images = 8;  ///< input images written to TensorBoard at the start
-  int64_t trace = 0;   ///< steps recorded in trace.json
+  int64_t images = 8;   ///< input images written to TensorBoard at the start
+  int64_t trace = 0;    ///< steps recorded in trace.json
+  int64_t profile = 0;  ///< steps whose operators are recorded in profile.json
   bool operator==(const RunConfig&) const = default;
 };
 

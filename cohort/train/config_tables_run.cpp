@@ -89,6 +89,13 @@ std::vector<ConfigKey> run_keys() {
        .help = "Steps recorded in trace.json (Chrome's trace format), from the first one on; 0: none.",
        .min = 0,
        .max = 1e6},
+      {.name = "run.profile",
+       .target = [](Config& c) -> KeyTarget { return &c.run.profile; },
+       .help =
+           "Steps whose operators are counted and timed, after three that are not: a table at the end, and "
+           "profile.json (Chrome's trace format), of rank 0; 0: none. The option --profile.",
+       .min = 0,
+       .max = 10000},
   };
 }
 

@@ -19,6 +19,7 @@
 #include "cohort/train/build.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/job_ranks.h"
+#include "cohort/train/profile_callback.h"
 #include "cohort/train/run_folder.h"
 #include "cohort/train/run_state.h"
 #include "cohort/train/sink_callbacks.h"
@@ -197,8 +198,13 @@ RunResult run_training(Config config, const std::string& command) {
   }
   Trainer trainer(trainer_options(config, path).strategy(strategy));
   if (is_first) add_sinks(trainer, config, path);
+  std::shared_ptr<ProfileCallback> profile;
+  if (is_first && config.run.profile > 0) {
+    profile = std::make_shared<ProfileCallback>(path / "profile.json", config.run.profile);
+    trainer.add_callback(profile);
+  }
   RunResult result{trainer.fit(*parts.task, *parts.train_loader, parts.eval_loader.get()), path,
-                   strategy->rank()};
+                   strategy->rank(), profile ? profile->table() : ""};
   parts.warn_of_skipped();
   return result;
 }

@@ -14,6 +14,7 @@ struct RunResult {
   FitResult fit;
   std::filesystem::path folder;
   int rank = 0;
+  std::string profile;  ///< the table of operators, where run.profile asked for one
 };
 
 /// Trains as `config` says, in a run folder, with all sinks and signal handling; blocks until the end.

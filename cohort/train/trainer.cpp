@@ -127,7 +127,8 @@ class FitLoop {
       c.on_fit_begin({options_.epochs(), steps_per_epoch_, state_.epoch, state_.step, resumed});
     });
     last_save_ = Clock::now();
-    if (options_.trace_steps() > 0) core::Timeline::start();
+    tracing_ = options_.trace_steps() > 0;
+    if (tracing_) core::Timeline::start();
     while (state_.epoch < options_.epochs() && !stopping_ && !step_limit_reached()) run_epoch();
     finish();
     return result_;
@@ -259,7 +260,7 @@ class FitLoop {
       core::log_warning(core::concat("the loss of step ", *bad_step, " is not finite; going on (",
                                      state_.non_finite_steps, " so far)"));
     }
-    if (core::Timeline::enabled() && result_.steps >= options_.trace_steps()) write_trace();
+    if (tracing_ && result_.steps >= options_.trace_steps()) write_trace();
   }
 
   [[noreturn]] void throw_not_finite(std::int64_t step, data::Batch& batch) {
@@ -422,7 +423,7 @@ class FitLoop {
 
   void finish() {
     if (stopping_ && saved_step_ != state_.step) save(false);
-    if (core::Timeline::enabled()) write_trace();
+    if (tracing_) write_trace();
     result_.finished = !stopping_;
     result_.epochs = state_.epoch;
     result_.steps = state_.step;
@@ -432,6 +433,7 @@ class FitLoop {
   }
 
   void write_trace() {
+    tracing_ = false;
     core::Timeline::stop();
     if (!options_.run_dir().empty()) ranks_.write_trace(options_.run_dir() / "trace.json");
   }
@@ -458,6 +460,7 @@ class FitLoop {
   FiniteCheck finite_check_;
   FitResult result_;
   std::int64_t steps_per_epoch_ = 0;
+  bool tracing_ = false;  // the timeline records for trace.json, not for somebody else
   std::int64_t saved_step_ = -1;
   bool in_epoch_ = false;  // the first epoch goes on from a checkpoint
   bool stopping_ = false;

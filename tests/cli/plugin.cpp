@@ -1,8 +1,6 @@
 // A shared library as a user writes it: a model and a data set that the program finds by name, and an
 // operator that the model calls.
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/library.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/linear.h>
@@ -10,6 +8,7 @@
 #include "cohort/core/log.h"
 #include "cohort/data/dataset.h"
 #include "cohort/models/registry.h"
+#include "cohort/ops/operator.h"
 
 namespace {
 
@@ -21,16 +20,15 @@ at::Tensor scale_shift(const at::Tensor& x, double scale, double shift) {
 
 /// By its name, as one calls an operator of another library.
 at::Tensor call_scale_shift(const at::Tensor& x, double scale, double shift) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("cohort_test::scale_shift", "")
-                             .typed<at::Tensor(const at::Tensor&, double, double)>();
+  static const auto op =
+      cohort::ops::find<at::Tensor(const at::Tensor&, double, double)>("cohort_test::scale_shift");
   return op.call(x, scale, shift);
 }
 
 struct NetImpl : torch::nn::Cloneable<NetImpl> {
   explicit NetImpl(std::int64_t classes) : classes(classes) { reset(); }
   void reset() override { linear = register_module("linear", torch::nn::Linear(16, classes)); }
-  at::Tensor forward(at::Tensor x) { return linear->forward(call_scale_shift(x.flatten(1), 2, -1)); }
+  at::Tensor forward(at::Tensor x) { return call_scale_shift(linear->forward(x.flatten(1)), 2, -1); }
   std::int64_t classes;
   torch::nn::Linear linear{nullptr};
 };
@@ -46,9 +44,14 @@ class Points : public cohort::data::ExampleDataset {
 
 }  // namespace
 
-// Made of operators that LibTorch can differentiate, so it needs no gradient of its own.
 TORCH_LIBRARY(cohort_test, library) {
-  library.def("scale_shift(Tensor x, float scale, float shift) -> Tensor", &scale_shift);
+  cohort::ops::define(library, "scale_shift(Tensor x, float scale, float shift) -> Tensor")
+      .composite(&scale_shift)
+      .backward([](const cohort::ops::Call& call, const std::vector<at::Tensor>& gradients) {
+        cohort::core::warn_once("cohort_test.scale_shift_backward",
+                                "backward of cohort_test::scale_shift was called");
+        return std::vector<at::Tensor>{gradients[0] * call.argument<double>(1)};
+      });
 }
 
 COHORT_REGISTER_MODEL("plugin_net", [](const cohort::models::ModelOptions& options) {

@@ -79,7 +79,7 @@ train: {epochs: 3, max_steps: 4, batch_size: 5, global_batch_size: 12, eval_batc
         nan: continue}
 run: {name: "1", dir: "~", resume: auto, seed: 9007199254740992, save_every: 2, save_every_steps: 3,
       save_every_minutes: 0.5, keep: 0, best_metric: val_loss, best_mode: min, log_every: 7, progress: off,
-      tensorboard: no, images: 0, trace: 5}
+      tensorboard: no, images: 0, trace: 5, profile: 2}
 )");
   Config defaults;
   // Of the three warm-ups one may be set, and none with one_cycle.
