@@ -14,8 +14,8 @@ namespace cohort::ops {
 /// y1 <= y2; scores [n]; n may be 0. The result is [number kept]. Dtypes: float32 or float64, boxes and
 /// scores alike; under autocast float32. Not differentiable, as indices are not. CPU only. Threads: the
 /// caller's alone. Throws: UsageError for other shapes or dtypes, or a threshold that is not a number.
-/// Source: the meaning of torchvision.ops.nms, whose results these are, bit for bit; a column of memory for
-/// each coordinate in place of a row for each box.
+/// Source: the meaning of torchvision.ops.nms. The bits are those of a plain loop over boxes with that
+/// meaning.
 at::Tensor nms(const at::Tensor& boxes, const at::Tensor& scores, double iou_threshold);
 
 }  // namespace cohort::ops
