@@ -1,0 +1,400 @@
+#include "cohort/script/tape.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <bit>
+#include <string_view>
+
+#include "cohort/core/error.h"
+
+namespace cohort::script {
+namespace {
+
+using core::concat;
+using Kind = TensorPlace::Kind;
+
+bool starts_with(const Call& call, std::string_view prefix) {
+  return std::string_view(call.op.operator_name().name).substr(0, prefix.size()) == prefix;
+}
+
+bool makes_blank(const Call& call) {
+  return starts_with(call, "aten::empty") || starts_with(call, "aten::new_empty");
+}
+
+// Operators that look at sizes and type of a tensor, and not at its elements.
+bool reads_shape_only(const Call& call) {
+  const std::string& name = call.op.operator_name().name;
+  return starts_with(call, "aten::new_") || starts_with(call, "aten::sym_") || name == "aten::is_same_size" ||
+         (name.size() > 5 && name.compare(name.size() - 5, 5, "_like") == 0);
+}
+
+bool is_write(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+// The type of an IValue that stands for the same thing in every run, or nothing.
+const char* unusable(const c10::IValue& value) {
+  if (value.isObject()) return "an object of a custom class";
+  if (value.isFuture() || value.isRRef() || value.isPyObject() || value.isCapsule()) return "a handle";
+  if (value.isStorage()) return "a storage";
+  return nullptr;
+}
+
+bool same_constant(const c10::IValue& a, const c10::IValue& b) {
+  if (a.isNone() || b.isNone()) return a.isNone() && b.isNone();
+  if (a.isDouble() && b.isDouble()) {
+    return std::bit_cast<std::uint64_t>(a.toDouble()) == std::bit_cast<std::uint64_t>(b.toDouble());
+  }
+  if (a.isGenerator() && b.isGenerator()) return a.toGenerator() == b.toGenerator();
+  if (a.tagKind() != b.tagKind()) return false;
+  return a == b;
+}
+
+std::string text_of(const c10::IValue& value) {
+  std::ostringstream out;
+  out << value;
+  return out.str();
+}
+
+void visit(const c10::IValue& value, TensorPlace& place, const auto& slot_of) {
+  if (value.isTensor()) {
+    place.slots.push_back(slot_of(value.toTensor()));
+  } else if (value.isTensorList()) {
+    place.kind = Kind::kList;
+    for (const at::Tensor& tensor : value.toTensorVector()) place.slots.push_back(slot_of(tensor));
+  } else {
+    place.kind = Kind::kOptionalList;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+      place.slots.push_back(tensor ? slot_of(*tensor) : kUndefined);
+    }
+  }
+}
+
+bool holds_tensors(const c10::IValue& value) {
+  return value.isTensor() || value.isTensorList() || value.isOptionalTensorList();
+}
+
+}  // namespace
+
+Layout Layout::of(const at::Tensor& tensor) {
+  return {.sizes = tensor.sizes().vec(),
+          .strides = tensor.strides().vec(),
+          .offset = tensor.storage_offset(),
+          .dtype = tensor.scalar_type(),
+          .device = tensor.device(),
+          .conjugate = tensor.is_conj(),
+          .negative = tensor.is_neg()};
+}
+
+std::string Layout::str() const {
+  return concat(dtype, " ", c10::IntArrayRef(sizes));
+}
+
+std::string Call::name() const {
+  return c10::toString(op.operator_name());
+}
+
+std::size_t Tape::KeyHash::operator()(const Key& key) const {
+  std::size_t hash = std::hash<const void*>()(key.storage);
+  const auto mix = [&hash](std::int64_t number) {
+    hash = (hash ^ static_cast<std::size_t>(number)) * 0x9E3779B97F4A7C15ULL;
+  };
+  mix(key.layout.offset);
+  mix(static_cast<std::int64_t>(key.layout.dtype));
+  for (const std::int64_t size : key.layout.sizes) mix(size);
+  for (const std::int64_t stride : key.layout.strides) mix(stride);
+  return hash;
+}
+
+void Tape::refuse(std::string reason) {
+  if (refusal_.empty()) refusal_ = std::move(reason);
+}
+
+int Tape::find(const at::Tensor& tensor) const {
+  if (!tensor.defined()) return kUndefined;
+  if (tensor.layout() != at::kStrided || !tensor.has_storage()) return kUnknown;
+  const auto found = slots_.find({tensor.storage().unsafeGetStorageImpl(), Layout::of(tensor)});
+  return found == slots_.end() ? kUnknown : found->second;
+}
+
+bool Tape::knows_storage(const at::Tensor& tensor) const {
+  return tensor.defined() && tensor.has_storage() &&
+         storage_numbers_.count(tensor.storage().unsafeGetStorageImpl()) != 0;
+}
+
+int Tape::add(const at::Tensor& tensor, Source source) {
+  const c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+  const auto [known, is_new] = storage_numbers_.try_emplace(storage, storages_.size());
+  const int slot = static_cast<int>(values_.size());
+  if (is_new) {
+    storages_.push_back({tensor.storage().getWeakStorageImpl(), slot, source == Source::kMade});
+  }
+  Layout layout = Layout::of(tensor);
+  slots_.emplace(Key{storage, layout}, slot);
+  const bool keep = source == Source::kCaptured || source == Source::kConstant;
+  values_.push_back({source, std::move(layout), known->second, keep ? tensor : at::Tensor(), false});
+  return slot;
+}
+
+int Tape::add_input(const at::Tensor& tensor) {
+  if (!tensor.defined()) return kUndefined;
+  if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
+    refuse(concat("an input is no strided tensor but ", tensor.layout()));
+    return kUndefined;
+  }
+  const int known = find(tensor);
+  return known == kUnknown ? add(tensor, Source::kInput) : known;
+}
+
+// A view that no operator made: kernels and autograd build some by hand.
+int Tape::restride(int base, const at::Tensor& tensor) {
+  const Value& from = values_[static_cast<std::size_t>(base)];
+  if (from.layout.dtype != tensor.scalar_type() || tensor.is_conj() || tensor.is_neg()) {
+    refuse(concat("a tensor ", Layout::of(tensor).str(), " is another view of ", from.layout.str(),
+                  " that no operator made"));
+  }
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::as_strided", "");
+  if (from.source == Source::kInput) needs_input_offsets_ = true;
+  const int slot = add(tensor, Source::kMade);
+  Call call(op);
+  call.arguments = {c10::IValue(), tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset()};
+  call.inputs = {{.index = 0, .kind = Kind::kTensor, .fresh_handle = false, .slots = {base}}};
+  call.results = {{.index = 0, .kind = Kind::kTensor, .fresh_handle = false, .slots = {slot}}};
+  call.num_results = 1;
+  call.is_view = true;
+  calls_.push_back(std::move(call));
+  return slot;
+}
+
+// Elements that C++ wrote into a tensor which an operator left as it came (torch::tensor({1, 2}) does so):
+// they are put there again in each run, if a second recording has the same.
+void Tape::snapshot(int slot, const at::Tensor& tensor) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
+  const int constant = add(tensor.detach().clone(), Source::kCaptured);
+  values_.back().snapshot = true;
+  Call call(op);
+  call.arguments = {c10::IValue(), c10::IValue(), false};
+  call.inputs = {{.index = 0, .kind = Kind::kTensor, .fresh_handle = false, .slots = {slot}},
+                 {.index = 1, .kind = Kind::kTensor, .fresh_handle = false, .slots = {constant}}};
+  call.results = {{.index = 0, .kind = Kind::kTensor, .fresh_handle = false, .slots = {slot}}};
+  call.num_results = 1;
+  calls_.push_back(std::move(call));
+}
+
+int Tape::use(const at::Tensor& tensor, const Call& call, bool reads) {
+  if (!tensor.defined()) return kUndefined;
+  if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
+    refuse(concat(call.name(), " takes a tensor of layout ", tensor.layout()));
+    return kUndefined;
+  }
+  int slot = find(tensor);
+  if (slot == kUnknown) {
+    const auto known = storage_numbers_.find(tensor.storage().unsafeGetStorageImpl());
+    const bool is_world =
+        known == storage_numbers_.end() ||
+        values_[static_cast<std::size_t>(storages_[known->second].first)].source == Source::kCaptured;
+    slot = is_world ? add(tensor, Source::kCaptured) : restride(storages_[known->second].first, tensor);
+  }
+  Storage& storage = storages_[values_[static_cast<std::size_t>(slot)].storage];
+  if (reads && storage.blank && tensor.numel() > 0) {
+    storage.blank = false;
+    snapshot(slot, tensor);
+  }
+  return slot;
+}
+
+int Tape::made(const at::Tensor& tensor, const Call& call) {
+  if (!tensor.defined()) return kUndefined;
+  if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
+    refuse(concat(call.name(), " returns a tensor of layout ", tensor.layout()));
+    return kUndefined;
+  }
+  const int known = find(tensor);
+  if (known != kUnknown) return known;
+  const bool is_new = !knows_storage(tensor);
+  const int slot = add(tensor, Source::kMade);
+  if (is_new) storages_[values_[static_cast<std::size_t>(slot)].storage].blank = makes_blank(call);
+  return slot;
+}
+
+void Tape::take_arguments(Call& call, const torch::jit::Stack& stack, std::vector<Written>& written) {
+  const auto& arguments = call.op.schema().arguments();
+  const std::size_t first = stack.size() - arguments.size();
+  const bool reads_any = !reads_shape_only(call);
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const c10::IValue& value = stack[first + i];
+    if (!holds_tensors(value)) {
+      if (const char* what = unusable(value)) refuse(concat(call.name(), " takes ", what));
+      call.arguments.push_back(value);
+      continue;
+    }
+    call.arguments.emplace_back();
+    const bool writes = is_write(arguments[i]);
+    const bool reads = reads_any && !writes && arguments[i].alias_info() == nullptr;
+    TensorPlace place{.index = i, .kind = Kind::kTensor, .fresh_handle = false, .slots = {}};
+    visit(value, place, [&](const at::Tensor& tensor) {
+      const int slot = use(tensor, call, reads);
+      if (writes && slot >= 0) written.push_back({tensor, call.inputs.size(), slot});
+      return slot;
+    });
+    call.inputs.push_back(std::move(place));
+  }
+}
+
+void Tape::mark_written(const std::vector<Written>& written) {
+  for (const Written& each : written) {
+    Storage& storage = storages_[values_[static_cast<std::size_t>(each.slot)].storage];
+    storage.written = true;
+    storage.blank = false;
+  }
+}
+
+// Tensors whose sizes, strides or storage the operator changed (squeeze_, resize_, an out= of another size).
+void Tape::find_new_layouts(Call& call, const std::vector<Written>& written) {
+  for (const Written& each : written) {
+    if (find(each.tensor) == each.slot) continue;
+    if (values_[static_cast<std::size_t>(each.slot)].source != Source::kMade) {
+      refuse(concat(call.name(), " changes the shape of a tensor that it did not make"));
+    }
+    call.inputs[each.place].fresh_handle = true;
+    made(each.tensor, call);
+  }
+}
+
+void Tape::take_results(Call& call, const torch::jit::Stack& stack) {
+  const auto& returns = call.op.schema().returns();
+  const std::size_t first = stack.size() - returns.size();
+  call.num_results = returns.size();
+  call.is_view = !returns.empty();
+  for (std::size_t i = 0; i < returns.size(); ++i) {
+    const c10::IValue& value = stack[first + i];
+    call.is_view &= returns[i].alias_info() != nullptr && !is_write(returns[i]);
+    if (!holds_tensors(value)) {
+      if (const char* what = unusable(value)) refuse(concat(call.name(), " returns ", what));
+      call.other.push_back(value);
+      call.is_view = false;
+      continue;
+    }
+    TensorPlace place{.index = i, .kind = Kind::kTensor, .fresh_handle = false, .slots = {}};
+    visit(value, place, [&](const at::Tensor& tensor) { return made(tensor, call); });
+    call.results.push_back(std::move(place));
+  }
+}
+
+void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  Call call(op, keys.remove(c10::DispatchKey::CustomRNGKeyId));  // a RandomScope is no part of the function
+  call.grad_mode = at::GradMode::is_enabled();
+  call.below_autocast = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
+  if (op.hasTag(at::Tag::data_dependent_output)) {
+    refuse(concat(call.name(), " hands a number of a tensor to C++ (item(), an `if` on a tensor)"));
+  }
+  if (op.hasTag(at::Tag::dynamic_output_shape)) {
+    refuse(concat(call.name(), " returns a tensor whose size depends on values"));
+  }
+  std::vector<Written> written;
+  take_arguments(call, *stack, written);
+  op.redispatchBoxed(keys, stack);
+  mark_written(written);
+  find_new_layouts(call, written);
+  take_results(call, *stack);
+  if (call.op.operator_name().name == "aten::as_strided" && !call.inputs.empty()) {
+    const int base = call.inputs.front().slots.front();
+    if (base >= 0 && values_[static_cast<std::size_t>(base)].source == Source::kInput)
+      needs_input_offsets_ = true;
+  }
+  calls_.push_back(std::move(call));
+}
+
+std::string Tape::user_of(int slot) const {
+  for (const Call& call : calls_) {
+    for (const TensorPlace& place : call.inputs) {
+      for (const int used : place.slots) {
+        if (used == slot) return call.name();
+      }
+    }
+  }
+  return "no operator";
+}
+
+std::string Tape::difference_of_calls(const Call& mine, const Call& other) const {
+  if (mine.op.operator_name() != other.op.operator_name()) {
+    return concat("one recording has ", other.name(), " where the next has ", mine.name());
+  }
+  for (std::size_t i = 0; i < mine.arguments.size(); ++i) {
+    if (same_constant(mine.arguments[i], other.arguments[i])) continue;
+    return concat("argument '", mine.op.schema().arguments()[i].name(), "' of ", mine.name(), " was ",
+                  text_of(other.arguments[i]), " and then ", text_of(mine.arguments[i]));
+  }
+  for (std::size_t i = 0; i < std::min(mine.other.size(), other.other.size()); ++i) {
+    if (same_constant(mine.other[i], other.other[i])) continue;
+    return concat(mine.name(), " returned ", text_of(other.other[i]), " and then ", text_of(mine.other[i]));
+  }
+  if (mine.inputs != other.inputs || mine.results != other.results ||
+      mine.other.size() != other.other.size()) {
+    return concat(mine.name(), " works on other tensors");
+  }
+  if (mine.keys != other.keys || mine.grad_mode != other.grad_mode ||
+      mine.below_autocast != other.below_autocast) {
+    return concat(mine.name(), " runs in another mode");
+  }
+  return {};
+}
+
+// Of a tensor that is a new one in each recording. A single number, and what C++ wrote into an empty tensor,
+// may be a constant; anything else may come from another thread, or from memory that C++ fills.
+std::string Tape::difference_of_contents(int slot, const Value& mine, const Value& other) const {
+  const std::string what = concat("a tensor ", mine.layout.str(), " that ", user_of(slot), " uses");
+  if (is_written(mine.storage)) return concat(what, " is a new one in each recording, and is written to");
+  if (!mine.snapshot && mine.tensor.dim() > 0) return concat(what, " comes from no operator of this thread");
+  if (at::equal(mine.tensor, other.tensor)) return {};
+  if (mine.tensor.dim() > 0) return concat(what, " was filled by C++, with other contents in each recording");
+  return concat("a number that ", user_of(slot), " uses was ", text_of(other.tensor.item()), " and then ",
+                text_of(mine.tensor.item()));
+}
+
+std::string Tape::difference(const Tape& before) {
+  for (std::size_t i = 0; i < std::min(calls_.size(), before.calls_.size()); ++i) {
+    if (std::string found = difference_of_calls(calls_[i], before.calls_[i]); !found.empty()) return found;
+  }
+  if (calls_.size() != before.calls_.size()) {
+    return concat("one recording has ", before.calls_.size(), " operators and the next ", calls_.size());
+  }
+  if (values_.size() != before.values_.size()) return "the recordings have different values";
+  for (std::size_t i = 0; i < values_.size(); ++i) {
+    Value& mine = values_[i];
+    const Value& other = before.values_[i];
+    const int slot = static_cast<int>(i);
+    const bool same_source = (mine.source == Source::kInput) == (other.source == Source::kInput) &&
+                             (mine.source == Source::kMade) == (other.source == Source::kMade);
+    if (mine.layout != other.layout || mine.storage != other.storage || !same_source) {
+      return concat("a tensor of ", user_of(slot), " was ", other.layout.str(), " and then ",
+                    mine.layout.str());
+    }
+    const bool is_world = mine.source == Source::kCaptured;
+    if (!is_world || mine.tensor.storage().is_alias_of(other.tensor.storage())) continue;
+    if (std::string found = difference_of_contents(slot, mine, other); !found.empty()) return found;
+    mine.source = Source::kConstant;
+  }
+  return {};
+}
+
+std::string Tape::str() const {
+  std::ostringstream out;
+  const auto print = [&](const std::vector<TensorPlace>& places) {
+    for (const TensorPlace& place : places) {
+      for (const int slot : place.slots) out << " %" << slot;
+    }
+  };
+  for (const Call& call : calls_) {
+    print(call.results);
+    out << " = " << call.name();
+    print(call.inputs);
+    out << '\n';
+  }
+  return out.str();
+}
+
+}  // namespace cohort::script

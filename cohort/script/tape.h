@@ -1,0 +1,162 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+/// What a C++ function did, operator by operator: docs/script.md, "The tape".
+namespace cohort::script {
+
+using Tensors = std::vector<at::Tensor>;
+
+/// How a tensor lies in its storage. Together with the storage it says which value a tensor is.
+struct Layout {
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> strides;
+  std::int64_t offset = 0;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  c10::Device device = c10::kCPU;
+  bool conjugate = false;
+  bool negative = false;
+
+  static Layout of(const at::Tensor& tensor);
+  bool operator==(const Layout&) const = default;
+  /// Returns "Float [16, 64]".
+  std::string str() const;
+};
+
+/// Where a value comes from.
+enum class Source : std::uint8_t {
+  kInput,     ///< handed in with each run
+  kCaptured,  ///< a tensor of the world: a parameter, a buffer; read and written where it lies
+  kConstant,  ///< made in C++ by no operator, with the same contents in two recordings
+  kMade,      ///< by an operator of the tape
+};
+
+struct Value {
+  Source source = Source::kMade;
+  Layout layout;
+  std::size_t storage = 0;  ///< values of one storage have one number
+  at::Tensor tensor;        ///< where captured or constant
+  bool snapshot = false;    ///< of what C++ wrote into a tensor that an operator made
+};
+
+inline constexpr int kUndefined = -1;  ///< the slot of an undefined tensor
+inline constexpr int kUnknown = -2;    ///< find(): not on the tape
+
+/// Tensors of one argument or result of a call.
+struct TensorPlace {
+  enum class Kind : std::uint8_t { kTensor, kList, kOptionalList };
+  std::size_t index = 0;  ///< which argument or result
+  Kind kind = Kind::kTensor;
+  bool fresh_handle = false;  ///< the operator changes sizes or strides: it gets a handle of its own
+  std::vector<int> slots;     ///< values
+  bool operator==(const TensorPlace&) const = default;
+};
+
+/// One operator that was called.
+struct Call {
+  explicit Call(const c10::OperatorHandle& called, c10::DispatchKeySet below = {})
+      : op(called), keys(below) {}
+
+  c10::OperatorHandle op;
+  c10::DispatchKeySet keys;            ///< below the recorder; empty: to be found anew
+  std::vector<c10::IValue> arguments;  ///< none where tensors go
+  std::vector<TensorPlace> inputs;     ///< by index
+  std::vector<TensorPlace> results;    ///< by index
+  std::vector<c10::IValue> other;      ///< results that are no tensors
+  std::size_t num_results = 0;
+  bool is_view = false;  ///< results alias the first tensor and nothing is written
+  bool grad_mode = false;
+  bool below_autocast = false;
+
+  /// Returns "aten::addmm" or "aten::add.Tensor".
+  std::string name() const;
+};
+
+/// The calls of one recording, in order, and the values that go between them.
+/// Values are told apart by storage and layout, not by handle, because autograd wraps views anew. Storages
+/// are held weakly: memory is freed as in eager mode, while no address can mean two storages. Threads: one.
+class Tape {
+ public:
+  /// Makes `tensor` an input; returns its slot. Undefined ones are kUndefined.
+  /// An input that shares memory with an earlier value is a slot of its own only if its layout differs.
+  int add_input(const at::Tensor& tensor);
+  /// Runs `op` on `stack`, below the recorder, and writes it down.
+  void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  /// Returns the slot of a tensor; kUnknown where no call or input had it.
+  int find(const at::Tensor& tensor) const;
+  /// True if a value of `tensor`'s storage is on the tape.
+  bool knows_storage(const at::Tensor& tensor) const;
+
+  /// Says that this tape cannot be replayed; the first reason stays.
+  void refuse(std::string reason);
+  /// Why it cannot be replayed; empty if it can.
+  const std::string& refusal() const { return refusal_; }
+
+  const std::vector<Call>& calls() const { return calls_; }
+  const std::vector<Value>& values() const { return values_; }
+  std::size_t num_storages() const { return storages_.size(); }
+  /// True if an operator wrote to this storage by the letter of its schema.
+  bool is_written(std::size_t storage) const { return storages_[storage].written; }
+  /// True if a call depends on where in its storage an input begins.
+  bool needs_input_offsets() const { return needs_input_offsets_; }
+
+  /// Returns how this recording differs from `before`, naming the operator; empty if it does not. Tensors
+  /// that are new in each, with the same contents, become constants here.
+  std::string difference(const Tape& before);
+  /// Returns one line per call.
+  std::string str() const;
+
+ private:
+  struct Key {
+    const c10::StorageImpl* storage;
+    Layout layout;
+    bool operator==(const Key&) const = default;
+  };
+  struct KeyHash {
+    std::size_t operator()(const Key& key) const;
+  };
+  struct Storage {
+    c10::weak_intrusive_ptr<c10::StorageImpl> held;
+    int first = kUndefined;  // the first value of it
+    bool made = false;       // by an operator
+    bool blank = false;      // by one that leaves it as it comes, and none has written to it
+    bool written = false;
+  };
+  struct Written {
+    at::Tensor tensor;
+    std::size_t place;
+    int slot;
+  };
+
+  int add(const at::Tensor& tensor, Source source);
+  int use(const at::Tensor& tensor, const Call& call, bool reads);
+  int made(const at::Tensor& tensor, const Call& call);
+  void snapshot(int slot, const at::Tensor& tensor);
+  int restride(int base, const at::Tensor& tensor);
+  void take_arguments(Call& call, const torch::jit::Stack& stack, std::vector<Written>& written);
+  void take_results(Call& call, const torch::jit::Stack& stack);
+  void mark_written(const std::vector<Written>& written);
+  void find_new_layouts(Call& call, const std::vector<Written>& written);
+  std::string difference_of_calls(const Call& mine, const Call& other) const;
+  std::string difference_of_contents(int slot, const Value& mine, const Value& other) const;
+  std::string user_of(int slot) const;
+
+  std::vector<Call> calls_;
+  std::vector<Value> values_;
+  std::vector<Storage> storages_;
+  std::unordered_map<const c10::StorageImpl*, std::size_t> storage_numbers_;
+  std::unordered_map<Key, int, KeyHash> slots_;
+  bool needs_input_offsets_ = false;
+  std::string refusal_;
+};
+
+}  // namespace cohort::script
