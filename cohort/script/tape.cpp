@@ -31,6 +31,12 @@ bool reads_shape_only(const Call& call) {
          (name.size() > 5 && name.compare(name.size() - 5, 5, "_like") == 0);
 }
 
+// equal(x, x), as multi-head attention asks to find self-attention, is no question about elements.
+bool compares_with_itself(const Call& call) {
+  return call.op.operator_name().name == "aten::equal" && call.inputs.size() == 2 &&
+         call.inputs[0].slots == call.inputs[1].slots;
+}
+
 bool is_write(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
@@ -288,14 +294,14 @@ void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   Call call(op, keys.remove(c10::DispatchKey::CustomRNGKeyId));  // a RandomScope is no part of the function
   call.grad_mode = at::GradMode::is_enabled();
   call.below_autocast = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
-  if (op.hasTag(at::Tag::data_dependent_output)) {
-    refuse(concat(call.name(), " hands a number of a tensor to C++ (item(), an `if` on a tensor)"));
-  }
   if (op.hasTag(at::Tag::dynamic_output_shape)) {
     refuse(concat(call.name(), " returns a tensor whose size depends on values"));
   }
   std::vector<Written> written;
   take_arguments(call, *stack, written);
+  if (op.hasTag(at::Tag::data_dependent_output) && !compares_with_itself(call)) {
+    refuse(concat(call.name(), " hands a number of a tensor to C++ (item(), an `if` on a tensor)"));
+  }
   op.redispatchBoxed(keys, stack);
   mark_written(written);
   find_new_layouts(call, written);

@@ -1,0 +1,311 @@
+#include "cohort/script/backward.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <unordered_set>
+
+#include "cohort/core/error.h"
+#include "cohort/core/torch_compat.h"
+#include "cohort/script/recorder.h"
+
+namespace cohort::script {
+namespace {
+
+using core::concat;
+using torch::autograd::Edge;
+using torch::autograd::Node;
+
+constexpr const char* kWhere = "script.backward";
+
+std::size_t at_slot(int slot) {
+  return static_cast<std::size_t>(slot);
+}
+
+void check_no_graph() {
+  if (!at::GradMode::is_enabled()) return;
+  throw UsageError(kWhere,
+                   "backward with create_graph goes through a scripted function, which is cut off there",
+                   "the plain function where second derivatives are taken");
+}
+
+// Edges to what needs a gradient, inputs before captured tensors; `places` says which those are.
+torch::autograd::edge_list edges_to(const Tensors& inputs, const Tensors& captured,
+                                    std::vector<std::size_t>& places) {
+  torch::autograd::edge_list edges;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined() || !inputs[i].requires_grad()) continue;
+    edges.push_back(torch::autograd::impl::gradient_edge(inputs[i]));
+    places.push_back(i);
+  }
+  for (std::size_t i = 0; i < captured.size(); ++i) {
+    edges.push_back(torch::autograd::impl::gradient_edge(captured[i]));
+    places.push_back(inputs.size() + i);
+  }
+  return edges;
+}
+
+void set_histories(Tensors& results, const std::vector<bool>& needs_gradient, const auto& node) {
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (needs_gradient[i]) torch::autograd::set_history(results[i], node);
+  }
+}
+
+// A gradient that no tangent leads to is none, though zeros stand for the tangents that are missing.
+void drop_unreached(Tensors& found, const std::vector<std::vector<bool>>& reached_from,
+                    const std::vector<bool>& is_given) {
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    bool reached = false;
+    for (std::size_t j = 0; j < is_given.size(); ++j) reached |= is_given[j] && reached_from[i][j];
+    if (!reached) found[i].reset();
+  }
+}
+
+std::vector<bool> defined(const Tensors& tensors) {
+  std::vector<bool> result;
+  for (const at::Tensor& tensor : tensors) result.push_back(tensor.defined());
+  return result;
+}
+
+class RecordedBackward : public Node {
+ public:
+  RecordedForward forward;
+  std::vector<at::TensorOptions> options;  // of the outputs that need a gradient
+  std::vector<std::vector<std::int64_t>> sizes;
+  std::vector<std::size_t> places;
+  std::vector<std::vector<bool>> reached_from;
+
+  Tensors apply(Tensors&& gradients) override;
+  std::string name() const override { return "cohort::script::RecordedBackward"; }
+  void will_release_variables() override { is_last_ = true; }
+  void release_variables() override { forward.graph->release(); }
+
+ private:
+  Tensors run(const Tensors& tangents);
+  bool is_last_ = false;
+  bool is_recorded_ = false;
+};
+
+Tensors RecordedBackward::run(const Tensors& tangents) {
+  if (is_recorded_ || Recording::is_active()) return forward.graph->backward(tangents, !is_last_);
+  is_recorded_ = true;
+  Recorded& recorded = *forward.recorded;
+  recorded.split = recorded.tape.calls().size();
+  recorded.has_backward = true;
+  Tensors starts = tangents;
+  for (at::Tensor& tangent : starts) {
+    if (recorded.tape.knows_storage(tangent)) tangent = tangent.clone();
+    recorded.tangents.push_back(recorded.tape.add_input(tangent));
+  }
+  Tensors found;
+  {
+    const Recording recording(recorded.tape);
+    found = forward.graph->backward(starts, !is_last_);
+  }
+  for (const std::size_t place : places) {
+    const int slot = recorded.tape.find(found[place]);
+    if (slot == kUnknown) recorded.tape.refuse("backward returns a tensor that no operator made");
+    recorded.gradients.push_back(slot);
+  }
+  if (forward.is_recheck) {
+    forward.variant->recheck(std::move(recorded));
+  } else {
+    forward.variant->offer(std::move(recorded));
+  }
+  forward.recorded.reset();
+  forward.variant.reset();
+  return found;
+}
+
+Tensors RecordedBackward::apply(Tensors&& gradients) {
+  check_no_graph();
+  const std::vector<bool> is_given = defined(gradients);
+  Tensors tangents = std::move(gradients);
+  for (std::size_t i = 0; i < tangents.size(); ++i) {
+    if (!tangents[i].defined()) tangents[i] = at::zeros(sizes[i], options[i]);
+  }
+  Tensors found = run(tangents), result;
+  for (const std::size_t place : places) result.push_back(std::move(found[place]));
+  drop_unreached(result, reached_from, is_given);
+  return result;
+}
+
+class ReplayedBackward : public Node {
+ public:
+  struct Kept {
+    at::Tensor tensor;
+    std::int64_t version;
+    int slot;
+  };
+  std::shared_ptr<const Program> program;
+  std::vector<Kept> kept;
+
+  Tensors apply(Tensors&& gradients) override;
+  std::string name() const override { return "cohort::script::ReplayedBackward"; }
+  void will_release_variables() override { is_last_ = true; }
+  void release_variables() override {
+    kept.clear();
+    is_released_ = true;
+  }
+
+ private:
+  void check() const;
+  at::Tensor tangent(at::Tensor gradient, int slot) const;
+
+  bool is_last_ = false;
+  bool is_released_ = false;
+};
+
+void ReplayedBackward::check() const {
+  check_no_graph();
+  if (is_released_) {
+    throw UsageError(kWhere,
+                     "a second backward goes through a scripted function whose values have been freed",
+                     "backward() with retain_graph the first time");
+  }
+  for (const Kept& each : kept) {
+    if (each.tensor.is_inference() || each.tensor._version() == each.version) continue;
+    throw UsageError(kWhere,
+                     concat("a tensor ", each.tensor.scalar_type(), each.tensor.sizes(),
+                            " that backward needs was changed in place since forward"),
+                     "the operator that does not work in place, and the optimizer's step after backward");
+  }
+}
+
+// What the recording started from: a gradient of these strides, zeros where there is none.
+at::Tensor ReplayedBackward::tangent(at::Tensor gradient, int slot) const {
+  const Layout& layout = program->recorded().tape.values()[at_slot(slot)].layout;
+  if (gradient.defined() && gradient.strides() == layout.strides && gradient.scalar_type() == layout.dtype) {
+    return gradient;
+  }
+  at::Tensor fitted = at::empty_strided(layout.sizes, layout.strides,
+                                        at::TensorOptions().dtype(layout.dtype).device(layout.device));
+  return gradient.defined() ? fitted.copy_(gradient) : fitted.zero_();
+}
+
+Tensors ReplayedBackward::apply(Tensors&& gradients) {
+  check();
+  const Recorded& recorded = program->recorded();
+  const std::vector<bool> is_given = defined(gradients);
+  auto frame = program->borrow();
+  for (std::size_t i = 0; i < recorded.tangents.size(); ++i) {
+    frame->values[at_slot(recorded.tangents[i])] = tangent(std::move(gradients[i]), recorded.tangents[i]);
+  }
+  for (Kept& each : kept) {
+    if (each.slot == kUndefined) continue;
+    frame->values[at_slot(each.slot)] = is_last_ ? std::move(each.tensor) : each.tensor;
+  }
+  if (is_last_) release_variables();
+  program->backward(*frame);
+  Tensors found;
+  for (const int slot : recorded.gradients) {
+    found.push_back(slot == kUndefined ? at::Tensor() : frame->values[at_slot(slot)]);
+  }
+  program->give_back(std::move(frame));
+  drop_unreached(found, recorded.reached_from, is_given);
+  return found;
+}
+
+// A handle without a graph that counts its changes together with `counts`.
+at::Tensor with_its_counter(const at::Tensor& tensor, const at::Tensor& counts) {
+  return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
+      counts.unsafeGetTensorImpl()->version_counter(), /*allow_tensor_metadata_change=*/true));
+}
+
+template <typename Fn>
+void each_node(Node* first, const Fn& fn) {
+  std::unordered_set<const Node*> seen{first};
+  std::vector<Node*> open{first};
+  while (!open.empty()) {
+    Node* const node = open.back();
+    open.pop_back();
+    fn(*node);
+    for (const Edge& edge : node->next_edges()) {
+      if (edge.is_valid() && seen.insert(edge.function.get()).second) open.push_back(edge.function.get());
+    }
+  }
+}
+
+}  // namespace
+
+void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& results) {
+  auto node = COHORT_MAKE_NODE(RecordedBackward);
+  node->set_next_edges(edges_to(inputs, forward.graph->captured(), node->places));
+  node->reached_from = forward.recorded->reached_from;
+  const auto needs_gradient = forward.recorded->needs_gradient;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (!needs_gradient[i]) continue;
+    node->options.push_back(results[i].options());
+    node->sizes.push_back(results[i].sizes().vec());
+  }
+  node->forward = std::move(forward);
+  set_histories(results, needs_gradient, node);
+}
+
+void attach_replay(std::shared_ptr<const Program> program, const Tensors& inputs, Tensors& results,
+                   const Frame& frame) {
+  const Recorded& recorded = program->recorded();
+  const auto& values = recorded.tape.values();
+  auto node = COHORT_MAKE_NODE(ReplayedBackward);
+  std::vector<std::size_t> places;
+  node->set_next_edges(edges_to(inputs, recorded.leaves, places));
+  for (const int slot : program->saved()) {
+    const at::Tensor& tensor = frame.values[at_slot(slot)];
+    node->kept.push_back({tensor, tensor.is_inference() ? 0 : tensor._version(), slot});
+  }
+  const std::size_t num_saved = node->kept.size();
+  for (const int slot : program->read_by_backward()) {
+    const at::Tensor& tensor = frame.values[at_slot(slot)];
+    const bool is_input = values[at_slot(slot)].source == Source::kInput;
+    node->kept.push_back({is_input ? with_its_counter(tensor, tensor) : tensor,
+                          tensor.is_inference() ? 0 : tensor._version(), is_input ? slot : kUndefined});
+  }
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (!recorded.needs_gradient[i]) continue;
+    const std::size_t storage = values[at_slot(recorded.outputs[i])].storage;
+    const at::Tensor* counts = &results[i];  // a saved value of this memory counts changes of the result
+    for (std::size_t k = 0; k < num_saved; ++k) {
+      if (values[at_slot(node->kept[k].slot)].storage == storage) counts = &node->kept[k].tensor;
+    }
+    results[i] = with_its_counter(results[i], *counts);
+  }
+  node->program = program;
+  set_histories(results, recorded.needs_gradient, node);
+}
+
+std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_behind(const Tensors& results) {
+  std::vector<std::unordered_set<const c10::TensorImpl*>> found;
+  for (const at::Tensor& result : results) {
+    if (!result.defined() || !result.requires_grad()) continue;
+    auto& leaves = found.emplace_back();
+    each_node(torch::autograd::impl::gradient_edge(result).function.get(), [&](Node& node) {
+      if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node)) {
+        leaves.insert(leaf->variable.unsafeGetTensorImpl());
+      }
+    });
+  }
+  return found;
+}
+
+std::string unrecordable_within(const Tensors& results) {
+  std::string reason;
+  for (const at::Tensor& result : results) {
+    if (!result.defined() || !result.requires_grad()) continue;
+    each_node(torch::autograd::impl::gradient_edge(result).function.get(), [&](Node& node) {
+      if (dynamic_cast<const torch::autograd::AccumulateGrad*>(&node) != nullptr || !reason.empty()) return;
+      if (node.name().find("Checkpoint") != std::string::npos) {
+        reason = "core::checkpoint within the function sets the random generator, which is no operator";
+        return;
+      }
+      if (node.tensor_pre_hooks().empty() && node.pre_hooks().empty() && node.post_hooks().empty()) return;
+      reason = concat("a hook within the function (on a result of ", node.name(), ") would not run");
+    });
+  }
+  return reason;
+}
+
+}  // namespace cohort::script

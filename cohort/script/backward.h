@@ -1,0 +1,37 @@
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <memory>
+#include <unordered_set>
+
+#include "cohort/core/graph_part.h"
+#include "cohort/script/cache.h"
+
+/// The nodes of the graph that scripted functions leave: one that records its backward, one that replays it.
+namespace cohort::script {
+
+/// A forward that was recorded, and the graph of it.
+struct RecordedForward {
+  std::shared_ptr<core::GraphPart> graph;
+  std::shared_ptr<Recorded> recorded;
+  std::shared_ptr<Variant> variant;
+  bool is_recheck = false;
+};
+
+/// Which leaves the graph of each result that needs a gradient ends at.
+std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_behind(const Tensors& results);
+
+/// Makes `results` those of a node whose backward goes through `forward.graph`, recorded the first time.
+void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& results);
+
+/// Makes `results`, the outputs in `frame`, those of a node that replays the backward of `program`; takes
+/// along what that reads.
+void attach_replay(std::shared_ptr<const Program> program, const Tensors& inputs, Tensors& results,
+                   const Frame& frame);
+
+/// Returns why the graph of `results` cannot be replayed: a hook on a tensor within it, or a part that is
+/// recomputed in backward. Empty if it can.
+std::string unrecordable_within(const Tensors& results);
+
+}  // namespace cohort::script

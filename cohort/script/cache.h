@@ -1,0 +1,83 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cohort/script/guard.h"
+#include "cohort/script/options.h"
+#include "cohort/script/program.h"
+
+namespace cohort::script {
+
+/// What is known about calls under one guard: recordings so far, then a program, or why there is none.
+/// Threads: any.
+class Variant {
+ public:
+  enum class State : std::uint8_t { kRecording, kReady, kEager };
+
+  Variant(const Environment& environment, const Tensors& inputs, ModuleGuard modules);
+
+  State state() const { return state_.load(std::memory_order_acquire); }
+  bool holds(const Environment& environment, const Tensors& inputs) const;
+  /// True if a captured tensor has moved, so that its program can never run again.
+  bool is_dead() const;
+  /// The program, once kReady; null otherwise.
+  std::shared_ptr<const Program> program() const;
+
+  /// Says that a call records now; false once enough were tried, and the variant stays eager.
+  bool start_recording();
+  /// Takes a recording that ended: equal to the one before, it becomes the program; else it waits for the
+  /// next.
+  void offer(Recorded recorded);
+  /// Stays eager from now on.
+  void give_up(std::string reason);
+  /// True when a call of a program is to be recorded and compared with it instead: one in `every`.
+  bool is_recheck_due(std::int64_t every);
+  /// Ends a recheck: gives up where the recording differs from the program.
+  void recheck(Recorded recorded);
+
+  std::string explain() const;
+
+ private:
+  void settle(State state) { state_.store(state, std::memory_order_release); }
+
+  Environment environment_;
+  InputGuard inputs_;
+  ModuleGuard modules_;
+  std::atomic<State> state_{State::kRecording};
+  std::atomic<std::int64_t> calls_{0};
+  mutable std::mutex mutex_;
+  int tried_ = 0;
+  int recorded_ = 0;
+  std::unique_ptr<Recorded> last_;
+  std::shared_ptr<const Program> program_;
+  std::string difference_;  // between the last two recordings
+  std::string reason_;
+};
+
+/// The variants of one scripted function. Threads: any.
+class Cache {
+ public:
+  /// `name` is what the log and explain() call the function.
+  Cache(std::string name, ScriptOptions options);
+
+  /// Returns the variant for these inputs, a new one if need be; null where there are too many, which is said
+  /// once in the log.
+  std::shared_ptr<Variant> find(const Tensors& inputs);
+  const ScriptOptions& options() const { return options_; }
+  std::string explain() const;
+  void clear();
+
+ private:
+  std::string name_;
+  ScriptOptions options_;
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<Variant>> variants_;
+  bool full_said_ = false;
+};
+
+}  // namespace cohort::script

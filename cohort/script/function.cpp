@@ -1,0 +1,144 @@
+#include "cohort/script/function.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include "cohort/core/error.h"
+#include "cohort/script/backward.h"
+#include "cohort/script/recorder.h"
+
+namespace cohort::script {
+namespace {
+
+using core::concat;
+
+std::size_t at_slot(int slot) {
+  return static_cast<std::size_t>(slot);
+}
+
+bool needs_gradient(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad();
+}
+
+void find_outputs(Recorded& recorded, const Tensors& results) {
+  for (const at::Tensor& result : results) {
+    const int slot = recorded.tape.find(result);
+    if (slot == kUnknown) recorded.tape.refuse("the function returns a tensor that no operator made");
+    recorded.outputs.push_back(slot);
+    recorded.needs_gradient.push_back(needs_gradient(result));
+  }
+}
+
+// What autograd would have to know of memory that comes from outside, and a node of ours does not tell it.
+void refuse_effects_under_autograd(Recorded& recorded) {
+  const auto& values = recorded.tape.values();
+  std::vector<bool> is_outside(recorded.tape.num_storages());
+  for (const Value& value : values) {
+    if (value.source == Source::kMade) continue;
+    is_outside[value.storage] = true;
+    if (value.source == Source::kInput && recorded.tape.is_written(value.storage)) {
+      recorded.tape.refuse(concat("an input ", value.layout.str(), " is changed in place with gradients on"));
+    }
+  }
+  for (std::size_t i = 0; i < recorded.outputs.size(); ++i) {
+    const int slot = recorded.outputs[i];
+    if (slot >= 0 && recorded.needs_gradient[i] && is_outside[values[at_slot(slot)].storage]) {
+      recorded.tape.refuse(
+          concat("result ", i, " is an input, a parameter, or a view of one, with gradients on"));
+    }
+  }
+}
+
+Tensors outputs_of(const Program& program, const Frame& frame) {
+  const Recorded& recorded = program.recorded();
+  Tensors results;
+  results.reserve(recorded.outputs.size());
+  for (const int slot : recorded.outputs) {
+    if (slot == kUndefined) {
+      results.emplace_back();
+    } else if (recorded.tape.values()[at_slot(slot)].source == Source::kConstant) {
+      results.push_back(frame.values[at_slot(slot)].clone());
+    } else {
+      results.push_back(frame.values[at_slot(slot)]);
+    }
+  }
+  return results;
+}
+
+}  // namespace
+
+Function::Function(Run run, ScriptOptions options) : run_(std::move(run)), cache_(options.name(), options) {}
+
+Tensors Function::operator()(const Tensors& inputs) {
+  if (Recording::is_active()) return run_(inputs);  // a part of what is being recorded
+  const auto variant = cache_.find(inputs);
+  if (variant == nullptr) return run_(inputs);
+  if (const auto program = variant->program()) {
+    if (!variant->is_recheck_due(cache_.options().recheck_every())) return replay(inputs, program);
+    return record(inputs, variant, /*is_recheck=*/true);
+  }
+  return variant->start_recording() ? record(inputs, variant, /*is_recheck=*/false) : run_(inputs);
+}
+
+Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& variant, bool is_recheck) {
+  auto recorded = std::make_shared<Recorded>();
+  const auto finish = [&] {
+    recorded->split = recorded->tape.calls().size();
+    is_recheck ? variant->recheck(std::move(*recorded)) : variant->offer(std::move(*recorded));
+  };
+  for (const at::Tensor& input : inputs) recorded->inputs.push_back(recorded->tape.add_input(input));
+  if (!at::GradMode::is_enabled()) {
+    Tensors results;
+    {
+      const Recording recording(recorded->tape);
+      results = run_(inputs);
+    }
+    find_outputs(*recorded, results);
+    finish();
+    return results;
+  }
+  auto graph = std::make_shared<core::GraphPart>(
+      inputs, core::GraphPart::Words{.where = "script.function", .as_input = "hand it over as an input"});
+  const Tensors leaves = graph->leaves();
+  Tensors results;
+  {
+    const Recording recording(recorded->tape);
+    results = run_(leaves);
+  }
+  find_outputs(*recorded, results);
+  refuse_effects_under_autograd(*recorded);
+  if (const std::string reason = unrecordable_within(results); !reason.empty()) recorded->tape.refuse(reason);
+  const auto reached = leaves_behind(results);
+  results = graph->end(results);
+  if (reached.empty()) {
+    finish();
+    return results;
+  }
+  recorded->leaves = graph->captured();
+  const auto add_reached = [&](const at::Tensor& leaf) {
+    auto& from = recorded->reached_from.emplace_back();
+    for (const auto& each : reached) from.push_back(each.count(leaf.unsafeGetTensorImpl()) != 0);
+  };
+  for (const at::Tensor& leaf : leaves) {
+    if (needs_gradient(leaf)) add_reached(leaf);
+  }
+  for (const at::Tensor& leaf : recorded->leaves) add_reached(leaf);
+  if (!recorded->tape.refusal().empty() && !is_recheck) variant->give_up(recorded->tape.refusal());
+  attach_recording({graph, recorded, variant, is_recheck}, inputs, results);
+  return results;
+}
+
+Tensors Function::replay(const Tensors& inputs, const std::shared_ptr<const Program>& program) {
+  const Recorded& recorded = program->recorded();
+  auto frame = program->borrow();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (recorded.inputs[i] >= 0) frame->values[at_slot(recorded.inputs[i])] = inputs[i];
+  }
+  program->forward(*frame);
+  program->bump_versions(*frame);
+  Tensors results = outputs_of(*program, *frame);
+  if (recorded.has_backward) attach_replay(program, inputs, results, *frame);
+  program->give_back(std::move(frame));
+  return results;
+}
+
+}  // namespace cohort::script

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "cohort/script/cache.h"
+
+namespace cohort::script {
+
+/// A function of tensors that is recorded and then replayed, forward and backward: what Scripted is made of.
+/// Threads: any, if the function allows it.
+class Function {
+ public:
+  using Run = std::function<Tensors(const Tensors& inputs)>;
+  Function(Run run, ScriptOptions options);
+
+  /// Returns run(inputs), or what its program computes. With gradients on, the results are those of one node
+  /// of the graph, whose edges go to inputs and captured parameters.
+  /// Throws: what run() throws; in backward UsageError for create_graph, for a tensor that backward reads and
+  /// that was changed in place since, and for a second backward without retain_graph.
+  Tensors operator()(const Tensors& inputs);
+
+  std::string explain() const { return cache_.explain(); }
+  void clear() { cache_.clear(); }
+
+ private:
+  Tensors record(const Tensors& inputs, const std::shared_ptr<Variant>& variant, bool is_recheck);
+  Tensors replay(const Tensors& inputs, const std::shared_ptr<const Program>& program);
+
+  Run run_;
+  Cache cache_;
+};
+
+}  // namespace cohort::script

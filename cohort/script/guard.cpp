@@ -1,0 +1,151 @@
+#include "cohort/script/guard.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/nn/module.h>
+
+#include "cohort/core/error.h"
+
+namespace cohort::script {
+namespace {
+
+using core::concat;
+
+// Module keeps its parameters for derived classes; named_parameters() copies names and costs microseconds.
+struct Peek : torch::nn::Module {
+  static const torch::OrderedDict<std::string, at::Tensor>& parameters_of(const torch::nn::Module& module) {
+    return module.*&Peek::parameters_;
+  }
+};
+
+bool shares_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && b.defined() && a.has_storage() && b.has_storage() &&
+         a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
+}
+
+std::size_t first_that_shares(const Tensors& inputs, std::size_t index) {
+  for (std::size_t i = 0; i < index; ++i) {
+    if (shares_memory(inputs[i], inputs[index])) return i;
+  }
+  return index;
+}
+
+}  // namespace
+
+Environment Environment::now() {
+  Environment found{.grad = at::GradMode::is_enabled(),
+                    .inference = c10::InferenceMode::is_enabled(),
+                    .deterministic = at::globalContext().deterministicAlgorithms(),
+                    .default_dtype = c10::get_default_dtype_as_scalartype()};
+  constexpr std::array kDevices = {at::kCPU, at::kCUDA};
+  for (std::size_t i = 0; i < kDevices.size(); ++i) {
+    found.autocast[i] = at::autocast::is_autocast_enabled(kDevices[i]);
+    if (found.autocast[i]) found.autocast_dtype[i] = at::autocast::get_autocast_dtype(kDevices[i]);
+  }
+  return found;
+}
+
+std::string Environment::str() const {
+  std::string text = inference ? "inference mode" : grad ? "with gradients" : "without gradients";
+  for (std::size_t i = 0; i < autocast.size(); ++i) {
+    if (autocast[i]) text += concat(", autocast to ", autocast_dtype[i], i == 0 ? "" : " on CUDA");
+  }
+  return deterministic ? text + ", deterministic" : text;
+}
+
+InputGuard::InputGuard(const Tensors& inputs) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const at::Tensor& tensor = inputs[i];
+    Input& input = inputs_.emplace_back();
+    input.shares_with = i;
+    if (!tensor.defined()) continue;
+    input.defined = true;
+    input.requires_grad = tensor.requires_grad();
+    input.inference = tensor.is_inference();
+    input.keys = tensor.key_set();
+    if (tensor.layout() == at::kStrided) input.layout = Layout::of(tensor);
+    input.shares_with = first_that_shares(inputs, i);
+  }
+}
+
+bool InputGuard::holds(const Tensors& inputs) const {
+  if (inputs.size() != inputs_.size()) return false;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const at::Tensor& tensor = inputs[i];
+    const Input& input = inputs_[i];
+    if (tensor.defined() != input.defined) return false;
+    if (!input.defined) continue;
+    const Layout& layout = input.layout;
+    if (tensor.key_set() != input.keys || tensor.scalar_type() != layout.dtype ||
+        tensor.requires_grad() != input.requires_grad || tensor.is_inference() != input.inference ||
+        tensor.sizes() != layout.sizes || tensor.strides() != layout.strides ||
+        tensor.device() != layout.device) {
+      return false;
+    }
+    const std::size_t shares_with = first_that_shares(inputs, i);
+    if (shares_with != input.shares_with) return false;
+    if (shares_with != i && tensor.storage_offset() - inputs[shares_with].storage_offset() !=
+                                layout.offset - inputs_[shares_with].layout.offset) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool InputGuard::offsets_hold(const Tensors& inputs) const {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs_[i].defined && inputs[i].storage_offset() != inputs_[i].layout.offset) return false;
+  }
+  return true;
+}
+
+std::string InputGuard::str() const {
+  std::string text;
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    const Input& input = inputs_[i];
+    if (i > 0) text += ", ";
+    text += input.defined ? input.layout.str() : "undefined";
+    if (input.requires_grad) text += " that needs a gradient";
+    if (input.shares_with != i) text += concat(" that shares memory with input ", input.shares_with);
+  }
+  return text;
+}
+
+ModuleGuard::ModuleGuard(std::vector<std::shared_ptr<torch::nn::Module>> modules) {
+  for (const auto& root : modules) {
+    for (const auto& module : root->modules(/*include_self=*/true)) {
+      Watched watched{module, module->is_training(), {}, {}};
+      for (const auto& item : Peek::parameters_of(*module)) {
+        const bool needs = item.value().defined() && item.value().requires_grad();
+        watched.parameters.emplace_back(item.value().unsafeGetTensorImpl(), needs);
+      }
+      for (const auto& child : module->children()) watched.children.push_back(child.get());
+      watched_.push_back(std::move(watched));
+    }
+  }
+}
+
+bool ModuleGuard::holds() const {
+  for (const Watched& watched : watched_) {
+    const torch::nn::Module& module = *watched.module;
+    if (module.is_training() != watched.training) return false;
+    const auto& parameters = Peek::parameters_of(module);
+    if (parameters.size() != watched.parameters.size()) return false;
+    for (std::size_t i = 0; i < watched.parameters.size(); ++i) {
+      const at::Tensor& tensor = parameters[i].value();
+      if (tensor.unsafeGetTensorImpl() != watched.parameters[i].first) return false;
+      if (tensor.defined() && tensor.requires_grad() != watched.parameters[i].second) return false;
+    }
+    const auto children = module.children();
+    if (children.size() != watched.children.size()) return false;
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      if (children[i].get() != watched.children[i]) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace cohort::script

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/script/tape.h"
+
+namespace torch::nn {
+class Module;
+}
+
+/// What must be as it was when a program was recorded: docs/script.md, "Guards".
+namespace cohort::script {
+
+/// Settings of the calling thread and of LibTorch that decide which operators run.
+struct Environment {
+  bool grad = false;
+  bool inference = false;
+  bool deterministic = false;
+  c10::ScalarType default_dtype = c10::ScalarType::Float;
+  std::array<bool, 2> autocast{};  ///< on the CPU, on CUDA
+  std::array<c10::ScalarType, 2> autocast_dtype{};
+
+  static Environment now();
+  bool operator==(const Environment&) const = default;
+  std::string str() const;
+};
+
+/// Type, device, sizes, strides and requires_grad of each input, and which of them share memory.
+class InputGuard {
+ public:
+  explicit InputGuard(const Tensors& inputs);
+  /// Costs some nanoseconds an input, and allocates nothing.
+  bool holds(const Tensors& inputs) const;
+  /// True if each input begins where it began in its storage.
+  bool offsets_hold(const Tensors& inputs) const;
+  std::string str() const;
+
+ private:
+  struct Input {
+    bool defined = false;
+    bool requires_grad = false;
+    bool inference = false;
+    std::size_t shares_with = 0;  // the first input of the same storage
+    c10::DispatchKeySet keys;
+    Layout layout;
+  };
+  std::vector<Input> inputs_;
+};
+
+/// Training flags and parameters of modules, and which modules they consist of.
+/// Ownership: shares the modules.
+class ModuleGuard {
+ public:
+  ModuleGuard() = default;
+  explicit ModuleGuard(std::vector<std::shared_ptr<torch::nn::Module>> modules);
+  /// True if no module, and none below, changed its training flag, a parameter's handle or requires_grad, or
+  /// its direct submodules.
+  bool holds() const;
+
+ private:
+  struct Watched {
+    std::shared_ptr<torch::nn::Module> module;
+    bool training;
+    std::vector<std::pair<const c10::TensorImpl*, bool>> parameters;
+    std::vector<const torch::nn::Module*> children;
+  };
+  std::vector<Watched> watched_;
+};
+
+}  // namespace cohort::script

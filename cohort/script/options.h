@@ -1,0 +1,30 @@
+#pragma once
+
+#include <torch/arg.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace cohort::script {
+
+/// How a function is scripted.
+struct ScriptOptions {
+  /// What explain() and the log call it.
+  TORCH_ARG(std::string, name) = "function";
+  /// How many programs are kept, one for each set of guards; calls under further ones run eagerly.
+  TORCH_ARG(std::int64_t, max_programs) = 8;
+  /// Records one call in N again and compares it with the program, which ends where C++ now does something
+  /// else. 0: never.
+  TORCH_ARG(std::int64_t, recheck_every) = 0;
+  /// Modules that the function uses: their training flags and parameters become guards. A module that is
+  /// scripted itself need not be named.
+  TORCH_ARG(std::vector<std::shared_ptr<torch::nn::Module>>, modules) = {};
+};
+
+}  // namespace cohort::script

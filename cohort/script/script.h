@@ -1,0 +1,172 @@
+#pragma once
+
+#include <any>
+#include <concepts>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <utility>
+
+#include "cohort/core/nested.h"
+#include "cohort/script/function.h"
+
+/// Script mode: a C++ function of tensors is recorded as it runs, and replayed without its C++:
+/// docs/script.md.
+///
+///     auto fast = script::script(model);               // or any callable on tensors
+///     for (...) {
+///       auto loss = criterion(fast(x), y);             // calls 1 and 2 are recorded, the third is a replay
+///       loss.backward();                               // the backward too
+///     }
+///     std::cout << fast.explain();
+///
+/// From the third call under the same guards on the function's C++ no longer runs: prints, counters and
+/// branches in it are what they were.
+namespace cohort::script {
+
+namespace script_detail {
+
+template <typename Fn, typename... Inputs>
+concept HoldsModule = requires(Fn& fn, const Inputs&... inputs) { fn->forward(inputs...); };
+
+// A holder's own operator() returns nothing where forward is a template, as Sequential's is.
+template <typename Fn, typename... Inputs>
+auto call(Fn& fn, const Inputs&... inputs) {
+  if constexpr (HoldsModule<Fn, Inputs...>) {
+    return fn->forward(inputs...);
+  } else {
+    return std::invoke(fn, inputs...);
+  }
+}
+
+template <typename Fn>
+void watch(const Fn& fn, ScriptOptions& options) {
+  if constexpr (requires { std::shared_ptr<torch::nn::Module>(fn.ptr()); }) {
+    options.modules().push_back(fn.ptr());
+  } else if constexpr (std::convertible_to<Fn, std::shared_ptr<torch::nn::Module>>) {
+    options.modules().push_back(fn);
+  }
+}
+
+// A function of a fixed number of inputs: its programs, and what its results look like apart from tensors.
+template <typename Fn, typename... Inputs>
+class Typed {
+ public:
+  using Result = decltype(call(std::declval<Fn&>(), std::declval<const Inputs&>()...));
+  static_assert(!std::is_void_v<Result>, "script::script: the function must return what it computed");
+
+  Typed(std::shared_ptr<Fn> fn, const ScriptOptions& options)
+      : shape_(std::make_shared<Shape>()),
+        function_(
+            [fn = std::move(fn), shape = shape_](const Tensors& inputs) {
+              return run(*fn, *shape, inputs, std::index_sequence_for<Inputs...>());
+            },
+            options) {}
+
+  Result operator()(const Inputs&... inputs) {
+    const Tensors results = function_({inputs...});
+    if constexpr (std::same_as<Result, at::Tensor>) {
+      return results.front();
+    } else {
+      const std::lock_guard lock(shape_->mutex);
+      return core::unflatten_tensors(Result(*shape_->by_count.at(results.size())), results);
+    }
+  }
+  Function& function() { return function_; }
+
+ private:
+  struct Shape {
+    std::mutex mutex;
+    std::map<std::size_t, std::shared_ptr<const Result>> by_count;
+  };
+  template <std::size_t... I>
+  static Tensors run(Fn& fn, Shape& shape, const Tensors& inputs, std::index_sequence<I...>) {
+    Result result = call(fn, inputs[I]...);
+    if constexpr (std::same_as<Result, at::Tensor>) {
+      return {std::move(result)};
+    } else {
+      Tensors tensors = core::flatten_tensors(std::as_const(result));
+      core::visit_tensors(result, [](at::Tensor& tensor) { tensor.reset(); });
+      const std::lock_guard lock(shape.mutex);
+      shape.by_count.insert_or_assign(tensors.size(), std::make_shared<const Result>(std::move(result)));
+      return tensors;
+    }
+  }
+
+  std::shared_ptr<Shape> shape_;
+  Function function_;
+};
+
+}  // namespace script_detail
+
+/// What script() returns: called as the function is, with tensors. Copies share their programs.
+/// Threads: any, if the function itself allows it; each call has memory of its own.
+template <typename Fn>
+class Scripted {
+ public:
+  Scripted(Fn fn, ScriptOptions options)
+      : fn_(std::make_shared<Fn>(std::move(fn))),
+        options_(std::move(options)),
+        state_(std::make_shared<State>()) {
+    script_detail::watch(*fn_, options_);
+  }
+
+  /// Returns what the function returns, and bit for bit. Inputs: tensors. Results: what core/nested.h
+  /// understands, whose shape (lengths, numbers beside tensors) depends on the number of tensors in it alone.
+  /// Throws: what the function throws; UsageError as Function::operator() says.
+  template <std::same_as<at::Tensor>... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    return typed<Inputs...>()(inputs...);
+  }
+
+  /// Says for each set of guards what was recorded, or why calls run eagerly.
+  std::string explain() const {
+    const std::lock_guard lock(state_->mutex);
+    std::string text;
+    for (const auto& [count, entry] : state_->typed) text += entry.function->explain();
+    return text;
+  }
+  /// Forgets all programs, so that the next calls record again.
+  void clear() {
+    const std::lock_guard lock(state_->mutex);
+    for (auto& [count, entry] : state_->typed) entry.function->clear();
+  }
+
+ private:
+  struct Entry {
+    std::shared_ptr<void> typed;
+    Function* function;
+  };
+  struct State {
+    std::mutex mutex;
+    std::map<std::size_t, Entry> typed;  // by the number of inputs
+  };
+
+  template <typename... Inputs>
+  script_detail::Typed<Fn, Inputs...>& typed() {
+    using Typed = script_detail::Typed<Fn, Inputs...>;
+    const std::lock_guard lock(state_->mutex);
+    Entry& entry = state_->typed[sizeof...(Inputs)];
+    if (entry.typed == nullptr) {
+      auto made = std::make_shared<Typed>(fn_, options_);
+      entry = {made, &made->function()};
+    }
+    return *static_cast<Typed*>(entry.typed.get());
+  }
+
+  std::shared_ptr<Fn> fn_;
+  ScriptOptions options_;
+  std::shared_ptr<State> state_;
+};
+
+/// Returns `fn`, a callable on tensors or a module (a holder, or a shared_ptr of it), that is recorded and
+/// then replayed. Ownership: keeps fn, and a module's tensors. Throws: UsageError for options out of range,
+/// at the first call.
+template <typename Fn>
+Scripted<std::decay_t<Fn>> script(Fn&& fn, ScriptOptions options = ScriptOptions()) {
+  return Scripted<std::decay_t<Fn>>(std::forward<Fn>(fn), std::move(options));
+}
+
+}  // namespace cohort::script

@@ -1,0 +1,133 @@
+#include "cohort/script/step.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <unordered_set>
+
+#include "cohort/core/error.h"
+#include "cohort/script/backward.h"
+#include "cohort/script/recorder.h"
+
+namespace cohort::script {
+namespace {
+
+using core::concat;
+
+std::size_t at_slot(int slot) {
+  return static_cast<std::size_t>(slot);
+}
+
+bool has_hooks(const at::Tensor& leaf) {
+  if (!torch::autograd::impl::hooks(leaf).empty()) return true;
+  const auto node = torch::autograd::impl::try_get_grad_accumulator(leaf);
+  return node != nullptr &&
+         (!node->pre_hooks().empty() || !node->post_hooks().empty() || !node->tensor_pre_hooks().empty());
+}
+
+}  // namespace
+
+void TrainingStep::update() {
+  if (parts_.before_update) parts_.before_update();
+  parts_.update();
+}
+
+at::Tensor TrainingStep::run(const Tensors& inputs) {
+  parts_.zero_grad();
+  const at::Tensor loss = parts_.loss(inputs);
+  loss.backward();
+  update();
+  return loss.detach();
+}
+
+at::Tensor TrainingStep::operator()(const Tensors& inputs) {
+  if (!at::GradMode::is_enabled()) {
+    throw UsageError("script.step", "a training step needs gradients, which are switched off",
+                     "the call outside of at::NoGradGuard");
+  }
+  if (Recording::is_active()) return run(inputs);
+  const auto variant = cache_.find(inputs);
+  if (variant == nullptr) return run(inputs);
+  const auto program = variant->program();
+  const bool is_recheck = program != nullptr && variant->is_recheck_due(cache_.options().recheck_every());
+  if (program != nullptr && !is_recheck) return replay(inputs, *program);
+  if (program == nullptr && !variant->start_recording()) return run(inputs);
+  Recorded recorded;
+  const at::Tensor loss = record(inputs, recorded);
+  is_recheck ? variant->recheck(std::move(recorded)) : variant->offer(std::move(recorded));
+  update();
+  return loss;
+}
+
+at::Tensor TrainingStep::record(const Tensors& inputs, Recorded& recorded) {
+  for (const at::Tensor& input : inputs) {
+    recorded.inputs.push_back(recorded.tape.add_input(input));
+    if (input.defined() && input.requires_grad()) recorded.tape.refuse("an input needs a gradient");
+  }
+  parts_.zero_grad();
+  at::Tensor loss;
+  {
+    const Recording recording(recorded.tape);
+    loss = parts_.loss(inputs);
+    if (std::string reason = unrecordable_within({loss}); !reason.empty())
+      recorded.tape.refuse(std::move(reason));
+    loss.backward();
+  }
+  loss = loss.detach();
+  const int slot = recorded.tape.find(loss);
+  if (slot == kUnknown) recorded.tape.refuse("the loss is a tensor that no operator made");
+  recorded.outputs.push_back(slot);
+  find_gradients(recorded);
+  recorded.split = recorded.tape.calls().size();
+  return loss;
+}
+
+void TrainingStep::find_gradients(Recorded& recorded) {
+  std::unordered_set<const c10::TensorImpl*> known;
+  for (const at::Tensor& parameter : parts_.parameters()) {
+    known.insert(parameter.unsafeGetTensorImpl());
+    if (has_hooks(parameter)) {
+      recorded.tape.refuse(
+          concat("a parameter ", Layout::of(parameter).str(), " has a hook, which would not run"));
+    }
+    if (!parameter.grad().defined()) continue;
+    const int slot = recorded.tape.find(parameter.grad());
+    if (slot < 0 || recorded.tape.values()[at_slot(slot)].source != Source::kMade) {
+      recorded.tape.refuse("a gradient was there before the step, or is no strided tensor");
+    }
+    recorded.leaves.push_back(parameter);
+    recorded.gradients.push_back(slot);
+  }
+  for (const Value& value : recorded.tape.values()) {
+    const at::Tensor& tensor = value.tensor;
+    if (value.source != Source::kCaptured || !tensor.requires_grad()) continue;
+    if (known.count(tensor.unsafeGetTensorImpl()) == 0 && tensor.is_leaf() && tensor.grad().defined()) {
+      recorded.tape.refuse(concat("a parameter ", value.layout.str(),
+                                  " gets a gradient and is not the optimizer's. Try: requires_grad_(false)"));
+    }
+  }
+}
+
+at::Tensor TrainingStep::replay(const Tensors& inputs, const Program& program) {
+  const Recorded& recorded = program.recorded();
+  for (const at::Tensor& leaf : recorded.leaves) {
+    if (!torch::autograd::impl::hooks(leaf).empty()) return run(inputs);
+  }
+  parts_.zero_grad();
+  auto frame = program.borrow();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (recorded.inputs[i] >= 0) frame->values[at_slot(recorded.inputs[i])] = inputs[i];
+  }
+  program.forward(*frame);
+  program.bump_versions(*frame);
+  at::Tensor loss = frame->values[at_slot(recorded.outputs.front())];
+  for (std::size_t i = 0; i < recorded.leaves.size(); ++i) {
+    recorded.leaves[i].mutable_grad() = frame->values[at_slot(recorded.gradients[i])];
+  }
+  program.give_back(std::move(frame));
+  update();
+  return loss;
+}
+
+}  // namespace cohort::script

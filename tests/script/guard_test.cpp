@@ -1,0 +1,144 @@
+#include "cohort/script/guard.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+#include "cohort/core/random_scope.h"
+#include "cohort/script/script.h"
+#include "nets.h"
+#include "tests/support/throws.h"
+
+namespace cohort::script {
+namespace {
+
+namespace nn = torch::nn;
+using test::same_bits;
+
+bool contains(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(InputGuardTest, NoticesTypeSizesStridesGradientAndSharedMemory) {
+  const at::Tensor a = at::ones({4, 4}), b = at::ones({4, 4});
+  const InputGuard guard({a, b});
+  EXPECT_TRUE(guard.holds({at::zeros({4, 4}), b}));
+  EXPECT_FALSE(guard.holds({a}));
+  EXPECT_FALSE(guard.holds({a.to(at::kDouble), b}));
+  EXPECT_FALSE(guard.holds({a.slice(0, 0, 3), b}));
+  EXPECT_FALSE(guard.holds({at::ones({4, 4}).t(), b}));
+  EXPECT_FALSE(guard.holds({at::ones({4, 4}).requires_grad_(), b}));
+  EXPECT_FALSE(guard.holds({a, a}));
+  EXPECT_FALSE(guard.holds({at::Tensor(), b}));
+  const InputGuard same({a, a});
+  EXPECT_TRUE(same.holds({b, b}));
+  EXPECT_FALSE(same.holds({a, b}));
+}
+
+TEST(GuardTest, InputsThatShareMemoryHaveAProgramOfTheirOwn) {
+  const at::NoGradGuard no_grad;
+  const auto fn = [](const at::Tensor& a, const at::Tensor& b) {
+    a.add_(1);
+    return a + b;
+  };
+  auto fast = script(fn);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(fast(at::ones({2}), at::ones({2}))[0].item<float>(), 3);
+    const at::Tensor both = at::ones({2});
+    EXPECT_EQ(fast(both, both)[0].item<float>(), 4);
+  }
+  EXPECT_TRUE(contains(fast.explain(), "2 of 8 programs")) << fast.explain();
+}
+
+TEST(GuardTest, ModesOfTheThreadHaveProgramsOfTheirOwn) {
+  at::manual_seed(1);
+  auto model = test::small_mlp();
+  model->eval();
+  auto fast = script(model);
+  const at::Tensor x = at::randn({16, 32});
+  const at::Tensor expected = model->forward(x).detach();
+  for (int i = 0; i < 4; ++i) {
+    fast(x).sum().backward();
+    {
+      const at::NoGradGuard no_grad;
+      EXPECT_TRUE(same_bits(fast(x), expected));
+    }
+    {
+      const c10::InferenceMode inference;
+      EXPECT_TRUE(same_bits(fast(x), model->forward(x)));
+    }
+  }
+  EXPECT_TRUE(contains(fast.explain(), "3 of 8 programs")) << fast.explain();
+  EXPECT_FALSE(contains(fast.explain(), "eager")) << fast.explain();
+}
+
+TEST(GuardTest, AModelThatChangesBetweenCallsIsRecordedAgain) {
+  const at::NoGradGuard no_grad;
+  at::manual_seed(1);
+  nn::Linear linear(4, 4);
+  nn::Sequential model(linear, nn::Dropout(0.5));
+  auto fast = script(model);
+  const at::Tensor x = at::randn({2, 4});
+  const auto expect_same = [&] {
+    for (int i = 0; i < 4; ++i) {
+      at::manual_seed(5);
+      const at::Tensor expected = model->forward(x);
+      at::manual_seed(5);
+      EXPECT_TRUE(same_bits(fast(x), expected));
+    }
+  };
+  expect_same();
+  model->eval();
+  expect_same();
+  linear->weight.mul_(2);  // where it lies: the program sees it
+  expect_same();
+  linear->weight.set_data(at::randn({4, 4}));
+  expect_same();
+  linear->register_parameter("extra", at::ones({1}));
+  expect_same();
+  model->push_back(nn::Tanh());
+  expect_same();
+}
+
+TEST(GuardTest, RandomScopesAreHeard) {
+  const at::NoGradGuard no_grad;
+  auto fast = script([](const at::Tensor& x) { return at::dropout(x, 0.5, true); });
+  const at::Tensor x = at::ones({64});
+  const auto fn = [](const at::Tensor& t) { return at::dropout(t, 0.5, true); };
+  for (std::uint64_t step = 0; step < 6; ++step) {
+    at::Tensor expected;
+    {
+      const core::RandomScope scope({.seed = 1, .step = step});
+      expected = fn(x);
+    }
+    const core::RandomScope scope({.seed = 1, .step = step});
+    EXPECT_TRUE(same_bits(fast(x), expected));
+  }
+  at::manual_seed(3);
+  const at::Tensor expected = fn(x);
+  at::manual_seed(3);
+  EXPECT_TRUE(same_bits(fast(x), expected));
+  EXPECT_TRUE(contains(fast.explain(), "program:")) << fast.explain();
+}
+
+TEST(GuardTest, TooManyShapesRunEagerlyAndAreSaidOnce) {
+  const at::NoGradGuard no_grad;
+  int said = 0;
+  core::set_log_sink([&](core::LogLevel, std::string_view line) {
+    said += line.find("run eagerly") != std::string_view::npos ? 1 : 0;
+  });
+  auto fast = script([](const at::Tensor& x) { return x + 1; }, ScriptOptions().max_programs(2).name("adds"));
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(fast(at::zeros({1 + i % 4})).sum().item<float>(), 1 + i % 4);
+  core::set_log_sink(nullptr);
+  EXPECT_EQ(said, 1);
+  EXPECT_TRUE(contains(fast.explain(), "there are too many programs")) << fast.explain();
+}
+
+TEST(GuardTest, RefusesOptionsOutOfRange) {
+  auto fast = script([](const at::Tensor& x) { return x + 1; }, ScriptOptions().max_programs(0));
+  COHORT_EXPECT_THROW_WITH(fast(at::ones({1})), UsageError, "max_programs 0");
+}
+
+}  // namespace
+}  // namespace cohort::script
