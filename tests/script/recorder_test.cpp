@@ -99,7 +99,8 @@ TEST(RecorderTest, RefusesNumbersHandedToCppAndSizesThatDependOnValuesByName) {
   EXPECT_NE(refusal_of([](const at::Tensor& x) { x.nonzero(); }).find("aten::nonzero"), std::string::npos);
   EXPECT_NE(refusal_of([](const at::Tensor& x) { x.masked_select(x > 0); }).find("aten::masked_select"),
             std::string::npos);
-  EXPECT_NE(refusal_of([](const at::Tensor& x) { at::equal(x, x + 1); }).find("aten::equal"), std::string::npos);
+  EXPECT_NE(refusal_of([](const at::Tensor& x) { at::equal(x, x + 1); }).find("aten::equal"),
+            std::string::npos);
   EXPECT_NE(refusal_of([](const at::Tensor& x) { x.to_sparse().mul(2); }).find("layout Sparse"),
             std::string::npos);
   EXPECT_EQ(refusal_of([](const at::Tensor& x) { x.mul(2); }), "");
