@@ -1,6 +1,5 @@
 #pragma once
 
-#include <any>
 #include <concepts>
 #include <functional>
 #include <map>
