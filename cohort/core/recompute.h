@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/core/call.h"
 #include "cohort/core/nested.h"
 
 /// Recomputation, also called activation checkpointing: memory of a forward is given up and bought back with
@@ -57,19 +58,7 @@ class Runs {
 };
 
 template <typename Fn, typename... Inputs>
-concept HoldsModule = requires(Fn& fn, const Inputs&... inputs) { fn->forward(inputs...); };
-template <typename Fn, typename... Inputs>
 concept Runnable = HoldsModule<Fn, Inputs...> || std::invocable<Fn&, const Inputs&...>;
-
-// A holder's own operator() returns nothing where forward is a template, as Sequential's is.
-template <typename Fn, typename... Inputs>
-auto run(Fn& fn, const Inputs&... inputs) {
-  if constexpr (HoldsModule<Fn, Inputs...>) {
-    return fn->forward(inputs...);
-  } else {
-    return std::invoke(fn, inputs...);
-  }
-}
 
 template <typename Fn, typename... Inputs>
 struct Call {
@@ -86,7 +75,8 @@ struct Call {
         visit_tensors(inputs, [](at::Tensor& tensor) { tensor.reset(); });
       }
     } blank{inputs};
-    return std::apply([this](const Inputs&... each) { return run(fn, each...); }, std::as_const(inputs));
+    return std::apply([this](const Inputs&... each) { return core::call(fn, each...); },
+                      std::as_const(inputs));
   }
 };
 
@@ -106,9 +96,9 @@ struct Call {
 template <typename Fn, typename... Inputs>
   requires checkpoint_detail::Runnable<Fn, Inputs...>
 auto checkpoint(CheckpointOptions options, Fn fn, Inputs... inputs) {
-  using Result = decltype(checkpoint_detail::run(fn, std::as_const(inputs)...));
+  using Result = decltype(core::call(fn, std::as_const(inputs)...));
   static_assert(!std::is_void_v<Result>, "core::checkpoint: fn must return what was computed");
-  if (!at::GradMode::is_enabled()) return checkpoint_detail::run(fn, std::as_const(inputs)...);
+  if (!at::GradMode::is_enabled()) return core::call(fn, std::as_const(inputs)...);
   if constexpr (requires { fn->buffers(); }) {
     for (const at::Tensor& buffer : fn->buffers()) options.buffers.push_back(buffer);
   }

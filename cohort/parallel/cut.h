@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/core/call.h"
 #include "cohort/core/graph_part.h"
 #include "cohort/core/nested.h"
 #include "cohort/core/random_scope.h"
@@ -60,24 +61,11 @@ std::vector<Tensors> run_parts(std::vector<Part> parts, const CutOptions& option
 
 namespace cut_detail {
 
-template <typename Fn, typename... Inputs>
-concept HoldsModule = requires(Fn& fn, const Inputs&... inputs) { fn->forward(inputs...); };
-
-// A holder's own operator() returns nothing where forward is a template, as Sequential's is.
-template <typename Fn, typename... Inputs>
-auto call(Fn& fn, const Inputs&... inputs) {
-  if constexpr (HoldsModule<Fn, Inputs...>) {
-    return fn->forward(inputs...);
-  } else {
-    return std::invoke(fn, inputs...);
-  }
-}
-
 // A part of any types: its tensors go through Part, all else stays here.
 template <typename Fn, typename... Inputs>
 class TypedPart {
  public:
-  using Result = decltype(call(std::declval<Fn&>(), std::declval<const Inputs&>()...));
+  using Result = decltype(core::call(std::declval<Fn&>(), std::declval<const Inputs&>()...));
   static_assert(!std::is_void_v<Result>, "a part must return what it computed");
 
   TypedPart(PartName name, std::shared_ptr<PlacementWorker> worker, Fn fn, std::tuple<Inputs...> inputs)
@@ -87,7 +75,7 @@ class TypedPart {
       std::size_t place = 0;
       core::visit_tensors(state->inputs, [&](at::Tensor& tensor) { tensor = tensors[place++]; });
       state->result.emplace(std::apply(
-          [&](const Inputs&... each) -> Result { return call(state->fn, each...); }, state->inputs));
+          [&](const Inputs&... each) -> Result { return core::call(state->fn, each...); }, state->inputs));
       Tensors results = core::flatten_tensors(std::as_const(*state->result));
       core::visit_tensors(state->inputs, [](at::Tensor& tensor) { tensor.reset(); });
       return results;

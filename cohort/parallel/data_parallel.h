@@ -151,8 +151,8 @@ class DataParallel {
 
   template <typename... Args>
   auto forward(Args... args) {
-    using Result = decltype(cut_detail::call(module_, std::as_const(args)...));
-    if (!replicas_) return cut_detail::call(module_, std::as_const(args)...);
+    using Result = decltype(core::call(module_, std::as_const(args)...));
+    if (!replicas_) return core::call(module_, std::as_const(args)...);
     auto inputs = scatter(std::tuple<Args...>(std::move(args)...), options_.device_ids, options_.dim);
     replicas_->refresh(inputs.size());
     std::vector<Result> results =

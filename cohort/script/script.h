@@ -8,6 +8,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cohort/core/call.h"
 #include "cohort/core/nested.h"
 #include "cohort/script/function.h"
 
@@ -27,19 +28,6 @@ namespace cohort::script {
 
 namespace script_detail {
 
-template <typename Fn, typename... Inputs>
-concept HoldsModule = requires(Fn& fn, const Inputs&... inputs) { fn->forward(inputs...); };
-
-// A holder's own operator() returns nothing where forward is a template, as Sequential's is.
-template <typename Fn, typename... Inputs>
-auto call(Fn& fn, const Inputs&... inputs) {
-  if constexpr (HoldsModule<Fn, Inputs...>) {
-    return fn->forward(inputs...);
-  } else {
-    return std::invoke(fn, inputs...);
-  }
-}
-
 template <typename Fn>
 void watch(const Fn& fn, ScriptOptions& options) {
   if constexpr (requires { std::shared_ptr<torch::nn::Module>(fn.ptr()); }) {
@@ -53,7 +41,7 @@ void watch(const Fn& fn, ScriptOptions& options) {
 template <typename Fn, typename... Inputs>
 class Typed {
  public:
-  using Result = decltype(call(std::declval<Fn&>(), std::declval<const Inputs&>()...));
+  using Result = decltype(core::call(std::declval<Fn&>(), std::declval<const Inputs&>()...));
   static_assert(!std::is_void_v<Result>, "script::script: the function must return what it computed");
 
   Typed(std::shared_ptr<Fn> fn, const ScriptOptions& options)
@@ -82,7 +70,7 @@ class Typed {
   };
   template <std::size_t... I>
   static Tensors run(Fn& fn, Shape& shape, const Tensors& inputs, std::index_sequence<I...>) {
-    Result result = call(fn, inputs[I]...);
+    Result result = core::call(fn, inputs[I]...);
     if constexpr (std::same_as<Result, at::Tensor>) {
       return {std::move(result)};
     } else {

@@ -58,7 +58,7 @@ Tensors parameters_of(Optimizer& optimizer) {
 
 template <typename Model, typename Loss, std::size_t... I>
 at::Tensor loss_of(Model& model, Loss& loss, const Tensors& inputs, std::index_sequence<I...>) {
-  return std::invoke(loss, call(model, inputs[I]...), inputs[sizeof...(I)]);
+  return std::invoke(loss, core::call(model, inputs[I]...), inputs[sizeof...(I)]);
 }
 
 }  // namespace script_detail
