@@ -42,6 +42,7 @@ TEST(BalanceTest, StaysWithinTheMemoryOfAPlacement) {
   options.max_bytes = 0;
   options.by_bytes = true;
   EXPECT_EQ(balance(list, options).cuts, small.cuts) << "even in bytes";
+  options.by_bytes = false;
   options.max_bytes = 1000;
   COHORT_EXPECT_THROW_WITH(balance(list, options), UsageError,
                            "no cut fits into 1000 bytes per placement; the most even one needs 6000800");
