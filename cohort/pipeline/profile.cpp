@@ -29,7 +29,8 @@ double ms_since(Clock::time_point begin) {
 // One forward and backward through all layers, each by itself.
 class Pass {
  public:
-  Pass(const Stage& model, std::vector<LayerProfile>& profiles) : model_(model), profiles_(profiles) {}
+  Pass(const Stage& model, bool split, std::vector<LayerProfile>& profiles)
+      : model_(model), split_(split), profiles_(profiles) {}
 
   void run(const at::Tensor& input) {
     const core::LiveBytes bytes;
@@ -40,7 +41,8 @@ class Pass {
       const std::int64_t before = bytes.now();
       const auto begin = Clock::now();
       const bool wanted = i > 0 && in.front().requires_grad();
-      runs.emplace_back(model_.part(i, i + 1), Tensors{in.front().detach()}, std::vector<bool>{wanted}, true);
+      runs.emplace_back(model_.part(i, i + 1), Tensors{in.front().detach()}, std::vector<bool>{wanted},
+                        split_);
       forward.push_back(ms_since(begin));
       in = runs.back().outputs();
       if (in.size() != 1) {
@@ -55,6 +57,11 @@ class Pass {
     in.clear();
     for (std::size_t i = count; i-- > 0;) {
       auto begin = Clock::now();
+      if (!split_) {
+        gradient = runs[i].backward(gradient);
+        input_gradient[i] = weight_gradient[i] = ms_since(begin) / 2;
+        continue;
+      }
       gradient = runs[i].input_gradients(gradient);
       input_gradient[i] = ms_since(begin);
       begin = Clock::now();
@@ -67,6 +74,7 @@ class Pass {
 
  private:
   const Stage& model_;
+  const bool split_;
   std::vector<LayerProfile>& profiles_;
 };
 
@@ -110,7 +118,7 @@ std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& m
   worker->run("profile", [&] {
     const at::AutoGradMode gradients(true);
     for (int repeat = 0; repeat <= options.repeats; ++repeat) {  // the first does not count
-      Pass pass(model, profiles);
+      Pass pass(model, options.split, profiles);
       pass.run(micro_batch.detach().to(worker->device()));
       if (repeat > 0) passes.push_back(std::move(pass));
     }

@@ -22,6 +22,8 @@ struct LayerProfile {
 struct ProfileOptions {
   std::string placement = "cpu:0";
   int repeats = 5;
+  /// Measures gradients of inputs and of weights apart, as zb_h1 computes them, which takes longer together.
+  bool split = false;
 };
 
 /// Runs the layers of `model`, a list, one after the other on a placement's thread, forward and backward.

@@ -122,7 +122,10 @@ std::vector<PlacedLayers> place_by_measuring(const Config& config,
   pipeline::Balance balance;
   try {
     balance = pipeline::balance(
-        pipeline::profile_layers(model, batch, {.placement = placements.front().name, .repeats = 3}),
+        pipeline::profile_layers(model, batch,
+                                 {.placement = placements.front().name,
+                                  .repeats = 3,
+                                  .split = options.schedule == pipeline::Schedule::kZeroBubble}),
         options);
   } catch (const std::exception& error) {
     throw UsageError(
