@@ -22,10 +22,6 @@ using torch::autograd::Node;
 
 constexpr const char* kWhere = "script.backward";
 
-std::size_t at_slot(int slot) {
-  return static_cast<std::size_t>(slot);
-}
-
 void check_no_graph() {
   if (!at::GradMode::is_enabled()) return;
   throw UsageError(kWhere,

@@ -11,10 +11,6 @@ namespace {
 
 using core::concat;
 
-std::size_t at_slot(int slot) {
-  return static_cast<std::size_t>(slot);
-}
-
 bool needs_gradient(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad();
 }

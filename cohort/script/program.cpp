@@ -17,10 +17,6 @@ using Kind = TensorPlace::Kind;
 constexpr auto kAutocastKeys = c10::autocast_dispatch_keyset;
 constexpr auto kRandomKey = c10::DispatchKey::CustomRNGKeyId;  // core::RandomScope's
 
-std::size_t at_slot(int slot) {
-  return static_cast<std::size_t>(slot);
-}
-
 // Modes that kernels may ask for, as they were when the call was recorded; as before afterwards.
 class Modes {
  public:

@@ -15,10 +15,6 @@ namespace {
 
 using core::concat;
 
-std::size_t at_slot(int slot) {
-  return static_cast<std::size_t>(slot);
-}
-
 bool has_hooks(const at::Tensor& leaf) {
   if (!torch::autograd::impl::hooks(leaf).empty()) return true;
   const auto node = torch::autograd::impl::try_get_grad_accumulator(leaf);

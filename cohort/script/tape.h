@@ -51,6 +51,11 @@ struct Value {
 inline constexpr int kUndefined = -1;  ///< the slot of an undefined tensor
 inline constexpr int kUnknown = -2;    ///< find(): not on the tape
 
+/// A slot that is a value's, as an index.
+inline std::size_t at_slot(int slot) {
+  return static_cast<std::size_t>(slot);
+}
+
 /// Tensors of one argument or result of a call.
 struct TensorPlace {
   enum class Kind : std::uint8_t { kTensor, kList, kOptionalList };
