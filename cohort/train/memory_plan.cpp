@@ -35,28 +35,10 @@ std::int64_t divided_up(std::int64_t value, std::int64_t by) {
   return (value + by - 1) / by;
 }
 
-// Where replicas run: as make_model_call() has it.
-std::vector<core::Placement> replica_placements(const Config& config) {
-  if (!config.distributed.placements.empty()) return core::parse_placements(config.distributed.placements);
-  std::vector<core::Placement> placements;
-  for (int i = 0; i < core::CpuSet::of_process().size(); ++i) {
-    placements.push_back(core::Placement::parse(core::concat("cpu:", i)));
-  }
-  return placements;
-}
-
-// The placement of what is called `name`: that of the longest prefix that was placed, else none.
+// The placement of what is called `name`; null for the rest.
 const core::Placement* placement_of(const std::string& name, const MemoryOptions& options) {
-  const core::Placement* found = nullptr;
-  std::size_t length = 0;
-  for (const auto& [prefix, placement] : options.place) {
-    const bool fits = name == prefix || name.starts_with(prefix + ".");
-    if (fits && prefix.size() >= length) {
-      found = &placement;
-      length = prefix.size();
-    }
-  }
-  return found;
+  const auto* const entry = entry_of_layer(options.place, name);
+  return entry == nullptr ? nullptr : &entry->second;
 }
 
 // "layer1.0.conv1" is of "layer1.0".
@@ -195,7 +177,7 @@ PlaceMemory replica(std::size_t index, const core::Placement& placement, const M
 
 void plan_replicas(MemoryPlan& plan, const Config& config, const Model& model, const ModelBytes& bytes,
                    const StepMemory& step, const Sizes& sizes) {
-  const auto placements = replica_placements(config);
+  const auto placements = placements_of(config.distributed, at::kCPU);
   const auto size = divided_up(sizes.part, std::int64_t(placements.size()));
   PlaceMemory shared{.name = "shared by the replicas"};
   shared.predicted.model = bytes.parameters + bytes.buffers;
@@ -368,7 +350,7 @@ void check(const Config& config, const std::string& strategy, const MemoryOption
   }
   if (!options.measure) return;
   std::vector<core::Placement> placements;
-  if (strategy == "data_parallel") placements = replica_placements(config);
+  if (strategy == "data_parallel") placements = placements_of(config.distributed, at::kCPU);
   for (const auto& [name, placement] : options.place) placements.push_back(placement);
   for (const core::Placement& placement : placements) {
     if (!placement.is_cpu()) {
@@ -405,7 +387,7 @@ MemoryPlan plan_memory(const Config& config, const MemoryOptions& given) {
     plan.buffers = bytes.buffers;
     list_layers(plan, model, step);
     if (plan.strategy == "data_parallel") {
-      placements = replica_placements(config);
+      placements = placements_of(config.distributed, at::kCPU);
       plan_replicas(plan, config, model, bytes, step, sizes);
     } else if (!options.place.empty()) {
       for (const auto& [name, placement] : options.place) placements.push_back(placement);

@@ -39,19 +39,6 @@ class CallableImpl : public torch::nn::Module {
   torch::nn::AnyModule model_;
 };
 
-std::vector<core::Placement> placements_of(const DistributedConfig& config, at::Device device) {
-  if (!config.placements.empty()) return core::parse_placements(config.placements);
-  const auto count =
-      device.is_cpu()
-          ? std::int64_t(core::CpuSet::of_process().size())
-          : std::int64_t(at::globalContext().getAcceleratorHooksInterface(device.type()).deviceCount());
-  std::vector<core::Placement> placements;
-  for (std::int64_t i = 0; i < count; ++i) {
-    placements.push_back(core::Placement::parse(concat(device.is_cpu() ? "cpu:" : "cuda:", i)));
-  }
-  return placements;
-}
-
 // Consecutive layers on one placement.
 struct PlacedLayers {
   std::size_t first = 0, last = 0;  // of the model's layers
@@ -65,12 +52,7 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
   std::vector<PlacedLayers> parts;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const std::string& name = layers[i].first;
-    const std::pair<const std::string, std::string>* best = nullptr;
-    for (const auto& entry : place) {
-      const std::string& prefix = entry.first;
-      const bool covers = name == prefix || name.starts_with(prefix + ".");
-      if (covers && (best == nullptr || prefix.size() > best->first.size())) best = &entry;
-    }
+    const auto* const best = entry_of_layer(place, name);
     // What has no parameters ("relu", "flatten") goes along with what is before it.
     if (best == nullptr && layers[i].second.ptr()->parameters().empty() && !parts.empty()) {
       parts.back().last = i + 1;
@@ -215,6 +197,19 @@ ModelCall pipeline_call(const Config& config, const pipeline::Stage& model,
 }
 
 }  // namespace
+
+std::vector<core::Placement> placements_of(const DistributedConfig& config, at::Device device) {
+  if (!config.placements.empty()) return core::parse_placements(config.placements);
+  const auto count =
+      device.is_cpu()
+          ? std::int64_t(core::CpuSet::of_process().size())
+          : std::int64_t(at::globalContext().getAcceleratorHooksInterface(device.type()).deviceCount());
+  std::vector<core::Placement> placements;
+  for (std::int64_t i = 0; i < count; ++i) {
+    placements.push_back(core::Placement::parse(concat(device.is_cpu() ? "cpu:" : "cuda:", i)));
+  }
+  return placements;
+}
 
 bool uses_placements(const DistributedConfig& config) {
   return config.strategy == "data_parallel" || config.strategy == "model_parallel" ||

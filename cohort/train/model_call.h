@@ -4,7 +4,12 @@
 #include <torch/nn/modules/container/any.h>
 
 #include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "cohort/core/placement.h"
 #include "cohort/train/config.h"
 
 namespace cohort::train {
@@ -32,6 +37,23 @@ struct ModelCall {
 /// Throws: ConfigError for a placement that is not there, a name that no layer has, or a layer without
 /// placement; UsageError for a model that is not known as a list of layers.
 ModelCall make_model_call(const Config& config, torch::nn::AnyModule model, at::Device device);
+
+/// Returns distributed.placements; where it is empty each core that the process may use, or each GPU.
+/// Throws: ConfigError for a placement that is not there.
+std::vector<core::Placement> placements_of(const DistributedConfig& config, at::Device device);
+
+/// Returns the entry of `by_name` for a layer: the longest name that is the layer's, or that the layer's
+/// begins with ("layer4" for "layer4.0"); null where there is none.
+template <typename T>
+const std::pair<const std::string, T>* entry_of_layer(const std::map<std::string, T>& by_name,
+                                                      const std::string& layer) {
+  const std::pair<const std::string, T>* best = nullptr;
+  for (const auto& entry : by_name) {
+    const bool covers = layer == entry.first || layer.starts_with(entry.first + ".");
+    if (covers && (best == nullptr || entry.first.size() > best->first.size())) best = &entry;
+  }
+  return best;
+}
 
 /// Whether the strategy runs the model on threads of placements, so that the process itself needs none.
 bool uses_placements(const DistributedConfig& config);
