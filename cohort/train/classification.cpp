@@ -58,9 +58,13 @@ ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module
   if (optimizer_) add_optimizer("", std::move(optimizer), std::move(schedule));
 }
 
+std::unique_ptr<optim::Autocast> ClassificationTask::autocast(const at::Tensor& input) const {
+  if (!options_.bf16()) return nullptr;
+  return std::make_unique<optim::Autocast>(input.device().type(), at::kBFloat16);
+}
+
 at::Tensor ClassificationTask::forward(const at::Tensor& input) {
-  std::optional<optim::Autocast> autocast;
-  if (options_.bf16()) autocast.emplace(input.device().type(), at::kBFloat16);
+  const auto scope = autocast(input);
   return call_.forward(input);
 }
 
@@ -69,31 +73,29 @@ at::Tensor ClassificationTask::loss(const at::Tensor& logits, const at::Tensor& 
                                 {}, at::Reduction::Mean, -100, options_.label_smoothing());
 }
 
-ModelCall::Step ClassificationTask::compute(const at::Tensor& input, const at::Tensor& target, double scale,
-                                            double weight, bool last) {
+ClassificationTask::Part ClassificationTask::compute(const at::Tensor& input, const at::Tensor& target,
+                                                     double scale, double weight, bool last) {
   if (call_.step) {
-    std::optional<optim::Autocast> autocast;
-    if (options_.bf16()) autocast.emplace(input.device().type(), at::kBFloat16);
+    const auto narrow = autocast(input);
     const core::TimelineScope scope("forward and backward");
-    return call_.step(
-        input, target,
-        [this](const at::Tensor& logits, const at::Tensor& labels) { return loss(logits, labels); }, scale);
+    const auto [value, logits] = call_.step(
+        input, target, [this](const at::Tensor& out, const at::Tensor& labels) { return loss(out, labels); },
+        scale);
+    return {value, logits, is_finite(value)};
   }
-  ModelCall::Step step;
-  at::Tensor value;
+  at::Tensor logits, value;
   {
     const core::TimelineScope scope("forward");
-    step.logits = forward(input);
-    value = loss(step.logits, target);
+    logits = forward(input);
+    value = loss(logits, target);
     if (scale != 1) value = value * scale;
   }
-  step.logits = step.logits.detach();
-  step.loss = value.detach();
-  if (!is_finite(step.loss)) return step;
+  const Part part{value.detach(), logits.detach(), is_finite(value)};
+  if (!part.finite) return part;
   if (last) prepare_average(*optimizer_, weight);
   const core::TimelineScope scope("backward");
   value.backward();
-  return step;
+  return part;
 }
 
 StepMetrics ClassificationTask::train_step(data::Batch& batch) {
@@ -109,11 +111,11 @@ StepMetrics ClassificationTask::train_step(data::Batch& batch) {
     const at::Tensor input = whole ? batch.input() : batch.input().narrow(0, begin, count);
     const at::Tensor target = whole ? batch.target() : batch.target().narrow(0, begin, count);
     const double scale = whole ? 1 : static_cast<double>(count) / weight;
-    const auto [part_loss, logits] = compute(input, target, scale, weight, begin + count == batch.size);
-    const at::Tensor part_correct = count_correct(logits, target);
+    const Part part = compute(input, target, scale, weight, begin + count == batch.size);
+    const at::Tensor part_correct = count_correct(part.logits, target);
     correct = correct.defined() ? correct.add(part_correct) : part_correct;
-    total_loss = total_loss.defined() ? total_loss + part_loss : part_loss;
-    finite = is_finite(part_loss);
+    total_loss = total_loss.defined() ? total_loss + part.loss : part.loss;
+    finite = part.finite;
   }
   {
     core::TimelineScope scope("average");

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "cohort/optim/autocast.h"
 #include "cohort/train/model_call.h"
 #include "cohort/train/task.h"
 
@@ -60,9 +61,14 @@ class ClassificationTask : public Task {
 
   at::Tensor forward(const at::Tensor& input);
   at::Tensor loss(const at::Tensor& logits, const at::Tensor& target) const;
+  std::unique_ptr<optim::Autocast> autocast(const at::Tensor& input) const;  // null where it is off
+  // One part of a batch, without graph; the loss is the part's share of the batch's.
+  struct Part {
+    at::Tensor loss, logits;
+    bool finite;
+  };
   // Forward and backward of `input`, whose share of the batch is `scale`; `last`: none of this step follows.
-  ModelCall::Step compute(const at::Tensor& input, const at::Tensor& target, double scale, double weight,
-                          bool last);
+  Part compute(const at::Tensor& input, const at::Tensor& target, double scale, double weight, bool last);
 
   ModelCall call_;
   std::optional<torch::nn::AnyModule> any_model_;  // where the layers of the model can be watched
