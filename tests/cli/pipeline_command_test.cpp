@@ -1,34 +1,19 @@
 // `cohort pipeline`, without the rest of the program.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <fstream>
 #include <sstream>
 
-#include "cohort/cli/commands.h"
 #include "cohort/core/error.h"
+#include "tests/cli/command.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
 namespace cohort::cli {
 namespace {
 
-// Runs `cohort pipeline WORDS`, and returns what it printed.
-std::string run(std::vector<std::string> words) {
-  CLI::App app;
-  Context context;
-  add_pipeline(app, context);
-  words.insert(words.begin(), "pipeline");
-  std::reverse(words.begin(), words.end());  // as CLI11 takes them
-  app.parse(words);
-  testing::internal::CaptureStdout();
-  try {
-    EXPECT_EQ(context.action(), 0);
-  } catch (...) {
-    testing::internal::GetCapturedStdout();
-    throw;
-  }
-  return testing::internal::GetCapturedStdout();
+std::string run(const std::vector<std::string>& words) {
+  return test::run_command(add_pipeline, "pipeline", words);
 }
 
 TEST(PipelineCommandTest, ShowsWhatAPlanCosts) {
