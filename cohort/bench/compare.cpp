@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <deque>
+#include <initializer_list>
 #include <set>
 
 #include "cohort/core/error.h"
@@ -36,24 +36,22 @@ double paired_ratio(const Measurement& first, const Measurement& other) {
 
 std::vector<Measurement> take_turns(const std::vector<Variant>& variants, const Shape& shape,
                                     const TimeitOptions& options) {
-  struct Work {
-    std::function<void()> call;
-    std::function<void(std::int64_t)> loop;
-  };
-  std::deque<Work> works;  // addresses stay: `loop` and the rounds refer to them
-  std::vector<detail::Rounds> rounds;
+  std::vector<Variant::Loop> loops;  // addresses stay: the rounds refer to them
+  loops.reserve(variants.size());
   for (const Variant& variant : variants) {
-    Work& work = works.emplace_back();
-    work.call = variant.make(shape);
-    if (!work.call) {
+    loops.push_back(variant.round ? nullptr : variant.make(shape));
+    if (!variant.round && !loops.back()) {
       throw UsageError("bench.compare", core::concat("variant '", variant.name, "' made nothing to measure"));
     }
-    work.loop = [&work](std::int64_t calls) {
-      for (std::int64_t call = 0; call < calls; ++call) work.call();
-    };
   }
+  std::vector<detail::Rounds> rounds;
   for (std::size_t i = 0; i < variants.size(); ++i) {
-    rounds.emplace_back(works[i].loop, TimeitOptions(options).label(variants[i].name));
+    const TimeitOptions own = TimeitOptions(options).label(variants[i].name);
+    if (variants[i].round) {
+      rounds.emplace_back(c10::function_ref<double()>(variants[i].round), own);
+    } else {
+      rounds.emplace_back(c10::function_ref<void(std::int64_t)>(loops[i]), own);
+    }
   }
   for (int turn = 0; turn < options.rounds(); ++turn) {
     for (std::size_t i = 0; i < rounds.size(); ++i) {
@@ -85,7 +83,34 @@ std::string csv_field(const std::string& text) {
   return result + "\"";
 }
 
+std::string threads_text(int threads) {
+  return std::to_string(threads) + (threads == 1 ? " thread" : " threads");
+}
+
+Variant::Loop loop_of(std::function<void()> work) {
+  if (!work) return nullptr;
+  return [work = std::move(work)](std::int64_t calls) {
+    for (std::int64_t call = 0; call < calls; ++call) work();
+  };
+}
+
 }  // namespace
+
+Variant::Variant(std::string given, std::function<std::function<void()>(const Shape&)> of_shape)
+    : name(std::move(given)),
+      make([of_shape = std::move(of_shape)](const Shape& shape) { return loop_of(of_shape(shape)); }) {}
+
+Variant::Variant(std::string given, std::function<void()> work)
+    : Variant(std::move(given), loop_of(std::move(work))) {}
+
+Variant::Variant(std::string given, Loop loop)
+    : name(std::move(given)), make([loop = std::move(loop)](const Shape&) { return loop; }) {}
+
+Variant Variant::sampled(std::string name, std::function<double()> round) {
+  Variant variant(std::move(name), Loop());
+  variant.round = std::move(round);
+  return variant;
+}
 
 Comparison compare(const std::vector<Variant>& variants, const CompareOptions& options) {
   check(variants, options);
@@ -103,6 +128,30 @@ Comparison compare(const std::vector<Variant>& variants, const CompareOptions& o
     }
   }
   return result;
+}
+
+std::string Comparison::text() const {
+  std::size_t width = 24;
+  for (const Row& row : rows) width = std::max(width, row.measurement.label.size());
+  std::string text;
+  const auto line = [&](std::string name, std::initializer_list<std::string> cells) {
+    name.resize(std::max(width, name.size()), ' ');
+    text += name;
+    for (const std::string& cell : cells)
+      text += std::string(cell.size() < 12 ? 12 - cell.size() : 1, ' ') + cell;
+    text += "\n";
+  };
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const Measurement& one = rows[i].measurement;
+    if (i % num_variants == 0) {
+      const std::string shape = rows[i].shape.empty() ? "" : to_text(rows[i].shape) + ", ";
+      line(shape + threads_text(one.threads), {"best", "median", "p99", "ratio"});
+    }
+    char ratio[32];
+    std::snprintf(ratio, sizeof ratio, "%.2fx", rows[i].ratio);
+    line(one.label, {to_text(one.best()), to_text(one.median()), to_text(one.percentile(0.99)), ratio});
+  }
+  return text;
 }
 
 std::string Comparison::markdown() const {

@@ -14,10 +14,22 @@ namespace cohort::bench {
 
 using Shape = std::vector<std::int64_t>;
 
-/// One way to do the work: `make` is given a shape, prepares what the work needs, and returns the work.
+/// One way to do the work.
 struct Variant {
+  using Loop = std::function<void(std::int64_t)>;
+
+  /// `make` is given a shape, prepares what the work needs, and returns the work.
+  Variant(std::string name, std::function<std::function<void()>(const Shape&)> make);
+  /// Work that is ready, the same for every shape.
+  Variant(std::string name, std::function<void()> work);
+  /// The same, a loop already: `loop(n)` does the work n times.
+  Variant(std::string name, Loop loop);
+  /// Work that is timed where it runs, as sample() has it.
+  static Variant sampled(std::string name, std::function<double()> round);
+
   std::string name;
-  std::function<std::function<void()>(const Shape&)> make;
+  std::function<Loop(const Shape&)> make;
+  std::function<double()> round;  ///< instead of `make`: of one that is sampled
 };
 
 struct CompareOptions {
@@ -40,6 +52,8 @@ struct Comparison {
   std::vector<Row> rows;
   std::size_t num_variants = 0;
 
+  /// For a terminal: a line for each measurement with its fastest round, median, 99th percentile and ratio.
+  std::string text() const;
   /// A table: a row for each shape and number of threads, a column for each variant with its median, spread
   /// and ratio to the first.
   std::string markdown() const;
@@ -57,6 +71,7 @@ struct Comparison {
 ///     std::string table = figures.markdown();
 ///
 /// All variants of a row are prepared before the first is measured, and live until the row is done.
+/// Ranks: with `calls` set, or samples, every rank does the same in the same order.
 /// Throws: UsageError when there is no variant, shape or number of threads, or two variants have one name;
 /// as timeit().
 Comparison compare(const std::vector<Variant>& variants, const CompareOptions& options = {});

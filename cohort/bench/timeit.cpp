@@ -26,11 +26,13 @@ void wait_for_accelerator() {
 }
 
 void check(const TimeitOptions& options) {
-  if (options.rounds() < 1 || options.calls() < 0 || options.min_time().count() < 1) {
-    throw UsageError("bench.timeit", core::concat("got rounds ", options.rounds(), ", calls ",
-                                                  options.calls(), ", min_time ", options.min_time().count(),
-                                                  " ns; expected rounds of 1 or more, calls of 0 (chosen) or "
-                                                  "more, a min_time above 0"));
+  if (options.rounds() < 1 || options.calls() < 0 || options.warm_up() < 0 ||
+      options.min_time().count() < 1) {
+    throw UsageError("bench.timeit",
+                     core::concat("got rounds ", options.rounds(), ", calls ", options.calls(), ", warm_up ",
+                                  options.warm_up(), ", min_time ", options.min_time().count(),
+                                  " ns; expected rounds of 1 or more, calls of 0 (chosen) or more, a warm_up "
+                                  "of 0 or more, a min_time above 0"));
   }
 }
 
@@ -54,14 +56,17 @@ Clock cpu_clock() {
   };
 }
 
-double Measurement::percentile(double part) const {
-  if (seconds.empty()) return 0;
-  std::vector<double> sorted = seconds;
-  std::sort(sorted.begin(), sorted.end());
-  const double place = part * static_cast<double>(sorted.size() - 1);
+double percentile(std::vector<double> values, double part) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const double place = part * static_cast<double>(values.size() - 1);
   const auto below = static_cast<std::size_t>(place);
-  const std::size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (place - static_cast<double>(below)) * (sorted[above] - sorted[below]);
+  const std::size_t above = std::min(below + 1, values.size() - 1);
+  return values[below] + (place - static_cast<double>(below)) * (values[above] - values[below]);
+}
+
+double Measurement::percentile(double part) const {
+  return bench::percentile(seconds, part);
 }
 
 double Measurement::spread() const {
@@ -105,6 +110,13 @@ std::string to_text(double seconds) {
   return text.data();
 }
 
+double seconds_of(c10::function_ref<void()> work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  wait_for_accelerator();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 Measurement measure(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& options) {
   const detail::ThreadsGuard threads(options.threads());
   detail::Rounds rounds(loop, options);
@@ -112,23 +124,45 @@ Measurement measure(c10::function_ref<void(std::int64_t)> loop, const TimeitOpti
   return std::move(rounds).result();
 }
 
+Measurement sample(c10::function_ref<double()> round, const TimeitOptions& options) {
+  const detail::ThreadsGuard threads(options.threads());
+  detail::Rounds rounds(round, options);
+  for (int i = 0; i < options.rounds(); ++i) rounds.run();
+  return std::move(rounds).result();
+}
+
 namespace detail {
 
-Rounds::Rounds(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& options)
-    : loop_(loop), clock_(options.clock()) {
+Rounds::Rounds(const TimeitOptions& options) {
   check(options);
-  if (!clock_) {
-    clock_ = [] {
+  measurement_.label = options.label();
+  measurement_.threads = at::get_num_threads();
+  measurement_.calls = std::max<std::int64_t>(options.calls(), 1);
+}
+
+Rounds::Rounds(c10::function_ref<double()> round, const TimeitOptions& options) : Rounds(options) {
+  for (int i = 0; i < options.warm_up(); ++i) round();
+  round_ = round;
+}
+
+Rounds::Rounds(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& options) : Rounds(options) {
+  Clock clock = options.clock();
+  if (!clock) {
+    clock = [] {
       return std::chrono::duration_cast<std::chrono::nanoseconds>(
           std::chrono::steady_clock::now().time_since_epoch());
     };
   }
-  measurement_.label = options.label();
-  measurement_.threads = at::get_num_threads();
-  loop_(1);
+  const auto time = [loop, clock](std::int64_t calls) {
+    const std::chrono::nanoseconds begin = clock();
+    loop(calls);
+    wait_for_accelerator();
+    return std::chrono::duration<double>(clock() - begin).count() / static_cast<double>(calls);
+  };
+  if (options.warm_up() > 0) loop(options.warm_up());
   wait_for_accelerator();
   const double least = std::chrono::duration<double>(options.min_time()).count();
-  std::int64_t calls = options.calls() > 0 ? options.calls() : 1;
+  std::int64_t calls = measurement_.calls;
   while (options.calls() == 0 && calls < kMostCalls) {
     const double took = time(calls) * static_cast<double>(calls);
     if (took >= least) break;
@@ -137,24 +171,10 @@ Rounds::Rounds(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& 
     calls = std::max(round_up(wanted), round_up(static_cast<double>(calls) + 1));
   }
   measurement_.calls = calls;
+  round_ = [time, calls] { return time(calls); };
 }
 
-double Rounds::time(std::int64_t calls) {
-  const std::chrono::nanoseconds begin = clock_();
-  loop_(calls);
-  wait_for_accelerator();
-  return std::chrono::duration<double>(clock_() - begin).count() / static_cast<double>(calls);
-}
-
-void Rounds::run() {
-  measurement_.seconds.push_back(time(measurement_.calls));
-}
-
-Measurement Rounds::result() && {
-  return std::move(measurement_);
-}
-
-ThreadsGuard::ThreadsGuard(int threads) : before_(at::get_num_threads()) {
+ThreadsGuard::ThreadsGuard(int threads) : before_(threads > 0 ? at::get_num_threads() : 0) {
   if (threads < 0) {
     throw UsageError("bench.timeit",
                      core::concat("got ", threads, " threads, expected 0 (as it is) or more"));
@@ -163,7 +183,7 @@ ThreadsGuard::ThreadsGuard(int threads) : before_(at::get_num_threads()) {
 }
 
 ThreadsGuard::~ThreadsGuard() {
-  at::set_num_threads(before_);
+  if (before_ > 0) at::set_num_threads(before_);
 }
 
 }  // namespace detail

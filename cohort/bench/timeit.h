@@ -33,6 +33,8 @@ struct TimeitOptions {
   TORCH_ARG(int, rounds) = 7;
   /// Calls in a round; 0: as many of 1, 2, 5, 10, 20 ... as min_time needs.
   TORCH_ARG(std::int64_t, calls) = 0;
+  /// Calls before the first that counts: they make caches warm and memory there.
+  TORCH_ARG(int, warm_up) = 1;
   /// Threads of one operator while it is measured; 0: as it is set now.
   TORCH_ARG(int, threads) = 0;
   /// Null: std::chrono::steady_clock.
@@ -68,15 +70,28 @@ void keep(const T& value) {
   asm volatile("" : : "g"(&value) : "memory");
 }
 
+/// Returns the value that the share `part` (0 to 1) of `values` does not exceed, between two of them by
+/// proportion; 0 where there are none.
+double percentile(std::vector<double> values, double part);
+
+/// Returns the seconds that `work()` took by wall clock, accelerators in use waited for.
+double seconds_of(c10::function_ref<void()> work);
+
 /// The same for a loop of one's own: `loop(n)` must do the work n times. What timeit() calls.
 Measurement measure(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& options);
 
+/// The same for work that is timed where it runs (in another process, with something before each call that is
+/// not to count): each call of `round` is a round, and returns its seconds per call. Of the options it takes
+/// label, rounds, warm_up and threads; `calls` is what the Measurement says that a round had.
+/// Ranks: as many rounds on each, so those whose work is collective measure side by side.
+Measurement sample(c10::function_ref<double()> round, const TimeitOptions& options);
+
 /// Measures `fn()`, called in a loop without any call in between that the compiler cannot see through.
-/// First a call that does not count (it makes caches warm and memory there), then the number of calls in a
-/// round is found, then the rounds are timed; at the end of each round accelerators in use are waited for.
+/// First `warm_up` calls that do not count, then the number of calls in a round is found, then the rounds are
+/// timed; at the end of each round accelerators in use are waited for.
 /// Threads: one caller at a time where `threads` is set, as that is the process's.
-/// Throws: UsageError for rounds, calls or min_time below their least, or more threads than cores; whatever
-/// `fn` throws.
+/// Throws: UsageError for rounds, calls, warm_up or min_time below their least, or more threads than cores;
+/// whatever `fn` throws.
 template <typename Fn>
 Measurement timeit(Fn&& fn, const TimeitOptions& options = {}) {
   return measure(
@@ -94,18 +109,18 @@ Measurement timeit(Fn&& fn, const TimeitOptions& options = {}) {
 
 namespace detail {
 
-/// One round after the other, for several measured in turns.
+/// One round after the other, for several measured in turns. What it is given must outlive it.
 class Rounds {
  public:
   Rounds(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& options);
-  void run();
-  Measurement result() &&;
+  Rounds(c10::function_ref<double()> round, const TimeitOptions& options);
+  void run() { measurement_.seconds.push_back(round_()); }
+  Measurement result() && { return std::move(measurement_); }
 
  private:
-  double time(std::int64_t calls);
+  explicit Rounds(const TimeitOptions& options);
 
-  c10::function_ref<void(std::int64_t)> loop_;
-  Clock clock_;
+  std::function<double()> round_;
   Measurement measurement_;
 };
 

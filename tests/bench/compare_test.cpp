@@ -75,6 +75,33 @@ TEST_F(CompareTest, AMachineThatIsSlowForATurnChangesNoRatio) {
   EXPECT_NEAR(figures.rows[1].ratio, 3, 1e-9);
 }
 
+TEST_F(CompareTest, TakesWorkThatIsReadyALoopOrTimedElsewhere) {
+  int samples = 0;
+  const Comparison figures =
+      compare({{"ready", [this] { order += "r", fake.now += 6us; }},
+               {"loop", [this](std::int64_t calls) { order += "l", fake.now += calls * 3us; }},
+               Variant::sampled("elsewhere", [&] { return order += "e", ++samples, 2e-6; })},
+              CompareOptions().threads({1}).timeit(
+                  TimeitOptions().calls(2).rounds(2).warm_up(1).clock(fake.clock())));
+  EXPECT_EQ(order, std::string("rle") + "rrle" + "elrr");
+  ASSERT_EQ(figures.rows.size(), 3u);
+  EXPECT_NEAR(figures.rows[1].ratio, 2, 1e-9);
+  EXPECT_NEAR(figures.rows[2].ratio, 3, 1e-9);
+  EXPECT_EQ(figures.text(),
+            "1 thread                        best      median         p99       ratio\n"
+            "ready                       6.000 us    6.000 us    6.000 us       1.00x\n"
+            "loop                        3.000 us    3.000 us    3.000 us       2.00x\n"
+            "elsewhere                   2.000 us    2.000 us    2.000 us       3.00x\n");
+}
+
+TEST_F(CompareTest, TheTextHasAHeadForEachShapeAndRoomForLongNames) {
+  const std::string name = "a name of more than twenty-four letters";
+  const std::string text = compare({variant(name, 1us)}, options().shapes({{4, 8}, {2}})).text();
+  EXPECT_NE(text.find("4 x 8, 1 thread "), std::string::npos) << text;
+  EXPECT_NE(text.find("2, 1 thread "), std::string::npos) << text;
+  EXPECT_NE(text.find(name + "    32.00 us"), std::string::npos) << text;
+}
+
 TEST_F(CompareTest, QuotesNamesInCsv) {
   EXPECT_NE(compare({variant("a, \"b\"", 1us)}, options()).csv().find(",\"a, \"\"b\"\"\","),
             std::string::npos);
@@ -86,6 +113,8 @@ TEST_F(CompareTest, RefusesWhatCannotBeCompared) {
   COHORT_EXPECT_THROW_WITH((compare({variant("a", 1us), variant("a", 2us)}, options())), UsageError,
                            "two variants are called 'a'");
   COHORT_EXPECT_THROW_WITH((compare({{"a", [](const Shape&) { return nullptr; }}}, options())), UsageError,
+                           "'a' made nothing to measure");
+  COHORT_EXPECT_THROW_WITH(compare({Variant::sampled("a", nullptr)}), UsageError,
                            "'a' made nothing to measure");
 }
 

@@ -5,6 +5,7 @@
 
 #include <sstream>
 #include <thread>
+#include <vector>
 
 #include "cohort/core/error.h"
 #include "tests/bench/fake_clock.h"
@@ -46,6 +47,42 @@ TEST(TimeitTest, TheFirstCallDoesNotCountAndBestIsTheFastestRound) {
   EXPECT_NEAR(one.median(), 4e-6, 1e-15);
   EXPECT_NEAR(one.percentile(1), 6e-6, 1e-15);
   EXPECT_NEAR(one.spread(), 0.5, 1e-9);  // from 3 to 5 around 4
+}
+
+TEST(TimeitTest, AsManyCallsAsAskedForDoNotCount) {
+  FakeClock fake;
+  for (const int warm_up : {0, 1, 7}) {
+    int calls = 0;
+    const Measurement one = timeit([&] { ++calls, fake.now += calls <= warm_up ? 1s : 2us; },
+                                   TimeitOptions().warm_up(warm_up).calls(3).rounds(2).clock(fake.clock()));
+    EXPECT_EQ(calls, warm_up + 6);
+    EXPECT_NEAR(one.percentile(1), 2e-6, 1e-15);
+  }
+}
+
+TEST(TimeitTest, SamplesAreTimedWhereTheyRun) {
+  int round = 0;
+  const Measurement one =
+      sample([&] { return ++round * 1e-3; },
+             TimeitOptions().label("elsewhere").rounds(3).warm_up(2).calls(10).threads(1));
+  EXPECT_EQ(one.seconds, (std::vector<double>{3e-3, 4e-3, 5e-3}));
+  EXPECT_EQ(one.label, "elsewhere");
+  EXPECT_EQ(one.calls, 10);
+  EXPECT_EQ(one.threads, 1);
+  EXPECT_EQ(sample([] { return 1.0; }, TimeitOptions()).calls, 1);
+}
+
+TEST(TimeitTest, SecondsOfWorkAreWallClock) {
+  const double slept = seconds_of([] { std::this_thread::sleep_for(20ms); });
+  EXPECT_GE(slept, 0.02);
+  EXPECT_LT(slept, 20);
+}
+
+TEST(TimeitTest, PercentilesLieBetweenValuesByProportion) {
+  EXPECT_EQ(percentile({}, 0.5), 0);
+  EXPECT_EQ(percentile({7}, 0.99), 7);
+  EXPECT_EQ(percentile({30, 10, 20}, 0.5), 20);
+  EXPECT_NEAR(percentile({10, 30}, 0.25), 15, 1e-12);
 }
 
 TEST(TimeitTest, SaysFiguresSpreadAndThreadsInOneLine) {
@@ -96,6 +133,8 @@ TEST(TimeitTest, RefusesWhatCannotBeMeasured) {
   COHORT_EXPECT_THROW_WITH(timeit([] {}, TimeitOptions().rounds(0)), UsageError,
                            "[bench.timeit] got rounds 0");
   COHORT_EXPECT_THROW_WITH(timeit([] {}, TimeitOptions().calls(-1)), UsageError, "calls -1");
+  COHORT_EXPECT_THROW_WITH(timeit([] {}, TimeitOptions().warm_up(-1)), UsageError, "warm_up -1");
+  COHORT_EXPECT_THROW_WITH(sample([] { return 1.0; }, TimeitOptions().rounds(0)), UsageError, "rounds 0");
   COHORT_EXPECT_THROW_WITH(timeit([] {}, TimeitOptions().min_time(0ns)), UsageError, "min_time 0 ns");
   COHORT_EXPECT_THROW_WITH(timeit([] {}, TimeitOptions().threads(-2)), UsageError, "got -2 threads");
   COHORT_EXPECT_THROW_WITH(timeit([] {}, TimeitOptions().threads(100000)), UsageError, "cores");
