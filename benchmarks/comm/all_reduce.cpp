@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "cohort/bench/timeit.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/shm/collectives.h"
 #include "cohort/comm/shm/communicator.h"
@@ -28,25 +29,9 @@
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+namespace bench = cohort::bench;
 namespace comm = cohort::comm;
 namespace shm = cohort::comm::shm;
-
-double us_since(Clock::time_point begin) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
-}
-
-struct Figures {
-  double min = 0, median = 0, p99 = 0;
-};
-
-Figures figures(std::vector<double> times) {
-  std::sort(times.begin(), times.end());
-  const auto at = [&](double share) {
-    return times[static_cast<std::size_t>(share * static_cast<double>(times.size() - 1))];
-  };
-  return {times.front(), at(0.5), at(0.99)};
-}
 
 std::string size_text(std::size_t bytes) {
   if (bytes >= 1 << 20) return std::to_string(bytes >> 20) + " MiB";
@@ -59,16 +44,14 @@ double bandwidth(const comm::Group& group) {
   constexpr std::size_t kBytes = std::size_t{128} << 20;
   const std::vector<char> from(kBytes, 1);
   std::vector<char> to(kBytes, 0);
-  double best = 1e30;
-  for (int round = 0; round < 5; ++round) {
+  const auto slowest_rank = [&] {
     group.barrier();
-    const auto begin = Clock::now();
-    std::memcpy(to.data(), from.data(), kBytes);
-    at::Tensor took = at::full({1}, us_since(begin), at::kDouble);
+    const double mine = bench::seconds_of([&] { std::memcpy(to.data(), from.data(), kBytes); });
+    at::Tensor took = at::full({1}, mine, at::kDouble);
     group.all_reduce(took, comm::ReduceOp::MAX).wait();
-    best = std::min(best, took.item<double>());
-  }
-  return 2.0 * kBytes * group.size() / (best * 1e-6);
+    return took.item<double>();
+  };
+  return 2.0 * kBytes * group.size() / bench::sample(slowest_rank, bench::TimeitOptions().rounds(5)).best();
 }
 
 struct Variant {
@@ -77,38 +60,37 @@ struct Variant {
   bool shared = false;
 };
 
-Figures measure(const Variant& variant, std::int64_t numel, int calls) {
+// The ranks begin each call together.
+bench::Measurement measure(const Variant& variant, std::int64_t numel, int calls) {
   at::Tensor tensor = variant.shared ? comm::shared_empty({numel}) : at::empty({numel});
   tensor.fill_(1);
   std::vector<at::Tensor> list{tensor};
-  std::vector<double> times;
   c10d::AllreduceOptions options;
   options.reduceOp = comm::ReduceOp::MAX;  // the numbers stay as they are
-  for (int i = 0; i < calls + 2; ++i) {
-    variant.group.process_group()->barrier()->wait();
-    const auto begin = Clock::now();
-    variant.group.process_group()->allreduce(list, options)->wait();
-    if (i >= 2) times.push_back(us_since(begin));
-  }
-  return figures(times);
+  return bench::sample(
+      [&] {
+        variant.group.process_group()->barrier()->wait();
+        return bench::seconds_of([&] { variant.group.process_group()->allreduce(list, options)->wait(); });
+      },
+      bench::TimeitOptions().label(variant.name).rounds(calls).warm_up(2));
 }
 
 // The collective, spun on by this thread.
-Figures measure_itself(shm::Communicator& ranks, std::size_t numel, int calls) {
+bench::Measurement measure_itself(shm::Communicator& ranks, std::size_t numel, int calls) {
   std::vector<float> numbers(numel, 1);
-  std::vector<double> times;
   const auto run = [](shm::Task task) {
     while (!task.advance()) {
     }
   };
-  for (int i = 0; i < calls; ++i) {
-    run(shm::barrier(ranks));
-    const auto begin = Clock::now();
-    run(shm::all_reduce(ranks, reinterpret_cast<std::byte*>(numbers.data()), numel, comm::Dtype::kFloat,
-                        comm::Op::kMax));
-    times.push_back(us_since(begin));
-  }
-  return figures(times);
+  return bench::sample(
+      [&] {
+        run(shm::barrier(ranks));
+        return bench::seconds_of([&] {
+          run(shm::all_reduce(ranks, reinterpret_cast<std::byte*>(numbers.data()), numel, comm::Dtype::kFloat,
+                              comm::Op::kMax));
+        });
+      },
+      bench::TimeitOptions().label("itself").rounds(calls));
 }
 
 void run_rank(std::size_t largest, bool with_mpi) {
@@ -139,21 +121,21 @@ void run_rank(std::size_t largest, bool with_mpi) {
   for (std::size_t bytes = 4; bytes <= largest; bytes *= 4) {
     const auto numel = static_cast<std::int64_t>(bytes / 4);
     const int calls = bytes <= 64 << 10 ? 2000 : bytes <= 4 << 20 ? 200 : 20;
-    const double bound = 2.0 * gloo.size() * static_cast<double>(bytes) / bytes_per_second * 1e6;
-    Figures base;
-    const auto say = [&](const std::string& name, const Figures& f) {
+    const double bound = 2.0 * gloo.size() * static_cast<double>(bytes) / bytes_per_second;
+    double base = 0;
+    const auto say = [&](const bench::Measurement& one) {
+      if (base == 0) base = one.median();
       if (!speaks) return;
-      std::printf("%8s  %-12s %9.2f %9.2f %9.2f   %6.1fx  %.2f\n", size_text(bytes).c_str(), name.c_str(),
-                  f.min, f.median, f.p99, base.median / f.median, bound / f.median);
+      std::printf("%8s  %-12s %9.2f %9.2f %9.2f   %6.1fx  %.2f\n", size_text(bytes).c_str(),
+                  one.label.c_str(), 1e6 * one.best(), 1e6 * one.median(), 1e6 * one.percentile(0.99),
+                  base / one.median(), bound / one.median());
       std::fflush(stdout);
     };
     for (const Variant& variant : variants) {
-      const Figures f = measure(variant, numel, variant.name == "gloo" ? std::min(calls, 300) : calls);
-      if (variant.name == "gloo") base = f;
-      say(variant.name, f);
+      say(measure(variant, numel, variant.name == "gloo" ? std::min(calls, 300) : calls));
     }
     if (static_cast<int>(cores.size()) >= gloo.size()) {
-      say("itself", measure_itself(alone, static_cast<std::size_t>(numel), calls));
+      say(measure_itself(alone, static_cast<std::size_t>(numel), calls));
     }
   }
 }

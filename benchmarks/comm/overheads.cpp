@@ -5,99 +5,73 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <functional>
-#include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
+#include "cohort/bench/compare.h"
 #include "cohort/comm/group.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+namespace bench = cohort::bench;
 namespace comm = cohort::comm;
 
-constexpr int kRounds = 301;
-
-struct Figures {
-  double min = 0;
-  double median = 0;
-  double p99 = 0;
-};
-
-Figures figures(std::vector<double> times) {
-  std::sort(times.begin(), times.end());
-  const auto at = [&](double share) {
-    return times[static_cast<std::size_t>(share * (static_cast<double>(times.size()) - 1))];
-  };
-  return {times.front(), at(0.5), at(0.99)};
-}
-
-struct Variant {
+struct Way {
   const char* name;
   comm::Check check;
   std::function<void(comm::Group&, at::Tensor&)> call;
 };
 
-const std::vector<Variant>& variants() {
+const std::vector<Way>& ways() {
   const auto ours = [](comm::Group& group, at::Tensor& tensor) { group.all_reduce(tensor).wait(); };
-  static const std::vector<Variant> all = {{"c10d alone", comm::Check::kOff,
-                                            [](comm::Group& group, at::Tensor& tensor) {
-                                              std::vector<at::Tensor> list{tensor};
-                                              group.process_group()->allreduce(list)->wait();
-                                            }},
-                                           {"Group", comm::Check::kOff, ours},
-                                           {"Group, every call compared", comm::Check::kAlways, ours}};
+  static const std::vector<Way> all = {{"c10d alone", comm::Check::kOff,
+                                        [](comm::Group& group, at::Tensor& tensor) {
+                                          std::vector<at::Tensor> list{tensor};
+                                          group.process_group()->allreduce(list)->wait();
+                                        }},
+                                       {"Group", comm::Check::kOff, ours},
+                                       {"Group, every call compared", comm::Check::kAlways, ours}};
   return all;
 }
 
-// Microseconds per all_reduce of `numel` floats, as rank 0 sees them, for each variant.
-std::vector<std::vector<double>> measure(std::int64_t numel, int calls) {
-  std::vector<std::vector<double>> times(variants().size());
+// An all_reduce of `numel` floats, as rank 0 sees it.
+bench::Comparison measure(std::int64_t numel, int calls) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto rank_body = [&](int rank) {
-    std::vector<comm::Group> groups;
-    for (std::size_t i = 0; i < variants().size(); ++i) {
-      const auto own =
-          c10::make_intrusive<c10d::PrefixStore>(std::to_string(numel) + "/" + std::to_string(i), store);
-      groups.push_back(
-          comm::make_group(own, rank, 2, "gloo", std::chrono::seconds(60), "127.0.0.1", variants()[i].check));
-    }
     at::Tensor tensor = at::zeros({numel});
-    for (int round = -5; round < kRounds; ++round) {
-      for (std::size_t i = 0; i < variants().size(); ++i) {
-        variants()[i].call(groups[i], tensor);  // begin together
-        const auto begin = Clock::now();
-        for (int call = 0; call < calls; ++call) variants()[i].call(groups[i], tensor);
-        const std::chrono::duration<double, std::micro> spent = Clock::now() - begin;
-        if (rank == 0 && round >= 0) times[i].push_back(spent.count() / calls);
-      }
+    std::vector<bench::Variant> variants;
+    for (const Way& way : ways()) {
+      const auto own = c10::make_intrusive<c10d::PrefixStore>(way.name, store);
+      comm::Group group =
+          comm::make_group(own, rank, 2, "gloo", std::chrono::seconds(60), "127.0.0.1", way.check);
+      variants.push_back(bench::Variant::sampled(way.name, [&way, group, tensor, calls]() mutable {
+        way.call(group, tensor);  // begin together
+        return bench::seconds_of([&] {
+                 for (int call = 0; call < calls; ++call) way.call(group, tensor);
+               }) /
+               calls;
+      }));
     }
+    return bench::compare(
+        variants, bench::CompareOptions().timeit(bench::TimeitOptions().rounds(301).warm_up(5).calls(calls)));
   };
   std::thread other(rank_body, 1);
-  rank_body(0);
+  bench::Comparison figures = rank_body(0);
   other.join();
-  return times;
+  return figures;
 }
 
 }  // namespace
 
 int main() {
   at::set_num_threads(1);
-  std::printf("%-52s %10s %10s %10s %9s\n", "all_reduce, 2 ranks, microseconds per call", "min", "median",
-              "p99", "ratio");
-  for (const std::int64_t numel : {std::int64_t{1}, std::int64_t{16384}, std::int64_t{262144}}) {
-    const auto times = measure(numel, numel > 100000 ? 5 : 20);
-    const Figures base = figures(times[0]);
-    for (std::size_t i = 0; i < times.size(); ++i) {
-      const Figures one = figures(times[i]);
-      std::printf("%9lld floats, %-36s %10.1f %10.1f %10.1f %8.2fx\n", static_cast<long long>(numel),
-                  variants()[i].name, one.min, one.median, one.p99, one.median / base.median);
-    }
+  for (const std::int64_t numel : {1, 16384, 262144}) {
+    std::printf("all_reduce of %ld floats, 2 ranks\n%s\n", numel,
+                measure(numel, numel > 100000 ? 5 : 20).text().c_str());
   }
 }
