@@ -7,26 +7,20 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <sstream>
 
+#include "cohort/bench/compare.h"
 #include "cohort/checkpoint/safetensors.h"
 
 namespace {
 
 using cohort::checkpoint::TensorMap;
+namespace bench = cohort::bench;
 namespace fs = std::filesystem;
-
-double seconds(const std::function<void()>& body) {
-  const auto start = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 /// What any program needs at least: one write after the other, then fsync.
 void write_plain(const fs::path& path, const TensorMap& tensors) {
@@ -92,39 +86,25 @@ int main(int argc, char** argv) {
   const fs::path script = folder / "bench.py";
   std::ofstream(script) << kPython;
   const fs::path path = folder / "bench.bin";
-  struct Row {
-    const char* name;
-    std::function<double()> run;
-    std::vector<double> times;
-  };
-  std::vector<Row> rows{
-      {"cohort save_safetensors",
-       [&] { return seconds([&] { cohort::checkpoint::save_safetensors(path, tensors); }); },
-       {}},
-      {"plain write + fsync", [&] { return seconds([&] { write_plain(path, tensors); }); }, {}}};
-  if (std::getenv("COHORT_PYTHON") != nullptr) {
-    rows.push_back(
-        {"Python torch.save + fsync", [&] { return python_seconds(script, "torch", path, mib); }, {}});
-    rows.push_back(
-        {"Python safetensors + fsync", [&] { return python_seconds(script, "safetensors", path, mib); }, {}});
-  }
-  for (int round = 0; round < rounds; ++round) {
-    for (Row& row : rows) {
+  std::vector<bench::Variant> ways;
+  const auto add = [&](const char* name, const std::function<double()>& seconds) {
+    ways.push_back(bench::Variant::sampled(name, [&path, seconds] {
       fs::remove(path);
       ::sync();
-      row.times.push_back(row.run());
-    }
+      return seconds();
+    }));
+  };
+  add("cohort save_safetensors",
+      [&] { return bench::seconds_of([&] { cohort::checkpoint::save_safetensors(path, tensors); }); });
+  add("plain write + fsync", [&] { return bench::seconds_of([&] { write_plain(path, tensors); }); });
+  if (std::getenv("COHORT_PYTHON") != nullptr) {
+    add("Python torch.save + fsync", [&] { return python_seconds(script, "torch", path, mib); });
+    add("Python safetensors + fsync", [&] { return python_seconds(script, "safetensors", path, mib); });
   }
+  const auto figures =
+      bench::compare(ways, bench::CompareOptions().timeit(bench::TimeitOptions().rounds(rounds).warm_up(0)));
   fs::remove(path);
   fs::remove(script);
-  std::printf("%d MiB, %d rounds, in %s\n%-28s %9s %9s %9s %9s %8s\n", mib, rounds, folder.c_str(), "",
-              "min s", "median s", "p99 s", "MiB/s", "ratio");
-  for (Row& row : rows) {
-    std::sort(row.times.begin(), row.times.end());
-    std::sort(rows[0].times.begin(), rows[0].times.end());
-    const double median = row.times[row.times.size() / 2];
-    std::printf("%-28s %9.3f %9.3f %9.3f %9.0f %7.2fx\n", row.name, row.times.front(), median,
-                row.times.back(), mib / median, median / rows[0].times[rows[0].times.size() / 2]);
-  }
+  std::printf("%d MiB, %d rounds, in %s\n%s", mib, rounds, folder.c_str(), figures.text().c_str());
   return 0;
 }

@@ -11,7 +11,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -20,13 +19,14 @@
 #include <string_view>
 #include <vector>
 
+#include "cohort/bench/timeit.h"
 #include "cohort/core/error.h"
 #include "cohort/data/image_folder.h"
 #include "cohort/data/tools.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+namespace bench = cohort::bench;
 
 struct Arguments {
   std::string folder;
@@ -37,10 +37,6 @@ struct Arguments {
   std::int64_t cache = 0;
   bool rgb = false;
 };
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 cohort::data::ImageFolderOptions folder_options(const Arguments& arguments) {
   cohort::data::ImageFolderOptions options;
@@ -59,28 +55,30 @@ void measure(const std::shared_ptr<const cohort::data::ImageFolder>& folder, con
              int workers) {
   cohort::data::Loader loader(
       folder, {.batch_size = arguments.batch, .workers = workers, .shuffle = true, .seed = 1});
-  std::vector<double> rates;
-  for (int round = 0; round < arguments.rounds; ++round) {
-    loader.set_epoch(round);
-    const auto start = Clock::now();
-    std::int64_t images = 0;
-    while (auto batch = loader.next()) images += batch->size;
-    rates.push_back(static_cast<double>(images) / seconds_since(start));
-  }
-  std::ranges::sort(rates, std::greater<>());
+  std::int64_t images = 0, epoch = 0;
+  bench::Measurement epochs = bench::timeit(
+      [&] {
+        loader.set_epoch(epoch++);
+        images = 0;
+        while (auto batch = loader.next()) images += batch->size;
+      },
+      bench::TimeitOptions().calls(1).rounds(arguments.rounds).warm_up(0));
+  std::ranges::sort(epochs.seconds);
   std::printf("workers %d images/s", workers);
-  for (const double rate : rates) std::printf(" %.0f", rate);
+  for (const double seconds : epochs.seconds) std::printf(" %.0f", static_cast<double>(images) / seconds);
   std::printf("\n");
   std::fflush(stdout);
 }
 
 void make_folder(char** paths) {
-  const auto start = Clock::now();
   const auto& names = cohort::data::fashion_mnist_class_names();
-  const auto made =
-      cohort::data::folder_from_idx(paths[0], paths[1], paths[2], {{names.begin(), names.end()}, 95, 2});
-  std::printf("made %lld files, %lld bytes in %.2f s\n", static_cast<long long>(made.files),
-              static_cast<long long>(made.bytes), seconds_since(start));
+  const double seconds = bench::seconds_of([&] {
+    const auto made =
+        cohort::data::folder_from_idx(paths[0], paths[1], paths[2], {{names.begin(), names.end()}, 95, 2});
+    std::printf("made %lld files, %lld bytes", static_cast<long long>(made.files),
+                static_cast<long long>(made.bytes));
+  });
+  std::printf(" in %.2f s\n", seconds);
 }
 
 Arguments parse(int argc, char** argv) {
@@ -124,14 +122,10 @@ int main(int argc, char** argv) {
     }
     const Arguments arguments = parse(argc, argv);
     at::set_num_threads(1);
-    double scan = 1e9;
-    for (int round = 0; round < 3; ++round) {
-      const auto start = Clock::now();
-      const auto index = cohort::data::scan_image_folder(arguments.folder);
-      scan = std::min(scan, seconds_since(start));
-      if (round == 2)
-        std::printf("scan of %lld files %.1f ms\n", static_cast<long long>(index.size()), scan * 1e3);
-    }
+    std::int64_t files = 0;
+    const auto scan = bench::timeit([&] { files = cohort::data::scan_image_folder(arguments.folder).size(); },
+                                    bench::TimeitOptions().calls(1).rounds(3).warm_up(0));
+    std::printf("scan of %lld files %.1f ms\n", static_cast<long long>(files), scan.best() * 1e3);
     const auto folder =
         std::make_shared<cohort::data::ImageFolder>(arguments.folder, folder_options(arguments));
     for (const int workers : arguments.workers) measure(folder, arguments, workers);

@@ -18,16 +18,17 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
+#include <utility>
 #include <vector>
 
+#include "cohort/bench/timeit.h"
 #include "cohort/core/allocator.h"
 #include "cohort/models/memory_format.h"
 #include "cohort/models/registry.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+namespace bench = cohort::bench;
 constexpr std::int64_t kBatch = 128;
 
 struct Case {
@@ -89,34 +90,34 @@ void run(const Case& which, double seconds) {
   std::vector<at::Tensor> parameters = module->parameters();
   std::vector<at::Tensor> momentum;
   for (const at::Tensor& parameter : parameters) momentum.push_back(at::empty_like(parameter.detach()));
-  std::vector<double> rates, cpu;
-  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  for (int step = 0; Clock::now() < end; ++step) {
-    const auto start = Clock::now();
-    const std::clock_t cpu_start = std::clock();
+  bool is_first = true;
+  const auto step = [&] {
     at::Tensor loss;
     {
       const Bfloat16 autocast(which.bfloat16);
       loss = at::cross_entropy_loss(model.forward(images), targets);
     }
     loss.backward();
-    sgd(parameters, momentum, step == 0);
-    const std::chrono::duration<double> elapsed = Clock::now() - start;
-    if (step < 3) continue;
-    rates.push_back(kBatch / elapsed.count());
-    cpu.push_back(1e3 * static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC);
-  }
-  if (rates.empty()) return;
-  std::sort(rates.begin(), rates.end());
-  std::sort(cpu.begin(), cpu.end());
-  const auto at_share = [&](double share) {
-    return rates[static_cast<std::size_t>(share * (rates.size() - 1))];
+    sgd(parameters, momentum, std::exchange(is_first, false));
   };
+  for (int warm_up = 0; warm_up < 2; ++warm_up) step();
+  const bench::Clock cpu_clock = bench::cpu_clock();
+  std::vector<double> cpu;  // seconds of a step
+  const auto steps = bench::sample(
+      [&] {
+        const auto begin = cpu_clock();
+        const double wall = bench::seconds_of(step);
+        cpu.push_back(std::chrono::duration<double>(cpu_clock() - begin).count());
+        return wall;
+      },
+      bench::TimeitOptions().warm_up(0).rounds(
+          std::max(1, static_cast<int>(seconds / bench::seconds_of(step)))));
+  const auto rate = [&](double part) { return kBatch / steps.percentile(part); };
   std::printf(
       "cohort  %-22s images/s: min %6.0f  median %6.0f  p99 %6.0f  best %6.0f  cpu ms/step: min %6.2f  "
       "median %6.2f  (%zu steps)\n",
-      which.name, rates.front(), at_share(0.5), at_share(0.99), rates.back(), cpu.front(),
-      cpu[cpu.size() / 2], rates.size());
+      which.name, rate(1), rate(0.5), rate(0.01), rate(0), 1e3 * bench::percentile(cpu, 0),
+      1e3 * bench::percentile(cpu, 0.5), cpu.size());
   std::fflush(stdout);
 }
 

@@ -4,10 +4,10 @@
 //   Run:  pipeline_schedules [MICRO_BATCHES = 8] [MILLISECONDS = 10] [STEPS = 5]
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
+#include "cohort/bench/timeit.h"
 #include "cohort/core/cpu.h"
 #include "cohort/pipeline/pipeline.h"
 #include "cohort/pipeline/synthetic.h"
@@ -24,16 +24,6 @@ std::vector<std::string> placements(int count) {
   return names;
 }
 
-struct Sorted {
-  explicit Sorted(std::vector<double> given) : values(std::move(given)) {
-    std::sort(values.begin(), values.end());
-  }
-  double min() const { return values.front(); }
-  double median() const { return values[values.size() / 2]; }
-  double p99() const { return values[values.size() * 99 / 100]; }
-  std::vector<double> values;
-};
-
 void schedule(Schedule of, int chunks, int micro_batches, double ms, int steps) {
   const int placements_count = 4;
   // All stages of a placement together take as long in every schedule.
@@ -49,19 +39,21 @@ void schedule(Schedule of, int chunks, int micro_batches, double ms, int steps) 
   Pipeline pipe(stages, options);
   const at::Tensor input = torch::zeros({micro_batches, 1}).requires_grad_();
   const auto loss = [](const at::Tensor& output, const at::Tensor&) { return output.sum(); };
-  std::vector<double> bubbles, times;
-  for (int step = 0; step <= steps; ++step) {
-    pipe.step(input, input.detach(), loss);
-    if (step == 0) continue;
-    bubbles.push_back(100 * pipe.last_run().bubble());
-    times.push_back(pipe.last_run().time);
-  }
+  std::vector<double> bubbles;  // in %
+  const auto took = bench::sample(
+      [&] {
+        pipe.step(input, input.detach(), loss);
+        bubbles.push_back(100 * pipe.last_run().bubble());
+        return 1e-3 * pipe.last_run().time;
+      },
+      bench::TimeitOptions().rounds(steps));
+  bubbles.erase(bubbles.begin());  // of the step that made caches warm
   const double formula = 100 * bubble_formula(pipe.plan(micro_batches).options);
-  const Sorted bubble(bubbles), took(times);
+  const double median = bench::percentile(bubbles, 0.5);
   std::printf(
       "%-18s formula %6.2f %%  idle: min %6.2f  median %6.2f  p99 %6.2f %%  ratio %.3f  step %8.2f ms\n",
-      to_string(of), formula, bubble.min(), bubble.median(), bubble.p99(), bubble.median() / formula,
-      took.median());
+      to_string(of), formula, bench::percentile(bubbles, 0), median, bench::percentile(bubbles, 0.99),
+      median / formula, 1e3 * took.median());
 }
 
 // From the end of a forward in one stage to the begin of the next stage's: what a micro-batch waits.
@@ -73,19 +65,20 @@ void hand_over(const std::vector<std::string>& on, const char* what) {
   Pipeline pipe({nothing, nothing}, options);
   const torch::NoGradGuard no_grad;
   const at::Tensor input = torch::zeros({1, 1});
-  std::vector<double> waits, steps;
-  for (int i = 0; i < 5000; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    pipe.forward(input);
-    const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
-    if (i < 500) continue;
-    const RunTimes& times = pipe.last_run();
-    waits.push_back(1000 * (times.actions[1].front().begin - times.actions[0].front().end));
-    steps.push_back(took.count());
-  }
-  const Sorted wait(waits), step(steps);
+  const auto forward = [&] { pipe.forward(input); };
+  for (int warm_up = 0; warm_up < 500; ++warm_up) forward();
+  std::vector<double> waits;  // in us
+  const auto whole = bench::sample(
+      [&] {
+        const double seconds = bench::seconds_of(forward);
+        const RunTimes& times = pipe.last_run();
+        waits.push_back(1000 * (times.actions[1].front().begin - times.actions[0].front().end));
+        return seconds;
+      },
+      bench::TimeitOptions().rounds(4500).warm_up(0));
   std::printf("hand-over, %-28s min %6.2f  median %6.2f  p99 %7.2f us   whole forward: median %6.2f us\n",
-              what, wait.min(), wait.median(), wait.p99(), step.median());
+              what, bench::percentile(waits, 0), bench::percentile(waits, 0.5),
+              bench::percentile(waits, 0.99), 1e6 * whole.median());
 }
 
 }  // namespace
