@@ -7,35 +7,35 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
+#include "cohort/bench/compare.h"
 #include "cohort/core/allocator.h"
 #include "cohort/core/timeline.h"
 #include "cohort/models/resnet.h"
 
 namespace {
 
+namespace bench = cohort::bench;
 namespace core = cohort::core;
 namespace parallel = cohort::parallel;
-using Clock = std::chrono::steady_clock;
-
-double ms_since(Clock::time_point begin) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-}
 
 struct Times {
-  const char* name;
-  std::vector<double> ms = {};
-  double at(double share) {
-    std::sort(ms.begin(), ms.end());
-    return ms[std::min(ms.size() - 1, static_cast<std::size_t>(share * double(ms.size())))];
+  std::vector<double> seconds;
+  // What `work` returns.
+  template <typename Work>
+  auto add(const Work& work) {
+    std::optional<std::invoke_result_t<Work>> result;
+    seconds.push_back(bench::seconds_of([&] { result.emplace(work()); }));
+    return *std::move(result);
   }
+  double median_ms() const { return 1e3 * bench::percentile(seconds, 0.5); }
 };
 
 // How long gradients were added, in ms: what the slower worker took, in each step.
@@ -64,55 +64,40 @@ int main(int argc, char** argv) {
   const at::Tensor x = at::randn({batch, 3, size, size});
   const auto placements = core::parse_placements("cpu:0,cpu:1");
   parallel::Replicas replicas = parallel::replicate(net, placements);
-  Times one{"one thread"}, two{"two threads"}, both{"DataParallel"};
-  Times refresh{"  replicas up to date"}, scatter{"  scatter"}, gather{"  gather"};
-  const auto step = [&](Times& times, bool count, const auto& forward) {
+  const auto step = [&](const auto& forward) {
     net->zero_grad();
-    const auto begin = Clock::now();
     forward().square().mean().backward();
-    if (count) times.ms.push_back(ms_since(begin));
+  };
+  const auto one_thread = [&] {
+    const core::ScopedPin pin(placements.front().cpus);
+    step([&] { return net->forward(x); });
+  };
+  const auto two_threads = [&] {
+    at::set_num_threads(2);
+    step([&] { return net->forward(x); });
+    at::set_num_threads(1);
+  };
+  Times refresh, scatter, gather;
+  const auto forward = [&] {
+    refresh.add([&] { return replicas.refresh(2), 0; });
+    auto inputs = scatter.add([&] { return parallel::scatter(std::tuple(x), placements); });
+    const auto results = parallel::parallel_apply<cohort::models::ResNet>(replicas, std::move(inputs));
+    return gather.add([&] { return parallel::gather(results, placements[0]); });
   };
   core::Timeline::start();
-  for (int round = -1; round < rounds; ++round) {
-    const bool count = round >= 0;
-    if (round == 0) core::Timeline::start();
-    {
-      const core::ScopedPin pin(placements.front().cpus);
-      step(one, count, [&] { return net->forward(x); });
-    }
-    at::set_num_threads(2);
-    step(two, count, [&] { return net->forward(x); });
-    at::set_num_threads(1);
-    step(both, count, [&] {
-      const auto timed = [&](Times& times, const auto& work) {
-        const auto begin = Clock::now();
-        auto result = work();
-        if (count) times.ms.push_back(ms_since(begin));
-        return result;
-      };
-      timed(refresh, [&] { return replicas.refresh(2), 0; });
-      auto inputs = timed(scatter, [&] { return parallel::scatter(std::tuple(x), placements); });
-      const auto results = parallel::parallel_apply<cohort::models::ResNet>(replicas, std::move(inputs));
-      return timed(gather, [&] { return parallel::gather(results, placements[0]); });
-    });
-  }
+  const auto figures = bench::compare(
+      {{"one thread", one_thread}, {"two threads", two_threads}, {"DataParallel", [&] { step(forward); }}},
+      bench::CompareOptions().timeit(bench::TimeitOptions().calls(1).rounds(rounds)));
   core::Timeline::stop();
-  std::printf("%s, batch %d of %d x %d, forward + backward, ms, %d rounds\n%-24s %9s %9s %9s %7s\n",
-              options.name.c_str(), batch, size, size, rounds, "", "min", "median", "p99", "ratio");
-  const auto print = [](Times& times) {
-    std::printf("%-24s %9.2f %9.2f %9.2f", times.name, times.at(0), times.at(0.5), times.at(0.99));
-  };
-  for (Times* times : {&one, &two, &both}) {
-    print(*times);
-    std::printf(" %7.2f\n", one.at(0.5) / times->at(0.5));
-  }
-  for (Times* times : {&refresh, &scatter, &gather}) {
-    print(*times);
-    std::printf("\n");
-  }
-  const double sums = sum_of_gradients(core::Timeline::json(), static_cast<std::size_t>(rounds));
-  const double overhead = sums + refresh.at(0.5) + scatter.at(0.5) + gather.at(0.5);
-  std::printf("%-24s %29.2f\noverhead %.2f ms, %.2f %% of DataParallel's step\n", "  sums of gradients", sums,
-              overhead, 100 * overhead / both.at(0.5));
+  std::printf("%s, batch %d of %d x %d, forward + backward, %d rounds\n%s", options.name.c_str(), batch, size,
+              size, rounds, figures.text().c_str());
+  const double sums = sum_of_gradients(core::Timeline::json(), refresh.seconds.size());
+  const double overhead = sums + refresh.median_ms() + scatter.median_ms() + gather.median_ms();
+  std::printf(
+      "of that: replicas brought up to date %.2f ms, scatter %.2f, gather %.2f, sums of gradients %.2f: %.2f "
+      "ms, "
+      "%.2f %% of DataParallel's step\n",
+      refresh.median_ms(), scatter.median_ms(), gather.median_ms(), sums, overhead,
+      0.1 * overhead / figures.rows[2].measurement.median());
   return 0;
 }

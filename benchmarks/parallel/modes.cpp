@@ -3,9 +3,8 @@
 // Run: OMP_NUM_THREADS=1 parallel_modes [batch, 32] [size, 64] [rounds, 3] [steps, 4]
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -15,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "cohort/bench/compare.h"
 #include "cohort/comm/group.h"
 #include "cohort/core/allocator.h"
 #include "cohort/core/error.h"
@@ -33,7 +33,6 @@
 namespace {
 
 using namespace cohort;
-using Clock = std::chrono::steady_clock;
 
 struct Sizes {
   int batch = 32, size = 64, rounds = 3, steps = 4;
@@ -117,8 +116,7 @@ std::function<void()> make_mode(const std::string& mode, const Sizes& sizes) {
   return step_of(net, [net](const at::Tensor& x) mutable { return net->forward(x); }, images);
 }
 
-struct Result {
-  std::vector<double> images_per_second;
+struct Memory {
   std::int64_t peak = 0;                     // of all tensors, of all ranks
   std::map<std::string, std::int64_t> made;  // by a placement's thread
 };
@@ -138,7 +136,7 @@ void run_step(const std::string& mode, const std::function<void()>& step) {
 }
 
 // Makes the mode and measures its memory, which makes its first steps too.
-std::function<void()> begin(const std::string& mode, const Sizes& sizes, Result& result) {
+std::function<void()> begin(const std::string& mode, const Sizes& sizes, Memory& result) {
   core::MemoryWatch watch;
   std::function<void()> step = make_mode(mode, sizes);
   run_step(mode, step);
@@ -154,15 +152,8 @@ std::function<void()> begin(const std::string& mode, const Sizes& sizes, Result&
   return step;
 }
 
-double measure(const std::string& mode, const std::function<void()>& step, const Sizes& sizes) {
-  run_step(mode, step);
-  const auto start = Clock::now();
-  for (int i = 0; i < sizes.steps; ++i) run_step(mode, step);
-  return sizes.batch * sizes.steps / std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// One rank of the modes that have several: half of the batch on one core. Writes images/s of both and their
-// peak bytes to `file`.
+// One rank of the modes that have several: half of the batch on one core. Writes seconds of a step and peak
+// bytes of both to `file`.
 void run_rank(const std::string& mode, const Sizes& sizes, const std::string& file) {
   comm::Group group = comm::init_process_group();
   const std::string core_name = core::concat("cpu:", group.rank());
@@ -186,47 +177,39 @@ void run_rank(const std::string& mode, const Sizes& sizes, const std::string& fi
   at::Tensor peak = at::full({1}, watch.total().peak, at::kLong);
   group.all_reduce(peak).wait();
   group.barrier();
-  const auto start = Clock::now();
-  for (int i = 0; i < sizes.steps; ++i) step();
-  group.barrier();
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-  if (group.rank() == 0) {
-    std::ofstream(file) << sizes.batch * sizes.steps / seconds << " " << peak.item<std::int64_t>() << "\n";
-  }
+  const double seconds = bench::seconds_of([&] {
+    for (int i = 0; i < sizes.steps; ++i) step();
+    group.barrier();
+  });
+  if (group.rank() == 0)
+    std::ofstream(file) << seconds / sizes.steps << " " << peak.item<std::int64_t>() << "\n";
 }
 
-void measure_ranks(const char* program, const std::string& mode, const Sizes& sizes, Result& result) {
-  const std::string file = core::concat("/tmp/parallel_modes.", Clock::now().time_since_epoch().count());
+double measure_ranks(const char* program, const std::string& mode, const Sizes& sizes, Memory& memory) {
+  const std::string file = core::concat("/tmp/parallel_modes.", ::getpid());
   const std::string command = core::concat(program, " ", sizes.batch, " ", sizes.size, " ", sizes.rounds, " ",
                                            sizes.steps, " \"", mode, "\" ", file);
   if (std::system(command.c_str()) != 0) throw Error("parallel_modes", mode + " failed");
-  double images_per_second = 0;
-  std::ifstream(file) >> images_per_second >> result.peak;
+  double seconds = 0;
+  std::ifstream(file) >> seconds >> memory.peak;
   std::remove(file.c_str());
-  result.images_per_second.push_back(images_per_second);
+  return seconds;
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-void print(const std::vector<std::string>& modes, std::map<std::string, Result>& results) {
+void print(const bench::Comparison& figures, std::map<std::string, Memory>& memory, int batch) {
   std::printf(
       "| mode | images/s, median | least | most | to one core | peak MiB | of it by cpu:0, cpu:1 |\n"
       "| --- | --- | --- | --- | --- | --- | --- |\n");
-  const double base = median(results["single"].images_per_second);
   const auto mib = [](std::int64_t bytes) { return double(bytes) / (1 << 20); };
-  for (const std::string& mode : modes) {
-    Result& result = results[mode];
-    const auto [least, most] = std::ranges::minmax(result.images_per_second);
-    const double middle = median(result.images_per_second);
-    std::printf("| %s | %.1f | %.1f | %.1f | %.2f | %.0f | ", mode.c_str(), middle, least, most,
-                middle / base, mib(result.peak));
-    if (result.made.empty()) {
+  for (const auto& row : figures.rows) {
+    const bench::Measurement& one = row.measurement;
+    Memory& own = memory[one.label];
+    std::printf("| %s | %.1f | %.1f | %.1f | %.2f | %.0f | ", one.label.c_str(), batch / one.median(),
+                batch / one.percentile(1), batch / one.best(), row.ratio, mib(own.peak));
+    if (own.made.empty()) {
       std::printf("|\n");
     } else {
-      std::printf("%.0f, %.0f |\n", mib(result.made["cpu:0"]), mib(result.made["cpu:1"]));
+      std::printf("%.0f, %.0f |\n", mib(own.made["cpu:0"]), mib(own.made["cpu:1"]));
     }
   }
 }
@@ -244,22 +227,26 @@ int main(int argc, char** argv) {
     launch::spawn_unless_launched([&](int) { run_rank(argv[5], sizes, argv[6]); }, 2);
     return 0;
   }
-  const std::vector<std::string> alone{"single", "two threads", "data_parallel", "model parallel",
-                                       "pipeline"};
-  const std::vector<std::string> ranks{"ddp", "ddp + model parallel"};
-  std::map<std::string, Result> results;
-  std::map<std::string, std::function<void()>> steps;
-  for (const std::string& mode : alone) steps[mode] = begin(mode, sizes, results[mode]);
-  for (int round = 0; round < sizes.rounds; ++round) {
-    for (const std::string& mode : alone) {
-      results[mode].images_per_second.push_back(measure(mode, steps[mode], sizes));
-    }
-    for (const std::string& mode : ranks) measure_ranks(argv[0], mode, sizes, results[mode]);
+  std::map<std::string, Memory> memory;
+  std::vector<bench::Variant> modes;
+  for (const std::string mode : {"single", "two threads", "data_parallel", "model parallel", "pipeline"}) {
+    modes.push_back(bench::Variant::sampled(mode, [mode, sizes, step = begin(mode, sizes, memory[mode])] {
+      run_step(mode, step);
+      const auto some = [&] {
+        for (int i = 0; i < sizes.steps; ++i) run_step(mode, step);
+      };
+      return bench::seconds_of(some) / sizes.steps;
+    }));
   }
+  for (const std::string mode : {"ddp", "ddp + model parallel"}) {
+    modes.push_back(bench::Variant::sampled(
+        mode, [&, mode] { return measure_ranks(argv[0], mode, sizes, memory[mode]); }));
+  }
+  const auto figures =
+      bench::compare(modes, bench::CompareOptions().timeit(
+                                bench::TimeitOptions().rounds(sizes.rounds).calls(sizes.steps).warm_up(0)));
   std::printf("ResNet-18, batch %d of %d x %d, channels-last, %d rounds of %d steps\n\n", sizes.batch,
               sizes.size, sizes.size, sizes.rounds, sizes.steps);
-  std::vector<std::string> modes = alone;
-  modes.insert(modes.end(), ranks.begin(), ranks.end());
-  print(modes, results);
+  print(figures, memory, sizes.batch);
   return 0;
 }

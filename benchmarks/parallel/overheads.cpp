@@ -6,45 +6,38 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <vector>
 
+#include "benchmarks/parallel/c10d_reducer.h"
+#include "cohort/bench/timeit.h"
 #include "cohort/parallel/reducer.h"
 
 namespace {
 
+namespace bench = cohort::bench;
 namespace comm = cohort::comm;
 namespace parallel = cohort::parallel;
-using Clock = std::chrono::steady_clock;
 
 constexpr int kTensors = 200;
 
-struct Times {
-  double min = 0, median = 0, p99 = 0;  // us of a step
-};
-
-Times run(std::vector<at::Tensor>& parameters, int steps, const std::function<void()>& before) {
-  const at::Tensor gradient = at::ones({1000});
-  std::vector<double> times;
-  for (int step = 0; step < steps; ++step) {
-    for (at::Tensor& parameter : parameters) parameter.mutable_grad() = at::Tensor();
-    // One node with all parameters below it.
-    const at::Tensor loss = at::cat(parameters).sum();
-    before();
-    const auto start = Clock::now();
-    loss.backward();
-    if (step >= steps / 2)
-      times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
-  }
-  std::sort(times.begin(), times.end());
-  return {times.front(), times[times.size() / 2], times[times.size() * 99 / 100]};
+// A backward, after steps that settle buckets. What comes before it does not count.
+bench::Measurement run(const std::string& name, std::vector<at::Tensor>& parameters, int steps,
+                       const std::function<void()>& before) {
+  return bench::sample(
+      [&] {
+        for (at::Tensor& parameter : parameters) parameter.mutable_grad() = at::Tensor();
+        // One node with all parameters below it.
+        const at::Tensor loss = at::cat(parameters).sum();
+        before();
+        return bench::seconds_of([&] { loss.backward(); });
+      },
+      bench::TimeitOptions().label(name).rounds(steps - steps / 2).warm_up(steps / 2));
 }
 
 comm::Group make_group(int size) {
@@ -63,30 +56,23 @@ int main(int argc, char** argv) {
     parameters.push_back(at::ones({1000}).requires_grad_());
     named.push_back({"p" + std::to_string(i), parameters.back()});
   }
-  const Times alone = run(parameters, steps, [] {});
+  const bench::Measurement alone = run("backward alone", parameters, steps, [] {});
   std::printf("%-34s %9s %9s %9s %22s\n", "", "min us", "median us", "p99 us", "us per tensor, above");
-  const auto report = [&](const char* name, const Times& times) {
-    std::printf("%-34s %9.1f %9.1f %9.1f %22.3f\n", name, times.min, times.median, times.p99,
-                (times.median - alone.median) / kTensors);
+  const auto report = [&](const bench::Measurement& one) {
+    std::printf("%-34s %9.1f %9.1f %9.1f %22.3f\n", one.label.c_str(), 1e6 * one.best(), 1e6 * one.median(),
+                1e6 * one.percentile(0.99), 1e6 * (one.median() - alone.median()) / kTensors);
   };
-  report("backward alone", alone);
+  report(alone);
   for (const int size : {1, 2}) {
     const std::string ranks = ", world size " + std::to_string(size);
     {
       parallel::Reducer reducer(make_group(size), named, {.plan = parallel::BucketPlan::kArrival});
-      report(("Reducer" + ranks).c_str(), run(parameters, steps, [&] { reducer.prepare(); }));
+      report(run("Reducer" + ranks, parameters, steps, [&] { reducer.prepare(); }));
     }
     {
       comm::Group group = make_group(size);
-      auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(parameters, {1 << 20, 25 << 20});
-      std::reverse(buckets.begin(), buckets.end());
-      c10d::Reducer reducer(parameters, buckets, group.process_group(), std::vector<bool>(kTensors, false),
-                            25 << 20, false, true, {}, 1 << 20, false, false, {});
-      report(("c10d::Reducer" + ranks).c_str(), run(parameters, steps, [&] {
-               reducer.prepare_for_forward();
-               if (reducer.should_rebuild_buckets()) reducer.rebuild_buckets();
-               reducer.prepare_for_backward({});
-             }));
+      const auto reducer = bench::make_c10d(parameters, group);
+      report(run("c10d::Reducer" + ranks, parameters, steps, [&] { bench::prepare(*reducer); }));
     }
   }
 }

@@ -18,7 +18,9 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
+#include "benchmarks/parallel/c10d_reducer.h"
 #include "benchmarks/parallel/workloads.h"
+#include "cohort/bench/compare.h"
 #include "cohort/core/allocator.h"
 #include "cohort/parallel/reducer.h"
 #include "tests/support/slow_link.h"
@@ -27,15 +29,10 @@ namespace {
 
 namespace comm = cohort::comm;
 namespace parallel = cohort::parallel;
-using Clock = std::chrono::steady_clock;
 using namespace cohort::bench;
 using cohort::test::SlowLink;
 
 constexpr int kSettle = 20;  // steps until buckets stay
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 comm::Group make_group(SlowLink::Cost cost) {
   comm::Group group = comm::make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake",
@@ -45,42 +42,35 @@ comm::Group make_group(SlowLink::Cost cost) {
 }
 
 // One way to make a step. All of a run hang on the same parameters; only what is prepared reduces.
-struct Way {
-  const char* name;
-  std::function<void()> before_backward;
-  std::function<void()> after_backward = [] {};
-  std::vector<double> steps = {}, backwards = {};
-};
-
-// The ways take turns, so that what else the machine does hits all alike, and each is first as often as the
-// others.
-void take_turns(Net& net, std::vector<Way>& ways, int steps) {
-  for (int step = 0; step < kSettle + steps; ++step) {
-    for (std::size_t turn = 0; turn < ways.size(); ++turn) {
-      Way& way = ways[(turn + static_cast<std::size_t>(step)) % ways.size()];
-      const auto start = Clock::now();
-      net.zero_grad();
-      const at::Tensor loss = net.loss();
-      way.before_backward();
-      const auto middle = Clock::now();
-      loss.backward();
-      way.after_backward();
-      if (step < kSettle) continue;
-      way.backwards.push_back(seconds_since(middle));
-      way.steps.push_back(seconds_since(start));
-    }
-  }
+Variant way(
+    const char* name, Net& net, const std::function<void()>& before_backward,
+    const std::function<void()>& after_backward = [] {}) {
+  return {name, [&net, before_backward, after_backward] {
+            net.zero_grad();
+            const at::Tensor loss = net.loss();
+            before_backward();
+            loss.backward();
+            after_backward();
+          }};
 }
 
-void compare(const Workload& work, int steps, std::chrono::microseconds latency,
+CompareOptions options(int steps) {
+  return CompareOptions().timeit(TimeitOptions().calls(1).rounds(steps).warm_up(kSettle));
+}
+
+void measure(const Workload& work, int steps, std::chrono::microseconds latency,
              const std::vector<double>& shares) {
   Net net(work);
   const auto parameters = net.parameters();
   double bytes = 0;
   for (const at::Tensor& parameter : parameters) bytes += static_cast<double>(parameter.nbytes());
-  std::vector<Way> alone{{"alone", [] {}}};
-  take_turns(net, alone, std::max(3, steps / 2));
-  const double backward = times_of(alone[0].backwards).median;
+  const auto forward_first = [&] {
+    net.zero_grad();
+    const at::Tensor loss = net.loss();
+    return seconds_of([&] { loss.backward(); });
+  };
+  const double backward =
+      sample(forward_first, TimeitOptions().rounds(std::max(3, steps / 2)).warm_up(2)).median();
   std::printf("\n%s: %zu gradients, %.1f MiB; backward %.1f ms, one thread\n", work.name, parameters.size(),
               bytes / (1 << 20), backward * 1e3);
   std::printf("%8s %10s  %-28s %9s %9s %9s %8s\n", "share", "comm ms", "", "min ms", "median ms", "p99 ms",
@@ -91,23 +81,21 @@ void compare(const Workload& work, int steps, std::chrono::microseconds latency,
     const comm::Group first = make_group(cost), second = make_group(cost), third = make_group(cost);
     const auto named = parallel::parameters_to_reduce(net.module());
     parallel::Reducer ours(first, named), after(second, named, {.overlap = false});
-    const auto theirs = make_c10d(net, third);
-    std::vector<Way> ways{{"no communication", [] {}},
-                          {"Reducer", [&] { ours.prepare(); }, [&] { ours.finish(); }},
-                          {"c10d::Reducer",
-                           [&] {
-                             theirs->prepare_for_forward();
-                             if (theirs->should_rebuild_buckets()) theirs->rebuild_buckets();
-                             theirs->prepare_for_backward({});
-                           }},
-                          {"Reducer without overlap", [&] { after.prepare(); }, [&] { after.finish(); }}};
-    take_turns(net, ways, steps);
-    const double compute = times_of(ways[0].steps).median;
-    for (const Way& way : ways) {
-      const Times times = times_of(way.steps);
+    const auto theirs = make_c10d(parameters, third);
+    const Comparison figures =
+        compare({way("no communication", net, [] {}),
+                 way(
+                     "Reducer", net, [&] { ours.prepare(); }, [&] { ours.finish(); }),
+                 way("c10d::Reducer", net, [&] { prepare(*theirs); }),
+                 way(
+                     "Reducer without overlap", net, [&] { after.prepare(); }, [&] { after.finish(); })},
+                options(steps));
+    const double compute = figures.rows[0].measurement.median();
+    for (const auto& row : figures.rows) {
+      const Measurement& one = row.measurement;
       std::printf("%7.0f%% %10.1f  %-28s %9.1f %9.1f %9.1f %7.1f%%\n", share * 100, communication * 1e3,
-                  way.name, times.min * 1e3, times.median * 1e3, times.p99 * 1e3,
-                  100 * (compute + communication - times.median) / communication);
+                  one.label.c_str(), one.best() * 1e3, one.median() * 1e3, one.percentile(0.99) * 1e3,
+                  100 * (compute + communication - one.median()) / communication);
     }
     std::fflush(stdout);
   }
@@ -125,6 +113,6 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   for (const Workload& work :
        {Workload{"mlp", 256, 32}, Workload{"vgg16", 8, 64}, Workload{"resnet50", 4, 128}}) {
-    if (which == "all" || which == work.name) compare(work, steps, latency, shares);
+    if (which == "all" || which == work.name) measure(work, steps, latency, shares);
   }
 }

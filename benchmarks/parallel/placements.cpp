@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "cohort/bench/compare.h"
 #include "cohort/core/allocator.h"
 #include "cohort/core/timeline.h"
 #include "cohort/models/resnet.h"
@@ -22,20 +23,9 @@
 
 namespace {
 
+namespace bench = cohort::bench;
 namespace core = cohort::core;
 namespace parallel = cohort::parallel;
-using Clock = std::chrono::steady_clock;
-
-struct Times {
-  std::vector<double> ms;
-  void add(Clock::time_point begin) {
-    ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
-  }
-  double at(double share) {
-    std::sort(ms.begin(), ms.end());
-    return ms[std::min(ms.size() - 1, static_cast<std::size_t>(share * double(ms.size())))];
-  }
-};
 
 // Of the time in which a backward ran, the share in which two did.
 double overlap(const std::string& trace) {
@@ -83,16 +73,11 @@ int main(int argc, char** argv) {
   }
   const parallel::PartName names[] = {parallel::PartName("cpu:0"), parallel::PartName("cpu:1")};
 
-  Times one, two, apart;
-  core::Timeline::start();
-  for (int round = -1; round < rounds; ++round) {
-    auto begin = Clock::now();
-    {
-      const core::ScopedPin pin(workers.front()->placement().cpus);
-      whole->forward(input).square().mean().backward();
-    }
-    if (round >= 0) one.add(begin);
-    begin = Clock::now();
+  const auto one_thread = [&] {
+    const core::ScopedPin pin(workers.front()->placement().cpus);
+    whole->forward(input).square().mean().backward();
+  };
+  const auto two_placements = [&] {
     std::vector<parallel::Part> parts;
     for (std::size_t i = 0; i < 2; ++i) {
       parts.push_back(
@@ -102,8 +87,8 @@ int main(int argc, char** argv) {
     }
     const auto results = parallel::run_parts(std::move(parts));
     at::cat({results[0][0], results[1][0]}).square().mean().backward();
-    if (round >= 0) two.add(begin);
-    begin = Clock::now();
+  };
+  const auto nothing_in_common = [&] {
     std::vector<core::Pending<void>> pending;
     for (std::size_t i = 0; i < 2; ++i) {
       pending.push_back(workers[i]->submit("apart", [net = nets[i], half = halves[i]]() mutable {
@@ -111,20 +96,20 @@ int main(int argc, char** argv) {
       }));
     }
     for (auto& each : pending) each.get(core::Deadline(std::chrono::minutes(10)));
-    if (round >= 0) apart.add(begin);
-  }
+  };
+  core::Timeline::start();
+  const auto figures =
+      bench::compare({{"whole batch, one thread", one_thread},
+                      {"halves, cpu:0 and cpu:1", two_placements},
+                      {"halves, nothing in common", nothing_in_common}},
+                     bench::CompareOptions().timeit(bench::TimeitOptions().calls(1).rounds(rounds)));
   core::Timeline::stop();
   if (argc > 4) core::Timeline::write(argv[4]);
-  std::printf("ResNet-18, batch %d of %d x %d, forward + backward, ms, %d rounds\n", batch, size, size,
-              rounds);
-  std::printf("%-28s %9s %9s %9s\n", "", "min", "median", "p99");
-  std::printf("%-28s %9.1f %9.1f %9.1f\n", "whole batch, one thread", one.at(0), one.at(0.5), one.at(0.99));
-  std::printf("%-28s %9.1f %9.1f %9.1f\n", "halves, cpu:0 and cpu:1", two.at(0), two.at(0.5), two.at(0.99));
-  std::printf("%-28s %9.1f %9.1f %9.1f\n", "halves, nothing in common", apart.at(0), apart.at(0.5),
-              apart.at(0.99));
-  std::printf("the bound, one thread to halves with nothing in common: %.2f, of the least %.2f\n",
-              one.at(0.5) / apart.at(0.5), one.at(0) / apart.at(0));
-  std::printf("ratio of the medians %.2f, of the least %.2f; both backwards at once %.0f %% of the time\n",
-              one.at(0.5) / two.at(0.5), one.at(0) / two.at(0), 100 * overlap(core::Timeline::json()));
+  std::printf("ResNet-18, batch %d of %d x %d, forward + backward, %d rounds\n%s", batch, size, size, rounds,
+              figures.text().c_str());
+  const auto least = [&](std::size_t row) { return figures.rows[row].measurement.best(); };
+  std::printf("by the least: %.2fx, and %.2fx with nothing in common, which is the bound\n",
+              least(0) / least(1), least(0) / least(2));
+  std::printf("both backwards at once %.0f %% of the time\n", 100 * overlap(core::Timeline::json()));
   return 0;
 }

@@ -10,8 +10,8 @@
 // buckets of its own: four ways of vgg16 take 3.5 GiB in each rank.
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -19,7 +19,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
+#include "benchmarks/parallel/c10d_reducer.h"
 #include "benchmarks/parallel/workloads.h"
+#include "cohort/bench/compare.h"
 #include "cohort/comm/text.h"
 #include "cohort/core/allocator.h"
 #include "cohort/core/cpu.h"
@@ -32,13 +34,11 @@ namespace {
 namespace comm = cohort::comm;
 namespace parallel = cohort::parallel;
 using namespace cohort::bench;
-using Clock = std::chrono::steady_clock;
 
 struct Way {
   std::string name;
   std::function<void()> before_backward;
   std::function<void()> after_backward = [] {};
-  std::vector<double> rates = {};  // of all ranks, images/s; one for each round
 };
 
 struct Plan {
@@ -67,12 +67,8 @@ std::vector<Way> make_ways(const comm::Group& world, Net& net, const std::string
     const std::string name = "c10d-" + backend;
     if (names.find(name) == std::string::npos) continue;
     const comm::Group group = group_beside(world, name, backend);
-    const auto reducer = make_c10d(net, group);
-    ways.push_back({"c10d::Reducer, " + backend, [reducer, group] {
-                      reducer->prepare_for_forward();
-                      if (reducer->should_rebuild_buckets()) reducer->rebuild_buckets();
-                      reducer->prepare_for_backward({});
-                    }});
+    const auto reducer = make_c10d(net.parameters(), group);
+    ways.push_back({"c10d::Reducer, " + backend, [reducer, group] { prepare(*reducer); }});
   }
   return ways;
 }
@@ -98,30 +94,30 @@ void train(const Plan& plan) {
   };
   constexpr int kSettle = 20;  // steps until the buckets of Reducer stay
   for (Way& way : ways) run(way, way.name.starts_with("Reducer") ? kSettle : 2);
-  for (int round = 0; round < plan.rounds; ++round) {
-    for (Way& way : ways) {
+  std::vector<Variant> variants;
+  for (Way& way : ways) {
+    variants.push_back(Variant::sampled(way.name, [&] {
       world.barrier();
-      const auto begin = Clock::now();
-      run(way, plan.steps);
-      const std::int64_t mine =
-          std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin).count();
+      const double mine = seconds_of([&] { run(way, plan.steps); });
       double rate = 0;
-      for (const std::int64_t us : comm::all_gather_number(world, mine)) {
+      for (const std::int64_t us : comm::all_gather_number(world, std::llround(1e6 * mine))) {
         rate += static_cast<double>(plan.steps * plan.work.batch) / (static_cast<double>(us) * 1e-6);
       }
-      way.rates.push_back(rate);
-    }
+      return 1 / rate;  // seconds per image
+    }));
   }
+  const Comparison figures = compare(
+      variants, CompareOptions().timeit(TimeitOptions().rounds(plan.rounds).calls(plan.steps).warm_up(0)));
   if (world.rank() != 0) return;
   std::printf("%s, %d ranks of one thread, %ld images of %ld x %ld a rank, %d rounds of %d steps\n",
               plan.work.name, plan.ranks, plan.work.batch, plan.work.size, plan.work.size, plan.rounds,
               plan.steps);
   std::printf("%-20s %10s %10s %10s  %s\n", "images/s", "least", "median", "best", "to independent (median)");
-  const double alone = times_of(ways[0].rates).median;
-  for (const Way& way : ways) {
-    const Times rates = times_of(way.rates);
-    std::printf("%-20s %10.2f %10.2f %10.2f  %.3f\n", way.name.c_str(), rates.min, rates.median,
-                *std::ranges::max_element(way.rates), rates.median / alone);
+  const double alone = figures.rows[0].measurement.median();
+  for (const auto& row : figures.rows) {
+    const Measurement& one = row.measurement;
+    std::printf("%-20s %10.2f %10.2f %10.2f  %.3f\n", one.label.c_str(), 1 / one.percentile(1),
+                1 / one.median(), 1 / one.best(), alone / one.median());
   }
 }
 
