@@ -1,7 +1,13 @@
-// What handing a function to another thread and back costs: core::TaskThread with threads that have a core
-// each, with two threads on one core, from one such thread to another, and beside it a std::async of the
-// same. Run: core_hand_over [rounds]
+// What handing a function to another thread costs, from the call to its first line there: core::TaskThread
+// with threads that have a core each, with two threads on one core, and to a thread that sleeps; beside that
+// the least that Linux takes to wake a thread, a bare futex, in turn; and a std::async of the same.
+// Run: core_hand_over [rounds]
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -16,50 +22,110 @@ namespace {
 
 namespace core = cohort::core;
 using Clock = std::chrono::steady_clock;
+const core::Deadline kDeadline(std::chrono::seconds(150));
 
-// Half of a round trip, in us.
-void report(const char* name, int rounds, const std::function<void()>& round_trip,
-            std::chrono::microseconds pause = std::chrono::microseconds(0)) {
-  std::vector<double> times;
-  for (int i = 0; i < rounds; ++i) {
-    if (pause.count() > 0) std::this_thread::sleep_for(pause);
-    const auto begin = Clock::now();
-    round_trip();
-    times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / 2);
-  }
+// In us: there, and there and back.
+struct Way {
+  const char* name;
+  std::function<Clock::time_point()> hand_over;  // returns when the function began
+  std::vector<double> there = {}, trip = {};
+};
+
+double at(std::vector<double>& times, double share) {
   std::sort(times.begin(), times.end());
-  const auto at = [&](double share) {
-    return times[std::min(times.size() - 1, static_cast<std::size_t>(share * double(times.size())))];
-  };
-  std::printf("%-48s %8.2f %8.2f %8.2f\n", name, times.front(), at(0.5), at(0.99));
+  return times[std::min(times.size() - 1, static_cast<std::size_t>(share * double(times.size())))];
 }
+
+// In turn, each after a pause in which the other thread may fall asleep.
+void report(int rounds, std::chrono::microseconds pause, std::vector<Way> ways) {
+  const auto us = [](Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); };
+  for (int i = 0; i < rounds; ++i) {
+    for (Way& way : ways) {
+      if (pause.count() > 0) std::this_thread::sleep_for(pause);
+      const auto begin = Clock::now();
+      way.there.push_back(us(way.hand_over() - begin));
+      way.trip.push_back(us(Clock::now() - begin));
+    }
+  }
+  for (Way& way : ways) {
+    std::printf("%-48s %8.2f %8.2f %8.2f   %8.2f\n", way.name, at(way.there, 0), at(way.there, 0.5),
+                at(way.there, 0.99), at(way.trip, 0.5));
+  }
+}
+
+Clock::time_point give(core::TaskThread& thread) {
+  return thread.submit("now", [] { return Clock::now(); }).get(kDeadline);
+}
+
+// A thread that sleeps in a futex until it is told to read the clock.
+class BareFutex {
+ public:
+  explicit BareFutex(const core::CpuSet& cpus)
+      : thread_([this, cpus] {
+          cpus.pin_current_thread();
+          for (int seen = 0;; ++seen) {
+            while (asked_.load() == seen) call(FUTEX_WAIT_PRIVATE, seen);
+            if (stopping_) return;
+            time_ = Clock::now();
+            answered_.store(seen + 1);
+          }
+        }) {}
+  ~BareFutex() {
+    stopping_ = true;
+    ask();
+    thread_.join();
+  }
+  BareFutex(const BareFutex&) = delete;
+  BareFutex& operator=(const BareFutex&) = delete;
+
+  Clock::time_point now() {
+    const int number = ask();
+    while (answered_.load() != number) std::this_thread::yield();
+    return time_;
+  }
+
+ private:
+  int ask() {
+    const int number = asked_.fetch_add(1) + 1;
+    call(FUTEX_WAKE_PRIVATE, 1);
+    return number;
+  }
+  void call(int operation, int value) { ::syscall(SYS_futex, &asked_, operation, value, nullptr, nullptr, 0); }
+
+  std::atomic<int> asked_{0}, answered_{0};
+  std::atomic<bool> stopping_{false};
+  Clock::time_point time_;
+  std::thread thread_;
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 5000;
+  const std::chrono::microseconds none(0), pause(1000);
   const std::vector<int> cores = core::CpuSet::of_process().ids();
   const core::CpuSet first({cores.front()}), last({cores.back()});
-  const core::Deadline deadline(std::chrono::seconds(150));
-  std::printf("one way, us; %zu cores, %d rounds\n%-48s %8s %8s %8s\n", cores.size(), rounds, "", "min",
-              "median", "p99");
+  std::printf("us from the call to the function; %zu cores, %d rounds\n%-48s %8s %8s %8s   %8s\n", cores.size(),
+              rounds, "", "min", "median", "p99", "and back");
   {
     core::TaskThread a({.name = "a", .cpus = first}), b({.name = "b", .cpus = last});
-    const auto stage = [&] { b.submit("b", [] {}).get(deadline); };
+    BareFutex bare(last);
     a.submit("rounds", [&] {
-       report("thread to thread, a core each, at once", rounds, stage);
-     }).get(deadline);
-    a.submit("rounds", [&] {
-       report("thread to thread, a core each, after 1 ms", rounds / 5, stage, std::chrono::milliseconds(1));
-     }).get(deadline);
-    report("from outside, at once", rounds, [&] { a.submit("a", [] {}).get(deadline); });
+       report(rounds, none, {{"thread to thread, a core each, at once", [&] { return give(b); }}});
+       report(rounds / 5, pause,
+              {{"the same after 1 ms, in which it fell asleep", [&] { return give(b); }},
+               {"a bare futex, after 1 ms", [&] { return bare.now(); }}});
+     }).get(kDeadline);
+    report(rounds, none, {{"from outside, at once", [&] { return give(a); }}});
   }
   {
     core::TaskThread a({.name = "a", .cpus = first}), b({.name = "b", .cpus = first});
     a.submit("rounds", [&] {
-       report("thread to thread, one core for both", rounds, [&] { b.submit("b", [] {}).get(deadline); });
-     }).get(deadline);
+       report(rounds, none, {{"thread to thread, one core for both", [&] { return give(b); }}});
+     }).get(kDeadline);
   }
-  report("std::async (a thread each time)", rounds / 5, [] { std::async(std::launch::async, [] {}).get(); });
+  report(rounds / 5, none, {{"std::async (a thread each time)", [] {
+                              return std::async(std::launch::async, [] { return Clock::now(); }).get();
+                            }}});
   return 0;
 }
