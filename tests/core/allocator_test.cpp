@@ -1,12 +1,19 @@
 #include "cohort/core/allocator.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <sys/resource.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <thread>
 
 #include "cohort/core/error.h"
+#include "cohort/core/live_bytes.h"
+#include "cohort/core/memory_watch.h"
 #include "tests/support/environment.h"
 #include "tests/support/throws.h"
 
@@ -52,6 +59,45 @@ TEST(AllocatorTest, LargeBlocksStayWithTheProcess) {
   EXPECT_EQ(mallinfo2().hblks, mapped) << "the block has a mapping of its own, which free() gives back";
   std::free(block);
   EXPECT_GE(mallinfo2().fordblks, bytes) << "the block went back to the system";
+}
+
+long page_faults() {
+  rusage usage{};
+  ::getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_minflt;
+}
+
+// A block above 64 MiB on a thread that is not the first: malloc would map it anew each time.
+TEST(AllocatorTest, LargeTensorsKeepTheirPagesOnAnyThread) {
+  const ScopedEnv choice("COHORT_ALLOCATOR", std::nullopt);
+  const ScopedEnv tunables("GLIBC_TUNABLES", std::nullopt);
+  ASSERT_EQ(tune_allocator(), !kOtherMalloc);
+  if (kOtherMalloc) return;
+  at::ones({40 << 20});
+  const void* there = nullptr;
+  std::thread([&] {
+    const long before = page_faults();
+    const at::Tensor again = at::ones({40 << 20});
+    there = again.data_ptr();
+    EXPECT_LT(page_faults() - before, 200) << "160 MiB are 40,960 pages";
+  }).join();
+  EXPECT_EQ(at::empty({40 << 20}).data_ptr(), there);
+}
+
+TEST(AllocatorTest, TensorsOfThePoolAreCountedAsOthersAre) {
+  const ScopedEnv choice("COHORT_ALLOCATOR", std::nullopt);
+  const ScopedEnv tunables("GLIBC_TUNABLES", std::nullopt);
+  at::Tensor before = at::empty({2 << 20});
+  tune_allocator();
+  {
+    const LiveBytes live;
+    const at::Tensor large = at::empty({1 << 20}), small = at::empty({100});
+    EXPECT_EQ(live.now(), (4 << 20) + 400);
+  }
+  const MemoryWatch watch;
+  const at::Tensor large = at::empty({1 << 20});
+  before.reset();  // of the allocator that was there before
+  EXPECT_EQ(watch.total().now, 4 << 20);
 }
 
 }  // namespace
