@@ -1,96 +1,146 @@
-// Script mode beside eager mode, turn by turn in one process, on one thread: a loop from courses (10 times x
-// = x * x on 5 floats), and training steps of small models, with our fused optimizer and with torch::optim's.
-// Run: OMP_NUM_THREADS=1 script_replay [rounds=30] [tuned]; `tuned` raises the allocator's thresholds first.
+// Script mode beside eager mode, turn by turn in one process, on one thread: a loop from courses, training
+// steps of small models with our fused optimizer and with torch::optim's; what guards and calls cost, what
+// memory a step takes, and what recording takes. Its Python peer is replay.py.
+// Run: OMP_NUM_THREADS=1 script_replay [rounds=15] [tuned]; `tuned` raises the allocator's thresholds first.
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 
+#include "cohort/bench/compare.h"
 #include "cohort/core/allocator.h"
+#include "cohort/core/memory_watch.h"
+#include "cohort/models/resnet.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/sgd.h"
+#include "cohort/script/guard.h"
 #include "cohort/script/step.h"
 #include "tests/script/nets.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using cohort::test::cross_entropy;
-namespace script = cohort::script;
+namespace bench = cohort::bench;
+namespace core = cohort::core;
 namespace optim = cohort::optim;
-int rounds = 30;
+namespace script = cohort::script;
+int rounds = 15;
 
-struct Entry {
-  const char* name;
-  std::function<void()> body;
-  std::vector<double> times = {};
-};
+using Body = std::function<void()>;
+using Entry = std::pair<const char*, std::function<Body()>>;
 
-// Microseconds of one call, each round some calls of each entry in turn; ratios to the first entry.
-void compare(const char* what, int calls, std::vector<Entry> entries) {
-  for (Entry& entry : entries) {
-    for (int warm = 0; warm < 10; ++warm) entry.body();
+// A table of variants; ratios to the first.
+void compare(const char* what, const std::vector<Entry>& entries) {
+  std::vector<bench::Variant> variants;
+  for (const auto& [name, make] : entries) {
+    variants.push_back({name, [make = make](const bench::Shape& /*none*/) {
+                          Body body = make();
+                          for (int warm = 0; warm < 6; ++warm) body();  // recordings, the rehearsal
+                          return body;
+                        }});
   }
-  for (int round = 0; round < rounds; ++round) {
-    for (Entry& entry : entries) {
-      const auto begin = Clock::now();
-      for (int call = 0; call < calls; ++call) entry.body();
-      entry.times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / calls);
-    }
-  }
-  for (Entry& entry : entries) std::sort(entry.times.begin(), entry.times.end());
-  for (const Entry& entry : entries) {
-    const auto at = [&](const Entry& e, double share) {
-      return e.times[static_cast<std::size_t>(share * static_cast<double>(e.times.size() - 1))];
-    };
-    std::printf("%-22s %-22s %9.2f %9.2f %9.2f  %5.2fx\n", what, entry.name, at(entry, 0), at(entry, 0.5),
-                at(entry, 0.99), at(entries.front(), 0.5) / at(entry, 0.5));
-  }
+  const auto options = bench::CompareOptions().timeit(bench::TimeitOptions().rounds(rounds));
+  std::printf("%s\n\n%s\n", what, bench::compare(variants, options).markdown().c_str());
+  std::fflush(stdout);
 }
 
+// What a step of `make()` with an optimizer does, eagerly and scripted.
 template <typename Optimizer, typename Model>
-std::function<void()> eager_step(Model model, std::shared_ptr<Optimizer> optimizer, at::Tensor x,
-                                 at::Tensor y) {
-  return [=]() mutable {
-    optimizer->zero_grad();
-    cross_entropy(model->forward(x), y).backward();
-    optimizer->step();
+struct Training {
+  Training(Model made, at::Tensor input, at::Tensor target)
+      : model(made), x(std::move(input)), y(std::move(target)), optimizer(options()) {}
+
+  Body eager(std::shared_ptr<Training> self) {
+    return [self] {
+      self->optimizer.zero_grad();
+      cross_entropy(self->model->forward(self->x), self->y).backward();
+      self->optimizer.step();
+    };
+  }
+  Body scripted(std::shared_ptr<Training> self) {
+    return [self, step = script::script_step(self->model, cross_entropy, self->optimizer)]() mutable {
+      step(self->x, self->y);
+    };
+  }
+  Body function(std::shared_ptr<Training> self) {
+    return [self, fast = script::script(self->model)]() mutable {
+      self->optimizer.zero_grad();
+      cross_entropy(fast(self->x), self->y).backward();
+      self->optimizer.step();
+    };
+  }
+  Optimizer options() {
+    const auto parameters = model->parameters();
+    if constexpr (std::is_same_v<Optimizer, optim::SGD>) {
+      return Optimizer(parameters, optim::SGDOptions(1e-3).momentum(0.9));
+    } else if constexpr (std::is_same_v<Optimizer, torch::optim::SGD>) {
+      return Optimizer(parameters, torch::optim::SGDOptions(1e-3).momentum(0.9));
+    } else {
+      return Optimizer(parameters);
+    }
+  }
+
+  Model model;
+  at::Tensor x, y;
+  Optimizer optimizer;
+};
+
+enum class Way { kEager, kStep, kFunction };
+
+template <typename Optimizer, typename Make>
+std::function<Body()> training(const Make& make, const at::Tensor& x, const at::Tensor& y, Way way) {
+  return [=] {
+    using Made = Training<Optimizer, decltype(make())>;
+    auto made = std::make_shared<Made>(make(), x, y);
+    return way == Way::kEager  ? made->eager(made)
+           : way == Way::kStep ? made->scripted(made)
+                               : made->function(made);
   };
 }
 
+// The most that tensors take in a step, with parameters and the optimizer's state.
+std::int64_t peak_bytes(const std::function<Body()>& make) {
+  core::MemoryWatch watch;
+  const Body body = make();
+  for (int warm = 0; warm < 6; ++warm) body();
+  watch.begin();
+  for (int step = 0; step < 3; ++step) body();
+  return watch.total().peak;
+}
+
 template <typename Make>
-void steps(const char* what, int calls, const Make& make, const at::Tensor& x, const at::Tensor& y) {
-  const auto sgd_options = optim::SGDOptions(1e-3).momentum(0.9);
-  auto a = make(), b = make(), c = make(), d = make(), e = make(), f = make();
-  const auto own = std::make_shared<optim::SGD>(a->parameters(), sgd_options);
-  const auto own_scripted = std::make_shared<optim::SGD>(b->parameters(), sgd_options);
-  const auto theirs =
-      std::make_shared<torch::optim::SGD>(c->parameters(), torch::optim::SGDOptions(1e-3).momentum(0.9));
-  const auto adam = std::make_shared<optim::Adam>(d->parameters());
-  const auto adam_scripted = std::make_shared<optim::Adam>(e->parameters());
-  const auto their_adam = std::make_shared<torch::optim::Adam>(f->parameters());
-  auto scripted = script::script_step(b, cross_entropy, *own_scripted);
-  auto scripted_adam = script::script_step(e, cross_entropy, *adam_scripted);
-  auto g = make();
-  auto fast = script::script(g);
-  const auto function_sgd = std::make_shared<optim::SGD>(g->parameters(), sgd_options);
-  compare(what, calls,
-          {{"eager SGD", eager_step(a, own, x, y)},
-           {"script_step SGD", [&] { scripted(x, y); }},
-           {"script(model) SGD",
-            [&] {
-              function_sgd->zero_grad();
-              cross_entropy(fast(x), y).backward();
-              function_sgd->step();
-            }},
-           {"eager torch::optim SGD", eager_step(c, theirs, x, y)}});
-  compare(what, calls,
-          {{"eager Adam", eager_step(d, adam, x, y)},
-           {"script_step Adam", [&] { scripted_adam(x, y); }},
-           {"eager torch::optim Adam", eager_step(f, their_adam, x, y)}});
+void memory(const char* what, const Make& make, const at::Tensor& x, const at::Tensor& y) {
+  std::int64_t standing = 0;
+  {
+    const core::MemoryWatch watch;
+    auto model = make();
+    standing = watch.total().now;
+  }
+  standing *= 2;  // parameters and momentum
+  std::printf("%-24s", what);
+  double eager = 0;
+  for (const Way way : {Way::kEager, Way::kStep, Way::kFunction}) {
+    const auto peak =
+        static_cast<double>(peak_bytes(training<optim::SGD>(make, x, y, way)) - standing) / 1024;
+    if (way == Way::kEager) eager = peak;
+    std::printf("  %10.0f (%.2f)", peak, peak / eager);
+  }
+  std::printf("\n");
+}
+
+template <typename Make>
+void steps(const char* what, const Make& make, const at::Tensor& x, const at::Tensor& y) {
+  compare((std::string(what) + ", SGD").c_str(),
+          {{"eager", training<optim::SGD>(make, x, y, Way::kEager)},
+           {"script_step", training<optim::SGD>(make, x, y, Way::kStep)},
+           {"script(model)", training<optim::SGD>(make, x, y, Way::kFunction)},
+           {"eager, torch::optim", training<torch::optim::SGD>(make, x, y, Way::kEager)}});
+  compare((std::string(what) + ", Adam").c_str(),
+          {{"eager", training<optim::Adam>(make, x, y, Way::kEager)},
+           {"script_step", training<optim::Adam>(make, x, y, Way::kStep)},
+           {"eager, torch::optim", training<torch::optim::Adam>(make, x, y, Way::kEager)}});
 }
 
 at::Tensor lecture(at::Tensor x) {
@@ -98,32 +148,86 @@ at::Tensor lecture(at::Tensor x) {
   return x;
 }
 
+template <typename Fn>
+std::vector<Entry> both(const Fn& fn, const at::Tensor& x) {
+  return {{"eager", [=] { return [=] { bench::keep(fn(x)); }; }},
+          {"script", [=] { return [=, fast = script::script(fn)]() mutable { bench::keep(fast(x)); }; }}};
+}
+
+void calls() {
+  const at::NoGradGuard no_grad;
+  compare("ten times x = x * x, 5 floats", both(lecture, at::rand({5})));
+  compare("one x * x, 5 floats: what a call costs",
+          both([](const at::Tensor& x) { return x * x; }, at::rand({5})));
+  script::Tensors inputs;
+  for (int i = 0; i < 16; ++i) inputs.push_back(at::rand({4, 8}));
+  const script::InputGuard guard(inputs);
+  std::printf("%s\n\n", bench::timeit([&] { return guard.holds(inputs); },
+                                      bench::TimeitOptions().label("guards of 16 tensors").rounds(rounds))
+                            .to_text()
+                            .c_str());
+}
+
+double seconds_of(const Body& body) {
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// The first two calls are eager steps that are watched, the third is the rehearsal.
+void recording() {
+  at::manual_seed(1);
+  cohort::models::ModelOptions options;
+  options.name = "resnet50";
+  const auto make = [options] { return cohort::models::ResNet(options); };
+  const at::Tensor x = at::randn({4, 3, 64, 64}), y = at::randint(0, 10, {4});
+  const Body eager = training<optim::SGD>(make, x, y, Way::kEager)();
+  for (int warm = 0; warm < 2; ++warm) eager();
+  std::vector<double> plain, beyond, rehearsal;
+  for (int round = 0; round < 5; ++round) {
+    const Body step = training<optim::SGD>(make, x, y, Way::kStep)();
+    plain.push_back(seconds_of(eager));
+    const double two = seconds_of(step) + seconds_of(step);
+    beyond.push_back(two - 2 * plain.back());
+    rehearsal.push_back(seconds_of(step) - plain.back());
+  }
+  for (auto* figures : {&plain, &beyond, &rehearsal}) std::sort(figures->begin(), figures->end());
+  std::printf(
+      "ResNet-50, batch 4 of 64 x 64: an eager step %.3f s; beyond it two recordings with planning take "
+      "%.3f s, the rehearsal %.3f s (medians of 5)\n\n",
+      plain[2], beyond[2], rehearsal[2]);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc > 1) rounds = std::atoi(argv[1]);
-  if (argc > 2) cohort::core::tune_allocator();
+  if (argc > 2) core::tune_allocator();
   at::set_num_threads(1);
   at::manual_seed(1);
-  std::printf("us per call, 1 thread, %d rounds, allocator %s\n%-45s %9s %9s %9s  ratio\n", rounds,
-              argc > 2 ? "tuned" : "as it comes", "", "min", "median", "p99");
-  {
-    const at::NoGradGuard no_grad;
-    const at::Tensor x = at::rand({5});
-    auto fast = script::script(lecture);
-    compare("lecture loop", 1000, {{"eager", [&] { lecture(x); }}, {"script", [&] { fast(x); }}});
-  }
-  const at::Tensor y16 = at::randint(0, 10, {16});
-  steps("MLP 64, batch 16", 100, [] { return cohort::test::small_mlp(); }, at::randn({16, 32}), y16);
-  steps(
-      "MLP 512, batch 128", 10, [] { return cohort::test::small_mlp(512); }, at::randn({128, 32}),
-      at::randint(0, 10, {128}));
-  steps(
-      "transformer layer 64", 30, [] { return cohort::test::Encoder(64); }, at::randn({6, 4, 64}),
-      at::randint(0, 10, {24}));
-  steps(
-      "conv net, batch 8", 30, [] { return cohort::test::small_conv_net(); }, at::randn({8, 3, 16, 16}),
-      at::randint(0, 10, {8}));
+  calls();
+  const auto mlp = [] { return cohort::test::small_mlp(); };
+  const auto wide = [] { return cohort::test::small_mlp(512); };
+  const auto encoder = [] { return cohort::test::Encoder(64); };
+  const auto conv = [] { return cohort::test::small_conv_net(); };
+  const auto tagger = [] { return cohort::test::Tagger(); };
+  const at::Tensor x16 = at::randn({16, 32}), y16 = at::randint(0, 10, {16});
+  const at::Tensor x128 = at::randn({128, 32}), y128 = at::randint(0, 10, {128});
+  const at::Tensor sequence = at::randn({6, 4, 64}), y24 = at::randint(0, 10, {24});
+  const at::Tensor images = at::randn({8, 3, 16, 16}), y8 = at::randint(0, 10, {8});
   const at::Tensor tokens = at::randint(0, 50, {4, 12});
-  steps("LSTM 2 x 32", 30, [] { return cohort::test::Tagger(); }, tokens, tokens.view(-1));
+  steps("MLP 64, batch 16", mlp, x16, y16);
+  steps("MLP 512, batch 128", wide, x128, y128);
+  steps("transformer layer 64", encoder, sequence, y24);
+  steps("conv net, batch 8", conv, images, y8);
+  steps("LSTM 2 x 32", tagger, tokens, tokens.view(-1));
+  recording();
+  std::printf(
+      "most memory in a step beyond parameters and momentum, KiB (ratio to eager)\n%-24s  %17s  %17s  %17s\n",
+      "", "eager", "script_step", "script(model)");
+  memory("MLP 64, batch 16", mlp, x16, y16);
+  memory("MLP 512, batch 128", wide, x128, y128);
+  memory("transformer layer 64", encoder, sequence, y24);
+  memory("conv net, batch 8", conv, images, y8);
+  memory("LSTM 2 x 32", tagger, tokens, tokens.view(-1));
 }

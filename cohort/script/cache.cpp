@@ -29,9 +29,8 @@ Variant::Variant(const Environment& environment, const Tensors& inputs, ModuleGu
 bool Variant::holds(const Environment& environment, const Tensors& inputs) const {
   if (environment_ != environment || !inputs_.holds(inputs) || !modules_.holds()) return false;
   if (state() != State::kReady) return true;
-  const auto program = this->program();
-  return program->captured_in_place() &&
-         (!program->recorded().tape.needs_input_offsets() || inputs_.offsets_hold(inputs));
+  return program_->captured_in_place() &&
+         (!program_->recorded().tape.needs_input_offsets() || inputs_.offsets_hold(inputs));
 }
 
 bool Variant::is_dead() const {
@@ -40,8 +39,7 @@ bool Variant::is_dead() const {
 }
 
 std::shared_ptr<const Program> Variant::program() const {
-  const std::lock_guard lock(mutex_);
-  return program_;
+  return state() == State::kReady ? program_ : nullptr;
 }
 
 bool Variant::start_recording() {
@@ -88,7 +86,6 @@ void Variant::give_up(std::string reason) {
   if (state() == State::kEager) return;
   reason_ = std::move(reason);
   last_.reset();
-  program_.reset();
   settle(State::kEager);
 }
 
@@ -111,14 +108,15 @@ void Variant::recheck(Recorded recorded) {
 std::string Variant::explain() const {
   const std::lock_guard lock(mutex_);
   std::string text = concat("  inputs: ", inputs_.str(), "; ", environment_.str(), "\n");
-  if (program_ != nullptr) {
+  if (state() == State::kReady) {
     const Recorded& recorded = program_->recorded();
     std::size_t captured = 0;
     for (const Value& value : recorded.tape.values()) captured += value.source == Source::kCaptured ? 1 : 0;
-    text +=
-        concat("    program: ", recorded.tape.calls().size(), " operators recorded, ", program_->num_steps(),
-               " run (", recorded.split, " of forward), ", captured, " captured tensors, ",
-               program_->saved().size(), " values saved for backward; ", calls_.load(), " calls\n");
+    text += concat("    program: ", recorded.tape.calls().size(), " operators recorded, ",
+                   program_->num_steps(), " run (", recorded.split, " of forward), ", captured,
+                   " captured tensors, ", program_->saved().size(), " values saved for backward; ",
+                   calls_.load(), " calls; ", program_->num_outs(), " operators write into an arena of ",
+                   program_->arena_bytes(), " bytes\n");
   } else if (state() == State::kEager) {
     text += concat("    eager: ", reason_, "\n");
   } else {

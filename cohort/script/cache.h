@@ -54,8 +54,8 @@ class Variant {
   int tried_ = 0;
   int recorded_ = 0;
   std::unique_ptr<Recorded> last_;
-  std::shared_ptr<const Program> program_;
-  std::string difference_;  // between the last two recordings
+  std::shared_ptr<const Program> program_;  // set once, before the state says so: then read without a lock
+  std::string difference_;                  // between the last two recordings
   std::string reason_;
 };
 

@@ -7,6 +7,8 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
+#include <array>
+
 #include "cohort/core/error.h"
 
 namespace cohort::script {
@@ -64,31 +66,41 @@ InputGuard::InputGuard(const Tensors& inputs) {
     if (!tensor.defined()) continue;
     input.defined = true;
     input.requires_grad = tensor.requires_grad();
-    input.inference = tensor.is_inference();
     input.keys = tensor.key_set();
     if (tensor.layout() == at::kStrided) input.layout = Layout::of(tensor);
+    input.dtype = tensor.dtype();
     input.shares_with = first_that_shares(inputs, i);
+    for (std::size_t j = 0; j < i; ++j) input.num_earlier += shares_memory(inputs[i], inputs[j]) ? 1 : 0;
   }
 }
 
+// Runs before every replay, so it asks the tensors' implementations and allocates nothing.
 bool InputGuard::holds(const Tensors& inputs) const {
   if (inputs.size() != inputs_.size()) return false;
+  std::array<const void*, 32> few{};
+  std::vector<const void*> many(inputs.size() > few.size() ? inputs.size() : 0);
+  const void** const storages = many.empty() ? few.data() : many.data();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const at::Tensor& tensor = inputs[i];
+    const c10::TensorImpl& tensor = *inputs[i].unsafeGetTensorImpl();
     const Input& input = inputs_[i];
-    if (tensor.defined() != input.defined) return false;
+    if (inputs[i].defined() != input.defined) return false;
     if (!input.defined) continue;
     const Layout& layout = input.layout;
-    if (tensor.key_set() != input.keys || tensor.scalar_type() != layout.dtype ||
-        tensor.requires_grad() != input.requires_grad || tensor.is_inference() != input.inference ||
-        tensor.sizes() != layout.sizes || tensor.strides() != layout.strides ||
-        tensor.device() != layout.device) {
+    // The keys tell devices and inference tensors too.
+    if (tensor.key_set() != input.keys || tensor.dtype() != input.dtype || tensor.sizes() != layout.sizes ||
+        tensor.strides() != layout.strides || tensor.requires_grad() != input.requires_grad ||
+        tensor.device().index() != layout.device.index()) {
       return false;
     }
-    const std::size_t shares_with = first_that_shares(inputs, i);
-    if (shares_with != input.shares_with) return false;
-    if (shares_with != i && tensor.storage_offset() - inputs[shares_with].storage_offset() !=
-                                layout.offset - inputs_[shares_with].layout.offset) {
+    if (tensor.has_storage()) storages[i] = tensor.unsafe_storage().unsafeGetStorageImpl();
+    std::size_t num_same = 0;
+    for (std::size_t j = 0; j < i; ++j) num_same += storages[j] == storages[i] ? 1 : 0;
+    if (storages[i] == nullptr) num_same = 0;
+    if (num_same != input.num_earlier) return false;
+    if (num_same == 0) continue;
+    if (storages[input.shares_with] != storages[i] ||
+        tensor.storage_offset() - inputs[input.shares_with].storage_offset() !=
+            layout.offset - inputs_[input.shares_with].layout.offset) {
       return false;
     }
   }

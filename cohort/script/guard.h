@@ -45,9 +45,10 @@ class InputGuard {
   struct Input {
     bool defined = false;
     bool requires_grad = false;
-    bool inference = false;
     std::size_t shares_with = 0;  // the first input of the same storage
-    c10::DispatchKeySet keys;
+    std::size_t num_earlier = 0;  // inputs of the same storage before this one
+    c10::DispatchKeySet keys;     // tell inference tensors too
+    caffe2::TypeMeta dtype;
     Layout layout;
   };
   std::vector<Input> inputs_;

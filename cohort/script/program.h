@@ -3,52 +3,50 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <mutex>
-#include <span>
-#include <string>
 #include <vector>
 
-#include "cohort/script/tape.h"
+#include "cohort/script/stage.h"
 
 /// A tape made ready to run again: docs/script.md, "Replay".
 namespace cohort::script {
 
-/// A recording and what its caller knows about it. Slots are the tape's.
-struct Recorded {
-  Tape tape;
-  std::vector<int> inputs;
-  std::vector<int> outputs;
-  std::size_t split = 0;  ///< how many calls belong to forward; the rest is backward
-  bool has_backward = false;
-  std::vector<int> tangents;  ///< gradients of the outputs that backward starts from; kUndefined: no gradient
-  std::vector<int> gradients;        ///< what backward returns; kUndefined: no gradient
-  std::vector<bool> needs_gradient;  ///< which outputs do
-  Tensors leaves;  ///< captured tensors that backward returns a gradient of, after the inputs'
-  std::vector<std::vector<bool>> reached_from;  ///< of each gradient: by which tangents
-};
-
-/// The values of one run.
+/// The values of one run, and the memory of those that do not leave it.
 struct Frame {
   Tensors values;  ///< by slot
   torch::jit::Stack stack;
+  c10::intrusive_ptr<Arena> arena;
+  std::array<const Stage*, 2> prepared = {};  ///< by part: whose residents `values` holds
+  std::size_t num_resident_blocks = 0;
 };
 
-/// Runs the operators of a tape in their order on what is in a frame.
-/// Values are let go after their last use, views are made without an operator, those of captured tensors once
-/// for all runs. Threads: any number, each with a frame of its own.
+/// Runs the operators of a tape on what is in a frame.
+/// The first run of a part is a rehearsal: it allocates as eager mode does, and shows how later runs need
+/// not. From then on what does not leave a run lies in its frame's arena, and operators write into tensors
+/// that are there. Views are made without an operator, those of captured tensors once for all runs. Memory:
+/// at most kMostIdleFrames frames are kept between runs, each with its arena. Threads: any number, each with
+/// a frame of its own.
 class Program {
  public:
+  static constexpr std::size_t kMostIdleFrames = 4;
+
   explicit Program(Recorded recorded);
+  ~Program();
 
   const Recorded& recorded() const { return recorded_; }
   /// Slots that forward makes and backward reads.
-  const std::vector<int>& saved() const { return saved_; }
+  const std::vector<int>& saved() const { return plan_.saved; }
   /// Captured tensors and inputs that backward reads, by slot.
-  const std::vector<int>& read_by_backward() const { return read_by_backward_; }
+  const std::vector<int>& read_by_backward() const { return plan_.read_by_backward; }
   /// Inputs and captured tensors, by slot, that the tape writes to.
-  const std::vector<int>& written() const { return written_; }
-  std::size_t num_steps() const { return steps_.size(); }
+  const std::vector<int>& written() const { return plan_.written; }
+  std::size_t num_steps() const { return plan_.steps.size(); }
+  /// Bytes of a frame's arena, and operators that write into it, as far as parts have been rehearsed.
+  std::size_t arena_bytes() const;
+  std::size_t num_outs() const;
 
   /// True if every captured tensor still lies where it lay: set_data() and the like move it.
   bool captured_in_place() const;
@@ -58,38 +56,37 @@ class Program {
   void give_back(std::unique_ptr<Frame> frame) const;
 
   /// Runs forward or backward; whoever calls it has put inputs, saved values and tangents into the frame.
-  void forward(Frame& frame) const;
-  void backward(Frame& frame) const;
+  void forward(Frame& frame) const { run(frame, Part::kForward); }
+  void backward(Frame& frame) const { run(frame, Part::kBackward); }
   /// Tells autograd that what the tape writes to has changed.
   void bump_versions(const Frame& frame) const;
 
  private:
-  struct Step {
-    std::size_t call = 0;
-    int view_of = kUndefined;  // the base of a view, which needs no operator
-    int view = kUndefined;
-    std::int64_t offset = 0;  // from the base's
-    std::vector<int> drop;    // values that nobody uses afterwards
+  // A part as it runs without an arena, and, once it has been rehearsed, with one.
+  struct Staged {
+    Stage plain;
+    mutable std::atomic<bool> is_rehearsed{false};     // or is being
+    mutable std::atomic<const Stage*> ready{nullptr};  // in arena
+    mutable std::unique_ptr<const Stage> arena;
+    mutable std::atomic<bool> is_trusted{true};
   };
 
-  void plan();
-  bool plan_views(std::size_t call, std::vector<Step>& steps);
-  bool is_elided(const Call& call) const;
-  void plan_lives();
-  void find_effects();
-  void run(Frame& frame, std::size_t begin, std::size_t end) const;
-  void run_call(const Call& call, Frame& frame, bool find_kernels) const;
-  at::Tensor view_of(const at::Tensor& base, const Layout& layout, std::int64_t offset) const;
+  void run(Frame& frame, Part part) const;
+  void rehearse(Frame& frame, Part part, bool find_kernels) const;
+  void run_actions(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const;
+  void run_action(const Action& action, Frame& frame, bool find_kernels) const;
+  bool is_placed(const Action& action, Frame& frame) const;
+  void prepare(Frame& frame, Part part, const Stage& stage) const;
+  void store_results(const Call& call, Frame& frame) const;
 
   Recorded recorded_;
-  std::vector<Step> steps_;
-  std::size_t split_ = 0;  // of steps_
-  std::vector<bool> hoisted_;
-  Tensors fixed_;  // captured tensors, constants and their views, by slot
+  Plan plan_;
+  std::array<Staged, 2> parts_;
   std::vector<std::pair<at::Tensor, const c10::StorageImpl*>> homes_;
-  std::vector<int> saved_, read_by_backward_, written_;
+  std::vector<int> handed_over_;                // slots that give_back() clears
+  mutable std::atomic<Frame*> spare_{nullptr};  // the frame of the last run, found without a lock
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<Frame>> frames_;
+  mutable std::vector<std::unique_ptr<Frame>> frames_;  // further ones
 };
 
 }  // namespace cohort::script

@@ -1,0 +1,99 @@
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+/// Memory that a replay's tensors are laid into at planned places: docs/script.md, "Memory".
+namespace cohort::script {
+
+inline constexpr std::int64_t kElsewhere = -1;  ///< the offset of a block that the arena does not hold
+
+/// One block that an operator asks LibTorch's CPU allocator for, and where in the arena it is to lie.
+struct Block {
+  std::size_t bytes = 0;
+  std::int64_t offset = kElsewhere;
+};
+
+/// A piece of memory from LibTorch's CPU allocator. It lives as long as somebody holds it or a block of it.
+class Arena : public c10::intrusive_ptr_target {
+ public:
+  explicit Arena(std::size_t bytes);
+
+  std::size_t bytes() const { return bytes_; }
+  /// Returns the block at `offset`, which holds the arena.
+  c10::DataPtr block(std::int64_t offset);
+  bool begins(const void* data, std::int64_t offset) const {
+    return data == static_cast<const char*>(memory_.get()) + offset;
+  }
+
+ private:
+  std::size_t bytes_;
+  c10::DataPtr memory_;
+};
+
+/// Who is asked for CPU memory on the calling thread before LibTorch's allocator is.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  /// Returns memory, from `allocator` if it has none itself.
+  virtual c10::DataPtr allocate(std::size_t bytes, c10::Allocator& allocator) = 0;
+};
+
+/// While it lives, `source` is asked on the calling thread; as before afterwards. The first one in a process
+/// puts an allocator in front of LibTorch's, where it stays and hands on what it is asked for.
+class MemoryScope {
+ public:
+  explicit MemoryScope(MemorySource* source);
+  ~MemoryScope();
+  MemoryScope(const MemoryScope&) = delete;
+  MemoryScope& operator=(const MemoryScope&) = delete;
+
+ private:
+  MemorySource* before_;
+};
+
+/// Serves the blocks that are expected, in their order, from an arena.
+class ArenaSource final : public MemorySource {
+ public:
+  explicit ArenaSource(Arena* arena) : arena_(arena) {}
+  void expect(std::span<const Block> blocks) { blocks_ = blocks; }
+  c10::DataPtr allocate(std::size_t bytes, c10::Allocator& allocator) override;
+
+ private:
+  Arena* arena_;
+  std::span<const Block> blocks_;  // still to come
+};
+
+/// Writes down what is allocated and when it is given back. Blocks may outlive it.
+class AllocationLog final : public MemorySource {
+ public:
+  static constexpr std::size_t kNever = SIZE_MAX;
+  struct Entry {
+    std::size_t step = 0;  ///< in which it was allocated
+    std::size_t bytes = 0;
+    const void* data = nullptr;
+    std::size_t freed = kNever;  ///< the step in which it was given back
+  };
+
+  AllocationLog();
+  ~AllocationLog() override;
+  void begin_step(std::size_t step);
+  /// Returns the number of the entry of this step that holds `data`; kNever: none does.
+  std::size_t find(const void* data) const;
+  std::vector<Entry> entries() const;
+  c10::DataPtr allocate(std::size_t bytes, c10::Allocator& allocator) override;
+
+ private:
+  struct Log;
+  struct Tracked;
+  std::shared_ptr<Log> log_;
+};
+
+}  // namespace cohort::script

@@ -1,0 +1,52 @@
+#include "cohort/script/boxed.h"
+
+namespace cohort::script {
+namespace {
+
+using Kind = TensorPlace::Kind;
+
+at::Tensor another_handle(const at::Tensor& tensor) {
+  return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
+      c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
+}
+
+c10::IValue argument(const TensorPlace& place, const Tensors& values) {
+  const auto value = [&](int slot) {
+    if (slot == kUndefined) return at::Tensor();
+    const at::Tensor& tensor = values[at_slot(slot)];
+    return place.fresh_handle ? another_handle(tensor) : tensor;
+  };
+  if (place.kind == Kind::kTensor) return value(place.slots.front());
+  if (place.kind == Kind::kList) {
+    c10::List<at::Tensor> list;
+    list.reserve(place.slots.size());
+    for (const int slot : place.slots) list.push_back(value(slot));
+    return list;
+  }
+  c10::List<std::optional<at::Tensor>> list;
+  for (const int slot : place.slots) {
+    list.push_back(slot == kUndefined ? std::optional<at::Tensor>() : std::optional(value(slot)));
+  }
+  return list;
+}
+
+}  // namespace
+
+void run_boxed(const Call& call, const Tensors& values, torch::jit::Stack& stack, bool find_kernel) {
+  stack.clear();
+  auto place = call.inputs.begin();
+  for (std::size_t i = 0; i < call.arguments.size(); ++i) {
+    if (place == call.inputs.end() || place->index != i) {
+      stack.push_back(call.arguments[i]);
+    } else {
+      stack.push_back(argument(*place++, values));
+    }
+  }
+  if (find_kernel || call.keys.empty()) {
+    call.op.callBoxed(&stack);
+  } else {
+    call.op.redispatchBoxed(call.keys, &stack);
+  }
+}
+
+}  // namespace cohort::script

@@ -1,0 +1,52 @@
+#include "cohort/script/placement.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace cohort::script {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace
+
+Placement place(const std::vector<Lifetime>& pieces) {
+  std::vector<std::size_t> order(pieces.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return pieces[a].bytes > pieces[b].bytes; });
+  Placement result;
+  result.offsets.resize(pieces.size());
+  std::vector<std::pair<std::size_t, std::size_t>> taken;  // begin and end, of those that live meanwhile
+  for (std::size_t done = 0; done < order.size(); ++done) {
+    const Lifetime& piece = pieces[order[done]];
+    const std::size_t bytes = aligned(piece.bytes);
+    taken.clear();
+    for (std::size_t i = 0; i < done; ++i) {
+      const Lifetime& other = pieces[order[i]];
+      if (other.last < piece.first || piece.last < other.first) continue;
+      const auto begin = static_cast<std::size_t>(result.offsets[order[i]]);
+      taken.emplace_back(begin, begin + aligned(other.bytes));
+    }
+    std::sort(taken.begin(), taken.end());
+    std::size_t end = 0, best = 0, smallest = std::numeric_limits<std::size_t>::max();
+    for (const auto& [from, to] : taken) {
+      if (from > end && from - end >= bytes && from - end < smallest) {
+        smallest = from - end;
+        best = end;
+      }
+      end = std::max(end, to);
+    }
+    const std::size_t offset = smallest == std::numeric_limits<std::size_t>::max() ? end : best;
+    result.offsets[order[done]] = static_cast<std::int64_t>(offset);
+    result.bytes = std::max(result.bytes, offset + bytes);
+  }
+  return result;
+}
+
+}  // namespace cohort::script

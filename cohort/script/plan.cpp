@@ -1,0 +1,152 @@
+#include "cohort/script/plan.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "cohort/script/order.h"
+
+namespace cohort::script {
+namespace {
+
+// A view that is the same value as what it is a view of: detach().
+bool is_elided(const Call& call) {
+  return call.is_view && call.inputs.size() == 1 && call.results.size() == 1 &&
+         call.inputs.front().slots == call.results.front().slots;
+}
+
+}  // namespace
+
+at::Tensor view_of(const at::Tensor& base, const Layout& layout, std::int64_t offset) {
+  c10::TensorImpl* const from = base.unsafeGetTensorImpl();
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(from->storage()),
+                                                   from->key_set(), from->dtype());
+  impl->set_sizes_and_strides(layout.sizes, layout.strides, from->storage_offset() + offset);
+  return at::Tensor(std::move(impl));
+}
+
+Plan::Plan(const Recorded& recorded) {
+  const auto& values = recorded.tape.values();
+  fixed.resize(values.size());
+  hoisted.resize(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i].source != Source::kCaptured && values[i].source != Source::kConstant) continue;
+    fixed[i] = values[i].tensor;
+    hoisted[i] = true;
+  }
+  find_steps(recorded);
+  find_effects(recorded);
+  for (const Part part : {Part::kForward, Part::kBackward}) {
+    const std::span<Step> own(steps.data() + begin(part), end(part) - begin(part));
+    order_for_memory(recorded.tape, kept(part, recorded), own);
+    plan_lives(recorded, part);
+  }
+}
+
+void Plan::find_steps(const Recorded& recorded) {
+  const auto& calls = recorded.tape.calls();
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    if (i == recorded.split) split = steps.size();
+    if (is_elided(calls[i]) || add_views(recorded, i)) continue;
+    steps.push_back({.call = i, .drop = {}});
+  }
+  if (recorded.split >= calls.size()) split = steps.size();
+}
+
+bool Plan::add_views(const Recorded& recorded, std::size_t number) {
+  const auto& values = recorded.tape.values();
+  const Call& call = recorded.tape.calls()[number];
+  if (!call.is_view || call.inputs.empty() || call.inputs.front().slots.size() != 1) return false;
+  const int base = call.inputs.front().slots.front();
+  if (base < 0) return false;
+  const Value& from = values[at_slot(base)];
+  bool plain = true;
+  each_slot(call.results, [&](int slot) {
+    const Value& to = values[at_slot(slot)];
+    plain &= to.source == Source::kMade && to.storage == from.storage &&
+             to.layout.dtype == from.layout.dtype && !to.layout.conjugate && !to.layout.negative &&
+             !from.layout.conjugate && !from.layout.negative;
+  });
+  if (!plain) return false;
+  each_slot(call.results, [&](int slot) {
+    if (slot == base || hoisted[at_slot(slot)]) return;
+    const Layout& to = values[at_slot(slot)].layout;
+    const std::int64_t offset = to.offset - from.layout.offset;
+    if (hoisted[at_slot(base)]) {
+      fixed[at_slot(slot)] = view_of(fixed[at_slot(base)], to, offset);
+      hoisted[at_slot(slot)] = true;
+      return;
+    }
+    steps.push_back({.call = number, .view = slot, .view_of = base, .offset = offset, .drop = {}});
+  });
+  return true;
+}
+
+void Plan::find_effects(const Recorded& recorded) {
+  const auto& values = recorded.tape.values();
+  const auto& calls = recorded.tape.calls();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const bool is_given = values[i].source == Source::kInput || values[i].source == Source::kCaptured;
+    if (is_given && recorded.tape.is_written(values[i].storage)) written.push_back(static_cast<int>(i));
+  }
+  std::vector<bool> made_by_forward(values.size()), read(values.size());
+  for (std::size_t i = 0; i < std::min(recorded.split, calls.size()); ++i) {
+    each_slot(calls[i].results, [&](int slot) {
+      made_by_forward[at_slot(slot)] =
+          values[at_slot(slot)].source == Source::kMade && !hoisted[at_slot(slot)];
+    });
+  }
+  for (std::size_t i = recorded.split; i < calls.size(); ++i) {
+    each_slot(calls[i].inputs, [&](int slot) { read[at_slot(slot)] = true; });
+  }
+  for (const int slot : recorded.gradients) {
+    if (slot >= 0) read[at_slot(slot)] = true;
+  }
+  const std::unordered_set<int> tangents(recorded.tangents.begin(), recorded.tangents.end());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!read[i] || tangents.count(static_cast<int>(i)) != 0) continue;
+    if (made_by_forward[i]) {
+      saved.push_back(static_cast<int>(i));
+    } else if (values[i].source == Source::kInput || values[i].source == Source::kCaptured) {
+      read_by_backward.push_back(static_cast<int>(i));
+    }
+  }
+}
+
+std::vector<bool> Plan::kept(Part part, const Recorded& recorded) const {
+  std::vector<bool> result(recorded.tape.values().size());
+  const auto keep = [&](const std::vector<int>& slots) {
+    for (const int slot : slots) {
+      if (slot >= 0) result[at_slot(slot)] = true;
+    }
+  };
+  if (part == Part::kBackward || !recorded.has_backward) keep(recorded.gradients);
+  if (part == Part::kForward) {
+    keep(recorded.outputs);
+    keep(recorded.inputs);
+    keep(saved);
+  }
+  return result;
+}
+
+// The last step of a part that uses a value lets it go, but for what is kept.
+void Plan::plan_lives(const Recorded& recorded, Part part) {
+  const std::vector<bool> kept = this->kept(part, recorded);
+  std::vector<bool> seen(kept.size());
+  for (std::size_t i = end(part); i-- > begin(part);) {
+    Step& step = steps[i];
+    const auto last = [&](int slot) {
+      if (hoisted[at_slot(slot)] || seen[at_slot(slot)]) return;
+      seen[at_slot(slot)] = true;
+      if (!kept[at_slot(slot)]) step.drop.push_back(slot);
+    };
+    if (step.view != kUndefined) {
+      last(step.view);
+      last(step.view_of);
+    } else {
+      each_slot(recorded.tape.calls()[step.call].inputs, last);
+      each_slot(recorded.tape.calls()[step.call].results, last);
+    }
+  }
+}
+
+}  // namespace cohort::script

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cohort/script/recorded.h"
+
+namespace cohort::script {
+
+/// An operator to run, or a view to make.
+struct Step {
+  std::size_t call = 0;  ///< of the tape
+  int view = kUndefined;
+  int view_of = kUndefined;  ///< the base of a view, which needs no operator
+  std::int64_t offset = 0;   ///< from the base's
+  std::vector<int> drop;     ///< values that nobody uses afterwards
+};
+
+enum class Part : std::uint8_t { kForward, kBackward };
+
+/// What is to be run of a tape, in which order, and how long its values live.
+struct Plan {
+  explicit Plan(const Recorded& recorded);
+
+  std::vector<Step> steps;
+  std::size_t split = 0;              ///< of steps: where backward begins
+  Tensors fixed;                      ///< captured tensors, constants and their views, by slot
+  std::vector<bool> hoisted;          ///< slots of those
+  std::vector<int> saved;             ///< slots that forward makes and backward reads
+  std::vector<int> read_by_backward;  ///< captured tensors and inputs that backward reads, by slot
+  std::vector<int> written;           ///< inputs and captured tensors, by slot, that the tape writes to
+
+  std::size_t begin(Part part) const { return part == Part::kForward ? 0 : split; }
+  std::size_t end(Part part) const { return part == Part::kForward ? split : steps.size(); }
+  /// Which values outlive a part, by slot: what is handed out, and what backward reads of forward's.
+  std::vector<bool> kept(Part part, const Recorded& recorded) const;
+
+ private:
+  void find_steps(const Recorded& recorded);
+  bool add_views(const Recorded& recorded, std::size_t call);
+  void find_effects(const Recorded& recorded);
+  void plan_lives(const Recorded& recorded, Part part);
+};
+
+/// Returns a view of `base` that lies `offset` elements behind where it begins.
+at::Tensor view_of(const at::Tensor& base, const Layout& layout, std::int64_t offset);
+
+/// Calls fn(slot) for each value of these places.
+template <typename Fn>
+void each_slot(const std::vector<TensorPlace>& places, const Fn& fn) {
+  for (const TensorPlace& place : places) {
+    for (const int slot : place.slots) {
+      if (slot >= 0) fn(slot);
+    }
+  }
+}
+
+}  // namespace cohort::script

@@ -1,0 +1,249 @@
+#include "cohort/script/rehearsal.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "cohort/script/order.h"
+
+namespace cohort::script {
+namespace {
+
+std::size_t bytes_of(const Layout& layout) {
+  std::size_t bytes = c10::elementSize(layout.dtype);
+  for (const std::int64_t size : layout.sizes) bytes *= static_cast<std::size_t>(size);
+  return bytes;
+}
+
+bool is_of_libtorch(const Call& call) {
+  return std::string_view(call.op.operator_name().name).substr(0, 6) == "aten::";
+}
+
+// A tensor as it comes, which needs no operator where memory is there.
+bool makes_blank(const Call& call) {
+  const std::string_view name = call.op.operator_name().name;
+  return name.substr(0, 11) == "aten::empty" || name.substr(0, 15) == "aten::new_empty";
+}
+
+}  // namespace
+
+Rehearsal::Rehearsal(const Recorded& recorded, const Plan& plan, Part part, const Stage& plain)
+    : recorded_(recorded),
+      plan_(plan),
+      part_(part),
+      plain_(plain),
+      memory_(recorded.tape.num_storages()),
+      is_resident_(recorded.tape.values().size()),
+      is_dropped_(plain.actions.size()),
+      block_pieces_(plain.actions.size()) {
+  find_memory();
+  find_kept();
+}
+
+Rehearsal::Memory& Rehearsal::memory_of(int slot) {
+  return memory_[recorded_.tape.values()[at_slot(slot)].storage];
+}
+
+// Which storages this part makes, and from which action to which they are used.
+void Rehearsal::find_memory() {
+  for (std::size_t i = 0; i < plain_.actions.size(); ++i) {
+    const Action& action = plain_.actions[i];
+    const auto use = [&](int slot) {
+      Memory& memory = memory_of(slot);
+      if (memory.first == kNone) memory.first = i;  // and not ours, if it is not a result
+      memory.last = i;
+    };
+    if (action.call == nullptr) {
+      use(action.view_of);
+      continue;
+    }
+    each_slot(action.call->inputs, use);
+    each_slot(action.call->results, [&](int slot) {
+      Memory& memory = memory_of(slot);
+      if (memory.first == kNone) memory.is_ours = memory.is_internal = is_dense(layout(slot));
+      use(slot);
+    });
+    for (const TensorPlace& place : action.call->inputs) {
+      for (const int slot : place.slots) {
+        // An operator of somebody else's may keep what it is handed.
+        if (slot >= 0 && (place.fresh_handle || !is_of_libtorch(*action.call)))
+          memory_of(slot).is_ours = false;
+      }
+    }
+    if (is_of_libtorch(*action.call)) continue;
+    each_slot(action.call->results, [&](int slot) { memory_of(slot).is_ours = false; });
+  }
+}
+
+// What is handed out gets memory of its own, but for the gradients of a whole step: the next one lets them go
+// before it begins, or takes another arena.
+void Rehearsal::find_kept() {
+  const auto& values = recorded_.tape.values();
+  const std::vector<bool> kept = plan_.kept(part_, recorded_);
+  std::vector<bool> is_gradient(values.size());
+  if (!recorded_.has_backward) {
+    for (const int slot : recorded_.gradients) {
+      if (slot >= 0) is_gradient[at_slot(slot)] = true;
+    }
+    for (const std::vector<int>* slots : {&recorded_.outputs, &recorded_.inputs}) {
+      for (const int slot : *slots) {
+        if (slot >= 0) is_gradient[at_slot(slot)] = false;
+      }
+    }
+  }
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    Memory& memory = memory_[values[i].storage];
+    if (values[i].source != Source::kMade || values[i].layout.device != c10::kCPU) memory.is_ours = false;
+    if (!kept[i]) continue;
+    memory.is_internal = false;
+    if (!is_gradient[i]) memory.is_ours = false;
+  }
+  for (Memory& memory : memory_) {
+    memory.is_internal &= memory.is_ours;
+    if (memory.is_ours && !memory.is_internal) memory.last = plain_.actions.size();
+  }
+}
+
+// Of an operator that works element by element: an argument of the result's layout that it uses last.
+int Rehearsal::argument_to_write_over(std::size_t action, int result) const {
+  const Call& call = *plain_.actions[action].call;
+  if (!call.op.hasTag(at::Tag::pointwise)) return kUndefined;
+  for (const TensorPlace& place : call.inputs) {
+    if (place.kind != TensorPlace::Kind::kTensor || place.slots.front() < 0) continue;
+    const int slot = place.slots.front();
+    const Memory& memory = memory_of(slot);
+    if (!memory.is_internal || memory.last != action || layout(slot) != layout(result)) continue;
+    bool others = false;  // another view of it
+    each_slot(call.inputs, [&](int other) { others |= other != slot && &memory_of(other) == &memory; });
+    if (!others) return slot;
+  }
+  return kUndefined;
+}
+
+void Rehearsal::after(std::size_t number, const Tensors& values) {
+  const Action& action = plain_.actions[number];
+  if (action.call == nullptr) return;
+  each_slot(action.call->results, [&](int slot) {
+    Memory& memory = memory_of(slot);
+    if (!memory.is_ours || memory.first != number) return;
+    const c10::Storage& storage = values[at_slot(slot)].storage();
+    memory.entry = log_.find(storage.data());
+    if (storage.nbytes() != bytes_of(layout(slot)) || memory.entry == AllocationLog::kNever) {
+      memory.is_ours = memory.is_internal = false;
+    }
+  });
+  const int result = result_of(*action.call, recorded_, plan_);
+  if (result == kUndefined || !memory_of(result).is_internal || memory_of(result).first != number) return;
+  auto out = out_variant(*action.call, result);
+  if (!out) return;
+  const int over = argument_to_write_over(number, result);
+  AllocationLog scratch;
+  const Trial trial = try_out(*out, result, over, values, scratch);
+  if (trial == Trial::kFails) return;
+  outs_.emplace(number,
+                Out{std::move(*out), trial == Trial::kReplaces ? over : kUndefined, scratch.entries()});
+}
+
+std::size_t Rehearsal::new_piece(std::size_t bytes, std::size_t first, std::size_t last) {
+  pieces_.push_back({.bytes = bytes, .first = first, .last = last});
+  return pieces_.size() - 1;
+}
+
+void Rehearsal::add_scratch(std::size_t action, std::size_t bytes) {
+  stage_.actions[action].blocks.push_back({.bytes = bytes});
+  block_pieces_[action].push_back(bytes == 0 ? kNone : new_piece(bytes, action, action));
+}
+
+// Operators that write into what is there, tensors that need no operator, and views of both.
+void Rehearsal::add_residents() {
+  for (std::size_t i = 0; i < plain_.actions.size(); ++i) {
+    const Action& action = plain_.actions[i];
+    if (action.call == nullptr) {
+      if (!is_resident_[at_slot(action.view_of)]) continue;
+      is_resident_[at_slot(action.view)] = is_dropped_[i] = true;
+      stage_.residents.push_back({action.view, action.view_of, action.offset, 0});
+      continue;
+    }
+    const int result = result_of(*action.call, recorded_, plan_);
+    if (result == kUndefined) continue;
+    Memory& memory = memory_of(result);
+    if (!memory.is_internal || memory.first != i) continue;
+    const auto found = outs_.find(i);
+    if (found == outs_.end() && !makes_blank(*action.call)) continue;
+    const std::size_t bytes = bytes_of(layout(result));
+    is_resident_[at_slot(result)] = true;
+    if (found == outs_.end()) {
+      is_dropped_[i] = true;
+    } else {
+      Action& out = stage_.actions[i];
+      out.call = std::make_shared<const Call>(found->second.call);
+      out.unboxed = unbox(*out.call, kUndefined);
+      ++stage_.num_outs;
+      for (const auto& entry : found->second.scratch) {
+        add_scratch(i, entry.freed == AllocationLog::kNever ? 0 : entry.bytes);
+      }
+      if (const int over = found->second.over; over != kUndefined) memory.piece = memory_of(over).piece;
+    }
+    if (memory.piece == kNone) {
+      memory.piece = new_piece(bytes, i, memory.last);
+    } else {
+      pieces_[memory.piece].last = memory.last;
+    }
+    stage_.residents.push_back({result, kUndefined, 0, bytes});
+  }
+}
+
+void Rehearsal::add_blocks() {
+  const auto entries = log_.entries();
+  std::unordered_map<std::size_t, Memory*> by_entry;
+  for (Memory& memory : memory_) {
+    if (memory.is_ours && memory.entry != kNone) by_entry.emplace(memory.entry, &memory);
+  }
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const AllocationLog::Entry& entry = entries[i];
+    if (outs_.count(entry.step) != 0 || is_dropped_[entry.step]) continue;
+    Action& action = stage_.actions[entry.step];
+    const auto found = by_entry.find(i);
+    const bool is_kept_by_somebody = entry.freed == AllocationLog::kNever;
+    std::size_t piece = kNone;
+    if (found != by_entry.end() && found->second->is_internal == !is_kept_by_somebody) {
+      piece = found->second->piece = new_piece(entry.bytes, entry.step, found->second->last);
+    } else if (entry.freed == entry.step) {
+      piece = new_piece(entry.bytes, entry.step, entry.step);
+    }
+    action.blocks.push_back({.bytes = entry.bytes});
+    block_pieces_[entry.step].push_back(entry.bytes == 0 ? kNone : piece);
+  }
+}
+
+Stage Rehearsal::finish() {
+  stage_.actions = plain_.actions;
+  add_blocks();
+  add_residents();
+  const Placement placement = place(pieces_);
+  stage_.arena_bytes = placement.bytes;
+  for (Resident& resident : stage_.residents) {
+    if (resident.view_of == kUndefined) resident.offset = placement.offsets[memory_of(resident.slot).piece];
+  }
+  std::vector<Action> actions;
+  for (std::size_t i = 0; i < stage_.actions.size(); ++i) {
+    if (is_dropped_[i]) continue;
+    Action& action = stage_.actions[i];
+    for (std::size_t k = 0; k < action.blocks.size(); ++k) {
+      const std::size_t piece = block_pieces_[i][k];
+      if (piece != kNone) action.blocks[k].offset = placement.offsets[piece];
+    }
+    if (action.call != nullptr && outs_.count(i) == 0) {
+      each_slot(action.call->results, [&](int slot) {
+        const Memory& memory = memory_of(slot);
+        if (memory.piece == kNone || memory.first != i || is_resident_[at_slot(slot)]) return;
+        action.placed.emplace_back(slot, placement.offsets[memory.piece]);
+      });
+    }
+    std::erase_if(action.drop, [&](int slot) { return is_resident_[at_slot(slot)]; });
+    actions.push_back(std::move(action));
+  }
+  stage_.actions = std::move(actions);
+  return std::move(stage_);
+}
+
+}  // namespace cohort::script

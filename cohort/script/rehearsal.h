@@ -1,0 +1,68 @@
+#pragma once
+
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "cohort/script/out_variant.h"
+#include "cohort/script/placement.h"
+#include "cohort/script/stage.h"
+
+namespace cohort::script {
+
+/// Watches one plain run of a part: what each operator allocates and for how long, and which operators give
+/// the same bits by their out-variant. Then it says how the part runs without allocating.
+class Rehearsal {
+ public:
+  Rehearsal(const Recorded& recorded, const Plan& plan, Part part, const Stage& plain);
+
+  AllocationLog& log() { return log_; }
+  /// Called before an action, and after it, before it lets values go.
+  void before(std::size_t action) { log_.begin_step(action); }
+  void after(std::size_t action, const Tensors& values);
+  /// Returns the stage that runs in an arena, when all actions have run.
+  Stage finish();
+
+ private:
+  static constexpr std::size_t kNone = SIZE_MAX;
+  // What is known of a storage of the tape.
+  struct Memory {
+    bool is_ours = false;       // made in this part, by LibTorch's operators, dense
+    bool is_internal = false;   // and gone when the part ends
+    std::size_t first = kNone;  // actions
+    std::size_t last = 0;
+    std::size_t entry = kNone;  // of the log
+    std::size_t piece = kNone;  // of what is placed
+  };
+  struct Out {
+    Call call;
+    int over = kUndefined;
+    std::vector<AllocationLog::Entry> scratch;
+  };
+
+  void find_memory();
+  void find_kept();
+  int argument_to_write_over(std::size_t action, int result) const;
+  void add_residents();
+  void add_blocks();
+  void add_scratch(std::size_t action, std::size_t bytes);
+  std::size_t new_piece(std::size_t bytes, std::size_t first, std::size_t last);
+  Memory& memory_of(int slot);
+  const Memory& memory_of(int slot) const { return const_cast<Rehearsal*>(this)->memory_of(slot); }
+  const Layout& layout(int slot) const { return recorded_.tape.values()[at_slot(slot)].layout; }
+
+  const Recorded& recorded_;
+  const Plan& plan_;
+  const Part part_;
+  const Stage& plain_;
+  AllocationLog log_;
+  std::vector<Memory> memory_;  // by storage
+  std::unordered_map<std::size_t, Out> outs_;
+  std::vector<bool> is_resident_;  // by slot
+  std::vector<bool> is_dropped_;   // actions that residents make needless
+  std::vector<Lifetime> pieces_;
+  std::vector<std::vector<std::size_t>> block_pieces_;  // by action and block
+  Stage stage_;
+};
+
+}  // namespace cohort::script

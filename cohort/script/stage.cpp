@@ -1,0 +1,37 @@
+#include "cohort/script/stage.h"
+
+#include <algorithm>
+
+namespace cohort::script {
+
+int result_of(const Call& call, const Recorded& recorded, const Plan& plan) {
+  if (call.results.size() != 1 || call.results.front().kind != TensorPlace::Kind::kTensor) return kUndefined;
+  const int slot = call.results.front().slots.front();
+  const bool is_made = slot >= 0 && !plan.hoisted[at_slot(slot)] &&
+                       recorded.tape.values()[at_slot(slot)].source == Source::kMade;
+  return is_made ? slot : kUndefined;
+}
+
+Stage plain_stage(const Recorded& recorded, const Plan& plan, Part part) {
+  Stage stage;
+  for (std::size_t i = plan.begin(part); i < plan.end(part); ++i) {
+    const Step& step = plan.steps[i];
+    Action& action = stage.actions.emplace_back();
+    action.drop = step.drop;
+    if (step.view != kUndefined) {
+      action.view = step.view;
+      action.view_of = step.view_of;
+      action.offset = step.offset;
+      continue;
+    }
+    const Call& call = recorded.tape.calls()[step.call];
+    action.call = std::shared_ptr<const Call>(std::shared_ptr<void>(), &call);  // the tape's
+    action.unboxed = unbox(call, result_of(call, recorded, plan));
+    const auto& arguments = call.op.schema().arguments();
+    action.draws = std::any_of(arguments.begin(), arguments.end(),
+                               [](const c10::Argument& argument) { return argument.name() == "generator"; });
+  }
+  return stage;
+}
+
+}  // namespace cohort::script

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cohort/script/arena.h"
+#include "cohort/script/plan.h"
+#include "cohort/script/unboxed.h"
+
+namespace cohort::script {
+
+/// A step as it is run.
+struct Action {
+  std::shared_ptr<const Call> call;        ///< null: a view
+  std::shared_ptr<const Unboxed> unboxed;  ///< of the call, where its signature is a common one
+  bool draws = false;                      ///< takes a generator
+  int view = kUndefined, view_of = kUndefined;
+  std::int64_t offset = 0;
+  std::vector<int> drop;
+  std::vector<Block> blocks;                         ///< what the operator allocates, in order
+  std::vector<std::pair<int, std::int64_t>> placed;  ///< results, by slot, that these blocks hold
+};
+
+/// A value that stays in its frame: a tensor in the arena that operators write into, or a view of one.
+struct Resident {
+  int slot = kUndefined;
+  int view_of = kUndefined;
+  std::int64_t offset = 0;  ///< bytes in the arena; elements from the base of a view
+  std::size_t bytes = 0;
+};
+
+/// One part of a program, ready to run.
+struct Stage {
+  std::vector<Action> actions;
+  std::vector<Resident> residents;
+  std::size_t arena_bytes = 0;
+  std::size_t num_outs = 0;  ///< operators that write into residents
+};
+
+/// Returns a part of a plan whose operators allocate for themselves.
+Stage plain_stage(const Recorded& recorded, const Plan& plan, Part part);
+
+/// The slot that a call's only new result goes to; kUndefined: there is none, or it stays where it is.
+int result_of(const Call& call, const Recorded& recorded, const Plan& plan);
+
+}  // namespace cohort::script

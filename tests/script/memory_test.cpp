@@ -1,0 +1,278 @@
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "cohort/core/memory_watch.h"
+#include "cohort/optim/sgd.h"
+#include "cohort/script/order.h"
+#include "cohort/script/out_variant.h"
+#include "cohort/script/placement.h"
+#include "cohort/script/recorder.h"
+#include "cohort/script/step.h"
+#include "nets.h"
+
+namespace cohort::script {
+namespace {
+
+using test::cross_entropy;
+using test::same_bits;
+
+constexpr int kWarm = 4;  // two recordings, the rehearsal, the first run in an arena
+
+TEST(PlacementTest, PiecesThatLiveTogetherDoNotOverlapAndOthersShare) {
+  const std::vector<Lifetime> pieces = {{100, 0, 2}, {100, 1, 3}, {100, 3, 5}, {300, 4, 6}, {10, 0, 6}};
+  const Placement placement = place(pieces);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    EXPECT_EQ(placement.offsets[i] % 64, 0);
+    EXPECT_LE(placement.offsets[i] + static_cast<std::int64_t>(pieces[i].bytes),
+              static_cast<std::int64_t>(placement.bytes));
+    for (std::size_t j = 0; j < i; ++j) {
+      if (pieces[i].last < pieces[j].first || pieces[j].last < pieces[i].first) continue;
+      const auto a = placement.offsets[i], b = placement.offsets[j];
+      EXPECT_TRUE(a + static_cast<std::int64_t>(pieces[i].bytes) <= b ||
+                  b + static_cast<std::int64_t>(pieces[j].bytes) <= a)
+          << i << " and " << j;
+    }
+  }
+  EXPECT_LE(placement.bytes, 320U + 128U + 64U);  // at step 4: 300, 100 and 10 bytes, aligned
+}
+
+// Bytes that a call of `body` asks LibTorch's allocator for, at most at once.
+template <typename Body>
+std::int64_t allocated_by(const Body& body) {
+  core::MemoryWatch watch;
+  for (int i = 0; i < kWarm; ++i) body();
+  watch.begin();
+  const std::int64_t before = watch.total().now;
+  body();
+  return watch.total().peak - before;
+}
+
+TEST(MemoryTest, AReplayAllocatesNothingButWhatEscapes) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = at::rand({64, 64});
+  auto fast = script([](const at::Tensor& t) { return at::mm(t, t).relu().mul(t).softmax(1).sum(0); });
+  EXPECT_EQ(allocated_by([&] { fast(x); }), 64 * 4);
+  EXPECT_GT(allocated_by([&] { at::mm(x, x).relu().mul(x).softmax(1).sum(0); }), 64 * 64 * 4);
+}
+
+TEST(MemoryTest, AStepAllocatesItsLossOnly) {
+  at::manual_seed(1);
+  auto model = test::small_mlp();  // with operators that have no out-variant: norms and their backward
+  optim::SGD optimizer(model->parameters(), optim::SGDOptions(0.01).momentum(0.9));
+  auto step = script_step(model, cross_entropy, optimizer);
+  const at::Tensor x = at::randn({16, 32}), y = at::randint(0, 10, {16});
+  EXPECT_EQ(allocated_by([&] { step(x, y); }), 4);
+}
+
+TEST(MemoryTest, AWideMlpTakesAThirdLessThanEagerModeInAStep) {
+  const at::Tensor x = at::randn({128, 32}), y = at::randint(0, 10, {128});
+  std::int64_t peaks[2];
+  for (const bool scripted : {false, true}) {
+    core::MemoryWatch watch;
+    auto model = test::small_mlp(512);
+    const std::int64_t parameters = watch.total().now;
+    optim::SGD optimizer(model->parameters(), optim::SGDOptions(0.01));
+    auto step = script_step(model, cross_entropy, optimizer);
+    const auto body = [&] {
+      if (scripted) {
+        step(x, y);
+      } else {
+        optimizer.zero_grad();
+        cross_entropy(model->forward(x), y).backward();
+        optimizer.step();
+      }
+    };
+    for (int i = 0; i < kWarm; ++i) body();
+    watch.begin();
+    for (int i = 0; i < 3; ++i) body();
+    peaks[scripted ? 1 : 0] = watch.total().peak - parameters;
+  }
+  EXPECT_LT(peaks[1] * 3, peaks[0] * 2) << peaks[0] << " and " << peaks[1];
+}
+
+TEST(MemoryTest, ResultsGradientsAndTheirViewsAreNotOverwrittenByLaterCalls) {
+  at::manual_seed(1);
+  auto model = test::small_mlp();
+  optim::SGD optimizer(model->parameters(), optim::SGDOptions(0.1));
+  auto step = script_step(model, cross_entropy, optimizer);
+  const at::Tensor y = at::randint(0, 10, {16});
+  std::vector<at::Tensor> losses, gradients, copies;
+  for (int i = 0; i < 8; ++i) {
+    losses.push_back(step(at::randn({16, 32}), y));
+    copies.push_back(losses.back().clone());
+    for (const at::Tensor& parameter : model->parameters()) {
+      gradients.push_back(parameter.grad().flatten().slice(0, 1));
+      copies.push_back(gradients.back().clone());
+    }
+  }
+  std::vector<at::Tensor> held;
+  for (std::size_t i = 0, g = 0; i < losses.size(); ++i) {
+    held.push_back(losses[i]);
+    for (std::size_t p = 0; p < model->parameters().size(); ++p) held.push_back(gradients[g++]);
+  }
+  EXPECT_TRUE(same_bits(held, copies));
+}
+
+TEST(MemoryTest, ViewsOfWhatAFunctionComputesMayEscape) {
+  const at::NoGradGuard no_grad;
+  const auto fn = [](const at::Tensor& x) {
+    const at::Tensor y = (x * 2).exp();
+    return std::vector<at::Tensor>{y.t(), y[1], y.sum(0)};
+  };
+  auto fast = script(fn);
+  std::vector<at::Tensor> found, expected;
+  for (int i = 0; i < 7; ++i) {
+    const at::Tensor x = at::rand({3, 4});
+    for (const at::Tensor& each : fast(x)) found.push_back(each);
+    for (const at::Tensor& each : fn(x)) expected.push_back(each);
+  }
+  EXPECT_TRUE(same_bits(found, expected));
+}
+
+TEST(MemoryTest, SavedValuesOfSeveralForwardsLiveAtOnce) {
+  at::manual_seed(1);
+  const at::Tensor w = at::rand({8, 8}).requires_grad_();
+  const auto fn = [=](const at::Tensor& x) { return at::mm(x, w).tanh().mul(x).sigmoid().sum(); };
+  auto fast = script(fn);
+  std::vector<at::Tensor> xs;
+  for (int i = 0; i < 3; ++i) xs.push_back(at::rand({4, 8}));
+  for (int round = 0; round < 6; ++round) {
+    std::vector<at::Tensor> found, expected, results;
+    for (const at::Tensor& x : xs) results.push_back(fast(x));
+    for (const at::Tensor& result : results) {
+      found.push_back(torch::autograd::grad({result}, {w}, {}, /*retain_graph=*/true)[0]);
+      found.push_back(torch::autograd::grad({result}, {w})[0]);
+    }
+    for (const at::Tensor& x : xs) {
+      expected.push_back(torch::autograd::grad({fn(x)}, {w})[0]);
+      expected.push_back(expected.back());
+    }
+    EXPECT_TRUE(same_bits(found, expected)) << round;
+  }
+  EXPECT_NE(fast.explain().find("write into an arena"), std::string::npos) << fast.explain();
+}
+
+TEST(MemoryTest, InPlaceOperatorsOnInputsAndOnWhatTheFunctionMade) {
+  const at::NoGradGuard no_grad;
+  const auto fn = [](const at::Tensor& x) {
+    at::Tensor y = x * 3;
+    const at::Tensor row = y[0];
+    y.add_(x);
+    row.mul_(2);
+    x.sub_(y, 0.125);
+    return y.exp() + row;
+  };
+  auto fast = script(fn);
+  for (int i = 0; i < 7; ++i) {
+    const at::Tensor a = at::rand({3, 4}), b = a.clone();
+    EXPECT_TRUE(same_bits(fast(a), fn(b)));
+    EXPECT_TRUE(same_bits(a, b));
+  }
+}
+
+TEST(MemoryTest, EachThreadHasAnArenaOfItsOwn) {
+  const auto fn = [](const at::Tensor& x) {
+    at::Tensor y = x;
+    for (int i = 0; i < 20; ++i) y = at::mm(y, x).tanh() + x;
+    return y;
+  };
+  auto fast = script(fn);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      const at::NoGradGuard no_grad;
+      const at::Tensor x = at::full({8, 8}, 0.1 * (t + 1));
+      const at::Tensor expected = fn(x);
+      for (int i = 0; i < 200; ++i) wrong += same_bits(fast(x), expected) ? 0 : 1;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+// Writes down what `fn` calls.
+template <typename Fn>
+void record_calls(const Fn& fn, Tape& tape) {
+  const at::NoGradGuard no_grad;
+  const Recording recording(tape);
+  fn();
+}
+
+TEST(OutVariantTest, IsFoundBySchemaAndTriedOnValues) {
+  const at::Tensor x = at::rand({4, 4});
+  Tape tape;
+  at::Tensor y;
+  record_calls([&] { y = at::mul(x, x); }, tape);
+  const Call& call = tape.calls().front();
+  const int result = call.results.front().slots.front(), input = call.inputs.front().slots.front();
+  const auto out = out_variant(call, result);
+  ASSERT_TRUE(out);
+  EXPECT_EQ(out->name(), "aten::mul.out");
+  Tensors values(2);
+  values[at_slot(input)] = x;
+  values[at_slot(result)] = y;
+  AllocationLog log;
+  EXPECT_EQ(try_out(*out, result, kUndefined, values, log), Trial::kWrites);
+  EXPECT_EQ(try_out(*out, result, input, values, log), Trial::kReplaces);
+  values[at_slot(result)] = y + 1;  // other bits
+  EXPECT_EQ(try_out(*out, result, kUndefined, values, log), Trial::kFails);
+  values[at_slot(result)] = at::zeros({2, 4});  // it would resize
+  EXPECT_EQ(try_out(*out, result, kUndefined, values, log), Trial::kFails);
+}
+
+TEST(OutVariantTest, OperatorsWithEffectsAndGeneratedVariantsHaveNone) {
+  const at::Tensor x = at::rand({2, 3, 4, 4}), w = at::rand({2, 3, 3, 3});
+  Tape tape;
+  record_calls(
+      [&] {
+        at::conv2d(x, w);
+        at::bernoulli(x);
+        x.mul_(2);
+      },
+      tape);
+  for (const Call& call : tape.calls()) EXPECT_FALSE(out_variant(call, 0)) << call.name();
+}
+
+TEST(OrderTest, ALargeGradientIsTakenWhenWhatItNeedsIsLetGo) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor x = at::rand({4, 256});
+  Recorded recorded;
+  recorded.inputs = {recorded.tape.add_input(x)};
+  at::Tensor large, small;
+  record_calls(
+      [&] {
+        const at::Tensor a = x * 2, b = x.exp();
+        large = at::mm(a.t(), a);  // 256 KiB, kept
+        small = at::mm(b, b.t()).sum();
+      },
+      recorded.tape);
+  recorded.outputs = {recorded.tape.find(large), recorded.tape.find(small)};
+  recorded.split = recorded.tape.calls().size();
+  const Plan plan(recorded);
+  EXPECT_EQ(recorded.tape.calls()[plan.steps.back().call].name(), "aten::mm");
+}
+
+TEST(OrderTest, NothingCrossesAWriteToWhatItReads) {
+  const at::NoGradGuard no_grad;
+  at::Tensor state = at::ones({64});
+  const auto fn = [&](const at::Tensor& x) {
+    const at::Tensor before = at::outer(state, x);
+    state.add_(1);
+    const at::Tensor after = at::outer(state, x);
+    return before.sum() - after.sum() + (before - after).sum();
+  };
+  auto fast = script(fn);
+  for (int i = 0; i < 6; ++i) {
+    const at::Tensor x = at::rand({64}), now = state.clone();
+    const at::Tensor found = fast(x), afterwards = state.clone();
+    state.copy_(now);
+    EXPECT_TRUE(same_bits(found, fn(x)));
+    EXPECT_TRUE(same_bits(state, afterwards));
+  }
+}
+
+}  // namespace
+}  // namespace cohort::script
