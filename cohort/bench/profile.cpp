@@ -4,13 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
-#include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
-#include "cohort/bench/timeit.h"
+#include "cohort/bench/accelerator.h"
+#include "cohort/bench/profile_events.h"
 #include "cohort/core/atomic_file.h"
 #include "cohort/core/error.h"
 #include "cohort/core/timeline.h"
@@ -26,16 +24,8 @@ namespace impl = torch::profiler::impl;
 // before its first use. Done while the library loads, when no thread reads the environment.
 [[maybe_unused]] const bool profiler_is_quiet = ::setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0) == 0;
 
-constexpr std::int64_t kFirstRow = 1 << 25;  // rows of operators, above the timeline's own numbers
-
-/// One call of an operator. Times in nanoseconds since 1970, as LibTorch gives them.
-struct Call {
-  std::int64_t begin;
-  std::int64_t end;
-  std::int64_t thread;  // the system's number
-  std::string name;
-  std::string shapes;
-};
+// libkineto's ActivityType, whose header is not in every LibTorch.
+constexpr std::uint8_t kOperator = 0, kAnnotation = 1, kAnnotationOnGpu = 2;
 
 std::string shapes_of(const KinetoEvent& event) {
   std::string text = "[";
@@ -48,79 +38,49 @@ std::string shapes_of(const KinetoEvent& event) {
   return text + "]";
 }
 
-/// The calls that began and ended on one thread, by thread and begin, the one that contains another first.
-std::vector<Call> calls_of(const std::vector<KinetoEvent>& events, bool shapes) {
-  std::vector<Call> calls;
-  for (const KinetoEvent& event : events) {
-    if (event.deviceType() != c10::DeviceType::CPU || event.isAsync() || event.isPythonFunction()) continue;
-    if (event.startThreadId() != event.endThreadId() || event.endNs() <= event.startNs()) continue;
-    calls.push_back({static_cast<std::int64_t>(event.startNs()), static_cast<std::int64_t>(event.endNs()),
-                     event.deviceResourceId(), event.name(), shapes ? shapes_of(event) : ""});
+/// The calls that began and ended on one thread, and work on GPUs.
+std::vector<detail::Event> events_of(const std::vector<KinetoEvent>& recorded, bool shapes) {
+  std::vector<detail::Event> events;
+  for (const KinetoEvent& event : recorded) {
+    if (event.endNs() <= event.startNs()) continue;
+    const bool on_thread = event.deviceType() == c10::DeviceType::CPU;
+    const bool on_gpu = event.deviceType() == c10::DeviceType::CUDA;
+    const bool is_call =
+        event.startThreadId() == event.endThreadId() && !event.isAsync() && !event.isPythonFunction();
+    // An annotation on a GPU lies around work that is recorded itself.
+    if (on_thread ? !is_call : !on_gpu || event.activityType() == kAnnotationOnGpu) continue;
+    const bool has_id = event.activityType() == kOperator || event.activityType() == kAnnotation;
+    events.push_back({.begin = static_cast<std::int64_t>(event.startNs()),
+                      .end = static_cast<std::int64_t>(event.endNs()),
+                      .row = event.deviceResourceId(),
+                      .gpu = on_thread ? -1 : event.deviceIndex(),
+                      .name = event.name(),
+                      .shapes = shapes && on_thread ? shapes_of(event) : "",
+                      .id = on_thread && has_id ? event.correlationId() : 0,
+                      .started_by = on_thread ? 0 : event.linkedCorrelationId()});
   }
-  std::sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) {
-    return a.thread != b.thread ? a.thread < b.thread
-           : a.begin != b.begin ? a.begin < b.begin
-                                : a.end > b.end;
-  });
-  return calls;
+  detail::sort(events);
+  return events;
 }
 
-std::vector<OperatorRow> rows_of(const std::vector<Call>& calls) {
-  std::map<std::pair<std::string, std::string>, OperatorRow> rows;
-  std::vector<const Call*> stack;  // the calls around the current one
-  for (const Call& call : calls) {
-    while (!stack.empty() && (stack.back()->thread != call.thread || stack.back()->end <= call.begin)) {
-      stack.pop_back();
-    }
-    const std::chrono::nanoseconds length(call.end - call.begin);
-    OperatorRow& row = rows[{call.name, call.shapes}];
-    row.name = call.name;
-    row.shapes = call.shapes;
-    ++row.calls;
-    row.self += length;
-    const bool within_itself = std::any_of(stack.begin(), stack.end(), [&](const Call* outer) {
-      return outer->name == call.name && outer->shapes == call.shapes;
-    });
-    if (!within_itself) row.total += length;
-    if (!stack.empty()) rows[{stack.back()->name, stack.back()->shapes}].self -= length;
-    stack.push_back(&call);
-  }
-  std::vector<OperatorRow> result;
-  for (auto& [key, row] : rows) result.push_back(std::move(row));
-  std::stable_sort(result.begin(), result.end(),
-                   [](const OperatorRow& a, const OperatorRow& b) { return a.self > b.self; });
-  return result;
-}
+/// One moment by the timeline's clock and by LibTorch's.
+struct Moment {
+  Timeline::Clock::time_point time;
+  std::int64_t since_1970 = 0;
+};
 
-std::string json_text(const std::string& text) {
-  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-/// The calls as events of a Chrome trace, in microseconds since `zero` (nanoseconds since 1970).
-std::string events_of(const std::vector<Call>& calls, std::int64_t zero) {
-  const int process = ::getpid();
-  std::map<std::int64_t, std::int64_t> rows;  // of each thread
-  for (const Call& call : calls)
-    rows.try_emplace(call.thread, kFirstRow + static_cast<std::int64_t>(rows.size()));
-  std::string text;
-  for (const auto& [thread, row] : rows) {
-    text += core::concat(R"(,{"ph":"M","name":"thread_name","pid":)", process, R"(,"tid":)", row,
-                         R"(,"args":{"name":"operators of thread )", thread, "\"}}\n");
+Moment now_by_both_clocks() {
+  Moment best;
+  auto least = Timeline::Clock::duration::max();
+  for (int i = 0; i < 9; ++i) {  // whoever is interrupted between the two tries again
+    const auto before = Timeline::Clock::now();
+    const auto between = std::chrono::system_clock::now().time_since_epoch();
+    const auto took = Timeline::Clock::now() - before;
+    if (took >= least) continue;
+    least = took;
+    best = {before + took / 2, std::chrono::duration_cast<std::chrono::nanoseconds>(between).count()};
   }
-  char numbers[160];
-  for (const Call& call : calls) {
-    std::snprintf(numbers, sizeof numbers, R"(,"pid":%d,"tid":%lld,"ts":%.3f,"dur":%.3f)", process,
-                  static_cast<long long>(rows.at(call.thread)), static_cast<double>(call.begin - zero) / 1e3,
-                  static_cast<double>(call.end - call.begin) / 1e3);
-    text += R"(,{"ph":"X","cat":"operator","name":)" + json_text(call.name) + numbers;
-    if (!call.shapes.empty()) text += R"(,"args":{"shapes":)" + json_text(call.shapes) + "}";
-    text += "}\n";
-  }
-  return text;
-}
-
-std::int64_t since_1970(std::chrono::system_clock::time_point time) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+  return best;
 }
 
 }  // namespace
@@ -128,8 +88,7 @@ std::int64_t since_1970(std::chrono::system_clock::time_point time) {
 struct Profiler::State {
   bool shapes = false;
   bool own_timeline = false;
-  Timeline::Clock::time_point begin;
-  std::int64_t begin_since_1970 = 0;
+  Moment begin;
 };
 
 Profiler::Profiler(const ProfileOptions& options) : state_(std::make_unique<State>()) {
@@ -140,13 +99,13 @@ Profiler::Profiler(const ProfileOptions& options) : state_(std::make_unique<Stat
   state_->shapes = options.shapes();
   impl::ProfilerConfig config(impl::ProfilerState::KINETO, /*report_input_shapes=*/options.shapes());
   config.experimental_config.profile_all_threads = true;
-  const std::set<impl::ActivityType> activities = {impl::ActivityType::CPU};
+  std::set<impl::ActivityType> activities = {impl::ActivityType::CPU};
+  if (detail::has_accelerator()) activities.insert(impl::ActivityType::CUDA);
   torch::autograd::profiler::prepareProfiler(config, activities);
   torch::autograd::profiler::enableProfiler(config, activities);
   state_->own_timeline = !Timeline::enabled();
   if (state_->own_timeline) Timeline::start();
-  state_->begin = Timeline::Clock::now();
-  state_->begin_since_1970 = since_1970(std::chrono::system_clock::now());
+  state_->begin = now_by_both_clocks();
 }
 
 Profiler::~Profiler() {
@@ -161,26 +120,27 @@ Profiler::~Profiler() {
 Profile Profiler::stop(std::int64_t steps) {
   if (!state_) throw UsageError("bench.profile", "stop() was called twice");
   if (steps < 1) throw UsageError("bench.profile", core::concat("got ", steps, " steps, expected 1 or more"));
+  detail::wait_for_accelerator();
   const auto end = Timeline::Clock::now();
   const std::unique_ptr<State> state = std::move(state_);
   if (state->own_timeline) Timeline::stop();
   const auto recorded = torch::autograd::profiler::disableProfiler();
-  const std::vector<Call> calls = calls_of(recorded->events(), state->shapes);
+  const std::vector<detail::Event> events = events_of(recorded->events(), state->shapes);
   Profile profile;
-  profile.operators_ = rows_of(calls);
-  profile.wall_ = std::chrono::duration_cast<std::chrono::nanoseconds>(end - state->begin);
+  profile.operators_ = detail::rows_of(events);
+  profile.wall_ = std::chrono::duration_cast<std::chrono::nanoseconds>(end - state->begin.time);
   profile.steps_ = steps;
-  profile.num_events_ = static_cast<std::int64_t>(calls.size());
+  profile.num_events_ = static_cast<std::int64_t>(events.size());
   // The timeline counts from its own start, by a clock that is not LibTorch's: both are told from `begin`.
-  const Timeline::Clock::time_point zero = std::min(state->begin, Timeline::origin());
-  const auto before = std::chrono::duration_cast<std::chrono::nanoseconds>(state->begin - zero).count();
+  const Timeline::Clock::time_point zero = std::min(state->begin.time, Timeline::origin());
+  const auto before = std::chrono::duration_cast<std::chrono::nanoseconds>(state->begin.time - zero).count();
   const std::string timeline = Timeline::events(::getpid(), "", zero);
   profile.trace_ = R"({"displayTimeUnit":"ms","traceEvents":[)";
   // Every event of ours begins with a comma, so something has to stand before the first.
   profile.trace_ += timeline.empty() ? core::concat(R"({"ph":"M","name":"process_name","pid":)", ::getpid(),
                                                     R"(,"args":{"name":"cohort"}})")
                                      : timeline;
-  profile.trace_ += "\n" + events_of(calls, state->begin_since_1970 - before) + "]}\n";
+  profile.trace_ += "\n" + detail::trace_of(events, state->begin.since_1970 - before) + "]}\n";
   return profile;
 }
 
@@ -189,40 +149,7 @@ void Profile::write_trace(const std::filesystem::path& path) const {
 }
 
 std::string Profile::table(std::size_t max_rows) const {
-  std::int64_t all = 0;
-  for (const OperatorRow& row : operators_) all += row.self.count();
-  const auto per_step = [&](std::chrono::nanoseconds time) {
-    return to_text(std::chrono::duration<double>(time).count() / static_cast<double>(steps_));
-  };
-  char line[192];
-  std::snprintf(line, sizeof line, "%-44s %9s %11s %7s %11s %11s\n", "operator, times per step", "calls",
-                "self", "share", "total", "one call");
-  std::string text = line;
-  std::chrono::nanoseconds rest{0};
-  std::int64_t rest_calls = 0;
-  for (std::size_t i = 0; i < operators_.size(); ++i) {
-    const OperatorRow& row = operators_[i];
-    if (i >= max_rows) {
-      rest += row.self;
-      rest_calls += row.calls;
-      continue;
-    }
-    const double share = all > 0 ? 100 * static_cast<double>(row.self.count()) / static_cast<double>(all) : 0;
-    const std::string name = row.name.size() > 44 ? row.name.substr(0, 41) + "..." : row.name;
-    std::snprintf(
-        line, sizeof line, "%-44s %9.4g %11s %5.1f %% %11s %11s", name.c_str(),
-        static_cast<double>(row.calls) / static_cast<double>(steps_), per_step(row.self).c_str(), share,
-        per_step(row.total).c_str(),
-        to_text(std::chrono::duration<double>(row.total).count() / static_cast<double>(row.calls)).c_str());
-    text += line + (row.shapes.empty() ? "" : "  " + row.shapes) + "\n";
-  }
-  if (operators_.size() > max_rows) {
-    text += core::concat(operators_.size() - max_rows, " more operators: ", rest_calls, " calls, ",
-                         per_step(rest), " of their own\n");
-  }
-  return text + core::concat(steps_, steps_ == 1 ? " step" : " steps", ", ", per_step(wall_),
-                             " each by wall clock, ", per_step(std::chrono::nanoseconds(all)),
-                             " of it in operators\n");
+  return detail::table_of(operators_, steps_, wall_, max_rows);
 }
 
 Profile profile(const std::function<void()>& step, const ProfileOptions& options) {

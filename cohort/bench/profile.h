@@ -29,12 +29,15 @@ struct OperatorRow {
   std::chrono::nanoseconds total{
       0};  ///< with the operators that it called, counted once where it calls itself
   std::chrono::nanoseconds self{0};  ///< without them
+  /// Of work on GPUs that it started itself, not by what it called. Work that no operator started has a row
+  /// of its own, without calls.
+  std::chrono::nanoseconds gpu{0};
 };
 
 /// What was recorded. A value: keep it, print it, write it.
 class Profile {
  public:
-  /// By time of their own, the longest first.
+  /// By time on GPUs, where there is any, then by time of their own, the longest first.
   const std::vector<OperatorRow>& operators() const { return operators_; }
   /// Wall-clock time of the recorded steps. On several threads the operators' times may add up to more.
   std::chrono::nanoseconds wall() const { return wall_; }
@@ -44,7 +47,8 @@ class Profile {
   /// The first `max_rows` operators as a table of text, times per step, and a line with what stands below.
   std::string table(std::size_t max_rows = 20) const;
   /// A Chrome trace (chrome://tracing, ui.perfetto.dev): this program's timeline (core/timeline.h) during the
-  /// recording, and below each of its threads a row with the operators that ran there, under one clock.
+  /// recording, below each of its threads a row with the operators that ran there, and a row for each stream
+  /// of a GPU, under one clock.
   const std::string& trace() const { return trace_; }
   /// Writes the trace, atomically. Throws: SystemError naming the file.
   void write_trace(const std::filesystem::path& path) const;
@@ -60,7 +64,7 @@ class Profile {
 
 /// Records the operators of all threads of this process from its construction to stop(); without stop() what
 /// was recorded is dropped. Also records the timeline, unless that is recording already, which then goes on.
-/// Only the CPU's side is seen: of a GPU, the calls that start its work.
+/// Work on GPUs is recorded too where LibTorch's CUDA part is loaded and sees one; stop() then waits for it.
 /// Threads: construct, stop and destroy on one thread.
 /// Throws: UsageError if a profiler of LibTorch is running already.
 class Profiler {

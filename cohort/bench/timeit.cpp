@@ -1,7 +1,6 @@
 #include "cohort/bench/timeit.h"
 
 #include <ATen/Parallel.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <time.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <cstdio>
 #include <ostream>
 
+#include "cohort/bench/accelerator.h"
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
 
@@ -17,13 +17,6 @@ namespace cohort::bench {
 namespace {
 
 constexpr std::int64_t kMostCalls = 1'000'000'000;
-
-/// Work given to an accelerator goes on after the call that gave it has returned.
-void wait_for_accelerator() {
-  if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return;
-  const auto* guard = c10::impl::getDeviceGuardImpl(c10::kCUDA);
-  if (guard->deviceCount() > 0) guard->synchronizeDevice(guard->getDevice().index());
-}
 
 void check(const TimeitOptions& options) {
   if (options.rounds() < 1 || options.calls() < 0 || options.warm_up() < 0 ||
@@ -113,7 +106,7 @@ std::string to_text(double seconds) {
 double seconds_of(c10::function_ref<void()> work) {
   const auto begin = std::chrono::steady_clock::now();
   work();
-  wait_for_accelerator();
+  detail::wait_for_accelerator();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 

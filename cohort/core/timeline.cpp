@@ -143,6 +143,13 @@ void Timeline::name_thread(std::string_view name) {
   state.thread_names[thread_id()] = name;
 }
 
+std::string Timeline::thread_name(int thread) {
+  Recorder& state = recorder();
+  const std::lock_guard lock(state.mutex);
+  const auto found = state.thread_names.find(thread);
+  return found == state.thread_names.end() ? "" : found->second;
+}
+
 void Timeline::name_process(std::string_view name) {
   Recorder& state = recorder();
   const std::lock_guard lock(state.mutex);

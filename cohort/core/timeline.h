@@ -31,6 +31,9 @@ class Timeline {
 
   /// Names the calling thread in the picture, whether recording or not.
   static void name_thread(std::string_view name);
+  /// Returns the name of the thread with the system's number `thread`, or of a track; empty where it has
+  /// none.
+  static std::string thread_name(int thread);
   /// Names the process, such as "rank 3": traces of several ranks can be joined.
   static void name_process(std::string_view name);
   /// A number that changes over time.

@@ -102,8 +102,8 @@ TEST_F(ProfileTest, TheTraceHoldsTheTimelineAndTheOperatorsWithinIt) {
     ++relus;
     EXPECT_EQ(event.at("cat"), "operator");
     // Two clocks, told from one moment: an operator may stand a little beside its scope, not elsewhere.
-    EXPECT_GT(event.at("ts").get<double>(), begin - 5000);
-    EXPECT_LT(event.at("ts").get<double>() + event.at("dur").get<double>(), end + 5000);
+    EXPECT_GT(event.at("ts").get<double>(), begin - 1000);
+    EXPECT_LT(event.at("ts").get<double>() + event.at("dur").get<double>(), end + 1000);
   }
   EXPECT_EQ(scopes, 2);
   EXPECT_EQ(relus, 2);
