@@ -163,6 +163,15 @@ std::string Cache::explain() const {
   return text;
 }
 
+std::vector<std::shared_ptr<Variant>> Cache::live_variants() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Variant>> found;
+  for (const auto& variant : variants_) {
+    if (variant->modules_hold() && !variant->is_dead()) found.push_back(variant);
+  }
+  return found;
+}
+
 void Cache::clear() {
   const std::lock_guard lock(mutex_);
   variants_.clear();

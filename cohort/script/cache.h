@@ -40,6 +40,10 @@ class Variant {
   /// Ends a recheck: gives up where the recording differs from the program.
   void recheck(Recorded recorded);
 
+  /// The modes that it was made under.
+  const Environment& environment() const { return environment_; }
+  /// True if its modules are as they were when it was made.
+  bool modules_hold() const { return modules_.holds(); }
   std::string explain() const;
 
  private:
@@ -70,6 +74,8 @@ class Cache {
   std::shared_ptr<Variant> find(const Tensors& inputs);
   const ScriptOptions& options() const { return options_; }
   std::string explain() const;
+  /// Returns the variants that modules, as they are now, and captured tensors, where they lie, allow to run.
+  std::vector<std::shared_ptr<Variant>> live_variants() const;
   void clear();
 
  private:

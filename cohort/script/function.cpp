@@ -123,7 +123,7 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
   return results;
 }
 
-Tensors Function::replay(const Tensors& inputs, const std::shared_ptr<const Program>& program) {
+Tensors replay(const Tensors& inputs, const std::shared_ptr<const Program>& program) {
   const Recorded& recorded = program->recorded();
   auto frame = program->borrow();
   for (std::size_t i = 0; i < inputs.size(); ++i) {

@@ -22,13 +22,16 @@ class Function {
 
   std::string explain() const { return cache_.explain(); }
   void clear() { cache_.clear(); }
+  const Cache& cache() const { return cache_; }
 
  private:
   Tensors record(const Tensors& inputs, const std::shared_ptr<Variant>& variant, bool is_recheck);
-  Tensors replay(const Tensors& inputs, const std::shared_ptr<const Program>& program);
 
   Run run_;
   Cache cache_;
 };
+
+/// Returns what `program` computes from inputs that its guards hold for.
+Tensors replay(const Tensors& inputs, const std::shared_ptr<const Program>& program);
 
 }  // namespace cohort::script

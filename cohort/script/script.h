@@ -10,6 +10,7 @@
 
 #include "cohort/core/call.h"
 #include "cohort/core/nested.h"
+#include "cohort/script/file.h"
 #include "cohort/script/function.h"
 
 /// Script mode: a C++ function of tensors is recorded as it runs, and replayed without its C++:
@@ -114,6 +115,14 @@ class Scripted {
     std::string text;
     for (const auto& [count, entry] : state_->typed) text += entry.function->explain();
     return text;
+  }
+  /// Writes the programs that need no gradient to a file for load(), for modules as they are now: file.h.
+  /// Results keep their tensors; numbers and names beside them are not in it. Throws: as script::save().
+  void save(const std::filesystem::path& path, const Metadata& metadata = {}) const {
+    const std::lock_guard lock(state_->mutex);
+    std::vector<const Cache*> caches;
+    for (const auto& [count, entry] : state_->typed) caches.push_back(&entry.function->cache());
+    ::cohort::script::save(path, caches, metadata);
   }
   /// Forgets all programs, so that the next calls record again.
   void clear() {

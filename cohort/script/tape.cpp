@@ -103,6 +103,19 @@ std::string Call::name() const {
   return c10::toString(op.operator_name());
 }
 
+Tape::Tape(std::vector<Call> calls, std::vector<Value> values, const std::vector<bool>& written)
+    : calls_(std::move(calls)), values_(std::move(values)) {
+  for (const bool is_written : written) {
+    storages_.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
+                         kUndefined, false, false, is_written});
+  }
+  for (std::size_t slot = values_.size(); slot-- > 0;) {
+    Storage& storage = storages_.at(values_[slot].storage);
+    storage.first = static_cast<int>(slot);
+    storage.made = values_[slot].source == Source::kMade;
+  }
+}
+
 std::size_t Tape::KeyHash::operator()(const Key& key) const {
   std::size_t hash = std::hash<const void*>()(key.storage);
   const auto mix = [&hash](std::int64_t number) {

@@ -91,6 +91,10 @@ struct Call {
 /// are held weakly: memory is freed as in eager mode, while no address can mean two storages. Threads: one.
 class Tape {
  public:
+  Tape() = default;
+  /// The tape of a recording that was made elsewhere, for replay. `written`: by storage.
+  Tape(std::vector<Call> calls, std::vector<Value> values, const std::vector<bool>& written);
+
   /// Makes `tensor` an input; returns its slot. Undefined ones are kUndefined.
   /// An input that shares memory with an earlier value is a slot of its own only if its layout differs.
   int add_input(const at::Tensor& tensor);
