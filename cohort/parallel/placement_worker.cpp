@@ -1,6 +1,5 @@
 #include "cohort/parallel/placement_worker.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
@@ -10,11 +9,11 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
+#include "cohort/core/own_threads.h"
 
 namespace cohort::parallel {
 namespace placement_detail {
@@ -45,18 +44,6 @@ CallerState::Scope::~Scope() = default;
 
 namespace {
 
-// Note [The number of threads is a thread's own, nearly]
-// at::set_num_threads sets OpenMP's and MKL's number for the calling thread, and in passing the number that
-// every thread gets that has not computed yet. The second is put back, by a thread that has nothing else to
-// do with it.
-void set_own_threads(int threads) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  const int of_new_threads = at::get_num_threads();
-  at::set_num_threads(threads);
-  if (threads != of_new_threads) std::thread([=] { at::set_num_threads(of_new_threads); }).join();
-}
-
 struct Registry {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<PlacementWorker>> workers;
@@ -80,7 +67,7 @@ std::shared_ptr<core::TaskThread> PlacementWorker::start() const {
   return std::make_shared<core::TaskThread>(core::TaskThread::Options{
       .name = placement_.name,
       .cpus = placement_.cpus,
-      .start = [threads = intra_op_threads_] { set_own_threads(threads); },
+      .start = [threads = intra_op_threads_] { core::set_own_threads(threads); },
   });
 }
 

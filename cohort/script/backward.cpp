@@ -21,29 +21,7 @@ using torch::autograd::Edge;
 using torch::autograd::Node;
 
 constexpr const char* kWhere = "script.backward";
-
-void check_no_graph() {
-  if (!at::GradMode::is_enabled()) return;
-  throw UsageError(kWhere,
-                   "backward with create_graph goes through a scripted function, which is cut off there",
-                   "the plain function where second derivatives are taken");
-}
-
-// Edges to what needs a gradient, inputs before captured tensors; `places` says which those are.
-torch::autograd::edge_list edges_to(const Tensors& inputs, const Tensors& captured,
-                                    std::vector<std::size_t>& places) {
-  torch::autograd::edge_list edges;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (!inputs[i].defined() || !inputs[i].requires_grad()) continue;
-    edges.push_back(torch::autograd::impl::gradient_edge(inputs[i]));
-    places.push_back(i);
-  }
-  for (std::size_t i = 0; i < captured.size(); ++i) {
-    edges.push_back(torch::autograd::impl::gradient_edge(captured[i]));
-    places.push_back(inputs.size() + i);
-  }
-  return edges;
-}
+constexpr const char* kWhat = "a scripted function";
 
 void set_histories(Tensors& results, const std::vector<bool>& needs_gradient, const auto& node) {
   for (std::size_t i = 0; i < results.size(); ++i) {
@@ -118,7 +96,7 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
 }
 
 Tensors RecordedBackward::apply(Tensors&& gradients) {
-  check_no_graph();
+  check_no_graph(kWhat);
   const std::vector<bool> is_given = defined(gradients);
   Tensors tangents = std::move(gradients);
   for (std::size_t i = 0; i < tangents.size(); ++i) {
@@ -157,7 +135,7 @@ class ReplayedBackward : public Node {
 };
 
 void ReplayedBackward::check() const {
-  check_no_graph();
+  check_no_graph(kWhat);
   if (is_released_) {
     throw UsageError(kWhere,
                      "a second backward goes through a scripted function whose values have been freed",
@@ -227,6 +205,29 @@ void each_node(Node* first, const Fn& fn) {
 }
 
 }  // namespace
+
+void check_no_graph(const char* what) {
+  if (!at::GradMode::is_enabled()) return;
+  throw UsageError(kWhere,
+                   concat("backward with create_graph goes through ", what, ", which is cut off there"),
+                   "the plain function where second derivatives are taken");
+}
+
+// Edges to what needs a gradient, inputs before captured tensors; `places` says which those are.
+torch::autograd::edge_list edges_to(const Tensors& inputs, const Tensors& captured,
+                                    std::vector<std::size_t>& places) {
+  torch::autograd::edge_list edges;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined() || !inputs[i].requires_grad()) continue;
+    edges.push_back(torch::autograd::impl::gradient_edge(inputs[i]));
+    places.push_back(i);
+  }
+  for (std::size_t i = 0; i < captured.size(); ++i) {
+    edges.push_back(torch::autograd::impl::gradient_edge(captured[i]));
+    places.push_back(inputs.size() + i);
+  }
+  return edges;
+}
 
 void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& results) {
   auto node = COHORT_MAKE_NODE(RecordedBackward);

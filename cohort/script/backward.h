@@ -30,6 +30,13 @@ void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& r
 void attach_replay(std::shared_ptr<const Program> program, const Tensors& inputs, Tensors& results,
                    const Frame& frame);
 
+/// Edges to what needs a gradient, inputs before captured tensors; `places` says which those are.
+torch::autograd::edge_list edges_to(const Tensors& inputs, const Tensors& captured,
+                                    std::vector<std::size_t>& places);
+
+/// Throws UsageError where a backward with create_graph comes to `what`.
+void check_no_graph(const char* what);
+
 /// Returns why the graph of `results` cannot be replayed: a hook on a tensor within it, or a part that is
 /// recomputed in backward. Empty if it can.
 std::string unrecordable_within(const Tensors& results);

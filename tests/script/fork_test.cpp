@@ -1,0 +1,231 @@
+#include "cohort/script/fork.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <thread>
+
+#include "cohort/core/cpu.h"
+#include "cohort/core/error.h"
+#include "cohort/core/random_scope.h"
+#include "cohort/optim/autocast.h"
+#include "cohort/script/script.h"
+#include "nets.h"
+#include "tests/support/throws.h"
+
+namespace cohort::script {
+namespace {
+
+using namespace std::chrono_literals;
+using test::same_bits;
+
+at::Tensor chain(at::Tensor x, const at::Tensor& weights) {
+  for (int i = 0; i < 4; ++i) x = x.matmul(weights).tanh();
+  return x;
+}
+
+TEST(ForkTest, ReturnsWhatThePlainCallReturnsWhileTheCallerGoesOn) {
+  const at::Tensor x = at::rand({8, 8}), weights = at::rand({8, 8});
+  std::thread::id ran_on;
+  auto one = fork(
+      [&](const at::Tensor& t) {
+        ran_on = std::this_thread::get_id();
+        return std::pair(chain(t, weights), std::vector<at::Tensor>{t + 1});
+      },
+      x);
+  auto two = fork([&](const at::Tensor& t, const at::Tensor& w) { return chain(t, w); }, x, weights);
+  const auto [y, more] = wait(one);
+  EXPECT_TRUE(same_bits(y, chain(x, weights)));
+  EXPECT_TRUE(same_bits(more.at(0), x + 1));
+  EXPECT_TRUE(same_bits(wait(two), y));
+  EXPECT_NE(ran_on, std::this_thread::get_id());
+  COHORT_EXPECT_THROW_WITH(wait(two), UsageError, "taken before");
+}
+
+TEST(ForkTest, GradientsReachInputsAndParametersAsInOneGraph) {
+  at::manual_seed(1);
+  auto left = test::small_mlp(), right = test::small_mlp();
+  left->eval();
+  right->eval();
+  const at::Tensor base = at::randn({16, 32}).requires_grad_();
+  std::vector<std::vector<at::Tensor>> found;
+  for (const bool forked : {false, true}) {
+    const at::Tensor x = base * 2;
+    at::Tensor y;
+    if (forked) {
+      auto a = fork(left, x), b = fork(right, x);
+      y = wait(a) * wait(b);
+    } else {
+      y = left->forward(x) * right->forward(x);
+    }
+    y.square().mean().backward();
+    auto& all = found.emplace_back(std::vector<at::Tensor>{y.detach(), base.grad().clone()});
+    for (auto model : {left, right}) {
+      for (const at::Tensor& parameter : model->parameters()) all.push_back(parameter.grad().clone());
+      model->zero_grad();
+    }
+    base.mutable_grad().reset();
+  }
+  EXPECT_TRUE(same_bits(found[0], found[1]));
+}
+
+TEST(ForkTest, AGraphOfItsOwnMustBeAnInputAndSecondDerivativesAreRefused) {
+  const at::Tensor leaf = at::rand({3}).requires_grad_();
+  const at::Tensor inner = leaf * 2;
+  auto captured = fork([&](const at::Tensor& t) { return t * inner; }, leaf);
+  COHORT_EXPECT_THROW_WITH(wait(captured), UsageError, "hand it over as an input");
+  const at::Tensor y = wait(fork([](const at::Tensor& t) { return t.square(); }, inner));
+  COHORT_EXPECT_THROW_WITH(torch::autograd::grad({y.sum()}, {leaf}, {}, true, true), UsageError,
+                           "goes through a forked part");
+}
+
+TEST(ForkTest, TakesTheModesOfTheCaller) {
+  const auto see = [](const at::Tensor& t) { return std::pair(t.matmul(t), at::GradMode::is_enabled()); };
+  const at::Tensor x = at::rand({4, 4}).requires_grad_();
+  EXPECT_TRUE(wait(fork(see, x)).first.requires_grad());
+  {
+    const at::NoGradGuard no_grad;
+    EXPECT_FALSE(wait(fork(see, x)).second);
+    EXPECT_FALSE(wait(fork(see, x)).first.requires_grad());
+  }
+  const c10::InferenceMode inference;
+  const optim::Autocast autocast(at::kCPU, at::kBFloat16);
+  const at::Tensor y = wait(fork(see, x)).first;
+  EXPECT_TRUE(y.is_inference());
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+}
+
+TEST(ForkTest, WhatThePartThrowsComesOutOfWait) {
+  const at::Tensor x = at::rand({3});
+  auto ours = fork(
+      [](const at::Tensor& t) -> at::Tensor {
+        throw DataError("test", "no such thing");
+        return t;
+      },
+      x);
+  auto torchs = fork([](const at::Tensor& t) { return t.matmul(at::rand({4, 4})); }, x);
+  COHORT_EXPECT_THROW_WITH(wait(ours), DataError, "no such thing");
+  EXPECT_THROW(wait(torchs), c10::Error);
+  EXPECT_TRUE(same_bits(wait(fork([](const at::Tensor& t) { return t + 1; }, x)), x + 1));
+}
+
+TEST(ForkTest, RandomOperatorsNeedAScopeOfTheirOwn) {
+  const at::Tensor x = at::ones({100});
+  auto plain = fork([](const at::Tensor& t) { return at::dropout(t, 0.5, true); }, x);
+  COHORT_EXPECT_THROW_WITH(wait(plain), UsageError, "where threads would decide their order");
+  const auto drop = [](const at::Tensor& t) {
+    const core::RandomScope scope({.seed = 5, .part = 1});
+    return at::dropout(t, 0.5, true);
+  };
+  EXPECT_TRUE(same_bits(wait(fork(drop, x)), drop(x)));
+  at::manual_seed(3);
+  const at::Tensor next = at::rand({2});
+  at::manual_seed(3);
+  wait(fork(drop, x));
+  EXPECT_TRUE(same_bits(at::rand({2}), next));
+}
+
+at::Tensor sum_of_tree(const at::Tensor& x, int depth) {
+  if (depth == 0) return x * 1.5;
+  auto left = fork([=](const at::Tensor& t) { return sum_of_tree(t + depth, depth - 1); }, x);
+  auto right = fork([=](const at::Tensor& t) { return sum_of_tree(t - depth, depth - 1); }, x);
+  return wait(left) + wait(right);
+}
+
+TEST(ForkTest, NestedPartsFindAThreadAndKeepTheirGradients) {
+  const at::Tensor x = at::rand({4}).requires_grad_();
+  const at::Tensor y =
+      wait(fork([](const at::Tensor& t) { return sum_of_tree(t, 5); }, x), core::Deadline(60s));
+  EXPECT_TRUE(at::allclose(y, x * 48));
+  y.sum().backward();
+  EXPECT_TRUE(same_bits(x.grad(), at::full({4}, 48.0F)));
+}
+
+std::size_t num_threads() {
+  const std::filesystem::directory_iterator tasks("/proc/self/task");
+  return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+TEST(ForkTest, AThousandPartsTakeNoMoreThreadsThanThereAreCores) {
+  const at::Tensor x = at::rand({4});
+  wait(fork([](const at::Tensor& t) { return t + 1; }, x));
+  const std::size_t before = num_threads();
+  std::vector<Future<at::Tensor>> open;
+  for (int i = 0; i < 1000; ++i) open.push_back(fork([=](const at::Tensor& t) { return t + i; }, x));
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_TRUE(same_bits(wait(open[static_cast<std::size_t>(i)]), x + i));
+  }
+  EXPECT_LT(num_threads(), before + static_cast<std::size_t>(core::usable_cores()));
+}
+
+TEST(ForkTest, ADeadlineThatPassesIsAnErrorAndOthersGoOn) {
+  const at::Tensor x = at::rand({4});
+  std::atomic<bool> go{false};
+  std::vector<Future<at::Tensor>> stuck;
+  for (int i = 0; i < core::usable_cores(); ++i) {
+    stuck.push_back(fork(
+        [&](const at::Tensor& t) {
+          while (!go) std::this_thread::sleep_for(1ms);
+          return t * 2;
+        },
+        x));
+  }
+  for (auto& each : stuck) {
+    COHORT_EXPECT_THROW_WITH(wait(each, core::Deadline(50ms)), TimeoutError, "which is running");
+  }
+  EXPECT_TRUE(
+      same_bits(wait(fork([](const at::Tensor& t) { return t + 1; }, x), core::Deadline(30s)), x + 1));
+  go = true;
+  for (auto& each : stuck) EXPECT_TRUE(same_bits(wait(each, core::Deadline(30s)), x * 2));
+}
+
+TEST(ForkTest, APartThatNobodyWaitsForIsEndedBeforeItsFutureIs) {
+  const at::Tensor x = at::rand({4});
+  std::atomic<bool> began{false}, ended{false};
+  {
+    auto one = fork(
+        [&](const at::Tensor& t) {
+          began = true;
+          std::this_thread::sleep_for(50ms);
+          ended = true;
+          return t;
+        },
+        x);
+    while (!began) std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_TRUE(ended);
+}
+
+TEST(ForkTest, AScriptedFunctionRecordsItsPartsWithTheirGradients) {
+  auto left = test::small_mlp(), right = test::small_mlp();
+  left->eval();
+  right->eval();
+  const auto both = [=](const at::Tensor& x) mutable {
+    auto a = fork(left, x), b = fork(right, x);
+    return wait(a) * wait(b) + x.sum();
+  };
+  auto fast = script(both);
+  auto plain = both;
+  for (int i = 0; i < 5; ++i) {
+    const at::Tensor base = at::randn({16, 32}), x = base.clone().requires_grad_(),
+                     z = base.clone().requires_grad_();
+    std::vector<std::vector<at::Tensor>> found(2);
+    for (const bool scripted : {false, true}) {
+      const at::Tensor input = scripted ? x : z;
+      const at::Tensor y = scripted ? fast(input) : plain(input);
+      y.square().mean().backward();
+      auto& all = found[scripted ? 1 : 0];
+      all = {y.detach(), input.grad()};
+      for (auto model : {left, right}) {
+        for (const at::Tensor& parameter : model->parameters()) all.push_back(parameter.grad().clone());
+        model->zero_grad();
+      }
+    }
+    EXPECT_TRUE(same_bits(found[0], found[1])) << i;
+  }
+  EXPECT_NE(fast.explain().find("values saved for backward"), std::string::npos) << fast.explain();
+}
+
+}  // namespace
+}  // namespace cohort::script
