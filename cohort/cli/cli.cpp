@@ -38,6 +38,8 @@ int run(int argc, char** argv) {
   add_train(app, context);
   add_run(app, context);
   add_eval(app, context);
+  add_predict(app, context);
+  add_export(app, context);
   add_data(app, context);
   add_summary(app, context);
   add_pipeline(app, context);

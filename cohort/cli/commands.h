@@ -24,6 +24,8 @@ void add_run(CLI::App& app, Context& context);
 /// Returns how many GPUs this process sees.
 int num_gpus();
 void add_eval(CLI::App& app, Context& context);
+void add_predict(CLI::App& app, Context& context);
+void add_export(CLI::App& app, Context& context);
 void add_data(CLI::App& app, Context& context);
 void add_summary(CLI::App& app, Context& context);
 void add_new(CLI::App& app, Context& context);

@@ -1,0 +1,36 @@
+#include "cohort/cli/trained_model.h"
+
+#include "cohort/core/error.h"
+#include "cohort/train/run.h"
+
+namespace cohort::cli {
+
+namespace fs = std::filesystem;
+
+void TrainedModel::add_options(CLI::App& command) {
+  command.add_option("-r,--run", run, "A run folder: its config.yaml, its best checkpoint");
+  command.add_option("-c,--config", config, "The configuration, when not that of --run");
+  command.add_option("--checkpoint", checkpoint,
+                     "best (the default), last, a checkpoint folder or a .safetensors file");
+  command.add_option("--load", plugins, "A shared library with models, data sets or operators of yours")
+      ->allow_extra_args(false);
+}
+
+train::Config TrainedModel::load(const std::string& where) {
+  if (!run.empty()) {
+    if (config.empty()) config = (fs::path(run) / "config.yaml").string();
+    const bool is_name = checkpoint == "best" || checkpoint == "last";
+    if (is_name) checkpoint = (fs::path(run) / "checkpoints" / checkpoint).string();
+  }
+  if (config.empty()) {
+    throw UsageError(where, "neither --run nor --config was given", "--run runs/NAME");
+  }
+  if (!fs::exists(checkpoint)) {
+    throw DataError(where, core::concat("there is no checkpoint ", checkpoint),
+                    "--run runs/NAME --checkpoint last, or the path of a checkpoint or .safetensors file");
+  }
+  for (const std::string& plugin : plugins) train::load_plugin(plugin);
+  return train::load_config(config, overrides);
+}
+
+}  // namespace cohort::cli

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "cohort/train/config.h"
+
+namespace cohort::cli {
+
+/// Which checkpoint, and of which configuration: the options of the commands that use a trained model.
+struct TrainedModel {
+  std::string config;
+  std::string run;
+  std::string checkpoint = "best";
+  std::vector<std::string> overrides;
+  std::vector<std::string> plugins;
+
+  /// Adds --run, --config, --checkpoint and --load.
+  void add_options(CLI::App& command);
+  /// Loads the plug-ins and the configuration; `checkpoint` is a path afterwards.
+  /// Throws: UsageError and DataError in the name of `where`, "cli.eval".
+  train::Config load(const std::string& where);
+};
+
+}  // namespace cohort::cli

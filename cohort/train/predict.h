@@ -1,0 +1,72 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/data/transforms/pipeline.h"
+#include "cohort/train/config.h"
+
+/// From picture files to classes: what `cohort predict` and `cohort export` do, for a program of one's own.
+namespace cohort::train {
+
+/// How a picture becomes an input, and what the outputs are called.
+struct PictureTask {
+  std::vector<data::TransformSpec> transforms = {};
+  data::ColorMode color = data::ColorMode::kRgb;
+  std::int64_t image_size = 0;  ///< of the pictures themselves, where no transform fixes it
+  bool channels_last = false;
+  std::vector<std::string> classes = {};  ///< in the order of the outputs; empty: they are numbered
+};
+
+/// One picture's classes with their probabilities, the most probable first.
+struct Prediction {
+  std::string path;
+  std::vector<std::pair<std::string, double>> classes;
+};
+
+/// A classifier of picture files, on the CPU, in evaluation mode. Threads: one caller at a time.
+class Predictor {
+ public:
+  /// Logits [N, classes] of images [N, C, H, W].
+  using Model = std::function<at::Tensor(const at::Tensor& images)>;
+
+  /// `batch_size` pictures are given to `model` at a time, also where fewer are left: the first of them then
+  /// fills the batch.
+  Predictor(const PictureTask& task, Model model, std::int64_t batch_size);
+
+  /// The model of a run, with the parameters of `checkpoint` (a folder, or a safetensors file), the
+  /// transforms of its evaluation and the classes of its validation data, which must be there.
+  /// Throws: ConfigError, DataError.
+  static Predictor of_run(const Config& config, const std::filesystem::path& checkpoint,
+                          std::int64_t batch_size = 1);
+  /// The model that export_program() wrote to `file`; nothing else is needed but the libraries with operators
+  /// and transforms of one's own. Throws: DataError.
+  static Predictor of_program(const std::filesystem::path& file);
+
+  /// Returns the `top` most probable classes of each picture, or all where there are fewer.
+  /// Throws: DataError naming the file that cannot be read.
+  std::vector<Prediction> operator()(const std::vector<std::string>& pictures, std::int64_t top) const;
+
+  /// The shape of the batch that the model is given.
+  at::Tensor empty_batch() const;
+
+ private:
+  data::Pipeline pipeline_;
+  Model model_;
+  std::int64_t batch_size_;
+  bool channels_last_;
+  std::vector<std::string> classes_;
+};
+
+/// Writes what Predictor::of_run() would compute to `file`, as a program for `batch_size` pictures: docs/
+/// script.md, "Program files". Throws: as of_run(); UsageError where script mode cannot record the model.
+void export_program(const Config& config, const std::filesystem::path& checkpoint, std::int64_t batch_size,
+                    const std::filesystem::path& file);
+
+}  // namespace cohort::train
