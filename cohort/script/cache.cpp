@@ -23,8 +23,27 @@ std::string difference_of(Recorded& now, const Recorded& before) {
 
 }  // namespace
 
-Variant::Variant(const Environment& environment, const Tensors& inputs, ModuleGuard modules)
-    : environment_(environment), inputs_(inputs), modules_(std::move(modules)) {}
+Variant::Variant(const Environment& environment, const Tensors& inputs, ModuleGuard modules,
+                 std::string logged_as)
+    : environment_(environment),
+      inputs_(inputs),
+      modules_(std::move(modules)),
+      logged_as_(std::move(logged_as)) {}
+
+std::string Variant::guards() const {
+  return concat(inputs_.str(), "; ", environment_.str());
+}
+
+void Variant::settle(State state) {
+  state_.store(state, std::memory_order_release);
+  if (logged_as_.empty()) return;
+  if (state == State::kReady) {
+    core::log_info(concat("[script.", logged_as_, "] replayed from now on: ", program_->num_steps(),
+                          " operators, for ", guards()));
+  } else if (state == State::kEager) {
+    core::log_warning(concat("[script.", logged_as_, "] runs eagerly for ", guards(), ": ", reason_));
+  }
+}
 
 bool Variant::holds(const Environment& environment, const Tensors& inputs) const {
   if (environment_ != environment || !inputs_.holds(inputs) || !modules_.holds()) return false;
@@ -107,7 +126,8 @@ void Variant::recheck(Recorded recorded) {
 
 std::string Variant::explain() const {
   const std::lock_guard lock(mutex_);
-  std::string text = concat("  inputs: ", inputs_.str(), "; ", environment_.str(), "\n");
+  std::string text = concat("  inputs: ", guards(), "
+");
   if (state() == State::kReady) {
     const Recorded& recorded = program_->recorded();
     std::size_t captured = 0;
@@ -144,7 +164,8 @@ std::shared_ptr<Variant> Cache::find(const Tensors& inputs) {
   }
   std::erase_if(variants_, [](const auto& variant) { return variant->is_dead(); });
   if (variants_.size() < static_cast<std::size_t>(options_.max_programs())) {
-    variants_.push_back(std::make_shared<Variant>(environment, inputs, ModuleGuard(options_.modules())));
+    variants_.push_back(std::make_shared<Variant>(environment, inputs, ModuleGuard(options_.modules()),
+                                                  options_.log() ? name_ : ""));
     return variants_.back();
   }
   if (!full_said_) {

@@ -19,7 +19,9 @@ class Variant {
  public:
   enum class State : std::uint8_t { kRecording, kReady, kEager };
 
-  Variant(const Environment& environment, const Tensors& inputs, ModuleGuard modules);
+  /// `logged_as`: what the log calls the function; empty: it is told nothing.
+  Variant(const Environment& environment, const Tensors& inputs, ModuleGuard modules,
+          std::string logged_as = "");
 
   State state() const { return state_.load(std::memory_order_acquire); }
   bool holds(const Environment& environment, const Tensors& inputs) const;
@@ -47,11 +49,13 @@ class Variant {
   std::string explain() const;
 
  private:
-  void settle(State state) { state_.store(state, std::memory_order_release); }
+  void settle(State state);
+  std::string guards() const;
 
   Environment environment_;
   InputGuard inputs_;
   ModuleGuard modules_;
+  const std::string logged_as_;
   std::atomic<State> state_{State::kRecording};
   std::atomic<std::int64_t> calls_{0};
   mutable std::mutex mutex_;

@@ -22,6 +22,8 @@ struct ScriptOptions {
   /// Records one call in N again and compares it with the program, which ends where C++ now does something
   /// else. 0: never.
   TORCH_ARG(std::int64_t, recheck_every) = 0;
+  /// Says in the log, once for each set of guards, what was recorded or why calls run eagerly.
+  TORCH_ARG(bool, log) = false;
   /// Modules that the function uses: their training flags and parameters become guards. A module that is
   /// scripted itself need not be named.
   TORCH_ARG(std::vector<std::shared_ptr<torch::nn::Module>>, modules) = {};

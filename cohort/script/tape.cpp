@@ -382,13 +382,22 @@ std::string Tape::difference(const Tape& before) {
     return concat("one recording has ", before.calls_.size(), " operators and the next ", calls_.size());
   }
   if (values_.size() != before.values_.size()) return "the recordings have different values";
+  // Inputs may begin elsewhere in their storages each time, and views of them with them.
+  const auto same_layout = [&](const Value& mine, const Value& other) {
+    Layout expected = other.layout;
+    const int first = storages_[mine.storage].first;
+    if (values_[at_slot(first)].source == Source::kInput && !needs_input_offsets_) {
+      expected.offset += values_[at_slot(first)].layout.offset - before.values_[at_slot(first)].layout.offset;
+    }
+    return mine.layout == expected;
+  };
   for (std::size_t i = 0; i < values_.size(); ++i) {
     Value& mine = values_[i];
     const Value& other = before.values_[i];
     const int slot = static_cast<int>(i);
     const bool same_source = (mine.source == Source::kInput) == (other.source == Source::kInput) &&
                              (mine.source == Source::kMade) == (other.source == Source::kMade);
-    if (mine.layout != other.layout || mine.storage != other.storage || !same_source) {
+    if (mine.storage != other.storage || !same_layout(mine, other) || !same_source) {
       return concat("a tensor of ", user_of(slot), " was ", other.layout.str(), " and then ",
                     mine.layout.str());
     }

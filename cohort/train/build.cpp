@@ -173,6 +173,15 @@ OptimConfig scale_lr(const Config& config, std::int64_t global_batch_size) {
   return optim;
 }
 
+ClassificationOptions classification_options(const Config& config) {
+  return ClassificationOptions()
+      .label_smoothing(config.train.label_smoothing)
+      .accumulate(config.train.accumulate)
+      .clip_norm(config.optim.clip_norm)
+      .bf16(config.train.precision == "bf16")
+      .script(config.train.script);
+}
+
 std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model) {
   optim::OptimizerOptions options;
   options.name = config.name;

@@ -7,6 +7,7 @@
 #include "cohort/data/loader.h"
 #include "cohort/optim/optimizer.h"
 #include "cohort/optim/schedule.h"
+#include "cohort/train/classification.h"
 #include "cohort/train/config.h"
 
 /// Makes the parts of a run from its configuration. Everything here is a few lines over the public parts: a
@@ -38,6 +39,9 @@ torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, 
 /// `global_batch_size` samples over all ranks.
 /// Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.1 (linear).
 OptimConfig scale_lr(const Config& config, std::int64_t global_batch_size);
+
+/// How `cohort train` computes a step.
+ClassificationOptions classification_options(const Config& config);
 
 std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model);
 

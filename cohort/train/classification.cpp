@@ -54,6 +54,12 @@ ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module
     throw UsageError("train.ClassificationTask",
                      core::concat("accumulate: got ", options_.accumulate(), ", expected at least 1"));
   }
+  if (options_.script() && call_.step) {
+    throw UsageError(
+        "train.ClassificationTask",
+        "script: a step that overlaps forward and backward on threads of its own cannot be recorded",
+        "ClassificationOptions().script(false)");
+  }
   add_module("", std::move(module));
   if (optimizer_) add_optimizer("", std::move(optimizer), std::move(schedule));
 }
@@ -73,6 +79,27 @@ at::Tensor ClassificationTask::loss(const at::Tensor& logits, const at::Tensor& 
                                 {}, at::Reduction::Mean, -100, options_.label_smoothing());
 }
 
+script::Tensors ClassificationTask::training_loss(const at::Tensor& input, const at::Tensor& target) {
+  const at::Tensor logits = forward(input);
+  return {loss(logits, target), count_correct(logits, target)};
+}
+
+script::Tensors ClassificationTask::evaluation_loss(const at::Tensor& input, const at::Tensor& target) {
+  const at::Tensor logits = forward(input);
+  return {at::cross_entropy_loss(logits.to(at::kFloat), target), count_correct(logits, target)};
+}
+
+script::Tensors ClassificationTask::run(std::unique_ptr<script::Function>& scripted, const char* name,
+                                        LossOf loss_of, const at::Tensor& input, const at::Tensor& target) {
+  if (!options_.script()) return (this->*loss_of)(input, target);
+  if (scripted == nullptr) {
+    scripted = std::make_unique<script::Function>(
+        [this, loss_of](const script::Tensors& inputs) { return (this->*loss_of)(inputs[0], inputs[1]); },
+        script::ScriptOptions().name(name).log(strategy().rank() == 0).modules({modules().front().module}));
+  }
+  return (*scripted)({input, target});
+}
+
 ClassificationTask::Part ClassificationTask::compute(const at::Tensor& input, const at::Tensor& target,
                                                      double scale, double weight, bool last) {
   if (call_.step) {
@@ -81,16 +108,18 @@ ClassificationTask::Part ClassificationTask::compute(const at::Tensor& input, co
     const auto [value, logits] = call_.step(
         input, target, [this](const at::Tensor& out, const at::Tensor& labels) { return loss(out, labels); },
         scale);
-    return {value, logits, is_finite(value)};
+    return {value, count_correct(logits, target), is_finite(value)};
   }
-  at::Tensor logits, value;
+  at::Tensor value, correct;
   {
     const core::TimelineScope scope("forward");
-    logits = forward(input);
-    value = loss(logits, target);
+    script::Tensors found =
+        run(scripted_training_, "training", &ClassificationTask::training_loss, input, target);
+    value = std::move(found[0]);
+    correct = std::move(found[1]);
     if (scale != 1) value = value * scale;
   }
-  const Part part{value.detach(), logits.detach(), is_finite(value)};
+  const Part part{value.detach(), correct, is_finite(value)};
   if (!part.finite) return part;
   if (last) prepare_average(*optimizer_, weight);
   const core::TimelineScope scope("backward");
@@ -112,8 +141,7 @@ StepMetrics ClassificationTask::train_step(data::Batch& batch) {
     const at::Tensor target = whole ? batch.target() : batch.target().narrow(0, begin, count);
     const double scale = whole ? 1 : static_cast<double>(count) / weight;
     const Part part = compute(input, target, scale, weight, begin + count == batch.size);
-    const at::Tensor part_correct = count_correct(part.logits, target);
-    correct = correct.defined() ? correct.add(part_correct) : part_correct;
+    correct = correct.defined() ? correct.add(part.correct) : part.correct;
     total_loss = total_loss.defined() ? total_loss + part.loss : part.loss;
     finite = part.finite;
   }
@@ -134,10 +162,17 @@ StepMetrics ClassificationTask::train_step(data::Batch& batch) {
 
 StepMetrics ClassificationTask::eval_step(data::Batch& batch) {
   const auto weight = static_cast<double>(batch.size);
-  const at::Tensor logits = forward(batch.input());
-  const at::Tensor value = at::cross_entropy_loss(logits.to(at::kFloat), batch.target());
-  return {{"loss", value, weight},
-          {"accuracy", count_correct(logits, batch.target()).to(at::kDouble).div(weight), weight}};
+  const script::Tensors found = run(scripted_evaluation_, "evaluation", &ClassificationTask::evaluation_loss,
+                                    batch.input(), batch.target());
+  return {{"loss", found[0], weight}, {"accuracy", found[1].to(at::kDouble).div(weight), weight}};
+}
+
+std::string ClassificationTask::explain() const {
+  std::string text;
+  for (const auto* scripted : {scripted_training_.get(), scripted_evaluation_.get()}) {
+    if (scripted != nullptr) text += scripted->explain();
+  }
+  return text;
 }
 
 std::string ClassificationTask::find_non_finite(data::Batch& batch) {

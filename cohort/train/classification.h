@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "cohort/optim/autocast.h"
+#include "cohort/script/function.h"
 #include "cohort/train/model_call.h"
 #include "cohort/train/task.h"
 
@@ -25,6 +26,9 @@ struct ClassificationOptions {
   TORCH_ARG(double, clip_norm) = 0;
   /// Forward in bfloat16 where LibTorch's autocast says that it is safe; parameters stay float.
   TORCH_ARG(bool, bf16) = false;
+  /// Forward, loss and backward are recorded and then replayed, with the same numbers: docs/script.md. The
+  /// log says, once for each size of batch, what was recorded, or why such batches run eagerly.
+  TORCH_ARG(bool, script) = false;
 };
 
 /// Image classification: cross entropy and accuracy of a model that maps [N, C, H, W] to [N, classes].
@@ -34,6 +38,7 @@ struct ClassificationOptions {
 class ClassificationTask : public Task {
  public:
   /// Shapes: the batch's input [N, ...], its target [N] of int64 class numbers.
+  /// Throws: UsageError for options out of range, or `script` with a call that has a step of its own.
   ClassificationTask(torch::nn::AnyModule model, std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options = {});
 
@@ -53,18 +58,27 @@ class ClassificationTask : public Task {
   StepMetrics train_step(data::Batch& batch) override;
   StepMetrics eval_step(data::Batch& batch) override;
   std::string find_non_finite(data::Batch& batch) override;
+  /// Says what script mode recorded of training and evaluation, or why these run eagerly; empty without it.
+  std::string explain() const;
 
  private:
   ClassificationTask(std::shared_ptr<torch::nn::Module> module, ModelCall call,
                      std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options);
 
+  // Mean loss, with its graph where gradients are on, and number of right answers.
+  script::Tensors training_loss(const at::Tensor& input, const at::Tensor& target);
+  script::Tensors evaluation_loss(const at::Tensor& input, const at::Tensor& target);
+  using LossOf = script::Tensors (ClassificationTask::*)(const at::Tensor& input, const at::Tensor& target);
+  // Calls `loss_of`, or what was recorded of it.
+  script::Tensors run(std::unique_ptr<script::Function>& scripted, const char* name, LossOf loss_of,
+                      const at::Tensor& input, const at::Tensor& target);
   at::Tensor forward(const at::Tensor& input);
   at::Tensor loss(const at::Tensor& logits, const at::Tensor& target) const;
   std::unique_ptr<optim::Autocast> autocast(const at::Tensor& input) const;  // null where it is off
   // One part of a batch, without graph; the loss is the part's share of the batch's.
   struct Part {
-    at::Tensor loss, logits;
+    at::Tensor loss, correct;
     bool finite;
   };
   // Forward and backward of `input`, whose share of the batch is `scale`; `last`: none of this step follows.
@@ -74,6 +88,7 @@ class ClassificationTask : public Task {
   std::optional<torch::nn::AnyModule> any_model_;  // where the layers of the model can be watched
   std::shared_ptr<optim::Optimizer> optimizer_;
   ClassificationOptions options_;
+  std::unique_ptr<script::Function> scripted_training_, scripted_evaluation_;  // made at their first call
 };
 
 }  // namespace cohort::train

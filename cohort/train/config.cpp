@@ -61,6 +61,15 @@ void check_schedule(const ScheduleConfig& schedule) {
   }
 }
 
+void check_script(const Config& config) {
+  const std::string& strategy = config.distributed.strategy;
+  const auto& on_placements = find_key("distributed.placements")->used_values;
+  if (!config.train.script || std::ranges::find(on_placements, strategy) == on_placements.end()) return;
+  fail(concat("train.script is true and distributed.strategy is ", strategy,
+              ", whose operators run on threads of placements, where they cannot be recorded"),
+       "train.script=false, or distributed.strategy ddp or average");
+}
+
 /// Says which settings differ from their default but have no effect here.
 void warn_unused(Config& config) {
   Config defaults;
@@ -144,6 +153,7 @@ void check_config(Config& config) {
   check_data(config.data);
   check_optim(config.optim);
   check_schedule(config.schedule);
+  check_script(config);
   warn_unused(config);
 }
 

@@ -119,6 +119,7 @@ struct TrainConfig {
   std::string device = "auto";                  ///< auto, cpu, cuda, cuda:K
   int64_t eval_every = 1;      ///< epochs; the first and the last are evaluated too; 0: never
   int64_t max_eval_steps = 0;  ///< 0: the whole validation set
+  bool script = false;         ///< the step is recorded and replayed
   std::string nan = "stop";    ///< stop, continue
   bool operator==(const TrainConfig&) const = default;
 };

@@ -264,6 +264,11 @@ std::vector<ConfigKey> train_keys() {
        .help = "Batches of one evaluation; 0: the whole validation set.",
        .min = 0,
        .max = kMany},
+      {.name = "train.script",
+       .target = [](Config& c) -> KeyTarget { return &c.train.script; },
+       .help = "Forward, loss and backward are recorded, and replayed without the model's C++ "
+               "(docs/script.md): the same numbers, with less time between operators. Not with strategies on "
+               "placements."},
       {.name = "train.nan",
        .target = [](Config& c) -> KeyTarget { return &c.train.nan; },
        .help =

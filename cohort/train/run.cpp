@@ -61,11 +61,7 @@ struct Parts {
       schedule = make_schedule(scaled, train_loader->batches_per_epoch());
     }
     task.emplace(model, make_model_call(config, model, device), optimizer, schedule,
-                 ClassificationOptions()
-                     .label_smoothing(config.train.label_smoothing)
-                     .accumulate(config.train.accumulate)
-                     .clip_norm(config.optim.clip_norm)
-                     .bf16(config.train.precision == "bf16"));
+                 classification_options(config));
   }
 
   void warn_of_skipped() const {

@@ -85,6 +85,8 @@ class Task {
   /// 0 where its batch is empty. Returns false, with gradients unchanged, if `finite` is false on any rank:
   /// then no rank may make its step. Collective.
   bool average_gradients(const optim::Optimizer& optimizer, double samples, bool finite = true);
+  /// How ranks work together now.
+  const Strategy& strategy() const { return *strategy_; }
 
  private:
   std::vector<NamedModule> modules_;

@@ -216,6 +216,21 @@ TEST(FunctionTest, TensorsMadeInCppWithTheSameContentsAreConstants) {
   EXPECT_TRUE(contains(fast.explain(), "program:")) << fast.explain();
 }
 
+TEST(FunctionTest, InputsMayBeginAnywhereInTheirStorages) {
+  const at::Tensor all = at::rand({40, 4});
+  const auto body = [](const at::Tensor& x) { return x.slice(0, 1).t().mul(x.narrow(0, 0, 3).sum(1)); };
+  int runs = 0;
+  auto fast = script([&](const at::Tensor& x) {
+    ++runs;
+    return body(x);
+  });
+  for (int i = 0; i < 10; ++i) {
+    const at::Tensor part = all.narrow(0, 4 * i, 4);
+    EXPECT_TRUE(same_bits(fast(part), body(part))) << i;
+  }
+  EXPECT_EQ(runs, 2);
+}
+
 TEST(FunctionTest, AnIfOnATensorStaysEager) {
   auto fast = script([](const at::Tensor& x) { return (x.sum() > 0).item<bool>() ? x * 2 : x * 3; });
   for (int i = 0; i < 6; ++i) {

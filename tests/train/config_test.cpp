@@ -76,7 +76,7 @@ distributed: {strategy: ddp, placements: "cpu:0", place: {features: "cpu:0"}, sc
 comm: {timeout: 7.5, check: always}
 train: {epochs: 3, max_steps: 4, batch_size: 5, global_batch_size: 12, eval_batch_size: 6, accumulate: 2, label_smoothing: 0.1,
         precision: bf16, memory_format: contiguous, threads: 2, device: "cuda:1", eval_every: 2, max_eval_steps: 3,
-        nan: continue}
+        script: true, nan: continue}
 run: {name: "1", dir: "~", resume: auto, seed: 9007199254740992, save_every: 2, save_every_steps: 3,
       save_every_minutes: 0.5, keep: 0, best_metric: val_loss, best_mode: min, log_every: 7, progress: off,
       tensorboard: no, images: 0, trace: 5, profile: 2}
@@ -186,6 +186,13 @@ TEST(ConfigTest, WhatSpansKeysIsChecked) {
   COHORT_EXPECT_THROW_WITH(load("schedule: {warmup_steps: 1, name: one_cycle}"), ConfigError,
                            "a warm-up of its own");
   COHORT_EXPECT_THROW_WITH(load("schedule: {milestones: [3, 3]}"), ConfigError, "expected numbers that rise");
+  for (const char* strategy : {"data_parallel", "model_parallel", "pipeline"}) {
+    const std::string text =
+        std::string("{train: {script: true}, distributed: {strategy: ") + strategy + "}}";
+    COHORT_EXPECT_THROW_WITH(load(text), ConfigError,
+                             std::string("train.script is true and distributed.strategy is ") + strategy);
+  }
+  EXPECT_TRUE(load("{train: {script: true}, distributed: {strategy: ddp}}").warnings.empty());
   Config config;
   config.train.epochs = -1;
   COHORT_EXPECT_THROW_WITH(check_config(config), ConfigError, "train.epochs: got -1");
