@@ -28,7 +28,12 @@ class Net {
   }
   std::vector<at::Tensor> parameters() { return model_.ptr()->parameters(); }
   const torch::nn::Module& module() { return *model_.ptr(); }
-  at::Tensor loss() { return at::cross_entropy_loss(model_.forward<at::Tensor>(input_), target_); }
+  at::Tensor loss() { return loss_of(input_, target_); }
+  at::Tensor loss_of(const at::Tensor& input, const at::Tensor& target) {
+    return at::cross_entropy_loss(model_.forward<at::Tensor>(input), target);
+  }
+  const at::Tensor& input() const { return input_; }
+  const at::Tensor& target() const { return target_; }
   void zero_grad() { model_.ptr()->zero_grad(); }
 
  private:

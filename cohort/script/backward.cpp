@@ -30,13 +30,11 @@ void set_histories(Tensors& results, const std::vector<bool>& needs_gradient, co
 }
 
 // A gradient that no tangent leads to is none, though zeros stand for the tangents that are missing.
-void drop_unreached(Tensors& found, const std::vector<std::vector<bool>>& reached_from,
-                    const std::vector<bool>& is_given) {
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    bool reached = false;
-    for (std::size_t j = 0; j < is_given.size(); ++j) reached |= is_given[j] && reached_from[i][j];
-    if (!reached) found[i].reset();
+bool is_reached(const std::vector<bool>& reached_from, const std::vector<bool>& is_given) {
+  for (std::size_t i = 0; i < is_given.size(); ++i) {
+    if (is_given[i] && reached_from[i]) return true;
   }
+  return false;
 }
 
 std::vector<bool> defined(const Tensors& tensors) {
@@ -85,6 +83,7 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
     if (slot == kUnknown) recorded.tape.refuse("backward returns a tensor that no operator made");
     recorded.gradients.push_back(slot);
   }
+  recorded.segments = cut_backward(recorded, forward.gradient_chunk_bytes);
   if (forward.is_recheck) {
     forward.variant->recheck(std::move(recorded));
   } else {
@@ -103,9 +102,54 @@ Tensors RecordedBackward::apply(Tensors&& gradients) {
     if (!tangents[i].defined()) tangents[i] = at::zeros(sizes[i], options[i]);
   }
   Tensors found = run(tangents), result;
-  for (const std::size_t place : places) result.push_back(std::move(found[place]));
-  drop_unreached(result, reached_from, is_given);
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    result.push_back(is_reached(reached_from[i], is_given) ? std::move(found[places[i]]) : at::Tensor());
+  }
   return result;
+}
+
+// Note [A chain of nodes]
+// Autograd takes a node's gradients when the node is done. So that those which are final early are taken
+// early, with the hooks of their parameters, the backward of a program is a chain of nodes, one for each
+// segment. The next one is ready as soon as the one before is done, but what accumulates gradients goes first
+// in autograd's queue. A run belongs to one backward: it travels from node to node in a tensor without
+// elements, and ends with it.
+struct BackwardRun {
+  std::shared_ptr<const Program> program;
+  std::vector<bool> is_given;  // tangents
+  std::unique_ptr<Frame> frame;
+};
+
+at::Tensor tensor_with(std::unique_ptr<BackwardRun> run) {
+  BackwardRun* const held = run.release();
+  c10::Storage storage(
+      c10::Storage::use_byte_size_t(), 0,
+      c10::DataPtr(held, held, [](void* it) { delete static_cast<BackwardRun*>(it); }, c10::kCPU));
+  return at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<float>());
+}
+
+BackwardRun& run_in(const at::Tensor& tensor) {
+  return *static_cast<BackwardRun*>(tensor.storage().data_ptr().get_context());
+}
+
+// Runs a segment, and returns the gradients that are final after it.
+Tensors run_segment(BackwardRun& run, std::size_t number) {
+  const Program& program = *run.program;
+  const Recorded& recorded = program.recorded();
+  const Segment& segment = recorded.segments[number];
+  program.backward(*run.frame, number == 0 ? recorded.split : recorded.segments[number - 1].end, segment.end);
+  Tensors found;
+  std::vector<int> slots;
+  for (const std::size_t i : segment.gradients) {
+    const int slot = recorded.gradients[i];
+    const bool is_there = slot != kUndefined && is_reached(recorded.reached_from[i], run.is_given);
+    found.push_back(is_there ? run.frame->values[at_slot(slot)] : at::Tensor());
+    slots.push_back(slot);
+  }
+  program.let_go(*run.frame, slots);
+  if (number + 1 == recorded.segments.size()) program.give_back(std::move(run.frame));
+  return found;
 }
 
 class ReplayedBackward : public Node {
@@ -164,24 +208,49 @@ at::Tensor ReplayedBackward::tangent(at::Tensor gradient, int slot) const {
 Tensors ReplayedBackward::apply(Tensors&& gradients) {
   check();
   const Recorded& recorded = program->recorded();
-  const std::vector<bool> is_given = defined(gradients);
-  auto frame = program->borrow();
+  auto run = std::make_unique<BackwardRun>(BackwardRun{program, defined(gradients), program->borrow()});
+  Frame& frame = *run->frame;
   for (std::size_t i = 0; i < recorded.tangents.size(); ++i) {
-    frame->values[at_slot(recorded.tangents[i])] = tangent(std::move(gradients[i]), recorded.tangents[i]);
+    frame.values[at_slot(recorded.tangents[i])] = tangent(std::move(gradients[i]), recorded.tangents[i]);
   }
   for (Kept& each : kept) {
     if (each.slot == kUndefined) continue;
-    frame->values[at_slot(each.slot)] = is_last_ ? std::move(each.tensor) : each.tensor;
+    frame.values[at_slot(each.slot)] = is_last_ ? std::move(each.tensor) : each.tensor;
   }
   if (is_last_) release_variables();
-  program->backward(*frame);
-  Tensors found;
-  for (const int slot : recorded.gradients) {
-    found.push_back(slot == kUndefined ? at::Tensor() : frame->values[at_slot(slot)]);
-  }
-  program->give_back(std::move(frame));
-  drop_unreached(found, recorded.reached_from, is_given);
+  Tensors found = run_segment(*run, 0);
+  if (recorded.segments.size() > 1) found.push_back(tensor_with(std::move(run)));
   return found;
+}
+
+// A segment after the first.
+class ReplayedSegment : public Node {
+ public:
+  std::size_t number = 0;
+
+  Tensors apply(Tensors&& before) override {
+    BackwardRun& run = run_in(before.front());
+    Tensors found = run_segment(run, number);
+    if (number + 1 < run.program->recorded().segments.size()) found.push_back(std::move(before.front()));
+    return found;
+  }
+  std::string name() const override { return "cohort::script::ReplayedSegment"; }
+};
+
+// Gives `first` the edges of the first segment, and puts the nodes of the others behind it.
+void chain(Node& first, const torch::autograd::edge_list& edges, const std::vector<Segment>& segments) {
+  Edge next;
+  for (std::size_t i = segments.size(); i-- > 0;) {  // each node after those that its edges lead to
+    torch::autograd::edge_list own;
+    for (const std::size_t gradient : segments[i].gradients) own.push_back(edges[gradient]);
+    if (next.is_valid()) own.push_back(next);
+    if (i == 0) return first.set_next_edges(std::move(own));
+    auto node = COHORT_MAKE_NODE(ReplayedSegment);
+    node->number = i;
+    node->add_input_metadata(tensor_with(nullptr));
+    node->set_next_edges(std::move(own));
+    next = Edge(std::move(node), 0);
+  }
 }
 
 // A handle without a graph that counts its changes together with `counts`.
@@ -247,9 +316,10 @@ void attach_replay(std::shared_ptr<const Program> program, const Tensors& inputs
                    const Frame& frame) {
   const Recorded& recorded = program->recorded();
   const auto& values = recorded.tape.values();
-  auto node = COHORT_MAKE_NODE(ReplayedBackward);
   std::vector<std::size_t> places;
-  node->set_next_edges(edges_to(inputs, recorded.leaves, places));
+  const auto edges = edges_to(inputs, recorded.leaves, places);
+  auto node = COHORT_MAKE_NODE(ReplayedBackward);
+  chain(*node, edges, recorded.segments);
   for (const int slot : program->saved()) {
     const at::Tensor& tensor = frame.values[at_slot(slot)];
     node->kept.push_back({tensor, tensor.is_inference() ? 0 : tensor._version(), slot});

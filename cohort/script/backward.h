@@ -16,6 +16,7 @@ struct RecordedForward {
   std::shared_ptr<core::GraphPart> graph;
   std::shared_ptr<Recorded> recorded;
   std::shared_ptr<Variant> variant;
+  std::int64_t gradient_chunk_bytes = 0;
   bool is_recheck = false;
 };
 
@@ -26,7 +27,8 @@ std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_behind(const Tens
 void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& results);
 
 /// Makes `results`, the outputs in `frame`, those of a node that replays the backward of `program`; takes
-/// along what that reads.
+/// along what that reads. Where backward has several segments, there is a node for each, one behind the
+/// other: Note [A chain of nodes].
 void attach_replay(std::shared_ptr<const Program> program, const Tensors& inputs, Tensors& results,
                    const Frame& frame);
 

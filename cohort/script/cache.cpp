@@ -134,9 +134,10 @@ std::string Variant::explain() const {
     for (const Value& value : recorded.tape.values()) captured += value.source == Source::kCaptured ? 1 : 0;
     text += concat("    program: ", recorded.tape.calls().size(), " operators recorded, ",
                    program_->num_steps(), " run (", recorded.split, " of forward), ", captured,
-                   " captured tensors, ", program_->saved().size(), " values saved for backward; ",
-                   calls_.load(), " calls; ", program_->num_outs(), " operators write into an arena of ",
-                   program_->arena_bytes(), " bytes\n");
+                   " captured tensors, ", program_->saved().size(), " values saved for backward",
+                   recorded.segments.size() > 1 ? concat(" (in ", recorded.segments.size(), " parts)") : "",
+                   "; ", calls_.load(), " calls; ", program_->num_outs(),
+                   " operators write into an arena of ", program_->arena_bytes(), " bytes\n");
   } else if (state() == State::kEager) {
     text += concat("    eager: ", reason_, "\n");
   } else {
@@ -147,10 +148,11 @@ std::string Variant::explain() const {
 }
 
 Cache::Cache(std::string name, ScriptOptions options) : name_(std::move(name)), options_(std::move(options)) {
-  if (options_.max_programs() < 1 || options_.recheck_every() < 0) {
+  if (options_.max_programs() < 1 || options_.recheck_every() < 0 || options_.gradient_chunk_bytes() < 0) {
     throw UsageError("script.script",
-                     concat("got max_programs ", options_.max_programs(), " and recheck_every ",
-                            options_.recheck_every(), ", expected at least 1 and 0"));
+                     concat("got max_programs ", options_.max_programs(), ", recheck_every ",
+                            options_.recheck_every(), " and gradient_chunk_bytes ",
+                            options_.gradient_chunk_bytes(), ", expected at least 1, 0 and 0"));
   }
 }
 

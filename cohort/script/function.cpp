@@ -119,7 +119,8 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
   }
   for (const at::Tensor& leaf : recorded->leaves) add_reached(leaf);
   if (!recorded->tape.refusal().empty() && !is_recheck) variant->give_up(recorded->tape.refusal());
-  attach_recording({graph, recorded, variant, is_recheck}, inputs, results);
+  attach_recording({graph, recorded, variant, cache_.options().gradient_chunk_bytes(), is_recheck}, inputs,
+                   results);
   return results;
 }
 

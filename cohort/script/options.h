@@ -22,6 +22,9 @@ struct ScriptOptions {
   /// Records one call in N again and compares it with the program, which ends where C++ now does something
   /// else. 0: never.
   TORCH_ARG(std::int64_t, recheck_every) = 0;
+  /// Backward hands gradients on, to hooks and to a Reducer that sends them, whenever so many bytes of them
+  /// are final; 0: all at its end.
+  TORCH_ARG(std::int64_t, gradient_chunk_bytes) = std::int64_t{1} << 20;
   /// Says in the log, once for each set of guards, what was recorded or why calls run eagerly.
   TORCH_ARG(bool, log) = false;
   /// Modules that the function uses: their training flags and parameters become guards. A module that is

@@ -37,7 +37,10 @@ Plan::Plan(const Recorded& recorded) {
   find_effects(recorded);
   for (const Part part : {Part::kForward, Part::kBackward}) {
     const std::span<Step> own(steps.data() + begin(part), end(part) - begin(part));
-    order_for_memory(recorded.tape, kept(part, recorded), own);
+    // Segments are cut where gradients are final in the tape's order.
+    if (part == Part::kForward || recorded.segments.size() <= 1) {
+      order_for_memory(recorded.tape, kept(part, recorded), own);
+    }
     plan_lives(recorded, part);
   }
 }

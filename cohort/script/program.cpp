@@ -114,8 +114,14 @@ std::unique_ptr<Frame> Program::borrow() const {
   return frame;
 }
 
+void Program::let_go(Frame& frame, const std::vector<int>& slots) const {
+  for (const int slot : slots) {
+    if (slot >= 0 && !plan_.hoisted[at_slot(slot)]) frame.values[at_slot(slot)].reset();
+  }
+}
+
 void Program::give_back(std::unique_ptr<Frame> frame) const {
-  for (const int slot : handed_over_) frame->values[at_slot(slot)].reset();
+  let_go(*frame, handed_over_);
   frame->stack.clear();
   Frame* none = nullptr;
   if (spare_.compare_exchange_strong(none, frame.get(), std::memory_order_acq_rel)) {
@@ -196,11 +202,12 @@ bool Program::is_placed(const Action& action, Frame& frame) const {
   });
 }
 
-void Program::run_actions(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const {
+void Program::run_actions(Frame& frame, std::span<const Action> actions, const Staged& staged,
+                          bool find_kernels) const {
   Modes modes;
   ArenaSource source(frame.arena.get());
   const MemoryScope scope(&source);
-  for (const Action& action : stage.actions) {
+  for (const Action& action : actions) {
     if (action.call != nullptr && !find_kernels) modes.set(*action.call);
     source.expect(action.blocks);
     run_action(action, frame, find_kernels);
@@ -235,16 +242,21 @@ void Program::rehearse(Frame& frame, Part part, bool find_kernels) const {
   staged.ready.store(staged.arena.get(), std::memory_order_release);
 }
 
-void Program::run(Frame& frame, Part part) const {
+void Program::run(Frame& frame, Part part, std::size_t begin, std::size_t end) const {
   const at::AutoDispatchBelowADInplaceOrView below;
   const bool find_kernels = c10::impl::tls_is_dispatch_key_included(kRandomKey);
   std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast;
   if (find_kernels) no_autocast.emplace(kAutocastKeys);
   const Staged& staged = parts_[static_cast<std::size_t>(part)];
   const Stage* const ready = staged.ready.load(std::memory_order_acquire);
-  if (ready != nullptr && staged.is_trusted.load(std::memory_order_relaxed)) {
+  if (part == Part::kBackward && recorded_.segments.size() > 1) {
+    const auto& actions = staged.plain.actions;
+    const auto first = std::ranges::lower_bound(actions, begin, {}, &Action::number);
+    const auto last = std::ranges::lower_bound(actions, end, {}, &Action::number);
+    run_actions(frame, {first, last}, staged, find_kernels);
+  } else if (ready != nullptr && staged.is_trusted.load(std::memory_order_relaxed)) {
     prepare(frame, part, *ready);
-    run_actions(frame, *ready, staged, find_kernels);
+    run_actions(frame, ready->actions, staged, find_kernels);
   } else if (ready == nullptr && !staged.is_rehearsed.exchange(true)) {
     try {
       rehearse(frame, part, find_kernels);
@@ -253,7 +265,7 @@ void Program::run(Frame& frame, Part part) const {
       throw;
     }
   } else {
-    run_actions(frame, staged.plain, staged, find_kernels);
+    run_actions(frame, staged.plain.actions, staged, find_kernels);
   }
 }
 

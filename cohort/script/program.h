@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "cohort/script/stage.h"
@@ -54,10 +55,16 @@ class Program {
   /// Returns a frame that holds the captured tensors; give it back after a run, or let it go.
   std::unique_ptr<Frame> borrow() const;
   void give_back(std::unique_ptr<Frame> frame) const;
+  /// Drops these values of a frame, but for captured ones.
+  void let_go(Frame& frame, const std::vector<int>& slots) const;
 
-  /// Runs forward or backward; whoever calls it has put inputs, saved values and tangents into the frame.
-  void forward(Frame& frame) const { run(frame, Part::kForward); }
-  void backward(Frame& frame) const { run(frame, Part::kBackward); }
+  /// Runs forward, or the calls of backward from `begin` up to `end`, which are the tape's; whoever calls it
+  /// has put inputs, saved values and tangents into the frame. A backward in several segments runs without an
+  /// arena, in the tape's order.
+  void forward(Frame& frame) const { run(frame, Part::kForward, 0, recorded_.split); }
+  void backward(Frame& frame, std::size_t begin, std::size_t end) const {
+    run(frame, Part::kBackward, begin, end);
+  }
   /// Tells autograd that what the tape writes to has changed.
   void bump_versions(const Frame& frame) const;
 
@@ -71,9 +78,10 @@ class Program {
     mutable std::atomic<bool> is_trusted{true};
   };
 
-  void run(Frame& frame, Part part) const;
+  void run(Frame& frame, Part part, std::size_t begin, std::size_t end) const;
   void rehearse(Frame& frame, Part part, bool find_kernels) const;
-  void run_actions(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const;
+  void run_actions(Frame& frame, std::span<const Action> actions, const Staged& staged,
+                   bool find_kernels) const;
   void run_action(const Action& action, Frame& frame, bool find_kernels) const;
   bool is_placed(const Action& action, Frame& frame) const;
   void prepare(Frame& frame, Part part, const Stage& stage) const;

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "cohort/script/segments.h"
 #include "cohort/script/tape.h"
 
 namespace cohort::script {
@@ -18,6 +19,7 @@ struct Recorded {
   std::vector<bool> needs_gradient;  ///< which outputs do
   Tensors leaves;  ///< captured tensors that backward returns a gradient of, after the inputs'
   std::vector<std::vector<bool>> reached_from;  ///< of each gradient: by which tangents
+  std::vector<Segment> segments;                ///< of backward; at least one where there is a backward
 };
 
 }  // namespace cohort::script

@@ -17,6 +17,7 @@ Stage plain_stage(const Recorded& recorded, const Plan& plan, Part part) {
   for (std::size_t i = plan.begin(part); i < plan.end(part); ++i) {
     const Step& step = plan.steps[i];
     Action& action = stage.actions.emplace_back();
+    action.number = step.call;
     action.drop = step.drop;
     if (step.view != kUndefined) {
       action.view = step.view;

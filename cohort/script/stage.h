@@ -13,6 +13,7 @@ namespace cohort::script {
 
 /// A step as it is run.
 struct Action {
+  std::size_t number = 0;                  ///< of the tape's call that it comes from
   std::shared_ptr<const Call> call;        ///< null: a view
   std::shared_ptr<const Unboxed> unboxed;  ///< of the call, where its signature is a common one
   bool draws = false;                      ///< takes a generator

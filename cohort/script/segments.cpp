@@ -1,0 +1,64 @@
+#include "cohort/script/segments.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "cohort/script/program.h"
+
+namespace cohort::script {
+namespace {
+
+// Of each storage: the call of backward after which none uses it, as the number of calls before and with it.
+std::vector<std::size_t> last_uses(const Recorded& recorded) {
+  const auto& calls = recorded.tape.calls();
+  std::vector<std::size_t> last(recorded.tape.num_storages(), recorded.split);
+  for (std::size_t i = recorded.split; i < calls.size(); ++i) {
+    for (const auto* places : {&calls[i].inputs, &calls[i].results}) {
+      for (const TensorPlace& place : *places) {
+        for (const int slot : place.slots) {
+          if (slot >= 0) last[recorded.tape.values()[at_slot(slot)].storage] = i + 1;
+        }
+      }
+    }
+  }
+  return last;
+}
+
+std::int64_t bytes_of(const Layout& layout) {
+  return std::accumulate(layout.sizes.begin(), layout.sizes.end(),
+                         static_cast<std::int64_t>(c10::elementSize(layout.dtype)), std::multiplies<>());
+}
+
+}  // namespace
+
+std::vector<Segment> cut_backward(const Recorded& recorded, std::int64_t bytes) {
+  const std::size_t end = recorded.tape.calls().size();
+  const auto& values = recorded.tape.values();
+  const std::vector<std::size_t> last = last_uses(recorded);
+  const auto final_at = [&](std::size_t gradient) {
+    const int slot = recorded.gradients[gradient];
+    return slot < 0 ? recorded.split : last[values[at_slot(slot)].storage];
+  };
+  std::vector<std::size_t> order(recorded.gradients.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, {}, final_at);
+
+  std::vector<Segment> segments(1);
+  std::int64_t waiting = 0;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const int slot = recorded.gradients[order[i]];
+    segments.back().gradients.push_back(order[i]);
+    if (slot >= 0) waiting += bytes_of(values[at_slot(slot)].layout);
+    const bool is_complete = i + 1 == order.size() || final_at(order[i + 1]) > final_at(order[i]);
+    if (bytes == 0 || waiting < bytes || !is_complete || final_at(order[i]) == end) continue;
+    segments.back().end = final_at(order[i]);
+    segments.emplace_back();
+    waiting = 0;
+  }
+  segments.back().end = end;
+  return segments;
+}
+
+}  // namespace cohort::script

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cohort/script/tape.h"
+
+namespace cohort::script {
+
+struct Recorded;
+
+/// A part of a recorded backward, after which some gradients are final.
+struct Segment {
+  std::size_t end = 0;                 ///< the first of the tape's calls that is no longer its own
+  std::vector<std::size_t> gradients;  ///< in Recorded::gradients, in the order in which they became final
+};
+
+/// Cuts the backward of `recorded` wherever gradients of `bytes` have become final since the last cut, so
+/// that they can be handed on while the rest runs; 0: nowhere. A gradient is final after the last call that
+/// uses its memory, so what gets it may keep and change it. Each gradient is in one segment, the undefined
+/// ones in the first.
+std::vector<Segment> cut_backward(const Recorded& recorded, std::int64_t bytes);
+
+}  // namespace cohort::script
