@@ -19,6 +19,7 @@ inline constexpr std::int64_t kElsewhere = -1;  ///< the offset of a block that 
 struct Block {
   std::size_t bytes = 0;
   std::int64_t offset = kElsewhere;
+  bool is_raw = false;  ///< taken by raw_allocate(): Note [Blocks that are handed on raw]
 };
 
 /// A piece of memory from LibTorch's CPU allocator. It lives as long as somebody holds it or a block of it.
@@ -29,6 +30,8 @@ class Arena : public c10::intrusive_ptr_target {
   std::size_t bytes() const { return bytes_; }
   /// Returns the block at `offset`, which holds the arena.
   c10::DataPtr block(std::int64_t offset);
+  /// The same for raw_allocate(), whose blocks are found again by their address.
+  c10::DataPtr raw_block(std::int64_t offset);
   bool begins(const void* data, std::int64_t offset) const {
     return data == static_cast<const char*>(memory_.get()) + offset;
   }
@@ -80,10 +83,10 @@ class AllocationLog final : public MemorySource {
     std::size_t bytes = 0;
     const void* data = nullptr;
     std::size_t freed = kNever;  ///< the step in which it was given back
+    bool is_raw = false;         ///< by raw_deallocate()
   };
 
   AllocationLog();
-  ~AllocationLog() override;
   void begin_step(std::size_t step);
   /// Returns the number of the entry of this step that holds `data`; kNever: none does.
   std::size_t find(const void* data) const;
@@ -92,7 +95,6 @@ class AllocationLog final : public MemorySource {
 
  private:
   struct Log;
-  struct Tracked;
   std::shared_ptr<Log> log_;
 };
 

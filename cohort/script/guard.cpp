@@ -70,37 +70,43 @@ InputGuard::InputGuard(const Tensors& inputs) {
     if (tensor.layout() == at::kStrided) input.layout = Layout::of(tensor);
     input.dtype = tensor.dtype();
     input.shares_with = first_that_shares(inputs, i);
-    for (std::size_t j = 0; j < i; ++j) input.num_earlier += shares_memory(inputs[i], inputs[j]) ? 1 : 0;
+    shares_any_ |= input.shares_with != i;
   }
 }
 
 // Runs before every replay, so it asks the tensors' implementations and allocates nothing.
 bool InputGuard::holds(const Tensors& inputs) const {
   if (inputs.size() != inputs_.size()) return false;
-  std::array<const void*, 32> few{};
-  std::vector<const void*> many(inputs.size() > few.size() ? inputs.size() : 0);
-  const void** const storages = many.empty() ? few.data() : many.data();
+  std::array<std::uint64_t, 16> seen{};  // a bit for each storage, by a hash of its address
+  bool may_share = false;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const c10::TensorImpl& tensor = *inputs[i].unsafeGetTensorImpl();
     const Input& input = inputs_[i];
     if (inputs[i].defined() != input.defined) return false;
     if (!input.defined) continue;
     const Layout& layout = input.layout;
-    // The keys tell devices and inference tensors too.
+    // The keys tell devices, but for their number, and inference tensors too.
     if (tensor.key_set() != input.keys || tensor.dtype() != input.dtype || tensor.sizes() != layout.sizes ||
         tensor.strides() != layout.strides || tensor.requires_grad() != input.requires_grad ||
-        tensor.device().index() != layout.device.index()) {
+        (!layout.device.is_cpu() && tensor.device() != layout.device)) {
       return false;
     }
-    if (tensor.has_storage()) storages[i] = tensor.unsafe_storage().unsafeGetStorageImpl();
-    std::size_t num_same = 0;
-    for (std::size_t j = 0; j < i; ++j) num_same += storages[j] == storages[i] ? 1 : 0;
-    if (storages[i] == nullptr) num_same = 0;
-    if (num_same != input.num_earlier) return false;
-    if (num_same == 0) continue;
-    if (storages[input.shares_with] != storages[i] ||
-        tensor.storage_offset() - inputs[input.shares_with].storage_offset() !=
-            layout.offset - inputs_[input.shares_with].layout.offset) {
+    if (!tensor.has_storage()) continue;
+    const auto address = reinterpret_cast<std::uintptr_t>(tensor.unsafe_storage().unsafeGetStorageImpl());
+    const std::uint64_t hash = (address * 0x9E3779B97F4A7C15ULL) >> 54;
+    const std::uint64_t bit = std::uint64_t(1) << (hash % 64);
+    may_share |= (seen[hash / 64] & bit) != 0;
+    seen[hash / 64] |= bit;
+  }
+  return may_share || shares_any_ ? sharing_holds(inputs) : true;
+}
+
+bool InputGuard::sharing_holds(const Tensors& inputs) const {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const std::size_t shares_with = first_that_shares(inputs, i);
+    if (shares_with != inputs_[i].shares_with) return false;
+    if (shares_with != i && inputs[i].storage_offset() - inputs[shares_with].storage_offset() !=
+                                inputs_[i].layout.offset - inputs_[shares_with].layout.offset) {
       return false;
     }
   }

@@ -46,12 +46,14 @@ class InputGuard {
     bool defined = false;
     bool requires_grad = false;
     std::size_t shares_with = 0;  // the first input of the same storage
-    std::size_t num_earlier = 0;  // inputs of the same storage before this one
     c10::DispatchKeySet keys;     // tell inference tensors too
     caffe2::TypeMeta dtype;
     Layout layout;
   };
+  bool sharing_holds(const Tensors& inputs) const;
+
   std::vector<Input> inputs_;
+  bool shares_any_ = false;
 };
 
 /// Training flags and parameters of modules, and which modules they consist of.

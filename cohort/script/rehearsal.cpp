@@ -148,9 +148,10 @@ std::size_t Rehearsal::new_piece(std::size_t bytes, std::size_t first, std::size
   return pieces_.size() - 1;
 }
 
-void Rehearsal::add_scratch(std::size_t action, std::size_t bytes) {
-  stage_.actions[action].blocks.push_back({.bytes = bytes});
-  block_pieces_[action].push_back(bytes == 0 ? kNone : new_piece(bytes, action, action));
+// What an operator asks for, from the arena if a piece of it is meant.
+void Rehearsal::add_block(std::size_t action, const AllocationLog::Entry& entry, std::size_t piece) {
+  stage_.actions[action].blocks.push_back({.bytes = entry.bytes, .is_raw = entry.is_raw});
+  block_pieces_[action].push_back(entry.bytes == 0 ? kNone : piece);
 }
 
 // Operators that write into what is there, tensors that need no operator, and views of both.
@@ -179,7 +180,8 @@ void Rehearsal::add_residents() {
       out.unboxed = unbox(*out.call, kUndefined);
       ++stage_.num_outs;
       for (const auto& entry : found->second.scratch) {
-        add_scratch(i, entry.freed == AllocationLog::kNever ? 0 : entry.bytes);
+        const bool is_gone = entry.freed != AllocationLog::kNever;
+        add_block(i, entry, is_gone ? new_piece(entry.bytes, i, i) : kNone);
       }
       if (const int over = found->second.over; over != kUndefined) memory.piece = memory_of(over).piece;
     }
@@ -201,7 +203,6 @@ void Rehearsal::add_blocks() {
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const AllocationLog::Entry& entry = entries[i];
     if (outs_.count(entry.step) != 0 || is_dropped_[entry.step]) continue;
-    Action& action = stage_.actions[entry.step];
     const auto found = by_entry.find(i);
     const bool is_kept_by_somebody = entry.freed == AllocationLog::kNever;
     std::size_t piece = kNone;
@@ -210,8 +211,7 @@ void Rehearsal::add_blocks() {
     } else if (entry.freed == entry.step) {
       piece = new_piece(entry.bytes, entry.step, entry.step);
     }
-    action.blocks.push_back({.bytes = entry.bytes});
-    block_pieces_[entry.step].push_back(entry.bytes == 0 ? kNone : piece);
+    add_block(entry.step, entry, piece);
   }
 }
 

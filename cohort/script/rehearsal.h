@@ -45,7 +45,7 @@ class Rehearsal {
   int argument_to_write_over(std::size_t action, int result) const;
   void add_residents();
   void add_blocks();
-  void add_scratch(std::size_t action, std::size_t bytes);
+  void add_block(std::size_t action, const AllocationLog::Entry& entry, std::size_t piece);
   std::size_t new_piece(std::size_t bytes, std::size_t first, std::size_t last);
   Memory& memory_of(int slot);
   const Memory& memory_of(int slot) const { return const_cast<Rehearsal*>(this)->memory_of(slot); }
