@@ -118,10 +118,14 @@ void Variant::recheck(Recorded recorded) {
   if (program == nullptr) return;
   std::string found = recorded.tape.refusal();
   if (found.empty()) found = difference_of(recorded, program->recorded());
-  if (found.empty()) return;
-  core::log_warning(concat("[script.recheck] a program no longer does what its function does: ", found,
+  compare(found);
+}
+
+void Variant::compare(const std::string& difference) {
+  if (difference.empty() || state() != State::kReady) return;
+  core::log_warning(concat("[script.recheck] a program no longer does what its function does: ", difference,
                            ". The function runs eagerly from now on"));
-  give_up(concat("a recheck found that ", found));
+  give_up(concat("a recheck found that ", difference));
 }
 
 std::string Variant::explain() const {

@@ -41,6 +41,8 @@ class Variant {
   bool is_recheck_due(std::int64_t every);
   /// Ends a recheck: gives up where the recording differs from the program.
   void recheck(Recorded recorded);
+  /// Gives up, and says so in the log, if `difference` from the program is not empty.
+  void compare(const std::string& difference);
 
   /// The modes that it was made under.
   const Environment& environment() const { return environment_; }

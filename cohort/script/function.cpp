@@ -5,6 +5,7 @@
 #include "cohort/core/error.h"
 #include "cohort/script/backward.h"
 #include "cohort/script/recorder.h"
+#include "cohort/script/recheck.h"
 
 namespace cohort::script {
 namespace {
@@ -15,9 +16,14 @@ bool needs_gradient(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad();
 }
 
-void find_outputs(Recorded& recorded, const Tensors& results) {
+void find_outputs(Recorded& recorded, const Tensors& inputs, const Tensors& results) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (recorded.inputs[i] >= 0 && recorded.tape.find(inputs[i]) != recorded.inputs[i]) {
+      recorded.tape.refuse("an input was given other memory or sizes by no operator (set_data)");
+    }
+  }
   for (const at::Tensor& result : results) {
-    const int slot = recorded.tape.find(result);
+    const int slot = recorded.tape.find_result(result);
     if (slot == kUnknown) recorded.tape.refuse("the function returns a tensor that no operator made");
     recorded.outputs.push_back(slot);
     recorded.needs_gradient.push_back(needs_gradient(result));
@@ -70,12 +76,16 @@ Tensors Function::operator()(const Tensors& inputs) {
   if (variant == nullptr) return run_(inputs);
   if (const auto program = variant->program()) {
     if (!variant->is_recheck_due(cache_.options().recheck_every())) return replay(inputs, program);
-    return record(inputs, variant, /*is_recheck=*/true);
+    return record(inputs, variant, program.get());
   }
-  return variant->start_recording() ? record(inputs, variant, /*is_recheck=*/false) : run_(inputs);
+  return variant->start_recording() ? record(inputs, variant, nullptr) : run_(inputs);
 }
 
-Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& variant, bool is_recheck) {
+Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& variant,
+                         const Program* rechecked) {
+  const bool is_recheck = rechecked != nullptr;
+  std::optional<Recheck> rechecking;
+  if (is_recheck) rechecking.emplace(*rechecked, inputs);
   auto recorded = std::make_shared<Recorded>();
   const auto finish = [&] {
     recorded->split = recorded->tape.calls().size();
@@ -88,7 +98,8 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
       const Recording recording(recorded->tape);
       results = run_(inputs);
     }
-    find_outputs(*recorded, results);
+    if (is_recheck) variant->compare(rechecking->difference(results));
+    find_outputs(*recorded, inputs, results);
     finish();
     return results;
   }
@@ -100,7 +111,8 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
     const Recording recording(recorded->tape);
     results = run_(leaves);
   }
-  find_outputs(*recorded, results);
+  if (is_recheck) variant->compare(rechecking->difference(results));
+  find_outputs(*recorded, leaves, results);
   refuse_effects_under_autograd(*recorded);
   if (const std::string reason = unrecordable_within(results); !reason.empty()) recorded->tape.refuse(reason);
   const auto reached = leaves_behind(results);

@@ -25,7 +25,8 @@ class Function {
   const Cache& cache() const { return cache_; }
 
  private:
-  Tensors record(const Tensors& inputs, const std::shared_ptr<Variant>& variant, bool is_recheck);
+  // `rechecked`: the program that the call is to be compared with, or null.
+  Tensors record(const Tensors& inputs, const std::shared_ptr<Variant>& variant, const Program* rechecked);
 
   Run run_;
   Cache cache_;

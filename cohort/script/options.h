@@ -19,8 +19,9 @@ struct ScriptOptions {
   TORCH_ARG(std::string, name) = "function";
   /// How many programs are kept, one for each set of guards; calls under further ones run eagerly.
   TORCH_ARG(std::int64_t, max_programs) = 8;
-  /// Records one call in N again and compares it with the program, which ends where C++ now does something
-  /// else. 0: never.
+  /// Runs one call in N as the function does and compares it with the program: operators, and bit by bit
+  /// results and what is written to; in a training step gradients. Where they differ the program ends. 0:
+  /// never.
   TORCH_ARG(std::int64_t, recheck_every) = 0;
   /// Backward hands gradients on, to hooks and to a Reducer that sends them, whenever so many bytes of them
   /// are final; 0: all at its end.

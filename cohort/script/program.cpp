@@ -51,6 +51,16 @@ at::Tensor resident_tensor(Arena& arena, const Resident& resident, const Layout&
   return at::Tensor(std::move(impl));
 }
 
+// The tag that operators of one's own may lack: the calls that follow take the sizes for fixed.
+void check_sizes(const Call& call, const at::Tensor& tensor, const Layout& recorded) {
+  if (!tensor.defined() || (tensor.sizes() == recorded.sizes && tensor.strides() == recorded.strides)) return;
+  throw UsageError("script.replay",
+                   core::concat(call.name(), " returned sizes ", tensor.sizes(), " and strides ",
+                                tensor.strides(), ", recorded were ", c10::IntArrayRef(recorded.sizes),
+                                " and ", c10::IntArrayRef(recorded.strides)),
+                   "at::Tag::dynamic_output_shape where the operator is defined, so that it stays eager");
+}
+
 }  // namespace
 
 Program::Program(Recorded recorded) : recorded_(std::move(recorded)), plan_(recorded_) {
@@ -163,6 +173,8 @@ void Program::prepare(Frame& frame, Part part, const Stage& stage) const {
 void Program::store_results(const Call& call, Frame& frame) const {
   const std::size_t first = frame.stack.size() - call.num_results;
   const auto store = [&](int slot, at::Tensor&& tensor) {
+    if (call.is_foreign && slot >= 0)
+      check_sizes(call, tensor, recorded_.tape.values()[at_slot(slot)].layout);
     if (slot >= 0 && !plan_.hoisted[at_slot(slot)] &&
         recorded_.tape.values()[at_slot(slot)].source == Source::kMade) {
       frame.values[at_slot(slot)] = std::move(tensor);

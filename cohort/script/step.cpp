@@ -4,11 +4,13 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "cohort/core/error.h"
 #include "cohort/script/backward.h"
 #include "cohort/script/recorder.h"
+#include "cohort/script/recheck.h"
 
 namespace cohort::script {
 namespace {
@@ -49,9 +51,18 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
   const bool is_recheck = program != nullptr && variant->is_recheck_due(cache_.options().recheck_every());
   if (program != nullptr && !is_recheck) return replay(inputs, *program);
   if (program == nullptr && !variant->start_recording()) return run(inputs);
+  std::optional<Recheck> rechecking;
+  if (is_recheck) rechecking.emplace(*program, inputs);
   Recorded recorded;
   const at::Tensor loss = record(inputs, recorded);
-  is_recheck ? variant->recheck(std::move(recorded)) : variant->offer(std::move(recorded));
+  if (is_recheck) {
+    Tensors gradients;
+    for (const at::Tensor& leaf : program->recorded().leaves) gradients.push_back(leaf.grad());
+    variant->compare(rechecking->difference({loss}, gradients));
+    variant->recheck(std::move(recorded));
+  } else {
+    variant->offer(std::move(recorded));
+  }
   update();
   return loss;
 }
@@ -107,9 +118,7 @@ void TrainingStep::find_gradients(Recorded& recorded) {
 
 at::Tensor TrainingStep::replay(const Tensors& inputs, const Program& program) {
   const Recorded& recorded = program.recorded();
-  for (const at::Tensor& leaf : recorded.leaves) {
-    if (!torch::autograd::impl::hooks(leaf).empty()) return run(inputs);
-  }
+  if (std::any_of(recorded.leaves.begin(), recorded.leaves.end(), has_hooks)) return run(inputs);
   parts_.zero_grad();
   auto frame = program.borrow();
   for (std::size_t i = 0; i < inputs.size(); ++i) {

@@ -5,6 +5,7 @@
 #include <ATen/ops/equal.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <bit>
 #include <string_view>
 
@@ -79,6 +80,22 @@ void visit(const c10::IValue& value, TensorPlace& place, const auto& slot_of) {
   }
 }
 
+// A tensor that sizes, strides and a storage describe.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_nested() &&
+         !tensor.is_quantized();
+}
+
+std::string kind_of(const at::Tensor& tensor) {
+  if (tensor.is_nested()) return "nested tensor";
+  return tensor.is_quantized() ? "quantized tensor" : concat("tensor of layout ", tensor.layout());
+}
+
+std::size_t hash_of_contents(const at::Tensor& tensor) {
+  const at::Tensor plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
+  return std::hash<std::string_view>()({static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()});
+}
+
 bool holds_tensors(const c10::IValue& value) {
   return value.isTensor() || value.isTensorList() || value.isOptionalTensorList();
 }
@@ -134,9 +151,20 @@ void Tape::refuse(std::string reason) {
 
 int Tape::find(const at::Tensor& tensor) const {
   if (!tensor.defined()) return kUndefined;
-  if (tensor.layout() != at::kStrided || !tensor.has_storage()) return kUnknown;
+  if (!is_plain(tensor)) return kUnknown;
   const auto found = slots_.find({tensor.storage().unsafeGetStorageImpl(), Layout::of(tensor)});
   return found == slots_.end() ? kUnknown : found->second;
+}
+
+int Tape::find_result(const at::Tensor& tensor) {
+  const int slot = find(tensor);
+  if (slot < 0) return slot;
+  Storage& storage = storages_[values_[at_slot(slot)].storage];
+  if (storage.blank && tensor.numel() > 0) {
+    storage.blank = false;
+    snapshot(slot, tensor);
+  }
+  return slot;
 }
 
 bool Tape::knows_storage(const at::Tensor& tensor) const {
@@ -149,8 +177,9 @@ int Tape::add(const at::Tensor& tensor, Source source) {
   const auto [known, is_new] = storage_numbers_.try_emplace(storage, storages_.size());
   const int slot = static_cast<int>(values_.size());
   if (is_new) {
-    storages_.push_back({tensor.storage().getWeakStorageImpl(), slot, source == Source::kMade});
+    storages_.push_back({tensor.storage().getWeakStorageImpl(), slot, 0, source == Source::kMade});
   }
+  storages_[known->second].bytes = tensor.storage().nbytes();
   Layout layout = Layout::of(tensor);
   slots_.emplace(Key{storage, layout}, slot);
   const bool keep = source == Source::kCaptured || source == Source::kConstant;
@@ -160,17 +189,39 @@ int Tape::add(const at::Tensor& tensor, Source source) {
 
 int Tape::add_input(const at::Tensor& tensor) {
   if (!tensor.defined()) return kUndefined;
-  if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
-    refuse(concat("an input is no strided tensor but ", tensor.layout()));
+  if (!is_plain(tensor)) {
+    refuse(concat("an input is a ", kind_of(tensor)));
     return kUndefined;
   }
+  has_inputs_ = true;
+  inputs_hash_ = inputs_hash_ * 31 + hash_of_contents(tensor);
   const int known = find(tensor);
   return known == kUnknown ? add(tensor, Source::kInput) : known;
+}
+
+// Kernels of operators that are made of others resize their out= without an operator.
+int Tape::resize(int base, const at::Tensor& tensor) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::resize_", "");
+  if (!tensor.is_contiguous() || tensor.storage_offset() != 0) {
+    refuse(concat("a tensor was resized to ", Layout::of(tensor).str(), " by no operator"));
+  }
+  const int slot = add(tensor, Source::kMade);
+  Call call(op);
+  call.arguments = {c10::IValue(), tensor.sizes().vec(), c10::IValue()};
+  call.inputs = {{.index = 0, .kind = Kind::kTensor, .fresh_handle = true, .slots = {base}}};
+  call.results = {{.index = 0, .kind = Kind::kTensor, .fresh_handle = false, .slots = {slot}}};
+  call.num_results = 1;
+  calls_.push_back(std::move(call));
+  return slot;
 }
 
 // A view that no operator made: kernels and autograd build some by hand.
 int Tape::restride(int base, const at::Tensor& tensor) {
   const Value& from = values_[static_cast<std::size_t>(base)];
+  if (tensor.storage().nbytes() != storages_[from.storage].bytes) {
+    if (from.source == Source::kMade) return resize(base, tensor);
+    refuse(concat("the memory of a tensor ", from.layout.str(), " that it did not make is resized"));
+  }
   if (from.layout.dtype != tensor.scalar_type() || tensor.is_conj() || tensor.is_neg()) {
     refuse(concat("a tensor ", Layout::of(tensor).str(), " is another view of ", from.layout.str(),
                   " that no operator made"));
@@ -205,8 +256,8 @@ void Tape::snapshot(int slot, const at::Tensor& tensor) {
 
 int Tape::use(const at::Tensor& tensor, const Call& call, bool reads) {
   if (!tensor.defined()) return kUndefined;
-  if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
-    refuse(concat(call.name(), " takes a tensor of layout ", tensor.layout()));
+  if (!is_plain(tensor)) {
+    refuse(concat(call.name(), " takes a ", kind_of(tensor)));
     return kUndefined;
   }
   int slot = find(tensor);
@@ -227,8 +278,8 @@ int Tape::use(const at::Tensor& tensor, const Call& call, bool reads) {
 
 int Tape::made(const at::Tensor& tensor, const Call& call) {
   if (!tensor.defined()) return kUndefined;
-  if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
-    refuse(concat(call.name(), " returns a tensor of layout ", tensor.layout()));
+  if (!is_plain(tensor)) {
+    refuse(concat(call.name(), " returns a ", kind_of(tensor)));
     return kUndefined;
   }
   const int known = find(tensor);
@@ -278,8 +329,15 @@ void Tape::find_new_layouts(Call& call, const std::vector<Written>& written) {
     if (values_[static_cast<std::size_t>(each.slot)].source != Source::kMade) {
       refuse(concat(call.name(), " changes the shape of a tensor that it did not make"));
     }
-    call.inputs[each.place].fresh_handle = true;
-    made(each.tensor, call);
+    TensorPlace& place = call.inputs[each.place];
+    if (!call.op.schema().returns().empty()) {
+      place.fresh_handle = true;
+      made(each.tensor, call);
+      continue;
+    }
+    // Nothing of it comes back from the operator: the tensor has its size before.
+    const int sized = resize(each.slot, each.tensor);
+    std::replace(place.slots.begin(), place.slots.end(), each.slot, sized);
   }
 }
 
@@ -307,6 +365,7 @@ void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   Call call(op, keys.remove(c10::DispatchKey::CustomRNGKeyId));  // a RandomScope is no part of the function
   call.grad_mode = at::GradMode::is_enabled();
   call.below_autocast = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
+  call.is_foreign = !starts_with(call, "aten::");
   if (op.hasTag(at::Tag::dynamic_output_shape)) {
     refuse(concat(call.name(), " returns a tensor whose size depends on values"));
   }
@@ -364,11 +423,16 @@ std::string Tape::difference_of_calls(const Call& mine, const Call& other) const
 
 // Of a tensor that is a new one in each recording. A single number, and what C++ wrote into an empty tensor,
 // may be a constant; anything else may come from another thread, or from memory that C++ fills.
-std::string Tape::difference_of_contents(int slot, const Value& mine, const Value& other) const {
+std::string Tape::difference_of_contents(int slot, const Value& mine, const Value& other,
+                                         bool same_inputs) const {
   const std::string what = concat("a tensor ", mine.layout.str(), " that ", user_of(slot), " uses");
   if (is_written(mine.storage)) return concat(what, " is a new one in each recording, and is written to");
   if (!mine.snapshot && mine.tensor.dim() > 0) return concat(what, " comes from no operator of this thread");
-  if (at::equal(mine.tensor, other.tensor)) return {};
+  const bool same = at::equal(mine.tensor, other.tensor);
+  if (same && mine.tensor.dim() > 0 && same_inputs) {
+    return concat(what, " was filled by C++, maybe from inputs, whose values were the same each time");
+  }
+  if (same) return {};
   if (mine.tensor.dim() > 0) return concat(what, " was filled by C++, with other contents in each recording");
   return concat("a number that ", user_of(slot), " uses was ", text_of(other.tensor.item()), " and then ",
                 text_of(mine.tensor.item()));
@@ -391,6 +455,7 @@ std::string Tape::difference(const Tape& before) {
     }
     return mine.layout == expected;
   };
+  const bool same_inputs = has_inputs_ && inputs_hash_ == before.inputs_hash_;
   for (std::size_t i = 0; i < values_.size(); ++i) {
     Value& mine = values_[i];
     const Value& other = before.values_[i];
@@ -403,7 +468,9 @@ std::string Tape::difference(const Tape& before) {
     }
     const bool is_world = mine.source == Source::kCaptured;
     if (!is_world || mine.tensor.storage().is_alias_of(other.tensor.storage())) continue;
-    if (std::string found = difference_of_contents(slot, mine, other); !found.empty()) return found;
+    if (std::string found = difference_of_contents(slot, mine, other, same_inputs); !found.empty()) {
+      return found;
+    }
     mine.source = Source::kConstant;
   }
   return {};

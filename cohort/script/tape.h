@@ -81,6 +81,7 @@ struct Call {
   bool is_view = false;  ///< results alias the first tensor and nothing is written
   bool grad_mode = false;
   bool below_autocast = false;
+  bool is_foreign = false;  ///< not LibTorch's: its results are checked in each run
 
   /// Returns "aten::addmm" or "aten::add.Tensor".
   std::string name() const;
@@ -102,6 +103,8 @@ class Tape {
   void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
   /// Returns the slot of a tensor; kUnknown where no call or input had it.
   int find(const at::Tensor& tensor) const;
+  /// As find(), of what the function returns: memory that kernels filled without an operator counts as read.
+  int find_result(const at::Tensor& tensor);
   /// True if a value of `tensor`'s storage is on the tape.
   bool knows_storage(const at::Tensor& tensor) const;
 
@@ -136,6 +139,7 @@ class Tape {
   struct Storage {
     c10::weak_intrusive_ptr<c10::StorageImpl> held;
     int first = kUndefined;  // the first value of it
+    std::size_t bytes = 0;   // as operators left it
     bool made = false;       // by an operator
     bool blank = false;      // by one that leaves it as it comes, and none has written to it
     bool written = false;
@@ -151,12 +155,13 @@ class Tape {
   int made(const at::Tensor& tensor, const Call& call);
   void snapshot(int slot, const at::Tensor& tensor);
   int restride(int base, const at::Tensor& tensor);
+  int resize(int base, const at::Tensor& tensor);
   void take_arguments(Call& call, const torch::jit::Stack& stack, std::vector<Written>& written);
   void take_results(Call& call, const torch::jit::Stack& stack);
   void mark_written(const std::vector<Written>& written);
   void find_new_layouts(Call& call, const std::vector<Written>& written);
   std::string difference_of_calls(const Call& mine, const Call& other) const;
-  std::string difference_of_contents(int slot, const Value& mine, const Value& other) const;
+  std::string difference_of_contents(int slot, const Value& mine, const Value& other, bool same_inputs) const;
   std::string user_of(int slot) const;
 
   std::vector<Call> calls_;
@@ -165,6 +170,8 @@ class Tape {
   std::unordered_map<const c10::StorageImpl*, std::size_t> storage_numbers_;
   std::unordered_map<Key, int, KeyHash> slots_;
   bool needs_input_offsets_ = false;
+  bool has_inputs_ = false;
+  std::size_t inputs_hash_ = 0;  // of their contents
   std::string refusal_;
 };
 

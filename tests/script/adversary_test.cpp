@@ -1,0 +1,341 @@
+#include <ATen/autocast_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "cohort/optim/autocast.h"
+#include "cohort/optim/sgd.h"
+#include "cohort/script/recorder.h"
+#include "cohort/script/step.h"
+#include "nets.h"
+
+// Functions and loops that a recording might get wrong: whatever script mode does with them, results, effects
+// and gradients are eager mode's, or an error.
+namespace cohort::script {
+namespace {
+
+namespace nn = torch::nn;
+using test::cross_entropy;
+using test::same_bits;
+
+bool contains(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
+}
+
+// Calls `run` and its script in turn, each on inputs made anew, and expects the same results and the same
+// effects on the inputs. Returns explain().
+std::string expect_same(const Function::Run& run, const std::function<Tensors(int call)>& inputs,
+                        int calls = 6) {
+  Function fast(run, ScriptOptions());
+  for (int i = 0; i < calls; ++i) {
+    const Tensors ours = inputs(i), theirs = inputs(i);
+    at::manual_seed(i);
+    const Tensors expected = run(ours);
+    at::manual_seed(i);
+    const Tensors found = fast(theirs);
+    EXPECT_TRUE(same_bits(expected, found)) << "call " << i << "\n" << fast.explain();
+    EXPECT_TRUE(same_bits(ours, theirs)) << "call " << i << "\n" << fast.explain();
+  }
+  return fast.explain();
+}
+
+TEST(AdversaryTest, InputsThatOverlapAreWrittenAsInEagerMode) {
+  const at::NoGradGuard no_grad;
+  const auto run = [](const Tensors& in) {
+    in[0].add_(1);
+    in[1].mul_(2);
+    in[0].slice(0, 1, 3).zero_();
+    return Tensors{in[0] + in[1]};
+  };
+  const auto overlapping = [](int call) {
+    const at::Tensor memory = at::arange(12, at::kFloat);
+    const std::int64_t start = call % 2, apart = call < 8 ? 2 : 3;
+    return Tensors{memory.slice(0, start, start + 5), memory.slice(0, start + apart, start + apart + 5)};
+  };
+  const std::string explained = expect_same(run, overlapping, 16);
+  EXPECT_TRUE(contains(explained, "2 of 8 programs")) << explained;
+}
+
+TEST(AdversaryTest, InputsMayBeAnyViewOfAnything) {
+  const at::NoGradGuard no_grad;
+  const auto run = [](const Tensors& in) {
+    const at::Tensor y = in[0] * 2;
+    return Tensors{y, at::real(y).contiguous(), in[0].t().contiguous(), y.abs()};
+  };
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> views = {
+      [](const at::Tensor& t) { return t; },
+      [](const at::Tensor& t) { return t.t(); },
+      [](const at::Tensor& t) { return t.conj(); },
+      [](const at::Tensor& t) { return t.slice(1, 1, 4); },
+      [](const at::Tensor& t) { return t[1].expand({3, 4}); },
+      [](const at::Tensor& t) { return at::imag(t.conj()); },  // a negative view
+  };
+  for (const auto& view : views) {
+    const auto make = [&](int call) {
+      at::manual_seed(call);
+      return Tensors{view(at::randn({4, 4}, at::kComplexFloat))};
+    };
+    const auto run_real = [&](const Tensors& in) {
+      return in[0].is_complex() ? run(in) : Tensors{in[0] + 1, in[0].neg(), in[0].t().contiguous()};
+    };
+    const std::string explained = expect_same(run_real, make);
+    EXPECT_TRUE(contains(explained, "program: ")) << explained;
+  }
+}
+
+TEST(AdversaryTest, ResultsMayBeInputsTwiceTheSameUndefinedOrConstant) {
+  const at::NoGradGuard no_grad;
+  const auto run = [](const Tensors& in) {
+    const at::Tensor y = in[0] + 1;
+    return Tensors{in[0], y, y, at::Tensor(), y.view({-1}), torch::tensor({1.0F, 2.0F})};
+  };
+  Function fast(run, ScriptOptions());
+  for (int i = 0; i < 6; ++i) {
+    const at::Tensor x = at::rand({2, 2});
+    Tensors found = fast({x});
+    EXPECT_TRUE(found[0].is_same(x));
+    EXPECT_TRUE(same_bits(run({x}), found));
+    EXPECT_TRUE(found[4].is_alias_of(found[1]));
+    found[1].zero_();
+    found[5].zero_();  // is nobody else's
+  }
+  EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
+}
+
+TEST(AdversaryTest, TensorsThatChangeTheirShapeInPlace) {
+  const at::NoGradGuard no_grad;
+  const auto make = [](int call) { return Tensors{at::full({2, 3}, 1.0 + call)}; };
+  const auto made = [](const Tensors& in) {
+    at::Tensor y = in[0] * 2, z = in[0] + 1;
+    const at::Tensor row = y[0];
+    y.t_();
+    y.unsqueeze_(0).squeeze_().add_(1);
+    z.resize_({2, 2}).mul_(3);
+    at::Tensor w = in[0] - 1;
+    w.set_data(y);
+    w.mul_(2);
+    at::Tensor out = at::empty({5});
+    out.resize_({0});
+    at::add_out(out, in[0], in[0]);
+    return Tensors{y.contiguous(), row, z, w.contiguous(), out};
+  };
+  EXPECT_TRUE(contains(expect_same(made, make), "program: "));
+
+  at::Tensor state = at::ones({2});
+  const auto resized = [&](const Tensors& in) {
+    state.resize_({in[0].numel()}).copy_(in[0].view(-1));
+    return Tensors{state + 1};
+  };
+  const auto alternating = [](int call) { return Tensors{at::full({2, 2 + call % 3 / 2}, 1.0 + call)}; };
+  expect_same(resized, alternating, 12);
+  const auto input = [](const Tensors& in) {
+    in[0].t_();
+    return Tensors{in[0].contiguous()};
+  };
+  EXPECT_TRUE(contains(expect_same(input, make), "changes the shape of a tensor that it did not make"));
+}
+
+TEST(AdversaryTest, BuffersThatChangePlacesStayEager) {
+  const at::NoGradGuard no_grad;
+  at::Tensor front = at::zeros({3}), back = at::ones({3});
+  Function fast(
+      [&](const Tensors& in) {
+        std::swap(front, back);
+        front.add_(in[0]);
+        return Tensors{front - back};
+      },
+      ScriptOptions());
+  at::Tensor a = at::zeros({3}), b = at::ones({3});
+  for (int i = 0; i < 8; ++i) {
+    std::swap(a, b);
+    a.add_(i);
+    EXPECT_TRUE(same_bits(fast({at::full({3}, i)})[0], a - b)) << i;
+  }
+  EXPECT_TRUE(contains(fast.explain(), "recordings differ")) << fast.explain();
+}
+
+// What no operator shows is found by a recheck that compares results and effects.
+TEST(AdversaryTest, ARecheckFindsReadsAndWritesThroughPointersAndSeedsSetInCpp) {
+  const at::NoGradGuard no_grad;
+  const auto option = ScriptOptions().recheck_every(3);
+  const auto ends = [&](const Function::Run& run) {
+    Function fast(run, option);
+    for (int i = 0; i < 8; ++i) fast({at::full({4}, 1.0 + (i > 2 ? i : 0))});
+    const at::Tensor x = at::full({4}, 9.0);
+    at::manual_seed(1);
+    const Tensors expected = run({x});
+    at::manual_seed(1);
+    EXPECT_TRUE(same_bits(fast({x}), expected)) << fast.explain();
+    return fast.explain();
+  };
+  EXPECT_TRUE(contains(ends([](const Tensors& in) {
+                         at::Tensor y = in[0] * 2;
+                         y.data_ptr<float>()[0] += in[0].data_ptr<float>()[1];
+                         return Tensors{y + 1};
+                       }),
+                       "a recheck found that result 0 has other values"));
+  EXPECT_TRUE(contains(ends([](const Tensors& in) { return Tensors{in[0] * in[0].data_ptr<float>()[0]}; }),
+                       "a recheck found"));
+  EXPECT_TRUE(contains(ends([](const Tensors& in) {
+                         return in[0].accessor<float, 1>()[0] > 2 ? Tensors{in[0] * 2} : Tensors{in[0] * 3};
+                       }),
+                       "a recheck found"));
+  EXPECT_TRUE(contains(ends([](const Tensors& in) {
+                         at::manual_seed(3);
+                         return Tensors{at::rand_like(in[0])};
+                       }),
+                       "a recheck found that result 0"));
+  at::Tensor state = at::zeros({4});
+  EXPECT_TRUE(contains(ends([&](const Tensors& in) {
+                         at::Tensor y = in[0] * 2;
+                         y.data_ptr<float>()[0] = 7;
+                         state.copy_(y);
+                         return Tensors{in[0] + 1};
+                       }),
+                       "a recheck found that a tensor Float [4] is left with other values"));
+}
+
+TEST(AdversaryTest, ARecheckOfASoundProgramLeavesNoTrace) {
+  const auto trained = [](std::int64_t recheck_every) {
+    at::manual_seed(1);
+    auto model = test::small_mlp();
+    optim::SGD sgd(model->parameters(), optim::SGDOptions(0.05).momentum(0.9));
+    auto step = script_step(model, cross_entropy, sgd, ScriptOptions().recheck_every(recheck_every));
+    auto fast = script(model, ScriptOptions().recheck_every(recheck_every));
+    at::manual_seed(7);
+    Tensors all;
+    for (int i = 0; i < 20; ++i) {
+      const at::Tensor x = at::randn({16, 32}), y = at::randint(0, 10, {16});
+      all.push_back(step(x, y));
+      all.push_back(fast(x).sum());
+      all.back().backward();
+      const at::NoGradGuard no_grad;
+      all.push_back(fast(x));
+    }
+    for (const at::Tensor& tensor : model->parameters()) all.push_back(tensor);
+    for (const at::Tensor& tensor : model->buffers()) all.push_back(tensor);
+    all.push_back(at::rand({2}));
+    EXPECT_FALSE(contains(step.explain() + fast.explain(), "eager")) << step.explain() << fast.explain();
+    return all;
+  };
+  const Tensors expected = trained(0), found = trained(3);
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(expected[i], found[i])) << i;
+}
+
+struct ThreadState {
+  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  bool grad = at::GradMode::is_enabled();
+  bool cache = at::autocast::is_autocast_cache_enabled();
+  bool recording = Recording::is_active();
+  bool operator==(const ThreadState& other) const {
+    return keys.included_ == other.keys.included_ && keys.excluded_ == other.keys.excluded_ &&
+           grad == other.grad && cache == other.cache && recording == other.recording;
+  }
+};
+
+TEST(AdversaryTest, ExceptionsAnywhereLeaveNothingBehind) {
+  const ThreadState before;
+  at::manual_seed(1);
+  auto model = test::small_mlp();
+  const at::Tensor x = at::randn({16, 32}), good = at::randint(0, 10, {16}), bad = at::full({16}, 99);
+  optim::SGD sgd(model->parameters(), optim::SGDOptions(0.05));
+  auto step = script_step(model, cross_entropy, sgd);
+  for (int i = 0; i < 6; ++i) {  // in recordings first, then in replays: a class that does not exist
+    EXPECT_THROW(step(x, bad), c10::Error);
+    EXPECT_TRUE(before == ThreadState());
+    step(x, good);
+  }
+  EXPECT_TRUE(contains(step.explain(), "program: ")) << step.explain();
+
+  const at::Tensor w = at::ones({2}).requires_grad_();
+  bool throws = false;
+  w.register_hook([&](const at::Tensor& gradient) {
+    if (throws) throw std::runtime_error("the hook throws");
+    return gradient;
+  });
+  auto fast = script([&](const at::Tensor& t) {
+    if (throws && t.numel() == 3) throw std::runtime_error("the body throws");
+    return t.sum() * w;
+  });
+  for (int i = 0; i < 6; ++i) {
+    throws = true;
+    EXPECT_THROW(fast(at::ones({2})).sum().backward(), std::runtime_error);
+    EXPECT_THROW(fast(at::ones({3})), std::runtime_error);
+    EXPECT_TRUE(before == ThreadState());
+    throws = false;
+    w.mutable_grad().reset();
+    fast(at::ones({2})).sum().backward();
+    EXPECT_EQ(w.grad()[0].item<float>(), 2);
+  }
+}
+
+TEST(AdversaryTest, ThreadsRecordAndReplayTheSameFunctionAtOnce) {
+  at::manual_seed(1);
+  const at::Tensor w = at::rand({8, 8}).requires_grad_();
+  const auto fn = [=](const at::Tensor& x) { return at::mm(x, w).sigmoid().mul(x); };
+  auto fast = script(fn);
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 60; ++i) {
+        const at::Tensor x = at::full({1 + (t + i) % 3, 8}, 0.1 * t);
+        const auto expected = torch::autograd::grad({fn(x).sum()}, {w});
+        const auto found = torch::autograd::grad({fast(x).sum()}, {w});
+        if (!same_bits(found, expected)) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_TRUE(contains(fast.explain(), "3 of 8 programs")) << fast.explain();
+  EXPECT_FALSE(contains(fast.explain(), "eager")) << fast.explain();
+}
+
+TEST(AdversaryTest, GradientsAutocastAndNoGradWithinTheFunction) {
+  const at::Tensor w = at::rand({4, 4}).requires_grad_();
+  const auto penalty = [&](const at::Tensor& x) {
+    const at::Tensor y = at::mm(x, w).tanh().sum();
+    const at::Tensor slope = torch::autograd::grad({y}, {w}, {}, true, true)[0];
+    at::Tensor part;
+    {
+      const at::NoGradGuard no_grad;
+      part = (w * 2).sum();
+    }
+    const optim::Autocast narrow(at::kCPU, at::kBFloat16);
+    return slope.square().sum() * part + at::mm(x, w).sum();
+  };
+  auto fast = script(penalty);
+  for (int i = 0; i < 6; ++i) {
+    const at::Tensor x = at::randn({3, 4});
+    const at::Tensor expected = penalty(x);
+    const at::Tensor gradient = torch::autograd::grad({expected}, {w})[0];
+    const at::Tensor found = fast(x);
+    EXPECT_TRUE(same_bits(found, expected)) << fast.explain();
+    EXPECT_TRUE(same_bits(torch::autograd::grad({found}, {w})[0], gradient)) << fast.explain();
+  }
+  EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
+}
+
+TEST(AdversaryTest, GeneratorsOfTheFunctionsOwn) {
+  const at::NoGradGuard no_grad;
+  auto mine = at::make_generator<at::CPUGeneratorImpl>(1),
+       yours = at::make_generator<at::CPUGeneratorImpl>(1);
+  auto* generator = &mine;
+  const auto run = [&](const at::Tensor& x) { return x + at::rand({3}, *generator) + at::rand({3}); };
+  auto fast = script([&](const at::Tensor& x) { return x + at::rand({3}, yours) + at::rand({3}); });
+  for (int i = 0; i < 6; ++i) {
+    at::manual_seed(i);
+    const at::Tensor expected = run(at::ones({3}));
+    at::manual_seed(i);
+    EXPECT_TRUE(same_bits(fast(at::ones({3})), expected));
+  }
+  EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
+}
+
+}  // namespace
+}  // namespace cohort::script

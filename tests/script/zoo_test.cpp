@@ -1,0 +1,245 @@
+#include "zoo.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/randn_like.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <sstream>
+
+#include "cohort/core/error.h"
+#include "cohort/script/function.h"
+#include "same_bits.h"
+#include "zoo_values.h"
+
+namespace cohort::script {
+namespace {
+
+using core::concat;
+using test::same_bits;
+namespace zoo = test::zoo;
+using Run = std::function<Tensors(const Tensors&)>;
+
+enum class Verdict : std::uint8_t { kSame, kRefused, kDiffers, kNotCalled };
+
+// What script mode made of an operator.
+struct Sighting {
+  std::string name = {};
+  Verdict verdict = Verdict::kNotCalled;
+  std::string reason = {};
+  bool has_gradient = false;  // and its backward is the same too
+};
+
+// Everything that a call leaves.
+struct Trace {
+  Tensors results, inputs, gradients;
+  at::Tensor generator;
+};
+
+bool starts_with(const std::string& text, std::string_view prefix) {
+  return text.compare(0, prefix.size(), prefix) == 0;
+}
+
+// Operators that leave memory as it comes: sizes and type are all that can be the same.
+bool is_blank(const std::string& base) {
+  return base == "_make_dep_token" || starts_with(base, "empty") || starts_with(base, "_empty") ||
+         starts_with(base, "new_empty") || starts_with(base, "resize") || starts_with(base, "_resize");
+}
+
+bool same(const Tensors& a, const Tensors& b, bool blank) {
+  if (a.size() != b.size()) return false;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i].defined() != b[i].defined()) return false;
+    if (!a[i].defined()) continue;
+    if (a[i].sizes() != b[i].sizes() || a[i].scalar_type() != b[i].scalar_type()) return false;
+    if (a[i].layout() != b[i].layout()) return false;
+    if (a[i].layout() != at::kStrided || blank) continue;
+    if (a[i].strides() != b[i].strides() || a[i].is_conj() != b[i].is_conj()) return false;
+    if (!same_bits(a[i], b[i])) return false;
+  }
+  return true;
+}
+
+Trace call(const Run& run, const zoo::Case& one, bool with_gradient) {
+  Trace trace;
+  for (const at::Tensor& tensor : one.inputs()) {
+    at::Tensor& copy = trace.inputs.emplace_back(tensor.clone());
+    if (with_gradient && (copy.is_floating_point() || copy.is_complex())) copy.requires_grad_();
+  }
+  at::manual_seed(11);
+  trace.results = run(trace.inputs);
+  if (with_gradient) {
+    Tensors ends, tangents, leaves;
+    for (const at::Tensor& result : trace.results) {
+      if (!result.defined() || !result.requires_grad()) continue;
+      ends.push_back(result);
+      tangents.push_back(at::randn_like(result));
+    }
+    for (const at::Tensor& input : trace.inputs) {
+      if (input.requires_grad()) leaves.push_back(input);
+    }
+    trace.gradients =
+        torch::autograd::grad(ends, leaves, tangents, std::nullopt, false, /*allow_unused=*/true);
+  }
+  trace.generator = at::globalContext().defaultGenerator(at::kCPU).get_state();
+  return trace;
+}
+
+std::string difference(const Trace& eager, const Trace& scripted, bool blank) {
+  if (!same(eager.results, scripted.results, blank)) return "other results";
+  if (!same(eager.inputs, scripted.inputs, blank)) return "other effects on its inputs";
+  if (!same(eager.gradients, scripted.gradients, blank)) return "other gradients";
+  if (!same_bits(eager.generator, scripted.generator)) return "the generator stands elsewhere";
+  return "";
+}
+
+// Records `run` twice, and replays it on the same inputs and on others of the same shapes.
+Sighting watch(const Run& run, const zoo::Found& found, bool blank, bool with_gradient) {
+  Sighting seen;
+  Function fast(run, ScriptOptions().max_programs(1));
+  const auto compare = [&](const zoo::Case& one, const char* what) {
+    const Trace eager = call(run, one, with_gradient);
+    const std::string differs = difference(eager, call(std::ref(fast), one, with_gradient), blank);
+    if (differs.empty()) return;
+    seen = {.verdict = Verdict::kDiffers, .reason = concat(what, ": ", differs)};
+  };
+  try {
+    if (!difference(call(run, *found.first, with_gradient), call(run, *found.first, with_gradient), blank)
+             .empty()) {
+      return {.reason = "eager mode itself has other results each time"};
+    }
+    for (int i = 1; i <= 7; ++i) compare(*found.first, i <= 2 ? "recording" : "replay");
+    if (found.second) compare(*found.second, "replay with other values");
+  } catch (const std::exception& error) {
+    return {.verdict = Verdict::kDiffers, .reason = concat("throws ", error.what())};
+  }
+  if (seen.verdict == Verdict::kDiffers) return seen;
+  const std::string explained = fast.explain();
+  const std::size_t eager = explained.find("eager: ");
+  if (explained.find("program: ") != std::string::npos) return {.verdict = Verdict::kSame};
+  if (eager == std::string::npos) return {.verdict = Verdict::kDiffers, .reason = explained};
+  return {.verdict = Verdict::kRefused,
+          .reason = explained.substr(eager + 7, explained.find('\n', eager) - eager - 7)};
+}
+
+// True if the operator can be differentiated as it was called.
+bool has_gradient(const zoo::Case& one) {
+  for (std::size_t i = 0; i < one.inputs().size(); ++i) {
+    if (one.is_written()[i]) return false;
+  }
+  try {
+    const Trace trace = call(one, one, /*with_gradient=*/true);
+    for (const at::Tensor& gradient : trace.gradients) {
+      if (gradient.defined()) return true;
+    }
+  } catch (const std::exception&) {
+  }
+  return false;
+}
+
+Sighting watch(const c10::OperatorName& name) {
+  const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow(name.name.c_str(), name.overload_name.c_str());
+  const bool blank = is_blank(zoo::base_of(name));
+  const zoo::Found found = zoo::find_inputs(op);
+  Sighting seen;
+  const auto& unseen = zoo::inputs_of("*unseen");
+  if (const auto known = unseen.find(zoo::text_of(name).substr(6)); known != unseen.end()) {
+    seen.reason = known->second;
+    std::replace(seen.reason.begin(), seen.reason.end(), '_', ' ');
+  } else if (!found.first) {
+    seen.reason = found.reason;
+  } else {
+    const Run run = [&](const Tensors& inputs) { return (*found.first)(inputs); };
+    {
+      const at::NoGradGuard no_grad;
+      seen = watch(run, found, blank, false);
+    }
+    if (seen.verdict == Verdict::kSame && has_gradient(*found.first)) {
+      const Sighting backward = watch(run, found, blank, true);
+      if (backward.verdict == Verdict::kDiffers) {
+        seen = backward;
+        seen.reason = concat("with gradients, ", seen.reason);
+      }
+      seen.has_gradient = backward.verdict == Verdict::kSame;
+    }
+  }
+  seen.name = zoo::text_of(name).substr(6);
+  return seen;
+}
+
+using ByVerdict = std::map<Verdict, std::vector<Sighting>>;
+
+ByVerdict watch_all() {
+  ByVerdict seen;
+  for (const c10::OperatorName& name : zoo::names()) {
+    Sighting one = watch(name);
+    seen[one.verdict].push_back(std::move(one));
+  }
+  return seen;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text, line;
+  for (const std::string& name : names) {
+    if (line.size() + name.size() > 116) {
+      text += line + "\n";
+      line.clear();
+    }
+    line += concat(line.empty() ? "" : " ", "`", name, "`");
+  }
+  return text + line + "\n";
+}
+
+std::string document(ByVerdict& seen) {
+  std::size_t with_gradient = 0;
+  std::vector<std::string> same_names;
+  std::map<std::string, std::vector<std::string>> refused, not_called;
+  for (const Sighting& one : seen[Verdict::kSame]) {
+    same_names.push_back(one.name + (one.has_gradient ? "*" : ""));
+    with_gradient += one.has_gradient ? 1 : 0;
+  }
+  for (const Sighting& one : seen[Verdict::kRefused]) refused[one.reason].push_back(one.name);
+  for (const Sighting& one : seen[Verdict::kNotCalled]) {
+    const bool no_kernel =
+        starts_with(one.reason, "Could not run") || one.reason.find("not implemented") < 99;
+    not_called[no_kernel ? "no kernel for these tensors on the CPU" : one.reason].push_back(one.name);
+  }
+  std::string text = concat(
+      "# Operators in script mode\n\n"
+      "Written by `tests/script/zoo_test.cpp`, which takes every operator of LibTorch's dispatcher in "
+      "namespace "
+      "`aten`, makes inputs from its schema,\nrecords it twice, replays it on the same inputs and on others, "
+      "and "
+      "compares results, effects, gradients and the random generator bit by bit.\n\n"
+      "LibTorch ",
+      TORCH_VERSION, ", CPU: ", seen[Verdict::kSame].size(), " replay bit for bit, ", with_gradient,
+      " of them with their backward (marked *); ", seen[Verdict::kRefused].size(), " are refused; ",
+      seen[Verdict::kDiffers].size(), " differ; ", seen[Verdict::kNotCalled].size(),
+      " were not called.\n\n## Refused\n\n");
+  for (const auto& [reason, names] : refused) text += concat(reason, ":\n", joined(names), "\n");
+  text += "## Replayed bit for bit\n\n" + joined(same_names);
+  text += "\n## Not called\n\n";
+  for (const auto& [reason, names] : not_called) text += concat(reason, ":\n", joined(names), "\n");
+  return text;
+}
+
+TEST(ZooTest, OperatorsReplayBitForBitOrAreRefusedWithAReason) {
+  ByVerdict seen = watch_all();
+  const std::string text = document(seen);
+  for (const Sighting& one : seen[Verdict::kDiffers]) ADD_FAILURE() << one.name << ": " << one.reason;
+  EXPECT_GE(seen[Verdict::kSame].size(), 2000U) << text;  // LibTorch 2.13: 2374
+  EXPECT_GE(seen[Verdict::kRefused].size(), 50U) << text;
+  if (const char* const path = std::getenv("COHORT_WRITE_OPERATORS")) std::ofstream(path) << text;
+}
+
+}  // namespace
+}  // namespace cohort::script
