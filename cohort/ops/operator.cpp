@@ -259,12 +259,12 @@ bool Call::needs_gradient(std::size_t index) const {
   return index < needs_gradient_.size() && needs_gradient_[index];
 }
 
-Definition::Definition(torch::Library& library, const std::string& schema)
+Definition::Definition(torch::Library& library, const std::string& schema, const std::vector<at::Tag>& tags)
     : library_(library), recipe_(std::make_shared<Recipe>()) {
   c10::FunctionSchema parsed = torch::schema(schema.c_str());
   name_ = parsed.name();
   if (!parsed.overload_name().empty()) name_ += "." + parsed.overload_name();
-  library_.def(std::move(parsed));
+  library_.def(std::move(parsed), tags);
   library_.impl(name_.c_str(),
                 torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunctor(
                                                                 std::make_unique<AutogradKernel>(recipe_))));

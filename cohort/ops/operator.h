@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
 #include <torch/library.h>
 
 #include <functional>
@@ -80,7 +81,7 @@ void add_autocast(torch::Library& library, const std::string& name, Autocast rul
 class Definition {
  public:
   /// Throws: c10::Error for a schema that cannot be read or a name that is taken.
-  Definition(torch::Library& library, const std::string& schema);
+  Definition(torch::Library& library, const std::string& schema, const std::vector<at::Tag>& tags = {});
 
   /// The kernel for a device: a function with the C++ types of the schema. It is called below autograd, with
   /// tensors of that device, any strides.
@@ -122,9 +123,11 @@ class Definition {
   std::shared_ptr<detail::Recipe> recipe_;
 };
 
-/// Defines `schema` ("scale(Tensor x, float by) -> Tensor") in `library`.
-inline Definition define(torch::Library& library, const std::string& schema) {
-  return Definition(library, schema);
+/// Defines `schema` ("scale(Tensor x, float by) -> Tensor") in `library`. An operator whose outputs' sizes
+/// depend on values says so with at::Tag::dynamic_output_shape; without it script mode takes them for fixed.
+inline Definition define(torch::Library& library, const std::string& schema,
+                         const std::vector<at::Tag>& tags = {}) {
+  return Definition(library, schema, tags);
 }
 
 /// Returns the operator `name`, "mine::scale" or "mine::scale.overload". Throws: UsageError if there is none.
