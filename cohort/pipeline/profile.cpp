@@ -4,9 +4,13 @@
 #include <ATen/ops/ones_like.h>
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
 
 #include "cohort/core/live_bytes.h"
 #include "cohort/core/placement.h"
+#include "cohort/core/random_scope.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/stage_run.h"
 
@@ -26,38 +30,78 @@ double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 }
 
+// A lock for each layer, one for layers that share a parameter.
+class Turns {
+ public:
+  explicit Turns(const Stage& model) : locks_(model.layers().size()), number_(model.layers().size()) {
+    std::unordered_map<const void*, std::size_t> owners;
+    for (std::size_t i = 0; i < number_.size(); ++i) {
+      number_[i] = i;
+      for (const at::Tensor& parameter : model.part(i, i + 1).parameters()) {
+        const auto [owner, is_new] = owners.try_emplace(parameter.unsafeGetTensorImpl(), i);
+        const std::size_t mine = number_[i], theirs = number_[owner->second];
+        if (!is_new) std::replace(number_.begin(), number_.end(), mine, theirs);
+      }
+    }
+  }
+  std::mutex& of(std::size_t layer) { return locks_[number_[layer]]; }
+
+ private:
+  std::vector<std::mutex> locks_;
+  std::vector<std::size_t> number_;
+};
+
+// What all placements run. Shared, as one that hangs is left behind.
+struct Work {
+  Stage model;
+  bool split;
+  at::Tensor micro_batch;
+  Turns turns;
+  std::atomic<bool> is_over{false};
+};
+
 // One forward and backward through all layers, each by itself.
 class Pass {
  public:
-  Pass(const Stage& model, bool split, std::vector<LayerProfile>& profiles)
-      : model_(model), split_(split), profiles_(profiles) {}
+  explicit Pass(Work& work)
+      : forward(work.model.layers().size()),
+        input_gradient(forward),
+        weight_gradient(forward),
+        bytes(forward.size()) {
+    run(work);
+  }
 
-  void run(const at::Tensor& input) {
-    const core::LiveBytes bytes;
-    const std::size_t count = model_.layers().size();
+  std::vector<double> forward, input_gradient, weight_gradient;
+  std::vector<std::int64_t> bytes;
+
+ private:
+  void run(Work& work) {
+    const at::AutoGradMode gradients(true);
+    const core::RandomScope random({}, work.micro_batch.device());  // LibTorch's generator stays where it is
+    const core::LiveBytes live;
     std::vector<StageRun> runs;
-    Tensors in{input};
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::int64_t before = bytes.now();
+    Tensors in{work.micro_batch};
+    for (std::size_t i = 0; i < forward.size(); ++i) {
+      const std::lock_guard turn(work.turns.of(i));
+      const std::int64_t before = live.now();
       const auto begin = Clock::now();
       const bool wanted = i > 0 && in.front().requires_grad();
-      runs.emplace_back(model_.part(i, i + 1), Tensors{in.front().detach()}, std::vector<bool>{wanted},
-                        split_);
-      forward.push_back(ms_since(begin));
+      runs.emplace_back(work.model.part(i, i + 1), Tensors{in.front().detach()}, std::vector<bool>{wanted},
+                        work.split);
+      forward[i] = ms_since(begin);
       in = runs.back().outputs();
       if (in.size() != 1) {
-        throw UsageError(kWhere, concat("layer ", model_.layers()[i].name, " hands ", in.size(),
+        throw UsageError(kWhere, concat("layer ", work.model.layers()[i].name, " hands ", in.size(),
                                         " tensors on, expected one"));
       }
-      profiles_[i].activation_bytes = bytes.now() - before;
+      bytes[i] = live.now() - before;
     }
-    input_gradient.resize(count);
-    weight_gradient.resize(count);
     Tensors gradient{at::ones_like(in.front())};
     in.clear();
-    for (std::size_t i = count; i-- > 0;) {
+    for (std::size_t i = forward.size(); i-- > 0;) {
+      const std::lock_guard turn(work.turns.of(i));
       auto begin = Clock::now();
-      if (!split_) {
+      if (!work.split) {
         gradient = runs[i].backward(gradient);
         input_gradient[i] = weight_gradient[i] = ms_since(begin) / 2;
         continue;
@@ -69,14 +113,44 @@ class Pass {
       weight_gradient[i] = ms_since(begin);
     }
   }
-
-  std::vector<double> forward, input_gradient, weight_gradient;
-
- private:
-  const Stage& model_;
-  const bool split_;
-  std::vector<LayerProfile>& profiles_;
 };
+
+// Passes on the first placement, while the others that share its device are busy with the same layers.
+std::vector<Pass> run_passes(const std::shared_ptr<Work>& work, const ProfileOptions& options) {
+  const core::Deadline deadline(parallel::kPlacementTimeout);
+  const auto worker_of = [](const std::string& name) {
+    return parallel::PlacementWorker::of(core::Placement::parse(name));
+  };
+  const auto timed = worker_of(options.placements.front());
+  work->micro_batch = work->micro_batch.detach().to(timed->device());
+  std::vector<std::shared_ptr<parallel::PlacementWorker>> others;
+  std::vector<core::Pending<void>> company;
+  for (std::size_t i = 1; i < options.placements.size(); ++i) {
+    others.push_back(worker_of(options.placements[i]));
+    if (others.back()->device() != timed->device() || others.back() == timed) continue;
+    company.push_back(others.back()->submit("profile", [work] {
+      do {
+        const Pass pass(*work);
+      } while (!work->is_over);
+    }));
+  }
+  std::vector<Pass> passes;
+  const auto end = [&] {
+    work->is_over = true;
+    for (const auto& each : company) each.wait(deadline);
+  };
+  try {
+    timed->run(
+        "profile", [&] { for (int i = 0; i <= options.repeats; ++i) passes.emplace_back(*work); }, deadline);
+  } catch (...) {
+    end();
+    throw;
+  }
+  end();
+  for (auto& each : company) each.get(deadline);
+  passes.erase(passes.begin());  // the first does not count
+  return passes;
+}
 
 }  // namespace
 
@@ -104,6 +178,7 @@ std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& m
     throw UsageError(kWhere, concat(model.name(), " is no list of layers"), "a torch::nn::Sequential");
   if (options.repeats < 1)
     throw UsageError(kWhere, concat("got ", options.repeats, " repeats, expected at least 1"));
+  if (options.placements.empty()) throw UsageError(kWhere, "got no placement", "cpu:0");
   const KeepState keep({model});
   std::vector<LayerProfile> profiles(model.layers().size());
   for (std::size_t i = 0; i < profiles.size(); ++i) {
@@ -113,22 +188,15 @@ std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& m
       profiles[i].parameter_bytes += static_cast<std::int64_t>(parameter.nbytes());
     }
   }
-  const auto worker = parallel::PlacementWorker::of(core::Placement::parse(options.placement));
-  std::vector<Pass> passes;
-  worker->run("profile", [&] {
-    const at::AutoGradMode gradients(true);
-    for (int repeat = 0; repeat <= options.repeats; ++repeat) {  // the first does not count
-      Pass pass(model, options.split, profiles);
-      pass.run(micro_batch.detach().to(worker->device()));
-      if (repeat > 0) passes.push_back(std::move(pass));
-    }
-  });
+  const std::shared_ptr<Work> work(new Work{model, options.split, micro_batch, Turns(model)});
+  const std::vector<Pass> passes = run_passes(work, options);
   for (std::size_t i = 0; i < profiles.size(); ++i) {
     const auto median_of = [&](std::vector<double> Pass::*times) {
       std::vector<double> values;
       for (const Pass& pass : passes) values.push_back((pass.*times)[i]);
       return median(std::move(values));
     };
+    profiles[i].activation_bytes = passes.front().bytes[i];
     profiles[i].forward = median_of(&Pass::forward);
     profiles[i].input_gradient = median_of(&Pass::input_gradient);
     profiles[i].weight_gradient = median_of(&Pass::weight_gradient);

@@ -20,13 +20,16 @@ struct LayerProfile {
 };
 
 struct ProfileOptions {
-  std::string placement = "cpu:0";
+  /// The first is timed. On the others, where they are on the same device, the layers run too meanwhile: what
+  /// cores share (memory, caches) makes a layer of a pipeline slower than one that runs alone.
+  std::vector<std::string> placements = {"cpu:0"};
   int repeats = 5;
   /// Measures gradients of inputs and of weights apart, as zb_h1 computes them, which takes longer together.
   bool split = false;
 };
 
-/// Runs the layers of `model`, a list, one after the other on a placement's thread, forward and backward.
+/// Runs the layers of `model`, a list, one after the other on a placement's thread, forward and backward. A
+/// layer is on one placement at a time, so modules need not be safe for several threads.
 /// Buffers and gradients of the model are afterwards what they were, and LibTorch's generator where it was.
 /// Throws: UsageError where it is no list or a layer does not hand one tensor on; what a layer throws.
 std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& micro_batch,

@@ -101,14 +101,16 @@ std::vector<PlacedLayers> place_by_measuring(const Config& config,
   options.optimizer_factor = config.optim.name == "sgd" ? (config.optim.momentum > 0 ? 1 : 0) : 2;
   options.by_bytes = !is_pipeline;
   const at::Tensor batch = example_batch(config, (config.train.batch_size + parts - 1) / parts);
+  pipeline::ProfileOptions profile;
+  profile.repeats = 3;
+  profile.split = options.schedule == pipeline::Schedule::kZeroBubble;
+  profile.placements = {placements.front().name};
+  if (is_pipeline) {
+    for (std::size_t i = 1; i < placements.size(); ++i) profile.placements.push_back(placements[i].name);
+  }
   pipeline::Balance balance;
   try {
-    balance = pipeline::balance(
-        pipeline::profile_layers(model, batch,
-                                 {.placement = placements.front().name,
-                                  .repeats = 3,
-                                  .split = options.schedule == pipeline::Schedule::kZeroBubble}),
-        options);
+    balance = pipeline::balance(pipeline::profile_layers(model, batch, profile), options);
   } catch (const std::exception& error) {
     throw UsageError(
         kWhere,

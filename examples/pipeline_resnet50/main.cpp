@@ -24,6 +24,8 @@ namespace {
 
 using namespace cohort;
 
+const std::vector<std::string> kPlacements{"cpu:0", "cpu:1"};
+
 struct Arguments {
   std::int64_t images = 120, size = 128, batches = 3;
   int repeats = 3;
@@ -70,7 +72,7 @@ class Experiment {
 
   Seconds run(const std::vector<pipeline::Stage>& stages, std::int64_t split_size) {
     pipeline::PipelineOptions options;
-    options.placements = {"cpu:0", "cpu:1"};
+    options.placements = kPlacements;
     options.placements.resize(stages.size());
     options.split_size = split_size;
     pipeline::Pipeline pipe(stages, options);
@@ -138,7 +140,8 @@ int main(int argc, char** argv) {
     if (time.mean < least) least = time.mean, best = split;
   }
   std::printf("best split %lld: %.2fx model parallel\n", static_cast<long long>(best), parallel.mean / least);
-  const auto profile = pipeline::profile_layers(experiment.layers(), experiment.images(best), {.repeats = 3});
+  const auto profile = pipeline::profile_layers(experiment.layers(), experiment.images(best),
+                                                {.placements = kPlacements, .repeats = 3});
   const int micro_batches = static_cast<int>((arguments.images + best - 1) / best);
   const auto cut = pipeline::balance(profile, {.num_stages = 2, .num_micro_batches = micro_batches});
   std::fputs(cut.text().c_str(), stdout);

@@ -1,5 +1,10 @@
 #include "cohort/pipeline/balance.h"
 
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <thread>
+
 #include "cohort/core/error.h"
 #include "cohort/pipeline/synthetic.h"
 #include "tests/pipeline/nets.h"
@@ -79,6 +84,46 @@ TEST(BalanceTest, ProfilesLayersWithoutATrace) {
   COHORT_EXPECT_THROW_WITH(profile_layers(torch::nn::Linear(2, 2), torch::randn({1, 2})), UsageError,
                            "Linear is no list of layers");
   COHORT_EXPECT_THROW_WITH(stages[0].part(0, 99), UsageError, "got layers 0 to 99 of Sequential");
+}
+
+// A layer counts who is in it at once, and how often each thread was.
+struct WatchedImpl : torch::nn::Module {
+  explicit WatchedImpl(const at::Tensor& shared) : weight(register_parameter("weight", shared)) {}
+  at::Tensor forward(const at::Tensor& x) {
+    EXPECT_EQ(inside++, 0) << "two placements in one layer";
+    {
+      const std::lock_guard lock(mutex);
+      threads.insert(std::this_thread::get_id());
+    }
+    const at::Tensor y = torch::dropout(x * weight, 0.5, true);
+    --inside;
+    return y;
+  }
+  at::Tensor weight;
+  std::atomic<int> inside{0};
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+};
+TORCH_MODULE(Watched);
+
+TEST(BalanceTest, ProfilesLayersWhileOtherPlacementsRunThemToo) {
+  const at::Tensor weight = torch::ones({4});
+  const Watched first(weight), second(weight);
+  torch::nn::Sequential model(first, torch::nn::ReLU(), second);
+  const at::Tensor batch = torch::randn({2, 4});
+  torch::manual_seed(3);
+  const at::Tensor next = torch::rand({5});
+  torch::manual_seed(3);
+  const auto profiles = profile_layers(model, batch, {.placements = {"cpu:0/a", "cpu:0/b"}});
+  EXPECT_TRUE(at::equal(torch::rand({5}), next)) << "LibTorch's generator has moved";
+  EXPECT_EQ(first->threads.size(), 2U);
+  EXPECT_EQ(second->threads.size(), 2U);
+  EXPECT_EQ(profiles.size(), 3U);
+  EXPECT_FALSE(weight.grad().defined());
+  COHORT_EXPECT_THROW_WITH(profile_layers(model, torch::randn({2, 5}), {.placements = {"cpu:0/a", "cpu:0/b"}}),
+                           c10::Error, "size");
+  COHORT_EXPECT_THROW_WITH(profile_layers(model, torch::randn({2, 4}), {.placements = {}}), UsageError,
+                           "got no placement");
 }
 
 TEST(BalanceTest, TunesTheSplitSizeWithoutATrace) {
