@@ -2,7 +2,7 @@
 //
 //   Run:      model_parallel_resnet50 [FIRST] [SECOND] [BATCH] [SIZE] [STEPS]
 //             by default cpu:0/first cpu:0/second 4 64 3
-//   Expect:   two lines with what each part has: 1.4 and 22.1 million parameters; a line per step with
+//   Expect:   lines with what each part has, "1.4 million parameters", "22.1 million"; a line per step with
 //             the losses of the two parts and of one device, equal but for rounding; then
 //             "the same as on one device"
 //

@@ -4,8 +4,8 @@
 //
 //   Run:      pipeline_resnet50 [--images 120] [--size 128] [--batches 3] [--repeats 3] [--split 12,20]
 //                               [--curve split.svg]
-//   Expect:   seconds per repeat: one placement; model parallel, about the same; the pipeline, faster at the
-//             middle split sizes; the stages that balance() makes, with the step time that it predicts
+//   Expect:   seconds per repeat: "one placement"; "model parallel, published cut"; "pipeline, published cut,
+//             split" 20, faster; "best split"; balance()'s cut with its "predicted step"; what "a step took"
 #include <torch/torch.h>
 
 #include <cmath>
