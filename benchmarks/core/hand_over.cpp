@@ -38,7 +38,9 @@ double at(std::vector<double>& times, double share) {
 
 // In turn, each after a pause in which the other thread may fall asleep.
 void report(int rounds, std::chrono::microseconds pause, std::vector<Way> ways) {
-  const auto us = [](Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); };
+  const auto us = [](Clock::duration time) {
+    return std::chrono::duration<double, std::micro>(time).count();
+  };
   for (int i = 0; i < rounds; ++i) {
     for (Way& way : ways) {
       if (pause.count() > 0) std::this_thread::sleep_for(pause);
@@ -90,7 +92,9 @@ class BareFutex {
     call(FUTEX_WAKE_PRIVATE, 1);
     return number;
   }
-  void call(int operation, int value) { ::syscall(SYS_futex, &asked_, operation, value, nullptr, nullptr, 0); }
+  void call(int operation, int value) {
+    ::syscall(SYS_futex, &asked_, operation, value, nullptr, nullptr, 0);
+  }
 
   std::atomic<int> asked_{0}, answered_{0};
   std::atomic<bool> stopping_{false};
@@ -105,8 +109,8 @@ int main(int argc, char** argv) {
   const std::chrono::microseconds none(0), pause(1000);
   const std::vector<int> cores = core::CpuSet::of_process().ids();
   const core::CpuSet first({cores.front()}), last({cores.back()});
-  std::printf("us from the call to the function; %zu cores, %d rounds\n%-48s %8s %8s %8s   %8s\n", cores.size(),
-              rounds, "", "min", "median", "p99", "and back");
+  std::printf("us from the call to the function; %zu cores, %d rounds\n%-48s %8s %8s %8s   %8s\n",
+              cores.size(), rounds, "", "min", "median", "p99", "and back");
   {
     core::TaskThread a({.name = "a", .cpus = first}), b({.name = "b", .cpus = last});
     BareFutex bare(last);
@@ -125,7 +129,7 @@ int main(int argc, char** argv) {
      }).get(kDeadline);
   }
   report(rounds / 5, none, {{"std::async (a thread each time)", [] {
-                              return std::async(std::launch::async, [] { return Clock::now(); }).get();
-                            }}});
+                               return std::async(std::launch::async, [] { return Clock::now(); }).get();
+                             }}});
   return 0;
 }
