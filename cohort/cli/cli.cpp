@@ -44,6 +44,7 @@ int run(int argc, char** argv) {
   add_summary(app, context);
   add_pipeline(app, context);
   add_plan(app, context);
+  add_bench(app, context);
   add_new(app, context);
   add_doctor(app, context);
   try {

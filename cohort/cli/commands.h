@@ -30,6 +30,7 @@ void add_data(CLI::App& app, Context& context);
 void add_summary(CLI::App& app, Context& context);
 void add_new(CLI::App& app, Context& context);
 void add_pipeline(CLI::App& app, Context& context);
+void add_bench(CLI::App& app, Context& context);
 void add_plan(CLI::App& app, Context& context);
 void add_doctor(CLI::App& app, Context& context);
 

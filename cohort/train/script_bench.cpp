@@ -1,0 +1,139 @@
+#include "cohort/train/script_bench.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "cohort/core/device.h"
+#include "cohort/core/error.h"
+#include "cohort/core/memory_watch.h"
+#include "cohort/train/build.h"
+#include "cohort/train/classification.h"
+
+namespace cohort::train {
+namespace {
+
+// Enough for both recordings, the third where state is made lazily, and replays.
+constexpr int kFirstSteps = 8;
+
+// A task and the batch that it is measured on.
+class Subject {
+ public:
+  Subject(const Config& config, const data::Batch& batch, std::int64_t num_classes, at::Device device,
+          bool script)
+      : batch_(batch), seed_(static_cast<std::uint64_t>(config.run.seed)) {
+    const torch::nn::AnyModule model = make_model(config, num_classes, device);
+    module_ = model.ptr();
+    task_ = std::make_unique<ClassificationTask>(model, make_model_call(config, model, device),
+                                                 make_optimizer(config.optim, *module_), nullptr,
+                                                 classification_options(config).script(script));
+    for (int step = 0; step < kFirstSteps; ++step) train();
+    for (const auto& entry : module_->named_parameters()) state_.push_back(entry.value().detach().clone());
+    for (const auto& entry : module_->named_buffers()) state_.push_back(entry.value().clone());
+    for (int call = 0; call < kFirstSteps; ++call) evaluate();
+  }
+
+  void train() {
+    core::reseed_generators(seed_, static_cast<std::uint64_t>(step_++), 0);
+    task_->set_training(true);
+    task_->train_step(batch_);
+  }
+  void evaluate() {
+    const at::NoGradGuard no_grad;
+    task_->set_training(false);
+    task_->eval_step(batch_);
+  }
+  std::int64_t peak_of_step() {
+    const core::MemoryWatch watch;
+    train();
+    return watch.total().peak;
+  }
+  // After the first steps.
+  const std::vector<at::Tensor>& state() const { return state_; }
+  std::string explain() const { return task_->explain(); }
+
+ private:
+  data::Batch batch_;
+  std::uint64_t seed_;
+  std::int64_t step_ = 0;
+  std::shared_ptr<torch::nn::Module> module_;
+  std::unique_ptr<ClassificationTask> task_;
+  std::vector<at::Tensor> state_;
+};
+
+bool same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!at::equal(a[i], b[i])) return false;
+  }
+  return a.size() == b.size();
+}
+
+bench::Comparison compare(Subject& eager, Subject& scripted, void (Subject::*work)(),
+                          const ScriptBenchOptions& options) {
+  const auto variant = [&](const char* name, Subject& subject) {
+    return bench::Variant{name, [&subject, work](const bench::Shape& /*none*/) {
+                            return [&subject, work] { (subject.*work)(); };
+                          }};
+  };
+  return bench::compare({variant("eager", eager), variant("script", scripted)},
+                        bench::CompareOptions().timeit(options.timeit()));
+}
+
+std::string line(const char* what, const bench::Comparison& found) {
+  const auto& eager = found.rows.at(0).measurement;
+  const auto& scripted = found.rows.at(1);
+  return core::concat(
+      what, bench::to_text(eager.median()), " eager, ", bench::to_text(scripted.measurement.median()),
+      " with script: ", std::round(scripted.ratio * 100) / 100, "x (spread ",
+      std::lround(100 * eager.spread()), " and ", std::lround(100 * scripted.measurement.spread()), " %)\n");
+}
+
+}  // namespace
+
+ScriptBench bench_script(Config config, const ScriptBenchOptions& options) {
+  config.train.script = true;
+  check_config(config);
+  const at::Device device = core::resolve_device(config.train.device).device;
+  core::set_intra_op_threads(static_cast<int>(config.train.threads));
+  const auto data = make_dataset(config, Split::kTrain);
+  const auto loader = make_loader(config, Split::kTrain, data, device);
+  const std::optional<data::Batch> batch = loader->next();
+  if (!batch) throw UsageError("train.bench_script", "the training data has no batch");
+  const auto num_classes = static_cast<std::int64_t>(data->classes().size());
+  Subject eager(config, *batch, num_classes, device, false);
+  Subject scripted(config, *batch, num_classes, device, true);
+
+  ScriptBench result;
+  result.model = config.model.name;
+  result.batch_size = batch->size;
+  result.same_bits = same(eager.state(), scripted.state());
+  if (device.is_cpu()) {
+    result.eager_peak = eager.peak_of_step();
+    result.scripted_peak = scripted.peak_of_step();
+  }
+  result.step = compare(eager, scripted, &Subject::train, options);
+  result.forward = compare(eager, scripted, &Subject::evaluate, options);
+  result.explained = scripted.explain();
+  return result;
+}
+
+std::string to_text(const ScriptBench& bench) {
+  constexpr double kMiB = 1 << 20;
+  const auto mib = [&](std::int64_t bytes) {
+    return std::round(static_cast<double>(bytes) / kMiB * 100) / 100;
+  };
+  const int threads = bench.step.rows.at(0).measurement.threads;
+  std::string text =
+      core::concat(bench.model, ", batches of ", bench.batch_size, ", ", threads,
+                   threads == 1 ? " thread\n" : " threads\n", line("training step  ", bench.step),
+                   line("evaluation     ", bench.forward));
+  if (bench.eager_peak) {
+    text += core::concat("peak of a step ", mib(*bench.eager_peak), " MiB eager, ", mib(*bench.scripted_peak),
+                         " MiB with script\n");
+  }
+  text += core::concat("weights        ", bench.same_bits ? "the same bits" : "DIFFER", " after ",
+                       kFirstSteps, " steps\n\n");
+  return text + bench.explained;
+}
+
+}  // namespace cohort::train
