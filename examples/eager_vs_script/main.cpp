@@ -2,13 +2,9 @@
 // eager mode against script mode (a function recorded once, then replayed).
 //
 //   Run:      OMP_NUM_THREADS=1 eager_vs_script [ELEMENTS] [ROUNDS]     by default 1000 15
-//   Expect:   three tables, a line for each way: its fastest round, median, 99th percentile, and how many
-//             times as fast as the first it is; then "every way gives the same numbers: yes"
-//
-//             The sum of two vectors of 1000 floats
-//             1 thread                        best      median         p99       ratio
-//             element by element          ...
-//             one operator                ...
+//   Expect:   three tables, a line for each way ("element by element, script", "one operator", "script_step"
+//             and others): its fastest round, median, 99th percentile, and how many times as fast as the
+//             first it is; then "every way gives the same numbers: yes"
 //
 // Of the first table: the loop is not slow because it is a loop (over C++'s own numbers it is not), but
 // because each element takes five operators. Script mode replays those for less, and one operator does them
