@@ -111,7 +111,8 @@ void measure(const Workload& work, int steps, std::chrono::microseconds latency,
                      "script in one node, Reducer", net, [&] { scripted_after.prepare(); },
                      [&] { scripted_after.finish(); }, script_with(0))},
                 options(steps));
-    const double eager = figures.rows[0].measurement.median(), replayed = figures.rows[4].measurement.median();
+    const double eager = figures.rows[0].measurement.median(),
+                 replayed = figures.rows[4].measurement.median();
     for (std::size_t i = 0; i < figures.rows.size(); ++i) {
       const Measurement& one = figures.rows[i].measurement;
       const double compute = i < 4 ? eager : replayed;

@@ -77,7 +77,8 @@ at::Tensor nms_cpu(const at::Tensor& boxes, const at::Tensor& scores, double iou
 
 TORCH_LIBRARY_FRAGMENT(cohort, library) {
   // No meta function: how many are kept depends on the values.
-  define(library, "nms(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor", {at::Tag::dynamic_output_shape})
+  define(library, "nms(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor",
+         {at::Tag::dynamic_output_shape})
       .cpu(&nms_cpu)
       .autocast(Autocast::kFloat32);
 }

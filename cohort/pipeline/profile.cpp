@@ -141,7 +141,11 @@ std::vector<Pass> run_passes(const std::shared_ptr<Work>& work, const ProfileOpt
   };
   try {
     timed->run(
-        "profile", [&] { for (int i = 0; i <= options.repeats; ++i) passes.emplace_back(*work); }, deadline);
+        "profile",
+        [&] {
+          for (int i = 0; i <= options.repeats; ++i) passes.emplace_back(*work);
+        },
+        deadline);
   } catch (...) {
     end();
     throw;

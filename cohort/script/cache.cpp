@@ -130,8 +130,7 @@ void Variant::compare(const std::string& difference) {
 
 std::string Variant::explain() const {
   const std::lock_guard lock(mutex_);
-  std::string text = concat("  inputs: ", guards(), "
-");
+  std::string text = concat("  inputs: ", guards(), "\n");
   if (state() == State::kReady) {
     const Recorded& recorded = program_->recorded();
     std::size_t captured = 0;

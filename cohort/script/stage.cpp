@@ -27,7 +27,8 @@ Stage plain_stage(const Recorded& recorded, const Plan& plan, Part part) {
     }
     const Call& call = recorded.tape.calls()[step.call];
     action.call = std::shared_ptr<const Call>(std::shared_ptr<void>(), &call);  // the tape's
-    if (!call.is_foreign) action.unboxed = unbox(call, result_of(call, recorded, plan));  // else sizes are checked
+    if (!call.is_foreign)
+      action.unboxed = unbox(call, result_of(call, recorded, plan));  // else sizes are checked
     const auto& arguments = call.op.schema().arguments();
     action.draws = std::any_of(arguments.begin(), arguments.end(),
                                [](const c10::Argument& argument) { return argument.name() == "generator"; });

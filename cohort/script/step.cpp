@@ -9,8 +9,8 @@
 
 #include "cohort/core/error.h"
 #include "cohort/script/backward.h"
-#include "cohort/script/recorder.h"
 #include "cohort/script/recheck.h"
+#include "cohort/script/recorder.h"
 
 namespace cohort::script {
 namespace {

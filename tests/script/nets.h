@@ -58,6 +58,29 @@ struct EncoderImpl : nn::Module {
 };
 TORCH_MODULE(Encoder);
 
+/// What ResNets and VGGs are made of: strided convolutions, norms, a sum of two ways, in-place relu.
+struct ResidualImpl : nn::Module {
+  ResidualImpl()
+      : first(register_module("first", nn::Conv2d(nn::Conv2dOptions(3, 8, 3).padding(1).bias(false)))),
+        second(register_module("second",
+                               nn::Conv2d(nn::Conv2dOptions(8, 16, 3).stride(2).padding(1).bias(false)))),
+        shortcut(register_module("shortcut", nn::Conv2d(nn::Conv2dOptions(8, 16, 1).stride(2).bias(false)))),
+        norm1(register_module("norm1", nn::BatchNorm2d(8))),
+        norm2(register_module("norm2", nn::BatchNorm2d(16))),
+        norm3(register_module("norm3", nn::BatchNorm2d(16))),
+        head(register_module("head", nn::Linear(16, 10))) {}
+  at::Tensor forward(const at::Tensor& images) {
+    at::Tensor x = norm1->forward(first->forward(images));
+    x = at::max_pool2d(x.relu_(), 2);
+    x = (norm2->forward(second->forward(x)) + norm3->forward(shortcut->forward(x))).relu_();
+    return head->forward(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));
+  }
+  nn::Conv2d first, second, shortcut;
+  nn::BatchNorm2d norm1, norm2, norm3;
+  nn::Linear head;
+};
+TORCH_MODULE(Residual);
+
 inline at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target) {
   return torch::nn::functional::cross_entropy(logits, target);
 }

@@ -109,7 +109,8 @@ TEST(ScriptOperatorsTest, WhoseSizesDependOnValuesStayEagerOrAreFoundOut) {
   const at::Tensor apart = at::tensor({0.F, 0.F, 1.F, 1.F, 5.F, 5.F, 6.F, 6.F}).view({2, 4});
   const at::Tensor together = at::tensor({0.F, 0.F, 1.F, 1.F, 0.F, 0.F, 1.F, 1.F}).view({2, 4});
   for (int i = 0; i < 6; ++i) EXPECT_EQ(boxes(i < 3 ? apart : together).numel(), i < 3 ? 2 : 1);
-  EXPECT_TRUE(contains(boxes.explain(), "cohort::nms returns a tensor whose size depends")) << boxes.explain();
+  EXPECT_TRUE(contains(boxes.explain(), "cohort::nms returns a tensor whose size depends"))
+      << boxes.explain();
 
   auto untagged = script([](const at::Tensor& x) { return call("script_test::positive_untagged", x).sum(); });
   for (int i = 0; i < 3; ++i) EXPECT_EQ(untagged(two).item<float>(), 3);
