@@ -1,6 +1,7 @@
 // train.script: the run of a Trainer that records and replays its step is eager mode's, bit for bit.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 
 #include <limits>
 #include <mutex>
