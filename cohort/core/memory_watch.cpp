@@ -21,18 +21,35 @@ struct Block {
 
 // What a watch counts.
 struct Counts {
+  struct Of {
+    MemoryWatch::Use use;
+    std::vector<std::int64_t> curve;
+  };
+
   void add(std::thread::id maker, std::int64_t bytes) {
-    for (MemoryWatch::Use* use : {&total, &by_thread[maker]}) {
-      use->now += bytes;
-      use->peak = std::max(use->peak, use->now);
+    for (Of* of : {&total, &by_thread[maker]}) {
+      of->use.now += bytes;
+      of->use.peak = std::max(of->use.peak, of->use.now);
+      of->curve.push_back(of->use.now);
     }
-    curve.push_back(total.now);
+  }
+  void begin() {
+    const auto begin_anew = [](Of& of) {
+      of.use.peak = of.use.now;
+      of.curve.clear();
+    };
+    begin_anew(total);
+    for (auto& [thread, of] : by_thread) begin_anew(of);
+  }
+  const Of& of(std::thread::id thread) const {
+    static const Of kNone;
+    const auto found = by_thread.find(thread);
+    return found == by_thread.end() ? kNone : found->second;
   }
 
-  MemoryWatch::Use total;
-  std::map<std::thread::id, MemoryWatch::Use> by_thread;
+  Of total;
+  std::map<std::thread::id, Of> by_thread;
   std::unordered_map<const void*, Block> blocks;
-  std::vector<std::int64_t> curve;
 };
 
 // Stands before the allocator that was there. Once it is LibTorch's it stays: blocks that it gave out come
@@ -108,29 +125,31 @@ MemoryWatch::~MemoryWatch() {
 void MemoryWatch::begin() {
   WatchedAllocator& allocator = WatchedAllocator::get();
   const std::lock_guard lock(allocator.mutex);
-  Counts& counts = allocator.counts;
-  counts.curve.clear();
-  counts.total.peak = counts.total.now;
-  for (auto& [thread, use] : counts.by_thread) use.peak = use.now;
+  allocator.counts.begin();
 }
 
 MemoryWatch::Use MemoryWatch::total() const {
   WatchedAllocator& allocator = WatchedAllocator::get();
   const std::lock_guard lock(allocator.mutex);
-  return allocator.counts.total;
+  return allocator.counts.total.use;
 }
 
 MemoryWatch::Use MemoryWatch::made_by(std::thread::id thread) const {
   WatchedAllocator& allocator = WatchedAllocator::get();
   const std::lock_guard lock(allocator.mutex);
-  const auto found = allocator.counts.by_thread.find(thread);
-  return found == allocator.counts.by_thread.end() ? Use() : found->second;
+  return allocator.counts.of(thread).use;
 }
 
 std::vector<std::int64_t> MemoryWatch::curve() const {
   WatchedAllocator& allocator = WatchedAllocator::get();
   const std::lock_guard lock(allocator.mutex);
-  return allocator.counts.curve;
+  return allocator.counts.total.curve;
+}
+
+std::vector<std::int64_t> MemoryWatch::curve_of(std::thread::id thread) const {
+  WatchedAllocator& allocator = WatchedAllocator::get();
+  const std::lock_guard lock(allocator.mutex);
+  return allocator.counts.of(thread).curve;
 }
 
 }  // namespace cohort::core

@@ -37,6 +37,8 @@ class MemoryWatch {
   Use made_by(std::thread::id thread) const;
   /// What there was in all after each block that was given out or taken back since begin().
   std::vector<std::int64_t> curve() const;
+  /// The same of blocks that this thread asked for.
+  std::vector<std::int64_t> curve_of(std::thread::id thread) const;
 };
 
 }  // namespace cohort::core

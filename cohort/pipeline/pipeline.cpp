@@ -67,6 +67,10 @@ void check_options(const std::vector<Stage>& stages, const PipelineOptions& opti
                      concat("got ", options.placements.size(), " placements, expected one for each of the ",
                             options.group.size(), " ranks"));
   }
+  if (options.ahead >= static_cast<int>(options.placements.size()) || (options.ahead >= 0 && options.group)) {
+    throw UsageError(kWhere, concat("got ahead = ", options.ahead, ", expected one of ",
+                                    options.placements.size(), " placements of one process"));
+  }
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const bool is_mine =
         !options.group || static_cast<int>(i % options.placements.size()) == options.group.rank();
@@ -189,6 +193,10 @@ void Pipeline::Impl::make_channels(Run& run) const {
 void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& plan, bool with_gradients) {
   const auto run = std::make_shared<Run>(setup, batch, plan, options.timeout);
   make_channels(*run);
+  run->on_action = options.on_action;
+  if (options.ahead >= 0) {
+    run->turns.emplace(turns_with_ahead(plan, options.ahead, channel_capacity(plan)));
+  }
   std::vector<core::Pending<void>> pending;
   for (int placement = 0; placement < num_placements(); ++placement) {
     if (!is_here(placement)) continue;

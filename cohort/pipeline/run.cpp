@@ -78,6 +78,7 @@ class PlacementRun {
       default:
         break;
     }
+    if (run_.turns) run_.turns->wait(placement_, run_.deadline);
     const auto begin = Clock::now();
     try {
       compute(action);
@@ -90,6 +91,8 @@ class PlacementRun {
     };
     own_.times.push_back({action, ms(begin), ms(Clock::now())});
     if (core::Timeline::enabled()) core::Timeline::complete(core::Timeline::intern(to_string(action)), begin);
+    if (run_.on_action) run_.on_action(action);
+    if (run_.turns) run_.turns->end();
   }
 
   std::string message(const Action& action, const std::string& what) const {
@@ -157,7 +160,7 @@ class PlacementRun {
   Batch& batch_;
   const int placement_;
   Run::OfPlacement& own_;
-  Tensors inputs_;  // of the last forward, for messages
+  Tensors inputs_;  // of a forward, for messages
   std::map<Run::Edge, std::deque<Message>> waiting_;
 };
 
@@ -192,6 +195,7 @@ void PlacementRun::forward(const Action& action) {
   }
   auto run = std::make_unique<StageRun>(setup_.stages[static_cast<std::size_t>(stage)], inputs, wanted,
                                         batch_.split, random);
+  inputs_.clear();
   const Tensors outputs = run->outputs();
   if (at::GradMode::is_enabled()) {
     held(action).run = std::move(run);
@@ -343,6 +347,7 @@ void Run::fail(std::exception_ptr error) {
   }
   failed_.store(true, std::memory_order_release);
   for (const auto& [edge, channel] : channels) channel->close();
+  if (turns) turns->close();
 }
 
 void Run::time_out() {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include "cohort/pipeline/channel.h"
 #include "cohort/pipeline/pipeline.h"
 #include "cohort/pipeline/stage_run.h"
+#include "cohort/pipeline/turns.h"
 
 /// One run of a plan: what the threads of the placements share. Internal to Pipeline.
 namespace cohort::pipeline {
@@ -76,6 +78,8 @@ class Run {
   RunTimes take_times();
 
   std::map<Edge, std::unique_ptr<Channel>> channels;
+  std::function<void(const Action&)> on_action;
+  std::optional<Turns> turns;  // none: all compute at once
   const Plan plan;
   const std::chrono::milliseconds timeout;
   const core::Deadline deadline;

@@ -241,6 +241,68 @@ class Clockwork {
   Simulation result_;
 };
 
+// Every placement's list of actions, done as far as somebody waits for it.
+class OnDemand {
+ public:
+  OnDemand(const Plan& plan, int capacity) : plan_(plan), capacity_(capacity), next_(plan.actions.size()) {}
+
+  std::vector<int> run(int ahead) {
+    finish(ahead);
+    for (int placement = 0; placement < plan_.num_placements(); ++placement) finish(placement);
+    return std::move(turns_);
+  }
+
+ private:
+  struct Counts {
+    int sent = 0, received = 0;
+  };
+
+  void finish(int placement) {
+    const auto index = static_cast<std::size_t>(placement);
+    while (next_[index] < plan_.actions[index].size()) step(placement);
+  }
+
+  // Does the placement's next action, and before that what others must do for it.
+  void step(int placement) {
+    std::size_t& next = next_[static_cast<std::size_t>(placement)];
+    const Action& action = plan_.actions[static_cast<std::size_t>(placement)].at(next);
+    switch (action.kind) {
+      case ActionKind::kSendActivation:
+        send(action.stage + 1, false);
+        break;
+      case ActionKind::kSendGradient:
+        send(action.stage - 1, true);
+        break;
+      case ActionKind::kReceiveActivation:
+        receive(action.stage, false, action.stage - 1);
+        break;
+      case ActionKind::kReceiveGradient:
+        receive(action.stage, true, action.stage + 1);
+        break;
+      default:
+        turns_.push_back(placement);
+    }
+    ++next;
+  }
+
+  void send(int to, bool gradient) {
+    Counts& counts = counts_[{to, gradient}];
+    while (capacity_ > 0 && counts.sent - counts.received >= capacity_) step(plan_.placement_of(to));
+    ++counts.sent;
+  }
+  void receive(int at, bool gradient, int from) {
+    Counts& counts = counts_[{at, gradient}];
+    while (counts.received == counts.sent) step(plan_.placement_of(from));
+    ++counts.received;
+  }
+
+  const Plan& plan_;
+  const int capacity_;
+  std::vector<std::size_t> next_;
+  std::map<std::pair<int, bool>, Counts> counts_;  // by the stage that receives, and whether a gradient
+  std::vector<int> turns_;
+};
+
 }  // namespace
 
 Simulation simulate(const Plan& plan, const SimulateOptions& options) {
@@ -253,6 +315,10 @@ Simulation simulate(const Plan& plan, const SimulateOptions& options) {
 
 int channel_capacity(const Plan& plan) {
   return std::max(1, simulate(plan).max_queued);
+}
+
+std::vector<int> turns_with_ahead(const Plan& plan, int ahead, int channel_capacity) {
+  return OnDemand(plan, channel_capacity).run(ahead);
 }
 
 double bubble_formula(const PlanOptions& options, const StageCosts& costs) {

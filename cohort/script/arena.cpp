@@ -126,27 +126,33 @@ c10::DataPtr ArenaSource::allocate(std::size_t bytes, c10::Allocator& allocator)
   if (blocks_.empty()) return allocator.allocate(bytes);
   const Block block = blocks_.front();
   blocks_ = blocks_.subspan(1);
-  if (block.offset == kElsewhere || block.bytes != bytes) return allocator.allocate(bytes);
+  if (block.offset == kElsewhere) return allocator.allocate(bytes);
+  if (block.bytes != bytes || owners() != owners_ + block.held) {
+    blocks_ = {};
+    return allocator.allocate(bytes);
+  }
   return block.is_raw ? arena_->raw_block(block.offset) : arena_->block(block.offset);
 }
 
 struct AllocationLog::Log {
   std::mutex mutex;  // blocks are given back on any thread
   std::size_t step = 0;
+  std::size_t clock = 0;
   std::vector<Entry> entries;
 };
 
 AllocationLog::AllocationLog() : log_(std::make_shared<Log>()) {}
 
-void AllocationLog::begin_step(std::size_t step) {
+std::size_t AllocationLog::begin_step(std::size_t step) {
   const std::lock_guard lock(log_->mutex);
   log_->step = step;
+  return ++log_->clock;
 }
 
 std::size_t AllocationLog::find(const void* data) const {
   const std::lock_guard lock(log_->mutex);
   for (std::size_t i = log_->entries.size(); i-- > 0 && log_->entries[i].step == log_->step;) {
-    if (log_->entries[i].data == data && log_->entries[i].freed == kNever) return i;
+    if (log_->entries[i].data == data && log_->entries[i].died == kNever) return i;
   }
   return kNever;
 }
@@ -162,14 +168,15 @@ c10::DataPtr AllocationLog::allocate(std::size_t bytes, c10::Allocator& allocato
   {
     const std::lock_guard lock(log_->mutex);
     number = log_->entries.size();
-    log_->entries.push_back({.step = log_->step, .bytes = bytes, .data = block.get()});
+    log_->entries.push_back({.step = log_->step, .bytes = bytes, .data = block.get(), .born = ++log_->clock});
   }
   if (block.get() != nullptr &&
       block.compare_exchange_deleter(allocator.raw_deleter(), &FrontAllocator::free_known)) {
     KnownBlocks::get().add(block.get(), /*is_ours=*/false, [log = log_, number](bool is_raw) {
       const std::lock_guard lock(log->mutex);
-      log->entries[number].freed = log->step;
-      log->entries[number].is_raw = is_raw;
+      Entry& entry = log->entries[number];
+      entry.died = ++log->clock;
+      entry.is_raw = is_raw;
     });
   }
   return block;

@@ -20,6 +20,8 @@ struct Block {
   std::size_t bytes = 0;
   std::int64_t offset = kElsewhere;
   bool is_raw = false;  ///< taken by raw_allocate(): Note [Blocks that are handed on raw]
+  /// Blocks of the arena that the operator holds by then: one that it gave back may lie where this one does.
+  std::size_t held = 0;
 };
 
 /// A piece of memory from LibTorch's CPU allocator. It lives as long as somebody holds it or a block of it.
@@ -62,16 +64,24 @@ class MemoryScope {
   MemorySource* before_;
 };
 
-/// Serves the blocks that are expected, in their order, from an arena.
+/// Serves the blocks that are expected, in their order, from an arena. Where an operator asks for others, or
+/// holds more than it did, it gets memory from elsewhere.
 class ArenaSource final : public MemorySource {
  public:
   explicit ArenaSource(Arena* arena) : arena_(arena) {}
-  void expect(std::span<const Block> blocks) { blocks_ = blocks; }
+  /// Says what the next operator asks for.
+  void expect(std::span<const Block> blocks) {
+    blocks_ = blocks;
+    if (!blocks.empty()) owners_ = owners();
+  }
   c10::DataPtr allocate(std::size_t bytes, c10::Allocator& allocator) override;
 
  private:
+  std::size_t owners() const { return c10::raw::intrusive_ptr::use_count(arena_); }
+
   Arena* arena_;
   std::span<const Block> blocks_;  // still to come
+  std::size_t owners_ = 0;         // of the arena, before the operator
 };
 
 /// Writes down what is allocated and when it is given back. Blocks may outlive it.
@@ -82,12 +92,14 @@ class AllocationLog final : public MemorySource {
     std::size_t step = 0;  ///< in which it was allocated
     std::size_t bytes = 0;
     const void* data = nullptr;
-    std::size_t freed = kNever;  ///< the step in which it was given back
-    bool is_raw = false;         ///< by raw_deallocate()
+    std::size_t born = 0;  ///< moments: a clock that each step, block and return moves on
+    std::size_t died = kNever;
+    bool is_raw = false;  ///< by raw_deallocate()
   };
 
   AllocationLog();
-  void begin_step(std::size_t step);
+  /// Returns the moment at which it begins.
+  std::size_t begin_step(std::size_t step);
   /// Returns the number of the entry of this step that holds `data`; kNever: none does.
   std::size_t find(const void* data) const;
   std::vector<Entry> entries() const;

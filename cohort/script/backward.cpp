@@ -11,6 +11,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/torch_compat.h"
+#include "cohort/script/recheck.h"
 #include "cohort/script/recorder.h"
 
 namespace cohort::script {
@@ -78,17 +79,21 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
     const Recording recording(recorded.tape);
     found = forward.graph->backward(starts, !is_last_);
   }
+  Tensors gradients;
   for (const std::size_t place : places) {
     const int slot = recorded.tape.find(found[place]);
     if (slot == kUnknown) recorded.tape.refuse("backward returns a tensor that no operator made");
     recorded.gradients.push_back(slot);
+    gradients.push_back(found[place]);
   }
   recorded.segments = cut_backward(recorded, forward.gradient_chunk_bytes);
-  if (forward.is_recheck) {
+  if (forward.recheck != nullptr) {
+    forward.variant->compare(forward.recheck->difference_in_backward(starts, gradients));
     forward.variant->recheck(std::move(recorded));
   } else {
     forward.variant->offer(std::move(recorded));
   }
+  forward.recheck.reset();
   forward.recorded.reset();
   forward.variant.reset();
   return found;

@@ -11,13 +11,15 @@
 /// The nodes of the graph that scripted functions leave: one that records its backward, one that replays it.
 namespace cohort::script {
 
+class Recheck;
+
 /// A forward that was recorded, and the graph of it.
 struct RecordedForward {
   std::shared_ptr<core::GraphPart> graph;
   std::shared_ptr<Recorded> recorded;
   std::shared_ptr<Variant> variant;
   std::int64_t gradient_chunk_bytes = 0;
-  bool is_recheck = false;
+  std::shared_ptr<Recheck> recheck;  ///< of the program that backward is compared with, or null
 };
 
 /// Which leaves the graph of each result that needs a gradient ends at.

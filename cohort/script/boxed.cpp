@@ -5,11 +5,6 @@ namespace {
 
 using Kind = TensorPlace::Kind;
 
-at::Tensor another_handle(const at::Tensor& tensor) {
-  return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
-      c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
-}
-
 c10::IValue argument(const TensorPlace& place, const Tensors& values) {
   const auto value = [&](int slot) {
     if (slot == kUndefined) return at::Tensor();
@@ -31,6 +26,11 @@ c10::IValue argument(const TensorPlace& place, const Tensors& values) {
 }
 
 }  // namespace
+
+at::Tensor another_handle(const at::Tensor& tensor) {
+  return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
+      c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
+}
 
 void run_boxed(const Call& call, const Tensors& values, torch::jit::Stack& stack, bool find_kernel) {
   stack.clear();

@@ -48,17 +48,13 @@ void Variant::settle(State state) {
 bool Variant::holds(const Environment& environment, const Tensors& inputs) const {
   if (environment_ != environment || !inputs_.holds(inputs) || !modules_.holds()) return false;
   if (state() != State::kReady) return true;
-  return program_->captured_in_place() &&
-         (!program_->recorded().tape.needs_input_offsets() || inputs_.offsets_hold(inputs));
+  return program_->captured_hold() &&
+         (!program_->recorded().tape.needs_input_storages() || inputs_.storages_hold(inputs));
 }
 
 bool Variant::is_dead() const {
-  const auto program = this->program();
-  return program != nullptr && !program->captured_in_place();
-}
-
-std::shared_ptr<const Program> Variant::program() const {
-  return state() == State::kReady ? program_ : nullptr;
+  const auto& program = this->program();
+  return program != nullptr && !program->captured_hold();
 }
 
 bool Variant::start_recording() {
@@ -114,7 +110,7 @@ bool Variant::is_recheck_due(std::int64_t every) {
 }
 
 void Variant::recheck(Recorded recorded) {
-  const auto program = this->program();
+  const auto& program = this->program();
   if (program == nullptr) return;
   std::string found = recorded.tape.refusal();
   if (found.empty()) found = difference_of(recorded, program->recorded());

@@ -25,10 +25,13 @@ class Variant {
 
   State state() const { return state_.load(std::memory_order_acquire); }
   bool holds(const Environment& environment, const Tensors& inputs) const;
-  /// True if a captured tensor has moved, so that its program can never run again.
+  /// True if a captured tensor is no more what it was, so that its program can never run again.
   bool is_dead() const;
   /// The program, once kReady; null otherwise.
-  std::shared_ptr<const Program> program() const;
+  const std::shared_ptr<const Program>& program() const {
+    static const std::shared_ptr<const Program> none;
+    return state() == State::kReady ? program_ : none;
+  }
 
   /// Says that a call records now; false once enough were tried, and the variant stays eager.
   bool start_recording();

@@ -132,7 +132,7 @@ Environment environment_of(const json& from) {
 }
 
 void refuse_offsets(const Tape& tape) {
-  if (!tape.needs_input_offsets()) return;
+  if (!tape.needs_input_storages()) return;
   throw UsageError("script.save",
                    "the function reads its input's storage with as_strided, beyond what the input shows",
                    "clone() of the input first");

@@ -74,18 +74,17 @@ Tensors Function::operator()(const Tensors& inputs) {
   if (Recording::is_active()) return run_(inputs);  // a part of what is being recorded
   const auto variant = cache_.find(inputs);
   if (variant == nullptr) return run_(inputs);
-  if (const auto program = variant->program()) {
+  if (const auto& program = variant->program()) {
     if (!variant->is_recheck_due(cache_.options().recheck_every())) return replay(inputs, program);
-    return record(inputs, variant, program.get());
+    return record(inputs, variant, program);
   }
   return variant->start_recording() ? record(inputs, variant, nullptr) : run_(inputs);
 }
 
 Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& variant,
-                         const Program* rechecked) {
-  const bool is_recheck = rechecked != nullptr;
-  std::optional<Recheck> rechecking;
-  if (is_recheck) rechecking.emplace(*rechecked, inputs);
+                         const std::shared_ptr<const Program>& rechecked) {
+  const auto recheck = rechecked == nullptr ? nullptr : std::make_shared<Recheck>(rechecked, inputs);
+  const bool is_recheck = recheck != nullptr;
   auto recorded = std::make_shared<Recorded>();
   const auto finish = [&] {
     recorded->split = recorded->tape.calls().size();
@@ -98,7 +97,7 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
       const Recording recording(recorded->tape);
       results = run_(inputs);
     }
-    if (is_recheck) variant->compare(rechecking->difference(results));
+    if (is_recheck) variant->compare(recheck->difference(results));
     find_outputs(*recorded, inputs, results);
     finish();
     return results;
@@ -111,7 +110,7 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
     const Recording recording(recorded->tape);
     results = run_(leaves);
   }
-  if (is_recheck) variant->compare(rechecking->difference(results));
+  if (is_recheck) variant->compare(recheck->difference(results));
   find_outputs(*recorded, leaves, results);
   refuse_effects_under_autograd(*recorded);
   if (const std::string reason = unrecordable_within(results); !reason.empty()) recorded->tape.refuse(reason);
@@ -131,17 +130,14 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
   }
   for (const at::Tensor& leaf : recorded->leaves) add_reached(leaf);
   if (!recorded->tape.refusal().empty() && !is_recheck) variant->give_up(recorded->tape.refusal());
-  attach_recording({graph, recorded, variant, cache_.options().gradient_chunk_bytes(), is_recheck}, inputs,
+  attach_recording({graph, recorded, variant, cache_.options().gradient_chunk_bytes(), recheck}, inputs,
                    results);
   return results;
 }
 
 Tensors replay(const Tensors& inputs, const std::shared_ptr<const Program>& program) {
   const Recorded& recorded = program->recorded();
-  auto frame = program->borrow();
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (recorded.inputs[i] >= 0) frame->values[at_slot(recorded.inputs[i])] = inputs[i];
-  }
+  auto frame = program->borrow(inputs);
   program->forward(*frame);
   program->bump_versions(*frame);
   Tensors results = outputs_of(*program, *frame);

@@ -26,7 +26,8 @@ class Function {
 
  private:
   // `rechecked`: the program that the call is to be compared with, or null.
-  Tensors record(const Tensors& inputs, const std::shared_ptr<Variant>& variant, const Program* rechecked);
+  Tensors record(const Tensors& inputs, const std::shared_ptr<Variant>& variant,
+                 const std::shared_ptr<const Program>& rechecked);
 
   Run run_;
   Cache cache_;

@@ -69,6 +69,7 @@ InputGuard::InputGuard(const Tensors& inputs) {
     input.keys = tensor.key_set();
     if (tensor.layout() == at::kStrided) input.layout = Layout::of(tensor);
     input.dtype = tensor.dtype();
+    if (tensor.has_storage()) input.storage_bytes = tensor.storage().nbytes();
     input.shares_with = first_that_shares(inputs, i);
     shares_any_ |= input.shares_with != i;
   }
@@ -91,8 +92,8 @@ bool InputGuard::holds(const Tensors& inputs) const {
         (!layout.device.is_cpu() && tensor.device() != layout.device)) {
       return false;
     }
-    if (!tensor.has_storage()) continue;
     const auto address = reinterpret_cast<std::uintptr_t>(tensor.unsafe_storage().unsafeGetStorageImpl());
+    if (address == 0) continue;
     const std::uint64_t hash = (address * 0x9E3779B97F4A7C15ULL) >> 54;
     const std::uint64_t bit = std::uint64_t(1) << (hash % 64);
     may_share |= (seen[hash / 64] & bit) != 0;
@@ -113,9 +114,12 @@ bool InputGuard::sharing_holds(const Tensors& inputs) const {
   return true;
 }
 
-bool InputGuard::offsets_hold(const Tensors& inputs) const {
+bool InputGuard::storages_hold(const Tensors& inputs) const {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs_[i].defined && inputs[i].storage_offset() != inputs_[i].layout.offset) return false;
+    const Input& input = inputs_[i];
+    if (!input.defined || !inputs[i].has_storage()) continue;
+    if (inputs[i].storage_offset() != input.layout.offset) return false;
+    if (inputs[i].storage().nbytes() < input.storage_bytes) return false;
   }
   return true;
 }

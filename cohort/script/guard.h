@@ -37,8 +37,8 @@ class InputGuard {
   explicit InputGuard(const Tensors& inputs);
   /// Costs some nanoseconds an input, and allocates nothing.
   bool holds(const Tensors& inputs) const;
-  /// True if each input begins where it began in its storage.
-  bool offsets_hold(const Tensors& inputs) const;
+  /// True if each input begins where it began in its storage, and that is no smaller than it was.
+  bool storages_hold(const Tensors& inputs) const;
   std::string str() const;
 
  private:
@@ -49,6 +49,7 @@ class InputGuard {
     c10::DispatchKeySet keys;     // tell inference tensors too
     caffe2::TypeMeta dtype;
     Layout layout;
+    std::size_t storage_bytes = 0;
   };
   bool sharing_holds(const Tensors& inputs) const;
 

@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::size_t kMostSteps = 20000;  // the search takes time in the square of it
 
-std::int64_t bytes_of(const Layout& layout) {
+// Bytes from the first element to the last.
+std::int64_t extent_of(const Layout& layout) {
   std::int64_t last = 1;
   for (std::size_t i = 0; i < layout.sizes.size(); ++i) {
     if (layout.sizes[i] == 0) return 0;
@@ -34,7 +35,7 @@ class Search {
       : tape_(tape), nodes_(steps.size()), bytes_(tape.num_storages()), users_(tape.num_storages()) {
     for (std::size_t i = 0; i < kept.size(); ++i) {
       const Value& value = tape.values()[i];
-      bytes_[value.storage] = std::max(bytes_[value.storage], bytes_of(value.layout));
+      bytes_[value.storage] = std::max(bytes_[value.storage], extent_of(value.layout));
       if (kept[i] || value.source != Source::kMade) stays_.insert(value.storage);
     }
     made_here_.resize(bytes_.size());
@@ -188,8 +189,7 @@ class Search {
 
 bool is_pure(const Call& call) {
   const c10::FunctionSchema& schema = call.op.schema();
-  constexpr std::string_view kLibrary = "aten::";
-  if (schema.name().compare(0, kLibrary.size(), kLibrary) != 0 || schema.is_mutable()) return false;
+  if (call.is_foreign || schema.is_mutable()) return false;
   if (call.op.hasTag(at::Tag::nondeterministic_seeded) || schema.returns().size() != 1) return false;
   if (call.results.size() != 1 || call.results.front().kind != TensorPlace::Kind::kTensor) return false;
   for (const c10::Argument& argument : schema.arguments()) {

@@ -113,8 +113,7 @@ Trial try_out(const Call& out, int result, int over, const Tensors& values, Allo
   if (over == kUndefined) return Trial::kWrites;
   own[at_slot(over)] = blank(values[at_slot(over)]).copy_(values[at_slot(over)]);
   // Another handle of the same memory, as in a replay.
-  own[at_slot(result)] = at::Tensor(own[at_slot(over)].unsafeGetTensorImpl()->shallow_copy_and_detach(
-      c10::VariableVersion(0), /*allow_tensor_metadata_change=*/false));
+  own[at_slot(result)] = another_handle(own[at_slot(over)]);
   return writes(out, own, own[at_slot(result)], expected, nullptr) ? Trial::kReplaces : Trial::kWrites;
 }
 

@@ -69,7 +69,9 @@ Program::Program(Recorded recorded) : recorded_(std::move(recorded)), plan_(reco
   }
   for (const Value& value : recorded_.tape.values()) {
     if (value.source != Source::kCaptured) continue;
-    homes_.emplace_back(value.tensor, value.tensor.storage().unsafeGetStorageImpl());
+    const at::Tensor& tensor = value.tensor;
+    captured_.push_back(
+        {&value, tensor.storage().unsafeGetStorageImpl(), tensor.storage().nbytes(), tensor.requires_grad()});
   }
   for (const std::vector<int>* slots :
        {&recorded_.inputs, &recorded_.outputs, &plan_.saved, &recorded_.tangents, &recorded_.gradients}) {
@@ -101,13 +103,27 @@ std::size_t Program::num_outs() const {
   return count;
 }
 
-bool Program::captured_in_place() const {
-  return std::all_of(homes_.begin(), homes_.end(), [](const auto& home) {
-    return home.first.storage().unsafeGetStorageImpl() == home.second;
+bool Program::captured_hold() const {
+  return std::all_of(captured_.begin(), captured_.end(), [](const Captured& each) {
+    const c10::TensorImpl& tensor = *each.value->tensor.unsafeGetTensorImpl();
+    const c10::StorageImpl* const storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+    const Layout& layout = each.value->layout;
+    return storage == each.storage && storage->nbytes() == each.storage_bytes &&
+           tensor.dtype().toScalarType() == layout.dtype && tensor.sizes() == layout.sizes &&
+           tensor.strides() == layout.strides && tensor.storage_offset() == layout.offset &&
+           tensor.requires_grad() == each.requires_grad;
   });
 }
 
-std::unique_ptr<Frame> Program::borrow() const {
+std::unique_ptr<Frame> Program::borrow(const Tensors& inputs) const {
+  auto frame = idle_frame();
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (recorded_.inputs[i] >= 0) frame->values[at_slot(recorded_.inputs[i])] = inputs[i];
+  }
+  return frame;
+}
+
+std::unique_ptr<Frame> Program::idle_frame() const {
   if (Frame* const spare = spare_.exchange(nullptr, std::memory_order_acq_rel)) {
     return std::unique_ptr<Frame>(spare);
   }

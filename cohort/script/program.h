@@ -49,11 +49,13 @@ class Program {
   std::size_t arena_bytes() const;
   std::size_t num_outs() const;
 
-  /// True if every captured tensor still lies where it lay: set_data() and the like move it.
-  bool captured_in_place() const;
+  /// True if every captured tensor is what it was, but for its values: where it lies, its type, sizes,
+  /// strides and requires_grad, which set_data(), t_() and the like change.
+  bool captured_hold() const;
 
-  /// Returns a frame that holds the captured tensors; give it back after a run, or let it go.
-  std::unique_ptr<Frame> borrow() const;
+  /// Returns a frame that holds the captured tensors, and these inputs; give it back after a run, or let it
+  /// go.
+  std::unique_ptr<Frame> borrow(const Tensors& inputs = {}) const;
   void give_back(std::unique_ptr<Frame> frame) const;
   /// Drops these values of a frame, but for captured ones.
   void let_go(Frame& frame, const std::vector<int>& slots) const;
@@ -69,6 +71,13 @@ class Program {
   void bump_versions(const Frame& frame) const;
 
  private:
+  // A captured tensor, as it was.
+  struct Captured {
+    const Value* value;
+    const c10::StorageImpl* storage;
+    std::size_t storage_bytes;
+    bool requires_grad;
+  };
   // A part as it runs without an arena, and, once it has been rehearsed, with one.
   struct Staged {
     Stage plain;
@@ -86,11 +95,12 @@ class Program {
   bool is_placed(const Action& action, Frame& frame) const;
   void prepare(Frame& frame, Part part, const Stage& stage) const;
   void store_results(const Call& call, Frame& frame) const;
+  std::unique_ptr<Frame> idle_frame() const;
 
   Recorded recorded_;
   Plan plan_;
   std::array<Staged, 2> parts_;
-  std::vector<std::pair<at::Tensor, const c10::StorageImpl*>> homes_;
+  std::vector<Captured> captured_;
   std::vector<int> handed_over_;                // slots that give_back() clears
   mutable std::atomic<Frame*> spare_{nullptr};  // the frame of the last run, found without a lock
   mutable std::mutex mutex_;

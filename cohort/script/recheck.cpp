@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "cohort/core/error.h"
 #include "cohort/core/random_scope.h"
@@ -61,20 +62,40 @@ class Generators {
   std::vector<std::pair<at::Generator, at::Tensor>> kept_;
 };
 
-}  // namespace
-
-Recheck::Recheck(const Program& program, const Tensors& inputs) {
-  const at::NoGradGuard no_grad;
-  const Generators generators(program.recorded().tape);
-  run(program, inputs);
+// What backward changes apart from gradients is changed by the function's own already.
+bool backward_writes_outside(const Recorded& recorded) {
+  const auto& calls = recorded.tape.calls();
+  for (std::size_t i = recorded.split; i < calls.size(); ++i) {
+    if (!calls[i].op.schema().is_mutable()) continue;
+    bool is_outside = false;
+    each_slot(calls[i].inputs,
+              [&](int slot) { is_outside |= recorded.tape.values()[at_slot(slot)].source != Source::kMade; });
+    if (is_outside) return true;
+  }
+  return false;
 }
 
-void Recheck::run(const Program& program, const Tensors& inputs) {
-  const Recorded& recorded = program.recorded();
-  auto frame = program.borrow();
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (recorded.inputs[i] >= 0) frame->values[at_slot(recorded.inputs[i])] = inputs[i];
+std::string compare(const Tensors& ours, const Tensors& theirs, const char* what) {
+  if (ours.size() != theirs.size()) return concat("there are other ", what, "s");
+  for (std::size_t i = 0; i < ours.size(); ++i) {
+    if (!same_bits(ours[i], theirs[i]))
+      return concat(what, " ", i, " has other values than the program computes");
   }
+  return {};
+}
+
+}  // namespace
+
+Recheck::Recheck(std::shared_ptr<const Program> program, const Tensors& inputs)
+    : program_(std::move(program)) {
+  const at::NoGradGuard no_grad;
+  const Generators generators(program_->recorded().tape);
+  run(inputs);
+}
+
+void Recheck::run(const Tensors& inputs) {
+  const Recorded& recorded = program_->recorded();
+  auto frame = program_->borrow(inputs);
   // Batch norms write to running statistics without saying so in their schema: whatever is given and needs no
   // gradient may be written to.
   const auto& values = recorded.tape.values();
@@ -93,7 +114,7 @@ void Recheck::run(const Program& program, const Tensors& inputs) {
     }
   };
   try {
-    program.forward(*frame);
+    program_->forward(*frame);
     take(recorded.outputs, results_);
     if (!recorded.has_backward) take(recorded.gradients, gradients_);
   } catch (const std::exception& error) {
@@ -104,20 +125,17 @@ void Recheck::run(const Program& program, const Tensors& inputs) {
     written_[i].second = written_[i].first.clone();
     written_[i].first.copy_(before[i]);
   }
-  if (error_.empty()) program.give_back(std::move(frame));
+  if (!error_.empty()) return;
+  if (recorded.has_backward) {
+    frame_ = std::move(frame);
+  } else {
+    program_->give_back(std::move(frame));
+  }
 }
 
 std::string Recheck::difference(const Tensors& results, const Tensors& gradients) const {
   const at::NoGradGuard no_grad;
   if (!error_.empty()) return concat("the program throws: ", error_);
-  const auto compare = [](const Tensors& ours, const Tensors& theirs, const char* what) -> std::string {
-    if (ours.size() != theirs.size()) return concat("there are other ", what, "s");
-    for (std::size_t i = 0; i < ours.size(); ++i) {
-      if (!same_bits(ours[i], theirs[i]))
-        return concat(what, " ", i, " has other values than the program computes");
-    }
-    return {};
-  };
   if (std::string found = compare(results_, results, "result"); !found.empty()) return found;
   if (std::string found = compare(gradients_, gradients, "gradient"); !found.empty()) return found;
   for (const auto& [tensor, left] : written_) {
@@ -127,6 +145,32 @@ std::string Recheck::difference(const Tensors& results, const Tensors& gradients
     }
   }
   return {};
+}
+
+std::string Recheck::difference_in_backward(const Tensors& tangents, const Tensors& gradients) {
+  const auto frame = std::move(frame_);
+  const Recorded& recorded = program_->recorded();
+  if (frame == nullptr || tangents.size() != recorded.tangents.size() || backward_writes_outside(recorded)) {
+    return {};
+  }
+  const auto& values = recorded.tape.values();
+  for (std::size_t i = 0; i < tangents.size(); ++i) {
+    const int slot = recorded.tangents[i];
+    if (Layout::of(tangents[i]) != values[at_slot(slot)].layout) return {};  // bits may then be others
+    frame->values[at_slot(slot)] = tangents[i];
+  }
+  const at::NoGradGuard no_grad;
+  const Generators generators(recorded.tape);
+  Tensors found;
+  try {
+    program_->backward(*frame, recorded.split, recorded.tape.calls().size());
+    for (const int slot : recorded.gradients) {
+      found.push_back(slot == kUndefined ? at::Tensor() : frame->values[at_slot(slot)]);
+    }
+  } catch (const std::exception& error) {
+    return concat("the program's backward throws: ", error.what());
+  }
+  return compare(found, gradients, "gradient");
 }
 
 }  // namespace cohort::script

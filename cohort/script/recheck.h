@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,19 +9,26 @@
 
 namespace cohort::script {
 
-/// A run of a program's forward that leaves no trace: what it writes to (inputs, captured tensors) and the
-/// random generators are as before. What it computed is kept, to be compared with what the function does.
-/// Threads: one; nobody else uses those tensors meanwhile.
+/// A run of a program that leaves no trace: what it writes to (inputs, captured tensors) and the random
+/// generators are as before. What it computed is kept, to be compared with what the function does. Threads:
+/// one at a time; nobody else uses those tensors meanwhile.
 class Recheck {
  public:
-  Recheck(const Program& program, const Tensors& inputs);
+  /// Runs forward; a whole step for step mode.
+  Recheck(std::shared_ptr<const Program> program, const Tensors& inputs);
   /// Returns how the function's results, gradients (in step mode) and effects differ from the program's, bit
   /// by bit; empty if they do not. To be asked after the function has run on the same inputs.
   std::string difference(const Tensors& results, const Tensors& gradients = {}) const;
+  /// Runs backward from `tangents`, and returns how `gradients`, what the function's own gave for inputs and
+  /// captured tensors that need one, differ. Once. Empty, too, where that cannot be told: tangents have other
+  /// strides than were recorded, or backward writes to what it is handed.
+  std::string difference_in_backward(const Tensors& tangents, const Tensors& gradients);
 
  private:
-  void run(const Program& program, const Tensors& inputs);
+  void run(const Tensors& inputs);
 
+  std::shared_ptr<const Program> program_;
+  std::unique_ptr<Frame> frame_;  // with what backward reads
   Tensors results_, gradients_;
   std::vector<std::pair<at::Tensor, at::Tensor>> written_;  // a tensor, and what the program left in it
   std::string error_;

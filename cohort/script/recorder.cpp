@@ -1,6 +1,7 @@
 #include "cohort/script/recorder.h"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <unordered_set>
 
 #include "cohort/core/error.h"
+#include "cohort/core/random_scope.h"
 
 // Note [Two keys]
 // A dispatch key is wanted that lies between autograd and BackendSelect and that nobody uses. `Fake` is such
@@ -24,7 +26,41 @@ constexpr auto kFirstKey = c10::DispatchKey::Fake;
 constexpr auto kSecondKey = c10::DispatchKey::FuncTorchDynamicLayerBackMode;
 
 thread_local Tape* current_tape = nullptr;
+thread_local at::Generator* current_generator = nullptr;  // that the recording began with
 std::atomic<std::uint64_t> lost_calls{0};
+
+// True if `op` is to draw, and from another generator than one that ran where the recording began would.
+bool draws_elsewhere(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  if (core::RandomScope::current() == *current_generator) return false;
+  const auto& arguments = op.schema().arguments();
+  const std::size_t first = stack.size() - arguments.size();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == "generator" && stack[first + i].isNone()) return true;
+  }
+  return false;
+}
+
+// Composites that read a tensor's numbers in C++: the operators that they consist of do not show it.
+bool reads_numbers(const c10::OperatorName& name) {
+  static const std::unordered_set<c10::OperatorName> names = {
+      {"aten::tensor_split", "tensor_indices_or_sections"},
+      {"aten::_pad_packed_sequence", ""},
+      {"aten::lstm", "data"},
+      {"aten::gru", "data"},
+      {"aten::rnn_tanh", "data"},
+      {"aten::rnn_relu", "data"},
+  };
+  return names.count(name) != 0;
+}
+
+// Composites never come to the recorder's key, but observers are told of them.
+std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& call) {
+  const auto name = call.operator_name();
+  if (current_tape != nullptr && name && reads_numbers(*name)) {
+    current_tape->refuse(core::concat(c10::toString(*name), " reads the numbers of a tensor in C++"));
+  }
+  return nullptr;
+}
 
 template <c10::DispatchKey kKey>
 void record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -34,6 +70,10 @@ void record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
     lost_calls.fetch_add(1, std::memory_order_relaxed);
     op.redispatchBoxed(below, stack);
     return;
+  }
+  if (draws_elsewhere(op, *stack)) {
+    current_tape->refuse(core::concat(c10::toString(op.operator_name()),
+                                      " draws in a core::RandomScope that begins within the function"));
   }
   current_tape->call(op, below, stack);
 }
@@ -84,17 +124,24 @@ c10::DispatchKey choose(RecorderKey key) {
 Recording::Recording(Tape& tape, RecorderKey key)
     : tape_(tape),
       before_(current_tape),
+      generator_(core::RandomScope::current()),
+      generator_before_(current_generator),
       key_(choose(key)),
       key_before_(c10::impl::tls_is_dispatch_key_included(key_)),
       lost_before_(lost_calls.load(std::memory_order_relaxed)) {
+  observer_ =
+      at::addThreadLocalCallback(at::RecordFunctionCallback(&observe).scopes({at::RecordScope::FUNCTION}));
   at::autocast::clear_cache();  // a cast that was kept from before would be missing on the tape
   current_tape = &tape;
+  current_generator = &generator_;
   c10::impl::tls_set_dispatch_key_included(key_, true);
 }
 
 Recording::~Recording() {
   c10::impl::tls_set_dispatch_key_included(key_, key_before_);
+  at::removeCallback(observer_);
   current_tape = before_;
+  current_generator = generator_before_;
   at::autocast::clear_cache();
   if (lost_calls.load(std::memory_order_relaxed) != lost_before_) {
     tape_.refuse("operators ran on another thread than the one that recorded");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <c10/core/DispatchKey.h>
 
 #include <cstdint>
@@ -18,7 +19,8 @@ enum class RecorderKey {
 
 /// While it lives, operators of the calling thread, those that backward runs there too, are written to
 /// `tape`. They run as ever. Recordings nest: the innermost has them. Whatever throws inside, nothing stays
-/// switched on. Operators that another thread runs on this one's behalf make the tape refuse. Throws:
+/// switched on. Operators that another thread runs on this one's behalf make the tape refuse, and so do those
+/// that draw in a RandomScope that begins meanwhile: a replay would draw from the caller's. Throws:
 /// UsageError for kFirst where the key is taken. Threads: ends on the thread that made it.
 class Recording {
  public:
@@ -33,9 +35,12 @@ class Recording {
  private:
   Tape& tape_;
   Tape* before_;
+  at::Generator generator_;
+  at::Generator* generator_before_;
   c10::DispatchKey key_;
   bool key_before_;
   std::uint64_t lost_before_;
+  std::uint64_t observer_;  // a handle
 };
 
 }  // namespace cohort::script

@@ -1,30 +1,10 @@
 #include "cohort/script/rehearsal.h"
 
 #include <algorithm>
-#include <string_view>
 
 #include "cohort/script/order.h"
 
 namespace cohort::script {
-namespace {
-
-std::size_t bytes_of(const Layout& layout) {
-  std::size_t bytes = c10::elementSize(layout.dtype);
-  for (const std::int64_t size : layout.sizes) bytes *= static_cast<std::size_t>(size);
-  return bytes;
-}
-
-bool is_of_libtorch(const Call& call) {
-  return std::string_view(call.op.operator_name().name).substr(0, 6) == "aten::";
-}
-
-// A tensor as it comes, which needs no operator where memory is there.
-bool makes_blank(const Call& call) {
-  const std::string_view name = call.op.operator_name().name;
-  return name.substr(0, 11) == "aten::empty" || name.substr(0, 15) == "aten::new_empty";
-}
-
-}  // namespace
 
 Rehearsal::Rehearsal(const Recorded& recorded, const Plan& plan, Part part, const Stage& plain)
     : recorded_(recorded),
@@ -34,7 +14,8 @@ Rehearsal::Rehearsal(const Recorded& recorded, const Plan& plan, Part part, cons
       memory_(recorded.tape.num_storages()),
       is_resident_(recorded.tape.values().size()),
       is_dropped_(plain.actions.size()),
-      block_pieces_(plain.actions.size()) {
+      begins_(plain.actions.size()),
+      held_(plain.actions.size()) {
   find_memory();
   find_kept();
 }
@@ -65,11 +46,10 @@ void Rehearsal::find_memory() {
     for (const TensorPlace& place : action.call->inputs) {
       for (const int slot : place.slots) {
         // An operator of somebody else's may keep what it is handed.
-        if (slot >= 0 && (place.fresh_handle || !is_of_libtorch(*action.call)))
-          memory_of(slot).is_ours = false;
+        if (slot >= 0 && (place.fresh_handle || action.call->is_foreign)) memory_of(slot).is_ours = false;
       }
     }
-    if (is_of_libtorch(*action.call)) continue;
+    if (!action.call->is_foreign) continue;
     each_slot(action.call->results, [&](int slot) { memory_of(slot).is_ours = false; });
   }
 }
@@ -127,7 +107,8 @@ void Rehearsal::after(std::size_t number, const Tensors& values) {
     if (!memory.is_ours || memory.first != number) return;
     const c10::Storage& storage = values[at_slot(slot)].storage();
     memory.entry = log_.find(storage.data());
-    if (storage.nbytes() != bytes_of(layout(slot)) || memory.entry == AllocationLog::kNever) {
+    if (storage.nbytes() != static_cast<std::size_t>(layout(slot).bytes()) ||
+        memory.entry == AllocationLog::kNever) {
       memory.is_ours = memory.is_internal = false;
     }
   });
@@ -143,6 +124,11 @@ void Rehearsal::after(std::size_t number, const Tensors& values) {
                 Out{std::move(*out), trial == Trial::kReplaces ? over : kUndefined, scratch.entries()});
 }
 
+// The last moment of an action, when it has let go of what it uses last.
+std::size_t Rehearsal::end_of(std::size_t action) const {
+  return action + 1 < begins_.size() ? begins_[action + 1] - 1 : kNone;
+}
+
 std::size_t Rehearsal::new_piece(std::size_t bytes, std::size_t first, std::size_t last) {
   pieces_.push_back({.bytes = bytes, .first = first, .last = last});
   return pieces_.size() - 1;
@@ -150,8 +136,14 @@ std::size_t Rehearsal::new_piece(std::size_t bytes, std::size_t first, std::size
 
 // What an operator asks for, from the arena if a piece of it is meant.
 void Rehearsal::add_block(std::size_t action, const AllocationLog::Entry& entry, std::size_t piece) {
-  stage_.actions[action].blocks.push_back({.bytes = entry.bytes, .is_raw = entry.is_raw});
-  block_pieces_[action].push_back(entry.bytes == 0 ? kNone : piece);
+  if (entry.bytes == 0) piece = kNone;
+  std::vector<Held>& others = held_[action];
+  const auto held = std::count_if(others.begin(), others.end(), [&](const Held& other) {
+    return other.piece != kNone && other.died > entry.born;
+  });
+  stage_.actions[action].blocks.push_back(
+      {.bytes = entry.bytes, .is_raw = entry.is_raw, .held = static_cast<std::size_t>(held)});
+  others.push_back({piece, entry.died});
 }
 
 // Operators that write into what is there, tensors that need no operator, and views of both.
@@ -169,8 +161,8 @@ void Rehearsal::add_residents() {
     Memory& memory = memory_of(result);
     if (!memory.is_internal || memory.first != i) continue;
     const auto found = outs_.find(i);
-    if (found == outs_.end() && !makes_blank(*action.call)) continue;
-    const std::size_t bytes = bytes_of(layout(result));
+    if (found == outs_.end() && !action.call->makes_blank()) continue;
+    const auto bytes = static_cast<std::size_t>(layout(result).bytes());
     is_resident_[at_slot(result)] = true;
     if (found == outs_.end()) {
       is_dropped_[i] = true;
@@ -180,15 +172,15 @@ void Rehearsal::add_residents() {
       out.unboxed = unbox(*out.call, kUndefined);
       ++stage_.num_outs;
       for (const auto& entry : found->second.scratch) {
-        const bool is_gone = entry.freed != AllocationLog::kNever;
-        add_block(i, entry, is_gone ? new_piece(entry.bytes, i, i) : kNone);
+        const bool is_gone = entry.died != AllocationLog::kNever;
+        add_block(i, entry, is_gone ? new_piece(entry.bytes, begins_[i], end_of(i)) : kNone);
       }
       if (const int over = found->second.over; over != kUndefined) memory.piece = memory_of(over).piece;
     }
     if (memory.piece == kNone) {
-      memory.piece = new_piece(bytes, i, memory.last);
+      memory.piece = new_piece(bytes, begins_[i], end_of(memory.last));
     } else {
-      pieces_[memory.piece].last = memory.last;
+      pieces_[memory.piece].last = end_of(memory.last);
     }
     stage_.residents.push_back({result, kUndefined, 0, bytes});
   }
@@ -204,12 +196,12 @@ void Rehearsal::add_blocks() {
     const AllocationLog::Entry& entry = entries[i];
     if (outs_.count(entry.step) != 0 || is_dropped_[entry.step]) continue;
     const auto found = by_entry.find(i);
-    const bool is_kept_by_somebody = entry.freed == AllocationLog::kNever;
+    const bool is_kept_by_somebody = entry.died == AllocationLog::kNever;
     std::size_t piece = kNone;
     if (found != by_entry.end() && found->second->is_internal == !is_kept_by_somebody) {
-      piece = found->second->piece = new_piece(entry.bytes, entry.step, found->second->last);
-    } else if (entry.freed == entry.step) {
-      piece = new_piece(entry.bytes, entry.step, entry.step);
+      piece = found->second->piece = new_piece(entry.bytes, entry.born, end_of(found->second->last));
+    } else if (!is_kept_by_somebody && entry.died <= end_of(entry.step)) {
+      piece = new_piece(entry.bytes, entry.born, entry.died);
     }
     add_block(entry.step, entry, piece);
   }
@@ -219,24 +211,24 @@ Stage Rehearsal::finish() {
   stage_.actions = plain_.actions;
   add_blocks();
   add_residents();
-  const Placement placement = place(pieces_);
-  stage_.arena_bytes = placement.bytes;
+  const Packing packing = pack(pieces_);
+  stage_.arena_bytes = packing.bytes;
   for (Resident& resident : stage_.residents) {
-    if (resident.view_of == kUndefined) resident.offset = placement.offsets[memory_of(resident.slot).piece];
+    if (resident.view_of == kUndefined) resident.offset = packing.offsets[memory_of(resident.slot).piece];
   }
   std::vector<Action> actions;
   for (std::size_t i = 0; i < stage_.actions.size(); ++i) {
     if (is_dropped_[i]) continue;
     Action& action = stage_.actions[i];
     for (std::size_t k = 0; k < action.blocks.size(); ++k) {
-      const std::size_t piece = block_pieces_[i][k];
-      if (piece != kNone) action.blocks[k].offset = placement.offsets[piece];
+      const std::size_t piece = held_[i][k].piece;
+      if (piece != kNone) action.blocks[k].offset = packing.offsets[piece];
     }
     if (action.call != nullptr && outs_.count(i) == 0) {
       each_slot(action.call->results, [&](int slot) {
         const Memory& memory = memory_of(slot);
         if (memory.piece == kNone || memory.first != i || is_resident_[at_slot(slot)]) return;
-        action.placed.emplace_back(slot, placement.offsets[memory.piece]);
+        action.placed.emplace_back(slot, packing.offsets[memory.piece]);
       });
     }
     std::erase_if(action.drop, [&](int slot) { return is_resident_[at_slot(slot)]; });

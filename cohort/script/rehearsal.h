@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cohort/script/out_variant.h"
-#include "cohort/script/placement.h"
+#include "cohort/script/packing.h"
 #include "cohort/script/stage.h"
 
 namespace cohort::script {
@@ -18,7 +18,7 @@ class Rehearsal {
 
   AllocationLog& log() { return log_; }
   /// Called before an action, and after it, before it lets values go.
-  void before(std::size_t action) { log_.begin_step(action); }
+  void before(std::size_t action) { begins_[action] = log_.begin_step(action); }
   void after(std::size_t action, const Tensors& values);
   /// Returns the stage that runs in an arena, when all actions have run.
   Stage finish();
@@ -46,6 +46,7 @@ class Rehearsal {
   void add_residents();
   void add_blocks();
   void add_block(std::size_t action, const AllocationLog::Entry& entry, std::size_t piece);
+  std::size_t end_of(std::size_t action) const;
   std::size_t new_piece(std::size_t bytes, std::size_t first, std::size_t last);
   Memory& memory_of(int slot);
   const Memory& memory_of(int slot) const { return const_cast<Rehearsal*>(this)->memory_of(slot); }
@@ -58,10 +59,16 @@ class Rehearsal {
   AllocationLog log_;
   std::vector<Memory> memory_;  // by storage
   std::unordered_map<std::size_t, Out> outs_;
-  std::vector<bool> is_resident_;  // by slot
-  std::vector<bool> is_dropped_;   // actions that residents make needless
+  std::vector<bool> is_resident_;    // by slot
+  std::vector<bool> is_dropped_;     // actions that residents make needless
+  std::vector<std::size_t> begins_;  // moments of the log, by action
   std::vector<Lifetime> pieces_;
-  std::vector<std::vector<std::size_t>> block_pieces_;  // by action and block
+  // By action and block: the piece that it is, and until when the operator held it.
+  struct Held {
+    std::size_t piece;
+    std::size_t died;
+  };
+  std::vector<std::vector<Held>> held_;
   Stage stage_;
 };
 

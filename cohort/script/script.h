@@ -54,9 +54,9 @@ class Typed {
             options) {}
 
   Result operator()(const Inputs&... inputs) {
-    const Tensors results = function_({inputs...});
+    Tensors results = function_({inputs...});
     if constexpr (std::same_as<Result, at::Tensor>) {
-      return results.front();
+      return std::move(results.front());
     } else {
       const std::lock_guard lock(shape_->mutex);
       return core::unflatten_tensors(Result(*shape_->by_count.at(results.size())), results);

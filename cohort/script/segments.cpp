@@ -1,9 +1,6 @@
 #include "cohort/script/segments.h"
 
-#include <c10/core/ScalarType.h>
-
 #include <algorithm>
-#include <numeric>
 
 #include "cohort/script/program.h"
 
@@ -26,11 +23,6 @@ std::vector<std::size_t> last_uses(const Recorded& recorded) {
   return last;
 }
 
-std::int64_t bytes_of(const Layout& layout) {
-  return std::accumulate(layout.sizes.begin(), layout.sizes.end(),
-                         static_cast<std::int64_t>(c10::elementSize(layout.dtype)), std::multiplies<>());
-}
-
 }  // namespace
 
 std::vector<Segment> cut_backward(const Recorded& recorded, std::int64_t bytes) {
@@ -50,7 +42,7 @@ std::vector<Segment> cut_backward(const Recorded& recorded, std::int64_t bytes) 
   for (std::size_t i = 0; i < order.size(); ++i) {
     const int slot = recorded.gradients[order[i]];
     segments.back().gradients.push_back(order[i]);
-    if (slot >= 0) waiting += bytes_of(values[at_slot(slot)].layout);
+    if (slot >= 0) waiting += values[at_slot(slot)].layout.bytes();
     const bool is_complete = i + 1 == order.size() || final_at(order[i + 1]) > final_at(order[i]);
     if (bytes == 0 || waiting < bytes || !is_complete || final_at(order[i]) == end) continue;
     segments.back().end = final_at(order[i]);

@@ -52,7 +52,7 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
   if (program != nullptr && !is_recheck) return replay(inputs, *program);
   if (program == nullptr && !variant->start_recording()) return run(inputs);
   std::optional<Recheck> rechecking;
-  if (is_recheck) rechecking.emplace(*program, inputs);
+  if (is_recheck) rechecking.emplace(program, inputs);
   Recorded recorded;
   const at::Tensor loss = record(inputs, recorded);
   if (is_recheck) {
@@ -120,10 +120,7 @@ at::Tensor TrainingStep::replay(const Tensors& inputs, const Program& program) {
   const Recorded& recorded = program.recorded();
   if (std::any_of(recorded.leaves.begin(), recorded.leaves.end(), has_hooks)) return run(inputs);
   parts_.zero_grad();
-  auto frame = program.borrow();
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (recorded.inputs[i] >= 0) frame->values[at_slot(recorded.inputs[i])] = inputs[i];
-  }
+  auto frame = program.borrow(inputs);
   program.forward(*frame);
   program.bump_versions(*frame);
   at::Tensor loss = frame->values[at_slot(recorded.outputs.front())];

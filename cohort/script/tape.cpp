@@ -2,11 +2,11 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/equal.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <bit>
+#include <functional>
+#include <numeric>
 #include <string_view>
 
 #include "cohort/core/error.h"
@@ -19,10 +19,6 @@ using Kind = TensorPlace::Kind;
 
 bool starts_with(const Call& call, std::string_view prefix) {
   return std::string_view(call.op.operator_name().name).substr(0, prefix.size()) == prefix;
-}
-
-bool makes_blank(const Call& call) {
-  return starts_with(call, "aten::empty") || starts_with(call, "aten::new_empty");
 }
 
 // Operators that look at sizes and type of a tensor, and not at its elements.
@@ -48,22 +44,6 @@ const char* unusable(const c10::IValue& value) {
   if (value.isFuture() || value.isRRef() || value.isPyObject() || value.isCapsule()) return "a handle";
   if (value.isStorage()) return "a storage";
   return nullptr;
-}
-
-bool same_constant(const c10::IValue& a, const c10::IValue& b) {
-  if (a.isNone() || b.isNone()) return a.isNone() && b.isNone();
-  if (a.isDouble() && b.isDouble()) {
-    return std::bit_cast<std::uint64_t>(a.toDouble()) == std::bit_cast<std::uint64_t>(b.toDouble());
-  }
-  if (a.isGenerator() && b.isGenerator()) return a.toGenerator() == b.toGenerator();
-  if (a.tagKind() != b.tagKind()) return false;
-  return a == b;
-}
-
-std::string text_of(const c10::IValue& value) {
-  std::ostringstream out;
-  out << value;
-  return out.str();
 }
 
 void visit(const c10::IValue& value, TensorPlace& place, const auto& slot_of) {
@@ -112,8 +92,17 @@ Layout Layout::of(const at::Tensor& tensor) {
           .negative = tensor.is_neg()};
 }
 
+std::int64_t Layout::bytes() const {
+  return std::accumulate(sizes.begin(), sizes.end(), static_cast<std::int64_t>(c10::elementSize(dtype)),
+                         std::multiplies<>());
+}
+
 std::string Layout::str() const {
   return concat(dtype, " ", c10::IntArrayRef(sizes));
+}
+
+bool Call::makes_blank() const {
+  return starts_with(*this, "aten::empty") || starts_with(*this, "aten::new_empty");
 }
 
 std::string Call::name() const {
@@ -227,7 +216,7 @@ int Tape::restride(int base, const at::Tensor& tensor) {
                   " that no operator made"));
   }
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::as_strided", "");
-  if (from.source == Source::kInput) needs_input_offsets_ = true;
+  needs_input_storages_ |= is_of_input(base);
   const int slot = add(tensor, Source::kMade);
   Call call(op);
   call.arguments = {c10::IValue(), tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset()};
@@ -286,7 +275,7 @@ int Tape::made(const at::Tensor& tensor, const Call& call) {
   if (known != kUnknown) return known;
   const bool is_new = !knows_storage(tensor);
   const int slot = add(tensor, Source::kMade);
-  if (is_new) storages_[values_[static_cast<std::size_t>(slot)].storage].blank = makes_blank(call);
+  if (is_new) storages_[values_[static_cast<std::size_t>(slot)].storage].blank = call.makes_blank();
   return slot;
 }
 
@@ -365,7 +354,6 @@ void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   Call call(op, keys.remove(c10::DispatchKey::CustomRNGKeyId));  // a RandomScope is no part of the function
   call.grad_mode = at::GradMode::is_enabled();
   call.below_autocast = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
-  call.is_foreign = !starts_with(call, "aten::");
   if (op.hasTag(at::Tag::dynamic_output_shape)) {
     refuse(concat(call.name(), " returns a tensor whose size depends on values"));
   }
@@ -380,100 +368,15 @@ void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   take_results(call, *stack);
   if (call.op.operator_name().name == "aten::as_strided" && !call.inputs.empty()) {
     const int base = call.inputs.front().slots.front();
-    if (base >= 0 && values_[static_cast<std::size_t>(base)].source == Source::kInput)
-      needs_input_offsets_ = true;
+    needs_input_storages_ |= base >= 0 && is_of_input(base);
   }
   calls_.push_back(std::move(call));
 }
 
-std::string Tape::user_of(int slot) const {
-  for (const Call& call : calls_) {
-    for (const TensorPlace& place : call.inputs) {
-      for (const int used : place.slots) {
-        if (used == slot) return call.name();
-      }
-    }
-  }
-  return "no operator";
-}
-
-std::string Tape::difference_of_calls(const Call& mine, const Call& other) const {
-  if (mine.op.operator_name() != other.op.operator_name()) {
-    return concat("one recording has ", other.name(), " where the next has ", mine.name());
-  }
-  for (std::size_t i = 0; i < mine.arguments.size(); ++i) {
-    if (same_constant(mine.arguments[i], other.arguments[i])) continue;
-    return concat("argument '", mine.op.schema().arguments()[i].name(), "' of ", mine.name(), " was ",
-                  text_of(other.arguments[i]), " and then ", text_of(mine.arguments[i]));
-  }
-  for (std::size_t i = 0; i < std::min(mine.other.size(), other.other.size()); ++i) {
-    if (same_constant(mine.other[i], other.other[i])) continue;
-    return concat(mine.name(), " returned ", text_of(other.other[i]), " and then ", text_of(mine.other[i]));
-  }
-  if (mine.inputs != other.inputs || mine.results != other.results ||
-      mine.other.size() != other.other.size()) {
-    return concat(mine.name(), " works on other tensors");
-  }
-  if (mine.keys != other.keys || mine.grad_mode != other.grad_mode ||
-      mine.below_autocast != other.below_autocast) {
-    return concat(mine.name(), " runs in another mode");
-  }
-  return {};
-}
-
-// Of a tensor that is a new one in each recording. A single number, and what C++ wrote into an empty tensor,
-// may be a constant; anything else may come from another thread, or from memory that C++ fills.
-std::string Tape::difference_of_contents(int slot, const Value& mine, const Value& other,
-                                         bool same_inputs) const {
-  const std::string what = concat("a tensor ", mine.layout.str(), " that ", user_of(slot), " uses");
-  if (is_written(mine.storage)) return concat(what, " is a new one in each recording, and is written to");
-  if (!mine.snapshot && mine.tensor.dim() > 0) return concat(what, " comes from no operator of this thread");
-  const bool same = at::equal(mine.tensor, other.tensor);
-  if (same && mine.tensor.dim() > 0 && same_inputs) {
-    return concat(what, " was filled by C++, maybe from inputs, whose values were the same each time");
-  }
-  if (same) return {};
-  if (mine.tensor.dim() > 0) return concat(what, " was filled by C++, with other contents in each recording");
-  return concat("a number that ", user_of(slot), " uses was ", text_of(other.tensor.item()), " and then ",
-                text_of(mine.tensor.item()));
-}
-
-std::string Tape::difference(const Tape& before) {
-  for (std::size_t i = 0; i < std::min(calls_.size(), before.calls_.size()); ++i) {
-    if (std::string found = difference_of_calls(calls_[i], before.calls_[i]); !found.empty()) return found;
-  }
-  if (calls_.size() != before.calls_.size()) {
-    return concat("one recording has ", before.calls_.size(), " operators and the next ", calls_.size());
-  }
-  if (values_.size() != before.values_.size()) return "the recordings have different values";
-  // Inputs may begin elsewhere in their storages each time, and views of them with them.
-  const auto same_layout = [&](const Value& mine, const Value& other) {
-    Layout expected = other.layout;
-    const int first = storages_[mine.storage].first;
-    if (values_[at_slot(first)].source == Source::kInput && !needs_input_offsets_) {
-      expected.offset += values_[at_slot(first)].layout.offset - before.values_[at_slot(first)].layout.offset;
-    }
-    return mine.layout == expected;
-  };
-  const bool same_inputs = has_inputs_ && inputs_hash_ == before.inputs_hash_;
-  for (std::size_t i = 0; i < values_.size(); ++i) {
-    Value& mine = values_[i];
-    const Value& other = before.values_[i];
-    const int slot = static_cast<int>(i);
-    const bool same_source = (mine.source == Source::kInput) == (other.source == Source::kInput) &&
-                             (mine.source == Source::kMade) == (other.source == Source::kMade);
-    if (mine.storage != other.storage || !same_layout(mine, other) || !same_source) {
-      return concat("a tensor of ", user_of(slot), " was ", other.layout.str(), " and then ",
-                    mine.layout.str());
-    }
-    const bool is_world = mine.source == Source::kCaptured;
-    if (!is_world || mine.tensor.storage().is_alias_of(other.tensor.storage())) continue;
-    if (std::string found = difference_of_contents(slot, mine, other, same_inputs); !found.empty()) {
-      return found;
-    }
-    mine.source = Source::kConstant;
-  }
-  return {};
+// An input or a view of one.
+bool Tape::is_of_input(int slot) const {
+  const int first = storages_[values_[at_slot(slot)].storage].first;
+  return values_[at_slot(first)].source == Source::kInput;
 }
 
 std::string Tape::str() const {

@@ -28,6 +28,8 @@ struct Layout {
 
   static Layout of(const at::Tensor& tensor);
   bool operator==(const Layout&) const = default;
+  /// Bytes of the elements.
+  std::int64_t bytes() const;
   /// Returns "Float [16, 64]".
   std::string str() const;
 };
@@ -69,7 +71,7 @@ struct TensorPlace {
 /// One operator that was called.
 struct Call {
   explicit Call(const c10::OperatorHandle& called, c10::DispatchKeySet below = {})
-      : op(called), keys(below) {}
+      : op(called), keys(below), is_foreign(!called.operator_name().name.starts_with("aten::")) {}
 
   c10::OperatorHandle op;
   c10::DispatchKeySet keys;            ///< below the recorder; empty: to be found anew
@@ -81,8 +83,10 @@ struct Call {
   bool is_view = false;  ///< results alias the first tensor and nothing is written
   bool grad_mode = false;
   bool below_autocast = false;
-  bool is_foreign = false;  ///< not LibTorch's: its results are checked in each run
+  bool is_foreign;  ///< not LibTorch's: its results are checked in each run
 
+  /// True if it makes a tensor as it comes, which needs no operator where memory is there.
+  bool makes_blank() const;
   /// Returns "aten::addmm" or "aten::add.Tensor".
   std::string name() const;
 };
@@ -118,8 +122,8 @@ class Tape {
   std::size_t num_storages() const { return storages_.size(); }
   /// True if an operator wrote to this storage by the letter of its schema.
   bool is_written(std::size_t storage) const { return storages_[storage].written; }
-  /// True if a call depends on where in its storage an input begins.
-  bool needs_input_offsets() const { return needs_input_offsets_; }
+  /// True if a call depends on where in its storage an input begins, and on how much lies around it.
+  bool needs_input_storages() const { return needs_input_storages_; }
 
   /// Returns how this recording differs from `before`, naming the operator; empty if it does not. Tensors
   /// that are new in each, with the same contents, become constants here.
@@ -162,6 +166,7 @@ class Tape {
   void find_new_layouts(Call& call, const std::vector<Written>& written);
   std::string difference_of_calls(const Call& mine, const Call& other) const;
   std::string difference_of_contents(int slot, const Value& mine, const Value& other, bool same_inputs) const;
+  bool is_of_input(int slot) const;
   std::string user_of(int slot) const;
 
   std::vector<Call> calls_;
@@ -169,7 +174,7 @@ class Tape {
   std::vector<Storage> storages_;
   std::unordered_map<const c10::StorageImpl*, std::size_t> storage_numbers_;
   std::unordered_map<Key, int, KeyHash> slots_;
-  bool needs_input_offsets_ = false;
+  bool needs_input_storages_ = false;
   bool has_inputs_ = false;
   std::size_t inputs_hash_ = 0;  // of their contents
   std::string refusal_;

@@ -1,21 +1,12 @@
 #include "cohort/train/memory_plan.h"
 
-#include <ATen/ATen.h>
-#include <torch/nn/modules/container/any.h>
-
 #include <algorithm>
-#include <memory>
-#include <thread>
+#include <map>
+#include <optional>
 #include <unordered_map>
 
-#include "cohort/core/device.h"
 #include "cohort/core/error.h"
-#include "cohort/core/memory_watch.h"
-#include "cohort/optim/autocast.h"
-#include "cohort/parallel/placed.h"
-#include "cohort/parallel/placement_worker.h"
-#include "cohort/train/build.h"
-#include "cohort/train/model_call.h"
+#include "cohort/train/memory_model.h"
 
 namespace cohort::train {
 namespace {
@@ -31,10 +22,6 @@ bool has_ranks(const std::string& strategy) {
   return strategy == "ddp" || strategy == "average";
 }
 
-std::int64_t divided_up(std::int64_t value, std::int64_t by) {
-  return (value + by - 1) / by;
-}
-
 // The placement of what is called `name`; null for the rest.
 const core::Placement* placement_of(const std::string& name, const MemoryOptions& options) {
   const auto* const entry = entry_of_layer(options.place, name);
@@ -48,62 +35,6 @@ std::string layer_of(const std::string& name) {
   return name.substr(0, second);
 }
 
-struct Sizes {
-  Sizes(const Config& config, int ranks) {
-    step = config.train.global_batch_size > 0 ? divided_up(config.train.global_batch_size, ranks)
-                                              : config.train.batch_size * config.train.accumulate;
-    part = divided_up(step, config.train.accumulate);
-  }
-  std::int64_t step, part;  // samples of a rank: in a step, and whose forward is kept at once
-};
-
-// A step's parts, made for planning alone.
-class Model {
- public:
-  Model(const Config& config, const MemoryOptions& options) : config_(config) {
-    const auto data = make_dataset(config, Split::kTrain);
-    fields_ = data->fields();
-    if (fields_.size() < 2) throw UsageError(kWhere, "the data has no target beside its input");
-    any = train::make_model(config, std::int64_t(data->classes().size()), at::kCPU);
-    if (!options.place.empty()) parallel::place(*any.ptr(), options.place);
-    optimizer = make_optimizer(config.optim, *any.ptr());
-  }
-
-  at::Tensor input(std::int64_t samples) const {
-    const data::Field& field = fields_[0];
-    std::vector<std::int64_t> shape{samples};
-    shape.insert(shape.end(), field.shape.begin(), field.shape.end());
-    const bool last = field.channels_last && field.shape.size() == 3;
-    return at::zeros(shape, field.dtype)
-        .contiguous(last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
-  }
-  at::Tensor target(std::int64_t samples) const {
-    std::vector<std::int64_t> shape{samples};
-    shape.insert(shape.end(), fields_[1].shape.begin(), fields_[1].shape.end());
-    return at::zeros(shape, fields_[1].dtype);
-  }
-  std::int64_t batch_bytes(std::int64_t samples) const {
-    return samples * (fields_[0].bytes() + fields_[1].bytes());
-  }
-  // As ClassificationTask computes it.
-  at::Tensor loss(const std::function<at::Tensor(const at::Tensor&)>& forward, const at::Tensor& input,
-                  const at::Tensor& target) const {
-    std::optional<optim::Autocast> autocast;
-    if (config_.train.precision == "bf16") autocast.emplace(at::kCPU, at::kBFloat16);
-    const at::Tensor logits = forward(input);
-    autocast.reset();
-    return at::cross_entropy_loss(logits.to(at::kFloat), target, {}, at::Reduction::Mean, -100,
-                                  config_.train.label_smoothing);
-  }
-
-  torch::nn::AnyModule any;
-  std::shared_ptr<optim::Optimizer> optimizer;
-
- private:
-  const Config& config_;
-  std::vector<data::Field> fields_;
-};
-
 // How many tensors of a parameter's size the optimizer keeps once it has stepped it.
 std::int64_t num_states(const std::string& type, const optim::ParamGroup& group) {
   if (type == "sgd") return group.momentum != 0 ? 1 : 0;
@@ -115,7 +46,7 @@ struct ModelBytes {
 };
 
 // Of what `is_wanted` says by name.
-ModelBytes model_bytes(const Model& model, const std::function<bool(const std::string&)>& is_wanted) {
+ModelBytes model_bytes(const PlannedModel& model, const std::function<bool(const std::string&)>& is_wanted) {
   std::unordered_map<const void*, std::int64_t> states;
   for (const optim::ParamGroup& group : model.optimizer->param_groups()) {
     const std::int64_t count = num_states(model.optimizer->type(), group);
@@ -136,7 +67,7 @@ ModelBytes model_bytes(const Model& model, const std::function<bool(const std::s
   return bytes;
 }
 
-StepMemory probe(Model& model) {
+StepMemory probe(PlannedModel& model) {
   at::Tensor target;
   return probe_step(
       *model.any.ptr(),
@@ -150,7 +81,8 @@ StepMemory probe(Model& model) {
       });
 }
 
-MemoryUse whole(const ModelBytes& bytes, const Model& model, const StepMemory& step, const Sizes& sizes) {
+MemoryUse whole(const ModelBytes& bytes, const PlannedModel& model, const StepMemory& step,
+                const StepSizes& sizes) {
   MemoryUse use;
   use.model = bytes.parameters + bytes.buffers;
   use.optimizer = bytes.optimizer;
@@ -161,6 +93,19 @@ MemoryUse whole(const ModelBytes& bytes, const Model& model, const StepMemory& s
   // While later parts are computed the gradients of the first are there.
   if (sizes.part < sizes.step) *use.peak += bytes.gradients;
   return use;
+}
+
+// The whole model on one placement, of each rank where there are several.
+void plan_process(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes,
+                  const StepMemory& step, const StepSizes& sizes) {
+  const bool ranks = has_ranks(plan.strategy);
+  PlaceMemory place{.name = ranks ? core::concat("each of ", plan.num_ranks, " ranks") : "cpu",
+                    .samples = sizes.part,
+                    .predicted = whole(bytes, model, step, sizes)};
+  // Buckets are the gradients, and stay; chunks are copies.
+  if (plan.strategy == "average") place.predicted.averages = bytes.gradients;
+  if (ranks) *place.predicted.peak += bytes.gradients;
+  plan.places.push_back(place);
 }
 
 // What replica `index` of `count` has besides what all share.
@@ -175,9 +120,9 @@ PlaceMemory replica(std::size_t index, const core::Placement& placement, const M
   return place;
 }
 
-void plan_replicas(MemoryPlan& plan, const Config& config, const Model& model, const ModelBytes& bytes,
-                   const StepMemory& step, const Sizes& sizes) {
-  const auto placements = placements_of(config.distributed, at::kCPU);
+void plan_replicas(MemoryPlan& plan, const std::vector<core::Placement>& placements,
+                   const PlannedModel& model, const ModelBytes& bytes, const StepMemory& step,
+                   const StepSizes& sizes) {
   const auto size = divided_up(sizes.part, std::int64_t(placements.size()));
   PlaceMemory shared{.name = "shared by the replicas"};
   shared.predicted.model = bytes.parameters + bytes.buffers;
@@ -201,8 +146,17 @@ void plan_replicas(MemoryPlan& plan, const Config& config, const Model& model, c
   plan.places.push_back({.name = "all", .samples = sizes.part, .predicted = all});
 }
 
-void plan_places(MemoryPlan& plan, const Model& model, const ModelBytes& bytes, const StepMemory& step,
-                 const Sizes& sizes, const MemoryOptions& options) {
+// The part of the model that is there.
+PlaceMemory place_of(const std::string& name, std::int64_t samples, const ModelBytes& own) {
+  PlaceMemory place{.name = name, .samples = samples};
+  place.predicted.model = own.parameters + own.buffers;
+  place.predicted.optimizer = own.optimizer;
+  place.predicted.gradients = own.gradients;
+  return place;
+}
+
+void plan_places(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes, const StepMemory& step,
+                 const StepSizes& sizes, const MemoryOptions& options) {
   std::vector<const core::Placement*> placements{nullptr};  // none: where forward is called
   for (const auto& [name, placement] : options.place) {
     const bool is_known = std::any_of(placements.begin(), placements.end(), [&](const auto* known) {
@@ -215,12 +169,8 @@ void plan_places(MemoryPlan& plan, const Model& model, const ModelBytes& bytes, 
       const core::Placement* of = placement_of(name, options);
       return (of == nullptr) == (placement == nullptr) && (of == nullptr || *of == *placement);
     };
-    const ModelBytes own = model_bytes(model, is_here);
-    PlaceMemory place{.name = placement == nullptr ? "cpu (the rest)" : placement->name,
-                      .samples = sizes.part};
-    place.predicted.model = own.parameters + own.buffers;
-    place.predicted.optimizer = own.optimizer;
-    place.predicted.gradients = own.gradients;
+    PlaceMemory place = place_of(placement == nullptr ? "cpu (the rest)" : placement->name, sizes.part,
+                                 model_bytes(model, is_here));
     if (placement == nullptr) place.predicted.batch = model.batch_bytes(sizes.step);
     place.predicted.activations = 0;
     for (const auto& [name, line] : step.layers) {
@@ -232,7 +182,40 @@ void plan_places(MemoryPlan& plan, const Model& model, const ModelBytes& bytes, 
       {.name = "all", .samples = sizes.part, .predicted = whole(bytes, model, step, sizes)});
 }
 
-void list_layers(MemoryPlan& plan, const Model& model, const StepMemory& step) {
+void plan_stages(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes,
+                 const PipelineParts& parts, const StepSizes& sizes) {
+  const bool in_parts = sizes.part < sizes.step;
+  const auto step = [&](const ModelCall& call, std::int64_t samples) {
+    model.step(call, model.input(samples), model.target(samples));
+  };
+  const std::vector<StepMemory> memories = probe_pipeline(parts, step, sizes.part, in_parts);
+  const auto& placements = parts.options.placements;
+  std::map<std::string, std::size_t> placement_of_layer;
+  for (std::size_t stage = 0; stage < parts.stages.size(); ++stage) {
+    for (const auto& layer : parts.stages[stage].layers()) {
+      placement_of_layer[layer.name] = stage % placements.size();
+    }
+  }
+  MemoryUse all = place_of("", 0, bytes).predicted;
+  all.batch = all.peak = model.batch_bytes(sizes.step);
+  all.activations = 0;
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    const ModelBytes own = model_bytes(model, [&](const std::string& name) {
+      const auto* const entry = entry_of_layer(placement_of_layer, name);
+      return entry != nullptr && entry->second == i;
+    });
+    PlaceMemory place = place_of(placements[i], sizes.forward, own);
+    MemoryUse& use = place.predicted;
+    use.activations = memories[i].activations(sizes.part);
+    use.peak = *use.model + *use.optimizer + memories[i].peak(sizes.part) + (in_parts ? own.gradients : 0);
+    *all.activations += *use.activations;
+    *all.peak += *use.peak;
+    plan.places.push_back(std::move(place));
+  }
+  plan.places.push_back({.name = "all", .samples = sizes.part, .predicted = all});
+}
+
+void list_layers(MemoryPlan& plan, const PlannedModel& model, const StepMemory& step) {
   std::unordered_map<std::string, std::size_t> known;
   const auto layer = [&](const std::string& name) -> MemoryPlan::Layer& {
     const auto [found, is_new] = known.emplace(layer_of(name), plan.layers.size());
@@ -248,91 +231,7 @@ void list_layers(MemoryPlan& plan, const Model& model, const StepMemory& step) {
   }
 }
 
-// Note [What is measured]
-// Two steps as ClassificationTask makes them: the first has the optimizer make its state, the second is the
-// one that is counted. Activations and gradients are of the thread that asked for them.
-class Measurement {
- public:
-  Measurement(const Config& config, const MemoryOptions& options) : config_(config), options_(options) {}
-
-  void run(MemoryPlan& plan, const Sizes& sizes, const std::vector<core::Placement>& placements) {
-    std::vector<std::shared_ptr<parallel::PlacementWorker>> workers;
-    std::vector<std::thread::id> threads;
-    for (const core::Placement& placement : placements) {
-      workers.push_back(parallel::PlacementWorker::of(placement));
-      threads.push_back(workers.back()->run("who", [] { return std::this_thread::get_id(); }));
-    }
-    core::MemoryWatch watch;
-    Model model(config_, options_);
-    MemoryUse& all = plan.places.back().measured;
-    all.model = watch.total().now;
-    const auto forward = make_model_call(config_, model.any, at::kCPU).forward;
-    const at::Tensor input = model.input(sizes.step), target = model.target(sizes.step);
-    all.batch = watch.total().now - *all.model;
-    step(watch, model, forward, input, target, sizes.part, nullptr);
-    model.optimizer->zero_grad();
-    watch.begin();
-    Counts before(watch, threads), counts(watch, threads);
-    step(watch, model, forward, input, target, sizes.part, [&](bool after_backward) {
-      const Counts now(watch, threads);
-      (after_backward ? counts.gradients : counts.activations) = now.at_begin;
-    });
-    all.peak = watch.total().peak;
-    all.activations = counts.activations[0] - before.at_begin[0];
-    all.gradients = counts.gradients[0] - before.at_begin[0];
-    all.optimizer = optimizer_bytes_;
-    for (std::size_t i = 0; i < threads.size(); ++i) {
-      const auto place = std::find_if(plan.places.begin(), plan.places.end(), [&](const PlaceMemory& each) {
-        return each.name == placements[i].name || each.name.ends_with(" on " + placements[i].name);
-      });
-      if (place == plan.places.end()) continue;
-      place->measured.activations = counts.activations[i + 1] - before.at_begin[i + 1];
-      if (plan.strategy != "data_parallel") {
-        place->measured.gradients = counts.gradients[i + 1] - before.at_begin[i + 1];
-      } else {
-        place->measured.peak = watch.made_by(threads[i]).peak;
-      }
-    }
-  }
-
- private:
-  struct Counts {
-    Counts(const core::MemoryWatch& watch, const std::vector<std::thread::id>& threads)
-        : at_begin{watch.total().now} {
-      for (const auto thread : threads) at_begin.push_back(watch.made_by(thread).now);
-    }
-    std::vector<std::int64_t> at_begin, activations, gradients;
-  };
-
-  void step(const core::MemoryWatch& watch, Model& model,
-            const std::function<at::Tensor(const at::Tensor&)>& forward, const at::Tensor& input,
-            const at::Tensor& target, std::int64_t part, const std::function<void(bool)>& note) {
-    model.optimizer->zero_grad();
-    for (std::int64_t begin = 0; begin < input.size(0); begin += part) {
-      const std::int64_t count = std::min(part, input.size(0) - begin);
-      at::Tensor loss = model.loss(forward, input.narrow(0, begin, count), target.narrow(0, begin, count));
-      if (note && begin == 0) note(false);
-      loss.backward();
-      loss.reset();
-      if (note) note(true);
-    }
-    const std::int64_t before = watch.total().now;
-    model.optimizer->step();
-    if (!note) optimizer_bytes_ = watch.total().now - before;
-  }
-
-  const Config& config_;
-  const MemoryOptions& options_;
-  std::int64_t optimizer_bytes_ = 0;
-};
-
 void check(const Config& config, const std::string& strategy, const MemoryOptions& options) {
-  if (strategy == "pipeline") {
-    throw UsageError(
-        kWhere, "a pipeline was asked for, whose activations its schedule decides",
-        "distributed.strategy=model_parallel for the rest, and cohort pipeline, which shows how many "
-        "micro-batches each placement holds");
-  }
   if (strategy == "model_parallel" && options.place.empty()) {
     throw UsageError(
         kWhere, "the strategy is model_parallel, and distributed.place does not say which layers are where",
@@ -344,14 +243,14 @@ void check(const Config& config, const std::string& strategy, const MemoryOption
                                   config.distributed.nproc_per_node),
                      "distributed.nproc_per_node=1, which is what each rank takes");
   }
-  if (!options.place.empty() && strategy == "data_parallel") {
-    throw UsageError(kWhere, "layers on placements of their own, and data_parallel, were asked for",
-                     "distributed.strategy=single");
+  if (!options.place.empty() && (strategy == "data_parallel" || strategy == "pipeline")) {
+    throw UsageError(
+        kWhere, core::concat("layers on placements of their own, and ", strategy, ", were asked for"),
+        strategy == "pipeline" ? "distributed.place.LAYER=cpu:1" : "distributed.strategy=single");
   }
-  if (!options.measure) return;
-  std::vector<core::Placement> placements;
-  if (strategy == "data_parallel") placements = placements_of(config.distributed, at::kCPU);
-  for (const auto& [name, placement] : options.place) placements.push_back(placement);
+}
+
+void check_measurable(const std::vector<core::Placement>& placements) {
   for (const core::Placement& placement : placements) {
     if (!placement.is_cpu()) {
       throw UsageError(kWhere, core::concat("only CPU memory is measured: got placement ", placement.name),
@@ -374,40 +273,43 @@ MemoryPlan plan_memory(const Config& config, const MemoryOptions& given) {
   plan.strategy = strategy_of(config);
   plan.num_ranks = has_ranks(plan.strategy) ? int(config.distributed.nproc_per_node) : 1;
   check(config, plan.strategy, options);
-  const Sizes sizes(config, plan.num_ranks);
-  plan.batch_size = sizes.part;
+  const StepSizes sizes(config, plan.num_ranks);
+  plan.batch_size = sizes.forward;
 
   std::vector<core::Placement> placements;
+  std::optional<PipelineParts> pipeline;
   {
     // Placed layers would be seen on other threads: what is kept is the same without.
-    Model model(config, {});
+    PlannedModel model(config, {});
+    if (plan.strategy == "pipeline") {
+      pipeline = pipeline_parts(config, model.any.ptr(), at::kCPU);
+      for (const auto& name : pipeline->options.placements)
+        placements.push_back(core::Placement::parse(name));
+    } else if (plan.strategy == "data_parallel") {
+      placements = placements_of(config.distributed, at::kCPU);
+    }
+    for (const auto& [name, placement] : options.place) placements.push_back(placement);
+    if (options.measure) check_measurable(placements);
     const StepMemory step = probe(model);
     const ModelBytes bytes = model_bytes(model, [](const std::string&) { return true; });
     plan.parameters = bytes.parameters;
     plan.buffers = bytes.buffers;
     list_layers(plan, model, step);
-    if (plan.strategy == "data_parallel") {
-      placements = placements_of(config.distributed, at::kCPU);
-      plan_replicas(plan, config, model, bytes, step, sizes);
+    if (pipeline) {
+      plan_stages(plan, model, bytes, *pipeline, sizes);
+    } else if (plan.strategy == "data_parallel") {
+      plan_replicas(plan, placements, model, bytes, step, sizes);
     } else if (!options.place.empty()) {
-      for (const auto& [name, placement] : options.place) placements.push_back(placement);
       plan_places(plan, model, bytes, step, sizes, options);
     } else {
-      const bool ranks = has_ranks(plan.strategy);
-      PlaceMemory place{.name = ranks ? core::concat("each of ", plan.num_ranks, " ranks") : "cpu",
-                        .samples = sizes.part,
-                        .predicted = whole(bytes, model, step, sizes)};
-      // Buckets are the gradients, and stay; chunks are copies.
-      if (plan.strategy == "average") place.predicted.averages = bytes.gradients;
-      if (ranks) *place.predicted.peak += bytes.gradients;
-      plan.places.push_back(place);
+      plan_process(plan, model, bytes, step, sizes);
     }
   }
   if (options.measure) {
     Config alone = config;
     const bool is_placed = plan.strategy == "model_parallel";  // by parallel::place() already
     if (has_ranks(plan.strategy) || is_placed) alone.distributed.strategy = "single";
-    Measurement(alone, options).run(plan, sizes, placements);
+    measure(plan, alone, options, sizes, placements, pipeline ? &*pipeline : nullptr);
     // The buffers of averages are not there without the other ranks.
     if (has_ranks(plan.strategy)) plan.places.back().measured.peak.reset();
   }

@@ -1,32 +1,72 @@
-#include <ATen/Parallel.h>
+#include "cohort/train/memory_probe.h"
 
 #include <algorithm>
 #include <cmath>
+#include <thread>
 
-#include "cohort/core/device.h"
+#include "cohort/core/error.h"
 #include "cohort/core/memory_watch.h"
 #include "cohort/models/observer.h"
-#include "cohort/train/memory_plan.h"
+#include "cohort/train/memory_model.h"
 
 namespace cohort::train {
 namespace {
 
 constexpr std::int64_t kFew = 2, kMore = 4;  // one sample alone is none to batch norm
 
-struct Probe {
-  std::vector<std::pair<std::string, std::int64_t>> layers;
-  std::vector<std::int64_t> curve;
+// A part of a step.
+struct Part {
+  std::string name;
+  std::int64_t held = 0;            // at its end
+  std::vector<std::int64_t> curve;  // within it
+};
+using Probe = std::vector<Part>;
+
+std::int64_t most_of(const std::vector<std::int64_t>& curve) {
+  return curve.empty() ? 0 : *std::max_element(curve.begin(), curve.end());
+}
+
+std::int64_t most_at(const std::vector<MemoryLine>& lines, std::int64_t samples) {
+  std::int64_t most = 0;
+  for (const MemoryLine& line : lines) most = std::max(most, line.at(samples));
+  return most;
+}
+
+// Through what probes of two batches took.
+class Lines {
+ public:
+  Lines(std::int64_t samples_of_few, std::int64_t samples_of_more)
+      : few_(samples_of_few), more_(samples_of_more) {}
+  std::int64_t few() const { return few_; }
+  std::int64_t more() const { return more_; }
+
+  MemoryLine through(std::int64_t few, std::int64_t more) const {
+    const double per_sample = double(more - few) / double(more_ - few_);
+    return {double(few) - double(few_) * per_sample, per_sample};
+  }
+  void add_curve(std::vector<MemoryLine>& lines, const Part& few, const Part& more) const {
+    if (few.curve.empty() || more.curve.empty()) return;
+    if (few.curve.size() != more.curve.size()) {
+      lines.push_back(through(most_of(few.curve), most_of(more.curve)));
+      return;
+    }
+    for (std::size_t i = 0; i < few.curve.size(); ++i) {
+      lines.push_back(through(few.curve[i], more.curve[i]));
+    }
+  }
+
+ private:
+  std::int64_t few_, more_;
 };
 
+// Forward by layer, what comes after the last one, backward.
 Probe run_probe(const torch::nn::Module& module, const std::function<at::Tensor(const at::Tensor&)>& loss_of,
                 const at::Tensor& input) {
   Probe probe;
-  const core::MemoryWatch watch;
-  std::int64_t last = 0;
+  core::MemoryWatch watch;
   const auto note = [&](const std::string& name) {
-    const std::int64_t now = watch.total().now;
-    probe.layers.emplace_back(name, now - last);
-    last = now;
+    probe.push_back({name, watch.total().now, watch.curve()});
+    watch.begin();
   };
   at::Tensor loss;
   {
@@ -37,32 +77,47 @@ Probe run_probe(const torch::nn::Module& module, const std::function<at::Tensor(
   }
   note("");
   loss.backward();
-  probe.curve = watch.curve();
+  note("backward");
   return probe;
 }
 
-MemoryLine line_through(std::int64_t few, std::int64_t more) {
-  const double per_sample = double(more - few) / double(kMore - kFew);
-  return {double(few) - double(kFew) * per_sample, per_sample};
+// The whole forward as one part.
+void join_layers(Probe& probe) {
+  Part backward = std::move(probe.back());
+  probe.pop_back();
+  Part forward{.name = "", .held = probe.back().held, .curve = {}};
+  for (const Part& part : probe) {
+    forward.curve.insert(forward.curve.end(), part.curve.begin(), part.curve.end());
+  }
+  probe = {std::move(forward), std::move(backward)};
 }
 
-// Note [Kernels of small batches]
-// With one thread and fewer than 16 samples LibTorch runs some convolutions without oneDNN, with work space
-// of another size. With two threads it takes the kernels that it takes for large batches.
-class TwoThreads {
- public:
-  TwoThreads() : before_(at::get_num_threads()) {
-    if (before_ == 1) core::set_intra_op_threads(2, /*allow_more=*/true);
-  }
-  ~TwoThreads() {
-    if (before_ == 1) core::set_intra_op_threads(1);
-  }
-  TwoThreads(const TwoThreads&) = delete;
-  TwoThreads& operator=(const TwoThreads&) = delete;
+void drop_gradients(const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& parameter : parameters) parameter.mutable_grad().reset();
+}
 
- private:
-  int before_;
-};
+void drop_gradients(const PipelineParts& parts) {
+  for (const pipeline::Stage& stage : parts.stages) drop_gradients(stage.parameters());
+}
+
+// One step, by action: what `thread` holds, that of the placement that is ahead.
+Probe run_probe(PipelineParts parts, const std::function<void(const ModelCall&)>& step,
+                std::thread::id thread) {
+  Probe probe;
+  core::MemoryWatch watch;
+  const int placement = parts.options.ahead, count = int(parts.options.placements.size());
+  const std::int64_t before = gradient_bytes(parts, placement);
+  parts.options.on_action = [&, parts](const pipeline::Action& action) {
+    Part part{.name = pipeline::to_string(action), .curve = watch.curve_of(thread)};
+    watch.begin();
+    if (action.stage % count == placement && action.kind == pipeline::ActionKind::kForward) {
+      part.held = watch.made_by(thread).now - (gradient_bytes(parts, placement) - before);
+    }
+    probe.push_back(std::move(part));
+  };
+  step(pipeline_call(std::move(parts), at::kCPU));
+  return probe;
+}
 
 }  // namespace
 
@@ -71,55 +126,88 @@ std::int64_t MemoryLine::at(std::int64_t samples) const {
 }
 
 std::int64_t StepMemory::activations(std::int64_t samples) const {
-  std::int64_t bytes = 0;
-  for (const auto& [name, line] : layers) bytes += line.at(samples);
-  return bytes;
+  return most_at(held, samples);
 }
 
 std::int64_t StepMemory::peak(std::int64_t samples) const {
-  std::int64_t most = 0;
-  for (const MemoryLine& line : curve) most = std::max(most, line.at(samples));
-  return most;
+  return most_at(curve, samples);
 }
 
 StepMemory probe_step(const torch::nn::Module& module,
                       const std::function<at::Tensor(const at::Tensor&)>& loss_of,
                       const std::function<at::Tensor(std::int64_t)>& input_of) {
-  const TwoThreads threads;
-  const auto drop_gradients = [&] {
-    for (at::Tensor& parameter : module.parameters()) parameter.mutable_grad().reset();
-  };
+  const Lines lines(kFew, kMore);
   const auto probe = [&](std::int64_t samples) {
-    drop_gradients();
+    drop_gradients(module.parameters());
     return run_probe(module, loss_of, input_of(samples));
   };
-  probe(kFew);  // what LibTorch makes once
-  const Probe few = probe(kFew), more = probe(kMore);
-  drop_gradients();
+  probe(lines.few());  // what LibTorch makes once
+  Probe few = probe(lines.few()), more = probe(lines.more());
+  drop_gradients(module.parameters());
+  if (few.size() != more.size()) {
+    join_layers(few);
+    join_layers(more);
+  }
 
   StepMemory memory;
-  const bool same_layers = few.layers.size() == more.layers.size();
-  for (std::size_t i = 0; same_layers && i < few.layers.size(); ++i) {
-    memory.layers.emplace_back(few.layers[i].first,
-                               line_through(few.layers[i].second, more.layers[i].second));
+  const std::size_t num_layers = few.size() - 1;  // the last is backward
+  for (std::size_t i = 0; i < few.size(); ++i) lines.add_curve(memory.curve, few[i], more[i]);
+  for (std::size_t i = 0; i < num_layers; ++i) {
+    const auto kept = [&](const Probe& of) { return of[i].held - (i > 0 ? of[i - 1].held : 0); };
+    memory.layers.emplace_back(few[i].name, lines.through(kept(few), kept(more)));
   }
-  if (!same_layers) {
-    std::int64_t kept_by_few = 0, kept_by_more = 0;
-    for (const auto& [name, bytes] : few.layers) kept_by_few += bytes;
-    for (const auto& [name, bytes] : more.layers) kept_by_more += bytes;
-    memory.layers.emplace_back("", line_through(kept_by_few, kept_by_more));
-  }
-  if (few.curve.size() == more.curve.size()) {
-    for (std::size_t i = 0; i < few.curve.size(); ++i) {
-      memory.curve.push_back(line_through(few.curve[i], more.curve[i]));
-    }
-  } else {
-    const auto most = [](const std::vector<std::int64_t>& curve) {
-      return curve.empty() ? 0 : *std::max_element(curve.begin(), curve.end());
-    };
-    memory.curve.push_back(line_through(most(few.curve), most(more.curve)));
-  }
+  memory.held.push_back(lines.through(few[num_layers - 1].held, more[num_layers - 1].held));
   return memory;
+}
+
+std::int64_t gradient_bytes(const PipelineParts& parts, int placement) {
+  const auto count = parts.options.placements.size();
+  std::int64_t bytes = 0;
+  for (auto stage = static_cast<std::size_t>(placement); stage < parts.stages.size(); stage += count) {
+    for (const at::Tensor& parameter : parts.stages[stage].parameters()) {
+      const at::Tensor& gradient = parameter.grad();
+      if (gradient.defined()) bytes += static_cast<std::int64_t>(gradient.nbytes());
+    }
+  }
+  return bytes;
+}
+
+std::vector<StepMemory> probe_pipeline(const PipelineParts& given,
+                                       const std::function<void(const ModelCall&, std::int64_t)>& step,
+                                       std::int64_t samples, bool again) {
+  PipelineParts parts = given;
+  pipeline::PipelineOptions& options = parts.options;
+  const auto count = std::min<std::int64_t>(options.num_micro_batches, samples);
+  options.num_micro_batches = static_cast<int>(count);
+  std::vector<core::Placement> placements;
+  for (std::size_t i = 0; i < options.placements.size(); ++i) {
+    std::string& placement = options.placements[i];
+    if (!core::Placement::parse(placement).is_cpu()) placement = core::concat("cpu:0/placement", i);
+    placements.push_back(core::Placement::parse(placement));
+  }
+  const PlacementThreads placement_threads(placements);
+  const std::vector<std::thread::id>& threads = placement_threads.ids();
+  // With the same rest, each micro-batch grows with the batch along a straight line of its own.
+  const Lines lines(kFew * count + samples % count, kMore * count + samples % count);
+  const auto probe = [&](std::int64_t of) {
+    if (!again) drop_gradients(parts);
+    const auto thread = threads[static_cast<std::size_t>(options.ahead)];
+    return run_probe(parts, [&](const ModelCall& call) { step(call, of); }, thread);
+  };
+  std::vector<StepMemory> memories(threads.size());
+  drop_gradients(parts);
+  options.ahead = 0;
+  probe(lines.few());  // what LibTorch makes once, and the gradients of a step before
+  for (std::size_t placement = 0; placement < threads.size(); ++placement) {
+    options.ahead = static_cast<int>(placement);
+    const Probe few = probe(lines.few()), more = probe(lines.more());
+    for (std::size_t i = 0; i < few.size(); ++i) {
+      lines.add_curve(memories[placement].curve, few[i], more[i]);
+      memories[placement].held.push_back(lines.through(few[i].held, more[i].held));
+    }
+  }
+  drop_gradients(parts);
+  return memories;
 }
 
 }  // namespace cohort::train

@@ -166,37 +166,19 @@ class LayersInParts {
   std::vector<Part> parts_;
 };
 
-ModelCall pipeline_call(const Config& config, const pipeline::Stage& model,
-                        const std::vector<PlacedLayers>& placed, at::Device device) {
-  pipeline::PipelineOptions options;
-  std::vector<pipeline::Stage> stages;
-  for (const PlacedLayers& part : placed) {
-    stages.push_back(model.part(part.first, part.last));
-    const auto& name = part.placement.name;
-    const auto known = std::find(options.placements.begin(), options.placements.end(), name);
-    if (known == options.placements.end()) options.placements.push_back(name);
-  }
-  for (std::size_t stage = 0; stage < placed.size(); ++stage) {
-    const std::string& expected = options.placements[stage % options.placements.size()];
-    if (placed[stage].placement.name == expected) continue;
-    throw ConfigError(kWhere,
-                      concat("distributed.place: stage ", stage, " of the pipeline begins with layer ",
-                             model.layers()[placed[stage].first].name, " on ", placed[stage].placement.name,
-                             ", expected ", expected, ", as stages take turns on placements"));
-  }
-  options.num_micro_batches = static_cast<int>(config.distributed.micro_batches);
-  options.schedule = pipeline::parse_schedule(config.distributed.schedule);
-  options.keep_outputs = true;
-  const auto pipe = std::make_shared<pipeline::Pipeline>(std::move(stages), std::move(options));
-  ModelCall call;
-  call.forward = [=](const at::Tensor& input) { return pipe->forward(input).to(device); };
-  call.step = [=](const at::Tensor& input, const at::Tensor& target, const ModelCall::Loss& loss,
-                  double scale) {
-    const at::Tensor value = pipe->step(input, target, loss, scale);
-    return ModelCall::Step{value.to(device), pipe->outputs().front().to(device)};
-  };
-  return call;
-}
+// The model's layers, and where they are cut.
+struct Cut {
+  Cut(const Config& config, const std::shared_ptr<torch::nn::Module>& module, at::Device device)
+      : layers(models::layers_of(module)),
+        model(layers),
+        placed(config.distributed.place.empty()
+                   ? place_by_measuring(config, placements_of(config.distributed, device), model)
+                   : place_by_name(layers, config.distributed.place)) {}
+
+  std::vector<core::NamedLayer> layers;
+  pipeline::Stage model;
+  std::vector<PlacedLayers> placed;
+};
 
 }  // namespace
 
@@ -218,6 +200,44 @@ bool uses_placements(const DistributedConfig& config) {
          config.strategy == "pipeline";
 }
 
+PipelineParts pipeline_parts(const Config& config, const std::shared_ptr<torch::nn::Module>& model,
+                             at::Device device) {
+  const Cut cut(config, model, device);
+  PipelineParts parts;
+  pipeline::PipelineOptions& options = parts.options;
+  for (const PlacedLayers& part : cut.placed) {
+    parts.stages.push_back(cut.model.part(part.first, part.last));
+    const auto& name = part.placement.name;
+    const auto known = std::find(options.placements.begin(), options.placements.end(), name);
+    if (known == options.placements.end()) options.placements.push_back(name);
+  }
+  for (std::size_t stage = 0; stage < cut.placed.size(); ++stage) {
+    const PlacedLayers& part = cut.placed[stage];
+    const std::string& expected = options.placements[stage % options.placements.size()];
+    if (part.placement.name == expected) continue;
+    throw ConfigError(
+        kWhere, concat("distributed.place: stage ", stage, " of the pipeline begins with layer ",
+                       cut.layers[part.first].first, " on ", part.placement.name, ", expected ", expected,
+                       ", as stages take turns on placements"));
+  }
+  options.num_micro_batches = static_cast<int>(config.distributed.micro_batches);
+  options.schedule = pipeline::parse_schedule(config.distributed.schedule);
+  options.keep_outputs = true;
+  return parts;
+}
+
+ModelCall pipeline_call(PipelineParts parts, at::Device device) {
+  const auto pipe = std::make_shared<pipeline::Pipeline>(std::move(parts.stages), std::move(parts.options));
+  ModelCall call;
+  call.forward = [=](const at::Tensor& input) { return pipe->forward(input).to(device); };
+  call.step = [=](const at::Tensor& input, const at::Tensor& target, const ModelCall::Loss& loss,
+                  double scale) {
+    const at::Tensor value = pipe->step(input, target, loss, scale);
+    return ModelCall::Step{value.to(device), pipe->outputs().front().to(device)};
+  };
+  return call;
+}
+
 ModelCall make_model_call(const Config& config, torch::nn::AnyModule model, at::Device device) {
   const DistributedConfig& distributed = config.distributed;
   if (!uses_placements(distributed)) {
@@ -234,13 +254,11 @@ ModelCall make_model_call(const Config& config, torch::nn::AnyModule model, at::
                                                          std::move(options))](
                 const at::Tensor& input) mutable { return parallel.forward(input); }};
   }
-  const std::vector<core::NamedLayer> layers = models::layers_of(model.ptr());
-  const pipeline::Stage stage(layers);
-  const std::vector<PlacedLayers> placed =
-      distributed.place.empty() ? place_by_measuring(config, placements_of(distributed, device), stage)
-                                : place_by_name(layers, distributed.place);
-  if (distributed.strategy == "pipeline") return pipeline_call(config, stage, placed, device);
-  return {[parts = LayersInParts(stage, placed, device)](const at::Tensor& input) {
+  if (distributed.strategy == "pipeline") {
+    return pipeline_call(pipeline_parts(config, model.ptr(), device), device);
+  }
+  const Cut cut(config, model.ptr(), device);
+  return {[parts = LayersInParts(cut.model, cut.placed, device)](const at::Tensor& input) {
     return parts.forward(input);
   }};
 }

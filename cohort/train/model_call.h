@@ -5,11 +5,13 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cohort/core/placement.h"
+#include "cohort/pipeline/pipeline.h"
 #include "cohort/train/config.h"
 
 namespace cohort::train {
@@ -37,6 +39,18 @@ struct ModelCall {
 /// Throws: ConfigError for a placement that is not there, a name that no layer has, or a layer without
 /// placement; UsageError for a model that is not known as a list of layers.
 ModelCall make_model_call(const Config& config, torch::nn::AnyModule model, at::Device device);
+
+/// What strategy pipeline makes of a model: its layers in stages.
+struct PipelineParts {
+  std::vector<pipeline::Stage> stages;
+  pipeline::PipelineOptions options;
+};
+
+/// Returns what make_model_call() makes a pipeline of, which moves nothing yet. Throws: as it.
+PipelineParts pipeline_parts(const Config& config, const std::shared_ptr<torch::nn::Module>& model,
+                             at::Device device);
+/// How a step calls that pipeline.
+ModelCall pipeline_call(PipelineParts parts, at::Device device);
 
 /// Returns distributed.placements; where it is empty each core that the process may use, or each GPU.
 /// Throws: ConfigError for a placement that is not there.

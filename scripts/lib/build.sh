@@ -1,6 +1,9 @@
 # shellcheck shell=bash
 # Configuring and building a preset of CMakePresets.json.
 
+# Without these ccache compiles all anew that takes a precompiled header, as tests do.
+export CCACHE_SLOPPINESS="${CCACHE_SLOPPINESS:-pch_defines,time_macros}"
+
 # configure PRESET ARGUMENT...: runs CMake when something that it depends on changed; Ninja sees to the rest.
 configure() {
   local preset="$1" folder="$COHORT_ROOT/build/$1" stamp

@@ -7,6 +7,7 @@
 
 #include "cohort/core/error.h"
 #include "tests/support/python.h"
+#include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -17,7 +18,7 @@ using test::read_file;
 using test::TempDir;
 using test::write_file;
 
-const std::filesystem::path kHere = std::filesystem::path(COHORT_SOURCE_DIR) / "tests" / "checkpoint";
+const std::filesystem::path kHere = test::source_dir() / "tests/checkpoint";
 
 std::string message_of(const std::filesystem::path& path) {
   try {

@@ -7,6 +7,7 @@
 #include "cohort/models/resnet.h"
 #include "cohort/models/vgg.h"
 #include "tests/support/python.h"
+#include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
 
 namespace cohort::checkpoint {
@@ -38,8 +39,7 @@ void train_and_compare(const std::string& name) {
   ASSERT_TRUE(logits.isfinite().all().template item<bool>());
   save_safetensors(dir / "model.safetensors", module_state(*model));
   save_safetensors(dir / "io.safetensors", {{"input", input}, {"logits", logits}});
-  const auto script =
-      std::filesystem::path(COHORT_SOURCE_DIR) / "tests" / "checkpoint" / "read_from_python.py";
+  const auto script = test::source_dir() / "tests/checkpoint/read_from_python.py";
   EXPECT_EQ(test::run_python({script, "logits", dir / "model.safetensors", name, dir / "io.safetensors"}), 0);
 }
 

@@ -32,6 +32,7 @@ TEST(MemoryWatchTest, CountsWhatIsGivenOutAndTakenBackOnAnyThread) {
   EXPECT_EQ(watch.made_by(other).peak, 4000);
   EXPECT_EQ(watch.total().peak, 4040);
   EXPECT_EQ(watch.curve(), (std::vector<std::int64_t>{40, 4040, 40}));
+  EXPECT_EQ(watch.curve_of(other), (std::vector<std::int64_t>{4000, 0}));
 }
 
 TEST(MemoryWatchTest, PeaksAndTheCurveBeginAnew) {

@@ -6,6 +6,8 @@
 #include <iterator>
 #include <vector>
 
+#include "tests/support/source_dir.h"
+
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace {
@@ -13,7 +15,7 @@ namespace {
 TEST(ImageFuzzTest, TheCorpusReplays) {
   int count = 0;
   for (const auto& entry :
-       std::filesystem::directory_iterator(COHORT_SOURCE_DIR "/tests/fuzz/corpus/image")) {
+       std::filesystem::directory_iterator(cohort::test::source_dir() / "tests/fuzz/corpus/image")) {
     std::ifstream stream(entry.path(), std::ios::binary);
     const std::vector<char> bytes{std::istreambuf_iterator<char>(stream), {}};
     EXPECT_EQ(LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()), 0);

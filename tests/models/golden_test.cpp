@@ -12,6 +12,7 @@
 #include "cohort/core/error.h"
 #include "cohort/models/registry.h"
 #include "tests/models/helpers.h"
+#include "tests/support/source_dir.h"
 
 namespace cohort::models {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 constexpr std::int64_t kSeed = 7;
 
 std::ifstream open_golden(const std::string& file) {
-  std::ifstream stream(std::string(COHORT_SOURCE_DIR) + "/tests/models/golden/" + file);
+  std::ifstream stream(test::source_dir() / "tests/models/golden" / file);
   EXPECT_TRUE(stream.good()) << file;
   return stream;
 }

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/source_dir.h"
+
 /// Parameters and gradients as in tests/optim/golden/optim.py.
 namespace cohort::test {
 
@@ -39,7 +41,7 @@ inline void set_gradients(std::vector<at::Tensor>& parameters, std::int64_t step
 
 /// Lines of a golden file by their first word, each split into words.
 inline std::map<std::string, std::vector<std::vector<std::string>>> read_golden(const std::string& name) {
-  std::ifstream file(std::string(COHORT_SOURCE_DIR) + "/tests/optim/golden/" + name);
+  std::ifstream file(test::source_dir() / "tests/optim/golden" / name);
   if (!file) throw std::runtime_error("no golden file " + name);
   std::map<std::string, std::vector<std::vector<std::string>>> lines;
   for (std::string line; std::getline(file, line);) {

@@ -16,6 +16,7 @@
 #include "tests/parallel/nets.h"
 #include "tests/support/python.h"
 #include "tests/support/ranks.h"
+#include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
 
 namespace cohort::parallel {
@@ -63,7 +64,7 @@ TEST(PythonDdpTest, TwoRanksEndWithTheBitsOfPythons) {
     state.emplace_back("losses", losses);
     checkpoint::save_safetensors(folder / core::concat("rank", group.rank(), ".safetensors"), state);
   });
-  const auto script = std::filesystem::path(COHORT_SOURCE_DIR) / "tests" / "parallel" / "train_ddp.py";
+  const auto script = test::source_dir() / "tests/parallel/train_ddp.py";
   EXPECT_EQ(test::run_python({script, folder.path()}), 0);
 }
 

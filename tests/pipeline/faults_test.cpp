@@ -91,6 +91,21 @@ TEST(FaultsTest, AStageThatThrowsIsNamedWithItsMicroBatch) {
   }
 }
 
+TEST(FaultsTest, AStageThatThrowsLetsGoOfThoseThatWaitForTheirTurn) {
+  for (const int ahead : {0, 1}) {
+    Job job;
+    PipelineOptions options = options_of(2);
+    options.ahead = ahead;
+    Pipeline pipe({job.first, faulty(2, [] { throw DataError("user.code", "no more of it"); })}, options);
+    const at::Tensor target = torch::randn({8, 4});
+    COHORT_EXPECT_THROW_WITH(pipe.step(job.input, target, mse), StageError,
+                             "forward of micro-batch 2: [user.code] no more of it");
+    zero_grad(pipe.parameters());
+    pipe.step(job.input, target, mse);
+    EXPECT_TRUE(job.first->weight.grad().defined()) << "the next step runs";
+  }
+}
+
 TEST(FaultsTest, ALossThatThrowsIsTheLastStages) {
   Job job;
   Pipeline pipe({job.first, job.last}, options_of(2));
@@ -169,6 +184,10 @@ TEST(FaultsTest, OptionsThatDoNotGoTogetherAreRefused) {
   COHORT_EXPECT_THROW_WITH(Pipeline(lists, options), UsageError, "stage 1 (Sequential) is recomputed");
   options = options_of(3);
   COHORT_EXPECT_THROW_WITH(Pipeline(stages, options), UsageError, "got 2 stages on 3 placements");
+  options = options_of(2);
+  options.ahead = 2;
+  COHORT_EXPECT_THROW_WITH(Pipeline(stages, options), UsageError,
+                           "got ahead = 2, expected one of 2 placements of one process");
   options = options_of(2);
   options.skips = {{.from = 0, .output = 1, .to = 1}};
   COHORT_EXPECT_THROW_WITH(

@@ -172,6 +172,28 @@ TEST(PipelineTest, HoldsAsManyMicroBatchesAsThePlanSays) {
   }
 }
 
+TEST(PipelineTest, OneAheadComputesWheneverItCanAndChangesNoBit) {
+  auto model = mlp();
+  const Tensors parameters = model->parameters();
+  const at::Tensor input = torch::randn({20, 10}), target = torch::randn({20, 5});
+  const at::Tensor loss =
+      plain_step([&](const at::Tensor& x) { return model->forward(x); }, input, target, {5, 5, 5, 5});
+  const Tensors expected = take_gradients(parameters);
+  for (const Case& each : mlp_cases()) {
+    for (int ahead = 0; ahead < each.num_placements; ++ahead) {
+      SCOPED_TRACE(core::concat(text_of(each), ", ahead ", ahead));
+      PipelineOptions options = options_of(each, 5);
+      std::vector<int> turns;
+      options.ahead = ahead;
+      options.on_action = [&](const Action& action) { turns.push_back(action.stage % each.num_placements); };
+      Pipeline pipe(cut(model, each.cuts), options);
+      EXPECT_TRUE(at::equal(pipe.step(input, target, mse), loss));
+      expect_same_bits(take_gradients(parameters), expected);
+      EXPECT_EQ(turns, turns_with_ahead(pipe.plan(4), ahead, channel_capacity(pipe.plan(4))));
+    }
+  }
+}
+
 TEST(PipelineTest, KeepsOutputsWhereAsked) {
   auto model = mlp();
   const at::Tensor input = torch::randn({7, 10}), target = torch::randn({7, 5});

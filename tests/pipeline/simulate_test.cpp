@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "cohort/core/error.h"
 #include "tests/support/throws.h"
 
@@ -95,6 +97,66 @@ TEST(SimulateTest, UnequalStagesCostWhatTheSlowestDoes) {
   const Plan plan = make_plan({Schedule::kOneFOneB, 2, 0, 10});
   const StageCosts slow{.forward = 2, .input_gradient = 2, .weight_gradient = 2};
   EXPECT_DOUBLE_EQ(simulate(plan, {.costs = {StageCosts(), slow}}).time, 1 + 10 * 6 + 2);
+}
+
+// Runs the plan as the turns say: true where each placement finds what it waits for, and room for what it
+// sends.
+bool goes_through(const Plan& plan, const std::vector<int>& turns, int capacity) {
+  std::vector<std::size_t> next(plan.actions.size());
+  std::map<std::pair<int, bool>, int> queued;
+  const auto go_on = [&](int placement) {  // up to what computes
+    std::size_t& at = next[static_cast<std::size_t>(placement)];
+    const auto& actions = plan.actions[static_cast<std::size_t>(placement)];
+    for (; at < actions.size() && !actions[at].computes(); ++at) {
+      const auto [kind, stage, micro_batch] = actions[at];
+      const bool gradient = kind == ActionKind::kSendGradient || kind == ActionKind::kReceiveGradient;
+      if (kind == ActionKind::kSendActivation || kind == ActionKind::kSendGradient) {
+        int& count = queued[{gradient ? stage - 1 : stage + 1, gradient}];
+        if (count == capacity) return;
+        ++count;
+      } else {
+        int& count = queued[{stage, gradient}];
+        if (count == 0) return;
+        --count;
+      }
+    }
+  };
+  const auto all_go_on = [&] {
+    for (int round = 0; round < 2 * plan.num_placements(); ++round) {
+      for (int placement = 0; placement < plan.num_placements(); ++placement) go_on(placement);
+    }
+  };
+  for (const int placement : turns) {
+    all_go_on();
+    std::size_t& at = next[static_cast<std::size_t>(placement)];
+    const auto& actions = plan.actions[static_cast<std::size_t>(placement)];
+    if (at == actions.size() || !actions[at].computes()) return false;
+    ++at;
+  }
+  all_go_on();
+  for (std::size_t i = 0; i < next.size(); ++i) {
+    if (next[i] != plan.actions[i].size()) return false;
+  }
+  return true;
+}
+
+TEST(SimulateTest, EveryPlanGoesThroughWithAnyPlacementAhead) {
+  for (const PlanOptions& options : small_plans()) {
+    const Plan plan = make_plan(options);
+    const int capacity = channel_capacity(plan);
+    for (int ahead = 0; ahead < plan.num_placements(); ++ahead) {
+      EXPECT_TRUE(goes_through(plan, turns_with_ahead(plan, ahead, capacity), capacity))
+          << to_string(options.schedule) << ", " << options.num_stages << " on " << options.num_placements
+          << ", " << options.num_micro_batches << " micro-batches, ahead " << ahead;
+    }
+  }
+}
+
+TEST(SimulateTest, WhoIsAheadWaitsForWhatItNeedsAlone) {
+  const Plan plan = make_plan({Schedule::kOneFOneB, 2, 0, 3});
+  // F0.0 F0.1, F1.0 B1.0, B0.0 F0.2, F1.1 B1.1, B0.1, F1.2 B1.2, B0.2
+  EXPECT_EQ(turns_with_ahead(plan, 0, 1), (std::vector<int>{0, 0, 1, 1, 0, 0, 1, 1, 0, 1, 1, 0}));
+  EXPECT_EQ(turns_with_ahead(plan, 1, 1), (std::vector<int>{0, 1, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0}));
 }
 
 TEST(SimulateTest, NamesWhoWaitsForEver) {

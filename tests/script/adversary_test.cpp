@@ -199,6 +199,29 @@ TEST(AdversaryTest, ARecheckFindsReadsAndWritesThroughPointersAndSeedsSetInCpp) 
                        "a recheck found that a tensor Float [4] is left with other values"));
 }
 
+// A backward that writes where no operator shows it.
+struct SecretlyDoubled : torch::autograd::Function<SecretlyDoubled> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x * 1; }
+  static Tensors backward(torch::autograd::AutogradContext*, const Tensors& gradients) {
+    at::Tensor gradient = gradients[0] * 1;
+    float* const data = gradient.data_ptr<float>();
+    for (std::int64_t i = 0; i < gradient.numel(); ++i) data[i] *= 2;
+    return {gradient};
+  }
+};
+
+TEST(AdversaryTest, ARecheckFindsGradientsThatAreOthers) {
+  auto fast = script([](const at::Tensor& x) { return SecretlyDoubled::apply(x * 3); },
+                     ScriptOptions().recheck_every(3));
+  at::Tensor x = at::ones({4}).requires_grad_();
+  for (int i = 0; i < 8; ++i) {
+    x.mutable_grad().reset();
+    fast(x).sum().backward();
+  }
+  EXPECT_TRUE(contains(fast.explain(), "a recheck found that gradient 0 has other values")) << fast.explain();
+  EXPECT_TRUE(same_bits(x.grad(), at::full({4}, 6.0)));
+}
+
 TEST(AdversaryTest, ARecheckOfASoundProgramLeavesNoTrace) {
   const auto trained = [](std::int64_t recheck_every) {
     at::manual_seed(1);
@@ -224,6 +247,74 @@ TEST(AdversaryTest, ARecheckOfASoundProgramLeavesNoTrace) {
   };
   const Tensors expected = trained(0), found = trained(3);
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(expected[i], found[i])) << i;
+}
+
+// Lengths decide in C++ how many steps there are, without an operator that says so.
+TEST(AdversaryTest, PackedSequencesOfOtherLengths) {
+  const at::NoGradGuard no_grad;
+  at::manual_seed(1);
+  nn::LSTM lstm(nn::LSTMOptions(3, 4).batch_first(true));
+  const auto fn = [&](const at::Tensor& x, const at::Tensor& lengths) {
+    const auto packed = nn::utils::rnn::pack_padded_sequence(x, lengths, true, /*enforce_sorted=*/false);
+    const auto [out, state] = lstm->forward_with_packed_input(packed);
+    return std::get<0>(nn::utils::rnn::pad_packed_sequence(out, true, 0.0, 5));
+  };
+  auto fast = script(fn);
+  for (int i = 0; i < 10; ++i) {
+    const at::Tensor x = at::randn({2, 5, 3});
+    const at::Tensor lengths = i < 5 ? at::tensor({5, 3}) : at::tensor({2, 1 + i % 5});
+    EXPECT_TRUE(same_bits(fast(x, lengths), fn(x, lengths))) << i << fast.explain();
+  }
+  EXPECT_TRUE(contains(fast.explain(), "eager: ")) << fast.explain();
+}
+
+TEST(AdversaryTest, PlacesToSplitAtThatAreATensor) {
+  const at::NoGradGuard no_grad;
+  const auto fn = [](const at::Tensor& x, const at::Tensor& at) {
+    return at::tensor_split(x, at, 0)[1].sum();
+  };
+  auto fast = script(fn);
+  for (int i = 0; i < 10; ++i) {
+    const at::Tensor x = at::randn({6});
+    const at::Tensor places = i < 5 ? at::tensor({1, 3}, at::kLong) : at::tensor({2, 3 + i % 3}, at::kLong);
+    EXPECT_TRUE(same_bits(fast(x, places), fn(x, places))) << i << fast.explain();
+  }
+  EXPECT_TRUE(contains(fast.explain(), "tensor_split.tensor_indices_or_sections reads the numbers"))
+      << fast.explain();
+}
+
+// A number beside a tensor does not widen it; a tensor of one element does.
+TEST(AdversaryTest, NumbersBesideNarrowTensors) {
+  const at::NoGradGuard no_grad;
+  const auto fn = [](const at::Tensor& x) {
+    const at::Tensor y = (x * 2.5 + 1).mul(3) - 0.1;
+    return std::vector<at::Tensor>{
+        y, x + 1, x / 2, at::pow(2.0, x), x.div(3, "floor"), at::where(x > 0, x, 2.5)};
+  };
+  for (const auto dtype :
+       {at::kBool, at::kByte, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kDouble}) {
+    auto fast = script(fn);
+    for (int i = 0; i < 6; ++i) {
+      const at::Tensor x = at::randint(1, 5, {4}).to(dtype);
+      EXPECT_TRUE(same_bits(fast(x), fn(x))) << dtype << fast.explain();
+    }
+    EXPECT_TRUE(contains(fast.explain(), "program:")) << fast.explain();
+  }
+}
+
+TEST(AdversaryTest, AResultThatComesTwiceHasTwoGradients) {
+  const auto fn = [](const at::Tensor& x) {
+    const at::Tensor y = x.exp();
+    return std::vector<at::Tensor>{y, y, y.view({-1})};
+  };
+  auto fast = script(fn);
+  at::Tensor x = at::ones({4}).requires_grad_();
+  const auto gradient = [&](const std::vector<at::Tensor>& y) {
+    x.mutable_grad().reset();
+    (y[0].sum() + 2 * y[1].sum() + 3 * y[2].sum()).backward();
+    return x.grad();
+  };
+  for (int i = 0; i < 6; ++i) EXPECT_TRUE(same_bits(gradient(fast(x)), gradient(fn(x)))) << fast.explain();
 }
 
 struct ThreadState {

@@ -96,6 +96,52 @@ TEST(ChangesTest, OfWhatAModelConsistsOfAreHeard) {
   expect_heard("parameter replaced", [](Net& net) { net->replace_scale(); });
 }
 
+// A tensor that a function captured, and that no module watches.
+TEST(ChangesTest, OfWhatAFunctionCapturedAreHeard) {
+  const auto expect_heard = [](const char* what, bool needs_gradient,
+                               const std::function<void(at::Tensor&)>& change) {
+    SCOPED_TRACE(what);
+    at::manual_seed(1);
+    at::Tensor w = at::randn({4, 4}).set_requires_grad(needs_gradient);
+    const auto fn = [&w](const at::Tensor& x) { return (at::matmul(x, w).relu() * 2).sum(); };
+    auto fast = script(fn);
+    const auto run = [&](auto& body, const at::Tensor& x) {
+      Tensors found{body(x)};
+      if (found[0].requires_grad()) {
+        w.mutable_grad().reset();
+        found[0].backward();
+        found.push_back(w.grad());
+      }
+      return found;
+    };
+    for (int i = 0; i < 12; ++i) {
+      if (i == 5) {
+        EXPECT_NE(fast.explain().find("program: "), std::string::npos) << fast.explain();
+        change(w);
+      }
+      const at::Tensor x = at::randn({4, 4}).to(w.scalar_type());
+      const Tensors expected = run(fn, x);
+      EXPECT_TRUE(same_bits(run(fast, x), expected)) << "call " << i << "\n" << fast.explain();
+    }
+  };
+  for (const bool needs_gradient : {false, true}) {
+    expect_heard("nothing", needs_gradient, [](at::Tensor&) {});
+    expect_heard("needs a gradient now, or no more", needs_gradient,
+                 [=](at::Tensor& w) { w.requires_grad_(!needs_gradient); });
+    expect_heard("its strides", needs_gradient, [](at::Tensor& w) {
+      const at::NoGradGuard no_grad;
+      w.t_();
+    });
+    expect_heard("its sizes", needs_gradient, [](at::Tensor& w) {
+      const at::NoGradGuard no_grad;
+      w.unsqueeze_(0);
+    });
+    expect_heard("its offset", needs_gradient,
+                 [](at::Tensor& w) { w.set_data(at::randn({5, 4}).slice(0, 1)); });
+    expect_heard("its type", needs_gradient, [](at::Tensor& w) { w.set_data(w.detach().to(at::kDouble)); });
+  }
+}
+
 class Counting : public torch::autograd::FunctionPostHook {
  public:
   explicit Counting(int& count) : count_(count) {}

@@ -9,6 +9,7 @@
 
 #include "cohort/checkpoint/safetensors.h"
 #include "cohort/core/error.h"
+#include "cohort/core/random_scope.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
 #include "nets.h"
@@ -148,7 +149,7 @@ TEST_F(FileTest, WritesToATensorOfItsOwn) {
   EXPECT_EQ(count.item<float>(), 2);
 }
 
-TEST_F(FileTest, RandomOperatorsDrawFromTheGlobalGenerator) {
+TEST_F(FileTest, RandomOperatorsDrawFromTheGlobalGeneratorOrAScope) {
   auto fast = script([](const at::Tensor& x) { return at::dropout(x, 0.5, true) + at::rand({4}); });
   const at::Tensor x = at::ones({4});
   const LoadedProgram program = through_file(fast, x);
@@ -156,6 +157,15 @@ TEST_F(FileTest, RandomOperatorsDrawFromTheGlobalGenerator) {
   const at::Tensor expected = fast(x);
   at::manual_seed(7);
   EXPECT_TRUE(same_bits(program(x).front(), expected));
+  const core::RandomKey key{.seed = 3, .step = 1};
+  at::Tensor in_scope;
+  {
+    const core::RandomScope scope(key);
+    in_scope = fast(x);
+  }
+  EXPECT_FALSE(same_bits(in_scope, expected));
+  const core::RandomScope scope(key);
+  EXPECT_TRUE(same_bits(program(x).front(), in_scope));
 }
 
 TEST_F(FileTest, BringsItsOwnAutocastAndIgnoresTheCallers) {

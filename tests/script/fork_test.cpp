@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <filesystem>
+#include <semaphore>
 #include <thread>
 
 #include "cohort/core/cpu.h"
@@ -12,6 +13,7 @@
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
 #include "nets.h"
+#include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
 namespace cohort::script {
@@ -161,38 +163,42 @@ TEST(ForkTest, AThousandPartsTakeNoMoreThreadsThanThereAreCores) {
 
 TEST(ForkTest, ADeadlineThatPassesIsAnErrorAndOthersGoOn) {
   const at::Tensor x = at::rand({4});
-  std::atomic<bool> go{false};
+  test::Gate go;
+  std::counting_semaphore<> began(0);
   std::vector<Future<at::Tensor>> stuck;
   for (int i = 0; i < core::usable_cores(); ++i) {
     stuck.push_back(fork(
         [&](const at::Tensor& t) {
-          while (!go) std::this_thread::sleep_for(1ms);
+          began.release();
+          go.wait();
           return t * 2;
         },
         x));
   }
+  for (std::size_t i = 0; i < stuck.size(); ++i) ASSERT_TRUE(began.try_acquire_for(30s));
   for (auto& each : stuck) {
     COHORT_EXPECT_THROW_WITH(wait(each, core::Deadline(50ms)), TimeoutError, "which is running");
   }
   EXPECT_TRUE(
       same_bits(wait(fork([](const at::Tensor& t) { return t + 1; }, x), core::Deadline(30s)), x + 1));
-  go = true;
+  go.open();
   for (auto& each : stuck) EXPECT_TRUE(same_bits(wait(each, core::Deadline(30s)), x * 2));
 }
 
 TEST(ForkTest, APartThatNobodyWaitsForIsEndedBeforeItsFutureIs) {
   const at::Tensor x = at::rand({4});
-  std::atomic<bool> began{false}, ended{false};
+  std::counting_semaphore<> began(0);
+  std::atomic<bool> ended{false};
   {
     auto one = fork(
         [&](const at::Tensor& t) {
-          began = true;
+          began.release();
           std::this_thread::sleep_for(50ms);
           ended = true;
           return t;
         },
         x);
-    while (!began) std::this_thread::sleep_for(1ms);
+    ASSERT_TRUE(began.try_acquire_for(30s));
   }
   EXPECT_TRUE(ended);
 }

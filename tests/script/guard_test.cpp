@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <optional>
+
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "cohort/core/random_scope.h"
+#include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
 #include "nets.h"
 #include "tests/support/throws.h"
@@ -34,6 +37,24 @@ TEST(InputGuardTest, NoticesTypeSizesStridesGradientAndSharedMemory) {
   const InputGuard same({a, a});
   EXPECT_TRUE(same.holds({b, b}));
   EXPECT_FALSE(same.holds({a, b}));
+}
+
+TEST(GuardTest, WhatReadsBeyondItsInputHasAProgramForEachPlaceInAStorage) {
+  const at::NoGradGuard no_grad;
+  const auto beyond = [](const at::Tensor& x) { return x.as_strided({8}, {1}, 0) + 1; };
+  const auto beyond_a_view = [](const at::Tensor& x) { return x.view({2, 2}).as_strided({8}, {1}, 0) + 1; };
+  const at::Tensor memory = at::arange(16.0);
+  const at::Tensor first = memory.narrow(0, 0, 4), later = memory.narrow(0, 3, 4);
+  const at::Tensor small = at::zeros({4});
+  const auto check = [&](auto fn) {
+    auto fast = script(fn);
+    for (int i = 0; i < 4; ++i) EXPECT_TRUE(same_bits(fast(first), fn(first)));
+    for (int i = 0; i < 4; ++i) EXPECT_TRUE(same_bits(fast(later), fn(later)));
+    EXPECT_THROW(fast(small), c10::Error);  // its storage holds no eight
+    EXPECT_TRUE(same_bits(fast(first), fn(first)));
+  };
+  check(beyond);
+  check(beyond_a_view);
 }
 
 TEST(GuardTest, InputsThatShareMemoryHaveAProgramOfTheirOwn) {
@@ -68,8 +89,15 @@ TEST(GuardTest, ModesOfTheThreadHaveProgramsOfTheirOwn) {
       const c10::InferenceMode inference;
       EXPECT_TRUE(same_bits(fast(x), model->forward(x)));
     }
+    {
+      const optim::Autocast narrow(at::kCPU, at::kBFloat16);
+      const at::Tensor y = fast(x);
+      EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+      EXPECT_TRUE(same_bits(y, model->forward(x)));
+      y.sum().backward();
+    }
   }
-  EXPECT_TRUE(contains(fast.explain(), "3 of 8 programs")) << fast.explain();
+  EXPECT_TRUE(contains(fast.explain(), "4 of 8 programs")) << fast.explain();
   EXPECT_FALSE(contains(fast.explain(), "eager")) << fast.explain();
 }
 
@@ -120,6 +148,30 @@ TEST(GuardTest, RandomScopesAreHeard) {
   at::manual_seed(3);
   EXPECT_TRUE(same_bits(fast(x), expected));
   EXPECT_TRUE(contains(fast.explain(), "program:")) << fast.explain();
+}
+
+TEST(GuardTest, ARandomScopeThatBeginsWithinStaysEager) {
+  const at::NoGradGuard no_grad;
+  std::uint64_t step = 0;
+  const auto fn = [&step](const at::Tensor& t) {
+    const core::RandomScope scope({.seed = 1, .step = step});
+    return at::dropout(t, 0.5, true);
+  };
+  const at::Tensor x = at::ones({64});
+  for (const bool is_within_another : {false, true}) {
+    auto fast = script(fn);
+    std::optional<core::RandomScope> outer;
+    if (is_within_another) outer.emplace(core::RandomKey{.seed = 2});
+    for (step = 0; step < 5; ++step) EXPECT_TRUE(same_bits(fast(x), fn(x)));
+    EXPECT_TRUE(contains(fast.explain(), "draws in a core::RandomScope that begins within the function"))
+        << fast.explain();
+  }
+  auto without = script([](const at::Tensor& t) {  // a scope that nobody draws from is none
+    const core::RandomScope scope({.seed = 1});
+    return t.relu();
+  });
+  for (int i = 0; i < 4; ++i) without(x);
+  EXPECT_TRUE(contains(without.explain(), "program:")) << without.explain();
 }
 
 TEST(GuardTest, TooManyShapesRunEagerlyAndAreSaidOnce) {

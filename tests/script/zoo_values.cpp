@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "cohort/core/error.h"
+#include "tests/support/source_dir.h"
 #include "zoo.h"
 
 namespace cohort::test::zoo {
@@ -42,7 +43,7 @@ Named assignments(const std::string& text) {
 // The lines "name, name: argument=value ..." of zoo_inputs.txt, by name.
 std::map<std::string, Named> read_table() {
   std::map<std::string, Named> made;
-  std::ifstream in(COHORT_SOURCE_DIR "/tests/script/zoo_inputs.txt");
+  std::ifstream in(test::source_dir() / "tests/script/zoo_inputs.txt");
   std::string names;
   for (std::string line; std::getline(in, line);) {
     if (line.empty() || line[0] == '#') continue;

@@ -13,6 +13,8 @@
 #include <string_view>
 #include <system_error>
 
+#include "tests/support/source_dir.h"
+
 namespace cohort::test {
 
 /// A new empty folder that is removed, with all in it, when this object goes.
@@ -69,7 +71,7 @@ inline void write_file(const std::filesystem::path& path, std::string_view bytes
 /// Returns the path of a golden file, `tests/golden/<name>`, which was made by the script beside it. Fails
 /// the test that asks when it is not there.
 inline std::filesystem::path golden_path(std::string_view name) {
-  std::filesystem::path path = std::filesystem::path(COHORT_SOURCE_DIR) / "tests" / "golden" / name;
+  std::filesystem::path path = source_dir() / "tests/golden" / name;
   if (!std::filesystem::exists(path)) throw std::runtime_error("golden file is missing: " + path.string());
   return path;
 }

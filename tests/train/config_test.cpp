@@ -6,6 +6,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/train/config_keys.h"
+#include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -17,7 +18,7 @@ Config load(const std::string& text, const std::vector<std::string>& overrides =
 }
 
 std::string source_file(const std::string& name) {
-  return std::string(COHORT_SOURCE_DIR) + "/" + name;
+  return test::source_dir() / name;
 }
 
 TEST(ConfigTest, AnEmptyFileGivesTheDefaults) {

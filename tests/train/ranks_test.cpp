@@ -215,7 +215,9 @@ TEST_P(RanksTest, Vgg11RanksEqualOneProcess) {
   };
   const Case in_double{.make = make, .shape = {3, 32, 32}, .type = at::kDouble, .lr = 0.02};
   expect_ranks_equal_one_process(in_double, 1e-10, 1e-10);
-  expect_ranks_equal_one_process({.make = make, .shape = {3, 32, 32}, .lr = 0.02}, 1e-6, 1e-4);
+  // A bias begins at zero, so after one step it is a gradient: 1.02e-6 by the kernels of a CPU without
+  // AVX-512.
+  expect_ranks_equal_one_process({.make = make, .shape = {3, 32, 32}, .lr = 0.02}, 2e-6, 1e-4);
 }
 
 TEST_P(RanksTest, Resnet18WithFrozenNormsRanksEqualOneProcess) {

@@ -12,6 +12,7 @@
 #include "cohort/train/sinks/curves.h"
 #include "cohort/train/sinks/metrics_log.h"
 #include "cohort/train/sinks/tensorboard.h"
+#include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -108,8 +109,8 @@ TEST(TensorBoardTest, AFolderThatCannotBeMadeIsNamed) {
 std::string run_python(const std::string& script, const std::string& argument) {
   const char* python = std::getenv("COHORT_PYTHON");
   if (python == nullptr) return "";
-  const std::string command = std::string("'") + python + "' '" + COHORT_SOURCE_DIR + "/tests/train/" +
-                              script + "' '" + argument + "'";
+  const std::string command = std::string("'") + python + "' '" +
+                              (test::source_dir() / "tests/train" / script).string() + "' '" + argument + "'";
   std::FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) throw std::runtime_error("cannot run " + command);
   std::string output;

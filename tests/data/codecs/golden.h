@@ -10,12 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/source_dir.h"
+
 /// What tests/data/golden/make_images.py has written, by name.
 namespace cohort::data {
 
 inline const std::map<std::string, std::string>& golden() {
   static const std::map<std::string, std::string> records = [] {
-    const std::string path = COHORT_SOURCE_DIR "/tests/data/golden/images.bin";
+    const std::string path = test::source_dir() / "tests/data/golden/images.bin";
     std::ifstream stream(path, std::ios::binary);
     std::map<std::string, std::string> read;
     std::string name;

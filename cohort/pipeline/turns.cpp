@@ -1,0 +1,34 @@
+#include "cohort/pipeline/turns.h"
+
+#include "cohort/pipeline/channel.h"
+
+namespace cohort::pipeline {
+
+void Turns::wait(int who, const core::Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  const auto over = [&] { return closed_ || (next_ < order_.size() && order_[next_] == who); };
+  if (deadline.is_never()) {
+    changed_.wait(lock, over);
+  } else if (!changed_.wait_until(lock, deadline.end(), over)) {
+    throw ChannelTimeout();
+  }
+  if (closed_) throw ChannelClosed();
+}
+
+void Turns::end() {
+  {
+    const std::lock_guard lock(mutex_);
+    ++next_;
+  }
+  changed_.notify_all();
+}
+
+void Turns::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  changed_.notify_all();
+}
+
+}  // namespace cohort::pipeline

@@ -1,0 +1,97 @@
+#include "cohort/train/memory_model.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "cohort/core/error.h"
+#include "cohort/parallel/placed.h"
+
+namespace cohort::train {
+
+PlacementThreads::PlacementThreads(const std::vector<core::Placement>& placements) {
+  for (const core::Placement& placement : placements) {
+    workers_.push_back(parallel::PlacementWorker::of(placement));
+    ids_.push_back(workers_.back()->run("who", [] { return std::this_thread::get_id(); }));
+  }
+}
+
+std::int64_t divided_up(std::int64_t value, std::int64_t by) {
+  return (value + by - 1) / by;
+}
+
+StepSizes::StepSizes(const Config& config, int num_ranks)
+    : step(config.train.global_batch_size > 0 ? divided_up(config.train.global_batch_size, num_ranks)
+                                              : config.train.batch_size * config.train.accumulate),
+      part(divided_up(step, config.train.accumulate)),
+      forward(part) {
+  if (config.distributed.strategy == "pipeline") {
+    forward = divided_up(part, std::min(part, config.distributed.micro_batches));
+  }
+}
+
+PlannedModel::PlannedModel(const Config& config, const MemoryOptions& options) : config_(config) {
+  const auto data = make_dataset(config, Split::kTrain);
+  fields_ = data->fields();
+  if (fields_.size() < 2) {
+    throw UsageError("train.plan_memory", "the data has no target beside its input");
+  }
+  any = train::make_model(config, std::int64_t(data->classes().size()), at::kCPU);
+  if (!options.place.empty()) parallel::place(*any.ptr(), options.place);
+  optimizer = make_optimizer(config.optim, *any.ptr());
+}
+
+at::Tensor PlannedModel::input(std::int64_t samples) const {
+  const data::Field& field = fields_[0];
+  std::vector<std::int64_t> shape{samples};
+  shape.insert(shape.end(), field.shape.begin(), field.shape.end());
+  const bool last = field.channels_last && field.shape.size() == 3;
+  return at::zeros(shape, field.dtype)
+      .contiguous(last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
+}
+
+at::Tensor PlannedModel::target(std::int64_t samples) const {
+  std::vector<std::int64_t> shape{samples};
+  shape.insert(shape.end(), fields_[1].shape.begin(), fields_[1].shape.end());
+  return at::zeros(shape, fields_[1].dtype);
+}
+
+std::int64_t PlannedModel::batch_bytes(std::int64_t samples) const {
+  return samples * (fields_[0].bytes() + fields_[1].bytes());
+}
+
+std::unique_ptr<optim::Autocast> PlannedModel::autocast() const {
+  if (config_.train.precision != "bf16") return nullptr;
+  return std::make_unique<optim::Autocast>(at::kCPU, at::kBFloat16);
+}
+
+at::Tensor PlannedModel::criterion(const at::Tensor& logits, const at::Tensor& target) const {
+  return at::cross_entropy_loss(logits.to(at::kFloat), target, {}, at::Reduction::Mean, -100,
+                                config_.train.label_smoothing);
+}
+
+at::Tensor PlannedModel::loss(const std::function<at::Tensor(const at::Tensor&)>& forward,
+                              const at::Tensor& input, const at::Tensor& target) const {
+  at::Tensor logits;
+  {
+    const auto scope = autocast();
+    logits = forward(input);
+  }
+  return criterion(logits, target);
+}
+
+void PlannedModel::step(const ModelCall& call, const at::Tensor& input, const at::Tensor& target,
+                        const std::function<void()>& after_forward) const {
+  if (call.step) {
+    const auto scope = autocast();
+    call.step(
+        input, target,
+        [this](const at::Tensor& logits, const at::Tensor& labels) { return criterion(logits, labels); }, 1);
+    return;
+  }
+  const at::Tensor value = loss(call.forward, input, target);
+  if (after_forward) after_forward();
+  value.backward();
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,1 @@
+// Nothing: the target needs a source, and is there for its precompiled header.
