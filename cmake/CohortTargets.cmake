@@ -8,7 +8,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
 endif()
 if(COHORT_SANITIZE)
   target_compile_options(cohort_flags INTERFACE
-    -fsanitize=${COHORT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+    -fsanitize=${COHORT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   target_link_options(cohort_flags INTERFACE -fsanitize=${COHORT_SANITIZE})
 endif()
 
@@ -71,6 +71,7 @@ function(cohort_test name)
     ${arg_LIBS} cohort_test_support GTest::gtest_main cohort_test_flags)
   if(torch)
     target_precompile_headers(${name}_test REUSE_FROM cohort_test_headers)
+    target_link_libraries(${name}_test PRIVATE cohort_test_seed)
   endif()
   if(NOT arg_LABELS)
     set(arg_LABELS unit)

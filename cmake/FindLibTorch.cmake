@@ -7,8 +7,8 @@
 # them is an error, never passed over.
 #
 # Defines LibTorch::LibTorch (libtorch_cpu and libc10), LibTorch_VERSION, LibTorch_ROOT, LibTorch_LIBRARY_DIR,
-# LibTorch_CUDA (the build has CUDA kernels: libtorch_cuda.so is loaded at run time, no toolkit needed), and
-# LibTorch::CUDA when the toolkit's headers are there too. No OpenMP is linked: the wheel brings its own.
+# LibTorch_CUDA (the build has CUDA kernels: libtorch_cuda.so is loaded at run time, no toolkit needed), and when the
+# toolkit's headers are there too LibTorch::CUDA and LibTorch::c10_cuda (streams and guards alone, for kernels). No OpenMP is linked: the wheel brings its own.
 
 set(_libtorch_version_header include/torch/csrc/api/include/torch/version.h)
 
@@ -128,9 +128,12 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
       INTERFACE_LINK_OPTIONS "LINKER:--allow-shlib-undefined;LINKER:--unresolved-symbols=ignore-in-shared-libs")
     find_package(CUDAToolkit QUIET)
     if(CUDAToolkit_FOUND AND EXISTS "${LibTorch_LIBRARY_DIR}/libc10_cuda.so")
+      add_library(LibTorch::c10_cuda INTERFACE IMPORTED)
+      set_target_properties(LibTorch::c10_cuda PROPERTIES INTERFACE_LINK_LIBRARIES
+        "LibTorch::c10;${LibTorch_LIBRARY_DIR}/libc10_cuda.so;CUDA::cudart")
       add_library(LibTorch::CUDA INTERFACE IMPORTED)
       set_target_properties(LibTorch::CUDA PROPERTIES INTERFACE_LINK_LIBRARIES
-        "LibTorch::LibTorch;${LibTorch_LIBRARY_DIR}/libtorch_cuda.so;${LibTorch_LIBRARY_DIR}/libc10_cuda.so;CUDA::cudart")
+        "LibTorch::LibTorch;${LibTorch_LIBRARY_DIR}/libtorch_cuda.so;LibTorch::c10_cuda")
       set(_libtorch_note "CUDA build, toolkit ${CUDAToolkit_VERSION}")
     endif()
   endif()

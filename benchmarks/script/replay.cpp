@@ -4,101 +4,25 @@
 // Run: OMP_NUM_THREADS=1 script_replay [rounds=15] [tuned]; `tuned` raises the allocator's thresholds first.
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 
-#include "cohort/bench/compare.h"
 #include "cohort/core/allocator.h"
 #include "cohort/core/memory_watch.h"
 #include "cohort/models/resnet.h"
-#include "cohort/optim/adam.h"
-#include "cohort/optim/sgd.h"
 #include "cohort/script/guard.h"
-#include "cohort/script/step.h"
-#include "tests/script/nets.h"
+#include "steps.h"
 
 namespace {
 
-using cohort::test::cross_entropy;
+using namespace cohort::benchmarks;
 namespace bench = cohort::bench;
 namespace core = cohort::core;
 namespace optim = cohort::optim;
 namespace script = cohort::script;
 int rounds = 15;
-
-using Body = std::function<void()>;
-using Entry = std::pair<const char*, std::function<Body()>>;
-
-// A table of variants; ratios to the first.
-void compare(const char* what, const std::vector<Entry>& entries) {
-  std::vector<bench::Variant> variants;
-  for (const auto& [name, make] : entries) {
-    variants.push_back({name, [make = make](const bench::Shape& /*none*/) {
-                          Body body = make();
-                          for (int warm = 0; warm < 6; ++warm) body();  // recordings, the rehearsal
-                          return body;
-                        }});
-  }
-  const auto options = bench::CompareOptions().timeit(bench::TimeitOptions().rounds(rounds));
-  std::printf("%s\n\n%s\n", what, bench::compare(variants, options).markdown().c_str());
-  std::fflush(stdout);
-}
-
-// What a step of `make()` with an optimizer does, eagerly and scripted.
-template <typename Optimizer, typename Model>
-struct Training {
-  Training(Model made, at::Tensor input, at::Tensor target)
-      : model(made), x(std::move(input)), y(std::move(target)), optimizer(options()) {}
-
-  Body eager(std::shared_ptr<Training> self) {
-    return [self] {
-      self->optimizer.zero_grad();
-      cross_entropy(self->model->forward(self->x), self->y).backward();
-      self->optimizer.step();
-    };
-  }
-  Body scripted(std::shared_ptr<Training> self) {
-    return [self, step = script::script_step(self->model, cross_entropy, self->optimizer)]() mutable {
-      step(self->x, self->y);
-    };
-  }
-  Body function(std::shared_ptr<Training> self) {
-    return [self, fast = script::script(self->model)]() mutable {
-      self->optimizer.zero_grad();
-      cross_entropy(fast(self->x), self->y).backward();
-      self->optimizer.step();
-    };
-  }
-  Optimizer options() {
-    const auto parameters = model->parameters();
-    if constexpr (std::is_same_v<Optimizer, optim::SGD>) {
-      return Optimizer(parameters, optim::SGDOptions(1e-3).momentum(0.9));
-    } else if constexpr (std::is_same_v<Optimizer, torch::optim::SGD>) {
-      return Optimizer(parameters, torch::optim::SGDOptions(1e-3).momentum(0.9));
-    } else {
-      return Optimizer(parameters);
-    }
-  }
-
-  Model model;
-  at::Tensor x, y;
-  Optimizer optimizer;
-};
-
-enum class Way { kEager, kStep, kFunction };
-
-template <typename Optimizer, typename Make>
-std::function<Body()> training(const Make& make, const at::Tensor& x, const at::Tensor& y, Way way) {
-  return [=] {
-    using Made = Training<Optimizer, decltype(make())>;
-    auto made = std::make_shared<Made>(make(), x, y);
-    return way == Way::kEager  ? made->eager(made)
-           : way == Way::kStep ? made->scripted(made)
-                               : made->function(made);
-  };
-}
 
 // The most that tensors take in a step, with parameters and the optimizer's state.
 std::int64_t peak_bytes(const std::function<Body()>& make) {
@@ -130,19 +54,6 @@ void memory(const char* what, const Make& make, const at::Tensor& x, const at::T
   std::printf("\n");
 }
 
-template <typename Make>
-void steps(const char* what, const Make& make, const at::Tensor& x, const at::Tensor& y) {
-  compare((std::string(what) + ", SGD").c_str(),
-          {{"eager", training<optim::SGD>(make, x, y, Way::kEager)},
-           {"script_step", training<optim::SGD>(make, x, y, Way::kStep)},
-           {"script(model)", training<optim::SGD>(make, x, y, Way::kFunction)},
-           {"eager, torch::optim", training<torch::optim::SGD>(make, x, y, Way::kEager)}});
-  compare((std::string(what) + ", Adam").c_str(),
-          {{"eager", training<optim::Adam>(make, x, y, Way::kEager)},
-           {"script_step", training<optim::Adam>(make, x, y, Way::kStep)},
-           {"eager, torch::optim", training<torch::optim::Adam>(make, x, y, Way::kEager)}});
-}
-
 at::Tensor lecture(at::Tensor x) {
   for (int i = 0; i < 10; ++i) x = x * x;
   return x;
@@ -156,9 +67,9 @@ std::vector<Entry> both(const Fn& fn, const at::Tensor& x) {
 
 void calls() {
   const at::NoGradGuard no_grad;
-  compare("ten times x = x * x, 5 floats", both(lecture, at::rand({5})));
+  compare("ten times x = x * x, 5 floats", both(lecture, at::rand({5})), rounds);
   compare("one x * x, 5 floats: what a call costs",
-          both([](const at::Tensor& x) { return x * x; }, at::rand({5})));
+          both([](const at::Tensor& x) { return x * x; }, at::rand({5})), rounds);
   script::Tensors inputs;
   for (int i = 0; i < 16; ++i) inputs.push_back(at::rand({4, 8}));
   const script::InputGuard guard(inputs);
@@ -216,11 +127,11 @@ int main(int argc, char** argv) {
   const at::Tensor sequence = at::randn({6, 4, 64}), y24 = at::randint(0, 10, {24});
   const at::Tensor images = at::randn({8, 3, 16, 16}), y8 = at::randint(0, 10, {8});
   const at::Tensor tokens = at::randint(0, 50, {4, 12});
-  steps("MLP 64, batch 16", mlp, x16, y16);
-  steps("MLP 512, batch 128", wide, x128, y128);
-  steps("transformer layer 64", encoder, sequence, y24);
-  steps("conv net, batch 8", conv, images, y8);
-  steps("LSTM 2 x 32", tagger, tokens, tokens.view(-1));
+  steps("MLP 64, batch 16", mlp, x16, y16, rounds);
+  steps("MLP 512, batch 128", wide, x128, y128, rounds);
+  steps("transformer layer 64", encoder, sequence, y24, rounds);
+  steps("conv net, batch 8", conv, images, y8, rounds);
+  steps("LSTM 2 x 32", tagger, tokens, tokens.view(-1), rounds);
   recording();
   std::printf(
       "most memory in a step beyond parameters and momentum, KiB (ratio to eager)\n%-24s  %17s  %17s  %17s\n",

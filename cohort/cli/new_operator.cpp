@@ -18,17 +18,17 @@ find_package(Cohort @VERSION@ REQUIRED)
 
 set(sources @NAME@.cpp)
 # A kernel for GPUs may stand beside: @NAME@.cu with the kernel, @NAME@_cuda.cpp that registers it. Both need a CUDA
-# LibTorch and a CUDA toolkit; without a compiler for CUDA the operator is the CPU's alone.
+# LibTorch and a CUDA toolkit; without them the operator is the CPU's alone.
 if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/@NAME@.cu")
   include(CheckLanguage)
   check_language(CUDA)
-  if(CMAKE_CUDA_COMPILER)
+  if(CMAKE_CUDA_COMPILER AND TARGET LibTorch::c10_cuda)
     enable_language(CUDA)
-    find_package(CUDAToolkit REQUIRED)
     list(APPEND sources @NAME@.cu @NAME@_cuda.cpp)
-    link_libraries(CUDA::cudart)
+    link_libraries(LibTorch::c10_cuda)
+    add_compile_definitions(@NAME@_HAS_CUDA)
   else()
-    message(STATUS "no compiler for CUDA: @NAME@.cu is left out")
+    message(STATUS "no compiler for CUDA, or no CUDA build of LibTorch: @NAME@.cu is left out")
   endif()
 endif()
 
@@ -111,6 +111,7 @@ at::Tensor @NAME@(const at::Tensor& x, double scale) {
 constexpr std::string_view kTest =
     R"--(// Do the values, the gradient, the schema and the shapes of @NAME@ agree? Exit status 0 says yes.
 #include <ATen/ATen.h>
+#include <cohort/core/device.h>
 #include <cohort/ops/check.h>
 
 #include <cstdio>
@@ -125,6 +126,7 @@ using Tensors = std::vector<at::Tensor>;
 namespace ops = cohort::ops;
 
 void check() {
+  [[maybe_unused]] const at::Device gpu = cohort::core::resolve_device("auto").device;  // the CPU where there is none
   at::manual_seed(1);
   const at::Tensor x = at::randn({2, 3}, at::kDouble).requires_grad_();
   const auto function = [](const Tensors& in) { return Tensors{@NAME@(in[0], 2.5)}; };
@@ -132,6 +134,13 @@ void check() {
   ops::opcheck("@NAME@::@NAME@", {x, 2.5});
   ops::gradcheck(function, {x});
   ops::gradgradcheck(function, {x});
+#ifdef @NAME@_HAS_CUDA
+  if (gpu.is_cpu()) return;
+  const at::Tensor there = x.detach().to(gpu).requires_grad_(), y = @NAME@(there, 2.5);
+  y.sum().backward();
+  if (!at::allclose(y.cpu(), 2.5 * x * x)) throw ops::CheckError("@NAME@", "the GPU's values are wrong");
+  if (!at::allclose(there.grad().cpu(), 5 * x)) throw ops::CheckError("@NAME@", "the GPU's gradient is wrong");
+#endif
 }
 
 }  // namespace

@@ -88,6 +88,7 @@ at::Tensor Group::empty(at::IntArrayRef sizes, const at::TensorOptions& options)
 }
 
 bool Group::has_own_memory(c10::Device device) const {
+  state().check_carries(device);
   const auto index = device.has_index() ? device.index() : c10::DeviceIndex(0);
   return process_group()->getBackend(device.type())->supportsTensorAlloc(index);
 }

@@ -45,12 +45,14 @@ Pending::State::~State() {
 }
 
 at::Tensor Pending::State::in(const at::Tensor& tensor) {
+  group->check_carries(tensor.device());
   in_bytes += static_cast<std::int64_t>(tensor.nbytes());
   tensors.push_back(tensor.contiguous());
   return tensors.back();
 }
 
 at::Tensor Pending::State::out(const at::Tensor& tensor, bool reads) {
+  group->check_carries(tensor.device());
   if (tensor.requires_grad() && tensor.is_leaf() && at::GradMode::is_enabled()) {
     refuse(core::concat(signature.call, ": a tensor that requires grad would be changed in place"),
            "at::NoGradGuard, or detach()");

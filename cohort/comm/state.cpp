@@ -116,6 +116,16 @@ void Group::State::check_usable() const {
                   "end the process and resume from a checkpoint");
 }
 
+void Group::State::check_carries(c10::Device device) const {
+  if (device.is_cpu()) return;
+  for (const c10::Device carried : group->getDeviceTypes()) {
+    if (carried.type() == device.type()) return;
+  }
+  throw UsageError("comm.group",
+                   core::concat("group '", name, "' of backend ", backend, " carries no tensors on ", device),
+                   "backend nccl for those on a GPU, or a model on the CPU");
+}
+
 std::string Group::State::silent_ranks() const {
   if (size == 1) return "";
   std::string error;

@@ -74,6 +74,8 @@ struct Group::State {
   void mark_broken(const std::string& what);
   /// Throws CommError with the first failure, if there was one.
   void check_usable() const;
+  /// Throws: UsageError where the backend has no tensors of this kind of device.
+  void check_carries(c10::Device device) const;
   /// Ranks that have not failed too within a second of this one: they are dead, or stuck. Text for a message,
   /// may be empty.
   std::string silent_ranks() const;

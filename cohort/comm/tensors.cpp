@@ -169,7 +169,7 @@ Numbers numbers_of(const Caller& caller, const at::Tensor& tensor, const c10d::R
 
 void scale(const Caller& caller, at::Tensor tensor, const c10d::ReduceOp& op) {
   if (!is_scaled(op)) return;
-  const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK(factor != nullptr, caller, ": PREMUL_SUM without a factor");
   const at::NoGradGuard no_grad;
   if (factor->tensor_factor.defined()) {

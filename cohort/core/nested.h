@@ -62,12 +62,13 @@ std::remove_cvref_t<T> map_tensors(T&& value, Fn&& fn) {
 }
 
 /// Returns `value` with its tensors on `device`; those that are there already are shared, undefined ones
-/// stay. With `non_blocking`, a copy between pinned memory and a GPU may still be under way afterwards.
+/// stay. With `non_blocking`, a copy to a GPU may still be under way afterwards; one to the CPU never is, as
+/// nothing there would wait for it.
 template <typename T>
 std::remove_cvref_t<T> to_device(T&& value, c10::Device device, bool non_blocking = false) {
   return map_tensors(std::forward<T>(value), [&](const at::Tensor& tensor) {
     if (!tensor.defined()) return tensor;
-    return tensor.to(tensor.options().device(device), non_blocking);
+    return tensor.to(tensor.options().device(device), non_blocking && !device.is_cpu());
   });
 }
 

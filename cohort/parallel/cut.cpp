@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "cohort/core/callers_node.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
+#include "cohort/core/nested.h"
 #include "cohort/core/timeline.h"
 #include "cohort/core/torch_compat.h"
 
@@ -45,7 +47,8 @@ template <typename... Types>
   }
 }
 
-// What is under way on several workers. One that is the calling thread's own runs when it is waited for.
+// What is under way on several workers. One that is the calling thread's own runs when it is waited for, and
+// so does a GPU's on a thread that does that GPU's backwards.
 template <typename T>
 class Jobs {
  public:
@@ -55,7 +58,7 @@ class Jobs {
   void start(PlacementWorker& worker, const char* part, const char* what, Fn fn) {
     Job& job = jobs_.emplace_back();
     job.part = part;
-    if (worker.is_current()) {
+    if (worker.is_current() || (!worker.device().is_cpu() && core::is_gpus_thread())) {
       job.here = std::move(fn);
     } else {
       job.pending = worker.submit(what, std::move(fn));
@@ -100,11 +103,7 @@ struct Forward {
 };
 
 Tensors on_device(const Tensors& tensors, c10::Device device) {
-  Tensors moved = tensors;
-  for (at::Tensor& tensor : moved) {
-    if (tensor.defined() && tensor.device() != device) tensor = tensor.to(device, /*non_blocking=*/true);
-  }
-  return moved;
+  return core::to_device(tensors, device, /*non_blocking=*/true);
 }
 
 // Where random operators of a part draw from.
@@ -128,7 +127,8 @@ Forward run_forward(const Part& part, const Random& random) {
 }
 
 // The parts of one call, as one node of the caller's graph: LibTorch's engine runs the nodes of a backward
-// one after the other, so only one node can start them all.
+// one after the other, so only one node can start them all. It comes behind a door, as it waits for other
+// threads.
 class PartsBackward : public Node {
  public:
   struct Place {
@@ -260,7 +260,7 @@ Tensors PartsBackward::reduce(std::vector<Tensors>&& found) {
 Tensors PartsBackward::apply(Tensors&& gradients) {
   const std::lock_guard lock(mutex_);
   check();
-  return reduce(run_backwards(std::move(gradients)));
+  return reduce(run_backwards(core::arrived(gradients.front())));
 }
 
 // Collects the edges of one call's node.
@@ -327,11 +327,15 @@ void attach(const std::vector<std::shared_ptr<Part>>& parts, std::vector<Forward
   node->set_next_edges(edges.take());
   node->contributions = edges.take_contributions();
   for (const auto& [impl, tensor] : originals) node->originals.emplace_back(*tensor, tensor->_version());
+  const at::Tensor door = core::make_door();
+  torch::autograd::set_history(door, node);
+  Tensors ends;
   for (Forward& forward : forwards) {
     for (std::size_t j = 0; j < forward.results.size(); ++j) {
-      if (forward.graph->needs_gradient()[j]) torch::autograd::set_history(forward.results[j], node);
+      if (forward.graph->needs_gradient()[j]) ends.push_back(forward.results[j]);
     }
   }
+  core::come_through(door, ends);
 }
 
 }  // namespace

@@ -54,8 +54,8 @@ std::vector<Inputs> scatter(const Inputs& inputs, const std::vector<core::Placem
     const c10::Device device = core::device_of(placements[i]);
     parts.push_back(core::map_tensors(inputs, [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return tensor;
-      const at::Tensor part = data_parallel_detail::chunk(tensor, i, count, placements.size(), dim);
-      return part.device() == device ? part : part.to(device, /*non_blocking=*/true);
+      return core::to_device(data_parallel_detail::chunk(tensor, i, count, placements.size(), dim), device,
+                             /*non_blocking=*/true);
     }));
   }
   return parts;

@@ -98,12 +98,12 @@ void bring(at::Tensor copy, const at::Tensor& original, c10::Device device, bool
   }
   if (copy.device() != device || copy.scalar_type() != original.scalar_type() ||
       copy.sizes() != original.sizes() || copy.is_alias_of(original)) {
-    copy.set_data(original.detach().to(original.options().device(device), true, /*copy=*/true));
+    copy.set_data(original.detach().to(original.options().device(device), !device.is_cpu(), /*copy=*/true));
     return;
   }
   // variable_data() has a version of its own: an earlier forward, whose backward is to come, saved this
   // tensor.
-  copy.variable_data().copy_(original.detach(), /*non_blocking=*/true);
+  copy.variable_data().copy_(original.detach(), /*non_blocking=*/!device.is_cpu());
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include "cohort/core/callers_node.h"
 #include "cohort/core/error.h"
 #include "cohort/core/graph_part.h"
 #include "cohort/pipeline/batch.h"
@@ -25,16 +26,15 @@ struct State : torch::CustomClassHolder {
 };
 
 struct ModuleNode : torch::autograd::Function<ModuleNode> {
-  static Tensors forward(AutogradContext* context, at::TensorList /*edges*/, const Tensors& results,
-                         const c10::intrusive_ptr<torch::CustomClassHolder>& state) {
-    context->set_materialize_grads(false);
+  static at::Tensor forward(AutogradContext* context, at::TensorList /*edges*/,
+                            const c10::intrusive_ptr<torch::CustomClassHolder>& state) {
     context->saved_data["state"] = c10::IValue::make_capsule(state);
-    return results;
+    return core::make_door();
   }
-  static Tensors backward(AutogradContext* context, const Tensors& gradients);
+  static Tensors backward(AutogradContext* context, const Tensors& of_the_door);
 };
 
-Tensors ModuleNode::backward(AutogradContext* context, const Tensors& gradients) {
+Tensors ModuleNode::backward(AutogradContext* context, const Tensors& of_the_door) {
   if (at::GradMode::is_enabled()) {
     throw UsageError(kWhere, "backward with create_graph goes through a pipeline, which has no graph",
                      "the model without a pipeline where second derivatives are taken");
@@ -48,6 +48,13 @@ Tensors ModuleNode::backward(AutogradContext* context, const Tensors& gradients)
   }
   const auto capsule = context->saved_data["state"].toCapsule();
   State& state = static_cast<State&>(*capsule);
+  if (core::is_gpus_thread()) {
+    throw UsageError(
+        kWhere,
+        "backward goes through a pipeline within a backward on a GPU, whose thread the stages wait for",
+        "the pipeline outside of core::checkpoint");
+  }
+  const Tensors gradients = core::arrived(of_the_door.front());
   const auto batch = std::exchange(state.batch, nullptr);
   if (!batch)
     throw UsageError(kWhere, "backward goes through a pipeline's result twice",
@@ -63,7 +70,7 @@ Tensors ModuleNode::backward(AutogradContext* context, const Tensors& gradients)
   for (std::size_t i = 0; i < joined.size(); ++i) {
     if (state.inputs[i].defined() && state.inputs[i].requires_grad()) result.push_back(joined[i]);
   }
-  result.resize(result.size() + 1 + 2);  // of the tensor that no input stands for, and of what is no tensor
+  result.resize(result.size() + 1 + 1);  // of the tensor that no input stands for, and of what is no tensor
   return result;
 }
 
@@ -92,11 +99,9 @@ Tensors attach(const Tensors& inputs, const std::shared_ptr<Batch>& batch,
   state->batch = batch;
   state->sizes = sizes;
   state->backward = std::move(backward);
-  results =
-      ModuleNode::apply(at::TensorList(edges), results, c10::intrusive_ptr<torch::CustomClassHolder>(state));
-  for (std::size_t i = 0, next = 0; i < outputs.size(); ++i) {
-    if (state->attached[i]) outputs[i] = results[next++];
-  }
+  const at::Tensor door =
+      ModuleNode::apply(at::TensorList(edges), c10::intrusive_ptr<torch::CustomClassHolder>(state));
+  core::come_through(door, results);
   return outputs;
 }
 

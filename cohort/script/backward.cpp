@@ -1,14 +1,17 @@
 #include "cohort/script/backward.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <unordered_set>
 
+#include "cohort/core/carried.h"
 #include "cohort/core/error.h"
 #include "cohort/core/torch_compat.h"
 #include "cohort/script/recheck.h"
@@ -125,19 +128,6 @@ struct BackwardRun {
   std::unique_ptr<Frame> frame;
 };
 
-at::Tensor tensor_with(std::unique_ptr<BackwardRun> run) {
-  BackwardRun* const held = run.release();
-  c10::Storage storage(
-      c10::Storage::use_byte_size_t(), 0,
-      c10::DataPtr(held, held, [](void* it) { delete static_cast<BackwardRun*>(it); }, c10::kCPU));
-  return at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<float>());
-}
-
-BackwardRun& run_in(const at::Tensor& tensor) {
-  return *static_cast<BackwardRun*>(tensor.storage().data_ptr().get_context());
-}
-
 // Runs a segment, and returns the gradients that are final after it.
 Tensors run_segment(BackwardRun& run, std::size_t number) {
   const Program& program = *run.program;
@@ -224,7 +214,7 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
   }
   if (is_last_) release_variables();
   Tensors found = run_segment(*run, 0);
-  if (recorded.segments.size() > 1) found.push_back(tensor_with(std::move(run)));
+  if (recorded.segments.size() > 1) found.push_back(core::carry(std::move(run)));
   return found;
 }
 
@@ -234,7 +224,7 @@ class ReplayedSegment : public Node {
   std::size_t number = 0;
 
   Tensors apply(Tensors&& before) override {
-    BackwardRun& run = run_in(before.front());
+    BackwardRun& run = core::carried<BackwardRun>(before.front());
     Tensors found = run_segment(run, number);
     if (number + 1 < run.program->recorded().segments.size()) found.push_back(std::move(before.front()));
     return found;
@@ -252,11 +242,23 @@ void chain(Node& first, const torch::autograd::edge_list& edges, const std::vect
     if (i == 0) return first.set_next_edges(std::move(own));
     auto node = COHORT_MAKE_NODE(ReplayedSegment);
     node->number = i;
-    node->add_input_metadata(tensor_with(nullptr));
+    node->add_input_metadata(core::carry(std::unique_ptr<BackwardRun>()));
     node->set_next_edges(std::move(own));
     next = Edge(std::move(node), 0);
   }
 }
+
+// A node that calls a function.
+class Door : public Node {
+ public:
+  std::function<void()> fn;
+
+  Tensors apply(Tensors&& /*gradients*/) override {
+    fn();
+    return {};
+  }
+  std::string name() const override { return "cohort::script::Door"; }
+};
 
 // A handle without a graph that counts its changes together with `counts`.
 at::Tensor with_its_counter(const at::Tensor& tensor, const at::Tensor& counts) {
@@ -279,6 +281,16 @@ void each_node(Node* first, const Fn& fn) {
 }
 
 }  // namespace
+
+void run_where_backward_runs(c10::Device device, std::function<void()> fn) {
+  if (device.is_cpu()) return fn();
+  auto node = COHORT_MAKE_NODE(Door);
+  node->fn = std::move(fn);
+  at::Tensor behind = at::empty({}, at::TensorOptions(device));
+  const at::Tensor gradient = behind.detach();
+  torch::autograd::set_history(behind, node);
+  torch::autograd::backward({behind}, {gradient});
+}
 
 void check_no_graph(const char* what) {
   if (!at::GradMode::is_enabled()) return;

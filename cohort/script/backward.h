@@ -1,7 +1,9 @@
 #pragma once
 
+#include <c10/core/Device.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <functional>
 #include <memory>
 #include <unordered_set>
 
@@ -37,6 +39,11 @@ void attach_replay(std::shared_ptr<const Program> program, const Tensors& inputs
 /// Edges to what needs a gradient, inputs before captured tensors; `places` says which those are.
 torch::autograd::edge_list edges_to(const Tensors& inputs, const Tensors& captured,
                                     std::vector<std::size_t>& places);
+
+/// Calls fn() on the thread that LibTorch runs the backward of a tensor on `device` on: the calling one for
+/// the CPU, a thread of the engine's for a GPU. A backward within fn() stays on that thread. Throws: what
+/// fn() throws.
+void run_where_backward_runs(c10::Device device, std::function<void()> fn);
 
 /// Throws UsageError where a backward with create_graph comes to `what`.
 void check_no_graph(const char* what);

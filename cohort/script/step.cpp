@@ -77,10 +77,13 @@ at::Tensor TrainingStep::record(const Tensors& inputs, Recorded& recorded) {
   {
     const Recording recording(recorded.tape);
     loss = parts_.loss(inputs);
-    if (std::string reason = unrecordable_within({loss}); !reason.empty())
-      recorded.tape.refuse(std::move(reason));
-    loss.backward();
   }
+  if (std::string reason = unrecordable_within({loss}); !reason.empty())
+    recorded.tape.refuse(std::move(reason));
+  run_where_backward_runs(loss.device(), [&] {
+    const Recording recording(recorded.tape);
+    loss.backward();
+  });
   loss = loss.detach();
   const int slot = recorded.tape.find(loss);
   if (slot == kUnknown) recorded.tape.refuse("the loss is a tensor that no operator made");

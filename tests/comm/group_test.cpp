@@ -106,6 +106,9 @@ TEST(GroupTest, WhatCannotBeIsRefusedBeforeAnythingTravels) {
                              "requires grad would be changed in place");
     COHORT_EXPECT_THROW_WITH(group.all_reduce(t, ReduceOp::SUM, {milliseconds(-5)}), UsageError,
                              "timeout is -5 ms");
+    at::Tensor elsewhere = at::ones({4}, at::kMeta);
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(elsewhere), UsageError,
+                             "of backend gloo carries no tensors on meta");
     group.all_reduce(t).wait();  // and the group is as good as before
     EXPECT_EQ(t[0].item<float>(), 2);
   });

@@ -1,0 +1,72 @@
+// Script mode on a GPU: the bits of eager mode there.
+#include "cohort/models/lenet.h"
+#include "cohort/models/resnet.h"
+#include "cohort/models/vgg.h"
+#include "gpu_test.h"
+#include "tests/script/trainings.h"
+
+namespace cohort::script {
+namespace {
+
+using namespace test;
+
+class GpuScriptTest : public cohort::test::GpuTest {
+ protected:
+  Training training(bool adam = false, bool bf16 = false) const {
+    return {.steps = 30, .adam = adam, .bf16 = bf16, .device = gpu};
+  }
+};
+
+TEST_F(GpuScriptTest, MlpWithBatchNormAndDropout) {
+  const auto make = [] { return cohort::test::small_mlp(); };
+  expect_same(make, batches_of({16, 32}, 16), training());
+  expect_same(make, batches_of({16, 32}, 16), training(true));
+}
+
+TEST_F(GpuScriptTest, LeNet) {
+  expect_same([] { return models::LeNet5(options_of("lenet5", 1, 28, 1)); }, batches_of({4, 1, 28, 28}, 4),
+              training());
+}
+
+// With a linear head: adaptive pooling's backward adds up in any order on a GPU.
+TEST_F(GpuScriptTest, Vgg11OfAnEighthOfItsWidth) {
+  auto options = options_of("vgg11", 3, 32, 0.125);
+  options.head = "linear";
+  expect_same([=] { return models::VGG(options); }, batches_of({2, 3, 32, 32}, 2), training());
+}
+
+TEST_F(GpuScriptTest, ResNet18OfAnEighthOfItsWidth) {
+  expect_same([] { return models::ResNet(options_of("resnet18", 3, 32, 0.125)); },
+              batches_of({2, 3, 32, 32}, 2), training());
+}
+
+TEST_F(GpuScriptTest, TransformerLayerWithAttentionAndDropout) {
+  expect_same([] { return cohort::test::Encoder(); }, batches_of({6, 4, 32}, 24), training(true));
+}
+
+TEST_F(GpuScriptTest, InBf16) {
+  expect_same([] { return cohort::test::small_mlp(); }, batches_of({16, 32}, 16), training(false, true));
+  expect_same([] { return cohort::test::Encoder(); }, batches_of({6, 4, 32}, 24), training(true, true));
+}
+
+TEST_F(GpuScriptTest, AnIfOnATensorStaysEagerThereToo) {
+  auto fast = script([](const at::Tensor& x) { return x.sum().item<float>() > 0 ? x * 2 : x * 3; });
+  const at::Tensor x = at::ones({4}, gpu);
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_TRUE(same_bits(fast(x), x * 2));
+    EXPECT_TRUE(same_bits(fast(-x), x * -3));
+  }
+  EXPECT_NE(fast.explain().find("eager: "), std::string::npos) << fast.explain();
+}
+
+TEST_F(GpuScriptTest, AProgramForEachDevice) {
+  auto fast = script([](const at::Tensor& x) { return (x * 2).tanh(); });
+  const at::Tensor on_cpu = at::rand({8}), there = on_cpu.to(gpu);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_TRUE(same_bits(fast(on_cpu), (on_cpu * 2).tanh()));
+    EXPECT_TRUE(same_bits(fast(there), (there * 2).tanh()));
+  }
+}
+
+}  // namespace
+}  // namespace cohort::script
