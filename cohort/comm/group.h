@@ -114,6 +114,7 @@ class Group {
   /// of shared_empty(). Throws: SystemError when there is no memory.
   at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options = {}) const;
   /// Whether the backend for `device` has memory that it is faster in than in any other: what empty() gives.
+  /// Throws: UsageError where the backend carries no tensors on that kind of device.
   bool has_own_memory(c10::Device device) const;
 
   /// Makes a group of `ranks` (of this one, ascending). Collective over this group; ranks that are not in it

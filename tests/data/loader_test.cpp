@@ -43,8 +43,10 @@ class Moody : public ExampleDataset {
     most_threads = std::max(most_threads.load(), at::get_num_threads());
     ++reads;
     {
-      const std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
       readers_.insert(std::this_thread::get_id());
+      wake_.notify_all();
+      wake_.wait_for(lock, std::chrono::seconds(20), [&] { return readers_.size() >= readers_awaited; });
     }
     return {at::full({2}, random.uniform()), at::scalar_tensor(index, at::kLong)};
   }
@@ -57,6 +59,8 @@ class Moody : public ExampleDataset {
   }
 
   std::int64_t fail_at = -1, fail_every = 0, slow_every = 0, hang_at = -1;
+  std::size_t readers_awaited =
+      0;  // a sample is there when so many threads have read, however busy the machine
   mutable std::atomic<int> most_threads{0}, reads{0};
 
  private:
@@ -139,6 +143,7 @@ TEST(LoaderTest, WithoutWorkersTheComputeThreadsReadTheSameBatches) {
   const Taken expected = take_epoch(dataset, options, 3);
   EXPECT_EQ(dataset->readers(), 1U);
   at::set_num_threads(2);
+  dataset->readers_awaited = 2;
   EXPECT_EQ(take_epoch(dataset, options, 3), expected);
   EXPECT_EQ(dataset->readers(), 2U);
   dataset->fail_every = 5;
