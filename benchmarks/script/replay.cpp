@@ -34,8 +34,7 @@ std::int64_t peak_bytes(const std::function<Body()>& make) {
   return watch.total().peak;
 }
 
-template <typename Make>
-void memory(const char* what, const Make& make, const at::Tensor& x, const at::Tensor& y) {
+void memory(const char* what, const MakeNet& make, const at::Tensor& x, const at::Tensor& y) {
   std::int64_t standing = 0;
   {
     const core::MemoryWatch watch;
@@ -90,7 +89,7 @@ void recording() {
   at::manual_seed(1);
   cohort::models::ModelOptions options;
   options.name = "resnet50";
-  const auto make = [options] { return cohort::models::ResNet(options); };
+  const MakeNet make = [options] { return AnyNet(cohort::models::ResNet(options)); };
   const at::Tensor x = at::randn({4, 3, 64, 64}), y = at::randint(0, 10, {4});
   const Body eager = training<optim::SGD>(make, x, y, Way::kEager)();
   for (int warm = 0; warm < 2; ++warm) eager();
@@ -117,11 +116,11 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   at::manual_seed(1);
   calls();
-  const auto mlp = [] { return cohort::test::small_mlp(); };
-  const auto wide = [] { return cohort::test::small_mlp(512); };
-  const auto encoder = [] { return cohort::test::Encoder(64); };
-  const auto conv = [] { return cohort::test::small_conv_net(); };
-  const auto tagger = [] { return cohort::test::Tagger(); };
+  const MakeNet mlp = [] { return AnyNet(cohort::test::small_mlp()); };
+  const MakeNet wide = [] { return AnyNet(cohort::test::small_mlp(512)); };
+  const MakeNet encoder = [] { return AnyNet(cohort::test::Encoder(64)); };
+  const MakeNet conv = [] { return AnyNet(cohort::test::small_conv_net()); };
+  const MakeNet tagger = [] { return AnyNet(cohort::test::Tagger()); };
   const at::Tensor x16 = at::randn({16, 32}), y16 = at::randint(0, 10, {16});
   const at::Tensor x128 = at::randn({128, 32}), y128 = at::randint(0, 10, {128});
   const at::Tensor sequence = at::randn({6, 4, 64}), y24 = at::randint(0, 10, {24});

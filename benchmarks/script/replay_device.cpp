@@ -14,16 +14,15 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   at::manual_seed(1);
   std::printf("on %s (%s)\n\n", device.str().c_str(), resolved.reason.c_str());
-  const auto on = [&](const auto& make) {
-    return [=] {
-      auto model = make();
-      model->to(device);
-      return model;
-    };
-  };
+  using cohort::benchmarks::AnyNet;
   const auto steps = [&](const std::string& what, const auto& make, const at::Tensor& x,
                          const at::Tensor& y) {
-    cohort::benchmarks::steps(what, on(make), x.to(device), y.to(device), rounds);
+    const auto there = [=] {
+      AnyNet net(make());
+      net->to(device);
+      return net;
+    };
+    cohort::benchmarks::steps(what, there, x.to(device), y.to(device), rounds);
   };
   steps(
       "MLP 64, batch 16", [] { return cohort::test::small_mlp(); }, at::randn({16, 32}),

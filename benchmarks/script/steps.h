@@ -38,11 +38,22 @@ inline void compare(const std::string& what, const std::vector<Entry>& entries, 
   std::fflush(stdout);
 }
 
-/// What a step of `make()` with an optimizer does, eagerly and scripted.
-template <typename Optimizer, typename Model>
+/// Any module of one tensor, so that what follows is compiled for one type.
+struct AnyNetImpl : torch::nn::Module {
+  template <typename M>
+  explicit AnyNetImpl(M net) : forward([net](const at::Tensor& x) mutable { return net->forward(x); }) {
+    register_module("net", net);
+  }
+  std::function<at::Tensor(const at::Tensor&)> forward;
+};
+TORCH_MODULE(AnyNet);
+using MakeNet = std::function<AnyNet()>;
+
+/// What a step of a model with an optimizer does, eagerly and scripted.
+template <typename Optimizer>
 struct Training {
-  Training(Model made, at::Tensor input, at::Tensor target)
-      : model(made), x(std::move(input)), y(std::move(target)), optimizer(options()) {}
+  Training(AnyNet made, at::Tensor input, at::Tensor target)
+      : model(std::move(made)), x(std::move(input)), y(std::move(target)), optimizer(options()) {}
 
   Body eager(std::shared_ptr<Training> self) {
     return [self] {
@@ -74,18 +85,17 @@ struct Training {
     }
   }
 
-  Model model;
+  AnyNet model;
   at::Tensor x, y;
   Optimizer optimizer;
 };
 
 enum class Way { kEager, kStep, kFunction };
 
-template <typename Optimizer, typename Make>
-std::function<Body()> training(const Make& make, const at::Tensor& x, const at::Tensor& y, Way way) {
+template <typename Optimizer>
+std::function<Body()> training(const MakeNet& make, const at::Tensor& x, const at::Tensor& y, Way way) {
   return [=] {
-    using Made = Training<Optimizer, decltype(make())>;
-    auto made = std::make_shared<Made>(make(), x, y);
+    auto made = std::make_shared<Training<Optimizer>>(make(), x, y);
     return way == Way::kEager  ? made->eager(made)
            : way == Way::kStep ? made->scripted(made)
                                : made->function(made);
@@ -93,8 +103,8 @@ std::function<Body()> training(const Make& make, const at::Tensor& x, const at::
 }
 
 /// Steps with SGD and with Adam, ours and LibTorch's.
-template <typename Make>
-void steps(const std::string& what, const Make& make, const at::Tensor& x, const at::Tensor& y, int rounds) {
+inline void steps(const std::string& what, const MakeNet& make, const at::Tensor& x, const at::Tensor& y,
+                  int rounds) {
   compare(what + ", SGD",
           {{"eager", training<optim::SGD>(make, x, y, Way::kEager)},
            {"script_step", training<optim::SGD>(make, x, y, Way::kStep)},
