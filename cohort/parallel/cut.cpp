@@ -102,10 +102,6 @@ struct Forward {
   std::shared_ptr<core::GraphPart> graph;
 };
 
-Tensors on_device(const Tensors& tensors, c10::Device device) {
-  return core::to_device(tensors, device, /*non_blocking=*/true);
-}
-
 // Where random operators of a part draw from.
 struct Random {
   std::optional<core::RandomKey> key;
@@ -120,9 +116,12 @@ Forward run_forward(const Part& part, const Random& random) {
   } else if (random.callers.defined()) {
     scope.emplace(random.callers);
   }
-  if (!at::GradMode::is_enabled()) return {part.run(on_device(part.inputs, device)), nullptr};
+  const auto here = [&](const Tensors& tensors) {
+    return core::to_device(tensors, device, /*non_blocking=*/true);
+  };
+  if (!at::GradMode::is_enabled()) return {part.run(here(part.inputs)), nullptr};
   auto graph = std::make_shared<core::GraphPart>(part.inputs);
-  Tensors results = graph->end(part.run(on_device(graph->leaves(), device)));
+  Tensors results = graph->end(part.run(here(graph->leaves())));
   return {std::move(results), std::move(graph)};
 }
 

@@ -249,7 +249,7 @@ void chain(Node& first, const torch::autograd::edge_list& edges, const std::vect
 }
 
 // A node that calls a function.
-class Door : public Node {
+class FunctionNode : public Node {
  public:
   std::function<void()> fn;
 
@@ -257,7 +257,7 @@ class Door : public Node {
     fn();
     return {};
   }
-  std::string name() const override { return "cohort::script::Door"; }
+  std::string name() const override { return "cohort::script::FunctionNode"; }
 };
 
 // A handle without a graph that counts its changes together with `counts`.
@@ -284,7 +284,7 @@ void each_node(Node* first, const Fn& fn) {
 
 void run_where_backward_runs(c10::Device device, std::function<void()> fn) {
   if (device.is_cpu()) return fn();
-  auto node = COHORT_MAKE_NODE(Door);
+  auto node = COHORT_MAKE_NODE(FunctionNode);
   node->fn = std::move(fn);
   at::Tensor behind = at::empty({}, at::TensorOptions(device));
   const at::Tensor gradient = behind.detach();

@@ -14,8 +14,8 @@ namespace fs = std::filesystem;
 class GpuTrainTest : public TrainProgramTest {
  protected:
   void SetUp() override {
-    const core::ResolvedDevice found = core::resolve_device("auto");
-    if (found.device.is_cpu()) GTEST_SKIP() << found.reason;
+    skip_without_gpu();
+    if (IsSkipped()) return;
     TrainProgramTest::SetUp();
   }
   using Words = std::vector<std::string>;
