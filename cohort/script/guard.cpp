@@ -2,12 +2,13 @@
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/core/grad_mode.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
-#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/nn/module.h>
 
 #include <array>
+#include <utility>
 
 #include "cohort/core/error.h"
 
@@ -23,29 +24,44 @@ struct Peek : torch::nn::Module {
   }
 };
 
-bool shares_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.defined() && b.defined() && a.has_storage() && b.has_storage() &&
-         a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
+// Null where there is none.
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
+// A loop of its own: == of so few numbers would call memcmp(), which costs more than they do.
+bool are_same(c10::IntArrayRef found, const std::vector<std::int64_t>& expected) {
+  if (found.size() != expected.size()) return false;
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (found[i] != expected[i]) return false;
+  }
+  return true;
+}
+
+// The first input of the same storage, which may be the one at `index` itself.
 std::size_t first_that_shares(const Tensors& inputs, std::size_t index) {
-  for (std::size_t i = 0; i < index; ++i) {
-    if (shares_memory(inputs[i], inputs[index])) return i;
+  const c10::StorageImpl* const storage = storage_of(inputs[index]);
+  for (std::size_t i = 0; storage != nullptr && i < index; ++i) {
+    if (storage_of(inputs[i]) == storage) return i;
   }
   return index;
 }
 
 }  // namespace
 
+// Asked before every replay: one look at each of LibTorch's thread-local states.
 Environment Environment::now() {
-  Environment found{.grad = at::GradMode::is_enabled(),
-                    .inference = c10::InferenceMode::is_enabled(),
+  const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
+  const c10::DispatchKeySet excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
+  Environment found{.grad = autograd.get_grad_mode(),
+                    .inference = autograd.get_inference_mode(),
                     .deterministic = at::globalContext().deterministicAlgorithms(),
                     .default_dtype = c10::get_default_dtype_as_scalartype()};
-  constexpr std::array kDevices = {at::kCPU, at::kCUDA};
+  constexpr std::array kDevices = {std::pair(at::kCPU, c10::DispatchKey::AutocastCPU),
+                                   std::pair(at::kCUDA, c10::DispatchKey::AutocastCUDA)};
   for (std::size_t i = 0; i < kDevices.size(); ++i) {
-    found.autocast[i] = at::autocast::is_autocast_enabled(kDevices[i]);
-    if (found.autocast[i]) found.autocast_dtype[i] = at::autocast::get_autocast_dtype(kDevices[i]);
+    found.autocast[i] = !excluded.has(kDevices[i].second);
+    if (found.autocast[i]) found.autocast_dtype[i] = at::autocast::get_autocast_dtype(kDevices[i].first);
   }
   return found;
 }
@@ -71,15 +87,13 @@ InputGuard::InputGuard(const Tensors& inputs) {
     input.dtype = tensor.dtype();
     if (tensor.has_storage()) input.storage_bytes = tensor.storage().nbytes();
     input.shares_with = first_that_shares(inputs, i);
-    shares_any_ |= input.shares_with != i;
   }
 }
 
 // Runs before every replay, so it asks the tensors' implementations and allocates nothing.
 bool InputGuard::holds(const Tensors& inputs) const {
   if (inputs.size() != inputs_.size()) return false;
-  std::array<std::uint64_t, 16> seen{};  // a bit for each storage, by a hash of its address
-  bool may_share = false;
+  std::array<std::uint64_t, 8> seen{};  // a bit for each storage, by a hash of its address
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const c10::TensorImpl& tensor = *inputs[i].unsafeGetTensorImpl();
     const Input& input = inputs_[i];
@@ -87,31 +101,28 @@ bool InputGuard::holds(const Tensors& inputs) const {
     if (!input.defined) continue;
     const Layout& layout = input.layout;
     // The keys tell devices, but for their number, and inference tensors too.
-    if (tensor.key_set() != input.keys || tensor.dtype() != input.dtype || tensor.sizes() != layout.sizes ||
-        tensor.strides() != layout.strides || tensor.requires_grad() != input.requires_grad ||
+    if (tensor.key_set() != input.keys || tensor.dtype() != input.dtype ||
+        !are_same(tensor.sizes(), layout.sizes) || !are_same(tensor.strides(), layout.strides) ||
+        tensor.requires_grad() != input.requires_grad ||
         (!layout.device.is_cpu() && tensor.device() != layout.device)) {
       return false;
     }
-    const auto address = reinterpret_cast<std::uintptr_t>(tensor.unsafe_storage().unsafeGetStorageImpl());
+    const auto address = reinterpret_cast<std::uintptr_t>(storage_of(inputs[i]));
     if (address == 0) continue;
-    const std::uint64_t hash = (address * 0x9E3779B97F4A7C15ULL) >> 54;
+    const std::uint64_t hash = (address * 0x9E3779B97F4A7C15ULL) >> 55;
     const std::uint64_t bit = std::uint64_t(1) << (hash % 64);
-    may_share |= (seen[hash / 64] & bit) != 0;
+    const bool may_share = (seen[hash / 64] & bit) != 0;
     seen[hash / 64] |= bit;
-  }
-  return may_share || shares_any_ ? sharing_holds(inputs) : true;
-}
-
-bool InputGuard::sharing_holds(const Tensors& inputs) const {
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const std::size_t shares_with = first_that_shares(inputs, i);
-    if (shares_with != inputs_[i].shares_with) return false;
-    if (shares_with != i && inputs[i].storage_offset() - inputs[shares_with].storage_offset() !=
-                                inputs_[i].layout.offset - inputs_[shares_with].layout.offset) {
-      return false;
-    }
+    if (may_share ? !sharing_holds(inputs, i) : input.shares_with != i) return false;
   }
   return true;
+}
+
+bool InputGuard::sharing_holds(const Tensors& inputs, std::size_t index) const {
+  const std::size_t shares_with = inputs_[index].shares_with;
+  return first_that_shares(inputs, index) == shares_with &&
+         inputs[index].storage_offset() - inputs[shares_with].storage_offset() ==
+             inputs_[index].layout.offset - inputs_[shares_with].layout.offset;
 }
 
 bool InputGuard::storages_hold(const Tensors& inputs) const {

@@ -51,10 +51,10 @@ class InputGuard {
     Layout layout;
     std::size_t storage_bytes = 0;
   };
-  bool sharing_holds(const Tensors& inputs) const;
+  // True if this input shares memory with whom it did, as far apart.
+  bool sharing_holds(const Tensors& inputs, std::size_t index) const;
 
   std::vector<Input> inputs_;
-  bool shares_any_ = false;
 };
 
 /// Training flags and parameters of modules, and which modules they consist of.

@@ -5,6 +5,17 @@
 #include "cohort/script/order.h"
 
 namespace cohort::script {
+namespace {
+
+// Note [How large an arena may be]
+// What backward reads of forward lies outside of the arena and goes piece by piece, as in eager mode, while
+// the arena stays. So where there is a backward, the arena takes small pieces only, and of all that backward
+// reads no more than this share: to allocate a larger piece takes little beside its operator. A part that
+// stands alone has all in its arena, which is no larger than what lives at once.
+constexpr std::size_t kShareOfSaved = 16;  // one part in
+constexpr std::size_t kAlwaysAllowed = std::size_t{32} << 10;
+
+}  // namespace
 
 Rehearsal::Rehearsal(const Recorded& recorded, const Plan& plan, Part part, const Stage& plain)
     : recorded_(recorded),
@@ -172,8 +183,8 @@ void Rehearsal::add_residents() {
       out.unboxed = unbox(*out.call, kUndefined);
       ++stage_.num_outs;
       for (const auto& entry : found->second.scratch) {
-        const bool is_gone = entry.died != AllocationLog::kNever;
-        add_block(i, entry, is_gone ? new_piece(entry.bytes, begins_[i], end_of(i)) : kNone);
+        const bool is_scratch = entry.died != AllocationLog::kNever && entry.bytes <= most_piece_bytes_;
+        add_block(i, entry, is_scratch ? new_piece(entry.bytes, begins_[i], end_of(i)) : kNone);
       }
       if (const int over = found->second.over; over != kUndefined) memory.piece = memory_of(over).piece;
     }
@@ -200,14 +211,50 @@ void Rehearsal::add_blocks() {
     std::size_t piece = kNone;
     if (found != by_entry.end() && found->second->is_internal == !is_kept_by_somebody) {
       piece = found->second->piece = new_piece(entry.bytes, entry.born, end_of(found->second->last));
-    } else if (!is_kept_by_somebody && entry.died <= end_of(entry.step)) {
+    } else if (!is_kept_by_somebody && entry.died <= end_of(entry.step) && entry.bytes <= most_piece_bytes_) {
       piece = new_piece(entry.bytes, entry.born, entry.died);
     }
     add_block(entry.step, entry, piece);
   }
 }
 
-Stage Rehearsal::finish() {
+// Note [How large an arena may be]
+std::size_t Rehearsal::most_arena_bytes() const {
+  if (!recorded_.has_backward) return SIZE_MAX;
+  std::unordered_map<std::size_t, std::size_t> saved;  // by storage
+  for (const int slot : plan_.saved) {
+    std::size_t& bytes = saved[recorded_.tape.values()[at_slot(slot)].storage];
+    bytes = std::max(bytes, static_cast<std::size_t>(layout(slot).bytes()));
+  }
+  std::size_t sum = 0;
+  for (const auto& [storage, bytes] : saved) sum += bytes;
+  return std::max(kAlwaysAllowed, sum / kShareOfSaved);
+}
+
+Stage Rehearsal::finish() const {
+  const std::size_t most = most_arena_bytes();
+  for (std::size_t most_piece = SIZE_MAX;; most_piece = std::min(most, most_piece / 2)) {
+    Stage stage = Rehearsal(*this).build(most_piece);
+    if (stage.arena_bytes <= most) return stage;
+  }
+}
+
+// Larger pieces are allocated for themselves, by operators as they were recorded.
+void Rehearsal::leave_out(std::size_t most_piece_bytes) {
+  most_piece_bytes_ = most_piece_bytes;
+  const auto entries = log_.entries();
+  for (Memory& memory : memory_) {
+    if (memory.is_ours && memory.entry != kNone && entries[memory.entry].bytes > most_piece_bytes) {
+      memory.is_ours = memory.is_internal = false;
+    }
+  }
+  std::erase_if(outs_, [&](const auto& out) {
+    return !memory_of(result_of(*plain_.actions[out.first].call, recorded_, plan_)).is_internal;
+  });
+}
+
+Stage Rehearsal::build(std::size_t most_piece_bytes) {
+  leave_out(most_piece_bytes);
   stage_.actions = plain_.actions;
   add_blocks();
   add_residents();

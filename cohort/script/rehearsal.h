@@ -21,7 +21,7 @@ class Rehearsal {
   void before(std::size_t action) { begins_[action] = log_.begin_step(action); }
   void after(std::size_t action, const Tensors& values);
   /// Returns the stage that runs in an arena, when all actions have run.
-  Stage finish();
+  Stage finish() const;
 
  private:
   static constexpr std::size_t kNone = SIZE_MAX;
@@ -42,6 +42,9 @@ class Rehearsal {
 
   void find_memory();
   void find_kept();
+  std::size_t most_arena_bytes() const;
+  Stage build(std::size_t most_piece_bytes);
+  void leave_out(std::size_t most_piece_bytes);
   int argument_to_write_over(std::size_t action, int result) const;
   void add_residents();
   void add_blocks();
@@ -69,6 +72,7 @@ class Rehearsal {
     std::size_t died;
   };
   std::vector<std::vector<Held>> held_;
+  std::size_t most_piece_bytes_ = SIZE_MAX;
   Stage stage_;
 };
 

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <concepts>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -54,7 +57,10 @@ class Typed {
             options) {}
 
   Result operator()(const Inputs&... inputs) {
-    Tensors results = function_({inputs...});
+    Tensors tensors;  // an initializer_list would copy each twice
+    tensors.reserve(sizeof...(Inputs));
+    (tensors.push_back(inputs), ...);
+    Tensors results = function_(tensors);
     if constexpr (std::same_as<Result, at::Tensor>) {
       return std::move(results.front());
     } else {
@@ -137,17 +143,27 @@ class Scripted {
   };
   struct State {
     std::mutex mutex;
-    std::map<std::size_t, Entry> typed;  // by the number of inputs
+    std::map<std::size_t, Entry> typed;       // by the number of inputs; entries stay
+    std::array<std::atomic<void*>, 8> few{};  // the same, found without a lock
   };
 
   template <typename... Inputs>
   script_detail::Typed<Fn, Inputs...>& typed() {
     using Typed = script_detail::Typed<Fn, Inputs...>;
+    constexpr std::size_t kCount = sizeof...(Inputs);
+    if constexpr (kCount < std::tuple_size_v<decltype(State::few)>) {
+      if (void* found = state_->few[kCount].load(std::memory_order_acquire)) {
+        return *static_cast<Typed*>(found);
+      }
+    }
     const std::lock_guard lock(state_->mutex);
-    Entry& entry = state_->typed[sizeof...(Inputs)];
+    Entry& entry = state_->typed[kCount];
     if (entry.typed == nullptr) {
       auto made = std::make_shared<Typed>(fn_, options_);
       entry = {made, &made->function()};
+    }
+    if constexpr (kCount < std::tuple_size_v<decltype(State::few)>) {
+      state_->few[kCount].store(entry.typed.get(), std::memory_order_release);
     }
     return *static_cast<Typed*>(entry.typed.get());
   }

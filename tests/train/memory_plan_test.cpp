@@ -213,11 +213,10 @@ void expect_enough(const std::optional<std::int64_t>& predicted,
 class PipelinesTest : public testing::TestWithParam<Pipelined> {};
 
 // What a stage's thread asks for, without the model, which would hide an error of it.
-TEST_P(PipelinesTest, EachPlacementsPeakIsNear) {
-  const MemoryPlan plan = plan_of(pipeline_of(GetParam()), {.measure = true});
-  ASSERT_EQ(plan.places.size(), 3U);
+void expect_near_everywhere(const MemoryPlan& plan, std::size_t num_placements) {
+  ASSERT_EQ(plan.places.size(), num_placements + 1);
   std::int64_t model = 0, gradients = 0;
-  for (std::size_t i = 0; i < 2; ++i) {
+  for (std::size_t i = 0; i < num_placements; ++i) {
     const PlaceMemory& place = plan.places[i];
     SCOPED_TRACE(place.name);
     model += *place.predicted.model;
@@ -235,6 +234,10 @@ TEST_P(PipelinesTest, EachPlacementsPeakIsNear) {
   EXPECT_GE(*all.predicted.peak, *all.measured.peak);  // peaks that need not come at the same time
 }
 
+TEST_P(PipelinesTest, EachPlacementsPeakIsNear) {
+  expect_near_everywhere(plan_of(pipeline_of(GetParam()), {.measure = true}), 2);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Pipelines, PipelinesTest,
     testing::Values(Pipelined{"fill_drain", "fill_drain"}, Pipelined{"one_f_one_b", "1f1b"},
@@ -244,6 +247,22 @@ INSTANTIATE_TEST_SUITE_P(
                     Pipelined{"accumulating", "1f1b", {"train.accumulate=2", "train.batch_size=32"}},
                     Pipelined{"ragged", "fill_drain", {"train.batch_size=27"}}),
     [](const auto& info) { return std::string(info.param.name); });
+
+TEST(MemoryPlanTest, APipelineOverFourPlacementsIsPlannedForEach) {
+  std::vector<std::string> overrides = pipeline_of({"", "1f1b"});
+  for (const char* moved : {"layer2=cpu:0/b", "layer3=cpu:1/b", "layer4=cpu:1/b", "fc=cpu:1/b"}) {
+    overrides.push_back(std::string("distributed.place.") + moved);
+  }
+  expect_near_everywhere(plan_of(overrides, {.measure = true}), 4);
+}
+
+TEST(MemoryPlanTest, APipelineThatIsCutByMeasuringIsPlannedAsItWasCut) {
+  expect_near_everywhere(
+      plan_of({"distributed.strategy=pipeline", "distributed.schedule=1f1b", "model.width=0.25",
+               "distributed.placements=cpu:0/a cpu:1/a", "train.batch_size=64"},
+              {.measure = true}),
+      2);
+}
 
 TEST(MemoryPlanTest, APipelineOfGpusIsPlannedOnTheCpu) {
   std::vector<std::string> on_cores = pipeline_of({"", "1f1b", {"train.batch_size=16"}}), on_gpus = on_cores;
