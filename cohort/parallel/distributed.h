@@ -92,8 +92,14 @@ class DistributedDataParallel {
 
   template <typename... Args>
   auto forward(Args&&... args) {
+    const auto plain = [&](auto&&... given) { return module_->forward(std::forward<Args>(given)...); };
+    return forward_by(plain, std::forward<Args>(args)...);
+  }
+  /// The same by `fn`, which computes what the module's forward does: script::script(module), for instance.
+  template <typename Fn, typename... Args>
+  auto forward_by(Fn& fn, Args&&... args) {
     distributed_->before_forward();
-    auto result = module_->forward(std::forward<Args>(args)...);
+    auto result = fn(std::forward<Args>(args)...);
     distributed_->after_forward(core::flatten_tensors(result));
     return result;
   }

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <thread>
 
-#include "cohort/parallel/reducer.h"
+#include "cohort/parallel/distributed.h"
 #include "cohort/script/script.h"
 #include "nets.h"
 #include "tests/support/ranks.h"
@@ -237,6 +237,41 @@ TEST(SegmentsTest, AReducerHasEagersBits) {
     const auto options = ScriptOptions().gradient_chunk_bytes(bytes);
     EXPECT_TRUE(same_bits(train_with_reducer(&options), expected)) << bytes;
   }
+}
+
+// Parameters and buffers after some steps, of rank 0.
+std::vector<at::Tensor> train_distributed(bool scripted) {
+  std::vector<at::Tensor> result;
+  test::run_ranks(2, "gloo", [&](comm::Group& group) {
+    static std::mutex mutex;  // of the generator that initial values come from
+    std::unique_lock lock(mutex);
+    at::manual_seed(1);
+    test::Residual net;
+    lock.unlock();
+    parallel::DistributedOptions options;
+    options.bucket_cap_bytes = 1024;
+    parallel::DistributedDataParallel<test::Residual> model(net, group, options);
+    auto fast = script(net, ScriptOptions().gradient_chunk_bytes(1000));
+    for (int step = 0; step < 6; ++step) {
+      for (at::Tensor& parameter : net->parameters()) parameter.mutable_grad().reset();
+      const at::Tensor x = (at::arange(2 * 3 * 12 * 12, at::kFloat) * (0.1 + group.rank()) + step).sin();
+      const at::Tensor images = x.view({2, 3, 12, 12});
+      (scripted ? model.forward_by(fast, images) : model.forward(images)).square().mean().backward();
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& parameter : net->parameters()) parameter.sub_(parameter.grad(), 0.05);
+    }
+    if (group.rank() != 0) return;
+    if (scripted) {
+      EXPECT_NE(fast.explain().find("program:"), std::string::npos) << fast.explain();
+    }
+    for (const at::Tensor& each : net->parameters()) result.push_back(each.detach().clone());
+    for (const at::Tensor& each : net->buffers()) result.push_back(each.clone());
+  });
+  return result;
+}
+
+TEST(SegmentsTest, AScriptedModuleInDistributedDataParallelHasEagersBits) {
+  EXPECT_TRUE(same_bits(train_distributed(true), train_distributed(false)));
 }
 
 }  // namespace
