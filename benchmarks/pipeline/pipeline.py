@@ -1,16 +1,23 @@
-"""The Python peers of examples/pipeline_resnet50 and parallel_data_parallel: ResNet-50, squared error, two cores.
+"""The Python peers of examples/pipeline_resnet50: ResNet-50, squared error, two cores.
 
-pipeline.py [images=120] [size=128] [micro-batch=20] [repeats=2]
+pipeline.py [--images 120] [--size 128] [--micro-batch 20] [--repeats 2] [--turns 1] [--beside BUILD/.../pipeline_resnet50]
 
 One process with one thread and with two; micro-batches through two halves in the order of the tutorial on pipelined ResNet-50
 (on CPU nothing of it overlaps); Python threads that run replicas; torch.distributed.pipelining over Gloo, two processes of
-one thread. Seconds per batch, the mean. Needs torchvision.
+one thread. Seconds per batch, the mean, without the first batch. Needs torchvision.
+
+With --beside, Cohort's example runs in every turn too, and the table says how much faster each of its two pipelines is than
+each row: the median over turns of ratios within a turn.
 """
 
+import argparse
 import contextlib
 import ctypes
 import os
 import pathlib
+import re
+import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -56,6 +63,7 @@ def batch(images, size):
 
 
 def seconds(step, repeats):
+    step()  # memory comes, and shapes are exchanged
     begin = time.perf_counter()
     for _ in range(repeats):
         step()
@@ -142,7 +150,6 @@ def stage_process(rank, schedule, images, size, micro, repeats, store, result):
             plan.step(target=labels)
         optimizer.step()
 
-    step()  # shapes are exchanged in the first
     dist.barrier()
     value = seconds(step, repeats)
     if rank == 1:
@@ -159,16 +166,56 @@ def pipelined(schedule, images, size, micro, repeats):
         return float(result.read_text())
 
 
+def ours(program, images, size, micro, repeats):
+    """Seconds per batch of the example's pipelines, by the cut."""
+    sizes = ["--images", str(images), "--size", str(size), "--split", str(micro)]
+    run = subprocess.run(
+        [program, *sizes, "--batches", "1", "--repeats", str(repeats)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    found = re.findall(r"pipeline, (published|balanced) cut, split \d+ +([0-9.]+) s", run.stdout)
+    return {f"Cohort's pipeline, {cut} cut": float(value) for cut, value in found}
+
+
+def turn(given):
+    """Seconds of Python's rows and of Cohort's, which run in the middle of those that it is compared with."""
+    sizes = given.images, given.size, given.micro_batch, given.repeats
+    rows = {
+        "the tutorial's pipeline, two threads in operators": lambda: whole(*sizes, 2, True),
+        "two Python threads with a replica each": lambda: replicas(given.images, given.size, given.repeats),
+        "torch.distributed.pipelining, GPipe": lambda: pipelined("GPipe", *sizes),
+        "torch.distributed.pipelining, 1F1B": lambda: pipelined("1F1B", *sizes),
+    }
+    if not given.beside:
+        rows["one thread, the whole batch"] = lambda: whole(*sizes, 1, False)
+        rows["two threads in operators, the whole batch"] = lambda: whole(*sizes, 2, False)
+    found, mine = {}, {}
+    for i, (what, measure) in enumerate(rows.items()):
+        if given.beside and i == len(rows) // 2:
+            mine = ours(given.beside, *sizes)
+        found[what] = measure()
+    for what, value in {**found, **mine}.items():
+        report(what, value)
+    return found, mine
+
+
 def main():
-    given = [int(each) for each in sys.argv[1:]]
-    images, size, micro, repeats = given + [120, 128, 20, 2][len(given) :]
-    print(f"ResNet-50, {images} images of {size} x {size}, micro-batches of {micro}; Python, torch {torch.__version__}")
-    report("one thread, the whole batch", whole(images, size, micro, repeats, 1, False))
-    report("two threads in operators, the whole batch", whole(images, size, micro, repeats, 2, False))
-    report("the tutorial's pipeline, two threads in operators", whole(images, size, micro, repeats, 2, True))
-    report("two Python threads with a replica each", replicas(images, size, repeats))
-    for schedule in ("GPipe", "1F1B"):
-        report(f"torch.distributed.pipelining, {schedule}", pipelined(schedule, images, size, micro, repeats))
+    parser = argparse.ArgumentParser()
+    for name, value in {"images": 120, "size": 128, "micro-batch": 20, "repeats": 2, "turns": 1}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--beside", help="Cohort's example, as it was built")
+    given = parser.parse_args()
+    sizes = f"{given.images} images of {given.size} x {given.size}, micro-batches of {given.micro_batch}"
+    print(f"ResNet-50, {sizes}; Python, torch {torch.__version__}")
+    turns = [turn(given) for _ in range(given.turns)]
+    for what in turns[0][0] if given.beside else ():
+        for pipeline in turns[0][1]:
+            ratios = [theirs[what] / mine[pipeline] for theirs, mine in turns]
+            every = " ".join(f"{each:.2f}" for each in ratios)
+            print(f"{pipeline} is {statistics.median(ratios):.2f} times as fast as {what} ({every})")
 
 
 if __name__ == "__main__":

@@ -29,11 +29,13 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-// A loop of its own: == of so few numbers would call memcmp(), which costs more than they do.
-bool are_same(c10::IntArrayRef found, const std::vector<std::int64_t>& expected) {
-  if (found.size() != expected.size()) return false;
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    if (found[i] != expected[i]) return false;
+// Whether a tensor has these sizes and then these strides. A loop of its own: == of so few numbers would call
+// memcmp(), which costs more than they do.
+bool is_laid_out(const c10::TensorImpl& tensor, std::size_t dims, const std::int64_t* expected) {
+  if (tensor.sizes().size() != dims) return false;
+  const std::int64_t *const sizes = tensor.sizes().data(), *const strides = tensor.strides().data();
+  for (std::size_t i = 0; i < dims; ++i) {
+    if (((sizes[i] ^ expected[i]) | (strides[i] ^ expected[dims + i])) != 0) return false;
   }
   return true;
 }
@@ -84,6 +86,11 @@ InputGuard::InputGuard(const Tensors& inputs) {
     input.requires_grad = tensor.requires_grad();
     input.keys = tensor.key_set();
     if (tensor.layout() == at::kStrided) input.layout = Layout::of(tensor);
+    input.dims = input.layout.sizes.size();
+    input.numbers = numbers_.size();
+    for (const auto* each : {&input.layout.sizes, &input.layout.strides}) {
+      numbers_.insert(numbers_.end(), each->begin(), each->end());
+    }
     input.dtype = tensor.dtype();
     if (tensor.has_storage()) input.storage_bytes = tensor.storage().nbytes();
     input.shares_with = first_that_shares(inputs, i);
@@ -99,12 +106,11 @@ bool InputGuard::holds(const Tensors& inputs) const {
     const Input& input = inputs_[i];
     if (inputs[i].defined() != input.defined) return false;
     if (!input.defined) continue;
-    const Layout& layout = input.layout;
     // The keys tell devices, but for their number, and inference tensors too.
     if (tensor.key_set() != input.keys || tensor.dtype() != input.dtype ||
-        !are_same(tensor.sizes(), layout.sizes) || !are_same(tensor.strides(), layout.strides) ||
+        !is_laid_out(tensor, input.dims, numbers_.data() + input.numbers) ||
         tensor.requires_grad() != input.requires_grad ||
-        (!layout.device.is_cpu() && tensor.device() != layout.device)) {
+        (!input.layout.device.is_cpu() && tensor.device() != input.layout.device)) {
       return false;
     }
     const auto address = reinterpret_cast<std::uintptr_t>(storage_of(inputs[i]));

@@ -50,11 +50,14 @@ class InputGuard {
     caffe2::TypeMeta dtype;
     Layout layout;
     std::size_t storage_bytes = 0;
+    std::size_t dims = 0;
+    std::size_t numbers = 0;  // where numbers_ has the sizes, and then the strides
   };
   // True if this input shares memory with whom it did, as far apart.
   bool sharing_holds(const Tensors& inputs, std::size_t index) const;
 
   std::vector<Input> inputs_;
+  std::vector<std::int64_t> numbers_;  // side by side: they are compared before every replay
 };
 
 /// Training flags and parameters of modules, and which modules they consist of.
