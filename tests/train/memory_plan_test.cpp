@@ -203,11 +203,12 @@ std::vector<std::string> pipeline_of(const Pipelined& of) {
   return overrides;
 }
 
-// At most a tenth too much, and nothing missing but work space of kernels.
+// At most a tenth too much, and nothing missing but work space of kernels and what a neighbour that is slow just
+// now has not taken yet.
 void expect_enough(const std::optional<std::int64_t>& predicted,
                    const std::optional<std::int64_t>& measured) {
   expect_near(predicted, measured, 0.1);
-  EXPECT_GE(double(*predicted), 0.98 * double(*measured));
+  EXPECT_GE(double(*predicted), 0.95 * double(*measured));
 }
 
 class PipelinesTest : public testing::TestWithParam<Pipelined> {};
