@@ -13,7 +13,7 @@ namespace {
 // reads no more than this share: to allocate a larger piece takes little beside its operator. A part that
 // stands alone has all in its arena, which is no larger than what lives at once.
 constexpr std::size_t kShareOfSaved = 16;                       // one part in
-constexpr std::size_t kAlwaysAllowed = std::size_t{128} << 10;  // small models want the time
+constexpr std::size_t kAlwaysAllowed = std::size_t{32} << 10;
 
 }  // namespace
 
