@@ -12,7 +12,7 @@ namespace {
 // the arena stays. So where there is a backward, the arena takes small pieces only, and of all that backward
 // reads no more than this share: to allocate a larger piece takes little beside its operator. A part that
 // stands alone has all in its arena, which is no larger than what lives at once.
-constexpr std::size_t kShareOfSaved = 16;                       // one part in
+constexpr std::size_t kShareOfSaved = 16;  // one part in
 constexpr std::size_t kAlwaysAllowed = std::size_t{32} << 10;
 
 }  // namespace
