@@ -198,30 +198,42 @@ TEST(SegmentsTest, AHookThatThrowsBetweenSegmentsLeavesTheProgramUsable) {
   EXPECT_TRUE(same_bits(torch::autograd::grad({chain.fast(x).sum()}, {chain.a, chain.b}), expected));
 }
 
-// Parameters after some steps, and what rank 0's reducer had reduced by the time each gradient came.
+// The same values on every rank.
+test::Residual make_net() {
+  static std::mutex mutex;  // of the generator that initial values come from
+  const std::lock_guard lock(mutex);
+  at::manual_seed(1);
+  return {};
+}
+
+// Takes steps of gradient descent on images of this rank's own; backward(images) leaves the gradients.
+template <typename Backward>
+void descend(test::Residual& net, int rank, int steps, const Backward& backward) {
+  for (int step = 0; step < steps; ++step) {
+    for (at::Tensor& parameter : net->parameters()) parameter.mutable_grad().reset();
+    const at::Tensor x = (at::arange(2 * 3 * 12 * 12, at::kFloat) * (0.1 + rank) + step).sin();
+    backward(x.view({2, 3, 12, 12}));
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& parameter : net->parameters()) parameter.sub_(parameter.grad(), 0.05);
+  }
+}
+
+// Parameters after some steps, of rank 0.
 std::vector<at::Tensor> train_with_reducer(const ScriptOptions* options) {
   std::vector<at::Tensor> result;
   test::run_ranks(2, "gloo", [&](comm::Group& group) {
-    static std::mutex mutex;  // of the generator that initial values come from
-    std::unique_lock lock(mutex);
-    at::manual_seed(1);
-    test::Residual net;
-    lock.unlock();
+    test::Residual net = make_net();
     parallel::Reducer reducer(group, parallel::parameters_to_reduce(*net),
                               {.first_bucket_bytes = 256, .bucket_cap_bytes = 1024});
     std::optional<Scripted<test::Residual>> fast;
     if (options != nullptr) fast.emplace(net, *options);
-    for (int step = 0; step < 24; ++step) {  // buckets are grouped anew after the first and the 18th
-      for (at::Tensor& parameter : net->parameters()) parameter.mutable_grad().reset();
-      const at::Tensor x = (at::arange(2 * 3 * 12 * 12, at::kFloat) * (0.1 + group.rank()) + step).sin();
-      const at::Tensor images = x.view({2, 3, 12, 12});
+    // Buckets are grouped anew after the first step and the 18th.
+    descend(net, group.rank(), 24, [&](const at::Tensor& images) {
       const at::Tensor loss = (fast ? (*fast)(images) : net->forward(images)).square().mean();
       reducer.prepare({.weight = 1.0 + group.rank()});
       loss.backward();
       reducer.finish();
-      const at::NoGradGuard no_grad;
-      for (at::Tensor& parameter : net->parameters()) parameter.sub_(parameter.grad(), 0.05);
-    }
+    });
     if (group.rank() != 0) return;
     if (fast) {
       EXPECT_NE(fast->explain().find("program:"), std::string::npos) << fast->explain();
@@ -243,23 +255,14 @@ TEST(SegmentsTest, AReducerHasEagersBits) {
 std::vector<at::Tensor> train_distributed(bool scripted) {
   std::vector<at::Tensor> result;
   test::run_ranks(2, "gloo", [&](comm::Group& group) {
-    static std::mutex mutex;  // of the generator that initial values come from
-    std::unique_lock lock(mutex);
-    at::manual_seed(1);
-    test::Residual net;
-    lock.unlock();
+    test::Residual net = make_net();
     parallel::DistributedOptions options;
     options.bucket_cap_bytes = 1024;
     parallel::DistributedDataParallel<test::Residual> model(net, group, options);
     auto fast = script(net, ScriptOptions().gradient_chunk_bytes(1000));
-    for (int step = 0; step < 6; ++step) {
-      for (at::Tensor& parameter : net->parameters()) parameter.mutable_grad().reset();
-      const at::Tensor x = (at::arange(2 * 3 * 12 * 12, at::kFloat) * (0.1 + group.rank()) + step).sin();
-      const at::Tensor images = x.view({2, 3, 12, 12});
+    descend(net, group.rank(), 6, [&](const at::Tensor& images) {
       (scripted ? model.forward_by(fast, images) : model.forward(images)).square().mean().backward();
-      const at::NoGradGuard no_grad;
-      for (at::Tensor& parameter : net->parameters()) parameter.sub_(parameter.grad(), 0.05);
-    }
+    });
     if (group.rank() != 0) return;
     if (scripted) {
       EXPECT_NE(fast.explain().find("program:"), std::string::npos) << fast.explain();
