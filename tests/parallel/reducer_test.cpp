@@ -183,7 +183,7 @@ TEST(ReducerTest, WhereAMessageCostsMuchTheMeasuredPlanJoinsBuckets) {
       loss_of(net, wave(2, 8)).backward();
       reducer.finish();
     }
-    // 1 to 3 on an idle machine; more where a backward takes longer.
+    // 1 on an idle machine; more where a backward takes longer.
     EXPECT_LE(reducer.buckets().size(), 9U) << "of 19";
   });
 }

@@ -203,8 +203,9 @@ std::vector<std::string> pipeline_of(const Pipelined& of) {
   return overrides;
 }
 
-// Not much too much, and nothing missing but work space of kernels and what a neighbour that is slow just now
-// has not taken yet.
+// Not much too much, and nothing missing but work space of kernels. On a busy machine up to 3.4 % more than
+// planned was measured for a placement (bf16), and 1 % for all: why is open, and the bound was 2 % and 0
+// before that was seen.
 void expect_enough(const std::optional<std::int64_t>& predicted, const std::optional<std::int64_t>& measured,
                    double too_much = 0.1) {
   expect_near(predicted, measured, too_much);
