@@ -12,7 +12,8 @@
 namespace cohort::train {
 namespace {
 
-constexpr std::int64_t kFew = 2, kMore = 4;  // one sample alone is none to batch norm
+// One sample alone is none to batch norm.
+constexpr std::int64_t kFew = 2;
 
 // A part of a step.
 struct Part {
@@ -32,13 +33,17 @@ std::int64_t most_at(const std::vector<MemoryLine>& lines, std::int64_t samples)
   return most;
 }
 
+// Whether every part of one allocates as often as that of the other: the same kernels, on more samples.
+bool are_alike(const Probe& one, const Probe& other) {
+  return std::equal(one.begin(), one.end(), other.begin(), other.end(),
+                    [](const Part& a, const Part& b) { return a.curve.size() == b.curve.size(); });
+}
+
 // Through what probes of two batches took.
 class Lines {
  public:
   Lines(std::int64_t samples_of_few, std::int64_t samples_of_more)
       : few_(samples_of_few), more_(samples_of_more) {}
-  std::int64_t few() const { return few_; }
-  std::int64_t more() const { return more_; }
 
   MemoryLine through(std::int64_t few, std::int64_t more) const {
     const double per_sample = double(more - few) / double(more_ - few_);
@@ -58,6 +63,27 @@ class Lines {
  private:
   std::int64_t few_, more_;
 };
+
+// Note [Two probes of the same kernels]
+// Between two probes whose blocks are the same ones each block grows along its own line, so that whichever
+// moment of the step has the peak at the size that is planned, its line is there. LibTorch takes other
+// kernels for the smallest batches (oneDNN: a convolution's backward in bf16, 2 samples or 4); then the probe
+// of more is the smaller one of the next two.
+struct Probes {
+  std::int64_t samples_of_few, samples_of_more;
+  Probe few, more;
+
+  Lines lines() const { return {samples_of_few, samples_of_more}; }
+};
+
+// `probe(samples)` of `samples_of(n)`, n in each forward.
+template <typename ProbeOf, typename SamplesOf>
+Probes probe_twice(const ProbeOf& probe, const SamplesOf& samples_of) {
+  const std::int64_t few = samples_of(kFew), more = samples_of(2 * kFew), most = samples_of(4 * kFew);
+  Probes probes{few, more, probe(few), probe(more)};
+  if (are_alike(probes.few, probes.more)) return probes;
+  return {more, most, std::move(probes.more), probe(most)};
+}
 
 // Forward by layer, what comes after the last one, backward.
 Probe run_probe(const torch::nn::Module& module, const std::function<at::Tensor(const at::Tensor&)>& loss_of,
@@ -136,13 +162,14 @@ std::int64_t StepMemory::peak(std::int64_t samples) const {
 StepMemory probe_step(const torch::nn::Module& module,
                       const std::function<at::Tensor(const at::Tensor&)>& loss_of,
                       const std::function<at::Tensor(std::int64_t)>& input_of) {
-  const Lines lines(kFew, kMore);
   const auto probe = [&](std::int64_t samples) {
     drop_gradients(module.parameters());
     return run_probe(module, loss_of, input_of(samples));
   };
-  probe(lines.few());  // what LibTorch makes once
-  Probe few = probe(lines.few()), more = probe(lines.more());
+  probe(kFew);  // what LibTorch makes once
+  Probes probes = probe_twice(probe, [](std::int64_t samples) { return samples; });
+  const Lines lines = probes.lines();
+  Probe &few = probes.few, &more = probes.more;
   drop_gradients(module.parameters());
   if (few.size() != more.size()) {
     join_layers(few);
@@ -188,7 +215,7 @@ std::vector<StepMemory> probe_pipeline(const PipelineParts& given,
   const PlacementThreads placement_threads(placements);
   const std::vector<std::thread::id>& threads = placement_threads.ids();
   // With the same rest, each micro-batch grows with the batch along a straight line of its own.
-  const Lines lines(kFew * count + samples % count, kMore * count + samples % count);
+  const auto samples_of = [&](std::int64_t each) { return each * count + samples % count; };
   const auto probe = [&](std::int64_t of) {
     if (!again) drop_gradients(parts);
     const auto thread = threads[static_cast<std::size_t>(options.ahead)];
@@ -197,13 +224,14 @@ std::vector<StepMemory> probe_pipeline(const PipelineParts& given,
   std::vector<StepMemory> memories(threads.size());
   drop_gradients(parts);
   options.ahead = 0;
-  probe(lines.few());  // what LibTorch makes once, and the gradients of a step before
+  probe(samples_of(kFew));  // what LibTorch makes once, and the gradients of a step before
   for (std::size_t placement = 0; placement < threads.size(); ++placement) {
     options.ahead = static_cast<int>(placement);
-    const Probe few = probe(lines.few()), more = probe(lines.more());
-    for (std::size_t i = 0; i < few.size(); ++i) {
-      lines.add_curve(memories[placement].curve, few[i], more[i]);
-      memories[placement].held.push_back(lines.through(few[i].held, more[i].held));
+    const Probes probes = probe_twice(probe, samples_of);
+    const Lines lines = probes.lines();
+    for (std::size_t i = 0; i < probes.few.size(); ++i) {
+      lines.add_curve(memories[placement].curve, probes.few[i], probes.more[i]);
+      memories[placement].held.push_back(lines.through(probes.few[i].held, probes.more[i].held));
     }
   }
   drop_gradients(parts);

@@ -41,8 +41,9 @@ struct StepMemory {
 
 /// Runs `loss_of(input_of(n))` forward and backward for two small n, and returns what it takes at any n:
 /// exact where each block is a fixed number of bytes and one per sample, and LibTorch picks the same kernels.
-/// Where the two runs differ in their blocks, only their peaks are drawn out. The module's gradients are gone
-/// afterwards; its buffers, and LibTorch's generator, have moved on. Threads: as MemoryWatch.
+/// n is 2 and 4, or 4 and 8 where 2 samples took other kernels than 4 (see the source, Note [Two probes of
+/// the same kernels]); where these differ too, only their peaks are drawn out. The module's gradients are
+/// gone afterwards; its buffers, and LibTorch's generator, have moved on. Threads: as MemoryWatch.
 StepMemory probe_step(const torch::nn::Module& module,
                       const std::function<at::Tensor(const at::Tensor& input)>& loss_of,
                       const std::function<at::Tensor(std::int64_t samples)>& input_of);

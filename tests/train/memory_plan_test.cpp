@@ -203,13 +203,16 @@ std::vector<std::string> pipeline_of(const Pipelined& of) {
   return overrides;
 }
 
-// Not much too much, and nothing missing but work space of kernels. On a busy machine up to 3.4 % more than
-// planned was measured for a placement (bf16), and 1 % for all: why is open, and the bound was 2 % and 0
-// before that was seen.
+// How much too much is planned for stages that hold little: what is under way, in the plan at its most, is a
+// larger part. 14.5 % was seen.
+constexpr double kSmallStages = 0.25;
+
+// Not much too much, and nothing missing but work space of kernels.
 void expect_enough(const std::optional<std::int64_t>& predicted, const std::optional<std::int64_t>& measured,
                    double too_much = 0.1) {
   expect_near(predicted, measured, too_much);
-  EXPECT_GE(double(*predicted), 0.95 * double(*measured));
+  EXPECT_GE(double(*predicted), 0.98 * double(*measured))
+      << *predicted << " predicted, " << *measured << " measured";
 }
 
 class PipelinesTest : public testing::TestWithParam<Pipelined> {};
@@ -234,7 +237,7 @@ void expect_near_everywhere(const MemoryPlan& plan, std::size_t num_placements, 
   EXPECT_EQ(all.predicted.model, all.measured.model);
   EXPECT_EQ(all.predicted.batch, all.measured.batch);
   // Of peaks that need not come at the same time.
-  EXPECT_GE(double(*all.predicted.peak), 0.95 * double(*all.measured.peak));
+  EXPECT_GE(*all.predicted.peak, *all.measured.peak);
 }
 
 TEST_P(PipelinesTest, EachPlacementsPeakIsNear) {
@@ -256,8 +259,7 @@ TEST(MemoryPlanTest, APipelineOverFourPlacementsIsPlannedForEach) {
   for (const char* moved : {"layer2=cpu:0/b", "layer3=cpu:1/b", "layer4=cpu:1/b", "fc=cpu:1/b"}) {
     overrides.push_back(std::string("distributed.place.") + moved);
   }
-  // Of four small stages what is under way is a larger part.
-  expect_near_everywhere(plan_of(overrides, {.measure = true}), 4, 0.25);
+  expect_near_everywhere(plan_of(overrides, {.measure = true}), 4, kSmallStages);
 }
 
 TEST(MemoryPlanTest, APipelineThatIsCutByMeasuringIsPlannedAsItWasCut) {
@@ -265,7 +267,7 @@ TEST(MemoryPlanTest, APipelineThatIsCutByMeasuringIsPlannedAsItWasCut) {
       plan_of({"distributed.strategy=pipeline", "distributed.schedule=1f1b", "model.width=0.25",
                "distributed.placements=cpu:0/a cpu:1/a", "train.batch_size=64"},
               {.measure = true}),
-      2);
+      2, kSmallStages);  // where it is cut depends on how busy the machine is
 }
 
 TEST(MemoryPlanTest, APipelineOfGpusIsPlannedOnTheCpu) {
