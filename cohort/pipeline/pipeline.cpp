@@ -82,17 +82,11 @@ void check_options(const std::vector<Stage>& stages, const PipelineOptions& opti
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const Stage& stage = stages[i];
     if (stage.is_elsewhere()) continue;
-    if (!stage.is_list()) {
+    if (stage.recomputes()) {
       throw UsageError(kWhere,
                        concat("stage ", i, " (", stage.name(),
-                              ") is no list of layers, so zb_h1 cannot take its "
-                              "input and weight gradients apart"),
-                       "a torch::nn::Sequential as the stage, or schedule 1f1b");
-    }
-    if (stage.recomputes()) {
-      throw UsageError(
-          kWhere, concat("stage ", i, " (", stage.name(), ") is recomputed, so zb_h1 would run it twice"),
-          "schedule 1f1b with recomputation");
+                              ") is recomputed, so zb_h1 cannot take its input and weight gradients apart"),
+                       "schedule 1f1b with recomputation");
     }
   }
 }

@@ -89,7 +89,7 @@ class Pipeline {
  public:
   /// Moves the stages to their placements' devices.
   /// Throws: ConfigError for a placement that is none, naming the stage; UsageError where numbers do not go
-  /// together, where zb_h1 gets a stage that is no list of layers or is recomputed, naming it.
+  /// together, or where zb_h1 gets a stage that is recomputed, naming it.
   Pipeline(std::vector<Stage> stages, PipelineOptions options);
   ~Pipeline();
   Pipeline(Pipeline&&) noexcept;

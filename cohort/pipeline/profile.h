@@ -24,7 +24,7 @@ struct ProfileOptions {
   /// cores share (memory, caches) makes a layer of a pipeline slower than one that runs alone.
   std::vector<std::string> placements = {"cpu:0"};
   int repeats = 5;
-  /// Measures gradients of inputs and of weights apart, as zb_h1 computes them, which takes longer together.
+  /// Measures gradients of inputs and of weights apart, as zb_h1 computes them.
   bool split = false;
 };
 

@@ -56,7 +56,7 @@ class Stage {
   const std::string& name() const { return name_; }
   bool is_elsewhere() const { return layers_.empty(); }
   bool recomputes() const { return recompute_; }
-  /// Whether it is a list of layers, so that input and weight gradients can come apart.
+  /// Whether it is a list of layers, which part() takes from.
   bool is_list() const { return is_list_; }
   const std::vector<Layer>& layers() const { return layers_; }
   Tensors parameters() const;

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "cohort/pipeline/split_graph.h"
 #include "cohort/pipeline/stage.h"
 
 /// One micro-batch in one stage, from its forward to the end of its backward.
@@ -12,7 +13,7 @@ namespace cohort::pipeline {
 class StageRun {
  public:
   /// Runs the stage. `requires_grad` says for which inputs a gradient will be wanted. With `split`, input and
-  /// weight gradients come apart: a graph for each layer that has parameters. `random`: as Stage::forward().
+  /// weight gradients come apart (SplitGraph). `random`: as Stage::forward().
   StageRun(const Stage& stage, const Tensors& inputs, const std::vector<bool>& requires_grad, bool split,
            const std::optional<core::RandomKey>& random = std::nullopt);
 
@@ -26,18 +27,11 @@ class StageRun {
   void weight_gradients();
 
  private:
-  // Layers [first, last) of a stage that is split: the first of them has the parameters.
-  struct Part {
-    Tensors leaves, outputs;
-    Tensors parameters;
-    Tensors gradients;  // of outputs; there between the two halves of its backward
-  };
-  void forward_whole(const Stage& stage, const Tensors& inputs);
-  void forward_parts(const Stage& stage, Tensors inputs);
+  void forward(const Stage& stage);
 
   std::optional<core::RandomKey> random_;
   Tensors leaves_, outputs_;
-  std::vector<Part> parts_;
+  SplitGraph graph_;
 };
 
 }  // namespace cohort::pipeline

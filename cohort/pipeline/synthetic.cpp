@@ -6,6 +6,8 @@
 
 #include <thread>
 
+#include "cohort/pipeline/split_graph.h"
+
 namespace cohort::pipeline {
 namespace {
 
@@ -37,7 +39,9 @@ struct Sleep : torch::autograd::Function<Sleep> {
 }  // namespace
 
 SleepingLayerImpl::SleepingLayerImpl(SleepTimes times)
-    : times_(times), weight_(register_parameter("weight", at::ones({1}))) {}
+    : times_(times), weight_(register_parameter("weight", at::ones({1}))) {
+  gradients_come_apart<Sleep>();
+}
 
 at::Tensor SleepingLayerImpl::forward(const at::Tensor& input) {
   return Sleep::apply(input, weight_, times_);

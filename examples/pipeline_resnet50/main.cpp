@@ -3,7 +3,7 @@
 // error.
 //
 //   Run:      pipeline_resnet50 [--images 120] [--size 128] [--batches 3] [--repeats 3] [--split 12,20]
-//                               [--curve split.svg]
+//                               [--schedule zb_h1] [--curve split.svg]
 //   Expect:   seconds per repeat: "one placement"; "model parallel, published cut"; "pipeline, published cut,
 //             split" 20, faster; "best split"; balance()'s cut with its "predicted step"; what "a step took"
 #include <torch/torch.h>
@@ -30,6 +30,7 @@ struct Arguments {
   std::int64_t images = 120, size = 128, batches = 3;
   int repeats = 3;
   std::vector<std::int64_t> split{4, 8, 12, 20, 30, 60};
+  pipeline::Schedule schedule = pipeline::Schedule::kZeroBubble;
   std::string curve;
 };
 
@@ -41,6 +42,7 @@ Arguments parse(int argc, char** argv) {
   if (given.count("--size")) result.size = std::stoll(given["--size"]);
   if (given.count("--batches")) result.batches = std::stoll(given["--batches"]);
   if (given.count("--repeats")) result.repeats = std::stoi(given["--repeats"]);
+  if (given.count("--schedule")) result.schedule = pipeline::parse_schedule(given["--schedule"]);
   result.curve = given["--curve"];
   if (given.count("--split")) result.split.clear();
   std::stringstream list(given["--split"]);
@@ -75,6 +77,7 @@ class Experiment {
     options.placements = kPlacements;
     options.placements.resize(stages.size());
     options.split_size = split_size;
+    options.schedule = arguments_.schedule;
     pipeline::Pipeline pipe(stages, options);
     const auto train = [&] {
       optimizer_.zero_grad();
@@ -140,10 +143,14 @@ int main(int argc, char** argv) {
     if (time.mean < least) least = time.mean, best = split;
   }
   std::printf("best split %lld: %.2fx model parallel\n", static_cast<long long>(best), parallel.mean / least);
-  const auto profile = pipeline::profile_layers(experiment.layers(), experiment.images(best),
-                                                {.placements = kPlacements, .repeats = 3});
+  const auto profile =
+      pipeline::profile_layers(experiment.layers(), experiment.images(best),
+                               {.placements = kPlacements,
+                                .repeats = 3,
+                                .split = arguments.schedule == pipeline::Schedule::kZeroBubble});
   const int micro_batches = static_cast<int>((arguments.images + best - 1) / best);
-  const auto cut = pipeline::balance(profile, {.num_stages = 2, .num_micro_batches = micro_batches});
+  const auto cut = pipeline::balance(
+      profile, {.num_stages = 2, .num_micro_batches = micro_batches, .schedule = arguments.schedule});
   std::fputs(cut.text().c_str(), stdout);
   const Seconds balanced = experiment.run(cut.stages(experiment.layers()), best);
   print(core::concat("pipeline, balanced cut, split ", best).c_str(), balanced, single.mean);

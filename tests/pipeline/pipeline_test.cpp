@@ -227,12 +227,14 @@ TEST(PipelineTest, AutocastIsTheCallers) {
     plain_step([&](const at::Tensor& x) { return model->forward(x); }, input, target.to(at::kBFloat16),
                {4, 4});
   });
-  Pipeline pipe(cut(model, {3}), options_of({Schedule::kOneFOneB, 2, {}}, 4));
-  expect_same_bits(with_autocast([&] { pipe.step(input, target.to(at::kBFloat16), mse); }), expected);
-  EXPECT_FALSE(at::equal(expected[0], [&] {
-    pipe.step(input, target, mse);
-    return take_gradients(parameters)[0];
-  }()));
+  for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    Pipeline pipe(cut(model, {3}), options_of({schedule, 2, {}}, 4));
+    expect_same_bits(with_autocast([&] { pipe.step(input, target.to(at::kBFloat16), mse); }), expected);
+    EXPECT_FALSE(at::equal(expected[0], [&] {
+      pipe.step(input, target, mse);
+      return take_gradients(parameters)[0];
+    }()));
+  }
 }
 
 TEST(PipelineTest, MicroBatchesDifferByOneSampleAtMost) {

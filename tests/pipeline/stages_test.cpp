@@ -55,7 +55,7 @@ TEST(StagesTest, HandOverSeveralTensorsOfAnyTypeAndNone) {
       },
       input, target, {3, 3, 2});
   const Tensors expected = take_gradients(parameters);
-  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB}) {
+  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     Pipeline pipe({first, second}, two(schedule));
     pipe.step(input, target, mse);
     expect_same_bits(take_gradients(parameters), expected);
@@ -83,9 +83,11 @@ TEST(StagesTest, GradientsThatDoNotComeAreNone) {
   plain_step([&](const at::Tensor& x) { return c->forward(b->forward(x)); }, input, target, {3, 3});
   const Tensors expected = take_gradients(parameters);
   ASSERT_FALSE(expected[0].defined());
-  Pipeline pipe({first, second}, two());
-  pipe.step(input, target, mse);
-  expect_same_bits(take_gradients(parameters), expected);
+  for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    Pipeline pipe({first, second}, two(schedule));
+    pipe.step(input, target, mse);
+    expect_same_bits(take_gradients(parameters), expected);
+  }
 }
 
 TEST(StagesTest, NothingThatWantsAGradientIsNoError) {
@@ -130,6 +132,7 @@ TEST(StagesTest, SkipsPassTheStagesBetween) {
   for (const auto& [schedule, count] : {std::pair{Schedule::kFillDrain, 4},
                                         {Schedule::kOneFOneB, 4},
                                         {Schedule::kInterleaved, 2},
+                                        {Schedule::kZeroBubble, 4},
                                         {Schedule::kFillDrain, 1}}) {
     PipelineOptions options = two(schedule);
     options.placements = placements(count);

@@ -1,0 +1,258 @@
+#include "cohort/pipeline/split_graph.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+
+namespace cohort::pipeline {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using Nodes = std::unordered_set<const Node*>;
+
+// Note [How a graph is split]
+// A node *carries* when a leaf is reached from it. A convolution that carries has an edge that carries on,
+// and edges to its weight and bias, which end there. The first pass asks the engine for the gradients of the
+// leaves, and for what arrives at such nodes; the engine has every operator compute no more than is asked
+// for. Then the edges that carry are taken off these nodes. What is left is a graph of each node by itself,
+// down to its weights, and the second pass begins at all of them at once. (torch.distributed.pipelining
+// begins at one after the other, and stops each at the next by a hook.)
+//
+// That pays where an operator computes both gradients by kernels of their own. Others (norms, the sum that is
+// a bias's gradient, an operator with a Function of its own) would go through their inputs twice, so what
+// only they need comes with the first pass, and is added in the second, behind the same hooks.
+constexpr std::array<std::string_view, 7> kApart{
+    "ConvolutionBackward0", "AddmmBackward0",  "MmBackward0",    "BmmBackward0",
+    "BaddbmmBackward0",     "LinearBackward0", "AddbmmBackward0"};
+
+// Functions that were said to come apart.
+struct Said {
+  std::mutex mutex;
+  std::unordered_set<std::type_index> types;  // under mutex
+
+  static Said& get() {
+    static Said said;
+    return said;
+  }
+};
+
+bool comes_apart(const Node& node) {
+  const std::string name = node.name();
+  if (std::find(kApart.begin(), kApart.end(), name) != kApart.end()) return true;
+  const std::lock_guard lock(Said::get().mutex);
+  return Said::get().types.count(typeid(node)) != 0;
+}
+
+bool is_parameter(const Node& node) {
+  return dynamic_cast<const torch::autograd::AccumulateGrad*>(&node) != nullptr;
+}
+
+// Every node that is reached from `roots`, behind those that are reached from it.
+std::vector<Node*> reached_from(const std::vector<Edge>& roots) {
+  struct Frame {
+    Node* node;
+    std::size_t next = 0;
+  };
+  std::vector<Node*> order;
+  std::vector<Frame> open;
+  Nodes seen;
+  const auto visit = [&](Node* node) {
+    if (node != nullptr && seen.insert(node).second) open.push_back({node});
+  };
+  for (const Edge& root : roots) {
+    visit(root.function.get());
+    while (!open.empty()) {
+      Frame& frame = open.back();
+      if (frame.next < frame.node->num_outputs()) {
+        visit(frame.node->next_edge(frame.next++).function.get());
+      } else {
+        order.push_back(frame.node);
+        open.pop_back();
+      }
+    }
+  }
+  return order;
+}
+
+// Those of `order` from which one of `ends` is reached, and these.
+Nodes leading_to(const std::vector<Node*>& order, Nodes ends) {
+  for (const Node* node : order) {
+    for (const Edge& edge : node->next_edges()) {
+      if (ends.count(edge.function.get()) != 0) ends.insert(node);
+    }
+  }
+  return ends;
+}
+
+std::vector<Edge> edges_of(const Tensors& tensors) {
+  std::vector<Edge> edges;
+  for (const at::Tensor& tensor : tensors) {
+    const bool needs = tensor.defined() && tensor.requires_grad();
+    edges.push_back(needs ? torch::autograd::impl::gradient_edge(tensor) : Edge());
+  }
+  return edges;
+}
+
+Tensors run(const std::vector<Edge>& roots, const Tensors& gradients, bool again, bool accumulate,
+            const std::vector<Edge>& ends) {
+  return torch::autograd::Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/again,
+                                                               /*create_graph=*/false, accumulate, ends);
+}
+
+// Keeps what a node's operator is given.
+struct Catch : torch::autograd::FunctionPreHook {
+  explicit Catch(Tensors& caught) : caught_(caught) {}
+  Tensors operator()(const Tensors& gradients) override { return caught_ = gradients; }
+  Tensors& caught_;
+};
+
+// What of a graph belongs to which half.
+class Halves {
+ public:
+  Halves(const std::vector<Edge>& roots, const std::vector<Edge>& leaves) : order_(reached_from(roots)) {
+    for (const Edge& leaf : leaves) {
+      if (leaf.is_valid()) leaves_.insert(leaf.function.get());
+    }
+    carrying_ = leading_to(order_, leaves_);
+    const Nodes later = parameters_for_later(roots);
+    to_later_ = leading_to(order_, later);
+    for (Node* node : order_) {
+      if (is_leaf(node)) continue;
+      if (is_parameter(*node)) (later.count(node) != 0 ? second_ : first_).emplace_back(node->getptr(), 0);
+      if (carrying_.count(node) != 0 && has_more_to_do(*node)) cut_.push_back(node->getptr());
+    }
+  }
+
+  bool carries(const Edge& edge) const { return carrying_.count(edge.function.get()) != 0; }
+  // Parameters whose gradients come with the first half, and with the second.
+  const std::vector<Edge>& first() const { return first_; }
+  const std::vector<Edge>& second() const { return second_; }
+  // Nodes that carry, at which the second half begins.
+  const std::vector<c10::intrusive_ptr<Node>>& cut() const { return cut_; }
+
+  // Leaves of the graph what the second half has to do. What was caught at nodes that are cut has met their
+  // hooks. An operator keeps its inputs with their graphs, so taking edges off would free nothing.
+  void take_apart() const {
+    for (Node* node : order_) {
+      if (carrying_.count(node) != 0 ? !has_more_to_do(*node) : to_later_.count(node) == 0) {
+        node->release_variables();
+      }
+    }
+    for (const auto& node : cut_) {
+      for (Edge& edge : node->next_edges()) {
+        if (!is_for_later(edge)) edge = Edge();
+      }
+      node->tensor_pre_hooks().clear();
+      node->retains_grad_hooks().clear();
+      node->pre_hooks().clear();
+    }
+  }
+
+ private:
+  bool is_leaf(const Node* node) const { return leaves_.count(node) != 0; }
+  bool is_for_later(const Edge& edge) const {
+    return !carries(edge) && to_later_.count(edge.function.get()) != 0;
+  }
+  bool has_more_to_do(const Node& node) const {
+    const auto& edges = node.next_edges();
+    return std::any_of(edges.begin(), edges.end(), [this](const Edge& edge) { return is_for_later(edge); });
+  }
+
+  // Those below an operator that comes apart, or where nothing carries; and those with hooks, which are to
+  // run once.
+  Nodes parameters_for_later(const std::vector<Edge>& roots) const {
+    std::vector<Edge> begin;
+    const auto add = [&](const Edge& edge) {
+      if (edge.is_valid() && !carries(edge)) begin.push_back(edge);
+    };
+    for (const Edge& root : roots) add(root);
+    for (const Node* node : order_) {
+      if (is_leaf(node) || carrying_.count(node) == 0 || !comes_apart(*node)) continue;
+      for (const Edge& edge : node->next_edges()) add(edge);
+    }
+    Nodes later;
+    for (const Node* node : reached_from(begin)) {
+      if (is_parameter(*node)) later.insert(node);
+    }
+    for (Node* node : order_) {
+      if (!is_leaf(node) && is_parameter(*node) && !node->tensor_pre_hooks().empty()) later.insert(node);
+    }
+    return later;
+  }
+
+  std::vector<Node*> order_;
+  Nodes leaves_, carrying_, to_later_;
+  std::vector<Edge> first_, second_;
+  std::vector<c10::intrusive_ptr<Node>> cut_;
+};
+
+}  // namespace
+
+void add_apart(std::type_index node) {
+  const std::lock_guard lock(Said::get().mutex);
+  Said::get().types.insert(node);
+}
+
+void SplitGraph::Roots::add(const Edge& edge, const at::Tensor& gradient) {
+  if (!edge.is_valid() || !gradient.defined()) return;
+  edges.push_back(edge);
+  gradients.push_back(gradient);
+}
+
+SplitGraph::SplitGraph(const Tensors& outputs, const Tensors& leaves)
+    : outputs_(edges_of(outputs)), leaves_(edges_of(leaves)) {}
+
+Tensors SplitGraph::input_gradients(const Tensors& gradients) {
+  Roots roots;
+  for (std::size_t i = 0; i < outputs_.size(); ++i) roots.add(outputs_[i], gradients[i]);
+  outputs_.clear();
+  const Halves halves(roots.edges, leaves_);
+  Edges wanted;
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    if (!leaves_[i].is_valid()) continue;
+    places.push_back(i);
+    wanted.push_back(leaves_[i]);
+  }
+  wanted.insert(wanted.end(), halves.first().begin(), halves.first().end());
+  for (std::size_t i = 0; i < roots.edges.size(); ++i) {
+    if (!halves.carries(roots.edges[i])) later_.add(roots.edges[i], roots.gradients[i]);
+  }
+  weights_ = halves.first();
+  weights_.insert(weights_.end(), halves.second().begin(), halves.second().end());
+
+  Tensors result(leaves_.size());
+  leaves_.clear();
+  const bool has_first = std::any_of(roots.edges.begin(), roots.edges.end(),
+                                     [&](const Edge& root) { return halves.carries(root); });
+  if (!has_first) return result;
+  std::vector<Tensors> caught(halves.cut().size());
+  for (std::size_t i = 0; i < caught.size(); ++i) {
+    halves.cut()[i]->add_pre_hook(std::make_unique<Catch>(caught[i]));
+  }
+  Tensors found = run(roots.edges, roots.gradients, /*again=*/true, /*accumulate=*/false, wanted);
+  for (std::size_t i = 0; i < places.size(); ++i) result[places[i]] = std::move(found[i]);
+  for (std::size_t i = places.size(); i < found.size(); ++i) later_.add(wanted[i], found[i]);
+  for (std::size_t i = 0; i < caught.size(); ++i) {
+    for (std::uint32_t k = 0; k < caught[i].size(); ++k) later_.add({halves.cut()[i], k}, caught[i][k]);
+  }
+  halves.take_apart();
+  return result;
+}
+
+void SplitGraph::weight_gradients() {
+  if (!later_.edges.empty() && !weights_.empty()) {
+    run(later_.edges, later_.gradients, /*again=*/false, /*accumulate=*/true, weights_);
+  }
+  *this = SplitGraph();
+}
+
+}  // namespace cohort::pipeline
