@@ -300,7 +300,7 @@ void check_no_graph(const char* what) {
 }
 
 // Edges to what needs a gradient, inputs before captured tensors; `places` says which those are.
-torch::autograd::edge_list edges_to(const Tensors& inputs, const Tensors& captured,
+torch::autograd::edge_list edges_to(std::span<const at::Tensor> inputs, const Tensors& captured,
                                     std::vector<std::size_t>& places) {
   torch::autograd::edge_list edges;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -329,8 +329,8 @@ void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& r
   set_histories(results, needs_gradient, node);
 }
 
-void attach_replay(std::shared_ptr<const Program> program, const Tensors& inputs, Tensors& results,
-                   const Frame& frame) {
+void attach_replay(std::shared_ptr<const Program> program, std::span<const at::Tensor> inputs,
+                   Tensors& results, const Frame& frame) {
   const Recorded& recorded = program->recorded();
   const auto& values = recorded.tape.values();
   std::vector<std::size_t> places;

@@ -33,11 +33,11 @@ void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& r
 /// Makes `results`, the outputs in `frame`, those of a node that replays the backward of `program`; takes
 /// along what that reads. Where backward has several segments, there is a node for each, one behind the
 /// other: Note [A chain of nodes].
-void attach_replay(std::shared_ptr<const Program> program, const Tensors& inputs, Tensors& results,
-                   const Frame& frame);
+void attach_replay(std::shared_ptr<const Program> program, std::span<const at::Tensor> inputs,
+                   Tensors& results, const Frame& frame);
 
 /// Edges to what needs a gradient, inputs before captured tensors; `places` says which those are.
-torch::autograd::edge_list edges_to(const Tensors& inputs, const Tensors& captured,
+torch::autograd::edge_list edges_to(std::span<const at::Tensor> inputs, const Tensors& captured,
                                     std::vector<std::size_t>& places);
 
 /// Calls fn() on the thread that LibTorch runs the backward of a tensor on `device` on: the calling one for

@@ -23,11 +23,12 @@ std::string difference_of(Recorded& now, const Recorded& before) {
 
 }  // namespace
 
-Variant::Variant(const Environment& environment, const Tensors& inputs, ModuleGuard modules,
-                 std::string logged_as)
+Variant::Variant(const Environment& environment, std::span<const at::Tensor> inputs, ModuleGuard modules,
+                 std::int64_t min_operators, std::string logged_as)
     : environment_(environment),
       inputs_(inputs),
       modules_(std::move(modules)),
+      min_operators_(static_cast<std::size_t>(min_operators)),
       logged_as_(std::move(logged_as)) {}
 
 std::string Variant::guards() const {
@@ -38,14 +39,15 @@ void Variant::settle(State state) {
   state_.store(state, std::memory_order_release);
   if (logged_as_.empty()) return;
   if (state == State::kReady) {
-    core::log_info(concat("[script.", logged_as_, "] replayed from now on: ", program_->num_steps(),
-                          " operators, for ", guards()));
+    core::log_info(concat("[script.", logged_as_, "] ",
+                          is_short() ? "is as fast as it is: " : "replayed from now on: ",
+                          program_->num_steps(), " operators, for ", guards()));
   } else if (state == State::kEager) {
     core::log_warning(concat("[script.", logged_as_, "] runs eagerly for ", guards(), ": ", reason_));
   }
 }
 
-bool Variant::holds(const Environment& environment, const Tensors& inputs) const {
+bool Variant::holds(const Environment& environment, std::span<const at::Tensor> inputs) const {
   if (environment_ != environment || !inputs_.holds(inputs) || !modules_.holds()) return false;
   if (state() != State::kReady) return true;
   return program_->captured_hold() &&
@@ -137,6 +139,7 @@ std::string Variant::explain() const {
                    recorded.segments.size() > 1 ? concat(" (in ", recorded.segments.size(), " parts)") : "",
                    "; ", calls_.load(), " calls; ", program_->num_outs(),
                    " operators write into an arena of ", program_->arena_bytes(), " bytes\n");
+    if (is_short()) text += "    calls run the function itself, which is as fast as so short a program\n";
   } else if (state() == State::kEager) {
     text += concat("    eager: ", reason_, "\n");
   } else {
@@ -147,15 +150,17 @@ std::string Variant::explain() const {
 }
 
 Cache::Cache(std::string name, ScriptOptions options) : name_(std::move(name)), options_(std::move(options)) {
-  if (options_.max_programs() < 1 || options_.recheck_every() < 0 || options_.gradient_chunk_bytes() < 0) {
-    throw UsageError("script.script",
-                     concat("got max_programs ", options_.max_programs(), ", recheck_every ",
-                            options_.recheck_every(), " and gradient_chunk_bytes ",
-                            options_.gradient_chunk_bytes(), ", expected at least 1, 0 and 0"));
+  if (options_.max_programs() < 1 || options_.min_operators() < 0 || options_.recheck_every() < 0 ||
+      options_.gradient_chunk_bytes() < 0) {
+    throw UsageError(
+        "script.script",
+        concat("got max_programs ", options_.max_programs(), ", min_operators ", options_.min_operators(),
+               ", recheck_every ", options_.recheck_every(), " and gradient_chunk_bytes ",
+               options_.gradient_chunk_bytes(), ", expected at least 1, 0, 0 and 0"));
   }
 }
 
-std::shared_ptr<Variant> Cache::find(const Tensors& inputs) {
+std::shared_ptr<Variant> Cache::find(std::span<const at::Tensor> inputs) {
   const Environment environment = Environment::now();
   const std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < variants_.size(); ++i) {
@@ -166,7 +171,7 @@ std::shared_ptr<Variant> Cache::find(const Tensors& inputs) {
   std::erase_if(variants_, [](const auto& variant) { return variant->is_dead(); });
   if (variants_.size() < static_cast<std::size_t>(options_.max_programs())) {
     variants_.push_back(std::make_shared<Variant>(environment, inputs, ModuleGuard(options_.modules()),
-                                                  options_.log() ? name_ : ""));
+                                                  options_.min_operators(), options_.log() ? name_ : ""));
     return variants_.back();
   }
   if (!full_said_) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,18 +20,25 @@ class Variant {
  public:
   enum class State : std::uint8_t { kRecording, kReady, kEager };
 
-  /// `logged_as`: what the log calls the function; empty: it is told nothing.
-  Variant(const Environment& environment, const Tensors& inputs, ModuleGuard modules,
-          std::string logged_as = "");
+  /// `min_operators`: as in ScriptOptions. `logged_as`: what the log calls the function; empty: it is told
+  /// nothing.
+  Variant(const Environment& environment, std::span<const at::Tensor> inputs, ModuleGuard modules,
+          std::int64_t min_operators, std::string logged_as = "");
 
   State state() const { return state_.load(std::memory_order_acquire); }
-  bool holds(const Environment& environment, const Tensors& inputs) const;
+  bool holds(const Environment& environment, std::span<const at::Tensor> inputs) const;
   /// True if a captured tensor is no more what it was, so that its program can never run again.
   bool is_dead() const;
   /// The program, once kReady; null otherwise.
   const std::shared_ptr<const Program>& program() const {
     static const std::shared_ptr<const Program> none;
     return state() == State::kReady ? program_ : none;
+  }
+
+  /// True where calls run the function itself: it stays eager, or its program is too short to gain anything.
+  bool runs_body() const {
+    const State now = state();
+    return now == State::kEager || (now == State::kReady && is_short());
   }
 
   /// Says that a call records now; false once enough were tried, and the variant stays eager.
@@ -54,12 +62,14 @@ class Variant {
   std::string explain() const;
 
  private:
+  bool is_short() const { return program_->recorded().split < min_operators_; }
   void settle(State state);
   std::string guards() const;
 
   Environment environment_;
   InputGuard inputs_;
   ModuleGuard modules_;
+  const std::size_t min_operators_;
   const std::string logged_as_;
   std::atomic<State> state_{State::kRecording};
   std::atomic<std::int64_t> calls_{0};
@@ -80,7 +90,7 @@ class Cache {
 
   /// Returns the variant for these inputs, a new one if need be; null where there are too many, which is said
   /// once in the log.
-  std::shared_ptr<Variant> find(const Tensors& inputs);
+  std::shared_ptr<Variant> find(std::span<const at::Tensor> inputs);
   const ScriptOptions& options() const { return options_; }
   std::string explain() const;
   /// Returns the variants that modules, as they are now, and captured tensors, where they lie, allow to run.

@@ -71,14 +71,24 @@ Tensors outputs_of(const Program& program, const Frame& frame) {
 Function::Function(Run run, ScriptOptions options) : run_(std::move(run)), cache_(options.name(), options) {}
 
 Tensors Function::operator()(const Tensors& inputs) {
-  if (Recording::is_active()) return run_(inputs);  // a part of what is being recorded
-  const auto variant = cache_.find(inputs);
-  if (variant == nullptr) return run_(inputs);
-  if (const auto& program = variant->program()) {
-    if (!variant->is_recheck_due(cache_.options().recheck_every())) return replay(inputs, program);
-    return record(inputs, variant, program);
+  const auto variant = find(inputs);
+  return variant == nullptr ? run_(inputs) : call(inputs, variant);
+}
+
+std::shared_ptr<Variant> Function::find(std::span<const at::Tensor> inputs) {
+  if (Recording::is_active()) return nullptr;  // a part of what is being recorded
+  auto variant = cache_.find(inputs);
+  return variant == nullptr || variant->runs_body() ? nullptr : variant;
+}
+
+Tensors Function::call(std::span<const at::Tensor> inputs, const std::shared_ptr<Variant>& variant) {
+  const auto& program = variant->program();
+  if (program != nullptr && !variant->is_recheck_due(cache_.options().recheck_every())) {
+    return replay(inputs, program);
   }
-  return variant->start_recording() ? record(inputs, variant, nullptr) : run_(inputs);
+  const Tensors tensors(inputs.begin(), inputs.end());
+  if (program != nullptr) return record(tensors, variant, program);
+  return variant->start_recording() ? record(tensors, variant, nullptr) : run_(tensors);
 }
 
 Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& variant,
@@ -135,7 +145,7 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
   return results;
 }
 
-Tensors replay(const Tensors& inputs, const std::shared_ptr<const Program>& program) {
+Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const Program>& program) {
   const Recorded& recorded = program->recorded();
   auto frame = program->borrow(inputs);
   program->forward(*frame);

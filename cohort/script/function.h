@@ -1,6 +1,8 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <span>
 #include <string>
 
 #include "cohort/script/cache.h"
@@ -20,6 +22,11 @@ class Function {
   /// that was changed in place since, and for a second backward without retain_graph.
   Tensors operator()(const Tensors& inputs);
 
+  /// The two halves of a call, for a caller that can run the function itself: finds what is known about calls
+  /// with these inputs, null where the function is to be run as it is; and then calls.
+  std::shared_ptr<Variant> find(std::span<const at::Tensor> inputs);
+  Tensors call(std::span<const at::Tensor> inputs, const std::shared_ptr<Variant>& variant);
+
   std::string explain() const { return cache_.explain(); }
   void clear() { cache_.clear(); }
   const Cache& cache() const { return cache_; }
@@ -34,6 +41,6 @@ class Function {
 };
 
 /// Returns what `program` computes from inputs that its guards hold for.
-Tensors replay(const Tensors& inputs, const std::shared_ptr<const Program>& program);
+Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const Program>& program);
 
 }  // namespace cohort::script

@@ -41,7 +41,7 @@ bool is_laid_out(const c10::TensorImpl& tensor, std::size_t dims, const std::int
 }
 
 // The first input of the same storage, which may be the one at `index` itself.
-std::size_t first_that_shares(const Tensors& inputs, std::size_t index) {
+std::size_t first_that_shares(std::span<const at::Tensor> inputs, std::size_t index) {
   const c10::StorageImpl* const storage = storage_of(inputs[index]);
   for (std::size_t i = 0; storage != nullptr && i < index; ++i) {
     if (storage_of(inputs[i]) == storage) return i;
@@ -76,7 +76,7 @@ std::string Environment::str() const {
   return deterministic ? text + ", deterministic" : text;
 }
 
-InputGuard::InputGuard(const Tensors& inputs) {
+InputGuard::InputGuard(std::span<const at::Tensor> inputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor& tensor = inputs[i];
     Input& input = inputs_.emplace_back();
@@ -98,7 +98,7 @@ InputGuard::InputGuard(const Tensors& inputs) {
 }
 
 // Runs before every replay, so it asks the tensors' implementations and allocates nothing.
-bool InputGuard::holds(const Tensors& inputs) const {
+bool InputGuard::holds(std::span<const at::Tensor> inputs) const {
   if (inputs.size() != inputs_.size()) return false;
   std::array<std::uint64_t, 8> seen{};  // a bit for each storage, by a hash of its address
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -124,14 +124,14 @@ bool InputGuard::holds(const Tensors& inputs) const {
   return true;
 }
 
-bool InputGuard::sharing_holds(const Tensors& inputs, std::size_t index) const {
+bool InputGuard::sharing_holds(std::span<const at::Tensor> inputs, std::size_t index) const {
   const std::size_t shares_with = inputs_[index].shares_with;
   return first_that_shares(inputs, index) == shares_with &&
          inputs[index].storage_offset() - inputs[shares_with].storage_offset() ==
              inputs_[index].layout.offset - inputs_[shares_with].layout.offset;
 }
 
-bool InputGuard::storages_hold(const Tensors& inputs) const {
+bool InputGuard::storages_hold(std::span<const at::Tensor> inputs) const {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Input& input = inputs_[i];
     if (!input.defined || !inputs[i].has_storage()) continue;

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,11 +35,11 @@ struct Environment {
 /// Type, device, sizes, strides and requires_grad of each input, and which of them share memory.
 class InputGuard {
  public:
-  explicit InputGuard(const Tensors& inputs);
+  explicit InputGuard(std::span<const at::Tensor> inputs);
   /// Costs some nanoseconds an input, and allocates nothing.
-  bool holds(const Tensors& inputs) const;
+  bool holds(std::span<const at::Tensor> inputs) const;
   /// True if each input begins where it began in its storage, and that is no smaller than it was.
-  bool storages_hold(const Tensors& inputs) const;
+  bool storages_hold(std::span<const at::Tensor> inputs) const;
   std::string str() const;
 
  private:
@@ -54,7 +55,7 @@ class InputGuard {
     std::size_t numbers = 0;  // where numbers_ has the sizes, and then the strides
   };
   // True if this input shares memory with whom it did, as far apart.
-  bool sharing_holds(const Tensors& inputs, std::size_t index) const;
+  bool sharing_holds(std::span<const at::Tensor> inputs, std::size_t index) const;
 
   std::vector<Input> inputs_;
   std::vector<std::int64_t> numbers_;  // side by side: they are compared before every replay

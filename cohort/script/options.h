@@ -19,6 +19,8 @@ struct ScriptOptions {
   TORCH_ARG(std::string, name) = "function";
   /// How many programs are kept, one for each set of guards; calls under further ones run eagerly.
   TORCH_ARG(std::int64_t, max_programs) = 8;
+  /// A program whose forward has fewer operators is not replayed: the function itself is as fast, and runs.
+  TORCH_ARG(std::int64_t, min_operators) = 2;
   /// Runs one call in N as the function does and compares it with the program: operators, and bit by bit
   /// results and what is written to; in a training step gradients. Where they differ the program ends. 0:
   /// never.

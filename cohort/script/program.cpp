@@ -115,7 +115,7 @@ bool Program::captured_hold() const {
   });
 }
 
-std::unique_ptr<Frame> Program::borrow(const Tensors& inputs) const {
+std::unique_ptr<Frame> Program::borrow(std::span<const at::Tensor> inputs) const {
   auto frame = idle_frame();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (recorded_.inputs[i] >= 0) frame->values[at_slot(recorded_.inputs[i])] = inputs[i];

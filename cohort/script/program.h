@@ -55,7 +55,7 @@ class Program {
 
   /// Returns a frame that holds the captured tensors, and these inputs; give it back after a run, or let it
   /// go.
-  std::unique_ptr<Frame> borrow(const Tensors& inputs = {}) const;
+  std::unique_ptr<Frame> borrow(std::span<const at::Tensor> inputs = {}) const;
   void give_back(std::unique_ptr<Frame> frame) const;
   /// Drops these values of a frame, but for captured ones.
   void let_go(Frame& frame, const std::vector<int>& slots) const;

@@ -27,7 +27,8 @@
 ///     std::cout << fast.explain();
 ///
 /// From the third call under the same guards on the function's C++ no longer runs: prints, counters and
-/// branches in it are what they were.
+/// branches in it are what they were. One whose forward is a single operator runs as ever
+/// (ScriptOptions::min_operators).
 namespace cohort::script {
 
 namespace script_detail {
@@ -49,18 +50,19 @@ class Typed {
   static_assert(!std::is_void_v<Result>, "script::script: the function must return what it computed");
 
   Typed(std::shared_ptr<Fn> fn, const ScriptOptions& options)
-      : shape_(std::make_shared<Shape>()),
+      : fn_(std::move(fn)),
+        shape_(std::make_shared<Shape>()),
         function_(
-            [fn = std::move(fn), shape = shape_](const Tensors& inputs) {
+            [fn = fn_, shape = shape_](const Tensors& inputs) {
               return run(*fn, *shape, inputs, std::index_sequence_for<Inputs...>());
             },
             options) {}
 
   Result operator()(const Inputs&... inputs) {
-    Tensors tensors;  // an initializer_list would copy each twice
-    tensors.reserve(sizeof...(Inputs));
-    (tensors.push_back(inputs), ...);
-    Tensors results = function_(tensors);
+    const std::array<at::Tensor, sizeof...(Inputs)> tensors{inputs...};
+    const auto variant = function_.find(tensors);
+    if (variant == nullptr) return core::call(*fn_, inputs...);
+    Tensors results = function_.call(tensors, variant);
     if constexpr (std::same_as<Result, at::Tensor>) {
       return std::move(results.front());
     } else {
@@ -89,6 +91,7 @@ class Typed {
     }
   }
 
+  std::shared_ptr<Fn> fn_;
   std::shared_ptr<Shape> shape_;
   Function function_;
 };

@@ -30,7 +30,7 @@ bool contains(const std::string& text, const char* part) {
 // effects on the inputs. Returns explain().
 std::string expect_same(const Function::Run& run, const std::function<Tensors(int call)>& inputs,
                         int calls = 6) {
-  Function fast(run, ScriptOptions());
+  Function fast(run, ScriptOptions().min_operators(0));
   for (int i = 0; i < calls; ++i) {
     const Tensors ours = inputs(i), theirs = inputs(i);
     at::manual_seed(i);
@@ -93,7 +93,7 @@ TEST(AdversaryTest, ResultsMayBeInputsTwiceTheSameUndefinedOrConstant) {
     const at::Tensor y = in[0] + 1;
     return Tensors{in[0], y, y, at::Tensor(), y.view({-1}), torch::tensor({1.0F, 2.0F})};
   };
-  Function fast(run, ScriptOptions());
+  Function fast(run, ScriptOptions().min_operators(0));
   for (int i = 0; i < 6; ++i) {
     const at::Tensor x = at::rand({2, 2});
     Tensors found = fast({x});
@@ -161,7 +161,7 @@ TEST(AdversaryTest, BuffersThatChangePlacesStayEager) {
 // What no operator shows is found by a recheck that compares results and effects.
 TEST(AdversaryTest, ARecheckFindsReadsAndWritesThroughPointersAndSeedsSetInCpp) {
   const at::NoGradGuard no_grad;
-  const auto option = ScriptOptions().recheck_every(3);
+  const auto option = ScriptOptions().recheck_every(3).min_operators(0);
   const auto ends = [&](const Function::Run& run) {
     Function fast(run, option);
     for (int i = 0; i < 8; ++i) fast({at::full({4}, 1.0 + (i > 2 ? i : 0))});

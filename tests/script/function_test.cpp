@@ -37,6 +37,27 @@ TEST(FunctionTest, TheThirdCallNoLongerRunsTheCppBody) {
   EXPECT_TRUE(contains(fast.explain(), "10 operators recorded")) << fast.explain();
 }
 
+TEST(FunctionTest, ASingleOperatorIsLeftAsItIs) {
+  for (const std::int64_t min_operators : {1, 2, 3}) {
+    int runs = 0;
+    auto fast = script(
+        [&](const at::Tensor& x) {
+          ++runs;
+          return min_operators == 3 ? x.neg().sin() : x * x;
+        },
+        ScriptOptions().min_operators(min_operators));
+    for (int i = 0; i < 6; ++i) {
+      const at::Tensor x = at::rand({4});
+      EXPECT_TRUE(same_bits(fast(x), min_operators == 3 ? x.neg().sin() : x * x));
+    }
+    EXPECT_EQ(runs, min_operators == 1 ? 2 : 6);
+    EXPECT_EQ(contains(fast.explain(), "calls run the function itself"), min_operators > 1) << fast.explain();
+    EXPECT_TRUE(contains(fast.explain(), "program: ")) << "for save()";
+  }
+  auto none = script([](const at::Tensor& x) { return x; }, ScriptOptions().min_operators(-1));
+  COHORT_EXPECT_THROW_WITH(none(at::ones({1})), UsageError, "min_operators -1");
+}
+
 TEST(FunctionTest, ReturnsNestedResultsOfSeveralInputs) {
   auto fast = script([](const at::Tensor& a, const at::Tensor& b) {
     return std::tuple<at::Tensor, std::vector<at::Tensor>>(a + b, (a * b).chunk(2));
@@ -246,7 +267,7 @@ TEST(FunctionTest, AStateThatIsMadeLazilyTakesThreeRecordings) {
   auto fast = script([&](const at::Tensor& x) {
     ++runs;
     if (!mask.defined()) mask = at::ones({3}) * 2;
-    return x * mask;
+    return x * mask + 0;
   });
   for (int i = 0; i < 6; ++i) EXPECT_EQ(fast(at::ones({3}))[0].item<float>(), 2);
   EXPECT_EQ(runs, 3);
@@ -254,7 +275,8 @@ TEST(FunctionTest, AStateThatIsMadeLazilyTakesThreeRecordings) {
 
 TEST(FunctionTest, ARecheckFindsThatCppDoesSomethingElseNow) {
   double factor = 2;
-  auto fast = script([&](const at::Tensor& x) { return x * factor; }, ScriptOptions().recheck_every(4));
+  auto fast = script([&](const at::Tensor& x) { return x * factor; },
+                     ScriptOptions().recheck_every(4).min_operators(0));
   for (int i = 0; i < 5; ++i) fast(at::ones({2}));
   factor = 3;
   for (int i = 0; i < 8; ++i) fast(at::ones({2}));

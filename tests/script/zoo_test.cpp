@@ -104,7 +104,7 @@ std::string difference(const Trace& eager, const Trace& scripted, bool blank) {
 // Records `run` twice, and replays it on the same inputs and on others of the same shapes.
 Sighting watch(const Run& run, const zoo::Found& found, bool blank, bool with_gradient) {
   Sighting seen;
-  Function fast(run, ScriptOptions().max_programs(1));
+  Function fast(run, ScriptOptions().max_programs(1).min_operators(0));
   const auto compare = [&](const zoo::Case& one, const char* what) {
     const Trace eager = call(run, one, with_gradient);
     const std::string differs = difference(eager, call(std::ref(fast), one, with_gradient), blank);
