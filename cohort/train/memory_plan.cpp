@@ -197,7 +197,9 @@ void plan_stages(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& 
     }
   }
   MemoryUse all = place_of("", 0, bytes).predicted;
-  all.batch = all.peak = model.batch_bytes(sizes.step);
+  all.batch = model.batch_bytes(sizes.step);
+  // The thread that calls the step made the part's batch, and little more.
+  all.peak = *all.batch - model.batch_bytes(sizes.part) + memories.back().peak(sizes.part);
   all.activations = 0;
   for (std::size_t i = 0; i < placements.size(); ++i) {
     const ModelBytes own = model_bytes(model, [&](const std::string& name) {

@@ -126,15 +126,19 @@ void drop_gradients(const PipelineParts& parts) {
   for (const pipeline::Stage& stage : parts.stages) drop_gradients(stage.parameters());
 }
 
-// One step, by action: what `thread` holds, that of the placement that is ahead.
+// One step, by action: what `thread` holds, that of the placement that is ahead. Behind it the most that the
+// calling thread holds.
 Probe run_probe(PipelineParts parts, const std::function<void(const ModelCall&)>& step,
                 std::thread::id thread) {
   Probe probe;
   core::MemoryWatch watch;
   const int placement = parts.options.ahead, count = int(parts.options.placements.size());
   const std::int64_t before = gradient_bytes(parts, placement);
+  const auto caller = std::this_thread::get_id();
+  std::int64_t most = 0;
   parts.options.on_action = [&, parts](const pipeline::Action& action) {
     Part part{.name = pipeline::to_string(action), .curve = watch.curve_of(thread)};
+    most = std::max(most, watch.made_by(caller).peak);
     watch.begin();
     if (action.stage % count == placement && action.kind == pipeline::ActionKind::kForward) {
       part.held = watch.made_by(thread).now - (gradient_bytes(parts, placement) - before);
@@ -142,6 +146,7 @@ Probe run_probe(PipelineParts parts, const std::function<void(const ModelCall&)>
     probe.push_back(std::move(part));
   };
   step(pipeline_call(std::move(parts), at::kCPU));
+  probe.push_back({.name = "caller", .curve = {std::max(most, watch.made_by(caller).peak)}});
   return probe;
 }
 
@@ -221,7 +226,7 @@ std::vector<StepMemory> probe_pipeline(const PipelineParts& given,
     const auto thread = threads[static_cast<std::size_t>(options.ahead)];
     return run_probe(parts, [&](const ModelCall& call) { step(call, of); }, thread);
   };
-  std::vector<StepMemory> memories(threads.size());
+  std::vector<StepMemory> memories(threads.size() + 1);
   drop_gradients(parts);
   options.ahead = 0;
   probe(samples_of(kFew));  // what LibTorch makes once, and the gradients of a step before
@@ -229,10 +234,11 @@ std::vector<StepMemory> probe_pipeline(const PipelineParts& given,
     options.ahead = static_cast<int>(placement);
     const Probes probes = probe_twice(probe, samples_of);
     const Lines lines = probes.lines();
-    for (std::size_t i = 0; i < probes.few.size(); ++i) {
+    for (std::size_t i = 0; i + 1 < probes.few.size(); ++i) {
       lines.add_curve(memories[placement].curve, probes.few[i], probes.more[i]);
       memories[placement].held.push_back(lines.through(probes.few[i].held, probes.more[i].held));
     }
+    lines.add_curve(memories.back().curve, probes.few.back(), probes.more.back());
   }
   drop_gradients(parts);
   return memories;
