@@ -21,14 +21,14 @@ using Nodes = std::unordered_set<const Node*>;
 // Note [How a graph is split]
 // A node *carries* when a leaf is reached from it. A convolution that carries has an edge that carries on,
 // and edges to its weight and bias, which end there. The first pass asks the engine for the gradients of the
-// leaves, and for what arrives at such nodes; the engine has every operator compute no more than is asked
-// for. Then the edges that carry are taken off these nodes. What is left is a graph of each node by itself,
-// down to its weights, and the second pass begins at all of them at once. (torch.distributed.pipelining
-// begins at one after the other, and stops each at the next by a hook.)
+// leaves alone, so that every operator computes no more than these need, and a hook keeps what such nodes are
+// given. Then the edges that carry are taken off them. What is left is a graph of each node by itself, down
+// to its weights, and the second pass begins at all of them at once. (torch.distributed.pipelining begins at
+// one after the other, and stops each at the next by a hook.)
 //
-// That pays where an operator computes both gradients by kernels of their own. Others (norms, the sum that is
-// a bias's gradient, an operator with a Function of its own) would go through their inputs twice, so what
-// only they need comes with the first pass, and is added in the second, behind the same hooks.
+// That pays where an operator computes both gradients by kernels of their own. Others (norms, an addition
+// that is broadcast, a Function of one's own) would go through their inputs twice, so the gradients of
+// parameters that only they use come with the first pass, and are added in the second.
 constexpr std::array<std::string_view, 7> kApart{
     "ConvolutionBackward0", "AddmmBackward0",  "MmBackward0",    "BmmBackward0",
     "BaddbmmBackward0",     "LinearBackward0", "AddbmmBackward0"};
