@@ -19,6 +19,7 @@
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
 #include "cohort/core/numbered.h"
+#include "cohort/core/reach.h"
 #include "cohort/core/version.h"
 
 namespace cohort::comm {
@@ -69,8 +70,18 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
     return core::concat(to_string(address), " (rank ", job.rank, "/", job.world_size, ", ",
                         std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count(), " ms)");
   };
+  const std::string reach_hint =
+      "check that rank 0 runs, and that MASTER_ADDR and MASTER_PORT name its host and port";
+  if (!serves) {
+    core::reach(address.host, address.port, deadline,
+                {.where = "comm.init", .name = "rank 0", .hint = reach_hint});
+  }
   try {
-    return open_tcp_store({.host = address.host, .port = address.port, .serves = serves, .timeout = timeout});
+    return open_tcp_store({.host = address.host,
+                           .port = address.port,
+                           .serves = serves,
+                           .timeout = std::max(milliseconds(1000), std::chrono::duration_cast<milliseconds>(
+                                                                       deadline.remaining()))});
   } catch (const TimeoutError&) {
     fail(core::concat("something listens on ", at(), ", but does not answer as rank 0 does"),
          "another MASTER_PORT; or look what listens there");
@@ -80,8 +91,7 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
       fail(core::concat("rank 0 cannot listen on ", at(), ": ", words),
            "another MASTER_PORT; and end what is left of an earlier run");
     }
-    fail(core::concat("cannot reach rank 0 at ", at(), ": ", words),
-         "check that rank 0 runs, and that MASTER_ADDR and MASTER_PORT name its host and port");
+    fail(core::concat("lost rank 0 at ", at(), ": ", words), reach_hint);
   }
 }
 

@@ -1,21 +1,14 @@
 #include "cohort/launch/meeting.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cohort/core/error.h"
-#include "cohort/core/log.h"
 #include "cohort/core/numbered.h"
+#include "cohort/core/reach.h"
 #include "cohort/core/version.h"
 
 namespace cohort::launch {
@@ -28,47 +21,6 @@ using std::chrono::seconds;
 
 [[noreturn]] void fail(const std::string& what, const std::string& hint) {
   throw RendezvousError("launch.run", what, hint);
-}
-
-using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
-
-Addresses resolve(const std::string& host, std::uint16_t port, std::string& error) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (code != 0) error = concat("the name cannot be resolved: ", ::gai_strerror(code));
-  return {code == 0 ? found : nullptr, &::freeaddrinfo};
-}
-
-std::string numeric(const addrinfo& address) {
-  std::array<char, NI_MAXHOST> text{};
-  if (::getnameinfo(address.ai_addr, address.ai_addrlen, text.data(), text.size(), nullptr, 0,
-                    NI_NUMERICHOST) != 0) {
-    return "";
-  }
-  return text.data();
-}
-
-bool connects(const addrinfo& address, milliseconds most, std::string& error) {
-  const Fd fd(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.is_open()) {
-    error = std::strerror(errno);
-    return false;
-  }
-  int failure = 0;
-  if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
-    failure = errno;
-    if (failure == EINPROGRESS) {
-      pollfd wait{fd.get(), POLLOUT, 0};
-      failure = ETIMEDOUT;
-      if (::poll(&wait, 1, static_cast<int>(most.count())) > 0) {
-        socklen_t size = sizeof failure;
-        ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &failure, &size);
-      }
-    }
-  }
-  if (failure != 0) error = std::strerror(failure);
-  return failure == 0;
 }
 
 std::string key_of(int node) {
@@ -91,7 +43,7 @@ json assemble(const RunOptions& options, const Peers& peers) {
       all["error"] = concat("nodes disagree: node 0 has ", creed(options), "; node ", node, " has ", said);
     }
     all["ranks"].push_back(theirs.at("nproc"));
-    if (all["reached"] == "" && node > 0 && !is_loopback(theirs.at("reached"))) {
+    if (all["reached"] == "" && node > 0 && !core::is_loopback(theirs.at("reached"))) {
       all["reached"] = theirs.at("reached");
     }
   }
@@ -110,51 +62,12 @@ TeamPlace place_in(const RunOptions& options, const json& all) {
   place.master_addr = *options.master_addr;
   // On many a machine its own name leads to 127.0.1.1: true, but no address for others to come to.
   const std::string reached = all.at("reached");
-  if (options.node_rank == 0 && !reached.empty() && is_loopback(place.master_addr))
+  if (options.node_rank == 0 && !reached.empty() && core::is_loopback(place.master_addr))
     place.master_addr = reached;
   return place;
 }
 
 }  // namespace
-
-std::optional<std::string> reach(const std::string& host, std::uint16_t port, core::Deadline deadline,
-                                 const std::function<bool()>& interrupted) {
-  std::string error = "nobody tried";
-  const core::Deadline patience{seconds(5)};
-  bool said = false;
-  while (!interrupted()) {
-    const Addresses addresses = resolve(host, port, error);
-    for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
-      const milliseconds most(std::min(2000, deadline.remaining_ms()));
-      if (connects(*at, most, error)) return numeric(*at);
-    }
-    if (deadline.expired()) {
-      const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
-      fail(concat("cannot reach node 0 at ", host, ":", port, " (waited ", waited, " ms): ", error),
-           "check that node 0 runs, and that --master-addr and --master-port name its host and port");
-    }
-    if (patience.expired() && !std::exchange(said, true)) {
-      core::log_info(concat("waiting for node 0 at ", host, ":", port, " (", error, ")"));
-    }
-    ::poll(nullptr, 0, std::min(100, deadline.remaining_ms()));
-  }
-  return std::nullopt;
-}
-
-bool is_loopback(const std::string& host) {
-  std::string error;
-  const Addresses addresses = resolve(host, 1, error);
-  for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
-    if (at->ai_family == AF_INET) {
-      const auto* v4 = reinterpret_cast<const sockaddr_in*>(at->ai_addr);
-      if ((ntohl(v4->sin_addr.s_addr) >> 24) == 127) return true;
-    } else if (at->ai_family == AF_INET6) {
-      const auto* v6 = reinterpret_cast<const sockaddr_in6*>(at->ai_addr);
-      if (IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr)) return true;
-    }
-  }
-  return false;
-}
 
 std::optional<TeamPlace> meet(const RunOptions& options, Peers& peers, SignalInbox& signals,
                               const std::string& reached, core::Deadline deadline, int& signal) {

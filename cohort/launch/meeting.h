@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -12,14 +11,6 @@
 
 /// How the agents of several nodes find each other. No LibTorch. Not for users of the library.
 namespace cohort::launch {
-
-/// Returns the numeric address at which somebody listens, once somebody does; or nothing when `interrupted`
-/// says so. Throws: RendezvousError at the deadline, with what the last attempt came to.
-std::optional<std::string> reach(const std::string& host, std::uint16_t port, core::Deadline deadline,
-                                 const std::function<bool()>& interrupted);
-
-/// Returns true when `host` is an address or a name of this host alone.
-bool is_loopback(const std::string& host);
 
 /// Returns which ranks this node has, once all nodes have come and agree; or nothing when a signal came,
 /// which `signal` then holds. `reached` is where this node has found node 0. Throws: RendezvousError naming

@@ -12,6 +12,7 @@
 #include "cohort/comm/tcp_store.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
+#include "cohort/core/reach.h"
 #include "cohort/launch/agent.h"
 #include "cohort/launch/meeting.h"
 
@@ -84,7 +85,12 @@ int run_node(const RunOptions& options, AgentParts parts) {
       if (number != 0 && number != SIGUSR1 && number != SIGUSR2 && number != SIGTSTP) signal = number;
       return signal != 0;
     };
-    const auto address = reach(*options.master_addr, port, deadline, interrupted);
+    const auto address = core::reach(
+        *options.master_addr, port, deadline,
+        {.where = "launch.run",
+         .name = "node 0",
+         .hint = "check that node 0 runs, and that --master-addr and --master-port name its host and port"},
+        interrupted);
     if (!address) return 128 + signal;
     reached = *address;
     store = join(options, reached, port, deadline, interrupted);

@@ -98,14 +98,8 @@ INSTANTIATE_TEST_SUITE_P(Meeting, FaultsTest,
                          kName);
 
 TEST_F(FaultsTest, APortThatIsTakenIsNamedAtOnce) {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  ASSERT_EQ(::listen(fd, 1), 0);
-  ASSERT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
-  const std::string port = std::to_string(ntohs(address.sin_port));
+  const Port taken(Port::Use::kListens);
+  const std::string port = taken.text();
   TempDir dir;
   const auto begin = std::chrono::steady_clock::now();
   const Outcome outcome =
@@ -113,7 +107,6 @@ TEST_F(FaultsTest, APortThatIsTakenIsNamedAtOnce) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
   EXPECT_EQ(outcome.status, 1);
   EXPECT_TRUE(message_contains(outcome.err, "cannot listen on port " + port));
-  ::close(fd);
 }
 
 TEST_F(FaultsTest, ManyStartsAndStopsLeaveNothing) {

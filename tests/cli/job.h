@@ -1,9 +1,7 @@
 #pragma once
 
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "cohort/launch/worker.h"
+#include "tests/support/port.h"
 #include "tests/support/temp_dir.h"
 
 /// Runs `cohort run` as a shell does.
@@ -58,31 +57,6 @@ class Job {
   std::filesystem::path out_, err_;
   std::unique_ptr<launch::Worker> worker_;
 };
-
-/// A socket that listens on a port that the system chose.
-class Listener {
- public:
-  Listener() : fd_(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in6 address{};
-    address.sin6_family = AF_INET6;
-    address.sin6_addr = in6addr_any;
-    socklen_t size = sizeof address;
-    if (::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 || ::listen(fd_.get(), 1) != 0 ||
-        ::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-      throw std::runtime_error("cannot listen");
-    }
-    port_ = ntohs(address.sin6_port);
-  }
-  int port() const { return port_; }
-
- private:
-  launch::Fd fd_;
-  int port_ = 0;
-};
-
-inline std::string free_port() {
-  return std::to_string(Listener().port());
-}
 
 inline bool comes(const std::filesystem::path& file) {
   for (int i = 0; i < 6000 && !std::filesystem::exists(file); ++i) ::poll(nullptr, 0, 10);

@@ -120,8 +120,8 @@ TEST_F(RunTest, RanksAndWhatTheyStartedDieWithALauncherThatIsKilled) {
 }
 
 TEST_F(RunTest, APortThatIsTakenIsNamed) {
-  const Listener listener;
-  const std::string port = std::to_string(listener.port());
+  const Port taken(Port::Use::kListens);
+  const std::string port = taken.text();
   Job job = shell({"--master-port", port}, "true");
   EXPECT_EQ(job.wait(), 1);
   expect_in(job.err(),
@@ -139,7 +139,7 @@ TEST_F(RunTest, TheCohortProgramRecordsItsError) {
 }
 
 TEST_F(RunTest, TwoNodesMeetAndShareRanks) {
-  const std::string port = free_port();
+  const std::string port = std::to_string(free_port());
   Job second = node(1, port, "echo $RANK $LOCAL_RANK $GROUP_RANK $GROUP_WORLD_SIZE $WORLD_SIZE $MASTER_ADDR",
                     {"--nproc-per-node=1"});
   Job first =
@@ -152,7 +152,7 @@ TEST_F(RunTest, TwoNodesMeetAndShareRanks) {
 }
 
 TEST_F(RunTest, AFailureOnOneNodeEndsTheOther) {
-  const std::string port = free_port();
+  const std::string port = std::to_string(free_port());
   Job first = node(0, port, "sleep 100");
   Job second = node(1, port, "sleep 0.3; echo no luck; exit 6");
   EXPECT_EQ(second.wait(), 6);
@@ -163,7 +163,7 @@ TEST_F(RunTest, AFailureOnOneNodeEndsTheOther) {
 }
 
 TEST_F(RunTest, NodesStartAgainTogether) {
-  const std::string port = free_port();
+  const std::string port = std::to_string(free_port());
   const std::string script =
       "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $RANK$TORCHELASTIC_RESTART_COUNT != 00 ]";
   Job first = node(0, port, script, {"--max-restarts=1"}),
@@ -174,7 +174,7 @@ TEST_F(RunTest, NodesStartAgainTogether) {
 }
 
 TEST_F(RunTest, ASignalToOneNodeReachesAll) {
-  const std::string port = free_port();
+  const std::string port = std::to_string(free_port());
   const std::string script =
       "trap 'echo got >> $RANK; exit 143' TERM; touch ready$RANK; while :; do sleep 0.02; done";
   Job first = node(0, port, script), second = node(1, port, script);
@@ -187,7 +187,7 @@ TEST_F(RunTest, ASignalToOneNodeReachesAll) {
 }
 
 TEST_F(RunTest, NodesThatDoNotComeAreNamed) {
-  const std::string port = free_port();
+  const std::string port = std::to_string(free_port());
   Job first = node(0, port, "true", {"--rdzv-conf=timeout=0.5"});
   EXPECT_EQ(first.wait(), 1);
   expect_in(first.err(), {"node 1 of 2 did not come within"});
@@ -199,7 +199,7 @@ TEST_F(RunTest, NodesThatDoNotComeAreNamed) {
 TEST_F(RunTest, NodesThatVanishAreNamed) {
   const std::vector<std::string> quick{"--rdzv-conf=keep_alive_interval=0.2,keep_alive_max_attempt=10"};
   for (const int killed : {0, 1}) {
-    const std::string port = free_port();
+    const std::string port = std::to_string(free_port());
     const std::string script = "touch ready" + std::to_string(killed) + "$RANK; sleep 100";
     Job first = node(0, port, script, quick), second = node(1, port, script, quick);
     ASSERT_TRUE(comes(dir / ("ready" + std::to_string(killed) + "0")));
@@ -260,7 +260,7 @@ TEST_F(RunTest, OurOwnProgramReducesUnderTheLauncher) {
 // As srun would start two ranks on this host.
 TEST_F(RunTest, SlurmsVariablesAreEnough) {
   std::vector<std::unique_ptr<Worker>> ranks;
-  const std::string port = free_port();
+  const std::string port = std::to_string(free_port());
   for (const char* rank : {"0", "1"}) {
     const Fd out = open_for_writing(dir / rank);
     ranks.push_back(std::make_unique<Worker>(

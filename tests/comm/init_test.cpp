@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -9,6 +8,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "tests/support/environment.h"
+#include "tests/support/port.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -16,31 +16,11 @@ namespace cohort::comm {
 namespace {
 
 using std::chrono::milliseconds;
+using test::Port;
 
-// A socket that listens on a port of the system's choice.
-class TakenPort {
- public:
-  TakenPort() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_ANY);
-    EXPECT_EQ(::bind(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    EXPECT_EQ(::listen(fd_, 1), 0);
-    socklen_t size = sizeof(address);
-    EXPECT_EQ(::getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size), 0);
-    port_ = ntohs(address.sin_port);
-  }
-  ~TakenPort() { release(); }
-  void release() {
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = -1;
-  }
-  std::string method() const { return "tcp://127.0.0.1:" + std::to_string(port_); }
-
- private:
-  int fd_;
-  int port_ = 0;
-};
+std::string method_of(std::uint16_t port) {
+  return core::concat("tcp://127.0.0.1:", port);
+}
 
 // Without a launcher's variables.
 class InitTest : public testing::Test {
@@ -82,10 +62,7 @@ TEST_F(InitTest, AloneWithoutALauncher) {
 }
 
 TEST_F(InitTest, MeetsOverTcp) {
-  TakenPort port;
-  const std::string method = port.method();
-  port.release();
-  EXPECT_EQ(meet(method, 3, milliseconds(20000)), std::vector<std::string>(3, "3"));
+  EXPECT_EQ(meet(method_of(test::free_port()), 3, milliseconds(20000)), std::vector<std::string>(3, "3"));
 }
 
 // Where the machine has no IPv6 the error says which address.
@@ -160,23 +137,24 @@ TEST_F(InitTest, RanksThatDisagreeAreTold) {
 }
 
 TEST_F(InitTest, APortThatIsTakenIsNamed) {
-  TakenPort port;
-  InitOptions options{.init_method = port.method(), .rank = 0, .world_size = 2, .timeout = milliseconds(500)};
+  const Port port(Port::Use::kListens);
+  InitOptions options{
+      .init_method = method_of(port.number()), .rank = 0, .world_size = 2, .timeout = milliseconds(500)};
   COHORT_EXPECT_THROW_WITH(init_process_group(options), RendezvousError,
                            "rank 0 cannot listen on 127.0.0.1:");
 }
 
 TEST_F(InitTest, APortOnWhichSomethingElseListensIsNoWaitForEver) {
-  TakenPort port;  // accepts, and says nothing
-  InitOptions options{.init_method = port.method(), .rank = 1, .world_size = 2, .timeout = milliseconds(100)};
+  const Port port(Port::Use::kListens);  // accepts, and says nothing
+  InitOptions options{
+      .init_method = method_of(port.number()), .rank = 1, .world_size = 2, .timeout = milliseconds(100)};
   COHORT_EXPECT_THROW_WITH(init_process_group(options), RendezvousError, "something listens on 127.0.0.1:");
 }
 
 TEST_F(InitTest, AMeetingPointThatNobodyKeepsIsNamed) {
-  TakenPort port;
-  const std::string method = port.method();
-  port.release();
-  InitOptions options{.init_method = method, .rank = 1, .world_size = 2, .timeout = milliseconds(500)};
+  const Port port(Port::Use::kRefuses);
+  InitOptions options{
+      .init_method = method_of(port.number()), .rank = 1, .world_size = 2, .timeout = milliseconds(500)};
   COHORT_EXPECT_THROW_WITH(init_process_group(options), RendezvousError, "cannot reach rank 0 at 127.0.0.1:");
 }
 

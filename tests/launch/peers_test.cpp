@@ -124,17 +124,5 @@ TEST(MeetingTest, ASignalEndsTheWait) {
   EXPECT_EQ(signal, SIGTERM);
 }
 
-TEST(MeetingTest, AHostThatIsNotThereIsNamed) {
-  const auto never = [] { return false; };
-  COHORT_EXPECT_THROW_WITH(reach("127.0.0.1", 1, core::Deadline(milliseconds(200)), never), RendezvousError,
-                           "cannot reach node 0 at 127.0.0.1:1 (waited ");
-  COHORT_EXPECT_THROW_WITH(reach("no-such-host.invalid", 1, core::Deadline(milliseconds(200)), never),
-                           RendezvousError, "the name cannot be resolved");
-  EXPECT_FALSE(reach("127.0.0.1", 1, core::Deadline(milliseconds(10'000)), [] { return true; }));
-  EXPECT_TRUE(is_loopback("127.0.1.1"));
-  EXPECT_TRUE(is_loopback("::1"));
-  EXPECT_FALSE(is_loopback("192.0.2.1"));
-}
-
 }  // namespace
 }  // namespace cohort::launch

@@ -1,12 +1,9 @@
 #pragma once
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,24 +14,10 @@
 #include <vector>
 
 #include "cohort/core/deadline.h"
+#include "tests/support/port.h"
 #include "tests/support/temp_dir.h"
 
 namespace cohort::test {
-
-/// Returns a port of loopback that was free a moment ago.
-inline int free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  if (::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
-      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-    throw std::runtime_error("no free port");
-  }
-  ::close(fd);
-  return ntohs(address.sin_port);
-}
 
 /// The ranks of a job as processes: this executable again, running one test that is written for it
 /// (`TEST(XChild, DISABLED_Y)`, the only one of XChild), in torchrun's environment. Killed when this object

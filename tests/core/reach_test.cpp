@@ -1,0 +1,80 @@
+#include "cohort/core/reach.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+#include "tests/support/port.h"
+#include "tests/support/throws.h"
+
+namespace cohort::core {
+namespace {
+
+using namespace std::chrono_literals;
+using test::Port;
+
+const Sought kSought{.where = "comm.init", .name = "rank 0", .hint = "start it"};
+
+TEST(ReachTest, WhoListensIsFoundByNameAndByAddress) {
+  const Port port(Port::Use::kListens);
+  EXPECT_EQ(reach("127.0.0.1", port.number(), Deadline(5s), kSought), "127.0.0.1");
+  EXPECT_EQ(reach("localhost", port.number(), Deadline(5s), kSought), "127.0.0.1");
+}
+
+TEST(ReachTest, WhoComesLaterIsFoundSoon) {
+  const std::uint16_t number = test::free_port();
+  std::chrono::steady_clock::time_point listens;
+  std::thread later([&] {
+    std::this_thread::sleep_for(1500ms);
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(number);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(::listen(fd, 1), 0);
+    listens = std::chrono::steady_clock::now();
+    std::this_thread::sleep_for(2s);
+    ::close(fd);
+  });
+  EXPECT_EQ(reach("127.0.0.1", number, Deadline(20s), kSought), "127.0.0.1");
+  const auto found = std::chrono::steady_clock::now();
+  later.join();
+  EXPECT_LT(found - listens, 1s) << "it is tried ten times a second";
+}
+
+TEST(ReachTest, WhoIsNotThereIsNamedAtTheDeadline) {
+  const Port port(Port::Use::kRefuses);
+  const auto begin = std::chrono::steady_clock::now();
+  COHORT_EXPECT_THROW_WITH(
+      reach("127.0.0.1", port.number(), Deadline(300ms), kSought), RendezvousError,
+      concat("[comm.init] cannot reach rank 0 at 127.0.0.1:", port.number(), " (waited "));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
+  COHORT_EXPECT_THROW_WITH(reach("127.0.0.1", port.number(), Deadline(0s), kSought), RendezvousError,
+                           "Connection refused");
+  COHORT_EXPECT_THROW_WITH(reach("::1", port.number(), Deadline(0s), kSought), RendezvousError,
+                           concat("at [::1]:", port.number()));
+  COHORT_EXPECT_THROW_WITH(reach("no-such-host.invalid", 1, Deadline(200ms), kSought), RendezvousError,
+                           "the name cannot be resolved");
+}
+
+TEST(ReachTest, AnInterruptionEndsTheWait) {
+  const Port port(Port::Use::kRefuses);
+  int questions = 0;
+  EXPECT_FALSE(reach("127.0.0.1", port.number(), Deadline(20s), kSought, [&] { return ++questions == 3; }));
+  EXPECT_EQ(questions, 3);
+}
+
+TEST(ReachTest, LoopbackIsToldFromOtherAddresses) {
+  EXPECT_TRUE(is_loopback("127.0.1.1"));
+  EXPECT_TRUE(is_loopback("::1"));
+  EXPECT_FALSE(is_loopback("192.0.2.1"));
+}
+
+}  // namespace
+}  // namespace cohort::core
