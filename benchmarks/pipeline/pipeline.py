@@ -1,10 +1,12 @@
 """The Python peers of examples/pipeline_resnet50: ResNet-50, squared error, two cores.
 
-pipeline.py [--images 120] [--size 128] [--micro-batch 20] [--repeats 2] [--turns 1] [--beside BUILD/.../pipeline_resnet50]
+pipeline.py [--images 120] [--size 128] [--micro-batch 20] [--repeats 2] [--turns 1] [--allocator tuned|default]
+            [--beside BUILD/.../pipeline_resnet50]
 
 One process with one thread and with two; micro-batches through two halves in the order of the tutorial on pipelined ResNet-50
 (on CPU nothing of it overlaps); Python threads that run replicas; torch.distributed.pipelining over Gloo, two processes of
-one thread. Seconds per batch, the mean, without the first batch. Needs torchvision.
+one thread. Seconds per batch, the mean, without the first batch. Needs torchvision. Python's allocator is told to keep its
+memory, as Cohort does, unless --allocator default: then PyTorch runs as it comes.
 
 With --beside, Cohort's example runs in every turn too, and the table says how much faster each of its two pipelines is than
 each row: the median over turns of ratios within a turn.
@@ -47,19 +49,21 @@ def halves(net):
     return first, second
 
 
-def tune(threads):
-    """glibc keeps its memory, as core::tune_allocator() asks it to."""
+def prepare(given, threads):
+    """Sets the threads, and has glibc keep its memory, as core::tune_allocator() asks it to."""
     torch.set_num_threads(threads)
+    if given.allocator == "default":
+        return
     libc = ctypes.CDLL("libc.so.6")
     if libc.mallopt(-3, 2**30) != 1:  # M_MMAP_THRESHOLD; some versions take at most 32 MiB
         libc.mallopt(-3, 32 * 2**20)
     libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
-def batch(images, size):
+def batch(given):
     torch.manual_seed(2)
-    labels = torch.nn.functional.one_hot(torch.randint(CLASSES, (images,)), CLASSES).float()
-    return torch.randn(images, 3, size, size), labels
+    labels = torch.nn.functional.one_hot(torch.randint(CLASSES, (given.images,)), CLASSES).float()
+    return torch.randn(given.images, 3, given.size, given.size), labels
 
 
 def seconds(step, repeats):
@@ -74,17 +78,17 @@ def report(what, value):
     print(f"{what:52} {value:8.3f} s", flush=True)
 
 
-def whole(images, size, micro, repeats, threads, split):
-    tune(threads)
+def whole(given, threads, split):
+    prepare(given, threads)
     net = resnet50()
     first, second = halves(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
-    inputs, labels = batch(images, size)
+    inputs, labels = batch(given)
 
     def step():
         optimizer.zero_grad()
         if split:  # the tutorial's order: a micro-batch enters the second half, the next one the first
-            parts = iter(inputs.split(micro))
+            parts = iter(inputs.split(given.micro_batch))
             between = first(next(parts))
             outputs = []
             for part in parts:
@@ -97,14 +101,14 @@ def whole(images, size, micro, repeats, threads, split):
         nn.functional.mse_loss(out, labels).backward()
         optimizer.step()
 
-    return seconds(step, repeats)
+    return seconds(step, given.repeats)
 
 
-def replicas(images, size, repeats):
-    tune(1)
+def replicas(given):
+    prepare(given, 1)
     nets = [resnet50(), resnet50()]
     optimizer = torch.optim.SGD(nets[0].parameters(), lr=0.001)
-    inputs, labels = batch(images, size)
+    inputs, labels = batch(given)
     parts = list(zip(inputs.chunk(2), labels.chunk(2)))
 
     def work(net, part):
@@ -125,21 +129,21 @@ def replicas(images, size, repeats):
                 mine.grad += other.grad
         optimizer.step()
 
-    return seconds(step, repeats)
+    return seconds(step, given.repeats)
 
 
-def stage_process(rank, schedule, images, size, micro, repeats, store, result):
+def stage_process(rank, schedule, given, store, result):
     from torch.distributed import pipelining
 
-    tune(1)
+    prepare(given, 1)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     part = halves(resnet50())[rank]
-    inputs, labels = batch(images, size)
+    inputs, labels = batch(given)
     stage = pipelining.PipelineStage(part, rank, 2, torch.device("cpu"))
     kind = {"GPipe": pipelining.ScheduleGPipe, "1F1B": pipelining.Schedule1F1B}[schedule]
-    plan = kind(stage, images // micro, loss_fn=nn.functional.mse_loss)
+    plan = kind(stage, given.images // given.micro_batch, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(part.parameters(), lr=0.001)
 
     def step():
@@ -151,26 +155,24 @@ def stage_process(rank, schedule, images, size, micro, repeats, store, result):
         optimizer.step()
 
     dist.barrier()
-    value = seconds(step, repeats)
+    value = seconds(step, given.repeats)
     if rank == 1:
         pathlib.Path(result).write_text(str(value))
     dist.destroy_process_group()
 
 
-def pipelined(schedule, images, size, micro, repeats):
+def pipelined(schedule, given):
     with tempfile.TemporaryDirectory() as folder:
         result = pathlib.Path(folder) / "seconds"
-        mp.spawn(
-            stage_process, (schedule, images, size, micro, repeats, f"{folder}/store", str(result)), nprocs=2, join=True
-        )
+        mp.spawn(stage_process, (schedule, given, f"{folder}/store", str(result)), nprocs=2, join=True)
         return float(result.read_text())
 
 
-def ours(program, images, size, micro, repeats):
+def ours(given):
     """Seconds per batch of the example's pipelines, by the cut."""
-    sizes = ["--images", str(images), "--size", str(size), "--split", str(micro)]
+    sizes = ["--images", str(given.images), "--size", str(given.size), "--split", str(given.micro_batch)]
     run = subprocess.run(
-        [program, *sizes, "--batches", "1", "--repeats", str(repeats)],
+        [given.beside, *sizes, "--batches", "1", "--repeats", str(given.repeats)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         check=True,
@@ -182,20 +184,19 @@ def ours(program, images, size, micro, repeats):
 
 def turn(given):
     """Seconds of Python's rows and of Cohort's, which run in the middle of those that it is compared with."""
-    sizes = given.images, given.size, given.micro_batch, given.repeats
     rows = {
-        "the tutorial's pipeline, two threads in operators": lambda: whole(*sizes, 2, True),
-        "two Python threads with a replica each": lambda: replicas(given.images, given.size, given.repeats),
-        "torch.distributed.pipelining, GPipe": lambda: pipelined("GPipe", *sizes),
-        "torch.distributed.pipelining, 1F1B": lambda: pipelined("1F1B", *sizes),
+        "the tutorial's pipeline, two threads in operators": lambda: whole(given, 2, True),
+        "two Python threads with a replica each": lambda: replicas(given),
+        "torch.distributed.pipelining, GPipe": lambda: pipelined("GPipe", given),
+        "torch.distributed.pipelining, 1F1B": lambda: pipelined("1F1B", given),
     }
     if not given.beside:
-        rows["one thread, the whole batch"] = lambda: whole(*sizes, 1, False)
-        rows["two threads in operators, the whole batch"] = lambda: whole(*sizes, 2, False)
+        rows["one thread, the whole batch"] = lambda: whole(given, 1, False)
+        rows["two threads in operators, the whole batch"] = lambda: whole(given, 2, False)
     found, mine = {}, {}
     for i, (what, measure) in enumerate(rows.items()):
         if given.beside and i == len(rows) // 2:
-            mine = ours(given.beside, *sizes)
+            mine = ours(given)
         found[what] = measure()
     for what, value in {**found, **mine}.items():
         report(what, value)
@@ -206,10 +207,11 @@ def main():
     parser = argparse.ArgumentParser()
     for name, value in {"images": 120, "size": 128, "micro-batch": 20, "repeats": 2, "turns": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--allocator", choices=("tuned", "default"), default="tuned")
     parser.add_argument("--beside", help="Cohort's example, as it was built")
     given = parser.parse_args()
     sizes = f"{given.images} images of {given.size} x {given.size}, micro-batches of {given.micro_batch}"
-    print(f"ResNet-50, {sizes}; Python, torch {torch.__version__}")
+    print(f"ResNet-50, {sizes}; Python, torch {torch.__version__}, {given.allocator} allocator")
     turns = [turn(given) for _ in range(given.turns)]
     for what in turns[0][0] if given.beside else ():
         for pipeline in turns[0][1]:

@@ -26,14 +26,23 @@ void expect_nothing_left(const Step& step) {
   EXPECT_EQ(test::num_threads(), before);
 }
 
-TEST(EnduranceTest, PipelineLeavesNothing) {
+void expect_pipeline_leaves_nothing(Schedule schedule) {
   auto model = mlp(4);
-  Pipeline pipe(test::cut(model, {3}), {.placements = test::placements(2), .num_micro_batches = 2});
+  Pipeline pipe(test::cut(model, {3}),
+                {.placements = test::placements(2), .num_micro_batches = 2, .schedule = schedule});
   const at::Tensor x = at::ones({2, 10}), y = at::ones({2, 5});
   expect_nothing_left([&] {
     model->zero_grad();
     pipe.step(x, y, [](const at::Tensor& a, const at::Tensor& b) { return (a - b).square().mean(); });
   });
+}
+
+TEST(EnduranceTest, PipelineLeavesNothing) {
+  expect_pipeline_leaves_nothing(Schedule::kOneFOneB);
+}
+
+TEST(EnduranceTest, PipelineThatSplitsBackwardsLeavesNothing) {
+  expect_pipeline_leaves_nothing(Schedule::kZeroBubble);
 }
 
 TEST(EnduranceTest, DataParallelLeavesNothing) {
