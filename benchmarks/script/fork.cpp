@@ -1,5 +1,5 @@
-// Two independent chains of matrix products, one after the other and with script::fork, on one thread each.
-// Run: OMP_NUM_THREADS=1 script_fork, on two free cores.
+// Two independent chains of matrix products, one after the other and with script::fork, on one thread each;
+// and replays of both. Run: OMP_NUM_THREADS=1 script_fork, on two free cores.
 #include "cohort/script/fork.h"
 
 #include <ATen/ATen.h>
@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "cohort/bench/compare.h"
+#include "cohort/script/script.h"
 
 namespace {
 
@@ -18,11 +19,22 @@ at::Tensor chain(at::Tensor x, const at::Tensor& weights) {
   return x;
 }
 
-// What makes the work of a width: both chains, by `run`.
-bench::Variant variant(const char* name, void (*run)(const at::Tensor& x, const at::Tensor& weights)) {
-  return {name, [run](const bench::Shape& shape) {
+at::Tensor in_order(const at::Tensor& x, const at::Tensor& weights) {
+  return chain(x, weights) + chain(x, weights);
+}
+
+at::Tensor forked(const at::Tensor& x, const at::Tensor& weights) {
+  auto left = script::fork(chain, x, weights), right = script::fork(chain, x, weights);
+  return script::wait(left) + script::wait(right);
+}
+
+// What makes the work of a width, by a function that `make` returns.
+template <typename Make>
+bench::Variant variant(const char* name, Make make) {
+  return {name, [make](const bench::Shape& shape) {
             const at::Tensor x = at::rand({shape[0], shape[0]}), weights = at::rand({shape[0], shape[0]});
-            return [=] { run(x, weights); };
+            auto run = make();
+            return [=]() mutable { run(x, weights); };
           }};
 }
 
@@ -31,17 +43,9 @@ bench::Variant variant(const char* name, void (*run)(const at::Tensor& x, const 
 int main() {
   const at::NoGradGuard no_grad;
   const auto figures = bench::compare(
-      {variant("in order",
-               [](const at::Tensor& x, const at::Tensor& weights) {
-                 chain(x, weights);
-                 chain(x, weights);
-               }),
-       variant("forked",
-               [](const at::Tensor& x, const at::Tensor& weights) {
-                 auto left = script::fork(chain, x, weights), right = script::fork(chain, x, weights);
-                 script::wait(left);
-                 script::wait(right);
-               })},
+      {variant("in order", [] { return &in_order; }), variant("forked", [] { return &forked; }),
+       variant("in order, replayed", [] { return script::script(&in_order); }),
+       variant("forked, replayed", [] { return script::script(&forked); })},
       bench::CompareOptions().shapes({{16}, {64}, {256}, {512}}).threads({1}));
   std::puts(figures.markdown().c_str());
 }

@@ -137,6 +137,9 @@ std::string Variant::explain() const {
                    program_->num_steps(), " run (", recorded.split, " of forward), ", captured,
                    " captured tensors, ", program_->saved().size(), " values saved for backward",
                    recorded.segments.size() > 1 ? concat(" (in ", recorded.segments.size(), " parts)") : "",
+                   recorded.tape.forked().empty()
+                       ? ""
+                       : concat(", ", recorded.tape.forked().size(), " forked parts on other threads"),
                    "; ", calls_.load(), " calls; ", program_->num_outs(),
                    " operators write into an arena of ", program_->arena_bytes(), " bytes\n");
     if (is_short()) text += "    calls run the function itself, which is as fast as so short a program\n";

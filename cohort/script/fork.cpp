@@ -1,6 +1,7 @@
 #include "cohort/script/fork.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
 #include <pthread.h>
@@ -74,7 +75,8 @@ thread_local bool is_worker = false;
 }  // namespace
 
 struct ForkedPart::Task {
-  Task(Run function, Tensors tensors) : run(std::move(function)), inputs(std::move(tensors)) {}
+  Task(Run function, Tensors tensors, Graph with)
+      : run(std::move(function)), inputs(std::move(tensors)), with_graph(with) {}
 
   // Runs it, unless somebody has begun to.
   void begin() {
@@ -96,7 +98,7 @@ struct ForkedPart::Task {
   void compute() {
     const at::ThreadLocalStateGuard as_the_caller(state);
     const Watched random;
-    if (at::GradMode::is_enabled()) {
+    if (with_graph == Graph::kAsCaller && at::GradMode::is_enabled()) {
       graph = std::make_shared<core::GraphPart>(
           inputs, core::GraphPart::Words{.where = "script.fork", .as_input = "hand it over as an input"});
       results = graph->end(run(graph->leaves()));
@@ -140,6 +142,7 @@ struct ForkedPart::Task {
 
   Run run;
   const Tensors inputs;
+  const Graph with_graph;
   const at::ThreadLocalState state;
   std::atomic_flag has_begun;
   std::mutex mutex;
@@ -210,10 +213,15 @@ class Pool {
 
 }  // namespace
 
-ForkedPart::ForkedPart(Run run, Tensors inputs)
-    : task_(std::make_shared<Task>(std::move(run), std::move(inputs))) {
-  if (Recording::is_active()) {  // operators of other threads are not seen
+ForkedPart::ForkedPart(Run run, Tensors inputs, Graph graph)
+    : task_(std::make_shared<Task>(std::move(run), std::move(inputs), graph)) {
+  if (Tape* const tape = Recording::tape()) {  // operators of other threads are not seen
+    const int threads = at::get_num_threads();
+    if (threads != 1) core::set_own_threads(1);
+    tape->begin_fork();
     task_->begin();
+    tape->end_fork();
+    if (threads != 1) core::set_own_threads(threads);
     return;
   }
   Pool::instance().submit([task = task_] {
@@ -233,14 +241,18 @@ ForkedPart::~ForkedPart() {
   }
 }
 
+bool ForkedPart::ends_by(core::Deadline deadline) {
+  // A worker does what it waits for itself where nobody has begun, so that nested parts always find a thread.
+  // Other callers do not: their operators may use more threads, whose numbers can differ in the last bit.
+  if (is_worker) task_->begin();
+  return task_->wait_until(deadline);
+}
+
 Tensors ForkedPart::wait(core::Deadline deadline) {
   if (task_ == nullptr) {
     throw UsageError("script.wait", "the result was taken before, and is there once", "a copy of it");
   }
-  // A worker does what it waits for itself where nobody has begun, so that nested parts always find a thread.
-  // Other callers do not: their operators may use more threads, whose numbers can differ in the last bit.
-  if (is_worker) task_->begin();
-  if (!task_->wait_until(deadline)) {
+  if (!ends_by(deadline)) {
     const bool runs = task_->has_begun.test();
     if (task_->become_late()) Pool::instance().allow(1);
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();

@@ -27,7 +27,11 @@ inline constexpr std::chrono::milliseconds kForkTimeout = std::chrono::minutes(1
 class ForkedPart {
  public:
   using Run = std::function<Tensors(const Tensors& inputs)>;
-  ForkedPart(Run run, Tensors inputs);
+  enum class Graph : std::uint8_t {
+    kAsCaller,  ///< its own, which wait() joins to the caller's, where gradients are enabled
+    kNone,      ///< what it runs is below autograd
+  };
+  ForkedPart(Run run, Tensors inputs, Graph graph = Graph::kAsCaller);
   /// A part that has not begun never runs; one that runs is waited for, as it may use what goes out of scope
   /// (not after a TimeoutError said that it is stuck).
   ~ForkedPart();
@@ -35,6 +39,8 @@ class ForkedPart {
   ForkedPart& operator=(ForkedPart&&) = delete;
 
   Tensors wait(core::Deadline deadline);
+  /// Waits, and returns whether it has ended, well or not.
+  bool ends_by(core::Deadline deadline);
 
  private:
   struct Task;
@@ -61,7 +67,8 @@ class Future {
 
 /// Has another thread run fn(inputs...), and returns at once. As many run at the same time as there are
 /// usable cores, each with one thread; further ones wait for a core. Within a function that is being recorded
-/// fn runs here and now, and is recorded. Results: what core/nested.h understands.
+/// fn runs here and now, with one thread too, and is recorded; a replay runs it on another thread again.
+/// Results: what core/nested.h understands.
 /// fn finds the gradient mode, inference mode and autocast of whoever forked it. It may use parameters; a
 /// tensor with a graph of its own must be an input, and what it captures by reference must live until
 /// wait(). Its backward runs on the thread that calls backward. It must not draw random numbers, but from a

@@ -35,14 +35,17 @@ Plan::Plan(const Recorded& recorded) {
   }
   find_steps(recorded);
   find_effects(recorded);
+  const std::span<Step> forward(steps.data(), split);
+  lanes = find_lanes(recorded.tape, forward);
   for (const Part part : {Part::kForward, Part::kBackward}) {
     const std::span<Step> own(steps.data() + begin(part), end(part) - begin(part));
-    // Segments are cut where gradients are final in the tape's order.
-    if (part == Part::kForward || recorded.segments.size() <= 1) {
+    // Segments are cut where gradients are final in the tape's order, lanes where they were forked.
+    if (part == Part::kForward ? lanes.empty() : recorded.segments.size() <= 1) {
       order_for_memory(recorded.tape, kept(part, recorded), own);
     }
     plan_lives(recorded, part);
   }
+  drop_last = let_go_behind(recorded.tape, lanes, forward);
 }
 
 void Plan::find_steps(const Recorded& recorded) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cohort/script/lanes.h"
 #include "cohort/script/recorded.h"
 
 namespace cohort::script {
@@ -24,6 +25,8 @@ struct Plan {
 
   std::vector<Step> steps;
   std::size_t split = 0;              ///< of steps: where backward begins
+  std::vector<Lane> lanes;            ///< of forward
+  std::vector<int> drop_last;         ///< values that forward lets go at its end
   Tensors fixed;                      ///< captured tensors, constants and their views, by slot
   std::vector<bool> hoisted;          ///< slots of those
   std::vector<int> saved;             ///< slots that forward makes and backward reads

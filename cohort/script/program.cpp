@@ -1,14 +1,19 @@
 #include "cohort/script/program.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <list>
 
 #include "cohort/core/error.h"
+#include "cohort/core/log.h"
+#include "cohort/core/own_threads.h"
 #include "cohort/script/boxed.h"
+#include "cohort/script/fork.h"
 #include "cohort/script/rehearsal.h"
 
 namespace cohort::script {
@@ -39,6 +44,31 @@ class Modes {
   }
 
   bool grad_, below_, now_grad_, now_below_;
+};
+
+// In a rehearsal, all on one thread: as many threads in an operator as there are where it runs later, so that
+// numbers are the same to the last bit.
+class AsInLanes {
+ public:
+  explicit AsInLanes(const std::vector<Lane>& lanes) : lanes_(lanes), threads_(at::get_num_threads()) {}
+  ~AsInLanes() { set(threads_); }
+  AsInLanes(const AsInLanes&) = delete;
+  AsInLanes& operator=(const AsInLanes&) = delete;
+  void before(std::size_t action) {
+    set(std::ranges::any_of(lanes_,
+                            [=](const Lane& lane) { return lane.begin <= action && action < lane.end; })
+            ? 1
+            : threads_);
+  }
+
+ private:
+  void set(int threads) {
+    if (threads != now_) core::set_own_threads(now_ = threads);
+  }
+
+  const std::vector<Lane>& lanes_;
+  const int threads_;
+  int now_ = threads_;
 };
 
 at::Tensor resident_tensor(Arena& arena, const Resident& resident, const Layout& layout) {
@@ -186,8 +216,8 @@ void Program::prepare(Frame& frame, Part part, const Stage& stage) const {
   prepared = &stage;
 }
 
-void Program::store_results(const Call& call, Frame& frame) const {
-  const std::size_t first = frame.stack.size() - call.num_results;
+void Program::store_results(const Call& call, Frame& frame, torch::jit::Stack& stack) const {
+  const std::size_t first = stack.size() - call.num_results;
   const auto store = [&](int slot, at::Tensor&& tensor) {
     if (call.is_foreign && slot >= 0)
       check_sizes(call, tensor, recorded_.tape.values()[at_slot(slot)].layout);
@@ -197,7 +227,7 @@ void Program::store_results(const Call& call, Frame& frame) const {
     }
   };
   for (const TensorPlace& result : call.results) {
-    c10::IValue& value = frame.stack[first + result.index];
+    c10::IValue& value = stack[first + result.index];
     if (result.kind == TensorPlace::Kind::kTensor) {
       store(result.slots.front(), std::move(value).toTensor());
     } else {
@@ -205,11 +235,12 @@ void Program::store_results(const Call& call, Frame& frame) const {
       for (std::size_t i = 0; i < tensors.size(); ++i) store(result.slots[i], std::move(tensors[i]));
     }
   }
-  frame.stack.clear();
+  stack.clear();
 }
 
 // Within a RandomScope operators that draw are looked up anew, so that they meet its key.
-void Program::run_action(const Action& action, Frame& frame, bool find_kernels) const {
+void Program::run_action(const Action& action, Frame& frame, torch::jit::Stack& stack,
+                         bool find_kernels) const {
   if (action.call == nullptr) {
     frame.values[at_slot(action.view)] =
         view_of(frame.values[at_slot(action.view_of)], recorded_.tape.values()[at_slot(action.view)].layout,
@@ -217,8 +248,8 @@ void Program::run_action(const Action& action, Frame& frame, bool find_kernels) 
   } else if (action.unboxed != nullptr) {
     action.unboxed->run(frame.values);
   } else {
-    run_boxed(*action.call, frame.values, frame.stack, find_kernels && action.draws);
-    store_results(*action.call, frame);
+    run_boxed(*action.call, frame.values, stack, find_kernels && action.draws);
+    store_results(*action.call, frame, stack);
   }
 }
 
@@ -238,7 +269,7 @@ void Program::run_actions(Frame& frame, std::span<const Action> actions, const S
   for (const Action& action : actions) {
     if (action.call != nullptr && !find_kernels) modes.set(*action.call);
     source.expect(action.blocks);
-    run_action(action, frame, find_kernels);
+    run_action(action, frame, frame.stack, find_kernels);
     if (!action.placed.empty() && !is_placed(action, frame)) {
       source.expect({});
       for (const auto& [slot, offset] : action.placed) {
@@ -251,20 +282,89 @@ void Program::run_actions(Frame& frame, std::span<const Action> actions, const S
   }
 }
 
+// On a thread of its own, which takes no blocks of the arena.
+void Program::run_lane(Frame& frame, std::span<const Action> actions, bool find_kernels) const {
+  Modes modes;
+  torch::jit::Stack stack;
+  for (const Action& action : actions) {
+    if (action.call != nullptr && !find_kernels) modes.set(*action.call);
+    run_action(action, frame, stack, find_kernels);
+    for (const int slot : action.drop) frame.values[at_slot(slot)].reset();
+  }
+}
+
+void Program::run_stage(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const {
+  if (stage.lanes.empty()) {
+    run_actions(frame, stage.actions, staged, find_kernels);
+  } else {
+    run_lanes(frame, stage, staged, find_kernels);
+  }
+  for (const int slot : stage.drop_last) frame.values[at_slot(slot)].reset();
+}
+
+// Goes through the actions, handing lanes to other threads, and waits for each where it is to join.
+void Program::run_lanes(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const {
+  struct Running {
+    std::size_t join;
+    ForkedPart part;
+  };
+  const std::span<const Action> all = stage.actions;
+  const bool has_one_thread = at::get_num_threads() == 1;
+  std::list<Running> running;  // let go of before it has ended, a part is waited for
+  const auto start = [&](const Lane& lane) {
+    const auto actions = all.subspan(lane.begin, lane.end - lane.begin);
+    if (lane.join == lane.end && has_one_thread) {  // nothing goes on beside it
+      run_lane(frame, actions, find_kernels);
+      return;
+    }
+    auto run = [this, &frame, actions, find_kernels](const Tensors&) {
+      run_lane(frame, actions, find_kernels);
+      return Tensors();
+    };
+    running.push_back({lane.join, ForkedPart(std::move(run), {}, ForkedPart::Graph::kNone)});
+  };
+  const auto join = [](ForkedPart& part) {
+    while (!part.ends_by(core::Deadline(kForkTimeout))) {
+      core::log_warning(
+          "[script.replay] a forked part has not ended yet, and is waited for: it writes to what the replay "
+          "holds");
+    }
+    part.wait(core::Deadline::never());
+    return true;
+  };
+  auto next = stage.lanes.begin();
+  for (std::size_t at = 0;;) {
+    std::erase_if(running, [&](Running& each) { return each.join == at && join(each.part); });
+    if (next != stage.lanes.end() && next->begin == at) {
+      start(*next);
+      at = next++->end;
+      continue;
+    }
+    if (at == all.size()) return;
+    std::size_t end = next == stage.lanes.end() ? all.size() : next->begin;
+    for (const Running& each : running) end = std::min(end, each.join);
+    run_actions(frame, all.subspan(at, end - at), staged, find_kernels);
+    at = end;
+  }
+}
+
 void Program::rehearse(Frame& frame, Part part, bool find_kernels) const {
   const Staged& staged = parts_[static_cast<std::size_t>(part)];
   Rehearsal rehearsal(recorded_, plan_, part, staged.plain);
   {
     Modes modes;
     const MemoryScope scope(&rehearsal.log());
+    AsInLanes threads(staged.plain.lanes);
     for (std::size_t i = 0; i < staged.plain.actions.size(); ++i) {
       const Action& action = staged.plain.actions[i];
       if (action.call != nullptr && !find_kernels) modes.set(*action.call);
+      threads.before(i);
       rehearsal.before(i);
-      run_action(action, frame, find_kernels);
+      run_action(action, frame, frame.stack, find_kernels);
       rehearsal.after(i, frame.values);
       for (const int slot : action.drop) frame.values[at_slot(slot)].reset();
     }
+    for (const int slot : staged.plain.drop_last) frame.values[at_slot(slot)].reset();
   }
   staged.arena = std::make_unique<const Stage>(rehearsal.finish());
   staged.ready.store(staged.arena.get(), std::memory_order_release);
@@ -284,7 +384,7 @@ void Program::run(Frame& frame, Part part, std::size_t begin, std::size_t end) c
     run_actions(frame, {first, last}, staged, find_kernels);
   } else if (ready != nullptr && staged.is_trusted.load(std::memory_order_relaxed)) {
     prepare(frame, part, *ready);
-    run_actions(frame, ready->actions, staged, find_kernels);
+    run_stage(frame, *ready, staged, find_kernels);
   } else if (ready == nullptr && !staged.is_rehearsed.exchange(true)) {
     try {
       rehearse(frame, part, find_kernels);
@@ -293,7 +393,7 @@ void Program::run(Frame& frame, Part part, std::size_t begin, std::size_t end) c
       throw;
     }
   } else {
-    run_actions(frame, staged.plain.actions, staged, find_kernels);
+    run_stage(frame, staged.plain, staged, find_kernels);
   }
 }
 

@@ -24,7 +24,7 @@ struct Frame {
   std::size_t num_resident_blocks = 0;
 };
 
-/// Runs the operators of a tape on what is in a frame.
+/// Runs the operators of a tape on what is in a frame, forked parts of forward on other threads (lanes.h).
 /// The first run of a part is a rehearsal: it allocates as eager mode does, and shows how later runs need
 /// not. From then on what does not leave a run lies in its frame's arena, and operators write into tensors
 /// that are there. Views are made without an operator, those of captured tensors once for all runs. Memory:
@@ -89,12 +89,15 @@ class Program {
 
   void run(Frame& frame, Part part, std::size_t begin, std::size_t end) const;
   void rehearse(Frame& frame, Part part, bool find_kernels) const;
+  void run_stage(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const;
+  void run_lanes(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const;
   void run_actions(Frame& frame, std::span<const Action> actions, const Staged& staged,
                    bool find_kernels) const;
-  void run_action(const Action& action, Frame& frame, bool find_kernels) const;
+  void run_lane(Frame& frame, std::span<const Action> actions, bool find_kernels) const;
+  void run_action(const Action& action, Frame& frame, torch::jit::Stack& stack, bool find_kernels) const;
   bool is_placed(const Action& action, Frame& frame) const;
   void prepare(Frame& frame, Part part, const Stage& stage) const;
-  void store_results(const Call& call, Frame& frame) const;
+  void store_results(const Call& call, Frame& frame, torch::jit::Stack& stack) const;
   std::unique_ptr<Frame> idle_frame() const;
 
   Recorded recorded_;

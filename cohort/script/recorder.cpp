@@ -148,8 +148,8 @@ Recording::~Recording() {
   }
 }
 
-bool Recording::is_active() {
-  return current_tape != nullptr;
+Tape* Recording::tape() {
+  return current_tape;
 }
 
 }  // namespace cohort::script

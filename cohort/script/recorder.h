@@ -30,7 +30,9 @@ class Recording {
   Recording& operator=(const Recording&) = delete;
 
   /// True while the calling thread records.
-  static bool is_active();
+  static bool is_active() { return tape() != nullptr; }
+  /// What it records to; null: it does not.
+  static Tape* tape();
 
  private:
   Tape& tape_;

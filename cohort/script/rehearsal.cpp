@@ -22,12 +22,14 @@ Rehearsal::Rehearsal(const Recorded& recorded, const Plan& plan, Part part, cons
       plan_(plan),
       part_(part),
       plain_(plain),
+      concurrent_(concurrent_steps(plain.lanes)),
       memory_(recorded.tape.num_storages()),
       is_resident_(recorded.tape.values().size()),
       is_dropped_(plain.actions.size()),
       begins_(plain.actions.size()),
       held_(plain.actions.size()) {
   find_memory();
+  leave_out_lanes();
   find_kept();
 }
 
@@ -63,6 +65,23 @@ void Rehearsal::find_memory() {
     if (!action.call->is_foreign) continue;
     each_slot(action.call->results, [&](int slot) { memory_of(slot).is_ours = false; });
   }
+}
+
+// What is made while several threads run is allocated for itself, so that only one takes blocks of the arena,
+// and what was made before stays where it is until there is one thread again.
+void Rehearsal::leave_out_lanes() {
+  for (const Concurrent& actions : concurrent_) {
+    for (Memory& memory : memory_) {
+      if (memory.first == kNone) continue;
+      if (actions.holds(memory.first)) memory.is_ours = memory.is_internal = false;
+      if (actions.holds(memory.last)) memory.last = actions.end;
+    }
+  }
+}
+
+bool Rehearsal::is_concurrent(std::size_t action) const {
+  return std::any_of(concurrent_.begin(), concurrent_.end(),
+                     [action](const Concurrent& actions) { return actions.holds(action); });
 }
 
 // What is handed out gets memory of its own, but for the gradients of a whole step: the next one lets them go
@@ -205,7 +224,7 @@ void Rehearsal::add_blocks() {
   }
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const AllocationLog::Entry& entry = entries[i];
-    if (outs_.count(entry.step) != 0 || is_dropped_[entry.step]) continue;
+    if (outs_.count(entry.step) != 0 || is_dropped_[entry.step] || is_concurrent(entry.step)) continue;
     const auto found = by_entry.find(i);
     const bool is_kept_by_somebody = entry.died == AllocationLog::kNever;
     std::size_t piece = kNone;
@@ -263,26 +282,49 @@ Stage Rehearsal::build(std::size_t most_piece_bytes) {
   for (Resident& resident : stage_.residents) {
     if (resident.view_of == kUndefined) resident.offset = packing.offsets[memory_of(resident.slot).piece];
   }
-  std::vector<Action> actions;
   for (std::size_t i = 0; i < stage_.actions.size(); ++i) {
-    if (is_dropped_[i]) continue;
     Action& action = stage_.actions[i];
     for (std::size_t k = 0; k < action.blocks.size(); ++k) {
       const std::size_t piece = held_[i][k].piece;
       if (piece != kNone) action.blocks[k].offset = packing.offsets[piece];
     }
-    if (action.call != nullptr && outs_.count(i) == 0) {
-      each_slot(action.call->results, [&](int slot) {
-        const Memory& memory = memory_of(slot);
-        if (memory.piece == kNone || memory.first != i || is_resident_[at_slot(slot)]) return;
-        action.placed.emplace_back(slot, packing.offsets[memory.piece]);
-      });
-    }
-    std::erase_if(action.drop, [&](int slot) { return is_resident_[at_slot(slot)]; });
-    actions.push_back(std::move(action));
+    if (action.call == nullptr || outs_.count(i) != 0) continue;
+    each_slot(action.call->results, [&](int slot) {
+      const Memory& memory = memory_of(slot);
+      if (memory.piece == kNone || memory.first != i || is_resident_[at_slot(slot)]) return;
+      action.placed.emplace_back(slot, packing.offsets[memory.piece]);
+    });
   }
-  stage_.actions = std::move(actions);
+  take_actions();
   return std::move(stage_);
+}
+
+// Of all actions those that residents do not make needless.
+void Rehearsal::take_actions() {
+  std::vector<Action> actions;
+  std::vector<std::size_t> place(stage_.actions.size() + 1);
+  std::vector<int> left;  // values to let go of actions that are not there
+  for (std::size_t i = 0; i < stage_.actions.size(); ++i) {
+    place[i] = actions.size();
+    Action& action = stage_.actions[i];
+    action.drop.insert(action.drop.end(), left.begin(), left.end());
+    std::erase_if(action.drop, [&](int slot) { return is_resident_[at_slot(slot)]; });
+    left.clear();
+    if (is_dropped_[i]) {
+      left = std::move(action.drop);
+    } else {
+      actions.push_back(std::move(action));
+    }
+  }
+  place.back() = actions.size();
+  stage_.actions = std::move(actions);
+  stage_.drop_last = plain_.drop_last;
+  stage_.drop_last.insert(stage_.drop_last.end(), left.begin(), left.end());
+  std::erase_if(stage_.drop_last, [&](int slot) { return is_resident_[at_slot(slot)]; });
+  for (const Lane& lane : plain_.lanes) {
+    const Lane moved{place[lane.begin], place[lane.end], place[lane.join]};
+    if (moved.begin < moved.end) stage_.lanes.push_back(moved);
+  }
 }
 
 }  // namespace cohort::script

@@ -41,9 +41,11 @@ class Rehearsal {
   };
 
   void find_memory();
+  void leave_out_lanes();
   void find_kept();
   std::size_t most_arena_bytes() const;
   Stage build(std::size_t most_piece_bytes);
+  void take_actions();
   void leave_out(std::size_t most_piece_bytes);
   int argument_to_write_over(std::size_t action, int result) const;
   void add_residents();
@@ -53,12 +55,14 @@ class Rehearsal {
   std::size_t new_piece(std::size_t bytes, std::size_t first, std::size_t last);
   Memory& memory_of(int slot);
   const Memory& memory_of(int slot) const { return const_cast<Rehearsal*>(this)->memory_of(slot); }
+  bool is_concurrent(std::size_t action) const;
   const Layout& layout(int slot) const { return recorded_.tape.values()[at_slot(slot)].layout; }
 
   const Recorded& recorded_;
   const Plan& plan_;
   const Part part_;
   const Stage& plain_;
+  const std::vector<Concurrent> concurrent_;  // actions
   AllocationLog log_;
   std::vector<Memory> memory_;  // by storage
   std::unordered_map<std::size_t, Out> outs_;

@@ -14,6 +14,10 @@ int result_of(const Call& call, const Recorded& recorded, const Plan& plan) {
 
 Stage plain_stage(const Recorded& recorded, const Plan& plan, Part part) {
   Stage stage;
+  if (part == Part::kForward) {
+    stage.lanes = plan.lanes;
+    stage.drop_last = plan.drop_last;
+  }
   for (std::size_t i = plan.begin(part); i < plan.end(part); ++i) {
     const Step& step = plan.steps[i];
     Action& action = stage.actions.emplace_back();

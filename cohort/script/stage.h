@@ -35,6 +35,8 @@ struct Resident {
 /// One part of a program, ready to run.
 struct Stage {
   std::vector<Action> actions;
+  std::vector<Lane> lanes;     ///< of actions
+  std::vector<int> drop_last;  ///< values that go when all actions have run
   std::vector<Resident> residents;
   std::size_t arena_bytes = 0;
   std::size_t num_outs = 0;  ///< operators that write into residents

@@ -109,8 +109,9 @@ std::string Call::name() const {
   return c10::toString(op.operator_name());
 }
 
-Tape::Tape(std::vector<Call> calls, std::vector<Value> values, const std::vector<bool>& written)
-    : calls_(std::move(calls)), values_(std::move(values)) {
+Tape::Tape(std::vector<Call> calls, std::vector<Value> values, const std::vector<bool>& written,
+           std::vector<ForkedCalls> forked)
+    : calls_(std::move(calls)), values_(std::move(values)), forked_(std::move(forked)) {
   for (const bool is_written : written) {
     storages_.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
                          kUndefined, false, false, is_written});
@@ -132,6 +133,14 @@ std::size_t Tape::KeyHash::operator()(const Key& key) const {
   for (const std::int64_t size : key.layout.sizes) mix(size);
   for (const std::int64_t stride : key.layout.strides) mix(stride);
   return hash;
+}
+
+void Tape::begin_fork() {
+  if (open_forks_++ == 0) forked_.push_back({calls_.size(), calls_.size()});
+}
+
+void Tape::end_fork() {
+  if (--open_forks_ == 0) forked_.back().end = calls_.size();
 }
 
 void Tape::refuse(std::string reason) {

@@ -91,6 +91,12 @@ struct Call {
   std::string name() const;
 };
 
+/// Calls [begin, end) of a tape that script::fork() was given: they may run beside those that follow.
+struct ForkedCalls {
+  std::size_t begin = 0, end = 0;
+  bool operator==(const ForkedCalls&) const = default;
+};
+
 /// The calls of one recording, in order, and the values that go between them.
 /// Values are told apart by storage and layout, not by handle, because autograd wraps views anew. Storages
 /// are held weakly: memory is freed as in eager mode, while no address can mean two storages. Threads: one.
@@ -98,13 +104,17 @@ class Tape {
  public:
   Tape() = default;
   /// The tape of a recording that was made elsewhere, for replay. `written`: by storage.
-  Tape(std::vector<Call> calls, std::vector<Value> values, const std::vector<bool>& written);
+  Tape(std::vector<Call> calls, std::vector<Value> values, const std::vector<bool>& written,
+       std::vector<ForkedCalls> forked);
 
   /// Makes `tensor` an input; returns its slot. Undefined ones are kUndefined.
   /// An input that shares memory with an earlier value is a slot of its own only if its layout differs.
   int add_input(const at::Tensor& tensor);
   /// Runs `op` on `stack`, below the recorder, and writes it down.
   void call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  /// Says that the calls between are a forked part. One within another belongs to that one.
+  void begin_fork();
+  void end_fork();
   /// Returns the slot of a tensor; kUnknown where no call or input had it.
   int find(const at::Tensor& tensor) const;
   /// As find(), of what the function returns: memory that kernels filled without an operator counts as read.
@@ -119,6 +129,8 @@ class Tape {
 
   const std::vector<Call>& calls() const { return calls_; }
   const std::vector<Value>& values() const { return values_; }
+  /// In order; none within another.
+  const std::vector<ForkedCalls>& forked() const { return forked_; }
   std::size_t num_storages() const { return storages_.size(); }
   /// True if an operator wrote to this storage by the letter of its schema.
   bool is_written(std::size_t storage) const { return storages_[storage].written; }
@@ -171,6 +183,8 @@ class Tape {
 
   std::vector<Call> calls_;
   std::vector<Value> values_;
+  std::vector<ForkedCalls> forked_;
+  int open_forks_ = 0;
   std::vector<Storage> storages_;
   std::unordered_map<const c10::StorageImpl*, std::size_t> storage_numbers_;
   std::unordered_map<Key, int, KeyHash> slots_;

@@ -170,7 +170,8 @@ class Reader {
     std::vector<Call> calls;
     for (const json& each : from_.at("calls")) calls.push_back(call(each));
     Recorded recorded;
-    recorded.tape = Tape(std::move(calls), std::move(values), written);
+    std::vector<ForkedCalls> forked = this->forked(calls.size());
+    recorded.tape = Tape(std::move(calls), std::move(values), written, std::move(forked));
     recorded.inputs = slots(from_.at("inputs"));
     recorded.outputs = slots(from_.at("outputs"));
     recorded.needs_gradient.resize(recorded.outputs.size());
@@ -187,6 +188,18 @@ class Reader {
     auto found = numbers.get<std::vector<int>>();
     for (const int slot : found) {
       check(slot >= kUndefined && slot < static_cast<int>(num_values_), "a slot without a value");
+    }
+    return found;
+  }
+
+  std::vector<ForkedCalls> forked(std::size_t num_calls) const {
+    std::vector<ForkedCalls> found;
+    for (const json& each : from_.value("forked", json::array())) {
+      found.push_back({each.at(0).get<std::size_t>(), each.at(1).get<std::size_t>()});
+      const std::size_t before = found.size() == 1 ? 0 : found[found.size() - 2].end;
+      check(before <= found.back().begin && found.back().begin <= found.back().end &&
+                found.back().end <= num_calls,
+            "a forked part of calls that are not there");
     }
     return found;
   }
@@ -276,17 +289,15 @@ c10::ScalarType scalar_type_of(const std::string& name) {
 }
 
 json to_json(const Recorded& recorded, const std::function<std::size_t(const at::Tensor&)>& keep) {
-  json values = json::array(), calls = json::array(), written = json::array();
+  json values = json::array(), calls = json::array(), written = json::array(), forked = json::array();
   for (const Value& value : recorded.tape.values()) values.push_back(value_json(value, keep));
   for (const Call& call : recorded.tape.calls()) calls.push_back(call_json(call));
   for (std::size_t i = 0; i < recorded.tape.num_storages(); ++i) {
     written.push_back(recorded.tape.is_written(i));
   }
-  return {{"inputs", recorded.inputs},
-          {"outputs", recorded.outputs},
-          {"values", std::move(values)},
-          {"written", std::move(written)},
-          {"calls", std::move(calls)}};
+  for (const ForkedCalls& each : recorded.tape.forked()) forked.push_back({each.begin, each.end});
+  return {{"inputs", recorded.inputs},     {"outputs", recorded.outputs}, {"values", std::move(values)},
+          {"written", std::move(written)}, {"calls", std::move(calls)},   {"forked", std::move(forked)}};
 }
 
 Recorded recorded_from_json(const json& from,

@@ -3,17 +3,23 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <condition_variable>
 #include <filesystem>
+#include <mutex>
 #include <semaphore>
+#include <set>
 #include <thread>
 
 #include "cohort/core/cpu.h"
 #include "cohort/core/error.h"
 #include "cohort/core/random_scope.h"
 #include "cohort/optim/autocast.h"
+#include "cohort/script/file.h"
 #include "cohort/script/script.h"
+#include "cohort/script/step.h"
 #include "nets.h"
 #include "tests/support/gate.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
 namespace cohort::script {
@@ -231,6 +237,201 @@ TEST(ForkTest, AScriptedFunctionRecordsItsPartsWithTheirGradients) {
     EXPECT_TRUE(same_bits(found[0], found[1])) << i;
   }
   EXPECT_NE(fast.explain().find("values saved for backward"), std::string::npos) << fast.explain();
+}
+
+// An operator that can wait for another call of itself, and fail.
+struct Meeting {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_on = false, fails = false;
+  int present = 0;
+  std::set<std::thread::id> threads;
+
+  static Meeting& get() {
+    static Meeting meeting;
+    return meeting;
+  }
+  void begin() {
+    const std::lock_guard lock(mutex);
+    is_on = true;
+    present = 0;
+    threads.clear();
+  }
+  // True if two calls were there at the same time.
+  bool took_place() {
+    const std::lock_guard lock(mutex);
+    is_on = false;
+    return present == 2 && threads.size() == 2;
+  }
+};
+
+at::Tensor meet(const at::Tensor& x) {
+  Meeting& meeting = Meeting::get();
+  std::unique_lock lock(meeting.mutex);
+  if (meeting.fails) throw std::runtime_error("the operator fails");
+  if (meeting.is_on) {
+    ++meeting.present;
+    meeting.threads.insert(std::this_thread::get_id());
+    meeting.changed.notify_all();
+    meeting.changed.wait_for(lock, 20s, [&] { return meeting.present == 2; });
+  }
+  return x * 2;
+}
+
+TORCH_LIBRARY(script_fork_test, library) {
+  library.def("meet(Tensor x) -> Tensor");
+  library.impl("meet", c10::DispatchKey::CPU, &meet);
+}
+
+at::Tensor call_meet(const at::Tensor& x) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("script_fork_test::meet", "")
+                             .typed<at::Tensor(const at::Tensor&)>();
+  return op.call(x);
+}
+
+at::Tensor meets(const at::Tensor& x, const at::Tensor& y) {
+  auto part = fork([](const at::Tensor& t) { return call_meet(t).sin(); }, x);
+  const at::Tensor mine = call_meet(y).cos();
+  return wait(part) + mine;
+}
+
+TEST(ForkTest, AReplayRunsAPartBesideWhatFollowsIt) {
+  const at::NoGradGuard no_grad;
+  auto fast = script(meets);
+  for (int i = 0; i < 6; ++i) {
+    const at::Tensor x = at::rand({8, 8}), y = at::rand({8, 8});
+    const at::Tensor expected = (x * 2).sin() + (y * 2).cos();
+    if (i >= 2) Meeting::get().begin();  // two recordings, a rehearsal, replays
+    const bool is_rehearsed = i == 2;
+    if (is_rehearsed) Meeting::get().took_place();
+    EXPECT_TRUE(same_bits(fast(x, y), expected)) << i;
+    if (i > 2) {
+      EXPECT_TRUE(Meeting::get().took_place()) << i;
+    }
+  }
+  EXPECT_NE(fast.explain().find("1 forked parts on other threads"), std::string::npos) << fast.explain();
+}
+
+TEST(ForkTest, AProgramFromAFileRunsAPartBesideWhatFollowsIt) {
+  const at::NoGradGuard no_grad;
+  auto fast = script(meets);
+  const at::Tensor x = at::rand({8, 8}), y = at::rand({8, 8});
+  for (int i = 0; i < 3; ++i) fast(x, y);
+  const test::TempDir folder;
+  fast.save((folder.path() / "meets.safetensors").string());
+  auto loaded = load((folder.path() / "meets.safetensors").string());
+  const at::Tensor expected = fast(x, y);
+  EXPECT_TRUE(same_bits(loaded({x, y}).at(0), expected));
+  Meeting::get().begin();
+  EXPECT_TRUE(same_bits(loaded({x, y}).at(0), expected));
+  EXPECT_TRUE(Meeting::get().took_place());
+}
+
+TEST(ForkTest, WhatAReplayedPartThrowsIsThrownAndTheNextCallRuns) {
+  const at::NoGradGuard no_grad;
+  auto fast = script([](const at::Tensor& x, const at::Tensor& y) {
+    auto part = fork([](const at::Tensor& t) { return call_meet(t.exp()); }, x);
+    const at::Tensor mine = y.sin().matmul(y);
+    return wait(part) + mine;
+  });
+  const at::Tensor x = at::rand({8, 8}), y = at::rand({8, 8});
+  const at::Tensor expected = fast(x, y);
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_TRUE(same_bits(fast(x, y), expected)) << i;
+    if (i < 3) continue;
+    Meeting::get().fails = true;
+    COHORT_EXPECT_THROW_WITH(fast(x, y), std::runtime_error, "the operator fails");
+    Meeting::get().fails = false;
+  }
+}
+
+// Parts that need each other's results, write where the caller reads and the other way around: whatever the
+// threads do, a replay keeps the order of the recording where it matters.
+at::Tensor tangle(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+  const at::Tensor shared = x * 2, kept = x.sin();
+  auto reads = fork([&](const at::Tensor& t) { return chain(t, weights[0]); }, shared);
+  at::Tensor mine = chain(x, weights[1]);
+  shared.add_(mine);  // after the part's reading
+  auto writes = fork(
+      [&](const at::Tensor& t) {
+        const at::Tensor y = chain(t, weights[2]);
+        kept.mul_(y);
+        return y;
+      },
+      mine);
+  mine = mine + chain(shared, weights[3]) + kept;  // after the part's writing
+  auto nested = fork(
+      [&](const at::Tensor& t) {
+        auto inner = fork([&](const at::Tensor& u) { return chain(u, weights[0]); }, t);
+        return wait(inner) + chain(t, weights[1]);
+      },
+      mine);
+  const at::Tensor last = chain(mine.exp(), weights[2]);
+  return wait(nested) + last + wait(reads) + wait(writes) + shared.view({-1}).narrow(0, 0, 1);
+}
+
+// The same, with everything in order.
+at::Tensor in_order(const at::Tensor& x, const std::vector<at::Tensor>& weights) {
+  at::Tensor shared = x * 2, kept = x.sin();
+  const at::Tensor reads = chain(shared, weights[0]);
+  at::Tensor mine = chain(x, weights[1]);
+  shared = shared + mine;
+  const at::Tensor writes = chain(mine, weights[2]);
+  kept = kept * writes;
+  mine = mine + chain(shared, weights[3]) + kept;
+  const at::Tensor nested = chain(mine, weights[0]) + chain(mine, weights[1]);
+  const at::Tensor last = chain(mine.exp(), weights[2]);
+  return nested + last + reads + writes + shared.view({-1}).narrow(0, 0, 1);
+}
+
+TEST(ForkTest, ReplayedPartsKeepTheOrderOfWhatTheyTouch) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> weights;
+  for (int i = 0; i < 4; ++i) weights.push_back(at::randn({64, 64}) / 8);
+  auto fast = script([&](const at::Tensor& x) { return tangle(x, weights); });
+  const auto check = [&](int calls) {
+    for (int i = 0; i < calls; ++i) {
+      const at::Tensor x = at::randn({64, 64});
+      ASSERT_TRUE(same_bits(fast(x), in_order(x, weights))) << i;
+    }
+  };
+  check(3);
+  std::thread other(check, 100);
+  check(100);
+  other.join();
+  EXPECT_NE(fast.explain().find("3 forked parts"), std::string::npos) << fast.explain();
+}
+
+struct TwoTowersImpl : torch::nn::Module {
+  explicit TwoTowersImpl(bool side_by_side)
+      : forked(side_by_side),
+        left(register_module("left", test::small_mlp())),
+        right(register_module("right", test::small_mlp())) {}
+  at::Tensor forward(const at::Tensor& x) {
+    if (!forked) return left->forward(x) * right->forward(x);
+    auto a = fork(left, x), b = fork(right, x);
+    return wait(a) * wait(b);
+  }
+  bool forked;
+  test::nn::Sequential left, right;
+};
+TORCH_MODULE(TwoTowers);
+
+TEST(ForkTest, AScriptedStepTrainsWithPartsAsWithoutThem) {
+  std::vector<std::vector<at::Tensor>> trained;
+  for (const bool forked : {false, true}) {
+    at::manual_seed(5);
+    TwoTowers model(forked);
+    model->eval();
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+    auto step = script_step(
+        model, [](const at::Tensor& y, const at::Tensor& t) { return (y - t).square().mean(); }, optimizer);
+    for (int i = 0; i < 20; ++i) step(at::randn({16, 32}), at::randn({16, 10}));
+    trained.push_back(model->parameters());
+    EXPECT_EQ(step.explain().find("2 forked parts") != std::string::npos, forked) << step.explain();
+  }
+  EXPECT_TRUE(same_bits(trained[0], trained[1]));
 }
 
 }  // namespace
