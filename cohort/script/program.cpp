@@ -348,14 +348,16 @@ void Program::run_lanes(Frame& frame, const Stage& stage, const Staged& staged, 
   }
 }
 
-void Program::rehearse(Frame& frame, Part part, bool find_kernels) const {
+// Actions [first, last) of the part, and what follows from all of them when they were the last ones.
+void Program::rehearse(Frame& frame, Part part, std::size_t first, std::size_t last,
+                       bool find_kernels) const {
   const Staged& staged = parts_[static_cast<std::size_t>(part)];
-  Rehearsal rehearsal(recorded_, plan_, part, staged.plain);
+  Rehearsal& rehearsal = *frame.rehearsal;
   {
     Modes modes;
     const MemoryScope scope(&rehearsal.log());
     AsInLanes threads(staged.plain.lanes);
-    for (std::size_t i = 0; i < staged.plain.actions.size(); ++i) {
+    for (std::size_t i = first; i < last; ++i) {
       const Action& action = staged.plain.actions[i];
       if (action.call != nullptr && !find_kernels) modes.set(*action.call);
       threads.before(i);
@@ -364,36 +366,65 @@ void Program::rehearse(Frame& frame, Part part, bool find_kernels) const {
       rehearsal.after(i, frame.values);
       for (const int slot : action.drop) frame.values[at_slot(slot)].reset();
     }
-    for (const int slot : staged.plain.drop_last) frame.values[at_slot(slot)].reset();
   }
+  if (last < staged.plain.actions.size()) {
+    if (last > first) rehearsal.pause(last - 1);
+    return;
+  }
+  for (const int slot : staged.plain.drop_last) frame.values[at_slot(slot)].reset();
   staged.arena = std::make_unique<const Stage>(rehearsal.finish());
   staged.ready.store(staged.arena.get(), std::memory_order_release);
+  frame.rehearsal.reset();
 }
 
-void Program::run(Frame& frame, Part part, std::size_t begin, std::size_t end) const {
+// Decides how a run of the part goes.
+void Program::begin(Frame& frame, Part part) const {
+  const Staged& staged = parts_[static_cast<std::size_t>(part)];
+  const Stage* const ready = staged.ready.load(std::memory_order_acquire);
+  if (ready != nullptr && staged.is_trusted.load(std::memory_order_relaxed)) {
+    prepare(frame, part, *ready);
+    frame.stage = ready;
+  } else if (ready == nullptr && !staged.is_rehearsed.exchange(true)) {
+    frame.stage = nullptr;
+    // Where it does not come to its end, another run is rehearsed.
+    const auto let_go = [&staged](Rehearsal* rehearsal) {
+      if (staged.ready.load(std::memory_order_relaxed) == nullptr) staged.is_rehearsed.store(false);
+      delete rehearsal;
+    };
+    frame.rehearsal = {new Rehearsal(recorded_, plan_, part, staged.plain), let_go};
+  } else {
+    frame.stage = &staged.plain;
+  }
+}
+
+void Program::run(Frame& frame, Part part, std::size_t first_call, std::size_t end_call) const {
   const at::AutoDispatchBelowADInplaceOrView below;
   const bool find_kernels = c10::impl::tls_is_dispatch_key_included(kRandomKey);
   std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast;
   if (find_kernels) no_autocast.emplace(kAutocastKeys);
   const Staged& staged = parts_[static_cast<std::size_t>(part)];
-  const Stage* const ready = staged.ready.load(std::memory_order_acquire);
-  if (part == Part::kBackward && recorded_.segments.size() > 1) {
-    const auto& actions = staged.plain.actions;
-    const auto first = std::ranges::lower_bound(actions, begin, {}, &Action::number);
-    const auto last = std::ranges::lower_bound(actions, end, {}, &Action::number);
-    run_actions(frame, {first, last}, staged, find_kernels);
-  } else if (ready != nullptr && staged.is_trusted.load(std::memory_order_relaxed)) {
-    prepare(frame, part, *ready);
-    run_stage(frame, *ready, staged, find_kernels);
-  } else if (ready == nullptr && !staged.is_rehearsed.exchange(true)) {
+  const bool is_backward = part == Part::kBackward;
+  if (first_call == (is_backward ? recorded_.split : 0)) begin(frame, part);
+  const Stage& stage = frame.stage == nullptr ? staged.plain : *frame.stage;
+  std::size_t first = 0, last = stage.actions.size();
+  if (is_backward && recorded_.segments.size() > 1) {
+    const auto place_of = [&](std::size_t call) {
+      return std::ranges::lower_bound(stage.actions, call, {}, &Action::number) - stage.actions.begin();
+    };
+    first = static_cast<std::size_t>(place_of(first_call));
+    last = static_cast<std::size_t>(place_of(end_call));
+  }
+  if (frame.rehearsal != nullptr) {
     try {
-      rehearse(frame, part, find_kernels);
+      rehearse(frame, part, first, last, find_kernels);
     } catch (...) {
-      staged.is_rehearsed.store(false);
+      frame.rehearsal.reset();
       throw;
     }
+  } else if (last - first < stage.actions.size()) {
+    run_actions(frame, std::span(stage.actions).subspan(first, last - first), staged, find_kernels);
   } else {
-    run_stage(frame, staged.plain, staged, find_kernels);
+    run_stage(frame, stage, staged, find_kernels);
   }
 }
 

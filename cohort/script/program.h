@@ -15,6 +15,8 @@
 /// A tape made ready to run again: docs/script.md, "Replay".
 namespace cohort::script {
 
+class Rehearsal;
+
 /// The values of one run, and the memory of those that do not leave it.
 struct Frame {
   Tensors values;  ///< by slot
@@ -22,6 +24,8 @@ struct Frame {
   c10::intrusive_ptr<Arena> arena;
   std::array<const Stage*, 2> prepared = {};  ///< by part: whose residents `values` holds
   std::size_t num_resident_blocks = 0;
+  const Stage* stage = nullptr;          ///< of the part that runs; null: it is rehearsed
+  std::shared_ptr<Rehearsal> rehearsal;  ///< that goes on with the next segment
 };
 
 /// Runs the operators of a tape on what is in a frame, forked parts of forward on other threads (lanes.h).
@@ -60,9 +64,8 @@ class Program {
   /// Drops these values of a frame, but for captured ones.
   void let_go(Frame& frame, const std::vector<int>& slots) const;
 
-  /// Runs forward, or the calls of backward from `begin` up to `end`, which are the tape's; whoever calls it
-  /// has put inputs, saved values and tangents into the frame. A backward in several segments runs without an
-  /// arena, in the tape's order.
+  /// Runs forward, or the calls of backward from `begin` up to `end`, which are the tape's, one segment after
+  /// the other in the same frame; whoever calls it has put inputs, saved values and tangents into the frame.
   void forward(Frame& frame) const { run(frame, Part::kForward, 0, recorded_.split); }
   void backward(Frame& frame, std::size_t begin, std::size_t end) const {
     run(frame, Part::kBackward, begin, end);
@@ -87,8 +90,9 @@ class Program {
     mutable std::atomic<bool> is_trusted{true};
   };
 
-  void run(Frame& frame, Part part, std::size_t begin, std::size_t end) const;
-  void rehearse(Frame& frame, Part part, bool find_kernels) const;
+  void run(Frame& frame, Part part, std::size_t first_call, std::size_t end_call) const;
+  void begin(Frame& frame, Part part) const;
+  void rehearse(Frame& frame, Part part, std::size_t first, std::size_t last, bool find_kernels) const;
   void run_stage(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const;
   void run_lanes(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const;
   void run_actions(Frame& frame, std::span<const Action> actions, const Staged& staged,

@@ -156,6 +156,7 @@ void Rehearsal::after(std::size_t number, const Tensors& values) {
 
 // The last moment of an action, when it has let go of what it uses last.
 std::size_t Rehearsal::end_of(std::size_t action) const {
+  if (const auto found = pauses_.find(action); found != pauses_.end()) return found->second;
   return action + 1 < begins_.size() ? begins_[action + 1] - 1 : kNone;
 }
 

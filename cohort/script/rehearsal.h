@@ -20,6 +20,8 @@ class Rehearsal {
   /// Called before an action, and after it, before it lets values go.
   void before(std::size_t action) { begins_[action] = log_.begin_step(action); }
   void after(std::size_t action, const Tensors& values);
+  /// Called between the segments of a part: what dies until the next action is nobody's work space.
+  void pause(std::size_t last_action) { pauses_.emplace(last_action, log_.begin_step(last_action)); }
   /// Returns the stage that runs in an arena, when all actions have run.
   Stage finish() const;
 
@@ -66,9 +68,10 @@ class Rehearsal {
   AllocationLog log_;
   std::vector<Memory> memory_;  // by storage
   std::unordered_map<std::size_t, Out> outs_;
-  std::vector<bool> is_resident_;    // by slot
-  std::vector<bool> is_dropped_;     // actions that residents make needless
-  std::vector<std::size_t> begins_;  // moments of the log, by action
+  std::vector<bool> is_resident_;                        // by slot
+  std::vector<bool> is_dropped_;                         // actions that residents make needless
+  std::vector<std::size_t> begins_;                      // moments of the log, by action
+  std::unordered_map<std::size_t, std::size_t> pauses_;  // the same
   std::vector<Lifetime> pieces_;
   // By action and block: the piece that it is, and until when the operator held it.
   struct Held {

@@ -2,6 +2,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <stdexcept>
 #include <thread>
 
 #include "cohort/core/memory_watch.h"
@@ -10,8 +12,10 @@
 #include "cohort/script/out_variant.h"
 #include "cohort/script/packing.h"
 #include "cohort/script/recorder.h"
+#include "cohort/script/script.h"
 #include "cohort/script/step.h"
 #include "nets.h"
+#include "tests/support/throws.h"
 
 namespace cohort::script {
 namespace {
@@ -70,6 +74,50 @@ TEST(MemoryTest, AStepAllocatesItsLossOnly) {
   auto step = script_step(model, cross_entropy, optimizer);
   const at::Tensor x = at::randn({16, 32}), y = at::randint(0, 10, {16});
   EXPECT_EQ(allocated_by([&] { step(x, y); }), 4);
+}
+
+// How often a backward takes a block, or gives one back.
+std::size_t blocks_of_backward(const ScriptOptions* options) {
+  core::MemoryWatch watch;
+  at::manual_seed(1);
+  auto model = test::small_mlp();
+  std::optional<Scripted<decltype(model)>> fast;
+  if (options != nullptr) fast.emplace(model, *options);
+  const at::Tensor x = at::randn({16, 32}), y = at::randint(0, 10, {16});
+  for (int i = 0;; ++i) {
+    model->zero_grad();
+    const at::Tensor loss = cross_entropy(fast ? (*fast)(x) : model->forward(x), y);
+    watch.begin();
+    loss.backward();
+    if (i > kWarm) return watch.curve().size();
+  }
+}
+
+TEST(MemoryTest, ABackwardInSegmentsRunsInAnArenaToo) {
+  const auto whole = ScriptOptions().gradient_chunk_bytes(0),
+             segments = ScriptOptions().gradient_chunk_bytes(1);
+  EXPECT_LE(blocks_of_backward(&segments), blocks_of_backward(&whole));
+}
+
+TEST(MemoryTest, ARehearsalThatStopsBetweenSegmentsIsDoneAgain) {
+  auto model = test::small_mlp();
+  auto fast = script(model, ScriptOptions().gradient_chunk_bytes(1));
+  bool fails = false;
+  model->parameters().back().register_hook([&](const at::Tensor&) {
+    if (fails) throw std::runtime_error("the hook fails");
+  });
+  const at::Tensor x = at::randn({16, 32}), y = at::randint(0, 10, {16});
+  const auto step = [&] { cross_entropy(fast(x), y).backward(); };
+  step();
+  step();
+  const auto outs = [&] { return fast.explain().find("; 0 operators write into an arena"); };
+  fails = true;
+  COHORT_EXPECT_THROW_WITH(step(), std::runtime_error, "the hook fails");
+  const std::string after_failure = fast.explain();
+  fails = false;
+  step();
+  EXPECT_NE(after_failure, fast.explain());
+  EXPECT_EQ(outs(), std::string::npos) << fast.explain();
 }
 
 struct Peaks {
