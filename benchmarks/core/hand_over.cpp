@@ -6,7 +6,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -16,43 +15,33 @@
 #include <thread>
 #include <vector>
 
+#include "cohort/bench/compare.h"
 #include "cohort/core/task_thread.h"
 
 namespace {
 
+namespace bench = cohort::bench;
 namespace core = cohort::core;
 using Clock = std::chrono::steady_clock;
 const core::Deadline kDeadline(std::chrono::seconds(150));
 
-// In us: there, and there and back.
 struct Way {
   const char* name;
   std::function<Clock::time_point()> hand_over;  // returns when the function began
-  std::vector<double> there = {}, trip = {};
 };
 
-double at(std::vector<double>& times, double share) {
-  std::sort(times.begin(), times.end());
-  return times[std::min(times.size() - 1, static_cast<std::size_t>(share * double(times.size())))];
-}
-
 // In turn, each after a pause in which the other thread may fall asleep.
-void report(int rounds, std::chrono::microseconds pause, std::vector<Way> ways) {
-  const auto us = [](Clock::duration time) {
-    return std::chrono::duration<double, std::micro>(time).count();
-  };
-  for (int i = 0; i < rounds; ++i) {
-    for (Way& way : ways) {
+void report(int rounds, std::chrono::microseconds pause, const std::vector<Way>& ways) {
+  std::vector<bench::Variant> variants;
+  for (const Way& way : ways) {
+    variants.push_back(bench::Variant::sampled(way.name, [pause, hand_over = way.hand_over] {
       if (pause.count() > 0) std::this_thread::sleep_for(pause);
       const auto begin = Clock::now();
-      way.there.push_back(us(way.hand_over() - begin));
-      way.trip.push_back(us(Clock::now() - begin));
-    }
+      return std::chrono::duration<double>(hand_over() - begin).count();
+    }));
   }
-  for (Way& way : ways) {
-    std::printf("%-48s %8.2f %8.2f %8.2f   %8.2f\n", way.name, at(way.there, 0), at(way.there, 0.5),
-                at(way.there, 0.99), at(way.trip, 0.5));
-  }
+  const auto options = bench::CompareOptions().timeit(bench::TimeitOptions().rounds(rounds));
+  std::puts(bench::compare(variants, options).text().c_str());
 }
 
 Clock::time_point give(core::TaskThread& thread) {
@@ -109,8 +98,7 @@ int main(int argc, char** argv) {
   const std::chrono::microseconds none(0), pause(1000);
   const std::vector<int> cores = core::CpuSet::of_process().ids();
   const core::CpuSet first({cores.front()}), last({cores.back()});
-  std::printf("us from the call to the function; %zu cores, %d rounds\n%-48s %8s %8s %8s   %8s\n",
-              cores.size(), rounds, "", "min", "median", "p99", "and back");
+  std::printf("From the call to the function; %zu cores, %d rounds\n", cores.size(), rounds);
   {
     core::TaskThread a({.name = "a", .cpus = first}), b({.name = "b", .cpus = last});
     BareFutex bare(last);

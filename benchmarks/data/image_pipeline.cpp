@@ -1,4 +1,4 @@
-// One thread's image pipeline without files and without LibTorch. benchmarks/data/image_pipeline.py writes
+// One thread's image pipeline without files. benchmarks/data/image_pipeline.py writes
 // the images, runs this program and the same work in Pillow, round by round, and prints both side by side:
 //
 //     python benchmarks/data/image_pipeline.py build/benchmarks/data/image_pipeline_benchmark
@@ -7,16 +7,17 @@
 // one to warm up. CASE is grey28, colour256 or decode256.
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <vector>
 
+#include "cohort/bench/timeit.h"
 #include "cohort/data/transforms/pipeline.h"
 
 using namespace cohort::data;
+namespace bench = cohort::bench;
 
 namespace {
 
@@ -34,15 +35,6 @@ std::vector<File> read_folder(const std::string& folder) {
     std::memcpy(files.back().bytes.data(), text.data(), text.size());
   }
   return files;
-}
-
-template <typename Work>
-double seconds_per_image(const std::vector<File>& files, const Work& work) {
-  const std::clock_t start = std::clock();  // the processor's time, as in the Python half
-  for (size_t i = 0; i < files.size(); ++i) {
-    work(files[i], i);
-  }
-  return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC / static_cast<double>(files.size());
 }
 
 }  // namespace
@@ -72,7 +64,11 @@ int main(int argc, char** argv) {
     cohort::core::RandomStream random(1, 0, index, cohort::core::Purpose::kTransform);
     pipeline.run_encoded(file.bytes, file.name, random, out.data(), Layout::kChannelsLast);
   };
-  seconds_per_image(files, run);
-  std::printf("%.9f\n", seconds_per_image(files, run));
+  const auto pass = [&] {
+    for (size_t i = 0; i < files.size(); ++i) run(files[i], i);
+  };
+  // The processor's time, as in the Python half.
+  const auto once = bench::TimeitOptions().rounds(1).calls(1).clock(bench::cpu_clock());
+  std::printf("%.9f\n", bench::timeit(pass, once).best() / static_cast<double>(files.size()));
   return 0;
 }
