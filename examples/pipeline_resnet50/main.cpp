@@ -10,11 +10,12 @@
 
 #include <cmath>
 #include <cstdio>
-#include <map>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "cohort/core/allocator.h"
+#include "cohort/core/error.h"
 #include "cohort/models/layers.h"
 #include "cohort/models/resnet.h"
 #include "cohort/pipeline/balance.h"
@@ -34,19 +35,40 @@ struct Arguments {
   std::string curve;
 };
 
+constexpr const char* kUsage =
+    "usage: pipeline_resnet50 [--images 120] [--size 128] [--batches 3] [--repeats 3] [--split 12,20]\n"
+    "                         [--schedule zb_h1] [--curve split.svg]\n";
+
 Arguments parse(int argc, char** argv) {
-  std::map<std::string, std::string> given;
-  for (int i = 1; i + 1 < argc; i += 2) given[argv[i]] = argv[i + 1];
   Arguments result;
-  if (given.count("--images")) result.images = std::stoll(given["--images"]);
-  if (given.count("--size")) result.size = std::stoll(given["--size"]);
-  if (given.count("--batches")) result.batches = std::stoll(given["--batches"]);
-  if (given.count("--repeats")) result.repeats = std::stoi(given["--repeats"]);
-  if (given.count("--schedule")) result.schedule = pipeline::parse_schedule(given["--schedule"]);
-  result.curve = given["--curve"];
-  if (given.count("--split")) result.split.clear();
-  std::stringstream list(given["--split"]);
-  for (std::string each; std::getline(list, each, ',');) result.split.push_back(std::stoll(each));
+  const auto read = [&result](const std::string& option, const std::string& value) {
+    if (option == "--images") {
+      result.images = std::stoll(value);
+    } else if (option == "--size") {
+      result.size = std::stoll(value);
+    } else if (option == "--batches") {
+      result.batches = std::stoll(value);
+    } else if (option == "--repeats") {
+      result.repeats = std::stoi(value);
+    } else if (option == "--schedule") {
+      result.schedule = pipeline::parse_schedule(value);
+    } else if (option == "--curve") {
+      result.curve = value;
+    } else if (option == "--split") {
+      result.split.clear();
+      std::stringstream list(value);
+      for (std::string each; std::getline(list, each, ',');) result.split.push_back(std::stoll(each));
+    } else {
+      throw UsageError("pipeline_resnet50", core::concat("there is no option ", option), kUsage);
+    }
+  };
+  for (int i = 1; i < argc; i += 2) {
+    if (i + 1 == argc) throw UsageError("pipeline_resnet50", core::concat(argv[i], " wants a value"), kUsage);
+    read(argv[i], argv[i + 1]);
+  }
+  if (result.split.empty() || result.batches < 1 || result.repeats < 1) {
+    throw UsageError("pipeline_resnet50", "there is nothing to measure", kUsage);
+  }
   return result;
 }
 
@@ -120,13 +142,10 @@ void print(const char* what, Seconds time, double baseline) {
   std::fflush(stdout);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+void run(const Arguments& arguments) {
   core::tune_allocator();
   at::set_num_threads(1);  // the optimizer's; stages have their placements'
   torch::manual_seed(1);
-  const Arguments arguments = parse(argc, argv);
   Experiment experiment(arguments);
   const Seconds single = experiment.run({experiment.layers()}, arguments.images);
   print("one placement", single, single.mean);
@@ -156,7 +175,22 @@ int main(int argc, char** argv) {
   print(core::concat("pipeline, balanced cut, split ", best).c_str(), balanced, single.mean);
   std::printf("%.2fx model parallel; a step took %.3f ms, predicted %.3f ms\n", parallel.mean / balanced.mean,
               1000 * balanced.mean / static_cast<double>(arguments.batches), cut.step);
-  if (arguments.curve.empty()) return 0;
+  if (arguments.curve.empty()) return;
   const train::CurvePanel panel{"seconds per repeat", "s", {curve}};
   train::write_curves(arguments.curve, {"ResNet-50 in two stages", "", "split size", {panel}});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 2 && std::string_view(argv[1]) == "--help") {
+    std::fputs(kUsage, stdout);
+    return 0;
+  }
+  try {
+    run(parse(argc, argv));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
 }
