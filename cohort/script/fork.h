@@ -39,7 +39,7 @@ class ForkedPart {
   ForkedPart& operator=(ForkedPart&&) = delete;
 
   Tensors wait(core::Deadline deadline);
-  /// Waits, and returns whether it has ended, well or not.
+  /// Waits, and returns whether it has ended, well or not. Not after wait() has taken the result.
   bool ends_by(core::Deadline deadline);
 
  private:

@@ -25,18 +25,27 @@ void each_slot_of(const Tape& tape, const Step& step, const Fn& fn) {
 
 // What a step, or several, touch. What is not pure counts as writing all that it is handed.
 struct Touched {
-  void add(const Tape& tape, const Step& step) {
-    const Call& call = tape.calls()[step.call];
-    const auto storage = [&](int slot) { return tape.values()[at_slot(slot)].storage; };
-    const bool only_reads = step.view != kUndefined || is_pure(call);
-    each_slot_of(tape, step, [&](int slot) {
-      all.insert(storage(slot));
-      if (!only_reads) written.insert(storage(slot));
-    });
-    if (step.view == kUndefined) each_slot(call.results, [&](int slot) { written.insert(storage(slot)); });
+  void add(const Touched& other) {
+    all.insert(other.all.begin(), other.all.end());
+    written.insert(other.written.begin(), other.written.end());
   }
   Storages all, written;
 };
+
+Touched touched_by(const Tape& tape, const Step& step) {
+  Touched touched;
+  const Call& call = tape.calls()[step.call];
+  const auto storage = [&](int slot) { return tape.values()[at_slot(slot)].storage; };
+  const bool only_reads = step.view != kUndefined || is_pure(call);
+  each_slot_of(tape, step, [&](int slot) {
+    touched.all.insert(storage(slot));
+    if (!only_reads) touched.written.insert(storage(slot));
+  });
+  if (step.view == kUndefined) {
+    each_slot(call.results, [&](int slot) { touched.written.insert(storage(slot)); });
+  }
+  return touched;
+}
 
 bool meet(const Storages& a, const Storages& b) {
   const Storages& less = a.size() < b.size() ? a : b;
@@ -45,13 +54,11 @@ bool meet(const Storages& a, const Storages& b) {
 }
 
 // The first step at or behind lane.end that must wait for the lane.
-std::size_t join_of(const Tape& tape, std::span<const Step> steps, const Lane& lane) {
+std::size_t join_of(std::span<const Touched> steps, const Lane& lane) {
   Touched part;
-  for (std::size_t i = lane.begin; i < lane.end; ++i) part.add(tape, steps[i]);
+  for (std::size_t i = lane.begin; i < lane.end; ++i) part.add(steps[i]);
   for (std::size_t i = lane.end; i < steps.size(); ++i) {
-    Touched here;
-    here.add(tape, steps[i]);
-    if (meet(here.all, part.written) || meet(here.written, part.all)) return i;
+    if (meet(steps[i].all, part.written) || meet(steps[i].written, part.all)) return i;
   }
   return steps.size();
 }
@@ -60,13 +67,17 @@ std::size_t join_of(const Tape& tape, std::span<const Step> steps, const Lane& l
 
 std::vector<Lane> find_lanes(const Tape& tape, std::span<const Step> steps) {
   std::vector<Lane> lanes;
+  if (tape.forked().empty()) return lanes;
+  std::vector<Touched> touched;
+  touched.reserve(steps.size());
+  for (const Step& step : steps) touched.push_back(touched_by(tape, step));
   const auto step_at = [&](std::size_t call) {
     return static_cast<std::size_t>(std::ranges::lower_bound(steps, call, {}, &Step::call) - steps.begin());
   };
   for (const ForkedCalls& forked : tape.forked()) {
     Lane lane{step_at(forked.begin), step_at(forked.end), 0};
     if (lane.begin == lane.end) continue;
-    lane.join = join_of(tape, steps, lane);
+    lane.join = join_of(touched, lane);
     lanes.push_back(lane);
   }
   // Who starts a lane is who waits, so a lane is waited for before another begins that needs it.

@@ -261,15 +261,16 @@ bool Program::is_placed(const Action& action, Frame& frame) const {
   });
 }
 
-void Program::run_actions(Frame& frame, std::span<const Action> actions, const Staged& staged,
-                          bool find_kernels) const {
+// `stack` is the calling thread's own.
+void Program::run_actions(Frame& frame, torch::jit::Stack& stack, std::span<const Action> actions,
+                          const Staged& staged, bool find_kernels) const {
   Modes modes;
   ArenaSource source(frame.arena.get());
   const MemoryScope scope(&source);
   for (const Action& action : actions) {
     if (action.call != nullptr && !find_kernels) modes.set(*action.call);
     source.expect(action.blocks);
-    run_action(action, frame, frame.stack, find_kernels);
+    run_action(action, frame, stack, find_kernels);
     if (!action.placed.empty() && !is_placed(action, frame)) {
       source.expect({});
       for (const auto& [slot, offset] : action.placed) {
@@ -282,20 +283,9 @@ void Program::run_actions(Frame& frame, std::span<const Action> actions, const S
   }
 }
 
-// On a thread of its own, which takes no blocks of the arena.
-void Program::run_lane(Frame& frame, std::span<const Action> actions, bool find_kernels) const {
-  Modes modes;
-  torch::jit::Stack stack;
-  for (const Action& action : actions) {
-    if (action.call != nullptr && !find_kernels) modes.set(*action.call);
-    run_action(action, frame, stack, find_kernels);
-    for (const int slot : action.drop) frame.values[at_slot(slot)].reset();
-  }
-}
-
 void Program::run_stage(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const {
   if (stage.lanes.empty()) {
-    run_actions(frame, stage.actions, staged, find_kernels);
+    run_actions(frame, frame.stack, stage.actions, staged, find_kernels);
   } else {
     run_lanes(frame, stage, staged, find_kernels);
   }
@@ -314,11 +304,12 @@ void Program::run_lanes(Frame& frame, const Stage& stage, const Staged& staged, 
   const auto start = [&](const Lane& lane) {
     const auto actions = all.subspan(lane.begin, lane.end - lane.begin);
     if (lane.join == lane.end && has_one_thread) {  // nothing goes on beside it
-      run_lane(frame, actions, find_kernels);
+      run_actions(frame, frame.stack, actions, staged, find_kernels);
       return;
     }
-    auto run = [this, &frame, actions, find_kernels](const Tensors&) {
-      run_lane(frame, actions, find_kernels);
+    auto run = [this, &frame, &staged, actions, find_kernels](const Tensors&) {
+      torch::jit::Stack stack;
+      run_actions(frame, stack, actions, staged, find_kernels);
       return Tensors();
     };
     running.push_back({lane.join, ForkedPart(std::move(run), {}, ForkedPart::Graph::kNone)});
@@ -343,7 +334,7 @@ void Program::run_lanes(Frame& frame, const Stage& stage, const Staged& staged, 
     if (at == all.size()) return;
     std::size_t end = next == stage.lanes.end() ? all.size() : next->begin;
     for (const Running& each : running) end = std::min(end, each.join);
-    run_actions(frame, all.subspan(at, end - at), staged, find_kernels);
+    run_actions(frame, frame.stack, all.subspan(at, end - at), staged, find_kernels);
     at = end;
   }
 }
@@ -422,7 +413,8 @@ void Program::run(Frame& frame, Part part, std::size_t first_call, std::size_t e
       throw;
     }
   } else if (last - first < stage.actions.size()) {
-    run_actions(frame, std::span(stage.actions).subspan(first, last - first), staged, find_kernels);
+    const auto segment = std::span(stage.actions).subspan(first, last - first);
+    run_actions(frame, frame.stack, segment, staged, find_kernels);
   } else {
     run_stage(frame, stage, staged, find_kernels);
   }

@@ -95,9 +95,8 @@ class Program {
   void rehearse(Frame& frame, Part part, std::size_t first, std::size_t last, bool find_kernels) const;
   void run_stage(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const;
   void run_lanes(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const;
-  void run_actions(Frame& frame, std::span<const Action> actions, const Staged& staged,
-                   bool find_kernels) const;
-  void run_lane(Frame& frame, std::span<const Action> actions, bool find_kernels) const;
+  void run_actions(Frame& frame, torch::jit::Stack& stack, std::span<const Action> actions,
+                   const Staged& staged, bool find_kernels) const;
   void run_action(const Action& action, Frame& frame, torch::jit::Stack& stack, bool find_kernels) const;
   bool is_placed(const Action& action, Frame& frame) const;
   void prepare(Frame& frame, Part part, const Stage& stage) const;

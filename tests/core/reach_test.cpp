@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cohort/core/error.h"
+#include "cohort/core/fd.h"
 #include "cohort/core/log.h"
 #include "tests/support/port.h"
 #include "tests/support/throws.h"
@@ -28,19 +29,17 @@ TEST(ReachTest, WhoListensIsFoundByNameAndByAddress) {
 
 TEST(ReachTest, WhoComesLaterIsFoundSoon) {
   const std::uint16_t number = test::free_port();
+  const Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   std::chrono::steady_clock::time_point listens;
   std::thread later([&] {
-    std::this_thread::sleep_for(1500ms);
-    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    std::this_thread::sleep_for(1500ms);  // somebody who starts later
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(number);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-    EXPECT_EQ(::listen(fd, 1), 0);
+    EXPECT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    EXPECT_EQ(::listen(fd.get(), 1), 0);
     listens = std::chrono::steady_clock::now();
-    std::this_thread::sleep_for(2s);
-    ::close(fd);
   });
   EXPECT_EQ(reach("127.0.0.1", number, Deadline(20s), kSought), "127.0.0.1");
   const auto found = std::chrono::steady_clock::now();
