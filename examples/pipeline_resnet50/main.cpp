@@ -5,11 +5,13 @@
 //   Run:      pipeline_resnet50 [--images 120] [--size 128] [--batches 3] [--repeats 3] [--split 12,20]
 //                               [--schedule zb_h1] [--curve split.svg]
 //   Expect:   seconds per repeat: "one placement"; "model parallel, published cut"; "pipeline, published cut,
-//             split" 20, faster; "best split"; balance()'s cut with its "predicted step"; what "a step took"
+//             split" 20, faster; "best split"; balance()'s cut with its "predicted step"; what "a step took";
+//             its "bound": what two cores do over one, times what the schedule leaves busy
 #include <torch/torch.h>
 
 #include <cmath>
 #include <cstdio>
+#include <future>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -66,7 +68,7 @@ Arguments parse(int argc, char** argv) {
     if (i + 1 == argc) throw UsageError("pipeline_resnet50", core::concat(argv[i], " wants a value"), kUsage);
     read(argv[i], argv[i + 1]);
   }
-  if (result.split.empty() || result.batches < 1 || result.repeats < 1) {
+  if (result.split.empty() || result.images < 2 || result.batches < 1 || result.repeats < 1) {
     throw UsageError("pipeline_resnet50", "there is nothing to measure", kUsage);
   }
   return result;
@@ -94,10 +96,12 @@ class Experiment {
     return {layers_.part(0, at), layers_.part(at, layers_.layers().size())};
   }
 
-  Seconds run(const std::vector<pipeline::Stage>& stages, std::int64_t split_size) {
+  // A stage per placement, in order; of a stage alone, on the first.
+  Seconds run(const std::vector<pipeline::Stage>& stages, std::int64_t split_size,
+              std::vector<std::string> placements = kPlacements) {
+    placements.resize(stages.size());
     pipeline::PipelineOptions options;
-    options.placements = kPlacements;
-    options.placements.resize(stages.size());
+    options.placements = placements;
     options.split_size = split_size;
     options.schedule = arguments_.schedule;
     pipeline::Pipeline pipe(stages, options);
@@ -142,6 +146,22 @@ void print(const char* what, Seconds time, double baseline) {
   std::fflush(stdout);
 }
 
+// What two cores do at once over what one does alone: half of the images on each, with nothing in common but
+// the machine. No pipeline of two stages is faster than this, times what its schedule leaves busy.
+double two_cores_over_one(Arguments half, Seconds single) {
+  const auto images = static_cast<double>(half.images);
+  half.images /= 2;
+  const auto pace = [&single, half, images](const std::string& placement) {  // of one core's alone
+    at::set_num_threads(1);
+    Experiment experiment(half);
+    const Seconds time = experiment.run({experiment.layers()}, half.images, {placement});
+    return static_cast<double>(half.images) / time.mean * single.mean / images;
+  };
+  auto other = std::async(std::launch::async, pace, kPlacements[1]);
+  const double own = pace(kPlacements[0]);
+  return own + other.get();
+}
+
 void run(const Arguments& arguments) {
   core::tune_allocator();
   at::set_num_threads(1);  // the optimizer's; stages have their placements'
@@ -175,6 +195,9 @@ void run(const Arguments& arguments) {
   print(core::concat("pipeline, balanced cut, split ", best).c_str(), balanced, single.mean);
   std::printf("%.2fx model parallel; a step took %.3f ms, predicted %.3f ms\n", parallel.mean / balanced.mean,
               1000 * balanced.mean / static_cast<double>(arguments.batches), cut.step);
+  const double cores = two_cores_over_one(arguments, single), bound = cores * (1 - cut.bubble);
+  std::printf("two cores over one: %.2fx; bound of this cut: %.2fx one placement; reached: %.0f %% of it\n",
+              cores, bound, 100 * single.mean / balanced.mean / bound);
   if (arguments.curve.empty()) return;
   const train::CurvePanel panel{"seconds per repeat", "s", {curve}};
   train::write_curves(arguments.curve, {"ResNet-50 in two stages", "", "split size", {panel}});
