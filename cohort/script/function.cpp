@@ -6,6 +6,7 @@
 #include "cohort/script/backward.h"
 #include "cohort/script/recheck.h"
 #include "cohort/script/recorder.h"
+#include "cohort/script/stand_ins.h"
 
 namespace cohort::script {
 namespace {
@@ -115,19 +116,22 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
   auto graph = std::make_shared<core::GraphPart>(
       inputs, core::GraphPart::Words{.where = "script.function", .as_input = "hand it over as an input"});
   const Tensors leaves = graph->leaves();
+  StandIns stand_ins(inputs, leaves);
   Tensors results;
   {
     const Recording recording(recorded->tape);
-    results = run_(leaves);
+    results = run_(stand_ins.tensors());
   }
   if (is_recheck) variant->compare(recheck->difference(results));
-  find_outputs(*recorded, leaves, results);
+  stand_ins.look_at(results);
+  find_outputs(*recorded, stand_ins.tensors(), results);
   refuse_effects_under_autograd(*recorded);
   if (const std::string reason = unrecordable_within(results); !reason.empty()) recorded->tape.refuse(reason);
   const auto reached = leaves_behind(results);
   results = graph->end(results);
   if (reached.empty()) {
     finish();
+    stand_ins.settle(results);
     return results;
   }
   recorded->leaves = graph->captured();
@@ -142,6 +146,7 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
   if (!recorded->tape.refusal().empty() && !is_recheck) variant->give_up(recorded->tape.refusal());
   attach_recording({graph, recorded, variant, cache_.options().gradient_chunk_bytes(), recheck}, inputs,
                    results);
+  stand_ins.settle(results);
   return results;
 }
 

@@ -363,11 +363,11 @@ void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   Call call(op, keys.remove(c10::DispatchKey::CustomRNGKeyId));  // a RandomScope is no part of the function
   call.grad_mode = at::GradMode::is_enabled();
   call.below_autocast = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
-  if (op.hasTag(at::Tag::dynamic_output_shape)) {
-    refuse(concat(call.name(), " returns a tensor whose size depends on values"));
-  }
   std::vector<Written> written;
   take_arguments(call, *stack, written);
+  if (op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_numbers(call)) {
+    refuse(concat(call.name(), " returns a tensor whose size depends on values"));
+  }
   if (op.hasTag(at::Tag::data_dependent_output) && !compares_with_itself(call)) {
     refuse(concat(call.name(), " hands a number of a tensor to C++ (item(), an `if` on a tensor)"));
   }
@@ -380,6 +380,17 @@ void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
     needs_input_storages_ |= base >= 0 && is_of_input(base);
   }
   calls_.push_back(std::move(call));
+}
+
+// x.index({i, j}) with indices, and not masks: the sizes of its result are theirs.
+bool Tape::indexes_by_numbers(const Call& call) const {
+  if (call.op.schema().operator_name() != c10::OperatorName("aten::index", "Tensor")) return false;
+  const auto& indices = call.inputs.back().slots;
+  return std::none_of(indices.begin(), indices.end(), [this](int slot) {
+    if (slot == kUndefined) return false;
+    const auto type = slot >= 0 ? values_[at_slot(slot)].layout.dtype : c10::ScalarType::Undefined;
+    return type != at::kLong && type != at::kInt;
+  });
 }
 
 // An input or a view of one.

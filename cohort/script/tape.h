@@ -178,6 +178,7 @@ class Tape {
   void find_new_layouts(Call& call, const std::vector<Written>& written);
   std::string difference_of_calls(const Call& mine, const Call& other) const;
   std::string difference_of_contents(int slot, const Value& mine, const Value& other, bool same_inputs) const;
+  bool indexes_by_numbers(const Call& call) const;
   bool is_of_input(int slot) const;
   std::string user_of(int slot) const;
 

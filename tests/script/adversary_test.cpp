@@ -3,15 +3,18 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <thread>
 
+#include "cohort/core/error.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/script/recorder.h"
 #include "cohort/script/step.h"
 #include "nets.h"
+#include "tests/support/throws.h"
 
 // Functions and loops that a recording might get wrong: whatever script mode does with them, results, effects
 // and gradients are eager mode's, or an error.
@@ -102,6 +105,99 @@ TEST(AdversaryTest, ResultsMayBeInputsTwiceTheSameUndefinedOrConstant) {
     EXPECT_TRUE(found[4].is_alias_of(found[1]));
     found[1].zero_();
     found[5].zero_();  // is nobody else's
+  }
+  EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
+}
+
+// Calls `run` and its script in turn on what `begin` makes of a new leaf, goes on with input and result, and
+// expects the same values, shapes and gradients of the leaf.
+std::string expect_same_graph(const std::function<at::Tensor(at::Tensor)>& run,
+                              const std::function<at::Tensor(const at::Tensor&)>& begin,
+                              const std::function<at::Tensor(at::Tensor, at::Tensor)>& go_on) {
+  auto fast = script([run](const at::Tensor& h) { return run(h); });
+  for (int i = 0; i < 5; ++i) {
+    std::array<Tensors, 2> seen;
+    std::array<bool, 2> is_input{};
+    for (const bool scripted : {false, true}) {
+      at::manual_seed(i);
+      const at::Tensor x = at::randn({3, 4}).requires_grad_(), h = begin(x);
+      const at::Tensor result = scripted ? fast(h) : run(h);
+      const at::Tensor last = go_on(h, result);
+      last.sum().backward();
+      seen[scripted ? 1 : 0] = {x.grad(), last.detach(), h.detach(), result.detach()};
+      is_input[scripted ? 1 : 0] = result.is_same(h);
+    }
+    EXPECT_TRUE(same_bits(seen[0], seen[1])) << "call " << i << "\n" << fast.explain();
+    EXPECT_EQ(is_input[0], is_input[1]);
+  }
+  return fast.explain();
+}
+
+TEST(AdversaryTest, InputsWithAGraphThatAreChangedInPlace) {
+  const auto three_times = [](const at::Tensor& x) { return x * 3; };
+  const auto a_part = [](const at::Tensor& x) { return (x * 3).slice(1, 1, 3); };
+  const auto both = [](const at::Tensor& h, const at::Tensor& y) { return h.sum() + (y * y).sum(); };
+  const auto relu = [](at::Tensor h) { return h.relu_(); };
+  const auto twice = [](at::Tensor h) {
+    h.mul_(2).select(0, 1).sin_();
+    return h.exp();
+  };
+  for (const auto& body : std::vector<std::function<at::Tensor(at::Tensor)>>{relu, twice}) {
+    for (const auto& begin : std::vector<std::function<at::Tensor(const at::Tensor&)>>{three_times, a_part}) {
+      const std::string explained = expect_same_graph(body, begin, both);
+      EXPECT_TRUE(contains(explained, "is changed in place with gradients on")) << explained;
+    }
+  }
+  const auto turned = [](at::Tensor h) {
+    h.t_();
+    return h.sin() * 2;
+  };
+  const std::string explained = expect_same_graph(turned, three_times, both);
+  EXPECT_TRUE(contains(explained, "changes the shape of a tensor that it did not make")) << explained;
+
+  auto fast = script(relu);
+  COHORT_EXPECT_THROW_WITH(fast(at::rand({3}).requires_grad_()), c10::Error, "leaf");
+  auto two = script([](at::Tensor a, const at::Tensor& b) { return a.mul_(2) + b; });
+  const at::Tensor h = at::rand({3}).requires_grad_() * 1;
+  COHORT_EXPECT_THROW_WITH(two(h, h.view({3})), UsageError, "input 1 shares its memory");
+}
+
+TEST(AdversaryTest, ResultsThatAreViewsOfAnInputWithAGraph) {
+  const auto three_times = [](const at::Tensor& x) { return x * 3; };
+  const auto write = [](const at::Tensor& h, at::Tensor y) {
+    y.mul_(2);
+    return (h * h).sum();
+  };
+  for (const auto& body : std::vector<std::function<at::Tensor(at::Tensor)>>{
+           [](const at::Tensor& h) { return h; }, [](const at::Tensor& h) { return h.t()[1]; },
+           [](const at::Tensor& h) { return h.view({-1}); }}) {
+    const std::string explained = expect_same_graph(body, three_times, write);
+    EXPECT_TRUE(contains(explained, "is an input, a parameter, or a view of one")) << explained;
+  }
+}
+
+TEST(AdversaryTest, IndicesMayBeNumbersAndNoMasks) {
+  const auto make = [](int call) {
+    at::manual_seed(call);
+    return Tensors{at::randn({5, 4}), at::randint(0, 5, {6})};
+  };
+  const auto numbers = [](const Tensors& in) {
+    at::Tensor y = in[0].index({in[1]}) * 2;
+    y.index_put_({torch::indexing::Slice(), torch::tensor({0, 2})}, in[0].index({0, torch::tensor({1, 3})}));
+    return Tensors{y, in[0].index({in[1], in[1].remainder(4)})};
+  };
+  EXPECT_TRUE(contains(expect_same(numbers, make), "program: "));
+  const auto mask = [](const Tensors& in) { return Tensors{in[0].index({in[0] > 0}) * 2}; };
+  EXPECT_TRUE(
+      contains(expect_same(mask, make), "index.Tensor returns a tensor whose size depends on values"));
+
+  const at::Tensor table = at::randn({5, 4}).requires_grad_();
+  const auto look_up = [=](const at::Tensor& places) { return table.index({places}).exp(); };
+  auto fast = script(look_up);
+  for (int call = 0; call < 5; ++call) {
+    const at::Tensor places = make(call)[1];
+    const at::Tensor expected = torch::autograd::grad({look_up(places).sum()}, {table})[0];
+    EXPECT_TRUE(same_bits(torch::autograd::grad({fast(places).sum()}, {table})[0], expected)) << call;
   }
   EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
 }

@@ -1,0 +1,125 @@
+#include "cohort/script/stand_ins.h"
+
+#include <ATen/ops/as_strided.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "cohort/core/error.h"
+#include "cohort/core/graph_part.h"
+
+namespace cohort::script {
+namespace {
+
+using torch::autograd::impl::gradient_edge;
+
+bool needs_gradient(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad();
+}
+
+bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides() && a.storage_offset() == b.storage_offset();
+}
+
+// Whether two elements may lie in one place: not if each stride steps over all that smaller ones reach.
+bool may_overlap(const at::Tensor& tensor) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride, size
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) != 1) dims.emplace_back(tensor.stride(i), tensor.size(i));
+  }
+  std::sort(dims.begin(), dims.end());
+  std::int64_t reached = 0;
+  for (const auto& [stride, size] : dims) {
+    if (stride <= reached) return true;
+    reached += stride * (size - 1);
+  }
+  return false;
+}
+
+// A view to which somebody may write, made by operators that take one tensor.
+bool is_view_of(const at::Tensor& result, const at::Tensor& handed) {
+  if (!needs_gradient(result) || !needs_gradient(handed)) return false;
+  if (result.is_same(handed)) return true;
+  return result.is_view() && result._base().is_same(handed) && result.grad_fn()->num_outputs() == 1 &&
+         result.dtype() == handed.dtype() && result.is_conj() == handed.is_conj() &&
+         result.is_neg() == handed.is_neg() && !may_overlap(result);
+}
+
+// `input`, whose memory `result` shares, becomes what that is.
+void take_history(at::Tensor input, const at::Tensor& result) {
+  if (!needs_gradient(result)) {
+    input.detach_();
+  } else if (!input.is_view()) {
+    if (!lies_alike(input, result)) {
+      input.unsafeGetTensorImpl()->set_sizes_and_strides(result.sizes(), result.strides(),
+                                                         result.storage_offset());
+    }
+    torch::autograd::impl::rebase_history(input, gradient_edge(result));
+  } else {
+    if (!lies_alike(input, result)) {
+      throw UsageError("script.function", "an input that is a view changes its shape in place",
+                       "call the function itself, or hand over a clone()");
+    }
+    // A view's history is its base's too, and only an operator in place gives it one. The values are there
+    // already, so it does not count as a change to who saved them.
+    auto counter = input.unsafeGetTensorImpl()->version_counter();
+    const auto version = counter.current_version();
+    input.copy_(result.clone());
+    counter.set_version(version);
+  }
+}
+
+}  // namespace
+
+StandIns::StandIns(const Tensors& inputs, const Tensors& leaves)
+    : inputs_(inputs), handed_(core::entered(leaves)), entries_(inputs.size()) {
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    if (!needs_gradient(inputs_[i])) {
+      handed_[i] = inputs_[i];
+    } else if (inputs_[i].is_leaf()) {
+      handed_[i] = leaves[i];
+    } else {
+      entries_[i] = gradient_edge(handed_[i]);
+    }
+  }
+}
+
+void StandIns::look_at(Tensors& results) {
+  num_results_ = results.size();
+  for (std::size_t k = 0; k < num_results_; ++k) {
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      if (is_view_of(results[k], handed_[i])) views_.push_back({k, i, results[k].is_same(handed_[i])});
+    }
+  }
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    if (!entries_[i].is_valid() || gradient_edge(handed_[i]) == entries_[i]) continue;
+    for (std::size_t k = 0; k < inputs_.size(); ++k) {
+      if (k != i && needs_gradient(inputs_[k]) && inputs_[k].is_alias_of(inputs_[i])) {
+        throw UsageError(
+            "script.function",
+            core::concat("input ", i, " is changed in place, and input ", k, " shares its memory"),
+            "call the function itself, or hand over a clone()");
+      }
+    }
+    written_.push_back(i);
+    results.push_back(handed_[i]);
+  }
+}
+
+void StandIns::settle(Tensors& results) const {
+  for (std::size_t w = 0; w < written_.size(); ++w) {
+    take_history(inputs_[written_[w]], results[num_results_ + w]);
+  }
+  results.resize(num_results_);
+  for (const View& view : views_) {
+    at::Tensor& result = results[view.result];
+    const at::Tensor& input = inputs_[view.input];
+    result =
+        view.is_input ? input : input.as_strided(result.sizes(), result.strides(), result.storage_offset());
+  }
+}
+
+}  // namespace cohort::script
