@@ -11,6 +11,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/nested.h"
+#include "cohort/core/stand_ins.h"
 #include "cohort/core/timeline.h"
 #include "cohort/core/torch_compat.h"
 
@@ -100,6 +101,7 @@ class Jobs {
 struct Forward {
   Tensors results;
   std::shared_ptr<core::GraphPart> graph;
+  std::optional<core::StandIns> stand_ins;
 };
 
 // Where random operators of a part draw from.
@@ -108,7 +110,7 @@ struct Random {
   at::Generator callers;
 };
 
-Forward run_forward(const Part& part, const Random& random) {
+Forward run_forward(const Part& part, const Random& random, core::StandIns::Counts counts) {
   const c10::Device device = part.worker->device();
   std::optional<core::RandomScope> scope;
   if (random.key) {
@@ -119,10 +121,13 @@ Forward run_forward(const Part& part, const Random& random) {
   const auto here = [&](const Tensors& tensors) {
     return core::to_device(tensors, device, /*non_blocking=*/true);
   };
-  if (!at::GradMode::is_enabled()) return {part.run(here(part.inputs)), nullptr};
+  if (!at::GradMode::is_enabled()) return {part.run(here(part.inputs)), nullptr, std::nullopt};
   auto graph = std::make_shared<core::GraphPart>(part.inputs);
-  Tensors results = graph->end(part.run(here(graph->leaves())));
-  return {std::move(results), std::move(graph)};
+  core::StandIns stand_ins(kWhere, part.inputs, graph->leaves(), counts);
+  Tensors results = part.run(here(stand_ins.tensors()));
+  stand_ins.look_at(results);
+  results = graph->end(results);
+  return {std::move(results), std::move(graph), std::move(stand_ins)};
 }
 
 // The parts of one call, as one node of the caller's graph: LibTorch's engine runs the nodes of a backward
@@ -139,6 +144,7 @@ class PartsBackward : public Node {
     std::shared_ptr<core::GraphPart> graph;
     std::size_t num_results;
     std::vector<std::size_t> edges;  // of each input and captured tensor; kNone: no gradient goes there
+    std::vector<core::StandIns::Counter> counters;  // of the inputs
   };
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
@@ -186,6 +192,7 @@ std::vector<Tensors> PartsBackward::run_backwards(Tensors&& gradients) {
   Jobs<Tensors> jobs(timeout);
   std::size_t first = 0;
   for (Graph& graph : graphs) {
+    for (core::StandIns::Counter& counter : graph.counters) counter.follow();
     Tensors own(
         std::make_move_iterator(gradients.begin() + static_cast<std::ptrdiff_t>(first)),
         std::make_move_iterator(gradients.begin() + static_cast<std::ptrdiff_t>(first + graph.num_results)));
@@ -292,6 +299,12 @@ class Edges {
   std::unordered_map<const c10::TensorImpl*, std::size_t> shared_;
 };
 
+void settle(std::vector<Forward>& forwards) {
+  for (Forward& forward : forwards) {
+    if (forward.stand_ins) forward.stand_ins->settle(forward.results);
+  }
+}
+
 void attach(const std::vector<std::shared_ptr<Part>>& parts, std::vector<Forward>& forwards,
             const CutOptions& options) {
   auto node = COHORT_MAKE_NODE(PartsBackward);
@@ -301,7 +314,7 @@ void attach(const std::vector<std::shared_ptr<Part>>& parts, std::vector<Forward
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const Part& part = *parts[i];
     core::GraphPart& graph = *forwards[i].graph;
-    PartsBackward::Graph own{part.name, part.worker, forwards[i].graph, 0, {}};
+    PartsBackward::Graph own{part.name, part.worker, forwards[i].graph, 0, {}, {}};
     std::unordered_map<const c10::TensorImpl*, const at::Tensor*> meant;
     if (part.stands_for) {
       for (const auto& [leaf, original] : *part.stands_for) meant[leaf.unsafeGetTensorImpl()] = &original;
@@ -335,6 +348,10 @@ void attach(const std::vector<std::shared_ptr<Part>>& parts, std::vector<Forward
     }
   }
   core::come_through(door, ends);
+  settle(forwards);
+  for (std::size_t i = 0; i < forwards.size(); ++i) {
+    node->graphs[i].counters = forwards[i].stand_ins->counters();
+  }
 }
 
 }  // namespace
@@ -351,13 +368,14 @@ std::vector<Tensors> run_parts(std::vector<Part> given, const CutOptions& option
   Random random{options.random, {}};
   if (!random.key && parts.size() > 1) random.key = core::RandomKey::draw();
   if (!random.key) random.callers = core::RandomScope::current();
+  const auto counts = parts.size() > 1 ? core::StandIns::Counts::kOwn : core::StandIns::Counts::kOfInputs;
   Jobs<Forward> jobs(options.timeout);
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const auto& part = parts[i];
     Random own = random;
     if (own.key) own.key->part = i;
     jobs.start(*part->worker, part->name.name, part->name.forward,
-               [part, own] { return run_forward(*part, own); });
+               [part, own, counts] { return run_forward(*part, own, counts); });
   }
   std::vector<Forward> forwards = jobs.finish();
   const bool needs_gradient = std::any_of(forwards.begin(), forwards.end(), [](const Forward& forward) {
@@ -365,7 +383,7 @@ std::vector<Tensors> run_parts(std::vector<Part> given, const CutOptions& option
     const auto& needs = forward.graph->needs_gradient();
     return std::find(needs.begin(), needs.end(), true) != needs.end();
   });
-  if (needs_gradient) attach(parts, forwards, options);
+  needs_gradient ? attach(parts, forwards, options) : settle(forwards);
   std::vector<Tensors> results;
   for (Forward& forward : forwards) results.push_back(std::move(forward.results));
   return results;

@@ -13,6 +13,7 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "cohort/core/cpu.h"
@@ -21,6 +22,7 @@
 #include "cohort/core/log.h"
 #include "cohort/core/own_threads.h"
 #include "cohort/core/random_scope.h"
+#include "cohort/core/stand_ins.h"
 #include "cohort/core/timeline.h"
 #include "cohort/core/torch_compat.h"
 #include "cohort/script/backward.h"
@@ -101,7 +103,10 @@ struct ForkedPart::Task {
     if (with_graph == Graph::kAsCaller && at::GradMode::is_enabled()) {
       graph = std::make_shared<core::GraphPart>(
           inputs, core::GraphPart::Words{.where = "script.fork", .as_input = "hand it over as an input"});
-      results = graph->end(run(graph->leaves()));
+      stand_ins.emplace("script.fork", inputs, graph->leaves());
+      results = run(stand_ins->tensors());
+      stand_ins->look_at(results);
+      results = graph->end(results);
     } else {
       results = run(inputs);
     }
@@ -130,14 +135,17 @@ struct ForkedPart::Task {
   void attach() {
     if (graph == nullptr) return;
     const auto& needs = graph->needs_gradient();
-    if (std::find(needs.begin(), needs.end(), true) == needs.end()) return;
-    auto node = COHORT_MAKE_NODE(ForkedBackward);
-    node->num_leaves = inputs.size() + graph->captured().size();
-    node->set_next_edges(edges_to(inputs, graph->captured(), node->places));
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      if (needs[i]) torch::autograd::set_history(results[i], node);
+    if (std::find(needs.begin(), needs.end(), true) != needs.end()) {
+      auto node = COHORT_MAKE_NODE(ForkedBackward);
+      node->num_leaves = inputs.size() + graph->captured().size();
+      node->set_next_edges(edges_to(inputs, graph->captured(), node->places));
+      for (std::size_t i = 0; i < results.size(); ++i) {
+        if (needs[i]) torch::autograd::set_history(results[i], node);
+      }
+      node->graph = std::move(graph);
     }
-    node->graph = std::move(graph);
+    stand_ins->settle(results);
+    stand_ins.reset();
   }
 
   Run run;
@@ -151,6 +159,7 @@ struct ForkedPart::Task {
   bool is_done = false;  // under mutex; what follows is written before
   Tensors results;
   std::shared_ptr<core::GraphPart> graph;
+  std::optional<core::StandIns> stand_ins;
   std::exception_ptr error;
 };
 

@@ -3,10 +3,10 @@
 #include <ATen/core/grad_mode.h>
 
 #include "cohort/core/error.h"
+#include "cohort/core/stand_ins.h"
 #include "cohort/script/backward.h"
 #include "cohort/script/recheck.h"
 #include "cohort/script/recorder.h"
-#include "cohort/script/stand_ins.h"
 
 namespace cohort::script {
 namespace {
@@ -116,7 +116,7 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
   auto graph = std::make_shared<core::GraphPart>(
       inputs, core::GraphPart::Words{.where = "script.function", .as_input = "hand it over as an input"});
   const Tensors leaves = graph->leaves();
-  StandIns stand_ins(inputs, leaves);
+  core::StandIns stand_ins("script.function", inputs, leaves);
   Tensors results;
   {
     const Recording recording(recorded->tape);

@@ -49,6 +49,17 @@ struct PlacedLayers {
 std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& layers,
                                         const std::map<std::string, std::string>& place) {
   std::set<std::string> used;
+  for (const core::NamedLayer& layer : layers) {
+    if (const auto* const best = entry_of_layer(place, layer.first); best != nullptr)
+      used.insert(best->first);
+  }
+  for (const auto& entry : place) {
+    if (used.contains(entry.first)) continue;
+    std::vector<std::string> names;
+    for (const core::NamedLayer& layer : layers) names.push_back(layer.first);
+    throw ConfigError(kWhere, concat("distributed.place: the model has no layer \"", entry.first, "\""),
+                      core::nearest(entry.first, names));
+  }
   std::vector<PlacedLayers> parts;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const std::string& name = layers[i].first;
@@ -62,17 +73,9 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
       throw ConfigError(kWhere, concat("distributed.place says nothing of the layer ", name),
                         concat("distributed.place.", name, "=cpu:0"));
     }
-    used.insert(best->first);
     const core::Placement placement = core::Placement::parse(best->second);
     if (parts.empty() || parts.back().placement != placement) parts.push_back({i, i, placement});
     parts.back().last = i + 1;
-  }
-  for (const auto& entry : place) {
-    if (used.contains(entry.first)) continue;
-    std::vector<std::string> names;
-    for (const core::NamedLayer& layer : layers) names.push_back(layer.first);
-    throw ConfigError(kWhere, concat("distributed.place: the model has no layer \"", entry.first, "\""),
-                      core::nearest(entry.first, names));
   }
   return parts;
 }
@@ -115,7 +118,9 @@ std::vector<PlacedLayers> place_by_measuring(const Config& config,
     throw UsageError(
         kWhere,
         concat("the layers could not be measured on a batch ", batch.sizes(), ": ", core::message_of(error)),
-        "distributed.place, which names a placement for each");
+        is_pipeline && batch.size(0) == 1
+            ? "fewer distributed.micro_batches, or a larger train.batch_size: each part has one sample"
+            : "distributed.place, which names a placement for each");
   }
   std::string text = balance.text();
   text.pop_back();  // the end of its last line

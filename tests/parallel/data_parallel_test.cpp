@@ -165,6 +165,32 @@ TEST(DataParallelTest, NestedInputsAndResults) {
   EXPECT_TRUE(at::allclose(result.by_name.at("sum").sum(), expected.by_name.at("sum")));
 }
 
+TEST(DataParallelTest, AModuleThatBeginsInPlace) {
+  nn::Sequential net(nn::ReLU(nn::ReLUOptions(true)), nn::Linear(6, 4));
+  DataParallel<nn::Sequential> model(net, on(kTwo));
+  const auto train = [&](auto& module) {
+    const at::Tensor x = batch_of(5).requires_grad_(), h = x * 2;
+    const at::Tensor y = module.forward(h);
+    (y.square().sum() + (h * h).sum()).backward();
+    return std::vector<at::Tensor>{y.detach(), h.detach(), x.grad()};
+  };
+  const auto expected = train(*net), found = train(model);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-5, 1e-6)) << i;
+}
+
+TEST(DataParallelTest, AnInputThatChangesBeforeBackwardIsAnErrorWhereItWasSaved) {
+  nn::Sequential saves(nn::Linear(6, 4)), saves_not(nn::ReLU(), nn::Linear(6, 4));
+  DataParallel<nn::Sequential> model(saves, on(kTwo)), other(saves_not, on(kTwo));
+  for (const bool is_view : {false, true}) {
+    const at::Tensor base = batch_of(5).requires_grad_() * 2, h = is_view ? base.narrow(0, 1, 4) : base;
+    const at::Tensor y = model.forward(h), z = other.forward(h);
+    z.sum().backward({}, /*retain_graph=*/true);
+    h.detach().add_(1);
+    COHORT_EXPECT_THROW_WITH(y.sum().backward(), c10::Error, "modified by an inplace operation");
+    z.sum().backward();  // saved the results of ReLU
+  }
+}
+
 TEST(DataParallelTest, AnotherDimensionAndAnotherOutputDevice) {
   nn::Sequential net(nn::Linear(6, 4));
   DataParallelOptions options = on(kThree);

@@ -64,6 +64,24 @@ TEST(PlacedTest, AnEmbeddingBesideALinearLayer) {
   EXPECT_TRUE(at::equal(found, embedding->weight.grad()));
 }
 
+TEST(PlacedTest, AModuleThatBeginsInPlace) {
+  Placed<nn::Sequential> placed(nn::Sequential(nn::ReLU(nn::ReLUOptions(true)), nn::Linear(4, 2)),
+                                Placement::parse("cpu:0"));
+  const auto train = [](auto&& forward, bool is_view) {
+    const at::Tensor x = at::arange(-6, 6, at::kFloat).view({3, 4}).requires_grad_();
+    const at::Tensor base = x * 2, h = is_view ? base.narrow(0, 1, 2) : base;
+    const at::Tensor y = forward(h);
+    (y.square().sum() + (base * base).sum()).backward();  // who uses the input afterwards sees what changed
+    return std::vector<at::Tensor>{y.detach(), base.detach(), x.grad()};
+  };
+  for (const bool is_view : {false, true}) {
+    const auto expected = train([&](const at::Tensor& h) { return placed.module()->forward(h); }, is_view);
+    const auto found = train([&](const at::Tensor& h) { return placed.forward(h); }, is_view);
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(found[i], expected[i])) << i << " " << is_view;
+  }
+  COHORT_EXPECT_THROW_WITH(placed.forward(at::ones({2, 4}).requires_grad_()), c10::Error, "leaf");
+}
+
 TEST(PlacedTest, ErrorsNameTheModule) {
   Placed<nn::Linear> linear(nn::Linear(8, 2), Placement::parse("cpu:0"));
   COHORT_EXPECT_THROW_WITH(linear.forward(at::ones({2, 3})), c10::Error, "LinearImpl on cpu:0");

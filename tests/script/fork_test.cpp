@@ -88,6 +88,17 @@ TEST(ForkTest, AGraphOfItsOwnMustBeAnInputAndSecondDerivativesAreRefused) {
                            "goes through a forked part");
 }
 
+TEST(ForkTest, APartMayChangeItsInputInPlace) {
+  const auto body = [](const at::Tensor& h) { return h.relu_().exp(); };
+  const at::Tensor x = at::randn({3, 4}).requires_grad_();
+  const auto gradient = [&](auto&& run) {
+    const at::Tensor h = x * 2, y = run(h);
+    return torch::autograd::grad({y.sum() + (h * h).sum()}, {x})[0];
+  };
+  const at::Tensor expected = gradient(body);
+  EXPECT_TRUE(same_bits(gradient([&](const at::Tensor& h) { return wait(fork(body, h)); }), expected));
+}
+
 TEST(ForkTest, TakesTheModesOfTheCaller) {
   const auto see = [](const at::Tensor& t) { return std::pair(t.matmul(t), at::GradMode::is_enabled()); };
   const at::Tensor x = at::rand({4, 4}).requires_grad_();

@@ -199,11 +199,17 @@ TEST(PlacementsTest, RefuseWhatIsNotThere) {
   COHORT_EXPECT_THROW_WITH(
       call("pipeline", {{"features", "cpu:0/a"}, {"clasifier", "cpu:0/b"}, {"classifier", "cpu:0/b"}}),
       ConfigError, "no layer \"clasifier\"");
+  COHORT_EXPECT_THROW_WITH(call("pipeline", {{"featurs", "cpu:0/a"}, {"classifier", "cpu:0/b"}}), ConfigError,
+                           "no layer \"featurs\"");
   COHORT_EXPECT_THROW_WITH(call("pipeline", {{"features", "cpu:0/a"},
                                              {"features.3", "cpu:0/b"},
                                              {"features.6", "cpu:0/b2"},
                                              {"classifier", "cpu:0/b"}}),
                            ConfigError, "as stages take turns on placements");
+  Config one_sample = config_of({.strategy = "pipeline"});
+  one_sample.distributed.micro_batches = static_cast<int>(one_sample.train.batch_size);
+  COHORT_EXPECT_THROW_WITH(make_model_call(one_sample, test::small_vgg("vgg11_bn"), at::kCPU), UsageError,
+                           "fewer distributed.micro_batches");
   models::ModelOptions options;
   options.name = "lenet5";
   options.num_classes = 4;

@@ -1,4 +1,4 @@
-#include "cohort/script/stand_ins.h"
+#include "cohort/core/stand_ins.h"
 
 #include <ATen/ops/as_strided.h>
 #include <torch/csrc/autograd/function.h>
@@ -11,7 +11,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/graph_part.h"
 
-namespace cohort::script {
+namespace cohort::core {
 namespace {
 
 using torch::autograd::impl::gradient_edge;
@@ -22,6 +22,10 @@ bool needs_gradient(const at::Tensor& tensor) {
 
 bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides() && a.storage_offset() == b.storage_offset();
+}
+
+c10::VariableVersion count_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->version_counter();
 }
 
 // Whether two elements may lie in one place: not if each stride steps over all that smaller ones reach.
@@ -49,7 +53,7 @@ bool is_view_of(const at::Tensor& result, const at::Tensor& handed) {
 }
 
 // `input`, whose memory `result` shares, becomes what that is.
-void take_history(at::Tensor input, const at::Tensor& result) {
+void take_history(at::Tensor input, const at::Tensor& result, const char* where) {
   if (!needs_gradient(result)) {
     input.detach_();
   } else if (!input.is_view()) {
@@ -60,12 +64,12 @@ void take_history(at::Tensor input, const at::Tensor& result) {
     torch::autograd::impl::rebase_history(input, gradient_edge(result));
   } else {
     if (!lies_alike(input, result)) {
-      throw UsageError("script.function", "an input that is a view changes its shape in place",
-                       "call the function itself, or hand over a clone()");
+      throw UsageError(where, "an input that is a view changes its shape in place",
+                       "hand over a clone(), or an operator that is not in place");
     }
     // A view's history is its base's too, and only an operator in place gives it one. The values are there
     // already, so it does not count as a change to who saved them.
-    auto counter = input.unsafeGetTensorImpl()->version_counter();
+    auto counter = count_of(input);
     const auto version = counter.current_version();
     input.copy_(result.clone());
     counter.set_version(version);
@@ -74,15 +78,18 @@ void take_history(at::Tensor input, const at::Tensor& result) {
 
 }  // namespace
 
-StandIns::StandIns(const Tensors& inputs, const Tensors& leaves)
-    : inputs_(inputs), handed_(core::entered(leaves)), entries_(inputs.size()) {
+StandIns::StandIns(const char* where, const Tensors& inputs, const Tensors& leaves, Counts counts)
+    : where_(where), inputs_(inputs), handed_(inputs), entries_(inputs.size()) {
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    if (!needs_gradient(inputs_[i])) {
-      handed_[i] = inputs_[i];
-    } else if (inputs_[i].is_leaf()) {
+    if (!needs_gradient(inputs_[i])) continue;
+    if (inputs_[i].is_leaf()) {
       handed_[i] = leaves[i];
     } else {
+      handed_[i] = std::move(entered({leaves[i]}).front());
       entries_[i] = gradient_edge(handed_[i]);
+      if (counts != Counts::kOwn || !inputs_[i].is_view()) continue;
+      handed_[i].unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(0));
+      counts_own_.push_back(i);
     }
   }
 }
@@ -98,10 +105,9 @@ void StandIns::look_at(Tensors& results) {
     if (!entries_[i].is_valid() || gradient_edge(handed_[i]) == entries_[i]) continue;
     for (std::size_t k = 0; k < inputs_.size(); ++k) {
       if (k != i && needs_gradient(inputs_[k]) && inputs_[k].is_alias_of(inputs_[i])) {
-        throw UsageError(
-            "script.function",
-            core::concat("input ", i, " is changed in place, and input ", k, " shares its memory"),
-            "call the function itself, or hand over a clone()");
+        throw UsageError(where_,
+                         concat("input ", i, " is changed in place, and input ", k, " shares its memory"),
+                         "hand over a clone() of one of them");
       }
     }
     written_.push_back(i);
@@ -109,9 +115,9 @@ void StandIns::look_at(Tensors& results) {
   }
 }
 
-void StandIns::settle(Tensors& results) const {
+void StandIns::settle(Tensors& results) {
   for (std::size_t w = 0; w < written_.size(); ++w) {
-    take_history(inputs_[written_[w]], results[num_results_ + w]);
+    take_history(inputs_[written_[w]], results[num_results_ + w], where_);
   }
   results.resize(num_results_);
   for (const View& view : views_) {
@@ -120,6 +126,25 @@ void StandIns::settle(Tensors& results) const {
     result =
         view.is_input ? input : input.as_strided(result.sizes(), result.strides(), result.storage_offset());
   }
+  for (const std::size_t i : counts_own_) {
+    auto count = count_of(inputs_[i]);
+    count.set_version(count.current_version() + count_of(handed_[i]).current_version());
+  }
 }
 
-}  // namespace cohort::script
+std::vector<StandIns::Counter> StandIns::counters() const {
+  std::vector<Counter> counters;
+  for (const std::size_t i : counts_own_) {
+    const auto inputs = count_of(inputs_[i]);
+    counters.push_back({count_of(handed_[i]), inputs, inputs.current_version()});
+  }
+  return counters;
+}
+
+void StandIns::Counter::follow() {
+  if (inputs.current_version() == seen) return;
+  seen = inputs.current_version();
+  own.bump();
+}
+
+}  // namespace cohort::core

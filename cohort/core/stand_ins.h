@@ -1,0 +1,71 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/edge.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+/// What a function that runs in a graph of its own (graph_part.h) gets in place of its inputs.
+namespace cohort::core {
+
+/// Those that need no gradient are handed over themselves. Leaves are cut off and stay leaves, to which no
+/// operator may write. Other inputs are cut off in a way that lets the function write to them (a module that
+/// begins with ReLU in place), and inputs and results are in the end what they would be without a cut.
+///
+///     GraphPart graph(inputs);
+///     StandIns stand_ins("script.function", inputs, graph.leaves());
+///     Tensors results = fn(stand_ins.tensors());
+///     stand_ins.look_at(results);
+///     results = graph.end(results);
+///     ... give `results` their history: nodes whose edges go to `inputs` ...
+///     stand_ins.settle(results);
+///
+/// Threads: settle() runs where nobody uses the inputs at the same time.
+class StandIns {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  /// Changes of an input are counted, so that backward can tell that what it saved was changed. Parts of one
+  /// tensor have one count, of which several functions at a time would take each other's changes for such
+  /// ones: kOwn has the stand-ins of views that may be written to count for themselves.
+  enum class Counts : std::uint8_t { kOfInputs, kOwn };
+  /// The two counts of such a one.
+  struct Counter {
+    c10::VariableVersion own, inputs;
+    std::uint32_t seen = 0;  ///< of the input's
+    /// Counts a change of the input since settle() as one of the stand-in. Before a backward.
+    void follow();
+  };
+
+  /// `leaves`: of `inputs`. `where`: for messages.
+  StandIns(const char* where, const Tensors& inputs, const Tensors& leaves,
+           Counts counts = Counts::kOfInputs);
+
+  const Tensors& tensors() const { return handed_; }
+  /// Looks at what the function returned, and adds the inputs that it wrote to behind: those are results too.
+  /// Throws: UsageError where another input with a gradient shares the memory of such a one.
+  void look_at(Tensors& results);
+  /// Gives inputs that were written to the history and the shape of their results, takes those off again, and
+  /// makes results that are inputs, or views of them, just that: who writes to either changes both.
+  /// Throws: UsageError where an input that is a view got another shape.
+  void settle(Tensors& results);
+  /// Of those that count for themselves; once all are settled that share a memory.
+  std::vector<Counter> counters() const;
+
+ private:
+  const char* where_;
+  Tensors inputs_;
+  Tensors handed_;
+  std::vector<torch::autograd::Edge> entries_;  // of those that may be written to, as they began
+  std::vector<std::size_t> counts_own_;         // inputs
+  std::size_t num_results_ = 0;
+  std::vector<std::size_t> written_;  // inputs
+  struct View {
+    std::size_t result, input;
+    bool is_input;  // itself
+  };
+  std::vector<View> views_;
+};
+
+}  // namespace cohort::core
