@@ -1,5 +1,10 @@
 #include "cohort/script/boxed.h"
 
+#include <ATen/record_function.h>
+
+#include <functional>
+#include <optional>
+
 namespace cohort::script {
 namespace {
 
@@ -32,7 +37,7 @@ at::Tensor another_handle(const at::Tensor& tensor) {
       c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
 }
 
-void run_boxed(const Call& call, const Tensors& values, torch::jit::Stack& stack, bool find_kernel) {
+void run_boxed(const Call& call, const Tensors& values, torch::jit::Stack& stack, How how) {
   stack.clear();
   auto place = call.inputs.begin();
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
@@ -42,11 +47,17 @@ void run_boxed(const Call& call, const Tensors& values, torch::jit::Stack& stack
       stack.push_back(argument(*place++, values));
     }
   }
-  if (find_kernel || call.keys.empty()) {
+  if (how.find_kernels || call.keys.empty()) {
     call.op.callBoxed(&stack);
-  } else {
-    call.op.redispatchBoxed(call.keys, &stack);
+    return;
   }
+  std::optional<at::RecordFunction> observed;
+  if (how.is_observed) {
+    observed.emplace(at::RecordScope::FUNCTION);
+    observed->before(std::cref(call.op.schema()),
+                     c10::ArrayRef<const c10::IValue>(stack.data(), stack.size()));
+  }
+  call.op.redispatchBoxed(call.keys, &stack);
 }
 
 }  // namespace cohort::script

@@ -7,8 +7,14 @@ namespace cohort::script {
 /// Returns a tensor of the same memory, sizes and strides, which may be given others.
 at::Tensor another_handle(const at::Tensor& tensor);
 
+/// How kernels are called.
+struct How {
+  bool find_kernels =
+      false;  ///< by the dispatch keys of arguments and thread, else by those that were recorded
+  bool is_observed = false;  ///< tells LibTorch's profiler of each operator, as its dispatcher would
+};
+
 /// Runs `call` on `values`, by slot, over `stack`, and leaves its results there.
-/// `find_kernel`: by the dispatch keys of its arguments and of the thread, else by those that were recorded.
-void run_boxed(const Call& call, const Tensors& values, torch::jit::Stack& stack, bool find_kernel);
+void run_boxed(const Call& call, const Tensors& values, torch::jit::Stack& stack, How how = {});
 
 }  // namespace cohort::script

@@ -58,7 +58,7 @@ bool writes(const Call& out, Tensors& values, const at::Tensor& into, const at::
   torch::jit::Stack stack;
   try {
     const MemoryScope logged(log);
-    run_boxed(out, values, stack, /*find_kernel=*/false);
+    run_boxed(out, values, stack);
   } catch (const std::exception&) {
     return false;
   }

@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -239,16 +240,16 @@ void Program::store_results(const Call& call, Frame& frame, torch::jit::Stack& s
 }
 
 // Within a RandomScope operators that draw are looked up anew, so that they meet its key.
-void Program::run_action(const Action& action, Frame& frame, torch::jit::Stack& stack,
-                         bool find_kernels) const {
+void Program::run_action(const Action& action, Frame& frame, torch::jit::Stack& stack, How how) const {
   if (action.call == nullptr) {
     frame.values[at_slot(action.view)] =
         view_of(frame.values[at_slot(action.view_of)], recorded_.tape.values()[at_slot(action.view)].layout,
                 action.offset);
-  } else if (action.unboxed != nullptr) {
+  } else if (action.unboxed != nullptr && !how.is_observed) {
     action.unboxed->run(frame.values);
   } else {
-    run_boxed(*action.call, frame.values, stack, find_kernels && action.draws);
+    how.find_kernels = how.find_kernels && action.draws;
+    run_boxed(*action.call, frame.values, stack, how);
     store_results(*action.call, frame, stack);
   }
 }
@@ -263,14 +264,14 @@ bool Program::is_placed(const Action& action, Frame& frame) const {
 
 // `stack` is the calling thread's own.
 void Program::run_actions(Frame& frame, torch::jit::Stack& stack, std::span<const Action> actions,
-                          const Staged& staged, bool find_kernels) const {
+                          const Staged& staged, How how) const {
   Modes modes;
   ArenaSource source(frame.arena.get());
   const MemoryScope scope(&source);
   for (const Action& action : actions) {
-    if (action.call != nullptr && !find_kernels) modes.set(*action.call);
+    if (action.call != nullptr && !how.find_kernels) modes.set(*action.call);
     source.expect(action.blocks);
-    run_action(action, frame, stack, find_kernels);
+    run_action(action, frame, stack, how);
     if (!action.placed.empty() && !is_placed(action, frame)) {
       source.expect({});
       for (const auto& [slot, offset] : action.placed) {
@@ -283,17 +284,17 @@ void Program::run_actions(Frame& frame, torch::jit::Stack& stack, std::span<cons
   }
 }
 
-void Program::run_stage(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const {
+void Program::run_stage(Frame& frame, const Stage& stage, const Staged& staged, How how) const {
   if (stage.lanes.empty()) {
-    run_actions(frame, frame.stack, stage.actions, staged, find_kernels);
+    run_actions(frame, frame.stack, stage.actions, staged, how);
   } else {
-    run_lanes(frame, stage, staged, find_kernels);
+    run_lanes(frame, stage, staged, how);
   }
   for (const int slot : stage.drop_last) frame.values[at_slot(slot)].reset();
 }
 
 // Goes through the actions, handing lanes to other threads, and waits for each where it is to join.
-void Program::run_lanes(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const {
+void Program::run_lanes(Frame& frame, const Stage& stage, const Staged& staged, How how) const {
   struct Running {
     std::size_t join;
     ForkedPart part;
@@ -304,12 +305,12 @@ void Program::run_lanes(Frame& frame, const Stage& stage, const Staged& staged, 
   const auto start = [&](const Lane& lane) {
     const auto actions = all.subspan(lane.begin, lane.end - lane.begin);
     if (lane.join == lane.end && has_one_thread) {  // nothing goes on beside it
-      run_actions(frame, frame.stack, actions, staged, find_kernels);
+      run_actions(frame, frame.stack, actions, staged, how);
       return;
     }
-    auto run = [this, &frame, &staged, actions, find_kernels](const Tensors&) {
+    auto run = [this, &frame, &staged, actions, how](const Tensors&) {
       torch::jit::Stack stack;
-      run_actions(frame, stack, actions, staged, find_kernels);
+      run_actions(frame, stack, actions, staged, how);
       return Tensors();
     };
     running.push_back({lane.join, ForkedPart(std::move(run), {}, ForkedPart::Graph::kNone)});
@@ -334,14 +335,13 @@ void Program::run_lanes(Frame& frame, const Stage& stage, const Staged& staged, 
     if (at == all.size()) return;
     std::size_t end = next == stage.lanes.end() ? all.size() : next->begin;
     for (const Running& each : running) end = std::min(end, each.join);
-    run_actions(frame, frame.stack, all.subspan(at, end - at), staged, find_kernels);
+    run_actions(frame, frame.stack, all.subspan(at, end - at), staged, how);
     at = end;
   }
 }
 
 // Actions [first, last) of the part, and what follows from all of them when they were the last ones.
-void Program::rehearse(Frame& frame, Part part, std::size_t first, std::size_t last,
-                       bool find_kernels) const {
+void Program::rehearse(Frame& frame, Part part, std::size_t first, std::size_t last, How how) const {
   const Staged& staged = parts_[static_cast<std::size_t>(part)];
   Rehearsal& rehearsal = *frame.rehearsal;
   {
@@ -350,10 +350,10 @@ void Program::rehearse(Frame& frame, Part part, std::size_t first, std::size_t l
     AsInLanes threads(staged.plain.lanes);
     for (std::size_t i = first; i < last; ++i) {
       const Action& action = staged.plain.actions[i];
-      if (action.call != nullptr && !find_kernels) modes.set(*action.call);
+      if (action.call != nullptr && !how.find_kernels) modes.set(*action.call);
       threads.before(i);
       rehearsal.before(i);
-      run_action(action, frame, frame.stack, find_kernels);
+      run_action(action, frame, frame.stack, how);
       rehearsal.after(i, frame.values);
       for (const int slot : action.drop) frame.values[at_slot(slot)].reset();
     }
@@ -390,9 +390,10 @@ void Program::begin(Frame& frame, Part part) const {
 
 void Program::run(Frame& frame, Part part, std::size_t first_call, std::size_t end_call) const {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const bool find_kernels = c10::impl::tls_is_dispatch_key_included(kRandomKey);
+  const How how{.find_kernels = c10::impl::tls_is_dispatch_key_included(kRandomKey),
+                .is_observed = at::hasCallbacks()};
   std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast;
-  if (find_kernels) no_autocast.emplace(kAutocastKeys);
+  if (how.find_kernels) no_autocast.emplace(kAutocastKeys);
   const Staged& staged = parts_[static_cast<std::size_t>(part)];
   const bool is_backward = part == Part::kBackward;
   if (first_call == (is_backward ? recorded_.split : 0)) begin(frame, part);
@@ -407,16 +408,16 @@ void Program::run(Frame& frame, Part part, std::size_t first_call, std::size_t e
   }
   if (frame.rehearsal != nullptr) {
     try {
-      rehearse(frame, part, first, last, find_kernels);
+      rehearse(frame, part, first, last, how);
     } catch (...) {
       frame.rehearsal.reset();
       throw;
     }
   } else if (last - first < stage.actions.size()) {
     const auto segment = std::span(stage.actions).subspan(first, last - first);
-    run_actions(frame, frame.stack, segment, staged, find_kernels);
+    run_actions(frame, frame.stack, segment, staged, how);
   } else {
-    run_stage(frame, stage, staged, find_kernels);
+    run_stage(frame, stage, staged, how);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "cohort/script/boxed.h"
 #include "cohort/script/stage.h"
 
 /// A tape made ready to run again: docs/script.md, "Replay".
@@ -92,12 +93,12 @@ class Program {
 
   void run(Frame& frame, Part part, std::size_t first_call, std::size_t end_call) const;
   void begin(Frame& frame, Part part) const;
-  void rehearse(Frame& frame, Part part, std::size_t first, std::size_t last, bool find_kernels) const;
-  void run_stage(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const;
-  void run_lanes(Frame& frame, const Stage& stage, const Staged& staged, bool find_kernels) const;
+  void rehearse(Frame& frame, Part part, std::size_t first, std::size_t last, How how) const;
+  void run_stage(Frame& frame, const Stage& stage, const Staged& staged, How how) const;
+  void run_lanes(Frame& frame, const Stage& stage, const Staged& staged, How how) const;
   void run_actions(Frame& frame, torch::jit::Stack& stack, std::span<const Action> actions,
-                   const Staged& staged, bool find_kernels) const;
-  void run_action(const Action& action, Frame& frame, torch::jit::Stack& stack, bool find_kernels) const;
+                   const Staged& staged, How how) const;
+  void run_action(const Action& action, Frame& frame, torch::jit::Stack& stack, How how) const;
   bool is_placed(const Action& action, Frame& frame) const;
   void prepare(Frame& frame, Part part, const Stage& stage) const;
   void store_results(const Call& call, Frame& frame, torch::jit::Stack& stack) const;

@@ -1,6 +1,8 @@
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <map>
 #include <thread>
 
 #include "cohort/core/error.h"
@@ -56,6 +58,54 @@ TEST(FunctionTest, ASingleOperatorIsLeftAsItIs) {
   }
   auto none = script([](const at::Tensor& x) { return x; }, ScriptOptions().min_operators(-1));
   COHORT_EXPECT_THROW_WITH(none(at::ones({1})), UsageError, "min_operators -1");
+}
+
+// The names of operators that a profiler is told of, with their numbers of inputs.
+class Observed {
+ public:
+  Observed() {
+    names.clear();
+    handle_ = at::addGlobalCallback(
+        at::RecordFunctionCallback(&see).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  }
+  ~Observed() { at::removeCallback(handle_); }
+  Observed(const Observed&) = delete;
+  Observed& operator=(const Observed&) = delete;
+  static inline std::multimap<std::string, std::size_t> names;
+
+ private:
+  static std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& call) {
+    names.emplace(call.name(), call.inputs().size());
+    return nullptr;
+  }
+  at::CallbackHandle handle_;
+};
+
+TEST(FunctionTest, ProfilersAreToldOfReplayedOperators) {
+  namespace nn = torch::nn;
+  nn::Sequential net(nn::Linear(6, 5), nn::ReLU(), nn::Linear(5, 3));
+  auto fast = script(net);
+  const at::Tensor x = at::rand({4, 6});
+  const auto step = [&](auto&& forward) {
+    net->zero_grad();
+    const at::Tensor y = forward(x);
+    y.square().sum().backward();
+    return net[0]->as<nn::Linear>()->weight.grad();
+  };
+  const auto replay = [&](const at::Tensor& input) { return fast(input); };
+  for (int i = 0; i < 4; ++i) step(replay);
+  const at::Tensor expected = step([&](const at::Tensor& input) { return net->forward(input); });
+  {
+    const Observed observed;
+    EXPECT_TRUE(same_bits(step(replay), expected));
+  }
+  const auto count = [](const char* name) { return Observed::names.count(name); };
+  EXPECT_EQ(count("aten::addmm"), 2U);
+  EXPECT_EQ(count("aten::mm"), 3U);  // of backward
+  EXPECT_EQ(count("aten::threshold_backward"), 1U);
+  EXPECT_EQ(count("aten::relu"), 1U);
+  EXPECT_GE(Observed::names.find("aten::addmm")->second, 5U);
+  EXPECT_TRUE(same_bits(step(replay), expected));
 }
 
 TEST(FunctionTest, ReturnsNestedResultsOfSeveralInputs) {
