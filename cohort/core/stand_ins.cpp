@@ -24,10 +24,6 @@ bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides() && a.storage_offset() == b.storage_offset();
 }
 
-c10::VariableVersion count_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->version_counter();
-}
-
 // Whether two elements may lie in one place: not if each stride steps over all that smaller ones reach.
 bool may_overlap(const at::Tensor& tensor) {
   std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride, size
@@ -69,7 +65,7 @@ void take_history(at::Tensor input, const at::Tensor& result, const char* where)
     }
     // A view's history is its base's too, and only an operator in place gives it one. The values are there
     // already, so it does not count as a change to who saved them.
-    auto counter = count_of(input);
+    auto counter = input.unsafeGetTensorImpl()->version_counter();
     const auto version = counter.current_version();
     input.copy_(result.clone());
     counter.set_version(version);
@@ -81,16 +77,19 @@ void take_history(at::Tensor input, const at::Tensor& result, const char* where)
 StandIns::StandIns(const char* where, const Tensors& inputs, const Tensors& leaves, Counts counts)
     : where_(where), inputs_(inputs), handed_(inputs), entries_(inputs.size()) {
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    if (!needs_gradient(inputs_[i])) continue;
-    if (inputs_[i].is_leaf()) {
+    const at::Tensor& input = inputs_[i];
+    const bool has_own_count =
+        counts == Counts::kOwn && input.defined() && input.is_view() && !input.is_inference();
+    if (!needs_gradient(input)) {
+      if (has_own_count) handed_[i] = input.detach();
+    } else if (input.is_leaf()) {
       handed_[i] = leaves[i];
+      continue;
     } else {
       handed_[i] = std::move(entered({leaves[i]}).front());
       entries_[i] = gradient_edge(handed_[i]);
-      if (counts != Counts::kOwn || !inputs_[i].is_view()) continue;
-      handed_[i].unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(0));
-      counts_own_.push_back(i);
     }
+    if (has_own_count) counts_.emplace_back(handed_[i], input);
   }
 }
 
@@ -126,25 +125,13 @@ void StandIns::settle(Tensors& results) {
     result =
         view.is_input ? input : input.as_strided(result.sizes(), result.strides(), result.storage_offset());
   }
-  for (const std::size_t i : counts_own_) {
-    auto count = count_of(inputs_[i]);
-    count.set_version(count.current_version() + count_of(handed_[i]).current_version());
-  }
+  for (PartCount& count : counts_) count.hand_on();
 }
 
-std::vector<StandIns::Counter> StandIns::counters() const {
-  std::vector<Counter> counters;
-  for (const std::size_t i : counts_own_) {
-    const auto inputs = count_of(inputs_[i]);
-    counters.push_back({count_of(handed_[i]), inputs, inputs.current_version()});
-  }
-  return counters;
-}
-
-void StandIns::Counter::follow() {
-  if (inputs.current_version() == seen) return;
-  seen = inputs.current_version();
-  own.bump();
+std::vector<PartCount> StandIns::counts() const {
+  std::vector<PartCount> counts = counts_;
+  for (PartCount& count : counts) count.look();
+  return counts;
 }
 
 }  // namespace cohort::core

@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "cohort/core/part_count.h"
+
 /// What a function that runs in a graph of its own (graph_part.h) gets in place of its inputs.
 namespace cohort::core {
 
-/// Those that need no gradient are handed over themselves. Leaves are cut off and stay leaves, to which no
+/// Those that need no gradient are handed over as they are. Leaves are cut off and stay leaves, to which no
 /// operator may write. Other inputs are cut off in a way that lets the function write to them (a module that
 /// begins with ReLU in place), and inputs and results are in the end what they would be without a cut.
 ///
@@ -26,17 +28,8 @@ namespace cohort::core {
 class StandIns {
  public:
   using Tensors = std::vector<at::Tensor>;
-  /// Changes of an input are counted, so that backward can tell that what it saved was changed. Parts of one
-  /// tensor have one count, of which several functions at a time would take each other's changes for such
-  /// ones: kOwn has the stand-ins of views that may be written to count for themselves.
+  /// kOwn has the stand-ins of views that may be written to count their changes for themselves (PartCount).
   enum class Counts : std::uint8_t { kOfInputs, kOwn };
-  /// The two counts of such a one.
-  struct Counter {
-    c10::VariableVersion own, inputs;
-    std::uint32_t seen = 0;  ///< of the input's
-    /// Counts a change of the input since settle() as one of the stand-in. Before a backward.
-    void follow();
-  };
 
   /// `leaves`: of `inputs`. `where`: for messages.
   StandIns(const char* where, const Tensors& inputs, const Tensors& leaves,
@@ -51,14 +44,14 @@ class StandIns {
   /// Throws: UsageError where an input that is a view got another shape.
   void settle(Tensors& results);
   /// Of those that count for themselves; once all are settled that share a memory.
-  std::vector<Counter> counters() const;
+  std::vector<PartCount> counts() const;
 
  private:
   const char* where_;
   Tensors inputs_;
   Tensors handed_;
   std::vector<torch::autograd::Edge> entries_;  // of those that may be written to, as they began
-  std::vector<std::size_t> counts_own_;         // inputs
+  std::vector<PartCount> counts_;
   std::size_t num_results_ = 0;
   std::vector<std::size_t> written_;  // inputs
   struct View {

@@ -143,8 +143,8 @@ class PartsBackward : public Node {
     std::shared_ptr<PlacementWorker> worker;
     std::shared_ptr<core::GraphPart> graph;
     std::size_t num_results;
-    std::vector<std::size_t> edges;  // of each input and captured tensor; kNone: no gradient goes there
-    std::vector<core::StandIns::Counter> counters;  // of the inputs
+    std::vector<std::size_t> edges;       // of each input and captured tensor; kNone: no gradient goes there
+    std::vector<core::PartCount> counts;  // of the inputs
   };
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
@@ -192,7 +192,7 @@ std::vector<Tensors> PartsBackward::run_backwards(Tensors&& gradients) {
   Jobs<Tensors> jobs(timeout);
   std::size_t first = 0;
   for (Graph& graph : graphs) {
-    for (core::StandIns::Counter& counter : graph.counters) counter.follow();
+    for (core::PartCount& count : graph.counts) count.follow();
     Tensors own(
         std::make_move_iterator(gradients.begin() + static_cast<std::ptrdiff_t>(first)),
         std::make_move_iterator(gradients.begin() + static_cast<std::ptrdiff_t>(first + graph.num_results)));
@@ -350,7 +350,7 @@ void attach(const std::vector<std::shared_ptr<Part>>& parts, std::vector<Forward
   core::come_through(door, ends);
   settle(forwards);
   for (std::size_t i = 0; i < forwards.size(); ++i) {
-    node->graphs[i].counters = forwards[i].stand_ins->counters();
+    node->graphs[i].counts = forwards[i].stand_ins->counts();
   }
 }
 

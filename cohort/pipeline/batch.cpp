@@ -61,12 +61,16 @@ std::int64_t num_samples(const std::vector<std::int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
 }
 
-std::vector<Tensors> split(const Tensors& tensors, const std::vector<std::int64_t>& sizes) {
+std::vector<Tensors> split(const Tensors& tensors, const std::vector<std::int64_t>& sizes,
+                           std::vector<core::PartCount>* counts) {
   std::vector<Tensors> parts(sizes.size());
   std::int64_t first = 0;
   for (std::size_t m = 0; m < sizes.size(); ++m) {
     for (const at::Tensor& tensor : tensors) {
       parts[m].push_back(tensor.defined() ? tensor.detach().narrow(0, first, sizes[m]) : tensor);
+      if (counts != nullptr && tensor.defined() && !tensor.is_inference()) {
+        counts->emplace_back(parts[m].back(), tensor);
+      }
     }
     first += sizes[m];
   }
@@ -131,10 +135,15 @@ void hand_back(const Tensors& inputs, const Tensors& gradients) {
 std::shared_ptr<Batch> make_batch(const Setup& setup, const Tensors& inputs,
                                   const std::vector<std::int64_t>& sizes) {
   auto batch = std::make_shared<Batch>(setup, static_cast<int>(sizes.size()));
-  batch->inputs = split(inputs, sizes);
+  batch->inputs = split(inputs, sizes, &batch->counts);
   for (const at::Tensor& input : inputs)
     batch->requires_grad.push_back(input.defined() && input.requires_grad());
   return batch;
+}
+
+void settle(Batch& batch) {
+  for (core::PartCount& count : batch.counts) count.hand_on();
+  for (core::PartCount& count : batch.counts) count.look();
 }
 
 }  // namespace cohort::pipeline

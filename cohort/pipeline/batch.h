@@ -16,8 +16,9 @@ std::vector<std::int64_t> split_sizes(const Tensors& inputs, const Tensors& targ
                                       const PipelineOptions& options);
 std::int64_t num_samples(const std::vector<std::int64_t>& sizes);
 
-/// Returns views, by micro-batch.
-std::vector<Tensors> split(const Tensors& tensors, const std::vector<std::int64_t>& sizes);
+/// Returns views, by micro-batch. `counts`: what they count their changes by, as stages may write to them.
+std::vector<Tensors> split(const Tensors& tensors, const std::vector<std::int64_t>& sizes,
+                           std::vector<core::PartCount>* counts = nullptr);
 /// Returns each tensor of all micro-batches in one; undefined where it is undefined in all.
 Tensors join(const std::vector<Tensors>& parts);
 /// The same for gradients, of these inputs: what came for some micro-batches alone is zero for the others.
@@ -28,5 +29,7 @@ void hand_back(const Tensors& inputs, const Tensors& gradients);
 
 std::shared_ptr<Batch> make_batch(const Setup& setup, const Tensors& inputs,
                                   const std::vector<std::int64_t>& sizes);
+/// Tells the tensors that a batch was cut from what was changed of them, once all forwards have run.
+void settle(Batch& batch);
 
 }  // namespace cohort::pipeline

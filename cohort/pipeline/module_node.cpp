@@ -64,6 +64,7 @@ Tensors ModuleNode::backward(AutogradContext* context, const Tensors& of_the_doo
     if (state.attached[i]) full[i] = gradients[next++];
   }
   batch->output_gradients = split(full, state.sizes);
+  for (core::PartCount& count : batch->counts) count.follow();
   state.backward(batch);
   Tensors result;
   const Tensors joined = join_gradients(batch->input_gradients, state.inputs, state.sizes);

@@ -299,10 +299,11 @@ at::Tensor Pipeline::step(const Tensors& inputs, const Tensors& targets, const L
   batch->keep_outputs = impl.options.keep_outputs;
   batch->split = impl.options.schedule == Schedule::kZeroBubble;
   batch->random = core::RandomKey::draw();
-  batch->targets = split(targets, sizes);
+  batch->targets = split(targets, sizes, &batch->counts);
   const double all = static_cast<double>(num_samples(sizes));
   for (const std::int64_t size : sizes) batch->weights.push_back(scale * static_cast<double>(size) / all);
   impl.execute(batch, impl.plan_of_step(static_cast<int>(sizes.size())), true);
+  settle(*batch);
   impl.outputs =
       impl.options.keep_outputs && !batch->outputs.front().empty() ? join(batch->outputs) : Tensors();
   hand_back(inputs, join_gradients(batch->input_gradients, inputs, sizes));
@@ -318,6 +319,7 @@ Tensors Pipeline::forward(const Tensors& inputs) {
   const bool with_gradients = at::GradMode::is_enabled();
   if (impl.trains()) batch->random = core::RandomKey::draw();
   impl.execute(batch, forward_part(plan), with_gradients);
+  settle(*batch);
   if (!with_gradients) return join(batch->outputs);
   return attach(inputs, batch, sizes, [self = impl_, plan](const std::shared_ptr<Batch>& of) {
     self->execute(of, backward_part(plan), false);

@@ -147,6 +147,8 @@ class PlacementRun {
   }
 
   void forward(const Action& action);
+  static void check_written(const std::vector<std::size_t>& written, const Tensors& tensors,
+                            const std::vector<bool>& wanted, int stage);
   void loss(const Action& action, const Tensors& outputs);
   void backward(const Action& action);
   Tensors gradients_of_outputs(const Action& action, Tensors& carried);
@@ -195,6 +197,11 @@ void PlacementRun::forward(const Action& action) {
   }
   auto run = std::make_unique<StageRun>(setup_.stages[static_cast<std::size_t>(stage)], inputs, wanted,
                                         batch_.split, random);
+  for (auto& [skip, value] : carried) {
+    inputs.push_back(value.first);
+    wanted.push_back(value.second);
+  }
+  check_written(run->written(), inputs, wanted, stage);
   inputs_.clear();
   const Tensors outputs = run->outputs();
   if (at::GradMode::is_enabled()) {
@@ -227,6 +234,24 @@ void PlacementRun::forward(const Action& action) {
   waiting_[{stage + 1, false}].push_back(std::move(out));
 }
 
+// What is cut off has no part in a change of another's graph. `tensors`: inputs, and what passes by.
+void PlacementRun::check_written(const std::vector<std::size_t>& written, const Tensors& tensors,
+                                 const std::vector<bool>& wanted, int stage) {
+  for (const std::size_t i : written) {
+    if (stage == 0) {
+      throw UsageError("pipeline.step", concat("input ", i, " needs a gradient and is changed in place"),
+                       "hand over a clone()");
+    }
+    for (std::size_t k = 0; k < tensors.size(); ++k) {
+      if (k == i || !wanted[k] || !tensors[k].defined() || !tensors[k].is_alias_of(tensors[i])) continue;
+      throw UsageError("pipeline.step",
+                       concat("input ", i, " is changed in place, and another tensor of stage ", stage - 1,
+                              " or before shares its memory"),
+                       "return a clone() of one of them");
+    }
+  }
+}
+
 // Backward begins here: with the loss, or with what the caller of forward() has computed from the outputs.
 void PlacementRun::loss(const Action& action, const Tensors& outputs) {
   const auto micro_batch = static_cast<std::size_t>(action.micro_batch);
@@ -239,7 +264,7 @@ void PlacementRun::loss(const Action& action, const Tensors& outputs) {
   if (!batch_.loss) return;
   Tensors targets;
   for (const at::Tensor& target : batch_.targets[micro_batch]) targets.push_back(here(target));
-  const at::Tensor value = batch_.loss(leaves, targets);
+  const at::Tensor value = batch_.loss(core::entered(leaves), targets);
   if (!value.defined() || value.numel() != 1) {
     throw UsageError("pipeline.loss", concat("the loss is ", describe({value}), ", expected one number"),
                      "the mean over the samples of a micro-batch");

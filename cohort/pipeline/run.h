@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/core/part_count.h"
 #include "cohort/pipeline/channel.h"
 #include "cohort/pipeline/pipeline.h"
 #include "cohort/pipeline/stage_run.h"
@@ -45,6 +46,7 @@ struct Batch {
   Batch(const Setup& setup, int num_micro_batches);
 
   std::vector<Tensors> inputs, targets;  // by micro-batch
+  std::vector<core::PartCount> counts;   // of both
   std::vector<bool> requires_grad;       // of the inputs
   std::vector<double> weights;           // of each micro-batch's loss
   Loss loss;                             // empty: outputs are the result

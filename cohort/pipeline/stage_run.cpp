@@ -1,6 +1,8 @@
 #include "cohort/pipeline/stage_run.h"
 
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <utility>
 
@@ -10,12 +12,24 @@
 namespace cohort::pipeline {
 namespace {
 
+using torch::autograd::Edge;
+
 Tensors leaves_of(const Tensors& inputs, const std::vector<bool>& requires_grad) {
   Tensors leaves;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     leaves.push_back(inputs[i].defined() ? inputs[i].detach().requires_grad_(requires_grad[i]) : inputs[i]);
   }
   return leaves;
+}
+
+// Which an operator in place changes.
+std::vector<Edge> edges_of(const Tensors& tensors) {
+  std::vector<Edge> edges;
+  for (const at::Tensor& tensor : tensors) {
+    edges.push_back(tensor.defined() && tensor.requires_grad() ? torch::autograd::impl::gradient_edge(tensor)
+                                                               : Edge());
+  }
+  return edges;
 }
 
 // The outputs that a gradient came for, and these.
@@ -43,7 +57,12 @@ void StageRun::forward(const Stage& stage) {
   const Tensors inputs = core::entered(leaves_);
   const std::size_t last = stage.layers().size();
   if (!stage.recomputes()) {
+    const std::vector<Edge> entries = edges_of(inputs);
     outputs_ = stage.forward(inputs, 0, last, random_);
+    const std::vector<Edge> now = edges_of(inputs);
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      if (now[i] != entries[i]) written_.push_back(i);
+    }
     return;
   }
   core::CheckpointOptions options;

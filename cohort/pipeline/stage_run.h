@@ -18,6 +18,8 @@ class StageRun {
            const std::optional<core::RandomKey>& random = std::nullopt);
 
   const Tensors& outputs() const { return outputs_; }
+  /// The inputs whose gradient will be wanted and that the stage wrote to.
+  const std::vector<std::size_t>& written() const { return written_; }
   /// Adds the gradients of the parameters to grad(), and returns those of the inputs (undefined where there
   /// is none), given those of the outputs (undefined: none came).
   Tensors backward(const Tensors& gradients);
@@ -31,6 +33,7 @@ class StageRun {
 
   std::optional<core::RandomKey> random_;
   Tensors leaves_, outputs_;
+  std::vector<std::size_t> written_;
   SplitGraph graph_;
 };
 

@@ -178,6 +178,18 @@ TEST(DataParallelTest, AModuleThatBeginsInPlace) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-5, 1e-6)) << i;
 }
 
+TEST(DataParallelTest, AModuleThatChangesItsBatch) {
+  nn::Sequential net(nn::Functional([](const at::Tensor& x) { return at::Tensor(x).mul_(2); }),
+                     nn::Linear(6, 4));
+  DataParallel<nn::Sequential> model(net, on(kTwo));
+  const at::Tensor x = batch_of(5), twin = x.clone();
+  net->forward(twin).square().sum().backward();
+  const Tensors expected = take_gradients(*net);
+  model.forward(x).square().sum().backward();
+  expect_close(take_gradients(*net), expected);
+  EXPECT_TRUE(at::equal(x, twin));
+}
+
 TEST(DataParallelTest, AnInputThatChangesBeforeBackwardIsAnErrorWhereItWasSaved) {
   nn::Sequential saves(nn::Linear(6, 4)), saves_not(nn::ReLU(), nn::Linear(6, 4));
   DataParallel<nn::Sequential> model(saves, on(kTwo)), other(saves_not, on(kTwo));

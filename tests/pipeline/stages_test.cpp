@@ -208,6 +208,77 @@ TEST(StagesTest, MayWorkInPlaceOnWhatTheyGet) {
   }
 }
 
+// Micro-batches are parts of one tensor: what one changes is no change of the others.
+TEST(StagesTest, MayWorkInPlaceOnTheBatchAndTheLossOnWhatItGets) {
+  torch::manual_seed(8);
+  torch::nn::Linear a(4, 4), b(4, 2);
+  const Stage first(
+      [=](const Tensors& in) mutable { return Tensors{a->forward(at::Tensor(in.at(0)).mul_(2))}; },
+      a->parameters());
+  const auto loss = [](at::Tensor output, const at::Tensor& target) {
+    return mse(output.div_(3), at::Tensor(target).mul_(0.5));
+  };
+  const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
+  const auto parameters = [&] {
+    Tensors all = a->parameters();
+    for (const at::Tensor& parameter : b->parameters()) all.push_back(parameter);
+    return all;
+  }();
+  plain_step([&](const at::Tensor& x) { return b->forward(a->forward(x * 2)) / 3; }, input, target * 0.5,
+             {3, 3});
+  const Tensors expected = take_gradients(parameters);
+  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    Pipeline pipe({first, b}, two(schedule));
+    const at::Tensor x = input.clone(), y = target.clone();
+    pipe.step(x, y, loss);
+    expect_same_bits(take_gradients(parameters), expected);
+    EXPECT_TRUE(at::equal(x, input * 2));
+    EXPECT_TRUE(at::equal(y, target * 0.5));
+    EXPECT_GT(x._version(), 0);
+  }
+  Pipeline pipe({first, b}, two());
+  const at::Tensor x = input.clone(), y = pipe.forward(x);
+  mse(y / 3, target * 0.5).backward();
+  const Tensors of_module = take_gradients(parameters);
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_TRUE(at::allclose(of_module[i], expected[i], 1e-4, 1e-6));
+  const at::Tensor again = pipe.forward(x);
+  x.add_(1);  // saved by the first stage
+  COHORT_EXPECT_THROW_WITH(again.sum().backward(), StageError, "modified by an inplace operation");
+}
+
+TEST(StagesTest, InPlaceWhereAnotherSeesItIsRefused) {
+  torch::nn::Linear a(4, 4), b(4, 4), c(4, 2);
+  const Stage twice(
+      [=](const Tensors& in) mutable {
+        const at::Tensor y = a->forward(in.at(0));
+        return Tensors{y, y.narrow(1, 0, 4)};
+      },
+      a->parameters());
+  const Stage both(
+      [=](const Tensors& in) mutable { return Tensors{b->forward(at::Tensor(in.at(0)).relu_()) + in.at(1)}; },
+      b->parameters());
+  const Stage alone(
+      [=](const Tensors& in) mutable { return Tensors{b->forward(at::Tensor(in.at(0)).relu_())}; },
+      b->parameters());
+  const Stage last([=](const Tensors& in) mutable { return Tensors{c->forward(in.at(0) + in.at(1))}; },
+                   c->parameters());
+  const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
+  Pipeline pipe({twice, both}, two());
+  COHORT_EXPECT_THROW_WITH(pipe.step(input, input, mse), StageError, "stage 1 (function) on");
+  COHORT_EXPECT_THROW_WITH(pipe.step(input, input, mse), StageError, "shares its memory");
+  PipelineOptions options = two();
+  options.placements.emplace_back("cpu:0/c");
+  options.skips = {{.from = 0, .output = 1, .to = 2}};
+  Pipeline skipped({twice, alone, last}, options);
+  COHORT_EXPECT_THROW_WITH(skipped.step(input, target, mse), StageError, "shares its memory");
+  Pipeline begins({alone, c}, two());
+  const at::Tensor x = input.clone().requires_grad_();
+  COHORT_EXPECT_THROW_WITH(begins.step(x * 1, target, mse), StageError,
+                           "input 0 needs a gradient and is changed in place");
+  begins.step(input.clone(), target, mse);
+}
+
 // A model that draws in most of its layers.
 torch::nn::Sequential dropout_net() {
   torch::manual_seed(9);
