@@ -176,7 +176,10 @@ struct Runs::State : torch::CustomClassHolder {
   };
 
   State(CheckpointOptions with, Tensors of)
-      : options(std::move(with)), inputs(std::move(of)), first(inputs, kWords) {
+      : options(std::move(with)),
+        inputs(std::move(of)),
+        first(inputs, kWords),
+        handed(entered(first.leaves())) {
     for (const at::Tensor& input : inputs) {
       versions.push_back(version_of(input));
       requires_grad.push_back(input.defined() && input.requires_grad());
@@ -192,6 +195,7 @@ struct Runs::State : torch::CustomClassHolder {
   CheckpointOptions options;
   Tensors inputs;   // of the first run; empty after it
   GraphPart first;  // its graph, dropped at once; the parameters that fn used are inputs of the node
+  Tensors handed;   // to the first run, where an operator in place gets as far as attach(), which names it
   std::vector<bool> defined, requires_grad;
   std::vector<std::uint32_t> versions;
   std::optional<RandomState> random;
@@ -222,7 +226,7 @@ Runs::Runs(CheckpointOptions options, Tensors inputs)
 Runs::~Runs() = default;
 
 const Tensors& Runs::leaves() const {
-  return state_->first.leaves();
+  return state_->handed;
 }
 
 Tensors Runs::attach(const Tensors& results, Run again) {
@@ -248,6 +252,7 @@ Tensors Runs::attach(const Tensors& results, Run again) {
   }
   state.again = std::move(again);
   state.inputs.clear();
+  state.handed.clear();
   if (ends.empty()) return attached;
   for (const at::Tensor& tensor : state.first.captured()) edges.push_back(tensor);
   ends = Checkpoint::apply(at::TensorList(edges), ends, to_save,

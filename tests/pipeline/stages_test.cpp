@@ -277,6 +277,11 @@ TEST(StagesTest, InPlaceWhereAnotherSeesItIsRefused) {
   COHORT_EXPECT_THROW_WITH(begins.step(x * 1, target, mse), StageError,
                            "input 0 needs a gradient and is changed in place");
   begins.step(input.clone(), target, mse);
+  Stage again = alone;
+  options.skips.clear();
+  Pipeline recomputed({a, again.recompute(), c}, options);
+  COHORT_EXPECT_THROW_WITH(recomputed.step(input, target, mse), StageError,
+                           "fn changed its input 0 Float[3, 4] in place");
 }
 
 // A model that draws in most of its layers.
