@@ -4,12 +4,12 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "cohort/core/error.h"
 #include "cohort/core/graph_part.h"
+#include "cohort/core/overlap.h"
 
 namespace cohort::core {
 namespace {
@@ -22,21 +22,6 @@ bool needs_gradient(const at::Tensor& tensor) {
 
 bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides() && a.storage_offset() == b.storage_offset();
-}
-
-// Whether two elements may lie in one place: not if each stride steps over all that smaller ones reach.
-bool may_overlap(const at::Tensor& tensor) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride, size
-  for (std::int64_t i = 0; i < tensor.dim(); ++i) {
-    if (tensor.size(i) != 1) dims.emplace_back(tensor.stride(i), tensor.size(i));
-  }
-  std::sort(dims.begin(), dims.end());
-  std::int64_t reached = 0;
-  for (const auto& [stride, size] : dims) {
-    if (stride <= reached) return true;
-    reached += stride * (size - 1);
-  }
-  return false;
 }
 
 // A view to which somebody may write, made by operators that take one tensor.
@@ -103,7 +88,7 @@ void StandIns::look_at(Tensors& results) {
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     if (!entries_[i].is_valid() || gradient_edge(handed_[i]) == entries_[i]) continue;
     for (std::size_t k = 0; k < inputs_.size(); ++k) {
-      if (k != i && needs_gradient(inputs_[k]) && inputs_[k].is_alias_of(inputs_[i])) {
+      if (k != i && needs_gradient(inputs_[k]) && may_overlap(inputs_[k], inputs_[i])) {
         throw UsageError(where_,
                          concat("input ", i, " is changed in place, and input ", k, " shares its memory"),
                          "hand over a clone() of one of them");

@@ -7,6 +7,7 @@
 
 #include "cohort/core/exception_text.h"
 #include "cohort/core/graph_part.h"
+#include "cohort/core/overlap.h"
 #include "cohort/core/timeline.h"
 
 namespace cohort::pipeline {
@@ -243,7 +244,8 @@ void PlacementRun::check_written(const std::vector<std::size_t>& written, const 
                        "hand over a clone()");
     }
     for (std::size_t k = 0; k < tensors.size(); ++k) {
-      if (k == i || !wanted[k] || !tensors[k].defined() || !tensors[k].is_alias_of(tensors[i])) continue;
+      if (k == i || !wanted[k] || !tensors[k].defined() || !core::may_overlap(tensors[k], tensors[i]))
+        continue;
       throw UsageError("pipeline.step",
                        concat("input ", i, " is changed in place, and another tensor of stage ", stage - 1,
                               " or before shares its memory"),

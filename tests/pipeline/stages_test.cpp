@@ -277,6 +277,23 @@ TEST(StagesTest, InPlaceWhereAnotherSeesItIsRefused) {
   COHORT_EXPECT_THROW_WITH(begins.step(x * 1, target, mse), StageError,
                            "input 0 needs a gradient and is changed in place");
   begins.step(input.clone(), target, mse);
+
+  auto halves = [=](const at::Tensor& x) mutable {
+    const at::Tensor y = a->forward(x);
+    return Tensors{y.narrow(1, 0, 2), y.narrow(1, 2, 2)};
+  };
+  auto on_one = [=](const Tensors& in) mutable {
+    return c->forward(at::cat({at::Tensor(in.at(0)).relu_(), in.at(1)}, 1));
+  };
+  plain_step([&](const at::Tensor& x) { return on_one(halves(x)); }, input, target, {3, 3});
+  const Tensors expected = take_gradients(a->parameters());
+  Pipeline apart({Stage([=](const Tensors& in) mutable { return halves(in.at(0)); }, a->parameters()),
+                  Stage([=](const Tensors& in) mutable { return Tensors{on_one(in)}; }, c->parameters())},
+                 two());
+  take_gradients(c->parameters());
+  apart.step(input, target, mse);
+  expect_same_bits(take_gradients(a->parameters()), expected);
+
   Stage again = alone;
   options.skips.clear();
   Pipeline recomputed({a, again.recompute(), c}, options);

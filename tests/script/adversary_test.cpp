@@ -160,6 +160,13 @@ TEST(AdversaryTest, InputsWithAGraphThatAreChangedInPlace) {
   auto two = script([](at::Tensor a, const at::Tensor& b) { return a.mul_(2) + b; });
   const at::Tensor h = at::rand({3}).requires_grad_() * 1;
   COHORT_EXPECT_THROW_WITH(two(h, h.view({3})), UsageError, "input 1 shares its memory");
+  const auto on_halves = [](auto&& run) {
+    const at::Tensor x = at::arange(8, at::kFloat).view({2, 4}).requires_grad_(), all = x * 3;
+    const at::Tensor y = run(all.narrow(1, 0, 2), all.narrow(1, 2, 2));
+    return torch::autograd::grad({(y * y).sum() + (all * all).sum()}, {x})[0];
+  };
+  const at::Tensor expected = on_halves([](at::Tensor a, const at::Tensor& b) { return a.mul_(2) + b; });
+  for (int call = 0; call < 4; ++call) EXPECT_TRUE(same_bits(on_halves(two), expected)) << call;
 }
 
 TEST(AdversaryTest, ResultsThatAreViewsOfAnInputWithAGraph) {
