@@ -240,13 +240,13 @@ void PlacementRun::check_written(const std::vector<std::size_t>& written, const 
                                  const std::vector<bool>& wanted, int stage) {
   for (const std::size_t i : written) {
     if (stage == 0) {
-      throw UsageError("pipeline.step", concat("input ", i, " needs a gradient and is changed in place"),
+      throw UsageError("pipeline.stage", concat("input ", i, " needs a gradient and is changed in place"),
                        "hand over a clone()");
     }
     for (std::size_t k = 0; k < tensors.size(); ++k) {
       if (k == i || !wanted[k] || !tensors[k].defined() || !core::may_overlap(tensors[k], tensors[i]))
         continue;
-      throw UsageError("pipeline.step",
+      throw UsageError("pipeline.stage",
                        concat("input ", i, " is changed in place, and another tensor of stage ", stage - 1,
                               " or before shares its memory"),
                        "return a clone() of one of them");

@@ -9,9 +9,10 @@ at::Tensor another_handle(const at::Tensor& tensor);
 
 /// How kernels are called.
 struct How {
-  bool find_kernels =
-      false;  ///< by the dispatch keys of arguments and thread, else by those that were recorded
-  bool is_observed = false;  ///< tells LibTorch's profiler of each operator, as its dispatcher would
+  /// By the dispatch keys of arguments and thread, else by those that were recorded.
+  bool find_kernels = false;
+  /// Tells LibTorch's profiler of each operator, as its dispatcher would.
+  bool is_observed = false;
 };
 
 /// Runs `call` on `values`, by slot, over `stack`, and leaves its results there.
