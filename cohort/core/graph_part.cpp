@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
+#include <unordered_map>
 #include <unordered_set>
 
 #include "cohort/core/error.h"
@@ -32,6 +33,17 @@ bool autocast_is_on() {
   return at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA);
 }
 
+// Copies those that share memory with an earlier one and are another tensor.
+void tell_apart(Tensors& tensors) {
+  std::unordered_map<const c10::StorageImpl*, const c10::TensorImpl*> first;
+  for (at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || tensor.layout() != at::kStrided) continue;
+    const auto [known, is_new] =
+        first.try_emplace(tensor.storage().unsafeGetStorageImpl(), tensor.unsafeGetTensorImpl());
+    if (!is_new && known->second != tensor.unsafeGetTensorImpl()) tensor = tensor.clone();
+  }
+}
+
 // Whether nobody else has the values of `tensor`, so that they may be changed.
 bool is_alone(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.use_count() == 1 && tensor.storage().use_count() == 1 &&
@@ -48,6 +60,11 @@ struct Entry : torch::autograd::Function<Entry> {
 };
 
 }  // namespace
+
+bool needs_gradient(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad() &&
+         (!tensor.is_view() || torch::autograd::impl::gradient_edge(tensor).is_valid());
+}
 
 Tensors leaves_of(const Tensors& tensors) {
   Tensors leaves;
@@ -74,7 +91,7 @@ Tensors GraphPart::end(const Tensors& results) {
   Tensors cut;
   cut.reserve(results.size());
   for (const at::Tensor& result : results) {
-    const bool needs = result.defined() && result.requires_grad();
+    const bool needs = core::needs_gradient(result);
     needs_gradient_.push_back(needs);
     if (needs) results_.push_back(torch::autograd::impl::gradient_edge(result));
     cut.push_back(needs ? result.detach() : result);
@@ -162,6 +179,7 @@ Tensors GraphPart::backward(const Tensors& gradients, bool keep_graph, const std
     const HooksAside aside(captured_);
     Tensors found = torch::autograd::Engine::get_default_engine().execute(
         roots, root_gradients, keep_graph, /*create_graph=*/false, /*accumulate_grad=*/false, ends);
+    tell_apart(found);
     for (std::size_t i = 0; i < places.size(); ++i) all[places[i]] = std::move(found[i]);
   }
   if (!keep_graph) release();
@@ -191,6 +209,12 @@ HooksAside::HooksAside(Tensors leaves) : impl_(std::make_unique<Impl>()) {
 
 HooksAside::~HooksAside() {
   for (auto& [leaf, hooks] : impl_->saved) torch::autograd::impl::hooks(leaf).swap(hooks);
+}
+
+at::Tensor as_own(at::Tensor tensor) {
+  const bool is_shared = tensor.defined() && tensor.layout() == at::kStrided &&
+                         (tensor.use_count() > 1 || tensor.storage().use_count() > 1);
+  return is_shared ? tensor.clone() : tensor;
 }
 
 at::Tensor sum_in_pairs(Tensors values) {

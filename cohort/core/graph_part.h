@@ -12,6 +12,10 @@
 /// A part of a computation whose graph is its own: docs/parallel.md, "The cut".
 namespace cohort::core {
 
+/// Whether a backward may start at `tensor`, or undefined. Not at a view that was taken without gradients of
+/// a tensor that requires one, though it says that it requires one too.
+bool needs_gradient(const at::Tensor& tensor);
+
 /// Returns tensors cut off from their graphs, which need a gradient where they did; undefined ones stay.
 std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors);
 
@@ -58,8 +62,9 @@ class GraphPart {
 
   /// Returns the gradients of the inputs (undefined for those that need none) and of captured(), given those
   /// of the results, of which some may be undefined. `wanted` may leave out some of what is returned; empty
-  /// is all. Without `keep_graph` the graph is gone afterwards.
-  /// Throws: as check_captured(); UsageError on the second call without keep_graph.
+  /// is all. Without `keep_graph` the graph is gone afterwards. Two gradients may be the same tensor, and
+  /// share no memory otherwise. Throws: as check_captured(); UsageError on the second call without
+  /// keep_graph.
   Tensors backward(const Tensors& gradients, bool keep_graph, const std::vector<bool>& wanted = {});
   /// Frees the graph; captured() stays.
   void release();
@@ -95,6 +100,11 @@ class HooksAside {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// Returns `tensor`, copied if somebody else has its memory, so that who gets it may write to it. Operators
+/// return one tensor, or views of it, as gradients of several inputs, and what becomes a grad() is written
+/// to.
+at::Tensor as_own(at::Tensor tensor);
 
 /// Adds values from first to last as a tree of pairs, whose shape depends on their number alone, as in
 /// ((0 + 1) + (2 + 3)) + 4. Undefined ones are left out of it. The values may be changed.

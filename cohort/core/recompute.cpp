@@ -17,6 +17,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/graph_part.h"
 #include "cohort/core/random_scope.h"
+#include "cohort/core/result_views.h"
 
 namespace cohort::core::checkpoint_detail {
 
@@ -238,7 +239,10 @@ Tensors Runs::attach(const Tensors& results, Run again) {
                             " in place, which its second run would start from"),
                      "the operator that does not work in place");
   }
-  Tensors attached = state.first.end(results), ends;
+  ResultViews views;
+  Tensors attached = results, ends;
+  views.take_out(attached, state.handed);
+  attached = state.first.end(attached);
   for (std::size_t i = 0; i < attached.size(); ++i) {
     const bool needs = state.first.needs_gradient()[i];
     state.results.push_back({needs, describe(attached[i])});
@@ -253,13 +257,17 @@ Tensors Runs::attach(const Tensors& results, Run again) {
   state.again = std::move(again);
   state.inputs.clear();
   state.handed.clear();
-  if (ends.empty()) return attached;
+  if (ends.empty()) {
+    views.put_back(attached);
+    return attached;
+  }
   for (const at::Tensor& tensor : state.first.captured()) edges.push_back(tensor);
   ends = Checkpoint::apply(at::TensorList(edges), ends, to_save,
                            c10::intrusive_ptr<torch::CustomClassHolder>(state_));
   for (std::size_t i = 0, end = 0; i < attached.size(); ++i) {
     if (state.results[i].needs_gradient) attached[i] = ends[end++];
   }
+  views.put_back(attached);
   return attached;
 }
 
@@ -315,9 +323,10 @@ Tensors Runs::State::backward(const Tensors& saved, const Tensors& gradients,
     const at::AutoGradMode gradients_on(true);
     const AutocastScope autocast_as_before(autocast);
     const FirstRandom random_as_before(random, full);
-    const Tensors second = again(part.leaves());
-    check_second(second);
-    Tensors kept = second;  // only those that had a gradient have one to go back from
+    Tensors kept = again(part.leaves());
+    ResultViews().take_out(kept, part.leaves());
+    check_second(kept);
+    // Only those that had a gradient have one to go back from.
     for (std::size_t i = 0; i < kept.size(); ++i) {
       if (!results[i].needs_gradient) kept[i].reset();
     }

@@ -10,27 +10,31 @@
 #include "cohort/core/error.h"
 #include "cohort/core/graph_part.h"
 #include "cohort/core/overlap.h"
+#include "cohort/core/result_views.h"
 
 namespace cohort::core {
 namespace {
 
+using torch::autograd::Edge;
 using torch::autograd::impl::gradient_edge;
-
-bool needs_gradient(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.requires_grad();
-}
 
 bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides() && a.storage_offset() == b.storage_offset();
 }
 
-// A view to which somebody may write, made by operators that take one tensor.
+// Somebody may write to it: it comes from operators that return one tensor.
 bool is_view_of(const at::Tensor& result, const at::Tensor& handed) {
-  if (!needs_gradient(result) || !needs_gradient(handed)) return false;
-  if (result.is_same(handed)) return true;
-  return result.is_view() && result._base().is_same(handed) && result.grad_fn()->num_outputs() == 1 &&
-         result.dtype() == handed.dtype() && result.is_conj() == handed.is_conj() &&
-         result.is_neg() == handed.is_neg() && !may_overlap(result);
+  return is_strided_view(result, handed) &&
+         (result.is_same(handed) || !result.requires_grad() || result.grad_fn()->num_outputs() == 1);
+}
+
+Edge history_of(const at::Tensor& tensor) {
+  return needs_gradient(tensor) ? gradient_edge(tensor) : Edge();
+}
+
+bool are_of_one_base(const at::Tensor& a, const at::Tensor& b) {
+  const auto base_of = [](const at::Tensor& tensor) { return tensor.is_view() ? tensor._base() : tensor; };
+  return base_of(a).is_same(base_of(b));
 }
 
 // `input`, whose memory `result` shares, becomes what that is.
@@ -49,7 +53,9 @@ void take_history(at::Tensor input, const at::Tensor& result, const char* where)
                        "hand over a clone(), or an operator that is not in place");
     }
     // A view's history is its base's too, and only an operator in place gives it one. The values are there
-    // already, so it does not count as a change to who saved them.
+    // already, so it does not count as a change to who saved them. LibTorch takes a view for a leaf until it
+    // is asked for the history that its base got since.
+    input.grad_fn();
     auto counter = input.unsafeGetTensorImpl()->version_counter();
     const auto version = counter.current_version();
     input.copy_(result.clone());
@@ -63,32 +69,43 @@ StandIns::StandIns(const char* where, const Tensors& inputs, const Tensors& leav
     : where_(where), inputs_(inputs), handed_(inputs), entries_(inputs.size()) {
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     const at::Tensor& input = inputs_[i];
-    const bool has_own_count =
-        counts == Counts::kOwn && input.defined() && input.is_view() && !input.is_inference();
-    if (!needs_gradient(input)) {
-      if (has_own_count) handed_[i] = input.detach();
-    } else if (input.is_leaf()) {
+    if (!input.defined() || input.is_inference()) continue;
+    if (const std::size_t first = first_same(i); first != i) {
+      handed_[i] = handed_[first];
+      continue;
+    }
+    if (input.requires_grad() && input.is_leaf()) {
       handed_[i] = leaves[i];
       continue;
-    } else {
-      handed_[i] = std::move(entered({leaves[i]}).front());
-      entries_[i] = gradient_edge(handed_[i]);
     }
-    if (has_own_count) counts_.emplace_back(handed_[i], input);
+    may_be_written_.push_back(i);
+    handed_[i] = input.requires_grad() ? std::move(entered({leaves[i]}).front()) : input.detach();
+    entries_[i] = history_of(handed_[i]);
+    if (counts == Counts::kOwn && input.is_view()) counts_.emplace_back(handed_[i], input);
   }
 }
 
+std::size_t StandIns::first_same(std::size_t input) const {
+  std::size_t i = 0;
+  while (!inputs_[i].is_same(inputs_[input])) ++i;
+  return i;
+}
+
 void StandIns::look_at(Tensors& results) {
-  num_results_ = results.size();
-  for (std::size_t k = 0; k < num_results_; ++k) {
-    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+  for (std::size_t k = 0; k < results.size(); ++k) {
+    for (const std::size_t i : may_be_written_) {
       if (is_view_of(results[k], handed_[i])) views_.push_back({k, i, results[k].is_same(handed_[i])});
     }
   }
-  for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    if (!entries_[i].is_valid() || gradient_edge(handed_[i]) == entries_[i]) continue;
+  result_views_.take_out(results, handed_);
+  num_results_ = results.size();
+  for (const std::size_t i : may_be_written_) {
+    if (handed_[i].is_leaf() && handed_[i].requires_grad()) continue;  // from here on, within the function
+    if (history_of(handed_[i]) == entries_[i]) continue;
     for (std::size_t k = 0; k < inputs_.size(); ++k) {
-      if (k != i && needs_gradient(inputs_[k]) && may_overlap(inputs_[k], inputs_[i])) {
+      if (!inputs_[k].defined() || handed_[k].is_same(handed_[i])) continue;
+      const bool sees_it = inputs_[k].requires_grad() || are_of_one_base(inputs_[k], inputs_[i]);
+      if (sees_it && may_overlap(inputs_[k], inputs_[i])) {
         throw UsageError(where_,
                          concat("input ", i, " is changed in place, and input ", k, " shares its memory"),
                          "hand over a clone() of one of them");
@@ -99,18 +116,20 @@ void StandIns::look_at(Tensors& results) {
   }
 }
 
+// A view learns that its base has another history from the count of changes: that comes first.
 void StandIns::settle(Tensors& results) {
+  for (PartCount& count : counts_) count.hand_on();
   for (std::size_t w = 0; w < written_.size(); ++w) {
     take_history(inputs_[written_[w]], results[num_results_ + w], where_);
   }
   results.resize(num_results_);
+  result_views_.put_back(results);
   for (const View& view : views_) {
     at::Tensor& result = results[view.result];
     const at::Tensor& input = inputs_[view.input];
     result =
         view.is_input ? input : input.as_strided(result.sizes(), result.strides(), result.storage_offset());
   }
-  for (PartCount& count : counts_) count.hand_on();
 }
 
 std::vector<PartCount> StandIns::counts() const {

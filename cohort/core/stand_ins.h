@@ -8,13 +8,15 @@
 #include <vector>
 
 #include "cohort/core/part_count.h"
+#include "cohort/core/result_views.h"
 
 /// What a function that runs in a graph of its own (graph_part.h) gets in place of its inputs.
 namespace cohort::core {
 
-/// Those that need no gradient are handed over as they are. Leaves are cut off and stay leaves, to which no
-/// operator may write. Other inputs are cut off in a way that lets the function write to them (a module that
-/// begins with ReLU in place), and inputs and results are in the end what they would be without a cut.
+/// Leaves that need a gradient are cut off and stay leaves, to which no operator may write. Other inputs are
+/// cut off in a way that lets the function write to them (a module that begins with ReLU in place, or that
+/// scales its input by a parameter), and inputs and results are in the end what they would be without a cut.
+/// An input that is given twice is handed over twice.
 ///
 ///     GraphPart graph(inputs);
 ///     StandIns stand_ins("script.function", inputs, graph.leaves());
@@ -36,8 +38,11 @@ class StandIns {
            Counts counts = Counts::kOfInputs);
 
   const Tensors& tensors() const { return handed_; }
-  /// Looks at what the function returned, and adds the inputs that it wrote to behind: those are results too.
-  /// Throws: UsageError where another input with a gradient shares the memory of such a one.
+  /// Of what the function returned; after look_at().
+  const ResultViews& result_views() const { return result_views_; }
+  /// Looks at what the function returned, and adds what results are views of (ResultViews), and the inputs
+  /// that it wrote to: those are results too. Throws: UsageError where another input would see that, as it
+  /// shares the memory of such a one.
   void look_at(Tensors& results);
   /// Gives inputs that were written to the history and the shape of their results, takes those off again, and
   /// makes results that are inputs, or views of them, just that: who writes to either changes both.
@@ -47,10 +52,13 @@ class StandIns {
   std::vector<PartCount> counts() const;
 
  private:
+  std::size_t first_same(std::size_t input) const;
+
   const char* where_;
   Tensors inputs_;
   Tensors handed_;
-  std::vector<torch::autograd::Edge> entries_;  // of those that may be written to, as they began
+  std::vector<std::size_t> may_be_written_;     // inputs, each once
+  std::vector<torch::autograd::Edge> entries_;  // of those, as they began; invalid without a gradient
   std::vector<PartCount> counts_;
   std::size_t num_results_ = 0;
   std::vector<std::size_t> written_;  // inputs
@@ -59,6 +67,7 @@ class StandIns {
     bool is_input;  // itself
   };
   std::vector<View> views_;
+  ResultViews result_views_;
 };
 
 }  // namespace cohort::core

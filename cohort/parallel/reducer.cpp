@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "cohort/core/error.h"
+#include "cohort/core/graph_part.h"
 #include "cohort/core/timeline.h"
 #include "cohort/parallel/gradient_buckets.h"
 
@@ -179,7 +180,7 @@ void Reducer::State::mark_unreached(std::span<const at::Tensor> outputs) {
     }
   };
   for (const at::Tensor& output : outputs) {
-    if (!output.defined() || !output.requires_grad()) continue;
+    if (!core::needs_gradient(output)) continue;
     visit(torch::autograd::impl::gradient_edge(output).function.get());
   }
   while (!open.empty()) {
@@ -198,7 +199,7 @@ void Reducer::State::mark_unreached(std::span<const at::Tensor> outputs) {
 // outermost backward, where recomputation starts others within.
 void Reducer::State::finish_after(std::span<const at::Tensor> outputs) {
   for (const at::Tensor& output : outputs) {
-    if (!output.defined() || !output.requires_grad()) continue;
+    if (!core::needs_gradient(output)) continue;
     output.register_hook([weak = weak_from_this()](const at::Tensor& /*gradient*/) {
       const auto state = weak.lock();
       if (!state || state->phase != Phase::kArmed || state->is_end_queued) return;

@@ -148,8 +148,8 @@ class PlacementRun {
   }
 
   void forward(const Action& action);
-  static void check_written(const std::vector<std::size_t>& written, const Tensors& tensors,
-                            const std::vector<bool>& wanted, int stage);
+  void check_written(const std::vector<std::size_t>& written, const Tensors& tensors,
+                     const std::vector<bool>& wanted, int stage);
   void loss(const Action& action, const Tensors& outputs);
   void backward(const Action& action);
   Tensors gradients_of_outputs(const Action& action, Tensors& carried);
@@ -220,7 +220,7 @@ void PlacementRun::forward(const Action& action) {
                                                ", but the stage returned ", outputs.size(), " tensors"));
     }
     const at::Tensor& output = outputs[static_cast<std::size_t>(skip.output)];
-    carried[i] = {output, output.defined() && output.requires_grad()};
+    carried[i] = {output, core::needs_gradient(output)};
     leaves[static_cast<std::size_t>(skip.output)] = true;
   }
   Message out{m, {}, {}};
@@ -229,7 +229,7 @@ void PlacementRun::forward(const Action& action) {
     out.requires_grad.push_back(requires_grad);
   };
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (!leaves[i]) add(outputs[i], outputs[i].defined() && outputs[i].requires_grad());
+    if (!leaves[i]) add(outputs[i], core::needs_gradient(outputs[i]));
   }
   for (const int i : passing) add(carried[i].first, carried[i].second);
   waiting_[{stage + 1, false}].push_back(std::move(out));
@@ -239,17 +239,21 @@ void PlacementRun::forward(const Action& action) {
 void PlacementRun::check_written(const std::vector<std::size_t>& written, const Tensors& tensors,
                                  const std::vector<bool>& wanted, int stage) {
   for (const std::size_t i : written) {
-    if (stage == 0) {
-      throw UsageError("pipeline.stage", concat("input ", i, " needs a gradient and is changed in place"),
-                       "hand over a clone()");
+    if (stage == 0 && (wanted[i] || !batch_.loss)) {  // else nobody asks for its graph
+      throw UsageError("pipeline.stage",
+                       concat("input ", i,
+                              wanted[i] ? " needs a gradient and is changed in place"
+                                        : " is changed in place by what needs a gradient"),
+                       "begin the stage with a clone() of it");
     }
     for (std::size_t k = 0; k < tensors.size(); ++k) {
-      if (k == i || !wanted[k] || !tensors[k].defined() || !core::may_overlap(tensors[k], tensors[i]))
-        continue;
+      const bool sees_it = k != i && (wanted[k] || !wanted[i]) && tensors[k].defined();
+      if (!sees_it || !core::may_overlap(tensors[k], tensors[i])) continue;
       throw UsageError("pipeline.stage",
-                       concat("input ", i, " is changed in place, and another tensor of stage ", stage - 1,
-                              " or before shares its memory"),
-                       "return a clone() of one of them");
+                       concat("input ", i, " is changed in place, and another ",
+                              stage == 0 ? "input" : concat("tensor of stage ", stage - 1, " or before"),
+                              " shares its memory"),
+                       "hand over a clone() of one of them");
     }
   }
 }
@@ -319,10 +323,10 @@ void PlacementRun::backward(const Action& action) {
   const int stage = action.stage;
   Batch::Held& mine = held(action);
   Tensors carried;
-  const Tensors gradients = gradients_of_outputs(action, carried);
+  Tensors gradients = gradients_of_outputs(action, carried);
   Tensors of_inputs;
   if (action.kind == ActionKind::kInputGradient) {
-    of_inputs = mine.run->input_gradients(gradients);
+    of_inputs = mine.run->input_gradients(std::move(gradients));
   } else {
     of_inputs = mine.run->backward(gradients);
     release(action);

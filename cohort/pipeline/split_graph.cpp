@@ -11,6 +11,8 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "cohort/core/graph_part.h"
+
 namespace cohort::pipeline {
 namespace {
 
@@ -95,8 +97,7 @@ Nodes leading_to(const std::vector<Node*>& order, Nodes ends) {
 std::vector<Edge> edges_of(const Tensors& tensors) {
   std::vector<Edge> edges;
   for (const at::Tensor& tensor : tensors) {
-    const bool needs = tensor.defined() && tensor.requires_grad();
-    edges.push_back(needs ? torch::autograd::impl::gradient_edge(tensor) : Edge());
+    edges.push_back(core::needs_gradient(tensor) ? torch::autograd::impl::gradient_edge(tensor) : Edge());
   }
   return edges;
 }
@@ -210,10 +211,11 @@ void SplitGraph::Roots::add(const Edge& edge, const at::Tensor& gradient) {
 SplitGraph::SplitGraph(const Tensors& outputs, const Tensors& leaves)
     : outputs_(edges_of(outputs)), leaves_(edges_of(leaves)) {}
 
-Tensors SplitGraph::input_gradients(const Tensors& gradients) {
+Tensors SplitGraph::input_gradients(Tensors gradients) {
   Roots roots;
   for (std::size_t i = 0; i < outputs_.size(); ++i) roots.add(outputs_[i], gradients[i]);
   outputs_.clear();
+  gradients.clear();
   const Halves halves(roots.edges, leaves_);
   Edges wanted;
   std::vector<std::size_t> places;
@@ -239,11 +241,14 @@ Tensors SplitGraph::input_gradients(const Tensors& gradients) {
     halves.cut()[i]->add_pre_hook(std::make_unique<Catch>(caught[i]));
   }
   Tensors found = run(roots.edges, roots.gradients, /*again=*/true, /*accumulate=*/false, wanted);
-  for (std::size_t i = 0; i < places.size(); ++i) result[places[i]] = std::move(found[i]);
+  roots.gradients.clear();  // the edges hold the graph until it is taken apart
   for (std::size_t i = places.size(); i < found.size(); ++i) later_.add(wanted[i], found[i]);
+  found.resize(places.size());
   for (std::size_t i = 0; i < caught.size(); ++i) {
     for (std::uint32_t k = 0; k < caught[i].size(); ++k) later_.add({halves.cut()[i], k}, caught[i][k]);
   }
+  caught.clear();
+  for (std::size_t i = 0; i < places.size(); ++i) result[places[i]] = core::as_own(std::move(found[i]));
   halves.take_apart();
   return result;
 }

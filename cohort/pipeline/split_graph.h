@@ -22,8 +22,8 @@ class SplitGraph {
   SplitGraph(const Tensors& outputs, const Tensors& leaves);
 
   /// Returns the gradients of the leaves (undefined for those that need none), given those of the outputs
-  /// (undefined: none came). Frees what only they needed.
-  Tensors input_gradients(const Tensors& gradients);
+  /// (undefined: none came). Nobody else has their memory. Frees what only they needed.
+  Tensors input_gradients(Tensors gradients);
   /// Adds the gradients of the parameters to their grad(), and frees the rest.
   void weight_gradients();
 

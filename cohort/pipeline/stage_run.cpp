@@ -26,8 +26,7 @@ Tensors leaves_of(const Tensors& inputs, const std::vector<bool>& requires_grad)
 std::vector<Edge> edges_of(const Tensors& tensors) {
   std::vector<Edge> edges;
   for (const at::Tensor& tensor : tensors) {
-    edges.push_back(tensor.defined() && tensor.requires_grad() ? torch::autograd::impl::gradient_edge(tensor)
-                                                               : Edge());
+    edges.push_back(core::needs_gradient(tensor) ? torch::autograd::impl::gradient_edge(tensor) : Edge());
   }
   return edges;
 }
@@ -36,7 +35,7 @@ std::vector<Edge> edges_of(const Tensors& tensors) {
 struct Roots {
   Roots(const Tensors& of, const Tensors& given) {
     for (std::size_t i = 0; i < of.size(); ++i) {
-      if (!given[i].defined() || !of[i].defined() || !of[i].requires_grad()) continue;
+      if (!given[i].defined() || !core::needs_gradient(of[i])) continue;
       outputs.push_back(of[i]);
       gradients.push_back(given[i]);
     }
@@ -50,6 +49,9 @@ StageRun::StageRun(const Stage& stage, const Tensors& inputs, const std::vector<
                    bool split, const std::optional<core::RandomKey>& random)
     : random_(random), leaves_(leaves_of(inputs, requires_grad)) {
   forward(stage);
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    if (!requires_grad[i]) leaves_[i].reset();
+  }
   if (split) graph_ = SplitGraph(outputs_, leaves_);
 }
 
@@ -79,15 +81,17 @@ Tensors StageRun::backward(const Tensors& gradients) {
   if (!roots.outputs.empty()) torch::autograd::backward(roots.outputs, roots.gradients);
   outputs_.clear();
   Tensors result;
-  for (const at::Tensor& leaf : leaves_) result.push_back(leaf.defined() ? leaf.grad() : leaf);
+  for (const at::Tensor& leaf : leaves_) {
+    result.push_back(leaf.defined() ? core::as_own(std::move(leaf.mutable_grad())) : leaf);
+  }
   leaves_.clear();
   return result;
 }
 
-Tensors StageRun::input_gradients(const Tensors& gradients) {
+Tensors StageRun::input_gradients(Tensors gradients) {
   outputs_.clear();
   leaves_.clear();
-  return graph_.input_gradients(gradients);
+  return graph_.input_gradients(std::move(gradients));
 }
 
 void StageRun::weight_gradients() {

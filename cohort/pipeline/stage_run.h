@@ -21,10 +21,10 @@ class StageRun {
   /// The inputs whose gradient will be wanted and that the stage wrote to.
   const std::vector<std::size_t>& written() const { return written_; }
   /// Adds the gradients of the parameters to grad(), and returns those of the inputs (undefined where there
-  /// is none), given those of the outputs (undefined: none came).
+  /// is none; nobody else has their memory), given those of the outputs (undefined: none came).
   Tensors backward(const Tensors& gradients);
   /// Returns the gradients of the inputs alone.
-  Tensors input_gradients(const Tensors& gradients);
+  Tensors input_gradients(Tensors gradients);
   /// Adds those of the parameters.
   void weight_gradients();
 

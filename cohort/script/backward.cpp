@@ -13,6 +13,7 @@
 
 #include "cohort/core/carried.h"
 #include "cohort/core/error.h"
+#include "cohort/core/graph_part.h"
 #include "cohort/core/torch_compat.h"
 #include "cohort/script/recheck.h"
 #include "cohort/script/recorder.h"
@@ -364,7 +365,7 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
 std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_behind(const Tensors& results) {
   std::vector<std::unordered_set<const c10::TensorImpl*>> found;
   for (const at::Tensor& result : results) {
-    if (!result.defined() || !result.requires_grad()) continue;
+    if (!core::needs_gradient(result)) continue;
     auto& leaves = found.emplace_back();
     each_node(torch::autograd::impl::gradient_edge(result).function.get(), [&](Node& node) {
       if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node)) {
@@ -378,7 +379,7 @@ std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_behind(const Tens
 std::string unrecordable_within(const Tensors& results) {
   std::string reason;
   for (const at::Tensor& result : results) {
-    if (!result.defined() || !result.requires_grad()) continue;
+    if (!core::needs_gradient(result)) continue;
     each_node(torch::autograd::impl::gradient_edge(result).function.get(), [&](Node& node) {
       if (dynamic_cast<const torch::autograd::AccumulateGrad*>(&node) != nullptr || !reason.empty()) return;
       if (node.name().find("Checkpoint") != std::string::npos) {

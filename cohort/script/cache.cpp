@@ -16,8 +16,9 @@ constexpr int kMostTries = 16;      // a forward without a backward leaves no re
 std::string difference_of(Recorded& now, const Recorded& before) {
   if (std::string found = now.tape.difference(before.tape); !found.empty()) return found;
   const bool same = now.inputs == before.inputs && now.outputs == before.outputs &&
-                    now.split == before.split && now.has_backward == before.has_backward &&
-                    now.tangents == before.tangents && now.gradients == before.gradients;
+                    now.handles == before.handles && now.split == before.split &&
+                    now.has_backward == before.has_backward && now.tangents == before.tangents &&
+                    now.gradients == before.gradients;
   return same ? "" : "the recordings return other tensors";
 }
 

@@ -1,8 +1,12 @@
 #include "cohort/script/function.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/as_strided.h>
+
+#include <algorithm>
 
 #include "cohort/core/error.h"
+#include "cohort/core/graph_part.h"
 #include "cohort/core/stand_ins.h"
 #include "cohort/script/backward.h"
 #include "cohort/script/recheck.h"
@@ -13,8 +17,31 @@ namespace {
 
 using core::concat;
 
-bool needs_gradient(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.requires_grad();
+// `slot`: of the result with this number.
+Handle handle_of(const Recorded& recorded, const Tensors& inputs, const Tensors& results, std::size_t number,
+                 int slot) {
+  const at::Tensor& result = results[number];
+  const auto& values = recorded.tape.values();
+  const Value& value = values[at_slot(slot)];
+  const auto is_it = [&](const at::Tensor& other) { return other.is_same(result); };
+  if (std::any_of(inputs.begin(), inputs.end(), is_it) || is_it(value.tensor)) return {};
+  bool is_outside = false;  // its memory
+  for (std::size_t base = 0; base < values.size(); ++base) {
+    if (values[base].storage != value.storage || values[base].source == Source::kMade) continue;
+    is_outside = true;
+    const auto as_input = std::find(recorded.inputs.begin(), recorded.inputs.end(), static_cast<int>(base));
+    const at::Tensor& outside = as_input == recorded.inputs.end()
+                                    ? values[base].tensor
+                                    : inputs[static_cast<std::size_t>(as_input - recorded.inputs.begin())];
+    if (result.is_view() && result._base().is_same(outside)) {
+      return {Handle::Kind::kView, static_cast<int>(base)};
+    }
+  }
+  const auto before = results.begin() + static_cast<std::ptrdiff_t>(number);
+  const bool is_first =
+      std::find(recorded.outputs.begin(), recorded.outputs.end(), slot) == recorded.outputs.end();
+  if (!is_outside && (is_first || std::any_of(results.begin(), before, is_it))) return {};
+  return {Handle::Kind::kDetached};
 }
 
 void find_outputs(Recorded& recorded, const Tensors& inputs, const Tensors& results) {
@@ -23,11 +50,13 @@ void find_outputs(Recorded& recorded, const Tensors& inputs, const Tensors& resu
       recorded.tape.refuse("an input was given other memory or sizes by no operator (set_data)");
     }
   }
-  for (const at::Tensor& result : results) {
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const at::Tensor& result = results[i];
     const int slot = recorded.tape.find_result(result);
     if (slot == kUnknown) recorded.tape.refuse("the function returns a tensor that no operator made");
+    recorded.handles.push_back(slot < 0 ? Handle() : handle_of(recorded, inputs, results, i, slot));
     recorded.outputs.push_back(slot);
-    recorded.needs_gradient.push_back(needs_gradient(result));
+    recorded.needs_gradient.push_back(at::GradMode::is_enabled() && core::needs_gradient(result));
   }
 }
 
@@ -55,13 +84,24 @@ Tensors outputs_of(const Program& program, const Frame& frame) {
   const Recorded& recorded = program.recorded();
   Tensors results;
   results.reserve(recorded.outputs.size());
-  for (const int slot : recorded.outputs) {
+  for (std::size_t i = 0; i < recorded.outputs.size(); ++i) {
+    const int slot = recorded.outputs[i];
     if (slot == kUndefined) {
       results.emplace_back();
-    } else if (recorded.tape.values()[at_slot(slot)].source == Source::kConstant) {
-      results.push_back(frame.values[at_slot(slot)].clone());
+      continue;
+    }
+    const at::Tensor& value = frame.values[at_slot(slot)];
+    const Handle& handle = recorded.handles[i];
+    if (recorded.tape.values()[at_slot(slot)].source == Source::kConstant) {
+      results.push_back(value.clone());
+    } else if (handle.kind == Handle::Kind::kItself) {
+      results.push_back(value);
+    } else if (handle.kind == Handle::Kind::kDetached) {
+      results.push_back(value.detach());
     } else {
-      results.push_back(frame.values[at_slot(slot)]);
+      const at::Tensor& base = frame.values[at_slot(handle.base)];
+      const at::AutoGradMode mode(at::GradMode::is_enabled() && !base.requires_grad());
+      results.push_back(base.as_strided(value.sizes(), value.strides(), value.storage_offset()));
     }
   }
   return results;
@@ -122,8 +162,9 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
     const Recording recording(recorded->tape);
     results = run_(stand_ins.tensors());
   }
-  if (is_recheck) variant->compare(recheck->difference(results));
   stand_ins.look_at(results);
+  recorded->views = stand_ins.result_views();
+  if (is_recheck) variant->compare(recheck->difference(results));
   find_outputs(*recorded, stand_ins.tensors(), results);
   refuse_effects_under_autograd(*recorded);
   if (const std::string reason = unrecordable_within(results); !reason.empty()) recorded->tape.refuse(reason);
@@ -140,7 +181,7 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
     for (const auto& each : reached) from.push_back(each.count(leaf.unsafeGetTensorImpl()) != 0);
   };
   for (const at::Tensor& leaf : leaves) {
-    if (needs_gradient(leaf)) add_reached(leaf);
+    if (core::needs_gradient(leaf)) add_reached(leaf);
   }
   for (const at::Tensor& leaf : recorded->leaves) add_reached(leaf);
   if (!recorded->tape.refusal().empty() && !is_recheck) variant->give_up(recorded->tape.refusal());
@@ -157,6 +198,7 @@ Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const P
   program->bump_versions(*frame);
   Tensors results = outputs_of(*program, *frame);
   if (recorded.has_backward) attach_replay(program, inputs, results, *frame);
+  recorded.views.put_back(results);
   program->give_back(std::move(frame));
   return results;
 }

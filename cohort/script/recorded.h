@@ -1,22 +1,35 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
+#include "cohort/core/result_views.h"
 #include "cohort/script/segments.h"
 #include "cohort/script/tape.h"
 
 namespace cohort::script {
+
+/// What a replay returns for an output: the value itself, other tensors with its memory for what is an alias
+/// of an input, a captured tensor or another output. kView: a view of `base`, an input or a captured tensor.
+struct Handle {
+  enum class Kind : std::uint8_t { kItself, kDetached, kView };
+  Kind kind = Kind::kItself;
+  int base = -1;
+  bool operator==(const Handle&) const = default;
+};
 
 /// A recording and what its caller knows about it. Slots are the tape's.
 struct Recorded {
   Tape tape;
   std::vector<int> inputs;
   std::vector<int> outputs;
-  std::size_t split = 0;  ///< how many calls belong to forward; the rest is backward
+  std::vector<Handle> handles;  ///< of the outputs
+  std::size_t split = 0;        ///< how many calls belong to forward; the rest is backward
   bool has_backward = false;
   std::vector<int> tangents;  ///< gradients of the outputs that backward starts from; kUndefined: no gradient
   std::vector<int> gradients;        ///< what backward returns; kUndefined: no gradient
   std::vector<bool> needs_gradient;  ///< which outputs do
+  core::ResultViews views;           ///< outputs that are made of others
   Tensors leaves;  ///< captured tensors that backward returns a gradient of, after the inputs'
   std::vector<std::vector<bool>> reached_from;  ///< of each gradient: by which tangents
   std::vector<Segment> segments;                ///< of backward; at least one where there is a backward

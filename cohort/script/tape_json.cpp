@@ -175,6 +175,7 @@ class Reader {
     recorded.inputs = slots(from_.at("inputs"));
     recorded.outputs = slots(from_.at("outputs"));
     recorded.needs_gradient.resize(recorded.outputs.size());
+    recorded.handles.resize(recorded.outputs.size(), {Handle::Kind::kDetached});  // results have no graph
     recorded.split = recorded.tape.calls().size();
     return recorded;
   }

@@ -190,6 +190,60 @@ TEST(DataParallelTest, AModuleThatChangesItsBatch) {
   EXPECT_TRUE(at::equal(x, twin));
 }
 
+struct ScaleImpl : nn::Cloneable<ScaleImpl> {
+  ScaleImpl() { reset(); }
+  void reset() override { scale = register_parameter("scale", at::arange(1, 7, at::kFloat)); }
+  at::Tensor forward(at::Tensor x) { return x.mul_(scale); }
+  at::Tensor scale;
+};
+TORCH_MODULE(Scale);
+
+// The batch has a gradient from then on.
+TEST(DataParallelTest, AModuleThatScalesItsBatchByAParameter) {
+  nn::Sequential net{Scale(), nn::Linear(6, 4)};
+  for (const char* devices : {"cpu:0", kTwo}) {
+    DataParallel<nn::Sequential> model(net, on(devices));
+    for (const bool is_view : {false, true}) {
+      const auto train = [&](auto& module) {
+        const at::Tensor base = batch_of(7), x = is_view ? base.narrow(0, 1, 5) : base;
+        const at::Tensor y = module.forward(x);
+        EXPECT_TRUE(x.requires_grad());
+        (y.square().sum() + (x * x).sum() + base.sum()).backward();
+        Tensors seen = take_gradients(*net);
+        seen.push_back(base.detach());
+        return seen;
+      };
+      const Tensors expected = train(*net);
+      expect_close(train(model), expected);
+    }
+  }
+}
+
+struct SumImpl : nn::Cloneable<SumImpl> {
+  SumImpl() { reset(); }
+  void reset() override {
+    for (const char* name : {"a", "b"}) register_parameter(name, at::ones({6}));
+    for (const char* name : {"c", "d"}) register_parameter(name, at::ones({2, 3}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto all = parameters();
+    return x * (all[0] + all[1] + all[2].view({6}) + all[3].view({6}));
+  }
+};
+TORCH_MODULE(Sum);
+
+// LibTorch gives all four one gradient, or views of it, and adds to what it gave where it is asked again.
+TEST(DataParallelTest, GradientsOfOneMemoryAddUpApart) {
+  Sum net;
+  for (const char* devices : {"cpu:0", kTwo}) {
+    DataParallel<Sum> model(net, on(devices));
+    for (int i = 0; i < 3; ++i) model.forward(batch_of(5)).sum().backward();
+    for (const at::Tensor& gradient : take_gradients(*net)) {
+      EXPECT_TRUE(at::allclose(gradient.view({6}), batch_of(5).sum(0) * 3)) << devices << gradient;
+    }
+  }
+}
+
 TEST(DataParallelTest, AnInputThatChangesBeforeBackwardIsAnErrorWhereItWasSaved) {
   nn::Sequential saves(nn::Linear(6, 4)), saves_not(nn::ReLU(), nn::Linear(6, 4));
   DataParallel<nn::Sequential> model(saves, on(kTwo)), other(saves_not, on(kTwo));

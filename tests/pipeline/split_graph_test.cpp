@@ -250,6 +250,16 @@ struct Scale : torch::autograd::Function<Scale> {
   }
 };
 
+// What arrives goes on to both as it is.
+TEST(SplitGraphTest, WhoGetsTheGradientOfAnInputMayWriteToIt) {
+  at::Tensor input = at::ones({3}).requires_grad_(), weight = at::ones({3}).requires_grad_();
+  SplitGraph graph({input + weight}, {input});
+  at::Tensor gradient = graph.input_gradients({at::full({3}, 5.0)}).at(0);
+  gradient.add_(1);
+  graph.weight_gradients();
+  EXPECT_TRUE(at::equal(weight.grad(), at::full({3}, 5.0)));
+}
+
 TEST(SplitGraphTest, AFunctionsGradientsComeApartWhereItSaysSo) {
   torch::manual_seed(8);
   const at::Tensor weight = leaf({6});

@@ -247,6 +247,30 @@ TEST(StagesTest, MayWorkInPlaceOnTheBatchAndTheLossOnWhatItGets) {
   COHORT_EXPECT_THROW_WITH(again.sum().backward(), StageError, "modified by an inplace operation");
 }
 
+struct ScaleImpl : torch::nn::Module {
+  ScaleImpl() : scale(register_parameter("scale", torch::arange(1, 5, torch::kFloat))) {}
+  at::Tensor forward(at::Tensor x) { return x.mul_(scale); }
+  at::Tensor scale;
+};
+TORCH_MODULE(Scale);
+
+TEST(StagesTest, MayScaleTheBatchByAParameter) {
+  const torch::nn::Sequential model{Scale(), torch::nn::Linear(4, 4), torch::nn::Linear(4, 2)};
+  auto whole = model;
+  const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
+  plain_step([&](const at::Tensor& x) { return whole->forward(x.clone()); }, input, target, {3, 3});
+  const Tensors expected = take_gradients(model->parameters());
+  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    Pipeline pipe(cut(model, {2}), two(schedule));
+    const at::Tensor x = input.clone();
+    pipe.step(x, target, mse);
+    expect_same_bits(take_gradients(model->parameters()), expected);
+    EXPECT_TRUE(at::equal(x, input * model->parameters()[0].detach()));
+    COHORT_EXPECT_THROW_WITH(pipe.forward(x), StageError,
+                             "input 0 is changed in place by what needs a gradient");
+  }
+}
+
 TEST(StagesTest, InPlaceWhereAnotherSeesItIsRefused) {
   torch::nn::Linear a(4, 4), b(4, 4), c(4, 2);
   const Stage twice(

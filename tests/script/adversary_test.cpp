@@ -183,6 +183,18 @@ TEST(AdversaryTest, ResultsThatAreViewsOfAnInputWithAGraph) {
   }
 }
 
+TEST(AdversaryTest, GradientsOfOneMemoryAddUpApart) {
+  const at::Tensor a = at::ones({4}).requires_grad_(), b = at::ones({4}).requires_grad_(),
+                   c = at::ones({2, 2}).requires_grad_();
+  auto fast = script([=](const at::Tensor& x) { return x * (a + b + c.view({4})); });
+  const at::Tensor x = at::arange(4, at::kFloat);
+  for (int call = 1; call < 7; ++call) {
+    fast(x).sum().backward();
+    for (const at::Tensor& each : {a, b, c}) EXPECT_TRUE(at::equal(each.grad().view({4}), x * call)) << call;
+  }
+  EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
+}
+
 TEST(AdversaryTest, IndicesMayBeNumbersAndNoMasks) {
   const auto make = [](int call) {
     at::manual_seed(call);

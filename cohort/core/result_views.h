@@ -1,0 +1,44 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace cohort::core {
+
+/// Whether `tensor` is `base`, or a view of it that as_strided() makes too.
+bool is_strided_view(const at::Tensor& tensor, const at::Tensor& base);
+
+/// The results of a function that see each other's changes: the same tensor twice, or views of one tensor
+/// that have a part in common. Given a history one by one they would not: who writes to one of them would
+/// change the values of the other, and not its gradient. So one is given a history, and the others are made
+/// of it.
+///
+///     ResultViews views;
+///     views.take_out(results);          // in the function's graph
+///     ... cut `results` off, give each a history ...
+///     views.put_back(results);
+///
+/// Threads: one at a time; put_back() any.
+class ResultViews {
+ public:
+  /// Cuts off from their graph those that are made of others, and adds what they are made of where that is no
+  /// result itself. Views of one of `others` stay as they are.
+  void take_out(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& others = {});
+  /// Makes them anew, in the caller's gradient mode, and takes off what was added.
+  void put_back(std::vector<at::Tensor>& results) const;
+
+ private:
+  struct View {
+    std::size_t result, base;
+    bool is_same;
+    std::vector<std::int64_t> sizes, strides;
+    std::int64_t offset;  // from the base's first element
+  };
+  std::vector<View> views_;
+  std::size_t num_results_ = 0;
+};
+
+}  // namespace cohort::core

@@ -1,0 +1,33 @@
+#include <gtest/gtest.h>
+
+#include "cohort/parallel/placed.h"
+#include "tests/support/random_program.h"
+
+namespace cohort::parallel {
+namespace {
+
+struct ProgramImpl : torch::nn::Module {
+  explicit ProgramImpl(const test::RandomProgram& given) : program(given) {}
+  test::Tensors forward(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+    return program({a, b, c});
+  }
+  test::RandomProgram program;
+};
+TORCH_MODULE(Program);
+
+TEST(RandomProgramsTest, PlacedModulesDoWhatThePlainCallDoes) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    test::expect_like_plain(
+        seed,
+        [](const test::RandomProgram& program) {
+          const auto placed =
+              std::make_shared<Placed<Program>>(Program(program), core::Placement::parse("cpu:0"));
+          return [=](const test::Tensors& in) { return placed->forward(in.at(0), in.at(1), in.at(2)); };
+        },
+        {"with a graph of its own", "hand over a clone() of one of them", "step the optimizer after backward",
+         "A view was created in no_grad"});
+  }
+}
+
+}  // namespace
+}  // namespace cohort::parallel
