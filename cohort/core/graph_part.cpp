@@ -33,11 +33,13 @@ bool autocast_is_on() {
   return at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA);
 }
 
-// Copies those that share memory with an earlier one and are another tensor.
+// Copies those that share memory with an earlier one and are another tensor, and lie dense: what takes over a
+// gradient as a grad() copies the others itself.
 void tell_apart(Tensors& tensors) {
   std::unordered_map<const c10::StorageImpl*, const c10::TensorImpl*> first;
   for (at::Tensor& tensor : tensors) {
-    if (!tensor.defined() || tensor.layout() != at::kStrided) continue;
+    if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense())
+      continue;
     const auto [known, is_new] =
         first.try_emplace(tensor.storage().unsafeGetStorageImpl(), tensor.unsafeGetTensorImpl());
     if (!is_new && known->second != tensor.unsafeGetTensorImpl()) tensor = tensor.clone();

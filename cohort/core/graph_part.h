@@ -62,9 +62,9 @@ class GraphPart {
 
   /// Returns the gradients of the inputs (undefined for those that need none) and of captured(), given those
   /// of the results, of which some may be undefined. `wanted` may leave out some of what is returned; empty
-  /// is all. Without `keep_graph` the graph is gone afterwards. Two gradients may be the same tensor, and
-  /// share no memory otherwise. Throws: as check_captured(); UsageError on the second call without
-  /// keep_graph.
+  /// is all. Without `keep_graph` the graph is gone afterwards. Two gradients may be the same tensor;
+  /// otherwise those that lie dense, and could become a grad(), share no memory. Throws: as check_captured();
+  /// UsageError on the second call without keep_graph.
   Tensors backward(const Tensors& gradients, bool keep_graph, const std::vector<bool>& wanted = {});
   /// Frees the graph; captured() stays.
   void release();

@@ -1,6 +1,8 @@
 #include "cohort/core/result_views.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/view_as_real.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -12,14 +14,25 @@ namespace cohort::core {
 
 using torch::autograd::CreationMeta;
 
-bool is_strided_view(const at::Tensor& tensor, const at::Tensor& base) {
-  if (!tensor.defined() || !base.defined()) return false;
+namespace {
+
+// Whether `tensor` is `base`, or a view of it that autograd knows how to make.
+bool is_made_of(const at::Tensor& tensor, const at::Tensor& base) {
   if (tensor.is_same(base)) return true;
   if (!tensor.is_view() || !tensor._base().is_same(base)) return false;
   const auto how = torch::autograd::impl::get_view_autograd_meta(tensor)->get_creation_meta();
-  const bool has_way = how == CreationMeta::DEFAULT || how == CreationMeta::MULTI_OUTPUT_NODE;
-  return (has_way || !tensor.requires_grad()) && tensor.dtype() == base.dtype() &&
-         tensor.is_conj() == base.is_conj() && tensor.is_neg() == base.is_neg();
+  return how == CreationMeta::DEFAULT || how == CreationMeta::MULTI_OUTPUT_NODE || !tensor.requires_grad();
+}
+
+bool has_elements_of(const at::Tensor& tensor, const at::Tensor& base) {
+  return tensor.dtype() == base.dtype() && tensor.is_conj() == base.is_conj() &&
+         tensor.is_neg() == base.is_neg();
+}
+
+}  // namespace
+
+bool is_strided_view(const at::Tensor& tensor, const at::Tensor& base) {
+  return tensor.defined() && base.defined() && is_made_of(tensor, base) && has_elements_of(tensor, base);
 }
 
 namespace {
@@ -34,6 +47,15 @@ bool meet(const std::vector<at::Tensor>& results, const std::vector<std::size_t>
   return false;
 }
 
+// What as_strided() makes `result` of, a view of `origin` or that itself; undefined: nothing.
+at::Tensor base_of(const at::Tensor& result, const at::Tensor& origin) {
+  if (!is_made_of(result, origin)) return {};
+  if (has_elements_of(result, origin)) return origin;
+  if (!origin.is_complex() || origin.is_conj() || result.is_complex()) return {};
+  const at::AutoGradMode gradients_on(true);
+  return at::view_as_real(origin);
+}
+
 }  // namespace
 
 void ResultViews::take_out(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& others) {
@@ -41,24 +63,37 @@ void ResultViews::take_out(std::vector<at::Tensor>& results, const std::vector<a
   std::vector<bool> is_done(num_results_);
   for (std::size_t first = 0; first < num_results_; ++first) {
     if (is_done[first] || !results[first].defined()) continue;
-    const at::Tensor base(results[first].is_view() ? at::Tensor(results[first]._base()) : results[first]);
-    const auto is_base = [&](const at::Tensor& tensor) { return tensor.is_same(base); };
+    const at::Tensor origin(results[first].is_view() ? at::Tensor(results[first]._base()) : results[first]);
+    const at::Tensor base = base_of(results[first], origin);
+    const auto is_made_alike = [&](const at::Tensor& result) {
+      if (!base.defined()) return result.is_same(results[first]);
+      return result.defined() && is_made_of(result, origin) && has_elements_of(result, base);
+    };
     std::vector<std::size_t> alike;
     for (std::size_t i = first; i < num_results_; ++i) {
-      if (!is_strided_view(results[i], base)) continue;
+      if (!is_made_alike(results[i])) continue;
       is_done[i] = true;
       alike.push_back(i);
     }
-    const bool is_parameter = base.is_leaf() && base.requires_grad();  // nobody may write to its views
-    if (is_parameter || !meet(results, alike) || std::any_of(others.begin(), others.end(), is_base)) continue;
-    const auto at =
-        static_cast<std::size_t>(std::find_if(results.begin(), results.end(), is_base) - results.begin());
-    if (at == results.size()) results.push_back(base);
+    const bool is_parameter = origin.is_leaf() && origin.requires_grad();  // nobody may write to its views
+    const bool is_other = std::any_of(others.begin(), others.end(),
+                                      [&](const at::Tensor& other) { return other.is_same(origin); });
+    if (is_parameter || is_other || !meet(results, alike)) continue;
+    const at::Tensor from = base.defined() ? base : results[first];
+    const std::vector<at::Tensor> before = results;
+    const auto place_of = [&](const at::Tensor& tensor) {
+      const auto found = std::find_if(before.begin(), before.end(),
+                                      [&](const at::Tensor& result) { return result.is_same(tensor); });
+      return static_cast<std::size_t>(found - before.begin());
+    };
+    const std::size_t at = place_of(from);
+    if (at == results.size()) results.push_back(from);
     for (const std::size_t i : alike) {
       if (i == at) continue;
       at::Tensor& result = results[i];
-      views_.push_back({i, at, is_base(result), result.sizes().vec(), result.strides().vec(),
-                        result.storage_offset() - base.storage_offset()});
+      const std::size_t same = place_of(result);
+      views_.push_back({i, same < i ? same : at, same < i, result.sizes().vec(), result.strides().vec(),
+                        result.storage_offset() - from.storage_offset()});
       result = result.detach();
     }
   }

@@ -10,7 +10,8 @@
 namespace cohort::script {
 
 /// What a replay returns for an output: the value itself, other tensors with its memory for what is an alias
-/// of an input, a captured tensor or another output. kView: a view of `base`, an input or a captured tensor.
+/// of an input, a captured tensor or another output. kView: a view of `base`, an input or a captured tensor,
+/// by as_strided().
 struct Handle {
   enum class Kind : std::uint8_t { kItself, kDetached, kView };
   Kind kind = Kind::kItself;

@@ -26,6 +26,14 @@ const std::vector<std::function<Tensors(const at::Tensor&)>> kShared = {
     [](const at::Tensor& h) { return Tensors{h.view({8}), h.view({4, 2})}; },  // of what is no result
     [](const at::Tensor& h) { return Tensors{h.narrow(1, 0, 3), at::Tensor(), h.narrow(1, 1, 3)}; },
     [](const at::Tensor& h) { return Tensors{h, h.chunk(2)[1]}; },
+    [](const at::Tensor& h) {  // views of a complex tensor
+      const at::Tensor z = at::complex(h, h + 1);
+      return Tensors{at::imag(z), at::imag(z).select(0, 1), at::real(z), at::imag(z)};
+    },
+    [](const at::Tensor& h) {
+      const at::Tensor imaginary = at::imag(at::complex(h, h + 1));
+      return Tensors{imaginary, imaginary};
+    },
 };
 
 // Writes to the first result, and uses all.

@@ -47,7 +47,7 @@ class RandomProgram {
                        b = pool[at(draw(size))];
       const bool no_gradients = draw(12) == 0;
       const at::AutoGradMode mode(at::GradMode::is_enabled() && !no_gradients);
-      const int which = draw(31);
+      const int which = draw(32);
       if (!draws_ && (which == kDropout || which == kRand)) continue;
       for (const at::Tensor& made : step(which, a, b, draw)) pool.push_back(made);
     }
@@ -143,24 +143,28 @@ class RandomProgram {
         at::Tensor out = at::empty_like(a);
         return {at::sigmoid_out(out, a.detach())};
       }
+      case 25:
+        return alike ? Tensors{draw(2) == 0 ? at::imag(at::complex(a, b))
+                                            : at::view_as_real(at::complex(a, b)).select(-1, 0)}
+                     : Tensors{};
       default:
         break;
     }
     if (!may_write(a)) return {};
     switch (which) {
-      case 25:
+      case 26:
         a.add_(0.25);
         break;
-      case 26:
+      case 27:
         alike && !a.is_alias_of(b) ? a.mul_(b) : a.mul_(0.5);
         break;
-      case 27:
+      case 28:
         a.relu_();
         break;
-      case 28:
+      case 29:
         if (alike) a.copy_(b);
         break;
-      case 29:
+      case 30:
         draw(2) == 0 ? a.zero_() : a.fill_(0.3);
         break;
       default:
