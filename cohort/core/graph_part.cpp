@@ -48,8 +48,7 @@ void tell_apart(Tensors& tensors) {
 
 // Whether nobody else has the values of `tensor`, so that they may be changed.
 bool is_alone(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && tensor.use_count() == 1 && tensor.storage().use_count() == 1 &&
-         tensor.is_non_overlapping_and_dense();
+  return tensor.layout() == at::kStrided && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }
 
 struct Entry : torch::autograd::Function<Entry> {
@@ -66,6 +65,17 @@ struct Entry : torch::autograd::Function<Entry> {
 bool needs_gradient(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad() &&
          (!tensor.is_view() || torch::autograd::impl::gradient_edge(tensor).is_valid());
+}
+
+Edge edge_of(const at::Tensor& tensor) {
+  return needs_gradient(tensor) ? torch::autograd::impl::gradient_edge(tensor) : Edge();
+}
+
+std::vector<Edge> edges_of(const Tensors& tensors) {
+  std::vector<Edge> edges;
+  edges.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) edges.push_back(edge_of(tensor));
+  return edges;
 }
 
 Tensors leaves_of(const Tensors& tensors) {
@@ -98,10 +108,7 @@ Tensors GraphPart::end(const Tensors& results) {
     if (needs) results_.push_back(torch::autograd::impl::gradient_edge(result));
     cut.push_back(needs ? result.detach() : result);
   }
-  for (const at::Tensor& leaf : leaves_) {
-    const bool needs = leaf.defined() && leaf.requires_grad();
-    inputs_.push_back(needs ? torch::autograd::impl::gradient_edge(leaf) : Edge());
-  }
+  inputs_ = edges_of(leaves_);
   if (!results_.empty()) find_captured();
   leaves_.clear();
   return cut;
@@ -214,8 +221,7 @@ HooksAside::~HooksAside() {
 }
 
 at::Tensor as_own(at::Tensor tensor) {
-  const bool is_shared = tensor.defined() && tensor.layout() == at::kStrided &&
-                         (tensor.use_count() > 1 || tensor.storage().use_count() > 1);
+  const bool is_shared = tensor.defined() && tensor.layout() == at::kStrided && !is_alone(tensor);
   return is_shared ? tensor.clone() : tensor;
 }
 
@@ -226,7 +232,7 @@ at::Tensor sum_in_pairs(Tensors values) {
     for (std::size_t i = 0; i + step < values.size(); i += 2 * step) {
       at::Tensor other = std::move(values[i + step]);
       if (other.device() != values[i].device()) other = other.to(values[i].device());
-      if (is_alone(values[i]) && other.layout() == at::kStrided) {
+      if (is_alone(values[i]) && values[i].is_non_overlapping_and_dense() && other.layout() == at::kStrided) {
         values[i].add_(other);
       } else {
         values[i] = at::add(values[i], other);

@@ -16,6 +16,10 @@ namespace cohort::core {
 /// a tensor that requires one, though it says that it requires one too.
 bool needs_gradient(const at::Tensor& tensor);
 
+/// Where a backward starts at `tensor`; invalid where none may.
+torch::autograd::Edge edge_of(const at::Tensor& tensor);
+std::vector<torch::autograd::Edge> edges_of(const std::vector<at::Tensor>& tensors);
+
 /// Returns tensors cut off from their graphs, which need a gradient where they did; undefined ones stay.
 std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors);
 

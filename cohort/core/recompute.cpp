@@ -257,13 +257,11 @@ Tensors Runs::attach(const Tensors& results, Run again) {
   state.again = std::move(again);
   state.inputs.clear();
   state.handed.clear();
-  if (ends.empty()) {
-    views.put_back(attached);
-    return attached;
+  if (!ends.empty()) {
+    for (const at::Tensor& tensor : state.first.captured()) edges.push_back(tensor);
+    ends = Checkpoint::apply(at::TensorList(edges), ends, to_save,
+                             c10::intrusive_ptr<torch::CustomClassHolder>(state_));
   }
-  for (const at::Tensor& tensor : state.first.captured()) edges.push_back(tensor);
-  ends = Checkpoint::apply(at::TensorList(edges), ends, to_save,
-                           c10::intrusive_ptr<torch::CustomClassHolder>(state_));
   for (std::size_t i = 0, end = 0; i < attached.size(); ++i) {
     if (state.results[i].needs_gradient) attached[i] = ends[end++];
   }

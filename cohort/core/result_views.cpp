@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cohort/core/graph_part.h"
 #include "cohort/core/overlap.h"
@@ -13,6 +14,11 @@
 namespace cohort::core {
 
 using torch::autograd::CreationMeta;
+
+bool has_elements_of(const at::Tensor& tensor, const at::Tensor& base) {
+  return tensor.dtype() == base.dtype() && tensor.is_conj() == base.is_conj() &&
+         tensor.is_neg() == base.is_neg();
+}
 
 namespace {
 
@@ -23,19 +29,6 @@ bool is_made_of(const at::Tensor& tensor, const at::Tensor& base) {
   const auto how = torch::autograd::impl::get_view_autograd_meta(tensor)->get_creation_meta();
   return how == CreationMeta::DEFAULT || how == CreationMeta::MULTI_OUTPUT_NODE || !tensor.requires_grad();
 }
-
-bool has_elements_of(const at::Tensor& tensor, const at::Tensor& base) {
-  return tensor.dtype() == base.dtype() && tensor.is_conj() == base.is_conj() &&
-         tensor.is_neg() == base.is_neg();
-}
-
-}  // namespace
-
-bool is_strided_view(const at::Tensor& tensor, const at::Tensor& base) {
-  return tensor.defined() && base.defined() && is_made_of(tensor, base) && has_elements_of(tensor, base);
-}
-
-namespace {
 
 // Whether two of these have a part in common.
 bool meet(const std::vector<at::Tensor>& results, const std::vector<std::size_t>& some) {
@@ -58,6 +51,10 @@ at::Tensor base_of(const at::Tensor& result, const at::Tensor& origin) {
 
 }  // namespace
 
+bool is_strided_view(const at::Tensor& tensor, const at::Tensor& base) {
+  return tensor.defined() && base.defined() && is_made_of(tensor, base) && has_elements_of(tensor, base);
+}
+
 void ResultViews::take_out(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& others) {
   num_results_ = results.size();
   std::vector<bool> is_done(num_results_);
@@ -79,23 +76,28 @@ void ResultViews::take_out(std::vector<at::Tensor>& results, const std::vector<a
     const bool is_other = std::any_of(others.begin(), others.end(),
                                       [&](const at::Tensor& other) { return other.is_same(origin); });
     if (is_parameter || is_other || !meet(results, alike)) continue;
-    const at::Tensor from = base.defined() ? base : results[first];
-    const std::vector<at::Tensor> before = results;
-    const auto place_of = [&](const at::Tensor& tensor) {
-      const auto found = std::find_if(before.begin(), before.end(),
-                                      [&](const at::Tensor& result) { return result.is_same(tensor); });
-      return static_cast<std::size_t>(found - before.begin());
-    };
-    const std::size_t at = place_of(from);
-    if (at == results.size()) results.push_back(from);
-    for (const std::size_t i : alike) {
-      if (i == at) continue;
-      at::Tensor& result = results[i];
-      const std::size_t same = place_of(result);
-      views_.push_back({i, same < i ? same : at, same < i, result.sizes().vec(), result.strides().vec(),
-                        result.storage_offset() - from.storage_offset()});
-      result = result.detach();
-    }
+    cut_off(results, alike, base.defined() ? base : results[first]);
+  }
+}
+
+void ResultViews::cut_off(std::vector<at::Tensor>& results, const std::vector<std::size_t>& alike,
+                          at::Tensor base) {
+  const std::vector<at::Tensor> before = results;
+  const auto place_of = [&](const at::Tensor& tensor) {
+    const auto found = std::find_if(before.begin(), before.end(),
+                                    [&](const at::Tensor& result) { return result.is_same(tensor); });
+    return static_cast<std::size_t>(found - before.begin());
+  };
+  const std::size_t at = place_of(base);
+  const std::int64_t first = base.storage_offset();
+  if (at == results.size()) results.push_back(std::move(base));
+  for (const std::size_t i : alike) {
+    if (i == at) continue;
+    at::Tensor& result = results[i];
+    const std::size_t same = place_of(result);
+    views_.push_back({i, same < i ? same : at, same < i, result.sizes().vec(), result.strides().vec(),
+                      result.storage_offset() - first});
+    result = result.detach();
   }
 }
 

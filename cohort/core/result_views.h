@@ -8,6 +8,10 @@
 
 namespace cohort::core {
 
+/// Whether the elements of `tensor` are read as those of `base`: else as_strided() does not make the one of
+/// the other.
+bool has_elements_of(const at::Tensor& tensor, const at::Tensor& base);
+
 /// Whether `tensor` is `base`, or a view of it that as_strided() makes too.
 bool is_strided_view(const at::Tensor& tensor, const at::Tensor& base);
 
@@ -37,6 +41,9 @@ class ResultViews {
     std::vector<std::int64_t> sizes, strides;
     std::int64_t offset;  // from the base's first element
   };
+  // Cuts off the results `alike`, which are made of `base`.
+  void cut_off(std::vector<at::Tensor>& results, const std::vector<std::size_t>& alike, at::Tensor base);
+
   std::vector<View> views_;
   std::size_t num_results_ = 0;
 };

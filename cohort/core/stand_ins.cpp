@@ -15,7 +15,6 @@
 namespace cohort::core {
 namespace {
 
-using torch::autograd::Edge;
 using torch::autograd::impl::gradient_edge;
 
 bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
@@ -26,10 +25,6 @@ bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
 bool is_view_of(const at::Tensor& result, const at::Tensor& handed) {
   return is_strided_view(result, handed) &&
          (result.is_same(handed) || !result.requires_grad() || result.grad_fn()->num_outputs() == 1);
-}
-
-Edge history_of(const at::Tensor& tensor) {
-  return needs_gradient(tensor) ? gradient_edge(tensor) : Edge();
 }
 
 bool are_of_one_base(const at::Tensor& a, const at::Tensor& b) {
@@ -80,7 +75,7 @@ StandIns::StandIns(const char* where, const Tensors& inputs, const Tensors& leav
     }
     may_be_written_.push_back(i);
     handed_[i] = input.requires_grad() ? std::move(entered({leaves[i]}).front()) : input.detach();
-    entries_[i] = history_of(handed_[i]);
+    entries_[i] = edge_of(handed_[i]);
     if (counts == Counts::kOwn && input.is_view()) counts_.emplace_back(handed_[i], input);
   }
 }
@@ -101,7 +96,7 @@ void StandIns::look_at(Tensors& results) {
   num_results_ = results.size();
   for (const std::size_t i : may_be_written_) {
     if (handed_[i].is_leaf() && handed_[i].requires_grad()) continue;  // from here on, within the function
-    if (history_of(handed_[i]) == entries_[i]) continue;
+    if (edge_of(handed_[i]) == entries_[i]) continue;
     for (std::size_t k = 0; k < inputs_.size(); ++k) {
       if (!inputs_[k].defined() || handed_[k].is_same(handed_[i])) continue;
       const bool sees_it = inputs_[k].requires_grad() || are_of_one_base(inputs_[k], inputs_[i]);

@@ -179,10 +179,7 @@ void Reducer::State::mark_unreached(std::span<const at::Tensor> outputs) {
       reached[found->second] = true;
     }
   };
-  for (const at::Tensor& output : outputs) {
-    if (!core::needs_gradient(output)) continue;
-    visit(torch::autograd::impl::gradient_edge(output).function.get());
-  }
+  for (const at::Tensor& output : outputs) visit(core::edge_of(output).function.get());
   while (!open.empty()) {
     Node* const node = open.back();
     open.pop_back();

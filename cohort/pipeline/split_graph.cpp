@@ -94,14 +94,6 @@ Nodes leading_to(const std::vector<Node*>& order, Nodes ends) {
   return ends;
 }
 
-std::vector<Edge> edges_of(const Tensors& tensors) {
-  std::vector<Edge> edges;
-  for (const at::Tensor& tensor : tensors) {
-    edges.push_back(core::needs_gradient(tensor) ? torch::autograd::impl::gradient_edge(tensor) : Edge());
-  }
-  return edges;
-}
-
 Tensors run(const std::vector<Edge>& roots, const Tensors& gradients, bool again, bool accumulate,
             const std::vector<Edge>& ends) {
   return torch::autograd::Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/again,
@@ -209,7 +201,7 @@ void SplitGraph::Roots::add(const Edge& edge, const at::Tensor& gradient) {
 }
 
 SplitGraph::SplitGraph(const Tensors& outputs, const Tensors& leaves)
-    : outputs_(edges_of(outputs)), leaves_(edges_of(leaves)) {}
+    : outputs_(core::edges_of(outputs)), leaves_(core::edges_of(leaves)) {}
 
 Tensors SplitGraph::input_gradients(Tensors gradients) {
   Roots roots;

@@ -22,15 +22,6 @@ Tensors leaves_of(const Tensors& inputs, const std::vector<bool>& requires_grad)
   return leaves;
 }
 
-// Which an operator in place changes.
-std::vector<Edge> edges_of(const Tensors& tensors) {
-  std::vector<Edge> edges;
-  for (const at::Tensor& tensor : tensors) {
-    edges.push_back(core::needs_gradient(tensor) ? torch::autograd::impl::gradient_edge(tensor) : Edge());
-  }
-  return edges;
-}
-
 // The outputs that a gradient came for, and these.
 struct Roots {
   Roots(const Tensors& of, const Tensors& given) {
@@ -59,9 +50,9 @@ void StageRun::forward(const Stage& stage) {
   const Tensors inputs = core::entered(leaves_);
   const std::size_t last = stage.layers().size();
   if (!stage.recomputes()) {
-    const std::vector<Edge> entries = edges_of(inputs);
+    const std::vector<Edge> entries = core::edges_of(inputs);
     outputs_ = stage.forward(inputs, 0, last, random_);
-    const std::vector<Edge> now = edges_of(inputs);
+    const std::vector<Edge> now = core::edges_of(inputs);
     for (std::size_t i = 0; i < now.size(); ++i) {
       if (now[i] != entries[i]) written_.push_back(i);
     }

@@ -33,10 +33,7 @@ Handle handle_of(const Recorded& recorded, const Tensors& inputs, const Tensors&
     const at::Tensor& outside = as_input == recorded.inputs.end()
                                     ? values[base].tensor
                                     : inputs[static_cast<std::size_t>(as_input - recorded.inputs.begin())];
-    const bool has_its_elements = result.dtype() == outside.dtype() &&
-                                  result.is_conj() == outside.is_conj() &&
-                                  result.is_neg() == outside.is_neg();  // else as_strided() does not make it
-    if (has_its_elements && result.is_view() && result._base().is_same(outside)) {
+    if (result.is_view() && result._base().is_same(outside) && core::has_elements_of(result, outside)) {
       return {Handle::Kind::kView, static_cast<int>(base)};
     }
   }

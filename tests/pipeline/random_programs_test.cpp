@@ -114,11 +114,7 @@ TEST(RandomProgramsTest, StagesDoWhatThePlainLoopDoes) {
       try {
         found = run_pipeline(theirs, make_inputs(seed), target, schedule);
       } catch (const std::exception& error) {
-        const std::string text = error.what();
-        EXPECT_TRUE(
-            std::any_of(kRefusals.begin(), kRefusals.end(),
-                        [&](const std::string& refusal) { return text.find(refusal) != std::string::npos; }))
-            << seed << " " << text;
+        EXPECT_TRUE(test::contains_one_of(error.what(), kRefusals)) << seed << " " << error.what();
         ++refused;
         continue;
       }

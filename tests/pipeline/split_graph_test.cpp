@@ -231,6 +231,16 @@ TEST(SplitGraphTest, FreesWhatOnlyInputsNeeded) {
   EXPECT_TRUE(of_product.expired());
 }
 
+// What arrives goes on to both as it is.
+TEST(SplitGraphTest, WhoGetsTheGradientOfAnInputMayWriteToIt) {
+  at::Tensor input = at::ones({3}).requires_grad_(), weight = at::ones({3}).requires_grad_();
+  SplitGraph graph({input + weight}, {input});
+  at::Tensor gradient = graph.input_gradients({at::full({3}, 5.0)}).at(0);
+  gradient.add_(1);
+  graph.weight_gradients();
+  EXPECT_TRUE(at::equal(weight.grad(), at::full({3}, 5.0)));
+}
+
 struct Scale : torch::autograd::Function<Scale> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
                             const at::Tensor& weight, std::string* halves) {
@@ -249,16 +259,6 @@ struct Scale : torch::autograd::Function<Scale> {
     return result;
   }
 };
-
-// What arrives goes on to both as it is.
-TEST(SplitGraphTest, WhoGetsTheGradientOfAnInputMayWriteToIt) {
-  at::Tensor input = at::ones({3}).requires_grad_(), weight = at::ones({3}).requires_grad_();
-  SplitGraph graph({input + weight}, {input});
-  at::Tensor gradient = graph.input_gradients({at::full({3}, 5.0)}).at(0);
-  gradient.add_(1);
-  graph.weight_gradients();
-  EXPECT_TRUE(at::equal(weight.grad(), at::full({3}, 5.0)));
-}
 
 TEST(SplitGraphTest, AFunctionsGradientsComeApartWhereItSaysSo) {
   torch::manual_seed(8);

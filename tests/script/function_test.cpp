@@ -9,16 +9,14 @@
 #include "cohort/core/recompute.h"
 #include "cohort/script/script.h"
 #include "nets.h"
+#include "tests/support/contains.h"
 #include "tests/support/throws.h"
 
 namespace cohort::script {
 namespace {
 
+using test::contains;
 using test::same_bits;
-
-bool contains(const std::string& text, const char* part) {
-  return text.find(part) != std::string::npos;
-}
 
 at::Tensor lecture(at::Tensor x) {
   for (int i = 0; i < 10; ++i) x = x * x;

@@ -11,17 +11,15 @@
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
 #include "nets.h"
+#include "tests/support/contains.h"
 #include "tests/support/throws.h"
 
 namespace cohort::script {
 namespace {
 
 namespace nn = torch::nn;
+using test::contains;
 using test::same_bits;
-
-bool contains(const std::string& text, const char* part) {
-  return text.find(part) != std::string::npos;
-}
 
 TEST(InputGuardTest, NoticesTypeSizesStridesGradientAndSharedMemory) {
   const at::Tensor a = at::ones({4, 4}), b = at::ones({4, 4});

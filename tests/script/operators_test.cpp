@@ -10,12 +10,14 @@
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
 #include "same_bits.h"
+#include "tests/support/contains.h"
 #include "tests/support/throws.h"
 
 // Operators of one's own in script mode.
 namespace cohort::script {
 namespace {
 
+using test::contains;
 using test::same_bits;
 
 at::Tensor cube(const at::Tensor& x) {
@@ -44,10 +46,6 @@ TORCH_LIBRARY(script_test, library) {
 
 at::Tensor call(const char* name, const at::Tensor& x) {
   return ops::find<at::Tensor(const at::Tensor&)>(name).call(x);
-}
-
-bool contains(const std::string& text, const char* part) {
-  return text.find(part) != std::string::npos;
 }
 
 template <typename Fn>
