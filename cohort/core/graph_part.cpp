@@ -8,11 +8,17 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/tensor.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
+#include <limits>
+#include <map>
+#include <memory>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "cohort/core/error.h"
+#include "cohort/core/torch_compat.h"
 
 namespace cohort::core {
 namespace {
@@ -60,6 +66,90 @@ struct Entry : torch::autograd::Function<Entry> {
   }
 };
 
+// Has `node` expect what another one does, of the same stream. Metadata can be copied and not assigned.
+void take_metadata(Node& node, const torch::autograd::InputMetadata& metadata) {
+  auto& own = node.mutable_input_metadata(node.add_input_metadata(Node::undefined_input()));
+  std::destroy_at(&own);
+  std::construct_at(&own, metadata);
+}
+
+// Note [Exits]
+// The backward of a part ends at the leaves that the part captured. Their hooks belong to the graph in which
+// the gradients go on, so they must not run here. LibTorch's engine calls them wherever it captures the
+// gradient of a leaf. Taking them off for the time of a backward is no answer: another thread may go backward
+// through the same leaf, within a part or not, and would miss them.
+// So end() has the part's own nodes lead to a node of the part, an exit, and backward() captures gradients
+// there. An exit hands on what it gets: a backward that reaches it by another way, from a tensor that fn put
+// aside, goes on to the leaf, hooks included. What several parts share is not written to.
+struct Exit : torch::autograd::Node {
+  Exit() : Node(/*sequence_nr=*/std::numeric_limits<std::uint64_t>::max()) {}  // as a leaf's node
+  void lead_to(const Edge& edge) {
+    take_metadata(*this, edge.function->input_metadata(edge.input_nr));
+    // Not set_next_edge(): the engine prunes by heights of nodes, and this one stands in for a leaf.
+    next_edges().push_back(edge);
+  }
+  Tensors apply(Tensors&& gradients) override { return std::move(gradients); }
+  std::string name() const override { return "cohort::core::Exit"; }
+};
+
+// Stands for the backward of a cast of a leaf that autocast keeps, and that other parts use too.
+struct Cast : torch::autograd::Node {
+  void stand_for(const Node& cast, const Edge& exit) {
+    take_metadata(*this, cast.input_metadata(0));
+    set_sequence_nr(cast.sequence_nr());  // the order in which gradients are added up
+    add_next_edge(exit);
+  }
+  Tensors apply(Tensors&& gradients) override {
+    at::Tensor& gradient = gradients.front();
+    if (gradient.defined()) gradient = gradient.to(next_edge(0).function->input_metadata(0).options());
+    return std::move(gradients);
+  }
+  std::string name() const override { return "cohort::core::Cast"; }
+};
+
+const torch::autograd::AccumulateGrad* as_leaf(const Node* node) {
+  return dynamic_cast<const torch::autograd::AccumulateGrad*>(node);
+}
+
+bool has_hooks(Node& node) {
+  return !node.pre_hooks().empty() || !node.post_hooks().empty() || !node.tensor_pre_hooks().empty() ||
+         !node.retains_grad_hooks().empty();
+}
+
+// Where the cast `node` of a leaf leads to; invalid if it is none that autocast may keep. Casts that have
+// hooks are somebody else's.
+Edge leaf_of_kept_cast(Node& node) {
+  if (!autocast_is_on() || node.next_edges().size() != 1) return {};
+  Edge edge = node.next_edge(0);
+  if (dynamic_cast<const Exit*>(edge.function.get()) != nullptr) edge = edge.function->next_edge(0);
+  const bool is_cast = as_leaf(edge.function.get()) != nullptr && node.name() == "ToCopyBackward0";
+  return is_cast && !has_hooks(node) ? edge : Edge();
+}
+
+// The node of a part that was joined to the caller's graph again.
+struct JoinedPart : torch::autograd::Node {
+  std::shared_ptr<GraphPart> part;
+  const char* where = "";
+  std::vector<std::size_t> places;  // of each edge among what the part's backward returns
+  std::size_t num_places = 0;
+  bool is_last = false;
+
+  Tensors apply(Tensors&& gradients) override {
+    if (at::GradMode::is_enabled()) {
+      throw UsageError(where, "backward with create_graph goes through a function that was cut off",
+                       "the plain function where second derivatives are taken");
+    }
+    std::vector<bool> wanted(num_places);
+    for (std::size_t i = 0; i < places.size(); ++i) wanted[places[i]] = task_should_compute_output(i);
+    Tensors found = part->backward(gradients, !is_last, wanted), result;
+    for (const std::size_t place : places) result.push_back(std::move(found[place]));
+    return result;
+  }
+  std::string name() const override { return "cohort::core::JoinedPart"; }
+  void will_release_variables() override { is_last = true; }
+  void release_variables() override { part->release(); }
+};
+
 }  // namespace
 
 bool needs_gradient(const at::Tensor& tensor) {
@@ -99,7 +189,136 @@ Tensors entered(const Tensors& leaves) {
 GraphPart::GraphPart(const Tensors& inputs, const Words& words)
     : words_(words), leaves_(leaves_of(inputs)), first_sequence_(at::sequence_number::peek()) {}
 
-Tensors GraphPart::end(const Tensors& results) {
+// From results to where the part ends. A node that another thread made, or that is older than the forward, is
+// outside: it belongs to another graph, and backward would go through it, and free it, as if it were the
+// part's own.
+class GraphPart::Walk {
+ public:
+  Walk(const std::vector<Edge>& inputs, std::uint64_t first_sequence) : first_sequence_(first_sequence) {
+    for (const Edge& edge : inputs) inputs_.insert(edge.function.get());
+  }
+
+  // Calls visit(edge) for every edge of the part, those that leave it included, and for `roots`; where that
+  // returns true, goes on behind it.
+  template <typename Fn>
+  void run(std::vector<Edge>& roots, const Fn& visit) {
+    const auto follow = [&](Edge& edge) {
+      if (Node* const node = edge.function.get(); node != nullptr && visit(edge)) {
+        if (seen_.insert(node).second) open_.push_back(node);
+      }
+    };
+    for (Edge& edge : roots) follow(edge);
+    while (!open_.empty()) {
+      Node* const node = open_.back();
+      open_.pop_back();
+      for (Edge& edge : node->next_edges()) follow(edge);
+      nodes_.push_back(node);
+    }
+  }
+  const std::vector<Node*>& nodes() const { return nodes_; }
+  bool is_input(const Node* node) const { return inputs_.count(node) != 0; }
+  // Where a cast leads to that autocast may keep for others too; invalid for other nodes.
+  Edge leaf_of_kept_cast(Node& node) const {
+    Edge leaf = core::leaf_of_kept_cast(node);
+    return is_input(leaf.function.get()) ? Edge() : leaf;
+  }
+  bool is_outside(const Node& node) const {
+    return node.thread_id() != thread_ || node.sequence_nr() < first_sequence_;
+  }
+
+ private:
+  const std::uint64_t thread_ = at::RecordFunction::currentThreadId();
+  const std::uint64_t first_sequence_;
+  std::unordered_set<const Node*> inputs_, seen_;
+  std::vector<Node*> open_, nodes_;
+};
+
+std::string GraphPart::outside(const Tensors& results) const {
+  std::vector<Edge> roots = edges_of(results);
+  Walk walk(edges_of(leaves_), first_sequence_);
+  std::string name;
+  walk.run(roots, [&](const Edge& edge) {
+    Node& node = *edge.function;
+    if (!name.empty() || walk.is_input(&node) || as_leaf(&node) != nullptr) return false;
+    if (walk.leaf_of_kept_cast(node).is_valid()) return false;
+    if (!walk.is_outside(node)) return true;
+    name = node.name();
+    return false;
+  });
+  return name;
+}
+
+std::vector<Edge> GraphPart::make_exits(bool may_leave) {
+  Walk walk(inputs_, first_sequence_);
+  std::map<std::pair<const Node*, std::uint32_t>, Edge> exits;
+  std::vector<Edge> left, left_exits;
+  const auto exit_to = [&](const Edge& edge) {
+    Edge& exit = exits[{edge.function.get(), edge.input_nr}];
+    if (exit.is_valid()) return exit;
+    auto node = COHORT_MAKE_NODE(Exit);
+    node->lead_to(edge);
+    exit = Edge(node, 0);
+    if (const auto* leaf = as_leaf(edge.function.get())) {
+      captured_.push_back(leaf->variable);
+      versions_.push_back(version_of(leaf->variable));
+      exits_.push_back(exit);
+    } else {
+      left.push_back(edge);
+      left_exits.push_back(exit);
+    }
+    return exit;
+  };
+  // Written to only when all has been found to be right.
+  std::vector<std::pair<Edge*, Edge>> changes;
+  walk.run(results_, [&](Edge& edge) {
+    Node& node = *edge.function;
+    if (walk.is_input(&node)) return false;
+    if (as_leaf(&node) != nullptr) {
+      changes.emplace_back(&edge, exit_to(edge));
+      return false;
+    }
+    if (const Edge leaf = walk.leaf_of_kept_cast(node); leaf.is_valid()) {
+      Edge& cast = exits[{&node, edge.input_nr}];
+      if (!cast.is_valid()) {
+        auto own = COHORT_MAKE_NODE(Cast);
+        own->stand_for(node, exit_to(leaf));
+        cast = Edge(own, 0);
+      }
+      changes.emplace_back(&edge, cast);
+      return false;
+    }
+    if (!walk.is_outside(node)) return true;
+    if (!may_leave) {
+      throw UsageError(
+          words_.where,
+          concat("fn uses a tensor with a graph of its own (", node.name(), ") that is not an input"),
+          words_.as_input);
+    }
+    changes.emplace_back(&edge, exit_to(edge));
+    return false;
+  });
+  Walk behind(inputs_, first_sequence_);
+  behind.run(left, [&](const Edge& edge) {
+    if (!behind.is_input(edge.function.get())) return true;
+    throw UsageError(words_.where, "an operator on an input of fn ran on another thread, with gradients",
+                     "the operator on the thread that calls fn");
+  });
+  for (const auto& [edge, exit] : changes) *edge = exit;
+  // A write to a view is a node within a node, which asks which gradients are wanted of its own edges.
+  for (Node* const node : walk.nodes()) {
+    auto* const write = dynamic_cast<torch::autograd::CopySlices*>(node);
+    if (write == nullptr || write->fn == nullptr) continue;
+    for (Edge& edge : write->fn->next_edges()) {
+      if (const auto found = exits.find({edge.function.get(), edge.input_nr}); found != exits.end()) {
+        edge = found->second;
+      }
+    }
+  }
+  exits_.insert(exits_.end(), left_exits.begin(), left_exits.end());
+  return left;
+}
+
+Tensors GraphPart::cut_off(const Tensors& results) {
   Tensors cut;
   cut.reserve(results.size());
   for (const at::Tensor& result : results) {
@@ -109,44 +328,38 @@ Tensors GraphPart::end(const Tensors& results) {
     cut.push_back(needs ? result.detach() : result);
   }
   inputs_ = edges_of(leaves_);
-  if (!results_.empty()) find_captured();
   leaves_.clear();
   return cut;
 }
 
-// A node that another thread made, or that is older than this forward, belongs to a graph outside: backward
-// would go through it, and free it, as if it were the part's own.
-void GraphPart::find_captured() {
-  std::unordered_set<const Node*> seen;
-  std::vector<Node*> open;
-  const auto visit = [&](const Edge& edge) {
-    Node* const node = edge.function.get();
-    if (node != nullptr && seen.insert(node).second) open.push_back(node);
+Tensors GraphPart::end(const Tensors& results) {
+  Tensors cut = cut_off(results);
+  make_exits(/*may_leave=*/false);
+  return cut;
+}
+
+Tensors GraphPart::join(const std::shared_ptr<GraphPart>& part, const Tensors& inputs,
+                        const Tensors& results) {
+  Tensors joined = part->cut_off(results);
+  const std::vector<Edge> left = part->make_exits(/*may_leave=*/true);
+  if (part->results_.empty()) return joined;
+  auto node = COHORT_MAKE_NODE(JoinedPart);
+  node->part = part;
+  node->where = part->words_.where;
+  const auto add = [&](const Edge& edge) {
+    if (edge.is_valid()) {
+      node->places.push_back(node->num_places);
+      node->add_next_edge(edge);
+    }
+    ++node->num_places;
   };
-  std::unordered_set<const Node*> own;
-  for (const Edge& edge : inputs_) own.insert(edge.function.get());
-  for (const Edge& edge : results_) visit(edge);
-  const auto thread = at::RecordFunction::currentThreadId();
-  while (!open.empty()) {
-    Node* const node = open.back();
-    open.pop_back();
-    if (own.count(node) != 0) continue;
-    if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) {
-      captured_.push_back(leaf->variable);
-      versions_.push_back(version_of(leaf->variable));
-      continue;
-    }
-    const bool outside = node->thread_id() != thread || node->sequence_nr() < first_sequence_;
-    // Autocast keeps its casts of parameters for the rest of its scope, whichever thread made them.
-    const bool kept_cast = autocast_is_on() && node->name() == "ToCopyBackward0";
-    if (outside && !kept_cast) {
-      throw UsageError(
-          words_.where,
-          concat("fn uses a tensor with a graph of its own (", node->name(), ") that is not an input"),
-          words_.as_input);
-    }
-    for (const Edge& edge : node->next_edges()) visit(edge);
+  for (const Edge& edge : edges_of(inputs)) add(edge);
+  for (const Edge& edge : edges_of(part->captured_)) add(edge);
+  for (const Edge& edge : left) add(edge);
+  for (std::size_t i = 0; i < joined.size(); ++i) {
+    if (part->needs_gradient_[i]) torch::autograd::set_history(joined[i], node);
   }
+  return joined;
 }
 
 void GraphPart::check_captured() const {
@@ -173,7 +386,7 @@ Tensors GraphPart::backward(const Tensors& gradients, bool keep_graph, const std
     roots.push_back(results_[i]);
     root_gradients.push_back(gradients[i]);
   }
-  Tensors all(inputs_.size() + captured_.size());
+  Tensors all(inputs_.size() + exits_.size());
   std::vector<std::size_t> places;
   const auto want = [&](std::size_t place, const Edge& edge) {
     if (!edge.is_valid() || (!wanted.empty() && !wanted[place])) return;
@@ -181,11 +394,8 @@ Tensors GraphPart::backward(const Tensors& gradients, bool keep_graph, const std
     ends.push_back(edge);
   };
   for (std::size_t i = 0; i < inputs_.size(); ++i) want(i, inputs_[i]);
-  for (std::size_t i = 0; i < captured_.size(); ++i) {
-    want(inputs_.size() + i, torch::autograd::impl::gradient_edge(captured_[i]));
-  }
+  for (std::size_t i = 0; i < exits_.size(); ++i) want(inputs_.size() + i, exits_[i]);
   if (!roots.empty() && !ends.empty()) {
-    const HooksAside aside(captured_);
     Tensors found = torch::autograd::Engine::get_default_engine().execute(
         roots, root_gradients, keep_graph, /*create_graph=*/false, /*accumulate_grad=*/false, ends);
     tell_apart(found);
@@ -199,25 +409,7 @@ void GraphPart::release() {
   released_ = true;
   results_.clear();
   inputs_.assign(inputs_.size(), Edge());
-}
-
-struct HooksAside::Impl {
-  using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
-  std::vector<std::pair<at::Tensor, Hooks>> saved;
-};
-
-HooksAside::HooksAside(Tensors leaves) : impl_(std::make_unique<Impl>()) {
-  for (at::Tensor& leaf : leaves) {
-    auto& hooks = torch::autograd::impl::hooks(leaf);
-    if (hooks.empty()) continue;
-    Impl::Hooks own;
-    own.swap(hooks);
-    impl_->saved.emplace_back(std::move(leaf), std::move(own));
-  }
-}
-
-HooksAside::~HooksAside() {
-  for (auto& [leaf, hooks] : impl_->saved) torch::autograd::impl::hooks(leaf).swap(hooks);
+  exits_.assign(exits_.size(), Edge());
 }
 
 at::Tensor as_own(at::Tensor tensor) {

@@ -57,6 +57,13 @@ class GraphPart {
   /// Ends the forward: returns `results` cut off from the graph, which this keeps.
   /// Throws: UsageError where fn reaches a graph that is not its inputs'.
   Tensors end(const Tensors& results);
+  /// Returns the name of a node that `results` reach and that belongs to another graph than the inputs',
+  /// which end() refuses; empty where there is none. Before end() or join().
+  std::string outside(const Tensors& results) const;
+  /// Ends the forward of `part`, which began with `inputs`, and undoes the cut: returns `results` with a
+  /// history in the caller's graph, graphs outside() included. One node goes back through the part. Throws:
+  /// UsageError where operators on the inputs ran on another thread; in backward with create_graph.
+  static Tensors join(const std::shared_ptr<GraphPart>& part, const Tensors& inputs, const Tensors& results);
 
   /// Which results have a gradient. After end().
   const std::vector<bool>& needs_gradient() const { return needs_gradient_; }
@@ -67,8 +74,10 @@ class GraphPart {
   /// Returns the gradients of the inputs (undefined for those that need none) and of captured(), given those
   /// of the results, of which some may be undefined. `wanted` may leave out some of what is returned; empty
   /// is all. Without `keep_graph` the graph is gone afterwards. Two gradients may be the same tensor;
-  /// otherwise those that lie dense, and could become a grad(), share no memory. Throws: as check_captured();
-  /// UsageError on the second call without keep_graph.
+  /// otherwise those that lie dense, and could become a grad(), share no memory. Hooks of captured() do not
+  /// run: the gradients go on in another graph and meet them there. Threads: parts that share parameters may
+  /// go backward at the same time. Throws: as check_captured(); UsageError on the second call without
+  /// keep_graph.
   Tensors backward(const Tensors& gradients, bool keep_graph, const std::vector<bool>& wanted = {});
   /// Frees the graph; captured() stays.
   void release();
@@ -76,7 +85,10 @@ class GraphPart {
   void check_captured() const;
 
  private:
-  void find_captured();
+  class Walk;
+  // `may_leave`: for other graphs too, whose edges are returned.
+  std::vector<torch::autograd::Edge> make_exits(bool may_leave);
+  Tensors cut_off(const Tensors& results);
 
   Words words_;
   Tensors leaves_;
@@ -84,25 +96,10 @@ class GraphPart {
   std::vector<bool> needs_gradient_;
   std::vector<torch::autograd::Edge> inputs_;   // of the leaves; invalid where none needs a gradient
   std::vector<torch::autograd::Edge> results_;  // of those with a gradient
+  std::vector<torch::autograd::Edge> exits_;    // to captured_, then to other graphs: see Note [Exits]
   std::vector<std::uint32_t> versions_;         // of captured_
   std::uint64_t first_sequence_;
   bool released_ = false;
-};
-
-/// Keeps the hooks of leaves from running until the end of its scope: gradients that are returned, and go on
-/// in another graph, meet them there. GraphPart::backward does so for what it captured; whoever runs several
-/// that captured the same tensor at the same time does it for all. Threads: no other touches the hooks
-/// meanwhile.
-class HooksAside {
- public:
-  explicit HooksAside(std::vector<at::Tensor> leaves);
-  ~HooksAside();
-  HooksAside(const HooksAside&) = delete;
-  HooksAside& operator=(const HooksAside&) = delete;
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
 };
 
 /// Returns `tensor`, copied if somebody else has its memory, so that who gets it may write to it. Operators

@@ -184,11 +184,6 @@ void PartsBackward::check() const {
 }
 
 std::vector<Tensors> PartsBackward::run_backwards(Tensors&& gradients) {
-  Tensors captured;
-  for (const Graph& graph : graphs) {
-    captured.insert(captured.end(), graph.graph->captured().begin(), graph.graph->captured().end());
-  }
-  const core::HooksAside aside(std::move(captured));
   Jobs<Tensors> jobs(timeout);
   std::size_t first = 0;
   for (Graph& graph : graphs) {
