@@ -42,7 +42,11 @@ void fill_in(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
     const std::size_t first = stack->size() - arguments.size();
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       c10::IValue& value = (*stack)[first + i];
-      if (arguments[i].name() != "generator" || !value.isNone()) continue;
+      if (arguments[i].name() != "generator") continue;
+      if (!value.isNone()) {
+        if (value.toGenerator() == at::detail::getDefaultCPUGenerator()) value = RandomScope::global();
+        continue;
+      }
       if (const at::Generator& own = RandomSource::generator(); own.defined()) value = own;
     }
   }
@@ -104,9 +108,14 @@ RandomScope::RandomScope(at::Generator generator) {
   enter({.generator = std::move(generator), .seed = 0, .is_open = is_open});
 }
 
+RandomScope::RandomScope(at::Generator generator, at::Generator global) {
+  const bool is_open = generator.defined();
+  enter({.generator = std::move(generator), .seed = 0, .is_open = is_open, .global = std::move(global)});
+}
+
 void RandomScope::enter(Source source) {
   register_kernels();
-  const bool is_open = source.is_open;
+  const bool is_open = source.is_open || source.global.defined();
   before_ = std::exchange(RandomSource::of_thread(), std::move(source));
   key_before_ = c10::impl::tls_is_dispatch_key_included(kKey);
   c10::impl::tls_set_dispatch_key_included(kKey, is_open);
@@ -119,6 +128,11 @@ RandomScope::~RandomScope() {
 
 at::Generator RandomScope::current() {
   return RandomSource::generator();
+}
+
+at::Generator RandomScope::global() {
+  const at::Generator& global = RandomSource::of_thread().global;
+  return global.defined() ? global : at::detail::getDefaultCPUGenerator();
 }
 
 }  // namespace cohort::core

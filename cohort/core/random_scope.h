@@ -39,18 +39,23 @@ class RandomScope {
   explicit RandomScope(const RandomKey& key, c10::Device device = c10::kCPU);
   /// Goes on with a generator; without one, operators draw from the global generator again.
   explicit RandomScope(at::Generator generator);
+  /// The same, and operators that are given LibTorch's global CPU generator draw from `global` instead.
+  RandomScope(at::Generator generator, at::Generator global);
   ~RandomScope();
   RandomScope(const RandomScope&) = delete;
   RandomScope& operator=(const RandomScope&) = delete;
 
   /// Returns the generator of the calling thread's innermost scope; undefined where there is none.
   static at::Generator current();
+  /// Returns what its operators draw from that are given LibTorch's global CPU generator.
+  static at::Generator global();
 
  private:
   struct Source {
     at::Generator generator;
     std::uint64_t seed = 0;
     bool is_open = false;  // a generator is made when it is asked for
+    at::Generator global = {};
   };
   friend struct RandomSource;
 

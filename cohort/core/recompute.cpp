@@ -1,6 +1,5 @@
 #include "cohort/core/recompute.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -38,24 +37,30 @@ constexpr GraphPart::Words kWords{.where = kWhere,
                                   .as_input = "hand it to fn as an input: core::checkpoint(fn, x, tensor)",
                                   .between = "its two runs"};
 
-// The states of the generators that fn may draw from.
-class RandomState {
+// Note [Random numbers of the second run]
+// On the CPU the second run draws from copies of the first run's generators, through a RandomScope.
+// LibTorch's global generator is not touched: other threads draw from it meanwhile, or run a second time
+// themselves. Operators on a GPU cannot be given a generator. There the GPU's own one is set for the second
+// run, as in PyTorch.
+
+at::Generator copy_of(at::Generator generator) {
+  if (!generator.defined()) return generator;
+  const std::lock_guard lock(generator.mutex());
+  return generator.clone();
+}
+
+// The generators of the GPUs that `inputs` are on, with their states.
+class GpuStates {
  public:
-  explicit RandomState(const Tensors& inputs) {
-    at::Generator scope = core::RandomScope::current();
-    if (scope.defined()) {
-      const std::lock_guard lock(scope.mutex());
-      of_scope_ = scope.clone();
-    }
-    take(at::detail::getDefaultCPUGenerator());
+  explicit GpuStates(const Tensors& inputs) {
     std::unordered_set<int> seen;
     for (const at::Tensor& input : inputs) {
       if (!input.defined() || !input.is_cuda() || !seen.insert(input.get_device()).second) continue;
-      take(at::globalContext().defaultGenerator(input.device()));
+      at::Generator generator = at::globalContext().defaultGenerator(input.device());
+      const std::lock_guard lock(generator.mutex());
+      states_.emplace_back(generator, generator.get_state());
     }
   }
-  // The generator of the scope that the first run was in, as it was then; undefined without one.
-  at::Generator of_scope() const { return of_scope_.defined() ? of_scope_.clone() : of_scope_; }
   void restore() {
     for (auto& [generator, state] : states_) {
       const std::lock_guard lock(generator.mutex());
@@ -64,12 +69,19 @@ class RandomState {
   }
 
  private:
-  void take(at::Generator generator) {
-    const std::lock_guard lock(generator.mutex());
-    states_.emplace_back(generator, generator.get_state());
-  }
-  at::Generator of_scope_;
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
+
+// What the first run may draw from, as it was then.
+struct RandomState {
+  explicit RandomState(const Tensors& inputs) : global(copy_of(RandomScope::global())), gpus(inputs) {
+    const at::Generator current = RandomScope::current();
+    // One generator stays one: a first run within a second run draws from one copy both ways.
+    if (current.defined() && current != RandomScope::global()) scope = copy_of(current);
+  }
+  at::Generator scope;  // undefined: the global one
+  at::Generator global;
+  GpuStates gpus;
 };
 
 class AutocastState {
@@ -96,24 +108,24 @@ class AutocastState {
   std::array<at::ScalarType, 2> dtypes_{};
 };
 
-// The generators as they were in the first run, until the end of the scope.
+// Random numbers of the first run, until the end of the scope. Several second runs start from one state.
 class FirstRandom {
  public:
   FirstRandom(std::optional<RandomState>& state, const Tensors& inputs) {
     if (!state) return;
     before_.emplace(inputs);
-    state->restore();
-    scope_.emplace(state->of_scope());
+    state->gpus.restore();
+    const at::Generator global = copy_of(state->global);
+    scope_.emplace(state->scope.defined() ? copy_of(state->scope) : global, global);
   }
   ~FirstRandom() {
-    scope_.reset();
     if (before_) before_->restore();
   }
   FirstRandom(const FirstRandom&) = delete;
   FirstRandom& operator=(const FirstRandom&) = delete;
 
  private:
-  std::optional<RandomState> before_;
+  std::optional<GpuStates> before_;
   std::optional<core::RandomScope> scope_;
 };
 

@@ -26,8 +26,9 @@
 namespace cohort::core {
 
 struct CheckpointOptions {
-  /// The second run draws the random numbers of the first: from LibTorch's CPU generator, and from the
-  /// default generator of each GPU that an input is on.
+  /// Operators of the second run draw the random numbers of the first. On the CPU they draw from copies of
+  /// generators, so that other threads see nothing of it. The default generator of each GPU that an input is
+  /// on is set for the time of the second run.
   bool preserve_rng_state = true;
   /// Tensors that fn changes as it runs, such as the running statistics of batch norm: the second run leaves
   /// them as it finds them. The buffers of an fn that is a module (a ModuleHolder) need not be named.
@@ -89,7 +90,8 @@ struct Call {
 /// parameters, and whatever needs no gradient; a tensor with a graph of its own must be an input.
 /// The second run has the autocast state of the first. With gradients off it is a plain call.
 /// Ownership: keeps fn and the inputs as long as the result's graph; what fn refers to must live until
-/// backward. Threads: fn runs again on the thread that runs backward. Calls may be nested.
+/// backward. Threads: fn runs again on the thread that runs backward, beside others where these change no
+/// buffers that it changes. Calls may be nested.
 /// Throws: UsageError where fn changes an input in place or reaches a graph that is not an input's; in
 /// backward where it is one with create_graph, where a parameter was changed since, or where the second run's
 /// results differ in number, shape or type, or it uses other parameters.

@@ -1,6 +1,7 @@
 #include "cohort/core/recompute.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -11,8 +12,12 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <future>
+#include <optional>
+
 #include "cohort/core/error.h"
 #include "cohort/core/live_bytes.h"
+#include "cohort/core/random_scope.h"
 #include "tests/support/throws.h"
 
 namespace cohort {
@@ -86,6 +91,57 @@ TEST(CheckpointTest, OtherRandomNumbersInTheSecondRunWhereThatIsAskedFor) {
   });
   EXPECT_TRUE(at::equal(plain[4], other[4]));   // the value, of the first run
   EXPECT_FALSE(at::equal(plain[2], other[2]));  // a gradient behind the dropout of the second
+}
+
+// A function that draws in three ways, and calls `between` in the middle of each run.
+at::Tensor drawing(const at::Tensor& x, const std::function<void()>& between) {
+  const at::Tensor h = at::dropout(x.sin(), 0.5, true);
+  if (between != nullptr) between();
+  const at::Tensor given = at::rand(x.sizes(), at::detail::getDefaultCPUGenerator());
+  return at::dropout(h * x, 0.5, true) * given + at::randn_like(x) * x;
+}
+
+TEST(CheckpointTest, SecondRunsOnTwoThreadsAndDrawsBesideThemDoNotMeet) {
+  using std::chrono::seconds;
+  for (const bool in_scope : {false, true}) {
+    at::manual_seed(5);
+    std::optional<core::RandomScope> scope;
+    if (in_scope) scope.emplace(core::RandomKey{.seed = 3});
+    const at::Tensor x = input_of(), y = input_of();
+    drawing(x, nullptr).sum().backward();
+    drawing(y, nullptr).sum().backward();
+    scope.reset();
+    const at::Tensor beside = at::rand({3}), after = at::rand({3});
+
+    at::manual_seed(5);
+    if (in_scope) scope.emplace(core::RandomKey{.seed = 3});
+    const at::Tensor a = input_of(), b = input_of();
+    std::promise<void> is_within, may_go_on;
+    int runs = 0;
+    const auto wait = [&] {
+      if (++runs != 2) return;
+      is_within.set_value();
+      may_go_on.get_future().wait_for(seconds(60));
+    };
+    const at::Tensor late = checkpoint([&](const at::Tensor& t) { return drawing(t, wait); }, a);
+    const at::Tensor quick = checkpoint(
+        [](const at::Tensor& t) {
+          return checkpoint([](const at::Tensor& u) { return drawing(u, nullptr); }, t);
+        },
+        b);
+    scope.reset();
+    auto done = std::async(std::launch::async, [&] { late.sum().backward(); });
+    ASSERT_EQ(is_within.get_future().wait_for(seconds(60)), std::future_status::ready);
+    EXPECT_TRUE(at::equal(at::rand({3}), beside)) << in_scope;
+    std::async(std::launch::async, [&] { quick.sum().backward(); }).get();
+    may_go_on.set_value();
+    ASSERT_EQ(done.wait_for(seconds(60)), std::future_status::ready);
+    done.get();
+    EXPECT_EQ(runs, 2);
+    EXPECT_TRUE(at::equal(a.grad(), x.grad())) << in_scope;
+    EXPECT_TRUE(at::equal(b.grad(), y.grad())) << in_scope;
+    EXPECT_TRUE(at::equal(at::rand({3}), after)) << in_scope;
+  }
 }
 
 TEST(CheckpointTest, CallsNest) {
