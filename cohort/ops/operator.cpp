@@ -6,6 +6,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "cohort/core/suggest.h"
@@ -18,6 +19,7 @@ namespace detail {
 struct Recipe {
   Backward backward;
   bool save_outputs = false;
+  std::string no_gradient;  // why the schema admits none: "writes to its arguments"; empty: it does
 };
 
 }  // namespace detail
@@ -48,6 +50,31 @@ void each_tensor(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> v
       fn(i, at::Tensor());
     }
   }
+}
+
+bool holds_tensors(const c10::Type& type) {
+  if (type.kind() == c10::TypeKind::TensorType) return true;
+  const auto within = type.containedTypes();
+  return std::any_of(within.begin(), within.end(), [](const auto& each) { return holds_tensors(*each); });
+}
+
+/// Whether each_tensor() finds what is in it: Tensor, Tensor[], and either of them where it is optional.
+bool is_seen(const c10::Type& type) {
+  if (!holds_tensors(type) || type.kind() == c10::TypeKind::TensorType) return true;
+  const c10::Type& within = *type.containedTypes().front();
+  if (type.kind() == c10::TypeKind::ListType) return within.kind() == c10::TypeKind::TensorType;
+  return type.kind() == c10::TypeKind::OptionalType && is_seen(within);
+}
+
+std::string why_no_gradient(const c10::FunctionSchema& schema) {
+  if (schema.is_mutable()) return "writes to its arguments";
+  for (const c10::Argument& result : schema.returns()) {
+    if (result.alias_info() != nullptr) return "returns its arguments or parts of them";
+    if (holds_tensors(*result.type()) && result.type()->kind() != c10::TypeKind::TensorType) {
+      return "returns lists of tensors";
+    }
+  }
+  return "";
 }
 
 /// Goes from forward to backward: the arguments, their tensors taken out (autograd keeps those).
@@ -92,6 +119,7 @@ struct CallParts {
       const std::size_t argument = saved.tensor_arguments[i];
       const at::Tensor tensor = saved.is_defined[i] ? tensors[next++] : at::Tensor();
       if (needed[i]) call.needs_gradient_[argument] = true;
+      call.tensors_.push_back(tensor);
       c10::IValue& place = call.arguments_[argument];
       if (is_tensor_list(place)) {
         c10::List<at::Tensor> list = place.toTensorList();
@@ -103,6 +131,7 @@ struct CallParts {
     call.outputs_.assign(tensors.begin() + static_cast<std::ptrdiff_t>(next), tensors.end());
     return call;
   }
+  static const variable_list& tensors(const Call& call) { return call.tensors_; }
 };
 
 namespace {
@@ -174,32 +203,44 @@ class AutogradKernel : public c10::OperatorKernel {
       write_without_gradient(op, keys, stack);
       return;
     }
-    if (schema.is_mutable()) {
+    if (!recipe_->no_gradient.empty()) {
       throw UsageError(
           "ops.forward",
-          core::concat(schema.name(), " writes to its arguments, which cannot be differentiated"),
+          core::concat(schema.name(), " ", recipe_->no_gradient, ", which cannot be differentiated"),
           "at::NoGradGuard around the call");
     }
     differentiate(op, keys, stack);
   }
 
  private:
-  /// What is written to gets a new version, so that autograd sees that values it has saved are gone.
+  /// What is written to gets a new version, so that autograd sees that values it has saved are gone. Results
+  /// that share memory with an argument share its count of versions too.
   static void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    std::vector<at::Tensor> written;
-    if (op.schema().is_mutable()) {
-      const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
-      each_tensor(op.schema(), arguments, [&](std::size_t index, const at::Tensor& tensor) {
-        const c10::AliasInfo* alias = op.schema().arguments()[index].alias_info();
-        if (tensor.defined() && alias != nullptr && alias->isWrite()) written.push_back(tensor);
-      });
-    }
+    std::vector<at::Tensor> written, shared;
+    const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+    each_tensor(op.schema(), arguments, [&](std::size_t index, const at::Tensor& tensor) {
+      const c10::AliasInfo* alias = op.schema().arguments()[index].alias_info();
+      if (!tensor.defined() || alias == nullptr || tensor.is_inference()) return;
+      if (alias->isWrite()) written.push_back(tensor);
+      shared.push_back(tensor);
+    });
     {
       const at::AutoDispatchBelowADInplaceOrView below;
       op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
     }
-    for (const at::Tensor& tensor : written) {
-      if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    for (const at::Tensor& tensor : written) tensor.unsafeGetTensorImpl()->bump_version();
+    if (shared.empty()) return;
+    const auto share = [&](const at::Tensor& result) {
+      if (!result.defined() || result.is_inference()) return;
+      const auto of = std::find_if(shared.begin(), shared.end(),
+                                   [&](const at::Tensor& each) { return each.is_alias_of(result); });
+      if (of == shared.end()) return;
+      result.unsafeGetTensorImpl()->set_version_counter(of->unsafeGetTensorImpl()->version_counter());
+    };
+    for (const c10::IValue& result : torch::jit::last(*stack, op.schema().returns().size())) {
+      if (result.isTensor()) share(result.toTensor());
+      if (!is_tensor_list(result)) continue;
+      for (const at::Tensor& each : result.toTensorVector()) share(each);
     }
   }
 
@@ -264,6 +305,14 @@ Definition::Definition(torch::Library& library, const std::string& schema, const
   c10::FunctionSchema parsed = torch::schema(schema.c_str());
   name_ = parsed.name();
   if (!parsed.overload_name().empty()) name_ += "." + parsed.overload_name();
+  for (const c10::Argument& argument : parsed.arguments()) {
+    if (is_seen(*argument.type())) continue;
+    throw UsageError("ops.define",
+                     core::concat("argument '", argument.name(), "' of ", name_, " is ",
+                                  argument.type()->str(), ", whose tensors autograd does not see"),
+                     "Tensor, Tensor? or Tensor[] in the schema");
+  }
+  recipe_->no_gradient = why_no_gradient(parsed);
   library_.def(std::move(parsed), tags);
   library_.impl(name_.c_str(),
                 torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunctor(
@@ -271,6 +320,11 @@ Definition::Definition(torch::Library& library, const std::string& schema, const
 }
 
 Definition& Definition::backward(Backward function) {
+  if (!recipe_->no_gradient.empty()) {
+    throw UsageError("ops.define",
+                     core::concat(name_, " ", recipe_->no_gradient, ", so it has no backward()"),
+                     "a schema whose results are new tensors");
+  }
   recipe_->backward = std::move(function);
   return *this;
 }
@@ -278,10 +332,10 @@ Definition& Definition::backward(Backward function) {
 Definition& Definition::derivative(Derivative function) {
   return backward([function = std::move(function)](const Call& call, const auto& gradients) {
     std::vector<at::Tensor> result = function(call);
-    std::size_t argument = 0;
-    for (at::Tensor& partial : result) {
-      const at::Tensor& by = call.tensor(argument++);
-      if (partial.defined()) partial = at::sum_to(gradients[0] * partial, by.sizes());
+    const variable_list& tensors = CallParts::tensors(call);
+    for (std::size_t i = 0; i < std::min(result.size(), tensors.size()); ++i) {
+      if (!result[i].defined() || !tensors[i].defined()) continue;
+      result[i] = at::sum_to(gradients[0] * result[i], tensors[i].sizes());
     }
     return result;
   });

@@ -50,6 +50,7 @@ class Call {
 
   std::string name_;
   std::vector<c10::IValue> arguments_;
+  std::vector<at::Tensor> tensors_;  // of all arguments, in order
   std::vector<at::Tensor> outputs_;
   std::vector<bool> needs_gradient_;
 };
@@ -80,7 +81,8 @@ void add_autocast(torch::Library& library, const std::string& name, Autocast rul
 /// a device without a kernel is LibTorch's error, a gradient without backward() one that names the operator.
 class Definition {
  public:
-  /// Throws: c10::Error for a schema that cannot be read or a name that is taken.
+  /// Throws: c10::Error for a schema that cannot be read or a name that is taken; UsageError for an argument
+  /// that holds tensors in another way than Tensor, Tensor? and Tensor[], as autograd would not see them.
   Definition(torch::Library& library, const std::string& schema, const std::vector<at::Tag>& tags = {});
 
   /// The kernel for a device: a function with the C++ types of the schema. It is called below autograd, with
@@ -112,6 +114,7 @@ class Definition {
 
   /// Throws: UsageError for a schema that writes to or returns its arguments, or returns lists.
   Definition& backward(Backward function);
+  /// Throws: as backward().
   Definition& derivative(Derivative function);
   /// Keeps the outputs for backward too, as a derivative that is simplest in terms of them wants.
   Definition& save_outputs();

@@ -8,11 +8,16 @@
 namespace cohort::ops::detail {
 namespace {
 
-/// e^x to about 2 units in the last place, in operations that a compiler can do on a vector: x = n ln 2 + r,
-/// a polynomial for e^r, and n added to the exponent. Clamped where float has no room.
+/// The sigmoid as value * scale. Two factors, as the sigmoid of a very negative number has no room in a float
+/// where its product with the rest has.
+template <typename T>
+struct Sigmoid {
+  T value, scale;
+};
+
+/// e^x for -87 <= x <= 0 to about 2 units in the last place, in operations that a compiler can do on a
+/// vector: x = n ln 2 + r, a polynomial for e^r, and n added to the exponent.
 inline __attribute__((always_inline)) float exp_of(float x) {
-  x = x < -87.0F ? -87.0F : x;
-  x = x > 88.0F ? 88.0F : x;
   constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: what is added to it loses its fraction
   const float n = (x * 1.44269504088896341F + kRound) - kRound;
   const float r = (x - n * 0.693359375F) + n * 2.12194440e-4F;  // ln 2 in two parts, the first exact
@@ -24,17 +29,30 @@ inline __attribute__((always_inline)) float exp_of(float x) {
   p = p * r + 0.5F;
   p = p * r + 1.0F;
   p = p * r + 1.0F;
-  const auto exponent = static_cast<std::uint32_t>(static_cast<std::int32_t>(n) + 127) << 23;
-  return p * std::bit_cast<float>(exponent);
+  return p * std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<std::int32_t>(n) + 127) << 23);
 }
 
 inline double exp_of(double x) {
   return std::exp(x);
 }
 
+/// From root = e^(-|x| / 2) <= 1, which cannot overflow, and e = root^2: 1 / (1 + e), or e / (1 + e).
 template <typename T>
-inline __attribute__((always_inline)) T sigmoid_of(T x) {
-  return T(1) / (T(1) + exp_of(-x));
+inline __attribute__((always_inline)) Sigmoid<T> sigmoid_of(T x) {
+  constexpr T kLeast = sizeof(T) == sizeof(float) ? T(-87) : T(-700);  // its root has room
+  const T half = T(-0.5) * std::fabs(x);
+  const bool has_room = half > kLeast;
+  // What is not a number goes on with kLeast: only the factor x hands it on.
+  const T root = exp_of(has_room ? half : kLeast);
+  const T below = T(1) + root * root;
+  const bool is_negative = x < T(0);
+  return {(is_negative ? root : T(1)) / below, is_negative ? (has_room ? root : T(0)) : T(1)};
+}
+
+template <typename T>
+inline __attribute__((always_inline)) T forward_at(T gate, T up) {
+  const Sigmoid<T> sigmoid = sigmoid_of(gate);
+  return gate * sigmoid.value * up * sigmoid.scale;
 }
 
 inline __attribute__((always_inline)) float widen(std::uint16_t bits) {
@@ -50,28 +68,28 @@ inline __attribute__((always_inline)) std::uint16_t narrow(float value) {
 template <typename T>
 inline __attribute__((always_inline)) void backward_at(T gradient, T gate, T up, T& gate_gradient,
                                                        T& up_gradient) {
-  const T sigmoid = sigmoid_of(gate);
-  up_gradient = gradient * (gate * sigmoid);
-  gate_gradient = gradient * up * (sigmoid * (T(1) + gate * (T(1) - sigmoid)));
+  const Sigmoid<T> sigmoid = sigmoid_of(gate);
+  const T rest = T(1) - sigmoid.value * sigmoid.scale;
+  up_gradient = gradient * (gate * sigmoid.value) * sigmoid.scale;
+  gate_gradient = gradient * up * (sigmoid.value * (T(1) + gate * rest)) * sigmoid.scale;
 }
 
 }  // namespace
 
 COHORT_VECTOR_CLONES void swiglu_forward(const float* __restrict gate, const float* __restrict up,
                                          float* __restrict out, std::int64_t numel) {
-  for (std::int64_t i = 0; i < numel; ++i) out[i] = gate[i] * sigmoid_of(gate[i]) * up[i];
+  for (std::int64_t i = 0; i < numel; ++i) out[i] = forward_at(gate[i], up[i]);
 }
 
 void swiglu_forward(const double* gate, const double* up, double* out, std::int64_t numel) {
-  for (std::int64_t i = 0; i < numel; ++i) out[i] = gate[i] * sigmoid_of(gate[i]) * up[i];
+  for (std::int64_t i = 0; i < numel; ++i) out[i] = forward_at(gate[i], up[i]);
 }
 
 COHORT_VECTOR_CLONES void swiglu_forward(const std::uint16_t* __restrict gate,
                                          const std::uint16_t* __restrict up, std::uint16_t* __restrict out,
                                          std::int64_t numel) {
   for (std::int64_t i = 0; i < numel; ++i) {
-    const float value = widen(gate[i]);
-    out[i] = narrow(value * sigmoid_of(value) * widen(up[i]));
+    out[i] = narrow(forward_at(widen(gate[i]), widen(up[i])));
   }
 }
 

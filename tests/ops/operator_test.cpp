@@ -38,6 +38,21 @@ std::tuple<at::Tensor, at::Tensor> largest(const at::Tensor& x) {
   auto [values, indices] = x.max(0);
   return {values, indices};
 }
+at::Tensor power(double by, const std::optional<at::Tensor>& /*more*/, const at::Tensor& x,
+                 at::IntArrayRef /*unused*/, at::TensorList factors) {
+  at::Tensor product = at::pow(x, by);
+  for (const at::Tensor& factor : factors) product = product * factor;
+  return product;
+}
+at::Tensor row(const at::Tensor& x) {
+  return x.select(0, 0);
+}
+std::vector<at::Tensor> pair(const at::Tensor& x) {
+  return {x * 1, x * 2};
+}
+at::Tensor optional_list(const at::Tensor& x, const std::optional<at::ArrayRef<at::Tensor>>& /*more*/) {
+  return x * 1;
+}
 
 TORCH_LIBRARY(ops_test, library) {
   define(library, "scale(Tensor x, float by) -> Tensor")
@@ -60,6 +75,21 @@ TORCH_LIBRARY(ops_test, library) {
         for (const at::Tensor& one : call.argument<Tensors>(2)) result.push_back(2 * g * one);
         return result;
       });
+  define(library, "power(float by, Tensor? more, Tensor x, int[] unused, Tensor[] factors) -> Tensor")
+      .composite(&power)
+      .derivative([](const Call& call) {
+        const double by = call.argument<double>(0);
+        at::Tensor product = at::ones({}, at::kDouble);
+        for (const at::Tensor& factor : call.argument<Tensors>(4)) product = product * factor;
+        Tensors result{at::Tensor(), by * at::pow(call.tensor(2), by - 1) * product};
+        for (std::size_t i = 0; i < call.argument<Tensors>(4).size(); ++i) {
+          result.push_back(at::pow(call.tensor(2), by) * product / call.argument<Tensors>(4)[i]);
+        }
+        return result;
+      });
+  define(library, "row(Tensor(a) x) -> Tensor(a)").cpu(&row);
+  define(library, "pair(Tensor x) -> Tensor[]").cpu(&pair);
+  define(library, "optional_list(Tensor x, Tensor[]? more) -> Tensor").cpu(&optional_list);
   define(library, "no_derivative(Tensor x) -> Tensor").composite(&tanh_kernel);
   define(library, "too_few(Tensor x, Tensor y) -> Tensor")
       .composite(&dtype_of)
@@ -134,6 +164,58 @@ TEST(OperatorTest, TakesOptionalTensorsAndLists) {
   gradcheck([&](const Tensors& x) { return Tensors{op.call(x[0], x[1], Tensors{})}; },
             {numbers({2}), numbers({2}).detach()});
   EXPECT_FALSE(second_was_needed);
+}
+
+TEST(OperatorTest, ADerivativeFindsTheTensorsWhereverTheyStand) {
+  using Signature = at::Tensor(double, const std::optional<at::Tensor>&, const at::Tensor&, at::IntArrayRef,
+                               at::TensorList);
+  static const auto power_of = find<Signature>("ops_test::power");
+  const auto function = [&](const Tensors& in) {
+    return Tensors{power_of.call(2.5, std::nullopt, in[0], {1, 2}, {in[1], in[2]})};
+  };
+  gradcheck(function, {numbers({2, 3}), numbers({3}), numbers({2, 1})});  // broadcast ones too
+}
+
+// A base `y` that backward needs, and a result of an operator that shares its memory.
+TEST(OperatorTest, WhoWritesToAResultThatIsAPartOfAnArgumentIsSeen) {
+  const at::Tensor x = numbers({2, 3});
+  at::Tensor y = x.detach().clone();
+  const at::Tensor product = x * y;
+  call_one("row", y).mul_(10);
+  COHORT_EXPECT_THROW_WITH(product.sum().backward(), c10::Error, "modified by an inplace operation");
+}
+
+TEST(OperatorTest, ASchemaWithoutAGradientSaysSoBeforeOneIsLost) {
+  const at::Tensor x = numbers({2, 3});
+  COHORT_EXPECT_THROW_WITH(call_one("row", x), UsageError, "returns its arguments or parts of them");
+  static const auto pairs = find<std::vector<at::Tensor>(const at::Tensor&)>("ops_test::pair");
+  COHORT_EXPECT_THROW_WITH(pairs.call(x), UsageError, "ops_test::pair returns lists of tensors");
+  const at::NoGradGuard no_grad;
+  EXPECT_EQ(call_one("row", x).size(0), 3);
+  EXPECT_EQ(pairs.call(x).size(), 2U);
+}
+
+TEST(OperatorTest, ABackwardForASchemaWithoutAGradientIsRefused) {
+  const Backward backward = [](const Call&, const Tensors& g) { return g; };
+  const Derivative derivative = [](const Call&) { return Tensors(); };
+  torch::Library library(torch::Library::FRAGMENT, "ops_test", std::nullopt, __FILE__, __LINE__);
+  const auto refused = [&](const std::string& schema, const std::string& part) {
+    COHORT_EXPECT_THROW_WITH(define(library, "b_" + schema).backward(backward), UsageError, part);
+    COHORT_EXPECT_THROW_WITH(define(library, "d_" + schema).derivative(derivative), UsageError, part);
+  };
+  refused("view(Tensor(a) x) -> Tensor(a)", "view returns its arguments");
+  refused("second(Tensor x, Tensor(a) y) -> (Tensor, Tensor(a))", "second returns its arguments");
+  refused("write_(Tensor(a!) x) -> Tensor(a!)", "write_ writes to its arguments");
+  refused("out(Tensor x, *, Tensor(a!) out) -> ()", "out writes to its arguments");
+  refused("list(Tensor x) -> Tensor[]", "list returns lists");
+}
+
+TEST(OperatorTest, ArgumentsWhoseTensorsAutogradDoesNotSeeAreRefused) {
+  torch::Library library(torch::Library::FRAGMENT, "ops_test", std::nullopt, __FILE__, __LINE__);
+  for (const char* type : {"Tensor?[]", "Tensor[][]", "Dict(str, Tensor)", "(Tensor, int)"}) {
+    COHORT_EXPECT_THROW_WITH(define(library, core::concat("unseen(", type, " xs) -> Tensor")), UsageError,
+                             "argument 'xs' of unseen is");
+  }
 }
 
 TEST(OperatorTest, AnOutputOfIndicesHasNoGradient) {

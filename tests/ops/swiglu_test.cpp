@@ -70,6 +70,51 @@ TEST_F(SwigluTest, LargeNumbersAndNoNumbers) {
   EXPECT_TRUE(std::isnan(out[5].item<float>()));
 }
 
+// Relative to the value itself, where the sigmoid alone has no room in a float, too.
+TEST_F(SwigluTest, IsRightToTheLastDigitsOfAnySize) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const bool is_float = dtype == at::kFloat;
+    const double least = is_float ? 1.2e-38 : 2.3e-308, most = is_float ? 3e38 : 1e308;
+    const double limit = is_float ? 2e-6 : 1e-12, end = is_float ? 160 : 744;
+    const at::Tensor line = at::linspace(-end, is_float ? 90 : 720, 20001, dtype);
+    for (const double size : {1.0, -1e-3, 1e20}) {
+      const at::Tensor gate = line.clone().requires_grad_(), up = at::full_like(line, size).requires_grad_();
+      const at::Tensor flowing = at::full_like(line, 0.5);
+      const at::Tensor out = swiglu(gate, up);
+      out.backward(flowing);
+      const auto* x = line.const_data_ptr();
+      std::int64_t compared = 0;
+      const auto compare = [&](const at::Tensor& got, std::int64_t i, long double expected) {
+        if (std::fabs(expected) < least || std::fabs(expected) > most) return;
+        ++compared;
+        const long double value = got[i].item<double>();
+        ASSERT_LE(std::fabs(value - expected) / std::fabs(expected), limit)
+            << dtype << " at " << line[i] << size;
+      };
+      for (std::int64_t i = 0; i < line.numel(); i += 7) {
+        const long double g = is_float ? static_cast<const float*>(x)[i] : static_cast<const double*>(x)[i];
+        const long double u = up[i].item<double>();
+        const long double sigmoid = 1 / (1 + std::exp(-g)), silu = g * sigmoid;
+        compare(out, i, silu * u);
+        compare(up.grad(), i, silu / 2);
+        const long double slope = 1 + g * (1 - sigmoid);
+        if (std::fabs(slope) > 0.1L) compare(gate.grad(), i, u / 2 * sigmoid * slope);  // it has a zero
+      }
+      EXPECT_GT(compared, 3000);
+    }
+  }
+}
+
+TEST_F(SwigluTest, WhatIsNoNumberStaysNone) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    const at::Tensor gate = at::full({40}, NAN).to(dtype).requires_grad_(), up = at::ones({40}, dtype);
+    const at::Tensor out = swiglu(gate, up);
+    out.sum().backward();
+    EXPECT_TRUE(at::isnan(out).all().item<bool>()) << dtype;
+    EXPECT_TRUE(at::isnan(gate.grad()).all().item<bool>()) << dtype;
+  }
+}
+
 TEST_F(SwigluTest, ItsPartsAgree) {
   for (const at::Tensor& sample : {at::randn({2, 3}, at::kDouble), at::randn({3, 2}, at::kDouble).t()}) {
     const at::Tensor gate = sample.clone().requires_grad_(), up = (sample + 1).detach().requires_grad_();
