@@ -165,6 +165,7 @@ TuneResult tune(const std::vector<Stage>& stages, PipelineOptions pipeline, cons
   if (options.repeats < 1)
     throw UsageError("pipeline.tune", concat("got ", options.repeats, " repeats, expected at least 1"));
   const KeepState keep(stages);
+  const core::RandomScope own_numbers(core::RandomKey{});  // the caller's generator stays where it is
   std::vector<std::int64_t> sizes = options.split_sizes;
   for (std::int64_t size = 1; options.split_sizes.empty() && size <= inputs.front().size(0); size *= 2)
     sizes.push_back(size);

@@ -1,6 +1,7 @@
 #include "cohort/pipeline/group_channel.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -43,6 +44,7 @@ at::Tensor header_of(const Message& message) {
     put(static_cast<std::int64_t>(tensor.scalar_type()));
     put(tensor.dim());
     for (const std::int64_t size : tensor.sizes()) put(size);
+    for (const std::int64_t stride : tensor.strides()) put(stride);
   }
   return header;
 }
@@ -58,11 +60,24 @@ Message empty_message(const at::Tensor& header, c10::Device device) {
     if ((flags & kDefined) == 0) continue;
     const auto type = static_cast<at::ScalarType>(*numbers++);
     const std::int64_t dims = *numbers++;
-    message.tensors.back() =
-        at::empty({numbers, static_cast<std::size_t>(dims)}, at::TensorOptions(type).device(device));
-    numbers += dims;
+    const at::IntArrayRef sizes(numbers, static_cast<std::size_t>(dims));
+    const at::IntArrayRef strides(numbers + dims, static_cast<std::size_t>(dims));
+    message.tensors.back() = at::empty_strided(sizes, strides, at::TensorOptions(type).device(device));
+    numbers += 2 * dims;
   }
   return message;
+}
+
+// What goes as bytes: nothing lazy, and without gaps. A memory format stays, as kernels choose by it.
+at::Tensor dense(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  const at::Tensor plain = tensor.resolve_conj().resolve_neg();
+  return plain.is_non_overlapping_and_dense() ? plain : plain.contiguous();
+}
+
+// Its elements as they lie.
+at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1});
 }
 
 }  // namespace
@@ -75,9 +90,10 @@ void GroupChannel::wait_for_oldest() {
 void GroupChannel::send(Message message, const core::Deadline& deadline) {
   while (under_way_.size() >= static_cast<std::size_t>(capacity_)) wait_for_oldest();
   UnderWay next;
+  for (at::Tensor& tensor : message.tensors) tensor = dense(tensor);
   next.tensors.push_back(header_of(message));
   for (const at::Tensor& tensor : message.tensors) {
-    if (tensor.defined() && tensor.numel() > 0) next.tensors.push_back(tensor.contiguous());
+    if (tensor.defined() && tensor.numel() > 0) next.tensors.push_back(flat(tensor));
   }
   for (const at::Tensor& tensor : next.tensors)
     next.pending.push_back(group_.send(tensor, peer_, tag_, until(deadline)));
@@ -88,8 +104,10 @@ Message GroupChannel::receive(const core::Deadline& deadline) {
   at::Tensor header = at::empty({kHeader}, at::kLong);
   group_.recv(header, peer_, tag_, until(deadline)).wait();
   Message message = empty_message(header, device_);
-  for (at::Tensor& tensor : message.tensors) {
-    if (tensor.defined() && tensor.numel() > 0) group_.recv(tensor, peer_, tag_, until(deadline)).wait();
+  for (const at::Tensor& tensor : message.tensors) {
+    if (!tensor.defined() || tensor.numel() == 0) continue;
+    at::Tensor elements = flat(tensor);
+    group_.recv(elements, peer_, tag_, until(deadline)).wait();
   }
   return message;
 }

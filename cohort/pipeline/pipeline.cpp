@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/count_nonzero.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -101,6 +102,14 @@ bool share_cores(const std::vector<core::Placement>& placements) {
   return false;
 }
 
+bool has_backward(const Plan& plan) {
+  return std::ranges::any_of(plan.actions, [](const std::vector<Action>& actions) {
+    return std::ranges::any_of(actions, [](const Action& action) {
+      return action.computes() && action.kind != ActionKind::kForward;
+    });
+  });
+}
+
 // A parameter of two stages must be one tensor for both.
 void check_tied(const Setup& setup) {
   std::unordered_map<const at::TensorImpl*, int> owner;
@@ -158,8 +167,48 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
   void make_channels(Run& run) const;
   void execute(const std::shared_ptr<Batch>& batch, const Plan& plan, bool with_gradients);
   at::Tensor sum_of_losses(const Tensors& losses) const;
-  [[noreturn]] void give_up(Run& run, std::vector<core::Pending<void>>& pending);
+  [[noreturn]] void give_up(const std::shared_ptr<Run>& run, std::vector<core::Pending<void>>& pending,
+                            bool with_gradients);
+  void wait_for_late(bool with_gradients);
+
+  // A placement's part of a run that timed out, and that has not come to its end.
+  struct Late {
+    std::shared_ptr<Run> run;
+    core::Pending<void> pending;
+    bool with_gradients;
+  };
+  std::vector<Late> late;
+  bool has_late_gradients = false;
 };
+
+// Note [After a timeout]
+// A stage that let the deadline pass cannot be stopped. While it runs it may add to gradients, and write to
+// buffers, so the next run waits until it has ended. Whether the caller cleared the gradients before or after
+// it wrote to them cannot be known: a run that would add to some refuses.
+void Pipeline::Impl::wait_for_late(bool with_gradients) {
+  const core::Deadline deadline(options.timeout);
+  for (const Late& each : late) {
+    if (!each.pending.wait(deadline)) {
+      throw TimeoutError("pipeline.step",
+                         concat("waited ", options.timeout.count(),
+                                " ms for a step that timed out before: ", each.run->who_computes()),
+                         "again when that stage has ended, or a new process if it never does");
+    }
+    has_late_gradients |= each.with_gradients;
+  }
+  late.clear();
+  if (!with_gradients || !has_late_gradients) return;
+  for (const Stage& stage : setup->stages) {
+    for (const at::Tensor& parameter : stage.parameters()) {
+      const at::Tensor& gradient = parameter.grad();
+      if (!gradient.defined() || gradient.count_nonzero().item<std::int64_t>() == 0) continue;
+      throw UsageError("pipeline.step",
+                       "a step that timed out before has added to gradients since, and they are not zero",
+                       "zero_grad(), and then step() again");
+    }
+  }
+  has_late_gradients = false;
+}
 
 void Pipeline::Impl::make_channels(Run& run) const {
   const int capacity = channel_capacity(run.plan);
@@ -201,7 +250,7 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
         }));
   }
   for (core::Pending<void>& each : pending) {
-    if (!each.wait(run->deadline)) give_up(*run, pending);
+    if (!each.wait(run->deadline)) give_up(run, pending, with_gradients || has_backward(plan));
     each.get(run->deadline);
   }
   times = run->take_times();
@@ -223,17 +272,19 @@ at::Tensor Pipeline::Impl::sum_of_losses(const Tensors& losses) const {
 }
 
 // Names who was in what, and leaves behind the threads that do not come back.
-void Pipeline::Impl::give_up(Run& run, std::vector<core::Pending<void>>& pending) {
-  run.time_out();
+void Pipeline::Impl::give_up(const std::shared_ptr<Run>& run, std::vector<core::Pending<void>>& pending,
+                             bool with_gradients) {
+  run->time_out();
   const core::Deadline grace(kGrace);
   for (core::Pending<void>& each : pending) {
     if (!each.valid()) continue;
     try {
       each.get(grace);
     } catch (const TimeoutError&) {  // said above, by stage
+      late.push_back({run, std::move(each), with_gradients});
     }
   }
-  std::rethrow_exception(run.error());
+  std::rethrow_exception(run->error());
 }
 
 Pipeline::Pipeline(std::vector<Stage> stages, PipelineOptions options) : impl_(std::make_shared<Impl>()) {
@@ -293,6 +344,7 @@ at::Tensor Pipeline::step(const Tensors& inputs, const Tensors& targets, const L
   if (c10::InferenceMode::is_enabled())
     throw UsageError("pipeline.step", "called in inference mode, which has no gradients");
   Impl& impl = *impl_;
+  impl.wait_for_late(/*with_gradients=*/true);
   const auto sizes = split_sizes(inputs, targets, impl.options);
   const auto batch = make_batch(*impl.setup, inputs, sizes);
   batch->loss = loss;
@@ -313,6 +365,7 @@ at::Tensor Pipeline::step(const Tensors& inputs, const Tensors& targets, const L
 Tensors Pipeline::forward(const Tensors& inputs) {
   Impl& impl = *impl_;
   if (impl.options.group) throw UsageError("pipeline.forward", "called on a pipeline over ranks", "step()");
+  impl.wait_for_late(at::GradMode::is_enabled());
   const auto sizes = split_sizes(inputs, {}, impl.options);
   const auto batch = make_batch(*impl.setup, inputs, sizes);
   const Plan plan = impl.plan_of_module(static_cast<int>(sizes.size()));
@@ -322,6 +375,7 @@ Tensors Pipeline::forward(const Tensors& inputs) {
   settle(*batch);
   if (!with_gradients) return join(batch->outputs);
   return attach(inputs, batch, sizes, [self = impl_, plan](const std::shared_ptr<Batch>& of) {
+    self->wait_for_late(/*with_gradients=*/true);
     self->execute(of, backward_part(plan), false);
   });
 }

@@ -101,13 +101,17 @@ class Pipeline {
   /// (core/random_scope.h), whose seed is drawn from the caller's.
   /// Shapes: inputs and targets [N, ...], cut along dimension 0. An input that requires a gradient gets one.
   /// Throws: StageError; TimeoutError naming who was in what; UsageError. Parameters may have part of
-  /// their gradients then; the next step runs.
+  /// their gradients then. After a timeout the next call waits for stages that still run, within its own
+  /// timeout, and one that would add to gradients which they left throws UsageError: zero_grad() first.
+  /// Ownership: copies `loss`. It is not called after a step has failed; what it refers to must outlive a
+  /// call that had begun.
   at::Tensor step(const Tensors& inputs, const Tensors& targets, const Loss& loss, double scale = 1);
   template <typename Fn>
-    requires std::invocable<const Fn&, const at::Tensor&, const at::Tensor&>
-  at::Tensor step(const at::Tensor& input, const at::Tensor& target, const Fn& loss, double scale = 1) {
-    return step(Tensors{input}, Tensors{target}, Loss([&](const Tensors& outputs, const Tensors& targets) {
-                  return loss(outputs.at(0), targets.at(0));
+    requires std::invocable<const std::decay_t<Fn>&, const at::Tensor&, const at::Tensor&>
+  at::Tensor step(const at::Tensor& input, const at::Tensor& target, Fn&& loss, double scale = 1) {
+    const auto own = std::make_shared<const std::decay_t<Fn>>(std::forward<Fn>(loss));
+    return step(Tensors{input}, Tensors{target}, Loss([own](const Tensors& outputs, const Tensors& targets) {
+                  return (*own)(outputs.at(0), targets.at(0));
                 }),
                 scale);
   }

@@ -134,7 +134,7 @@ std::vector<Pass> run_passes(const std::shared_ptr<Work>& work, const ProfileOpt
       } while (!work->is_over);
     }));
   }
-  std::vector<Pass> passes;
+  const auto passes = std::make_shared<std::vector<Pass>>();  // a pass that is late outlives this function
   const auto end = [&] {
     work->is_over = true;
     for (const auto& each : company) each.wait(deadline);
@@ -142,8 +142,8 @@ std::vector<Pass> run_passes(const std::shared_ptr<Work>& work, const ProfileOpt
   try {
     timed->run(
         "profile",
-        [&] {
-          for (int i = 0; i <= options.repeats; ++i) passes.emplace_back(*work);
+        [work, passes, repeats = options.repeats] {
+          for (int i = 0; i <= repeats && !work->is_over; ++i) passes->emplace_back(*work);
         },
         deadline);
   } catch (...) {
@@ -152,8 +152,8 @@ std::vector<Pass> run_passes(const std::shared_ptr<Work>& work, const ProfileOpt
   }
   end();
   for (auto& each : company) each.get(deadline);
-  passes.erase(passes.begin());  // the first does not count
-  return passes;
+  passes->erase(passes->begin());  // the first does not count
+  return std::move(*passes);
 }
 
 }  // namespace
@@ -172,8 +172,12 @@ KeepState::~KeepState() {
   const at::NoGradGuard no_grad;
   for (auto& [buffer, value] : buffers_) buffer.copy_(value);
   // Backwards, as a parameter of two stages stands here twice.
-  for (auto each = gradients_.rbegin(); each != gradients_.rend(); ++each)
-    each->first.mutable_grad() = each->second;
+  for (auto each = gradients_.rbegin(); each != gradients_.rend(); ++each) {
+    // Stages may have moved their parameters to another device meanwhile.
+    at::Tensor& gradient = each->second;
+    if (gradient.defined()) gradient = gradient.to(each->first.device());
+    each->first.mutable_grad() = gradient;
+  }
 }
 
 std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& micro_batch,

@@ -83,6 +83,8 @@ class PlacementRun {
     const auto begin = Clock::now();
     try {
       compute(action);
+    } catch (const ChannelClosed&) {
+      throw;
     } catch (const std::exception& error) {
       std::throw_with_nested(
           StageError(message(action, core::message_of(error)), action.stage, action.micro_batch));
@@ -92,7 +94,10 @@ class PlacementRun {
     };
     own_.times.push_back({action, ms(begin), ms(Clock::now())});
     if (core::Timeline::enabled()) core::Timeline::complete(core::Timeline::intern(to_string(action)), begin);
-    if (run_.on_action) run_.on_action(action);
+    if (run_.on_action) {
+      run_.check_runs();
+      run_.on_action(action);
+    }
     if (run_.turns) run_.turns->end();
   }
 
@@ -270,6 +275,14 @@ void PlacementRun::loss(const Action& action, const Tensors& outputs) {
   if (!batch_.loss) return;
   Tensors targets;
   for (const at::Tensor& target : batch_.targets[micro_batch]) targets.push_back(here(target));
+  std::optional<core::RandomScope> random;
+  if (batch_.random) {
+    core::RandomKey key = *batch_.random;
+    key.part = micro_batch;
+    key.layer = setup_.num_layers();
+    random.emplace(key, setup_.devices[static_cast<std::size_t>(placement_)]);
+  }
+  run_.check_runs();
   const at::Tensor value = batch_.loss(core::entered(leaves), targets);
   if (!value.defined() || value.numel() != 1) {
     throw UsageError("pipeline.loss", concat("the loss is ", describe({value}), ", expected one number"),
@@ -375,10 +388,15 @@ void Run::fail(std::exception_ptr error) {
   {
     const std::lock_guard lock(mutex_);
     if (error_ == nullptr) error_ = std::move(error);
+    failed_.store(true, std::memory_order_release);
   }
-  failed_.store(true, std::memory_order_release);
   for (const auto& [edge, channel] : channels) channel->close();
   if (turns) turns->close();
+}
+
+void Run::check_runs() const {
+  const std::lock_guard lock(mutex_);
+  if (failed()) throw ChannelClosed();
 }
 
 void Run::time_out() {

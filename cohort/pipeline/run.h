@@ -29,6 +29,7 @@ struct Setup {
   std::vector<std::string> placements;  // by name
   std::vector<c10::Device> devices;     // of each placement
 
+  std::uint64_t num_layers() const { return first_layers.back() + stages.back().layers().size(); }
   int placement_of(int stage) const { return stage % static_cast<int>(placements.size()); }
   /// Skips that go over the boundary between `stage` and the next.
   std::vector<int> passing(int stage) const;
@@ -74,6 +75,9 @@ class Run {
   /// Fails with a TimeoutError that names who computes.
   void time_out();
   bool failed() const { return failed_.load(std::memory_order_acquire); }
+  /// To be called before a function of the caller's. Throws: ChannelClosed where the run has failed: what the
+  /// function refers to may be gone.
+  void check_runs() const;
   std::exception_ptr error() const;
   /// "stage 1 (Linear) on cpu:1 is in the forward of micro-batch 2", for those that compute.
   std::string who_computes() const;

@@ -136,12 +136,99 @@ TEST(FaultsTest, AStageThatHangsIsNamedAtTheDeadline) {
       pipe.step(job.input, job.target, mse), TimeoutError,
       "waited 1500 ms for a step: stage 1 (faulty) on cpu:1/a is in the forward of micro-batch 0");
   zero_grad(pipe.parameters());
-  pipe.step(job.input, job.target, mse);  // on a new thread: the old one is still at the gate
-  EXPECT_TRUE(job.first->weight.grad().defined());
+  COHORT_EXPECT_THROW_WITH(pipe.step(job.input, job.target, mse), TimeoutError,
+                           "waited 1500 ms for a step that timed out before: stage 1 (faulty)");
   gate->open();
+  pipe.step(job.input, job.target, mse);
+  EXPECT_TRUE(job.first->weight.grad().defined());
   const core::Deadline deadline(30s);
   while (test::num_threads() > before && !deadline.expired()) std::this_thread::sleep_for(1ms);
   EXPECT_EQ(test::num_threads(), before) << "the thread that hung has ended";
+}
+
+// A stage is held at one action of a step until the step has timed out, and goes on before, or while, the
+// next one is asked for. Nothing that it does then may be in the gradients of a later step.
+void hold_and_compare(Schedule schedule, int at, bool in_backward, bool opens_before) {
+  SCOPED_TRACE(::testing::Message() << "schedule " << static_cast<int>(schedule) << ", call " << at
+                                    << (in_backward ? " backward" : " forward")
+                                    << (opens_before ? ", early" : ""));
+  Job job;
+  const auto gate = std::make_shared<cohort::test::Gate>();
+  PipelineOptions options = options_of(3, schedule);
+  options.timeout = 800ms;
+  Pipeline pipe({job.first, faulty(at, [=] { gate->wait(); }, in_backward), job.last}, options);
+  Pipeline sound({job.first, faulty(1000, [] {}, in_backward), job.last}, options_of(3, schedule));
+  sound.step(job.input, job.target, mse);
+  Tensors expected;
+  for (const at::Tensor& parameter : pipe.parameters()) expected.push_back(parameter.grad().clone());
+  zero_grad(pipe.parameters());
+
+  int calls = 0, late_calls = 0;
+  bool is_over = false;
+  const auto loss = [&](const at::Tensor& y, const at::Tensor& t) {
+    is_over ? ++late_calls : ++calls;
+    return mse(y, t);
+  };
+  EXPECT_THROW(pipe.step(job.input, job.target, loss), TimeoutError);
+  is_over = true;
+  zero_grad(pipe.parameters());
+  std::thread opens;
+  if (opens_before) {
+    gate->open();
+  } else {
+    opens = std::thread([=] {
+      std::this_thread::sleep_for(50ms);
+      gate->open();
+    });
+  }
+  for (int tries = 0; tries < 5; ++tries) {
+    try {
+      pipe.step(job.input, job.target, mse);
+      break;
+    } catch (const UsageError& error) {  // the late stage has added to gradients after they were cleared
+      EXPECT_TRUE(cohort::test::message_contains(error.what(), "zero_grad()"));
+      zero_grad(pipe.parameters());
+    } catch (const TimeoutError&) {  // a busy machine
+      zero_grad(pipe.parameters());
+    }
+  }
+  if (opens.joinable()) opens.join();
+  const Tensors parameters = pipe.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    EXPECT_TRUE(at::equal(parameters[i].grad(), expected[i])) << i;
+  }
+  EXPECT_EQ(late_calls, 0) << "the loss was called after step() had thrown";
+}
+
+TEST(FaultsTest, AStageThatIsLateTouchesNoLaterStep) {
+  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    for (const int at : {0, 3}) {
+      for (const bool in_backward : {false, true}) hold_and_compare(schedule, at, in_backward, at == 0);
+    }
+  }
+}
+
+// The last stage is late, and its loss is a function of the caller's that is gone when the stage comes back.
+TEST(FaultsTest, TheLossIsNotCalledAfterItsStepHasThrown) {
+  Job job;
+  const auto gate = std::make_shared<cohort::test::Gate>();
+  PipelineOptions options = options_of(2);
+  options.timeout = 800ms;
+  Pipeline pipe({job.first, faulty(1, [=] { gate->wait(); })}, options);
+  std::atomic<int> late_calls{0};
+  std::atomic<bool> is_over{false};
+  const at::Tensor target = torch::randn({8, 4});
+  EXPECT_THROW(pipe.step(job.input, target,
+                         [&](const at::Tensor& y, const at::Tensor& t) {
+                           if (is_over) ++late_calls;
+                           return mse(y, t);
+                         }),
+               TimeoutError);
+  is_over = true;
+  gate->open();
+  zero_grad(pipe.parameters());
+  pipe.step(job.input, target, mse);
+  EXPECT_EQ(late_calls, 0);
 }
 
 TEST(FaultsTest, WrongShapesBetweenStagesNameBoth) {
