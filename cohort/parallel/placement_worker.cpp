@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
@@ -20,21 +21,41 @@ namespace placement_detail {
 
 struct CallerState::Impl {
   at::ThreadLocalState state;
-  std::optional<c10::Stream> stream;
+  std::optional<c10::Stream> own;  // of the worker's device
+  std::vector<c10::Stream> all;    // of every GPU
 };
 
+// Note [Streams between placements]
+// What one placement has computed is copied on the thread of another: from a GPU to the next one, or to the
+// CPU. A copy is ordered behind what the current stream of its source does, so the thread must have, for each
+// GPU, the stream that the caller has, on which all placements compute.
 CallerState::CallerState(c10::Device device) : impl_(std::make_unique<Impl>()) {
-  if (!device.is_cpu()) impl_->stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (!device.is_cpu()) impl_->own = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  if (!c10::impl::hasDeviceGuardImpl(c10::kCUDA)) return;
+  const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
+  for (c10::DeviceIndex i = 0; i < cuda.deviceCount(); ++i) {
+    impl_->all.push_back(cuda.getStream(c10::Device(c10::kCUDA, i)));
+  }
 }
 CallerState::~CallerState() = default;
 CallerState::CallerState(CallerState&&) noexcept = default;
 
 struct CallerState::Scope::Impl {
   explicit Impl(const CallerState::Impl& given) : state(given.state) {
-    if (given.stream) stream.emplace(*given.stream);  // its device too
+    for (const c10::Stream& stream : given.all) before.push_back(cuda().exchangeStream(stream));
+    if (given.own) own.emplace(*given.own);  // its device too
   }
+  ~Impl() {
+    own.reset();
+    for (auto each = before.rbegin(); each != before.rend(); ++each) cuda().exchangeStream(*each);
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  static c10::impl::VirtualGuardImpl cuda() { return c10::impl::VirtualGuardImpl(c10::kCUDA); }
+
   at::ThreadLocalStateGuard state;
-  std::optional<c10::StreamGuard> stream;
+  std::vector<c10::Stream> before;
+  std::optional<c10::StreamGuard> own;
 };
 
 CallerState::Scope::Scope(const CallerState& state) : impl_(std::make_unique<Impl>(*state.impl_)) {}
