@@ -75,8 +75,10 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
   recorded.has_backward = true;
   Tensors starts = tangents;
   for (at::Tensor& tangent : starts) {
+    tangent = tangent.resolve_conj().resolve_neg();  // lazy ones may come to replays, or not
     if (recorded.tape.knows_storage(tangent)) tangent = tangent.clone();
     recorded.tangents.push_back(recorded.tape.add_input(tangent));
+    recorded.tangents_overlap |= Layout::of(tangent).may_overlap();
   }
   Tensors found;
   {
@@ -90,11 +92,18 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
     recorded.gradients.push_back(slot);
     gradients.push_back(found[place]);
   }
-  recorded.segments = cut_backward(recorded, forward.gradient_chunk_bytes);
+  recorded.tape.check_versions();
+  std::vector<int> leaves;
+  for (const std::size_t place : places) {
+    const bool is_input = place < recorded.inputs.size();
+    leaves.push_back(is_input ? recorded.inputs[place]
+                              : recorded.tape.find(recorded.leaves[place - recorded.inputs.size()]));
+  }
+  recorded.segments = cut_backward(recorded, leaves, forward.gradient_chunk_bytes);
   if (forward.recheck != nullptr) {
     forward.variant->compare(forward.recheck->difference_in_backward(starts, gradients));
-    forward.variant->recheck(std::move(recorded));
-  } else {
+    if (forward.recheck->takes(starts)) forward.variant->recheck(std::move(recorded));
+  } else if (!recorded.tangents_overlap || !*forward.wants_plain_tangents) {
     forward.variant->offer(std::move(recorded));
   }
   forward.recheck.reset();
@@ -127,6 +136,7 @@ struct BackwardRun {
   std::shared_ptr<const Program> program;
   std::vector<bool> is_given;  // tangents
   std::unique_ptr<Frame> frame;
+  Tensors found;  // all gradients, where the function ran again instead
 };
 
 // Runs a segment, and returns the gradients that are final after it.
@@ -134,6 +144,11 @@ Tensors run_segment(BackwardRun& run, std::size_t number) {
   const Program& program = *run.program;
   const Recorded& recorded = program.recorded();
   const Segment& segment = recorded.segments[number];
+  if (run.frame == nullptr) {
+    Tensors found;
+    for (const std::size_t i : segment.gradients) found.push_back(std::move(run.found[i]));
+    return found;
+  }
   program.backward(*run.frame, number == 0 ? recorded.split : recorded.segments[number - 1].end, segment.end);
   Tensors found;
   std::vector<int> slots;
@@ -143,8 +158,13 @@ Tensors run_segment(BackwardRun& run, std::size_t number) {
     found.push_back(is_there ? run.frame->values[at_slot(slot)] : at::Tensor());
     slots.push_back(slot);
   }
-  program.let_go(*run.frame, slots);
-  if (number + 1 == recorded.segments.size()) program.give_back(std::move(run.frame));
+  if (number + 1 == recorded.segments.size()) {
+    program.bump_versions(*run.frame, Part::kBackward);
+    program.let_go(*run.frame, slots);
+    program.give_back(std::move(run.frame));
+  } else {
+    program.let_go(*run.frame, slots);
+  }
   return found;
 }
 
@@ -157,18 +177,22 @@ class ReplayedBackward : public Node {
   };
   std::shared_ptr<const Program> program;
   std::vector<Kept> kept;
+  Rerun rerun;
+  std::vector<std::size_t> places;  // of gradients, among inputs and captured tensors
 
   Tensors apply(Tensors&& gradients) override;
   std::string name() const override { return "cohort::script::ReplayedBackward"; }
   void will_release_variables() override { is_last_ = true; }
   void release_variables() override {
     kept.clear();
+    rerun = nullptr;
     is_released_ = true;
   }
 
  private:
   void check() const;
   at::Tensor tangent(at::Tensor gradient, int slot) const;
+  bool takes(const Tensors& gradients) const;
 
   bool is_last_ = false;
   bool is_released_ = false;
@@ -196,15 +220,44 @@ at::Tensor ReplayedBackward::tangent(at::Tensor gradient, int slot) const {
   if (gradient.defined() && gradient.strides() == layout.strides && gradient.scalar_type() == layout.dtype) {
     return gradient;
   }
-  at::Tensor fitted = at::empty_strided(layout.sizes, layout.strides,
-                                        at::TensorOptions().dtype(layout.dtype).device(layout.device));
+  const auto options = at::TensorOptions().dtype(layout.dtype).device(layout.device);
+  if (!gradient.defined() && layout.may_overlap()) {
+    std::int64_t extent = 1;
+    for (std::size_t i = 0; i < layout.sizes.size(); ++i) extent += (layout.sizes[i] - 1) * layout.strides[i];
+    return at::zeros({extent}, options).as_strided(layout.sizes, layout.strides);
+  }
+  at::Tensor fitted = at::empty_strided(layout.sizes, layout.strides, options);
   return gradient.defined() ? fitted.copy_(gradient) : fitted.zero_();
+}
+
+// False where a gradient cannot be laid out as the recorded one.
+bool ReplayedBackward::takes(const Tensors& gradients) const {
+  const Recorded& recorded = program->recorded();
+  if (!recorded.tangents_overlap) return true;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    const Layout& layout = recorded.tape.values()[at_slot(recorded.tangents[i])].layout;
+    if (gradients[i].defined() && layout.may_overlap() && gradients[i].strides() != layout.strides)
+      return false;
+  }
+  return true;
 }
 
 Tensors ReplayedBackward::apply(Tensors&& gradients) {
   check();
   const Recorded& recorded = program->recorded();
-  auto run = std::make_unique<BackwardRun>(BackwardRun{program, defined(gradients), program->borrow()});
+  for (at::Tensor& gradient : gradients) {
+    if (gradient.defined()) gradient = gradient.resolve_conj().resolve_neg();
+  }
+  auto run = std::make_unique<BackwardRun>(BackwardRun{program, defined(gradients), nullptr, {}});
+  if (!takes(gradients)) {
+    const Tensors all = rerun(gradients);
+    for (const std::size_t place : places) run->found.push_back(all.at(place));
+    if (is_last_) release_variables();
+    Tensors found = run_segment(*run, 0);
+    if (recorded.segments.size() > 1) found.push_back(core::carry(std::move(run)));
+    return found;
+  }
+  run->frame = program->borrow();
   Frame& frame = *run->frame;
   for (std::size_t i = 0; i < recorded.tangents.size(); ++i) {
     frame.values[at_slot(recorded.tangents[i])] = tangent(std::move(gradients[i]), recorded.tangents[i]);
@@ -331,7 +384,7 @@ void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& r
 }
 
 void attach_replay(std::shared_ptr<const Program> program, std::span<const at::Tensor> inputs,
-                   Tensors& results, const Frame& frame) {
+                   Tensors& results, const Frame& frame, Rerun rerun) {
   const Recorded& recorded = program->recorded();
   const auto& values = recorded.tape.values();
   std::vector<std::size_t> places;
@@ -350,15 +403,23 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
                           tensor.is_inference() ? 0 : tensor._version(), is_input ? slot : kUndefined});
   }
   for (std::size_t i = 0; i < results.size(); ++i) {
-    if (!recorded.needs_gradient[i]) continue;
+    if (recorded.outputs[i] == kUndefined) continue;
     const std::size_t storage = values[at_slot(recorded.outputs[i])].storage;
-    const at::Tensor* counts = &results[i];  // a saved value of this memory counts changes of the result
+    const at::Tensor* counts = nullptr;  // a saved value of this memory counts changes of the result
     for (std::size_t k = 0; k < num_saved; ++k) {
       if (values[at_slot(node->kept[k].slot)].storage == storage) counts = &node->kept[k].tensor;
     }
-    results[i] = with_its_counter(results[i], *counts);
+    const bool is_made = recorded.handles[i].kind == Handle::Kind::kItself &&
+                         values[at_slot(recorded.outputs[i])].source == Source::kMade;
+    if (recorded.needs_gradient[i]) {
+      results[i] = with_its_counter(results[i], counts == nullptr ? results[i] : *counts);
+    } else if (counts != nullptr && is_made) {
+      results[i] = with_its_counter(results[i], *counts);
+    }
   }
   node->program = program;
+  node->rerun = std::move(rerun);
+  node->places = std::move(places);
   set_histories(results, recorded.needs_gradient, node);
 }
 

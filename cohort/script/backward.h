@@ -3,6 +3,7 @@
 #include <c10/core/Device.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <unordered_set>
@@ -22,6 +23,8 @@ struct RecordedForward {
   std::shared_ptr<Variant> variant;
   std::int64_t gradient_chunk_bytes = 0;
   std::shared_ptr<Recheck> recheck;  ///< of the program that backward is compared with, or null
+  /// True: recordings with a gradient whose elements overlap are of no use.
+  std::shared_ptr<const std::atomic<bool>> wants_plain_tangents;
 };
 
 /// Which leaves the graph of each result that needs a gradient ends at.
@@ -30,11 +33,16 @@ std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_behind(const Tens
 /// Makes `results` those of a node whose backward goes through `forward.graph`, recorded the first time.
 void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& results);
 
+/// Returns the gradients of inputs and captured tensors, given those of results, by running the function
+/// again.
+using Rerun = std::function<Tensors(const Tensors& tangents)>;
+
 /// Makes `results`, the outputs in `frame`, those of a node that replays the backward of `program`; takes
 /// along what that reads. Where backward has several segments, there is a node for each, one behind the
-/// other: Note [A chain of nodes].
+/// other: Note [A chain of nodes]. `rerun` is asked where a gradient comes that the program cannot take: Note
+/// [Gradients that do not fit].
 void attach_replay(std::shared_ptr<const Program> program, std::span<const at::Tensor> inputs,
-                   Tensors& results, const Frame& frame);
+                   Tensors& results, const Frame& frame, Rerun rerun);
 
 /// Edges to what needs a gradient, inputs before captured tensors; `places` says which those are.
 torch::autograd::edge_list edges_to(std::span<const at::Tensor> inputs, const Tensors& captured,

@@ -2,6 +2,9 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <bit>
+
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 
@@ -13,8 +16,8 @@ using core::concat;
 constexpr int kMostRecordings = 5;  // state that is made lazily needs three
 constexpr int kMostTries = 16;      // a forward without a backward leaves no recording
 
-std::string difference_of(Recorded& now, const Recorded& before) {
-  if (std::string found = now.tape.difference(before.tape); !found.empty()) return found;
+std::string difference_of(Recorded& now, const Recorded& before, bool before_is_program = false) {
+  if (std::string found = now.tape.difference(before.tape, before_is_program); !found.empty()) return found;
   const bool same = now.inputs == before.inputs && now.outputs == before.outputs &&
                     now.handles == before.handles && now.split == before.split &&
                     now.has_backward == before.has_backward && now.tangents == before.tangents &&
@@ -24,13 +27,13 @@ std::string difference_of(Recorded& now, const Recorded& before) {
 
 }  // namespace
 
-Variant::Variant(const Environment& environment, std::span<const at::Tensor> inputs, ModuleGuard modules,
-                 std::int64_t min_operators, std::string logged_as)
+Variant::Variant(const Environment& environment, std::span<const at::Tensor> inputs, std::string name,
+                 const ScriptOptions& options)
     : environment_(environment),
       inputs_(inputs),
-      modules_(std::move(modules)),
-      min_operators_(static_cast<std::size_t>(min_operators)),
-      logged_as_(std::move(logged_as)) {}
+      modules_(options.modules()),
+      name_(std::move(name)),
+      options_(options) {}
 
 std::string Variant::guards() const {
   return concat(inputs_.str(), "; ", environment_.str());
@@ -38,43 +41,66 @@ std::string Variant::guards() const {
 
 void Variant::settle(State state) {
   state_.store(state, std::memory_order_release);
-  if (logged_as_.empty()) return;
+  if (state == State::kReady && !is_short()) warn_if_unwatched();
+  if (!options_.log()) return;
   if (state == State::kReady) {
-    core::log_info(concat("[script.", logged_as_, "] ",
+    core::log_info(concat("[script.", name_, "] ",
                           is_short() ? "is as fast as it is: " : "replayed from now on: ",
                           program_->num_steps(), " operators, for ", guards()));
   } else if (state == State::kEager) {
-    core::log_warning(concat("[script.", logged_as_, "] runs eagerly for ", guards(), ": ", reason_));
+    core::log_warning(concat("[script.", name_, "] runs eagerly for ", guards(), ": ", reason_));
   }
+}
+
+// A lambda over a model is replayed as it was recorded, after eval() too: nothing shows the flag.
+void Variant::warn_if_unwatched() const {
+  if (modules_.watches_any()) return;
+  const auto& tape = program_->recorded().tape;
+  const bool captures = std::ranges::any_of(tape.values(), [](const Value& value) {
+    return value.source == Source::kCaptured && value.tensor.is_leaf() && value.tensor.requires_grad();
+  });
+  const bool draws = std::ranges::any_of(tape.calls(), [](const Call& call) { return call.may_draw(); });
+  if (!captures && !draws) return;
+  static std::atomic<bool> is_said{false};
+  if (is_said.exchange(true)) return;
+  core::log_warning(
+      concat("[script.", name_, "] ", captures ? "uses parameters" : "draws random numbers",
+             " and watches no module: train() and eval() do not change what is replayed. Try: "
+             "ScriptOptions().modules({model.ptr()}), or script the module itself. This is said once"));
 }
 
 bool Variant::holds(const Environment& environment, std::span<const at::Tensor> inputs) const {
   if (environment_ != environment || !inputs_.holds(inputs) || !modules_.holds()) return false;
+  if (is_retired_.load(std::memory_order_acquire)) return false;
   if (state() != State::kReady) return true;
-  return program_->captured_hold() &&
+  return program_->captured_hold() && !program_->meets_captured(inputs) &&
          (!program_->recorded().tape.needs_input_storages() || inputs_.storages_hold(inputs));
 }
 
 bool Variant::is_dead() const {
+  if (is_retired_.load(std::memory_order_acquire)) return true;
   const auto& program = this->program();
   return program != nullptr && !program->captured_hold();
+}
+
+bool Variant::has_module_memory(std::span<const at::Tensor> inputs) const {
+  return std::ranges::any_of(inputs, [this](const at::Tensor& input) {
+    return input.defined() && input.has_storage() && modules_.owns(input.storage().unsafeGetStorageImpl());
+  });
 }
 
 bool Variant::start_recording() {
   const std::lock_guard lock(mutex_);
   if (state() != State::kRecording) return false;
-  if (++tried_ <= kMostTries) return true;
-  reason_ = concat("of ", kMostTries,
-                   " calls none was followed by its backward. Try: at::NoGradGuard around calls "
-                   "that need no gradient");
-  settle(State::kEager);
-  return false;
+  ++tried_;
+  return tried_ <= kMostTries || std::has_single_bit(static_cast<unsigned>(tried_));
 }
 
 void Variant::offer(Recorded recorded) {
   const std::lock_guard lock(mutex_);
   if (state() != State::kRecording) return;
   ++recorded_;
+  tried_ = 0;
   if (!recorded.tape.refusal().empty()) {
     reason_ = recorded.tape.refusal();
     last_.reset();
@@ -107,16 +133,18 @@ void Variant::give_up(std::string reason) {
   settle(State::kEager);
 }
 
-bool Variant::is_recheck_due(std::int64_t every) {
-  const std::int64_t call = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
-  return every > 0 && call % every == 0;
+bool Variant::is_recheck_due() {
+  const std::int64_t replay = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+  const std::int64_t call = replay + 2;  // after the two that were recorded
+  const std::int64_t every = options_.recheck_every();
+  return (options_.verify() && (call == 3 || (call & (call - 1)) == 0)) || (every > 0 && replay % every == 0);
 }
 
 void Variant::recheck(Recorded recorded) {
   const auto& program = this->program();
   if (program == nullptr) return;
   std::string found = recorded.tape.refusal();
-  if (found.empty()) found = difference_of(recorded, program->recorded());
+  if (found.empty()) found = difference_of(recorded, program->recorded(), /*before_is_program=*/true);
   compare(found);
 }
 
@@ -149,6 +177,11 @@ std::string Variant::explain() const {
   } else {
     text += concat("    recording: ", recorded_, " so far",
                    difference_.empty() ? "" : ", which differ: ", difference_, "\n");
+    if (tried_ > kMostTries) {
+      text +=
+          concat("    of ", tried_, " calls none was followed by its backward. Try: at::NoGradGuard around ",
+                 "calls that need no gradient\n");
+    }
   }
   return text;
 }
@@ -167,16 +200,22 @@ Cache::Cache(std::string name, ScriptOptions options) : name_(std::move(name)), 
 std::shared_ptr<Variant> Cache::find(std::span<const at::Tensor> inputs) {
   const Environment environment = Environment::now();
   const std::lock_guard lock(mutex_);
-  for (std::size_t i = 0; i < variants_.size(); ++i) {
-    if (!variants_[i]->holds(environment, inputs)) continue;
-    if (i > 0) std::swap(variants_[i], variants_[i - 1]);  // what is used often is found first
-    return variants_[i > 0 ? i - 1 : 0];
+  ++calls_;
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    if (!entries_[i].variant->holds(environment, inputs)) continue;
+    entries_[i].last_call = calls_;
+    if (i == 0) return entries_[0].variant;
+    std::swap(entries_[i], entries_[i - 1]);  // what is used often is found first
+    return entries_[i - 1].variant;
   }
-  std::erase_if(variants_, [](const auto& variant) { return variant->is_dead(); });
-  if (variants_.size() < static_cast<std::size_t>(options_.max_programs())) {
-    variants_.push_back(std::make_shared<Variant>(environment, inputs, ModuleGuard(options_.modules()),
-                                                  options_.min_operators(), options_.log() ? name_ : ""));
-    return variants_.back();
+  std::erase_if(entries_, [](const Entry& entry) { return entry.variant->is_dead(); });
+  if (entries_.size() >= static_cast<std::size_t>(options_.max_programs())) {
+    const auto oldest = std::ranges::min_element(entries_, {}, &Entry::last_call);
+    if (calls_ - oldest->last_call > kStaleCalls) entries_.erase(oldest);
+  }
+  if (entries_.size() < static_cast<std::size_t>(options_.max_programs())) {
+    entries_.push_back({std::make_shared<Variant>(environment, inputs, name_, options_), calls_});
+    return entries_.back().variant;
   }
   if (!full_said_) {
     full_said_ = true;
@@ -188,8 +227,8 @@ std::shared_ptr<Variant> Cache::find(std::span<const at::Tensor> inputs) {
 
 std::string Cache::explain() const {
   const std::lock_guard lock(mutex_);
-  std::string text = concat(name_, ": ", variants_.size(), " of ", options_.max_programs(), " programs\n");
-  for (const auto& variant : variants_) text += variant->explain();
+  std::string text = concat(name_, ": ", entries_.size(), " of ", options_.max_programs(), " programs\n");
+  for (const Entry& entry : entries_) text += entry.variant->explain();
   if (full_said_) text += "  calls under other guards run eagerly: there are too many programs\n";
   return text;
 }
@@ -197,15 +236,15 @@ std::string Cache::explain() const {
 std::vector<std::shared_ptr<Variant>> Cache::live_variants() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Variant>> found;
-  for (const auto& variant : variants_) {
-    if (variant->modules_hold() && !variant->is_dead()) found.push_back(variant);
+  for (const Entry& entry : entries_) {
+    if (entry.variant->modules_hold() && !entry.variant->is_dead()) found.push_back(entry.variant);
   }
   return found;
 }
 
 void Cache::clear() {
   const std::lock_guard lock(mutex_);
-  variants_.clear();
+  entries_.clear();
   full_said_ = false;
 }
 

@@ -20,10 +20,9 @@ class Variant {
  public:
   enum class State : std::uint8_t { kRecording, kReady, kEager };
 
-  /// `min_operators`: as in ScriptOptions. `logged_as`: what the log calls the function; empty: it is told
-  /// nothing.
-  Variant(const Environment& environment, std::span<const at::Tensor> inputs, ModuleGuard modules,
-          std::int64_t min_operators, std::string logged_as = "");
+  /// `name`: what the log calls the function.
+  Variant(const Environment& environment, std::span<const at::Tensor> inputs, std::string name,
+          const ScriptOptions& options);
 
   State state() const { return state_.load(std::memory_order_acquire); }
   bool holds(const Environment& environment, std::span<const at::Tensor> inputs) const;
@@ -41,15 +40,20 @@ class Variant {
     return now == State::kEager || (now == State::kReady && is_short());
   }
 
-  /// Says that a call records now; false once enough were tried, and the variant stays eager.
+  /// Says that a call records now; false where this one need not: after sixteen without a backward each
+  /// second, then each fourth, and so on.
   bool start_recording();
+  /// True if a watched module has a parameter or buffer in the memory of an input.
+  bool has_module_memory(std::span<const at::Tensor> inputs) const;
   /// Takes a recording that ended: equal to the one before, it becomes the program; else it waits for the
   /// next.
   void offer(Recorded recorded);
   /// Stays eager from now on.
   void give_up(std::string reason);
-  /// True when a call of a program is to be recorded and compared with it instead: one in `every`.
-  bool is_recheck_due(std::int64_t every);
+  /// True when a call of a program is to be recorded and compared with it instead: as ScriptOptions say.
+  bool is_recheck_due();
+  /// Says that the program must not run any more: the next call records anew.
+  void retire() { is_retired_.store(true, std::memory_order_release); }
   /// Ends a recheck: gives up where the recording differs from the program.
   void recheck(Recorded recorded);
   /// Gives up, and says so in the log, if `difference` from the program is not empty.
@@ -62,15 +66,19 @@ class Variant {
   std::string explain() const;
 
  private:
-  bool is_short() const { return program_->recorded().split < min_operators_; }
+  bool is_short() const {
+    return program_->recorded().split < static_cast<std::size_t>(options_.min_operators());
+  }
   void settle(State state);
+  void warn_if_unwatched() const;
   std::string guards() const;
 
   Environment environment_;
   InputGuard inputs_;
   ModuleGuard modules_;
-  const std::size_t min_operators_;
-  const std::string logged_as_;
+  const std::string name_;
+  const ScriptOptions options_;
+  std::atomic<bool> is_retired_{false};
   std::atomic<State> state_{State::kRecording};
   std::atomic<std::int64_t> calls_{0};
   mutable std::mutex mutex_;
@@ -85,11 +93,13 @@ class Variant {
 /// The variants of one scripted function. Threads: any.
 class Cache {
  public:
+  static constexpr std::uint64_t kStaleCalls = 256;
+
   /// `name` is what the log and explain() call the function.
   Cache(std::string name, ScriptOptions options);
 
-  /// Returns the variant for these inputs, a new one if need be; null where there are too many, which is said
-  /// once in the log.
+  /// Returns the variant for these inputs, a new one if need be, for which one that was not asked for in the
+  /// last kStaleCalls calls goes; null where there are too many, which is said once in the log.
   std::shared_ptr<Variant> find(std::span<const at::Tensor> inputs);
   const ScriptOptions& options() const { return options_; }
   std::string explain() const;
@@ -101,7 +111,12 @@ class Cache {
   std::string name_;
   ScriptOptions options_;
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<Variant>> variants_;
+  struct Entry {
+    std::shared_ptr<Variant> variant;
+    std::uint64_t last_call;  // that asked for it
+  };
+  std::vector<Entry> entries_;
+  std::uint64_t calls_ = 0;
   bool full_said_ = false;
 };
 

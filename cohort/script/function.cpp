@@ -17,6 +17,12 @@ namespace {
 
 using core::concat;
 
+const core::GraphPart::Words kWords{.where = "script.function", .as_input = "hand it over as an input"};
+
+bool has_tangent_if_defined(const at::Tensor& tensor) {
+  return tensor.defined() && has_tangent(tensor);
+}
+
 // `slot`: of the result with this number.
 Handle handle_of(const Recorded& recorded, const Tensors& inputs, const Tensors& results, std::size_t number,
                  int slot) {
@@ -50,6 +56,7 @@ void find_outputs(Recorded& recorded, const Tensors& inputs, const Tensors& resu
       recorded.tape.refuse("an input was given other memory or sizes by no operator (set_data)");
     }
   }
+  recorded.tape.check_versions();
   for (std::size_t i = 0; i < results.size(); ++i) {
     const at::Tensor& result = results[i];
     const int slot = recorded.tape.find_result(result);
@@ -78,6 +85,55 @@ void refuse_effects_under_autograd(Recorded& recorded) {
           concat("result ", i, " is an input, a parameter, or a view of one, with gradients on"));
     }
   }
+}
+
+// Note [Gradients that do not fit]
+// A backward that was recorded with a gradient whose elements share memory (that of sum() is one number,
+// expanded) cannot be replayed with one whose elements do not: there is no tensor of the recorded strides
+// that holds it. Then the function runs once more, from the inputs and generators that forward had, and
+// leaves nothing behind but its gradients. The program ends, and later ones are recorded with gradients that
+// any other can be copied to.
+Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
+                 std::shared_ptr<const Program> program, std::function<void()> then) {
+  const auto generators = std::make_shared<const GeneratorStates>(program->recorded().tape);
+  Tensors read = inputs;
+  for (const Value& value : program->recorded().tape.values()) {
+    if (value.source == Source::kCaptured && value.tensor.requires_grad()) read.push_back(value.tensor);
+  }
+  const auto versions_of = [](const Tensors& tensors) {
+    std::vector<std::int64_t> found;
+    for (const at::Tensor& tensor : tensors) {
+      found.push_back(tensor.defined() && !tensor.is_inference() ? tensor._version() : 0);
+    }
+    return found;
+  };
+  return [=, versions = versions_of(read)](const Tensors& tangents) {
+    if (versions_of(read) != versions || !generators->is_current()) {
+      throw UsageError(
+          "script.backward",
+          "a gradient has a layout that the recorded backward cannot take, and the function cannot "
+          "run again: an input or a parameter was changed since forward, or a RandomScope has ended",
+          "the optimizer's step after backward, or backward() within the RandomScope");
+    }
+    const GeneratorStates now(program->recorded().tape);
+    GivenTensors given(*program, *program->borrow(inputs));
+    generators->put_back();
+    const at::AutoGradMode with_graph(true);
+    core::GraphPart graph(inputs, kWords);
+    core::StandIns stand_ins("script.function", inputs, graph.leaves());
+    Tensors results = (*run)(stand_ins.tensors());
+    stand_ins.look_at(results);
+    results = graph.end(results);
+    Tensors found;
+    {
+      const at::NoGradGuard no_grad;
+      found = graph.backward(tangents, /*keep_graph=*/false);
+      given.put_back();
+    }
+    now.put_back();
+    then();
+    return found;
+  };
 }
 
 Tensors outputs_of(const Program& program, const Frame& frame) {
@@ -109,31 +165,45 @@ Tensors outputs_of(const Program& program, const Frame& frame) {
 
 }  // namespace
 
-Function::Function(Run run, ScriptOptions options) : run_(std::move(run)), cache_(options.name(), options) {}
+Function::Function(Run run, ScriptOptions options)
+    : run_(std::make_shared<const Run>(std::move(run))), cache_(options.name(), options) {}
 
 Tensors Function::operator()(const Tensors& inputs) {
   const auto variant = find(inputs);
-  return variant == nullptr ? run_(inputs) : call(inputs, variant);
+  return variant == nullptr ? (*run_)(inputs) : call(inputs, variant);
 }
 
 std::shared_ptr<Variant> Function::find(std::span<const at::Tensor> inputs) {
   if (Recording::is_active()) return nullptr;  // a part of what is being recorded
+  if (std::ranges::any_of(inputs, has_tangent_if_defined)) return nullptr;
   auto variant = cache_.find(inputs);
   return variant == nullptr || variant->runs_body() ? nullptr : variant;
 }
 
-Tensors Function::call(std::span<const at::Tensor> inputs, const std::shared_ptr<Variant>& variant) {
+Function::Output Function::call(std::span<const at::Tensor> inputs, const std::shared_ptr<Variant>& variant) {
   const auto& program = variant->program();
-  if (program != nullptr && !variant->is_recheck_due(cache_.options().recheck_every())) {
-    return replay(inputs, program);
+  if (program != nullptr && !variant->is_recheck_due()) {
+    Rerun rerun;
+    if (program->recorded().tangents_overlap) {
+      rerun = make_rerun(run_, Tensors(inputs.begin(), inputs.end()), program,
+                         [variant, wants = wants_plain_tangents_] {
+                           wants->store(true);
+                           variant->retire();
+                         });
+    }
+    return {replay(inputs, program, std::move(rerun)), program->recorded().structure};
   }
   const Tensors tensors(inputs.begin(), inputs.end());
   if (program != nullptr) return record(tensors, variant, program);
-  return variant->start_recording() ? record(tensors, variant, nullptr) : run_(tensors);
+  if (variant->has_module_memory(inputs)) {
+    variant->give_up("an input lies in the memory of a parameter or buffer of a module that is watched");
+    return (*run_)(tensors);
+  }
+  return variant->start_recording() ? record(tensors, variant, nullptr) : (*run_)(tensors);
 }
 
-Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& variant,
-                         const std::shared_ptr<const Program>& rechecked) {
+Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& variant,
+                                  const std::shared_ptr<const Program>& rechecked) {
   const auto recheck = rechecked == nullptr ? nullptr : std::make_shared<Recheck>(rechecked, inputs);
   const bool is_recheck = recheck != nullptr;
   auto recorded = std::make_shared<Recorded>();
@@ -143,33 +213,41 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
   };
   for (const at::Tensor& input : inputs) recorded->inputs.push_back(recorded->tape.add_input(input));
   if (!at::GradMode::is_enabled()) {
-    Tensors results;
+    Output results;
     {
       const Recording recording(recorded->tape);
-      results = run_(inputs);
+      results = (*run_)(inputs);
     }
+    recorded->structure = results.structure;
     if (is_recheck) variant->compare(recheck->difference(results));
     find_outputs(*recorded, inputs, results);
     finish();
     return results;
   }
-  auto graph = std::make_shared<core::GraphPart>(
-      inputs, core::GraphPart::Words{.where = "script.function", .as_input = "hand it over as an input"});
+  auto graph = std::make_shared<core::GraphPart>(inputs, kWords);
   const Tensors leaves = graph->leaves();
   core::StandIns stand_ins("script.function", inputs, leaves);
-  Tensors results;
+  Output results;
   {
     const Recording recording(recorded->tape);
-    results = run_(stand_ins.tensors());
+    results = (*run_)(stand_ins.tensors());
   }
+  recorded->structure = results.structure;
   stand_ins.look_at(results);
   recorded->views = stand_ins.result_views();
   if (is_recheck) variant->compare(recheck->difference(results));
   find_outputs(*recorded, stand_ins.tensors(), results);
   refuse_effects_under_autograd(*recorded);
   if (const std::string reason = unrecordable_within(results); !reason.empty()) recorded->tape.refuse(reason);
+  const auto structure = results.structure;
+  if (const std::string node = graph->outside(results); !node.empty()) {
+    variant->give_up(concat("the function uses a tensor with a graph of its own (", node, ")"));
+    results = Output(core::GraphPart::join(graph, inputs, results), structure);
+    stand_ins.settle(results);
+    return results;
+  }
   const auto reached = leaves_behind(results);
-  results = graph->end(results);
+  results = Output(graph->end(results), structure);
   if (reached.empty()) {
     finish();
     stand_ins.settle(results);
@@ -185,19 +263,21 @@ Tensors Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& 
   }
   for (const at::Tensor& leaf : recorded->leaves) add_reached(leaf);
   if (!recorded->tape.refusal().empty() && !is_recheck) variant->give_up(recorded->tape.refusal());
-  attach_recording({graph, recorded, variant, cache_.options().gradient_chunk_bytes(), recheck}, inputs,
-                   results);
+  attach_recording(
+      {graph, recorded, variant, cache_.options().gradient_chunk_bytes(), recheck, wants_plain_tangents_},
+      inputs, results);
   stand_ins.settle(results);
   return results;
 }
 
-Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const Program>& program) {
+Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const Program>& program,
+               Rerun rerun) {
   const Recorded& recorded = program->recorded();
   auto frame = program->borrow(inputs);
   program->forward(*frame);
-  program->bump_versions(*frame);
+  program->bump_versions(*frame, Part::kForward);
   Tensors results = outputs_of(*program, *frame);
-  if (recorded.has_backward) attach_replay(program, inputs, results, *frame);
+  if (recorded.has_backward) attach_replay(program, inputs, results, *frame, std::move(rerun));
   recorded.views.put_back(results);
   program->give_back(std::move(frame));
   return results;

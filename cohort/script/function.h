@@ -1,10 +1,12 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
 
+#include "cohort/script/backward.h"
 #include "cohort/script/cache.h"
 
 namespace cohort::script {
@@ -13,7 +15,14 @@ namespace cohort::script {
 /// Threads: any, if the function allows it.
 class Function {
  public:
-  using Run = std::function<Tensors(const Tensors& inputs)>;
+  /// Tensors, and what stands beside them in the result: a copy of it without tensors, or null.
+  struct Output : Tensors {
+    using Tensors::Tensors;
+    Output(Tensors tensors, std::shared_ptr<const void> beside = nullptr)  // NOLINT: as a list of tensors
+        : Tensors(std::move(tensors)), structure(std::move(beside)) {}
+    std::shared_ptr<const void> structure;
+  };
+  using Run = std::function<Output(const Tensors& inputs)>;
   Function(Run run, ScriptOptions options);
 
   /// Returns run(inputs), or what its program computes. With gradients on, the results are those of one node
@@ -25,7 +34,7 @@ class Function {
   /// The two halves of a call, for a caller that can run the function itself: finds what is known about calls
   /// with these inputs, null where the function is to be run as it is; and then calls.
   std::shared_ptr<Variant> find(std::span<const at::Tensor> inputs);
-  Tensors call(std::span<const at::Tensor> inputs, const std::shared_ptr<Variant>& variant);
+  Output call(std::span<const at::Tensor> inputs, const std::shared_ptr<Variant>& variant);
 
   std::string explain() const { return cache_.explain(); }
   void clear() { cache_.clear(); }
@@ -33,14 +42,17 @@ class Function {
 
  private:
   // `rechecked`: the program that the call is to be compared with, or null.
-  Tensors record(const Tensors& inputs, const std::shared_ptr<Variant>& variant,
-                 const std::shared_ptr<const Program>& rechecked);
+  Output record(const Tensors& inputs, const std::shared_ptr<Variant>& variant,
+                const std::shared_ptr<const Program>& rechecked);
 
-  Run run_;
+  std::shared_ptr<const Run> run_;
   Cache cache_;
+  // Programs are recorded with gradients whose elements do not overlap: another one has come.
+  std::shared_ptr<std::atomic<bool>> wants_plain_tangents_ = std::make_shared<std::atomic<bool>>(false);
 };
 
-/// Returns what `program` computes from inputs that its guards hold for.
-Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const Program>& program);
+/// Returns what `program` computes from inputs that its guards hold for. `rerun`: the node's, see backward.h.
+Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const Program>& program,
+               Rerun rerun = nullptr);
 
 }  // namespace cohort::script

@@ -7,6 +7,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -51,6 +52,19 @@ std::size_t first_that_shares(std::span<const at::Tensor> inputs, std::size_t in
 
 }  // namespace
 
+// What operators that consist of others ask to choose those.
+std::uint32_t switches_now() {
+  const at::Context& context = at::globalContext();
+  std::uint32_t bits = 0;
+  for (const bool bit :
+       {context.userEnabledCuDNN(), context.userEnabledMkldnn(), context.benchmarkCuDNN(),
+        context.deterministicCuDNN(), context.deterministicMkldnn(), context.userEnabledFlashSDP(),
+        context.userEnabledMemEfficientSDP(), context.userEnabledMathSDP(), context.userEnabledCuDNNSDP()}) {
+    bits = bits << 1 | (bit ? 1U : 0U);
+  }
+  return bits;
+}
+
 // Asked before every replay: one look at each of LibTorch's thread-local states.
 Environment Environment::now() {
   const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
@@ -58,7 +72,8 @@ Environment Environment::now() {
   Environment found{.grad = autograd.get_grad_mode(),
                     .inference = autograd.get_inference_mode(),
                     .deterministic = at::globalContext().deterministicAlgorithms(),
-                    .default_dtype = c10::get_default_dtype_as_scalartype()};
+                    .default_dtype = c10::get_default_dtype_as_scalartype(),
+                    .switches = switches_now()};
   constexpr std::array kDevices = {std::pair(at::kCPU, c10::DispatchKey::AutocastCPU),
                                    std::pair(at::kCUDA, c10::DispatchKey::AutocastCUDA)};
   for (std::size_t i = 0; i < kDevices.size(); ++i) {
@@ -153,13 +168,17 @@ std::string InputGuard::str() const {
   return text;
 }
 
+ModuleGuard::Held ModuleGuard::Held::of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return {tensor.unsafeGetTensorImpl(), storage_of(tensor), tensor.requires_grad()};
+}
+
 ModuleGuard::ModuleGuard(std::vector<std::shared_ptr<torch::nn::Module>> modules) {
   for (const auto& root : modules) {
     for (const auto& module : root->modules(/*include_self=*/true)) {
       Watched watched{module, module->is_training(), {}, {}};
       for (const auto& item : Peek::parameters_of(*module)) {
-        const bool needs = item.value().defined() && item.value().requires_grad();
-        watched.parameters.emplace_back(item.value().unsafeGetTensorImpl(), needs);
+        watched.parameters.push_back(Held::of(item.value()));
       }
       for (const auto& child : module->children()) watched.children.push_back(child.get());
       watched_.push_back(std::move(watched));
@@ -174,9 +193,7 @@ bool ModuleGuard::holds() const {
     const auto& parameters = Peek::parameters_of(module);
     if (parameters.size() != watched.parameters.size()) return false;
     for (std::size_t i = 0; i < watched.parameters.size(); ++i) {
-      const at::Tensor& tensor = parameters[i].value();
-      if (tensor.unsafeGetTensorImpl() != watched.parameters[i].first) return false;
-      if (tensor.defined() && tensor.requires_grad() != watched.parameters[i].second) return false;
+      if (Held::of(parameters[i].value()) != watched.parameters[i]) return false;
     }
     const auto children = module.children();
     if (children.size() != watched.children.size()) return false;
@@ -185,6 +202,16 @@ bool ModuleGuard::holds() const {
     }
   }
   return true;
+}
+
+bool ModuleGuard::owns(const c10::StorageImpl* storage) const {
+  const auto lies_there = [storage](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.has_storage() && storage_of(tensor) == storage;
+  };
+  return storage != nullptr && std::ranges::any_of(watched_, [&](const Watched& watched) {
+           return std::ranges::any_of(watched.module->parameters(/*recurse=*/false), lies_there) ||
+                  std::ranges::any_of(watched.module->buffers(/*recurse=*/false), lies_there);
+         });
 }
 
 }  // namespace cohort::script

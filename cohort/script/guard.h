@@ -26,6 +26,7 @@ struct Environment {
   c10::ScalarType default_dtype = c10::ScalarType::Float;
   std::array<bool, 2> autocast{};  ///< on the CPU, on CUDA
   std::array<c10::ScalarType, 2> autocast_dtype{};
+  std::uint32_t switches = 0;  ///< of at::Context, a bit each: which libraries and kernels may be used
 
   static Environment now();
   bool operator==(const Environment&) const = default;
@@ -61,21 +62,36 @@ class InputGuard {
   std::vector<std::int64_t> numbers_;  // side by side: they are compared before every replay
 };
 
+/// True if a tensor carries a tangent of forward-mode AD, which no program computes with.
+inline bool has_tangent(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->autograd_meta() != nullptr && tensor._fw_grad(0).defined();
+}
+
 /// Training flags and parameters of modules, and which modules they consist of.
 /// Ownership: shares the modules.
 class ModuleGuard {
  public:
   ModuleGuard() = default;
   explicit ModuleGuard(std::vector<std::shared_ptr<torch::nn::Module>> modules);
-  /// True if no module, and none below, changed its training flag, a parameter's handle or requires_grad, or
-  /// its direct submodules.
+  /// True if no module, and none below, changed its training flag, its direct submodules, or of a parameter
+  /// the handle, the memory or requires_grad.
   bool holds() const;
+  bool watches_any() const { return !watched_.empty(); }
+  /// True if a parameter or buffer lies in this memory.
+  bool owns(const c10::StorageImpl* storage) const;
 
  private:
+  struct Held {
+    const c10::TensorImpl* tensor;
+    const c10::StorageImpl* storage;
+    bool requires_grad;
+    static Held of(const at::Tensor& tensor);
+    bool operator==(const Held&) const = default;
+  };
   struct Watched {
     std::shared_ptr<torch::nn::Module> module;
     bool training;
-    std::vector<std::pair<const c10::TensorImpl*, bool>> parameters;
+    std::vector<Held> parameters;
     std::vector<const torch::nn::Module*> children;
   };
   std::vector<Watched> watched_;

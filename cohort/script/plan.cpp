@@ -21,6 +21,7 @@ at::Tensor view_of(const at::Tensor& base, const Layout& layout, std::int64_t of
   auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(from->storage()),
                                                    from->key_set(), from->dtype());
   impl->set_sizes_and_strides(layout.sizes, layout.strides, from->storage_offset() + offset);
+  if (!from->is_inference()) impl->set_version_counter(from->version_counter());
   return at::Tensor(std::move(impl));
 }
 
@@ -28,13 +29,16 @@ Plan::Plan(const Recorded& recorded) {
   const auto& values = recorded.tape.values();
   fixed.resize(values.size());
   hoisted.resize(values.size());
+  hoisted_from.assign(values.size(), kUndefined);
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (values[i].source != Source::kCaptured && values[i].source != Source::kConstant) continue;
     fixed[i] = values[i].tensor;
     hoisted[i] = true;
+    hoisted_from[i] = static_cast<int>(i);
   }
   find_steps(recorded);
   find_effects(recorded);
+  find_written(recorded);
   const std::span<Step> forward(steps.data(), split);
   lanes = find_lanes(recorded.tape, forward);
   for (const Part part : {Part::kForward, Part::kBackward}) {
@@ -80,6 +84,7 @@ bool Plan::add_views(const Recorded& recorded, std::size_t number) {
     if (hoisted[at_slot(base)]) {
       fixed[at_slot(slot)] = view_of(fixed[at_slot(base)], to, offset);
       hoisted[at_slot(slot)] = true;
+      hoisted_from[at_slot(slot)] = hoisted_from[at_slot(base)];
       return;
     }
     steps.push_back({.call = number, .view = slot, .view_of = base, .offset = offset, .drop = {}});
@@ -90,10 +95,6 @@ bool Plan::add_views(const Recorded& recorded, std::size_t number) {
 void Plan::find_effects(const Recorded& recorded) {
   const auto& values = recorded.tape.values();
   const auto& calls = recorded.tape.calls();
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const bool is_given = values[i].source == Source::kInput || values[i].source == Source::kCaptured;
-    if (is_given && recorded.tape.is_written(values[i].storage)) written.push_back(static_cast<int>(i));
-  }
   std::vector<bool> made_by_forward(values.size()), read(values.size());
   for (std::size_t i = 0; i < std::min(recorded.split, calls.size()); ++i) {
     each_slot(calls[i].results, [&](int slot) {
@@ -101,11 +102,15 @@ void Plan::find_effects(const Recorded& recorded) {
           values[at_slot(slot)].source == Source::kMade && !hoisted[at_slot(slot)];
     });
   }
+  const auto reads = [&](int slot) {
+    const int from = hoisted_from[at_slot(slot)];  // its changes are counted there
+    read[at_slot(from == kUndefined ? slot : from)] = true;
+  };
   for (std::size_t i = recorded.split; i < calls.size(); ++i) {
-    each_slot(calls[i].inputs, [&](int slot) { read[at_slot(slot)] = true; });
+    each_slot(calls[i].inputs, reads);
   }
   for (const int slot : recorded.gradients) {
-    if (slot >= 0) read[at_slot(slot)] = true;
+    if (slot >= 0) reads(slot);
   }
   const std::unordered_set<int> tangents(recorded.tangents.begin(), recorded.tangents.end());
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -114,6 +119,24 @@ void Plan::find_effects(const Recorded& recorded) {
       saved.push_back(static_cast<int>(i));
     } else if (values[i].source == Source::kInput || values[i].source == Source::kCaptured) {
       read_by_backward.push_back(static_cast<int>(i));
+    }
+  }
+}
+
+// By each part, as autograd counts what it changes when it has ended.
+void Plan::find_written(const Recorded& recorded) {
+  const auto& values = recorded.tape.values();
+  const auto& calls = recorded.tape.calls();
+  std::array<std::vector<bool>, 2> storages;
+  for (auto& each : storages) each.resize(recorded.tape.num_storages());
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    auto& own = storages[recorded.has_backward && i >= recorded.split ? 1 : 0];
+    each_written(calls[i], [&](int slot) { own[values[at_slot(slot)].storage] = true; });
+  }
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i].source != Source::kInput && values[i].source != Source::kCaptured) continue;
+    for (std::size_t part = 0; part < storages.size(); ++part) {
+      if (storages[part][values[i].storage]) written[part].push_back(static_cast<int>(i));
     }
   }
 }

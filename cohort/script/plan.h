@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -29,9 +30,11 @@ struct Plan {
   std::vector<int> drop_last;         ///< values that forward lets go at its end
   Tensors fixed;                      ///< captured tensors, constants and their views, by slot
   std::vector<bool> hoisted;          ///< slots of those
+  std::vector<int> hoisted_from;      ///< the captured tensor or constant that a hoisted slot is a view of
   std::vector<int> saved;             ///< slots that forward makes and backward reads
   std::vector<int> read_by_backward;  ///< captured tensors and inputs that backward reads, by slot
-  std::vector<int> written;           ///< inputs and captured tensors, by slot, that the tape writes to
+  std::array<std::vector<int>, 2>
+      written;  ///< by part: inputs and captured tensors, by slot, that it writes to
 
   std::size_t begin(Part part) const { return part == Part::kForward ? 0 : split; }
   std::size_t end(Part part) const { return part == Part::kForward ? split : steps.size(); }
@@ -42,6 +45,7 @@ struct Plan {
   void find_steps(const Recorded& recorded);
   bool add_views(const Recorded& recorded, std::size_t call);
   void find_effects(const Recorded& recorded);
+  void find_written(const Recorded& recorded);
   void plan_lives(const Recorded& recorded, Part part);
 };
 

@@ -8,6 +8,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <functional>
 #include <list>
 
 #include "cohort/core/error.h"
@@ -20,31 +21,42 @@
 namespace cohort::script {
 namespace {
 
-constexpr auto kAutocastKeys = c10::autocast_dispatch_keyset;
+constexpr auto kAllAutocastKeys = c10::autocast_dispatch_keyset;
 constexpr auto kRandomKey = c10::DispatchKey::CustomRNGKeyId;  // core::RandomScope's
 
 // Modes that kernels may ask for, as they were when the call was recorded; as before afterwards.
 class Modes {
  public:
-  Modes()
-      : grad_(at::GradMode::is_enabled()),
-        below_(c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU)),
-        now_grad_(grad_),
-        now_below_(below_) {}
-  ~Modes() { set(grad_, below_); }
-  Modes(const Modes&) = delete;
-  Modes& operator=(const Modes&) = delete;
-  void set(const Call& call) { set(call.grad_mode, call.below_autocast); }
-
- private:
-  void set(bool grad, bool below) {
-    if (grad != now_grad_) at::GradMode::set_enabled(now_grad_ = grad);
-    if (below != now_below_) {
-      c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::AutocastCPU, now_below_ = below);
+  Modes() : grad_(at::GradMode::is_enabled()), now_grad_(grad_) {
+    for (std::size_t i = 0; i < kKeys.size(); ++i) {
+      now_below_[i] = below_[i] = c10::impl::tls_is_dispatch_key_excluded(kKeys[i]);
     }
   }
+  ~Modes() {
+    set_grad(grad_);
+    for (std::size_t i = 0; i < kKeys.size(); ++i) set_below(i, below_[i]);
+  }
+  Modes(const Modes&) = delete;
+  Modes& operator=(const Modes&) = delete;
+  void set(const Call& call) {
+    set_grad(call.grad_mode);
+    // A call that is dispatched anew would meet autocast itself: its casts are calls of their own.
+    for (std::size_t i = 0; i < kKeys.size(); ++i) set_below(i, call.below_autocast[i] || call.keys.empty());
+  }
 
-  bool grad_, below_, now_grad_, now_below_;
+ private:
+  static constexpr auto& kKeys = kAutocastKeys;
+
+  void set_grad(bool grad) {
+    if (grad != now_grad_) at::GradMode::set_enabled(now_grad_ = grad);
+  }
+  void set_below(std::size_t device, bool below) {
+    if (below == now_below_[device]) return;
+    c10::impl::tls_set_dispatch_key_excluded(kKeys[device], now_below_[device] = below);
+  }
+
+  bool grad_, now_grad_;
+  std::array<bool, kAutocastKeys.size()> below_{}, now_below_{};
 };
 
 // In a rehearsal, all on one thread: as many threads in an operator as there are where it runs later, so that
@@ -82,14 +94,26 @@ at::Tensor resident_tensor(Arena& arena, const Resident& resident, const Layout&
   return at::Tensor(std::move(impl));
 }
 
-// The tag that operators of one's own may lack: the calls that follow take the sizes for fixed.
+// A view and its base count changes together.
+void share_versions(const at::Tensor& view, const at::Tensor& base) {
+  if (!view.defined() || !base.defined() || view.is_inference() || base.is_inference()) return;
+  view.unsafeGetTensorImpl()->set_version_counter(base.unsafeGetTensorImpl()->version_counter());
+}
+
+[[noreturn]] void throw_other_results(const Call& call, const std::string& what) {
+  throw UsageError("script.replay", core::concat(call.name(), " returned ", what),
+                   call.is_foreign
+                       ? "at::Tag::dynamic_output_shape where the operator is defined, so that it stays eager"
+                       : "the plain function for these inputs, and clear()");
+}
+
+// The calls that follow take the sizes for fixed: not every operator whose sizes depend on values has the
+// tag.
 void check_sizes(const Call& call, const at::Tensor& tensor, const Layout& recorded) {
   if (!tensor.defined() || (tensor.sizes() == recorded.sizes && tensor.strides() == recorded.strides)) return;
-  throw UsageError("script.replay",
-                   core::concat(call.name(), " returned sizes ", tensor.sizes(), " and strides ",
-                                tensor.strides(), ", recorded were ", c10::IntArrayRef(recorded.sizes),
-                                " and ", c10::IntArrayRef(recorded.strides)),
-                   "at::Tag::dynamic_output_shape where the operator is defined, so that it stays eager");
+  throw_other_results(
+      call, core::concat("sizes ", tensor.sizes(), " and strides ", tensor.strides(), ", recorded were ",
+                         c10::IntArrayRef(recorded.sizes), " and ", c10::IntArrayRef(recorded.strides)));
 }
 
 }  // namespace
@@ -101,8 +125,9 @@ Program::Program(Recorded recorded) : recorded_(std::move(recorded)), plan_(reco
   for (const Value& value : recorded_.tape.values()) {
     if (value.source != Source::kCaptured) continue;
     const at::Tensor& tensor = value.tensor;
-    captured_.push_back(
-        {&value, tensor.storage().unsafeGetStorageImpl(), tensor.storage().nbytes(), tensor.requires_grad()});
+    captured_.push_back({&value, tensor.storage().unsafeGetStorageImpl(), tensor.storage().data(),
+                         tensor.storage().nbytes(), tensor.requires_grad()});
+    captured_storages_.insert(captured_.back().storage);
   }
   for (const std::vector<int>* slots :
        {&recorded_.inputs, &recorded_.outputs, &plan_.saved, &recorded_.tangents, &recorded_.gradients}) {
@@ -140,10 +165,28 @@ bool Program::captured_hold() const {
     const c10::StorageImpl* const storage = tensor.unsafe_storage().unsafeGetStorageImpl();
     const Layout& layout = each.value->layout;
     return storage == each.storage && storage->nbytes() == each.storage_bytes &&
-           tensor.dtype().toScalarType() == layout.dtype && tensor.sizes() == layout.sizes &&
-           tensor.strides() == layout.strides && tensor.storage_offset() == layout.offset &&
-           tensor.requires_grad() == each.requires_grad;
+           storage->data() == each.memory && tensor.dtype().toScalarType() == layout.dtype &&
+           tensor.sizes() == layout.sizes && tensor.strides() == layout.strides &&
+           tensor.storage_offset() == layout.offset && tensor.requires_grad() == each.requires_grad &&
+           (tensor.autograd_meta() == nullptr || !each.value->tensor._fw_grad(0).defined());
   });
+}
+
+bool Program::meets_captured(std::span<const at::Tensor> inputs) const {
+  return std::any_of(inputs.begin(), inputs.end(), [this](const at::Tensor& input) {
+    return input.defined() &&
+           captured_storages_.holds(input.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  });
+}
+
+void StorageSet::insert(const c10::StorageImpl* storage) {
+  const std::uint64_t hash = hash_of(storage);
+  bits_[hash / 64] |= std::uint64_t(1) << (hash % 64);
+  sorted_.insert(std::ranges::lower_bound(sorted_, storage, std::less<>()), storage);
+}
+
+bool StorageSet::is_among(const c10::StorageImpl* storage) const {
+  return std::ranges::binary_search(sorted_, storage, std::less<>());
 }
 
 std::unique_ptr<Frame> Program::borrow(std::span<const at::Tensor> inputs) const {
@@ -217,14 +260,21 @@ void Program::prepare(Frame& frame, Part part, const Stage& stage) const {
   prepared = &stage;
 }
 
+// Of an operator that was called without boxing, which is done once.
+void Program::check_results(const Call& call, const Frame& frame) const {
+  each_slot(call.results, [&](int slot) {
+    check_sizes(call, frame.values[at_slot(slot)], recorded_.tape.values()[at_slot(slot)].layout);
+  });
+}
+
 void Program::store_results(const Call& call, Frame& frame, torch::jit::Stack& stack) const {
   const std::size_t first = stack.size() - call.num_results;
   const auto store = [&](int slot, at::Tensor&& tensor) {
-    if (call.is_foreign && slot >= 0)
-      check_sizes(call, tensor, recorded_.tape.values()[at_slot(slot)].layout);
+    if (slot >= 0) check_sizes(call, tensor, recorded_.tape.values()[at_slot(slot)].layout);
     if (slot >= 0 && !plan_.hoisted[at_slot(slot)] &&
         recorded_.tape.values()[at_slot(slot)].source == Source::kMade) {
-      frame.values[at_slot(slot)] = std::move(tensor);
+      at::Tensor& made = frame.values[at_slot(slot)] = std::move(tensor);
+      if (call.is_view) share_versions(made, frame.values[at_slot(call.inputs.front().slots.front())]);
     }
   };
   for (const TensorPlace& result : call.results) {
@@ -233,6 +283,10 @@ void Program::store_results(const Call& call, Frame& frame, torch::jit::Stack& s
       store(result.slots.front(), std::move(value).toTensor());
     } else {
       Tensors tensors = value.toTensorVector();
+      if (tensors.size() != result.slots.size()) {
+        throw_other_results(call,
+                            core::concat(tensors.size(), " tensors, recorded were ", result.slots.size()));
+      }
       for (std::size_t i = 0; i < tensors.size(); ++i) store(result.slots[i], std::move(tensors[i]));
     }
   }
@@ -354,6 +408,7 @@ void Program::rehearse(Frame& frame, Part part, std::size_t first, std::size_t l
       threads.before(i);
       rehearsal.before(i);
       run_action(action, frame, frame.stack, how);
+      if (action.unboxed != nullptr) check_results(*action.call, frame);
       rehearsal.after(i, frame.values);
       for (const int slot : action.drop) frame.values[at_slot(slot)].reset();
     }
@@ -393,7 +448,7 @@ void Program::run(Frame& frame, Part part, std::size_t first_call, std::size_t e
   const How how{.find_kernels = c10::impl::tls_is_dispatch_key_included(kRandomKey),
                 .is_observed = at::hasCallbacks()};
   std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast;
-  if (how.find_kernels) no_autocast.emplace(kAutocastKeys);
+  if (how.find_kernels) no_autocast.emplace(kAllAutocastKeys);
   const Staged& staged = parts_[static_cast<std::size_t>(part)];
   const bool is_backward = part == Part::kBackward;
   if (first_call == (is_backward ? recorded_.split : 0)) begin(frame, part);
@@ -421,8 +476,8 @@ void Program::run(Frame& frame, Part part, std::size_t first_call, std::size_t e
   }
 }
 
-void Program::bump_versions(const Frame& frame) const {
-  for (const int slot : plan_.written) {
+void Program::bump_versions(const Frame& frame, Part part) const {
+  for (const int slot : plan_.written[static_cast<std::size_t>(part)]) {
     const at::Tensor& tensor = frame.values[at_slot(slot)];
     if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   }

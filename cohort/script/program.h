@@ -18,6 +18,25 @@ namespace cohort::script {
 
 class Rehearsal;
 
+/// Storages, told by address. Asked before every replay: most answers take one look at a table of bits.
+class StorageSet {
+ public:
+  void insert(const c10::StorageImpl* storage);
+  bool holds(const c10::StorageImpl* storage) const {
+    const std::uint64_t hash = hash_of(storage);
+    return (bits_[hash / 64] >> (hash % 64) & 1) != 0 && is_among(storage);
+  }
+
+ private:
+  static std::uint64_t hash_of(const c10::StorageImpl* storage) {
+    return (reinterpret_cast<std::uintptr_t>(storage) * 0x9E3779B97F4A7C15ULL) >> 52;
+  }
+  bool is_among(const c10::StorageImpl* storage) const;
+
+  std::array<std::uint64_t, 64> bits_{};
+  std::vector<const c10::StorageImpl*> sorted_;
+};
+
 /// The values of one run, and the memory of those that do not leave it.
 struct Frame {
   Tensors values;  ///< by slot
@@ -47,8 +66,6 @@ class Program {
   const std::vector<int>& saved() const { return plan_.saved; }
   /// Captured tensors and inputs that backward reads, by slot.
   const std::vector<int>& read_by_backward() const { return plan_.read_by_backward; }
-  /// Inputs and captured tensors, by slot, that the tape writes to.
-  const std::vector<int>& written() const { return plan_.written; }
   std::size_t num_steps() const { return plan_.steps.size(); }
   /// Bytes of a frame's arena, and operators that write into it, as far as parts have been rehearsed.
   std::size_t arena_bytes() const;
@@ -57,6 +74,9 @@ class Program {
   /// True if every captured tensor is what it was, but for its values: where it lies, its type, sizes,
   /// strides and requires_grad, which set_data(), t_() and the like change.
   bool captured_hold() const;
+  /// True if an input shares memory with a captured tensor, and did not when it was recorded: which of both
+  /// is read after a write is then another question.
+  bool meets_captured(std::span<const at::Tensor> inputs) const;
 
   /// Returns a frame that holds the captured tensors, and these inputs; give it back after a run, or let it
   /// go.
@@ -71,14 +91,15 @@ class Program {
   void backward(Frame& frame, std::size_t begin, std::size_t end) const {
     run(frame, Part::kBackward, begin, end);
   }
-  /// Tells autograd that what the tape writes to has changed.
-  void bump_versions(const Frame& frame) const;
+  /// Tells autograd that what a part writes to has changed. To be called when it has run.
+  void bump_versions(const Frame& frame, Part part) const;
 
  private:
   // A captured tensor, as it was.
   struct Captured {
     const Value* value;
     const c10::StorageImpl* storage;
+    const void* memory;
     std::size_t storage_bytes;
     bool requires_grad;
   };
@@ -102,12 +123,14 @@ class Program {
   bool is_placed(const Action& action, Frame& frame) const;
   void prepare(Frame& frame, Part part, const Stage& stage) const;
   void store_results(const Call& call, Frame& frame, torch::jit::Stack& stack) const;
+  void check_results(const Call& call, const Frame& frame) const;
   std::unique_ptr<Frame> idle_frame() const;
 
   Recorded recorded_;
   Plan plan_;
   std::array<Staged, 2> parts_;
   std::vector<Captured> captured_;
+  StorageSet captured_storages_;                // but for inputs' own
   std::vector<int> handed_over_;                // slots that give_back() clears
   mutable std::atomic<Frame*> spare_{nullptr};  // the frame of the last run, found without a lock
   mutable std::mutex mutex_;

@@ -1,11 +1,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
-#include <utility>
-#include <vector>
 
-#include "cohort/script/program.h"
+#include "cohort/script/undo.h"
 
 namespace cohort::script {
 
@@ -23,6 +22,8 @@ class Recheck {
   /// captured tensors that need one, differ. Once. Empty, too, where that cannot be told: tangents have other
   /// strides than were recorded, or backward writes to what it is handed.
   std::string difference_in_backward(const Tensors& tangents, const Tensors& gradients);
+  /// True if gradients of the results lie as those that the program was recorded with.
+  bool takes(const Tensors& tangents) const;
 
  private:
   void run(const Tensors& inputs);
@@ -30,7 +31,7 @@ class Recheck {
   std::shared_ptr<const Program> program_;
   std::unique_ptr<Frame> frame_;  // with what backward reads
   Tensors results_, gradients_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> written_;  // a tensor, and what the program left in it
+  std::optional<GivenTensors> given_;
   std::string error_;
 };
 

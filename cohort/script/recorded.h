@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "cohort/core/result_views.h"
@@ -34,6 +35,8 @@ struct Recorded {
   Tensors leaves;  ///< captured tensors that backward returns a gradient of, after the inputs'
   std::vector<std::vector<bool>> reached_from;  ///< of each gradient: by which tangents
   std::vector<Segment> segments;                ///< of backward; at least one where there is a backward
+  bool tangents_overlap = false;          ///< elements of one share memory, as those of an expanded tensor do
+  std::shared_ptr<const void> structure;  ///< what the function returns apart from tensors: script.h
 };
 
 }  // namespace cohort::script

@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <atomic>
 #include <list>
@@ -27,7 +28,13 @@ constexpr auto kSecondKey = c10::DispatchKey::FuncTorchDynamicLayerBackMode;
 
 thread_local Tape* current_tape = nullptr;
 thread_local at::Generator* current_generator = nullptr;  // that the recording began with
-std::atomic<std::uint64_t> lost_calls{0};
+
+// Travels with LibTorch's thread-local state to threads that run operators on the recording thread's behalf.
+struct LostCalls : c10::DebugInfoBase {
+  std::atomic<bool> any{false};
+};
+const auto kLostCalls =
+    c10::DebugInfoKind::MOBILE_RUNTIME_INFO;  // the lite interpreter's, which does not record
 
 // True if `op` is to draw, and from another generator than one that ran where the recording began would.
 bool draws_elsewhere(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
@@ -67,7 +74,7 @@ void record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
   const c10::impl::ExcludeDispatchKeyGuard inner_calls_are_the_kernels{c10::DispatchKeySet(kKey)};
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey);
   if (current_tape == nullptr) {  // the engine took the thread's keys to another one
-    lost_calls.fetch_add(1, std::memory_order_relaxed);
+    if (auto* lost = dynamic_cast<LostCalls*>(c10::ThreadLocalDebugInfo::get(kLostCalls))) lost->any = true;
     op.redispatchBoxed(below, stack);
     return;
   }
@@ -128,7 +135,8 @@ Recording::Recording(Tape& tape, RecorderKey key)
       generator_before_(current_generator),
       key_(choose(key)),
       key_before_(c10::impl::tls_is_dispatch_key_included(key_)),
-      lost_before_(lost_calls.load(std::memory_order_relaxed)) {
+      lost_calls_(std::make_shared<LostCalls>()),
+      told_(kLostCalls, lost_calls_) {
   observer_ =
       at::addThreadLocalCallback(at::RecordFunctionCallback(&observe).scopes({at::RecordScope::FUNCTION}));
   at::autocast::clear_cache();  // a cast that was kept from before would be missing on the tape
@@ -143,7 +151,7 @@ Recording::~Recording() {
   current_tape = before_;
   current_generator = generator_before_;
   at::autocast::clear_cache();
-  if (lost_calls.load(std::memory_order_relaxed) != lost_before_) {
+  if (static_cast<const LostCalls&>(*lost_calls_).any) {
     tape_.refuse("operators ran on another thread than the one that recorded");
   }
 }

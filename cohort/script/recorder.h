@@ -2,8 +2,10 @@
 
 #include <ATen/core/Generator.h>
 #include <c10/core/DispatchKey.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>
+#include <memory>
 
 #include "cohort/script/tape.h"
 
@@ -41,7 +43,8 @@ class Recording {
   at::Generator* generator_before_;
   c10::DispatchKey key_;
   bool key_before_;
-  std::uint64_t lost_before_;
+  std::shared_ptr<c10::DebugInfoBase> lost_calls_;
+  c10::DebugInfoGuard told_;
   std::uint64_t observer_;  // a handle
 };
 

@@ -42,7 +42,7 @@ void watch(const Fn& fn, ScriptOptions& options) {
   }
 }
 
-// A function of a fixed number of inputs: its programs, and what its results look like apart from tensors.
+// A function of a fixed number of inputs, and its programs.
 template <typename Fn, typename... Inputs>
 class Typed {
  public:
@@ -51,10 +51,9 @@ class Typed {
 
   Typed(std::shared_ptr<Fn> fn, const ScriptOptions& options)
       : fn_(std::move(fn)),
-        shape_(std::make_shared<Shape>()),
         function_(
-            [fn = fn_, shape = shape_](const Tensors& inputs) {
-              return run(*fn, *shape, inputs, std::index_sequence_for<Inputs...>());
+            [fn = fn_](const Tensors& inputs) {
+              return run(*fn, inputs, std::index_sequence_for<Inputs...>());
             },
             options) {}
 
@@ -62,37 +61,29 @@ class Typed {
     const std::array<at::Tensor, sizeof...(Inputs)> tensors{inputs...};
     const auto variant = function_.find(tensors);
     if (variant == nullptr) return core::call(*fn_, inputs...);
-    Tensors results = function_.call(tensors, variant);
+    Function::Output results = function_.call(tensors, variant);
     if constexpr (std::same_as<Result, at::Tensor>) {
       return std::move(results.front());
     } else {
-      const std::lock_guard lock(shape_->mutex);
-      return core::unflatten_tensors(Result(*shape_->by_count.at(results.size())), results);
+      return core::unflatten_tensors(Result(*static_cast<const Result*>(results.structure.get())), results);
     }
   }
   Function& function() { return function_; }
 
  private:
-  struct Shape {
-    std::mutex mutex;
-    std::map<std::size_t, std::shared_ptr<const Result>> by_count;
-  };
   template <std::size_t... I>
-  static Tensors run(Fn& fn, Shape& shape, const Tensors& inputs, std::index_sequence<I...>) {
+  static Function::Output run(Fn& fn, const Tensors& inputs, std::index_sequence<I...>) {
     Result result = core::call(fn, inputs[I]...);
     if constexpr (std::same_as<Result, at::Tensor>) {
-      return {std::move(result)};
+      return Tensors{std::move(result)};
     } else {
       Tensors tensors = core::flatten_tensors(std::as_const(result));
       core::visit_tensors(result, [](at::Tensor& tensor) { tensor.reset(); });
-      const std::lock_guard lock(shape.mutex);
-      shape.by_count.insert_or_assign(tensors.size(), std::make_shared<const Result>(std::move(result)));
-      return tensors;
+      return {std::move(tensors), std::make_shared<const Result>(std::move(result))};
     }
   }
 
   std::shared_ptr<Fn> fn_;
-  std::shared_ptr<Shape> shape_;
   Function function_;
 };
 
@@ -111,7 +102,7 @@ class Scripted {
   }
 
   /// Returns what the function returns, and bit for bit. Inputs: tensors. Results: what core/nested.h
-  /// understands, whose shape (lengths, numbers beside tensors) depends on the number of tensors in it alone.
+  /// understands; lengths and numbers beside tensors are those of the recording.
   /// Throws: what the function throws; UsageError as Function::operator() says.
   template <std::same_as<at::Tensor>... Inputs>
   auto operator()(const Inputs&... inputs) {

@@ -25,13 +25,17 @@ std::vector<std::size_t> last_uses(const Recorded& recorded) {
 
 }  // namespace
 
-std::vector<Segment> cut_backward(const Recorded& recorded, std::int64_t bytes) {
+std::vector<Segment> cut_backward(const Recorded& recorded, const std::vector<int>& leaves,
+                                  std::int64_t bytes) {
   const std::size_t end = recorded.tape.calls().size();
   const auto& values = recorded.tape.values();
   const std::vector<std::size_t> last = last_uses(recorded);
+  // A hook may change the leaf when it gets the gradient, so backward must be done with the leaf too.
   const auto final_at = [&](std::size_t gradient) {
     const int slot = recorded.gradients[gradient];
-    return slot < 0 ? recorded.split : last[values[at_slot(slot)].storage];
+    const int leaf = gradient < leaves.size() ? leaves[gradient] : kUndefined;
+    return std::max(slot < 0 ? recorded.split : last[values[at_slot(slot)].storage],
+                    leaf < 0 ? recorded.split : last[values[at_slot(leaf)].storage]);
   };
   std::vector<std::size_t> order(recorded.gradients.size());
   std::iota(order.begin(), order.end(), std::size_t{0});

@@ -17,8 +17,9 @@ struct Segment {
 
 /// Cuts the backward of `recorded` wherever gradients of `bytes` have become final since the last cut, so
 /// that they can be handed on while the rest runs; 0: nowhere. A gradient is final after the last call that
-/// uses its memory, so what gets it may keep and change it. Each gradient is in one segment, the undefined
-/// ones in the first.
-std::vector<Segment> cut_backward(const Recorded& recorded, std::int64_t bytes);
+/// uses its memory or its leaf's, so what gets it may keep it, change it, and step the leaf. Each gradient is
+/// in one segment, the undefined ones in the first. `leaves`: slots of what the gradients belong to.
+std::vector<Segment> cut_backward(const Recorded& recorded, const std::vector<int>& leaves,
+                                  std::int64_t bytes);
 
 }  // namespace cohort::script

@@ -19,6 +19,7 @@ using core::concat;
 
 bool has_hooks(const at::Tensor& leaf) {
   if (!torch::autograd::impl::hooks(leaf).empty()) return true;
+  if (torch::autograd::impl::post_acc_grad_hooks(leaf) != nullptr) return true;
   const auto node = torch::autograd::impl::try_get_grad_accumulator(leaf);
   return node != nullptr &&
          (!node->pre_hooks().empty() || !node->post_hooks().empty() || !node->tensor_pre_hooks().empty());
@@ -48,7 +49,7 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
   const auto variant = cache_.find(inputs);
   if (variant == nullptr) return run(inputs);
   const auto program = variant->program();
-  const bool is_recheck = program != nullptr && variant->is_recheck_due(cache_.options().recheck_every());
+  const bool is_recheck = program != nullptr && variant->is_recheck_due();
   if (program != nullptr && !is_recheck) return replay(inputs, *program);
   if (program == nullptr && !variant->start_recording()) return run(inputs);
   std::optional<Recheck> rechecking;
@@ -85,6 +86,7 @@ at::Tensor TrainingStep::record(const Tensors& inputs, Recorded& recorded) {
     loss.backward();
   });
   loss = loss.detach();
+  recorded.tape.check_versions();
   const int slot = recorded.tape.find(loss);
   if (slot == kUnknown) recorded.tape.refuse("the loss is a tensor that no operator made");
   recorded.outputs.push_back(slot);
@@ -125,7 +127,7 @@ at::Tensor TrainingStep::replay(const Tensors& inputs, const Program& program) {
   parts_.zero_grad();
   auto frame = program.borrow(inputs);
   program.forward(*frame);
-  program.bump_versions(*frame);
+  program.bump_versions(*frame, Part::kForward);
   at::Tensor loss = frame->values[at_slot(recorded.outputs.front())];
   for (std::size_t i = 0; i < recorded.leaves.size(); ++i) {
     recorded.leaves[i].mutable_grad() = frame->values[at_slot(recorded.gradients[i])];

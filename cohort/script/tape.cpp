@@ -2,9 +2,11 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <numeric>
 #include <string_view>
@@ -21,13 +23,6 @@ bool starts_with(const Call& call, std::string_view prefix) {
   return std::string_view(call.op.operator_name().name).substr(0, prefix.size()) == prefix;
 }
 
-// Operators that look at sizes and type of a tensor, and not at its elements.
-bool reads_shape_only(const Call& call) {
-  const std::string& name = call.op.operator_name().name;
-  return starts_with(call, "aten::new_") || starts_with(call, "aten::sym_") || name == "aten::is_same_size" ||
-         (name.size() > 5 && name.compare(name.size() - 5, 5, "_like") == 0);
-}
-
 // equal(x, x), as multi-head attention asks to find self-attention, is no question about elements.
 bool compares_with_itself(const Call& call) {
   return call.op.operator_name().name == "aten::equal" && call.inputs.size() == 2 &&
@@ -36,6 +31,33 @@ bool compares_with_itself(const Call& call) {
 
 bool is_write(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+// True if every element of `argument` gets a value that does not depend on what was there.
+bool overwrites(const Call& call, const c10::Argument& argument) {
+  if (!is_write(argument)) return false;
+  if (argument.is_out()) return true;
+  static const std::unordered_set<std::string_view> names = {
+      "aten::copy_",      "aten::fill_",        "aten::zero_",     "aten::normal_",
+      "aten::uniform_",   "aten::exponential_", "aten::cauchy_",   "aten::log_normal_",
+      "aten::geometric_", "aten::random_",      "aten::bernoulli_"};
+  return names.count(call.op.operator_name().name) != 0;
+}
+
+// Operators in place that give a tensor another shape, and leave its elements alone.
+bool changes_shape_only(const Call& call) {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::resize_",    "aten::resize_as_",  "aten::squeeze_",  "aten::unsqueeze_", "aten::t_",
+      "aten::transpose_", "aten::as_strided_", "aten::swapaxes_", "aten::swapdims_",  "aten::detach_"};
+  return names.count(call.op.operator_name().name) != 0;
+}
+
+// Identity of a counter: VariableVersion is a pointer to it, and compares nothing.
+const void* address_of(const c10::VariableVersion& version) {
+  static_assert(sizeof(version) == sizeof(const void*));
+  const void* address = nullptr;
+  std::memcpy(&address, static_cast<const void*>(&version), sizeof(address));
+  return address;
 }
 
 // The type of an IValue that stands for the same thing in every run, or nothing.
@@ -76,6 +98,12 @@ std::size_t hash_of_contents(const at::Tensor& tensor) {
   return std::hash<std::string_view>()({static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()});
 }
 
+// Operators whose results' sizes depend on values, and that have no tag.
+bool sizes_by_numbers(const c10::OperatorHandle& op) {
+  static const std::unordered_set<std::string_view> names = {"aten::_pack_padded_sequence"};
+  return names.count(op.operator_name().name) != 0;
+}
+
 bool holds_tensors(const c10::IValue& value) {
   return value.isTensor() || value.isTensorList() || value.isOptionalTensorList();
 }
@@ -97,12 +125,50 @@ std::int64_t Layout::bytes() const {
                          std::multiplies<>());
 }
 
+bool Layout::may_overlap() const {
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride and size
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return false;
+    if (sizes[i] > 1) dims.emplace_back(strides[i], sizes[i]);
+  }
+  std::ranges::sort(dims);
+  std::int64_t last = 0;  // the farthest element of the dimensions before
+  for (const auto& [stride, size] : dims) {
+    if (stride <= last) return true;
+    last += stride * (size - 1);
+  }
+  return false;
+}
+
 std::string Layout::str() const {
   return concat(dtype, " ", c10::IntArrayRef(sizes));
 }
 
 bool Call::makes_blank() const {
   return starts_with(*this, "aten::empty") || starts_with(*this, "aten::new_empty");
+}
+
+bool Call::reads_shape_only() const {
+  const std::string& name = op.operator_name().name;
+  return starts_with(*this, "aten::new_") || starts_with(*this, "aten::sym_") ||
+         name == "aten::is_same_size" || (name.size() > 5 && name.compare(name.size() - 5, 5, "_like") == 0);
+}
+
+bool Call::may_draw() const {
+  const auto& arguments = op.schema().arguments();
+  return is_foreign || op.hasTag(at::Tag::nondeterministic_seeded) ||
+         std::any_of(arguments.begin(), arguments.end(),
+                     [](const c10::Argument& argument) { return argument.name() == "generator"; });
+}
+
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+  const auto bytes = [](const at::Tensor& tensor) {
+    const at::Tensor plain = tensor.detach().resolve_conj().resolve_neg().contiguous();
+    return plain.as_strided({plain.numel()}, {1}).view(at::kByte);
+  };
+  return at::equal(bytes(a), bytes(b));
 }
 
 std::string Call::name() const {
@@ -114,7 +180,13 @@ Tape::Tape(std::vector<Call> calls, std::vector<Value> values, const std::vector
     : calls_(std::move(calls)), values_(std::move(values)), forked_(std::move(forked)) {
   for (const bool is_written : written) {
     storages_.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
-                         kUndefined, false, false, is_written});
+                         kUndefined,
+                         0,
+                         false,
+                         is_written,
+                         Unfilled::kNone,
+                         {},
+                         0});
   }
   for (std::size_t slot = values_.size(); slot-- > 0;) {
     Storage& storage = storages_.at(values_[slot].storage);
@@ -157,11 +229,7 @@ int Tape::find(const at::Tensor& tensor) const {
 int Tape::find_result(const at::Tensor& tensor) {
   const int slot = find(tensor);
   if (slot < 0) return slot;
-  Storage& storage = storages_[values_[at_slot(slot)].storage];
-  if (storage.blank && tensor.numel() > 0) {
-    storage.blank = false;
-    snapshot(slot, tensor);
-  }
+  find_contents(slot, tensor, /*is_overwritten=*/false);
   return slot;
 }
 
@@ -175,7 +243,8 @@ int Tape::add(const at::Tensor& tensor, Source source) {
   const auto [known, is_new] = storage_numbers_.try_emplace(storage, storages_.size());
   const int slot = static_cast<int>(values_.size());
   if (is_new) {
-    storages_.push_back({tensor.storage().getWeakStorageImpl(), slot, 0, source == Source::kMade});
+    storages_.push_back({tensor.storage().getWeakStorageImpl(), slot, 0, source == Source::kMade, false,
+                         Unfilled::kNone, at::Tensor(), 0});
   }
   storages_[known->second].bytes = tensor.storage().nbytes();
   Layout layout = Layout::of(tensor);
@@ -237,22 +306,40 @@ int Tape::restride(int base, const at::Tensor& tensor) {
   return slot;
 }
 
-// Elements that C++ wrote into a tensor which an operator left as it came (torch::tensor({1, 2}) does so):
-// they are put there again in each run, if a second recording has the same.
-void Tape::snapshot(int slot, const at::Tensor& tensor) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
-  const int constant = add(tensor.detach().clone(), Source::kCaptured);
-  values_.back().snapshot = true;
-  Call call(op);
-  call.arguments = {c10::IValue(), c10::IValue(), false};
-  call.inputs = {{.index = 0, .kind = Kind::kTensor, .fresh_handle = false, .slots = {slot}},
-                 {.index = 1, .kind = Kind::kTensor, .fresh_handle = false, .slots = {constant}}};
-  call.results = {{.index = 0, .kind = Kind::kTensor, .fresh_handle = false, .slots = {slot}}};
-  call.num_results = 1;
-  calls_.push_back(std::move(call));
+// Note [Who else writes]
+// Autograd counts changes in place: once for each operator that writes, when it has ended. A counter that has
+// moved by more than the operators of the tape was moved by somebody whom the recorder does not see: a thread
+// of the function's own, as a rule. Captured tensors may be changed by whom it pleases: a replay reads them
+// where they lie.
+void Tape::check_version(Version& version) {
+  const std::uint32_t now = version.counter.current_version();
+  if (now - version.seen > version.writes) {
+    refuse("a tensor of the function was changed in place, and by no operator of this thread");
+  }
+  version.seen = now;
+  version.writes = 0;
 }
 
-int Tape::use(const at::Tensor& tensor, const Call& call, bool reads) {
+void Tape::check_version(const at::Tensor& tensor, int slot, bool writes) {
+  const Source source = values_[at_slot(storages_[values_[at_slot(slot)].storage].first)].source;
+  if (source == Source::kCaptured || source == Source::kConstant || tensor.is_inference()) return;
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  const auto [known, is_new] = versions_.try_emplace(address_of(counter));
+  Version& version = known->second;
+  if (is_new) {
+    version.counter = counter;
+    version.seen = counter.current_version();
+  }
+  check_version(version);
+  if (writes) ++version.writes;
+}
+
+void Tape::check_versions() {
+  for (auto& [address, version] : versions_) check_version(version);
+  versions_.clear();
+}
+
+int Tape::use(const at::Tensor& tensor, const Call& call) {
   if (!tensor.defined()) return kUndefined;
   if (!is_plain(tensor)) {
     refuse(concat(call.name(), " takes a ", kind_of(tensor)));
@@ -265,11 +352,9 @@ int Tape::use(const at::Tensor& tensor, const Call& call, bool reads) {
         known == storage_numbers_.end() ||
         values_[static_cast<std::size_t>(storages_[known->second].first)].source == Source::kCaptured;
     slot = is_world ? add(tensor, Source::kCaptured) : restride(storages_[known->second].first, tensor);
-  }
-  Storage& storage = storages_[values_[static_cast<std::size_t>(slot)].storage];
-  if (reads && storage.blank && tensor.numel() > 0) {
-    storage.blank = false;
-    snapshot(slot, tensor);
+    if (is_world && tensor._fw_grad(0).defined()) {
+      refuse(concat(call.name(), " uses a captured tensor with a tangent of forward-mode AD"));
+    }
   }
   return slot;
 }
@@ -284,14 +369,22 @@ int Tape::made(const at::Tensor& tensor, const Call& call) {
   if (known != kUnknown) return known;
   const bool is_new = !knows_storage(tensor);
   const int slot = add(tensor, Source::kMade);
-  if (is_new) storages_[values_[static_cast<std::size_t>(slot)].storage].blank = call.makes_blank();
+  if (!is_new) return slot;
+  check_version(tensor, slot, /*writes=*/false);
+  Storage& storage = storages_[values_[at_slot(slot)].storage];
+  if (call.makes_blank()) {
+    storage.unfilled = Unfilled::kAll;
+  } else if (call.inputs.empty() && call.num_results == 1 && !call.may_draw()) {
+    storage.unfilled = Unfilled::kFactory;
+    storage.made_by = calls_.size();
+  }
   return slot;
 }
 
 void Tape::take_arguments(Call& call, const torch::jit::Stack& stack, std::vector<Written>& written) {
   const auto& arguments = call.op.schema().arguments();
   const std::size_t first = stack.size() - arguments.size();
-  const bool reads_any = !reads_shape_only(call);
+  const bool looks_at_elements = !call.reads_shape_only() && !changes_shape_only(call);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& value = stack[first + i];
     if (!holds_tensors(value)) {
@@ -301,11 +394,15 @@ void Tape::take_arguments(Call& call, const torch::jit::Stack& stack, std::vecto
     }
     call.arguments.emplace_back();
     const bool writes = is_write(arguments[i]);
-    const bool reads = reads_any && !writes && arguments[i].alias_info() == nullptr;
+    const bool is_view_of = !writes && arguments[i].alias_info() != nullptr;
     TensorPlace place{.index = i, .kind = Kind::kTensor, .fresh_handle = false, .slots = {}};
     visit(value, place, [&](const at::Tensor& tensor) {
-      const int slot = use(tensor, call, reads);
-      if (writes && slot >= 0) written.push_back({tensor, call.inputs.size(), slot});
+      const int slot = use(tensor, call);
+      if (slot < 0) return slot;
+      check_version(tensor, slot, writes);
+      const bool is_overwritten = overwrites(call, arguments[i]);
+      if (looks_at_elements && !is_view_of) find_contents(slot, tensor, is_overwritten);
+      if (writes) written.push_back({tensor, call.inputs.size(), slot, is_overwritten});
       return slot;
     });
     call.inputs.push_back(std::move(place));
@@ -316,7 +413,7 @@ void Tape::mark_written(const std::vector<Written>& written) {
   for (const Written& each : written) {
     Storage& storage = storages_[values_[static_cast<std::size_t>(each.slot)].storage];
     storage.written = true;
-    storage.blank = false;
+    if (each.is_overwritten) mark_filled(each.slot, each.tensor);
   }
 }
 
@@ -362,10 +459,12 @@ void Tape::take_results(Call& call, const torch::jit::Stack& stack) {
 void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   Call call(op, keys.remove(c10::DispatchKey::CustomRNGKeyId));  // a RandomScope is no part of the function
   call.grad_mode = at::GradMode::is_enabled();
-  call.below_autocast = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU);
+  for (std::size_t i = 0; i < kAutocastKeys.size(); ++i) {
+    call.below_autocast[i] = c10::impl::tls_is_dispatch_key_excluded(kAutocastKeys[i]);
+  }
   std::vector<Written> written;
   take_arguments(call, *stack, written);
-  if (op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_numbers(call)) {
+  if ((op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_numbers(call)) || sizes_by_numbers(op)) {
     refuse(concat(call.name(), " returns a tensor whose size depends on values"));
   }
   if (op.hasTag(at::Tag::data_dependent_output) && !compares_with_itself(call)) {

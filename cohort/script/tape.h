@@ -4,6 +4,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -30,6 +32,8 @@ struct Layout {
   bool operator==(const Layout&) const = default;
   /// Bytes of the elements.
   std::int64_t bytes() const;
+  /// True if two elements may lie in the same place.
+  bool may_overlap() const;
   /// Returns "Float [16, 64]".
   std::string str() const;
 };
@@ -49,6 +53,9 @@ struct Value {
   at::Tensor tensor;        ///< where captured or constant
   bool snapshot = false;    ///< of what C++ wrote into a tensor that an operator made
 };
+
+/// In the order of Call::below_autocast.
+inline constexpr std::array kAutocastKeys = {c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA};
 
 inline constexpr int kUndefined = -1;  ///< the slot of an undefined tensor
 inline constexpr int kUnknown = -2;    ///< find(): not on the tape
@@ -82,14 +89,34 @@ struct Call {
   std::size_t num_results = 0;
   bool is_view = false;  ///< results alias the first tensor and nothing is written
   bool grad_mode = false;
-  bool below_autocast = false;
-  bool is_foreign;  ///< not LibTorch's: its results are checked in each run
+  std::array<bool, 2> below_autocast{};  ///< autocast was off, or called it itself: on the CPU, on CUDA
+  bool is_foreign;                       ///< not LibTorch's: its results are checked in each run
 
   /// True if it makes a tensor as it comes, which needs no operator where memory is there.
   bool makes_blank() const;
+  /// True if it looks at sizes and type of its tensors, and not at their elements.
+  bool reads_shape_only() const;
+  /// True if it draws random numbers, or may: an operator that is not LibTorch's.
+  bool may_draw() const;
   /// Returns "aten::addmm" or "aten::add.Tensor".
   std::string name() const;
 };
+
+/// True if two tensors have the same type, sizes and bits, NaN included. Undefined ones equal each other.
+bool same_bits(const at::Tensor& a, const at::Tensor& b);
+
+/// Calls fn(slot) for each given value that the schema of `call` says it writes to.
+template <typename Fn>
+void each_written(const Call& call, const Fn& fn) {
+  if (!call.op.schema().is_mutable()) return;
+  for (const TensorPlace& place : call.inputs) {
+    const c10::AliasInfo* const alias = call.op.schema().arguments()[place.index].alias_info();
+    if (alias == nullptr || !alias->isWrite()) continue;
+    for (const int slot : place.slots) {
+      if (slot >= 0) fn(slot);
+    }
+  }
+}
 
 /// Calls [begin, end) of a tape that script::fork() was given: they may run beside those that follow.
 struct ForkedCalls {
@@ -137,9 +164,12 @@ class Tape {
   /// True if a call depends on where in its storage an input begins, and on how much lies around it.
   bool needs_input_storages() const { return needs_input_storages_; }
 
+  /// Refuses if a tensor was changed since the recording began, and by no operator of this thread.
+  void check_versions();
   /// Returns how this recording differs from `before`, naming the operator; empty if it does not. Tensors
-  /// that are new in each, with the same contents, become constants here.
-  std::string difference(const Tape& before);
+  /// that are new in each, with the same contents, become constants here. `before_is_program`: contents that
+  /// C++ wrote are known to depend on no input.
+  std::string difference(const Tape& before, bool before_is_program = false);
   /// Returns one line per call.
   std::string str() const;
 
@@ -152,24 +182,44 @@ class Tape {
   struct KeyHash {
     std::size_t operator()(const Key& key) const;
   };
+  // Which elements of a storage operators have not filled: those may be C++'s.
+  enum class Unfilled : std::uint8_t {
+    kNone,
+    kAll,      // made by an operator that leaves them as they come
+    kSome,     // the same, and parts were overwritten since: Storage::filled
+    kFactory,  // made by an operator without tensors, and not used yet: C++ may have written over it
+  };
   struct Storage {
     c10::weak_intrusive_ptr<c10::StorageImpl> held;
     int first = kUndefined;  // the first value of it
     std::size_t bytes = 0;   // as operators left it
     bool made = false;       // by an operator
-    bool blank = false;      // by one that leaves it as it comes, and none has written to it
     bool written = false;
+    Unfilled unfilled = Unfilled::kNone;
+    at::Tensor filled;        // kSome: a bool for each element of the first value's type
+    std::size_t made_by = 0;  // kFactory: the call
+  };
+  // A version counter, and what it may count without anybody else writing.
+  struct Version {
+    c10::VariableVersion counter;
+    std::uint32_t seen = 0;
+    std::uint32_t writes = 0;  // by operators of the tape, since
   };
   struct Written {
     at::Tensor tensor;
     std::size_t place;
     int slot;
+    bool is_overwritten;  // all of it, by values that do not depend on those before
   };
 
   int add(const at::Tensor& tensor, Source source);
-  int use(const at::Tensor& tensor, const Call& call, bool reads);
+  int use(const at::Tensor& tensor, const Call& call);
   int made(const at::Tensor& tensor, const Call& call);
-  void snapshot(int slot, const at::Tensor& tensor);
+  void find_contents(int slot, const at::Tensor& tensor, bool is_overwritten);
+  void mark_filled(int slot, const at::Tensor& tensor);
+  void snapshot(std::size_t storage, const at::Tensor& tensor);
+  void check_version(const at::Tensor& tensor, int slot, bool writes);
+  void check_version(Version& version);
   int restride(int base, const at::Tensor& tensor);
   int resize(int base, const at::Tensor& tensor);
   void take_arguments(Call& call, const torch::jit::Stack& stack, std::vector<Written>& written);
@@ -177,7 +227,8 @@ class Tape {
   void mark_written(const std::vector<Written>& written);
   void find_new_layouts(Call& call, const std::vector<Written>& written);
   std::string difference_of_calls(const Call& mine, const Call& other) const;
-  std::string difference_of_contents(int slot, const Value& mine, const Value& other, bool same_inputs) const;
+  std::string difference_of_contents(int slot, const Value& mine, const Value& other,
+                                     bool may_be_inputs) const;
   bool indexes_by_numbers(const Call& call) const;
   bool is_of_input(int slot) const;
   std::string user_of(int slot) const;
@@ -189,6 +240,7 @@ class Tape {
   std::vector<Storage> storages_;
   std::unordered_map<const c10::StorageImpl*, std::size_t> storage_numbers_;
   std::unordered_map<Key, int, KeyHash> slots_;
+  std::unordered_map<const void*, Version> versions_;  // by counter
   bool needs_input_storages_ = false;
   bool has_inputs_ = false;
   std::size_t inputs_hash_ = 0;  // of their contents

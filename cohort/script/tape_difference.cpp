@@ -1,5 +1,3 @@
-#include <ATen/ops/equal.h>
-
 #include <algorithm>
 #include <bit>
 #include <sstream>
@@ -69,12 +67,12 @@ std::string Tape::difference_of_calls(const Call& mine, const Call& other) const
 // Of a tensor that is a new one in each recording. A single number, and what C++ wrote into an empty tensor,
 // may be a constant; anything else may come from another thread, or from memory that C++ fills.
 std::string Tape::difference_of_contents(int slot, const Value& mine, const Value& other,
-                                         bool same_inputs) const {
+                                         bool may_be_inputs) const {
   const std::string what = concat("a tensor ", mine.layout.str(), " that ", user_of(slot), " uses");
   if (is_written(mine.storage)) return concat(what, " is a new one in each recording, and is written to");
   if (!mine.snapshot && mine.tensor.dim() > 0) return concat(what, " comes from no operator of this thread");
-  const bool same = at::equal(mine.tensor, other.tensor);
-  if (same && mine.tensor.dim() > 0 && same_inputs) {
+  const bool same = same_bits(mine.tensor, other.tensor);
+  if (same && mine.tensor.dim() > 0 && may_be_inputs) {
     return concat(what, " was filled by C++, maybe from inputs, whose values were the same each time");
   }
   if (same) return {};
@@ -83,7 +81,7 @@ std::string Tape::difference_of_contents(int slot, const Value& mine, const Valu
                 text_of(mine.tensor.item()));
 }
 
-std::string Tape::difference(const Tape& before) {
+std::string Tape::difference(const Tape& before, bool before_is_program) {
   for (std::size_t i = 0; i < std::min(calls_.size(), before.calls_.size()); ++i) {
     if (std::string found = difference_of_calls(calls_[i], before.calls_[i]); !found.empty()) return found;
   }
@@ -100,7 +98,7 @@ std::string Tape::difference(const Tape& before) {
     }
     return mine.layout == expected;
   };
-  const bool same_inputs = has_inputs_ && inputs_hash_ == before.inputs_hash_;
+  const bool may_be_inputs = !before_is_program && has_inputs_ && inputs_hash_ == before.inputs_hash_;
   for (std::size_t i = 0; i < values_.size(); ++i) {
     Value& mine = values_[i];
     const Value& other = before.values_[i];
@@ -113,7 +111,7 @@ std::string Tape::difference(const Tape& before) {
     }
     const bool is_world = mine.source == Source::kCaptured;
     if (!is_world || mine.tensor.storage().is_alias_of(other.tensor.storage())) continue;
-    if (std::string found = difference_of_contents(slot, mine, other, same_inputs); !found.empty()) {
+    if (std::string found = difference_of_contents(slot, mine, other, may_be_inputs); !found.empty()) {
       return found;
     }
     mine.source = Source::kConstant;

@@ -128,7 +128,8 @@ json call_json(const Call& call) {
   }
   if (call.is_view) found["view"] = true;
   if (call.grad_mode) found["grad_mode"] = true;
-  if (!call.below_autocast) found["autocast"] = true;
+  if (!call.below_autocast[0]) found["autocast"] = true;
+  if (!call.below_autocast[1]) found["autocast_cuda"] = true;
   return found;
 }
 
@@ -269,7 +270,7 @@ class Reader {
     call.num_results = results.size();
     call.is_view = each.value("view", false);
     call.grad_mode = each.value("grad_mode", false);
-    call.below_autocast = !each.value("autocast", false);
+    call.below_autocast = {!each.value("autocast", false), !each.value("autocast_cuda", false)};
     return call;
   }
 

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "cohort/parallel/placed.h"
-#include "tests/support/random_program.h"
+#include "tests/support/random_calls.h"
 
 namespace cohort::parallel {
 namespace {
@@ -19,7 +19,7 @@ TEST(RandomProgramsTest, PlacedModulesDoWhatThePlainCallDoes) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     test::expect_like_plain(
         seed,
-        [](const test::RandomProgram& program) {
+        [](const test::RandomProgram& program, const test::Captured&) -> test::Run {
           const auto placed =
               std::make_shared<Placed<Program>>(Program(program), core::Placement::parse("cpu:0"));
           return [=](const test::Tensors& in) { return placed->forward(in.at(0), in.at(1), in.at(2)); };

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "cohort/pipeline/pipeline.h"
-#include "tests/support/random_program.h"
+#include "tests/support/random_calls.h"
 
 namespace cohort::pipeline {
 namespace {
@@ -21,7 +21,7 @@ struct Programs {
   explicit Programs(unsigned seed) {
     for (unsigned i = 0; i < kStages; ++i) {
       captured.push_back(Captured::make(seed * 10 + i));
-      stages.push_back([program = RandomProgram(seed * 10 + i, captured.back(), false),
+      stages.push_back([program = RandomProgram(seed * 10 + i, captured.back(), {.draws = false}),
                         own = captured.back()](const Tensors& inputs) {
         Tensors results = program(inputs);
         for (at::Tensor& result : results) {
@@ -118,8 +118,7 @@ TEST(RandomProgramsTest, StagesDoWhatThePlainLoopDoes) {
         ++refused;
         continue;
       }
-      EXPECT_TRUE(test::random_program::near(expected, found, 0))
-          << seed << " " << static_cast<int>(schedule);
+      EXPECT_TRUE(test::random_calls::near(expected, found, 0)) << seed << " " << static_cast<int>(schedule);
       ++compared;
     }
   }

@@ -56,6 +56,43 @@ TEST(RecheckTest, FindsReadsAndWritesThroughPointersAndSeedsSetInCpp) {
                        "a recheck found that a tensor Float [4] is left with other values"));
 }
 
+TEST(RecheckTest, ReplaysAreVerifiedAtCallThreeAndAtEachPowerOfTwo) {
+  std::vector<int> ran;
+  int call = 0;
+  const auto body = [&](const at::Tensor& x) {
+    ran.push_back(call);
+    return x.exp() * x;
+  };
+  auto fast = script(body);
+  auto unverified = script(body, ScriptOptions().verify(false));
+  for (call = 1; call <= 70; ++call) fast(at::full({3}, 1.0 + call));
+  EXPECT_EQ(ran, (std::vector<int>{1, 2, 3, 4, 8, 16, 32, 64}));
+  ran.clear();
+  for (call = 1; call <= 70; ++call) unverified(at::full({3}, 1.0 + call));
+  EXPECT_EQ(ran, (std::vector<int>{1, 2}));
+}
+
+// A verified call returns the function's own result; one difference makes the shape eager.
+TEST(RecheckTest, ADifferenceMakesOneShapeEagerAndReturnsTheFunctionsResult) {
+  const at::NoGradGuard no_grad;
+  const auto body = [](const at::Tensor& x) {
+    at::Tensor y = x * 2;
+    if (x.numel() == 4) y.data_ptr<float>()[0] += x.data_ptr<float>()[1];  // no operator shows it
+    return y + 1;
+  };
+  auto fast = script(body);
+  for (int call = 0; call < 6; ++call) {
+    for (const std::int64_t size : {3, 4}) {
+      const at::Tensor x = at::full({size}, 1.0 + call);
+      EXPECT_TRUE(same_bits(fast(x), body(x))) << call;
+    }
+  }
+  const std::string text = fast.explain();
+  EXPECT_TRUE(contains(text, "Float [4]; without gradients\n    eager: a recheck found that result 0"))
+      << text;
+  EXPECT_TRUE(contains(text, "Float [3]; without gradients\n    program: ")) << text;
+}
+
 // A backward that writes where no operator shows it.
 struct SecretlyDoubled : torch::autograd::Function<SecretlyDoubled> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x * 1; }

@@ -79,7 +79,7 @@ std::ptrdiff_t place_of(const std::vector<std::string>& list, const std::string&
 }
 
 TEST(SegmentsTest, HooksFireWhileBackwardRuns) {
-  const std::vector<std::string> found = events_of_backward(1, 4);
+  const std::vector<std::string> found = events_of_backward(1, 5);
   ASSERT_EQ(found.size(), 9U);
   for (const char* part : {"weight", "bias"}) {
     EXPECT_LT(place_of(found, std::string("hook of c.") + part), place_of(found, "below c"));
@@ -91,7 +91,7 @@ TEST(SegmentsTest, HooksFireWhileBackwardRuns) {
 
 TEST(SegmentsTest, WithoutChunksAndInSmallModelsTheyFireAtItsEnd) {
   for (const std::int64_t bytes : {std::int64_t{0}, ScriptOptions().gradient_chunk_bytes()}) {
-    const std::vector<std::string> found = events_of_backward(bytes, 4);
+    const std::vector<std::string> found = events_of_backward(bytes, 5);
     ASSERT_EQ(found.size(), 9U);
     EXPECT_EQ(place_of(found, "below a"), 2);
   }

@@ -1,0 +1,132 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cohort/script/script.h"
+#include "like_eager.h"
+
+// An input that is also captured, or shares memory with what is, in some calls.
+namespace cohort::script {
+namespace {
+
+using test::litter;
+using test::same_bits;
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    state = register_buffer("state", at::ones({3}));
+    weight = register_parameter("weight", at::full({3}, 0.5));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (x * weight + state).exp(); }
+  at::Tensor state, weight;
+};
+TORCH_MODULE(Net);
+
+// Calls a net and its script on what `input` says.
+void expect_like_eager(const std::function<at::Tensor(Net net, int call)>& input) {
+  for (const bool has_gradients : {false, true}) {
+    const at::AutoGradMode mode(has_gradients);
+    Net net;
+    auto fast = script(net);
+    for (int call = 0; call < 10; ++call) {
+      const at::Tensor x = input(net, call);
+      litter();
+      const at::Tensor expected = net->forward(x), found = fast(x);
+      ASSERT_TRUE(same_bits(expected, found)) << call << fast.explain();
+      if (!has_gradients) continue;
+      ASSERT_TRUE(same_bits(torch::autograd::grad({expected.sum()}, {net->weight}),
+                            torch::autograd::grad({found.sum()}, {net->weight})))
+          << call << fast.explain();
+    }
+  }
+}
+
+TEST(CapturedInputsTest, ABufferOfTheModuleIsAnInputInTheFirstCalls) {
+  expect_like_eager([](Net net, int call) { return call < 3 ? net->state : at::full({3}, -1.0); });
+  expect_like_eager([](Net net, int call) { return call < 5 ? net->state.view({3}) : at::full({3}, -1.0); });
+  expect_like_eager(
+      [](Net net, int call) { return call < 5 ? net->state.detach() : at::full({3}, -1.0 * call); });
+}
+
+TEST(CapturedInputsTest, ABufferOfTheModuleIsAnInputInLaterCalls) {
+  expect_like_eager([](Net net, int call) { return call >= 4 ? net->state : at::full({3}, 1.0 + call); });
+  expect_like_eager([](Net net, int call) { return call % 2 == 1 ? net->state : at::full({3}, 1.0 + call); });
+}
+
+TEST(CapturedInputsTest, AParameterOfTheModuleIsAnInputInSomeCalls) {
+  expect_like_eager([](Net net, int call) { return call < 3 ? net->weight.detach() : at::full({3}, -1.0); });
+  expect_like_eager([](Net net, int call) { return call >= 4 ? net->weight.detach() : at::full({3}, -1.0); });
+  expect_like_eager(
+      [](Net net, int call) { return call < 3 ? net->weight : at::full({3}, -1.0).requires_grad_(); });
+}
+
+// A function that writes to what it captured; the input may lie in the same memory.
+void expect_effects_like_eager(const std::function<at::Tensor(const at::Tensor& x, at::Tensor state)>& fn,
+                               const std::function<at::Tensor(const at::Tensor& state, int call)>& input) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor ours = at::arange(4, at::kFloat), theirs = at::arange(4, at::kFloat);
+  auto fast = script([=](const at::Tensor& x) { return fn(x, theirs); });
+  for (int call = 0; call < 10; ++call) {
+    litter();
+    const at::Tensor expected = fn(input(ours, call), ours), found = fast(input(theirs, call));
+    ASSERT_TRUE(same_bits(expected, found)) << call << fast.explain();
+    ASSERT_TRUE(same_bits(ours, theirs)) << call << fast.explain();
+  }
+}
+
+TEST(CapturedInputsTest, AStateThatTheFunctionWritesIsAnInputInSomeCalls) {
+  const auto write_first = [](const at::Tensor& x, at::Tensor state) {
+    state.mul_(0.5);
+    return (x * 2).exp() + state;
+  };
+  const auto write_last = [](const at::Tensor& x, at::Tensor state) {
+    const at::Tensor y = (x + 1).sin();
+    state.add_(y);
+    return y + x;
+  };
+  const auto read_often = [](const at::Tensor& x, at::Tensor state) {
+    const at::Tensor y = x * 2, z = state * 3;
+    state.copy_(y + 0.25);
+    return y + z + x;
+  };
+  const std::vector<std::function<at::Tensor(const at::Tensor&, int)>> inputs = {
+      [](const at::Tensor& state, int call) { return call >= 4 ? state : at::full({4}, 0.1 * call); },
+      [](const at::Tensor& state, int call) {
+        return call % 3 == 2 ? state.view({4}) : at::full({4}, 0.1 * call);
+      },
+      [](const at::Tensor& state, int call) {
+        return call >= 4 ? state[call % 4].expand({4}).clone() : state.clone();
+      },
+      [](const at::Tensor& state, int call) { return call >= 5 ? state.view({4}).detach() : state.clone(); },
+  };
+  for (const auto& input : inputs) {
+    expect_effects_like_eager(write_first, input);
+    expect_effects_like_eager(write_last, input);
+    expect_effects_like_eager(read_often, input);
+  }
+}
+
+TEST(CapturedInputsTest, AModulesParameterThatIsUsedThroughItsDataIsReplaced) {
+  struct Impl : torch::nn::Module {
+    Impl() {
+      weight = register_parameter("weight", at::ones({2})), state = register_buffer("state", at::ones({2}));
+    }
+    at::Tensor forward(const at::Tensor& x) { return x * weight.data() + state.data(); }
+    at::Tensor weight, state;
+  };
+  const at::NoGradGuard no_grad;
+  const auto net = std::make_shared<Impl>();
+  auto fast = script(net);
+  for (int call = 0; call < 12; ++call) {
+    if (call == 5) net->weight.set_data(at::full({2}, 10.0));
+    if (call == 8) net->state.set_data(at::full({2}, 20.0));
+    const at::Tensor x = at::full({2}, 1.0 + call);
+    EXPECT_TRUE(same_bits(net->forward(x), fast(x))) << call << fast.explain();
+  }
+}
+
+}  // namespace
+}  // namespace cohort::script

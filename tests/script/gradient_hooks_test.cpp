@@ -1,0 +1,160 @@
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/optim/sgd.h"
+#include "cohort/script/script.h"
+#include "cohort/script/step.h"
+#include "like_eager.h"
+
+// Hooks that update the weight whose gradient they get, while backward goes on ("optimizer in backward").
+namespace cohort::script {
+namespace {
+
+using test::same_bits;
+
+// Runs after the gradient of a leaf was accumulated.
+struct UpdateAfterwards : torch::autograd::PostAccumulateGradHook {
+  void operator()(const torch::autograd::Variable& leaf) override {
+    const at::NoGradGuard no_grad;
+    at::Tensor(leaf).sub_(leaf.grad() * 0.5);
+    leaf.mutable_grad().reset();
+  }
+};
+
+enum class Hook : std::uint8_t { kOnGradient, kAfterAccumulation };
+
+void update_in_backward(const at::Tensor& w, Hook hook) {
+  if (hook == Hook::kAfterAccumulation) {
+    torch::autograd::impl::set_post_acc_grad_hooks(w, std::make_unique<UpdateAfterwards>());
+    return;
+  }
+  // The tensor without its hooks: one that holds itself would never go.
+  const at::Tensor alias = w.detach();
+  w.register_hook([alias](const at::Tensor& gradient) {
+    const at::NoGradGuard no_grad;
+    at::Tensor(alias).sub_(gradient * 0.5);
+    return gradient;
+  });
+}
+
+using Fn = std::function<at::Tensor(const Tensors& weights, const at::Tensor& x)>;
+struct Named {
+  const char* name;
+  Fn fn;
+};
+const std::vector<Named> kFunctions = {
+    {"w.mm(x)", [](const Tensors& w, const at::Tensor& x) { return w[0].mm(x).mul(2); }},
+    {"x.mm(w)", [](const Tensors& w, const at::Tensor& x) { return x.mm(w[0]).mul(2); }},
+    {"linear", [](const Tensors& w, const at::Tensor& x) { return at::linear(x, w[0]).mul(2); }},
+    {"w * x", [](const Tensors& w, const at::Tensor& x) { return w[0].mul(x).mul(2); }},
+    {"x * w", [](const Tensors& w, const at::Tensor& x) { return x.mul(w[0]).mul(2); }},
+    {"x * w.t()", [](const Tensors& w, const at::Tensor& x) { return x.mul(w[0].t()).mul(2); }},
+    {"x.mm(w[:, :]).relu()",
+     [](const Tensors& w, const at::Tensor& x) { return x.mm(w[0].slice(1, 0, 512)).relu(); }},
+    {"x / w", [](const Tensors& w, const at::Tensor& x) { return (x / (w[0] + 2)).mul(w[1]); }},
+    {"two weights", [](const Tensors& w, const at::Tensor& x) { return x.mm(w[0]).tanh().mm(w[1]); }},
+    {"two layers", [](const Tensors& w,
+                      const at::Tensor& x) { return at::linear(at::linear(x, w[0]).relu(), w[1]).sin(); }},
+    {"a weight twice",
+     [](const Tensors& w, const at::Tensor& x) { return x.mm(w[0]).mul(0.1).mm(w[0]).add(w[1]); }},
+};
+
+Tensors train(const Fn& fn, Hook hook, std::int64_t chunk, bool is_scripted) {
+  at::manual_seed(1);
+  const Tensors weights = {at::randn({12, 12}).requires_grad_(), at::randn({12, 12}).requires_grad_()};
+  for (const at::Tensor& w : weights) update_in_backward(w, hook);
+  const auto call = [=](const at::Tensor& x) { return fn(weights, x); };
+  auto fast = script(call, ScriptOptions().gradient_chunk_bytes(chunk));
+  Tensors seen;
+  for (int i = 0; i < 8; ++i) {
+    at::manual_seed(i + 5);
+    for (const at::Tensor& w : weights) {
+      const at::NoGradGuard no_grad;
+      at::Tensor(w).mul_(0.9);
+    }
+    const at::Tensor x = at::randn({12, 12}).requires_grad_();
+    (is_scripted ? fast(x) : call(x)).sum().backward();
+    seen.push_back(x.grad());
+    for (const at::Tensor& w : weights) {
+      seen.push_back(w.detach().clone());
+      seen.push_back(w.grad().defined() ? w.grad().clone() : at::Tensor());
+    }
+  }
+  return seen;
+}
+
+TEST(GradientHooksTest, ThatUpdateTheirWeightLeaveTheOtherGradientsRight) {
+  for (const auto& [name, fn] : kFunctions) {
+    for (const Hook hook : {Hook::kOnGradient, Hook::kAfterAccumulation}) {
+      for (const std::int64_t chunk : {std::int64_t{0}, std::int64_t{1}, std::int64_t{1} << 20}) {
+        SCOPED_TRACE(std::string(name) + ", chunks of " + std::to_string(chunk));
+        EXPECT_TRUE(same_bits(train(fn, hook, chunk, false), train(fn, hook, chunk, true)));
+      }
+    }
+  }
+}
+
+// Parts as large as those that the default cuts between.
+TEST(GradientHooksTest, ThatUpdateALargeWeightLeaveTheGradientOfTheInputRight) {
+  const auto run = [](bool is_scripted) {
+    at::Tensor w = at::eye(512).requires_grad_();
+    w.register_hook([alias = w.detach()](const at::Tensor& gradient) {
+      const at::NoGradGuard no_grad;
+      at::Tensor(alias).sub_(gradient * 100);
+      return gradient;
+    });
+    const auto fn = [w](const at::Tensor& x) { return x.mm(w).mul(2); };
+    auto fast = script(fn);
+    Tensors found;
+    for (int i = 0; i < 5; ++i) {
+      const at::NoGradGuard no_grad;
+      w.copy_(at::eye(512));
+      const at::Tensor x = at::full({4, 512}, 0.01 * (i + 1)).requires_grad_();
+      const at::AutoGradMode with_gradients(true);
+      (is_scripted ? fast(x) : fn(x)).sum().backward();
+      found.push_back(x.grad());
+    }
+    return found;
+  };
+  EXPECT_TRUE(same_bits(run(false), run(true)));
+}
+
+TEST(GradientHooksTest, OfAStepRunAfterTheirGradientWasAccumulated) {
+  const auto run = [](bool is_scripted) {
+    at::manual_seed(1);
+    torch::nn::Sequential net(torch::nn::Linear(4, 8), torch::nn::Tanh(), torch::nn::Linear(8, 2));
+    for (const at::Tensor& w : net->parameters()) update_in_backward(w, Hook::kAfterAccumulation);
+    optim::SGD sgd(net->parameters(), optim::SGDOptions(0.1));
+    const auto loss_of = [](const at::Tensor& y, const at::Tensor& target) {
+      return (y - target).square().mean();
+    };
+    auto step = script_step(net, loss_of, sgd);
+    Tensors seen;
+    for (int i = 0; i < 8; ++i) {
+      at::manual_seed(i);
+      const at::Tensor x = at::randn({3, 4}), target = at::randn({3, 2});
+      if (is_scripted) {
+        seen.push_back(step(x, target));
+      } else {
+        sgd.zero_grad();
+        const at::Tensor loss = loss_of(net->forward(x), target);
+        loss.backward();
+        sgd.step();
+        seen.push_back(loss.detach());
+      }
+      for (const at::Tensor& w : net->parameters()) seen.push_back(w.detach().clone());
+    }
+    return seen;
+  };
+  EXPECT_TRUE(same_bits(run(false), run(true)));
+}
+
+}  // namespace
+}  // namespace cohort::script

@@ -1,0 +1,82 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "cohort/core/placement.h"
+#include "cohort/parallel/placement_worker.h"
+#include "cohort/script/script.h"
+#include "like_eager.h"
+#include "tests/support/contains.h"
+
+// A recording, and what goes on beside it: other threads, and graphs that were there before.
+namespace cohort::script {
+namespace {
+
+using test::contains;
+using test::same_bits;
+
+TEST(OtherRecordingsTest, AFunctionThatUsesAPlacementLeavesRecordingsOfOtherThreadsAlone) {
+  const auto worker = parallel::PlacementWorker::of(core::Placement::parse("cpu:1"));
+  std::atomic<bool> stop{false};
+  std::atomic<int> recorded_there{0};
+  std::thread thread([&] {
+    const at::NoGradGuard no_grad;
+    while (!stop) {
+      auto far = script([&](const at::Tensor& x) { return worker->run("x", [&] { return x + 1; }) * 2; });
+      far(at::ones({2}));
+      ++recorded_there;
+    }
+  });
+  while (recorded_there == 0) std::this_thread::yield();
+  const at::NoGradGuard no_grad;
+  int refused = 0;
+  for (int i = 0; i < 50; ++i) {
+    auto near = script([](const at::Tensor& x) {
+      at::Tensor y = x;
+      for (int k = 0; k < 50; ++k) y = y * 1.01;
+      return y;
+    });
+    for (int call = 0; call < 3; ++call) near(at::full({64}, call));
+    if (!contains(near.explain(), "program: ")) ++refused;
+  }
+  stop = true;
+  thread.join();
+  EXPECT_EQ(refused, 0);
+}
+
+TEST(OtherRecordingsTest, AFunctionThatUsesAPlacementItselfStaysEager) {
+  const auto worker = parallel::PlacementWorker::of(core::Placement::parse("cpu:1"));
+  const at::NoGradGuard no_grad;
+  const auto fn = [&](const at::Tensor& x) { return worker->run("x", [&] { return x + 1; }) * 2; };
+  auto fast = script(fn);
+  for (int call = 0; call < 8; ++call) {
+    const at::Tensor x = at::full({3}, call);
+    EXPECT_TRUE(same_bits(fn(x), fast(x))) << call;
+  }
+  EXPECT_TRUE(contains(fast.explain(), "another thread")) << fast.explain();
+}
+
+// A captured tensor that has a graph: its gradient goes on to what it was made of.
+TEST(OtherRecordingsTest, ACapturedTensorWithAGraphOfItsOwnKeepsItsGradient) {
+  const auto run = [](bool is_scripted) {
+    at::Tensor w = at::full({3}, 2.0).requires_grad_(), scale = w * 2;
+    const auto fn = [&](const at::Tensor& x) { return (x * scale).exp().sum() * 1; };
+    auto fast = script(fn);
+    Tensors seen;
+    for (int call = 0; call < 10; ++call) {
+      const at::Tensor x = at::full({3}, 0.1 * call).requires_grad_();
+      const at::Tensor y = is_scripted ? fast(x) : fn(x);
+      const auto gradients = torch::autograd::grad({y}, {x, w}, {}, /*retain_graph=*/true);
+      seen.insert(seen.end(), {y, gradients[0], gradients[1]});
+      if (call == 6) scale = w.view({3}) + 1;
+    }
+    return seen;
+  };
+  EXPECT_TRUE(same_bits(run(false), run(true)));
+}
+
+}  // namespace
+}  // namespace cohort::script

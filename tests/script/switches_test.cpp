@@ -1,0 +1,199 @@
+#include <ATen/Context.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cohort/script/script.h"
+#include "like_eager.h"
+
+// What changes between calls beside the inputs: LibTorch's switches, training flags, forward-mode gradients.
+namespace cohort::script {
+namespace {
+
+using test::Body;
+using test::same_bits;
+
+struct Switch {
+  const char* name;
+  std::function<bool()> get;
+  std::function<void(bool)> set;
+};
+
+const std::vector<Switch>& switches() {
+  static at::Context& context = at::globalContext();
+  static const std::vector<Switch> all = {
+      {"setUserEnabledMkldnn", [] { return context.userEnabledMkldnn(); },
+       [](bool on) { context.setUserEnabledMkldnn(on); }},
+      {"setUserEnabledCuDNN", [] { return context.userEnabledCuDNN(); },
+       [](bool on) { context.setUserEnabledCuDNN(on); }},
+      {"setSDPUseFlash", [] { return context.userEnabledFlashSDP(); },
+       [](bool on) { context.setSDPUseFlash(on); }},
+      {"setSDPUseMemEfficient", [] { return context.userEnabledMemEfficientSDP(); },
+       [](bool on) { context.setSDPUseMemEfficient(on); }},
+      {"setSDPUseMath", [] { return context.userEnabledMathSDP(); },
+       [](bool on) { context.setSDPUseMath(on); }},
+      {"setSDPUseCuDNN", [] { return context.userEnabledCuDNNSDP(); },
+       [](bool on) { context.setSDPUseCuDNN(on); }},
+      {"setDeterministicAlgorithms", [] { return context.deterministicAlgorithms(); },
+       [](bool on) { context.setDeterministicAlgorithms(on, false); }},
+  };
+  return all;
+}
+
+// Turns each switch after five calls, and back after eight.
+void expect_like_eager_when_turned(const Body& body, const std::function<at::Tensor()>& input) {
+  for (const Switch& each : switches()) {
+    SCOPED_TRACE(each.name);
+    const bool before = each.get();
+    Function fast(body, ScriptOptions().min_operators(0));
+    for (int call = 0; call < 10; ++call) {
+      each.set(call >= 5 && call < 8 ? !before : before);
+      at::manual_seed(call);
+      const at::Tensor x = input();
+      std::string expected_error, found_error;
+      Tensors expected, found;
+      expected_error = test::error_of([&] { expected = body({x}); });
+      found_error = test::error_of([&] { found = fast({x}); });
+      each.set(before);
+      ASSERT_EQ(expected_error.empty(), found_error.empty()) << expected_error << found_error;
+      ASSERT_TRUE(same_bits(expected, found)) << "call " << call << fast.explain();
+      if (x.requires_grad()) {
+        ASSERT_TRUE(same_bits(test::gradients_of(expected, {x}), test::gradients_of(found, {x}))) << call;
+      }
+    }
+  }
+}
+
+TEST(SwitchesTest, ALayerWithAStateOfMkldnn) {
+  at::manual_seed(1);
+  torch::nn::LSTM lstm(torch::nn::LSTMOptions(32, 64));
+  const at::NoGradGuard no_grad;
+  expect_like_eager_when_turned(
+      [=](const Tensors& in) mutable { return Tensors{std::get<0>(lstm->forward(in[0])) * 1}; },
+      [] { return at::randn({5, 4, 32}); });
+}
+
+TEST(SwitchesTest, AConvolutionAndALinearLayer) {
+  at::manual_seed(1);
+  torch::nn::Conv2d conv(torch::nn::Conv2dOptions(3, 8, 3));
+  torch::nn::Linear linear(36, 16);
+  expect_like_eager_when_turned(
+      [=](const Tensors& in) mutable {
+        return Tensors{linear->forward(conv->forward(in[0]).flatten(2)).relu()};
+      },
+      [] { return at::randn({2, 3, 8, 8}).requires_grad_(); });
+}
+
+TEST(SwitchesTest, AttentionWithAndWithoutGradients) {
+  for (const bool needs_gradient : {false, true}) {
+    expect_like_eager_when_turned(
+        [](const Tensors& in) { return Tensors{at::scaled_dot_product_attention(in[0], in[0], in[0]) * 1}; },
+        [=] { return at::randn({2, 4, 64, 32}).requires_grad_(needs_gradient); });
+  }
+}
+
+TEST(SwitchesTest, IndicesThatDeterministicAlgorithmsAddInOrder) {
+  expect_like_eager_when_turned(
+      [](const Tensors& in) {
+        const at::Tensor places = at::arange(64).remainder(7);
+        return Tensors{at::zeros({7}).index_add(0, places, in[0]),
+                       at::zeros({7}).scatter_add(0, places, in[0])};
+      },
+      [] { return at::randn({64}); });
+}
+
+struct DualLevel {
+  DualLevel() = default;
+  DualLevel(const DualLevel&) = delete;
+  DualLevel& operator=(const DualLevel&) = delete;
+  ~DualLevel() { torch::autograd::forward_ad::exit_dual_level(level); }
+  std::uint64_t level = torch::autograd::forward_ad::enter_dual_level();
+};
+
+Tensors with_tangent(const at::Tensor& result, std::uint64_t level) {
+  const auto [primal, tangent] = at::_unpack_dual(result, level);
+  return {primal.detach(), tangent.defined() ? tangent.detach() : at::Tensor()};
+}
+
+TEST(SwitchesTest, ForwardModeGradientsOfInputsAndOfWhatIsCaptured) {
+  const at::Tensor plain = at::full({2}, 0.5);
+  at::Tensor w = plain;
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> functions = {
+      [](const at::Tensor& x) { return x.sin().mul(x); },
+      [&](const at::Tensor& x) { return x.exp() * w; },
+      [](const at::Tensor& x) { return x.detach().sin().mul(2); },
+      [](const at::Tensor& x) { return x.view({2, 1}).expand({2, 3}).sum(1).mul(x); },
+  };
+  for (const auto& fn : functions) {
+    for (const bool is_warm : {false, true}) {
+      for (const bool has_gradients : {false, true}) {
+        for (const bool is_captured : {false, true}) {
+          if (is_captured && is_warm) continue;  // another captured tensor is another value of C++'s
+          const at::AutoGradMode mode(has_gradients);
+          auto fast = script([&](const at::Tensor& x) { return fn(x); }, ScriptOptions().min_operators(0));
+          for (int call = 0; call < 10; ++call) {
+            const bool is_dual = call < 5 ? !is_warm : is_warm;
+            const DualLevel scope;
+            const std::uint64_t level = scope.level;
+            const auto dual = [&](const at::Tensor& t) {
+              return is_dual ? at::_make_dual(t, at::full({2}, 1.0 + call), level) : t;
+            };
+            const at::Tensor x = is_captured ? at::full({2}, 0.25 * call) : dual(at::full({2}, 0.25 * call));
+            w = is_captured ? dual(plain) : plain;
+            const Tensors expected = with_tangent(fn(x), level), found = with_tangent(fast(x), level);
+            ASSERT_TRUE(same_bits(expected, found))
+                << call << is_warm << has_gradients << is_captured << fast.explain();
+          }
+        }
+      }
+    }
+  }
+}
+
+struct WithDropoutImpl : torch::nn::Module {
+  WithDropoutImpl() { register_module("dropout", dropout); }
+  at::Tensor forward(const at::Tensor& x) { return dropout->forward(x) * 2 + (is_training() ? 1 : 0); }
+  torch::nn::Dropout dropout{0.5};
+};
+TORCH_MODULE(WithDropout);
+
+TEST(SwitchesTest, TrainingFlagsOfAModuleThatIsWatched) {
+  const at::NoGradGuard no_grad;
+  WithDropout net;
+  auto fast = script(net);
+  auto by_name = script([=](const at::Tensor& x) mutable { return net->forward(x).exp(); },
+                        ScriptOptions().modules({net.ptr()}));
+  for (int call = 0; call < 16; ++call) {
+    net->train(call / 4 % 2 == 0);
+    const at::Tensor x = at::full({8}, 1.0 + call);
+    const auto seeded = [&](const auto& fn) {
+      at::manual_seed(call);
+      return fn();
+    };
+    EXPECT_TRUE(same_bits(seeded([&] { return net->forward(x); }), seeded([&] { return fast(x); }))) << call;
+    EXPECT_TRUE(same_bits(seeded([&] { return net->forward(x).exp(); }), seeded([&] { return by_name(x); })))
+        << call;
+  }
+}
+
+TEST(SwitchesTest, InputsWhoseGradientIsWantedInSomeCalls) {
+  const at::Tensor w = at::full({3}, 0.5).requires_grad_();
+  const auto fn = [=](const at::Tensor& x) { return (x * w).exp() + x; };
+  auto fast = script(fn);
+  for (int call = 0; call < 16; ++call) {
+    const auto seen = [&](auto&& run) {
+      at::Tensor x = at::full({3}, 0.1 * call).requires_grad_(call % 3 != 0);
+      w.mutable_grad().reset();
+      const at::Tensor y = run(x);
+      y.sum().backward();
+      return Tensors{y, x.grad(), w.grad()};
+    };
+    EXPECT_TRUE(same_bits(seen(fn), seen(fast))) << call << fast.explain();
+  }
+}
+
+}  // namespace
+}  // namespace cohort::script

@@ -1,0 +1,165 @@
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cohort/script/script.h"
+#include "like_eager.h"
+#include "tests/support/contains.h"
+
+// Gradients that arrive in other layouts than they were recorded in.
+namespace cohort::script {
+namespace {
+
+using test::Body;
+using test::contains;
+using test::same_bits;
+
+struct Layout {
+  const char* name;
+  std::function<at::Tensor(const at::Tensor& values)> make;  // may be undefined
+};
+
+// Of [2, 3, 4, 5].
+const std::vector<Layout> kLayouts = {
+    {"dense", [](const at::Tensor& t) { return t.clone(at::MemoryFormat::Contiguous); }},
+    {"expanded from a number", [](const at::Tensor& t) { return t.flatten()[0].expand(t.sizes()); }},
+    {"expanded along the first dimension",
+     [](const at::Tensor& t) { return t.narrow(0, 0, 1).clone().expand(t.sizes()); }},
+    {"expanded along the last dimension",
+     [](const at::Tensor& t) { return t.narrow(-1, 0, 1).clone().expand(t.sizes()); }},
+    {"transposed", [](const at::Tensor& t) { return t.transpose(0, -1).contiguous().transpose(0, -1); }},
+    {"channels last", [](const at::Tensor& t) { return t.contiguous(at::MemoryFormat::ChannelsLast); }},
+    {"a slice of more", [](const at::Tensor& t) { return at::cat({t, t}, -1).narrow(-1, 1, t.size(-1)); }},
+    {"lazily negated", [](const at::Tensor& t) { return t.clone()._neg_view(); }},
+    {"lazily negated and expanded",
+     [](const at::Tensor& t) { return t.flatten()[1].clone()._neg_view().expand(t.sizes()); }},
+    {"lazily conjugated", [](const at::Tensor& t) { return t.clone().conj(); }},
+    {"an imaginary part",
+     [](const at::Tensor& t) {
+       return t.is_complex() ? t.clone().conj() : at::imag(at::complex(t, t + 1).conj());
+     }},
+    {"undefined", [](const at::Tensor&) { return at::Tensor(); }},
+};
+
+// Two results, so that one of them may be left out.
+void expect_orders_alike(const Body& body, at::ScalarType dtype) {
+  at::manual_seed(1);
+  const auto make_input = [&](int call) {
+    at::manual_seed(call);
+    return at::randn({2, 3, 4, 5}, dtype).requires_grad_();
+  };
+  for (const Layout& first : kLayouts) {
+    for (const Layout& later : kLayouts) {
+      Function fast(body, ScriptOptions().min_operators(0));
+      for (int call = 0; call < 9; ++call) {
+        SCOPED_TRACE(std::string(first.name) + ", then " + later.name + ", call " + std::to_string(call));
+        const Layout& now = call < 3 || call == 7 ? first : later;
+        const auto gradients = [&](const Body& run) {
+          const at::Tensor x = make_input(call);
+          const Tensors results = run({x});
+          Tensors roots, tangents;
+          for (std::size_t i = 0; i < results.size(); ++i) {
+            at::manual_seed(call + 50);
+            at::Tensor tangent = (i == 0 ? now : kLayouts[0]).make(at::randn_like(results[i].detach()));
+            if (!tangent.defined()) continue;
+            roots.push_back(results[i]);
+            tangents.push_back(tangent);
+          }
+          return torch::autograd::grad(roots, {x}, tangents);
+        };
+        const at::Tensor expected = gradients(body)[0], found = gradients(std::ref(fast))[0];
+        ASSERT_TRUE(at::allclose(expected, found, 1e-6, 1e-6)) << fast.explain();
+        // A gradient in other strides is copied into those that were recorded: kernels may round differently.
+        ASSERT_TRUE(&now != &first || same_bits(expected, found)) << fast.explain();
+      }
+    }
+  }
+}
+
+TEST(TangentsTest, OfRealResultsMayFollowEachOtherInAnyLayout) {
+  expect_orders_alike([](const Tensors& in) { return Tensors{in[0].mul(2).exp(), in[0].sin() * 3}; },
+                      at::kFloat);
+}
+
+TEST(TangentsTest, OfResultsThatAreViewsMayFollowEachOtherInAnyLayout) {
+  expect_orders_alike(
+      [](const Tensors& in) {
+        const at::Tensor y = in[0] * in[0];
+        return Tensors{y.transpose(0, 3).contiguous().transpose(0, 3), y.view({2, 3, 4, 5})};
+      },
+      at::kDouble);
+}
+
+TEST(TangentsTest, OfComplexResultsMayFollowEachOtherInAnyLayout) {
+  expect_orders_alike(
+      [](const Tensors& in) {
+        return Tensors{in[0].mul(2).mul(in[0]), in[0] * c10::complex<float>(0.5F, 1)};
+      },
+      at::kComplexFloat);
+}
+
+TEST(TangentsTest, OfResultsThatAreHandedThroughMayFollowEachOtherInAnyLayout) {
+  expect_orders_alike([](const Tensors& in) { return Tensors{in[0] + 0.5, in[0].neg()}; }, at::kFloat);
+  expect_orders_alike([](const Tensors& in) { return Tensors{in[0].conj() * 1, in[0].neg()}; },
+                      at::kComplexFloat);
+}
+
+// y.sum() hands an expanded gradient on, (y * w).sum() a dense one.
+TEST(TangentsTest, ANewLossBehindTheSameFunction) {
+  const at::Tensor w = at::rand({2, 3}).requires_grad_(), weight = at::rand({2, 3});
+  const auto fn = [=](const at::Tensor& x) { return (x * w).exp().mul(w); };
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> losses = {
+      [](const at::Tensor& y) { return y.sum(); },
+      [=](const at::Tensor& y) { return (y * weight).sum(); },
+      [](const at::Tensor& y) { return y.mean(0).square().sum(); },
+      [](const at::Tensor& y) { return y.t().contiguous().view({-1}).cumsum(0).sum(); },
+      [](const at::Tensor& y) { return y[1][2] * 3; },
+      [](const at::Tensor& y) { return at::imag(at::complex(y, y * 2).conj()).sum(); },
+      [](const at::Tensor& y) { return y.max(); },
+  };
+  for (std::size_t first = 0; first < losses.size(); ++first) {
+    for (std::size_t later = 0; later < losses.size(); ++later) {
+      auto fast = script(fn);
+      for (int call = 0; call < 8; ++call) {
+        SCOPED_TRACE(std::to_string(first) + ", then " + std::to_string(later) + ", call " +
+                     std::to_string(call));
+        const auto& loss = losses[call < 3 ? first : later];
+        const at::Tensor x = at::full({2, 3}, 0.1 * (call + 1));
+        ASSERT_TRUE(
+            same_bits(torch::autograd::grad({loss(fn(x))}, {w}), torch::autograd::grad({loss(fast(x))}, {w})))
+            << fast.explain();
+      }
+      EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
+    }
+  }
+}
+
+TEST(TangentsTest, OfAResultWithoutDimensionsMayFollowEachOtherInAnyLayout) {
+  const auto fn = [](const at::Tensor& x) { return x.sin().sum() * 2; };
+  const std::vector<std::function<at::Tensor()>> tangents = {
+      [] { return at::ones({}); },
+      [] { return at::full({}, 3.0)._neg_view(); },
+      [] { return at::arange(4.0).to(at::kFloat)[2]; },
+      [] { return at::Tensor(); },
+  };
+  for (std::size_t first = 0; first < tangents.size(); ++first) {
+    for (const auto& later : tangents) {
+      auto fast = script(fn);
+      for (int call = 0; call < 8; ++call) {
+        const at::Tensor tangent = (call < 3 ? tangents[first] : later)();
+        const auto gradient = [&](const at::Tensor& x, const at::Tensor& y) {
+          y.backward(tangent);
+          return x.grad();
+        };
+        const at::Tensor x = at::ones({3}).requires_grad_(), z = at::ones({3}).requires_grad_();
+        ASSERT_TRUE(same_bits(gradient(x, fn(x)), gradient(z, fast(z)))) << call << fast.explain();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cohort::script
