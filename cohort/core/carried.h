@@ -17,14 +17,16 @@ void destroy(void* value) {
 
 }  // namespace carried_detail
 
-/// Returns a tensor on the CPU, [0] of float32, that owns `value`, which may be null.
+/// Returns a tensor, [0] of float32, that owns `value`, which may be null. On a GPU, autograd orders the
+/// nodes that it goes through by their streams, as it does for gradients.
 template <typename T>
-at::Tensor carry(std::unique_ptr<T> value) {
+at::Tensor carry(std::unique_ptr<T> value, c10::Device device = c10::kCPU) {
   T* const held = value.release();
   c10::Storage storage(c10::Storage::use_byte_size_t(), 0,
-                       c10::DataPtr(held, held, &carried_detail::destroy<T>, c10::kCPU));
-  return at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<float>());
+                       c10::DataPtr(held, held, &carried_detail::destroy<T>, device));
+  const auto key = device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  return at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key),
+                                                  caffe2::TypeMeta::Make<float>());
 }
 
 /// Returns what carry() gave the tensor; it must have been a T.

@@ -139,6 +139,12 @@ struct BackwardRun {
   Tensors found;  // all gradients, where the function ran again instead
 };
 
+// Where the backward begins.
+c10::Device device_of(const Recorded& recorded) {
+  return recorded.tangents.empty() ? c10::Device(c10::kCPU)
+                                   : recorded.tape.values()[at_slot(recorded.tangents.front())].layout.device;
+}
+
 // Runs a segment, and returns the gradients that are final after it.
 Tensors run_segment(BackwardRun& run, std::size_t number) {
   const Program& program = *run.program;
@@ -254,7 +260,7 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
     for (const std::size_t place : places) run->found.push_back(all.at(place));
     if (is_last_) release_variables();
     Tensors found = run_segment(*run, 0);
-    if (recorded.segments.size() > 1) found.push_back(core::carry(std::move(run)));
+    if (recorded.segments.size() > 1) found.push_back(core::carry(std::move(run), device_of(recorded)));
     return found;
   }
   run->frame = program->borrow();
@@ -268,7 +274,7 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
   }
   if (is_last_) release_variables();
   Tensors found = run_segment(*run, 0);
-  if (recorded.segments.size() > 1) found.push_back(core::carry(std::move(run)));
+  if (recorded.segments.size() > 1) found.push_back(core::carry(std::move(run), device_of(recorded)));
   return found;
 }
 
@@ -286,8 +292,10 @@ class ReplayedSegment : public Node {
   std::string name() const override { return "cohort::script::ReplayedSegment"; }
 };
 
-// Gives `first` the edges of the first segment, and puts the nodes of the others behind it.
-void chain(Node& first, const torch::autograd::edge_list& edges, const std::vector<Segment>& segments) {
+// Gives `first` the edges of the first segment, and puts the nodes of the others behind it, which run on the
+// thread and the stream of `device`, as forward did.
+void chain(Node& first, const torch::autograd::edge_list& edges, const std::vector<Segment>& segments,
+           c10::Device device) {
   Edge next;
   for (std::size_t i = segments.size(); i-- > 0;) {  // each node after those that its edges lead to
     torch::autograd::edge_list own;
@@ -296,7 +304,7 @@ void chain(Node& first, const torch::autograd::edge_list& edges, const std::vect
     if (i == 0) return first.set_next_edges(std::move(own));
     auto node = COHORT_MAKE_NODE(ReplayedSegment);
     node->number = i;
-    node->add_input_metadata(core::carry(std::unique_ptr<BackwardRun>()));
+    node->add_input_metadata(core::carry(std::unique_ptr<BackwardRun>(), device));
     node->set_next_edges(std::move(own));
     next = Edge(std::move(node), 0);
   }
@@ -390,7 +398,7 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
   std::vector<std::size_t> places;
   const auto edges = edges_to(inputs, recorded.leaves, places);
   auto node = COHORT_MAKE_NODE(ReplayedBackward);
-  chain(*node, edges, recorded.segments);
+  chain(*node, edges, recorded.segments, device_of(recorded));
   for (const int slot : program->saved()) {
     const at::Tensor& tensor = frame.values[at_slot(slot)];
     node->kept.push_back({tensor, tensor.is_inference() ? 0 : tensor._version(), slot});

@@ -161,7 +161,7 @@ bool Call::may_draw() const {
                      [](const c10::Argument& argument) { return argument.name() == "generator"; });
 }
 
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+bool equal_bits(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
   const auto bytes = [](const at::Tensor& tensor) {

@@ -103,7 +103,7 @@ struct Call {
 };
 
 /// True if two tensors have the same type, sizes and bits, NaN included. Undefined ones equal each other.
-bool same_bits(const at::Tensor& a, const at::Tensor& b);
+bool equal_bits(const at::Tensor& a, const at::Tensor& b);
 
 /// Calls fn(slot) for each given value that the schema of `call` says it writes to.
 template <typename Fn>

@@ -64,7 +64,7 @@ void Tape::find_contents(int slot, const at::Tensor& tensor, bool is_overwritten
     storage.unfilled = Unfilled::kNone;
     torch::jit::Stack stack = calls_[storage.made_by].arguments;
     calls_[storage.made_by].op.callBoxed(&stack);
-    if (!same_bits(flat(stack.back().toTensor(), dtype), flat(tensor, dtype))) snapshot(number, tensor);
+    if (!equal_bits(flat(stack.back().toTensor(), dtype), flat(tensor, dtype))) snapshot(number, tensor);
     return;
   }
   const bool is_filled = storage.unfilled == Unfilled::kSome && tensor.scalar_type() == dtype &&

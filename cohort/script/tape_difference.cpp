@@ -71,7 +71,7 @@ std::string Tape::difference_of_contents(int slot, const Value& mine, const Valu
   const std::string what = concat("a tensor ", mine.layout.str(), " that ", user_of(slot), " uses");
   if (is_written(mine.storage)) return concat(what, " is a new one in each recording, and is written to");
   if (!mine.snapshot && mine.tensor.dim() > 0) return concat(what, " comes from no operator of this thread");
-  const bool same = same_bits(mine.tensor, other.tensor);
+  const bool same = equal_bits(mine.tensor, other.tensor);
   if (same && mine.tensor.dim() > 0 && may_be_inputs) {
     return concat(what, " was filled by C++, maybe from inputs, whose values were the same each time");
   }

@@ -59,7 +59,7 @@ GivenTensors::GivenTensors(const Program& program, const Frame& frame) {
 void GivenTensors::put_back() {
   const at::AutoDispatchBelowADInplaceOrView without_counting_versions;
   for (Kept& each : kept_) {
-    if (same_bits(each.tensor, each.before)) {
+    if (equal_bits(each.tensor, each.before)) {
       each.found = each.before;
     } else {
       each.found = each.tensor.clone();
@@ -71,7 +71,7 @@ void GivenTensors::put_back() {
 
 std::string GivenTensors::difference_from_found() const {
   for (const Kept& each : kept_) {
-    if (same_bits(each.tensor, each.found)) continue;
+    if (equal_bits(each.tensor, each.found)) continue;
     return core::concat("a tensor ", Layout::of(each.tensor).str(),
                         " is left with other values than the program leaves");
   }

@@ -1,4 +1,6 @@
 // The modes of one process with a GPU beside a core: they compute what one device does with the whole batch.
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
 #include "cohort/bench/profile.h"
@@ -161,6 +163,27 @@ TEST_F(GpuModesTest, ProfilesHaveTheGpusTime) {
   const double seconds = bench::timeit(work, bench::TimeitOptions().rounds(3)).best();
   EXPECT_GT(on_gpu, 0) << profile.table(10);
   EXPECT_NEAR(on_gpu / 3, seconds, 0.5 * seconds) << profile.table(10);
+}
+
+// What the GPU computes on a stream of LibTorch's pool is copied to the CPU's placement behind it.
+TEST_F(GpuModesTest, CopiesBetweenPlacementsAreOrderedOnTheCallersStream) {
+  Toy toy("cuda:0", "cpu:0");
+  const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
+  const torch::NoGradGuard no_grad;
+  for (int round = 0; round < 10; ++round) {
+    const at::Tensor x = torch::randn({256, 64}, gpu);
+    const at::Tensor expected = toy->forward(x).cpu();
+    cuda.synchronizeDevice(0);
+    at::Tensor found;
+    {
+      const c10::StreamGuard guard(cuda.getStreamFromGlobalPool(gpu));
+      at::Tensor busy = torch::randn({4096, 4096}, gpu);
+      for (int i = 0; i < 10; ++i) busy = busy.mm(busy).tanh();
+      found = toy->forward(x + 0 * busy.sum()).cpu();
+    }
+    cuda.synchronizeDevice(0);
+    expect_close({expected}, {found});
+  }
 }
 
 }  // namespace

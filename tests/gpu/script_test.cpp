@@ -1,4 +1,8 @@
 // Script mode on a GPU: the bits of eager mode there.
+#include <ATen/autocast_mode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "cohort/models/lenet.h"
 #include "cohort/models/resnet.h"
 #include "cohort/models/vgg.h"
@@ -47,6 +51,45 @@ TEST_F(GpuScriptTest, TransformerLayerWithAttentionAndDropout) {
 TEST_F(GpuScriptTest, InBf16) {
   expect_same([] { return cohort::test::small_mlp(); }, batches_of({16, 32}, 16), training(false, true));
   expect_same([] { return cohort::test::Encoder(); }, batches_of({6, 4, 32}, 24), training(true, true));
+}
+
+// Forward on a stream of LibTorch's pool, and backward called outside of it: each part of the backward waits
+// for the one before.
+TEST_F(GpuScriptTest, ABackwardInPartsIsOrderedBehindAForwardOnAnotherStream) {
+  const at::Tensor w = at::rand({512, 512}, gpu).requires_grad_(),
+                   v = at::rand({512, 512}, gpu).requires_grad_();
+  const auto fn = [=](const at::Tensor& x) {
+    at::Tensor y = x;
+    for (int i = 0; i < 8; ++i) y = y.mm(w).tanh().mm(v).tanh();
+    return y;
+  };
+  auto fast = script(fn, ScriptOptions().gradient_chunk_bytes(1));
+  const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
+  for (int call = 0; call < 12; ++call) {
+    const at::Tensor x = at::rand({512, 512}, gpu);
+    const Tensors expected = torch::autograd::grad({fn(x).sum()}, {w, v});
+    cuda.synchronizeDevice(0);
+    at::Tensor y;
+    {
+      const c10::StreamGuard guard(cuda.getStreamFromGlobalPool(gpu));
+      y = fast(x);
+    }
+    cuda.synchronizeDevice(0);
+    const Tensors found = torch::autograd::grad({y.sum()}, {w, v});
+    EXPECT_TRUE(same_bits(found[0], expected[0]) && same_bits(found[1], expected[1])) << call;
+  }
+}
+
+// Autocast on the GPU does not reach operators within a kernel that ran without it.
+TEST_F(GpuScriptTest, KernelsThatCallOperatorsOfAutocastRunInTheTypeOfEagerMode) {
+  auto fast = script([](const at::Tensor& x) { return at::cdist(x, x * 2).add(1); });
+  at::autocast::set_autocast_enabled(at::kCUDA, true);
+  for (int call = 0; call < 6; ++call) {
+    const at::NoGradGuard no_grad;
+    const at::Tensor x = at::rand({64, 32}, gpu);
+    EXPECT_TRUE(same_bits(fast(x), at::cdist(x, x * 2).add(1))) << call;
+  }
+  at::autocast::set_autocast_enabled(at::kCUDA, false);
 }
 
 TEST_F(GpuScriptTest, AnIfOnATensorStaysEagerThereToo) {

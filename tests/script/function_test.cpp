@@ -405,6 +405,26 @@ TEST(FunctionTest, OneProgramRunsOnSeveralThreadsAtOnce) {
   EXPECT_EQ(wrong, 0);
 }
 
+TEST(FunctionTest, ShapesThatNoCallAsksForAnyMoreMakeRoomForNewOnes) {
+  const at::NoGradGuard no_grad;
+  auto fast = script([](const at::Tensor& x) { return x.exp() * x; }, ScriptOptions().max_programs(2));
+  const auto call = [&](std::int64_t size, int times) {
+    for (int i = 0; i < times; ++i) {
+      const at::Tensor x = at::full({size}, 1.0 + i);
+      EXPECT_TRUE(same_bits(fast(x), x.exp() * x)) << size << " " << i;
+    }
+  };
+  call(1, 3);
+  call(2, 3);
+  call(3, 200);
+  EXPECT_FALSE(contains(fast.explain(), "Float [3]")) << "the others may come back";
+  call(2, 1);
+  call(3, 100);
+  EXPECT_TRUE(contains(fast.explain(), "Float [3]; without gradients\n    program: ")) << fast.explain();
+  EXPECT_FALSE(contains(fast.explain(), "Float [1]")) << "not asked for in 256 calls";
+  EXPECT_TRUE(contains(fast.explain(), "Float [2]"));
+}
+
 TEST(FunctionTest, ForwardsWithoutBackwardStayEagerAndSayWhy) {
   const at::Tensor w = at::ones({2}).requires_grad_();
   auto fast = script([=](const at::Tensor& x) { return x * w; });
