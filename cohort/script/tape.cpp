@@ -36,7 +36,7 @@ bool is_write(const c10::Argument& argument) {
 // True if every element of `argument` gets a value that does not depend on what was there.
 bool overwrites(const Call& call, const c10::Argument& argument) {
   if (!is_write(argument)) return false;
-  if (argument.is_out()) return true;
+  if (argument.is_out() || argument.name() == "noise") return true;  // rrelu_with_noise's
   static const std::unordered_set<std::string_view> names = {
       "aten::copy_",      "aten::fill_",        "aten::zero_",     "aten::normal_",
       "aten::uniform_",   "aten::exponential_", "aten::cauchy_",   "aten::log_normal_",
@@ -102,6 +102,14 @@ std::size_t hash_of_contents(const at::Tensor& tensor) {
 bool sizes_by_numbers(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string_view> names = {"aten::_pack_padded_sequence"};
   return names.count(op.operator_name().name) != 0;
+}
+
+// Operators that fill a new tensor from numbers alone, and can do it again.
+bool is_factory(const Call& call) {
+  static const std::unordered_set<std::string_view> names = {
+      "aten::zeros",    "aten::ones",     "aten::full",          "aten::arange",       "aten::eye",
+      "aten::linspace", "aten::logspace", "aten::scalar_tensor", "aten::tril_indices", "aten::triu_indices"};
+  return call.inputs.empty() && call.num_results == 1 && names.count(call.op.operator_name().name) != 0;
 }
 
 bool holds_tensors(const c10::IValue& value) {
@@ -374,7 +382,7 @@ int Tape::made(const at::Tensor& tensor, const Call& call) {
   Storage& storage = storages_[values_[at_slot(slot)].storage];
   if (call.makes_blank()) {
     storage.unfilled = Unfilled::kAll;
-  } else if (call.inputs.empty() && call.num_results == 1 && !call.may_draw()) {
+  } else if (is_factory(call) && tensor.storage().data() != nullptr) {
     storage.unfilled = Unfilled::kFactory;
     storage.made_by = calls_.size();
   }
@@ -414,6 +422,11 @@ void Tape::mark_written(const std::vector<Written>& written) {
     Storage& storage = storages_[values_[static_cast<std::size_t>(each.slot)].storage];
     storage.written = true;
     if (each.is_overwritten) mark_filled(each.slot, each.tensor);
+    if (each.tensor.is_inference()) continue;
+    // A kernel that is made of other operators may have counted several times meanwhile.
+    const c10::VariableVersion& counter = each.tensor.unsafeGetTensorImpl()->version_counter();
+    const auto known = versions_.find(address_of(counter));
+    if (known != versions_.end()) known->second.seen = counter.current_version();
   }
 }
 
