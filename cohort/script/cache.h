@@ -40,8 +40,8 @@ class Variant {
     return now == State::kEager || (now == State::kReady && is_short());
   }
 
-  /// Says that a call records now; false where this one need not: after sixteen without a backward each
-  /// second, then each fourth, and so on.
+  /// Says that a call records now; false where this one need not: after sixteen without a backward,
+  /// only the 32nd, 64th, 128th and so on does.
   bool start_recording();
   /// True if a watched module has a parameter or buffer in the memory of an input.
   bool has_module_memory(std::span<const at::Tensor> inputs) const;

@@ -19,10 +19,6 @@ using core::concat;
 
 const core::GraphPart::Words kWords{.where = "script.function", .as_input = "hand it over as an input"};
 
-bool has_tangent_if_defined(const at::Tensor& tensor) {
-  return tensor.defined() && has_tangent(tensor);
-}
-
 // `slot`: of the result with this number.
 Handle handle_of(const Recorded& recorded, const Tensors& inputs, const Tensors& results, std::size_t number,
                  int slot) {
@@ -175,7 +171,7 @@ Tensors Function::operator()(const Tensors& inputs) {
 
 std::shared_ptr<Variant> Function::find(std::span<const at::Tensor> inputs) {
   if (Recording::is_active()) return nullptr;  // a part of what is being recorded
-  if (std::ranges::any_of(inputs, has_tangent_if_defined)) return nullptr;
+  if (std::ranges::any_of(inputs, has_tangent)) return nullptr;
   auto variant = cache_.find(inputs);
   return variant == nullptr || variant->runs_body() ? nullptr : variant;
 }

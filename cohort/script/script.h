@@ -21,12 +21,13 @@
 ///
 ///     auto fast = script::script(model);               // or any callable on tensors
 ///     for (...) {
-///       auto loss = criterion(fast(x), y);             // calls 1 and 2 are recorded, the third is a replay
+///       auto loss = criterion(fast(x), y);             // calls 1 and 2 are recorded, later ones replayed
 ///       loss.backward();                               // the backward too
 ///     }
 ///     std::cout << fast.explain();
 ///
-/// From the third call under the same guards on the function's C++ no longer runs: prints, counters and
+/// From the third call under the same guards on the function's C++ runs in calls 3, 4, 8, 16, ... only, which
+/// compare it with the replay (ScriptOptions::verify). In the others it does not: prints, counters and
 /// branches in it are what they were. One whose forward is a single operator runs as ever
 /// (ScriptOptions::min_operators).
 namespace cohort::script {
