@@ -4,7 +4,9 @@ train_ddp.py FOLDER    FOLDER has start.safetensors, samples.safetensors and, of
 """
 import datetime
 import os
+import pathlib
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -46,7 +48,21 @@ def train(rank, folder):
     for name, tensor in want.items():
         worst = (tensor.double() - ours[name].double()).abs().max().item()
         assert torch.equal(tensor, ours[name]), f"rank {rank}: {name} differs by up to {worst}"
-    dist.destroy_process_group()
+    leave_together(rank, folder)
+
+
+def leave_together(rank, folder):
+    """Ends this process once every rank compared, and without LibTorch's destructors.
+
+    On a loaded machine some runs aborted in them, after all had been compared: "terminate called without an active
+    exception".
+    """
+    pathlib.Path(folder, f"compared{rank}").touch()
+    deadline = time.monotonic() + 60
+    while not all(pathlib.Path(folder, f"compared{other}").exists() for other in range(RANKS)):
+        assert time.monotonic() < deadline, f"rank {rank}: the other ranks did not end within 60 s"
+        time.sleep(0.01)
+    os._exit(0)
 
 
 if __name__ == "__main__":
