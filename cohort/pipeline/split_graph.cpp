@@ -28,6 +28,10 @@ using Nodes = std::unordered_set<const Node*>;
 // to its weights, and the second pass begins at all of them at once. (torch.distributed.pipelining begins at
 // one after the other, and stops each at the next by a hook.)
 //
+// A node that does not carry runs in one half: either every parameter below it is for the second half, or
+// none. A node that is cut runs in both, which a post hook would see. A graph that has one there is not
+// split: the first half is a whole backward.
+//
 // That pays where an operator computes both gradients by kernels of their own. Others (norms, an addition
 // that is broadcast, a Function of one's own) would go through their inputs twice, so the gradients of
 // parameters that only they use come with the first pass, and are added in the second.
@@ -115,7 +119,7 @@ class Halves {
       if (leaf.is_valid()) leaves_.insert(leaf.function.get());
     }
     carrying_ = leading_to(order_, leaves_);
-    const Nodes later = parameters_for_later(roots);
+    const Nodes later = with_all_beside(parameters_for_later(roots));
     to_later_ = leading_to(order_, later);
     for (Node* node : order_) {
       if (is_leaf(node)) continue;
@@ -130,6 +134,10 @@ class Halves {
   const std::vector<Edge>& second() const { return second_; }
   // Nodes that carry, at which the second half begins.
   const std::vector<c10::intrusive_ptr<Node>>& cut() const { return cut_; }
+  // Whether somebody would see a node run twice.
+  bool is_seen() const {
+    return std::ranges::any_of(cut_, [](const auto& node) { return !node->post_hooks().empty(); });
+  }
 
   // Leaves of the graph what the second half has to do. What was caught at nodes that are cut has met their
   // hooks. An operator keeps its inputs with their graphs, so taking edges off would free nothing.
@@ -181,6 +189,23 @@ class Halves {
     return later;
   }
 
+  // And all parameters below nodes that do not carry, and from which one of these is reached.
+  Nodes with_all_beside(Nodes later) const {
+    for (std::size_t before = 0; before != later.size();) {
+      before = later.size();
+      Nodes below = leading_to(order_, later);
+      std::erase_if(below, [this](const Node* node) { return carrying_.count(node) != 0; });
+      for (auto node = order_.rbegin(); node != order_.rend(); ++node) {  // those above before those below
+        if (below.count(*node) == 0) continue;
+        if (is_parameter(**node)) later.insert(*node);
+        for (const Edge& edge : (*node)->next_edges()) {
+          if (edge.is_valid()) below.insert(edge.function.get());
+        }
+      }
+    }
+    return later;
+  }
+
   std::vector<Node*> order_;
   Nodes leaves_, carrying_, to_later_;
   std::vector<Edge> first_, second_;
@@ -203,12 +228,27 @@ void SplitGraph::Roots::add(const Edge& edge, const at::Tensor& gradient) {
 SplitGraph::SplitGraph(const Tensors& outputs, const Tensors& leaves)
     : outputs_(core::edges_of(outputs)), leaves_(core::edges_of(leaves)) {}
 
+// A whole backward, which adds to the leaves' and the parameters' grad().
+Tensors SplitGraph::all_gradients(const Roots& roots) {
+  run(roots.edges, roots.gradients, /*again=*/false, /*accumulate=*/true, {});
+  Tensors result;
+  for (const Edge& edge : leaves_) {
+    result.emplace_back();
+    if (!edge.is_valid()) continue;
+    auto& leaf = dynamic_cast<torch::autograd::AccumulateGrad&>(*edge.function);
+    result.back() = core::as_own(std::move(leaf.variable.mutable_grad()));
+  }
+  *this = SplitGraph();
+  return result;
+}
+
 Tensors SplitGraph::input_gradients(Tensors gradients) {
   Roots roots;
   for (std::size_t i = 0; i < outputs_.size(); ++i) roots.add(outputs_[i], gradients[i]);
   outputs_.clear();
   gradients.clear();
   const Halves halves(roots.edges, leaves_);
+  if (halves.is_seen()) return all_gradients(roots);
   Edges wanted;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < leaves_.size(); ++i) {

@@ -12,7 +12,8 @@
 namespace cohort::pipeline {
 
 /// The graph of one forward, which goes back once. Its two halves do together the work of a whole backward,
-/// and give its bits; what the second half does not need is freed after the first. Source: Qi et al., Zero
+/// and give its bits; what the second half does not need is freed after the first. A graph with a post hook
+/// on a node that both halves would run goes back as a whole in the first. Source: Qi et al., Zero
 /// Bubble Pipeline Parallelism (2023), section 2; how, see Note [How a graph is split] in the source.
 /// Threads: one caller at a time.
 class SplitGraph {
@@ -36,6 +37,8 @@ class SplitGraph {
     Edges edges;
     Tensors gradients;
   };
+
+  Tensors all_gradients(const Roots& roots);
 
   Edges outputs_, leaves_;  // invalid where there is no gradient
   Roots later_;
