@@ -165,11 +165,14 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
   }
 
   void make_channels(Run& run) const;
-  void execute(const std::shared_ptr<Batch>& batch, const Plan& plan, bool with_gradients);
+  void execute(const std::shared_ptr<Batch>& batch, const Plan& plan, const core::Deadline& deadline,
+               bool with_gradients);
   at::Tensor sum_of_losses(const Tensors& losses) const;
   [[noreturn]] void give_up(const std::shared_ptr<Run>& run, std::vector<core::Pending<void>>& pending,
                             bool with_gradients);
-  void wait_for_late(bool with_gradients);
+  void wait_for_late(const core::Deadline& deadline);
+  void check_late_gradients();
+  core::Deadline begin(bool with_gradients);
 
   // A placement's part of a run that timed out, and that has not come to its end.
   struct Late {
@@ -184,9 +187,9 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
 // Note [After a timeout]
 // A stage that let the deadline pass cannot be stopped. While it runs it may add to gradients, and write to
 // buffers, so the next run waits until it has ended. Whether the caller cleared the gradients before or after
-// it wrote to them cannot be known: a run that would add to some refuses.
-void Pipeline::Impl::wait_for_late(bool with_gradients) {
-  const core::Deadline deadline(options.timeout);
+// it wrote to them cannot be known: a run that would add to some refuses. A caller that puts back more than
+// gradients waits before it does so: wait_for_late_stages().
+void Pipeline::Impl::wait_for_late(const core::Deadline& deadline) {
   for (const Late& each : late) {
     if (!each.pending.wait(deadline)) {
       throw TimeoutError("pipeline.step",
@@ -197,7 +200,10 @@ void Pipeline::Impl::wait_for_late(bool with_gradients) {
     has_late_gradients |= each.with_gradients;
   }
   late.clear();
-  if (!with_gradients || !has_late_gradients) return;
+}
+
+void Pipeline::Impl::check_late_gradients() {
+  if (!has_late_gradients) return;
   for (const Stage& stage : setup->stages) {
     for (const at::Tensor& parameter : stage.parameters()) {
       const at::Tensor& gradient = parameter.grad();
@@ -208,6 +214,14 @@ void Pipeline::Impl::wait_for_late(bool with_gradients) {
     }
   }
   has_late_gradients = false;
+}
+
+// The deadline of a run that begins now; what it waits for before counts.
+core::Deadline Pipeline::Impl::begin(bool with_gradients) {
+  const core::Deadline deadline(options.timeout);
+  wait_for_late(deadline);
+  if (with_gradients) check_late_gradients();
+  return deadline;
 }
 
 void Pipeline::Impl::make_channels(Run& run) const {
@@ -233,8 +247,9 @@ void Pipeline::Impl::make_channels(Run& run) const {
   std::erase_if(run.channels, [](const auto& entry) { return entry.second == nullptr; });
 }
 
-void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& plan, bool with_gradients) {
-  const auto run = std::make_shared<Run>(setup, batch, plan, options.timeout);
+void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& plan,
+                             const core::Deadline& deadline, bool with_gradients) {
+  const auto run = std::make_shared<Run>(setup, batch, plan, options.timeout, deadline);
   make_channels(*run);
   run->on_action = options.on_action;
   if (options.ahead >= 0) {
@@ -344,7 +359,7 @@ at::Tensor Pipeline::step(const Tensors& inputs, const Tensors& targets, const L
   if (c10::InferenceMode::is_enabled())
     throw UsageError("pipeline.step", "called in inference mode, which has no gradients");
   Impl& impl = *impl_;
-  impl.wait_for_late(/*with_gradients=*/true);
+  const core::Deadline deadline = impl.begin(/*with_gradients=*/true);
   const auto sizes = split_sizes(inputs, targets, impl.options);
   const auto batch = make_batch(*impl.setup, inputs, sizes);
   batch->loss = loss;
@@ -354,7 +369,7 @@ at::Tensor Pipeline::step(const Tensors& inputs, const Tensors& targets, const L
   batch->targets = split(targets, sizes, &batch->counts);
   const double all = static_cast<double>(num_samples(sizes));
   for (const std::int64_t size : sizes) batch->weights.push_back(scale * static_cast<double>(size) / all);
-  impl.execute(batch, impl.plan_of_step(static_cast<int>(sizes.size())), true);
+  impl.execute(batch, impl.plan_of_step(static_cast<int>(sizes.size())), deadline, true);
   settle(*batch);
   impl.outputs =
       impl.options.keep_outputs && !batch->outputs.front().empty() ? join(batch->outputs) : Tensors();
@@ -365,18 +380,18 @@ at::Tensor Pipeline::step(const Tensors& inputs, const Tensors& targets, const L
 Tensors Pipeline::forward(const Tensors& inputs) {
   Impl& impl = *impl_;
   if (impl.options.group) throw UsageError("pipeline.forward", "called on a pipeline over ranks", "step()");
-  impl.wait_for_late(at::GradMode::is_enabled());
+  const bool with_gradients = at::GradMode::is_enabled();
+  const core::Deadline deadline = impl.begin(with_gradients);
   const auto sizes = split_sizes(inputs, {}, impl.options);
   const auto batch = make_batch(*impl.setup, inputs, sizes);
   const Plan plan = impl.plan_of_module(static_cast<int>(sizes.size()));
-  const bool with_gradients = at::GradMode::is_enabled();
   if (impl.trains()) batch->random = core::RandomKey::draw();
-  impl.execute(batch, forward_part(plan), with_gradients);
+  impl.execute(batch, forward_part(plan), deadline, with_gradients);
   settle(*batch);
   if (!with_gradients) return join(batch->outputs);
   return attach(inputs, batch, sizes, [self = impl_, plan](const std::shared_ptr<Batch>& of) {
-    self->wait_for_late(/*with_gradients=*/true);
-    self->execute(of, backward_part(plan), false);
+    const core::Deadline own = self->begin(/*with_gradients=*/true);
+    self->execute(of, backward_part(plan), own, false);
   });
 }
 
@@ -388,6 +403,10 @@ at::Tensor Pipeline::forward(const at::Tensor& input) {
                      "forward(Tensors{input})");
   }
   return outputs.front();
+}
+
+void Pipeline::wait_for_late_stages() {
+  impl_->wait_for_late(core::Deadline(impl_->options.timeout));
 }
 
 Tensors Pipeline::parameters() const {

@@ -103,6 +103,7 @@ class Pipeline {
   /// Throws: StageError; TimeoutError naming who was in what; UsageError. Parameters may have part of
   /// their gradients then. After a timeout the next call waits for stages that still run, within its own
   /// timeout, and one that would add to gradients which they left throws UsageError: zero_grad() first.
+  /// A caller that also puts back buffers, the batch or the generator calls wait_for_late_stages() before.
   /// Ownership: copies `loss`. It is not called after a step has failed; what it refers to must outlive a
   /// call that had begun.
   at::Tensor step(const Tensors& inputs, const Tensors& targets, const Loss& loss, double scale = 1);
@@ -122,6 +123,10 @@ class Pipeline {
   /// backward UsageError for torch::autograd::grad(), backward(inputs) and create_graph.
   Tensors forward(const Tensors& inputs);
   at::Tensor forward(const at::Tensor& input);
+
+  /// Returns when no stage of a call that timed out runs any more: what is put back from then on stays so.
+  /// Blocking: until then, for options().timeout at most. Throws: TimeoutError naming the stage.
+  void wait_for_late_stages();
 
   /// Of all stages, each once.
   Tensors parameters() const;

@@ -363,10 +363,10 @@ void PlacementRun::backward(const Action& action) {
 }
 
 Run::Run(std::shared_ptr<const Setup> setup, std::shared_ptr<Batch> batch, Plan of,
-         std::chrono::milliseconds within)
+         std::chrono::milliseconds within, const core::Deadline& until)
     : plan(std::move(of)),
       timeout(within),
-      deadline(within),
+      deadline(until),
       setup_(std::move(setup)),
       batch_(std::move(batch)),
       placements_(plan.actions.size()) {}

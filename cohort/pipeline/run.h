@@ -64,8 +64,9 @@ class Run {
   /// Who sends to whom: the stage that receives, and whether a gradient.
   using Edge = std::pair<int, bool>;
 
+  /// `timeout`: what `deadline` was when the caller began to wait, for messages.
   Run(std::shared_ptr<const Setup> setup, std::shared_ptr<Batch> batch, Plan plan,
-      std::chrono::milliseconds timeout);
+      std::chrono::milliseconds timeout, const core::Deadline& deadline);
 
   /// Does what the plan says for this placement, on the calling thread, until the end or until the run has
   /// failed.
