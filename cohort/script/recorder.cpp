@@ -47,8 +47,8 @@ bool draws_elsewhere(const c10::OperatorHandle& op, const torch::jit::Stack& sta
   return false;
 }
 
-// Composites that read a tensor's numbers in C++: the operators that they consist of do not show it.
-bool reads_numbers(const c10::OperatorName& name) {
+// Composites that read or write a tensor's numbers in C++: the operators that they consist of do not show it.
+bool works_on_numbers(const c10::OperatorName& name) {
   static const std::unordered_set<c10::OperatorName> names = {
       {"aten::tensor_split", "tensor_indices_or_sections"},
       {"aten::_pad_packed_sequence", ""},
@@ -56,6 +56,10 @@ bool reads_numbers(const c10::OperatorName& name) {
       {"aten::gru", "data"},
       {"aten::rnn_tanh", "data"},
       {"aten::rnn_relu", "data"},
+      {"aten::_reshape_from_tensor", ""},
+      {"aten::choose_qparams_optimized", ""},
+      {"aten::_sobol_engine_initialize_state_", ""},
+      {"aten::_sobol_engine_scramble_", ""},
   };
   return names.count(name) != 0;
 }
@@ -63,8 +67,9 @@ bool reads_numbers(const c10::OperatorName& name) {
 // Composites never come to the recorder's key, but observers are told of them.
 std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& call) {
   const auto name = call.operator_name();
-  if (current_tape != nullptr && name && reads_numbers(*name)) {
-    current_tape->refuse(core::concat(c10::toString(*name), " reads the numbers of a tensor in C++"));
+  if (current_tape != nullptr && name && works_on_numbers(*name)) {
+    current_tape->refuse(
+        core::concat(c10::toString(*name), " reads the numbers of a tensor in C++, or writes them"));
   }
   return nullptr;
 }

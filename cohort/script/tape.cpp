@@ -98,10 +98,29 @@ std::size_t hash_of_contents(const at::Tensor& tensor) {
   return std::hash<std::string_view>()({static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()});
 }
 
-// Operators whose results' sizes depend on values, and that have no tag.
+// Names of operators with an overload that has the tag.
+const std::unordered_set<std::string>& names_with_sizes_by_numbers() {
+  static const auto known = [] {
+    std::unordered_set<std::string> names;
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      const auto op = c10::Dispatcher::singleton().findSchema(name);
+      if (op && op->hasTag(at::Tag::dynamic_output_shape)) names.insert(name.name);
+    }
+    return names;
+  }();
+  return known;
+}
+
+// True if the sizes of results depend on values. The tag is on the overload that makes its result, and not on
+// the one that takes it as out=.
 bool sizes_by_numbers(const c10::OperatorHandle& op) {
-  static const std::unordered_set<std::string_view> names = {"aten::_pack_padded_sequence"};
-  return names.count(op.operator_name().name) != 0;
+  const std::string& name = op.operator_name().name;
+  if (op.hasTag(at::Tag::dynamic_output_shape) ||
+      name == "aten::_pack_padded_sequence") {  // which has no tag
+    return true;
+  }
+  const auto& arguments = op.schema().arguments();
+  return !arguments.empty() && arguments.back().is_out() && names_with_sizes_by_numbers().count(name) != 0;
 }
 
 // Operators that fill a new tensor from numbers alone, and can do it again.
@@ -328,7 +347,7 @@ void Tape::check_version(Version& version) {
   version.writes = 0;
 }
 
-void Tape::check_version(const at::Tensor& tensor, int slot, bool writes) {
+void Tape::check_version(const at::Tensor& tensor, int slot) {
   const Source source = values_[at_slot(storages_[values_[at_slot(slot)].storage].first)].source;
   if (source == Source::kCaptured || source == Source::kConstant || tensor.is_inference()) return;
   const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
@@ -339,7 +358,6 @@ void Tape::check_version(const at::Tensor& tensor, int slot, bool writes) {
     version.seen = counter.current_version();
   }
   check_version(version);
-  if (writes) ++version.writes;
 }
 
 void Tape::check_versions() {
@@ -378,7 +396,7 @@ int Tape::made(const at::Tensor& tensor, const Call& call) {
   const bool is_new = !knows_storage(tensor);
   const int slot = add(tensor, Source::kMade);
   if (!is_new) return slot;
-  check_version(tensor, slot, /*writes=*/false);
+  check_version(tensor, slot);
   Storage& storage = storages_[values_[at_slot(slot)].storage];
   if (call.makes_blank()) {
     storage.unfilled = Unfilled::kAll;
@@ -407,7 +425,7 @@ void Tape::take_arguments(Call& call, const torch::jit::Stack& stack, std::vecto
     visit(value, place, [&](const at::Tensor& tensor) {
       const int slot = use(tensor, call);
       if (slot < 0) return slot;
-      check_version(tensor, slot, writes);
+      check_version(tensor, slot);
       const bool is_overwritten = overwrites(call, arguments[i]);
       if (looks_at_elements && !is_view_of) find_contents(slot, tensor, is_overwritten);
       if (writes) written.push_back({tensor, call.inputs.size(), slot, is_overwritten});
@@ -423,10 +441,13 @@ void Tape::mark_written(const std::vector<Written>& written) {
     storage.written = true;
     if (each.is_overwritten) mark_filled(each.slot, each.tensor);
     if (each.tensor.is_inference()) continue;
-    // A kernel that is made of other operators may have counted several times meanwhile.
+    // Autograd counts this write when the operator has ended; a kernel that is made of other operators may
+    // have counted several times meanwhile.
     const c10::VariableVersion& counter = each.tensor.unsafeGetTensorImpl()->version_counter();
     const auto known = versions_.find(address_of(counter));
-    if (known != versions_.end()) known->second.seen = counter.current_version();
+    if (known == versions_.end()) continue;
+    known->second.seen = counter.current_version();
+    ++known->second.writes;
   }
 }
 
@@ -477,7 +498,7 @@ void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   }
   std::vector<Written> written;
   take_arguments(call, *stack, written);
-  if ((op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_numbers(call)) || sizes_by_numbers(op)) {
+  if (sizes_by_numbers(op) && !indexes_by_numbers(call)) {
     refuse(concat(call.name(), " returns a tensor whose size depends on values"));
   }
   if (op.hasTag(at::Tag::data_dependent_output) && !compares_with_itself(call)) {
@@ -496,8 +517,8 @@ void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
 
 // x.index({i, j}) with indices, and not masks: the sizes of its result are theirs.
 bool Tape::indexes_by_numbers(const Call& call) const {
-  if (call.op.schema().operator_name() != c10::OperatorName("aten::index", "Tensor")) return false;
-  const auto& indices = call.inputs.back().slots;
+  if (call.op.operator_name().name != "aten::index") return false;
+  const auto& indices = call.inputs.at(1).slots;
   return std::none_of(indices.begin(), indices.end(), [this](int slot) {
     if (slot == kUndefined) return false;
     const auto type = slot >= 0 ? values_[at_slot(slot)].layout.dtype : c10::ScalarType::Undefined;

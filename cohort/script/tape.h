@@ -218,7 +218,7 @@ class Tape {
   void find_contents(int slot, const at::Tensor& tensor, bool is_overwritten);
   void mark_filled(int slot, const at::Tensor& tensor);
   void snapshot(std::size_t storage, const at::Tensor& tensor);
-  void check_version(const at::Tensor& tensor, int slot, bool writes);
+  void check_version(const at::Tensor& tensor, int slot);
   void check_version(Version& version);
   int restride(int base, const at::Tensor& tensor);
   int resize(int base, const at::Tensor& tensor);

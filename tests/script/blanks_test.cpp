@@ -298,6 +298,39 @@ void expect_writes_of_threads_are_kept(const Run& run_on_another) {
   }
 }
 
+// Autograd counts one write of such an operator for each argument that is written to, whatever else it reads.
+TEST(BlanksTest, OperatorsThatReadWhatTheyWriteAreNobodyElse) {
+  const std::vector<std::function<void(const at::Tensor& t, const at::Tensor& x)>> uses = {
+      [](const at::Tensor& t, const at::Tensor& /*x*/) { t[0].copy_(t[1]); },
+      [](const at::Tensor& t, const at::Tensor& /*x*/) { at::Tensor(t).mul_(t); },
+      [](const at::Tensor& t, const at::Tensor& x) { t[0].addcmul_(t[1], t[1]).add_(x); },
+      [](const at::Tensor& t, const at::Tensor& x) {
+        at::Tensor row = t[1];
+        at::add_out(row, t[0], x);
+      },
+      [](const at::Tensor& t, const at::Tensor& x) { at::_foreach_add_({t[0], t[1]}, {t[1] * 2, x}); },
+      [](const at::Tensor& t, const at::Tensor& /*x*/) {
+        at::Tensor values = t[0], indices = at::zeros({3}, at::kLong);
+        at::cummax_out(values, indices, t[1], 0);
+      },
+      [](const at::Tensor& t, const at::Tensor& x) {
+        at::Tensor(t).copy_(at::_pad_circular(x.view({1, 3}), {1, 2}).view({2, 3}));
+      },
+  };
+  for (std::size_t i = 0; i < uses.size(); ++i) {
+    const std::string explained = expect_like_eager(
+        [&](const Tensors& in) {
+          const at::NoGradGuard no_grad;
+          const at::Tensor t = in[0].repeat({2, 1});
+          uses[i](t, in[0]);
+          uses[i](t, in[0] * 2);
+          return Tensors{t};
+        },
+        [](int call) { return Tensors{at::arange(1, 4).add(call).to(at::kFloat)}; });
+    EXPECT_NE(explained.find("program: "), std::string::npos) << i << explained;
+  }
+}
+
 TEST(BlanksTest, WritesOfAThreadOfTheFunctionAreKept) {
   expect_writes_of_threads_are_kept([](const std::function<void()>& part) {
     std::thread thread([&] {

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
+#include "same_bits.h"
 #include "zoo_values.h"
 
 namespace cohort::test::zoo {
@@ -40,8 +42,8 @@ c10::IValue empty_like_result(const c10::IValue& result) {
   return list;
 }
 
-torch::jit::Stack make_all(const c10::OperatorHandle& op, const Attempt& attempt, std::uint64_t seed) {
-  at::manual_seed(seed);
+torch::jit::Stack make_all(const c10::OperatorHandle& op, const Attempt& attempt) {
+  at::manual_seed(attempt.variant + 1);
   torch::jit::Stack stack, results;
   for (const c10::Argument& argument : op.schema().arguments()) {
     if (is_out(argument)) break;
@@ -50,7 +52,7 @@ torch::jit::Stack make_all(const c10::OperatorHandle& op, const Attempt& attempt
   const std::size_t num_out = op.schema().arguments().size() - stack.size();
   if (num_out == 0) return stack;
   if (const auto other = without_out(op)) {
-    results = make_all(*other, attempt, seed);
+    results = make_all(*other, attempt);
     other->callBoxed(&results);
   }
   for (std::size_t i = 0; i < num_out; ++i) {
@@ -83,6 +85,9 @@ std::string first_line(const std::exception& error) {
   const std::string text = ours != nullptr ? ours->what_without_backtrace() : error.what();
   return text.substr(0, std::min<std::size_t>(text.find('\n'), 120));
 }
+
+// Of so many draws of a single bool, all are the same for one operator in 32.
+constexpr std::size_t kNumCases = 6;
 
 bool has_tensors(const c10::FunctionSchema& schema) {
   const auto is_tensors = [](const c10::Argument& argument) {
@@ -165,6 +170,18 @@ Tensors Case::operator()(const Tensors& inputs) const {
   return results;
 }
 
+std::vector<std::size_t> Found::fixed_inputs() const {
+  std::vector<std::size_t> fixed;
+  for (std::size_t i = 0; i < cases.front().inputs().size(); ++i) {
+    const at::Tensor& first = cases.front().inputs()[i];
+    const bool is_fixed = std::all_of(cases.begin(), cases.end(), [&](const Case& other) {
+      return same_bits(other.inputs().at(i), first);
+    });
+    if (is_fixed && first.numel() > 0) fixed.push_back(i);
+  }
+  return fixed;
+}
+
 Found find_inputs(const c10::OperatorHandle& op) {
   const auto& left_out = inputs_of("*left_out");
   const std::string base = base_of(op.operator_name());
@@ -182,16 +199,14 @@ Found find_inputs(const c10::OperatorHandle& op) {
   for (const auto& shape : shapes) {
     for (const char kind : {'f', 'i', 'c', 'b'}) {
       try {
-        Case one(op, make_all(op, {shape, kind}, 1));
-        if (!computes_something(one)) continue;
-        found.first = std::move(one);
-        Case other(op, make_all(op, {shape, kind}, 2));
-        if (computes_something(other)) found.second = std::move(other);
-        return found;
+        for (std::size_t variant = 0; variant < kNumCases; ++variant) {
+          Case one(op, make_all(op, {shape, kind, variant}));
+          if (computes_something(one)) found.cases.push_back(std::move(one));
+        }
       } catch (const std::exception& error) {
-        if (found.first) return found;
         if (found.reason.empty()) found.reason = first_line(error);
       }
+      if (!found.cases.empty()) return found;
     }
   }
   if (found.reason.empty()) found.reason = "computes no elements";

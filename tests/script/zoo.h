@@ -5,7 +5,6 @@
 #include <ATen/core/stack.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,10 +34,14 @@ class Case {
   std::vector<bool> is_written_;
 };
 
-/// Two cases of one operator: the same arguments but for the values of tensors.
+/// Cases of one operator: the same arguments but for the values of tensors.
 struct Found {
-  std::optional<Case> first = {}, second = {};
+  std::vector<Case> cases = {};
   std::string reason = {};  ///< why there is none
+
+  /// Numbers of the inputs that have the same elements in all cases. What a recording took from such an input
+  /// for a constant is not found.
+  std::vector<std::size_t> fixed_inputs() const;
 };
 
 /// Names of all operators in namespace aten, sorted.

@@ -1,6 +1,5 @@
 #include "zoo_values.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
@@ -82,7 +81,7 @@ at::Tensor tensor_of(char kind, const std::vector<std::int64_t>& numbers, std::i
     case 'h':
       return at::tensor(numbers, at::kLong);
     case 'j':
-      return at::arange(1, numbers.at(0) + 1, at::kInt);
+      return at::tensor(numbers, at::kInt);
     case 'p':
       return at::rand({numbers.at(0), numbers.at(0)}).add(at::eye(numbers.at(0)), numbers.at(0));
     default:
@@ -90,15 +89,19 @@ at::Tensor tensor_of(char kind, const std::vector<std::int64_t>& numbers, std::i
   }
 }
 
-at::Tensor tensor_of(const std::string& text) {
+at::Tensor tensor_of(const std::string& given, std::size_t variant) {
+  const auto alternatives = split(given, '|');
+  const std::string& text = alternatives[variant % alternatives.size()];
   const std::size_t end = text.find(']') + 1;
   const std::int64_t below = end < text.size() ? std::stoll(text.substr(end + 1)) : 3;
   return tensor_of(text[0], numbers_of(text.substr(1, end - 1)), below);
 }
 
-c10::List<at::Tensor> tensors_of(const std::string& text) {
+c10::List<at::Tensor> tensors_of(const std::string& text, std::size_t variant) {
   c10::List<at::Tensor> list;
-  for (const std::string& part : split(text.substr(1, text.size() - 2), ';')) list.push_back(tensor_of(part));
+  for (const std::string& part : split(text.substr(1, text.size() - 2), ';')) {
+    list.push_back(tensor_of(part, variant));
+  }
   return list;
 }
 
@@ -118,12 +121,12 @@ c10::IValue list_of_numbers(const std::string& argument, const std::string& base
 }
 
 // A value that the table gives, or the table of names.
-c10::IValue value_of(const c10::Type& type, const std::string& text) {
+c10::IValue value_of(const c10::Type& type, const std::string& text, std::size_t variant = 0) {
   switch (type.kind()) {
     case c10::TypeKind::TensorType:
-      return tensor_of(text);
+      return tensor_of(text, variant);
     case c10::TypeKind::OptionalType:
-      return value_of(*type.castRaw<c10::OptionalType>()->getElementType(), text);
+      return value_of(*type.castRaw<c10::OptionalType>()->getElementType(), text, variant);
     case c10::TypeKind::IntType:
       return static_cast<std::int64_t>(std::stoll(text));
     case c10::TypeKind::FloatType:
@@ -141,10 +144,10 @@ c10::IValue value_of(const c10::Type& type, const std::string& text) {
       throw NoValue(concat("takes ", type.str()));
   }
   const c10::Type& element = *type.castRaw<c10::ListType>()->getElementType();
-  if (element.kind() == c10::TypeKind::TensorType) return tensors_of(text);
+  if (element.kind() == c10::TypeKind::TensorType) return tensors_of(text, variant);
   if (element.kind() == c10::TypeKind::OptionalType) {
     c10::List<std::optional<at::Tensor>> list;
-    for (const at::Tensor& tensor : tensors_of(text)) list.push_back(tensor);
+    for (const at::Tensor& tensor : tensors_of(text, variant)) list.push_back(tensor);
     return list;
   }
   return numbers_of(text);
@@ -214,10 +217,15 @@ const std::map<std::string, std::string>& inputs_of(const std::string& name) {
 }
 
 const std::map<std::string, std::string>& inputs_of(const c10::OperatorName& name) {
-  const std::string base = base_of(name);
-  const bool in_place = base.back() == '_';
-  for (const std::string& key :
-       {concat(base, ".", name.overload_name), base, in_place ? base.substr(0, base.size() - 1) : base}) {
+  std::vector<std::string> bases = {base_of(name)}, overloads = {name.overload_name};
+  if (bases[0].back() == '_') bases.push_back(bases[0].substr(0, bases[0].size() - 1));
+  if (overloads[0].ends_with("_out")) overloads.push_back(overloads[0].substr(0, overloads[0].size() - 4));
+  std::vector<std::string> keys;
+  for (const std::string& base : bases) {
+    for (const std::string& overload : overloads) keys.push_back(concat(base, ".", overload));
+  }
+  keys.insert(keys.end(), bases.begin(), bases.end());
+  for (const std::string& key : keys) {
     if (const Named& found = inputs_of(key); !found.empty()) return found;
   }
   return inputs_of("");
@@ -227,7 +235,7 @@ c10::IValue value_for(const c10::Argument& argument, const c10::OperatorName& na
   const c10::Type& type = *argument.type();
   const Named& given = inputs_of(name);
   if (const auto found = given.find(argument.name()); found != given.end() && !is_out(argument)) {
-    return value_of(type, found->second);
+    return value_of(type, found->second, attempt.variant);
   }
   if (type.kind() == c10::TypeKind::TensorType) return default_tensor(argument.name(), attempt);
   const bool lists_tensors =

@@ -16,7 +16,8 @@ namespace cohort::test::zoo {
 /// What tensors look like of which the tables say nothing.
 struct Attempt {
   std::vector<std::int64_t> shape;
-  char kind;  ///< of tensor, as in zoo_inputs.txt
+  char kind;                ///< of tensor, as in zoo_inputs.txt
+  std::size_t variant = 0;  ///< which of the values that zoo_inputs.txt gives for one argument
 };
 
 /// Thrown for an argument of a type that nothing is made for.
@@ -33,8 +34,9 @@ bool is_out(const c10::Argument& argument);
 /// 2 for "max_pool2d", 0 where there is no such number; and what such an operator works on.
 std::size_t dimensions_in(const std::string& name);
 std::vector<std::int64_t> shape_for(std::size_t dimensions);
-/// What zoo_inputs.txt says of an operator, value by argument; of an overload before its name, of the name
-/// without the last _ after it. And of one of its lists: "*number", "*left_out" (reasons).
+/// What zoo_inputs.txt says of an operator, value by argument; of an overload before its name, of a name
+/// without the last _ and of an overload without _out after it. And of one of its lists: "*number",
+/// "*left_out" (reasons).
 const std::map<std::string, std::string>& inputs_of(const c10::OperatorName& name);
 const std::map<std::string, std::string>& inputs_of(const std::string& name);
 
