@@ -1,11 +1,14 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/equal.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <array>
 
 #include "cohort/ops/check.h"
 #include "cohort/ops/operator.h"
@@ -48,7 +51,13 @@ Values copied(const Values& values) {
   });
 }
 
-/// The same values with gaps between the elements.
+// Another way for the elements of a tensor to lie in memory.
+struct Form {
+  const char* name;
+  at::Tensor (*make)(const at::Tensor&);
+  bool shares_elements;  // then it is none for what is written to
+};
+
 at::Tensor with_gaps(const at::Tensor& tensor) {
   std::vector<std::int64_t> sizes = tensor.sizes().vec();
   sizes.push_back(2);
@@ -57,6 +66,32 @@ at::Tensor with_gaps(const at::Tensor& tensor) {
   at::Tensor view = wide.select(-1, 0);
   view.copy_(tensor);
   return view;
+}
+
+at::Tensor transposed(const at::Tensor& tensor) {
+  if (tensor.dim() < 2) return tensor.clone();
+  return tensor.transpose(0, -1).clone(at::MemoryFormat::Contiguous).transpose(0, -1);
+}
+
+// Its first part again and again; the rest lies behind it, and is what a loop without strides finds.
+at::Tensor expanded(const at::Tensor& tensor) {
+  return tensor.dim() == 0 || tensor.numel() == 0 ? tensor : tensor.narrow(0, 0, 1).expand(tensor.sizes());
+}
+
+constexpr std::array kForms = {Form{"tensors with gaps between their elements", &with_gaps, false},
+                               Form{"transposed tensors", &transposed, false},
+                               Form{"expanded tensors", &expanded, true}};
+
+at::Tensor dense(const at::Tensor& tensor) {
+  return tensor.detach().clone(at::MemoryFormat::Contiguous);
+}
+
+// Other shapes that an operator may take.
+at::Tensor without_dimensions(const at::Tensor& tensor) {
+  return tensor.numel() == 0 ? tensor : tensor.reshape(-1)[0];
+}
+at::Tensor without_elements(const at::Tensor& tensor) {
+  return tensor.dim() == 0 ? tensor : tensor.narrow(0, 0, 0);
 }
 
 std::string text_of(at::IntArrayRef numbers) {
@@ -81,16 +116,41 @@ class OperatorCheck {
   }
 
   void run() {
+    check();
+    const Values given = arguments_;
+    const std::string name = name_;
+    for (const auto& [shape, make] : {std::pair{" on tensors without dimensions", &without_dimensions},
+                                      std::pair{" on tensors without elements", &without_elements}}) {
+      arguments_ = mapped(given, [make = make](const at::Tensor& tensor) {
+        return make(tensor.detach()).clone().set_requires_grad(tensor.requires_grad());
+      });
+      name_ = name + shape;
+      if (takes(arguments_)) check();
+    }
+  }
+
+ private:
+  void check() const {
     {
       const at::NoGradGuard no_grad;
       const Values results = schema();
-      strides(results);
+      strides();
       meta(results);
     }
     gradients();
   }
 
- private:
+  // An operator may refuse a shape, or values.
+  bool takes(const Values& arguments) const {
+    const at::NoGradGuard no_grad;
+    try {
+      call(copied(arguments));
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+
   Values call(const Values& arguments) const {
     torch::jit::Stack stack = arguments;
     op_.callBoxed(&stack);
@@ -113,9 +173,7 @@ class OperatorCheck {
       fail(core::concat("gives ", results.size(), " outputs, the schema says ", schema.returns().size()));
     }
     for (std::size_t i = 0; i < arguments.size(); ++i) {
-      const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
-      if (alias == nullptr || !alias->isWrite())
-        unchanged(i, tensors_of(before[i]), tensors_of(arguments[i]));
+      if (!is_written(i)) unchanged(i, tensors_of(before[i]), tensors_of(arguments[i]));
     }
     for (std::size_t k = 0; k < results.size(); ++k) {
       for (const at::Tensor& output : tensors_of(results[k])) {
@@ -167,41 +225,62 @@ class OperatorCheck {
     }
   }
 
-  void strides(const Values& expected) const {
-    const bool any = std::any_of(arguments_.begin(), arguments_.end(),
-                                 [](const c10::IValue& value) { return !tensors_of(value).empty(); });
-    if (!any) return;
-    const Values results =
-        call(mapped(arguments_, [](const at::Tensor& t) { return with_gaps(t.detach()); }));
-    for (std::size_t k = 0; k < results.size(); ++k) {
-      const Tensors got = tensors_of(results[k]), wanted = tensors_of(expected[k]);
-      if (got.size() != wanted.size())
-        fail(core::concat("output ", k, " is a list of another length on other strides"));
-      for (std::size_t t = 0; t < got.size(); ++t) {
-        if (!got[t].defined()) continue;
-        same_values(k, got[t], wanted[t]);
+  bool is_written(std::size_t i) const {
+    const c10::AliasInfo* const alias = op_.schema().arguments()[i].alias_info();
+    return alias != nullptr && alias->isWrite();
+  }
+
+  Values laid_out(const Form& form) const {
+    Values values = copied(arguments_);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (form.shares_elements && is_written(i)) continue;
+      values[i] = mapped({values[i]}, [&](const at::Tensor& t) { return form.make(t.detach()); }).front();
+    }
+    return values;
+  }
+
+  void strides() const {
+    for (const Form& form : kForms) {
+      const Values arguments = laid_out(form), plain = mapped(arguments, dense);
+      if (!takes(plain)) continue;
+      const Values expected = call(mapped(plain, dense));
+      Values results;
+      try {
+        results = call(arguments);
+      } catch (const std::exception& error) {
+        fail(core::concat("throws on ", form.name, ", and not on contiguous ones: ", error.what()));
+      }
+      for (std::size_t k = 0; k < results.size(); ++k) {
+        same_values(core::concat("output ", k), form, tensors_of(results[k]), tensors_of(expected[k]));
       }
     }
   }
 
-  void same_values(std::size_t k, const at::Tensor& got, const at::Tensor& wanted) const {
+  void same_values(const std::string& what, const Form& form, const Tensors& got,
+                   const Tensors& wanted) const {
+    if (got.size() != wanted.size()) fail(core::concat(what, " is a list of another length on ", form.name));
+    for (std::size_t t = 0; t < got.size(); ++t) {
+      if (got[t].defined() != wanted[t].defined()) {
+        fail(core::concat(what, " is undefined on ", form.name, " or on contiguous ones only"));
+      }
+      if (got[t].defined()) same_values(what, form, got[t], wanted[t]);
+    }
+  }
+
+  void same_values(const std::string& what, const Form& form, const at::Tensor& got,
+                   const at::Tensor& wanted) const {
     const char* hint = "x.contiguous() at the kernel's beginning, or strides in its loops";
     if (got.sizes() != wanted.sizes()) {
-      fail(core::concat("output ", k, " is ", text_of(got.sizes()),
-                        " on tensors with gaps between their elements, ", text_of(wanted.sizes()),
+      fail(core::concat(what, " is ", text_of(got.sizes()), " on ", form.name, ", ", text_of(wanted.sizes()),
                         " on contiguous ones"),
            hint);
     }
-    if (at::allclose(got.to(at::kDouble), wanted.to(at::kDouble), options_.tolerance(), options_.tolerance(),
-                     true)) {
-      return;
-    }
     const at::Tensor is = got.reshape(-1).to(at::kDouble), should = wanted.reshape(-1).to(at::kDouble);
+    if (at::allclose(is, should, options_.tolerance(), options_.tolerance(), true)) return;
     for (std::int64_t e = 0; e < is.numel(); ++e) {
       if (at::allclose(is[e], should[e], options_.tolerance(), options_.tolerance(), true)) continue;
-      fail(core::concat("element ", e, " of output ", k, " is ", is[e].item<double>(),
-                        " on tensors with gaps between their elements, ", should[e].item<double>(),
-                        " on contiguous ones"),
+      fail(core::concat("element ", e, " of ", what, " is ", is[e].item<double>(), " on ", form.name, ", ",
+                        should[e].item<double>(), " on contiguous ones"),
            hint);
     }
   }
@@ -272,20 +351,68 @@ class OperatorCheck {
            "ops::define(), which registers one");
     }
     const auto function = [&](const Tensors& values) {
-      Values arguments = arguments_;
-      std::vector<Tensors> grouped(arguments.size());
-      for (std::size_t i = 0; i < values.size(); ++i) grouped[places[i]].push_back(values[i]);
-      for (std::size_t i = 0; i < arguments.size(); ++i) {
-        if (arguments[i].isTensor()) arguments[i] = grouped[i].front();
-        if (arguments[i].isTensorList()) arguments[i] = grouped[i];
-      }
       Tensors result;
-      for (const c10::IValue& output : call(arguments)) {
+      for (const c10::IValue& output : call(with_tensors(values, places))) {
         for (const at::Tensor& tensor : tensors_of(output)) result.push_back(tensor);
       }
       return result;
     };
-    gradcheck(function, inputs, options_.gradcheck());
+    try {
+      gradcheck(function, inputs, options_.gradcheck());
+    } catch (const CheckError& error) {
+      fail(error.what());
+    }
+    for (const Form& form : kForms) gradients_on(form, function, inputs, places);
+  }
+
+  // Gradients that flow in as one number for all elements, as those of sum() do, and inputs that lie
+  // otherwise lead to the gradients of dense ones.
+  void gradients_on(const Form& form, const TensorFunction& function, const Tensors& inputs,
+                    const std::vector<std::size_t>& places) const {
+    Tensors values, plain;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const bool is_given = inputs[i].defined();
+      const bool is_kept = !is_given || (form.shares_elements && is_written(places[i]));
+      const at::Tensor value = is_kept ? inputs[i] : form.make(inputs[i].detach());
+      plain.push_back(is_given ? dense(value).set_requires_grad(inputs[i].requires_grad()) : value);
+      values.push_back(is_given ? value.detach().set_requires_grad(inputs[i].requires_grad()) : value);
+    }
+    if (!takes(with_tensors(plain, places))) return;
+    const auto got = gradients_of(function, values, [](const at::Tensor& t) { return t; }),
+               wanted = gradients_of(function, plain, &dense);
+    for (std::size_t i = 0, next = 0; i < inputs.size(); ++i) {
+      if (!inputs[i].defined() || !inputs[i].requires_grad()) continue;
+      same_values(core::concat("the gradient of ", argument(places[i])), form, Tensors{got[next]},
+                  Tensors{wanted[next]});
+      ++next;
+    }
+  }
+
+  static Tensors gradients_of(const TensorFunction& function, const Tensors& inputs,
+                              at::Tensor (*form)(const at::Tensor&)) {
+    Tensors leaves, ends, tangents;
+    for (const at::Tensor& input : inputs) {
+      if (input.defined() && input.requires_grad()) leaves.push_back(input);
+    }
+    for (const at::Tensor& output : function(inputs)) {
+      if (!output.defined() || !output.requires_grad()) continue;
+      ends.push_back(output);
+      const at::Tensor numbers = at::arange(1, output.numel() + 1, output.options()).view(output.sizes());
+      tangents.push_back(form(expanded(numbers)));
+    }
+    return torch::autograd::grad(ends, leaves, tangents, std::nullopt, false, /*allow_unused=*/true);
+  }
+
+  // The arguments with these tensors, which belong to the arguments `places`.
+  Values with_tensors(const Tensors& tensors, const std::vector<std::size_t>& places) const {
+    Values arguments = arguments_;
+    std::vector<Tensors> grouped(arguments.size());
+    for (std::size_t i = 0; i < tensors.size(); ++i) grouped[places[i]].push_back(tensors[i]);
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      if (arguments[i].isTensor()) arguments[i] = grouped[i].front();
+      if (arguments[i].isTensorList()) arguments[i] = grouped[i];
+    }
+    return arguments;
   }
 
   c10::OperatorHandle op_;

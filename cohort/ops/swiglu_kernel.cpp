@@ -15,12 +15,21 @@ struct Sigmoid {
   T value, scale;
 };
 
-/// e^x for -87 <= x <= 0 to about 2 units in the last place, in operations that a compiler can do on a
-/// vector: x = n ln 2 + r, a polynomial for e^r, and n added to the exponent.
-inline __attribute__((always_inline)) float exp_of(float x) {
+/// 2^n for -127 < n < 128, and 0 for -127.
+inline __attribute__((always_inline)) float power_of_two(std::int32_t n) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(n + 127) << 23);
+}
+
+/// From e^-x = e^r 2^n, with a polynomial for e^r to about 2 units in the last place: 1 / (1 + e^r 2^n), in
+/// operations that a compiler can do on a vector. Of an n that has no room, the rest goes to the scale.
+inline __attribute__((always_inline)) Sigmoid<float> sigmoid_of(float x) {
+  constexpr std::int32_t kMost = 125;  // 1 / e^r 2^kMost has room
+  float y = -x;
+  y = y > -87.0F ? y : -87.0F;           // and what is not a number: only the factor x hands it on
+  y = y < 174.7F ? y : 174.7F;           // n = kMost + 127
   constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: what is added to it loses its fraction
-  const float n = (x * 1.44269504088896341F + kRound) - kRound;
-  const float r = (x - n * 0.693359375F) + n * 2.12194440e-4F;  // ln 2 in two parts, the first exact
+  const float n = (y * 1.44269504088896341F + kRound) - kRound;
+  const float r = (y - n * 0.693359375F) + n * 2.12194440e-4F;  // ln 2 in two parts, the first exact
   float p = 1.0F / 5040.0F;
   p = p * r + 1.0F / 720.0F;
   p = p * r + 1.0F / 120.0F;
@@ -29,24 +38,19 @@ inline __attribute__((always_inline)) float exp_of(float x) {
   p = p * r + 0.5F;
   p = p * r + 1.0F;
   p = p * r + 1.0F;
-  return p * std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<std::int32_t>(n) + 127) << 23);
-}
-
-inline double exp_of(double x) {
-  return std::exp(x);
+  const auto whole = static_cast<std::int32_t>(n);
+  const std::int32_t near = whole < kMost ? whole : kMost;
+  return {1.0F / (1.0F + p * power_of_two(near)), power_of_two(near - whole)};
 }
 
 /// From root = e^(-|x| / 2) <= 1, which cannot overflow, and e = root^2: 1 / (1 + e), or e / (1 + e).
-template <typename T>
-inline __attribute__((always_inline)) Sigmoid<T> sigmoid_of(T x) {
-  constexpr T kLeast = sizeof(T) == sizeof(float) ? T(-87) : T(-700);  // its root has room
-  const T half = T(-0.5) * std::fabs(x);
-  const bool has_room = half > kLeast;
-  // What is not a number goes on with kLeast: only the factor x hands it on.
-  const T root = exp_of(has_room ? half : kLeast);
-  const T below = T(1) + root * root;
-  const bool is_negative = x < T(0);
-  return {(is_negative ? root : T(1)) / below, is_negative ? (has_room ? root : T(0)) : T(1)};
+inline Sigmoid<double> sigmoid_of(double x) {
+  const double half = -0.5 * std::fabs(x);
+  const bool has_room = half > -700;  // false for what is not a number
+  const double root = std::exp(has_room ? half : -700);
+  const double below = 1 + root * root;
+  if (!(x < 0)) return {1 / below, 1};
+  return {root / below, has_room ? root : 0};
 }
 
 template <typename T>

@@ -23,6 +23,12 @@ Tensors right_gradient(const Call& call, const Tensors& gradients) {
   return {2 * gradients[0] * call.tensor(0)};
 }
 
+at::Tensor copy_without_strides(const at::Tensor& x) {
+  at::Tensor y = at::empty(x.sizes(), x.options());
+  for (std::int64_t i = 0; i < x.numel(); ++i) y.data_ptr<double>()[i] = x.data_ptr<double>()[i];
+  return y;
+}
+
 TORCH_LIBRARY(check_test, library) {
   const auto sound = [&](const char* schema) -> Definition { return define(library, schema); };
   sound("right(Tensor x) -> Tensor").cpu(&contiguous_square).meta(&empty_meta).backward(&right_gradient);
@@ -62,11 +68,43 @@ TORCH_LIBRARY(check_test, library) {
   sound("meta_strides(Tensor x) -> Tensor").cpu(&contiguous_square).meta(+[](const at::Tensor& x) {
     return at::empty({x.size(1), x.size(0)}, x.options()).t();
   });
-  sound("ignores_strides(Tensor x) -> Tensor").meta(&empty_meta).cpu(+[](const at::Tensor& x) {
-    at::Tensor y = at::empty(x.sizes(), x.options());
-    for (std::int64_t i = 0; i < x.numel(); ++i) y.data_ptr<double>()[i] = x.data_ptr<double>()[i];
-    return y;
+  sound("ignores_strides(Tensor x) -> Tensor").meta(&empty_meta).cpu(&copy_without_strides);
+  sound("ignores_order(Tensor x) -> Tensor").meta(&empty_meta).cpu(+[](const at::Tensor& x) {
+    return copy_without_strides(x.is_non_overlapping_and_dense() ? x : x.contiguous());
   });
+  sound("ignores_stride_0(Tensor x) -> Tensor").meta(&empty_meta).cpu(+[](const at::Tensor& x) {
+    return copy_without_strides(x.dim() > 0 && x.stride(0) == 0 ? x : x.contiguous());
+  });
+  sound("throws_on_strides(Tensor x) -> Tensor").meta(&empty_meta).cpu(+[](const at::Tensor& x) {
+    return x.view(-1).clone().view(x.sizes());
+  });
+  sound("ignores_strides_of_gradients(Tensor x) -> Tensor")
+      .cpu(&contiguous_square)
+      .meta(&empty_meta)
+      .backward([](const Call& call, const Tensors& gradients) {
+        return Tensors{2 * copy_without_strides(gradients[0]) * call.tensor(0)};
+      });
+  sound("ignores_strides_in_backward(Tensor x) -> Tensor")
+      .cpu(&contiguous_square)
+      .meta(&empty_meta)
+      .backward([](const Call& call, const Tensors& gradients) {
+        return Tensors{2 * gradients[0] * copy_without_strides(call.tensor(0))};
+      });
+  sound("meta_of_a_number(Tensor x) -> Tensor").cpu(&contiguous_square).meta(+[](const at::Tensor& x) {
+    return x.dim() == 0 ? at::empty({1}, x.options()) : empty_meta(x);
+  });
+  sound("flattens_nothing(Tensor x) -> Tensor").meta(&empty_meta).cpu(+[](const at::Tensor& x) {
+    return x.numel() == 0 ? at::empty({0}, x.options()) : contiguous_square(x);
+  });
+  sound("returns_a_number(Tensor x) -> Tensor").meta(&empty_meta).cpu(+[](const at::Tensor& x) {
+    return x.dim() == 0 ? x : contiguous_square(x);
+  });
+  sound("gradient_of_a_number(Tensor x) -> Tensor")
+      .cpu(&contiguous_square)
+      .meta(&empty_meta)
+      .backward([](const Call& call, const Tensors& gradients) {
+        return Tensors{(call.tensor(0).dim() == 0 ? 1 : 2) * gradients[0] * call.tensor(0)};
+      });
 }
 
 at::Tensor x() {
@@ -190,6 +228,44 @@ TEST(OpcheckTest, AWrongMetaFunctionIsRefused) {
 TEST(OpcheckTest, AKernelThatTakesMemoryForContiguousIsRefused) {
   expect_refused("ignores_strides",
                  "element 1 of output 0 is 0 on tensors with gaps between their elements, 2 on");
+  expect_refused("ignores_order", "element 1 of output 0 is 4 on transposed tensors, 2 on contiguous ones");
+  expect_refused("ignores_stride_0", "element 3 of output 0 is 4 on expanded tensors, 1 on contiguous ones");
+  expect_refused("throws_on_strides", "throws on transposed tensors, and not on contiguous ones: view size");
+}
+
+TEST(OpcheckTest, ABackwardThatTakesMemoryForContiguousIsRefused) {
+  expect_refused("ignores_strides_of_gradients", "element 3 of the gradient of argument 0 ('x') is ", true);
+  expect_refused("ignores_strides_in_backward",
+                 "element 1 of the gradient of argument 0 ('x') is 0 on tensors with gaps", true);
+}
+
+TEST(OpcheckTest, WhatIsWrongWithoutDimensionsOrElementsIsRefused) {
+  expect_refused("meta_of_a_number",
+                 "meta_of_a_number on tensors without dimensions: output 0 has sizes [], its meta function "
+                 "says [1]");
+  expect_refused("returns_a_number", "on tensors without dimensions: output 0 shares memory with argument 0");
+  expect_refused("gradient_of_a_number", "on tensors without dimensions", true);
+  expect_refused("flattens_nothing",
+                 "on tensors without elements: output 0 has sizes [0], its meta function says [0, 3]");
+}
+
+// Operators of LibTorch, of one and of several tensors, with numbers and lists among the arguments.
+TEST(OpcheckTest, OperatorsOfLibTorchPass) {
+  opcheck("aten::mul.Tensor", {x(), x()});
+  opcheck("aten::tanh", {x()});
+  opcheck("aten::softmax.int", {x(), 0});
+  opcheck("aten::cat", {std::vector<at::Tensor>{x(), x()}, 0});
+  opcheck("aten::mm", {x(), x().detach().t().contiguous().requires_grad_()});
+  opcheck("aten::gather", {x(), 1, at::arange(4).remainder(3).view({2, 2})});
+}
+
+TEST(OpcheckTest, ArgumentsStayAsTheyAreHoweverTheyLie) {
+  for (const at::Tensor& kept :
+       {x().detach(), x().detach().t(), at::ones({3}, at::kDouble), at::ones({}, at::kDouble)}) {
+    const at::Tensor before = kept.clone();
+    opcheck("check_test::doubles_", {kept});
+    EXPECT_TRUE(at::equal(kept, before));
+  }
 }
 
 TEST(OpcheckTest, ALostGradientIsRefused) {
