@@ -68,11 +68,10 @@ Message empty_message(const at::Tensor& header, c10::Device device) {
   return message;
 }
 
-// What goes as bytes: nothing lazy, and without gaps. A memory format stays, as kernels choose by it.
+// What goes as bytes: without gaps. A memory format stays, as kernels choose by it. Lazy conjugates and
+// negatives are resolved by LibTorch's dispatcher, on their way to the backend.
 at::Tensor dense(const at::Tensor& tensor) {
-  if (!tensor.defined()) return tensor;
-  const at::Tensor plain = tensor.resolve_conj().resolve_neg();
-  return plain.is_non_overlapping_and_dense() ? plain : plain.contiguous();
+  return !tensor.defined() || tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
 }
 
 // Its elements as they lie.

@@ -8,6 +8,7 @@
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/parallel/distributed.h"
 #include "cohort/parallel/placed.h"
+#include "cohort/pipeline/balance.h"
 #include "gpu_test.h"
 #include "tests/pipeline/nets.h"
 #include "tests/support/ranks.h"
@@ -104,6 +105,24 @@ TEST_F(GpuModesTest, APipelineOverAGpuAndACoreInEverySchedule) {
       expect_close(losses, {loss});
       expect_close(expected, gradients_of(mine->parameters()));
     }
+  }
+}
+
+// A model of the CPU with gradients: its stages move their parameters, and the gradients follow.
+TEST_F(GpuModesTest, TuningPutsGradientsBackBesideTheirParameters) {
+  auto net = pipeline::test::mlp();
+  for (const at::Tensor& parameter : net->parameters()) parameter.mutable_grad() = at::ones_like(parameter);
+  pipeline::PipelineOptions options;
+  options.placements = {"cuda:0", "cpu:0"};
+  pipeline::tune(
+      pipeline::test::cut(net, {3}), options, {at::randn({8, 10})}, {at::randn({8, 5})},
+      [](const Tensors& out, const Tensors& target) { return at::mse_loss(out.at(0), target.at(0)); },
+      {.split_sizes = {4}, .repeats = 1});
+  EXPECT_TRUE(net->parameters().front().is_cuda());
+  EXPECT_TRUE(net->parameters().back().is_cpu());
+  for (const at::Tensor& parameter : net->parameters()) {
+    ASSERT_EQ(parameter.grad().device(), parameter.device());
+    EXPECT_TRUE(at::equal(parameter.grad(), at::ones_like(parameter)));
   }
 }
 

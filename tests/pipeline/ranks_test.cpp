@@ -1,10 +1,11 @@
 // Stages on the ranks of a group.
 #include "tests/support/ranks.h"
 
-#include <map>
-#include <mutex>
+#include <atomic>
+#include <thread>
 
 #include "cohort/core/error.h"
+#include "cohort/pipeline/group_channel.h"
 #include "tests/pipeline/nets.h"
 #include "tests/support/throws.h"
 
@@ -70,6 +71,116 @@ TEST(RanksTest, TwoRanksHaveTheBitsOfTwoThreads) {
         }
       }
       EXPECT_EQ(found, expected.size()) << "each parameter on one rank";
+    }
+  }
+}
+
+// A tensor as an operator may return it: lazily conjugated or negated, dense in any order, with gaps,
+// expanded, empty, without dimensions.
+at::Tensor random_tensor() {
+  const auto number = [](std::int64_t below) { return torch::randint(below, {1}).item<std::int64_t>(); };
+  const at::ScalarType types[] = {at::kFloat, at::kBFloat16, at::kLong, at::kBool, at::kComplexFloat};
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t dims = number(7); dims > 0 && sizes.size() < 4; --dims) sizes.push_back(2 + number(3));
+  at::Tensor tensor = (torch::randn(sizes, at::kDouble) * 4).to(types[number(5)]);
+  if (tensor.is_complex()) {
+    tensor = torch::view_as_complex(torch::randn({2, 3, 2})).expand({2, 3});
+    if (number(3) > 0) tensor = tensor.conj();
+    if (number(2) > 0) tensor = torch::imag(tensor);  // of a conjugate: lazily negated
+  }
+  if (number(4) == 0) tensor = at::_neg_view(tensor.is_floating_point() ? tensor : torch::randn({2, 3}));
+  if (tensor.dim() > 1 && number(2) > 0) tensor = tensor.transpose(0, tensor.dim() - 1);
+  if (tensor.dim() == 4 && number(2) > 0) tensor = tensor.contiguous(at::MemoryFormat::ChannelsLast);
+  if (tensor.dim() > 0 && number(4) == 0) tensor = tensor.slice(0, 0, tensor.size(0), 2);
+  if (number(5) == 0) {
+    sizes = tensor.sizes().vec();
+    sizes.insert(sizes.begin(), 3);
+    tensor = tensor.expand(sizes);
+  }
+  if (tensor.dim() > 0 && number(6) == 0) tensor = tensor.narrow(0, 0, 0);
+  return number(8) == 0 ? at::Tensor() : tensor;
+}
+
+TEST(RanksTest, TensorsOfAnyLayoutArriveAsTheyAre) {
+  torch::manual_seed(1);
+  std::vector<Message> messages;
+  int lazy = 0, channels_last = 0;
+  for (int m = 0; m < 60; ++m) {
+    Message message{m, {}, {}};
+    for (int i = 0; i < 3; ++i) {
+      message.tensors.push_back(random_tensor());
+      message.requires_grad.push_back(i == 1);
+      const at::Tensor& last = message.tensors.back();
+      if (!last.defined()) continue;
+      lazy += last.is_neg() || last.is_conj();
+      channels_last +=
+          last.dim() == 4 && !last.is_contiguous() && last.is_contiguous(at::MemoryFormat::ChannelsLast);
+    }
+    messages.push_back(std::move(message));
+  }
+  EXPECT_GT(lazy, 5);
+  EXPECT_GT(channels_last, 5);
+  for (const char* backend : {"gloo", "shm"}) {
+    cohort::test::run_ranks(2, backend, [&](comm::Group& group) {
+      GroupChannel channel(group, 1 - group.rank(), /*tag=*/0, /*capacity=*/2, c10::kCPU);
+      const core::Deadline deadline(std::chrono::seconds(20));
+      for (const Message& sent : messages) {
+        if (group.rank() == 0) {
+          channel.send(sent, deadline);
+          continue;
+        }
+        const Message got = channel.receive(deadline);
+        SCOPED_TRACE(sent.micro_batch);
+        EXPECT_EQ(got.micro_batch, sent.micro_batch);
+        EXPECT_EQ(got.requires_grad, sent.requires_grad);
+        expect_same_bits(got.tensors, sent.tensors, "tensor");
+        for (std::size_t i = 0; i < sent.tensors.size(); ++i) {
+          if (!sent.tensors[i].defined()) continue;
+          EXPECT_EQ(got.tensors[i].scalar_type(), sent.tensors[i].scalar_type());
+          if (!sent.tensors[i].is_non_overlapping_and_dense()) continue;
+          EXPECT_EQ(got.tensors[i].strides(), sent.tensors[i].strides());
+        }
+      }
+      channel.flush();
+    });
+  }
+}
+
+// One rank is late: what the others sent it is still on its way when they give up. No later step takes it for
+// its own: the group is at its end.
+TEST(RanksTest, AStepAfterATimeoutIsRefused) {
+  const at::Tensor input = torch::randn({11, 10}), other = torch::randn({11, 10}),
+                   target = torch::randn({11, 5});
+  auto whole = mlp();
+  Pipeline threads(cut(whole, {3}), two(Schedule::kOneFOneB));
+  const at::Tensor expected = threads.step(other, target, mse);
+  for (const char* backend : {"gloo", "shm"}) {
+    for (const int late : {0, 1}) {
+      std::vector<torch::nn::Sequential> models{mlp(), mlp()};
+      cohort::test::run_ranks(2, backend, [&](comm::Group& group) {
+        auto stages = cut(models[static_cast<std::size_t>(group.rank())], {3});
+        stages[static_cast<std::size_t>(1 - group.rank())] = Stage::elsewhere();
+        PipelineOptions options = two(Schedule::kOneFOneB);
+        options.group = group;
+        options.timeout = std::chrono::milliseconds(250);
+        std::atomic<bool> is_held{group.rank() == late};
+        options.on_action = [&](const Action&) {
+          if (is_held.exchange(false)) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        };
+        Pipeline pipe(stages, options);
+        EXPECT_THROW(pipe.step(input, target, mse), Error);
+        std::string refused;
+        for (int tries = 0; tries < 20 && refused.find("cannot be used") == std::string::npos; ++tries) {
+          try {
+            EXPECT_TRUE(at::equal(pipe.step(other, target, mse), expected));
+          } catch (const Error& error) {
+            refused = error.what();
+          }
+          zero_grad(pipe.parameters());
+        }
+        EXPECT_TRUE(
+            cohort::test::message_contains(refused, "group 'world' failed before and cannot be used"));
+      });
     }
   }
 }

@@ -382,6 +382,43 @@ TEST(StagesTest, DropoutIsTheSameForAnyCutAndSchedule) {
   }
 }
 
+// Within a scope of the caller, whatever state the process's generator has, and outside of one.
+TEST(StagesTest, TheLossDrawsNumbersOfItsMicroBatch) {
+  auto model = dropout_net();
+  const at::Tensor input = torch::randn({8, 8}), target = torch::randn({8, 4});
+  struct Result {
+    at::Tensor loss;
+    Tensors gradients;
+    std::vector<float> drawn;  // by the loss, of each micro-batch
+  };
+  const auto run = [&](Schedule schedule, std::uint64_t seed, bool in_scope) {
+    Pipeline pipe(cut(model, {3}), two(schedule));
+    const auto drawn = std::make_shared<std::vector<float>>();
+    torch::manual_seed(seed);
+    std::optional<core::RandomScope> scope;
+    if (in_scope) scope.emplace(core::RandomKey{.seed = 7});
+    const at::Tensor loss =
+        pipe.step(input, target, [drawn](const at::Tensor& output, const at::Tensor& wanted) {
+          drawn->push_back(torch::rand({1}).item<float>());
+          return mse(at::dropout(output, 0.5, true), wanted);
+        });
+    return Result{loss, take_gradients(model->parameters()), *drawn};
+  };
+  for (const bool in_scope : {true, false}) {
+    const Result first = run(Schedule::kOneFOneB, 1, in_scope);
+    ASSERT_EQ(first.drawn.size(), 3U);
+    EXPECT_NE(first.drawn[0], first.drawn[1]);
+    EXPECT_NE(first.drawn[1], first.drawn[2]);
+    for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+      const Result other = run(schedule, in_scope ? 2 : 1, in_scope);
+      EXPECT_TRUE(at::equal(other.loss, first.loss)) << to_string(schedule) << in_scope;
+      EXPECT_EQ(other.drawn, first.drawn);
+      expect_same_bits(other.gradients, first.gradients);
+    }
+    EXPECT_EQ(at::equal(run(Schedule::kOneFOneB, 2, in_scope).loss, first.loss), in_scope);
+  }
+}
+
 TEST(StagesTest, FreedWithTheirPipeline) {
   std::weak_ptr<int> watched;
   {
