@@ -6,8 +6,11 @@
 #include "cohort/models/lenet.h"
 #include "cohort/models/resnet.h"
 #include "cohort/models/vgg.h"
+#include "cohort/optim/autocast.h"
+#include "cohort/script/file.h"
 #include "gpu_test.h"
 #include "tests/script/trainings.h"
+#include "tests/support/temp_dir.h"
 
 namespace cohort::script {
 namespace {
@@ -90,6 +93,45 @@ TEST_F(GpuScriptTest, KernelsThatCallOperatorsOfAutocastRunInTheTypeOfEagerMode)
     EXPECT_TRUE(same_bits(fast(x), at::cdist(x, x * 2).add(1))) << call;
   }
   at::autocast::set_autocast_enabled(at::kCUDA, false);
+}
+
+// Each of a device of its own, and a kernel that calls operators of autocast within: what was recorded
+// decides, and never what autocast the caller has for either device.
+TEST_F(GpuScriptTest, AFileBringsItsOwnAutocastForEachDeviceAndIgnoresTheCallers) {
+  using optim::Autocast;
+  const at::Tensor weights = at::rand({32, 32});
+  const auto fn = [=](const at::Tensor& x) {
+    return x.matmul(weights.to(x.device())).relu() + at::cdist(x, x * 2).sum();
+  };
+  const cohort::test::TempDir dir;
+  const at::NoGradGuard no_grad;
+  for (const at::Device own : {gpu, at::Device(at::kCPU)}) {
+    const at::Tensor x = at::rand({64, 32}, at::TensorOptions(own));
+    for (const bool is_narrow : {false, true}) {
+      auto fast = script([&](const at::Tensor& input) {
+        const Autocast autocast(own.type(), at::kBFloat16, is_narrow);
+        return fn(input);
+      });
+      for (int call = 0; call < 2; ++call) fast(x);
+      fast.save(dir / "a.program");
+      const LoadedProgram program = load(dir / "a.program");
+      const Tensors expected = {fast(x)};
+      for (const bool on_gpu : {false, true}) {
+        for (const bool on_cpu : {false, true}) {
+          const Autocast there(at::kCUDA, at::kHalf, on_gpu), here(at::kCPU, at::kBFloat16, on_cpu);
+          for (int call = 0; call < 6; ++call) {  // in the arena too
+            EXPECT_TRUE(same_bits(program(x), expected)) << own << is_narrow << on_gpu << on_cpu << call;
+          }
+          EXPECT_EQ(at::autocast::is_autocast_enabled(at::kCUDA), on_gpu);
+          EXPECT_EQ(at::autocast::is_autocast_enabled(at::kCPU), on_cpu);
+          if (on_gpu) {
+            const at::Tensor y = at::rand({4, 4}, gpu);
+            EXPECT_EQ(y.mm(y).scalar_type(), at::kHalf);  // the caller's goes on
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST_F(GpuScriptTest, AnIfOnATensorStaysEagerThereToo) {
