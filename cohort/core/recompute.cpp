@@ -152,24 +152,51 @@ class AutocastScope {
   bool used_;
 };
 
-// What the second run changes and must not.
+// Note [Buffers of second runs]
+// What the second run changes and must not. Several may run at once, on one module: a value that one of them
+// finds may be half another's. So buffers keep the value that they had when none ran, and get it back when
+// none runs any more.
 class ScopedBuffers {
  public:
   explicit ScopedBuffers(const Tensors& buffers) {
+    const std::lock_guard lock(mutex());
     for (const at::Tensor& buffer : buffers) {
-      if (buffer.defined()) saved_.emplace_back(buffer, buffer.detach().clone());
+      if (!buffer.defined()) continue;
+      buffers_.push_back(buffer);
+      Saved& saved = all()[buffer.unsafeGetTensorImpl()];
+      if (saved.num_runs++ == 0) saved.value = buffer.detach().clone();
     }
   }
   ~ScopedBuffers() {
     const at::NoGradGuard no_grad;
-    // variable_data() has a version of its own: a batch norm elsewhere has saved these tensors for backward.
-    for (auto& [buffer, value] : saved_) buffer.variable_data().copy_(value);
+    const std::lock_guard lock(mutex());
+    for (const at::Tensor& buffer : buffers_) {
+      const auto found = all().find(buffer.unsafeGetTensorImpl());
+      if (--found->second.num_runs > 0) continue;
+      // variable_data() has a version of its own: a batch norm elsewhere has saved these tensors for
+      // backward.
+      buffer.variable_data().copy_(found->second.value);
+      all().erase(found);
+    }
   }
   ScopedBuffers(const ScopedBuffers&) = delete;
   ScopedBuffers& operator=(const ScopedBuffers&) = delete;
 
  private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> saved_;
+  struct Saved {
+    at::Tensor value;
+    int num_runs = 0;
+  };
+  static std::mutex& mutex() {
+    static std::mutex& instance = *new std::mutex;
+    return instance;
+  }
+  static std::unordered_map<const at::TensorImpl*, Saved>& all() {  // under mutex()
+    static auto& instance = *new std::unordered_map<const at::TensorImpl*, Saved>;
+    return instance;
+  }
+
+  Tensors buffers_;
 };
 
 std::uint32_t version_of(const at::Tensor& tensor) {

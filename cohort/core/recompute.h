@@ -90,8 +90,8 @@ struct Call {
 /// parameters, and whatever needs no gradient; a tensor with a graph of its own must be an input.
 /// The second run has the autocast state of the first. With gradients off it is a plain call.
 /// Ownership: keeps fn and the inputs as long as the result's graph; what fn refers to must live until
-/// backward. Threads: fn runs again on the thread that runs backward, beside others where these change no
-/// buffers that it changes. Calls may be nested.
+/// backward. Threads: fn runs again on the thread that runs backward, beside other second runs, and beside
+/// other calls where these change no buffers that it changes. Calls may be nested.
 /// Throws: UsageError where fn changes an input in place or reaches a graph that is not an input's; in
 /// backward where it is one with create_graph, where a parameter was changed since, or where the second run's
 /// results differ in number, shape or type, or it uses other parameters.

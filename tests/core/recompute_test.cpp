@@ -12,6 +12,7 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <future>
 #include <optional>
 
@@ -294,6 +295,45 @@ TEST(CheckpointTest, RunningStatisticsMoveOnce) {
   expect_equal(plain->buffers(), module->buffers());
   expect_equal(plain->buffers(), named->buffers());
   expect_equal(gradients_of(plain), gradients_of(module));
+}
+
+// Second runs of one module on several threads, which begin and end in every order that there is.
+TEST(CheckpointTest, SecondRunsOnSeveralThreadsLeaveTheBuffers) {
+  using std::chrono::seconds;
+  constexpr int kThreads = 3;
+  at::manual_seed(2);
+  nn::BatchNorm1d norm(6);
+  const at::Tensor tracked = norm->num_batches_tracked;
+  std::vector<int> ends{0, 1, 2};
+  do {
+    std::vector<at::Tensor> values;
+    std::vector<std::promise<void>> is_within(kThreads), may_end(kThreads);
+    for (int i = 0; i < kThreads; ++i) {
+      const auto runs = std::make_shared<int>(0);
+      const auto fn = [&, i, runs](const at::Tensor& x) {
+        const at::Tensor y = norm->forward(x * (i + 1));
+        if (++*runs == 1) return y;
+        is_within[static_cast<std::size_t>(i)].set_value();
+        may_end[static_cast<std::size_t>(i)].get_future().wait_for(seconds(60));
+        return norm->forward(y) * 0 + y;
+      };
+      values.push_back(checkpoint(CheckpointOptions{.buffers = norm->buffers()}, fn, input_of()));
+    }
+    std::vector<at::Tensor> before;
+    for (const at::Tensor& buffer : norm->buffers()) before.push_back(buffer.clone());
+    std::vector<std::future<void>> threads;
+    for (std::size_t i = 0; i < values.size(); ++i) {  // each begins on what those before it have written
+      threads.push_back(std::async(std::launch::async, [&, i] { values[i].sum().backward(); }));
+      ASSERT_EQ(is_within[i].get_future().wait_for(seconds(60)), std::future_status::ready);
+    }
+    EXPECT_FALSE(at::equal(norm->running_mean, before[0]));
+    for (const int i : ends) {
+      may_end[static_cast<std::size_t>(i)].set_value();
+      threads[static_cast<std::size_t>(i)].get();
+    }
+    expect_equal(norm->buffers(), before);
+  } while (std::next_permutation(ends.begin(), ends.end()));
+  EXPECT_EQ(tracked.item<std::int64_t>(), 6 * kThreads) << "once for each call";
 }
 
 TEST(CheckpointTest, GradientsOffIsAPlainCall) {
