@@ -5,10 +5,15 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <mutex>
 #include <unordered_set>
 
 #include "cohort/core/carried.h"
@@ -185,6 +190,7 @@ class ReplayedBackward : public Node {
   std::vector<Kept> kept;
   Rerun rerun;
   std::vector<std::size_t> places;  // of gradients, among inputs and captured tensors
+  bool is_whole = false;            // no other node runs the segments after the first
 
   Tensors apply(Tensors&& gradients) override;
   std::string name() const override { return "cohort::script::ReplayedBackward"; }
@@ -199,6 +205,7 @@ class ReplayedBackward : public Node {
   void check() const;
   at::Tensor tangent(at::Tensor gradient, int slot) const;
   bool takes(const Tensors& gradients) const;
+  Tensors begin(std::unique_ptr<BackwardRun> run);
 
   bool is_last_ = false;
   bool is_released_ = false;
@@ -258,10 +265,7 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
   if (!takes(gradients)) {
     const Tensors all = rerun(gradients);
     for (const std::size_t place : places) run->found.push_back(all.at(place));
-    if (is_last_) release_variables();
-    Tensors found = run_segment(*run, 0);
-    if (recorded.segments.size() > 1) found.push_back(core::carry(std::move(run), device_of(recorded)));
-    return found;
+    return begin(std::move(run));
   }
   run->frame = program->borrow();
   Frame& frame = *run->frame;
@@ -272,7 +276,22 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
     if (each.slot == kUndefined) continue;
     frame.values[at_slot(each.slot)] = is_last_ ? std::move(each.tensor) : each.tensor;
   }
+  return begin(std::move(run));
+}
+
+// Returns the gradients of the first segment, and the run for the node behind; or all gradients, in order.
+Tensors ReplayedBackward::begin(std::unique_ptr<BackwardRun> run) {
   if (is_last_) release_variables();
+  const Recorded& recorded = run->program->recorded();
+  if (is_whole) {
+    Tensors all(places.size());
+    for (std::size_t number = 0; number < recorded.segments.size(); ++number) {
+      Tensors found = run_segment(*run, number);
+      const auto& gradients = recorded.segments[number].gradients;
+      for (std::size_t i = 0; i < gradients.size(); ++i) all[gradients[i]] = std::move(found[i]);
+    }
+    return all;
+  }
   Tensors found = run_segment(*run, 0);
   if (recorded.segments.size() > 1) found.push_back(core::carry(std::move(run), device_of(recorded)));
   return found;
@@ -307,6 +326,125 @@ void chain(Node& first, const torch::autograd::edge_list& edges, const std::vect
     node->add_input_metadata(core::carry(std::unique_ptr<BackwardRun>(), device));
     node->set_next_edges(std::move(own));
     next = Edge(std::move(node), 0);
+  }
+}
+
+// Note [Leaves of some results]
+// A leaf that only one of two results leads to is no part of a backward that begins at the other: its hooks
+// do not run, and who looks for unused parameters does not find it. With one node for all results it would
+// be. Where results lead to different leaves, each result has a node, and each set of results that lead to
+// the same leaves has one that hands their gradients on. The first of those runs the whole backward, with all
+// gradients that have come. On one device these are all, as autograd takes the node that was made last first;
+// if another comes after it, the backward runs again for those whom it concerns.
+class Joint {
+ public:
+  explicit Joint(std::size_t num_results) : num_results_(num_results) {}
+
+  std::function<Tensors(Tensors)> backward;  // all gradients, in order
+  std::function<void()> release;
+
+  void take(std::size_t result, const at::Tensor& tangent, const std::shared_ptr<Joint>& self) {
+    const std::lock_guard lock(mutex_);
+    const int task = torch::autograd::get_current_graph_task_id();
+    const auto [run, is_new] = runs_.try_emplace(task, Run{Tensors(num_results_), {}, {}});
+    run->second.tangents[result] = tangent;
+    if (!is_new) return;
+    const bool is_kept = torch::autograd::get_current_graph_task_keep_graph();
+    torch::autograd::Engine::get_default_engine().queue_callback([self, task, is_kept] {
+      {
+        const std::lock_guard ends(self->mutex_);
+        self->runs_.erase(task);
+      }
+      if (!is_kept) self->release();
+    });
+  }
+  Tensors gradients(const std::vector<std::size_t>& of, const std::vector<bool>& reached_from) {
+    const std::lock_guard lock(mutex_);
+    Run& run = runs_.at(torch::autograd::get_current_graph_task_id());
+    bool is_found = !run.found.empty();
+    for (std::size_t i = 0; is_found && i < num_results_; ++i) {
+      is_found = !reached_from[i] || run.is_used[i] == run.tangents[i].defined();
+    }
+    if (!is_found) {
+      run.is_used = defined(run.tangents);
+      run.found = backward(run.tangents);
+    }
+    Tensors found;
+    for (const std::size_t gradient : of) found.push_back(std::move(run.found[gradient]));
+    return found;
+  }
+
+ private:
+  struct Run {
+    Tensors tangents;
+    std::vector<bool> is_used;
+    Tensors found;
+  };
+  const std::size_t num_results_;
+  std::mutex mutex_;
+  std::map<int, Run> runs_;  // by the number of autograd's task
+};
+
+class ResultNode : public Node {
+ public:
+  std::shared_ptr<Joint> joint;
+  std::size_t result = 0;
+
+  Tensors apply(Tensors&& gradients) override {
+    joint->take(result, gradients.front(), joint);
+    return {num_outputs(), gradients.front()};
+  }
+  std::string name() const override { return "cohort::script::ResultNode"; }
+};
+
+class GradientsNode : public Node {
+ public:
+  std::shared_ptr<Joint> joint;
+  std::vector<std::size_t> gradients;
+  std::vector<bool> reached_from;
+
+  Tensors apply(Tensors&& /*tangents*/) override { return joint->gradients(gradients, reached_from); }
+  std::string name() const override { return "cohort::script::GradientsNode"; }
+};
+
+bool lead_to_the_same(const std::vector<std::vector<bool>>& reached_from) {
+  return std::ranges::all_of(
+      reached_from, [](const std::vector<bool>& from) { return std::ranges::all_of(from, std::identity()); });
+}
+
+// Makes `results` those of nodes around `backward`, which is in no graph. Note [Leaves of some results]
+void join(const auto& backward, const torch::autograd::edge_list& edges,
+          const std::vector<std::vector<bool>>& reached_from, Tensors& results,
+          const std::vector<bool>& needs_gradient) {
+  Tensors ends;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (needs_gradient[i]) ends.push_back(results[i]);
+  }
+  const auto joint = std::make_shared<Joint>(ends.size());
+  joint->backward = [backward](Tensors tangents) { return (*backward)(std::move(tangents)); };
+  joint->release = [backward] { backward->release_variables(); };
+  std::map<std::vector<bool>, std::vector<std::size_t>> sets;
+  for (std::size_t i = 0; i < edges.size(); ++i) sets[reached_from[i]].push_back(i);
+  std::vector<torch::autograd::edge_list> next(ends.size());
+  for (const auto& [from, gradients] : sets) {
+    auto node = COHORT_MAKE_NODE(GradientsNode);
+    torch::autograd::edge_list own;
+    for (const std::size_t gradient : gradients) own.push_back(edges[gradient]);
+    node->set_next_edges(std::move(own));
+    node->joint = joint;
+    node->gradients = gradients;
+    node->reached_from = from;
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+      if (from[i]) next[i].emplace_back(node, node->add_input_metadata(ends[i]));
+    }
+  }
+  for (std::size_t i = 0, number = 0; i < results.size(); ++i) {
+    if (!needs_gradient[i]) continue;
+    auto node = COHORT_MAKE_NODE(ResultNode);
+    node->set_next_edges(std::move(next[number]));
+    node->joint = joint;
+    node->result = number++;
+    torch::autograd::set_history(results[i], node);
   }
 }
 
@@ -379,7 +517,7 @@ torch::autograd::edge_list edges_to(std::span<const at::Tensor> inputs, const Te
 
 void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& results) {
   auto node = COHORT_MAKE_NODE(RecordedBackward);
-  node->set_next_edges(edges_to(inputs, forward.graph->captured(), node->places));
+  auto edges = edges_to(inputs, forward.graph->captured(), node->places);
   node->reached_from = forward.recorded->reached_from;
   const auto needs_gradient = forward.recorded->needs_gradient;
   for (std::size_t i = 0; i < results.size(); ++i) {
@@ -388,6 +526,10 @@ void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& r
     node->sizes.push_back(results[i].sizes().vec());
   }
   node->forward = std::move(forward);
+  if (!lead_to_the_same(node->reached_from)) {
+    return join(node, edges, node->reached_from, results, needs_gradient);
+  }
+  node->set_next_edges(std::move(edges));
   set_histories(results, needs_gradient, node);
 }
 
@@ -398,7 +540,6 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
   std::vector<std::size_t> places;
   const auto edges = edges_to(inputs, recorded.leaves, places);
   auto node = COHORT_MAKE_NODE(ReplayedBackward);
-  chain(*node, edges, recorded.segments, device_of(recorded));
   for (const int slot : program->saved()) {
     const at::Tensor& tensor = frame.values[at_slot(slot)];
     node->kept.push_back({tensor, tensor.is_inference() ? 0 : tensor._version(), slot});
@@ -428,6 +569,9 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
   node->program = program;
   node->rerun = std::move(rerun);
   node->places = std::move(places);
+  node->is_whole = !lead_to_the_same(recorded.reached_from);
+  if (node->is_whole) return join(node, edges, recorded.reached_from, results, recorded.needs_gradient);
+  chain(*node, edges, recorded.segments, device_of(recorded));
   set_histories(results, recorded.needs_gradient, node);
 }
 

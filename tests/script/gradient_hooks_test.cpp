@@ -1,11 +1,14 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cohort/optim/sgd.h"
@@ -154,6 +157,108 @@ TEST(GradientHooksTest, OfAStepRunAfterTheirGradientWasAccumulated) {
     return seen;
   };
   EXPECT_TRUE(same_bits(run(false), run(true)));
+}
+
+// Leaves that say what hooks of theirs run, and with a gradient or without.
+struct Told {
+  explicit Told(std::vector<const char*> names) {
+    for (const char* const name : names) {
+      const at::Tensor leaf = at::full({3}, 0.5 + 0.25 * static_cast<double>(leaves.size())).requires_grad_();
+      const auto tell = [this, name](const char* what, const at::Tensor& gradient) {
+        events.push_back(std::string(what) + name + (gradient.defined() ? "" : " without a gradient"));
+      };
+      leaf.register_hook([tell](const at::Tensor& gradient) { tell("before ", gradient); });
+      accumulators.push_back(torch::autograd::impl::grad_accumulator(leaf));
+      using torch::autograd::variable_list;
+      accumulators.back()->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+          [tell](const variable_list& outputs, const variable_list& inputs) {
+            tell("after ", inputs.front());
+            return outputs;
+          }));
+      leaves.push_back(leaf);
+    }
+  }
+  Told(const Told&) = delete;
+  Told& operator=(const Told&) = delete;
+
+  Tensors leaves;
+  std::vector<decltype(torch::autograd::impl::grad_accumulator(at::Tensor()))> accumulators;
+  std::vector<std::string> events;
+};
+
+// Of each backward, what hooks ran, in any order, and the gradients that are there.
+struct Seen {
+  std::vector<std::vector<std::string>> events;
+  Tensors gradients;
+};
+
+using Backward = std::function<void(int call, const Tensors& results)>;
+
+// Results that lead to different leaves: the first to a and c, the second to b, c and, through an input with
+// a graph of its own, to d, the third to c alone.
+Seen hooks_of(bool is_scripted, std::int64_t chunk, const Backward& backward) {
+  Told told({"a", "b", "c", "d"});
+  const Tensors& w = told.leaves;
+  const auto fn = [w](const at::Tensor& x, const at::Tensor& z) {
+    const at::Tensor shared = (x * w[2]).tanh();
+    return Tensors{shared * w[0], (shared * w[1]).exp() + z, shared.sum()};
+  };
+  auto fast = script(fn, ScriptOptions().gradient_chunk_bytes(chunk).min_operators(0));
+  Seen seen;
+  for (int call = 0; call < 20; ++call) {
+    const at::Tensor x = at::arange(1, 4) * (0.1 * (call + 1)), z = w[3].cos();
+    told.events.clear();
+    backward(call, is_scripted ? fast(x, z) : fn(x, z));
+    std::ranges::sort(told.events);
+    seen.events.push_back(told.events);
+    for (const at::Tensor& leaf : w) {
+      const at::Tensor gradient = leaf.grad();
+      seen.gradients.push_back(gradient.defined() ? gradient.clone() : gradient);
+      if (call % 2 == 0) leaf.mutable_grad().reset();
+    }
+  }
+  EXPECT_TRUE(!is_scripted || fast.explain().find("program:") != std::string::npos) << fast.explain();
+  return seen;
+}
+
+void expect_hooks_of_eager(const Backward& backward) {
+  const Seen expected = hooks_of(false, 0, backward);
+  for (const std::int64_t chunk : {0, 1}) {
+    const Seen found = hooks_of(true, chunk, backward);
+    EXPECT_EQ(found.events, expected.events);
+    EXPECT_TRUE(same_bits(found.gradients, expected.gradients));
+  }
+}
+
+// The loss of a call is made of some of the results: of each set of them in turn.
+at::Tensor loss_of(int call, const Tensors& results) {
+  at::Tensor loss = at::zeros({});
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (((call % 7 + 1) >> i & 1) != 0) loss = loss + results[i].square().sum();
+  }
+  return loss;
+}
+
+TEST(GradientHooksTest, RunForLeavesThatTheLossIsMadeOfAndNoOthers) {
+  expect_hooks_of_eager([](int call, const Tensors& results) { loss_of(call, results).backward(); });
+  expect_hooks_of_eager([](int /*call*/, const Tensors& results) { loss_of(0, results).backward(); });
+}
+
+TEST(GradientHooksTest, RunForLeavesOfEachLossWhereOneGraphGoesBackwardTwice) {
+  expect_hooks_of_eager([](int call, const Tensors& results) {
+    loss_of(call, results).backward({}, /*retain_graph=*/true);
+    loss_of(call + 3, results).backward({}, /*retain_graph=*/true);
+    loss_of(call, results).backward();
+  });
+}
+
+// What another thread makes of a result has numbers of its own in autograd's order, and comes late.
+TEST(GradientHooksTest, RunOnceWhereTheGradientOfAResultComesLate) {
+  expect_hooks_of_eager([](int /*call*/, const Tensors& results) {
+    at::Tensor late;
+    std::thread([&] { late = results[1].square().sum(); }).join();
+    (results[0].sum() + results[2] + late).backward();
+  });
 }
 
 }  // namespace

@@ -277,5 +277,50 @@ TEST(SegmentsTest, AScriptedModuleInDistributedDataParallelHasEagersBits) {
   EXPECT_TRUE(same_bits(train_distributed(true), train_distributed(false)));
 }
 
+struct TwoHeadsImpl : torch::nn::Module {
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x) {
+    const at::Tensor y = trunk->forward(x).tanh();
+    return {left->forward(y), right->forward(y)};
+  }
+  torch::nn::Linear trunk = register_module("trunk", torch::nn::Linear(4, 8)),
+                    left = register_module("left", torch::nn::Linear(8, 2)),
+                    right = register_module("right", torch::nn::Linear(8, 2));
+};
+TORCH_MODULE(TwoHeads);
+
+// Gradients after each step, of rank 0. The loss is made of one head.
+std::vector<at::Tensor> train_one_head(bool is_scripted) {
+  std::vector<at::Tensor> result;
+  test::run_ranks(2, "gloo", [&](comm::Group& group) {
+    TwoHeads net;
+    for (at::Tensor& parameter : net->parameters()) {
+      const at::NoGradGuard no_grad;
+      parameter.copy_(at::arange(parameter.numel()).view(parameter.sizes()).sin());
+    }
+    parallel::Reducer reducer(group, parallel::parameters_to_reduce(*net), {.find_unused_parameters = true});
+    auto fast = script(net, ScriptOptions().gradient_chunk_bytes(1));
+    for (int step = 0; step < 8; ++step) {
+      for (at::Tensor& parameter : net->parameters()) parameter.mutable_grad().reset();
+      const at::Tensor x = (at::arange(12, at::kFloat) + step + group.rank()).view({3, 4}).sin();
+      const auto heads = is_scripted ? fast(x) : net->forward(x);
+      const at::Tensor used = step % 3 == 2 ? heads.second : heads.first;
+      reducer.prepare(std::vector<at::Tensor>{used});
+      used.square().mean().backward();
+      reducer.finish();
+      if (group.rank() != 0) continue;
+      for (const at::Tensor& parameter : net->parameters()) {
+        result.push_back(parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
+      }
+    }
+  });
+  return result;
+}
+
+TEST(SegmentsTest, AReducerFindsParametersThatTheLossIsNotMadeOf) {
+  const std::vector<at::Tensor> expected = train_one_head(false);
+  EXPECT_FALSE(expected.back().defined() && expected[4].defined());
+  EXPECT_TRUE(same_bits(train_one_head(true), expected));
+}
+
 }  // namespace
 }  // namespace cohort::script
