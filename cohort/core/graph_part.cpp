@@ -92,6 +92,25 @@ struct Exit : torch::autograd::Node {
   std::string name() const override { return "cohort::core::Exit"; }
 };
 
+// In place of the AccumulateGrad of a leaf that stands for an input. A backward of the part ends there.
+// Another one, from a tensor that fn put aside, goes on to the input's own graph, or throws where the cut is
+// for good: in the leaf's grad() the gradient would be lost without a word.
+struct Entrance : torch::autograd::AccumulateGrad {
+  Entrance(const at::Tensor& leaf, const Edge& before, const char* where)
+      : AccumulateGrad(leaf), where_(where) {
+    if (before.is_valid()) add_next_edge(before);
+  }
+  Tensors apply(Tensors&& gradients) override {
+    if (!next_edges().empty()) return std::move(gradients);
+    throw UsageError(where_, "a backward from a tensor that fn put aside reaches an input of fn",
+                     "the tensor as a result of fn, or its detach()");
+  }
+  std::string name() const override { return "cohort::core::Entrance"; }
+
+ private:
+  const char* where_;
+};
+
 // Stands for the backward of a cast of a leaf that autocast keeps, and that other parts use too.
 struct Cast : torch::autograd::Node {
   void stand_for(const Node& cast, const Edge& exit) {
@@ -125,30 +144,6 @@ Edge leaf_of_kept_cast(Node& node) {
   const bool is_cast = as_leaf(edge.function.get()) != nullptr && node.name() == "ToCopyBackward0";
   return is_cast && !has_hooks(node) ? edge : Edge();
 }
-
-// The node of a part that was joined to the caller's graph again.
-struct JoinedPart : torch::autograd::Node {
-  std::shared_ptr<GraphPart> part;
-  const char* where = "";
-  std::vector<std::size_t> places;  // of each edge among what the part's backward returns
-  std::size_t num_places = 0;
-  bool is_last = false;
-
-  Tensors apply(Tensors&& gradients) override {
-    if (at::GradMode::is_enabled()) {
-      throw UsageError(where, "backward with create_graph goes through a function that was cut off",
-                       "the plain function where second derivatives are taken");
-    }
-    std::vector<bool> wanted(num_places);
-    for (std::size_t i = 0; i < places.size(); ++i) wanted[places[i]] = task_should_compute_output(i);
-    Tensors found = part->backward(gradients, !is_last, wanted), result;
-    for (const std::size_t place : places) result.push_back(std::move(found[place]));
-    return result;
-  }
-  std::string name() const override { return "cohort::core::JoinedPart"; }
-  void will_release_variables() override { is_last = true; }
-  void release_variables() override { part->release(); }
-};
 
 }  // namespace
 
@@ -186,8 +181,18 @@ Tensors entered(const Tensors& leaves) {
   return inputs;
 }
 
-GraphPart::GraphPart(const Tensors& inputs, const Words& words)
-    : words_(words), leaves_(leaves_of(inputs)), first_sequence_(at::sequence_number::peek()) {}
+GraphPart::GraphPart(const Tensors& inputs, const Words& words, Cut cut)
+    : words_(words), leaves_(leaves_of(inputs)), first_sequence_(at::sequence_number::peek()) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const at::Tensor& leaf = leaves_[i];
+    Edge& edge = inputs_.emplace_back();
+    if (!core::needs_gradient(leaf)) continue;
+    const Edge before = cut == Cut::kCanBeUndone ? edge_of(inputs[i]) : Edge();
+    const auto entrance = COHORT_MAKE_NODE(Entrance, leaf, before, words_.where);
+    torch::autograd::impl::set_grad_accumulator(leaf, COHORT_WEAK_NODE(entrance));
+    edge = Edge(entrance, 0);
+  }
+}
 
 // From results to where the part ends. A node that another thread made, or that is older than the forward, is
 // outside: it belongs to another graph, and backward would go through it, and free it, as if it were the
@@ -235,7 +240,7 @@ class GraphPart::Walk {
 
 std::string GraphPart::outside(const Tensors& results) const {
   std::vector<Edge> roots = edges_of(results);
-  Walk walk(edges_of(leaves_), first_sequence_);
+  Walk walk(inputs_, first_sequence_);
   std::string name;
   walk.run(roots, [&](const Edge& edge) {
     Node& node = *edge.function;
@@ -248,24 +253,19 @@ std::string GraphPart::outside(const Tensors& results) const {
   return name;
 }
 
-std::vector<Edge> GraphPart::make_exits(bool may_leave) {
+void GraphPart::make_exits() {
   Walk walk(inputs_, first_sequence_);
   std::map<std::pair<const Node*, std::uint32_t>, Edge> exits;
-  std::vector<Edge> left, left_exits;
   const auto exit_to = [&](const Edge& edge) {
     Edge& exit = exits[{edge.function.get(), edge.input_nr}];
     if (exit.is_valid()) return exit;
     auto node = COHORT_MAKE_NODE(Exit);
     node->lead_to(edge);
     exit = Edge(node, 0);
-    if (const auto* leaf = as_leaf(edge.function.get())) {
-      captured_.push_back(leaf->variable);
-      versions_.push_back(version_of(leaf->variable));
-      exits_.push_back(exit);
-    } else {
-      left.push_back(edge);
-      left_exits.push_back(exit);
-    }
+    const at::Tensor& leaf = as_leaf(edge.function.get())->variable;
+    captured_.push_back(leaf);
+    versions_.push_back(version_of(leaf));
+    exits_.push_back(exit);
     return exit;
   };
   // Written to only when all has been found to be right.
@@ -288,20 +288,10 @@ std::vector<Edge> GraphPart::make_exits(bool may_leave) {
       return false;
     }
     if (!walk.is_outside(node)) return true;
-    if (!may_leave) {
-      throw UsageError(
-          words_.where,
-          concat("fn uses a tensor with a graph of its own (", node.name(), ") that is not an input"),
-          words_.as_input);
-    }
-    changes.emplace_back(&edge, exit_to(edge));
-    return false;
-  });
-  Walk behind(inputs_, first_sequence_);
-  behind.run(left, [&](const Edge& edge) {
-    if (!behind.is_input(edge.function.get())) return true;
-    throw UsageError(words_.where, "an operator on an input of fn ran on another thread, with gradients",
-                     "the operator on the thread that calls fn");
+    throw UsageError(
+        words_.where,
+        concat("fn uses a tensor with a graph of its own (", node.name(), ") that is not an input"),
+        words_.as_input);
   });
   for (const auto& [edge, exit] : changes) *edge = exit;
   // A write to a view is a node within a node, which asks which gradients are wanted of its own edges.
@@ -314,11 +304,9 @@ std::vector<Edge> GraphPart::make_exits(bool may_leave) {
       }
     }
   }
-  exits_.insert(exits_.end(), left_exits.begin(), left_exits.end());
-  return left;
 }
 
-Tensors GraphPart::cut_off(const Tensors& results) {
+Tensors GraphPart::end(const Tensors& results) {
   Tensors cut;
   cut.reserve(results.size());
   for (const at::Tensor& result : results) {
@@ -327,39 +315,9 @@ Tensors GraphPart::cut_off(const Tensors& results) {
     if (needs) results_.push_back(torch::autograd::impl::gradient_edge(result));
     cut.push_back(needs ? result.detach() : result);
   }
-  inputs_ = edges_of(leaves_);
   leaves_.clear();
+  make_exits();
   return cut;
-}
-
-Tensors GraphPart::end(const Tensors& results) {
-  Tensors cut = cut_off(results);
-  make_exits(/*may_leave=*/false);
-  return cut;
-}
-
-Tensors GraphPart::join(const std::shared_ptr<GraphPart>& part, const Tensors& inputs,
-                        const Tensors& results) {
-  Tensors joined = part->cut_off(results);
-  const std::vector<Edge> left = part->make_exits(/*may_leave=*/true);
-  if (part->results_.empty()) return joined;
-  auto node = COHORT_MAKE_NODE(JoinedPart);
-  node->part = part;
-  node->where = part->words_.where;
-  const auto add = [&](const Edge& edge) {
-    if (edge.is_valid()) {
-      node->places.push_back(node->num_places);
-      node->add_next_edge(edge);
-    }
-    ++node->num_places;
-  };
-  for (const Edge& edge : edges_of(inputs)) add(edge);
-  for (const Edge& edge : edges_of(part->captured_)) add(edge);
-  for (const Edge& edge : left) add(edge);
-  for (std::size_t i = 0; i < joined.size(); ++i) {
-    if (part->needs_gradient_[i]) torch::autograd::set_history(joined[i], node);
-  }
-  return joined;
 }
 
 void GraphPart::check_captured() const {

@@ -48,9 +48,13 @@ class GraphPart {
     const char* between = "its forward and its backward";  ///< when a parameter must not be changed
   };
 
+  /// What becomes of a backward that reaches an input, and is not the part's own: from a tensor that fn put
+  /// aside, or from a result where end() was not called. It throws, or goes on to the input's own graph.
+  enum class Cut : std::uint8_t { kForGood, kCanBeUndone };
+
   /// Cuts `inputs` off from their graphs: leaves_of().
   explicit GraphPart(const Tensors& inputs) : GraphPart(inputs, Words()) {}
-  GraphPart(const Tensors& inputs, const Words& words);
+  GraphPart(const Tensors& inputs, const Words& words, Cut cut = Cut::kForGood);
 
   /// What fn gets in their place.
   const Tensors& leaves() const { return leaves_; }
@@ -58,12 +62,8 @@ class GraphPart {
   /// Throws: UsageError where fn reaches a graph that is not its inputs'.
   Tensors end(const Tensors& results);
   /// Returns the name of a node that `results` reach and that belongs to another graph than the inputs',
-  /// which end() refuses; empty where there is none. Before end() or join().
+  /// which end() refuses; empty where there is none. Before end().
   std::string outside(const Tensors& results) const;
-  /// Ends the forward of `part`, which began with `inputs`, and undoes the cut: returns `results` with a
-  /// history in the caller's graph, graphs outside() included. One node goes back through the part. Throws:
-  /// UsageError where operators on the inputs ran on another thread; in backward with create_graph.
-  static Tensors join(const std::shared_ptr<GraphPart>& part, const Tensors& inputs, const Tensors& results);
 
   /// Which results have a gradient. After end().
   const std::vector<bool>& needs_gradient() const { return needs_gradient_; }
@@ -86,17 +86,15 @@ class GraphPart {
 
  private:
   class Walk;
-  // `may_leave`: for other graphs too, whose edges are returned.
-  std::vector<torch::autograd::Edge> make_exits(bool may_leave);
-  Tensors cut_off(const Tensors& results);
+  void make_exits();
 
   Words words_;
   Tensors leaves_;
   Tensors captured_;
   std::vector<bool> needs_gradient_;
-  std::vector<torch::autograd::Edge> inputs_;   // of the leaves; invalid where none needs a gradient
+  std::vector<torch::autograd::Edge> inputs_;   // to the leaves; invalid where none needs a gradient
   std::vector<torch::autograd::Edge> results_;  // of those with a gradient
-  std::vector<torch::autograd::Edge> exits_;    // to captured_, then to other graphs: see Note [Exits]
+  std::vector<torch::autograd::Edge> exits_;    // to captured_: see Note [Exits]
   std::vector<std::uint32_t> versions_;         // of captured_
   std::uint64_t first_sequence_;
   bool released_ = false;

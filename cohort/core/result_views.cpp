@@ -22,12 +22,25 @@ bool has_elements_of(const at::Tensor& tensor, const at::Tensor& base) {
 
 namespace {
 
+// Whether the graph of a view goes back to `base`. Of a view that was taken without gradients, those that are
+// taken several at once have a node, and say nothing of where it ends.
+bool leads_to(const at::Tensor& view, const at::Tensor& base) {
+  const torch::autograd::Node* const end = edge_of(base).function.get();
+  const torch::autograd::Node* node = edge_of(view).function.get();
+  while (node != nullptr && node != end && node->num_outputs() == 1) {
+    node = node->next_edge(0).function.get();
+    if (node == nullptr) return false;
+  }
+  return true;
+}
+
 // Whether `tensor` is `base`, or a view of it that autograd knows how to make.
 bool is_made_of(const at::Tensor& tensor, const at::Tensor& base) {
   if (tensor.is_same(base)) return true;
   if (!tensor.is_view() || !tensor._base().is_same(base)) return false;
   const auto how = torch::autograd::impl::get_view_autograd_meta(tensor)->get_creation_meta();
-  return how == CreationMeta::DEFAULT || how == CreationMeta::MULTI_OUTPUT_NODE || !tensor.requires_grad();
+  if (how == CreationMeta::DEFAULT || !tensor.requires_grad()) return true;
+  return how == CreationMeta::MULTI_OUTPUT_NODE && leads_to(tensor, base);
 }
 
 // Whether two of these have a part in common.

@@ -25,7 +25,9 @@ static_assert(COHORT_TORCH_AT_LEAST(2, 11), "Cohort needs LibTorch 2.11 or newer
 
 // 2.13 counts references to nodes of the graph within them: a new node of a type derived from Node.
 #if COHORT_TORCH_AT_LEAST(2, 13)
-#define COHORT_MAKE_NODE(Type) c10::make_intrusive<Type>()
+#define COHORT_MAKE_NODE(Type, ...) c10::make_intrusive<Type>(__VA_ARGS__)
+#define COHORT_WEAK_NODE(node) c10::weak_intrusive_ptr<torch::autograd::Node>(node)
 #else
-#define COHORT_MAKE_NODE(Type) std::shared_ptr<Type>(new Type, torch::autograd::deleteNode)
+#define COHORT_MAKE_NODE(Type, ...) std::shared_ptr<Type>(new Type(__VA_ARGS__), torch::autograd::deleteNode)
+#define COHORT_WEAK_NODE(node) std::weak_ptr<torch::autograd::Node>(node)
 #endif

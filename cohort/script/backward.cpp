@@ -407,11 +407,6 @@ class GradientsNode : public Node {
   std::string name() const override { return "cohort::script::GradientsNode"; }
 };
 
-bool lead_to_the_same(const std::vector<std::vector<bool>>& reached_from) {
-  return std::ranges::all_of(
-      reached_from, [](const std::vector<bool>& from) { return std::ranges::all_of(from, std::identity()); });
-}
-
 // Makes `results` those of nodes around `backward`, which is in no graph. Note [Leaves of some results]
 void join(const auto& backward, const torch::autograd::edge_list& edges,
           const std::vector<std::vector<bool>>& reached_from, Tensors& results,
@@ -526,7 +521,7 @@ void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& r
     node->sizes.push_back(results[i].sizes().vec());
   }
   node->forward = std::move(forward);
-  if (!lead_to_the_same(node->reached_from)) {
+  if (node->forward.recorded->reach_differs) {
     return join(node, edges, node->reached_from, results, needs_gradient);
   }
   node->set_next_edges(std::move(edges));
@@ -569,7 +564,7 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
   node->program = program;
   node->rerun = std::move(rerun);
   node->places = std::move(places);
-  node->is_whole = !lead_to_the_same(recorded.reached_from);
+  node->is_whole = recorded.reach_differs;
   if (node->is_whole) return join(node, edges, recorded.reached_from, results, recorded.needs_gradient);
   chain(*node, edges, recorded.segments, device_of(recorded));
   set_histories(results, recorded.needs_gradient, node);

@@ -4,6 +4,7 @@
 #include <ATen/ops/as_strided.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "cohort/core/error.h"
 #include "cohort/core/graph_part.h"
@@ -72,6 +73,10 @@ void refuse_effects_under_autograd(Recorded& recorded) {
     is_outside[value.storage] = true;
     if (value.source == Source::kInput && recorded.tape.is_written(value.storage)) {
       recorded.tape.refuse(concat("an input ", value.layout.str(), " is changed in place with gradients on"));
+    }
+    if (value.source == Source::kCaptured && value.tensor.grad_fn() != nullptr) {
+      recorded.tape.refuse(
+          concat("a captured tensor ", value.layout.str(), " is changed in place, and has a graph then"));
     }
   }
   for (std::size_t i = 0; i < recorded.outputs.size(); ++i) {
@@ -220,7 +225,8 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
     finish();
     return results;
   }
-  auto graph = std::make_shared<core::GraphPart>(inputs, kWords);
+  using core::GraphPart;
+  auto graph = std::make_shared<GraphPart>(inputs, kWords, GraphPart::Cut::kCanBeUndone);
   const Tensors leaves = graph->leaves();
   core::StandIns stand_ins("script.function", inputs, leaves);
   Output results;
@@ -235,15 +241,23 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   find_outputs(*recorded, stand_ins.tensors(), results);
   refuse_effects_under_autograd(*recorded);
   if (const std::string reason = unrecordable_within(results); !reason.empty()) recorded->tape.refuse(reason);
-  const auto structure = results.structure;
   if (const std::string node = graph->outside(results); !node.empty()) {
-    variant->give_up(concat("the function uses a tensor with a graph of its own (", node, ")"));
-    results = Output(core::GraphPart::join(graph, inputs, results), structure);
+    recorded->tape.refuse(concat("the function uses a tensor with a graph of its own (", node, ")"));
+  }
+  if (!recorded->tape.refusal().empty()) {  // then the call is one without a cut
+    finish();
     stand_ins.settle(results);
+    for (at::Tensor& result : results) {
+      const auto leaf =
+          std::ranges::find_if(leaves, [&](const at::Tensor& each) { return each.is_same(result); });
+      if (result.defined() && leaf != leaves.end()) {
+        result = inputs[static_cast<std::size_t>(leaf - leaves.begin())];
+      }
+    }
     return results;
   }
   const auto reached = leaves_behind(results);
-  results = Output(graph->end(results), structure);
+  results = Output(graph->end(results), results.structure);
   if (reached.empty()) {
     finish();
     stand_ins.settle(results);
@@ -258,7 +272,9 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
     if (core::needs_gradient(leaf)) add_reached(leaf);
   }
   for (const at::Tensor& leaf : recorded->leaves) add_reached(leaf);
-  if (!recorded->tape.refusal().empty() && !is_recheck) variant->give_up(recorded->tape.refusal());
+  recorded->reach_differs = !std::ranges::all_of(recorded->reached_from, [](const std::vector<bool>& from) {
+    return std::ranges::all_of(from, std::identity());
+  });
   attach_recording(
       {graph, recorded, variant, cache_.options().gradient_chunk_bytes(), recheck, wants_plain_tangents_},
       inputs, results);

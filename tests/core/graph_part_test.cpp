@@ -261,7 +261,7 @@ TEST(GraphPartTest, GradientsOfWhatItCapturedAreThoseOfAWholeGraph) {
   }
 }
 
-TEST(GraphPartTest, JoinedAgainItsResultsHaveTheWholeGraph) {
+TEST(GraphPartTest, WithoutEndItsResultsHaveTheWholeGraph) {
   for (std::size_t i = 0; i < kFunctions.size(); ++i) {
     SCOPED_TRACE(i);
     const at::Tensor x = leaf(2, 4), w = leaf(2, 4), v = leaf(2, 4);
@@ -269,10 +269,15 @@ TEST(GraphPartTest, JoinedAgainItsResultsHaveTheWholeGraph) {
     const at::Tensor whole = kFunctions[i](input, captured) * v.sum();
     const Tensors expected =
         torch::autograd::grad({whole}, {x, w, v}, {at::ones_like(whole)}, /*retain_graph=*/true, false, true);
-    const auto part = std::make_shared<GraphPart>(Tensors{input});
-    const at::Tensor cut = kFunctions[i](entered(part->leaves())[0], captured) * v.sum();
-    EXPECT_NE(part->outside({cut}), "");
-    const Tensors joined = GraphPart::join(part, {input}, {cut});
+    auto part = std::make_unique<GraphPart>(Tensors{input}, GraphPart::Words(), GraphPart::Cut::kCanBeUndone);
+    const Tensors joined{kFunctions[i](entered(part->leaves())[0], captured) * v.sum()};
+    EXPECT_NE(part->outside(joined), "");
+    part.reset();
+    const auto of_input = [&](const at::Tensor& result) {
+      return torch::autograd::grad({result}, {input}, {at::ones_like(whole)}, true, false, true).front();
+    };
+    const at::Tensor through = of_input(joined[0]), plain = of_input(whole);
+    EXPECT_TRUE(through.defined() ? at::equal(through, plain) : !plain.defined());
     for (const bool keep_graph : {true, false}) {
       const Tensors found =
           torch::autograd::grad(joined, {x, w, v}, {at::ones_like(whole)}, keep_graph, false, true);
@@ -284,34 +289,35 @@ TEST(GraphPartTest, JoinedAgainItsResultsHaveTheWholeGraph) {
   }
 }
 
-TEST(GraphPartTest, WithoutJoinAGraphOfItsOwnIsRefusedAndLeftAsItIs) {
+TEST(GraphPartTest, AGraphOfItsOwnIsRefusedAndLeftAsItIs) {
   const at::Tensor x = leaf(2, 4), w = leaf(2, 4);
   const at::Tensor captured = w.exp();
   GraphPart part({x});
   const at::Tensor result = part.leaves()[0] * captured + w;
   EXPECT_EQ(part.outside({result}), "ExpBackward0");
   COHORT_EXPECT_THROW_WITH(part.end({result}), UsageError, "graph of its own (ExpBackward0)");
-  result.sum().backward();
-  EXPECT_TRUE(at::allclose(w.grad(), x.detach() * captured.detach() + 1));
+  const at::Tensor gradient = torch::autograd::grad({result.sum()}, {w}).front();
+  EXPECT_TRUE(at::allclose(gradient, x.detach() * captured.detach() + 1));
 }
 
-TEST(GraphPartTest, JoinRefusesSecondDerivativesAndOperatorsOfOtherThreads) {
-  const at::Tensor x = leaf(2, 4), captured = leaf(2, 4).exp();
-  const auto part = std::make_shared<GraphPart>(Tensors{x});
-  const Tensors joined = GraphPart::join(part, {x}, {part->leaves()[0] * captured});
-  COHORT_EXPECT_THROW_WITH(torch::autograd::grad({joined[0].sum()}, {x}, {}, true, /*create_graph=*/true),
-                           UsageError, "create_graph");
-  const auto other = std::make_shared<GraphPart>(Tensors{x});
+TEST(GraphPartTest, WithoutEndSecondDerivativesAndOperatorsOfOtherThreadsGoThrough) {
+  const at::Tensor x = leaf(2, 4);
+  const auto second = [&](const at::Tensor& result) {
+    const at::Tensor first = torch::autograd::grad({result.sum()}, {x}, {}, true, /*create_graph=*/true)[0];
+    return torch::autograd::grad({first.sum()}, {x})[0];
+  };
+  GraphPart part({x}, GraphPart::Words(), GraphPart::Cut::kCanBeUndone);
   at::Tensor result;
-  std::thread([&] { result = other->leaves()[0].exp(); }).join();
-  COHORT_EXPECT_THROW_WITH(GraphPart::join(other, {x}, {result}), UsageError, "ran on another thread");
+  std::thread([&] { result = part.leaves()[0].exp(); }).join();
+  EXPECT_EQ(part.outside({result}), "ExpBackward0");
+  EXPECT_TRUE(at::equal(second(result * part.leaves()[0]), second(x.exp() * x)));
 }
 
 // fn puts a tensor aside, and somebody goes back from there: leaf and hooks see that as ever.
 TEST(GraphPartTest, ABackwardFromWhatFnPutAsideReachesTheLeaf) {
   SharedNet net;
   const at::Tensor x = leaf(2, 4);
-  GraphPart part({x});
+  GraphPart part({x}, GraphPart::Words(), GraphPart::Cut::kCanBeUndone);
   const Tensors inner = net(part.leaves()[0]);
   part.end({inner[0] * 2});
   loss_of(inner).backward();
@@ -347,6 +353,45 @@ TEST(GraphPartTest, PartsAndTheirCallerShareWhatAutocastKeeps) {
     }
   }
   EXPECT_EQ(net.hooks, 4);
+}
+
+// What fn put aside has a graph that leads through the part to the caller's.
+struct PutAside {
+  explicit PutAside(GraphPart::Cut cut) : part({x}, GraphPart::Words(), cut) {
+    const at::Tensor in = part.leaves()[0];
+    in.register_hook([this](const at::Tensor& gradient) {
+      ++hooks;
+      return gradient * 3;
+    });
+    aside = in * w;
+    results = part.end({(in * 2).exp()});
+  }
+  at::Tensor leaf = core::leaf(2, 3), w = core::leaf(2, 3), x = leaf.sin(), aside;
+  std::atomic<int> hooks{0};
+  GraphPart part;
+  Tensors results;
+};
+
+TEST(GraphPartTest, ATensorThatFnPutAsideLeadsOnToTheGraphOfTheInputs) {
+  PutAside made(GraphPart::Cut::kCanBeUndone);
+  const at::Tensor gradient = at::full({2, 3}, 0.5);
+  const Tensors of_part = made.part.backward({gradient}, /*keep_graph=*/true);
+  EXPECT_TRUE(at::equal(of_part[0], gradient * (made.x * 2).exp() * 2 * 3));
+  EXPECT_EQ(made.hooks, 1);
+  EXPECT_FALSE(made.leaf.grad().defined());
+  torch::autograd::backward({made.aside}, {gradient});
+  EXPECT_TRUE(at::equal(made.leaf.grad(), gradient * made.w * 3 * made.leaf.cos()));
+  EXPECT_TRUE(at::equal(made.w.grad(), gradient * made.x));
+  EXPECT_EQ(made.hooks, 2);
+}
+
+TEST(GraphPartTest, ABackwardFromATensorThatFnPutAsideThrowsWhereTheCutIsForGood) {
+  PutAside made(GraphPart::Cut::kForGood);
+  const at::Tensor gradient = at::full({2, 3}, 0.5);
+  COHORT_EXPECT_THROW_WITH(torch::autograd::backward({made.aside}, {gradient}), UsageError,
+                           "put aside reaches an input");
+  const Tensors of_part = made.part.backward({gradient}, /*keep_graph=*/false);
+  EXPECT_TRUE(at::equal(of_part[0], gradient * (made.x * 2).exp() * 2 * 3));
 }
 
 }  // namespace

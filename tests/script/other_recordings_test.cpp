@@ -78,5 +78,40 @@ TEST(OtherRecordingsTest, ACapturedTensorWithAGraphOfItsOwnKeepsItsGradient) {
   EXPECT_TRUE(same_bits(run(false), run(true)));
 }
 
+// Memory of the world that the function changes, and that has a graph then, or a member that it sets:
+// gradients go back through it to the inputs of the calls before.
+TEST(OtherRecordingsTest, WhatAFunctionLeavesBehindWithAGraphLeadsToTheInputsOfEarlierCalls) {
+  enum class Kind : std::uint8_t { kBuffer, kView, kMember };
+  for (const Kind kind : {Kind::kBuffer, Kind::kView, Kind::kMember}) {
+    for (const bool detaches : {false, true}) {
+      const auto run = [=](bool is_scripted) {
+        at::Tensor state = at::zeros({4}), w = at::full({2}, 2.0).requires_grad_();
+        at::Tensor buffer = kind == Kind::kView ? state.slice(0, 1, 3) : at::zeros({2});
+        const auto fn = [&](const at::Tensor& x) {
+          if (detaches) buffer = buffer.detach();
+          if (kind == Kind::kMember) {
+            buffer = buffer * 0.5 + x * w;
+          } else {
+            buffer.mul_(0.5).add_(x * w);
+          }
+          return buffer.sin() * 2;
+        };
+        auto fast = script(fn);
+        Tensors seen, inputs;
+        for (int call = 0; call < 7; ++call) {
+          const at::Tensor x = at::full({2}, 0.1 * call).requires_grad_();
+          inputs.push_back(x);
+          const at::Tensor y = is_scripted ? fast(x) : fn(x);
+          torch::autograd::backward({y + buffer}, {at::ones({2})}, /*retain_graph=*/true);
+          seen.insert(seen.end(), {y.detach(), buffer.detach().clone(), w.grad().clone()});
+          for (const at::Tensor& input : inputs) seen.push_back(input.grad().clone());
+        }
+        return seen;
+      };
+      EXPECT_TRUE(same_bits(run(false), run(true))) << static_cast<int>(kind) << detaches;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cohort::script
