@@ -5,6 +5,7 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -51,6 +52,12 @@ std::size_t first_that_shares(std::span<const at::Tensor> inputs, std::size_t in
 }
 
 }  // namespace
+
+// Asked of every captured tensor before each replay. _fw_grad() takes a lock, which most need not.
+bool has_tangent(const at::Tensor& tensor) {
+  const auto* const meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta != nullptr && (meta->fw_grad_ != nullptr || meta->is_view_) && tensor._fw_grad(0).defined();
+}
 
 // What operators that consist of others ask to choose those.
 std::uint32_t switches_now() {

@@ -63,9 +63,7 @@ class InputGuard {
 };
 
 /// True if a tensor carries a tangent of forward-mode AD, which no program computes with.
-inline bool has_tangent(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->autograd_meta() != nullptr && tensor._fw_grad(0).defined();
-}
+bool has_tangent(const at::Tensor& tensor);
 
 /// Training flags and parameters of modules, and which modules they consist of.
 /// Ownership: shares the modules.

@@ -16,6 +16,7 @@
 #include "cohort/core/own_threads.h"
 #include "cohort/script/boxed.h"
 #include "cohort/script/fork.h"
+#include "cohort/script/guard.h"
 #include "cohort/script/rehearsal.h"
 
 namespace cohort::script {
@@ -110,7 +111,7 @@ void share_versions(const at::Tensor& view, const at::Tensor& base) {
 // The calls that follow take the sizes for fixed: not every operator whose sizes depend on values has the
 // tag.
 void check_sizes(const Call& call, const at::Tensor& tensor, const Layout& recorded) {
-  if (!tensor.defined() || (tensor.sizes() == recorded.sizes && tensor.strides() == recorded.strides)) return;
+  if (!tensor.defined() || is_laid_out(tensor, recorded)) return;
   throw_other_results(
       call, core::concat("sizes ", tensor.sizes(), " and strides ", tensor.strides(), ", recorded were ",
                          c10::IntArrayRef(recorded.sizes), " and ", c10::IntArrayRef(recorded.strides)));
@@ -166,9 +167,8 @@ bool Program::captured_hold() const {
     const Layout& layout = each.value->layout;
     return storage == each.storage && storage->nbytes() == each.storage_bytes &&
            storage->data() == each.memory && tensor.dtype().toScalarType() == layout.dtype &&
-           tensor.sizes() == layout.sizes && tensor.strides() == layout.strides &&
-           tensor.storage_offset() == layout.offset && tensor.requires_grad() == each.requires_grad &&
-           (tensor.autograd_meta() == nullptr || !each.value->tensor._fw_grad(0).defined());
+           is_laid_out(each.value->tensor, layout) && tensor.storage_offset() == layout.offset &&
+           tensor.requires_grad() == each.requires_grad && !has_tangent(each.value->tensor);
   });
 }
 

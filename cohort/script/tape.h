@@ -38,6 +38,17 @@ struct Layout {
   std::string str() const;
 };
 
+/// True if `tensor` has the sizes and strides of `layout`. A loop of its own: == of so few numbers would call
+/// memcmp(), which costs more than they do.
+inline bool is_laid_out(const at::Tensor& tensor, const Layout& layout) {
+  const c10::IntArrayRef sizes = tensor.sizes(), strides = tensor.strides();
+  if (sizes.size() != layout.sizes.size()) return false;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (((sizes[i] ^ layout.sizes[i]) | (strides[i] ^ layout.strides[i])) != 0) return false;
+  }
+  return true;
+}
+
 /// Where a value comes from.
 enum class Source : std::uint8_t {
   kInput,     ///< handed in with each run

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdlib>
+#include <string>
+
+namespace cohort::test {
+
+/// The numbers [first, end) of the programs that a test makes at random: `usual` of them, or as many as
+/// COHORT_RANDOM_PROGRAMS says, from COHORT_RANDOM_FIRST on. A test that fails names the number of its
+/// program.
+struct Seeds {
+  unsigned first = 0, end = 0;
+
+  static Seeds usual(unsigned usual) {
+    const auto number = [](const char* variable, unsigned otherwise) {
+      const char* const text = std::getenv(variable);
+      return text == nullptr ? otherwise : static_cast<unsigned>(std::stoul(text));
+    };
+    const unsigned first = number("COHORT_RANDOM_FIRST", 0);
+    return {first, first + number("COHORT_RANDOM_PROGRAMS", usual)};
+  }
+  unsigned count() const { return end - first; }
+};
+
+}  // namespace cohort::test
