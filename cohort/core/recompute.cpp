@@ -158,13 +158,16 @@ class AutocastScope {
 // none runs any more.
 class ScopedBuffers {
  public:
-  explicit ScopedBuffers(const Tensors& buffers) {
+  // Delegates, so that the destructor undoes what was counted before a clone() threw.
+  explicit ScopedBuffers(const Tensors& buffers) : ScopedBuffers() {
     const std::lock_guard lock(mutex());
+    buffers_.reserve(buffers.size());
     for (const at::Tensor& buffer : buffers) {
       if (!buffer.defined()) continue;
+      const auto* const key = buffer.unsafeGetTensorImpl();
+      if (all().count(key) == 0) all().emplace(key, Saved{buffer.detach().clone()});
+      ++all().at(key).num_runs;
       buffers_.push_back(buffer);
-      Saved& saved = all()[buffer.unsafeGetTensorImpl()];
-      if (saved.num_runs++ == 0) saved.value = buffer.detach().clone();
     }
   }
   ~ScopedBuffers() {
@@ -183,6 +186,8 @@ class ScopedBuffers {
   ScopedBuffers& operator=(const ScopedBuffers&) = delete;
 
  private:
+  ScopedBuffers() = default;
+
   struct Saved {
     at::Tensor value;
     int num_runs = 0;

@@ -336,6 +336,23 @@ TEST(CheckpointTest, SecondRunsOnSeveralThreadsLeaveTheBuffers) {
   EXPECT_EQ(tracked.item<std::int64_t>(), 6 * kThreads) << "once for each call";
 }
 
+// The last buffer's value cannot be kept: it has too many elements for any memory.
+TEST(CheckpointTest, ASecondRunThatCannotKeepABufferLeavesTheOthersToLaterRuns) {
+  nn::BatchNorm1d norm(6);
+  const auto fn = [&](const at::Tensor& x) { return norm->forward(x); };
+  std::vector<at::Tensor> buffers = norm->buffers();
+  const at::Tensor sound = checkpoint(CheckpointOptions{.buffers = buffers}, fn, input_of());
+  buffers.push_back(at::zeros({1}).expand({std::int64_t{1} << 50}));
+  const at::Tensor failing = checkpoint(CheckpointOptions{.buffers = buffers}, fn, input_of());
+  EXPECT_THROW(failing.sum().backward(), c10::Error);
+  fn(input_of());
+  buffers.pop_back();
+  std::vector<at::Tensor> before;
+  for (const at::Tensor& buffer : buffers) before.push_back(buffer.clone());
+  sound.sum().backward();
+  expect_equal(buffers, before);
+}
+
 TEST(CheckpointTest, GradientsOffIsAPlainCall) {
   nn::Sequential net = make_part();
   const at::NoGradGuard no_grad;
