@@ -55,7 +55,7 @@ struct TuneResult {
 };
 
 /// Runs steps with each split size, and returns what they took. Buffers and gradients are afterwards what
-/// they were. Throws: as Pipeline::step().
+/// they were. Throws: as Pipeline::step(), when late stages have ended; it waits for them as long as a step.
 TuneResult tune(const std::vector<Stage>& stages, PipelineOptions pipeline, const Tensors& inputs,
                 const Tensors& targets, const Loss& loss, const TuneOptions& options = {});
 

@@ -110,6 +110,12 @@ bool has_backward(const Plan& plan) {
   });
 }
 
+// What a gradient stores: that of an embedding may be sparse.
+at::Tensor values_of(const at::Tensor& gradient) {
+  if (gradient.is_sparse()) return gradient._values();
+  return gradient.layout() == at::kStrided ? gradient : gradient.to_dense();
+}
+
 // A parameter of two stages must be one tensor for both.
 void check_tied(const Setup& setup) {
   std::unordered_map<const at::TensorImpl*, int> owner;
@@ -168,17 +174,15 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
   void execute(const std::shared_ptr<Batch>& batch, const Plan& plan, const core::Deadline& deadline,
                bool with_gradients);
   at::Tensor sum_of_losses(const Tensors& losses) const;
-  [[noreturn]] void give_up(const std::shared_ptr<Run>& run, std::vector<core::Pending<void>>& pending,
-                            bool with_gradients);
+  [[noreturn]] void give_up(const std::shared_ptr<Run>& run, std::vector<core::Pending<void>>& pending);
   void wait_for_late(const core::Deadline& deadline);
   void check_late_gradients();
   core::Deadline begin(bool with_gradients);
 
-  // A placement's part of a run that timed out, and that has not come to its end.
+  // A placement's part of a run that failed, and that has not come to its end.
   struct Late {
     std::shared_ptr<Run> run;
     core::Pending<void> pending;
-    bool with_gradients;
   };
   std::vector<Late> late;
   bool has_late_gradients = false;
@@ -186,18 +190,18 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
 
 // Note [After a timeout]
 // A stage that let the deadline pass cannot be stopped. While it runs it may add to gradients, and write to
-// buffers, so the next run waits until it has ended. Whether the caller cleared the gradients before or after
-// it wrote to them cannot be known: a run that would add to some refuses. A caller that puts back more than
-// gradients waits before it does so: wait_for_late_stages().
+// buffers, so the next run waits until it has ended. A caller that clears gradients frees memory that the
+// stage may be adding to, so it waits before it does so: wait_for_late_stages(). A caller that does not clear
+// them would add to what the stage left: the next run refuses.
 void Pipeline::Impl::wait_for_late(const core::Deadline& deadline) {
   for (const Late& each : late) {
     if (!each.pending.wait(deadline)) {
-      throw TimeoutError("pipeline.step",
-                         concat("waited ", options.timeout.count(),
-                                " ms for a step that timed out before: ", each.run->who_computes()),
-                         "again when that stage has ended, or a new process if it never does");
+      throw TimeoutError(
+          "pipeline.step",
+          concat("waited ", options.timeout.count(), " ms for an earlier step: ", each.run->who_computes()),
+          "again when that has ended, or a new process if it never does");
     }
-    has_late_gradients |= each.with_gradients;
+    has_late_gradients |= has_backward(each.run->plan);
   }
   late.clear();
 }
@@ -207,9 +211,9 @@ void Pipeline::Impl::check_late_gradients() {
   for (const Stage& stage : setup->stages) {
     for (const at::Tensor& parameter : stage.parameters()) {
       const at::Tensor& gradient = parameter.grad();
-      if (!gradient.defined() || gradient.count_nonzero().item<std::int64_t>() == 0) continue;
+      if (!gradient.defined() || values_of(gradient).count_nonzero().item<std::int64_t>() == 0) continue;
       throw UsageError("pipeline.step",
-                       "a step that timed out before has added to gradients since, and they are not zero",
+                       "an earlier step has added to gradients after it threw, and they are not zero",
                        "zero_grad(), and then step() again");
     }
   }
@@ -265,7 +269,7 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
         }));
   }
   for (core::Pending<void>& each : pending) {
-    if (!each.wait(run->deadline)) give_up(run, pending, with_gradients || has_backward(plan));
+    if (!each.wait(run->deadline)) give_up(run, pending);
     each.get(run->deadline);
   }
   times = run->take_times();
@@ -287,8 +291,7 @@ at::Tensor Pipeline::Impl::sum_of_losses(const Tensors& losses) const {
 }
 
 // Names who was in what, and leaves behind the threads that do not come back.
-void Pipeline::Impl::give_up(const std::shared_ptr<Run>& run, std::vector<core::Pending<void>>& pending,
-                             bool with_gradients) {
+void Pipeline::Impl::give_up(const std::shared_ptr<Run>& run, std::vector<core::Pending<void>>& pending) {
   run->time_out();
   const core::Deadline grace(kGrace);
   for (core::Pending<void>& each : pending) {
@@ -296,7 +299,7 @@ void Pipeline::Impl::give_up(const std::shared_ptr<Run>& run, std::vector<core::
     try {
       each.get(grace);
     } catch (const TimeoutError&) {  // said above, by stage
-      late.push_back({run, std::move(each), with_gradients});
+      late.push_back({run, std::move(each)});
     }
   }
   std::rethrow_exception(run->error());

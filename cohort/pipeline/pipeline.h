@@ -101,9 +101,10 @@ class Pipeline {
   /// (core/random_scope.h), whose seed is drawn from the caller's.
   /// Shapes: inputs and targets [N, ...], cut along dimension 0. An input that requires a gradient gets one.
   /// Throws: StageError; TimeoutError naming who was in what; UsageError. Parameters may have part of
-  /// their gradients then. After a timeout the next call waits for stages that still run, within its own
-  /// timeout, and one that would add to gradients which they left throws UsageError: zero_grad() first.
-  /// A caller that also puts back buffers, the batch or the generator calls wait_for_late_stages() before.
+  /// their gradients then. Stages that still run add to gradients and write to buffers: call
+  /// wait_for_late_stages(), then zero_grad() and what else is put back, then step(). A call without that
+  /// waits for them too, within its own timeout, and throws UsageError where it would add to gradients which
+  /// they left.
   /// Ownership: copies `loss`. It is not called after a step has failed; what it refers to must outlive a
   /// call that had begun.
   at::Tensor step(const Tensors& inputs, const Tensors& targets, const Loss& loss, double scale = 1);
@@ -124,7 +125,8 @@ class Pipeline {
   Tensors forward(const Tensors& inputs);
   at::Tensor forward(const at::Tensor& input);
 
-  /// Returns when no stage of a call that timed out runs any more: what is put back from then on stays so.
+  /// Returns when no stage of a call that threw runs any more: what is cleared or put back from then on stays
+  /// so.
   /// Blocking: until then, for options().timeout at most. Throws: TimeoutError naming the stage.
   void wait_for_late_stages();
 

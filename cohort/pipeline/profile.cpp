@@ -117,7 +117,7 @@ class Pass {
 
 // Passes on the first placement, while the others that share its device are busy with the same layers.
 std::vector<Pass> run_passes(const std::shared_ptr<Work>& work, const ProfileOptions& options) {
-  const core::Deadline deadline(parallel::kPlacementTimeout);
+  const core::Deadline deadline(options.timeout);
   const auto worker_of = [](const std::string& name) {
     return parallel::PlacementWorker::of(core::Placement::parse(name));
   };
@@ -135,23 +135,28 @@ std::vector<Pass> run_passes(const std::shared_ptr<Work>& work, const ProfileOpt
     }));
   }
   const auto passes = std::make_shared<std::vector<Pass>>();  // a pass that is late outlives this function
-  const auto end = [&] {
-    work->is_over = true;
-    for (const auto& each : company) each.wait(deadline);
+  const auto run_all = [work, passes, repeats = options.repeats] {
+    for (int i = 0; i <= repeats && !work->is_over; ++i) passes->emplace_back(*work);
   };
   try {
-    timed->run(
-        "profile",
-        [work, passes, repeats = options.repeats] {
-          for (int i = 0; i <= repeats && !work->is_over; ++i) passes->emplace_back(*work);
-        },
-        deadline);
+    if (timed->is_current()) {
+      run_all();
+    } else {
+      company.push_back(timed->submit("profile", run_all));
+      company.back().get(deadline);
+    }
+    work->is_over = true;
+    for (auto& each : company) {
+      if (each.valid()) each.get(deadline);
+    }
   } catch (...) {
-    end();
+    work->is_over = true;
+    const core::Deadline late(options.timeout);  // until they end they add to gradients
+    for (const auto& each : company) {
+      if (each.valid()) each.wait(late);
+    }
     throw;
   }
-  end();
-  for (auto& each : company) each.get(deadline);
   passes->erase(passes->begin());  // the first does not count
   return std::move(*passes);
 }

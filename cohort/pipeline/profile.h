@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -26,12 +27,15 @@ struct ProfileOptions {
   int repeats = 5;
   /// Measures gradients of inputs and of weights apart, as zb_h1 computes them.
   bool split = false;
+  /// For all repeats, from the call to the end.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
 };
 
 /// Runs the layers of `model`, a list, one after the other on a placement's thread, forward and backward. A
 /// layer is on one placement at a time, so modules need not be safe for several threads.
 /// Buffers and gradients of the model are afterwards what they were, and LibTorch's generator where it was.
-/// Throws: UsageError where it is no list or a layer does not hand one tensor on; what a layer throws.
+/// Throws: UsageError where it is no list or a layer does not hand one tensor on; what a layer throws;
+/// TimeoutError naming the thread, when late layers have ended; it waits for them for another timeout.
 std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& micro_batch,
                                          const ProfileOptions& options = {});
 

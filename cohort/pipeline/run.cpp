@@ -62,7 +62,6 @@ class PlacementRun {
       own_.current.store(static_cast<int>(i), std::memory_order_release);
       act(actions[i]);
     }
-    own_.current.store(-1, std::memory_order_release);
   }
 
  private:
@@ -95,7 +94,7 @@ class PlacementRun {
     own_.times.push_back({action, ms(begin), ms(Clock::now())});
     if (core::Timeline::enabled()) core::Timeline::complete(core::Timeline::intern(to_string(action)), begin);
     if (run_.on_action) {
-      run_.check_runs();
+      run_.throw_if_failed();
       run_.on_action(action);
     }
     if (run_.turns) run_.turns->end();
@@ -282,7 +281,7 @@ void PlacementRun::loss(const Action& action, const Tensors& outputs) {
     key.layer = setup_.num_layers();
     random.emplace(key, setup_.devices[static_cast<std::size_t>(placement_)]);
   }
-  run_.check_runs();
+  run_.throw_if_failed();
   const at::Tensor value = batch_.loss(core::entered(leaves), targets);
   if (!value.defined() || value.numel() != 1) {
     throw UsageError("pipeline.loss", concat("the loss is ", describe({value}), ", expected one number"),
@@ -374,14 +373,16 @@ Run::Run(std::shared_ptr<const Setup> setup, std::shared_ptr<Batch> batch, Plan 
 void Run::work(int placement) {
   try {
     PlacementRun(*this, placement).work();
-    if (failed()) return;
-    for (const auto& [edge, channel] : channels) channel->flush();
+    if (!failed()) {
+      for (const auto& [edge, channel] : channels) channel->flush();
+    }
   } catch (const ChannelClosed&) {  // whoever closed it says why
   } catch (const ChannelTimeout&) {
     time_out();
   } catch (...) {
     fail(std::current_exception());
   }
+  placements_[static_cast<std::size_t>(placement)].current.store(-1, std::memory_order_release);
 }
 
 void Run::fail(std::exception_ptr error) {
@@ -394,7 +395,7 @@ void Run::fail(std::exception_ptr error) {
   if (turns) turns->close();
 }
 
-void Run::check_runs() const {
+void Run::throw_if_failed() const {
   const std::lock_guard lock(mutex_);
   if (failed()) throw ChannelClosed();
 }
@@ -402,7 +403,8 @@ void Run::check_runs() const {
 void Run::time_out() {
   fail(std::make_exception_ptr(
       TimeoutError("pipeline.step", concat("waited ", timeout.count(), " ms for a step: ", who_computes()),
-                   "a longer timeout where that is slow and not stuck")));
+                   "wait_for_late_stages(), then zero_grad(), then step(); or a longer timeout where that is "
+                   "slow and not stuck")));
 }
 
 std::exception_ptr Run::error() const {
@@ -411,18 +413,26 @@ std::exception_ptr Run::error() const {
 }
 
 std::string Run::who_computes() const {
-  std::string text;
+  std::string text, handing_over;
   for (std::size_t placement = 0; placement < placements_.size(); ++placement) {
     const int current = placements_[placement].current.load(std::memory_order_acquire);
     if (current < 0) continue;
     const Action& action = plan.actions[placement][static_cast<std::size_t>(current)];
-    if (!action.computes()) continue;
+    if (!action.computes()) {
+      const bool is_before =
+          action.kind == ActionKind::kReceiveActivation || action.kind == ActionKind::kSendGradient;
+      const int peer = setup_->placement_of(action.stage + (is_before ? -1 : 1));
+      handing_over +=
+          concat("; ", setup_->placements[placement], " is ", name_of(action.kind), " of micro-batch ",
+                 action.micro_batch, ", peer: ", setup_->placements[static_cast<std::size_t>(peer)]);
+      continue;
+    }
     text += concat(text.empty() ? "" : "; ", "stage ", action.stage, " (",
                    setup_->stages[static_cast<std::size_t>(action.stage)].name(), ") on ",
                    setup_->placements[placement], " is in the ", name_of(action.kind), " of micro-batch ",
                    action.micro_batch);
   }
-  return text.empty() ? "no stage computes" : text;
+  return text.empty() ? concat("no stage computes", handing_over) : text;
 }
 
 RunTimes Run::take_times() {

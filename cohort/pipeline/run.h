@@ -78,9 +78,10 @@ class Run {
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   /// To be called before a function of the caller's. Throws: ChannelClosed where the run has failed: what the
   /// function refers to may be gone.
-  void check_runs() const;
+  void throw_if_failed() const;
   std::exception_ptr error() const;
-  /// "stage 1 (Linear) on cpu:1 is in the forward of micro-batch 2", for those that compute.
+  /// "stage 1 (Linear) on cpu:1 is in the forward of micro-batch 2", for those that compute; where none does,
+  /// for those that send or receive.
   std::string who_computes() const;
   RunTimes take_times();
 

@@ -5,6 +5,7 @@
 
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
+#include "cohort/pipeline/run.h"
 #include "tests/pipeline/nets.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
@@ -135,11 +136,15 @@ TEST(FaultsTest, AStageThatHangsIsNamedAtTheDeadline) {
   const std::ptrdiff_t before = test::num_threads();
   COHORT_EXPECT_THROW_WITH(
       pipe.step(job.input, job.target, mse), TimeoutError,
-      "waited 1500 ms for a step: stage 1 (faulty) on cpu:1/a is in the forward of micro-batch 0");
-  zero_grad(pipe.parameters());
+      "waited 1500 ms for a step: stage 1 (faulty) on cpu:1/a is in the forward of micro-batch 0. "
+      "Try: wait_for_late_stages(), then zero_grad(), then step()");
   COHORT_EXPECT_THROW_WITH(pipe.step(job.input, job.target, mse), TimeoutError,
-                           "waited 1500 ms for a step that timed out before: stage 1 (faulty)");
+                           "waited 1500 ms for an earlier step: stage 1 (faulty)");
+  COHORT_EXPECT_THROW_WITH(pipe.wait_for_late_stages(), TimeoutError,
+                           "for an earlier step: stage 1 (faulty)");
   gate->open();
+  pipe.wait_for_late_stages();
+  zero_grad(pipe.parameters());
   pipe.step(job.input, job.target, mse);
   EXPECT_TRUE(job.first->weight.grad().defined());
   const core::Deadline deadline(30s);
@@ -151,24 +156,44 @@ TEST(FaultsTest, WaitingForALateStageCountsTowardsTheDeadline) {
   Job job;
   const auto first = std::make_shared<cohort::test::Gate>(), second = std::make_shared<cohort::test::Gate>();
   PipelineOptions options = options_of(3);
-  options.timeout = 900ms;
+  options.timeout = 2500ms;
   Pipeline pipe(
       {job.first, faulty(0, [=] { first->wait(); }), Stage(faulty(0, [=] { second->wait(); })).name("next")},
       options);
   const at::Tensor target = torch::randn({8, 4});
   EXPECT_THROW(pipe.step(job.input, target, mse), TimeoutError);
-  zero_grad(pipe.parameters());
   std::thread opens([=] {
-    std::this_thread::sleep_for(700ms);
+    std::this_thread::sleep_for(1500ms);
     first->open();
   });
   const auto begin = std::chrono::steady_clock::now();
   COHORT_EXPECT_THROW_WITH(pipe.step(job.input, target, mse), TimeoutError,
-                           "waited 900 ms for a step: stage 2 (next)");
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 1500ms) << "one timeout, not two";
+                           "waited 2500 ms for a step: stage 2 (next)");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 3900ms)
+      << "one timeout, not a second one after 1500 ms";
   opens.join();
   second->open();
   pipe.wait_for_late_stages();
+}
+
+TEST(FaultsTest, WhoReceivesIsNamedWhereNoStageComputes) {
+  const auto setup = std::make_shared<pipeline::Setup>();
+  setup->stages = {torch::nn::Linear(4, 4), torch::nn::Linear(4, 4)};
+  setup->first_layers = {0, 1};
+  setup->placements = {"rank 0", "rank 1"};
+  setup->devices = {c10::kCPU, c10::kCPU};
+  pipeline::Run run(setup, std::make_shared<Batch>(*setup, 1), make_plan({Schedule::kFillDrain, 2, 2, 1}), 1s,
+                    core::Deadline(60s));
+  run.channels[{1, false}] = std::make_unique<ThreadChannel>(1, 0us);
+  std::thread receives([&] { run.work(1); });
+  const std::string expected =
+      "no stage computes; rank 1 is receiving activation of micro-batch 0, peer: rank 0";
+  const core::Deadline deadline(30s);
+  while (run.who_computes() != expected && !deadline.expired()) std::this_thread::sleep_for(1ms);
+  EXPECT_EQ(run.who_computes(), expected);
+  run.time_out();
+  receives.join();
+  EXPECT_EQ(run.who_computes(), "no stage computes");
 }
 
 // The last stage is late, and its loss is a function of the caller's that is gone when the stage comes back.
@@ -189,6 +214,7 @@ TEST(FaultsTest, TheLossIsNotCalledAfterItsStepHasThrown) {
                TimeoutError);
   is_over = true;
   gate->open();
+  pipe.wait_for_late_stages();
   zero_grad(pipe.parameters());
   pipe.step(job.input, target, mse);
   EXPECT_EQ(late_calls, 0);

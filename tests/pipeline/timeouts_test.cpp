@@ -10,6 +10,7 @@
 
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
+#include "cohort/pipeline/balance.h"
 #include "tests/pipeline/nets.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
@@ -237,7 +238,7 @@ class Job {
 // Who opens the place, and when the caller begins anew.
 enum class Then {
   kWaits,  // the caller waits for late stages, and then puts everything back
-  kGoesOn  // the caller puts back what it can at once, and the next step waits
+  kGoesOn  // the caller makes the next step, which waits, and puts everything back if that refuses
 };
 
 // False: the machine was too slow for this timeout.
@@ -261,31 +262,36 @@ bool hold_and_compare(const Program& program, const Place& place, Then then, mil
   EXPECT_TRUE(cohort::test::message_contains(message, who));
 
   std::thread opens;
+  bool is_restored = false;
+  const auto restore = [&] {
+    job.restore();
+    is_restored = true;
+  };
   try {
     if (then == Then::kWaits) {
       job.holder->open();
       job.pipe->wait_for_late_stages();
+      restore();
     } else {
+      torch::manual_seed(4);
       opens = std::thread([holder = job.holder] {
         std::this_thread::sleep_for(10ms);
         holder->open();
       });
     }
-    job.restore();
     at::Tensor result;
     try {
       result = job.step();
-    } catch (const UsageError& error) {  // the late stage has added to gradients after they were cleared
+    } catch (const UsageError& error) {  // there are gradients, and no stage that still adds to them
       EXPECT_EQ(then, Then::kGoesOn);
       EXPECT_TRUE(cohort::test::message_contains(error.what(), "zero_grad()"));
-      job.restore();
+      restore();
       result = job.step();
     }
     if (opens.joinable()) opens.join();
     job.pipe->wait_for_late_stages();  // of which there are none
     expect_same_bits(job.results(result), expected, "result");
-    // A caller that does not wait cannot put back what a late stage writes afterwards.
-    if (then == Then::kWaits) expect_same_bits(job.buffers, expected_buffers, "buffer");
+    if (is_restored) expect_same_bits(job.buffers, expected_buffers, "buffer");
     return true;
   } catch (const TimeoutError&) {
     job.holder->open();
@@ -346,6 +352,150 @@ TEST(TimeoutsTest, AStageHeldAtAnyActionTouchesNoLaterStep) {
       ASSERT_LT(timeout, 60s) << "no step came to this place, or the next one did not end";
     }
     if (HasFailure()) return;
+  }
+}
+
+constexpr milliseconds kTimeout = 1s;
+
+PipelineOptions two_placements() {
+  PipelineOptions options;
+  options.placements = placements(2);
+  options.num_micro_batches = 2;
+  options.timeout = kTimeout;
+  return options;
+}
+
+// Holds one call, when it is told to.
+struct Once {
+  void pass() {
+    if (!holds.exchange(false)) return;
+    is_held.open();
+    gate.wait();
+  }
+  std::atomic<bool> holds{false};
+  cohort::test::Gate is_held, gate;
+};
+
+Tensors dense_gradients(const Tensors& parameters) {
+  Tensors gradients;
+  for (const at::Tensor& parameter : parameters) gradients.push_back(parameter.grad().to_dense().clone());
+  return gradients;
+}
+
+TEST(TimeoutsTest, AStepAfterALateForwardAddsToTheGradientsOfEarlierSteps) {
+  const auto once = std::make_shared<Once>();
+  const Stage held(
+      [once](const Tensors& in) {
+        once->pass();
+        return Tensors{in.at(0) * 2};
+      },
+      {});
+  Pipeline pipe({torch::nn::Linear(4, 4), held}, two_placements());
+  const at::Tensor input = torch::randn({8, 4}), target = torch::randn({8, 4});
+  Tensors gradients[2];
+  for (const bool is_late : {false, true}) {
+    zero_grad(pipe.parameters());
+    pipe.step(input, target, mse);
+    if (is_late) {
+      once->holds = true;
+      EXPECT_THROW(pipe.forward(input), TimeoutError);
+      once->gate.open();
+    }
+    pipe.step(input, target, mse);
+    gradients[is_late] = dense_gradients(pipe.parameters());
+  }
+  expect_same_bits(gradients[1], gradients[0]);
+}
+
+TEST(TimeoutsTest, SparseGradientsOfALateStageAreRefusedUntilTheyAreZero) {
+  torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(10, 4).sparse(true));
+  const auto once = std::make_shared<Once>();
+  embedding->weight.register_hook([once](const at::Tensor& gradient) {
+    once->pass();
+    return gradient;
+  });
+  Pipeline pipe({embedding, torch::nn::Linear(4, 4)}, two_placements());
+  const at::Tensor input = torch::randint(10, {8}), target = torch::randn({8, 4});
+  pipe.step(input, target, mse);
+  ASSERT_TRUE(embedding->weight.grad().is_sparse());
+  const Tensors expected = dense_gradients(pipe.parameters());
+  zero_grad(pipe.parameters());
+  once->holds = true;
+  EXPECT_THROW(pipe.step(input, target, mse), TimeoutError);
+  once->gate.open();
+  COHORT_EXPECT_THROW_WITH(pipe.step(input, target, mse), UsageError, "zero_grad()");
+  for (const at::Tensor& parameter : pipe.parameters()) parameter.mutable_grad().zero_();
+  pipe.step(input, target, mse);
+  expect_same_bits(dense_gradients(pipe.parameters()), expected);
+}
+
+TEST(TimeoutsTest, OfAStepThatThrewThoseThatStillRunAreNamed) {
+  const auto once = std::make_shared<Once>();
+  const Stage late = Stage(
+                         [once, calls = std::make_shared<int>(0)](const Tensors& in) {
+                           if ((*calls)++ == 1) once->pass();
+                           return in;
+                         },
+                         {})
+                         .name("late");
+  const auto throws = std::make_shared<std::atomic<bool>>(true);
+  const Stage sound(
+      [once, throws](const Tensors& in) {
+        if (*throws) {
+          once->is_held.wait();
+          throw DataError("user.code", "no more of it");
+        }
+        return in;
+      },
+      {});
+  Pipeline pipe({late, sound, torch::nn::Linear(4, 4)}, [] {
+    PipelineOptions options = two_placements();
+    options.placements = placements(3);
+    return options;
+  }());
+  const at::Tensor input = torch::randn({8, 4}), target = torch::randn({8, 4});
+  once->holds = true;
+  COHORT_EXPECT_THROW_WITH(pipe.step(input, target, mse), StageError, "no more of it");
+  try {
+    pipe.step(input, target, mse);
+    ADD_FAILURE() << "threw nothing";
+  } catch (const TimeoutError& error) {
+    const std::string message = error.what();
+    EXPECT_TRUE(cohort::test::message_contains(
+        message, "ms for an earlier step: stage 0 (late) on cpu:0/a is in the forward of micro-batch 1"));
+    EXPECT_EQ(message.find("stage 1"), std::string::npos) << message;
+  }
+  once->gate.open();
+  *throws = false;
+  pipe.step(input, target, mse);
+}
+
+TEST(TimeoutsTest, WhatPutsGradientsBackWaitsForLateStages) {
+  torch::nn::Linear last(4, 4);
+  std::atomic<bool> sleeps{false}, has_ended{false};
+  last->weight.register_hook([&](const at::Tensor& gradient) {
+    if (sleeps.exchange(false)) {
+      std::this_thread::sleep_for(kTimeout * 5 / 4);
+      has_ended = true;
+    }
+    return gradient;
+  });
+  const Stage model(torch::nn::Sequential(torch::nn::Linear(4, 4), last));
+  const at::Tensor input = torch::randn({8, 4}), target = torch::randn({8, 4});
+  const auto profiles = [&] { profile_layers(model, input, {.repeats = 1, .timeout = kTimeout}); };
+  const auto tunes = [&] {
+    tune({model.part(0, 1), model.part(1, 2)}, two_placements(), {input}, {target},
+         [](const Tensors& out, const Tensors& wanted) { return mse(out.at(0), wanted.at(0)); },
+         {.split_sizes = {4}, .repeats = 1});
+  };
+  for (const std::function<void()>& call : {std::function<void()>(profiles), std::function<void()>(tunes)}) {
+    sleeps = true;
+    has_ended = false;
+    EXPECT_THROW(call(), TimeoutError);
+    EXPECT_TRUE(has_ended) << "gradients were put back before";
+    const core::Deadline deadline(10s);
+    while (!has_ended && !deadline.expired()) std::this_thread::sleep_for(1ms);
+    EXPECT_FALSE(last->weight.grad().defined());
   }
 }
 
