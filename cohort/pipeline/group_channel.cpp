@@ -13,8 +13,8 @@ namespace {
 
 using core::concat;
 
-// Numbers of a header: micro-batch and count, and for each tensor type, flags, dimensions and sizes.
-constexpr std::int64_t kHeader = 256;
+// Numbers of a header: micro-batch and count, and for each tensor flags, type, dimensions, sizes and strides.
+constexpr std::int64_t kHeader = 512;
 constexpr std::int64_t kDefined = 1, kRequiresGrad = 2;
 
 comm::CallOptions until(const core::Deadline& deadline) {

@@ -146,6 +146,23 @@ TEST(RanksTest, TensorsOfAnyLayoutArriveAsTheyAre) {
   }
 }
 
+TEST(RanksTest, ManyTensorsFitIntoOneMessage) {
+  cohort::test::run_ranks(2, "gloo", [&](comm::Group& group) {
+    GroupChannel channel(group, 1 - group.rank(), /*tag=*/0, /*capacity=*/2, c10::kCPU);
+    const core::Deadline deadline(std::chrono::seconds(20));
+    Message message{0, Tensors(40, torch::ones({1, 2, 1, 2})), std::vector<bool>(40, true)};
+    if (group.rank() == 0) {
+      channel.send(message, deadline);
+      channel.flush();
+      message.tensors.resize(60, message.tensors.front());
+      message.requires_grad.resize(60);
+      COHORT_EXPECT_THROW_WITH(channel.send(message, deadline), UsageError, "60 tensors between two stages");
+    } else {
+      expect_same_bits(channel.receive(deadline).tensors, message.tensors, "tensor");
+    }
+  });
+}
+
 // One rank is late: what the others sent it is still on its way when they give up. No later step takes it for
 // its own: the group is at its end.
 TEST(RanksTest, AStepAfterATimeoutIsRefused) {
