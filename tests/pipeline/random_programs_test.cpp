@@ -6,6 +6,7 @@
 
 #include "cohort/pipeline/pipeline.h"
 #include "tests/support/random_calls.h"
+#include "tests/support/seeds.h"
 
 namespace cohort::pipeline {
 namespace {
@@ -14,6 +15,7 @@ using test::Captured;
 using test::RandomProgram;
 using test::Tensors;
 
+const test::Seeds kSeeds = test::Seeds::usual(200);
 constexpr int kStages = 3;
 constexpr std::int64_t kSize = 4;  // of a micro-batch
 
@@ -100,8 +102,8 @@ const std::vector<std::string> kRefusals = {"shares its memory",
 
 // Bitwise.
 TEST(RandomProgramsTest, StagesDoWhatThePlainLoopDoes) {
-  int compared = 0, refused = 0;
-  for (unsigned seed = 0; seed < 200; ++seed) {
+  unsigned compared = 0, refused = 0;
+  for (unsigned seed = kSeeds.first; seed < kSeeds.end; ++seed) {
     const at::Tensor target = at::ones({2 * kSize});
     for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
       const Programs ours(seed), theirs(seed);
@@ -122,8 +124,9 @@ TEST(RandomProgramsTest, StagesDoWhatThePlainLoopDoes) {
       ++compared;
     }
   }
-  EXPECT_GT(compared, 300);
-  EXPECT_LT(refused, 30);
+  if (kSeeds.count() < 200) return;  // too few to judge by their share
+  EXPECT_GT(2 * compared, 3 * kSeeds.count()) << "of three schedules";
+  EXPECT_LT(20 * refused, 3 * kSeeds.count());
 }
 
 }  // namespace
