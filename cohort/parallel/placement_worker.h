@@ -19,7 +19,7 @@ inline constexpr std::chrono::milliseconds kPlacementTimeout = std::chrono::minu
 
 namespace placement_detail {
 
-/// LibTorch's state of the calling thread, and its stream on `device`: see placement_worker.cpp.
+/// LibTorch's state of the calling thread, and its stream on each GPU: see placement_worker.cpp.
 class CallerState {
  public:
   explicit CallerState(c10::Device device);
