@@ -96,19 +96,21 @@ struct Exit : torch::autograd::Node {
 // Another one, from a tensor that fn put aside, goes on to the input's own graph, or throws where the cut is
 // for good: in the leaf's grad() the gradient would be lost without a word.
 struct Entrance : torch::autograd::AccumulateGrad {
-  Entrance(const at::Tensor& leaf, const Edge& before, const char* where)
-      : AccumulateGrad(leaf), where_(where) {
+  Entrance(const at::Tensor& leaf, const Edge& before, bool is_for_good, const char* where)
+      : AccumulateGrad(leaf), is_for_good_(is_for_good), where_(where) {
     if (before.is_valid()) add_next_edge(before);
   }
   Tensors apply(Tensors&& gradients) override {
     if (!next_edges().empty()) return std::move(gradients);
+    if (!is_for_good_) return {};  // a view that was taken without gradients: its history leads nowhere
     throw UsageError(where_, "a backward from a tensor that fn put aside reaches an input of fn",
                      "the tensor as a result of fn, or its detach()");
   }
   std::string name() const override { return "cohort::core::Entrance"; }
 
  private:
-  const char* where_;
+  const bool is_for_good_;
+  const char* const where_;
 };
 
 // Stands for the backward of a cast of a leaf that autocast keeps, and that other parts use too.
@@ -187,8 +189,9 @@ GraphPart::GraphPart(const Tensors& inputs, const Words& words, Cut cut)
     const at::Tensor& leaf = leaves_[i];
     Edge& edge = inputs_.emplace_back();
     if (!core::needs_gradient(leaf)) continue;
-    const Edge before = cut == Cut::kCanBeUndone ? edge_of(inputs[i]) : Edge();
-    const auto entrance = COHORT_MAKE_NODE(Entrance, leaf, before, words_.where);
+    const bool is_for_good = cut == Cut::kForGood;
+    const Edge before = is_for_good ? Edge() : edge_of(inputs[i]);
+    const auto entrance = COHORT_MAKE_NODE(Entrance, leaf, before, is_for_good, words_.where);
     torch::autograd::impl::set_grad_accumulator(leaf, COHORT_WEAK_NODE(entrance));
     edge = Edge(entrance, 0);
   }

@@ -47,7 +47,12 @@ void fill_in(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit
         if (value.toGenerator() == at::detail::getDefaultCPUGenerator()) value = RandomScope::global();
         continue;
       }
-      if (const at::Generator& own = RandomSource::generator(); own.defined()) value = own;
+      const at::Generator& own = RandomSource::generator();
+      if (own.defined()) {
+        value = own;
+      } else if (const at::Generator& global = RandomSource::of_thread().global; global.defined()) {
+        value = global;
+      }
     }
   }
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
@@ -115,6 +120,8 @@ RandomScope::RandomScope(at::Generator generator, at::Generator global) {
 
 void RandomScope::enter(Source source) {
   register_kernels();
+  // What stands for the global generator does so in scopes within, too.
+  if (!source.global.defined()) source.global = RandomSource::of_thread().global;
   const bool is_open = source.is_open || source.global.defined();
   before_ = std::exchange(RandomSource::of_thread(), std::move(source));
   key_before_ = c10::impl::tls_is_dispatch_key_included(kKey);

@@ -114,6 +114,24 @@ void ResultViews::cut_off(std::vector<at::Tensor>& results, const std::vector<st
   }
 }
 
+bool ResultViews::misses_one_of(const std::vector<at::Tensor>& results) const {
+  const auto is_made_anew = [this](std::size_t result) {
+    return std::ranges::any_of(views_, [=](const View& view) { return view.result == result; });
+  };
+  const auto may_be_seen = [&](std::size_t i) {
+    return results[i].defined() && results[i].has_storage() && !is_made_anew(i);
+  };
+  for (std::size_t a = 0; a < num_results_; ++a) {
+    if (!may_be_seen(a)) continue;
+    for (std::size_t b = 0; b < a; ++b) {
+      if (!may_be_seen(b) || results[a].is_same(results[b]) || !results[a].is_alias_of(results[b])) continue;
+      if (needs_gradient(results[a]) && needs_gradient(results[b]) && may_overlap(results[a], results[b]))
+        return true;
+    }
+  }
+  return false;
+}
+
 void ResultViews::put_back(std::vector<at::Tensor>& results) const {
   if (views_.empty()) return;
   for (const View& view : views_) {

@@ -31,6 +31,9 @@ class ResultViews {
   /// Cuts off from their graph those that are made of others, and adds what they are made of where that is no
   /// result itself. Views of one of `others` stay as they are.
   void take_out(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& others = {});
+  /// Whether two results share memory in a way that is not one of these, and both have a graph: given
+  /// histories one by one, who writes to one of them would not change the other's gradient. After take_out().
+  bool misses_one_of(const std::vector<at::Tensor>& results) const;
   /// Makes them anew, in the caller's gradient mode, and takes off what was added.
   void put_back(std::vector<at::Tensor>& results) const;
 

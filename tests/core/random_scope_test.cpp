@@ -183,5 +183,24 @@ TEST(RandomScopeTest, RecomputationOfAnOutsideRunWithinAScopeDrawsFromTheGlobalG
   EXPECT_TRUE(at::equal(x.grad(), y.detach()));
 }
 
+TEST(RandomScopeTest, WhatStandsForTheGlobalGeneratorDoesSoInScopesWithin) {
+  const at::Generator global = at::detail::getDefaultCPUGenerator();
+  const auto stand_in = [] { return at::make_generator<at::CPUGeneratorImpl>(5); };
+  const auto draw = [&](at::Generator scope) {
+    const RandomScope outer(std::move(scope), stand_in());
+    at::Tensor found = at::empty({4}).uniform_(0, 1, global);
+    const RandomScope inner{at::Generator()};
+    return at::stack({found, at::empty({4}).uniform_(0, 1, global), at::rand({4})});
+  };
+  at::manual_seed(1);
+  const at::Tensor first = draw({}), second = draw(stand_in());
+  EXPECT_TRUE(at::equal(first, second));
+  at::manual_seed(1);
+  const at::Tensor untouched = at::rand({4});
+  at::manual_seed(1);
+  draw({});
+  EXPECT_TRUE(at::equal(at::rand({4}), untouched));
+}
+
 }  // namespace
 }  // namespace cohort::core
