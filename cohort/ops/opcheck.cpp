@@ -378,8 +378,13 @@ class OperatorCheck {
       values.push_back(is_given ? value.detach().set_requires_grad(inputs[i].requires_grad()) : value);
     }
     if (!takes(with_tensors(plain, places))) return;
-    const auto got = gradients_of(function, values, [](const at::Tensor& t) { return t; }),
-               wanted = gradients_of(function, plain, &dense);
+    Tensors got, wanted;
+    try {
+      wanted = gradients_of(function, plain, &dense);
+      got = gradients_of(function, values, [](const at::Tensor& t) { return t; });
+    } catch (const std::exception& error) {
+      fail(core::concat("forward or backward throws on ", form.name, ": ", error.what()));
+    }
     for (std::size_t i = 0, next = 0; i < inputs.size(); ++i) {
       if (!inputs[i].defined() || !inputs[i].requires_grad()) continue;
       same_values(core::concat("the gradient of ", argument(places[i])), form, Tensors{got[next]},

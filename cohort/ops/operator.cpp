@@ -232,8 +232,10 @@ class AutogradKernel : public c10::OperatorKernel {
     if (shared.empty()) return;
     const auto share = [&](const at::Tensor& result) {
       if (!result.defined() || result.is_inference()) return;
-      const auto of = std::find_if(shared.begin(), shared.end(),
-                                   [&](const at::Tensor& each) { return each.is_alias_of(result); });
+      const auto of = std::find_if(shared.begin(), shared.end(), [&](const at::Tensor& each) {
+        return each.is_same(result) ||
+               (each.has_storage() && result.has_storage() && each.is_alias_of(result));
+      });
       if (of == shared.end()) return;
       result.unsafeGetTensorImpl()->set_version_counter(of->unsafeGetTensorImpl()->version_counter());
     };

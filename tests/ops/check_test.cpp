@@ -41,6 +41,12 @@ TORCH_LIBRARY(check_test, library) {
         mask.view(-1)[1].fill_(1);
         return Tensors{gradient + mask};  // wrong in one element
       });
+  sound("flat_gradient(Tensor x) -> Tensor")
+      .cpu(&contiguous_square)
+      .meta(&empty_meta)
+      .backward([](const Call& call, const Tensors& gradients) {
+        return Tensors{2 * gradients[0].view(-1).view(gradients[0].sizes()) * call.tensor(0)};
+      });
   sound("no_gradient(Tensor x) -> Tensor").cpu(&contiguous_square).meta(&empty_meta);
   library.def("no_autograd(Tensor x) -> Tensor");
   library.impl("no_autograd", torch::dispatch(c10::DispatchKey::CPU, &contiguous_square));
@@ -276,6 +282,12 @@ TEST(OpcheckTest, ALostGradientIsRefused) {
 TEST(OpcheckTest, ArgumentsThatDoNotFitAreRefused) {
   COHORT_EXPECT_THROW_WITH(opcheck("check_test::right", {x(), 2.0}), UsageError, "2 arguments do not fit");
   COHORT_EXPECT_THROW_WITH(opcheck("check_test::nothing", {x()}), UsageError, "there is no operator");
+}
+
+TEST(OpcheckTest, ABackwardThatThrowsOnSomeLayoutIsRefused) {
+  COHORT_EXPECT_THROW_WITH(
+      opcheck("check_test::flat_gradient", {at::randn({3, 4}, at::kDouble).requires_grad_()}), CheckError,
+      "throws on");
 }
 
 }  // namespace
