@@ -82,6 +82,9 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
   for (at::Tensor& tangent : starts) {
     tangent = tangent.resolve_conj().resolve_neg();  // lazy ones may come to replays, or not
     if (recorded.tape.knows_storage(tangent)) tangent = tangent.clone();
+    if (forward.has_plain_tangents && Layout::of(tangent).may_overlap()) {
+      tangent = tangent.clone(at::MemoryFormat::Contiguous);
+    }
     recorded.tangents.push_back(recorded.tape.add_input(tangent));
     recorded.tangents_overlap |= Layout::of(tangent).may_overlap();
   }
@@ -106,7 +109,8 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
   }
   recorded.segments = cut_backward(recorded, leaves, forward.gradient_chunk_bytes);
   if (forward.recheck != nullptr) {
-    forward.variant->compare(forward.recheck->difference_in_backward(starts, gradients));
+    forward.variant->compare(forward.recheck->difference_in_backward(starts, gradients),
+                             forward.recheck->drew_alone());
     if (forward.recheck->takes(starts)) forward.variant->recheck(std::move(recorded));
   } else if (!recorded.tangents_overlap || !*forward.wants_plain_tangents) {
     forward.variant->offer(std::move(recorded));
@@ -335,10 +339,12 @@ void chain(Node& first, const torch::autograd::edge_list& edges, const std::vect
 // be. Where results lead to different leaves, each result has a node, and each set of results that lead to
 // the same leaves has one that hands their gradients on. The first of those runs the whole backward, with all
 // gradients that have come. On one device these are all, as autograd takes the node that was made last first;
-// if another comes after it, the backward runs again for those whom it concerns.
+// if another comes after it, the backward runs again for those whom it concerns. What backward needs goes
+// when each result has been in a backward that frees its graph: until then another loss may begin at another
+// one.
 class Joint {
  public:
-  explicit Joint(std::size_t num_results) : num_results_(num_results) {}
+  explicit Joint(std::size_t num_results) : num_results_(num_results), is_freed_(num_results) {}
 
   std::function<Tensors(Tensors)> backward;  // all gradients, in order
   std::function<void()> release;
@@ -348,26 +354,33 @@ class Joint {
     const int task = torch::autograd::get_current_graph_task_id();
     const auto [run, is_new] = runs_.try_emplace(task, Run{Tensors(num_results_), {}, {}});
     run->second.tangents[result] = tangent;
+    if (!torch::autograd::get_current_graph_task_keep_graph()) is_freed_[result] = true;
     if (!is_new) return;
-    const bool is_kept = torch::autograd::get_current_graph_task_keep_graph();
-    torch::autograd::Engine::get_default_engine().queue_callback([self, task, is_kept] {
+    torch::autograd::Engine::get_default_engine().queue_callback([self, task] {
+      bool is_last = false;
       {
         const std::lock_guard ends(self->mutex_);
         self->runs_.erase(task);
+        is_last = std::ranges::all_of(self->is_freed_, std::identity());
       }
-      if (!is_kept) self->release();
+      if (is_last) self->release();
     });
   }
   Tensors gradients(const std::vector<std::size_t>& of, const std::vector<bool>& reached_from) {
-    const std::lock_guard lock(mutex_);
-    Run& run = runs_.at(torch::autograd::get_current_graph_task_id());
+    std::unique_lock lock(mutex_);
+    Run& run = runs_.at(torch::autograd::get_current_graph_task_id());  // until the task ends
     bool is_found = !run.found.empty();
     for (std::size_t i = 0; is_found && i < num_results_; ++i) {
       is_found = !reached_from[i] || run.is_used[i] == run.tangents[i].defined();
     }
     if (!is_found) {
-      run.is_used = defined(run.tangents);
-      run.found = backward(run.tangents);
+      const Tensors tangents = run.tangents;
+      lock.unlock();  // a backward within this one may need the thread of another device, which waits in
+                      // take()
+      Tensors all = backward(tangents);
+      lock.lock();
+      run.is_used = defined(tangents);
+      run.found = std::move(all);
     }
     Tensors found;
     for (const std::size_t gradient : of) found.push_back(std::move(run.found[gradient]));
@@ -382,7 +395,8 @@ class Joint {
   };
   const std::size_t num_results_;
   std::mutex mutex_;
-  std::map<int, Run> runs_;  // by the number of autograd's task
+  std::vector<bool> is_freed_;  // results
+  std::map<int, Run> runs_;     // by the number of autograd's task
 };
 
 class ResultNode : public Node {
@@ -461,6 +475,7 @@ at::Tensor with_its_counter(const at::Tensor& tensor, const at::Tensor& counts) 
       counts.unsafeGetTensorImpl()->version_counter(), /*allow_tensor_metadata_change=*/true));
 }
 
+// Behind an AccumulateGrad there is nothing of the function's: one that stands for an input leads on.
 template <typename Fn>
 void each_node(Node* first, const Fn& fn) {
   std::unordered_set<const Node*> seen{first};
@@ -469,6 +484,7 @@ void each_node(Node* first, const Fn& fn) {
     Node* const node = open.back();
     open.pop_back();
     fn(*node);
+    if (dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr) continue;
     for (const Edge& edge : node->next_edges()) {
       if (edge.is_valid() && seen.insert(edge.function.get()).second) open.push_back(edge.function.get());
     }

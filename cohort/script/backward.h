@@ -25,6 +25,8 @@ struct RecordedForward {
   std::shared_ptr<Recheck> recheck;  ///< of the program that backward is compared with, or null
   /// True: recordings with a gradient whose elements overlap are of no use.
   std::shared_ptr<const std::atomic<bool>> wants_plain_tangents;
+  /// Gradients whose elements overlap are recorded as copies, which any other can take the place of.
+  bool has_plain_tangents = false;
 };
 
 /// Which leaves the graph of each result that needs a gradient ends at.

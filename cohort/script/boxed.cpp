@@ -47,17 +47,20 @@ void run_boxed(const Call& call, const Tensors& values, torch::jit::Stack& stack
       stack.push_back(argument(*place++, values));
     }
   }
-  if (how.find_kernels || call.keys.empty()) {
+  if (call.keys.empty()) {
     call.op.callBoxed(&stack);
     return;
   }
+  c10::DispatchKeySet keys = call.keys;
+  // The kernel there fills in the scope's generator, and goes on.
+  if (how.in_random_scope && call.op.hasKernelForDispatchKey(kRandomKey)) keys = keys.add(kRandomKey);
   std::optional<at::RecordFunction> observed;
   if (how.is_observed) {
     observed.emplace(at::RecordScope::FUNCTION);
     observed->before(std::cref(call.op.schema()),
                      c10::ArrayRef<const c10::IValue>(stack.data(), stack.size()));
   }
-  call.op.redispatchBoxed(call.keys, &stack);
+  call.op.redispatchBoxed(keys, &stack);
 }
 
 }  // namespace cohort::script

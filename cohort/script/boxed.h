@@ -4,13 +4,15 @@
 
 namespace cohort::script {
 
+inline constexpr auto kRandomKey = c10::DispatchKey::CustomRNGKeyId;  ///< core::RandomScope's
+
 /// Returns a tensor of the same memory, sizes and strides, which may be given others.
 at::Tensor another_handle(const at::Tensor& tensor);
 
 /// How kernels are called.
 struct How {
-  /// By the dispatch keys of arguments and thread, else by those that were recorded.
-  bool find_kernels = false;
+  /// Operators that take a generator get the RandomScope's.
+  bool in_random_scope = false;
   /// Tells LibTorch's profiler of each operator, as its dispatcher would.
   bool is_observed = false;
 };

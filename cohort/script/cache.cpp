@@ -14,7 +14,8 @@ namespace {
 using core::concat;
 
 constexpr int kMostRecordings = 5;  // state that is made lazily needs three
-constexpr int kMostTries = 16;      // a forward without a backward leaves no recording
+constexpr int kMostDoubts = 3;
+constexpr int kMostTries = 16;  // a forward without a backward leaves no recording
 
 std::string difference_of(Recorded& now, const Recorded& before, bool before_is_program = false) {
   if (std::string found = now.tape.difference(before.tape, before_is_program); !found.empty()) return found;
@@ -145,13 +146,17 @@ void Variant::recheck(Recorded recorded) {
   if (program == nullptr) return;
   std::string found = recorded.tape.refusal();
   if (found.empty()) found = difference_of(recorded, program->recorded(), /*before_is_program=*/true);
-  compare(found);
+  if (!found.empty()) compare(found);
 }
 
-void Variant::compare(const std::string& difference) {
+void Variant::compare(const std::string& difference, bool drew_alone) {
+  if (drew_alone && difference.empty()) doubts_ = 0;
   if (difference.empty() || state() != State::kReady) return;
-  core::log_warning(concat("[script.recheck] a program no longer does what its function does: ", difference,
-                           ". The function runs eagerly from now on"));
+  if (!drew_alone && ++doubts_ < kMostDoubts) return;
+  core::log_warning(concat(
+      "[script.recheck] a program no longer does what its function does: ", difference,
+      drew_alone ? "" : ". It sets a seed, or other threads draw from its generator. Try: core::RandomScope",
+      ". The function runs eagerly from now on"));
   give_up(concat("a recheck found that ", difference));
 }
 

@@ -56,8 +56,9 @@ class Variant {
   void retire() { is_retired_.store(true, std::memory_order_release); }
   /// Ends a recheck: gives up where the recording differs from the program.
   void recheck(Recorded recorded);
-  /// Gives up, and says so in the log, if `difference` from the program is not empty.
-  void compare(const std::string& difference);
+  /// Gives up, and says so in the log, if `difference` from the program is not empty. `drew_alone`: false
+  /// where other threads' random numbers may be the reason; then the third difference in a row counts.
+  void compare(const std::string& difference, bool drew_alone = true);
 
   /// The modes that it was made under.
   const Environment& environment() const { return environment_; }
@@ -81,6 +82,7 @@ class Variant {
   std::atomic<bool> is_retired_{false};
   std::atomic<State> state_{State::kRecording};
   std::atomic<std::int64_t> calls_{0};
+  std::atomic<int> doubts_{0};
   mutable std::mutex mutex_;
   int tried_ = 0;
   int recorded_ = 0;

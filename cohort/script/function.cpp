@@ -93,13 +93,21 @@ void refuse_effects_under_autograd(Recorded& recorded) {
 // expanded) cannot be replayed with one whose elements do not: there is no tensor of the recorded strides
 // that holds it. Then the function runs once more, from the inputs and generators that forward had, and
 // leaves nothing behind but its gradients. The program ends, and later ones are recorded with gradients that
-// any other can be copied to.
+// any other can be copied to. Functions that may not run again are recorded with copies of such gradients:
+// their forward writes to what it may read, or ran under autocast, which has ended when backward runs.
+bool may_run_again(const Recorded& recorded, const Environment& environment) {
+  if (environment.autocast[0] || environment.autocast[1]) return false;
+  return std::ranges::none_of(recorded.tape.values(), [&](const Value& value) {
+    return value.source != Source::kMade && recorded.tape.is_written(value.storage);
+  });
+}
 Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
-                 std::shared_ptr<const Program> program, std::function<void()> then) {
+                 std::shared_ptr<const Program> program, std::shared_ptr<const Variant> variant,
+                 std::function<void()> then) {
   const auto generators = std::make_shared<const GeneratorStates>(program->recorded().tape);
   Tensors read = inputs;
   for (const Value& value : program->recorded().tape.values()) {
-    if (value.source == Source::kCaptured && value.tensor.requires_grad()) read.push_back(value.tensor);
+    if (value.source == Source::kCaptured) read.push_back(value.tensor);
   }
   const auto versions_of = [](const Tensors& tensors) {
     std::vector<std::int64_t> found;
@@ -109,29 +117,24 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
     return found;
   };
   return [=, versions = versions_of(read)](const Tensors& tangents) {
-    if (versions_of(read) != versions || !generators->is_current()) {
+    if (versions_of(read) != versions || !variant->modules_hold()) {
       throw UsageError(
           "script.backward",
           "a gradient has a layout that the recorded backward cannot take, and the function cannot "
-          "run again: an input or a parameter was changed since forward, or a RandomScope has ended",
-          "the optimizer's step after backward, or backward() within the RandomScope");
+          "run again: an input, a parameter, a buffer or a module's mode was changed since forward",
+          "the change after backward");
     }
-    const GeneratorStates now(program->recorded().tape);
     GivenTensors given(*program, *program->borrow(inputs));
-    generators->put_back();
     const at::AutoGradMode with_graph(true);
+    const GeneratorStates::Again draws_again(*generators);
     core::GraphPart graph(inputs, kWords);
     core::StandIns stand_ins("script.function", inputs, graph.leaves());
     Tensors results = (*run)(stand_ins.tensors());
     stand_ins.look_at(results);
     results = graph.end(results);
-    Tensors found;
-    {
-      const at::NoGradGuard no_grad;
-      found = graph.backward(tangents, /*keep_graph=*/false);
-      given.put_back();
-    }
-    now.put_back();
+    const at::NoGradGuard no_grad;
+    Tensors found = graph.backward(tangents, /*keep_graph=*/false);
+    given.put_back();
     then();
     return found;
   };
@@ -186,7 +189,7 @@ Function::Output Function::call(std::span<const at::Tensor> inputs, const std::s
   if (program != nullptr && !variant->is_recheck_due()) {
     Rerun rerun;
     if (program->recorded().tangents_overlap) {
-      rerun = make_rerun(run_, Tensors(inputs.begin(), inputs.end()), program,
+      rerun = make_rerun(run_, Tensors(inputs.begin(), inputs.end()), program, variant,
                          [variant, wants = wants_plain_tangents_] {
                            wants->store(true);
                            variant->retire();
@@ -196,10 +199,7 @@ Function::Output Function::call(std::span<const at::Tensor> inputs, const std::s
   }
   const Tensors tensors(inputs.begin(), inputs.end());
   if (program != nullptr) return record(tensors, variant, program);
-  if (variant->has_module_memory(inputs)) {
-    variant->give_up("an input lies in the memory of a parameter or buffer of a module that is watched");
-    return (*run_)(tensors);
-  }
+  if (variant->has_module_memory(inputs)) return (*run_)(tensors);  // a parameter or buffer is an input here
   return variant->start_recording() ? record(tensors, variant, nullptr) : (*run_)(tensors);
 }
 
@@ -212,15 +212,19 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
     recorded->split = recorded->tape.calls().size();
     is_recheck ? variant->recheck(std::move(*recorded)) : variant->offer(std::move(*recorded));
   };
+  Output results;
+  const auto compare = [&] {
+    const std::string difference = recheck->difference(results);
+    variant->compare(difference, recheck->drew_alone());
+  };
   for (const at::Tensor& input : inputs) recorded->inputs.push_back(recorded->tape.add_input(input));
   if (!at::GradMode::is_enabled()) {
-    Output results;
     {
       const Recording recording(recorded->tape);
       results = (*run_)(inputs);
     }
     recorded->structure = results.structure;
-    if (is_recheck) variant->compare(recheck->difference(results));
+    if (is_recheck) compare();
     find_outputs(*recorded, inputs, results);
     finish();
     return results;
@@ -229,7 +233,6 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   auto graph = std::make_shared<GraphPart>(inputs, kWords, GraphPart::Cut::kCanBeUndone);
   const Tensors leaves = graph->leaves();
   core::StandIns stand_ins("script.function", inputs, leaves);
-  Output results;
   {
     const Recording recording(recorded->tape);
     results = (*run_)(stand_ins.tensors());
@@ -237,10 +240,13 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   recorded->structure = results.structure;
   stand_ins.look_at(results);
   recorded->views = stand_ins.result_views();
-  if (is_recheck) variant->compare(recheck->difference(results));
+  if (is_recheck) compare();
   find_outputs(*recorded, stand_ins.tensors(), results);
   refuse_effects_under_autograd(*recorded);
   if (const std::string reason = unrecordable_within(results); !reason.empty()) recorded->tape.refuse(reason);
+  if (recorded->views.misses_one_of(results)) {
+    recorded->tape.refuse("results share memory, and are no views of one tensor by as_strided()");
+  }
   if (const std::string node = graph->outside(results); !node.empty()) {
     recorded->tape.refuse(concat("the function uses a tensor with a graph of its own (", node, ")"));
   }
@@ -275,9 +281,10 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   recorded->reach_differs = !std::ranges::all_of(recorded->reached_from, [](const std::vector<bool>& from) {
     return std::ranges::all_of(from, std::identity());
   });
-  attach_recording(
-      {graph, recorded, variant, cache_.options().gradient_chunk_bytes(), recheck, wants_plain_tangents_},
-      inputs, results);
+  const bool has_plain_tangents = !may_run_again(*recorded, variant->environment());
+  attach_recording({graph, recorded, variant, cache_.options().gradient_chunk_bytes(), recheck,
+                    wants_plain_tangents_, has_plain_tangents},
+                   inputs, results);
   stand_ins.settle(results);
   return results;
 }

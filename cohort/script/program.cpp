@@ -22,9 +22,6 @@
 namespace cohort::script {
 namespace {
 
-constexpr auto kAllAutocastKeys = c10::autocast_dispatch_keyset;
-constexpr auto kRandomKey = c10::DispatchKey::CustomRNGKeyId;  // core::RandomScope's
-
 // Modes that kernels may ask for, as they were when the call was recorded; as before afterwards.
 class Modes {
  public:
@@ -293,7 +290,6 @@ void Program::store_results(const Call& call, Frame& frame, torch::jit::Stack& s
   stack.clear();
 }
 
-// Within a RandomScope operators that draw are looked up anew, so that they meet its key.
 void Program::run_action(const Action& action, Frame& frame, torch::jit::Stack& stack, How how) const {
   if (action.call == nullptr) {
     frame.values[at_slot(action.view)] =
@@ -302,7 +298,6 @@ void Program::run_action(const Action& action, Frame& frame, torch::jit::Stack& 
   } else if (action.unboxed != nullptr && !how.is_observed) {
     action.unboxed->run(frame.values);
   } else {
-    how.find_kernels = how.find_kernels && action.draws;
     run_boxed(*action.call, frame.values, stack, how);
     store_results(*action.call, frame, stack);
   }
@@ -323,7 +318,7 @@ void Program::run_actions(Frame& frame, torch::jit::Stack& stack, std::span<cons
   ArenaSource source(frame.arena.get());
   const MemoryScope scope(&source);
   for (const Action& action : actions) {
-    if (action.call != nullptr && !how.find_kernels) modes.set(*action.call);
+    if (action.call != nullptr) modes.set(*action.call);
     source.expect(action.blocks);
     run_action(action, frame, stack, how);
     if (!action.placed.empty() && !is_placed(action, frame)) {
@@ -404,7 +399,7 @@ void Program::rehearse(Frame& frame, Part part, std::size_t first, std::size_t l
     AsInLanes threads(staged.plain.lanes);
     for (std::size_t i = first; i < last; ++i) {
       const Action& action = staged.plain.actions[i];
-      if (action.call != nullptr && !how.find_kernels) modes.set(*action.call);
+      if (action.call != nullptr) modes.set(*action.call);
       threads.before(i);
       rehearsal.before(i);
       run_action(action, frame, frame.stack, how);
@@ -445,10 +440,8 @@ void Program::begin(Frame& frame, Part part) const {
 
 void Program::run(Frame& frame, Part part, std::size_t first_call, std::size_t end_call) const {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const How how{.find_kernels = c10::impl::tls_is_dispatch_key_included(kRandomKey),
+  const How how{.in_random_scope = c10::impl::tls_is_dispatch_key_included(kRandomKey),
                 .is_observed = at::hasCallbacks()};
-  std::optional<c10::impl::ExcludeDispatchKeyGuard> no_autocast;
-  if (how.find_kernels) no_autocast.emplace(kAllAutocastKeys);
   const Staged& staged = parts_[static_cast<std::size_t>(part)];
   const bool is_backward = part == Part::kBackward;
   if (first_call == (is_backward ? recorded_.split : 0)) begin(frame, part);

@@ -4,6 +4,7 @@
 #include <ATen/ops/allclose.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "cohort/core/error.h"
@@ -12,18 +13,6 @@ namespace cohort::script {
 namespace {
 
 using core::concat;
-
-// Puts generators back, whatever is thrown.
-class Undrawn {
- public:
-  explicit Undrawn(const Tape& tape) : states_(tape) {}
-  ~Undrawn() { states_.put_back(); }
-  Undrawn(const Undrawn&) = delete;
-  Undrawn& operator=(const Undrawn&) = delete;
-
- private:
-  GeneratorStates states_;
-};
 
 // Bit by bit on the CPU. Kernels on a GPU that add in any order repeat their results to some digits only.
 bool same(const at::Tensor& ours, const at::Tensor& theirs) {
@@ -50,6 +39,12 @@ bool backward_writes_outside(const Recorded& recorded) {
   return false;
 }
 
+// It drew already, from where it cannot be sent back to.
+bool backward_draws(const Recorded& recorded) {
+  const auto backward = std::span(recorded.tape.calls()).subspan(recorded.split);
+  return std::ranges::any_of(backward, [](const Call& call) { return call.may_draw(); });
+}
+
 std::string compare(const Tensors& ours, const Tensors& theirs, const char* what) {
   if (ours.size() != theirs.size()) return concat("there are other ", what, "s");
   for (std::size_t i = 0; i < ours.size(); ++i) {
@@ -63,8 +58,10 @@ std::string compare(const Tensors& ours, const Tensors& theirs, const char* what
 Recheck::Recheck(std::shared_ptr<const Program> program, const Tensors& inputs)
     : program_(std::move(program)) {
   const at::NoGradGuard no_grad;
-  const Undrawn undrawn(program_->recorded().tape);
+  const GeneratorStates states(program_->recorded().tape);
+  const GeneratorStates::Again again(states);
   run(inputs);
+  after_ = again.after();
 }
 
 void Recheck::run(const Tensors& inputs) {
@@ -92,9 +89,10 @@ void Recheck::run(const Tensors& inputs) {
   }
 }
 
-std::string Recheck::difference(const Tensors& results, const Tensors& gradients) const {
+std::string Recheck::difference(const Tensors& results, const Tensors& gradients) {
   const at::NoGradGuard no_grad;
   if (!error_.empty()) return concat("the program throws: ", error_);
+  drew_alone_ = after_.holds();
   if (std::string found = compare(results_, results, "result"); !found.empty()) return found;
   if (std::string found = compare(gradients_, gradients, "gradient"); !found.empty()) return found;
   return given_->difference_from_found();
@@ -113,11 +111,11 @@ std::string Recheck::difference_in_backward(const Tensors& tangents, const Tenso
   const auto frame = std::move(frame_);
   const Recorded& recorded = program_->recorded();
   if (frame == nullptr || !takes(tangents) || backward_writes_outside(recorded)) return {};
+  if (backward_draws(recorded)) return {};
   for (std::size_t i = 0; i < tangents.size(); ++i) {
     frame->values[at_slot(recorded.tangents[i])] = tangents[i];
   }
   const at::NoGradGuard no_grad;
-  const Undrawn undrawn(recorded.tape);
   Tensors found;
   try {
     program_->backward(*frame, recorded.split, recorded.tape.calls().size());

@@ -17,10 +17,13 @@ class Recheck {
   Recheck(std::shared_ptr<const Program> program, const Tensors& inputs);
   /// Returns how the function's results, gradients (in step mode) and effects differ from the program's, bit
   /// by bit; empty if they do not. To be asked after the function has run on the same inputs.
-  std::string difference(const Tensors& results, const Tensors& gradients = {}) const;
+  std::string difference(const Tensors& results, const Tensors& gradients = {});
+  /// False if the generators then stood elsewhere than after the program: the function sets a seed, or
+  /// another thread draws from them, and a difference says little. After difference().
+  bool drew_alone() const { return drew_alone_; }
   /// Runs backward from `tangents`, and returns how `gradients`, what the function's own gave for inputs and
   /// captured tensors that need one, differ. Once. Empty, too, where that cannot be told: tangents have other
-  /// strides than were recorded, or backward writes to what it is handed.
+  /// strides than were recorded, backward draws random numbers or writes to what it is handed.
   std::string difference_in_backward(const Tensors& tangents, const Tensors& gradients);
   /// True if gradients of the results lie as those that the program was recorded with.
   bool takes(const Tensors& tangents) const;
@@ -32,6 +35,8 @@ class Recheck {
   std::unique_ptr<Frame> frame_;  // with what backward reads
   Tensors results_, gradients_;
   std::optional<GivenTensors> given_;
+  GeneratorStates::After after_;
+  bool drew_alone_ = false;
   std::string error_;
 };
 

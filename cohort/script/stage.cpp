@@ -1,7 +1,5 @@
 #include "cohort/script/stage.h"
 
-#include <algorithm>
-
 namespace cohort::script {
 
 int result_of(const Call& call, const Recorded& recorded, const Plan& plan) {
@@ -33,9 +31,6 @@ Stage plain_stage(const Recorded& recorded, const Plan& plan, Part part) {
     action.call = std::shared_ptr<const Call>(std::shared_ptr<void>(), &call);  // the tape's
     if (!call.is_foreign)
       action.unboxed = unbox(call, result_of(call, recorded, plan));  // else sizes are checked
-    const auto& arguments = call.op.schema().arguments();
-    action.draws = std::any_of(arguments.begin(), arguments.end(),
-                               [](const c10::Argument& argument) { return argument.name() == "generator"; });
   }
   return stage;
 }

@@ -16,7 +16,6 @@ struct Action {
   std::size_t number = 0;                  ///< of the tape's call that it comes from
   std::shared_ptr<const Call> call;        ///< null: a view
   std::shared_ptr<const Unboxed> unboxed;  ///< of the call, where its signature is a common one
-  bool draws = false;                      ///< takes a generator
   int view = kUndefined, view_of = kUndefined;
   std::int64_t offset = 0;
   std::vector<int> drop;

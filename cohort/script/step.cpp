@@ -59,7 +59,8 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
   if (is_recheck) {
     Tensors gradients;
     for (const at::Tensor& leaf : program->recorded().leaves) gradients.push_back(leaf.grad());
-    variant->compare(rechecking->difference({loss}, gradients));
+    const std::string difference = rechecking->difference({loss}, gradients);
+    variant->compare(difference, rechecking->drew_alone());
     variant->recheck(std::move(recorded));
   } else {
     variant->offer(std::move(recorded));

@@ -128,5 +128,23 @@ TEST(CapturedInputsTest, AModulesParameterThatIsUsedThroughItsDataIsReplaced) {
   }
 }
 
+TEST(CapturedInputsTest, AModulesParameterAsAnInputLeavesOtherInputsTheirProgram) {
+  const at::NoGradGuard no_grad;
+  torch::nn::Linear net(4, 4);
+  int ran = 0;
+  auto fast = script(
+      [&](const at::Tensor& x) {
+        ++ran;
+        return net->forward(x).tanh();
+      },
+      ScriptOptions().verify(false).modules({net.ptr()}));
+  for (int call = 0; call < 20; ++call) {
+    const at::Tensor x = at::full({4, 4}, 0.1 * call);
+    EXPECT_TRUE(same_bits(fast(net->weight), net->forward(net->weight).tanh()));
+    EXPECT_TRUE(same_bits(fast(x), net->forward(x).tanh()));
+  }
+  EXPECT_LE(ran, 20 + 4) << fast.explain();
+}
+
 }  // namespace
 }  // namespace cohort::script

@@ -261,5 +261,38 @@ TEST(GradientHooksTest, RunOnceWhereTheGradientOfAResultComesLate) {
   });
 }
 
+TEST(GradientHooksTest, OnWhatAnInputWasMadeOfAreNoneOfTheFunctions) {
+  int hooks = 0;
+  auto fast = script([](const at::Tensor& x) { return x.exp() * x; });
+  for (int call = 0; call < 8; ++call) {
+    const at::Tensor leaf = at::full({3}, 0.1 * call).requires_grad_(), x = leaf.sin();
+    x.register_hook([&](const at::Tensor& gradient) {
+      ++hooks;
+      return gradient * 2;
+    });
+    fast(x.tanh()).sum().backward();
+    EXPECT_EQ(hooks, call + 1);
+  }
+  EXPECT_NE(fast.explain().find("program: "), std::string::npos) << fast.explain();
+}
+
+TEST(GradientHooksTest, TwoLossesOfSeparateResultsGoBackwardOneAfterTheOther) {
+  const at::Tensor a = at::ones({3}).requires_grad_(), b = at::ones({3}).requires_grad_();
+  auto fast =
+      script([&](const at::Tensor& x) { return std::vector<at::Tensor>{(x * a).exp(), (x * b).sin()}; });
+  for (int call = 0; call < 8; ++call) {
+    a.mutable_grad().reset(), b.mutable_grad().reset();
+    const at::Tensor x = at::arange(3) * 0.1 * call;
+    const auto y = fast(x);
+    y[0].square().sum().backward();
+    EXPECT_TRUE(at::allclose(a.grad(), 2 * x * (2 * x).exp()));
+    EXPECT_FALSE(b.grad().defined());
+    y[1].square().sum().backward();
+    EXPECT_TRUE(at::allclose(b.grad(), 2 * x * x.sin() * x.cos()));
+    EXPECT_ANY_THROW(y[1].square().sum().backward());
+  }
+  EXPECT_NE(fast.explain().find("program: "), std::string::npos) << fast.explain();
+}
+
 }  // namespace
 }  // namespace cohort::script

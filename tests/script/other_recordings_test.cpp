@@ -113,5 +113,44 @@ TEST(OtherRecordingsTest, WhatAFunctionLeavesBehindWithAGraphLeadsToTheInputsOfE
   }
 }
 
+// A view of a parameter that was taken without gradients says that it needs one, and has no history.
+TEST(OtherRecordingsTest, ARefusedFunctionTakesAViewThatWasTakenWithoutGradients) {
+  const at::Tensor w = at::ones({2, 3}).requires_grad_(), v = at::ones({3}).requires_grad_();
+  at::Tensor row;
+  {
+    const at::NoGradGuard no_grad;
+    row = w[0];
+  }
+  auto fast = script([&](const at::Tensor& x) { return x * v * x.sum().item<float>(); });
+  for (int call = 0; call < 4; ++call) {
+    v.mutable_grad().reset();
+    fast(row).sum().backward();
+    EXPECT_TRUE(at::equal(v.grad(), at::full({3}, 3.0)));
+    EXPECT_FALSE(w.grad().defined());
+  }
+}
+
+// A result, and another view of its memory that as_strided() does not make of it: who writes to one of them
+// changes the gradient of the other.
+TEST(OtherRecordingsTest, ResultsThatShareMemoryInAWayThatCannotBeMadeAnewStayEager) {
+  const auto run = [](bool is_scripted) {
+    const auto fn = [](const at::Tensor& x) {
+      const at::Tensor z = at::complex(x, x * 2).conj();
+      return std::vector<at::Tensor>{at::imag(z), at::imag(z)};
+    };
+    auto fast = script(fn);
+    Tensors seen;
+    for (int call = 0; call < 6; ++call) {
+      const at::Tensor x = at::full({3}, 0.5 + call).requires_grad_(), s = at::full({}, 3.0).requires_grad_();
+      std::vector<at::Tensor> y = is_scripted ? fast(x) : fn(x);
+      y[0].mul_(s);
+      y[1].square().sum().backward();
+      seen.insert(seen.end(), {y[1].detach().resolve_neg(), x.grad(), s.grad()});
+    }
+    return seen;
+  };
+  EXPECT_TRUE(same_bits(run(false), run(true)));
+}
+
 }  // namespace
 }  // namespace cohort::script

@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
 #include "cohort/optim/sgd.h"
 #include "cohort/script/script.h"
 #include "cohort/script/step.h"
@@ -141,6 +145,50 @@ TEST(RecheckTest, OfASoundProgramLeavesNoTrace) {
   };
   const Tensors expected = trained(0), found = trained(3);
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(same_bits(expected[i], found[i])) << i;
+}
+
+// While a call is verified, other threads draw from LibTorch's generator: none of their numbers comes twice.
+TEST(RecheckTest, LeavesTheGeneratorOfOtherThreadsAlone) {
+  std::atomic<bool> stop{false};
+  std::vector<std::int64_t> drawn;
+  std::thread other([&] {
+    while (!stop) drawn.push_back(at::randint(std::int64_t(1) << 52, {1}, at::kLong).item<std::int64_t>());
+  });
+  int ran = 0;
+  for (int i = 0; i < 20; ++i) {
+    auto fast = script([&](const at::Tensor& x) {
+      ++ran;
+      return at::dropout(x, 0.5, true).exp() * x;
+    });
+    for (int call = 0; call < 20; ++call) fast(at::ones({64}));
+  }
+  stop = true;
+  other.join();
+  EXPECT_GT(ran, 20 * 5);
+  std::ranges::sort(drawn);
+  EXPECT_TRUE(std::ranges::adjacent_find(drawn) == drawn.end()) << "of " << drawn.size();
+}
+
+TEST(RecheckTest, TensorsThatOverlapAreLeftAsTheFunctionLeavesThem) {
+  const at::NoGradGuard no_grad;
+  at::Tensor state = at::zeros({2, 3});
+  auto of_captured = script([&](const at::Tensor& x) {
+    at::Tensor row = state[0];
+    row.add_(x);
+    return state * 2;
+  });
+  auto of_inputs = script([](const at::Tensor& a, const at::Tensor& b) {
+    at::Tensor(a).add_(1);
+    return a + b;
+  });
+  for (int call = 0; call < 9; ++call) {
+    const at::Tensor x = at::full({3}, call), all = at::arange(6, at::kFloat);
+    EXPECT_EQ(of_captured(x)[0][0].item<float>(), call * (call + 1));
+    of_inputs(all.slice(0, 0, 4), all.slice(0, 2, 6));
+    EXPECT_EQ(all[3].item<float>(), 4);
+  }
+  EXPECT_TRUE(contains(of_captured.explain(), "program: ")) << of_captured.explain();
+  EXPECT_TRUE(contains(of_inputs.explain(), "program: ")) << of_inputs.explain();
 }
 
 }  // namespace

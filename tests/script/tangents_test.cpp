@@ -5,9 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "cohort/core/error.h"
+#include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
 #include "like_eager.h"
 #include "tests/support/contains.h"
+#include "tests/support/throws.h"
 
 // Gradients that arrive in other layouts than they were recorded in.
 namespace cohort::script {
@@ -159,6 +162,78 @@ TEST(TangentsTest, OfAResultWithoutDimensionsMayFollowEachOtherInAnyLayout) {
       }
     }
   }
+}
+
+// Losses of sums, whose gradients are expanded, and then one that is not. `between`: after forward.
+void expect_losses_alike(
+    const std::function<at::Tensor(const at::Tensor&)>& fn, const std::function<void()>& start,
+    const std::function<void()>& between = [] {}) {
+  const at::Tensor c = at::arange(1, 9, at::kFloat).sin();
+  const auto run = [&](bool is_scripted) {
+    start();
+    at::manual_seed(3);
+    auto fast = script(fn);
+    Tensors seen;
+    for (int call = 0; call < 9; ++call) {
+      at::Tensor x = at::arange(8, at::kFloat) * 0.1 + call;
+      x.requires_grad_();
+      const at::Tensor y = is_scripted ? fast(x) : fn(x);
+      between();
+      (call < 5 ? y.sum() : (y * c).sum()).backward();
+      seen.insert(seen.end(), {y.detach(), x.grad(), at::rand({2})});
+    }
+    return seen;
+  };
+  const Tensors expected = run(false), found = run(true);
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::allclose(expected[i], found[i])) << i;
+}
+
+TEST(TangentsTest, WhatForwardReadsAndWritesIsReadOnce) {
+  at::Tensor state;
+  expect_losses_alike(
+      [&](const at::Tensor& x) {
+        const at::Tensor before = state * 1;
+        state.add_(1);
+        return x * before * 2;
+      },
+      [&] { state = at::ones({8}); });
+}
+
+TEST(TangentsTest, ForwardUnderAutocastHasItsGradientsOutsideOfIt) {
+  const at::Tensor w = at::arange(64, at::kFloat).view({8, 8}).sin();
+  expect_losses_alike(
+      [&](const at::Tensor& x) {
+        const optim::Autocast autocast(at::kCPU, at::kBFloat16);
+        return at::mv(w, x).to(at::kFloat).tanh() * 2;
+      },
+      [] {});
+  Function fast([&](const Tensors& in) { return Tensors{at::mm(in[0], w).tanh() * 2}; },
+                ScriptOptions().min_operators(0));
+  const at::Tensor c = at::arange(1, 9, at::kFloat).sin().view({1, 8});
+  for (int call = 0; call < 8; ++call) {
+    at::Tensor gradients[2];
+    for (const bool is_scripted : {false, true}) {
+      const at::Tensor x = (at::arange(8, at::kFloat).view({1, 8}) * 0.1).requires_grad_();
+      at::Tensor y;
+      {
+        const optim::Autocast autocast(at::kCPU, at::kBFloat16);
+        y = is_scripted ? fast({x})[0] : at::mm(x, w).tanh() * 2;
+      }
+      (call < 5 ? y.sum() : (y * c.to(y.scalar_type())).sum()).backward();
+      gradients[is_scripted ? 1 : 0] = x.grad();
+    }
+    EXPECT_TRUE(at::allclose(gradients[0], gradients[1])) << call;
+  }
+}
+
+TEST(TangentsTest, AModuleThatChangedItsModeSinceForwardIsAnError) {
+  torch::nn::Dropout layer(0.5);
+  auto fast = script([&](const at::Tensor& x) { return layer->forward(x) * 2; },
+                     ScriptOptions().modules({layer.ptr()}));
+  for (int call = 0; call < 5; ++call) fast(at::ones({8}).requires_grad_()).sum().backward();
+  const at::Tensor x = at::ones({8}).requires_grad_(), y = fast(x);
+  layer->eval();
+  COHORT_EXPECT_THROW_WITH((y * at::arange(8)).sum().backward(), UsageError, "a module's mode was changed");
 }
 
 }  // namespace
