@@ -59,7 +59,8 @@ at::Tensor base_of(const at::Tensor& result, const at::Tensor& origin) {
   if (has_elements_of(result, origin)) return origin;
   if (!origin.is_complex() || origin.is_conj() || result.is_complex()) return {};
   const at::AutoGradMode gradients_on(true);
-  return at::view_as_real(origin);
+  const at::Tensor numbers = at::view_as_real(origin);
+  return has_elements_of(result, numbers) ? numbers : at::Tensor();  // it may be negated
 }
 
 }  // namespace

@@ -35,6 +35,7 @@ namespace random_calls {
 
 struct Seen {
   Tensors results, inputs, gradients, tangents;
+  Tensors given;  ///< to the backward of the results
   std::string form, error;
   at::Tensor drawn;
 };
@@ -104,6 +105,7 @@ struct Call {
   bool gradients;
   unsigned kind;
   const RandomCallsOptions& options;
+  const Tensors* given = nullptr;  ///< instead of gradients that depend on the results' values
 
   bool is_early() const { return number < 3; }
   Draw draw(unsigned salt) const {
@@ -141,7 +143,10 @@ inline void go_back(const Call& call, Seen& seen, const Side& side) {
   Tensors roots, tangents;
   for (const at::Tensor& result : seen.results) {
     if (!result.requires_grad() || (result.is_view() && result.grad_fn() == nullptr)) continue;
-    const at::Tensor tangent = tangent_of(result, call.options.changes_tangents ? draw(7) : 0);
+    const bool is_given = call.given != nullptr && seen.given.size() < call.given->size();
+    const at::Tensor tangent = is_given ? (*call.given)[seen.given.size()]
+                                        : tangent_of(result, call.options.changes_tangents ? draw(7) : 0);
+    seen.given.push_back(tangent);
     if (!tangent.defined()) continue;
     roots.push_back(result);
     tangents.push_back(tangent);
@@ -261,7 +266,8 @@ inline void update_in_hook(const Captured& captured) {
 }
 
 /// The gradients of call `number` of the plain program if nothing had changed before its backward.
-inline Tensors gradients_without_change(const random_calls::Call& call, const std::vector<unsigned>& kinds,
+inline Tensors gradients_without_change(const random_calls::Call& call, const random_calls::Seen& found,
+                                        const std::vector<unsigned>& kinds,
                                         const RandomProgramOptions& program) {
   RandomCallsOptions unchanged = call.options;
   unchanged.changes_before_backward = false;
@@ -271,7 +277,8 @@ inline Tensors gradients_without_change(const random_calls::Call& call, const st
     random_calls::make_call(
         {call.seed, number, call.gradients, kinds[static_cast<std::size_t>(number)], call.options}, side);
   }
-  return random_calls::make_call({call.seed, call.number, call.gradients, call.kind, unchanged}, side)
+  return random_calls::make_call({call.seed, call.number, call.gradients, call.kind, unchanged, &found.given},
+                                 side)
       .gradients;
 }
 
@@ -320,7 +327,7 @@ inline RandomOutcome compare_with_plain(unsigned seed, const Wrap& wrap,
     // LibTorch complains of a node, too, whose gradients go nowhere.
     if (contains_one_of(expected.error, {"modified by an inplace operation"}) && found.error.empty()) {
       if (options.changes_before_backward &&
-          !random_calls::near(gradients_without_change(call, kinds, program), found.gradients, 1e-4)) {
+          !random_calls::near(gradients_without_change(call, found, kinds, program), found.gradients, 1e-4)) {
         outcome.difference =
             "does not throw " + expected.error + ", with other gradients than without the change";
       }
