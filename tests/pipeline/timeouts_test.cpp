@@ -10,6 +10,7 @@
 
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
+#include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/balance.h"
 #include "tests/pipeline/nets.h"
 #include "tests/support/gate.h"
@@ -488,6 +489,9 @@ TEST(TimeoutsTest, WhatPutsGradientsBackWaitsForLateStages) {
          [](const Tensors& out, const Tensors& wanted) { return mse(out.at(0), wanted.at(0)); },
          {.split_sizes = {4}, .repeats = 1});
   };
+  // Somebody else has the same placements, so their threads do not end with the call.
+  const auto first = parallel::PlacementWorker::of(core::Placement::parse("cpu:0"));
+  const Pipeline other({torch::nn::Linear(4, 4), torch::nn::Linear(4, 4)}, two_placements());
   for (const std::function<void()>& call : {std::function<void()>(profiles), std::function<void()>(tunes)}) {
     sleeps = true;
     has_ended = false;
