@@ -375,8 +375,7 @@ class Joint {
     }
     if (!is_found) {
       const Tensors tangents = run.tangents;
-      lock.unlock();  // a backward within this one may need the thread of another device, which waits in
-                      // take()
+      lock.unlock();  // a thread of another device may wait in take() that this backward needs
       Tensors all = backward(tangents);
       lock.lock();
       run.is_used = defined(tangents);

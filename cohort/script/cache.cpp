@@ -14,8 +14,8 @@ namespace {
 using core::concat;
 
 constexpr int kMostRecordings = 5;  // state that is made lazily needs three
-constexpr int kMostDoubts = 3;
-constexpr int kMostTries = 16;  // a forward without a backward leaves no recording
+constexpr int kMostDoubts = 3;      // differences that random numbers of other threads may explain
+constexpr int kMostTries = 16;      // a forward without a backward leaves no recording
 
 std::string difference_of(Recorded& now, const Recorded& before, bool before_is_program = false) {
   if (std::string found = now.tape.difference(before.tape, before_is_program); !found.empty()) return found;

@@ -75,8 +75,7 @@ void refuse_effects_under_autograd(Recorded& recorded) {
       recorded.tape.refuse(concat("an input ", value.layout.str(), " is changed in place with gradients on"));
     }
     if (value.source == Source::kCaptured && value.tensor.grad_fn() != nullptr) {
-      recorded.tape.refuse(
-          concat("a captured tensor ", value.layout.str(), " is changed in place, and has a graph then"));
+      recorded.tape.refuse(concat("a captured tensor ", value.layout.str(), " has a graph of its own"));
     }
   }
   for (std::size_t i = 0; i < recorded.outputs.size(); ++i) {
@@ -101,6 +100,7 @@ bool may_run_again(const Recorded& recorded, const Environment& environment) {
     return value.source != Source::kMade && recorded.tape.is_written(value.storage);
   });
 }
+
 Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
                  std::shared_ptr<const Program> program, std::shared_ptr<const Variant> variant,
                  std::function<void()> then) {
