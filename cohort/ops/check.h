@@ -59,8 +59,9 @@ struct OpcheckOptions {
 /// The operator `name` ("mine::scale") does on `arguments` what its schema and its registrations say:
 /// - schema: an argument without (a!) is not written to, an output without (a) shares memory with none, and
 ///   one with (a) with the argument that has it; defaults need not be given;
-/// - strides: tensors with gaps between their elements, transposed and expanded ones give the same values,
-///   and the same gradients for a gradient that flows in expanded;
+/// - strides: tensors with gaps between their elements, transposed and expanded ones give the same values, in
+///   outputs and in arguments that are written to, leave what lies in the gaps, and give the same gradients
+///   for a gradient that flows in expanded;
 /// - shapes: all of this holds without dimensions and without elements too, where the operator takes that;
 /// - meta: the meta function gives sizes, strides and dtypes of the real outputs;
 /// - gradients: with float64 tensors that require a gradient, gradcheck(); an operator with a floating output

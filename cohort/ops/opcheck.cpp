@@ -19,6 +19,7 @@ namespace {
 using Values = std::vector<c10::IValue>;
 using Tensors = std::vector<at::Tensor>;
 constexpr const char* kWhere = "ops.opcheck";
+constexpr const char* kHint = "x.contiguous() at the kernel's beginning, or strides in its loops";
 
 Tensors tensors_of(const c10::IValue& value) {
   if (value.isTensor()) return {value.toTensor()};
@@ -241,9 +242,9 @@ class OperatorCheck {
 
   void strides() const {
     for (const Form& form : kForms) {
-      const Values arguments = laid_out(form), plain = mapped(arguments, dense);
+      const Values arguments = laid_out(form), before = laid_out(form), plain = mapped(arguments, dense);
       if (!takes(plain)) continue;
-      const Values expected = call(mapped(plain, dense));
+      const Values expected = call(plain);
       Values results;
       try {
         results = call(arguments);
@@ -253,7 +254,30 @@ class OperatorCheck {
       for (std::size_t k = 0; k < results.size(); ++k) {
         same_values(core::concat("output ", k), form, tensors_of(results[k]), tensors_of(expected[k]));
       }
+      for (std::size_t i = 0; i < arguments.size(); ++i) {
+        const Tensors were = tensors_of(before[i]), are = tensors_of(arguments[i]);
+        if (!is_written(i)) {
+          unchanged(i, were, are);
+          continue;
+        }
+        same_values(argument(i), form, are, tensors_of(plain[i]));
+        for (std::size_t t = 0; t < were.size(); ++t) nothing_beside(i, form, were[t], are[t]);
+      }
     }
+  }
+
+  // What lies between the elements of an argument belongs to somebody else.
+  void nothing_beside(std::size_t i, const Form& form, const at::Tensor& before,
+                      const at::Tensor& after) const {
+    const auto beside = [](const at::Tensor& tensor) {
+      at::Tensor all = at::empty({0}, tensor.options()).set_(tensor.storage()).clone();
+      all.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()).zero_();
+      return all;
+    };
+    // One that was resized may lie as it likes.
+    if (!before.defined() || before.sizes() != after.sizes() || before.strides() != after.strides()) return;
+    if (at::equal(beside(before), beside(after))) return;
+    fail(core::concat(argument(i), ": memory between its elements was written to on ", form.name), kHint);
   }
 
   void same_values(const std::string& what, const Form& form, const Tensors& got,
@@ -269,11 +293,10 @@ class OperatorCheck {
 
   void same_values(const std::string& what, const Form& form, const at::Tensor& got,
                    const at::Tensor& wanted) const {
-    const char* hint = "x.contiguous() at the kernel's beginning, or strides in its loops";
     if (got.sizes() != wanted.sizes()) {
       fail(core::concat(what, " is ", text_of(got.sizes()), " on ", form.name, ", ", text_of(wanted.sizes()),
                         " on contiguous ones"),
-           hint);
+           kHint);
     }
     const at::Tensor is = got.reshape(-1).to(at::kDouble), should = wanted.reshape(-1).to(at::kDouble);
     if (at::allclose(is, should, options_.tolerance(), options_.tolerance(), true)) return;
@@ -281,7 +304,7 @@ class OperatorCheck {
       if (at::allclose(is[e], should[e], options_.tolerance(), options_.tolerance(), true)) continue;
       fail(core::concat("element ", e, " of ", what, " is ", is[e].item<double>(), " on ", form.name, ", ",
                         should[e].item<double>(), " on contiguous ones"),
-           hint);
+           kHint);
     }
   }
 

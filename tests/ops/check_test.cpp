@@ -96,6 +96,30 @@ TORCH_LIBRARY(check_test, library) {
       .backward([](const Call& call, const Tensors& gradients) {
         return Tensors{2 * gradients[0] * copy_without_strides(call.tensor(0))};
       });
+  // In place: element after element of memory, of the gaps too, or on a copy that gets lost.
+  sound("doubles_memory_(Tensor(a!) x) -> ()").meta(+[](at::Tensor&) {}).cpu(+[](at::Tensor& x) {
+    for (std::int64_t i = 0; i < x.numel(); ++i) x.data_ptr<double>()[i] *= 2;
+  });
+  sound("fills_storage_(Tensor(a!) x) -> ()").meta(+[](at::Tensor&) {}).cpu(+[](at::Tensor& x) {
+    at::empty({0}, x.options()).set_(x.storage()).fill_(7);
+    x.fill_(3);
+  });
+  sound("doubles_a_copy_(Tensor(a!)[] xs) -> ()").meta(+[](at::TensorList) {}).cpu(+[](at::TensorList xs) {
+    for (const at::Tensor& x : xs) x.contiguous().mul_(2);
+  });
+  sound("copies_out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+      .meta(+[](const at::Tensor&, at::Tensor& out) -> at::Tensor& { return out; })
+      .cpu(+[](const at::Tensor& x, at::Tensor& out) -> at::Tensor& {
+        // Right in what it returns, which is not what was handed in.
+        if (out.is_contiguous()) return out.copy_(x);
+        out = x.clone();
+        return out;
+      });
+  sound("writes_where_there_are_strides(Tensor x) -> Tensor").meta(&empty_meta).cpu(+[](const at::Tensor& x) {
+    const at::Tensor y = contiguous_square(x);
+    if (!x.is_contiguous()) x.select(0, 0).fill_(5);
+    return y;
+  });
   sound("meta_of_a_number(Tensor x) -> Tensor").cpu(&contiguous_square).meta(+[](const at::Tensor& x) {
     return x.dim() == 0 ? at::empty({1}, x.options()) : empty_meta(x);
   });
@@ -237,6 +261,33 @@ TEST(OpcheckTest, AKernelThatTakesMemoryForContiguousIsRefused) {
   expect_refused("ignores_order", "element 1 of output 0 is 4 on transposed tensors, 2 on contiguous ones");
   expect_refused("ignores_stride_0", "element 3 of output 0 is 4 on expanded tensors, 1 on contiguous ones");
   expect_refused("throws_on_strides", "throws on transposed tensors, and not on contiguous ones: view size");
+}
+
+TEST(OpcheckTest, WritingToMemoryThatIsTakenForContiguousIsRefused) {
+  expect_refused("doubles_memory_",
+                 "element 3 of argument 0 ('x') is 4 on tensors with gaps between their elements, 8 on");
+  expect_refused("fills_storage_",
+                 "argument 0 ('x'): memory between its elements was written to on tensors with gaps");
+  expect_refused("writes_where_there_are_strides",
+                 "argument 0 ('x') was written to: element 0 was 1 and is 5");
+  const Tensors list{x().detach(), x().detach()};
+  COHORT_EXPECT_THROW_WITH(
+      opcheck("check_test::doubles_a_copy_", {list}), CheckError,
+      "element 0 of argument 0 ('xs') is 1 on tensors with gaps between their elements, 2 on contiguous");
+  COHORT_EXPECT_THROW_WITH(opcheck("check_test::copies_out", {x().detach(), at::zeros({2, 3}, at::kDouble)}),
+                           CheckError, "of argument 1 ('out') is 0 on tensors with gaps");
+}
+
+TEST(OpcheckTest, OperatorsOfLibTorchThatWritePass) {
+  const at::Tensor x = ops::x().detach(), y = at::randn({2, 3}, at::kDouble);
+  const auto out = [] { return at::zeros({2, 3}, at::kDouble); };
+  opcheck("aten::mul_.Tensor", {x, y});
+  opcheck("aten::add.out", {x, y, 2, out()});
+  opcheck("aten::add.out", {x, y, 2, at::empty({0}, at::kDouble)});  // is resized
+  opcheck("aten::cumsum.out", {x, 1, c10::IValue(), out()});
+  opcheck("aten::sort.values", {y, 1, true, out(), out().to(at::kLong)});
+  opcheck("aten::_foreach_mul_.Scalar", {Tensors{x, y}, 3});
+  opcheck("aten::scatter_.src", {x, 1, at::arange(4).remainder(3).view({2, 2}), y});
 }
 
 TEST(OpcheckTest, ABackwardThatTakesMemoryForContiguousIsRefused) {
