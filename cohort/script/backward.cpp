@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
@@ -11,15 +13,15 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
-#include <map>
-#include <mutex>
 #include <unordered_set>
 
 #include "cohort/core/carried.h"
 #include "cohort/core/error.h"
 #include "cohort/core/graph_part.h"
 #include "cohort/core/torch_compat.h"
+#include "cohort/script/joint.h"
 #include "cohort/script/recheck.h"
 #include "cohort/script/recorder.h"
 
@@ -39,7 +41,7 @@ void set_histories(Tensors& results, const std::vector<bool>& needs_gradient, co
   }
 }
 
-// A gradient that no tangent leads to is none, though zeros stand for the tangents that are missing.
+// A gradient that no tangent leads to is none, also where zeros stand for the tangents that are missing.
 bool is_reached(const std::vector<bool>& reached_from, const std::vector<bool>& is_given) {
   for (std::size_t i = 0; i < is_given.size(); ++i) {
     if (is_given[i] && reached_from[i]) return true;
@@ -47,10 +49,16 @@ bool is_reached(const std::vector<bool>& reached_from, const std::vector<bool>& 
   return false;
 }
 
-std::vector<bool> defined(const Tensors& tensors) {
-  std::vector<bool> result;
-  for (const at::Tensor& tensor : tensors) result.push_back(tensor.defined());
-  return result;
+bool all_finite(const Tensors& tensors) {
+  return std::ranges::all_of(tensors, [](const at::Tensor& tensor) {
+    if (!tensor.defined()) return true;
+    const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
+    return std::isfinite(at::sum(real, at::kDouble).item<double>());
+  });
+}
+
+bool is_none(const std::vector<bool>& is_given) {
+  return std::ranges::none_of(is_given, std::identity());
 }
 
 class RecordedBackward : public Node {
@@ -68,9 +76,34 @@ class RecordedBackward : public Node {
 
  private:
   Tensors run(const Tensors& tangents);
+  Tensors starts(const Tensors& tangents) const;
+  void forget();
   bool is_last_ = false;
   bool is_recorded_ = false;
 };
+
+// What the recorded backward of a function begins with. Note [Gradients that do not fit]
+Tensors RecordedBackward::starts(const Tensors& tangents) const {
+  const Recorded& recorded = *forward.recorded;
+  const std::size_t given = std::hash<std::vector<bool>>()(defined(tangents)) | 1;  // 0: none was recorded
+  const std::size_t before = forward.wants->given.exchange(given);
+  if (before != 0 && before != given) forward.wants->all = true;
+  const bool wants_all = !recorded.may_run_again || forward.wants->all;
+  Tensors starts = tangents;
+  for (std::size_t i = 0; i < starts.size(); ++i) {
+    at::Tensor& tangent = starts[i];
+    if (!tangent.defined()) {
+      if (wants_all) tangent = at::zeros(sizes[i], options[i]);
+      continue;
+    }
+    tangent = tangent.resolve_conj().resolve_neg();  // lazy ones may come to replays, or not
+    if (recorded.tape.knows_storage(tangent)) tangent = tangent.clone();
+    if (!recorded.may_run_again && Layout::of(tangent).may_overlap()) {
+      tangent = tangent.clone(at::MemoryFormat::Contiguous);
+    }
+  }
+  return starts;
+}
 
 Tensors RecordedBackward::run(const Tensors& tangents) {
   if (is_recorded_ || Recording::is_active()) return forward.graph->backward(tangents, !is_last_);
@@ -78,20 +111,21 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
   Recorded& recorded = *forward.recorded;
   recorded.split = recorded.tape.calls().size();
   recorded.has_backward = true;
-  Tensors starts = tangents;
-  for (at::Tensor& tangent : starts) {
-    tangent = tangent.resolve_conj().resolve_neg();  // lazy ones may come to replays, or not
-    if (recorded.tape.knows_storage(tangent)) tangent = tangent.clone();
-    if (forward.has_plain_tangents && Layout::of(tangent).may_overlap()) {
-      tangent = tangent.clone(at::MemoryFormat::Contiguous);
-    }
+  const Tensors starts = this->starts(tangents);
+  for (const at::Tensor& tangent : starts) {
     recorded.tangents.push_back(recorded.tape.add_input(tangent));
+    if (!tangent.defined()) continue;
     recorded.tangents_overlap |= Layout::of(tangent).may_overlap();
   }
+  const bool has_zeros = defined(starts) != defined(tangents);
   Tensors found;
-  {
+  try {
     const Recording recording(recorded.tape);
-    found = forward.graph->backward(starts, !is_last_);
+    found = forward.graph->backward(starts, !is_last_ || has_zeros);
+  } catch (const std::exception& error) {
+    if (!has_zeros) throw;  // zeros may have gone where backward has no business
+    forget();
+    return forward.graph->backward(tangents, !is_last_);
   }
   Tensors gradients;
   for (const std::size_t place : places) {
@@ -112,23 +146,26 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
     forward.variant->compare(forward.recheck->difference_in_backward(starts, gradients),
                              forward.recheck->drew_alone());
     if (forward.recheck->takes(starts)) forward.variant->recheck(std::move(recorded));
-  } else if (!recorded.tangents_overlap || !*forward.wants_plain_tangents) {
+  } else if (!recorded.tangents_overlap || !forward.wants->plain) {
     forward.variant->offer(std::move(recorded));
   }
+  forget();
+  if (has_zeros && !all_finite(found)) return forward.graph->backward(tangents, !is_last_);
+  if (has_zeros && is_last_) forward.graph->release();
+  return found;
+}
+
+void RecordedBackward::forget() {
   forward.recheck.reset();
   forward.recorded.reset();
   forward.variant.reset();
-  return found;
 }
 
 Tensors RecordedBackward::apply(Tensors&& gradients) {
   check_no_graph(kWhat);
   const std::vector<bool> is_given = defined(gradients);
-  Tensors tangents = std::move(gradients);
-  for (std::size_t i = 0; i < tangents.size(); ++i) {
-    if (!tangents[i].defined()) tangents[i] = at::zeros(sizes[i], options[i]);
-  }
-  Tensors found = run(tangents), result;
+  if (is_none(is_given)) return Tensors(places.size());
+  Tensors found = run(gradients), result;
   for (std::size_t i = 0; i < places.size(); ++i) {
     result.push_back(is_reached(reached_from[i], is_given) ? std::move(found[places[i]]) : at::Tensor());
   }
@@ -142,16 +179,42 @@ Tensors RecordedBackward::apply(Tensors&& gradients) {
 // in autograd's queue. A run belongs to one backward: it travels from node to node in a tensor without
 // elements, and ends with it.
 struct BackwardRun {
+  // What backward reads and a hook may have changed since forward: parameters, as a rule.
+  struct Watched {
+    c10::VariableVersion counter;
+    std::int64_t version;
+    int slot;
+  };
   std::shared_ptr<const Program> program;
   std::vector<bool> is_given;  // tangents
-  std::unique_ptr<Frame> frame;
-  Tensors found;  // all gradients, where the function ran again instead
+  std::unique_ptr<Frame> frame = nullptr;
+  Tensors found = {};  // all gradients, where the function ran again instead
+  std::vector<Watched> watched = {};
+  // Runs the function again, for where zeros stand for tangents: Note [Gradients that do not fit]
+  std::function<Tensors()> again = nullptr;
 };
+
+[[noreturn]] void throw_changed(const std::string& what) {
+  throw UsageError(kWhere,
+                   concat("a tensor ", what, " that backward needs was changed in place since forward"),
+                   "the operator that does not work in place, and the optimizer's step after backward");
+}
+
+// Hooks of the gradients that went before may have stepped a parameter that a segment still reads.
+void check_watched(const BackwardRun& run, std::size_t first_call) {
+  for (const BackwardRun::Watched& each : run.watched) {
+    if (each.counter.current_version() == each.version) continue;
+    if (run.program->last_read_by_backward(each.slot) < first_call) continue;
+    throw_changed(run.program->recorded().tape.values()[at_slot(each.slot)].layout.str());
+  }
+}
 
 // Where the backward begins.
 c10::Device device_of(const Recorded& recorded) {
-  return recorded.tangents.empty() ? c10::Device(c10::kCPU)
-                                   : recorded.tape.values()[at_slot(recorded.tangents.front())].layout.device;
+  for (const int slot : recorded.tangents) {
+    if (slot >= 0) return recorded.tape.values()[at_slot(slot)].layout.device;
+  }
+  return c10::kCPU;
 }
 
 // Runs a segment, and returns the gradients that are final after it.
@@ -164,7 +227,9 @@ Tensors run_segment(BackwardRun& run, std::size_t number) {
     for (const std::size_t i : segment.gradients) found.push_back(std::move(run.found[i]));
     return found;
   }
-  program.backward(*run.frame, number == 0 ? recorded.split : recorded.segments[number - 1].end, segment.end);
+  const std::size_t first_call = number == 0 ? recorded.split : recorded.segments[number - 1].end;
+  if (number > 0) check_watched(run, first_call);
+  program.backward(*run.frame, first_call, segment.end);
   Tensors found;
   std::vector<int> slots;
   for (const std::size_t i : segment.gradients) {
@@ -172,6 +237,11 @@ Tensors run_segment(BackwardRun& run, std::size_t number) {
     const bool is_there = slot != kUndefined && is_reached(recorded.reached_from[i], run.is_given);
     found.push_back(is_there ? run.frame->values[at_slot(slot)] : at::Tensor());
     slots.push_back(slot);
+  }
+  if (run.again != nullptr && !all_finite(found)) {
+    run.frame.reset();
+    run.found = run.again();
+    return run_segment(run, number);
   }
   if (number + 1 == recorded.segments.size()) {
     program.bump_versions(*run.frame, Part::kBackward);
@@ -189,6 +259,7 @@ class ReplayedBackward : public Node {
     at::Tensor tensor;
     std::int64_t version;
     int slot;
+    bool is_captured = false;  // in every frame
   };
   std::shared_ptr<const Program> program;
   std::vector<Kept> kept;
@@ -206,29 +277,29 @@ class ReplayedBackward : public Node {
   }
 
  private:
-  void check() const;
+  void check_unreleased() const;
+  const Kept* first_changed() const;
   at::Tensor tangent(at::Tensor gradient, int slot) const;
-  bool takes(const Tensors& gradients) const;
+  Misfit misfit_of(const Tensors& gradients) const;
   Tensors begin(std::unique_ptr<BackwardRun> run);
 
   bool is_last_ = false;
   bool is_released_ = false;
 };
 
-void ReplayedBackward::check() const {
-  check_no_graph(kWhat);
+void ReplayedBackward::check_unreleased() const {
   if (is_released_) {
     throw UsageError(kWhere,
                      "a second backward goes through a scripted function whose values have been freed",
                      "backward() with retain_graph the first time");
   }
-  for (const Kept& each : kept) {
-    if (each.tensor.is_inference() || each.tensor._version() == each.version) continue;
-    throw UsageError(kWhere,
-                     concat("a tensor ", each.tensor.scalar_type(), each.tensor.sizes(),
-                            " that backward needs was changed in place since forward"),
-                     "the operator that does not work in place, and the optimizer's step after backward");
-  }
+}
+
+const ReplayedBackward::Kept* ReplayedBackward::first_changed() const {
+  const auto found = std::ranges::find_if(kept, [](const Kept& each) {
+    return !each.tensor.is_inference() && each.tensor._version() != each.version;
+  });
+  return found == kept.end() ? nullptr : &*found;
 }
 
 // What the recording started from: a gradient of these strides, zeros where there is none.
@@ -247,37 +318,71 @@ at::Tensor ReplayedBackward::tangent(at::Tensor gradient, int slot) const {
   return gradient.defined() ? fitted.copy_(gradient) : fitted.zero_();
 }
 
-// False where a gradient cannot be laid out as the recorded one.
-bool ReplayedBackward::takes(const Tensors& gradients) const {
+Misfit ReplayedBackward::misfit_of(const Tensors& gradients) const {
+  if (rerun == nullptr) return Misfit::kNone;
   const Recorded& recorded = program->recorded();
-  if (!recorded.tangents_overlap) return true;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    const Layout& layout = recorded.tape.values()[at_slot(recorded.tangents[i])].layout;
-    if (gradients[i].defined() && layout.may_overlap() && gradients[i].strides() != layout.strides)
-      return false;
+    const int slot = recorded.tangents[i];
+    if (gradients[i].defined() && slot == kUndefined) return Misfit::kNotAsked;
+    if (!recorded.tangents_overlap || !gradients[i].defined()) continue;
+    const Layout& layout = recorded.tape.values()[at_slot(slot)].layout;
+    if (layout.may_overlap() && gradients[i].strides() != layout.strides) return Misfit::kLayout;
   }
-  return true;
+  return Misfit::kNone;
+}
+
+bool misses_one(const std::vector<bool>& is_given, const std::vector<int>& tangents) {
+  for (std::size_t i = 0; i < tangents.size(); ++i) {
+    if (!is_given[i] && tangents[i] != kUndefined) return true;
+  }
+  return false;
+}
+
+Tensors at_places(const Tensors& all, const std::vector<std::size_t>& places) {
+  Tensors found;
+  for (const std::size_t place : places) found.push_back(all.at(place));
+  return found;
 }
 
 Tensors ReplayedBackward::apply(Tensors&& gradients) {
-  check();
+  check_no_graph(kWhat);
+  check_unreleased();
   const Recorded& recorded = program->recorded();
   for (at::Tensor& gradient : gradients) {
     if (gradient.defined()) gradient = gradient.resolve_conj().resolve_neg();
   }
-  auto run = std::make_unique<BackwardRun>(BackwardRun{program, defined(gradients), nullptr, {}});
-  if (!takes(gradients)) {
-    const Tensors all = rerun(gradients);
-    for (const std::size_t place : places) run->found.push_back(all.at(place));
+  auto run = std::make_unique<BackwardRun>(BackwardRun{.program = program, .is_given = defined(gradients)});
+  if (is_none(run->is_given)) {
+    run->found.resize(places.size());
     return begin(std::move(run));
+  }
+  const bool has_zeros = rerun != nullptr && misses_one(run->is_given, recorded.tangents);
+  Misfit why = misfit_of(gradients);
+  if (why == Misfit::kNone && has_zeros && first_changed() != nullptr) why = Misfit::kZeros;
+  if (why != Misfit::kNone) {
+    run->found = at_places(rerun(gradients, why), places);
+    return begin(std::move(run));
+  }
+  if (const Kept* changed = first_changed()) throw_changed(Layout::of(changed->tensor).str());
+  if (has_zeros) {
+    run->again = [gradients, rerun = rerun, places = places] {
+      return at_places(rerun(gradients, Misfit::kZeros), places);
+    };
+  }
+  if (recorded.segments.size() > 1 && !is_whole) {
+    for (const Kept& each : kept) {
+      if (each.tensor.is_inference()) continue;
+      run->watched.push_back({each.tensor.unsafeGetTensorImpl()->version_counter(), each.version, each.slot});
+    }
   }
   run->frame = program->borrow();
   Frame& frame = *run->frame;
   for (std::size_t i = 0; i < recorded.tangents.size(); ++i) {
+    if (recorded.tangents[i] == kUndefined) continue;
     frame.values[at_slot(recorded.tangents[i])] = tangent(std::move(gradients[i]), recorded.tangents[i]);
   }
   for (Kept& each : kept) {
-    if (each.slot == kUndefined) continue;
+    if (each.is_captured) continue;
     frame.values[at_slot(each.slot)] = is_last_ ? std::move(each.tensor) : each.tensor;
   }
   return begin(std::move(run));
@@ -333,127 +438,10 @@ void chain(Node& first, const torch::autograd::edge_list& edges, const std::vect
   }
 }
 
-// Note [Leaves of some results]
-// A leaf that only one of two results leads to is no part of a backward that begins at the other: its hooks
-// do not run, and who looks for unused parameters does not find it. With one node for all results it would
-// be. Where results lead to different leaves, each result has a node, and each set of results that lead to
-// the same leaves has one that hands their gradients on. The first of those runs the whole backward, with all
-// gradients that have come. On one device these are all, as autograd takes the node that was made last first;
-// if another comes after it, the backward runs again for those whom it concerns. What backward needs goes
-// when each result has been in a backward that frees its graph: until then another loss may begin at another
-// one.
-class Joint {
- public:
-  explicit Joint(std::size_t num_results) : num_results_(num_results), is_freed_(num_results) {}
-
-  std::function<Tensors(Tensors)> backward;  // all gradients, in order
-  std::function<void()> release;
-
-  void take(std::size_t result, const at::Tensor& tangent, const std::shared_ptr<Joint>& self) {
-    const std::lock_guard lock(mutex_);
-    const int task = torch::autograd::get_current_graph_task_id();
-    const auto [run, is_new] = runs_.try_emplace(task, Run{Tensors(num_results_), {}, {}});
-    run->second.tangents[result] = tangent;
-    if (!torch::autograd::get_current_graph_task_keep_graph()) is_freed_[result] = true;
-    if (!is_new) return;
-    torch::autograd::Engine::get_default_engine().queue_callback([self, task] {
-      bool is_last = false;
-      {
-        const std::lock_guard ends(self->mutex_);
-        self->runs_.erase(task);
-        is_last = std::ranges::all_of(self->is_freed_, std::identity());
-      }
-      if (is_last) self->release();
-    });
-  }
-  Tensors gradients(const std::vector<std::size_t>& of, const std::vector<bool>& reached_from) {
-    std::unique_lock lock(mutex_);
-    Run& run = runs_.at(torch::autograd::get_current_graph_task_id());  // until the task ends
-    bool is_found = !run.found.empty();
-    for (std::size_t i = 0; is_found && i < num_results_; ++i) {
-      is_found = !reached_from[i] || run.is_used[i] == run.tangents[i].defined();
-    }
-    if (!is_found) {
-      const Tensors tangents = run.tangents;
-      lock.unlock();  // a thread of another device may wait in take() that this backward needs
-      Tensors all = backward(tangents);
-      lock.lock();
-      run.is_used = defined(tangents);
-      run.found = std::move(all);
-    }
-    Tensors found;
-    for (const std::size_t gradient : of) found.push_back(std::move(run.found[gradient]));
-    return found;
-  }
-
- private:
-  struct Run {
-    Tensors tangents;
-    std::vector<bool> is_used;
-    Tensors found;
-  };
-  const std::size_t num_results_;
-  std::mutex mutex_;
-  std::vector<bool> is_freed_;  // results
-  std::map<int, Run> runs_;     // by the number of autograd's task
-};
-
-class ResultNode : public Node {
- public:
-  std::shared_ptr<Joint> joint;
-  std::size_t result = 0;
-
-  Tensors apply(Tensors&& gradients) override {
-    joint->take(result, gradients.front(), joint);
-    return {num_outputs(), gradients.front()};
-  }
-  std::string name() const override { return "cohort::script::ResultNode"; }
-};
-
-class GradientsNode : public Node {
- public:
-  std::shared_ptr<Joint> joint;
-  std::vector<std::size_t> gradients;
-  std::vector<bool> reached_from;
-
-  Tensors apply(Tensors&& /*tangents*/) override { return joint->gradients(gradients, reached_from); }
-  std::string name() const override { return "cohort::script::GradientsNode"; }
-};
-
-// Makes `results` those of nodes around `backward`, which is in no graph. Note [Leaves of some results]
-void join(const auto& backward, const torch::autograd::edge_list& edges,
-          const std::vector<std::vector<bool>>& reached_from, Tensors& results,
-          const std::vector<bool>& needs_gradient) {
-  Tensors ends;
-  for (std::size_t i = 0; i < results.size(); ++i) {
-    if (needs_gradient[i]) ends.push_back(results[i]);
-  }
-  const auto joint = std::make_shared<Joint>(ends.size());
-  joint->backward = [backward](Tensors tangents) { return (*backward)(std::move(tangents)); };
-  joint->release = [backward] { backward->release_variables(); };
-  std::map<std::vector<bool>, std::vector<std::size_t>> sets;
-  for (std::size_t i = 0; i < edges.size(); ++i) sets[reached_from[i]].push_back(i);
-  std::vector<torch::autograd::edge_list> next(ends.size());
-  for (const auto& [from, gradients] : sets) {
-    auto node = COHORT_MAKE_NODE(GradientsNode);
-    torch::autograd::edge_list own;
-    for (const std::size_t gradient : gradients) own.push_back(edges[gradient]);
-    node->set_next_edges(std::move(own));
-    node->joint = joint;
-    node->gradients = gradients;
-    node->reached_from = from;
-    for (std::size_t i = 0; i < ends.size(); ++i) {
-      if (from[i]) next[i].emplace_back(node, node->add_input_metadata(ends[i]));
-    }
-  }
-  for (std::size_t i = 0, number = 0; i < results.size(); ++i) {
-    if (!needs_gradient[i]) continue;
-    auto node = COHORT_MAKE_NODE(ResultNode);
-    node->set_next_edges(std::move(next[number]));
-    node->joint = joint;
-    node->result = number++;
-    torch::autograd::set_history(results[i], node);
-  }
+// A node that is in no graph, as what it does.
+WholeBackward whole(const auto& node) {
+  return {.backward = [node](Tensors tangents) { return (*node)(std::move(tangents)); },
+          .release = [node] { node->release_variables(); }};
 }
 
 // A node that calls a function.
@@ -537,7 +525,7 @@ void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& r
   }
   node->forward = std::move(forward);
   if (node->forward.recorded->reach_differs) {
-    return join(node, edges, node->reached_from, results, needs_gradient);
+    return join(whole(node), edges, node->reached_from, needs_gradient, results);
   }
   node->set_next_edges(std::move(edges));
   set_histories(results, needs_gradient, node);
@@ -559,7 +547,7 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
     const at::Tensor& tensor = frame.values[at_slot(slot)];
     const bool is_input = values[at_slot(slot)].source == Source::kInput;
     node->kept.push_back({is_input ? with_its_counter(tensor, tensor) : tensor,
-                          tensor.is_inference() ? 0 : tensor._version(), is_input ? slot : kUndefined});
+                          tensor.is_inference() ? 0 : tensor._version(), slot, !is_input});
   }
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (recorded.outputs[i] == kUndefined) continue;
@@ -580,7 +568,9 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
   node->rerun = std::move(rerun);
   node->places = std::move(places);
   node->is_whole = recorded.reach_differs;
-  if (node->is_whole) return join(node, edges, recorded.reached_from, results, recorded.needs_gradient);
+  if (node->is_whole) {
+    return join(whole(node), edges, recorded.reached_from, recorded.needs_gradient, results);
+  }
   chain(*node, edges, recorded.segments, device_of(recorded));
   set_histories(results, recorded.needs_gradient, node);
 }

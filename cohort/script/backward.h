@@ -16,6 +16,13 @@ namespace cohort::script {
 
 class Recheck;
 
+/// How gradients of results are recorded, as far as what came before shows it. Threads: any.
+struct TangentWants {
+  std::atomic<bool> plain{false};     ///< those whose elements overlap are of no use: others came too
+  std::atomic<bool> all{false};       ///< those that are missing as zeros: other losses use other results
+  std::atomic<std::size_t> given{0};  ///< which were there last, as a hash
+};
+
 /// A forward that was recorded, and the graph of it.
 struct RecordedForward {
   std::shared_ptr<core::GraphPart> graph;
@@ -23,10 +30,7 @@ struct RecordedForward {
   std::shared_ptr<Variant> variant;
   std::int64_t gradient_chunk_bytes = 0;
   std::shared_ptr<Recheck> recheck;  ///< of the program that backward is compared with, or null
-  /// True: recordings with a gradient whose elements overlap are of no use.
-  std::shared_ptr<const std::atomic<bool>> wants_plain_tangents;
-  /// Gradients whose elements overlap are recorded as copies, which any other can take the place of.
-  bool has_plain_tangents = false;
+  std::shared_ptr<TangentWants> wants;
 };
 
 /// Which leaves the graph of each result that needs a gradient ends at.
@@ -35,9 +39,17 @@ std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_behind(const Tens
 /// Makes `results` those of a node whose backward goes through `forward.graph`, recorded the first time.
 void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& results);
 
+/// Why a program cannot take the gradients of results.
+enum class Misfit : std::uint8_t {
+  kNone,
+  kLayout,    ///< one cannot be laid out as the recorded one
+  kNotAsked,  ///< one is there that was missing
+  kZeros,     ///< zeros for those that are missing might have made others NaN or infinite, or were not there
+};
+
 /// Returns the gradients of inputs and captured tensors, given those of results, by running the function
 /// again.
-using Rerun = std::function<Tensors(const Tensors& tangents)>;
+using Rerun = std::function<Tensors(const Tensors& tangents, Misfit why)>;
 
 /// Makes `results`, the outputs in `frame`, those of a node that replays the backward of `program`; takes
 /// along what that reads. Where backward has several segments, there is a node for each, one behind the

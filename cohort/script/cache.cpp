@@ -183,9 +183,10 @@ std::string Variant::explain() const {
     text += concat("    recording: ", recorded_, " so far",
                    difference_.empty() ? "" : ", which differ: ", difference_, "\n");
     if (tried_ > kMostTries) {
-      text +=
-          concat("    of ", tried_, " calls none was followed by its backward. Try: at::NoGradGuard around ",
-                 "calls that need no gradient\n");
+      text += concat(
+          "    of ", tried_, " calls none could be used: no backward followed, or its gradient was an ",
+          "expanded one, which others cannot take the place of. Try: at::NoGradGuard around calls that ",
+          "need no gradient\n");
     }
   }
   return text;

@@ -90,10 +90,15 @@ void refuse_effects_under_autograd(Recorded& recorded) {
 // Note [Gradients that do not fit]
 // A backward that was recorded with a gradient whose elements share memory (that of sum() is one number,
 // expanded) cannot be replayed with one whose elements do not: there is no tensor of the recorded strides
-// that holds it. Then the function runs once more, from the inputs and generators that forward had, and
-// leaves nothing behind but its gradients. The program ends, and later ones are recorded with gradients that
-// any other can be copied to. Functions that may not run again are recorded with copies of such gradients:
-// their forward writes to what it may read, or ran under autocast, which has ended when backward runs.
+// that holds it. Nor can it begin at a result that had no gradient when it was recorded. Then the function
+// runs once more, from the inputs and generators that forward had, and leaves nothing behind but its
+// gradients. The program ends: later ones are recorded with gradients that any other can be copied to, and
+// with zeros for those that are missing.
+// Where zeros stand for a gradient that is missing, 0 * inf is NaN: gradients that come out finite are right,
+// and for others the function runs once more.
+// Functions that may not run again (their forward writes to what it may read, or ran under autocast, which
+// has ended when backward runs) are recorded in that way from the beginning, and keep what zeros give, as
+// torch::autograd::Function does.
 bool may_run_again(const Recorded& recorded, const Environment& environment) {
   if (environment.autocast[0] || environment.autocast[1]) return false;
   return std::ranges::none_of(recorded.tape.values(), [&](const Value& value) {
@@ -101,9 +106,13 @@ bool may_run_again(const Recorded& recorded, const Environment& environment) {
   });
 }
 
+bool needs_rerun(const Recorded& recorded) {
+  return recorded.may_run_again && (recorded.tangents_overlap || recorded.tangents.size() > 1);
+}
+
 Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
-                 std::shared_ptr<const Program> program, std::shared_ptr<const Variant> variant,
-                 std::function<void()> then) {
+                 std::shared_ptr<const Program> program, std::shared_ptr<Variant> variant,
+                 std::shared_ptr<TangentWants> wants) {
   const auto generators = std::make_shared<const GeneratorStates>(program->recorded().tape);
   Tensors read = inputs;
   for (const Value& value : program->recorded().tape.values()) {
@@ -116,12 +125,16 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
     }
     return found;
   };
-  return [=, versions = versions_of(read)](const Tensors& tangents) {
+  return [=, versions = versions_of(read)](const Tensors& tangents, Misfit why) {
     if (versions_of(read) != versions || !variant->modules_hold()) {
       throw UsageError(
           "script.backward",
-          "a gradient has a layout that the recorded backward cannot take, and the function cannot "
-          "run again: an input, a parameter, a buffer or a module's mode was changed since forward",
+          why == Misfit::kLayout
+              ? "a gradient has a layout that the recorded backward cannot take, and the function cannot "
+                "run again: an input, a parameter, a buffer or a module's mode was changed since forward"
+              : "a backward begins at some of the results, not those of the recorded one, and the function "
+                "cannot run again: an input, a parameter, a buffer or a module's mode was changed since "
+                "forward",
           "the change after backward");
     }
     GivenTensors given(*program, *program->borrow(inputs));
@@ -135,7 +148,9 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
     const at::NoGradGuard no_grad;
     Tensors found = graph.backward(tangents, /*keep_graph=*/false);
     given.put_back();
-    then();
+    if (why == Misfit::kLayout) wants->plain = true;
+    if (why == Misfit::kNotAsked) wants->all = true;
+    if (why != Misfit::kZeros) variant->retire();
     return found;
   };
 }
@@ -188,12 +203,8 @@ Function::Output Function::call(std::span<const at::Tensor> inputs, const std::s
   const auto& program = variant->program();
   if (program != nullptr && !variant->is_recheck_due()) {
     Rerun rerun;
-    if (program->recorded().tangents_overlap) {
-      rerun = make_rerun(run_, Tensors(inputs.begin(), inputs.end()), program, variant,
-                         [variant, wants = wants_plain_tangents_] {
-                           wants->store(true);
-                           variant->retire();
-                         });
+    if (needs_rerun(program->recorded())) {
+      rerun = make_rerun(run_, Tensors(inputs.begin(), inputs.end()), program, variant, wants_);
     }
     return {replay(inputs, program, std::move(rerun)), program->recorded().structure};
   }
@@ -281,9 +292,8 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   recorded->reach_differs = !std::ranges::all_of(recorded->reached_from, [](const std::vector<bool>& from) {
     return std::ranges::all_of(from, std::identity());
   });
-  const bool has_plain_tangents = !may_run_again(*recorded, variant->environment());
-  attach_recording({graph, recorded, variant, cache_.options().gradient_chunk_bytes(), recheck,
-                    wants_plain_tangents_, has_plain_tangents},
+  recorded->may_run_again = may_run_again(*recorded, variant->environment());
+  attach_recording({graph, recorded, variant, cache_.options().gradient_chunk_bytes(), recheck, wants_},
                    inputs, results);
   stand_ins.settle(results);
   return results;

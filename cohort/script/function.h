@@ -47,8 +47,7 @@ class Function {
 
   std::shared_ptr<const Run> run_;
   Cache cache_;
-  // Programs are recorded with gradients whose elements do not overlap: another one has come.
-  std::shared_ptr<std::atomic<bool>> wants_plain_tangents_ = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<TangentWants> wants_ = std::make_shared<TangentWants>();
 };
 
 /// Returns what `program` computes from inputs that its guards hold for. `rerun`: the node's, see backward.h.

@@ -102,15 +102,18 @@ void Plan::find_effects(const Recorded& recorded) {
           values[at_slot(slot)].source == Source::kMade && !hoisted[at_slot(slot)];
     });
   }
-  const auto reads = [&](int slot) {
-    const int from = hoisted_from[at_slot(slot)];  // its changes are counted there
-    read[at_slot(from == kUndefined ? slot : from)] = true;
+  last_read_by_backward.resize(values.size());
+  const auto reads = [&](int slot, std::size_t call) {
+    const int hoisted = hoisted_from[at_slot(slot)];  // its changes are counted there
+    const std::size_t from = at_slot(hoisted == kUndefined ? slot : hoisted);
+    read[from] = true;
+    last_read_by_backward[from] = call;
   };
   for (std::size_t i = recorded.split; i < calls.size(); ++i) {
-    each_slot(calls[i].inputs, reads);
+    each_slot(calls[i].inputs, [&](int slot) { reads(slot, i); });
   }
   for (const int slot : recorded.gradients) {
-    if (slot >= 0) reads(slot);
+    if (slot >= 0) reads(slot, calls.size());
   }
   const std::unordered_set<int> tangents(recorded.tangents.begin(), recorded.tangents.end());
   for (std::size_t i = 0; i < values.size(); ++i) {

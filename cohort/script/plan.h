@@ -33,6 +33,7 @@ struct Plan {
   std::vector<int> hoisted_from;      ///< the captured tensor or constant that a hoisted slot is a view of
   std::vector<int> saved;             ///< slots that forward makes and backward reads
   std::vector<int> read_by_backward;  ///< captured tensors and inputs that backward reads, by slot
+  std::vector<std::size_t> last_read_by_backward;  ///< by slot: the last call that does, views included
   std::array<std::vector<int>, 2>
       written;  ///< by part: inputs and captured tensors, by slot, that it writes to
 

@@ -66,6 +66,8 @@ class Program {
   const std::vector<int>& saved() const { return plan_.saved; }
   /// Captured tensors and inputs that backward reads, by slot.
   const std::vector<int>& read_by_backward() const { return plan_.read_by_backward; }
+  /// The last call of backward that reads the slot or a view of it.
+  std::size_t last_read_by_backward(int slot) const { return plan_.last_read_by_backward[at_slot(slot)]; }
   std::size_t num_steps() const { return plan_.steps.size(); }
   /// Bytes of a frame's arena, and operators that write into it, as far as parts have been rehearsed.
   std::size_t arena_bytes() const;

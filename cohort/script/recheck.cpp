@@ -102,6 +102,8 @@ bool Recheck::takes(const Tensors& tangents) const {
   const Recorded& recorded = program_->recorded();
   if (tangents.size() != recorded.tangents.size()) return false;
   for (std::size_t i = 0; i < tangents.size(); ++i) {  // bits may be others where layouts are
+    if (tangents[i].defined() != (recorded.tangents[i] != kUndefined)) return false;
+    if (!tangents[i].defined()) continue;
     if (Layout::of(tangents[i]) != recorded.tape.values()[at_slot(recorded.tangents[i])].layout) return false;
   }
   return true;
@@ -113,6 +115,7 @@ std::string Recheck::difference_in_backward(const Tensors& tangents, const Tenso
   if (frame == nullptr || !takes(tangents) || backward_writes_outside(recorded)) return {};
   if (backward_draws(recorded)) return {};
   for (std::size_t i = 0; i < tangents.size(); ++i) {
+    if (!tangents[i].defined()) continue;
     frame->values[at_slot(recorded.tangents[i])] = tangents[i];
   }
   const at::NoGradGuard no_grad;

@@ -36,6 +36,7 @@ struct Recorded {
   std::vector<std::vector<bool>> reached_from;  ///< of each gradient: by which tangents
   bool reach_differs = false;                   ///< not every tangent leads to all of them
   std::vector<Segment> segments;                ///< of backward; at least one where there is a backward
+  bool may_run_again = false;                   ///< its function may, once more: function.cpp
   bool tangents_overlap = false;          ///< elements of one share memory, as those of an expanded tensor do
   std::shared_ptr<const void> structure;  ///< what the function returns apart from tensors: script.h
 };

@@ -11,15 +11,19 @@
 #include <thread>
 #include <vector>
 
+#include "cohort/core/error.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/script/script.h"
 #include "cohort/script/step.h"
 #include "like_eager.h"
+#include "tests/support/contains.h"
+#include "tests/support/throws.h"
 
 // Hooks that update the weight whose gradient they get, while backward goes on ("optimizer in backward").
 namespace cohort::script {
 namespace {
 
+using test::contains;
 using test::same_bits;
 
 // Runs after the gradient of a leaf was accumulated.
@@ -105,6 +109,38 @@ TEST(GradientHooksTest, ThatUpdateTheirWeightLeaveTheOtherGradientsRight) {
 }
 
 // Parts as large as those that the default cuts between.
+// The weight whose gradient is found first steps the other one, which backward still reads: eager mode
+// throws.
+TEST(GradientHooksTest, ThatUpdateAWeightWhichBackwardStillReadsAreAnError) {
+  for (const bool steps_what_is_read : {true, false}) {
+    const Tensors w = {at::rand({4, 4}).requires_grad_(), at::rand({4, 4}).requires_grad_()};
+    const at::Tensor stepped = w[steps_what_is_read ? 0 : 1].detach();
+    bool is_on = false;
+    w[1].register_hook([&, stepped](const at::Tensor& gradient) {
+      if (is_on) at::Tensor(stepped).sub_(0.5);
+      return gradient;
+    });
+    const auto fn = [=](const at::Tensor& x) { return x.mm(w[0]).tanh().mm(w[1]).mul(2); };
+    auto fast = script(fn, ScriptOptions().gradient_chunk_bytes(1));
+    const auto step = [](auto&& run) {
+      const at::Tensor x = at::ones({4, 4}).requires_grad_();
+      run(x).sum().backward();
+    };
+    for (int call = 0; call < 6; ++call) step(fast);
+    ASSERT_TRUE(contains(fast.explain(), "(in 2 parts)")) << fast.explain();
+    is_on = true;
+    if (steps_what_is_read) {
+      EXPECT_THROW(step(fn), c10::Error);
+      COHORT_EXPECT_THROW_WITH(step(fast), UsageError, "was changed in place since forward");
+    } else {
+      step(fn);
+      step(fast);
+    }
+    is_on = false;
+    step(fast);
+  }
+}
+
 TEST(GradientHooksTest, ThatUpdateALargeWeightLeaveTheGradientOfTheInputRight) {
   const auto run = [](bool is_scripted) {
     at::Tensor w = at::eye(512).requires_grad_();
