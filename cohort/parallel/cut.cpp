@@ -104,20 +104,12 @@ struct Forward {
   std::optional<core::StandIns> stand_ins;
 };
 
-// Where random operators of a part draw from.
-struct Random {
-  std::optional<core::RandomKey> key;
-  at::Generator callers;
-};
-
-Forward run_forward(const Part& part, const Random& random, core::StandIns::Counts counts) {
+// `random`: what random operators of the part draw from; none: what the caller's do.
+Forward run_forward(const Part& part, const std::optional<core::RandomKey>& random,
+                    core::StandIns::Counts counts) {
   const c10::Device device = part.worker->device();
   std::optional<core::RandomScope> scope;
-  if (random.key) {
-    scope.emplace(*random.key, device);
-  } else if (random.callers.defined()) {
-    scope.emplace(random.callers);
-  }
+  if (random) scope.emplace(*random, device);
   const auto here = [&](const Tensors& tensors) {
     return core::to_device(tensors, device, /*non_blocking=*/true);
   };
@@ -360,17 +352,15 @@ std::vector<Tensors> run_parts(std::vector<Part> given, const CutOptions& option
   std::vector<std::shared_ptr<Part>> parts;
   for (Part& part : given) parts.push_back(std::make_shared<Part>(std::move(part)));
   given.clear();
-  Random random{options.random, {}};
-  if (!random.key && parts.size() > 1) random.key = core::RandomKey::draw();
-  if (!random.key) random.callers = core::RandomScope::current();
+  std::optional<core::RandomKey> random = options.random;
+  if (!random && parts.size() > 1) random = core::RandomKey::draw();
   const auto counts = parts.size() > 1 ? core::StandIns::Counts::kOwn : core::StandIns::Counts::kOfInputs;
   Jobs<Forward> jobs(options.timeout);
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const auto& part = parts[i];
-    Random own = random;
-    if (own.key) own.key->part = i;
+    if (random) random->part = i;
     jobs.start(*part->worker, part->name.name, part->name.forward,
-               [part, own, counts] { return run_forward(*part, own, counts); });
+               [part, random, counts] { return run_forward(*part, random, counts); });
   }
   std::vector<Forward> forwards = jobs.finish();
   const bool needs_gradient = std::any_of(forwards.begin(), forwards.end(), [](const Forward& forward) {

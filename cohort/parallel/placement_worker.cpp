@@ -1,5 +1,6 @@
 #include "cohort/parallel/placement_worker.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
@@ -15,12 +16,17 @@
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "cohort/core/own_threads.h"
+#include "cohort/core/random_scope.h"
 
 namespace cohort::parallel {
 namespace placement_detail {
 
 struct CallerState::Impl {
+  // The state says that a core::RandomScope is open, and these are what it draws from.
+  bool is_in_scope() const { return generator.defined() || global != at::detail::getDefaultCPUGenerator(); }
+
   at::ThreadLocalState state;
+  at::Generator generator = core::RandomScope::current(), global = core::RandomScope::global();
   std::optional<c10::Stream> own;  // of the worker's device
   std::vector<c10::Stream> all;    // of every GPU
 };
@@ -44,6 +50,7 @@ struct CallerState::Scope::Impl {
   explicit Impl(const CallerState::Impl& given) : state(given.state) {
     for (const c10::Stream& stream : given.all) before.push_back(cuda().exchangeStream(stream));
     if (given.own) own.emplace(*given.own);  // its device too
+    if (given.is_in_scope()) random.emplace(given.generator, given.global);
   }
   ~Impl() {
     own.reset();
@@ -56,6 +63,7 @@ struct CallerState::Scope::Impl {
   at::ThreadLocalStateGuard state;
   std::vector<c10::Stream> before;
   std::optional<c10::StreamGuard> own;
+  std::optional<core::RandomScope> random;
 };
 
 CallerState::Scope::Scope(const CallerState& state) : impl_(std::make_unique<Impl>(*state.impl_)) {}

@@ -19,7 +19,8 @@ inline constexpr std::chrono::milliseconds kPlacementTimeout = std::chrono::minu
 
 namespace placement_detail {
 
-/// LibTorch's state of the calling thread, and its stream on each GPU: see placement_worker.cpp.
+/// LibTorch's state of the calling thread, its core::RandomScope, and its stream on each GPU: see
+/// placement_worker.cpp.
 class CallerState {
  public:
   explicit CallerState(c10::Device device);
@@ -54,9 +55,9 @@ class CallerState {
 ///     auto y = worker->submit("forward", [=] { return model->forward(x); });    // meanwhile, something else
 ///     use(y.get(core::Deadline(kPlacementTimeout)));
 ///
-/// A function finds the gradient mode, inference mode, autocast state and streams of whoever gave it, as they
-/// were then. A graph that it makes goes back on the thread that calls backward: parallel/cut.h changes that.
-/// Threads: any.
+/// A function finds the gradient mode, inference mode, autocast state, core::RandomScope and streams of
+/// whoever gave it, as they were then. A graph that it makes goes back on the thread that calls backward:
+/// parallel/cut.h changes that. Threads: any.
 class PlacementWorker {
  public:
   /// Returns the worker of this placement: one in a process for each name, for as long as anybody has it.

@@ -1,15 +1,21 @@
 #include "cohort/parallel/placement_worker.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
+#include <list>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
+#include "cohort/core/random_scope.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
@@ -105,6 +111,37 @@ TEST(PlacementWorkerTest, FunctionsFindTheCallersState) {
   EXPECT_EQ(type, at::kBFloat16);
   EXPECT_EQ(worker->run("autocast", [] { return at::mm(at::ones({2, 2}), at::ones({2, 2})).scalar_type(); }),
             at::kFloat);
+}
+
+// Also where something stands for the global generator, and where a scope within ends that.
+TEST(PlacementWorkerTest, FunctionsDrawFromTheCallersRandomScope) {
+  const auto worker = PlacementWorker::of(Placement::parse("cpu:0"));
+  const auto make = [](std::uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); };
+  const auto draw = [] {
+    return at::cat({at::rand({2}), at::rand({2}, at::detail::getDefaultCPUGenerator())});
+  };
+  // Scopes by what they draw from, and what stands for the global generator; 0 is none.
+  using Scopes = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+  const std::vector<Scopes> all{{}, {{5, 0}}, {{5, 6}}, {{0, 6}}, {{5, 0}, {0, 0}}, {{5, 6}, {7, 0}}};
+  for (const Scopes& scopes : all) {
+    const auto in_scopes = [&](bool on_worker) {
+      at::manual_seed(1);
+      std::list<core::RandomScope> open;
+      for (const auto& [own, global] : scopes) {
+        open.emplace_back(own == 0 ? at::Generator() : make(own),
+                          global == 0 ? at::Generator() : make(global));
+      }
+      const at::Tensor first = on_worker ? worker->run("draw", draw) : draw(), next = draw();
+      while (!open.empty()) open.pop_back();
+      return at::cat({first, next, draw()});
+    };
+    EXPECT_TRUE(at::equal(in_scopes(true), in_scopes(false))) << ::testing::PrintToString(scopes);
+  }
+  std::optional<core::RandomScope> scope(core::RandomKey{.seed = 5});
+  auto given = worker->submit("scope", [] { return core::RandomScope::current(); });
+  EXPECT_EQ(given.get(patience()), core::RandomScope::current());
+  scope.reset();
+  EXPECT_FALSE(worker->run("scope", [] { return core::RandomScope::current(); }).defined());
 }
 
 TEST(PlacementWorkerTest, AThreadThatIsStuckIsReplaced) {
