@@ -5,6 +5,9 @@
 #include <cstdio>
 #include <limits>
 
+#include "cohort/core/device.h"
+#include "cohort/core/placement.h"
+
 namespace cohort::pipeline {
 namespace {
 
@@ -95,6 +98,16 @@ class Cutter {
   PlanOptions plan_;
 };
 
+// Those that this process computes on.
+std::vector<c10::Device> devices_of(const PipelineOptions& options) {
+  std::vector<c10::Device> devices;
+  for (std::size_t i = 0; i < options.placements.size(); ++i) {
+    if (options.group && options.group.rank() != static_cast<int>(i)) continue;
+    devices.push_back(core::device_of(core::Placement::parse(options.placements[i])));
+  }
+  return devices;
+}
+
 // A step that throws leaves no stage behind that still adds to gradients, if that ends within the timeout.
 void step_to_the_end(Pipeline& pipe, const Tensors& inputs, const Tensors& targets, const Loss& loss) {
   try {
@@ -178,7 +191,6 @@ TuneResult tune(const std::vector<Stage>& stages, PipelineOptions pipeline, cons
   if (options.repeats < 1)
     throw UsageError("pipeline.tune", concat("got ", options.repeats, " repeats, expected at least 1"));
   const KeepState keep(stages);
-  const core::RandomScope own_numbers(core::RandomKey{});  // the caller's generator stays where it is
   std::vector<std::int64_t> sizes = options.split_sizes;
   for (std::int64_t size = 1; options.split_sizes.empty() && size <= inputs.front().size(0); size *= 2)
     sizes.push_back(size);
@@ -187,6 +199,7 @@ TuneResult tune(const std::vector<Stage>& stages, PipelineOptions pipeline, cons
   for (const std::int64_t size : sizes) {
     pipeline.split_size = size;
     Pipeline pipe(stages, pipeline);
+    const OwnNumbers numbers(devices_of(pipeline));
     std::vector<double> times;
     for (int repeat = 0; repeat <= options.repeats; ++repeat) {  // the first does not count
       const auto begin = std::chrono::steady_clock::now();

@@ -1,5 +1,7 @@
 #include "cohort/pipeline/profile.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones_like.h>
 
@@ -8,9 +10,9 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "cohort/core/device.h"
 #include "cohort/core/live_bytes.h"
 #include "cohort/core/placement.h"
-#include "cohort/core/random_scope.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/stage_run.h"
 
@@ -77,7 +79,6 @@ class Pass {
  private:
   void run(Work& work) {
     const at::AutoGradMode gradients(true);
-    const core::RandomScope random({}, work.micro_batch.device());  // LibTorch's generator stays where it is
     const core::LiveBytes live;
     std::vector<StageRun> runs;
     Tensors in{work.micro_batch};
@@ -185,6 +186,30 @@ KeepState::~KeepState() {
   }
 }
 
+OwnNumbers::OwnNumbers(const std::vector<c10::Device>& devices)
+    : OwnNumbers(devices,
+                 at::make_generator<at::CPUGeneratorImpl>(c10::detail::getNonDeterministicRandom())) {}
+
+// Operators that are given the CPU's global generator draw from `own`, too. A GPU's state is taken and its
+// seed set under one lock: what others draw comes before, or from the new seed.
+OwnNumbers::OwnNumbers(const std::vector<c10::Device>& devices, const at::Generator& own) : scope_(own, own) {
+  for (const c10::Device device : devices) {
+    if (device.is_cpu()) continue;
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    gpus_.emplace_back(generator, generator.get_state());
+    generator.set_current_seed(c10::detail::getNonDeterministicRandom());
+  }
+}
+
+// Backwards, as a GPU may stand here twice.
+OwnNumbers::~OwnNumbers() {
+  for (auto gpu = gpus_.rbegin(); gpu != gpus_.rend(); ++gpu) {
+    const std::lock_guard lock(gpu->first.mutex());
+    gpu->first.set_state(gpu->second);
+  }
+}
+
 std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& micro_batch,
                                          const ProfileOptions& options) {
   if (!model.is_list())
@@ -201,6 +226,7 @@ std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& m
       profiles[i].parameter_bytes += static_cast<std::int64_t>(parameter.nbytes());
     }
   }
+  const OwnNumbers numbers({core::device_of(core::Placement::parse(options.placements.front()))});
   const std::shared_ptr<Work> work(new Work{model, options.split, micro_batch, Turns(model)});
   const std::vector<Pass> passes = run_passes(work, options);
   for (std::size_t i = 0; i < profiles.size(); ++i) {

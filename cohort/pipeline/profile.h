@@ -3,8 +3,10 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "cohort/core/random_scope.h"
 #include "cohort/pipeline/pipeline.h"
 
 /// What the layers of a model cost, measured.
@@ -33,9 +35,10 @@ struct ProfileOptions {
 
 /// Runs the layers of `model`, a list, one after the other on a placement's thread, forward and backward. A
 /// layer is on one placement at a time, so modules need not be safe for several threads.
-/// Buffers and gradients of the model are afterwards what they were, and LibTorch's generator where it was.
-/// Throws: UsageError where it is no list or a layer does not hand one tensor on; what a layer throws;
-/// TimeoutError naming the thread, when late layers have ended; it waits for them for another timeout.
+/// Buffers and gradients of the model are afterwards what they were, and LibTorch's generators (the CPU's,
+/// and that of the placement's GPU) where they were. Throws: UsageError where it is no list or a layer does
+/// not hand one tensor on; what a layer throws; TimeoutError naming the thread, when late layers have ended;
+/// it waits for them for another timeout.
 std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& micro_batch,
                                          const ProfileOptions& options = {});
 
@@ -49,6 +52,23 @@ class KeepState {
 
  private:
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers_, gradients_;
+};
+
+/// While it lives the calling thread, and the placements' threads that it gives work to, draw numbers of
+/// their own. LibTorch's generators are where they were afterwards: the CPU's is left alone, and those of
+/// GPUs among `devices` are seeded anew and then put back. No other thread draws a number of theirs twice.
+class OwnNumbers {
+ public:
+  explicit OwnNumbers(const std::vector<c10::Device>& devices);
+  ~OwnNumbers();
+  OwnNumbers(const OwnNumbers&) = delete;
+  OwnNumbers& operator=(const OwnNumbers&) = delete;
+
+ private:
+  OwnNumbers(const std::vector<c10::Device>& devices, const at::Generator& own);
+
+  core::RandomScope scope_;
+  std::vector<std::pair<at::Generator, at::Tensor>> gpus_;  // and their states
 };
 
 }  // namespace cohort::pipeline

@@ -126,6 +126,33 @@ TEST_F(GpuModesTest, TuningPutsGradientsBackBesideTheirParameters) {
   }
 }
 
+// Their layers draw on the GPU, whose generator is seeded anew meanwhile.
+TEST_F(GpuModesTest, TuningAndProfilingPutTheGeneratorsBack) {
+  nn::Sequential net(nn::Linear(10, 10), nn::Dropout(0.5), nn::Linear(10, 5), nn::Dropout(0.5));
+  const at::Tensor x = at::randn({8, 10}), y = at::randn({8, 5});
+  pipeline::PipelineOptions options;
+  options.placements = {"cuda:0", "cpu:0"};
+  const auto tunes = [&] {
+    pipeline::tune(
+        pipeline::test::cut(net, {2}), options, {x}, {y},
+        [](const Tensors& out, const Tensors& target) { return at::mse_loss(out.at(0), target.at(0)); },
+        {.split_sizes = {4}, .repeats = 1});
+  };
+  const auto profiles = [&] {
+    net->to(gpu);
+    pipeline::profile_layers(net, x, {.placements = {"cuda:0"}, .repeats = 1});
+  };
+  const auto drawn_after = [&](const std::function<void()>& call) {
+    at::manual_seed(3);
+    at::rand({4}, at::TensorOptions(gpu));  // from within the stream
+    call();
+    return Tensors{at::rand({4}), at::rand({4}, at::TensorOptions(gpu)).cpu()};
+  };
+  const Tensors expected = drawn_after([] {});
+  pipeline::test::expect_same_bits(drawn_after(tunes), expected, "number after tune()");
+  pipeline::test::expect_same_bits(drawn_after(profiles), expected, "number after profile_layers()");
+}
+
 TEST_F(GpuModesTest, DataParallelOverAGpuAndACore) {
   const at::Tensor x = at::randn({64, 10}), y = at::randn({64, 5});
   auto net = pipeline::test::mlp(512), twin = pipeline::test::mlp(512);

@@ -143,6 +143,53 @@ TEST(BalanceTest, TunesTheSplitSizeWithoutATrace) {
   EXPECT_FALSE(model->parameters()[0].grad().defined());
 }
 
+// Draws in every way, and has another thread of the program draw meanwhile.
+struct DrawingImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    std::thread([this] {
+      const std::lock_guard lock(mutex);
+      others.push_back(torch::rand({1}).item<float>());
+    }).join();
+    const at::Tensor more = at::rand(x.sizes(), at::detail::getDefaultCPUGenerator());
+    return torch::dropout(x * weight, 0.5, true) + more;
+  }
+  at::Tensor weight = register_parameter("weight", torch::ones({4}));
+  std::mutex mutex;
+  std::vector<float> others;  // under mutex
+};
+TORCH_MODULE(Drawing);
+
+TEST(BalanceTest, OtherThreadsMissNoNumberAndGetNoneTwice) {
+  Drawing first, last;
+  torch::nn::Sequential model(first, last);
+  const at::Tensor batch = torch::randn({4, 4});
+  PipelineOptions options;
+  options.placements = placements(2);
+  const auto profiles = [&] { profile_layers(model, batch, {.placements = placements(2), .repeats = 2}); };
+  const auto tunes = [&] {
+    tune(cut(model, {1}), options, {batch}, {batch},
+         [](const Tensors& out, const Tensors& wanted) { return mse(out.at(0), wanted.at(0)); },
+         {.split_sizes = {2}, .repeats = 1});
+  };
+  for (const std::function<void()>& call : {std::function<void()>(profiles), std::function<void()>(tunes)}) {
+    torch::manual_seed(3);
+    call();
+    std::vector<float> got{torch::rand({1}).item<float>()};
+    for (Drawing each : {first, last}) {
+      got.insert(got.end(), each->others.begin(), each->others.end());
+      each->others.clear();
+    }
+    EXPECT_GT(got.size(), 6U);
+    torch::manual_seed(3);
+    std::vector<float> expected;
+    while (expected.size() < got.size()) expected.push_back(torch::rand({1}).item<float>());
+    EXPECT_EQ(got.front(), expected.back()) << "the next number of the caller";
+    std::ranges::sort(got);
+    std::ranges::sort(expected);
+    EXPECT_EQ(got, expected);
+  }
+}
+
 TEST(BalanceTest, SleepingLayersHaveTheGradientsOfTheirKind) {
   SleepingLayer layer(SleepTimes{});
   const at::Tensor input = torch::randn({3, 2}).requires_grad_();
