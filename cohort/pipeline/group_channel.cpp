@@ -17,10 +17,6 @@ using core::concat;
 constexpr std::int64_t kHeader = 512;
 constexpr std::int64_t kDefined = 1, kRequiresGrad = 2;
 
-comm::CallOptions until(const core::Deadline& deadline) {
-  return {std::chrono::milliseconds(std::max(1, deadline.remaining_ms()))};
-}
-
 at::Tensor header_of(const Message& message) {
   at::Tensor header = at::zeros({kHeader}, at::kLong);
   auto* const numbers = header.mutable_data_ptr<std::int64_t>();
@@ -80,6 +76,10 @@ at::Tensor flat(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+comm::CallOptions until(const core::Deadline& deadline) {
+  return {std::chrono::milliseconds(std::max(1, deadline.remaining_ms()))};
+}
 
 void GroupChannel::wait_for_oldest() {
   for (comm::Pending& pending : under_way_.front().pending) pending.wait();

@@ -8,6 +8,9 @@
 /// Hand-overs between ranks. Internal to Pipeline.
 namespace cohort::pipeline {
 
+/// What is left until `deadline`, for a collective that begins now.
+comm::CallOptions until(const core::Deadline& deadline);
+
 /// One end of the way between two ranks of a group: this rank sends or it receives. A message is a header
 /// (which micro-batch, how many tensors, their types and shapes) and the tensors, one after the other.
 /// Sending does not wait for the receiver until `capacity` messages are under way.

@@ -173,7 +173,7 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
   void make_channels(Run& run) const;
   void execute(const std::shared_ptr<Batch>& batch, const Plan& plan, const core::Deadline& deadline,
                bool with_gradients);
-  at::Tensor sum_of_losses(const Tensors& losses) const;
+  at::Tensor sum_of_losses(const Tensors& losses, const core::Deadline& deadline) const;
   [[noreturn]] void give_up(const std::shared_ptr<Run>& run, std::vector<core::Pending<void>>& pending);
   void wait_for_late(const core::Deadline& deadline);
   void check_late_gradients();
@@ -276,7 +276,7 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
   if (run->failed()) std::rethrow_exception(run->error());
 }
 
-at::Tensor Pipeline::Impl::sum_of_losses(const Tensors& losses) const {
+at::Tensor Pipeline::Impl::sum_of_losses(const Tensors& losses, const core::Deadline& deadline) const {
   at::Tensor sum = losses.front();
   for (std::size_t m = 1; m < losses.size() && sum.defined(); ++m) sum = sum + losses[m];
   if (!options.group) return sum;
@@ -286,7 +286,15 @@ at::Tensor Pipeline::Impl::sum_of_losses(const Tensors& losses) const {
     message[0] = sum.item<double>();
     message[1] = static_cast<double>(sum.scalar_type());
   }
-  options.group.broadcast(message, setup->placement_of(static_cast<int>(setup->stages.size()) - 1)).wait();
+  const int last = setup->placement_of(static_cast<int>(setup->stages.size()) - 1);
+  try {
+    options.group.broadcast(message, last, until(deadline)).wait();
+  } catch (const TimeoutError& error) {
+    throw TimeoutError("pipeline.step",
+                       concat("waited ", options.timeout.count(), " ms for a step: the loss of ",
+                              setup->placements[static_cast<std::size_t>(last)],
+                              " has not come to every rank: ", error.what()));
+  }
   return message[0].to(static_cast<at::ScalarType>(message[1].item<double>()));
 }
 
@@ -377,7 +385,7 @@ at::Tensor Pipeline::step(const Tensors& inputs, const Tensors& targets, const L
   impl.outputs =
       impl.options.keep_outputs && !batch->outputs.front().empty() ? join(batch->outputs) : Tensors();
   hand_back(inputs, join_gradients(batch->input_gradients, inputs, sizes));
-  return impl.sum_of_losses(batch->losses);
+  return impl.sum_of_losses(batch->losses, deadline);
 }
 
 Tensors Pipeline::forward(const Tensors& inputs) {

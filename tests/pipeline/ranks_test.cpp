@@ -7,6 +7,7 @@
 #include "cohort/core/error.h"
 #include "cohort/pipeline/group_channel.h"
 #include "tests/pipeline/nets.h"
+#include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
 namespace cohort::pipeline {
@@ -163,6 +164,18 @@ TEST(RanksTest, ManyTensorsFitIntoOneMessage) {
   });
 }
 
+// Until there are none, which may take longer than the pipeline's own timeout.
+void wait_for_late_stages(Pipeline& pipe) {
+  const core::Deadline deadline(std::chrono::seconds(20));
+  for (;;) {
+    try {
+      return pipe.wait_for_late_stages();
+    } catch (const TimeoutError&) {
+      if (deadline.expired()) throw;
+    }
+  }
+}
+
 // One rank is late: what the others sent it is still on its way when they give up. No later step takes it for
 // its own: the group is at its end.
 TEST(RanksTest, AStepAfterATimeoutIsRefused) {
@@ -188,16 +201,57 @@ TEST(RanksTest, AStepAfterATimeoutIsRefused) {
         EXPECT_THROW(pipe.step(input, target, mse), Error);
         std::string refused;
         for (int tries = 0; tries < 20 && refused.find("cannot be used") == std::string::npos; ++tries) {
+          wait_for_late_stages(pipe);
+          zero_grad(pipe.parameters());
           try {
             EXPECT_TRUE(at::equal(pipe.step(other, target, mse), expected));
           } catch (const Error& error) {
             refused = error.what();
           }
-          zero_grad(pipe.parameters());
         }
+        wait_for_late_stages(pipe);
         EXPECT_TRUE(
             cohort::test::message_contains(refused, "group 'world' failed before and cannot be used"));
       });
+    }
+  }
+}
+
+// A rank throws when its stages have ended and before it takes part in handing over the loss. The group's own
+// timeout is longer than the pipeline's.
+TEST(RanksTest, ALossThatDoesNotComeIsATimeoutOfTheStep) {
+  for (const char* backend : {"gloo", "shm"}) {
+    for (const int gone : {0, 1}) {
+      SCOPED_TRACE(core::concat(backend, ", without rank ", gone));
+      cohort::test::Gate is_over;
+      const auto body = [&](comm::Group& group) {
+        const Stage mean([](const Tensors& in) { return Tensors{in.at(0).square().mean()}; }, {});
+        std::vector<Stage> stages{torch::nn::Linear(4, 4), mean};
+        stages[static_cast<std::size_t>(1 - group.rank())] = Stage::elsewhere();
+        PipelineOptions options = two(Schedule::kOneFOneB);
+        options.group = group;
+        options.timeout = std::chrono::seconds(2);
+        const at::Tensor input = torch::randn({6, 4}).requires_grad_();
+        const bool is_gone = group.rank() == gone;
+        if (is_gone && gone == 0) {
+          input.register_hook([](const at::Tensor&) -> at::Tensor { throw DataError("user.code", "gone"); });
+        }
+        options.keep_outputs = is_gone && gone == 1;  // which have no dimension to put them together by
+        Pipeline pipe(stages, options);
+        const auto step = [&] {
+          pipe.step(Tensors{input}, {}, [](const Tensors& out, const Tensors&) { return out.at(0); });
+        };
+        const core::Deadline patience(std::chrono::seconds(20));
+        if (is_gone) {
+          COHORT_EXPECT_THROW_WITH(step(), Error, gone == 0 ? "gone" : "has no dimension");
+          is_over.wait();
+        } else {
+          COHORT_EXPECT_THROW_WITH(step(), TimeoutError, "waited 2000 ms for a step: the loss of rank 1, ");
+          EXPECT_FALSE(patience.expired());
+          is_over.open();
+        }
+      };
+      cohort::test::run_ranks(2, backend, body, std::chrono::seconds(60));
     }
   }
 }
