@@ -43,7 +43,7 @@ struct PipelineOptions {
   std::int64_t split_size = 0;
   Schedule schedule = Schedule::kOneFOneB;
   std::vector<Skip> skips = {};
-  /// For one step, from the call to the end.
+  /// For one step, from the call to the end; over ranks with the hand-over of the loss.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// With a group, stages are on its ranks: rank r is placement r, and runs its own stages alone. Every rank
   /// makes the same calls, with batches of the same length: the first stage's rank uses the input, the last
@@ -98,7 +98,8 @@ class Pipeline {
   /// and returns the loss: the mean over the samples of the batch, times `scale`. Gradients have the bits of
   ///     for (m = 0; m < M; ++m) (loss(model(x[m]), y[m]) * (scale * n[m] / N)).backward();
   /// with the random numbers of each micro-batch and layer from a generator of their own
-  /// (core/random_scope.h), whose seed is drawn from the caller's.
+  /// (core/random_scope.h), whose seed is drawn from the caller's. Micro-batches share no history: where x
+  /// needs no gradient, x[m] is x.narrow(0, first[m], n[m]).detach().
   /// Shapes: inputs and targets [N, ...], cut along dimension 0. An input that requires a gradient gets one.
   /// Throws: StageError; TimeoutError naming who was in what; UsageError. Parameters may have part of
   /// their gradients then. Stages that still run add to gradients and write to buffers: call
@@ -120,7 +121,9 @@ class Pipeline {
 
   /// Returns the outputs for the whole batch, [N, ...] each, as a part of the caller's graph: when backward
   /// comes to it, each micro-batch goes back through the stages on their threads. Forwards of a call come
-  /// before its backwards, whatever the schedule; with gradients off nothing is kept. Throws: as step(); in
+  /// before its backwards, whatever the schedule; with gradients off nothing is kept. In training random
+  /// operators draw as in step(); in evaluation what the calling thread would draw, in its core::RandomScope
+  /// too. Throws: as step(); in
   /// backward UsageError for torch::autograd::grad(), backward(inputs) and create_graph.
   Tensors forward(const Tensors& inputs);
   at::Tensor forward(const at::Tensor& input);

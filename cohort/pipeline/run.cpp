@@ -282,12 +282,12 @@ void PlacementRun::loss(const Action& action, const Tensors& outputs) {
     random.emplace(key, setup_.devices[static_cast<std::size_t>(placement_)]);
   }
   run_.throw_if_failed();
-  const at::Tensor value = batch_.loss(core::entered(leaves), targets);
+  Batch::Held& mine = held(action);
+  const at::Tensor value = batch_.loss(mine.loss_entrance.enter(leaves), targets);
   if (!value.defined() || value.numel() != 1) {
     throw UsageError("pipeline.loss", concat("the loss is ", describe({value}), ", expected one number"),
                      "the mean over the samples of a micro-batch");
   }
-  Batch::Held& mine = held(action);
   mine.loss = value * batch_.weights[micro_batch];
   mine.loss_leaves = std::move(leaves);
   batch_.losses[micro_batch] = mine.loss.detach();
@@ -300,6 +300,7 @@ Tensors PlacementRun::gradients_of_outputs(const Action& action, Tensors& carrie
   Batch::Held& mine = held(action);
   if (is_last(stage)) {
     if (!batch_.loss) return std::exchange(batch_.output_gradients[micro_batch], {});
+    const Entrance::Open open(mine.loss_entrance);
     if (mine.loss.requires_grad()) torch::autograd::backward({std::exchange(mine.loss, {})}, {});
     Tensors gradients;
     for (const at::Tensor& leaf : mine.loss_leaves) gradients.push_back(leaf.defined() ? leaf.grad() : leaf);

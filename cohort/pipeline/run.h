@@ -42,6 +42,7 @@ struct Batch {
     std::unique_ptr<StageRun> run;
     at::Tensor loss;  // the last stage's, weighed, with a graph down to its leaves
     Tensors loss_leaves;
+    Entrance loss_entrance;
   };
 
   Batch(const Setup& setup, int num_micro_batches);

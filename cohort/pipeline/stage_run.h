@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "cohort/pipeline/entrance.h"
 #include "cohort/pipeline/split_graph.h"
 #include "cohort/pipeline/stage.h"
 
@@ -32,6 +33,7 @@ class StageRun {
   void forward(const Stage& stage);
 
   std::optional<core::RandomKey> random_;
+  Entrance entrance_;
   Tensors leaves_, outputs_;
   std::vector<std::size_t> written_;
   SplitGraph graph_;

@@ -66,14 +66,16 @@ Tensors seen(const at::Tensor& loss, const Programs& programs, const Tensors& in
   return all;
 }
 
+// Micro-batches share no history: cut without detach(), the second would come with the graph of what the
+// first wrote to the batch.
 Tensors run_loop(const Programs& programs, const Tensors& inputs, const at::Tensor& target) {
   at::Tensor sum = at::zeros({});
   for (std::int64_t begin = 0; begin < 2 * kSize; begin += kSize) {
     Tensors tensors;
-    for (const at::Tensor& input : inputs) tensors.push_back(input.narrow(0, begin, kSize));
+    for (const at::Tensor& input : inputs) tensors.push_back(input.narrow(0, begin, kSize).detach());
     for (const auto& stage : programs.stages) tensors = stage(tensors);
     const at::Tensor loss = loss_of(tensors, {target.narrow(0, begin, kSize)}) * 0.5;
-    loss.backward();
+    if (loss.requires_grad()) loss.backward();
     sum = sum + loss.detach();
   }
   return seen(sum, programs, inputs);
@@ -93,12 +95,14 @@ Tensors run_pipeline(const Programs& programs, const Tensors& inputs, const at::
   return seen(loss, programs, inputs);
 }
 
-// Where memory is shared that a later stage or micro-batch changes. The last two come where LibTorch finds
-// it.
+// Where memory is shared that a later stage or micro-batch changes, or a buffer has the graph of an earlier
+// micro-batch. The last two come where LibTorch finds it.
 const std::vector<std::string> kRefusals = {"shares its memory",
                                             "is changed in place by what needs a gradient",
                                             "needs a gradient and is changed in place",
-                                            "modified by an inplace operation", "has been modified inplace"};
+                                            "of which a tensor was kept with its graph",
+                                            "modified by an inplace operation",
+                                            "has been modified inplace"};
 
 // Bitwise.
 TEST(RandomProgramsTest, StagesDoWhatThePlainLoopDoes) {
@@ -125,7 +129,7 @@ TEST(RandomProgramsTest, StagesDoWhatThePlainLoopDoes) {
     }
   }
   if (kSeeds.count() < 200) return;  // too few to judge by their share
-  EXPECT_GT(2 * compared, 3 * kSeeds.count()) << "of three schedules";
+  EXPECT_GT(10 * compared, 8 * 3 * kSeeds.count()) << "of three schedules";
   EXPECT_LT(20 * refused, 3 * kSeeds.count());
 }
 

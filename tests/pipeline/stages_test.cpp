@@ -1,5 +1,9 @@
 // What stages may be, and what may go between them.
+#include <functional>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "cohort/core/error.h"
 #include "tests/pipeline/nets.h"
@@ -271,6 +275,82 @@ TEST(StagesTest, MayScaleTheBatchByAParameter) {
   }
 }
 
+// What LibTorch says of an input (whether it has a graph, whether it may be written to) is the same for every
+// micro-batch, and that of a batch which is cut with detach(): what one writes is data to the next.
+TEST(StagesTest, MicroBatchesShareNoHistoryOfTheBatch) {
+  torch::nn::Linear last(4, 2);
+  Scale scale;
+  std::vector<std::string> states;
+  // It takes another way where an input has a graph.
+  auto first = [&states, scale](const at::Tensor& x) mutable {
+    states.push_back(core::concat(x.requires_grad(), x.is_leaf(), x.grad_fn() != nullptr));
+    const at::Tensor rows = x.slice(0, 0, 2);
+    const at::Tensor y = x.requires_grad() ? x * 2 : scale->forward(x);
+    // Where it has not been asked for its new history, a view is a leaf that LibTorch would not write to.
+    if (!rows.is_leaf()) at::Tensor(rows).mul_(0.5);
+    return y * 1;
+  };
+  Tensors parameters{scale->scale};
+  for (const at::Tensor& parameter : last->parameters()) parameters.push_back(parameter);
+  const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
+  EXPECT_THROW(plain_step([&](const at::Tensor& x) { return last->forward(scale->forward(x)); },
+                          input.clone(), target, {3, 3}),
+               c10::Error)
+      << "cut with its history, the batch takes the second loss to the graph of the first";
+  zero_grad(parameters);
+  const at::Tensor written = input.clone();
+  const at::Tensor loss = plain_step([&](const at::Tensor& x) { return last->forward(first(x.detach())); },
+                                     written, target, {3, 3});
+  const Tensors expected = take_gradients(parameters);
+  const auto states_of_the_loop = std::exchange(states, {});
+  ASSERT_EQ(states_of_the_loop.size(), 2U);
+  EXPECT_EQ(states_of_the_loop[0], states_of_the_loop[1]);
+  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    const Stage stage([first](const Tensors& in) mutable { return Tensors{first(in.at(0))}; },
+                      {scale->scale});
+    Pipeline pipe({stage, last}, two(schedule));
+    const at::Tensor x = input.clone();
+    EXPECT_TRUE(at::equal(pipe.step(x, target, mse), loss));
+    expect_same_bits(take_gradients(parameters), expected);
+    EXPECT_TRUE(at::equal(x, written));
+    EXPECT_FALSE(x.requires_grad());
+    EXPECT_EQ(std::exchange(states, {}), states_of_the_loop) << to_string(schedule);
+  }
+}
+
+// A state that goes from one micro-batch to the next with its graph. Where that begins, at a stage or at the
+// loss, the graph is cut: the gradient that the next micro-batch sends back would be lost.
+TEST(StagesTest, AGraphThatIsKeptForALaterMicroBatchIsRefused) {
+  torch::nn::Linear first(4, 4), last(4, 2);
+  const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
+  const auto run = [&](Schedule schedule, bool is_cut, bool by_loss) {
+    const auto state = std::make_shared<at::Tensor>();
+    const auto add = [state, is_cut](const at::Tensor& x) {
+      const at::Tensor sum = state->defined() ? *state + x : x * 1;
+      *state = is_cut ? x.detach() : x;
+      return sum;
+    };
+    const Stage keeps([=](const Tensors& in) { return Tensors{by_loss ? in.at(0) * 1 : add(in.at(0))}; }, {});
+    PipelineOptions options = two(schedule);
+    options.placements = placements(3);
+    Pipeline pipe({first, keeps, last}, options);
+    pipe.step(input, target,
+              [=](const at::Tensor& y, const at::Tensor& t) { return mse(by_loss ? add(y) : y, t); });
+  };
+  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    for (const bool by_loss : {false, true}) {
+      SCOPED_TRACE(core::concat(to_string(schedule), by_loss));
+      COHORT_EXPECT_THROW_WITH(run(schedule, false, by_loss), StageError,
+                               core::concat("stage ", by_loss ? 2 : 1, " ("));
+      COHORT_EXPECT_THROW_WITH(
+          run(schedule, false, by_loss), StageError,
+          "of micro-batch 1: [pipeline.stage] a backward reaches another micro-batch, of "
+          "which a tensor was kept with its graph. Try: detach()");
+      run(schedule, true, by_loss);
+    }
+  }
+}
+
 TEST(StagesTest, InPlaceWhereAnotherSeesItIsRefused) {
   torch::nn::Linear a(4, 4), b(4, 4), c(4, 2);
   const Stage twice(
@@ -416,6 +496,46 @@ TEST(StagesTest, TheLossDrawsNumbersOfItsMicroBatch) {
       expect_same_bits(other.gradients, first.gradients);
     }
     EXPECT_EQ(at::equal(run(Schedule::kOneFOneB, 2, in_scope).loss, first.loss), in_scope);
+  }
+}
+
+// Draws in evaluation, too.
+struct NoiseImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x + torch::randn(x.sizes()); }
+};
+TORCH_MODULE(Noise);
+
+TEST(StagesTest, WhatAStageDrawsInEvaluationIsWhatItsCallerWouldDraw) {
+  torch::nn::Sequential model(torch::nn::Linear(4, 4), Noise(), torch::nn::Linear(4, 2));
+  model->eval();
+  const at::Tensor input = torch::randn({8, 4});
+  const auto plain = [&] {
+    Tensors outputs;
+    for (const at::Tensor& part : input.split(3)) outputs.push_back(model->forward(part));
+    return at::cat(outputs);
+  };
+  const auto piped = [&](std::size_t at) {
+    Pipeline pipe(cut(model, {at}), two());
+    return pipe.forward(input);
+  };
+  // The output, what the scope draws next, and what the program draws after it.
+  const auto in_scope = [](std::optional<core::RandomKey> key, const std::function<at::Tensor()>& run) {
+    torch::manual_seed(1);
+    Tensors all;
+    {
+      std::optional<core::RandomScope> scope;
+      if (key) scope.emplace(*key);
+      all = {run().detach(), torch::rand({2})};
+    }
+    all.push_back(torch::rand({2}));
+    return all;
+  };
+  const core::RandomKey key{.seed = 5};
+  EXPECT_FALSE(at::equal(in_scope(key, plain)[0], in_scope(std::nullopt, plain)[0]));
+  for (const std::size_t at : {1, 2}) {
+    for (const auto& each : {std::optional<core::RandomKey>(key), std::optional<core::RandomKey>()}) {
+      expect_same_bits(in_scope(each, [&] { return piped(at); }), in_scope(each, plain), "number");
+    }
   }
 }
 

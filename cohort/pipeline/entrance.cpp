@@ -1,0 +1,45 @@
+#include "cohort/pipeline/entrance.h"
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <utility>
+
+#include "cohort/core/error.h"
+#include "cohort/core/graph_part.h"
+#include "cohort/core/torch_compat.h"
+
+namespace cohort::pipeline {
+namespace {
+
+// In place of a leaf's AccumulateGrad.
+struct OwnGradient : torch::autograd::AccumulateGrad {
+  OwnGradient(const at::Tensor& leaf, std::shared_ptr<std::atomic<bool>> is_open)
+      : AccumulateGrad(leaf), is_open_(std::move(is_open)) {}
+  Tensors apply(Tensors&& gradients) override {
+    if (!*is_open_ && gradients.front().defined()) {
+      throw UsageError("pipeline.stage",
+                       "a backward reaches another micro-batch, of which a tensor was kept with its graph",
+                       "detach() of what a stage or a loss keeps for later micro-batches");
+    }
+    return AccumulateGrad::apply(std::move(gradients));
+  }
+  std::string name() const override { return "cohort::pipeline::OwnGradient"; }
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> is_open_;
+};
+
+}  // namespace
+
+Tensors Entrance::enter(const Tensors& leaves) {
+  std::vector<torch::autograd::Edge> nodes;  // held here until the graph has them
+  for (const at::Tensor& leaf : leaves) {
+    if (!leaf.defined() || !leaf.requires_grad()) continue;
+    const auto node = COHORT_MAKE_NODE(OwnGradient, leaf, is_open_);
+    torch::autograd::impl::set_grad_accumulator(leaf, COHORT_WEAK_NODE(node));
+    nodes.emplace_back(node, 0);
+  }
+  return core::entered(leaves);
+}
+
+}  // namespace cohort::pipeline
