@@ -93,7 +93,7 @@ std::uint64_t RandomKey::generator_seed() const {
 
 RandomKey RandomKey::draw() {
   at::Generator generator = RandomScope::current();
-  if (!generator.defined()) generator = at::detail::getDefaultCPUGenerator();
+  if (!generator.defined()) generator = RandomScope::global();
   const std::lock_guard lock(generator.mutex());
   return {.seed = at::check_generator<at::CPUGeneratorImpl>(generator)->random64()};
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/equal.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
@@ -11,11 +12,11 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "cohort/core/error.h"
+#include "cohort/core/generator_states.h"
 #include "cohort/core/graph_part.h"
-#include "cohort/core/random_scope.h"
+#include "cohort/core/log.h"
 #include "cohort/core/result_views.h"
 
 namespace cohort::core::checkpoint_detail {
@@ -42,47 +43,24 @@ constexpr GraphPart::Words kWords{.where = kWhere,
 // LibTorch's global generator is not touched: other threads draw from it meanwhile, or run a second time
 // themselves. Operators on a GPU cannot be given a generator. There the GPU's own one is set for the second
 // run, as in PyTorch.
+// Copies do not do for an fn that seeds the global generator, or draws from it on a thread of its own or
+// without an operator. Then the copies end elsewhere than the generators did after the first run. Such an fn
+// runs once more, with the global generator itself set for that run, as PyTorch always does.
 
-at::Generator copy_of(at::Generator generator) {
-  if (!generator.defined()) return generator;
-  const std::lock_guard lock(generator.mutex());
-  return generator.clone();
+std::vector<at::Generator> generators_of_gpus(const Tensors& inputs) {
+  std::vector<at::Generator> all;
+  for (const at::Tensor& input : inputs) {
+    if (!input.defined() || !input.is_cuda()) continue;
+    all.push_back(at::globalContext().defaultGenerator(input.device()));
+  }
+  return all;
 }
 
-// The generators of the GPUs that `inputs` are on, with their states.
-class GpuStates {
- public:
-  explicit GpuStates(const Tensors& inputs) {
-    std::unordered_set<int> seen;
-    for (const at::Tensor& input : inputs) {
-      if (!input.defined() || !input.is_cuda() || !seen.insert(input.get_device()).second) continue;
-      at::Generator generator = at::globalContext().defaultGenerator(input.device());
-      const std::lock_guard lock(generator.mutex());
-      states_.emplace_back(generator, generator.get_state());
-    }
-  }
-  void restore() {
-    for (auto& [generator, state] : states_) {
-      const std::lock_guard lock(generator.mutex());
-      generator.set_state(state);
-    }
-  }
+using After = GeneratorStates::After;
 
- private:
-  std::vector<std::pair<at::Generator, at::Tensor>> states_;
-};
-
-// What the first run may draw from, as it was then.
-struct RandomState {
-  explicit RandomState(const Tensors& inputs) : global(copy_of(RandomScope::global())), gpus(inputs) {
-    const at::Generator current = RandomScope::current();
-    // One generator stays one: a first run within a second run draws from one copy both ways.
-    if (current.defined() && current != RandomScope::global()) scope = copy_of(current);
-  }
-  at::Generator scope;  // undefined: the global one
-  at::Generator global;
-  GpuStates gpus;
-};
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() == b.defined() && (!a.defined() || at::equal(a, b));
+}
 
 class AutocastState {
  public:
@@ -106,27 +84,6 @@ class AutocastState {
   bool cache_;
   std::array<bool, 2> enabled_{};
   std::array<at::ScalarType, 2> dtypes_{};
-};
-
-// Random numbers of the first run, until the end of the scope. Several second runs start from one state.
-class FirstRandom {
- public:
-  FirstRandom(std::optional<RandomState>& state, const Tensors& inputs) {
-    if (!state) return;
-    before_.emplace(inputs);
-    state->gpus.restore();
-    const at::Generator global = copy_of(state->global);
-    scope_.emplace(state->scope.defined() ? copy_of(state->scope) : global, global);
-  }
-  ~FirstRandom() {
-    if (before_) before_->restore();
-  }
-  FirstRandom(const FirstRandom&) = delete;
-  FirstRandom& operator=(const FirstRandom&) = delete;
-
- private:
-  std::optional<GpuStates> before_;
-  std::optional<core::RandomScope> scope_;
 };
 
 // Autocast as it was in the first run, with casts of its own, until the end of the scope.
@@ -230,11 +187,14 @@ struct Runs::State : torch::CustomClassHolder {
       requires_grad.push_back(input.defined() && input.requires_grad());
       defined.push_back(input.defined());
     }
-    if (options.preserve_rng_state) random.emplace(inputs);
+    if (options.preserve_rng_state) generators = GeneratorStates(generators_of_gpus(inputs));
   }
 
   void check_second(const Tensors& again) const;
   std::vector<std::size_t> places_of(const Tensors& captured_again) const;
+  std::optional<GraphPart> run_again(const Tensors& full, GeneratorStates::Global global,
+                                     const GlobalGeneratorAsFound* found);
+  bool draws_elsewhere(const After& before, const After& after, const GlobalGeneratorAsFound& found) const;
   Tensors backward(const Tensors& saved, const Tensors& gradients, const std::vector<bool>& wanted);
 
   CheckpointOptions options;
@@ -243,7 +203,8 @@ struct Runs::State : torch::CustomClassHolder {
   Tensors handed;   // to the first run, where an operator in place gets as far as attach(), which names it
   std::vector<bool> defined, requires_grad;
   std::vector<std::uint32_t> versions;
-  std::optional<RandomState> random;
+  GeneratorStates generators;  // before the first run
+  After after_first;
   AutocastState autocast;
   Run again;
   std::vector<Result> results;
@@ -276,6 +237,7 @@ const Tensors& Runs::leaves() const {
 
 Tensors Runs::attach(const Tensors& results, Run again) {
   State& state = *state_;
+  if (state.options.preserve_rng_state) state.after_first = After::now();
   for (std::size_t i = 0; i < state.inputs.size(); ++i) {
     if (version_of(state.inputs[i]) == state.versions[i]) continue;
     throw UsageError(kWhere,
@@ -350,6 +312,45 @@ std::vector<std::size_t> Runs::State::places_of(const Tensors& captured_again) c
   return places;
 }
 
+// Whether a second run on copies of the generators drew something else than the first run, or may have.
+bool Runs::State::draws_elsewhere(const After& before, const After& after,
+                                  const GlobalGeneratorAsFound& found) const {
+  // An fn that seeds at its end leads to the same state whatever it drew before.
+  if (!same(after.scope, after_first.scope) || (found.is_seeded() && !found.holds())) return true;
+  if (same(after.global, after_first.global)) return false;
+  // Not if other threads alone drew from the global generator in the first run.
+  return !same(before.global, after.global) || found.is_seeded() ||
+         (!after.scope.defined() && (!found.holds() || found.stands_at(after_first.global)));
+}
+
+// The graph of a second run; none where fn needs the global generator itself to draw what it drew.
+std::optional<GraphPart> Runs::State::run_again(const Tensors& full, GeneratorStates::Global global,
+                                                const GlobalGeneratorAsFound* found) {
+  std::optional<GraphPart> part(std::in_place, full);
+  const at::AutoGradMode gradients_on(true);
+  const AutocastScope autocast_as_before(autocast);
+  const GeneratorStates::Again draws_again(generators, global);
+  const After before = draws_again.after();
+  Tensors kept = again(part->leaves());
+  const After after = draws_again.after();
+  if (global == GeneratorStates::Global::kCopy) {
+    if (draws_elsewhere(before, after, *found)) return std::nullopt;
+  } else if (!same(after.scope, after_first.scope) || !same(after.global, after_first.global)) {
+    warn_once(kWhere, concat(kWhere,
+                             ": fn drew other random numbers when it ran again in backward. It depends on "
+                             "what has changed, or other threads draw from its generator. Try: "
+                             "core::RandomScope around the call"));
+  }
+  ResultViews().take_out(kept, part->leaves());
+  check_second(kept);
+  // Only those that had a gradient have one to go back from.
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    if (!results[i].needs_gradient) kept[i].reset();
+  }
+  part->end(kept);
+  return part;
+}
+
 // `wanted` and what is returned: the inputs that need a gradient, then the parameters.
 Tensors Runs::State::backward(const Tensors& saved, const Tensors& gradients,
                               const std::vector<bool>& wanted) {
@@ -360,28 +361,25 @@ Tensors Runs::State::backward(const Tensors& saved, const Tensors& gradients,
     if (defined[i]) full[i] = saved[place++].detach().requires_grad_(requires_grad[i]);
   }
   const ScopedBuffers keep(options.buffers);
-  GraphPart part(full);
-  {
-    const at::AutoGradMode gradients_on(true);
-    const AutocastScope autocast_as_before(autocast);
-    const FirstRandom random_as_before(random, full);
-    Tensors kept = again(part.leaves());
-    ResultViews().take_out(kept, part.leaves());
-    check_second(kept);
-    // Only those that had a gradient have one to go back from.
-    for (std::size_t i = 0; i < kept.size(); ++i) {
-      if (!results[i].needs_gradient) kept[i].reset();
+  std::optional<GraphPart> part;
+  if (!options.preserve_rng_state) {
+    part = run_again(full, GeneratorStates::Global::kItself, nullptr);
+  } else {
+    GlobalGeneratorAsFound found;
+    part = run_again(full, GeneratorStates::Global::kCopy, &found);
+    if (!part) {
+      found.put_back_at_the_end();
+      part = run_again(full, GeneratorStates::Global::kItself, nullptr);
     }
-    part.end(kept);
   }
-  const std::vector<std::size_t> places = places_of(part.captured());
+  const std::vector<std::size_t> places = places_of(part->captured());
   std::size_t num_inputs = 0;
   std::vector<bool> wanted_of_part(full.size());
   for (std::size_t i = 0; i < full.size(); ++i) {
     if (requires_grad[i]) wanted_of_part[i] = wanted[num_inputs++];
   }
   for (const std::size_t place : places) wanted_of_part.push_back(wanted[num_inputs + place]);
-  Tensors found = part.backward(gradients, /*keep_graph=*/false, wanted_of_part);
+  Tensors found = part->backward(gradients, /*keep_graph=*/false, wanted_of_part);
   Tensors result(num_inputs + first.captured().size());
   for (std::size_t i = 0, place = 0; i < full.size(); ++i) {
     if (requires_grad[i]) result[place++] = std::move(found[i]);

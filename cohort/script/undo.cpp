@@ -1,89 +1,34 @@
 #include "cohort/script/undo.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/equal.h>
 
 #include <algorithm>
-#include <mutex>
 
 #include "cohort/core/error.h"
-#include "cohort/core/random_scope.h"
 
 namespace cohort::script {
 
 namespace {
 
-at::Generator copy_of(at::Generator generator) {
-  if (!generator.defined()) return generator;
-  const std::lock_guard lock(generator.mutex());
-  return generator.clone();
-}
-
-at::Tensor state_of(at::Generator generator) {
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
+core::GeneratorStates states_of(const Tape& tape) {
+  if (std::ranges::none_of(tape.calls(), [](const Call& call) { return call.may_draw(); })) return {};
+  std::vector<at::Generator> others;
+  for (const Value& value : tape.values()) {
+    const c10::Device device = value.layout.device;
+    if (device.is_cuda()) others.push_back(at::globalContext().defaultGenerator(device));
+  }
+  for (const Call& call : tape.calls()) {
+    for (const c10::IValue& argument : call.arguments) {
+      if (argument.isGenerator()) others.push_back(argument.toGenerator());
+    }
+  }
+  return core::GeneratorStates(others);
 }
 
 }  // namespace
 
-GeneratorStates::GeneratorStates(const Tape& tape) {
-  draws_ = std::ranges::any_of(tape.calls(), [](const Call& call) { return call.may_draw(); });
-  if (!draws_) return;
-  const at::Generator current = core::RandomScope::current();
-  global_ = copy_of(core::RandomScope::global());
-  // One generator stays one.
-  if (current.defined()) scope_ = current == core::RandomScope::global() ? global_ : copy_of(current);
-  for (const Value& value : tape.values()) {
-    if (value.layout.device.is_cuda()) keep(at::globalContext().defaultGenerator(value.layout.device));
-  }
-  for (const Call& call : tape.calls()) {
-    for (const c10::IValue& argument : call.arguments) {
-      if (argument.isGenerator()) keep(argument.toGenerator());
-    }
-  }
-}
-
-void GeneratorStates::keep(at::Generator generator) {
-  const auto is_kept = [&](const auto& each) { return each.first == generator; };
-  if (generator == at::detail::getDefaultCPUGenerator() || std::ranges::any_of(kept_, is_kept)) return;
-  const at::Tensor state = state_of(generator);
-  kept_.emplace_back(std::move(generator), state);
-}
-
-GeneratorStates::Again::Again(const GeneratorStates& states) : states_(states) {
-  if (!states.draws_) return;
-  for (auto [generator, state] : states.kept_) {
-    before_.emplace_back(generator, state_of(generator));
-    const std::lock_guard lock(generator.mutex());
-    generator.set_state(state);
-  }
-  global_ = copy_of(states.global_);
-  scope_ = states.scope_ == states.global_ ? global_ : copy_of(states.scope_);
-  draws_.emplace(scope_, global_);
-}
-
-GeneratorStates::Again::~Again() {
-  for (auto [generator, state] : before_) {
-    const std::lock_guard lock(generator.mutex());
-    generator.set_state(state);
-  }
-}
-
-GeneratorStates::After GeneratorStates::Again::after() const {
-  After found;
-  if (!states_.draws_) return found;
-  found.global = state_of(global_);
-  if (scope_.defined()) found.scope = state_of(scope_);
-  return found;
-}
-
-bool GeneratorStates::After::holds() const {
-  const at::Generator current = core::RandomScope::current();
-  return (!global.defined() || at::equal(global, state_of(core::RandomScope::global()))) &&
-         (!scope.defined() || (current.defined() && at::equal(scope, state_of(current))));
-}
+GeneratorStates::GeneratorStates(const Tape& tape) : core::GeneratorStates(states_of(tape)) {}
 
 GivenTensors::GivenTensors(const Program& program, const Frame& frame) {
   const Tape& tape = program.recorded().tape;

@@ -1,52 +1,17 @@
 #pragma once
 
-#include <ATen/core/Generator.h>
-
-#include <optional>
-#include <utility>
+#include <string>
 #include <vector>
 
-#include "cohort/core/random_scope.h"
+#include "cohort/core/generator_states.h"
 #include "cohort/script/program.h"
 
 /// What a run of a program or of its function changes outside, so that it can be put back.
 namespace cohort::script {
 
-/// The states of all generators that the operators of a tape may draw from, as they are when it is made; none
-/// where no operator draws. Threads: others may draw from the CPU's generators meanwhile.
-class GeneratorStates {
- public:
+/// Those of all generators that the operators of a tape may draw from; none where no operator draws.
+struct GeneratorStates : core::GeneratorStates {
   explicit GeneratorStates(const Tape& tape);
-
-  /// Where the generators of this thread stood.
-  struct After {
-    at::Tensor scope, global;
-    /// True if they stand there now.
-    bool holds() const;
-  };
-  /// While it lives, operators of this thread draw what they drew when the states were taken: on the CPU from
-  /// copies of generators, so that those of other threads go on; the GPUs' own ones are put back at the end.
-  class Again {
-   public:
-    explicit Again(const GeneratorStates& states);
-    ~Again();
-    Again(const Again&) = delete;
-    Again& operator=(const Again&) = delete;
-    After after() const;
-
-   private:
-    const GeneratorStates& states_;
-    std::vector<std::pair<at::Generator, at::Tensor>> before_;
-    at::Generator scope_, global_;
-    std::optional<core::RandomScope> draws_;
-  };
-
- private:
-  void keep(at::Generator generator);
-
-  bool draws_ = false;
-  at::Generator scope_, global_;  // copies; scope_ is undefined outside of a RandomScope
-  std::vector<std::pair<at::Generator, at::Tensor>> kept_;
 };
 
 /// Copies of inputs and captured tensors that a program, or its function, may write to: all that need no

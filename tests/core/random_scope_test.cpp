@@ -190,7 +190,8 @@ TEST(RandomScopeTest, WhatStandsForTheGlobalGeneratorDoesSoInScopesWithin) {
     const RandomScope outer(std::move(scope), stand_in());
     at::Tensor found = at::empty({4}).uniform_(0, 1, global);
     const RandomScope inner{at::Generator()};
-    return at::stack({found, at::empty({4}).uniform_(0, 1, global), at::rand({4})});
+    const auto key = static_cast<double>(RandomKey::draw().seed % 1000);
+    return at::stack({found, at::empty({4}).uniform_(0, 1, global), at::rand({4}), at::full({4}, key)});
   };
   at::manual_seed(1);
   const at::Tensor first = draw({}), second = draw(stand_in());

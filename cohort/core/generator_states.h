@@ -1,0 +1,83 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "cohort/core/random_scope.h"
+
+/// What a function draws, so that it draws the same when it runs again.
+namespace cohort::core {
+
+/// The states, as they are when it is made, of the generators that operators of the calling thread draw from:
+/// the one of its RandomScope, LibTorch's global one of the CPU, and others that are named.
+/// Threads: other threads may draw from all of them meanwhile.
+class GeneratorStates {
+ public:
+  /// Of no generators: a second run draws on.
+  GeneratorStates() = default;
+  /// `others`: the own generators of GPUs, and those that operators are handed.
+  explicit GeneratorStates(const std::vector<at::Generator>& others);
+
+  /// Where the calling thread's generators of the CPU stand.
+  struct After {
+    at::Tensor scope;  ///< undefined where operators draw from the global one
+    at::Tensor global;
+    static After now();
+    /// True if they stand there now.
+    bool holds() const;
+  };
+
+  /// What stands for the global generator in a second run: a copy, so that other threads see nothing of it;
+  /// or the generator itself, for the time of the run, which what draws without an operator, seeds it, or
+  /// draws on a thread of its own meets too.
+  enum class Global : std::uint8_t { kCopy, kItself };
+
+  /// While it lives, operators of this thread draw what they drew when the states were taken. On the CPU they
+  /// draw from copies. The other generators are put back at the end.
+  class Again {
+   public:
+    explicit Again(const GeneratorStates& states, Global global = Global::kCopy);
+    ~Again();
+    Again(const Again&) = delete;
+    Again& operator=(const Again&) = delete;
+    After after() const;
+
+   private:
+    void lend(at::Generator generator, const at::Tensor& state);
+
+    std::vector<std::pair<at::Generator, at::Tensor>> before_;
+    std::optional<RandomScope> draws_;
+  };
+
+ private:
+  bool is_taken_ = false;
+  at::Generator scope_, global_;  // copies; scope_ is undefined where operators draw from the global one
+  std::vector<std::pair<at::Generator, at::Tensor>> others_;
+};
+
+/// LibTorch's global generator of the CPU, which is put back at the end where it was seeded meanwhile.
+class GlobalGeneratorAsFound {
+ public:
+  GlobalGeneratorAsFound();
+  ~GlobalGeneratorAsFound();
+  GlobalGeneratorAsFound(const GlobalGeneratorAsFound&) = delete;
+  GlobalGeneratorAsFound& operator=(const GlobalGeneratorAsFound&) = delete;
+  bool stands_at(const at::Tensor& state) const;
+  /// True if it stands where it stood.
+  bool holds() const { return stands_at(before_); }
+  /// True if nothing was drawn from it since it was seeded, before or meanwhile.
+  bool is_seeded() const;
+  /// It is put back whatever becomes of it.
+  void put_back_at_the_end() { is_put_back_ = true; }
+
+ private:
+  at::Tensor before_;
+  bool is_put_back_ = false;
+};
+
+}  // namespace cohort::core
