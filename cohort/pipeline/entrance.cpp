@@ -31,15 +31,26 @@ struct OwnGradient : torch::autograd::AccumulateGrad {
 
 }  // namespace
 
+std::size_t first_place(const Tensors& tensors, std::size_t place) {
+  std::size_t first = 0;
+  while (!tensors[first].is_same(tensors[place])) ++first;
+  return first;
+}
+
 Tensors Entrance::enter(const Tensors& leaves) {
-  std::vector<torch::autograd::Edge> nodes;  // held here until the graph has them
-  for (const at::Tensor& leaf : leaves) {
-    if (!leaf.defined() || !leaf.requires_grad()) continue;
+  Tensors entered;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const at::Tensor& leaf = leaves[i];
+    const std::size_t first = first_place(leaves, i);
+    if (first < i || !leaf.defined() || !leaf.requires_grad()) {
+      entered.push_back(first < i ? entered[first] : leaf);
+      continue;
+    }
     const auto node = COHORT_MAKE_NODE(OwnGradient, leaf, is_open_);
     torch::autograd::impl::set_grad_accumulator(leaf, COHORT_WEAK_NODE(node));
-    nodes.emplace_back(node, 0);
+    entered.push_back(core::entered({leaf}).front());
   }
-  return core::entered(leaves);
+  return entered;
 }
 
 }  // namespace cohort::pipeline

@@ -157,7 +157,11 @@ void PlacementRun::forward(const Action& action) {
       carried[came[i]] = value;
     }
   }
-  for (at::Tensor& input : inputs) input = here(input);
+  const Tensors given = inputs;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const std::size_t first = first_place(given, i);
+    inputs[i] = first < i ? inputs[first] : here(given[i]);
+  }
   inputs_ = inputs;
   auto random = batch_.random;
   if (random) {
@@ -192,14 +196,18 @@ void PlacementRun::forward(const Action& action) {
     leaves[static_cast<std::size_t>(skip.output)] = true;
   }
   Message out{m, {}, {}};
+  const auto cut_off = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.detach() : tensor; };
   const auto add = [&](const at::Tensor& tensor, bool requires_grad) {
-    out.tensors.push_back(tensor.defined() ? tensor.detach() : tensor);
+    out.tensors.push_back(tensor);
     out.requires_grad.push_back(requires_grad);
   };
+  Tensors cut;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (!leaves[i]) add(outputs[i], core::needs_gradient(outputs[i]));
+    const std::size_t first = first_place(outputs, i);
+    cut.push_back(first < i ? cut[first] : cut_off(outputs[i]));
+    if (!leaves[i]) add(cut[i], core::needs_gradient(outputs[i]));
   }
-  for (const int i : passing) add(carried[i].first, carried[i].second);
+  for (const int i : passing) add(cut_off(carried[i].first), carried[i].second);
   waiting_[{stage + 1, false}].push_back(std::move(out));
 }
 
@@ -245,6 +253,7 @@ void PlacementRun::loss(const Action& action, const Tensors& outputs) {
     key.layer = setup_.num_layers();
     random.emplace(key, setup_.devices[static_cast<std::size_t>(placement_)]);
   }
+  for (std::size_t i = 0; i < leaves.size(); ++i) leaves[i] = leaves[first_place(outputs, i)];
   run_.throw_if_failed();
   Batch::Held& mine = held(action);
   const at::Tensor value = batch_.loss(mine.loss_entrance.enter(leaves), targets);
@@ -253,6 +262,9 @@ void PlacementRun::loss(const Action& action, const Tensors& outputs) {
                      "the mean over the samples of a micro-batch");
   }
   mine.loss = value * batch_.weights[micro_batch];
+  for (std::size_t i = leaves.size(); i-- > 0;) {
+    if (first_place(leaves, i) < i) leaves[i].reset();  // its gradient comes at the first place
+  }
   mine.loss_leaves = std::move(leaves);
   batch_.losses[micro_batch] = mine.loss.detach();
 }

@@ -17,7 +17,12 @@ using torch::autograd::Edge;
 Tensors leaves_of(const Tensors& inputs, const std::vector<bool>& requires_grad) {
   Tensors leaves;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    leaves.push_back(inputs[i].defined() ? inputs[i].detach().requires_grad_(requires_grad[i]) : inputs[i]);
+    const std::size_t first = first_place(inputs, i);
+    if (first < i || !inputs[i].defined()) {
+      leaves.push_back(first < i ? leaves[first] : inputs[i]);
+    } else {
+      leaves.push_back(inputs[i].detach().requires_grad_(requires_grad[i]));
+    }
   }
   return leaves;
 }
@@ -40,8 +45,8 @@ StageRun::StageRun(const Stage& stage, const Tensors& inputs, const std::vector<
                    bool split, const std::optional<core::RandomKey>& random)
     : random_(random), leaves_(leaves_of(inputs, requires_grad)) {
   forward(stage);
-  for (std::size_t i = 0; i < leaves_.size(); ++i) {
-    if (!requires_grad[i]) leaves_[i].reset();
+  for (std::size_t i = leaves_.size(); i-- > 0;) {
+    if (!requires_grad[i] || first_place(leaves_, i) < i) leaves_[i].reset();
   }
   if (split) graph_ = SplitGraph(outputs_, leaves_);
 }

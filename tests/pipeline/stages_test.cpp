@@ -351,6 +351,36 @@ TEST(StagesTest, AGraphThatIsKeptForALaterMicroBatchIsRefused) {
   }
 }
 
+// Its gradient is added up in the order of its uses, however these go through the two.
+TEST(StagesTest, ATensorThatIsReturnedTwiceIsOne) {
+  torch::nn::Linear first(4, 4), middle(4, 4), last(4, 2);
+  const auto use = [](torch::nn::Linear linear, const at::Tensor& a, const at::Tensor& b) {
+    return linear->forward(a.tanh() * 3 + b.sigmoid() / 7) + linear->forward(a.exp() * b.sin() + a / 3);
+  };
+  const auto twice = [](const at::Tensor& x) { return Tensors{x, x}; };
+  const auto run = [=](const Tensors& x) { return twice(use(middle, x.at(0), x.at(1))); };
+  const auto loss = [=](const Tensors& y, const Tensors& t) {
+    return mse(use(last, y.at(0), y.at(1)), t.at(0));
+  };
+  Tensors parameters;
+  for (const torch::nn::Linear& each : {first, middle, last}) {
+    for (const at::Tensor& parameter : each->parameters()) parameters.push_back(parameter);
+  }
+  const at::Tensor input = torch::randn({64, 4}), target = torch::randn({64, 2});
+  for (std::int64_t m = 0; m < 4; ++m) {
+    const Tensors out = run(twice(torch::nn::Linear(first)->forward(input.narrow(0, 16 * m, 16))));
+    (loss(out, {target.narrow(0, 16 * m, 16)}) * 0.25).backward();
+  }
+  const Tensors expected = take_gradients(parameters);
+  for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    const Stage begins([=](const Tensors& in) mutable { return twice(first->forward(in.at(0))); },
+                       first->parameters());
+    Pipeline pipe({begins, Stage(run, middle->parameters())}, two(schedule, 16));
+    pipe.step({input}, {target}, loss);
+    expect_same_bits(take_gradients(parameters), expected);
+  }
+}
+
 TEST(StagesTest, InPlaceWhereAnotherSeesItIsRefused) {
   torch::nn::Linear a(4, 4), b(4, 4), c(4, 2);
   const Stage twice(
