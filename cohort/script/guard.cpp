@@ -31,17 +31,6 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
-// Whether a tensor has these sizes and then these strides. A loop of its own: == of so few numbers would call
-// memcmp(), which costs more than they do.
-bool is_laid_out(const c10::TensorImpl& tensor, std::size_t dims, const std::int64_t* expected) {
-  if (tensor.sizes().size() != dims) return false;
-  const std::int64_t *const sizes = tensor.sizes().data(), *const strides = tensor.strides().data();
-  for (std::size_t i = 0; i < dims; ++i) {
-    if (((sizes[i] ^ expected[i]) | (strides[i] ^ expected[dims + i])) != 0) return false;
-  }
-  return true;
-}
-
 // The first input of the same storage, which may be the one at `index` itself.
 std::size_t first_that_shares(std::span<const at::Tensor> inputs, std::size_t index) {
   const c10::StorageImpl* const storage = storage_of(inputs[index]);
@@ -128,9 +117,10 @@ bool InputGuard::holds(std::span<const at::Tensor> inputs) const {
     const Input& input = inputs_[i];
     if (inputs[i].defined() != input.defined) return false;
     if (!input.defined) continue;
+    const std::int64_t* const sizes = numbers_.data() + input.numbers;
     // The keys tell devices, but for their number, and inference tensors too.
     if (tensor.key_set() != input.keys || tensor.dtype() != input.dtype ||
-        !is_laid_out(tensor, input.dims, numbers_.data() + input.numbers) ||
+        !is_laid_out(inputs[i], {sizes, input.dims}, {sizes + input.dims, input.dims}) ||
         tensor.requires_grad() != input.requires_grad ||
         (!input.layout.device.is_cpu() && tensor.device() != input.layout.device)) {
       return false;

@@ -42,9 +42,8 @@ std::string describe(const at::Tensor& tensor) {
 bool fits(const Layout& layout, const at::Tensor& tensor) {
   if (!tensor.defined()) return layout.dtype == c10::ScalarType::Undefined;
   return tensor.layout() == at::kStrided && tensor.has_storage() && tensor.scalar_type() == layout.dtype &&
-         tensor.sizes() == layout.sizes && tensor.strides() == layout.strides &&
-         tensor.device() == layout.device && tensor.is_conj() == layout.conjugate &&
-         tensor.is_neg() == layout.negative;
+         is_laid_out(tensor, layout) && tensor.device() == layout.device &&
+         tensor.is_conj() == layout.conjugate && tensor.is_neg() == layout.negative;
 }
 
 }  // namespace

@@ -38,15 +38,18 @@ struct Layout {
   std::string str() const;
 };
 
-/// True if `tensor` has the sizes and strides of `layout`. A loop of its own: == of so few numbers would call
-/// memcmp(), which costs more than they do.
-inline bool is_laid_out(const at::Tensor& tensor, const Layout& layout) {
-  const c10::IntArrayRef sizes = tensor.sizes(), strides = tensor.strides();
-  if (sizes.size() != layout.sizes.size()) return false;
+/// True if `tensor` has these sizes and strides. A loop of its own: == of so few numbers would call memcmp(),
+/// which costs more than they do.
+inline bool is_laid_out(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  const c10::IntArrayRef its_sizes = tensor.sizes(), its_strides = tensor.strides();
+  if (its_sizes.size() != sizes.size()) return false;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    if (((sizes[i] ^ layout.sizes[i]) | (strides[i] ^ layout.strides[i])) != 0) return false;
+    if (((its_sizes[i] ^ sizes[i]) | (its_strides[i] ^ strides[i])) != 0) return false;
   }
   return true;
+}
+inline bool is_laid_out(const at::Tensor& tensor, const Layout& layout) {
+  return is_laid_out(tensor, layout.sizes, layout.strides);
 }
 
 /// Where a value comes from.
