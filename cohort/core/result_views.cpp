@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -15,12 +16,29 @@ namespace cohort::core {
 
 using torch::autograd::CreationMeta;
 
+namespace {
+
+// Whether the elements of `tensor` are read as those of `base`: as_strided() makes the one of the other.
 bool has_elements_of(const at::Tensor& tensor, const at::Tensor& base) {
   return tensor.dtype() == base.dtype() && tensor.is_conj() == base.is_conj() &&
          tensor.is_neg() == base.is_neg();
 }
 
-namespace {
+// Whether the numbers of a real tensor lie in pairs, as view_as_complex() wants them.
+bool lies_in_pairs(const at::Tensor& tensor) {
+  if (tensor.dim() == 0 || tensor.size(-1) != 2 || tensor.stride(-1) != 1) return false;
+  const auto strides = tensor.strides().slice(0, tensor.strides().size() - 1);
+  return tensor.storage_offset() % 2 == 0 &&
+         std::ranges::all_of(strides, [](std::int64_t stride) { return stride % 2 == 0; });
+}
+
+// `base` with elements of the type of `like`.
+at::Tensor with_type_of(const at::Tensor& base, const at::Tensor& like) {
+  if (base.dtype() == like.dtype()) return base;
+  const at::Tensor plain = base.is_neg() ? base._neg_view() : base;
+  if (!plain.is_complex()) return at::view_as_complex(plain);
+  return at::view_as_real(plain.is_conj() ? plain.conj() : plain);
+}
 
 // Whether the graph of a view goes back to `base`. Of a view that was taken without gradients, those that are
 // taken several at once have a node, and say nothing of where it ends.
@@ -65,8 +83,22 @@ at::Tensor base_of(const at::Tensor& result, const at::Tensor& origin) {
 
 }  // namespace
 
-bool is_strided_view(const at::Tensor& tensor, const at::Tensor& base) {
-  return tensor.defined() && base.defined() && is_made_of(tensor, base) && has_elements_of(tensor, base);
+bool can_be_viewed(const at::Tensor& base, const at::Tensor& like) {
+  if (base.dtype() == like.dtype()) return true;
+  if (base.is_complex()) return c10::toRealValueType(base.scalar_type()) == like.scalar_type();
+  return like.is_complex() && c10::toRealValueType(like.scalar_type()) == base.scalar_type() &&
+         lies_in_pairs(base);
+}
+
+at::Tensor view_like(const at::Tensor& base, const at::Tensor& like) {
+  at::Tensor view = with_type_of(base, like);
+  view = view.as_strided(like.sizes(), like.strides(), like.storage_offset());
+  if (view.is_conj() != like.is_conj()) view = view.conj();
+  return view.is_neg() == like.is_neg() ? view : view._neg_view();
+}
+
+bool is_remade_view(const at::Tensor& tensor, const at::Tensor& base) {
+  return tensor.defined() && base.defined() && is_made_of(tensor, base) && can_be_viewed(base, tensor);
 }
 
 void ResultViews::take_out(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& others) {

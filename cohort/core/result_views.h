@@ -8,12 +8,15 @@
 
 namespace cohort::core {
 
-/// Whether the elements of `tensor` are read as those of `base`: else as_strided() does not make the one of
-/// the other.
-bool has_elements_of(const at::Tensor& tensor, const at::Tensor& base);
+/// Whether view_like() makes a tensor with the layout of `like`, in the memory of `base`, of that.
+bool can_be_viewed(const at::Tensor& base, const at::Tensor& like);
 
-/// Whether `tensor` is `base`, or a view of it that as_strided() makes too.
-bool is_strided_view(const at::Tensor& tensor, const at::Tensor& base);
+/// Returns the view of `base` that lies where `like` lies and reads its elements as that does: by
+/// as_strided(), and where need be conj(), _neg_view(), view_as_real() or view_as_complex().
+at::Tensor view_like(const at::Tensor& base, const at::Tensor& like);
+
+/// Whether `tensor` is `base`, or a view of it that view_like() makes too.
+bool is_remade_view(const at::Tensor& tensor, const at::Tensor& base);
 
 /// The results of a function that see each other's changes: the same tensor twice, or views of one tensor
 /// that have a part in common. Given a history one by one they would not: who writes to one of them would

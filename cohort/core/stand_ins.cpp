@@ -23,7 +23,7 @@ bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
 
 // Somebody may write to it: it comes from operators that return one tensor.
 bool is_view_of(const at::Tensor& result, const at::Tensor& handed) {
-  return is_strided_view(result, handed) &&
+  return is_remade_view(result, handed) &&
          (result.is_same(handed) || !result.requires_grad() || result.grad_fn()->num_outputs() == 1);
 }
 
@@ -122,8 +122,7 @@ void StandIns::settle(Tensors& results) {
   for (const View& view : views_) {
     at::Tensor& result = results[view.result];
     const at::Tensor& input = inputs_[view.input];
-    result =
-        view.is_input ? input : input.as_strided(result.sizes(), result.strides(), result.storage_offset());
+    result = view.is_input ? input : view_like(input, result);
   }
 }
 

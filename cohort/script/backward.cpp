@@ -144,7 +144,7 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
   recorded.segments = cut_backward(recorded, leaves, forward.gradient_chunk_bytes);
   if (forward.recheck != nullptr) {
     forward.variant->compare(forward.recheck->difference_in_backward(starts, gradients),
-                             forward.recheck->drew_alone());
+                             forward.recheck->drew_alone() && !recorded.tape.captured_was_changed());
     if (forward.recheck->takes(starts)) forward.variant->recheck(std::move(recorded));
   } else if (!recorded.tangents_overlap || !forward.wants->plain) {
     forward.variant->offer(std::move(recorded));

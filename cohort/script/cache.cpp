@@ -15,7 +15,12 @@ using core::concat;
 
 constexpr int kMostRecordings = 5;  // state that is made lazily needs three
 constexpr int kMostDoubts = 3;      // differences that random numbers of other threads may explain
+constexpr int kMostChanged = 3;     // recordings beside which other threads change captured tensors
 constexpr int kMostTries = 16;      // a forward without a backward leaves no recording
+
+const char* const kCapturedChanged =
+    "a captured tensor was changed beside the call, by no operator of its thread. Try: verify(false) where "
+    "others train the same weights";
 
 std::string difference_of(Recorded& now, const Recorded& before, bool before_is_program = false) {
   if (std::string found = now.tape.difference(before.tape, before_is_program); !found.empty()) return found;
@@ -100,8 +105,11 @@ bool Variant::start_recording() {
 void Variant::offer(Recorded recorded) {
   const std::lock_guard lock(mutex_);
   if (state() != State::kRecording) return;
-  ++recorded_;
   tried_ = 0;
+  if (options_.verify() && recorded.tape.captured_was_changed() && ++changed_ < kMostChanged) return;
+  ++recorded_;
+  if (changed_ == kMostChanged) recorded.tape.refuse(kCapturedChanged);
+  changed_ = 0;
   if (!recorded.tape.refusal().empty()) {
     reason_ = recorded.tape.refusal();
     last_.reset();
@@ -110,7 +118,9 @@ void Variant::offer(Recorded recorded) {
   }
   if (last_ != nullptr) {
     difference_ = difference_of(recorded, *last_);
+    if (difference_.empty()) difference_ = difference_of_captured(recorded, *last_);
     if (difference_.empty()) {
+      find_same_inputs(recorded, *last_);
       program_ = std::make_shared<const Program>(std::move(recorded));
       last_.reset();
       settle(State::kReady);
@@ -134,11 +144,77 @@ void Variant::give_up(std::string reason) {
   settle(State::kEager);
 }
 
-bool Variant::is_recheck_due() {
+// A tensor that is another object each time, though its memory is the same, was made by no operator:
+// w.data(), as a rule. Nothing shows when `w` gets other memory. A module's is guarded, and so is what the
+// function also uses as it is.
+std::string Variant::difference_of_captured(const Recorded& now, const Recorded& before) const {
+  const auto& mine = now.tape.values();
+  const auto& others = before.tape.values();
+  std::vector<const Value*> loose(now.tape.num_storages());
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    if (mine[i].source == Source::kCaptured) loose[mine[i].storage] = &mine[i];
+  }
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    if (mine[i].source == Source::kCaptured && mine[i].tensor.is_same(others[i].tensor)) {
+      loose[mine[i].storage] = nullptr;
+    }
+  }
+  for (const Value* value : loose) {
+    if (value == nullptr || modules_.owns(value->tensor.storage().unsafeGetStorageImpl())) continue;
+    return concat("a captured tensor ", value->layout.str(),
+                  " is another one in each call, made by no operator (data()). Try: detach()");
+  }
+  return {};
+}
+
+void Variant::find_same_inputs(const Recorded& now, const Recorded& before) {
+  same_inputs_ = std::vector<std::atomic<const void*>>(now.input_storages.size());
+  for (std::size_t i = 0; i < same_inputs_.size(); ++i) {
+    const void* const storage = now.input_storages[i];
+    if (storage != before.input_storages[i] || storage == nullptr) continue;
+    same_inputs_[i] = storage;
+    has_same_inputs_ = true;
+  }
+}
+
+// A tensor that is an input and captured too, in all recorded calls, was recorded as an input wherever the
+// function reads it. With another input the program may be wrong.
+bool Variant::has_new_input(std::span<const at::Tensor> inputs) {
+  if (!has_same_inputs_.load(std::memory_order_relaxed)) return false;
+  bool is_new = false, is_left = false;
+  for (std::size_t i = 0; i < same_inputs_.size(); ++i) {
+    const void* const storage = same_inputs_[i].load(std::memory_order_relaxed);
+    if (storage == nullptr) continue;
+    const bool is_other = inputs[i].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() != storage;
+    if (is_other) same_inputs_[i].store(nullptr, std::memory_order_relaxed);
+    is_new |= is_other;
+    is_left |= !is_other;
+  }
+  if (!is_left) has_same_inputs_.store(false, std::memory_order_relaxed);
+  return is_new;
+}
+
+void Variant::begin(Recorded& recorded, std::span<const at::Tensor> inputs) const {
+  for (const at::Tensor& input : inputs) {
+    recorded.inputs.push_back(recorded.tape.add_input(input));
+    recorded.input_storages.push_back(
+        input.defined() && input.has_storage() ? input.storage().unsafeGetStorageImpl() : nullptr);
+  }
+  const std::lock_guard lock(mutex_);
+  const Recorded* const known = program_ != nullptr ? &program_->recorded() : last_.get();
+  if (known == nullptr) return;
+  for (const Value& value : known->tape.values()) {
+    if (value.source == Source::kCaptured) recorded.tape.watch(value.tensor);
+  }
+}
+
+bool Variant::is_recheck_due(std::span<const at::Tensor> inputs) {
   const std::int64_t replay = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
   const std::int64_t call = replay + 2;  // after the two that were recorded
   const std::int64_t every = options_.recheck_every();
-  return (options_.verify() && (call == 3 || (call & (call - 1)) == 0)) || (every > 0 && replay % every == 0);
+  const bool has_new = options_.verify() && has_new_input(inputs);
+  return (options_.verify() && (call == 3 || (call & (call - 1)) == 0)) || has_new ||
+         (every > 0 && replay % every == 0);
 }
 
 void Variant::recheck(Recorded recorded) {
@@ -146,17 +222,21 @@ void Variant::recheck(Recorded recorded) {
   if (program == nullptr) return;
   std::string found = recorded.tape.refusal();
   if (found.empty()) found = difference_of(recorded, program->recorded(), /*before_is_program=*/true);
-  if (!found.empty()) compare(found);
+  if (found.empty()) found = difference_of_captured(recorded, program->recorded());
+  const bool was_changed = recorded.tape.captured_was_changed();
+  if (found.empty() && was_changed) found = kCapturedChanged;
+  if (!found.empty()) compare(found, /*is_alone=*/!was_changed);
 }
 
-void Variant::compare(const std::string& difference, bool drew_alone) {
-  if (drew_alone && difference.empty()) doubts_ = 0;
+void Variant::compare(const std::string& difference, bool is_alone) {
+  if (is_alone && difference.empty()) doubts_ = 0;
   if (difference.empty() || state() != State::kReady) return;
-  if (!drew_alone && ++doubts_ < kMostDoubts) return;
-  core::log_warning(concat(
-      "[script.recheck] a program no longer does what its function does: ", difference,
-      drew_alone ? "" : ". It sets a seed, or other threads draw from its generator. Try: core::RandomScope",
-      ". The function runs eagerly from now on"));
+  if (!is_alone && ++doubts_ < kMostDoubts) return;
+  core::log_warning(concat("[script.recheck] a program no longer does what its function does: ", difference,
+                           is_alone ? ""
+                                    : ". It sets a seed, or other threads draw from its generator (try "
+                                      "core::RandomScope) or change its captured tensors (try verify(false))",
+                           ". The function runs eagerly from now on"));
   give_up(concat("a recheck found that ", difference));
 }
 

@@ -50,15 +50,18 @@ class Variant {
   void offer(Recorded recorded);
   /// Stays eager from now on.
   void give_up(std::string reason);
-  /// True when a call of a program is to be recorded and compared with it instead: as ScriptOptions say.
-  bool is_recheck_due();
+  /// True when a call of a program is to be recorded and compared with it instead: as ScriptOptions say, and
+  /// where an input is the first that is not the tensor of all calls before.
+  bool is_recheck_due(std::span<const at::Tensor> inputs);
+  /// Begins a recording: takes inputs down, and watches what the program or the last recording captured.
+  void begin(Recorded& recorded, std::span<const at::Tensor> inputs) const;
   /// Says that the program must not run any more: the next call records anew.
   void retire() { is_retired_.store(true, std::memory_order_release); }
   /// Ends a recheck: gives up where the recording differs from the program.
   void recheck(Recorded recorded);
-  /// Gives up, and says so in the log, if `difference` from the program is not empty. `drew_alone`: false
-  /// where other threads' random numbers may be the reason; then the third difference in a row counts.
-  void compare(const std::string& difference, bool drew_alone = true);
+  /// Gives up, and says so in the log, if `difference` from the program is not empty. `is_alone`: false where
+  /// other threads' random numbers or changes may be the reason; then the third difference in a row counts.
+  void compare(const std::string& difference, bool is_alone = true);
 
   /// The modes that it was made under.
   const Environment& environment() const { return environment_; }
@@ -71,6 +74,9 @@ class Variant {
     return program_->recorded().split < static_cast<std::size_t>(options_.min_operators());
   }
   void settle(State state);
+  std::string difference_of_captured(const Recorded& now, const Recorded& before) const;
+  bool has_new_input(std::span<const at::Tensor> inputs);
+  void find_same_inputs(const Recorded& now, const Recorded& before);
   void warn_if_unwatched() const;
   std::string guards() const;
 
@@ -86,6 +92,10 @@ class Variant {
   mutable std::mutex mutex_;
   int tried_ = 0;
   int recorded_ = 0;
+  int changed_ = 0;  // recordings in a row during which captured tensors were changed
+  // By input: the storage that it had in all recorded calls; null where it had others.
+  std::vector<std::atomic<const void*>> same_inputs_;
+  std::atomic<bool> has_same_inputs_{false};
   std::unique_ptr<Recorded> last_;
   std::shared_ptr<const Program> program_;  // set once, before the state says so: then read without a lock
   std::string difference_;                  // between the last two recordings

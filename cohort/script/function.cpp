@@ -36,7 +36,7 @@ Handle handle_of(const Recorded& recorded, const Tensors& inputs, const Tensors&
     const at::Tensor& outside = as_input == recorded.inputs.end()
                                     ? values[base].tensor
                                     : inputs[static_cast<std::size_t>(as_input - recorded.inputs.begin())];
-    if (result.is_view() && result._base().is_same(outside) && core::has_elements_of(result, outside)) {
+    if (result.is_view() && result._base().is_same(outside) && core::can_be_viewed(outside, result)) {
       return {Handle::Kind::kView, static_cast<int>(base)};
     }
   }
@@ -176,7 +176,7 @@ Tensors outputs_of(const Program& program, const Frame& frame) {
     } else {
       const at::Tensor& base = frame.values[at_slot(handle.base)];
       const at::AutoGradMode mode(at::GradMode::is_enabled() && !base.requires_grad());
-      results.push_back(base.as_strided(value.sizes(), value.strides(), value.storage_offset()));
+      results.push_back(core::view_like(base, value));
     }
   }
   return results;
@@ -201,7 +201,7 @@ std::shared_ptr<Variant> Function::find(std::span<const at::Tensor> inputs) {
 
 Function::Output Function::call(std::span<const at::Tensor> inputs, const std::shared_ptr<Variant>& variant) {
   const auto& program = variant->program();
-  if (program != nullptr && !variant->is_recheck_due()) {
+  if (program != nullptr && !variant->is_recheck_due(inputs)) {
     Rerun rerun;
     if (needs_rerun(program->recorded())) {
       rerun = make_rerun(run_, Tensors(inputs.begin(), inputs.end()), program, variant, wants_);
@@ -226,9 +226,10 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   Output results;
   const auto compare = [&] {
     const std::string difference = recheck->difference(results);
-    variant->compare(difference, recheck->drew_alone());
+    recorded->tape.check_versions();
+    variant->compare(difference, recheck->drew_alone() && !recorded->tape.captured_was_changed());
   };
-  for (const at::Tensor& input : inputs) recorded->inputs.push_back(recorded->tape.add_input(input));
+  variant->begin(*recorded, inputs);
   if (!at::GradMode::is_enabled()) {
     {
       const Recording recording(recorded->tape);

@@ -12,7 +12,7 @@ namespace cohort::script {
 
 /// What a replay returns for an output: the value itself, other tensors with its memory for what is an alias
 /// of an input, a captured tensor or another output. kView: a view of `base`, an input or a captured tensor,
-/// by as_strided().
+/// by core::view_like().
 struct Handle {
   enum class Kind : std::uint8_t { kItself, kDetached, kView };
   Kind kind = Kind::kItself;
@@ -24,6 +24,7 @@ struct Handle {
 struct Recorded {
   Tape tape;
   std::vector<int> inputs;
+  std::vector<const void*> input_storages;  ///< as they were; null: none
   std::vector<int> outputs;
   std::vector<Handle> handles;  ///< of the outputs
   std::size_t split = 0;        ///< how many calls belong to forward; the rest is backward

@@ -49,18 +49,19 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
   const auto variant = cache_.find(inputs);
   if (variant == nullptr) return run(inputs);
   const auto program = variant->program();
-  const bool is_recheck = program != nullptr && variant->is_recheck_due();
+  const bool is_recheck = program != nullptr && variant->is_recheck_due(inputs);
   if (program != nullptr && !is_recheck) return replay(inputs, *program);
   if (program == nullptr && !variant->start_recording()) return run(inputs);
   std::optional<Recheck> rechecking;
   if (is_recheck) rechecking.emplace(program, inputs);
   Recorded recorded;
+  variant->begin(recorded, inputs);
   const at::Tensor loss = record(inputs, recorded);
   if (is_recheck) {
     Tensors gradients;
     for (const at::Tensor& leaf : program->recorded().leaves) gradients.push_back(leaf.grad());
     const std::string difference = rechecking->difference({loss}, gradients);
-    variant->compare(difference, rechecking->drew_alone());
+    variant->compare(difference, rechecking->drew_alone() && !recorded.tape.captured_was_changed());
     variant->recheck(std::move(recorded));
   } else {
     variant->offer(std::move(recorded));
@@ -71,7 +72,6 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
 
 at::Tensor TrainingStep::record(const Tensors& inputs, Recorded& recorded) {
   for (const at::Tensor& input : inputs) {
-    recorded.inputs.push_back(recorded.tape.add_input(input));
     if (input.defined() && input.requires_grad()) recorded.tape.refuse("an input needs a gradient");
   }
   parts_.zero_grad();

@@ -336,28 +336,39 @@ int Tape::restride(int base, const at::Tensor& tensor) {
 // Note [Who else writes]
 // Autograd counts changes in place: once for each operator that writes, when it has ended. A counter that has
 // moved by more than the operators of the tape was moved by somebody whom the recorder does not see: a thread
-// of the function's own, as a rule. Captured tensors may be changed by whom it pleases: a replay reads them
-// where they lie.
+// of the function's own, as a rule. Captured tensors may also be changed by whom it pleases, as by others who
+// train the same weights (Hogwild!): a replay reads them where they lie. So the first such recordings are of
+// no use, and only where it goes on the function stays eager: Variant::offer().
 void Tape::check_version(Version& version) {
   const std::uint32_t now = version.counter.current_version();
   if (now - version.seen > version.writes) {
-    refuse("a tensor of the function was changed in place, and by no operator of this thread");
+    if (version.is_captured) {
+      captured_was_changed_ = true;
+    } else {
+      refuse("a tensor of the function was changed in place, and by no operator of this thread");
+    }
   }
   version.seen = now;
   version.writes = 0;
 }
 
-void Tape::check_version(const at::Tensor& tensor, int slot) {
-  const Source source = values_[at_slot(storages_[values_[at_slot(slot)].storage].first)].source;
-  if (source == Source::kCaptured || source == Source::kConstant || tensor.is_inference()) return;
+Tape::Version& Tape::version_of(const at::Tensor& tensor, bool is_captured) {
   const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
   const auto [known, is_new] = versions_.try_emplace(address_of(counter));
-  Version& version = known->second;
   if (is_new) {
-    version.counter = counter;
-    version.seen = counter.current_version();
+    known->second = {.counter = counter, .seen = counter.current_version(), .is_captured = is_captured};
   }
-  check_version(version);
+  return known->second;
+}
+
+void Tape::watch(const at::Tensor& captured) {
+  if (!captured.is_inference()) version_of(captured, /*is_captured=*/true);
+}
+
+void Tape::check_version(const at::Tensor& tensor, int slot) {
+  const Source source = values_[at_slot(storages_[values_[at_slot(slot)].storage].first)].source;
+  if (source == Source::kConstant || tensor.is_inference()) return;
+  check_version(version_of(tensor, source == Source::kCaptured));
 }
 
 void Tape::check_versions() {

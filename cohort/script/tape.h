@@ -178,8 +178,12 @@ class Tape {
   /// True if a call depends on where in its storage an input begins, and on how much lies around it.
   bool needs_input_storages() const { return needs_input_storages_; }
 
+  /// Counts changes of a captured tensor from here on, before an operator uses it.
+  void watch(const at::Tensor& captured);
   /// Refuses if a tensor was changed since the recording began, and by no operator of this thread.
   void check_versions();
+  /// True if that was a captured tensor: then the tape is not refused, see Note [Who else writes].
+  bool captured_was_changed() const { return captured_was_changed_; }
   /// Returns how this recording differs from `before`, naming the operator; empty if it does not. Tensors
   /// that are new in each, with the same contents, become constants here. `before_is_program`: contents that
   /// C++ wrote are known to depend on no input.
@@ -218,6 +222,7 @@ class Tape {
     c10::VariableVersion counter;
     std::uint32_t seen = 0;
     std::uint32_t writes = 0;  // by operators of the tape, since
+    bool is_captured = false;
   };
   struct Written {
     at::Tensor tensor;
@@ -234,6 +239,7 @@ class Tape {
   void snapshot(std::size_t storage, const at::Tensor& tensor);
   void check_version(const at::Tensor& tensor, int slot);
   void check_version(Version& version);
+  Version& version_of(const at::Tensor& tensor, bool is_captured);
   int restride(int base, const at::Tensor& tensor);
   int resize(int base, const at::Tensor& tensor);
   void take_arguments(Call& call, const torch::jit::Stack& stack, std::vector<Written>& written);
@@ -256,6 +262,7 @@ class Tape {
   std::unordered_map<Key, int, KeyHash> slots_;
   std::unordered_map<const void*, Version> versions_;  // by counter
   bool needs_input_storages_ = false;
+  bool captured_was_changed_ = false;
   bool has_inputs_ = false;
   std::size_t inputs_hash_ = 0;  // of their contents
   std::string refusal_;

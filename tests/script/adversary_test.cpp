@@ -13,6 +13,7 @@
 #include "cohort/optim/sgd.h"
 #include "cohort/script/recorder.h"
 #include "cohort/script/step.h"
+#include "like_eager.h"
 #include "nets.h"
 #include "tests/support/contains.h"
 #include "tests/support/throws.h"
@@ -179,6 +180,51 @@ TEST(AdversaryTest, ResultsThatAreViewsOfAnInputWithAGraph) {
     const std::string explained = expect_same_graph(body, three_times, write);
     EXPECT_TRUE(contains(explained, "is an input, a parameter, or a view of one")) << explained;
   }
+}
+
+// Who writes to the result changes the input, and its history.
+TEST(AdversaryTest, ResultsThatReadAnInputsElementsInAnotherWay) {
+  const std::vector<std::pair<const char*, std::function<at::Tensor(const at::Tensor&)>>> views = {
+      {"slice", [](const at::Tensor& z) { return z.slice(0, 1); }},
+      {"_neg_view", [](const at::Tensor& z) { return z._neg_view(); }},
+      {"conj", [](const at::Tensor& z) { return z.conj(); }},
+      {"_neg_view of conj", [](const at::Tensor& z) { return z.conj().slice(0, 1)._neg_view(); }},
+      {"real", [](const at::Tensor& z) { return at::real(z); }},
+      {"imag of conj", [](const at::Tensor& z) { return at::imag(z.conj()).slice(0, 1); }},
+      {"view_as_real", [](const at::Tensor& z) { return at::view_as_real(z).select(1, 0); }},
+      {"view_as_complex", [](const at::Tensor& x) { return at::view_as_complex(x).conj(); }},
+  };
+  const std::vector<std::function<at::Tensor(int call)>> inputs = {
+      [](int call) { return at::complex(at::arange(4.0) + call, at::arange(4.0) * 0.5); },
+      [](int call) { return at::complex(at::arange(4.0) + call, at::arange(4.0) * 0.5).conj(); },
+      [](int call) { return at::arange(8.0).view({4, 2}) * 0.5 + call; },
+      [](int call) { return (at::arange(8.0).view({4, 2}) * 0.5 + call)._neg_view(); },
+  };
+  int compared = 0;
+  for (const auto& [name, view] : views) {
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (!test::error_of([&] { view(inputs[i](0)); }).empty()) continue;
+      const auto fn = [&](const at::Tensor& x) { return view(x); };
+      auto fast = script(fn, ScriptOptions().min_operators(0));
+      for (int call = 0; call < 8; ++call) {
+        const auto seen_by = [&](auto&& run) {
+          const at::Tensor weight = at::full({1}, 0.5).requires_grad_();
+          const at::Tensor x = inputs[i](call), y = run(x);
+          y.mul_(weight);
+          const at::Tensor numbers = x.is_complex() ? at::view_as_real(x.resolve_conj()) : x;
+          numbers.square().sum().backward();
+          return Tensors{x.detach(), y.detach(), weight.grad()};
+        };
+        Tensors expected, found;
+        const std::string eagers_error = test::error_of([&] { expected = seen_by(fn); });
+        const std::string error = test::error_of([&] { found = seen_by(fast); });
+        ASSERT_EQ(eagers_error.empty(), error.empty()) << name << i << call << eagers_error << error;
+        ASSERT_TRUE(same_bits(expected, found)) << name << i << call << fast.explain();
+        compared += error.empty() ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GT(compared, 8 * 12);
 }
 
 TEST(AdversaryTest, GradientsOfOneMemoryAddUpApart) {

@@ -9,13 +9,16 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/script/script.h"
 #include "like_eager.h"
+#include "tests/support/contains.h"
 
 // Tensors that C++ fills without an operator, and what operators do with a part of them.
 namespace cohort::script {
 namespace {
 
 using test::Body;
+using test::contains;
 using test::expect_like_eager;
 
 const std::vector<float> kNumbers = {1.5F, 2, 3, -4, 5, 6.25F};
@@ -348,6 +351,54 @@ TEST(BlanksTest, WritesOfAnAsynchronousTaskAreKept) {
       part();
     }).get();
   });
+}
+
+// Of a thread of the function's own: no operator of the recording thread shows it.
+TEST(BlanksTest, WritesOfAThreadToWhatIsCapturedAreKept) {
+  for (const bool needs_gradient : {false, true}) {
+    for (const bool is_first : {false, true}) {
+      const auto run = [=](bool is_scripted) {
+        const at::Tensor state = at::ones({3}).requires_grad_(needs_gradient);
+        const auto fn = [=](const at::Tensor& x) {
+          const auto write = [&] {
+            std::thread([&] {
+              const at::NoGradGuard no_grad;
+              state.detach().mul_(0.75);
+            }).join();
+          };
+          if (is_first) write();
+          at::Tensor y = (x * state.detach()).exp() * 2;
+          if (!is_first) write();
+          return y;
+        };
+        auto fast = script(fn);
+        Tensors seen;
+        for (int call = 0; call < 12; ++call) {
+          const at::Tensor x = at::full({3}, 0.1 * call);
+          seen.push_back(is_scripted ? fast(x) : fn(x));
+          seen.push_back(state.detach().clone());
+        }
+        EXPECT_TRUE(!is_scripted || contains(fast.explain(), "was changed beside the call"))
+            << fast.explain();
+        return seen;
+      };
+      EXPECT_TRUE(test::same_bits(run(false), run(true))) << needs_gradient << is_first;
+    }
+  }
+}
+
+// Others train the same weights: the function's own operators are replayed.
+TEST(BlanksTest, WritesOfOtherThreadsToWhatIsCapturedAreAllowedWithoutVerification) {
+  const at::Tensor weight = at::ones({3});
+  auto fast = script(
+      [&](const at::Tensor& x) {
+        const at::Tensor y = (x * weight).exp() * 2;
+        std::thread([&] { at::Tensor(weight).add_(0); }).join();
+        return y;
+      },
+      ScriptOptions().verify(false));
+  for (int call = 0; call < 5; ++call) fast(at::ones({3}));
+  EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
 }
 
 }  // namespace

@@ -146,5 +146,60 @@ TEST(CapturedInputsTest, AModulesParameterAsAnInputLeavesOtherInputsTheirProgram
   EXPECT_LE(ran, 20 + 4) << fast.explain();
 }
 
+// No module says that the function uses it too.
+TEST(CapturedInputsTest, ATensorThatALambdaUsesIsItsInputInTheFirstCalls) {
+  for (const bool has_gradients : {false, true}) {
+    const at::AutoGradMode mode(has_gradients);
+    for (int first_other = 1; first_other < 12; ++first_other) {
+      for (const bool writes : {false, true}) {
+        const auto run = [&](bool is_scripted) {
+          const at::Tensor state = at::full({3}, 0.5), other = at::ones({3});
+          const auto fn = [=](const at::Tensor& x, const at::Tensor& y) {
+            const at::Tensor seen = (x * state + y).exp();
+            if (writes) at::Tensor(state).add_(y, 0.1);
+            return seen * state;
+          };
+          auto fast = script(fn, ScriptOptions().min_operators(0));
+          Tensors seen;
+          for (int call = 0; call < 20; ++call) {
+            const at::Tensor x = call < first_other ? state : at::full({3}, -0.1 * call);
+            const at::Tensor y = call < 2 * first_other ? other : at::full({3}, 0.1 * call);
+            litter();
+            seen.push_back(is_scripted ? fast(x, y) : fn(x, y));
+            seen.push_back(state.clone());
+          }
+          return seen;
+        };
+        EXPECT_TRUE(same_bits(run(false), run(true))) << has_gradients << first_other << writes;
+      }
+    }
+  }
+}
+
+TEST(CapturedInputsTest, ATensorWhoseDataALambdaUsesGetsOtherMemory) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor w = at::ones({3}), v = at::ones({3});
+  const std::vector<std::pair<std::function<at::Tensor(const at::Tensor&)>, bool>> functions = {
+      {[=](const at::Tensor& x) { return (x * w.data()).exp(); }, false},
+      {[=](const at::Tensor& x) { return (x * w.data()[1] + v).exp(); }, false},
+      {[=](const at::Tensor& x) { return (x * w.data() + w).exp(); }, false},
+      {[=](const at::Tensor& x) { return (x * w.detach() + v.view({3})).exp(); }, true},
+  };
+  for (std::size_t i = 0; i < functions.size(); ++i) {
+    for (int changes = 2; changes < 9; ++changes) {
+      w.set_data(at::ones({3}));
+      auto fast = script(functions[i].first, ScriptOptions().min_operators(0));
+      for (int call = 0; call < 10; ++call) {
+        if (call == changes) w.set_data(at::full({3}, 5.0));
+        const at::Tensor x = at::full({3}, 0.1 * call);
+        litter();
+        ASSERT_TRUE(same_bits(functions[i].first(x), fast(x))) << i << changes << call << fast.explain();
+      }
+      const bool is_replayed = fast.explain().find("program: ") != std::string::npos;
+      EXPECT_TRUE(is_replayed || !functions[i].second || changes > 6) << i << fast.explain();
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cohort::script
