@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 
 #include <algorithm>
 #include <array>
@@ -29,8 +30,9 @@ using Nodes = std::unordered_set<const Node*>;
 // one after the other, and stops each at the next by a hook.)
 //
 // A node that does not carry runs in one half: either every parameter below it is for the second half, or
-// none. A node that is cut runs in both, which a post hook would see. A graph that has one there is not
-// split: the first half is a whole backward.
+// none. A node that is cut runs in both, which a post hook would see; and a write to a view is a node within
+// a node, whose edges must stay those of the outer one. A graph that has one of these there is not split: the
+// first half is a whole backward.
 //
 // That pays where an operator computes both gradients by kernels of their own. Others (norms, an addition
 // that is broadcast, a Function of one's own) would go through their inputs twice, so the gradients of
@@ -134,9 +136,11 @@ class Halves {
   const std::vector<Edge>& second() const { return second_; }
   // Nodes that carry, at which the second half begins.
   const std::vector<c10::intrusive_ptr<Node>>& cut() const { return cut_; }
-  // Whether somebody would see a node run twice.
-  bool is_seen() const {
-    return std::ranges::any_of(cut_, [](const auto& node) { return !node->post_hooks().empty(); });
+  // Whether a node that would run twice may not.
+  bool must_run_once() const {
+    return std::ranges::any_of(cut_, [](const auto& node) {
+      return !node->post_hooks().empty() || dynamic_cast<torch::autograd::CopySlices*>(node.get()) != nullptr;
+    });
   }
 
   // Leaves of the graph what the second half has to do. What was caught at nodes that are cut has met their
@@ -248,7 +252,7 @@ Tensors SplitGraph::input_gradients(Tensors gradients) {
   outputs_.clear();
   gradients.clear();
   const Halves halves(roots.edges, leaves_);
-  if (halves.is_seen()) return all_gradients(roots);
+  if (halves.must_run_once()) return all_gradients(roots);
   Edges wanted;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < leaves_.size(); ++i) {

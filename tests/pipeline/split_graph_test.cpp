@@ -232,9 +232,10 @@ TEST(SplitGraphTest, OfParametersOfBothHalvesInOneComputation) {
   EXPECT_EQ(calls, 4);
 }
 
-// Parameters, an input and hooks in any places.
+// Parameters, an input, hooks and, in half of them, writes to a part of a tensor in any places.
 TEST(SplitGraphTest, OfRandomGraphs) {
-  for (int seed = 0; seed < 200; ++seed) {
+  for (int seed = 0; seed < 300; ++seed) {
+    const bool has_writes = seed % 2 == 1;
     SCOPED_TRACE(seed);
     torch::manual_seed(seed);
     const auto number = [](std::int64_t below) { return at::randint(below, {1}).item<std::int64_t>(); };
@@ -261,7 +262,7 @@ TEST(SplitGraphTest, OfRandomGraphs) {
         const auto any = [&] { return values[static_cast<std::size_t>(number(std::ssize(values)))]; };
         const at::Tensor x = any(), y = i == 7 ? in[0].sin() + x : any();
         at::Tensor z;
-        switch (number(4)) {
+        switch (number(has_writes ? 5 : 4)) {
           case 0:
             z = at::mm(x, y);
             break;
@@ -270,6 +271,10 @@ TEST(SplitGraphTest, OfRandomGraphs) {
             break;
           case 2:
             z = at::linear(x, y);
+            break;
+          case 4:
+            z = x * 0.5;
+            z[number(3)].mul_(y[number(3)]);
             break;
           default:
             z = (x + y).tanh();
@@ -281,7 +286,8 @@ TEST(SplitGraphTest, OfRandomGraphs) {
       return Tensors{values.back(), values[values.size() - 2]};
     };
     // Sums of one parameter's gradients may have another order.
-    expect_bits_of_a_whole_backward({forward, {input}, parameters, {random(), random()}}, 1e-10);
+    expect_bits_of_a_whole_backward({forward, {input}, parameters, {random(), random()}}, 1e-10,
+                                    /*is_split=*/!has_writes);
     calls_of_runs.push_back(calls);
     EXPECT_EQ(calls_of_runs, std::vector<int>({0, calls, calls, calls, calls})) << "of two backwards, twice";
     if (HasFailure()) return;
