@@ -76,15 +76,16 @@ class RecordedBackward : public Node {
 
  private:
   Tensors run(const Tensors& tangents);
-  Tensors starts(const Tensors& tangents) const;
+  Tensors begin(const Tensors& tangents);
   void forget();
   bool is_last_ = false;
   bool is_recorded_ = false;
 };
 
-// What the recorded backward of a function begins with. Note [Gradients that do not fit]
-Tensors RecordedBackward::starts(const Tensors& tangents) const {
-  const Recorded& recorded = *forward.recorded;
+// Takes the gradients of results down; returns what the recorded backward of a function begins with.
+// Note [Gradients that do not fit]
+Tensors RecordedBackward::begin(const Tensors& tangents) {
+  Recorded& recorded = *forward.recorded;
   const std::size_t given = std::hash<std::vector<bool>>()(defined(tangents)) | 1;  // 0: none was recorded
   const std::size_t before = forward.wants->given.exchange(given);
   if (before != 0 && before != given) forward.wants->all = true;
@@ -94,13 +95,16 @@ Tensors RecordedBackward::starts(const Tensors& tangents) const {
     at::Tensor& tangent = starts[i];
     if (!tangent.defined()) {
       if (wants_all) tangent = at::zeros(sizes[i], options[i]);
-      continue;
+    } else {
+      tangent = tangent.resolve_conj().resolve_neg();  // lazy ones may come to replays, or not
+      // Each has a slot of its own: (a + b).backward() hands the same tensor on twice.
+      if (recorded.tape.knows_storage(tangent)) tangent = tangent.clone();
+      if (!recorded.may_run_again && Layout::of(tangent).may_overlap()) {
+        tangent = tangent.clone(at::MemoryFormat::Contiguous);
+      }
     }
-    tangent = tangent.resolve_conj().resolve_neg();  // lazy ones may come to replays, or not
-    if (recorded.tape.knows_storage(tangent)) tangent = tangent.clone();
-    if (!recorded.may_run_again && Layout::of(tangent).may_overlap()) {
-      tangent = tangent.clone(at::MemoryFormat::Contiguous);
-    }
+    recorded.tangents.push_back(recorded.tape.add_input(tangent));
+    if (tangent.defined()) recorded.tangents_overlap |= Layout::of(tangent).may_overlap();
   }
   return starts;
 }
@@ -111,12 +115,7 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
   Recorded& recorded = *forward.recorded;
   recorded.split = recorded.tape.calls().size();
   recorded.has_backward = true;
-  const Tensors starts = this->starts(tangents);
-  for (const at::Tensor& tangent : starts) {
-    recorded.tangents.push_back(recorded.tape.add_input(tangent));
-    if (!tangent.defined()) continue;
-    recorded.tangents_overlap |= Layout::of(tangent).may_overlap();
-  }
+  const Tensors starts = begin(tangents);
   const bool has_zeros = defined(starts) != defined(tangents);
   Tensors found;
   try {
@@ -323,7 +322,7 @@ Misfit ReplayedBackward::misfit_of(const Tensors& gradients) const {
   const Recorded& recorded = program->recorded();
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const int slot = recorded.tangents[i];
-    if (gradients[i].defined() && slot == kUndefined) return Misfit::kNotAsked;
+    if (gradients[i].defined() && slot == kUndefined) return Misfit::kWasMissing;
     if (!recorded.tangents_overlap || !gradients[i].defined()) continue;
     const Layout& layout = recorded.tape.values()[at_slot(slot)].layout;
     if (layout.may_overlap() && gradients[i].strides() != layout.strides) return Misfit::kLayout;

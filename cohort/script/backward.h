@@ -42,9 +42,9 @@ void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& r
 /// Why a program cannot take the gradients of results.
 enum class Misfit : std::uint8_t {
   kNone,
-  kLayout,    ///< one cannot be laid out as the recorded one
-  kNotAsked,  ///< one is there that was missing
-  kZeros,     ///< zeros for those that are missing might have made others NaN or infinite, or were not there
+  kLayout,      ///< one cannot be laid out as the recorded one
+  kWasMissing,  ///< one is there that was missing when backward was recorded
+  kZeros,       ///< one is missing, and zeros in its place may not do: see Note [Gradients that do not fit]
 };
 
 /// Returns the gradients of inputs and captured tensors, given those of results, by running the function

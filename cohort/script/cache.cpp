@@ -19,8 +19,8 @@ constexpr int kMostChanged = 3;     // recordings beside which other threads cha
 constexpr int kMostTries = 16;      // a forward without a backward leaves no recording
 
 const char* const kCapturedChanged =
-    "a captured tensor was changed beside the call, by no operator of its thread. Try: verify(false) where "
-    "others train the same weights";
+    "a captured tensor was changed during the call, and by no operator of this thread. Try: verify(false) "
+    "where others train the same weights";
 
 std::string difference_of(Recorded& now, const Recorded& before, bool before_is_program = false) {
   if (std::string found = now.tape.difference(before.tape, before_is_program); !found.empty()) return found;
@@ -29,6 +29,15 @@ std::string difference_of(Recorded& now, const Recorded& before, bool before_is_
                     now.has_backward == before.has_backward && now.tangents == before.tangents &&
                     now.gradients == before.gradients;
   return same ? "" : "the recordings return other tensors";
+}
+
+// Where its first element lies. Of a captured tensor nobody else's can lie there, as the program holds it.
+const void* place_of(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  if (!tensor.defined() || !impl.has_storage()) return nullptr;
+  const auto* const begin = static_cast<const std::byte*>(impl.unsafe_storage().data());
+  return begin == nullptr ? nullptr
+                          : begin + impl.storage_offset() * static_cast<std::int64_t>(impl.itemsize());
 }
 
 }  // namespace
@@ -78,7 +87,7 @@ void Variant::warn_if_unwatched() const {
 bool Variant::holds(const Environment& environment, std::span<const at::Tensor> inputs) const {
   if (environment_ != environment || !inputs_.holds(inputs) || !modules_.holds()) return false;
   if (is_retired_.load(std::memory_order_acquire)) return false;
-  if (state() != State::kReady) return true;
+  if (state() != State::kReady || is_short()) return true;
   return program_->captured_hold() && !program_->meets_captured(inputs) &&
          (!program_->recorded().tape.needs_input_storages() || inputs_.storages_hold(inputs));
 }
@@ -144,61 +153,77 @@ void Variant::give_up(std::string reason) {
   settle(State::kEager);
 }
 
-// A tensor that is another object each time, though its memory is the same, was made by no operator:
+// A tensor that is another object in each recording, though its memory is the same, was made by no operator:
 // w.data(), as a rule. Nothing shows when `w` gets other memory. A module's is guarded, and so is what the
-// function also uses as it is.
+// function also uses as it is, or was detached from.
 std::string Variant::difference_of_captured(const Recorded& now, const Recorded& before) const {
-  const auto& mine = now.tape.values();
-  const auto& others = before.tape.values();
-  std::vector<const Value*> loose(now.tape.num_storages());
-  for (std::size_t i = 0; i < mine.size(); ++i) {
-    if (mine[i].source == Source::kCaptured) loose[mine[i].storage] = &mine[i];
+  const auto& values = now.tape.values();
+  const auto& values_before = before.tape.values();
+  std::vector<const Value*> unnamed(now.tape.num_storages());
+  for (const Value& value : values) {
+    if (value.source == Source::kCaptured) unnamed[value.storage] = &value;
   }
-  for (std::size_t i = 0; i < mine.size(); ++i) {
-    if (mine[i].source == Source::kCaptured && mine[i].tensor.is_same(others[i].tensor)) {
-      loose[mine[i].storage] = nullptr;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i].source == Source::kCaptured && count_together(values[i].tensor, values_before[i].tensor)) {
+      unnamed[values[i].storage] = nullptr;
     }
   }
-  for (const Value* value : loose) {
+  for (const Value* value : unnamed) {
     if (value == nullptr || modules_.owns(value->tensor.storage().unsafeGetStorageImpl())) continue;
     return concat("a captured tensor ", value->layout.str(),
-                  " is another one in each call, made by no operator (data()). Try: detach()");
+                  " is another one in each call, made by no operator, as by data(). Try: detach()");
   }
   return {};
 }
 
 void Variant::find_same_inputs(const Recorded& now, const Recorded& before) {
-  same_inputs_ = std::vector<std::atomic<const void*>>(now.input_storages.size());
+  same_inputs_ = std::vector<std::atomic<const void*>>(now.input_places.size());
   for (std::size_t i = 0; i < same_inputs_.size(); ++i) {
-    const void* const storage = now.input_storages[i];
-    if (storage != before.input_storages[i] || storage == nullptr) continue;
-    same_inputs_[i] = storage;
+    const void* const place = now.input_places[i];
+    if (place != before.input_places[i] || place == nullptr) continue;
+    same_inputs_[i] = place;
     has_same_inputs_ = true;
   }
 }
 
 // A tensor that is an input and captured too, in all recorded calls, was recorded as an input wherever the
 // function reads it. With another input the program may be wrong.
-bool Variant::has_new_input(std::span<const at::Tensor> inputs) {
+bool Variant::has_new_input(std::span<const at::Tensor> inputs) const {
   if (!has_same_inputs_.load(std::memory_order_relaxed)) return false;
-  bool is_new = false, is_left = false;
   for (std::size_t i = 0; i < same_inputs_.size(); ++i) {
-    const void* const storage = same_inputs_[i].load(std::memory_order_relaxed);
-    if (storage == nullptr) continue;
-    const bool is_other = inputs[i].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() != storage;
-    if (is_other) same_inputs_[i].store(nullptr, std::memory_order_relaxed);
-    is_new |= is_other;
-    is_left |= !is_other;
+    const void* const place = same_inputs_[i].load(std::memory_order_relaxed);
+    if (place != nullptr && place_of(inputs[i]) != place) return true;
+  }
+  return false;
+}
+
+// A recording on these inputs had the program's operators.
+void Variant::allow_inputs(const Recorded& recorded) {
+  if (!has_same_inputs_.load(std::memory_order_relaxed)) return;
+  bool is_left = false;
+  for (std::size_t i = 0; i < same_inputs_.size(); ++i) {
+    const void* const place = same_inputs_[i].load(std::memory_order_relaxed);
+    if (place == nullptr) continue;
+    if (recorded.input_places[i] == place) {
+      is_left = true;
+    } else {
+      same_inputs_[i].store(nullptr, std::memory_order_relaxed);
+    }
   }
   if (!is_left) has_same_inputs_.store(false, std::memory_order_relaxed);
-  return is_new;
+}
+
+void Variant::recheck_forward(Recorded& recorded) {
+  const auto& program = this->program();
+  if (program == nullptr || !recorded.tape.refusal().empty()) return;
+  const std::string found = recorded.tape.difference_so_far(program->recorded().tape);
+  found.empty() ? allow_inputs(recorded) : compare(found);
 }
 
 void Variant::begin(Recorded& recorded, std::span<const at::Tensor> inputs) const {
   for (const at::Tensor& input : inputs) {
     recorded.inputs.push_back(recorded.tape.add_input(input));
-    recorded.input_storages.push_back(
-        input.defined() && input.has_storage() ? input.storage().unsafeGetStorageImpl() : nullptr);
+    recorded.input_places.push_back(place_of(input));
   }
   const std::lock_guard lock(mutex_);
   const Recorded* const known = program_ != nullptr ? &program_->recorded() : last_.get();
@@ -223,6 +248,7 @@ void Variant::recheck(Recorded recorded) {
   std::string found = recorded.tape.refusal();
   if (found.empty()) found = difference_of(recorded, program->recorded(), /*before_is_program=*/true);
   if (found.empty()) found = difference_of_captured(recorded, program->recorded());
+  if (found.empty()) allow_inputs(recorded);
   const bool was_changed = recorded.tape.captured_was_changed();
   if (found.empty() && was_changed) found = kCapturedChanged;
   if (!found.empty()) compare(found, /*is_alone=*/!was_changed);
@@ -234,8 +260,9 @@ void Variant::compare(const std::string& difference, bool is_alone) {
   if (!is_alone && ++doubts_ < kMostDoubts) return;
   core::log_warning(concat("[script.recheck] a program no longer does what its function does: ", difference,
                            is_alone ? ""
-                                    : ". It sets a seed, or other threads draw from its generator (try "
-                                      "core::RandomScope) or change its captured tensors (try verify(false))",
+                                    : ". The function sets a seed, or other threads draw from its generator "
+                                      "(try core::RandomScope) or change its captured tensors (try "
+                                      "verify(false))",
                            ". The function runs eagerly from now on"));
   give_up(concat("a recheck found that ", difference));
 }

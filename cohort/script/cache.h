@@ -57,6 +57,8 @@ class Variant {
   void begin(Recorded& recorded, std::span<const at::Tensor> inputs) const;
   /// Says that the program must not run any more: the next call records anew.
   void retire() { is_retired_.store(true, std::memory_order_release); }
+  /// Ends the forward of a recheck: gives up where its operators are not the program's.
+  void recheck_forward(Recorded& recorded);
   /// Ends a recheck: gives up where the recording differs from the program.
   void recheck(Recorded recorded);
   /// Gives up, and says so in the log, if `difference` from the program is not empty. `is_alone`: false where
@@ -75,8 +77,9 @@ class Variant {
   }
   void settle(State state);
   std::string difference_of_captured(const Recorded& now, const Recorded& before) const;
-  bool has_new_input(std::span<const at::Tensor> inputs);
+  bool has_new_input(std::span<const at::Tensor> inputs) const;
   void find_same_inputs(const Recorded& now, const Recorded& before);
+  void allow_inputs(const Recorded& recorded);
   void warn_if_unwatched() const;
   std::string guards() const;
 
@@ -93,7 +96,7 @@ class Variant {
   int tried_ = 0;
   int recorded_ = 0;
   int changed_ = 0;  // recordings in a row during which captured tensors were changed
-  // By input: the storage that it had in all recorded calls; null where it had others.
+  // By input: where it lay in all recorded calls; null where it lay elsewhere in some.
   std::vector<std::atomic<const void*>> same_inputs_;
   std::atomic<bool> has_same_inputs_{false};
   std::unique_ptr<Recorded> last_;

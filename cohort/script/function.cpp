@@ -127,15 +127,16 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
   };
   return [=, versions = versions_of(read)](const Tensors& tangents, Misfit why) {
     if (versions_of(read) != versions || !variant->modules_hold()) {
-      throw UsageError(
-          "script.backward",
-          why == Misfit::kLayout
-              ? "a gradient has a layout that the recorded backward cannot take, and the function cannot "
-                "run again: an input, a parameter, a buffer or a module's mode was changed since forward"
-              : "a backward begins at some of the results, not those of the recorded one, and the function "
-                "cannot run again: an input, a parameter, a buffer or a module's mode was changed since "
-                "forward",
-          "the change after backward");
+      const char* const reason =
+          why == Misfit::kLayout       ? "a gradient has a layout that the recorded backward cannot take"
+          : why == Misfit::kWasMissing ? "a backward begins at other results than the recorded one"
+                                       : "a backward begins at some of the results, whose gradients are not "
+                                         "finite, or what it needs was changed in place";
+      throw UsageError("script.backward",
+                       concat(reason,
+                              ", and the function cannot run again: an input, a parameter, a buffer or a "
+                              "module's mode was changed since forward"),
+                       "the change after backward");
     }
     GivenTensors given(*program, *program->borrow(inputs));
     const at::AutoGradMode with_graph(true);
@@ -149,7 +150,7 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
     Tensors found = graph.backward(tangents, /*keep_graph=*/false);
     given.put_back();
     if (why == Misfit::kLayout) wants->plain = true;
-    if (why == Misfit::kNotAsked) wants->all = true;
+    if (why == Misfit::kWasMissing) wants->all = true;
     if (why != Misfit::kZeros) variant->retire();
     return found;
   };
@@ -227,6 +228,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   const auto compare = [&] {
     const std::string difference = recheck->difference(results);
     recorded->tape.check_versions();
+    variant->recheck_forward(*recorded);
     variant->compare(difference, recheck->drew_alone() && !recorded->tape.captured_was_changed());
   };
   variant->begin(*recorded, inputs);

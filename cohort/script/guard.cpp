@@ -48,16 +48,23 @@ bool has_tangent(const at::Tensor& tensor) {
   return meta != nullptr && (meta->fw_grad_ != nullptr || meta->is_view_) && tensor._fw_grad(0).defined();
 }
 
-// What operators that consist of others ask to choose those.
+// What operators that consist of others ask to choose those. It runs before every replay, and each getter is
+// a function call. The last ones matter only where there is a GPU.
 std::uint32_t switches_now() {
+  static const bool has_cuda = at::hasCUDA();
   const at::Context& context = at::globalContext();
   std::uint32_t bits = 0;
-  for (const bool bit :
-       {context.userEnabledCuDNN(), context.userEnabledMkldnn(), context.benchmarkCuDNN(),
-        context.deterministicCuDNN(), context.deterministicMkldnn(), context.userEnabledFlashSDP(),
-        context.userEnabledMemEfficientSDP(), context.userEnabledMathSDP(), context.userEnabledCuDNNSDP()}) {
-    bits = bits << 1 | (bit ? 1U : 0U);
-  }
+  const auto add = [&bits](bool bit) { bits = bits << 1 | (bit ? 1U : 0U); };
+  add(context.userEnabledMkldnn());
+  add(context.deterministicMkldnn());
+  add(context.userEnabledFlashSDP());
+  add(context.userEnabledMathSDP());
+  if (!has_cuda) return bits;
+  add(context.userEnabledCuDNN());
+  add(context.benchmarkCuDNN());
+  add(context.deterministicCuDNN());
+  add(context.userEnabledMemEfficientSDP());
+  add(context.userEnabledCuDNNSDP());
   return bits;
 }
 

@@ -24,7 +24,7 @@ struct Handle {
 struct Recorded {
   Tape tape;
   std::vector<int> inputs;
-  std::vector<const void*> input_storages;  ///< as they were; null: none
+  std::vector<const void*> input_places;  ///< where each input's first element lay; null: nowhere
   std::vector<int> outputs;
   std::vector<Handle> handles;  ///< of the outputs
   std::size_t split = 0;        ///< how many calls belong to forward; the rest is backward

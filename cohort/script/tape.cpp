@@ -60,6 +60,16 @@ const void* address_of(const c10::VariableVersion& version) {
   return address;
 }
 
+}  // namespace
+
+bool count_together(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_inference() || b.is_inference()) return a.is_same(b);
+  return address_of(a.unsafeGetTensorImpl()->version_counter()) ==
+         address_of(b.unsafeGetTensorImpl()->version_counter());
+}
+
+namespace {
+
 // The type of an IValue that stands for the same thing in every run, or nothing.
 const char* unusable(const c10::IValue& value) {
   if (value.isObject()) return "an object of a custom class";
@@ -446,6 +456,19 @@ void Tape::take_arguments(Call& call, const torch::jit::Stack& stack, std::vecto
   }
 }
 
+// What a kernel writes to a captured tensor without a word in its schema is the operator's own, and replayed.
+void Tape::absorb_versions(const Call& call) {
+  for (const TensorPlace& place : call.inputs) {
+    for (const int slot : place.slots) {
+      if (slot < 0 || values_[at_slot(slot)].source != Source::kCaptured) continue;
+      const at::Tensor& tensor = values_[at_slot(slot)].tensor;
+      if (tensor.is_inference()) continue;
+      const auto known = versions_.find(address_of(tensor.unsafeGetTensorImpl()->version_counter()));
+      if (known != versions_.end()) known->second.seen = known->second.counter.current_version();
+    }
+  }
+}
+
 void Tape::mark_written(const std::vector<Written>& written) {
   for (const Written& each : written) {
     Storage& storage = storages_[values_[static_cast<std::size_t>(each.slot)].storage];
@@ -516,6 +539,7 @@ void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
     refuse(concat(call.name(), " hands a number of a tensor to C++ (item(), an `if` on a tensor)"));
   }
   op.redispatchBoxed(keys, stack);
+  absorb_versions(call);
   mark_written(written);
   find_new_layouts(call, written);
   take_results(call, *stack);

@@ -119,6 +119,9 @@ struct Call {
 /// True if two tensors have the same type, sizes and bits, NaN included. Undefined ones equal each other.
 bool equal_bits(const at::Tensor& a, const at::Tensor& b);
 
+/// True if changes of `a` and `b` are counted as one, as those of a tensor and its detach() are.
+bool count_together(const at::Tensor& a, const at::Tensor& b);
+
 /// Calls fn(slot) for each given value that the schema of `call` says it writes to.
 template <typename Fn>
 void each_written(const Call& call, const Fn& fn) {
@@ -188,6 +191,8 @@ class Tape {
   /// that are new in each, with the same contents, become constants here. `before_is_program`: contents that
   /// C++ wrote are known to depend on no input.
   std::string difference(const Tape& before, bool before_is_program = false);
+  /// The same, of the operators and values that there are here so far.
+  std::string difference_so_far(const Tape& before) const;
   /// Returns one line per call.
   std::string str() const;
 
@@ -244,6 +249,7 @@ class Tape {
   int resize(int base, const at::Tensor& tensor);
   void take_arguments(Call& call, const torch::jit::Stack& stack, std::vector<Written>& written);
   void take_results(Call& call, const torch::jit::Stack& stack);
+  void absorb_versions(const Call& call);
   void mark_written(const std::vector<Written>& written);
   void find_new_layouts(Call& call, const std::vector<Written>& written);
   std::string difference_of_calls(const Call& mine, const Call& other) const;

@@ -81,6 +81,20 @@ std::string Tape::difference_of_contents(int slot, const Value& mine, const Valu
                 text_of(mine.tensor.item()));
 }
 
+std::string Tape::difference_so_far(const Tape& before) const {
+  for (std::size_t i = 0; i < calls_.size(); ++i) {
+    if (i == before.calls_.size()) return concat("one recording ends where the next has ", calls_[i].name());
+    if (std::string found = difference_of_calls(calls_[i], before.calls_[i]); !found.empty()) return found;
+  }
+  for (std::size_t i = 0; i < std::min(values_.size(), before.values_.size()); ++i) {
+    const bool is_input = values_[i].source == Source::kInput;
+    if (is_input == (before.values_[i].source == Source::kInput)) continue;
+    return concat("a tensor of ", user_of(static_cast<int>(i)), is_input ? " is an input" : " is no input",
+                  ", and was not so before");
+  }
+  return {};
+}
+
 std::string Tape::difference(const Tape& before, bool before_is_program) {
   for (std::size_t i = 0; i < std::min(calls_.size(), before.calls_.size()); ++i) {
     if (std::string found = difference_of_calls(calls_[i], before.calls_[i]); !found.empty()) return found;

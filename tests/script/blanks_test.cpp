@@ -378,7 +378,7 @@ TEST(BlanksTest, WritesOfAThreadToWhatIsCapturedAreKept) {
           seen.push_back(is_scripted ? fast(x) : fn(x));
           seen.push_back(state.detach().clone());
         }
-        EXPECT_TRUE(!is_scripted || contains(fast.explain(), "was changed beside the call"))
+        EXPECT_TRUE(!is_scripted || contains(fast.explain(), "was changed during the call"))
             << fast.explain();
         return seen;
       };

@@ -2,6 +2,7 @@
 #include <torch/torch.h>
 
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -176,6 +177,43 @@ TEST(CapturedInputsTest, ATensorThatALambdaUsesIsItsInputInTheFirstCalls) {
   }
 }
 
+// What the first other input is: one call that verifies may show nothing yet.
+TEST(CapturedInputsTest, ATensorThatALambdaUsesIsFollowedByOthersOfAnyKind) {
+  const at::Tensor table = at::rand({40, 3});
+  const std::vector<std::pair<const char*, std::function<at::Tensor(int call)>>> others = {
+      {"another row of the same memory", [=](int call) { return table[call]; }},
+      {"the same numbers, and then others",
+       [=](int call) { return call < 12 ? table[0].clone() : table[call] * 1; }},
+      {"zeros, and then others", [=](int call) { return call < 12 ? at::zeros({3}) : table[call] * 1; }},
+  };
+  for (const auto& [name, other] : others) {
+    for (const bool has_gradients : {false, true}) {
+      for (const int throws_at : {-1, 9}) {
+        const at::AutoGradMode mode(has_gradients);
+        const at::Tensor anchor = table[0], weight = at::rand({3}).requires_grad_();
+        int now = 0;
+        const auto fn = [&](const at::Tensor& x) {
+          if (now == throws_at) throw std::runtime_error("thrown by the function");
+          return ((x - anchor) * weight).exp() + x * anchor;
+        };
+        auto fast = script(fn, ScriptOptions().min_operators(0));
+        for (int call = 0; call < 30; ++call) {
+          now = call;
+          const at::Tensor x = call < 9 ? table[0] : other(call);
+          if (call == throws_at) {
+            test::error_of([&] { fast(x); });
+            continue;
+          }
+          litter();
+          const at::Tensor expected = fn(x), found = fast(x);
+          ASSERT_TRUE(same_bits(expected, found)) << name << call << has_gradients << fast.explain();
+          if (has_gradients && call < 9) found.sum().backward();  // and then forward alone
+        }
+      }
+    }
+  }
+}
+
 TEST(CapturedInputsTest, ATensorWhoseDataALambdaUsesGetsOtherMemory) {
   const at::NoGradGuard no_grad;
   const at::Tensor w = at::ones({3}), v = at::ones({3});
@@ -199,6 +237,18 @@ TEST(CapturedInputsTest, ATensorWhoseDataALambdaUsesGetsOtherMemory) {
       EXPECT_TRUE(is_replayed || !functions[i].second || changes > 6) << i << fast.explain();
     }
   }
+}
+
+TEST(CapturedInputsTest, ATensorThatIsDetachedBetweenCallsIsTheSame) {
+  at::Tensor state = at::ones({3});
+  auto fast =
+      script([&](const at::Tensor& x) { return (x * state).exp(); }, ScriptOptions().min_operators(0));
+  for (int call = 0; call < 20; ++call) {
+    EXPECT_TRUE(same_bits(fast(at::ones({3})), state.exp()));
+    state.add_(0.1);
+    state = state.detach();
+  }
+  EXPECT_NE(fast.explain().find("program: "), std::string::npos) << fast.explain();
 }
 
 }  // namespace

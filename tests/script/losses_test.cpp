@@ -120,6 +120,33 @@ TEST(LossesTest, OfOtherResultsThanBeforeAreRecordedAnew) {
   }
 }
 
+// Autograd hands the gradient of a sum on to both as one tensor.
+TEST(LossesTest, OfASumOfResultsAndThenOfAnotherSum) {
+  for (const Named& function : kFunctions) {
+    const Tensors w = weights();
+    const Body body = function.body(w);
+    for (int changes = 2; changes < 9; ++changes) {
+      Function fast(body, ScriptOptions().min_operators(0));
+      for (int call = 0; call < 12; ++call) {
+        const auto gradients = [&](const Body& run) {
+          const at::Tensor x = at::full({4}, 0.25 * (call + 1)).requires_grad_();
+          const Tensors y = run({x});
+          const double first = call < changes ? 1 : call % 3;  // 0 leaves it out
+          at::Tensor loss = y[2];
+          if (first != 0) loss = loss + (first == 1 ? y[0] : y[0] * first);
+          const at::Tensor tangent = at::rand(loss.sizes());
+          return torch::autograd::grad({loss}, {x, w[0]}, {tangent}, std::nullopt, false, true);
+        };
+        at::manual_seed(call);
+        const Tensors expected = gradients(body);
+        at::manual_seed(call);
+        const Tensors found = gradients(std::ref(fast));
+        ASSERT_TRUE(same_bits(expected, found)) << function.name << changes << call << fast.explain();
+      }
+    }
+  }
+}
+
 // One graph, two backwards.
 TEST(LossesTest, OfOneResultAfterTheOther) {
   for (const Named& function : kFunctions) {
