@@ -18,6 +18,7 @@
 #include <unordered_set>
 
 #include "cohort/core/error.h"
+#include "cohort/core/part_count.h"
 #include "cohort/core/torch_compat.h"
 
 namespace cohort::core {
@@ -26,10 +27,6 @@ namespace {
 using torch::autograd::Edge;
 using torch::autograd::Node;
 using Tensors = GraphPart::Tensors;
-
-std::uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : tensor._version();
-}
 
 std::string describe(const at::Tensor& tensor) {
   return concat(tensor.scalar_type(), tensor.sizes());

@@ -85,4 +85,10 @@ bool may_overlap(const at::Tensor& a, const at::Tensor& b) {
   return !dims || can_reach(*dims, b.storage_offset() - a.storage_offset());
 }
 
+std::size_t first_place(const std::vector<at::Tensor>& tensors, std::size_t place) {
+  std::size_t first = 0;
+  while (!tensors[first].is_same(tensors[place])) ++first;
+  return first;
+}
+
 }  // namespace cohort::core

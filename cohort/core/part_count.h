@@ -6,6 +6,11 @@
 
 namespace cohort::core {
 
+/// How often a tensor was changed in place; 0 where that is not counted: undefined and inference tensors.
+inline std::uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.is_inference() ? static_cast<std::uint32_t>(tensor._version()) : 0;
+}
+
 /// The count of changes of a part of a tensor, apart from the tensor's own. LibTorch gives a tensor and all
 /// its views one count, by which backward tells that what it saved was changed since. Several functions at a
 /// time that each have a part, and may write to it, would take each other's changes for such ones.

@@ -17,6 +17,7 @@
 #include "cohort/core/generator_states.h"
 #include "cohort/core/graph_part.h"
 #include "cohort/core/log.h"
+#include "cohort/core/part_count.h"
 #include "cohort/core/result_views.h"
 
 namespace cohort::core::checkpoint_detail {
@@ -160,10 +161,6 @@ class ScopedBuffers {
 
   Tensors buffers_;
 };
-
-std::uint32_t version_of(const at::Tensor& tensor) {
-  return tensor.defined() && !tensor.is_inference() ? tensor._version() : 0;
-}
 
 std::string describe(const at::Tensor& tensor) {
   return tensor.defined() ? concat(tensor.scalar_type(), tensor.sizes()) : "undefined";

@@ -27,10 +27,11 @@ namespace cohort::core {
 
 struct CheckpointOptions {
   /// The second run draws the random numbers of the first. On the CPU its operators draw from copies of
-  /// generators, so that other threads see nothing of it. Where fn seeds LibTorch's global generator, or
-  /// draws from it on a thread of its own, fn runs a third time, with that generator set for the time of the
-  /// run. The default generator of each GPU that an input is on is set, too. Warns once where fn drew other
-  /// numbers all the same: docs/core.md.
+  /// generators. Where fn seeds LibTorch's global generator, or draws from it on a thread of its own, fn runs
+  /// a third time, with that generator set for the time of the run. So it does where other threads draw from
+  /// that generator meanwhile, which cannot be told apart: they draw some numbers twice. The default
+  /// generator of each GPU that an input is on is set, too. Warns once where fn drew other numbers all the
+  /// same: docs/core.md.
   bool preserve_rng_state = true;
   /// Tensors that fn changes as it runs, such as the running statistics of batch norm: the second run leaves
   /// them as it finds them. The buffers of an fn that is a module (a ModuleHolder) need not be named.

@@ -1,6 +1,5 @@
 #include "cohort/core/stand_ins.h"
 
-#include <ATen/ops/as_strided.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -65,7 +64,7 @@ StandIns::StandIns(const char* where, const Tensors& inputs, const Tensors& leav
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     const at::Tensor& input = inputs_[i];
     if (!input.defined() || input.is_inference()) continue;
-    if (const std::size_t first = first_same(i); first != i) {
+    if (const std::size_t first = first_place(inputs_, i); first != i) {
       handed_[i] = handed_[first];
       continue;
     }
@@ -78,12 +77,6 @@ StandIns::StandIns(const char* where, const Tensors& inputs, const Tensors& leav
     entries_[i] = edge_of(handed_[i]);
     if (counts == Counts::kOwn && input.is_view()) counts_.emplace_back(handed_[i], input);
   }
-}
-
-std::size_t StandIns::first_same(std::size_t input) const {
-  std::size_t i = 0;
-  while (!inputs_[i].is_same(inputs_[input])) ++i;
-  return i;
 }
 
 void StandIns::look_at(Tensors& results) {

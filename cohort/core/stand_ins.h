@@ -52,8 +52,6 @@ class StandIns {
   std::vector<PartCount> counts() const;
 
  private:
-  std::size_t first_same(std::size_t input) const;
-
   const char* where_;
   Tensors inputs_;
   Tensors handed_;

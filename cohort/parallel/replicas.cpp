@@ -1,10 +1,10 @@
 #include "cohort/parallel/replicas.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
+#include "cohort/core/generator_states.h"
 
 namespace cohort::parallel {
 namespace {
@@ -12,25 +12,6 @@ namespace {
 using torch::nn::Module;
 
 constexpr const char* kWhere = "parallel.replicate";
-
-// Building a module draws initial values that are thrown away.
-class KeepGenerator {
- public:
-  KeepGenerator() : generator_(at::detail::getDefaultCPUGenerator()) {
-    const std::lock_guard lock(generator_.mutex());
-    state_ = generator_.get_state();
-  }
-  ~KeepGenerator() {
-    const std::lock_guard lock(generator_.mutex());
-    generator_.set_state(state_);
-  }
-  KeepGenerator(const KeepGenerator&) = delete;
-  KeepGenerator& operator=(const KeepGenerator&) = delete;
-
- private:
-  at::Generator generator_;
-  at::Tensor state_;
-};
 
 // A module that cannot be cloned, the innermost first: its path and type.
 std::string culprit(const Module& module, const std::string& path) {
@@ -124,7 +105,8 @@ Replicas::Replicas(std::shared_ptr<Module> original, const std::vector<core::Pla
 }
 
 Replicas::Copy Replicas::make_copy() const {
-  const KeepGenerator keep;
+  core::GlobalGeneratorAsFound generator;  // building a module draws initial values that are thrown away
+  generator.put_back_at_the_end();
   Copy copy;
   copy.module = make_ ? make_() : clone(*original_);
   if (!copy.module) throw UsageError(kWhere, "the factory made no module of this type");

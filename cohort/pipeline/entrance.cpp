@@ -6,6 +6,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/graph_part.h"
+#include "cohort/core/overlap.h"
 #include "cohort/core/torch_compat.h"
 
 namespace cohort::pipeline {
@@ -31,17 +32,11 @@ struct OwnGradient : torch::autograd::AccumulateGrad {
 
 }  // namespace
 
-std::size_t first_place(const Tensors& tensors, std::size_t place) {
-  std::size_t first = 0;
-  while (!tensors[first].is_same(tensors[place])) ++first;
-  return first;
-}
-
 Tensors Entrance::enter(const Tensors& leaves) {
   Tensors entered;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const at::Tensor& leaf = leaves[i];
-    const std::size_t first = first_place(leaves, i);
+    const std::size_t first = core::first_place(leaves, i);
     if (first < i || !leaf.defined() || !leaf.requires_grad()) {
       entered.push_back(first < i ? entered[first] : leaf);
       continue;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -9,17 +8,14 @@
 
 namespace cohort::pipeline {
 
-/// The first place of the tensor that stands at `place`. One that stands twice goes from stage to stage as
-/// one, so that its gradient is added up in the order of its uses, as without a cut.
-std::size_t first_place(const Tensors& tensors, std::size_t place);
-
 /// Where a graph that is cut off begins: its leaves get gradients in its own backward alone. A later backward
 /// reaches them where somebody kept a tensor with its graph, such as a state that goes from one micro-batch
 /// to the next. What lies behind a leaf would miss that gradient without a word, so it throws. Threads: one
 /// at a time.
 class Entrance {
  public:
-  /// What stands for `leaves`: core::entered(). For a leaf that stands there twice it is one tensor.
+  /// What stands for `leaves`: core::entered(). For a leaf that stands there twice it is one tensor, so that
+  /// its gradient is added up in the order of its uses, as without a cut.
   Tensors enter(const Tensors& leaves);
 
   /// While it lives the graph's own backward runs.

@@ -159,7 +159,7 @@ void PlacementRun::forward(const Action& action) {
   }
   const Tensors given = inputs;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const std::size_t first = first_place(given, i);
+    const std::size_t first = core::first_place(given, i);
     inputs[i] = first < i ? inputs[first] : here(given[i]);
   }
   inputs_ = inputs;
@@ -203,7 +203,7 @@ void PlacementRun::forward(const Action& action) {
   };
   Tensors cut;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const std::size_t first = first_place(outputs, i);
+    const std::size_t first = core::first_place(outputs, i);
     cut.push_back(first < i ? cut[first] : cut_off(outputs[i]));
     if (!leaves[i]) add(cut[i], core::needs_gradient(outputs[i]));
   }
@@ -253,7 +253,7 @@ void PlacementRun::loss(const Action& action, const Tensors& outputs) {
     key.layer = setup_.num_layers();
     random.emplace(key, setup_.devices[static_cast<std::size_t>(placement_)]);
   }
-  for (std::size_t i = 0; i < leaves.size(); ++i) leaves[i] = leaves[first_place(outputs, i)];
+  for (std::size_t i = 0; i < leaves.size(); ++i) leaves[i] = leaves[core::first_place(outputs, i)];
   run_.throw_if_failed();
   Batch::Held& mine = held(action);
   const at::Tensor value = batch_.loss(mine.loss_entrance.enter(leaves), targets);
@@ -263,7 +263,7 @@ void PlacementRun::loss(const Action& action, const Tensors& outputs) {
   }
   mine.loss = value * batch_.weights[micro_batch];
   for (std::size_t i = leaves.size(); i-- > 0;) {
-    if (first_place(leaves, i) < i) leaves[i].reset();  // its gradient comes at the first place
+    if (core::first_place(leaves, i) < i) leaves[i].reset();  // its gradient comes at the first place
   }
   mine.loss_leaves = std::move(leaves);
   batch_.losses[micro_batch] = mine.loss.detach();

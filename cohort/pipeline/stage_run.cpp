@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cohort/core/graph_part.h"
+#include "cohort/core/overlap.h"
 #include "cohort/core/recompute.h"
 
 namespace cohort::pipeline {
@@ -17,7 +18,7 @@ using torch::autograd::Edge;
 Tensors leaves_of(const Tensors& inputs, const std::vector<bool>& requires_grad) {
   Tensors leaves;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const std::size_t first = first_place(inputs, i);
+    const std::size_t first = core::first_place(inputs, i);
     if (first < i || !inputs[i].defined()) {
       leaves.push_back(first < i ? leaves[first] : inputs[i]);
     } else {
@@ -46,7 +47,7 @@ StageRun::StageRun(const Stage& stage, const Tensors& inputs, const std::vector<
     : random_(random), leaves_(leaves_of(inputs, requires_grad)) {
   forward(stage);
   for (std::size_t i = leaves_.size(); i-- > 0;) {
-    if (!requires_grad[i] || first_place(leaves_, i) < i) leaves_[i].reset();
+    if (!requires_grad[i] || core::first_place(leaves_, i) < i) leaves_[i].reset();
   }
   if (split) graph_ = SplitGraph(outputs_, leaves_);
 }
