@@ -1,13 +1,13 @@
 #include "cohort/script/function.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/as_strided.h>
 
 #include <algorithm>
 #include <functional>
 
 #include "cohort/core/error.h"
 #include "cohort/core/graph_part.h"
+#include "cohort/core/part_count.h"
 #include "cohort/core/stand_ins.h"
 #include "cohort/script/backward.h"
 #include "cohort/script/recheck.h"
@@ -119,10 +119,8 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
     if (value.source == Source::kCaptured) read.push_back(value.tensor);
   }
   const auto versions_of = [](const Tensors& tensors) {
-    std::vector<std::int64_t> found;
-    for (const at::Tensor& tensor : tensors) {
-      found.push_back(tensor.defined() && !tensor.is_inference() ? tensor._version() : 0);
-    }
+    std::vector<std::uint32_t> found;
+    for (const at::Tensor& tensor : tensors) found.push_back(core::version_of(tensor));
     return found;
   };
   return [=, versions = versions_of(read)](const Tensors& tangents, Misfit why) {
@@ -229,7 +227,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
     const std::string difference = recheck->difference(results);
     recorded->tape.check_versions();
     variant->recheck_forward(*recorded);
-    variant->compare(difference, recheck->drew_alone() && !recorded->tape.captured_was_changed());
+    variant->compare(difference, recheck->is_alone(recorded->tape));
   };
   variant->begin(*recorded, inputs);
   if (!at::GradMode::is_enabled()) {

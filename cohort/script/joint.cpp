@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "cohort/core/torch_compat.h"
+#include "cohort/script/gradients.h"
 
 // Note [Leaves of some results]
 // A leaf that only one of two results leads to is no part of a backward that begins at the other: its hooks
@@ -147,12 +148,6 @@ void join(WholeBackward whole, const torch::autograd::edge_list& edges,
     node->result = number++;
     torch::autograd::set_history(results[i], node);
   }
-}
-
-std::vector<bool> defined(const Tensors& tensors) {
-  std::vector<bool> result;
-  for (const at::Tensor& tensor : tensors) result.push_back(tensor.defined());
-  return result;
 }
 
 }  // namespace cohort::script

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <torch/csrc/autograd/edge.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <functional>
@@ -23,7 +24,19 @@ void join(WholeBackward whole, const std::vector<torch::autograd::Edge>& edges,
           const std::vector<std::vector<bool>>& reached_from, const std::vector<bool>& needs_gradient,
           Tensors& results);
 
-/// Says which are defined.
-std::vector<bool> defined(const Tensors& tensors);
+/// Makes those of `results` that need a gradient results of `node`.
+template <typename Node>
+void set_histories(Tensors& results, const std::vector<bool>& needs_gradient, const Node& node) {
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (needs_gradient[i]) torch::autograd::set_history(results[i], node);
+  }
+}
+
+/// A node that is in no graph, as what it does.
+template <typename Node>
+WholeBackward whole(const Node& node) {
+  return {.backward = [node](Tensors tangents) { return (*node)(std::move(tangents)); },
+          .release = [node] { node->release_variables(); }};
+}
 
 }  // namespace cohort::script

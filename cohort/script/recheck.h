@@ -18,9 +18,10 @@ class Recheck {
   /// Returns how the function's results, gradients (in step mode) and effects differ from the program's, bit
   /// by bit; empty if they do not. To be asked after the function has run on the same inputs.
   std::string difference(const Tensors& results, const Tensors& gradients = {});
-  /// False if the generators then stood elsewhere than after the program: the function sets a seed, or
-  /// another thread draws from them, and a difference says little. After difference().
-  bool drew_alone() const { return drew_alone_; }
+  /// False if a difference says little: the generators then stood elsewhere than after the program, as the
+  /// function sets a seed or another thread draws from them; or `recorded`, the tape of the function's own
+  /// run, saw captured tensors change. After difference().
+  bool is_alone(const Tape& recorded) const { return drew_alone_ && !recorded.captured_was_changed(); }
   /// Runs backward from `tangents`, and returns how `gradients`, what the function's own gave for inputs and
   /// captured tensors that need one, differ. Once. Empty, too, where that cannot be told: tangents have other
   /// strides than were recorded, backward draws random numbers or writes to what it is handed.

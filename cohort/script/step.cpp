@@ -61,7 +61,7 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
     Tensors gradients;
     for (const at::Tensor& leaf : program->recorded().leaves) gradients.push_back(leaf.grad());
     const std::string difference = rechecking->difference({loss}, gradients);
-    variant->compare(difference, rechecking->drew_alone() && !recorded.tape.captured_was_changed());
+    variant->compare(difference, rechecking->is_alone(recorded.tape));
     variant->recheck(std::move(recorded));
   } else {
     variant->offer(std::move(recorded));

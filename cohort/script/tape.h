@@ -252,6 +252,7 @@ class Tape {
   void absorb_versions(const Call& call);
   void mark_written(const std::vector<Written>& written);
   void find_new_layouts(Call& call, const std::vector<Written>& written);
+  std::string difference_of_common_calls(const Tape& before) const;
   std::string difference_of_calls(const Call& mine, const Call& other) const;
   std::string difference_of_contents(int slot, const Value& mine, const Value& other,
                                      bool may_be_inputs) const;

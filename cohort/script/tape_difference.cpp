@@ -81,11 +81,16 @@ std::string Tape::difference_of_contents(int slot, const Value& mine, const Valu
                 text_of(mine.tensor.item()));
 }
 
-std::string Tape::difference_so_far(const Tape& before) const {
-  for (std::size_t i = 0; i < calls_.size(); ++i) {
-    if (i == before.calls_.size()) return concat("one recording ends where the next has ", calls_[i].name());
+std::string Tape::difference_of_common_calls(const Tape& before) const {
+  for (std::size_t i = 0; i < std::min(calls_.size(), before.calls_.size()); ++i) {
     if (std::string found = difference_of_calls(calls_[i], before.calls_[i]); !found.empty()) return found;
   }
+  return {};
+}
+
+std::string Tape::difference_so_far(const Tape& before) const {
+  if (std::string found = difference_of_common_calls(before); !found.empty()) return found;
+  if (calls_.size() > before.calls_.size()) return "one recording has more operators than the one before";
   for (std::size_t i = 0; i < std::min(values_.size(), before.values_.size()); ++i) {
     const bool is_input = values_[i].source == Source::kInput;
     if (is_input == (before.values_[i].source == Source::kInput)) continue;
@@ -96,9 +101,7 @@ std::string Tape::difference_so_far(const Tape& before) const {
 }
 
 std::string Tape::difference(const Tape& before, bool before_is_program) {
-  for (std::size_t i = 0; i < std::min(calls_.size(), before.calls_.size()); ++i) {
-    if (std::string found = difference_of_calls(calls_[i], before.calls_[i]); !found.empty()) return found;
-  }
+  if (std::string found = difference_of_common_calls(before); !found.empty()) return found;
   if (calls_.size() != before.calls_.size()) {
     return concat("one recording has ", before.calls_.size(), " operators and the next ", calls_.size());
   }

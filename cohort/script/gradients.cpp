@@ -1,0 +1,37 @@
+#include "cohort/script/gradients.h"
+
+#include <ATen/ops/sum.h>
+#include <ATen/ops/view_as_real.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+namespace cohort::script {
+
+std::vector<bool> defined(const Tensors& tensors) {
+  std::vector<bool> result;
+  for (const at::Tensor& tensor : tensors) result.push_back(tensor.defined());
+  return result;
+}
+
+bool is_reached(const std::vector<bool>& reached_from, const std::vector<bool>& is_given) {
+  for (std::size_t i = 0; i < is_given.size(); ++i) {
+    if (is_given[i] && reached_from[i]) return true;
+  }
+  return false;
+}
+
+bool all_finite(const Tensors& tensors) {
+  return std::ranges::all_of(tensors, [](const at::Tensor& tensor) {
+    if (!tensor.defined()) return true;
+    const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
+    return std::isfinite(at::sum(real, at::kDouble).item<double>());
+  });
+}
+
+bool is_none(const std::vector<bool>& is_given) {
+  return std::ranges::none_of(is_given, std::identity());
+}
+
+}  // namespace cohort::script
