@@ -15,8 +15,6 @@
 #include <algorithm>
 #include <future>
 #include <optional>
-#include <random>
-#include <span>
 #include <string>
 #include <thread>
 
@@ -24,7 +22,7 @@
 #include "cohort/core/live_bytes.h"
 #include "cohort/core/log.h"
 #include "cohort/core/random_scope.h"
-#include "tests/support/seeds.h"
+#include "recompute_steps.h"
 #include "tests/support/throws.h"
 
 namespace cohort {
@@ -33,45 +31,11 @@ namespace {
 namespace nn = torch::nn;
 using core::checkpoint;
 using core::CheckpointOptions;
-
-nn::Sequential make_part(double dropout = 0.3) {
-  return nn::Sequential(nn::Linear(6, 16), nn::Tanh(), nn::Dropout(dropout), nn::Linear(16, 6), nn::ReLU());
-}
-
-at::Tensor input_of(bool requires_grad = true) {
-  return at::arange(24, at::kFloat).view({4, 6}).sin().requires_grad_(requires_grad);
-}
-
-std::vector<at::Tensor> gradients_of(nn::Sequential net) {
-  std::vector<at::Tensor> gradients;
-  for (const at::Tensor& parameter : net->parameters()) {
-    gradients.push_back(parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
-  }
-  net->zero_grad();
-  return gradients;
-}
-
-void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    ASSERT_EQ(a[i].defined(), b[i].defined()) << i;
-    if (!a[i].defined()) continue;
-    EXPECT_TRUE(at::equal(a[i], b[i])) << i;
-  }
-}
-
-// The value, the gradients of `x` and `net`, and the next random number, of one step with `forward`.
-template <typename Forward>
-std::vector<at::Tensor> step(nn::Sequential& net, at::Tensor x, const Forward& forward) {
-  at::manual_seed(5);
-  const at::Tensor value = forward(x);
-  value.square().sum().backward();
-  std::vector<at::Tensor> all = gradients_of(net);
-  all.push_back(value.detach());
-  all.push_back(x.grad());
-  all.push_back(at::rand({3}));
-  return all;
-}
+using test::expect_equal;
+using test::gradients_of;
+using test::input_of;
+using test::make_part;
+using test::step;
 
 TEST(CheckpointTest, ValuesGradientsAndRandomNumbersAreTheBitsOfThePlainCall) {
   nn::Sequential net = make_part();
@@ -98,198 +62,6 @@ TEST(CheckpointTest, OtherRandomNumbersInTheSecondRunWhereThatIsAskedFor) {
   });
   EXPECT_TRUE(at::equal(plain[4], other[4]));   // the value, of the first run
   EXPECT_FALSE(at::equal(plain[2], other[2]));  // a gradient behind the dropout of the second
-}
-
-// A function that draws in three ways, and calls `between` in the middle of each run.
-at::Tensor drawing(const at::Tensor& x, const std::function<void()>& between) {
-  const at::Tensor h = at::dropout(x.sin(), 0.5, true);
-  if (between != nullptr) between();
-  const at::Tensor given = at::rand(x.sizes(), at::detail::getDefaultCPUGenerator());
-  return at::dropout(h * x, 0.5, true) * given + at::randn_like(x) * x;
-}
-
-TEST(CheckpointTest, SecondRunsOnTwoThreadsAndDrawsBesideThemDoNotMeet) {
-  using std::chrono::seconds;
-  for (const bool in_scope : {false, true}) {
-    at::manual_seed(5);
-    std::optional<core::RandomScope> scope;
-    if (in_scope) scope.emplace(core::RandomKey{.seed = 3});
-    const at::Tensor x = input_of(), y = input_of();
-    drawing(x, nullptr).sum().backward();
-    drawing(y, nullptr).sum().backward();
-    scope.reset();
-    const at::Tensor beside = at::rand({3}), after = at::rand({3});
-
-    at::manual_seed(5);
-    if (in_scope) scope.emplace(core::RandomKey{.seed = 3});
-    const at::Tensor a = input_of(), b = input_of();
-    std::promise<void> is_within, may_go_on;
-    int runs = 0;
-    const auto wait = [&] {
-      if (++runs != 2) return;
-      is_within.set_value();
-      may_go_on.get_future().wait_for(seconds(60));
-    };
-    const at::Tensor late = checkpoint([&](const at::Tensor& t) { return drawing(t, wait); }, a);
-    const at::Tensor quick = checkpoint(
-        [](const at::Tensor& t) {
-          return checkpoint([](const at::Tensor& u) { return drawing(u, nullptr); }, t);
-        },
-        b);
-    scope.reset();
-    auto done = std::async(std::launch::async, [&] { late.sum().backward(); });
-    ASSERT_EQ(is_within.get_future().wait_for(seconds(60)), std::future_status::ready);
-    EXPECT_TRUE(at::equal(at::rand({3}), beside)) << in_scope;
-    std::async(std::launch::async, [&] { quick.sum().backward(); }).get();
-    may_go_on.set_value();
-    ASSERT_EQ(done.wait_for(seconds(60)), std::future_status::ready);
-    done.get();
-    EXPECT_EQ(runs, 2);
-    EXPECT_TRUE(at::equal(a.grad(), x.grad())) << in_scope;
-    EXPECT_TRUE(at::equal(b.grad(), y.grad())) << in_scope;
-    EXPECT_TRUE(at::equal(at::rand({3}), after)) << in_scope;
-  }
-}
-
-// What a function may do with the process's generator, apart from calling operators.
-enum class Draw { kOperator, kSeed5, kSeed7, kOwnThread, kWithoutOperator, kNested };
-
-// A function of `x` whose gradient depends on all numbers that it draws.
-at::Tensor drawn(at::Tensor x, std::span<const Draw> draws, bool may_nest) {
-  for (std::size_t i = 0; i < draws.size(); ++i) {
-    at::Tensor noise;
-    switch (draws[i]) {
-      case Draw::kOperator:
-        x = at::dropout(x, 0.5, true) + at::rand_like(x) * x;
-        break;
-      case Draw::kSeed5:
-        at::manual_seed(5);
-        break;
-      case Draw::kSeed7:
-        at::manual_seed(7);
-        break;
-      case Draw::kOwnThread:
-        std::thread([&] { noise = at::rand({4, 6}); }).join();
-        x = x * noise;
-        break;
-      case Draw::kWithoutOperator: {
-        const at::Generator generator = at::detail::getDefaultCPUGenerator();
-        x = x * static_cast<double>(at::check_generator<at::CPUGeneratorImpl>(generator)->random() % 100);
-        break;
-      }
-      case Draw::kNested: {
-        const std::vector<Draw> inner(draws.begin() + static_cast<std::ptrdiff_t>(i) + 1, draws.end());
-        const auto fn = [inner](const at::Tensor& t) { return drawn(t, inner, true); };
-        x = (may_nest ? checkpoint(fn, x) : fn(x)).sin();
-        break;
-      }
-    }
-  }
-  return x;
-}
-
-// Value, gradient, and the generator's states before and after backward, which begins after `between`.
-std::vector<at::Tensor> step_of(const std::vector<Draw>& draws, const std::vector<Draw>& between,
-                                bool recomputes, bool in_scope) {
-  const auto state = [] { return at::detail::getDefaultCPUGenerator().get_state(); };
-  const auto fn = [&](const at::Tensor& t) { return drawn(t, draws, recomputes); };
-  at::manual_seed(5);
-  const at::Tensor x = input_of();
-  std::optional<core::RandomScope> scope;
-  if (in_scope) scope.emplace(core::RandomKey{.seed = 3});
-  const at::Tensor value = recomputes ? checkpoint(fn, x) : fn(x);
-  scope.reset();
-  drawn(input_of(), between, false);
-  const at::Tensor before = state();
-  value.sum().backward();
-  return {value.detach(), x.grad(), before, state()};
-}
-
-TEST(CheckpointTest, WhatSeedsOrDrawsFromTheGeneratorOfTheProcessDrawsTheSameTwice) {
-  using enum Draw;
-  // Within a scope what needs no operator is not the scope's; nor is it told apart in calls that nest.
-  const std::vector<Draw> elsewhere{kOperator, kSeed5, kSeed7, kOwnThread, kWithoutOperator};
-  const std::vector<std::vector<Draw>> kinds{
-      {kOperator, kSeed5, kSeed7}, elsewhere, {kOperator, kOperator, kSeed5, kSeed7, kNested}};
-  const auto some = [](std::mt19937& random, std::size_t most, const std::vector<Draw>& of) {
-    std::vector<Draw> draws(random() % (most + 1));
-    for (Draw& draw : draws) draw = of[random() % of.size()];
-    return draws;
-  };
-  const auto seeds = test::Seeds::usual(300);
-  for (unsigned program = seeds.first; program < seeds.end && !HasFailure(); ++program) {
-    std::mt19937 random(program);
-    const bool in_scope = program % 3 == 0;
-    const std::vector<Draw> draws = some(random, 4, kinds[program % 3]);
-    const std::vector<Draw> between = some(random, 2, elsewhere);
-    std::string text;
-    for (const auto* each : {&draws, &between}) {
-      for (const Draw draw : *each) text += std::to_string(static_cast<int>(draw)) + " ";
-      text += "| ";
-    }
-    SCOPED_TRACE(core::concat("program ", program, ": ", text, in_scope ? "in a scope" : ""));
-    const auto plain = step_of(draws, between, false, in_scope);
-    const auto recomputed = step_of(draws, between, true, in_scope);
-    expect_equal(plain, recomputed);
-    EXPECT_TRUE(at::equal(recomputed[2], recomputed[3])) << "backward leaves the generator as it finds it";
-  }
-}
-
-TEST(CheckpointTest, RunsOnceMoreOnlyForWhatSeedsOrDrawsElsewhere) {
-  const auto runs_of = [](const std::vector<Draw>& draws) {
-    int runs = 0;
-    at::manual_seed(3);
-    const auto fn = [&](const at::Tensor& t) {
-      ++runs;
-      return drawn(t, draws, false);
-    };
-    checkpoint(fn, input_of()).sum().backward();
-    return runs;
-  };
-  EXPECT_EQ(runs_of({}), 2);
-  EXPECT_EQ(runs_of({Draw::kOperator, Draw::kOperator}), 2);
-  EXPECT_EQ(runs_of({Draw::kSeed7, Draw::kOperator}), 3);
-  EXPECT_EQ(runs_of({Draw::kOwnThread}), 3);
-}
-
-// No second run can know how often this one drew.
-TEST(CheckpointTest, ASecondRunThatDrawsOtherNumbersIsWarnedOf) {
-  std::string lines;
-  core::set_log_sink([&](core::LogLevel, std::string_view line) { lines += line; });
-  int draws = 2;
-  const auto fn = [&](const at::Tensor& t) {
-    at::Tensor y = t;
-    for (int i = 0; i < draws; ++i) y = at::dropout(y, 0.5, true);
-    return y;
-  };
-  const at::Tensor value = checkpoint(fn, input_of());
-  const at::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
-  draws = 1;
-  value.sum().backward();
-  core::set_log_sink({});
-  EXPECT_NE(lines.find("fn drew other random numbers when it ran again in backward"), std::string::npos);
-  EXPECT_TRUE(at::equal(state, at::detail::getDefaultCPUGenerator().get_state()));
-}
-
-// As docs/core.md says. A change that makes one of these repeat its numbers changes that page.
-TEST(CheckpointTest, GeneratorsOfItsOwnAndThreadsWithinAScopeDrawOn) {
-  const auto repeats = [](const std::function<at::Tensor()>& draw) {
-    const at::Tensor x = at::ones({4, 6}).requires_grad_();
-    const at::Tensor value = checkpoint([&](const at::Tensor& t) { return t * draw(); }, x);
-    value.sum().backward();
-    return at::equal(value.detach(), x.grad());
-  };
-  const auto own = at::make_generator<at::CPUGeneratorImpl>(3);
-  const auto on_thread = [] {
-    at::Tensor noise;
-    std::thread([&] { noise = at::rand({4, 6}); }).join();
-    return noise;
-  };
-  EXPECT_FALSE(repeats([&] { return at::rand({4, 6}, own); }));
-  EXPECT_TRUE(repeats(on_thread));
-  const core::RandomScope scope(core::RandomKey{.seed = 3});
-  EXPECT_FALSE(repeats(on_thread));
-  EXPECT_TRUE(repeats([] { return at::rand({4, 6}); }));
 }
 
 TEST(CheckpointTest, CallsNest) {

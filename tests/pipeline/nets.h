@@ -109,4 +109,14 @@ at::Tensor plain_step(const Model& model, const at::Tensor& input, const at::Ten
   return sum;
 }
 
+/// Micro-batches over two placements of the CPU.
+inline PipelineOptions two_placements(Schedule schedule = Schedule::kOneFOneB, std::int64_t split_size = 3) {
+  PipelineOptions options;
+  options.placements = placements(2);
+  options.split_size = split_size;
+  options.schedule = schedule;
+  options.timeout = std::chrono::seconds(60);
+  return options;
+}
+
 }  // namespace cohort::pipeline::test

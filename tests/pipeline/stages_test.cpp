@@ -14,15 +14,6 @@ namespace {
 
 using namespace test;
 
-PipelineOptions two(Schedule schedule = Schedule::kOneFOneB, std::int64_t split_size = 3) {
-  PipelineOptions options;
-  options.placements = placements(2);
-  options.split_size = split_size;
-  options.schedule = schedule;
-  options.timeout = std::chrono::seconds(60);
-  return options;
-}
-
 // Two outputs, the second not differentiable, and a third that may be missing.
 struct SplitterImpl : torch::nn::Module {
   SplitterImpl() { linear = register_module("linear", torch::nn::Linear(6, 6)); }
@@ -60,7 +51,7 @@ TEST(StagesTest, HandOverSeveralTensorsOfAnyTypeAndNone) {
       input, target, {3, 3, 2});
   const Tensors expected = take_gradients(parameters);
   for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
-    Pipeline pipe({first, second}, two(schedule));
+    Pipeline pipe({first, second}, two_placements(schedule));
     pipe.step(input, target, mse);
     expect_same_bits(take_gradients(parameters), expected);
     mse(pipe.forward(input), target).backward();
@@ -88,7 +79,7 @@ TEST(StagesTest, GradientsThatDoNotComeAreNone) {
   const Tensors expected = take_gradients(parameters);
   ASSERT_FALSE(expected[0].defined());
   for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
-    Pipeline pipe({first, second}, two(schedule));
+    Pipeline pipe({first, second}, two_placements(schedule));
     pipe.step(input, target, mse);
     expect_same_bits(take_gradients(parameters), expected);
   }
@@ -98,7 +89,7 @@ TEST(StagesTest, NothingThatWantsAGradientIsNoError) {
   const Stage first([](const Tensors& in) { return Tensors{in.at(0).detach() * 2}; }, {});
   torch::nn::Linear last(4, 2);
   const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
-  Pipeline pipe({first, last}, two());
+  Pipeline pipe({first, last}, two_placements());
   pipe.step(input, target, mse);
   EXPECT_TRUE(last->weight.grad().defined());
   last->weight.requires_grad_(false);
@@ -138,7 +129,7 @@ TEST(StagesTest, SkipsPassTheStagesBetween) {
                                         {Schedule::kInterleaved, 2},
                                         {Schedule::kZeroBubble, 4},
                                         {Schedule::kFillDrain, 1}}) {
-    PipelineOptions options = two(schedule);
+    PipelineOptions options = two_placements(schedule);
     options.placements = placements(count);
     options.skips = {{.from = 0, .output = 1, .to = 2},
                      {.from = 0, .output = 2, .to = 3},
@@ -164,7 +155,7 @@ TEST(StagesTest, ParametersOfTwoStagesGetTheSum) {
   plain_step(plain, input, target, {3, 3, 3, 3});
   const Tensors expected = take_gradients(parameters);
   for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
-    PipelineOptions options = two(schedule);
+    PipelineOptions options = two_placements(schedule);
     Pipeline pipe({torch::nn::Sequential(tied, between), torch::nn::Sequential(torch::nn::Tanh(), tied)},
                   options);
     EXPECT_EQ(pipe.parameters().size(), 4u) << "each once";
@@ -183,7 +174,7 @@ TEST(StagesTest, AreLayersHoldersAndWhatAnLstmReturns) {
   const torch::nn::Linear linear(3, 3), last(3, 2);
   const Stage head(
       [=](const Tensors& in) mutable { return Tensors{in.at(0).select(1, 1) + in.at(1).squeeze(0)}; }, {});
-  PipelineOptions options = two();
+  PipelineOptions options = two_placements();
   options.placements = placements(4);
   Pipeline pipe({lstm, head, core::AnyLayer(linear), Stage({{"last", core::AnyLayer(last)}})}, options);
   EXPECT_EQ(pipe.stages()[0].name(), "LSTM");
@@ -206,7 +197,7 @@ TEST(StagesTest, MayWorkInPlaceOnWhatTheyGet) {
   plain_step([&](const at::Tensor& x) { return whole->forward(x); }, input, target, {3, 3});
   const Tensors expected = take_gradients(model->parameters());
   for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
-    Pipeline pipe(cut(model, {1}), two(schedule));
+    Pipeline pipe(cut(model, {1}), two_placements(schedule));
     pipe.step(input, target, mse);
     expect_same_bits(take_gradients(model->parameters()), expected);
   }
@@ -232,7 +223,7 @@ TEST(StagesTest, MayWorkInPlaceOnTheBatchAndTheLossOnWhatItGets) {
              {3, 3});
   const Tensors expected = take_gradients(parameters);
   for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
-    Pipeline pipe({first, b}, two(schedule));
+    Pipeline pipe({first, b}, two_placements(schedule));
     const at::Tensor x = input.clone(), y = target.clone();
     pipe.step(x, y, loss);
     expect_same_bits(take_gradients(parameters), expected);
@@ -240,7 +231,7 @@ TEST(StagesTest, MayWorkInPlaceOnTheBatchAndTheLossOnWhatItGets) {
     EXPECT_TRUE(at::equal(y, target * 0.5));
     EXPECT_GT(x._version(), 0);
   }
-  Pipeline pipe({first, b}, two());
+  Pipeline pipe({first, b}, two_placements());
   const at::Tensor x = input.clone(), y = pipe.forward(x);
   mse(y / 3, target * 0.5).backward();
   const Tensors of_module = take_gradients(parameters);
@@ -265,7 +256,7 @@ TEST(StagesTest, MayScaleTheBatchByAParameter) {
   plain_step([&](const at::Tensor& x) { return whole->forward(x.clone()); }, input, target, {3, 3});
   const Tensors expected = take_gradients(model->parameters());
   for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
-    Pipeline pipe(cut(model, {2}), two(schedule));
+    Pipeline pipe(cut(model, {2}), two_placements(schedule));
     const at::Tensor x = input.clone();
     pipe.step(x, target, mse);
     expect_same_bits(take_gradients(model->parameters()), expected);
@@ -308,7 +299,7 @@ TEST(StagesTest, MicroBatchesShareNoHistoryOfTheBatch) {
   for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     const Stage stage([first](const Tensors& in) mutable { return Tensors{first(in.at(0))}; },
                       {scale->scale});
-    Pipeline pipe({stage, last}, two(schedule));
+    Pipeline pipe({stage, last}, two_placements(schedule));
     const at::Tensor x = input.clone();
     EXPECT_TRUE(at::equal(pipe.step(x, target, mse), loss));
     expect_same_bits(take_gradients(parameters), expected);
@@ -331,7 +322,7 @@ TEST(StagesTest, AGraphThatIsKeptForALaterMicroBatchIsRefused) {
       return sum;
     };
     const Stage keeps([=](const Tensors& in) { return Tensors{by_loss ? in.at(0) * 1 : add(in.at(0))}; }, {});
-    PipelineOptions options = two(schedule);
+    PipelineOptions options = two_placements(schedule);
     options.placements = placements(3);
     Pipeline pipe({first, keeps, last}, options);
     pipe.step(input, target,
@@ -375,7 +366,7 @@ TEST(StagesTest, ATensorThatIsReturnedTwiceIsOne) {
   for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     const Stage begins([=](const Tensors& in) mutable { return twice(first->forward(in.at(0))); },
                        first->parameters());
-    Pipeline pipe({begins, Stage(run, middle->parameters())}, two(schedule, 16));
+    Pipeline pipe({begins, Stage(run, middle->parameters())}, two_placements(schedule, 16));
     pipe.step({input}, {target}, loss);
     expect_same_bits(take_gradients(parameters), expected);
   }
@@ -398,15 +389,15 @@ TEST(StagesTest, InPlaceWhereAnotherSeesItIsRefused) {
   const Stage last([=](const Tensors& in) mutable { return Tensors{c->forward(in.at(0) + in.at(1))}; },
                    c->parameters());
   const at::Tensor input = torch::randn({6, 4}), target = torch::randn({6, 2});
-  Pipeline pipe({twice, both}, two());
+  Pipeline pipe({twice, both}, two_placements());
   COHORT_EXPECT_THROW_WITH(pipe.step(input, input, mse), StageError, "stage 1 (function) on");
   COHORT_EXPECT_THROW_WITH(pipe.step(input, input, mse), StageError, "shares its memory");
-  PipelineOptions options = two();
+  PipelineOptions options = two_placements();
   options.placements.emplace_back("cpu:0/c");
   options.skips = {{.from = 0, .output = 1, .to = 2}};
   Pipeline skipped({twice, alone, last}, options);
   COHORT_EXPECT_THROW_WITH(skipped.step(input, target, mse), StageError, "shares its memory");
-  Pipeline begins({alone, c}, two());
+  Pipeline begins({alone, c}, two_placements());
   const at::Tensor x = input.clone().requires_grad_();
   COHORT_EXPECT_THROW_WITH(begins.step(x * 1, target, mse), StageError,
                            "input 0 needs a gradient and is changed in place");
@@ -423,7 +414,7 @@ TEST(StagesTest, InPlaceWhereAnotherSeesItIsRefused) {
   const Tensors expected = take_gradients(a->parameters());
   Pipeline apart({Stage([=](const Tensors& in) mutable { return halves(in.at(0)); }, a->parameters()),
                   Stage([=](const Tensors& in) mutable { return Tensors{on_one(in)}; }, c->parameters())},
-                 two());
+                 two_placements());
   take_gradients(c->parameters());
   apart.step(input, target, mse);
   expect_same_bits(take_gradients(a->parameters()), expected);
@@ -435,147 +426,13 @@ TEST(StagesTest, InPlaceWhereAnotherSeesItIsRefused) {
                            "fn changed its input 0 Float[3, 4] in place");
 }
 
-// A model that draws in most of its layers.
-torch::nn::Sequential dropout_net() {
-  torch::manual_seed(9);
-  return torch::nn::Sequential(torch::nn::Linear(8, 16), torch::nn::Dropout(0.5), torch::nn::Linear(16, 16),
-                               torch::nn::Dropout(0.3), torch::nn::ReLU(), torch::nn::Linear(16, 4),
-                               torch::nn::Dropout(0.2));
-}
-
-TEST(StagesTest, DropoutIsTheSameForAnyCutAndSchedule) {
-  auto model = dropout_net();
-  const at::Tensor input = torch::randn({8, 8}), target = torch::randn({8, 4});
-  // The oracle: a loop with the generators of each micro-batch and layer.
-  torch::manual_seed(11);
-  core::RandomKey key = core::RandomKey::draw();
-  std::uint64_t micro_batch = 0;
-  const at::Tensor loss = plain_step(
-      [&](at::Tensor x) {
-        key.part = micro_batch++;
-        key.layer = 0;
-        for (const torch::nn::AnyModule& layer : *model) {
-          const core::RandomScope scope(key);
-          x = torch::nn::AnyModule(layer).forward(x);
-          ++key.layer;
-        }
-        return x;
-      },
-      input, target, {3, 3, 2});
-  const Tensors expected = take_gradients(model->parameters());
-  struct Case {
-    Schedule schedule;
-    int num_placements;
-    std::vector<std::size_t> cuts;
-    bool recompute;
-  };
-  const std::vector<Case> cases{
-      {Schedule::kFillDrain, 1, {}, false},          {Schedule::kOneFOneB, 2, {2}, false},
-      {Schedule::kOneFOneB, 4, {1, 3, 4}, false},    {Schedule::kOneFOneB, 2, {3}, true},
-      {Schedule::kInterleaved, 2, {1, 3, 6}, false}, {Schedule::kZeroBubble, 2, {4}, false}};
-  for (const Case& each : cases) {
-    SCOPED_TRACE(core::concat(to_string(each.schedule), " on ", each.num_placements));
-    auto stages = cut(model, each.cuts);
-    for (Stage& stage : stages) stage.recompute(each.recompute);
-    PipelineOptions options = two(each.schedule);
-    options.placements = placements(each.num_placements);
-    Pipeline pipe(stages, options);
-    torch::manual_seed(11);
-    EXPECT_TRUE(at::equal(pipe.step(input, target, mse), loss));
-    expect_same_bits(take_gradients(model->parameters()), expected);
-    EXPECT_FALSE(at::equal(pipe.step(input, target, mse), loss)) << "the next step draws others";
-    torch::manual_seed(11);
-    const at::Tensor output = pipe.forward(input);
-    torch::manual_seed(11);
-    EXPECT_TRUE(at::equal(output, pipe.forward(input)));
-    zero_grad(model->parameters());
-  }
-}
-
-// Within a scope of the caller, whatever state the process's generator has, and outside of one.
-TEST(StagesTest, TheLossDrawsNumbersOfItsMicroBatch) {
-  auto model = dropout_net();
-  const at::Tensor input = torch::randn({8, 8}), target = torch::randn({8, 4});
-  struct Result {
-    at::Tensor loss;
-    Tensors gradients;
-    std::vector<float> drawn;  // by the loss, of each micro-batch
-  };
-  const auto run = [&](Schedule schedule, std::uint64_t seed, bool in_scope) {
-    Pipeline pipe(cut(model, {3}), two(schedule));
-    const auto drawn = std::make_shared<std::vector<float>>();
-    torch::manual_seed(seed);
-    std::optional<core::RandomScope> scope;
-    if (in_scope) scope.emplace(core::RandomKey{.seed = 7});
-    const at::Tensor loss =
-        pipe.step(input, target, [drawn](const at::Tensor& output, const at::Tensor& wanted) {
-          drawn->push_back(torch::rand({1}).item<float>());
-          return mse(at::dropout(output, 0.5, true), wanted);
-        });
-    return Result{loss, take_gradients(model->parameters()), *drawn};
-  };
-  for (const bool in_scope : {true, false}) {
-    const Result first = run(Schedule::kOneFOneB, 1, in_scope);
-    ASSERT_EQ(first.drawn.size(), 3U);
-    EXPECT_NE(first.drawn[0], first.drawn[1]);
-    EXPECT_NE(first.drawn[1], first.drawn[2]);
-    for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
-      const Result other = run(schedule, in_scope ? 2 : 1, in_scope);
-      EXPECT_TRUE(at::equal(other.loss, first.loss)) << to_string(schedule) << in_scope;
-      EXPECT_EQ(other.drawn, first.drawn);
-      expect_same_bits(other.gradients, first.gradients);
-    }
-    EXPECT_EQ(at::equal(run(Schedule::kOneFOneB, 2, in_scope).loss, first.loss), in_scope);
-  }
-}
-
-// Draws in evaluation, too.
-struct NoiseImpl : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) { return x + torch::randn(x.sizes()); }
-};
-TORCH_MODULE(Noise);
-
-TEST(StagesTest, WhatAStageDrawsInEvaluationIsWhatItsCallerWouldDraw) {
-  torch::nn::Sequential model(torch::nn::Linear(4, 4), Noise(), torch::nn::Linear(4, 2));
-  model->eval();
-  const at::Tensor input = torch::randn({8, 4});
-  const auto plain = [&] {
-    Tensors outputs;
-    for (const at::Tensor& part : input.split(3)) outputs.push_back(model->forward(part));
-    return at::cat(outputs);
-  };
-  const auto piped = [&](std::size_t at) {
-    Pipeline pipe(cut(model, {at}), two());
-    return pipe.forward(input);
-  };
-  // The output, what the scope draws next, and what the program draws after it.
-  const auto in_scope = [](std::optional<core::RandomKey> key, const std::function<at::Tensor()>& run) {
-    torch::manual_seed(1);
-    Tensors all;
-    {
-      std::optional<core::RandomScope> scope;
-      if (key) scope.emplace(*key);
-      all = {run().detach(), torch::rand({2})};
-    }
-    all.push_back(torch::rand({2}));
-    return all;
-  };
-  const core::RandomKey key{.seed = 5};
-  EXPECT_FALSE(at::equal(in_scope(key, plain)[0], in_scope(std::nullopt, plain)[0]));
-  for (const std::size_t at : {1, 2}) {
-    for (const auto& each : {std::optional<core::RandomKey>(key), std::optional<core::RandomKey>()}) {
-      expect_same_bits(in_scope(each, [&] { return piped(at); }), in_scope(each, plain), "number");
-    }
-  }
-}
-
 TEST(StagesTest, FreedWithTheirPipeline) {
   std::weak_ptr<int> watched;
   {
     const auto token = std::make_shared<int>(1);
     watched = token;
     const Stage stage([token](const Tensors& in) { return Tensors{in.at(0) * *token}; }, {});
-    Pipeline pipe({stage, torch::nn::Linear(4, 2)}, two());
+    Pipeline pipe({stage, torch::nn::Linear(4, 2)}, two_placements());
     const at::Tensor input = torch::randn({6, 4}).requires_grad_();
     pipe.step(input, torch::randn({6, 2}), mse);
     pipe.forward(input).sum().backward();
