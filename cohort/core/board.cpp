@@ -1,20 +1,172 @@
 #include "cohort/core/board.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
-#include <thread>
+#include <string_view>
+
+#include "cohort/core/error.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::core {
+namespace {
+
+std::vector<std::string> keys_of(const std::string& prefix, int first, int end) {
+  std::vector<std::string> keys;
+  for (int rank = first; rank < end; ++rank) keys.push_back(concat(prefix, "/", rank));
+  return keys;
+}
+
+// Those of [first, end) that have not set their key: few requests where few are missing.
+void find_missing(Board& board, const std::string& prefix, int first, int end, std::vector<int>& missing) {
+  if (first == end || board.has_all(keys_of(prefix, first, end))) return;
+  if (end - first == 1) return missing.push_back(first);
+  const int middle = first + (end - first) / 2;
+  find_missing(board, prefix, first, middle, missing);
+  find_missing(board, prefix, middle, end, missing);
+}
+
+// Words as one: each behind its length and a colon.
+std::string pack(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += concat(word.size(), ":", word);
+  return text;
+}
+
+// Throws: CommError where it is no such text.
+std::vector<std::string> unpack(std::string_view text) {
+  std::vector<std::string> words;
+  while (!text.empty()) {
+    std::size_t length = 0;
+    const auto [next, error] = std::from_chars(text.data(), text.data() + text.size(), length);
+    const auto at = static_cast<std::size_t>(next - text.data());
+    if (error != std::errc() || at == text.size() || *next != ':' || text.size() - at - 1 < length) {
+      throw CommError("core.board", "what rank 0 collected cannot be read",
+                      "the same version of Cohort on all ranks, and a port that nobody else writes to");
+    }
+    words.emplace_back(text.substr(at + 1, length));
+    text.remove_prefix(at + 1 + length);
+  }
+  return words;
+}
+
+}  // namespace
+
+bool Board::has_all(const std::vector<std::string>& keys) {
+  return std::ranges::all_of(keys, [this](const std::string& key) { return has(key); });
+}
+
+bool Board::wait(const std::vector<std::string>& keys, Deadline deadline) {
+  return poll_for(*this, keys, deadline);
+}
+
+bool poll_for(Board& board, const std::vector<std::string>& keys, Deadline deadline) {
+  return poll_until([&] { return board.has_all(keys); }, deadline);
+}
+
+std::vector<std::string> Board::get_all(const std::vector<std::string>& keys) {
+  std::vector<std::string> values;
+  for (const std::string& key : keys) values.push_back(get(key));
+  return values;
+}
 
 std::vector<int> missing_ranks(Board& board, const std::string& prefix, int size, Deadline deadline) {
-  using std::chrono::milliseconds;
   std::vector<int> missing;
-  for (int rank = 0; rank < size; ++rank) missing.push_back(rank);
-  for (milliseconds pause(1);; pause = std::min(pause * 2, milliseconds(10))) {
-    std::erase_if(missing, [&](int rank) { return board.has(prefix + "/" + std::to_string(rank)); });
-    if (missing.empty() || deadline.expired()) return missing;
-    std::this_thread::sleep_for(std::min<Deadline::Clock::duration>(pause, deadline.remaining()));
+  if (!board.wait(keys_of(prefix, 0, size), deadline)) find_missing(board, prefix, 0, size, missing);
+  return missing;
+}
+
+Words all_gather_words(Board& board, const std::string& key, int rank, int size, const std::string& mine,
+                       Deadline deadline) {
+  const std::string all = key + "/all";
+  Words words;
+  if (rank == 0) {
+    // Its own word is the first; the others' stand under their ranks.
+    const std::vector<std::string> keys = keys_of(key, 1, size);
+    if (!board.wait(keys, deadline)) find_missing(board, key, 1, size, words.missing);
+    if (words.missing.empty()) {
+      words.of_rank = board.get_all(keys);
+      words.of_rank.insert(words.of_rank.begin(), mine);
+    }
+    std::string text;
+    for (const int who : words.missing) text += concat(text.empty() ? "" : ",", who);
+    board.set(all, words.missing.empty() ? "+" + pack(words.of_rank) : "-" + text);
+    return words;
   }
+  board.set(concat(key, "/", rank), mine);
+  if (!board.wait({all}, deadline.later(kCollectTime))) {
+    find_missing(board, key, 1, size, words.missing);
+    words.missing.insert(words.missing.begin(), 0);
+    return words;
+  }
+  const std::string text = board.get(all);
+  if (text.starts_with('+')) {
+    words.of_rank = unpack(std::string_view(text).substr(1));
+    if (words.of_rank.size() == static_cast<std::size_t>(size)) return words;
+    throw CommError("core.board",
+                    concat("rank 0 collected ", words.of_rank.size(), " words of ", size, " ranks"));
+  }
+  const char* at = text.data() + std::min<std::size_t>(1, text.size());
+  const char* const end = text.data() + text.size();
+  for (int who = 0; at < end; ++at) {
+    const auto [next, error] = std::from_chars(at, end, who);
+    if (error == std::errc() && who >= 0 && who < size) words.missing.push_back(who);
+    at = std::max(at, next);
+  }
+  if (words.missing.empty()) words.missing.push_back(0);
+  return words;
+}
+
+void remove_word(Board& board, const std::string& key, int rank) {
+  board.remove(rank == 0 ? key + "/all" : concat(key, "/", rank));
+}
+
+std::int64_t Gate::all_of(int word) const {
+  return (std::int64_t{1} << std::min(kBits, size_ - word * kBits)) - 1;
+}
+
+std::string Gate::key_of(int word) const {
+  return concat(key_, "/", word);
+}
+
+// A bit each, so that a count says who is there.
+void Gate::arrive() {
+  const int word = rank_ / kBits;
+  if (board_.add(key_of(word), std::int64_t{1} << rank_ % kBits) != all_of(word)) return;
+  if (num_words() > 1 && board_.add(key_ + "/full", 1) != num_words()) return;
+  board_.set(key_ + "/open", "1");
+  is_open_ = true;
+}
+
+bool Gate::wait(Deadline deadline) {
+  if (!is_open_) is_open_ = board_.wait({key_ + "/open"}, deadline);
+  return is_open_;
+}
+
+bool Gate::poll(Deadline deadline) {
+  if (!is_open_) is_open_ = poll_for(board_, {key_ + "/open"}, deadline);
+  return is_open_;
+}
+
+void Gate::break_open() {
+  board_.set(key_ + "/open", "1");
+}
+
+std::vector<int> Gate::missing() {
+  std::vector<int> ranks;
+  for (int word = 0; word < num_words(); ++word) {
+    const std::int64_t here = board_.add(key_of(word), 0);
+    for (int bit = 0; bit < kBits && word * kBits + bit < size_; ++bit) {
+      if ((here >> bit & 1) == 0) ranks.push_back(word * kBits + bit);
+    }
+  }
+  return ranks;
+}
+
+void Gate::remove() {
+  for (int word = 0; word < num_words(); ++word) board_.remove(key_of(word));
+  if (num_words() > 1) board_.remove(key_ + "/full");
+  board_.remove(key_ + "/open");
 }
 
 }  // namespace cohort::core

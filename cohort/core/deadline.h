@@ -55,6 +55,9 @@ class Deadline {
   /// The earlier of the two.
   Deadline sooner(Deadline other) const { return other.end_ < end_ ? other : *this; }
 
+  /// One that much later; one that never passes stays so.
+  Deadline later(Clock::duration time) const { return is_never() ? *this : Deadline(remaining() + time); }
+
   /// Throws TimeoutError naming `what` was waited for and how long, once the deadline has passed.
   void check(std::string_view where, std::string_view what, std::string_view hint = "") const {
     if (!expired()) return;

@@ -18,6 +18,8 @@ class Fd {
   ~Fd() { close(); }
   int get() const { return fd_; }
   bool is_open() const { return fd_ >= 0; }
+  /// Closes it no more.
+  int release() { return std::exchange(fd_, -1); }
   void close() {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));
   }

@@ -4,6 +4,7 @@
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 
 namespace cohort::core {
@@ -22,6 +23,19 @@ at::Tensor state_of(at::Generator generator) {
 void set_state_of(at::Generator generator, const at::Tensor& state) {
   const std::lock_guard lock(generator.mutex());
   generator.set_state(state);
+}
+
+// Held by who has lent the global generator a state.
+std::recursive_mutex& lender_of_global() {
+  static std::recursive_mutex& mutex = *new std::recursive_mutex;  // leaked: threads may outlive statics
+  return mutex;
+}
+std::atomic<std::int64_t> times_lent{0};
+thread_local std::int64_t times_lent_here = 0;
+
+// How often other threads have lent it.
+std::int64_t lent_elsewhere() {
+  return times_lent.load() - times_lent_here;
 }
 
 }  // namespace
@@ -52,8 +66,14 @@ bool GeneratorStates::After::holds() const {
          (!scope.defined() || (found.scope.defined() && at::equal(scope, found.scope)));
 }
 
-GeneratorStates::Again::Again(const GeneratorStates& states, Global global) {
+GeneratorStates::Again::Again(const GeneratorStates& states, Global global)
+    : alone_(lender_of_global(), std::defer_lock) {
   if (!states.is_taken_) return;
+  if (global == Global::kItself) {
+    alone_.lock();
+    times_lent.fetch_add(1);
+    ++times_lent_here;
+  }
   for (const auto& [generator, state] : states.others_) lend(generator, state);
   at::Generator stand_in = copy_of(states.global_);
   if (global == Global::kItself) {
@@ -77,7 +97,15 @@ GeneratorStates::After GeneratorStates::Again::after() const {
   return draws_ ? After::now() : After();
 }
 
-GlobalGeneratorAsFound::GlobalGeneratorAsFound() : before_(state_of(at::detail::getDefaultCPUGenerator())) {}
+GlobalGeneratorAsFound::GlobalGeneratorAsFound() {
+  const std::lock_guard alone(lender_of_global());
+  lent_before_ = lent_elsewhere();
+  before_ = state_of(at::detail::getDefaultCPUGenerator());
+}
+
+bool GlobalGeneratorAsFound::holds() const {
+  return lent_elsewhere() != lent_before_ || stands_at(before_);
+}
 
 bool GlobalGeneratorAsFound::stands_at(const at::Tensor& state) const {
   return at::equal(state, state_of(at::detail::getDefaultCPUGenerator()));

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -50,6 +51,7 @@ class GeneratorStates {
    private:
     void lend(at::Generator generator, const at::Tensor& state);
 
+    std::unique_lock<std::recursive_mutex> alone_;  // with the global generator
     std::vector<std::pair<at::Generator, at::Tensor>> before_;
     std::optional<RandomScope> draws_;
   };
@@ -60,7 +62,8 @@ class GeneratorStates {
   std::vector<std::pair<at::Generator, at::Tensor>> others_;
 };
 
-/// LibTorch's global generator of the CPU, which is put back at the end where it was seeded meanwhile.
+/// LibTorch's global generator of the CPU, which is put back at the end where it was seeded meanwhile. What
+/// Again lends on another thread at the same time is no news of it: then it counts as unchanged.
 class GlobalGeneratorAsFound {
  public:
   GlobalGeneratorAsFound();
@@ -69,13 +72,14 @@ class GlobalGeneratorAsFound {
   GlobalGeneratorAsFound& operator=(const GlobalGeneratorAsFound&) = delete;
   bool stands_at(const at::Tensor& state) const;
   /// True if it stands where it stood.
-  bool holds() const { return stands_at(before_); }
+  bool holds() const;
   /// True if nothing was drawn from it since it was seeded, before or meanwhile.
   bool is_seeded() const;
   /// It is put back whatever becomes of it.
   void put_back_at_the_end() { is_put_back_ = true; }
 
  private:
+  std::int64_t lent_before_ = 0;
   at::Tensor before_;
   bool is_put_back_ = false;
 };

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <fstream>
 
 namespace cohort::core {
 
@@ -10,6 +11,14 @@ std::string host_name() {
   std::array<char, 256> name{};
   const bool known = ::gethostname(name.data(), name.size() - 1) == 0 && name[0] != '\0';
   return known ? name.data() : "localhost";
+}
+
+std::string machine_id() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::array<char, 64> network{};
+  const auto length = ::readlink("/proc/self/ns/net", network.data(), network.size());
+  return boot + "/" + std::string(network.data(), length > 0 ? static_cast<std::size_t>(length) : 0);
 }
 
 }  // namespace cohort::core

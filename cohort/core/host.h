@@ -7,4 +7,8 @@ namespace cohort::core {
 /// Returns this host's name; "localhost" where the system has none. No LibTorch.
 std::string host_name();
 
+/// The same for processes that can share memory and reach each other's local sockets: of one boot of one
+/// machine, and of one network namespace. No LibTorch.
+std::string machine_id();
+
 }  // namespace cohort::core

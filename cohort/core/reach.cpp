@@ -14,6 +14,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/fd.h"
 #include "cohort/core/log.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::core {
 namespace {
@@ -60,9 +61,9 @@ bool connects(const addrinfo& address, milliseconds most, std::string& error) {
   if (::connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
     failure = errno;
     if (failure == EINPROGRESS) {
-      pollfd wait{fd.get(), POLLOUT, 0};
+      pollfd file{fd.get(), POLLOUT, 0};
       failure = ETIMEDOUT;
-      if (::poll(&wait, 1, static_cast<int>(most.count())) > 0) {
+      if (wait_for_files({&file, 1}, Deadline(most)) > 0) {
         socklen_t size = sizeof failure;
         ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &failure, &size);
       }
@@ -98,7 +99,7 @@ std::optional<std::string> reach(const std::string& host, std::uint16_t port, De
     if (patience.expired() && !std::exchange(said, true)) {
       log_info(concat("waiting for ", sought.name, " at ", at, " (", error, ")"));
     }
-    ::poll(nullptr, 0, std::min(100, deadline.remaining_ms()));
+    sleep(milliseconds(100), deadline);
   }
   return std::nullopt;
 }

@@ -242,6 +242,19 @@ Tensors Runs::attach(const Tensors& results, Run again) {
                             " in place, which its second run would start from"),
                      "the operator that does not work in place");
   }
+  // Results that are inputs, or views of them, are just that in the end: who writes to either changes both.
+  struct OfInput {
+    std::size_t result;
+    at::Tensor input;
+    bool is_input;
+  };
+  std::vector<OfInput> of_inputs;
+  for (std::size_t k = 0; k < results.size(); ++k) {
+    for (std::size_t i = 0; i < state.inputs.size(); ++i) {
+      if (!is_writable_view(results[k], state.handed[i])) continue;
+      of_inputs.push_back({k, state.inputs[i], results[k].is_same(state.handed[i])});
+    }
+  }
   ResultViews views;
   Tensors attached = results, ends;
   views.take_out(attached, state.handed);
@@ -269,6 +282,9 @@ Tensors Runs::attach(const Tensors& results, Run again) {
     if (state.results[i].needs_gradient) attached[i] = ends[end++];
   }
   views.put_back(attached);
+  for (const auto& [result, input, is_input] : of_inputs) {
+    attached[result] = is_input ? input : view_like(input, attached[result]);
+  }
   return attached;
 }
 

@@ -1,6 +1,5 @@
 #include "cohort/core/result_views.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
@@ -18,26 +17,25 @@ using torch::autograd::CreationMeta;
 
 namespace {
 
-// Whether the elements of `tensor` are read as those of `base`: as_strided() makes the one of the other.
-bool has_elements_of(const at::Tensor& tensor, const at::Tensor& base) {
-  return tensor.dtype() == base.dtype() && tensor.is_conj() == base.is_conj() &&
-         tensor.is_neg() == base.is_neg();
-}
-
-// Whether the numbers of a real tensor lie in pairs, as view_as_complex() wants them.
-bool lies_in_pairs(const at::Tensor& tensor) {
-  if (tensor.dim() == 0 || tensor.size(-1) != 2 || tensor.stride(-1) != 1) return false;
-  const auto strides = tensor.strides().slice(0, tensor.strides().size() - 1);
-  return tensor.storage_offset() % 2 == 0 &&
-         std::ranges::all_of(strides, [](std::int64_t stride) { return stride % 2 == 0; });
-}
-
-// `base` with elements of the type of `like`.
-at::Tensor with_type_of(const at::Tensor& base, const at::Tensor& like) {
-  if (base.dtype() == like.dtype()) return base;
+// The view of `base` whose elements of type `dtype` lie there; `offset` counts such elements, from the
+// beginning of the storage.
+at::Tensor view_at(const at::Tensor& base, at::ScalarType dtype, at::IntArrayRef sizes,
+                   at::IntArrayRef strides, std::int64_t offset) {
+  if (base.scalar_type() == dtype) return base.as_strided(sizes, strides, offset);
   const at::Tensor plain = base.is_neg() ? base._neg_view() : base;
-  if (!plain.is_complex()) return at::view_as_complex(plain);
-  return at::view_as_real(plain.is_conj() ? plain.conj() : plain);
+  if (plain.is_complex()) {
+    return at::view_as_real(plain.is_conj() ? plain.conj() : plain).as_strided(sizes, strides, offset);
+  }
+  std::vector<std::int64_t> in_pairs(sizes.begin(), sizes.end()), steps;
+  for (const std::int64_t stride : strides) steps.push_back(2 * stride);
+  in_pairs.push_back(2);
+  steps.push_back(1);
+  return at::view_as_complex(plain.as_strided(in_pairs, steps, 2 * offset));
+}
+
+// Where a tensor begins in its storage.
+std::int64_t first_byte(const at::Tensor& tensor) {
+  return tensor.storage_offset() * tensor.element_size();
 }
 
 // Whether the graph of a view goes back to `base`. Of a view that was taken without gradients, those that are
@@ -71,14 +69,10 @@ bool meet(const std::vector<at::Tensor>& results, const std::vector<std::size_t>
   return false;
 }
 
-// What as_strided() makes `result` of, a view of `origin` or that itself; undefined: nothing.
-at::Tensor base_of(const at::Tensor& result, const at::Tensor& origin) {
-  if (!is_made_of(result, origin)) return {};
-  if (has_elements_of(result, origin)) return origin;
-  if (!origin.is_complex() || origin.is_conj() || result.is_complex()) return {};
-  const at::AutoGradMode gradients_on(true);
-  const at::Tensor numbers = at::view_as_real(origin);
-  return has_elements_of(result, numbers) ? numbers : at::Tensor();  // it may be negated
+// `view`, read as complex conjugated and negated numbers as asked for.
+at::Tensor with_bits(at::Tensor view, bool is_conj, bool is_neg) {
+  if (view.is_conj() != is_conj) view = view.conj();
+  return view.is_neg() == is_neg ? view : view._neg_view();
 }
 
 }  // namespace
@@ -86,19 +80,21 @@ at::Tensor base_of(const at::Tensor& result, const at::Tensor& origin) {
 bool can_be_viewed(const at::Tensor& base, const at::Tensor& like) {
   if (base.dtype() == like.dtype()) return true;
   if (base.is_complex()) return c10::toRealValueType(base.scalar_type()) == like.scalar_type();
-  return like.is_complex() && c10::toRealValueType(like.scalar_type()) == base.scalar_type() &&
-         lies_in_pairs(base);
+  return like.is_complex() && c10::toRealValueType(like.scalar_type()) == base.scalar_type();
 }
 
 at::Tensor view_like(const at::Tensor& base, const at::Tensor& like) {
-  at::Tensor view = with_type_of(base, like);
-  view = view.as_strided(like.sizes(), like.strides(), like.storage_offset());
-  if (view.is_conj() != like.is_conj()) view = view.conj();
-  return view.is_neg() == like.is_neg() ? view : view._neg_view();
+  return with_bits(view_at(base, like.scalar_type(), like.sizes(), like.strides(), like.storage_offset()),
+                   like.is_conj(), like.is_neg());
 }
 
 bool is_remade_view(const at::Tensor& tensor, const at::Tensor& base) {
   return tensor.defined() && base.defined() && is_made_of(tensor, base) && can_be_viewed(base, tensor);
+}
+
+bool is_writable_view(const at::Tensor& tensor, const at::Tensor& base) {
+  return is_remade_view(tensor, base) &&
+         (tensor.is_same(base) || !tensor.requires_grad() || tensor.grad_fn()->num_outputs() == 1);
 }
 
 void ResultViews::take_out(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& others) {
@@ -107,10 +103,9 @@ void ResultViews::take_out(std::vector<at::Tensor>& results, const std::vector<a
   for (std::size_t first = 0; first < num_results_; ++first) {
     if (is_done[first] || !results[first].defined()) continue;
     const at::Tensor origin(results[first].is_view() ? at::Tensor(results[first]._base()) : results[first]);
-    const at::Tensor base = base_of(results[first], origin);
+    const bool is_remade = is_remade_view(results[first], origin);
     const auto is_made_alike = [&](const at::Tensor& result) {
-      if (!base.defined()) return result.is_same(results[first]);
-      return result.defined() && is_made_of(result, origin) && has_elements_of(result, base);
+      return is_remade ? is_remade_view(result, origin) : result.is_same(results[first]);
     };
     std::vector<std::size_t> alike;
     for (std::size_t i = first; i < num_results_; ++i) {
@@ -122,12 +117,13 @@ void ResultViews::take_out(std::vector<at::Tensor>& results, const std::vector<a
     const bool is_other = std::any_of(others.begin(), others.end(),
                                       [&](const at::Tensor& other) { return other.is_same(origin); });
     if (is_parameter || is_other || !meet(results, alike)) continue;
-    cut_off(results, alike, base.defined() ? base : results[first]);
+    cut_off(results, alike, is_remade ? origin : results[first]);
   }
+  num_with_bases_ = results.size();
 }
 
 void ResultViews::cut_off(std::vector<at::Tensor>& results, const std::vector<std::size_t>& alike,
-                          at::Tensor base) {
+                          const at::Tensor& base) {
   const std::vector<at::Tensor> before = results;
   const auto place_of = [&](const at::Tensor& tensor) {
     const auto found = std::find_if(before.begin(), before.end(),
@@ -135,14 +131,20 @@ void ResultViews::cut_off(std::vector<at::Tensor>& results, const std::vector<st
     return static_cast<std::size_t>(found - before.begin());
   };
   const std::size_t at = place_of(base);
-  const std::int64_t first = base.storage_offset();
-  if (at == results.size()) results.push_back(std::move(base));
+  if (at == results.size()) results.push_back(base);
   for (const std::size_t i : alike) {
     if (i == at) continue;
     at::Tensor& result = results[i];
     const std::size_t same = place_of(result);
-    views_.push_back({i, same < i ? same : at, same < i, result.sizes().vec(), result.strides().vec(),
-                      result.storage_offset() - first});
+    views_.push_back({.result = i,
+                      .base = same < i ? same : at,
+                      .is_same = same < i,
+                      .dtype = result.scalar_type(),
+                      .is_conj = result.is_conj(),
+                      .is_neg = result.is_neg(),
+                      .sizes = result.sizes().vec(),
+                      .strides = result.strides().vec(),
+                      .bytes = first_byte(result) - first_byte(base)});
     result = result.detach();
   }
 }
@@ -154,7 +156,7 @@ bool ResultViews::misses_one_of(const std::vector<at::Tensor>& results) const {
   const auto may_be_seen = [&](std::size_t i) {
     return results[i].defined() && results[i].has_storage() && !is_made_anew(i);
   };
-  for (std::size_t a = 0; a < num_results_; ++a) {
+  for (std::size_t a = 0; a < num_with_bases_; ++a) {
     if (!may_be_seen(a)) continue;
     for (std::size_t b = 0; b < a; ++b) {
       if (!may_be_seen(b) || results[a].is_same(results[b]) || !results[a].is_alias_of(results[b])) continue;
@@ -169,8 +171,14 @@ void ResultViews::put_back(std::vector<at::Tensor>& results) const {
   if (views_.empty()) return;
   for (const View& view : views_) {
     const at::Tensor& base = results[view.base];
+    if (view.is_same) {
+      results[view.result] = base;
+      continue;
+    }
+    const std::int64_t offset =
+        (first_byte(base) + view.bytes) / static_cast<std::int64_t>(c10::elementSize(view.dtype));
     results[view.result] =
-        view.is_same ? base : base.as_strided(view.sizes, view.strides, base.storage_offset() + view.offset);
+        with_bits(view_at(base, view.dtype, view.sizes, view.strides, offset), view.is_conj, view.is_neg);
   }
   results.resize(num_results_);
 }

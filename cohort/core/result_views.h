@@ -18,6 +18,10 @@ at::Tensor view_like(const at::Tensor& base, const at::Tensor& like);
 /// Whether `tensor` is `base`, or a view of it that view_like() makes too.
 bool is_remade_view(const at::Tensor& tensor, const at::Tensor& base);
 
+/// Whether `tensor` is `base`, or such a view of it, and may be written to: it comes from operators that
+/// return one tensor.
+bool is_writable_view(const at::Tensor& tensor, const at::Tensor& base);
+
 /// The results of a function that see each other's changes: the same tensor twice, or views of one tensor
 /// that have a part in common. Given a history one by one they would not: who writes to one of them would
 /// change the values of the other, and not its gradient. So one is given a history, and the others are made
@@ -44,14 +48,17 @@ class ResultViews {
   struct View {
     std::size_t result, base;
     bool is_same;
+    at::ScalarType dtype;
+    bool is_conj, is_neg;
     std::vector<std::int64_t> sizes, strides;
-    std::int64_t offset;  // from the base's first element
+    std::int64_t bytes;  // from the base's first one
   };
   // Cuts off the results `alike`, which are made of `base`.
-  void cut_off(std::vector<at::Tensor>& results, const std::vector<std::size_t>& alike, at::Tensor base);
+  void cut_off(std::vector<at::Tensor>& results, const std::vector<std::size_t>& alike,
+               const at::Tensor& base);
 
   std::vector<View> views_;
-  std::size_t num_results_ = 0;
+  std::size_t num_results_ = 0, num_with_bases_ = 0;
 };
 
 }  // namespace cohort::core

@@ -20,12 +20,6 @@ bool lies_alike(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides() && a.storage_offset() == b.storage_offset();
 }
 
-// Somebody may write to it: it comes from operators that return one tensor.
-bool is_view_of(const at::Tensor& result, const at::Tensor& handed) {
-  return is_remade_view(result, handed) &&
-         (result.is_same(handed) || !result.requires_grad() || result.grad_fn()->num_outputs() == 1);
-}
-
 bool are_of_one_base(const at::Tensor& a, const at::Tensor& b) {
   const auto base_of = [](const at::Tensor& tensor) { return tensor.is_view() ? tensor._base() : tensor; };
   return base_of(a).is_same(base_of(b));
@@ -82,7 +76,7 @@ StandIns::StandIns(const char* where, const Tensors& inputs, const Tensors& leav
 void StandIns::look_at(Tensors& results) {
   for (std::size_t k = 0; k < results.size(); ++k) {
     for (const std::size_t i : may_be_written_) {
-      if (is_view_of(results[k], handed_[i])) views_.push_back({k, i, results[k].is_same(handed_[i])});
+      if (is_writable_view(results[k], handed_[i])) views_.push_back({k, i, results[k].is_same(handed_[i])});
     }
   }
   result_views_.take_out(results, handed_);

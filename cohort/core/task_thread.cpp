@@ -9,6 +9,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/spin.h"
 #include "cohort/core/timeline.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::core {
 namespace task_detail {
@@ -127,11 +128,7 @@ bool Work::wait(Deadline deadline) {
   if (spin_until([this] { return done(); }, thread_->spin())) return true;
   std::unique_lock lock(mutex_);
   const auto is_done = [this] { return done(); };
-  if (deadline.is_never()) {
-    finished_.wait(lock, is_done);
-    return true;
-  }
-  return finished_.wait_until(lock, deadline.end(), is_done);
+  return core::wait(finished_, lock, is_done, deadline);
 }
 
 void Work::wait_or_throw(Deadline deadline) {
@@ -172,7 +169,7 @@ void Work::finish(std::exception_ptr error) noexcept {
 std::shared_ptr<Work> Shared::take() {
   spin_until([this] { return queued.load(std::memory_order_acquire) > 0; }, spin());
   std::unique_lock lock(mutex);
-  changed.wait(lock, [this] { return !queue.empty() || stopping; });
+  wait_for_task(changed, lock, [this] { return !queue.empty() || stopping; });
   if (given_up || queue.empty()) return nullptr;
   std::shared_ptr<Work> work = std::move(queue.front());
   queue.pop_front();
@@ -243,7 +240,7 @@ TaskThread::TaskThread(Options options) : shared_(std::make_shared<task_detail::
     if (go_on) shared->run();
   });
   std::unique_lock lock(mutex);
-  changed.wait(lock, [&] { return started; });
+  wait(changed, lock, [&] { return started; }, Deadline::never());  // `start` may take its time
   lock.unlock();
   if (error) {
     thread_.join();
@@ -295,8 +292,7 @@ bool TaskThread::stop(std::chrono::milliseconds patience) {
   }
   {
     std::unique_lock lock(shared_->mutex);
-    shared_->changed.wait_until(lock, task_detail::Clock::now() + patience,
-                                [this] { return !shared_->running; });
+    wait(shared_->changed, lock, [this] { return !shared_->running; }, Deadline(patience));
     if (!shared_->running) {
       lock.unlock();
       thread_.join();

@@ -3,7 +3,7 @@
 
 # Libraries to build against; docs/dependencies.md says what each is for.
 BUILD_PACKAGES=(libspdlog-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libjpeg-dev libpng-dev zlib1g-dev
-  libxxhash-dev libarchive-dev)
+  libxxhash-dev libarchive-dev libssl-dev)
 TEST_PACKAGES=(libgtest-dev iproute2)
 # Open MPI looks for its parts where it was installed, so unpacking it privately is of no use.
 INSTALLED_TEST_PACKAGES=(libopenmpi-dev openmpi-bin)

@@ -415,5 +415,29 @@ TEST(CheckpointTest, AnErrorOfTheSecondRunLeavesTheGeneratorAlone) {
   EXPECT_TRUE(at::equal(state, at::detail::getDefaultCPUGenerator().get_state()));
 }
 
+// A result that is an input, or a view of one, is just that: who writes to either changes both.
+TEST(RecomputeTest, ResultsThatAreInputsOrViewsOfThemSeeEachOther) {
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> functions = {
+      [](const at::Tensor& x) { return x; },
+      [](const at::Tensor& x) { return x.view({-1}); },
+      [](const at::Tensor& x) { return x.select(0, 0); },
+      [](const at::Tensor& x) { return x.t().slice(0, 1); },
+  };
+  for (std::size_t i = 0; i < functions.size(); ++i) {
+    for (const bool writes_to_input : {false, true}) {
+      SCOPED_TRACE(core::concat("function ", i, writes_to_input ? ", writes to the input" : ""));
+      const auto gradient = [&](bool plain) {
+        const at::Tensor leaf = at::arange(6, at::kDouble).view({2, 3}).requires_grad_();
+        const at::Tensor x = leaf * 1;
+        at::Tensor y = plain ? functions[i](x) : checkpoint(functions[i], x);
+        at::Tensor(writes_to_input ? x : y).mul_(3);
+        ((x * x).sum() + (y * y * y).sum()).backward();
+        return leaf.grad();
+      };
+      EXPECT_TRUE(at::equal(gradient(false), gradient(true))) << gradient(false) << gradient(true);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cohort

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -30,6 +31,19 @@ class MapBoard : public core::Board {
     const auto lock = enter();
     return counts_[key] += value;
   }
+  void remove(const std::string& key) override {
+    const auto lock = enter();
+    words_.erase(key);
+    counts_.erase(key);
+  }
+
+  /// Calls so far.
+  std::int64_t num_requests() const { return num_requests_; }
+
+  std::size_t num_keys() {
+    const auto lock = enter();
+    return words_.size() + counts_.size();
+  }
 
   /// Every later call throws.
   void break_it(const std::string& why) {
@@ -49,6 +63,7 @@ class MapBoard : public core::Board {
 
  private:
   std::unique_lock<std::mutex> enter() {
+    ++num_requests_;
     std::unique_lock lock(mutex_);
     released_.wait(lock, [this] { return !hangs_; });
     if (!broken_.empty()) throw std::runtime_error(broken_);
@@ -57,6 +72,7 @@ class MapBoard : public core::Board {
 
   std::mutex mutex_;
   std::condition_variable released_;
+  std::atomic<std::int64_t> num_requests_{0};
   bool hangs_ = false;
   std::string broken_;
   std::map<std::string, std::string> words_;

@@ -1,0 +1,134 @@
+#include "cohort/core/secret.h"
+
+#include <fcntl.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "cohort/core/env.h"
+#include "cohort/core/error.h"
+#include "cohort/core/memory_file.h"
+
+namespace cohort::core {
+namespace {
+
+constexpr std::size_t kFewestBytes = 16, kMostBytes = 4096;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
+
+std::string random_bytes(std::size_t count) {
+  std::string bytes(count, '\0');
+  for (std::size_t have = 0; have < count;) {
+    const ssize_t got = ::getrandom(bytes.data() + have, count - have, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) throw SystemError("core.secret", concat("no random bytes: ", std::strerror(errno)));
+    have += static_cast<std::size_t>(got);
+  }
+  return bytes;
+}
+
+std::string to_hex(std::string_view bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (const char byte : bytes) {
+    text += kDigits[static_cast<unsigned char>(byte) >> 4];
+    text += kDigits[static_cast<unsigned char>(byte) & 15];
+  }
+  return text;
+}
+
+// From its beginning, at most one byte more than a secret may have; whatever others have read of it.
+std::string read_all(int fd) {
+  std::string bytes(kMostBytes + 1, '\0');
+  std::size_t have = 0;
+  while (have < bytes.size()) {
+    const ssize_t got = ::pread(fd, bytes.data() + have, bytes.size() - have, static_cast<off_t>(have));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    have += static_cast<std::size_t>(got);
+  }
+  bytes.resize(have);
+  return bytes;
+}
+
+}  // namespace
+
+Secret Secret::make() {
+  return Secret(random_bytes(32));
+}
+
+Secret Secret::from_file(const std::filesystem::path& path) {
+  const auto refuse = [&](const std::string& what, const std::string& hint) {
+    throw UsageError("core.secret", concat("the file of the secret, ", path.string(), ", ", what), hint);
+  };
+  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  struct stat status {};
+  if (!file.is_open() || ::fstat(file.get(), &status) != 0) {
+    refuse(concat("cannot be read: ", std::strerror(errno)), "a file that is there on each node");
+  }
+  if (!S_ISREG(status.st_mode)) refuse("is no regular file", "a file of random bytes");
+  if ((status.st_mode & 077) != 0) refuse("may be read by others", concat("chmod 600 ", path.string()));
+  std::string bytes = read_all(file.get());
+  const std::size_t end = bytes.find_last_not_of(" \t\r\n");
+  bytes.resize(end == std::string::npos ? 0 : end + 1);
+  if (bytes.size() < kFewestBytes || bytes.size() > kMostBytes) {
+    refuse(concat("has ", bytes.size() > kMostBytes ? "more than 4096" : std::to_string(bytes.size()),
+                  " bytes, expected 16 to 4096"),
+           concat("head -c 32 /dev/urandom | base64 > ", path.string()));
+  }
+  return Secret(std::move(bytes));
+}
+
+std::optional<Secret> Secret::of_process() {
+  if (const auto fd = env_int("COHORT_SECRET_FD", 3, 1 << 20)) {
+    // Seals tell it from a file that has the number by now.
+    const int seals = ::fcntl(static_cast<int>(*fd), F_GET_SEALS);
+    if (seals < 0 || (seals & kSeals) != kSeals) {
+      throw UsageError("core.secret", concat("COHORT_SECRET_FD is ", *fd, ", which is no secret of an agent"),
+                       "keep the descriptors that cohort run hands over, or take the variable away too");
+    }
+    return Secret(read_all(static_cast<int>(*fd)));
+  }
+  if (const auto path = env_string("COHORT_SECRET_FILE")) return from_file(*path);
+  return std::nullopt;
+}
+
+std::string Secret::code(std::string_view text) const {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> bytes{};
+  unsigned size = 0;
+  if (::HMAC(::EVP_sha256(), bytes_.data(), static_cast<int>(bytes_.size()),
+             reinterpret_cast<const unsigned char*>(text.data()), text.size(), bytes.data(),
+             &size) == nullptr) {
+    throw SystemError("core.secret", "OpenSSL cannot make a code: HMAC-SHA-256 failed");
+  }
+  return to_hex({reinterpret_cast<const char*>(bytes.data()), size});
+}
+
+bool Secret::matches(std::string_view code, std::string_view text) const {
+  const std::string right = this->code(text);
+  return code.size() == right.size() && ::CRYPTO_memcmp(code.data(), right.data(), right.size()) == 0;
+}
+
+Fd Secret::to_fd() const {
+  const Fd fd = make_memory_file("cohort-secret");
+  if (!fd.is_open() ||
+      ::write(fd.get(), bytes_.data(), bytes_.size()) != static_cast<ssize_t>(bytes_.size()) ||
+      ::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
+    throw SystemError("core.secret", concat("cannot make memory for the secret: ", std::strerror(errno)));
+  }
+  Fd high(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 3));  // never in the place of a stream
+  if (!high.is_open()) throw SystemError("core.secret", concat("no file descriptor: ", std::strerror(errno)));
+  return high;
+}
+
+std::string random_word() {
+  return to_hex(random_bytes(16));
+}
+
+}  // namespace cohort::core
