@@ -117,8 +117,10 @@ class OperatorCheck {
   }
 
   void run() {
-    check();
+    check(/*with_gradients=*/true);
     const Values given = arguments_;
+    // Indices say what shapes go together.
+    if (has_indices(given)) return;
     const std::string name = name_;
     for (const auto& [shape, make] : {std::pair{" on tensors without dimensions", &without_dimensions},
                                       std::pair{" on tensors without elements", &without_elements}}) {
@@ -126,19 +128,37 @@ class OperatorCheck {
         return make(tensor.detach()).clone().set_requires_grad(tensor.requires_grad());
       });
       name_ = name + shape;
-      if (takes(arguments_)) check();
+      // A mean of nothing is no number, and has no derivative.
+      if (takes(arguments_)) check(gives_numbers(arguments_));
     }
   }
 
  private:
-  void check() const {
+  void check(bool with_gradients) const {
     {
       const at::NoGradGuard no_grad;
       const Values results = schema();
       strides();
       meta(results);
     }
-    gradients();
+    if (with_gradients) gradients();
+  }
+
+  static bool has_indices(const Values& arguments) {
+    return std::ranges::any_of(arguments, [](const c10::IValue& argument) {
+      return std::ranges::any_of(tensors_of(argument), [](const at::Tensor& tensor) {
+        return tensor.defined() && at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
+      });
+    });
+  }
+
+  bool gives_numbers(const Values& arguments) const {
+    const at::NoGradGuard no_grad;
+    return std::ranges::all_of(call(copied(arguments)), [](const c10::IValue& result) {
+      return std::ranges::all_of(tensors_of(result), [](const at::Tensor& tensor) {
+        return !tensor.defined() || !tensor.is_floating_point() || at::isfinite(tensor).all().item<bool>();
+      });
+    });
   }
 
   // An operator may refuse a shape, or values.
@@ -374,8 +394,11 @@ class OperatorCheck {
            "ops::define(), which registers one");
     }
     const auto function = [&](const Tensors& values) {
-      Tensors result;
-      for (const c10::IValue& output : call(with_tensors(values, places))) {
+      Tensors own = values, result;  // what is written to begins anew with each call
+      for (std::size_t i = 0; i < own.size(); ++i) {
+        if (own[i].defined() && is_written(places[i])) own[i] = own[i].clone();
+      }
+      for (const c10::IValue& output : call(with_tensors(own, places))) {
         for (const at::Tensor& tensor : tensors_of(output)) result.push_back(tensor);
       }
       return result;

@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -214,7 +215,9 @@ class AutogradKernel : public c10::OperatorKernel {
 
  private:
   /// What is written to gets a new version, so that autograd sees that values it has saved are gone. Results
-  /// that share memory with an argument share its count of versions too.
+  /// that share memory with an argument share its count of versions too, and one that is not in a list is a
+  /// view of it to autograd, which refuses to have it written to by what needs a gradient: the argument would
+  /// miss that.
   static void write_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     std::vector<at::Tensor> written, shared;
     const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
@@ -230,20 +233,35 @@ class AutogradKernel : public c10::OperatorKernel {
     }
     for (const at::Tensor& tensor : written) tensor.unsafeGetTensorImpl()->bump_version();
     if (shared.empty()) return;
-    const auto share = [&](const at::Tensor& result) {
-      if (!result.defined() || result.is_inference()) return;
+    const auto owner_of = [&](const at::Tensor& result) -> const at::Tensor* {
+      if (!result.defined() || result.is_inference()) return nullptr;
       const auto of = std::find_if(shared.begin(), shared.end(), [&](const at::Tensor& each) {
         return each.is_same(result) ||
                (each.has_storage() && result.has_storage() && each.is_alias_of(result));
       });
-      if (of == shared.end()) return;
-      result.unsafeGetTensorImpl()->set_version_counter(of->unsafeGetTensorImpl()->version_counter());
+      return of == shared.end() ? nullptr : &*of;
     };
-    for (const c10::IValue& result : torch::jit::last(*stack, op.schema().returns().size())) {
-      if (result.isTensor()) share(result.toTensor());
-      if (!is_tensor_list(result)) continue;
-      for (const at::Tensor& each : result.toTensorVector()) share(each);
+    for (std::size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) {
+      c10::IValue& value = (*stack)[i];
+      if (value.isTensor()) {
+        const at::Tensor result = value.toTensor();
+        const at::Tensor* const owner = owner_of(result);
+        if (owner != nullptr && !owner->is_same(result)) value = view_of(*owner, result);
+      } else if (is_tensor_list(value)) {
+        for (const at::Tensor& each : value.toTensorVector()) {
+          const at::Tensor* const owner = owner_of(each);
+          if (owner == nullptr) continue;
+          each.unsafeGetTensorImpl()->set_version_counter(owner->unsafeGetTensorImpl()->version_counter());
+        }
+      }
     }
+  }
+
+  static at::Tensor view_of(const at::Tensor& base, const at::Tensor& result) {
+    using torch::autograd::CreationMeta;
+    return torch::autograd::as_view(
+        base, result, /*is_bw_differentiable=*/true, /*is_fw_differentiable=*/false, nullptr, nullptr,
+        at::GradMode::is_enabled() ? CreationMeta::IN_CUSTOM_FUNCTION : CreationMeta::NO_GRAD_MODE);
   }
 
   void differentiate(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) const {

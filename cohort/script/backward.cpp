@@ -85,6 +85,7 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
   recorded.split = recorded.tape.calls().size();
   recorded.has_backward = true;
   const Tensors starts = begin(tangents);
+  if (forward.recheck != nullptr) forward.recheck->begin_backward();
   const bool has_zeros = defined(starts) != defined(tangents);
   Tensors found;
   try {
@@ -97,7 +98,7 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
   }
   Tensors gradients;
   for (const std::size_t place : places) {
-    const int slot = recorded.tape.find(found[place]);
+    const int slot = recorded.tape.find_result(found[place]);
     if (slot == kUnknown) recorded.tape.refuse("backward returns a tensor that no operator made");
     recorded.gradients.push_back(slot);
     gradients.push_back(found[place]);

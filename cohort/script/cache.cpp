@@ -250,7 +250,7 @@ void Variant::recheck(Recorded recorded) {
   if (found.empty()) found = difference_of_captured(recorded, program->recorded());
   if (found.empty()) allow_inputs(recorded);
   const bool was_changed = recorded.tape.captured_was_changed();
-  if (found.empty() && was_changed) found = kCapturedChanged;
+  if (found.empty() && was_changed && options_.verify()) found = kCapturedChanged;
   if (!found.empty()) compare(found, /*is_alone=*/!was_changed);
 }
 

@@ -25,6 +25,7 @@
 #include "cohort/core/stand_ins.h"
 #include "cohort/core/timeline.h"
 #include "cohort/core/torch_compat.h"
+#include "cohort/core/wait.h"
 #include "cohort/script/backward.h"
 #include "cohort/script/recorder.h"
 
@@ -116,9 +117,7 @@ struct ForkedPart::Task {
   bool wait_until(core::Deadline deadline) {
     std::unique_lock lock(mutex);
     const auto ended = [this] { return is_done; };
-    if (!deadline.is_never()) return done.wait_until(lock, deadline.end(), ended);
-    done.wait(lock, ended);
-    return true;
+    return core::wait(done, lock, ended, deadline);
   }
 
   bool was_late() {
@@ -205,7 +204,7 @@ class Pool {
   Work take() {
     std::unique_lock lock(mutex_);
     ++num_idle_;
-    changed_.wait(lock, [this] { return !queue_.empty(); });
+    core::wait_for_task(changed_, lock, [this] { return !queue_.empty(); });
     --num_idle_;
     Work work = std::move(queue_.front());
     queue_.pop_front();

@@ -59,6 +59,7 @@ std::uint32_t switches_now() {
   add(context.deterministicMkldnn());
   add(context.userEnabledFlashSDP());
   add(context.userEnabledMathSDP());
+  add(context.allowFP16BF16ReductionMathSDP());
   if (!has_cuda) return bits;
   add(context.userEnabledCuDNN());
   add(context.benchmarkCuDNN());
@@ -103,7 +104,8 @@ InputGuard::InputGuard(std::span<const at::Tensor> inputs) {
     input.defined = true;
     input.requires_grad = tensor.requires_grad();
     input.keys = tensor.key_set();
-    if (tensor.layout() == at::kStrided) input.layout = Layout::of(tensor);
+    input.is_plain = tensor.layout() == at::kStrided && !tensor.is_nested();
+    if (input.is_plain) input.layout = Layout::of(tensor);
     input.dims = input.layout.sizes.size();
     input.numbers = numbers_.size();
     for (const auto* each : {&input.layout.sizes, &input.layout.strides}) {
@@ -127,7 +129,7 @@ bool InputGuard::holds(std::span<const at::Tensor> inputs) const {
     const std::int64_t* const sizes = numbers_.data() + input.numbers;
     // The keys tell devices, but for their number, and inference tensors too.
     if (tensor.key_set() != input.keys || tensor.dtype() != input.dtype ||
-        !is_laid_out(inputs[i], {sizes, input.dims}, {sizes + input.dims, input.dims}) ||
+        (input.is_plain && !is_laid_out(inputs[i], {sizes, input.dims}, {sizes + input.dims, input.dims})) ||
         tensor.requires_grad() != input.requires_grad ||
         (!input.layout.device.is_cpu() && tensor.device() != input.layout.device)) {
       return false;
@@ -153,7 +155,7 @@ bool InputGuard::sharing_holds(std::span<const at::Tensor> inputs, std::size_t i
 bool InputGuard::storages_hold(std::span<const at::Tensor> inputs) const {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Input& input = inputs_[i];
-    if (!input.defined || !inputs[i].has_storage()) continue;
+    if (!input.is_plain || !inputs[i].has_storage()) continue;
     if (inputs[i].storage_offset() != input.layout.offset) return false;
     if (inputs[i].storage().nbytes() < input.storage_bytes) return false;
   }

@@ -47,6 +47,7 @@ class InputGuard {
   struct Input {
     bool defined = false;
     bool requires_grad = false;
+    bool is_plain = false;        // strided: else only keys and type are compared, and its calls are eager
     std::size_t shares_with = 0;  // the first input of the same storage
     c10::DispatchKeySet keys;     // tell inference tensors too
     caffe2::TypeMeta dtype;

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "cohort/core/error.h"
 #include "cohort/core/torch_compat.h"
 #include "cohort/script/gradients.h"
 
@@ -35,6 +36,11 @@ class Joint {
   void take(std::size_t result, const at::Tensor& tangent, const std::shared_ptr<Joint>& self) {
     const std::lock_guard lock(mutex_);
     const int task = torch::autograd::get_current_graph_task_id();
+    if (is_freed_[result]) {  // by an earlier task: a task comes to each result once
+      throw UsageError("script.function",
+                       core::concat("a second backward goes through result ", result, " of the function"),
+                       "retain_graph in the first one, or the sum of both losses");
+    }
     const auto [run, is_new] = runs_.try_emplace(task, Run{Tensors(num_results_), {}, {}});
     run->second.tangents[result] = tangent;
     if (!torch::autograd::get_current_graph_task_keep_graph()) is_freed_[result] = true;

@@ -22,39 +22,22 @@
 namespace cohort::script {
 namespace {
 
-// Modes that kernels may ask for, as they were when the call was recorded; as before afterwards.
+// Sets the modes of calls; as before afterwards.
 class Modes {
  public:
-  Modes() : grad_(at::GradMode::is_enabled()), now_grad_(grad_) {
-    for (std::size_t i = 0; i < kKeys.size(); ++i) {
-      now_below_[i] = below_[i] = c10::impl::tls_is_dispatch_key_excluded(kKeys[i]);
-    }
-  }
-  ~Modes() {
-    set_grad(grad_);
-    for (std::size_t i = 0; i < kKeys.size(); ++i) set_below(i, below_[i]);
-  }
+  ~Modes() { set(before_); }
+  Modes() = default;
   Modes(const Modes&) = delete;
   Modes& operator=(const Modes&) = delete;
-  void set(const Call& call) {
-    set_grad(call.grad_mode);
-    // A call that is dispatched anew would meet autocast itself: its casts are calls of their own.
-    for (std::size_t i = 0; i < kKeys.size(); ++i) set_below(i, call.below_autocast[i] || call.keys.empty());
+  void set(ModeBits modes) {
+    if (modes == now_) return;
+    change_modes(now_, modes);
+    now_ = modes;
   }
 
  private:
-  static constexpr auto& kKeys = kAutocastKeys;
-
-  void set_grad(bool grad) {
-    if (grad != now_grad_) at::GradMode::set_enabled(now_grad_ = grad);
-  }
-  void set_below(std::size_t device, bool below) {
-    if (below == now_below_[device]) return;
-    c10::impl::tls_set_dispatch_key_excluded(kKeys[device], now_below_[device] = below);
-  }
-
-  bool grad_, now_grad_;
-  std::array<bool, kAutocastKeys.size()> below_{}, now_below_{};
+  const ModeBits before_ = modes_now();
+  ModeBits now_ = before_;
 };
 
 // In a rehearsal, all on one thread: as many threads in an operator as there are where it runs later, so that
@@ -318,7 +301,7 @@ void Program::run_actions(Frame& frame, torch::jit::Stack& stack, std::span<cons
   ArenaSource source(frame.arena.get());
   const MemoryScope scope(&source);
   for (const Action& action : actions) {
-    if (action.call != nullptr) modes.set(*action.call);
+    modes.set(action.modes);
     source.expect(action.blocks);
     run_action(action, frame, stack, how);
     if (!action.placed.empty() && !is_placed(action, frame)) {
@@ -399,7 +382,7 @@ void Program::rehearse(Frame& frame, Part part, std::size_t first, std::size_t l
     AsInLanes threads(staged.plain.lanes);
     for (std::size_t i = first; i < last; ++i) {
       const Action& action = staged.plain.actions[i];
-      if (action.call != nullptr) modes.set(*action.call);
+      modes.set(action.modes);
       threads.before(i);
       rehearsal.before(i);
       run_action(action, frame, frame.stack, how);

@@ -30,17 +30,17 @@ bool same(const at::Tensor& ours, const at::Tensor& theirs) {
 bool backward_writes_outside(const Recorded& recorded) {
   const auto& calls = recorded.tape.calls();
   for (std::size_t i = recorded.split; i < calls.size(); ++i) {
-    if (!calls[i].op.schema().is_mutable()) continue;
     bool is_outside = false;
-    each_slot(calls[i].inputs,
-              [&](int slot) { is_outside |= recorded.tape.values()[at_slot(slot)].source != Source::kMade; });
+    each_written(calls[i], [&](int slot) {
+      is_outside |= recorded.tape.values()[at_slot(slot)].source != Source::kMade;
+    });
     if (is_outside) return true;
   }
   return false;
 }
 
-// It drew already, from where it cannot be sent back to.
-bool backward_draws(const Recorded& recorded) {
+// Random numbers, or it may: and may then write to what it is handed without saying so.
+bool backward_may_draw(const Recorded& recorded) {
   const auto backward = std::span(recorded.tape.calls()).subspan(recorded.split);
   return std::ranges::any_of(backward, [](const Call& call) { return call.may_draw(); });
 }
@@ -91,8 +91,8 @@ void Recheck::run(const Tensors& inputs) {
 
 std::string Recheck::difference(const Tensors& results, const Tensors& gradients) {
   const at::NoGradGuard no_grad;
-  if (!error_.empty()) return concat("the program throws: ", error_);
   drew_alone_ = after_.holds();
+  if (!error_.empty()) return concat("the program throws: ", error_);
   if (std::string found = compare(results_, results, "result"); !found.empty()) return found;
   if (std::string found = compare(gradients_, gradients, "gradient"); !found.empty()) return found;
   return given_->difference_from_found();
@@ -109,11 +109,21 @@ bool Recheck::takes(const Tensors& tangents) const {
   return true;
 }
 
+void Recheck::begin_backward() {
+  const Recorded& recorded = program_->recorded();
+  if (recorded.has_backward && backward_may_draw(recorded)) states_.emplace(recorded.tape);
+}
+
 std::string Recheck::difference_in_backward(const Tensors& tangents, const Tensors& gradients) {
   const auto frame = std::move(frame_);
   const Recorded& recorded = program_->recorded();
   if (frame == nullptr || !takes(tangents) || backward_writes_outside(recorded)) return {};
-  if (backward_draws(recorded)) return {};
+  std::optional<GivenTensors> given;
+  std::optional<GeneratorStates::Again> again;
+  if (states_) {
+    given.emplace(*program_, *frame);
+    again.emplace(*states_);
+  }
   for (std::size_t i = 0; i < tangents.size(); ++i) {
     if (!tangents[i].defined()) continue;
     frame->values[at_slot(recorded.tangents[i])] = tangents[i];
@@ -127,6 +137,11 @@ std::string Recheck::difference_in_backward(const Tensors& tangents, const Tenso
     }
   } catch (const std::exception& error) {
     return concat("the program's backward throws: ", error.what());
+  }
+  if (again) {
+    const GeneratorStates::After after = again->after();
+    again.reset();
+    drew_alone_ = drew_alone_ && after.holds();
   }
   return compare(found, gradients, "gradient");
 }

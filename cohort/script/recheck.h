@@ -21,10 +21,14 @@ class Recheck {
   /// False if a difference says little: the generators then stood elsewhere than after the program, as the
   /// function sets a seed or another thread draws from them; or `recorded`, the tape of the function's own
   /// run, saw captured tensors change. After difference().
-  bool is_alone(const Tape& recorded) const { return drew_alone_ && !recorded.captured_was_changed(); }
+  bool is_alone(const Tape& recorded) const {
+    return drew_alone_ && !given_->was_disturbed() && !recorded.captured_was_changed();
+  }
+  /// To be called before the function's own backward.
+  void begin_backward();
   /// Runs backward from `tangents`, and returns how `gradients`, what the function's own gave for inputs and
   /// captured tensors that need one, differ. Once. Empty, too, where that cannot be told: tangents have other
-  /// strides than were recorded, backward draws random numbers or writes to what it is handed.
+  /// strides than were recorded, or backward writes to what it is handed.
   std::string difference_in_backward(const Tensors& tangents, const Tensors& gradients);
   /// True if gradients of the results lie as those that the program was recorded with.
   bool takes(const Tensors& tangents) const;
@@ -37,6 +41,7 @@ class Recheck {
   Tensors results_, gradients_;
   std::optional<GivenTensors> given_;
   GeneratorStates::After after_;
+  std::optional<GeneratorStates> states_;  // before backward, where that may draw
   bool drew_alone_ = false;
   std::string error_;
 };

@@ -200,6 +200,7 @@ void Rehearsal::add_residents() {
     } else {
       Action& out = stage_.actions[i];
       out.call = std::make_shared<const Call>(found->second.call);
+      out.modes = modes_of(*out.call);
       out.unboxed = unbox(*out.call, kUndefined);
       ++stage_.num_outs;
       for (const auto& entry : found->second.scratch) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -11,12 +12,23 @@
 
 namespace cohort::script {
 
+/// Modes that kernels may ask for, in bits: whether gradients are on, and of each key of kAutocastKeys
+/// whether calls are below autocast there.
+using ModeBits = std::uint8_t;
+/// The calling thread's modes.
+ModeBits modes_now();
+/// The modes that a call runs in.
+ModeBits modes_of(const Call& call);
+/// Sets the calling thread's modes, which are `now`.
+void change_modes(ModeBits now, ModeBits modes);
+
 /// A step as it is run.
 struct Action {
   std::size_t number = 0;                  ///< of the tape's call that it comes from
   std::shared_ptr<const Call> call;        ///< null: a view
   std::shared_ptr<const Unboxed> unboxed;  ///< of the call, where its signature is a common one
   int view = kUndefined, view_of = kUndefined;
+  ModeBits modes = 0;  ///< a view's are those of the step before it
   std::int64_t offset = 0;
   std::vector<int> drop;
   std::vector<Block> blocks;                         ///< what the operator allocates, in order

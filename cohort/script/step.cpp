@@ -51,7 +51,9 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
   const auto program = variant->program();
   const bool is_recheck = program != nullptr && variant->is_recheck_due(inputs);
   if (program != nullptr && !is_recheck) return replay(inputs, *program);
-  if (program == nullptr && !variant->start_recording()) return run(inputs);
+  if (program == nullptr && (variant->has_module_memory(inputs) || !variant->start_recording())) {
+    return run(inputs);  // a parameter or buffer is an input here, or it stays eager
+  }
   std::optional<Recheck> rechecking;
   if (is_recheck) rechecking.emplace(program, inputs);
   Recorded recorded;
@@ -88,7 +90,7 @@ at::Tensor TrainingStep::record(const Tensors& inputs, Recorded& recorded) {
   });
   loss = loss.detach();
   recorded.tape.check_versions();
-  const int slot = recorded.tape.find(loss);
+  const int slot = recorded.tape.find_result(loss);
   if (slot == kUnknown) recorded.tape.refuse("the loss is a tensor that no operator made");
   recorded.outputs.push_back(slot);
   find_gradients(recorded);
@@ -105,7 +107,7 @@ void TrainingStep::find_gradients(Recorded& recorded) {
           concat("a parameter ", Layout::of(parameter).str(), " has a hook, which would not run"));
     }
     if (!parameter.grad().defined()) continue;
-    const int slot = recorded.tape.find(parameter.grad());
+    const int slot = recorded.tape.find_result(parameter.grad());
     if (slot < 0 || recorded.tape.values()[at_slot(slot)].source != Source::kMade) {
       recorded.tape.refuse("a gradient was there before the step, or is no strided tensor");
     }

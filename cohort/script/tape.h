@@ -41,8 +41,9 @@ struct Layout {
 /// True if `tensor` has these sizes and strides. A loop of its own: == of so few numbers would call memcmp(),
 /// which costs more than they do.
 inline bool is_laid_out(const at::Tensor& tensor, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  const c10::IntArrayRef its_sizes = tensor.sizes(), its_strides = tensor.strides();
+  const c10::IntArrayRef its_sizes = tensor.sizes();
   if (its_sizes.size() != sizes.size()) return false;
+  const c10::IntArrayRef its_strides = tensor.strides();
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (((its_sizes[i] ^ sizes[i]) | (its_strides[i] ^ strides[i])) != 0) return false;
   }

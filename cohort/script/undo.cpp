@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cohort/core/error.h"
+#include "cohort/core/part_count.h"
 
 namespace cohort::script {
 
@@ -37,7 +38,8 @@ GivenTensors::GivenTensors(const Program& program, const Frame& frame) {
     const at::Tensor& tensor = frame.values[slot];
     if ((value.source != Source::kInput && value.source != Source::kCaptured) || !tensor.defined()) continue;
     if (tensor.requires_grad() && !tape.is_written(value.storage)) continue;
-    kept_.push_back({tensor, tensor.clone(), {}});
+    const std::uint32_t version = core::version_of(tensor);  // first: who writes meanwhile moves it
+    kept_.push_back({tensor, tensor.clone(), {}, version});
   }
 }
 
@@ -46,7 +48,9 @@ void GivenTensors::put_back() {
   const at::AutoDispatchBelowADInplaceOrView without_counting_versions;
   std::vector<bool> is_changed;
   for (Kept& each : kept_) {
-    is_changed.push_back(!equal_bits(each.tensor, each.before));
+    const bool is_disturbed = core::version_of(each.tensor) != each.version;
+    was_disturbed_ |= is_disturbed;
+    is_changed.push_back(!is_disturbed && !equal_bits(each.tensor, each.before));
     each.found = is_changed.back() ? each.tensor.clone() : each.before;
   }
   for (std::size_t i = 0; i < kept_.size(); ++i) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -24,15 +25,20 @@ class GivenTensors {
   GivenTensors(const GivenTensors&) = delete;
   GivenTensors& operator=(const GivenTensors&) = delete;
   /// Puts the contents back where they have changed, and keeps those that were there. Versions do not move.
+  /// What another thread has changed meanwhile stays: a program moves no versions.
   void put_back();
+  /// Whether another thread has changed one before put_back().
+  bool was_disturbed() const { return was_disturbed_; }
   /// Returns which tensor has other contents now than put_back() found; empty if none has.
   std::string difference_from_found() const;
 
  private:
   struct Kept {
     at::Tensor tensor, before, found;
+    std::uint32_t version;
   };
   std::vector<Kept> kept_;
+  bool was_disturbed_ = false;
   bool is_put_back_ = false;
 };
 

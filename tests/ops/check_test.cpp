@@ -314,6 +314,18 @@ TEST(OpcheckTest, OperatorsOfLibTorchPass) {
   opcheck("aten::cat", {std::vector<at::Tensor>{x(), x()}, 0});
   opcheck("aten::mm", {x(), x().detach().t().contiguous().requires_grad_()});
   opcheck("aten::gather", {x(), 1, at::arange(4).remainder(3).view({2, 2})});
+  opcheck("aten::embedding", {x(), at::arange(3).remainder(2)}, OpcheckOptions().meta(false));
+  // A mean of nothing is no number.
+  opcheck("aten::var", {x(), true}, OpcheckOptions().meta(false));
+  opcheck("aten::mean", {x()});
+}
+
+// What is written to begins anew with each call, and what else needs a gradient has one.
+TEST(OpcheckTest, AnArgumentMayBeWrittenToBesideOneThatNeedsAGradient) {
+  const at::Tensor written = at::randn({2, 3}, at::kDouble), before = written.clone();
+  opcheck("aten::add_.Tensor", {written, x()});
+  opcheck("aten::copy_", {written, x()});
+  EXPECT_TRUE(at::equal(written, before));
 }
 
 TEST(OpcheckTest, ArgumentsStayAsTheyAreHoweverTheyLie) {

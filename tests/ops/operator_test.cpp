@@ -272,6 +272,25 @@ TEST(OperatorTest, WritingInPlaceIsSeenByAutograd) {
                            "writes to its arguments, which cannot be differentiated");
 }
 
+// The argument would miss that its elements have a history: autograd refuses that, as for any view whose
+// operator it does not know.
+TEST(OperatorTest, AResultThatIsAPartOfItsArgumentIsAViewOfIt) {
+  const at::Tensor x = at::ones({2, 3}), weight = at::full({}, 2.F).requires_grad_();
+  at::Tensor first = call_one("row", x);
+  EXPECT_TRUE(first.is_view());
+  EXPECT_TRUE(first._base().is_same(x));
+  first.mul_(5);
+  EXPECT_EQ(x[0][1].item<float>(), 5);
+  EXPECT_EQ(x._version(), first._version());
+  COHORT_EXPECT_THROW_WITH(first.mul_(weight), c10::Error, "created inside a custom Function");
+  EXPECT_FALSE(x.requires_grad());
+  const at::Tensor made_without = [&] {
+    const at::NoGradGuard no_grad;
+    return call_one("row", x);
+  }();
+  COHORT_EXPECT_THROW_WITH(at::Tensor(made_without).mul_(weight), c10::Error, "no_grad mode");
+}
+
 TEST(OperatorTest, UnknownNamesAndOtherTypesAreRefused) {
   COHORT_EXPECT_THROW_WITH(find_operator("ops_test::scalee"), UsageError,
                            "[ops.find] there is no operator 'ops_test::scalee'");

@@ -205,6 +205,22 @@ TEST(FunctionTest, RetainGraphSecondBackwardAndCreateGraph) {
   }
 }
 
+// The results lead to different weights, so what backward needs stays until both have been gone through.
+TEST(FunctionTest, ASecondBackwardThroughOneOfSeveralResultsIsRefused) {
+  const at::Tensor a = at::rand({3}).requires_grad_(), b = at::rand({3}).requires_grad_();
+  auto fast = script([=](const at::Tensor& x) { return std::pair((x * a).sigmoid(), (x * b).tanh()); });
+  for (int i = 0; i < 9; ++i) {
+    a.mutable_grad().reset();
+    const auto [y, z] = fast(at::ones({3}));
+    (y * 3).sum().backward();
+    const at::Tensor once = a.grad().clone();
+    COHORT_EXPECT_THROW_WITH((y * 5).sum().backward(), UsageError, "second backward");
+    EXPECT_TRUE(same_bits(a.grad(), once)) << i;
+    z.sum().backward();
+    EXPECT_TRUE(b.grad().defined());
+  }
+}
+
 TEST(FunctionTest, TwoGraphsCanBeAliveAtOnce) {
   const at::Tensor w = at::rand({3}).requires_grad_();
   const auto fn = [=](const at::Tensor& x) { return (x * w).exp(); };

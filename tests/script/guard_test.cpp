@@ -37,6 +37,26 @@ TEST(InputGuardTest, NoticesTypeSizesStridesGradientAndSharedMemory) {
   EXPECT_FALSE(same.holds(Tensors{a, b}));
 }
 
+// Such an input keeps the function eager: one guard knows it again, and no call throws.
+TEST(GuardTest, InputsThatAreNotStridedAreKnownAgain) {
+  const at::Tensor dense = torch::tensor({{1.F, 0.F, 2.F}, {0.F, 0.F, 3.F}});
+  const std::vector<at::Tensor> others = {
+      dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc(),
+      at::_nested_tensor_from_tensor_list({at::ones({2, 3}), at::ones({1, 3})})};
+  for (const at::Tensor& other : others) {
+    auto fast = script([](const at::Tensor& x, const at::Tensor& y) { return x.values().sum() * y.sum(); },
+                       ScriptOptions().min_operators(0));
+    const at::Tensor input = other.is_sparse() ? other.coalesce() : other;
+    for (int call = 0; call < 12; ++call) {
+      const at::Tensor y = at::full({2}, call + 1.F);
+      EXPECT_EQ(fast(input, y).item<float>(), input.values().sum().item<float>() * 2 * (call + 1.F));
+    }
+    const std::string text = fast.explain();
+    EXPECT_EQ(text.find("  inputs: "), text.rfind("  inputs: ")) << "one guard:\n" << text;
+    EXPECT_EQ(fast(dense.to_sparse().coalesce(), at::ones({2})).item<float>(), 12);
+  }
+}
+
 TEST(GuardTest, WhatReadsBeyondItsInputHasAProgramForEachPlaceInAStorage) {
   const at::NoGradGuard no_grad;
   const auto beyond = [](const at::Tensor& x) { return x.as_strided({8}, {1}, 0) + 1; };

@@ -37,6 +37,8 @@ const std::vector<Switch>& switches() {
        [](bool on) { context.setSDPUseMath(on); }},
       {"setSDPUseCuDNN", [] { return context.userEnabledCuDNNSDP(); },
        [](bool on) { context.setSDPUseCuDNN(on); }},
+      {"setAllowFP16BF16ReductionMathSDP", [] { return context.allowFP16BF16ReductionMathSDP(); },
+       [](bool on) { context.setAllowFP16BF16ReductionMathSDP(on); }},
       {"setDeterministicAlgorithms", [] { return context.deterministicAlgorithms(); },
        [](bool on) { context.setDeterministicAlgorithms(on, false); }},
   };
@@ -93,6 +95,19 @@ TEST(SwitchesTest, AttentionWithAndWithoutGradients) {
         [](const Tensors& in) { return Tensors{at::scaled_dot_product_attention(in[0], in[0], in[0]) * 1}; },
         [=] { return at::randn({2, 4, 64, 32}).requires_grad_(needs_gradient); });
   }
+}
+
+// What attention consists of where no kernel of its own is asked for.
+TEST(SwitchesTest, AttentionOfHalfNumbersByItsFormula) {
+  at::Context& context = at::globalContext();
+  const bool before = context.userEnabledFlashSDP();
+  context.setSDPUseFlash(false);
+  for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
+    expect_like_eager_when_turned(
+        [](const Tensors& in) { return Tensors{at::scaled_dot_product_attention(in[0], in[0], in[0]) * 1}; },
+        [=] { return at::randn({2, 2, 16, 8}).to(type); });
+  }
+  context.setSDPUseFlash(before);
 }
 
 TEST(SwitchesTest, IndicesThatDeterministicAlgorithmsAddInOrder) {
