@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cohort/core/spin.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::pipeline {
 
@@ -10,11 +11,7 @@ template <typename Ready>
 void ThreadChannel::wait(std::unique_lock<std::mutex>& lock, const core::Deadline& deadline,
                          const Ready& ready) {
   const auto over = [&] { return closed_.load(std::memory_order_acquire) || ready(); };
-  if (deadline.is_never()) {
-    changed_.wait(lock, over);
-  } else if (!changed_.wait_until(lock, deadline.end(), over)) {
-    throw ChannelTimeout();
-  }
+  if (!core::wait(changed_, lock, over, deadline)) throw ChannelTimeout();
   if (closed_.load(std::memory_order_acquire)) throw ChannelClosed();
 }
 

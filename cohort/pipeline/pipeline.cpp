@@ -48,12 +48,6 @@ bool has_backward(const Plan& plan) {
   });
 }
 
-// What a gradient stores: that of an embedding may be sparse.
-at::Tensor values_of(const at::Tensor& gradient) {
-  if (gradient.is_sparse()) return gradient._values();
-  return gradient.layout() == at::kStrided ? gradient : gradient.to_dense();
-}
-
 }  // namespace
 
 struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
@@ -94,7 +88,7 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
   void execute(const std::shared_ptr<Batch>& batch, const Plan& plan, const core::Deadline& deadline,
                bool with_gradients);
   at::Tensor sum_of_losses(const Tensors& losses, const core::Deadline& deadline) const;
-  [[noreturn]] void give_up(const std::shared_ptr<Run>& run, std::vector<core::Pending<void>>& pending);
+  void leave_behind(const std::shared_ptr<Run>& run, std::vector<core::Pending<void>>& pending);
   void wait_for_late(const core::Deadline& deadline);
   void check_late_gradients();
   core::Deadline begin(bool with_gradients);
@@ -111,8 +105,9 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
 // Note [After a timeout]
 // A stage that let the deadline pass cannot be stopped. While it runs it may add to gradients, and write to
 // buffers, so the next run waits until it has ended. A caller that clears gradients frees memory that the
-// stage may be adding to, so it waits before it does so: wait_for_late_stages(). A caller that does not clear
-// them would add to what the stage left: the next run refuses.
+// stage may be adding to, so it waits before it does so: wait_for_late_stages(). Where it did not, nobody
+// knows what the stage has added to after that, parameters of the loss among them: the next run refuses,
+// once.
 void Pipeline::Impl::wait_for_late(const core::Deadline& deadline) {
   for (const Late& each : late) {
     if (!each.pending.wait(deadline)) {
@@ -127,17 +122,9 @@ void Pipeline::Impl::wait_for_late(const core::Deadline& deadline) {
 }
 
 void Pipeline::Impl::check_late_gradients() {
-  if (!has_late_gradients) return;
-  for (const Stage& stage : setup->stages) {
-    for (const at::Tensor& parameter : stage.parameters()) {
-      const at::Tensor& gradient = parameter.grad();
-      if (!gradient.defined() || values_of(gradient).count_nonzero().item<std::int64_t>() == 0) continue;
-      throw UsageError("pipeline.step",
-                       "an earlier step has added to gradients after it threw, and they are not zero",
-                       "zero_grad(), and then step() again");
-    }
-  }
-  has_late_gradients = false;
+  if (!std::exchange(has_late_gradients, false)) return;
+  throw UsageError("pipeline.step", "an earlier step may have added to gradients after it threw",
+                   "zero_grad(), and then step() again; wait_for_late_stages() before it next time");
 }
 
 // The deadline of a run that begins now; what it waits for before counts.
@@ -180,18 +167,27 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
     run->turns.emplace(turns_with_ahead(plan, options.ahead, channel_capacity(plan)));
   }
   std::vector<core::Pending<void>> pending;
-  for (int placement = 0; placement < num_placements(); ++placement) {
-    if (!is_here(placement)) continue;
-    pending.push_back(
-        workers[static_cast<std::size_t>(placement)]->submit("pipeline", [run, placement, with_gradients] {
-          const at::AutoGradMode mode(with_gradients);
-          run->work(placement);
-        }));
+  try {
+    for (int placement = 0; placement < num_placements(); ++placement) {
+      if (!is_here(placement)) continue;
+      pending.push_back(
+          workers[static_cast<std::size_t>(placement)]->submit("pipeline", [run, placement, with_gradients] {
+            const at::AutoGradMode mode(with_gradients);
+            run->work(placement);
+          }));
+    }
+    for (core::Pending<void>& each : pending) {
+      if (!each.wait(run->deadline)) {
+        run->time_out();
+        break;
+      }
+      each.get(run->deadline);
+    }
+  } catch (
+      ...) {  // a placement's thread could not be made, or was given up for another pipeline's late stage
+    run->fail(std::current_exception());
   }
-  for (core::Pending<void>& each : pending) {
-    if (!each.wait(run->deadline)) give_up(run, pending);
-    each.get(run->deadline);
-  }
+  if (run->failed()) leave_behind(run, pending);
   times = run->take_times();
   if (run->failed()) std::rethrow_exception(run->error());
 }
@@ -218,19 +214,22 @@ at::Tensor Pipeline::Impl::sum_of_losses(const Tensors& losses, const core::Dead
   return message[0].to(static_cast<at::ScalarType>(message[1].item<double>()));
 }
 
-// Names who was in what, and leaves behind the threads that do not come back.
-void Pipeline::Impl::give_up(const std::shared_ptr<Run>& run, std::vector<core::Pending<void>>& pending) {
-  run->time_out();
+// Of a run that failed: leaves behind the threads that do not come back, and then throws.
+void Pipeline::Impl::leave_behind(const std::shared_ptr<Run>& run,
+                                  std::vector<core::Pending<void>>& pending) {
   const core::Deadline grace(kGrace);
+  bool is_late = false;
   for (core::Pending<void>& each : pending) {
     if (!each.valid()) continue;
     try {
       each.get(grace);
-    } catch (const TimeoutError&) {  // said above, by stage
+    } catch (const std::exception&) {  // said by the run, by stage
+      if (each.ready()) continue;
       late.push_back({run, std::move(each)});
+      is_late = true;
     }
   }
-  std::rethrow_exception(run->error());
+  if (is_late) std::rethrow_exception(run->error());
 }
 
 Pipeline::Pipeline(std::vector<Stage> stages, PipelineOptions options) : impl_(std::make_shared<Impl>()) {
@@ -338,6 +337,7 @@ at::Tensor Pipeline::forward(const at::Tensor& input) {
 
 void Pipeline::wait_for_late_stages() {
   impl_->wait_for_late(core::Deadline(impl_->options.timeout));
+  impl_->has_late_gradients = false;  // what they have added the caller finds now
 }
 
 Tensors Pipeline::parameters() const {

@@ -104,8 +104,8 @@ class Pipeline {
   /// Throws: StageError; TimeoutError naming who was in what; UsageError. Parameters may have part of
   /// their gradients then. Stages that still run add to gradients and write to buffers: call
   /// wait_for_late_stages(), then zero_grad() and what else is put back, then step(). A call without that
-  /// waits for them too, within its own timeout, and throws UsageError where it would add to gradients which
-  /// they left.
+  /// waits for them too, within its own timeout, and then throws UsageError once, as they may have added to
+  /// gradients since.
   /// Ownership: copies `loss`. It is not called after a step has failed; what it refers to must outlive a
   /// call that had begun.
   at::Tensor step(const Tensors& inputs, const Tensors& targets, const Loss& loss, double scale = 1);

@@ -223,7 +223,8 @@ void PlacementRun::check_written(const std::vector<std::size_t>& written, const 
                        "begin the stage with a clone() of it");
     }
     for (std::size_t k = 0; k < tensors.size(); ++k) {
-      const bool sees_it = k != i && (wanted[k] || !wanted[i]) && tensors[k].defined();
+      const bool is_other = tensors[k].defined() && !tensors[k].is_same(tensors[i]);
+      const bool sees_it = is_other && (wanted[k] || !wanted[i]);
       if (!sees_it || !core::may_overlap(tensors[k], tensors[i])) continue;
       throw UsageError("pipeline.stage",
                        concat("input ", i, " is changed in place, and another ",
@@ -277,6 +278,10 @@ Tensors PlacementRun::gradients_of_outputs(const Action& action, Tensors& carrie
   if (is_last(stage)) {
     if (!batch_.loss) return std::exchange(batch_.output_gradients[micro_batch], {});
     const Entrance::Open open(mine.loss_entrance);
+    // The loss may go back through the stage by another way too: an auxiliary loss that the stage has kept.
+    // Where input gradients come apart, what comes by that way would be among those of the weights.
+    std::optional<Entrance::Open> open_of_stage;
+    if (action.kind == ActionKind::kBackward) open_of_stage.emplace(mine.run->entrance());
     if (mine.loss.requires_grad()) torch::autograd::backward({std::exchange(mine.loss, {})}, {});
     Tensors gradients;
     for (const at::Tensor& leaf : mine.loss_leaves) gradients.push_back(leaf.defined() ? leaf.grad() : leaf);

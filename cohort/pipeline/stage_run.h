@@ -19,6 +19,8 @@ class StageRun {
            const std::optional<core::RandomKey>& random = std::nullopt);
 
   const Tensors& outputs() const { return outputs_; }
+  /// Where gradients of the inputs come in.
+  const Entrance& entrance() const { return entrance_; }
   /// The inputs whose gradient will be wanted and that the stage wrote to.
   const std::vector<std::size_t>& written() const { return written_; }
   /// Adds the gradients of the parameters to grad(), and returns those of the inputs (undefined where there

@@ -1,5 +1,6 @@
 #include "cohort/pipeline/turns.h"
 
+#include "cohort/core/wait.h"
 #include "cohort/pipeline/channel.h"
 
 namespace cohort::pipeline {
@@ -7,11 +8,7 @@ namespace cohort::pipeline {
 void Turns::wait(int who, const core::Deadline& deadline) {
   std::unique_lock lock(mutex_);
   const auto over = [&] { return closed_ || (next_ < order_.size() && order_[next_] == who); };
-  if (deadline.is_never()) {
-    changed_.wait(lock, over);
-  } else if (!changed_.wait_until(lock, deadline.end(), over)) {
-    throw ChannelTimeout();
-  }
+  if (!core::wait(changed_, lock, over, deadline)) throw ChannelTimeout();
   if (closed_) throw ChannelClosed();
 }
 

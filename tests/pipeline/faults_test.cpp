@@ -167,8 +167,11 @@ TEST(FaultsTest, WaitingForALateStageCountsTowardsTheDeadline) {
     first->open();
   });
   const auto begin = std::chrono::steady_clock::now();
-  COHORT_EXPECT_THROW_WITH(pipe.step(job.input, target, mse), TimeoutError,
-                           "waited 2500 ms for a step: stage 2 (next)");
+  {
+    const at::NoGradGuard no_grad;  // a step would refuse after the wait
+    COHORT_EXPECT_THROW_WITH(pipe.forward(job.input), TimeoutError,
+                             "waited 2500 ms for a step: stage 2 (next)");
+  }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 3900ms)
       << "one timeout, not a second one after 1500 ms";
   opens.join();
@@ -305,6 +308,105 @@ TEST(FaultsTest, AFaultInBackwardOfAModuleComesOutOfBackward) {
   COHORT_EXPECT_THROW_WITH(loss.backward(), StageError,
                            "stage 1 (faulty) on cpu:1/a, backward of micro-batch 1: broken");
   pipe.forward(job.input).sum().backward();
+}
+
+// The loss has a parameter of its own, to which a backward that came too late adds. The pipeline knows
+// nothing of it, so it refuses the next step once, whatever gradients there are.
+TEST(FaultsTest, WhatALateBackwardAddsToTheLossesOwnParameterIsNotTakenForTheNextSteps) {
+  for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
+    for (const bool waits : {false, true}) {
+      SCOPED_TRACE(core::concat(to_string(schedule), waits ? ", waits" : ""));
+      Job job;
+      const at::Tensor scale = torch::ones({1}).requires_grad_();
+      const auto gate = std::make_shared<cohort::test::Gate>();
+      const auto is_stuck = std::make_shared<std::atomic<bool>>(false);
+      scale.register_hook([=](const at::Tensor& gradient) {
+        if (is_stuck->exchange(false)) gate->wait();
+        return gradient;
+      });
+      PipelineOptions options = options_of(2, schedule);
+      options.timeout = 1500ms;
+      Pipeline pipe({job.first, job.last}, options);
+      const auto loss = [scale](const at::Tensor& output, const at::Tensor& target) {
+        return (output * scale - target).square().mean();
+      };
+      const auto zero = [&] {
+        zero_grad(pipe.parameters());
+        scale.mutable_grad().reset();
+      };
+      pipe.step(job.input, job.target, loss);
+      const at::Tensor expected = scale.grad().clone();
+      zero();
+      *is_stuck = true;
+      COHORT_EXPECT_THROW_WITH(pipe.step(job.input, job.target, loss), TimeoutError, "for a step");
+      if (waits) {
+        gate->open();
+        pipe.wait_for_late_stages();
+        zero();
+      } else {
+        zero();
+        gate->open();
+        COHORT_EXPECT_THROW_WITH(pipe.step(job.input, job.target, loss), UsageError,
+                                 "may have added to gradients after it threw. Try: zero_grad()");
+        zero();
+      }
+      pipe.step(job.input, job.target, loss);
+      EXPECT_TRUE(at::equal(scale.grad(), expected));
+    }
+  }
+}
+
+// Two pipelines share a placement, whose thread is left behind with one of them: the other's step fails, and
+// ends on its other placements too.
+TEST(FaultsTest, APlacementThatIsReplacedUnderAStepEndsThatStep) {
+  const auto gate = std::make_shared<cohort::test::Gate>(), slow = std::make_shared<cohort::test::Gate>();
+  const auto is_over = std::make_shared<std::atomic<bool>>(false);
+  const auto mse = [](const at::Tensor& output, const at::Tensor& target) {
+    return (output - target).square().mean();
+  };
+  torch::nn::Linear linear(4, 4), other(4, 4);
+  const Stage begins(
+      [=](const Tensors& in) {
+        slow->wait();
+        *is_over = true;
+        return Tensors{in[0] * 1};
+      },
+      {});
+  const auto has_begun = std::make_shared<std::atomic<bool>>(false);
+  const Stage hangs(
+      [=](const Tensors& in) {
+        *has_begun = true;
+        gate->wait();
+        return Tensors{in[0] * 1};
+      },
+      {});
+  const auto options = [](std::vector<std::string> placements, std::chrono::milliseconds timeout) {
+    PipelineOptions of;
+    of.placements = std::move(placements);
+    of.num_micro_batches = 1;
+    of.timeout = timeout;
+    return of;
+  };
+  Pipeline a({begins, linear}, options({"cpu:0/a", "cpu:0/b"}, 30s));
+  Pipeline b({hangs}, options({"cpu:0/b"}, 500ms));
+  Pipeline c({other}, options({"cpu:0/b"}, 30s));
+  const at::Tensor x = torch::randn({8, 4}), y = torch::randn({8, 4});
+  std::thread with_b([&] { COHORT_EXPECT_THROW_WITH(b.step(x, y, mse), TimeoutError, "for a step"); });
+  while (!*has_begun) std::this_thread::yield();
+  std::atomic<bool> has_failed{false};
+  std::thread with_a([&] {
+    EXPECT_ANY_THROW(a.step(x, y, mse));
+    has_failed = true;
+    EXPECT_FALSE(*is_over) << "stage 0 still runs";
+    slow->open();
+    a.wait_for_late_stages();
+    EXPECT_TRUE(*is_over) << "what the step has begun is waited for";
+  });
+  with_b.join();
+  c.step(x, y, mse);  // takes a new thread for the placement
+  with_a.join();
+  EXPECT_TRUE(has_failed);
+  gate->open();
 }
 
 }  // namespace

@@ -255,6 +255,7 @@ TEST(TimeoutsTest, OfAStepThatThrewThoseThatStillRunAreNamed) {
   }
   once->gate.open();
   *throws = false;
+  pipe.wait_for_late_stages();
   pipe.step(input, target, mse);
 }
 
