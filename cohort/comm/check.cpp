@@ -9,7 +9,10 @@
 #include <string_view>
 #include <utility>
 
+#include "cohort/comm/deadline_store.h"
+#include "cohort/comm/store_board.h"
 #include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
 #include "cohort/core/numbered.h"
 #include "cohort/core/torch_compat.h"
 
@@ -100,22 +103,27 @@ std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprin
                                            core::Deadline deadline) {
   const std::int64_t round = group.compared.fetch_add(1);
   const auto key = [](std::int64_t number) { return core::concat("check/", number); };
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(&mine);
-  group.store->set(core::concat(key(round), "/", group.rank),
-                   std::vector<std::uint8_t>(bytes, bytes + sizeof(Fingerprint)));
-  std::string error;
-  const std::vector<int> missing = missing_ranks(group.store, key(round), group.size, deadline, error);
-  if (!error.empty()) throw std::runtime_error("the store cannot be reached: " + error);
-  if (!missing.empty()) {
-    throw std::runtime_error(core::concat("timed out: ", core::numbered("rank", missing), " did not come"));
+  const StoreDeadline until(deadline.later(core::kCollectTime + kAnswerTime));
+  StoreBoard board = board_of(group);
+  core::Words words;
+  try {
+    const std::string bytes(reinterpret_cast<const char*>(&mine), sizeof(Fingerprint));
+    words = core::all_gather_words(board, key(round), group.rank, group.size, bytes, deadline);
+  } catch (const std::exception& error) {
+    throw std::runtime_error("the store cannot be reached: " + core::message_of(error));
+  }
+  if (!words.missing.empty()) {
+    throw std::runtime_error(
+        core::concat("timed out: ", core::numbered("rank", words.missing), " did not come"));
   }
   std::vector<Fingerprint> all(static_cast<std::size_t>(group.size));
-  for (int rank = 0; rank < group.size; ++rank) {
-    const std::vector<std::uint8_t> theirs = group.store->get(core::concat(key(round), "/", rank));
-    if (theirs.size() != sizeof(Fingerprint)) throw std::runtime_error("a fingerprint of another size");
-    std::memcpy(&all[static_cast<std::size_t>(rank)], theirs.data(), sizeof(Fingerprint));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (words.of_rank[rank].size() != sizeof(Fingerprint)) {
+      throw std::runtime_error("a fingerprint of another size");
+    }
+    std::memcpy(&all[rank], words.of_rank[rank].data(), sizeof(Fingerprint));
   }
-  if (round >= 2) group.store->deleteKey(core::concat(key(round - 2), "/", group.rank));
+  if (round >= 2) core::remove_word(board, key(round - 2), group.rank);
   return all;
 }
 

@@ -8,7 +8,9 @@
 #include <functional>
 #include <numeric>
 
+#include "cohort/comm/deadline_store.h"
 #include "cohort/comm/pending.h"
+#include "cohort/comm/store_board.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
@@ -37,6 +39,15 @@ void check_numel(const char* call, const at::Tensor& big, const at::Tensor& smal
   }
 }
 
+// NCCL matches messages by their order alone.
+void check_tag(const Group::State& state, const char* call, const at::Tensor& tensor, int tag) {
+  if (tag == 0 || tensor.is_cpu() || state.backend != "nccl") return;
+  refuse(core::concat(call, ": tag is ", tag,
+                      ", and NCCL has no tags: it would take messages in the order in "
+                      "which they were sent"),
+         "tag 0, and messages in the same order on both ends; or tensors on the CPU");
+}
+
 }  // namespace
 
 Group::State& Group::state() const {
@@ -63,6 +74,7 @@ const std::vector<int>& Group::job_ranks() const {
   return state().job_ranks;
 }
 const c10::intrusive_ptr<c10d::ProcessGroup>& Group::process_group() const {
+  state().share_with_c10d();
   return state().group;
 }
 const c10::intrusive_ptr<c10d::Store>& Group::store() const {
@@ -82,15 +94,18 @@ std::map<std::string, CallCounters> Group::counters() const {
 }
 
 at::Tensor Group::empty(at::IntArrayRef sizes, const at::TensorOptions& options) const {
-  if (!has_own_memory(options.device())) return at::empty(sizes, options);
-  const auto backend = process_group()->getBackend(options.device().type());
+  // NCCL has memory of its own once it has connected, which the first collective does.
+  const bool is_too_early =
+      !options.device().is_cpu() && (state().calls.load() == 0 || !state().is_queue_empty());
+  if (is_too_early || !has_own_memory(options.device())) return at::empty(sizes, options);
+  const auto backend = state().group->getBackend(options.device().type());
   return backend->allocateTensor(c10::multiply_integers(sizes), options).view(sizes);
 }
 
 bool Group::has_own_memory(c10::Device device) const {
   state().check_carries(device);
   const auto index = device.has_index() ? device.index() : c10::DeviceIndex(0);
-  return process_group()->getBackend(device.type())->supportsTensorAlloc(index);
+  return state().group->getBackend(device.type())->supportsTensorAlloc(index);
 }
 
 Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) const {
@@ -109,12 +124,14 @@ Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) co
   std::vector<int> job_ranks;
   for (const int rank : ranks) job_ranks.push_back(parent.job_ranks[static_cast<std::size_t>(rank)]);
   return Group(make_state({.store = parent.store,
+                           .waits = parent.waits,
                            .name = child,
                            .job_ranks = std::move(job_ranks),
                            .rank = static_cast<int>(place - ranks.begin()),
-                           .backend = parent.backend,
+                           .backend = options.backend.empty() ? parent.backend : options.backend,
                            .timeout = options.timeout.count() == 0 ? parent.timeout : options.timeout,
                            .reach = parent.reach,
+                           .is_kept_by_rank = parent.is_kept_by_rank,
                            .check = options.check.value_or(parent.check),
                            .family = parent.family}));
 }
@@ -126,71 +143,70 @@ Pending Group::all_reduce(at::Tensor& tensor, ReduceOp op, CallOptions options) 
 Pending Group::all_reduce(std::span<at::Tensor> tensors, ReduceOp op, CallOptions options) const {
   state();
   if (tensors.empty()) return {};
-  auto pending = std::make_unique<Pending::State>(state_, "all_reduce", options.timeout);
+  auto pending = std::make_shared<Pending::State>(state_, "all_reduce", options.timeout);
   std::vector<at::Tensor> list;
   for (const at::Tensor& tensor : tensors) list.push_back(pending->out(tensor, true));
-  pending->begin({.tensors = list, .op = op_name(op)}, [&] {
-    if (list.size() == 1) {
-      c10d::AllreduceOptions settings;
-      settings.reduceOp = std::move(op);
-      settings.timeout = pending->left();
-      return state_->group->allreduce(list, settings);
-    }
-    c10d::AllreduceCoalescedOptions settings;
-    settings.reduceOp = std::move(op);
-    settings.timeout = pending->left();
-    return state_->group->allreduce_coalesced(list, settings);
+  c10d::AllreduceCoalescedOptions settings;
+  settings.reduceOp = op;
+  settings.timeout = pending->left();
+  pending->begin({.tensors = list, .op = op_name(op)}, [group = state_->group, list, settings]() mutable {
+    return list.size() == 1 ? group->allreduce(list, settings) : group->allreduce_coalesced(list, settings);
   });
   return Pending(std::move(pending));
 }
 
 Pending Group::broadcast(at::Tensor& tensor, int root, CallOptions options) const {
   check_rank("root", root, size());
-  auto pending = std::make_unique<Pending::State>(state_, "broadcast", options.timeout);
+  auto pending = std::make_shared<Pending::State>(state_, "broadcast", options.timeout);
   std::vector<at::Tensor> list{pending->out(tensor, true)};
   c10d::BroadcastOptions settings;
   settings.rootRank = root;
   settings.timeout = pending->left();
-  pending->begin({.tensors = list, .direction = "from", .peer = root},
-                 [&] { return state_->group->broadcast(list, settings); });
+  pending->begin(
+      {.tensors = list, .direction = "from", .peer = root},
+      [group = state_->group, list, settings]() mutable { return group->broadcast(list, settings); });
   return Pending(std::move(pending));
 }
 
 Pending Group::reduce(at::Tensor& tensor, int root, ReduceOp op, CallOptions options) const {
   check_rank("root", root, size());
-  auto pending = std::make_unique<Pending::State>(state_, "reduce", options.timeout);
+  auto pending = std::make_shared<Pending::State>(state_, "reduce", options.timeout);
   std::vector<at::Tensor> list{pending->out(tensor, true)};
   c10d::ReduceOptions settings;
   settings.reduceOp = op;
   settings.rootRank = root;
   settings.timeout = pending->left();
   pending->begin({.tensors = list, .op = op_name(op), .direction = "to", .peer = root},
-                 [&] { return state_->group->reduce(list, settings); });
+                 [group = state_->group, list, settings]() mutable { return group->reduce(list, settings); });
   return Pending(std::move(pending));
 }
 
 Pending Group::all_gather(at::Tensor& output, const at::Tensor& input, CallOptions options) const {
   check_numel("all_gather", output, input, size());
-  auto pending = std::make_unique<Pending::State>(state_, "all_gather", options.timeout);
+  auto pending = std::make_shared<Pending::State>(state_, "all_gather", options.timeout);
   at::Tensor from = as_numbers(pending->in(input)).view({-1}),
              to = as_numbers(pending->out(output, false)).view({-1});
   c10d::AllgatherOptions settings;
   settings.timeout = pending->left();
   pending->begin({.tensors = std::span(&pending->tensors[0], 1)},
-                 [&] { return state_->group->COHORT_C10D_ALL_GATHER(to, from, settings); });
+                 [group = state_->group, to, from, settings]() mutable {
+                   return group->COHORT_C10D_ALL_GATHER(to, from, settings);
+                 });
   return Pending(std::move(pending));
 }
 
 Pending Group::reduce_scatter(at::Tensor& output, const at::Tensor& input, ReduceOp op,
                               CallOptions options) const {
   check_numel("reduce_scatter", input, output, size());
-  auto pending = std::make_unique<Pending::State>(state_, "reduce_scatter", options.timeout);
+  auto pending = std::make_shared<Pending::State>(state_, "reduce_scatter", options.timeout);
   at::Tensor from = pending->in(input).view({-1}), to = pending->out(output, false).view({-1});
   c10d::ReduceScatterOptions settings;
   settings.reduceOp = op;
   settings.timeout = pending->left();
   pending->begin({.tensors = std::span(&pending->tensors[1], 1), .op = op_name(op)},
-                 [&] { return state_->group->COHORT_C10D_REDUCE_SCATTER(to, from, settings); });
+                 [group = state_->group, to, from, settings]() mutable {
+                   return group->COHORT_C10D_REDUCE_SCATTER(to, from, settings);
+                 });
   return Pending(std::move(pending));
 }
 
@@ -212,7 +228,7 @@ Pending Group::all_to_all(at::Tensor& output, const at::Tensor& input,
   };
   check("input", input, input_rows);
   check("output", output, output_rows);
-  auto pending = std::make_unique<Pending::State>(state_, "all_to_all", options.timeout);
+  auto pending = std::make_shared<Pending::State>(state_, "all_to_all", options.timeout);
   at::Tensor from = as_numbers(pending->in(input)), to = as_numbers(pending->out(output, false));
   std::vector<std::int64_t> to_rows = output_rows, from_rows = input_rows;
   c10d::AllToAllOptions settings;
@@ -221,12 +237,13 @@ Pending Group::all_to_all(at::Tensor& output, const at::Tensor& input,
     const auto n = static_cast<std::size_t>(size());
     return given.empty() ? std::vector<std::int64_t>(n, tensor.size(0) / size()) : given;
   };
-  pending->begin(
-      {.tensors = pending->tensors,
-       .from_dim = 1,
-       .in_rows = rows(input_rows, input),
-       .out_rows = rows(output_rows, output)},
-      [&] { return state_->group->COHORT_C10D_ALL_TO_ALL(to, from, to_rows, from_rows, settings); });
+  pending->begin({.tensors = pending->tensors,
+                  .from_dim = 1,
+                  .in_rows = rows(input_rows, input),
+                  .out_rows = rows(output_rows, output)},
+                 [group = state_->group, to, from, to_rows, from_rows, settings]() mutable {
+                   return group->COHORT_C10D_ALL_TO_ALL(to, from, to_rows, from_rows, settings);
+                 });
   return Pending(std::move(pending));
 }
 
@@ -239,7 +256,7 @@ Pending Group::gather(std::span<at::Tensor> outputs, const at::Tensor& input, in
         core::concat("gather: got ", outputs.size(), " outputs on rank ", rank(), ", expected ", expected));
   }
   for (const at::Tensor& output : outputs) check_numel("gather", output, input, 1);
-  auto pending = std::make_unique<Pending::State>(state_, "gather", options.timeout);
+  auto pending = std::make_shared<Pending::State>(state_, "gather", options.timeout);
   std::vector<at::Tensor> from{pending->in(input)};
   std::vector<std::vector<at::Tensor>> to;
   if (rank() == root) {
@@ -249,8 +266,9 @@ Pending Group::gather(std::span<at::Tensor> outputs, const at::Tensor& input, in
   c10d::GatherOptions settings;
   settings.rootRank = root;
   settings.timeout = pending->left();
-  pending->begin({.tensors = from, .direction = "to", .peer = root},
-                 [&] { return state_->group->gather(to, from, settings); });
+  pending->begin(
+      {.tensors = from, .direction = "to", .peer = root},
+      [group = state_->group, to, from, settings]() mutable { return group->gather(to, from, settings); });
   return Pending(std::move(pending));
 }
 
@@ -262,7 +280,7 @@ Pending Group::scatter(at::Tensor& output, std::span<const at::Tensor> inputs, i
     refuse(core::concat("scatter: got ", inputs.size(), " inputs on rank ", rank(), ", expected ", expected));
   }
   for (const at::Tensor& input : inputs) check_numel("scatter", input, output, 1);
-  auto pending = std::make_unique<Pending::State>(state_, "scatter", options.timeout);
+  auto pending = std::make_shared<Pending::State>(state_, "scatter", options.timeout);
   std::vector<at::Tensor> to{pending->out(output, false)};
   std::vector<std::vector<at::Tensor>> from;
   if (rank() == root) {
@@ -272,15 +290,17 @@ Pending Group::scatter(at::Tensor& output, std::span<const at::Tensor> inputs, i
   c10d::ScatterOptions settings;
   settings.rootRank = root;
   settings.timeout = pending->left();
-  pending->begin({.tensors = to, .direction = "from", .peer = root},
-                 [&] { return state_->group->scatter(to, from, settings); });
+  pending->begin(
+      {.tensors = to, .direction = "from", .peer = root},
+      [group = state_->group, to, from, settings]() mutable { return group->scatter(to, from, settings); });
   return Pending(std::move(pending));
 }
 
 Pending Group::send(const at::Tensor& tensor, int to, int tag, CallOptions options) const {
   check_rank("receiver", to, size());
   if (to == rank()) refuse("send: a rank cannot send to itself");
-  auto pending = std::make_unique<Pending::State>(state_, "send", options.timeout);
+  check_tag(*state_, "send", tensor, tag);
+  auto pending = std::make_shared<Pending::State>(state_, "send", options.timeout);
   std::vector<at::Tensor> list{pending->in(tensor)};
   pending->begin_message({.tensors = list, .direction = "to", .peer = to},
                          [&] { return state_->group->send(list, to, tag); });
@@ -290,7 +310,8 @@ Pending Group::send(const at::Tensor& tensor, int to, int tag, CallOptions optio
 Pending Group::recv(at::Tensor& tensor, int from, int tag, CallOptions options) const {
   check_rank("sender", from, size());
   if (from == rank()) refuse("recv: a rank cannot receive from itself");
-  auto pending = std::make_unique<Pending::State>(state_, "recv", options.timeout);
+  check_tag(*state_, "recv", tensor, tag);
+  auto pending = std::make_shared<Pending::State>(state_, "recv", options.timeout);
   std::vector<at::Tensor> list{pending->out(tensor, false)};
   pending->begin_message({.tensors = list, .direction = "from", .peer = from},
                          [&] { return state_->group->recv(list, from, tag); });
@@ -310,15 +331,26 @@ void Group::barrier(CallOptions options) const {
   }
   mine.flight.set(ticket, CallState::kWaiting);
   const core::Deadline deadline(options.timeout.count() == 0 ? mine.timeout : options.timeout);
-  const std::string key = core::concat("barrier/", signature.number);
+  const auto key_of = [](std::int64_t number) { return core::concat("barrier/", number); };
+  const std::string key = key_of(signature.number);
   std::string error;
+  std::vector<int> missing;
   try {
-    mine.store->set(core::concat(key, "/", mine.rank), std::string("1"));
+    const StoreDeadline until(deadline.later(kAnswerTime));
+    StoreBoard board = board_of(mine);
+    core::Gate gate(board, key, mine.rank, mine.size);
+    gate.arrive();
+    if (gate.wait(deadline)) {
+      // All have come to this one, so nobody waits at the one before.
+      if (mine.rank == 0 && signature.number > 0) {
+        core::Gate(board, key_of(signature.number - 1), mine.rank, mine.size).remove();
+      }
+    } else {
+      missing = gate.missing();
+    }
   } catch (const std::exception& failure) {
     error = core::message_of(failure);
   }
-  std::vector<int> missing;
-  if (error.empty()) missing = missing_ranks(mine.store, key, mine.size, deadline, error);
   if (error.empty() && missing.empty()) part(mine, key, deadline);
   mine.flight.set(ticket, error.empty() && missing.empty() ? CallState::kDone : CallState::kFailed);
   if (error.empty() && missing.empty()) {

@@ -40,22 +40,25 @@ class Pending {
 
   /// Blocks until the result is in the tensors that were given; on a GPU, until later work on the current
   /// stream comes after it. Called again it does nothing.
-  /// Throws: TimeoutError, PeerError, CommError, each naming collective, number, rank and shape.
+  /// Throws: TimeoutError, PeerError, CommError, each naming collective, number, rank and shape; UsageError
+  /// for what the backend refuses, and where ranks called different things.
   void wait();
   /// True once wait() would not block.
   bool done() const;
-  /// c10d's own work. What comes back into views that are not contiguous comes in wait().
+  /// c10d's own work; waits until it has begun, and throws as wait(). What comes back into views that are not
+  /// contiguous comes in wait().
   const c10::intrusive_ptr<c10d::Work>& work() const;
 
  private:
   friend class Group;
   struct State;
-  explicit Pending(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  explicit Pending(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
 };
 
-/// Which collectives are compared between the ranks before the backend sees them. A call that is compared
-/// comes back when every rank has made it, and throws on every rank when one called something else.
+/// Which collectives are compared between the ranks before the backend sees them. A call comes back at once;
+/// a thread of the group's compares it with the other ranks' and then begins it, in the order of calls. Where
+/// a rank called something else wait() throws, on every rank.
 enum class Check {
   kFirst,   ///< those of the first 10 steps; the first 1,000 where nobody calls step_done()
   kAlways,  ///< all
@@ -67,6 +70,8 @@ struct SubgroupOptions {
   std::chrono::milliseconds timeout{0};
   /// As the parent's if not given.
   std::optional<Check> check = std::nullopt;
+  /// As the parent's if empty: "shm" for the ranks of one host, under a parent over gloo.
+  std::string backend = "";
 };
 
 /// Calls of one kind that are over.
@@ -96,6 +101,8 @@ class Group {
   std::chrono::milliseconds timeout() const;
   /// Rank in the whole job of each rank of this group.
   const std::vector<int>& job_ranks() const;
+  /// c10d's own. Once it was asked for, calls that are compared come back when every rank has made them, so
+  /// that what is begun on it keeps its place among them on every rank.
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const;
   /// A store of this group's own.
   const c10::intrusive_ptr<c10d::Store>& store() const;

@@ -2,6 +2,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -9,14 +10,17 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "cohort/comm/backend.h"
+#include "cohort/comm/deadline_store.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/job.h"
 #include "cohort/comm/shm/shm.h"
 #include "cohort/comm/state.h"
+#include "cohort/comm/store_board.h"
 #include "cohort/comm/tcp_store.h"
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
+#include "cohort/core/host.h"
 #include "cohort/core/log.h"
 #include "cohort/core/numbered.h"
 #include "cohort/core/reach.h"
@@ -77,11 +81,15 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
                 {.where = "comm.init", .name = "rank 0", .hint = reach_hint});
   }
   try {
-    return open_tcp_store({.host = address.host,
-                           .port = address.port,
-                           .serves = serves,
-                           .timeout = std::max(milliseconds(1000), std::chrono::duration_cast<milliseconds>(
-                                                                       deadline.remaining()))});
+    const milliseconds left = std::chrono::duration_cast<milliseconds>(deadline.remaining());
+    Store store = open_tcp_store({.host = address.host,
+                                  .port = address.port,
+                                  .serves = serves,
+                                  .timeout = std::max(milliseconds(1000), left)});
+    // One that this process keeps always answers.
+    if (!serves) store = c10::make_intrusive<DeadlineStore>(store, "the store at " + to_string(address));
+    store->setTimeout(timeout);
+    return store;
   } catch (const TimeoutError&) {
     fail(core::concat("something listens on ", at(), ", but does not answer as rank 0 does"),
          "another MASTER_PORT; or look what listens there");
@@ -98,7 +106,9 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
 struct Meeting {
   Store store;
   std::string reach;
-  std::string where;  // for messages
+  std::string where;             // for messages
+  bool is_kept_by_rank = false;  // the store: it goes with rank 0
+  bool outlives = false;         // it may be met at again, by another group of these ranks
 };
 
 Meeting meet(const InitOptions& options, const Job& job) {
@@ -118,11 +128,12 @@ Meeting meet(const InitOptions& options, const Job& job) {
       store =
           c10::make_intrusive<c10d::PrefixStore>(core::concat("/worker/attempt_", job.restart_count), store);
     }
-    return {store, address.host, to_string(address)};
+    return {store, address.host, to_string(address), !job.agent_store, job.agent_store};
   }
   if (options.init_method.starts_with("tcp://")) {
     const Address address = parse_address(options.init_method);
-    return {tcp_store(address, job, options.timeout), address.host, to_string(address)};
+    return {tcp_store(address, job, options.timeout), address.host, to_string(address), !job.agent_store,
+            job.agent_store};
   }
   if (options.init_method.starts_with("file://")) {
     const std::string path = options.init_method.substr(std::string("file://").size());
@@ -130,8 +141,7 @@ Meeting meet(const InitOptions& options, const Job& job) {
       throw UsageError("comm.init", core::concat("'", options.init_method, "' names no absolute path"),
                        "file:///shared/folder/new-file");
     }
-    return {c10::make_intrusive<c10d::FileStore>(path, job.world_size),
-            job.local_world_size == job.world_size ? "127.0.0.1" : "", path};
+    return {c10::make_intrusive<c10d::FileStore>(path, job.world_size), "", path};
   }
   throw UsageError("comm.init", core::concat("init_method is '", options.init_method, "'"),
                    "env://, tcp://HOST:PORT or file:///PATH");
@@ -144,31 +154,21 @@ std::string creed(const Job& job, const std::string& backend, Check check) {
                       core::version(), ", LibTorch ", TORCH_VERSION);
 }
 
-// Waits for all, and compares what they say of themselves.
-void agree(const Store& store, const Job& job, const std::string& mine, const std::string& where,
-           core::Deadline deadline) {
+// Waits for all, and compares what they say of themselves. Returns whether all are on one machine.
+bool agree(const Store& store, const Store& waits, const Job& job, const std::string& mine,
+           const std::string& where, core::Deadline deadline) {
+  core::Words words;
   std::string error;
-  std::vector<int> missing;
   try {
-    const auto key = [](int rank) { return "cohort/here/" + std::to_string(rank); };
-    if (store->check({key(job.rank)})) {
+    const StoreDeadline until(deadline.later(core::kCollectTime + kAnswerTime));
+    StoreBoard board(store, waits);
+    if (board.add(core::concat("claim/", job.rank), 1) > 1) {
       fail(core::concat("two processes say that they are rank ", job.rank, " of the job that meets at ",
                         where),
            "one process per rank; for file://, a new file for each job");
     }
-    store->set(key(job.rank), mine);
-    missing = missing_ranks(store, "cohort/here", job.world_size, deadline, error);
-    if (missing.empty()) {
-      for (int rank = 0; rank < job.world_size; ++rank) {
-        const std::string theirs = store->get_to_str(key(rank));
-        if (theirs != mine) {
-          fail(core::concat("ranks disagree: rank ", job.rank, " has ", mine, "; rank ", rank, " has ",
-                            theirs),
-               "start all ranks alike");
-        }
-      }
-      return;
-    }
+    words = core::all_gather_words(board, "here", job.rank, job.world_size, mine + "\n" + core::machine_id(),
+                                   deadline);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& failure) {
@@ -180,9 +180,31 @@ void agree(const Store& store, const Job& job, const std::string& mine, const st
         core::concat("rank ", job.rank, " lost the meeting point ", where, " after ", waited, " ms: ", error),
         "look at the rank that keeps it, rank 0 as a rule");
   }
-  fail(core::concat(core::numbered("rank", missing), " of ", job.world_size, " did not come to ", where,
-                    " within ", waited, " ms (this is rank ", job.rank, ")"),
-       "look at their output, or raise the timeout");
+  if (!words.missing.empty()) {
+    fail(core::concat(core::numbered("rank", words.missing), " of ", job.world_size, " did not come to ",
+                      where, " within ", waited, " ms (this is rank ", job.rank, ")"),
+         "look at their output, or raise the timeout");
+  }
+  bool is_one_machine = true;
+  for (std::size_t rank = 0; rank < words.of_rank.size(); ++rank) {
+    const std::string& word = words.of_rank[rank];
+    const std::size_t end = word.find('\n');
+    if (word.substr(0, end) != mine) {
+      fail(core::concat("ranks disagree: rank ", job.rank, " has ", mine, "; rank ", rank, " has ",
+                        word.substr(0, end)),
+           "start all ranks alike");
+    }
+    is_one_machine = is_one_machine && end != std::string::npos && word.substr(end + 1) == core::machine_id();
+  }
+  return is_one_machine;
+}
+
+// Groups of this process that met at one store, which may outlive the first: each meets under a name of its
+// own.
+Store apart(const Store& store) {
+  static std::atomic<int> met{0};
+  const int before = met.fetch_add(1);
+  return c10::make_intrusive<c10d::PrefixStore>(core::concat("cohort/meeting ", before), store);
 }
 
 }  // namespace
@@ -206,15 +228,26 @@ Group init_process_group(const InitOptions& options) {
     }
   }
   std::string backend = options.backend;
+  core::ResolvedDevice device;
+  const bool is_automatic = backend == "auto";
+  if (is_automatic) device = core::resolve_device("auto");
+  Meeting meeting = meet(options, job);
+  if (meeting.outlives) meeting.store = apart(meeting.store);
+  const Store waits = [&] {
+    const StoreDeadline until(deadline);
+    return meeting.store->clone();
+  }();
+  const std::string on = is_automatic && device.device.is_cuda() ? " (for GPUs)" : "";
+  const bool is_one_machine =
+      agree(meeting.store, waits, job, creed(job, backend + on, options.check), meeting.where, deadline);
   Choice choice;
-  if (backend == "auto") {
-    const core::ResolvedDevice device = core::resolve_device("auto");
-    const bool one_host = job.local_world_size == job.world_size && job.world_size <= kMostShmRanks;
-    choice = choose_backend(device.device.is_cuda(), one_host, device.reason, nccl_absent());
+  if (is_automatic) {
+    choice = choose_backend(device.device.is_cuda(), is_one_machine && job.world_size <= kMostShmRanks,
+                            device.reason, nccl_absent());
     backend = choice.backend;
   }
-  const Meeting meeting = meet(options, job);
-  agree(meeting.store, job, creed(job, backend, options.check), meeting.where, deadline);
+  // What listens need not be reached from elsewhere.
+  if (is_one_machine) meeting.reach = "127.0.0.1";
   if (!choice.backend.empty() && job.rank == 0 && job.world_size > 1) {
     static std::once_flag said;
     std::call_once(said, [&] {
@@ -223,11 +256,13 @@ Group init_process_group(const InitOptions& options) {
     });
   }
   return Group(make_state({.store = meeting.store,
+                           .waits = waits,
                            .job_ranks = all_ranks(job.world_size),
                            .rank = job.rank,
                            .backend = backend,
                            .timeout = options.timeout,
                            .reach = meeting.reach,
+                           .is_kept_by_rank = meeting.is_kept_by_rank,
                            .check = options.check}));
 }
 

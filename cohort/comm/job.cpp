@@ -79,7 +79,11 @@ std::optional<Job> slurm() {
   const auto rank = number("SLURM_PROCID", 0, kMostRanks);
   const auto world = number("SLURM_NTASKS", 1, kMostRanks);
   // sbatch and salloc set SLURM_NTASKS for the shell of the allocation too; a step has an id.
-  if (!rank || !core::env_string("SLURM_STEP_ID")) return std::nullopt;
+  const auto step = core::env_string("SLURM_STEP_ID");
+  // salloc's shell may be a step of its own (use_interactive_step), with the allocation's number of tasks:
+  // what is started there by hand is alone.
+  constexpr const char* kInteractiveStep = "4294967290";
+  if (!rank || !step || *step == kInteractiveStep) return std::nullopt;
   Job job;
   job.launcher = Launcher::kSlurm;
   job.rank = *rank;

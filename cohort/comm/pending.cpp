@@ -1,21 +1,29 @@
 #include "cohort/comm/pending.h"
 
+#include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/copy.h>
 #include <ATen/ops/empty_like.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "cohort/comm/check.h"
+#include "cohort/comm/deadline_store.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
+#include "cohort/core/pipe_signal.h"
 #include "cohort/core/timeline.h"
 
 namespace cohort::comm {
 namespace {
 
 using std::chrono::milliseconds;
+
+constexpr std::chrono::seconds kReportTime(6);  // what a failure may take to ask the others
 
 std::string shapes(std::span<const at::Tensor> tensors) {
   std::string text;
@@ -24,6 +32,15 @@ std::string shapes(std::span<const at::Tensor> tensors) {
   }
   if (tensors.size() > 3) text += core::concat(" and ", tensors.size() - 3, " more");
   return text;
+}
+
+// That of the caller on the GPU where the tensors are: the backend orders the call behind it.
+std::optional<c10::Stream> stream_of(std::span<const at::Tensor> tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.is_cuda()) continue;
+    return c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(tensor.device());
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -96,27 +113,60 @@ void Pending::State::begin(const CallDetails& details, const std::function<Work(
   signature = Signature(signature.call, details);
   signature.number = group->calls.fetch_add(1);
   ticket = group->flight.begin(signature, group->positions.fetch_add(1));
-  if (group->checks(signature.number)) {
-    group->flight.set(ticket, CallState::kWaiting);
-    const auto since = FlightEntry::Clock::now();
-    try {
-      compare_calls(*group, make_fingerprint(*group, signature, details), deadline);
-      group->flight.set(ticket, CallState::kBegun);
+  std::optional<Fingerprint> mine;
+  if (group->checks(signature.number)) mine = make_fingerprint(*group, signature, details);
+  if (group->is_shared_with_c10d() || (!mine && group->is_queue_empty())) {
+    if (mine) {
+      const auto since = FlightEntry::Clock::now();
+      compare(*mine);
       held += FlightEntry::Clock::now() - since;
-    } catch (const UsageError&) {
-      group->flight.set(ticket, CallState::kFailed);
-      throw;
-    } catch (const std::exception& error) {
-      fail(error);
     }
+    return hand_over(body);
   }
-  hand_over(body);
+  // It does not own the call: one that nobody waits for any more is not begun, and the group that it would
+  // keep alive does not end on its own thread.
+  beginning = group->enqueue(
+      [call = weak_from_this(), mine, body, of_caller = at::ThreadLocalState(), stream = stream_of(tensors)] {
+        const std::shared_ptr<State> self = call.lock();
+        if (self == nullptr) return;
+        const at::ThreadLocalStateGuard as_caller(of_caller);
+        const c10::OptionalStreamGuard on_stream(stream);
+        self->has_turn = true;
+        self->group->check_usable();
+        if (mine) self->compare(*mine);
+        self->hand_over(body);
+      });
+}
+
+void Pending::State::compare(const Fingerprint& mine) {
+  group->flight.set(ticket, CallState::kWaiting);
+  try {
+    compare_calls(*group, mine, deadline);
+    group->flight.set(ticket, CallState::kBegun);
+  } catch (const UsageError&) {
+    group->flight.set(ticket, CallState::kFailed);
+    throw;
+  } catch (const std::exception& error) {
+    fail(error);
+  }
+}
+
+void Pending::State::wait_until_begun() {
+  if (!beginning.valid()) return;
+  // With its turn it ends by itself, and says more than that it is late.
+  const core::Deadline until = deadline.later(kAnswerTime);
+  if (!beginning.wait(until) && !(has_turn && beginning.wait(until.later(kReportTime)))) {
+    fail(std::runtime_error("timed out behind calls that not all ranks have made"));
+  }
+  beginning.get(until);
 }
 
 void Pending::State::begin_message(const CallDetails& details, const std::function<Work()>& body) {
   signature = Signature(signature.call, details);
   signature.number = group->messages.fetch_add(1);
   ticket = group->flight.begin(signature, -1);
+  std::optional<core::BlockedPipeSignal> errors_not_signals;  // Gloo sends messages on this thread
+  if (group->backend == "gloo") errors_not_signals.emplace();
   hand_over(body);
 }
 
@@ -124,6 +174,8 @@ void Pending::State::hand_over(const std::function<Work()>& body) {
   const at::NoGradGuard no_grad;
   try {
     work = body();
+  } catch (const c10::DistError& error) {  // no connection, a store that is gone, an abort
+    fail(error);
   } catch (const c10::Error& error) {
     // Refused before anything travelled: a type or an operation that the backend does not know.
     group->flight.set(ticket, CallState::kFailed);
@@ -134,11 +186,16 @@ void Pending::State::hand_over(const std::function<Work()>& body) {
 }
 
 void Pending::State::finish() {
+  const auto since = FlightEntry::Clock::now();
+  wait_until_begun();
   const Work running = work;
   group->flight.set(ticket, CallState::kWaiting);
-  const auto since = FlightEntry::Clock::now();
   try {
-    if (!running->wait(left())) throw std::runtime_error("it was aborted");
+    // NCCL's wait orders the stream, as promised, only without a time: with one it blocks until the GPU is
+    // done. A collective that does not end is then its watchdog's matter.
+    const bool is_on_gpu =
+        std::ranges::any_of(tensors, [](const at::Tensor& tensor) { return tensor.is_cuda(); });
+    if (!(is_on_gpu ? running->wait() : running->wait(left()))) throw std::runtime_error("it was aborted");
   } catch (const std::exception& error) {
     // Timed out here means that the backend goes on: it keeps the tensors, and the group is not used again.
     fail(error);
@@ -165,7 +222,7 @@ void Pending::State::count() {
 }
 
 Pending::Pending() = default;
-Pending::Pending(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Pending::Pending(std::shared_ptr<State> state) : state_(std::move(state)) {}
 Pending::Pending(Pending&&) noexcept = default;
 Pending& Pending::operator=(Pending&& other) noexcept {
   std::swap(state_, other.state_);
@@ -183,17 +240,21 @@ Pending::~Pending() {
 
 void Pending::wait() {
   if (state_ == nullptr) return;
-  const std::unique_ptr<State> state = std::move(state_);
+  const std::shared_ptr<State> state = std::move(state_);
   state->finish();
 }
 
 bool Pending::done() const {
-  return state_ == nullptr || state_->work->isCompleted();
+  if (state_ == nullptr) return true;
+  if (state_->beginning.valid() && !state_->beginning.ready()) return false;
+  return state_->work == nullptr || state_->work->isCompleted();  // none: wait() throws at once
 }
 
 const c10::intrusive_ptr<c10d::Work>& Pending::work() const {
   static const c10::intrusive_ptr<c10d::Work> none;
-  return state_ == nullptr ? none : state_->work;
+  if (state_ == nullptr) return none;
+  state_->wait_until_begun();
+  return state_->work;
 }
 
 }  // namespace cohort::comm

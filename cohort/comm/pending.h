@@ -2,10 +2,12 @@
 
 #include <functional>
 
+#include "cohort/comm/check.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/signature.h"
 #include "cohort/comm/state.h"
 #include "cohort/core/deadline.h"
+#include "cohort/core/task_thread.h"
 
 /// A call that is under way. Internal.
 namespace cohort::comm {
@@ -14,7 +16,7 @@ namespace cohort::comm {
 [[noreturn]] void refuse(const std::string& what, const std::string& hint = "");
 
 // `tensors` are those that the backend has; where one is a copy of a view, `returns` copies it back.
-struct Pending::State {
+struct Pending::State : std::enable_shared_from_this<Pending::State> {
   using Work = c10::intrusive_ptr<c10d::Work>;
 
   std::shared_ptr<Group::State> group;
@@ -36,14 +38,20 @@ struct Pending::State {
   at::Tensor out(const at::Tensor& tensor, bool reads);
   std::chrono::milliseconds left() const;
 
-  /// Numbers the call, compares it with the other ranks' if that is asked for, and has `body` hand it to the
-  /// backend.
+  /// Numbers the call and has `body` hand it to the backend: at once, or on the group's thread where it is to
+  /// be compared with the other ranks' first, or comes behind one that is.
   void begin(const CallDetails& details, const std::function<Work()>& body);
   /// The same for send and recv, which only two ranks know of.
   void begin_message(const CallDetails& details, const std::function<Work()>& body);
+  /// Returns once `body` has handed it over. Throws what came of that.
+  void wait_until_begun();
   void finish();
 
+  core::Pending<void> beginning;      // on the group's thread; not valid once it is known what came of it
+  std::atomic<bool> has_turn{false};  // what was begun before has been
+
  private:
+  void compare(const Fingerprint& mine);
   void count();
   void hand_over(const std::function<Work()>& body);
   std::string describe() const;

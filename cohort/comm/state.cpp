@@ -6,11 +6,13 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "cohort/comm/backend.h"
+#include "cohort/comm/deadline_store.h"
 #include "cohort/comm/store_board.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/numbered.h"
 #include "cohort/core/suggest.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::comm {
 namespace {
@@ -30,7 +32,7 @@ void throw_as_ours(const std::exception& error, const std::string& where, const 
   const std::string words = core::message_of(error);
   const std::string message = core::concat(what, ": ", words);
   if (dynamic_cast<const UsageError*>(&error) != nullptr) throw UsageError(where, message);
-  if (contains_any(words, {"imed out", "imeout"})) {
+  if (says_timeout(words)) {
     throw TimeoutError(where, message, "look at what the other ranks were doing, or raise the timeout");
   }
   if (dynamic_cast<const PeerError*>(&error) != nullptr ||
@@ -41,10 +43,13 @@ void throw_as_ours(const std::exception& error, const std::string& where, const 
   throw CommError(where, message);
 }
 
-std::vector<int> missing_ranks(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
-                               int size, core::Deadline deadline, std::string& error) {
+StoreBoard board_of(const Group::State& state) {
+  return StoreBoard(state.store, state.waits);
+}
+
+std::vector<int> missing_ranks(StoreBoard board, const std::string& prefix, int size, core::Deadline deadline,
+                               std::string& error) {
   try {
-    StoreBoard board(store);
     return core::missing_ranks(board, prefix, size, deadline);
   } catch (const std::exception& failure) {
     error = core::message_of(failure);
@@ -53,13 +58,14 @@ std::vector<int> missing_ranks(const c10::intrusive_ptr<c10d::Store>& store, con
 }
 
 void part(Group::State& state, const std::string& key, core::Deadline deadline) {
+  if (!state.is_kept_by_rank) return;
   try {
-    state.store->set(core::concat(key, "/parted/", state.rank), std::string("1"));
+    const StoreDeadline until(deadline.later(kAnswerTime));
+    StoreBoard board = board_of(state);
+    core::Gate gate(board, key + "/parted", state.rank, state.size);
+    gate.arrive();
+    if (state.job_ranks[static_cast<std::size_t>(state.rank)] == 0 && gate.wait(deadline)) gate.remove();
   } catch (const std::exception&) {  // whoever kept it did not wait, and has nothing to wait for
-  }
-  std::string ignored;
-  if (state.job_ranks[static_cast<std::size_t>(state.rank)] == 0) {
-    missing_ranks(state.store, key + "/parted", state.size, deadline, ignored);
   }
 }
 
@@ -70,7 +76,9 @@ void Group::State::mark_broken(const std::string& what) {
     broken_ = what;
   }
   try {
-    store->set("failed/" + std::to_string(rank), what);
+    const StoreDeadline until(core::Deadline{kSilence});
+    StoreBoard board = board_of(*this);
+    core::Gate(board, "failed", rank, size).arrive();
   } catch (const std::exception&) {  // the store went with the rank that kept it
   }
 }
@@ -126,14 +134,26 @@ void Group::State::check_carries(c10::Device device) const {
                    "backend nccl for those on a GPU, or a model on the CPU");
 }
 
-std::string Group::State::silent_ranks() const {
+// Many calls may be in flight when a peer dies, and fail one after the other: one of them asks.
+std::string Group::State::silent_ranks() {
   if (size == 1) return "";
-  std::string error;
-  const std::vector<int> silent = missing_ranks(store, "failed", size, core::Deadline(kSilence), error);
-  if (!error.empty())
-    return core::concat("; the store cannot be reached (", error, "): the rank that keeps it is gone");
-  if (silent.empty()) return "";
-  return core::concat("; ", core::numbered("rank", silent), " of ", size, " did not notice: dead, or stuck");
+  std::call_once(silence_asked_, [this] {
+    try {
+      const core::Deadline deadline(kSilence);
+      const StoreDeadline until(core::Deadline(kSilence + kAnswerTime));
+      StoreBoard board = board_of(*this);
+      core::Gate gate(board, "failed", rank, size);
+      if (gate.poll(deadline)) return;
+      const std::vector<int> silent = gate.missing();
+      if (silent.empty()) return;
+      silence_ =
+          core::concat("; ", core::numbered("rank", silent), " of ", size, " did not notice: dead, or stuck");
+    } catch (const std::exception& failure) {
+      silence_ = core::concat("; the store cannot be reached (", core::message_of(failure),
+                              "): the rank that keeps it is gone");
+    }
+  });
+  return silence_;
 }
 
 namespace {
@@ -191,7 +211,9 @@ MadeBackend make_backend(const std::string& backend, const std::string& name, co
 
 void tell_not_made(Group::State& state, const std::string& what) {
   try {
-    state.store->set("not made", core::concat("rank ", state.rank, ": ", what));
+    StoreBoard board = board_of(state);
+    board.set("not made", core::concat("rank ", state.rank, ": ", what));
+    core::Gate(board, "made", state.rank, state.size).break_open();
   } catch (const std::exception&) {  // the store went with the rank that kept it
   }
 }
@@ -204,15 +226,15 @@ void wait_until_made(Group::State& state, core::Deadline deadline) {
   std::string error;
   std::vector<int> missing;
   try {
-    state.store->set(core::concat("made/", state.rank), std::string("1"));
-    do {
-      missing = missing_ranks(state.store, "made", state.size,
-                              core::Deadline(milliseconds(200)).sooner(deadline), error);
-      if (missing.empty()) return;
-      if (error.empty() && state.store->check({"not made"})) {
-        throw PeerError("comm.group", core::concat(where, ": ", state.store->get_to_str("not made")));
-      }
-    } while (error.empty() && !deadline.expired());
+    const StoreDeadline until(deadline.later(kAnswerTime));
+    StoreBoard board = board_of(state);
+    core::Gate gate(board, "made", state.rank, state.size);
+    gate.arrive();
+    if (gate.wait(deadline)) {
+      if (!board.has("not made")) return;
+      throw PeerError("comm.group", core::concat(where, ": ", board.get("not made")));
+    }
+    missing = gate.missing();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& failure) {
@@ -232,6 +254,30 @@ bool Group::State::checks(std::int64_t number) const {
   if (check == Check::kAlways) return true;
   const std::int64_t done = steps.load();
   return done == 0 ? number < kCalls : done < kSteps;
+}
+
+core::Pending<void> Group::State::enqueue(std::function<void()> task) {
+  const std::lock_guard lock(mutex_);
+  if (thread_ == nullptr) {
+    thread_ = std::make_unique<core::TaskThread>(
+        core::TaskThread::Options{.name = "comm:" + name, .spin = std::chrono::microseconds(0)});
+  }
+  queued_.fetch_add(1);
+  return thread_->submit("begin a call", [this, task = std::move(task)] {
+    // The next call may be begun by its caller, so not before this one has.
+    const struct Ends {
+      std::atomic<int>& queued;
+      ~Ends() { queued.fetch_sub(1, std::memory_order_release); }
+    } ends{queued_};
+    task();
+  });
+}
+
+void Group::State::share_with_c10d() {
+  is_shared_with_c10d_.store(true);
+  if (is_queue_empty()) return;
+  const core::Deadline deadline(timeout);
+  core::poll_until([this] { return is_queue_empty(); }, deadline, std::chrono::milliseconds(1));
 }
 
 void Family::add(const std::shared_ptr<Group::State>& group) {
@@ -294,9 +340,15 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
   state->job_ranks = std::move(options.job_ranks);
   state->timeout = options.timeout;
   state->reach = options.reach;
+  state->is_kept_by_rank = options.is_kept_by_rank;
   state->check = options.check;
   state->store = c10::make_intrusive<c10d::PrefixStore>("cohort/" + options.name, options.store);
   state->store->setTimeout(options.timeout);
+  if (size > 1) {
+    const StoreDeadline until(core::Deadline{options.timeout});
+    const auto waits = options.waits != nullptr ? options.waits : options.store->clone();
+    state->waits = c10::make_intrusive<c10d::PrefixStore>("cohort/" + options.name, waits);
+  }
   const core::Deadline deadline(options.timeout);
   const auto make = [&](const std::string& backend) {
     return make_backend(backend, options.name,

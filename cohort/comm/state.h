@@ -5,8 +5,10 @@
 
 #include "cohort/comm/flight.h"
 #include "cohort/comm/group.h"
+#include "cohort/comm/store_board.h"
 #include "cohort/comm/watch.h"
 #include "cohort/core/deadline.h"
+#include "cohort/core/task_thread.h"
 
 /// What the handles of a group share. Internal to this module.
 namespace cohort::comm {
@@ -43,10 +45,12 @@ struct Group::State {
   std::chrono::milliseconds timeout{0};
   std::string reach;
   Check check = Check::kFirst;
+  bool is_kept_by_rank = true;         ///< the store, by the job's rank 0, with whose end it goes
   bool has_peers = true;               ///< as the backend says
   bool sums_by_rank = false;           ///< as it says too
   c10::DeviceType device = c10::kCPU;  ///< that its tensors are on
   c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Store> waits;  ///< another connection to it, for requests that wait
   c10::intrusive_ptr<c10d::ProcessGroup> group;
 
   std::atomic<std::int64_t> calls{0};      ///< collectives begun
@@ -62,6 +66,14 @@ struct Group::State {
 
   /// Whether collective `number` is compared; the same on every rank as long as all call the same.
   bool checks(std::int64_t number) const;
+  /// Has the group's thread run `task` after all that it was given before.
+  core::Pending<void> enqueue(std::function<void()> task);
+  /// Whether the group's thread has nothing to do, so that a call may be begun by its caller.
+  bool is_queue_empty() const { return queued_.load(std::memory_order_acquire) == 0; }
+  /// From now on calls are begun by their callers, after those that have been made: others, who have the
+  /// process group, begin calls between them. Blocks until those have begun, at most the group's timeout.
+  void share_with_c10d();
+  bool is_shared_with_c10d() const { return is_shared_with_c10d_.load(); }
   /// Counts a call that is over. `call` is a literal.
   void count(const char* call, const CallCounters& one);
   std::map<std::string, CallCounters> counters() const;
@@ -76,37 +88,47 @@ struct Group::State {
   void check_usable() const;
   /// Throws: UsageError where the backend has no tensors of this kind of device.
   void check_carries(c10::Device device) const;
-  /// Ranks that have not failed too within a second of this one: they are dead, or stuck. Text for a message,
-  /// may be empty.
-  std::string silent_ranks() const;
+  /// Ranks that have not failed too within a second of this one's first failure: they are dead, or stuck.
+  /// Text for a message, may be empty. After mark_broken(). Only the first call waits.
+  std::string silent_ranks();
 
  private:
   mutable std::mutex mutex_;
   std::string broken_;
+  std::once_flag silence_asked_;
+  std::string silence_;
   std::map<std::string, CallCounters, std::less<>> counters_;
   std::vector<bool> rows_;
+  std::atomic<int> queued_{0};
+  std::atomic<bool> is_shared_with_c10d_{false};
+  std::unique_ptr<core::TaskThread> thread_;  // made when it is needed; the first to go
 };
 
 /// Throws `error` as what it is: TimeoutError, PeerError or CommError, with `where` and the backend's words.
 [[noreturn]] void throw_as_ours(const std::exception& error, const std::string& where,
                                 const std::string& what);
 
-/// As core::missing_ranks; when the store is gone `error` says how, and nobody counts as there.
-std::vector<int> missing_ranks(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
-                               int size, core::Deadline deadline, std::string& error);
+/// Where its ranks leave words.
+StoreBoard board_of(const Group::State& state);
 
-/// Called by each rank that needs nothing more of `key` in the store. The job's rank 0, which keeps the store
-/// as a rule and may end next, waits for the others, up to the deadline.
+/// As core::missing_ranks; when the store is gone `error` says how, and nobody counts as there.
+std::vector<int> missing_ranks(StoreBoard board, const std::string& prefix, int size, core::Deadline deadline,
+                               std::string& error);
+
+/// Called by each rank that needs nothing more of `key` in the store. Where the job's rank 0 keeps the store,
+/// it waits for the others, up to the deadline: it may end next.
 void part(Group::State& state, const std::string& key, core::Deadline deadline);
 
 struct StateOptions {
   c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Store> waits = {};  ///< another connection to it; null: one is made
   std::string name = "world";
   std::vector<int> job_ranks;  ///< of each rank of the group
   int rank = 0;
   std::string backend;
   std::chrono::milliseconds timeout{0};
   std::string reach = {};
+  bool is_kept_by_rank = true;  ///< the store
   Check check = Check::kFirst;
   std::shared_ptr<Family> family = nullptr;  ///< null: a new one
 };

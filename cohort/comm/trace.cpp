@@ -89,7 +89,8 @@ class Tracing {
         key("clock", state_.rank),
         clock_id() + (options_.clock_ahead.count() == 0 ? "" : core::concat(" rank ", state_.rank)));
     std::string error;
-    const std::vector<int> missing = missing_ranks(state_.store, key("clock"), state_.size, deadline_, error);
+    const std::vector<int> missing =
+        missing_ranks(board_of(state_), key("clock"), state_.size, deadline_, error);
     if (!error.empty()) throw CommError("comm.write_trace", core::concat(describe(), ": ", error));
     if (missing.empty()) return;
     throw TimeoutError("comm.write_trace", core::concat(describe(), ": ", core::numbered("rank", missing),

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
@@ -18,6 +19,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::comm {
 namespace {
@@ -25,6 +27,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPoll(250);      // how often a watch looks whether somebody asks
+constexpr int kRanksAtFullRate = 1024;  // more look less often: one store answers them all
 constexpr milliseconds kCollect(1500);  // how long the one who asks waits for answers
 constexpr milliseconds kAsk(3000);      // how long a failing call waits for the table
 constexpr milliseconds kLeave(1000);    // how long rank 0 waits for the others to leave
@@ -65,7 +68,10 @@ void block_signals() {
 class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<Watcher> {
  public:
   Watcher(std::shared_ptr<Family> family, const c10::intrusive_ptr<c10d::Store>& store, int signal)
-      : family_(std::move(family)), store_(store->clone()), signal_(signal) {}
+      : family_(std::move(family)),
+        store_(store->clone()),
+        signal_(signal),
+        poll_(kPoll * std::max(1, family_->size / kRanksAtFullRate)) {}
 
   void start() {
     if (signal_ != 0) {
@@ -101,7 +107,7 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
     jobs_.push_back([this, wait_for_others] { leave(wait_for_others); });
     stopping_ = true;
     changed_.notify_all();
-    if (!changed_.wait_for(lock, kEnd, [this] { return !serving_; })) {
+    if (!core::wait(changed_, lock, [this] { return !serving_; }, core::Deadline(kEnd))) {
       lock.unlock();
       core::log_warning(
           "the store of the job does not answer; the watch for desynchronisation is left behind");
@@ -119,7 +125,7 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
       *done = true;
     });
     changed_.notify_all();
-    changed_.wait_for(lock, kAsk, [&] { return *done || !serving_; });
+    core::wait(changed_, lock, [&] { return *done || !serving_; }, core::Deadline(kAsk));
   }
 
  private:
@@ -143,7 +149,7 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
     block_signals();
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait_for(lock, kPoll, [this] { return !jobs_.empty() || stopping_; });
+      core::wait(changed_, lock, [this] { return !jobs_.empty() || stopping_; }, core::Deadline(poll_));
       std::deque<std::function<void()>> jobs;
       jobs.swap(jobs_);
       lock.unlock();
@@ -185,10 +191,7 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
 
   // This process may keep the store that the one who asks needs.
   void wait_for_table(std::int64_t round) {
-    const core::Deadline deadline(kCollect);
-    while (!store_->check({key("table", round)}) && !deadline.expired()) {
-      std::this_thread::sleep_for(milliseconds(10));
-    }
+    core::poll_until([&] { return store_->check({key("table", round)}); }, core::Deadline(kCollect));
   }
 
   // Of ranks that ask at once, one gets to. Between looking who asked and this, nobody may look again: who
@@ -201,16 +204,17 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
     if (why.starts_with(kFailure)) failure_asked_ = Clock::now();
     std::vector<std::optional<std::vector<Answer>>> answers(static_cast<std::size_t>(family_->size));
     answers[static_cast<std::size_t>(family_->rank)] = answers_of(*family_);
-    const core::Deadline deadline(kCollect);
-    for (bool all = false; !all && !deadline.expired(); std::this_thread::sleep_for(milliseconds(10))) {
-      all = true;
+    const auto have_all = [&] {
+      bool all = true;
       for (int rank = 0; rank < family_->size; ++rank) {
         auto& answer = answers[static_cast<std::size_t>(rank)];
         if (!answer) answer = fetch(key("answer", round, rank));
         if (!answer) answer = fetch(core::concat("desync/last/", rank));
         all = all && answer.has_value();
       }
-    }
+      return all;
+    };
+    core::poll_until(have_all, core::Deadline(kCollect + poll_ - kPoll));
     core::log(level, core::concat("what the ranks were doing (", why, "):\n", join_answers(answers)));
     store_->set(key("table", round), "1");
   }
@@ -224,16 +228,15 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
   void leave(bool wait_for_others) {
     if (lost_) return;
     store_->add("desync/left", 1);
-    const core::Deadline deadline(kLeave);
-    while (family_->rank == 0 && wait_for_others && !deadline.expired() &&
-           store_->add("desync/left", 0) % family_->size != 0) {
-      std::this_thread::sleep_for(milliseconds(5));
-    }
+    if (family_->rank != 0 || !wait_for_others) return;
+    core::poll_until([this] { return store_->add("desync/left", 0) % family_->size == 0; },
+                     core::Deadline(kLeave));
   }
 
   const std::shared_ptr<Family> family_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const int signal_;
+  const milliseconds poll_;
   struct sigaction before_ {};
   std::thread signals_;
   std::mutex mutex_;

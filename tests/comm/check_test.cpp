@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <mutex>
+#include <random>
 
 #include "cohort/core/error.h"
 #include "tests/support/messages.h"
@@ -227,12 +228,14 @@ TEST(CheckTest, OverTheStoreTheSameIsFoundAndNothingStaysBehind) {
       group.all_reduce(t).wait();
     }
     at::Tensor t = at::ones({group.rank() == 1 ? 3 : 2});
-    COHORT_EXPECT_THROW_WITH(group.all_reduce(t), UsageError,
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(t).wait(), UsageError,
                              "ranks 0 and 2: all_reduce 5 float[2] SUM; rank 1: all_reduce 5 float[3] SUM");
     EXPECT_EQ(state.compared.load(), 6);
     group.barrier();
     for (int round = 0; round < 6; ++round) {
-      EXPECT_EQ(state.store->check({core::concat("check/", round, "/", group.rank())}), round >= 4) << round;
+      // Rank 0 leaves what it has collected.
+      const std::string mine = group.rank() == 0 ? "all" : std::to_string(group.rank());
+      EXPECT_EQ(state.store->check({core::concat("check/", round, "/", mine)}), round >= 4) << round;
     }
     state.device = c10::kCPU;
     group.barrier();
@@ -245,6 +248,91 @@ TEST(CheckTest, OverTheStoreTheSameIsFoundAndNothingStaysBehind) {
                                std::runtime_error, "timed out: rank 1 did not come");
     }
     group.barrier();
+  });
+}
+
+// Random programs that are valid without a comparison are valid with it: each rank begins its collectives in
+// their order but anywhere between its messages, and waits for each message at once. A message waits for
+// those before it alone, so that nobody waits in a circle as long as collectives wait for nobody.
+TEST(CheckTest, RanksMaySendBetweenCollectivesInAnyOrder) {
+  constexpr int kRanks = 3, kPrograms = 15, kCollectives = 6, kMessages = 8;
+  for (const char* backend : {"gloo", "shm"}) {
+    SCOPED_TRACE(backend);
+    run_ranks(
+        kRanks, backend,
+        [](Group& group) {
+          for (int program = 0; program < kPrograms; ++program) {
+            std::mt19937 common(static_cast<unsigned>(program));  // the same on every rank
+            std::mt19937 own(static_cast<unsigned>(program * kRanks + group.rank()));
+            std::vector<std::pair<int, int>> messages;
+            for (int i = 0; i < kMessages; ++i) {
+              const int from = static_cast<int>(common() % kRanks);
+              messages.emplace_back(from, (from + 1 + static_cast<int>(common() % (kRanks - 1))) % kRanks);
+            }
+            std::vector<at::Tensor> tensors;
+            std::vector<Pending> pending;
+            const auto begin_collective = [&] {
+              const auto number = static_cast<int>(tensors.size());
+              tensors.push_back(at::full({5 + number}, group.rank() + number, at::kDouble));
+              pending.push_back(number % 2 == 0 ? group.all_reduce(tensors.back())
+                                                : group.broadcast(tensors.back(), number % kRanks));
+            };
+            for (int i = 0; i < kMessages; ++i) {
+              while (tensors.size() < kCollectives && own() % 2 == 0) begin_collective();
+              const auto [from, to] = messages[static_cast<std::size_t>(i)];
+              at::Tensor message = at::full({3}, i, at::kDouble);
+              if (group.rank() == from) group.send(message, to, i).wait();
+              if (group.rank() != to) continue;
+              message.zero_();
+              group.recv(message, from, i).wait();
+              ASSERT_EQ(message[2].item<int>(), i);
+            }
+            while (tensors.size() < kCollectives) begin_collective();
+            for (int i = 0; i < kCollectives; ++i) {
+              pending[static_cast<std::size_t>(i)].wait();
+              const int expected = i % 2 == 0 ? 3 + 3 * i : i % kRanks + i;
+              ASSERT_EQ(tensors[static_cast<std::size_t>(i)][0].item<int>(), expected) << program;
+            }
+          }
+        },
+        std::chrono::seconds(20), Check::kAlways);
+  }
+}
+
+TEST(CheckTest, ACallBehindOneThatDoesNotBeginEndsAtItsOwnDeadline) {
+  run_ranks(2, "gloo", [](Group& group) {
+    group.barrier();
+    if (group.rank() == 0) {
+      at::Tensor first = at::ones({2}), second = at::ones({3});
+      Pending never = group.all_reduce(first, ReduceOp::SUM, {milliseconds(3000)});
+      Pending behind = group.all_reduce(second, ReduceOp::SUM, {milliseconds(200)});
+      const core::Deadline since(milliseconds(0));
+      EXPECT_FALSE(behind.done());
+      COHORT_EXPECT_THROW_WITH(behind.wait(), TimeoutError, "all_reduce 1 of group 'world'");
+      EXPECT_LT(since.elapsed(), milliseconds(2700)) << "before the first one's deadline";
+      COHORT_EXPECT_THROW_WITH(never.wait(), TimeoutError, "all_reduce 0 of group 'world'");
+      COHORT_EXPECT_THROW_WITH(group.all_reduce(second), CommError, "all_reduce 1");
+    }
+    group.barrier({milliseconds(20'000)});
+  });
+}
+
+// What is begun on c10d's group lies between the same calls on every rank.
+TEST(CheckTest, CallsOfC10dKeepTheirPlace) {
+  run_ranks(2, "gloo", [](Group& group) {
+    for (int i = 0; i < 20; ++i) {
+      at::Tensor ours = at::full({4}, 1), theirs = at::full({4}, 10), last = at::full({4}, 100);
+      Pending pending = group.all_reduce(ours);
+      std::vector<at::Tensor> list{theirs};
+      const auto work = group.process_group()->allreduce(list);
+      Pending after = group.all_reduce(last);
+      after.wait();
+      work->wait();
+      pending.wait();
+      ASSERT_EQ(ours[0].item<int>(), 2) << i;
+      ASSERT_EQ(theirs[0].item<int>(), 20) << i;
+      ASSERT_EQ(last[0].item<int>(), 200) << i;
+    }
   });
 }
 

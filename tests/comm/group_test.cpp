@@ -80,6 +80,7 @@ TEST(GroupTest, WhoWaitsForAGroupIsToldThatARankCouldNotMakeIt) {
     const auto made = make_gloo({c10::make_intrusive<c10d::PrefixStore>("cohort/world/gloo", store), 1, 2,
                                  std::chrono::seconds(20), "127.0.0.1"});
     store->set("cohort/world/not made", "rank 1: it had enough");
+    store->set("cohort/world/made/open", "1");
     wait_until([&] { return store->check({"seen"}); });
   });
   COHORT_EXPECT_THROW_WITH(make_group(store, 0, 2, "gloo", std::chrono::seconds(20)), PeerError,

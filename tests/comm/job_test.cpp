@@ -65,6 +65,18 @@ TEST_F(JobTest, WithoutALauncherTheProcessIsAlone) {
   EXPECT_EQ(job_from_environment(), Job{});
 }
 
+// salloc's shell may be a step of its own, with the allocation's variables.
+TEST_F(JobTest, WhatIsStartedByHandInAnAllocationIsAlone) {
+  set_slurm();
+  set("SLURM_PROCID", "0");
+  set("SLURM_STEP_ID", "4294967290");
+  EXPECT_EQ(job_from_environment(), Job{});
+  set("SLURM_STEP_ID", "");
+  EXPECT_EQ(job_from_environment(), Job{});
+  set("SLURM_STEP_ID", "0");
+  EXPECT_EQ(job_from_environment().world_size, 5) << "a step that srun has made";
+}
+
 TEST_F(JobTest, ReadsTorchrunsVariables) {
   set("RANK", "3");
   set("WORLD_SIZE", "4");

@@ -260,6 +260,15 @@ TEST(MpiGroupsChild, DISABLED_Run) {
     for (int i = 0; i < 100; ++i) {  // let go at once
       const Group some_time = world.subgroup({0, 1, 2});
     }
+    // One rank makes a group while a call is under way, the other when the call is over.
+    const auto apart = c10::make_intrusive<c10d::PrefixStore>("apart", world.store());
+    const Group unchecked = make_group(apart, world.rank(), 4, "mpi", 20s, "", Check::kOff);
+    at::Tensor numbers = at::ones({1 << 18});
+    Pending running = unchecked.all_reduce(numbers);
+    if (world.rank() != 0) running.wait();
+    const Group two = unchecked.subgroup({0, 1});
+    running.wait();
+    EXPECT_EQ(numbers[0].item<float>(), 4);
     // Other numbers than mpirun's.
     const auto store = c10::make_intrusive<c10d::PrefixStore>("turned", world.store());
     const Group turned = make_group(store, 3 - world.rank(), 4, "mpi", 30s);
@@ -278,13 +287,13 @@ TEST(MpiRefusalsChild, DISABLED_Run) {
   on_ranks(2, [](Group& group) {
     at::Tensor real = at::ones({4}), turn = at::complex(at::ones({2}), at::ones({2})),
                truth = at::ones({2}, at::kBool), tiny = at::ones({4}).to(at::kFloat8_e4m3fn);
-    COHORT_EXPECT_THROW_WITH(group.all_reduce(real, ReduceOp::BAND), UsageError,
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(real, ReduceOp::BAND).wait(), UsageError,
                              "Backend mpi: all_reduce does not support BAND of Float");
-    COHORT_EXPECT_THROW_WITH(group.all_reduce(turn, ReduceOp::MAX), UsageError,
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(turn, ReduceOp::MAX).wait(), UsageError,
                              "Backend mpi: all_reduce does not support MAX of ComplexFloat");
-    COHORT_EXPECT_THROW_WITH(group.reduce(truth, 0, ReduceOp::AVG), UsageError,
+    COHORT_EXPECT_THROW_WITH(group.reduce(truth, 0, ReduceOp::AVG).wait(), UsageError,
                              "Backend mpi: reduce does not support AVG of Bool");
-    COHORT_EXPECT_THROW_WITH(group.all_reduce(tiny), UsageError,
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(tiny).wait(), UsageError,
                              "Backend mpi: all_reduce does not support SUM of Float8_e4m3fn");
     COHORT_EXPECT_THROW_WITH(group.send(real, 1 - group.rank(), -1), UsageError,
                              "send: tag is -1, expected 0 to");
@@ -292,7 +301,7 @@ TEST(MpiRefusalsChild, DISABLED_Run) {
     COHORT_EXPECT_THROW_WITH(
         group.process_group()->allreduce(views), c10::Error,
         "Backend mpi: all_reduce: got a tensor of strides [1, 4], expected a contiguous one");
-    COHORT_EXPECT_THROW_WITH(group.broadcast(real, group.rank()), UsageError,
+    COHORT_EXPECT_THROW_WITH(group.broadcast(real, group.rank()).wait(), UsageError,
                              "rank 1: broadcast");  // compared before MPI sees it
     group.broadcast(tiny, 0).wait();
     group.all_reduce(real).wait();  // and the group is as good as before

@@ -10,6 +10,13 @@ if(NOT COHORT_READERS_ONLY AND NOT COHORT_SANITIZE)
     add_test(NAME comm_shm_python.${_cohort_what} COMMAND ${_cohort_python_test}
       "${CMAKE_CURRENT_SOURCE_DIR}/shm_python_test.py" ${_cohort_what} ${_cohort_python_folders} "${LibTorch_VERSION}")
   endforeach()
+  foreach(_cohort_what sample all)
+    add_test(NAME comm_shm_python.pytorch_${_cohort_what} COMMAND ${_cohort_python_test}
+      "${CMAKE_CURRENT_SOURCE_DIR}/pytorch_distributed_test.py" ${_cohort_what} ${_cohort_python_folders} "${LibTorch_VERSION}")
+    set_tests_properties(comm_shm_python.pytorch_${_cohort_what} PROPERTIES
+      LABELS multiproc TIMEOUT 300 ENVIRONMENT "${_cohort_python_environment}" FIXTURES_REQUIRED shm_python)
+  endforeach()
+  set_tests_properties(comm_shm_python.pytorch_all PROPERTIES LABELS "multiproc;slow" TIMEOUT 3600)
   add_test(NAME examples.shm_in_python COMMAND ${_cohort_python_test}
     -m torch.distributed.run --standalone --nproc-per-node 2
     "${PROJECT_SOURCE_DIR}/examples/shm_in_python/main.py" ${_cohort_python_folders} 40)

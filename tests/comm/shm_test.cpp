@@ -180,11 +180,11 @@ TEST(ShmBackendTest, WhatItCannotDoIsRefusedByNameBeforeAnythingTravels) {
   run_ranks(2, "shm", [](Group& group) {
     at::Tensor complex = at::ones({3}, at::kComplexFloat), ints = at::ones({3}, at::kInt),
                floats = at::ones({3}), truth = at::ones({3}, at::kBool);
-    COHORT_EXPECT_THROW_WITH(group.all_reduce(complex, ReduceOp::MAX), UsageError,
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(complex, ReduceOp::MAX).wait(), UsageError,
                              "Backend shm: all_reduce does not support MAX of ComplexFloat");
-    COHORT_EXPECT_THROW_WITH(group.all_reduce(floats, ReduceOp::BAND), UsageError,
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(floats, ReduceOp::BAND).wait(), UsageError,
                              "Backend shm: all_reduce does not support BAND of Float");
-    COHORT_EXPECT_THROW_WITH(group.all_reduce(truth, ReduceOp::AVG), UsageError,
+    COHORT_EXPECT_THROW_WITH(group.all_reduce(truth, ReduceOp::AVG).wait(), UsageError,
                              "Backend shm: all_reduce does not support AVG of Bool");
     COHORT_EXPECT_THROW_WITH(group.send(ints, group.rank()), UsageError, "cannot send to itself");
     std::vector<at::Tensor> strided{at::ones({4, 4}).t().slice(0, 0, 2)};

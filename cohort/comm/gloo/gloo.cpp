@@ -1,16 +1,21 @@
 // LibTorch's Gloo backend. The only file that sees gloo/declarations.
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstring>
+#include <sstream>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "cohort/comm/backend.h"
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
+#include "cohort/core/pipe_signal.h"
+#include "cohort/core/reach.h"
 #include "cohort/core/torch_compat.h"
 
 namespace cohort::comm {
@@ -44,29 +49,66 @@ std::string address_towards(const std::string& host) {
   return result;
 }
 
-std::shared_ptr<gloo::transport::Device> make_device(const std::string& reach) {
-  auto interface = core::env_string("COHORT_INTERFACE");
-  if (!interface) interface = core::env_string("GLOO_SOCKET_IFNAME");
-  try {
-    if (interface) return Gloo::createDeviceForInterface(*interface);
-    if (!reach.empty()) {
-      const std::string address = address_towards(reach);
-      if (!address.empty()) return Gloo::createDeviceForHostname(address);
+// An address of this host that others can come to: that of the route to everywhere, else of the first
+// interface that is up; empty if there is none.
+std::string own_address() {
+  // Of a network that is for documentation: only the routing table is asked.
+  const std::string routed = address_towards("192.0.2.1");
+  if (!routed.empty() && !core::is_loopback(routed)) return routed;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return "";
+  std::string result;
+  for (const ifaddrs* at = list; at != nullptr && result.empty(); at = at->ifa_next) {
+    if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != AF_INET) continue;
+    if ((at->ifa_flags & IFF_UP) == 0 || (at->ifa_flags & IFF_LOOPBACK) != 0) continue;
+    std::array<char, NI_MAXHOST> text{};
+    if (::getnameinfo(at->ifa_addr, sizeof(sockaddr_in), text.data(), text.size(), nullptr, 0,
+                      NI_NUMERICHOST) == 0) {
+      result = text.data();
     }
-    return Gloo::createDefaultDevice();
+  }
+  ::freeifaddrs(list);
+  return result;
+}
+
+// Where this rank listens: `reach` is on the way to the others. On many a machine its own name leads to
+// 127.0.1.1: true, but no address for other hosts to come to.
+std::string address_for(const std::string& reach) {
+  const bool asks_for_loopback = reach == "localhost" || reach == "::1" || reach.starts_with("127.");
+  const std::string address = reach.empty() ? "" : address_towards(reach);
+  return asks_for_loopback || !core::is_loopback(address) ? address : own_address();
+}
+
+using Devices = std::vector<std::shared_ptr<gloo::transport::Device>>;
+
+Devices make_devices(const std::string& reach) {
+  auto interfaces = core::env_string("COHORT_INTERFACE");
+  if (!interfaces) interfaces = core::env_string("GLOO_SOCKET_IFNAME");
+  try {
+    if (!interfaces) {
+      const std::string address = address_for(reach);
+      return {address.empty() ? Gloo::createDefaultDevice() : Gloo::createDeviceForHostname(address)};
+    }
+    Devices devices;
+    std::istringstream names(*interfaces);
+    for (std::string name; std::getline(names, name, ',');) {
+      devices.push_back(Gloo::createDeviceForInterface(name));
+    }
+    return devices;
   } catch (const std::exception& error) {
     throw CommError("comm.gloo",
-                    core::concat("cannot listen on ", interface ? "interface " + *interface : "any address",
+                    core::concat("cannot listen on ", interfaces ? "interface " + *interfaces : "any address",
                                  ": ", error.what()),
-                    "COHORT_INTERFACE=NAME, one of those that `ip address` lists");
+                    "COHORT_INTERFACE=NAME, one of those that `ip address` lists, or several: a,b");
   }
 }
 
 }  // namespace
 
 MadeBackend make_gloo(const BackendOptions& options) {
+  const core::BlockedPipeSignal errors_not_signals;  // for Gloo's threads, which are made here
   auto gloo_options = Gloo::Options::create(options.timeout);
-  gloo_options->devices.push_back(make_device(options.reach));
+  gloo_options->devices = make_devices(options.reach);
   auto backend = c10::make_intrusive<Gloo>(options.store, options.rank, options.size, gloo_options);
   // The declarations would have to be wrong for this to differ; then nothing after it can be trusted.
   const auto base = backend->getBackendOptions();

@@ -1,5 +1,9 @@
 #include "cohort/comm/kernels/kernels.h"
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #include <array>
 #include <string>
 
@@ -19,6 +23,45 @@ namespace avx512 {
 extern const Kernels table;
 }
 #endif
+
+namespace {
+
+// The control register of floating point arithmetic, and what it is where nobody has set it.
+#if defined(__x86_64__)
+constexpr std::uint64_t kStandard = 0x1F80;  // all exceptions masked
+std::uint64_t control() {
+  return _mm_getcsr() & ~std::uint64_t{0x3F};  // without the flags of what happened
+}
+void set_control(std::uint64_t bits) {
+  _mm_setcsr(static_cast<unsigned>(bits));
+}
+#elif defined(__aarch64__)
+constexpr std::uint64_t kStandard = 0;
+std::uint64_t control() {
+  std::uint64_t bits = 0;
+  asm volatile("mrs %0, fpcr" : "=r"(bits));
+  return bits;
+}
+void set_control(std::uint64_t bits) {
+  asm volatile("msr fpcr, %0" : : "r"(bits));
+}
+#else
+constexpr std::uint64_t kStandard = 0;
+std::uint64_t control() {
+  return kStandard;
+}
+void set_control(std::uint64_t /*bits*/) {}
+#endif
+
+}  // namespace
+
+StandardFloats::StandardFloats() : before_(control()) {
+  if (before_ != kStandard) set_control(kStandard);
+}
+
+StandardFloats::~StandardFloats() {
+  if (before_ != kStandard) set_control(before_);
+}
 
 const char* name_of(Dtype dtype) {
   constexpr std::array<const char*, kDtypes> names = {

@@ -60,6 +60,19 @@ bool can_reduce(Dtype dtype, Op op);
 /// Of kernels(). Throws: UsageError when it means nothing.
 Reduce reducer(Dtype dtype, Op op);
 
+/// While it lives, this thread rounds to nearest and keeps denormals, whatever set_flush_denormal() and
+/// others made of it: sums then have the same bits on whichever thread of whichever rank they are made.
+class StandardFloats {
+ public:
+  StandardFloats();
+  ~StandardFloats();
+  StandardFloats(const StandardFloats&) = delete;
+  StandardFloats& operator=(const StandardFloats&) = delete;
+
+ private:
+  std::uint64_t before_;
+};
+
 /// All that this processor can run, the best first, null at the end.
 const Kernels* const* all_kernels();
 

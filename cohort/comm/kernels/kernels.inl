@@ -12,7 +12,12 @@
 namespace cohort::comm::COHORT_KERNELS_ISA {
 namespace {
 
-#define COHORT_LOOP _Pragma("GCC ivdep")  // arrays are the same, or do not touch
+// Arrays are the same, or do not touch.
+#if defined(__clang__)
+#define COHORT_LOOP _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define COHORT_LOOP _Pragma("GCC ivdep")
+#endif
 
 constexpr size_t kBlock = 1024;  // numbers that are summed in the nearest cache
 

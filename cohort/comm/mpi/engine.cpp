@@ -11,6 +11,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::comm::mpi {
 namespace {
@@ -56,16 +57,17 @@ Call::Call(CallText text, c10d::OpType type, std::vector<at::Tensor> results, st
       steps_(std::move(steps)),
       deadline_(timeout),
       lane_(std::move(lane)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
+      profiled_(ProfiledCall::begin("mpi", text_.name, results_, text_.group)) {}
 
 bool Call::wait(milliseconds timeout) {
   std::unique_lock lock(mutex_);
   const auto over = [&] { return completed_; };
-  if (timeout == kNoTimeout) {
-    cv_.wait(lock, over);  // the engine ends it at its deadline
-  } else if (!cv_.wait_for(lock, timeout, over)) {
+  // The engine ends it at its deadline, unless MPI does not come back to it.
+  if (timeout == kNoTimeout) timeout = time_left(deadline_);
+  if (!core::wait(cv_, lock, over, core::Deadline(timeout))) {
     hurry_ = true;
-    if (!cv_.wait_for(lock, std::chrono::seconds(1), over)) {
+    if (!core::wait(cv_, lock, over, core::Deadline(std::chrono::seconds(1)))) {
       throw std::runtime_error(core::concat(describe(), " timed out, and MPI does not come back"));
     }
   }
@@ -119,6 +121,7 @@ bool Call::advance() {
 // The work is over before the future is: what runs then may wait for the work.
 void Call::end(std::exception_ptr error) {
   if (!error) steps_.clear();
+  profiled_.reset();
   finish(error);
   if (error) {
     future_->setError(error);
@@ -148,7 +151,7 @@ Engine& Engine::start(core::Deadline deadline) {
       engine->loop();
     }).detach();
   }
-  if (ready.wait_for(time_left(deadline)) != std::future_status::ready) {
+  if (!core::wait(ready, deadline)) {
     deadline.check("comm.mpi", "MPI_Init, which waits until all processes that mpirun has started call it",
                    "look at those that do not");
   }
@@ -206,8 +209,12 @@ void Engine::submit(CallPtr call) {
 void Engine::run(std::function<void()> task, core::Deadline deadline, const char* what) {
   const auto job = std::make_shared<std::packaged_task<void()>>(std::move(task));
   std::future<void> done = job->get_future();
-  post([job] { (*job)(); });
-  if (done.wait_for(time_left(deadline)) != std::future_status::ready) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!over_) blocking_tasks_.emplace_back([job] { (*job)(); });
+  }
+  changed_.notify_one();
+  if (!core::wait(done, deadline)) {
     failed_ = true;
     deadline.check("comm.mpi", what);
   }
@@ -233,6 +240,7 @@ void Engine::loop() {
   while (true) {
     bool moved = take_new();
     moved = drive() || moved;
+    moved = run_blocking() || moved;
     look_at_deadlines();
     {
       const std::lock_guard lock(mutex_);
@@ -257,6 +265,22 @@ bool Engine::take_new() {
     running_.push_back(std::move(call));
   }
   return !calls.empty() || !tasks.empty();
+}
+
+// True when one has run.
+bool Engine::run_blocking() {
+  const bool has_collectives = std::ranges::any_of(
+      running_, [](const CallPtr& call) { return call->lane_ != nullptr && !call->isCompleted(); });
+  std::function<void()> task;
+  {
+    const std::lock_guard lock(mutex_);
+    // A collective that was begun before the task may not have been taken yet.
+    if (has_collectives || !new_calls_.empty() || blocking_tasks_.empty()) return false;
+    task = std::move(blocking_tasks_.front());
+    blocking_tasks_.erase(blocking_tasks_.begin());
+  }
+  task();
+  return true;
 }
 
 // True when a call has ended.
@@ -320,12 +344,13 @@ void Engine::pause(bool moved) {
     return;
   }
   std::unique_lock lock(mutex_);
-  const auto asked = [&] { return !new_calls_.empty() || !tasks_.empty() || stopping_; };
-  changed_.wait_for(lock,
-                    running_.empty() ? 10ms
-                    : quiet < 100ms  ? std::chrono::microseconds(50)
-                                     : 1ms,
-                    asked);
+  const auto asked = [&] {
+    return !new_calls_.empty() || !tasks_.empty() || !blocking_tasks_.empty() || stopping_;
+  };
+  const std::chrono::microseconds most = running_.empty() ? 10ms
+                                         : quiet < 100ms  ? std::chrono::microseconds(50)
+                                                          : 1ms;
+  core::wait(changed_, lock, asked, core::Deadline(most));
 }
 
 void Engine::end_job(const std::string& why) {
@@ -341,7 +366,7 @@ void Engine::at_exit(int status) {
   std::unique_lock lock(mutex_);
   stopping_ = true;
   changed_.notify_one();
-  ended_.wait_for(lock, failed_ ? kGrace : patience_ + kGrace, [&] { return over_; });
+  core::wait(ended_, lock, [&] { return over_; }, core::Deadline(failed_ ? kGrace : patience_ + kGrace));
 }
 
 void Engine::finalize() {
@@ -360,7 +385,7 @@ void Engine::finalize() {
       end_job(core::concat("rank ", rank_, " of ", size_, " has ended well and waited ", patience.count(),
                            " ms for others to end"));
     }
-    if (done == 0) std::this_thread::sleep_for(milliseconds(1));
+    if (done == 0) core::sleep(milliseconds(1), deadline);
   }
   MPI_Finalize();
   {

@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
+#include "cohort/comm/profiled_call.h"
 #include "cohort/core/deadline.h"
 
 /// The one thread of this process that calls MPI, from MPI_Init to MPI_Finalize.
@@ -91,6 +92,7 @@ class Call : public c10d::Work {
   std::atomic<bool> hurry_{false};  // somebody waited for less than the deadline
   std::atomic<int> source_{-1};
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::shared_ptr<ProfiledCall> profiled_;  // until it is over
 };
 using CallPtr = c10::intrusive_ptr<Call>;
 
@@ -108,8 +110,9 @@ class Engine {
   int largest_tag() const { return largest_tag_; }
 
   void submit(CallPtr call);
-  /// Runs `task` on the engine's thread and returns when it has run; throws what it threw, and TimeoutError
-  /// saying that `what` takes too long.
+  /// Runs `task`, which blocks, on the engine's thread, once the collectives that were begun are over: other
+  /// ranks may need all their steps before they come to the same. Returns when it has run; throws what it
+  /// threw, and TimeoutError saying that `what` takes too long.
   void run(std::function<void()> task, core::Deadline deadline, const char* what);
   /// Runs `task` there some time, or never when MPI is over.
   void post(std::function<void()> task);
@@ -121,6 +124,7 @@ class Engine {
   void begin();
   void loop();
   bool take_new();
+  bool run_blocking();
   bool drive();
   void look_at_deadlines();
   void pause(bool moved);
@@ -137,7 +141,7 @@ class Engine {
   std::condition_variable changed_;  // for the engine's thread
   std::condition_variable ended_;    // for who exits
   std::vector<CallPtr> new_calls_;
-  std::vector<std::function<void()>> tasks_;
+  std::vector<std::function<void()>> tasks_, blocking_tasks_;
   bool stopping_ = false, over_ = false;
   std::chrono::milliseconds patience_{0};
 

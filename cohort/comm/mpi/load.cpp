@@ -61,7 +61,8 @@ std::vector<int> meet(const BackendOptions& options, const mpi::Process& mine, c
   const auto key = [](int rank) { return core::concat("rank/", rank); };
   options.store->set(key(options.rank), core::concat(mine.job, " ", mine.rank));
   std::string error;
-  const std::vector<int> missing = missing_ranks(options.store, "rank", options.size, deadline, error);
+  const std::vector<int> missing =
+      missing_ranks(StoreBoard(options.store), "rank", options.size, deadline, error);
   if (!error.empty()) throw std::runtime_error("the store cannot be reached: " + error);
   if (!missing.empty()) {
     throw TimeoutError("comm.mpi", core::concat("no MPI on ", core::numbered("rank", missing), " of ",

@@ -73,6 +73,7 @@ void reduce_parts(const Numbers& numbers, const std::byte* all, int ranks, std::
     parts.push_back(all + static_cast<std::size_t>(rank) * n * size_of(numbers.dtype));
   }
   void* const to = out;
+  const StandardFloats same_everywhere;
   reducer(numbers.dtype, numbers.op)(&to, 1, parts.data(), ranks, n, false);
 }
 

@@ -14,7 +14,8 @@ namespace cohort::comm::shm {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-constexpr std::size_t kArenaBytes = std::size_t{64} << 20;  // the least
+// The first arena, and as much again with each, so that a small model's ranks take little.
+constexpr std::size_t kFirstBytes = std::size_t{4} << 20, kMostBytes = std::size_t{64} << 20;
 
 struct Arena {
   SharedMemory memory;
@@ -80,9 +81,11 @@ void* arena_allocate(std::size_t bytes) {
   for (Arena& arena : all.list) {
     if (const auto offset = arena.take(bytes)) return arena.memory.data() + *offset;
   }
+  std::size_t total = 0;
+  for (const Arena& arena : all.list) total += arena.memory.size();
   Arena& arena = all.list.emplace_back();
   try {
-    arena.memory = SharedMemory::create(std::max(bytes, kArenaBytes), true);
+    arena.memory = SharedMemory::create(std::max(bytes, std::clamp(total, kFirstBytes, kMostBytes)), true);
   } catch (...) {
     all.list.pop_back();
     throw;

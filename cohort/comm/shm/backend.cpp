@@ -2,6 +2,7 @@
 
 #include <tuple>
 
+#include "cohort/comm/profiled_call.h"
 #include "cohort/comm/shm/arena.h"
 #include "cohort/comm/shm/collectives.h"
 #include "cohort/comm/shm/shm.h"
@@ -76,14 +77,12 @@ struct ShmBackend::Call {
   milliseconds timeout{-1};  // as c10d's options have it
   std::function<Task()> make;
   bool is_message = false;
-  bool is_one_turn = false;
+  Turns turns = Turns::kMany;
   std::shared_ptr<int> source = std::make_shared<int>(-1);
 };
 
 ShmBackend::ShmBackend(std::unique_ptr<Communicator> ranks, milliseconds timeout)
-    : Backend(ranks->rank(), ranks->size()),
-      engine_(std::make_shared<Engine>(std::move(ranks))),
-      timeout_(timeout) {}
+    : Backend(ranks->rank(), ranks->size()), engine_(Engine::make(std::move(ranks))), timeout_(timeout) {}
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
   return c10::make_intrusive<Options>("shm", timeout_);
@@ -104,9 +103,13 @@ ShmBackend::WorkPtr ShmBackend::begin(Call call) {
   operation->number = calls_.fetch_add(1);
   operation->make = std::move(call.make);
   operation->is_message = call.is_message;
-  operation->is_one_turn = call.is_one_turn;
-  operation->keep = std::make_shared<std::tuple<Tensors, Tensors, std::shared_ptr<int>>>(
-      call.results, std::move(call.keep), call.source);
+  operation->turns = call.turns;
+  // What comes out is the larger part of most calls; what send() and a root's peers have goes in.
+  auto profiled =
+      ProfiledCall::begin("shm", call.name, call.results.empty() ? call.keep : call.results, getGroupUid());
+  using Kept = std::tuple<Tensors, Tensors, std::shared_ptr<int>, std::shared_ptr<ProfiledCall>>;
+  operation->keep =
+      std::make_shared<Kept>(call.results, std::move(call.keep), call.source, std::move(profiled));
   engine_->begin(operation);
   return c10::make_intrusive<ShmWork>(engine_, std::move(operation), rank_, call.type,
                                       std::move(call.results), std::move(call.source));
@@ -119,15 +122,13 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
   const Numbers numbers = numbers_of(who, tensor, options.reduceOp);
   scale(who, tensor, options.reduceOp);
   Communicator& ranks = engine_->ranks();
-  const bool one_turn = is_one_turn(ranks, Kind::kAllReduce, tensor.nbytes()) &&
-                        !arena_find(tensor.data_ptr(), tensor.nbytes());
   return begin({.name = who.call,
                 .type = OpType::ALLREDUCE,
                 .results = tensors,
                 .timeout = options.timeout,
                 .make = [&ranks, data = data_of(tensor), numel = numbers.numel(tensor),
                          numbers] { return all_reduce(ranks, data, numel, numbers.dtype, numbers.op); },
-                .is_one_turn = one_turn});
+                .turns = turns_of(ranks, Kind::kAllReduce, tensor.nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors,
@@ -162,7 +163,7 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks(), data = span_of(tensors[0]),
                          root] { return shm::broadcast(ranks, data, root); },
-                .is_one_turn = is_one_turn(engine_->ranks(), Kind::kBroadcast, tensors[0].nbytes())});
+                .turns = turns_of(engine_->ranks(), Kind::kBroadcast, tensors[0].nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
@@ -179,7 +180,7 @@ ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
        .timeout = options.timeout,
        .make = [&ranks = engine_->ranks(), data = data_of(tensor), numel = numbers.numel(tensor), numbers,
                 root] { return shm::reduce(ranks, data, numel, numbers.dtype, numbers.op, root); },
-       .is_one_turn = is_one_turn(engine_->ranks(), Kind::kReduce, tensor.nbytes())});
+       .turns = turns_of(engine_->ranks(), Kind::kReduce, tensor.nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
@@ -194,7 +195,7 @@ ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks(), to = pointers(outputs[0]),
                          from = span_of(inputs[0])] { return all_gather(ranks, to, from); },
-                .is_one_turn = is_one_turn(engine_->ranks(), Kind::kAllGather, inputs[0].nbytes())});
+                .turns = turns_of(engine_->ranks(), Kind::kAllGather, inputs[0].nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -240,8 +241,8 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs
   constexpr Caller who = caller("all_gather");
   check_as_many(who, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) check_alike(who, outputs[i], inputs[i], size_);
-  const bool one_turn =
-      inputs.size() == 1 && is_one_turn(engine_->ranks(), Kind::kAllGather, inputs[0].nbytes());
+  const Turns turns =
+      inputs.size() == 1 ? turns_of(engine_->ranks(), Kind::kAllGather, inputs[0].nbytes()) : Turns::kMany;
   return begin({.name = who.call,
                 .type = OpType::_ALLGATHER_BASE,
                 .results = outputs,
@@ -255,7 +256,7 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs
                       }
                       return sequence(std::move(tasks));
                     },
-                .is_one_turn = one_turn});
+                .turns = turns});
 }
 
 ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
@@ -275,7 +276,7 @@ ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks(), to = pointers(results), from = span_of(inputs[0]),
                          root] { return shm::gather(ranks, to, from, root); },
-                .is_one_turn = is_one_turn(engine_->ranks(), Kind::kGather, inputs[0].nbytes())});
+                .turns = turns_of(engine_->ranks(), Kind::kGather, inputs[0].nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
@@ -421,7 +422,7 @@ ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
                 .results = {},
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks()] { return shm::barrier(ranks); },
-                .is_one_turn = is_one_turn(engine_->ranks(), Kind::kBarrier)});
+                .turns = turns_of(engine_->ranks(), Kind::kBarrier)});
 }
 
 // Every barrier of this backend names the ranks that did not come.
@@ -441,8 +442,16 @@ c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d
                                               shm::kMaxRanks, " ranks"));
   }
   StoreBoard board(store);
-  auto ranks = std::make_unique<shm::Communicator>(board, rank, size, core::Deadline(timeout));
-  return c10::make_intrusive<shm::ShmBackend>(std::move(ranks), timeout);
+  try {
+    auto ranks = std::make_unique<shm::Communicator>(board, rank, size, core::Deadline(timeout));
+    return c10::make_intrusive<shm::ShmBackend>(std::move(ranks), timeout);
+  } catch (const std::exception& error) {
+    try {
+      board.set("not made", core::concat("rank ", rank, ": ", error.what()));
+    } catch (const std::exception&) {  // the store went with the rank that kept it
+    }
+    throw;
+  }
 }
 
 }  // namespace cohort::comm

@@ -46,7 +46,13 @@ struct Reduction {
   Reduction(Dtype dtype, Op op) : dtype(dtype), op(op), width(size_of(dtype)), run(reducer(dtype, op)) {}
   void one(std::byte* to, const Pointers& from, int num_from, std::size_t bytes) const {
     void* target = to;
-    run(&target, 1, from.data(), num_from, bytes / width, false);
+    many(&target, 1, from, num_from, bytes, false);
+  }
+  // The same bits on every rank, whichever thread comes to it: its own state is the caller's or the engine's.
+  void many(void* const* to, int num_to, const Pointers& from, int num_from, std::size_t bytes,
+            bool stream) const {
+    const StandardFloats same_everywhere;
+    run(to, num_to, from.data(), num_from, bytes / width, stream);
   }
 };
 
@@ -91,7 +97,7 @@ void reduce_in_place(const Communicator& ranks, const Reduction& reduction,
     from[rank] = where[rank];
   }
   const bool stream = bytes * static_cast<std::size_t>(ranks.size()) >= kStreamBytes;
-  reduction.run(where.data(), ranks.size(), from.data(), ranks.size(), mine.size() / reduction.width, stream);
+  reduction.many(where.data(), ranks.size(), from, ranks.size(), mine.size(), stream);
 }
 
 // Into the slot, for each rank but this one its part of the chunk, in its place.
@@ -111,7 +117,7 @@ void reduce_part(Communicator& ranks, const Reduction& reduction, std::byte* chu
     from[static_cast<std::size_t>(rank)] = (rank == ranks.rank() ? chunk : ranks.incoming(rank)) + mine.begin;
   }
   std::array<void*, 2> to = {chunk + mine.begin, ranks.outgoing() + kChunkBytes};
-  reduction.run(to.data(), 2, from.data(), ranks.size(), mine.size() / reduction.width, false);
+  reduction.many(to.data(), 2, from, ranks.size(), mine.size(), false);
 }
 
 void take_results(Communicator& ranks, std::byte* chunk, std::size_t bytes) {
@@ -132,6 +138,13 @@ Chunk chunk_at(std::byte* data, std::size_t bytes, std::size_t index) {
   return {data + start, std::min(kChunkBytes, bytes - start)};
 }
 
+[[noreturn]] void throw_other_rows(int from, std::uint64_t sent, int to, std::uint64_t expected) {
+  throw UsageError("comm.shm",
+                   core::concat("all_to_all: rank ", from, " sends rank ", to, " ", sent,
+                                " bytes, which expects ", expected),
+                   "rows that match on both ends");
+}
+
 // How many numbers of `width` bytes, times `parts`, go through a slot at a time.
 std::size_t piece_bytes(int parts) {
   return kChunkBytes / static_cast<std::size_t>(parts) / kLine * kLine;
@@ -139,18 +152,22 @@ std::size_t piece_bytes(int parts) {
 
 }  // namespace
 
-bool is_one_turn(const Communicator& ranks, Kind kind, std::size_t bytes) {
+Turns turns_of(const Communicator& ranks, Kind kind, std::size_t bytes) {
+  bool is_one = false;
   switch (kind) {
     case Kind::kAllReduce:
-      return bytes <= (ranks.size() == 2 ? kChunkBytes : kOneTurnBytes);
+      if (bytes > (ranks.size() == 2 ? kChunkBytes : kOneTurnBytes)) return Turns::kMany;
+      return bytes < kInPlaceBytes ? Turns::kOne : Turns::kOneUnlessShared;
     case Kind::kBroadcast:
     case Kind::kReduce:
     case Kind::kAllGather:
     case Kind::kGather:
-      return bytes <= kChunkBytes;
+      is_one = bytes <= kChunkBytes;
+      break;
     default:
-      return kind == Kind::kBarrier;
+      is_one = kind == Kind::kBarrier;
   }
+  return is_one ? Turns::kOne : Turns::kMany;
 }
 
 Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype dtype, Op op) {
@@ -158,7 +175,7 @@ Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype d
   const std::size_t bytes = numel * reduction.width;
   const Signature signature{.kind = Kind::kAllReduce, .dtype = dtype, .op = op, .bytes = bytes};
   // With two ranks each needs all of the other's either way.
-  const bool whole = ranks.size() == 2 || is_one_turn(ranks, Kind::kAllReduce, bytes);
+  const bool whole = ranks.size() == 2 || bytes <= kOneTurnBytes;
   const auto offer = [&](const Chunk& chunk) {
     if (whole) {
       copy_bytes(ranks.outgoing(), chunk.data, chunk.bytes);
@@ -174,6 +191,7 @@ Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype d
     co_await ranks.everyone();
     std::array<void*, kMaxRanks> where{};
     if (find_all(ranks, data, where)) {
+      ranks.begin_writes();
       reduce_in_place(ranks, reduction, where, bytes);
       ranks.arrive(signature);
       co_await ranks.everyone();
@@ -322,7 +340,12 @@ Task all_to_all(Communicator& ranks, std::vector<Span> to, std::vector<Span> fro
   const auto rest = [](const Span& part, std::size_t start, std::size_t limit) {
     return part.bytes <= start ? 0 : std::min(limit, part.bytes - start);
   };
-  copy_bytes(to[own].data, from[own].data, std::min(to[own].bytes, from[own].bytes));
+  if (to[own].bytes != from[own].bytes)
+    throw_other_rows(ranks.rank(), from[own].bytes, ranks.rank(), to[own].bytes);
+  copy_bytes(to[own].data, from[own].data, to[own].bytes);
+  // Beside the parts of the first turn: how much each rank will get.
+  auto* const sizes = reinterpret_cast<std::uint64_t*>(ranks.outgoing() + kChunkBytes);
+  for (std::size_t rank = 0; rank < from.size(); ++rank) sizes[rank] = from[rank].bytes;
   std::size_t start = 0;
   do {
     for (std::size_t rank = 0; rank < from.size(); ++rank) {
@@ -333,6 +356,12 @@ Task all_to_all(Communicator& ranks, std::vector<Span> to, std::vector<Span> fro
     co_await ranks.everyone();
     // All go on as long as the longest part takes.
     for (int rank = 0; rank < ranks.size(); ++rank) most = std::max(most, ranks.word(rank));
+    for (std::size_t rank = 0; start == 0 && rank < to.size(); ++rank) {
+      const std::uint64_t sent =
+          reinterpret_cast<const std::uint64_t*>(ranks.incoming(static_cast<int>(rank)) + kChunkBytes)[own];
+      if (sent != to[rank].bytes)
+        throw_other_rows(static_cast<int>(rank), sent, ranks.rank(), to[rank].bytes);
+    }
     for (std::size_t rank = 0; rank < to.size(); ++rank) {
       if (rank == own) continue;
       copy_bytes(to[rank].data + start, ranks.incoming(static_cast<int>(rank)) + own * piece,

@@ -11,6 +11,13 @@
 /// and the path, so all ranks and all runs have the same bits.
 namespace cohort::comm::shm {
 
+/// Whether the others need nothing more of a rank once its collective has begun.
+enum class Turns : std::uint8_t {
+  kMany,             ///< they do
+  kOne,              ///< they do not
+  kOneUnlessShared,  ///< they do where some rank's tensors may lie in an arena
+};
+
 /// In place. Memory that lies in an arena on every rank is reduced where it is.
 Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype dtype, Op op);
 /// In place. What the others hold afterwards is what they had.
@@ -28,9 +35,8 @@ Task reduce_scatter(Communicator& ranks, std::byte* to, std::vector<std::byte*> 
 /// `to` and `from`: one for each rank, of any size, as long as both ends say the same.
 Task all_to_all(Communicator& ranks, std::vector<Span> to, std::vector<Span> from);
 Task barrier(Communicator& ranks);
-/// Whether a call with `bytes` bytes on this rank needs nothing more of it once it has begun. Of those that
-/// send each rank something else this is never said.
-bool is_one_turn(const Communicator& ranks, Kind kind, std::size_t bytes = 0);
+/// Of a call with `bytes` bytes on this rank. Of those that send each rank something else it is kMany.
+Turns turns_of(const Communicator& ranks, Kind kind, std::size_t bytes = 0);
 /// One after the other.
 Task sequence(std::vector<Task> tasks);
 

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <thread>
 
 #include "cohort/comm/shm/arena.h"
 #include "cohort/comm/shm/futex.h"
 #include "cohort/core/cpu.h"
 #include "cohort/core/error.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::comm::shm {
 namespace {
@@ -57,7 +57,7 @@ void Communicator::share_segment(core::Deadline deadline) {
   }
   for (;;) {
     if (auto memory = links_.receive(0)) {
-      segment_ = SharedMemory::map(std::move(memory->second));
+      segment_ = SharedMemory::map(memory->second);
       if (segment_.size() == segment_bytes(size_)) return;
       throw CommError("comm.shm", "rank 0 was built with another version of this backend",
                       "the same Cohort on all ranks");
@@ -66,7 +66,7 @@ void Communicator::share_segment(core::Deadline deadline) {
     if (!gone.empty())
       throw PeerError("comm.shm", core::concat("rank 0 ", gone, " while the group was made"));
     deadline.check("comm.shm", "the memory that rank 0 makes");
-    std::this_thread::sleep_for(milliseconds(1));
+    core::sleep(milliseconds(1), deadline);
   }
 }
 
@@ -105,7 +105,8 @@ void Communicator::arrive(const Signature& signature, std::uint64_t word) {
 bool Communicator::Everyone::ready() {
   const std::uint64_t turn = ranks_->turn_;
   for (; next_ < ranks_->size_; ++next_) {
-    if (ranks_->arrival(next_).count.load(std::memory_order_acquire) < turn) return false;
+    // Before sleep it is to be seen what others did before they looked who sleeps: sequentially consistent.
+    if (ranks_->arrival(next_).count.load() < turn) return false;
   }
   const std::uint64_t mine = ranks_->arrival(ranks_->rank_).turns[turn % 2].signature;
   for (int rank = 0; rank < ranks_->size_; ++rank) {
@@ -136,6 +137,7 @@ Ring& Communicator::ring(int from, int to) const {
 std::uint64_t Communicator::place_of(const void* data, std::size_t bytes) {
   const auto place = arena_find(data, bytes);
   if (!place) return 0;
+  if (sleeper(rank_).shares.exchange(1) == 0) return 0;
   if (std::find(handed_.begin(), handed_.end(), place->arena) == handed_.end()) {
     const int fd = arena_fd(place->arena);
     for (int peer = 0; peer < size_; ++peer) {
@@ -146,6 +148,32 @@ std::uint64_t Communicator::place_of(const void* data, std::size_t bytes) {
   return place->arena << kOffsetBits | place->offset;
 }
 
+bool Communicator::any_shares() const {
+  for (int rank = 0; rank < size_ && !any_shares_; ++rank) any_shares_ = sleeper(rank).shares.load() != 0;
+  return any_shares_;
+}
+
+// Note [Late writes]: a rank that gives up hands its memory back to its caller, and a peer that comes late
+// sees that all have arrived. So before it writes, a rank says so and then looks whether one has given up;
+// one that gives up says so and then looks who writes. Both are sequentially consistent, so one of the two
+// sees the other. What is begun takes as long as a copy.
+void Communicator::begin_writes() {
+  arrival(rank_).writes.store(turn_);
+  for (int rank = 0; rank < size_; ++rank) {
+    if (sleeper(rank).state.load() != kGaveUp) continue;
+    throw PeerError("comm.shm", why_gone(~std::uint64_t{0}));
+  }
+}
+
+bool Communicator::is_written_to() const {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank == rank_ || arrival(rank).writes.load() != turn_ || arrival(rank).count.load() != turn_)
+      continue;
+    if (links_.why_gone(rank).empty()) return true;
+  }
+  return false;
+}
+
 std::byte* Communicator::find(int rank, std::uint64_t place) {
   const std::uint64_t arena = place >> kOffsetBits;
   auto& known = arenas_[static_cast<std::size_t>(rank)];
@@ -154,7 +182,7 @@ std::byte* Communicator::find(int rank, std::uint64_t place) {
     auto memory = links_.receive(rank);
     if (!memory)
       throw PeerError("comm.shm", core::concat("rank ", rank, " names memory that it did not hand over"));
-    known.insert_or_assign(memory->first, SharedMemory::map(std::move(memory->second)));
+    known.insert_or_assign(memory->first, SharedMemory::map(memory->second));
     found = known.find(arena);
   }
   return found->second.data() + (place & kOffsetMask);
@@ -214,12 +242,16 @@ bool Communicator::did_any_give_up() const {
   return false;
 }
 
-void Communicator::give_up(const std::string& why) {
+bool Communicator::give_up(const std::string& why) {
   Sleeper& mine = sleeper(rank_);
-  if (mine.state.load() != kHere) return;
-  mine.why[why.copy(mine.why, sizeof(mine.why) - 1)] = 0;
-  mine.state.store(kGaveUp);
-  wake_all();
+  if (mine.state.load() == kHere) {
+    mine.why[why.copy(mine.why, sizeof(mine.why) - 1)] = 0;
+    mine.state.store(kGaveUp);
+    wake_all();
+  }
+  // A peer that throws before it writes gives up too.
+  const core::Deadline deadline(milliseconds(500));
+  return core::poll_until([this] { return !is_written_to(); }, deadline, milliseconds(1));
 }
 
 }  // namespace cohort::comm::shm

@@ -74,10 +74,16 @@ class Communicator {
   // into it.
 
   /// A word for memory that lies in an arena of this process, which every peer can then find; 0 if it does
-  /// not.
+  /// not, and the first time: see any_shares().
   std::uint64_t place_of(const void* data, std::size_t bytes);
+  /// Whether a rank may name memory in the next turn. One says so a turn before it does.
+  bool any_shares() const;
   /// Where that is here.
   std::byte* find(int rank, std::uint64_t place);
+
+  /// Before this rank writes to memory that the others have named in this turn: see Note [Late writes].
+  /// Throws: PeerError where one of them has given up.
+  void begin_writes();
 
   // Waiting.
 
@@ -94,8 +100,9 @@ class Communicator {
   /// Why a rank of `mask` will never come: "rank 1 died (process 71)"; empty while all may.
   std::string why_gone(std::uint64_t mask) const;
   bool did_any_give_up() const;
-  /// This rank gives up, and the others learn why. Only the first time counts.
-  void give_up(const std::string& why);
+  /// This rank gives up, and the others learn why. Only the first time counts. Returns whether nobody writes
+  /// to memory that this rank has named, which takes half a second where a peer hangs as it does.
+  bool give_up(const std::string& why);
   /// Whether each rank can have a core of its own.
   bool has_core_each() const { return core_each_; }
 
@@ -107,13 +114,15 @@ class Communicator {
   struct alignas(64) Arrival {  // written by its rank
     std::atomic<std::uint64_t> count;
     Turn turns[2];
+    std::atomic<std::uint64_t> writes;  // the turn in which it writes to the others' memory
   };
   enum State : std::uint32_t { kHere, kLeft, kGaveUp };
   struct alignas(64) Sleeper {
     std::atomic<std::uint32_t> bell;  // rung by the others
     std::atomic<std::uint32_t> asleep;
     std::atomic<std::uint32_t> state;
-    char why[240];  // it gave up
+    std::atomic<std::uint32_t> shares;  // it may name memory from the next turn on
+    char why[240];                      // it gave up
   };
   static std::size_t segment_bytes(int size);
   Arrival& arrival(int rank) const { return reinterpret_cast<Arrival*>(segment_.data())[rank]; }
@@ -124,6 +133,7 @@ class Communicator {
   std::byte* slot(int rank, std::uint64_t turn) const {
     return slots_ + (static_cast<std::size_t>(rank) * 2 + turn % 2) * kSlotBytes;
   }
+  bool is_written_to() const;
   void share_segment(core::Deadline deadline);
   void find_cores(core::Deadline deadline);
   void begin_sleep();
@@ -139,6 +149,7 @@ class Communicator {
   std::uint64_t turn_ = 0;  // that this rank has arrived at
   std::uint32_t heard_ = 0;
   bool core_each_ = false;
+  mutable bool any_shares_ = false;
   std::vector<std::uint64_t> handed_;                          // arenas that the peers have
   std::vector<std::map<std::uint64_t, SharedMemory>> arenas_;  // of each peer
 };

@@ -4,7 +4,9 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
+#include "cohort/core/log.h"
 #include "cohort/core/numbered.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::comm::shm {
 namespace {
@@ -42,6 +44,17 @@ std::string not_come(std::uint64_t mask) {
 
 Engine::Engine(std::unique_ptr<Communicator> ranks)
     : ranks_(std::move(ranks)), messages_(*ranks_), thread_([this] { run(); }) {}
+
+// A callback may hold the last reference: the progress thread cannot wait for its own end.
+std::shared_ptr<Engine> Engine::make(std::unique_ptr<Communicator> ranks) {
+  return {new Engine(std::move(ranks)), [](Engine* engine) {
+            if (engine->thread_.get_id() == std::this_thread::get_id()) {
+              std::thread([engine] { delete engine; }).detach();
+            } else {
+              delete engine;
+            }
+          }};
+}
 
 Engine::~Engine() {
   {
@@ -91,10 +104,16 @@ void Engine::begin(const std::shared_ptr<Operation>& operation) {
   bool is_left_to_wait = false;
   if (take_wheel()) {
     advance_all();
-    is_left_to_wait = operation->over.load() || (operation->is_one_turn && operation->make == nullptr);
+    is_left_to_wait = operation->over.load() || needs_only_wait(*operation);
     leave_wheel();
   }
   if (!is_left_to_wait) make_progress();
+}
+
+// Of who drives: that it has begun means that those before it are over, so what they tell of arenas is known.
+bool Engine::needs_only_wait(const Operation& operation) const {
+  if (operation.make != nullptr || operation.turns == Turns::kMany) return false;
+  return operation.turns == Turns::kOne || !ranks_->any_shares();
 }
 
 void Engine::make_progress() {
@@ -122,7 +141,7 @@ void Engine::when_over(Operation& operation, std::function<void()> body) {
 }
 
 void Engine::wait(Operation& operation, core::Deadline deadline) {
-  // The operation's own end says more than that of a wait.
+  // The operation's own end says more than that of a wait, and who drives looks at it.
   if (!deadline.is_never() && operation.deadline.end() - milliseconds(50) <= deadline.end()) {
     deadline = core::Deadline::never();
   }
@@ -134,11 +153,7 @@ void Engine::wait(Operation& operation, core::Deadline deadline) {
       std::unique_lock lock(mutex_);
       ++waiting_;
       const auto ready = [&] { return operation.over.load() || is_free(); };
-      if (deadline.is_never()) {
-        changed_.wait(lock, ready);
-      } else {
-        changed_.wait_until(lock, deadline.end(), ready);
-      }
+      core::wait(changed_, lock, ready, deadline);
       --waiting_;
     }
     if (!operation.over.load() && deadline.expired()) {
@@ -161,13 +176,15 @@ void Engine::cancel(const std::string& why) {
   {
     std::unique_lock lock(mutex_);
     ++waiting_;
-    while (driven_) {
-      // Who drives looks at `stop_` and leaves, and nobody else takes the wheel; but one who cancels too
-      // resets it.
+    // Who drives looks at `stop_` and leaves, and nobody else takes the wheel; but one who cancels too
+    // resets it.
+    const auto is_undriven = [this] {
+      if (!driven_) return true;
       stop_.store(true);
       ranks_->wake(ranks_->rank());
-      changed_.wait(lock);
-    }
+      return false;
+    };
+    core::wait(changed_, lock, is_undriven, core::Deadline::never());
     --waiting_;
     driven_ = true;
     stop_.store(false);
@@ -249,7 +266,7 @@ bool Engine::is_idle() const {
 
 // Turns no longer agree between the ranks, or a message is cut: nothing after this can be trusted.
 void Engine::fail_all(const std::exception_ptr& error, const std::string& why) {
-  ranks_->give_up(why);
+  const bool is_memory_ours = ranks_->give_up(why);
   std::deque<std::shared_ptr<Operation>> all;
   {
     const std::lock_guard lock(mutex_);
@@ -261,35 +278,51 @@ void Engine::fail_all(const std::exception_ptr& error, const std::string& why) {
   for (auto& one : running_messages_) all.push_back(std::move(one));
   collectives_.clear();
   running_messages_.clear();
+  if (!is_memory_ours) {
+    core::log_warning(core::concat("comm.shm: a rank hangs as it writes to the tensors of a call of rank ",
+                                   ranks_->rank(), ", which failed: their memory is not used again"));
+    for (const auto& one : all) new std::shared_ptr<void>(one->keep);  // for ever
+  }
   for (const auto& one : all) finish(*one, error);
+}
+
+// The one whose deadline has passed, whether its turn has come or not.
+Operation* Engine::first_late() const {
+  for (const auto& operation : collectives_) {
+    if (operation->deadline.expired()) return operation.get();
+  }
+  for (const auto& message : running_messages_) {
+    if (message->deadline.expired()) return message.get();
+  }
+  return nullptr;
 }
 
 // A rank that dies says nothing, so every now and then somebody must look; one that gives up wakes the
 // others.
 void Engine::look_for_faults() {
   const auto now = Clock::now();
-  const auto look = [&](Operation& operation, bool at_all) {
-    const std::uint64_t mask = operation.task.waits_for();
-    const std::string gone = at_all ? ranks_->why_gone(mask) : "";
-    if (!gone.empty()) {
+  if (now - looked_ >= kLook || ranks_->did_any_give_up()) {
+    looked_ = now;
+    std::vector<Operation*> running;
+    if (!collectives_.empty()) running.push_back(collectives_.front().get());
+    for (const auto& message : running_messages_) running.push_back(message.get());
+    for (Operation* const operation : running) {
+      const std::string gone = ranks_->why_gone(operation->task.waits_for());
+      if (gone.empty()) continue;
       // What it did before it went may be all that was needed.
-      if (advance_all() || is_idle()) return true;
-      const std::string what = name_of(operation) + ": " + gone;
-      fail_all(std::make_exception_ptr(PeerError("comm.shm", what)), what);
-      return true;
+      if (advance_all() || is_idle()) return;
+      const std::string what = name_of(*operation) + ": " + gone;
+      return fail_all(std::make_exception_ptr(PeerError("comm.shm", what)), what);
     }
-    if (!operation.deadline.expired()) return false;
-    const std::string what = core::concat(name_of(operation), ": timed out after ",
-                                          to_ms(operation.deadline.elapsed()), " ms: ", not_come(mask));
-    fail_all(std::make_exception_ptr(TimeoutError("comm.shm", what)), what);
-    return true;
-  };
-  const bool at_all = now - looked_ >= kLook || ranks_->did_any_give_up();
-  if (at_all) looked_ = now;
-  if (!collectives_.empty() && look(*collectives_.front(), at_all)) return;
-  for (const auto& message : running_messages_) {
-    if (look(*message, at_all)) return;
   }
+  const Operation* const late = first_late();
+  if (late == nullptr) return;
+  std::string what =
+      core::concat(name_of(*late), ": timed out after ", to_ms(late->deadline.elapsed()), " ms: ");
+  const bool is_behind = late->make != nullptr && !collectives_.empty();
+  if (is_behind) what += core::concat("it comes after ", name_of(*collectives_.front()), ", for which ");
+  what += not_come((is_behind ? *collectives_.front() : *late).task.waits_for());
+  fail_all(std::make_exception_ptr(TimeoutError("comm.shm", what)), what);
 }
 
 template <typename Until>
@@ -323,7 +356,7 @@ std::chrono::nanoseconds Engine::nap() const {
   const auto shorten = [&left](const Operation& operation) {
     left = std::min<std::chrono::nanoseconds>(left, operation.deadline.remaining());
   };
-  if (!collectives_.empty()) shorten(*collectives_.front());
+  for (const auto& collective : collectives_) shorten(*collective);
   for (const auto& message : running_messages_) shorten(*message);
   return std::max<std::chrono::nanoseconds>(left, microseconds(100));
 }
@@ -332,7 +365,7 @@ void Engine::run() {
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return stopped_ || (wanted_ && is_free()); });
+      core::wait_for_task(changed_, lock, [this] { return stopped_ || (wanted_ && is_free()); });
       if (stopped_) return;
       wanted_ = false;
       driven_ = true;

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "cohort/comm/shm/collectives.h"
 #include "cohort/comm/shm/communicator.h"
 #include "cohort/comm/shm/messages.h"
 #include "cohort/core/deadline.h"
@@ -27,7 +28,7 @@ struct Operation {
   core::Deadline deadline;
   std::function<Task()> make;  ///< called once, when those before it are over
   bool is_message = false;     ///< does not wait for those before it
-  bool is_one_turn = false;    ///< once it has begun the others need nothing more of this rank
+  Turns turns = Turns::kMany;
   std::shared_ptr<void> keep;  ///< lives until it is over
 
   std::atomic<bool> over{false};
@@ -47,7 +48,9 @@ struct Operation {
 class Engine {
  public:
   explicit Engine(std::unique_ptr<Communicator> ranks);
-  /// What is not over fails.
+  /// Returns one that any thread may let go of, also in a callback.
+  static std::shared_ptr<Engine> make(std::unique_ptr<Communicator> ranks);
+  /// What is not over fails. Not on the progress thread.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -69,6 +72,7 @@ class Engine {
 
  private:
   void make_progress();
+  bool needs_only_wait(const Operation& operation) const;
   bool is_free() const;
   bool take_wheel();
   void leave_wheel();
@@ -79,6 +83,7 @@ class Engine {
   bool spin();
   std::chrono::nanoseconds nap() const;
   void look_for_faults();
+  Operation* first_late() const;
   bool advance(Operation& operation);
   std::string name_of(const Operation& operation) const;
   void finish(Operation& operation, std::exception_ptr error);

@@ -1,7 +1,6 @@
 #include "cohort/comm/shm/links.h"
 
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -11,15 +10,20 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
+#include <map>
+#include <mutex>
 #include <sstream>
 
 #include "cohort/core/error.h"
 #include "cohort/core/host.h"
 #include "cohort/core/numbered.h"
+#include "cohort/core/secret.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::comm::shm {
 namespace {
+
+constexpr std::chrono::milliseconds kLook(200);  // between looks whether another rank has failed
 
 // How to reach a rank.
 struct Contact {
@@ -28,39 +32,6 @@ struct Contact {
   std::string address;  // of its socket
   std::string token;    // shows that who connects has read this
 };
-
-std::string hex(const void* bytes, std::size_t size) {
-  std::string text;
-  for (std::size_t i = 0; i < size; ++i) {
-    constexpr const char* kDigits = "0123456789abcdef";
-    const auto byte = static_cast<const unsigned char*>(bytes)[i];
-    text += {kDigits[byte / 16], kDigits[byte % 16]};
-  }
-  return text;
-}
-
-std::string first_line(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-// Processes that see the same boot and the same network can reach each other's sockets.
-std::string this_machine() {
-  std::array<char, 64> network{};
-  const auto length = ::readlink("/proc/self/ns/net", network.data(), network.size());
-  return first_line("/proc/sys/kernel/random/boot_id") + "/" +
-         std::string(network.data(), length > 0 ? static_cast<std::size_t>(length) : 0);
-}
-
-std::string new_token() {
-  std::array<unsigned char, 16> bytes{};
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    throw SystemError("comm.shm", core::concat("no random numbers: ", std::strerror(errno)));
-  }
-  return hex(bytes.data(), bytes.size());
-}
 
 [[noreturn]] void fail_socket(const char* what) {
   throw SystemError("comm.shm", core::concat("cannot ", what, " a local socket: ", std::strerror(errno)));
@@ -84,7 +55,8 @@ std::string listen_somewhere(const core::Fd& fd, int backlog) {
   return {address.sun_path + 1, length - sizeof(sa_family_t) - 1};
 }
 
-core::Fd connect_to(const std::string& name, int rank) {
+// Closed when nobody listens there: errno says why.
+core::Fd connect_to(const std::string& name) {
   core::Fd fd = new_socket();
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -92,8 +64,23 @@ core::Fd connect_to(const std::string& name, int rank) {
   std::memcpy(address.sun_path + 1, name.data(), length);
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address),
                 static_cast<socklen_t>(sizeof(sa_family_t) + 1 + length)) != 0) {
-    throw PeerError("comm.shm", core::concat("cannot connect to rank ", rank, ": ", std::strerror(errno)));
+    return core::Fd();
   }
+  return fd;
+}
+
+// Two groups have the same processes as a rule, and one descriptor tells of a process's end.
+std::shared_ptr<const core::Fd> process_of(pid_t pid) {
+  static std::mutex& mutex = *new std::mutex;
+  static auto& known = *new std::map<pid_t, std::weak_ptr<const core::Fd>>;
+  const std::lock_guard lock(mutex);
+  if (const auto fd = known[pid].lock()) {
+    if (core::ready_events(fd->get(), POLLIN) == 0) return fd;  // else the number is another process's by now
+  }
+  core::Fd opened(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!opened.is_open()) return nullptr;
+  auto fd = std::make_shared<const core::Fd>(std::move(opened));
+  known[pid] = fd;
   return fd;
 }
 
@@ -101,6 +88,18 @@ void say(const core::Fd& fd, const std::string& words, int rank) {
   if (::send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(words.size())) {
     throw PeerError("comm.shm", core::concat("cannot speak to rank ", rank, ": ", std::strerror(errno)));
   }
+}
+
+ucred credentials_of(const core::Fd& socket) {
+  ucred credentials{};
+  socklen_t length = sizeof(credentials);
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) fail_socket("look at");
+  return credentials;
+}
+
+// Another user of this host may have read the token where it stands.
+bool is_our_users(const core::Fd& socket) {
+  return credentials_of(socket).uid == ::geteuid();
 }
 
 // A number with a file descriptor, as sockets take and give them.
@@ -120,18 +119,28 @@ struct Parcel {
   msghdr message{};
 };
 
+// One that could not make the group says so, and the others need not wait for it.
+void check_not_given_up(Board& board) {
+  if (!board.has("not made")) return;
+  throw PeerError("comm.shm", board.get("not made"), "look for the first rank that failed");
+}
+
 // Waits for every rank's contact.
 std::vector<Contact> read_contacts(Board& board, int size, core::Deadline deadline) {
-  const std::vector<int> missing = core::missing_ranks(board, "contact", size, deadline);
-  if (!missing.empty()) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < size; ++rank) keys.push_back(core::concat("contact/", rank));
+  while (!core::poll_for(board, keys, core::Deadline(kLook).sooner(deadline))) {
+    check_not_given_up(board);
+    if (!deadline.expired()) continue;
+    const std::vector<int> missing = core::missing_ranks(board, "contact", size, deadline);
     throw RendezvousError("comm.shm",
                           core::concat(core::numbered("rank", missing), " of ", size, " did not come"));
   }
+  const std::vector<std::string> words = board.get_all(keys);
   std::vector<Contact> contacts(static_cast<std::size_t>(size));
   for (std::size_t rank = 0; rank < contacts.size(); ++rank) {
     Contact& contact = contacts[rank];
-    std::istringstream(board.get(core::concat("contact/", rank))) >> contact.machine >> contact.host >>
-        contact.address >> contact.token;
+    std::istringstream(words[rank]) >> contact.machine >> contact.host >> contact.address >> contact.token;
   }
   return contacts;
 }
@@ -157,24 +166,50 @@ Links::Links(Board& board, int rank, int size, core::Deadline deadline)
   const core::Fd listener = new_socket();
   const std::string address = listen_somewhere(listener, size);
   board.set(core::concat("contact/", rank),
-            core::concat(this_machine(), " ", core::host_name(), " ", address, " ", new_token()));
+            core::concat(core::machine_id(), " ", core::host_name(), " ", address, " ", core::random_word()));
   const std::vector<Contact> contacts = read_contacts(board, size, deadline);
   check_same_machine(contacts, rank);
   for (int peer = 0; peer < rank; ++peer) {
     const Contact& contact = contacts[static_cast<std::size_t>(peer)];
-    core::Fd socket = connect_to(contact.address, peer);
+    core::Fd socket = connect_to(contact.address);
+    if (!socket.is_open()) {
+      const int error = errno;
+      check_not_given_up(board);
+      throw PeerError("comm.shm", core::concat("cannot connect to rank ", peer, ": ", std::strerror(error)));
+    }
+    if (!is_our_users(socket)) {
+      throw PeerError("comm.shm",
+                      core::concat("rank ", peer, " is a process of user ", credentials_of(socket).uid,
+                                   ", this one of ", ::geteuid()),
+                      "all ranks as one user");
+    }
     say(socket, core::concat(contact.token, " ", rank), peer);
     adopt(peer, std::move(socket));
   }
-  const std::string& token = contacts[static_cast<std::size_t>(rank)].token;
+  std::vector<std::string> addresses;
+  for (const Contact& contact : contacts) addresses.push_back(contact.address);
+  accept_others(listener, board, addresses, contacts[static_cast<std::size_t>(rank)].token, rank, deadline);
+}
+
+// Waits for those above this rank to connect. A rank listens until all above it have: where nobody listens
+// and no connection came, it has died.
+void Links::accept_others(const core::Fd& listener, Board& board, const std::vector<std::string>& addresses,
+                          const std::string& token, int rank, core::Deadline deadline) {
+  const auto is_here = [this](std::size_t peer) { return links_[peer].socket.is_open(); };
+  const auto missing = [&] {
+    std::vector<int> ranks;
+    for (std::size_t peer = static_cast<std::size_t>(rank) + 1; peer < links_.size(); ++peer) {
+      if (!is_here(peer)) ranks.push_back(static_cast<int>(peer));
+    }
+    return ranks;
+  };
   std::vector<core::Fd> strangers;  // connected, but have not said who they are
-  for (int known = rank + 1; known < size;) {
+  std::vector<int> suspects;        // nobody listened at the last look
+  auto next_look = core::Deadline(kLook);
+  while (!missing().empty()) {
     std::vector<pollfd> watched{{listener.get(), POLLIN, 0}};
     for (const core::Fd& stranger : strangers) watched.push_back({stranger.get(), POLLIN, 0});
-    if (deadline.expired()) {
-      throw RendezvousError("comm.shm", core::concat(size - known, " of ", size, " ranks did not connect"));
-    }
-    ::poll(watched.data(), watched.size(), std::min(deadline.remaining_ms(), 1000));
+    core::wait_for_files(watched, next_look.sooner(deadline));
     for (std::size_t i = strangers.size(); i-- > 0;) {
       if (watched[i + 1].revents == 0) continue;
       std::array<char, 128> words{};
@@ -183,29 +218,41 @@ Links::Links(Board& board, int rank, int size, core::Deadline deadline)
       std::string said;
       int peer = -1;
       text >> said >> peer;
-      if (said == token && peer > rank && peer < size &&
-          !links_[static_cast<std::size_t>(peer)].socket.is_open()) {
+      if (said == token && peer > rank && peer < static_cast<int>(links_.size()) &&
+          !is_here(static_cast<std::size_t>(peer)) && is_our_users(strangers[i])) {
         adopt(peer, std::move(strangers[i]));
-        ++known;
       }
       strangers.erase(strangers.begin() + static_cast<std::ptrdiff_t>(i));
     }
     if (watched[0].revents != 0) {
       core::Fd stranger(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (stranger.is_open()) strangers.push_back(std::move(stranger));
+      continue;
     }
+    if (deadline.expired() && !missing().empty()) {
+      throw RendezvousError("comm.shm", core::concat(core::numbered("rank", missing()), " of ", links_.size(),
+                                                     " did not connect"));
+    }
+    if (!next_look.expired()) continue;
+    next_look = core::Deadline(kLook);
+    check_not_given_up(board);
+    std::vector<int> silent;
+    for (const int peer : missing()) {
+      if (connect_to(addresses[static_cast<std::size_t>(peer)]).is_open()) continue;
+      silent.push_back(peer);
+      if (std::ranges::find(suspects, peer) == suspects.end()) continue;
+      throw PeerError("comm.shm", core::concat("rank ", peer, " died while the group was made"));
+    }
+    suspects = std::move(silent);
   }
 }
 
 void Links::adopt(int peer, core::Fd socket) {
   Link& link = links_[static_cast<std::size_t>(peer)];
-  ucred credentials{};
-  socklen_t length = sizeof(credentials);
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0) {
-    link.pid = credentials.pid;
-  }
+  const ucred credentials = credentials_of(socket);
+  link.pid = credentials.pid;
   // A child of the peer that lives on keeps the socket open; the process itself cannot be mistaken.
-  if (link.pid > 0) link.process = core::Fd(static_cast<int>(::syscall(SYS_pidfd_open, link.pid, 0)));
+  if (link.pid > 0) link.process = process_of(link.pid);
   link.socket = std::move(socket);
 }
 
@@ -234,6 +281,11 @@ std::optional<std::pair<std::uint64_t, core::Fd>> Links::receive(int peer) const
     length =
         ::recvmsg(links_[static_cast<std::size_t>(peer)].socket.get(), &parcel.message, MSG_CMSG_CLOEXEC);
   } while (length < 0 && errno == EINTR);
+  if (length >= 0 && (parcel.message.msg_flags & MSG_CTRUNC) != 0) {
+    throw SystemError("comm.shm",
+                      core::concat("cannot take memory of rank ", peer, ": no more file descriptors"),
+                      "ulimit -n");
+  }
   const cmsghdr* header = CMSG_FIRSTHDR(&parcel.message);
   if (length != sizeof(parcel.number) || header == nullptr || header->cmsg_type != SCM_RIGHTS)
     return std::nullopt;
@@ -244,10 +296,9 @@ std::optional<std::pair<std::uint64_t, core::Fd>> Links::receive(int peer) const
 
 std::string Links::why_gone(int peer) const {
   const Link& link = links_[static_cast<std::size_t>(peer)];
-  std::array<pollfd, 2> watched{{{link.process.get(), POLLIN, 0}, {link.socket.get(), POLLRDHUP, 0}}};
-  if (::poll(watched.data(), watched.size(), 0) <= 0) return "";
-  if ((watched[0].revents & POLLIN) != 0) return core::concat("died (process ", link.pid, ")");
-  if ((watched[1].revents & (POLLHUP | POLLRDHUP | POLLERR)) == 0) return "";
+  if (link.process && core::ready_events(link.process->get(), POLLIN) != 0)
+    return core::concat("died (process ", link.pid, ")");
+  if (core::ready_events(link.socket.get(), POLLRDHUP) == 0) return "";
   return link.pid > 0 ? core::concat("closed its connection (process ", link.pid, ")")
                       : "closed its connection";
 }

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,7 +22,8 @@ using core::Board;
 class Links {
  public:
   /// All ranks are connected. Blocks until then. Every rank of the group makes one.
-  /// Throws: RendezvousError naming the ranks that did not come; UsageError naming those on other hosts.
+  /// Throws: RendezvousError naming the ranks that did not come; PeerError as soon as one has died, or says
+  /// on the board under "not made" why it could not come; UsageError naming those on other hosts.
   Links(Board& board, int rank, int size, core::Deadline deadline);
 
   /// Hands memory over, with a number that says which. The peer need not wait for it.
@@ -29,6 +31,7 @@ class Links {
   void send(int peer, int fd, std::uint64_t number) const;
 
   /// What a peer handed over first and was not taken yet; nothing when there is none.
+  /// Throws: SystemError where this process may have no more file descriptors.
   std::optional<std::pair<std::uint64_t, core::Fd>> receive(int peer) const;
 
   /// Why nothing more can come from that rank; empty while it lives. Costs a system call.
@@ -37,10 +40,13 @@ class Links {
  private:
   struct Link {
     core::Fd socket;
-    core::Fd process;  // closed where the system cannot say more than the socket does
-    pid_t pid = 0;     // 0: not visible from here
+    // Shared by all groups; null where the system cannot say more than the socket does.
+    std::shared_ptr<const core::Fd> process;
+    pid_t pid = 0;  // 0: not visible from here
   };
   void adopt(int peer, core::Fd socket);
+  void accept_others(const core::Fd& listener, Board& board, const std::vector<std::string>& addresses,
+                     const std::string& token, int rank, core::Deadline deadline);
 
   std::vector<Link> links_;
 };

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "cohort/core/error.h"
+#include "cohort/core/memory_file.h"
 
 namespace cohort::comm::shm {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 }  // namespace
 
 SharedMemory SharedMemory::create(std::size_t bytes, bool reserve) {
-  core::Fd fd(::memfd_create("cohort", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  core::Fd fd = core::make_memory_file("cohort");
   if (!fd.is_open()) fail("cannot make shared memory", bytes, errno);
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) fail("cannot size shared memory", bytes, errno);
   if (reserve && bytes > 0) {
@@ -32,17 +33,18 @@ SharedMemory SharedMemory::create(std::size_t bytes, bool reserve) {
   }
   // Nobody can make it shorter under those who map it.
   ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-  return map(std::move(fd));
+  SharedMemory memory = map(fd);
+  memory.fd_ = std::move(fd);
+  return memory;
 }
 
-SharedMemory SharedMemory::map(core::Fd fd) {
+SharedMemory SharedMemory::map(const core::Fd& fd) {
   struct stat status {};
   if (::fstat(fd.get(), &status) != 0) fail("cannot look at shared memory", 0, errno);
   SharedMemory memory;
   const auto size = static_cast<std::size_t>(status.st_size);
   void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (data == MAP_FAILED) fail("cannot map shared memory", size, errno);
-  memory.fd_ = std::move(fd);
   memory.data_ = static_cast<std::byte*>(data);
   memory.size_ = size;
   return memory;

@@ -16,7 +16,7 @@ class SharedMemory {
   /// later. Throws: SystemError.
   static SharedMemory create(std::size_t bytes, bool reserve);
   /// Maps, whole, what another process made. Throws: SystemError.
-  static SharedMemory map(core::Fd fd);
+  static SharedMemory map(const core::Fd& fd);
 
   SharedMemory(SharedMemory&& other) noexcept
       : fd_(std::move(other.fd_)),

@@ -51,8 +51,8 @@ Task Messages::send(int to, Span data, int tag) {
   co_await until(bit(to), [this, peer, ticket] { return over_[peer] == ticket; });
   Ring& ring = ranks_.ring(ranks_.rank(), to);
   const auto space = [&ring] {
-    return kRingBytes - static_cast<std::size_t>(ring.written.load(std::memory_order_relaxed) -
-                                                 ring.read.load(std::memory_order_acquire));
+    return kRingBytes -
+           static_cast<std::size_t>(ring.written.load(std::memory_order_relaxed) - ring.read.load());
   };
   co_await until(bit(to), [&space] { return space() >= sizeof(Header); });
   const Header header{.bytes = data.bytes, .tag = tag};
@@ -116,8 +116,7 @@ bool Messages::begin_message(int source, Incoming& incoming) {
   const bool wanted = std::any_of(posted_.begin(), posted_.end(), [&](const Posted* posted) {
     return posted->source < 0 && (posted->from < 0 || posted->from == source);
   });
-  if (!wanted || ring.written.load(std::memory_order_acquire) - ring.read.load(std::memory_order_relaxed) <
-                     sizeof(Header)) {
+  if (!wanted || ring.written.load() - ring.read.load(std::memory_order_relaxed) < sizeof(Header)) {
     return false;
   }
   Header& header = incoming.header;
@@ -143,8 +142,8 @@ void Messages::pump(int source) {
   Incoming& incoming = incoming_[static_cast<std::size_t>(source)];
   Ring& ring = ranks_.ring(source, ranks_.rank());
   while (incoming.in_message || begin_message(source, incoming)) {
-    const auto there = static_cast<std::size_t>(ring.written.load(std::memory_order_acquire) -
-                                                ring.read.load(std::memory_order_relaxed));
+    const auto there =
+        static_cast<std::size_t>(ring.written.load() - ring.read.load(std::memory_order_relaxed));
     const std::size_t bytes = std::min<std::size_t>(there, incoming.header.bytes - incoming.got);
     if (bytes > 0) {
       std::byte* const to =

@@ -1,6 +1,7 @@
 #include "cohort/comm/shm/arena.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 namespace cohort::comm::shm {
 namespace {
@@ -25,6 +26,18 @@ TEST(ArenaTest, MemoryIsFoundUsedAgainAndJoined) {
   arena_free(large);
   EXPECT_EQ(arena_allocate(std::size_t{70} << 20), large);
   arena_free(large);
+}
+
+// 64 ranks of a small model do not take gigabytes.
+TEST(ArenaTest, TheFirstTensorsTakeLittleMemory) {
+  void* const small = arena_allocate(1000);
+  const auto place = arena_find(small, 1);
+  ASSERT_TRUE(place);
+  struct stat status {};
+  ASSERT_EQ(::fstat(arena_fd(place->arena), &status), 0);
+  EXPECT_LE(status.st_size, 4 << 20);
+  EXPECT_LE(status.st_blocks * 512, 4 << 20);
+  arena_free(small);
 }
 
 }  // namespace

@@ -30,8 +30,8 @@ class Rank {
   Engine& engine() { return engine_; }
 
   std::shared_ptr<Operation> begin(std::function<Task()> make, const char* call = "call",
-                                   bool is_message = false) {
-    auto operation = std::make_shared<Operation>(core::Deadline(timeout_));
+                                   bool is_message = false, milliseconds timeout = milliseconds(0)) {
+    auto operation = std::make_shared<Operation>(core::Deadline(timeout.count() > 0 ? timeout : timeout_));
     operation->call = call;
     operation->number = calls_++;
     operation->make = std::move(make);

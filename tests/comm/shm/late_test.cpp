@@ -1,0 +1,228 @@
+// Ranks that come late, or see the others only in part: what they may write to, how long the others wait.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <limits>
+#include <numeric>
+#include <span>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#include "cohort/comm/shm/arena.h"
+#include "cohort/core/error.h"
+#include "tests/comm/shm/ranks.h"
+#include "tests/support/throws.h"
+
+namespace cohort::comm::shm {
+namespace {
+
+constexpr std::size_t kNumbers = 16 * 1024;  // 64 KiB: reduced in place where it is shared
+
+// Numbers in an arena.
+class Shared {
+ public:
+  Shared() { std::ranges::fill(numbers(), 1.0F); }
+  ~Shared() { arena_free(data_); }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  std::span<float> numbers() { return {static_cast<float*>(data_), kNumbers}; }
+  bool are_all(float value) {
+    return std::ranges::all_of(numbers(), [=](float number) { return number == value; });
+  }
+
+ private:
+  void* data_ = arena_allocate(kNumbers * sizeof(float));
+};
+
+std::function<Task()> sum_of(Rank& rank, std::span<float> numbers) {
+  return [&rank, numbers] {
+    return all_reduce(rank.ranks(), reinterpret_cast<std::byte*>(numbers.data()), numbers.size(),
+                      Dtype::kFloat, Op::kSum);
+  };
+}
+
+TEST(ShmLateTest, ALateRankWritesNothingToWhatAnotherGotBack) {
+  for (const int num_ranks : {2, 3}) {
+    std::atomic<int> gave_up{0};
+    run_threads(num_ranks, [&](Rank& rank) {
+      Shared list;
+      rank.run(sum_of(rank, list.numbers()));  // from here on memory is shared
+      std::ranges::fill(list.numbers(), 1.0F);
+      rank.run(sum_of(rank, list.numbers()));
+      ASSERT_TRUE(list.are_all(static_cast<float>(num_ranks)));
+      if (rank.rank() == num_ranks - 1) {
+        while (gave_up.load() < num_ranks - 1) std::this_thread::sleep_for(milliseconds(5));
+        EXPECT_ANY_THROW(rank.run(sum_of(rank, list.numbers())));
+        gave_up.fetch_add(1);
+        return;
+      }
+      const auto begun = rank.begin(sum_of(rank, list.numbers()), "all_reduce", false, milliseconds(200));
+      EXPECT_ANY_THROW(rank.wait(begun));
+      std::ranges::fill(list.numbers(), 7.0F);
+      gave_up.fetch_add(1);
+      while (gave_up.load() < num_ranks) std::this_thread::sleep_for(milliseconds(5));
+      EXPECT_TRUE(list.are_all(7.0F)) << "rank " << rank.rank();
+    });
+  }
+}
+
+// Whatever the moment in which one gives up.
+TEST(ShmLateTest, WhatARankGotBackStaysItsOwn) {
+  for (int round = 0; round < 30; ++round) {
+    run_threads(2, [&](Rank& rank) {
+      Shared list;
+      rank.run(sum_of(rank, list.numbers()));
+      std::ranges::fill(list.numbers(), 1.0F);
+      if (rank.rank() == 1) std::this_thread::sleep_for(std::chrono::microseconds(37 * round));
+      const auto begun = rank.begin(sum_of(rank, list.numbers()));
+      if (rank.rank() == 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(500));
+        rank.engine().cancel("it was aborted");
+      }
+      try {
+        rank.wait(begun);
+      } catch (const Error&) {
+        std::ranges::fill(list.numbers(), 7.0F);
+        std::this_thread::sleep_for(milliseconds(3));
+        EXPECT_TRUE(list.are_all(7.0F)) << "rank " << rank.rank() << ", round " << round;
+      }
+    });
+  }
+}
+
+TEST(ShmLateTest, ADeadlineBehindAnotherCallHolds) {
+  run_threads(2, [](Rank& rank) {
+    std::vector<float> first(100, 1), second(100, 1);
+    if (rank.rank() == 1) {
+      std::this_thread::sleep_for(milliseconds(1000));
+      return;
+    }
+    const auto a = rank.begin(sum_of(rank, first), "all_reduce", false, seconds(15));
+    const auto b = rank.begin(sum_of(rank, second), "all_reduce", false, milliseconds(200));
+    const core::Deadline waited(seconds(60));
+    COHORT_EXPECT_THROW_WITH(rank.wait(b), TimeoutError,
+                             "it comes after all_reduce 0 of rank 0/2, for which rank 1 has not come");
+    EXPECT_LT(waited.elapsed(), milliseconds(700));
+    EXPECT_THROW(rank.wait(a), TimeoutError);
+  });
+}
+
+// A second turn is needed as soon as one of the ranks has its numbers in shared memory.
+TEST(ShmLateTest, WhoWaitsLaterHoldsUpNobodyThatSharesItsMemory) {
+  run_threads(2, [](Rank& rank) {
+    Shared shared;
+    std::vector<float> own(kNumbers, 1);
+    const std::span<float> numbers = rank.rank() == 1 ? shared.numbers() : std::span<float>(own);
+    for (int i = 0; i < 3; ++i) {
+      auto operation = std::make_shared<Operation>(core::Deadline(seconds(15)));
+      operation->call = "all_reduce";
+      operation->make = sum_of(rank, numbers);
+      operation->turns = turns_of(rank.ranks(), Kind::kAllReduce, numbers.size_bytes());
+      EXPECT_EQ(operation->turns, Turns::kOneUnlessShared);
+      rank.engine().begin(operation);
+      const core::Deadline waited(seconds(60));
+      if (rank.rank() == 0) std::this_thread::sleep_for(milliseconds(400));
+      rank.wait(operation);
+      if (rank.rank() == 1) {
+        EXPECT_LT(waited.elapsed(), milliseconds(300)) << i;
+      }
+      rank.run([&] { return barrier(rank.ranks()); });
+    }
+  });
+}
+
+TEST(ShmLateTest, RowsThatDoNotMatchAreAnError) {
+  run_threads(3, [](Rank& rank) {
+    std::vector<std::byte> from(30), to(30);
+    const auto parts = [](std::vector<std::byte>& all, std::array<std::size_t, 3> sizes) {
+      std::vector<Span> spans;
+      std::size_t at = 0;
+      for (const std::size_t size : sizes) spans.push_back({all.data() + std::exchange(at, at + size), size});
+      return spans;
+    };
+    const auto run = [&](std::array<std::size_t, 3> sends, std::array<std::size_t, 3> expects) {
+      rank.run([&] { return all_to_all(rank.ranks(), parts(to, expects), parts(from, sends)); });
+    };
+    run({1, 2, 3}, {static_cast<std::size_t>(rank.rank()) + 1, static_cast<std::size_t>(rank.rank()) + 1,
+                    static_cast<std::size_t>(rank.rank()) + 1});
+    if (rank.rank() == 2) {
+      COHORT_EXPECT_THROW_WITH(run({4, 4, 4}, {5, 4, 4}), UsageError,
+                               "rank 0 sends rank 2 4 bytes, which expects 5");
+    } else {
+      EXPECT_ANY_THROW(run({4, 4, 4}, {4, 4, 4}); rank.run([&] { return barrier(rank.ranks()); }));
+    }
+  });
+}
+
+#if defined(__x86_64__)
+// As at::globalContext().setFlushDenormal() sets it, for the thread that calls it.
+TEST(ShmLateTest, AllRanksHaveTheSameBitsWhicheverThreadSums) {
+  constexpr float kSmall = std::numeric_limits<float>::denorm_min() * 5;
+  run_threads(2, [&](Rank& rank) {
+    std::vector<float> list(50'000, kSmall), small(10, kSmall);
+    const unsigned before = _mm_getcsr();
+    if (rank.rank() == 0) _mm_setcsr(before | 0x8040U);
+    rank.sum(list, Dtype::kFloat);
+    rank.sum(small, Dtype::kFloat);
+    _mm_setcsr(before);
+    EXPECT_TRUE(std::ranges::all_of(list, [=](float number) { return number == 2 * kSmall; }));
+    EXPECT_EQ(small[9], 2 * kSmall);
+  });
+}
+#endif
+
+TEST(ShmLateTest, ACallbackMayLetGoOfTheEngineLast) {
+  MapBoard board;
+  std::thread other([&] {
+    Rank rank(board, 1, 2);
+    std::this_thread::sleep_for(milliseconds(50));
+    rank.run([&] { return barrier(rank.ranks()); });
+  });
+  const auto told = std::make_shared<std::atomic<bool>>(false);
+  std::weak_ptr<Engine> gone;
+  {
+    auto engine = Engine::make(std::make_unique<Communicator>(board, 0, 2, core::Deadline(seconds(20))));
+    gone = engine;
+    auto operation = std::make_shared<Operation>(core::Deadline(seconds(20)));
+    operation->call = "barrier";
+    operation->make = [&ranks = engine->ranks()] { return barrier(ranks); };
+    engine->begin(operation);
+    engine->when_over(*operation, [engine, told] { told->store(true); });
+  }
+  other.join();
+  const core::Deadline deadline(seconds(20));
+  while (!told->load() || !gone.expired()) {
+    deadline.check("test", "the engine to go");
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+TEST(ShmLateTest, ASecondGroupOfTheSameRanksTakesOnlyConnections) {
+  const auto num_open = [] {
+    const std::filesystem::directory_iterator all("/proc/self/fd");
+    return std::distance(begin(all), end(all));
+  };
+  constexpr int kRanks = 4;
+  MapBoard first_board, second_board;
+  std::vector<std::unique_ptr<Rank>> ranks(2 * kRanks);
+  const auto make_all = [&](MapBoard& board, std::size_t first) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      threads.emplace_back([&, rank] {
+        ranks[first + static_cast<std::size_t>(rank)] = std::make_unique<Rank>(board, rank, kRanks);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  };
+  make_all(first_board, 0);
+  const auto before = num_open();
+  make_all(second_board, kRanks);
+  EXPECT_EQ(num_open() - before, kRanks * (kRanks - 1) + 1) << "both ends of each, and rank 0's memory";
+}
+
+}  // namespace
+}  // namespace cohort::comm::shm

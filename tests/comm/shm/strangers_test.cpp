@@ -1,0 +1,125 @@
+// Who comes to the sockets of a group, and who does not.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <sstream>
+
+#include "cohort/core/error.h"
+#include "cohort/core/fd.h"
+#include "cohort/core/host.h"
+#include "tests/comm/shm/ranks.h"
+#include "tests/support/throws.h"
+
+namespace cohort::comm::shm {
+namespace {
+
+struct Contact {
+  std::string machine, host, address, token;
+};
+
+Contact contact_of(MapBoard& board, int rank) {
+  const std::string key = core::concat("contact/", rank);
+  const core::Deadline deadline(seconds(20));
+  while (!board.has(key)) {
+    deadline.check("test", key);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  Contact contact;
+  std::istringstream(board.get(key)) >> contact.machine >> contact.host >> contact.address >> contact.token;
+  return contact;
+}
+
+core::Fd connect_to(const std::string& address) {
+  core::Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  std::memcpy(name.sun_path + 1, address.data(), address.size());
+  const auto size = static_cast<socklen_t>(sizeof(sa_family_t) + 1 + address.size());
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&name), size) != 0) fd.close();
+  return fd;
+}
+
+// Another user of the host who has read the token where it stands.
+TEST(ShmStrangersTest, AProcessOfAnotherUserDoesNotTakeARanksPlace) {
+  if (::geteuid() != 0) return;  // only root can be another user
+  MapBoard board;
+  std::vector<float> list(10, 1);
+  std::thread first([&] {
+    Rank rank(board, 0, 2);
+    rank.sum(list, Dtype::kFloat);
+  });
+  // The place of rank 1, told before it is there.
+  const Contact mine = contact_of(board, 0);
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t thief = ::fork();
+  if (thief == 0) {
+    if (::setuid(65534) != 0) ::_exit(2);
+    const core::Fd fd = connect_to(mine.address);
+    const std::string words = mine.token + " 1";
+    const bool said = fd.is_open() && ::send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL) > 0;
+    [[maybe_unused]] const ssize_t ignored = ::write(ready[1], "x", 1);
+    char byte = 0;
+    // Turned away: the other end is closed.
+    ::_exit(said && ::recv(fd.get(), &byte, 1, 0) <= 0 ? 0 : 1);
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  {
+    Rank rank(board, 1, 2);
+    std::vector<float> ones(10, 1);
+    rank.sum(ones, Dtype::kFloat);
+  }
+  first.join();
+  EXPECT_EQ(list[9], 2);
+  int status = 0;
+  ASSERT_EQ(::waitpid(thief, &status, 0), thief);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  ::close(ready[0]);
+  ::close(ready[1]);
+}
+
+TEST(ShmStrangersTest, WhoDoesNotKnowTheTokenIsTurnedAway) {
+  MapBoard board;
+  std::thread first([&] {
+    Rank rank(board, 0, 2);
+    rank.run([&] { return barrier(rank.ranks()); });
+  });
+  const core::Fd stranger = connect_to(contact_of(board, 0).address);
+  ASSERT_TRUE(stranger.is_open());
+  ASSERT_GT(::send(stranger.get(), "let me in 1", 11, MSG_NOSIGNAL), 0);
+  const core::Fd silent = connect_to(contact_of(board, 0).address);
+  Rank rank(board, 1, 2);
+  rank.run([&] { return barrier(rank.ranks()); });
+  first.join();
+}
+
+TEST(ShmStrangersTest, ARankThatCouldNotMakeTheGroupIsNotWaitedFor) {
+  for (const bool has_come : {false, true}) {
+    MapBoard board;
+    if (has_come) board.set("contact/1", core::machine_id() + " here nobody-listens-here token");
+    std::thread other([&] {
+      std::this_thread::sleep_for(milliseconds(100));
+      board.set("not made", "rank 1: no descriptors");
+    });
+    const core::Deadline waited(seconds(60));
+    COHORT_EXPECT_THROW_WITH(Rank(board, 0, 2), PeerError, "rank 1");
+    EXPECT_LT(waited.elapsed(), seconds(2));
+    other.join();
+  }
+}
+
+TEST(ShmStrangersTest, ARankThatDiedBeforeItConnectedIsNamed) {
+  MapBoard board;
+  board.set("contact/1", core::machine_id() + " here nobody-listens-here token");
+  const core::Deadline waited(seconds(60));
+  COHORT_EXPECT_THROW_WITH(Rank(board, 0, 2), PeerError, "rank 1 died while the group was made");
+  EXPECT_LT(waited.elapsed(), seconds(2));
+}
+
+}  // namespace
+}  // namespace cohort::comm::shm

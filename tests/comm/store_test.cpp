@@ -1,0 +1,293 @@
+// What groups ask of the store: how often, for how long, and what they leave there.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "cohort/comm/check.h"
+#include "cohort/comm/deadline_store.h"
+#include "cohort/comm/pending.h"
+#include "cohort/comm/state.h"
+#include "cohort/comm/tcp_store.h"
+#include "cohort/core/error.h"
+#include "tests/support/ranks.h"
+#include "tests/support/throws.h"
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using test::run_ranks;
+
+// Requests of one rank to a store that all share.
+class CountingStore : public c10d::Store {
+ public:
+  explicit CountingStore(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<std::atomic<int>> requests)
+      : store_(std::move(store)), requests_(std::move(requests)) {}
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<CountingStore>(store_->clone(), requests_);
+  }
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override { ask().set(key, value); }
+  std::vector<std::uint8_t> get(const std::string& key) override { return ask().get(key); }
+  std::int64_t add(const std::string& key, std::int64_t value) override { return ask().add(key, value); }
+  bool deleteKey(const std::string& key) override { return ask().deleteKey(key); }
+  bool check(const std::vector<std::string>& keys) override { return ask().check(keys); }
+  std::int64_t getNumKeys() override { return ask().getNumKeys(); }
+  void wait(const std::vector<std::string>& keys) override { ask().wait(keys); }
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
+    ask().wait(keys, timeout);
+  }
+  bool hasExtendedApi() const override { return store_->hasExtendedApi(); }
+  std::vector<std::vector<std::uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    return ask().multiGet(keys);
+  }
+
+ private:
+  c10d::Store& ask() {
+    ++*requests_;
+    return *store_;
+  }
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<std::atomic<int>> requests_;
+};
+
+constexpr int kRanks = 8;
+
+// Runs body on each rank of a group over a store that counts; `keeper`: rank 0's process keeps the store.
+void run_counted(bool keeper, const std::function<void(Group&, std::atomic<int>&, c10d::Store&)>& body) {
+  const auto requests = std::make_shared<std::atomic<int>>(0);
+  const auto hash = c10::make_intrusive<c10d::HashStore>();
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<CountingStore>(hash, requests);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    threads.emplace_back([&, rank] {
+      Group group(make_state({.store = store,
+                              .job_ranks = all_ranks(kRanks),
+                              .rank = rank,
+                              .backend = "shm",
+                              .timeout = seconds(20),
+                              .is_kept_by_rank = keeper}));
+      body(group, *requests, *hash);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(StoreTest, ABarrierAndAComparisonTakeAFewRequestsARank) {
+  constexpr int kBarriers = 50;
+  std::atomic<int> after_making{0};
+  run_counted(false, [&](Group& group, std::atomic<int>& requests, c10d::Store& /*store*/) {
+    at::Tensor here = at::ones({1});
+    group.all_reduce(here).wait();  // all have it
+    if (group.rank() == 0) {
+      after_making = requests.load();
+    }
+    group.all_reduce(here).wait();
+    for (int i = 0; i < kBarriers; ++i) group.barrier();
+    group.all_reduce(here).wait();
+    if (group.rank() == 0) {
+      EXPECT_LE(requests.load() - after_making.load(), kBarriers * (2 * kRanks + 3));
+      after_making = requests.load();
+    }
+    group.all_reduce(here).wait();
+    for (int i = 0; i < 10; ++i) {
+      gather_over_store(*group.shared_state(), Fingerprint(), core::Deadline(seconds(20)));
+    }
+    group.all_reduce(here).wait();
+    if (group.rank() == 0) {
+      EXPECT_LE(requests.load() - after_making.load(), 10 * 4 * kRanks);
+    }
+    group.all_reduce(here).wait();
+  });
+}
+
+TEST(StoreTest, AThousandBarriersLeaveNothing) {
+  for (const bool keeper : {false, true}) {
+    run_counted(keeper, [&](Group& group, std::atomic<int>& /*requests*/, c10d::Store& store) {
+      at::Tensor here = at::ones({1});
+      group.barrier();
+      group.all_reduce(here).wait();
+      const std::int64_t before = store.getNumKeys();
+      group.all_reduce(here).wait();
+      for (int i = 0; i < 1000; ++i) group.barrier();
+      group.all_reduce(here).wait();
+      EXPECT_EQ(store.getNumKeys(), before) << "those of the last one";
+      group.all_reduce(here).wait();
+    });
+  }
+}
+
+// Also over a store that is asked for each word: that a rank does not come is not the store's silence.
+TEST(StoreTest, WhoIsMissingIsNamedAtTheDeadline) {
+  const auto server = open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto store = c10::make_intrusive<DeadlineStore>(
+          open_tcp_store({.host = "127.0.0.1", .port = static_cast<std::uint16_t>(server->getPort())}),
+          "the store of the test");
+      const Group group = make_group(store, rank, 3, "gloo", seconds(20), "127.0.0.1", Check::kOff);
+      if (rank == 1) {
+        std::this_thread::sleep_for(milliseconds(2500));
+        return;
+      }
+      const core::Deadline waited(seconds(60));
+      COHORT_EXPECT_THROW_WITH(group.barrier({milliseconds(200)}), TimeoutError, "rank 1 has not come");
+      EXPECT_LT(waited.elapsed(), milliseconds(900));
+      at::Tensor tensor = at::ones({10});
+      COHORT_EXPECT_THROW_WITH(group.all_reduce(tensor, ReduceOp::SUM, {milliseconds(200)}).wait(), Error,
+                               "rank 1 of 3 did not notice");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// A store in a process of its own, which is stopped.
+class StoppedStore {
+ public:
+  StoppedStore() {
+    int port[2];
+    if (::pipe(port) != 0) throw std::runtime_error("no pipe");
+    child_ = ::fork();
+    if (child_ == 0) {
+      const auto store = open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
+      const int number = store->getPort();
+      [[maybe_unused]] const ssize_t ignored = ::write(port[1], &number, sizeof(number));
+      for (;;) ::pause();
+    }
+    int number = 0;
+    if (::read(port[0], &number, sizeof(number)) != sizeof(number)) throw std::runtime_error("no port");
+    ::close(port[0]);
+    ::close(port[1]);
+    port_ = static_cast<std::uint16_t>(number);
+  }
+  ~StoppedStore() {
+    ::kill(child_, SIGKILL);
+    ::waitpid(child_, nullptr, 0);
+  }
+  std::uint16_t port() const { return port_; }
+  void stop() const {
+    ::kill(child_, SIGSTOP);
+    int status = 0;
+    ::waitpid(child_, &status, WUNTRACED);
+  }
+
+ private:
+  pid_t child_ = -1;
+  std::uint16_t port_ = 0;
+};
+
+TEST(DeadlineStoreTest, ASilentStoreIsAnErrorAtTheDeadlineOfEachRequest) {
+  const StoppedStore host;
+  const auto open = [&] {
+    auto store = c10::make_intrusive<DeadlineStore>(
+        open_tcp_store({.host = "127.0.0.1", .port = host.port()}), "the store of the test");
+    store->setTimeout(milliseconds(1000));
+    return store;
+  };
+  const std::vector<std::function<void(c10d::Store&)>> requests = {
+      [](c10d::Store& store) {
+        store.set("key", "value");
+        store.get_to_str("key");
+      },
+      [](c10d::Store& store) { store.get("other"); },
+      [](c10d::Store& store) { store.check({"key"}); },
+      [](c10d::Store& store) { store.add("count", 1); },
+      [](c10d::Store& store) { store.wait({"other"}, milliseconds(1000)); },
+      [](c10d::Store& store) { store.multiGet({"key"}); },
+      [](c10d::Store& store) { store.deleteKey("key"); },
+      [](c10d::Store& store) { store.clone(); },
+  };
+  std::vector<c10::intrusive_ptr<DeadlineStore>> stores;
+  for (std::size_t i = 0; i < 2 * requests.size(); ++i) stores.push_back(open());
+  stores[0]->set("known", "word");
+  EXPECT_EQ(stores[1]->get_to_str("known"), "word");
+  COHORT_EXPECT_THROW_WITH(stores[0]->wait({"unknown"}, milliseconds(50)), c10::Error, "imeout");
+  host.stop();
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const core::Deadline waited(seconds(60));
+    EXPECT_THROW(requests[i](*stores[2 * i]), std::exception) << i;
+    EXPECT_LT(waited.elapsed(), milliseconds(2500)) << i;
+    const core::Deadline again(seconds(60));
+    const StoreDeadline until(core::Deadline(milliseconds(200)));
+    EXPECT_THROW(requests[i](*stores[2 * i + 1]), std::exception) << i;
+    EXPECT_LT(again.elapsed(), milliseconds(1000)) << i;
+  }
+  const core::Deadline at_once(seconds(60));
+  COHORT_EXPECT_THROW_WITH(stores[3]->check({"known"}), TimeoutError,
+                           "the store of the test has not answered");
+  EXPECT_LT(at_once.elapsed(), milliseconds(100)) << "it was silent before";
+}
+
+// N2: several collectives in flight when a peer goes.
+TEST(StoreTest, ManyCallsInFlightFailTogether) {
+  for (const std::string backend : {"shm", "gloo"}) {
+    std::array<core::Deadline::Clock::duration, 2> took{};
+    run_ranks(
+        3, backend,
+        [&](Group& group) {
+          if (group.rank() == 2) return;
+          std::vector<at::Tensor> tensors;
+          std::vector<Pending> pending;
+          for (int i = 0; i < 8; ++i) tensors.push_back(at::ones({50'000}));
+          const core::Deadline waited(seconds(60));
+          try {
+            for (at::Tensor& tensor : tensors) pending.push_back(group.all_reduce(tensor));
+          } catch (const Error&) {  // the first is compared at once
+          }
+          for (Pending& each : pending) EXPECT_THROW(each.wait(), Error);
+          took[static_cast<std::size_t>(group.rank())] = waited.elapsed();
+        },
+        seconds(8), Check::kOff);
+    EXPECT_LT(std::min(took[0], took[1]), seconds(2)) << backend;
+    // Gloo's threads may be in different calls, each waiting for the other rank's, which has failed there.
+    // The end of a process closes its connections; these ranks are threads of one.
+    if (backend == "shm") {
+      EXPECT_LT(std::max(took[0], took[1]), seconds(2));
+    }
+  }
+}
+
+// As NCCL's: what it throws out of a call means that ranks no longer agree.
+class ThrowingBackend : public c10d::Backend {
+ public:
+  ThrowingBackend() : Backend(0, 1) {}
+  const std::string getBackendName() const override { return "throwing"; }
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&, const c10d::AllreduceOptions&) override {
+    C10_THROW_ERROR(DistBackendError, "NCCL error: remote process exited");
+  }
+};
+
+TEST(StoreTest, ABackendThatFailsWithinACallBreaksTheGroup) {
+  Group group = make_group(c10::make_intrusive<c10d::HashStore>(), 0, 1, "gloo", seconds(20));
+  group.process_group()->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::CUSTOM,
+                                    c10::make_intrusive<ThrowingBackend>());
+  group.process_group()->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+  at::Tensor tensor = at::ones({2});
+  COHORT_EXPECT_THROW_WITH(group.all_reduce(tensor), CommError, "remote process exited");
+  COHORT_EXPECT_THROW_WITH(group.all_reduce(tensor), CommError, "failed before and cannot be used");
+}
+
+TEST(StoreTest, ASubgroupMayHaveABackendOfItsOwn) {
+  run_ranks(3, "gloo", [](Group& group) {
+    const Group pair = group.subgroup({0, 2}, {.backend = "shm"});
+    if (group.rank() == 1) return;
+    EXPECT_EQ(pair.backend(), "shm");
+    at::Tensor one = at::ones({1});
+    pair.all_reduce(one).wait();
+    EXPECT_EQ(one.item<float>(), 2);
+  });
+}
+
+}  // namespace
+}  // namespace cohort::comm
