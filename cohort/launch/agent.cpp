@@ -5,9 +5,11 @@
 #include <string.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::launch {
 namespace {
@@ -21,6 +23,15 @@ constexpr auto kSeenTime = seconds(10);
 
 std::string named(int number) {
   return concat("signal ", number, " (", ::strsignal(number), ")");
+}
+
+// The signal that another agent says has asked to stop: one of those that agents take; 0 where the word,
+// which came over the network, names none.
+int signal_in(const std::string& word, const std::vector<int>& taken) {
+  int number = 0;
+  const char* const end = word.data() + word.size();
+  const auto [next, error] = std::from_chars(word.data(), end, number);
+  return error == std::errc() && next == end && std::ranges::find(taken, number) != taken.end() ? number : 0;
 }
 
 std::string list(const std::vector<int>& numbers) {
@@ -37,7 +48,9 @@ Agent::Agent(const RunOptions& options, const TeamPlace& place, const AgentParts
       folder_(parts.folder),
       guard_(parts.guard),
       signals_(parts.signals),
-      peers_(parts.peers) {}
+      peers_(parts.peers) {
+  place_.secret_fd = parts.secret_fd;
+}
 
 int Agent::run() {
   if (folder_.stays()) core::log_info(concat("output of ranks is kept in ", folder_.path().string()));
@@ -113,7 +126,7 @@ void Agent::supervise(Team& team) {
 void Agent::heed_signals(Team* team) {
   while (const int number = signals_.take()) {
     if (number == SIGUSR1 || number == SIGUSR2) {
-      if (team != nullptr) team->signal(number);
+      if (team != nullptr) team->notify(number);
     } else if (number == SIGTSTP) {
       if (team != nullptr) team->pause();
       ::raise(SIGSTOP);
@@ -150,8 +163,9 @@ void Agent::stop_by_failure(Team& team) {
 void Agent::heed_peers(Team& team) {
   if (peers_ == nullptr) return;
   peers_->news();
-  if (const auto number = peers_->received("signal"); number && signal_ == 0) {
-    stop_by_signal(&team, std::stoi(*number));
+  if (const int number = signal_in(peers_->received("signal").value_or(""), options_.signals_to_handle);
+      number != 0 && signal_ == 0) {
+    stop_by_signal(&team, number);
   }
   const bool failed = peers_->received(key("fail")) || peers_->received("abort") || !peers_->lost().empty();
   if (failed && !ending_) {
@@ -222,11 +236,12 @@ std::string Agent::wait_for(const std::string& key) {
     std::vector<pollfd> waits;
     for (const int fd : wake_fds()) waits.push_back({fd, POLLIN, 0});
     console_.add_waits(waits);
-    ::poll(waits.data(), waits.size(), static_cast<int>(options_.monitor_interval.count()));
+    core::wait_for_files(waits, core::Deadline(options_.monitor_interval));
     console_.pump();
     peers_->news();
     heed_signals(nullptr);
-    if (const auto number = peers_->received("signal"); number && signal_ == 0) signal_ = std::stoi(*number);
+    if (signal_ == 0)
+      signal_ = signal_in(peers_->received("signal").value_or(""), options_.signals_to_handle);
     if (hurry_) {
       throw PeerError("launch.run", concat("two signals came while node ", options_.node_rank,
                                            " waited for the others, whose ranks may run still"));
@@ -244,8 +259,8 @@ void Agent::wait_until_seen() {
     return true;
   };
   while (!all_seen() && !deadline.expired() && peers_->lost().empty() && !hurry_) {
-    pollfd wait{peers_->fd(), POLLIN, 0};
-    ::poll(&wait, 1, 20);
+    pollfd file{peers_->fd(), POLLIN, 0};
+    core::wait_for_files({&file, 1}, core::Deadline(milliseconds(20)).sooner(deadline));
     peers_->news();
     heed_signals(nullptr);
   }

@@ -20,6 +20,7 @@ struct AgentParts {
   LogFolder& folder;
   Guard& guard;
   SignalInbox& signals;
+  int secret_fd = -1;      ///< of the job's secret, for the ranks; -1: there is none
   Peers* peers = nullptr;  ///< none with one node
 };
 

@@ -13,12 +13,14 @@
 #include <cstring>
 
 #include "cohort/core/error.h"
+#include "cohort/core/wait.h"
 #include "cohort/launch/run_flags.h"
 
 namespace cohort::launch {
 namespace {
 
-constexpr pid_t kAllIsWell = 0;  // instead of a group
+constexpr pid_t kAllIsWell = 0;              // instead of a group
+constexpr std::chrono::seconds kEndTime(5);  // for it to end once all is well
 
 // In the child of a process that may have threads: only async-signal-safe calls, no allocation.
 [[noreturn]] void watch_over(int fd, const char* folder) {
@@ -63,8 +65,8 @@ Guard::Guard(const std::string& folder) : pipe_(make_pipe()) {
 Guard::~Guard() {
   tell(kAllIsWell);
   pipe_.write.close();
-  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  int status = 0;
+  core::wait_for_process(pid_, status, core::Deadline(kEndTime));
 }
 
 void Guard::tell(pid_t group) {

@@ -20,6 +20,7 @@ class Guard {
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
+  pid_t pid() const { return pid_; }
   void watch(pid_t group) { tell(group); }
   void forget(pid_t group) { tell(-group); }
 

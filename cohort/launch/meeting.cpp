@@ -1,15 +1,20 @@
 #include "cohort/launch/meeting.h"
 
 #include <poll.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "cohort/core/error.h"
 #include "cohort/core/numbered.h"
 #include "cohort/core/reach.h"
+#include "cohort/core/secret.h"
 #include "cohort/core/version.h"
+#include "cohort/core/wait.h"
+#include "cohort/launch/run_flags.h"
 
 namespace cohort::launch {
 namespace {
@@ -33,86 +38,181 @@ std::string creed(const RunOptions& options) {
                 options.max_restarts, ", Cohort ", core::version());
 }
 
+// What a node says of itself.
+struct Hello {
+  std::string creed;
+  int nproc = 0;
+  std::string reached;  // where it has found node 0
+  std::string word;     // chosen for this meeting
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hello, creed, nproc, reached, word)
+
 // What node 0 tells all: how many ranks each node has, or why there will be no job.
-json assemble(const RunOptions& options, const Peers& peers) {
-  json all = {{"error", ""}, {"ranks", json::array()}, {"reached", ""}};
-  for (int node = 0; node < options.nnodes; ++node) {
-    const json theirs = json::parse(*peers.received(key_of(node)));
-    const std::string said = theirs.at("creed");
-    if (said != creed(options)) {
-      all["error"] = concat("nodes disagree: node 0 has ", creed(options), "; node ", node, " has ", said);
-    }
-    all["ranks"].push_back(theirs.at("nproc"));
-    if (all["reached"] == "" && node > 0 && !core::is_loopback(theirs.at("reached"))) {
-      all["reached"] = theirs.at("reached");
-    }
-  }
-  return all;
+struct Go {
+  std::string error = {};
+  std::vector<int> ranks = {};
+  std::string reached = {};
+  std::vector<std::string> words = {};  // the nodes' own: this is no record of an earlier meeting
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Go, error, ranks, reached, words)
+
+template <typename Message>
+std::string text_of(const Message& message) {
+  return json(message).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-TeamPlace place_in(const RunOptions& options, const json& all) {
+// What cannot be read leaves the message as it was made, with `error` saying so.
+template <typename Message>
+Message read(const std::string& text, int node, std::string& error) {
+  try {
+    return json::parse(text).get<Message>();
+  } catch (const json::exception& failure) {
+    error = concat("what node ", node, " says cannot be read, as by another version of cohort, or with a ",
+                   "secret where others have none: ", failure.what());
+    return {};
+  }
+}
+
+Go assemble(const RunOptions& options, const Peers& peers) {
+  Go go;
+  for (int node = 0; node < options.nnodes; ++node) {
+    const auto theirs = read<Hello>(*peers.received(key_of(node)), node, go.error);
+    if (!go.error.empty()) break;
+    if (theirs.creed != creed(options)) {
+      go.error =
+          concat("nodes disagree: node 0 has ", creed(options), "; node ", node, " has ", theirs.creed);
+    }
+    if (theirs.nproc < 1 || theirs.nproc > kMostLocalRanks) {
+      go.error = concat("node ", node, " says that it has ", theirs.nproc, " ranks");
+    }
+    go.ranks.push_back(theirs.nproc);
+    go.words.push_back(theirs.word);
+    if (go.reached.empty() && node > 0 && !core::is_loopback(theirs.reached)) go.reached = theirs.reached;
+  }
+  return go;
+}
+
+TeamPlace place_in(const RunOptions& options, const Go& go) {
   TeamPlace place;
   place.world_size = 0;
   for (int node = 0; node < options.nnodes; ++node) {
-    const int num_ranks = all.at("ranks").at(static_cast<std::size_t>(node));
+    const int num_ranks = go.ranks[static_cast<std::size_t>(node)];
     if (node < options.node_rank) place.first_rank += num_ranks;
     place.world_size += num_ranks;
   }
   place.run_id = options.run_id;
   place.master_addr = *options.master_addr;
   // On many a machine its own name leads to 127.0.1.1: true, but no address for others to come to.
-  const std::string reached = all.at("reached");
-  if (options.node_rank == 0 && !reached.empty() && core::is_loopback(place.master_addr))
-    place.master_addr = reached;
+  if (options.node_rank == 0 && !go.reached.empty() && core::is_loopback(place.master_addr))
+    place.master_addr = go.reached;
   return place;
 }
+
+// How one node takes part in the meeting.
+class Meeting {
+ public:
+  Meeting(const RunOptions& options, Peers& peers, SignalInbox& signals, core::Deadline deadline)
+      : options_(options), peers_(peers), signals_(signals), deadline_(deadline) {}
+
+  // Node 0 begins the session, hears all, and tells all. Nothing when a signal came.
+  std::optional<Go> lead(Hello mine) {
+    const std::string session = core::random_word();
+    peers_.post("hello", session);
+    peers_.begin_session(session);
+    peers_.post(key_of(0), text_of(mine));
+    for (int node = 0; node < options_.nnodes; ++node) peers_.watch(key_of(node));
+    const auto missing = [&] {
+      std::vector<int> nodes;
+      for (int node = 0; node < options_.nnodes; ++node) {
+        if (!peers_.received(key_of(node))) nodes.push_back(node);
+      }
+      return nodes;
+    };
+    const auto who_is_missing = [&] {
+      return concat(core::numbered("node", missing()), " of ", options_.nnodes, " did not come");
+    };
+    std::optional<Go> go;
+    if (wait([&] { return missing().empty(); }, deadline_, who_is_missing)) go = assemble(options_, peers_);
+    peers_.post("go", text_of(go.value_or(Go{.error = concat("node 0 was ended by signal ", signal_)})));
+    return go;
+  }
+
+  std::optional<Go> follow(Hello mine) {
+    // Node 0 says at its own deadline who has not come.
+    const core::Deadline until =
+        deadline_.later(std::min<core::Deadline::Clock::duration>(seconds(5), deadline_.remaining()));
+    const auto silent = [] { return std::string("node 0 was there, but did not say who else is"); };
+    const auto hear = [&](const char* key) {
+      peers_.watch(key);
+      return wait([&] { return peers_.received(key).has_value(); }, until, silent);
+    };
+    if (!hear("hello")) return std::nullopt;
+    peers_.begin_session(*peers_.received("hello"));
+    mine.word = core::random_word();
+    peers_.post(key_of(options_.node_rank), text_of(mine));
+    if (!hear("go")) return std::nullopt;
+    std::string error;
+    Go go = read<Go>(*peers_.received("go"), 0, error);
+    if (go.error.empty()) go.error = error;
+    const auto node = static_cast<std::size_t>(options_.node_rank);
+    const auto nodes = static_cast<std::size_t>(options_.nnodes);
+    if (go.error.empty() &&
+        (go.ranks.size() != nodes || go.words.size() != nodes || go.words[node] != mine.word)) {
+      fail("what node 0 says is not of this meeting", "a port that nobody else writes to");
+    }
+    return go;
+  }
+
+  int signal() const { return signal_; }
+
+ private:
+  // False when a signal came. Throws: RendezvousError saying what is missing.
+  bool wait(const std::function<bool()>& ready, core::Deadline until,
+            const std::function<std::string()>& missing) {
+    while (!ready()) {
+      if (until.expired()) {
+        const auto waited = std::chrono::duration_cast<milliseconds>(deadline_.elapsed()).count();
+        std::string text = concat(missing(), " within ", waited, " ms");
+        if (const auto refused = peers_.refused(); !refused.empty()) {
+          text += concat("; a word under '", refused.front(), "' was not signed with this job's secret");
+        }
+        if (options_.node_rank == 0) peers_.post("go", text_of(Go{.error = text}));
+        fail(
+            text,
+            "start cohort run on every node, each with its --node-rank, all with one --secret-file; or raise "
+            "--rdzv-conf timeout=SECONDS");
+      }
+      if (const std::string lost = peers_.lost(); !lost.empty()) fail(lost, "look at node 0's output");
+      std::array<pollfd, 2> waits{pollfd{signals_.fd(), POLLIN, 0}, pollfd{peers_.fd(), POLLIN, 0}};
+      core::wait_for_files(waits, core::Deadline(milliseconds(100)).sooner(until));
+      peers_.news();
+      while ((signal_ = signals_.take()) != 0) {
+        if (signal_ == SIGTSTP) ::raise(SIGSTOP);
+        if (signal_ == SIGUSR1 || signal_ == SIGUSR2 || signal_ == SIGTSTP) continue;
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const RunOptions& options_;
+  Peers& peers_;
+  SignalInbox& signals_;
+  const core::Deadline deadline_;
+  int signal_ = 0;
+};
 
 }  // namespace
 
 std::optional<TeamPlace> meet(const RunOptions& options, Peers& peers, SignalInbox& signals,
                               const std::string& reached, core::Deadline deadline, int& signal) {
-  const json mine = {{"creed", creed(options)}, {"nproc", options.nproc_per_node}, {"reached", reached}};
-  peers.post(key_of(options.node_rank), mine.dump());
-  const bool leads = options.node_rank == 0;
-  for (int node = 0; leads && node < options.nnodes; ++node) peers.watch(key_of(node));
-  if (!leads) peers.watch("go");
-  const auto missing = [&] {
-    std::vector<int> nodes;
-    for (int node = 0; leads && node < options.nnodes; ++node) {
-      if (!peers.received(key_of(node))) nodes.push_back(node);
-    }
-    return nodes;
-  };
-  const auto ready = [&] { return leads ? missing().empty() : peers.received("go").has_value(); };
-  const core::Deadline mine_until = leads ? deadline : core::Deadline(deadline.remaining() + seconds(5));
-  while (!ready()) {
-    const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
-    if (mine_until.expired()) {
-      const std::string text =
-          leads ? concat(core::numbered("node", missing()), " of ", options.nnodes, " did not come within ",
-                         waited, " ms")
-                : concat("node 0 was there, but did not say who else is (waited ", waited, " ms)");
-      if (leads) peers.post("go", json{{"error", text}}.dump());
-      fail(text,
-           "start cohort run on every node, each with its --node-rank; or raise --rdzv-conf timeout=SECONDS");
-    }
-    if (const std::string lost = peers.lost(); !lost.empty()) fail(lost, "look at node 0's output");
-    std::array<pollfd, 2> waits{pollfd{signals.fd(), POLLIN, 0}, pollfd{peers.fd(), POLLIN, 0}};
-    ::poll(waits.data(), waits.size(), std::min(100, std::max(1, mine_until.remaining_ms())));
-    peers.news();
-    while ((signal = signals.take()) != 0) {
-      if (signal == SIGTSTP) ::raise(SIGSTOP);
-      if (signal == SIGUSR1 || signal == SIGUSR2 || signal == SIGTSTP) continue;
-      if (leads) peers.post("go", json{{"error", concat("node 0 was ended by signal ", signal)}}.dump());
-      return std::nullopt;
-    }
-  }
-  const json all = leads ? assemble(options, peers) : json::parse(*peers.received("go"));
-  if (leads) peers.post("go", all.dump());
-  if (const std::string error = all.at("error"); !error.empty()) {
-    fail(error, "start cohort run alike on all nodes");
-  }
-  return place_in(options, all);
+  Meeting meeting(options, peers, signals, deadline);
+  const Hello mine{.creed = creed(options), .nproc = options.nproc_per_node, .reached = reached, .word = ""};
+  const std::optional<Go> go = options.node_rank == 0 ? meeting.lead(mine) : meeting.follow(mine);
+  signal = meeting.signal();
+  if (!go) return std::nullopt;
+  if (!go->error.empty()) fail(go->error, "start cohort run alike on all nodes");
+  return place_in(options, *go);
 }
 
 }  // namespace cohort::launch

@@ -7,6 +7,8 @@
 #include <cctype>
 #include <cerrno>
 
+#include "cohort/core/wait.h"
+
 namespace cohort::launch {
 namespace {
 
@@ -91,8 +93,7 @@ void Console::add_waits(std::vector<pollfd>& waits) const {
 
 void Console::pump(Queue& queue) {
   while (queue.size() > 0) {
-    pollfd wait{queue.fd, POLLOUT, 0};
-    if (::poll(&wait, 1, 0) <= 0) break;
+    if (core::ready_events(queue.fd, POLLOUT) == 0) break;
     // A pipe that is ready takes this much without waiting.
     const std::size_t size = std::min<std::size_t>(queue.size(), PIPE_BUF);
     const ssize_t count = ::write(queue.fd, queue.bytes.data() + queue.begin, size);
@@ -117,7 +118,7 @@ bool Console::flush(core::Deadline deadline, const std::function<bool()>& stop) 
   for (pump(); !empty() && !deadline.expired() && !(stop && stop()); pump()) {
     std::vector<pollfd> waits;
     add_waits(waits);
-    ::poll(waits.data(), waits.size(), std::min(100, deadline.remaining_ms()));
+    core::wait_for_files(waits, core::Deadline(std::chrono::milliseconds(100)).sooner(deadline));
   }
   return empty();
 }

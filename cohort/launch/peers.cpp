@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <condition_variable>
 #include <deque>
@@ -13,6 +14,9 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
+#include "cohort/core/log.h"
+#include "cohort/core/wait.h"
+#include "cohort/launch/signed_words.h"
 #include "cohort/launch/worker.h"
 
 namespace cohort::launch {
@@ -21,6 +25,8 @@ namespace {
 using core::concat;
 using Clock = std::chrono::steady_clock;
 
+constexpr int kNodesAtFullRate = 50;
+
 long in_seconds(Clock::duration time) {
   return static_cast<long>(std::chrono::duration_cast<std::chrono::seconds>(time).count());
 }
@@ -28,15 +34,24 @@ long in_seconds(Clock::duration time) {
 }  // namespace
 
 struct Peers::State {
+  explicit State(std::shared_ptr<Board> of, const PeersOptions& given)
+      : board(std::move(of)),
+        options(given),
+        interval(given.interval * std::max(1, given.nnodes / kNodesAtFullRate)),
+        patience(given.keep_alive_interval * given.keep_alive_max_attempt),
+        words(given.secret) {}
+
   std::shared_ptr<Board> board;
-  PeersOptions options;
-  Clock::duration patience;
+  const PeersOptions options;
+  const Clock::duration interval, patience;
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<std::pair<std::string, std::string>> posts;  // the first is being written
+  SignedWords words;
+  std::deque<std::pair<std::string, std::string>> posts;  // signed; the first is being written
   std::set<std::string> watched;                          // and not seen yet
   std::map<std::string, std::string> received;
+  std::set<std::string> refused;
   std::string lost;
   Clock::time_point last_round = Clock::now();
   bool stop = false;
@@ -46,12 +61,14 @@ struct Peers::State {
 
   // Of the thread alone.
   struct Sign {
-    std::int64_t count = -1;
-    Clock::time_point seen = Clock::now();
+    std::string word;  // empty: it has not come yet
+    Clock::time_point seen;
   };
   std::map<int, Sign> signs;
-  Clock::time_point next_sign = Clock::now();
+  std::int64_t signs_given = 0;
+  Clock::time_point next_sign = Clock::time_point::min();
 
+  std::optional<std::string> read(const std::string& key);
   void write_posts();
   void read_watched();
   void give_and_read_signs();
@@ -63,6 +80,20 @@ void Peers::State::lose(const std::string& why) {
   const std::lock_guard lock(mutex);
   if (lost.empty()) lost = why;
   ring();
+}
+
+// The word under `key`, where an agent of this job has left one.
+std::optional<std::string> Peers::State::read(const std::string& key) {
+  if (!board->has(key)) return std::nullopt;
+  const std::string found = board->get(key);
+  const std::lock_guard lock(mutex);
+  auto word = words.open(key, found);
+  if (!word && refused.insert(key).second) {
+    core::log_warning(concat("[launch.run] a word under '", key,
+                             "' was not left by an agent of this job and is not heeded: another secret, or "
+                             "somebody else writes to the port"));
+  }
+  return word;
 }
 
 void Peers::State::write_posts() {
@@ -86,28 +117,34 @@ void Peers::State::read_watched() {
     keys = watched;
   }
   for (const std::string& key : keys) {
-    if (!board->has(key)) continue;
-    std::string value = board->get(key);
+    std::optional<std::string> word = read(key);
+    if (!word) continue;
     const std::lock_guard lock(mutex);
-    received.emplace(key, std::move(value));
+    received.emplace(key, std::move(*word));
     watched.erase(key);
     ring();
   }
 }
 
 void Peers::State::give_and_read_signs() {
-  const auto now = Clock::now();
+  const auto now = options.now();
   if (now < next_sign) return;
-  next_sign = now + options.keep_alive_interval;
   const auto key = [](int node) { return concat("alive/", node); };
-  board->add(key(options.node), 1);
+  std::string mine;
+  {
+    const std::lock_guard lock(mutex);
+    if (!words.is_in_session()) return;
+    mine = words.sign(key(options.node), std::to_string(++signs_given));
+  }
+  next_sign = now + options.keep_alive_interval;
+  board->set(key(options.node), mine);
   const int last = options.node == 0 ? options.nnodes - 1 : 0;
   for (int node = 0; node <= last; ++node) {
     if (node == options.node) continue;
     Sign& sign = signs[node];
-    const std::int64_t count = board->add(key(node), 0);
-    if (count != sign.count) sign = {count, now};
-    if (now - sign.seen > patience) {
+    const std::string word = read(key(node)).value_or("");
+    if (!word.empty() && word != sign.word) sign = {word, now};
+    if (!sign.word.empty() && now - sign.seen > patience) {
       lose(concat("node ", node, " has given no sign for ", in_seconds(now - sign.seen), " s"));
     }
   }
@@ -119,8 +156,9 @@ void Peers::look(const std::shared_ptr<State>& state) {
     while (!stop) {
       {
         std::unique_lock lock(state->mutex);
-        state->changed.wait_for(lock, state->options.interval,
-                                [&] { return state->stop || !state->posts.empty(); });
+        core::wait(
+            state->changed, lock, [&] { return state->stop || !state->posts.empty(); },
+            core::Deadline(state->interval));
         stop = state->stop;
       }
       state->write_posts();
@@ -137,11 +175,9 @@ void Peers::look(const std::shared_ptr<State>& state) {
   state->changed.notify_all();
 }
 
-Peers::Peers(std::shared_ptr<Board> board, const PeersOptions& options) : state_(std::make_shared<State>()) {
-  state_->board = std::move(board);
-  state_->options = options;
+Peers::Peers(std::shared_ptr<Board> board, const PeersOptions& options)
+    : state_(std::make_shared<State>(std::move(board), options)) {
   ::fcntl(state_->wake.write.get(), F_SETFL, O_NONBLOCK);  // a bell that was not heard need not ring again
-  state_->patience = options.keep_alive_interval * options.keep_alive_max_attempt;
   state_->thread = std::thread([state = state_] { look(state); });
 }
 
@@ -150,7 +186,8 @@ Peers::~Peers() {
   std::unique_lock lock(state_->mutex);
   state_->stop = true;
   state_->changed.notify_all();
-  const bool done = state_->changed.wait_for(lock, state_->patience, [&] { return state_->done; });
+  const bool done =
+      core::wait(state_->changed, lock, [&] { return state_->done; }, core::Deadline(state_->patience));
   lock.unlock();
   if (done) {
     thread.join();
@@ -159,9 +196,14 @@ Peers::~Peers() {
   }
 }
 
+void Peers::begin_session(const std::string& session) {
+  const std::lock_guard lock(state_->mutex);
+  state_->words.begin_session(session);
+}
+
 void Peers::post(const std::string& key, const std::string& value) {
   const std::lock_guard lock(state_->mutex);
-  state_->posts.emplace_back(key, value);
+  state_->posts.emplace_back(key, state_->words.sign(key, value));
   state_->changed.notify_all();
 }
 
@@ -174,6 +216,11 @@ std::optional<std::string> Peers::received(const std::string& key) const {
   const std::lock_guard lock(state_->mutex);
   const auto at = state_->received.find(key);
   return at == state_->received.end() ? std::nullopt : std::optional(at->second);
+}
+
+std::vector<std::string> Peers::refused() const {
+  const std::lock_guard lock(state_->mutex);
+  return {state_->refused.begin(), state_->refused.end()};
 }
 
 std::string Peers::lost() const {

@@ -2,12 +2,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cohort/core/board.h"
+#include "cohort/core/secret.h"
 
 namespace cohort::launch {
 
@@ -16,17 +18,24 @@ using core::Board;
 struct PeersOptions {
   int node = 0;
   int nnodes = 1;
+  /// Between two looks at the board. With more than 100 nodes longer in proportion: one store answers them
+  /// all, and ranks meet there too.
   std::chrono::milliseconds interval{100};
   std::chrono::milliseconds keep_alive_interval = std::chrono::seconds(5);
   int keep_alive_max_attempt = 3;
+  /// What words are signed with (SignedWords); without it everybody who writes to the board is believed.
+  std::optional<core::Secret> secret = std::nullopt;
+  /// The clock by which signs are given and missed.
+  std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
 };
 
 /// Looks at the board from a thread of its own, so that an agent that supervises ranks never waits for it.
 ///
-/// Every keep_alive_interval each agent says that it lives; one that does not, keep_alive_max_attempt times,
-/// is lost. Agents look at node 0, node 0 at all: what two others see of each other comes through it.
-/// Threads: one caller at a time. Going, it writes what was posted and waits for that at most for the
-/// keep-alive time; a board that hangs is left behind with its thread.
+/// Every keep_alive_interval of a session each agent says that it lives; one that does not,
+/// keep_alive_max_attempt times, is lost. That counts from its first sign on: how long one is waited for
+/// until it comes is the meeting's matter. Agents look at node 0, node 0 at all: what two others see of each
+/// other comes through it. Threads: one caller at a time. Going, it writes what was posted and waits for that
+/// at most for the keep-alive time; a board that hangs is left behind with its thread.
 class Peers {
  public:
   Peers(std::shared_ptr<Board> board, const PeersOptions& options);
@@ -34,12 +43,16 @@ class Peers {
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
+  /// What is posted and read from now on is of this session (SignedWords); signs are given from now on.
+  void begin_session(const std::string& session);
   /// The others will find `value`; posts are written in order.
   void post(const std::string& key, const std::string& value);
-  /// From now on looks for that key.
+  /// From now on looks for that key, until a word of this job is there.
   void watch(const std::string& key);
   /// What stands there, once it was seen.
   std::optional<std::string> received(const std::string& key) const;
+  /// Keys under which something stood that no agent of this job has left, sorted. A warning has named each.
+  std::vector<std::string> refused() const;
   /// Who is lost, and why; empty as long as all are there.
   std::string lost() const;
   /// Readable when something was received or lost; news() empties it.

@@ -13,6 +13,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/reach.h"
+#include "cohort/core/secret.h"
 #include "cohort/launch/agent.h"
 #include "cohort/launch/meeting.h"
 
@@ -28,7 +29,8 @@ constexpr std::uint16_t kDefaultPort = 29500;  // torchrun's
 TcpStore serve(const RunOptions& options) {
   const std::uint16_t port = options.master_port.value_or(options.nnodes == 1 ? 0 : kDefaultPort);
   try {
-    return comm::open_tcp_store({.host = "127.0.0.1", .port = port, .serves = true});
+    return comm::open_tcp_store(
+        {.host = "127.0.0.1", .port = port, .serves = true, .is_local = options.is_on_one_host()});
   } catch (const std::exception& error) {
     throw RendezvousError("launch.run", concat("cannot listen on port ", port, ": ", core::message_of(error)),
                           options.nnodes == 1
@@ -60,6 +62,13 @@ std::string without_brackets(const std::string& host) {
                                                                       : host;
 }
 
+// What all nodes have, or what one node makes up.
+std::optional<core::Secret> secret_of(const RunOptions& options) {
+  if (!options.secret_file.empty()) return core::Secret::from_file(options.secret_file);
+  if (options.nnodes == 1 && !options.no_secret) return core::Secret::make();
+  return std::nullopt;
+}
+
 int run_alone(const RunOptions& options, const AgentParts& parts) {
   const TcpStore store = serve(options);
   TeamPlace place;
@@ -70,7 +79,7 @@ int run_alone(const RunOptions& options, const AgentParts& parts) {
   return Agent(options, place, parts).run();
 }
 
-int run_node(const RunOptions& options, AgentParts parts) {
+int run_node(const RunOptions& options, AgentParts parts, const std::optional<core::Secret>& secret) {
   SignalInbox& signals = parts.signals;
   const core::Deadline deadline(options.meet_timeout);
   const std::uint16_t port = options.master_port.value_or(kDefaultPort);
@@ -108,7 +117,8 @@ int run_node(const RunOptions& options, AgentParts parts) {
                       .nnodes = options.nnodes,
                       .interval = options.monitor_interval,
                       .keep_alive_interval = options.keep_alive_interval,
-                      .keep_alive_max_attempt = options.keep_alive_max_attempt});
+                      .keep_alive_max_attempt = options.keep_alive_max_attempt,
+                      .secret = secret});
   auto place = meet(options, peers, signals, reached, deadline, signal);
   if (!place) return 128 + signal;
   place->master_port = port;
@@ -127,11 +137,13 @@ int run_job(const RunOptions& given) {
     const auto now = std::chrono::system_clock::now().time_since_epoch().count();
     options.run_id = options.nnodes > 1 ? "none" : concat(std::hex, now, "-", ::getpid());
   }
+  const std::optional<core::Secret> secret = secret_of(options);
+  const core::Fd secret_fd = secret ? secret->to_fd() : core::Fd();
   SignalInbox signals(options.signals_to_handle, {SIGUSR1, SIGUSR2, SIGTSTP});
   LogFolder folder(options);
   Guard guard(folder.stays() ? "" : folder.path().string());
-  const AgentParts parts{.folder = folder, .guard = guard, .signals = signals};
-  return options.nnodes == 1 ? run_alone(options, parts) : run_node(options, parts);
+  const AgentParts parts{.folder = folder, .guard = guard, .signals = signals, .secret_fd = secret_fd.get()};
+  return options.nnodes == 1 ? run_alone(options, parts) : run_node(options, parts, secret);
 }
 
 }  // namespace cohort::launch

@@ -31,6 +31,12 @@ std::span<const RunFlag> run_flags() {
        "timeout: seconds for all nodes to come (600). keep_alive_interval, "
        "keep_alive_max_attempt: a node without a sign for so many seconds (5), so often (3), is gone",
        ""},
+      {"secret-file", 0, "FILE",
+       "The job's secret, the same on all nodes, by which agents know each other; ranks get it too. Default: "
+       "COHORT_SECRET_FILE, and with one node one that is made up",
+       ""},
+      {"no-secret", 0, "",
+       "Several hosts without a secret: whoever reaches node 0's port is believed, and can end the job", ""},
       {"max-restarts", 0, "N", "How often all ranks are started again after one failed. Default: 0", ""},
       {"monitor-interval", 0, "SECONDS", "How often nodes look at each other. Default: 0.1", ""},
       {"shutdown-timeout", 0, "SECONDS", "From the signal that ends ranks to SIGKILL. Default: 30", ""},

@@ -185,6 +185,18 @@ void read_where(const Flags& flags, RunOptions& options) {
   if (const auto given = flags.get("master-port")) options.master_port = read_port(*given);
   if (const auto given = flags.get("rdzv-id")) options.run_id = given->text;
   if (const auto given = flags.get("rdzv-conf")) read_rdzv_conf(*given, options);
+  if (const auto given = flags.get("secret-file")) {
+    options.secret_file = given->text;
+  } else if (const auto path = core::env_string("COHORT_SECRET_FILE")) {
+    options.secret_file = *path;
+  }
+  if (const auto given = flags.get("no-secret")) {
+    options.no_secret = true;
+    if (const auto beside = flags.get("secret-file")) {
+      refuse(concat(given->name, " and ", beside->name, " exclude each other"), "one of them");
+    }
+    options.secret_file.clear();
+  }
   if (const auto given = flags.get("standalone")) {
     options.standalone = true;
     if (const auto beside = flags.get("rdzv-endpoint")) {
@@ -255,6 +267,11 @@ std::vector<int> RunOptions::default_signals() {
   return {SIGTERM, SIGINT, SIGHUP, SIGQUIT};
 }
 
+bool RunOptions::is_on_one_host() const {
+  if (!master_addr) return nnodes == 1;
+  return *master_addr == "127.0.0.1" || *master_addr == "localhost";
+}
+
 void check(const RunOptions& options) {
   const auto in_range = [](const char* flag, int value, int low, int high) {
     if (value < low || value > high) {
@@ -290,6 +307,13 @@ void check(const RunOptions& options) {
     refuse(concat("--nnodes is ", options.nnodes, ", and nothing says where node 0 is"),
            "--master-addr HOST --master-port PORT, the same on all nodes");
   }
+  if (options.nnodes > 1 && !options.is_on_one_host() && options.secret_file.empty() && !options.no_secret) {
+    refuse("nodes on several hosts, and no secret by which they know each other",
+           "--secret-file FILE, the same on all nodes (head -c 32 /dev/urandom | base64 > FILE; chmod 600 "
+           "FILE); "
+           "or --no-secret in a network of the job's own");
+  }
+  if (options.no_secret && !options.secret_file.empty()) refuse("a secret, and --no-secret", "one of them");
   const int highest = options.nproc_per_node - 1;
   const auto local_rank = [&](const char* flag, int rank) {
     if (rank > highest) refuse(concat(flag, " names local rank ", rank, ", and the highest is ", highest));

@@ -52,6 +52,11 @@ struct RunOptions {
   /// One node, whatever else; master_addr and master_port must not be given.
   bool standalone = false;
   std::string run_id = {};  ///< empty: made up with one node, "none" with several, as torchrun's
+  /// The same secret on all nodes, with which agents prove who they are; handed to the ranks. Empty: one is
+  /// made up with one node.
+  std::filesystem::path secret_file = {};
+  /// Several hosts without a secret: who reaches the port of node 0 can end the job.
+  bool no_secret = false;
   std::string role = "default";
   int max_restarts = 0;
   std::chrono::milliseconds monitor_interval{100};  ///< between two looks at the other nodes
@@ -69,6 +74,9 @@ struct RunOptions {
   std::vector<std::pair<std::string, std::string>> environment = {};  ///< added to that of the ranks
 
   static std::vector<int> default_signals();
+  /// Whether nobody beyond this host is to reach node 0: one node that names no address, or 127.0.0.1 for
+  /// all.
+  bool is_on_one_host() const;
 };
 
 /// Throws: UsageError for options that cannot be, or not together.

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <optional>
 #include <string_view>
 
 #include "cohort/comm/job.h"
@@ -18,6 +19,8 @@
 #include "cohort/core/deadline.h"
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
+#include "cohort/core/secret.h"
+#include "cohort/core/wait.h"
 #include "cohort/launch/worker.h"
 
 namespace cohort::launch {
@@ -32,10 +35,32 @@ constexpr const char* kErrorFd = "COHORT_SPAWN_ERROR_FD";
 constexpr std::size_t kMostText = 64 * 1024;
 constexpr char kReached = '\x06';  // what a rank writes first: it came to its call
 
+// What a spawned rank was told; nothing in other processes.
+struct Told {
+  std::string call;
+  int error_fd = STDERR_FILENO;
+};
+
+// A process that a rank starts inherits the variables: they are for the one whose parent wrote them, and this
+// takes them away once they are read.
+const std::optional<Told>& told() {
+  static const std::optional<Told> mine = []() -> std::optional<Told> {
+    const auto call = core::env_string(kCall);
+    if (!call) return std::nullopt;
+    const int fd = static_cast<int>(core::env_int(kErrorFd, 0).value_or(STDERR_FILENO));
+    ::unsetenv(kCall);
+    ::unsetenv(kErrorFd);
+    const std::string parent = concat(::getppid(), " ");
+    if (!call->starts_with(parent)) return std::nullopt;
+    return Told{call->substr(parent.size()), fd};
+  }();
+  return mine;
+}
+
 // In a rank: runs fn and never returns.
 [[noreturn]] void run_rank(const std::function<void(int)>& fn) {
   const int rank = static_cast<int>(core::env_int("RANK", 0).value_or(0));
-  const int fd = static_cast<int>(core::env_int(kErrorFd, 0).value_or(STDERR_FILENO));
+  const int fd = told()->error_fd;
   write_all(fd, std::string_view(&kReached, 1));
   std::string failure;
   try {
@@ -108,14 +133,16 @@ class Ranks {
 };
 
 std::vector<std::string> environment_of(int rank, int num_ranks, std::uint16_t port, const std::string& call,
-                                        int error_fd, const SpawnOptions& options) {
+                                        int error_fd, int secret_fd, const SpawnOptions& options) {
   Variables added = variables_of({.rank = rank,
                                   .local_rank = rank,
                                   .world_size = num_ranks,
                                   .local_world_size = num_ranks,
                                   .master_addr = "127.0.0.1",
                                   .master_port = port});
-  added.insert(added.end(), {{kCall, call}, {kErrorFd, std::to_string(error_fd)}});
+  added.insert(added.end(), {{kCall, concat(::getpid(), " ", call)},
+                             {kErrorFd, std::to_string(error_fd)},
+                             {"COHORT_SECRET_FD", std::to_string(secret_fd)}});
   added.insert(added.end(), options.environment.begin(), options.environment.end());
   return environment_with(added);
 }
@@ -125,7 +152,7 @@ std::vector<std::string> environment_of(int rank, int num_ranks, std::uint16_t p
 void spawn_unless_launched(const std::function<void(int rank)>& fn, int num_ranks,
                            const SpawnOptions& options, std::source_location call) {
   const comm::Job job = comm::job_from_environment();
-  const bool is_spawned = core::env_string(kCall).has_value();
+  const bool is_spawned = told().has_value();
   if (job.launcher == comm::Launcher::kNone || is_spawned) return spawn(fn, num_ranks, options, call);
   fn(job.rank);
 }
@@ -135,8 +162,8 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
   static std::map<std::string, int> passed;
   std::string call = concat(place.file_name(), ":", place.line(), ":", place.column());
   call += concat("#", passed[call]++);
-  if (const auto mine = core::env_string(kCall)) {
-    if (*mine == call) run_rank(fn);
+  if (told()) {
+    if (told()->call == call) run_rank(fn);
     return;  // it ran before this process was made
   }
   if (num_ranks < 1) {
@@ -154,19 +181,22 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
   const core::Deadline deadline =
       options.timeout ? core::Deadline(*options.timeout) : core::Deadline::never();
 
-  const auto store = comm::open_tcp_store({.host = "127.0.0.1", .serves = true});
+  const auto store = comm::open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
 
+  const auto secret = core::Secret::of_process();
+  const core::Fd secret_fd = secret ? secret->to_fd() : core::Secret::make().to_fd();
   Ranks ranks;
   for (int rank = 0; rank < num_ranks; ++rank) {
     Pipe pipe = make_pipe();
     const int error_fd = pipe.write.get();
-    ranks.list.push_back({.rank = rank,
-                          .worker = Worker({.program = "/proc/self/exe",
-                                            .arguments = arguments,
-                                            .environment = environment_of(rank, num_ranks, store->getPort(),
-                                                                          call, error_fd, options),
-                                            .keep = {error_fd}}),
-                          .error = std::move(pipe.read)});
+    ranks.list.push_back(
+        {.rank = rank,
+         .worker = Worker({.program = "/proc/self/exe",
+                           .arguments = arguments,
+                           .environment = environment_of(rank, num_ranks, store->getPort(), call, error_fd,
+                                                         secret_fd.get(), options),
+                           .keep = {error_fd, secret_fd.get()}}),
+         .error = std::move(pipe.read)});
   }
 
   const auto pause = [&] {
@@ -174,10 +204,10 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
     for (const Rank& rank : ranks.list) {
       if (rank.worker.running()) waits.push_back({rank.error.get(), POLLIN, 0});
     }
-    ::poll(waits.data(), waits.size(), std::min(20, deadline.remaining_ms()));
+    core::wait_for_files(waits, core::Deadline(milliseconds(20)).sooner(deadline));
     // A pipe that has closed reads as ready at once; its process ends in a moment.
     if (std::any_of(waits.begin(), waits.end(), [](const pollfd& wait) { return wait.revents != 0; })) {
-      ::usleep(1000);
+      core::sleep(milliseconds(1), deadline);
     }
   };
   Rank* failed = nullptr;

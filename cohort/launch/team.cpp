@@ -16,6 +16,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/host.h"
 #include "cohort/core/log.h"
+#include "cohort/core/wait.h"
 #include "cohort/launch/cores.h"
 #include "cohort/launch/error_file.h"
 
@@ -138,6 +139,9 @@ void Team::start(int local_rank) {
                              {"TORCHELASTIC_ERROR_FILE", member->error_file.string()}});
   // Through a pipe Python would keep its lines to itself; torchrun passes -u.
   if (!core::env_string("PYTHONUNBUFFERED")) added.emplace_back("PYTHONUNBUFFERED", "1");
+  // Empty is as if it were not there: what this agent was given itself is not for its ranks.
+  added.emplace_back("COHORT_SECRET_FD", place_.secret_fd < 0 ? "" : std::to_string(place_.secret_fd));
+  if (options_.no_secret) added.emplace_back("COHORT_SECRET_FILE", "");
   added.insert(added.end(), options_.environment.begin(), options_.environment.end());
   member->worker = std::make_unique<Worker>(
       WorkerOptions{.program = find_program(options_.command.front()),
@@ -147,6 +151,7 @@ void Team::start(int local_rank) {
                     .input = null.get(),
                     .output = out.get(),
                     .error = err.get(),
+                    .keep = place_.secret_fd < 0 ? std::vector<int>() : std::vector<int>{place_.secret_fd},
                     .own_group = true});
   guard_.watch(member->worker->pid());
   members_.push_back(std::move(member));
@@ -225,13 +230,30 @@ void Team::step(std::chrono::milliseconds most, const std::vector<int>& wake) {
       if (channel->pipe.is_open()) waits.push_back({channel->pipe.get(), POLLIN, 0});
     }
   }
-  ::poll(waits.data(), waits.size(), static_cast<int>(most.count()));
+  core::wait_for_files(waits, core::Deadline(most));
   for (const auto& member : members_) {
     if (!member->worker->running()) continue;
     if (reading) read(*member);
     if (member->worker->reap()) note_end(*member);
   }
   console_.pump();
+  reap_orphans();
+}
+
+// As a container's first process this one is the parent of what ranks leave behind.
+void Team::reap_orphans() {
+  if (::getpid() != 1) return;
+  for (;;) {
+    siginfo_t info{};
+    // Seen but not reaped: a rank's end is its Worker's to see. Behind a rank that has ended another step
+    // looks.
+    if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
+    const bool is_rank = std::ranges::any_of(members_, [&](const auto& member) {
+      return member->worker->pid() == info.si_pid && member->worker->running();
+    });
+    if (is_rank || guard_.pid() == info.si_pid) return;
+    ::waitpid(info.si_pid, nullptr, WNOHANG);
+  }
 }
 
 bool Team::running() const {
@@ -248,6 +270,12 @@ std::vector<int> Team::running_ranks() const {
 
 void Team::signal(int number) {
   for (const auto& member : members_) member->worker->signal(number);
+}
+
+void Team::notify(int number) {
+  for (const auto& member : members_) {
+    if (member->worker->running() && member->worker->survives(number)) member->worker->signal(number);
+  }
 }
 
 void Team::pause() {

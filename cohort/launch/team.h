@@ -22,6 +22,7 @@ struct TeamPlace {
   std::string master_addr;
   std::uint16_t master_port = 0;
   std::string run_id;
+  int secret_fd = -1;                ///< of the job's secret, which ranks inherit; -1: there is none
   std::filesystem::path log_folder;  ///< of this attempt; made here
 };
 
@@ -48,6 +49,8 @@ class Team {
 
   /// Each rank gets the signal.
   void signal(int number);
+  /// Each rank that would not die of it gets the signal.
+  void notify(int number);
   /// Each rank and what it has started stops, or goes on: for Ctrl-Z.
   void pause();
   void resume();
@@ -62,6 +65,7 @@ class Team {
   void start(int local_rank);
   void read(Member& member);
   void note_end(Member& member);
+  void reap_orphans();
 
   const RunOptions& options_;
   TeamPlace place_;

@@ -19,14 +19,15 @@
 
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::launch {
 namespace {
 
 using core::concat;
 
-constexpr int kStartTimeoutMs = 30'000;
-constexpr int kEndTimeoutMs = 10'000;
+constexpr std::chrono::seconds kStartTimeout(30);
+constexpr std::chrono::seconds kEndTimeout(10);
 
 [[noreturn]] void system_error(const std::string& what, int error) {
   throw SystemError("launch.worker", concat("cannot ", what, ": ", std::strerror(error)));
@@ -83,8 +84,9 @@ void become(Plan& plan, pid_t parent) {
 
 // What a child that could not become the program has written: its errno; 0 when it did become it.
 int start_error(int fd) {
-  pollfd wait{fd, POLLIN, 0};
-  while (::poll(&wait, 1, kStartTimeoutMs) < 0 && errno == EINTR) {
+  pollfd file{fd, POLLIN, 0};
+  const core::Deadline deadline(kStartTimeout);
+  while (core::wait_for_files({&file, 1}, deadline) == 0 && !deadline.expired()) {
   }
   int error = 0;
   const ssize_t count = ::read(fd, &error, sizeof error);
@@ -150,9 +152,10 @@ void Worker::end() {
   if (!running_) return;
   kill();
   // A process that the kernel cannot end (a file system that hangs) is left to init.
-  for (int waited_ms = 0; !reap() && waited_ms < kEndTimeoutMs; waited_ms += 10) {
-    pollfd wait{end_.get(), POLLIN, 0};
-    ::poll(&wait, 1, 10);
+  const core::Deadline deadline(kEndTimeout);
+  while (!reap() && !deadline.expired()) {
+    pollfd file{end_.get(), POLLIN, 0};
+    core::wait_for_files({&file, 1}, core::Deadline(std::chrono::milliseconds(10)).sooner(deadline));
   }
   running_ = false;
 }
@@ -164,7 +167,7 @@ bool Worker::reap() {
   if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0) return false;
   if (info.si_pid != pid_) return false;
   if (own_group_) ::kill(-pid_, SIGKILL);
-  if (::waitpid(pid_, &wait_status_, 0) != pid_) return false;
+  if (::waitpid(pid_, &wait_status_, WNOHANG) != pid_) return false;
   running_ = false;
   end_.close();
   return true;
@@ -172,6 +175,17 @@ bool Worker::reap() {
 
 void Worker::signal(int number) const {
   if (running_) ::kill(pid_, number);
+}
+
+bool Worker::survives(int number) const {
+  std::ifstream file(concat("/proc/", pid_, "/status"));
+  const std::uint64_t bit = std::uint64_t{1} << (number - 1);
+  for (std::string name; file >> name;) {
+    std::uint64_t mask = 0;
+    if ((name == "SigCgt:" || name == "SigIgn:") && file >> std::hex >> mask && (mask & bit) != 0)
+      return true;
+  }
+  return false;
 }
 
 void Worker::signal_group(int number) const {

@@ -55,6 +55,8 @@ class Worker {
   bool reap();
   /// Sends a signal to it, not to its group.
   void signal(int number) const;
+  /// Whether it handles or ignores the signal, so that it does not die of it.
+  bool survives(int number) const;
   /// Sends a signal to it and to its group.
   void signal_group(int number) const;
   /// Sends SIGKILL to it and to its group.

@@ -11,6 +11,8 @@
 namespace cohort::test {
 namespace {
 
+using launch::Worker;
+
 constexpr const char* kAddress = "10.213.7.1";
 constexpr const char* kAddress6 = "fd00:c0:7::1";
 
@@ -55,7 +57,11 @@ class RunNetnsTest : public ::testing::Test {
 
   Job node(int rank, const std::string& address, std::vector<std::string> program,
            std::vector<std::string> more = {}) {
+    const std::filesystem::path secret = dir / "secret";
+    if (!std::filesystem::exists(secret)) write_file(secret, "a secret of the tests");
+    std::filesystem::permissions(secret, std::filesystem::perms::owner_read);
     std::vector<std::string> flags{"--nnodes=2",
+                                   "--secret-file=" + secret.string(),
                                    "--node-rank=" + std::to_string(rank),
                                    "--master-addr=" + address,
                                    "--master-port=29500",
@@ -93,6 +99,65 @@ TEST_F(RunNetnsTest, ANameThatLeadsTheHostToItselfOnlyDoesNoHarm) {
   write_file("/etc/netns/" + host('b') + "/hosts",
              std::string("127.0.0.1 localhost\n") + kAddress + " first\n");
   expect_a_sum("first");
+}
+
+// By hand, with the least that an environment can say, and the default backend.
+TEST_F(RunNetnsTest, TwoHostsMeetWithoutALauncher) {
+  write_file("/etc/netns/" + host('a') + "/hosts", "127.0.0.1 localhost\n127.0.1.1 first\n");
+  write_file("/etc/netns/" + host('b') + "/hosts",
+             std::string("127.0.0.1 localhost\n") + kAddress + " first\n");
+  const launch::Fd out = open_for_writing(dir / "out"), err = open_for_writing(dir / "err");
+  const auto rank = [&](int number, const char* interfaces) {
+    return Worker({.program = launch::find_program("ip"),
+                   .arguments = {"ip", "netns", "exec", host(number == 0 ? 'a' : 'b'), COHORT_RANK_PROGRAM},
+                   .environment = launch::environment_with({{"RANK", std::to_string(number)},
+                                                            {"WORLD_SIZE", "2"},
+                                                            {"MASTER_ADDR", "first"},
+                                                            {"MASTER_PORT", "29500"},
+                                                            {"GLOO_SOCKET_IFNAME", interfaces}}),
+                   .output = out.get(),
+                   .error = err.get(),
+                   .own_group = true});
+  };
+  for (const char* interfaces : {"", "wire,wire"}) {
+    Worker first = rank(0, interfaces), second = rank(1, interfaces);
+    for (int i = 0; i < 6000 && !(first.reap() && second.reap()); ++i) ::usleep(10'000);
+    EXPECT_EQ(launch::exit_status(first.wait_status()), 0) << read_file(dir / "err");
+    EXPECT_EQ(launch::exit_status(second.wait_status()), 0) << read_file(dir / "err");
+  }
+  expect_in(read_file(dir / "out"), {"rank 0 of 2: sum 3\n", "rank 1 of 2: sum 3\n"});
+}
+
+// The first process of a container, as `cohort run` is there.
+class RunPidnsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string failure = run_quietly("unshare -fp --mount-proc true", dir.path());
+    // A container that may make networks need not be one that may mount /proc.
+    if (failure.empty()) return;
+    GTEST_SKIP() << "netns: no process namespaces here: " << failure;
+  }
+
+  TempDir dir;
+  ScopedEnv threads{"OMP_NUM_THREADS", "1"};
+};
+
+TEST_F(RunPidnsTest, AsTheFirstProcessItReapsWhatRanksLeaveBehind) {
+  // The shell that has started it ends at once, and nobody else is there to be its parent.
+  const std::string script =
+      "cd \"$FOLDER\"; sh -c 'sleep 0.2 & echo $! > orphan'; sleep 1; ! [ -e /proc/$(cat orphan) ]";
+  Job job(dir.path(), {"--bind-to=none", "--", "sh", "-c", script},
+          {"unshare", "-fp", "--mount-proc", "--kill-child"});
+  EXPECT_EQ(job.wait(), 0) << "it is gone, and no zombie: " << job.err();
+}
+
+TEST_F(RunPidnsTest, RanksShareMemoryWhereMemoryMustHoldNoProgram) {
+  const std::string script = "f=/proc/sys/vm/memfd_noexec; [ ! -e $f ] || echo 2 > $f; exec \"$@\"";
+  Job job(dir.path(), {"--nproc-per-node=2", "--", COHORT_RANK_PROGRAM},
+          {"unshare", "-fp", "--mount-proc", "--kill-child", "sh", "-c", script, "sh"});
+  EXPECT_EQ(job.wait(), 0) << job.err();
+  expect_in(job.err(), {"process group of 2 ranks over shm"});
+  expect_in(job.out(), {"[rank 0] rank 0 of 2: sum 3\n"});
 }
 
 TEST_F(RunNetnsTest, APortThatIsTakenOnTheFirstHostIsNamed) {

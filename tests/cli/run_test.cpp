@@ -212,8 +212,63 @@ TEST_F(RunTest, NodesThatVanishAreNamed) {
   }
 }
 
+// Somebody who reaches the port writes what would end the job, before agents have left their own words.
+TEST_F(RunTest, WhoDoesNotKnowTheSecretCannotEndAJob) {
+  write_file(dir / "secret", "a secret of the tests\n");
+  std::filesystem::permissions(dir / "secret", std::filesystem::perms::owner_read);
+  write_file(dir / "attack.py", R"(
+import datetime, sys
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, timeout=datetime.timedelta(seconds=10))
+report = '{"failures": [], "restart": false, "signal": 15, "status": 7}'
+words = {"signal": "15", "abort": "node 1: on purpose", "fail/0": "1", "verdict/0": report, "end/0/1": report,
+         "seen/0/1": "1", "alive/0": "9", "alive/1": "9"}
+for key, word in words.items():
+    store.set("/cohort/agents/" + key, word)
+)");
+  const std::string secret = "--secret-file=" + (dir / "secret").string();
+  const std::string port = std::to_string(free_port());
+  const std::string script =
+      "echo \"has $(cat /proc/self/fd/$COHORT_SECRET_FD)\"; touch up$RANK; "
+      "while [ ! -e go ]; do sleep 0.05; done; echo ended well";
+  Job first = node(0, port, script, {secret}), second = node(1, port, script, {secret});
+  ASSERT_TRUE(comes(dir / "up0") && comes(dir / "up1"));
+  Worker attack({.program = python(),
+                 .arguments = {python(), (dir / "attack.py").string(), port},
+                 .environment = launch::environment_with({}),
+                 .own_group = true});
+  for (int i = 0; i < 6000 && !attack.reap(); ++i) ::poll(nullptr, 0, 10);
+  ASSERT_EQ(launch::exit_status(attack.wait_status()), 0);
+  ::poll(nullptr, 0, 1000);  // ten looks of the agents at what stands there now
+  EXPECT_TRUE(!first.worker().reap() && !second.worker().reap()) << "the job goes on";
+  write_file(dir / "go", "");
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+  expect_in(first.out(), {"[rank 0] has a secret of the tests\n", "[rank 0] ended well\n"});
+  expect_in(second.out(), {"[rank 1] has a secret of the tests\n", "[rank 1] ended well\n"});
+  for (const Job* job : {&first, &second}) {
+    expect_in(job->err(), {"a word under 'signal' was not left by an agent of this job",
+                           "a word under 'abort' was not left by an agent of this job",
+                           "a word under 'fail/0' was not left by an agent of this job"});
+  }
+}
+
+TEST_F(RunTest, OneNodeMakesASecretUpForEachJob) {
+  const std::string script =
+      "sha256sum /proc/self/fd/$COHORT_SECRET_FD | cut -c1-64 | tr -d '\\n' > is$RANK.$1";
+  for (const char* job : {"1", "2"}) {
+    EXPECT_EQ(
+        shell({"--nproc-per-node=2", "--bind-to=none"}, "set " + std::string(job) + "; " + script).wait(), 0);
+  }
+  EXPECT_EQ(read_file(dir / "is0.1"), read_file(dir / "is1.1"));
+  EXPECT_EQ(read_file(dir / "is0.1").size(), 64u);
+  EXPECT_NE(read_file(dir / "is0.1"), read_file(dir / "is0.2"));
+  EXPECT_EQ(shell({"--no-secret"}, "[ -z \"$COHORT_SECRET_FD$COHORT_SECRET_FILE\" ]").wait(), 0);
+}
+
 TEST_F(RunTest, RunsATorchProgramThatReduces) {
   write_file(dir / "reduce.py", R"(
+import os
 import torch, torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -223,9 +278,10 @@ def main():
     t = torch.full((2,), float(dist.get_rank() + 1))
     dist.all_reduce(t)
     print("sum", t[0].item())
-    if dist.get_rank() == 1:
-        raise ValueError("on purpose")
+    # First: a process that ends with threads of Gloo alive sometimes aborts in LibTorch's destructors.
     dist.destroy_process_group()
+    if int(os.environ["RANK"]) == 1:
+        raise ValueError("on purpose")
 
 main()
 )");

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <map>
 #include <thread>
 
 #include "cohort/core/error.h"
@@ -187,6 +188,16 @@ TEST_F(AgentTest, ASignalIsPassedOnOnceAndTheStatusIsTheRanks) {
   test::expect_in(outcome.log, {"signal 2 (Interrupt) is passed on to 2 ranks"});
 }
 
+TEST_F(AgentTest, ASignalThatSomeRanksDoNotKnowEndsNobody) {
+  const RunOptions with = options(
+      "[ $RANK = 0 ] && trap 'touch heard' USR1; touch ready; while [ ! -e heard ]; do sleep 0.02; done", 2);
+  const Outcome outcome = run(with, [] {
+    std::this_thread::sleep_for(milliseconds(300));
+    ::kill(::getpid(), SIGUSR1);
+  });
+  EXPECT_EQ(outcome.status, 0);
+}
+
 TEST_F(AgentTest, NothingIsStartedAgainAfterASignal) {
   RunOptions with = options("touch ready; while :; do sleep 0.05; done", 1);
   with.max_restarts = 3;
@@ -268,6 +279,7 @@ class NodesTest : public AgentTest {
     core::set_log_sink([&](core::LogLevel, std::string_view line) { log += std::string(line) + "\n"; });
     testing::internal::CaptureStdout();
     const auto board = std::make_shared<test::MapBoard>();
+    for (const auto& [key, value] : written) board->set(key, value);
     SignalInbox signals({}, {});
     {
       Guard guard;
@@ -295,8 +307,16 @@ class NodesTest : public AgentTest {
     return statuses;
   }
 
+  std::map<std::string, std::string> written;  // by somebody else, before they come
   std::string log, out;
 };
+
+TEST_F(NodesTest, AWordThatNamesNoSignalOfTheirsEndsNothing) {
+  for (const char* word : {"9", "rubbish", "", "15x", "99999999999999999999", "-2", "19"}) {
+    written = {{"signal", word}};
+    EXPECT_EQ(run_nodes("sleep 0.2; exit 0", 2), (std::vector<int>{0, 0})) << word;
+  }
+}
 
 TEST_F(NodesTest, EndTogetherWithTheStatusOfTheFirstFailure) {
   const auto begin = std::chrono::steady_clock::now();

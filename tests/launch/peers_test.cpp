@@ -7,10 +7,12 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <set>
 #include <stdexcept>
+#include <thread>
 
 #include "cohort/core/error.h"
-#include "cohort/launch/meeting.h"
+#include "tests/launch/quick_peers.h"
 #include "tests/support/map_board.h"
 #include "tests/support/throws.h"
 
@@ -19,19 +21,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using test::MapBoard;
-
-bool comes_true(const std::function<bool()>& condition) {
-  for (int i = 0; i < 1000 && !condition(); ++i) ::poll(nullptr, 0, 10);
-  return condition();
-}
-
-PeersOptions quick(int node, int nnodes) {
-  return {.node = node,
-          .nnodes = nnodes,
-          .interval = milliseconds(5),
-          .keep_alive_interval = milliseconds(50),
-          .keep_alive_max_attempt = 10};
-}
 
 TEST(PeersTest, WhatOnePostsTheOtherReceives) {
   const auto board = std::make_shared<MapBoard>();
@@ -51,18 +40,118 @@ TEST(PeersTest, WhatWasPostedIsWrittenBeforeItGoes) {
   EXPECT_EQ(board->get("last"), "word");
 }
 
-TEST(PeersTest, ANodeThatGivesNoSignIsNamed) {
+TEST(PeersTest, ANodeThatGivesNoSignAnyMoreIsNamed) {
   const auto board = std::make_shared<MapBoard>();
+  board->set("alive/2", "1");
   Peers first(board, quick(0, 3));
   Peers second(board, quick(1, 3));
+  first.begin_session("this");
+  second.begin_session("this");
   EXPECT_TRUE(comes_true([&] { return !first.lost().empty(); }));
   EXPECT_NE(first.lost().find("node 2 has given no sign for 0 s"), std::string::npos) << first.lost();
   EXPECT_EQ(second.lost(), "") << "it looks at node 0 only";
 }
 
+// By a clock that runs minutes in a moment.
+TEST(PeersTest, ANodeThatHasNotComeYetIsNotLost) {
+  const auto board = std::make_shared<MapBoard>();
+  std::atomic<std::int64_t> seconds{0};
+  PeersOptions options = quick(0, 2);
+  options.keep_alive_interval = std::chrono::seconds(5);
+  options.keep_alive_max_attempt = 3;
+  const auto start = std::chrono::steady_clock::now();
+  options.now = [&, start] { return start + std::chrono::seconds(seconds.load()); };
+  Peers first(board, options);
+  first.begin_session("this");
+  // Lets `time` pass, in which all of `nodes` give a sign.
+  const auto pass = [&](std::int64_t time, const std::vector<int>& nodes) {
+    std::vector<std::string> before;
+    const auto sign = [&](int node) {
+      const std::string key = core::concat("alive/", node);
+      return board->has(key) ? board->get(key) : "";
+    };
+    for (const int node : nodes) before.push_back(sign(node));
+    seconds += time;
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      EXPECT_TRUE(comes_true([&] { return sign(nodes[i]) != before[i]; }));
+    }
+  };
+  for (int minute = 0; minute < 9; ++minute) {
+    pass(60, {0});
+    EXPECT_EQ(first.lost(), "") << "after " << minute << " minutes";
+  }
+  options.node = 1;
+  Peers late(board, options);
+  late.begin_session("this");
+  pass(10, {0, 1});
+  for (int i = 0; i < 12; ++i) {
+    pass(10, {0, 1});
+    EXPECT_EQ(first.lost() + late.lost(), "");
+  }
+}
+
+TEST(PeersTest, ManyNodesLookLessOften) {
+  const auto requests = [](int nnodes) {
+    const auto board = std::make_shared<MapBoard>();
+    PeersOptions options = quick(1, nnodes);
+    options.interval = milliseconds(2);
+    Peers peers(board, options);
+    peers.watch("word");
+    ::poll(nullptr, 0, 200);
+    return board->num_requests();
+  };
+  const std::int64_t few = requests(2), many = requests(1000);
+  EXPECT_LE(many, 200 / (2 * 1000 / 50) + 2) << "one look in 40 ms";
+  EXPECT_GT(few, many);
+}
+
+TEST(PeersTest, WhatNoAgentOfTheJobHasLeftIsNotHeeded) {
+  const auto board = std::make_shared<MapBoard>();
+  PeersOptions options = quick(0, 2, core::Secret::make());
+  Peers first(board, options);
+  first.begin_session("this");
+  options.node = 1;
+  options.secret = core::Secret::make();
+  Peers stranger(board, options);
+  stranger.begin_session("this");
+  first.watch("signed");
+  first.watch("plain");
+  stranger.post("signed", "15");
+  board->set("plain", "15");
+  EXPECT_TRUE(comes_true([&] { return first.refused().size() == 3; }));
+  EXPECT_EQ(first.refused(), (std::vector<std::string>{"alive/1", "plain", "signed"}));
+  EXPECT_FALSE(first.received("signed"));
+  EXPECT_FALSE(first.received("plain"));
+  EXPECT_EQ(first.lost(), "") << "a stranger's sign is none, so its end is none";
+}
+
+// Signs that are played again do not hide that a node is gone.
+TEST(PeersTest, RecordedSignsKeepNobodyAlive) {
+  const auto board = std::make_shared<MapBoard>();
+  PeersOptions options = quick(0, 2, core::Secret::make());
+  Peers first(board, options);
+  first.begin_session("this");
+  std::set<std::string> signs;
+  {
+    options.node = 1;
+    Peers second(board, options);
+    second.begin_session("this");
+    EXPECT_TRUE(comes_true([&] {
+      if (board->has("alive/1")) signs.insert(board->get("alive/1"));
+      return signs.size() >= 5;
+    }));
+  }
+  EXPECT_TRUE(comes_true([&] {
+    for (const std::string& sign : signs) board->set("alive/1", sign);
+    return !first.lost().empty();
+  }));
+  EXPECT_NE(first.lost().find("node 1 has given no sign"), std::string::npos) << first.lost();
+}
+
 TEST(PeersTest, ABoardThatBreaksOrHangsIsLost) {
   const auto broken = std::make_shared<MapBoard>();
   Peers first(broken, quick(1, 2));
+  first.begin_session("this");
   broken->break_it("connection reset\nException raised from recvBytes at Utils.hpp:680");
   EXPECT_TRUE(comes_true([&] { return !first.lost().empty(); }));
   EXPECT_EQ(first.lost(), "the store that node 0 keeps is gone: connection reset");
@@ -70,58 +159,9 @@ TEST(PeersTest, ABoardThatBreaksOrHangsIsLost) {
   const auto hanging = std::make_shared<MapBoard>();
   const auto release = hanging->hang();
   Peers second(hanging, quick(1, 2));
+  second.begin_session("this");
   EXPECT_TRUE(comes_true([&] { return !second.lost().empty(); }));
   EXPECT_EQ(second.lost().find("the store that node 0 keeps has not answered for"), 0u) << second.lost();
-}
-
-RunOptions nodes(int node, int nnodes, int nproc) {
-  RunOptions options;
-  options.command = {"true"};
-  options.nnodes = nnodes;
-  options.node_rank = node;
-  options.nproc_per_node = nproc;
-  options.master_addr = "127.0.0.1";
-  options.run_id = "job";
-  return options;
-}
-
-TEST(MeetingTest, NodesLearnWhichRanksTheyHave) {
-  const auto board = std::make_shared<MapBoard>();
-  Peers first(board, quick(0, 2)), second(board, quick(1, 2));
-  board->set("here/1", R"({"creed": "", "nproc": 3, "reached": "192.0.2.7"})");
-  SignalInbox signals({}, {});
-  int signal = 0;
-  // Node 1 is played by the line above, but for what it must agree on.
-  COHORT_EXPECT_THROW_WITH(
-      meet(nodes(0, 2, 2), first, signals, "", core::Deadline(milliseconds(5000)), signal), RendezvousError,
-      "nodes disagree: node 0 has --nnodes 2, --rdzv-id job");
-  COHORT_EXPECT_THROW_WITH(
-      meet(nodes(1, 2, 3), second, signals, "192.0.2.7", core::Deadline(milliseconds(5000)), signal),
-      RendezvousError, "nodes disagree");
-}
-
-TEST(MeetingTest, ThoseThatDidNotComeAreNamed) {
-  const auto board = std::make_shared<MapBoard>();
-  Peers first(board, quick(0, 4));
-  board->set("here/2", "{}");
-  SignalInbox signals({}, {});
-  int signal = 0;
-  COHORT_EXPECT_THROW_WITH(
-      meet(nodes(0, 4, 1), first, signals, "", core::Deadline(milliseconds(300)), signal), RendezvousError,
-      "nodes 1 and 3 of 4 did not come within ");
-  EXPECT_TRUE(comes_true([&] { return board->has("go"); })) << "who came is told";
-  EXPECT_NE(board->get("go").find("nodes 1 and 3 of 4 did not come"), std::string::npos);
-}
-
-TEST(MeetingTest, ASignalEndsTheWait) {
-  const auto board = std::make_shared<MapBoard>();
-  Peers first(board, quick(0, 2));
-  SignalInbox signals({SIGTERM}, {SIGUSR1});
-  ::raise(SIGUSR1);
-  ::raise(SIGTERM);
-  int signal = 0;
-  EXPECT_FALSE(meet(nodes(0, 2, 1), first, signals, "", core::Deadline(milliseconds(10'000)), signal));
-  EXPECT_EQ(signal, SIGTERM);
 }
 
 }  // namespace

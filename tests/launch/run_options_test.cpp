@@ -41,6 +41,7 @@ TEST(RunOptionsTest, EveryFlagIsRead) {
             {"master-port", "1234"},
             {"rdzv-backend", "static"},
             {"rdzv-id", "job"},
+            {"secret-file", "key"},
             {"rdzv-conf", "timeout=1.5,keep_alive_interval=2,keep_alive_max_attempt=7"},
             {"max-restarts", "5"},
             {"monitor-interval", "0.25"},
@@ -54,6 +55,7 @@ TEST(RunOptionsTest, EveryFlagIsRead) {
             {"role", "trainer"},
             {"bind-to", "none"}});
   EXPECT_EQ(options.nnodes, 3);
+  EXPECT_EQ(options.secret_file, "key");
   EXPECT_EQ(options.nproc_per_node, 4);
   EXPECT_EQ(options.node_rank, 2);
   EXPECT_EQ(options.master_addr, "[::1]");
@@ -163,6 +165,32 @@ TEST(RunOptionsTest, WhatCannotBeIsRefused) {
   refused({{"prefix", "maybe"}}, "--prefix is 'maybe', expected auto, on or off");
   refused({{"bind-to", "socket"}}, "--bind-to is 'socket', expected cores or none");
   COHORT_EXPECT_THROW_WITH(read_run_flags({}, {}), UsageError, "no program was given");
+}
+
+// Of several hosts each proves who it is, unless one says that it need not.
+TEST(RunOptionsTest, NodesOnSeveralHostsHaveASecretOrSayThatTheyHaveNone) {
+  const test::ScopedEnv none("COHORT_SECRET_FILE", std::nullopt);
+  const std::map<std::string, std::string> hosts{{"nnodes", "2"}, {"master-addr", "n1"}};
+  const auto with = [&](std::map<std::string, std::string> more) {
+    more.insert(hosts.begin(), hosts.end());
+    return read(more);
+  };
+  COHORT_EXPECT_THROW_WITH(with({}), UsageError,
+                           "no secret by which they know each other. Try: --secret-file FILE");
+  EXPECT_EQ(with({{"secret-file", "key"}}).secret_file, "key");
+  EXPECT_TRUE(with({{"no-secret", "1"}}).no_secret);
+  COHORT_EXPECT_THROW_WITH(with({{"no-secret", "1"}, {"secret-file", "key"}}), UsageError,
+                           "exclude each other");
+  EXPECT_FALSE(with({{"no-secret", "1"}}).is_on_one_host());
+  for (const char* loopback : {"127.0.0.1", "localhost"}) {
+    EXPECT_TRUE(read({{"nnodes", "2"}, {"master-addr", loopback}}).is_on_one_host());
+  }
+  EXPECT_TRUE(read({}).is_on_one_host());
+  EXPECT_FALSE(read({{"master-addr", "n1"}}).is_on_one_host());
+  const test::ScopedEnv file("COHORT_SECRET_FILE", "from/environment");
+  EXPECT_EQ(with({}).secret_file, "from/environment");
+  EXPECT_EQ(with({{"secret-file", "key"}}).secret_file, "key");
+  EXPECT_EQ(with({{"no-secret", "1"}}).secret_file, "");
 }
 
 }  // namespace

@@ -8,6 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -101,6 +104,84 @@ TEST_F(SpawnTest, ASecondCallRunsItsOwnFunction) {
   EXPECT_TRUE(std::filesystem::exists(folder + "/first0"));
   EXPECT_FALSE(std::filesystem::exists(folder + "/first1"));
   EXPECT_TRUE(std::filesystem::exists(folder + "/second1"));
+}
+
+// At the store of one agent, under one prefix of torchrun's.
+TEST_F(SpawnTest, RanksMayMeetAgain) {
+  spawn(
+      [](int rank) {
+        comm::Group first = comm::init_process_group({.backend = "gloo", .timeout = seconds(20)});
+        for (int i = 0; i < 2; ++i) {
+          comm::Group again =
+              comm::init_process_group({.backend = i == 0 ? "gloo" : "auto", .timeout = seconds(20)});
+          at::Tensor sum = at::full({1}, rank + 1.0);
+          again.all_reduce(sum).wait();
+          if (sum.item<double>() != 3) throw std::runtime_error("the second group sums otherwise");
+          if (i == 1 && again.backend() != "shm") throw std::runtime_error("auto is " + again.backend());
+          again.barrier();
+        }
+        at::Tensor sum = at::full({1}, rank + 1.0);
+        first.all_reduce(sum).wait();
+        if (sum.item<double>() != 3) throw std::runtime_error("the first group sums otherwise");
+      },
+      2, options());
+}
+
+// What a rank starts inherits its environment, and is no rank.
+TEST_F(SpawnTest, AProgramThatARankStartsIsNotTakenForOne) {
+  const auto shared = SharedFolder();
+  const std::string& folder = shared.path();
+  if (std::getenv("SPAWN_TEST_STARTED") != nullptr) {
+    std::string said = "nothing";
+    try {
+      spawn([](int) {}, 1, options());
+    } catch (const UsageError& error) {
+      said = error.what();
+    }
+    std::ofstream(folder + "/said") << said;
+    return;
+  }
+  SpawnOptions with = options();
+  with.environment = {{"SPAWN_TEST_FOLDER", folder}};
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string started =
+      "SPAWN_TEST_STARTED=1 '" + self + "' '" + with.arguments->front() + "' > /dev/null";
+  std::system(("[ -z \"$COHORT_SPAWN_CALL\" ] || " + started).c_str());  // before a rank has come to its call
+  spawn(
+      [&](int) {
+        if (std::getenv("COHORT_SPAWN_CALL") != nullptr) throw std::runtime_error("it would be inherited");
+      },
+      1, with);
+  std::ifstream file(folder + "/said");
+  std::string said;
+  std::getline(file, said);
+  EXPECT_NE(said.find("RANK is set"), std::string::npos) << said;
+}
+
+TEST_F(SpawnTest, TheStoreOfASpawnedJobListensOnLoopbackOnly) {
+  const auto shared = SharedFolder();
+  const std::string& folder = shared.path();
+  SpawnOptions with = options();
+  with.environment = {{"SPAWN_TEST_FOLDER", folder}};
+  spawn(
+      [&](int) {
+        std::array<char, 8> port{};
+        std::snprintf(port.data(), port.size(), ":%04X", std::atoi(std::getenv("MASTER_PORT")));
+        std::ofstream words(folder + "/listeners");
+        for (const char* path : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+          std::ifstream file(path);
+          for (std::string number, local, remote, state, line; file >> number >> local >> remote >> state;) {
+            std::getline(file, line);
+            if (local.ends_with(port.data()) && state == "0A") words << local << "\n";
+          }
+        }
+      },
+      1, with);
+  std::ifstream file(folder + "/listeners");
+  std::string first, second;
+  std::getline(file, first);
+  EXPECT_TRUE(first.starts_with("0100007F:")) << first;
+  EXPECT_FALSE(std::getline(file, second)) << second;
 }
 
 TEST_F(SpawnTest, TheFirstFailureComesBackWithRankAndMessage) {

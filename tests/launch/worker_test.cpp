@@ -110,6 +110,16 @@ TEST(WorkerTest, BlocksNoSignal) {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+TEST(WorkerTest, SaysWhichSignalsAProgramSurvives) {
+  const test::TempDir dir;
+  const Worker worker(shell("trap 'true' USR1; trap '' USR2; echo $$ > '" + (dir / "ready").string() +
+                            "'; while :; do sleep 0.05; done"));
+  pid_in(dir / "ready");
+  EXPECT_TRUE(worker.survives(SIGUSR1)) << "it handles it";
+  EXPECT_TRUE(worker.survives(SIGUSR2)) << "it ignores it";
+  EXPECT_FALSE(worker.survives(SIGHUP));
+}
+
 TEST(WorkerTest, WhatItHasStartedGoesWithIt) {
   const test::TempDir dir;
   WorkerOptions options = shell("sleep 100 & echo $! > child; exit 0");

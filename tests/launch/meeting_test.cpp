@@ -1,0 +1,173 @@
+// How nodes meet over a map instead of a store.
+#include "cohort/launch/meeting.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+
+#include <array>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cohort/core/error.h"
+#include "tests/launch/quick_peers.h"
+#include "tests/support/map_board.h"
+#include "tests/support/throws.h"
+
+namespace cohort::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using test::MapBoard;
+
+RunOptions nodes(int node, int nnodes, int nproc) {
+  RunOptions options;
+  options.command = {"true"};
+  options.nnodes = nnodes;
+  options.node_rank = node;
+  options.nproc_per_node = nproc;
+  options.master_addr = "127.0.0.1";
+  options.run_id = "job";
+  return options;
+}
+
+TEST(MeetingTest, NodesLearnWhichRanksTheyHave) {
+  const auto board = std::make_shared<MapBoard>();
+  Peers first(board, quick(0, 2)), second(board, quick(1, 2));
+  board->set("here/1", R"({"creed": "", "nproc": 3, "reached": "192.0.2.7", "word": ""})");
+  SignalInbox signals({}, {});
+  int signal = 0;
+  // Node 1 is played by the line above, but for what it must agree on.
+  COHORT_EXPECT_THROW_WITH(
+      meet(nodes(0, 2, 2), first, signals, "", core::Deadline(milliseconds(5000)), signal), RendezvousError,
+      "nodes disagree: node 0 has --nnodes 2, --rdzv-id job");
+  COHORT_EXPECT_THROW_WITH(
+      meet(nodes(1, 2, 3), second, signals, "192.0.2.7", core::Deadline(milliseconds(5000)), signal),
+      RendezvousError, "nodes disagree");
+}
+
+TEST(MeetingTest, ANodeThatComesAfterItWouldHaveBeenLostIsAccepted) {
+  const auto board = std::make_shared<MapBoard>();
+  PeersOptions hasty = quick(0, 2);
+  hasty.keep_alive_interval = milliseconds(20);
+  hasty.keep_alive_max_attempt = 3;
+  Peers first(board, hasty);
+  SignalInbox signals({}, {});
+  int signal = 0;
+  std::thread node_1([&] {
+    ::poll(nullptr, 0, 600);
+    hasty.node = 1;
+    Peers late(board, hasty);
+    int ignored = 0;
+    const auto place =
+        meet(nodes(1, 2, 3), late, signals, "192.0.2.7", core::Deadline(milliseconds(10'000)), ignored);
+    ASSERT_TRUE(place);
+    EXPECT_EQ(place->first_rank, 2);
+  });
+  const auto place = meet(nodes(0, 2, 2), first, signals, "", core::Deadline(milliseconds(10'000)), signal);
+  node_1.join();
+  ASSERT_TRUE(place);
+  EXPECT_EQ(place->world_size, 5);
+}
+
+TEST(MeetingTest, ThoseThatDidNotComeAreNamed) {
+  const auto board = std::make_shared<MapBoard>();
+  Peers first(board, quick(0, 4));
+  board->set("here/2", "{}");
+  SignalInbox signals({}, {});
+  int signal = 0;
+  COHORT_EXPECT_THROW_WITH(
+      meet(nodes(0, 4, 1), first, signals, "", core::Deadline(milliseconds(300)), signal), RendezvousError,
+      "nodes 1 and 3 of 4 did not come within ");
+  EXPECT_TRUE(comes_true([&] { return board->has("go"); })) << "who came is told";
+  EXPECT_NE(board->get("go").find("nodes 1 and 3 of 4 did not come"), std::string::npos);
+}
+
+TEST(MeetingTest, ASignalEndsTheWait) {
+  const auto board = std::make_shared<MapBoard>();
+  Peers first(board, quick(0, 2));
+  SignalInbox signals({SIGTERM}, {SIGUSR1});
+  ::raise(SIGUSR1);
+  ::raise(SIGTERM);
+  int signal = 0;
+  EXPECT_FALSE(meet(nodes(0, 2, 1), first, signals, "", core::Deadline(milliseconds(10'000)), signal));
+  EXPECT_EQ(signal, SIGTERM);
+}
+
+// Both nodes meet over `board`; what each of them gets, or the error.
+std::array<std::string, 2> outcomes(const std::shared_ptr<MapBoard>& board,
+                                    const std::array<std::optional<core::Secret>, 2>& secrets,
+                                    milliseconds timeout) {
+  std::array<std::string, 2> results;
+  SignalInbox signals({}, {});  // a process has one
+  std::vector<std::thread> threads;
+  for (int node = 0; node < 2; ++node) {
+    threads.emplace_back([&, node] {
+      const auto at = static_cast<std::size_t>(node);
+      try {
+        Peers peers(board, quick(node, 2, secrets[at]));
+        int signal = 0;
+        const auto place =
+            meet(nodes(node, 2, 2 + node), peers, signals, "", core::Deadline(timeout), signal);
+        results[at] = core::concat("from rank ", place->first_rank, " of ", place->world_size);
+      } catch (const std::exception& error) {
+        results[at] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+TEST(MeetingTest, NodesWithOneSecretMeet) {
+  const core::Secret secret = core::Secret::make();
+  EXPECT_EQ(outcomes(std::make_shared<MapBoard>(), {secret, secret}, milliseconds(10'000)),
+            (std::array<std::string, 2>{"from rank 0 of 5", "from rank 2 of 5"}));
+}
+
+TEST(MeetingTest, NodesWithAnotherSecretOrNoneAreToldSo) {
+  const std::optional<core::Secret> one = core::Secret::make(), other = core::Secret::make(), none;
+  const auto expect_refused = [](const std::string& text) {
+    EXPECT_NE(text.find("was not signed with this job's secret"), std::string::npos) << text;
+  };
+  const auto different = outcomes(std::make_shared<MapBoard>(), {one, other}, milliseconds(300));
+  expect_refused(different[1]);
+  EXPECT_NE(different[0].find("node 1 of 2 did not come within"), std::string::npos) << different[0];
+  expect_refused(outcomes(std::make_shared<MapBoard>(), {none, one}, milliseconds(300))[1]);
+  // Node 1 takes a signed word for a session's name, and answers without a signature.
+  expect_refused(outcomes(std::make_shared<MapBoard>(), {one, none}, milliseconds(300))[0]);
+}
+
+// All that was said at an earlier meeting with the same secret, played to those who come now.
+TEST(MeetingTest, ARecordOfAnEarlierMeetingMakesNobodyGo) {
+  const core::Secret secret = core::Secret::make();
+  const auto earlier = std::make_shared<MapBoard>();
+  outcomes(earlier, {secret, secret}, milliseconds(10'000));
+  const auto play = [&](const std::shared_ptr<MapBoard>& board, const std::vector<std::string>& keys) {
+    for (const std::string& key : keys) {
+      if (earlier->has(key)) board->set(key, earlier->get(key));
+    }
+  };
+  SignalInbox signals({}, {});
+  int signal = 0;
+  {
+    const auto board = std::make_shared<MapBoard>();
+    play(board, {"hello", "here/0", "go", "alive/0"});
+    Peers second(board, quick(1, 2, secret));
+    COHORT_EXPECT_THROW_WITH(
+        meet(nodes(1, 2, 1), second, signals, "", core::Deadline(milliseconds(10'000)), signal),
+        RendezvousError, "what node 0 says is not of this meeting");
+  }
+  const auto board = std::make_shared<MapBoard>();
+  play(board, {"here/1", "alive/1"});
+  Peers first(board, quick(0, 2, secret));
+  COHORT_EXPECT_THROW_WITH(
+      meet(nodes(0, 2, 1), first, signals, "", core::Deadline(milliseconds(300)), signal), RendezvousError,
+      "was not signed with this job's secret");
+}
+
+}  // namespace
+}  // namespace cohort::launch
