@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "cohort/core/wait.h"
+
 namespace cohort::data {
 namespace {
 
@@ -66,7 +68,7 @@ bool WorkerTeam::Shared::wait_published(std::int64_t job) {
   const auto ready = [&] { return published.load(std::memory_order_acquire) > job || stopping.load(); };
   if (!ready()) {
     std::unique_lock lock(mutex);
-    job_published.wait(lock, ready);
+    core::wait_for_task(job_published, lock, ready);
   }
   return !stopping.load();
 }
@@ -151,11 +153,7 @@ bool WorkerTeam::wait(std::int64_t job, core::Deadline deadline) {
   if (done(job)) return true;
   std::unique_lock lock(shared_->mutex);
   const auto ready = [&] { return done(job); };
-  if (deadline.is_never()) {
-    shared_->job_done.wait(lock, ready);
-    return true;
-  }
-  return shared_->job_done.wait_until(lock, deadline.end(), ready);
+  return core::wait(shared_->job_done, lock, ready, deadline);
 }
 
 void WorkerTeam::cancel() {
@@ -186,7 +184,7 @@ int WorkerTeam::stop(std::chrono::milliseconds patience) {
   int left = 0;
   {
     std::unique_lock lock(shared_->mutex);
-    shared_->job_done.wait_until(lock, Clock::now() + patience, [&] { return shared_->alive == 0; });
+    core::wait(shared_->job_done, lock, [&] { return shared_->alive == 0; }, core::Deadline(patience));
     left = shared_->alive;
   }
   for (std::thread& thread : shared_->threads) {

@@ -1,8 +1,6 @@
 #include "cohort/parallel/average.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "cohort/core/error.h"
@@ -93,7 +91,7 @@ void GradientAverager::reduce_chunks(std::vector<Chunk>& chunks, double scale) {
     for (std::size_t i = 0; i < chunk.pieces.size(); ++i) {
       const at::Tensor& gradient = chunk.parameters[i].grad();
       if (gradient.defined() && scale > 0) {
-        at::mul_out(chunk.pieces[i], gradient, at::scalar_tensor(scale, gradient.options()));
+        scale_into(chunk.pieces[i], gradient, scale);
       } else {
         chunk.pieces[i].zero_();
       }

@@ -41,6 +41,16 @@ void append(std::vector<at::Tensor>& tensors, const Entries& entries, const Broa
   }
 }
 
+// Copies `tensors` to the pieces of `flat`, one after the other; or back.
+void copy_to_flat(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
+  const std::vector<at::Tensor> pieces = pieces_of(flat, tensors);
+  for (std::size_t i = 0; i < tensors.size(); ++i) pieces[i].copy_(tensors[i]);
+}
+void copy_from_flat(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
+  const std::vector<at::Tensor> pieces = pieces_of(flat, tensors);
+  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].copy_(pieces[i]);
+}
+
 // Small tensors of one type and device travel as one.
 void send_from_root(const comm::Group& group, const std::vector<at::Tensor>& tensors,
                     const BroadcastOptions& options) {
@@ -58,19 +68,15 @@ void send_from_root(const comm::Group& group, const std::vector<at::Tensor>& ten
     pending.push_back(group.broadcast(tensor, options.root, {options.timeout}));
   };
   for (const at::Tensor& tensor : wholes) send(tensor);
-  std::vector<std::pair<at::Tensor, at::Tensor>> joined;  // a tensor, and where it lies among others
+  std::map<std::string, at::Tensor> flats;
   for (const auto& [kind, list] : small) {
-    const at::Tensor flat = group.empty({total_numel(list)}, list.front().options());
-    const std::vector<at::Tensor> pieces = pieces_of(flat, list);
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      if (is_root) pieces[i].copy_(list[i]);
-      joined.emplace_back(list[i], pieces[i]);
-    }
+    at::Tensor& flat = flats[kind] = group.empty({total_numel(list)}, list.front().options());
+    if (is_root) copy_to_flat(flat, list);
     send(flat);
   }
   for (comm::Pending& each : pending) each.wait();
   if (is_root) return;
-  for (const auto& [tensor, piece] : joined) tensor.copy_(piece);
+  for (const auto& [kind, list] : small) copy_from_flat(flats[kind], list);
 }
 
 }  // namespace
@@ -89,6 +95,43 @@ void broadcast_buffers(const comm::Group& group, const torch::nn::Module& module
   std::vector<at::Tensor> tensors;
   append(tensors, module.named_buffers(), options);
   send_from_root(group, tensors, options);
+}
+
+BufferBroadcast::BufferBroadcast(comm::Group group, const torch::nn::Module& module, BroadcastOptions options)
+    : group_(std::move(group)), module_(module), options_(std::move(options)) {}
+
+void BufferBroadcast::stage() {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> buffers;
+  append(buffers, module_.named_buffers(), options_);
+  std::map<std::string, std::vector<at::Tensor>> by_kind;
+  for (const at::Tensor& buffer : buffers) {
+    if (buffer.numel() > 0) by_kind[kind_of(buffer)].push_back(buffer.detach());
+  }
+  flats_.clear();
+  for (auto& [kind, list] : by_kind) {
+    at::Tensor& values = values_[kind];
+    if (!values.defined() || values.numel() != total_numel(list)) {
+      values = group_.empty({total_numel(list)}, list.front().options());
+    }
+    if (group_.rank() == options_.root) copy_to_flat(values, list);
+    flats_.push_back({.buffers = std::move(list), .values = values, .pending = {}});
+  }
+}
+
+void BufferBroadcast::begin() {
+  for (Flat& flat : flats_) {
+    flat.pending = group_.broadcast(flat.values, options_.root, {options_.timeout});
+  }
+}
+
+void BufferBroadcast::end() {
+  const at::NoGradGuard no_grad;
+  for (Flat& flat : flats_) {
+    flat.pending.wait();
+    if (group_.rank() != options_.root) copy_from_flat(flat.values, flat.buffers);
+  }
+  flats_.clear();
 }
 
 }  // namespace cohort::parallel

@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <chrono>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,5 +27,37 @@ void broadcast_module(const comm::Group& group, const torch::nn::Module& module,
 /// The same for buffers alone, such as the running statistics of batch norm.
 void broadcast_buffers(const comm::Group& group, const torch::nn::Module& module,
                        const BroadcastOptions& options = {});
+
+/// A module's buffers on their way from the root while backward runs, which may read them: they get the
+/// root's values at the end.
+///
+///     buffers.stage();        // after forward; nothing travels
+///     buffers.begin();        // collective
+///     ...                     // the root's buffers may change: what was staged travels
+///     buffers.end();
+///
+/// Ownership: refers to the module. Threads: one at a time.
+class BufferBroadcast {
+ public:
+  BufferBroadcast(comm::Group group, const torch::nn::Module& module, BroadcastOptions options = {});
+  /// From the next stage() on.
+  void set_root(int rank) { options_.root = rank; }
+  void stage();
+  void begin();
+  void end();
+
+ private:
+  struct Flat {
+    std::vector<at::Tensor> buffers;
+    at::Tensor values;  // of all of them, as one
+    comm::Pending pending;
+  };
+
+  comm::Group group_;
+  const torch::nn::Module& module_;
+  BroadcastOptions options_;
+  std::vector<Flat> flats_;
+  std::map<std::string, at::Tensor> values_;  // by type and device: memory that is used again
+};
 
 }  // namespace cohort::parallel

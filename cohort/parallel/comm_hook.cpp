@@ -5,6 +5,7 @@
 
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::parallel {
 namespace {
@@ -50,7 +51,7 @@ class Awaited : public Reduction {
     });
     {
       std::unique_lock lock(over->mutex);
-      if (!over->changed.wait_until(lock, deadline_.end(), [&] { return over->is_so; })) {
+      if (!core::wait(over->changed, lock, [&] { return over->is_so; }, deadline_)) {
         throw TimeoutError("parallel.reduce",
                            core::concat("a communication hook did not complete the future of a bucket of ",
                                         buffer_.numel(), " numbers"));

@@ -8,11 +8,15 @@
 
 namespace cohort::parallel {
 
-// [weight of each rank | 1 where it is not finite | the caller's]
-at::Tensor header_of(const comm::Group& group, const Contribution& mine, std::int64_t more) {
+void check_weight(const Contribution& mine) {
   if (!std::isfinite(mine.weight) || mine.weight < 0) {
     throw UsageError("parallel.average", core::concat("weight is ", mine.weight, ", expected 0 or more"));
   }
+}
+
+// [weight of each rank | 1 where it is not finite | the caller's]
+at::Tensor header_of(const comm::Group& group, const Contribution& mine, std::int64_t more) {
+  check_weight(mine);
   at::Tensor header = at::zeros({2 * group.size() + more}, at::kDouble);
   auto* const words = header.mutable_data_ptr<double>();
   words[group.rank()] = mine.weight;

@@ -24,9 +24,12 @@ struct AverageReport {
   bool ok() const { return !bad_rank.has_value(); }
 };
 
+/// Throws: UsageError for a weight that is negative or not finite.
+void check_weight(const Contribution& mine);
+
 /// Returns this rank's words of a message whose sum over ranks all can read: its contribution, and behind it
 /// `more` zeros for the caller's own. On the CPU, float64.
-/// Throws: UsageError for a weight that is negative or not finite.
+/// Throws: as check_weight().
 at::Tensor header_of(const comm::Group& group, const Contribution& mine, std::int64_t more = 0);
 /// Reads the sum: everything but AverageReport::bytes.
 AverageReport read_header(const at::Tensor& header, int num_ranks);

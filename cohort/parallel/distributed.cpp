@@ -25,41 +25,53 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, comm::Group 
                          DistributedOptions options)
     : module_(made_alike(std::move(module), group, options)),
       options_(options),
-      reducer_(std::move(group), parameters_to_reduce(*module_, options.ignored), options) {}
+      reducer_(std::move(group), parameters_to_reduce(*module_, options.ignored), options),
+      buffers_(reducer_.group(), *module_, {.ignored = options.ignored, .timeout = options.timeout}) {
+  if (sends_buffers() && !options_.init_sync) {
+    broadcast_buffers(reducer_.group(), *module_, {.ignored = options.ignored, .timeout = options.timeout});
+  }
+  reducer_.set_companion({.begin =
+                              [this] {
+                                if (std::exchange(has_stepped_, true)) reducer_.group().step_done();
+                                if (sends_buffers()) buffers_.begin();
+                              },
+                          .end =
+                              [this] {
+                                if (sends_buffers()) buffers_.end();
+                              }});
+}
 
 void Distributed::before_forward() {
   const bool trains = module_->is_training() && at::GradMode::is_enabled() && !reducer_.is_silent();
-  if (reducer_.group().size() == 1 || !trains) return;
-  if (joining_) {
-    const std::vector<std::int64_t> going_on = who_goes_on(true);
-    const auto first = std::ranges::find(going_on, 1);
-    buffers_from_ = static_cast<int>(first - going_on.begin());
-    ++joined_steps_;
-    const auto ended = std::ranges::find(going_on, 0);
-    if (joining_->throw_on_early_termination && ended != going_on.end()) {
-      throw UsageError("parallel.join", core::concat("rank ", ended - going_on.begin(), " of ",
-                                                     going_on.size(), " has no more samples"));
-    }
+  if (reducer_.group().size() == 1 || !trains || !joining_) return;
+  const std::vector<std::int64_t> going_on = who_goes_on(true);
+  buffers_.set_root(static_cast<int>(std::ranges::find(going_on, 1) - going_on.begin()));
+  ++joined_steps_;
+  const auto ended = std::ranges::find(going_on, 0);
+  if (joining_->throw_on_early_termination && ended != going_on.end()) {
+    throw UsageError("parallel.join", core::concat("rank ", ended - going_on.begin(), " of ", going_on.size(),
+                                                   " has no more samples"));
   }
-  begin_step();
-}
-
-void Distributed::begin_step() {
-  if (std::exchange(has_stepped_, true)) reducer_.group().step_done();
-  reducer_.regroup();
-  if (!options_.broadcast_buffers) return;
-  broadcast_buffers(reducer_.group(), *module_,
-                    {.ignored = options_.ignored, .root = buffers_from_, .timeout = options_.timeout});
 }
 
 void Distributed::after_forward(std::span<const at::Tensor> outputs) {
   if (!at::GradMode::is_enabled() || reducer_.is_silent()) return;
   // While ranks may have ended each says what it brings; otherwise only where they weigh differently.
   if (weight_ || joining_) {
-    reducer_.prepare(Contribution{.weight = weight_.value_or(1)}, outputs);
+    prepare(Contribution{.weight = weight_.value_or(1)}, outputs);
   } else {
-    reducer_.prepare(outputs);
+    prepare(std::nullopt, outputs);
   }
+}
+
+void Distributed::prepare(const std::optional<Contribution>& mine, std::span<const at::Tensor> outputs) {
+  if (sends_buffers()) buffers_.stage();
+  mine ? reducer_.prepare(*mine, outputs) : reducer_.prepare(outputs);
+}
+
+void Distributed::step_without_samples() {
+  prepare(Contribution{.weight = 0}, {});
+  reducer_.finish();
 }
 
 // 1 for each rank that has samples, 0 for those that have ended.
@@ -91,15 +103,14 @@ void Distributed::shadow() {
       throw UsageError("parallel.join", core::concat("rank ", group.rank(), " of ", group.size(),
                                                      " has no more samples, and others have"));
     }
-    buffers_from_ = static_cast<int>(first - going_on.begin());
-    begin_step();
+    buffers_.set_root(static_cast<int>(first - going_on.begin()));
     const bool counts = joining_->divide_by_initial_world_size && !weight_;
     // Without gradients: what is left of the last step is not to be averaged again.
     for (at::Tensor& parameter : module_->parameters()) parameter.mutable_grad() = at::Tensor();
-    reducer_.prepare(Contribution{.weight = counts ? 1.0 : 0.0});
+    prepare(Contribution{.weight = counts ? 1.0 : 0.0}, {});
     reducer_.finish();
   }
-  buffers_from_ = 0;
+  buffers_.set_root(0);
   const std::vector<std::int64_t> steps = comm::all_gather_number(group, joined_steps_, {options_.timeout});
   const auto root = static_cast<int>(std::ranges::max_element(steps) - steps.begin());
   broadcast_module(group, *module_, {.ignored = options_.ignored, .root = root, .timeout = options_.timeout});

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cohort/core/nested.h"
+#include "cohort/parallel/broadcast.h"
 #include "cohort/parallel/reducer.h"
 
 /// Any module on several ranks: docs/distributed.md.
@@ -21,7 +22,8 @@ namespace cohort::parallel {
 struct DistributedOptions : ReducerOptions {
   /// Gives every rank rank 0's parameters and buffers at the start.
   bool init_sync = true;
-  /// Gives every rank rank 0's buffers, such as running statistics, before each forward in training.
+  /// Gives every rank the buffers, such as running statistics, that rank 0 has after forward, by the end of
+  /// each backward that reduces.
   bool broadcast_buffers = true;
   /// Parameters and buffers, by name, that stay each rank's own.
   std::vector<std::string> ignored = {};
@@ -40,14 +42,18 @@ class Distributed {
  public:
   /// `module` is shared. Collective. Throws: UsageError naming what differs between the ranks.
   Distributed(std::shared_ptr<torch::nn::Module> module, comm::Group group, DistributedOptions options = {});
+  Distributed(const Distributed&) = delete;
+  Distributed& operator=(const Distributed&) = delete;
 
-  /// Before forward: tells the group that a step is over, regroups buckets, broadcasts buffers. Collective.
+  /// Before forward. Collective within join(), in training with gradients on; else nothing travels.
   void before_forward();
   /// After it, with what it returned: has the next backward reduce, unless no_sync() or no gradients.
   void after_forward(std::span<const at::Tensor> outputs);
   /// This rank's samples in the next forwards, until told otherwise; without it all ranks weigh the same.
   /// Collective: on every rank or none.
   void set_weight(std::optional<double> samples) { weight_ = samples; }
+  /// Takes part in a step for which this rank has no samples. Collective. Blocks.
+  void step_without_samples();
 
   /// DistributedDataParallel::join().
   void join(const std::function<void()>& loop, const JoinOptions& options);
@@ -56,7 +62,8 @@ class Distributed {
 
  private:
   std::vector<std::int64_t> who_goes_on(bool mine) const;
-  void begin_step();
+  bool sends_buffers() const { return options_.broadcast_buffers && reducer_.group().size() > 1; }
+  void prepare(const std::optional<Contribution>& mine, std::span<const at::Tensor> outputs);
   void shadow();
 
   std::shared_ptr<torch::nn::Module> module_;
@@ -64,9 +71,9 @@ class Distributed {
   std::optional<double> weight_;
   std::optional<JoinOptions> joining_;
   bool has_stepped_ = false;
-  int buffers_from_ = 0;
   std::int64_t joined_steps_ = 0;
   Reducer reducer_;
+  BufferBroadcast buffers_;
 };
 
 /// Wraps a module so that backward leaves the mean of all ranks' gradients: each rank computes with its own
@@ -80,7 +87,8 @@ class Distributed {
 ///
 /// M: a module holder, a shared_ptr to a module, or AnyModule's like with a forward(). Arguments and results
 /// are passed on as they are; what a result is made of core's visitor must know (core/nested.h).
-/// Collective: constructor, each forward in training with gradients on, and its backward.
+/// Collective: constructor, and each backward that reduces: the first after a forward with gradients on, in
+/// training or in evaluation mode. A forward is not, so that one rank may make one alone.
 /// Ownership: shares the module and the group. Threads: one caller at a time.
 /// Throws: as Reducer.
 template <typename M>
@@ -113,10 +121,7 @@ class DistributedDataParallel {
   /// Samples of this rank in the next forwards: Distributed::set_weight.
   void set_weight(std::optional<double> samples) { distributed_->set_weight(samples); }
   /// Takes part in a step for which this rank has no samples. Blocks.
-  void step_without_samples() {
-    distributed_->reducer().prepare(Contribution{.weight = 0});
-    distributed_->reducer().finish();
-  }
+  void step_without_samples() { distributed_->step_without_samples(); }
 
   /// Runs a training loop that may have other numbers of steps on the ranks: a rank that has ended takes part
   /// in the others' steps, without samples, until all have; then all have the parameters and buffers of the

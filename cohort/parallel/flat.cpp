@@ -1,5 +1,8 @@
 #include "cohort/parallel/flat.h"
 
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
+
 #include "cohort/core/error.h"
 
 namespace cohort::parallel {
@@ -16,6 +19,13 @@ std::vector<at::Tensor> pieces_of(const at::Tensor& flat, std::span<const at::Te
     at += tensor.numel();
   }
   return pieces;
+}
+
+void scale_into(const at::Tensor& out, const at::Tensor& gradient, double scale) {
+  at::Tensor factor = at::scalar_tensor(scale, at::kDouble);
+  factor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  at::Tensor into = out;
+  at::mul_out(into, gradient, factor);
 }
 
 std::int64_t total_numel(std::span<const at::Tensor> tensors) {

@@ -3,8 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -223,6 +221,9 @@ void GradientBuckets::note_arrival(std::size_t index, double seconds) {
 
 void GradientBuckets::regroup() {
   if (!options_.buckets.empty() || !travel() || backwards_ == 0) return;
+  // A GPU's gradients come when their kernels are queued, which says nothing of when they are there.
+  const bool is_on_cpu =
+      std::ranges::all_of(gradients, [](const Gradient& each) { return each.parameter.is_cpu(); });
   if (grouped_ == Grouped::kByDefinition && options_.plan != BucketPlan::kDefinition) {
     std::vector<std::size_t> order = arrivals_;
     std::vector<bool> came(gradients.size(), false);
@@ -233,7 +234,7 @@ void GradientBuckets::regroup() {
     make_buckets(of_rank_0(by_size(order)));
     grouped_ = Grouped::kByArrival;
   } else if (grouped_ == Grouped::kByArrival && options_.plan == BucketPlan::kMeasured &&
-             backwards_ >= kEndMeasured) {
+             backwards_ >= kEndMeasured && is_on_cpu) {
     make_buckets(of_rank_0(plan()));
     grouped_ = Grouped::kByPlan;
   }
@@ -302,9 +303,9 @@ void GradientBuckets::put(Gradient& gradient, double scale, std::size_t owners) 
   if (!mine.defined() || scale == 0) {
     gradient.view.zero_();
   } else if (!is_at(mine, gradient.view)) {
-    at::mul_out(gradient.view, mine, at::scalar_tensor(scale, mine.options()));
+    scale_into(gradient.view, mine, scale);
   } else if (scale != 1) {
-    gradient.view.mul_(scale);
+    scale_into(gradient.view, gradient.view, scale);
   }
   if (options_.gradient_as_bucket_view && mine.defined()) mine = gradient.view;
 }
@@ -362,7 +363,9 @@ void GradientBuckets::give_out(const at::Tensor& used, ReduceReport& report) {
   const auto count = [&](const at::Tensor& numbers) {
     report.bytes += static_cast<std::int64_t>(numbers.nbytes());
     if (!options_.norm) return;
-    const auto norm = at::linalg_vector_norm(numbers).item<double>();
+    // The squares of half precision numbers overflow in their own type.
+    const auto type = numbers.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto norm = at::linalg_vector_norm(numbers, 2, {}, /*keepdim=*/false, type).item<double>();
     squares += norm * norm;
   };
   for (const Bucket& bucket : buckets) count(bucket.flat);

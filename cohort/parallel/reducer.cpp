@@ -56,10 +56,11 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   void attach();
   void detach();
   void arm(const std::optional<Contribution>& mine, std::span<const at::Tensor> outputs);
-  void send_header(const Contribution& mine);
+  void look_for_unreached(std::span<const at::Tensor> outputs);
+  void finish_after(std::span<const at::Tensor> outputs, bool reaches_none);
+  void open();
+  void send_header();
   void settle();
-  void mark_unreached(std::span<const at::Tensor> outputs);
-  void finish_after(std::span<const at::Tensor> outputs);
   void on_gradient(std::size_t index, const variable_list& came);
   void take(std::size_t index, std::size_t owners);
   void mark_ready(std::size_t index, std::size_t owners = 1);
@@ -69,7 +70,7 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   [[noreturn]] void throw_left_out() const;
 
   // Whether this backward tells what all others will do.
-  bool is_counting() const { return options.static_graph && buckets.backwards() == 0; }
+  bool is_counting() const { return options.static_graph && !has_counted; }
   bool is_all_ready() const { return next_bucket == buckets.buckets.size() && missing_sparse == 0; }
   bool travels() const { return reduces && buckets.travel(); }
 
@@ -79,11 +80,16 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   std::vector<std::pair<NodePtr, std::uintptr_t>> hooks;  // of each gradient: where it hangs, and its key
   std::unordered_map<const Node*, std::size_t> by_accumulator;
   std::atomic<int> silent{0};  // NoSyncs that live
+  bool has_counted = false;    // of a static graph: how often each gradient comes
+  Companion companion;
 
   // Since prepare().
   std::mutex mutex;  // hooks run on the threads of devices
   std::atomic<Phase> phase{Phase::kIdle};
-  bool has_begun = false;  // a gradient came
+  std::optional<Contribution> contribution;
+  std::vector<bool> is_reached;  // by the outputs, where that is looked for; else empty
+  bool is_open = false;          // Note [Where a reduction begins]
+  bool has_begun = false;        // a gradient came
   bool is_end_queued = false;
   std::size_t next_bucket = 0;
   std::size_t missing_sparse = 0;
@@ -117,40 +123,106 @@ void Reducer::State::detach() {
 
 // -------------------------------------------------------------------------------------- before backward
 
+// Note [Where a reduction begins]
+// prepare() follows each forward, and not each forward is followed by a backward: a batch is skipped, or the
+// forward was for a metric, perhaps on one rank alone. So prepare() only notes what the backward will need.
+// Nothing travels, and no gradient is touched, before the first gradient of a backward comes, or finish().
+
 void Reducer::State::arm(const std::optional<Contribution>& mine, std::span<const at::Tensor> outputs) {
   if (phase == Phase::kBroken) {
     throw UsageError("parallel.reduce", "a reduction failed before: ranks no longer agree", "a new Reducer");
   }
   if (silent > 0) return;
   if (phase == Phase::kArmed && has_begun) throw_left_out();
+  if (mine) check_weight(*mine);
+  contribution = mine;
+  is_open = has_begun = is_end_queued = is_header_open = false;
+  is_reached.clear();
+  begin = Clock::now();
+  phase = Phase::kArmed;
+  if (outputs.empty() || !(options.find_unused_parameters || is_counting())) return;
+  look_for_unreached(outputs);
+  const bool reaches_none = std::ranges::find(is_reached, true) == is_reached.end();
+  if (is_counting() || reaches_none) finish_after(outputs, reaches_none);
+}
+
+void Reducer::State::look_for_unreached(std::span<const at::Tensor> outputs) {
+  is_reached.assign(buckets.gradients.size(), false);
+  std::unordered_set<const Node*> seen;
+  std::vector<Node*> open;
+  const auto visit = [&](Node* node) {
+    if (node == nullptr || !seen.insert(node).second) return;
+    const auto found = by_accumulator.find(node);
+    if (found == by_accumulator.end()) {
+      open.push_back(node);
+    } else {
+      is_reached[found->second] = true;
+    }
+  };
+  for (const at::Tensor& output : outputs) visit(core::edge_of(output).function.get());
+  while (!open.empty()) {
+    Node* const node = open.back();
+    open.pop_back();
+    for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
+  }
+}
+
+// Has the backward through `outputs` end with everything reduced, whatever came. The end is that of the
+// outermost backward, where recomputation starts others within. torch::autograd::grad() through them is no
+// such backward: no gradient comes.
+void Reducer::State::finish_after(std::span<const at::Tensor> outputs, bool reaches_none) {
+  for (const at::Tensor& output : outputs) {
+    if (!core::needs_gradient(output)) continue;
+    output.register_hook([weak = weak_from_this(), reaches_none](const at::Tensor& /*gradient*/) {
+      const auto state = weak.lock();
+      if (!state || state->silent > 0 || state->phase != Phase::kArmed || state->is_end_queued) return;
+      state->is_end_queued = true;
+      after_backward([weak, reaches_none] {
+        const auto then = weak.lock();
+        if (!then || then->phase != Phase::kArmed) return;
+        if (!then->has_begun && !reaches_none) {
+          then->is_end_queued = false;
+          return;
+        }
+        then->open();
+        then->mark_rest();
+        then->finalize();
+      });
+    });
+  }
+}
+
+// ------------------------------------------------------------------------------------- while it runs
+
+// What begins on every rank before the first bucket is complete.
+void Reducer::State::open() {
+  if (std::exchange(is_open, true)) return;
+  if (companion.begin) companion.begin();
   buckets.regroup();
-  has_begun = is_end_queued = is_header_open = false;
   next_bucket = missing_sparse = 0;
   reduces = true;
   scale = 1.0 / group.size();
   report = {};
   report.weight = group.size();
-  if (mine) send_header(*mine);
+  if (contribution) send_header();
   for (GradientBuckets::Bucket& bucket : buckets.buckets) bucket.missing = bucket.gradients.size();
-  for (Gradient& gradient : buckets.gradients) {
+  for (std::size_t i = 0; i < buckets.gradients.size(); ++i) {
+    Gradient& gradient = buckets.gradients[i];
+    const bool is_unreached = options.find_unused_parameters && !is_reached.empty() && !is_reached[i];
     gradient.is_used = false;
     if (is_counting()) gradient.expected = 0;
-    gradient.missing = is_counting() ? 1 : gradient.expected;
+    gradient.missing = is_counting() ? 1 : options.static_graph ? gradient.expected : is_unreached ? 0 : 1;
     if (gradient.is_sparse) ++missing_sparse;
   }
-  begin = Clock::now();
-  phase = Phase::kArmed;
-  if (is_counting()) return finish_after(outputs);
+  // What backward will not come to is ready as it is.
   for (std::size_t i = 0; i < buckets.gradients.size(); ++i) {
     if (buckets.gradients[i].missing == 0) mark_ready(i);
   }
-  if (options.find_unused_parameters && !options.static_graph && !outputs.empty()) mark_unreached(outputs);
-  if (is_all_ready()) finalize();
 }
 
-void Reducer::State::send_header(const Contribution& mine) {
-  weight = mine.weight;
-  header = header_of(group, mine);
+void Reducer::State::send_header() {
+  weight = contribution->weight;
+  header = header_of(group, *contribution);
   is_header_open = true;
   if (group.size() > 1) header_pending = group.all_reduce(header, comm::ReduceOp::SUM, {options.timeout});
 }
@@ -164,54 +236,6 @@ void Reducer::State::settle() {
   reduces = report.ok() && report.weight > 0;
   scale = reduces ? weight / report.weight : 0;
 }
-
-// What backward will not come to is ready as it is.
-void Reducer::State::mark_unreached(std::span<const at::Tensor> outputs) {
-  std::vector<bool> reached(buckets.gradients.size(), false);
-  std::unordered_set<const Node*> seen;
-  std::vector<Node*> open;
-  const auto visit = [&](Node* node) {
-    if (node == nullptr || !seen.insert(node).second) return;
-    const auto found = by_accumulator.find(node);
-    if (found == by_accumulator.end()) {
-      open.push_back(node);
-    } else {
-      reached[found->second] = true;
-    }
-  };
-  for (const at::Tensor& output : outputs) visit(core::edge_of(output).function.get());
-  while (!open.empty()) {
-    Node* const node = open.back();
-    open.pop_back();
-    for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
-  }
-  for (std::size_t i = 0; i < reached.size(); ++i) {
-    if (reached[i]) continue;
-    buckets.gradients[i].missing = 0;
-    mark_ready(i);
-  }
-}
-
-// Has the backward through `outputs` end with everything reduced, whatever came. The end is that of the
-// outermost backward, where recomputation starts others within.
-void Reducer::State::finish_after(std::span<const at::Tensor> outputs) {
-  for (const at::Tensor& output : outputs) {
-    if (!core::needs_gradient(output)) continue;
-    output.register_hook([weak = weak_from_this()](const at::Tensor& /*gradient*/) {
-      const auto state = weak.lock();
-      if (!state || state->phase != Phase::kArmed || state->is_end_queued) return;
-      state->is_end_queued = true;
-      after_backward([weak] {
-        const auto then = weak.lock();
-        if (!then || then->phase != Phase::kArmed) return;
-        then->mark_rest();
-        then->finalize();
-      });
-    });
-  }
-}
-
-// ------------------------------------------------------------------------------------- while it runs
 
 void Reducer::State::on_gradient(std::size_t index, const variable_list& came) {
   if (silent > 0) return;
@@ -230,6 +254,7 @@ void Reducer::State::on_gradient(std::size_t index, const variable_list& came) {
   }
   const std::lock_guard lock(mutex);
   try {
+    open();
     take(index, owners_of(buckets.gradients[index].parameter.grad(), came[0]));
   } catch (...) {
     phase = Phase::kBroken;
@@ -306,8 +331,10 @@ void Reducer::State::finalize() {
     used_pending.wait();
     buckets.give_out(used, report);
   }
+  if (companion.end) companion.end();
   report.exposed = Clock::now() - start;
   if (reduces) buckets.note_backward();
+  has_counted = has_counted || has_begun;
   has_begun = false;
   phase = Phase::kDone;
 }
@@ -387,8 +414,8 @@ Reducer::~Reducer() {
   state_->detach();
 }
 
-void Reducer::regroup() {
-  if (state_->silent == 0 && !state_->has_begun) state_->buckets.regroup();
+void Reducer::set_companion(Companion companion) {
+  state_->companion = std::move(companion);
 }
 
 void Reducer::prepare(std::span<const at::Tensor> outputs) {
@@ -408,6 +435,8 @@ ReduceReport Reducer::finish() {
   if (state.phase == State::Phase::kArmed) {
     const bool may_leave_out = state.options.find_unused_parameters || state.options.static_graph;
     if (state.has_begun && !may_leave_out) state.throw_left_out();
+    state.phase = State::Phase::kBroken;  // unless all goes well
+    state.open();
     state.mark_rest();
     state.finalize();
   }

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -35,7 +36,8 @@ std::vector<NamedParameter> parameters_to_reduce(const torch::nn::Module& module
 enum class BucketPlan {
   kDefinition,  ///< parameters in the reverse order of their definition
   kArrival,     ///< from the second backward on, in the order in which gradients came
-  kMeasured,    ///< and after 18, sized by when they came and by what a reduction was measured to take
+  kMeasured,    ///< and after 18, on the CPU, sized by when they came and by what a reduction was measured to
+                ///< take
 };
 
 struct ReducerOptions {
@@ -76,13 +78,16 @@ struct ReduceReport : AverageReport {
 ///     loss.backward();                       // returns when all gradients are averaged
 ///
 /// Shapes: a bucket is a flat [n], n = sum of numel, one type and device.
-/// Collective: constructor, prepare() with a Contribution, the backward after prepare(), and finish(), on
-/// every rank in the same order. Buckets are reduced in the order of their index on every rank, whatever the
-/// order of gradients.
+/// Collective: constructor, the backward after prepare(), and finish(), on every rank in the same order.
+/// prepare() is not: nothing travels before the first gradient comes. Buckets are reduced in the order of
+/// their index on every rank, whatever the order of gradients.
+///
 /// Ownership: shares the group and the parameters; keeps the buckets, which are the gradients where these are
 /// views. Hooks on the parameters go with it. Threads: one caller at a time; hooks run where autograd does.
+///
 /// Throws, also out of backward(): UsageError for what it cannot reduce, naming the parameter; what Group
 /// throws. After a failure nothing is reduced any more.
+///
 /// Source: Li et al., "PyTorch Distributed", VLDB 2020, section 3.2; differs in that sizes come from measured
 /// times, and that ranks weigh by their samples.
 class Reducer {
@@ -94,9 +99,12 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Regroups the buckets if it is time for that; prepare() does it too, but before forward less memory is
-  /// in use. Collective.
-  void regroup();
+  /// What else travels between the ranks with each reduction, on all of them.
+  struct Companion {
+    std::function<void()> begin;  ///< before the first bucket travels
+    std::function<void()> end;    ///< when all have
+  };
+  void set_companion(Companion companion);
 
   /// Has the next backward reduce: gradients become their mean over ranks. `outputs`: what the loss is made
   /// of, for find_unused_parameters and static_graph.

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "cohort/parallel/flat.h"
+
 namespace cohort::parallel {
 namespace {
 
@@ -48,7 +50,7 @@ at::Tensor reduce_sparse(const comm::Group& group, const at::Tensor& mine, const
   at::Tensor indices = at::zeros({most, dims}, numbers.dtype(at::kLong)), values = at::zeros(shape, numbers);
   if (own_rows > 0) {
     indices.narrow(0, 0, own_rows).copy_(own.indices().t());
-    values.narrow(0, 0, own_rows).copy_(own.values()).mul_(scale);
+    scale_into(values.narrow(0, 0, own_rows), own.values(), scale);
   }
   shape[0] *= size;
   at::Tensor all_indices = at::empty({size * most, dims}, indices.options()),

@@ -285,7 +285,7 @@ at::Tensor SyncBatchNormImplBase<D, Derived>::forward(const at::Tensor& input) {
                                                      this->weight, this->bias, this->is_training() || !tracks,
                                                      momentum, options.eps());
   }
-  if (!agreed_ && !input.is_cuda()) {
+  if (!agreed_) {
     comm::require_same(group_, "a SyncBatchNorm",
                        core::concat(options.num_features(), " channels of ", input.scalar_type(), ", eps ",
                                     options.eps(), ", track_running_stats ", tracks));

@@ -1,5 +1,7 @@
 #include "cohort/train/job_ranks.h"
 
+#include <ATen/detail/CUDAHooksInterface.h>
+
 #include <algorithm>
 #include <chrono>
 #include <exception>
@@ -76,7 +78,12 @@ std::string device_of_rank(const Config& config) {
   const comm::Job job = comm::job_from_environment();
   if (job.local_world_size == 1 || (name != "auto" && name != "cuda")) return name;
   if (core::resolve_device(name).device.is_cpu()) return "cpu";
-  return core::concat("cuda:", job.local_rank);
+  return core::concat("cuda:", gpu_of_rank(job.local_rank, at::detail::getCUDAHooks().getNumGPUs()));
+}
+
+// A launcher may show each rank its own GPU alone (Slurm's --gpus-per-task), or a host have fewer than ranks.
+int gpu_of_rank(int local_rank, int num_visible) {
+  return local_rank % std::max(1, num_visible);
 }
 
 int threads_of_rank(const Config& config, const Strategy& strategy) {

@@ -16,9 +16,11 @@ namespace cohort::train {
 /// configuration. Collective. Throws: RendezvousError; UsageError for ranks with another configuration.
 std::shared_ptr<Strategy> join_ranks(const Config& config);
 
-/// Returns train.device, or where this host has several ranks and the configuration names no number, a GPU
-/// for each. Throws: UsageError when there are fewer GPUs than ranks.
+/// Returns train.device, or where this host has several ranks and the configuration names no number, one
+/// of the GPUs that it sees: its own, where there are as many as ranks or the launcher shows it one alone.
 std::string device_of_rank(const Config& config);
+/// The GPU of a rank among those that it sees.
+int gpu_of_rank(int local_rank, int num_visible);
 
 /// Returns train.threads, or for 0 the cores of this process divided by the ranks that have the same ones; 0
 /// where one process is alone, or OMP_NUM_THREADS is set. Collective.

@@ -42,16 +42,20 @@ def train(rank, folder):
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
+    # Python gives all ranks rank 0's buffers before a forward, Cohort by the end of a backward.
+    model.eval()
+    with torch.no_grad():
+        model(samples["inputs"][0][rank])
     want = dict(net.state_dict(), losses=torch.stack(losses))
     ours = load_file(f"{folder}/rank{rank}.safetensors")
     assert want.keys() == ours.keys(), want.keys() ^ ours.keys()
     for name, tensor in want.items():
         worst = (tensor.double() - ours[name].double()).abs().max().item()
         assert torch.equal(tensor, ours[name]), f"rank {rank}: {name} differs by up to {worst}"
-    leave_together(rank, folder)
+    leave_together(rank, RANKS, folder)
 
 
-def leave_together(rank, folder):
+def leave_together(rank, ranks, folder):
     """Ends this process once every rank compared, and without LibTorch's destructors.
 
     On a loaded machine some runs aborted in them, after all had been compared: "terminate called without an active
@@ -59,7 +63,7 @@ def leave_together(rank, folder):
     """
     pathlib.Path(folder, f"compared{rank}").touch()
     deadline = time.monotonic() + 60
-    while not all(pathlib.Path(folder, f"compared{other}").exists() for other in range(RANKS)):
+    while not all(pathlib.Path(folder, f"compared{other}").exists() for other in range(ranks)):
         assert time.monotonic() < deadline, f"rank {rank}: the other ranks did not end within 60 s"
         time.sleep(0.01)
     os._exit(0)

@@ -13,6 +13,7 @@
 #include "cohort/models/registry.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/train/classification.h"
+#include "cohort/train/job_ranks.h"
 #include "cohort/train/trainer.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"
@@ -34,6 +35,13 @@ struct Case {
 
 constexpr std::int64_t kSamples = 26;  // three steps of 9, 9 and 8: no share but the first's divides
 constexpr std::int64_t kGlobalBatch = 9;
+
+TEST(RankDeviceTest, ARankTakesItsOwnGpuOrTheOneThatItSees) {
+  EXPECT_EQ(gpu_of_rank(3, 8), 3);
+  EXPECT_EQ(gpu_of_rank(3, 1), 0) << "a launcher shows each rank its own";
+  EXPECT_EQ(gpu_of_rank(3, 2), 1) << "ranks share";
+  EXPECT_EQ(gpu_of_rank(0, 0), 0);
+}
 
 torch::nn::AnyModule mlp() {
   return models::make_model(

@@ -1,0 +1,168 @@
+// What one rank does alone: a forward that no backward follows, evaluation, a step without samples.
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+
+#include "cohort/parallel/distributed.h"
+#include "tests/parallel/nets.h"
+#include "tests/support/ranks.h"
+
+namespace cohort::parallel {
+namespace {
+
+using test::make_stack;
+using test::seeded;
+using test::share_of;
+using test::Stack;
+using test::wave;
+
+struct NormedImpl : torch::nn::Module {
+  NormedImpl() {
+    first = register_module("first", torch::nn::Linear(5, 4));
+    norm = register_module("norm", torch::nn::BatchNorm1d(4));
+    second = register_module("second", torch::nn::Linear(4, 3));
+    to(at::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x, bool with_second = true) {
+    const at::Tensor y = norm->forward(first->forward(x)).tanh();
+    return with_second ? second->forward(y) : y;
+  }
+  torch::nn::Linear first = nullptr, second = nullptr;
+  torch::nn::BatchNorm1d norm = nullptr;
+};
+TORCH_MODULE(Normed);
+
+Normed make_normed() {
+  return seeded(1, [] { return Normed(); });
+}
+
+// On rank 0 alone, however it weighs and whatever buffers it has: nothing travels, so nobody is waited for.
+TEST(DistributedAloneTest, AForwardTravelsNowhereAndChangesNoGradient) {
+  for (const bool finds_unused : {false, true}) {
+    test::run_ranks(3, "shm", [&](comm::Group& group) {
+      DistributedOptions options;
+      options.find_unused_parameters = finds_unused;
+      DistributedDataParallel<Normed> model(make_normed(), group, options);
+      const at::Tensor mine = share_of(wave(9), group.rank(), 3);
+      for (int step = 0; step < 25; ++step) {  // through both groupings of the buckets
+        model.set_weight(step % 2 == 0 ? std::optional<double>(3) : std::nullopt);
+        model->zero_grad();
+        model.forward(mine, !finds_unused || step % 3 == 0).square().mean().backward();
+        std::vector<at::Tensor> gradients;
+        for (const at::Tensor& parameter : model->parameters()) {
+          gradients.push_back(parameter.grad().defined() ? parameter.grad().clone() : at::Tensor());
+        }
+        if (group.rank() == 0) {
+          model.forward(mine, false);  // a metric, or a batch that is skipped
+          model->eval();
+          model.forward(mine, false);
+          model->train();
+          const at::NoGradGuard no_grad;
+          model.forward(mine, false);
+        }
+        for (std::size_t i = 0; i < gradients.size(); ++i) {
+          const at::Tensor now = model->parameters()[i].grad();
+          ASSERT_EQ(now.defined(), gradients[i].defined());
+          if (!now.defined()) continue;
+          ASSERT_TRUE(at::equal(now, gradients[i])) << step << ", parameter " << i;
+        }
+      }
+    });
+  }
+}
+
+// Skipped batches between accumulation and the step that reduces: once the mean, and not a fraction of it.
+TEST(DistributedAloneTest, BatchesThatAreSkippedScaleNothing) {
+  test::run_ranks(2, "gloo", [](comm::Group& group) {
+    DistributedOptions options;
+    options.find_unused_parameters = true;
+    DistributedDataParallel<Normed> model(make_normed(), group, options);
+    {
+      const auto silent = model.no_sync();
+      model.forward(wave(4)).sum().backward();
+    }
+    const at::Tensor accumulated = model->second->bias.grad().clone();
+    for (int skipped = 0; skipped < 3; ++skipped) model.forward(wave(4), false);
+    EXPECT_TRUE(at::equal(model->second->bias.grad(), accumulated));
+    model.forward(wave(4), false).sum().backward();
+    EXPECT_TRUE(at::allclose(model->second->bias.grad(), accumulated, 1e-12, 0));
+  });
+}
+
+TEST(DistributedAloneTest, EvaluationHasTheBuffersOfRank0OnEveryRank) {
+  test::run_ranks(3, "shm", [](comm::Group& group) {
+    DistributedDataParallel<Normed> model(make_normed(), group);
+    for (int step = 0; step < 3; ++step) {
+      model.forward(wave(6) * (group.rank() + 1) + step).square().mean().backward();
+    }
+    model->eval();
+    const at::NoGradGuard no_grad;
+    const at::Tensor mine = model.forward(wave(5));
+    at::Tensor first = mine.clone();
+    group.broadcast(first, 0).wait();
+    EXPECT_TRUE(at::equal(mine, first)) << "rank " << group.rank();
+    EXPECT_EQ(model->norm->num_batches_tracked.item<std::int64_t>(), 3);
+  });
+}
+
+TEST(DistributedAloneTest, AModelIsTrainedInEvaluationModeToo) {
+  Normed whole = make_normed();
+  whole->eval();
+  whole->forward(wave(6)).square().mean().backward();
+  test::run_ranks(2, "shm", [&](comm::Group& group) {
+    DistributedDataParallel<Normed> model(make_normed(), group);
+    model->eval();
+    model.forward(share_of(wave(6), group.rank(), 2)).square().mean().backward();
+    EXPECT_TRUE(at::allclose(model->first->weight.grad(), whole->first->weight.grad(), 1e-12, 0));
+  });
+}
+
+// What a static graph is learnt from is a backward, and not that there was none.
+TEST(DistributedAloneTest, AStaticGraphMayBeginOnARankWithoutSamples) {
+  Stack whole = make_stack();
+  whole->forward(wave(4)).square().mean().backward();
+  test::run_ranks(2, "shm", [&](comm::Group& group) {
+    DistributedOptions options;
+    options.static_graph = true;
+    DistributedDataParallel<Stack> model(make_stack(), group, options);
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad();
+      const bool has_samples = step > 0 || group.rank() == 1;
+      const at::Tensor mine = step == 0 ? wave(4) : share_of(wave(4), group.rank(), 2);
+      model.set_weight(static_cast<double>(mine.size(0)));
+      if (has_samples) {
+        model.forward(mine).square().mean().backward();
+      } else {
+        model.step_without_samples();
+      }
+      EXPECT_TRUE(at::allclose(model->layers[0]->weight.grad(), whole->layers[0]->weight.grad(), 1e-12, 0))
+          << step;
+    }
+  });
+}
+
+// A rank whose loss uses no parameter at all: its backward still takes part.
+TEST(DistributedAloneTest, ABackwardThatReachesNoParameterTakesPart) {
+  test::run_ranks(2, "shm", [](comm::Group& group) {
+    struct ForkedImpl : torch::nn::Module {
+      ForkedImpl() { inner = register_module("inner", make_stack()); }
+      at::Tensor forward(const at::Tensor& x, bool uses) { return uses ? inner->forward(x) : x * 2; }
+      Stack inner = nullptr;
+    };
+    DistributedOptions options;
+    options.find_unused_parameters = true;
+    DistributedDataParallel<std::shared_ptr<ForkedImpl>> model(std::make_shared<ForkedImpl>(), group,
+                                                               options);
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      const at::Tensor x = wave(4).requires_grad_();
+      model.forward(x, group.rank() == 0).sum().backward();
+      Stack alone = make_stack();
+      alone->forward(wave(4)).sum().backward();
+      EXPECT_TRUE(at::allclose(model->inner->layers[0]->weight.grad(), alone->layers[0]->weight.grad() / 2,
+                               1e-12, 0));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace cohort::parallel
