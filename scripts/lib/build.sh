@@ -2,6 +2,8 @@
 # Configuring and building a preset of CMakePresets.json.
 
 # Without these ccache compiles all anew that takes a precompiled header, as tests do.
+# Paths in the project are relative in the cache, so that another build folder, clone or worktree takes what one compiled.
+export CCACHE_BASEDIR="${CCACHE_BASEDIR:-$COHORT_ROOT}"
 export CCACHE_SLOPPINESS="${CCACHE_SLOPPINESS:-pch_defines,time_macros}"
 
 # configure PRESET ARGUMENT...: runs CMake when something that it depends on changed; Ninja sees to the rest.
