@@ -157,6 +157,8 @@ bool Communicator::any_shares() const {
 // sees that all have arrived. So before it writes, a rank says so and then looks whether one has given up;
 // one that gives up says so and then looks who writes. Both are sequentially consistent, so one of the two
 // sees the other. What is begun takes as long as a copy.
+// A peer writes from its word on until it arrives at the next turn. The one that gives up may have arrived
+// there already, so its own turn says nothing of who writes.
 void Communicator::begin_writes() {
   arrival(rank_).writes.store(turn_);
   for (int rank = 0; rank < size_; ++rank) {
@@ -167,8 +169,10 @@ void Communicator::begin_writes() {
 
 bool Communicator::is_written_to() const {
   for (int rank = 0; rank < size_; ++rank) {
-    if (rank == rank_ || arrival(rank).writes.load() != turn_ || arrival(rank).count.load() != turn_)
-      continue;
+    // One that has given up or left has ended what it wrote, or has not begun it.
+    if (rank == rank_ || sleeper(rank).state.load() != kHere) continue;
+    const std::uint64_t turn = arrival(rank).writes.load();
+    if (turn == 0 || arrival(rank).count.load() != turn) continue;
     if (links_.why_gone(rank).empty()) return true;
   }
   return false;

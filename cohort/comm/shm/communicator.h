@@ -114,7 +114,7 @@ class Communicator {
   struct alignas(64) Arrival {  // written by its rank
     std::atomic<std::uint64_t> count;
     Turn turns[2];
-    std::atomic<std::uint64_t> writes;  // the turn in which it writes to the others' memory
+    std::atomic<std::uint64_t> writes;  // the last turn in which it wrote to the others' memory; 0: none yet
   };
   enum State : std::uint32_t { kHere, kLeft, kGaveUp };
   struct alignas(64) Sleeper {

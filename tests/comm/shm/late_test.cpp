@@ -94,6 +94,158 @@ TEST(ShmLateTest, WhatARankGotBackStaysItsOwn) {
   }
 }
 
+void wait_for(const std::atomic<bool>& flag) {
+  const core::Deadline deadline(seconds(20));
+  while (!flag.load()) {
+    deadline.check("test", "a flag");
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+// An all-reduce in place of which a test says how long the copy takes: `write` gets rank 0's numbers.
+Task slow_sum(Rank& rank, std::span<float> numbers, std::function<void(float*)> write) {
+  Communicator& ranks = rank.ranks();
+  const Signature signature{
+      .kind = Kind::kAllReduce, .dtype = Dtype::kFloat, .op = Op::kSum, .bytes = numbers.size_bytes()};
+  ranks.arrive(signature, ranks.place_of(numbers.data(), numbers.size_bytes()));
+  co_await ranks.everyone();
+  float* const of_rank_0 = reinterpret_cast<float*>(ranks.find(0, ranks.word(0)));
+  ranks.begin_writes();
+  write(of_rank_0);
+  ranks.arrive(signature);
+  co_await ranks.everyone();
+}
+
+std::shared_ptr<Operation> begin_kept(Rank& rank, std::function<Task()> make, milliseconds timeout,
+                                      std::weak_ptr<int>& kept) {
+  auto operation = std::make_shared<Operation>(core::Deadline(timeout));
+  auto memory = std::make_shared<int>(0);
+  kept = memory;
+  operation->call = "all_reduce";
+  operation->make = std::move(make);
+  operation->keep = std::move(memory);
+  rank.engine().begin(operation);
+  return operation;
+}
+
+// Rank 0 has reduced its part and arrived at the next turn while the other still writes to its memory.
+TEST(ShmLateTest, AnErrorComesWhenAPeersWriteIsOver) {
+  run_threads(2, [&](Rank& rank) {
+    Shared list;
+    for (int i = 0; i < 2; ++i) rank.run(sum_of(rank, list.numbers()));
+    if (rank.rank() == 1) {
+      return rank.run([&] {  // rank 0 has arrived, so this one is over without an error
+        return slow_sum(rank, list.numbers(), [](float* numbers) {
+          std::this_thread::sleep_for(milliseconds(450));
+          std::fill_n(numbers, kNumbers, 3.0F);
+        });
+      });
+    }
+    std::weak_ptr<int> kept;
+    const auto begun = begin_kept(rank, sum_of(rank, list.numbers()), milliseconds(200), kept);
+    COHORT_EXPECT_THROW_WITH(rank.wait(begun), TimeoutError, "rank 1 has not come");
+    EXPECT_TRUE(kept.expired()) << "nobody writes there any more";
+    std::ranges::fill(list.numbers(), 7.0F);
+    std::this_thread::sleep_for(milliseconds(500));
+    EXPECT_TRUE(list.are_all(7.0F));
+  });
+}
+
+TEST(ShmLateTest, MemoryThatAPeerHangsInIsKept) {
+  std::atomic<bool> is_over{false};
+  run_threads(2, [&](Rank& rank) {
+    Shared list;
+    for (int i = 0; i < 2; ++i) rank.run(sum_of(rank, list.numbers()));
+    if (rank.rank() == 1) {
+      return rank.run([&] { return slow_sum(rank, list.numbers(), [&](float*) { wait_for(is_over); }); });
+    }
+    std::weak_ptr<int> kept;
+    const auto begun = begin_kept(rank, sum_of(rank, list.numbers()), milliseconds(200), kept);
+    const core::Deadline waited(seconds(60));
+    testing::internal::CaptureStderr();
+    EXPECT_THROW(rank.wait(begun), TimeoutError);
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_NE(log.find("their memory is not used again"), std::string::npos) << log;
+    EXPECT_LT(waited.elapsed(), seconds(3));
+    EXPECT_FALSE(kept.expired());
+    is_over = true;
+  });
+}
+
+// Rank 2 fails while rank 1 copies and rank 0 waits for both.
+TEST(ShmLateTest, AnErrorOfAThirdRankComesWhenAPeersWriteIsOver) {
+  std::atomic<bool> is_writing{false};
+  run_threads(3, [&](Rank& rank) {
+    Shared list;
+    for (int i = 0; i < 2; ++i) rank.run(sum_of(rank, list.numbers()));
+    if (rank.rank() == 1) {
+      EXPECT_ANY_THROW(rank.run([&] {
+        return slow_sum(rank, list.numbers(), [&](float* numbers) {
+          is_writing = true;
+          std::this_thread::sleep_for(milliseconds(250));
+          std::fill_n(numbers, kNumbers, 3.0F);
+        });
+      }));
+    } else if (rank.rank() == 2) {
+      EXPECT_ANY_THROW(rank.run([&] {
+        return slow_sum(rank, list.numbers(), [&](float*) {
+          wait_for(is_writing);
+          throw std::runtime_error("rank 2 fails");
+        });
+      }));
+    } else {
+      EXPECT_THROW(rank.run(sum_of(rank, list.numbers())), PeerError);
+      std::ranges::fill(list.numbers(), 7.0F);
+      std::this_thread::sleep_for(milliseconds(300));
+      EXPECT_TRUE(list.are_all(7.0F));
+    }
+  });
+}
+
+Task arrive_and_fail(Rank& rank, std::span<float> numbers, std::function<void()> before) {
+  const Signature signature{
+      .kind = Kind::kAllReduce, .dtype = Dtype::kFloat, .op = Op::kSum, .bytes = numbers.size_bytes()};
+  rank.ranks().arrive(signature, rank.ranks().place_of(numbers.data(), numbers.size_bytes()));
+  before();
+  throw std::runtime_error("rank 2 fails");
+  co_return;
+}
+
+// Rank 1 says that it writes, sees that rank 0 has given up, and writes nothing.
+TEST(ShmLateTest, WhoWroteNothingHoldsUpNobody) {
+  std::atomic<bool> has_rank_0_failed{false}, has_rank_1_failed{false}, has_rank_2_come{false},
+      is_over{false};
+  run_threads(3, [&](Rank& rank) {
+    Shared list;
+    for (int i = 0; i < 2; ++i) rank.run(sum_of(rank, list.numbers()));
+    if (rank.rank() == 0) {
+      const auto begun = rank.begin(sum_of(rank, list.numbers()), "all_reduce", false, milliseconds(100));
+      EXPECT_ANY_THROW(rank.wait(begun));
+      has_rank_0_failed = true;
+    } else if (rank.rank() == 1) {
+      wait_for(has_rank_2_come);
+      EXPECT_ANY_THROW(rank.run(sum_of(rank, list.numbers())));
+      has_rank_1_failed = true;
+      wait_for(is_over);
+    } else {
+      wait_for(has_rank_0_failed);
+      std::weak_ptr<int> kept;
+      core::Deadline since(seconds(60));
+      const auto call = [&] {
+        return arrive_and_fail(rank, list.numbers(), [&] {
+          has_rank_2_come = true;
+          wait_for(has_rank_1_failed);
+          since = core::Deadline(seconds(60));
+        });
+      };
+      EXPECT_ANY_THROW(rank.wait(begin_kept(rank, call, seconds(20), kept)));
+      EXPECT_LT(since.elapsed(), milliseconds(250));
+      EXPECT_TRUE(kept.expired());
+      is_over = true;
+    }
+  });
+}
+
 TEST(ShmLateTest, ADeadlineBehindAnotherCallHolds) {
   run_threads(2, [](Rank& rank) {
     std::vector<float> first(100, 1), second(100, 1);
