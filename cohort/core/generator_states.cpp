@@ -4,8 +4,13 @@
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
-#include <atomic>
+#include <condition_variable>
+#include <cstring>
 #include <mutex>
+#include <thread>
+
+#include "cohort/core/error.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::core {
 namespace {
@@ -25,17 +30,44 @@ void set_state_of(at::Generator generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// Held by who has lent the global generator a state.
-std::recursive_mutex& lender_of_global() {
-  static std::recursive_mutex& mutex = *new std::recursive_mutex;  // leaked: threads may outlive statics
-  return mutex;
+// Who has lent the global generator a state. The mutex is held for moments, never while a function runs; what
+// a thread reads of the generator under it is no state that is being lent.
+struct Lender {
+  std::mutex mutex;  // of what follows
+  std::condition_variable changed;
+  std::thread::id thread;  // whose turn it is, where depth > 0
+  int depth = 0;
+  std::int64_t times = 0;
+
+  // Waits until no other thread has lent it.
+  void wait_for_turn(std::unique_lock<std::mutex>& lock, Deadline::Clock::duration patience) {
+    const auto is_free = [this] { return depth == 0 || thread == std::this_thread::get_id(); };
+    const Deadline deadline(patience);
+    if (wait(changed, lock, is_free, deadline)) return;
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
+    throw TimeoutError("core.generator_states",
+                       concat("waited ", waited,
+                              " ms for LibTorch's global generator, which another thread's function has "
+                              "while it runs a second time"),
+                       "core::RandomScope around one of the calls, and no function that waits for another "
+                       "thread's");
+  }
+};
+
+Lender& lender() {
+  static Lender& instance = *new Lender;  // leaked: threads may outlive statics
+  return instance;
 }
-std::atomic<std::int64_t> times_lent{0};
 thread_local std::int64_t times_lent_here = 0;
 
-// How often other threads have lent it.
+// How often other threads have lent it. Under the lender's mutex.
 std::int64_t lent_elsewhere() {
-  return times_lent.load() - times_lent_here;
+  return lender().times - times_lent_here;
+}
+
+// Without an operator, which may not be called under a mutex.
+bool are_same_bytes(const at::Tensor& a, const at::Tensor& b) {
+  return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
 }  // namespace
@@ -66,19 +98,38 @@ bool GeneratorStates::After::holds() const {
          (!scope.defined() || (found.scope.defined() && at::equal(scope, found.scope)));
 }
 
-GeneratorStates::Again::Again(const GeneratorStates& states, Global global)
-    : alone_(lender_of_global(), std::defer_lock) {
-  if (!states.is_taken_) return;
-  if (global == Global::kItself) {
-    alone_.lock();
-    times_lent.fetch_add(1);
-    ++times_lent_here;
+// A thread's turn with the global generator.
+class GeneratorStates::Again::Turn {
+ public:
+  explicit Turn(Deadline::Clock::duration patience) {
+    std::unique_lock lock(lender().mutex);
+    lender().wait_for_turn(lock, patience);
+    lender().thread = std::this_thread::get_id();
+    ++lender().depth;
   }
+  ~Turn() {
+    {
+      const std::lock_guard lock(lender().mutex);
+      --lender().depth;
+    }
+    lender().changed.notify_all();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+};
+
+GeneratorStates::Again::Again(const GeneratorStates& states, Global global,
+                              Deadline::Clock::duration patience) {
+  if (!states.is_taken_) return;
+  if (global == Global::kItself) turn_ = std::make_unique<Turn>(patience);
   for (const auto& [generator, state] : states.others_) lend(generator, state);
   at::Generator stand_in = copy_of(states.global_);
   if (global == Global::kItself) {
     const at::Tensor state = state_of(stand_in);
     stand_in = at::detail::getDefaultCPUGenerator();
+    const std::lock_guard lock(lender().mutex);
+    ++lender().times;
+    ++times_lent_here;
     lend(stand_in, state);
   }
   draws_.emplace(states.scope_.defined() ? copy_of(states.scope_) : stand_in, stand_in);
@@ -97,29 +148,36 @@ GeneratorStates::After GeneratorStates::Again::after() const {
   return draws_ ? After::now() : After();
 }
 
-GlobalGeneratorAsFound::GlobalGeneratorAsFound() {
-  const std::lock_guard alone(lender_of_global());
+GlobalGeneratorAsFound::GlobalGeneratorAsFound(Deadline::Clock::duration patience) {
+  std::unique_lock lock(lender().mutex);
+  lender().wait_for_turn(lock, patience);
   lent_before_ = lent_elsewhere();
   before_ = state_of(at::detail::getDefaultCPUGenerator());
 }
 
 bool GlobalGeneratorAsFound::holds() const {
+  const std::lock_guard lock(lender().mutex);
+  return is_as_found();
+}
+
+bool GlobalGeneratorAsFound::is_as_found() const {
   return lent_elsewhere() != lent_before_ || stands_at(before_);
 }
 
 bool GlobalGeneratorAsFound::stands_at(const at::Tensor& state) const {
-  return at::equal(state, state_of(at::detail::getDefaultCPUGenerator()));
+  return are_same_bytes(state, state_of(at::detail::getDefaultCPUGenerator()));
 }
 
 bool GlobalGeneratorAsFound::is_seeded() const {
   const at::Generator& generator = at::detail::getDefaultCPUGenerator();
   const auto seeded = at::make_generator<at::CPUGeneratorImpl>(generator.current_seed());
-  return at::equal(state_of(generator), state_of(seeded));
+  return are_same_bytes(state_of(generator), state_of(seeded));
 }
 
-// What other threads drew from it meanwhile stays drawn.
+// What other threads drew from it meanwhile stays drawn. Nobody lends it between the look and the change.
 GlobalGeneratorAsFound::~GlobalGeneratorAsFound() {
-  if (holds()) return;
+  const std::lock_guard lock(lender().mutex);
+  if (is_as_found()) return;
   if (is_put_back_ || is_seeded()) set_state_of(at::detail::getDefaultCPUGenerator(), before_);
 }
 

@@ -3,16 +3,21 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <cstdint>
-#include <mutex>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "cohort/core/deadline.h"
 #include "cohort/core/random_scope.h"
 
 /// What a function draws, so that it draws the same when it runs again.
 namespace cohort::core {
+
+/// How long one thread waits while another has lent the global generator to a function.
+inline constexpr std::chrono::minutes kGlobalGeneratorPatience(10);
 
 /// The states, as they are when it is made, of the generators that operators of the calling thread draw from:
 /// the one of its RandomScope, LibTorch's global one of the CPU, and others that are named.
@@ -40,18 +45,23 @@ class GeneratorStates {
 
   /// While it lives, operators of this thread draw what they drew when the states were taken. On the CPU they
   /// draw from copies. The other generators are put back at the end.
+  /// Blocking: with the global generator itself threads take turns; one may take it again within its own.
+  /// Throws: TimeoutError where another thread's turn lasts longer than `patience`, as when that thread waits
+  /// for this one.
   class Again {
    public:
-    explicit Again(const GeneratorStates& states, Global global = Global::kCopy);
+    explicit Again(const GeneratorStates& states, Global global = Global::kCopy,
+                   Deadline::Clock::duration patience = kGlobalGeneratorPatience);
     ~Again();
     Again(const Again&) = delete;
     Again& operator=(const Again&) = delete;
     After after() const;
 
    private:
+    class Turn;
     void lend(at::Generator generator, const at::Tensor& state);
 
-    std::unique_lock<std::recursive_mutex> alone_;  // with the global generator
+    std::unique_ptr<Turn> turn_;  // with the global generator
     std::vector<std::pair<at::Generator, at::Tensor>> before_;
     std::optional<RandomScope> draws_;
   };
@@ -63,10 +73,11 @@ class GeneratorStates {
 };
 
 /// LibTorch's global generator of the CPU, which is put back at the end where it was seeded meanwhile. What
-/// Again lends on another thread at the same time is no news of it: then it counts as unchanged.
+/// Again lends on another thread at the same time is no news of it: then it counts as unchanged. It begins
+/// when no other thread has lent the generator. Blocking and Throws: as Again.
 class GlobalGeneratorAsFound {
  public:
-  GlobalGeneratorAsFound();
+  explicit GlobalGeneratorAsFound(Deadline::Clock::duration patience = kGlobalGeneratorPatience);
   ~GlobalGeneratorAsFound();
   GlobalGeneratorAsFound(const GlobalGeneratorAsFound&) = delete;
   GlobalGeneratorAsFound& operator=(const GlobalGeneratorAsFound&) = delete;
@@ -79,6 +90,8 @@ class GlobalGeneratorAsFound {
   void put_back_at_the_end() { is_put_back_ = true; }
 
  private:
+  bool is_as_found() const;  // under the lender's mutex
+
   std::int64_t lent_before_ = 0;
   at::Tensor before_;
   bool is_put_back_ = false;
