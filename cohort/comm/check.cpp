@@ -109,6 +109,8 @@ std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprin
   try {
     const std::string bytes(reinterpret_cast<const char*>(&mine), sizeof(Fingerprint));
     words = core::all_gather_words(board, key(round), group.rank, group.size, bytes, deadline);
+  } catch (const TimeoutError&) {  // it is silent
+    throw;
   } catch (const std::exception& error) {
     throw std::runtime_error("the store cannot be reached: " + core::message_of(error));
   }
@@ -127,9 +129,13 @@ std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprin
   return all;
 }
 
-void compare_calls(Group::State& group, const Fingerprint& mine, core::Deadline deadline) {
-  const std::vector<Fingerprint> all = group.device == c10::kCPU ? gather_over_backend(group, mine, deadline)
-                                                                 : gather_over_store(group, mine, deadline);
+std::vector<Fingerprint> gather_fingerprints(Group::State& group, const Fingerprint& mine,
+                                             core::Deadline deadline) {
+  return group.device == c10::kCPU ? gather_over_backend(group, mine, deadline)
+                                   : gather_over_store(group, mine, deadline);
+}
+
+void compare_calls(const Group::State& group, const std::vector<Fingerprint>& all) {
   bool alike = true, same_text = true, same_steps = true;
   std::uint64_t sends = 0, receives = 0;
   for (const Fingerprint& theirs : all) {

@@ -23,14 +23,17 @@ static_assert(sizeof(Fingerprint) == 256);
 Fingerprint make_fingerprint(const Group::State& group, const Signature& signature,
                              const CallDetails& details);
 
-/// Gathers the fingerprints of all ranks: over the backend where it takes CPU tensors, else over the store.
+/// Gathers the fingerprints of all ranks, where the backend takes CPU tensors over it, else over the store.
 std::vector<Fingerprint> gather_over_backend(Group::State& group, const Fingerprint& mine,
                                              core::Deadline deadline);
 std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprint& mine,
                                            core::Deadline deadline);
 
-/// Returns when every rank has come with the same call. Throws: UsageError that lists what each rank called,
-/// on every rank; what the backend throws when a rank does not come.
-void compare_calls(Group::State& group, const Fingerprint& mine, core::Deadline deadline);
+/// By one of the two. Throws: what the backend or the store throws, as when a rank does not come.
+std::vector<Fingerprint> gather_fingerprints(Group::State& group, const Fingerprint& mine,
+                                             core::Deadline deadline);
+
+/// Throws: UsageError that lists what each rank called where that differs; the same on every rank.
+void compare_calls(const Group::State& group, const std::vector<Fingerprint>& all);
 
 }  // namespace cohort::comm

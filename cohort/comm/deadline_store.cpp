@@ -1,5 +1,6 @@
 #include "cohort/comm/deadline_store.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -48,13 +49,23 @@ struct DeadlineStore::Worker {
 
   StorePtr store;
   const std::string name;
-  std::mutex asking;  // held by the one whose turn it is
 
   std::mutex mutex;  // of what follows
   std::condition_variable changed;
-  std::function<void()> job;
+  std::function<void()> job;                            // null: nobody's turn
+  const char* what = "";                                // the job is
+  core::Deadline answers_by = core::Deadline::never();  // it, unless the store is silent
+  bool is_left = false;                                 // nobody waits for the job any more
   bool is_silent = false;
   bool is_stopped = false;
+
+  [[noreturn]] void throw_silent() const {
+    throw TimeoutError("comm.store", core::concat(name, " has not answered a request (", what, ")"),
+                       "look whether its host is reached, and its process runs");
+  }
+  void take_turn(std::unique_lock<std::mutex>& lock, const char* wanted, core::Deadline deadline);
+  void begin(const char* request, std::function<void()> body, milliseconds answer_time);
+  void wait_for_answer(std::unique_lock<std::mutex>& lock, core::Deadline deadline);
 
   static void run(const std::shared_ptr<Worker>& self) {
     for (std::unique_lock lock(self->mutex);;) {
@@ -71,6 +82,49 @@ struct DeadlineStore::Worker {
   }
 };
 
+// A request of another thread is no silence of the store, however long it takes, as long as that thread waits
+// for it. One that was left is, once it has taken longer than a store takes.
+void DeadlineStore::Worker::take_turn(std::unique_lock<std::mutex>& lock, const char* wanted,
+                                      core::Deadline deadline) {
+  for (;;) {
+    if (is_silent) throw_silent();
+    if (job == nullptr && !deadline.expired()) return;
+    if (job != nullptr && is_left && answers_by.expired()) {
+      is_silent = true;
+      changed.notify_all();
+      throw_silent();
+    }
+    if (deadline.expired()) {
+      throw TimeoutError(
+          "comm.store",
+          core::concat("timed out before ", name, " could be asked (", wanted, ")",
+                       job == nullptr ? "" : core::concat(", busy with another request: ", what)),
+          "a longer timeout");
+    }
+    const bool was_left = is_left;
+    core::wait(
+        changed, lock, [&] { return job == nullptr || is_silent || is_left != was_left; },
+        is_left ? deadline.sooner(answers_by) : deadline);
+  }
+}
+
+void DeadlineStore::Worker::begin(const char* request, std::function<void()> body, milliseconds answer_time) {
+  job = std::move(body);
+  what = request;
+  answers_by = core::Deadline(answer_time);
+  is_left = false;
+  changed.notify_all();
+}
+
+void DeadlineStore::Worker::wait_for_answer(std::unique_lock<std::mutex>& lock, core::Deadline deadline) {
+  const auto is_done = [this] { return job == nullptr; };
+  if (core::wait(changed, lock, is_done, deadline)) return;
+  is_left = true;
+  is_silent = answers_by.expired();
+  changed.notify_all();
+  throw_silent();
+}
+
 DeadlineStore::DeadlineStore(StorePtr store, std::string name)
     : worker_(std::make_shared<Worker>(std::move(store), std::move(name))) {
   std::thread([worker = worker_] { Worker::run(worker); }).detach();
@@ -86,7 +140,7 @@ DeadlineStore::~DeadlineStore() {
 
 // `body` must own what it uses: it may go on when nobody waits for it any more.
 template <typename Body>
-auto DeadlineStore::ask(const char* what, milliseconds most, Body body) {
+auto DeadlineStore::ask(const char* what, milliseconds most, Body body, Waits waits) {
   using Result = std::invoke_result_t<Body&, c10d::Store&>;
   using Value = std::conditional_t<std::is_void_v<Result>, bool, Result>;
   struct Answer {
@@ -95,69 +149,70 @@ auto DeadlineStore::ask(const char* what, milliseconds most, Body body) {
   };
   const auto answer = std::make_shared<Answer>();
   const core::Deadline deadline = core::Deadline(most + kSlack).sooner(StoreDeadline::current());
-  const std::lock_guard turn(worker_->asking);
   std::unique_lock lock(worker_->mutex);
-  const auto throw_silent = [&] {
-    throw TimeoutError("comm.store", core::concat(worker_->name, " has not answered a request (", what, ")"),
-                       "look whether its host is reached, and its process runs");
-  };
-  if (worker_->is_silent) throw_silent();
-  worker_->job = [answer, body = std::move(body), store = worker_->store.get()]() mutable {
-    try {
-      if constexpr (std::is_void_v<Result>) {
-        body(*store);
-        answer->value = true;
-      } else {
-        answer->value = body(*store);
-      }
-    } catch (...) {
-      answer->error = std::current_exception();
-    }
-  };
-  worker_->changed.notify_all();
-  const auto is_done = [&] { return worker_->job == nullptr; };
-  if (!core::wait(worker_->changed, lock, is_done, deadline)) {
-    worker_->is_silent = true;
-    throw_silent();
-  }
+  worker_->take_turn(lock, what, deadline);
+  // Half of the slack: less than the one who asks waits.
+  const milliseconds answer_time =
+      waits == Waits::kForKey ? most + kSlack / 2 : std::min(kAnswerTime, most + kSlack / 2);
+  worker_->begin(
+      what,
+      [answer, body = std::move(body), store = worker_->store.get()]() mutable {
+        try {
+          if constexpr (std::is_void_v<Result>) {
+            body(*store);
+            answer->value = true;
+          } else {
+            answer->value = body(*store);
+          }
+        } catch (...) {
+          answer->error = std::current_exception();
+        }
+      },
+      answer_time);
+  worker_->wait_for_answer(lock, deadline);
   if (answer->error) std::rethrow_exception(answer->error);
   return std::move(*answer->value);
 }
 
+template <typename Body>
+auto DeadlineStore::ask(const char* what, Body body, Waits waits) {
+  return ask(what, getTimeout(), std::move(body), waits);
+}
+
 StorePtr DeadlineStore::clone() {
-  StorePtr copy = ask("clone", getTimeout(), [](c10d::Store& store) { return store.clone(); });
+  StorePtr copy = ask("clone", [](c10d::Store& store) { return store.clone(); });
   auto clone = c10::make_intrusive<DeadlineStore>(std::move(copy), worker_->name);
   clone->timeout_ = timeout_;
   return clone;
 }
 
 void DeadlineStore::set(const std::string& key, const Bytes& value) {
-  ask("set", getTimeout(), [key, value](c10d::Store& store) { store.set(key, value); });
+  ask("set", [key, value](c10d::Store& store) { store.set(key, value); });
 }
 
 Bytes DeadlineStore::compareSet(const std::string& key, const Bytes& expected, const Bytes& value) {
-  return ask("compareSet", getTimeout(),
+  return ask("compareSet",
              [key, expected, value](c10d::Store& store) { return store.compareSet(key, expected, value); });
 }
 
 Bytes DeadlineStore::get(const std::string& key) {
-  return ask("get", getTimeout(), [key](c10d::Store& store) { return store.get(key); });
+  return ask("get", [key](c10d::Store& store) { return store.get(key); }, Waits::kForKey);
 }
 
 std::int64_t DeadlineStore::add(const std::string& key, std::int64_t value) {
-  return ask("add", getTimeout(), [key, value](c10d::Store& store) { return store.add(key, value); });
+  return ask("add", [key, value](c10d::Store& store) { return store.add(key, value); });
 }
 
 bool DeadlineStore::deleteKey(const std::string& key) {
-  return ask("deleteKey", getTimeout(), [key](c10d::Store& store) { return store.deleteKey(key); });
+  return ask("deleteKey", [key](c10d::Store& store) { return store.deleteKey(key); });
 }
 
 bool DeadlineStore::check(const Keys& keys) {
-  return ask("check", getTimeout(), [keys](c10d::Store& store) { return store.check(keys); });
+  return ask("check", [keys](c10d::Store& store) { return store.check(keys); });
 }
 
 std::int64_t DeadlineStore::getNumKeys() {
-  return ask("getNumKeys", getTimeout(), [](c10d::Store& store) { return store.getNumKeys(); });
+  return ask("getNumKeys", [](c10d::Store& store) { return store.getNumKeys(); });
 }
 
 void DeadlineStore::wait(const Keys& keys) {
@@ -165,7 +220,7 @@ void DeadlineStore::wait(const Keys& keys) {
 }
 
 void DeadlineStore::wait(const Keys& keys, const milliseconds& timeout) {
-  ask("wait", timeout, [keys, timeout](c10d::Store& store) { store.wait(keys, timeout); });
+  ask("wait", timeout, [keys, timeout](c10d::Store& store) { store.wait(keys, timeout); }, Waits::kForKey);
 }
 
 const milliseconds& DeadlineStore::getTimeout() const noexcept {
@@ -174,19 +229,19 @@ const milliseconds& DeadlineStore::getTimeout() const noexcept {
 
 void DeadlineStore::setTimeout(const milliseconds& timeout) {
   timeout_ = timeout;
-  ask("setTimeout", timeout, [timeout](c10d::Store& store) { store.setTimeout(timeout); });
+  ask("setTimeout", [timeout](c10d::Store& store) { store.setTimeout(timeout); });
 }
 
 void DeadlineStore::append(const std::string& key, const Bytes& value) {
-  ask("append", getTimeout(), [key, value](c10d::Store& store) { store.append(key, value); });
+  ask("append", [key, value](c10d::Store& store) { store.append(key, value); });
 }
 
 std::vector<Bytes> DeadlineStore::multiGet(const Keys& keys) {
-  return ask("multiGet", getTimeout(), [keys](c10d::Store& store) { return store.multiGet(keys); });
+  return ask("multiGet", [keys](c10d::Store& store) { return store.multiGet(keys); }, Waits::kForKey);
 }
 
 void DeadlineStore::multiSet(const Keys& keys, const std::vector<Bytes>& values) {
-  ask("multiSet", getTimeout(), [keys, values](c10d::Store& store) { store.multiSet(keys, values); });
+  ask("multiSet", [keys, values](c10d::Store& store) { store.multiSet(keys, values); });
 }
 
 bool DeadlineStore::hasExtendedApi() const {
@@ -194,20 +249,20 @@ bool DeadlineStore::hasExtendedApi() const {
 }
 
 void DeadlineStore::queuePush(const std::string& key, const Bytes& value) {
-  ask("queuePush", getTimeout(), [key, value](c10d::Store& store) { store.queuePush(key, value); });
+  ask("queuePush", [key, value](c10d::Store& store) { store.queuePush(key, value); });
 }
 
 Bytes DeadlineStore::queuePop(const std::string& key, bool block) {
-  return ask("queuePop", getTimeout(),
-             [key, block](c10d::Store& store) { return store.queuePop(key, block); });
+  return ask(
+      "queuePop", [key, block](c10d::Store& store) { return store.queuePop(key, block); }, Waits::kForKey);
 }
 
 std::int64_t DeadlineStore::queueLen(const std::string& key) {
-  return ask("queueLen", getTimeout(), [key](c10d::Store& store) { return store.queueLen(key); });
+  return ask("queueLen", [key](c10d::Store& store) { return store.queueLen(key); });
 }
 
 Keys DeadlineStore::listKeys() {
-  return ask("listKeys", getTimeout(), [](c10d::Store& store) { return store.listKeys(); });
+  return ask("listKeys", [](c10d::Store& store) { return store.listKeys(); });
 }
 
 }  // namespace cohort::comm

@@ -31,9 +31,12 @@ class StoreDeadline {
 /// A store whose requests end. LibTorch's waits for an answer without a limit, and for ever where the host
 /// that keeps it has gone silent. Here requests run on a thread of the store's own, and the one who asks
 /// waits for it until its deadline: that of a StoreDeadline, and at most the store's timeout. A store that
-/// was silent once is not asked again: every later request fails at once. Ownership: shares `store`; the
-/// thread, and what it hangs in, is left behind where the store is silent. Threads: any; one request at a
-/// time. Throws: TimeoutError; what the store throws.
+/// was silent once is not asked again: every later request fails at once. It is silent when it has not
+/// answered a request within kAnswerTime, and within the store's timeout where the request waits for a key.
+/// Ownership: shares `store`; the thread, and what it hangs in, is left behind where the store is silent.
+/// Threads: any; one request at a time, the others wait for their turn until their deadline.
+/// Throws: TimeoutError, where the store is silent or another thread's request takes too long; what the store
+/// throws.
 class DeadlineStore : public c10d::Store {
  public:
   /// `name`: what is silent, for errors.
@@ -69,8 +72,12 @@ class DeadlineStore : public c10d::Store {
 
  private:
   struct Worker;
+  // Whether a request may wait for a key.
+  enum class Waits : std::uint8_t { kNo, kForKey };
   template <typename Body>
-  auto ask(const char* what, std::chrono::milliseconds most, Body body);
+  auto ask(const char* what, Body body, Waits waits = Waits::kNo);
+  template <typename Body>
+  auto ask(const char* what, std::chrono::milliseconds most, Body body, Waits waits);
 
   const std::shared_ptr<Worker> worker_;
 };

@@ -124,7 +124,8 @@ Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) co
   std::vector<int> job_ranks;
   for (const int rank : ranks) job_ranks.push_back(parent.job_ranks[static_cast<std::size_t>(rank)]);
   return Group(make_state({.store = parent.store,
-                           .waits = parent.waits,
+                           .connections = parent.connections,
+                           .prefix = parent.prefix,
                            .name = child,
                            .job_ranks = std::move(job_ranks),
                            .rank = static_cast<int>(place - ranks.begin()),
@@ -148,8 +149,9 @@ Pending Group::all_reduce(std::span<at::Tensor> tensors, ReduceOp op, CallOption
   for (const at::Tensor& tensor : tensors) list.push_back(pending->out(tensor, true));
   c10d::AllreduceCoalescedOptions settings;
   settings.reduceOp = op;
-  settings.timeout = pending->left();
-  pending->begin({.tensors = list, .op = op_name(op)}, [group = state_->group, list, settings]() mutable {
+  pending->begin({.tensors = list, .op = op_name(op)}, [group = state_->group, list,
+                                                        settings](milliseconds left) mutable {
+    settings.timeout = left;
     return list.size() == 1 ? group->allreduce(list, settings) : group->allreduce_coalesced(list, settings);
   });
   return Pending(std::move(pending));
@@ -161,10 +163,11 @@ Pending Group::broadcast(at::Tensor& tensor, int root, CallOptions options) cons
   std::vector<at::Tensor> list{pending->out(tensor, true)};
   c10d::BroadcastOptions settings;
   settings.rootRank = root;
-  settings.timeout = pending->left();
-  pending->begin(
-      {.tensors = list, .direction = "from", .peer = root},
-      [group = state_->group, list, settings]() mutable { return group->broadcast(list, settings); });
+  pending->begin({.tensors = list, .direction = "from", .peer = root},
+                 [group = state_->group, list, settings](milliseconds left) mutable {
+                   settings.timeout = left;
+                   return group->broadcast(list, settings);
+                 });
   return Pending(std::move(pending));
 }
 
@@ -175,9 +178,11 @@ Pending Group::reduce(at::Tensor& tensor, int root, ReduceOp op, CallOptions opt
   c10d::ReduceOptions settings;
   settings.reduceOp = op;
   settings.rootRank = root;
-  settings.timeout = pending->left();
   pending->begin({.tensors = list, .op = op_name(op), .direction = "to", .peer = root},
-                 [group = state_->group, list, settings]() mutable { return group->reduce(list, settings); });
+                 [group = state_->group, list, settings](milliseconds left) mutable {
+                   settings.timeout = left;
+                   return group->reduce(list, settings);
+                 });
   return Pending(std::move(pending));
 }
 
@@ -187,9 +192,9 @@ Pending Group::all_gather(at::Tensor& output, const at::Tensor& input, CallOptio
   at::Tensor from = as_numbers(pending->in(input)).view({-1}),
              to = as_numbers(pending->out(output, false)).view({-1});
   c10d::AllgatherOptions settings;
-  settings.timeout = pending->left();
   pending->begin({.tensors = std::span(&pending->tensors[0], 1)},
-                 [group = state_->group, to, from, settings]() mutable {
+                 [group = state_->group, to, from, settings](milliseconds left) mutable {
+                   settings.timeout = left;
                    return group->COHORT_C10D_ALL_GATHER(to, from, settings);
                  });
   return Pending(std::move(pending));
@@ -202,9 +207,9 @@ Pending Group::reduce_scatter(at::Tensor& output, const at::Tensor& input, Reduc
   at::Tensor from = pending->in(input).view({-1}), to = pending->out(output, false).view({-1});
   c10d::ReduceScatterOptions settings;
   settings.reduceOp = op;
-  settings.timeout = pending->left();
   pending->begin({.tensors = std::span(&pending->tensors[1], 1), .op = op_name(op)},
-                 [group = state_->group, to, from, settings]() mutable {
+                 [group = state_->group, to, from, settings](milliseconds left) mutable {
+                   settings.timeout = left;
                    return group->COHORT_C10D_REDUCE_SCATTER(to, from, settings);
                  });
   return Pending(std::move(pending));
@@ -232,7 +237,6 @@ Pending Group::all_to_all(at::Tensor& output, const at::Tensor& input,
   at::Tensor from = as_numbers(pending->in(input)), to = as_numbers(pending->out(output, false));
   std::vector<std::int64_t> to_rows = output_rows, from_rows = input_rows;
   c10d::AllToAllOptions settings;
-  settings.timeout = pending->left();
   const auto rows = [&](const std::vector<std::int64_t>& given, const at::Tensor& tensor) {
     const auto n = static_cast<std::size_t>(size());
     return given.empty() ? std::vector<std::int64_t>(n, tensor.size(0) / size()) : given;
@@ -241,7 +245,8 @@ Pending Group::all_to_all(at::Tensor& output, const at::Tensor& input,
                   .from_dim = 1,
                   .in_rows = rows(input_rows, input),
                   .out_rows = rows(output_rows, output)},
-                 [group = state_->group, to, from, to_rows, from_rows, settings]() mutable {
+                 [group = state_->group, to, from, to_rows, from_rows, settings](milliseconds left) mutable {
+                   settings.timeout = left;
                    return group->COHORT_C10D_ALL_TO_ALL(to, from, to_rows, from_rows, settings);
                  });
   return Pending(std::move(pending));
@@ -265,10 +270,11 @@ Pending Group::gather(std::span<at::Tensor> outputs, const at::Tensor& input, in
   }
   c10d::GatherOptions settings;
   settings.rootRank = root;
-  settings.timeout = pending->left();
-  pending->begin(
-      {.tensors = from, .direction = "to", .peer = root},
-      [group = state_->group, to, from, settings]() mutable { return group->gather(to, from, settings); });
+  pending->begin({.tensors = from, .direction = "to", .peer = root},
+                 [group = state_->group, to, from, settings](milliseconds left) mutable {
+                   settings.timeout = left;
+                   return group->gather(to, from, settings);
+                 });
   return Pending(std::move(pending));
 }
 
@@ -289,10 +295,11 @@ Pending Group::scatter(at::Tensor& output, std::span<const at::Tensor> inputs, i
   }
   c10d::ScatterOptions settings;
   settings.rootRank = root;
-  settings.timeout = pending->left();
-  pending->begin(
-      {.tensors = to, .direction = "from", .peer = root},
-      [group = state_->group, to, from, settings]() mutable { return group->scatter(to, from, settings); });
+  pending->begin({.tensors = to, .direction = "from", .peer = root},
+                 [group = state_->group, to, from, settings](milliseconds left) mutable {
+                   settings.timeout = left;
+                   return group->scatter(to, from, settings);
+                 });
   return Pending(std::move(pending));
 }
 
@@ -303,7 +310,7 @@ Pending Group::send(const at::Tensor& tensor, int to, int tag, CallOptions optio
   auto pending = std::make_shared<Pending::State>(state_, "send", options.timeout);
   std::vector<at::Tensor> list{pending->in(tensor)};
   pending->begin_message({.tensors = list, .direction = "to", .peer = to},
-                         [&] { return state_->group->send(list, to, tag); });
+                         [&](milliseconds) { return state_->group->send(list, to, tag); });
   return Pending(std::move(pending));
 }
 
@@ -314,9 +321,41 @@ Pending Group::recv(at::Tensor& tensor, int from, int tag, CallOptions options) 
   auto pending = std::make_shared<Pending::State>(state_, "recv", options.timeout);
   std::vector<at::Tensor> list{pending->out(tensor, false)};
   pending->begin_message({.tensors = list, .direction = "from", .peer = from},
-                         [&] { return state_->group->recv(list, from, tag); });
+                         [&](milliseconds) { return state_->group->recv(list, from, tag); });
   return Pending(std::move(pending));
 }
+
+namespace {
+
+// What a barrier came to: an error of the store, the ranks that have not come, or neither.
+struct BarrierResult {
+  std::string error;
+  bool is_silent = false;  // the store
+  std::vector<int> missing;
+};
+
+BarrierResult run_barrier(Group::State& state, std::int64_t number, core::Deadline deadline) {
+  const auto key_of = [](std::int64_t barrier) { return core::concat("barrier/", barrier); };
+  BarrierResult result;
+  try {
+    const StoreDeadline until(deadline.later(kAnswerTime));
+    StoreBoard board = board_of(state);
+    core::Gate gate(board, key_of(number), state.rank, state.size);
+    gate.arrive();
+    if (!gate.wait(deadline)) result.missing = gate.missing();
+    // All have come to this one, so nobody waits at the one before.
+    if (result.missing.empty() && state.rank == 0 && number > 0) {
+      core::Gate(board, key_of(number - 1), state.rank, state.size).remove();
+    }
+  } catch (const std::exception& failure) {
+    result.error = core::message_of(failure);
+    result.is_silent = dynamic_cast<const TimeoutError*>(&failure) != nullptr;
+  }
+  if (result.error.empty() && result.missing.empty()) part(state, key_of(number), deadline);
+  return result;
+}
+
+}  // namespace
 
 // Over the store and not over the backend: the store knows who came, and works in a group that is broken.
 void Group::barrier(CallOptions options) const {
@@ -331,45 +370,30 @@ void Group::barrier(CallOptions options) const {
   }
   mine.flight.set(ticket, CallState::kWaiting);
   const core::Deadline deadline(options.timeout.count() == 0 ? mine.timeout : options.timeout);
-  const auto key_of = [](std::int64_t number) { return core::concat("barrier/", number); };
-  const std::string key = key_of(signature.number);
-  std::string error;
-  std::vector<int> missing;
-  try {
-    const StoreDeadline until(deadline.later(kAnswerTime));
-    StoreBoard board = board_of(mine);
-    core::Gate gate(board, key, mine.rank, mine.size);
-    gate.arrive();
-    if (gate.wait(deadline)) {
-      // All have come to this one, so nobody waits at the one before.
-      if (mine.rank == 0 && signature.number > 0) {
-        core::Gate(board, key_of(signature.number - 1), mine.rank, mine.size).remove();
-      }
-    } else {
-      missing = gate.missing();
-    }
-  } catch (const std::exception& failure) {
-    error = core::message_of(failure);
-  }
-  if (error.empty() && missing.empty()) part(mine, key, deadline);
-  mine.flight.set(ticket, error.empty() && missing.empty() ? CallState::kDone : CallState::kFailed);
-  if (error.empty() && missing.empty()) {
+  const BarrierResult result = run_barrier(mine, signature.number, deadline);
+  if (result.error.empty() && result.missing.empty()) {
+    mine.flight.set(ticket, CallState::kDone);
     mine.count("barrier", {.calls = 1, .waiting = deadline.elapsed(), .total = deadline.elapsed()});
     return;
   }
+  mine.flight.set(ticket, CallState::kFailed);
   const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
-  const std::string where = core::concat(key, " of group '", mine.name, "' (rank ", mine.rank, "/", mine.size,
-                                         ", ", waited, " ms)");
-  const auto who =
-      core::concat(core::numbered("rank", missing), missing.size() == 1 ? " has" : " have", " not come");
+  const std::string where = core::concat("barrier/", signature.number, " of group '", mine.name, "' (rank ",
+                                         mine.rank, "/", mine.size, ", ", waited, " ms)");
+  const auto who = core::concat(core::numbered("rank", result.missing),
+                                result.missing.size() == 1 ? " has" : " have", " not come");
   if (const auto watch = mine.family->watch())
-    watch->failed(core::concat(where, ": ", error.empty() ? who : error));
-  if (!error.empty()) {
-    throw PeerError("comm.group", core::concat(where, ": the store cannot be reached: ", error),
-                    "look at the rank that keeps it, rank 0 as a rule");
+    watch->failed(core::concat(where, ": ", result.error.empty() ? who : result.error));
+  if (result.error.empty()) {
+    throw TimeoutError("comm.group", core::concat(where, ": ", who),
+                       "look at what they were doing, or raise the timeout");
   }
-  throw TimeoutError("comm.group", core::concat(where, ": ", who),
-                     "look at what they were doing, or raise the timeout");
+  if (result.is_silent) {
+    throw TimeoutError("comm.group", core::concat(where, ": ", result.error),
+                       "look at the rank that keeps the store, rank 0 as a rule");
+  }
+  throw PeerError("comm.group", core::concat(where, ": the store cannot be reached: ", result.error),
+                  "look at the rank that keeps it, rank 0 as a rule");
 }
 
 }  // namespace cohort::comm

@@ -32,6 +32,8 @@ struct CallOptions {
 /// A collective that was begun. Ownership: keeps its tensors.
 class Pending {
  public:
+  /// For this module and its tests.
+  struct State;
   Pending();
   Pending(Pending&&) noexcept;
   Pending& operator=(Pending&&) noexcept;
@@ -51,7 +53,6 @@ class Pending {
 
  private:
   friend class Group;
-  struct State;
   explicit Pending(std::shared_ptr<State> state);
   std::shared_ptr<State> state_;
 };

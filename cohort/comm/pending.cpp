@@ -17,6 +17,7 @@
 #include "cohort/core/log.h"
 #include "cohort/core/pipe_signal.h"
 #include "cohort/core/timeline.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::comm {
 namespace {
@@ -24,6 +25,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::chrono::seconds kReportTime(6);  // what a failure may take to ask the others
+constexpr milliseconds kEndTime(500);           // and a call of the backend, to end after its deadline
+constexpr const char* kBehind = "timed out behind calls that not all ranks have made";
 
 std::string shapes(std::span<const at::Tensor> tensors) {
   std::string text;
@@ -109,7 +112,7 @@ void Pending::State::fail(const std::exception& error) {
   throw_as_ours(error, "comm.group", what);
 }
 
-void Pending::State::begin(const CallDetails& details, const std::function<Work()>& body) {
+void Pending::State::begin(const CallDetails& details, const Body& body) {
   signature = Signature(signature.call, details);
   signature.number = group->calls.fetch_add(1);
   ticket = group->flight.begin(signature, group->positions.fetch_add(1));
@@ -123,57 +126,74 @@ void Pending::State::begin(const CallDetails& details, const std::function<Work(
     }
     return hand_over(body);
   }
-  // It does not own the call: one that nobody waits for any more is not begun, and the group that it would
-  // keep alive does not end on its own thread.
+  // It does not own the call: one that nobody waits for any more is not begun.
   beginning = group->enqueue(
       [call = weak_from_this(), mine, body, of_caller = at::ThreadLocalState(), stream = stream_of(tensors)] {
         const std::shared_ptr<State> self = call.lock();
         if (self == nullptr) return;
         const at::ThreadLocalStateGuard as_caller(of_caller);
         const c10::OptionalStreamGuard on_stream(stream);
-        self->has_turn = true;
-        self->group->check_usable();
-        if (mine) self->compare(*mine);
-        self->hand_over(body);
+        self->begin_in_turn(mine, body);
       });
+}
+
+// Note [Giving up]: the group's thread and the one who waits both may end a call's time in the queue. One
+// exchange decides which does: what was given up is never handed over, since its tensors are the caller's
+// again; what was handed over is waited for.
+void Pending::State::begin_in_turn(const std::optional<Fingerprint>& mine, const Body& body) {
+  has_turn = true;
+  group->check_usable();
+  if (mine) compare(*mine);
+  if (deadline.expired()) fail(std::runtime_error(kBehind));
+  if (step_on(Step::kHandedOver)) return hand_over(body);
+  // The other ranks begin it, so what comes after it would meet theirs.
+  group->mark_broken(core::concat(describe(), ": ", kBehind));
 }
 
 void Pending::State::compare(const Fingerprint& mine) {
   group->flight.set(ticket, CallState::kWaiting);
+  std::vector<Fingerprint> all;
   try {
-    compare_calls(*group, mine, deadline);
+    all = gather_fingerprints(*group, mine, deadline);
     group->flight.set(ticket, CallState::kBegun);
-  } catch (const UsageError&) {
-    group->flight.set(ticket, CallState::kFailed);
-    throw;
   } catch (const std::exception& error) {
     fail(error);
+  }
+  try {
+    compare_calls(*group, all);
+  } catch (const UsageError&) {  // nothing has travelled
+    group->flight.set(ticket, CallState::kFailed);
+    throw;
   }
 }
 
 void Pending::State::wait_until_begun() {
   if (!beginning.valid()) return;
-  // With its turn it ends by itself, and says more than that it is late.
   const core::Deadline until = deadline.later(kAnswerTime);
-  if (!beginning.wait(until) && !(has_turn && beginning.wait(until.later(kReportTime)))) {
-    fail(std::runtime_error("timed out behind calls that not all ranks have made"));
+  // With its turn it ends by itself, and says more than that it is late.
+  const auto has_begun = [&] {
+    return beginning.wait(until) || (has_turn && beginning.wait(until.later(kReportTime)));
+  };
+  if (!has_begun() && (give_up() || !beginning.wait(until.later(2 * kReportTime)))) {
+    fail(std::runtime_error(kBehind));
   }
   beginning.get(until);
 }
 
-void Pending::State::begin_message(const CallDetails& details, const std::function<Work()>& body) {
+void Pending::State::begin_message(const CallDetails& details, const Body& body) {
   signature = Signature(signature.call, details);
   signature.number = group->messages.fetch_add(1);
   ticket = group->flight.begin(signature, -1);
-  std::optional<core::BlockedPipeSignal> errors_not_signals;  // Gloo sends messages on this thread
-  if (group->backend == "gloo") errors_not_signals.emplace();
+  // Gloo sends messages on this thread, those on the CPU of a group for GPUs too.
+  std::optional<core::BlockedPipeSignal> errors_not_signals;
+  if (!is_on_gpu() && group->backend != "shm" && group->backend != "mpi") errors_not_signals.emplace();
   hand_over(body);
 }
 
-void Pending::State::hand_over(const std::function<Work()>& body) {
+void Pending::State::hand_over(const Body& body) {
   const at::NoGradGuard no_grad;
   try {
-    work = body();
+    work = body(left());
   } catch (const c10::DistError& error) {  // no connection, a store that is gone, an abort
     fail(error);
   } catch (const c10::Error& error) {
@@ -185,6 +205,23 @@ void Pending::State::hand_over(const std::function<Work()>& body) {
   }
 }
 
+bool Pending::State::is_on_gpu() const {
+  return std::ranges::any_of(tensors, [](const at::Tensor& tensor) { return tensor.is_cuda(); });
+}
+
+// What goes on after an error would write to tensors that the caller has got back. A message has no time of
+// its own in c10d. Gloo's collectives cannot be aborted: they end at the deadline that they were given.
+void Pending::State::end_work(c10d::Work& running) const {
+  if (is_on_gpu() || running.isCompleted()) return;
+  try {
+    running.abort();
+  } catch (const std::exception&) {  // it cannot
+  }
+  if (core::poll_until([&] { return running.isCompleted(); }, core::Deadline(kEndTime))) return;
+  core::log_warning(core::concat("[comm.group] ", describe(),
+                                 " goes on in the backend after its deadline, and may write to its tensors"));
+}
+
 void Pending::State::finish() {
   const auto since = FlightEntry::Clock::now();
   wait_until_begun();
@@ -193,11 +230,9 @@ void Pending::State::finish() {
   try {
     // NCCL's wait orders the stream, as promised, only without a time: with one it blocks until the GPU is
     // done. A collective that does not end is then its watchdog's matter.
-    const bool is_on_gpu =
-        std::ranges::any_of(tensors, [](const at::Tensor& tensor) { return tensor.is_cuda(); });
-    if (!(is_on_gpu ? running->wait() : running->wait(left()))) throw std::runtime_error("it was aborted");
+    if (!(is_on_gpu() ? running->wait() : running->wait(left()))) throw std::runtime_error("it was aborted");
   } catch (const std::exception& error) {
-    // Timed out here means that the backend goes on: it keeps the tensors, and the group is not used again.
+    end_work(*running);
     fail(error);
   }
   const at::NoGradGuard no_grad;

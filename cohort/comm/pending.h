@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
+#include <optional>
 
 #include "cohort/comm/check.h"
 #include "cohort/comm/group.h"
@@ -18,6 +20,8 @@ namespace cohort::comm {
 // `tensors` are those that the backend has; where one is a copy of a view, `returns` copies it back.
 struct Pending::State : std::enable_shared_from_this<Pending::State> {
   using Work = c10::intrusive_ptr<c10d::Work>;
+  /// Hands the call to the backend, which may take that long for it.
+  using Body = std::function<Work(std::chrono::milliseconds left)>;
 
   std::shared_ptr<Group::State> group;
   Signature signature;
@@ -40,22 +44,36 @@ struct Pending::State : std::enable_shared_from_this<Pending::State> {
 
   /// Numbers the call and has `body` hand it to the backend: at once, or on the group's thread where it is to
   /// be compared with the other ranks' first, or comes behind one that is.
-  void begin(const CallDetails& details, const std::function<Work()>& body);
+  void begin(const CallDetails& details, const Body& body);
   /// The same for send and recv, which only two ranks know of.
-  void begin_message(const CallDetails& details, const std::function<Work()>& body);
+  void begin_message(const CallDetails& details, const Body& body);
   /// Returns once `body` has handed it over. Throws what came of that.
   void wait_until_begun();
   void finish();
+  /// The caller waits no more: the group's thread does not hand the call over afterwards. False where it has,
+  /// or does so now.
+  bool give_up() { return step_on(Step::kGivenUp); }
 
   core::Pending<void> beginning;      // on the group's thread; not valid once it is known what came of it
   std::atomic<bool> has_turn{false};  // what was begun before has been
 
  private:
+  // Of a call that was given to the group's thread. Only one of the two can follow the first.
+  enum class Step : std::uint8_t { kQueued, kHandedOver, kGivenUp };
+  bool step_on(Step next) {
+    Step expected = Step::kQueued;
+    return step_.compare_exchange_strong(expected, next);
+  }
+  void begin_in_turn(const std::optional<Fingerprint>& mine, const Body& body);
   void compare(const Fingerprint& mine);
   void count();
-  void hand_over(const std::function<Work()>& body);
+  void hand_over(const Body& body);
+  void end_work(c10d::Work& running) const;
+  bool is_on_gpu() const;
   std::string describe() const;
   [[noreturn]] void fail(const std::exception& error);
+
+  std::atomic<Step> step_{Step::kQueued};
 };
 
 }  // namespace cohort::comm

@@ -20,6 +20,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kSilence(1000);
+constexpr milliseconds kPartTime(3000);  // how long rank 0 waits for those that have met and may have died
 
 bool contains_any(const std::string& text, std::initializer_list<const char*> parts) {
   return std::any_of(parts.begin(), parts.end(),
@@ -32,7 +33,7 @@ void throw_as_ours(const std::exception& error, const std::string& where, const 
   const std::string words = core::message_of(error);
   const std::string message = core::concat(what, ": ", words);
   if (dynamic_cast<const UsageError*>(&error) != nullptr) throw UsageError(where, message);
-  if (says_timeout(words)) {
+  if (dynamic_cast<const TimeoutError*>(&error) != nullptr || says_timeout(words)) {
     throw TimeoutError(where, message, "look at what the other ranks were doing, or raise the timeout");
   }
   if (dynamic_cast<const PeerError*>(&error) != nullptr ||
@@ -44,7 +45,7 @@ void throw_as_ours(const std::exception& error, const std::string& where, const 
 }
 
 StoreBoard board_of(const Group::State& state) {
-  return StoreBoard(state.store, state.waits);
+  return StoreBoard(state.store, state.connections, state.prefix);
 }
 
 std::vector<int> missing_ranks(StoreBoard board, const std::string& prefix, int size, core::Deadline deadline,
@@ -58,13 +59,15 @@ std::vector<int> missing_ranks(StoreBoard board, const std::string& prefix, int 
 }
 
 void part(Group::State& state, const std::string& key, core::Deadline deadline) {
-  if (!state.is_kept_by_rank) return;
+  const auto keeper = std::ranges::find(state.job_ranks, 0);
+  if (!state.is_kept_by_rank || keeper == state.job_ranks.end()) return;
   try {
+    deadline = deadline.sooner(core::Deadline(kPartTime));
     const StoreDeadline until(deadline.later(kAnswerTime));
     StoreBoard board = board_of(state);
     core::Gate gate(board, key + "/parted", state.rank, state.size);
     gate.arrive();
-    if (state.job_ranks[static_cast<std::size_t>(state.rank)] == 0 && gate.wait(deadline)) gate.remove();
+    if (keeper - state.job_ranks.begin() == state.rank && gate.wait(deadline)) gate.remove();
   } catch (const std::exception&) {  // whoever kept it did not wait, and has nothing to wait for
   }
 }
@@ -143,7 +146,7 @@ std::string Group::State::silent_ranks() {
       const StoreDeadline until(core::Deadline(kSilence + kAnswerTime));
       StoreBoard board = board_of(*this);
       core::Gate gate(board, "failed", rank, size);
-      if (gate.poll(deadline)) return;
+      if (gate.wait(deadline)) return;  // one request, and not one for each look of each rank
       const std::vector<int> silent = gate.missing();
       if (silent.empty()) return;
       silence_ =
@@ -211,6 +214,7 @@ MadeBackend make_backend(const std::string& backend, const std::string& name, co
 
 void tell_not_made(Group::State& state, const std::string& what) {
   try {
+    const StoreDeadline until(core::Deadline{kSilence});
     StoreBoard board = board_of(state);
     board.set("not made", core::concat("rank ", state.rank, ": ", what));
     core::Gate(board, "made", state.rank, state.size).break_open();
@@ -226,15 +230,16 @@ void wait_until_made(Group::State& state, core::Deadline deadline) {
   std::string error;
   std::vector<int> missing;
   try {
-    const StoreDeadline until(deadline.later(kAnswerTime));
     StoreBoard board = board_of(state);
     core::Gate gate(board, "made", state.rank, state.size);
     gate.arrive();
-    if (gate.wait(deadline)) {
+    if (!gate.wait(deadline)) missing = gate.missing();  // none: the last came as the time was over
+    if (missing.empty()) {
       if (!board.has("not made")) return;
       throw PeerError("comm.group", core::concat(where, ": ", board.get("not made")));
     }
-    missing = gate.missing();
+  } catch (const TimeoutError& silence) {
+    throw TimeoutError("comm.group", core::concat(where, ": ", silence.what()));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& failure) {
@@ -262,13 +267,13 @@ core::Pending<void> Group::State::enqueue(std::function<void()> task) {
     thread_ = std::make_unique<core::TaskThread>(
         core::TaskThread::Options{.name = "comm:" + name, .spin = std::chrono::microseconds(0)});
   }
-  queued_.fetch_add(1);
-  return thread_->submit("begin a call", [this, task = std::move(task)] {
+  queued_->fetch_add(1);
+  return thread_->submit("begin a call", [queued = queued_, task = std::move(task)] {
     // The next call may be begun by its caller, so not before this one has.
     const struct Ends {
       std::atomic<int>& queued;
       ~Ends() { queued.fetch_sub(1, std::memory_order_release); }
-    } ends{queued_};
+    } ends{*queued};
     task();
   });
 }
@@ -342,14 +347,15 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
   state->reach = options.reach;
   state->is_kept_by_rank = options.is_kept_by_rank;
   state->check = options.check;
-  state->store = c10::make_intrusive<c10d::PrefixStore>("cohort/" + options.name, options.store);
-  state->store->setTimeout(options.timeout);
-  if (size > 1) {
-    const StoreDeadline until(core::Deadline{options.timeout});
-    const auto waits = options.waits != nullptr ? options.waits : options.store->clone();
-    state->waits = c10::make_intrusive<c10d::PrefixStore>("cohort/" + options.name, waits);
-  }
   const core::Deadline deadline(options.timeout);
+  const StoreDeadline until(deadline.later(kAnswerTime));
+  const std::string own_prefix = "cohort/" + options.name;
+  state->prefix = options.prefix.empty() ? own_prefix : core::concat(options.prefix, "/", own_prefix);
+  state->connections = options.connections != nullptr
+                           ? std::move(options.connections)
+                           : std::make_shared<StoreConnections>(options.store, std::move(options.waits));
+  state->store = c10::make_intrusive<c10d::PrefixStore>(own_prefix, options.store);
+  state->store->setTimeout(options.timeout);
   const auto make = [&](const std::string& backend) {
     return make_backend(backend, options.name,
                         {c10::make_intrusive<c10d::PrefixStore>(backend, state->store), options.rank, size,

@@ -50,7 +50,8 @@ struct Group::State {
   bool sums_by_rank = false;           ///< as it says too
   c10::DeviceType device = c10::kCPU;  ///< that its tensors are on
   c10::intrusive_ptr<c10d::Store> store;
-  c10::intrusive_ptr<c10d::Store> waits;  ///< another connection to it, for requests that wait
+  std::string prefix;                             ///< of its keys, before those that the store has
+  std::shared_ptr<StoreConnections> connections;  ///< to what is below the prefix, for requests that wait
   c10::intrusive_ptr<c10d::ProcessGroup> group;
 
   std::atomic<std::int64_t> calls{0};      ///< collectives begun
@@ -69,7 +70,7 @@ struct Group::State {
   /// Has the group's thread run `task` after all that it was given before.
   core::Pending<void> enqueue(std::function<void()> task);
   /// Whether the group's thread has nothing to do, so that a call may be begun by its caller.
-  bool is_queue_empty() const { return queued_.load(std::memory_order_acquire) == 0; }
+  bool is_queue_empty() const { return queued_->load(std::memory_order_acquire) == 0; }
   /// From now on calls are begun by their callers, after those that have been made: others, who have the
   /// process group, begin calls between them. Blocks until those have begun, at most the group's timeout.
   void share_with_c10d();
@@ -99,12 +100,14 @@ struct Group::State {
   std::string silence_;
   std::map<std::string, CallCounters, std::less<>> counters_;
   std::vector<bool> rows_;
-  std::atomic<int> queued_{0};
+  // Shared with the tasks: the last one may be what holds the group, which goes within it.
+  const std::shared_ptr<std::atomic<int>> queued_ = std::make_shared<std::atomic<int>>(0);
   std::atomic<bool> is_shared_with_c10d_{false};
   std::unique_ptr<core::TaskThread> thread_;  // made when it is needed; the first to go
 };
 
-/// Throws `error` as what it is: TimeoutError, PeerError or CommError, with `where` and the backend's words.
+/// Throws `error` as what it is: UsageError, TimeoutError, PeerError or CommError, with `where` and the
+/// backend's words.
 [[noreturn]] void throw_as_ours(const std::exception& error, const std::string& where,
                                 const std::string& what);
 
@@ -115,13 +118,16 @@ StoreBoard board_of(const Group::State& state);
 std::vector<int> missing_ranks(StoreBoard board, const std::string& prefix, int size, core::Deadline deadline,
                                std::string& error);
 
-/// Called by each rank that needs nothing more of `key` in the store. Where the job's rank 0 keeps the store,
-/// it waits for the others, up to the deadline: it may end next.
+/// Called by each rank that needs nothing more of `key` in the store. Where the job's rank 0 keeps the store
+/// and is in the group, it waits for the others, some seconds and up to the deadline: it may end next.
 void part(Group::State& state, const std::string& key, core::Deadline deadline);
 
 struct StateOptions {
   c10::intrusive_ptr<c10d::Store> store;
-  c10::intrusive_ptr<c10d::Store> waits = {};  ///< another connection to it; null: one is made
+  c10::intrusive_ptr<c10d::Store> waits = {};  ///< another connection to it, if there is one
+  /// Of the group that it is made of, whose prefix stands before the store's; null: of its own.
+  std::shared_ptr<StoreConnections> connections = nullptr;
+  std::string prefix = "";
   std::string name = "world";
   std::vector<int> job_ranks;  ///< of each rank of the group
   int rank = 0;

@@ -1,22 +1,52 @@
 #include "cohort/comm/store_board.h"
 
 #include <algorithm>
-#include <chrono>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "cohort/core/exception_text.h"
 
 namespace cohort::comm {
 
 using std::chrono::milliseconds;
+using Store = c10::intrusive_ptr<c10d::Store>;
+
+StoreConnections::StoreConnections(Store store, Store first) : store_(std::move(store)) {
+  if (first != nullptr) free_.push_back(std::move(first));
+}
+
+void StoreConnections::wait(const std::string& prefix, const std::vector<std::string>& keys,
+                            milliseconds timeout) {
+  Store connection;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      connection = std::move(free_.back());
+      free_.pop_back();
+    }
+  }
+  if (connection == nullptr) connection = store_->clone();
+  const auto give_back = [&] {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(connection);
+  };
+  try {
+    Store store = connection;
+    if (!prefix.empty()) store = c10::make_intrusive<c10d::PrefixStore>(prefix, connection);
+    store->wait(keys, timeout);
+  } catch (...) {
+    give_back();  // that its store is silent, or gone, the next who waits is told at once
+    throw;
+  }
+  give_back();
+}
 
 bool says_timeout(const std::string& words) {
   return words.find("imed out") != std::string::npos || words.find("imeout") != std::string::npos;
 }
 
 bool StoreBoard::wait(const std::vector<std::string>& keys, core::Deadline deadline) {
-  if (waits_ == nullptr) waits_ = store_->clone();
   try {
-    waits_->wait(keys, milliseconds(std::max(1, deadline.remaining_ms())));
+    connections_->wait(prefix_, keys, milliseconds(std::max(1, deadline.remaining_ms())));
     return true;
   } catch (const std::exception& error) {
     if (says_timeout(core::message_of(error)) && deadline.expired()) return false;

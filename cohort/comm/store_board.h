@@ -1,5 +1,8 @@
 #pragma once
 
+#include <chrono>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
@@ -9,13 +12,34 @@
 
 namespace cohort::comm {
 
+/// Connections to one store for requests that wait: while it waits, a connection serves no other thread. One
+/// is opened when no other is free, and kept. Threads: any.
+class StoreConnections {
+ public:
+  /// `first`: one that there is already; may be null.
+  explicit StoreConnections(c10::intrusive_ptr<c10d::Store> store,
+                            c10::intrusive_ptr<c10d::Store> first = {});
+  /// As c10d::Store::wait(), on a connection that nobody else waits on. Keys stand behind `prefix`, where it
+  /// is not empty.
+  void wait(const std::string& prefix, const std::vector<std::string>& keys,
+            std::chrono::milliseconds timeout);
+
+ private:
+  const c10::intrusive_ptr<c10d::Store> store_;
+  std::mutex mutex_;
+  std::vector<c10::intrusive_ptr<c10d::Store>> free_;
+};
+
 /// A store of c10d's as what needs no LibTorch sees it.
 class StoreBoard : public core::Board {
  public:
-  /// `waits`: another connection to it, since while a request waits a connection serves no other thread;
-  /// null: one is opened for the first wait.
+  /// `waits`: another connection to it, for requests that wait; null: one is opened for the first.
   explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Store> waits = {})
-      : store_(std::move(store)), waits_(std::move(waits)) {}
+      : StoreBoard(store, std::make_shared<StoreConnections>(store, std::move(waits)), "") {}
+  /// `prefix`: of the keys of `store` where it is seen through `connections`.
+  StoreBoard(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<StoreConnections> connections,
+             std::string prefix)
+      : store_(std::move(store)), connections_(std::move(connections)), prefix_(std::move(prefix)) {}
   void set(const std::string& key, const std::string& value) override { store_->set(key, value); }
   bool has(const std::string& key) override { return store_->check({key}); }
   std::string get(const std::string& key) override { return store_->get_to_str(key); }
@@ -26,7 +50,9 @@ class StoreBoard : public core::Board {
   void remove(const std::string& key) override;
 
  private:
-  c10::intrusive_ptr<c10d::Store> store_, waits_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<StoreConnections> connections_;
+  std::string prefix_;
 };
 
 /// Whether an error's words say that a time was over.

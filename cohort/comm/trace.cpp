@@ -10,6 +10,7 @@
 #include <limits>
 #include <optional>
 
+#include "cohort/comm/deadline_store.h"
 #include "cohort/comm/state.h"
 #include "cohort/core/atomic_file.h"
 #include "cohort/core/deadline.h"
@@ -66,6 +67,7 @@ class Tracing {
     }
   }
 
+  core::Deadline deadline() const { return deadline_; }
   std::string describe() const {
     return core::concat("write_trace ", round_, " of group '", state_.name, "' (rank ", state_.rank, "/",
                         state_.size, ", ",
@@ -81,17 +83,18 @@ class Tracing {
     return core::concat("trace/", round_, "/", what, rank < 0 ? "" : "/" + std::to_string(rank),
                         number < 0 ? "" : "/" + std::to_string(number));
   }
-  void wait_for(const std::string& name) const { state_.store->wait({name}, left()); }
+  void wait_for(const std::string& name) const {
+    if (board_of(state_).wait({name}, deadline_)) return;
+    throw TimeoutError("comm.write_trace", core::concat(describe(), ": ", name, " has not come"));
+  }
 
   // All are here, and have said whose clock they read.
   void meet() {
     state_.store->set(
         key("clock", state_.rank),
         clock_id() + (options_.clock_ahead.count() == 0 ? "" : core::concat(" rank ", state_.rank)));
-    std::string error;
-    const std::vector<int> missing =
-        missing_ranks(board_of(state_), key("clock"), state_.size, deadline_, error);
-    if (!error.empty()) throw CommError("comm.write_trace", core::concat(describe(), ": ", error));
+    StoreBoard board = board_of(state_);
+    const std::vector<int> missing = core::missing_ranks(board, key("clock"), state_.size, deadline_);
     if (missing.empty()) return;
     throw TimeoutError("comm.write_trace", core::concat(describe(), ": ", core::numbered("rank", missing),
                                                         missing.size() == 1 ? " has" : " have", " not come"));
@@ -225,6 +228,7 @@ void write_trace(const Group& group, const std::filesystem::path& path, TraceOpt
   if (!group) throw UsageError("comm.write_trace", "this process is not in the group");
   Tracing tracing(group, options);
   try {
+    const StoreDeadline until(tracing.deadline().later(kAnswerTime));
     tracing.run(path);
   } catch (const Error&) {
     throw;

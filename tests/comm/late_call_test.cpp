@@ -1,0 +1,219 @@
+// What becomes of calls whose deadline has passed: who may write to their tensors, and who ends them.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "cohort/comm/fake/fake.h"
+#include "cohort/comm/pending.h"
+#include "cohort/comm/state.h"
+#include "cohort/core/error.h"
+#include "tests/support/ranks.h"
+#include "tests/support/throws.h"
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using test::run_ranks;
+
+template <typename Condition>
+void wait_until(const Condition& condition) {
+  const core::Deadline deadline(seconds(20));
+  while (!condition()) {
+    deadline.check("test", "another thread");
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+bool are_all(const at::Tensor& tensor, int value) {
+  return tensor.eq(value).all().item<bool>();
+}
+
+// The second call comes behind one that rank 1 makes late, so that the backend has it for a part of its time.
+TEST(LateCallTest, ACallThatEndedBehindAnotherWritesNothingLater) {
+  for (const char* backend : {"shm", "gloo"}) {
+    SCOPED_TRACE(backend);
+    std::atomic<bool> has_failed{false};
+    run_ranks(2, backend, [&](Group& group) {
+      group.shared_state()->steps = 9;
+      at::Tensor first = at::ones({200'000}), second = at::ones({200'000});
+      if (group.rank() == 1) {
+        StoreBoard board = board_of(*group.shared_state());
+        core::Gate(board, "failed", 1, 2).arrive();  // so that rank 0's error does not wait for it
+        std::this_thread::sleep_for(milliseconds(600));
+      }
+      Pending compared = group.all_reduce(first);
+      group.step_done();  // what follows is not compared
+      if (group.rank() == 1) {
+        compared.wait();
+        wait_until([&] { return has_failed.load(); });
+        try {
+          group.all_reduce(second).wait();
+        } catch (const Error&) {  // it is told that rank 0 has failed, or not
+        }
+      } else {
+        const core::Deadline waited(seconds(60));
+        Pending behind = group.all_reduce(second, ReduceOp::SUM, {milliseconds(1000)});
+        EXPECT_THROW(behind.wait(), TimeoutError);
+        EXPECT_LT(waited.elapsed(), milliseconds(1500));
+        second.fill_(7);
+        has_failed = true;
+        std::this_thread::sleep_for(milliseconds(1000));
+        EXPECT_TRUE(are_all(second, 7));
+        EXPECT_NO_THROW(compared.wait());
+        EXPECT_TRUE(are_all(first, 2));
+      }
+      group.barrier();
+    });
+  }
+}
+
+TEST(LateCallTest, AMessageThatComesAfterTheDeadlineIsNotReceived) {
+  for (const char* backend : {"shm", "gloo"}) {
+    SCOPED_TRACE(backend);
+    run_ranks(2, backend, [&](Group& group) {
+      at::Tensor tensor = at::full({1000}, 3);
+      if (group.rank() == 0) {
+        COHORT_EXPECT_THROW_WITH(group.recv(tensor, 1, 0, {milliseconds(200)}).wait(), TimeoutError,
+                                 "recv 0");
+        tensor.fill_(7);
+        group.barrier();
+        group.barrier();
+        EXPECT_TRUE(are_all(tensor, 7));
+      } else {
+        group.barrier();
+        try {
+          group.send(tensor, 0, 0, {milliseconds(1000)}).wait();
+        } catch (const Error&) {  // it is told that rank 0 has failed, or not
+        }
+        std::this_thread::sleep_for(milliseconds(300));
+        group.barrier();
+      }
+    });
+  }
+}
+
+// A group whose thread is busy until `go`.
+Group make_busy(const std::atomic<bool>& go) {
+  Group group = make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake", seconds(20));
+  group.shared_state()->enqueue([&go] { wait_until([&] { return go.load(); }); });
+  return group;
+}
+
+TEST(LateCallTest, ACallThatWasGivenUpInTheQueueIsNotHandedOver) {
+  std::atomic<bool> go{false};
+  const Group group = make_busy(go);
+  at::Tensor tensor = at::ones({3});
+  Pending pending = group.all_reduce(tensor, ReduceOp::SUM, {milliseconds(100)});
+  COHORT_EXPECT_THROW_WITH(pending.wait(), TimeoutError,
+                           "timed out behind calls that not all ranks have made");
+  go = true;
+  wait_until([&] { return group.shared_state()->is_queue_empty(); });
+  EXPECT_TRUE(FakeBackend::of(group).calls().empty());
+}
+
+// At the same moment one gives up and the group's thread comes to the call.
+TEST(LateCallTest, ACallIsEitherGivenUpOrHandedOver) {
+  int num_given_up = 0;
+  constexpr int kRounds = 200;
+  for (int round = 0; round < kRounds; ++round) {
+    std::atomic<bool> go{false}, is_handed_over{false};
+    const Group group = make_busy(go);
+    const auto state = group.shared_state();
+    std::vector<at::Tensor> list{at::ones({3})};
+    const auto call = std::make_shared<Pending::State>(state, "all_reduce", seconds(20));
+    call->begin({.tensors = list}, [&](milliseconds left) {
+      EXPECT_GT(left, seconds(10));
+      is_handed_over = true;
+      return Pending::State::Work();
+    });
+    std::thread other([&] { go = true; });
+    if (round % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(20 * round));
+    const bool was_given_up = call->give_up();
+    other.join();
+    wait_until([&] { return state->is_queue_empty(); });
+    ASSERT_NE(was_given_up, is_handed_over.load()) << round;
+    num_given_up += was_given_up ? 1 : 0;
+    if (!was_given_up) continue;
+    // On the other ranks it has its place before the calls that come after it.
+    COHORT_EXPECT_THROW_WITH(state->check_usable(), CommError, "timed out behind calls");
+  }
+  EXPECT_GT(num_given_up, 0);
+}
+
+// Whoever waited has left, and what the thread runs holds the group.
+TEST(LateCallTest, TheGroupsThreadMayLetGoOfTheGroupLast) {
+  std::atomic<bool> go{false}, is_inside{false}, may_end{false};
+  std::weak_ptr<Group::State> gone;
+  {
+    const Group group = make_busy(go);
+    gone = group.shared_state();
+    std::vector<at::Tensor> list{at::ones({3})};
+    const auto call = std::make_shared<Pending::State>(group.shared_state(), "all_reduce", seconds(20));
+    call->begin({.tensors = list}, [&](milliseconds) {
+      is_inside = true;
+      wait_until([&] { return may_end.load(); });
+      return Pending::State::Work();
+    });
+    go = true;
+    wait_until([&] { return is_inside.load(); });
+  }
+  EXPECT_FALSE(gone.expired());
+  may_end = true;
+  wait_until([&] { return gone.expired(); });
+  std::this_thread::sleep_for(milliseconds(20));  // the thread ends
+}
+
+// Rank 1 calls the backend itself while rank 0's call is compared: the backend's ranks differ from then on.
+TEST(LateCallTest, WhatTheBackendRefusesWithinAComparisonBreaksTheGroup) {
+  run_ranks(
+      2, "shm",
+      [](Group& group) {
+        at::Tensor tensor = at::ones({100});
+        if (group.rank() == 1) {
+          std::vector<at::Tensor> list{tensor};
+          EXPECT_ANY_THROW(group.shared_state()->group->allreduce(list)->wait());
+          return group.barrier();
+        }
+        COHORT_EXPECT_THROW_WITH(group.all_reduce(tensor).wait(), Error, "ranks call different things");
+        COHORT_EXPECT_THROW_WITH(group.shared_state()->check_usable(), CommError,
+                                 "ranks call different things");
+        group.barrier();
+      },
+      seconds(10), Check::kAlways);
+}
+
+// As Gloo, which writes to sockets on the thread that sends.
+class SignalBackend : public c10d::Backend {
+ public:
+  SignalBackend() : Backend(0, 2) {}
+  const std::string getBackendName() const override { return "signals"; }
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>&, int, int) override {
+    sigset_t blocked;
+    ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+    is_blocked = ::sigismember(&blocked, SIGPIPE) == 1;
+    C10_THROW_ERROR(DistBackendError, "nothing is sent");
+  }
+  bool is_blocked = false;
+};
+
+// A group for GPUs has Gloo for tensors on the CPU.
+TEST(LateCallTest, MessagesOnTheCpuOfAGroupForGpusRaiseNoSignal) {
+  for (const char* backend : {"gloo", "nccl", "shm"}) {
+    const Group group = make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake", seconds(20));
+    const auto signals = c10::make_intrusive<SignalBackend>();
+    group.process_group()->setBackend(c10::kCPU, c10d::ProcessGroup::BackendType::MPI, signals);
+    group.process_group()->setDefaultBackend(c10d::ProcessGroup::BackendType::MPI);
+    group.shared_state()->backend = backend;
+    EXPECT_THROW(group.send(at::ones({2}), 1), CommError);
+    EXPECT_EQ(signals->is_blocked, std::string(backend) != "shm") << backend;
+  }
+}
+
+}  // namespace
+}  // namespace cohort::comm

@@ -1,0 +1,269 @@
+// Stores that answer late or not at all, and threads that ask one at the same time.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "cohort/comm/deadline_store.h"
+#include "cohort/comm/group.h"
+#include "cohort/comm/state.h"
+#include "cohort/comm/tcp_store.h"
+#include "cohort/comm/trace.h"
+#include "cohort/core/error.h"
+#include "tests/support/throws.h"
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// A store in a process of its own, which is stopped.
+class StoppedStore {
+ public:
+  StoppedStore() {
+    int port[2];
+    if (::pipe(port) != 0) throw std::runtime_error("no pipe");
+    child_ = ::fork();
+    if (child_ == 0) {
+      const auto store = open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
+      const int number = store->getPort();
+      [[maybe_unused]] const ssize_t ignored = ::write(port[1], &number, sizeof(number));
+      for (;;) ::pause();
+    }
+    int number = 0;
+    if (::read(port[0], &number, sizeof(number)) != sizeof(number)) throw std::runtime_error("no port");
+    ::close(port[0]);
+    ::close(port[1]);
+    port_ = static_cast<std::uint16_t>(number);
+  }
+  ~StoppedStore() {
+    ::kill(child_, SIGKILL);
+    ::waitpid(child_, nullptr, 0);
+  }
+  std::uint16_t port() const { return port_; }
+  void stop() const {
+    ::kill(child_, SIGSTOP);
+    int status = 0;
+    ::waitpid(child_, &status, WUNTRACED);
+  }
+
+ private:
+  pid_t child_ = -1;
+  std::uint16_t port_ = 0;
+};
+
+c10::intrusive_ptr<DeadlineStore> open(std::uint16_t port) {
+  return c10::make_intrusive<DeadlineStore>(open_tcp_store({.host = "127.0.0.1", .port = port}),
+                                            "the store of the test");
+}
+
+template <typename Condition>
+void wait_until(const Condition& condition) {
+  const core::Deadline deadline(seconds(20));
+  while (!condition()) {
+    deadline.check("test", "another thread");
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+TEST(DeadlineStoreTest, ASilentStoreIsAnErrorAtTheDeadlineOfEachRequest) {
+  const StoppedStore host;
+  const std::vector<std::function<void(c10d::Store&)>> requests = {
+      [](c10d::Store& store) {
+        store.set("key", "value");
+        store.get_to_str("key");
+      },
+      [](c10d::Store& store) { store.get("other"); },
+      [](c10d::Store& store) { store.check({"key"}); },
+      [](c10d::Store& store) { store.add("count", 1); },
+      [](c10d::Store& store) { store.wait({"other"}, milliseconds(1000)); },
+      [](c10d::Store& store) { store.multiGet({"key"}); },
+      [](c10d::Store& store) { store.deleteKey("key"); },
+      [](c10d::Store& store) { store.clone(); },
+  };
+  std::vector<c10::intrusive_ptr<DeadlineStore>> stores;
+  for (std::size_t i = 0; i < 2 * requests.size(); ++i) {
+    stores.push_back(open(host.port()));
+    stores.back()->setTimeout(milliseconds(1000));
+  }
+  stores[0]->set("known", "word");
+  EXPECT_EQ(stores[1]->get_to_str("known"), "word");
+  COHORT_EXPECT_THROW_WITH(stores[0]->wait({"unknown"}, milliseconds(50)), c10::Error, "imeout");
+  host.stop();
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const core::Deadline waited(seconds(60));
+    EXPECT_THROW(requests[i](*stores[2 * i]), TimeoutError) << i;
+    EXPECT_LT(waited.elapsed(), milliseconds(2500)) << i;
+    const core::Deadline again(seconds(60));
+    const StoreDeadline until(core::Deadline(milliseconds(200)));
+    EXPECT_THROW(requests[i](*stores[2 * i + 1]), TimeoutError) << i;
+    EXPECT_LT(again.elapsed(), milliseconds(1000)) << i;
+  }
+  const core::Deadline at_once(seconds(60));
+  COHORT_EXPECT_THROW_WITH(stores[3]->check({"known"}), TimeoutError,
+                           "the store of the test has not answered");
+  EXPECT_LT(at_once.elapsed(), milliseconds(100)) << "it was silent before";
+}
+
+// A store that takes its time for one key.
+class SlowStore : public c10d::HashStore {
+ public:
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    if (key == "slow") std::this_thread::sleep_for(milliseconds(900));
+    return HashStore::add(key, value);
+  }
+};
+
+TEST(DeadlineStoreTest, WhoWaitsBehindAnotherThreadsRequestEndsAtItsDeadlineAndTheStoreIsNotSilent) {
+  const auto store = c10::make_intrusive<DeadlineStore>(c10::make_intrusive<SlowStore>(), "a slow store");
+  std::thread other([&] { EXPECT_EQ(store->add("slow", 1), 1); });
+  std::this_thread::sleep_for(milliseconds(100));
+  const core::Deadline waited(seconds(60));
+  {
+    const StoreDeadline until(core::Deadline(milliseconds(150)));
+    COHORT_EXPECT_THROW_WITH(store->check({"key"}), TimeoutError,
+                             "before a slow store could be asked (check), busy with another request: add");
+  }
+  EXPECT_LT(waited.elapsed(), milliseconds(600));
+  other.join();
+  EXPECT_EQ(store->add("count", 2), 2) << "it has answered in time";
+}
+
+TEST(DeadlineStoreTest, ADeadlineThatHasPassedSaysNothingOfTheStore) {
+  const auto store =
+      c10::make_intrusive<DeadlineStore>(c10::make_intrusive<c10d::HashStore>(), "the store of the test");
+  {
+    const StoreDeadline until(core::Deadline(milliseconds(0)));
+    EXPECT_THROW(store->add("count", 1), TimeoutError);
+  }
+  EXPECT_EQ(store->add("count", 1), 1) << "nor was it asked";
+  {
+    const StoreDeadline until(core::Deadline(milliseconds(100)));
+    EXPECT_THROW(store->wait({"never"}, milliseconds(700)), TimeoutError);
+  }
+  EXPECT_EQ(store->add("count", 1), 2) << "once the wait is over";
+}
+
+// Each on a thread of its own, over one connection for what does not wait.
+TEST(SilentStoreTest, BarriersOfTwoGroupsDoNotWaitForEachOther) {
+  const auto server = open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
+  const auto run = [&](int rank) {
+    const Group group =
+        make_group(open(static_cast<std::uint16_t>(server->getPort())), rank, 2, "shm", seconds(10));
+    const Group first = group.subgroup({0, 1}), second = group.subgroup({0, 1});
+    if (rank == 1) {
+      std::this_thread::sleep_for(milliseconds(1500));
+      return first.barrier();
+    }
+    std::thread long_one([&] { EXPECT_NO_THROW(first.barrier({seconds(5)})); });
+    std::this_thread::sleep_for(milliseconds(100));
+    const core::Deadline waited(seconds(60));
+    COHORT_EXPECT_THROW_WITH(second.barrier({milliseconds(300)}), TimeoutError, "rank 1 has not come");
+    EXPECT_LT(waited.elapsed(), milliseconds(900));
+    long_one.join();
+  };
+  std::thread other([&] { EXPECT_NO_THROW(run(1)); });
+  run(0);
+  other.join();
+}
+
+// As a group for GPUs compares. Rank 0 meets at the barrier while the comparison of its call waits.
+TEST(SilentStoreTest, AComparisonOverTheStoreGoesOnBesideABarrier) {
+  const auto server = open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
+  const auto run = [&](int rank) {
+    const Group group =
+        make_group(open(static_cast<std::uint16_t>(server->getPort())), rank, 2, "shm", seconds(4));
+    Group::State& state = *group.shared_state();
+    state.device = c10::kCUDA;
+    std::atomic<bool> is_at_barrier{false};
+    if (rank == 0) {
+      state.enqueue([&] {
+        wait_until([&] { return is_at_barrier.load(); });
+        std::this_thread::sleep_for(milliseconds(200));
+      });
+    }
+    at::Tensor tensor = at::ones({3});
+    Pending pending = group.all_reduce(tensor);
+    if (rank == 1) pending.wait();
+    is_at_barrier = true;
+    group.barrier();
+    pending.wait();
+    EXPECT_EQ(tensor[0].item<int>(), 2);
+    state.device = c10::kCPU;
+  };
+  std::thread other([&] { EXPECT_NO_THROW(run(1)); });
+  EXPECT_NO_THROW(run(0));
+  other.join();
+}
+
+// Each in a group of its own, as a store that was silent once is not asked again.
+TEST(SilentStoreTest, IsATimeoutOfEveryCallThatAsksIt) {
+  constexpr milliseconds kTimeout(1500);
+  const std::filesystem::path trace =
+      std::filesystem::temp_directory_path() / core::concat("silent_store_", ::getpid(), ".json");
+  const std::vector<std::pair<std::string, std::function<void(Group&)>>> calls = {
+      {"barrier", [](Group& group) { group.barrier(); }},
+      {"comparison",
+       [](Group& group) {
+         group.shared_state()->device = c10::kCUDA;
+         at::Tensor tensor = at::ones({3});
+         group.all_reduce(tensor).wait();
+       }},
+      {"subgroup", [](Group& group) { group.subgroup({0, 1}); }},
+      {"trace", [&](Group& group) { write_trace(group, trace); }},
+  };
+  const StoppedStore host;
+  std::atomic<int> ready{0};
+  std::atomic<bool> is_stopped{false};
+  std::vector<std::thread> threads;
+  for (const auto& [name, call] : calls) {
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank, name = name, call = call] {
+        const auto store = c10::make_intrusive<c10d::PrefixStore>(name, open(host.port()));
+        Group group = make_group(store, rank, 2, "shm", kTimeout);
+        ++ready;
+        wait_until([&] { return is_stopped.load(); });
+        const core::Deadline waited(seconds(60));
+        EXPECT_THROW(call(group), TimeoutError) << name << ", rank " << rank;
+        EXPECT_LT(waited.elapsed(), kTimeout + milliseconds(2500)) << name << ", rank " << rank;
+      });
+    }
+  }
+  wait_until([&] { return ready.load() == 8; });
+  host.stop();
+  is_stopped = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+// A store whose wait is over just as the last rank comes.
+class LateStore : public c10d::HashStore {
+ public:
+  using HashStore::wait;
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
+    if (!keys.front().ends_with("made/open")) return HashStore::wait(keys, timeout);
+    std::this_thread::sleep_for(timeout);
+    throw std::runtime_error("wait timed out");
+  }
+};
+
+TEST(SilentStoreTest, AGroupIsMadeWhereTheLastRankCameInTheLastMoment) {
+  const auto store = c10::make_intrusive<LateStore>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back(
+        [&, rank] { EXPECT_NO_THROW(make_group(store, rank, 2, "shm", milliseconds(700))); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace cohort::comm
