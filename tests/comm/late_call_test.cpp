@@ -11,6 +11,7 @@
 #include "cohort/comm/pending.h"
 #include "cohort/comm/state.h"
 #include "cohort/core/error.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
 
@@ -20,15 +21,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using test::run_ranks;
-
-template <typename Condition>
-void wait_until(const Condition& condition) {
-  const core::Deadline deadline(seconds(20));
-  while (!condition()) {
-    deadline.check("test", "another thread");
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-}
+using test::wait_until;
 
 bool are_all(const at::Tensor& tensor, int value) {
   return tensor.eq(value).all().item<bool>();

@@ -18,6 +18,7 @@
 #include "cohort/comm/tcp_store.h"
 #include "cohort/comm/trace.h"
 #include "cohort/core/error.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
 
 namespace cohort::comm {
@@ -25,6 +26,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using test::wait_until;
 
 // A store in a process of its own, which is stopped.
 class StoppedStore {
@@ -64,15 +66,6 @@ class StoppedStore {
 c10::intrusive_ptr<DeadlineStore> open(std::uint16_t port) {
   return c10::make_intrusive<DeadlineStore>(open_tcp_store({.host = "127.0.0.1", .port = port}),
                                             "the store of the test");
-}
-
-template <typename Condition>
-void wait_until(const Condition& condition) {
-  const core::Deadline deadline(seconds(20));
-  while (!condition()) {
-    deadline.check("test", "another thread");
-    std::this_thread::sleep_for(milliseconds(1));
-  }
 }
 
 TEST(DeadlineStoreTest, ASilentStoreIsAnErrorAtTheDeadlineOfEachRequest) {

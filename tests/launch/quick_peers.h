@@ -1,20 +1,15 @@
 #pragma once
 
-#include <poll.h>
-
-#include <functional>
 #include <optional>
 #include <utility>
 
 #include "cohort/launch/peers.h"
+#include "tests/support/comes_true.h"
 
 /// Agents that look and give signs often enough for tests.
 namespace cohort::launch {
 
-inline bool comes_true(const std::function<bool()>& condition) {
-  for (int i = 0; i < 1000 && !condition(); ++i) ::poll(nullptr, 0, 10);
-  return condition();
-}
+using test::comes_true;
 
 inline PeersOptions quick(int node, int nnodes, std::optional<core::Secret> secret = std::nullopt) {
   using std::chrono::milliseconds;

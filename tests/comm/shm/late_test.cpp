@@ -15,10 +15,13 @@
 #include "cohort/comm/shm/arena.h"
 #include "cohort/core/error.h"
 #include "tests/comm/shm/ranks.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
 
 namespace cohort::comm::shm {
 namespace {
+
+using test::wait_until;
 
 constexpr std::size_t kNumbers = 16 * 1024;  // 64 KiB: reduced in place where it is shared
 
@@ -55,7 +58,7 @@ TEST(ShmLateTest, ALateRankWritesNothingToWhatAnotherGotBack) {
       rank.run(sum_of(rank, list.numbers()));
       ASSERT_TRUE(list.are_all(static_cast<float>(num_ranks)));
       if (rank.rank() == num_ranks - 1) {
-        while (gave_up.load() < num_ranks - 1) std::this_thread::sleep_for(milliseconds(5));
+        wait_until([&] { return gave_up.load() >= num_ranks - 1; });
         EXPECT_ANY_THROW(rank.run(sum_of(rank, list.numbers())));
         gave_up.fetch_add(1);
         return;
@@ -64,7 +67,7 @@ TEST(ShmLateTest, ALateRankWritesNothingToWhatAnotherGotBack) {
       EXPECT_ANY_THROW(rank.wait(begun));
       std::ranges::fill(list.numbers(), 7.0F);
       gave_up.fetch_add(1);
-      while (gave_up.load() < num_ranks) std::this_thread::sleep_for(milliseconds(5));
+      wait_until([&] { return gave_up.load() >= num_ranks; });
       EXPECT_TRUE(list.are_all(7.0F)) << "rank " << rank.rank();
     });
   }
@@ -91,14 +94,6 @@ TEST(ShmLateTest, WhatARankGotBackStaysItsOwn) {
         EXPECT_TRUE(list.are_all(7.0F)) << "rank " << rank.rank() << ", round " << round;
       }
     });
-  }
-}
-
-void wait_for(const std::atomic<bool>& flag) {
-  const core::Deadline deadline(seconds(20));
-  while (!flag.load()) {
-    deadline.check("test", "a flag");
-    std::this_thread::sleep_for(milliseconds(1));
   }
 }
 
@@ -157,7 +152,9 @@ TEST(ShmLateTest, MemoryThatAPeerHangsInIsKept) {
     Shared list;
     for (int i = 0; i < 2; ++i) rank.run(sum_of(rank, list.numbers()));
     if (rank.rank() == 1) {
-      return rank.run([&] { return slow_sum(rank, list.numbers(), [&](float*) { wait_for(is_over); }); });
+      return rank.run([&] {
+        return slow_sum(rank, list.numbers(), [&](float*) { wait_until([&] { return is_over.load(); }); });
+      });
     }
     std::weak_ptr<int> kept;
     const auto begun = begin_kept(rank, sum_of(rank, list.numbers()), milliseconds(200), kept);
@@ -189,7 +186,7 @@ TEST(ShmLateTest, AnErrorOfAThirdRankComesWhenAPeersWriteIsOver) {
     } else if (rank.rank() == 2) {
       EXPECT_ANY_THROW(rank.run([&] {
         return slow_sum(rank, list.numbers(), [&](float*) {
-          wait_for(is_writing);
+          wait_until([&] { return is_writing.load(); });
           throw std::runtime_error("rank 2 fails");
         });
       }));
@@ -223,18 +220,18 @@ TEST(ShmLateTest, WhoWroteNothingHoldsUpNobody) {
       EXPECT_ANY_THROW(rank.wait(begun));
       has_rank_0_failed = true;
     } else if (rank.rank() == 1) {
-      wait_for(has_rank_2_come);
+      wait_until([&] { return has_rank_2_come.load(); });
       EXPECT_ANY_THROW(rank.run(sum_of(rank, list.numbers())));
       has_rank_1_failed = true;
-      wait_for(is_over);
+      wait_until([&] { return is_over.load(); });
     } else {
-      wait_for(has_rank_0_failed);
+      wait_until([&] { return has_rank_0_failed.load(); });
       std::weak_ptr<int> kept;
       core::Deadline since(seconds(60));
       const auto call = [&] {
         return arrive_and_fail(rank, list.numbers(), [&] {
           has_rank_2_come = true;
-          wait_for(has_rank_1_failed);
+          wait_until([&] { return has_rank_1_failed.load(); });
           since = core::Deadline(seconds(60));
         });
       };
