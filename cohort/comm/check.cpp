@@ -12,7 +12,6 @@
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/store_board.h"
 #include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
 #include "cohort/core/numbered.h"
 #include "cohort/core/torch_compat.h"
 
@@ -105,15 +104,8 @@ std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprin
   const auto key = [](std::int64_t number) { return core::concat("check/", number); };
   const StoreDeadline until(deadline.later(core::kCollectTime + kAnswerTime));
   StoreBoard board = board_of(group);
-  core::Words words;
-  try {
-    const std::string bytes(reinterpret_cast<const char*>(&mine), sizeof(Fingerprint));
-    words = core::all_gather_words(board, key(round), group.rank, group.size, bytes, deadline);
-  } catch (const TimeoutError&) {  // it is silent
-    throw;
-  } catch (const std::exception& error) {
-    throw std::runtime_error("the store cannot be reached: " + core::message_of(error));
-  }
+  const std::string bytes(reinterpret_cast<const char*>(&mine), sizeof(Fingerprint));
+  const core::Words words = gather_words(board, key(round), group.rank, group.size, bytes, deadline);
   if (!words.missing.empty()) {
     throw std::runtime_error(
         core::concat("timed out: ", core::numbered("rank", words.missing), " did not come"));

@@ -48,13 +48,14 @@ StoreBoard board_of(const Group::State& state) {
   return StoreBoard(state.store, state.connections, state.prefix);
 }
 
-std::vector<int> missing_ranks(StoreBoard board, const std::string& prefix, int size, core::Deadline deadline,
-                               std::string& error) {
+core::Words gather_words(StoreBoard board, const std::string& key, int rank, int size,
+                         const std::string& mine, core::Deadline deadline) {
   try {
-    return core::missing_ranks(board, prefix, size, deadline);
-  } catch (const std::exception& failure) {
-    error = core::message_of(failure);
-    return all_ranks(size);
+    return core::all_gather_words(board, key, rank, size, mine, deadline);
+  } catch (const TimeoutError&) {  // it is silent
+    throw;
+  } catch (const std::exception& error) {
+    throw std::runtime_error("the store cannot be reached: " + core::message_of(error));
   }
 }
 

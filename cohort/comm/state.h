@@ -114,9 +114,9 @@ struct Group::State {
 /// Where its ranks leave words.
 StoreBoard board_of(const Group::State& state);
 
-/// As core::missing_ranks; when the store is gone `error` says how, and nobody counts as there.
-std::vector<int> missing_ranks(StoreBoard board, const std::string& prefix, int size, core::Deadline deadline,
-                               std::string& error);
+/// As core::all_gather_words; where the store is gone the error says so.
+core::Words gather_words(StoreBoard board, const std::string& key, int rank, int size,
+                         const std::string& mine, core::Deadline deadline);
 
 /// Called by each rank that needs nothing more of `key` in the store. Where the job's rank 0 keeps the store
 /// and is in the group, it waits for the others, some seconds and up to the deadline: it may end next.

@@ -58,19 +58,15 @@ void check_launched(int size) {
 
 // The ranks of the group as MPI numbers them, which may be otherwise than the group does.
 std::vector<int> meet(const BackendOptions& options, const mpi::Process& mine, core::Deadline deadline) {
-  const auto key = [](int rank) { return core::concat("rank/", rank); };
-  options.store->set(key(options.rank), core::concat(mine.job, " ", mine.rank));
-  std::string error;
-  const std::vector<int> missing =
-      missing_ranks(StoreBoard(options.store), "rank", options.size, deadline, error);
-  if (!error.empty()) throw std::runtime_error("the store cannot be reached: " + error);
-  if (!missing.empty()) {
-    throw TimeoutError("comm.mpi", core::concat("no MPI on ", core::numbered("rank", missing), " of ",
+  const core::Words words = gather_words(StoreBoard(options.store), "rank", options.rank, options.size,
+                                         core::concat(mine.job, " ", mine.rank), deadline);
+  if (!words.missing.empty()) {
+    throw TimeoutError("comm.mpi", core::concat("no MPI on ", core::numbered("rank", words.missing), " of ",
                                                 options.size, " after ", options.timeout.count(), " ms"));
   }
   std::vector<int> members;
   for (int rank = 0; rank < options.size; ++rank) {
-    std::istringstream text(options.store->get_to_str(key(rank)));
+    std::istringstream text(words.of_rank[static_cast<std::size_t>(rank)]);
     mpi::Process theirs;
     text >> theirs.job >> theirs.rank;
     if (theirs.job != mine.job) {
