@@ -143,11 +143,6 @@ bool Gate::wait(Deadline deadline) {
   return is_open_;
 }
 
-bool Gate::poll(Deadline deadline) {
-  if (!is_open_) is_open_ = poll_for(board_, {key_ + "/open"}, deadline);
-  return is_open_;
-}
-
 void Gate::break_open() {
   board_.set(key_ + "/open", "1");
 }

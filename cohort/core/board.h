@@ -67,8 +67,6 @@ class Gate {
   void arrive();
   /// Waits until all are, or one has broken it open; returns whether it is open. For those that have arrived.
   bool wait(Deadline deadline);
-  /// The same, asking again and again: for what takes moments, or may not hold up others who use the board.
-  bool poll(Deadline deadline);
   /// Opens it for all, who have no more to wait for; by one that has not arrived.
   void break_open();
   /// Ranks that are not here now, sorted.
