@@ -40,6 +40,15 @@ std::string not_come(std::uint64_t mask) {
   return core::numbered("rank", ranks) + (ranks.size() == 1 ? " has" : " have") + " not come";
 }
 
+// Keeps what a peer that hangs may still write to until the process ends. A list refers to it, so that a leak
+// checker does not report it.
+void keep_for_ever(std::shared_ptr<void> memory) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<std::shared_ptr<void>>;
+  const std::lock_guard lock(mutex);
+  kept.push_back(std::move(memory));
+}
+
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Communicator> ranks)
@@ -281,7 +290,7 @@ void Engine::fail_all(const std::exception_ptr& error, const std::string& why) {
   if (!is_memory_ours) {
     core::log_warning(core::concat("comm.shm: a rank hangs as it writes to the tensors of a call of rank ",
                                    ranks_->rank(), ", which failed: their memory is not used again"));
-    for (const auto& one : all) new std::shared_ptr<void>(one->keep);  // for ever
+    for (const auto& one : all) keep_for_ever(one->keep);
   }
   for (const auto& one : all) finish(*one, error);
 }
