@@ -54,9 +54,11 @@ bool leads_to(const at::Tensor& view, const at::Tensor& base) {
 bool is_made_of(const at::Tensor& tensor, const at::Tensor& base) {
   if (tensor.is_same(base)) return true;
   if (!tensor.is_view() || !tensor._base().is_same(base)) return false;
+  if (!tensor.requires_grad()) return true;
   const auto how = torch::autograd::impl::get_view_autograd_meta(tensor)->get_creation_meta();
-  if (how == CreationMeta::DEFAULT || !tensor.requires_grad()) return true;
-  return how == CreationMeta::MULTI_OUTPUT_NODE && leads_to(tensor, base);
+  if (how != CreationMeta::DEFAULT && how != CreationMeta::MULTI_OUTPUT_NODE) return false;
+  if (tensor.grad_fn() == nullptr) return false;  // a leaf, whose gradient is not the base's
+  return how == CreationMeta::DEFAULT || leads_to(tensor, base);
 }
 
 // Whether two of these have a part in common.

@@ -5,8 +5,10 @@
 
 #include <functional>
 
+#include "cohort/core/error.h"
 #include "cohort/core/graph_part.h"
 #include "cohort/core/recompute.h"
+#include "tests/support/throws.h"
 
 namespace cohort::core {
 namespace {
@@ -124,6 +126,35 @@ TEST(ResultViewsTest, ARecomputedPartReturnsThem) {
     }
     EXPECT_TRUE(at::equal(gradients[0], gradients[1])) << i;
   }
+}
+
+// A view of what needs no gradient, which is made to need one: its gradient is its own.
+TEST(ResultViewsTest, AViewThatIsALeafIsNotMadeAgain) {
+  const at::Tensor x = at::ones({2, 2});
+  for (const at::Tensor& leaf : {x.view({-1}).requires_grad_(), x.chunk(2)[0].requires_grad_()}) {
+    ASSERT_TRUE(leaf.is_view() && leaf.is_leaf());
+    EXPECT_FALSE(is_writable_view(leaf, x));
+    EXPECT_FALSE(is_remade_view(leaf, x));
+    Tensors results{x, leaf};
+    ResultViews views;
+    views.take_out(results);
+    views.put_back(results);
+    EXPECT_TRUE(results[1].is_same(leaf));
+  }
+  // Before the view was taken from it, x needed none either.
+  at::Tensor base = at::ones({2, 2});
+  const at::Tensor view = base.view({-1});
+  base.requires_grad_();
+  EXPECT_FALSE(is_writable_view(view, base));
+}
+
+// It comes back from a recomputed part, which makes another one when it runs again.
+TEST(ResultViewsTest, ARecomputedPartThatMakesALeafIsRefusedInBackward) {
+  const at::Tensor x = at::ones({2, 2});
+  const Tensors results =
+      checkpoint([](const at::Tensor& in) { return Tensors{in.view({-1}).requires_grad_(), in + 1}; }, x);
+  EXPECT_TRUE(at::equal(results[0], x.view({-1})));
+  COHORT_EXPECT_THROW_WITH(results[0].sum().backward(), UsageError, "that it did not use before");
 }
 
 // Such a view says that it requires a gradient.
