@@ -1,9 +1,12 @@
 #include "cohort/pipeline/placement_run.h"
 
+#include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 
 #include "cohort/core/exception_text.h"
@@ -24,6 +27,20 @@ std::string describe(const Tensors& tensors) {
     text += tensor.defined() ? concat(tensor.scalar_type(), tensor.sizes()) : "undefined";
   }
   return text;
+}
+
+// Whether the graph of `tensor` has nodes that this thread made before its node number `first`.
+bool reaches_nodes_before(const at::Tensor& tensor, std::uint64_t first) {
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::vector<const torch::autograd::Node*> open{tensor.grad_fn().get()};
+  while (!open.empty()) {
+    const torch::autograd::Node* const node = open.back();
+    open.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    if (node->sequence_nr() < first) return true;  // leaves have the largest number
+    for (const torch::autograd::Edge& edge : node->next_edges()) open.push_back(edge.function.get());
+  }
+  return false;
 }
 
 }  // namespace
@@ -257,6 +274,7 @@ void PlacementRun::loss(const Action& action, const Tensors& outputs) {
   for (std::size_t i = 0; i < leaves.size(); ++i) leaves[i] = leaves[core::first_place(outputs, i)];
   run_.throw_if_failed();
   Batch::Held& mine = held(action);
+  mine.first_of_loss = at::sequence_number::peek();
   const at::Tensor value = batch_.loss(mine.loss_entrance.enter(leaves), targets);
   if (!value.defined() || value.numel() != 1) {
     throw UsageError("pipeline.loss", concat("the loss is ", describe({value}), ", expected one number"),
@@ -282,7 +300,12 @@ Tensors PlacementRun::gradients_of_outputs(const Action& action, Tensors& carrie
     // Where input gradients come apart, what comes by that way would be among those of the weights.
     std::optional<Entrance::Open> open_of_stage;
     if (action.kind == ActionKind::kBackward) open_of_stage.emplace(mine.run->entrance());
-    if (mine.loss.requires_grad()) torch::autograd::backward({std::exchange(mine.loss, {})}, {});
+    if (mine.loss.requires_grad()) {
+      const at::Tensor loss = std::exchange(mine.loss, {});
+      // What of the stage it went through, the outputs will go through again.
+      const bool keeps_graph = open_of_stage && reaches_nodes_before(loss, mine.first_of_loss);
+      torch::autograd::backward({loss}, {}, keeps_graph);
+    }
     Tensors gradients;
     for (const at::Tensor& leaf : mine.loss_leaves) gradients.push_back(leaf.defined() ? leaf.grad() : leaf);
     mine.loss_leaves.clear();

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <map>
@@ -43,6 +44,7 @@ struct Batch {
     at::Tensor loss;  // the last stage's, weighed, with a graph down to its leaves
     Tensors loss_leaves;
     Entrance loss_entrance;
+    std::uint64_t first_of_loss = 0;  // the number of autograd's node that the loss began with
   };
 
   Batch(const Setup& setup, int num_micro_batches);

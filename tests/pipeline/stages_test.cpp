@@ -441,43 +441,6 @@ TEST(StagesTest, FreedWithTheirPipeline) {
   EXPECT_TRUE(watched.expired());
 }
 
-// A mixture of experts: the last stage keeps a loss of its own for the loss function, with its graph.
-TEST(StagesTest, AStageMayKeepAnAuxiliaryLossOfItsMicroBatch) {
-  torch::manual_seed(3);
-  torch::nn::Linear first(4, 4), last(4, 4), router(4, 2);
-  const auto auxiliary = std::make_shared<at::Tensor>();
-  Tensors parameters = last->parameters();
-  for (const at::Tensor& parameter : router->parameters()) parameters.push_back(parameter);
-  const Stage stage(
-      [=](const Tensors& in) mutable {
-        *auxiliary = router->forward(in[0]).softmax(1).square().mean();
-        return Tensors{last->forward(in[0])};
-      },
-      parameters);
-  const auto loss = [auxiliary](const at::Tensor& output, const at::Tensor& target) {
-    return (output - target).square().mean() + *auxiliary;
-  };
-  const at::Tensor x = torch::randn({8, 4}), y = torch::randn({8, 4});
-  const Tensors all{first->weight, router->weight, last->weight};
-  for (int m = 0; m < 2; ++m) {
-    const at::Tensor hidden = first->forward(x.narrow(0, 4 * m, 4));
-    (loss(stage.forward({hidden}, 0, 1).at(0), y.narrow(0, 4 * m, 4)) * 0.5).backward();
-  }
-  Tensors expected;
-  for (const at::Tensor& parameter : all) {
-    expected.push_back(parameter.grad().clone());
-    parameter.mutable_grad().reset();
-  }
-  PipelineOptions options;
-  options.placements = {"cpu:0/a", "cpu:0/b"};
-  options.num_micro_batches = 2;
-  Pipeline pipe({first, stage}, options);
-  pipe.step(x, y, loss);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    EXPECT_TRUE(at::allclose(all[i].grad(), expected[i], 1e-6, 1e-7)) << i;
-  }
-}
-
 TEST(StagesTest, ATensorThatIsReturnedTwiceMayBeChangedInPlace) {
   torch::manual_seed(3);
   torch::nn::Linear linear(4, 4);
