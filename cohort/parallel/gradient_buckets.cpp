@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -192,6 +193,9 @@ BucketList GradientBuckets::of_rank_0(const BucketList& lists) const {
   std::int64_t* const place = numbers.mutable_data_ptr<std::int64_t>();
   std::int64_t* const owner = bucket_of.mutable_data_ptr<std::int64_t>();
   std::size_t at = 0;
+  for (const auto& list : lists) at += list.size();
+  TORCH_INTERNAL_ASSERT(at == count, "buckets of ", at, " gradients, of ", count);
+  at = 0;
   for (std::size_t b = 0; b < lists.size(); ++b) {
     for (const std::size_t i : lists[b]) {
       place[at] = static_cast<std::int64_t>(i);
@@ -211,6 +215,10 @@ BucketList GradientBuckets::of_rank_0(const BucketList& lists) const {
 BucketList GradientBuckets::by_size(const std::vector<std::size_t>& order) const {
   return in_order(fill_buckets(items_in(order), options_.first_bucket_bytes, options_.bucket_cap_bytes),
                   order);
+}
+
+void GradientBuckets::begin_backward() {
+  if (backwards_ == 0) arrivals_.clear();  // of a backward that was not reduced
 }
 
 void GradientBuckets::note_arrival(std::size_t index, double seconds) {
@@ -291,8 +299,11 @@ void GradientBuckets::put(Gradient& gradient, double scale, std::size_t owners) 
                      "NamedParameter::is_sparse");
   }
   const at::NoGradGuard no_grad;
+  // Of an earlier step: it keeps its bits, unless another rank uses the parameter.
+  const bool is_left_over = (options_.find_unused_parameters || options_.static_graph) && mine.defined() &&
+                            !gradient.is_used && !gradient.is_accumulated;
   if (Bucket& bucket = buckets[gradient.bucket]; bucket.in_place) {
-    if (mine.defined() && scale != 0 && has_layout_of(mine, gradient.parameter) &&
+    if (mine.defined() && scale != 0 && !is_left_over && has_layout_of(mine, gradient.parameter) &&
         mine.storage().use_count() <= owners) {
       bucket.flat = flat_of(mine);
       gradient.view = mine;
@@ -300,6 +311,7 @@ void GradientBuckets::put(Gradient& gradient, double scale, std::size_t owners) 
       give_memory(bucket);
     }
   }
+  if (is_left_over && is_at(mine, gradient.view)) mine = mine.clone();
   if (!mine.defined() || scale == 0) {
     gradient.view.zero_();
   } else if (!is_at(mine, gradient.view)) {
@@ -307,7 +319,7 @@ void GradientBuckets::put(Gradient& gradient, double scale, std::size_t owners) 
   } else if (scale != 1) {
     scale_into(gradient.view, gradient.view, scale);
   }
-  if (options_.gradient_as_bucket_view && mine.defined()) mine = gradient.view;
+  if (options_.gradient_as_bucket_view && mine.defined() && !is_left_over) mine = gradient.view;
 }
 
 void GradientBuckets::launch(std::size_t index) {
@@ -349,12 +361,12 @@ void GradientBuckets::wait_for_all() {
 void GradientBuckets::reduce_sparse_ones(double scale) {
   for (Gradient& gradient : gradients) {
     if (!gradient.is_sparse) continue;
-    at::Tensor& mine = gradient.parameter.mutable_grad();
+    const at::Tensor& mine = gradient.parameter.grad();
     if (mine.defined() && !mine.is_sparse()) {
       throw UsageError("parallel.reduce",
                        core::concat("the gradient of ", gradient.name, " is dense, expected a sparse one"));
     }
-    mine = reduce_sparse(group_, mine, gradient.parameter, scale, options_.timeout);
+    gradient.view = reduce_sparse(group_, mine, gradient.parameter, scale, options_.timeout);
   }
 }
 
@@ -364,25 +376,29 @@ void GradientBuckets::give_out(const at::Tensor& used, ReduceReport& report) {
     report.bytes += static_cast<std::int64_t>(numbers.nbytes());
     if (!options_.norm) return;
     // The squares of half precision numbers overflow in their own type.
-    const auto type = numbers.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const auto norm = at::linalg_vector_norm(numbers, 2, {}, /*keepdim=*/false, type).item<double>();
+    const at::Tensor real = numbers.is_complex() ? at::view_as_real(numbers) : numbers;
+    const auto type = real.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto norm = at::linalg_vector_norm(real, 2, {}, /*keepdim=*/false, type).item<double>();
     squares += norm * norm;
   };
   for (const Bucket& bucket : buckets) count(bucket.flat);
   for (const Gradient& gradient : gradients) {
-    if (gradient.is_sparse) count(gradient.parameter.grad().values());
+    if (gradient.is_sparse) count(gradient.view.values());
   }
   if (options_.norm) report.norm = std::sqrt(squares);
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    if (gradients[i].is_sparse || (used.defined() && used.const_data_ptr<int>()[i] == 0)) continue;
+    if (used.defined() && used.const_data_ptr<int>()[i] == 0) continue;
     at::Tensor& mine = gradients[i].parameter.mutable_grad();
-    if (options_.gradient_as_bucket_view) {
+    if (gradients[i].is_sparse || options_.gradient_as_bucket_view) {
       mine = gradients[i].view;
     } else if (!mine.defined()) {
       mine = gradients[i].view.clone();
     } else if (!is_at(mine, gradients[i].view)) {
       mine.copy_(gradients[i].view);
     }
+  }
+  for (Gradient& gradient : gradients) {
+    if (gradient.is_sparse) gradient.view = at::Tensor();
   }
   for (Bucket& bucket : buckets) {
     if (bucket.in_place) bucket.flat = gradients[bucket.gradients.front()].view = at::Tensor();

@@ -22,11 +22,14 @@ struct Gradient {
   at::Tensor parameter;
   bool is_sparse = false;  ///< in no bucket
   std::size_t bucket = 0;
-  at::Tensor view;  ///< of the bucket's memory, shaped and strided as the parameter; none while that has none
+  /// Of the bucket's memory, shaped and strided as the parameter; none while that has none. Of a sparse one:
+  /// the sum over ranks, until give_out().
+  at::Tensor view;
   int expected = 1;  ///< times it comes in a backward: more, or none, where the graph is static
   int missing = 1;   ///< of these, in this backward
   bool is_used = false;
-  double ready = 0;  ///< seconds after prepare(), summed over measured backwards
+  bool is_accumulated = false;  ///< came in backwards before that were not reduced
+  double ready = 0;             ///< seconds after prepare(), summed over measured backwards
 };
 
 /// Ownership: the buckets' memory, but for buckets in place; with one rank there is none, gradients stay
@@ -49,15 +52,15 @@ class GradientBuckets {
   std::vector<Bucket> buckets;      ///< in the order of reduction
 
   bool travel() const { return group_.size() > 1; }
-  /// Makes the sparse gradients their scaled sums over ranks.
+  /// Computes the scaled sums over ranks of the sparse gradients.
   void reduce_sparse_ones(double scale);
+  /// A backward begins.
+  void begin_backward();
   /// Notes that a gradient came, `seconds` after prepare().
   void note_arrival(std::size_t index, double seconds);
   /// Notes that a backward was reduced.
   void note_backward() { ++backwards_; }
-  /// How many were.
-  std::int64_t backwards() const { return backwards_; }
-  /// Groups anew after the first backward, and again after kEndMeasured.
+  /// Groups anew after the first backward, and again after kEndMeasured. No gradient may be under way.
   void regroup();
 
   /// Brings a gradient into its bucket, scaled; zeros where there is none. `owners`: how many tensors share
@@ -85,7 +88,7 @@ class GradientBuckets {
 
   const comm::Group group_;
   const ReducerOptions options_;
-  std::vector<std::size_t> arrivals_;  // of the first backward
+  std::vector<std::size_t> arrivals_;  // of the first backward that is reduced
   std::int64_t backwards_ = 0;
   enum class Grouped { kByDefinition, kByArrival, kByPlan } grouped_ = Grouped::kByDefinition;
 };

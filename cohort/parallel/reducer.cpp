@@ -3,9 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/nn/modules/embedding.h>
 
 #include <atomic>
 #include <mutex>
@@ -35,9 +35,13 @@ std::size_t owners_of(const at::Tensor& gradient, const at::Tensor& came) {
   return came.is_view() && came._base().use_count() == 1 ? 3 : 2;
 }
 
-// Calls `body` when the backward that is running is over.
-void after_backward(std::function<void()> body) {
-  torch::autograd::Engine::get_default_engine().queue_callback(std::move(body));
+constexpr int kNoBackward = -1;
+
+// Whether the backward that is running goes wherever its graph goes: not that of torch::autograd::grad(), or
+// where inputs are named.
+bool is_whole_backward() {
+  const auto* const parts = torch::autograd::get_current_graph_task_exec_info();
+  return parts == nullptr || parts->empty();
 }
 
 }  // namespace
@@ -56,15 +60,17 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   void attach();
   void detach();
   void arm(const std::optional<Contribution>& mine, std::span<const at::Tensor> outputs);
-  void look_for_unreached(std::span<const at::Tensor> outputs);
-  void finish_after(std::span<const at::Tensor> outputs, bool reaches_none);
-  void open();
+  std::vector<bool> reached_from(std::span<const at::Tensor> outputs) const;
+  std::vector<bool> reached_by_backward() const;
+  void on_output(const std::vector<bool>& reached);
+  void open(const std::vector<bool>& reached = {});
   void send_header();
   void settle();
   void on_gradient(std::size_t index, const variable_list& came);
   void take(std::size_t index, std::size_t owners);
   void mark_ready(std::size_t index, std::size_t owners = 1);
-  void mark_rest();
+  void end_with_backward();
+  void reduce_rest();
   void finalize();
   at::Tensor used_here() const;
   [[noreturn]] void throw_left_out() const;
@@ -73,6 +79,7 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   bool is_counting() const { return options.static_graph && !has_counted; }
   bool is_all_ready() const { return next_bucket == buckets.buckets.size() && missing_sparse == 0; }
   bool travels() const { return reduces && buckets.travel(); }
+  bool may_leave_out() const { return options.find_unused_parameters || options.static_graph; }
 
   const comm::Group group;
   const ReducerOptions options;
@@ -87,10 +94,9 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   std::mutex mutex;  // hooks run on the threads of devices
   std::atomic<Phase> phase{Phase::kIdle};
   std::optional<Contribution> contribution;
-  std::vector<bool> is_reached;  // by the outputs, where that is looked for; else empty
-  bool is_open = false;          // Note [Where a reduction begins]
-  bool has_begun = false;        // a gradient came
-  bool is_end_queued = false;
+  bool has_outputs = false;
+  bool is_open = false;         // Note [Where a reduction begins]
+  int ends_with = kNoBackward;  // the backward at whose end gradients are given out
   std::size_t next_bucket = 0;
   std::size_t missing_sparse = 0;
   Clock::time_point begin;
@@ -125,29 +131,42 @@ void Reducer::State::detach() {
 
 // Note [Where a reduction begins]
 // prepare() follows each forward, and not each forward is followed by a backward: a batch is skipped, or the
-// forward was for a metric, perhaps on one rank alone. So prepare() only notes what the backward will need.
-// Nothing travels, and no gradient is touched, before the first gradient of a backward comes, or finish().
+// forward was for a metric, perhaps on one rank alone, and perhaps between another forward and its backward.
+// So prepare() only notes what the backward will need, and a hook on its outputs what these reach. Nothing
+// travels, and no gradient is touched, before a backward begins, or finish().
+//
+// Where ranks may use different parts, a backward begins at those outputs. The first gradient is too late:
+// one rank's comes before, another's after a collective of the model's own, such as SyncBatchNorm's. Where
+// all ranks use all parameters, it begins at the first gradient.
 
 void Reducer::State::arm(const std::optional<Contribution>& mine, std::span<const at::Tensor> outputs) {
+  const std::lock_guard lock(mutex);
   if (phase == Phase::kBroken) {
     throw UsageError("parallel.reduce", "a reduction failed before: ranks no longer agree", "a new Reducer");
   }
   if (silent > 0) return;
-  if (phase == Phase::kArmed && has_begun) throw_left_out();
+  if (phase == Phase::kArmed && is_open) throw_left_out();
   if (mine) check_weight(*mine);
   contribution = mine;
-  is_open = has_begun = is_end_queued = is_header_open = false;
-  is_reached.clear();
+  is_open = is_header_open = false;
+  ends_with = kNoBackward;
+  has_outputs = !outputs.empty();
   begin = Clock::now();
   phase = Phase::kArmed;
-  if (outputs.empty() || !(options.find_unused_parameters || is_counting())) return;
-  look_for_unreached(outputs);
-  const bool reaches_none = std::ranges::find(is_reached, true) == is_reached.end();
-  if (is_counting() || reaches_none) finish_after(outputs, reaches_none);
+  if (!may_leave_out()) return;
+  const auto reached = std::make_shared<std::vector<bool>>(buckets.gradients.size(), false);
+  if (options.find_unused_parameters) *reached = reached_from(outputs);
+  for (const at::Tensor& output : outputs) {
+    if (!core::needs_gradient(output)) continue;
+    output.register_hook([weak = weak_from_this(), reached](const at::Tensor& /*gradient*/) {
+      if (const auto state = weak.lock()) state->on_output(*reached);
+    });
+  }
 }
 
-void Reducer::State::look_for_unreached(std::span<const at::Tensor> outputs) {
-  is_reached.assign(buckets.gradients.size(), false);
+// Which parameters `outputs` reach.
+std::vector<bool> Reducer::State::reached_from(std::span<const at::Tensor> outputs) const {
+  std::vector<bool> reached(buckets.gradients.size(), false);
   std::unordered_set<const Node*> seen;
   std::vector<Node*> open;
   const auto visit = [&](Node* node) {
@@ -156,7 +175,7 @@ void Reducer::State::look_for_unreached(std::span<const at::Tensor> outputs) {
     if (found == by_accumulator.end()) {
       open.push_back(node);
     } else {
-      is_reached[found->second] = true;
+      reached[found->second] = true;
     }
   };
   for (const at::Tensor& output : outputs) visit(core::edge_of(output).function.get());
@@ -165,40 +184,48 @@ void Reducer::State::look_for_unreached(std::span<const at::Tensor> outputs) {
     open.pop_back();
     for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
   }
+  return reached;
 }
 
-// Has the backward through `outputs` end with everything reduced, whatever came. The end is that of the
-// outermost backward, where recomputation starts others within. torch::autograd::grad() through them is no
-// such backward: no gradient comes.
-void Reducer::State::finish_after(std::span<const at::Tensor> outputs, bool reaches_none) {
-  for (const at::Tensor& output : outputs) {
-    if (!core::needs_gradient(output)) continue;
-    output.register_hook([weak = weak_from_this(), reaches_none](const at::Tensor& /*gradient*/) {
-      const auto state = weak.lock();
-      if (!state || state->silent > 0 || state->phase != Phase::kArmed || state->is_end_queued) return;
-      state->is_end_queued = true;
-      after_backward([weak, reaches_none] {
-        const auto then = weak.lock();
-        if (!then || then->phase != Phase::kArmed) return;
-        if (!then->has_begun && !reaches_none) {
-          then->is_end_queued = false;
-          return;
-        }
-        then->open();
-        then->mark_rest();
-        then->finalize();
-      });
-    });
-  }
+// Which parameters the backward that is running will bring gradients to.
+std::vector<bool> Reducer::State::reached_by_backward() const {
+  const auto* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  const auto* const parts = torch::autograd::get_current_graph_task_exec_info();
+  const auto will_run = [&](Node* node) {
+    if (is_whole_backward()) return nodes != nullptr && nodes->contains(node);
+    const auto found = parts->find(node);
+    return found != parts->end() && found->second.needed_;
+  };
+  std::vector<bool> reached;
+  for (const auto& hook : hooks) reached.push_back(will_run(hook.first.get()));
+  return reached;
 }
 
 // ------------------------------------------------------------------------------------- while it runs
 
-// What begins on every rank before the first bucket is complete.
-void Reducer::State::open() {
-  if (std::exchange(is_open, true)) return;
+// A backward comes to an output of a forward, from which it may reach those parameters.
+void Reducer::State::on_output(const std::vector<bool>& reached) {
+  const std::lock_guard lock(mutex);
+  if (silent > 0 || phase != Phase::kArmed || at::GradMode::is_enabled()) return;
+  std::vector<bool> all = reached_by_backward();
+  if (!is_whole_backward() && std::ranges::find(all, true) == all.end()) return;
+  try {
+    // Another backward may come to the rest of these; this one to what another forward reaches.
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = all[i] || reached[i];
+    open(all);
+  } catch (...) {
+    phase = Phase::kBroken;
+    throw;
+  }
+  end_with_backward();
+}
+
+// What begins on every rank before the first bucket is complete. `reached`: the parameters whose gradients
+// will come, where that is known.
+void Reducer::State::open(const std::vector<bool>& reached) {
+  if (is_open) return;
   if (companion.begin) companion.begin();
-  buckets.regroup();
+  buckets.begin_backward();
   next_bucket = missing_sparse = 0;
   reduces = true;
   scale = 1.0 / group.size();
@@ -208,7 +235,7 @@ void Reducer::State::open() {
   for (GradientBuckets::Bucket& bucket : buckets.buckets) bucket.missing = bucket.gradients.size();
   for (std::size_t i = 0; i < buckets.gradients.size(); ++i) {
     Gradient& gradient = buckets.gradients[i];
-    const bool is_unreached = options.find_unused_parameters && !is_reached.empty() && !is_reached[i];
+    const bool is_unreached = options.find_unused_parameters && !reached.empty() && !reached[i];
     gradient.is_used = false;
     if (is_counting()) gradient.expected = 0;
     gradient.missing = is_counting() ? 1 : options.static_graph ? gradient.expected : is_unreached ? 0 : 1;
@@ -218,6 +245,7 @@ void Reducer::State::open() {
   for (std::size_t i = 0; i < buckets.gradients.size(); ++i) {
     if (buckets.gradients[i].missing == 0) mark_ready(i);
   }
+  is_open = true;
 }
 
 void Reducer::State::send_header() {
@@ -238,24 +266,24 @@ void Reducer::State::settle() {
 }
 
 void Reducer::State::on_gradient(std::size_t index, const variable_list& came) {
-  if (silent > 0) return;
-  const Phase now = phase;
-  if (now == Phase::kDone) {
+  const std::lock_guard lock(mutex);
+  Gradient& gradient = buckets.gradients[index];
+  if (silent > 0 || phase == Phase::kIdle) gradient.is_accumulated = true;
+  if (silent > 0 || phase == Phase::kIdle || phase == Phase::kBroken) return;
+  if (phase == Phase::kDone) {
     throw UsageError("parallel.reduce",
-                     core::concat("a second backward reached ", buckets.gradients[index].name,
+                     core::concat("a second backward reached ", gradient.name,
                                   " after the gradients were averaged: it would add this rank's alone"),
                      "no_sync() around all backwards of a step but the last, or a forward before each");
   }
-  if (now != Phase::kArmed) return;
   if (at::GradMode::is_enabled()) {
     throw UsageError("parallel.reduce",
                      "backward with create_graph: averaged gradients cannot be gone back through",
                      "torch::autograd::grad, which reduces nothing");
   }
-  const std::lock_guard lock(mutex);
   try {
-    open();
-    take(index, owners_of(buckets.gradients[index].parameter.grad(), came[0]));
+    if (!is_open) open(has_outputs ? reached_by_backward() : std::vector<bool>());
+    take(index, owners_of(gradient.parameter.grad(), came[0]));
   } catch (...) {
     phase = Phase::kBroken;
     throw;
@@ -264,7 +292,6 @@ void Reducer::State::on_gradient(std::size_t index, const variable_list& came) {
 
 void Reducer::State::take(std::size_t index, std::size_t owners) {
   Gradient& gradient = buckets.gradients[index];
-  has_begun = true;
   if (!gradient.is_used) {
     buckets.note_arrival(index, std::chrono::duration<double>(Clock::now() - begin).count());
   }
@@ -281,11 +308,7 @@ void Reducer::State::take(std::size_t index, std::size_t owners) {
   }
   if (--gradient.missing > 0) return;
   mark_ready(index, owners);
-  if (!is_all_ready() || is_end_queued) return;
-  is_end_queued = true;
-  after_backward([weak = weak_from_this()] {
-    if (const auto state = weak.lock()) state->finalize();
-  });
+  if (is_all_ready()) end_with_backward();
 }
 
 void Reducer::State::mark_ready(std::size_t index, std::size_t owners) {
@@ -306,10 +329,29 @@ void Reducer::State::mark_ready(std::size_t index, std::size_t owners) {
 
 // ------------------------------------------------------------------------------------------- after it
 
-void Reducer::State::mark_rest() {
+// Has the backward that is running end with the gradients given out, if all have come by then.
+void Reducer::State::end_with_backward() {
+  const int running = torch::autograd::get_current_graph_task_id();
+  if (std::exchange(ends_with, running) == running) return;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    const auto state = weak.lock();
+    if (!state || state->phase != Phase::kArmed) return;
+    if (state->is_counting()) {
+      state->reduce_rest();
+    } else if (state->is_all_ready()) {
+      state->finalize();
+    }
+  });
+}
+
+// What has not come is ready as it stands.
+void Reducer::State::reduce_rest() {
+  phase = Phase::kBroken;  // unless all goes well
+  open();
   for (std::size_t i = 0; i < buckets.gradients.size(); ++i) {
     if (std::exchange(buckets.gradients[i].missing, 0) != 0) mark_ready(i);
   }
+  finalize();
 }
 
 void Reducer::State::finalize() {
@@ -322,7 +364,7 @@ void Reducer::State::finalize() {
     for (std::size_t b = 0; !options.overlap && b < buckets.buckets.size(); ++b) buckets.launch(b);
     at::Tensor used;
     comm::Pending used_pending;
-    if (options.find_unused_parameters || options.static_graph) {
+    if (may_leave_out()) {
       used = used_here();
       used_pending = group.all_reduce(used, comm::ReduceOp::SUM, {options.timeout});
     }
@@ -333,18 +375,23 @@ void Reducer::State::finalize() {
   }
   if (companion.end) companion.end();
   report.exposed = Clock::now() - start;
+  for (Gradient& gradient : buckets.gradients) {
+    has_counted = has_counted || gradient.is_used;
+    gradient.is_accumulated = !reduces && (gradient.is_accumulated || gradient.is_used);
+  }
   if (reduces) buckets.note_backward();
-  has_counted = has_counted || has_begun;
-  has_begun = false;
+  // Here all ranks are, and no thread of a device has a gradient under way.
+  buckets.regroup();
   phase = Phase::kDone;
 }
 
-// 1 for each gradient that this rank has, from this backward or from silent ones before.
+// 1 for each gradient that came on this rank, in this backward or in those that were not reduced before.
 at::Tensor Reducer::State::used_here() const {
   at::Tensor used = at::zeros({static_cast<std::int64_t>(buckets.gradients.size())}, at::kInt);
   auto* flags = used.mutable_data_ptr<int>();
   for (const Gradient& gradient : buckets.gradients) {
-    *flags++ = gradient.is_used || gradient.parameter.grad().defined() ? 1 : 0;
+    const bool came = gradient.is_used || gradient.is_accumulated;
+    *flags++ = came && gradient.parameter.grad().defined() ? 1 : 0;
   }
   return used;
 }
@@ -360,50 +407,11 @@ void Reducer::State::throw_left_out() const {
   throw UsageError("parallel.reduce",
                    core::concat("backward left ", count, " of ", buckets.gradients.size(),
                                 " parameters without a gradient, so not all were averaged: ", names),
-                   options.find_unused_parameters || options.static_graph
-                       ? "prepare(outputs), or finish() after backward"
-                       : "find_unused_parameters, if they take no part in the loss");
+                   may_leave_out() ? "prepare(outputs), or finish() after backward"
+                                   : "find_unused_parameters, if they take no part in the loss");
 }
 
 // ------------------------------------------------------------------------------------------------ public
-
-namespace {
-
-std::unordered_set<const at::TensorImpl*> sparse_weights(const torch::nn::Module& module) {
-  std::unordered_set<const at::TensorImpl*> weights;
-  const auto look = [&](const torch::nn::Module& part) {
-    const auto* const embedding = part.as<torch::nn::EmbeddingImpl>();
-    const auto* const bag = part.as<torch::nn::EmbeddingBagImpl>();
-    if (embedding != nullptr && embedding->options.sparse()) {
-      weights.insert(embedding->weight.unsafeGetTensorImpl());
-    }
-    if (bag != nullptr && bag->options.sparse()) weights.insert(bag->weight.unsafeGetTensorImpl());
-  };
-  look(module);
-  for (const auto& part : module.modules(/*include_self=*/false)) look(*part);
-  return weights;
-}
-
-}  // namespace
-
-std::vector<NamedParameter> parameters_to_reduce(const torch::nn::Module& module,
-                                                 const std::vector<std::string>& ignored) {
-  std::vector<NamedParameter> list;
-  std::unordered_set<const at::TensorImpl*> seen;
-  std::unordered_set<std::string> left(ignored.begin(), ignored.end());
-  const std::unordered_set<const at::TensorImpl*> sparse = sparse_weights(module);
-  for (const auto& entry : module.named_parameters()) {
-    const at::TensorImpl* const tensor = entry.value().unsafeGetTensorImpl();
-    const bool is_ignored = left.erase(entry.key()) > 0;
-    if (!entry.value().requires_grad() || !seen.insert(tensor).second) continue;
-    if (!is_ignored) list.push_back({entry.key(), entry.value(), sparse.contains(tensor)});
-  }
-  for (const auto& entry : module.named_buffers()) left.erase(entry.key());
-  if (!left.empty()) {
-    throw UsageError("parallel.reduce", core::concat("there is no \"", *left.begin(), "\" to ignore"));
-  }
-  return list;
-}
 
 Reducer::Reducer(comm::Group group, std::vector<NamedParameter> parameters, const ReducerOptions& options)
     : state_(std::make_shared<State>(std::move(group), std::move(parameters), options)) {
@@ -432,13 +440,12 @@ bool Reducer::is_prepared() const {
 
 ReduceReport Reducer::finish() {
   State& state = *state_;
+  if (state.silent > 0) {
+    throw UsageError("parallel.reduce", "finish() while a NoSync lives, under which nothing is reduced");
+  }
   if (state.phase == State::Phase::kArmed) {
-    const bool may_leave_out = state.options.find_unused_parameters || state.options.static_graph;
-    if (state.has_begun && !may_leave_out) state.throw_left_out();
-    state.phase = State::Phase::kBroken;  // unless all goes well
-    state.open();
-    state.mark_rest();
-    state.finalize();
+    if (state.is_open && !state.may_leave_out()) state.throw_left_out();
+    state.reduce_rest();
   }
   if (state.phase != State::Phase::kDone) {
     throw UsageError("parallel.reduce", state.phase == State::Phase::kBroken

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <chrono>
 #include <cstdint>
@@ -15,22 +14,10 @@
 #include "cohort/comm/group.h"
 #include "cohort/parallel/comm_hook.h"
 #include "cohort/parallel/contribution.h"
+#include "cohort/parallel/parameters.h"
 
 /// Gradients averaged over ranks while backward runs: docs/distributed.md.
 namespace cohort::parallel {
-
-struct NamedParameter {
-  std::string name;
-  at::Tensor tensor;
-  /// Its gradient is sparse, as that of an Embedding with sparse(true): rows travel, after backward.
-  bool is_sparse = false;
-};
-
-/// The parameters of a module that need a gradient, each once, but for those named in `ignored`; sparse are
-/// those of Embedding and EmbeddingBag with sparse(true).
-/// Throws: UsageError for a name that is no parameter's and no buffer's.
-std::vector<NamedParameter> parameters_to_reduce(const torch::nn::Module& module,
-                                                 const std::vector<std::string>& ignored = {});
 
 /// How gradients are grouped into buckets.
 enum class BucketPlan {
@@ -48,8 +35,9 @@ struct ReducerOptions {
   BucketPlan plan = BucketPlan::kMeasured;
   /// Own buckets, by parameters' names, in the order of reduction: these stay as they are.
   std::vector<std::vector<std::string>> buckets = {};
-  /// Parameters may have no gradient, each time others: those that prepare()'s outputs do not reach are taken
-  /// as ready at once, and what is left out by finish(). What no rank used keeps the gradient that it had.
+  /// Parameters may have no gradient, each time others: those that neither prepare()'s outputs reach nor the
+  /// backward are taken as ready at once, and what is left out by finish(). What no rank used, in this
+  /// backward or in those under NoSync before, keeps the gradient that it had.
   bool find_unused_parameters = false;
   /// Every backward is like the first: gradients may come several times in it, or not at all.
   bool static_graph = false;
@@ -79,8 +67,8 @@ struct ReduceReport : AverageReport {
 ///
 /// Shapes: a bucket is a flat [n], n = sum of numel, one type and device.
 /// Collective: constructor, the backward after prepare(), and finish(), on every rank in the same order.
-/// prepare() is not: nothing travels before the first gradient comes. Buckets are reduced in the order of
-/// their index on every rank, whatever the order of gradients.
+/// prepare() is not: nothing travels before the backward. It may stand between another forward and its
+/// backward. Buckets are reduced in the order of their index on every rank, whatever the order of gradients.
 ///
 /// Ownership: shares the group and the parameters; keeps the buckets, which are the gradients where these are
 /// views. Hooks on the parameters go with it. Threads: one caller at a time; hooks run where autograd does.
@@ -119,7 +107,7 @@ class Reducer {
 
   /// Says what was done since prepare(). Where there was no backward, as on a rank without samples, or where
   /// it may leave parameters out, what is left is reduced now, as it stands. Blocks until all is reduced.
-  /// Throws: UsageError naming what a backward left out that may not.
+  /// Throws: UsageError naming what a backward left out that may not; while a NoSync lives.
   ReduceReport finish();
 
   /// While it lives, backwards add up gradients on this rank alone; the first prepared one after it reduces

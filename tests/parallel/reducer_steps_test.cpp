@@ -1,6 +1,8 @@
 // What a step may leave out, repeat or add up: unused parameters, ranks without samples, several backwards.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "cohort/parallel/reducer.h"
 #include "tests/parallel/training.h"
 #include "tests/support/ranks.h"
@@ -17,6 +19,20 @@ using test::share_of;
 using test::Stack;
 using test::train_alone;
 using test::wave;
+
+// The names in all buckets, sorted.
+std::vector<std::string> each_once(const std::vector<std::vector<std::string>>& buckets) {
+  std::vector<std::string> names;
+  for (const auto& bucket : buckets) names.insert(names.end(), bucket.begin(), bucket.end());
+  std::ranges::sort(names);
+  return names;
+}
+
+std::vector<std::string> names_of(const torch::nn::Module& module) {
+  std::vector<std::string> names = module.named_parameters().keys();
+  std::ranges::sort(names);
+  return names;
+}
 
 TEST(ReducerStepsTest, ParametersThatOnlyOtherRanksUseAreAveragedAndWhatNobodyUsesStays) {
   for (const bool is_static : {false, true}) {
@@ -98,21 +114,43 @@ TEST(ReducerStepsTest, ARankWithoutSamplesTakesPart) {
 
 TEST(ReducerStepsTest, NumbersThatAreNotFiniteOnOneRankStopAllBeforeAnythingIsReduced) {
   test::run_ranks(3, "gloo", [](comm::Group& group) {
-    Stack net = make_stack();
-    Reducer reducer(group, parameters_to_reduce(*net));
-    for (int round = 0; round < 2; ++round) {
+    Stack net = make_stack(), alone = make_stack(), whole = make_stack();
+    loss_of(alone, wave(2) * (group.rank() + 1)).backward();
+    for (int rank = 0; rank < 3; ++rank) (loss_of(whole, wave(2) * (rank + 1)) / 3).backward();
+    Reducer reducer(group, parameters_to_reduce(*net), {.first_bucket_bytes = 64, .bucket_cap_bytes = 64});
+    constexpr int kBad = 2;  // what comes in these is no order of arrival
+    for (int round = 0; round < kBad + 3; ++round) {
       net->zero_grad();
       const at::Tensor loss = loss_of(net, wave(2) * (group.rank() + 1));
-      const bool is_bad = round == 0 && group.rank() == 1;
+      const bool is_bad = round < kBad && group.rank() == 1;
       reducer.prepare(Contribution{.weight = 1, .finite = !is_bad});
       if (!is_bad) loss.backward();
       const ReduceReport report = reducer.finish();
-      EXPECT_EQ(report.bad_rank, round == 0 ? std::optional(1) : std::nullopt);
-      Stack alone = make_stack();
-      loss_of(alone, wave(2) * (group.rank() + 1)).backward();
-      if (!is_bad) {
-        EXPECT_EQ(at::equal(net->layers[0]->weight.grad(), alone->layers[0]->weight.grad()), round == 0);
+      EXPECT_EQ(report.bad_rank, round < kBad ? std::optional(1) : std::nullopt);
+      EXPECT_EQ(each_once(reducer.buckets()), names_of(*net)) << round;
+      if (is_bad) continue;
+      for (std::size_t i = 0; i < 4; ++i) {
+        const at::Tensor& gradient = net->layers[i]->weight.grad();
+        if (round < kBad) {
+          EXPECT_TRUE(at::equal(gradient, alone->layers[i]->weight.grad())) << round;
+        } else {
+          EXPECT_TRUE(at::allclose(gradient, whole->layers[i]->weight.grad(), 1e-12, 1e-15)) << round;
+        }
       }
+    }
+  });
+}
+
+TEST(ReducerStepsTest, ABackwardThatWeighsNothingSaysNothingOfTheOrderOfArrival) {
+  test::run_ranks(2, "gloo", [](comm::Group& group) {
+    Stack net = make_stack();
+    Reducer reducer(group, parameters_to_reduce(*net), {.first_bucket_bytes = 64, .bucket_cap_bytes = 64});
+    for (int round = 0; round < 4; ++round) {
+      net->zero_grad();
+      reducer.prepare(Contribution{.weight = round < 2 ? 0.0 : 1.0});
+      loss_of(net, wave(2)).backward();
+      reducer.finish();
+      EXPECT_EQ(each_once(reducer.buckets()), names_of(*net)) << round;
     }
   });
 }
@@ -194,6 +232,36 @@ TEST(ReducerStepsTest, ASecondBackwardThatWouldAddThisRanksGradientsAloneIsAnErr
     reducer.prepare();
     COHORT_EXPECT_THROW_WITH(loss_of(net, wave(2)).backward({}, true, true), UsageError,
                              "backward with create_graph");
+  });
+}
+
+// On a rank whose outputs reach no parameter all buckets travel when the backward begins, or at its end.
+TEST(ReducerStepsTest, AHookThatThrowsBreaksTheReducerWhereverItIsCalled) {
+  for (const bool is_static : {false, true}) {
+    test::run_ranks(2, "gloo", [&](comm::Group& group) {
+      Stack net = make_stack();
+      ReducerOptions options;
+      (is_static ? options.static_graph : options.find_unused_parameters) = true;
+      options.hook = [](const HookBucket&) -> std::unique_ptr<Reduction> {
+        throw DataError("test", "this hook fails");
+      };
+      Reducer reducer(group, parameters_to_reduce(*net), options);
+      const at::Tensor x = wave(2).requires_grad_();
+      const at::Tensor out = group.rank() == 0 ? net->forward(x) : x * 2;
+      reducer.prepare({{out}});
+      COHORT_EXPECT_THROW_WITH(out.sum().backward(), Error, "this hook fails");
+      COHORT_EXPECT_THROW_WITH(reducer.prepare({{out}}), UsageError, "ranks no longer agree");
+    });
+  }
+}
+
+TEST(ReducerStepsTest, FinishIsRefusedWhileNothingIsReduced) {
+  test::run_ranks(2, "shm", [](comm::Group& group) {
+    Stack net = make_stack();
+    Reducer reducer(group, parameters_to_reduce(*net));
+    reducer.prepare();
+    const Reducer::NoSync silent(reducer);
+    COHORT_EXPECT_THROW_WITH(reducer.finish(), UsageError, "finish() while a NoSync lives");
   });
 }
 

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <string>
+#include <vector>
+
+/// What of a module is averaged over ranks.
+namespace cohort::parallel {
+
+struct NamedParameter {
+  std::string name;
+  at::Tensor tensor;
+  /// Its gradient is sparse, as that of an Embedding with sparse(true): rows travel, after backward.
+  bool is_sparse = false;
+};
+
+/// The parameters of a module that need a gradient, each once, but for those named in `ignored`; sparse are
+/// those of Embedding and EmbeddingBag with sparse(true).
+/// Throws: UsageError for a name that is no parameter's and no buffer's.
+std::vector<NamedParameter> parameters_to_reduce(const torch::nn::Module& module,
+                                                 const std::vector<std::string>& ignored = {});
+
+}  // namespace cohort::parallel
