@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -41,14 +42,23 @@ void append(std::vector<at::Tensor>& tensors, const Entries& entries, const Broa
   }
 }
 
+bool has_same_bits(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.is_contiguous() || !b.is_contiguous() || a.is_conj() || a.is_neg()) return false;
+  return std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
 // Copies `tensors` to the pieces of `flat`, one after the other; or back.
 void copy_to_flat(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
   const std::vector<at::Tensor> pieces = pieces_of(flat, tensors);
   for (std::size_t i = 0; i < tensors.size(); ++i) pieces[i].copy_(tensors[i]);
 }
+// What has these values already is not written to, so that a graph that has saved it can be gone back through
+// again. On a GPU it is: to compare would wait for the device.
 void copy_from_flat(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
   const std::vector<at::Tensor> pieces = pieces_of(flat, tensors);
-  for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].copy_(pieces[i]);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!flat.is_cpu() || !has_same_bits(tensors[i], pieces[i])) tensors[i].copy_(pieces[i]);
+  }
 }
 
 // Small tensors of one type and device travel as one.

@@ -42,8 +42,9 @@ Distributed::Distributed(std::shared_ptr<torch::nn::Module> module, comm::Group 
 }
 
 void Distributed::before_forward() {
-  const bool trains = module_->is_training() && at::GradMode::is_enabled() && !reducer_.is_silent();
-  if (reducer_.group().size() == 1 || !trains || !joining_) return;
+  // The forwards that after_forward() prepares a reduction for.
+  const bool reduces = at::GradMode::is_enabled() && !reducer_.is_silent();
+  if (reducer_.group().size() == 1 || !reduces || !joining_) return;
   const std::vector<std::int64_t> going_on = who_goes_on(true);
   buffers_.set_root(static_cast<int>(std::ranges::find(going_on, 1) - going_on.begin()));
   ++joined_steps_;
@@ -69,7 +70,12 @@ void Distributed::prepare(const std::optional<Contribution>& mine, std::span<con
   mine ? reducer_.prepare(*mine, outputs) : reducer_.prepare(outputs);
 }
 
+void Distributed::synchronize_buffers() {
+  broadcast_buffers(reducer_.group(), *module_, {.ignored = options_.ignored, .timeout = options_.timeout});
+}
+
 void Distributed::step_without_samples() {
+  if (reducer_.is_silent()) return;  // a part without samples adds nothing
   prepare(Contribution{.weight = 0}, {});
   reducer_.finish();
 }
@@ -80,16 +86,18 @@ std::vector<std::int64_t> Distributed::who_goes_on(bool mine) const {
 }
 
 void Distributed::join(const std::function<void()>& loop, const JoinOptions& options) {
+  // Also where something throws: which ranks' buffers count then is not what they agree on.
+  struct End {
+    Distributed& of;
+    ~End() {
+      of.joining_.reset();
+      of.buffers_.set_root(0);
+    }
+  } const end{*this};
   joining_ = options;
   joined_steps_ = 0;
-  try {
-    loop();
-    if (reducer_.group().size() > 1) shadow();
-  } catch (...) {
-    joining_.reset();
-    throw;
-  }
-  joining_.reset();
+  loop();
+  if (reducer_.group().size() > 1) shadow();
 }
 
 // What the other ranks do in a step, without samples; then the state of who went on longest.
@@ -110,7 +118,6 @@ void Distributed::shadow() {
     prepare(Contribution{.weight = counts ? 1.0 : 0.0}, {});
     reducer_.finish();
   }
-  buffers_.set_root(0);
   const std::vector<std::int64_t> steps = comm::all_gather_number(group, joined_steps_, {options_.timeout});
   const auto root = static_cast<int>(std::ranges::max_element(steps) - steps.begin());
   broadcast_module(group, *module_, {.ignored = options_.ignored, .root = root, .timeout = options_.timeout});

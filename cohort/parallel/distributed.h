@@ -23,7 +23,7 @@ struct DistributedOptions : ReducerOptions {
   /// Gives every rank rank 0's parameters and buffers at the start.
   bool init_sync = true;
   /// Gives every rank the buffers, such as running statistics, that rank 0 has after forward, by the end of
-  /// each backward that reduces.
+  /// each backward that reduces. They stay each rank's own where a forward came after it.
   bool broadcast_buffers = true;
   /// Parameters and buffers, by name, that stay each rank's own.
   std::vector<std::string> ignored = {};
@@ -45,16 +45,19 @@ class Distributed {
   Distributed(const Distributed&) = delete;
   Distributed& operator=(const Distributed&) = delete;
 
-  /// Before forward. Collective within join(), in training with gradients on; else nothing travels.
+  /// Before forward. Collective within join(), with gradients on and without no_sync(); else nothing travels.
   void before_forward();
   /// After it, with what it returned: has the next backward reduce, unless no_sync() or no gradients.
   void after_forward(std::span<const at::Tensor> outputs);
   /// This rank's samples in the next forwards, until told otherwise; without it all ranks weigh the same.
   /// Collective: on every rank or none.
   void set_weight(std::optional<double> samples) { weight_ = samples; }
-  /// Takes part in a step for which this rank has no samples. Collective. Blocks.
+  /// Takes part in a step for which this rank has no samples. Collective, but under no_sync(), where it does
+  /// nothing. Blocks.
   void step_without_samples();
 
+  /// DistributedDataParallel::synchronize_buffers().
+  void synchronize_buffers();
   /// DistributedDataParallel::join().
   void join(const std::function<void()>& loop, const JoinOptions& options);
 
@@ -120,13 +123,18 @@ class DistributedDataParallel {
   [[nodiscard]] Reducer::NoSync no_sync() { return Reducer::NoSync(distributed_->reducer()); }
   /// Samples of this rank in the next forwards: Distributed::set_weight.
   void set_weight(std::optional<double> samples) { distributed_->set_weight(samples); }
-  /// Takes part in a step for which this rank has no samples. Blocks.
+  /// Takes part in a step for which this rank has no samples; under no_sync() it does nothing. Blocks.
   void step_without_samples() { distributed_->step_without_samples(); }
+
+  /// Gives every rank rank 0's buffers now. For evaluation after forwards that no reduction followed, such as
+  /// those under no_sync(). Not between a forward and its backward, which may read them. Collective. Blocks.
+  void synchronize_buffers() { distributed_->synchronize_buffers(); }
 
   /// Runs a training loop that may have other numbers of steps on the ranks: a rank that has ended takes part
   /// in the others' steps, without samples, until all have; then all have the parameters and buffers of the
-  /// rank that went on longest. Each forward in training in `loop` is followed by a backward. Collective.
-  /// Throws: what `loop` throws; UsageError on every rank where JoinOptions ask for it.
+  /// rank that went on longest. Each forward in `loop` with gradients on, and not under no_sync(), is
+  /// followed by a backward, in training and in evaluation mode. Collective. Throws: what `loop` throws;
+  /// UsageError on every rank where JoinOptions ask for it.
   void join(const std::function<void()>& loop, const JoinOptions& options = {}) {
     distributed_->join(loop, options);
   }

@@ -1,4 +1,4 @@
-"""Python's DistributedDataParallel through the sequences of ddp_sequences_test.cpp, compared with Cohort's gradients.
+"""Python's DistributedDataParallel through the sequences of ddp_sequences_test.cpp, compared with Cohort's gradients and buffers.
 
 ddp_sequences.py FOLDER    FOLDER has plan.safetensors and, of each world size N and rank R of ours, ranksNR.safetensors
 """
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from train_ddp import leave_together
 
 RANKS = 3
-TRAIN, NO_SYNC, SKIP, EVAL, EVAL_NO_GRAD, ZERO, ZERO_IN_PLACE = range(7)
+TRAIN, NO_SYNC, SKIP, EVAL, EVAL_NO_GRAD, ZERO, ZERO_IN_PLACE, TRAIN_AFTER_METRIC = range(8)
 
 
 class Branches(nn.Module):
@@ -39,7 +39,10 @@ class Branches(nn.Module):
 
 
 def run_sequence(plan, i, rank, group, dtype):
-    """The gradients after each step, {step.name: tensor}, of the sequence in that type."""
+    """The gradients after each step, {step.name: tensor}, of the sequence in that type.
+
+    And rank 0's buffers after each step that reduces: Cohort's ranks have them at its end, Python's before the next.
+    """
     net = Branches()
     net.load_state_dict({k[len(f"{i}.start.") :]: v for k, v in plan.items() if k.startswith(f"{i}.start.")})
     net.to(dtype)
@@ -54,7 +57,7 @@ def run_sequence(plan, i, rank, group, dtype):
     def run_step(number):
         call, *parts = steps[number]
         x = inputs[number, rank]
-        if call == TRAIN:
+        if call in (TRAIN, TRAIN_AFTER_METRIC):
             model(x, parts[rank]).square().mean().backward()
         elif call == NO_SYNC:
             with model.no_sync():
@@ -73,6 +76,10 @@ def run_sequence(plan, i, rank, group, dtype):
         for name, parameter in net.named_parameters():
             if parameter.grad is not None:
                 found[f"{i}.{number}.{name}"] = parameter.grad.clone()
+        if call in (TRAIN, TRAIN_AFTER_METRIC) and not joins:
+            for name, buffer in net.named_buffers():
+                found[f"{i}.{number}.buffer.{name}"] = buffer.clone()
+                dist.broadcast(found[f"{i}.{number}.buffer.{name}"], 0, group=group)
 
     mine = [n for n in range(len(steps)) if not joins or n % (rank + 2) != 1]
     if joins:
@@ -104,6 +111,12 @@ def compare(rank, folder):
             exact = run_sequence(plan, i, rank, group, torch.float64) if kind != torch.float32 else theirs
             mine = {k for k in ours if k.startswith(f"{i}.")}
             assert mine == theirs.keys(), f"{size} ranks, sequence {i}, rank {rank}: {sorted(mine ^ theirs.keys())}"
+            for key in [k for k in theirs if ".buffer." in k]:
+                where = f"{size} ranks, rank {rank}, {key}"
+                # A C++ module's to(type) converts counts too.
+                torch.testing.assert_close(
+                    ours[key], theirs.pop(key), check_dtype=False, msg=lambda text, where=where: f"{where}: {text}"
+                )
             largest = {}  # gradient of each step
             for key, want in theirs.items():
                 step = key.split(".")[1]

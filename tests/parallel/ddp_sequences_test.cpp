@@ -1,6 +1,6 @@
 // Random sequences of what a program does with DistributedDataParallel, beside Python's: a step, an
-// accumulation, a batch that is skipped, a forward for a metric, evaluation, parts that ranks leave out,
-// ranks that end sooner.
+// accumulation, a batch that is skipped, a forward for a metric, also one rank's between forward and
+// backward, evaluation, parts that ranks leave out, ranks that end sooner.
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
@@ -22,7 +22,17 @@ namespace {
 
 namespace nn = torch::nn;
 
-enum Step : std::int64_t { kTrain, kNoSync, kSkip, kEval, kEvalNoGrad, kZero, kZeroInPlace, kNumSteps };
+enum Step : std::int64_t {
+  kTrain,
+  kNoSync,
+  kSkip,
+  kEval,
+  kEvalNoGrad,
+  kZero,
+  kZeroInPlace,
+  kTrainAfterMetric,  // of one rank, which Python's does not allow
+  kNumSteps
+};
 constexpr std::array kTypes = {at::kFloat, at::kBFloat16, at::kHalf};
 constexpr int kMostRanks = 3, kSamples = 4;
 
@@ -82,7 +92,7 @@ Sequence make_sequence(std::uint64_t seed) {
     rows[i][0] = trains ? std::int64_t{kTrain} : below(kNumSteps);
     if (rows[i][0] == kNoSync && is_prepared) rows[i][0] = kTrain;
     if (accumulates && (rows[i][0] == kZero || rows[i][0] == kZeroInPlace)) rows[i][0] = kEvalNoGrad;
-    if (rows[i][0] == kTrain) is_prepared = accumulates = false;
+    if (rows[i][0] == kTrain || rows[i][0] == kTrainAfterMetric) is_prepared = accumulates = false;
     if (rows[i][0] == kNoSync) accumulates = true;
     if (rows[i][0] == kSkip || rows[i][0] == kEval) is_prepared = true;
     for (int rank = 0; rank < kMostRanks; ++rank) rows[i][1 + rank] = made.joins ? 3 : below(4);
@@ -94,7 +104,7 @@ Sequence make_sequence(std::uint64_t seed) {
   return made;
 }
 
-// The gradients after each step of this rank: "<step>.<parameter>".
+// The gradients after each step of this rank, "<step>.<parameter>", and the buffers after each that reduces.
 checkpoint::TensorMap run_sequence(const Sequence& sequence, const comm::Group& group) {
   auto net = std::make_shared<BranchesImpl>();
   {
@@ -120,6 +130,16 @@ checkpoint::TensorMap run_sequence(const Sequence& sequence, const comm::Group& 
       case kTrain:
         model.forward(x, parts).square().mean().backward();
         break;
+      case kTrainAfterMetric: {
+        const at::Tensor loss = model.forward(x, parts).square().mean();
+        if (rank == number % group.size()) {
+          net->eval();
+          model.forward(x, parts ^ (1 + number % 3));
+          net->train();
+        }
+        loss.backward();
+        break;
+      }
       case kNoSync: {
         const auto silent = model.no_sync();
         model.forward(x, parts).square().mean().backward();
@@ -145,6 +165,10 @@ checkpoint::TensorMap run_sequence(const Sequence& sequence, const comm::Group& 
       const at::Tensor& gradient = entry.value().grad();
       if (gradient.defined()) found.emplace_back(core::concat(number, ".", entry.key()), gradient.clone());
     }
+    if (sequence.joins || (call != kTrain && call != kTrainAfterMetric)) return;
+    for (const auto& entry : net->named_buffers()) {
+      found.emplace_back(core::concat(number, ".buffer.", entry.key()), entry.value().clone());
+    }
   };
   const auto run_all = [&] {
     for (std::int64_t i = 0; i < sequence.steps.size(0); ++i) {
@@ -155,7 +179,7 @@ checkpoint::TensorMap run_sequence(const Sequence& sequence, const comm::Group& 
   return found;
 }
 
-TEST(DdpSequencesTest, RandomSequencesHavePythonsGradients) {
+TEST(DdpSequencesTest, RandomSequencesHavePythonsGradientsAndBuffers) {
   COHORT_NEED_PYTHON();
   const test::TempDir folder;
   std::vector<Sequence> sequences;

@@ -1,5 +1,6 @@
 // What one rank does alone: a forward that no backward follows, evaluation, a step without samples.
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/batchnorm.h>
 
 #include "cohort/parallel/distributed.h"
@@ -33,6 +34,13 @@ TORCH_MODULE(Normed);
 
 Normed make_normed() {
   return seeded(1, [] { return Normed(); });
+}
+
+void expect_buffers(const torch::nn::Module& module, const torch::nn::Module& want) {
+  const auto wanted = want.named_buffers();
+  for (const auto& entry : module.named_buffers()) {
+    EXPECT_TRUE(at::allclose(entry.value(), wanted[entry.key()], 1e-12, 0)) << entry.key();
+  }
 }
 
 // On rank 0 alone, however it weighs and whatever buffers it has: nothing travels, so nobody is waited for.
@@ -91,16 +99,49 @@ TEST(DistributedAloneTest, BatchesThatAreSkippedScaleNothing) {
 TEST(DistributedAloneTest, EvaluationHasTheBuffersOfRank0OnEveryRank) {
   test::run_ranks(3, "shm", [](comm::Group& group) {
     DistributedDataParallel<Normed> model(make_normed(), group);
+    Normed first = make_normed();  // what rank 0 has
     for (int step = 0; step < 3; ++step) {
       model.forward(wave(6) * (group.rank() + 1) + step).square().mean().backward();
+      first->forward(wave(6) + step);
     }
+    expect_buffers(*model.module(), *first);
     model->eval();
+    first->eval();
     const at::NoGradGuard no_grad;
-    const at::Tensor mine = model.forward(wave(5));
-    at::Tensor first = mine.clone();
-    group.broadcast(first, 0).wait();
-    EXPECT_TRUE(at::equal(mine, first)) << "rank " << group.rank();
-    EXPECT_EQ(model->norm->num_batches_tracked.item<std::int64_t>(), 3);
+    EXPECT_TRUE(at::allclose(model.forward(wave(5)), first->forward(wave(5)), 1e-12, 0));
+  });
+}
+
+// After forwards that nothing was reduced after, each rank has buffers of its own, until they are asked for.
+TEST(DistributedAloneTest, BuffersOfForwardsThatDoNotReduceAreSynchronizedOnDemand) {
+  test::run_ranks(3, "gloo", [](comm::Group& group) {
+    DistributedOptions options;
+    options.ignored = {"norm.running_var"};
+    DistributedDataParallel<Normed> model(make_normed(), group, options);
+    Normed first = make_normed(), own = make_normed();
+    {
+      const auto silent = model.no_sync();
+      model.forward(wave(6) * (group.rank() + 1)).square().mean().backward();
+    }
+    first->forward(wave(6));
+    own->forward(wave(6) * (group.rank() + 1));
+    expect_buffers(*model.module(), *own);
+    model.synchronize_buffers();
+    EXPECT_TRUE(at::allclose(model->norm->running_mean, first->norm->running_mean, 1e-12, 0));
+    EXPECT_TRUE(at::allclose(model->norm->running_var, own->norm->running_var, 1e-12, 0)) << "ignored";
+  });
+}
+
+// The graph has saved the running statistics; the second backward is refused where they were written to.
+TEST(DistributedAloneTest, BuffersThatAreTheSameAlreadyAreNotWrittenTo) {
+  test::run_ranks(2, "gloo", [](comm::Group& group) {
+    DistributedDataParallel<Normed> model(make_normed(), group);
+    model.forward(wave(6)).square().mean().backward();
+    model->eval();
+    const at::Tensor x = wave(4).requires_grad_();
+    const at::Tensor loss = model.forward(x).square().mean();
+    loss.backward({}, /*retain_graph=*/true);
+    EXPECT_TRUE(torch::autograd::grad({loss}, {x})[0].defined());
   });
 }
 

@@ -137,6 +137,30 @@ TEST(DistributedDataParallelTest, ARankWithoutSamplesStillMakesTheStep) {
   });
 }
 
+// Rank 1 has samples for the second part of a step alone.
+TEST(DistributedDataParallelTest, ARankWithoutSamplesMayAccumulateToo) {
+  Stack whole = make_stack();
+  ((whole->forward(wave(3)).square().mean() + whole->forward(wave(4) * 2).square().mean()) / 2).backward();
+  (whole->forward(wave(4) * 3).square().mean() / 2).backward();
+  test::run_ranks(2, "gloo", [&](comm::Group& group) {
+    DistributedDataParallel<Stack> model(make_stack(), group);
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      model.forward(wave(1));  // no backward follows
+      {
+        const auto silent = model.no_sync();
+        if (group.rank() == 0) {
+          model.forward(wave(3)).square().mean().backward();
+        } else {
+          model.step_without_samples();
+        }
+      }
+      model.forward(wave(4) * (group.rank() + 2)).square().mean().backward();
+      EXPECT_TRUE(at::allclose(model->layers[0]->weight.grad(), whole->layers[0]->weight.grad(), 1e-12, 0));
+    }
+  });
+}
+
 // What `steps` of each rank make of a model, computed in one process: gradients summed over the ranks that
 // still have samples, divided by all or by those.
 Stack joined_by_hand(const std::vector<int>& steps, bool divide_by_all) {
@@ -159,12 +183,13 @@ Stack joined_by_hand(const std::vector<int>& steps, bool divide_by_all) {
 
 TEST(DistributedDataParallelTest, RanksThatHaveEndedTakePartInTheOthersSteps) {
   const std::vector<int> steps = {2, 5, 3};
-  for (const bool divide_by_all : {true, false}) {
+  for (const auto& [divide_by_all, trains] : {std::pair(true, true), {false, true}, {true, false}}) {
     const Stack expected = joined_by_hand(steps, divide_by_all);
     test::run_ranks(3, divide_by_all ? "shm" : "gloo", [&](comm::Group& group) {
       DistributedOptions options;
       options.gradient_as_bucket_view = divide_by_all;
       DistributedDataParallel<Stack> model(make_stack(), group, options);
+      model->train(trains);
       const auto rank = static_cast<std::size_t>(group.rank());
       model.join(
           [&] {
@@ -201,17 +226,27 @@ TEST(DistributedDataParallelTest, BuffersComeFromARankThatStillHasSamples) {
   });
 }
 
+// Rank 0 ends first, so the others had begun to take rank 1's buffers.
 TEST(DistributedDataParallelTest, AnEndThatIsNotTheSameIsAnErrorWhereThatIsAsked) {
-  test::run_ranks(2, "shm", [](comm::Group& group) {
-    DistributedDataParallel<Stack> model(make_stack(), group);
+  test::run_ranks(3, "gloo", [](comm::Group& group) {
+    DistributedDataParallel<Normed> model(make_normed(1), group);
+    model->norm->options.momentum(0.0);
+    const auto step = [&](double mean) {
+      model->norm->running_mean.fill_(mean + group.rank());
+      model.forward(wave(4), 1.0, true).sum.sum().backward();
+    };
     const auto run = [&] {
       model.join(
           [&] {
-            for (int step = 0; step < 1 + group.rank(); ++step) model.forward(wave(2)).sum().backward();
+            for (int i = 0; i < 1 + group.rank(); ++i) step(10 * i);
           },
           {.throw_on_early_termination = true});
     };
     COHORT_EXPECT_THROW_WITH(run(), UsageError, "has no more samples");
+    for (int i = 0; i < 2; ++i) {
+      step(100 * i);
+      EXPECT_EQ(model->norm->running_mean[0].item<double>(), 100 * i) << "of rank 0";
+    }
   });
 }
 
