@@ -24,8 +24,9 @@ using std::chrono::seconds;
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-Addresses resolve(const std::string& host, std::uint16_t port, std::string& error) {
+Addresses resolve(const std::string& host, std::uint16_t port, std::string& error, int flags = 0) {
   addrinfo hints{}, *found = nullptr;
+  hints.ai_flags = flags;
   hints.ai_socktype = SOCK_STREAM;
   const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (code != 0) error = concat("the name cannot be resolved: ", ::gai_strerror(code));
@@ -39,6 +40,19 @@ std::string numeric(const addrinfo& address) {
     return "";
   }
   return text.data();
+}
+
+bool any_is_loopback(const addrinfo* at) {
+  for (; at != nullptr; at = at->ai_next) {
+    if (at->ai_family == AF_INET) {
+      const auto* v4 = reinterpret_cast<const sockaddr_in*>(at->ai_addr);
+      if ((ntohl(v4->sin_addr.s_addr) >> 24) == 127) return true;
+    } else if (at->ai_family == AF_INET6) {
+      const auto* v6 = reinterpret_cast<const sockaddr_in6*>(at->ai_addr);
+      if (IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr)) return true;
+    }
+  }
+  return false;
 }
 
 // Where nobody listens on a port that the system also gives to who connects, a socket can come to be
@@ -106,17 +120,17 @@ std::optional<std::string> reach(const std::string& host, std::uint16_t port, De
 
 bool is_loopback(const std::string& host) {
   std::string error;
-  const Addresses addresses = resolve(host, 1, error);
-  for (const addrinfo* at = addresses.get(); at != nullptr; at = at->ai_next) {
-    if (at->ai_family == AF_INET) {
-      const auto* v4 = reinterpret_cast<const sockaddr_in*>(at->ai_addr);
-      if ((ntohl(v4->sin_addr.s_addr) >> 24) == 127) return true;
-    } else if (at->ai_family == AF_INET6) {
-      const auto* v6 = reinterpret_cast<const sockaddr_in6*>(at->ai_addr);
-      if (IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr)) return true;
-    }
-  }
-  return false;
+  return any_is_loopback(resolve(host, 1, error).get());
+}
+
+bool is_far_address(const std::string& text) {
+  std::string error;
+  const Addresses addresses = resolve(text, 1, error, AI_NUMERICHOST);
+  return !text.empty() && addresses != nullptr && !any_is_loopback(addresses.get());
+}
+
+bool is_this_host(const std::string& host) {
+  return host == "127.0.0.1" || host == "localhost" || host == "::1" || host == "[::1]";
 }
 
 }  // namespace cohort::core

@@ -34,8 +34,10 @@ std::string key_of(int node) {
 
 // What nodes must agree on, as text.
 std::string creed(const RunOptions& options) {
-  return concat("--nnodes ", options.nnodes, ", --rdzv-id ", options.run_id, ", --max-restarts ",
-                options.max_restarts, ", Cohort ", core::version());
+  return concat("--nnodes ", options.nnodes, ", --rdzv-id ", options.run_id, ", --master-addr ",
+                *options.master_addr, ", --master-port ",
+                options.master_port ? std::to_string(*options.master_port) : "by default",
+                ", --max-restarts ", options.max_restarts, ", Cohort ", core::version());
 }
 
 // What a node says of itself.
@@ -52,7 +54,8 @@ struct Go {
   std::string error = {};
   std::vector<int> ranks = {};
   std::string reached = {};
-  std::vector<std::string> words = {};  // the nodes' own: this is no record of an earlier meeting
+  // The nodes' own, of those that have come: this is no record of an earlier meeting.
+  std::vector<std::string> words = {};
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Go, error, ranks, reached, words)
 
@@ -73,6 +76,16 @@ Message read(const std::string& text, int node, std::string& error) {
   }
 }
 
+// Why there will be no job, to those who have come.
+Go refusal(const RunOptions& options, const Peers& peers, const std::string& why) {
+  Go go{.error = why};
+  for (int node = 0; node < options.nnodes; ++node) {
+    std::string unread;
+    go.words.push_back(read<Hello>(peers.received(key_of(node)).value_or("{}"), node, unread).word);
+  }
+  return go;
+}
+
 Go assemble(const RunOptions& options, const Peers& peers) {
   Go go;
   for (int node = 0; node < options.nnodes; ++node) {
@@ -87,9 +100,9 @@ Go assemble(const RunOptions& options, const Peers& peers) {
     }
     go.ranks.push_back(theirs.nproc);
     go.words.push_back(theirs.word);
-    if (go.reached.empty() && node > 0 && !core::is_loopback(theirs.reached)) go.reached = theirs.reached;
+    if (go.reached.empty() && node > 0 && core::is_far_address(theirs.reached)) go.reached = theirs.reached;
   }
-  return go;
+  return go.error.empty() ? go : refusal(options, peers, go.error);
 }
 
 TeamPlace place_in(const RunOptions& options, const Go& go) {
@@ -128,12 +141,22 @@ class Meeting {
       }
       return nodes;
     };
+    const auto all_have_come = [&] {
+      for (int node = 1; node < options_.nnodes; ++node) {
+        if (peers_.received(key_of(node))) peers_.expect_signs(node);
+      }
+      return missing().empty();
+    };
     const auto who_is_missing = [&] {
       return concat(core::numbered("node", missing()), " of ", options_.nnodes, " did not come");
     };
     std::optional<Go> go;
-    if (wait([&] { return missing().empty(); }, deadline_, who_is_missing)) go = assemble(options_, peers_);
-    peers_.post("go", text_of(go.value_or(Go{.error = concat("node 0 was ended by signal ", signal_)})));
+    if (wait(all_have_come, deadline_, who_is_missing)) go = assemble(options_, peers_);
+    if (!go) {
+      give_up(concat("node 0 was ended by signal ", signal_));
+    } else {
+      peers_.post("go", text_of(*go));
+    }
     return go;
   }
 
@@ -148,24 +171,43 @@ class Meeting {
     };
     if (!hear("hello")) return std::nullopt;
     peers_.begin_session(*peers_.received("hello"));
+    peers_.expect_signs(0);
     mine.word = core::random_word();
     peers_.post(key_of(options_.node_rank), text_of(mine));
     if (!hear("go")) return std::nullopt;
-    std::string error;
-    Go go = read<Go>(*peers_.received("go"), 0, error);
-    if (go.error.empty()) go.error = error;
-    const auto node = static_cast<std::size_t>(options_.node_rank);
-    const auto nodes = static_cast<std::size_t>(options_.nnodes);
-    if (go.error.empty() &&
-        (go.ranks.size() != nodes || go.words.size() != nodes || go.words[node] != mine.word)) {
-      fail("what node 0 says is not of this meeting", "a port that nobody else writes to");
-    }
-    return go;
+    return checked(*peers_.received("go"), mine.word);
   }
 
   int signal() const { return signal_; }
 
  private:
+  // What node 0 tells all, where it repeats this node's word: no record of an earlier meeting does.
+  Go checked(const std::string& text, const std::string& word) const {
+    std::string error;
+    Go go = read<Go>(text, 0, error);
+    if (!error.empty()) fail(error, "the same version of cohort on all nodes");
+    const auto node = static_cast<std::size_t>(options_.node_rank);
+    const auto nodes = static_cast<std::size_t>(options_.nnodes);
+    if (go.words.size() != nodes || go.words[node] != word) {
+      // One that comes too late finds the same as one to whom a record is played.
+      const bool is_left_out = !go.error.empty() && go.words.size() == nodes && go.words[node].empty();
+      fail(is_left_out ? "node 0 gave up before it heard this node: " + go.error
+                       : "what node 0 says is not of this meeting",
+           is_left_out ? "start cohort run on all nodes within --rdzv-conf timeout=SECONDS"
+                       : "a port that nobody else writes to");
+    }
+    const auto can_be = [](int ranks) { return ranks >= 1 && ranks <= kMostLocalRanks; };
+    if (go.error.empty() && (go.ranks.size() != nodes || !std::ranges::all_of(go.ranks, can_be))) {
+      fail("node 0 says numbers of ranks that cannot be", "a port that nobody else writes to");
+    }
+    return go;
+  }
+
+  // Tells those who have come that there will be no job; on node 0.
+  void give_up(const std::string& why) {
+    if (options_.node_rank == 0) peers_.post("go", text_of(refusal(options_, peers_, why)));
+  }
+
   // False when a signal came. Throws: RendezvousError saying what is missing.
   bool wait(const std::function<bool()>& ready, core::Deadline until,
             const std::function<std::string()>& missing) {
@@ -176,13 +218,16 @@ class Meeting {
         if (const auto refused = peers_.refused(); !refused.empty()) {
           text += concat("; a word under '", refused.front(), "' was not signed with this job's secret");
         }
-        if (options_.node_rank == 0) peers_.post("go", text_of(Go{.error = text}));
+        give_up(text);
         fail(
             text,
             "start cohort run on every node, each with its --node-rank, all with one --secret-file; or raise "
             "--rdzv-conf timeout=SECONDS");
       }
-      if (const std::string lost = peers_.lost(); !lost.empty()) fail(lost, "look at node 0's output");
+      if (const std::string lost = peers_.lost(); !lost.empty()) {
+        give_up(lost);
+        fail(lost, options_.node_rank == 0 ? "look at that node's output" : "look at node 0's output");
+      }
       std::array<pollfd, 2> waits{pollfd{signals_.fd(), POLLIN, 0}, pollfd{peers_.fd(), POLLIN, 0}};
       core::wait_for_files(waits, core::Deadline(milliseconds(100)).sooner(until));
       peers_.news();

@@ -52,6 +52,7 @@ struct Peers::State {
   std::set<std::string> watched;                          // and not seen yet
   std::map<std::string, std::string> received;
   std::set<std::string> refused;
+  std::set<int> here;  // nodes whose signs are expected
   std::string lost;
   Clock::time_point last_round = Clock::now();
   bool stop = false;
@@ -61,8 +62,8 @@ struct Peers::State {
 
   // Of the thread alone.
   struct Sign {
-    std::string word;  // empty: it has not come yet
-    Clock::time_point seen;
+    std::string word;
+    std::optional<Clock::time_point> seen;  // nothing: it has not come yet
   };
   std::map<int, Sign> signs;
   std::int64_t signs_given = 0;
@@ -134,6 +135,9 @@ void Peers::State::give_and_read_signs() {
   {
     const std::lock_guard lock(mutex);
     if (!words.is_in_session()) return;
+    for (const int node : here) {
+      if (!signs[node].seen) signs[node].seen = now;
+    }
     mine = words.sign(key(options.node), std::to_string(++signs_given));
   }
   next_sign = now + options.keep_alive_interval;
@@ -144,8 +148,8 @@ void Peers::State::give_and_read_signs() {
     Sign& sign = signs[node];
     const std::string word = read(key(node)).value_or("");
     if (!word.empty() && word != sign.word) sign = {word, now};
-    if (!sign.word.empty() && now - sign.seen > patience) {
-      lose(concat("node ", node, " has given no sign for ", in_seconds(now - sign.seen), " s"));
+    if (sign.seen && now - *sign.seen > patience) {
+      lose(concat("node ", node, " has given no sign for ", in_seconds(now - *sign.seen), " s"));
     }
   }
 }
@@ -199,6 +203,11 @@ Peers::~Peers() {
 void Peers::begin_session(const std::string& session) {
   const std::lock_guard lock(state_->mutex);
   state_->words.begin_session(session);
+}
+
+void Peers::expect_signs(int node) {
+  const std::lock_guard lock(state_->mutex);
+  state_->here.insert(node);
 }
 
 void Peers::post(const std::string& key, const std::string& value) {

@@ -32,10 +32,10 @@ struct PeersOptions {
 /// Looks at the board from a thread of its own, so that an agent that supervises ranks never waits for it.
 ///
 /// Every keep_alive_interval of a session each agent says that it lives; one that does not,
-/// keep_alive_max_attempt times, is lost. That counts from its first sign on: how long one is waited for
-/// until it comes is the meeting's matter. Agents look at node 0, node 0 at all: what two others see of each
-/// other comes through it. Threads: one caller at a time. Going, it writes what was posted and waits for that
-/// at most for the keep-alive time; a board that hangs is left behind with its thread.
+/// keep_alive_max_attempt times, is lost. That counts from expect_signs(), or from its first sign: how long
+/// one is waited for until it comes is the meeting's matter. Agents look at node 0, node 0 at all: what two
+/// others see of each other comes through it. Threads: one caller at a time. Going, it writes what was posted
+/// and waits for that at most for the keep-alive time; a board that hangs is left behind with its thread.
 class Peers {
  public:
   Peers(std::shared_ptr<Board> board, const PeersOptions& options);
@@ -45,6 +45,8 @@ class Peers {
 
   /// What is posted and read from now on is of this session (SignedWords); signs are given from now on.
   void begin_session(const std::string& session);
+  /// That node has come: from now on it is lost where its signs stay away, also the first one.
+  void expect_signs(int node);
   /// The others will find `value`; posts are written in order.
   void post(const std::string& key, const std::string& value);
   /// From now on looks for that key, until a word of this job is there.

@@ -75,5 +75,17 @@ TEST(ReachTest, LoopbackIsToldFromOtherAddresses) {
   EXPECT_FALSE(is_loopback("192.0.2.1"));
 }
 
+TEST(ReachTest, ATextFromElsewhereIsNotLookedUp) {
+  for (const char* far : {"192.0.2.1", "2001:db8::1"}) EXPECT_TRUE(is_far_address(far)) << far;
+  for (const char* text : {"", "127.0.0.1", "127.0.1.1", "::1", "localhost", "no address", "n1.example"}) {
+    EXPECT_FALSE(is_far_address(text)) << text;
+  }
+}
+
+TEST(ReachTest, NamesOfThisHostAloneAreKnown) {
+  for (const char* host : {"127.0.0.1", "localhost", "::1", "[::1]"}) EXPECT_TRUE(is_this_host(host)) << host;
+  for (const char* host : {"", "192.0.2.1", "n1", "0.0.0.0"}) EXPECT_FALSE(is_this_host(host)) << host;
+}
+
 }  // namespace
 }  // namespace cohort::core

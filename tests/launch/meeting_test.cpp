@@ -34,6 +34,23 @@ RunOptions nodes(int node, int nnodes, int nproc) {
   return options;
 }
 
+// What nodes must agree on, from the error of two that do not.
+std::string creed_of(const RunOptions& options) {
+  const auto board = std::make_shared<MapBoard>();
+  Peers peers(board, quick(0, options.nnodes));
+  board->set("here/1", R"({"creed": "", "nproc": 1, "reached": "", "word": ""})");
+  SignalInbox signals({}, {});
+  int signal = 0;
+  try {
+    meet(options, peers, signals, "", core::Deadline(milliseconds(5000)), signal);
+  } catch (const RendezvousError& error) {
+    const std::string text = error.what(), before = "node 0 has ";
+    const std::size_t begin = text.find(before) + before.size();
+    return text.substr(begin, text.find("; node 1 has") - begin);
+  }
+  return "";
+}
+
 TEST(MeetingTest, NodesLearnWhichRanksTheyHave) {
   const auto board = std::make_shared<MapBoard>();
   Peers first(board, quick(0, 2)), second(board, quick(1, 2));
@@ -47,6 +64,16 @@ TEST(MeetingTest, NodesLearnWhichRanksTheyHave) {
   COHORT_EXPECT_THROW_WITH(
       meet(nodes(1, 2, 3), second, signals, "192.0.2.7", core::Deadline(milliseconds(5000)), signal),
       RendezvousError, "nodes disagree");
+}
+
+// Two jobs with one secret, whose words somebody carries from one to the other.
+TEST(MeetingTest, NodesThatMeetElsewhereDoNotAgree) {
+  RunOptions here = nodes(0, 2, 1), there = here;
+  there.master_port = 29501;
+  EXPECT_NE(creed_of(here), creed_of(there));
+  there = here;
+  there.master_addr = "192.0.2.7";
+  EXPECT_NE(creed_of(here), creed_of(there));
 }
 
 TEST(MeetingTest, ANodeThatComesAfterItWouldHaveBeenLostIsAccepted) {
@@ -95,6 +122,55 @@ TEST(MeetingTest, ASignalEndsTheWait) {
   int signal = 0;
   EXPECT_FALSE(meet(nodes(0, 2, 1), first, signals, "", core::Deadline(milliseconds(10'000)), signal));
   EXPECT_EQ(signal, SIGTERM);
+}
+
+// It said that it is here and died before it gave a sign.
+TEST(MeetingTest, ANodeThatDiesBeforeItsFirstSignIsLost) {
+  const auto board = std::make_shared<MapBoard>();
+  PeersOptions hasty = quick(0, 2);
+  hasty.keep_alive_interval = milliseconds(20);
+  hasty.keep_alive_max_attempt = 3;
+  {
+    const std::string creed = creed_of(nodes(0, 2, 2));
+    Peers first(board, hasty);
+    SignalInbox signals({}, {});
+    int signal = 0;
+    board->set("here/1", R"({"creed": ")" + creed + R"(", "nproc": 3, "reached": "", "word": "w"})");
+    const auto place = meet(nodes(0, 2, 2), first, signals, "", core::Deadline(milliseconds(10'000)), signal);
+    ASSERT_TRUE(place);
+    const core::Deadline waited(milliseconds(10'000));
+    EXPECT_TRUE(comes_true([&] { return !first.lost().empty(); }));
+    EXPECT_LT(waited.elapsed(), milliseconds(1000));
+    EXPECT_EQ(first.lost().find("node 1 has given no sign for"), 0u) << first.lost();
+  }
+  // And node 0, for who has heard its first word.
+  board->set("hello", "session");
+  board->remove("go");
+  hasty.node = 1;
+  Peers second(board, hasty);
+  board->set("alive/0", "an old one");
+  SignalInbox signals({}, {});
+  int signal = 0;
+  COHORT_EXPECT_THROW_WITH(
+      meet(nodes(1, 2, 3), second, signals, "", core::Deadline(milliseconds(10'000)), signal),
+      RendezvousError, "node 0 has given no sign for");
+}
+
+// One of three that is lost while the third is waited for: who has come is told.
+TEST(MeetingTest, ANodeThatIsLostWhileOthersAreWaitedForEndsTheMeeting) {
+  const auto board = std::make_shared<MapBoard>();
+  PeersOptions hasty = quick(0, 3);
+  hasty.keep_alive_interval = milliseconds(20);
+  hasty.keep_alive_max_attempt = 3;
+  Peers first(board, hasty);
+  board->set("here/1", R"({"creed": "", "nproc": 3, "reached": "", "word": "w"})");
+  SignalInbox signals({}, {});
+  int signal = 0;
+  COHORT_EXPECT_THROW_WITH(
+      meet(nodes(0, 3, 2), first, signals, "", core::Deadline(milliseconds(10'000)), signal), RendezvousError,
+      "node 1 has given no sign for");
+  EXPECT_TRUE(comes_true([&] { return board->has("go"); }));
+  EXPECT_NE(board->get("go").find(R"("words":["","w",""])"), std::string::npos) << board->get("go");
 }
 
 // Both nodes meet over `board`; what each of them gets, or the error.
@@ -160,6 +236,29 @@ TEST(MeetingTest, ARecordOfAnEarlierMeetingMakesNobodyGo) {
     COHORT_EXPECT_THROW_WITH(
         meet(nodes(1, 2, 1), second, signals, "", core::Deadline(milliseconds(10'000)), signal),
         RendezvousError, "what node 0 says is not of this meeting");
+  }
+  // An earlier meeting that came to nothing, with this node or without it.
+  for (const bool had_come : {true, false}) {
+    const auto failed = std::make_shared<MapBoard>();
+    {
+      Peers first(failed, quick(0, 3, secret));
+      std::thread node_1([&] {
+        if (!had_come) return;
+        Peers second(failed, quick(1, 3, secret));
+        int ignored = 0;
+        COHORT_EXPECT_THROW_WITH(
+            meet(nodes(1, 3, 1), second, signals, "", core::Deadline(milliseconds(10'000)), ignored),
+            RendezvousError, "node 2 of 3 did not come");
+      });
+      EXPECT_THROW(meet(nodes(0, 3, 1), first, signals, "", core::Deadline(milliseconds(400)), signal),
+                   RendezvousError);
+      node_1.join();
+    }
+    Peers second(failed, quick(1, 3, secret));
+    COHORT_EXPECT_THROW_WITH(
+        meet(nodes(1, 3, 1), second, signals, "", core::Deadline(milliseconds(10'000)), signal),
+        RendezvousError,
+        had_come ? "what node 0 says is not of this meeting" : "node 0 gave up before it heard this node");
   }
   const auto board = std::make_shared<MapBoard>();
   play(board, {"here/1", "alive/1"});

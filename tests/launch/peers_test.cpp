@@ -90,6 +90,15 @@ TEST(PeersTest, ANodeThatHasNotComeYetIsNotLost) {
   }
 }
 
+TEST(PeersTest, ANodeThatHasComeAndGivesNoFirstSignIsLost) {
+  const auto board = std::make_shared<MapBoard>();
+  Peers first(board, quick(0, 3));
+  first.begin_session("this");
+  first.expect_signs(2);
+  EXPECT_TRUE(comes_true([&] { return !first.lost().empty(); }));
+  EXPECT_NE(first.lost().find("node 2 has given no sign for 0 s"), std::string::npos) << first.lost();
+}
+
 TEST(PeersTest, ManyNodesLookLessOften) {
   const auto requests = [](int nnodes) {
     const auto board = std::make_shared<MapBoard>();
