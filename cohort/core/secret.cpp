@@ -73,6 +73,11 @@ Secret Secret::from_file(const std::filesystem::path& path) {
     refuse(concat("cannot be read: ", std::strerror(errno)), "a file that is there on each node");
   }
   if (!S_ISREG(status.st_mode)) refuse("is no regular file", "a file of random bytes");
+  // Its owner can write another secret into it.
+  if (status.st_uid != ::geteuid() && status.st_uid != 0) {
+    refuse(concat("belongs to user ", status.st_uid, ", and this is a process of user ", ::geteuid()),
+           concat("a file of one's own: chown ", ::geteuid(), " ", path.string()));
+  }
   if ((status.st_mode & 077) != 0) refuse("may be read by others", concat("chmod 600 ", path.string()));
   std::string bytes = read_all(file.get());
   const std::size_t end = bytes.find_last_not_of(" \t\r\n");
@@ -80,7 +85,7 @@ Secret Secret::from_file(const std::filesystem::path& path) {
   if (bytes.size() < kFewestBytes || bytes.size() > kMostBytes) {
     refuse(concat("has ", bytes.size() > kMostBytes ? "more than 4096" : std::to_string(bytes.size()),
                   " bytes, expected 16 to 4096"),
-           concat("head -c 32 /dev/urandom | base64 > ", path.string()));
+           concat("(umask 077; head -c 32 /dev/urandom | base64 > ", path.string(), ")"));
   }
   return Secret(std::move(bytes));
 }

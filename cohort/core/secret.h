@@ -21,8 +21,8 @@ class Secret {
   /// A new one, of 32 bytes from the kernel's generator.
   static Secret make();
   /// The one in a file: its bytes, without spaces and line ends at the end of it. Throws: UsageError for a
-  /// file that is not there, that others than its owner may read, or of fewer than 16 or more than 4,096
-  /// bytes.
+  /// file that is not there, that belongs to neither this process's user nor root, that others than its owner
+  /// may read, or of fewer than 16 or more than 4,096 bytes.
   static Secret from_file(const std::filesystem::path& path);
   /// That of this process's job: what its agent (`cohort run`) handed over, else what is in the file that
   /// COHORT_SECRET_FILE names, else nothing. Throws: as from_file; UsageError when the descriptor is not

@@ -309,8 +309,8 @@ void check(const RunOptions& options) {
   }
   if (options.nnodes > 1 && !options.is_on_one_host() && options.secret_file.empty() && !options.no_secret) {
     refuse("nodes on several hosts, and no secret by which they know each other",
-           "--secret-file FILE, the same on all nodes (head -c 32 /dev/urandom | base64 > FILE; chmod 600 "
-           "FILE); "
+           "--secret-file FILE, the same on all nodes (made by: (umask 077; head -c 32 /dev/urandom | base64 "
+           "> FILE)); "
            "or --no-secret in a network of the job's own");
   }
   if (options.no_secret && !options.secret_file.empty()) refuse("a secret, and --no-secret", "one of them");

@@ -79,6 +79,11 @@ TEST(SecretTest, AFileThatKeepsNoSecretIsRefused) {
   EXPECT_NO_THROW(Secret::from_file(write_secret(folder, std::string(4096, 'a'))));
   COHORT_EXPECT_THROW_WITH(Secret::from_file(write_secret(folder, std::string(4097, 'a'))), UsageError,
                            "has more than 4096 bytes");
+  if (::geteuid() == 0) {  // only root can give a file away
+    const auto of_another = write_secret(folder, good);
+    ASSERT_EQ(::chown(of_another.c_str(), 1000, 1000), 0);
+    COHORT_EXPECT_THROW_WITH(Secret::from_file(of_another), UsageError, "belongs to user 1000");
+  }
   // A pipe that nobody writes to must not hold anybody up.
   ASSERT_EQ(::mkfifo((folder.path() / "pipe").c_str(), 0600), 0);
   COHORT_EXPECT_THROW_WITH(Secret::from_file(folder.path() / "pipe"), UsageError, "is no regular file");
