@@ -25,13 +25,18 @@ std::string named(int number) {
   return concat("signal ", number, " (", ::strsignal(number), ")");
 }
 
-// The signal that another agent says has asked to stop: one of those that agents take; 0 where the word,
-// which came over the network, names none.
+// The signal that another agent says has asked to stop: one of those that this agent takes, else SIGTERM, as
+// nodes may have other --signals-to-handle. 0 where the word, which came over the network, names none that
+// an agent could have taken.
 int signal_in(const std::string& word, const std::vector<int>& taken) {
   int number = 0;
   const char* const end = word.data() + word.size();
   const auto [next, error] = std::from_chars(word.data(), end, number);
-  return error == std::errc() && next == end && std::ranges::find(taken, number) != taken.end() ? number : 0;
+  if (error != std::errc() || next != end || number < 1 || number >= SIGRTMIN) return 0;
+  for (const int never : {SIGKILL, SIGSTOP, SIGUSR1, SIGUSR2, SIGTSTP}) {
+    if (number == never) return 0;
+  }
+  return std::ranges::find(taken, number) != taken.end() ? number : SIGTERM;
 }
 
 std::string list(const std::vector<int>& numbers) {

@@ -274,7 +274,13 @@ void Team::signal(int number) {
 
 void Team::notify(int number) {
   for (const auto& member : members_) {
-    if (member->worker->running() && member->worker->survives(number)) member->worker->signal(number);
+    if (!member->worker->running()) continue;
+    if (member->worker->survives(number)) {
+      member->worker->signal(number);
+    } else if (withheld_.insert(number).second) {
+      core::log_warning(concat("signal ", number, " (", ::strsignal(number), ") is not passed on to rank ",
+                               place_.first_rank + member->local_rank, ", which would die of it"));
+    }
   }
 }
 

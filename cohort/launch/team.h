@@ -3,6 +3,7 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -49,7 +50,7 @@ class Team {
 
   /// Each rank gets the signal.
   void signal(int number);
-  /// Each rank that would not die of it gets the signal.
+  /// Each rank that would not die of it gets the signal. The log says once where one does not.
   void notify(int number);
   /// Each rank and what it has started stops, or goes on: for Ctrl-Z.
   void pause();
@@ -75,6 +76,7 @@ class Team {
   std::vector<core::CpuSet> cores_;
   std::vector<std::unique_ptr<Member>> members_;
   std::vector<RankFailure> failures_;
+  std::set<int> withheld_;  // signals that the log has said were not passed on
   int status_ = 0;
   double stopped_at_ = 0;  // seconds since 1970; 0: not stopped
 };

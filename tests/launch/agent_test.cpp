@@ -190,12 +190,12 @@ TEST_F(AgentTest, ASignalIsPassedOnOnceAndTheStatusIsTheRanks) {
 
 TEST_F(AgentTest, ASignalThatSomeRanksDoNotKnowEndsNobody) {
   const RunOptions with = options(
-      "[ $RANK = 0 ] && trap 'touch heard' USR1; touch ready; while [ ! -e heard ]; do sleep 0.02; done", 2);
-  const Outcome outcome = run(with, [] {
-    std::this_thread::sleep_for(milliseconds(300));
-    ::kill(::getpid(), SIGUSR1);
-  });
+      "[ $RANK = 0 ] && trap 'touch heard' USR1; touch is$RANK; [ -e is0 -a -e is1 ] && touch ready; "
+      "while [ ! -e heard ]; do sleep 0.02; done",
+      2);
+  const Outcome outcome = run(with, [] { ::kill(::getpid(), SIGUSR1); });
   EXPECT_EQ(outcome.status, 0);
+  test::expect_in(outcome.log, {"signal 10 (User defined signal 1) is not passed on to rank 1"});
 }
 
 TEST_F(AgentTest, NothingIsStartedAgainAfterASignal) {
@@ -274,6 +274,7 @@ class NodesTest : public AgentTest {
       with.nnodes = nnodes;
       with.node_rank = node;
       with.max_restarts = restarts;
+      if (node == nnodes - 1 && !handled_by_last.empty()) with.signals_to_handle = handled_by_last;
       all.push_back(with);
     }
     core::set_log_sink([&](core::LogLevel, std::string_view line) { log += std::string(line) + "\n"; });
@@ -308,14 +309,25 @@ class NodesTest : public AgentTest {
   }
 
   std::map<std::string, std::string> written;  // by somebody else, before they come
+  std::vector<int> handled_by_last;            // the signals of the last node; empty: as the others
   std::string log, out;
 };
 
 TEST_F(NodesTest, AWordThatNamesNoSignalOfTheirsEndsNothing) {
-  for (const char* word : {"9", "rubbish", "", "15x", "99999999999999999999", "-2", "19"}) {
+  for (const char* word : {"9", "rubbish", "", "15x", "99999999999999999999", "-2", "19", "0", "10", "34"}) {
     written = {{"signal", word}};
     EXPECT_EQ(run_nodes("sleep 0.2; exit 0", 2), (std::vector<int>{0, 0})) << word;
   }
+}
+
+TEST_F(NodesTest, ASignalThatANodeDoesNotHandleItselfEndsItBySigterm) {
+  written = {{"signal", std::to_string(SIGINT)}};
+  handled_by_last = {SIGTERM};
+  EXPECT_EQ(run_nodes("trap 'echo $RANK int; exit 3' INT; trap 'echo $RANK term; exit 4' TERM; "
+                      "while :; do sleep 0.02; done",
+                      2),
+            (std::vector<int>{3, 3}));
+  test::expect_in(out, {"0 int\n", "1 term\n"});
 }
 
 TEST_F(NodesTest, EndTogetherWithTheStatusOfTheFirstFailure) {

@@ -120,6 +120,35 @@ TEST(WorkerTest, SaysWhichSignalsAProgramSurvives) {
   EXPECT_FALSE(worker.survives(SIGHUP));
 }
 
+// As programs do that take it by sigwait() or signalfd(). Another thread that has not blocked it dies of it.
+TEST(WorkerTest, ASignalThatEveryThreadHasBlockedIsSurvived) {
+  const test::TempDir dir;
+  const std::string block = "import os, signal, threading, time\nblock = lambda: signal.pthread_sigmask("
+                            "signal.SIG_BLOCK, {signal.SIGUSR1})\n";
+  const std::string ready = "os.rename('part', 'ready')\n";
+  const auto start = [&](const std::string& body) {
+    std::filesystem::remove(dir / "ready");
+    test::write_file(dir / "part", "1\n");
+    test::write_file(dir / "program.py", block + body);
+    return Worker(shell("cd '" + dir.path().string() + "'; exec python3 program.py"));
+  };
+  {
+    Worker worker = start("block()\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n" +
+                          ready + "raise SystemExit(signal.sigwait({signal.SIGUSR1}))\n");
+    pid_in(dir / "ready");
+    EXPECT_TRUE(worker.survives(SIGUSR1));
+    EXPECT_FALSE(worker.survives(SIGUSR2));
+    worker.signal(SIGUSR1);
+    for (int i = 0; i < 1000 && !worker.reap(); ++i) ::poll(nullptr, 0, 10);
+    EXPECT_EQ(exit_status(worker.wait_status()), SIGUSR1) << "what sigwait() returns";
+  }
+  const Worker worker =
+      start("threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nblock()\n" + ready +
+            "signal.sigwait({signal.SIGUSR1})\n");
+  pid_in(dir / "ready");
+  EXPECT_FALSE(worker.survives(SIGUSR1)) << "its other thread has not";
+}
+
 TEST(WorkerTest, WhatItHasStartedGoesWithIt) {
   const test::TempDir dir;
   WorkerOptions options = shell("sleep 100 & echo $! > child; exit 0");
