@@ -85,6 +85,7 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
     Store store = open_tcp_store({.host = address.host,
                                   .port = address.port,
                                   .serves = serves,
+                                  .is_local = core::is_this_host(address.host),
                                   .timeout = std::max(milliseconds(1000), left)});
     // One that this process keeps always answers.
     if (!serves) store = c10::make_intrusive<DeadlineStore>(store, "the store at " + to_string(address));
@@ -122,7 +123,11 @@ Meeting meet(const InitOptions& options, const Job& job) {
            "MASTER_ADDR=HOST of rank 0 and MASTER_PORT=PORT, or start with: cohort run, torchrun, srun, "
            "mpirun");
     }
-    const Address address{job.master_host, job.master_port};
+    Address address{job.master_host, job.master_port};
+    // Slurm knows that one host is all, and names it by the name that others would reach it by.
+    const bool is_one_host =
+        job.launcher == Launcher::kSlurm && !options.rank && job.local_world_size == job.world_size;
+    if (is_one_host) address.host = "127.0.0.1";
     Store store = tcp_store(address, job, options.timeout);
     if (job.agent_store || job.restart_count > 0) {  // as torchrun keeps attempts apart
       store =

@@ -23,19 +23,24 @@ using Store = c10::intrusive_ptr<c10d::TCPStore>;
 constexpr milliseconds kSlack(2000);  // LibTorch tries once more after its own deadline
 constexpr milliseconds kLook(50);     // between two questions whether to go on
 
-// A socket that listens on 127.0.0.1 only. LibTorch's own listens on every address of the host.
-core::Fd listen_on_loopback(std::uint16_t port) {
-  core::Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+// A socket that listens on 127.0.0.1 only, or ::1. LibTorch's own listens on every address of the host.
+core::Fd listen_on_loopback(bool is_ipv6, std::uint16_t port) {
+  core::Fd fd(::socket(is_ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  sockaddr_in v4{};
+  v4.sin_family = AF_INET;
+  v4.sin_port = htons(port);
+  v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  sockaddr_in6 v6{};
+  v6.sin6_family = AF_INET6;
+  v6.sin6_port = htons(port);
+  v6.sin6_addr = in6addr_loopback;
+  const auto* address = is_ipv6 ? reinterpret_cast<const sockaddr*>(&v6) : reinterpret_cast<sockaddr*>(&v4);
   if (!fd.is_open() || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-      ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
+      ::bind(fd.get(), address, is_ipv6 ? sizeof(v6) : sizeof(v4)) != 0 ||
       ::listen(fd.get(), SOMAXCONN) != 0) {
-    throw SystemError("comm.store",
-                      core::concat("cannot listen on 127.0.0.1:", port, ": ", std::strerror(errno)));
+    throw SystemError("comm.store", core::concat("cannot listen on ", is_ipv6 ? "[::1]:" : "127.0.0.1:", port,
+                                                 ": ", std::strerror(errno)));
   }
   return fd;
 }
@@ -46,14 +51,19 @@ Store open_tcp_store(const TcpStoreOptions& options) {
   use_numeric_names();
   c10d::TCPStoreOptions given;
   given.port = options.port;
-  if (options.serves && options.is_local) given.masterListenFd = listen_on_loopback(options.port).release();
+  std::string host = options.host;
+  if (options.serves && options.is_local) {
+    const bool is_ipv6 = host.find(':') != std::string::npos;
+    host = is_ipv6 ? "::1" : "127.0.0.1";
+    given.masterListenFd = listen_on_loopback(is_ipv6, options.port).release();
+  }
   given.isServer = options.serves;
   given.waitWorkers = false;  // who is missing is found out later, by name
   given.timeout = options.timeout;
   // LibTorch has no deadline for the first answer: where something else listens on the port it waits for
   // ever, on a thread that is left behind then.
   std::packaged_task<Store()> task(
-      [host = options.host, given] { return c10::make_intrusive<c10d::TCPStore>(host, given); });
+      [host, given] { return c10::make_intrusive<c10d::TCPStore>(host, given); });
   std::future<Store> store = task.get_future();
   std::thread(std::move(task)).detach();
   const core::Deadline deadline(options.timeout + kSlack);

@@ -13,7 +13,7 @@ struct TcpStoreOptions {
   std::string host;
   std::uint16_t port = 0;  ///< 0, for one that serves: the system chooses
   bool serves = false;     ///< keeps the store, in a thread of this process
-  bool is_local = false;   ///< one that serves listens on loopback only
+  bool is_local = false;   ///< one that serves listens on 127.0.0.1 only, or ::1 where `host` is of IPv6
   std::chrono::milliseconds timeout = std::chrono::seconds(30);  ///< also of what is asked of it later
   std::function<bool()> interrupted = nullptr;                   ///< asked while waiting
 };

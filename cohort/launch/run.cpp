@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <future>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "cohort/comm/store_board.h"
@@ -14,6 +16,7 @@
 #include "cohort/core/exception_text.h"
 #include "cohort/core/reach.h"
 #include "cohort/core/secret.h"
+#include "cohort/core/wait.h"
 #include "cohort/launch/agent.h"
 #include "cohort/launch/meeting.h"
 
@@ -30,7 +33,10 @@ TcpStore serve(const RunOptions& options) {
   const std::uint16_t port = options.master_port.value_or(options.nnodes == 1 ? 0 : kDefaultPort);
   try {
     return comm::open_tcp_store(
-        {.host = "127.0.0.1", .port = port, .serves = true, .is_local = options.is_on_one_host()});
+        {.host = options.is_on_one_host() ? options.master_addr.value_or("127.0.0.1") : "127.0.0.1",
+         .port = port,
+         .serves = true,
+         .is_local = options.is_on_one_host()});
   } catch (const std::exception& error) {
     throw RendezvousError("launch.run", concat("cannot listen on port ", port, ": ", core::message_of(error)),
                           options.nnodes == 1
@@ -53,6 +59,29 @@ TcpStore join(const RunOptions& options, const std::string& address, std::uint16
                           concat("somebody listens at ", *options.master_addr, ":", port,
                                  ", but is no agent of node 0: ", core::message_of(error)),
                           "another --master-port, the same on all nodes");
+  }
+}
+
+// Takes this node's place, and returns how many have; nothing when `interrupted` says so. A store does not
+// answer whose host has gone silent: the thread that asks is left behind then.
+std::optional<std::int64_t> claim(const std::shared_ptr<core::Board>& board, int node,
+                                  core::Deadline deadline, const std::function<bool()>& interrupted) {
+  std::packaged_task<std::int64_t()> task([board, node] { return board->add(concat("claim/", node), 1); });
+  std::future<std::int64_t> count = task.get_future();
+  std::thread(std::move(task)).detach();
+  while (!core::wait(count, core::Deadline(milliseconds(50)).sooner(deadline))) {
+    if (interrupted()) return std::nullopt;
+    if (!deadline.expired()) continue;
+    const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
+    throw RendezvousError("launch.run",
+                          concat("node 0 was there, but its store has not answered within ", waited, " ms"),
+                          "look whether the host of node 0 is reached, and its agent runs");
+  }
+  try {
+    return count.get();
+  } catch (const std::exception& error) {
+    throw RendezvousError("launch.run", concat("lost node 0: ", core::message_of(error)),
+                          "look at node 0's output");
   }
 }
 
@@ -86,14 +115,14 @@ int run_node(const RunOptions& options, AgentParts parts, const std::optional<co
   int signal = 0;
   std::string reached;
   TcpStore store;
+  const auto interrupted = [&] {
+    const int number = signals.take();
+    if (number != 0 && number != SIGUSR1 && number != SIGUSR2 && number != SIGTSTP) signal = number;
+    return signal != 0;
+  };
   if (options.node_rank == 0) {
     store = serve(options);
   } else {
-    const auto interrupted = [&] {
-      const int number = signals.take();
-      if (number != 0 && number != SIGUSR1 && number != SIGUSR2 && number != SIGTSTP) signal = number;
-      return signal != 0;
-    };
     const auto address = core::reach(
         *options.master_addr, port, deadline,
         {.where = "launch.run",
@@ -107,7 +136,9 @@ int run_node(const RunOptions& options, AgentParts parts, const std::optional<co
   }
   const auto board =
       std::make_shared<comm::StoreBoard>(c10::make_intrusive<c10d::PrefixStore>("/cohort/agents", store));
-  if (board->add(concat("claim/", options.node_rank), 1) > 1) {
+  const auto claimed = claim(board, options.node_rank, deadline, interrupted);
+  if (!claimed) return 128 + signal;
+  if (*claimed > 1) {
     throw RendezvousError("launch.run",
                           concat("two agents say that they are node ", options.node_rank, " of the job at ",
                                  *options.master_addr, ":", port),

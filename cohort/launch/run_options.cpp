@@ -11,6 +11,7 @@
 #include "cohort/core/cpu.h"
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
+#include "cohort/core/reach.h"
 #include "cohort/launch/run_flags.h"
 
 namespace cohort::launch {
@@ -269,7 +270,7 @@ std::vector<int> RunOptions::default_signals() {
 
 bool RunOptions::is_on_one_host() const {
   if (!master_addr) return nnodes == 1;
-  return *master_addr == "127.0.0.1" || *master_addr == "localhost";
+  return core::is_this_host(*master_addr);
 }
 
 void check(const RunOptions& options) {

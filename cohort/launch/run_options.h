@@ -74,8 +74,8 @@ struct RunOptions {
   std::vector<std::pair<std::string, std::string>> environment = {};  ///< added to that of the ranks
 
   static std::vector<int> default_signals();
-  /// Whether nobody beyond this host is to reach node 0: one node that names no address, or 127.0.0.1 for
-  /// all.
+  /// Whether nobody beyond this host is to reach node 0: one node that names no address, or 127.0.0.1,
+  /// localhost or ::1 for all.
   bool is_on_one_host() const;
 };
 

@@ -186,6 +186,20 @@ TEST_F(RunTest, ASignalToOneNodeReachesAll) {
   EXPECT_EQ(read_file(dir / "1"), "got\n");
 }
 
+TEST_F(RunTest, ASignalThatOneNodeAloneHandlesReachesAll) {
+  const std::string port = std::to_string(free_port());
+  const std::string script =
+      "trap 'echo term >> $RANK; exit 143' TERM; trap 'echo int >> $RANK; exit 130' INT; touch ready$RANK; "
+      "while :; do sleep 0.02; done";
+  Job first = node(0, port, script, {"--signals-to-handle=SIGTERM"}), second = node(1, port, script);
+  ASSERT_TRUE(comes(dir / "ready0") && comes(dir / "ready1"));
+  second.worker().signal(SIGINT);
+  EXPECT_EQ(first.wait(), 143) << "the first status of a rank that is not 0";
+  EXPECT_EQ(second.wait(), 143);
+  EXPECT_EQ(read_file(dir / "0"), "term\n");
+  EXPECT_EQ(read_file(dir / "1"), "int\n");
+}
+
 TEST_F(RunTest, NodesThatDoNotComeAreNamed) {
   const std::string port = std::to_string(free_port());
   Job first = node(0, port, "true", {"--rdzv-conf=timeout=0.5"});

@@ -8,6 +8,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "tests/support/environment.h"
+#include "tests/support/listeners.h"
 #include "tests/support/port.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
@@ -63,6 +64,25 @@ TEST_F(InitTest, AloneWithoutALauncher) {
 
 TEST_F(InitTest, MeetsOverTcp) {
   EXPECT_EQ(meet(method_of(test::free_port()), 3, milliseconds(20000)), std::vector<std::string>(3, "3"));
+}
+
+TEST_F(InitTest, WhatMeetsOnThisHostListensOnLoopbackOnly) {
+  for (const char* host : {"127.0.0.1", "localhost"}) {
+    const std::uint16_t port = test::free_port();
+    InitOptions options{.init_method = core::concat("tcp://", host, ":", port),
+                        .backend = "gloo",
+                        .rank = 0,
+                        .world_size = 2,
+                        .timeout = milliseconds(20000)};
+    std::thread other([options]() mutable {
+      options.rank = 1;
+      init_process_group(options).barrier();
+    });
+    Group group = init_process_group(options);
+    EXPECT_EQ(test::listeners(port), std::vector<std::string>{test::kLoopback}) << host;
+    group.barrier();
+    other.join();
+  }
 }
 
 // Where the machine has no IPv6 the error says which address.

@@ -182,7 +182,7 @@ TEST(RunOptionsTest, NodesOnSeveralHostsHaveASecretOrSayThatTheyHaveNone) {
   COHORT_EXPECT_THROW_WITH(with({{"no-secret", "1"}, {"secret-file", "key"}}), UsageError,
                            "exclude each other");
   EXPECT_FALSE(with({{"no-secret", "1"}}).is_on_one_host());
-  for (const char* loopback : {"127.0.0.1", "localhost"}) {
+  for (const char* loopback : {"127.0.0.1", "localhost", "::1", "[::1]"}) {
     EXPECT_TRUE(read({{"nnodes", "2"}, {"master-addr", loopback}}).is_on_one_host());
   }
   EXPECT_TRUE(read({}).is_on_one_host());

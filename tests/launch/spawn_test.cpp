@@ -8,8 +8,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -20,6 +18,7 @@
 #include "cohort/comm/group.h"
 #include "cohort/core/error.h"
 #include "tests/support/environment.h"
+#include "tests/support/listeners.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -165,23 +164,13 @@ TEST_F(SpawnTest, TheStoreOfASpawnedJobListensOnLoopbackOnly) {
   with.environment = {{"SPAWN_TEST_FOLDER", folder}};
   spawn(
       [&](int) {
-        std::array<char, 8> port{};
-        std::snprintf(port.data(), port.size(), ":%04X", std::atoi(std::getenv("MASTER_PORT")));
         std::ofstream words(folder + "/listeners");
-        for (const char* path : {"/proc/net/tcp", "/proc/net/tcp6"}) {
-          std::ifstream file(path);
-          for (std::string number, local, remote, state, line; file >> number >> local >> remote >> state;) {
-            std::getline(file, line);
-            if (local.ends_with(port.data()) && state == "0A") words << local << "\n";
-          }
+        for (const auto& address : test::listeners(std::atoi(std::getenv("MASTER_PORT")))) {
+          words << address << "\n";
         }
       },
       1, with);
-  std::ifstream file(folder + "/listeners");
-  std::string first, second;
-  std::getline(file, first);
-  EXPECT_TRUE(first.starts_with("0100007F:")) << first;
-  EXPECT_FALSE(std::getline(file, second)) << second;
+  EXPECT_EQ(test::read_file(folder + "/listeners"), std::string(test::kLoopback) + "\n");
 }
 
 TEST_F(SpawnTest, TheFirstFailureComesBackWithRankAndMessage) {
