@@ -43,6 +43,18 @@ std::string to_hex(std::string_view bytes) {
   return text;
 }
 
+// HMAC-SHA-256: 32 bytes.
+std::string hmac(const std::string& key, std::string_view text) {
+  std::array<unsigned char, EVP_MAX_MD_SIZE> bytes{};
+  unsigned size = 0;
+  if (::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()),
+             reinterpret_cast<const unsigned char*>(text.data()), text.size(), bytes.data(),
+             &size) == nullptr) {
+    throw SystemError("core.secret", "OpenSSL cannot make a code: HMAC-SHA-256 failed");
+  }
+  return {reinterpret_cast<const char*>(bytes.data()), size};
+}
+
 // From its beginning, at most one byte more than a secret may have; whatever others have read of it.
 std::string read_all(int fd) {
   std::string bytes(kMostBytes + 1, '\0');
@@ -98,21 +110,26 @@ std::optional<Secret> Secret::of_process() {
       throw UsageError("core.secret", concat("COHORT_SECRET_FD is ", *fd, ", which is no secret of an agent"),
                        "keep the descriptors that cohort run hands over, or take the variable away too");
     }
-    return Secret(read_all(static_cast<int>(*fd)));
+    std::string bytes = read_all(static_cast<int>(*fd));
+    if (bytes.size() < kFewestBytes || bytes.size() > kMostBytes) {
+      throw UsageError("core.secret",
+                       concat("COHORT_SECRET_FD is ", *fd,
+                              ", which holds no secret of 16 to "
+                              "4096 bytes"),
+                       "what Secret::to_fd() makes");
+    }
+    return Secret(std::move(bytes));
   }
-  if (const auto path = env_string("COHORT_SECRET_FILE")) return from_file(*path);
+  if (const auto path = env_string("COHORT_SECRET_FILE")) return from_file(*path).for_ranks();
   return std::nullopt;
 }
 
+Secret Secret::derive(std::string_view purpose) const {
+  return Secret(hmac(bytes_, purpose));
+}
+
 std::string Secret::code(std::string_view text) const {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> bytes{};
-  unsigned size = 0;
-  if (::HMAC(::EVP_sha256(), bytes_.data(), static_cast<int>(bytes_.size()),
-             reinterpret_cast<const unsigned char*>(text.data()), text.size(), bytes.data(),
-             &size) == nullptr) {
-    throw SystemError("core.secret", "OpenSSL cannot make a code: HMAC-SHA-256 failed");
-  }
-  return to_hex({reinterpret_cast<const char*>(bytes.data()), size});
+  return to_hex(hmac(bytes_, text));
 }
 
 bool Secret::matches(std::string_view code, std::string_view text) const {

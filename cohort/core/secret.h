@@ -9,8 +9,10 @@
 
 /// A secret that the processes of a job share, and what they prove with it to each other.
 ///
-///     if (const auto secret = core::Secret::of_process()) send(text, secret->code(text));
+///     const auto secret = core::Secret::of_process();
+///     if (secret) send(text, secret->derive("my protocol").code(text));
 ///
+/// Each protocol derives a key of its own, so that no code that one of them makes is one of another's.
 /// Who has a text and its code knows that somebody with the secret wrote the text, and nothing of when: a
 /// text that must not be played again holds a word of random_word() that its reader has chosen.
 namespace cohort::core {
@@ -24,10 +26,17 @@ class Secret {
   /// file that is not there, that belongs to neither this process's user nor root, that others than its owner
   /// may read, or of fewer than 16 or more than 4,096 bytes.
   static Secret from_file(const std::filesystem::path& path);
-  /// That of this process's job: what its agent (`cohort run`) handed over, else what is in the file that
-  /// COHORT_SECRET_FILE names, else nothing. Throws: as from_file; UsageError when the descriptor is not
-  /// there.
+  /// That of the ranks of this process's job: what its agent (`cohort run`) or `spawn` handed over, else what
+  /// derives for ranks from the file that COHORT_SECRET_FILE names, else nothing. It is not the secret that
+  /// agents sign with, which no rank has from its agent. Throws: as from_file; UsageError when the descriptor
+  /// is not there, or holds none.
   static std::optional<Secret> of_process();
+
+  /// The secret for one purpose: HMAC-SHA-256 of its name. Who has it can find neither this one nor that of
+  /// another purpose.
+  Secret derive(std::string_view purpose) const;
+  /// What ranks get of the secret that their agents sign with.
+  Secret for_ranks() const { return derive("ranks"); }
 
   /// 64 hexadecimal digits: HMAC-SHA-256 of the text (RFC 2104, FIPS 198-1; OpenSSL's).
   std::string code(std::string_view text) const;

@@ -169,7 +169,7 @@ int run_job(const RunOptions& given) {
     options.run_id = options.nnodes > 1 ? "none" : concat(std::hex, now, "-", ::getpid());
   }
   const std::optional<core::Secret> secret = secret_of(options);
-  const core::Fd secret_fd = secret ? secret->to_fd() : core::Fd();
+  const core::Fd secret_fd = secret ? secret->for_ranks().to_fd() : core::Fd();
   SignalInbox signals(options.signals_to_handle, {SIGUSR1, SIGUSR2, SIGTSTP});
   LogFolder folder(options);
   Guard guard(folder.stays() ? "" : folder.path().string());

@@ -19,7 +19,8 @@ namespace cohort::launch {
 /// Without a secret words are what they are, and everybody is believed. Threads: one caller at a time.
 class SignedWords {
  public:
-  explicit SignedWords(std::optional<core::Secret> secret) : secret_(std::move(secret)) {}
+  explicit SignedWords(const std::optional<core::Secret>& secret)
+      : secret_(secret ? std::optional(secret->derive("agents")) : std::nullopt) {}
 
   /// What is signed and opened from now on is of this session; before, of none.
   void begin_session(const std::string& session) { session_ = session; }

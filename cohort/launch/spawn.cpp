@@ -183,8 +183,7 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
 
   const auto store = comm::open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
 
-  const auto secret = core::Secret::of_process();
-  const core::Fd secret_fd = secret ? secret->to_fd() : core::Secret::make().to_fd();
+  const core::Fd secret_fd = core::Secret::make().to_fd();  // a job of its own, whatever this process is of
   Ranks ranks;
   for (int rank = 0; rank < num_ranks; ++rank) {
     Pipe pipe = make_pipe();
@@ -225,11 +224,12 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
   if (failed == nullptr) return;
   const std::string what = concat("rank ", failed->rank, " of ", num_ranks, " ", failed->outcome());
   ranks.signal(SIGTERM);
-  const core::Deadline grace(options.grace);
-  while (ranks.any_running() && !grace.expired()) {
-    ::usleep(2000);
-    ranks.reap();
-  }
+  core::poll_until(
+      [&] {
+        ranks.reap();
+        return !ranks.any_running();
+      },
+      core::Deadline(options.grace));
   throw PeerError("launch.spawn", what);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "cohort/core/secret.h"
 #include "tests/cli/job.h"
 #include "tests/cli/program.h"
 #include "tests/support/environment.h"
@@ -47,6 +48,13 @@ TEST_F(RunTest, TheStatusIsThatOfTheFirstFailure) {
   EXPECT_EQ(job.wait(), 3);
   EXPECT_NE(job.out().find("[rank 1] hi\n"), std::string::npos);
   expect_in(job.err(), {"rank 1 of 2 failed first: it ended with status 3"});
+}
+
+TEST_F(RunTest, WhoStartsItMayIgnoreTheEndsOfChildren) {
+  Job job(dir.path(), {"--bind-to=none", "--", "sh", "-c", "exit 3"},
+          {"/bin/sh", "-c", "trap '' CHLD; exec \"$@\"", "sh"});
+  EXPECT_EQ(job.wait(), 3);
+  expect_in(job.err(), {"it ended with status 3"});
 }
 
 TEST_F(RunTest, OptionsEndWhereTheProgramBegins) {
@@ -243,7 +251,7 @@ for key, word in words.items():
   const std::string secret = "--secret-file=" + (dir / "secret").string();
   const std::string port = std::to_string(free_port());
   const std::string script =
-      "echo \"has $(cat /proc/self/fd/$COHORT_SECRET_FD)\"; touch up$RANK; "
+      "echo has $(od -An -v -tx1 /proc/self/fd/$COHORT_SECRET_FD | tr -d ' \\n'); touch up$RANK; "
       "while [ ! -e go ]; do sleep 0.05; done; echo ended well";
   Job first = node(0, port, script, {secret}), second = node(1, port, script, {secret});
   ASSERT_TRUE(comes(dir / "up0") && comes(dir / "up1"));
@@ -258,8 +266,9 @@ for key, word in words.items():
   write_file(dir / "go", "");
   EXPECT_EQ(first.wait(), 0) << first.err();
   EXPECT_EQ(second.wait(), 0) << second.err();
-  expect_in(first.out(), {"[rank 0] has a secret of the tests\n", "[rank 0] ended well\n"});
-  expect_in(second.out(), {"[rank 1] has a secret of the tests\n", "[rank 1] ended well\n"});
+  const std::string has = "has " + core::Secret::from_file(dir / "secret").code("ranks") + "\n";
+  expect_in(first.out(), {("[rank 0] " + has).c_str(), "[rank 0] ended well\n"});
+  expect_in(second.out(), {("[rank 1] " + has).c_str(), "[rank 1] ended well\n"});
   for (const Job* job : {&first, &second}) {
     expect_in(job->err(), {"a word under 'signal' was not left by an agent of this job",
                            "a word under 'abort' was not left by an agent of this job",

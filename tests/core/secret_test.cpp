@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -42,6 +43,17 @@ TEST(SecretTest, CodesAreThoseOfTheStandard) {
   EXPECT_FALSE(secret.matches(code.substr(1), text));
   EXPECT_FALSE(secret.matches("", text));
   EXPECT_FALSE(secret.matches(code, text + " "));
+}
+
+TEST(SecretTest, EachPurposeHasASecretOfItsOwn) {
+  const Secret secret = Secret::make();
+  std::set<std::string> codes{secret.code("text")};
+  for (const char* purpose : {"agents", "ranks", "rank", "", "text"}) {
+    codes.insert(secret.derive(purpose).code("text"));
+    EXPECT_EQ(secret.derive(purpose).code("text"), secret.derive(purpose).code("text"));
+  }
+  EXPECT_EQ(codes.size(), 6u);
+  EXPECT_NE(secret.derive("a").derive("b").code("text"), secret.derive("b").derive("a").code("text"));
 }
 
 TEST(SecretTest, NoTwoAreAlike) {
@@ -96,6 +108,9 @@ TEST(SecretTest, WhatTheAgentHandsOverComesBeforeAFile) {
   const test::ScopedEnv file("COHORT_SECRET_FILE", write_secret(folder, "sixteen bytes ok").string());
   const auto of_file = Secret::of_process();
   ASSERT_TRUE(of_file);
+  const Secret file_itself = Secret::from_file(folder.path() / "secret");
+  EXPECT_EQ(of_file->code("text"), file_itself.for_ranks().code("text"));
+  EXPECT_NE(of_file->code("text"), file_itself.code("text")) << "with which agents sign";
   const Secret made = Secret::make();
   const Fd fd = made.to_fd();
   EXPECT_GE(fd.get(), 3);
@@ -116,6 +131,10 @@ TEST(SecretTest, ADescriptorThatIsAnothersByNowIsRefused) {
     const test::ScopedEnv handed_over("COHORT_SECRET_FD", std::to_string(fd));
     COHORT_EXPECT_THROW_WITH(Secret::of_process(), UsageError, "is no secret of an agent");
   }
+  const Fd empty(::memfd_create("empty", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(::fcntl(empty.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL), 0);
+  const test::ScopedEnv handed_over("COHORT_SECRET_FD", std::to_string(empty.get()));
+  COHORT_EXPECT_THROW_WITH(Secret::of_process(), UsageError, "holds no secret of 16 to 4096 bytes");
 }
 
 }  // namespace

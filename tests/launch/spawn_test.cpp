@@ -17,6 +17,7 @@
 
 #include "cohort/comm/group.h"
 #include "cohort/core/error.h"
+#include "cohort/core/secret.h"
 #include "tests/support/environment.h"
 #include "tests/support/listeners.h"
 #include "tests/support/temp_dir.h"
@@ -124,6 +125,17 @@ TEST_F(SpawnTest, RanksMayMeetAgain) {
         if (sum.item<double>() != 3) throw std::runtime_error("the first group sums otherwise");
       },
       2, options());
+}
+
+// Its agent's descriptor was closed on the way, as subprocess does in Python.
+TEST_F(SpawnTest, ASecretThatIsNotThereAnyMoreIsNotMissed) {
+  std::optional<test::ScopedEnv> closed;
+  if (std::getenv("RANK") == nullptr) closed.emplace("COHORT_SECRET_FD", "999");
+  spawn(
+      [](int) {
+        if (!core::Secret::of_process()) throw std::runtime_error("no secret");
+      },
+      1, options());
 }
 
 // What a rank starts inherits its environment, and is no rank.
