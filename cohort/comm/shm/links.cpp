@@ -129,7 +129,7 @@ void check_not_given_up(Board& board) {
 std::vector<Contact> read_contacts(Board& board, int size, core::Deadline deadline) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < size; ++rank) keys.push_back(core::concat("contact/", rank));
-  while (!core::poll_for(board, keys, core::Deadline(kLook).sooner(deadline))) {
+  while (!board.wait(keys, core::Deadline(kLook).sooner(deadline))) {
     check_not_given_up(board);
     if (!deadline.expired()) continue;
     const std::vector<int> missing = core::missing_ranks(board, "contact", size, deadline);
@@ -171,9 +171,16 @@ Links::Links(Board& board, int rank, int size, core::Deadline deadline)
   check_same_machine(contacts, rank);
   for (int peer = 0; peer < rank; ++peer) {
     const Contact& contact = contacts[static_cast<std::size_t>(peer)];
-    core::Fd socket = connect_to(contact.address);
+    core::Fd socket;
+    int error = 0;
+    core::poll_until(
+        [&] {
+          socket = connect_to(contact.address);
+          error = socket.is_open() ? 0 : errno;
+          return error != EAGAIN;  // as many as it has room for stand before it
+        },
+        deadline);
     if (!socket.is_open()) {
-      const int error = errno;
       check_not_given_up(board);
       throw PeerError("comm.shm", core::concat("cannot connect to rank ", peer, ": ", std::strerror(error)));
     }
@@ -226,8 +233,16 @@ void Links::accept_others(const core::Fd& listener, Board& board, const std::vec
     }
     if (watched[0].revents != 0) {
       core::Fd stranger(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (stranger.is_open()) strangers.push_back(std::move(stranger));
-      continue;
+      if (stranger.is_open()) {
+        strangers.push_back(std::move(stranger));
+        continue;
+      }
+      // The connection stays where it is then, and the listener ready.
+      if (errno == EMFILE || errno == ENFILE) {
+        throw SystemError("comm.shm", "cannot accept a rank's connection: no more file descriptors",
+                          "ulimit -n");
+      }
+      if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) fail_socket("accept from");
     }
     if (deadline.expired() && !missing().empty()) {
       throw RendezvousError("comm.shm", core::concat(core::numbered("rank", missing()), " of ", links_.size(),
@@ -238,7 +253,7 @@ void Links::accept_others(const core::Fd& listener, Board& board, const std::vec
     check_not_given_up(board);
     std::vector<int> silent;
     for (const int peer : missing()) {
-      if (connect_to(addresses[static_cast<std::size_t>(peer)]).is_open()) continue;
+      if (connect_to(addresses[static_cast<std::size_t>(peer)]).is_open() || errno == EAGAIN) continue;
       silent.push_back(peer);
       if (std::ranges::find(suspects, peer) == suspects.end()) continue;
       throw PeerError("comm.shm", core::concat("rank ", peer, " died while the group was made"));

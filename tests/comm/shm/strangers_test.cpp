@@ -1,13 +1,16 @@
 // Who comes to the sockets of a group, and who does not.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
 #include <sstream>
 
+#include "cohort/comm/shm/links.h"
 #include "cohort/core/error.h"
 #include "cohort/core/fd.h"
 #include "cohort/core/host.h"
@@ -111,6 +114,77 @@ TEST(ShmStrangersTest, ARankThatCouldNotMakeTheGroupIsNotWaitedFor) {
     EXPECT_LT(waited.elapsed(), seconds(2));
     other.join();
   }
+}
+
+// A rank whose listener takes no more connections for now: one stands in its queue already.
+class BusyListener {
+ public:
+  explicit BusyListener(MapBoard& board, int rank)
+      : listener_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    socklen_t size = sizeof(sa_family_t);
+    if (::bind(listener_.get(), reinterpret_cast<sockaddr*>(&name), size) != 0 ||
+        ::listen(listener_.get(), 0) != 0)
+      throw std::runtime_error("cannot listen");
+    size = sizeof(name);
+    ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&name), &size);
+    const std::string address(name.sun_path + 1, size - sizeof(sa_family_t) - 1);
+    first_ = connect_to(address);
+    board.set(core::concat("contact/", rank), core::machine_id() + " here " + address + " token");
+  }
+  core::Fd accept() { return core::Fd(::accept(listener_.get(), nullptr, nullptr)); }
+
+ private:
+  core::Fd listener_, first_;
+};
+
+TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsWaitedFor) {
+  MapBoard board;
+  BusyListener busy(board, 0);
+  std::array<char, 64> words{};
+  std::thread later([&] {
+    std::this_thread::sleep_for(milliseconds(200));
+    const core::Fd other = busy.accept(), peer = busy.accept();
+    ::recv(peer.get(), words.data(), words.size(), 0);
+  });
+  const Links links(board, 1, 2, core::Deadline(seconds(20)));
+  later.join();
+  EXPECT_STREQ(words.data(), "token 1");
+}
+
+TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsNotTakenForDead) {
+  MapBoard board;
+  const BusyListener busy(board, 1);
+  COHORT_EXPECT_THROW_WITH(Links(board, 0, 2, core::Deadline(seconds(1))), RendezvousError,
+                           "rank 1 of 2 did not connect");
+}
+
+TEST(ShmStrangersTest, AProcessWithoutDescriptorsSaysSoAtOnce) {
+  MapBoard board;
+  const core::Fd stranger(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int free = ::dup(0);
+  ::close(free);
+  rlimit few = before;
+  few.rlim_cur = static_cast<rlim_t>(free) + 1;  // for the listener, and no more
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  const core::Deadline waited(seconds(60));
+  board.set("contact/1", core::machine_id() + " here nobody-listens-here token");
+  std::thread first([&] {
+    COHORT_EXPECT_THROW_WITH(Links(board, 0, 2, core::Deadline(seconds(20))), SystemError,
+                             "no more file descriptors");
+  });
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  const std::string address = contact_of(board, 0).address;
+  std::memcpy(name.sun_path + 1, address.data(), address.size());
+  const auto size = static_cast<socklen_t>(sizeof(sa_family_t) + 1 + address.size());
+  EXPECT_EQ(::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&name), size), 0);
+  first.join();
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_LT(waited.elapsed(), seconds(5));
 }
 
 TEST(ShmStrangersTest, ARankThatDiedBeforeItConnectedIsNamed) {
