@@ -159,14 +159,21 @@ std::string creed(const Job& job, const std::string& backend, Check check) {
                       core::version(), ", LibTorch ", TORCH_VERSION);
 }
 
-// Waits for all, and compares what they say of themselves. Returns whether all are on one machine.
-bool agree(const Store& store, const Store& waits, const Job& job, const std::string& mine,
-           const std::string& where, core::Deadline deadline) {
+struct Agreement {
+  bool is_one_machine = true;
+  Store waits;  // a connection to the store for who waits
+};
+
+// Waits for all, and compares what they say of themselves.
+Agreement agree(const Store& store, const Job& job, const std::string& mine, const std::string& where,
+                core::Deadline deadline) {
   core::Words words;
+  Agreement agreement;
   std::string error;
   try {
     const StoreDeadline until(deadline.later(core::kCollectTime + kAnswerTime));
-    StoreBoard board(store, waits);
+    agreement.waits = store->clone();
+    StoreBoard board(store, agreement.waits);
     if (board.add(core::concat("claim/", job.rank), 1) > 1) {
       fail(core::concat("two processes say that they are rank ", job.rank, " of the job that meets at ",
                         where),
@@ -190,7 +197,6 @@ bool agree(const Store& store, const Store& waits, const Job& job, const std::st
                       where, " within ", waited, " ms (this is rank ", job.rank, ")"),
          "look at their output, or raise the timeout");
   }
-  bool is_one_machine = true;
   for (std::size_t rank = 0; rank < words.of_rank.size(); ++rank) {
     const std::string& word = words.of_rank[rank];
     const std::size_t end = word.find('\n');
@@ -199,9 +205,10 @@ bool agree(const Store& store, const Store& waits, const Job& job, const std::st
                         word.substr(0, end)),
            "start all ranks alike");
     }
-    is_one_machine = is_one_machine && end != std::string::npos && word.substr(end + 1) == core::machine_id();
+    agreement.is_one_machine =
+        agreement.is_one_machine && end != std::string::npos && word.substr(end + 1) == core::machine_id();
   }
-  return is_one_machine;
+  return agreement;
 }
 
 // Groups of this process that met at one store, which may outlive the first: each meets under a name of its
@@ -238,13 +245,9 @@ Group init_process_group(const InitOptions& options) {
   if (is_automatic) device = core::resolve_device("auto");
   Meeting meeting = meet(options, job);
   if (meeting.outlives) meeting.store = apart(meeting.store);
-  const Store waits = [&] {
-    const StoreDeadline until(deadline);
-    return meeting.store->clone();
-  }();
   const std::string on = is_automatic && device.device.is_cuda() ? " (for GPUs)" : "";
-  const bool is_one_machine =
-      agree(meeting.store, waits, job, creed(job, backend + on, options.check), meeting.where, deadline);
+  const auto [is_one_machine, waits] =
+      agree(meeting.store, job, creed(job, backend + on, options.check), meeting.where, deadline);
   Choice choice;
   if (is_automatic) {
     choice = choose_backend(device.device.is_cuda(), is_one_machine && job.world_size <= kMostShmRanks,

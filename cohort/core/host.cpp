@@ -5,6 +5,8 @@
 #include <array>
 #include <fstream>
 
+#include "cohort/core/secret.h"
+
 namespace cohort::core {
 
 std::string host_name() {
@@ -14,11 +16,15 @@ std::string host_name() {
 }
 
 std::string machine_id() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  std::array<char, 64> network{};
-  const auto length = ::readlink("/proc/self/ns/net", network.data(), network.size());
-  return boot + "/" + std::string(network.data(), length > 0 ? static_cast<std::size_t>(length) : 0);
+  static const std::string id = [] {
+    std::string boot;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+    std::array<char, 64> network{};
+    const auto length = ::readlink("/proc/self/ns/net", network.data(), network.size());
+    if (boot.empty() || length <= 0) return "process/" + random_word();
+    return boot + "/" + std::string(network.data(), static_cast<std::size_t>(length));
+  }();
+  return id;
 }
 
 }  // namespace cohort::core

@@ -8,7 +8,7 @@ namespace cohort::core {
 std::string host_name();
 
 /// The same for processes that can share memory and reach each other's local sockets: of one boot of one
-/// machine, and of one network namespace. No LibTorch.
+/// machine, and of one network namespace. Where /proc does not say, no other process has it. No LibTorch.
 std::string machine_id();
 
 }  // namespace cohort::core
