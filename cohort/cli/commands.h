@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "cohort/launch/run_options.h"
+
 /// One function per command: adds it to `app` and sets `action` when it was chosen. An action returns the
 /// exit status.
 namespace cohort::cli {
@@ -21,6 +23,9 @@ void add_train(CLI::App& app, Context& context);
 /// first word on that is no option. Throws: UsageError for an option that is not known.
 std::vector<std::string> take_program(std::vector<std::string>& words);
 void add_run(CLI::App& app, Context& context);
+/// Runs a job as the program `cohort` does: on a process whose children are all its own. Returns the exit
+/// status.
+int start_job(launch::RunOptions options);
 /// Returns how many GPUs this process sees.
 int num_gpus();
 void add_eval(CLI::App& app, Context& context);

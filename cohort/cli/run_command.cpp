@@ -1,4 +1,6 @@
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -60,10 +62,16 @@ int run_command(const RunArguments& arguments, const std::vector<std::string>& p
   for (const auto& [name, on] : arguments.switches) {
     if (on) given[name] = "1";
   }
-  return launch::run_job(launch::read_run_flags(given, program, num_gpus));
+  return start_job(launch::read_run_flags(given, program, num_gpus));
 }
 
 }  // namespace
+
+int start_job(launch::RunOptions options) {
+  ::signal(SIGCHLD, SIG_DFL);  // ignored by who started this one, it would take the ranks' statuses away
+  options.reaps_orphans = ::getpid() == 1;
+  return launch::run_job(options);
+}
 
 int num_gpus() {
   try {

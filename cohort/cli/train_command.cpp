@@ -128,7 +128,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
     std::fputs(train::dump_config(config).c_str(), stdout);
     return 0;
   }
-  if (const auto ranks = ranks_to_start(arguments, config)) return launch::run_job(*ranks);
+  if (const auto ranks = ranks_to_start(arguments, config)) return start_job(*ranks);
   const train::RunResult result = train::run_training(std::move(config), context.command_line);
   if (result.rank == 0) print_result(result);
   if (result.fit.signal == 0) return 0;

@@ -66,7 +66,11 @@ Guard::~Guard() {
   tell(kAllIsWell);
   pipe_.write.close();
   int status = 0;
-  core::wait_for_process(pid_, status, core::Deadline(kEndTime));
+  if (pid_ > 0) core::wait_for_process(pid_, status, core::Deadline(kEndTime));
+}
+
+void Guard::reap() {
+  if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = -1;
 }
 
 void Guard::tell(pid_t group) {

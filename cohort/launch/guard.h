@@ -21,6 +21,8 @@ class Guard {
   Guard& operator=(const Guard&) = delete;
 
   pid_t pid() const { return pid_; }
+  /// Takes away the end of the guard where somebody has killed it. From then on it guards nothing.
+  void reap();
   void watch(pid_t group) { tell(group); }
   void forget(pid_t group) { tell(-group); }
 

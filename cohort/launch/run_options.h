@@ -72,6 +72,9 @@ struct RunOptions {
   BindTo bind_to = BindTo::kCores;
   Prefix prefix = Prefix::kAuto;
   std::vector<std::pair<std::string, std::string>> environment = {};  ///< added to that of the ranks
+  /// Take away the ends of all children of this process that are no ranks. For a program that has no other
+  /// children and is process 1 of a container, as `cohort run` may be.
+  bool reaps_orphans = false;
 
   static std::vector<int> default_signals();
   /// Whether nobody beyond this host is to reach node 0: one node that names no address, or 127.0.0.1,

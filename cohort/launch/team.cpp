@@ -240,9 +240,10 @@ void Team::step(std::chrono::milliseconds most, const std::vector<int>& wake) {
   reap_orphans();
 }
 
-// As a container's first process this one is the parent of what ranks leave behind.
+// As a container's first process the program `cohort` is the parent of what ranks leave behind. Another
+// program that runs a job may have children of its own, whose ends are its own to see.
 void Team::reap_orphans() {
-  if (::getpid() != 1) return;
+  if (!options_.reaps_orphans) return;
   for (;;) {
     siginfo_t info{};
     // Seen but not reaped: a rank's end is its Worker's to see. Behind a rank that has ended another step
@@ -251,8 +252,12 @@ void Team::reap_orphans() {
     const bool is_rank = std::ranges::any_of(members_, [&](const auto& member) {
       return member->worker->pid() == info.si_pid && member->worker->running();
     });
-    if (is_rank || guard_.pid() == info.si_pid) return;
-    ::waitpid(info.si_pid, nullptr, WNOHANG);
+    if (is_rank) return;
+    if (info.si_pid == guard_.pid()) {
+      guard_.reap();  // killed; an end that stays would be the one that is seen each time
+    } else {
+      ::waitpid(info.si_pid, nullptr, WNOHANG);
+    }
   }
 }
 

@@ -22,12 +22,14 @@
 
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
+#include "cohort/core/log.h"
 #include "cohort/core/wait.h"
 
 namespace cohort::launch {
 namespace {
 
 using core::concat;
+using core::log_warning;
 
 constexpr std::chrono::seconds kStartTimeout(30);
 constexpr std::chrono::seconds kEndTimeout(10);
@@ -105,8 +107,8 @@ std::optional<SignalMasks> masks_in(const std::filesystem::path& path) {
   return found == 3 ? std::optional(masks) : std::nullopt;
 }
 
-// What a thread waits for in sigwait() or sigtimedwait(). While it does, the kernel does not show these signals
-// as blocked.
+// What a thread waits for in sigwait() or sigtimedwait(). While it does, the kernel does not show these
+// signals as blocked.
 std::uint64_t awaited_signals(const std::filesystem::path& process, const std::filesystem::path& task) {
   std::ifstream file(task / "syscall");
   long number = -1;
@@ -201,7 +203,16 @@ bool Worker::reap() {
   if (!running_) return true;
   siginfo_t info{};
   // Seen but not reaped: as long as it is there, its number is no other process's.
-  if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0) return false;
+  if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
+    if (errno != ECHILD) return false;
+    log_warning(concat("process ", pid_,
+                       " has ended, and its status went elsewhere: SIGCHLD is ignored, or "
+                       "other code of this program waits for any child. It counts as failed"));
+    wait_status_ = 1 << 8;
+    running_ = false;
+    end_.close();
+    return true;
+  }
   if (info.si_pid != pid_) return false;
   if (own_group_) ::kill(-pid_, SIGKILL);
   if (::waitpid(pid_, &wait_status_, WNOHANG) != pid_) return false;

@@ -52,6 +52,8 @@ class Worker {
   pid_t pid() const { return pid_; }
   bool running() const { return running_; }
   /// True once it has ended and was reaped; what is left of its process group is killed then.
+  /// Where somebody else has taken its status away (SIGCHLD is ignored in this process), it counts as failed
+  /// with status 1, and the log says so.
   bool reap();
   /// Sends a signal to it, not to its group.
   void signal(int number) const;

@@ -11,9 +11,11 @@
 #include <thread>
 
 #include "cohort/core/error.h"
+#include "cohort/core/log.h"
 #include "cohort/launch/cores.h"
 #include "cohort/launch/guard.h"
 #include "tests/support/environment.h"
+#include "tests/support/messages.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -123,8 +125,9 @@ TEST(WorkerTest, SaysWhichSignalsAProgramSurvives) {
 // As programs do that take it by sigwait() or signalfd(). Another thread that has not blocked it dies of it.
 TEST(WorkerTest, ASignalThatEveryThreadHasBlockedIsSurvived) {
   const test::TempDir dir;
-  const std::string block = "import os, signal, threading, time\nblock = lambda: signal.pthread_sigmask("
-                            "signal.SIG_BLOCK, {signal.SIGUSR1})\n";
+  const std::string block =
+      "import os, signal, threading, time\nblock = lambda: signal.pthread_sigmask("
+      "signal.SIG_BLOCK, {signal.SIGUSR1})\n";
   const std::string ready = "os.rename('part', 'ready')\n";
   const auto start = [&](const std::string& body) {
     std::filesystem::remove(dir / "ready");
@@ -147,6 +150,19 @@ TEST(WorkerTest, ASignalThatEveryThreadHasBlockedIsSurvived) {
             "signal.sigwait({signal.SIGUSR1})\n");
   pid_in(dir / "ready");
   EXPECT_FALSE(worker.survives(SIGUSR1)) << "its other thread has not";
+}
+
+TEST(WorkerTest, AStatusThatSomebodyElseTookIsAFailure) {
+  std::string log;
+  core::set_log_sink([&](core::LogLevel, std::string_view line) { log += line; });
+  const auto before = ::signal(SIGCHLD, SIG_IGN);  // the kernel takes it
+  Worker worker(shell("sleep 0.1; exit 0"));
+  for (int i = 0; i < 1000 && !worker.reap(); ++i) ::poll(nullptr, 0, 10);
+  ::signal(SIGCHLD, before);
+  core::set_log_sink(nullptr);
+  EXPECT_FALSE(worker.running());
+  EXPECT_EQ(exit_status(worker.wait_status()), 1);
+  test::expect_in(log, {"its status went elsewhere: SIGCHLD is ignored"});
 }
 
 TEST(WorkerTest, WhatItHasStartedGoesWithIt) {
