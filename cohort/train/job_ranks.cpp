@@ -78,7 +78,12 @@ std::string device_of_rank(const Config& config) {
   const comm::Job job = comm::job_from_environment();
   if (job.local_world_size == 1 || (name != "auto" && name != "cuda")) return name;
   if (core::resolve_device(name).device.is_cpu()) return "cpu";
-  return core::concat("cuda:", gpu_of_rank(job.local_rank, at::detail::getCUDAHooks().getNumGPUs()));
+  const int num_visible = at::detail::getCUDAHooks().getNumGPUs();
+  if (num_visible > 1 && job.local_rank == num_visible) {  // the first of those that share
+    core::log_warning(core::concat("this host has ", job.local_world_size, " ranks and ", num_visible,
+                                   " GPUs: ranks share GPUs, which NCCL refuses"));
+  }
+  return core::concat("cuda:", gpu_of_rank(job.local_rank, num_visible));
 }
 
 // A launcher may show each rank its own GPU alone (Slurm's --gpus-per-task), or a host have fewer than ranks.
