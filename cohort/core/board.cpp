@@ -83,13 +83,7 @@ Words all_gather_words(Board& board, const std::string& key, int rank, int size,
   if (rank == 0) {
     // Its own word is the first; the others' stand under their ranks.
     const std::vector<std::string> keys = keys_of(key, 1, size);
-    bool have_come = board.wait(keys, core::Deadline(kCollectTime).sooner(deadline));
-    const bool is_slow = !have_come;
-    if (is_slow) {
-      board.set(key + "/0", "");  // those who wait longer than this rank does see that it is there
-      have_come = board.wait(keys, deadline);
-    }
-    if (!have_come) find_missing(board, key, 1, size, words.missing);
+    if (!board.wait(keys, deadline)) find_missing(board, key, 1, size, words.missing);
     if (words.missing.empty()) {
       words.of_rank = board.get_all(keys);
       words.of_rank.insert(words.of_rank.begin(), mine);
@@ -97,13 +91,12 @@ Words all_gather_words(Board& board, const std::string& key, int rank, int size,
     std::string text;
     for (const int who : words.missing) text += concat(text.empty() ? "" : ",", who);
     board.set(all, words.missing.empty() ? "+" + pack(words.of_rank) : "-" + text);
-    if (is_slow) board.remove(key + "/0");
     return words;
   }
   board.set(concat(key, "/", rank), mine);
   if (!board.wait({all}, deadline.later(kCollectTime))) {
-    find_missing(board, key, 0, size, words.missing);
-    if (words.missing.empty()) words.missing.push_back(0);  // they came while this rank looked
+    find_missing(board, key, 1, size, words.missing);
+    words.missing.insert(words.missing.begin(), 0);
     return words;
   }
   const std::string text = board.get(all);

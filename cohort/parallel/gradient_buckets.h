@@ -25,9 +25,10 @@ struct Gradient {
   /// Of the bucket's memory, shaped and strided as the parameter; none while that has none. Of a sparse one:
   /// the sum over ranks, until give_out().
   at::Tensor view;
-  int expected = 1;  ///< times it comes in a backward: more, or none, where the graph is static
-  int missing = 1;   ///< of these, in this backward
-  bool is_used = false;
+  int expected = 1;             ///< times it comes in a backward: more, or none, where the graph is static
+  int missing = 1;              ///< of these, in this backward
+  bool has_arrived = false;     ///< backward has come to it, also where it brought no gradient
+  bool is_used = false;         ///< a gradient came
   bool is_accumulated = false;  ///< came in backwards before that were not reduced
   double ready = 0;             ///< seconds after prepare(), summed over measured backwards
 };

@@ -157,7 +157,8 @@ void Reducer::State::arm(const std::optional<Contribution>& mine, std::span<cons
   const auto reached = std::make_shared<std::vector<bool>>(buckets.gradients.size(), false);
   if (options.find_unused_parameters) *reached = reached_from(outputs);
   for (const at::Tensor& output : outputs) {
-    if (!core::needs_gradient(output)) continue;
+    // A leaf would keep the hook, for later backwards too. Where it is a parameter its own hook begins.
+    if (!core::needs_gradient(output) || output.is_leaf()) continue;
     output.register_hook([weak = weak_from_this(), reached](const at::Tensor& /*gradient*/) {
       if (const auto state = weak.lock()) state->on_output(*reached);
     });
@@ -236,7 +237,7 @@ void Reducer::State::open(const std::vector<bool>& reached) {
   for (std::size_t i = 0; i < buckets.gradients.size(); ++i) {
     Gradient& gradient = buckets.gradients[i];
     const bool is_unreached = options.find_unused_parameters && !reached.empty() && !reached[i];
-    gradient.is_used = false;
+    gradient.is_used = gradient.has_arrived = false;
     if (is_counting()) gradient.expected = 0;
     gradient.missing = is_counting() ? 1 : options.static_graph ? gradient.expected : is_unreached ? 0 : 1;
     if (gradient.is_sparse) ++missing_sparse;
@@ -268,7 +269,8 @@ void Reducer::State::settle() {
 void Reducer::State::on_gradient(std::size_t index, const variable_list& came) {
   const std::lock_guard lock(mutex);
   Gradient& gradient = buckets.gradients[index];
-  if (silent > 0 || phase == Phase::kIdle) gradient.is_accumulated = true;
+  const bool has_come = came[0].defined();  // not of a node of several results that the loss does not use
+  if (silent > 0 || phase == Phase::kIdle) gradient.is_accumulated = gradient.is_accumulated || has_come;
   if (silent > 0 || phase == Phase::kIdle || phase == Phase::kBroken) return;
   if (phase == Phase::kDone) {
     throw UsageError("parallel.reduce",
@@ -283,6 +285,7 @@ void Reducer::State::on_gradient(std::size_t index, const variable_list& came) {
   }
   try {
     if (!is_open) open(has_outputs ? reached_by_backward() : std::vector<bool>());
+    gradient.is_used = gradient.is_used || has_come;  // open() has cleared it
     take(index, owners_of(gradient.parameter.grad(), came[0]));
   } catch (...) {
     phase = Phase::kBroken;
@@ -292,10 +295,9 @@ void Reducer::State::on_gradient(std::size_t index, const variable_list& came) {
 
 void Reducer::State::take(std::size_t index, std::size_t owners) {
   Gradient& gradient = buckets.gradients[index];
-  if (!gradient.is_used) {
+  if (!std::exchange(gradient.has_arrived, true)) {
     buckets.note_arrival(index, std::chrono::duration<double>(Clock::now() - begin).count());
   }
-  gradient.is_used = true;
   if (is_counting()) {
     ++gradient.expected;
     return;

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include "cohort/core/recompute.h"
 #include "cohort/parallel/distributed.h"
 #include "cohort/parallel/sync_batch_norm.h"
 #include "tests/parallel/nets.h"
@@ -241,6 +242,85 @@ TEST(FindUnusedTest, AGradientThatIsLeftOfAnEarlierStepKeepsItsBits) {
       });
     }
   }
+}
+
+// A temperature, as models of images and texts have; the part that makes the output changes from step to
+// step.
+struct ScaledImpl : torch::nn::Module {
+  ScaledImpl() {
+    a = register_module("a", torch::nn::Linear(5, 3));
+    b = register_module("b", torch::nn::Linear(5, 3));
+    scale = register_parameter("scale", at::full({}, 2.0));
+    to(at::kDouble);
+  }
+  std::vector<at::Tensor> forward(const at::Tensor& x, bool first) {
+    return {(first ? a : b)->forward(x), scale};
+  }
+  torch::nn::Linear a = nullptr, b = nullptr;
+  at::Tensor scale;
+};
+
+at::Tensor scaled_loss(const std::vector<at::Tensor>& outputs) {
+  return outputs[0].square().mean() * outputs[1];
+}
+
+TEST(FindUnusedTest, AParameterThatIsReturnedBeginsNoLaterBackwardWithWhatAnEarlierForwardReached) {
+  const auto make = [] { return seeded(3, [] { return std::make_shared<ScaledImpl>(); }); };
+  for (const bool is_static : {false, true}) {
+    test::run_ranks(2, "shm", [&](comm::Group& group) {
+      DistributedOptions options;
+      options.find_unused_parameters = !is_static;
+      options.static_graph = is_static;
+      const auto net = make(), alone = make();
+      DistributedDataParallel<std::shared_ptr<ScaledImpl>> model(net, group, options);
+      for (int step = 0; step < 6; ++step) {
+        const bool first = is_static || step % 2 == 0;
+        model->zero_grad();
+        alone->zero_grad();
+        const at::Tensor x = wave(8) + step;
+        scaled_loss(model.forward(share_of(x, group.rank(), 2), first)).backward();
+        for (int rank = 0; rank < 2; ++rank)
+          (scaled_loss(alone->forward(share_of(x, rank, 2), first)) / 2).backward();
+        const auto wanted = alone->named_parameters();
+        for (const auto& entry : net->named_parameters()) {
+          const at::Tensor &mine = entry.value().grad(), &other = wanted[entry.key()].grad();
+          ASSERT_EQ(mine.defined(), other.defined()) << step << entry.key();
+          if (!mine.defined()) continue;
+          ASSERT_TRUE(at::allclose(mine, other, 1e-10, 1e-12)) << step << entry.key();
+        }
+        EXPECT_EQ(torch::autograd::impl::hooks(net->scale).size(), 0u) << "they would grow with the steps";
+      }
+    });
+  }
+}
+
+// A node of two results brings an undefined gradient to the one that the loss does not use.
+TEST(FindUnusedTest, AParameterWithoutAGradientKeepsWhatIsLeftOfAnEarlierStep) {
+  test::run_ranks(3, "shm", [](comm::Group& group) {
+    const auto net = seeded(3, [] { return std::make_shared<ScaledImpl>(); });
+    struct BothImpl : torch::nn::Module {
+      explicit BothImpl(std::shared_ptr<ScaledImpl> of) : net(register_module("net", std::move(of))) {}
+      std::vector<at::Tensor> forward(const at::Tensor& x) {
+        return core::checkpoint(
+            [this](const at::Tensor& input) {
+              return std::vector<at::Tensor>{net->a->forward(input), net->b->forward(input)};
+            },
+            x);
+      }
+      std::shared_ptr<ScaledImpl> net;
+    };
+    DistributedOptions options;
+    options.find_unused_parameters = true;
+    DistributedDataParallel<std::shared_ptr<BothImpl>> model(std::make_shared<BothImpl>(net), group, options);
+    net->a->weight.mutable_grad() = at::full_like(net->a->weight, group.rank() + 1);
+    const at::Tensor x = wave(4).requires_grad_();
+    for (int step = 0; step < 3; ++step) {
+      model.forward(x)[1].square().mean().backward();
+      EXPECT_EQ(net->a->weight.grad().max().item<double>(), group.rank() + 1) << step;
+      EXPECT_EQ(net->a->weight.grad().min().item<double>(), group.rank() + 1) << step;
+      EXPECT_TRUE(net->b->weight.grad().defined());
+    }
+  });
 }
 
 }  // namespace
