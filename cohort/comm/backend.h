@@ -5,6 +5,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "cohort/core/deadline.h"
+
 /// What a backend's folder offers to make_group. Not installed as an interface: users name a backend.
 namespace cohort::comm {
 
@@ -12,8 +14,9 @@ struct BackendOptions {
   c10::intrusive_ptr<c10d::Store> store;
   int rank = 0;
   int size = 1;
-  std::chrono::milliseconds timeout{0};
-  std::string reach;  ///< host that connections must reach; empty: any
+  std::chrono::milliseconds timeout{0};               ///< of its calls
+  core::Deadline deadline = core::Deadline::never();  ///< of making it
+  std::string reach;                                  ///< host that connections must reach; empty: any
 };
 
 struct MadeBackend {

@@ -125,8 +125,8 @@ void DeadlineStore::Worker::wait_for_answer(std::unique_lock<std::mutex>& lock, 
   throw_silent();
 }
 
-DeadlineStore::DeadlineStore(StorePtr store, std::string name)
-    : worker_(std::make_shared<Worker>(std::move(store), std::move(name))) {
+DeadlineStore::DeadlineStore(StorePtr store, std::string name, Waiting waiting)
+    : worker_(std::make_shared<Worker>(std::move(store), std::move(name))), waiting_(waiting) {
   std::thread([worker = worker_] { Worker::run(worker); }).detach();
 }
 
@@ -181,7 +181,7 @@ auto DeadlineStore::ask(const char* what, Body body, Waits waits) {
 
 StorePtr DeadlineStore::clone() {
   StorePtr copy = ask("clone", [](c10d::Store& store) { return store.clone(); });
-  auto clone = c10::make_intrusive<DeadlineStore>(std::move(copy), worker_->name);
+  auto clone = c10::make_intrusive<DeadlineStore>(std::move(copy), worker_->name, waiting_);
   clone->timeout_ = timeout_;
   return clone;
 }
@@ -220,6 +220,11 @@ void DeadlineStore::wait(const Keys& keys) {
 }
 
 void DeadlineStore::wait(const Keys& keys, const milliseconds& timeout) {
+  if (waiting_ == Waiting::kByAsking) {
+    if (core::poll_until([&] { return check(keys); }, core::Deadline(timeout))) return;
+    throw TimeoutError("comm.store",
+                       core::concat("timed out: ", worker_->name, " has no '", keys.front(), "'"));
+  }
   ask("wait", timeout, [keys, timeout](c10d::Store& store) { store.wait(keys, timeout); }, Waits::kForKey);
 }
 

@@ -39,8 +39,13 @@ class StoreDeadline {
 /// throws.
 class DeadlineStore : public c10d::Store {
  public:
+  /// How it waits for keys: in a request that waits, or by asking again and again, for a store whose own
+  /// waits do not end in time (FileStore counts whole seconds).
+  enum class Waiting : std::uint8_t { kInTheStore, kByAsking };
+
   /// `name`: what is silent, for errors.
-  DeadlineStore(c10::intrusive_ptr<c10d::Store> store, std::string name);
+  DeadlineStore(c10::intrusive_ptr<c10d::Store> store, std::string name,
+                Waiting waiting = Waiting::kInTheStore);
   ~DeadlineStore() override;
   DeadlineStore(const DeadlineStore&) = delete;
   DeadlineStore& operator=(const DeadlineStore&) = delete;
@@ -80,6 +85,7 @@ class DeadlineStore : public c10d::Store {
   auto ask(const char* what, std::chrono::milliseconds most, Body body, Waits waits);
 
   const std::shared_ptr<Worker> worker_;
+  const Waiting waiting_;
 };
 
 }  // namespace cohort::comm

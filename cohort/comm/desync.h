@@ -19,7 +19,7 @@ std::string report();
 /// While it lives, this rank answers the others and logs:
 /// on `signal` its own report, on rank 0 also a table of all ranks; when a call of a group that descends from
 /// the watched one fails, within about 2 s one table of all ranks, on the first rank that fails: what each
-/// called last, who is behind, who called something else, who did not answer.
+/// called last, who is behind, who called something else, who did not answer. The error does not wait for it.
 /// Threads: two of its own; the store is asked over a connection of its own, four times a second.
 class DesyncWatch {
  public:

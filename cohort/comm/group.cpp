@@ -327,6 +327,8 @@ Pending Group::recv(at::Tensor& tensor, int from, int tag, CallOptions options) 
 
 namespace {
 
+constexpr milliseconds kTableTime(300);  // that a barrier's error waits for the table of all ranks
+
 // What a barrier came to: an error of the store, the ranks that have not come, or neither.
 struct BarrierResult {
   std::string error;
@@ -382,8 +384,10 @@ void Group::barrier(CallOptions options) const {
                                          mine.rank, "/", mine.size, ", ", waited, " ms)");
   const auto who = core::concat(core::numbered("rank", result.missing),
                                 result.missing.size() == 1 ? " has" : " have", " not come");
-  if (const auto watch = mine.family->watch())
+  if (const auto watch = mine.family->watch()) {
     watch->failed(core::concat(where, ": ", result.error.empty() ? who : result.error));
+    if (!result.is_silent) watch->wait_for_table(core::Deadline(kTableTime));
+  }
   if (result.error.empty()) {
     throw TimeoutError("comm.group", core::concat(where, ": ", who),
                        "look at what they were doing, or raise the timeout");

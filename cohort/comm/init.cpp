@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <future>
 #include <mutex>
+#include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -25,6 +27,7 @@
 #include "cohort/core/numbered.h"
 #include "cohort/core/reach.h"
 #include "cohort/core/version.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::comm {
 namespace {
@@ -69,6 +72,9 @@ Address parse_address(const std::string& method) {
 
 Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
   const bool serves = job.rank == 0 && !job.agent_store;
+  // Some launchers (Kubeflow's) give rank 0 localhost, and the others its name.
+  const bool is_local =
+      core::is_this_host(address.host) && (job.is_on_one_host || address.host != "localhost");
   const core::Deadline deadline(timeout);
   const auto at = [&] {
     return core::concat(to_string(address), " (rank ", job.rank, "/", job.world_size, ", ",
@@ -85,7 +91,7 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
     Store store = open_tcp_store({.host = address.host,
                                   .port = address.port,
                                   .serves = serves,
-                                  .is_local = core::is_this_host(address.host),
+                                  .is_local = is_local,
                                   .timeout = std::max(milliseconds(1000), left)});
     // One that this process keeps always answers.
     if (!serves) store = c10::make_intrusive<DeadlineStore>(store, "the store at " + to_string(address));
@@ -102,6 +108,22 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
     }
     fail(core::concat("lost rank 0 at ", at(), ": ", words), reach_hint);
   }
+}
+
+// LibTorch's locks the file for each request, for the first one when it is made, and waits for whoever has
+// the lock: on threads that are left behind then.
+Store file_store(const std::string& path, const Job& job, milliseconds timeout) {
+  std::packaged_task<Store()> task(
+      [path, size = job.world_size]() -> Store { return c10::make_intrusive<c10d::FileStore>(path, size); });
+  std::future<Store> made = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (!core::wait(made, core::Deadline(timeout))) {
+    fail(core::concat("rank ", job.rank, " cannot meet in ", path, ": somebody has locked it for ",
+                      timeout.count(), " ms"),
+         "look at the ranks that meet there, and at the file system; a new file for each job");
+  }
+  return c10::make_intrusive<DeadlineStore>(made.get(), "the store in " + path,
+                                            DeadlineStore::Waiting::kByAsking);
 }
 
 struct Meeting {
@@ -123,11 +145,7 @@ Meeting meet(const InitOptions& options, const Job& job) {
            "MASTER_ADDR=HOST of rank 0 and MASTER_PORT=PORT, or start with: cohort run, torchrun, srun, "
            "mpirun");
     }
-    Address address{job.master_host, job.master_port};
-    // Slurm knows that one host is all, and names it by the name that others would reach it by.
-    const bool is_one_host =
-        job.launcher == Launcher::kSlurm && !options.rank && job.local_world_size == job.world_size;
-    if (is_one_host) address.host = "127.0.0.1";
+    const Address address{job.master_host, job.master_port};
     Store store = tcp_store(address, job, options.timeout);
     if (job.agent_store || job.restart_count > 0) {  // as torchrun keeps attempts apart
       store =
@@ -146,7 +164,7 @@ Meeting meet(const InitOptions& options, const Job& job) {
       throw UsageError("comm.init", core::concat("'", options.init_method, "' names no absolute path"),
                        "file:///shared/folder/new-file");
     }
-    return {c10::make_intrusive<c10d::FileStore>(path, job.world_size), "", path};
+    return {file_store(path, job, options.timeout), "", path};
   }
   throw UsageError("comm.init", core::concat("init_method is '", options.init_method, "'"),
                    "env://, tcp://HOST:PORT or file:///PATH");
@@ -181,6 +199,10 @@ Agreement agree(const Store& store, const Job& job, const std::string& mine, con
     }
     words = core::all_gather_words(board, "here", job.rank, job.world_size, mine + "\n" + core::machine_id(),
                                    deadline);
+    // Rank 0 may have come, and wait for the others itself.
+    if (words.missing.size() > 1 && words.missing.front() == 0 && board.has("claim/0")) {
+      words.missing.erase(words.missing.begin());
+    }
   } catch (const Error&) {
     throw;
   } catch (const std::exception& failure) {
@@ -235,6 +257,7 @@ Group init_process_group(const InitOptions& options) {
     job.rank = *options.rank;
     job.world_size = *options.world_size;
     job.local_world_size = std::min(job.local_world_size, job.world_size);
+    job.is_on_one_host = false;
     if (job.world_size < 1 || job.rank < 0 || job.rank >= job.world_size) {
       throw UsageError("comm.init", core::concat("rank is ", job.rank, " and world_size ", job.world_size));
     }
@@ -269,6 +292,7 @@ Group init_process_group(const InitOptions& options) {
                            .rank = job.rank,
                            .backend = backend,
                            .timeout = options.timeout,
+                           .deadline = deadline,
                            .reach = meeting.reach,
                            .is_kept_by_rank = meeting.is_kept_by_rank,
                            .check = options.check}));

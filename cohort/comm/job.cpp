@@ -68,7 +68,9 @@ std::optional<Job> torchrun() {
   job.rank = rank ? *rank : required("RANK", 0, kMostRanks, "WORLD_SIZE");
   job.world_size = world ? *world : required("WORLD_SIZE", 1, kMostRanks, "RANK");
   job.local_rank = number("LOCAL_RANK", 0, kMostRanks).value_or(job.rank);
-  job.local_world_size = number("LOCAL_WORLD_SIZE", 1, kMostRanks).value_or(job.world_size);
+  const auto local = number("LOCAL_WORLD_SIZE", 1, kMostRanks);
+  job.local_world_size = local.value_or(job.world_size);
+  job.is_on_one_host = local == job.world_size;
   job.restart_count = number("TORCHELASTIC_RESTART_COUNT", 0, kMostRanks).value_or(0);
   job.agent_store = core::env_string("TORCHELASTIC_USE_AGENT_STORE") == "True";
   read_master(job);
@@ -99,10 +101,12 @@ std::optional<Job> slurm() {
       fail(core::concat("SLURM_NODEID is ", node, ", and '", *tasks, "' names ", counts.size(), " node(s)"));
     }
     job.local_world_size = counts[node];
+    job.is_on_one_host = counts.size() == 1 && counts[0] == job.world_size;
   }
   auto nodes = core::env_string("SLURM_STEP_NODELIST");
   if (!nodes) nodes = core::env_string("SLURM_JOB_NODELIST");
   if (nodes) job.master_host = expand_hostlist(*nodes).front();
+  if (job.is_on_one_host) job.master_host = "127.0.0.1";
   job.master_port = port_of(core::env_string("SLURM_JOB_ID").value_or("") + "." +
                             core::env_string("SLURM_STEP_ID").value_or(""));
   read_master(job);
@@ -119,7 +123,8 @@ std::optional<Job> open_mpi() {
   job.world_size = required("OMPI_COMM_WORLD_SIZE", 1, kMostRanks, beside);
   job.local_rank = required("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMostRanks, beside);
   job.local_world_size = required("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks, beside);
-  if (job.local_world_size == job.world_size) {
+  job.is_on_one_host = job.local_world_size == job.world_size;
+  if (job.is_on_one_host) {
     job.master_host = "127.0.0.1";
     auto id = core::env_string("PMIX_NAMESPACE");
     if (!id) id = core::env_string("OMPI_MCA_ess_base_jobid");

@@ -17,9 +17,10 @@ std::string_view to_string(Launcher launcher);
 struct Job {
   int rank = 0;
   int world_size = 1;
-  int local_rank = 0;        ///< among the ranks of this host
-  int local_world_size = 1;  ///< ranks of this host
-  std::string master_host;   ///< where the store is; empty when alone
+  int local_rank = 0;           ///< among the ranks of this host
+  int local_world_size = 1;     ///< ranks of this host
+  bool is_on_one_host = false;  ///< its launcher has said so
+  std::string master_host;      ///< where the store is; empty when alone
   std::uint16_t master_port = 0;
   Launcher launcher = Launcher::kNone;
   /// torchrun's agent keeps the store: rank 0 is a client too.

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string_view>
 
 #include "cohort/comm/check.h"
 #include "cohort/comm/deadline_store.h"
@@ -24,8 +25,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::chrono::seconds kReportTime(6);  // what a failure may take to ask the others
-constexpr milliseconds kEndTime(500);           // and a call of the backend, to end after its deadline
+constexpr milliseconds kLateTime(350);    // after a deadline: for the backend to end, and to ask the others
+constexpr milliseconds kDeathTime(1000);  // after the death of a peer, which others may notice later
+constexpr milliseconds kTurnTime(150);    // for the group's thread, to say what came of a call
 constexpr const char* kBehind = "timed out behind calls that not all ranks have made";
 
 std::string shapes(std::span<const at::Tensor> tensors) {
@@ -35,6 +37,20 @@ std::string shapes(std::span<const at::Tensor> tensors) {
   }
   if (tensors.size() > 3) text += core::concat(" and ", tensors.size() - 3, " more");
   return text;
+}
+
+// Whether an error says who is missing: comparisons do, and shm.
+bool names_who(std::string_view words) {
+  for (const char* part : {" not come", " died", "closed its connection"}) {
+    if (words.find(part) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
+// "from rank 1, ": the root, or the other end of a message.
+std::string peer_text(const Signature& signature) {
+  return signature.direction == nullptr ? ""
+                                        : core::concat(signature.direction, " rank ", signature.peer, ", ");
 }
 
 // That of the caller on the GPU where the tensors are: the backend orders the call behind it.
@@ -94,11 +110,15 @@ milliseconds Pending::State::left() const {
 
 std::string Pending::State::describe() const {
   return core::concat(signature.call, " ", signature.number, " of group '", group->name, "' (rank ",
-                      group->rank, "/", group->size, ", ", shapes(tensors), ", ",
+                      group->rank, "/", group->size, ", ", shapes(tensors), ", ", peer_text(signature),
                       std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count(), " ms)");
 }
 
-void Pending::State::fail(const std::exception& error) {
+core::Deadline Pending::State::end_of_failure() const {
+  return core::Deadline(deadline.expired() ? kLateTime : kDeathTime);
+}
+
+void Pending::State::fail(const std::exception& error, core::Deadline until) {
   std::string what = describe();
   const std::string words = core::message_of(error);
   group->flight.set(ticket, CallState::kFailed);
@@ -106,9 +126,11 @@ void Pending::State::fail(const std::exception& error) {
   if (words.find("Invalid scalar type") != std::string::npos) {
     throw UsageError("comm.group", core::concat(what, ": ", words));
   }
-  group->mark_broken(what + ": " + words);
-  if (const auto watch = group->family->watch()) watch->failed(what + ": " + words);
-  what += group->silent_ranks();
+  group->mark_broken(what + ": " + words, until);
+  const auto watch = group->family->watch();
+  if (watch) watch->failed(what + ": " + words);
+  if (!names_who(words)) what += group->silent_ranks(until);
+  if (watch) watch->wait_for_table(until);
   throw_as_ours(error, "comm.group", what);
 }
 
@@ -147,7 +169,7 @@ void Pending::State::begin_in_turn(const std::optional<Fingerprint>& mine, const
   if (deadline.expired()) fail(std::runtime_error(kBehind));
   if (step_on(Step::kHandedOver)) return hand_over(body);
   // The other ranks begin it, so what comes after it would meet theirs.
-  group->mark_broken(core::concat(describe(), ": ", kBehind));
+  group->mark_broken(core::concat(describe(), ": ", kBehind), end_of_failure());
 }
 
 void Pending::State::compare(const Fingerprint& mine) {
@@ -169,12 +191,12 @@ void Pending::State::compare(const Fingerprint& mine) {
 
 void Pending::State::wait_until_begun() {
   if (!beginning.valid()) return;
-  const core::Deadline until = deadline.later(kAnswerTime);
   // With its turn it ends by itself, and says more than that it is late.
+  const core::Deadline until = deadline.later(kLateTime + kTurnTime);
   const auto has_begun = [&] {
-    return beginning.wait(until) || (has_turn && beginning.wait(until.later(kReportTime)));
+    return beginning.wait(deadline.later(kTurnTime)) || (has_turn && beginning.wait(until));
   };
-  if (!has_begun() && (give_up() || !beginning.wait(until.later(2 * kReportTime)))) {
+  if (!has_begun() && (give_up() || !beginning.wait(until.later(kLateTime)))) {
     fail(std::runtime_error(kBehind));
   }
   beginning.get(until);
@@ -211,13 +233,13 @@ bool Pending::State::is_on_gpu() const {
 
 // What goes on after an error would write to tensors that the caller has got back. A message has no time of
 // its own in c10d. Gloo's collectives cannot be aborted: they end at the deadline that they were given.
-void Pending::State::end_work(c10d::Work& running) const {
+void Pending::State::end_work(c10d::Work& running, core::Deadline until) const {
   if (is_on_gpu() || running.isCompleted()) return;
   try {
     running.abort();
   } catch (const std::exception&) {  // it cannot
   }
-  if (core::poll_until([&] { return running.isCompleted(); }, core::Deadline(kEndTime))) return;
+  if (core::poll_until([&] { return running.isCompleted(); }, until)) return;
   core::log_warning(core::concat("[comm.group] ", describe(),
                                  " goes on in the backend after its deadline, and may write to its tensors"));
 }
@@ -232,8 +254,9 @@ void Pending::State::finish() {
     // done. A collective that does not end is then its watchdog's matter.
     if (!(is_on_gpu() ? running->wait() : running->wait(left()))) throw std::runtime_error("it was aborted");
   } catch (const std::exception& error) {
-    end_work(*running);
-    fail(error);
+    const core::Deadline until = end_of_failure();
+    end_work(*running, until);
+    fail(error, until);
   }
   const at::NoGradGuard no_grad;
   for (auto& [view, copy] : returns) view.copy_(copy);

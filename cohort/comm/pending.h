@@ -68,10 +68,14 @@ struct Pending::State : std::enable_shared_from_this<Pending::State> {
   void compare(const Fingerprint& mine);
   void count();
   void hand_over(const Body& body);
-  void end_work(c10d::Work& running) const;
+  void end_work(c10d::Work& running, core::Deadline until) const;
   bool is_on_gpu() const;
   std::string describe() const;
-  [[noreturn]] void fail(const std::exception& error);
+  /// What is asked of others on the way is asked until then.
+  [[noreturn]] void fail(const std::exception& error, core::Deadline until);
+  [[noreturn]] void fail(const std::exception& error) { fail(error, end_of_failure()); }
+  /// Until when a call that has failed now is to have thrown.
+  core::Deadline end_of_failure() const;
 
   std::atomic<Step> step_{Step::kQueued};
 };

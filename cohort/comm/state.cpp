@@ -19,7 +19,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kSilence(1000);
+constexpr milliseconds kSilence(1000);   // how long those that were told nothing have, to fail too
+constexpr milliseconds kAskTime(100);    // for the store to say who they are
 constexpr milliseconds kPartTime(3000);  // how long rank 0 waits for those that have met and may have died
 
 bool contains_any(const std::string& text, std::initializer_list<const char*> parts) {
@@ -73,14 +74,14 @@ void part(Group::State& state, const std::string& key, core::Deadline deadline) 
   }
 }
 
-void Group::State::mark_broken(const std::string& what) {
+void Group::State::mark_broken(const std::string& what, core::Deadline until) {
   {
     const std::lock_guard lock(mutex_);
     if (!broken_.empty()) return;
     broken_ = what;
   }
   try {
-    const StoreDeadline until(core::Deadline{kSilence});
+    const StoreDeadline asks(until);
     StoreBoard board = board_of(*this);
     core::Gate(board, "failed", rank, size).arrive();
   } catch (const std::exception&) {  // the store went with the rank that kept it
@@ -139,12 +140,11 @@ void Group::State::check_carries(c10::Device device) const {
 }
 
 // Many calls may be in flight when a peer dies, and fail one after the other: one of them asks.
-std::string Group::State::silent_ranks() {
+std::string Group::State::silent_ranks(core::Deadline deadline) {
   if (size == 1) return "";
-  std::call_once(silence_asked_, [this] {
+  std::call_once(silence_asked_, [&] {
     try {
-      const core::Deadline deadline(kSilence);
-      const StoreDeadline until(core::Deadline(kSilence + kAnswerTime));
+      const StoreDeadline until(deadline.later(kAskTime));
       StoreBoard board = board_of(*this);
       core::Gate gate(board, "failed", rank, size);
       if (gate.wait(deadline)) return;  // one request, and not one for each look of each rank
@@ -283,7 +283,12 @@ void Group::State::share_with_c10d() {
   is_shared_with_c10d_.store(true);
   if (is_queue_empty()) return;
   const core::Deadline deadline(timeout);
-  core::poll_until([this] { return is_queue_empty(); }, deadline, std::chrono::milliseconds(1));
+  if (core::poll_until([this] { return is_queue_empty(); }, deadline, milliseconds(1))) return;
+  throw TimeoutError(
+      "comm.group",
+      core::concat("process_group() of group '", name, "' (rank ", rank, "/", size, ", ", timeout.count(),
+                   " ms): calls that were made before have not begun, as not all ranks have made them"),
+      "wait for them first");
 }
 
 void Family::add(const std::shared_ptr<Group::State>& group) {
@@ -348,7 +353,7 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
   state->reach = options.reach;
   state->is_kept_by_rank = options.is_kept_by_rank;
   state->check = options.check;
-  const core::Deadline deadline(options.timeout);
+  const core::Deadline deadline = options.deadline.value_or(core::Deadline(options.timeout));
   const StoreDeadline until(deadline.later(kAnswerTime));
   const std::string own_prefix = "cohort/" + options.name;
   state->prefix = options.prefix.empty() ? own_prefix : core::concat(options.prefix, "/", own_prefix);
@@ -356,11 +361,11 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
                            ? std::move(options.connections)
                            : std::make_shared<StoreConnections>(options.store, std::move(options.waits));
   state->store = c10::make_intrusive<c10d::PrefixStore>(own_prefix, options.store);
-  state->store->setTimeout(options.timeout);
+  state->store->setTimeout(milliseconds(std::max(1, deadline.remaining_ms())));  // for what backends ask
   const auto make = [&](const std::string& backend) {
     return make_backend(backend, options.name,
                         {c10::make_intrusive<c10d::PrefixStore>(backend, state->store), options.rank, size,
-                         options.timeout, options.reach});
+                         options.timeout, deadline, options.reach});
   };
   MadeBackend made;
   std::optional<MadeBackend> for_cpu;  // beside one for GPUs: flags, counters and text are on the CPU
@@ -372,6 +377,7 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
     throw;
   }
   if (made.has_peers && size > 1) wait_until_made(*state, deadline);
+  state->store->setTimeout(options.timeout);
   state->has_peers = made.has_peers;
   state->sums_by_rank = made.sums_by_rank;
   state->device = made.device;

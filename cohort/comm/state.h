@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <optional>
 
 #include "cohort/comm/flight.h"
 #include "cohort/comm/group.h"
@@ -83,15 +84,15 @@ struct Group::State {
   void give_row(int row);
   /// "world", "world (2)": the name of a row.
   std::string row_name(int row) const;
-  /// Marks the group as broken by `what`, once; others who ask the store learn of it.
-  void mark_broken(const std::string& what);
+  /// Marks the group as broken by `what`, once; others who ask the store learn of it, if it answers by then.
+  void mark_broken(const std::string& what, core::Deadline until);
   /// Throws CommError with the first failure, if there was one.
   void check_usable() const;
   /// Throws: UsageError where the backend has no tensors of this kind of device.
   void check_carries(c10::Device device) const;
-  /// Ranks that have not failed too within a second of this one's first failure: they are dead, or stuck.
-  /// Text for a message, may be empty. After mark_broken(). Only the first call waits.
-  std::string silent_ranks();
+  /// Ranks that have not failed too when the deadline passes: they are dead, or stuck. Text for a message,
+  /// may be empty. After mark_broken(). Only the first call waits.
+  std::string silent_ranks(core::Deadline deadline);
 
  private:
   mutable std::mutex mutex_;
@@ -133,6 +134,7 @@ struct StateOptions {
   int rank = 0;
   std::string backend;
   std::chrono::milliseconds timeout{0};
+  std::optional<core::Deadline> deadline = {};  ///< of making it; else `timeout` from now
   std::string reach = {};
   bool is_kept_by_rank = true;  ///< the store
   Check check = Check::kFirst;

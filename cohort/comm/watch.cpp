@@ -29,7 +29,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPoll(250);      // how often a watch looks whether somebody asks
 constexpr int kRanksAtFullRate = 1024;  // more look less often: one store answers them all
 constexpr milliseconds kCollect(1500);  // how long the one who asks waits for answers
-constexpr milliseconds kAsk(3000);      // how long a failing call waits for the table
 constexpr milliseconds kLeave(1000);    // how long rank 0 waits for the others to leave
 constexpr milliseconds kEnd(3000);      // how long the destructor waits for a thread
 constexpr milliseconds kRepeat(10000);  // failures so soon after one table are of the same trouble
@@ -87,7 +86,10 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
         signal_taken = false;
         throw UsageError("comm.watch_for_desync", core::concat("cannot handle signal ", signal_));
       }
-      signals_ = std::thread([self = shared_from_this()] { self->wait_for_signals(); });
+      signals_ = std::thread([self = shared_from_this()] {
+        self->wait_for_signals();
+        self->signals_ended_ = true;
+      });
     }
     serving_ = true;
     std::thread([self = shared_from_this()] { self->serve(); }).detach();  // its end is waited for in stop()
@@ -99,7 +101,12 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
       ::sigaction(signal_, &before_, nullptr);
       stopping_ = true;
       notify();
-      signals_.join();
+      // It may be writing a report that nobody reads.
+      if (core::poll_until([this] { return signals_ended_.load(); }, core::Deadline(kEnd))) {
+        signals_.join();
+      } else {
+        signals_.detach();
+      }
       signal_taken = false;
     }
     std::unique_lock lock(mutex_);
@@ -115,17 +122,21 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
   }
 
   void failed(const std::string& what) override {
-    std::unique_lock lock(mutex_);
+    const std::lock_guard lock(mutex_);
     failed_ = true;
     if (!serving_ || stopping_) return;
-    const auto done = std::make_shared<bool>(false);
-    jobs_.push_back([this, what, done] {
+    ++failures_;
+    jobs_.push_back([this, what] {
       after_failure(what);
       const std::lock_guard inner(mutex_);
-      *done = true;
+      --failures_;
     });
     changed_.notify_all();
-    core::wait(changed_, lock, [&] { return *done || !serving_; }, core::Deadline(kAsk));
+  }
+
+  void wait_for_table(core::Deadline until) override {
+    std::unique_lock lock(mutex_);
+    core::wait(changed_, lock, [&] { return failures_ == 0 || !serving_; }, until);
   }
 
  private:
@@ -185,12 +196,12 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
     // For those who ask later: this process may be gone by then.
     store_->set(core::concat("desync/last/", family_->rank), write_answers(answers_of(*family_)));
     answer_those_who_asked();
-    if (Clock::now() - failure_asked_ < kRepeat) return wait_for_table(round_ - 1);
+    if (Clock::now() - failure_asked_ < kRepeat) return wait_for_table_of(round_ - 1);
     ask(core::concat(kFailure, family_->rank, ": ", what), core::LogLevel::kError);
   }
 
   // This process may keep the store that the one who asks needs.
-  void wait_for_table(std::int64_t round) {
+  void wait_for_table_of(std::int64_t round) {
     core::poll_until([&] { return store_->check({key("table", round)}); }, core::Deadline(kCollect));
   }
 
@@ -198,7 +209,7 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
   // lost would ask the next question.
   void ask(const std::string& why, core::LogLevel level) {
     const std::int64_t round = round_;
-    if (store_->add(key("claim", round), 1) != 1) return wait_for_table(round);
+    if (store_->add(key("claim", round), 1) != 1) return wait_for_table_of(round);
     store_->set(key("asked", round), why);
     ++round_;
     if (why.starts_with(kFailure)) failure_asked_ = Clock::now();
@@ -244,7 +255,8 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
   std::deque<std::function<void()>> jobs_;  // for the thread that speaks with the store
   bool serving_ = false;
   bool failed_ = false;
-  std::atomic<bool> stopping_{false}, lost_{false};
+  int failures_ = 0;  // whose tables are to come
+  std::atomic<bool> stopping_{false}, lost_{false}, signals_ended_{false};
   std::int64_t round_ = 0;  // of questions; the store's thread alone
   Clock::time_point failure_asked_ = Clock::now() - 2 * kRepeat;
 };

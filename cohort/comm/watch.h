@@ -2,15 +2,20 @@
 
 #include <string>
 
+#include "cohort/core/deadline.h"
+
 /// What a failing call asks of the watch of its job. Internal.
 namespace cohort::comm {
 
 class Watch {
  public:
   virtual ~Watch() = default;
-  /// A call failed: leaves this rank's answer for the others, and on the first rank that fails logs the table
-  /// of all. Returns within 3 s.
+  /// A call failed: has this rank's answer left for the others, and on the first rank that fails the table of
+  /// all logged. Does not wait.
   virtual void failed(const std::string& what) = 0;
+  /// Until what failed() has begun is done, or the deadline. It goes on after that, and the watch's end waits
+  /// for it.
+  virtual void wait_for_table(core::Deadline until) = 0;
 };
 
 }  // namespace cohort::comm

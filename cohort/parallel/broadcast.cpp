@@ -93,7 +93,7 @@ void send_from_root(const comm::Group& group, const std::vector<at::Tensor>& ten
 
 void broadcast_module(const comm::Group& group, const torch::nn::Module& module,
                       const BroadcastOptions& options) {
-  comm::require_same(group, "the model", layout_of(module, options));
+  comm::require_same(group, "the model", layout_of(module, options), {options.timeout});
   std::vector<at::Tensor> tensors;
   append(tensors, module.named_parameters(), options);
   append(tensors, module.named_buffers(), options);

@@ -91,7 +91,8 @@ GradientBuckets::GradientBuckets(comm::Group group, std::vector<NamedParameter> 
     gradient.parameter = std::move(parameters[i].tensor);
     gradient.is_sparse = parameters[i].is_sparse;
   }
-  if (travel()) comm::require_same(group_, "the list of parameters", layout_of(gradients));
+  if (travel())
+    comm::require_same(group_, "the list of parameters", layout_of(gradients), {options_.timeout});
   make_buckets(options_.buckets.empty() ? by_size(dense_ones()) : own_buckets());
 }
 

@@ -318,6 +318,22 @@ TEST(CheckTest, ACallBehindOneThatDoesNotBeginEndsAtItsOwnDeadline) {
 }
 
 // What is begun on c10d's group lies between the same calls on every rank.
+TEST(CheckTest, TheProcessGroupIsNotGivenOutBeforeCallsThatHaveNotBegun) {
+  run_ranks(
+      2, "gloo",
+      [](Group& group) {
+        if (group.rank() == 0) {
+          at::Tensor t = at::ones({4});
+          Pending pending = group.all_reduce(t, ReduceOp::SUM, {milliseconds(1000)});
+          COHORT_EXPECT_THROW_WITH(group.process_group(), TimeoutError,
+                                   "calls that were made before have not begun");
+          EXPECT_THROW(pending.wait(), Error);
+        }
+        group.barrier({milliseconds(20000)});
+      },
+      milliseconds(300));
+}
+
 TEST(CheckTest, CallsOfC10dKeepTheirPlace) {
   run_ranks(2, "gloo", [](Group& group) {
     for (int i = 0; i < 20; ++i) {

@@ -167,19 +167,6 @@ TEST(BoardTest, EveryRankLearnsWhoseWordIsMissing) {
   EXPECT_EQ(without_0.missing, (std::vector<int>{0, 2}));
 }
 
-TEST(BoardTest, Rank0IsNotNamedWhereItWaitsLonger) {
-  CountingBoard board;
-  std::thread first([&] {
-    EXPECT_EQ(all_gather_words(board, "here", 0, 3, "of 0", Deadline(kTime)).of_rank,
-              (std::vector<std::string>{"of 0", "of 1", "of 2"}));
-  });
-  EXPECT_EQ(all_gather_words(board, "here", 1, 3, "of 1", Deadline(milliseconds(500))).missing,
-            std::vector<int>{2});
-  board.set("here/2", "of 2");
-  first.join();
-  EXPECT_FALSE(board.has("here/0"));
-}
-
 TEST(BoardTest, WhatIsNoCollectionOfWordsIsAnError) {
   for (const char* text : {"+5:abc", "+x", "+1", "+3:abc3:abc", "+99999999999999999999:a"}) {
     test::MapBoard board;

@@ -61,8 +61,11 @@ std::vector<int> meet(const BackendOptions& options, const mpi::Process& mine, c
   const core::Words words = gather_words(StoreBoard(options.store), "rank", options.rank, options.size,
                                          core::concat(mine.job, " ", mine.rank), deadline);
   if (!words.missing.empty()) {
-    throw TimeoutError("comm.mpi", core::concat("no MPI on ", core::numbered("rank", words.missing), " of ",
-                                                options.size, " after ", options.timeout.count(), " ms"));
+    throw TimeoutError(
+        "comm.mpi",
+        core::concat("no MPI on ", core::numbered("rank", words.missing), " of ", options.size, " after ",
+                     std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count(),
+                     " ms"));
   }
   std::vector<int> members;
   for (int rank = 0; rank < options.size; ++rank) {
@@ -89,7 +92,7 @@ std::string mpi_absent() {
 }
 
 MadeBackend make_mpi(const BackendOptions& options) {
-  const core::Deadline deadline(options.timeout);
+  const core::Deadline deadline = options.deadline;
   check_launched(options.size);
   static const Library library = load();
   mpi::Process process;

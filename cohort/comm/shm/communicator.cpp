@@ -7,6 +7,7 @@
 #include "cohort/comm/shm/futex.h"
 #include "cohort/core/cpu.h"
 #include "cohort/core/error.h"
+#include "cohort/core/numbered.h"
 #include "cohort/core/wait.h"
 
 namespace cohort::comm::shm {
@@ -70,6 +71,14 @@ void Communicator::share_segment(core::Deadline deadline) {
   }
 }
 
+std::string ranks_of(std::uint64_t mask) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < kMaxRanks; ++rank) {
+    if ((mask >> rank & 1) != 0) ranks.push_back(rank);
+  }
+  return core::numbered("rank", ranks);
+}
+
 // Each rank says on which cores it may run: as many bits as fit two words.
 void Communicator::find_cores(core::Deadline deadline) {
   const auto say_and_hear = [&](std::uint64_t mine) {
@@ -78,7 +87,7 @@ void Communicator::find_cores(core::Deadline deadline) {
     while (!all.ready()) {
       const std::string gone = why_gone(all.waits_for());
       if (!gone.empty()) throw PeerError("comm.shm", gone + " while the group was made");
-      deadline.check("comm.shm", "the other ranks of the group");
+      deadline.check("comm.shm", ranks_of(all.waits_for()) + " of the group");
       sleep(milliseconds(100), [&] { return all.ready(); });
     }
     std::uint64_t together = 0;

@@ -21,6 +21,9 @@
 /// more. One word per rank and turn is all that is waited for.
 namespace cohort::comm::shm {
 
+/// "rank 1", "ranks 1 and 3": those whose bits are set.
+std::string ranks_of(std::uint64_t mask);
+
 constexpr int kMaxRanks = 64;
 constexpr std::size_t kChunkBytes = 128 * 1024;          ///< goes through a slot at a time
 constexpr std::size_t kSlotBytes = kChunkBytes * 3 / 2;  ///< a chunk, and as much as half of one beside it

@@ -2,10 +2,11 @@
 
 #include <sched.h>
 
+#include <bit>
+
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
-#include "cohort/core/numbered.h"
 #include "cohort/core/wait.h"
 
 namespace cohort::comm::shm {
@@ -33,11 +34,7 @@ long to_ms(Clock::duration duration) {
 }
 
 std::string not_come(std::uint64_t mask) {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < kMaxRanks; ++rank) {
-    if ((mask >> rank & 1) != 0) ranks.push_back(rank);
-  }
-  return core::numbered("rank", ranks) + (ranks.size() == 1 ? " has" : " have") + " not come";
+  return ranks_of(mask) + (std::popcount(mask) == 1 ? " has" : " have") + " not come";
 }
 
 // Keeps what a peer that hangs may still write to until the process ends. A list refers to it, so that a leak

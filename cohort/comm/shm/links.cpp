@@ -23,7 +23,9 @@
 namespace cohort::comm::shm {
 namespace {
 
-constexpr std::chrono::milliseconds kLook(200);  // between looks whether another rank has failed
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLook(200);  // between looks whether another rank has failed
 
 // How to reach a rank.
 struct Contact {
@@ -129,9 +131,18 @@ void check_not_given_up(Board& board) {
 std::vector<Contact> read_contacts(Board& board, int size, core::Deadline deadline) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < size; ++rank) keys.push_back(core::concat("contact/", rank));
-  while (!board.wait(keys, core::Deadline(kLook).sooner(deadline))) {
+  // Not by waits at the store: LibTorch's client writes a warning about each that ends early.
+  auto next_look = core::Deadline(kLook);
+  const auto have_come = [&] {
+    if (board.has_all(keys)) return true;
+    if (next_look.expired()) {
+      check_not_given_up(board);
+      next_look = core::Deadline(kLook);
+    }
+    return false;
+  };
+  if (!core::poll_until(have_come, deadline, milliseconds(50))) {
     check_not_given_up(board);
-    if (!deadline.expired()) continue;
     const std::vector<int> missing = core::missing_ranks(board, "contact", size, deadline);
     throw RendezvousError("comm.shm",
                           core::concat(core::numbered("rank", missing), " of ", size, " did not come"));
@@ -182,6 +193,10 @@ Links::Links(Board& board, int rank, int size, core::Deadline deadline)
         deadline);
     if (!socket.is_open()) {
       check_not_given_up(board);
+      if (error == EAGAIN) {
+        throw RendezvousError("comm.shm",
+                              core::concat("rank ", peer, " of ", size, " has not accepted a connection"));
+      }
       throw PeerError("comm.shm", core::concat("cannot connect to rank ", peer, ": ", std::strerror(error)));
     }
     if (!is_our_users(socket)) {
@@ -240,7 +255,7 @@ void Links::accept_others(const core::Fd& listener, Board& board, const std::vec
       // The connection stays where it is then, and the listener ready.
       if (errno == EMFILE || errno == ENFILE) {
         throw SystemError("comm.shm", "cannot accept a rank's connection: no more file descriptors",
-                          "ulimit -n");
+                          errno == EMFILE ? "ulimit -n" : "sysctl fs.file-max");
       }
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) fail_socket("accept from");
     }

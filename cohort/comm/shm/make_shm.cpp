@@ -5,7 +5,8 @@
 namespace cohort::comm {
 
 MadeBackend make_shm(const BackendOptions& options) {
-  return {.backend = make_shm_backend(options.store, options.rank, options.size, options.timeout),
+  return {.backend =
+              make_shm_backend(options.store, options.rank, options.size, options.timeout, options.deadline),
           .sums_by_rank = true};
 }
 

@@ -3,8 +3,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "cohort/core/deadline.h"
 
 /// The ranks of one host, over memory that they share: a backend of c10d for CPU tensors.
 ///
@@ -19,14 +22,13 @@ namespace cohort::comm {
 constexpr int kMostShmRanks = 64;
 
 /// Returns the backend "shm" of this rank. Blocks until all `size` ranks of `store` have called it, at most
-/// `timeout`, which is also the deadline of calls that give none. Ranks may be processes or threads,
-/// kMostShmRanks at most.
-/// Numbers: sums go in the order of the ranks, so all ranks and all runs have the same bits; half and
-/// bfloat16 are summed as float.
-/// Throws: UsageError when ranks are on different hosts; RendezvousError; SystemError when there is no
-/// memory.
+/// until `deadline`, else for `timeout`, which is also the deadline of calls that give none. Ranks may be
+/// processes or threads, kMostShmRanks at most. Numbers: sums go in the order of the ranks, so all ranks and
+/// all runs have the same bits; half and bfloat16 are summed as float. Throws: UsageError when ranks are on
+/// different hosts; RendezvousError; SystemError when there is no memory.
 c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                                   int size, std::chrono::milliseconds timeout);
+                                                   int size, std::chrono::milliseconds timeout,
+                                                   std::optional<core::Deadline> deadline = std::nullopt);
 
 /// Returns a tensor, not initialised, on the CPU, that a backend shm need not copy: all_reduce works on it
 /// where it is when every rank's tensor is one. Its memory is kept for the next one when it goes. Throws:

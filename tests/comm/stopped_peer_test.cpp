@@ -1,0 +1,99 @@
+// A process that stands still (SIGSTOP) at each kind of call: the others' errors come in time and name it.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cstdlib>
+
+#include "cohort/comm/desync.h"
+#include "cohort/comm/group.h"
+#include "cohort/core/error.h"
+#include "tests/support/messages.h"
+#include "tests/support/processes.h"
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr milliseconds kTime(600);
+// After a deadline; two cores that build beside it take longer.
+const milliseconds kSlack = std::getenv("CI") != nullptr ? milliseconds(2000) : milliseconds(500);
+
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// Each call in a group of its own, since a group is broken after the first error.
+TEST(StoppedPeerChild, DISABLED_Rank) {
+  const int stopped = std::atoi(variable("TEST_STOPPED").c_str());
+  const Check check = variable("TEST_CHECK") == "on" ? Check::kAlways : Check::kOff;
+  Group world =
+      init_process_group({.backend = variable("TEST_BACKEND"), .timeout = seconds(40), .check = check});
+  std::optional<DesyncWatch> watch;
+  if (variable("TEST_WATCH") == "on") watch = watch_for_desync(world);
+  std::vector<Group> groups;
+  for (int i = 0; i < 4; ++i)
+    groups.push_back(world.subgroup({0, 1}, {.timeout = seconds(40), .check = check}));
+  world.barrier();
+  if (world.rank() == stopped) ::raise(SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(100));
+  const auto expect_late = [&](const char* what, const std::function<void()>& call) {
+    const core::Deadline waited(seconds(60));
+    try {
+      call();
+      ADD_FAILURE() << what << " came to an end";
+    } catch (const Error& error) {
+      EXPECT_LT(waited.elapsed(), kTime + kSlack) << what << ": " << error.what();
+      // The store goes silent with rank 0, which keeps it.
+      const std::string name = core::concat("rank ", stopped);
+      const std::string text = error.what();
+      const bool is_store = stopped == 0 && text.find("store") != std::string::npos;
+      EXPECT_TRUE(is_store || text.find(name) != std::string::npos) << what << ": " << text;
+    }
+  };
+  at::Tensor t = at::ones({1000});
+  const CallOptions late{kTime};
+  const int other = stopped;
+  expect_late("all_reduce", [&] { groups[0].all_reduce(t, ReduceOp::SUM, late).wait(); });
+  expect_late("recv", [&] { groups[1].recv(t, other, 0, late).wait(); });
+  expect_late("barrier", [&] { groups[2].barrier(late); });
+  expect_late("broadcast", [&] { groups[3].broadcast(t, stopped, late).wait(); });
+  std::fprintf(stderr, "has seen all\n");
+}
+
+struct Case {
+  const char* backend;
+  int stopped;
+  const char* watch;
+  const char* check;
+};
+
+class StoppedPeerTest : public testing::TestWithParam<Case> {};
+
+TEST_P(StoppedPeerTest, EveryCallEndsAtItsDeadlineAndNamesIt) {
+  const auto [backend, stopped, watch, check] = GetParam();
+  test::RankProcesses ranks("StoppedPeerChild", 2,
+                            {{"TEST_BACKEND", backend},
+                             {"TEST_STOPPED", std::to_string(stopped)},
+                             {"TEST_WATCH", watch},
+                             {"TEST_CHECK", check}});
+  const int other = 1 - stopped;
+  ranks.wait_for(other, "has seen all");
+  EXPECT_EQ(ranks.output(other).find("Failure"), std::string::npos) << ranks.output(other);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StoppedPeerTest,
+                         testing::Values(Case{"gloo", 1, "off", "off"}, Case{"gloo", 1, "on", "on"},
+                                         Case{"gloo", 0, "off", "off"}, Case{"shm", 1, "off", "off"},
+                                         Case{"shm", 1, "on", "on"}, Case{"shm", 0, "on", "off"}),
+                         [](const auto& info) {
+                           const Case& one = info.param;
+                           return core::concat(one.backend, "_rank", one.stopped, "_watch_", one.watch,
+                                               "_compared_", one.check);
+                         });
+
+}  // namespace
+}  // namespace cohort::comm
