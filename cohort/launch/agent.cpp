@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -114,14 +115,15 @@ void Agent::supervise(Team& team) {
     if (signal_ == 0 && !team.failures().empty()) stop_by_failure(team);
     heed_peers(team);
     if (!killed && (hurry_ || grace_.expired()) && team.running()) {
-      if (!hurry_) {
-        core::log_warning(concat("local rank ", list(team.running_ranks()), " did not end within ",
-                                 options_.shutdown_timeout.count(), " ms, and is killed"));
-      }
+      const std::string late = list(team.running_ranks());
       team.kill();
       killed = true;
       grace_ = core::Deadline::never();
       after_kill = core::Deadline(seconds(30));
+      if (!hurry_) {
+        say(core::LogLevel::kWarning, concat("local rank ", late, " did not end within ",
+                                             options_.shutdown_timeout.count(), " ms, and is killed"));
+      }
     }
     after_kill.check("launch.run", concat("local rank ", list(team.running_ranks()), " to die of SIGKILL"),
                      "look what it waits for in the kernel: /proc/PID/wchan");
@@ -148,12 +150,13 @@ void Agent::heed_signals(Team* team) {
 void Agent::stop_by_signal(Team* team, int number) {
   signal_ = number;
   if (team == nullptr || ending_) return;
-  core::log_info(concat(named(number), " is passed on to ", team->running_ranks().size(),
-                        " ranks; they have ", options_.shutdown_timeout.count() / 1000,
-                        " s, and a second signal kills them"));
   ending_ = true;
   grace_ = core::Deadline(options_.shutdown_timeout);
+  const std::size_t num_ranks = team->running_ranks().size();
   team->signal(number);
+  say(core::LogLevel::kInfo,
+      concat(named(number), " is passed on to ", num_ranks, " ranks; they have ",
+             options_.shutdown_timeout.count() / 1000, " s, and a second signal kills them"));
 }
 
 void Agent::stop_by_failure(Team& team) {
@@ -279,10 +282,19 @@ void Agent::tell(const AttemptReport& verdict) {
       text += concat("\n  all ranks are started again: restart ", place_.attempt + 1, " of ",
                      options_.max_restarts);
     }
-    core::log(verdict.restart ? core::LogLevel::kWarning : core::LogLevel::kError, text);
+    say(verdict.restart ? core::LogLevel::kWarning : core::LogLevel::kError, text);
   }
   if (verdict.signal != 0) {
-    core::log_info(concat("ended by ", named(verdict.signal), ", with status ", verdict.status));
+    say(core::LogLevel::kInfo, concat("ended by ", named(verdict.signal), ", with status ", verdict.status));
+  }
+}
+
+// Writing to the log waits for who reads stderr (a pager, a terminal that is stopped); ending ranks does not.
+void Agent::say(core::LogLevel level, const std::string& text) {
+  if (core::ready_events(STDERR_FILENO, POLLOUT) != 0) {
+    core::log(level, text);
+  } else {
+    console_.write(Stream::kErr, text + "\n");
   }
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cohort/core/deadline.h"
+#include "cohort/core/log.h"
 #include "cohort/launch/failure.h"
 #include "cohort/launch/guard.h"
 #include "cohort/launch/log_folder.h"
@@ -51,6 +52,7 @@ class Agent {
   AttemptReport verdict_on(const std::vector<AttemptReport>& reports) const;
   std::string wait_for(const std::string& key);
   void wait_until_seen();
+  void say(core::LogLevel level, const std::string& text);
   void tell(const AttemptReport& verdict);
   std::string key(const char* what) const;
   std::string key(const char* what, int node) const;

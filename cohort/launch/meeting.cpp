@@ -24,6 +24,8 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
+constexpr seconds kHeardTime(1);
+
 [[noreturn]] void fail(const std::string& what, const std::string& hint) {
   throw RendezvousError("launch.run", what, hint);
 }
@@ -32,11 +34,15 @@ std::string key_of(int node) {
   return concat("here/", node);
 }
 
+// A node has read that there will be no job.
+std::string heard_key_of(int node) {
+  return concat("heard/", node);
+}
+
 // What nodes must agree on, as text.
 std::string creed(const RunOptions& options) {
   return concat("--nnodes ", options.nnodes, ", --rdzv-id ", options.run_id, ", --master-addr ",
-                *options.master_addr, ", --master-port ",
-                options.master_port ? std::to_string(*options.master_port) : "by default",
+                *options.master_addr, ", --master-port ", options.master_port.value_or(kDefaultPort),
                 ", --max-restarts ", options.max_restarts, ", Cohort ", core::version());
 }
 
@@ -156,6 +162,7 @@ class Meeting {
       give_up(concat("node 0 was ended by signal ", signal_));
     } else {
       peers_.post("go", text_of(*go));
+      if (!go->error.empty()) wait_until_heard();
     }
     return go;
   }
@@ -185,6 +192,7 @@ class Meeting {
   Go checked(const std::string& text, const std::string& word) const {
     std::string error;
     Go go = read<Go>(text, 0, error);
+    if (!go.error.empty()) peers_.post(heard_key_of(options_.node_rank), "1");
     if (!error.empty()) fail(error, "the same version of cohort on all nodes");
     const auto node = static_cast<std::size_t>(options_.node_rank);
     const auto nodes = static_cast<std::size_t>(options_.nnodes);
@@ -205,7 +213,25 @@ class Meeting {
 
   // Tells those who have come that there will be no job; on node 0.
   void give_up(const std::string& why) {
-    if (options_.node_rank == 0) peers_.post("go", text_of(refusal(options_, peers_, why)));
+    if (options_.node_rank != 0) return;
+    peers_.post("go", text_of(refusal(options_, peers_, why)));
+    wait_until_heard();
+  }
+
+  // The store goes with node 0: those who have come are to read there first why there will be no job.
+  void wait_until_heard() {
+    std::vector<std::string> keys;
+    for (int node = 1; node < options_.nnodes; ++node) {
+      if (peers_.received(key_of(node))) keys.push_back(heard_key_of(node));
+    }
+    for (const std::string& key : keys) peers_.watch(key);
+    const core::Deadline until(kHeardTime);
+    const auto have_heard = [&](const std::string& key) { return peers_.received(key).has_value(); };
+    while (!std::ranges::all_of(keys, have_heard) && !until.expired()) {
+      pollfd file{peers_.fd(), POLLIN, 0};
+      core::wait_for_files({&file, 1}, until);
+      peers_.news();
+    }
   }
 
   // False when a signal came. Throws: RendezvousError saying what is missing.

@@ -26,6 +26,7 @@ using core::concat;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kNodesAtFullRate = 50;
+constexpr std::chrono::milliseconds kLastWords(500);  // for posts, where the store has been silent
 
 long in_seconds(Clock::duration time) {
   return static_cast<long>(std::chrono::duration_cast<std::chrono::seconds>(time).count());
@@ -87,9 +88,10 @@ void Peers::State::lose(const std::string& why) {
 std::optional<std::string> Peers::State::read(const std::string& key) {
   if (!board->has(key)) return std::nullopt;
   const std::string found = board->get(key);
-  const std::lock_guard lock(mutex);
+  std::unique_lock lock(mutex);
   auto word = words.open(key, found);
   if (!word && refused.insert(key).second) {
+    lock.unlock();  // the agent does not wait for a log that nobody reads
     core::log_warning(concat("[launch.run] a word under '", key,
                              "' was not left by an agent of this job and is not heeded: another secret, or "
                              "somebody else writes to the port"));
@@ -190,8 +192,10 @@ Peers::~Peers() {
   std::unique_lock lock(state_->mutex);
   state_->stop = true;
   state_->changed.notify_all();
-  const bool done =
-      core::wait(state_->changed, lock, [&] { return state_->done; }, core::Deadline(state_->patience));
+  // A store that has been silent is not given all that time once more.
+  const auto silent = Clock::now() - state_->last_round;
+  const core::Deadline until(std::max<Clock::duration>(kLastWords, state_->patience - silent));
+  const bool done = core::wait(state_->changed, lock, [&] { return state_->done; }, until);
   lock.unlock();
   if (done) {
     thread.join();

@@ -27,8 +27,6 @@ using core::concat;
 using std::chrono::milliseconds;
 using TcpStore = c10::intrusive_ptr<c10d::TCPStore>;
 
-constexpr std::uint16_t kDefaultPort = 29500;  // torchrun's
-
 TcpStore serve(const RunOptions& options) {
   const std::uint16_t port = options.master_port.value_or(options.nnodes == 1 ? 0 : kDefaultPort);
   try {

@@ -40,6 +40,8 @@ class StreamChoice {
   std::map<int, int> of_rank_;
 };
 
+inline constexpr std::uint16_t kDefaultPort = 29500;  ///< where node 0 of several listens, as torchrun's
+
 struct RunOptions {
   std::vector<std::string> command;  ///< program and its arguments
   int nnodes = 1;

@@ -16,6 +16,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/host.h"
 #include "cohort/core/log.h"
+#include "cohort/core/numbered.h"
 #include "cohort/core/wait.h"
 #include "cohort/launch/cores.h"
 #include "cohort/launch/error_file.h"
@@ -141,7 +142,7 @@ void Team::start(int local_rank) {
   if (!core::env_string("PYTHONUNBUFFERED")) added.emplace_back("PYTHONUNBUFFERED", "1");
   // Empty is as if it were not there: what this agent was given itself is not for its ranks.
   added.emplace_back("COHORT_SECRET_FD", place_.secret_fd < 0 ? "" : std::to_string(place_.secret_fd));
-  if (options_.no_secret) added.emplace_back("COHORT_SECRET_FILE", "");
+  if (options_.no_secret || place_.secret_fd >= 0) added.emplace_back("COHORT_SECRET_FILE", "");
   added.insert(added.end(), options_.environment.begin(), options_.environment.end());
   member->worker = std::make_unique<Worker>(
       WorkerOptions{.program = find_program(options_.command.front()),
@@ -278,15 +279,18 @@ void Team::signal(int number) {
 }
 
 void Team::notify(int number) {
+  std::vector<int> spared;
   for (const auto& member : members_) {
     if (!member->worker->running()) continue;
     if (member->worker->survives(number)) {
       member->worker->signal(number);
-    } else if (withheld_.insert(number).second) {
-      core::log_warning(concat("signal ", number, " (", ::strsignal(number), ") is not passed on to rank ",
-                               place_.first_rank + member->local_rank, ", which would die of it"));
+    } else {
+      spared.push_back(place_.first_rank + member->local_rank);
     }
   }
+  if (spared.empty() || !withheld_.insert(number).second) return;
+  core::log_warning(concat("signal ", number, " (", ::strsignal(number), ") is not passed on to ",
+                           core::numbered("rank", spared), ", which would die of it"));
 }
 
 void Team::pause() {

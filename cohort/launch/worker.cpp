@@ -229,12 +229,14 @@ bool Worker::survives(int number) const {
   const std::uint64_t bit = std::uint64_t{1} << (number - 1);
   const std::filesystem::path process = concat("/proc/", pid_);
   std::error_code failed;
-  bool is_blocked = true;
+  bool is_blocked = false, has_threads = false;
   for (const auto& task : std::filesystem::directory_iterator(process / "task", failed)) {
     const std::optional<SignalMasks> masks = masks_in(task.path() / "status");
     if (!masks) continue;  // the thread has ended
     if (((masks->caught | masks->ignored) & bit) != 0) return true;
-    is_blocked = is_blocked && ((masks->blocked | awaited_signals(process, task.path())) & bit) != 0;
+    const bool here = ((masks->blocked | awaited_signals(process, task.path())) & bit) != 0;
+    is_blocked = here && (is_blocked || !has_threads);
+    has_threads = true;
   }
   return is_blocked;
 }

@@ -58,7 +58,7 @@ class Worker {
   /// Sends a signal to it, not to its group.
   void signal(int number) const;
   /// Whether it handles or ignores the signal, or each of its threads has it blocked, as for sigwait() and
-  /// signalfd(), so that it does not die of it. True also where /proc does not say.
+  /// signalfd(), so that it does not die of it. False where /proc does not say.
   bool survives(int number) const;
   /// Sends a signal to it and to its group.
   void signal_group(int number) const;

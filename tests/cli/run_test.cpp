@@ -3,6 +3,8 @@
 #include <poll.h>
 #include <signal.h>
 
+#include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 
@@ -22,6 +24,20 @@ std::string python() {
   const char* path = std::getenv("COHORT_PYTHON");
   if (path == nullptr) throw std::runtime_error("COHORT_PYTHON is not set: Python with torch");
   return path;
+}
+
+// Its bytes.
+std::string hex_of(const core::Secret& secret) {
+  const core::Fd fd = secret.to_fd();
+  std::array<unsigned char, 64> bytes{};
+  const ssize_t count = ::pread(fd.get(), bytes.data(), bytes.size(), 0);
+  std::string text;
+  for (ssize_t i = 0; i < count; ++i) {
+    std::array<char, 3> digits{};
+    std::snprintf(digits.data(), digits.size(), "%02x", bytes[static_cast<std::size_t>(i)]);
+    text += digits.data();
+  }
+  return text;
 }
 
 class RunTest : public ::testing::Test {
@@ -218,6 +234,18 @@ TEST_F(RunTest, NodesThatDoNotComeAreNamed) {
   expect_in(second.err(), {"cannot reach node 0 at 127.0.0.1:", "Connection refused"});
 }
 
+TEST_F(RunTest, NodesThatDisagreeBothSayOnWhat) {
+  for (int i = 0; i < 3; ++i) {
+    const std::string port = std::to_string(free_port());
+    Job first = node(0, port, "true", {"--max-restarts=0"}),
+        second = node(1, port, "true", {"--max-restarts=1"});
+    for (Job* job : {&first, &second}) {
+      EXPECT_EQ(job->wait(), 1);
+      expect_in(job->err(), {"nodes disagree: node 0 has", "--max-restarts 0", "--max-restarts 1"});
+    }
+  }
+}
+
 TEST_F(RunTest, NodesThatVanishAreNamed) {
   const std::vector<std::string> quick{"--rdzv-conf=keep_alive_interval=0.2,keep_alive_max_attempt=10"};
   for (const int killed : {0, 1}) {
@@ -266,7 +294,7 @@ for key, word in words.items():
   write_file(dir / "go", "");
   EXPECT_EQ(first.wait(), 0) << first.err();
   EXPECT_EQ(second.wait(), 0) << second.err();
-  const std::string has = "has " + core::Secret::from_file(dir / "secret").code("ranks") + "\n";
+  const std::string has = "has " + hex_of(core::Secret::from_file(dir / "secret").for_ranks()) + "\n";
   expect_in(first.out(), {("[rank 0] " + has).c_str(), "[rank 0] ended well\n"});
   expect_in(second.out(), {("[rank 1] " + has).c_str(), "[rank 1] ended well\n"});
   for (const Job* job : {&first, &second}) {

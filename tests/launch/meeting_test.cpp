@@ -67,6 +67,12 @@ TEST(MeetingTest, NodesLearnWhichRanksTheyHave) {
 }
 
 // Two jobs with one secret, whose words somebody carries from one to the other.
+TEST(MeetingTest, ThePortByDefaultIsAPortLikeAnyOther) {
+  RunOptions named = nodes(0, 2, 1);
+  named.master_port = kDefaultPort;
+  EXPECT_EQ(creed_of(named), creed_of(nodes(0, 2, 1)));
+}
+
 TEST(MeetingTest, NodesThatMeetElsewhereDoNotAgree) {
   RunOptions here = nodes(0, 2, 1), there = here;
   there.master_port = 29501;
