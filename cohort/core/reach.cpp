@@ -9,7 +9,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <future>
 #include <memory>
+#include <thread>
 
 #include "cohort/core/error.h"
 #include "cohort/core/fd.h"
@@ -31,6 +33,23 @@ Addresses resolve(const std::string& host, std::uint16_t port, std::string& erro
   const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (code != 0) error = concat("the name cannot be resolved: ", ::gai_strerror(code));
   return {code == 0 ? found : nullptr, &::freeaddrinfo};
+}
+
+struct Resolved {
+  Addresses addresses{nullptr, &::freeaddrinfo};
+  std::string error;
+};
+
+// Name servers that are silent are waited for on a thread, which is left behind at the deadline.
+std::future<Resolved> begin_to_resolve(const std::string& host, std::uint16_t port) {
+  std::packaged_task<Resolved()> task([host, port] {
+    Resolved found;
+    found.addresses = resolve(host, port, found.error);
+    return found;
+  });
+  std::future<Resolved> result = task.get_future();
+  std::thread(std::move(task)).detach();
+  return result;
 }
 
 std::string numeric(const addrinfo& address) {
@@ -97,9 +116,20 @@ std::optional<std::string> reach(const std::string& host, std::uint16_t port, De
   std::string error = "nobody tried";
   const Deadline patience{seconds(5)};
   bool said = false;
+  std::future<Resolved> asked;
   while (!interrupted || !interrupted()) {
-    const Addresses addresses = resolve(host, port, error);
-    for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
+    Resolved found;
+    found.addresses = resolve(host, port, found.error, AI_NUMERICHOST);
+    if (found.addresses == nullptr) {
+      if (!asked.valid()) asked = begin_to_resolve(host, port);
+      if (wait(asked, Deadline(milliseconds(100)))) {
+        found = asked.get();
+      } else {
+        found.error = "no server has answered yet to which address the name has";
+      }
+    }
+    if (found.addresses == nullptr) error = found.error;
+    for (const addrinfo* one = found.addresses.get(); one != nullptr; one = one->ai_next) {
       const milliseconds most(std::min(2000, deadline.remaining_ms()));
       if (connects(*one, most, error)) return numeric(*one);
     }
@@ -113,7 +143,7 @@ std::optional<std::string> reach(const std::string& host, std::uint16_t port, De
     if (patience.expired() && !std::exchange(said, true)) {
       log_info(concat("waiting for ", sought.name, " at ", at, " (", error, ")"));
     }
-    sleep(milliseconds(100), deadline);
+    if (!asked.valid()) sleep(milliseconds(100), deadline);
   }
   return std::nullopt;
 }

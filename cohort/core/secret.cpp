@@ -43,14 +43,13 @@ std::string to_hex(std::string_view bytes) {
   return text;
 }
 
-// HMAC-SHA-256: 32 bytes.
-std::string hmac(const std::string& key, std::string_view text) {
+std::string hmac(const EVP_MD* hash, const std::string& key, std::string_view text) {
   std::array<unsigned char, EVP_MAX_MD_SIZE> bytes{};
   unsigned size = 0;
-  if (::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()),
+  if (::HMAC(hash, key.data(), static_cast<int>(key.size()),
              reinterpret_cast<const unsigned char*>(text.data()), text.size(), bytes.data(),
              &size) == nullptr) {
-    throw SystemError("core.secret", "OpenSSL cannot make a code: HMAC-SHA-256 failed");
+    throw SystemError("core.secret", "OpenSSL cannot make a code: HMAC failed");
   }
   return {reinterpret_cast<const char*>(bytes.data()), size};
 }
@@ -125,11 +124,11 @@ std::optional<Secret> Secret::of_process() {
 }
 
 Secret Secret::derive(std::string_view purpose) const {
-  return Secret(hmac(bytes_, purpose));
+  return Secret(hmac(::EVP_sha512(), bytes_, purpose).substr(0, 32));
 }
 
 std::string Secret::code(std::string_view text) const {
-  return to_hex(hmac(bytes_, text));
+  return to_hex(hmac(::EVP_sha256(), bytes_, text));
 }
 
 bool Secret::matches(std::string_view code, std::string_view text) const {

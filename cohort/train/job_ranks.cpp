@@ -80,8 +80,9 @@ std::string device_of_rank(const Config& config) {
   if (core::resolve_device(name).device.is_cpu()) return "cpu";
   const int num_visible = at::detail::getCUDAHooks().getNumGPUs();
   if (num_visible > 1 && job.local_rank == num_visible) {  // the first of those that share
-    core::log_warning(core::concat("this host has ", job.local_world_size, " ranks and ", num_visible,
-                                   " GPUs: ranks share GPUs, which NCCL refuses"));
+    core::log_warning(
+        core::concat("this host has ", job.local_world_size, " ranks and ", num_visible,
+                     " GPUs: if all ranks see the same ones they share them, which NCCL refuses"));
   }
   return core::concat("cuda:", gpu_of_rank(job.local_rank, num_visible));
 }

@@ -1,6 +1,8 @@
 #include "cohort/core/reach.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
 
 #include <chrono>
 #include <mutex>
@@ -12,6 +14,15 @@
 #include "cohort/core/log.h"
 #include "tests/support/port.h"
 #include "tests/support/throws.h"
+
+// Stands before that of the C library: the name servers of silent.test do not answer for 3 s.
+extern "C" __attribute__((visibility("default"))) int getaddrinfo(const char* name, const char* service,
+                                                                  const addrinfo* hints, addrinfo** found) {
+  static const auto real = reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
+  const bool asks = hints == nullptr || (hints->ai_flags & AI_NUMERICHOST) == 0;
+  if (asks && std::string_view(name) == "silent.test") std::this_thread::sleep_for(std::chrono::seconds(3));
+  return real(name, service, hints, found);
+}
 
 namespace cohort::core {
 namespace {
@@ -45,6 +56,16 @@ TEST(ReachTest, WhoComesLaterIsFoundSoon) {
   const auto found = std::chrono::steady_clock::now();
   later.join();
   EXPECT_LT(found - listens, 1s) << "it is tried ten times a second";
+}
+
+TEST(ReachTest, SilentNameServersHoldNobodyUp) {
+  const Deadline waited(60s);
+  COHORT_EXPECT_THROW_WITH(reach("silent.test", 1, Deadline(300ms), kSought), RendezvousError,
+                           "no server has answered yet to which address the name has");
+  EXPECT_LT(waited.elapsed(), 800ms);
+  EXPECT_EQ(reach("silent.test", 1, Deadline(60s), kSought, [&] { return waited.elapsed() > 900ms; }),
+            std::nullopt);
+  EXPECT_LT(waited.elapsed(), 1500ms);
 }
 
 TEST(ReachTest, WhoIsNotThereIsNamedAtTheDeadline) {
