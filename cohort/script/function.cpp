@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <optional>
+#include <unordered_set>
 
 #include "cohort/core/error.h"
 #include "cohort/core/graph_part.h"
@@ -58,9 +61,56 @@ void find_outputs(Recorded& recorded, const Tensors& inputs, const Tensors& resu
     const at::Tensor& result = results[i];
     const int slot = recorded.tape.find_result(result);
     if (slot == kUnknown) recorded.tape.refuse("the function returns a tensor that no operator made");
+    if (!at::GradMode::is_enabled() && slot >= 0 && result.grad_fn() != nullptr &&
+        recorded.tape.values()[at_slot(slot)].source == Source::kMade) {
+      recorded.tape.refuse(
+          "the function switches gradients on itself, and returns a result that has a graph");
+    }
     recorded.handles.push_back(slot < 0 ? Handle() : handle_of(recorded, inputs, results, i, slot));
     recorded.outputs.push_back(slot);
     recorded.needs_gradient.push_back(at::GradMode::is_enabled() && core::needs_gradient(result));
+  }
+}
+
+// Cohort's own make zeros of zeros too, as a backward of an operator of ops::define() has to.
+bool is_cohorts(const std::string& node) {
+  for (const char* module :
+       {"CppNode<cohort::ops::", "CppNode<cohort::core::", "CppNode<cohort::parallel::"}) {
+    if (node.find(module) != std::string::npos) return true;
+  }
+  return false;
+}
+
+// The nodes that run code of the user's own (torch::autograd::Function) behind a result, by name.
+std::map<const torch::autograd::Node*, std::string> own_nodes_behind(const at::Tensor& result) {
+  std::map<const torch::autograd::Node*, std::string> own;
+  std::unordered_set<const torch::autograd::Node*> seen;
+  std::vector<const torch::autograd::Node*> open{result.grad_fn().get()};
+  while (!open.empty()) {
+    const torch::autograd::Node* const node = open.back();
+    open.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    const std::string name = node->name();
+    if (name.find("CppNode<") != std::string::npos && !is_cohorts(name)) own.emplace(node, name);
+    for (const torch::autograd::Edge& edge : node->next_edges()) open.push_back(edge.function.get());
+  }
+  return own;
+}
+
+// A backward of some results replays with zeros for the gradients of the others. LibTorch's nodes make zeros
+// of zeros. A node of the user's own may not (a penalty, a counter), and eager mode would not run it.
+void refuse_own_nodes_behind_some(Recorded& recorded, const Tensors& results) {
+  std::optional<std::map<const torch::autograd::Node*, std::string>> behind_first;
+  for (const at::Tensor& result : results) {
+    if (!result.defined() || result.grad_fn() == nullptr) continue;
+    auto own = own_nodes_behind(result);
+    if (!behind_first)
+      behind_first = std::move(own);
+    else if (own != *behind_first) {
+      recorded.tape.refuse(concat("some of its results, and not others, have a backward of the user's own (",
+                                  own.empty() ? behind_first->begin()->second : own.begin()->second, ")"));
+      return;
+    }
   }
 }
 
@@ -255,6 +305,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   if (is_recheck) compare();
   find_outputs(*recorded, stand_ins.tensors(), results);
   refuse_effects_under_autograd(*recorded);
+  refuse_own_nodes_behind_some(*recorded, results);
   if (const std::string reason = unrecordable_within(results); !reason.empty()) recorded->tape.refuse(reason);
   if (recorded->views.misses_one_of(results)) {
     recorded->tape.refuse("results share memory, and are no views of one tensor by as_strided()");

@@ -44,6 +44,7 @@ std::size_t first_that_shares(std::span<const at::Tensor> inputs, std::size_t in
 
 // Asked of every captured tensor before each replay. _fw_grad() takes a lock, which most need not.
 bool has_tangent(const at::Tensor& tensor) {
+  if (!tensor.defined()) return false;
   const auto* const meta = torch::autograd::impl::get_autograd_meta(tensor);
   return meta != nullptr && (meta->fw_grad_ != nullptr || meta->is_view_) && tensor._fw_grad(0).defined();
 }
@@ -215,8 +216,7 @@ bool ModuleGuard::owns(const c10::StorageImpl* storage) const {
     return tensor.defined() && tensor.has_storage() && storage_of(tensor) == storage;
   };
   return storage != nullptr && std::ranges::any_of(watched_, [&](const Watched& watched) {
-           return std::ranges::any_of(watched.module->parameters(/*recurse=*/false), lies_there) ||
-                  std::ranges::any_of(watched.module->buffers(/*recurse=*/false), lies_there);
+           return std::ranges::any_of(watched.module->parameters(/*recurse=*/false), lies_there);
          });
 }
 

@@ -76,7 +76,7 @@ class ModuleGuard {
   /// the handle, the memory or requires_grad.
   bool holds() const;
   bool watches_any() const { return !watched_.empty(); }
-  /// True if a parameter or buffer lies in this memory.
+  /// True if a parameter lies in this memory: holds() would see that it gets other memory.
   bool owns(const c10::StorageImpl* storage) const;
 
  private:

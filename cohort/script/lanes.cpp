@@ -10,7 +10,7 @@
 namespace cohort::script {
 namespace {
 
-using Storages = std::unordered_set<std::size_t>;
+using Numbers = std::unordered_set<std::size_t>;
 
 template <typename Fn>
 void each_slot_of(const Tape& tape, const Step& step, const Fn& fn) {
@@ -23,33 +23,41 @@ void each_slot_of(const Tape& tape, const Step& step, const Fn& fn) {
   }
 }
 
-// What a step, or several, touch. What is not pure counts as writing all that it is handed.
+// What a step, or several, touch: storages, and behind them the slots of the frame, as a view has one that it
+// fills, of memory that it only reads. What is not pure counts as writing all that it is handed.
 struct Touched {
   void add(const Touched& other) {
     all.insert(other.all.begin(), other.all.end());
     written.insert(other.written.begin(), other.written.end());
   }
-  Storages all, written;
+  Numbers all, written;
 };
 
 Touched touched_by(const Tape& tape, const Step& step) {
   Touched touched;
   const Call& call = tape.calls()[step.call];
   const auto storage = [&](int slot) { return tape.values()[at_slot(slot)].storage; };
+  const auto filled = [&](int slot) { return tape.num_storages() + at_slot(slot); };
   const bool only_reads = step.view != kUndefined || is_pure(call);
   each_slot_of(tape, step, [&](int slot) {
     touched.all.insert(storage(slot));
+    touched.all.insert(filled(slot));
     if (!only_reads) touched.written.insert(storage(slot));
   });
-  if (step.view == kUndefined) {
-    each_slot(call.results, [&](int slot) { touched.written.insert(storage(slot)); });
+  if (step.view != kUndefined) {
+    touched.written.insert(filled(step.view));
+  } else {
+    each_slot(call.results, [&](int slot) {
+      touched.written.insert(storage(slot));
+      touched.written.insert(filled(slot));
+    });
   }
   return touched;
 }
 
-bool meet(const Storages& a, const Storages& b) {
-  const Storages& less = a.size() < b.size() ? a : b;
-  const Storages& more = a.size() < b.size() ? b : a;
+bool meet(const Numbers& a, const Numbers& b) {
+  const Numbers& less = a.size() < b.size() ? a : b;
+  const Numbers& more = a.size() < b.size() ? b : a;
   return std::any_of(less.begin(), less.end(), [&](std::size_t each) { return more.count(each) != 0; });
 }
 
@@ -122,7 +130,9 @@ std::vector<int> let_go_behind(const Tape& tape, std::span<const Lane> lanes, st
     std::vector<int>& behind = all.end < steps.size() ? steps[all.end].drop : at_the_end;
     for (std::size_t i = all.begin; i < all.end; ++i) {
       std::erase_if(steps[i].drop, [&](int slot) {
-        if (users.at(slot) != kSeveral) return false;
+        // Others were put here behind the steps before these.
+        const auto found = users.find(slot);
+        if (found == users.end() || found->second != kSeveral) return false;
         behind.push_back(slot);
         return true;
       });

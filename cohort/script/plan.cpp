@@ -65,7 +65,9 @@ void Plan::find_steps(const Recorded& recorded) {
 bool Plan::add_views(const Recorded& recorded, std::size_t number) {
   const auto& values = recorded.tape.values();
   const Call& call = recorded.tape.calls()[number];
-  if (!call.is_view || call.inputs.empty() || call.inputs.front().slots.size() != 1) return false;
+  // Where a view of the user's own lies may depend on values.
+  if (!call.is_view || call.is_foreign || call.inputs.empty() || call.inputs.front().slots.size() != 1)
+    return false;
   const int base = call.inputs.front().slots.front();
   if (base < 0) return false;
   const Value& from = values[at_slot(base)];
@@ -130,12 +132,13 @@ void Plan::find_effects(const Recorded& recorded) {
 void Plan::find_written(const Recorded& recorded) {
   const auto& values = recorded.tape.values();
   const auto& calls = recorded.tape.calls();
-  std::array<std::vector<bool>, 2> storages;
+  std::array<std::vector<bool>, 2> storages;  // by part
   for (auto& each : storages) each.resize(recorded.tape.num_storages());
   for (std::size_t i = 0; i < calls.size(); ++i) {
     auto& own = storages[recorded.has_backward && i >= recorded.split ? 1 : 0];
     each_written(calls[i], [&](int slot) { own[values[at_slot(slot)].storage] = true; });
   }
+  for (const int slot : saved) saved_is_written.push_back(storages[1][values[at_slot(slot)].storage]);
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (values[i].source != Source::kInput && values[i].source != Source::kCaptured) continue;
     for (std::size_t part = 0; part < storages.size(); ++part) {

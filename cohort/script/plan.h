@@ -25,14 +25,15 @@ struct Plan {
   explicit Plan(const Recorded& recorded);
 
   std::vector<Step> steps;
-  std::size_t split = 0;              ///< of steps: where backward begins
-  std::vector<Lane> lanes;            ///< of forward
-  std::vector<int> drop_last;         ///< values that forward lets go at its end
-  Tensors fixed;                      ///< captured tensors, constants and their views, by slot
-  std::vector<bool> hoisted;          ///< slots of those
-  std::vector<int> hoisted_from;      ///< the captured tensor or constant that a hoisted slot is a view of
-  std::vector<int> saved;             ///< slots that forward makes and backward reads
-  std::vector<int> read_by_backward;  ///< captured tensors and inputs that backward reads, by slot
+  std::size_t split = 0;               ///< of steps: where backward begins
+  std::vector<Lane> lanes;             ///< of forward
+  std::vector<int> drop_last;          ///< values that forward lets go at its end
+  Tensors fixed;                       ///< captured tensors, constants and their views, by slot
+  std::vector<bool> hoisted;           ///< slots of those
+  std::vector<int> hoisted_from;       ///< the captured tensor or constant that a hoisted slot is a view of
+  std::vector<int> saved;              ///< slots that forward makes and backward reads
+  std::vector<bool> saved_is_written;  ///< of each of these: whether backward writes to its memory
+  std::vector<int> read_by_backward;   ///< captured tensors and inputs that backward reads, by slot
   std::vector<std::size_t> last_read_by_backward;  ///< by slot: the last call that does, views included
   std::array<std::vector<int>, 2>
       written;  ///< by part: inputs and captured tensors, by slot, that it writes to

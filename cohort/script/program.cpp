@@ -17,6 +17,7 @@
 #include "cohort/script/boxed.h"
 #include "cohort/script/fork.h"
 #include "cohort/script/guard.h"
+#include "cohort/script/recorder.h"
 #include "cohort/script/rehearsal.h"
 
 namespace cohort::script {
@@ -170,7 +171,7 @@ bool StorageSet::is_among(const c10::StorageImpl* storage) const {
 }
 
 std::unique_ptr<Frame> Program::borrow(std::span<const at::Tensor> inputs) const {
-  auto frame = idle_frame();
+  auto frame = Recording::is_active() ? new_frame() : idle_frame();
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (recorded_.inputs[i] >= 0) frame->values[at_slot(recorded_.inputs[i])] = inputs[i];
   }
@@ -189,6 +190,10 @@ std::unique_ptr<Frame> Program::idle_frame() const {
       return frame;
     }
   }
+  return new_frame();
+}
+
+std::unique_ptr<Frame> Program::new_frame() const {
   auto frame = std::make_unique<Frame>();
   frame->values = plan_.fixed;
   return frame;
@@ -201,6 +206,7 @@ void Program::let_go(Frame& frame, const std::vector<int>& slots) const {
 }
 
 void Program::give_back(std::unique_ptr<Frame> frame) const {
+  if (Recording::is_active()) return;
   let_go(*frame, handed_over_);
   frame->stack.clear();
   Frame* none = nullptr;
@@ -405,7 +411,9 @@ void Program::rehearse(Frame& frame, Part part, std::size_t first, std::size_t l
 void Program::begin(Frame& frame, Part part) const {
   const Staged& staged = parts_[static_cast<std::size_t>(part)];
   const Stage* const ready = staged.ready.load(std::memory_order_acquire);
-  if (ready != nullptr && staged.is_trusted.load(std::memory_order_relaxed)) {
+  if (Recording::is_active()) {
+    frame.stage = &staged.plain;
+  } else if (ready != nullptr && staged.is_trusted.load(std::memory_order_relaxed)) {
     prepare(frame, part, *ready);
     frame.stage = ready;
   } else if (ready == nullptr && !staged.is_rehearsed.exchange(true)) {

@@ -64,6 +64,8 @@ class Program {
   const Recorded& recorded() const { return recorded_; }
   /// Slots that forward makes and backward reads.
   const std::vector<int>& saved() const { return plan_.saved; }
+  /// Whether backward writes to the memory of each saved value.
+  const std::vector<bool>& saved_is_written() const { return plan_.saved_is_written; }
   /// Captured tensors and inputs that backward reads, by slot.
   const std::vector<int>& read_by_backward() const { return plan_.read_by_backward; }
   /// The last call of backward that reads the slot or a view of it.
@@ -81,7 +83,8 @@ class Program {
   bool meets_captured(std::span<const at::Tensor> inputs) const;
 
   /// Returns a frame that holds the captured tensors, and these inputs; give it back after a run, or let it
-  /// go.
+  /// go. While the calling thread records, a new one, which runs without an arena and is not kept: no
+  /// operator makes an arena's tensors, and a recorder would take them for captured ones.
   std::unique_ptr<Frame> borrow(std::span<const at::Tensor> inputs = {}) const;
   void give_back(std::unique_ptr<Frame> frame) const;
   /// Drops these values of a frame, but for captured ones.
@@ -127,6 +130,7 @@ class Program {
   void store_results(const Call& call, Frame& frame, torch::jit::Stack& stack) const;
   void check_results(const Call& call, const Frame& frame) const;
   std::unique_ptr<Frame> idle_frame() const;
+  std::unique_ptr<Frame> new_frame() const;
 
   Recorded recorded_;
   Plan plan_;

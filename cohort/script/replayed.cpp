@@ -113,6 +113,7 @@ class ReplayedBackward : public Node {
     std::uint32_t version;
     int slot;
     bool is_captured = false;  // in every frame
+    bool is_written = false;   // by backward: each run but the last gets a copy
   };
   std::shared_ptr<const Program> program;
   std::vector<Kept> kept;
@@ -235,7 +236,8 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
   }
   for (Kept& each : kept) {
     if (each.is_captured) continue;
-    frame.values[at_slot(each.slot)] = is_last_ ? std::move(each.tensor) : each.tensor;
+    at::Tensor& value = frame.values[at_slot(each.slot)];
+    value = is_last_ ? std::move(each.tensor) : each.is_written ? each.tensor.clone() : each.tensor;
   }
   return begin(std::move(run));
 }
@@ -305,9 +307,13 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
   std::vector<std::size_t> places;
   const auto edges = edges_to(inputs, recorded.leaves, places);
   auto node = COHORT_MAKE_NODE(ReplayedBackward);
-  for (const int slot : program->saved()) {
+  for (std::size_t i = 0; i < program->saved().size(); ++i) {
+    const int slot = program->saved()[i];
     const at::Tensor& tensor = frame.values[at_slot(slot)];
-    node->kept.push_back({tensor, core::version_of(tensor), slot});
+    node->kept.push_back({.tensor = tensor,
+                          .version = core::version_of(tensor),
+                          .slot = slot,
+                          .is_written = program->saved_is_written()[i]});
   }
   const std::size_t num_saved = node->kept.size();
   for (const int slot : program->read_by_backward()) {

@@ -25,8 +25,9 @@ class GivenTensors {
   GivenTensors(const GivenTensors&) = delete;
   GivenTensors& operator=(const GivenTensors&) = delete;
   /// Puts the contents back where they have changed, and keeps those that were there. Versions do not move.
-  /// A tensor that another thread has changed meanwhile stays as it is: a program moves no versions. What the
-  /// program itself has written to that tensor stays too, as nothing tells the two writes apart.
+  /// A tensor that another thread has changed meanwhile, moving its version, stays as it is: a program moves
+  /// none. What the program itself has written to that tensor stays too, as nothing tells the two writes
+  /// apart.
   void put_back();
   /// Whether another thread has changed one before put_back().
   bool was_disturbed() const { return was_disturbed_; }

@@ -206,6 +206,33 @@ TEST_F(FileTest, RunsOnSeveralThreadsAndWithinAScriptedFunction) {
   EXPECT_NE(around.explain().find("program:"), std::string::npos) << around.explain();
 }
 
+// Its arena is no tensor that the function around it has captured.
+TEST_F(FileTest, RunsElsewhereWhileAScriptedFunctionAroundItIsReplayed) {
+  const at::NoGradGuard no_grad;
+  auto fast = script([](const at::Tensor& x) {
+    at::Tensor y = at::empty_like(x);
+    y.copy_(x[0].expand_as(x));
+    return (x + 1) * y;
+  });
+  const auto plain = [](const at::Tensor& x) { return (x + 1) * x[0].expand_as(x); };
+  const LoadedProgram program = through_file(fast, at::randn({4, 4}));
+  auto around =
+      script([&](const at::Tensor& x) { return program(x).front() * 2 + 1; }, ScriptOptions().verify(false));
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    const at::NoGradGuard here;
+    while (!over) program(at::randn({4, 4}));
+  });
+  int wrong = 0;
+  for (int i = 0; i < 2000; ++i) {
+    const at::Tensor x = at::randn({4, 4});
+    wrong += same_bits(around(x), plain(x) * 2 + 1) ? 0 : 1;
+  }
+  over = true;
+  other.join();
+  EXPECT_EQ(wrong, 0) << around.explain();
+}
+
 TEST_F(FileTest, SavesModulesAsTheyAreNow) {
   auto model = test::small_mlp();
   auto fast = script(model);

@@ -38,6 +38,9 @@ struct Kind {
   std::vector<test::ExtraStep> steps = {};
   test::RandomCallsOptions calls = {};
   bool switches_gradients = true;
+  /// Only verified calls find what other threads do meanwhile, and an input that is what the function
+  /// captured.
+  bool needs_verified_calls = false;
 };
 
 // Turns LibTorch's switches from the fourth call on.
@@ -56,13 +59,15 @@ std::vector<Kind> kinds() {
       {.name = "Plain"},
       {.name = "FilledByCpp", .steps = {use_filled, use_filled, use_indices}, .calls = {.calls = 8}},
       {.name = "Lazy", .steps = {use_lazy}, .calls = {.calls = 8, .changes_tangents = true}},
-      {.name = "Threads", .steps = {use_threads}, .calls = {.calls = 8}},
+      {.name = "Threads", .steps = {use_threads}, .calls = {.calls = 8}, .needs_verified_calls = true},
       {.name = "NewLosses", .calls = {.calls = 8, .changes_tangents = true}},
       {.name = "ChangesBeforeBackward",
        .calls = {.calls = 8, .changes_before_backward = true},
        .switches_gradients = false},  // nodes whose gradients go nowhere complain too, and are not replayed
       {.name = "OtherInputs", .steps = {use_filled}, .calls = {.calls = 10, .changes_inputs = true}},
-      {.name = "CapturedInputs", .calls = {.calls = 8, .shares_captured = true}},
+      {.name = "CapturedInputs",
+       .calls = {.calls = 8, .shares_captured = true},
+       .needs_verified_calls = true},
       {.name = "ForwardMode", .calls = {.calls = 8, .has_duals = true}},
       {.name = "HooksThatUpdate", .calls = {.calls = 6, .updates_in_hooks = true}},
   };
@@ -86,16 +91,24 @@ class RandomKindsTest : public ::testing::TestWithParam<Kind> {};
 TEST_P(RandomKindsTest, ReplaysDoWhatThePlainCallDoes) {
   int compared = 0;
   for (unsigned seed = kSeeds.first; seed < kSeeds.end && !HasFailure(); ++seed) {
+    // A verified call returns the function's own result, and ends a program that is wrong: half of the
+    // programs are replayed as they are, of the others none may end.
+    const bool verify = GetParam().needs_verified_calls || seed / 2 % 2 == 0;
+    std::function<std::string()> explain = [] { return std::string(); };
     compared += expect_like_plain(
         seed,
         [&](const RandomProgram& program, const test::Captured& captured) -> test::Run {
-          auto fast = script(of_three(program),
-                             ScriptOptions().min_operators(0).gradient_chunk_bytes(seed % 2).modules(
-                                 {std::make_shared<Watched>(captured)}));
+          auto fast =
+              script(of_three(program),
+                     ScriptOptions().min_operators(0).gradient_chunk_bytes(seed % 2).verify(verify).modules(
+                         {std::make_shared<Watched>(captured)}));
+          explain = [=] { return fast.explain(); };
           return [=](const test::Tensors& in) mutable { return fast(in.at(0), in.at(1), in.at(2)); };
         },
         kRefusals, {.switches_gradients = GetParam().switches_gradients, .extra_steps = GetParam().steps},
         GetParam().calls);
+    if (GetParam().needs_verified_calls) continue;
+    EXPECT_EQ(explain().find("a recheck found"), std::string::npos) << "seed " << seed << "\n" << explain();
   }
   EXPECT_TRUE(HasFailure() || compared > static_cast<int>(kSeeds.count())) << compared;
 }
@@ -136,6 +149,66 @@ TEST(RandomProgramsTest, ForkedPartsDoWhatThePlainCallDoes) {
         },
         kRefusals);
   }
+}
+
+// Three programs that write to the same buffer and take views of the same inputs, side by side.
+TEST(RandomProgramsTest, ScriptedPartsDoWhatThePlainCallsDo) {
+  const at::NoGradGuard no_grad;
+  int compared = 0;
+  for (unsigned seed = kSeeds.first; seed < kSeeds.first + kSeeds.count() / 4 && !HasFailure(); ++seed) {
+    const auto make = [seed](const test::Captured& captured, bool forks) {
+      const test::RandomProgramOptions options{.draws = false, .switches_gradients = false};
+      const auto program = [&](unsigned number) {
+        return of_three(RandomProgram(seed * 3 + number, captured, options));
+      };
+      return [one = program(0), two = program(1), three = program(2), forks](
+                 const at::Tensor& a, const at::Tensor& b, const at::Tensor& c) {
+        test::Tensors all;
+        const auto add = [&](const test::Tensors& some) {
+          for (const at::Tensor& each : some) all.push_back(each * 1.5);
+        };
+        if (forks) {
+          auto first = fork(one, a, b, c), second = fork(two, a, b, c);
+          add(three(a, b, c));
+          add(wait(first));
+          auto third = fork(three, b, a, c);
+          add(wait(second));
+          add(wait(third));
+        } else {
+          const test::Tensors first = one(a, b, c), second = two(a, b, c);
+          add(three(a, b, c));
+          add(first);
+          const test::Tensors third = three(b, a, c);
+          add(second);
+          add(third);
+        }
+        return all;
+      };
+    };
+    const test::Captured ours = test::Captured::make(seed), theirs = test::Captured::make(seed);
+    auto plain = make(ours, false);
+    auto fast = script(make(theirs, true), ScriptOptions().min_operators(0).verify(seed % 2 == 0));
+    const auto run = [&](auto& function, const test::Captured& captured, int call, std::string& error) {
+      at::manual_seed(seed * 100 + static_cast<unsigned>(call));
+      test::Tensors seen{at::randn({4, 4}), at::randn({4, 4}), at::randn({4})};
+      try {
+        for (const at::Tensor& each : function(seen[0], seen[1], seen[2])) seen.push_back(each);
+      } catch (const std::exception& caught) {
+        error = caught.what();
+      }
+      seen.push_back(captured.buffers[0].clone());
+      return seen;
+    };
+    for (int call = 0; call < 12; ++call) {
+      std::string refused, error;
+      const test::Tensors expected = run(plain, ours, call, refused), found = run(fast, theirs, call, error);
+      if (!refused.empty()) break;
+      ASSERT_EQ(error, "") << seed << " call " << call << "\n" << fast.explain();
+      ASSERT_TRUE(test::same_bits(expected, found)) << seed << " call " << call << "\n" << fast.explain();
+      ++compared;
+    }
+  }
+  EXPECT_TRUE(HasFailure() || compared > static_cast<int>(kSeeds.count())) << compared;
 }
 
 struct NetImpl : torch::nn::Module {
