@@ -1,7 +1,6 @@
 #include <ATen/ATen.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/file.h>
 #include <sys/socket.h>
@@ -11,7 +10,6 @@
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
 #include "cohort/core/fd.h"
-#include "cohort/core/host.h"
 #include "cohort/core/log.h"
 #include "tests/support/environment.h"
 #include "tests/support/listeners.h"
@@ -95,13 +93,9 @@ TEST_F(InitTest, WhatMeetsOnThisHostListensOnLoopbackOnly) {
 // Where the machine has no IPv6 the error says which address.
 // As Kubeflow's: rank 0 gets localhost, the others its name.
 TEST_F(InitTest, Rank0MayCallItselfLocalhost) {
-  const std::string host = core::host_name();
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), nullptr, nullptr, &found) != 0) GTEST_SKIP() << "no address of " << host;
-  ::freeaddrinfo(found);
   const std::uint16_t port = test::free_port();
   const auto outcome = meet("", 2, milliseconds(20000), [&](InitOptions& options) {
-    options.init_method = core::concat("tcp://", *options.rank == 0 ? "localhost" : host, ":", port);
+    options.init_method = core::concat("tcp://", *options.rank == 0 ? "localhost" : "127.0.0.2", ":", port);
   });
   EXPECT_EQ(outcome, std::vector<std::string>(2, "1"));
 }
