@@ -435,8 +435,14 @@ void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wa
 namespace cohort::comm {
 
 c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                                   int size, std::chrono::milliseconds timeout,
-                                                   std::optional<core::Deadline> deadline) {
+                                                   int size, std::chrono::milliseconds timeout) {
+  return make_shm_backend_until(store, rank, size, timeout, core::Deadline(timeout));
+}
+
+c10::intrusive_ptr<c10d::Backend> make_shm_backend_until(const c10::intrusive_ptr<c10d::Store>& store,
+                                                         int rank, int size,
+                                                         std::chrono::milliseconds timeout,
+                                                         core::Deadline deadline) {
   static_assert(kMostShmRanks == shm::kMaxRanks);
   if (size < 1 || size > shm::kMaxRanks || rank < 0 || rank >= size) {
     throw UsageError("comm.shm", core::concat("got rank ", rank, " of ", size, ", expected 1 to ",
@@ -444,8 +450,7 @@ c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d
   }
   StoreBoard board(store);
   try {
-    auto ranks =
-        std::make_unique<shm::Communicator>(board, rank, size, deadline.value_or(core::Deadline(timeout)));
+    auto ranks = std::make_unique<shm::Communicator>(board, rank, size, deadline);
     return c10::make_intrusive<shm::ShmBackend>(std::move(ranks), timeout);
   } catch (const std::exception& error) {
     try {

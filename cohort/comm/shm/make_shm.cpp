@@ -5,8 +5,8 @@
 namespace cohort::comm {
 
 MadeBackend make_shm(const BackendOptions& options) {
-  return {.backend =
-              make_shm_backend(options.store, options.rank, options.size, options.timeout, options.deadline),
+  return {.backend = make_shm_backend_until(options.store, options.rank, options.size, options.timeout,
+                                            options.deadline),
           .sums_by_rank = true};
 }
 

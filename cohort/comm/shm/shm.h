@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
-#include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -22,13 +21,20 @@ namespace cohort::comm {
 constexpr int kMostShmRanks = 64;
 
 /// Returns the backend "shm" of this rank. Blocks until all `size` ranks of `store` have called it, at most
-/// until `deadline`, else for `timeout`, which is also the deadline of calls that give none. Ranks may be
-/// processes or threads, kMostShmRanks at most. Numbers: sums go in the order of the ranks, so all ranks and
-/// all runs have the same bits; half and bfloat16 are summed as float. Throws: UsageError when ranks are on
-/// different hosts; RendezvousError; SystemError when there is no memory.
+/// `timeout`, which is also the deadline of calls that give none. Ranks may be processes or threads,
+/// kMostShmRanks at most.
+/// Numbers: sums go in the order of the ranks, so all ranks and all runs have the same bits; half and
+/// bfloat16 are summed as float.
+/// Throws: UsageError when ranks are on different hosts; RendezvousError; SystemError when there is no
+/// memory.
 c10::intrusive_ptr<c10d::Backend> make_shm_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                                   int size, std::chrono::milliseconds timeout,
-                                                   std::optional<core::Deadline> deadline = std::nullopt);
+                                                   int size, std::chrono::milliseconds timeout);
+
+/// The same, and the others are waited for until `deadline`.
+c10::intrusive_ptr<c10d::Backend> make_shm_backend_until(const c10::intrusive_ptr<c10d::Store>& store,
+                                                         int rank, int size,
+                                                         std::chrono::milliseconds timeout,
+                                                         core::Deadline deadline);
 
 /// Returns a tensor, not initialised, on the CPU, that a backend shm need not copy: all_reduce works on it
 /// where it is when every rank's tensor is one. Its memory is kept for the next one when it goes. Throws:
