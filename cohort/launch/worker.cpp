@@ -225,20 +225,26 @@ void Worker::signal(int number) const {
   if (running_) ::kill(pid_, number);
 }
 
+// Some block all signals for a moment, as a shell does that forks: one that waits for a signal has it blocked
+// at each look.
 bool Worker::survives(int number) const {
+  constexpr int kLooks = 3;
   const std::uint64_t bit = std::uint64_t{1} << (number - 1);
   const std::filesystem::path process = concat("/proc/", pid_);
-  std::error_code failed;
-  bool is_blocked = false, has_threads = false;
-  for (const auto& task : std::filesystem::directory_iterator(process / "task", failed)) {
-    const std::optional<SignalMasks> masks = masks_in(task.path() / "status");
-    if (!masks) continue;  // the thread has ended
-    if (((masks->caught | masks->ignored) & bit) != 0) return true;
-    const bool here = ((masks->blocked | awaited_signals(process, task.path())) & bit) != 0;
-    is_blocked = here && (is_blocked || !has_threads);
-    has_threads = true;
+  for (int look = 0; look < kLooks; ++look) {
+    if (look > 0) core::sleep(std::chrono::milliseconds(2), core::Deadline::never());
+    std::error_code failed;
+    bool has_threads = false;
+    for (const auto& task : std::filesystem::directory_iterator(process / "task", failed)) {
+      const std::optional<SignalMasks> masks = masks_in(task.path() / "status");
+      if (!masks) continue;  // the thread has ended
+      if (((masks->caught | masks->ignored) & bit) != 0) return true;
+      if (((masks->blocked | awaited_signals(process, task.path())) & bit) == 0) return false;
+      has_threads = true;
+    }
+    if (!has_threads) return false;
   }
-  return is_blocked;
+  return true;
 }
 
 void Worker::signal_group(int number) const {
