@@ -6,7 +6,6 @@
 #include <charconv>
 #include <future>
 #include <mutex>
-#include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -19,6 +18,7 @@
 #include "cohort/comm/state.h"
 #include "cohort/comm/store_board.h"
 #include "cohort/comm/tcp_store.h"
+#include "cohort/core/apart.h"
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
@@ -111,12 +111,10 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
 }
 
 // LibTorch's locks the file for each request, for the first one when it is made, and waits for whoever has
-// the lock: on threads that are left behind then.
+// the lock.
 Store file_store(const std::string& path, const Job& job, milliseconds timeout) {
-  std::packaged_task<Store()> task(
+  std::future<Store> made = core::run_apart(
       [path, size = job.world_size]() -> Store { return c10::make_intrusive<c10d::FileStore>(path, size); });
-  std::future<Store> made = task.get_future();
-  std::thread(std::move(task)).detach();
   if (!core::wait(made, core::Deadline(timeout))) {
     fail(core::concat("rank ", job.rank, " cannot meet in ", path, ": somebody has locked it for ",
                       timeout.count(), " ms"),

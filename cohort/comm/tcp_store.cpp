@@ -6,9 +6,9 @@
 #include <cerrno>
 #include <cstring>
 #include <future>
-#include <thread>
 
 #include "cohort/comm/numeric_names.h"
+#include "cohort/core/apart.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
 #include "cohort/core/fd.h"
@@ -62,10 +62,8 @@ Store open_tcp_store(const TcpStoreOptions& options) {
   given.timeout = options.timeout;
   // LibTorch has no deadline for the first answer: where something else listens on the port it waits for
   // ever, on a thread that is left behind then.
-  std::packaged_task<Store()> task(
-      [host, given] { return c10::make_intrusive<c10d::TCPStore>(host, given); });
-  std::future<Store> store = task.get_future();
-  std::thread(std::move(task)).detach();
+  std::future<Store> store =
+      core::run_apart([host, given] { return c10::make_intrusive<c10d::TCPStore>(host, given); });
   const core::Deadline deadline(options.timeout + kSlack);
   while (!core::wait(store, core::Deadline(kLook))) {
     if (options.interrupted && options.interrupted()) return {};

@@ -11,8 +11,8 @@
 #include <cstring>
 #include <future>
 #include <memory>
-#include <thread>
 
+#include "cohort/core/apart.h"
 #include "cohort/core/error.h"
 #include "cohort/core/fd.h"
 #include "cohort/core/log.h"
@@ -40,16 +40,13 @@ struct Resolved {
   std::string error;
 };
 
-// Name servers that are silent are waited for on a thread, which is left behind at the deadline.
+// Name servers may be silent.
 std::future<Resolved> begin_to_resolve(const std::string& host, std::uint16_t port) {
-  std::packaged_task<Resolved()> task([host, port] {
+  return run_apart([host, port] {
     Resolved found;
     found.addresses = resolve(host, port, found.error);
     return found;
   });
-  std::future<Resolved> result = task.get_future();
-  std::thread(std::move(task)).detach();
-  return result;
 }
 
 std::string numeric(const addrinfo& address) {

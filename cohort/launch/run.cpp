@@ -7,11 +7,11 @@
 #include <chrono>
 #include <functional>
 #include <future>
-#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "cohort/comm/store_board.h"
 #include "cohort/comm/tcp_store.h"
+#include "cohort/core/apart.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/reach.h"
@@ -64,9 +64,8 @@ TcpStore join(const RunOptions& options, const std::string& address, std::uint16
 // answer whose host has gone silent: the thread that asks is left behind then.
 std::optional<std::int64_t> claim(const std::shared_ptr<core::Board>& board, int node,
                                   core::Deadline deadline, const std::function<bool()>& interrupted) {
-  std::packaged_task<std::int64_t()> task([board, node] { return board->add(concat("claim/", node), 1); });
-  std::future<std::int64_t> count = task.get_future();
-  std::thread(std::move(task)).detach();
+  std::future<std::int64_t> count =
+      core::run_apart([board, node] { return board->add(concat("claim/", node), 1); });
   while (!core::wait(count, core::Deadline(milliseconds(50)).sooner(deadline))) {
     if (interrupted()) return std::nullopt;
     if (!deadline.expired()) continue;
