@@ -112,9 +112,7 @@ std::optional<Secret> Secret::of_process() {
     std::string bytes = read_all(static_cast<int>(*fd));
     if (bytes.size() < kFewestBytes || bytes.size() > kMostBytes) {
       throw UsageError("core.secret",
-                       concat("COHORT_SECRET_FD is ", *fd,
-                              ", which holds no secret of 16 to "
-                              "4096 bytes"),
+                       concat("COHORT_SECRET_FD is ", *fd, ", which holds no secret of 16 to 4096 bytes"),
                        "what Secret::to_fd() makes");
     }
     return Secret(std::move(bytes));

@@ -28,8 +28,7 @@ class Secret {
   static Secret from_file(const std::filesystem::path& path);
   /// That of the ranks of this process's job: what its agent (`cohort run`) or `spawn` handed over, else what
   /// derives for ranks from the file that COHORT_SECRET_FILE names, else nothing. It is not the secret that
-  /// agents sign with. Throws: as from_file; UsageError when the descriptor
-  /// is not there, or holds none.
+  /// agents sign with. Throws: as from_file; UsageError when the descriptor is not there, or holds none.
   static std::optional<Secret> of_process();
 
   /// The secret for one purpose: the first 32 bytes of HMAC-SHA-512 of its name. Who has it can find neither

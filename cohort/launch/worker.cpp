@@ -29,7 +29,6 @@ namespace cohort::launch {
 namespace {
 
 using core::concat;
-using core::log_warning;
 
 constexpr std::chrono::seconds kStartTimeout(30);
 constexpr std::chrono::seconds kEndTimeout(10);
@@ -205,9 +204,9 @@ bool Worker::reap() {
   // Seen but not reaped: as long as it is there, its number is no other process's.
   if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
     if (errno != ECHILD) return false;
-    log_warning(concat("process ", pid_,
-                       " has ended, and its status went elsewhere: SIGCHLD is ignored, or "
-                       "other code of this program waits for any child. It counts as failed"));
+    core::log_warning(concat("process ", pid_,
+                             " has ended, and its status went elsewhere: SIGCHLD is ignored, or "
+                             "other code of this program waits for any child. It counts as failed"));
     wait_status_ = 1 << 8;
     running_ = false;
     end_.close();

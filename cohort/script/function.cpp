@@ -100,17 +100,16 @@ std::map<const torch::autograd::Node*, std::string> own_nodes_behind(const at::T
 // A backward of some results replays with zeros for the gradients of the others. LibTorch's nodes make zeros
 // of zeros. A node of the user's own may not (a penalty, a counter), and eager mode would not run it.
 void refuse_own_nodes_behind_some(Recorded& recorded, const Tensors& results) {
+  if (results.size() < 2) return;
   std::optional<std::map<const torch::autograd::Node*, std::string>> behind_first;
   for (const at::Tensor& result : results) {
     if (!result.defined() || result.grad_fn() == nullptr) continue;
-    auto own = own_nodes_behind(result);
-    if (!behind_first)
-      behind_first = std::move(own);
-    else if (own != *behind_first) {
-      recorded.tape.refuse(concat("some of its results, and not others, have a backward of the user's own (",
-                                  own.empty() ? behind_first->begin()->second : own.begin()->second, ")"));
-      return;
-    }
+    const auto own = own_nodes_behind(result);
+    if (!behind_first) behind_first = own;
+    if (own == *behind_first) continue;
+    recorded.tape.refuse(concat("some of its results, and not others, have a backward of the user's own (",
+                                own.empty() ? behind_first->begin()->second : own.begin()->second, ")"));
+    return;
   }
 }
 
