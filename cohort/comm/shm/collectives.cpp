@@ -156,8 +156,8 @@ Turns turns_of(const Communicator& ranks, Kind kind, std::size_t bytes) {
   bool is_one = false;
   switch (kind) {
     case Kind::kAllReduce:
-      if (bytes > (ranks.size() == 2 ? kChunkBytes : kOneTurnBytes)) return Turns::kMany;
-      return bytes < kInPlaceBytes ? Turns::kOne : Turns::kOneUnlessShared;
+      is_one = bytes <= (ranks.size() == 2 ? kChunkBytes : kOneTurnBytes);
+      break;
     case Kind::kBroadcast:
     case Kind::kReduce:
     case Kind::kAllGather:
@@ -194,13 +194,13 @@ Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype d
       ranks.begin_writes();
       reduce_in_place(ranks, reduction, where, bytes);
       ranks.arrive(signature);
-      co_await ranks.everyone();
+      co_await ranks.everyone_again();
       co_return;
     }
     if (any_in_arena(ranks)) {  // then some have offered nothing: once more
       offer(chunk);
       ranks.arrive(signature);
-      co_await ranks.everyone();
+      co_await ranks.everyone_again();
     }
   } else {
     offer(chunk);

@@ -13,9 +13,8 @@ namespace cohort::comm::shm {
 
 /// Whether the others need nothing more of a rank once its collective has begun.
 enum class Turns : std::uint8_t {
-  kMany,             ///< they do
-  kOne,              ///< they do not
-  kOneUnlessShared,  ///< they do where some rank's tensors may lie in an arena
+  kMany,  ///< they do
+  kOne,   ///< they do not; where tensors lie in arenas there is a second turn, which they ask for
 };
 
 /// In place. Memory that lies in an arena on every rank is reduced where it is.

@@ -146,7 +146,6 @@ Ring& Communicator::ring(int from, int to) const {
 std::uint64_t Communicator::place_of(const void* data, std::size_t bytes) {
   const auto place = arena_find(data, bytes);
   if (!place) return 0;
-  if (sleeper(rank_).shares.exchange(1) == 0) return 0;
   if (std::find(handed_.begin(), handed_.end(), place->arena) == handed_.end()) {
     const int fd = arena_fd(place->arena);
     for (int peer = 0; peer < size_; ++peer) {
@@ -155,11 +154,6 @@ std::uint64_t Communicator::place_of(const void* data, std::size_t bytes) {
     handed_.push_back(place->arena);
   }
   return place->arena << kOffsetBits | place->offset;
-}
-
-bool Communicator::any_shares() const {
-  for (int rank = 0; rank < size_ && !any_shares_; ++rank) any_shares_ = sleeper(rank).shares.load() != 0;
-  return any_shares_;
 }
 
 // Note [Late writes]: a rank that gives up hands its memory back to its caller, and a peer that comes late
@@ -212,6 +206,23 @@ void Communicator::wake(int rank) {
   if (other.asleep.load() == 0) return;
   other.bell.fetch_add(1);
   futex_wake(other.bell);
+}
+
+void Communicator::ask(std::uint64_t mask) {
+  for (int rank = 0; rank < size_; ++rank) {
+    if ((mask & bit(rank)) == 0) continue;
+    Sleeper& other = sleeper(rank);
+    other.asked.fetch_add(1);
+    if (other.waits_to_be.load() != 0) futex_wake(other.asked);
+  }
+}
+
+void Communicator::sleep_until_asked(std::uint32_t times) {
+  constexpr std::chrono::hours kLong(1);  // who calls it looks again
+  Sleeper& mine = sleeper(rank_);
+  mine.waits_to_be.store(1);
+  futex_wait(mine.asked, times, kLong);  // not at all where it was asked since
+  mine.waits_to_be.store(0);
 }
 
 // What the others do after this they ring for; what they did before, `ready` sees.

@@ -58,15 +58,19 @@ class Communicator {
   /// Holds when every rank has arrived. Throws: UsageError when one of them called something else.
   class Everyone : public Condition {
    public:
-    explicit Everyone(Communicator& ranks) : ranks_(&ranks) {}
+    Everyone(Communicator& ranks, bool have_begun) : ranks_(&ranks), have_begun_(have_begun) {}
     bool ready() override;
     std::uint64_t waits_for() const override;
+    std::uint64_t can_be_asked() const override { return have_begun_ ? waits_for() : 0; }
 
    private:
     Communicator* ranks_;
+    bool have_begun_;
     int next_ = 0;  // those before it have arrived
   };
-  Everyone everyone() { return Everyone(*this); }
+  Everyone everyone() { return {*this, false}; }
+  /// The same, for a turn of a collective that every rank has begun: its first turn is over.
+  Everyone everyone_again() { return {*this, true}; }
   /// What a rank has in its slot, and the word that went along.
   const std::byte* incoming(int rank) const { return slot(rank, turn_); }
   std::uint64_t word(int rank) const { return arrival(rank).turns[turn_ % 2].word; }
@@ -77,10 +81,8 @@ class Communicator {
   // into it.
 
   /// A word for memory that lies in an arena of this process, which every peer can then find; 0 if it does
-  /// not, and the first time: see any_shares().
+  /// not.
   std::uint64_t place_of(const void* data, std::size_t bytes);
-  /// Whether a rank may name memory in the next turn. One says so a turn before it does.
-  bool any_shares() const;
   /// Where that is here.
   std::byte* find(int rank, std::uint64_t place);
 
@@ -100,6 +102,13 @@ class Communicator {
     if (!ready()) finish_sleep(timeout);
     awake();
   }
+  /// Asks the ranks of `mask` to go on with what they have begun: rings for the thread that sleeps in
+  /// sleep_until_asked() there.
+  void ask(std::uint64_t mask);
+  /// How often this rank has been asked so far, by itself too.
+  std::uint32_t times_asked() const { return sleeper(rank_).asked.load(); }
+  /// Sleeps until this rank has been asked once more than `times`. May come back early. Threads: any.
+  void sleep_until_asked(std::uint32_t times);
   /// Why a rank of `mask` will never come: "rank 1 died (process 71)"; empty while all may.
   std::string why_gone(std::uint64_t mask) const;
   bool did_any_give_up() const;
@@ -124,8 +133,9 @@ class Communicator {
     std::atomic<std::uint32_t> bell;  // rung by the others
     std::atomic<std::uint32_t> asleep;
     std::atomic<std::uint32_t> state;
-    std::atomic<std::uint32_t> shares;  // it may name memory from the next turn on
-    char why[240];                      // it gave up
+    std::atomic<std::uint32_t> asked;        // how often
+    std::atomic<std::uint32_t> waits_to_be;  // a thread sleeps until it is
+    char why[236];                           // it gave up
   };
   static std::size_t segment_bytes(int size);
   Arrival& arrival(int rank) const { return reinterpret_cast<Arrival*>(segment_.data())[rank]; }
@@ -152,7 +162,6 @@ class Communicator {
   std::uint64_t turn_ = 0;  // that this rank has arrived at
   std::uint32_t heard_ = 0;
   bool core_each_ = false;
-  mutable bool any_shares_ = false;
   std::vector<std::uint64_t> handed_;                          // arenas that the peers have
   std::vector<std::map<std::uint64_t, SharedMemory>> arenas_;  // of each peer
 };

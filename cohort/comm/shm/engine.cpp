@@ -68,7 +68,7 @@ Engine::~Engine() {
     stopped_ = true;
   }
   stop_.store(true);
-  changed_.notify_all();
+  wake_progress_thread();
   ranks_->wake(ranks_->rank());
   thread_.join();
   if (is_idle()) return;
@@ -95,7 +95,8 @@ void Engine::leave_wheel() {
   {
     const std::lock_guard lock(mutex_);
     driven_ = false;
-    if (waiting_ > 0 || wanted_) changed_.notify_all();
+    if (waiting_ > 0) changed_.notify_all();
+    if (wanted_) wake_progress_thread();
   }
   for (const auto& callback : callbacks) callback();
 }
@@ -110,16 +111,12 @@ void Engine::begin(const std::shared_ptr<Operation>& operation) {
   bool is_left_to_wait = false;
   if (take_wheel()) {
     advance_all();
-    is_left_to_wait = operation->over.load() || needs_only_wait(*operation);
+    // That it has begun means that those before it are over.
+    is_left_to_wait =
+        operation->over.load() || (operation->make == nullptr && operation->turns == Turns::kOne);
     leave_wheel();
   }
   if (!is_left_to_wait) make_progress();
-}
-
-// Of who drives: that it has begun means that those before it are over, so what they tell of arenas is known.
-bool Engine::needs_only_wait(const Operation& operation) const {
-  if (operation.make != nullptr || operation.turns == Turns::kMany) return false;
-  return operation.turns == Turns::kOne || !ranks_->any_shares();
 }
 
 void Engine::make_progress() {
@@ -127,8 +124,17 @@ void Engine::make_progress() {
     const std::lock_guard lock(mutex_);
     wanted_ = true;
   }
-  changed_.notify_all();
+  wake_progress_thread();
   ranks_->wake(ranks_->rank());  // who drives may sleep
+}
+
+void Engine::wake_progress_thread() {
+  ranks_->ask(std::uint64_t{1} << ranks_->rank());
+}
+
+// Those that have begun what this rank waits for, and left the rest to wait().
+void Engine::ask_others() {
+  if (!collectives_.empty()) ranks_->ask(collectives_.front()->task.can_be_asked());
 }
 
 void Engine::when_over(Operation& operation, std::function<void()> body) {
@@ -172,7 +178,10 @@ void Engine::wait(Operation& operation, core::Deadline deadline) {
 
 bool Engine::test(Operation& operation) {
   if (!operation.over.load() && take_wheel()) {
-    if (!advance_all()) look_for_faults();
+    if (!advance_all()) {
+      ask_others();
+      look_for_faults();
+    }
     leave_wheel();
   }
   return operation.over.load(std::memory_order_acquire);
@@ -336,6 +345,7 @@ void Engine::drive(const Until& until) {
   const auto over = [&] { return until() || !callbacks_.empty() || stop_.load(); };
   while (!over()) {
     if (advance_all() || spin()) continue;
+    ask_others();
     ranks_->sleep(nap(), [&] { return advance_all() || over(); });
     if (!over() && !advance_all()) look_for_faults();
   }
@@ -368,13 +378,23 @@ std::chrono::nanoseconds Engine::nap() const {
 }
 
 void Engine::run() {
-  for (;;) {
+  for (std::uint32_t heard = ranks_->times_asked();;) {
+    bool is_mine = false;
+    const std::uint32_t asked = ranks_->times_asked();
     {
-      std::unique_lock lock(mutex_);
-      core::wait_for_task(changed_, lock, [this] { return stopped_ || (wanted_ && is_free()); });
+      const std::lock_guard lock(mutex_);
       if (stopped_) return;
-      wanted_ = false;
-      driven_ = true;
+      if (asked != heard) wanted_ = true;
+      heard = asked;
+      is_mine = wanted_ && is_free();
+      if (is_mine) {
+        wanted_ = false;
+        driven_ = true;
+      }
+    }
+    if (!is_mine) {
+      ranks_->sleep_until_asked(asked);
+      continue;
     }
     drive([this] { return is_idle(); });
     if (!is_idle()) {

@@ -42,9 +42,11 @@ struct Operation {
 /// waits for.
 ///
 /// Note [Who drives]: one thread at a time drives, which is to advance tasks, and to spin and sleep between.
-/// What begins is advanced once by its caller, if nobody drives. One turn is then all that the others need,
-/// so the rest is left to wait(). Anything longer, and what has a future, is the progress thread's,
-/// unless wait() comes first. Threads: any.
+/// What begins is advanced once by its caller, if nobody drives. Where one turn is then all that the others
+/// need, the rest is left to wait(); a second turn, which some calls have, is the progress thread's once
+/// another rank waits for it so long that it would sleep: it asks. Anything longer, and what has a future, is
+/// the progress thread's at once, unless wait() comes first. To wake that thread takes some microseconds,
+/// more than such a call. Threads: any.
 class Engine {
  public:
   explicit Engine(std::unique_ptr<Communicator> ranks);
@@ -72,7 +74,8 @@ class Engine {
 
  private:
   void make_progress();
-  bool needs_only_wait(const Operation& operation) const;
+  void wake_progress_thread();
+  void ask_others();
   bool is_free() const;
   bool take_wheel();
   void leave_wheel();

@@ -20,6 +20,8 @@ class Condition {
   virtual bool ready() = 0;
   /// The ranks, a bit each, without which it cannot hold.
   virtual std::uint64_t waits_for() const = 0;
+  /// Those of them that have begun the same collective: where nobody drives them, they can be asked to go on.
+  virtual std::uint64_t can_be_asked() const { return 0; }
 
  protected:
   ~Condition() = default;
@@ -96,6 +98,10 @@ class Task {
   std::uint64_t waits_for() const {
     const Condition* waits = handle_.promise().waits;
     return waits == nullptr ? 0 : waits->waits_for();
+  }
+  std::uint64_t can_be_asked() const {
+    const Condition* waits = handle_.promise().waits;
+    return waits == nullptr ? 0 : waits->can_be_asked();
   }
 
  private:

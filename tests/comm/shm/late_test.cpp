@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <limits>
 #include <numeric>
+#include <random>
 #include <span>
 
 #if defined(__x86_64__)
@@ -271,7 +272,7 @@ TEST(ShmLateTest, WhoWaitsLaterHoldsUpNobodyThatSharesItsMemory) {
       operation->call = "all_reduce";
       operation->make = sum_of(rank, numbers);
       operation->turns = turns_of(rank.ranks(), Kind::kAllReduce, numbers.size_bytes());
-      EXPECT_EQ(operation->turns, Turns::kOneUnlessShared);
+      EXPECT_EQ(operation->turns, Turns::kOne);
       rank.engine().begin(operation);
       const core::Deadline waited(seconds(60));
       if (rank.rank() == 0) std::this_thread::sleep_for(milliseconds(400));
@@ -282,6 +283,59 @@ TEST(ShmLateTest, WhoWaitsLaterHoldsUpNobodyThatSharesItsMemory) {
       rank.run([&] { return barrier(rank.ranks()); });
     }
   });
+}
+
+// A call is begun, and then waited for, asked after again and again, or left until later calls are over; in
+// memory that all, some or none of the ranks share.
+TEST(ShmLateTest, RanksMayWaitAskOrComeLaterInAnyOrder) {
+  for (const int num_ranks : {2, 3}) {
+    run_threads(num_ranks, [](Rank& rank) {
+      std::mt19937 common(7), own(rank.rank());
+      const auto draw = [](std::mt19937& random, unsigned n) { return static_cast<unsigned>(random() % n); };
+      struct Begun {
+        std::shared_ptr<Operation> operation;
+        std::unique_ptr<Shared> shared;
+        std::vector<float> list;
+        std::span<float> numbers;
+      };
+      std::vector<Begun> later;
+      const auto check = [&](const Begun& begun) {
+        EXPECT_TRUE(std::ranges::all_of(
+            begun.numbers, [&](float number) { return number == static_cast<float>(rank.size()); }));
+      };
+      for (int call = 0; call < 200; ++call) {
+        const std::size_t numel = 256U << draw(common, 7);  // 1 to 64 KiB
+        Begun begun;
+        if (draw(common, 4) < 3 || draw(own, 2) == 0) {
+          begun.shared = std::make_unique<Shared>();
+          begun.numbers = begun.shared->numbers().first(numel);
+        } else {
+          begun.list.assign(numel, 1);
+          begun.numbers = begun.list;
+        }
+        begun.operation = std::make_shared<Operation>(core::Deadline(seconds(20)));
+        begun.operation->make = sum_of(rank, begun.numbers);
+        begun.operation->turns = turns_of(rank.ranks(), Kind::kAllReduce, begun.numbers.size_bytes());
+        rank.engine().begin(begun.operation);
+        if (draw(own, 8) == 0) std::this_thread::sleep_for(std::chrono::microseconds(draw(own, 2000)));
+        const unsigned how = draw(own, 4);
+        if (how == 3) {
+          later.push_back(std::move(begun));
+          continue;
+        }
+        if (how == 2) wait_until([&] { return rank.engine().test(*begun.operation); });
+        rank.wait(begun.operation);
+        check(begun);
+        for (const Begun& each : later) {
+          EXPECT_TRUE(rank.engine().test(*each.operation));  // calls end in order
+          check(each);
+        }
+        later.clear();
+      }
+      for (const Begun& each : later) rank.wait(each.operation);
+      rank.run([&] { return barrier(rank.ranks()); });
+    });
+  }
 }
 
 TEST(ShmLateTest, RowsThatDoNotMatchAreAnError) {
