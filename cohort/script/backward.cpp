@@ -65,7 +65,7 @@ Tensors RecordedBackward::begin(const Tensors& tangents) {
     if (!tangent.defined()) {
       if (wants_all) tangent = at::zeros(sizes[i], options[i]);
     } else {
-      tangent = tangent.resolve_conj().resolve_neg();  // lazy ones may come to replays, or not
+      tangent = materialized(tangent);  // lazy and sparse ones may come to replays, or not
       // Each has a slot of its own: (a + b).backward() hands the same tensor on twice.
       if (recorded.tape.knows_storage(tangent)) tangent = tangent.clone();
       if (!recorded.may_run_again && Layout::of(tangent).may_overlap()) {

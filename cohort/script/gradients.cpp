@@ -22,6 +22,11 @@ bool is_reached(const std::vector<bool>& reached_from, const std::vector<bool>& 
   return false;
 }
 
+at::Tensor materialized(const at::Tensor& gradient) {
+  const at::Tensor dense = gradient.layout() == at::kStrided ? gradient : gradient.to_dense();
+  return dense.resolve_conj().resolve_neg();
+}
+
 bool all_finite(const Tensors& tensors) {
   return std::ranges::all_of(tensors, [](const at::Tensor& tensor) {
     if (!tensor.defined()) return true;

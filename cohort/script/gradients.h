@@ -12,6 +12,9 @@ std::vector<bool> defined(const Tensors& tensors);
 bool is_none(const std::vector<bool>& is_given);
 /// A gradient that no tangent leads to is none, also where zeros stand for the tangents that are missing.
 bool is_reached(const std::vector<bool>& reached_from, const std::vector<bool>& is_given);
+/// A gradient that comes to a replay: dense, and neither lazily conjugate nor lazily negative. A sparse one
+/// (that of an embedding) is spread out.
+at::Tensor materialized(const at::Tensor& gradient);
 /// False where an element is NaN or infinite, or where their sum is. Waits for a GPU.
 bool all_finite(const Tensors& tensors);
 

@@ -156,6 +156,11 @@ Tensors LoadedProgram::operator()(const Tensors& inputs) const {
     throw UsageError("script.run", concat(impl_->file, ": an input needs a gradient, and a file has none"),
                      "detach(), or at::NoGradGuard around the call");
   }
+  if (std::any_of(inputs.begin(), inputs.end(), has_tangent)) {
+    throw UsageError("script.run",
+                     concat(impl_->file, ": an input has a tangent, and a file has no forward-mode AD"),
+                     "the function that was saved");
+  }
   const c10::ScalarType dtype = c10::get_default_dtype_as_scalartype();
   if (dtype != entry->environment.default_dtype) {
     throw UsageError("script.run", concat(impl_->file, ": the default type is ", dtype, ", and was ",

@@ -202,7 +202,7 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
   check_unreleased();
   const Recorded& recorded = program->recorded();
   for (at::Tensor& gradient : gradients) {
-    if (gradient.defined()) gradient = gradient.resolve_conj().resolve_neg();
+    if (gradient.defined()) gradient = materialized(gradient);
   }
   auto run = std::make_unique<BackwardRun>(BackwardRun{.program = program, .is_given = defined(gradients)});
   if (is_none(run->is_given)) {

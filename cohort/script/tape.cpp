@@ -73,14 +73,15 @@ void visit(const c10::IValue& value, TensorPlace& place, const auto& slot_of) {
   }
 }
 
-// A tensor that sizes, strides and a storage describe.
+// A tensor that sizes, strides and a storage with values describe.
 bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_nested() &&
-         !tensor.is_quantized();
+         !tensor.is_quantized() && !tensor.is_meta();
 }
 
 std::string kind_of(const at::Tensor& tensor) {
   if (tensor.is_nested()) return "nested tensor";
+  if (tensor.is_meta()) return "tensor on the meta device, which has no values";
   return tensor.is_quantized() ? "quantized tensor" : concat("tensor of layout ", tensor.layout());
 }
 

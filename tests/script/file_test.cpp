@@ -251,6 +251,16 @@ TEST_F(FileTest, SavesModulesAsTheyAreNow) {
   EXPECT_TRUE(same_bits(program(x).front(), model->forward(x)));
 }
 
+TEST_F(FileTest, RefusesAnInputWithATangentWhichItWouldDrop) {
+  auto fast = script([](const at::Tensor& x) { return (x * 2).sin(); });
+  const LoadedProgram program = through_file(fast, at::rand({4}));
+  const at::NoGradGuard no_grad;
+  const std::uint64_t level = torch::autograd::forward_ad::enter_dual_level();
+  const at::Tensor x = at::_make_dual(at::rand({4}), at::ones({4}), static_cast<std::int64_t>(level));
+  COHORT_EXPECT_THROW_WITH(program(x), UsageError, "an input has a tangent");
+  torch::autograd::forward_ad::exit_dual_level(level);
+}
+
 TEST_F(FileTest, RefusesWhatNoFileCanHold) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = at::rand({4});

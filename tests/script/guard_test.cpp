@@ -57,6 +57,30 @@ TEST(GuardTest, InputsThatAreNotStridedAreKnownAgain) {
   }
 }
 
+// They have no values to compare recordings by.
+TEST(GuardTest, TensorsOnTheMetaDeviceKeepTheFunctionEager) {
+  auto outside =
+      script([](const at::Tensor& x) { return x.mul(x).add(1); }, ScriptOptions().min_operators(0));
+  auto within = script(
+      [](const at::Tensor& x) {
+        const at::Tensor shape = at::empty({3, 4}, x.options().device(at::kMeta));
+        return x.mul(x) * static_cast<double>(shape.mm(shape.t()).size(1));
+      },
+      ScriptOptions().min_operators(0));
+  for (int call = 0; call < 5; ++call) {
+    const at::Tensor x = at::empty({2, 3}, at::TensorOptions(at::kMeta)).requires_grad_();
+    const at::Tensor y = outside(x);
+    EXPECT_TRUE(y.is_meta());
+    EXPECT_EQ(y.sizes(), x.sizes());
+    y.sum().backward();
+    EXPECT_EQ(x.grad().sizes(), x.sizes());
+    EXPECT_EQ(within(at::full({2}, call + 1.F)).sum().item<float>(), 6 * (call + 1.F) * (call + 1.F));
+  }
+  for (const std::string& text : {outside.explain(), within.explain()}) {
+    EXPECT_NE(text.find("on the meta device"), std::string::npos) << text;
+  }
+}
+
 TEST(GuardTest, WhatReadsBeyondItsInputHasAProgramForEachPlaceInAStorage) {
   const at::NoGradGuard no_grad;
   const auto beyond = [](const at::Tensor& x) { return x.as_strided({8}, {1}, 0) + 1; };

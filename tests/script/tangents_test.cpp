@@ -140,6 +140,28 @@ TEST(TangentsTest, ANewLossBehindTheSameFunction) {
   }
 }
 
+// An embedding whose gradient is sparse, and one whose gradient is dense, look up in what the function
+// returns.
+TEST(TangentsTest, SparseAndDenseOnesMayFollowEachOther) {
+  const auto fn = [](const at::Tensor& w) { return (w * 3).sin() * w; };
+  const at::Tensor indices = torch::tensor({1, 2, 2}, at::kLong);
+  for (const unsigned sparse_calls : {0b101010101010U, 0b111111111111U, 0b111111000000U, 0b000000111111U}) {
+    auto fast = script(fn, ScriptOptions().min_operators(0));
+    for (unsigned call = 0; call < 12; ++call) {
+      const auto gradient = [&](auto& run, bool sparse) {
+        const at::Tensor w = at::linspace(0.1, 1.5 + call, 12).view({4, 3}).requires_grad_();
+        at::embedding(run(w), indices, -1, false, sparse).sum().backward();
+        return w.grad().to_dense();
+      };
+      const bool is_sparse = (sparse_calls >> call & 1) != 0;
+      ASSERT_TRUE(same_bits(gradient(fn, false), gradient(fast, is_sparse)))
+          << sparse_calls << ", call " << call << "\n"
+          << fast.explain();
+    }
+    EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
+  }
+}
+
 TEST(TangentsTest, OfAResultWithoutDimensionsMayFollowEachOtherInAnyLayout) {
   const auto fn = [](const at::Tensor& x) { return x.sin().sum() * 2; };
   const std::vector<std::function<at::Tensor()>> tangents = {
