@@ -88,7 +88,7 @@ bool Variant::holds(const Environment& environment, std::span<const at::Tensor> 
   if (environment_ != environment || !inputs_.holds(inputs) || !modules_.holds()) return false;
   if (is_retired_.load(std::memory_order_acquire)) return false;
   if (state() != State::kReady || is_short()) return true;
-  return program_->captured_hold() && !program_->meets_captured(inputs) &&
+  return (!program_->has_captured() || (program_->captured_hold() && !program_->meets_captured(inputs))) &&
          (!program_->recorded().tape.needs_input_storages() || inputs_.storages_hold(inputs));
 }
 

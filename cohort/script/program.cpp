@@ -171,7 +171,9 @@ bool StorageSet::is_among(const c10::StorageImpl* storage) const {
 }
 
 std::unique_ptr<Frame> Program::borrow(std::span<const at::Tensor> inputs) const {
-  auto frame = Recording::is_active() ? new_frame() : idle_frame();
+  const bool is_recorded = Recording::is_active();
+  auto frame = is_recorded ? new_frame() : idle_frame();
+  frame->is_recorded = is_recorded;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (recorded_.inputs[i] >= 0) frame->values[at_slot(recorded_.inputs[i])] = inputs[i];
   }
@@ -206,7 +208,7 @@ void Program::let_go(Frame& frame, const std::vector<int>& slots) const {
 }
 
 void Program::give_back(std::unique_ptr<Frame> frame) const {
-  if (Recording::is_active()) return;
+  if (frame->is_recorded) return;
   let_go(*frame, handed_over_);
   frame->stack.clear();
   Frame* none = nullptr;
@@ -309,7 +311,11 @@ void Program::run_actions(Frame& frame, torch::jit::Stack& stack, std::span<cons
   for (const Action& action : actions) {
     modes.set(action.modes);
     source.expect(action.blocks);
-    run_action(action, frame, stack, how);
+    if (action.unboxed != nullptr && !how.is_observed) {  // most are, and small ones take less than a call
+      action.unboxed->run(frame.values);
+    } else {
+      run_action(action, frame, stack, how);
+    }
     if (!action.placed.empty() && !is_placed(action, frame)) {
       source.expect({});
       for (const auto& [slot, offset] : action.placed) {
@@ -411,7 +417,7 @@ void Program::rehearse(Frame& frame, Part part, std::size_t first, std::size_t l
 void Program::begin(Frame& frame, Part part) const {
   const Staged& staged = parts_[static_cast<std::size_t>(part)];
   const Stage* const ready = staged.ready.load(std::memory_order_acquire);
-  if (Recording::is_active()) {
+  if (frame.is_recorded) {
     frame.stage = &staged.plain;
   } else if (ready != nullptr && staged.is_trusted.load(std::memory_order_relaxed)) {
     prepare(frame, part, *ready);

@@ -44,6 +44,7 @@ struct Frame {
   c10::intrusive_ptr<Arena> arena;
   std::array<const Stage*, 2> prepared = {};  ///< by part: whose residents `values` holds
   std::size_t num_resident_blocks = 0;
+  bool is_recorded = false;              ///< its operators are, on the thread that borrowed it
   const Stage* stage = nullptr;          ///< of the part that runs; null: it is rehearsed
   std::shared_ptr<Rehearsal> rehearsal;  ///< that goes on with the next segment
 };
@@ -75,6 +76,7 @@ class Program {
   std::size_t arena_bytes() const;
   std::size_t num_outs() const;
 
+  bool has_captured() const { return !captured_.empty(); }
   /// True if every captured tensor is what it was, but for its values: where it lies, its type, sizes,
   /// strides and requires_grad, which set_data(), t_() and the like change.
   bool captured_hold() const;

@@ -31,16 +31,17 @@ bool is_list_of(const c10::TypePtr& type, TypeKind kind) {
 template <typename T>
 struct Argument;
 
+// What a missing tensor is. Not within the function that hands it over, which would ask at every operator
+// whether it has been made.
+at::Tensor no_tensor;
+
 template <typename T, bool kWritten>
 struct TensorArgument {
   TensorArgument(const c10::IValue& /*value*/, int place) : slot(place) {}
   static bool fits(const c10::Argument& argument) {
     return argument.type()->kind() == TypeKind::TensorType && is_written(argument) == kWritten;
   }
-  T get(Tensors& values) const {
-    static at::Tensor undefined;
-    return slot < 0 ? undefined : values[at_slot(slot)];
-  }
+  T get(Tensors& values) const { return slot < 0 ? no_tensor : values[at_slot(slot)]; }
   int slot;
 };
 template <>
