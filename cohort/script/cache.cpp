@@ -34,8 +34,9 @@ std::string difference_of(Recorded& now, const Recorded& before, bool before_is_
 // Where its first element lies. Of a captured tensor nobody else's can lie there, as the program holds it.
 const void* place_of(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (!tensor.defined() || !impl.has_storage()) return nullptr;
-  const auto* const begin = static_cast<const std::byte*>(impl.unsafe_storage().data());
+  const c10::StorageImpl* const storage = impl.unsafe_storage().unsafeGetStorageImpl();
+  if (storage == nullptr) return nullptr;  // an undefined tensor has none either
+  const auto* const begin = static_cast<const std::byte*>(storage->data());
   return begin == nullptr ? nullptr
                           : begin + impl.storage_offset() * static_cast<std::int64_t>(impl.itemsize());
 }

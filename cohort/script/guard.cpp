@@ -42,18 +42,16 @@ std::size_t first_that_shares(std::span<const at::Tensor> inputs, std::size_t in
 
 }  // namespace
 
-// Asked of every captured tensor before each replay. _fw_grad() takes a lock, which most need not.
-bool has_tangent(const at::Tensor& tensor) {
-  if (!tensor.defined()) return false;
+// _fw_grad() takes a lock, which most need not.
+bool guard_detail::autograd_knows_tangent(const at::Tensor& tensor) {
   const auto* const meta = torch::autograd::impl::get_autograd_meta(tensor);
-  return meta != nullptr && (meta->fw_grad_ != nullptr || meta->is_view_) && tensor._fw_grad(0).defined();
+  return (meta->fw_grad_ != nullptr || meta->is_view_) && tensor._fw_grad(0).defined();
 }
 
 // What operators that consist of others ask to choose those. It runs before every replay, and each getter is
 // a function call. The last ones matter only where there is a GPU.
-std::uint32_t switches_now() {
+std::uint32_t switches_of(const at::Context& context) {
   static const bool has_cuda = at::hasCUDA();
-  const at::Context& context = at::globalContext();
   std::uint32_t bits = 0;
   const auto add = [&bits](bool bit) { bits = bits << 1 | (bit ? 1U : 0U); };
   add(context.userEnabledMkldnn());
@@ -72,13 +70,14 @@ std::uint32_t switches_now() {
 
 // Asked before every replay: one look at each of LibTorch's thread-local states.
 Environment Environment::now() {
+  const at::Context& context = at::globalContext();
   const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
   const c10::DispatchKeySet excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
   Environment found{.grad = autograd.get_grad_mode(),
                     .inference = autograd.get_inference_mode(),
-                    .deterministic = at::globalContext().deterministicAlgorithms(),
+                    .deterministic = context.deterministicAlgorithms(),
                     .default_dtype = c10::get_default_dtype_as_scalartype(),
-                    .switches = switches_now()};
+                    .switches = switches_of(context)};
   constexpr std::array kDevices = {std::pair(at::kCPU, c10::DispatchKey::AutocastCPU),
                                    std::pair(at::kCUDA, c10::DispatchKey::AutocastCUDA)};
   for (std::size_t i = 0; i < kDevices.size(); ++i) {

@@ -63,8 +63,16 @@ class InputGuard {
   std::vector<std::int64_t> numbers_;  // side by side: they are compared before every replay
 };
 
-/// True if a tensor carries a tangent of forward-mode AD, which no program computes with.
-bool has_tangent(const at::Tensor& tensor);
+namespace guard_detail {
+bool autograd_knows_tangent(const at::Tensor& tensor);
+}
+
+/// True if a tensor carries a tangent of forward-mode AD, which no program computes with. Asked of every
+/// captured tensor before each replay: autograd knows nothing of most that need no gradient.
+inline bool has_tangent(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->autograd_meta() != nullptr &&
+         guard_detail::autograd_knows_tangent(tensor);
+}
 
 /// Training flags and parameters of modules, and which modules they consist of.
 /// Ownership: shares the modules.

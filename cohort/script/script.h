@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -59,7 +60,16 @@ class Typed {
             options) {}
 
   Result operator()(const Inputs&... inputs) {
-    const std::array<at::Tensor, sizeof...(Inputs)> tensors{inputs...};
+    if constexpr (sizeof...(Inputs) == 1) {
+      return on(std::span<const at::Tensor>((&inputs)..., 1), inputs...);  // it lies there already
+    } else {
+      return on(std::array<at::Tensor, sizeof...(Inputs)>{inputs...}, inputs...);
+    }
+  }
+  Function& function() { return function_; }
+
+ private:
+  Result on(std::span<const at::Tensor> tensors, const Inputs&... inputs) {
     const auto variant = function_.find(tensors);
     if (variant == nullptr) return core::call(*fn_, inputs...);
     Function::Output results = function_.call(tensors, variant);
@@ -69,9 +79,6 @@ class Typed {
       return core::unflatten_tensors(Result(*static_cast<const Result*>(results.structure.get())), results);
     }
   }
-  Function& function() { return function_; }
-
- private:
   template <std::size_t... I>
   static Function::Output run(Fn& fn, const Tensors& inputs, std::index_sequence<I...>) {
     Result result = core::call(fn, inputs[I]...);
