@@ -1,8 +1,10 @@
 #include "cohort/launch/agent.h"
 
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,6 +42,11 @@ int signal_in(const std::string& word, const std::vector<int>& taken) {
   return std::ranges::find(taken, number) != taken.end() ? number : SIGTERM;
 }
 
+bool is_file(int fd) {
+  struct stat info {};
+  return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+}
+
 std::string list(const std::vector<int>& numbers) {
   std::string text;
   for (const int number : numbers) text += concat(text.empty() ? "" : ", ", number);
@@ -59,7 +66,9 @@ Agent::Agent(const RunOptions& options, const TeamPlace& place, const AgentParts
 }
 
 int Agent::run() {
-  if (folder_.stays()) core::log_info(concat("output of ranks is kept in ", folder_.path().string()));
+  if (folder_.stays()) {
+    say(core::LogLevel::kInfo, concat("output of ranks is kept in ", folder_.path().string()));
+  }
   AttemptReport verdict;
   try {
     if (peers_ != nullptr) {
@@ -133,7 +142,8 @@ void Agent::supervise(Team& team) {
 void Agent::heed_signals(Team* team) {
   while (const int number = signals_.take()) {
     if (number == SIGUSR1 || number == SIGUSR2) {
-      if (team != nullptr) team->notify(number);
+      const std::string what = team == nullptr ? "" : team->notify(number);
+      if (!what.empty()) say(core::LogLevel::kWarning, what);
     } else if (number == SIGTSTP) {
       if (team != nullptr) team->pause();
       ::raise(SIGSTOP);
@@ -290,8 +300,11 @@ void Agent::tell(const AttemptReport& verdict) {
 }
 
 // Writing to the log waits for who reads stderr (a pager, a terminal that is stopped); ending ranks does not.
+// A pipe that is ready takes so much and no more.
 void Agent::say(core::LogLevel level, const std::string& text) {
-  if (core::ready_events(STDERR_FILENO, POLLOUT) != 0) {
+  constexpr std::size_t kHead = 64;  // what the log puts before it
+  const bool fits = text.size() + kHead <= PIPE_BUF || is_file(STDERR_FILENO);
+  if (fits && core::ready_events(STDERR_FILENO, POLLOUT) != 0) {
     core::log(level, text);
   } else {
     console_.write(Stream::kErr, text + "\n");

@@ -19,8 +19,8 @@
 namespace cohort::launch {
 namespace {
 
-constexpr pid_t kAllIsWell = 0;              // instead of a group
-constexpr std::chrono::seconds kEndTime(5);  // for it to end once all is well
+constexpr pid_t kAllIsWell = 0;                     // instead of a group
+constexpr std::chrono::milliseconds kGoodbye(300);  // for it to end once all is well
 
 // In the child of a process that may have threads: only async-signal-safe calls, no allocation.
 [[noreturn]] void watch_over(int fd, const char* folder) {
@@ -60,13 +60,18 @@ Guard::Guard(const std::string& folder) : pipe_(make_pipe()) {
     throw SystemError("launch.guard", core::concat("cannot make a process: ", std::strerror(errno)));
   if (pid_ == 0) watch_over(pipe_.read.get(), folder.c_str());
   pipe_.read.close();
+  ::fcntl(pipe_.write.get(), F_SETFL, O_NONBLOCK);  // one that is stopped reads nothing
 }
 
 Guard::~Guard() {
   tell(kAllIsWell);
   pipe_.write.close();
   int status = 0;
-  if (pid_ > 0) core::wait_for_process(pid_, status, core::Deadline(kEndTime));
+  if (pid_ <= 0 || core::wait_for_process(pid_, status, core::Deadline(kGoodbye))) return;
+  // It is stopped, or there is no such child any more, whose number may be another process's.
+  if (::waitpid(pid_, &status, WNOHANG) != 0) return;
+  ::kill(pid_, SIGKILL);
+  core::wait_for_process(pid_, status, core::Deadline(kEndTime));
 }
 
 void Guard::reap() {

@@ -109,7 +109,9 @@ struct Rank {
 class Ranks {
  public:
   ~Ranks() {
-    for (const Rank& rank : list) rank.worker.kill();  // all at once; each is waited for as it goes
+    for (const Rank& rank : list) rank.worker.kill();  // all at once
+    const core::Deadline deadline(kEndTime);
+    for (Rank& rank : list) rank.worker.end(deadline);
   }
   void signal(int number) {
     for (const Rank& rank : list) rank.worker.signal(number);
@@ -184,6 +186,7 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
   const auto store = comm::open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
 
   const core::Fd secret_fd = core::Secret::make().to_fd();  // a job of its own, whatever this process is of
+  const core::Deadline start_by = deadline.sooner(core::Deadline(kStartTime));
   Ranks ranks;
   for (int rank = 0; rank < num_ranks; ++rank) {
     Pipe pipe = make_pipe();
@@ -194,7 +197,8 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
                            .arguments = arguments,
                            .environment = environment_of(rank, num_ranks, store->getPort(), call, error_fd,
                                                          secret_fd.get(), options),
-                           .keep = {error_fd, secret_fd.get()}}),
+                           .keep = {error_fd, secret_fd.get()},
+                           .start_by = start_by}),
          .error = std::move(pipe.read)});
   }
 

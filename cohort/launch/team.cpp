@@ -15,7 +15,6 @@
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
 #include "cohort/core/host.h"
-#include "cohort/core/log.h"
 #include "cohort/core/numbered.h"
 #include "cohort/core/wait.h"
 #include "cohort/launch/cores.h"
@@ -68,21 +67,21 @@ Team::Team(const RunOptions& options, const TeamPlace& place, Display& display, 
   if (options.bind_to == BindTo::kCores) {
     cores_ = split_cores(core::CpuSet::of_process(), options.nproc_per_node);
   }
-  for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) start(local_rank);
+  const core::Deadline start_by(kStartTime);
+  for (int local_rank = 0; local_rank < options.nproc_per_node; ++local_rank) start(local_rank, start_by);
 }
 
 Team::~Team() {
   kill();
+  const core::Deadline deadline(kEndTime);
   for (auto& member : members_) {
-    if (!member->worker) continue;
-    const pid_t pid = member->worker->pid();
-    const bool ran = member->worker->running();
-    member->worker.reset();
-    if (ran) guard_.forget(pid);
+    if (!member->worker->running()) continue;
+    member->worker->end(deadline);
+    guard_.forget(member->worker->pid());
   }
 }
 
-void Team::start(int local_rank) {
+void Team::start(int local_rank, core::Deadline start_by) {
   const int rank = place_.first_rank + local_rank;
   const fs::path folder = place_.log_folder / std::to_string(local_rank);
   std::error_code failed;
@@ -153,7 +152,8 @@ void Team::start(int local_rank) {
                     .output = out.get(),
                     .error = err.get(),
                     .keep = place_.secret_fd < 0 ? std::vector<int>() : std::vector<int>{place_.secret_fd},
-                    .own_group = true});
+                    .own_group = true,
+                    .start_by = start_by});
   guard_.watch(member->worker->pid());
   members_.push_back(std::move(member));
 }
@@ -278,7 +278,7 @@ void Team::signal(int number) {
   for (const auto& member : members_) member->worker->signal(number);
 }
 
-void Team::notify(int number) {
+std::string Team::notify(int number) {
   std::vector<int> spared;
   for (const auto& member : members_) {
     if (!member->worker->running()) continue;
@@ -288,9 +288,9 @@ void Team::notify(int number) {
       spared.push_back(place_.first_rank + member->local_rank);
     }
   }
-  if (spared.empty() || !withheld_.insert(number).second) return;
-  core::log_warning(concat("signal ", number, " (", ::strsignal(number), ") is not passed on to ",
-                           core::numbered("rank", spared), ", which would die of it"));
+  if (spared.empty() || !withheld_.insert(number).second) return "";
+  return concat("signal ", number, " (", ::strsignal(number), ") is not passed on to ",
+                core::numbered("rank", spared), ", which would die of it");
 }
 
 void Team::pause() {

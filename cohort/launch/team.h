@@ -50,8 +50,9 @@ class Team {
 
   /// Each rank gets the signal.
   void signal(int number);
-  /// Each rank that would not die of it gets the signal. The log says once where one does not.
-  void notify(int number);
+  /// Each rank that would not die of it gets the signal. Returns what there is to say, once, where one does
+  /// not get it; else nothing.
+  std::string notify(int number);
   /// Each rank and what it has started stops, or goes on: for Ctrl-Z.
   void pause();
   void resume();
@@ -63,7 +64,7 @@ class Team {
  private:
   struct Member;
 
-  void start(int local_rank);
+  void start(int local_rank, core::Deadline start_by);
   void read(Member& member);
   void note_end(Member& member);
   void reap_orphans();

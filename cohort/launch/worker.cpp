@@ -30,9 +30,6 @@ namespace {
 
 using core::concat;
 
-constexpr std::chrono::seconds kStartTimeout(30);
-constexpr std::chrono::seconds kEndTimeout(10);
-
 [[noreturn]] void system_error(const std::string& what, int error) {
   throw SystemError("launch.worker", concat("cannot ", what, ": ", std::strerror(error)));
 }
@@ -121,9 +118,8 @@ std::uint64_t awaited_signals(const std::filesystem::path& process, const std::f
 }
 
 // What a child that could not become the program has written: its errno; 0 when it did become it.
-int start_error(int fd) {
+int start_error(int fd, core::Deadline deadline) {
   pollfd file{fd, POLLIN, 0};
-  const core::Deadline deadline(kStartTimeout);
   while (core::wait_for_files({&file, 1}, deadline) == 0 && !deadline.expired()) {
   }
   int error = 0;
@@ -166,8 +162,8 @@ Worker::Worker(const WorkerOptions& options) : own_group_(options.own_group) {
   running_ = true;
   if (own_group_) ::setpgid(pid_, pid_);  // here too: whoever comes first
   failure.write.close();
-  if (const int error = start_error(failure.read.get()); error != 0) {
-    end();
+  if (const int error = start_error(failure.read.get(), options.start_by); error != 0) {
+    end(core::Deadline(kEndTime));
     system_error("start " + options.program, error);
   }
 #ifdef SYS_pidfd_open
@@ -183,14 +179,13 @@ Worker::Worker(Worker&& other) noexcept
       end_(std::move(other.end_)) {}
 
 Worker::~Worker() {
-  end();
+  end(core::Deadline(kEndTime));
 }
 
-void Worker::end() {
+void Worker::end(core::Deadline deadline) {
   if (!running_) return;
   kill();
   // A process that the kernel cannot end (a file system that hangs) is left to init.
-  const core::Deadline deadline(kEndTimeout);
   while (!reap() && !deadline.expired()) {
     pollfd file{end_.get(), POLLIN, 0};
     core::wait_for_files({&file, 1}, core::Deadline(std::chrono::milliseconds(10)).sooner(deadline));

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "cohort/core/cpu.h"
+#include "cohort/core/deadline.h"
 #include "cohort/core/fd.h"
 
 /// One process that is started, watched and ended here. No LibTorch.
@@ -27,6 +29,9 @@ Pipe make_pipe();
 /// Writes all of `text`; gives up silently when nobody reads any more.
 void write_all(int fd, std::string_view text);
 
+/// For programs to begin, and for processes to end that were killed: for all that begin or end together.
+inline constexpr std::chrono::seconds kStartTime(30), kEndTime(10);
+
 struct WorkerOptions {
   std::string program;                        ///< path of the executable
   std::vector<std::string> arguments = {};    ///< its name first
@@ -37,13 +42,15 @@ struct WorkerOptions {
   int error = -1;
   std::vector<int> keep = {};  ///< descriptors that it inherits under their numbers; no others
   bool own_group = false;      ///< leads a process group, which is killed when it has ended
+  core::Deadline start_by = core::Deadline(kStartTime);  ///< that it runs, which a file system may hold up
 };
 
 /// A process started by fork and exec, with no signal blocked. It dies when the thread that made it ends
 /// (the kernel sends SIGKILL), and is killed and reaped when this object goes. Threads: one caller at a time.
 class Worker {
  public:
-  /// The program runs. Throws: SystemError with the reason when it cannot be executed.
+  /// The program runs. Throws: SystemError with the reason when it cannot be executed, or does not run in
+  /// time.
   explicit Worker(const WorkerOptions& options);
   Worker(Worker&& other) noexcept;
   Worker& operator=(Worker&&) = delete;
@@ -64,14 +71,14 @@ class Worker {
   void signal_group(int number) const;
   /// Sends SIGKILL to it and to its group.
   void kill() const;
+  /// Kills it and waits for its end, which the kernel may hold up: until the deadline.
+  void end(core::Deadline deadline);
   /// As waitpid() gives it; for one that has ended.
   int wait_status() const { return wait_status_; }
   /// Readable once it has ended; -1 where the kernel cannot say.
   int end_fd() const { return end_.get(); }
 
  private:
-  void end();
-
   pid_t pid_ = -1;
   bool own_group_ = false;
   bool running_ = false;

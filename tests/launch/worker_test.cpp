@@ -14,6 +14,7 @@
 #include "cohort/core/log.h"
 #include "cohort/launch/cores.h"
 #include "cohort/launch/guard.h"
+#include "tests/support/deadline_slack.h"
 #include "tests/support/environment.h"
 #include "tests/support/messages.h"
 #include "tests/support/temp_dir.h"
@@ -197,6 +198,33 @@ TEST(WorkerTest, TheGuardKillsWhatRanksHaveStartedWhenTheLauncherIsKilled) {
 
 TEST(WorkerTest, TheGuardEndsWithItsObject) {
   { Guard guard; }
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
+}
+
+TEST(WorkerTest, AGuardThatIsStoppedEndsWithItsObject) {
+  const core::Deadline waited(milliseconds(0));
+  {
+    const Guard guard;
+    ::kill(guard.pid(), SIGSTOP);
+  }
+  EXPECT_LT(waited.elapsed(), milliseconds(300) + test::deadline_slack());
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
+}
+
+// 20,000 words are more than its pipe takes.
+TEST(WorkerTest, AGuardThatIsStoppedHoldsNobodyUp) {
+  Guard guard;
+  ::kill(guard.pid(), SIGSTOP);
+  for (int i = 0; i < 10'000; ++i) {
+    guard.watch(1'000'000'000);
+    guard.forget(1'000'000'000);
+  }
+}
+
+TEST(WorkerTest, AProgramThatDoesNotBeginInTimeIsAnError) {
+  WorkerOptions options = shell("sleep 100");
+  options.start_by = core::Deadline(milliseconds(0));
+  COHORT_EXPECT_THROW_WITH(Worker(options), SystemError, "cannot start /bin/sh");
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
 }
 
