@@ -99,7 +99,9 @@ AttemptReport Agent::attempt(int number) {
   ending_ = false;
   grace_ = core::Deadline::never();
   if (peers_ != nullptr) peers_->watch(key("fail"));
+  if (peers_ != nullptr) peers_->busy_until(core::Deadline(kStartTime));
   Team team(options_, place_, display_, guard_);
+  if (peers_ != nullptr) peers_->news();
   if (signal_ != 0) {  // it came between two attempts
     const int before = std::exchange(signal_, 0);
     stop_by_signal(&team, before);

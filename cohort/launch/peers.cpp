@@ -11,6 +11,7 @@
 #include <mutex>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
@@ -55,6 +56,9 @@ struct Peers::State {
   std::set<std::string> refused;
   std::set<int> here;  // nodes whose signs are expected
   std::string lost;
+  bool goes_on = true;  // the caller has answered the last ring
+  core::Deadline busy_until{Clock::duration::zero()};
+  bool wants_look = false;  // somebody waits for the next one
   Clock::time_point last_round = Clock::now();
   bool stop = false;
   bool done = false;
@@ -115,9 +119,11 @@ void Peers::State::write_posts() {
 
 void Peers::State::read_watched() {
   std::set<std::string> keys;
+  bool answers = false;
   {
     const std::lock_guard lock(mutex);
     keys = watched;
+    answers = wants_look;
   }
   for (const std::string& key : keys) {
     std::optional<std::string> word = read(key);
@@ -127,6 +133,10 @@ void Peers::State::read_watched() {
     watched.erase(key);
     ring();
   }
+  if (!answers) return;
+  const std::lock_guard lock(mutex);
+  wants_look = false;
+  changed.notify_all();
 }
 
 void Peers::State::give_and_read_signs() {
@@ -140,10 +150,13 @@ void Peers::State::give_and_read_signs() {
     for (const int node : here) {
       if (!signs[node].seen) signs[node].seen = now;
     }
-    mine = words.sign(key(options.node), std::to_string(++signs_given));
+    if (std::exchange(goes_on, false) || !busy_until.expired()) {
+      mine = words.sign(key(options.node), std::to_string(++signs_given));
+    }
   }
   next_sign = now + options.keep_alive_interval;
-  board->set(key(options.node), mine);
+  if (!mine.empty()) board->set(key(options.node), mine);
+  ring();  // for the next sign
   const int last = options.node == 0 ? options.nnodes - 1 : 0;
   for (int node = 0; node <= last; ++node) {
     if (node == options.node) continue;
@@ -163,7 +176,7 @@ void Peers::look(const std::shared_ptr<State>& state) {
       {
         std::unique_lock lock(state->mutex);
         core::wait(
-            state->changed, lock, [&] { return state->stop || !state->posts.empty(); },
+            state->changed, lock, [&] { return state->stop || !state->posts.empty() || state->wants_look; },
             core::Deadline(state->interval));
         stop = state->stop;
       }
@@ -225,6 +238,13 @@ void Peers::watch(const std::string& key) {
   if (state_->received.count(key) == 0) state_->watched.insert(key);
 }
 
+bool Peers::look_now(core::Deadline deadline) {
+  std::unique_lock lock(state_->mutex);
+  state_->wants_look = true;
+  state_->changed.notify_all();
+  return core::wait(state_->changed, lock, [this] { return !state_->wants_look; }, deadline);
+}
+
 std::optional<std::string> Peers::received(const std::string& key) const {
   const std::lock_guard lock(state_->mutex);
   const auto at = state_->received.find(key);
@@ -251,6 +271,14 @@ void Peers::news() {
   std::array<char, 64> buffer{};
   while (::read(state_->wake.read.get(), buffer.data(), buffer.size()) > 0) {
   }
+  const std::lock_guard lock(state_->mutex);
+  state_->goes_on = true;
+  state_->busy_until = core::Deadline(Clock::duration::zero());
+}
+
+void Peers::busy_until(core::Deadline deadline) {
+  const std::lock_guard lock(state_->mutex);
+  state_->busy_until = deadline;
 }
 
 }  // namespace cohort::launch

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cohort/core/board.h"
+#include "cohort/core/deadline.h"
 #include "cohort/core/secret.h"
 
 namespace cohort::launch {
@@ -32,10 +33,12 @@ struct PeersOptions {
 /// Looks at the board from a thread of its own, so that an agent that supervises ranks never waits for it.
 ///
 /// Every keep_alive_interval of a session each agent says that it lives; one that does not,
-/// keep_alive_max_attempt times, is lost. That counts from expect_signs(), or from its first sign: how long
-/// one is waited for until it comes is the meeting's matter. Agents look at node 0, node 0 at all: what two
-/// others see of each other comes through it. Threads: one caller at a time. Going, it writes what was posted
-/// and waits for that at most for the keep-alive time; a board that hangs is left behind with its thread.
+/// keep_alive_max_attempt times, is lost. A sign says that the caller goes on, who answers each ring by
+/// news(): where the caller hangs, signs stay away, though the thread goes on. That counts from
+/// expect_signs(), or from its first sign: how long one is waited for until it comes is the meeting's matter.
+/// Agents look at node 0, node 0 at all: what two others see of each other comes through it. Threads: one
+/// caller at a time. Going, it writes what was posted and waits for that at most for the keep-alive time; a
+/// board that hangs is left behind with its thread.
 class Peers {
  public:
   Peers(std::shared_ptr<Board> board, const PeersOptions& options);
@@ -51,15 +54,21 @@ class Peers {
   void post(const std::string& key, const std::string& value);
   /// From now on looks for that key, until a word of this job is there.
   void watch(const std::string& key);
+  /// Looks at once for all that is watched. Returns whether that was done before the deadline. Blocks.
+  bool look_now(core::Deadline deadline);
   /// What stands there, once it was seen.
   std::optional<std::string> received(const std::string& key) const;
   /// Keys under which something stood that no agent of this job has left, sorted. A warning has named each.
   std::vector<std::string> refused() const;
   /// Who is lost, and why; empty as long as all are there.
   std::string lost() const;
-  /// Readable when something was received or lost; news() empties it.
+  /// Readable when something was received or lost, and once in each keep_alive_interval.
   int fd() const;
+  /// Empties it: the caller goes on.
   void news();
+  /// Until the next news(), and until the deadline at most, signs go on without an answer: the caller has
+  /// work to do.
+  void busy_until(core::Deadline deadline);
 
  private:
   struct State;

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "cohort/core/error.h"
 #include "cohort/core/secret.h"
 #include "tests/cli/job.h"
 #include "tests/cli/program.h"
@@ -247,18 +248,22 @@ TEST_F(RunTest, NodesThatDisagreeBothSayOnWhat) {
 }
 
 TEST_F(RunTest, NodesThatVanishAreNamed) {
-  const std::vector<std::string> quick{"--rdzv-conf=keep_alive_interval=0.2,keep_alive_max_attempt=10"};
-  for (const int killed : {0, 1}) {
-    const std::string port = std::to_string(free_port());
-    const std::string script = "touch ready" + std::to_string(killed) + "$RANK; sleep 100";
-    Job first = node(0, port, script, quick), second = node(1, port, script, quick);
-    ASSERT_TRUE(comes(dir / ("ready" + std::to_string(killed) + "0")));
-    ASSERT_TRUE(comes(dir / ("ready" + std::to_string(killed) + "1")));
-    (killed == 0 ? first : second).worker().signal(SIGKILL);
-    Job& other = killed == 0 ? second : first;
-    EXPECT_EQ(other.wait(), 1);
-    expect_in(other.err(),
-              {killed == 0 ? "the store that node 0 keeps is gone" : "node 1 has given no sign for"});
+  const std::vector<std::string> quick{"--rdzv-conf=keep_alive_interval=0.1,keep_alive_max_attempt=10"};
+  for (const int signal : {SIGKILL, SIGSTOP}) {
+    for (const int gone : {0, 1}) {
+      const std::string port = std::to_string(free_port());
+      const std::string ready = core::concat("ready", signal, "_", gone, "_");
+      const std::string script = "touch " + ready + "$RANK; sleep 100";
+      Job first = node(0, port, script, quick), second = node(1, port, script, quick);
+      ASSERT_TRUE(comes(dir / (ready + "0")));
+      ASSERT_TRUE(comes(dir / (ready + "1")));
+      (gone == 0 ? first : second).worker().signal(signal);
+      Job& other = gone == 0 ? second : first;
+      EXPECT_EQ(other.wait(), 1);
+      const char* const store = signal == SIGKILL ? "the store that node 0 keeps is gone"
+                                                  : "the store that node 0 keeps has not answered for";
+      expect_in(other.err(), {gone == 0 ? store : "node 1 has given no sign for"});
+    }
   }
 }
 

@@ -1,16 +1,24 @@
 // Agents with ranks that are shell scripts; several nodes are threads that share a board.
 #include "cohort/launch/agent.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
+#include <functional>
 #include <map>
 #include <thread>
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
+#include "cohort/core/wait.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/environment.h"
 #include "tests/support/map_board.h"
 #include "tests/support/messages.h"
@@ -255,6 +263,35 @@ TEST_F(AgentTest, AWarningOfAllRanksIsShownOnce) {
   test::expect_in(outcome.err, {"own 0", "own 1", "own 2"});
 }
 
+// The report of a failure is longer than what the pipe takes besides what the rank has printed.
+TEST_F(AgentTest, AStderrThatNobodyReadsDoesNotHoldUpTheEnd) {
+  const RunOptions with = options(
+      "for i in $(seq 30); do printf '%01900d\\n' 0 >&2; done; [ $RANK = 1 ] && exit 7; "
+      "trap 'touch ended; exit 0' TERM; while :; do sleep 0.05; done",
+      2);
+  Pipe pipe = make_pipe();
+  const pid_t agent = ::fork();
+  ASSERT_GE(agent, 0);
+  if (agent == 0) {
+    ::dup2(pipe.write.get(), STDERR_FILENO);
+    SignalInbox signals(with.signals_to_handle, {});
+    LogFolder folder(with);
+    Guard guard;
+    const int status = Agent(with, place(2), {.folder = folder, .guard = guard, .signals = signals}).run();
+    ::_exit(status);
+  }
+  EXPECT_TRUE(wait_for_file("ended")) << "the other rank is ended";
+  // It waits for a reader still, until a signal comes.
+  int status = 0;
+  core::Deadline waited(seconds(10));
+  while (!core::wait_for_process(agent, status, core::Deadline(milliseconds(200))) && !waited.expired()) {
+    ::kill(agent, SIGTERM);
+  }
+  EXPECT_FALSE(waited.expired());
+  ::kill(agent, SIGKILL);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+}
+
 TEST_F(AgentTest, NoTemporaryFolderIsLeft) {
   const test::ScopedEnv temporary("TMPDIR", (dir / "tmp").string());
   std::filesystem::create_directories(dir / "tmp");
@@ -274,6 +311,11 @@ class NodesTest : public AgentTest {
       with.nnodes = nnodes;
       with.node_rank = node;
       with.max_restarts = restarts;
+      if (!log_folder.empty()) {
+        with.log_dir = log_folder;
+        with.run_id = core::concat("node", node);
+        with.redirects = StreamChoice::parse("3", "--redirects");
+      }
       if (node == nnodes - 1 && !handled_by_last.empty()) with.signals_to_handle = handled_by_last;
       all.push_back(with);
     }
@@ -290,15 +332,26 @@ class NodesTest : public AgentTest {
           Peers peers(board, {.node = node,
                               .nnodes = nnodes,
                               .interval = milliseconds(10),
-                              .keep_alive_interval = seconds(1),
+                              .keep_alive_interval = keep_alive_interval,
                               .keep_alive_max_attempt = 10});
+          if (expects_signs) {
+            peers.begin_session("this");
+            for (int other = 0; other < nnodes; ++other) {
+              if (other != node && (node == 0 || other == 0)) peers.expect_signs(other);
+            }
+          }
           LogFolder folder(all[static_cast<std::size_t>(node)]);
           TeamPlace here = place(nnodes);
           here.first_rank = node;
-          statuses[static_cast<std::size_t>(node)] =
-              Agent(all[static_cast<std::size_t>(node)], here,
-                    {.folder = folder, .guard = guard, .signals = signals, .peers = &peers})
-                  .run();
+          try {
+            statuses[static_cast<std::size_t>(node)] =
+                Agent(all[static_cast<std::size_t>(node)], here,
+                      {.folder = folder, .guard = guard, .signals = signals, .peers = &peers})
+                    .run();
+          } catch (const PeerError& error) {
+            errors.at(static_cast<std::size_t>(node)) = error.what();
+            if (after_error) after_error(node);
+          }
         });
       }
       for (std::thread& thread : threads) thread.join();
@@ -310,8 +363,40 @@ class NodesTest : public AgentTest {
 
   std::map<std::string, std::string> written;  // by somebody else, before they come
   std::vector<int> handled_by_last;            // the signals of the last node; empty: as the others
+  milliseconds keep_alive_interval = seconds(1);
+  bool expects_signs = false;
+  std::filesystem::path log_folder;           // of all that ranks print; empty: none
+  std::array<std::string, 3> errors;          // of each node's agent
+  std::function<void(int node)> after_error;  // on the thread of that node
   std::string log, out;
 };
+
+// What it hangs in is the file that its rank's output goes to: in the second attempt a pipe that nobody
+// reads.
+TEST_F(NodesTest, AnAgentThatHangsIsNamedByTheOthers) {
+  ::signal(SIGPIPE, SIG_IGN);
+  const std::string pipe = dir / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  Fd reader(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  log_folder = dir / "logs";
+  expects_signs = true;
+  keep_alive_interval = milliseconds(100);
+  std::atomic<bool> has_seen{false};
+  after_error = [&](int node) { has_seen = has_seen || node == 0; };
+  std::thread lets_go([&] {
+    EXPECT_TRUE(test::comes_true([&] { return has_seen.load(); }));
+    reader.close();
+  });
+  run_nodes(
+      "if [ $RANK = 0 ]; then exec sleep 30; fi; "
+      "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then seq 100000; exit 0; fi; "
+      "next=\"${TORCHELASTIC_ERROR_FILE%/attempt_0/*}/attempt_1/0\"; mkdir -p \"$next\"; "
+      "ln -s \"$FOLDER/pipe\" \"$next/stdout.log\"; exit 3",
+      2, 1);
+  lets_go.join();
+  EXPECT_NE(errors[0].find("node 1 has given no sign for"), std::string::npos) << errors[0];
+  EXPECT_NE(errors[1].find("another agent gave up: node 0: "), std::string::npos) << errors[1];
+}
 
 TEST_F(NodesTest, AWordThatNamesNoSignalOfTheirsEndsNothing) {
   for (const char* word : {"9", "rubbish", "", "15x", "99999999999999999999", "-2", "19", "0", "10", "34"}) {

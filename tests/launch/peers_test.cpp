@@ -47,9 +47,37 @@ TEST(PeersTest, ANodeThatGivesNoSignAnyMoreIsNamed) {
   Peers second(board, quick(1, 3));
   first.begin_session("this");
   second.begin_session("this");
-  EXPECT_TRUE(comes_true([&] { return !first.lost().empty(); }));
+  EXPECT_TRUE(comes_true([&] {
+    first.news();
+    return !first.lost().empty();
+  }));
   EXPECT_NE(first.lost().find("node 2 has given no sign for 0 s"), std::string::npos) << first.lost();
   EXPECT_EQ(second.lost(), "") << "it looks at node 0 only";
+}
+
+// The thread that gives signs is not the one that hangs.
+TEST(PeersTest, ANodeWhoseAgentHangsIsLostThoughItsThreadGoesOn) {
+  const auto board = std::make_shared<MapBoard>();
+  Peers first(board, quick(0, 2)), second(board, quick(1, 2));
+  for (Peers* peers : {&first, &second}) peers->begin_session("this");
+  first.expect_signs(1);
+  second.expect_signs(0);
+  const core::Deadline looking(milliseconds(800));
+  while (!looking.expired()) {
+    first.news();
+    second.news();
+    ASSERT_EQ(first.lost() + second.lost(), "") << "both agents go on";
+    ::poll(nullptr, 0, 5);
+  }
+  const core::Deadline busy(milliseconds(700));
+  second.busy_until(busy);
+  EXPECT_TRUE(comes_true([&] {
+    first.news();
+    return !first.lost().empty();
+  }));
+  EXPECT_TRUE(busy.expired()) << "it has work until then";
+  EXPECT_EQ(first.lost().find("node 1 has given no sign for"), 0u) << first.lost();
+  EXPECT_EQ(second.lost(), "");
 }
 
 // By a clock that runs minutes in a moment.
@@ -63,29 +91,33 @@ TEST(PeersTest, ANodeThatHasNotComeYetIsNotLost) {
   options.now = [&, start] { return start + std::chrono::seconds(seconds.load()); };
   Peers first(board, options);
   first.begin_session("this");
-  // Lets `time` pass, in which all of `nodes` give a sign.
-  const auto pass = [&](std::int64_t time, const std::vector<int>& nodes) {
+  // Lets `time` pass, in which all of `agents`, of node 0 and so on, give a sign.
+  const auto pass = [&](std::int64_t time, const std::vector<Peers*>& agents) {
     std::vector<std::string> before;
-    const auto sign = [&](int node) {
+    const auto sign = [&](std::size_t node) {
       const std::string key = core::concat("alive/", node);
       return board->has(key) ? board->get(key) : "";
     };
-    for (const int node : nodes) before.push_back(sign(node));
+    for (std::size_t node = 0; node < agents.size(); ++node) {
+      EXPECT_TRUE(comes_true([&] { return !sign(node).empty(); })) << "the first one";
+      before.push_back(sign(node));
+      agents[node]->news();
+    }
     seconds += time;
-    for (std::size_t i = 0; i < nodes.size(); ++i) {
-      EXPECT_TRUE(comes_true([&] { return sign(nodes[i]) != before[i]; }));
+    for (std::size_t node = 0; node < agents.size(); ++node) {
+      EXPECT_TRUE(comes_true([&] { return sign(node) != before[node]; }));
     }
   };
   for (int minute = 0; minute < 9; ++minute) {
-    pass(60, {0});
+    pass(60, {&first});
     EXPECT_EQ(first.lost(), "") << "after " << minute << " minutes";
   }
   options.node = 1;
   Peers late(board, options);
   late.begin_session("this");
-  pass(10, {0, 1});
+  pass(10, {&first, &late});
   for (int i = 0; i < 12; ++i) {
-    pass(10, {0, 1});
+    pass(10, {&first, &late});
     EXPECT_EQ(first.lost() + late.lost(), "");
   }
 }
@@ -146,6 +178,7 @@ TEST(PeersTest, RecordedSignsKeepNobodyAlive) {
     Peers second(board, options);
     second.begin_session("this");
     EXPECT_TRUE(comes_true([&] {
+      second.news();
       if (board->has("alive/1")) signs.insert(board->get("alive/1"));
       return signs.size() >= 5;
     }));
