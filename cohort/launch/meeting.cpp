@@ -25,6 +25,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr seconds kHeardTime(1);
+// Behind a node's deadline: for node 0 to say who has not come, and else to look who that is.
+constexpr milliseconds kTellTime(250), kLookTime(150);
 
 [[noreturn]] void fail(const std::string& what, const std::string& hint) {
   throw RendezvousError("launch.run", what, hint);
@@ -168,13 +170,11 @@ class Meeting {
   }
 
   std::optional<Go> follow(Hello mine) {
-    // Node 0 says at its own deadline who has not come.
-    const core::Deadline until =
-        deadline_.later(std::min<core::Deadline::Clock::duration>(seconds(5), deadline_.remaining()));
-    const auto silent = [] { return std::string("node 0 was there, but did not say who else is"); };
+    // Node 0 says at its own deadline who has not come, which may be later than this one's.
+    const core::Deadline until = deadline_.later(kTellTime);
     const auto hear = [&](const char* key) {
       peers_.watch(key);
-      return wait([&] { return peers_.received(key).has_value(); }, until, silent);
+      return wait([&] { return peers_.received(key).has_value(); }, until, [&] { return who_is_silent(); });
     };
     if (!hear("hello")) return std::nullopt;
     peers_.begin_session(*peers_.received("hello"));
@@ -188,6 +188,20 @@ class Meeting {
   int signal() const { return signal_; }
 
  private:
+  // Asked once, since each node that looks for each other makes n^2 requests.
+  std::string who_is_silent() {
+    std::vector<int> missing;
+    if (peers_.received("hello")) {
+      for (int node = 0; node < options_.nnodes; ++node) peers_.watch(key_of(node));
+      const bool has_looked = peers_.look_now(core::Deadline(kLookTime));
+      for (int node = 0; has_looked && node < options_.nnodes; ++node) {
+        if (node != options_.node_rank && !peers_.received(key_of(node))) missing.push_back(node);
+      }
+    }
+    if (missing.empty()) return "node 0 was there, but did not say who else is";
+    return concat(core::numbered("node", missing), " of ", options_.nnodes, " did not come");
+  }
+
   // What node 0 tells all, where it repeats this node's word: no record of an earlier meeting does.
   Go checked(const std::string& text, const std::string& word) const {
     std::string error;

@@ -6,14 +6,17 @@
 #include <signal.h>
 
 #include <array>
+#include <atomic>
 #include <functional>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "cohort/core/error.h"
 #include "tests/launch/quick_peers.h"
+#include "tests/support/deadline_slack.h"
 #include "tests/support/map_board.h"
 #include "tests/support/throws.h"
 
@@ -117,6 +120,31 @@ TEST(MeetingTest, ThoseThatDidNotComeAreNamed) {
       "nodes 1 and 3 of 4 did not come within ");
   EXPECT_TRUE(comes_true([&] { return board->has("go"); })) << "who came is told";
   EXPECT_NE(board->get("go").find("nodes 1 and 3 of 4 did not come"), std::string::npos);
+}
+
+// Node 0 gives signs and says nothing: its own time may end later.
+TEST(MeetingTest, ANodeThatFollowsNamesThemItselfAtItsDeadline) {
+  const auto board = std::make_shared<MapBoard>();
+  for (const auto& [key, value] : {std::pair("hello", "session"), {"here/0", "{}"}, {"here/2", "{}"}}) {
+    board->set(key, value);
+  }
+  Peers second(board, quick(1, 4));
+  SignalInbox signals({}, {});
+  int signal = 0;
+  const milliseconds time(400);
+  const core::Deadline waited(time);
+  std::atomic<bool> is_over{false};
+  std::thread node_0([&] {
+    for (int i = 0; !is_over; ++i) {
+      board->set("alive/0", std::to_string(i));
+      ::poll(nullptr, 0, 20);
+    }
+  });
+  COHORT_EXPECT_THROW_WITH(meet(nodes(1, 4, 1), second, signals, "", waited, signal), RendezvousError,
+                           "node 3 of 4 did not come within ");
+  EXPECT_LT(waited.elapsed(), time + test::deadline_slack());
+  is_over = true;
+  node_0.join();
 }
 
 TEST(MeetingTest, ASignalEndsTheWait) {
