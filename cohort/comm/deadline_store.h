@@ -12,6 +12,8 @@ namespace cohort::comm {
 
 /// What a store that is asked at a deadline may take to answer: beyond it it is silent.
 inline constexpr std::chrono::milliseconds kAnswerTime(500);
+/// How long after the deadline of a call its last requests may take: its error comes within half a second.
+inline constexpr std::chrono::milliseconds kLastAnswerTime(400);
 
 /// Until when what this thread asks of a DeadlineStore may take, while it lives; within another, the sooner
 /// one holds.

@@ -340,7 +340,7 @@ BarrierResult run_barrier(Group::State& state, std::int64_t number, core::Deadli
   const auto key_of = [](std::int64_t barrier) { return core::concat("barrier/", barrier); };
   BarrierResult result;
   try {
-    const StoreDeadline until(deadline.later(kAnswerTime));
+    const StoreDeadline until(deadline.later(kLastAnswerTime));
     StoreBoard board = board_of(state);
     core::Gate gate(board, key_of(number), state.rank, state.size);
     gate.arrive();

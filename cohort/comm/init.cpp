@@ -70,6 +70,9 @@ Address parse_address(const std::string& method) {
   return address;
 }
 
+// For a connection that begins in the last moment.
+constexpr milliseconds kLeastOpenTime(100);
+
 Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
   const bool serves = job.rank == 0 && !job.agent_store;
   // Some launchers (Kubeflow's) give rank 0 localhost, and the others its name.
@@ -92,7 +95,7 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
                                   .port = address.port,
                                   .serves = serves,
                                   .is_local = is_local,
-                                  .timeout = std::max(milliseconds(1000), left)});
+                                  .timeout = std::max(kLeastOpenTime, left)});
     // One that this process keeps always answers.
     if (!serves) store = c10::make_intrusive<DeadlineStore>(store, "the store at " + to_string(address));
     store->setTimeout(timeout);
@@ -187,7 +190,7 @@ Agreement agree(const Store& store, const Job& job, const std::string& mine, con
   Agreement agreement;
   std::string error;
   try {
-    const StoreDeadline until(deadline.later(core::kCollectTime + kAnswerTime));
+    const StoreDeadline until(deadline.later(kLastAnswerTime));
     agreement.waits = store->clone();
     StoreBoard board(store, agreement.waits);
     if (board.add(core::concat("claim/", job.rank), 1) > 1) {
@@ -197,10 +200,6 @@ Agreement agree(const Store& store, const Job& job, const std::string& mine, con
     }
     words = core::all_gather_words(board, "here", job.rank, job.world_size, mine + "\n" + core::machine_id(),
                                    deadline);
-    // Rank 0 may have come, and wait for the others itself.
-    if (words.missing.size() > 1 && words.missing.front() == 0 && board.has("claim/0")) {
-      words.missing.erase(words.missing.begin());
-    }
   } catch (const Error&) {
     throw;
   } catch (const std::exception& failure) {

@@ -20,8 +20,8 @@ namespace {
 using std::chrono::milliseconds;
 using Store = c10::intrusive_ptr<c10d::TCPStore>;
 
-constexpr milliseconds kSlack(2000);  // LibTorch tries once more after its own deadline
-constexpr milliseconds kLook(50);     // between two questions whether to go on
+constexpr milliseconds kSlack(200);  // for LibTorch's own error, which says more
+constexpr milliseconds kLook(50);    // between two questions whether to go on
 
 // A socket that listens on 127.0.0.1 only, or ::1. LibTorch's own listens on every address of the host.
 core::Fd listen_on_loopback(bool is_ipv6, std::uint16_t port) {
@@ -65,7 +65,7 @@ Store open_tcp_store(const TcpStoreOptions& options) {
   std::future<Store> store =
       core::run_apart([host, given] { return c10::make_intrusive<c10d::TCPStore>(host, given); });
   const core::Deadline deadline(options.timeout + kSlack);
-  while (!core::wait(store, core::Deadline(kLook))) {
+  while (!core::wait(store, core::Deadline(kLook).sooner(deadline))) {
     if (options.interrupted && options.interrupted()) return {};
     deadline.check("comm.store", "an answer as a store gives it");
   }

@@ -81,7 +81,9 @@ Words all_gather_words(Board& board, const std::string& key, int rank, int size,
   const std::string all = key + "/all";
   Words words;
   if (rank == 0) {
-    // Its own word is the first; the others' stand under their ranks.
+    // Its own word is the first; the others' stand under their ranks, and under 0 that it has come: its
+    // deadline may be later than the others'.
+    board.set(concat(key, "/", rank), "");
     const std::vector<std::string> keys = keys_of(key, 1, size);
     if (!board.wait(keys, deadline)) find_missing(board, key, 1, size, words.missing);
     if (words.missing.empty()) {
@@ -95,8 +97,8 @@ Words all_gather_words(Board& board, const std::string& key, int rank, int size,
   }
   board.set(concat(key, "/", rank), mine);
   if (!board.wait({all}, deadline.later(kCollectTime))) {
-    find_missing(board, key, 1, size, words.missing);
-    words.missing.insert(words.missing.begin(), 0);
+    find_missing(board, key, 0, size, words.missing);
+    if (words.missing.empty()) words.missing.push_back(0);  // it has come, and does not go on
     return words;
   }
   const std::string text = board.get(all);
@@ -118,7 +120,8 @@ Words all_gather_words(Board& board, const std::string& key, int rank, int size,
 }
 
 void remove_word(Board& board, const std::string& key, int rank) {
-  board.remove(rank == 0 ? key + "/all" : concat(key, "/", rank));
+  board.remove(concat(key, "/", rank));
+  if (rank == 0) board.remove(key + "/all");
 }
 
 std::int64_t Gate::all_of(int word) const {

@@ -45,12 +45,13 @@ struct Words {
   std::vector<int> missing;          ///< ranks whose word did not come, sorted
 };
 
-/// How much longer than rank 0 the others wait in all_gather_words() for what it has collected.
-inline constexpr std::chrono::seconds kCollectTime(1);
+/// How much longer than rank 0 the others wait in all_gather_words() for what it has collected. Then they
+/// look themselves who is missing.
+inline constexpr std::chrono::milliseconds kCollectTime(150);
 
 /// Waits until each of `size` ranks has left a word under `key`, and returns all of them, on each rank. Rank
-/// 0 collects them, so that it takes 3 requests a rank. Blocks until the deadline, and kCollectTime longer,
-/// at most.
+/// 0 collects them, so that it takes 3 requests a rank, and 1 more. Blocks until the deadline, and
+/// kCollectTime longer, at most.
 Words all_gather_words(Board& board, const std::string& key, int rank, int size, const std::string& mine,
                        Deadline deadline);
 

@@ -50,7 +50,7 @@ TcpStore join(const RunOptions& options, const std::string& address, std::uint16
   try {
     return comm::open_tcp_store({.host = address,
                                  .port = port,
-                                 .timeout = milliseconds(std::clamp(deadline.remaining_ms(), 1000, 30'000)),
+                                 .timeout = milliseconds(std::clamp(deadline.remaining_ms(), 100, 30'000)),
                                  .interrupted = interrupted});
   } catch (const std::exception& error) {
     throw RendezvousError("launch.run",

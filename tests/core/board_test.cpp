@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cohort/core/error.h"
+#include "tests/support/deadline_slack.h"
 #include "tests/support/map_board.h"
 #include "tests/support/throws.h"
 
@@ -118,7 +119,7 @@ TEST(BoardTest, AWordOfEachOfManyRanksTakesFourRequestsARank) {
   });
   EXPECT_EQ(wrong.load(), 0);
   EXPECT_LE(board.requests.load(), 4 * kMany * kRounds);
-  EXPECT_EQ(board.num_keys(), 2U * kMany) << "those of the last two rounds";
+  EXPECT_EQ(board.num_keys(), 2U * (kMany + 1)) << "those of the last two rounds";
 }
 
 TEST(BoardTest, AGateOfManyRanksTakesTwoRequestsARankAndLeavesNothing) {
@@ -165,6 +166,24 @@ TEST(BoardTest, EveryRankLearnsWhoseWordIsMissing) {
   });
   const Words without_0 = all_gather_words(board, "there", 1, 3, "word", Deadline(milliseconds(10)));
   EXPECT_EQ(without_0.missing, (std::vector<int>{0, 2}));
+}
+
+// Its deadline is later than theirs.
+TEST(BoardTest, Rank0IsNotMissingWhereItWaitsForOthersItself) {
+  CountingBoard board;
+  run_ranks(3, [&](int rank) {
+    if (rank == 2) return;
+    const Deadline waited(milliseconds(rank == 0 ? 800 : 100));
+    EXPECT_EQ(all_gather_words(board, "here", rank, 3, "word", waited).missing, std::vector<int>{2}) << rank;
+    EXPECT_LT(waited.elapsed(), milliseconds(rank == 0 ? 800 : 100) + test::deadline_slack()) << rank;
+  });
+}
+
+TEST(BoardTest, Rank0ThatHasComeAndDoesNotGoOnIsMissing) {
+  CountingBoard board;
+  board.set("here/0", "");
+  EXPECT_EQ(all_gather_words(board, "here", 1, 2, "word", Deadline(milliseconds(10))).missing,
+            std::vector<int>{0});
 }
 
 TEST(BoardTest, WhatIsNoCollectionOfWordsIsAnError) {
