@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <future>
 #include <vector>
 
 #include "cohort/core/error.h"
@@ -214,12 +215,9 @@ void Shared::give_up() {
 }  // namespace task_detail
 
 TaskThread::TaskThread(Options options) : shared_(std::make_shared<task_detail::Shared>(std::move(options))) {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool started = false;
-  std::exception_ptr error;
-  thread_ = std::thread([&, shared = shared_] {
-    bool go_on = false;
+  std::promise<void> begun;
+  std::future<void> has_begun = begun.get_future();
+  thread_ = std::thread([begun = std::move(begun), shared = shared_]() mutable {
     try {
       const Options& with = shared->options;
       ::pthread_setname_np(::pthread_self(), with.name.substr(0, 15).c_str());
@@ -227,29 +225,29 @@ TaskThread::TaskThread(Options options) : shared_(std::make_shared<task_detail::
       if (!with.cpus.empty()) with.cpus.pin_current_thread();
       if (with.start) with.start();
       task_detail::threads().add(shared.get());
-      go_on = true;
+      begun.set_value();
     } catch (...) {
-      error = std::current_exception();
+      begun.set_exception(std::current_exception());
+      return;
     }
-    {
-      // The maker's frame is gone once it knows, so all of it is used under the lock.
-      const std::lock_guard lock(mutex);
-      started = true;
-      changed.notify_all();
-    }
-    if (go_on) shared->run();
+    shared->run();
   });
-  std::unique_lock lock(mutex);
-  wait(changed, lock, [&] { return started; }, Deadline::never());  // `start` may take its time
-  lock.unlock();
-  if (error) {
+  const Deadline deadline(shared_->options.start_time);
+  if (!wait(has_begun, deadline)) {
+    shared_->give_up();
+    thread_.detach();
+    deadline.check("core.task_thread", concat("thread ", name(), " to begin"));
+  }
+  try {
+    has_begun.get();
+  } catch (...) {
     thread_.join();
-    std::rethrow_exception(error);
+    throw;
   }
 }
 
 TaskThread::~TaskThread() {
-  stop(std::chrono::seconds(5));
+  stop(is_late() ? std::chrono::seconds(0) : std::chrono::seconds(5));
 }
 
 const std::string& TaskThread::name() const {

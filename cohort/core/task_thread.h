@@ -125,10 +125,13 @@ class TaskThread {
     std::chrono::microseconds spin{50};
     /// Runs first on the thread; what it throws comes out of the constructor.
     std::function<void()> start = nullptr;
+    std::chrono::milliseconds start_time = std::chrono::minutes(1);  ///< that it may take
   };
 
+  /// Throws: TimeoutError where the thread has not begun in time; it is left behind then, and ends after
+  /// `start`.
   explicit TaskThread(Options options);
-  /// stop() with five seconds' patience.
+  /// stop() with five seconds' patience; with none where the thread is late, so that it was waited for.
   ~TaskThread();
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;

@@ -9,6 +9,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/timeline.h"
+#include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
@@ -71,6 +72,16 @@ TEST(TaskThreadTest, StartRunsFirstAndItsErrorComesOutOfTheConstructor) {
                            DataError, "[test] start");
 }
 
+TEST(TaskThreadTest, AStartThatDoesNotEndIsATimeoutOfTheConstructor) {
+  const auto gate = std::make_shared<test::Gate>();  // the thread is left behind
+  const Deadline waited(50ms);
+  COHORT_EXPECT_THROW_WITH(
+      TaskThread({.name = "cpu:9", .start = [gate] { gate->wait(); }, .start_time = 50ms}), TimeoutError,
+      "ms for thread cpu:9 to begin");
+  EXPECT_LT(waited.elapsed(), 50ms + test::deadline_slack());
+  gate->open();
+}
+
 TEST(TaskThreadTest, ADeadlineThatPassesNamesTheThreadAndWhatItIsIn) {
   test::Gate gate;
   TaskThread thread({.name = "cpu:9"});
@@ -105,6 +116,18 @@ TEST(TaskThreadTest, AThreadThatIsStuckIsLeftBehindAndWhatWaitsForItFails) {
   COHORT_EXPECT_THROW_WITH(thread.submit("third", [] {}), UsageError, "has been stopped");
   gate->open();
   EXPECT_EQ(first.get(patience()), 3) << "what it was in ends all the same";
+}
+
+TEST(TaskThreadTest, AThreadThatIsLateHoldsUpNobodyWhoDestroysIt) {
+  const auto gate = std::make_shared<test::Gate>();
+  const Deadline waited(10ms);
+  {
+    TaskThread thread({.name = "cpu:9"});
+    auto stuck = thread.submit("stuck", [gate] { gate->wait(); });
+    EXPECT_THROW(stuck.get(waited), TimeoutError);
+  }
+  EXPECT_LT(waited.elapsed(), 10ms + test::deadline_slack());
+  gate->open();
 }
 
 TEST(TaskThreadTest, StoppingRunsWhatWasGiven) {
