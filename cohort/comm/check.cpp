@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cohort/comm/deadline_store.h"
+#include "cohort/comm/missing_ranks.h"
 #include "cohort/comm/store_board.h"
 #include "cohort/core/error.h"
 #include "cohort/core/numbered.h"
@@ -102,12 +103,13 @@ std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprin
                                            core::Deadline deadline) {
   const std::int64_t round = group.compared.fetch_add(1);
   const auto key = [](std::int64_t number) { return core::concat("check/", number); };
-  const StoreDeadline until(deadline.later(core::kCollectTime + kAnswerTime));
+  const StoreDeadline until(deadline.later(kLastAnswerTime));
   StoreBoard board = board_of(group);
   const std::string bytes(reinterpret_cast<const char*>(&mine), sizeof(Fingerprint));
   const core::Words words = gather_words(board, key(round), group.rank, group.size, bytes, deadline);
   if (!words.missing.empty()) {
-    throw std::runtime_error(
+    throw MissingRanks<TimeoutError>(
+        words.missing, "comm.check",
         core::concat("timed out: ", core::numbered("rank", words.missing), " did not come"));
   }
   std::vector<Fingerprint> all(static_cast<std::size_t>(group.size));

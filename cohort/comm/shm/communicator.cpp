@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "cohort/comm/missing_ranks.h"
 #include "cohort/comm/shm/arena.h"
 #include "cohort/comm/shm/futex.h"
 #include "cohort/core/cpu.h"
@@ -71,12 +72,12 @@ void Communicator::share_segment(core::Deadline deadline) {
   }
 }
 
-std::string ranks_of(std::uint64_t mask) {
+std::vector<int> ranks_of(std::uint64_t mask) {
   std::vector<int> ranks;
   for (int rank = 0; rank < kMaxRanks; ++rank) {
     if ((mask >> rank & 1) != 0) ranks.push_back(rank);
   }
-  return core::numbered("rank", ranks);
+  return ranks;
 }
 
 // Each rank says on which cores it may run: as many bits as fit two words.
@@ -85,9 +86,10 @@ void Communicator::find_cores(core::Deadline deadline) {
     arrive({.kind = Kind::kMeet}, mine);
     Everyone all = everyone();
     while (!all.ready()) {
-      const std::string gone = why_gone(all.waits_for());
-      if (!gone.empty()) throw PeerError("comm.shm", gone + " while the group was made");
-      deadline.check("comm.shm", ranks_of(all.waits_for()) + " of the group");
+      if (const auto gone = why_gone(all.waits_for())) {
+        throw PeerError("comm.shm", gone->why + " while the group was made");
+      }
+      deadline.check("comm.shm", core::numbered("rank", ranks_of(all.waits_for())) + " of the group");
       sleep(milliseconds(100), [&] { return all.ready(); });
     }
     std::uint64_t together = 0;
@@ -166,7 +168,9 @@ void Communicator::begin_writes() {
   arrival(rank_).writes.store(turn_);
   for (int rank = 0; rank < size_; ++rank) {
     if (sleeper(rank).state.load() != kGaveUp) continue;
-    throw PeerError("comm.shm", why_gone(~std::uint64_t{0}));
+    const auto gone =
+        why_gone(~std::uint64_t{0}).value_or(Gone{rank, core::concat("rank ", rank, " gave up")});
+    throw MissingRanks<PeerError>({gone.rank}, "comm.shm", gone.why);
   }
 }
 
@@ -241,22 +245,22 @@ void Communicator::awake() {
 }
 
 // One that died is why others gave up, so it comes first.
-std::string Communicator::why_gone(std::uint64_t mask) const {
-  std::string gave_up, left;
+std::optional<Communicator::Gone> Communicator::why_gone(std::uint64_t mask) const {
+  std::optional<Gone> gave_up, left;
   for (int rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
     const Sleeper& other = sleeper(rank);
     const std::uint32_t state = other.state.load();
     if (state == kHere) {
       const std::string why = links_.why_gone(rank);
-      if (!why.empty()) return core::concat("rank ", rank, " ", why);
-    } else if (state == kGaveUp && gave_up.empty()) {
-      gave_up = core::concat("rank ", rank, " gave up: ", other.why);
-    } else if (state == kLeft && left.empty() && (mask & bit(rank)) != 0) {
-      left = core::concat("rank ", rank, " has left the group");
+      if (!why.empty()) return Gone{rank, core::concat("rank ", rank, " ", why)};
+    } else if (state == kGaveUp && !gave_up) {
+      gave_up = Gone{rank, core::concat("rank ", rank, " gave up: ", other.why)};
+    } else if (state == kLeft && !left && (mask & bit(rank)) != 0) {
+      left = Gone{rank, core::concat("rank ", rank, " has left the group")};
     }
   }
-  return gave_up.empty() ? left : gave_up;
+  return gave_up ? gave_up : left;
 }
 
 bool Communicator::did_any_give_up() const {

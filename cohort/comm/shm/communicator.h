@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,8 @@
 /// more. One word per rank and turn is all that is waited for.
 namespace cohort::comm::shm {
 
-/// "rank 1", "ranks 1 and 3": those whose bits are set.
-std::string ranks_of(std::uint64_t mask);
+/// The ranks whose bits are set.
+std::vector<int> ranks_of(std::uint64_t mask);
 
 constexpr int kMaxRanks = 64;
 constexpr std::size_t kChunkBytes = 128 * 1024;          ///< goes through a slot at a time
@@ -45,6 +46,9 @@ class Communicator {
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
+
+  /// Of the memory that `size` ranks share.
+  static std::size_t segment_bytes(int size);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -109,8 +113,12 @@ class Communicator {
   std::uint32_t times_asked() const { return sleeper(rank_).asked.load(); }
   /// Sleeps until this rank has been asked once more than `times`. May come back early. Threads: any.
   void sleep_until_asked(std::uint32_t times);
-  /// Why a rank of `mask` will never come: "rank 1 died (process 71)"; empty while all may.
-  std::string why_gone(std::uint64_t mask) const;
+  struct Gone {
+    int rank;
+    std::string why;  ///< "rank 1 died (process 71)"
+  };
+  /// A rank of `mask` that will never come; nothing while all may.
+  std::optional<Gone> why_gone(std::uint64_t mask) const;
   bool did_any_give_up() const;
   /// This rank gives up, and the others learn why. Only the first time counts. Returns whether nobody writes
   /// to memory that this rank has named, which takes half a second where a peer hangs as it does.
@@ -137,7 +145,6 @@ class Communicator {
     std::atomic<std::uint32_t> waits_to_be;  // a thread sleeps until it is
     char why[236];                           // it gave up
   };
-  static std::size_t segment_bytes(int size);
   Arrival& arrival(int rank) const { return reinterpret_cast<Arrival*>(segment_.data())[rank]; }
   Sleeper& sleeper(int rank) const {
     return reinterpret_cast<Sleeper*>(segment_.data() +

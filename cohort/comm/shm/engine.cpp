@@ -2,11 +2,11 @@
 
 #include <sched.h>
 
-#include <bit>
-
+#include "cohort/comm/missing_ranks.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
+#include "cohort/core/numbered.h"
 #include "cohort/core/wait.h"
 
 namespace cohort::comm::shm {
@@ -33,8 +33,8 @@ long to_ms(Clock::duration duration) {
   return static_cast<long>(std::chrono::duration_cast<milliseconds>(duration).count());
 }
 
-std::string not_come(std::uint64_t mask) {
-  return ranks_of(mask) + (std::popcount(mask) == 1 ? " has" : " have") + " not come";
+std::string not_come(const std::vector<int>& ranks) {
+  return core::numbered("rank", ranks) + (ranks.size() == 1 ? " has" : " have") + " not come";
 }
 
 // Keeps what a peer that hangs may still write to until the process ends. A list refers to it, so that a leak
@@ -322,12 +322,12 @@ void Engine::look_for_faults() {
     if (!collectives_.empty()) running.push_back(collectives_.front().get());
     for (const auto& message : running_messages_) running.push_back(message.get());
     for (Operation* const operation : running) {
-      const std::string gone = ranks_->why_gone(operation->task.waits_for());
-      if (gone.empty()) continue;
+      const auto gone = ranks_->why_gone(operation->task.waits_for());
+      if (!gone) continue;
       // What it did before it went may be all that was needed.
       if (advance_all() || is_idle()) return;
-      const std::string what = name_of(*operation) + ": " + gone;
-      return fail_all(std::make_exception_ptr(PeerError("comm.shm", what)), what);
+      const std::string what = name_of(*operation) + ": " + gone->why;
+      return fail_all(std::make_exception_ptr(MissingRanks<PeerError>({gone->rank}, "comm.shm", what)), what);
     }
   }
   const Operation* const late = first_late();
@@ -336,8 +336,9 @@ void Engine::look_for_faults() {
       core::concat(name_of(*late), ": timed out after ", to_ms(late->deadline.elapsed()), " ms: ");
   const bool is_behind = late->make != nullptr && !collectives_.empty();
   if (is_behind) what += core::concat("it comes after ", name_of(*collectives_.front()), ", for which ");
-  what += not_come((is_behind ? *collectives_.front() : *late).task.waits_for());
-  fail_all(std::make_exception_ptr(TimeoutError("comm.shm", what)), what);
+  const std::vector<int> missing = ranks_of((is_behind ? *collectives_.front() : *late).task.waits_for());
+  what += not_come(missing);
+  fail_all(std::make_exception_ptr(MissingRanks<TimeoutError>(missing, "comm.shm", what)), what);
 }
 
 template <typename Until>

@@ -12,6 +12,7 @@
 
 #include "cohort/core/error.h"
 #include "tests/comm/shm/ranks.h"
+#include "tests/support/deadline_slack.h"
 #include "tests/support/processes.h"
 #include "tests/support/throws.h"
 
@@ -228,6 +229,31 @@ TEST(ShmFaultTest, ACancelIsHeardByWhoWaitsAndByOthersThatCancel) {
 TEST(ShmFaultTest, RanksThatDoNotComeAreNamedWhenTheGroupIsMade) {
   MapBoard board;
   COHORT_EXPECT_THROW_WITH(Rank(board, 0, 2, milliseconds(100)), RendezvousError, "rank 1 of 2 did not come");
+}
+
+// Each rank has come to the links, and goes on to a step and no further.
+TEST(ShmFaultTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
+  constexpr milliseconds kTime(400);
+  for (const int stopped : {0, 1}) {
+    for (const bool has_shared : {false, true}) {
+      if (stopped == 1 && has_shared) continue;  // rank 0 makes the memory
+      SCOPED_TRACE(core::concat("rank ", stopped, has_shared ? " has shared the memory" : ""));
+      MapBoard board;
+      std::atomic<bool> is_over{false};
+      std::thread other([&] {
+        const Links links(board, stopped, 2, core::Deadline(seconds(20)));
+        const std::size_t bytes = Communicator::segment_bytes(2);
+        if (has_shared) links.send(1, SharedMemory::create(bytes, false).fd(), 0);
+        while (!is_over) std::this_thread::sleep_for(milliseconds(5));
+      });
+      const core::Deadline waited(kTime);
+      COHORT_EXPECT_THROW_WITH(Communicator(board, 1 - stopped, 2, core::Deadline(kTime)), TimeoutError,
+                               core::concat("rank ", stopped));
+      EXPECT_LT(waited.elapsed(), kTime + test::deadline_slack());
+      is_over = true;
+      other.join();
+    }
+  }
 }
 
 TEST(ShmFaultTest, AnotherHostIsRefusedByName) {
