@@ -9,10 +9,10 @@
 
 #include <algorithm>
 #include <optional>
-#include <string_view>
 
 #include "cohort/comm/check.h"
 #include "cohort/comm/deadline_store.h"
+#include "cohort/comm/missing_ranks.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
@@ -25,9 +25,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLateTime(350);    // after a deadline: for the backend to end, and to ask the others
-constexpr milliseconds kDeathTime(1000);  // after the death of a peer, which others may notice later
-constexpr milliseconds kTurnTime(150);    // for the group's thread, to say what came of a call
+constexpr milliseconds kTurnTime(150);  // for the group's thread, to say what came of a call
 constexpr const char* kBehind = "timed out behind calls that not all ranks have made";
 
 std::string shapes(std::span<const at::Tensor> tensors) {
@@ -37,14 +35,6 @@ std::string shapes(std::span<const at::Tensor> tensors) {
   }
   if (tensors.size() > 3) text += core::concat(" and ", tensors.size() - 3, " more");
   return text;
-}
-
-// Whether an error says who is missing: comparisons do, and shm.
-bool names_who(std::string_view words) {
-  for (const char* part : {" not come", " died", "closed its connection"}) {
-    if (words.find(part) != std::string_view::npos) return true;
-  }
-  return false;
 }
 
 // "from rank 1, ": the root, or the other end of a message.
@@ -114,10 +104,6 @@ std::string Pending::State::describe() const {
                       std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count(), " ms)");
 }
 
-core::Deadline Pending::State::end_of_failure() const {
-  return core::Deadline(deadline.expired() ? kLateTime : kDeathTime);
-}
-
 void Pending::State::fail(const std::exception& error, core::Deadline until) {
   std::string what = describe();
   const std::string words = core::message_of(error);
@@ -129,7 +115,8 @@ void Pending::State::fail(const std::exception& error, core::Deadline until) {
   group->mark_broken(what + ": " + words, until);
   const auto watch = group->family->watch();
   if (watch) watch->failed(what + ": " + words);
-  if (!names_who(words)) what += group->silent_ranks(until);
+  // Comparisons over the store say who is missing, and shm.
+  if (dynamic_cast<const NamesRanks*>(&error) == nullptr) what += group->silent_ranks(until);
   if (watch) watch->wait_for_table(until);
   throw_as_ours(error, "comm.group", what);
 }
@@ -169,7 +156,7 @@ void Pending::State::begin_in_turn(const std::optional<Fingerprint>& mine, const
   if (deadline.expired()) fail(std::runtime_error(kBehind));
   if (step_on(Step::kHandedOver)) return hand_over(body);
   // The other ranks begin it, so what comes after it would meet theirs.
-  group->mark_broken(core::concat(describe(), ": ", kBehind), end_of_failure());
+  group->mark_broken(core::concat(describe(), ": ", kBehind), end_of_failure(deadline));
 }
 
 void Pending::State::compare(const Fingerprint& mine) {
@@ -254,7 +241,7 @@ void Pending::State::finish() {
     // done. A collective that does not end is then its watchdog's matter.
     if (!(is_on_gpu() ? running->wait() : running->wait(left()))) throw std::runtime_error("it was aborted");
   } catch (const std::exception& error) {
-    const core::Deadline until = end_of_failure();
+    const core::Deadline until = end_of_failure(deadline);
     end_work(*running, until);
     fail(error, until);
   }

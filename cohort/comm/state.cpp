@@ -19,7 +19,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kSilence(1000);   // how long those that were told nothing have, to fail too
 constexpr milliseconds kAskTime(100);    // for the store to say who they are
 constexpr milliseconds kPartTime(3000);  // how long rank 0 waits for those that have met and may have died
 
@@ -45,6 +44,13 @@ void throw_as_ours(const std::exception& error, const std::string& where, const 
   throw CommError(where, message);
 }
 
+core::Deadline end_of_failure(core::Deadline deadline) {
+  constexpr milliseconds kDeath(1000), kLeast(20);
+  if (!deadline.expired()) return core::Deadline(kDeath);
+  const core::Deadline::Clock::duration left = deadline.end() + kLateTime - core::Deadline::Clock::now();
+  return core::Deadline(std::max<core::Deadline::Clock::duration>(left, kLeast));
+}
+
 StoreBoard board_of(const Group::State& state) {
   return StoreBoard(state.store, state.connections, state.prefix);
 }
@@ -65,7 +71,7 @@ void part(Group::State& state, const std::string& key, core::Deadline deadline) 
   if (!state.is_kept_by_rank || keeper == state.job_ranks.end()) return;
   try {
     deadline = deadline.sooner(core::Deadline(kPartTime));
-    const StoreDeadline until(deadline.later(kAnswerTime));
+    const StoreDeadline until(deadline.later(kLastAnswerTime));
     StoreBoard board = board_of(state);
     core::Gate gate(board, key + "/parted", state.rank, state.size);
     gate.arrive();
@@ -193,7 +199,7 @@ constexpr std::array<Known, 5> kBackends = {Known{"gloo", &make_gloo, nullptr},
                                             {"mpi", &make_mpi, &mpi_absent},
                                             {"fake", &make_fake, nullptr}};
 
-MadeBackend make_backend(const std::string& backend, const std::string& name, const BackendOptions& options) {
+MadeBackend make_backend(const std::string& backend, const BackendOptions& options) {
   const auto known = std::ranges::find_if(kBackends, [&](const Known& one) { return one.name == backend; });
   if (known == kBackends.end()) {
     std::string list = "auto";
@@ -202,20 +208,12 @@ MadeBackend make_backend(const std::string& backend, const std::string& name, co
                      core::concat("there is no backend '", backend, "', expected one of: ", list),
                      core::closest(backend, backend_names()).value_or("auto"));
   }
-  try {
-    return known->make(options);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw_as_ours(error, "comm.group",
-                  core::concat("cannot make group '", name, "' (rank ", options.rank, "/", options.size, ", ",
-                               backend, ")"));
-  }
+  return known->make(options);
 }
 
-void tell_not_made(Group::State& state, const std::string& what) {
+void tell_not_made(Group::State& state, const std::string& what, core::Deadline deadline) {
   try {
-    const StoreDeadline until(core::Deadline{kSilence});
+    const StoreDeadline until(deadline);
     StoreBoard board = board_of(state);
     board.set("not made", core::concat("rank ", state.rank, ": ", what));
     core::Gate(board, "made", state.rank, state.size).break_open();
@@ -223,11 +221,24 @@ void tell_not_made(Group::State& state, const std::string& what) {
   }
 }
 
+std::string cannot_make(const Group::State& state) {
+  return core::concat("cannot make group '", state.name, "' (rank ", state.rank, "/", state.size, ", ",
+                      state.backend, ")");
+}
+
+// Ours say who is missing. A backend's does not: who has not failed too is.
+[[noreturn]] void fail_to_make(Group::State& state, const std::exception& error, core::Deadline deadline) {
+  const core::Deadline until = end_of_failure(deadline);
+  tell_not_made(state, error.what(), until);
+  state.mark_broken(error.what(), until);
+  if (dynamic_cast<const Error*>(&error) != nullptr) throw;
+  throw_as_ours(error, "comm.group", cannot_make(state) + state.silent_ranks(until));
+}
+
 // A rank that has all its connections may let go of the group at once; its peers that are not as far would
 // take that for a crash. So the group is there when all have it.
 void wait_until_made(Group::State& state, core::Deadline deadline) {
-  const std::string where = core::concat("cannot make group '", state.name, "' (rank ", state.rank, "/",
-                                         state.size, ", ", state.backend, ")");
+  const std::string where = cannot_make(state);
   std::string error;
   std::vector<int> missing;
   try {
@@ -354,7 +365,7 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
   state->is_kept_by_rank = options.is_kept_by_rank;
   state->check = options.check;
   const core::Deadline deadline = options.deadline.value_or(core::Deadline(options.timeout));
-  const StoreDeadline until(deadline.later(kAnswerTime));
+  const StoreDeadline until(deadline.later(kLastAnswerTime));
   const std::string own_prefix = "cohort/" + options.name;
   state->prefix = options.prefix.empty() ? own_prefix : core::concat(options.prefix, "/", own_prefix);
   state->connections = options.connections != nullptr
@@ -363,9 +374,8 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
   state->store = c10::make_intrusive<c10d::PrefixStore>(own_prefix, options.store);
   state->store->setTimeout(milliseconds(std::max(1, deadline.remaining_ms())));  // for what backends ask
   const auto make = [&](const std::string& backend) {
-    return make_backend(backend, options.name,
-                        {c10::make_intrusive<c10d::PrefixStore>(backend, state->store), options.rank, size,
-                         options.timeout, deadline, options.reach});
+    return make_backend(backend, {c10::make_intrusive<c10d::PrefixStore>(backend, state->store), options.rank,
+                                  size, options.timeout, deadline, options.reach});
   };
   MadeBackend made;
   std::optional<MadeBackend> for_cpu;  // beside one for GPUs: flags, counters and text are on the CPU
@@ -373,10 +383,14 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
     made = make(options.backend);
     if (made.device != c10::kCPU) for_cpu = make("gloo");
   } catch (const std::exception& error) {
-    tell_not_made(*state, error.what());
+    fail_to_make(*state, error, deadline);
+  }
+  try {
+    if (made.has_peers && size > 1) wait_until_made(*state, deadline);
+  } catch (const Error& error) {
+    state->mark_broken(error.what(), end_of_failure(deadline));  // who asks is told that it has noticed
     throw;
   }
-  if (made.has_peers && size > 1) wait_until_made(*state, deadline);
   state->store->setTimeout(options.timeout);
   state->has_peers = made.has_peers;
   state->sums_by_rank = made.sums_by_rank;

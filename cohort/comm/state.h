@@ -112,6 +112,14 @@ struct Group::State {
 [[noreturn]] void throw_as_ours(const std::exception& error, const std::string& where,
                                 const std::string& what);
 
+/// After a deadline: for the backend to end, and to ask the others.
+inline constexpr std::chrono::milliseconds kLateTime(350);
+
+/// Until when a call with that deadline, which has failed now, is to have thrown: kLateTime after the
+/// deadline, or a second after the failure, which others may notice later. Calls that are waited for one
+/// after the other end together, as it does not count from now.
+core::Deadline end_of_failure(core::Deadline deadline);
+
 /// Where its ranks leave words.
 StoreBoard board_of(const Group::State& state);
 

@@ -8,15 +8,19 @@
 
 #include <array>
 #include <cstring>
+#include <future>
 #include <sstream>
+#include <stdexcept>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "cohort/comm/backend.h"
+#include "cohort/core/apart.h"
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
 #include "cohort/core/pipe_signal.h"
 #include "cohort/core/reach.h"
 #include "cohort/core/torch_compat.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::comm {
 namespace {
@@ -106,10 +110,16 @@ Devices make_devices(const std::string& reach) {
 }  // namespace
 
 MadeBackend make_gloo(const BackendOptions& options) {
-  const core::BlockedPipeSignal errors_not_signals;  // for Gloo's threads, which are made here
-  auto gloo_options = Gloo::Options::create(options.timeout);
-  gloo_options->devices = make_devices(options.reach);
-  auto backend = c10::make_intrusive<Gloo>(options.store, options.rank, options.size, gloo_options);
+  // Ranks connect within the timeout of calls, and each wait of theirs has all of it: Gloo knows no deadline.
+  std::future<c10::intrusive_ptr<Gloo>> made = core::run_apart([options] {
+    const core::BlockedPipeSignal errors_not_signals;  // for Gloo's threads, which are made here
+    auto gloo_options = Gloo::Options::create(options.timeout);
+    gloo_options->devices = make_devices(options.reach);
+    return c10::make_intrusive<Gloo>(options.store, options.rank, options.size, gloo_options);
+  });
+  if (!core::wait(made, options.deadline))
+    throw std::runtime_error("timed out: not all ranks have connected");
+  const c10::intrusive_ptr<Gloo> backend = made.get();
   // The declarations would have to be wrong for this to differ; then nothing after it can be trusted.
   const auto base = backend->getBackendOptions();
   if (backend->getRank() != options.rank || backend->getSize() != options.size ||
