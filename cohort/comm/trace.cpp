@@ -59,7 +59,7 @@ class Tracing {
       write(path, mine, alone);
     } else if (!alone) {
       send(mine);
-      wait_for(key("result"));
+      wait_for(0, key("result"));
       const std::string error = state_.store->get_to_str(key("result"));
       part(state_, key("result"), deadline_);
       if (error != "written")
@@ -83,9 +83,12 @@ class Tracing {
     return core::concat("trace/", round_, "/", what, rank < 0 ? "" : "/" + std::to_string(rank),
                         number < 0 ? "" : "/" + std::to_string(number));
   }
-  void wait_for(const std::string& name) const {
+  // For what `rank` leaves there.
+  void wait_for(int rank, const std::string& name) const {
     if (board_of(state_).wait({name}, deadline_)) return;
-    throw TimeoutError("comm.write_trace", core::concat(describe(), ": ", name, " has not come"));
+    throw TimeoutError("comm.write_trace",
+                       core::concat(describe(), ": rank ", rank, " has come and does not ",
+                                    "go on: it has not written ", name));
   }
 
   // All are here, and have said whose clock they read.
@@ -109,7 +112,7 @@ class Tracing {
     for (int rank = 1; rank < state_.size; ++rank) {
       if (state_.store->get_to_str(key("clock", rank)) == first) continue;
       for (int i = 0; i < kRounds; ++i) {
-        wait_for(key("ping", rank, i));
+        wait_for(rank, key("ping", rank, i));
         state_.store->set(key("pong", rank, i), std::to_string(ticks(Clock::now()).count()));
       }
     }
@@ -121,7 +124,7 @@ class Tracing {
     for (int i = 0; i < kRounds; ++i) {
       const nanoseconds asked = ticks(Clock::now());
       state_.store->set(key("ping", state_.rank, i), "1");
-      wait_for(key("pong", state_.rank, i));
+      wait_for(0, key("pong", state_.rank, i));
       const std::string pong = state_.store->get_to_str(key("pong", state_.rank, i));
       const nanoseconds answered = ticks(Clock::now());
       // The first waits until rank 0 has come to this rank; the shortest is believed.
@@ -141,7 +144,7 @@ class Tracing {
     state_.store->set(key("begin", state_.rank), std::to_string(mine.count()));
     nanoseconds zero = mine;
     for (int rank = 0; rank < state_.size; ++rank) {
-      wait_for(key("begin", rank));
+      wait_for(rank, key("begin", rank));
       zero = std::min(zero, nanoseconds(std::stoll(state_.store->get_to_str(key("begin", rank)))));
     }
     return zero;
@@ -228,7 +231,7 @@ void write_trace(const Group& group, const std::filesystem::path& path, TraceOpt
   if (!group) throw UsageError("comm.write_trace", "this process is not in the group");
   Tracing tracing(group, options);
   try {
-    const StoreDeadline until(tracing.deadline().later(kAnswerTime));
+    const StoreDeadline until(tracing.deadline().later(kLastAnswerTime));
     tracing.run(path);
   } catch (const Error&) {
     throw;

@@ -3,11 +3,13 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "cohort/core/error.h"
 #include "cohort/core/timeline.h"
+#include "tests/support/deadline_slack.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
@@ -84,6 +86,46 @@ TEST(TraceTest, ARankThatDoesNotComeIsNamed) {
     if (group.rank() != 1) {
       COHORT_EXPECT_THROW_WITH(write_trace(group, dir / "t.json", {.timeout = milliseconds(100)}),
                                TimeoutError, "ms): rank 1 has not come");
+    }
+    group.barrier();
+  });
+  // It stops behind the meeting, at each word that others wait for.
+  for (const int stopped : {0, 1}) {
+    for (const char* clock : {"another clock", ""}) {
+      const bool alike = *clock == '\0';
+      test::run_ranks(2, "gloo", [&](Group& group) {
+        const milliseconds time(300);
+        if (group.rank() == stopped) {
+          std::string mine = clock;
+          if (alike) std::ifstream("/proc/sys/kernel/random/boot_id") >> mine;
+          group.store()->set(core::concat("trace/0/clock/", stopped), mine);
+        } else {
+          const core::Deadline waited(time);
+          COHORT_EXPECT_THROW_WITH(write_trace(group, dir / "t.json", {.timeout = time}), TimeoutError,
+                                   core::concat("rank ", stopped, " has come and does not go on"));
+          EXPECT_LT(waited.elapsed(), time + test::deadline_slack());
+        }
+        group.barrier();
+      });
+    }
+  }
+  // Rank 0 has all, and does not say what came of the file.
+  test::run_ranks(2, "gloo", [&](Group& group) {
+    const milliseconds time(300);
+    if (group.rank() == 0) {
+      std::string clock;
+      std::ifstream("/proc/sys/kernel/random/boot_id") >> clock;
+      group.store()->set("trace/0/clock/0", clock);
+      group.store()->set("trace/0/begin/0", "0");
+      at::Tensor head = at::empty({2}, at::kLong);
+      group.recv(head, 1, 0x7ace).wait();
+      at::Tensor piece = at::empty({head[0].item<std::int64_t>()}, at::kByte);
+      group.recv(piece, 1, 0x7ace).wait();
+    } else {
+      const core::Deadline waited(time);
+      COHORT_EXPECT_THROW_WITH(write_trace(group, dir / "t.json", {.timeout = time}), TimeoutError,
+                               "rank 0 has come and does not go on");
+      EXPECT_LT(waited.elapsed(), time + test::deadline_slack());
     }
     group.barrier();
   });
