@@ -8,6 +8,7 @@
 
 #include "cohort/comm/backend.h"
 #include "cohort/core/error.h"
+#include "tests/support/deadline_slack.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
@@ -346,6 +347,17 @@ TEST(MpiTest, AGroupOfMoreRanksThanMpirunHasStartedIsRefused) {
 TEST(MpiFaultChild, DISABLED_Run) {
   std::ofstream(core::concat("pid ", ::getpid())) << "here";
   const std::string fault = std::getenv("FAULT");
+  if (fault == "no start") {
+    if (job_from_environment().rank == 1) ::raise(SIGSTOP);
+    const core::Deadline waited(1500ms);
+    try {
+      on_ranks(3, [](Group&) {}, 1500ms, Check::kOff);
+    } catch (const TimeoutError& error) {
+      EXPECT_LT(waited.elapsed(), 1500ms + test::deadline_slack());
+      std::fprintf(stderr, "%s\n", error.what());
+    }
+    std::_Exit(testing::Test::HasFailure() ? 2 : 1);
+  }
   on_ranks(
       3,
       [&](Group& group) {
@@ -404,6 +416,7 @@ INSTANTIATE_TEST_SUITE_P(
         Fault{"nobody waits",
               1,
               {"all_reduce, call 1 of group 'world'", "[comm.mpi] MPI_Abort: all_reduce, call 1"}},
+        Fault{"no start", 1, {"ms for MPI_Init", "; rank 1 of 3 did not come to it"}},
         Fault{"stop", 1, {"all_reduce, call 1 of group 'world'", "MPI_Abort"}},
         Fault{"leave", 1, {"has ended well and waited 8000 ms for others to end"}},
         Fault{"short", 1, {"got 12 bytes from rank 1, expected 20"}}, Fault{"kill", 137, {"signal 9"}},

@@ -21,6 +21,7 @@ using std::chrono::milliseconds;
 // A late call fails at once, and the job ends this much later: the program may say more than the engine can,
 // which ranks did not come and what they were doing.
 constexpr milliseconds kGrace(5000);
+constexpr milliseconds kTurnTime(300);  // for the engine to end a call, unless MPI does not come back to it
 
 milliseconds time_left(core::Deadline deadline) {
   return milliseconds(deadline.remaining_ms());
@@ -63,11 +64,10 @@ Call::Call(CallText text, c10d::OpType type, std::vector<at::Tensor> results, st
 bool Call::wait(milliseconds timeout) {
   std::unique_lock lock(mutex_);
   const auto over = [&] { return completed_; };
-  // The engine ends it at its deadline, unless MPI does not come back to it.
   if (timeout == kNoTimeout) timeout = time_left(deadline_);
   if (!core::wait(cv_, lock, over, core::Deadline(timeout))) {
     hurry_ = true;
-    if (!core::wait(cv_, lock, over, core::Deadline(std::chrono::seconds(1)))) {
+    if (!core::wait(cv_, lock, over, core::Deadline(kTurnTime))) {
       throw std::runtime_error(core::concat(describe(), " timed out, and MPI does not come back"));
     }
   }

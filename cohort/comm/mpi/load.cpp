@@ -85,6 +85,21 @@ std::vector<int> meet(const BackendOptions& options, const mpi::Process& mine, c
   return members;
 }
 
+// MPI says who has not started it by no word, so the ranks say at the store that they do.
+void start(const Library& library, const BackendOptions& options, mpi::Process& process) {
+  StoreBoard board(options.store);
+  core::Gate gate(board, "starting", options.rank, options.size);
+  if (options.size > 1) gate.arrive();
+  try {
+    library.start(options.deadline, process);
+  } catch (const TimeoutError& error) {
+    const std::vector<int> missing = options.size > 1 ? gate.missing() : std::vector<int>();
+    if (missing.empty()) throw;
+    throw TimeoutError("comm.mpi", core::concat(error.what(), "; ", core::numbered("rank", missing), " of ",
+                                                options.size, " did not come to it"));
+  }
+}
+
 }  // namespace
 
 std::string mpi_absent() {
@@ -96,7 +111,7 @@ MadeBackend make_mpi(const BackendOptions& options) {
   check_launched(options.size);
   static const Library library = load();
   mpi::Process process;
-  library.start(deadline, process);
+  start(library, options, process);
   check_size(core::concat(process.size), options.size);
   MadeBackend made;
   library.make(options, meet(options, process, deadline), deadline, made);
