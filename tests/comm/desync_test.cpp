@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <optional>
 #include <thread>
 
 #include "cohort/comm/report.h"
 #include "cohort/core/error.h"
+#include "tests/support/comes_true.h"
+#include "tests/support/deadline_slack.h"
 #include "tests/support/messages.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
@@ -192,6 +195,19 @@ TEST(DesyncTest, NothingIsLeftAfterManyStartsAndStops) {
     struct sigaction now {};
     ASSERT_EQ(::sigaction(SIGUSR2, nullptr, &now), 0);
     EXPECT_EQ(now.sa_handler, SIG_DFL) << "the handler that was there before is back";
+  });
+}
+
+TEST(DesyncTest, ARankThatDoesNotLeaveHoldsUpTheOneThatKeepsTheStoreForASecond) {
+  std::atomic<bool> has_left{false};
+  test::run_ranks(2, "gloo", [&](Group& group) {
+    std::optional<DesyncWatch> watch = watch_for_desync(group, 0);
+    group.barrier();
+    if (group.rank() == 1) return test::wait_until([&] { return has_left.load(); });
+    const core::Deadline waited(seconds(1));
+    watch.reset();
+    EXPECT_LT(waited.elapsed(), seconds(1) + test::deadline_slack());
+    has_left = true;
   });
 }
 

@@ -7,18 +7,22 @@
 
 #include <atomic>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "cohort/comm/check.h"
 #include "cohort/comm/deadline_store.h"
+#include "cohort/comm/desync.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/state.h"
 #include "cohort/comm/tcp_store.h"
 #include "cohort/comm/trace.h"
 #include "cohort/core/error.h"
 #include "tests/support/comes_true.h"
+#include "tests/support/deadline_slack.h"
 #include "tests/support/throws.h"
 
 namespace cohort::comm {
@@ -227,13 +231,54 @@ TEST(SilentStoreTest, IsATimeoutOfEveryCallThatAsksIt) {
         wait_until([&] { return is_stopped.load(); });
         const core::Deadline waited(seconds(60));
         EXPECT_THROW(call(group), TimeoutError) << name << ", rank " << rank;
-        EXPECT_LT(waited.elapsed(), kTimeout + milliseconds(2500)) << name << ", rank " << rank;
+        EXPECT_LT(waited.elapsed(), kTimeout + test::deadline_slack()) << name << ", rank " << rank;
       });
     }
   }
   wait_until([&] { return ready.load() == 8; });
   host.stop();
   is_stopped = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+// It answers as the call begins, which waits for a rank that does not come.
+TEST(SilentStoreTest, ThatFallsSilentDuringAWaitIsATimeoutAtTheDeadlineOfTheCall) {
+  static constexpr milliseconds kTimeout(1000);
+  const std::vector<std::pair<std::string, std::function<void(const Group&)>>> calls = {
+      {"barrier", [](const Group& group) { group.barrier({kTimeout}); }},
+      {"subgroup", [](const Group& group) { group.subgroup({0, 1}, {.timeout = kTimeout}); }},
+      {"comparison",
+       [](const Group& group) {
+         gather_over_store(*group.shared_state(), Fingerprint(), core::Deadline(kTimeout));
+       }},
+      {"trace", [](const Group& group) { write_trace(group, "/dev/null", {.timeout = kTimeout}); }},
+  };
+  const StoppedStore host;
+  std::atomic<std::size_t> waiting{0};
+  std::vector<std::thread> threads;
+  for (const auto& [name, call] : calls) {
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank, name = name, call = call] {
+        const auto store = c10::make_intrusive<c10d::PrefixStore>(name, open(host.port()));
+        const Group group = make_group(store, rank, 2, "shm", seconds(20));
+        if (rank == 1) return wait_until([&] { return waiting.load() == 2 * calls.size(); });
+        ++waiting;
+        const core::Deadline waited(kTimeout);
+        EXPECT_THROW(call(group), Error) << name;
+        EXPECT_LT(waited.elapsed(), kTimeout + test::deadline_slack()) << name;
+        ++waiting;
+      });
+    }
+  }
+  const Group watched = make_group(open(host.port()), 0, 1, "shm", seconds(20));
+  std::optional<DesyncWatch> watch = watch_for_desync(watched);
+  wait_until([&] { return waiting.load() == calls.size(); });
+  std::this_thread::sleep_for(milliseconds(300));
+  host.stop();
+  // The watch has three seconds to say that this rank leaves.
+  const core::Deadline waited(seconds(3));
+  watch.reset();
+  EXPECT_LT(waited.elapsed(), seconds(3) + test::deadline_slack());
   for (std::thread& thread : threads) thread.join();
 }
 
