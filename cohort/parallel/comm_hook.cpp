@@ -35,13 +35,15 @@ CommHook compress_hook(at::ScalarType type) {
   };
 }
 
+constexpr std::chrono::milliseconds kErrorTime(400);  // for the error of a collective of the hook's
+
 // The future has the deadline of the collective in it; this one is for a hook that never completes it.
 class Awaited : public Reduction {
  public:
   Awaited(const HookBucket& bucket, c10::intrusive_ptr<c10::ivalue::Future> future)
       : buffer_(bucket.bucket.getBuffer()),
         future_(std::move(future)),
-        deadline_((bucket.timeout.count() > 0 ? bucket.timeout : bucket.group.timeout()) * 2) {}
+        deadline_((bucket.timeout.count() > 0 ? bucket.timeout : bucket.group.timeout()) + kErrorTime) {}
   bool advance() override {
     const auto over = std::make_shared<Over>();
     future_->addCallback([over](c10::ivalue::Future&) {

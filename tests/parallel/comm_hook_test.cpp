@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include "cohort/core/deadline.h"
+#include "cohort/core/error.h"
 #include "tests/parallel/training.h"
+#include "tests/support/deadline_slack.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
 
@@ -58,9 +61,12 @@ TEST(CommHookTest, AFutureThatNobodyCompletesEndsAtTheDeadline) {
         [](c10d::GradBucket&) { return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get()); });
     Reducer reducer(group, parameters_to_reduce(*net),
                     {.hook = hook, .timeout = std::chrono::milliseconds(50)});
+    group.barrier();
     reducer.prepare();
     const at::Tensor loss = loss_of(net, wave(2));
+    const core::Deadline waited(std::chrono::milliseconds(50));
     COHORT_EXPECT_THROW_WITH(loss.backward(), TimeoutError, "did not complete the future of a bucket");
+    EXPECT_LT(waited.elapsed(), std::chrono::milliseconds(50) + test::deadline_slack());
   });
 }
 
