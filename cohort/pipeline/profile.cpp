@@ -7,12 +7,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <mutex>
 #include <unordered_map>
 
 #include "cohort/core/device.h"
 #include "cohort/core/live_bytes.h"
 #include "cohort/core/placement.h"
+#include "cohort/core/wait.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/stage_run.h"
 
@@ -32,13 +34,14 @@ double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 }
 
-// A lock for each layer, one for layers that share a parameter.
+// A layer, and those that share a parameter with it, are on one thread at a time.
 class Turns {
  public:
-  explicit Turns(const Stage& model) : locks_(model.layers().size()), number_(model.layers().size()) {
+  explicit Turns(const Stage& model) : names_(model.layers().size()), number_(model.layers().size()) {
     std::unordered_map<const void*, std::size_t> owners;
     for (std::size_t i = 0; i < number_.size(); ++i) {
       number_[i] = i;
+      names_[i] = model.layers()[i].name;
       for (const at::Tensor& parameter : model.part(i, i + 1).parameters()) {
         const auto [owner, is_new] = owners.try_emplace(parameter.unsafeGetTensorImpl(), i);
         const std::size_t mine = number_[i], theirs = number_[owner->second];
@@ -46,11 +49,40 @@ class Turns {
       }
     }
   }
-  std::mutex& of(std::size_t layer) { return locks_[number_[layer]]; }
+
+  // The layer is the caller's until this goes. Throws: TimeoutError naming the layer.
+  class Turn {
+   public:
+    Turn(Turns& turns, std::size_t layer, core::Deadline deadline)
+        : turns_(turns), number_(turns.number_[layer]) {
+      std::unique_lock lock(turns_.mutex_);
+      const auto is_free = [this] { return !turns_.is_taken_[number_]; };
+      if (!core::wait(turns_.changed_, lock, is_free, deadline)) {
+        deadline.check(kWhere, concat("layer ", turns_.names_[layer], ", which another placement runs"));
+      }
+      turns_.is_taken_[number_] = true;
+    }
+    ~Turn() {
+      {
+        const std::lock_guard lock(turns_.mutex_);
+        turns_.is_taken_[number_] = false;
+      }
+      turns_.changed_.notify_all();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Turns& turns_;
+    const std::size_t number_;
+  };
 
  private:
-  std::vector<std::mutex> locks_;
+  std::vector<std::string> names_;
   std::vector<std::size_t> number_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<bool> is_taken_ = std::vector<bool>(number_.size());
 };
 
 // What all placements run. Shared, as one that hangs is left behind.
@@ -59,6 +91,7 @@ struct Work {
   bool split;
   at::Tensor micro_batch;
   Turns turns;
+  core::Deadline deadline;
   std::atomic<bool> is_over{false};
 };
 
@@ -83,7 +116,7 @@ class Pass {
     std::vector<StageRun> runs;
     Tensors in{work.micro_batch};
     for (std::size_t i = 0; i < forward.size(); ++i) {
-      const std::lock_guard turn(work.turns.of(i));
+      const Turns::Turn turn(work.turns, i, work.deadline);
       const std::int64_t before = live.now();
       const auto begin = Clock::now();
       const bool wanted = i > 0 && in.front().requires_grad();
@@ -100,7 +133,7 @@ class Pass {
     Tensors gradient{at::ones_like(in.front())};
     in.clear();
     for (std::size_t i = forward.size(); i-- > 0;) {
-      const std::lock_guard turn(work.turns.of(i));
+      const Turns::Turn turn(work.turns, i, work.deadline);
       auto begin = Clock::now();
       if (!work.split) {
         gradient = runs[i].backward(gradient);
@@ -118,7 +151,7 @@ class Pass {
 
 // Passes on the first placement, while the others that share its device are busy with the same layers.
 std::vector<Pass> run_passes(const std::shared_ptr<Work>& work, const ProfileOptions& options) {
-  const core::Deadline deadline(options.timeout);
+  const core::Deadline deadline = work->deadline;
   const auto worker_of = [](const std::string& name) {
     return parallel::PlacementWorker::of(core::Placement::parse(name));
   };
@@ -153,8 +186,11 @@ std::vector<Pass> run_passes(const std::shared_ptr<Work>& work, const ProfileOpt
   } catch (...) {
     work->is_over = true;
     const core::Deadline late(options.timeout);  // until they end they add to gradients
-    for (const auto& each : company) {
-      if (each.valid()) each.wait(late);
+    for (auto& each : company) {
+      try {
+        if (each.valid()) each.get(late);
+      } catch (const std::exception&) {  // the first error says more
+      }
     }
     throw;
   }
@@ -227,7 +263,8 @@ std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& m
     }
   }
   const OwnNumbers numbers({core::device_of(core::Placement::parse(options.placements.front()))});
-  const std::shared_ptr<Work> work(new Work{model, options.split, micro_batch, Turns(model)});
+  const std::shared_ptr<Work> work(
+      new Work{model, options.split, micro_batch, Turns(model), core::Deadline(options.timeout)});
   const std::vector<Pass> passes = run_passes(work, options);
   for (std::size_t i = 0; i < profiles.size(); ++i) {
     const auto median_of = [&](std::vector<double> Pass::*times) {

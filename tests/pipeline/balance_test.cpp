@@ -1,12 +1,18 @@
 #include "cohort/pipeline/balance.h"
 
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <thread>
 
 #include "cohort/core/error.h"
+#include "cohort/core/placement.h"
+#include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/synthetic.h"
 #include "tests/pipeline/nets.h"
+#include "tests/support/deadline_slack.h"
+#include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
 namespace cohort::pipeline {
@@ -119,6 +125,32 @@ TEST(BalanceTest, ProfilesLayersWhileOtherPlacementsRunThemToo) {
       "size");
   COHORT_EXPECT_THROW_WITH(profile_layers(model, torch::randn({2, 4}), {.placements = {}}), UsageError,
                            "got no placement");
+}
+
+// The calling thread is the placement that is timed, and the other one is stuck in the layer.
+TEST(BalanceTest, ALayerThatAnotherPlacementIsStuckInIsATimeout) {
+  using Layer = std::function<at::Tensor(at::Tensor)>;
+  const auto gate = std::make_shared<cohort::test::Gate>();
+  const auto timed = parallel::PlacementWorker::of(core::Placement::parse("cpu:0/a"));
+  const Layer stuck = [gate, timed](const at::Tensor& x) {
+    if (!timed->is_current()) gate->wait();
+    return x * 2;
+  };
+  torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Functional(stuck));
+  constexpr std::chrono::milliseconds kTime(300);
+  timed
+      ->submit(
+          "profile",
+          [&] {
+            const core::Deadline waited(kTime);
+            COHORT_EXPECT_THROW_WITH(
+                profile_layers(model, torch::randn({2, 4}),
+                               {.placements = {"cpu:0/a", "cpu:0/b"}, .repeats = 1000000, .timeout = kTime}),
+                TimeoutError, "ms for layer 1");
+            EXPECT_LT(waited.elapsed(), 2 * kTime + cohort::test::deadline_slack());
+          })
+      .get(core::Deadline(std::chrono::seconds(30)));
+  gate->open();
 }
 
 TEST(BalanceTest, TunesTheSplitSizeWithoutATrace) {
