@@ -121,6 +121,19 @@ TrainerOptions trainer_options(const Config& config, const fs::path& folder) {
       .handle_signals(true);
 }
 
+/// Writes what the run is once nothing refuses it any more.
+class DescribeRun : public Callback {
+ public:
+  DescribeRun(const RunFolder& folder, Config config, std::string command)
+      : folder_(folder), config_(std::move(config)), command_(std::move(command)) {}
+  void on_fit_begin(const FitInfo&) override { folder_.describe(config_, command_); }
+
+ private:
+  const RunFolder& folder_;
+  Config config_;
+  std::string command_;
+};
+
 void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
   const std::string title = config.run.name.empty() ? config.model.name : config.run.name;
   trainer.add_callback(std::make_shared<ProgressCallback>(
@@ -181,7 +194,6 @@ RunResult run_training(Config config, const std::string& command) {
   });
   keep_global_batch(config, *strategy, path);
   Parts parts(config, *strategy, true);
-  if (folder) folder->describe(config, command);
   const std::string ranks =
       strategy->size() == 1 ? "" : core::concat(strategy->size(), " ranks (", strategy->name(), "), each ");
   const std::string placements =
@@ -193,6 +205,7 @@ RunResult run_training(Config config, const std::string& command) {
                                 ", ", at::get_num_threads(), " threads"));
   }
   Trainer trainer(trainer_options(config, path).strategy(strategy));
+  if (folder) trainer.add_callback(std::make_shared<DescribeRun>(*folder, config, command));
   if (is_first) add_sinks(trainer, config, path);
   std::shared_ptr<ProfileCallback> profile;
   if (is_first && config.run.profile > 0) {

@@ -63,6 +63,25 @@ fs::path fresh_folder(const std::string& name) {
   }
 }
 
+/// Makes the folder `starts`/0001, or the one after the newest. A run that an older version began has none:
+/// what it left in `run` becomes the first.
+fs::path next_start(const fs::path& starts, const fs::path& run) {
+  const auto numbered = [&](int number) {
+    const std::string digits = std::to_string(number);
+    return starts / (std::string(4 - std::min<std::size_t>(4, digits.size()), '0') + digits);
+  };
+  if (!fs::exists(starts) && fs::exists(run / "config.yaml")) {
+    fs::create_directories(numbered(1));
+    for (const char* file : {"config.yaml", "run.json"}) {
+      if (fs::exists(run / file)) fs::copy_file(run / file, numbered(1) / file);
+    }
+  }
+  int number = 1;
+  while (fs::exists(numbered(number))) ++number;
+  fs::create_directories(numbered(number));
+  return numbered(number);
+}
+
 fs::path choose(const Config& config) {
   const std::string& resume = config.run.resume;
   if (!config.run.dir.empty()) {
@@ -121,7 +140,6 @@ RunFolder RunFolder::open(const Config& config) {
 void RunFolder::describe(Config config, const std::string& command) const {
   // How this process began, not what the run is: the file must not resume by itself.
   config.run.resume.clear();
-  core::write_file_atomically(path_ / "config.yaml", dump_config(config));
   utsname machine{};
   uname(&machine);
   const nlohmann::json run = {
@@ -137,7 +155,14 @@ void RunFolder::describe(Config config, const std::string& command) const {
         {"cores", core::usable_cores()}}},
       {"process", getpid()},
   };
-  core::write_file_atomically(path_ / "run.json", run.dump(2) + "\n");
+  try {
+    for (const fs::path& folder : {next_start(path_ / "starts", path_), path_}) {
+      core::write_file_atomically(folder / "config.yaml", dump_config(config));
+      core::write_file_atomically(folder / "run.json", run.dump(2) + "\n");
+    }
+  } catch (const fs::filesystem_error& error) {
+    throw SystemError("train.run_folder", error.what(), "a run.dir that this user can write to");
+  }
 }
 
 }  // namespace cohort::train

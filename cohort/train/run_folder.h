@@ -17,8 +17,8 @@ namespace cohort::train {
 class RunFolder {
  public:
   /// Opens `config.run.dir`, or makes `runs/NAME-DATE-TIME`; with `run.resume` and no `run.dir`, the folder
-  /// of the checkpoint that is named, or the newest of `runs/NAME-*`. Throws: ConfigError when the folder
-  /// holds a run and `run.resume` is empty; SystemError naming the process that uses it.
+  /// of the checkpoint that is named, or the newest of `runs/NAME-DATE-TIME`. Throws: ConfigError when the
+  /// folder holds a run and `run.resume` is empty; SystemError naming the process that uses it.
   static RunFolder open(const Config& config);
 
   /// Removes the folder if it was new or empty when open() took it, and nothing was written to it.
@@ -27,7 +27,8 @@ class RunFolder {
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// Writes config.yaml (the effective configuration) and run.json (versions, machine, command).
+  /// Writes config.yaml (the effective configuration) and run.json (versions, machine, command), and the same
+  /// to starts/N/, which no later start overwrites. Throws: SystemError.
   void describe(Config config, const std::string& command) const;
 
  private:

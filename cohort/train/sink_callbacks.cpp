@@ -92,10 +92,11 @@ void ProgressCallback::on_fit_end(const FitResult&) {
 }
 
 MetricsCallback::MetricsCallback(std::filesystem::path folder, std::string title)
-    : folder_(std::move(folder)), title_(std::move(title)), log_(folder_) {}
+    : folder_(std::move(folder)), title_(std::move(title)) {}
 
 void MetricsCallback::on_fit_begin(const FitInfo& info) {
-  log_.truncate_after(info.first_step, info.first_epoch);
+  log_.emplace(folder_);
+  log_->truncate_after(info.first_step, info.first_epoch);
 }
 
 void MetricsCallback::on_step_end(const StepReport& report) {
@@ -104,7 +105,7 @@ void MetricsCallback::on_step_end(const StepReport& report) {
   values.emplace_back("lr", report.lr);
   values.emplace_back("images_per_second", report.samples_per_second);
   values.emplace_back("data_wait", report.data_wait_share);
-  log_.write_step(report.step, report.epoch, values);
+  log_->write_step(report.step, report.epoch, values);
 }
 
 void MetricsCallback::on_epoch_end(const EpochReport& report) {
@@ -113,11 +114,12 @@ void MetricsCallback::on_epoch_end(const EpochReport& report) {
   values.emplace_back("images_per_second", report.samples_per_second);
   values.emplace_back("data_wait", report.data_wait_share);
   values.emplace_back("seconds", report.seconds);
-  log_.write_epoch(report.step, report.epoch, values);
+  log_->write_epoch(report.step, report.epoch, values);
 }
 
 void MetricsCallback::on_fit_end(const FitResult&) {
-  if (!log_.epochs().empty()) write_curves(folder_ / "curves.svg", curves_from_epochs(log_.epochs(), title_));
+  if (log_->epochs().empty()) return;
+  write_curves(folder_ / "curves.svg", curves_from_epochs(log_->epochs(), title_));
 }
 
 TensorBoardCallback::TensorBoardCallback(std::filesystem::path folder, int images, std::vector<double> mean,

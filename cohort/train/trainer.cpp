@@ -123,6 +123,9 @@ class FitLoop {
     state_.threads = at::get_num_threads();
     state_.world_size = ranks_.size();
     state_.global_batch_size = global_batch_size();
+    // Nothing was written so far, so that a run that is refused stays what it was. `last` is moved before the
+    // logs are cut: killed from here on, `auto` starts there too.
+    if (checkpoints_ && resumed) checkpoints_->go_back_to(result_.last_checkpoint);
     notify([&](Callback& c) {
       c.on_fit_begin({options_.epochs(), steps_per_epoch_, state_.epoch, state_.step, resumed});
     });
@@ -146,7 +149,7 @@ class FitLoop {
     const std::optional<checkpoint::LoadedCheckpoint> found =
         ranks_.share(ranks_.is_first() ? load_checkpoint(from) : std::nullopt);
     if (!found && from == "auto") {
-      core::log_info("nothing to resume: starting from the beginning");
+      if (ranks_.is_first()) core::log_info("nothing to resume: starting from the beginning");
       return false;
     }
     if (!found) {
@@ -158,12 +161,12 @@ class FitLoop {
     keep_total(state_.meters);
     result_.last_checkpoint = found->folder;
     check_goes_on(state_, found->folder, options_, global_batch_size(), ranks_.size());
-    // Before the logs are cut: killed from here on, `auto` starts there too.
-    if (checkpoints_) checkpoints_->go_back_to(found->folder);
     in_epoch_ = true;
     lr_ = current_lr();  // for the report of an epoch that has no step left
-    core::log_info(core::concat("resumed from ", found->folder.string(), ": epoch ", state_.epoch, ", step ",
-                                state_.step));
+    if (ranks_.is_first()) {
+      core::log_info(core::concat("resumed from ", found->folder.string(), ": epoch ", state_.epoch,
+                                  ", step ", state_.step));
+    }
     return true;
   }
 
