@@ -8,6 +8,9 @@
 #include <chrono>
 #include <ctime>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <regex>
+#include <tuple>
 #include <vector>
 
 #include "cohort/core/atomic_file.h"
@@ -41,15 +44,28 @@ bool holds_run(const fs::path& folder) {
          (fs::is_directory(checkpoints, ignored) && !fs::is_empty(checkpoints, ignored));
 }
 
+/// Returns when a run called `name` began: date, time, and the number among those of one second. Nothing
+/// where `folder` is not NAME-DATE-TIME or NAME-DATE-TIME-NUMBER.
+std::optional<std::tuple<std::string, std::string, int>> began(const std::string& folder,
+                                                               const std::string& name) {
+  static const std::regex kSuffix("-([0-9]{8})-([0-9]{6})(?:-([0-9]{1,6}))?");
+  std::smatch found;
+  if (!folder.starts_with(name)) return std::nullopt;
+  const std::string suffix = folder.substr(name.size());
+  if (!std::regex_match(suffix, found, kSuffix)) return std::nullopt;
+  return std::tuple(found.str(1), found.str(2), found[3].matched ? std::stoi(found.str(3)) : 1);
+}
+
 /// Returns the newest of runs/NAME-DATE-TIME, or nothing.
 fs::path newest_run(const std::string& name) {
   std::error_code ignored;
   fs::path newest;
+  decltype(began(name, name)) newest_began;
   for (const auto& entry : fs::directory_iterator("runs", ignored)) {
-    const std::string folder = entry.path().filename().string();
-    const bool dated = folder.size() > name.size() + 1 && folder.starts_with(name + "-") &&
-                       std::isdigit(static_cast<unsigned char>(folder[name.size() + 1]));
-    if (dated && holds_run(entry.path()) && folder > newest.filename().string()) newest = entry.path();
+    const auto entry_began = began(entry.path().filename().string(), name);
+    if (entry_began <= newest_began || !holds_run(entry.path())) continue;
+    newest = entry.path();
+    newest_began = entry_began;
   }
   return newest;
 }

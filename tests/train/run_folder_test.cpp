@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include "cohort/core/error.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/throws.h"
 
 namespace cohort::train {
 namespace {
@@ -19,9 +21,40 @@ class RunFolderTest : public testing::Test {
   void SetUp() override { fs::current_path(dir.path()); }
   void TearDown() override { fs::current_path(before); }
 
+  static void make_run(const std::string& folder) {
+    write_file(fs::path("runs") / folder / "metrics.jsonl", "{\"type\":\"step\",\"step\":1,\"epoch\":1}\n");
+  }
+  static std::string resumed(const std::string& name) {
+    Config config;
+    config.run.name = name;
+    config.run.resume = "auto";
+    return RunFolder::open(config).path().filename().string();
+  }
+
   const fs::path before = fs::current_path();
   const TempDir dir;
 };
+
+TEST_F(RunFolderTest, ResumeAutoTakesNoRunWhoseNameOnlyBeginsTheSame) {
+  make_run("exp-20260101-100000");
+  for (const char* other :
+       {"exp-3-20260601-100000", "exp-50-20260601-100000-2", "exp-01-20260601-100000", "exp-20260601",
+        "exp-20260601-100000-x", "exp-20260601-100000x", "exp-20260601-1000000", "exp-20260601-100000-2-3",
+        "exp-20260701-100000-20260801-100000", "exp-dev-20260601-100000", "exp2-20260601-100000"}) {
+    make_run(other);
+  }
+  EXPECT_EQ(resumed("exp"), "exp-20260101-100000");
+  EXPECT_EQ(resumed("exp-3"), "exp-3-20260601-100000");
+  EXPECT_EQ(resumed("exp-20260701-100000"), "exp-20260701-100000-20260801-100000");
+}
+
+TEST_F(RunFolderTest, ResumeAutoTakesTheNewestAlsoOfRunsThatBeganInOneSecond) {
+  for (const char* run :
+       {"a+b-20260101-100000", "a+b-20260101-100000-2", "a+b-20260101-100000-10", "a+b-20251231-235959-11"}) {
+    make_run(run);
+  }
+  EXPECT_EQ(resumed("a+b"), "a+b-20260101-100000-10");
+}
 
 TEST_F(RunFolderTest, EachStartIsKept) {
   Config config;
