@@ -205,6 +205,10 @@ std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, cons
 }
 
 std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::int64_t steps_per_epoch) {
+  if (steps_per_epoch < 1) {
+    throw UsageError("train.make_schedule",
+                     core::concat("steps_per_epoch: got ", steps_per_epoch, ", expected at least 1"));
+  }
   const ScheduleConfig& schedule = config.schedule;
   std::int64_t total = config.train.epochs * steps_per_epoch;
   if (config.train.max_steps > 0) total = std::min(total, config.train.max_steps);

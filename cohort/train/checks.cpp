@@ -17,6 +17,17 @@ void check_share(const Strategy& strategy, const data::Loader& loader, const cha
       "the group's rank() and size() as rank and world_size of LoaderOptions");
 }
 
+void check_has_batch(const data::Loader& loader, const char* which) {
+  if (loader.batches_per_epoch() > 0) return;
+  const std::int64_t samples = loader.dataset().size(), step = loader.options().global_batch_size;
+  const bool dropped = samples > 0 && loader.options().drop_last;
+  throw UsageError(
+      "train.fit",
+      core::concat("the ", which, " loader has no batch: its data set has ", samples, " samples",
+                   dropped ? core::concat(", a step takes ", step, ", and drop_last leaves out less") : ""),
+      dropped ? "a smaller batch size, or drop_last=false" : "a data set that is not empty");
+}
+
 std::string creed(const TrainerOptions& o, const Strategy& strategy, const data::Loader& train,
                   const data::Loader* eval) {
   return core::concat("strategy ", strategy.name(), "\nepochs ", o.epochs(), "\nmax_steps ", o.max_steps(),

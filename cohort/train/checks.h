@@ -15,6 +15,9 @@ namespace cohort::train {
 /// Throws: UsageError unless `loader` (the "training" or the "evaluation" one) deals for this rank.
 void check_share(const Strategy& strategy, const data::Loader& loader, const char* which);
 
+/// Throws: UsageError where an epoch of `loader` (the "training" or the "evaluation" one) has no batch.
+void check_has_batch(const data::Loader& loader, const char* which);
+
 /// What ranks that train together must have in common, a line each. `eval` may be null.
 std::string creed(const TrainerOptions& options, const Strategy& strategy, const data::Loader& train,
                   const data::Loader* eval);

@@ -17,6 +17,7 @@
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
 #include "cohort/train/build.h"
+#include "cohort/train/checks.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/job_ranks.h"
 #include "cohort/train/profile_callback.h"
@@ -38,12 +39,14 @@ struct Parts {
     if (training) {
       train_data = make_dataset(config, Split::kTrain);
       train_loader = make_loader(config, Split::kTrain, train_data, device, share);
+      check_has_batch(*train_loader, "training");
       train_loader->start();  // reads ahead while the model is made
     }
     if (!training || config.train.eval_every > 0) {
       eval_data = make_dataset(config, Split::kVal);
       check_same_classes();
       eval_loader = make_loader(config, Split::kVal, eval_data, device, share);
+      check_has_batch(*eval_loader, "evaluation");
     }
     const auto& classes = (training ? train_data : eval_data)->classes();
     torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(classes.size()), device);

@@ -98,6 +98,7 @@ class FitLoop {
         strategy_(strategy_of(options)),
         ranks_(strategy_->group()) {
     check_share(*strategy_, train_, "training");
+    check_has_batch(train_, "training");
     if (eval_ != nullptr) check_share(*strategy_, *eval_, "evaluation");
     if (!options_.run_dir().empty() && ranks_.is_first()) {
       checkpoints_.emplace(options_.run_dir() / "checkpoints",
@@ -114,11 +115,6 @@ class FitLoop {
     const bool resumed = resume();
     strategy_->begin(task_);
     steps_per_epoch_ = train_.batches_per_epoch();
-    if (steps_per_epoch_ == 0) {
-      throw UsageError(
-          "train.fit", "the training loader has no batch",
-          "check that the data set is not empty, or is not smaller than a batch when drop_last is set");
-    }
     state_.seed = options_.seed();
     state_.threads = at::get_num_threads();
     state_.world_size = ranks_.size();

@@ -214,6 +214,14 @@ TEST_F(TrainRanksTest, ARunGoesOnWithAnotherNumberOfRanksAndKeepsItsGlobalBatche
   EXPECT_TRUE(message_contains(read_file(dir / "run" / "metrics.csv"), "\n5,20,"));
 }
 
+TEST_F(TrainRanksTest, WithoutABatchEachRankSaysSoAndNoneDiesOfIt) {
+  const Outcome outcome = run(train_on(2, "none", {"data.drop_last=true", "train.batch_size=1000"}));
+  EXPECT_NE(outcome.status, 0);
+  EXPECT_TRUE(
+      message_contains(outcome.err, "has 61 samples, a step takes 2000, and drop_last leaves out less"));
+  EXPECT_EQ(outcome.err.find("signal"), std::string::npos) << outcome.err;
+}
+
 TEST_F(TrainRanksTest, SeveralRanksEvaluateAsOneDoesAndSayItOnce) {
   ASSERT_EQ(run(train("run", {"train.max_steps=3"})).status, 0);
   const std::vector<std::string> eval{"eval", "--run", "run", "--checkpoint", "last"};
