@@ -1,5 +1,7 @@
 #include "cohort/train/run_state.h"
 
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "cohort/checkpoint/manifest.h"
@@ -28,16 +30,34 @@ Entries without_prefix(const Entries& entries, const std::string& prefix) {
   return result;
 }
 
+/// JSON has no NaN and no infinity: they are texts.
+json number_to_json(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+double number_from_json(const json& value) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (value == "inf") return kInfinity;
+  if (value == "-inf") return -kInfinity;
+  // null: what older versions wrote of any number that is not finite.
+  if (value == "nan" || value.is_null()) return std::numeric_limits<double>::quiet_NaN();
+  return value.get<double>();
+}
+
 json to_json(const RunState& state) {
   json meters = json::object();
-  for (const auto& [name, sum] : state.meters) meters[name] = {sum.weighted, sum.weight};
+  for (const auto& [name, sum] : state.meters) {
+    meters[name] = {number_to_json(sum.weighted), number_to_json(sum.weight)};
+  }
   return {{"epoch", state.epoch},
           {"step", state.step},
           {"loader", {{"epoch", state.loader.epoch}, {"samples_consumed", state.loader.samples_consumed}}},
           {"meters", meters},
           {"epoch_seconds", state.epoch_seconds},
           {"wait_seconds", state.wait_seconds},
-          {"best", state.best},
+          {"best", number_to_json(state.best)},
           {"best_epoch", state.best_epoch},
           {"non_finite_steps", state.non_finite_steps},
           {"seed", state.seed},
@@ -52,10 +72,12 @@ RunState from_json(const json& data) {
   state.step = data.at("step");
   state.loader.epoch = data.at("loader").at("epoch");
   state.loader.samples_consumed = data.at("loader").at("samples_consumed");
-  for (const auto& [name, sum] : data.at("meters").items()) state.meters[name] = {sum.at(0), sum.at(1)};
+  for (const auto& [name, sum] : data.at("meters").items()) {
+    state.meters[name] = {number_from_json(sum.at(0)), number_from_json(sum.at(1))};
+  }
   state.epoch_seconds = data.at("epoch_seconds");
   state.wait_seconds = data.at("wait_seconds");
-  state.best = data.at("best");
+  state.best = number_from_json(data.at("best"));
   state.best_epoch = data.at("best_epoch");
   state.non_finite_steps = data.at("non_finite_steps");
   state.seed = data.at("seed");
@@ -91,7 +113,8 @@ checkpoint::CheckpointContent capture(const Task& task, const RunState& state) {
     for (auto& [name, tensor] : optimizer.tensors) {
       content.optimizer.emplace_back(with_prefix(entry.name, name), tensor);
     }
-    optimizers[entry.name] = optimizer.scalars;
+    json& scalars = optimizers[entry.name] = json::object();
+    for (const auto& [name, value] : optimizer.scalars) scalars[name] = number_to_json(value);
   }
   content.state = {{"run", to_json(state)}, {"optimizers", optimizers}};
   return content;
@@ -111,7 +134,9 @@ RunState restore(Task& task, const checkpoint::CheckpointContent& content) {
       optim::OptimizerState state;
       for (const auto& [name, tensor] : without_prefix(content.optimizer, entry.name))
         state.tensors[name] = tensor;
-      state.scalars = optimizers.at(entry.name).get<std::map<std::string, double>>();
+      for (const auto& [name, value] : optimizers.at(entry.name).items()) {
+        state.scalars[name] = number_from_json(value);
+      }
       entry.optimizer->load_state(state);
     }
     return from_json(content.state.at("run"));
