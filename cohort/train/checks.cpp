@@ -6,7 +6,6 @@
 #include "cohort/core/log.h"
 
 namespace cohort::train {
-
 void check_share(const Strategy& strategy, const data::Loader& loader, const char* which) {
   const data::LoaderOptions& options = loader.options();
   if (options.rank == strategy.rank() && options.world_size == strategy.size()) return;
@@ -30,15 +29,16 @@ void check_has_batch(const data::Loader& loader, const char* which) {
 
 std::string creed(const TrainerOptions& o, const Strategy& strategy, const data::Loader& train,
                   const data::Loader* eval) {
-  return core::concat("strategy ", strategy.name(), "\nepochs ", o.epochs(), "\nmax_steps ", o.max_steps(),
-                      "\nmax_eval_batches ", o.max_eval_batches(), "\nseed ", o.seed(), "\nresume '",
-                      o.resume(), "'\nsave_every ", o.save_every(), "\nsave_every_steps ",
-                      o.save_every_steps(), "\neval_every ", o.eval_every(), "\ntrace_steps ",
-                      o.trace_steps(), "\nwrites a run folder ", !o.run_dir().empty(), "\nlog_every ",
-                      o.log_every(), "\nbest_metric ", o.best_metric(), "\nstop_on_non_finite ",
-                      o.stop_on_non_finite(), "\nhandle_signals ", o.handle_signals(), "\nsamples a step ",
-                      train.options().global_batch_size, "\ntraining samples ", train.dataset().size(),
-                      "\nevaluation samples ", eval == nullptr ? 0 : eval->dataset().size(), "\n");
+  return core::concat(
+      "strategy ", strategy.name(), "\nepochs ", o.epochs(), "\nmax_steps ", o.max_steps(),
+      "\nmax_eval_batches ", o.max_eval_batches(), "\nseed ", o.seed(), "\nresume '", o.resume(),
+      "'\nsave_every ", o.save_every(), "\nsave_every_steps ", o.save_every_steps(), "\neval_every ",
+      o.eval_every(), "\ntrace_steps ", o.trace_steps(), "\nwrites a run folder ", !o.run_dir().empty(),
+      "\nlog_every ", o.log_every(), "\nbest_metric ", o.best_metric(), "\nbest_is_highest ",
+      o.best_is_highest() ? (*o.best_is_highest() ? "true" : "false") : "by name", "\ncheck_eval_batches ",
+      o.check_eval_batches(), "\nstop_on_non_finite ", o.stop_on_non_finite(), "\nhandle_signals ",
+      o.handle_signals(), "\nsamples a step ", train.options().global_batch_size, "\ntraining samples ",
+      train.dataset().size(), "\nevaluation samples ", eval == nullptr ? 0 : eval->dataset().size(), "\n");
 }
 
 void check_goes_on(const RunState& state, const std::filesystem::path& from, const TrainerOptions& options,

@@ -8,6 +8,7 @@ if(TARGET yaml-cpp::yaml-cpp)
 endif()
 cohort_library(config
   SOURCES
+    best_metric.cpp
     config.cpp
     config_docs.cpp
     config_keys.cpp

@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "cohort/core/error.h"
+#include "cohort/train/best_metric.h"
 #include "cohort/train/config_reader.h"
 #include "cohort/train/legacy_keys.h"
 
@@ -59,6 +60,13 @@ void check_schedule(const ScheduleConfig& schedule) {
   if (std::adjacent_find(milestones.begin(), milestones.end(), std::greater_equal<>()) != milestones.end()) {
     fail("schedule.milestones: expected numbers that rise");
   }
+}
+
+void check_best(const RunConfig& run) {
+  if (run.best_mode != "auto" || more_is_better(run.best_metric)) return;
+  fail(concat("run.best_metric is ", run.best_metric,
+              ", and the name does not say whether more of it is better"),
+       "run.best_mode=max or run.best_mode=min");
 }
 
 void check_script(const Config& config) {
@@ -154,6 +162,7 @@ void check_config(Config& config) {
   check_optim(config.optim);
   check_schedule(config.schedule);
   check_script(config);
+  check_best(config.run);
   warn_unused(config);
 }
 
@@ -190,7 +199,7 @@ std::string val_path(const DataConfig& config) {
 
 bool best_is_max(const RunConfig& config) {
   if (config.best_mode != "auto") return config.best_mode == "max";
-  return !config.best_metric.ends_with("loss") && !config.best_metric.ends_with("error");
+  return more_is_better(config.best_metric).value_or(true);
 }
 
 int64_t eval_batch_size(const TrainConfig& config) {

@@ -154,7 +154,7 @@ struct RunConfig {
   double save_every_minutes = 0.0;
   int64_t keep = 3;  ///< newest numbered checkpoints kept besides `last` and `best`; 0: all
   std::string best_metric = "val_accuracy";
-  std::string best_mode = "auto";  ///< auto (min for a loss, max otherwise), max, min
+  std::string best_mode = "auto";  ///< auto (as the name says), max, min
   int64_t log_every = 50;          ///< steps
   std::string progress = "auto";   ///< auto (a bar on a terminal), bar, plain, off
   bool tensorboard = true;

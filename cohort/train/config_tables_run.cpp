@@ -64,8 +64,8 @@ std::vector<ConfigKey> run_keys() {
        .matches = is_not_empty},
       {.name = "run.best_mode",
        .target = [](Config& c) -> KeyTarget { return &c.run.best_mode; },
-       .help = "Whether more or less of it is better; auto: less of a name that ends in loss or error, else "
-               "more.",
+       .help = "Whether more or less of it is better; auto: as the name says (loss, error, rmse, accuracy, "
+               "f1, ...).",
        .choices = {"auto", "max", "min"}},
       {.name = "run.log_every",
        .target = [](Config& c) -> KeyTarget { return &c.run.log_every; },

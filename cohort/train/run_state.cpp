@@ -59,6 +59,8 @@ json to_json(const RunState& state) {
           {"wait_seconds", state.wait_seconds},
           {"best", number_to_json(state.best)},
           {"best_epoch", state.best_epoch},
+          {"best_metric", state.best_metric},
+          {"best_is_highest", state.best_is_highest},
           {"non_finite_steps", state.non_finite_steps},
           {"seed", state.seed},
           {"threads", state.threads},
@@ -79,6 +81,8 @@ RunState from_json(const json& data) {
   state.wait_seconds = data.at("wait_seconds");
   state.best = number_from_json(data.at("best"));
   state.best_epoch = data.at("best_epoch");
+  state.best_metric = data.value("best_metric", "");
+  state.best_is_highest = data.value("best_is_highest", true);
   state.non_finite_steps = data.at("non_finite_steps");
   state.seed = data.at("seed");
   state.threads = data.at("threads");

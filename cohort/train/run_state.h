@@ -22,6 +22,8 @@ struct RunState {
   double wait_seconds = 0;                      ///< of those, waiting for input
   double best = 0;
   std::int64_t best_epoch = 0;  ///< 0: none yet
+  std::string best_metric;      ///< by which it was chosen; empty: none was, or an older version wrote this
+  bool best_is_highest = true;
   std::int64_t non_finite_steps = 0;
   std::uint64_t seed = 0;
   int threads = 0;

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/core/grad_mode.h>
 
 #include <cmath>
 #include <cstdio>
@@ -15,6 +14,7 @@
 #include "cohort/core/signals.h"
 #include "cohort/core/timeline.h"
 #include "cohort/train/checks.h"
+#include "cohort/train/evaluation.h"
 #include "cohort/train/ranks.h"
 #include "cohort/train/run_state.h"
 
@@ -58,29 +58,6 @@ class FiniteCheck {
   std::pair<at::Tensor, std::int64_t> pending_;
 };
 
-std::map<std::string, double> averages_of(const std::map<std::string, MeterSet::Sum>& sums) {
-  MeterSet meters;
-  meters.restore(sums);
-  return meters.averages();
-}
-
-/// Means of `eval_step` over all ranks; stops early when `stop` says so.
-template <typename Stop>
-std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, std::int64_t max_batches,
-                                               const Ranks& ranks, const Stop& stop) {
-  at::NoGradGuard no_grad;
-  task.set_training(false);
-  loader.set_epoch(0);
-  MeterSet meters;
-  for (std::int64_t batches = 0; max_batches == 0 || batches < max_batches; ++batches) {
-    std::optional<data::Batch> batch = loader.next();
-    if (!batch || stop()) break;
-    if (batch->size > 0) meters.add(task.eval_step(*batch));
-  }
-  task.set_training(true);
-  return averages_of(ranks.total(meters));
-}
-
 std::shared_ptr<Strategy> strategy_of(const TrainerOptions& options) {
   return options.strategy() != nullptr ? options.strategy() : std::make_shared<Strategy>();
 }
@@ -96,7 +73,8 @@ class FitLoop {
         train_(train),
         eval_(eval),
         strategy_(strategy_of(options)),
-        ranks_(strategy_->group()) {
+        ranks_(strategy_->group()),
+        best_(options, ranks_.is_first()) {
     check_share(*strategy_, train_, "training");
     check_has_batch(train_, "training");
     if (eval_ != nullptr) check_share(*strategy_, *eval_, "evaluation");
@@ -115,6 +93,7 @@ class FitLoop {
     const bool resumed = resume();
     strategy_->begin(task_);
     steps_per_epoch_ = train_.batches_per_epoch();
+    if (!is_over()) try_evaluation();
     state_.seed = options_.seed();
     state_.threads = at::get_num_threads();
     state_.world_size = ranks_.size();
@@ -128,7 +107,7 @@ class FitLoop {
     last_save_ = Clock::now();
     tracing_ = options_.trace_steps() > 0;
     if (tracing_) core::Timeline::start();
-    while (state_.epoch < options_.epochs() && !stopping_ && !step_limit_reached()) run_epoch();
+    while (!is_over() && !stopping_) run_epoch();
     finish();
     return result_;
   }
@@ -157,6 +136,7 @@ class FitLoop {
     keep_total(state_.meters);
     result_.last_checkpoint = found->folder;
     check_goes_on(state_, found->folder, options_, global_batch_size(), ranks_.size());
+    best_.go_on_from(state_);
     in_epoch_ = true;
     lr_ = current_lr();  // for the report of an epoch that has no step left
     if (ranks_.is_first()) {
@@ -324,16 +304,15 @@ class FitLoop {
     report.samples_per_second =
         state_.epoch_seconds > 0 ? static_cast<double>(state_.loader.samples_consumed) / state_.epoch_seconds
                                  : 0;
-    for (const auto& [name, value] : averages_of(ranks_.total(meters_)))
-      report.metrics["train_" + name] = value;
+    report.metrics = with_prefix("train_", averages_of(ranks_.total(meters_)));
     const bool last = report.epoch == options_.epochs() || !complete;
     if (eval_ != nullptr && (is_due(report.epoch, options_.eval_every(), options_.epochs()) ||
                              (last && options_.eval_every() > 0))) {
       const auto metrics = evaluate();
       if (stopping_) return;  // cut short by a signal: the evaluation is done again on resume
-      for (const auto& [name, value] : metrics) report.metrics["val_" + name] = value;
+      report.metrics.merge(with_prefix("val_", metrics));
       report.evaluated = true;
-      report.best = choose_best(report);
+      report.best = best_.choose(report, state_);
     }
     result_.metrics = report.metrics;
     notify([&](Callback& c) { c.on_epoch_end(report); });
@@ -348,21 +327,16 @@ class FitLoop {
     save_at_epoch_end_ = false;
   }
 
-  bool choose_best(const EpochReport& report) {
-    const auto found = report.metrics.find(options_.best_metric());
-    if (found == report.metrics.end()) {
-      std::string names;
-      for (const auto& [name, value] : report.metrics) names += (names.empty() ? "" : ", ") + name;
-      throw UsageError("train.best",
-                       core::concat("there is no metric \"", options_.best_metric(), "\"; there are ", names),
-                       "one of these as run.best_metric");
-    }
-    const bool better =
-        options_.best_is_highest() ? found->second > state_.best : found->second < state_.best;
-    if (state_.best_epoch != 0 && !better) return false;
-    state_.best = found->second;
-    state_.best_epoch = report.epoch;
-    return true;
+  /// What is wrong with evaluation is said before the first epoch, not after it.
+  void try_evaluation() {
+    if (eval_ == nullptr || options_.eval_every() == 0) return;
+    check_has_batch(*eval_, "evaluation");
+    std::int64_t batches = options_.check_eval_batches();
+    if (options_.max_eval_batches() > 0) batches = std::min(batches, options_.max_eval_batches());
+    if (batches == 0) return;
+    const auto metrics = evaluate_batches(task_, *eval_, batches, ranks_, [] { return false; });
+    // None: no sample of these batches could be read, which is said elsewhere.
+    if (!metrics.empty()) best_.check_reported(with_prefix("val_", metrics));
   }
 
   std::map<std::string, double> evaluate() {
@@ -437,6 +411,7 @@ class FitLoop {
     if (!options_.run_dir().empty()) ranks_.write_trace(options_.run_dir() / "trace.json");
   }
 
+  bool is_over() const { return state_.epoch >= options_.epochs() || step_limit_reached(); }
   bool step_limit_reached() const { return options_.max_steps() > 0 && state_.step >= options_.max_steps(); }
 
   template <typename Fn>
@@ -453,6 +428,7 @@ class FitLoop {
   Ranks ranks_;
   std::optional<checkpoint::RunCheckpoints> checkpoints_;  // rank 0's
   std::optional<core::TrainingSignals> signals_;
+  const BestMetric best_;
 
   RunState state_;
   MeterSet meters_;
@@ -479,6 +455,7 @@ Trainer::Trainer(TrainerOptions options) : options_(std::move(options)) {
     throw UsageError("train.Trainer",
                      core::concat("epochs: got ", options_.epochs(), ", expected at least 1"));
   }
+  BestMetric(options_, false);  // throws for a name that does not say what is better
 }
 
 void Trainer::add_callback(std::shared_ptr<Callback> callback) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,12 +41,17 @@ struct TrainerOptions {
   TORCH_ARG(double, save_every_minutes) = 0;
   /// Periodic checkpoints that are kept, newest first; 0: all.
   TORCH_ARG(std::int64_t, keep) = 3;
-  /// The metric that chooses `best` among evaluated epochs, and whether more of it is better.
-  TORCH_ARG(std::string, best_metric) = "val_accuracy";
-  TORCH_ARG(bool, best_is_highest) = true;
+  /// The metric that chooses `best` among evaluated epochs; empty: val_accuracy, or val_loss where there is
+  /// none.
+  TORCH_ARG(std::string, best_metric) = "";
+  /// Whether more of it is better; not set: as its name says (loss, error, rmse, accuracy, f1, ...).
+  TORCH_ARG(std::optional<bool>, best_is_highest) = std::nullopt;
 
   /// Epochs between evaluations (the first and the last epoch are evaluated too); 0: never.
   TORCH_ARG(std::int64_t, eval_every) = 1;
+  /// Batches evaluated before the first step, so that metrics with another name and data that cannot be read
+  /// are found before the first epoch; 0: none.
+  TORCH_ARG(std::int64_t, check_eval_batches) = 1;
   /// Steps between reports with averages.
   TORCH_ARG(std::int64_t, log_every) = 50;
   /// Steps recorded on the timeline, from the first on; 0: none.
@@ -67,6 +73,7 @@ struct TrainerOptions {
 /// save, after the same step. Threads: one caller at a time.
 class Trainer {
  public:
+  /// Throws: UsageError for no epochs, and for a best_metric whose name does not say whether more is better.
   explicit Trainer(TrainerOptions options);
 
   void add_callback(std::shared_ptr<Callback> callback);

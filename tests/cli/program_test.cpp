@@ -309,7 +309,7 @@ TEST_F(ProgramTest, PicturesThatAreLeftOutAreNamedAndCountedForTrainingAndValida
   EXPECT_EQ(skipped.status, 0) << skipped.err;
   expect_in(skipped.err,
             {"data/train/a/0.jpg", "data/val/a/1.jpg", "data/val/b/2.jpg",
-             "1 times a training sample could not be read", "2 times a validation sample could not"});
+             "1 times a training sample could not be read", "4 times a validation sample could not"});
   const Outcome evaluated = run({"eval", "--run", "skipped"});
   EXPECT_EQ(evaluated.status, 0) << evaluated.err;
   expect_in(evaluated.err, {"2 times a validation sample could not be read"});

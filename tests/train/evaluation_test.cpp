@@ -1,4 +1,6 @@
-// Numbers that are not finite, in checkpoints.
+// Evaluation before the first epoch, and which epoch is the best.
+#include "cohort/train/evaluation.h"
+
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn.h>
@@ -7,14 +9,28 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "cohort/core/error.h"
+#include "cohort/data/tensor_dataset.h"
 #include "cohort/optim/sgd.h"
-#include "cohort/train/run_state.h"
+#include "cohort/train/best_metric.h"
+#include "tests/support/throws.h"
+#include "tests/train/small_run.h"
 
 namespace cohort::train {
 namespace {
 
+namespace fs = std::filesystem;
+using test::Logged;
+using test::message_contains;
+using test::TempDir;
+
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+data::Loader loader_of(std::int64_t samples, std::int64_t batch, bool drop_last = false) {
+  return {std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{at::ones({samples, 2})}),
+          {.batch_size = batch, .drop_last = drop_last}};
+}
 
 /// A regression whose evaluation says what the test wants it to say, an entry per evaluation.
 struct Scripted : Task {
@@ -46,6 +62,114 @@ struct Scripted : Task {
   int steps = 0;
 };
 
+TrainerOptions epochs(std::int64_t count, const fs::path& folder = {}) {
+  return TrainerOptions().epochs(count).keep(0).run_dir(folder);
+}
+
+FitResult fit(Scripted& task, const TrainerOptions& options) {
+  data::Loader train = loader_of(4, 2), eval = loader_of(1, 1);
+  return Trainer(options).fit(task, train, &eval);
+}
+
+TEST(EvaluationTest, AMetricThatIsNotThereIsSaidBeforeTheFirstStep) {
+  TempDir folder;
+  Scripted task("mae");
+  COHORT_EXPECT_THROW_WITH(fit(task, epochs(3, folder / "run").best_metric("val_accuracy")), UsageError,
+                           "there is no metric \"val_accuracy\"; evaluation reports val_mae");
+  EXPECT_EQ(task.steps, 0);
+  EXPECT_FALSE(fs::exists(folder / "run"));
+  EXPECT_EQ(fit(task, epochs(2, folder / "run").best_metric("val_mae")).best_epoch, 1);
+}
+
+TEST(EvaluationTest, AMetricOfTrainingMayBeNamed) {
+  Scripted task("mae");
+  EXPECT_GE(fit(task, epochs(3).best_metric("train_loss")).best_epoch, 1);
+}
+
+TEST(EvaluationTest, AMetricThatIsMissingLaterIsAWarningAndTheRunIsSaved) {
+  TempDir folder;
+  Scripted task("mae");
+  const Logged log;
+  const FitResult result = fit(task, epochs(2, folder.path()).best_metric("train_f1"));
+  EXPECT_TRUE(result.finished);
+  EXPECT_EQ(result.best_epoch, 0);
+  EXPECT_TRUE(message_contains(log.text(),
+                               "epoch 1 cannot be the best: there is no metric train_f1; there are "
+                               "train_loss, val_mae"));
+  EXPECT_TRUE(fs::exists(folder / "checkpoints" / "epoch_0002" / "state.json"));
+}
+
+TEST(EvaluationTest, WithoutANameAccuracyIsTakenThenLossThenNone) {
+  for (const auto& [name, best] :
+       std::map<std::string, std::int64_t>{{"accuracy", 2}, {"loss", 3}, {"x", 0}}) {
+    Scripted task(name, {0.5, 0.7, 0.3});
+    EXPECT_EQ(fit(task, epochs(3)).best_epoch, best) << name;
+  }
+}
+
+TEST(EvaluationTest, WhatIsBetterFollowsFromTheNameOrMustBeSaid) {
+  for (const auto& [name, best] : std::map<std::string, std::int64_t>{
+           {"loss", 3}, {"rmse", 3}, {"box_error", 3}, {"accuracy", 2}, {"f1", 2}}) {
+    Scripted task(name, {0.5, 0.7, 0.3});
+    EXPECT_EQ(fit(task, epochs(3).best_metric("val_" + name)).best_epoch, best) << name;
+  }
+  COHORT_EXPECT_THROW_WITH(Trainer(epochs(3).best_metric("val_margin")), UsageError,
+                           "the name \"val_margin\" does not say whether more of it is better. Try: "
+                           "best_is_highest(true)");
+  for (const bool highest : {true, false}) {
+    Scripted task("margin", {0.5, 0.7, 0.3});
+    EXPECT_EQ(fit(task, epochs(3).best_metric("val_margin").best_is_highest(highest)).best_epoch,
+              highest ? 2 : 3);
+  }
+}
+
+TEST(EvaluationTest, AnEmptyLoaderAndATaskThatCannotEvaluateAreRefusedBeforeTheFirstStep) {
+  Scripted task("loss");
+  data::Loader train = loader_of(4, 2), empty = loader_of(3, 8, true);
+  COHORT_EXPECT_THROW_WITH(Trainer(epochs(2)).fit(task, train, &empty), UsageError,
+                           "the evaluation loader has no batch");
+  struct OnlyTrains : Scripted {
+    OnlyTrains() : Scripted("loss") {}
+    StepMetrics eval_step(data::Batch& batch) override { return Task::eval_step(batch); }
+  } only_trains;
+  EXPECT_THROW(fit(only_trains, epochs(2)), UsageError);
+  EXPECT_EQ(task.steps + only_trains.steps, 0);
+  EXPECT_TRUE(fit(only_trains, epochs(1).eval_every(0)).finished);
+}
+
+TEST(EvaluationTest, TheCheckBeforehandIsOneBatchAndCanBeLeftOut) {
+  for (const std::int64_t batches : {0, 1, 3}) {
+    Scripted task("loss");
+    data::Loader train = loader_of(4, 2), eval = loader_of(8, 1);
+    Trainer(epochs(1).check_eval_batches(batches)).fit(task, train, &eval);
+    EXPECT_EQ(static_cast<std::int64_t>(task.evaluations), 8 + batches);
+  }
+}
+
+TEST(EvaluationTest, NaNIsNeverTheBestAndNeverStandsInItsWay) {
+  for (const char* name : {"loss", "accuracy"}) {
+    Scripted task(name, {kNaN, 0.5, kNaN});
+    const FitResult result = fit(task, epochs(3));
+    EXPECT_EQ(result.best_epoch, 2) << name;
+    EXPECT_EQ(result.best, 0.5) << name;
+  }
+  Scripted never("loss", {kNaN});
+  EXPECT_EQ(fit(never, epochs(2)).best_epoch, 0);
+  Scripted infinite("loss", {kInfinity, 3, -kInfinity});
+  EXPECT_EQ(fit(infinite, epochs(3)).best, -kInfinity);
+}
+
+TEST(EvaluationTest, ACheckpointOfNumbersThatAreNotFiniteIsReadBack) {
+  for (const double value : {kNaN, kInfinity, -kInfinity}) {
+    TempDir folder;
+    Scripted task("loss", {value}), again("loss", {1});
+    fit(task, epochs(2, folder.path()));
+    const FitResult result = fit(again, epochs(3, folder.path()).resume("auto"));
+    EXPECT_TRUE(result.finished);
+    EXPECT_EQ(result.best_epoch, value == -kInfinity ? 1 : 3) << value;
+  }
+}
+
 TEST(EvaluationTest, MetersAndOptionsThatAreNotFiniteAreReadBackAndNullIsNaN) {
   Scripted task("loss"), same("loss");
   RunState state;
@@ -64,8 +188,45 @@ TEST(EvaluationTest, MetersAndOptionsThatAreNotFiniteAreReadBackAndNullIsNaN) {
 
   content.state["run"]["best"] = nullptr;  // as older versions wrote it
   content.state["run"]["meters"]["a"] = {nullptr, 1};
+  content.state["run"].erase("best_metric");
+  content.state["run"].erase("best_is_highest");
   read = restore(same, content);
   EXPECT_TRUE(std::isnan(read.best) && std::isnan(read.meters.at("a").weighted));
+}
+
+TEST(EvaluationTest, WithAnotherMetricTheBestIsChosenAnew) {
+  TempDir folder;
+  Scripted task("accuracy", {0.9}), other("loss", {7, 6, 8});
+  fit(task, epochs(2, folder.path()));
+  const Logged log;
+  const FitResult result = fit(other, epochs(5, folder.path()).resume("auto").best_metric("val_loss"));
+  EXPECT_EQ(result.best, 6);
+  EXPECT_EQ(result.best_epoch, 4);
+  EXPECT_TRUE(
+      message_contains(log.text(), "best was chosen by most val_accuracy and is now by least val_loss"));
+}
+
+TEST(EvaluationTest, TheBestOfAResumedRunIsComparedWithTheOneBefore) {
+  TempDir folder;
+  Scripted task("loss", {5, 6}), again("loss", {5.5, 4});
+  fit(task, epochs(2, folder.path()));
+  const FitResult result = fit(again, epochs(4, folder.path()).resume("auto"));
+  EXPECT_EQ(result.best_epoch, 4);
+}
+
+TEST(BestMetricTest, NamesSayWhatIsBetter) {
+  for (const char* name : {"val_loss", "loss", "val_bce_loss", "val_Loss", "val_RMSE", "top1_error",
+                           "val/mae", "val_perplexity", "focalloss"}) {
+    EXPECT_EQ(more_is_better(name), false) << name;
+  }
+  for (const char* name :
+       {"val_accuracy", "val_acc", "val_top5", "val/F1", "train_iou", "balancedaccuracy"}) {
+    EXPECT_EQ(more_is_better(name), true) << name;
+  }
+  for (const char* name :
+       {"", "val_", "val_margin", "neg_mean_squared_error", "loss_ratio", "val_gloss_count"}) {
+    EXPECT_EQ(more_is_better(name), std::nullopt) << name;
+  }
 }
 
 }  // namespace

@@ -24,6 +24,7 @@ TEST(ResumeTest, AStartThatIsRefusedChangesNothingOnDisk) {
       {"run.resume=auto", "train.batch_size=5"},
       {"run.resume=auto", "data.drop_last=true", "train.batch_size=100"},
       {"run.resume=auto", "data.kind=image_folder", "data.path=nowhere"},
+      {"run.resume=auto", "run.best_metric=val_f1"},
       {"run.resume=auto", "optim.name=adam"},
       {"run.resume=step_00000002", "run.seed=7"},
       {"run.resume=step_00000099"},
@@ -38,6 +39,7 @@ TEST(ResumeTest, AStartThatIsRefusedChangesNothingOnDisk) {
 
 TEST(ResumeTest, ARunThatIsRefusedBeforeItBeganLeavesNoFolder) {
   const SmallRun run;
+  EXPECT_THROW(run.start({"run.best_metric=val_f1"}), UsageError);
   EXPECT_THROW(run.start({"data.drop_last=true", "train.batch_size=100"}), UsageError);
   EXPECT_FALSE(fs::exists(run.path()));
 }

@@ -149,9 +149,10 @@ TEST(TrainerTest, AnEpochThatWasStoppedInItsEvaluationIsReportedAsIfItHadNotBeen
   struct StopInEvaluation : ClassificationTask {
     using ClassificationTask::ClassificationTask;
     StepMetrics eval_step(data::Batch& batch) override {
-      raise(SIGTERM);
+      if (++batches > 1) raise(SIGTERM);  // not in the one before the first epoch
       return ClassificationTask::eval_step(batch);
     }
+    int batches = 0;
   };
   data::Loader loader = make_loader();
   data::Loader eval = make_loader(0, false);
@@ -217,17 +218,13 @@ TEST(TrainerTest, BestIsChosenByTheNamedMetricAndMode) {
   Job job;
   data::Loader train = make_loader();
   data::Loader eval = make_loader(0, false);
-  Trainer trainer(three_epochs().run_dir(folder.path()).best_metric("val_loss").best_is_highest(false));
+  Trainer trainer(three_epochs().run_dir(folder.path()).best_metric("val_loss"));
   auto recorder = std::make_shared<Recorder>();
   trainer.add_callback(recorder);
   const FitResult result = trainer.fit(*job.task, train, &eval);
   double lowest = std::numeric_limits<double>::infinity();
   for (const EpochReport& report : recorder->epochs) lowest = std::min(lowest, report.metrics.at("val_loss"));
   EXPECT_EQ(result.best, lowest);
-
-  Job other;
-  COHORT_EXPECT_THROW_WITH(Trainer(three_epochs().best_metric("val_f1")).fit(*other.task, train, &eval),
-                           UsageError, "there is no metric \"val_f1\"; there are train_accuracy");
 }
 
 TEST(TrainerTest, EpochMeansWeighAnUnevenLastBatchByWhatItHolds) {

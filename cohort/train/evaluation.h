@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "cohort/data/loader.h"
+#include "cohort/train/callback.h"
+#include "cohort/train/ranks.h"
+#include "cohort/train/run_state.h"
+#include "cohort/train/task.h"
+#include "cohort/train/trainer.h"
+
+/// Evaluation, and which evaluated epoch is the best. Internal to this module.
+namespace cohort::train {
+
+/// Returns the averages of sums that MeterSet::sums() returned.
+std::map<std::string, double> averages_of(const std::map<std::string, MeterSet::Sum>& sums);
+
+/// Returns `metrics` with `prefix` before each name.
+std::map<std::string, double> with_prefix(const std::string& prefix,
+                                          const std::map<std::string, double>& metrics);
+
+/// Returns means of `eval_step` over all ranks, of at most `max_batches` (0: all); ends early when `stop`
+/// says so. Collective.
+std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, std::int64_t max_batches,
+                                               const Ranks& ranks, const std::function<bool()>& stop);
+
+/// The metric by which the best epoch is chosen.
+class BestMetric {
+ public:
+  /// `logs`: what there is to say is said. Throws: UsageError where neither the options nor the metric's name
+  /// say whether more of it is better.
+  BestMetric(const TrainerOptions& options, bool logs);
+
+  /// Throws: UsageError unless `evaluated` (with the prefix val_) has the metric that was named.
+  void check_reported(const std::map<std::string, double>& evaluated) const;
+
+  /// The run goes on from `state`: forgets a best that was chosen by another metric, and says so.
+  void go_on_from(RunState& state) const;
+
+  /// Returns true where `report` is the best so far, which `state` then says too. A metric that is not there,
+  /// or is NaN, is a warning.
+  bool choose(const EpochReport& report, RunState& state) const;
+
+ private:
+  std::string name_;  // empty: val_accuracy, or val_loss
+  std::optional<bool> more_is_better_;
+  bool logs_;
+};
+
+}  // namespace cohort::train
