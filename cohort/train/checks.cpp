@@ -1,11 +1,29 @@
 #include "cohort/train/checks.h"
 
 #include <ATen/Parallel.h>
+#include <torch/nn/modules/batchnorm.h>
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 
 namespace cohort::train {
+namespace {
+
+bool has_batch_norm(const Task& task) {
+  for (const Task::NamedModule& entry : task.modules()) {
+    for (const std::shared_ptr<torch::nn::Module>& layer : entry.module->modules()) {
+      if (layer->as<torch::nn::BatchNorm1dImpl>() != nullptr ||
+          layer->as<torch::nn::BatchNorm2dImpl>() != nullptr ||
+          layer->as<torch::nn::BatchNorm3dImpl>() != nullptr) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
 void check_share(const Strategy& strategy, const data::Loader& loader, const char* which) {
   const data::LoaderOptions& options = loader.options();
   if (options.rank == strategy.rank() && options.world_size == strategy.size()) return;
@@ -25,6 +43,21 @@ void check_has_batch(const data::Loader& loader, const char* which) {
       core::concat("the ", which, " loader has no batch: its data set has ", samples, " samples",
                    dropped ? core::concat(", a step takes ", step, ", and drop_last leaves out less") : ""),
       dropped ? "a smaller batch size, or drop_last=false" : "a data set that is not empty");
+}
+
+void warn_of_single_sample(const Task& task, const data::Loader& train, std::int64_t max_steps) {
+  const data::LoaderOptions& options = train.options();
+  const std::int64_t last = train.samples_per_epoch() % options.global_batch_size;
+  // Shares of the last batch differ by one sample: one of them has a single sample, or all have more, or
+  // none.
+  const bool single = last > 0 && last < 2 * options.world_size;
+  const bool comes = max_steps == 0 || max_steps >= train.batches_per_epoch();
+  if (options.drop_last || !single || !comes || !has_batch_norm(task)) return;
+  core::log_warning(core::concat(
+      "the last batch of each epoch has ", last,
+      options.world_size > 1 ? " samples over all ranks" : " sample",
+      ", and the model has batch norm, which fails on a single value per channel. Try: drop_last, or another "
+      "batch size"));
 }
 
 std::string creed(const TrainerOptions& o, const Strategy& strategy, const data::Loader& train,

@@ -94,6 +94,7 @@ class FitLoop {
     strategy_->begin(task_);
     steps_per_epoch_ = train_.batches_per_epoch();
     if (!is_over()) try_evaluation();
+    if (ranks_.is_first()) warn_of_single_sample(task_, train_, options_.max_steps());
     state_.seed = options_.seed();
     state_.threads = at::get_num_threads();
     state_.world_size = ranks_.size();

@@ -22,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using test::Logged;
 using test::message_contains;
+using test::SmallRun;
 using test::TempDir;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -212,6 +213,29 @@ TEST(EvaluationTest, TheBestOfAResumedRunIsComparedWithTheOneBefore) {
   fit(task, epochs(2, folder.path()));
   const FitResult result = fit(again, epochs(4, folder.path()).resume("auto"));
   EXPECT_EQ(result.best_epoch, 4);
+}
+
+TEST(EvaluationTest, ALastBatchOfOneSampleIsSaidWhereTheModelHasBatchNorm) {
+  const std::string said = "the last batch of each epoch has 1 sample, and the model has batch norm";
+  const auto log_of = [](const std::vector<std::string>& overrides) {
+    const SmallRun run;
+    const Logged log;
+    run.start(overrides);
+    return log.text();
+  };
+  const std::vector<std::string> norm = {
+      "model.name=vgg11_bn", "model.options={}",   "model.width=0.05", "model.pools=2",
+      "model.head=linear",   "data.image_size=16", "train.epochs=1",   "data.synthetic_train=21"};
+  const auto with = [&](const std::string& more) {
+    std::vector<std::string> all = norm;
+    all.push_back(more);
+    return all;
+  };
+  EXPECT_TRUE(message_contains(log_of(norm), said));
+  for (const char* harmless : {"data.drop_last=true", "data.synthetic_train=20", "data.synthetic_train=22",
+                               "model.name=vgg11", "train.max_steps=3"}) {
+    EXPECT_EQ(log_of(with(harmless)).find(said), std::string::npos) << harmless;
+  }
 }
 
 TEST(BestMetricTest, NamesSayWhatIsBetter) {
