@@ -51,6 +51,9 @@ class Dataset {
   virtual std::string describe(std::int64_t index) const;
   /// Names of the classes, by label; empty if the dataset does not know.
   virtual std::vector<std::string> classes() const { return {}; }
+  /// A text that is another one when the samples are others, wherever they lie; empty if the dataset does not
+  /// know.
+  virtual std::string fingerprint() const { return ""; }
 };
 
 /// A dataset that returns tensors: override `size` and `get`.

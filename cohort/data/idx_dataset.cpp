@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cohort/core/error.h"
+#include "cohort/data/fingerprint.h"
 
 namespace cohort::data {
 
@@ -44,6 +45,15 @@ void IdxDataset::read(std::int64_t index, core::RandomStream& random, std::span<
 
 std::string IdxDataset::describe(std::int64_t index) const {
   return core::concat(name_, " [", index, "]");
+}
+
+std::string IdxDataset::fingerprint() const {
+  Fingerprint fingerprint;
+  for (const IdxArray* array : {&images_, &labels_}) {
+    fingerprint.add(array->shape.data(), array->shape.size() * sizeof(array->shape[0]));
+    fingerprint.add(array->bytes.data(), array->bytes.size());
+  }
+  return fingerprint.text();
 }
 
 std::vector<std::string> IdxDataset::classes() const {

@@ -33,6 +33,8 @@ class IdxDataset : public Dataset {
   std::string describe(std::int64_t index) const override;
   /// Digits up to the largest label.
   std::vector<std::string> classes() const override;
+  /// Of all pixels and labels.
+  std::string fingerprint() const override;
 
  private:
   std::string name_;

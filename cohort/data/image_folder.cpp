@@ -1,13 +1,16 @@
 #include "cohort/data/image_folder.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "cohort/core/error.h"
 #include "cohort/data/file_bytes.h"
+#include "cohort/data/fingerprint.h"
 
 namespace cohort::data {
 namespace {
@@ -55,6 +58,20 @@ std::vector<Field> ImageFolder::fields() const {
   const ImageShape shape = pipeline_.output_shape();
   return {{"image", at::kFloat, {shape.begin(), shape.end()}, channels_last_},
           {"label", at::kLong, {}, false}};
+}
+
+std::string ImageFolder::fingerprint() const {
+  // A size is a system call, which takes as long as opening the file where that lies on a network.
+  constexpr std::int64_t kSizes = 1024;
+  Fingerprint fingerprint;
+  for (std::int64_t i = 0; i < size(); ++i) fingerprint.add(index_.name(i), std::strlen(index_.name(i)) + 1);
+  const std::int64_t stride = std::max<std::int64_t>(1, (size() + kSizes - 1) / kSizes);
+  for (std::int64_t i = 0; i < size(); i += stride) {
+    struct stat status {};
+    const std::int64_t bytes = ::fstatat(root_, index_.name(i), &status, 0) == 0 ? status.st_size : -1;
+    fingerprint.add(&bytes, sizeof bytes);
+  }
+  return fingerprint.text();
 }
 
 std::span<const std::byte> ImageFolder::file_bytes(std::int64_t index) const {

@@ -44,6 +44,8 @@ class ImageFolder : public Dataset {
   /// The file's path.
   std::string describe(std::int64_t index) const override { return index_.path(index); }
   std::vector<std::string> classes() const override { return index_.classes(); }
+  /// Of all names below the folder, and the sizes of at most 1,024 files, spread over all of them.
+  std::string fingerprint() const override;
 
   std::int64_t label(std::int64_t index) const { return index_.label(index); }
   const FolderIndex& files() const { return index_; }

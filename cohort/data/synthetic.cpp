@@ -60,6 +60,12 @@ std::string SyntheticDataset::describe(std::int64_t index) const {
   return core::concat("synthetic sample ", index);
 }
 
+std::string SyntheticDataset::fingerprint() const {
+  std::string text = core::concat("synthetic ", options_.seed, " ", options_.num_classes, " ", options_.size);
+  for (const std::int64_t extent : options_.shape) text += core::concat(" ", extent);
+  return text;
+}
+
 std::vector<std::string> SyntheticDataset::classes() const {
   std::vector<std::string> names;
   for (std::int64_t i = 0; i < options_.num_classes; ++i) names.push_back(std::to_string(i));

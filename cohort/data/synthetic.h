@@ -30,6 +30,7 @@ class SyntheticDataset : public Dataset {
   void read(std::int64_t index, core::RandomStream& random, std::span<std::byte* const> out) const override;
   std::string describe(std::int64_t index) const override;
   std::vector<std::string> classes() const override;
+  std::string fingerprint() const override;
 
  private:
   SyntheticOptions options_;

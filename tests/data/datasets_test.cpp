@@ -198,5 +198,27 @@ TEST(IdxDatasetTest, ReadsImagesAndLabels) {
   COHORT_EXPECT_THROW_WITH(IdxDataset((dir / "i").string(), (dir / "l").string()), DataError, "has 2 images");
 }
 
+TEST(FingerprintTest, FollowsTheSamplesAndNotWhereTheyLie) {
+  test::TempDir a, b;
+  for (const test::TempDir* folder : {&a, &b}) {
+    for (const char* file : {"ape/0.png", "bee/0.png", "bee/1.png"})
+      write_png(*folder / file, picture(4, 4, 3));
+  }
+  const auto of = [](const test::TempDir& folder) {
+    return ImageFolder(folder.path().string()).fingerprint();
+  };
+  const std::string first = of(a);
+  EXPECT_EQ(first.size(), 16U);
+  EXPECT_EQ(of(b), first);
+  std::filesystem::rename(b / "bee/1.png", b / "bee/2.png");
+  EXPECT_NE(of(b), first);
+  std::filesystem::rename(b / "bee/2.png", b / "ape/1.png");
+  EXPECT_NE(of(b), first);
+  write_png(a / "bee/1.png", picture(4, 5, 3));
+  EXPECT_NE(of(a), first);
+  EXPECT_EQ(SyntheticDataset({.seed = 3}).fingerprint(), SyntheticDataset({.seed = 3}).fingerprint());
+  EXPECT_NE(SyntheticDataset({.seed = 3}).fingerprint(), SyntheticDataset({.seed = 4}).fingerprint());
+}
+
 }  // namespace
 }  // namespace cohort::data
