@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include <algorithm>
+
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 
@@ -20,6 +22,15 @@ bool has_batch_norm(const Task& task) {
     }
   }
   return false;
+}
+
+/// The names that are in `all` and not in `some`, a space before each.
+std::string missing_from(const std::vector<std::string>& some, const std::vector<std::string>& all) {
+  std::string missing;
+  for (const std::string& name : all) {
+    if (std::ranges::find(some, name) == some.end()) missing += " " + name;
+  }
+  return missing;
 }
 
 }  // namespace
@@ -72,6 +83,29 @@ std::string creed(const TrainerOptions& o, const Strategy& strategy, const data:
       o.check_eval_batches(), "\nstop_on_non_finite ", o.stop_on_non_finite(), "\nhandle_signals ",
       o.handle_signals(), "\nsamples a step ", train.options().global_batch_size, "\ntraining samples ",
       train.dataset().size(), "\nevaluation samples ", eval == nullptr ? 0 : eval->dataset().size(), "\n");
+}
+
+void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::filesystem::path& from) {
+  const char* hint = "the data that the run began with, or a new run from its weights (model.weights)";
+  if (!then.classes.empty() && !now.classes.empty() && then.classes != now.classes) {
+    const std::string gone = missing_from(now.classes, then.classes),
+                      added = missing_from(then.classes, now.classes);
+    throw DataError("train.resume",
+                    core::concat(from.string(), " was trained on other classes",
+                                 gone.empty() && added.empty() ? ", or in another order" : "",
+                                 gone.empty() ? "" : "; the training data lacks" + gone,
+                                 added.empty() ? "" : "; it did not have" + added),
+                    hint);
+  }
+  if (then.samples != 0 && then.samples != now.samples) {
+    throw DataError("train.resume",
+                    core::concat(from.string(), " was made with ", then.samples,
+                                 " training samples, the training data has ", now.samples),
+                    hint);
+  }
+  if (then.fingerprint.empty() || now.fingerprint.empty() || then.fingerprint == now.fingerprint) return;
+  core::log_warning(core::concat("the training data is not what ", from.string(),
+                                 " was made with: there are as many samples, with other names or sizes"));
 }
 
 void check_goes_on(const RunState& state, const std::filesystem::path& from, const TrainerOptions& options,

@@ -26,6 +26,11 @@ void warn_of_single_sample(const Task& task, const data::Loader& train, std::int
 std::string creed(const TrainerOptions& options, const Strategy& strategy, const data::Loader& train,
                   const data::Loader* eval);
 
+/// Throws: DataError where `now`, the training data, is other data than `then`, with which the checkpoint
+/// `from` was made: other classes, or another number of samples. Logs a warning where only the fingerprint is
+/// another one.
+void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::filesystem::path& from);
+
 /// Throws: UsageError where a run with these options cannot go on from `state`, which was read from `from`;
 /// logs a warning where the numbers will not be the same bit for bit.
 void check_goes_on(const RunState& state, const std::filesystem::path& from, const TrainerOptions& options,

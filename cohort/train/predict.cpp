@@ -12,6 +12,7 @@
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
 #include "cohort/train/build.h"
+#include "cohort/train/classes.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -21,11 +22,13 @@ using nlohmann::json;
 
 constexpr const char* kTaskKey = "picture_task";  // in the metadata of a program
 
-PictureTask task_of(const Config& config) {
+PictureTask task_of(const Config& config, const fs::path& checkpoint) {
+  std::vector<std::string> classes = trained_classes(checkpoint);
+  if (classes.empty()) classes = make_dataset(config, Split::kVal)->classes();
   PictureTask task{.color = config.data.color == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb,
                    .image_size = config.data.image_size,
                    .channels_last = config.train.memory_format == "channels_last",
-                   .classes = make_dataset(config, Split::kVal)->classes()};
+                   .classes = std::move(classes)};
   for (const TransformConfig& transform : val_transforms(config.data)) {
     task.transforms.push_back({transform.name, transform.args});
   }
@@ -98,7 +101,7 @@ Predictor::Predictor(const PictureTask& task, Model model, std::int64_t batch_si
 }
 
 Predictor Predictor::of_run(const Config& config, const fs::path& checkpoint, std::int64_t batch_size) {
-  const PictureTask task = task_of(config);
+  const PictureTask task = task_of(config, checkpoint);
   return {task, call_of(config, load_model(config, checkpoint, task.classes.size())), batch_size};
 }
 
@@ -161,7 +164,7 @@ std::vector<Prediction> Predictor::operator()(const std::vector<std::string>& pi
 
 void export_program(const Config& config, const fs::path& checkpoint, std::int64_t batch_size,
                     const fs::path& file) {
-  const PictureTask task = task_of(config);
+  const PictureTask task = task_of(config, checkpoint);
   const torch::nn::AnyModule model = load_model(config, checkpoint, task.classes.size());
   const Predictor::Model call = call_of(config, model);
   const at::Tensor example = Predictor(task, call, batch_size).empty_batch().zero_();

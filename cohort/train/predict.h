@@ -41,8 +41,9 @@ class Predictor {
   Predictor(const PictureTask& task, Model model, std::int64_t batch_size);
 
   /// The model of a run, with the parameters of `checkpoint` (a folder, or a safetensors file), the
-  /// transforms of its evaluation and the classes of its validation data, which must be there.
-  /// Throws: ConfigError, DataError.
+  /// transforms of its evaluation and the classes that `checkpoint` names. One that names none (a file alone,
+  /// or of an older version) takes those of the validation data, which must be there then. Throws:
+  /// ConfigError, DataError.
   static Predictor of_run(const Config& config, const std::filesystem::path& checkpoint,
                           std::int64_t batch_size = 1);
   /// The model that export_program() wrote to `file`; nothing else is needed but the libraries with operators

@@ -9,6 +9,7 @@
 #include <optional>
 #include <sstream>
 
+#include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/checkpoint/safetensors.h"
 #include "cohort/comm/desync.h"
@@ -18,6 +19,7 @@
 #include "cohort/core/log.h"
 #include "cohort/train/build.h"
 #include "cohort/train/checks.h"
+#include "cohort/train/classes.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/job_ranks.h"
 #include "cohort/train/profile_callback.h"
@@ -32,7 +34,9 @@ namespace {
 
 /// Data, model and task of a run, on the device that was asked for.
 struct Parts {
-  Parts(const Config& config, const Strategy& strategy, bool training)
+  /// `trained`: the classes of a model that is evaluated, which those of the data are taken for by name.
+  Parts(const Config& config, const Strategy& strategy, bool training,
+        const std::vector<std::string>& trained = {})
       : device(core::resolve_device(device_of_rank(config)).device) {
     core::set_intra_op_threads(threads_of_rank(config, strategy));
     const Share share{strategy.rank(), strategy.size()};
@@ -43,13 +47,14 @@ struct Parts {
       train_loader->start();  // reads ahead while the model is made
     }
     if (!training || config.train.eval_every > 0) {
-      eval_data = make_dataset(config, Split::kVal);
+      eval_data = with_trained_labels(make_dataset(config, Split::kVal), trained);
       check_same_classes();
       eval_loader = make_loader(config, Split::kVal, eval_data, device, share);
       check_has_batch(*eval_loader, "evaluation");
     }
-    const auto& classes = (training ? train_data : eval_data)->classes();
-    torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(classes.size()), device);
+    const std::size_t classes =
+        !trained.empty() ? trained.size() : (training ? train_data : eval_data)->classes().size();
+    torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(classes), device);
     std::shared_ptr<optim::Optimizer> optimizer;
     std::shared_ptr<const optim::Schedule> schedule;
     if (training) {
@@ -161,7 +166,7 @@ void keep_global_batch(Config& config, const Strategy& strategy, const fs::path&
       const checkpoint::RunCheckpoints checkpoints(folder / "checkpoints");
       const auto found = checkpoints.find(is_auto ? "last" : config.run.resume);
       if (!found) return std::string("0 0");
-      const BatchOfRun batch = batch_of_run(*found);
+      const RunState batch = run_of(checkpoint::read_manifest(*found).state);
       return core::concat(batch.world_size, " ", batch.global_batch_size);
     } catch (const DataError&) {
       if (!is_auto) throw;
@@ -239,7 +244,7 @@ void limit_to_fast_dev_run(Config& config) {
 std::map<std::string, double> run_evaluation(const Config& config, const fs::path& checkpoint) {
   for (const std::string& warning : config.warnings) core::log_warning(warning);
   const std::shared_ptr<Strategy> strategy = join_ranks(config);
-  Parts parts(config, *strategy, false);
+  Parts parts(config, *strategy, false, trained_classes(checkpoint));
   load_model(*parts.task, checkpoint);
   auto metrics = Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps).strategy(strategy))
                      .evaluate(*parts.task, *parts.eval_loader);

@@ -27,8 +27,10 @@ RunResult run_training(Config config, const std::string& command);
 /// names.
 void limit_to_fast_dev_run(Config& config);
 
-/// Evaluates `checkpoint` (a checkpoint folder, or a safetensors file) on the validation data of `config`.
-/// Several ranks evaluate a share each, and all return the whole.
+/// Evaluates `checkpoint` (a checkpoint folder, or a safetensors file) on the validation data of `config`,
+/// which may have only some of the classes that the checkpoint names. Throws: DataError for a class that the
+/// model was not trained on; any other cohort::Error. Several ranks evaluate a share each, and all return the
+/// whole.
 std::map<std::string, double> run_evaluation(const Config& config, const std::filesystem::path& checkpoint);
 
 /// Loads a shared library that registers models, data sets or operators.

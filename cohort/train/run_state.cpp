@@ -46,6 +46,37 @@ double number_from_json(const json& value) {
   return value.get<double>();
 }
 
+/// A name of a folder may be any bytes, a text of JSON is UTF-8: where it is not, its bytes stand in a list.
+json text_to_json(const std::string& text) {
+  try {
+    const json whole = text;
+    static_cast<void>(whole.dump());
+    return whole;
+  } catch (const json::exception&) {
+    return std::vector<unsigned char>(text.begin(), text.end());
+  }
+}
+
+std::string text_from_json(const json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  const auto bytes = value.get<std::vector<unsigned char>>();
+  return {bytes.begin(), bytes.end()};
+}
+
+json to_json(const DataOfRun& data) {
+  json classes = json::array();
+  for (const std::string& name : data.classes) classes.push_back(text_to_json(name));
+  return {{"classes", classes}, {"samples", data.samples}, {"fingerprint", text_to_json(data.fingerprint)}};
+}
+
+DataOfRun data_from_json(const json& from) {
+  DataOfRun data;
+  for (const json& name : from.at("classes")) data.classes.push_back(text_from_json(name));
+  data.samples = from.at("samples");
+  data.fingerprint = text_from_json(from.at("fingerprint"));
+  return data;
+}
+
 json to_json(const RunState& state) {
   json meters = json::object();
   for (const auto& [name, sum] : state.meters) {
@@ -65,7 +96,8 @@ json to_json(const RunState& state) {
           {"seed", state.seed},
           {"threads", state.threads},
           {"world_size", state.world_size},
-          {"global_batch_size", state.global_batch_size}};
+          {"global_batch_size", state.global_batch_size},
+          {"data", to_json(state.data)}};
 }
 
 RunState from_json(const json& data) {
@@ -88,20 +120,36 @@ RunState from_json(const json& data) {
   state.threads = data.at("threads");
   state.world_size = data.value("world_size", 1);
   state.global_batch_size = data.at("global_batch_size");
+  if (data.contains("data")) state.data = data_from_json(data.at("data"));
   return state;
 }
 
 }  // namespace
 
-BatchOfRun batch_of_run(const std::filesystem::path& folder) {
+namespace {
+
+/// Returns what `read` makes of a checkpoint's state.
+template <typename Read>
+auto read_state(const Read& read) {
   try {
-    const RunState state = from_json(checkpoint::read_manifest(folder).state.at("run"));
-    return {state.world_size, state.global_batch_size};
+    return read();
   } catch (const json::exception& error) {
-    throw DataError("train.resume",
-                    core::concat("the checkpoint's state.json lacks what Trainer needs (", error.what(), ")"),
-                    "a checkpoint that this program wrote");
+    throw DataError(
+        "train.resume",
+        core::concat("the checkpoint's state.json lacks what Trainer needs (", error.what(), ")"),
+        "a checkpoint that this program wrote, or model.weights to start from its parameters only");
   }
+}
+
+}  // namespace
+
+RunState run_of(const json& state) {
+  return read_state([&] { return from_json(state.at("run")); });
+}
+
+DataOfRun data_of(const json& state) {
+  const bool is_known = state.contains("run") && state["run"].contains("data");
+  return read_state([&] { return is_known ? data_from_json(state["run"]["data"]) : DataOfRun(); });
 }
 
 checkpoint::CheckpointContent capture(const Task& task, const RunState& state) {
@@ -132,7 +180,7 @@ void restore_modules(Task& task, const checkpoint::TensorMap& tensors) {
 
 RunState restore(Task& task, const checkpoint::CheckpointContent& content) {
   restore_modules(task, content.model);
-  try {
+  return read_state([&] {
     const json& optimizers = content.state.at("optimizers");
     for (const Task::NamedOptimizer& entry : task.optimizers()) {
       optim::OptimizerState state;
@@ -144,12 +192,7 @@ RunState restore(Task& task, const checkpoint::CheckpointContent& content) {
       entry.optimizer->load_state(state);
     }
     return from_json(content.state.at("run"));
-  } catch (const json::exception& error) {
-    throw DataError(
-        "train.resume",
-        core::concat("the checkpoint's state.json lacks what Trainer needs (", error.what(), ")"),
-        "a checkpoint that this program wrote, or model.weights to start from its parameters only");
-  }
+  });
 }
 
 }  // namespace cohort::train

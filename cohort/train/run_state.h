@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/data/loader.h"
@@ -12,6 +13,13 @@
 
 /// What a run needs besides modules and optimizers to go on exactly where it was.
 namespace cohort::train {
+
+/// The training data of a run.
+struct DataOfRun {
+  std::vector<std::string> classes;  ///< by label; empty: not known
+  std::int64_t samples = 0;          ///< 0: not known
+  std::string fingerprint;           ///< Dataset::fingerprint(); empty: not known
+};
 
 struct RunState {
   std::int64_t epoch = 0;  ///< epochs completed
@@ -29,16 +37,15 @@ struct RunState {
   int threads = 0;
   int world_size = 1;
   std::int64_t global_batch_size = 0;
+  DataOfRun data;
 };
 
-/// Samples of a step, and ranks, of the run that wrote a checkpoint.
-struct BatchOfRun {
-  int world_size = 1;
-  std::int64_t global_batch_size = 0;
-};
+/// Returns what `state`, a checkpoint's, says of its run. Throws: DataError where a Trainer did not write it.
+RunState run_of(const nlohmann::json& state);
 
-/// Reads them from the checkpoint in `folder`. Throws: DataError.
-BatchOfRun batch_of_run(const std::filesystem::path& folder);
+/// Returns what `state`, a checkpoint's, says of the training data: nothing where it says nothing. Throws:
+/// DataError.
+DataOfRun data_of(const nlohmann::json& state);
 
 /// Returns everything that a checkpoint holds: the task's modules and optimizers, and `state`.
 checkpoint::CheckpointContent capture(const Task& task, const RunState& state);

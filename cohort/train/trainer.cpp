@@ -82,6 +82,8 @@ class FitLoop {
       checkpoints_.emplace(options_.run_dir() / "checkpoints",
                            checkpoint::RunCheckpointsOptions{.keep = static_cast<int>(options_.keep())});
     }
+    data_ = {.classes = train_.dataset().classes(), .samples = train_.dataset().size(), .fingerprint = ""};
+    if (checkpoints_) data_.fingerprint = train_.dataset().fingerprint();
     if (options_.handle_signals()) signals_.emplace();
     task_.set_strategy(strategy_);
   }
@@ -99,6 +101,7 @@ class FitLoop {
     state_.threads = at::get_num_threads();
     state_.world_size = ranks_.size();
     state_.global_batch_size = global_batch_size();
+    state_.data = data_;
     // Nothing was written so far, so that a run that is refused stays what it was. `last` is moved before the
     // logs are cut: killed from here on, `auto` starts there too.
     if (checkpoints_ && resumed) checkpoints_->go_back_to(result_.last_checkpoint);
@@ -133,10 +136,12 @@ class FitLoop {
                       core::concat("no checkpoint \"", from, "\" in ", options_.run_dir().string()),
                       "--resume auto, which starts afresh when there is none");
     }
+    const RunState then = run_of(found->content.state);
+    check_goes_on(then, found->folder, options_, global_batch_size(), ranks_.size());
+    check_same_data(then.data, data_, found->folder);
     state_ = restore(task_, found->content);
     keep_total(state_.meters);
     result_.last_checkpoint = found->folder;
-    check_goes_on(state_, found->folder, options_, global_batch_size(), ranks_.size());
     best_.go_on_from(state_);
     in_epoch_ = true;
     lr_ = current_lr();  // for the report of an epoch that has no step left
@@ -431,6 +436,7 @@ class FitLoop {
   std::optional<core::TrainingSignals> signals_;
   const BestMetric best_;
 
+  DataOfRun data_;
   RunState state_;
   MeterSet meters_;
   FiniteCheck finite_check_;

@@ -1,0 +1,82 @@
+#include "cohort/train/classes.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "cohort/checkpoint/manifest.h"
+#include "cohort/core/error.h"
+#include "cohort/train/run_state.h"
+
+namespace cohort::train {
+namespace fs = std::filesystem;
+namespace {
+
+/// A data set whose labels are replaced, and nothing else.
+class Relabelled : public data::Dataset {
+ public:
+  Relabelled(std::shared_ptr<const data::Dataset> dataset, std::vector<std::int64_t> labels,
+             std::vector<std::string> classes)
+      : dataset_(std::move(dataset)), labels_(std::move(labels)), classes_(std::move(classes)) {
+    const std::vector<data::Field> fields = dataset_->fields();
+    if (fields.size() < 2 || fields[1].dtype != at::kLong || fields[1].numel() != 1) {
+      throw DataError(
+          "train.classes",
+          "the data set has names of classes, but its second field is not one whole number, the label");
+    }
+  }
+
+  std::int64_t size() const override { return dataset_->size(); }
+  std::vector<data::Field> fields() const override { return dataset_->fields(); }
+  void read(std::int64_t index, core::RandomStream& random, std::span<std::byte* const> out) const override {
+    dataset_->read(index, random, out);
+    std::int64_t label = 0;
+    std::memcpy(&label, out[1], sizeof label);
+    if (label < 0 || label >= static_cast<std::int64_t>(labels_.size())) {
+      throw DataError("train.classes",
+                      core::concat(describe(index), ": label ", label, " of ", labels_.size(), " classes"));
+    }
+    label = labels_[static_cast<std::size_t>(label)];
+    std::memcpy(out[1], &label, sizeof label);
+  }
+  std::string describe(std::int64_t index) const override { return dataset_->describe(index); }
+  std::vector<std::string> classes() const override { return classes_; }
+  std::string fingerprint() const override { return dataset_->fingerprint(); }
+
+ private:
+  std::shared_ptr<const data::Dataset> dataset_;
+  std::vector<std::int64_t> labels_;  // in training, by label in `dataset_`
+  std::vector<std::string> classes_;
+};
+
+}  // namespace
+
+std::vector<std::string> trained_classes(const fs::path& checkpoint) {
+  const fs::path folder = fs::is_directory(checkpoint) ? checkpoint : checkpoint.parent_path();
+  if (!fs::exists(folder / "state.json")) return {};
+  return data_of(checkpoint::read_manifest(fs::canonical(folder)).state).classes;
+}
+
+std::shared_ptr<const data::Dataset> with_trained_labels(std::shared_ptr<const data::Dataset> dataset,
+                                                         const std::vector<std::string>& trained) {
+  const std::vector<std::string> classes = dataset->classes();
+  if (trained.empty() || classes.empty() || classes == trained) return dataset;
+  std::vector<std::int64_t> labels;
+  std::string unknown;
+  for (const std::string& name : classes) {
+    const auto found = std::ranges::find(trained, name);
+    if (found == trained.end()) unknown += " " + name;
+    labels.push_back(found - trained.begin());
+  }
+  if (!unknown.empty()) {
+    std::string known;
+    for (const std::string& name : trained) known += " " + name;
+    throw DataError("train.classes",
+                    core::concat("the model was not trained on these classes of the data:", unknown,
+                                 "; it was trained on:", known),
+                    "data whose classes have the names that they had in training");
+  }
+  return std::make_shared<Relabelled>(std::move(dataset), std::move(labels), trained);
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/data/dataset.h"
+
+/// Classes by name: those that a model was trained on, and those of a data set that it is given later.
+namespace cohort::train {
+
+/// Returns the names of the classes that the model of `checkpoint` (a folder, or a safetensors file in one)
+/// was trained on, by label; empty where the checkpoint does not say: one of an older version, or a file
+/// alone. Throws: DataError for a checkpoint that is broken.
+std::vector<std::string> trained_classes(const std::filesystem::path& checkpoint);
+
+/// Returns `dataset` with the labels of `trained`: its class cat has the label that cat had in training. It
+/// may have some of the classes only. Without names on either side it is returned as it is. Throws: DataError
+/// naming classes that are not among `trained`, or where samples have no label.
+std::shared_ptr<const data::Dataset> with_trained_labels(std::shared_ptr<const data::Dataset> dataset,
+                                                         const std::vector<std::string>& trained);
+
+}  // namespace cohort::train

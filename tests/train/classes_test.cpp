@@ -1,0 +1,167 @@
+// Classes by name: in checkpoints, in evaluation, in prediction, and when a run goes on.
+#include "cohort/train/classes.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cohort/checkpoint/manifest.h"
+#include "cohort/core/error.h"
+#include "cohort/data/codecs/codec.h"
+#include "cohort/train/predict.h"
+#include "cohort/train/run_state.h"
+#include "tests/support/throws.h"
+#include "tests/train/small_run.h"
+
+namespace cohort::train {
+namespace {
+
+namespace fs = std::filesystem;
+using test::Logged;
+using test::message_contains;
+using test::SmallRun;
+using test::write_file;
+
+/// Pictures of one brightness per class, which a perceptron tells apart.
+class ClassesTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* split : {"train", "val"}) {
+      write_class(split, "ape", 30);
+      write_class(split, "bee", 120);
+      write_class(split, "cat", 220);
+    }
+  }
+
+  fs::path data(const std::string& split) const { return run.root() / "data" / split; }
+  void write_class(const std::string& split, const std::string& name, int brightness) const {
+    data::Image image;
+    image.reshape(4, 4, 1);
+    for (int i = 0; i < 6; ++i) {
+      for (std::size_t k = 0; k < image.pixels.size(); ++k) {
+        image.pixels[k] = static_cast<std::uint8_t>(brightness + static_cast<int>(k) % (i + 2));
+      }
+      const std::vector<std::byte> bytes = data::encode_png(image);
+      write_file(data(split) / name / (std::to_string(i) + ".png"),
+                 {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    }
+  }
+  std::vector<std::string> words(std::vector<std::string> more = {}) const {
+    more.insert(more.begin(),
+                {"data.kind=image_folder", "data.path=" + (run.root() / "data").string(),
+                 "model.num_classes=0", "data.mean=[0.5]", "data.std=[0.3]", "data.train_transforms=none",
+                 "data.val_transforms=none", "train.epochs=20", "optim.lr=0.1", "optim.momentum=0.9"});
+    return more;
+  }
+  fs::path last() const { return run.path() / "checkpoints" / "last"; }
+  double accuracy(const fs::path& checkpoint, std::vector<std::string> more = {}) const {
+    return run_evaluation(run.config(words(std::move(more))), checkpoint).at("accuracy");
+  }
+  /// The name that the model gives to the pictures of a class of the training data.
+  std::string name_of(const std::string& folder) const {
+    const Predictor predictor = Predictor::of_run(run.config(words()), last());
+    return predictor({(data("train") / folder / "0.png").string()}, 1).at(0).classes.at(0).first;
+  }
+  /// Takes out of the last checkpoint what older versions did not write.
+  void make_old() const {
+    const fs::path folder = fs::canonical(last());
+    checkpoint::Manifest manifest = checkpoint::read_manifest(folder);
+    for (const char* key : {"data", "best_metric", "best_is_highest", "description"})
+      manifest.state["run"].erase(key);
+    fs::remove(folder / "state.json");
+    checkpoint::write_manifest(folder, manifest);
+  }
+
+  const SmallRun run;
+};
+
+TEST_F(ClassesTest, EvaluationOnSomeOfTheClassesTakesThemByName) {
+  run.start(words());
+  ASSERT_EQ(accuracy(last()), 1);
+  fs::rename(data("val") / "ape", run.root() / "ape");
+  EXPECT_EQ(accuracy(last()), 1);
+  EXPECT_EQ(accuracy(last(), {"model.num_classes=3"}), 1);
+  EXPECT_EQ(accuracy(last() / "model.safetensors"), 1);
+}
+
+TEST_F(ClassesTest, EvaluationOnAClassThatWasNotTrainedIsRefusedNamingIt) {
+  run.start(words());
+  fs::rename(data("val") / "ape", data("val") / "zebra");
+  COHORT_EXPECT_THROW_WITH(
+      accuracy(last()), DataError,
+      "the model was not trained on these classes of the data: zebra; it was trained on: "
+      "ape bee cat");
+}
+
+TEST_F(ClassesTest, PredictionNamesWhatWasTrainedAndNeedsNoValidationData) {
+  run.start(words());
+  fs::rename(data("val") / "ape", data("val") / "zebra");
+  EXPECT_EQ(name_of("ape"), "ape");
+  EXPECT_EQ(name_of("bee"), "bee");
+  fs::remove_all(data("val"));
+  EXPECT_EQ(name_of("cat"), "cat");
+  const fs::path file = run.root() / "a.program";
+  export_program(run.config(words()), last(), 1, file);
+  const Predictor program = Predictor::of_program(file);
+  EXPECT_EQ(program({(data("train") / "bee" / "0.png").string()}, 1).at(0).classes.at(0).first, "bee");
+}
+
+TEST_F(ClassesTest, ACheckpointThatNamesNoClassesIsUsedAsBefore) {
+  run.start(words({"train.max_steps=50"}));
+  make_old();
+  EXPECT_TRUE(trained_classes(last()).empty());
+  EXPECT_GT(accuracy(last()), 0.3);
+  EXPECT_FALSE(name_of("ape").empty());
+  EXPECT_TRUE(run.resume(words()).fit.finished);
+  EXPECT_EQ(trained_classes(last()), (std::vector<std::string>{"ape", "bee", "cat"}));
+}
+
+TEST_F(ClassesTest, GoingOnWithOtherClassesOrAnotherNumberOfSamplesIsRefused) {
+  run.start(words({"train.max_steps=7"}));
+  const auto before = run.files();
+  const auto refused = [&](const std::string& what) {
+    COHORT_EXPECT_THROW_WITH(run.resume(words()), DataError, what);
+    EXPECT_EQ(run.files(), before);
+  };
+  const auto rename = [&](const char* from, const char* to) {
+    for (const char* split : {"train", "val"}) fs::rename(data(split) / from, data(split) / to);
+  };
+  rename("ape", "zebra");
+  refused("was trained on other classes; the training data lacks ape; it did not have zebra");
+  rename("zebra", "ape");
+  fs::remove(data("train") / "bee" / "3.png");
+  refused("was made with 18 training samples, the training data has 17");
+  write_class("train", "bee", 120);
+  write_class("train", "dog", 1);
+  write_class("val", "dog", 1);
+  refused("it did not have dog");
+  for (const char* split : {"train", "val"}) fs::remove_all(data(split) / "dog");
+  EXPECT_TRUE(run.resume(words()).fit.finished);
+}
+
+TEST_F(ClassesTest, GoingOnWithOtherFilesIsAWarning) {
+  run.start(words({"train.max_steps=7"}));
+  const auto log_of = [&](const char* steps) {
+    const Logged log;
+    run.resume(words({steps}));
+    return log.text();
+  };
+  const std::string said = "there are as many samples, with other names or sizes";
+  EXPECT_EQ(log_of("train.max_steps=8").find(said), std::string::npos);
+  fs::rename(data("train") / "bee" / "3.png", data("train") / "bee" / "x.png");
+  EXPECT_TRUE(message_contains(log_of("train.max_steps=9"), said));
+  EXPECT_EQ(log_of("train.max_steps=10").find(said), std::string::npos) << "said once";
+  fs::resize_file(data("train") / "bee" / "x.png", fs::file_size(data("train") / "bee" / "x.png") + 1);
+  EXPECT_TRUE(message_contains(log_of("train.max_steps=11"), said));
+}
+
+TEST_F(ClassesTest, AFolderWhoseNameIsNoUtf8IsSavedAndReadBack) {
+  const std::string latin = "k\xe4se";
+  for (const char* split : {"train", "val"}) write_class(split, latin, 80);
+  run.start(words({"train.max_steps=7"}));
+  EXPECT_EQ(trained_classes(last()), (std::vector<std::string>{"ape", "bee", "cat", latin}));
+  EXPECT_TRUE(run.resume(words({"train.max_steps=8"})).fit.finished);
+}
+
+}  // namespace
+}  // namespace cohort::train
