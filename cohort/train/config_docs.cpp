@@ -62,7 +62,10 @@ std::string config_help() {
       text += concat("\n", section, "\n");
     }
     text += concat("  ", key.name, " = ", default_text(key), "\n");
-    text += wrap(concat(key.help, used_text(key), " (", expectation(key), ")"), 100, 6) + "\n";
+    text +=
+        wrap(concat(key.help, used_text(key), " (", expectation(key), "; on resume: ", resume_text(key), ")"),
+             100, 6) +
+        "\n";
   }
   text += "\nFlat keys of published VGG scripts, read too; a file with one of them has these defaults\n";
   for (const LegacyKey& key : legacy_keys()) {
@@ -79,10 +82,11 @@ std::string config_markdown() {
     if (key.section() != section) {
       section = key.section();
       text += concat(text.empty() ? "" : "\n", "### ", section,
-                     "\n\n| key | default | takes | |\n| --- | --- | --- | --- |\n");
+                     "\n\n| key | default | takes | on resume | |\n| --- | --- | --- | --- | --- |\n");
     }
-    text += concat("| `", key.name, "` | ", escape_cell(default_text(key)), " | ",
-                   escape_cell(expectation(key)), " | ", escape_cell(key.help + used_text(key)), " |\n");
+    text +=
+        concat("| `", key.name, "` | ", escape_cell(default_text(key)), " | ", escape_cell(expectation(key)),
+               " | ", resume_text(key), " | ", escape_cell(key.help + used_text(key)), " |\n");
   }
   text += "\n### Flat keys\n\n| key | stands for | default |\n| --- | --- | --- |\n";
   for (const LegacyKey& key : legacy_keys()) {

@@ -16,9 +16,19 @@ namespace cohort::train {
 using KeyTarget = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*,
                                std::vector<double>*, TransformList*, std::map<std::string, std::string>*>;
 
+/// What becomes of a key whose value differs when a run goes on from a checkpoint.
+enum class OnResume {
+  kNotSaid,      ///< of no key: a test holds it
+  kTakesEffect,  ///< from the next step on; the log shows both values
+  kRefused,      ///< before anything is written
+  kCannotMatter  ///< no number of the run follows from it: taken without a word
+};
+
 struct ConfigKey {
   const char* name;  ///< section.key
   KeyTarget (*target)(Config&);
+  OnResume on_resume = OnResume::kNotSaid;
+  bool makes_step = false;  ///< refused on resume where a step over all ranks gets another number of samples
   const char* help;
   double min = -std::numeric_limits<double>::infinity();  ///< of each number
   double max = std::numeric_limits<double>::infinity();
@@ -39,6 +49,10 @@ std::span<const ConfigKey> config_keys();
 const ConfigKey* find_key(std::string_view name);
 /// model, data, optim, schedule, train, distributed, comm, run.
 std::span<const std::string> config_sections();
+
+/// Returns what becomes of a key that differs on resume, in words: "takes effect", "refused", "cannot
+/// matter".
+std::string resume_text(const ConfigKey& key);
 
 /// Returns what a key accepts, in words: "a whole number >= 1", "one of sgd, adam, adamw".
 std::string expectation(const ConfigKey& key);

@@ -103,6 +103,21 @@ std::string map_text(const std::map<std::string, std::string>& map) {
 
 }  // namespace
 
+std::string resume_text(const ConfigKey& key) {
+  if (key.makes_step) return "takes effect; refused where a step gets another number of samples";
+  switch (key.on_resume) {
+    case OnResume::kTakesEffect:
+      return "takes effect";
+    case OnResume::kRefused:
+      return "refused";
+    case OnResume::kCannotMatter:
+      return "cannot matter";
+    case OnResume::kNotSaid:
+      break;
+  }
+  return "not said";
+}
+
 std::string expectation(const ConfigKey& key) {
   if (key.form != nullptr) return key.form;
   std::string choices;
