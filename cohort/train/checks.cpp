@@ -108,6 +108,14 @@ void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::fil
                                  " was made with: there are as many samples, with other names or sizes"));
 }
 
+std::vector<double> initial_rates(const Task& task) {
+  std::vector<double> rates;
+  for (const Task::NamedOptimizer& entry : task.optimizers()) {
+    for (const optim::ParamGroup& group : entry.optimizer->param_groups()) rates.push_back(group.initial_lr);
+  }
+  return rates;
+}
+
 void check_goes_on(const RunState& state, const std::filesystem::path& from, const TrainerOptions& options,
                    std::int64_t global_batch_size, int world_size) {
   if (state.seed != options.seed()) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "cohort/data/loader.h"
 #include "cohort/train/run_state.h"
@@ -30,6 +31,9 @@ std::string creed(const TrainerOptions& options, const Strategy& strategy, const
 /// `from` was made: other classes, or another number of samples. Logs a warning where only the fingerprint is
 /// another one.
 void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::filesystem::path& from);
+
+/// Learning rates from which schedules begin, of each group of each optimizer.
+std::vector<double> initial_rates(const Task& task);
 
 /// Throws: UsageError where a run with these options cannot go on from `state`, which was read from `from`;
 /// logs a warning where the numbers will not be the same bit for bit.

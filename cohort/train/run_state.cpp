@@ -97,7 +97,8 @@ json to_json(const RunState& state) {
           {"threads", state.threads},
           {"world_size", state.world_size},
           {"global_batch_size", state.global_batch_size},
-          {"data", to_json(state.data)}};
+          {"data", to_json(state.data)},
+          {"description", text_to_json(state.description)}};
 }
 
 RunState from_json(const json& data) {
@@ -121,6 +122,7 @@ RunState from_json(const json& data) {
   state.world_size = data.value("world_size", 1);
   state.global_batch_size = data.at("global_batch_size");
   if (data.contains("data")) state.data = data_from_json(data.at("data"));
+  if (data.contains("description")) state.description = text_from_json(data.at("description"));
   return state;
 }
 
@@ -178,7 +180,7 @@ void restore_modules(Task& task, const checkpoint::TensorMap& tensors) {
   }
 }
 
-RunState restore(Task& task, const checkpoint::CheckpointContent& content) {
+RunState restore(Task& task, const checkpoint::CheckpointContent& content, bool keep_options) {
   restore_modules(task, content.model);
   return read_state([&] {
     const json& optimizers = content.state.at("optimizers");
@@ -189,7 +191,9 @@ RunState restore(Task& task, const checkpoint::CheckpointContent& content) {
       for (const auto& [name, value] : optimizers.at(entry.name).items()) {
         state.scalars[name] = number_from_json(value);
       }
+      std::vector<optim::ParamGroup> own = entry.optimizer->param_groups();
       entry.optimizer->load_state(state);
+      if (keep_options) entry.optimizer->param_groups() = std::move(own);
     }
     return from_json(content.state.at("run"));
   });

@@ -38,6 +38,7 @@ struct RunState {
   int world_size = 1;
   std::int64_t global_batch_size = 0;
   DataOfRun data;
+  std::string description;  ///< TrainerOptions::description(); empty: an older version wrote this
 };
 
 /// Returns what `state`, a checkpoint's, says of its run. Throws: DataError where a Trainer did not write it.
@@ -50,9 +51,10 @@ DataOfRun data_of(const nlohmann::json& state);
 /// Returns everything that a checkpoint holds: the task's modules and optimizers, and `state`.
 checkpoint::CheckpointContent capture(const Task& task, const RunState& state);
 
-/// Puts the content of a checkpoint into the task and returns the rest.
-/// Throws: DataError for content of another model or optimizer.
-RunState restore(Task& task, const checkpoint::CheckpointContent& content);
+/// Puts the content of a checkpoint into the task and returns the rest. `keep_options`: learning rates and
+/// other options of the optimizers stay what they are in the task. Throws: DataError for content of another
+/// model or optimizer.
+RunState restore(Task& task, const checkpoint::CheckpointContent& content, bool keep_options = false);
 
 /// Puts only the modules' parameters and buffers into the task.
 void restore_modules(Task& task, const checkpoint::TensorMap& tensors);

@@ -102,6 +102,7 @@ class FitLoop {
     state_.world_size = ranks_.size();
     state_.global_batch_size = global_batch_size();
     state_.data = data_;
+    state_.description = options_.description();
     // Nothing was written so far, so that a run that is refused stays what it was. `last` is moved before the
     // logs are cut: killed from here on, `auto` starts there too.
     if (checkpoints_ && resumed) checkpoints_->go_back_to(result_.last_checkpoint);
@@ -139,11 +140,18 @@ class FitLoop {
     const RunState then = run_of(found->content.state);
     check_goes_on(then, found->folder, options_, global_batch_size(), ranks_.size());
     check_same_data(then.data, data_, found->folder);
-    state_ = restore(task_, found->content);
+    const std::vector<double> own_rates = initial_rates(task_);
+    state_ = restore(task_, found->content, options_.keep_optimizer_options());
+    if (ranks_.is_first() && initial_rates(task_) != own_rates) {
+      core::log_info(
+          "learning rates are those of the checkpoint, not the program's "
+          "(TrainerOptions::keep_optimizer_options)");
+    }
     keep_total(state_.meters);
     result_.last_checkpoint = found->folder;
     best_.go_on_from(state_);
     in_epoch_ = true;
+    if (options_.keep_optimizer_options() && state_.step > 0 && !is_over()) apply_schedules(state_.step - 1);
     lr_ = current_lr();  // for the report of an epoch that has no step left
     if (ranks_.is_first()) {
       core::log_info(core::concat("resumed from ", found->folder.string(), ": epoch ", state_.epoch,
@@ -218,9 +226,7 @@ class FitLoop {
     }
     core::reseed_generators(options_.seed(), static_cast<std::uint64_t>(state_.step),
                             static_cast<std::uint64_t>(ranks_.rank()));
-    for (const Task::NamedOptimizer& entry : task_.optimizers()) {
-      if (entry.schedule) entry.schedule->apply(*entry.optimizer, state_.step);
-    }
+    apply_schedules(state_.step);
     lr_ = current_lr();
     const std::int64_t averages = task_.num_averages();
     const StepMetrics metrics = task_.train_step(batch);
@@ -263,6 +269,12 @@ class FitLoop {
         core::concat("a lower learning rate (now ", lr_,
                      "), clipping by norm, or to go on without such "
                      "steps (train.nan=continue)"));
+  }
+
+  void apply_schedules(std::int64_t step) const {
+    for (const Task::NamedOptimizer& entry : task_.optimizers()) {
+      if (entry.schedule) entry.schedule->apply(*entry.optimizer, step);
+    }
   }
 
   double current_lr() const {

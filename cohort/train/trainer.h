@@ -35,6 +35,11 @@ struct TrainerOptions {
   /// "" starts afresh; "auto" goes on from the last checkpoint if there is one; "last", "best" or a path must
   /// exist.
   TORCH_ARG(std::string, resume) = "";
+  /// On resume, learning rates and other options of the optimizers are what the program made them, not those
+  /// of the checkpoint. Schedules begin from them.
+  TORCH_ARG(bool, keep_optimizer_options) = false;
+  /// A text that checkpoints keep as it is: `cohort train` puts the configuration there.
+  TORCH_ARG(std::string, description) = "";
   /// Epochs between checkpoints (the first and the last epoch are saved too); 0: none by epoch.
   TORCH_ARG(std::int64_t, save_every) = 1;
   TORCH_ARG(std::int64_t, save_every_steps) = 0;
