@@ -13,6 +13,7 @@ cohort_library(config
     config_docs.cpp
     config_keys.cpp
     config_reader.cpp
+    config_resume.cpp
     config_tables_data.cpp
     config_tables_run.cpp
     config_tables_train.cpp

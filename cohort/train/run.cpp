@@ -7,9 +7,7 @@
 #include <cstdlib>
 #include <exception>
 #include <optional>
-#include <sstream>
 
-#include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/checkpoint/safetensors.h"
 #include "cohort/comm/desync.h"
@@ -23,6 +21,7 @@
 #include "cohort/train/classification.h"
 #include "cohort/train/job_ranks.h"
 #include "cohort/train/profile_callback.h"
+#include "cohort/train/resume.h"
 #include "cohort/train/run_folder.h"
 #include "cohort/train/run_state.h"
 #include "cohort/train/sink_callbacks.h"
@@ -108,6 +107,12 @@ struct Parts {
   std::optional<ClassificationTask> task;
 };
 
+/// How this process began is no part of what the run is.
+std::string description_of(Config config) {
+  config.run.resume.clear();
+  return dump_config(config);
+}
+
 TrainerOptions trainer_options(const Config& config, const fs::path& folder) {
   return TrainerOptions()
       .epochs(config.train.epochs)
@@ -126,7 +131,9 @@ TrainerOptions trainer_options(const Config& config, const fs::path& folder) {
       .log_every(config.run.log_every)
       .trace_steps(config.run.trace)
       .stop_on_non_finite(config.train.nan == "stop")
-      .handle_signals(true);
+      .handle_signals(true)
+      .keep_optimizer_options(true)
+      .description(description_of(config));
 }
 
 /// Writes what the run is once nothing refuses it any more.
@@ -155,38 +162,6 @@ void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
 
 }  // namespace
 
-namespace {
-
-/// A run that goes on with another number of ranks keeps its global batches.
-void keep_global_batch(Config& config, const Strategy& strategy, const fs::path& folder) {
-  if (config.run.resume.empty()) return;
-  const std::string text = on_first_rank(strategy, [&] {
-    const bool is_auto = config.run.resume == "auto";
-    try {
-      const checkpoint::RunCheckpoints checkpoints(folder / "checkpoints");
-      const auto found = checkpoints.find(is_auto ? "last" : config.run.resume);
-      if (!found) return std::string("0 0");
-      const RunState batch = run_of(checkpoint::read_manifest(*found).state);
-      return core::concat(batch.world_size, " ", batch.global_batch_size);
-    } catch (const DataError&) {
-      if (!is_auto) throw;
-      return std::string("0 0");  // Trainer takes an earlier one, and says so
-    }
-  });
-  int world_size = 0;
-  std::int64_t global_batch_size = 0;
-  std::istringstream(text) >> world_size >> global_batch_size;
-  if (world_size == 0 || world_size == strategy.size()) return;
-  if (global_batch_size == config.train.global_batch_size) return;
-  config.train.global_batch_size = global_batch_size;
-  if (strategy.rank() == 0) {
-    core::log_info(core::concat("the run was made by ", world_size, " ranks, and goes on with ",
-                                strategy.size(), ": a step keeps its ", global_batch_size, " samples"));
-  }
-}
-
-}  // namespace
-
 RunResult run_training(Config config, const std::string& command) {
   const std::shared_ptr<Strategy> strategy = join_ranks(config);
   const bool is_first = strategy->rank() == 0;
@@ -200,7 +175,7 @@ RunResult run_training(Config config, const std::string& command) {
     folder.emplace(RunFolder::open(config));
     return folder->path().string();
   });
-  keep_global_batch(config, *strategy, path);
+  prepare_resume(config, *strategy, path);
   Parts parts(config, *strategy, true);
   const std::string ranks =
       strategy->size() == 1 ? "" : core::concat(strategy->size(), " ranks (", strategy->name(), "), each ");

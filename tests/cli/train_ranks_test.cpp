@@ -208,6 +208,8 @@ TEST_F(TrainRanksTest, ARunGoesOnWithAnotherNumberOfRanksAndKeepsItsGlobalBatche
   ASSERT_EQ(one.status, 0) << one.err;
   EXPECT_TRUE(
       message_contains(one.err, "was made by 2 ranks, and goes on with 1: a step keeps its 16 samples"));
+  const Outcome again = run(train("run", {"--resume", "auto", "train.max_steps=12"}));
+  ASSERT_EQ(again.status, 0) << again.err;  // the same command once more
   const Outcome three = run(train_on(3, "run", {"--resume", "auto"}));
   ASSERT_EQ(three.status, 0) << three.err;
   EXPECT_TRUE(message_contains(three.err, "was made by 1 ranks, and goes on with 3"));

@@ -1,0 +1,128 @@
+#include "cohort/train/resume.h"
+
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "cohort/checkpoint/manifest.h"
+#include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/core/error.h"
+#include "cohort/core/log.h"
+#include "cohort/train/config_resume.h"
+#include "cohort/train/job_ranks.h"
+#include "cohort/train/run_state.h"
+
+namespace cohort::train {
+namespace fs = std::filesystem;
+namespace {
+
+/// What a checkpoint says of the run that made it.
+struct Origin {
+  std::string checkpoint;
+  int world_size = 1;
+  std::int64_t global_batch_size = 0;
+  std::string config;  // empty: an older version made it
+};
+
+/// A line for each but the last, which is the rest; empty: there is no checkpoint.
+std::string to_text(const std::optional<Origin>& origin) {
+  if (!origin) return "";
+  return core::concat(origin->checkpoint, "\n", origin->world_size, "\n", origin->global_batch_size, "\n",
+                      origin->config);
+}
+
+std::optional<Origin> origin_from(const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  std::istringstream lines(text);
+  Origin origin;
+  std::string line;
+  std::getline(lines, origin.checkpoint);
+  std::getline(lines, line);
+  origin.world_size = std::stoi(line);
+  std::getline(lines, line);
+  origin.global_batch_size = std::stoll(line);
+  std::getline(lines, origin.config, '\0');
+  return origin;
+}
+
+Origin read_origin(const fs::path& checkpoint) {
+  const RunState state = run_of(checkpoint::read_manifest(checkpoint).state);
+  return {checkpoint.string(), state.world_size, state.global_batch_size, state.description};
+}
+
+/// The newest checkpoint that can be read: what Trainer takes for `auto`.
+std::optional<Origin> find_newest(const checkpoint::RunCheckpoints& checkpoints) {
+  std::vector<fs::path> candidates = checkpoints.list();
+  try {
+    if (const auto last = checkpoints.find("last")) candidates.insert(candidates.begin(), *last);
+  } catch (const DataError&) {  // the link leads nowhere
+  }
+  for (const fs::path& candidate : candidates) {
+    try {
+      return read_origin(candidate);
+    } catch (const DataError&) {  // Trainer says so when it skips it
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Origin> find_origin(const std::string& resume, const fs::path& folder) {
+  const checkpoint::RunCheckpoints checkpoints(folder / "checkpoints");
+  if (resume == "auto") return find_newest(checkpoints);
+  const auto found = checkpoints.find(resume);
+  return found ? std::optional(read_origin(*found)) : std::nullopt;
+}
+
+/// The configuration of `origin`, where there is one that this version can read.
+std::optional<Config> config_of(const Origin& origin, bool logs) {
+  std::string why = "the checkpoint does not hold it";
+  try {
+    if (!origin.config.empty()) return load_config_text(origin.config, origin.checkpoint + "/state.json");
+  } catch (const ConfigError& error) {
+    why = error.what();
+  }
+  if (logs) {
+    core::log_warning(
+        core::concat("the configuration that made ", origin.checkpoint, " is not compared: ", why));
+  }
+  return std::nullopt;
+}
+
+/// Returns whether a step has as many samples as in `origin`; makes it so unless `config` asks for others.
+bool keep_step(Config& config, const Origin& origin, const std::optional<Config>& before,
+               const Strategy& strategy) {
+  TrainConfig& train = config.train;
+  const std::int64_t asked_for = train.global_batch_size > 0
+                                     ? train.global_batch_size
+                                     : train.batch_size * train.accumulate * strategy.size();
+  if (asked_for == origin.global_batch_size) return true;
+  const bool changed =
+      before && (train.global_batch_size > 0 || train.batch_size != before->train.batch_size ||
+                 train.accumulate != before->train.accumulate);
+  if (changed || (!before && strategy.size() == origin.world_size)) return false;
+  train.global_batch_size = origin.global_batch_size;
+  if (strategy.rank() == 0) {
+    core::log_info(core::concat("the run was made by ", origin.world_size, " ranks, and goes on with ",
+                                strategy.size(), ": a step keeps its ", origin.global_batch_size,
+                                " samples"));
+  }
+  return true;
+}
+
+}  // namespace
+
+void prepare_resume(Config& config, const Strategy& strategy, const fs::path& folder) {
+  if (config.run.resume.empty()) return;
+  const auto origin =
+      origin_from(on_first_rank(strategy, [&] { return to_text(find_origin(config.run.resume, folder)); }));
+  if (!origin) return;
+  const bool is_first = strategy.rank() == 0;
+  const std::optional<Config> before = config_of(*origin, is_first);
+  const bool same_step = keep_step(config, *origin, before, strategy);
+  if (!before) return;
+  const std::string changes = check_resume(*before, config, same_step, origin->checkpoint);
+  if (is_first && !changes.empty()) core::log_info("going on with other settings: " + changes);
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <filesystem>
+
+#include "cohort/train/config.h"
+#include "cohort/train/strategy.h"
+
+/// What `cohort train` does before it goes on with a run. Internal to this module.
+namespace cohort::train {
+
+/// Compares `config`, of a run in `folder`, with the configuration that made the checkpoint it goes on from,
+/// and logs what takes effect. A step keeps its samples where `config` does not ask for others:
+/// `train.global_batch_size` is set then. Does nothing for a fresh start. Writes nothing. Collective. Throws:
+/// ConfigError naming the keys that cannot change.
+void prepare_resume(Config& config, const Strategy& strategy, const std::filesystem::path& folder);
+
+}  // namespace cohort::train

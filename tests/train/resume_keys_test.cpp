@@ -1,0 +1,327 @@
+// What becomes of each key of the configuration when a run goes on: as the table of keys says.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+
+#include "cohort/checkpoint/manifest.h"
+#include "cohort/core/error.h"
+#include "cohort/train/config_keys.h"
+#include "tests/support/throws.h"
+#include "tests/train/small_run.h"
+
+namespace cohort::train {
+namespace {
+
+namespace fs = std::filesystem;
+using test::Logged;
+using test::message_contains;
+using test::SmallRun;
+
+/// Another value of each key than that of SmallRun.
+const std::map<std::string, std::string> kOther = {
+    {"model.name", "lenet5"},
+    {"model.num_classes", "5"},
+    {"model.width", "0.5"},
+    {"model.pools", "3"},
+    {"model.head", "linear"},
+    {"model.dropout", "0.1"},
+    {"model.weights", "a.safetensors"},
+    {"model.options", "{hidden: 9}"},
+    {"data.kind", "idx"},
+    {"data.path", "elsewhere"},
+    {"data.train", "t"},
+    {"data.val", "v"},
+    {"data.color", "rgb"},
+    {"data.image_size", "5"},
+    {"data.train_transforms", "flip"},
+    {"data.val_transforms", "[{Resize: 8}]"},
+    {"data.mean", "[0.5]"},
+    {"data.std", "[0.6]"},
+    {"data.shuffle", "false"},
+    {"data.drop_last", "true"},
+    {"data.uneven", "pad"},
+    {"data.workers", "1"},
+    {"data.prefetch", "3"},
+    {"data.pin_memory", "true"},
+    {"data.on_error", "skip"},
+    {"data.empty_class", "keep"},
+    {"data.cache", "encoded"},
+    {"data.synthetic_train", "21"},
+    {"data.synthetic_val", "13"},
+    {"data.options", "{a: b}"},
+    {"optim.name", "adam"},
+    {"optim.lr", "0.01"},
+    {"optim.lr_scaling", "linear"},
+    {"optim.momentum", "0.5"},
+    {"optim.nesterov", "true"},
+    {"optim.weight_decay", "0.01"},
+    {"optim.betas", "[0.8, 0.9]"},
+    {"optim.eps", "1e-7"},
+    {"optim.no_decay_on_norm_and_bias", "true"},
+    {"optim.clip_norm", "0.01"},
+    {"schedule.name", "cosine"},
+    {"schedule.unit", "step"},
+    {"schedule.warmup_epochs", "1"},
+    {"schedule.warmup_steps", "20"},
+    {"schedule.warmup_fraction", "0.9"},
+    {"schedule.warmup_start", "0.2"},
+    {"schedule.milestones", "[1, 2]"},
+    {"schedule.step_size", "2"},
+    {"schedule.gamma", "0.5"},
+    {"schedule.eta_min", "0.001"},
+    {"schedule.pct_start", "0.4"},
+    {"schedule.div_factor", "20"},
+    {"schedule.final_div_factor", "100"},
+    {"schedule.anneal", "linear"},
+    {"schedule.three_phase", "true"},
+    {"schedule.cycle_momentum", "false"},
+    {"schedule.base_momentum", "0.8"},
+    {"schedule.max_momentum", "0.9"},
+    {"train.epochs", "4"},
+    {"train.max_steps", "11"},
+    {"train.batch_size", "5"},
+    {"train.global_batch_size", "5"},
+    {"train.eval_batch_size", "3"},
+    {"train.accumulate", "2"},
+    {"train.label_smoothing", "0.1"},
+    {"train.precision", "bf16"},
+    {"train.memory_format", "channels_last"},
+    {"train.threads", "2"},
+    {"train.device", "auto"},
+    {"train.eval_every", "2"},
+    {"train.max_eval_steps", "1"},
+    {"train.script", "true"},
+    {"train.nan", "continue"},
+    {"distributed.strategy", "single"},
+    {"distributed.placements", "cpu:0"},
+    {"distributed.place", "{a: cpu:0}"},
+    {"distributed.schedule", "zb_h1"},
+    {"distributed.micro_batches", "2"},
+    {"distributed.find_unused_parameters", "true"},
+    {"distributed.bucket_cap_mb", "1"},
+    {"distributed.comm_hook", "bf16"},
+    {"distributed.backend", "gloo"},
+    {"distributed.nproc_per_node", "2"},
+    {"comm.timeout", "5"},
+    {"comm.check", "off"},
+    {"run.name", "other"},
+    {"run.seed", "2"},
+    {"run.save_every", "3"},
+    {"run.save_every_steps", "3"},
+    {"run.save_every_minutes", "1"},
+    {"run.keep", "2"},
+    {"run.best_metric", "val_loss"},
+    {"run.best_mode", "max"},
+    {"run.log_every", "1"},
+    {"run.progress", "auto"},
+    {"run.tensorboard", "true"},
+    {"run.images", "3"},
+    {"run.trace", "1"},
+    {"run.profile", "1"},
+};
+/// Those of them that must change what the run ends with.
+const std::set<std::string> kChangesTheModel = {
+    "optim.lr",        "optim.momentum",        "optim.nesterov",        "optim.weight_decay",
+    "optim.clip_norm", "schedule.name",         "schedule.warmup_steps", "schedule.warmup_fraction",
+    "train.max_steps", "train.label_smoothing", "train.precision"};
+
+/// Not an option of the perceptron: it has a test of its own.
+const std::string kDropout = "model.dropout";
+
+constexpr const char* kChanges = "going on with other settings: ";
+
+/// A run that stopped in the middle of its second epoch, copied for each case.
+class ResumeKeysTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    base.start(until("7"));
+    const SmallRun plain;
+    copy_to(plain);
+    plain.resume(until("12"));
+    plain_model = plain.model();
+  }
+
+  static std::vector<std::string> until(const std::string& steps, std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"train.max_steps=" + steps, "run.save_every=2"});
+    return more;
+  }
+  void copy_to(const SmallRun& run) const {
+    fs::copy(base.path(), run.path(), fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  }
+
+  /// Goes on with other values of `names`, and checks that each key does what the table says.
+  void check(const std::vector<std::string>& names) const {
+    std::vector<std::string> overrides = until("12", {"run.resume=auto"});
+    bool refused = false;
+    for (const std::string& name : names) {
+      overrides.push_back(name + "=" + kOther.at(name));
+      const ConfigKey& key = *find_key(name);
+      refused = refused || key.on_resume == OnResume::kRefused || key.makes_step;
+    }
+    SCOPED_TRACE(testing::PrintToString(names));
+    const SmallRun run;
+    copy_to(run);
+    const auto before = run.files();
+    if (refused) {
+      check_refused(run, names, overrides);
+      EXPECT_EQ(run.files(), before);
+      return;
+    }
+    std::string log;
+    {
+      const Logged logged;
+      run.start(overrides);
+      log = logged.text();
+    }
+    check_taken(run, names, overrides, log);
+  }
+
+ private:
+  static void check_refused(const SmallRun& run, const std::vector<std::string>& names,
+                            const std::vector<std::string>& overrides) {
+    try {
+      run.start(overrides);
+      ADD_FAILURE() << "was not refused";
+    } catch (const ConfigError& error) {
+      for (const std::string& name : names) {
+        const ConfigKey& key = *find_key(name);
+        const bool named = key.on_resume == OnResume::kRefused || key.makes_step;
+        EXPECT_EQ(std::string(error.what()).find(name + " ") != std::string::npos, named) << error.what();
+      }
+    }
+  }
+  void check_taken(const SmallRun& run, const std::vector<std::string>& names,
+                   const std::vector<std::string>& overrides, const std::string& log) const {
+    const std::size_t begin = log.find(kChanges);
+    ASSERT_NE(begin, std::string::npos) << log;
+    const std::string said = log.substr(begin, log.find('\n', begin) - begin);
+    Config written = load_config((run.path() / "config.yaml").string()), wanted = run.config(overrides);
+    bool cannot_matter = true, changes_model = false;
+    for (const std::string& name : names) {
+      const ConfigKey& key = *find_key(name);
+      const bool takes_effect = key.on_resume == OnResume::kTakesEffect;
+      EXPECT_EQ(said.find(name + " ") != std::string::npos, takes_effect) << said;
+      EXPECT_TRUE(same_value(key, written, wanted)) << "config.yaml does not say what ran";
+      cannot_matter = cannot_matter && !takes_effect;
+      changes_model = changes_model || kChangesTheModel.contains(name);
+    }
+    if (cannot_matter) {
+      EXPECT_TRUE(run.model() == plain_model);
+    }
+    if (changes_model && names.size() == 1) {
+      EXPECT_FALSE(run.model() == plain_model);
+    }
+  }
+
+ protected:
+  const SmallRun base;
+  std::string plain_model;
+};
+
+TEST_F(ResumeKeysTest, EachKeySaysWhatBecomesOfItAndHasAnotherValueHere) {
+  for (const ConfigKey& key : config_keys()) {
+    EXPECT_NE(key.on_resume, OnResume::kNotSaid) << key.name;
+    if (std::string(key.name) == "run.dir" || std::string(key.name) == "run.resume") continue;
+    ASSERT_TRUE(kOther.contains(key.name)) << key.name;
+    Config before = base.config(), after = base.config({std::string(key.name) + "=" + kOther.at(key.name)});
+    EXPECT_FALSE(same_value(key, before, after)) << key.name;
+  }
+}
+
+TEST_F(ResumeKeysTest, EachKeyDoesWhatTheTableSays) {
+  for (const auto& [name, value] : kOther) {
+    if (name != kDropout) check({name});
+  }
+}
+
+TEST_F(ResumeKeysTest, RandomPairsOfKeysDoWhatTheTableSays) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  std::vector<std::string> names;
+  for (const auto& [name, value] : kOther) names.push_back(name);
+  const std::set<std::string> warm_ups = {"schedule.warmup_epochs", "schedule.warmup_steps",
+                                          "schedule.warmup_fraction"};
+  for (int i = 0; i < 40;) {
+    const std::string a = names[random() % names.size()], b = names[random() % names.size()];
+    // One warm-up may be set; two keys of a step may make the same step again, which has a test of its own.
+    if (a == b || a == kDropout || b == kDropout || (warm_ups.contains(a) && warm_ups.contains(b))) continue;
+    if (find_key(a)->makes_step && find_key(b)->makes_step) continue;
+    check({a, b});
+    ++i;
+  }
+}
+
+TEST(ResumeKeyTest, DropoutTakesEffect) {
+  const std::vector<std::string> vgg = {"model.name=vgg11", "model.options={}", "model.width=0.02",
+                                        "data.image_size=32", "run.save_every=2"};
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = vgg;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const SmallRun run, other;
+  run.start(with({"train.max_steps=2"}));
+  fs::copy(run.path(), other.path(), fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  run.resume(with({"train.max_steps=4"}));
+  const Logged log;
+  other.resume(with({"train.max_steps=4", "model.dropout=0.1"}));
+  EXPECT_TRUE(message_contains(log.text(), "model.dropout 0.5 -> 0.1"));
+  EXPECT_FALSE(run.model() == other.model());
+}
+
+TEST_F(ResumeKeysTest, BatchesMayBeCutInAnotherWayAsLongAsAStepKeepsItsSamples) {
+  const SmallRun run;
+  copy_to(run);
+  const Logged log;
+  EXPECT_EQ(run.resume(until("12", {"train.batch_size=2", "train.accumulate=2"})).fit.steps, 12);
+  EXPECT_TRUE(message_contains(log.text(), "train.batch_size 4 -> 2, train.accumulate 1 -> 2"));
+  EXPECT_EQ(run.resume(until("13", {"train.global_batch_size=4", "train.batch_size=2"})).fit.steps, 13);
+}
+
+TEST_F(ResumeKeysTest, AnotherLearningRateWinsOverTheCheckpointsAndMeetsTheScheduleOfTheRun) {
+  const auto rates = [](const SmallRun& run) {
+    const auto state = checkpoint::read_manifest(fs::canonical(run.path() / "checkpoints" / "last")).state;
+    const auto& scalars = state.at("optimizers").at("");
+    return std::pair(scalars.at("group.0.lr").get<double>(), scalars.at("group.0.initial_lr").get<double>());
+  };
+  const SmallRun constant, falling;
+  copy_to(constant);
+  copy_to(falling);
+  constant.resume(until("12", {"optim.lr=0.01"}));
+  EXPECT_EQ(rates(constant), std::pair(0.01, 0.01));
+  falling.resume(
+      until("8", {"optim.lr=0.01", "schedule.name=step", "schedule.step_size=1", "schedule.gamma=0.5"}));
+  EXPECT_EQ(rates(falling), std::pair(0.005, 0.01));
+  // It goes on from there, with the same command, as if it had not stopped.
+  constant.resume(until("13", {"optim.lr=0.01"}));
+  EXPECT_EQ(rates(constant), std::pair(0.01, 0.01));
+}
+
+TEST_F(ResumeKeysTest, ACheckpointIsComparedWithTheConfigurationThatMadeItNotWithTheNewest) {
+  const SmallRun run;
+  copy_to(run);
+  run.resume(until("12", {"optim.lr=0.01"}));
+  const Logged log;
+  run.start(until(
+      "12", {"optim.lr=0.05", "run.resume=" + (run.path() / "checkpoints" / "step_00000007").string()}));
+  EXPECT_EQ(log.text().find("optim.lr"), std::string::npos) << log.text();
+}
+
+TEST_F(ResumeKeysTest, ACheckpointWithoutItsConfigurationIsNotCompared) {
+  const SmallRun run;
+  copy_to(run);
+  const fs::path folder = fs::canonical(run.path() / "checkpoints" / "last");
+  checkpoint::Manifest manifest = checkpoint::read_manifest(folder);
+  manifest.state["run"].erase("description");
+  fs::remove(folder / "state.json");
+  checkpoint::write_manifest(folder, manifest);
+  const Logged log;
+  EXPECT_EQ(run.resume(until("12", {"optim.lr=0.01"})).fit.steps, 12);
+  EXPECT_TRUE(message_contains(log.text(), "is not compared: the checkpoint does not hold it"));
+}
+
+}  // namespace
+}  // namespace cohort::train
