@@ -6,6 +6,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/registry.h"
+#include "cohort/data/check_index.h"
 
 namespace cohort::data {
 namespace {
@@ -66,6 +67,7 @@ std::vector<Field> ExampleDataset::fields() const {
 
 void ExampleDataset::read(std::int64_t index, core::RandomStream& random,
                           std::span<std::byte* const> out) const {
+  check_index("data.dataset", index, size());
   const std::vector<at::Tensor> sample = get(index, random);
   if (sample.size() != out.size()) {
     throw UsageError("data.dataset", core::concat("get(", index, ") returned ", sample.size(),

@@ -44,7 +44,8 @@ class Dataset {
   virtual std::vector<Field> fields() const = 0;
   /// Writes sample `index`, one field to each of `out` (fields()[i].bytes() bytes at out[i]). All chance
   /// comes from `random`, so that the sample does not depend on the thread that reads it. Throws: whatever
-  /// makes the sample unreadable; the loader adds `describe(index)` to it.
+  /// makes the sample unreadable; the loader adds `describe(index)` to it. Ours throw UsageError for an index
+  /// that is not in 0 .. size() - 1.
   virtual void read(std::int64_t index, core::RandomStream& random,
                     std::span<std::byte* const> out) const = 0;
   /// Names the sample for a person: its file, if it has one.

@@ -20,6 +20,7 @@ class EncodedCache {
   EncodedCache(const EncodedCache&) = delete;
   EncodedCache& operator=(const EncodedCache&) = delete;
 
+  /// Throws: UsageError for a file that is not in 0 .. files - 1; so does store.
   std::optional<std::span<const std::byte>> find(std::int64_t file) const;
   /// Keeps a copy, if there is room.
   void store(std::int64_t file, std::span<const std::byte> bytes);

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "cohort/data/check_index.h"
+
 /// Image folders: which files belong to which class. No LibTorch.
 namespace cohort::data {
 
@@ -21,14 +23,18 @@ class FolderIndex {
   std::int64_t size() const { return static_cast<std::int64_t>(labels_.size()); }
   const std::string& root() const { return root_; }
   const std::vector<std::string>& classes() const { return classes_; }
-  std::int64_t label(std::int64_t index) const { return labels_[static_cast<std::size_t>(index)]; }
+  /// Throws: UsageError for an index that is not in 0 .. size() - 1; so do name and path.
+  std::int64_t label(std::int64_t index) const { return labels_[checked(index)]; }
   /// Path below the root; its memory ends with a zero.
-  const char* name(std::int64_t index) const {
-    return names_.data() + offsets_[static_cast<std::size_t>(index)];
-  }
+  const char* name(std::int64_t index) const { return names_.data() + offsets_[checked(index)]; }
   std::string path(std::int64_t index) const { return root_ + "/" + name(index); }
 
  private:
+  std::size_t checked(std::int64_t index) const {
+    check_index("data.image_folder", index, size());
+    return static_cast<std::size_t>(index);
+  }
+
   friend FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& options);
   std::string root_;
   std::vector<std::string> classes_;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cohort/core/error.h"
+#include "cohort/data/check_index.h"
 #include "cohort/data/fingerprint.h"
 
 namespace cohort::data {
@@ -33,6 +34,7 @@ std::vector<Field> IdxDataset::fields() const {
 }
 
 void IdxDataset::read(std::int64_t index, core::RandomStream& random, std::span<std::byte* const> out) const {
+  check_index("data.idx", index, size());
   thread_local Image image;
   image.reshape(images_.shape[1], images_.shape[2], channels_);
   const std::byte* pixels = images_.bytes.data() + static_cast<std::size_t>(index) * image.pixels.size();

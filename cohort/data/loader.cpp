@@ -3,11 +3,13 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Type.h>
 #include <dlfcn.h>
 #include <pthread.h>
 
 #include <algorithm>
 #include <set>
+#include <typeinfo>
 
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
@@ -58,6 +60,25 @@ std::shared_ptr<const Sampler> make_sampler(std::int64_t size, const LoaderOptio
   if (options.sampler != nullptr) return options.sampler;
   return std::make_shared<DistributedSampler>(
       size, DistributedSamplerOptions{options.world_size, options.shuffle, options.seed, options.uneven});
+}
+
+// The order of an epoch, which a sampler of the user's may have got wrong: an index beyond the dataset would
+// be read from foreign memory.
+std::vector<std::int64_t> checked_order(const Sampler& sampler, std::int64_t epoch, std::int64_t samples) {
+  std::vector<std::int64_t> order = sampler.order(epoch);
+  const auto wrong = [&](const auto&... what) {
+    return UsageError("data.loader", core::concat("sampler ", c10::demangle(typeid(sampler).name()), ": ",
+                                                  "order(", epoch, ") ", what...));
+  };
+  if (std::ssize(order) != sampler.size()) {
+    throw wrong("has ", order.size(), " indices, expected ", sampler.size(), ", its size()");
+  }
+  const auto outside = [samples](std::int64_t index) { return index < 0 || index >= samples; };
+  if (const auto bad = std::ranges::find_if(order, outside); bad != order.end()) {
+    throw wrong("has index ", *bad, " at position ", bad - order.begin(), ", expected 0 to ", samples - 1,
+                ": the dataset has ", samples, " samples");
+  }
+  return order;
 }
 
 // batch_size and global_batch_size, each from the other.
@@ -185,7 +206,10 @@ void Loader::Impl::drain() {
 
 // Lays out job `number` as the batch at `planned`; returns false at the end of the epoch.
 bool Loader::Impl::plan(std::int64_t number) {
-  if (order == nullptr) order = std::make_shared<const std::vector<std::int64_t>>(sampler->order(epoch));
+  if (order == nullptr) {
+    order =
+        std::make_shared<const std::vector<std::int64_t>>(checked_order(*sampler, epoch, dataset->size()));
+  }
   const std::int64_t left = static_cast<std::int64_t>(order->size()) - planned;
   if (left <= 0 || (options.drop_last && left < global_batch())) return false;
   const std::int64_t taken = std::min(left, global_batch());

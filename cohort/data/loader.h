@@ -123,10 +123,12 @@ class Loader {
   /// Goes to the start of `epoch`; what was read ahead is dropped.
   void set_epoch(std::int64_t epoch);
   /// Begins to read ahead now, for instance while a model is still being made. next() does it otherwise.
+  /// Throws: UsageError, as next().
   void start();
   /// Returns the next batch of this epoch, or nothing at its end, until set_epoch or restore is called.
   /// Throws: DataError naming the sample that cannot be read (calling again tries the same batch again);
-  /// TimeoutError naming the sample that a worker is stuck in.
+  /// TimeoutError naming the sample that a worker is stuck in; UsageError naming the sampler, where its order
+  /// has an index that is not in the dataset or another length than it says.
   std::optional<Batch> next();
 
   LoaderState state() const;

@@ -22,7 +22,8 @@ class Sampler {
   virtual ~Sampler() = default;
   /// Length of every order, over all ranks.
   virtual std::int64_t size() const = 0;
-  /// Dataset indices in the order of epoch `epoch`, over all ranks.
+  /// Dataset indices in the order of epoch `epoch`, over all ranks: size() of them, each 0 .. samples - 1.
+  /// The loader checks both.
   virtual std::vector<std::int64_t> order(std::int64_t epoch) const = 0;
 };
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cohort/core/error.h"
+#include "cohort/data/check_index.h"
 
 namespace cohort::data {
 namespace {
@@ -37,6 +38,7 @@ std::vector<Field> SyntheticDataset::fields() const {
 }
 
 void SyntheticDataset::read(std::int64_t index, core::RandomStream&, std::span<std::byte* const> out) const {
+  check_index("data.synthetic", index, options_.size);
   core::RandomStream random(options_.seed, 0, static_cast<std::uint64_t>(index), core::Purpose::kSynthetic);
   const std::int64_t label = random.integer(0, options_.num_classes);
   const std::int64_t channels = options_.shape[0], height = options_.shape[1], width = options_.shape[2];

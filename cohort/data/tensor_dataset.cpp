@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "cohort/core/error.h"
+#include "cohort/data/check_index.h"
 
 namespace cohort::data {
 
@@ -33,6 +34,7 @@ TensorDataset::TensorDataset(std::vector<at::Tensor> tensors, std::vector<std::s
 }
 
 void TensorDataset::read(std::int64_t index, core::RandomStream&, std::span<std::byte* const> out) const {
+  check_index("data.tensor_dataset", index, size_);
   for (std::size_t i = 0; i < out.size(); ++i) {
     std::memcpy(out[i], bytes_[i] + static_cast<std::size_t>(index) * row_bytes_[i], row_bytes_[i]);
   }

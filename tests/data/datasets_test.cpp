@@ -49,6 +49,15 @@ TEST(ExampleDatasetTest, IsFifteenLines) {
   EXPECT_EQ(dataset->fields()[0].name, "input");
 }
 
+// Takes any index: what keeps others away is the base.
+class Single : public ExampleDataset {
+ public:
+  std::int64_t size() const override { return 1; }
+  std::vector<at::Tensor> get(std::int64_t, core::RandomStream&) const override {
+    return {at::zeros({2}), at::zeros({})};
+  }
+};
+
 class Ragged : public ExampleDataset {
  public:
   std::int64_t size() const override { return 4; }
@@ -83,6 +92,32 @@ TEST(RegistryTest, UnknownAndTakenNamesAreRefused) {
   EXPECT_FALSE(register_dataset_at_load("squares", none, "other.cpp", 7));
   COHORT_EXPECT_THROW_WITH(make_dataset("squares", {}), UsageError, "registered twice: by ");
   COHORT_EXPECT_THROW_WITH(make_dataset("squares", {}), UsageError, "other.cpp:7");
+}
+
+TEST(DatasetTest, AnIndexThatIsNotInTheDatasetIsRefused) {
+  const test::TempDir dir;
+  write_png(dir / "a/1.png", picture(2, 2, 1));
+  test::write_file(dir / "i", std::string("\0\0\x08\x03\0\0\0\x01\0\0\0\x02\0\0\0\x02", 16) + "abcd");
+  test::write_file(dir / "l", std::string("\0\0\x08\x01\0\0\0\x01\0", 9));
+  const auto folder =
+      std::make_shared<ImageFolder>(dir.path().string(), ImageFolderOptions{.cache_bytes = 99});
+  const std::vector<std::shared_ptr<const Dataset>> datasets = {
+      std::make_shared<TensorDataset>(std::vector<at::Tensor>{at::zeros({1, 2}), at::zeros({1})}),
+      std::make_shared<SyntheticDataset>(SyntheticOptions{.size = 1}), std::make_shared<Single>(), folder,
+      std::make_shared<IdxDataset>((dir / "i").string(), (dir / "l").string())};
+  std::vector<std::byte> memory(1 << 20);
+  const std::vector<std::byte*> out = {memory.data(), memory.data() + memory.size() / 2};
+  core::RandomStream random(1, 0, 0, core::Purpose::kTransform);
+  for (const auto& dataset : datasets) {
+    dataset->fields();
+    EXPECT_NO_THROW(dataset->read(0, random, out));
+    for (const std::int64_t index : {std::int64_t{1}, std::int64_t{1} << 40, std::int64_t{-1}}) {
+      COHORT_EXPECT_THROW_WITH(dataset->read(index, random, out), UsageError,
+                               core::concat("got index ", index, ", expected 0 to 0: there are 1 samples"));
+    }
+  }
+  COHORT_EXPECT_THROW_WITH(folder->label(1), UsageError, "[data.image_folder] got index 1");
+  COHORT_EXPECT_THROW_WITH(folder->describe(-1), UsageError, "got index -1");
 }
 
 TEST(TensorDatasetTest, RowsAreSamples) {

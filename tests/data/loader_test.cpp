@@ -405,6 +405,40 @@ TEST(LoaderTest, PinnedMemoryWithoutAnAcceleratorIsSaidOnce) {
   EXPECT_EQ(lines, accelerated ? 0 : 1);
 }
 
+// A sampler of the user's that is wrong.
+class Fixed : public Sampler {
+ public:
+  explicit Fixed(std::vector<std::int64_t> order, std::int64_t size = -1)
+      : order_(std::move(order)), size_(size < 0 ? std::ssize(order_) : size) {}
+  std::int64_t size() const override { return size_; }
+  std::vector<std::int64_t> order(std::int64_t) const override { return order_; }
+
+ private:
+  std::vector<std::int64_t> order_;
+  std::int64_t size_;
+};
+
+TEST(LoaderTest, AnOrderThatDoesNotFitTheDatasetIsRefused) {
+  for (const int workers : {0, 2}) {
+    const auto refusal = [&](std::shared_ptr<const Sampler> sampler, const std::string& message) {
+      Loader loader(rows(8), {.batch_size = 2, .workers = workers, .sampler = std::move(sampler)});
+      COHORT_EXPECT_THROW_WITH(loader.next(), UsageError, message);
+      COHORT_EXPECT_THROW_WITH(loader.next(), UsageError, message);
+    };
+    refusal(std::make_shared<Fixed>(std::vector<std::int64_t>{7, 1000000}),
+            "Fixed: order(0) has index 1000000 at position 1, expected 0 to 7: the dataset has 8 samples");
+    refusal(std::make_shared<Fixed>(std::vector<std::int64_t>{8}), "has index 8 at position 0");
+    refusal(std::make_shared<Fixed>(std::vector<std::int64_t>{0, 1, -1}), "has index -1 at position 2");
+    refusal(std::make_shared<Fixed>(std::vector<std::int64_t>{0, 1}, 8), "has 2 indices, expected 8");
+    refusal(std::make_shared<DistributedSampler>(9, DistributedSamplerOptions{}),
+            "DistributedSampler: order(0)");
+  }
+  EXPECT_EQ(take_epoch(rows(8), {.batch_size = 2,
+                                 .sampler = std::make_shared<Fixed>(std::vector<std::int64_t>{7, 0, 7})})
+                .targets,
+            (std::vector<std::int64_t>{7, 0, 7}));
+}
+
 TEST(LoaderTest, RefusesWhatCannotBe) {
   COHORT_EXPECT_THROW_WITH(Loader(rows(4), {.batch_size = 0}), UsageError, "batch_size is 0");
   COHORT_EXPECT_THROW_WITH(Loader(rows(4), {.workers = -1}), UsageError, "workers is -1");
