@@ -71,6 +71,7 @@ int verify_command(const DataArguments& arguments) {
   for (const data::BrokenFile& broken : report.broken) {
     std::printf("%s: %s\n", broken.path.c_str(), broken.reason.c_str());
   }
+  if (!report.passed_over.empty()) std::printf("%s\n", report.passed_over.c_str());
   std::printf("%" PRId64 " images checked, %zu broken\n", report.checked, report.broken.size());
   return report.broken.empty() ? 0 : 2;
 }

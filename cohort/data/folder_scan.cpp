@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 
 #include "cohort/core/error.h"
+#include "cohort/core/log.h"
 
 namespace cohort::data {
 namespace {
@@ -20,15 +22,16 @@ constexpr int kDeepest = 64;
 struct Listing {
   std::vector<std::string> folders;
   std::vector<std::string> files;
+  std::vector<std::string> dangling;  // links that lead nowhere
 };
 
-enum class Kind { kFolder, kFile, kOther };
+enum class Kind { kFolder, kFile, kDangling, kOther };
 
 Kind kind_of(int folder, const dirent& entry) {
   if (entry.d_type == DT_DIR) return Kind::kFolder;
   if (entry.d_type == DT_REG) return Kind::kFile;
   struct stat status {};  // a link, or a file system that does not say
-  if (::fstatat(folder, entry.d_name, &status, 0) != 0) return Kind::kOther;
+  if (::fstatat(folder, entry.d_name, &status, 0) != 0) return Kind::kDangling;
   if (S_ISDIR(status.st_mode)) return Kind::kFolder;
   return S_ISREG(status.st_mode) ? Kind::kFile : Kind::kOther;
 }
@@ -50,6 +53,9 @@ Listing list(const std::string& path) {
       case Kind::kFile:
         listing.files.emplace_back(name);
         break;
+      case Kind::kDangling:
+        listing.dangling.emplace_back(name);
+        break;
       case Kind::kOther:
         break;
     }
@@ -62,6 +68,7 @@ Listing list(const std::string& path) {
 struct Part {
   std::string folder;
   std::vector<std::string> files;
+  std::vector<std::string> dangling;
 };
 
 void walk(const std::string& root, const std::string& folder, int depth, std::vector<Part>& parts) {
@@ -72,7 +79,7 @@ void walk(const std::string& root, const std::string& folder, int depth, std::ve
   Listing listing = list(root + "/" + folder);
   for (const std::string& inner : listing.folders) walk(root, folder + "/" + inner, depth + 1, parts);
   std::ranges::sort(listing.files);
-  parts.push_back({folder, std::move(listing.files)});
+  parts.push_back({folder, std::move(listing.files), std::move(listing.dangling)});
 }
 
 std::string empty_class(const std::string& name, const std::vector<Part>& parts) {
@@ -91,21 +98,77 @@ char lower(char c) {
   return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
 }
 
+// In small letters and with its dot; empty where there is none.
+std::string ending_of(std::string_view name) {
+  const std::size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return "";
+  std::string ending(name.substr(dot));
+  std::ranges::transform(ending, ending.begin(), lower);
+  return ending;
+}
+
+// Counts files by the reason for which they are passed over.
+class Others {
+ public:
+  void add(const std::string& reason, const std::string& folder, const std::string& name) {
+    if (name.starts_with('.')) return;  // .DS_Store and its like
+    OtherFiles& files = by_reason_[reason];
+    if (files.count++ == 0) files.example = folder.empty() ? name : folder + "/" + name;
+  }
+  std::vector<OtherFiles> take() {
+    std::vector<OtherFiles> all;
+    for (auto& [reason, files] : by_reason_) {
+      files.reason = reason;
+      all.push_back(std::move(files));
+    }
+    std::ranges::stable_sort(all, std::ranges::greater(), &OtherFiles::count);
+    return all;
+  }
+
+ private:
+  std::map<std::string, OtherFiles> by_reason_;
+};
+
+void report_other_files(const FolderIndex& index, OnOtherFiles action) {
+  if (action == OnOtherFiles::kIgnore || index.other_files().empty()) return;
+  const std::string what = core::concat(index.root(), ": ", index.explain_other_files());
+  if (action == OnOtherFiles::kWarn) return core::warn_once("data.other_files " + index.root(), what);
+  throw DataError(kWhere, what, "turn them into JPEG or PNG, or take them out of the folder");
+}
+
 }  // namespace
 
 bool has_image_extension(std::string_view name) {
-  const std::size_t dot = name.rfind('.');
-  if (dot == std::string_view::npos) return false;
-  std::string ending(name.substr(dot + 1));
-  std::ranges::transform(ending, ending.begin(), lower);
-  return ending == "jpg" || ending == "jpeg" || ending == "png";
+  const std::string ending = ending_of(name);
+  return ending == ".jpg" || ending == ".jpeg" || ending == ".png";
+}
+
+std::string FolderIndex::explain_other_files() const {
+  constexpr std::size_t kNamed = 5;
+  std::int64_t total = 0;
+  std::string named;
+  for (std::size_t i = 0; i < other_files_.size(); ++i) {
+    const OtherFiles& files = other_files_[i];
+    total += files.count;
+    if (i == kNamed) named += ", ...";
+    if (i >= kNamed) continue;
+    named += core::concat(named.empty() ? "" : ", ", files.count, " ", files.reason, " (such as ",
+                          files.example, ")");
+  }
+  if (total == 0) return "";
+  return core::concat(total, total == 1 ? " file is" : " files are",
+                      " passed over, images are .jpg, .jpeg and .png: ", named);
 }
 
 FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& options) {
   FolderIndex index;
   index.root_ = root;
   while (index.root_.size() > 1 && index.root_.back() == '/') index.root_.pop_back();
-  index.classes_ = list(root).folders;
+  Others others;
+  Listing top = list(root);
+  for (const std::string& name : top.files) others.add("outside the class folders", "", name);
+  for (const std::string& name : top.dangling) others.add("dangling links", "", name);
+  index.classes_ = std::move(top.folders);
   if (index.classes_.empty()) {
     throw DataError(kWhere, root + " has no class folders, expected a folder of images per class",
                     "the folder above or below, or `cohort data` to make an image folder");
@@ -117,8 +180,13 @@ FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& 
     std::ranges::sort(parts, {}, &Part::folder);
     const std::size_t before = index.labels_.size();
     for (const Part& part : parts) {
+      for (const std::string& name : part.dangling) others.add("dangling links", part.folder, name);
       for (const std::string& file : part.files) {
-        if (!has_image_extension(file)) continue;
+        if (!has_image_extension(file)) {
+          const std::string ending = ending_of(file);
+          others.add(ending.empty() ? "without an ending" : ending, part.folder, file);
+          continue;
+        }
         index.offsets_.push_back(index.names_.size());
         index.names_.append(part.folder).append("/").append(file).push_back('\0');
         index.labels_.push_back(static_cast<std::int32_t>(label));
@@ -129,6 +197,8 @@ FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& 
                       "remove the class, or allow empty classes");
     }
   }
+  index.other_files_ = others.take();
+  report_other_files(index, options.on_other_files);
   return index;
 }
 

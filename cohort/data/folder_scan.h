@@ -11,9 +11,24 @@
 /// Image folders: which files belong to which class. No LibTorch.
 namespace cohort::data {
 
+/// What happens to files of an image folder that cannot be its images.
+enum class OnOtherFiles {
+  kIgnore,  ///< FolderIndex::other_files lists them, and nothing else.
+  kWarn,    ///< They are counted and named in the log, once for a folder.
+  kRefuse,  ///< They are a DataError, which counts and names them.
+};
+
 struct FolderScanOptions {
   /// A class without images is an error unless this is set; it keeps its label either way.
   bool allow_empty = false;
+  OnOtherFiles on_other_files = OnOtherFiles::kWarn;
+};
+
+/// Files that are passed over for one reason.
+struct OtherFiles {
+  std::string reason;  ///< ".webp", "without an ending", "outside the class folders", "dangling links"
+  std::int64_t count = 0;
+  std::string example;  ///< path of the first below the root
 };
 
 /// The images below a folder, in the order of Python's `ImageFolder`: classes sorted by name, in a class by
@@ -28,6 +43,11 @@ class FolderIndex {
   /// Path below the root; its memory ends with a zero.
   const char* name(std::int64_t index) const { return names_.data() + offsets_[checked(index)]; }
   std::string path(std::int64_t index) const { return root_ + "/" + name(index); }
+  /// Files that are no images, by reason, the most frequent first. Those whose name begins with a dot do not
+  /// count.
+  const std::vector<OtherFiles>& other_files() const { return other_files_; }
+  /// "12 files are passed over: 9 .webp (such as cat/3.webp), 3 .bmp (...)", or nothing where there are none.
+  std::string explain_other_files() const;
 
  private:
   std::size_t checked(std::int64_t index) const {
@@ -41,12 +61,13 @@ class FolderIndex {
   std::string names_;
   std::vector<std::size_t> offsets_;
   std::vector<std::int32_t> labels_;
+  std::vector<OtherFiles> other_files_;
 };
 
 /// Returns the images (.jpg, .jpeg, .png, in any case) below `root`: a folder per class, nested at will.
 /// Symbolic links are followed. 70,000 files take a few tens of milliseconds.
-/// Throws: DataError for a folder that is missing or has no classes, and for a class without images, naming
-/// it.
+/// Throws: DataError for a folder that is missing or has no classes, for a class without images, naming it,
+/// and for files that are no images where they are refused.
 FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& options = {});
 
 /// Whether `name` ends like an image that can be read.

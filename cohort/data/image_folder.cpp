@@ -27,7 +27,7 @@ std::vector<std::byte>& thread_buffer() {
 }  // namespace
 
 ImageFolder::ImageFolder(const std::string& path, const ImageFolderOptions& options)
-    : index_(scan_image_folder(path, {options.allow_empty})),
+    : index_(scan_image_folder(path, {options.allow_empty, options.on_other_files})),
       pipeline_(or_to_tensor(options.transforms), options.color, options.decode),
       channels_last_(options.channels_last) {
   if (options.cache_bytes < 0) {

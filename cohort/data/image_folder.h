@@ -22,6 +22,8 @@ struct ImageFolderOptions {
   bool channels_last = false;
   /// A class without images is an error unless this is set.
   bool allow_empty = false;
+  /// What happens to files that are no images.
+  OnOtherFiles on_other_files = OnOtherFiles::kWarn;
   /// Keep up to this many bytes of files in memory: for storage that is slow and not cached by the system.
   std::int64_t cache_bytes = 0;
   DecodeOptions decode = {};
@@ -33,8 +35,8 @@ struct ImageFolderOptions {
 ///     ImageFolder train("data/train", {.transforms = {resize(64), to_tensor()}});
 class ImageFolder : public Dataset {
  public:
-  /// Throws: DataError for a folder that is missing, has no classes or an empty class; ConfigError for
-  /// transforms that cannot be used.
+  /// Throws: DataError for a folder that is missing, has no classes or an empty class, or other files
+  /// where they are refused; ConfigError for transforms that cannot be used.
   explicit ImageFolder(const std::string& path, const ImageFolderOptions& options = {});
   ~ImageFolder() override;
 

@@ -119,8 +119,10 @@ MadeFolder folder_from_idx(const std::string& images, const std::string& labels,
 }
 
 VerifyReport verify_folder(const std::string& folder, int threads) {
-  const FolderIndex index = scan_image_folder(folder, {.allow_empty = true});
+  const FolderIndex index =
+      scan_image_folder(folder, {.allow_empty = true, .on_other_files = OnOtherFiles::kIgnore});
   VerifyReport report;
+  report.passed_over = index.explain_other_files();
   report.checked = index.size();
   std::mutex mutex;
   std::vector<std::pair<std::int64_t, std::string>> broken;

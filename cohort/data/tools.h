@@ -60,6 +60,8 @@ struct BrokenFile {
 struct VerifyReport {
   std::int64_t checked = 0;
   std::vector<BrokenFile> broken;
+  /// FolderIndex::explain_other_files: what was not checked, or nothing.
+  std::string passed_over;
 };
 VerifyReport verify_folder(const std::string& folder, int threads = 1);
 

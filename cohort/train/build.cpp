@@ -89,6 +89,8 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
     options.color = color_mode(data);
     options.channels_last = channels_last(config);
     options.allow_empty = data.empty_class == "keep";
+    options.on_other_files =
+        data.on_other_files == "refuse" ? data::OnOtherFiles::kRefuse : data::OnOtherFiles::kWarn;
     if (data.cache == "encoded") options.cache_bytes = core::system_memory().available_bytes / 2;
     return std::make_shared<data::ImageFolder>(path, options);
   }

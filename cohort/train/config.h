@@ -59,9 +59,10 @@ struct DataConfig {
   int64_t workers = 2;
   int64_t prefetch = 2;  ///< batches made ahead
   bool pin_memory = false;
-  std::string on_error = "refuse";     ///< refuse, skip
-  std::string empty_class = "refuse";  ///< refuse, keep
-  std::string cache = "none";          ///< none, encoded (the files' bytes stay in memory)
+  std::string on_error = "refuse";      ///< refuse, skip
+  std::string empty_class = "refuse";   ///< refuse, keep
+  std::string on_other_files = "warn";  ///< warn, refuse
+  std::string cache = "none";           ///< none, encoded (the files' bytes stay in memory)
   int64_t synthetic_train = 1024;
   int64_t synthetic_val = 256;
   std::map<std::string, std::string> options;  ///< passed to a registered data set as they are

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "cohort/core/error.h"
+#include "cohort/core/fd.h"
+#include "cohort/core/log.h"
 #include "cohort/data/encoded_cache.h"
 #include "cohort/data/file_bytes.h"
 #include "tests/support/temp_dir.h"
@@ -43,6 +45,50 @@ TEST(FolderScanTest, AnEmptyClassIsNamed) {
   const FolderIndex index = scan_image_folder(root, {.allow_empty = true});
   EXPECT_EQ(index.size(), 1);
   EXPECT_EQ(index.classes().size(), 2U);
+}
+
+TEST(FolderScanTest, FilesThatAreNoImagesAreCountedAndNamedOnce) {
+  const test::TempDir dir;
+  for (const char* name : {"cat/1.jpg", "cat/2.webp", "cat/sub/3.WEBP", "dog/1.png", "dog/1.bmp",
+                           "dog/README", "dog/.DS_Store", "loose.jpg"}) {
+    test::write_file(dir / name, "");
+  }
+  fs::create_symlink(dir / "gone.jpg", dir / "dog/2.jpg");
+  const std::string root = dir.path().string();
+  std::vector<std::string> lines;
+  core::set_log_sink([&](core::LogLevel, std::string_view line) { lines.emplace_back(line); });
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(scan_image_folder(root).size(), 2);
+  core::set_log_sink({});
+  ASSERT_EQ(lines.size(), 1U);
+  const std::string what =
+      root +
+      ": 6 files are passed over, images are .jpg, .jpeg and .png: 2 .webp (such as cat/2.webp), 1 .bmp "
+      "(such as dog/1.bmp), 1 dangling links (such as dog/2.jpg), 1 outside the class folders (such as "
+      "loose.jpg), 1 without an ending (such as dog/README)";
+  EXPECT_TRUE(test::message_contains(lines[0], what));
+  const FolderScanOptions refuse{.on_other_files = OnOtherFiles::kRefuse};
+  COHORT_EXPECT_THROW_WITH(scan_image_folder(root, refuse), DataError, what);
+  // The tools count without a word in the log.
+  const FolderIndex quiet = scan_image_folder(root, {.on_other_files = OnOtherFiles::kIgnore});
+  EXPECT_EQ(quiet.other_files().size(), 5U);
+  EXPECT_EQ(quiet.other_files()[0].count, 2);
+
+  const test::TempDir clean;
+  test::write_file(clean / "cat/1.jpg", "");
+  test::write_file(clean / "cat/.hidden", "");
+  EXPECT_EQ(scan_image_folder(clean.path().string(), refuse).explain_other_files(), "");
+}
+
+TEST(FolderScanTest, NoMoreThanFiveKindsOfOtherFilesAreNamed) {
+  const test::TempDir dir;
+  test::write_file(dir / "a/1.jpg", "");
+  for (const char* ending : {"1", "2", "3", "4", "5", "6", "7"})
+    test::write_file(dir / (std::string("a/x.") + ending), "");
+  const std::string text =
+      scan_image_folder(dir.path().string(), {.on_other_files = OnOtherFiles::kIgnore}).explain_other_files();
+  EXPECT_TRUE(test::message_contains(text, "7 files are passed over"));
+  EXPECT_TRUE(test::message_contains(text, "1 .5 (such as a/x.5), ..."));
+  EXPECT_EQ(text.find("x.6"), std::string::npos);
 }
 
 TEST(FolderScanTest, AMissingFolderAndOneWithoutClassesAreErrors) {

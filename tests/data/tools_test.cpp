@@ -174,9 +174,11 @@ TEST(ToolsTest, VerifyListsEveryBrokenFile) {
   test::write_file(dir / "a/text.jpg", "this is no picture");
   test::write_file(dir / "b/short.png", png(5, 4, 3, 1).substr(0, 50));
   test::write_file(dir / "b/void.jpg", "");
+  test::write_file(dir / "b/not checked.webp", "");
   for (const int threads : {1, 4}) {
     const VerifyReport report = verify_folder(dir.path().string(), threads);
     EXPECT_EQ(report.checked, 43);
+    EXPECT_TRUE(test::message_contains(report.passed_over, "1 .webp (such as b/not checked.webp)"));
     ASSERT_EQ(report.broken.size(), 3U);
     EXPECT_EQ(report.broken[0].path, dir.path().string() + "/a/text.jpg");
     EXPECT_EQ(report.broken[2].path, dir.path().string() + "/b/void.jpg");
