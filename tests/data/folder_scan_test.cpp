@@ -1,6 +1,10 @@
 #include "cohort/data/folder_scan.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
 
 #include "cohort/core/error.h"
 #include "cohort/core/fd.h"
@@ -121,6 +125,28 @@ TEST(FileBytesTest, ReadsFilesLargerThanTheBuffer) {
     EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), std::as_bytes(std::span(content)).begin()));
   }
   COHORT_EXPECT_THROW_WITH(read_file_bytes(dir.path().string(), buffer), DataError, "cannot read");
+}
+
+TEST(FileBytesTest, AShortReadIsNotTheEnd) {
+  // Each read of a pipe in packet mode gives one packet, as a file of FUSE may give less than was asked for.
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe2(pipe.data(), O_DIRECT | O_CLOEXEC), 0);
+  const core::Fd end(pipe[0]);
+  core::Fd start(pipe[1]);
+  const std::string content(300, 'x');
+  for (int i = 0; i < 5; ++i) ASSERT_EQ(::write(start.get(), content.data(), content.size()), 300);
+  start.close();
+  std::vector<std::byte> buffer;
+  EXPECT_EQ(read_file_bytes(core::concat("/proc/self/fd/", end.get()), buffer).size(), 1500U);
+}
+
+TEST(FileBytesTest, TheBufferFollowsTheSizeOfALargeFile) {
+  const test::TempDir dir;
+  test::write_file(dir / "f", "");
+  fs::resize_file(dir / "f", 40 << 20);
+  std::vector<std::byte> buffer;
+  EXPECT_EQ(read_file_bytes((dir / "f").string(), buffer).size(), std::size_t{40} << 20);
+  EXPECT_LE(buffer.size(), (std::size_t{40} << 20) + 1);
 }
 
 TEST(EncodedCacheTest, KeepsFilesUntilItIsFull) {
