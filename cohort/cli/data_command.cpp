@@ -21,6 +21,8 @@ struct DataArguments {
   std::string out;
   std::string color = "rgb";
   int strip = 0;
+  std::int64_t max_gib = data::TarOptions().max_bytes >> 30;
+  std::int64_t max_entries = data::TarOptions().max_entries;
   int quality = 95;
   int threads = 0;
   bool link = false;
@@ -35,7 +37,8 @@ int say_made(const data::MadeFolder& made, const std::string& folder) {
 }
 
 int tar_command(const DataArguments& arguments) {
-  return say_made(data::unpack_tar(arguments.source, arguments.out, arguments.strip), arguments.out);
+  const data::TarOptions options{arguments.strip, arguments.max_gib << 30, arguments.max_entries};
+  return say_made(data::unpack_tar(arguments.source, arguments.out, options), arguments.out);
 }
 
 int list_command(const DataArguments& arguments) {
@@ -125,10 +128,16 @@ void add_data(CLI::App& app, Context& context) {
   const auto arguments = std::make_shared<DataArguments>();
 
   CLI::App* tar = add_command(*data, context, arguments, "tar",
-                              "A tar file (.tar, .gz, .xz, .zst) becomes an image folder", tar_command);
+                              "A tar file (.tar, .gz, .bz2, .xz, .zst) becomes an image folder", tar_command);
   tar->add_option("archive", arguments->source, "The archive")->required();
   tar->add_option("out", arguments->out, "The folder to make")->required();
   tar->add_option("--strip", arguments->strip, "Leave out so many leading parts of each name")
+      ->capture_default_str();
+  tar->add_option("--max-gib", arguments->max_gib, "Refuse an archive that unpacks to more")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+      ->capture_default_str();
+  tar->add_option("--max-entries", arguments->max_entries, "Refuse an archive of more files and folders")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
 
   CLI::App* list =

@@ -1,10 +1,8 @@
 // Making image folders of what people have: archives, and flat folders with a list.
-#include <archive.h>
-#include <archive_entry.h>
-
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <optional>
 #include <utility>
 
@@ -18,80 +16,38 @@ namespace {
 namespace fs = std::filesystem;
 constexpr const char* kWhere = "data.tools";
 
-std::string text_or(const char* text, const char* otherwise) {
-  return text != nullptr ? text : otherwise;
+DataError file_and_folder(const std::string& archive, const fs::path& entry) {
+  return {kWhere,
+          core::concat(archive, ": entry '", entry.string(),
+                       "' clashes with another: a file and a folder have one name"),
+          "an archive without it"};
 }
 
-// The parts of an entry's name without the first `strip`; refuses names that lead out of the folder.
-fs::path safe_name(const std::string& archive, const std::string& name, int strip) {
-  const fs::path given(name);
-  const auto refuse = [&](const char* why) {
-    return DataError(kWhere, core::concat(archive, ": entry '", name, "' ", why),
-                     "an archive from a source you trust");
-  };
-  if (given.is_absolute()) throw refuse("has an absolute name");
-  fs::path safe;
-  for (const fs::path& part : given) {
-    if (part == "..") throw refuse("leads out of the folder (..)");
-    if (part.empty() || part == ".") continue;
-    if (strip > 0) {
-      --strip;
-    } else {
-      safe /= part;
-    }
-  }
-  return safe;
+void make_folders(const fs::path& path, const std::string& archive, const fs::path& entry) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (!error) return;
+  if (error == std::errc::not_a_directory || error == std::errc::file_exists)
+    throw file_and_folder(archive, entry);
+  throw SystemError(kWhere, core::concat("cannot make ", path.string(), ": ", error.message()));
 }
 
-class TarReader {
- public:
-  explicit TarReader(const std::string& path) : path_(path), archive_(::archive_read_new()) {
-    ::archive_read_support_format_tar(archive_.get());
-    ::archive_read_support_filter_all(archive_.get());
-    if (::archive_read_open_filename(archive_.get(), path.c_str(), 1 << 16) != ARCHIVE_OK) throw broken();
+// Returns the length of the file.
+std::int64_t write_entry(TarReader& reader, const fs::path& target) {
+  std::ofstream file(target, std::ios::binary);
+  const std::int64_t length = reader.read_content([&](std::int64_t offset, std::span<const std::byte> bytes) {
+    file.seekp(offset);  // sparse files have holes
+    file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  });
+  file.close();
+  std::error_code error;
+  if (file) fs::resize_file(target, static_cast<std::uintmax_t>(length), error);  // a hole at the end
+  if (!file || error) {
+    throw SystemError(kWhere, core::concat("cannot write ", target.string(), ": ", std::strerror(errno)),
+                      "check the space left");
   }
-
-  // The next entry, or nothing at the end.
-  archive_entry* next() {
-    archive_entry* entry = nullptr;
-    const int status = ::archive_read_next_header(archive_.get(), &entry);
-    if (status == ARCHIVE_EOF) return nullptr;
-    if (status != ARCHIVE_OK) throw broken();
-    return entry;
-  }
-
-  std::int64_t copy_to(const fs::path& target) {
-    std::ofstream file(target, std::ios::binary);
-    std::int64_t total = 0;
-    for (;;) {
-      const void* bytes = nullptr;
-      std::size_t size = 0;
-      la_int64_t offset = 0;
-      const int status = ::archive_read_data_block(archive_.get(), &bytes, &size, &offset);
-      if (status == ARCHIVE_EOF) break;
-      if (status != ARCHIVE_OK) throw broken();
-      file.seekp(offset);  // sparse files have holes
-      file.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(size));
-      total += static_cast<std::int64_t>(size);
-    }
-    file.close();
-    if (!file)
-      throw SystemError(kWhere, core::concat("cannot write ", target.string()), "check the space left");
-    return total;
-  }
-
- private:
-  DataError broken() {
-    return {kWhere, core::concat("cannot read archive ", path_, ": ",
-                                 text_or(::archive_error_string(archive_.get()), "unknown reason"))};
-  }
-
-  struct Free {
-    void operator()(archive* a) const { ::archive_read_free(a); }
-  };
-  std::string path_;
-  std::unique_ptr<archive, Free> archive_;
-};
+  return length;
+}
 
 // One line of a list, split at commas; a field in quotes may hold commas and doubled quotes.
 std::vector<std::string> split_csv(const std::string& line) {
@@ -139,27 +95,19 @@ std::optional<std::pair<fs::path, std::string>> parse_line(std::string line, boo
 
 }  // namespace
 
-MadeFolder unpack_tar(const std::string& archive, const std::string& folder, int strip) {
-  TarReader reader(archive);
+MadeFolder unpack_tar(const std::string& archive, const std::string& folder, const TarOptions& options) {
+  TarReader reader(archive, options);
   PartialFolder made(folder);
   MadeFolder result;
-  while (archive_entry* entry = reader.next()) {
-    const std::string name = text_or(::archive_entry_pathname(entry), "");
-    const fs::path inside = safe_name(archive, name, strip);
-    const auto type = ::archive_entry_filetype(entry);
-    if (type == AE_IFDIR) {
-      fs::create_directories(made.path() / inside);
+  while (const auto entry = reader.next()) {
+    const fs::path target = made.path() / entry->path;
+    if (entry->is_folder) {
+      make_folders(target, archive, entry->path);
       continue;
     }
-    if (type != AE_IFREG || ::archive_entry_hardlink(entry) != nullptr) {
-      throw DataError(kWhere,
-                      core::concat(archive, ": entry '", name, "' is a link or a device, expected a file"),
-                      "an archive of plain files and folders");
-    }
-    if (inside.empty()) continue;  // stripped away
-    const fs::path target = made.path() / inside;
-    fs::create_directories(target.parent_path());
-    result.bytes += reader.copy_to(target);
+    make_folders(target.parent_path(), archive, entry->path);
+    if (fs::is_directory(target)) throw file_and_folder(archive, entry->path);
+    result.bytes += write_entry(reader, target);
     ++result.files;
   }
   if (result.files == 0) throw DataError(kWhere, archive + " holds no files");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cohort/data/image.h"
+#include "cohort/data/tar_reader.h"
 
 /// What `cohort data` does: makes image folders, checks and measures them. No LibTorch.
 ///
@@ -19,11 +20,11 @@ struct MadeFolder {
   std::int64_t bytes = 0;
 };
 
-/// Unpacks a tar file (plain, or compressed with gzip, bzip2, xz or zstd) into the new folder `folder`,
-/// leaving out the first `strip` parts of each name. Only files and folders: a link, an absolute name or one
-/// with `..` is refused. The result is not checked to be an image folder; see scan_image_folder. Throws:
-/// DataError naming the archive and the entry.
-MadeFolder unpack_tar(const std::string& archive, const std::string& folder, int strip = 0);
+/// Unpacks a tar file (plain, or compressed with gzip, bzip2, xz or zstd) into the new folder `folder`. Only
+/// files and folders: a link, an absolute name or one with `..` is refused. The result is not checked to be
+/// an image folder; see scan_image_folder. Throws: DataError naming the archive and the entry, or the limit
+/// that it passes; SystemError where a file cannot be written.
+MadeFolder unpack_tar(const std::string& archive, const std::string& folder, const TarOptions& options = {});
 
 struct LabelListOptions {
   /// Hard links instead of copies, where the file system can.

@@ -11,6 +11,8 @@
 #include "cohort/data/codecs/codec.h"
 #include "cohort/data/file_bytes.h"
 #include "cohort/data/folder_scan.h"
+#include "tests/support/environment.h"
+#include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -25,12 +27,17 @@ struct Entry {
   unsigned type = AE_IFREG;
   std::string link = "";
   bool hard = false;
+  std::int64_t hole = 0;  // of zeros at its end
 };
 
-void write_tar(const fs::path& path, const std::vector<Entry>& entries, bool compress = false) {
+using Filter = int (*)(archive*);
+
+void write_tar(const fs::path& path, const std::vector<Entry>& entries, Filter filter = nullptr) {
   archive* tar = archive_write_new();
-  archive_write_set_format_pax_restricted(tar);
-  if (compress) archive_write_add_filter_gzip(tar);
+  archive_write_set_format_pax(tar);
+  if (filter != nullptr) {
+    ASSERT_EQ(filter(tar), ARCHIVE_OK);
+  }
   ASSERT_EQ(archive_write_open_filename(tar, path.c_str()), ARCHIVE_OK);
   for (const Entry& e : entries) {
     archive_entry* entry = archive_entry_new();
@@ -38,7 +45,9 @@ void write_tar(const fs::path& path, const std::vector<Entry>& entries, bool com
     archive_entry_set_filetype(entry, e.type);
     archive_entry_set_perm(entry, 0755);
     const bool body = e.type == AE_IFREG && !e.hard;
-    archive_entry_set_size(entry, body ? static_cast<la_int64_t>(e.content.size()) : 0);
+    const auto size = static_cast<la_int64_t>(e.content.size());
+    archive_entry_set_size(entry, body ? size + e.hole : 0);
+    if (e.hole > 0) archive_entry_sparse_add_entry(entry, 0, size);
     if (e.type == AE_IFLNK) archive_entry_set_symlink(entry, e.link.c_str());
     if (e.hard) archive_entry_set_hardlink(entry, e.link.c_str());
     ASSERT_EQ(archive_write_header(tar, entry), ARCHIVE_OK);
@@ -59,18 +68,92 @@ std::string png(std::int64_t height, std::int64_t width, std::int64_t channels, 
 
 TEST(ToolsTest, ATarBecomesAFolder) {
   const test::TempDir dir;
-  for (const bool compress : {false, true}) {
-    const fs::path tar = dir / (compress ? "set.tar.gz" : "set.tar");
-    write_tar(tar, {{"set/", "", AE_IFDIR}, {"./set/cat/1.jpg", "one"}, {"set/dog/2.jpg", "three"}},
-              compress);
-    const std::string out = (dir / (compress ? "b" : "a")).string();
-    const MadeFolder made = unpack_tar(tar.string(), out, 1);
+  const std::vector<std::pair<std::string, Filter>> compressions = {{"tar", nullptr},
+                                                                    {"gz", archive_write_add_filter_gzip},
+                                                                    {"bz2", archive_write_add_filter_bzip2},
+                                                                    {"xz", archive_write_add_filter_xz},
+                                                                    {"zst", archive_write_add_filter_zstd}};
+  for (const auto& [ending, filter] : compressions) {
+    SCOPED_TRACE(ending);
+    const fs::path tar = dir / ("set." + ending);
+    write_tar(tar, {{"set/", "", AE_IFDIR}, {"./set/cat/1.jpg", "one"}, {"set/dog/2.jpg", "three"}}, filter);
+    const std::string out = (dir / ("out " + ending)).string();
+    const MadeFolder made = unpack_tar(tar.string(), out, {.strip = 1});
     EXPECT_EQ(made.files, 2);
     EXPECT_EQ(made.bytes, 8);
     EXPECT_EQ(test::read_file(out + "/dog/2.jpg"), "three");
     EXPECT_EQ(scan_image_folder(out).classes(), (std::vector<std::string>{"cat", "dog"}));
     EXPECT_FALSE(fs::exists(out + ".partial"));
     COHORT_EXPECT_THROW_WITH(unpack_tar(tar.string(), out), DataError, "exists already");
+  }
+}
+
+TEST(ToolsTest, OtherCompressionsAreRefusedAndStartNoProgram) {
+  const test::TempDir dir;
+  // lrzip, lzop and grzip are programs that libarchive looks for in PATH.
+  const std::string program = "#!/bin/sh\ntouch '" + (dir / "started").string() + "'\ncat\n";
+  for (const char* name : {"lrzip", "lzop", "grzip", "lzma", "compress", "uncompress"}) {
+    test::write_file(dir / "bin" / name, program);
+    fs::permissions(dir / "bin" / name, fs::perms::owner_all);
+  }
+  const test::ScopedEnv path("PATH", (dir / "bin").string() + ":/usr/bin:/bin");
+  using namespace std::string_literals;
+  const std::vector<std::string> magics = {"GRZipII\x00\x02\x04:)"s, "LRZI\0\6"s, "\x89LZO\0\r\n\x1a\n"s,
+                                           "\x1f\x9d\x90"s};
+  for (const std::string& magic : magics) {
+    test::write_file(dir / "x", magic + std::string(4096, 'x'));
+    COHORT_EXPECT_THROW_WITH(unpack_tar((dir / "x").string(), (dir / "out").string()), DataError,
+                             "Unrecognized archive format");
+    EXPECT_FALSE(fs::exists(dir / "started")) << magic;
+  }
+}
+
+TEST(ToolsTest, NamesBeyondAsciiAreTakenAsTheyAre) {
+  // As in the program: no locale was set, so the C locale is in force.
+  const test::TempDir dir;
+  for (const char* format : {"pax_names", "gnu_names"}) {
+    const fs::path tar = test::source_dir() / "tests/fuzz/corpus/tar" / format;
+    EXPECT_EQ(unpack_tar(tar.string(), (dir / format).string()).files, 1);
+    EXPECT_EQ(test::read_file(dir / format / "k\xc3\xa4se/\xe8\x8c\xb6.jpg"), "content");
+  }
+}
+
+TEST(ToolsTest, ATarThatUnpacksToTooMuchIsRefused) {
+  const test::TempDir dir;
+  const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
+  write_tar(tar, {{"a/1.jpg", std::string(600, 'x')}, {"a/2.jpg", std::string(400, 'x')}});
+  EXPECT_EQ(unpack_tar(tar, (dir / "fits").string(), {.max_bytes = 1000, .max_entries = 2}).bytes, 1000);
+  COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out, {.max_bytes = 999}), DataError,
+                           "x.tar unpacks to more than 999 bytes. Try: a higher limit (--max-gib)");
+  COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out, {.max_entries = 1}), DataError, "has more than 1 entries");
+  // What is stripped away is uncompressed too.
+  COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out, {.strip = 2, .max_bytes = 999}), DataError, "more than 999");
+  // A hole takes no space in the archive: 1 TiB in some hundred bytes.
+  write_tar(tar, {{"a/1.jpg", "x", AE_IFREG, "", false, std::int64_t{1} << 40}});
+  EXPECT_LT(fs::file_size(tar), 20000U);
+  COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out), DataError, "unpacks to more than 274877906944 bytes");
+  EXPECT_FALSE(fs::exists(out));
+  EXPECT_FALSE(fs::exists(out + ".partial"));
+}
+
+TEST(ToolsTest, AHoleAtTheEndOfAFileStays) {
+  const test::TempDir dir;
+  write_tar(dir / "x.tar", {{"a/1.jpg", std::string(600, 'x'), AE_IFREG, "", false, 100000}});
+  EXPECT_EQ(unpack_tar((dir / "x.tar").string(), (dir / "out").string()).bytes, 100600);
+  EXPECT_EQ(fs::file_size(dir / "out/a/1.jpg"), 100600U);
+}
+
+TEST(ToolsTest, AFileAndAFolderOfOneNameAreRefused) {
+  const test::TempDir dir;
+  const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
+  const std::vector<std::vector<Entry>> cases = {{{"a/b", "x"}, {"a/b/1.jpg", "x"}},
+                                                 {{"a/b/1.jpg", "x"}, {"a/b", "x"}},
+                                                 {{"a/b", "x"}, {"a/b/", "", AE_IFDIR}}};
+  for (const std::vector<Entry>& entries : cases) {
+    write_tar(tar, entries);
+    COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out), DataError,
+                             "clashes with another: a file and a folder have one name");
+    EXPECT_FALSE(fs::exists(out + ".partial"));
   }
 }
 
