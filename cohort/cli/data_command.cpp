@@ -176,7 +176,9 @@ void add_data(CLI::App& app, Context& context) {
       "Then:     cohort data verify photos/train");
   list->footer(
       "Example:  cohort data list images labels.csv photos/train\n"
-      "A line of the list is `file,label`, a heading is left out. Then:  cohort data verify photos/train");
+      "A line of the list is `file,label`. A first line that names the columns, file and label among them, "
+      "allows\n"
+      "for more columns and another order. Then:  cohort data verify photos/train");
   verify->footer(
       "Example:  cohort data verify photos/train\n"
       "Ends with status 2 when an image is broken; data.on_error: skip trains without them.");

@@ -1,12 +1,15 @@
 // Making image folders of what people have: archives, and flat folders with a list.
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "cohort/core/error.h"
+#include "cohort/data/file_bytes.h"
 #include "cohort/data/partial_folder.h"
 #include "cohort/data/tools.h"
 
@@ -68,29 +71,88 @@ std::vector<std::string> split_csv(const std::string& line) {
   return fields;
 }
 
-// The file and label of a line; nothing for an empty line and for a heading.
-std::optional<std::pair<fs::path, std::string>> parse_line(std::string line, bool first,
-                                                           const std::string& at) {
-  if (!line.empty() && line.back() == '\r') line.pop_back();
-  if (line.empty()) return std::nullopt;
+std::vector<std::string> trimmed_fields(const std::string& line) {
   std::vector<std::string> fields = split_csv(line);
   for (std::string& field : fields) {  // "file, label": a folder's name must not begin with a space
     field.erase(0, std::min(field.find_first_not_of(" \t"), field.size()));
     field.erase(field.find_last_not_of(" \t") + 1);
   }
-  if (fields.size() != 2 || fields[0].empty() || fields[1].empty()) {
-    throw DataError(kWhere, core::concat(at, ": got '", line, "', expected file,label"));
+  return fields;
+}
+
+// Where a line has its file and its label.
+struct Columns {
+  std::size_t file = 0;
+  std::size_t label = 1;
+  std::size_t count = 2;
+};
+
+// The columns that a heading names, or nothing for a line that is none.
+std::optional<Columns> parse_heading(const std::vector<std::string>& fields) {
+  const auto file = std::ranges::find(fields, "file"), label = std::ranges::find(fields, "label");
+  if (file == fields.end() || label == fields.end()) return std::nullopt;
+  return Columns{static_cast<std::size_t>(file - fields.begin()),
+                 static_cast<std::size_t>(label - fields.begin()), fields.size()};
+}
+
+// The file and label of a line.
+std::pair<fs::path, std::string> parse_line(const std::string& line, const std::vector<std::string>& fields,
+                                            const Columns& columns, const std::string& at) {
+  if (fields.size() != columns.count || fields[columns.file].empty() || fields[columns.label].empty()) {
+    throw DataError(kWhere,
+                    core::concat(at, ": got '", line, "' (", fields.size(), " columns), expected ",
+                                 columns.count == 2 ? "file,label" : core::concat(columns.count, " columns")),
+                    "a first line that names the columns, two of them file and label, where there are more");
   }
-  if (first && fields[0] == "file" && fields[1] == "label") return std::nullopt;
-  const fs::path file = fields[0];
+  const fs::path file = fields[columns.file];
+  const std::string& label = fields[columns.label];
   const fs::path inside = file.lexically_normal();
   if (file.is_absolute() || *inside.begin() == "..") {
-    throw DataError(kWhere, core::concat(at, ": file '", fields[0], "' is not inside the folder"));
+    throw DataError(kWhere, core::concat(at, ": file '", file.string(), "' is not inside the folder"));
   }
-  if (fields[1] == "." || fields[1] == ".." || fields[1].find('/') != std::string::npos) {
-    throw DataError(kWhere, core::concat(at, ": label '", fields[1], "' cannot be a folder's name"));
+  if (label == "." || label == ".." || label.find('/') != std::string::npos) {
+    throw DataError(kWhere, core::concat(at, ": label '", label, "' cannot be a folder's name"));
   }
-  return std::pair(inside, fields[1]);
+  return std::pair(inside, label);
+}
+
+// The lines of a list, without the mark that spreadsheets put before UTF-8 and the returns of other systems.
+std::vector<std::string> read_lines(const std::string& path) {
+  std::vector<std::byte> buffer;
+  const auto bytes = read_file_bytes(path, buffer);
+  std::string_view rest(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (rest.starts_with("\xEF\xBB\xBF")) rest.remove_prefix(3);
+  std::vector<std::string> lines;
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find('\n'), rest.size());
+    std::string_view line = rest.substr(0, end);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    lines.emplace_back(line);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return lines;
+}
+
+// Puts one file of a list into the folder of its label; returns its length.
+std::int64_t place_file(const fs::path& source, const fs::path& target, bool link, const std::string& at,
+                        bool first_line) {
+  std::error_code error;
+  fs::create_directory(target.parent_path(), error);
+  if (fs::exists(target)) {
+    throw DataError(kWhere, core::concat(at, ": label '", target.parent_path().filename().string(),
+                                         "' has a second file named ", target.filename().string()));
+  }
+  error.clear();
+  if (link) fs::create_hard_link(source, target, error);
+  if (!link || error) {
+    error.clear();
+    fs::copy_file(source, target, error);
+  }
+  if (error) {
+    throw DataError(kWhere, core::concat(at, ": cannot copy ", source.string(), ": ", error.message()),
+                    first_line ? "a heading names its columns file and label, if this line is one" : "");
+  }
+  return static_cast<std::int64_t>(fs::file_size(target));
 }
 
 }  // namespace
@@ -117,32 +179,22 @@ MadeFolder unpack_tar(const std::string& archive, const std::string& folder, con
 
 MadeFolder folder_from_list(const std::string& flat, const std::string& csv, const std::string& folder,
                             const LabelListOptions& options) {
-  std::ifstream list(csv);
-  if (!list) throw DataError(kWhere, "cannot open the list of labels " + csv);
+  const std::vector<std::string> lines = read_lines(csv);
   PartialFolder made(folder);
   MadeFolder result;
-  std::string line;
-  for (std::int64_t number = 1; std::getline(list, line); ++number) {
-    const std::string at = core::concat(csv, ":", number);
-    const auto parsed = parse_line(line, number == 1, at);
-    if (!parsed) continue;
-    const fs::path source = fs::path(flat) / parsed->first;
-    const fs::path target = made.path() / parsed->second / parsed->first.filename();
-    std::error_code error;
-    fs::create_directory(target.parent_path(), error);
-    if (fs::exists(target)) {
-      throw DataError(kWhere, core::concat(at, ": label '", parsed->second, "' has a second file named ",
-                                           target.filename().string()));
+  Columns columns;
+  for (std::size_t number = 0; number < lines.size(); ++number) {
+    if (lines[number].empty()) continue;
+    const std::vector<std::string> fields = trimmed_fields(lines[number]);
+    const bool first = number == 0;
+    if (const auto heading = first ? parse_heading(fields) : std::nullopt) {
+      columns = *heading;
+      continue;
     }
-    error.clear();
-    if (options.link) fs::create_hard_link(source, target, error);
-    if (!options.link || error) {
-      error.clear();
-      fs::copy_file(source, target, error);
-    }
-    if (error)
-      throw DataError(kWhere, core::concat(at, ": cannot copy ", source.string(), ": ", error.message()));
-    result.bytes += static_cast<std::int64_t>(fs::file_size(target));
+    const std::string at = core::concat(csv, ":", number + 1);
+    const auto [file, label] = parse_line(lines[number], fields, columns, at);
+    result.bytes +=
+        place_file(fs::path(flat) / file, made.path() / label / file.filename(), options.link, at, first);
     ++result.files;
   }
   if (result.files == 0) throw DataError(kWhere, csv + " names no files");

@@ -31,9 +31,9 @@ struct LabelListOptions {
   bool link = false;
 };
 
-/// Makes the image folder `folder` of the files in `flat` that the list `csv` names: a line `file,label` each
-/// (fields may be quoted; a first line `file,label` is passed over; a label is the name of a class). Throws:
-/// DataError naming list and line.
+/// Makes the image folder `folder` of the files in `flat` that the list `csv` names: a line `file,label`
+/// each; a label is the name of a class. A first line that names columns, `file` and `label` among them,
+/// allows for more columns and another order. Fields may be quoted. Throws: DataError naming list and line.
 MadeFolder folder_from_list(const std::string& flat, const std::string& csv, const std::string& folder,
                             const LabelListOptions& options = {});
 

@@ -204,7 +204,7 @@ TEST(ToolsTest, AListOfLabelsMakesAFolder) {
   EXPECT_EQ(make("linked", true).bytes, 6);
   EXPECT_EQ(fs::hard_link_count(dir / "linked/cat/1.jpg"), 2U);
   const std::vector<std::pair<std::string, std::string>> bad = {
-      {"1.jpg\n", "list.csv:1: got '1.jpg', expected file,label"},
+      {"1.jpg\n", "list.csv:1: got '1.jpg' (1 columns), expected file,label"},
       {"1.jpg,cat\nnone.jpg,cat\n", "list.csv:2: cannot copy"},
       {"../x.jpg,cat\n", "is not inside the folder"},
       {"/etc/passwd,cat\n", "is not inside the folder"},
@@ -218,7 +218,34 @@ TEST(ToolsTest, AListOfLabelsMakesAFolder) {
     EXPECT_FALSE(fs::exists(dir / "bad"));
   }
   fs::remove(dir / "list.csv");
-  COHORT_EXPECT_THROW_WITH(make("bad"), DataError, "cannot open the list of labels");
+  COHORT_EXPECT_THROW_WITH(make("bad"), DataError, "cannot open ");
+}
+
+TEST(ToolsTest, AListMayHaveAByteOrderMarkAndMoreColumns) {
+  const test::TempDir dir;
+  for (const char* name : {"1", "2"}) test::write_file(dir / "flat" / name, name);
+  const auto make = [&](const std::string& list) {
+    test::write_file(dir / "list.csv", list);
+    fs::remove_all(dir / "out");
+    return folder_from_list((dir / "flat").string(), (dir / "list.csv").string(), (dir / "out").string())
+        .files;
+  };
+  EXPECT_EQ(make("\xEF\xBB\xBF"
+                 "file,label\n1,a\n2,b"),
+            2);
+  EXPECT_TRUE(fs::exists(dir / "out/b/2"));
+  EXPECT_EQ(make("\xEF\xBB\xBF"
+                 "1,a\n"),
+            1);
+  EXPECT_EQ(make("id, label, width, file\n7,a,5,1\n8,b,5,2\n"), 2);
+  EXPECT_TRUE(fs::exists(dir / "out/b/2"));
+  COHORT_EXPECT_THROW_WITH(make("id,label,file\n7,a\n"), DataError,
+                           "list.csv:2: got '7,a' (2 columns), expected 3");
+  COHORT_EXPECT_THROW_WITH(
+      make("1,a,5\n"), DataError,
+      "list.csv:1: got '1,a,5' (3 columns), expected file,label. Try: a first line that names");
+  COHORT_EXPECT_THROW_WITH(make("filename,class\n1,a\n"), DataError,
+                           "No such file or directory. Try: a heading names its columns file and label");
 }
 
 TEST(ToolsTest, IdxFilesBecomeAFolderOfJpegs) {
