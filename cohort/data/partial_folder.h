@@ -3,14 +3,18 @@
 #include <filesystem>
 #include <string>
 
+#include "cohort/core/fd.h"
+
 namespace cohort::data {
 
 /// A folder that appears whole or not at all. What is written under `path()` becomes `final` with finish();
-/// without it, it is removed.
+/// without it, it is removed. It lies beside its place as `<final>.partial`, with a file in it that is locked
+/// while this process lives: so what a killed process left is known from what is another's, and from what is
+/// nobody's business.
 class PartialFolder {
  public:
-  /// Throws: DataError if `final` exists and is not an empty folder; SystemError if nothing can be made
-  /// there.
+  /// Throws: DataError if `final` exists and is not an empty folder, or if `<final>.partial` is in use or was
+  /// not made by this class; SystemError if nothing can be made there.
   explicit PartialFolder(const std::string& final);
   ~PartialFolder();
   PartialFolder(const PartialFolder&) = delete;
@@ -20,8 +24,11 @@ class PartialFolder {
   void finish();
 
  private:
+  void remove_leftover();
+
   std::filesystem::path final_;
   std::filesystem::path partial_;
+  core::Fd lock_;
   bool finished_ = false;
 };
 

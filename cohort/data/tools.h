@@ -11,7 +11,8 @@
 /// What `cohort data` does: makes image folders, checks and measures them. No LibTorch.
 ///
 /// A folder that is made appears whole or not at all: it is written beside its place under the name
-/// `<folder>.partial` and renamed at the end; what a killed run left there is removed by the next.
+/// `<folder>.partial` and renamed at the end. What a killed run left there is removed by the next; a folder
+/// of that name that is somebody else's, or in use by another process, is a DataError.
 namespace cohort::data {
 
 /// What was made.
