@@ -2,7 +2,9 @@
 
 #include <c10/core/ScalarTypeToTypeMeta.h>
 
+#include <algorithm>
 #include <cstring>
+#include <exception>
 
 #include "cohort/core/error.h"
 #include "cohort/core/registry.h"
@@ -11,10 +13,26 @@
 namespace cohort::data {
 namespace {
 
+// Samples that are tried for one that can be read.
+constexpr std::int64_t kMostTried = 100;
+
 std::string to_text(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
   for (const std::int64_t extent : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(extent);
   return text + "]";
+}
+
+// Its memory is read as it lies there.
+void check_on_cpu(const at::Tensor& tensor, std::int64_t index, const std::string& field) {
+  const char* hint = "return tensors of the CPU: the loader brings whole batches to LoaderOptions::device";
+  const auto refuse = [&](const auto& what) {
+    return UsageError("data.dataset", core::concat("get(", index, ") returned field '", field, "' ", what),
+                      hint);
+  };
+  if (!tensor.defined()) throw refuse("without a value");
+  if (!tensor.device().is_cpu()) throw refuse(core::concat("on ", tensor.device(), ", expected the CPU"));
+  if (tensor.layout() != at::kStrided)
+    throw refuse(core::concat("of layout ", tensor.layout(), ", expected a dense tensor"));
 }
 
 // The names that `data.kind` has for Cohort's own are taken: they are made from typed options, not from text.
@@ -52,38 +70,63 @@ std::string Dataset::describe(std::int64_t index) const {
   return "sample " + std::to_string(index);
 }
 
-std::vector<Field> ExampleDataset::fields() const {
-  const std::lock_guard lock(mutex_);
-  if (!fields_.empty()) return fields_;
-  core::RandomStream random(0, 0, 0, core::Purpose::kTransform);
-  const std::vector<at::Tensor> sample = get(0, random);
-  if (sample.empty()) throw UsageError("data.dataset", "get(0) returned no tensor", "return {input, target}");
-  for (std::size_t i = 0; i < sample.size(); ++i) {
-    std::string name = i == 0 ? "input" : i == 1 ? "target" : "field" + std::to_string(i);
-    fields_.push_back({std::move(name), sample[i].scalar_type(), sample[i].sizes().vec(), false});
+// Sample 0 may be the broken one, and that is the loader's to refuse or to skip.
+void ExampleDataset::learn_fields() const {
+  const std::int64_t samples = size();
+  if (samples == 0) throw UsageError("data.dataset", "the dataset has no samples");
+  std::exception_ptr first_error;
+  for (std::int64_t index = 0; index < std::min(samples, kMostTried); ++index) {
+    std::vector<at::Tensor> sample;
+    try {
+      core::RandomStream random(0, 0, 0, core::Purpose::kTransform);
+      sample = get(index, random);
+    } catch (...) {
+      if (first_error == nullptr) first_error = std::current_exception();
+      continue;
+    }
+    if (sample.empty()) {
+      throw UsageError("data.dataset", core::concat("get(", index, ") returned no tensor"),
+                       "return {input, target}");
+    }
+    std::vector<Field> fields;
+    for (std::size_t i = 0; i < sample.size(); ++i) {
+      std::string name = i == 0 ? "input" : i == 1 ? "target" : core::concat("field", i);
+      check_on_cpu(sample[i], index, name);
+      fields.push_back({std::move(name), sample[i].scalar_type(), sample[i].sizes().vec(), false});
+    }
+    fields_ = std::move(fields);
+    fields_from_ = index;
+    return;
   }
+  std::rethrow_exception(first_error);
+}
+
+std::vector<Field> ExampleDataset::fields() const {
+  std::call_once(learnt_, [this] { learn_fields(); });
   return fields_;
 }
 
 void ExampleDataset::read(std::int64_t index, core::RandomStream& random,
                           std::span<std::byte* const> out) const {
   check_index("data.dataset", index, size());
+  std::call_once(learnt_, [this] { learn_fields(); });
   const std::vector<at::Tensor> sample = get(index, random);
-  if (sample.size() != out.size()) {
-    throw UsageError("data.dataset", core::concat("get(", index, ") returned ", sample.size(),
-                                                  " tensors, sample 0 has ", out.size()));
+  if (sample.size() != fields_.size() || sample.size() != out.size()) {
+    throw UsageError("data.dataset",
+                     core::concat("get(", index, ") returned ", sample.size(), " tensors, sample ",
+                                  fields_from_, " has ", fields_.size()));
   }
-  // Set by fields(), which whoever knows the size of `out` has called, and never changed afterwards.
   for (std::size_t i = 0; i < sample.size(); ++i) {
-    const at::Tensor tensor = sample[i].contiguous();
     const Field& field = fields_[i];
-    if (tensor.scalar_type() != field.dtype || tensor.sizes() != field.shape) {
+    check_on_cpu(sample[i], index, field.name);
+    if (sample[i].scalar_type() != field.dtype || sample[i].sizes() != field.shape) {
       throw UsageError("data.dataset",
-                       core::concat("get(", index, ") returned ", c10::toString(tensor.scalar_type()), " ",
-                                    to_text(tensor.sizes().vec()), " as field '", field.name, "', sample 0 ",
-                                    c10::toString(field.dtype), " ", to_text(field.shape)),
+                       core::concat("get(", index, ") returned ", c10::toString(sample[i].scalar_type()), " ",
+                                    to_text(sample[i].sizes().vec()), " as field '", field.name, "', sample ",
+                                    fields_from_, " ", c10::toString(field.dtype), " ", to_text(field.shape)),
                        "return tensors of one type and shape for every index");
     }
+    const at::Tensor tensor = sample[i].resolve_conj().resolve_neg().contiguous();
     std::memcpy(out[i], tensor.const_data_ptr(), static_cast<std::size_t>(field.bytes()));
   }
 }

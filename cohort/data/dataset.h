@@ -67,17 +67,23 @@ class Dataset {
 ///       }
 ///     };
 ///
-/// Every sample has the shapes and types of sample 0; `get` may return a scalar tensor for a label.
+/// Every sample has the shapes and types of the first that can be read; `get` may return a scalar tensor for
+/// a label. Tensors are on the CPU: the loader brings whole batches to LoaderOptions::device.
 class ExampleDataset : public Dataset {
  public:
   virtual std::vector<at::Tensor> get(std::int64_t index, core::RandomStream& random) const = 0;
 
+  /// Throws: what `get` threw for sample 0, where none of the first hundred samples can be read; UsageError
+  /// for an empty dataset, and for a tensor that is not on the CPU.
   std::vector<Field> fields() const final;
   void read(std::int64_t index, core::RandomStream& random, std::span<std::byte* const> out) const final;
 
  private:
-  mutable std::mutex mutex_;
+  void learn_fields() const;
+
+  mutable std::once_flag learnt_;
   mutable std::vector<Field> fields_;
+  mutable std::int64_t fields_from_ = 0;  // the sample that fields_ describes
 };
 
 /// Arguments of a dataset that is made by name: keys and values as written in the configuration.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 
 #include "cohort/core/error.h"
 #include "cohort/data/file_bytes.h"
@@ -40,10 +41,7 @@ ImageFolder::ImageFolder(const std::string& path, const ImageFolderOptions& opti
     throw DataError("data.image_folder", core::concat("cannot open ", path, ": ", std::strerror(errno)));
   try {
     if (options.cache_bytes > 0) cache_ = std::make_unique<EncodedCache>(size(), options.cache_bytes);
-    if (!pipeline_.has_output_shape() && size() > 0) {
-      // Nothing in the transforms fixes the size, so all pictures must have that of the first.
-      pipeline_.set_input_size(read_image_header(file_bytes(0), describe(0), options.decode).size());
-    }
+    if (!pipeline_.has_output_shape() && size() > 0) pipeline_.set_input_size(common_size(options.decode));
   } catch (...) {
     ::close(root_);
     throw;
@@ -52,6 +50,21 @@ ImageFolder::ImageFolder(const std::string& path, const ImageFolderOptions& opti
 
 ImageFolder::~ImageFolder() {
   ::close(root_);
+}
+
+// Where nothing in the transforms fixes the size, all pictures must have that of the first which can be read;
+// what becomes of those before it is the loader's affair.
+ImageSize ImageFolder::common_size(const DecodeOptions& decode) const {
+  constexpr std::int64_t kMostTried = 100;
+  std::exception_ptr first_error;
+  for (std::int64_t index = 0; index < std::min(size(), kMostTried); ++index) {
+    try {
+      return read_image_header(file_bytes(index), describe(index), decode).size();
+    } catch (const Error&) {
+      if (first_error == nullptr) first_error = std::current_exception();
+    }
+  }
+  std::rethrow_exception(first_error);
 }
 
 std::vector<Field> ImageFolder::fields() const {

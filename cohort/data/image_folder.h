@@ -35,6 +35,7 @@ struct ImageFolderOptions {
 ///     ImageFolder train("data/train", {.transforms = {resize(64), to_tensor()}});
 class ImageFolder : public Dataset {
  public:
+  /// Where no transform fixes the size, all pictures have that of the first whose header can be read.
   /// Throws: DataError for a folder that is missing, has no classes or an empty class, or other files
   /// where they are refused; ConfigError for transforms that cannot be used.
   explicit ImageFolder(const std::string& path, const ImageFolderOptions& options = {});
@@ -53,6 +54,7 @@ class ImageFolder : public Dataset {
   const FolderIndex& files() const { return index_; }
 
  private:
+  ImageSize common_size(const DecodeOptions& decode) const;
   std::span<const std::byte> file_bytes(std::int64_t index) const;
 
   FolderIndex index_;

@@ -76,6 +76,77 @@ TEST(ExampleDatasetTest, SamplesOfAnotherShapeAreNamed) {
   COHORT_EXPECT_THROW_WITH(loader.next(), DataError, "get(3) returned 0 tensors, sample 0 has 1");
 }
 
+// Some samples cannot be read; the others have two fields.
+class Damaged : public ExampleDataset {
+ public:
+  explicit Damaged(std::int64_t bad, std::int64_t size = 8) : bad_(bad), size_(size) {}
+  std::int64_t size() const override { return size_; }
+  std::vector<at::Tensor> get(std::int64_t i, core::RandomStream&) const override {
+    if (i < bad_) throw std::runtime_error(core::concat("sample ", i, " is damaged"));
+    return {at::full({2}, static_cast<float>(i)), at::scalar_tensor(i, at::kLong)};
+  }
+
+ private:
+  std::int64_t bad_, size_;
+};
+
+TEST(ExampleDatasetTest, ADamagedFirstSampleIsRefusedOrSkippedLikeAnyOther) {
+  for (const int workers : {0, 2}) {
+    Loader refuse(std::make_shared<Damaged>(3), {.batch_size = 8, .workers = workers});
+    COHORT_EXPECT_THROW_WITH(refuse.next(), DataError, "sample 0 is damaged");
+    Loader skip(std::make_shared<Damaged>(3),
+                {.batch_size = 8, .workers = workers, .on_error = OnError::kSkip});
+    EXPECT_TRUE(at::equal(skip.next()->target(), at::arange(3, 8)));
+    EXPECT_EQ(skip.counters().samples_skipped, 3);
+  }
+  COHORT_EXPECT_THROW_WITH(Damaged(8).fields(), std::runtime_error, "sample 0 is damaged");
+  COHORT_EXPECT_THROW_WITH(Damaged(100, 101).fields(), std::runtime_error, "sample 0 is damaged");
+  COHORT_EXPECT_THROW_WITH(Damaged(0, 0).fields(), UsageError, "has no samples");
+  EXPECT_EQ(Damaged(99, 101).fields().size(), 2U);
+}
+
+// Returns what it is given, as both fields of each sample.
+class Given : public ExampleDataset {
+ public:
+  explicit Given(std::vector<at::Tensor> samples) : samples_(std::move(samples)) {}
+  std::int64_t size() const override { return std::ssize(samples_); }
+  std::vector<at::Tensor> get(std::int64_t i, core::RandomStream&) const override {
+    return {at::zeros({1}), samples_[static_cast<std::size_t>(i)]};
+  }
+
+ private:
+  std::vector<at::Tensor> samples_;
+};
+
+TEST(ExampleDatasetTest, TensorsThatAreNotDenseMemoryOfTheCpuAreRefused) {
+  const at::Tensor here = at::ones({2}), elsewhere = at::ones({2}, at::kMeta);
+  COHORT_EXPECT_THROW_WITH(
+      Loader(std::make_shared<Given>(std::vector{elsewhere}), {}), UsageError,
+      "get(0) returned field 'target' on meta, expected the CPU. Try: return tensors of the CPU");
+  Loader later(std::make_shared<Given>(std::vector{here, elsewhere, here.to_sparse(), at::Tensor()}), {});
+  EXPECT_TRUE(later.next().has_value());
+  COHORT_EXPECT_THROW_WITH(later.next(), DataError,
+                           "sample 1: [data.dataset] get(1) returned field 'target' on meta");
+  later.restore({0, 2});
+  COHORT_EXPECT_THROW_WITH(later.next(), DataError, "of layout Sparse, expected a dense tensor");
+  later.restore({0, 3});
+  COHORT_EXPECT_THROW_WITH(later.next(), DataError, "get(3) returned field 'target' without a value");
+}
+
+TEST(ExampleDatasetTest, ConjugatesAndNegativesAreWritten) {
+  const at::Tensor z = at::complex(at::ones({2}), at::ones({2}));
+  const at::Tensor conjugate = z.conj(), negative = at::imag(conjugate);
+  ASSERT_TRUE(conjugate.is_conj() && negative.is_neg());
+  for (const at::Tensor& view : {conjugate, negative}) {
+    EXPECT_TRUE(at::equal(first_batch(std::make_shared<Given>(std::vector{view}), {}).target()[0],
+                          view.clone().resolve_conj().resolve_neg()));
+    EXPECT_TRUE(
+        at::equal(first_batch(std::make_shared<TensorDataset>(std::vector<at::Tensor>{view.unsqueeze(0)}), {})
+                      .input()[0],
+                  view.clone().resolve_conj().resolve_neg()));
+  }
+}
+
 TEST(RegistryTest, UnknownAndTakenNamesAreRefused) {
   COHORT_EXPECT_THROW_WITH(make_dataset("sqares", {}), UsageError,
                            "there is no data set 'sqares'. Try: squares; the data sets are idx, ");
@@ -193,6 +264,21 @@ TEST(ImageFolderTest, BrokenFilesAreNamedOrSkipped) {
   EXPECT_EQ(skip.counters().samples_skipped, 1);
   std::filesystem::remove(dir / "a/1.png");
   COHORT_EXPECT_THROW_WITH(refuse.next(), DataError, "a/1.png: No such file or directory");
+}
+
+TEST(ImageFolderTest, ABrokenFirstPictureIsRefusedOrSkippedLikeAnyOther) {
+  const test::TempDir dir;
+  test::write_file(dir / "a/0.png", "no picture");
+  test::write_file(dir / "a/1.png", "");
+  for (int i = 2; i < 5; ++i) write_png(dir / ("a/" + std::to_string(i) + ".png"), picture(4, 6, 1));
+  const auto folder = std::make_shared<ImageFolder>(dir.path().string());  // no transform fixes the size
+  EXPECT_EQ(folder->fields()[0].shape, (std::vector<std::int64_t>{3, 4, 6}));
+  Loader refuse(folder, {.batch_size = 5});
+  COHORT_EXPECT_THROW_WITH(refuse.next(), DataError, "a/0.png: not a picture");
+  Loader skip(folder, {.batch_size = 5, .on_error = OnError::kSkip});
+  EXPECT_EQ(skip.next()->size, 3);
+  for (int i = 2; i < 5; ++i) test::write_file(dir / ("a/" + std::to_string(i) + ".png"), "no picture");
+  COHORT_EXPECT_THROW_WITH(ImageFolder(dir.path().string()), DataError, "a/0.png: not a picture");
 }
 
 TEST(ImageFolderTest, TransformsDrawTheSameWhateverTheWorkers) {
