@@ -175,6 +175,7 @@ struct Loader::Impl {
   std::int64_t next_job = 0;     // first job that was not collected
   std::int64_t inline_jobs = 0;  // jobs that were planned without workers
   std::optional<Ready> pending;  // read, and on its way to the accelerator
+  bool at_end = false;           // the caller was told that the epoch is over
   std::int64_t delivered_in_epoch = 0;
   std::int64_t skipped_in_epoch = 0;
 
@@ -189,6 +190,7 @@ void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position) {
   if (new_epoch != epoch) order.reset();
   epoch = new_epoch;
   consumed = planned = position;
+  at_end = false;
   delivered_in_epoch = skipped_in_epoch = 0;
 }
 
@@ -336,6 +338,7 @@ std::optional<Batch> Loader::Impl::deliver(Ready ready) {
 
 std::optional<Batch> Loader::Impl::next() {
   const at::NoGradGuard no_grad;
+  if (at_end) go_to(epoch + 1, 0);
   for (;;) {
     std::optional<Ready> ready = std::exchange(pending, std::nullopt);
     if (!ready) ready = collect();
@@ -348,6 +351,7 @@ std::optional<Batch> Loader::Impl::next() {
                     core::concat("every sample was skipped (", skipped_in_epoch,
                                  "), the first: ", skipped.empty() ? "" : skipped.front().what));
   }
+  at_end = true;
   return std::nullopt;
 }
 

@@ -18,7 +18,6 @@
 ///
 ///     Loader loader(std::make_shared<ImageFolder>("data/train", options), {.batch_size = 128, .workers =
 ///     2}); for (std::int64_t epoch = 0; epoch < 10; ++epoch) {
-///       loader.set_epoch(epoch);
 ///       while (auto batch = loader.next()) train(batch->input(), batch->target());
 ///     }
 ///
@@ -120,17 +119,19 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// Goes to the start of `epoch`; what was read ahead is dropped.
+  /// Goes to the start of `epoch`; what was read ahead is dropped. Epochs follow one another without it.
   void set_epoch(std::int64_t epoch);
   /// Begins to read ahead now, for instance while a model is still being made. next() does it otherwise.
   /// Throws: UsageError, as next().
   void start();
-  /// Returns the next batch of this epoch, or nothing at its end, until set_epoch or restore is called.
-  /// Throws: DataError naming the sample that cannot be read (calling again tries the same batch again);
-  /// TimeoutError naming the sample that a worker is stuck in; UsageError naming the sampler, where its order
-  /// has an index that is not in the dataset or another length than it says.
+  /// Returns the next batch of this epoch, or nothing at its end. Called again after the end, it begins the
+  /// next epoch. Throws: DataError naming the sample that cannot be read (calling again tries the same batch
+  /// again); TimeoutError naming the sample that a worker is stuck in; UsageError naming the sampler, where
+  /// its order has an index that is not in the dataset or another length than it says.
   std::optional<Batch> next();
 
+  /// At the end of an epoch that is the epoch with all its samples, until next() begins another: a loader
+  /// that is restored to it returns nothing once, and goes on with the next epoch.
   LoaderState state() const;
   /// Goes to `state`, which may come from a loader with another number of workers, or of ranks.
   /// Throws: DataError if the dataset's size is another than that in `state`.

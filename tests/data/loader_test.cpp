@@ -117,7 +117,43 @@ TEST(LoaderTest, DropLastLeavesTheShortBatchOut) {
   Taken taken;
   take(loader, taken);
   EXPECT_EQ(taken.sizes, (std::vector<std::int64_t>{4, 4}));
-  EXPECT_FALSE(loader.next().has_value());
+}
+
+TEST(LoaderTest, EpochsFollowOneAnother) {
+  auto dataset = std::make_shared<Moody>(20);
+  for (const int workers : {0, 2}) {
+    const LoaderOptions options{.batch_size = 8, .workers = workers, .shuffle = true, .seed = 3};
+    Loader loader(dataset, options);
+    for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
+      Taken taken;
+      take(loader, taken);
+      EXPECT_EQ(taken, take_epoch(dataset, options, epoch)) << "epoch " << epoch;
+      EXPECT_EQ(loader.state(), (LoaderState{epoch, 20, 20}));
+    }
+    // Restored to the end of an epoch: nothing is left of it, then comes the next.
+    Loader resumed(dataset, options);
+    resumed.restore(loader.state());
+    EXPECT_FALSE(resumed.next().has_value());
+    EXPECT_EQ(resumed.next()->epoch, 3);
+    // Who says the epoch gets that one, at its end as well as within another.
+    loader.set_epoch(1);
+    loader.next();
+    loader.set_epoch(1);
+    Taken taken;
+    take(loader, taken);
+    EXPECT_EQ(taken, take_epoch(dataset, options, 1));
+  }
+}
+
+TEST(LoaderTest, EpochsFollowOneAnotherOnEachRank) {
+  // Nine samples over two ranks: one of them ends its epoch with an empty share.
+  std::vector<Taken> ranks(2);
+  for (std::int64_t rank = 0; rank < 2; ++rank) {
+    Loader loader(rows(9), {.batch_size = 2, .rank = rank, .world_size = 2, .uneven = Uneven::kKeep});
+    for (int epoch = 0; epoch < 2; ++epoch) take(loader, ranks[static_cast<std::size_t>(rank)]);
+  }
+  EXPECT_EQ(ranks[0].sizes, (std::vector<std::int64_t>{2, 2, 1, 2, 2, 1}));
+  EXPECT_EQ(ranks[1].sizes, (std::vector<std::int64_t>{2, 2, 0, 2, 2, 0}));
 }
 
 TEST(LoaderTest, SameBatchesForAnyNumberOfWorkers) {
