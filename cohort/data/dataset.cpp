@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "cohort/core/error.h"
+#include "cohort/core/error_context.h"
 #include "cohort/core/registry.h"
 #include "cohort/data/check_index.h"
 
@@ -47,6 +48,21 @@ std::map<std::string, DatasetFactory> built_in() {
     };
   }
   return factories;
+}
+
+// What is made by `factory` of text that people write: it says what it was, and no option is ignored.
+DatasetFactory checked(const std::string& name, DatasetFactory factory) {
+  return [name, factory = std::move(factory)](const DatasetArgs& given) {
+    const std::string owner = core::concat("data set '", name, "'");
+    const DatasetArgs args = given.handed_to("data.options", owner);
+    const std::string split = args.text("split", "");
+    const std::string doing = core::concat("making ", owner, split.empty() ? "" : " (split " + split + ")");
+    auto dataset = core::with_context<DataError>("data.registry", doing, [&] { return factory(args); });
+    if (dataset == nullptr)
+      throw UsageError("data.registry", core::concat("the factory of ", owner, " returned nothing"));
+    args.refuse_unread({"split", "path"});
+    return dataset;
+  };
 }
 
 core::Registry<DatasetFactory>& registry() {
@@ -133,11 +149,11 @@ void ExampleDataset::read(std::int64_t index, core::RandomStream& random,
 
 void register_dataset(const std::string& name, DatasetFactory factory) {
   if (!factory) throw UsageError("data.registry", "a data set needs a factory");
-  registry().add(name, std::move(factory), "register_dataset");
+  registry().add(name, checked(name, std::move(factory)), "register_dataset");
 }
 
 bool register_dataset_at_load(const char* name, DatasetFactory factory, const char* file, int line) noexcept {
-  return registry().add_at_load(name, std::move(factory), file, line);
+  return registry().add_at_load(name, checked(name, std::move(factory)), file, line);
 }
 
 std::shared_ptr<const Dataset> make_dataset(const std::string& name, const DatasetArgs& args) {

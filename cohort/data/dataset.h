@@ -6,13 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "cohort/core/named_options.h"
 #include "cohort/core/random.h"
 
 /// Datasets: a number of samples, each of which can be read by its index, from any thread.
@@ -86,15 +86,19 @@ class ExampleDataset : public Dataset {
   mutable std::int64_t fields_from_ = 0;  // the sample that fields_ describes
 };
 
-/// Arguments of a dataset that is made by name: keys and values as written in the configuration.
-using DatasetArgs = std::map<std::string, std::string>;
+/// Arguments of a dataset that is made by name: `split` (train or val), `path`, which is that split's, and
+/// the options of the configuration (data.options), which the factory reads: `args.integer("width", 8)`,
+/// `args.at("path")`. make_dataset refuses those that it does not read.
+using DatasetArgs = core::NamedOptions;
 using DatasetFactory = std::function<std::shared_ptr<const Dataset>(const DatasetArgs&)>;
 
 /// Makes `name` known to make_dataset. Throws: UsageError if the name is taken; Cohort's own are.
 void register_dataset(const std::string& name, DatasetFactory factory);
 
 /// Throws: UsageError naming the nearest and all that exist if `name` is none of them, for a name that two
-/// libraries registered, and for Cohort's own (idx, image_folder, synthetic), which are made from options.
+/// libraries registered, and for Cohort's own (idx, image_folder, synthetic), which are made from options;
+/// ConfigError naming an option that the factory did not ask for; what the factory throws, with the name of
+/// the dataset and its split in front: a DataError where it is none of Cohort's errors.
 std::shared_ptr<const Dataset> make_dataset(const std::string& name, const DatasetArgs& args);
 
 /// Throws: UsageError if two libraries registered `name`, or one registered a name of Cohort's own.

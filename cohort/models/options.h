@@ -1,8 +1,9 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
+
+#include "cohort/core/named_options.h"
 
 namespace cohort::models {
 
@@ -25,8 +26,9 @@ struct ModelOptions {
   std::int64_t pools = 5;
   /// VGG: `default` (torchvision's three linear layers) or `linear` (global average pool and one).
   std::string head = "default";
-  /// Options of one model only, by name. mlp: `hidden`, for instance "512,512".
-  std::map<std::string, std::string> extra;
+  /// Options of one model only, by name. mlp: `hidden`, for instance "512,512". A registered model reads its
+  /// own, `options.extra.integer("depth", 3)`; make_model refuses those that it does not ask for.
+  core::NamedOptions extra;
 };
 
 }  // namespace cohort::models

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cohort/core/error.h"
+#include "cohort/core/error_context.h"
 #include "cohort/core/registry.h"
 #include "cohort/models/lenet.h"
 #include "cohort/models/mlp.h"
@@ -30,6 +31,20 @@ std::map<std::string, ModelFactory> built_in() {
   return factories;
 }
 
+// A user's factory: what it throws says which model it was, and no option is ignored. Ours check by
+// themselves.
+ModelFactory checked(const std::string& name, ModelFactory factory) {
+  return [name, factory = std::move(factory)](const ModelOptions& given) {
+    const std::string owner = core::concat("model '", name, "'");
+    ModelOptions options = given;
+    options.extra = given.extra.handed_to("models.options", owner);
+    auto model = core::with_context<UsageError>("models.registry", "making " + owner,
+                                                [&] { return factory(options); });
+    options.extra.refuse_unread();
+    return model;
+  };
+}
+
 core::Registry<ModelFactory>& registry() {
   static auto* instance = new core::Registry<ModelFactory>("model", "models.registry", built_in());
   return *instance;
@@ -43,7 +58,7 @@ torch::nn::AnyModule make_model(const ModelOptions& options) {
 
 void register_model(const std::string& name, ModelFactory factory) {
   if (!factory) throw UsageError("models.registry", "a model needs a factory");
-  registry().add(name, std::move(factory), "register_model");
+  registry().add(name, checked(name, std::move(factory)), "register_model");
 }
 
 std::vector<std::string> model_names() {
@@ -51,7 +66,7 @@ std::vector<std::string> model_names() {
 }
 
 bool register_model_at_load(const char* name, ModelFactory factory, const char* file, int line) noexcept {
-  return registry().add_at_load(name, std::move(factory), file, line);
+  return registry().add_at_load(name, checked(name, std::move(factory)), file, line);
 }
 
 }  // namespace cohort::models

@@ -20,7 +20,8 @@ using ModelFactory = std::function<torch::nn::AnyModule(const ModelOptions&)>;
 
 /// Returns a new model, initialised from LibTorch's generator (torch::manual_seed).
 /// Throws: UsageError for an unknown name, naming the nearest and all that exist, for an option out of range,
-/// or for a name that two libraries registered.
+/// or for a name that two libraries registered; for a registered model ConfigError naming an option in
+/// `extra` that its factory did not ask for, and what the factory throws, with the model's name in front.
 torch::nn::AnyModule make_model(const ModelOptions& options);
 
 /// Makes `factory` known as `name`. Throws: UsageError if the name is taken or empty. Threads: any.

@@ -43,6 +43,24 @@ const std::string& idx_folder(const DataConfig& config, Split split) {
   return own.empty() ? config.path : own;
 }
 
+/// data.options are for registered data sets; Cohort's own have keys.
+void check_data_options(const DataConfig& data, bool is_ours) {
+  if (data.options.empty()) return;
+  if (is_ours) {
+    throw ConfigError("train.make_dataset",
+                      core::concat("data.options.", data.options.begin()->first, " is set, but data.kind is ",
+                                   data.kind, ", which has no options"),
+                      "the keys of data, or data.kind with the name of a registered data set");
+  }
+  for (const char* taken : {"split", "path"}) {
+    if (data.options.contains(taken)) {
+      throw ConfigError("train.make_dataset",
+                        core::concat("data.options.", taken, " is set, but that is given by the run"),
+                        "data.path, data.train and data.val, or another name");
+    }
+  }
+}
+
 std::int64_t warmup_steps(const ScheduleConfig& schedule, std::int64_t steps_per_epoch, std::int64_t total) {
   if (schedule.warmup_steps > 0) return schedule.warmup_steps;
   if (schedule.warmup_epochs > 0) {
@@ -75,6 +93,7 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
   const std::string path = split == Split::kTrain ? train_path(data) : val_path(data);
   const std::int64_t channels = data.color == "grey" ? 1 : 3;
   data::check_dataset_name(data.kind);
+  check_data_options(data, data.kind == "synthetic" || data.kind == "image_folder" || data.kind == "idx");
   if (data.kind == "synthetic") {
     return std::make_shared<data::SyntheticDataset>(data::SyntheticOptions{
         .size = split == Split::kTrain ? data.synthetic_train : data.synthetic_val,

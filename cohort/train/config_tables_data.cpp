@@ -61,7 +61,7 @@ std::vector<ConfigKey> model_keys() {
       {.name = "model.options",
        .target = [](Config& c) -> KeyTarget { return &c.model.options; },
        .on_resume = OnResume::kRefused,
-       .help = "Names and values handed to the model as they are."},
+       .help = "Names and values for a registered model, or of one model only (mlp: hidden)."},
   };
 }
 
@@ -173,6 +173,7 @@ std::vector<ConfigKey> data_keys() {
        .choices = {"refuse", "keep"}},
       {.name = "data.on_other_files",
        .target = [](Config& c) -> KeyTarget { return &c.data.on_other_files; },
+       .on_resume = OnResume::kTakesEffect,
        .help = "Files of an image folder that are no JPEG or PNG are counted and named once, or end the run.",
        .choices = {"warn", "refuse"},
        .used_with = "data.kind",
@@ -203,7 +204,7 @@ std::vector<ConfigKey> data_keys() {
       {.name = "data.options",
        .target = [](Config& c) -> KeyTarget { return &c.data.options; },
        .on_resume = OnResume::kTakesEffect,
-       .help = "Names and values handed to a registered data set as they are."},
+       .help = "Names and values for a registered data set."},
   };
 }
 

@@ -50,6 +50,27 @@ TEST(RegistryTest, TakesAUsersModelOnce) {
   EXPECT_PRED2(contains, message_of<UsageError>([] { register_model("", make_linear); }), "needs a name");
 }
 
+TEST(RegistryTest, OptionsThatAUsersModelDoesNotReadAreRefused) {
+  register_model("picky", [](const ModelOptions& options) {
+    if (options.extra.flag("fail", false)) throw std::runtime_error("stoll");
+    return torch::nn::AnyModule(torch::nn::Linear(options.extra.integer("width", 8, 1), 2));
+  });
+  ModelOptions options{.name = "picky", .extra = {{"width", "3"}}};
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(make_model(options).forward(at::rand({5, 3})).sizes(), at::IntArrayRef({5, 2}));
+  }
+  options.extra = {{"widht", "3"}};
+  EXPECT_PRED2(contains, message_of<ConfigError>([&] { make_model(options); }),
+               "[models.options] model 'picky' has no option widht. Try: width; its options are fail, width");
+  options.extra = {{"width", "0"}};
+  EXPECT_PRED2(
+      contains, message_of<ConfigError>([&] { make_model(options); }),
+      "while making model 'picky': [models.options] model 'picky': option width is '0', expected at least 1");
+  options.extra = {{"fail", "on"}};
+  EXPECT_PRED2(contains, message_of<UsageError>([&] { make_model(options); }),
+               "[models.registry] while making model 'picky': stoll");
+}
+
 TEST(RegistryTest, TakesModelsOfASharedLibrary) {
   ASSERT_NE(dlopen(COHORT_TEST_PLUGIN_FIRST, RTLD_NOW), nullptr) << dlerror();
   ModelOptions options;

@@ -3,6 +3,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/data/codecs/codec.h"
+#include "cohort/data/tensor_dataset.h"
 #include "cohort/train/build.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
@@ -26,6 +27,40 @@ TEST(MakeDatasetTest, OtherFilesAreRefusedWhereTheConfigurationSaysSo) {
   EXPECT_EQ(make_dataset(config, Split::kTrain)->size(), 1);
   config.data.on_other_files = "refuse";
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), DataError, "1 .webp (such as a/2.webp)");
+}
+
+TEST(MakeDatasetTest, OptionsGoToTheRegisteredDataSetThatReadsThem) {
+  data::register_dataset("rows", [](const data::DatasetArgs& args) {
+    EXPECT_EQ(args.at("path"), args.at("split") == "train" ? "here/train" : "there");
+    return std::make_shared<data::TensorDataset>(
+        std::vector<at::Tensor>{at::zeros({args.integer("rows", 2), 3})});
+  });
+  Config config;
+  config.data.kind = "rows";
+  config.data.path = "here";
+  config.data.val = "there";
+  config.data.options = {{"rows", "5"}};
+  EXPECT_EQ(make_dataset(config, Split::kTrain)->size(), 5);
+  EXPECT_EQ(make_dataset(config, Split::kVal)->size(), 5);
+  config.data.options = {{"rwos", "5"}};
+  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), ConfigError,
+                           "data set 'rows' has no option rwos. Try: rows; its options are rows");
+  config.data.options = {{"rows", "-1"}};
+  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
+                           "while making data set 'rows' (split val): ");
+  config.data.options = {{"path", "elsewhere"}};
+  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), ConfigError,
+                           "data.options.path is set, but that is given by the run");
+}
+
+TEST(MakeDatasetTest, OptionsOfOursAreRefused) {
+  for (const char* kind : {"synthetic", "image_folder", "idx"}) {
+    Config config;
+    config.data.kind = kind;
+    config.data.options = {{"size", "5"}};
+    COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), ConfigError,
+                             core::concat("data.options.size is set, but data.kind is ", kind));
+  }
 }
 
 }  // namespace
