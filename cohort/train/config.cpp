@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include "cohort/core/error.h"
 #include "cohort/train/best_metric.h"
 #include "cohort/train/config_reader.h"
 #include "cohort/train/legacy_keys.h"
+#include "cohort/train/yaml_text.h"
 
 namespace cohort::train {
 namespace {
@@ -136,7 +136,9 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
   std::error_code ignored;
   std::ifstream file;
   if (!std::filesystem::is_directory(path, ignored)) file.open(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::string text(kMaxYamlBytes + 1, '\0');  // no more: it may be a device without an end
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
   if (!file.is_open() || file.bad()) {
     throw DataError("train.config", concat(path, ": the configuration cannot be read"),
                     "--config with the path of a YAML file, for instance configs/fashion-vgg.yaml");

@@ -20,7 +20,6 @@ using core::concat;
 // bracket, a column of indentation, or on one line an indicator and a blank ("- - - a"), so these bound the
 // depth before the parser runs. Texts are bounded too, so that what was read can be written on one line and
 // read again.
-constexpr std::size_t kMaxBytes = 256 * 1024;
 constexpr std::size_t kMaxBrackets = 500;
 constexpr std::size_t kMaxIndicators = 500;
 constexpr std::size_t kMaxIndentation = 500;
@@ -34,9 +33,8 @@ constexpr std::size_t kMaxText = 1000;
 }
 
 void check_limits(std::string_view text, const YamlSource& source) {
-  if (text.size() > kMaxBytes) {
-    refuse(source, 0,
-           concat("the file is too large: got ", text.size(), " bytes, expected at most ", kMaxBytes));
+  if (text.size() > kMaxYamlBytes) {
+    refuse(source, 0, concat("the file is too large, expected at most ", kMaxYamlBytes, " bytes"));
   }
   std::size_t line = 0, indentation = 0, indicators = 0, brackets = 0;
   bool at_begin = true;

@@ -20,6 +20,9 @@ struct YamlSource {
   std::string at(const YAML::Mark& mark) const;
 };
 
+/// A longer text is refused; who reads a file need not read more.
+inline constexpr std::size_t kMaxYamlBytes = 256 * 1024;
+
 /// Returns the one document in `text`.
 /// Throws: ConfigError with line and column when it does not parse, is too large or too deep, or has more
 /// documents.

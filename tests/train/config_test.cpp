@@ -241,6 +241,10 @@ TEST(ConfigTest, AMissingFileIsNamed) {
   COHORT_EXPECT_THROW_WITH(load_config("/"), DataError, "cannot be read");
 }
 
+TEST(ConfigTest, AFileWithoutAnEndIsRefused) {
+  COHORT_EXPECT_THROW_WITH(load_config("/dev/zero"), ConfigError, "the file is too large");
+}
+
 TEST(ConfigTest, PresetsAreExpandedAndEndWithToTensorAndNormalize) {
   Config config = load("data: {image_size: 64, mean: [0.5, 0.5, 0.5], std: [1, 1, 1]}");
   const auto train = train_transforms(config.data);
