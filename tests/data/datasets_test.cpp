@@ -359,7 +359,7 @@ TEST(FingerprintTest, FollowsTheSamplesAndNotWhereTheyLie) {
   EXPECT_NE(of(b), first);
   std::filesystem::rename(b / "bee/2.png", b / "ape/1.png");
   EXPECT_NE(of(b), first);
-  write_png(a / "bee/1.png", picture(4, 5, 3));
+  write_png(a / "bee/1.png", picture(40, 50, 3));  // of another size in bytes
   EXPECT_NE(of(a), first);
   EXPECT_EQ(SyntheticDataset({.seed = 3}).fingerprint(), SyntheticDataset({.seed = 3}).fingerprint());
   EXPECT_NE(SyntheticDataset({.seed = 3}).fingerprint(), SyntheticDataset({.seed = 4}).fingerprint());

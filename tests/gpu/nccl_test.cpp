@@ -23,7 +23,8 @@ class TwoGpusNcclTest : public test::GpuTest {
  protected:
   void SetUp() override {
     GpuTest::SetUp();
-    if (!IsSkipped() && torch::cuda::device_count() < 2) GTEST_SKIP() << "one GPU, and NCCL wants one for each rank";
+    if (!IsSkipped() && torch::cuda::device_count() < 2)
+      GTEST_SKIP() << "one GPU, and NCCL wants one for each rank";
   }
 
   // body(group, device of the rank)

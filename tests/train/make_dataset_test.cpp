@@ -1,4 +1,5 @@
 // How the configuration's keys reach the data sets.
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include "cohort/core/error.h"
