@@ -1,16 +1,31 @@
 #include "cohort/core/file_lock.h"
 
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <optional>
 #include <string>
 
 #include "cohort/core/error.h"
+#include "cohort/core/log.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
+
+namespace {
+int flock_error = 0;  // what flock() of this program fails with; 0: it is the system's
+}  // namespace
+
+// In place of the C library's: the library under test calls this one.
+extern "C" int flock(int file, int operation) {
+  if (flock_error == 0) return static_cast<int>(::syscall(SYS_flock, file, operation));
+  errno = flock_error;
+  return -1;
+}
 
 namespace cohort::core {
 namespace {
@@ -53,6 +68,33 @@ TEST(FileLockTest, LockOfAKilledProcessIsFree) {
   EXPECT_NO_THROW(FileLock(dir / ".lock"));
   ::close(ready[0]);
   ::close(ready[1]);
+}
+
+TEST(FileLockTest, FileSystemWithoutLocksIsAWarningForEachFolder) {
+  for (const int error : {ENOSYS, ENOLCK, EOPNOTSUPP}) {
+    const TempDir dir;
+    std::string lines;
+    set_log_sink([&](LogLevel, std::string_view line) { lines += std::string(line) + "\n"; });
+    flock_error = error;
+    {
+      const FileLock lock(dir / ".lock");
+      EXPECT_FALSE(lock.is_held());
+      EXPECT_NO_THROW(FileLock(dir / ".lock"));
+    }
+    flock_error = 0;
+    set_log_sink({});
+    const std::string warning = dir.path().string() + " is on a file system without locks";
+    ASSERT_NE(lines.find(warning), std::string::npos) << lines;
+    EXPECT_EQ(lines.find(warning), lines.rfind(warning)) << lines;
+    EXPECT_TRUE(FileLock(dir / ".lock").is_held());
+  }
+}
+
+TEST(FileLockTest, AnotherErrorOfTheSystemIsSaid) {
+  const TempDir dir;
+  flock_error = EIO;
+  COHORT_EXPECT_THROW_WITH(FileLock(dir / ".lock"), SystemError, "cannot lock " + (dir / ".lock").string());
+  flock_error = 0;
 }
 
 }  // namespace
