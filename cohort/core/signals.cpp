@@ -18,8 +18,8 @@ std::atomic<int> stop_requested{0};
 std::atomic<bool> save_requested{false};
 static_assert(std::atomic<int>::is_always_lock_free);
 
-constexpr std::array<int, 3> kSignals{SIGINT, SIGTERM, SIGUSR1};
-std::array<struct sigaction, 3> previous{};
+constexpr std::array<int, 4> kSignals{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+std::array<struct sigaction, 4> previous{};
 
 // A batch system and a launcher may both deliver what one person asked for once.
 constexpr std::int64_t kSameRequestNs = 100'000'000;
@@ -59,7 +59,13 @@ TrainingSignals::TrainingSignals() {
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &previous[i]);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], &action, &previous[i]);
+    // nohup asks to outlive the terminal.
+    if (kSignals[i] == SIGHUP && previous[i].sa_handler == SIG_IGN) {
+      sigaction(SIGHUP, &previous[i], nullptr);
+    }
+  }
 }
 
 TrainingSignals::~TrainingSignals() {

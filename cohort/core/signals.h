@@ -3,10 +3,10 @@
 /// Signals that a training loop looks at between steps.
 namespace cohort::core {
 
-/// While it lives, the first SIGINT or SIGTERM asks to stop and a second one ends the process at once with
-/// status 128 + N (the same signal again within 100 ms is still the first: a batch system and a launcher may
-/// both deliver it); SIGUSR1 asks to save. Handlers that were there before are restored. Threads: one
-/// instance per process; the queries from any thread.
+/// While it lives, the first SIGINT, SIGTERM or SIGHUP asks to stop and a second one ends the process at once
+/// with status 128 + N (the same signal again within 100 ms is still the first: a batch system and a launcher
+/// may both deliver it); SIGUSR1 asks to save. A SIGHUP that is ignored (nohup) stays ignored. Handlers that
+/// were there before are restored. Threads: one instance per process; the queries from any thread.
 class TrainingSignals {
  public:
   /// Throws: UsageError when another instance lives.

@@ -63,7 +63,7 @@ struct TrainerOptions {
   TORCH_ARG(std::int64_t, trace_steps) = 0;
   /// false: a step whose loss is not finite is counted and the run goes on.
   TORCH_ARG(bool, stop_on_non_finite) = true;
-  /// Finish the step, save and return on SIGINT and SIGTERM; save and go on at SIGUSR1.
+  /// Finish the step, save and return on SIGINT, SIGTERM and SIGHUP; save and go on at SIGUSR1.
   TORCH_ARG(bool, handle_signals) = false;
 };
 

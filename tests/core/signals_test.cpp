@@ -31,6 +31,22 @@ TEST(SignalsTest, TerminationAsksToStopToo) {
   EXPECT_EQ(signals.stop_signal(), SIGTERM);
 }
 
+TEST(SignalsTest, ATerminalThatGoesAwayAsksToStopToo) {
+  const TrainingSignals signals;
+  std::raise(SIGHUP);
+  EXPECT_EQ(signals.stop_signal(), SIGHUP);
+}
+
+TEST(SignalsTest, UnderNohupATerminalThatGoesAwayIsNothing) {
+  auto* const before = std::signal(SIGHUP, SIG_IGN);
+  {
+    const TrainingSignals signals;
+    std::raise(SIGHUP);
+    EXPECT_EQ(signals.stop_signal(), 0);
+  }
+  EXPECT_EQ(std::signal(SIGHUP, before), SIG_IGN);
+}
+
 TEST(SignalsTest, SaveIsAskedForOnceForEachSignalAndDoesNotStop) {
   TrainingSignals signals;
   EXPECT_FALSE(signals.take_save_request());
