@@ -148,6 +148,7 @@ void TensorBoardCallback::on_step_end(const StepReport& report) {
   writer_->scalar("lr", report.lr, report.step);
   writer_->scalar("speed/images_per_second", report.samples_per_second, report.step);
   writer_->scalar("speed/data_wait", report.data_wait_share, report.step);
+  writer_->flush();  // who watches the run sees what metrics.jsonl has
 }
 
 void TensorBoardCallback::on_epoch_end(const EpochReport& report) {

@@ -1,0 +1,31 @@
+#include "cohort/train/sink_callbacks.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/temp_dir.h"
+
+namespace cohort::train {
+namespace {
+
+std::uintmax_t bytes_in(const std::filesystem::path& folder) {
+  std::uintmax_t bytes = 0;
+  for (const auto& item : std::filesystem::directory_iterator(folder)) bytes += item.file_size();
+  return bytes;
+}
+
+TEST(TensorBoardCallbackTest, AStepThatIsLoggedIsInTheFileAtOnce) {
+  test::TempDir dir;
+  TensorBoardCallback board(dir / "board", 0, {}, {});
+  board.on_fit_begin({.epochs = 1, .steps_per_epoch = 100});
+  StepReport report;
+  report.step = 1;
+  report.averages = {{"loss", 0.5}};
+  board.on_step_end(report);
+  const auto before = bytes_in(dir / "board");
+  report.logged = true;
+  board.on_step_end(report);
+  EXPECT_GT(bytes_in(dir / "board"), before + 100);
+}
+
+}  // namespace
+}  // namespace cohort::train
