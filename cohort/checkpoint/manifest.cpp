@@ -1,7 +1,9 @@
 #include "cohort/checkpoint/manifest.h"
 
 #include <charconv>
+#include <optional>
 
+#include "cohort/checkpoint/bounded_json.h"
 #include "cohort/checkpoint/safetensors_format.h"
 #include "cohort/core/error.h"
 
@@ -12,6 +14,7 @@ using core::concat;
 using nlohmann::json;
 
 constexpr const char* kFormat = "cohort-checkpoint";
+constexpr uint64_t kMaxNumber = uint64_t{1} << 62;  // the next sequence can be counted
 constexpr const char* kHint =
     "resume from an earlier checkpoint (auto does), or restore the file from a copy";
 
@@ -30,9 +33,41 @@ uint64_t parse_checksum(const std::string& text) {
   return value;
 }
 
+uint64_t number_at(const json& object, const char* key, const std::filesystem::path& path) {
+  const json& number = object.at(key);
+  if (!number.is_number_unsigned() || number > kMaxNumber) {
+    fail(path, concat("is damaged: ", key, " is ", number.dump()));
+  }
+  return number;
+}
+
+Manifest fields_of(const json& document, const std::filesystem::path& path) {
+  Manifest manifest;
+  try {
+    manifest.sequence = static_cast<int64_t>(number_at(document, "sequence", path));
+    manifest.best = document.value("best", std::string());
+    for (const auto& [name, entry] : document.at("files").items()) {
+      manifest.files[name] = {number_at(entry, "bytes", path), parse_checksum(entry.at("xxh3_64"))};
+    }
+    manifest.state = document.at("state");
+  } catch (const json::exception& error) {
+    fail(path, concat("lacks a field: ", error.what()));
+  }
+  if (!manifest.best.empty() && !is_checkpoint_name(manifest.best)) {
+    fail(path, concat("is damaged: best is ", printable(manifest.best)));
+  }
+  return manifest;
+}
+
 }  // namespace
 
-void write_manifest(const std::filesystem::path& folder, const Manifest& manifest) {
+bool is_checkpoint_name(std::string_view name) {
+  const bool reserved = name == "last" || name == "best" || name == "auto";
+  return !name.empty() && !reserved && name[0] != '.' &&
+         name.find_first_of(std::string_view("/~\0", 3)) == std::string_view::npos;
+}
+
+std::string manifest_text(const Manifest& manifest) {
   json files = json::object();
   for (const auto& [name, summary] : manifest.files) {
     files[name] = {{"bytes", summary.bytes}, {"xxh3_64", checksum_text(summary.checksum)}};
@@ -42,6 +77,9 @@ void write_manifest(const std::filesystem::path& folder, const Manifest& manifes
                 {"sequence", manifest.sequence},
                 {"files", std::move(files)},
                 {"state", manifest.state}};
+  if (!manifest.best.empty()) {
+    document["best"] = manifest.best;
+  }
   std::string text;
   try {
     document["xxh3_64"] = checksum_of(document);
@@ -49,6 +87,17 @@ void write_manifest(const std::filesystem::path& folder, const Manifest& manifes
   } catch (const json::exception& error) {
     throw UsageError("checkpoint.save", concat("the state cannot be written as JSON: ", error.what()));
   }
+  if (!is_bounded_json(text)) {
+    throw UsageError("checkpoint.save",
+                     concat("the state cannot be read again: state.json would have ", text.size(),
+                            " bytes (at most ", kMaxJsonBytes, ") or more than ", kMaxJsonDepth, " levels"),
+                     "tensors for what is large, in model or optimizer");
+  }
+  return text;
+}
+
+void write_manifest(const std::filesystem::path& folder, const Manifest& manifest) {
+  const std::string text = manifest_text(manifest);
   FileWriter writer(folder / kManifestFile, text.size());
   writer.write(text);
   writer.finish();
@@ -60,38 +109,32 @@ Manifest read_manifest(const std::filesystem::path& folder) {
     fail(path, "is missing");
   }
   const auto file = MappedFile::open(path);
-  const auto* text = reinterpret_cast<const char*>(file->bytes().data());
-  if (file->size() == 0) {
+  return parse_manifest({reinterpret_cast<const char*>(file->bytes().data()), file->size()}, path);
+}
+
+Manifest parse_manifest(std::string_view text, const std::filesystem::path& path) {
+  if (text.empty()) {
     fail(path, "is empty (0 bytes)");
   }
-  json document = json::parse(text, text + file->size(), nullptr, /*allow_exceptions=*/false);
-  if (!document.is_object() || document.value("format", json()) != kFormat) {
+  std::optional<json> document = parse_bounded_json(text);
+  if (!document || !document->is_object() || document->value("format", json()) != kFormat) {
     fail(path, "is damaged: it is not the JSON of a checkpoint");
   }
-  const json version = document.value("format_version", json());
+  const json version = document->value("format_version", json());
   if (version.is_number_integer() && version > kCheckpointFormatVersion) {
     throw DataError("checkpoint.load",
                     concat(path.string(), " has format version ", version.dump(),
                            ", this Cohort reads up to version ", kCheckpointFormatVersion),
                     "load it with the Cohort that saved it, or a newer one");
   }
-  const json stored = document.value("xxh3_64", json());
-  document.erase("xxh3_64");
-  const std::string actual = checksum_of(document);
+  const json stored = document->value("xxh3_64", json());
+  document->erase("xxh3_64");
+  const std::string actual = checksum_of(*document);
   if (stored != actual) {
-    fail(path, concat("is damaged: checksum got ", actual, ", expected ", stored.dump()));
+    const std::string expected = stored.is_string() ? stored.get<std::string>() : stored.dump();
+    fail(path, concat("is damaged: checksum got ", actual, ", expected ", printable(expected)));
   }
-  Manifest manifest;
-  try {
-    manifest.sequence = document.at("sequence").get<int64_t>();
-    for (const auto& [name, entry] : document.at("files").items()) {
-      manifest.files[name] = {entry.at("bytes").get<uint64_t>(), parse_checksum(entry.at("xxh3_64"))};
-    }
-    manifest.state = std::move(document.at("state"));
-  } catch (const json::exception& error) {
-    fail(path, concat("lacks a field: ", error.what()));
-  }
-  return manifest;
+  return fields_of(*document, path);
 }
 
 std::shared_ptr<const MappedFile> open_verified(const std::filesystem::path& folder, const Manifest& manifest,

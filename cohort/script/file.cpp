@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
+#include "cohort/checkpoint/bounded_json.h"
 #include "cohort/checkpoint/safetensors.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
@@ -153,7 +154,9 @@ class Reader {
            "the Cohort that saved it, or a newer one");
     }
     if (sum_of(text->second) != sum->second) damaged("its program");
-    json_ = json::parse(text->second);
+    std::optional<json> program = checkpoint::parse_bounded_json(text->second);
+    if (!program) fail("is no program of script mode: its JSON is broken or too deep", "a copy of the file");
+    json_ = std::move(*program);
   }
 
   const json& parsed() const { return json_; }

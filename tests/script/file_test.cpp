@@ -324,6 +324,9 @@ TEST_F(FileTest, SaysWhatIsNotKnownHere) {
   change(path, "\"outputs\"", "\"results\"");
   COHORT_EXPECT_THROW_WITH(load(path), DataError, "is no program of script mode");
   again();
+  change(path, "\"is\":", "\"is\":" + std::string(200'000, '[') + std::string(200'000, ']') + ",\"was\":");
+  COHORT_EXPECT_THROW_WITH(load(path), DataError, "its JSON is broken or too deep");
+  again();
   const auto file = checkpoint::SafetensorsFile::open(path);
   checkpoint::Metadata metadata = file.metadata();
   metadata["format_version"] = "2";

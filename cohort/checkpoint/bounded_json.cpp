@@ -1,0 +1,43 @@
+#include "cohort/checkpoint/bounded_json.h"
+
+namespace cohort::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+/// Follows the events of the JSON parser, which does not recurse, and stops it at the limit.
+class DepthCheck final : public nlohmann::json_sax<json> {
+ public:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(int64_t) override { return true; }
+  bool number_unsigned(uint64_t) override { return true; }
+  bool number_float(double, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(json::binary_t&) override { return true; }
+  bool key(std::string&) override { return true; }
+  bool start_object(std::size_t) override { return ++depth_ <= kMaxJsonDepth; }
+  bool end_object() override { return --depth_ >= 0; }
+  bool start_array(std::size_t) override { return ++depth_ <= kMaxJsonDepth; }
+  bool end_array() override { return --depth_ >= 0; }
+  bool parse_error(std::size_t, const std::string&, const json::exception&) override { return false; }
+
+ private:
+  int depth_ = 0;
+};
+
+}  // namespace
+
+bool is_bounded_json(std::string_view text) {
+  DepthCheck check;
+  return text.size() <= kMaxJsonBytes && json::sax_parse(text.begin(), text.end(), &check);
+}
+
+std::optional<json> parse_bounded_json(std::string_view text) {
+  if (!is_bounded_json(text)) {
+    return std::nullopt;
+  }
+  return json::parse(text.begin(), text.end());
+}
+
+}  // namespace cohort::checkpoint
