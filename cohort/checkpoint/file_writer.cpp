@@ -10,8 +10,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <sstream>
 
 #include "cohort/core/atomic_file.h"
 #include "cohort/core/error.h"
@@ -26,8 +24,6 @@ constexpr size_t kSmallBytes = 64 << 10;           // larger ones are written fr
 constexpr size_t kChunkBytes = 1 << 20;            // checksummed, then written, while still in the cache
 constexpr uint64_t kWritebackBytes = 16ull << 20;  // the disk starts after so much, not only at fsync
 
-constexpr std::string_view kTemporaryMark = ".cohort-";
-
 [[noreturn]] void fail_system(std::string_view what, const std::filesystem::path& path) {
   const int error = errno;
   throw SystemError("checkpoint.save",
@@ -38,22 +34,6 @@ constexpr std::string_view kTemporaryMark = ".cohort-";
 std::filesystem::path parent_of(const std::filesystem::path& path) {
   const auto parent = path.parent_path();
   return parent.empty() ? "." : parent;
-}
-
-/// When process `pid` started, in clock ticks since boot; empty if there is no such process.
-std::string process_start(const std::string& pid) {
-  std::ifstream file("/proc/" + pid + "/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), {});
-  const size_t after_name = text.rfind(')');  // the name may hold spaces and parentheses
-  if (after_name == std::string::npos) {
-    return "";
-  }
-  std::istringstream fields(text.substr(after_name + 1));
-  std::string field;
-  for (int i = 3; i <= 22; ++i) {
-    fields >> field;
-  }
-  return field;
 }
 
 }  // namespace
@@ -178,46 +158,6 @@ void rename_and_sync(const std::filesystem::path& from, const std::filesystem::p
     fail_system(concat("rename ", from.string(), " to"), to);
   }
   core::sync_folder(parent_of(to));
-}
-
-void replace_symlink(const std::filesystem::path& target, const std::filesystem::path& link,
-                     const std::filesystem::path& temporary) {
-  ::unlink(temporary.c_str());
-  if (::symlink(target.c_str(), temporary.c_str()) != 0) {
-    fail_system("create link", temporary);
-  }
-  if (::rename(temporary.c_str(), link.c_str()) != 0) {
-    const int error = errno;
-    ::unlink(temporary.c_str());
-    errno = error;
-    fail_system("replace link", link);
-  }
-  core::sync_folder(parent_of(link));
-}
-
-std::string temporary_name(const std::string& name) {
-  const std::string pid = std::to_string(::getpid());
-  return concat(".", name, kTemporaryMark, pid, "-", process_start(pid));
-}
-
-bool parse_temporary_name(const std::string& file_name, TemporaryName& out) {
-  const size_t mark = file_name.rfind(kTemporaryMark);
-  if (file_name.empty() || file_name[0] != '.' || mark == std::string::npos || mark < 2) {
-    return false;
-  }
-  const std::string owner = file_name.substr(mark + kTemporaryMark.size());
-  const size_t dash = owner.find('-');
-  const auto is_number = [](const std::string& text) {
-    return !text.empty() &&
-           std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-  };
-  if (dash == std::string::npos || !is_number(owner.substr(0, dash)) || !is_number(owner.substr(dash + 1))) {
-    return false;
-  }
-  out.name = file_name.substr(1, mark - 1);
-  // A process id comes again (in a container it is always 1); together with the start time it does not.
-  out.owner_alive = process_start(owner.substr(0, dash)) == owner.substr(dash + 1);
-  return true;
 }
 
 }  // namespace cohort::checkpoint

@@ -62,22 +62,4 @@ class FileWriter {
 /// Throws: SystemError.
 void rename_and_sync(const std::filesystem::path& from, const std::filesystem::path& to);
 
-/// Makes `link` a symbolic link to `target`, replacing what was there in one step; `temporary` is the
-/// name used meanwhile, in the same folder.
-/// Throws: SystemError.
-void replace_symlink(const std::filesystem::path& target, const std::filesystem::path& link,
-                     const std::filesystem::path& temporary);
-
-/// A name that belongs to this process alone, for a file or folder that becomes `name` when it is complete:
-/// `.NAME.cohort-PID-START`.
-std::string temporary_name(const std::string& name);
-
-/// Parts of a temporary name: what it was to become, and whether the process that made it is still alive.
-struct TemporaryName {
-  std::string name;
-  bool owner_alive = false;
-};
-/// Reads a temporary name; returns false if `file_name` is not one.
-bool parse_temporary_name(const std::string& file_name, TemporaryName& out);
-
 }  // namespace cohort::checkpoint

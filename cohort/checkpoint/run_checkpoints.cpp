@@ -8,9 +8,12 @@
 #include <cstdio>
 #include <cstring>
 
+#include "cohort/checkpoint/link.h"
 #include "cohort/checkpoint/manifest.h"
+#include "cohort/checkpoint/temporary_name.h"
 #include "cohort/core/atomic_file.h"
 #include "cohort/core/error.h"
+#include "cohort/core/file_lock.h"
 #include "cohort/core/log.h"
 
 namespace cohort::checkpoint {
@@ -21,16 +24,38 @@ using core::concat;
 
 constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
+constexpr const char* kLockFile = ".lock";
 constexpr std::string_view kReplacedMark = "~old";  // a checkpoint that is being replaced
 constexpr std::string_view kRemovedMark = "~gone";  // a checkpoint that is being removed
 
 void check_name(const std::string& name) {
-  const bool reserved = name == "last" || name == "best" || name == "auto";
-  if (name.empty() || reserved || name[0] == '.' ||
-      name.find_first_of(std::string_view("/~\0", 3)) != std::string::npos) {
+  if (!is_checkpoint_name(name)) {
     throw UsageError("checkpoint.save", concat("a checkpoint cannot be named ", printable(name)),
                      "a plain name such as epoch_0005");
   }
+}
+
+bool is_checkpoint(const fs::path& folder) {
+  try {
+    (void)read_manifest(folder);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// The checkpoint that a killed process had moved away to put another in its place; empty for another name.
+std::string replaced_name(const fs::path& path) {
+  const auto found = parse_temporary_name(path.filename().string());
+  return found && found->name.ends_with(kReplacedMark)
+             ? found->name.substr(0, found->name.size() - kReplacedMark.size())
+             : "";
+}
+
+/// The name that the checkpoint in `folder` has, or had before it was moved away.
+std::string name_of(const fs::path& folder) {
+  const std::string replaced = replaced_name(folder);
+  return replaced.empty() ? folder.filename().string() : replaced;
 }
 
 /// Swaps two names in one step; false if the filesystem cannot.
@@ -46,11 +71,10 @@ struct RunCheckpoints::Known {
 };
 
 RunCheckpoints::RunCheckpoints(fs::path folder, RunCheckpointsOptions options)
-    : folder_(std::move(folder)), options_(options) {
-  sweep();
-}
+    : folder_(std::move(folder)), options_(options) {}
 
-fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& content, SaveLinks links) {
+fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& content,
+                              SaveOptions options) {
   check_name(name);
   std::error_code error;
   if (fs::create_directories(folder_, error)) {
@@ -59,10 +83,14 @@ fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& 
   if (error) {
     throw SystemError("checkpoint.save", concat("cannot create ", folder_.string(), ": ", error.message()));
   }
+  const core::FileLock lock(folder_ / kLockFile);
+  recover(lock.is_held());
   int64_t sequence = 0;
   for (const Known& other : known()) {
     sequence = std::max(sequence, other.sequence + 1);
   }
+  const auto earlier_best = best();
+  const std::string best_name = options.is_best ? name : earlier_best ? name_of(*earlier_best) : "";
   const fs::path temporary = folder_ / temporary_name(name);
   fs::remove_all(temporary, error);
   try {
@@ -70,27 +98,24 @@ fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& 
       throw SystemError("checkpoint.save",
                         concat("cannot create ", temporary.string(), ": ", error.message()));
     }
-    write_folder(temporary, content, sequence);
+    write_folder(temporary, content, sequence, best_name);
     put(temporary, name);
   } catch (...) {
     fs::remove_all(temporary, error);
     throw;
   }
-  for (const auto& [link, wanted] :
-       {std::pair("last", links.update_last), std::pair("best", links.update_best)}) {
-    if (wanted) {
-      replace_symlink(name, folder_ / link, folder_ / temporary_name(link));
-    }
-  }
+  point("last", name);  // from here on this checkpoint counts, and what it says is the best
+  repair_best();
   prune();
   return folder_ / name;
 }
 
-void RunCheckpoints::write_folder(const fs::path& folder, const CheckpointContent& content,
-                                  int64_t sequence) const {
+void RunCheckpoints::write_folder(const fs::path& folder, const CheckpointContent& content, int64_t sequence,
+                                  const std::string& best) const {
   const Metadata metadata{{"format", "pt"}};  // what Python's loaders (transformers, timm) expect to see
   Manifest manifest;
   manifest.sequence = sequence;
+  manifest.best = best;
   manifest.state = content.state;
   manifest.files[kModelFile] = write_new_safetensors(folder / kModelFile, content.model, metadata);
   manifest.files[kOptimizerFile] =
@@ -102,6 +127,9 @@ void RunCheckpoints::write_folder(const fs::path& folder, const CheckpointConten
 void RunCheckpoints::put(const fs::path& temporary, const std::string& name) const {
   const fs::path target = folder_ / name;
   std::error_code ignored;
+  if (fs::exists(fs::symlink_status(target)) && !is_checkpoint(target)) {
+    set_aside(target);
+  }
   if (!fs::exists(fs::symlink_status(target))) {
     rename_and_sync(temporary, target);
   } else if (exchange(temporary, target)) {
@@ -109,9 +137,38 @@ void RunCheckpoints::put(const fs::path& temporary, const std::string& name) con
     fs::remove_all(temporary, ignored);
   } else {
     const fs::path old = folder_ / temporary_name(name + std::string(kReplacedMark));
-    rename_and_sync(target, old);  // killed here: sweep() puts it back
-    rename_and_sync(temporary, target);
+    rename_and_sync(target, old);  // killed here: located() finds it, recover() puts it back
+    try {
+      rename_and_sync(temporary, target);
+    } catch (...) {
+      fs::rename(old, target, ignored);
+      throw;
+    }
     fs::remove_all(old, ignored);
+  }
+}
+
+/// Moves something that is no checkpoint, or a damaged one, out of the way of a checkpoint of that name.
+void RunCheckpoints::set_aside(const fs::path& folder) const {
+  fs::path aside;
+  for (int number = 1; aside.empty() || fs::exists(fs::symlink_status(aside)); ++number) {
+    aside = folder_ / concat(folder.filename().string(), ".replaced-", number);
+  }
+  rename_and_sync(folder, aside);
+  core::log_warning(concat("[checkpoint.save] ", folder.string(),
+                           " was no checkpoint that can be read; it is now ", aside.string()));
+}
+
+void RunCheckpoints::point(const char* link, const std::string& name) const {
+  point_link(folder_ / link, name, folder_ / temporary_name(link));
+}
+
+/// Lets the link `best` point to what the last checkpoint says: a process may have been killed between the
+/// two links.
+void RunCheckpoints::repair_best() const {
+  const auto wanted = best();
+  if (wanted && fs::is_directory(*wanted) && follow_link(folder_ / "best") != folder_ / name_of(*wanted)) {
+    point("best", name_of(*wanted));
   }
 }
 
@@ -121,11 +178,11 @@ void RunCheckpoints::prune() const {
   }
   std::vector<Known> all = known();
   std::erase_if(all, [](const Known& one) { return one.sequence < 0; });  // not known to be ours: left alone
-  const auto last = link_target("last");
-  const auto best = link_target("best");
+  const auto last_folder = last(), best_folder = best(), best_link = follow_link(folder_ / "best");
   for (size_t i = static_cast<size_t>(options_.keep); i < all.size(); ++i) {
-    if (all[i].folder != last && all[i].folder != best) {
-      remove_folder(all[i].folder);
+    const fs::path& folder = all[i].folder;
+    if (folder != last_folder && folder != best_folder && folder != best_link) {
+      remove_folder(folder);
     }
   }
 }
@@ -144,29 +201,33 @@ void RunCheckpoints::remove_folder(const fs::path& folder) const {
   }
 }
 
-void RunCheckpoints::sweep() const {
+/// Finishes what a killed save left. `alone`: no other process can be saving here, so what comes from another
+/// host or container is a leftover too. Note that a file of save_safetensors() may be among them.
+void RunCheckpoints::recover(bool alone) const {
   std::error_code error;
   for (const auto& item : fs::directory_iterator(folder_, error)) {
-    TemporaryName found;
-    if (!parse_temporary_name(item.path().filename().string(), found) || found.owner_alive) {
+    const auto found = parse_temporary_name(item.path().filename().string());
+    if (!found || found->owner == Owner::kRuns || (found->owner == Owner::kUnknown && !alone)) {
       continue;
     }
-    if (found.name.ends_with(kReplacedMark)) {
-      found.name.resize(found.name.size() - kReplacedMark.size());
-      if (!fs::exists(folder_ / found.name)) {
-        fs::rename(item.path(), folder_ / found.name, error);
-        continue;
-      }
+    const std::string replaced = replaced_name(item.path());
+    if (!replaced.empty() && !fs::exists(folder_ / replaced)) {
+      fs::rename(item.path(), folder_ / replaced, error);
+    } else {
+      fs::remove_all(item.path(), error);
     }
-    fs::remove_all(item.path(), error);
   }
+  repair_best();
 }
 
 std::vector<RunCheckpoints::Known> RunCheckpoints::known() const {
   std::vector<Known> result;
   std::error_code error;
   for (const auto& item : fs::directory_iterator(folder_, error)) {
-    if (!item.is_directory() || item.is_symlink() || item.path().filename().string()[0] == '.') {
+    const std::string replaced = replaced_name(item.path());
+    const bool is_hidden =
+        item.path().filename().string()[0] == '.' && (replaced.empty() || fs::exists(folder_ / replaced));
+    if (!item.is_directory() || item.is_symlink() || is_hidden) {
       continue;
     }
     Known one{item.path(), -1};
@@ -191,10 +252,38 @@ std::vector<fs::path> RunCheckpoints::list() const {
   return result;
 }
 
-std::optional<fs::path> RunCheckpoints::link_target(const std::string& link) const {
+/// `folder`, or where a process that was killed while it replaced it has put it.
+fs::path RunCheckpoints::located(fs::path folder) const {
   std::error_code error;
-  const fs::path target = fs::read_symlink(folder_ / link, error);
-  return error ? std::nullopt : std::optional(folder_ / target);
+  if (!fs::exists(folder, error)) {
+    for (const auto& item : fs::directory_iterator(folder_, error)) {
+      if (replaced_name(item.path()) == folder.filename()) {
+        return item.path();
+      }
+    }
+  }
+  return folder;
+}
+
+std::optional<fs::path> RunCheckpoints::last() const {
+  const auto target = follow_link(folder_ / "last");
+  return target ? std::optional(located(*target)) : std::nullopt;
+}
+
+std::optional<fs::path> RunCheckpoints::best() const {
+  if (const auto folder = last()) {
+    try {
+      const std::string name = read_manifest(*folder).best;
+      const fs::path named = located(folder_ / name);
+      if (!name.empty() && fs::is_directory(named)) {
+        return named;
+      }
+    } catch (const Error&) {
+      // Whoever loads it is told what is wrong with it.
+    }
+  }
+  const auto target = follow_link(folder_ / "best");
+  return target ? std::optional(located(*target)) : std::nullopt;
 }
 
 std::optional<fs::path> RunCheckpoints::find(const std::string& which) const {
@@ -203,7 +292,7 @@ std::optional<fs::path> RunCheckpoints::find(const std::string& which) const {
     return usable ? std::optional(usable->folder) : std::nullopt;
   }
   if (which == "last" || which == "best") {
-    const auto target = link_target(which);
+    const auto target = which == "last" ? last() : best();
     if (target && !fs::is_directory(*target)) {
       throw DataError(
           "checkpoint.find",
@@ -220,6 +309,9 @@ std::optional<fs::path> RunCheckpoints::find(const std::string& which) const {
     if (fs::is_directory(path)) {
       return fs::is_symlink(path) ? fs::canonical(path) : path;
     }
+    if (const auto target = follow_link(path); target && fs::is_directory(*target)) {
+      return *target;
+    }
   }
   throw DataError("checkpoint.find", concat("no checkpoint at ", which, " (nor in ", folder_.string(), ")"),
                   "last, best, auto, or the folder of a checkpoint");
@@ -227,27 +319,32 @@ std::optional<fs::path> RunCheckpoints::find(const std::string& which) const {
 
 void RunCheckpoints::go_back_to(const fs::path& checkpoint) const {
   std::error_code error;
-  if (!fs::equivalent(checkpoint.parent_path(), folder_, error) ||
-      link_target("last") == folder_ / checkpoint.filename()) {
+  if (!fs::equivalent(checkpoint.parent_path(), folder_, error)) {
     return;
   }
-  replace_symlink(checkpoint.filename().string(), folder_ / "last", folder_ / temporary_name("last"));
+  const core::FileLock lock(folder_ / kLockFile);
+  recover(lock.is_held());
+  const std::string name = name_of(checkpoint);
+  if (follow_link(folder_ / "last") != folder_ / name) {
+    point("last", name);
+    repair_best();
+  }
 }
 
 std::optional<LoadedCheckpoint> RunCheckpoints::load_usable() const {
   std::vector<Known> all = known();
-  const auto last = link_target("last");
+  const auto last_folder = last();
   const auto newest =
-      std::find_if(all.begin(), all.end(), [&](const Known& one) { return one.folder == last; });
+      std::find_if(all.begin(), all.end(), [&](const Known& one) { return one.folder == last_folder; });
   if (newest != all.end() && newest->sequence >= 0) {
     const int64_t sequence = newest->sequence;
     std::erase_if(all, [&](const Known& one) { return one.sequence > sequence; });
   }
   std::vector<fs::path> candidates;
   for (const Known& one : all) candidates.push_back(one.folder);
-  if (last) {
-    std::erase(candidates, *last);
-    candidates.insert(candidates.begin(), *last);
+  if (last_folder) {
+    std::erase(candidates, *last_folder);
+    candidates.insert(candidates.begin(), *last_folder);
   }
   std::string first_problem;
   for (const fs::path& candidate : candidates) {

@@ -12,9 +12,10 @@
 /// The checkpoints of one run: folders that are complete or absent, with links to the last and the best.
 ///
 ///     RunCheckpoints checkpoints(run_dir / "checkpoints", {.keep = 3});
-///     checkpoints.save("epoch_0005", {module_state(*model), optimizer_tensors, state}, {.update_best =
-///     true}); if (auto path = checkpoints.find("auto")) { CheckpointContent content =
-///     RunCheckpoints::load(*path); ... }
+///     checkpoints.save("epoch_0005", {module_state(*model), optimizer_tensors, state}, {.is_best = true});
+///     if (auto path = checkpoints.find("auto")) {
+///       CheckpointContent content = RunCheckpoints::load(*path);
+///     }
 namespace cohort::checkpoint {
 
 /// What a checkpoint holds. `state` is the user's: epoch, samples consumed, schedule, scaler, world, threads.
@@ -36,30 +37,30 @@ struct RunCheckpointsOptions {
       3;  ///< Newest checkpoints that stay; 0 keeps all. What `last` and `best` point to always stays.
 };
 
-struct SaveLinks {
-  bool update_last = true;
-  bool update_best = false;
+struct SaveOptions {
+  bool is_best = false;  ///< `best` points to this checkpoint from now on.
 };
 
 /// A folder of checkpoints: `NAME/{model.safetensors, optimizer.safetensors, state.json}`, links
 /// `last`, `best`.
-/// Threads: one caller at a time; one process saves (the run folder's lock is the caller's matter), any
-/// may load.
+/// Threads: one caller at a time; one process saves at a time (a lock sees to it), any may load.
 class RunCheckpoints {
  public:
-  /// Removes what a killed process left under temporary names in `folder`. Creates nothing; save() does.
+  /// Creates and changes nothing; save() does.
   explicit RunCheckpoints(std::filesystem::path folder, RunCheckpointsOptions options = {});
 
   /// Saves `content` as `name` (replacing one of that name in one step), moves the links, removes old
-  /// checkpoints, and returns the folder. All is on disk then. Killed at any moment, the folder holds
-  /// the previous checkpoint or the new one, complete.
-  /// Throws: UsageError for a name that is not a plain file name; SystemError (no space left,
-  /// permission) naming path and bytes needed: the previous checkpoint is untouched and nothing
-  /// temporary stays.
-  std::filesystem::path save(const std::string& name, const CheckpointContent& content, SaveLinks links = {});
+  /// checkpoints and what a killed process left under temporary names, and returns the folder. All is on disk
+  /// then. Killed at any moment, the folder holds the previous checkpoint or the new one, complete, and
+  /// `best` is that checkpoint's. Throws: UsageError for a name that is not a plain file name; SystemError
+  /// (no space left, permission) naming path and bytes needed: the previous checkpoint is untouched and
+  /// nothing temporary stays; SystemError if another process is saving here.
+  std::filesystem::path save(const std::string& name, const CheckpointContent& content,
+                             SaveOptions options = {});
 
   /// The folder of a checkpoint.
-  /// `last`, `best`: what the link points to; empty if there is no such link.
+  /// `last`: what the link points to; `best`: what the last checkpoint says is the best so far, else what the
+  /// link points to; empty if there is none.
   /// `auto`: the folder of load_usable(); whoever wants the content too calls that.
   /// Otherwise a path to a checkpoint, to a run folder (its last), or the name of a checkpoint in this
   /// folder.
@@ -71,8 +72,9 @@ class RunCheckpoints {
   /// Throws: DataError if there are checkpoints and none can be used.
   std::optional<LoadedCheckpoint> load_usable() const;
 
-  /// Points `last` at a checkpoint of this folder: training goes on from there, and those saved after it are
-  /// another history, which load_usable() no longer takes. A checkpoint elsewhere changes nothing.
+  /// Points `last` at a checkpoint of this folder, and `best` at what was the best then: training goes on
+  /// from there, and those saved after it are another history, which load_usable() no longer takes. Finishes
+  /// what a killed save left. A checkpoint elsewhere changes nothing. Throws: SystemError as save().
   void go_back_to(const std::filesystem::path& checkpoint) const;
 
   /// Checkpoints, newest first.
@@ -88,13 +90,18 @@ class RunCheckpoints {
  private:
   struct Known;
   std::vector<Known> known() const;
-  void write_folder(const std::filesystem::path& folder, const CheckpointContent& content,
-                    int64_t sequence) const;
-  void sweep() const;
+  void write_folder(const std::filesystem::path& folder, const CheckpointContent& content, int64_t sequence,
+                    const std::string& best) const;
+  void recover(bool alone) const;
+  void repair_best() const;
   void put(const std::filesystem::path& temporary, const std::string& name) const;
+  void set_aside(const std::filesystem::path& folder) const;
   void prune() const;
   void remove_folder(const std::filesystem::path& folder) const;
-  std::optional<std::filesystem::path> link_target(const std::string& link) const;
+  void point(const char* link, const std::string& name) const;
+  std::filesystem::path located(std::filesystem::path folder) const;
+  std::optional<std::filesystem::path> last() const;
+  std::optional<std::filesystem::path> best() const;
 
   std::filesystem::path folder_;
   RunCheckpointsOptions options_;

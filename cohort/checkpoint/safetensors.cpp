@@ -7,6 +7,7 @@
 #include <array>
 #include <map>
 
+#include "cohort/checkpoint/temporary_name.h"
 #include "cohort/core/error.h"
 
 namespace cohort::checkpoint {

@@ -1,5 +1,6 @@
 #include "cohort/cli/trained_model.h"
 
+#include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/core/error.h"
 #include "cohort/train/run.h"
 
@@ -20,7 +21,11 @@ train::Config TrainedModel::load(const std::string& where) {
   if (!run.empty()) {
     if (config.empty()) config = (fs::path(run) / "config.yaml").string();
     const bool is_name = checkpoint == "best" || checkpoint == "last";
-    if (is_name) checkpoint = (fs::path(run) / "checkpoints" / checkpoint).string();
+    if (is_name) {
+      const fs::path folder = fs::path(run) / "checkpoints";
+      const auto found = checkpoint::RunCheckpoints(folder).find(checkpoint);
+      checkpoint = found.value_or(folder / checkpoint).string();  // what is not there is said below
+    }
   }
   if (config.empty()) {
     throw UsageError(where, "neither --run nor --config was given", "--run runs/NAME");

@@ -408,8 +408,7 @@ class FitLoop {
     const bool between_epochs = state_.loader.samples_consumed == 0;
     const std::string name =
         between_epochs ? numbered("epoch_%04lld", state_.epoch) : numbered("step_%08lld", state_.step);
-    result_.last_checkpoint =
-        checkpoints_->save(name, capture(task_, state_), {.update_last = true, .update_best = best});
+    result_.last_checkpoint = checkpoints_->save(name, capture(task_, state_), {.is_best = best});
   }
 
   void finish() {

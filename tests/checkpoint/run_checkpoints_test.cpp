@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "cohort/checkpoint/temporary_name.h"
 #include "cohort/core/error.h"
+#include "cohort/core/file_lock.h"
 #include "cohort/core/log.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
@@ -24,7 +26,9 @@ CheckpointContent content_of(int64_t value) {
 
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
-  for (const auto& item : fs::directory_iterator(folder)) names.push_back(item.path().filename());
+  for (const auto& item : fs::directory_iterator(folder)) {
+    if (item.path().filename() != ".lock") names.push_back(item.path().filename());
+  }
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -56,7 +60,7 @@ class RunCheckpointsTest : public ::testing::Test {
 TEST_F(RunCheckpointsTest, WhatWasSavedIsLoaded) {
   RunCheckpoints checkpoints(folder());
   EXPECT_FALSE(checkpoints.find("last") || checkpoints.find("best") || checkpoints.find("auto"));
-  EXPECT_EQ(checkpoints.save("epoch_0001", content_of(1), {.update_best = true}), folder() / "epoch_0001");
+  EXPECT_EQ(checkpoints.save("epoch_0001", content_of(1), {.is_best = true}), folder() / "epoch_0001");
   EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_0001", "last"}));
   EXPECT_EQ(names_in(folder() / "epoch_0001"),
             (Names{"model.safetensors", "optimizer.safetensors", "state.json"}));
@@ -69,15 +73,14 @@ TEST_F(RunCheckpointsTest, WhatWasSavedIsLoaded) {
 
 TEST_F(RunCheckpointsTest, LinksMoveAndARunFolderCanBeMoved) {
   RunCheckpoints checkpoints(folder());
-  checkpoints.save("step_1", content_of(1), {.update_best = true});
+  checkpoints.save("step_1", content_of(1), {.is_best = true});
   checkpoints.save("step_2", content_of(2));
-  checkpoints.save("step_3", content_of(3), {.update_last = false});
   fs::rename(folder(), dir_ / "moved");
   RunCheckpoints moved(dir_ / "moved");
   EXPECT_EQ(moved.find("best")->filename(), "step_1");
   EXPECT_EQ(moved.find("last")->filename(), "step_2");
   EXPECT_EQ(moved.find("auto")->filename(), "step_2");
-  EXPECT_EQ(moved.find("step_3")->filename(), "step_3");
+  EXPECT_EQ(moved.find("step_1")->filename(), "step_1");
   EXPECT_EQ(moved.find((dir_ / "moved" / "last").string())->filename(), "step_2");
 }
 
@@ -90,12 +93,42 @@ TEST_F(RunCheckpointsTest, ARunFolderStandsForItsLastCheckpoint) {
 TEST_F(RunCheckpointsTest, NewestAreKeptAndLastAndBestStay) {
   RunCheckpoints checkpoints(folder(), {.keep = 2});
   for (int64_t i = 1; i <= 6; ++i) {
-    checkpoints.save("epoch_" + std::to_string(i), content_of(i),
-                     {.update_last = i != 6, .update_best = i == 2});
+    checkpoints.save("epoch_" + std::to_string(i), content_of(i), {.is_best = i == 2});
   }
   EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_2", "epoch_5", "epoch_6", "last"}));
-  checkpoints.save("epoch_7", content_of(7), {.update_last = false, .update_best = true});
-  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_5", "epoch_6", "epoch_7", "last"}));
+  checkpoints.save("epoch_7", content_of(7), {.is_best = true});
+  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_6", "epoch_7", "last"}));
+}
+
+TEST_F(RunCheckpointsTest, TheLastCheckpointSaysWhichIsTheBestWhateverTheLink) {
+  RunCheckpoints checkpoints(folder(), {.keep = 1});
+  checkpoints.save("epoch_1", content_of(1), {.is_best = true});
+  checkpoints.save("epoch_2", content_of(2));
+  fs::remove(folder() / "best");
+  fs::create_symlink("epoch_2", folder() / "best");
+  EXPECT_EQ(checkpoints.find("best")->filename(), "epoch_1");
+  checkpoints.save("epoch_3", content_of(3));
+  EXPECT_EQ(fs::read_symlink(folder() / "best"), "epoch_1");
+  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_1", "epoch_3", "last"}));
+}
+
+TEST_F(RunCheckpointsTest, GoingBackTakesTheBestOfThen) {
+  RunCheckpoints checkpoints(folder(), {.keep = 0});
+  for (int64_t i = 1; i <= 3; ++i) {
+    checkpoints.save("epoch_" + std::to_string(i), content_of(i), {.is_best = true});
+  }
+  checkpoints.go_back_to(folder() / "epoch_2");
+  EXPECT_EQ(fs::read_symlink(folder() / "last"), "epoch_2");
+  EXPECT_EQ(fs::read_symlink(folder() / "best"), "epoch_2");
+}
+
+TEST_F(RunCheckpointsTest, CheckpointsThatDoNotNameTheBestHaveTheLinks) {
+  save_three();
+  fs::create_symlink("epoch_2", folder() / "best");
+  RunCheckpoints checkpoints(folder(), {.keep = 1});
+  EXPECT_EQ(checkpoints.find("best")->filename(), "epoch_2");
+  checkpoints.save("epoch_4", content_of(4));
+  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_2", "epoch_4", "last"}));
 }
 
 TEST_F(RunCheckpointsTest, FoldersThatAreNotCheckpointsAreLeftAlone) {
@@ -115,18 +148,63 @@ TEST_F(RunCheckpointsTest, SavingUnderANameThatIsThereReplacesIt) {
   EXPECT_EQ(names_in(folder()), (Names{"epoch_1", "last"}));
 }
 
-TEST_F(RunCheckpointsTest, LeftoversOfDeadProcessesAreSweptAndOthersStay) {
+TEST_F(RunCheckpointsTest, SomethingElseOfThatNameIsMovedAsideAndKept) {
+  write_file(folder() / "epoch_1" / "notes.txt", "mine");
+  write_file(folder() / "epoch_2", "a file");
+  RunCheckpoints checkpoints(folder(), {.keep = 1});
+  checkpoints.save("epoch_1", content_of(1));
+  checkpoints.save("epoch_2", content_of(2));
+  EXPECT_EQ(names_in(folder()), (Names{"epoch_1.replaced-1", "epoch_2", "epoch_2.replaced-1", "last"}));
+  EXPECT_EQ(read_file(folder() / "epoch_1.replaced-1" / "notes.txt"), "mine");
+  EXPECT_EQ(read_file(folder() / "epoch_2.replaced-1"), "a file");
+  EXPECT_NE(log_.find("epoch_1 was no checkpoint that can be read; it is now "), std::string::npos) << log_;
+}
+
+/// Names of a process on another host, of one here that has ended, and of this one.
+const std::string kElsewhere = ".epoch_4.cohort-another-host-4026531836-77-88";
+
+std::string of_ended_process(const std::string& name) {
+  const std::string own = temporary_name(name);
+  return own.substr(0, own.rfind('-')) + "-1";
+}
+
+TEST_F(RunCheckpointsTest, LeftoversAreSweptByASaveAndNothingElse) {
   save_three();
   const std::string alive = temporary_name("epoch_4");
-  for (const std::string& name : {std::string(".epoch_4.cohort-999999999-1"), std::string(".last.cohort-1-1"),
-                                  alive, std::string(".epoch_4.cohort-x-1"), std::string(".other")}) {
+  for (const std::string& name : {of_ended_process("epoch_5"), of_ended_process("last"), kElsewhere, alive,
+                                  std::string(".epoch_4.cohort-x-1-1"), std::string(".other")}) {
     write_file(folder() / name / "model.safetensors", "half");
   }
-  fs::rename(folder() / "epoch_2", folder() / ".epoch_2~old.cohort-999999999-1");
-  RunCheckpoints checkpoints(folder());
-  EXPECT_EQ(names_in(folder()),
-            (Names{alive, ".epoch_4.cohort-x-1", ".other", "epoch_1", "epoch_2", "epoch_3", "last"}));
+  fs::rename(folder() / "epoch_2", folder() / of_ended_process("epoch_2~old"));
+  RunCheckpoints(folder(), {.keep = 0}).save("epoch_6", content_of(6));
+  Names expected{alive, ".epoch_4.cohort-x-1-1", ".other", "epoch_1", "epoch_2", "epoch_3", "epoch_6",
+                 "last"};
+  std::sort(expected.begin(), expected.end());
+  EXPECT_EQ(names_in(folder()), expected);
   EXPECT_EQ(RunCheckpoints::load(folder() / "epoch_2").state["epoch"], 2);
+}
+
+TEST_F(RunCheckpointsTest, ReadersChangeNothing) {
+  save_three();
+  for (const std::string& name : {of_ended_process("epoch_4"), kElsewhere}) {
+    write_file(folder() / name / "model.safetensors", "half");
+  }
+  fs::rename(folder() / "epoch_3", folder() / of_ended_process("epoch_3~old"));
+  const Names before = names_in(folder());
+  const RunCheckpoints reader(folder());
+  EXPECT_EQ(RunCheckpoints::load(*reader.find("auto")).state["epoch"], 3);
+  EXPECT_EQ(RunCheckpoints::load(*reader.find("last")).state["epoch"], 3);
+  EXPECT_EQ(reader.list().size(), 3u);
+  EXPECT_EQ(names_in(folder()), before);
+}
+
+TEST_F(RunCheckpointsTest, WhereAnotherProcessSavesASaveIsRefused) {
+  save_three();
+  const core::FileLock lock(folder() / ".lock");
+  RunCheckpoints checkpoints(folder());
+  COHORT_EXPECT_THROW_WITH(checkpoints.save("epoch_4", content_of(4)), SystemError, " is in use by process ");
+  EXPECT_EQ(checkpoints.find("auto")->filename(), "epoch_3");
+  EXPECT_EQ(names_in(folder()), (Names{"epoch_1", "epoch_2", "epoch_3", "last"}));
 }
 
 TEST_F(RunCheckpointsTest, DamageIsNamedAndAutoFallsBackWithAWarning) {
@@ -144,6 +222,14 @@ TEST_F(RunCheckpointsTest, DamageIsNamedAndAutoFallsBackWithAWarning) {
       {"state.json is missing", [&] { fs::remove(last / "state.json"); }},
       {"state.json is empty (0 bytes)", [&] { write_file(last / "state.json", ""); }},
       {"state.json is damaged: it is not the JSON", [&] { write_file(last / "state.json", "{"); }},
+      {"state.json is damaged: it is not the JSON",
+       [&] { write_file(last / "state.json", std::string(400'000, '[')); }},
+      {"state.json is damaged: it is not the JSON",
+       [&] {  // all of it is JSON, and deep
+         std::string text = read_file(last / "state.json");
+         const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+         write_file(last / "state.json", text.replace(text.find("\"epoch\": 3"), 10, "\"epoch\": " + deep));
+       }},
       {"state.json is damaged: checksum got ",
        [&] {
          std::string text = read_file(last / "state.json");
