@@ -47,13 +47,13 @@ std::size_t Adam::states_used(const ParamGroup& group) const {
 void Adam::run(const ParamGroup& group, FusedBucket& bucket) {
   at::_fused_adam_(bucket.params, bucket.grads, bucket.states[0], bucket.states[1], bucket.states[2],
                    bucket.steps, group.lr, group.beta1, group.beta2, group.weight_decay, group.eps,
-                   *group.amsgrad, *group.maximize);
+                   *group.amsgrad, *group.maximize, {}, bucket.found_inf);
 }
 
 void AdamW::run(const ParamGroup& group, FusedBucket& bucket) {
   at::_fused_adamw_(bucket.params, bucket.grads, bucket.states[0], bucket.states[1], bucket.states[2],
                     bucket.steps, group.lr, group.beta1, group.beta2, group.weight_decay, group.eps,
-                    *group.amsgrad, *group.maximize);
+                    *group.amsgrad, *group.maximize, {}, bucket.found_inf);
 }
 
 void Adam::check_options(const ParamGroup& group) const {

@@ -55,24 +55,34 @@ at::Tensor total_norm(const std::vector<at::Tensor>& gradients, double norm_type
   return at::linalg_vector_norm(at::stack(norms), norm_type);
 }
 
-double clip(const std::vector<at::Tensor>& gradients, double max_norm, double norm_type,
-            bool error_if_nonfinite) {
+void check_limit(double max_norm) {
   if (!(max_norm >= 0))
     throw UsageError("optim.clip_grad_norm_", concat("max_norm is ", max_norm, ", expected 0 or more"));
+}
+
+void scale_to(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, double max_norm) {
+  // As PyTorch rounds it: max_norm / (norm + 1e-6) in the norm's dtype. A factor of 1 changes nothing: on the
+  // CPU, where it is known, gradients are not touched; an accelerator multiplies, so that nobody waits for
+  // it.
+  const at::Tensor factor = norm.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1.0);
+  if (factor.is_cpu() && factor.item<double>() == 1.0) return;
+  by_kind(gradients,
+          [&](const std::vector<at::Tensor>& list) { at::_foreach_mul_(list, factor.to(list[0].device())); });
+}
+
+double clip(const std::vector<at::Tensor>& gradients, double max_norm, double norm_type,
+            bool error_if_nonfinite) {
+  check_limit(max_norm);
   if (gradients.empty()) return 0.0;
   c10::NoGradGuard no_grad;
   const at::Tensor norm = total_norm(gradients, norm_type);
-  const double value = norm.item<double>();
-  if (error_if_nonfinite && !std::isfinite(value))
-    throw UsageError("optim.clip_grad_norm_",
-                     concat("the norm of the gradients is ", value, ", so they cannot be clipped"),
-                     "a smaller learning rate, or error_if_nonfinite = false");
-  // As PyTorch rounds it: max_norm / (norm + 1e-6) in the norm's dtype. A factor of 1 changes nothing.
-  const at::Tensor factor = norm.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1.0);
-  if (factor.item<double>() == 1.0) return value;
-  by_kind(gradients,
-          [&](const std::vector<at::Tensor>& list) { at::_foreach_mul_(list, factor.to(list[0].device())); });
-  return value;
+  if (error_if_nonfinite && !std::isfinite(norm.item<double>()))
+    throw UsageError(
+        "optim.clip_grad_norm_",
+        concat("the norm of the gradients is ", norm.item<double>(), ", so they cannot be clipped"),
+        "a smaller learning rate, or error_if_nonfinite = false");
+  scale_to(gradients, norm, max_norm);
+  return norm.item<double>();
 }
 
 }  // namespace
@@ -89,6 +99,18 @@ double clip_grad_norm_(const std::vector<ParamGroup>& groups, double max_norm, d
   std::vector<at::Tensor> gradients;
   for (const ParamGroup& group : groups) append_gradients(group.params, gradients);
   return clip(gradients, max_norm, norm_type, error_if_nonfinite);
+}
+
+NonFinite clip_grad_norm_unless_non_finite_(const std::vector<ParamGroup>& groups, double max_norm) {
+  check_limit(max_norm);
+  std::vector<at::Tensor> gradients;
+  for (const ParamGroup& group : groups) append_gradients(group.params, gradients);
+  if (gradients.empty()) return {};
+  c10::NoGradGuard no_grad;
+  const at::Tensor norm = total_norm(gradients, 2.0);
+  const NonFinite found = non_finite_scalar(norm);
+  if (!found.on_cpu) scale_to(gradients, norm, max_norm);
+  return found;
 }
 
 double grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {

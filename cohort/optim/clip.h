@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "cohort/optim/finite.h"
 #include "cohort/optim/optimizer.h"
 
 /// Limits gradients in place, after backward and before the optimizer's step. With gradient accumulation:
@@ -18,6 +19,10 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
 /// The same over all groups together.
 double clip_grad_norm_(const std::vector<ParamGroup>& groups, double max_norm, double norm_type = 2.0,
                        bool error_if_nonfinite = false);
+
+/// The same with the 2-norm, and without waiting for an accelerator; says whether the norm is finite. Where
+/// it is not, no step may follow: gradients are then unchanged on the CPU, and NaN or zero elsewhere.
+NonFinite clip_grad_norm_unless_non_finite_(const std::vector<ParamGroup>& groups, double max_norm);
 
 /// Returns the norm of all gradients, changing nothing.
 double grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);

@@ -7,6 +7,9 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "cohort/core/error.h"
 
 namespace cohort::optim {
@@ -63,12 +66,21 @@ void check_gradient(const at::Tensor& gradient, const at::Tensor& parameter, con
 }  // namespace
 
 void FusedOptimizer::step() {
+  step_with({});
+}
+
+void FusedOptimizer::step_unless(const NonFinite& found) {
+  if (!found.on_cpu) step_with(found.on_device);
+}
+
+void FusedOptimizer::step_with(const at::Tensor& found_inf) {
   c10::NoGradGuard no_grad;
   struct Release {
     FusedOptimizer* optimizer;
     ~Release() { optimizer->release(); }
   } release_gradients{this};
 
+  settle();
   plans_.resize(param_groups().size());
   for (std::size_t g = 0; g < plans_.size(); ++g) {
     check_options(param_groups()[g]);
@@ -82,23 +94,44 @@ void FusedOptimizer::step() {
   // Autograd's wrappers of the kernels copy every list, and have nothing to do but count versions: we do
   // that.
   at::AutoDispatchBelowADInplaceOrView below_autograd;
+  for (std::size_t g = 0; g < plans_.size(); ++g)
+    for (FusedBucket& bucket : plans_[g].buckets) run_bucket(g, bucket, found_inf);
+  unread_ = found_inf;
+}
+
+void FusedOptimizer::run_bucket(std::size_t g, FusedBucket& bucket, const at::Tensor& found_inf) {
+  ++bucket.step;
+  at::Tensor& step = bucket.steps[0];
+  if (step.is_cpu())
+    *step.mutable_data_ptr<float>() = static_cast<float>(bucket.step);
+  else
+    step.fill_(static_cast<double>(bucket.step));
+  for (std::size_t k = 0; k < bucket.owners.size(); ++k)
+    if (!bucket.params[k].is_same(bucket.owners[k])) bucket.params[k].copy_(bucket.owners[k]);
+  bucket.found_inf.reset();
+  if (found_inf.defined()) bucket.found_inf = found_inf.to(bucket.params[0].device());
+  run(param_groups()[g], bucket);
+  bucket.found_inf.reset();
+  for (const at::Tensor& owner : bucket.owners)
+    if (!owner.is_inference()) owner.unsafeGetTensorImpl()->bump_version();
+  for (std::size_t k = 0; k < bucket.owners.size(); ++k) {
+    if (!bucket.params[k].is_same(bucket.owners[k])) bucket.owners[k].copy_(bucket.params[k]);
+    param_state(g, bucket.indices[k]).step = bucket.step;
+  }
+}
+
+// Note [Steps that are not made]. Plans are still those of that step.
+void FusedOptimizer::settle() {
+  const at::Tensor flag = std::exchange(unread_, at::Tensor());
+  if (!flag.defined() || flag.item<float>() == 0) return;
   for (std::size_t g = 0; g < plans_.size(); ++g) {
-    const ParamGroup& group = param_groups()[g];
     for (FusedBucket& bucket : plans_[g].buckets) {
-      ++bucket.step;
-      at::Tensor& step = bucket.steps[0];
-      if (step.is_cpu())
-        *step.mutable_data_ptr<float>() = static_cast<float>(bucket.step);
-      else
-        step.fill_(static_cast<double>(bucket.step));
-      for (std::size_t k = 0; k < bucket.owners.size(); ++k)
-        if (!bucket.params[k].is_same(bucket.owners[k])) bucket.params[k].copy_(bucket.owners[k]);
-      run(group, bucket);
-      for (const at::Tensor& owner : bucket.owners)
-        if (!owner.is_inference()) owner.unsafeGetTensorImpl()->bump_version();
-      for (std::size_t k = 0; k < bucket.owners.size(); ++k) {
-        if (!bucket.params[k].is_same(bucket.owners[k])) bucket.owners[k].copy_(bucket.params[k]);
-        param_state(g, bucket.indices[k]).step = bucket.step;
+      --bucket.step;
+      if (bucket.step == 0) plans_[g].valid = false;  // the first step is still to come
+      for (const std::size_t index : bucket.indices) {
+        ParamState& state = param_state(g, index);
+        state.step = bucket.step;
+        if (bucket.step == 0) std::fill(state.tensors.begin(), state.tensors.end(), at::Tensor());
       }
     }
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 
 #include "cohort/optim/optimizer.h"
 
@@ -18,6 +19,11 @@
 /// unlike its parameter would be read in the wrong order, in silence. Equal strides of a dense parameter
 /// (channels-last too) go straight in; other gradients (or those of another dtype) are first copied into the
 /// parameter's layout, and parameters with gaps are stepped in a dense copy.
+///
+/// Note [Steps that are not made]
+/// A flag on an accelerator says whether a gradient is not finite; the kernels read it and then change
+/// nothing. The host, which counts steps, must not wait for it: it counts the step, keeps the flag, and takes
+/// the count back when it looks at the flag, at the next step or when the state is read.
 namespace cohort::optim {
 
 /// The most state tensors that a kernel takes per parameter.
@@ -31,8 +37,9 @@ struct FusedBucket {
   std::vector<at::Tensor> grads;       // filled during a step only
   std::vector<at::Tensor> grad_cache;  // copies in the parameter's layout; undefined where not needed
   std::array<std::vector<at::Tensor>, kMaxStates> states;
-  std::vector<at::Tensor> steps;  // one tensor in every slot
-  std::int64_t step = 0;          // steps done
+  std::vector<at::Tensor> steps;        // one tensor in every slot
+  std::int64_t step = 0;                // steps done
+  std::optional<at::Tensor> found_inf;  // during a step only: 1 where no step is to be made
 };
 
 /// The common part of SGD, Adam and AdamW: states_used() is at most kMaxStates.
@@ -40,13 +47,18 @@ class FusedOptimizer : public Optimizer {
  public:
   using Optimizer::Optimizer;
   void step() final;
+  void step_unless(const NonFinite& found) final;
 
  protected:
   /// Calls the kernel. `bucket.step` already counts this step.
   virtual void run(const ParamGroup& group, FusedBucket& bucket) = 0;
   /// Throws UsageError for options that can never work.
   virtual void check_options(const ParamGroup& group) const = 0;
-  void state_loaded() override { plans_.clear(); }
+  void settle() override;
+  void state_loaded() override {
+    plans_.clear();
+    unread_.reset();
+  }
 
  private:
   struct Plan {
@@ -56,11 +68,14 @@ class FusedOptimizer : public Optimizer {
     std::vector<at::Tensor> idle;  // parameters without a gradient
   };
 
+  void step_with(const at::Tensor& found_inf);
+  void run_bucket(std::size_t group, FusedBucket& bucket, const at::Tensor& found_inf);
   bool gather(Plan& plan, std::size_t group) const;
   void rebuild(Plan& plan, std::size_t group);
   void release() noexcept;
 
   std::vector<Plan> plans_;
+  at::Tensor unread_;  // the flag of the last step, where it is not known yet. Note [Steps that are not made]
 };
 
 }  // namespace cohort::optim

@@ -141,7 +141,12 @@ std::vector<GroupOption> Optimizer::all_options() const {
   return options;
 }
 
-OptimizerState Optimizer::state() const {
+void Optimizer::step_unless(const NonFinite& found) {
+  if (!found.any()) step();
+}
+
+OptimizerState Optimizer::state() {
+  settle();
   OptimizerState result;
   const std::vector<std::string> names = state_names();
   std::size_t flat = 0;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cohort/optim/finite.h"
 #include "cohort/optim/groups.h"
 
 /// What every optimizer is: groups of parameters, a step, and a state that can be saved.
@@ -60,6 +61,10 @@ class Optimizer {
 
   /// Updates every parameter that has a gradient; others are skipped, and so are their states.
   virtual void step() = 0;
+  /// The same, unless `found` says that a gradient is not finite: then parameters and state stay as they are.
+  /// SGD, Adam and AdamW do not wait for an accelerator to know; an optimizer that does not override this
+  /// does.
+  virtual void step_unless(const NonFinite& found);
   /// The optimizer's name: "sgd", "adam", "adamw".
   virtual std::string type() const = 0;
 
@@ -75,8 +80,8 @@ class Optimizer {
   virtual void set_momentum(double momentum);
 
   /// Returns the state under the names that PyTorch's own optimizers use. The tensors alias the live state:
-  /// clone them to keep them past the next step.
-  OptimizerState state() const;
+  /// clone them to keep them past the next step. Blocking: until it is known whether the last step was made.
+  OptimizerState state();
   /// Takes over a state that state() returned: tensors are copied, options set.
   /// Throws: DataError listing every name and shape that does not fit; nothing has changed then.
   void load_state(const OptimizerState& state);
@@ -90,6 +95,8 @@ class Optimizer {
   virtual std::vector<GroupOption> group_options() const { return {}; }
   /// How many of state_names(), from the first on, a step of `group` uses; loading expects these.
   virtual std::size_t states_used(const ParamGroup& /*group*/) const { return state_names().size(); }
+  /// Called before the state is read: brings up to date what was not known yet.
+  virtual void settle() {}
   /// Called after load_state.
   virtual void state_loaded() {}
 

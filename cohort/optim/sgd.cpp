@@ -41,7 +41,7 @@ void SGD::run(const ParamGroup& group, FusedBucket& bucket) {
   // A first step sets the buffer to the gradient instead of scaling it.
   const bool first = group.momentum != 0 && bucket.step == 1;
   at::_fused_sgd_(bucket.params, bucket.grads, bucket.states[0], group.weight_decay, group.momentum, group.lr,
-                  group.dampening, *group.nesterov, *group.maximize, first);
+                  group.dampening, *group.nesterov, *group.maximize, first, {}, bucket.found_inf);
 }
 
 void SGD::check_options(const ParamGroup& group) const {
