@@ -10,7 +10,6 @@
 #include "cohort/core/timeline.h"
 #include "cohort/models/observer.h"
 #include "cohort/optim/autocast.h"
-#include "cohort/optim/clip.h"
 
 namespace cohort::train {
 namespace {
@@ -18,6 +17,12 @@ namespace {
 // On an accelerator looking at the loss would wait for it; Trainer looks one step later.
 bool is_finite(const at::Tensor& loss) {
   return !loss.device().is_cpu() || std::isfinite(loss.item<double>());
+}
+
+/// What backward begins with: 1. On an accelerator, where nobody has looked at the loss, NaN for a loss that
+/// is not finite, so that the gradients of every rank say so.
+at::Tensor seed_of(const at::Tensor& loss) {
+  return loss.device().is_cpu() ? at::Tensor() : loss.mul(0).add_(1);
 }
 
 at::Tensor count_correct(const at::Tensor& logits, const at::Tensor& target) {
@@ -123,7 +128,7 @@ ClassificationTask::Part ClassificationTask::compute(const at::Tensor& input, co
   if (!part.finite) return part;
   if (last) prepare_average(*optimizer_, weight);
   const core::TimelineScope scope("backward");
-  value.backward();
+  value.backward(seed_of(part.loss));
   return part;
 }
 
@@ -151,8 +156,7 @@ StepMetrics ClassificationTask::train_step(data::Batch& batch) {
   }
   if (finite) {
     core::TimelineScope scope("optimizer");
-    if (options_.clip_norm() > 0) optim::clip_grad_norm_(optimizer_->param_groups(), options_.clip_norm());
-    optimizer_->step();
+    step_if_finite(*optimizer_, options_.clip_norm());
   }
   // A loss that was not finite on another rank: the step counts as such on all.
   if (!finite) return {{"loss", std::numeric_limits<double>::quiet_NaN(), weight}};

@@ -317,8 +317,8 @@ std::vector<ConfigKey> train_keys() {
       {.name = "train.nan",
        .target = [](Config& c) -> KeyTarget { return &c.train.nan; },
        .on_resume = OnResume::kTakesEffect,
-       .help =
-           "A loss that is not finite stops the run, naming step and module, or is counted and gone over.",
+       .help = "A loss or gradient that is not finite stops the run, naming step and module or parameter, or "
+               "the step is left out and counted.",
        .choices = {"stop", "continue"}},
   };
 }

@@ -1,6 +1,7 @@
 #include "cohort/train/task.h"
 
 #include "cohort/core/error.h"
+#include "cohort/optim/clip.h"
 
 namespace cohort::train {
 
@@ -29,6 +30,14 @@ bool Task::average_gradients(const optim::Optimizer& optimizer, double samples, 
   last_average_ = strategy_->average(optimizer, samples, finite);
   ++num_averages_;
   return last_average_.ok();
+}
+
+void Task::step_if_finite(optim::Optimizer& optimizer, double clip_norm) {
+  const std::vector<optim::ParamGroup>& groups = optimizer.param_groups();
+  const optim::NonFinite found = clip_norm > 0 ? optim::clip_grad_norm_unless_non_finite_(groups, clip_norm)
+                                               : optim::find_non_finite(groups);
+  optimizer.step_unless(found);
+  non_finite_.add(found);
 }
 
 void Task::add_module(std::string name, std::shared_ptr<torch::nn::Module> module) {

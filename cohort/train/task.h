@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cohort/data/loader.h"
@@ -25,7 +26,7 @@ namespace cohort::train {
 ///         auto loss = torch::mse_loss(net->forward(batch.input()), batch.target());
 ///         loss.backward();
 ///         average_gradients(*sgd, batch.size);
-///         sgd->step();
+///         step_if_finite(*sgd);
 ///         return {{"loss", loss, double(batch.size)}};
 ///       }
 ///     };
@@ -47,8 +48,8 @@ class Task {
 
   virtual ~Task() = default;
 
-  /// One update of the parameters from one local batch. The metric called "loss", where there is one, is
-  /// checked by Trainer for NaN and infinity.
+  /// One update of the parameters from one local batch. Trainer checks the metric called "loss", where there
+  /// is one, and the gradients of step_if_finite() for NaN and infinity.
   virtual StepMetrics train_step(data::Batch& batch) = 0;
 
   /// What one batch says about the model in evaluation mode, without gradients.
@@ -66,6 +67,9 @@ class Task {
   /// What all ranks learnt when gradients were averaged last, and how often that was.
   const parallel::AverageReport& last_average() const { return last_average_; }
   std::int64_t num_averages() const { return num_averages_; }
+
+  /// What step_if_finite() found since the last call.
+  optim::NonFinite take_non_finite() { return std::exchange(non_finite_, {}); }
 
   const std::vector<NamedModule>& modules() const { return modules_; }
   const std::vector<NamedOptimizer>& optimizers() const { return optimizers_; }
@@ -85,6 +89,10 @@ class Task {
   /// 0 where its batch is empty. Returns false, with gradients unchanged, if `finite` is false on any rank:
   /// then no rank may make its step. Collective.
   bool average_gradients(const optim::Optimizer& optimizer, double samples, bool finite = true);
+  /// Makes the optimizer's step, after clipping gradients to `clip_norm` where it is above 0. If a gradient
+  /// is not finite, parameters and optimizer stay as they are, and Trainer hears of it. Does not wait for an
+  /// accelerator. Where gradients were averaged, all ranks decide alike.
+  void step_if_finite(optim::Optimizer& optimizer, double clip_norm = 0);
   /// How ranks work together now.
   const Strategy& strategy() const { return *strategy_; }
 
@@ -94,6 +102,7 @@ class Task {
   std::shared_ptr<Strategy> strategy_ = std::make_shared<Strategy>();
   parallel::AverageReport last_average_;
   std::int64_t num_averages_ = 0;
+  optim::NonFinite non_finite_;
 };
 
 }  // namespace cohort::train

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <cmath>
 #include <cstdio>
 #include <optional>
 
@@ -17,6 +16,7 @@
 #include "cohort/train/evaluation.h"
 #include "cohort/train/ranks.h"
 #include "cohort/train/run_state.h"
+#include "cohort/train/step_check.h"
 
 namespace cohort::train {
 namespace {
@@ -37,26 +37,6 @@ std::string numbered(const char* format, std::int64_t number) {
   return text;
 }
 
-/// Names the step whose loss was not finite. A loss on an accelerator is looked at one step late, so that
-/// checking never waits for the step in flight.
-class FiniteCheck {
- public:
-  /// Returns the step whose loss is known not to be finite.
-  std::optional<std::int64_t> check(const StepMetrics& metrics, std::int64_t step) {
-    for (const Metric& metric : metrics) {
-      if (metric.name != "loss") continue;
-      if (!metric.device_value.defined()) {
-        return std::isfinite(metric.value) ? std::nullopt : std::optional(step);
-      }
-      const auto earlier = std::exchange(pending_, {metric.device_value, step});
-      if (earlier.first.defined() && !std::isfinite(earlier.first.item<double>())) return earlier.second;
-    }
-    return std::nullopt;
-  }
-
- private:
-  std::pair<at::Tensor, std::int64_t> pending_;
-};
 
 std::shared_ptr<Strategy> strategy_of(const TrainerOptions& options) {
   return options.strategy() != nullptr ? options.strategy() : std::make_shared<Strategy>();
@@ -242,33 +222,29 @@ class FitLoop {
     const data::LoaderState before = std::exchange(state_.loader, train_.state());
     window_samples_ +=
         ranks_.size() == 1 ? batch.size : state_.loader.samples_consumed - before.samples_consumed;
-    const std::optional<std::int64_t> bad_step = finite_check_.check(metrics, state_.step);
-    if (!bad_step) {
-      meters_.add(metrics);
-    } else {
-      ++state_.non_finite_steps;
-      if (options_.stop_on_non_finite()) throw_not_finite(*bad_step, batch);
-      core::log_warning(core::concat("the loss of step ", *bad_step, " is not finite; going on (",
-                                     state_.non_finite_steps, " so far)"));
+    for (const CheckedStep& checked : step_check_.add(state_.step, metrics, task_.take_non_finite())) {
+      take(checked, checked.step == state_.step ? &batch : nullptr);
     }
     if (tracing_ && result_.steps >= options_.trace_steps()) write_trace();
   }
 
-  [[noreturn]] void throw_not_finite(std::int64_t step, data::Batch& batch) {
-    const std::optional<int> bad_rank = task_.last_average().bad_rank;
-    if (bad_rank.value_or(ranks_.rank()) != ranks_.rank()) {
-      throw NumericError("train.step", core::concat("the loss of step ", step, " (epoch ", state_.epoch + 1,
-                                                    ") is not finite on rank ", *bad_rank));
+  /// `batch`: that of the step, where it is at hand.
+  void take(const CheckedStep& checked, data::Batch* batch) {
+    if (checked.is_finite()) {
+      meters_.add(checked.metrics);
+      return;
     }
-    const std::string module = task_.find_non_finite(batch);
-    throw NumericError(
-        "train.step",
-        core::concat(
-            "the loss of step ", step, " (epoch ", state_.epoch + 1, ") is not finite",
-            module.empty() ? "" : core::concat("; the first output that is not finite is that of ", module)),
-        core::concat("a lower learning rate (now ", lr_,
-                     "), clipping by norm, or to go on without such "
-                     "steps (train.nan=continue)"));
+    ++state_.non_finite_steps;
+    if (options_.stop_on_non_finite()) {
+      throw_not_finite(checked, task_, batch, {state_.epoch + 1, ranks_.rank(), lr_});
+    }
+    core::log_warning(
+        core::concat(subject_of(checked), " is not finite; going on (", state_.non_finite_steps, " so far)"));
+  }
+
+  /// After this every step made so far is in the meters, or known not to be finite.
+  void settle_steps() {
+    if (const auto checked = step_check_.settle()) take(*checked, nullptr);
   }
 
   void apply_schedules(std::int64_t step) const {
@@ -296,6 +272,7 @@ class FitLoop {
         window_seconds_ > 0 ? static_cast<double>(window_samples_) / window_seconds_ : 0;
     report.logged = options_.log_every() > 0 && state_.step % options_.log_every() == 0;
     if (report.logged) {
+      settle_steps();
       report.averages = averages_of(ranks_.total(meters_));
       window_wait_ = ranks_.sum(window_wait_) / ranks_.size();
     }
@@ -312,6 +289,7 @@ class FitLoop {
   }
 
   void end_epoch(bool complete) {
+    settle_steps();
     EpochReport report;
     report.epoch = state_.epoch + 1;
     report.epochs = options_.epochs();
@@ -396,6 +374,7 @@ class FitLoop {
   }
 
   void save(bool best) {
+    settle_steps();  // no checkpoint of a step that may be about to end the run
     last_save_ = Clock::now();
     save_due_ = false;
     if (options_.run_dir().empty()) return;
@@ -412,6 +391,7 @@ class FitLoop {
   }
 
   void finish() {
+    settle_steps();
     if (stopping_ && saved_step_ != state_.step) save(false);
     if (tracing_) write_trace();
     result_.finished = !stopping_;
@@ -450,7 +430,7 @@ class FitLoop {
   DataOfRun data_;
   RunState state_;
   MeterSet meters_;
-  FiniteCheck finite_check_;
+  StepCheck step_check_;
   FitResult result_;
   std::int64_t steps_per_epoch_ = 0;
   bool tracing_ = false;  // the timeline records for trace.json, not for somebody else

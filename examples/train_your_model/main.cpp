@@ -42,12 +42,12 @@ struct Gan : train::Task {
         torch::binary_cross_entropy_with_logits(critic->forward(real), ones) +
         torch::binary_cross_entropy_with_logits(critic->forward(fake.detach()), at::zeros_like(ones));
     critic_loss.backward();
-    critic_optimizer->step();
+    step_if_finite(*critic_optimizer);
 
     generator_optimizer->zero_grad();
     at::Tensor loss = torch::binary_cross_entropy_with_logits(critic->forward(fake), ones);
     loss.backward();
-    generator_optimizer->step();
+    step_if_finite(*generator_optimizer);
     const auto weight = static_cast<double>(batch.size);
     return {{"loss", loss, weight},
             {"critic_loss", critic_loss, weight},

@@ -1,0 +1,77 @@
+#include "cohort/train/step_check.h"
+
+#include <ATen/ops/isfinite.h>
+
+#include <cmath>
+#include <utility>
+
+#include "cohort/core/error.h"
+
+namespace cohort::train {
+namespace {
+
+/// The name of the first parameter whose gradient is not finite.
+std::string first_bad_gradient(const Task& task) {
+  for (const Task::NamedModule& entry : task.modules()) {
+    for (const auto& parameter : entry.module->named_parameters()) {
+      const at::Tensor& gradient = parameter.value().grad();
+      if (gradient.defined() && !at::isfinite(gradient).all().item<bool>()) {
+        return entry.name.empty() ? parameter.key() : entry.name + "." + parameter.key();
+      }
+    }
+  }
+  return "a parameter of no module";
+}
+
+}  // namespace
+
+std::vector<CheckedStep> StepCheck::add(std::int64_t step, StepMetrics metrics,
+                                        const optim::NonFinite& gradients) {
+  std::vector<CheckedStep> known;
+  if (auto earlier = settle()) known.push_back(std::move(*earlier));
+  Pending now{{.step = step, .metrics = std::move(metrics), .gradients_are_finite = !gradients.on_cpu},
+              {},
+              gradients.on_device};
+  for (const Metric& metric : now.step.metrics) {
+    if (metric.name != "loss") continue;
+    now.loss = metric.device_value;
+    now.step.loss_is_finite = now.loss.defined() || std::isfinite(metric.value);
+  }
+  if (now.step.is_finite() && (now.loss.defined() || now.gradients.defined())) {
+    pending_ = std::move(now);
+  } else {
+    known.push_back(std::move(now.step));
+  }
+  return known;
+}
+
+std::optional<CheckedStep> StepCheck::settle() {
+  auto pending = std::exchange(pending_, std::nullopt);
+  if (!pending) return std::nullopt;
+  CheckedStep& step = pending->step;
+  if (pending->loss.defined()) step.loss_is_finite = std::isfinite(pending->loss.item<double>());
+  if (pending->gradients.defined()) step.gradients_are_finite = pending->gradients.item<float>() == 0;
+  return std::move(step);
+}
+
+std::string subject_of(const CheckedStep& checked) {
+  return core::concat(checked.loss_is_finite ? "a gradient" : "the loss", " of step ", checked.step);
+}
+
+void throw_not_finite(const CheckedStep& checked, Task& task, data::Batch* batch, const StepPlace& place) {
+  std::string text = core::concat(subject_of(checked), " (epoch ", place.epoch, ") is not finite");
+  const int bad_rank = task.last_average().bad_rank.value_or(place.rank);
+  if (bad_rank != place.rank) throw NumericError("train.step", core::concat(text, " on rank ", bad_rank));
+  if (batch != nullptr && checked.loss_is_finite) {
+    text += "; the first is that of " + first_bad_gradient(task);
+  } else if (batch != nullptr) {
+    const std::string module = task.find_non_finite(*batch);
+    if (!module.empty()) text += "; the first output that is not finite is that of " + module;
+  }
+  throw NumericError("train.step", text,
+                     core::concat("a lower learning rate (now ", place.lr,
+                                  "), clipping by norm, or to go on without such "
+                                  "steps (train.nan=continue)"));
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohort/optim/finite.h"
+#include "cohort/train/metrics.h"
+#include "cohort/train/task.h"
+
+namespace cohort::train {
+
+/// A step of which it is known whether its numbers were finite.
+struct CheckedStep {
+  std::int64_t step = 0;
+  StepMetrics metrics = {};
+  bool loss_is_finite = true;  ///< of the metric called "loss", where there is one
+  bool gradients_are_finite = true;
+  bool is_finite() const { return loss_is_finite && gradients_are_finite; }
+};
+
+/// Says of each step whether its loss and gradients were finite. Numbers on an accelerator are looked at when
+/// the next step has been made, so that checking never waits for the step in flight.
+class StepCheck {
+ public:
+  /// Adds a step. Returns those of which it is known now, oldest first.
+  std::vector<CheckedStep> add(std::int64_t step, StepMetrics metrics, const optim::NonFinite& gradients);
+  /// Returns the step of which it was not known yet. Blocking: waits for the accelerator.
+  std::optional<CheckedStep> settle();
+
+ private:
+  struct Pending {
+    CheckedStep step;
+    at::Tensor loss = {}, gradients = {};  // on an accelerator, or undefined
+  };
+  std::optional<Pending> pending_;
+};
+
+/// "the loss of step 3", or "a gradient of step 3": what was not finite.
+std::string subject_of(const CheckedStep& checked);
+
+/// Where in a run a step was.
+struct StepPlace {
+  std::int64_t epoch = 0;  ///< from 1
+  int rank = 0;
+  double lr = 0;
+};
+
+/// Ends a run at a step that was not finite. `batch`: the step's, or null where it is gone.
+/// Throws: NumericError naming step and epoch and, where they can be known, rank, module or parameter.
+[[noreturn]] void throw_not_finite(const CheckedStep& checked, Task& task, data::Batch* batch,
+                                   const StepPlace& place);
+
+}  // namespace cohort::train
