@@ -55,7 +55,7 @@ Prepare backward_with(const DistributedOptions& options) {
 std::vector<std::pair<const char*, Prepare>> cases() {
   DistributedOptions unused, compressed;
   unused.find_unused_parameters = true;
-  compressed.hook = power_sgd_hook({.start_iter = 0, .min_compression_rate = 0.1});
+  compressed.hook = power_sgd_hook({.start_iter = 0, .min_compression_rate = 1});
   return {
       {"the first backward",
        [](const comm::Group& group) {
