@@ -37,7 +37,6 @@ std::string numbered(const char* format, std::int64_t number) {
   return text;
 }
 
-
 std::shared_ptr<Strategy> strategy_of(const TrainerOptions& options) {
   return options.strategy() != nullptr ? options.strategy() : std::make_shared<Strategy>();
 }
