@@ -7,6 +7,7 @@
 #include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -26,16 +27,40 @@ namespace cohort::optim {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr std::int64_t kBlock = 2048;       // elements of one look
 constexpr std::int64_t kStretch = 1 << 18;  // elements; less is not worth a second thread
+
+template <typename Bits, typename T>
+[[gnu::always_inline]] inline bool scan(const T* values, std::int64_t count, Bits exponent) {
+  for (std::int64_t begin = 0; begin < count; begin += kBlock) {
+    const std::int64_t end = std::min(count, begin + kBlock);
+    // Where some bit of the exponent is set nowhere in the block, as in gradients below 2, all are finite.
+    Bits any = 0;
+    for (std::int64_t i = begin; i < end; ++i) any |= std::bit_cast<Bits>(values[i]);
+    if ((any & exponent) != exponent) continue;
+    Bits found = 0;
+    for (std::int64_t i = begin; i < end; ++i) {
+      found |= static_cast<Bits>((std::bit_cast<Bits>(values[i]) & exponent) == exponent);
+    }
+    if (found != 0) return true;
+  }
+  return false;
+}
+
+#if defined(__x86_64__)
+template <typename Bits, typename T>
+__attribute__((target("avx2"))) bool scan_avx2(const T* values, std::int64_t count, Bits exponent) {
+  return scan(values, count, exponent);
+}
+#endif
 
 template <typename T, typename Bits>
 bool has_non_finite(const at::Tensor& dense, std::int64_t begin, std::int64_t end, Bits exponent) {
-  const T* values = dense.const_data_ptr<T>();
-  Bits found = 0;
-  for (std::int64_t i = begin; i < end; ++i) {
-    found |= static_cast<Bits>((std::bit_cast<Bits>(values[i]) & exponent) == exponent);
-  }
-  return found != 0;
+  const T* values = dense.const_data_ptr<T>() + begin;
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) return scan_avx2(values, end - begin, exponent);
+#endif
+  return scan(values, end - begin, exponent);
 }
 
 bool has_non_finite(const at::Tensor& dense, std::int64_t begin, std::int64_t end) {

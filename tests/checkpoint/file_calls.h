@@ -13,8 +13,8 @@ struct FileCallLimits {
 
 void set_file_call_limits(const FileCallLimits& limits);
 
-/// This process is killed (SIGKILL) at the `number`-th call from now on, counted from 0 on: before it has an
-/// effect where `number` is even, after it where it is odd. A negative number: never.
+/// This process is killed (SIGKILL) at the `number`-th call from now on, counted from 0 on, before the call
+/// has an effect. (What files hold after a call they hold before the next one.) A negative number: never.
 void kill_at_file_call(int number);
 
 }  // namespace cohort::test

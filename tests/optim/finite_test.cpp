@@ -47,6 +47,10 @@ TEST(FiniteTest, TheLargestAndTheSmallestNumbersAreFinite) {
   EXPECT_FALSE(finds(at::full({100}, 65504.0, at::kHalf)));
   EXPECT_FALSE(finds(at::full({100}, std::numeric_limits<float>::denorm_min())));
   EXPECT_FALSE(finds(at::zeros({0})));
+  const at::Tensor both = at::cat({at::full({50}, 1e30), at::full({50}, 1e-30), at::full({50}, 1.5)});
+  EXPECT_FALSE(finds(both));  // each bit of an exponent is set in one of them
+  both[149] = kInfinity;
+  EXPECT_TRUE(finds(both));
 }
 
 TEST(FiniteTest, EveryLayoutIsRead) {
