@@ -11,6 +11,7 @@
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/synthetic.h"
 #include "tests/pipeline/nets.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
@@ -138,19 +139,22 @@ TEST(BalanceTest, ALayerThatAnotherPlacementIsStuckInIsATimeout) {
   };
   torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Functional(stuck));
   constexpr std::chrono::milliseconds kTime(300);
+  const at::Tensor input = torch::randn({2, 4});
   timed
       ->submit(
           "profile",
           [&] {
             const core::Deadline waited(kTime);
             COHORT_EXPECT_THROW_WITH(
-                profile_layers(model, torch::randn({2, 4}),
+                profile_layers(model, input,
                                {.placements = {"cpu:0/a", "cpu:0/b"}, .repeats = 1000000, .timeout = kTime}),
                 TimeoutError, "ms for layer 1");
             EXPECT_LT(waited.elapsed(), 2 * kTime + cohort::test::deadline_slack());
           })
       .get(core::Deadline(std::chrono::seconds(30)));
   gate->open();
+  // What the stuck placement runs holds the input, and must not be at it when the process ends.
+  cohort::test::wait_until([&] { return input.use_count() == 1 && input.storage().use_count() == 1; });
 }
 
 TEST(BalanceTest, TunesTheSplitSizeWithoutATrace) {
