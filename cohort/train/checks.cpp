@@ -24,7 +24,8 @@ bool has_batch_norm(const Task& task) {
   return false;
 }
 
-/// The names that are in `all` and not in `some`, a space before each.
+}  // namespace
+
 std::string missing_from(const std::vector<std::string>& some, const std::vector<std::string>& all) {
   std::string missing;
   for (const std::string& name : all) {
@@ -32,8 +33,6 @@ std::string missing_from(const std::vector<std::string>& some, const std::vector
   }
   return missing;
 }
-
-}  // namespace
 
 void check_share(const Strategy& strategy, const data::Loader& loader, const char* which) {
   const data::LoaderOptions& options = loader.options();

@@ -27,6 +27,9 @@ void warn_of_single_sample(const Task& task, const data::Loader& train, std::int
 std::string creed(const TrainerOptions& options, const Strategy& strategy, const data::Loader& train,
                   const data::Loader* eval);
 
+/// Returns the names that are in `all` and not in `some`, a space before each.
+std::string missing_from(const std::vector<std::string>& some, const std::vector<std::string>& all);
+
 /// Throws: DataError where `now`, the training data, is other data than `then`, with which the checkpoint
 /// `from` was made: other classes, or another number of samples. Logs a warning where only the fingerprint is
 /// another one.

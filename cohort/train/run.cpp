@@ -88,17 +88,10 @@ struct Parts {
     const auto train = train_data->classes();
     const auto val = eval_data->classes();
     if (train == val || train.empty() || val.empty()) return;
-    std::string missing;
-    for (const std::string& name : train) {
-      if (std::find(val.begin(), val.end(), name) == val.end()) missing += " " + name;
-    }
-    for (const std::string& name : val) {
-      if (std::find(train.begin(), train.end(), name) == train.end()) missing += " " + name;
-    }
-    throw DataError(
-        "train.run",
-        core::concat("the training and the validation data have different classes; in one only:", missing),
-        "the same class folders in both");
+    throw DataError("train.run",
+                    core::concat("the training and the validation data have different classes; in one only:",
+                                 missing_from(val, train), missing_from(train, val)),
+                    "the same class folders in both");
   }
 
   at::Device device;

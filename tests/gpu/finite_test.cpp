@@ -15,9 +15,12 @@
 #include "cohort/train/trainer.h"
 #include "gpu_test.h"
 #include "tests/support/throws.h"
+#include "tests/train/steep.h"
 
 namespace cohort {
 namespace {
+
+using test::Steep;
 
 class GpuFiniteTest : public test::GpuTest {
  protected:
@@ -87,22 +90,6 @@ TEST_F(GpuFiniteTest, NeitherClippingNorTheStepWaitsForTheGpu) {
   EXPECT_EQ(step(busy.sum() * 0), std::pair(false, false));
   cuda.synchronizeDevice(0);
 }
-
-/// A layer whose loss is finite at every step, and whose gradient is not at one of them.
-struct SteepImpl : torch::nn::Module {
-  explicit SteepImpl(std::int64_t bad)
-      : linear(register_module("linear", torch::nn::Linear(6, 6))),
-        steep(register_parameter("steep", at::zeros({6}))),
-        bad_step(bad) {}
-  at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor y = linear->forward(x);
-    return ++step == bad_step ? y + (steep * 0).sqrt() : y + steep;
-  }
-  torch::nn::Linear linear;
-  at::Tensor steep;
-  std::int64_t step = 0, bad_step;
-};
-TORCH_MODULE(Steep);
 
 data::Loader loader_on(at::Device device, std::int64_t bad_batch = -1) {
   at::manual_seed(7);

@@ -20,10 +20,12 @@
 #include "cohort/train/trainer.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
+#include "tests/train/steep.h"
 
 namespace cohort::train {
 namespace {
 
+using test::Steep;
 using test::TempDir;
 
 constexpr std::int64_t kSteps = 5;  // of an epoch
@@ -34,23 +36,6 @@ data::Loader make_loader() {
   return data::Loader(std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{input, input.argmax(1)}),
                       {.batch_size = 8});
 }
-
-/// A layer whose loss is finite at every step, and whose gradient is not at one of them: d sqrt(0) is
-/// infinite.
-struct SteepImpl : torch::nn::Module {
-  explicit SteepImpl(std::int64_t bad)
-      : linear(register_module("linear", torch::nn::Linear(6, 6))),
-        steep(register_parameter("steep", at::zeros({6}))),
-        bad_step(bad) {}
-  at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor y = linear->forward(x);
-    return is_training() && ++step == bad_step ? y + (steep * 0).sqrt() : y + steep;
-  }
-  torch::nn::Linear linear;
-  at::Tensor steep;
-  std::int64_t step = 0, bad_step;
-};
-TORCH_MODULE(Steep);
 
 std::vector<at::Tensor> copy_of(const torch::nn::Module& module) {
   std::vector<at::Tensor> copies;

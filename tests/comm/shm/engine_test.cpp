@@ -12,6 +12,7 @@
 
 #include "cohort/core/error.h"
 #include "tests/comm/shm/ranks.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/processes.h"
 #include "tests/support/throws.h"
@@ -244,7 +245,7 @@ TEST(ShmFaultTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
         const Links links(board, stopped, 2, core::Deadline(seconds(20)));
         const std::size_t bytes = Communicator::segment_bytes(2);
         if (has_shared) links.send(1, SharedMemory::create(bytes, false).fd(), 0);
-        while (!is_over) std::this_thread::sleep_for(milliseconds(5));
+        EXPECT_TRUE(test::comes_true([&] { return is_over.load(); }));
       });
       const core::Deadline waited(kTime);
       COHORT_EXPECT_THROW_WITH(Communicator(board, 1 - stopped, 2, core::Deadline(kTime)), TimeoutError,
