@@ -45,7 +45,7 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
     throw UsageError("script.step", "a training step needs gradients, which are switched off",
                      "the call outside of at::NoGradGuard");
   }
-  if (Recording::is_active()) return run(inputs);
+  if (Recording::is_active() || std::ranges::any_of(inputs, has_tangent)) return run(inputs);
   const auto variant = cache_.find(inputs);
   if (variant == nullptr) return run(inputs);
   const auto program = variant->program();
