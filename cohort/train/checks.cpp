@@ -24,6 +24,17 @@ bool has_batch_norm(const Task& task) {
   return false;
 }
 
+/// Whether a rank gets a part of one sample where a batch has `samples` over all ranks.
+bool has_single_sample(const data::LoaderOptions& options, std::int64_t samples) {
+  const std::int64_t part = (options.batch_size + options.parts - 1) / options.parts;
+  // Shares differ by one sample at most: the first rank's and the last one's are all there are.
+  for (const std::int64_t rank : {std::int64_t{0}, options.world_size - 1}) {
+    const std::int64_t share = (samples - rank + options.world_size - 1) / options.world_size;
+    if (share > 0 && (part == 1 || share % part == 1)) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string missing_from(const std::vector<std::string>& some, const std::vector<std::string>& all) {
@@ -57,17 +68,20 @@ void check_has_batch(const data::Loader& loader, const char* which) {
 
 void warn_of_single_sample(const Task& task, const data::Loader& train, std::int64_t max_steps) {
   const data::LoaderOptions& options = train.options();
-  const std::int64_t last = train.samples_per_epoch() % options.global_batch_size;
-  // Shares of the last batch differ by one sample: one of them has a single sample, or all have more, or
-  // none.
-  const bool single = last > 0 && last < 2 * options.world_size;
-  const bool comes = max_steps == 0 || max_steps >= train.batches_per_epoch();
-  if (options.drop_last || !single || !comes || !has_batch_norm(task)) return;
-  core::log_warning(core::concat(
-      "the last batch of each epoch has ", last,
-      options.world_size > 1 ? " samples over all ranks" : " sample",
-      ", and the model has batch norm, which fails on a single value per channel. Try: drop_last, or another "
-      "batch size"));
+  const std::int64_t full = options.global_batch_size, last = train.samples_per_epoch() % full;
+  const bool last_comes =
+      !options.drop_last && last > 0 && (max_steps == 0 || max_steps >= train.batches_per_epoch());
+  const bool in_full = train.samples_per_epoch() >= full && has_single_sample(options, full);
+  const bool in_last = last_comes && has_single_sample(options, last);
+  if ((!in_full && !in_last) || !has_batch_norm(task)) return;
+  const std::int64_t samples = in_full ? full : last;
+  core::log_warning(core::concat(in_full ? "each batch has " : "the last batch of each epoch has ", samples,
+                                 samples == 1 ? " sample" : " samples",
+                                 options.world_size > 1 ? " over all ranks" : "",
+                                 options.parts > 1 ? core::concat(" in ", options.parts, " parts") : "",
+                                 ", so that a forward gets a single one, and the model has batch norm, which "
+                                 "fails on a single value per "
+                                 "channel. Try: drop_last, or another batch size"));
 }
 
 std::string creed(const TrainerOptions& o, const Strategy& strategy, const data::Loader& train,

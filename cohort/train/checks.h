@@ -19,8 +19,8 @@ void check_share(const Strategy& strategy, const data::Loader& loader, const cha
 /// Throws: UsageError where an epoch of `loader` (the "training" or the "evaluation" one) has no batch.
 void check_has_batch(const data::Loader& loader, const char* which);
 
-/// Logs a warning where a rank's share of an epoch's last batch is a single sample and the model has batch
-/// norm. `max_steps`: of the run; 0: no limit.
+/// Logs a warning where a rank computes a single sample of a batch, or of a part of one, and the model has
+/// batch norm. `max_steps`: of the run; 0: no limit.
 void warn_of_single_sample(const Task& task, const data::Loader& train, std::int64_t max_steps);
 
 /// What ranks that train together must have in common, a line each. `eval` may be null.

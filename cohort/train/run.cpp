@@ -39,21 +39,23 @@ struct Parts {
       : device(core::resolve_device(device_of_rank(config)).device) {
     core::set_intra_op_threads(threads_of_rank(config, strategy));
     const Share share{strategy.rank(), strategy.size()};
+    const int on_host = ranks_on_host(strategy);
     if (training) {
-      train_data = make_dataset(config, Split::kTrain);
+      train_data = make_dataset(config, Split::kTrain, on_host);
       train_loader = make_loader(config, Split::kTrain, train_data, device, share);
       check_has_batch(*train_loader, "training");
       train_loader->start();  // reads ahead while the model is made
     }
     if (!training || config.train.eval_every > 0) {
-      eval_data = with_trained_labels(make_dataset(config, Split::kVal), trained);
+      eval_data = with_trained_labels(make_dataset(config, Split::kVal, on_host), trained);
       check_same_classes();
       eval_loader = make_loader(config, Split::kVal, eval_data, device, share);
       check_has_batch(*eval_loader, "evaluation");
     }
     const std::size_t classes =
         !trained.empty() ? trained.size() : (training ? train_data : eval_data)->classes().size();
-    torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(classes), device);
+    const data::Field input = input_field(config, training ? *train_data : *eval_data);
+    torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(classes), device, input);
     std::shared_ptr<optim::Optimizer> optimizer;
     std::shared_ptr<const optim::Schedule> schedule;
     if (training) {
@@ -67,7 +69,7 @@ struct Parts {
       optimizer = make_optimizer(scaled.optim, *model.ptr());
       schedule = make_schedule(scaled, train_loader->batches_per_epoch());
     }
-    task.emplace(model, make_model_call(config, model, device), optimizer, schedule,
+    task.emplace(model, make_model_call(config, model, device, input), optimizer, schedule,
                  classification_options(config));
   }
 
@@ -148,8 +150,11 @@ void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
       ProgressOptions{.mode = progress_mode(config.run.progress), .log_every = config.run.log_every}));
   trainer.add_callback(std::make_shared<MetricsCallback>(folder, title));
   if (config.run.tensorboard) {
-    trainer.add_callback(std::make_shared<TensorBoardCallback>(
-        folder / "tensorboard", static_cast<int>(config.run.images), config.data.mean, config.data.std));
+    const bool is_ours = data::is_own_dataset(config.data.kind);  // others do their own normalizing
+    trainer.add_callback(
+        std::make_shared<TensorBoardCallback>(folder / "tensorboard", static_cast<int>(config.run.images),
+                                              is_ours ? config.data.mean : std::vector<double>{},
+                                              is_ours ? config.data.std : std::vector<double>{}));
   }
 }
 
