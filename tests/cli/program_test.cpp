@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <random>
+#include <regex>
 #include <sstream>
 
 #include "cohort/data/codecs/codec.h"
@@ -16,32 +17,6 @@ namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
 class ProgramTest : public TrainProgramTest {};
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::istringstream stream(text);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
-
-/// The columns that do not hold times.
-std::vector<std::string> epochs_and_metrics(const fs::path& csv) {
-  std::vector<std::string> rows;
-  std::vector<std::string> header;
-  for (const std::string& line : lines_of(read_file(csv))) {
-    std::istringstream cells(line);
-    std::string row;
-    std::size_t column = 0;
-    for (std::string cell; std::getline(cells, cell, ','); ++column) {
-      if (rows.empty() && header.size() == column) header.push_back(cell);
-      const std::string& name = header.at(column);
-      if (name == "seconds" || name == "images_per_second" || name == "data_wait") continue;
-      row += cell + ",";
-    }
-    rows.push_back(row);
-  }
-  return rows;
-}
 
 TEST_F(ProgramTest, TrainsEvaluatesAndLeavesEverythingInTheRunFolder) {
   const Outcome outcome = run(train("first"));
@@ -117,8 +92,8 @@ TEST_F(ProgramTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
         run(train(folder, {"--resume", "auto", "data.workers=" + std::to_string(random() % 4)}));
     ASSERT_EQ(last.status, 0) << last.err;
     EXPECT_TRUE(model(folder) == expected) << "kill " << i;
-    EXPECT_EQ(epochs_and_metrics(dir / folder / "metrics.csv"),
-              epochs_and_metrics(dir / "straight" / "metrics.csv"));
+    EXPECT_EQ(columns_without_times(dir / folder / "metrics.csv"),
+              columns_without_times(dir / "straight" / "metrics.csv"));
   }
   EXPECT_GT(killed, 0) << "no run was caught alive";
 }
@@ -344,6 +319,28 @@ TEST_F(ProgramTest, ModelsDataAndOperatorsOfAPluginAreUsedByName) {
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   expect_in(outcome.err,
             {"cohort_test::scale_shift was called", "backward of cohort_test::scale_shift was called"});
+
+  const std::vector<std::string> model = {"--run", "plugged", "--load", COHORT_TEST_PLUGIN};
+  std::vector<std::string> words = model;
+  words.insert(words.begin(), "predict");
+  words.insert(words.end(), {"--samples", "3,0", "--top", "1"});
+  const Outcome samples = run(words);
+  EXPECT_EQ(samples.status, 0) << samples.err;
+  EXPECT_TRUE(
+      std::regex_match(samples.out, std::regex("sample 3\t[0-3] 0\\.\\d+\nsample 0\t[0-3] 0\\.\\d+\n")))
+      << samples.out;
+  words = model;
+  words.insert(words.begin(), "predict");
+  words.push_back("0.jpg");
+  const Outcome picture = run(words);
+  EXPECT_EQ(picture.status, 2);
+  expect_in(picture.err, {"data.kind is plugin_data, which a library registered", "--samples"});
+  words = model;
+  words.insert(words.begin(), "export");
+  words.push_back("plugged.program");
+  const Outcome exported = run(words);
+  EXPECT_EQ(exported.status, 0) << exported.err;
+  expect_in(exported.out, {"for 1 samples at a time; it takes inputs as the data set makes them"});
 }
 
 TEST_F(ProgramTest, ALossThatIsNotFiniteStopsWithStepAndModule) {
