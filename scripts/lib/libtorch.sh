@@ -6,6 +6,7 @@ LIBTORCH_BELOW=2.15
 LIBTORCH_UP_TO=2.14
 LIBTORCH_WHEEL=2.13.0
 # What scripts/test_libtorch builds with; from 2.14 on the index may have CUDA builds alone.
+# shellcheck disable=SC2034
 LIBTORCH_TESTED="2.11.0 2.12.0 2.13.0 2.14.1"
 
 # libtorch_version FOLDER: 2.13.0, or nothing where it is no LibTorch.
