@@ -154,6 +154,9 @@ Config load_config_text(std::string_view text, const std::string& name,
   ConfigReader reader(config);
   reader.read_document(document, source);
   for (const std::string& override_text : overrides) reader.read_override(override_text);
+  if (!reader.has_read("optim.lr") && config.optim.name != OptimConfig().name) {
+    config.optim.lr = default_lr(config.optim.name);
+  }
   check_config(config);
   return config;
 }
@@ -197,6 +200,10 @@ std::string train_path(const DataConfig& config) {
 
 std::string val_path(const DataConfig& config) {
   return config.val.empty() ? config.path + "/val" : config.val;
+}
+
+double default_lr(const std::string& optimizer) {
+  return optimizer == OptimConfig().name ? OptimConfig().lr : 1e-3;
 }
 
 bool best_is_max(const RunConfig& config) {

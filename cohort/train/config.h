@@ -70,8 +70,8 @@ struct DataConfig {
 };
 
 struct OptimConfig {
-  std::string name = "sgd";  ///< sgd, adam, adamw
-  double lr = 0.1;
+  std::string name = "sgd";         ///< sgd, adam, adamw
+  double lr = 0.1;                  ///< as load_config() reads a file without it: default_lr(name)
   std::string lr_scaling = "none";  ///< none, linear, sqrt
   double momentum = 0.9;
   bool nesterov = false;
@@ -210,6 +210,10 @@ std::vector<TransformConfig> val_transforms(const DataConfig& config);
 /// Return data.train and data.val, or path/train and path/val where they are empty.
 std::string train_path(const DataConfig& config);
 std::string val_path(const DataConfig& config);
+
+/// Returns the learning rate of a file that names `optimizer` and no optim.lr: 0.1 for sgd (0.01 in a flat
+/// file), else 0.001, as in PyTorch.
+double default_lr(const std::string& optimizer);
 
 /// Return what `run.best_mode: auto` and `train.eval_batch_size: 0` come to.
 bool best_is_max(const RunConfig& config);
