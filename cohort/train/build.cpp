@@ -43,6 +43,31 @@ const std::string& idx_folder(const DataConfig& config, Split split) {
   return own.empty() ? config.path : own;
 }
 
+/// What to try where the data of `split` is not there.
+const char* data_hint(Split split) {
+  return split == Split::kTrain ? "data.path=FOLDER, or data.train=FOLDER"
+                                : "data.val=FOLDER, or train.eval_every=0, which trains without validation";
+}
+
+/// Throws: DataError naming the keys that say where the data is, when `folder` is not there.
+void check_folder(const std::string& folder, Split split) {
+  std::error_code ignored;
+  if (fs::exists(folder, ignored)) return;
+  throw DataError("train.make_dataset",
+                  core::concat("there is no ", split == Split::kTrain ? "training" : "validation",
+                               " data: the folder ", folder, " does not exist"),
+                  data_hint(split));
+}
+
+data::IdxPair find_idx_files(const std::string& folder, Split split) {
+  check_folder(folder, split);
+  try {
+    return data::find_idx_pair(folder, split == Split::kTrain ? "train" : "t10k");
+  } catch (const DataError& error) {
+    throw DataError("train.make_dataset", error.what(), data_hint(split));
+  }
+}
+
 /// data.options are for registered data sets; Cohort's own have keys.
 void check_data_options(const DataConfig& data, bool is_ours) {
   if (data.options.empty()) return;
@@ -103,6 +128,7 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
         .channels_last = channels_last(config)});
   }
   if (data.kind == "image_folder") {
+    check_folder(path, split);
     data::ImageFolderOptions options;
     options.transforms = transforms_of(data, split);
     options.color = color_mode(data);
@@ -114,8 +140,7 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
     return std::make_shared<data::ImageFolder>(path, options);
   }
   if (data.kind == "idx") {
-    const data::IdxPair files =
-        data::find_idx_pair(idx_folder(data, split), split == Split::kTrain ? "train" : "t10k");
+    const data::IdxPair files = find_idx_files(idx_folder(data, split), split);
     return std::make_shared<data::IdxDataset>(
         files.images, files.labels,
         data::IdxDatasetOptions{.transforms = transforms_of(data, split),
