@@ -47,7 +47,7 @@ struct Parts {
     }
     if (!training || config.train.eval_every > 0) {
       eval_data = with_trained_labels(make_dataset(config, Split::kVal), trained);
-      check_same_classes();
+      check_same_classes(config.data.kind);
       eval_loader = make_loader(config, Split::kVal, eval_data, device, share);
       check_has_batch(*eval_loader, "evaluation");
     }
@@ -83,7 +83,7 @@ struct Parts {
   }
 
   /// A class that only one of the folders has would shift every label after it.
-  void check_same_classes() const {
+  void check_same_classes(const std::string& kind) const {
     if (!train_data) return;
     const auto train = train_data->classes();
     const auto val = eval_data->classes();
@@ -91,7 +91,11 @@ struct Parts {
     throw DataError("train.run",
                     core::concat("the training and the validation data have different classes; in one only:",
                                  missing_from(val, train), missing_from(train, val)),
-                    "the same class folders in both");
+                    kind == "idx" ? "IDX files of one data set (classes are 0 to the largest label); where "
+                                    "no validation sample has the last labels, train.eval_every=0, and "
+                                    "cohort eval after it, which takes labels as they are"
+                    : kind == "image_folder" ? "the same class folders in both"
+                                             : "data sets that return the same classes()");
   }
 
   at::Device device;
