@@ -15,6 +15,7 @@
 #include "cohort/models/memory_format.h"
 #include "cohort/models/registry.h"
 #include "cohort/optim/factory.h"
+#include "cohort/train/weights.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -200,7 +201,7 @@ torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, 
   at::manual_seed(static_cast<std::uint64_t>(config.run.seed));
   torch::nn::AnyModule model = models::make_model(options);
   if (!config.model.weights.empty()) {
-    const fs::path weights = config.model.weights;
+    const fs::path weights = find_weights(config.model.weights);
     checkpoint::load_module_state(*model.ptr(), fs::is_directory(weights)
                                                     ? checkpoint::RunCheckpoints::load(weights).model
                                                     : checkpoint::load_safetensors(weights));

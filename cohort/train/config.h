@@ -23,7 +23,7 @@ struct ModelConfig {
   int64_t pools = 5;
   std::string head = "default";
   double dropout = 0.5;
-  std::string weights;                         ///< safetensors file or checkpoint folder to start from
+  std::string weights;                         ///< to start from: a path as find_weights() takes it
   std::map<std::string, std::string> options;  ///< passed to a registered model as they are
   bool operator==(const ModelConfig&) const = default;
 };
