@@ -147,7 +147,7 @@ struct CommConfig {
 
 struct RunConfig {
   std::string name;    ///< empty: the model's name
-  std::string dir;     ///< empty: a new folder runs/NAME-DATE-TIME
+  std::string dir;     ///< empty: a new folder runs/NAME-DATE-TIME, in UTC
   std::string resume;  ///< empty, auto, last, best, or a checkpoint folder
   int64_t seed = 1;
   int64_t save_every = 1;  ///< epochs; the first and the last are saved too; 0: the last only

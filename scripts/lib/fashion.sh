@@ -56,7 +56,7 @@ train_and_report() {
   local cohort="$1" tiny="$2" run begun=$SECONDS accuracy log="$COHORT_LOGS/eval.log" report="$COHORT_LOGS/train.log"
   shift 2
   local -a train=("$cohort" train --config configs/fashion-vgg.yaml "data.path=data/fashion-mnist"
-    "run.dir=runs/fashion-vgg-$(date +%Y%m%d-%H%M%S)")
+    "run.dir=runs/fashion-vgg-$(date -u +%Y%m%d-%H%M%S)")
   if [ -n "$tiny" ]; then train+=(--fast-dev-run); fi
   say "cohort ${train[*]:1} $*"
   # OpenMP's threads spin while they wait, for milliseconds; with a neighbour on one of the cores that costs three quarters of
