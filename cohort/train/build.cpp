@@ -9,12 +9,14 @@
 #include "cohort/checkpoint/state_dict.h"
 #include "cohort/core/error.h"
 #include "cohort/core/memory.h"
+#include "cohort/core/suggest.h"
 #include "cohort/data/idx_dataset.h"
 #include "cohort/data/image_folder.h"
 #include "cohort/data/synthetic.h"
 #include "cohort/models/memory_format.h"
 #include "cohort/models/registry.h"
 #include "cohort/optim/factory.h"
+#include "cohort/train/config_keys.h"
 #include "cohort/train/weights.h"
 
 namespace cohort::train {
@@ -285,8 +287,12 @@ std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::
                              .div_factor = schedule.div_factor,
                              .final_div_factor = schedule.final_div_factor,
                              .three_phase = schedule.three_phase});
-  } else {
+  } else if (schedule.name == "step" || schedule.name == "multistep") {
     main = optim::multistep(decay_steps(schedule, unit_steps, warmup, total), schedule.gamma);
+  } else {
+    const std::vector<std::string>& names = find_key("schedule.name")->choices;
+    throw ConfigError("train.make_schedule", core::concat("unknown schedule \"", schedule.name, "\""),
+                      core::concat("\"", core::nearest(schedule.name, names), "\""));
   }
   return warmup > 0 ? optim::warmup(warmup, schedule.warmup_start, std::move(main)) : main;
 }

@@ -86,7 +86,10 @@ void warn_unused(Config& config) {
     const ConfigKey& other = *find_key(key.used_with);
     const std::string value = *std::get<std::string*>(other.target(config));
     if (std::find(key.used_values.begin(), key.used_values.end(), value) != key.used_values.end()) continue;
-    config.warnings.push_back(concat(key.name, " has no effect with ", key.used_with, " ", value));
+    const std::string warning = concat(key.name, " has no effect with ", key.used_with, " ", value);
+    if (std::ranges::find(config.warnings, warning) == config.warnings.end()) {
+      config.warnings.push_back(warning);
+    }
   }
 }
 

@@ -190,7 +190,7 @@ Config load_config_text(std::string_view text, const std::string& name,
                         const std::vector<std::string>& overrides = {});
 
 /// Checks what spans several keys (lengths of mean and std, one warm-up only, ...): for a Config made in
-/// code. Appends to `warnings` the keys that were set but have no effect. Throws: ConfigError.
+/// code. Appends to `warnings` the keys that were set but have no effect, each once. Throws: ConfigError.
 void check_config(Config& config);
 
 /// Returns YAML with every key, which reads back to an equal Config.

@@ -160,6 +160,7 @@ void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
 }  // namespace
 
 RunResult run_training(Config config, const std::string& command) {
+  check_config(config);  // a program may have made it
   const std::shared_ptr<Strategy> strategy = join_ranks(config);
   const bool is_first = strategy->rank() == 0;
   std::optional<comm::DesyncWatch> watch;
@@ -213,7 +214,8 @@ void limit_to_fast_dev_run(Config& config) {
   }
 }
 
-std::map<std::string, double> run_evaluation(const Config& config, const fs::path& checkpoint) {
+std::map<std::string, double> run_evaluation(Config config, const fs::path& checkpoint) {
+  check_config(config);
   for (const std::string& warning : config.warnings) core::log_warning(warning);
   const std::shared_ptr<Strategy> strategy = join_ranks(config);
   Parts parts(config, *strategy, false, trained_classes(checkpoint));

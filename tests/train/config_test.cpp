@@ -227,10 +227,13 @@ TEST(ConfigTest, WhatSpansKeysIsChecked) {
 }
 
 TEST(ConfigTest, AKeyThatHasNoEffectIsSaid) {
-  const Config config = load("optim: {name: sgd, eps: 1e-3}\nschedule: {gamma: 0.5}\n");
+  Config config = load("optim: {name: sgd, eps: 1e-3}\nschedule: {gamma: 0.5}\n");
   EXPECT_EQ(config.warnings,
             (std::vector<std::string>{"optim.eps has no effect with optim.name sgd",
                                       "schedule.gamma has no effect with schedule.name constant"}));
+  const std::vector<std::string> once = config.warnings;
+  check_config(config);
+  EXPECT_EQ(config.warnings, once);
 }
 
 TEST(ConfigTest, TextThatIsNotYamlIsRefusedWithLineAndColumn) {
