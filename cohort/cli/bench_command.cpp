@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cohort/cli/commands.h"
+#include "cohort/cli/config_option.h"
 #include "cohort/core/error.h"
 #include "cohort/train/run.h"
 #include "cohort/train/script_bench.h"
@@ -43,7 +44,7 @@ void add_bench(CLI::App& app, Context& context) {
   auto arguments = std::make_shared<ScriptArguments>();
   CLI::App* command = bench->add_subcommand(
       "script", "Time of a training step, and of evaluation, in eager mode and with train.script");
-  command->add_option("-c,--config", arguments->config, "The configuration, as of cohort train");
+  add_config_option(*command, arguments->config, "The configuration, as of cohort train");
   command->add_option("overrides", arguments->overrides,
                       "key=value: change one setting, for instance train.batch_size=64");
   command->add_option("--rounds", arguments->rounds, "Rounds of each measurement; the median counts")

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cohort/cli/commands.h"
+#include "cohort/cli/config_option.h"
 #include "cohort/core/error.h"
 #include "cohort/train/memory_plan.h"
 #include "cohort/train/run.h"
@@ -52,7 +53,7 @@ void add_plan(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("plan", "Say what a run takes before it runs");
   command->add_flag("--memory", arguments->memory,
                     "Bytes of parameters, optimizer, batch, activations and gradients, by placement");
-  command->add_option("-c,--config", arguments->config, "The configuration, as of cohort train");
+  add_config_option(*command, arguments->config, "The configuration, as of cohort train");
   command->add_option("overrides", arguments->overrides,
                       "key=value: change one setting, for instance train.batch_size=64");
   command

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cohort/cli/commands.h"
+#include "cohort/cli/config_option.h"
 #include "cohort/comm/job.h"
 #include "cohort/core/error.h"
 #include "cohort/launch/run.h"
@@ -144,7 +145,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
 void add_train(CLI::App& app, Context& context) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "Train a model as a YAML file says");
-  command->add_option("-c,--config", arguments->config, "The configuration (docs/train.md lists every key)");
+  add_config_option(*command, arguments->config, "The configuration (docs/train.md lists every key)");
   command->add_flag("--help-config", arguments->help_config,
                     "Print every key with its default and meaning, and end");
   command->add_option("overrides", arguments->overrides,

@@ -1,6 +1,7 @@
 #include "cohort/cli/trained_model.h"
 
 #include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/cli/config_option.h"
 #include "cohort/core/error.h"
 #include "cohort/train/run.h"
 #include "cohort/train/weights.h"
@@ -11,7 +12,7 @@ namespace fs = std::filesystem;
 
 void TrainedModel::add_options(CLI::App& command) {
   command.add_option("-r,--run", run, "A run folder: its config.yaml, its best checkpoint");
-  command.add_option("-c,--config", config, "The configuration, when not that of --run");
+  add_config_option(command, config, "The configuration, when not that of --run");
   command.add_option("--checkpoint", checkpoint,
                      "best (the default), last, a checkpoint folder, a run folder or a .safetensors file");
   command.add_option("--load", plugins, "A shared library with models, data sets or operators of yours")

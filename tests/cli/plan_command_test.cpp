@@ -46,5 +46,13 @@ TEST_F(PlanCommandTest, SaysWhatIsMissing) {
                            "expected LAYER=PLACEMENT");
 }
 
+TEST_F(PlanCommandTest, TakesOneFile) {
+  COHORT_EXPECT_THROW_WITH(run({"--memory", "-c", config, "--config", "b.yaml"}), UsageError,
+                           "--config is given 2 times: " + config + ", b.yaml. Try: one file, and key=value");
+  // What follows the file's name is no other file.
+  EXPECT_NE(run({"--memory", "--config", config, "train.batch_size=16"}).find("16 samples at once"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace cohort::cli

@@ -168,6 +168,14 @@ TEST_F(ProgramTest, MistakesInTheConfigurationExitWithTwo) {
   }
 }
 
+TEST_F(ProgramTest, TwoFilesOfConfigurationAreRefusedSayingWhatToDo) {
+  for (const char* command : {"train", "eval", "predict", "export", "plan"}) {
+    const Outcome outcome = run({command, "--config", "job.yaml", "-c", "other.yaml"});
+    EXPECT_EQ(outcome.status, 2) << command;
+    expect_in(outcome.err, {"--config is given 2 times: job.yaml, other.yaml. Try: one file, and key=value"});
+  }
+}
+
 TEST_F(ProgramTest, ABrokenPluginIsRefusedSayingWhy) {
   write_file(dir / "broken.so", "this is no library");
   const Outcome outcome = run(train("x", {"--load", "./broken.so"}));
