@@ -6,7 +6,6 @@
 
 #include "cohort/cli/commands.h"
 #include "cohort/cli/config_option.h"
-#include "cohort/core/error.h"
 #include "cohort/train/run.h"
 #include "cohort/train/script_bench.h"
 
@@ -22,12 +21,8 @@ struct ScriptArguments {
 };
 
 int script_command(const ScriptArguments& arguments) {
-  if (arguments.config.empty()) {
-    throw UsageError("cli.bench", "no configuration was given",
-                     "cohort bench script --config configs/fashion-vgg.yaml");
-  }
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
-  const train::Config config = train::load_config(arguments.config, arguments.overrides);
+  const train::Config config = load_config("cli.bench", arguments.config, arguments.overrides);
   const auto round = std::chrono::nanoseconds(static_cast<std::int64_t>(arguments.seconds * 1e9));
   const train::ScriptBench found = train::bench_script(
       config,

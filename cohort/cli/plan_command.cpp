@@ -26,10 +26,6 @@ int plan_command(const PlanArguments& arguments) {
   if (!arguments.memory) {
     throw UsageError("cli.plan", "it was not said what to plan", "cohort plan --memory --config FILE");
   }
-  if (arguments.config.empty()) {
-    throw UsageError("cli.plan", "no configuration was given",
-                     "cohort plan --memory --config configs/fashion-vgg.yaml");
-  }
   train::MemoryOptions options{.measure = arguments.measure};
   for (const std::string& text : arguments.place) {
     const std::size_t equals = text.find('=');
@@ -40,7 +36,7 @@ int plan_command(const PlanArguments& arguments) {
     options.place[text.substr(0, equals)] = core::Placement::parse(text.substr(equals + 1));
   }
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
-  const train::Config config = train::load_config(arguments.config, arguments.overrides);
+  const train::Config config = load_config("cli.plan", arguments.config, arguments.overrides);
   const train::MemoryPlan plan = train::plan_memory(config, options);
   std::fputs((arguments.json ? train::to_json(plan) : train::to_text(plan)).c_str(), stdout);
   return 0;

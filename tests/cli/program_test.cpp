@@ -336,6 +336,28 @@ TEST_F(ProgramTest, DataThatDoesNotFitTheModelOrItselfIsRefused) {
   EXPECT_FALSE(fs::exists(dir / "x"));
 }
 
+TEST_F(ProgramTest, NeedsNoFileOfConfigurationWhereItIsSaidWhereTheDataIs) {
+  for (const char* setting : {"train.epochs=1", "data.val=data/val"}) {
+    const Outcome outcome = run({"train", setting});
+    EXPECT_EQ(outcome.status, 2);
+    expect_in(outcome.err,
+              {"neither a configuration nor data was given. Try: --config FILE", "data.path=FOLDER"});
+  }
+  write_pictures(dir / "data");
+  const auto train_on = [&](const std::string& data, const std::string& folder) {
+    return run({"train", "model.name=lenet5", "data.image_size=28", "train.device=cpu", "train.threads=1",
+                "train.epochs=1", data, "run.dir=" + folder});
+  };
+  for (const char* data : {"data.path=data", "DATA_PATH=data"}) {
+    const Outcome outcome = train_on(data, data);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    expect_in(read_file(dir / data / "config.yaml"), {"momentum: 0.9", "path: data"});
+  }
+  const Outcome missing = train_on("data.path=photos", "missing");
+  EXPECT_EQ(missing.status, 2);
+  expect_in(missing.err, {"there is no training data: the folder photos/train does not exist"});
+}
+
 TEST_F(ProgramTest, EvalSaysWhatItNeeds) {
   const Outcome nothing = run({"eval"});
   EXPECT_EQ(nothing.status, 2);
