@@ -9,7 +9,8 @@
 /// What a run is: read from YAML, changed by `key=value`, written back as YAML.
 ///
 /// A member's name is its key: `optim.lr` is `Config::optim.lr`. The defaults are the initializers below.
-/// Type, range and help text of each key stand in one table (config_keys.cpp), which the parser, the dump,
+/// Type, range and help text of each key stand in one table (config_tables_*.cpp), which the parser, the
+/// dump,
 /// `--help-config` and docs/train.md share. No LibTorch: YAML is untrusted.
 ///
 ///     auto config = cohort::train::load_config("configs/fashion-vgg.yaml", {"optim.lr=0.05",
@@ -55,6 +56,8 @@ struct DataConfig {
   std::vector<double> std;
   bool shuffle = true;
   bool drop_last = false;
+  // Not LoaderOptions' defaults: a run reads ahead and weighs shares, a Loader of one's own starts no threads
+  // and deals equal shares, as PyTorch's DataLoader and DistributedSampler.
   std::string uneven = "weighted";  ///< weighted, pad
   int64_t workers = 2;
   int64_t prefetch = 2;  ///< batches made ahead
