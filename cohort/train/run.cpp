@@ -31,6 +31,14 @@ namespace cohort::train {
 namespace fs = std::filesystem;
 namespace {
 
+/// What to try where training and validation data of this kind have different classes.
+const char* class_hint(const std::string& kind) {
+  if (kind == "image_folder") return "the same class folders in both";
+  if (kind != "idx") return "data sets that return the same classes()";
+  return "IDX files of one data set (classes are 0 to the largest label); where no validation sample has the "
+         "last labels, train.eval_every=0, and cohort eval after it, which takes labels as they are";
+}
+
 /// Data, model and task of a run, on the device that was asked for.
 struct Parts {
   /// `trained`: the classes of a model that is evaluated, which those of the data are taken for by name.
@@ -91,11 +99,7 @@ struct Parts {
     throw DataError("train.run",
                     core::concat("the training and the validation data have different classes; in one only:",
                                  missing_from(val, train), missing_from(train, val)),
-                    kind == "idx" ? "IDX files of one data set (classes are 0 to the largest label); where "
-                                    "no validation sample has the last labels, train.eval_every=0, and "
-                                    "cohort eval after it, which takes labels as they are"
-                    : kind == "image_folder" ? "the same class folders in both"
-                                             : "data sets that return the same classes()");
+                    class_hint(kind));
   }
 
   at::Device device;
