@@ -33,8 +33,8 @@ struct LoadedCheckpoint {
 };
 
 struct RunCheckpointsOptions {
-  int64_t keep =
-      3;  ///< Newest checkpoints that stay; 0 keeps all. What `last` and `best` point to always stays.
+  /// Newest checkpoints that stay; 0 keeps all. What `last` and `best` point to always stays.
+  std::int64_t keep = 3;
 };
 
 struct SaveOptions {
@@ -90,8 +90,8 @@ class RunCheckpoints {
  private:
   struct Known;
   std::vector<Known> known() const;
-  void write_folder(const std::filesystem::path& folder, const CheckpointContent& content, int64_t sequence,
-                    const std::string& best) const;
+  void write_folder(const std::filesystem::path& folder, const CheckpointContent& content,
+                    std::int64_t sequence, const std::string& best) const;
   void recover(bool alone) const;
   void repair_best() const;
   void put(const std::filesystem::path& temporary, const std::string& name) const;

@@ -12,6 +12,7 @@
 
 #include "cohort/comm/check.h"
 #include "cohort/comm/deadline_store.h"
+#include "cohort/comm/error_cause.h"
 #include "cohort/comm/missing_ranks.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
@@ -108,8 +109,8 @@ void Pending::State::fail(const std::exception& error, core::Deadline until) {
   std::string what = describe();
   const std::string words = core::message_of(error);
   group->flight.set(ticket, CallState::kFailed);
-  // Gloo refuses a type it has no code for when it runs, on every rank, before anything travels.
-  if (words.find("Invalid scalar type") != std::string::npos) {
+  // A backend refuses a type it has no code for when it runs, on every rank, before anything travels.
+  if (dynamic_cast<const Error*>(&error) == nullptr && cause_of(error) == ErrorCause::kUsage) {
     throw UsageError("comm.group", core::concat(what, ": ", words));
   }
   group->mark_broken(what + ": " + words, until);

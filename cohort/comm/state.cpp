@@ -7,6 +7,7 @@
 
 #include "cohort/comm/backend.h"
 #include "cohort/comm/deadline_store.h"
+#include "cohort/comm/error_cause.h"
 #include "cohort/comm/store_board.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
@@ -22,24 +23,19 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAskTime(100);    // for the store to say who they are
 constexpr milliseconds kPartTime(3000);  // how long rank 0 waits for those that have met and may have died
 
-bool contains_any(const std::string& text, std::initializer_list<const char*> parts) {
-  return std::any_of(parts.begin(), parts.end(),
-                     [&](const char* part) { return text.find(part) != std::string::npos; });
-}
-
 }  // namespace
 
 void throw_as_ours(const std::exception& error, const std::string& where, const std::string& what) {
-  const std::string words = core::message_of(error);
-  const std::string message = core::concat(what, ": ", words);
-  if (dynamic_cast<const UsageError*>(&error) != nullptr) throw UsageError(where, message);
-  if (dynamic_cast<const TimeoutError*>(&error) != nullptr || says_timeout(words)) {
-    throw TimeoutError(where, message, "look at what the other ranks were doing, or raise the timeout");
-  }
-  if (dynamic_cast<const PeerError*>(&error) != nullptr ||
-      contains_any(words,
-                   {"closed by peer", "reset by peer", "roken pipe", "refused", "Application timeout"})) {
-    throw PeerError(where, message, "look for the first rank that failed; this one only noticed");
+  const std::string message = core::concat(what, ": ", core::message_of(error));
+  switch (cause_of(error)) {
+    case ErrorCause::kUsage:
+      throw UsageError(where, message);
+    case ErrorCause::kTimeout:
+      throw TimeoutError(where, message, "look at what the other ranks were doing, or raise the timeout");
+    case ErrorCause::kPeer:
+      throw PeerError(where, message, "look for the first rank that failed; this one only noticed");
+    case ErrorCause::kOther:
+      break;
   }
   throw CommError(where, message);
 }

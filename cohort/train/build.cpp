@@ -10,12 +10,15 @@
 #include "cohort/checkpoint/state_dict.h"
 #include "cohort/core/error.h"
 #include "cohort/core/memory.h"
+#include "cohort/core/suggest.h"
 #include "cohort/data/idx_dataset.h"
 #include "cohort/data/image_folder.h"
 #include "cohort/data/synthetic.h"
 #include "cohort/models/memory_format.h"
 #include "cohort/models/registry.h"
 #include "cohort/optim/factory.h"
+#include "cohort/train/config_keys.h"
+#include "cohort/train/weights.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -46,6 +49,31 @@ std::vector<data::TransformSpec> transforms_of(const DataConfig& config, Split s
 const std::string& idx_folder(const DataConfig& config, Split split) {
   const std::string& own = split == Split::kTrain ? config.train : config.val;
   return own.empty() ? config.path : own;
+}
+
+/// What to try where the data of `split` is not there.
+const char* data_hint(Split split) {
+  return split == Split::kTrain ? "data.path=FOLDER, or data.train=FOLDER"
+                                : "data.val=FOLDER, or train.eval_every=0, which trains without validation";
+}
+
+/// Throws: DataError naming the keys that say where the data is, when `folder` is not there.
+void check_folder(const std::string& folder, Split split) {
+  std::error_code ignored;
+  if (fs::exists(folder, ignored)) return;
+  throw DataError("train.make_dataset",
+                  core::concat("there is no ", split == Split::kTrain ? "training" : "validation",
+                               " data: the folder ", folder, " does not exist"),
+                  data_hint(split));
+}
+
+data::IdxPair find_idx_files(const std::string& folder, Split split) {
+  check_folder(folder, split);
+  try {
+    return data::find_idx_pair(folder, split == Split::kTrain ? "train" : "t10k");
+  } catch (const DataError& error) {
+    throw DataError("train.make_dataset", error.what(), data_hint(split));
+  }
 }
 
 /// data.options are for registered data sets; Cohort's own have keys.
@@ -112,6 +140,7 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
         .channels_last = channels_last(config)});
   }
   if (data.kind == "image_folder") {
+    check_folder(path, split);
     data::ImageFolderOptions options;
     options.transforms = transforms_of(data, split);
     options.color = color_mode(data);
@@ -125,8 +154,7 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
     return std::make_shared<data::ImageFolder>(path, options);
   }
   if (data.kind == "idx") {
-    const data::IdxPair files =
-        data::find_idx_pair(idx_folder(data, split), split == Split::kTrain ? "train" : "t10k");
+    const data::IdxPair files = find_idx_files(idx_folder(data, split), split);
     return std::make_shared<data::IdxDataset>(
         files.images, files.labels,
         data::IdxDatasetOptions{.transforms = transforms_of(data, split),
@@ -215,7 +243,7 @@ torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, 
   at::manual_seed(static_cast<std::uint64_t>(config.run.seed));
   torch::nn::AnyModule model = models::make_model(options);
   if (!config.model.weights.empty()) {
-    const fs::path weights = config.model.weights;
+    const fs::path weights = find_weights(config.model.weights);
     checkpoint::load_module_state(*model.ptr(), fs::is_directory(weights)
                                                     ? checkpoint::RunCheckpoints::load(weights).model
                                                     : checkpoint::load_safetensors(weights));
@@ -299,8 +327,12 @@ std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::
                              .div_factor = schedule.div_factor,
                              .final_div_factor = schedule.final_div_factor,
                              .three_phase = schedule.three_phase});
-  } else {
+  } else if (schedule.name == "step" || schedule.name == "multistep") {
     main = optim::multistep(decay_steps(schedule, unit_steps, warmup, total), schedule.gamma);
+  } else {
+    const std::vector<std::string>& names = find_key("schedule.name")->choices;
+    throw ConfigError("train.make_schedule", core::concat("unknown schedule \"", schedule.name, "\""),
+                      core::concat("\"", core::nearest(schedule.name, names), "\""));
   }
   return warmup > 0 ? optim::warmup(warmup, schedule.warmup_start, std::move(main)) : main;
 }

@@ -66,7 +66,8 @@ ClassificationOptions classification_options(const Config& config);
 std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model);
 
 /// The schedule in steps, for an optimizer that begins at `config.optim.lr`: its length is the run's,
-/// train.epochs or train.max_steps, whichever ends first. Throws: UsageError for no steps in an epoch.
+/// train.epochs or train.max_steps, whichever ends first. Throws: UsageError for no steps in an epoch,
+/// ConfigError for a name that is no schedule's.
 std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::int64_t steps_per_epoch);
 
 }  // namespace cohort::train

@@ -84,18 +84,47 @@ void warn_of_single_sample(const Task& task, const data::Loader& train, std::int
                                  "channel. Try: drop_last, or another batch size"));
 }
 
-std::string creed(const TrainerOptions& o, const Strategy& strategy, const data::Loader& train,
-                  const data::Loader* eval) {
-  return core::concat(
-      "strategy ", strategy.name(), "\nepochs ", o.epochs(), "\nmax_steps ", o.max_steps(),
-      "\nmax_eval_batches ", o.max_eval_batches(), "\nseed ", o.seed(), "\nresume '", o.resume(),
-      "'\nsave_every ", o.save_every(), "\nsave_every_steps ", o.save_every_steps(), "\neval_every ",
-      o.eval_every(), "\ntrace_steps ", o.trace_steps(), "\nwrites a run folder ", !o.run_dir().empty(),
-      "\nlog_every ", o.log_every(), "\nbest_metric ", o.best_metric(), "\nbest_is_highest ",
-      o.best_is_highest() ? (*o.best_is_highest() ? "true" : "false") : "by name", "\ncheck_eval_batches ",
-      o.check_eval_batches(), "\nstop_on_non_finite ", o.stop_on_non_finite(), "\nhandle_signals ",
-      o.handle_signals(), "\nsamples a step ", train.options().global_batch_size, "\ntraining samples ",
-      train.dataset().size(), "\nevaluation samples ", eval == nullptr ? 0 : eval->dataset().size(), "\n");
+std::span<const ComparedOption> compared_options() {
+  using Options = const TrainerOptions&;
+  static const std::vector<ComparedOption> kOptions = {
+      {"epochs", [](Options o) { return core::concat(o.epochs()); }},
+      {"max_steps", [](Options o) { return core::concat(o.max_steps()); }},
+      {"max_eval_batches", [](Options o) { return core::concat(o.max_eval_batches()); }},
+      {"seed", [](Options o) { return core::concat(o.seed()); }},
+      {"strategy", nullptr},  // its name is compared
+      {"run_dir", [](Options o) -> std::string { return o.run_dir().empty() ? "is empty" : "is given"; }},
+      {"resume", [](Options o) { return "'" + o.resume() + "'"; }},
+      {"keep_optimizer_options", [](Options o) { return core::concat(o.keep_optimizer_options()); }},
+      {"description", nullptr},  // rank 0 writes it
+      {"save_every", [](Options o) { return core::concat(o.save_every()); }},
+      {"save_every_steps", [](Options o) { return core::concat(o.save_every_steps()); }},
+      {"save_every_minutes", nullptr},  // rank 0 says when to save
+      {"keep", nullptr},                // rank 0 removes checkpoints
+      {"best_metric", [](Options o) { return "'" + o.best_metric() + "'"; }},
+      {"best_is_highest",
+       [](Options o) -> std::string {
+         if (!o.best_is_highest()) return "as its name says";
+         return *o.best_is_highest() ? "true" : "false";
+       }},
+      {"eval_every", [](Options o) { return core::concat(o.eval_every()); }},
+      {"check_eval_batches", [](Options o) { return core::concat(o.check_eval_batches()); }},
+      {"log_every", [](Options o) { return core::concat(o.log_every()); }},
+      {"trace_steps", [](Options o) { return core::concat(o.trace_steps()); }},
+      {"stop_on_non_finite", [](Options o) { return core::concat(o.stop_on_non_finite()); }},
+      {"handle_signals", [](Options o) { return core::concat(o.handle_signals()); }},
+  };
+  return kOptions;
+}
+
+std::string consistency_fingerprint(const TrainerOptions& options, const Strategy& strategy,
+                                    const data::Loader& train, const data::Loader* eval) {
+  std::string text = core::concat("strategy ", strategy.name(), "\n");
+  for (const ComparedOption& option : compared_options()) {
+    if (option.text != nullptr) text += core::concat(option.name, " ", option.text(options), "\n");
+  }
+  return text + core::concat("samples a step ", train.options().global_batch_size, "\ntraining samples ",
+                             train.dataset().size(), "\nevaluation samples ",
+                             eval == nullptr ? 0 : eval->dataset().size(), "\n");
 }
 
 void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::filesystem::path& from) {

@@ -61,8 +61,8 @@ std::vector<ConfigKey> model_keys() {
       {.name = "model.weights",
        .target = [](Config& c) -> KeyTarget { return &c.model.weights; },
        .on_resume = OnResume::kRefused,
-       .help = "A model.safetensors file or a checkpoint folder to start from; empty: initial values from "
-               "run.seed."},
+       .help = "What to start from: a run folder (its best checkpoint, or its last where none was the best), "
+               "a checkpoint folder or a .safetensors file; empty: initial values from run.seed."},
       {.name = "model.options",
        .target = [](Config& c) -> KeyTarget { return &c.model.options; },
        .on_resume = OnResume::kRefused,

@@ -31,6 +31,14 @@ namespace cohort::train {
 namespace fs = std::filesystem;
 namespace {
 
+/// What to try where training and validation data of this kind have different classes.
+const char* class_hint(const std::string& kind) {
+  if (kind == "image_folder") return "the same class folders in both";
+  if (kind != "idx") return "data sets that return the same classes()";
+  return "IDX files of one data set (classes are 0 to the largest label); where no validation sample has the "
+         "last labels, train.eval_every=0, and cohort eval after it, which takes labels as they are";
+}
+
 /// Data, model and task of a run, on the device that was asked for.
 struct Parts {
   /// `trained`: the classes of a model that is evaluated, which those of the data are taken for by name.
@@ -48,7 +56,7 @@ struct Parts {
     }
     if (!training || config.train.eval_every > 0) {
       eval_data = with_trained_labels(make_dataset(config, Split::kVal, on_host), trained);
-      check_same_classes();
+      check_same_classes(config.data.kind);
       eval_loader = make_loader(config, Split::kVal, eval_data, device, share);
       check_has_batch(*eval_loader, "evaluation");
     }
@@ -85,7 +93,7 @@ struct Parts {
   }
 
   /// A class that only one of the folders has would shift every label after it.
-  void check_same_classes() const {
+  void check_same_classes(const std::string& kind) const {
     if (!train_data) return;
     const auto train = train_data->classes();
     const auto val = eval_data->classes();
@@ -93,7 +101,7 @@ struct Parts {
     throw DataError("train.run",
                     core::concat("the training and the validation data have different classes; in one only:",
                                  missing_from(val, train), missing_from(train, val)),
-                    "the same class folders in both");
+                    class_hint(kind));
   }
 
   at::Device device;
@@ -161,6 +169,7 @@ void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
 }  // namespace
 
 RunResult run_training(Config config, const std::string& command) {
+  check_config(config);  // a program may have made it
   const std::shared_ptr<Strategy> strategy = join_ranks(config);
   const bool is_first = strategy->rank() == 0;
   std::optional<comm::DesyncWatch> watch;
@@ -214,7 +223,8 @@ void limit_to_fast_dev_run(Config& config) {
   }
 }
 
-std::map<std::string, double> run_evaluation(const Config& config, const fs::path& checkpoint) {
+std::map<std::string, double> run_evaluation(Config config, const fs::path& checkpoint) {
+  check_config(config);
   for (const std::string& warning : config.warnings) core::log_warning(warning);
   const std::shared_ptr<Strategy> strategy = join_ranks(config);
   Parts parts(config, *strategy, false, trained_classes(checkpoint));

@@ -70,7 +70,7 @@ class FitLoop {
   ~FitLoop() { task_.set_strategy(std::make_shared<Strategy>()); }
 
   FitResult run() {
-    ranks_.require_same("the run", creed(options_, *strategy_, train_, eval_));
+    ranks_.require_same("the run", consistency_fingerprint(options_, *strategy_, train_, eval_));
     const bool resumed = resume();
     strategy_->begin(task_);
     steps_per_epoch_ = train_.batches_per_epoch();

@@ -7,6 +7,7 @@
 #include <regex>
 #include <sstream>
 
+#include "cohort/core/cpu.h"
 #include "cohort/data/codecs/codec.h"
 #include "tests/support/messages.h"
 
@@ -140,6 +141,14 @@ TEST_F(ProgramTest, MistakesInTheConfigurationExitWithTwo) {
     const Outcome outcome = run(c.arguments);
     EXPECT_EQ(outcome.status, 2) << c.message;
     EXPECT_NE(outcome.err.find(c.message), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(ProgramTest, TwoFilesOfConfigurationAreRefusedSayingWhatToDo) {
+  for (const char* command : {"train", "eval", "predict", "export", "plan"}) {
+    const Outcome outcome = run({command, "--config", "job.yaml", "-c", "other.yaml"});
+    EXPECT_EQ(outcome.status, 2) << command;
+    expect_in(outcome.err, {"--config is given 2 times: job.yaml, other.yaml. Try: one file, and key=value"});
   }
 }
 
@@ -303,6 +312,28 @@ TEST_F(ProgramTest, DataThatDoesNotFitTheModelOrItselfIsRefused) {
   EXPECT_FALSE(fs::exists(dir / "x"));
 }
 
+TEST_F(ProgramTest, NeedsNoFileOfConfigurationWhereItIsSaidWhereTheDataIs) {
+  for (const char* setting : {"train.epochs=1", "data.val=data/val"}) {
+    const Outcome outcome = run({"train", setting});
+    EXPECT_EQ(outcome.status, 2);
+    expect_in(outcome.err,
+              {"neither a configuration nor data was given. Try: --config FILE", "data.path=FOLDER"});
+  }
+  write_pictures(dir / "data");
+  const auto train_on = [&](const std::string& data, const std::string& folder) {
+    return run({"train", "model.name=lenet5", "data.image_size=28", "train.device=cpu", "train.threads=1",
+                "train.epochs=1", data, "run.dir=" + folder});
+  };
+  for (const char* data : {"data.path=data", "DATA_PATH=data"}) {
+    const Outcome outcome = train_on(data, data);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    expect_in(read_file(dir / data / "config.yaml"), {"momentum: 0.9", "path: data"});
+  }
+  const Outcome missing = train_on("data.path=photos", "missing");
+  EXPECT_EQ(missing.status, 2);
+  expect_in(missing.err, {"there is no training data: the folder photos/train does not exist"});
+}
+
 TEST_F(ProgramTest, EvalSaysWhatItNeeds) {
   const Outcome nothing = run({"eval"});
   EXPECT_EQ(nothing.status, 2);
@@ -362,11 +393,23 @@ TEST_F(ProgramTest, DumpConfigReadsBackTheSame) {
 TEST_F(ProgramTest, DoctorAndSummaryAnswer) {
   const Outcome doctor = run({"doctor"});
   EXPECT_EQ(doctor.status, 0);
-  for (const char* word : {"LibTorch", "cores", "memory", "cuda"})
-    EXPECT_NE(doctor.out.find(word), std::string::npos);
+  for (const char* word : {"LibTorch", "cores", "memory", "cuda", "backends       gloo, shm"})
+    EXPECT_NE(doctor.out.find(word), std::string::npos) << word;
+  EXPECT_EQ(doctor.out.find("fake"), std::string::npos) << doctor.out;
   const Outcome summary = run({"summary", "vgg16"});
   EXPECT_EQ(summary.status, 0) << summary.err;
   EXPECT_NE(summary.out.find("138,357,544"), std::string::npos) << summary.out;
+}
+
+TEST_F(ProgramTest, DoctorSaysWhatBoundsTheCores) {
+  const std::string online = std::to_string(core::core_limits().online);
+  const core::ScopedPin pin(core::CpuSet({core::CpuSet::of_process().ids().front()}));
+  const std::string pinned = run({"doctor"}).out;
+  EXPECT_NE(pinned.find("1 usable of " + online), std::string::npos) << pinned;
+  EXPECT_EQ(pinned.find(", affinity 1") != std::string::npos, online != "1") << pinned;
+  const std::string told = Program(dir.path(), {"doctor"}, {{"COHORT_CORES", "77"}}).outcome().out;
+  EXPECT_NE(told.find("77 usable of " + online), std::string::npos) << told;
+  EXPECT_NE(told.find(", COHORT_CORES 77"), std::string::npos) << told;
 }
 
 }  // namespace
