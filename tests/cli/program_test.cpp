@@ -35,7 +35,7 @@ std::vector<std::string> epochs_and_metrics(const fs::path& csv) {
     for (std::string cell; std::getline(cells, cell, ','); ++column) {
       if (rows.empty() && header.size() == column) header.push_back(cell);
       const std::string& name = header.at(column);
-      if (name == "seconds" || name == "images_per_second" || name == "data_wait") continue;
+      if (name == "seconds" || name == "samples_per_second" || name == "data_wait") continue;
       row += cell + ",";
     }
     rows.push_back(row);
