@@ -13,8 +13,9 @@ void TrainedModel::add_options(CLI::App& command) {
   command.add_option("-c,--config", config, "The configuration, when not that of --run");
   command.add_option("--checkpoint", checkpoint,
                      "best (the default), last, a checkpoint folder or a .safetensors file");
-  command.add_option("--load", plugins, "A shared library with models, data sets or operators of yours")
-      ->allow_extra_args(false);
+  repeatable(
+      command.add_option("--load", plugins, "A shared library with models, data sets or operators of yours"),
+      "FILE");
 }
 
 train::Config TrainedModel::load(const std::string& where) {
