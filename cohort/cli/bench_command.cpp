@@ -48,8 +48,9 @@ void add_bench(CLI::App& app, Context& context) {
   command->add_option("--seconds", arguments->seconds, "Least time of a round")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--load", arguments->plugins, "A shared library with models or data sets of yours")
-      ->allow_extra_args(false);
+  repeatable(
+      command->add_option("--load", arguments->plugins, "A shared library with models or data sets of yours"),
+      "FILE");
   command->footer(
       "Examples:\n"
       "  cohort bench script --config configs/vgg.yaml data.kind=synthetic model.num_classes=10\n"

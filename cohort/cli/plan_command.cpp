@@ -52,15 +52,15 @@ void add_plan(CLI::App& app, Context& context) {
   add_config_option(*command, arguments->config, "The configuration, as of cohort train");
   command->add_option("overrides", arguments->overrides,
                       "key=value: change one setting, for instance train.batch_size=64");
-  command
-      ->add_option("--place", arguments->place,
-                   "LAYER=PLACEMENT: a layer that lives elsewhere than the rest, such as layer4=cpu:1")
-      ->allow_extra_args(false);
+  repeatable(command->add_option("--place", arguments->place,
+                                 "A layer that lives elsewhere than the rest, such as layer4=cpu:1"),
+             "LAYER=PLACEMENT");
   command->add_flag("--measure", arguments->measure,
                     "Run two steps of the whole batch too, and print what was measured beside it");
   command->add_flag("--json", arguments->json, "Print bytes as JSON");
-  command->add_option("--load", arguments->plugins, "A shared library with models or data sets of yours")
-      ->allow_extra_args(false);
+  repeatable(
+      command->add_option("--load", arguments->plugins, "A shared library with models or data sets of yours"),
+      "FILE");
   command->footer(
       "Examples:\n"
       "  cohort plan --memory --config configs/vgg.yaml data.kind=synthetic model.num_classes=1000\n"

@@ -68,8 +68,9 @@ void add_predict(CLI::App& app, Context& context) {
   arguments->model.add_options(*command);
   command->add_option("-p,--program", arguments->program, "A file of `cohort export`, in place of a run")
       ->excludes("--run", "--config", "--checkpoint");
-  command->add_option("--set", arguments->model.overrides, "key=value of the configuration")
-      ->allow_extra_args(false)
+  repeatable(
+      command->add_option("--set", arguments->model.overrides, "Changes one setting of the configuration"),
+      "KEY=VALUE")
       ->excludes("--program");
   command->add_option("--top", arguments->top, "How many classes are shown")->capture_default_str();
   CLI::Option* samples =

@@ -15,8 +15,9 @@ void TrainedModel::add_options(CLI::App& command) {
   add_config_option(command, config, "The configuration, when not that of --run");
   command.add_option("--checkpoint", checkpoint,
                      "best (the default), last, a checkpoint folder, a run folder or a .safetensors file");
-  command.add_option("--load", plugins, "A shared library with models, data sets or operators of yours")
-      ->allow_extra_args(false);
+  repeatable(
+      command.add_option("--load", plugins, "A shared library with models, data sets or operators of yours"),
+      "FILE");
 }
 
 train::Config TrainedModel::load(const std::string& where) {

@@ -20,7 +20,7 @@ struct ProgressNumbers {
   std::optional<double> loss;
   std::optional<double> accuracy;  ///< 0..1
   std::optional<double> lr;
-  std::optional<double> images_per_second;
+  std::optional<double> samples_per_second;
   std::optional<double> data_wait;  ///< share of the time spent waiting for data, 0..1
   std::optional<std::int64_t> memory_bytes;
   std::optional<double> seconds_left;  ///< until the end of the run

@@ -191,7 +191,7 @@ RunResult run_training(Config config, const std::string& command) {
   if (is_first) {
     core::log_info(core::concat("run folder ", path.string(), ", ", parts.train_data->size(),
                                 " training and ", parts.eval_data ? parts.eval_data->size() : 0,
-                                " validation images, ", ranks, placements, "device ", parts.device.str(),
+                                " validation samples, ", ranks, placements, "device ", parts.device.str(),
                                 ", ", at::get_num_threads(), " threads"));
   }
   Trainer trainer(trainer_options(config, path).strategy(strategy));

@@ -148,7 +148,7 @@ inline std::vector<std::string> columns_without_times(const std::filesystem::pat
     for (std::string cell; std::getline(cells, cell, ','); ++column) {
       if (rows.empty() && header.size() == column) header.push_back(cell);
       const std::string& name = header.at(column);
-      if (name == "seconds" || name == "images_per_second" || name == "data_wait") continue;
+      if (name == "seconds" || name == "samples_per_second" || name == "data_wait") continue;
       row += cell + ",";
     }
     rows.push_back(row);
