@@ -101,7 +101,7 @@ bool Variant::is_dead() const {
 
 bool Variant::has_module_memory(std::span<const at::Tensor> inputs) const {
   return std::ranges::any_of(inputs, [this](const at::Tensor& input) {
-    return input.defined() && input.has_storage() && modules_.owns(input.storage().unsafeGetStorageImpl());
+    return input.defined() && input.has_storage() && modules_.has(input.storage().unsafeGetStorageImpl());
   });
 }
 
