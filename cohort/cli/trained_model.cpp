@@ -1,6 +1,7 @@
 #include "cohort/cli/trained_model.h"
 
 #include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/cli/commands.h"
 #include "cohort/cli/config_option.h"
 #include "cohort/core/error.h"
 #include "cohort/train/run.h"
