@@ -23,12 +23,12 @@ using nlohmann::json;
 constexpr const char* kTaskKey = "picture_task";  // in the metadata of a program
 
 PictureTask task_of(const Config& config, const fs::path& checkpoint) {
-  std::vector<std::string> classes = trained_classes(checkpoint);
-  if (classes.empty()) classes = make_dataset(config, Split::kVal)->classes();
+  std::optional<std::vector<std::string>> classes = trained_classes(checkpoint);
+  if (!classes) classes = make_dataset(config, Split::kVal)->classes();
   PictureTask task{.color = config.data.color == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb,
                    .image_size = config.data.image_size,
                    .channels_last = config.train.memory_format == "channels_last",
-                   .classes = std::move(classes)};
+                   .classes = std::move(*classes)};
   for (const TransformConfig& transform : val_transforms(config.data)) {
     task.transforms.push_back({transform.name, transform.args});
   }

@@ -100,6 +100,12 @@ struct Parts {
   std::optional<ClassificationTask> task;
 };
 
+/// For a model whose parameters come from a checkpoint: the file that a run began with may be gone.
+Config without_weights(Config config) {
+  config.model.weights.clear();
+  return config;
+}
+
 /// How this process began is no part of what the run is.
 std::string description_of(Config config) {
   config.run.resume.clear();
@@ -212,7 +218,8 @@ void limit_to_fast_dev_run(Config& config) {
 std::map<std::string, double> run_evaluation(const Config& config, const fs::path& checkpoint) {
   for (const std::string& warning : config.warnings) core::log_warning(warning);
   const std::shared_ptr<Strategy> strategy = join_ranks(config);
-  Parts parts(config, *strategy, false, trained_classes(checkpoint));
+  Parts parts(without_weights(config), *strategy, false,
+              trained_classes(checkpoint).value_or(std::vector<std::string>()));
   load_model(*parts.task, checkpoint);
   auto metrics = Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps).strategy(strategy))
                      .evaluate(*parts.task, *parts.eval_loader);
