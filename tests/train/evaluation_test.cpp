@@ -244,12 +244,25 @@ TEST(BestMetricTest, NamesSayWhatIsBetter) {
     EXPECT_EQ(more_is_better(name), false) << name;
   }
   for (const char* name :
-       {"val_accuracy", "val_acc", "val_top5", "val/F1", "train_iou", "balancedaccuracy"}) {
+       {"val_accuracy", "val_acc", "val_top5", "val/F1", "train_iou", "balancedaccuracy", "f1_score"}) {
     EXPECT_EQ(more_is_better(name), true) << name;
   }
   for (const char* name :
-       {"", "val_", "val_margin", "neg_mean_squared_error", "loss_ratio", "val_gloss_count"}) {
+       {"", "val_", "val_margin", "neg_mean_squared_error", "loss_ratio", "val_gloss_count", "val_score",
+        "brier_score", "fid_score", "wer_score", "distance_score", "loss_accuracy", "val_fid_top1_score"}) {
     EXPECT_EQ(more_is_better(name), std::nullopt) << name;
+  }
+}
+
+// What a later word counts (the accuracy of a loss?) is not guessed; an error of an accuracy is an error.
+TEST(BestMetricTest, NamesThatSayBothSayNothing) {
+  for (const char* less : {"loss", "error", "mae", "fid", "wer", "distance", "bce_loss", "perplexity"}) {
+    for (const char* more : {"accuracy", "acc", "f1", "auc", "map", "reward"}) {
+      const std::string name = std::string("val_") + less + "_" + more;
+      EXPECT_EQ(more_is_better(name), std::nullopt) << name;
+      EXPECT_EQ(more_is_better(name + "_score"), std::nullopt) << name;
+      EXPECT_EQ(more_is_better(std::string(more) + "_" + less), false) << more << less;
+    }
   }
 }
 
