@@ -84,6 +84,12 @@ std::string creed(const TrainerOptions& o, const Strategy& strategy, const data:
       train.dataset().size(), "\nevaluation samples ", eval == nullptr ? 0 : eval->dataset().size(), "\n");
 }
 
+DataOfRun describe_data(const data::Dataset& dataset, bool has_fingerprint) {
+  return {.classes = dataset.classes(),
+          .samples = dataset.size(),
+          .fingerprint = has_fingerprint ? dataset.fingerprint() : ""};
+}
+
 void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::filesystem::path& from) {
   const char* hint = "the data that the run began with, or a new run from its weights (model.weights)";
   if (!then.classes.empty() && !now.classes.empty() && then.classes != now.classes) {
@@ -107,12 +113,12 @@ void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::fil
                                  " was made with: there are as many samples, with other names or sizes"));
 }
 
-std::vector<double> initial_rates(const Task& task) {
-  std::vector<double> rates;
-  for (const Task::NamedOptimizer& entry : task.optimizers()) {
-    for (const optim::ParamGroup& group : entry.optimizer->param_groups()) rates.push_back(group.initial_lr);
-  }
-  return rates;
+void log_nothing_left(const RunState& state, const TrainerOptions& options) {
+  const bool at_limit = options.max_steps() > 0 && state.step >= options.max_steps();
+  core::log_info(at_limit ? core::concat("nothing is left to do: ", state.step, " of ", options.max_steps(),
+                                         " steps are done")
+                          : core::concat("nothing is left to do: ", state.epoch, " of ", options.epochs(),
+                                         " epochs are complete"));
 }
 
 void check_goes_on(const RunState& state, const std::filesystem::path& from, const TrainerOptions& options,

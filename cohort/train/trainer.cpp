@@ -15,6 +15,7 @@
 #include "cohort/train/checks.h"
 #include "cohort/train/evaluation.h"
 #include "cohort/train/ranks.h"
+#include "cohort/train/rates.h"
 #include "cohort/train/run_state.h"
 #include "cohort/train/step_check.h"
 
@@ -61,8 +62,9 @@ class FitLoop {
       checkpoints_.emplace(options_.run_dir() / "checkpoints",
                            checkpoint::RunCheckpointsOptions{.keep = static_cast<int>(options_.keep())});
     }
-    data_ = {.classes = train_.dataset().classes(), .samples = train_.dataset().size(), .fingerprint = ""};
-    if (checkpoints_) data_.fingerprint = train_.dataset().fingerprint();
+    const bool saves = checkpoints_.has_value();
+    data_ = describe_data(train_.dataset(), saves);
+    if (saves && eval_ != nullptr) state_.eval_data = describe_data(eval_->dataset(), saves);
     if (options_.handle_signals()) signals_.emplace();
     task_.set_strategy(strategy_);
   }
@@ -119,22 +121,27 @@ class FitLoop {
     const RunState then = run_of(found->content.state);
     check_goes_on(then, found->folder, options_, global_batch_size(), ranks_.size());
     check_same_data(then.data, data_, found->folder);
-    const std::vector<double> own_rates = initial_rates(task_);
-    state_ = restore(task_, found->content, options_.keep_optimizer_options());
-    if (ranks_.is_first() && initial_rates(task_) != own_rates) {
-      core::log_info(
-          "learning rates are those of the checkpoint, not the program's "
-          "(TrainerOptions::keep_optimizer_options)");
-    }
+    const DataOfRun eval_data = state_.eval_data;
+    const bool keeps = options_.keep_optimizer_options();
+    const std::vector<ParamGroups> own = param_groups_of(task_);
+    state_ = restore(task_, found->content);
+    state_.eval_data = eval_data;
+    lr_ = current_lr(task_);  // for the report of an epoch that has no step left
+    if (ranks_.is_first()) log_other_rates(own, param_groups_of(task_), keeps);
+    if (keeps) set_param_groups(task_, own);
     keep_total(state_.meters);
     result_.last_checkpoint = found->folder;
     best_.go_on_from(state_);
     in_epoch_ = true;
-    if (options_.keep_optimizer_options() && state_.step > 0 && !is_over()) apply_schedules(state_.step - 1);
-    lr_ = current_lr();  // for the report of an epoch that has no step left
     if (ranks_.is_first()) {
       core::log_info(core::concat("resumed from ", found->folder.string(), ": epoch ", state_.epoch,
                                   ", step ", state_.step));
+    }
+    if (is_over()) return true;
+    const double next = rate_of_step(task_, state_.step);
+    if (keeps && state_.step > 0) apply_schedules(task_, state_.step - 1);
+    if (ranks_.is_first()) {
+      core::log_info(core::concat("learning rate: ", lr_, " at the last step, ", next, " at the next"));
     }
     return true;
   }
@@ -205,8 +212,8 @@ class FitLoop {
     }
     core::reseed_generators(options_.seed(), static_cast<std::uint64_t>(state_.step),
                             static_cast<std::uint64_t>(ranks_.rank()));
-    apply_schedules(state_.step);
-    lr_ = current_lr();
+    apply_schedules(task_, state_.step);
+    lr_ = current_lr(task_);
     const std::int64_t averages = task_.num_averages();
     const StepMetrics metrics = task_.train_step(batch);
     if (ranks_.size() > 1 && task_.num_averages() == averages) {
@@ -244,17 +251,6 @@ class FitLoop {
   /// After this every step made so far is in the meters, or known not to be finite.
   void settle_steps() {
     if (const auto checked = step_check_.settle()) take(*checked, nullptr);
-  }
-
-  void apply_schedules(std::int64_t step) const {
-    for (const Task::NamedOptimizer& entry : task_.optimizers()) {
-      if (entry.schedule) entry.schedule->apply(*entry.optimizer, step);
-    }
-  }
-
-  double current_lr() const {
-    const auto& optimizers = task_.optimizers();
-    return optimizers.empty() ? 0.0 : optimizers.front().optimizer->param_groups().front().lr;
   }
 
   void report_step(double seconds) {
