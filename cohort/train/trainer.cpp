@@ -147,6 +147,12 @@ class FitLoop {
   }
 
   std::optional<checkpoint::LoadedCheckpoint> load_checkpoint(const std::string& from) const {
+    auto found = read_checkpoint(from);
+    if (found) forget_lost_best(*found, *checkpoints_, state_.eval_data, options_.keep_best());
+    return found;
+  }
+
+  std::optional<checkpoint::LoadedCheckpoint> read_checkpoint(const std::string& from) const {
     if (from == "auto") return checkpoints_->load_usable();
     const std::optional<std::filesystem::path> folder = checkpoints_->find(from);
     if (!folder) return std::nullopt;
