@@ -187,8 +187,7 @@ torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, 
 
 OptimConfig scale_lr(const Config& config, std::int64_t global_batch_size) {
   OptimConfig optim = config.optim;
-  const double ratio = static_cast<double>(global_batch_size) /
-                       static_cast<double>(config.train.batch_size * config.train.accumulate);
+  const double ratio = static_cast<double>(global_batch_size) / static_cast<double>(lr_base_size(config));
   if (optim.lr_scaling == "linear") optim.lr *= ratio;
   if (optim.lr_scaling == "sqrt") optim.lr *= std::sqrt(ratio);
   return optim;

@@ -73,6 +73,7 @@ struct OptimConfig {
   std::string name = "sgd";  ///< sgd, adam, adamw
   double lr = 0.1;
   std::string lr_scaling = "none";  ///< none, linear, sqrt
+  int64_t lr_base_size = 0;         ///< samples of a step that lr is for; 0: batch_size * accumulate
   double momentum = 0.9;
   bool nesterov = false;
   double weight_decay = 0.0;
@@ -211,8 +212,9 @@ std::vector<TransformConfig> val_transforms(const DataConfig& config);
 std::string train_path(const DataConfig& config);
 std::string val_path(const DataConfig& config);
 
-/// Return what `run.best_mode: auto` and `train.eval_batch_size: 0` come to.
+/// Return what `run.best_mode: auto`, `train.eval_batch_size: 0` and `optim.lr_base_size: 0` come to.
 bool best_is_max(const RunConfig& config);
 int64_t eval_batch_size(const TrainConfig& config);
+int64_t lr_base_size(const Config& config);
 
 }  // namespace cohort::train

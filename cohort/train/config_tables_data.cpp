@@ -55,9 +55,9 @@ std::vector<ConfigKey> model_keys() {
        .max = 1},
       {.name = "model.weights",
        .target = [](Config& c) -> KeyTarget { return &c.model.weights; },
-       .on_resume = OnResume::kRefused,
+       .on_resume = OnResume::kCannotMatter,
        .help = "A model.safetensors file or a checkpoint folder to start from; empty: initial values from "
-               "run.seed."},
+               "run.seed. Not read where a checkpoint of the run has the parameters."},
       {.name = "model.options",
        .target = [](Config& c) -> KeyTarget { return &c.model.options; },
        .on_resume = OnResume::kRefused,

@@ -174,8 +174,8 @@ RunResult run_training(Config config, const std::string& command) {
     folder.emplace(RunFolder::open(config));
     return folder->path().string();
   });
-  prepare_resume(config, *strategy, path);
-  Parts parts(config, *strategy, true);
+  const Resumption resumption = prepare_resume(config, *strategy, path);
+  Parts parts(resumption.goes_on ? without_weights(config) : config, *strategy, true);
   const std::string ranks =
       strategy->size() == 1 ? "" : core::concat(strategy->size(), " ranks (", strategy->name(), "), each ");
   const std::string placements =
