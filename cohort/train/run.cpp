@@ -135,17 +135,18 @@ TrainerOptions trainer_options(const Config& config, const fs::path& folder) {
       .description(description_of(config));
 }
 
-/// Writes what the run is once nothing refuses it any more.
+/// Writes what the run is once its first step was made.
 class DescribeRun : public Callback {
  public:
-  DescribeRun(const RunFolder& folder, Config config, std::string command)
-      : folder_(folder), config_(std::move(config)), command_(std::move(command)) {}
-  void on_fit_begin(const FitInfo&) override { folder_.describe(config_, command_); }
+  DescribeRun(const RunFolder& folder, Config config, std::string command, int world_size)
+      : folder_(folder), config_(std::move(config)), command_(std::move(command)), world_size_(world_size) {}
+  void on_start_counts(const FitInfo&) override { folder_.describe(config_, command_, world_size_); }
 
  private:
   const RunFolder& folder_;
   Config config_;
   std::string command_;
+  int world_size_;
 };
 
 void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
@@ -186,8 +187,10 @@ RunResult run_training(Config config, const std::string& command) {
                                 " validation images, ", ranks, placements, "device ", parts.device.str(),
                                 ", ", at::get_num_threads(), " threads"));
   }
-  Trainer trainer(trainer_options(config, path).strategy(strategy));
-  if (folder) trainer.add_callback(std::make_shared<DescribeRun>(*folder, config, command));
+  Trainer trainer(trainer_options(config, path).strategy(strategy).keep_best(resumption.keep_best));
+  if (folder) {
+    trainer.add_callback(std::make_shared<DescribeRun>(*folder, config, command, strategy->size()));
+  }
   if (is_first) add_sinks(trainer, config, path);
   std::shared_ptr<ProfileCallback> profile;
   if (is_first && config.run.profile > 0) {

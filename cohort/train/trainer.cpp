@@ -74,9 +74,11 @@ class FitLoop {
   FitResult run() {
     ranks_.require_same("the run", creed(options_, *strategy_, train_, eval_));
     const bool resumed = resume();
-    strategy_->begin(task_);
     steps_per_epoch_ = train_.batches_per_epoch();
-    if (!is_over()) try_evaluation();
+    start_ = {options_.epochs(), steps_per_epoch_, state_.epoch, state_.step, resumed};
+    if (is_over()) return nothing_left();
+    strategy_->begin(task_);
+    try_evaluation();
     if (ranks_.is_first()) warn_of_single_sample(task_, train_, options_.max_steps());
     state_.seed = options_.seed();
     state_.threads = at::get_num_threads();
@@ -84,12 +86,7 @@ class FitLoop {
     state_.global_batch_size = global_batch_size();
     state_.data = data_;
     state_.description = options_.description();
-    // Nothing was written so far, so that a run that is refused stays what it was. `last` is moved before the
-    // logs are cut: killed from here on, `auto` starts there too.
-    if (checkpoints_ && resumed) checkpoints_->go_back_to(result_.last_checkpoint);
-    notify([&](Callback& c) {
-      c.on_fit_begin({options_.epochs(), steps_per_epoch_, state_.epoch, state_.step, resumed});
-    });
+    notify([&](Callback& c) { c.on_fit_begin(start_); });
     last_save_ = Clock::now();
     tracing_ = options_.trace_steps() > 0;
     if (tracing_) core::Timeline::start();
@@ -99,6 +96,23 @@ class FitLoop {
   }
 
  private:
+  /// Nothing was written so far, so that a run whose start is refused, or fails in its first step, stays what
+  /// it was.
+  void count_start() {
+    if (counts_) return;
+    counts_ = true;
+    // `last` is moved before the logs are cut: killed from here on, `auto` starts there too.
+    if (checkpoints_ && start_.resumed) checkpoints_->go_back_to(result_.last_checkpoint);
+    notify([&](Callback& c) { c.on_start_counts(start_); });
+  }
+
+  FitResult nothing_left() {
+    if (ranks_.is_first()) log_nothing_left(state_, options_);
+    notify([&](Callback& c) { c.on_fit_begin(start_); });
+    finish();
+    return result_;
+  }
+
   bool resume() {
     const std::string& from = options_.resume();
     if (from.empty()) return false;
@@ -229,6 +243,7 @@ class FitLoop {
                        "average_gradients(*optimizer, batch.size) between backward and step");
     }
     ranks_.step_done();
+    count_start();
     ++state_.step;
     ++result_.steps;
     const data::LoaderState before = std::exchange(state_.loader, train_.state());
@@ -312,6 +327,7 @@ class FitLoop {
       report.best = best_.choose(report, state_);
     }
     result_.metrics = report.metrics;
+    count_start();
     notify([&](Callback& c) { c.on_epoch_end(report); });
     if (complete) {
       ++state_.epoch;
@@ -379,6 +395,7 @@ class FitLoop {
     last_save_ = Clock::now();
     save_due_ = false;
     if (options_.run_dir().empty()) return;
+    count_start();
     saved_step_ = state_.step;
     core::TimelineScope scope("checkpoint");
     state_.meters = ranks_.total(meters_);
@@ -428,6 +445,7 @@ class FitLoop {
   std::optional<core::TrainingSignals> signals_;
   const BestMetric best_;
 
+  FitInfo start_;
   DataOfRun data_;
   RunState state_;
   MeterSet meters_;
@@ -436,6 +454,7 @@ class FitLoop {
   std::int64_t steps_per_epoch_ = 0;
   bool tracing_ = false;  // the timeline records for trace.json, not for somebody else
   std::int64_t saved_step_ = -1;
+  bool counts_ = false;    // the start: its first step was made
   bool in_epoch_ = false;  // the first epoch goes on from a checkpoint
   bool stopping_ = false;
   bool save_at_epoch_end_ = false;
