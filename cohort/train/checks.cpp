@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/dropout.h>
 
 #include <algorithm>
 
@@ -11,17 +12,34 @@
 namespace cohort::train {
 namespace {
 
-bool has_batch_norm(const Task& task) {
+template <typename... Layers>
+bool has_layer(const Task& task) {
   for (const Task::NamedModule& entry : task.modules()) {
     for (const std::shared_ptr<torch::nn::Module>& layer : entry.module->modules()) {
-      if (layer->as<torch::nn::BatchNorm1dImpl>() != nullptr ||
-          layer->as<torch::nn::BatchNorm2dImpl>() != nullptr ||
-          layer->as<torch::nn::BatchNorm3dImpl>() != nullptr) {
-        return true;
-      }
+      if (((layer->as<Layers>() != nullptr) || ...)) return true;
     }
   }
   return false;
+}
+
+bool has_batch_norm(const Task& task) {
+  return has_layer<torch::nn::BatchNorm1dImpl, torch::nn::BatchNorm2dImpl, torch::nn::BatchNorm3dImpl>(task);
+}
+
+bool has_dropout(const Task& task) {
+  return has_layer<torch::nn::DropoutImpl, torch::nn::Dropout2dImpl, torch::nn::Dropout3dImpl>(task);
+}
+
+/// How near to a straight run one is that goes on with another number of ranks.
+std::string nearness(const Task& task) {
+  if (has_batch_norm(task)) {
+    return "results go on as another run's: the model has batch norm, which is of each rank's share of a "
+           "step";
+  }
+  if (has_dropout(task)) {
+    return "results go on as another run's: the model has dropout, which draws other numbers on each rank";
+  }
+  return "results go on within rounding, not bit for bit";
 }
 
 }  // namespace
@@ -121,8 +139,8 @@ void log_nothing_left(const RunState& state, const TrainerOptions& options) {
                                          " epochs are complete"));
 }
 
-void check_goes_on(const RunState& state, const std::filesystem::path& from, const TrainerOptions& options,
-                   std::int64_t global_batch_size, int world_size) {
+void check_goes_on(const Task& task, const RunState& state, const std::filesystem::path& from,
+                   const TrainerOptions& options, std::int64_t global_batch_size, int world_size) {
   if (state.seed != options.seed()) {
     throw UsageError(
         "train.resume",
@@ -138,7 +156,7 @@ void check_goes_on(const RunState& state, const std::filesystem::path& from, con
   }
   if (state.world_size != world_size) {
     core::log_warning(core::concat("the checkpoint was made by ", state.world_size, " ranks, this run has ",
-                                   world_size, ": results go on within rounding, not bit for bit"));
+                                   world_size, ": ", nearness(task)));
   }
   const int threads = at::get_num_threads();
   if (state.threads != threads) {

@@ -43,7 +43,7 @@ void log_nothing_left(const RunState& state, const TrainerOptions& options);
 
 /// Throws: UsageError where a run with these options cannot go on from `state`, which was read from `from`;
 /// logs a warning where the numbers will not be the same bit for bit.
-void check_goes_on(const RunState& state, const std::filesystem::path& from, const TrainerOptions& options,
-                   std::int64_t global_batch_size, int world_size);
+void check_goes_on(const Task& task, const RunState& state, const std::filesystem::path& from,
+                   const TrainerOptions& options, std::int64_t global_batch_size, int world_size);
 
 }  // namespace cohort::train

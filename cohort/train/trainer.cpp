@@ -133,7 +133,7 @@ class FitLoop {
                       "--resume auto, which starts afresh when there is none");
     }
     const RunState then = run_of(found->content.state);
-    check_goes_on(then, found->folder, options_, global_batch_size(), ranks_.size());
+    check_goes_on(task_, then, found->folder, options_, global_batch_size(), ranks_.size());
     check_same_data(then.data, data_, found->folder);
     const DataOfRun eval_data = state_.eval_data;
     const bool keeps = options_.keep_optimizer_options();
