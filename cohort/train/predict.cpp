@@ -13,6 +13,7 @@
 #include "cohort/script/script.h"
 #include "cohort/train/build.h"
 #include "cohort/train/classes.h"
+#include "cohort/train/run_state.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -40,11 +41,13 @@ std::string to_text(const PictureTask& task) {
   for (const data::TransformSpec& spec : task.transforms) {
     transforms.push_back({{"name", spec.name}, {"args", spec.args}});
   }
+  json classes = json::array();
+  for (const std::string& name : task.classes) classes.push_back(text_to_json(name));
   return json{{"transforms", std::move(transforms)},
               {"color", task.color == data::ColorMode::kGrey ? "grey" : "rgb"},
               {"image_size", task.image_size},
               {"channels_last", task.channels_last},
-              {"classes", task.classes}}
+              {"classes", std::move(classes)}}
       .dump();
 }
 
@@ -54,7 +57,8 @@ PictureTask task_from(const std::string& text, const fs::path& file) {
     PictureTask task{.color = from.at("color") == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb,
                      .image_size = from.at("image_size").get<std::int64_t>(),
                      .channels_last = from.at("channels_last").get<bool>(),
-                     .classes = from.at("classes").get<std::vector<std::string>>()};
+                     .classes = {}};
+    for (const json& name : from.at("classes")) task.classes.push_back(text_from_json(name));
     for (const json& each : from.at("transforms")) {
       task.transforms.push_back({each.at("name").get<std::string>(),
                                  each.at("args").get<std::map<std::string, std::vector<double>>>()});
