@@ -41,6 +41,10 @@ uint64_t number_at(const json& object, const char* key, const std::filesystem::p
   return number;
 }
 
+std::string_view text_of(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.size()};
+}
+
 Manifest fields_of(const json& document, const std::filesystem::path& path) {
   Manifest manifest;
   try {
@@ -103,13 +107,19 @@ void write_manifest(const std::filesystem::path& folder, const Manifest& manifes
   writer.finish();
 }
 
+bool is_manifest(const std::filesystem::path& file) {
+  const auto mapped = MappedFile::open(file);
+  const std::optional<json> document = parse_bounded_json(text_of(*mapped));
+  return !document || !document->is_object() || document->value("format", json()) == kFormat;
+}
+
 Manifest read_manifest(const std::filesystem::path& folder) {
   const auto path = folder / kManifestFile;
   if (!std::filesystem::exists(path)) {
     fail(path, "is missing");
   }
   const auto file = MappedFile::open(path);
-  return parse_manifest({reinterpret_cast<const char*>(file->bytes().data()), file->size()}, path);
+  return parse_manifest(text_of(*file), path);
 }
 
 Manifest parse_manifest(std::string_view text, const std::filesystem::path& path) {

@@ -36,6 +36,9 @@ bool is_checkpoint_name(std::string_view name);
 /// 64 MiB, nested deeper than 64 levels with the file's own).
 void write_manifest(const std::filesystem::path& folder, const Manifest& manifest);
 
+/// False where `file` is a JSON object that another program wrote; true for all else, damaged or not.
+bool is_manifest(const std::filesystem::path& file);
+
 /// Reads and checks `folder`/state.json.
 /// Throws: DataError naming the file and what differs; for a newer format, both versions.
 Manifest read_manifest(const std::filesystem::path& folder);

@@ -90,7 +90,8 @@ fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& 
     sequence = std::max(sequence, other.sequence + 1);
   }
   const auto earlier_best = best();
-  const std::string best_name = options.is_best ? name : earlier_best ? name_of(*earlier_best) : "";
+  const bool has_earlier = earlier_best && fs::is_directory(*earlier_best);
+  const std::string best_name = options.is_best ? name : has_earlier ? name_of(*earlier_best) : "";
   const fs::path temporary = folder_ / temporary_name(name);
   fs::remove_all(temporary, error);
   try {
@@ -164,10 +165,14 @@ void RunCheckpoints::point(const char* link, const std::string& name) const {
 }
 
 /// Lets the link `best` point to what the last checkpoint says: a process may have been killed between the
-/// two links.
+/// two links. Where there is no best, the link is one of another history, and goes.
 void RunCheckpoints::repair_best() const {
+  const auto link = follow_link(folder_ / "best");
   const auto wanted = best();
-  if (wanted && fs::is_directory(*wanted) && follow_link(folder_ / "best") != folder_ / name_of(*wanted)) {
+  std::error_code ignored;
+  if (!wanted || !fs::is_directory(*wanted)) {
+    if (link) fs::remove(folder_ / "best", ignored);
+  } else if (link != folder_ / name_of(*wanted)) {
     point("best", name_of(*wanted));
   }
 }
@@ -273,17 +278,36 @@ std::optional<fs::path> RunCheckpoints::last() const {
 std::optional<fs::path> RunCheckpoints::best() const {
   if (const auto folder = last()) {
     try {
-      const std::string name = read_manifest(*folder).best;
-      const fs::path named = located(folder_ / name);
-      if (!name.empty() && fs::is_directory(named)) {
-        return named;
-      }
+      return best_of(*folder);
     } catch (const Error&) {
       // Whoever loads it is told what is wrong with it.
     }
   }
   const auto target = follow_link(folder_ / "best");
   return target ? std::optional(located(*target)) : std::nullopt;
+}
+
+std::optional<fs::path> RunCheckpoints::best_of(const fs::path& checkpoint) const {
+  std::error_code error;
+  if (!fs::equivalent(checkpoint.parent_path(), folder_, error)) {
+    return std::nullopt;
+  }
+  const Manifest manifest = read_manifest(checkpoint);
+  // A checkpoint of an older version does not name it.
+  const auto target =
+      manifest.best.empty() ? follow_link(folder_ / "best") : std::optional(folder_ / manifest.best);
+  if (!target) {
+    return std::nullopt;
+  }
+  const fs::path best = located(*target);
+  try {
+    if (fs::is_directory(best) && read_manifest(best).sequence > manifest.sequence) {
+      return std::nullopt;  // saved later: by a run that went on from an earlier checkpoint
+    }
+  } catch (const Error&) {
+    // Whoever loads it is told what is wrong with it.
+  }
+  return best;
 }
 
 std::optional<fs::path> RunCheckpoints::find(const std::string& which) const {

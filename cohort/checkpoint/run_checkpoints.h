@@ -67,6 +67,11 @@ class RunCheckpoints {
   /// Throws: DataError if a link's target, or what was named by a path, is not there.
   std::optional<std::filesystem::path> find(const std::string& which) const;
 
+  /// The best checkpoint of the run when `checkpoint`, one of this folder, was saved; nothing where none was,
+  /// or where another history has replaced it. It may have been removed. Throws: DataError for a checkpoint
+  /// that cannot be read.
+  std::optional<std::filesystem::path> best_of(const std::filesystem::path& checkpoint) const;
+
   /// Reads the newest checkpoint that is whole: `last` if it is, else one saved before it, with a warning
   /// that names what is damaged; empty if the folder holds none at all.
   /// Throws: DataError if there are checkpoints and none can be used.

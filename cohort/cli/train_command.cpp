@@ -16,6 +16,7 @@
 #include "cohort/launch/worker.h"
 #include "cohort/train/config.h"
 #include "cohort/train/run.h"
+#include "cohort/train/run_folder.h"
 
 namespace cohort::cli {
 namespace {
@@ -64,8 +65,7 @@ std::vector<std::string> own_command() {
 std::optional<launch::RunOptions> ranks_to_start(const TrainArguments& arguments,
                                                  const train::Config& config) {
   const std::string& asked = arguments.nproc_per_node;
-  const int ranks = asked.empty() ? static_cast<int>(config.distributed.nproc_per_node)
-                                  : launch::read_nproc_per_node(asked, num_gpus);
+  const int ranks = static_cast<int>(config.distributed.nproc_per_node);
   const comm::Job job = comm::job_from_environment();
   if (job.launcher == comm::Launcher::kNone) {
     if (ranks == 1) return std::nullopt;
@@ -97,8 +97,11 @@ std::string command_to_go_on(const TrainArguments& arguments, const Context& con
                              const fs::path& folder) {
   std::string command = quoted(context.program) + " train --config " + quoted(folder / "config.yaml") +
                         " --resume auto " + quoted("run.dir=" + folder.string());
+  const comm::Job job = comm::job_from_environment();
   if (!arguments.nproc_per_node.empty()) {
     command += " --nproc-per-node " + quoted(arguments.nproc_per_node);
+  } else if (job.world_size > 1 && job.world_size == job.local_world_size) {
+    command += core::concat(" --nproc-per-node ", job.world_size);
   }
   for (const std::string& plugin : arguments.plugins) command += " --load " + quoted(plugin);
   return command;
@@ -118,6 +121,13 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
   train::Config config = load_config("cli.train", arguments.config, overrides);
   if (!arguments.resume.empty()) config.run.resume = arguments.resume;
+  if (!arguments.nproc_per_node.empty()) {
+    config.distributed.nproc_per_node = launch::read_nproc_per_node(arguments.nproc_per_node, num_gpus);
+  }
+  const std::string& resume = config.run.resume;
+  if (config.run.dir.empty() && (resume == "auto" || resume == "last" || resume == "best")) {
+    config.run.dir = train::run_folder_of(arguments.config).string();
+  }
   if (arguments.fast_dev_run) train::limit_to_fast_dev_run(config);
   if (arguments.dump_config) {
     for (const std::string& warning : config.warnings)

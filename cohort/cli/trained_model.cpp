@@ -3,7 +3,11 @@
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/cli/commands.h"
 #include "cohort/cli/config_option.h"
+#include "cohort/comm/job.h"
 #include "cohort/core/error.h"
+#include "cohort/core/log.h"
+#include "cohort/train/classes.h"
+#include "cohort/train/config_resume.h"
 #include "cohort/train/run.h"
 #include "cohort/train/weights.h"
 
@@ -12,8 +16,8 @@ namespace cohort::cli {
 namespace fs = std::filesystem;
 
 void TrainedModel::add_options(CLI::App& command) {
-  command.add_option("-r,--run", run, "A run folder: its config.yaml, its best checkpoint");
-  add_config_option(command, config, "The configuration, when not that of --run");
+  command.add_option("-r,--run", run, "A run folder: its best checkpoint");
+  add_config_option(command, config, "The configuration, when not the one that made the checkpoint");
   command.add_option("--checkpoint", checkpoint,
                      "best (the default), last, a checkpoint folder, a run folder or a .safetensors file");
   repeatable(
@@ -21,9 +25,24 @@ void TrainedModel::add_options(CLI::App& command) {
       "FILE");
 }
 
+namespace {
+
+/// Says what `config` has that the configuration in the checkpoint has not.
+void warn_of_other_inputs(const train::Config& config, const std::string& trained,
+                          const std::string& checkpoint) {
+  if (trained.empty() || comm::job_from_environment().rank != 0) return;
+  try {
+    const std::string changes = train::other_inputs(train::load_config_text(trained, checkpoint), config);
+    if (changes.empty()) return;
+    core::log_warning(core::concat(checkpoint, " was made with other settings: ", changes));
+  } catch (const ConfigError&) {  // of another version
+  }
+}
+
+}  // namespace
+
 train::Config TrainedModel::load(const std::string& where) {
   if (!run.empty()) {
-    if (config.empty()) config = (fs::path(run) / "config.yaml").string();
     const bool is_name = checkpoint == "best" || checkpoint == "last";
     if (is_name) {
       const fs::path folder = fs::path(run) / "checkpoints";
@@ -31,7 +50,7 @@ train::Config TrainedModel::load(const std::string& where) {
       checkpoint = found.value_or(folder / checkpoint).string();  // what is not there is said below
     }
   }
-  if (config.empty()) {
+  if (config.empty() && run.empty()) {
     throw UsageError(where, "neither --run nor --config was given", "--run runs/NAME");
   }
   if (!fs::exists(checkpoint)) {
@@ -40,7 +59,14 @@ train::Config TrainedModel::load(const std::string& where) {
   }
   checkpoint = train::find_weights(checkpoint).string();
   for (const std::string& plugin : plugins) train::load_plugin(plugin);
-  return train::load_config(config, overrides);
+  const std::string trained = train::trained_config(checkpoint);
+  if (config.empty() && !trained.empty()) {
+    return train::load_config_text(trained, core::concat("the configuration in ", checkpoint), overrides);
+  }
+  const std::string file = config.empty() ? (fs::path(run) / "config.yaml").string() : config;
+  train::Config result = train::load_config(file, overrides);
+  warn_of_other_inputs(result, trained, checkpoint);
+  return result;
 }
 
 }  // namespace cohort::cli

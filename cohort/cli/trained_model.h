@@ -9,7 +9,8 @@
 
 namespace cohort::cli {
 
-/// Which checkpoint, and of which configuration: the options of the commands that use a trained model.
+/// Which checkpoint, and of which configuration: the options of the commands that use a trained model. The
+/// configuration is the one in the checkpoint; that of the run folder may be of a later start.
 struct TrainedModel {
   std::string config;
   std::string run;

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <limits>
 
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/checkpoint/safetensors.h"
@@ -23,6 +24,8 @@
 namespace cohort::train {
 namespace fs = std::filesystem;
 namespace {
+
+constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;  // in steps
 
 bool channels_last(const Config& config) {
   return config.train.memory_format == "channels_last";
@@ -107,13 +110,16 @@ std::int64_t warmup_steps(const ScheduleConfig& schedule, std::int64_t steps_per
 std::vector<std::int64_t> decay_steps(const ScheduleConfig& schedule, std::int64_t unit_steps,
                                       std::int64_t warmup, std::int64_t total) {
   std::vector<std::int64_t> steps;
+  const auto steps_of = [&](std::int64_t units) {  // a number that no run reaches where it is too large
+    return units > kNever / unit_steps ? kNever : units * unit_steps;
+  };
   if (schedule.name == "step") {
-    const std::int64_t size = schedule.step_size * unit_steps;
+    const std::int64_t size = steps_of(schedule.step_size);
     for (std::int64_t step = size; step < total; step += size)
       steps.push_back(std::max<std::int64_t>(0, step - warmup));
   } else {
     for (const std::int64_t milestone : schedule.milestones) {
-      steps.push_back(std::max<std::int64_t>(0, milestone * unit_steps - warmup));
+      steps.push_back(std::max<std::int64_t>(0, steps_of(milestone) - warmup));
     }
   }
   return steps;
@@ -255,8 +261,7 @@ torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, 
 
 OptimConfig scale_lr(const Config& config, std::int64_t global_batch_size) {
   OptimConfig optim = config.optim;
-  const double ratio = static_cast<double>(global_batch_size) /
-                       static_cast<double>(config.train.batch_size * config.train.accumulate);
+  const double ratio = static_cast<double>(global_batch_size) / static_cast<double>(lr_base_size(config));
   if (optim.lr_scaling == "linear") optim.lr *= ratio;
   if (optim.lr_scaling == "sqrt") optim.lr *= std::sqrt(ratio);
   return optim;
@@ -299,7 +304,8 @@ std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::
                      core::concat("steps_per_epoch: got ", steps_per_epoch, ", expected at least 1"));
   }
   const ScheduleConfig& schedule = config.schedule;
-  std::int64_t total = config.train.epochs * steps_per_epoch;
+  std::int64_t total =
+      config.train.epochs > kNever / steps_per_epoch ? kNever : config.train.epochs * steps_per_epoch;
   if (config.train.max_steps > 0) total = std::min(total, config.train.max_steps);
   const bool by_epoch = schedule.unit == "epoch";
   const std::int64_t unit_steps = by_epoch ? steps_per_epoch : 1;

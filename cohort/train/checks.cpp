@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/dropout.h>
 
 #include <algorithm>
 
@@ -11,14 +12,11 @@
 namespace cohort::train {
 namespace {
 
-bool has_batch_norm(const Task& task) {
+template <typename... Layers>
+bool has_layer(const Task& task) {
   for (const Task::NamedModule& entry : task.modules()) {
     for (const std::shared_ptr<torch::nn::Module>& layer : entry.module->modules()) {
-      if (layer->as<torch::nn::BatchNorm1dImpl>() != nullptr ||
-          layer->as<torch::nn::BatchNorm2dImpl>() != nullptr ||
-          layer->as<torch::nn::BatchNorm3dImpl>() != nullptr) {
-        return true;
-      }
+      if (((layer->as<Layers>() != nullptr) || ...)) return true;
     }
   }
   return false;
@@ -33,6 +31,26 @@ bool has_single_sample(const data::LoaderOptions& options, std::int64_t samples)
     if (share > 0 && (part == 1 || share % part == 1)) return true;
   }
   return false;
+}
+
+bool has_batch_norm(const Task& task) {
+  return has_layer<torch::nn::BatchNorm1dImpl, torch::nn::BatchNorm2dImpl, torch::nn::BatchNorm3dImpl>(task);
+}
+
+bool has_dropout(const Task& task) {
+  return has_layer<torch::nn::DropoutImpl, torch::nn::Dropout2dImpl, torch::nn::Dropout3dImpl>(task);
+}
+
+/// How near to a straight run one is that goes on with another number of ranks.
+std::string nearness(const Task& task) {
+  if (has_batch_norm(task)) {
+    return "results go on as another run's: the model has batch norm, which is of each rank's share of a "
+           "step";
+  }
+  if (has_dropout(task)) {
+    return "results go on as another run's: the model has dropout, which draws other numbers on each rank";
+  }
+  return "results go on within rounding, not bit for bit";
 }
 
 }  // namespace
@@ -127,6 +145,12 @@ std::string consistency_fingerprint(const TrainerOptions& options, const Strateg
                              eval == nullptr ? 0 : eval->dataset().size(), "\n");
 }
 
+DataOfRun describe_data(const data::Dataset& dataset, bool has_fingerprint) {
+  return {.classes = dataset.classes(),
+          .samples = dataset.size(),
+          .fingerprint = has_fingerprint ? dataset.fingerprint() : ""};
+}
+
 void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::filesystem::path& from) {
   const char* hint = "the data that the run began with, or a new run from its weights (model.weights)";
   if (!then.classes.empty() && !now.classes.empty() && then.classes != now.classes) {
@@ -150,16 +174,16 @@ void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::fil
                                  " was made with: there are as many samples, with other names or sizes"));
 }
 
-std::vector<double> initial_rates(const Task& task) {
-  std::vector<double> rates;
-  for (const Task::NamedOptimizer& entry : task.optimizers()) {
-    for (const optim::ParamGroup& group : entry.optimizer->param_groups()) rates.push_back(group.initial_lr);
-  }
-  return rates;
+void log_nothing_left(const RunState& state, const TrainerOptions& options) {
+  const bool at_limit = options.max_steps() > 0 && state.step >= options.max_steps();
+  core::log_info(at_limit ? core::concat("nothing is left to do: ", state.step, " of ", options.max_steps(),
+                                         " steps are done")
+                          : core::concat("nothing is left to do: ", state.epoch, " of ", options.epochs(),
+                                         " epochs are complete"));
 }
 
-void check_goes_on(const RunState& state, const std::filesystem::path& from, const TrainerOptions& options,
-                   std::int64_t global_batch_size, int world_size) {
+void check_goes_on(const Task& task, const RunState& state, const std::filesystem::path& from,
+                   const TrainerOptions& options, std::int64_t global_batch_size, int world_size) {
   if (state.seed != options.seed()) {
     throw UsageError(
         "train.resume",
@@ -175,7 +199,7 @@ void check_goes_on(const RunState& state, const std::filesystem::path& from, con
   }
   if (state.world_size != world_size) {
     core::log_warning(core::concat("the checkpoint was made by ", state.world_size, " ranks, this run has ",
-                                   world_size, ": results go on within rounding, not bit for bit"));
+                                   world_size, ": ", nearness(task)));
   }
   const int threads = at::get_num_threads();
   if (state.threads != threads) {

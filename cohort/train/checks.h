@@ -40,17 +40,20 @@ std::string consistency_fingerprint(const TrainerOptions& options, const Strateg
 /// Returns the names that are in `all` and not in `some`, a space before each.
 std::string missing_from(const std::vector<std::string>& some, const std::vector<std::string>& all);
 
+/// Returns what a checkpoint keeps of `dataset`; its fingerprint where `has_fingerprint`.
+DataOfRun describe_data(const data::Dataset& dataset, bool has_fingerprint);
+
 /// Throws: DataError where `now`, the training data, is other data than `then`, with which the checkpoint
 /// `from` was made: other classes, or another number of samples. Logs a warning where only the fingerprint is
 /// another one.
 void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::filesystem::path& from);
 
-/// Learning rates from which schedules begin, of each group of each optimizer.
-std::vector<double> initial_rates(const Task& task);
+/// Says that a run with these options, of which `state` is left, is at its end.
+void log_nothing_left(const RunState& state, const TrainerOptions& options);
 
 /// Throws: UsageError where a run with these options cannot go on from `state`, which was read from `from`;
 /// logs a warning where the numbers will not be the same bit for bit.
-void check_goes_on(const RunState& state, const std::filesystem::path& from, const TrainerOptions& options,
-                   std::int64_t global_batch_size, int world_size);
+void check_goes_on(const Task& task, const RunState& state, const std::filesystem::path& from,
+                   const TrainerOptions& options, std::int64_t global_batch_size, int world_size);
 
 }  // namespace cohort::train

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "cohort/checkpoint/manifest.h"
@@ -49,12 +50,29 @@ class Relabelled : public data::Dataset {
   std::vector<std::string> classes_;
 };
 
+/// What the state.json of a checkpoint says, or the one beside a file; nothing where it is not there. Other
+/// programs write files of that name too: beside a file alone they are none of ours.
+std::optional<nlohmann::json> state_of(const fs::path& checkpoint) {
+  const bool is_folder = fs::is_directory(checkpoint);
+  const fs::path folder = is_folder ? checkpoint : fs::absolute(checkpoint).parent_path();
+  if (!fs::exists(folder / checkpoint::kManifestFile)) return std::nullopt;
+  if (!is_folder && !checkpoint::is_manifest(folder / checkpoint::kManifestFile)) return std::nullopt;
+  return checkpoint::read_manifest(fs::canonical(folder)).state;
+}
+
 }  // namespace
 
-std::vector<std::string> trained_classes(const fs::path& checkpoint) {
-  const fs::path folder = fs::is_directory(checkpoint) ? checkpoint : checkpoint.parent_path();
-  if (!fs::exists(folder / "state.json")) return {};
-  return data_of(checkpoint::read_manifest(fs::canonical(folder)).state).classes;
+std::optional<std::vector<std::string>> trained_classes(const fs::path& checkpoint) {
+  const std::optional<nlohmann::json> state = state_of(checkpoint);
+  if (!state) return std::nullopt;
+  const DataOfRun data = data_of(*state);
+  if (data.samples == 0 && data.classes.empty()) return std::nullopt;
+  return data.classes;
+}
+
+std::string trained_config(const fs::path& checkpoint) {
+  const std::optional<nlohmann::json> state = state_of(checkpoint);
+  return state && state->contains("run") ? run_of(*state).description : "";
 }
 
 std::shared_ptr<const data::Dataset> with_trained_labels(std::shared_ptr<const data::Dataset> dataset,

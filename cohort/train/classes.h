@@ -2,18 +2,24 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cohort/data/dataset.h"
 
-/// Classes by name: those that a model was trained on, and those of a data set that it is given later.
+/// What a checkpoint says of its training: the configuration, and the classes by name, which need not be
+/// those of a data set that the model is given later.
 namespace cohort::train {
 
 /// Returns the names of the classes that the model of `checkpoint` (a folder, or a safetensors file in one)
-/// was trained on, by label; empty where the checkpoint does not say: one of an older version, or a file
-/// alone. Throws: DataError for a checkpoint that is broken.
-std::vector<std::string> trained_classes(const std::filesystem::path& checkpoint);
+/// was trained on, by label, which are none where its data had no names; nothing where the checkpoint does
+/// not say: one of an older version, or a file alone. Throws: DataError for a checkpoint that is broken.
+std::optional<std::vector<std::string>> trained_classes(const std::filesystem::path& checkpoint);
+
+/// Returns the configuration that made `checkpoint`, as YAML; empty where the checkpoint does not say, as
+/// above. Throws: DataError.
+std::string trained_config(const std::filesystem::path& checkpoint);
 
 /// Returns `dataset` with the labels of `trained`: its class cat has the label that cat had in training. It
 /// may have some of the classes only. Without names on either side it is returned as it is. Throws: DataError

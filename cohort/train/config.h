@@ -76,6 +76,7 @@ struct OptimConfig {
   std::string name = "sgd";         ///< sgd, adam, adamw
   double lr = 0.1;                  ///< as load_config() reads a file without it: default_lr(name)
   std::string lr_scaling = "none";  ///< none, linear, sqrt
+  std::int64_t lr_base_size = 0;         ///< samples of a step that lr is for; 0: batch_size * accumulate
   double momentum = 0.9;
   bool nesterov = false;
   double weight_decay = 0.0;
@@ -218,8 +219,9 @@ std::string val_path(const DataConfig& config);
 /// file), else 0.001, as in PyTorch.
 double default_lr(const std::string& optimizer);
 
-/// Return what `run.best_mode: auto` and `train.eval_batch_size: 0` come to.
+/// Return what `run.best_mode: auto`, `train.eval_batch_size: 0` and `optim.lr_base_size: 0` come to.
 bool best_is_max(const RunConfig& config);
 std::int64_t eval_batch_size(const TrainConfig& config);
+std::int64_t lr_base_size(const Config& config);
 
 }  // namespace cohort::train

@@ -1,12 +1,16 @@
 #include "cohort/train/config_resume.h"
 
 #include <algorithm>
+#include <array>
+#include <string_view>
 
 #include "cohort/core/error.h"
 #include "cohort/train/config_keys.h"
 
 namespace cohort::train {
 namespace {
+
+using namespace std::string_view_literals;
 
 /// The value on one line.
 std::string short_text(const ConfigKey& key, Config& config) {
@@ -22,6 +26,12 @@ std::string short_text(const ConfigKey& key, Config& config) {
   return "{" + line + "}";
 }
 
+/// Adds "KEY VALUE -> VALUE" to `list`.
+void add_change(std::string& list, const ConfigKey& key, Config& before, Config& now) {
+  list += core::concat(list.empty() ? "" : ", ", key.name, " ", short_text(key, before), " -> ",
+                       short_text(key, now));
+}
+
 }  // namespace
 
 std::string check_resume(Config before, Config now, bool same_step, const std::string& from) {
@@ -29,9 +39,7 @@ std::string check_resume(Config before, Config now, bool same_step, const std::s
   for (const ConfigKey& key : config_keys()) {
     if (key.on_resume == OnResume::kCannotMatter || same_value(key, before, now)) continue;
     const bool is_refused = key.on_resume == OnResume::kRefused || (key.makes_step && !same_step);
-    std::string& list = is_refused ? refused : taken;
-    list += core::concat(list.empty() ? "" : ", ", key.name, " ", short_text(key, before), " -> ",
-                         short_text(key, now));
+    add_change(is_refused ? refused : taken, key, before, now);
   }
   if (refused.empty()) return taken;
   throw ConfigError(
@@ -40,6 +48,19 @@ std::string check_resume(Config before, Config now, bool same_step, const std::s
                    " was made with the first)"),
       core::concat("the values that it was made with, or a new run from its weights (model.weights=", from,
                    ")"));
+}
+
+std::string other_inputs(Config trained, Config now) {
+  static constexpr std::array kInputs = {"data.color"sv,     "data.image_size"sv, "data.val_transforms"sv,
+                                         "data.mean"sv,      "data.std"sv,        "data.options"sv,
+                                         "train.precision"sv};
+  std::string changes;
+  for (const ConfigKey& key : config_keys()) {
+    const bool is_of_model = key.section() == "model" && key.on_resume == OnResume::kRefused;
+    if (!is_of_model && std::ranges::find(kInputs, key.name) == kInputs.end()) continue;
+    if (!same_value(key, trained, now)) add_change(changes, key, trained, now);
+  }
+  return changes;
 }
 
 }  // namespace cohort::train

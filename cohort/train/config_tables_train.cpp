@@ -35,8 +35,18 @@ std::vector<ConfigKey> optim_keys() {
        .on_resume = OnResume::kTakesEffect,
        .help =
            "What optim.lr is multiplied by: none (1), linear (samples of a step, over all ranks, divided by "
-           "those of one rank's: Goyal et al. 2017), sqrt (the root of that).",
+           "optim.lr_base_size: Goyal et al. 2017), sqrt (the root of that).",
        .choices = {"none", "linear", "sqrt"}},
+      {.name = "optim.lr_base_size",
+       .target = [](Config& c) -> KeyTarget { return &c.optim.lr_base_size; },
+       .on_resume = OnResume::kTakesEffect,
+       .help =
+           "Samples of a step that optim.lr is for; 0: train.batch_size * train.accumulate, one rank's, of "
+           "the start that made the run.",
+       .min = 0,
+       .max = kMany,
+       .used_with = "optim.lr_scaling",
+       .used_values = {"linear", "sqrt"}},
       {.name = "optim.momentum",
        .target = [](Config& c) -> KeyTarget { return &c.optim.momentum; },
        .on_resume = OnResume::kTakesEffect,
@@ -229,13 +239,16 @@ std::vector<ConfigKey> train_keys() {
       {.name = "train.epochs",
        .target = [](Config& c) -> KeyTarget { return &c.train.epochs; },
        .on_resume = OnResume::kTakesEffect,
-       .help = "How often every training sample is seen.",
+       .help =
+           "How often every training sample is seen. Schedules but step and multistep, and "
+           "warmup_fraction, are of this length: another number moves the rate of the steps that are left.",
        .min = 1,
        .max = 1e9},
       {.name = "train.max_steps",
        .target = [](Config& c) -> KeyTarget { return &c.train.max_steps; },
        .on_resume = OnResume::kTakesEffect,
-       .help = "The run stops after so many optimizer steps; 0: after train.epochs.",
+       .help = "The run ends after so many optimizer steps, and schedules have this length, as with "
+               "train.epochs; 0: after train.epochs. To pause a run, send it SIGTERM.",
        .min = 0,
        .max = kMany},
       {.name = "train.batch_size",

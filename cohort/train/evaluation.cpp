@@ -27,6 +27,12 @@ std::string usual_metric(const std::map<std::string, double>& metrics) {
   return "";
 }
 
+/// False where it is known that they differ.
+bool is_same_data(const DataOfRun& a, const DataOfRun& b) {
+  if (a.samples != 0 && b.samples != 0 && a.samples != b.samples) return false;
+  return a.fingerprint.empty() || b.fingerprint.empty() || a.fingerprint == b.fingerprint;
+}
+
 }  // namespace
 
 std::map<std::string, double> averages_of(const std::map<std::string, MeterSet::Sum>& sums) {
@@ -57,6 +63,29 @@ std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader,
   return averages_of(ranks.total(meters));
 }
 
+void forget_lost_best(checkpoint::LoadedCheckpoint& found, const checkpoint::RunCheckpoints& checkpoints,
+                      const DataOfRun& eval_data, bool keep_best) {
+  RunState then;
+  std::optional<std::filesystem::path> best;
+  try {
+    then = run_of(found.content.state);
+    best = checkpoints.best_of(found.folder);
+  } catch (const DataError&) {
+    return;  // all ranks say so when they have it
+  }
+  if (then.best_epoch == 0) return;
+  std::string why;
+  if (!keep_best || !is_same_data(then.eval_data, eval_data)) {
+    why = "was chosen on other validation data";
+  } else if (!best || !std::filesystem::is_directory(*best)) {
+    why = "is not in " + checkpoints.folder().string();
+  }
+  if (why.empty()) return;
+  core::log_info(core::concat("the best so far, of epoch ", then.best_epoch, ", ", why,
+                              ": best is chosen anew, from the next evaluated epoch on"));
+  found.content.state["run"]["best_epoch"] = 0;
+}
+
 BestMetric::BestMetric(const TrainerOptions& options, bool logs)
     : name_(options.best_metric()), more_is_better_(options.best_is_highest()), logs_(logs) {
   if (name_.empty()) return;
@@ -75,20 +104,24 @@ void BestMetric::check_reported(const std::map<std::string, double>& evaluated) 
   throw UsageError(
       "train.best",
       core::concat("there is no metric \"", name_, "\"; evaluation reports ", names_of(evaluated)),
-      "one of these, or a metric of training such as train_loss, as best_metric (run.best_metric)");
+      "one of these, or a metric of training such as train_loss, as best_metric (run.best_metric); "
+      "check_eval_batches(0), where not every batch has it");
 }
 
 void BestMetric::go_on_from(RunState& state) const {
-  if (name_.empty() || state.best_metric.empty()) return;
-  if (state.best_metric == name_ && state.best_is_highest == *more_is_better_) return;
+  if (state.best_metric.empty()) return;
+  const std::string& name = name_.empty() ? state.best_metric : name_;
+  const bool more = more_is_better_.value_or(state.best_is_highest);
+  if (state.best_metric == name && state.best_is_highest == more) return;
   if (state.best_epoch != 0 && logs_) {
     core::log_info(core::concat("best was chosen by ", state.best_is_highest ? "most " : "least ",
-                                state.best_metric, " and is now by ", *more_is_better_ ? "most " : "least ",
-                                name_, ": the next evaluated epoch is the best so far"));
+                                state.best_metric, " and is now by ", more ? "most " : "least ", name,
+                                ": the next evaluated epoch is the best so far"));
   }
   state.best_epoch = 0;
   state.best = 0;
-  state.best_metric.clear();
+  state.best_metric = name_;
+  state.best_is_highest = more;
 }
 
 bool BestMetric::choose(const EpochReport& report, RunState& state) const {
@@ -106,7 +139,9 @@ bool BestMetric::choose(const EpochReport& report, RunState& state) const {
     return false;
   }
   const double value = found->second;
-  const bool more = more_is_better_ ? *more_is_better_ : more_is_better(name).value_or(true);
+  const bool more = more_is_better_             ? *more_is_better_
+                    : name == state.best_metric ? state.best_is_highest
+                                                : more_is_better(name).value_or(true);
   const bool has_best = state.best_epoch != 0 && !std::isnan(state.best);
   if (has_best && !(more ? value > state.best : value < state.best)) return false;
   state.best = value;

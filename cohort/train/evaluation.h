@@ -28,6 +28,12 @@ std::map<std::string, double> with_prefix(const std::string& prefix,
 std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, std::int64_t max_batches,
                                                const Ranks& ranks, const std::function<bool()>& stop);
 
+/// Takes the best out of `found`, which the run with `checkpoints` goes on from, and logs why, where epochs
+/// that follow cannot be compared with it: it was evaluated on other data than `eval_data` (or `keep_best` is
+/// false), or its checkpoint is not among `checkpoints`.
+void forget_lost_best(checkpoint::LoadedCheckpoint& found, const checkpoint::RunCheckpoints& checkpoints,
+                      const DataOfRun& eval_data, bool keep_best);
+
 /// The metric by which the best epoch is chosen.
 class BestMetric {
  public:

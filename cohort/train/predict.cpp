@@ -15,6 +15,7 @@
 #include "cohort/script/script.h"
 #include "cohort/train/build.h"
 #include "cohort/train/classes.h"
+#include "cohort/train/run_state.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -27,8 +28,7 @@ constexpr const char* kTaskKey = "picture_task";  // in the metadata of a progra
 
 // Returns what the model's outputs are called. `dataset`: where the checkpoint does not say it.
 std::vector<std::string> classes_of(const fs::path& checkpoint, const data::Dataset& dataset) {
-  std::vector<std::string> classes = trained_classes(checkpoint);
-  return classes.empty() ? dataset.classes() : classes;
+  return trained_classes(checkpoint).value_or(dataset.classes());
 }
 
 PictureTask task_of(const Config& config, const fs::path& checkpoint) {
@@ -40,12 +40,12 @@ PictureTask task_of(const Config& config, const fs::path& checkpoint) {
                      "not known here"),
         "--samples 0,1,2, which reads validation data through it (train::predict_samples)");
   }
-  std::vector<std::string> classes = trained_classes(checkpoint);
-  if (classes.empty()) classes = make_dataset(config, Split::kVal)->classes();
+  std::optional<std::vector<std::string>> classes = trained_classes(checkpoint);
+  if (!classes) classes = make_dataset(config, Split::kVal)->classes();
   PictureTask task{.color = config.data.color == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb,
                    .image_size = config.data.image_size,
                    .channels_last = config.train.memory_format == "channels_last",
-                   .classes = std::move(classes)};
+                   .classes = std::move(*classes)};
   for (const TransformConfig& transform : val_transforms(config.data)) {
     task.transforms.push_back({transform.name, transform.args});
   }
@@ -57,11 +57,13 @@ std::string to_text(const PictureTask& task) {
   for (const data::TransformSpec& spec : task.transforms) {
     transforms.push_back({{"name", spec.name}, {"args", spec.args}});
   }
+  json classes = json::array();
+  for (const std::string& name : task.classes) classes.push_back(text_to_json(name));
   return json{{"transforms", std::move(transforms)},
               {"color", task.color == data::ColorMode::kGrey ? "grey" : "rgb"},
               {"image_size", task.image_size},
               {"channels_last", task.channels_last},
-              {"classes", task.classes}}
+              {"classes", std::move(classes)}}
       .dump();
 }
 
@@ -71,7 +73,8 @@ PictureTask task_from(const std::string& text, const fs::path& file) {
     PictureTask task{.color = from.at("color") == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb,
                      .image_size = from.at("image_size").get<std::int64_t>(),
                      .channels_last = from.at("channels_last").get<bool>(),
-                     .classes = from.at("classes").get<std::vector<std::string>>()};
+                     .classes = {}};
+    for (const json& name : from.at("classes")) task.classes.push_back(text_from_json(name));
     for (const json& each : from.at("transforms")) {
       task.transforms.push_back({each.at("name").get<std::string>(),
                                  each.at("args").get<std::map<std::string, std::vector<double>>>()});

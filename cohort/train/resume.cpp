@@ -1,14 +1,16 @@
 #include "cohort/train/resume.h"
 
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <sstream>
 #include <string>
-#include <vector>
 
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
+#include "cohort/train/config_keys.h"
 #include "cohort/train/config_resume.h"
 #include "cohort/train/job_ranks.h"
 #include "cohort/train/run_state.h"
@@ -51,26 +53,8 @@ Origin read_origin(const fs::path& checkpoint) {
   return {checkpoint.string(), state.world_size, state.global_batch_size, state.description};
 }
 
-/// The newest checkpoint that can be read: what Trainer takes for `auto`.
-std::optional<Origin> find_newest(const checkpoint::RunCheckpoints& checkpoints) {
-  std::vector<fs::path> candidates = checkpoints.list();
-  try {
-    if (const auto last = checkpoints.find("last")) candidates.insert(candidates.begin(), *last);
-  } catch (const DataError&) {  // the link leads nowhere
-  }
-  for (const fs::path& candidate : candidates) {
-    try {
-      return read_origin(candidate);
-    } catch (const DataError&) {  // Trainer says so when it skips it
-    }
-  }
-  return std::nullopt;
-}
-
 std::optional<Origin> find_origin(const std::string& resume, const fs::path& folder) {
-  const checkpoint::RunCheckpoints checkpoints(folder / "checkpoints");
-  if (resume == "auto") return find_newest(checkpoints);
-  const auto found = checkpoints.find(resume);
+  const auto found = checkpoint::RunCheckpoints(folder / "checkpoints").find(resume);
   return found ? std::optional(read_origin(*found)) : std::nullopt;
 }
 
@@ -98,8 +82,8 @@ bool keep_step(Config& config, const Origin& origin, const std::optional<Config>
                                      : train.batch_size * train.accumulate * strategy.size();
   if (asked_for == origin.global_batch_size) return true;
   const bool changed =
-      before && (train.global_batch_size > 0 || train.batch_size != before->train.batch_size ||
-                 train.accumulate != before->train.accumulate);
+      train.global_batch_size > 0 || (before && (train.batch_size != before->train.batch_size ||
+                                                 train.accumulate != before->train.accumulate));
   if (changed || (!before && strategy.size() == origin.world_size)) return false;
   train.global_batch_size = origin.global_batch_size;
   if (strategy.rank() == 0) {
@@ -110,19 +94,41 @@ bool keep_step(Config& config, const Origin& origin, const std::optional<Config>
   return true;
 }
 
+/// A rate that is scaled is that of the samples of a step, which stay, over those that optim.lr is for.
+void keep_rate(Config& config, const Config& before) {
+  if (config.optim.lr_base_size > 0 || config.optim.lr_scaling == "none" || before.optim.lr_scaling == "none")
+    return;
+  if (lr_base_size(config) != lr_base_size(before)) config.optim.lr_base_size = lr_base_size(before);
+}
+
+/// True where an epoch is evaluated as `before` did, on the same data: which data it is Trainer finds out.
+bool evaluates_as(Config before, Config now) {
+  static constexpr std::array kKeys = {
+      "data.val_transforms",  "data.mean", "data.std", "data.options", "train.max_eval_steps",
+      "train.label_smoothing"};
+  return std::ranges::all_of(kKeys,
+                             [&](const char* name) { return same_value(*find_key(name), before, now); });
+}
+
 }  // namespace
 
-void prepare_resume(Config& config, const Strategy& strategy, const fs::path& folder) {
-  if (config.run.resume.empty()) return;
+Resumption prepare_resume(Config& config, const Strategy& strategy, const fs::path& folder) {
+  if (config.run.resume.empty()) return {};
   const auto origin =
       origin_from(on_first_rank(strategy, [&] { return to_text(find_origin(config.run.resume, folder)); }));
-  if (!origin) return;
+  if (!origin) return {};
   const bool is_first = strategy.rank() == 0;
+  config.run.resume = origin->checkpoint;  // Trainer takes the same
+  if (is_first && !config.model.weights.empty()) {
+    core::log_info("model.weights is not read: the parameters are those of " + origin->checkpoint);
+  }
   const std::optional<Config> before = config_of(*origin, is_first);
   const bool same_step = keep_step(config, *origin, before, strategy);
-  if (!before) return;
+  if (!before) return {.goes_on = true};
+  if (same_step) keep_rate(config, *before);
   const std::string changes = check_resume(*before, config, same_step, origin->checkpoint);
   if (is_first && !changes.empty()) core::log_info("going on with other settings: " + changes);
+  return {.goes_on = true, .keep_best = evaluates_as(*before, config)};
 }
 
 }  // namespace cohort::train

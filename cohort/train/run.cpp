@@ -110,6 +110,12 @@ struct Parts {
   std::optional<ClassificationTask> task;
 };
 
+/// For a model whose parameters come from a checkpoint: the file that a run began with may be gone.
+Config without_weights(Config config) {
+  config.model.weights.clear();
+  return config;
+}
+
 /// How this process began is no part of what the run is.
 std::string description_of(Config config) {
   config.run.resume.clear();
@@ -139,17 +145,18 @@ TrainerOptions trainer_options(const Config& config, const fs::path& folder) {
       .description(description_of(config));
 }
 
-/// Writes what the run is once nothing refuses it any more.
+/// Writes what the run is once its first step was made.
 class DescribeRun : public Callback {
  public:
-  DescribeRun(const RunFolder& folder, Config config, std::string command)
-      : folder_(folder), config_(std::move(config)), command_(std::move(command)) {}
-  void on_fit_begin(const FitInfo&) override { folder_.describe(config_, command_); }
+  DescribeRun(const RunFolder& folder, Config config, std::string command, int world_size)
+      : folder_(folder), config_(std::move(config)), command_(std::move(command)), world_size_(world_size) {}
+  void on_start_counts(const FitInfo&) override { folder_.describe(config_, command_, world_size_); }
 
  private:
   const RunFolder& folder_;
   Config config_;
   std::string command_;
+  int world_size_;
 };
 
 void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
@@ -182,8 +189,8 @@ RunResult run_training(Config config, const std::string& command) {
     folder.emplace(RunFolder::open(config));
     return folder->path().string();
   });
-  prepare_resume(config, *strategy, path);
-  Parts parts(config, *strategy, true);
+  const Resumption resumption = prepare_resume(config, *strategy, path);
+  Parts parts(resumption.goes_on ? without_weights(config) : config, *strategy, true);
   const std::string ranks =
       strategy->size() == 1 ? "" : core::concat(strategy->size(), " ranks (", strategy->name(), "), each ");
   const std::string placements =
@@ -194,8 +201,10 @@ RunResult run_training(Config config, const std::string& command) {
                                 " validation samples, ", ranks, placements, "device ", parts.device.str(),
                                 ", ", at::get_num_threads(), " threads"));
   }
-  Trainer trainer(trainer_options(config, path).strategy(strategy));
-  if (folder) trainer.add_callback(std::make_shared<DescribeRun>(*folder, config, command));
+  Trainer trainer(trainer_options(config, path).strategy(strategy).keep_best(resumption.keep_best));
+  if (folder) {
+    trainer.add_callback(std::make_shared<DescribeRun>(*folder, config, command, strategy->size()));
+  }
   if (is_first) add_sinks(trainer, config, path);
   std::shared_ptr<ProfileCallback> profile;
   if (is_first && config.run.profile > 0) {
@@ -227,7 +236,8 @@ std::map<std::string, double> run_evaluation(Config config, const fs::path& chec
   check_config(config);
   for (const std::string& warning : config.warnings) core::log_warning(warning);
   const std::shared_ptr<Strategy> strategy = join_ranks(config);
-  Parts parts(config, *strategy, false, trained_classes(checkpoint));
+  Parts parts(without_weights(config), *strategy, false,
+              trained_classes(checkpoint).value_or(std::vector<std::string>()));
   load_model(*parts.task, checkpoint);
   auto metrics = Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps).strategy(strategy))
                      .evaluate(*parts.task, *parts.eval_loader);

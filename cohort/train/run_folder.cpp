@@ -71,12 +71,18 @@ fs::path newest_run(const std::string& name) {
   return newest;
 }
 
-fs::path fresh_folder(const std::string& name) {
+/// A folder, and whether choose() made it.
+struct Chosen {
+  fs::path path;
+  bool is_made = false;
+};
+
+Chosen fresh_folder(const std::string& name) {
   const std::string base = name + "-" + timestamp("%Y%m%d-%H%M%S");
   fs::create_directories("runs");
   for (int attempt = 1;; ++attempt) {
     const fs::path path = fs::path("runs") / (attempt == 1 ? base : base + "-" + std::to_string(attempt));
-    if (fs::create_directory(path)) return path;
+    if (fs::create_directory(path)) return {path, true};
   }
 }
 
@@ -99,27 +105,28 @@ fs::path next_start(const fs::path& starts, const fs::path& run) {
   return numbered(number);
 }
 
-fs::path choose(const Config& config) {
+Chosen choose(const Config& config) {
   const std::string& resume = config.run.resume;
   if (!config.run.dir.empty()) {
     if (resume.empty() && holds_run(config.run.dir)) {
       throw ConfigError("train.run_folder", core::concat(config.run.dir, " already holds a run"),
                         "--resume auto to go on with it, or another run.dir");
     }
-    return config.run.dir;
+    return {config.run.dir};
   }
   if (resume.empty()) return fresh_folder(run_name(config));
   if (resume == "auto" || resume == "last" || resume == "best") {
     const fs::path newest = newest_run(run_name(config));
-    if (!newest.empty()) return newest;
+    if (!newest.empty()) return {newest};
     if (resume == "auto") return fresh_folder(run_name(config));
     throw ConfigError("train.run_folder",
                       core::concat("--resume ", resume, ": there is no run runs/", run_name(config), "-*"),
                       "run.dir=FOLDER, or --resume auto, which starts afresh when there is none");
   }
-  // A checkpoint by path goes on in its own run: FOLDER/checkpoints/NAME.
+  // A checkpoint by path goes on in its own run: FOLDER/checkpoints/NAME. So does FOLDER.
   const fs::path checkpoint = fs::weakly_canonical(resume);
-  if (checkpoint.parent_path().filename() == "checkpoints") return checkpoint.parent_path().parent_path();
+  if (fs::is_directory(checkpoint / "checkpoints")) return {checkpoint};
+  if (checkpoint.parent_path().filename() == "checkpoints") return {checkpoint.parent_path().parent_path()};
   return fresh_folder(run_name(config));
 }
 
@@ -127,21 +134,31 @@ fs::path choose(const Config& config) {
 
 RunFolder::RunFolder(fs::path path) : path_(std::move(path)) {}
 RunFolder::~RunFolder() {
-  if (lock_ == nullptr || !is_new_) return;
+  if (lock_ == nullptr || !was_empty_) return;
   // What was made for a run that never began: data or model were not to be had.
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(path_, ignored)) {
     if (entry.path().filename() != ".lock") return;
   }
   fs::remove(path_ / ".lock", ignored);
-  fs::remove(path_, ignored);
+  if (is_made_) fs::remove(path_, ignored);
 }
+
+fs::path run_folder_of(const fs::path& config) {
+  const fs::path file = fs::weakly_canonical(config);
+  fs::path folder = file.parent_path();
+  if (folder.parent_path().filename() == "starts") folder = folder.parent_path().parent_path();
+  return file.filename() == "config.yaml" && holds_run(folder) ? folder : fs::path();
+}
+
 RunFolder::RunFolder(RunFolder&&) noexcept = default;
 
 RunFolder RunFolder::open(const Config& config) {
   try {
-    RunFolder folder(choose(config));
-    folder.is_new_ = fs::create_directories(folder.path_) || fs::is_empty(folder.path_);
+    const Chosen chosen = choose(config);
+    RunFolder folder(chosen.path);
+    folder.is_made_ = fs::create_directories(folder.path_) || chosen.is_made;
+    folder.was_empty_ = fs::is_empty(folder.path_);
     folder.lock_ = std::make_unique<core::FileLock>(folder.path_ / ".lock");
     // Another process may have finished a run here between the look and the lock.
     if (config.run.resume.empty() && holds_run(folder.path_)) {
@@ -154,7 +171,7 @@ RunFolder RunFolder::open(const Config& config) {
   }
 }
 
-void RunFolder::describe(Config config, const std::string& command) const {
+void RunFolder::describe(Config config, const std::string& command, int world_size) const {
   // How this process began, not what the run is: the file must not resume by itself.
   config.run.resume.clear();
   utsname machine{};
@@ -171,11 +188,14 @@ void RunFolder::describe(Config config, const std::string& command) const {
         {"arch", machine.machine},
         {"cores", core::usable_cores()}}},
       {"process", getpid()},
+      {"world_size", world_size},
   };
+  // A path may be any bytes, JSON is UTF-8.
+  const std::string text = run.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   try {
     for (const fs::path& folder : {next_start(path_ / "starts", path_), path_}) {
       core::write_file_atomically(folder / "config.yaml", dump_config(config));
-      core::write_file_atomically(folder / "run.json", run.dump(2) + "\n");
+      core::write_file_atomically(folder / "run.json", text);
     }
   } catch (const fs::filesystem_error& error) {
     throw SystemError("train.run_folder", error.what(), "a run.dir that this user can write to");

@@ -21,22 +21,27 @@ class RunFolder {
   /// the folder holds a run and `run.resume` is empty; SystemError naming the process that uses it.
   static RunFolder open(const Config& config);
 
-  /// Removes the folder if it was new or empty when open() took it, and nothing was written to it.
+  /// Leaves what was there before open() where nothing was written to the folder: removes the lock's file
+  /// from one that was empty, and the folder if open() made it.
   ~RunFolder();
   RunFolder(RunFolder&&) noexcept;
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// Writes config.yaml (the effective configuration) and run.json (versions, machine, command), and the same
-  /// to starts/N/, which no later start overwrites. Throws: SystemError.
-  void describe(Config config, const std::string& command) const;
+  /// Writes config.yaml (the effective configuration) and run.json (versions, machine, command, number of
+  /// ranks), and the same to starts/N/, which no later start overwrites. Throws: SystemError.
+  void describe(Config config, const std::string& command, int world_size = 1) const;
 
  private:
   explicit RunFolder(std::filesystem::path path);
 
   std::filesystem::path path_;
   std::unique_ptr<core::FileLock> lock_;
-  bool is_new_ = false;
+  bool is_made_ = false, was_empty_ = false;  // by open(), before it
 };
+
+/// Returns the folder of the run that wrote `config`, its config.yaml or that of one of its starts; empty for
+/// another file.
+std::filesystem::path run_folder_of(const std::filesystem::path& config);
 
 }  // namespace cohort::train

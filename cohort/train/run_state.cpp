@@ -28,23 +28,6 @@ Entries without_prefix(const Entries& entries, const std::string& prefix) {
   return result;
 }
 
-/// A name of a folder may be any bytes, a text of JSON is UTF-8: where it is not, its bytes stand in a list.
-json text_to_json(const std::string& text) {
-  try {
-    const json whole = text;
-    static_cast<void>(whole.dump());
-    return whole;
-  } catch (const json::exception&) {
-    return std::vector<unsigned char>(text.begin(), text.end());
-  }
-}
-
-std::string text_from_json(const json& value) {
-  if (value.is_string()) return value.get<std::string>();
-  const auto bytes = value.get<std::vector<unsigned char>>();
-  return {bytes.begin(), bytes.end()};
-}
-
 json to_json(const DataOfRun& data) {
   json classes = json::array();
   for (const std::string& name : data.classes) classes.push_back(text_to_json(name));
@@ -80,6 +63,7 @@ json to_json(const RunState& state) {
           {"world_size", state.world_size},
           {"global_batch_size", state.global_batch_size},
           {"data", to_json(state.data)},
+          {"eval_data", to_json(state.eval_data)},
           {"description", text_to_json(state.description)}};
 }
 
@@ -104,6 +88,7 @@ RunState from_json(const json& data) {
   state.world_size = data.value("world_size", 1);
   state.global_batch_size = data.at("global_batch_size");
   if (data.contains("data")) state.data = data_from_json(data.at("data"));
+  if (data.contains("eval_data")) state.eval_data = data_from_json(data.at("eval_data"));
   if (data.contains("description")) state.description = text_from_json(data.at("description"));
   return state;
 }
@@ -144,7 +129,23 @@ void restore_modules(Task& task, const checkpoint::TensorMap& tensors) {
   }
 }
 
-RunState restore(Task& task, const checkpoint::CheckpointContent& content, bool keep_options) {
+json text_to_json(const std::string& text) {
+  try {
+    const json whole = text;
+    static_cast<void>(whole.dump());
+    return whole;
+  } catch (const json::exception&) {
+    return std::vector<unsigned char>(text.begin(), text.end());
+  }
+}
+
+std::string text_from_json(const json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  const auto bytes = value.get<std::vector<unsigned char>>();
+  return {bytes.begin(), bytes.end()};
+}
+
+RunState restore(Task& task, const checkpoint::CheckpointContent& content) {
   restore_modules(task, content.model);
   return read_state("Trainer", [&] {
     const json& optimizers = content.state.at("optimizers");
@@ -153,9 +154,7 @@ RunState restore(Task& task, const checkpoint::CheckpointContent& content, bool 
       for (const auto& [name, tensor] : without_prefix(content.optimizer, entry.name))
         state.tensors[name] = tensor;
       state.scalars = numbers_from_json(optimizers.at(entry.name));
-      std::vector<optim::ParamGroup> own = entry.optimizer->param_groups();
       entry.optimizer->load_state(state);
-      if (keep_options) entry.optimizer->param_groups() = std::move(own);
     }
     return from_json(content.state.at("run"));
   });

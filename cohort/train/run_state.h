@@ -14,7 +14,7 @@
 /// What a run needs besides modules and optimizers to go on exactly where it was.
 namespace cohort::train {
 
-/// The training data of a run.
+/// The training data of a run, or its validation data.
 struct DataOfRun {
   std::vector<std::string> classes;  ///< by label; empty: not known
   std::int64_t samples = 0;          ///< 0: not known
@@ -38,8 +38,13 @@ struct RunState {
   int world_size = 1;
   std::int64_t global_batch_size = 0;
   DataOfRun data;
+  DataOfRun eval_data;      ///< by which best was chosen
   std::string description;  ///< TrainerOptions::description(); empty: an older version wrote this
 };
+
+/// A name of a folder may be any bytes, a text of JSON is UTF-8: where it is not, its bytes stand in a list.
+nlohmann::json text_to_json(const std::string& text);
+std::string text_from_json(const nlohmann::json& value);
 
 /// Returns what `state`, a checkpoint's, says of its run. Throws: DataError where a Trainer did not write it.
 RunState run_of(const nlohmann::json& state);
@@ -51,10 +56,9 @@ DataOfRun data_of(const nlohmann::json& state);
 /// Returns everything that a checkpoint holds: the task's modules and optimizers, and `state`.
 checkpoint::CheckpointContent capture(const Task& task, const RunState& state);
 
-/// Puts the content of a checkpoint into the task and returns the rest. `keep_options`: learning rates and
-/// other options of the optimizers stay what they are in the task. Throws: DataError for content of another
-/// model or optimizer.
-RunState restore(Task& task, const checkpoint::CheckpointContent& content, bool keep_options = false);
+/// Puts the content of a checkpoint into the task and returns the rest. Throws: DataError for content of
+/// another model or optimizer.
+RunState restore(Task& task, const checkpoint::CheckpointContent& content);
 
 /// Puts only the modules' parameters and buffers into the task.
 void restore_modules(Task& task, const checkpoint::TensorMap& tensors);

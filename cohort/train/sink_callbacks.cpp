@@ -94,7 +94,7 @@ void ProgressCallback::on_fit_end(const FitResult&) {
 MetricsCallback::MetricsCallback(std::filesystem::path folder, std::string title)
     : folder_(std::move(folder)), title_(std::move(title)) {}
 
-void MetricsCallback::on_fit_begin(const FitInfo& info) {
+void MetricsCallback::on_start_counts(const FitInfo& info) {
   log_.emplace(folder_);
   log_->truncate_after(info.first_step, info.first_epoch);
 }
@@ -118,7 +118,7 @@ void MetricsCallback::on_epoch_end(const EpochReport& report) {
 }
 
 void MetricsCallback::on_fit_end(const FitResult&) {
-  if (log_->epochs().empty()) return;
+  if (!log_ || log_->epochs().empty()) return;
   write_curves(folder_ / "curves.svg", curves_from_epochs(log_->epochs(), title_));
 }
 
@@ -126,19 +126,23 @@ TensorBoardCallback::TensorBoardCallback(std::filesystem::path folder, int image
                                          std::vector<double> std)
     : folder_(std::move(folder)), images_(images), mean_(std::move(mean)), std_(std::move(std)) {}
 
-void TensorBoardCallback::on_fit_begin(const FitInfo& info) {
-  resumed_ = info.resumed;
+void TensorBoardCallback::on_start_counts(const FitInfo& info) {
   writer_.emplace(folder_, info.resumed ? std::optional(info.first_step) : std::nullopt);
+  if (!info.resumed) {
+    for (std::size_t i = 0; i < pictures_.size(); ++i) {
+      const data::Image& image = pictures_[i];
+      const std::vector<std::byte> png = data::encode_png(image);
+      writer_->image_png("input/" + std::to_string(i), png, image.height, image.width, image.channels, 0);
+    }
+  }
+  pictures_.clear();
 }
 
 void TensorBoardCallback::on_first_batch(data::Batch& batch) {
-  if (resumed_) return;
   const at::Tensor input = batch.input();
   if (input.dim() != 4 || (input.size(1) != 1 && input.size(1) != 3)) return;
   for (std::int64_t i = 0; i < std::min<std::int64_t>(images_, batch.size); ++i) {
-    const data::Image image = to_image(input[i], mean_, std_);
-    const std::vector<std::byte> png = data::encode_png(image);
-    writer_->image_png("input/" + std::to_string(i), png, image.height, image.width, image.channels, 0);
+    pictures_.push_back(to_image(input[i], mean_, std_));
   }
 }
 
@@ -161,7 +165,7 @@ void TensorBoardCallback::on_save(std::int64_t) {
 }
 
 void TensorBoardCallback::on_fit_end(const FitResult&) {
-  writer_->flush();
+  if (writer_) writer_->flush();
 }
 
 }  // namespace cohort::train

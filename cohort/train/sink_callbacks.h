@@ -4,7 +4,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "cohort/data/image.h"
 #include "cohort/train/callback.h"
 #include "cohort/train/progress.h"
 #include "cohort/train/sinks/metrics_log.h"
@@ -31,7 +33,7 @@ class ProgressCallback : public Callback {
 class MetricsCallback : public Callback {
  public:
   MetricsCallback(std::filesystem::path folder, std::string title);
-  void on_fit_begin(const FitInfo& info) override;
+  void on_start_counts(const FitInfo& info) override;
   void on_step_end(const StepReport& report) override;
   void on_epoch_end(const EpochReport& report) override;
   void on_fit_end(const FitResult& result) override;
@@ -48,7 +50,7 @@ class TensorBoardCallback : public Callback {
   /// `mean` and `std` undo Normalize, per channel; empty: the input is in 0..1.
   TensorBoardCallback(std::filesystem::path folder, int images, std::vector<double> mean,
                       std::vector<double> std);
-  void on_fit_begin(const FitInfo& info) override;
+  void on_start_counts(const FitInfo& info) override;
   void on_first_batch(data::Batch& batch) override;
   void on_step_end(const StepReport& report) override;
   void on_epoch_end(const EpochReport& report) override;
@@ -60,7 +62,7 @@ class TensorBoardCallback : public Callback {
   int images_;
   std::vector<double> mean_;
   std::vector<double> std_;
-  bool resumed_ = false;
+  std::vector<data::Image> pictures_;  // of the first batch, until the start counts
   std::optional<TensorBoardWriter> writer_;
 };
 

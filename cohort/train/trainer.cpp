@@ -15,6 +15,7 @@
 #include "cohort/train/checks.h"
 #include "cohort/train/evaluation.h"
 #include "cohort/train/ranks.h"
+#include "cohort/train/rates.h"
 #include "cohort/train/run_state.h"
 #include "cohort/train/step_check.h"
 
@@ -61,8 +62,9 @@ class FitLoop {
       checkpoints_.emplace(options_.run_dir() / "checkpoints",
                            checkpoint::RunCheckpointsOptions{.keep = static_cast<int>(options_.keep())});
     }
-    data_ = {.classes = train_.dataset().classes(), .samples = train_.dataset().size(), .fingerprint = ""};
-    if (checkpoints_) data_.fingerprint = train_.dataset().fingerprint();
+    const bool saves = checkpoints_.has_value();
+    data_ = describe_data(train_.dataset(), saves);
+    if (saves && eval_ != nullptr) state_.eval_data = describe_data(eval_->dataset(), saves);
     if (options_.handle_signals()) signals_.emplace();
     task_.set_strategy(strategy_);
   }
@@ -72,9 +74,11 @@ class FitLoop {
   FitResult run() {
     ranks_.require_same("the run", consistency_fingerprint(options_, *strategy_, train_, eval_));
     const bool resumed = resume();
-    strategy_->begin(task_);
     steps_per_epoch_ = train_.batches_per_epoch();
-    if (!is_over()) try_evaluation();
+    start_ = {options_.epochs(), steps_per_epoch_, state_.epoch, state_.step, resumed};
+    if (is_over()) return nothing_left();
+    strategy_->begin(task_);
+    try_evaluation();
     if (ranks_.is_first()) warn_of_single_sample(task_, train_, options_.max_steps());
     state_.seed = options_.seed();
     state_.threads = at::get_num_threads();
@@ -82,12 +86,7 @@ class FitLoop {
     state_.global_batch_size = global_batch_size();
     state_.data = data_;
     state_.description = options_.description();
-    // Nothing was written so far, so that a run that is refused stays what it was. `last` is moved before the
-    // logs are cut: killed from here on, `auto` starts there too.
-    if (checkpoints_ && resumed) checkpoints_->go_back_to(result_.last_checkpoint);
-    notify([&](Callback& c) {
-      c.on_fit_begin({options_.epochs(), steps_per_epoch_, state_.epoch, state_.step, resumed});
-    });
+    notify([&](Callback& c) { c.on_fit_begin(start_); });
     last_save_ = Clock::now();
     tracing_ = options_.trace_steps() > 0;
     if (tracing_) core::Timeline::start();
@@ -97,6 +96,23 @@ class FitLoop {
   }
 
  private:
+  /// Nothing was written so far, so that a run whose start is refused, or fails in its first step, stays what
+  /// it was.
+  void count_start() {
+    if (counts_) return;
+    counts_ = true;
+    // `last` is moved before the logs are cut: killed from here on, `auto` starts there too.
+    if (checkpoints_ && start_.resumed) checkpoints_->go_back_to(result_.last_checkpoint);
+    notify([&](Callback& c) { c.on_start_counts(start_); });
+  }
+
+  FitResult nothing_left() {
+    if (ranks_.is_first()) log_nothing_left(state_, options_);
+    notify([&](Callback& c) { c.on_fit_begin(start_); });
+    finish();
+    return result_;
+  }
+
   bool resume() {
     const std::string& from = options_.resume();
     if (from.empty()) return false;
@@ -117,29 +133,40 @@ class FitLoop {
                       "--resume auto, which starts afresh when there is none");
     }
     const RunState then = run_of(found->content.state);
-    check_goes_on(then, found->folder, options_, global_batch_size(), ranks_.size());
+    check_goes_on(task_, then, found->folder, options_, global_batch_size(), ranks_.size());
     check_same_data(then.data, data_, found->folder);
-    const std::vector<double> own_rates = initial_rates(task_);
-    state_ = restore(task_, found->content, options_.keep_optimizer_options());
-    if (ranks_.is_first() && initial_rates(task_) != own_rates) {
-      core::log_info(
-          "learning rates are those of the checkpoint, not the program's "
-          "(TrainerOptions::keep_optimizer_options)");
-    }
+    const DataOfRun eval_data = state_.eval_data;
+    const bool keeps = options_.keep_optimizer_options();
+    const std::vector<ParamGroups> own = param_groups_of(task_);
+    state_ = restore(task_, found->content);
+    state_.eval_data = eval_data;
+    lr_ = current_lr(task_);  // for the report of an epoch that has no step left
+    if (ranks_.is_first()) log_other_rates(own, param_groups_of(task_), keeps);
+    if (keeps) set_param_groups(task_, own);
     keep_total(state_.meters);
     result_.last_checkpoint = found->folder;
     best_.go_on_from(state_);
     in_epoch_ = true;
-    if (options_.keep_optimizer_options() && state_.step > 0 && !is_over()) apply_schedules(state_.step - 1);
-    lr_ = current_lr();  // for the report of an epoch that has no step left
     if (ranks_.is_first()) {
       core::log_info(core::concat("resumed from ", found->folder.string(), ": epoch ", state_.epoch,
                                   ", step ", state_.step));
+    }
+    if (is_over()) return true;
+    const double next = rate_of_step(task_, state_.step);
+    if (keeps && state_.step > 0) apply_schedules(task_, state_.step - 1);
+    if (ranks_.is_first()) {
+      core::log_info(core::concat("learning rate: ", lr_, " at the last step, ", next, " at the next"));
     }
     return true;
   }
 
   std::optional<checkpoint::LoadedCheckpoint> load_checkpoint(const std::string& from) const {
+    auto found = read_checkpoint(from);
+    if (found) forget_lost_best(*found, *checkpoints_, state_.eval_data, options_.keep_best());
+    return found;
+  }
+
+  std::optional<checkpoint::LoadedCheckpoint> read_checkpoint(const std::string& from) const {
     if (from == "auto") return checkpoints_->load_usable();
     const std::optional<std::filesystem::path> folder = checkpoints_->find(from);
     if (!folder) return std::nullopt;
@@ -208,8 +235,8 @@ class FitLoop {
     }
     core::reseed_generators(options_.seed(), static_cast<std::uint64_t>(state_.step),
                             static_cast<std::uint64_t>(ranks_.rank()));
-    apply_schedules(state_.step);
-    lr_ = current_lr();
+    apply_schedules(task_, state_.step);
+    lr_ = current_lr(task_);
     const std::int64_t averages = task_.num_averages();
     const std::chrono::nanoseconds waited = train_.counters().wait;
     const StepMetrics metrics = task_.train_step(batch);
@@ -221,6 +248,7 @@ class FitLoop {
                        "average_gradients(*optimizer, batch.size) between backward and step");
     }
     ranks_.step_done();
+    count_start();
     ++state_.step;
     ++result_.steps;
     const data::LoaderState before = std::exchange(state_.loader, train_.state());
@@ -249,17 +277,6 @@ class FitLoop {
   /// After this every step made so far is in the meters, or known not to be finite.
   void settle_steps() {
     if (const auto checked = step_check_.settle()) take(*checked, nullptr);
-  }
-
-  void apply_schedules(std::int64_t step) const {
-    for (const Task::NamedOptimizer& entry : task_.optimizers()) {
-      if (entry.schedule) entry.schedule->apply(*entry.optimizer, step);
-    }
-  }
-
-  double current_lr() const {
-    const auto& optimizers = task_.optimizers();
-    return optimizers.empty() ? 0.0 : optimizers.front().optimizer->param_groups().front().lr;
   }
 
   void report_step(double seconds) {
@@ -315,6 +332,7 @@ class FitLoop {
       report.best = best_.choose(report, state_);
     }
     result_.metrics = report.metrics;
+    count_start();
     notify([&](Callback& c) { c.on_epoch_end(report); });
     if (complete) {
       ++state_.epoch;
@@ -382,6 +400,7 @@ class FitLoop {
     last_save_ = Clock::now();
     save_due_ = false;
     if (options_.run_dir().empty()) return;
+    count_start();
     saved_step_ = state_.step;
     core::TimelineScope scope("checkpoint");
     state_.meters = ranks_.total(meters_);
@@ -431,6 +450,7 @@ class FitLoop {
   std::optional<core::TrainingSignals> signals_;
   const BestMetric best_;
 
+  FitInfo start_;
   DataOfRun data_;
   RunState state_;
   MeterSet meters_;
@@ -439,6 +459,7 @@ class FitLoop {
   std::int64_t steps_per_epoch_ = 0;
   bool tracing_ = false;  // the timeline records for trace.json, not for somebody else
   std::int64_t saved_step_ = -1;
+  bool counts_ = false;    // the start: its first step was made
   bool in_epoch_ = false;  // the first epoch goes on from a checkpoint
   bool stopping_ = false;
   bool save_at_epoch_end_ = false;

@@ -38,6 +38,8 @@ struct TrainerOptions {
   /// On resume, learning rates and other options of the optimizers are what the program made them, not those
   /// of the checkpoint. Schedules begin from them.
   TORCH_ARG(bool, keep_optimizer_options) = false;
+  /// false: on resume best is chosen anew, as evaluation is another one than before.
+  TORCH_ARG(bool, keep_best) = true;
   /// A text that checkpoints keep as it is: `cohort train` puts the configuration there.
   TORCH_ARG(std::string, description) = "";
   /// Epochs between checkpoints (the first and the last epoch are saved too); 0: none by epoch.

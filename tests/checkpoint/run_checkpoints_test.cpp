@@ -122,6 +122,32 @@ TEST_F(RunCheckpointsTest, GoingBackTakesTheBestOfThen) {
   EXPECT_EQ(fs::read_symlink(folder() / "best"), "epoch_2");
 }
 
+TEST_F(RunCheckpointsTest, ABestOfAnotherHistoryIsNotTheBest) {
+  RunCheckpoints checkpoints(folder(), {.keep = 2});
+  for (int64_t i = 1; i <= 4; ++i) {
+    checkpoints.save("epoch_" + std::to_string(i), content_of(i), {.is_best = i == 1 || i == 4});
+  }
+  EXPECT_EQ(names_in(folder()), (Names{"best", "epoch_3", "epoch_4", "last"}));
+  checkpoints.go_back_to(folder() / "epoch_3");  // whose best was epoch_1
+  EXPECT_FALSE(fs::exists(fs::symlink_status(folder() / "best")));
+  COHORT_EXPECT_THROW_WITH(checkpoints.find("best"), DataError, "epoch_1, which is not there");
+  checkpoints.save("epoch_4", content_of(5));
+  EXPECT_FALSE(checkpoints.find("best"));
+  checkpoints.save("epoch_5", content_of(6), {.is_best = true});
+  EXPECT_EQ(checkpoints.find("best")->filename(), "epoch_5");
+}
+
+TEST_F(RunCheckpointsTest, ABestThatAnotherHistoryReplacedIsNotTheBest) {
+  RunCheckpoints checkpoints(folder(), {.keep = 0});
+  for (int64_t i = 1; i <= 3; ++i) {
+    checkpoints.save("epoch_" + std::to_string(i), content_of(i), {.is_best = i == 2});
+  }
+  checkpoints.go_back_to(folder() / "epoch_1");
+  checkpoints.save("epoch_2", content_of(7));
+  checkpoints.go_back_to(folder() / "epoch_3");  // whose best was the first epoch_2
+  EXPECT_FALSE(checkpoints.find("best"));
+}
+
 TEST_F(RunCheckpointsTest, CheckpointsThatDoNotNameTheBestHaveTheLinks) {
   save_three();
   fs::create_symlink("epoch_2", folder() / "best");

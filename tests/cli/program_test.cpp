@@ -217,6 +217,21 @@ TEST_F(ProgramTest, AFolderInWhichARunOnlyFailedToBeginMayBeUsed) {
   expect_in(refused.err, {"b already holds a run"});
 }
 
+TEST_F(ProgramTest, ResumeAutoWithTheConfigurationOfARunGoesOnWithThatRun) {
+  const std::vector<std::string> first{"train", "--config", "job.yaml", "train.epochs=1", "run.name=nn"};
+  ASSERT_EQ(run(first).status, 0);
+  const fs::path older = fs::directory_iterator(dir / "runs")->path();
+  ASSERT_EQ(run(first).status, 0);
+  for (const fs::path& config : {older / "config.yaml", older / "starts" / "0001" / "config.yaml"}) {
+    for (const char* resume : {"auto", "last", "best"}) {
+      const Outcome outcome =
+          run({"train", "--config", config.string(), "--resume", resume, "train.epochs=2"});
+      EXPECT_EQ(outcome.status, 0) << outcome.err;
+      EXPECT_NE(outcome.err.find("run folder " + older.string()), std::string::npos) << outcome.err;
+    }
+  }
+}
+
 TEST_F(ProgramTest, TheCommandToGoOnCanBePasted) {
   const std::string folder = "my run #1";
   Program program(dir.path(), train(folder, {"train.epochs=2000", "--load", COHORT_TEST_PLUGIN}));

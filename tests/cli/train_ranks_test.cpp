@@ -1,7 +1,11 @@
 // `cohort train` on several ranks: real processes, started in every way that a user has.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <random>
 
@@ -41,6 +45,21 @@ class TrainRanksTest : public TrainProgramTest {
       const Outcome outcome = program->outcome();
       EXPECT_EQ(outcome.status, 0) << outcome.err;
     }
+  }
+  /// Between the parameters that two runs saved last, which end with floats.
+  double largest_difference(const std::string& a, const std::string& b) {
+    const std::string left = model(a), right = model(b);
+    std::uint64_t head = 0;
+    std::memcpy(&head, left.data(), sizeof head);
+    EXPECT_EQ(left.substr(0, head + 8), right.substr(0, head + 8));
+    double largest = left.size() == right.size() ? 0 : 1e9;
+    for (std::size_t at = head + 8; at + 4 <= std::min(left.size(), right.size()); at += 4) {
+      float x = 0, y = 0;
+      std::memcpy(&x, left.data() + at, sizeof x);
+      std::memcpy(&y, right.data() + at, sizeof y);
+      largest = std::max(largest, std::abs(static_cast<double>(x) - static_cast<double>(y)));
+    }
+    return largest;
   }
   // `command`, and behind it the arguments of `cohort`.
   void expect_same_started_by(const std::string& folder, std::string command) {
@@ -203,17 +222,49 @@ TEST_F(TrainRanksTest, ARankThatIsKilledEndsTheJobNamingIt) {
 }
 
 TEST_F(TrainRanksTest, ARunGoesOnWithAnotherNumberOfRanksAndKeepsItsGlobalBatches) {
-  ASSERT_EQ(run(train_on(2, "run", {"train.max_steps=7"})).status, 0);
-  const Outcome one = run(train("run", {"--resume", "auto", "train.max_steps=11"}));
-  ASSERT_EQ(one.status, 0) << one.err;
-  EXPECT_TRUE(
-      message_contains(one.err, "was made by 2 ranks, and goes on with 1: a step keeps its 16 samples"));
-  const Outcome again = run(train("run", {"--resume", "auto", "train.max_steps=12"}));
-  ASSERT_EQ(again.status, 0) << again.err;  // the same command once more
-  const Outcome three = run(train_on(3, "run", {"--resume", "auto"}));
-  ASSERT_EQ(three.status, 0) << three.err;
-  EXPECT_TRUE(message_contains(three.err, "was made by 1 ranks, and goes on with 3"));
-  EXPECT_TRUE(message_contains(read_file(dir / "run" / "metrics.csv"), "\n5,20,"));
+  const auto goes_on = [&](const std::string& folder, std::vector<std::string> model) {
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.end(), model.begin(), model.end());
+      return more;
+    };
+    EXPECT_EQ(run(train_on(2, folder + " straight", with({}))).status, 0);
+    EXPECT_EQ(run(train_on(2, folder, with({"train.max_steps=7"}))).status, 0);
+    const Outcome one = run(train(folder, with({"--resume", "auto", "train.max_steps=11"})));
+    EXPECT_EQ(one.status, 0) << one.err;
+    EXPECT_TRUE(
+        message_contains(one.err, "was made by 2 ranks, and goes on with 1: a step keeps its 16 samples"));
+    const Outcome again = run(train(folder, with({"--resume", "auto", "train.max_steps=12"})));
+    EXPECT_EQ(again.status, 0) << again.err;  // the same command once more
+    const Outcome three = run(train_on(3, folder, with({"--resume", "auto"})));
+    EXPECT_EQ(three.status, 0) << three.err;
+    EXPECT_TRUE(message_contains(three.err, "was made by 1 ranks, and goes on with 3"));
+    EXPECT_TRUE(message_contains(read_file(dir / folder / "metrics.csv"), "\n5,20,"));
+    return one.err;
+  };
+  // A schedule whose length the limits of steps do not change.
+  const std::string plain = goes_on("plain", {"model.name=vgg11", "schedule.name=constant"});
+  EXPECT_TRUE(message_contains(plain, "results go on within rounding"));
+  EXPECT_LT(largest_difference("plain", "plain straight"), 1e-4);
+  const std::string norm = goes_on("norm", {"schedule.name=constant"});
+  EXPECT_TRUE(message_contains(norm, "batch norm, which is of each rank's share of a step"));
+  EXPECT_EQ(norm.find("within rounding"), std::string::npos) << norm;
+}
+
+TEST_F(TrainRanksTest, WhatStartedTheRanksIsInTheRunFolder) {
+  ASSERT_EQ(run(train_on(2, "option", {"train.max_steps=1"})).status, 0);
+  EXPECT_TRUE(message_contains(read_file(dir / "option" / "config.yaml"), "nproc_per_node: 2"));
+  EXPECT_TRUE(message_contains(read_file(dir / "option" / "run.json"), "\"world_size\": 2"));
+  ASSERT_EQ(run(train("alone", {"train.max_steps=1"})).status, 0);
+  EXPECT_TRUE(message_contains(read_file(dir / "alone" / "run.json"), "\"world_size\": 1"));
+
+  std::vector<std::string> by_run{"run", "--nproc-per-node", "2", "--", COHORT_PROGRAM};
+  for (const std::string& word : train("by_run", {"train.epochs=500"})) by_run.push_back(word);
+  Program program(dir.path(), by_run);
+  wait_for_checkpoint(program, "by_run");
+  program.signal(SIGTERM);
+  const Outcome outcome = program.outcome();
+  EXPECT_TRUE(message_contains(outcome.err, "run.dir=by_run --nproc-per-node 2"));
+  EXPECT_TRUE(message_contains(read_file(dir / "by_run" / "run.json"), "\"world_size\": 2"));
 }
 
 TEST_F(TrainRanksTest, WithoutABatchEachRankSaysSoAndNoneDiesOfIt) {

@@ -1,6 +1,7 @@
 // Classes by name: in checkpoints, in evaluation, in prediction, and when a run goes on.
 #include "cohort/train/classes.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -8,6 +9,7 @@
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/core/error.h"
 #include "cohort/data/codecs/codec.h"
+#include "cohort/data/dataset.h"
 #include "cohort/train/predict.h"
 #include "cohort/train/run_state.h"
 #include "tests/support/throws.h"
@@ -107,13 +109,32 @@ TEST_F(ClassesTest, PredictionNamesWhatWasTrainedAndNeedsNoValidationData) {
 }
 
 TEST_F(ClassesTest, ACheckpointThatNamesNoClassesIsUsedAsBefore) {
-  run.start(words({"train.max_steps=50"}));
+  run.start(words());
   make_old();
-  EXPECT_TRUE(trained_classes(last()).empty());
-  EXPECT_GT(accuracy(last()), 0.3);
-  EXPECT_FALSE(name_of("ape").empty());
-  EXPECT_TRUE(run.resume(words()).fit.finished);
+  EXPECT_FALSE(trained_classes(last()));
+  EXPECT_EQ(accuracy(last()), 1);
+  for (const char* name : {"ape", "bee", "cat"}) EXPECT_EQ(name_of(name), name);
+  EXPECT_TRUE(run.resume(words({"train.epochs=21"})).fit.finished);
   EXPECT_EQ(trained_classes(last()), (std::vector<std::string>{"ape", "bee", "cat"}));
+}
+
+/// Data without names of classes.
+struct Nameless : data::ExampleDataset {
+  std::int64_t size() const override { return 12; }
+  std::vector<at::Tensor> get(std::int64_t i, core::RandomStream&) const override {
+    return {at::full({1, 4, 4}, static_cast<float>(i)), at::tensor(i % 3)};
+  }
+};
+
+TEST_F(ClassesTest, ThatThereAreNoNamesIsKnownToo) {
+  data::register_dataset("nameless", [](const data::DatasetArgs& args) {
+    static_cast<void>(args.has("path") || args.has("split"));
+    return std::make_shared<Nameless>();
+  });
+  run.start({"data.kind=nameless", "model.num_classes=3", "train.eval_every=0", "train.epochs=1"});
+  ASSERT_TRUE(trained_classes(last()).has_value());
+  EXPECT_TRUE(trained_classes(last())->empty());
+  EXPECT_EQ(trained_classes(run.root() / "nowhere.safetensors"), std::nullopt);
 }
 
 TEST_F(ClassesTest, GoingOnWithOtherClassesOrAnotherNumberOfSamplesIsRefused) {

@@ -215,6 +215,54 @@ TEST(EvaluationTest, TheBestOfAResumedRunIsComparedWithTheOneBefore) {
   EXPECT_EQ(result.best_epoch, 4);
 }
 
+TEST(EvaluationTest, WhatWasBetterIsRememberedWhereTheResumedProgramDoesNotSayIt) {
+  for (const bool highest : {true, false}) {
+    TempDir folder;
+    Scripted task("margin", {5, 3}), again("margin", {4, 2, 6});
+    fit(task, epochs(2, folder.path()).best_metric("val_margin").best_is_highest(highest));
+    const FitResult result = fit(again, epochs(5, folder.path()).resume("auto"));
+    EXPECT_EQ(result.best, highest ? 6 : 2);
+  }
+}
+
+TEST(EvaluationTest, AnotherDirectionOfARememberedMetricChoosesAnew) {
+  TempDir folder;
+  Scripted task("margin", {5, 3}), again("margin", {4, 2});
+  fit(task, epochs(2, folder.path()).best_metric("val_margin").best_is_highest(false));
+  EXPECT_EQ(fit(again, epochs(4, folder.path()).resume("auto").best_is_highest(true)).best, 4);
+}
+
+TEST(EvaluationTest, AMetricThatSomeBatchesLackNamesTheWayOut) {
+  struct Sometimes : Scripted {
+    Sometimes() : Scripted("f1") {}
+    StepMetrics eval_step(data::Batch&) override {
+      if (++evaluations % 3 != 0) return {{"loss", 1, 1}};
+      return {{"f1", 0.5, 1}};
+    }
+  };
+  Sometimes refused, whole;
+  data::Loader train = loader_of(4, 2), eval = loader_of(3, 1);
+  COHORT_EXPECT_THROW_WITH(Trainer(epochs(1).best_metric("val_f1")).fit(refused, train, &eval), UsageError,
+                           "check_eval_batches(0), where not every batch has it");
+  EXPECT_EQ(Trainer(epochs(1).best_metric("val_f1").check_eval_batches(0)).fit(whole, train, &eval).best,
+            0.5);
+}
+
+TEST(EvaluationTest, ABestOfOtherValidationDataIsNotCompared) {
+  const auto ones = [](std::int64_t samples) { return loader_of(samples, 1); };
+  TempDir folder;
+  Scripted task("accuracy", {0.9, 0.8}), again("accuracy", {0.7, 0.6, 0.65}), kept("accuracy", {0.5, 0.6});
+  data::Loader train = loader_of(4, 2), eval = ones(1);
+  Trainer(epochs(2, folder.path())).fit(task, train, &eval);
+  data::Loader same = ones(1);
+  EXPECT_EQ(Trainer(epochs(4, folder.path()).resume("auto")).fit(kept, train, &same).best_epoch, 1);
+  const Logged log;
+  const FitResult anew =
+      Trainer(epochs(7, folder.path()).resume("auto").keep_best(false)).fit(again, train, &same);
+  EXPECT_EQ(anew.best_epoch, 5);
+  EXPECT_TRUE(message_contains(log.text(), "best is chosen anew"));
+}
+
 TEST(EvaluationTest, ALastBatchOfOneSampleIsSaidWhereTheModelHasBatchNorm) {
   const std::string said = ", so that a forward gets a single one, and the model has batch norm";
   const auto log_of = [](const std::vector<std::string>& overrides) {
@@ -247,12 +295,25 @@ TEST(BestMetricTest, NamesSayWhatIsBetter) {
     EXPECT_EQ(more_is_better(name), false) << name;
   }
   for (const char* name :
-       {"val_accuracy", "val_acc", "val_top5", "val/F1", "train_iou", "balancedaccuracy"}) {
+       {"val_accuracy", "val_acc", "val_top5", "val/F1", "train_iou", "balancedaccuracy", "f1_score"}) {
     EXPECT_EQ(more_is_better(name), true) << name;
   }
   for (const char* name :
-       {"", "val_", "val_margin", "neg_mean_squared_error", "loss_ratio", "val_gloss_count"}) {
+       {"", "val_", "val_margin", "neg_mean_squared_error", "loss_ratio", "val_gloss_count", "val_score",
+        "brier_score", "fid_score", "wer_score", "distance_score", "loss_accuracy", "val_fid_top1_score"}) {
     EXPECT_EQ(more_is_better(name), std::nullopt) << name;
+  }
+}
+
+// What a later word counts (the accuracy of a loss?) is not guessed; an error of an accuracy is an error.
+TEST(BestMetricTest, NamesThatSayBothSayNothing) {
+  for (const char* less : {"loss", "error", "mae", "fid", "wer", "distance", "bce_loss", "perplexity"}) {
+    for (const char* more : {"accuracy", "acc", "f1", "auc", "map", "reward"}) {
+      const std::string name = std::string("val_") + less + "_" + more;
+      EXPECT_EQ(more_is_better(name), std::nullopt) << name;
+      EXPECT_EQ(more_is_better(name + "_score"), std::nullopt) << name;
+      EXPECT_EQ(more_is_better(std::string(more) + "_" + less), false) << more << less;
+    }
   }
 }
 

@@ -55,6 +55,7 @@ const std::map<std::string, std::string> kOther = {
     {"optim.name", "adam"},
     {"optim.lr", "0.01"},
     {"optim.lr_scaling", "linear"},
+    {"optim.lr_base_size", "2"},
     {"optim.momentum", "0.5"},
     {"optim.nesterov", "true"},
     {"optim.weight_decay", "0.01"},
@@ -127,6 +128,30 @@ const std::set<std::string> kChangesTheModel = {
     "optim.lr",        "optim.momentum",        "optim.nesterov",        "optim.weight_decay",
     "optim.clip_norm", "schedule.name",         "schedule.warmup_steps", "schedule.warmup_fraction",
     "train.max_steps", "train.label_smoothing", "train.precision"};
+
+/// What the others of these sections need besides to change the model.
+const std::vector<std::string> kOneCycle = {"schedule.name=one_cycle"}, kSteps = {"schedule.name=step"},
+                               kAdam = {"optim.name=adam"}, kCosine = {"schedule.name=cosine"};
+const std::map<std::string, std::vector<std::string>> kNeeds = {
+    {"optim.lr_scaling", {"train.global_batch_size=8"}},
+    {"optim.lr_base_size", {"train.global_batch_size=8", "optim.lr_scaling=linear"}},
+    {"optim.betas", kAdam},
+    {"optim.eps", kAdam},
+    {"schedule.unit", kCosine},
+    {"schedule.warmup_epochs", kCosine},
+    {"schedule.warmup_start", {"schedule.warmup_steps=20"}},
+    {"schedule.milestones", {"schedule.name=multistep"}},
+    {"schedule.step_size", kSteps},
+    {"schedule.gamma", {"schedule.name=step", "schedule.step_size=1"}},
+    {"schedule.eta_min", kCosine},
+    {"schedule.pct_start", kOneCycle},
+    {"schedule.div_factor", kOneCycle},
+    {"schedule.final_div_factor", kOneCycle},
+    {"schedule.anneal", kOneCycle},
+    {"schedule.three_phase", kOneCycle},
+    {"schedule.cycle_momentum", kOneCycle},
+    {"schedule.base_momentum", kOneCycle},
+    {"schedule.max_momentum", kOneCycle}};
 
 /// Not an option of the perceptron: it has a test of its own.
 const std::string kDropout = "model.dropout";
@@ -236,6 +261,25 @@ TEST_F(ResumeKeysTest, EachKeySaysWhatBecomesOfItAndHasAnotherValueHere) {
 TEST_F(ResumeKeysTest, EachKeyDoesWhatTheTableSays) {
   for (const auto& [name, value] : kOther) {
     if (!kOfOthers.contains(name)) check({name});
+  }
+}
+
+TEST_F(ResumeKeysTest, OptionsOfOtherOptimizersAndSchedulesChangeTheModelWithThem) {
+  for (const ConfigKey& key : config_keys()) {
+    if ((key.section() != "optim" && key.section() != "schedule") ||
+        key.on_resume != OnResume::kTakesEffect || kChangesTheModel.contains(key.name)) {
+      continue;
+    }
+    SCOPED_TRACE(key.name);
+    ASSERT_TRUE(kNeeds.contains(key.name));
+    std::vector<std::string> words = kNeeds.at(key.name);
+    const SmallRun plain, other;
+    plain.start(until("7", words));
+    fs::copy(plain.path(), other.path(), fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+    plain.resume(until("12", words));
+    words.push_back(std::string(key.name) + "=" + kOther.at(key.name));
+    other.resume(until("12", words));
+    EXPECT_FALSE(plain.model() == other.model());
   }
 }
 

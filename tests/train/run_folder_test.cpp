@@ -78,6 +78,31 @@ TEST_F(RunFolderTest, ANewFolderIsNamedInUtcWhereverItIsMade) {
   ::tzset();
 }
 
+TEST_F(RunFolderTest, ACheckpointOrItsRunByPathGoesOnInThatRun) {
+  make_run("exp-20260101-100000");
+  fs::create_directories("runs/exp-20260101-100000/checkpoints/epoch_0001");
+  for (const char* path : {"runs/exp-20260101-100000", "runs/exp-20260101-100000/",
+                           "runs/exp-20260101-100000/checkpoints/epoch_0001"}) {
+    Config config;
+    config.run.resume = path;
+    EXPECT_EQ(RunFolder::open(config).path().filename(), "exp-20260101-100000") << path;
+  }
+}
+
+TEST_F(RunFolderTest, ARunThatDidNotBeginTakesNothingAwayThatWasThere) {
+  fs::create_directories("scratch");
+  fs::create_directory_symlink("scratch", "link");
+  fs::create_directories("mine");
+  for (const char* folder : {"mine", "link", "new"}) {
+    Config config;
+    config.run.dir = folder;
+    RunFolder::open(config);
+    EXPECT_EQ(fs::exists(folder), folder != std::string("new")) << folder;
+  }
+  EXPECT_TRUE(fs::is_symlink("link"));
+  EXPECT_TRUE(fs::is_empty("scratch") && fs::is_empty("mine"));
+}
+
 TEST_F(RunFolderTest, EachStartIsKept) {
   Config config;
   config.run.dir = "run";

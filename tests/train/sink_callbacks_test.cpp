@@ -16,7 +16,7 @@ std::uintmax_t bytes_in(const std::filesystem::path& folder) {
 TEST(TensorBoardCallbackTest, AStepThatIsLoggedIsInTheFileAtOnce) {
   test::TempDir dir;
   TensorBoardCallback board(dir / "board", 0, {}, {});
-  board.on_fit_begin({.epochs = 1, .steps_per_epoch = 100});
+  board.on_start_counts({.epochs = 1, .steps_per_epoch = 100});
   StepReport report;
   report.step = 1;
   report.averages = {{"loss", 0.5}};
