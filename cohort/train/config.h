@@ -76,7 +76,7 @@ struct OptimConfig {
   std::string name = "sgd";         ///< sgd, adam, adamw
   double lr = 0.1;                  ///< as load_config() reads a file without it: default_lr(name)
   std::string lr_scaling = "none";  ///< none, linear, sqrt
-  std::int64_t lr_base_size = 0;         ///< samples of a step that lr is for; 0: batch_size * accumulate
+  std::int64_t lr_base_size = 0;    ///< samples of a step that lr is for; 0: batch_size * accumulate
   double momentum = 0.9;
   bool nesterov = false;
   double weight_decay = 0.0;

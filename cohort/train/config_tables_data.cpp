@@ -61,9 +61,10 @@ std::vector<ConfigKey> model_keys() {
       {.name = "model.weights",
        .target = [](Config& c) -> KeyTarget { return &c.model.weights; },
        .on_resume = OnResume::kCannotMatter,
-       .help = "What to start from: a run folder (its best checkpoint, or its last where none was the best), "
-               "a checkpoint folder or a .safetensors file; empty: initial values from run.seed. Not read where "
-               "a checkpoint of the run has the parameters."},
+       .help =
+           "What to start from: a run folder (its best checkpoint, or its last where none was the best), "
+           "a checkpoint folder or a .safetensors file; empty: initial values from run.seed. Not read where "
+           "a checkpoint of the run has the parameters."},
       {.name = "model.options",
        .target = [](Config& c) -> KeyTarget { return &c.model.options; },
        .on_resume = OnResume::kRefused,
