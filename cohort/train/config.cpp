@@ -218,7 +218,7 @@ int64_t eval_batch_size(const TrainConfig& config) {
   return config.eval_batch_size > 0 ? config.eval_batch_size : config.batch_size;
 }
 
-int64_t lr_base_size(const Config& config) {
+std::int64_t lr_base_size(const Config& config) {
   return config.optim.lr_base_size > 0 ? config.optim.lr_base_size
                                        : config.train.batch_size * config.train.accumulate;
 }
