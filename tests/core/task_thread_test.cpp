@@ -83,9 +83,13 @@ TEST(TaskThreadTest, AStartThatDoesNotEndIsATimeoutOfTheConstructor) {
 }
 
 TEST(TaskThreadTest, ADeadlineThatPassesNamesTheThreadAndWhatItIsIn) {
-  test::Gate gate;
+  test::Gate entered, gate;
   TaskThread thread({.name = "cpu:9"});
-  auto first = thread.submit("first", [&] { gate.wait(); });
+  auto first = thread.submit("first", [&] {
+    entered.open();
+    gate.wait();
+  });
+  entered.wait();
   auto second = thread.submit("second", [] {});
   EXPECT_FALSE(second.wait(Deadline(1ms)));
   EXPECT_FALSE(thread.is_late());
