@@ -220,6 +220,33 @@ TEST(ToolsTest, NamesThatAreNotUtf8AreTakenAsTheyAre) {
   EXPECT_EQ(test::read_file(fs::path(out) / "caf\xe9/1234.jpg"), "content");
 }
 
+TEST(ToolsTest, NamesThatAreTooLongAreNamed) {
+  const test::TempDir dir;
+  const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string(), longest(256, 'n');
+  for (const std::string& name : {"a/" + longest, longest + "/1.jpg"}) {
+    write_tar(tar, {{name}});
+    COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out), DataError, "is too long for this file system");
+  }
+  test::write_file(dir / "flat/1.jpg", "one");
+  const std::string list = (dir / "list.csv").string();
+  for (const std::string& line : {"1.jpg," + longest, longest + ".jpg,cat"}) {
+    test::write_file(list, line + "\n");
+    COHORT_EXPECT_THROW_WITH(folder_from_list((dir / "flat").string(), list, out), DataError, "list.csv:1: ");
+  }
+  EXPECT_FALSE(fs::exists(out + ".partial"));
+}
+
+TEST(ToolsTest, AnEntryMayHaveAnyName) {
+  const test::TempDir dir;
+  const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
+  write_tar(tar, {{".cohort-data", "one"}, {".cohort-data.new", "two"}, {"files", "three"}});
+  EXPECT_EQ(unpack_tar(tar, out).files, 3);
+  EXPECT_EQ(test::read_file(out + "/.cohort-data"), "one");
+  EXPECT_EQ(std::distance(fs::directory_iterator(out), fs::directory_iterator()), 3);
+  write_tar(tar, {{".cohort-data/1.jpg", "one"}});
+  EXPECT_EQ(unpack_tar(tar, out + "2").files, 1);
+}
+
 TEST(ToolsTest, AHoleAtTheEndOfAFileStays) {
   const test::TempDir dir;
   write_tar(dir / "x.tar", {{"a/1.jpg", std::string(600, 'x'), AE_IFREG, "", false, 100000}});
@@ -303,6 +330,27 @@ TEST(ToolsTest, AListOfLabelsMakesAFolder) {
   }
   fs::remove(dir / "list.csv");
   COHORT_EXPECT_THROW_WITH(make("bad"), DataError, "cannot open ");
+}
+
+TEST(ToolsTest, AListOfLinksAndOneWithBlankLines) {
+  const test::TempDir dir;
+  test::write_file(dir / "blobs/abc", "one");
+  fs::create_directories(dir / "flat");
+  fs::create_symlink("../blobs/abc", dir / "flat/1.jpg");
+  fs::create_symlink("../blobs/none", dir / "flat/2.jpg");
+  const std::string flat = (dir / "flat").string(), list = (dir / "list.csv").string();
+  test::write_file(list, "\n \nlabel,file\ncat,1.jpg\n");
+  for (const bool link : {false, true}) {
+    SCOPED_TRACE(link);
+    const fs::path out = dir / core::concat("out", link);
+    EXPECT_EQ(folder_from_list(flat, list, out.string(), {link}).bytes, 3);
+    EXPECT_FALSE(fs::is_symlink(out / "cat/1.jpg"));
+    EXPECT_EQ(test::read_file(out / "cat/1.jpg"), "one");
+    EXPECT_EQ(fs::hard_link_count(out / "cat/1.jpg"), link ? 2U : 1U);
+  }
+  test::write_file(list, "2.jpg,cat\n");
+  COHORT_EXPECT_THROW_WITH(folder_from_list(flat, list, (dir / "bad").string(), {true}), DataError,
+                           "list.csv:1: cannot copy");
 }
 
 TEST(ToolsTest, AListMayHaveAByteOrderMarkAndMoreColumns) {
