@@ -34,7 +34,7 @@ struct ClassificationOptions {
 /// Image classification: cross entropy and accuracy of a model that maps [N, C, H, W] to [N, classes].
 ///
 /// Metrics: "loss" (mean over the batch) and "accuracy" (0 to 1). A batch whose loss or
-/// gradients are not finite changes nothing but running statistics.
+/// gradients are not finite changes nothing but running statistics, and these Trainer puts back.
 class ClassificationTask : public Task {
  public:
   /// Shapes: the batch's input [N, ...], its target [N] of int64 class numbers.
