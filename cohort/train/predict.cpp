@@ -7,12 +7,14 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cohort/checkpoint/bounded_json.h"
 #include "cohort/core/error.h"
 #include "cohort/data/file_bytes.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
 #include "cohort/train/build.h"
 #include "cohort/train/classes.h"
+#include "cohort/train/json_text.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -36,7 +38,8 @@ PictureTask task_of(const Config& config, const fs::path& checkpoint) {
 }
 
 std::string to_text(const PictureTask& task) {
-  json transforms = json::array();
+  json transforms = json::array(), classes = json::array();
+  for (const std::string& name : task.classes) classes.push_back(text_to_json(name));
   for (const data::TransformSpec& spec : task.transforms) {
     transforms.push_back({{"name", spec.name}, {"args", spec.args}});
   }
@@ -44,17 +47,17 @@ std::string to_text(const PictureTask& task) {
               {"color", task.color == data::ColorMode::kGrey ? "grey" : "rgb"},
               {"image_size", task.image_size},
               {"channels_last", task.channels_last},
-              {"classes", task.classes}}
+              {"classes", std::move(classes)}}
       .dump();
 }
 
 PictureTask task_from(const std::string& text, const fs::path& file) {
   try {
-    const json from = json::parse(text);
+    const json from = checkpoint::parse_bounded_json(text).value_or(json());
     PictureTask task{.color = from.at("color") == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb,
                      .image_size = from.at("image_size").get<std::int64_t>(),
-                     .channels_last = from.at("channels_last").get<bool>(),
-                     .classes = from.at("classes").get<std::vector<std::string>>()};
+                     .channels_last = from.at("channels_last").get<bool>()};
+    for (const json& name : from.at("classes")) task.classes.push_back(text_from_json(name));
     for (const json& each : from.at("transforms")) {
       task.transforms.push_back({each.at("name").get<std::string>(),
                                  each.at("args").get<std::map<std::string, std::vector<double>>>()});

@@ -12,6 +12,7 @@
 #include "cohort/comm/text.h"
 #include "cohort/comm/trace.h"
 #include "cohort/core/timeline.h"
+#include "cohort/train/json_text.h"
 
 namespace cohort::train {
 namespace {
@@ -104,7 +105,7 @@ std::optional<checkpoint::LoadedCheckpoint> Ranks::share(
   if (size() == 1) return mine;
   json head;
   if (mine) {
-    head = {{"folder", mine->folder.string()},
+    head = {{"folder", text_to_json(mine->folder.string())},
             {"model", layout_of(mine->content.model)},
             {"optimizer", layout_of(mine->content.optimizer)},
             {"state", mine->content.state}};
@@ -112,7 +113,7 @@ std::optional<checkpoint::LoadedCheckpoint> Ranks::share(
   head = json::parse(comm::broadcast_text(*group_, head.dump()));
   if (head.is_null()) return std::nullopt;
   if (!is_first()) {
-    mine = {.folder = head.at("folder").get<std::string>(),
+    mine = {.folder = text_from_json(head.at("folder")),
             .content = {.model = empty_tensors(head.at("model")),
                         .optimizer = empty_tensors(head.at("optimizer")),
                         .state = head.at("state")}};

@@ -171,10 +171,12 @@ void RunFolder::describe(Config config, const std::string& command) const {
         {"cores", core::usable_cores()}}},
       {"process", getpid()},
   };
+  // The command may name files whose names are not UTF-8.
+  const std::string text = run.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   try {
     for (const fs::path& folder : {next_start(path_ / "starts", path_), path_}) {
       core::write_file_atomically(folder / "config.yaml", dump_config(config));
-      core::write_file_atomically(folder / "run.json", run.dump(2) + "\n");
+      core::write_file_atomically(folder / "run.json", text);
     }
   } catch (const fs::filesystem_error& error) {
     throw SystemError("train.run_folder", error.what(), "a run.dir that this user can write to");

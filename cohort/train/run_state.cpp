@@ -7,6 +7,7 @@
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/state_dict.h"
 #include "cohort/core/error.h"
+#include "cohort/train/json_text.h"
 
 namespace cohort::train {
 namespace {
@@ -44,23 +45,6 @@ double number_from_json(const json& value) {
   // null: what older versions wrote of any number that is not finite.
   if (value == "nan" || value.is_null()) return std::numeric_limits<double>::quiet_NaN();
   return value.get<double>();
-}
-
-/// A name of a folder may be any bytes, a text of JSON is UTF-8: where it is not, its bytes stand in a list.
-json text_to_json(const std::string& text) {
-  try {
-    const json whole = text;
-    static_cast<void>(whole.dump());
-    return whole;
-  } catch (const json::exception&) {
-    return std::vector<unsigned char>(text.begin(), text.end());
-  }
-}
-
-std::string text_from_json(const json& value) {
-  if (value.is_string()) return value.get<std::string>();
-  const auto bytes = value.get<std::vector<unsigned char>>();
-  return {bytes.begin(), bytes.end()};
 }
 
 json to_json(const DataOfRun& data) {

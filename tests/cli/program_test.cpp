@@ -341,6 +341,32 @@ std::vector<std::string> pictures(const std::string& folder, std::vector<std::st
   return more;
 }
 
+TEST_F(ProgramTest, NamesThatAreNotUtf8GoThroughEveryCommand) {
+  write_pictures(dir / "d\xe9");
+  for (const char* split : {"train", "val"})
+    fs::rename(dir / "d\xe9" / split / "a", dir / "d\xe9" / split / "caf\xe9");
+  const std::string folder = "r\xe9", picture = "d\xe9/val/caf\xe9/0.jpg", program = "p\xe9.cohort";
+  std::vector<std::string> more = pictures("d\xe9");
+  more.insert(more.end(),
+              {"--nproc-per-node", "2", "--resume", folder + "/checkpoints/last", "train.epochs=2"});
+  const std::vector<std::vector<std::string>> commands{
+      train(folder, pictures("d\xe9")),
+      train(folder, more),
+      {"eval", "--run", folder},
+      {"predict", "--run", folder, picture},
+      {"export", "--run", folder, program},
+      {"predict", "--program", program, picture},
+      {"data", "verify", "d\xe9/train"},
+  };
+  for (const std::vector<std::string>& arguments : commands) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.status, 0) << arguments[0] << ": " << outcome.err;
+    if (arguments[0] == "predict") {
+      EXPECT_NE(outcome.out.find("caf\xe9"), std::string::npos) << outcome.out;
+    }
+  }
+}
+
 TEST_F(ProgramTest, PicturesThatAreLeftOutAreNamedAndCountedForTrainingAndValidation) {
   write_pictures(dir / "data");
   for (const char* broken : {"train/a/0.jpg", "val/a/1.jpg", "val/b/2.jpg"}) {
