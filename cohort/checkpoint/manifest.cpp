@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "cohort/checkpoint/bounded_json.h"
+#include "cohort/checkpoint/mapped_file.h"
 #include "cohort/checkpoint/safetensors_format.h"
 #include "cohort/core/error.h"
 
@@ -15,11 +16,9 @@ using nlohmann::json;
 
 constexpr const char* kFormat = "cohort-checkpoint";
 constexpr uint64_t kMaxNumber = uint64_t{1} << 62;  // the next sequence can be counted
-constexpr const char* kHint =
-    "resume from an earlier checkpoint (auto does), or restore the file from a copy";
 
 [[noreturn]] void fail(const std::filesystem::path& file, const std::string& what) {
-  throw DataError("checkpoint.load", concat(file.string(), " ", what), kHint);
+  throw DataError("checkpoint.load", concat(file.string(), " ", what), kDamagedHint);
 }
 
 std::string checksum_of(const json& document) {
@@ -33,12 +32,11 @@ uint64_t parse_checksum(const std::string& text) {
   return value;
 }
 
-uint64_t number_at(const json& object, const char* key, const std::filesystem::path& path) {
-  const json& number = object.at(key);
-  if (!number.is_number_unsigned() || number > kMaxNumber) {
-    fail(path, concat("is damaged: ", key, " is ", number.dump()));
+int64_t number(const json& value, const char* key, const std::filesystem::path& path) {
+  if (!value.is_number_unsigned() || value > kMaxNumber) {
+    fail(path, concat("is damaged: ", key, " is ", value.dump()));
   }
-  return number;
+  return value;
 }
 
 std::string_view text_of(const MappedFile& file) {
@@ -48,17 +46,25 @@ std::string_view text_of(const MappedFile& file) {
 Manifest fields_of(const json& document, const std::filesystem::path& path) {
   Manifest manifest;
   try {
-    manifest.sequence = static_cast<int64_t>(number_at(document, "sequence", path));
+    manifest.sequence = number(document.at("sequence"), "sequence", path);
+    manifest.name = document.value("name", std::string());
     manifest.best = document.value("best", std::string());
+    for (const json& range : document.value("given_up", json::array())) {
+      manifest.given_up.push_back(
+          {number(range.at(0), "given_up", path), number(range.at(1), "given_up", path)});
+    }
     for (const auto& [name, entry] : document.at("files").items()) {
-      manifest.files[name] = {number_at(entry, "bytes", path), parse_checksum(entry.at("xxh3_64"))};
+      manifest.files[name] = {static_cast<uint64_t>(number(entry.at("bytes"), "bytes", path)),
+                              parse_checksum(entry.at("xxh3_64"))};
     }
     manifest.state = document.at("state");
   } catch (const json::exception& error) {
     fail(path, concat("lacks a field: ", error.what()));
   }
-  if (!manifest.best.empty() && !is_checkpoint_name(manifest.best)) {
-    fail(path, concat("is damaged: best is ", printable(manifest.best)));
+  for (const auto& [key, name] : {std::pair("best", manifest.best), {"name", manifest.name}}) {
+    if (!name.empty() && !is_checkpoint_name(name)) {
+      fail(path, concat("is damaged: ", key, " is ", printable(name)));
+    }
   }
   return manifest;
 }
@@ -81,8 +87,10 @@ std::string manifest_text(const Manifest& manifest) {
                 {"sequence", manifest.sequence},
                 {"files", std::move(files)},
                 {"state", manifest.state}};
-  if (!manifest.best.empty()) {
-    document["best"] = manifest.best;
+  if (!manifest.name.empty()) document["name"] = manifest.name;
+  if (!manifest.best.empty()) document["best"] = manifest.best;
+  for (const SequenceRange& range : manifest.given_up) {
+    document["given_up"].push_back({range.first, range.last});
   }
   std::string text;
   try {
@@ -145,28 +153,6 @@ Manifest parse_manifest(std::string_view text, const std::filesystem::path& path
     fail(path, concat("is damaged: checksum got ", actual, ", expected ", printable(expected)));
   }
   return fields_of(*document, path);
-}
-
-std::shared_ptr<const MappedFile> open_verified(const std::filesystem::path& folder, const Manifest& manifest,
-                                                const std::string& name) {
-  const auto path = folder / name;
-  const auto entry = manifest.files.find(name);
-  if (entry == manifest.files.end()) {
-    fail(folder / kManifestFile, concat("does not list ", name));
-  }
-  if (!std::filesystem::exists(path)) {
-    fail(path, "is missing");
-  }
-  auto file = MappedFile::open(path);
-  if (file->size() != entry->second.bytes) {
-    fail(path, concat("is damaged: got ", file->size(), " bytes, expected ", entry->second.bytes));
-  }
-  const uint64_t actual = checksum(file->bytes());
-  if (actual != entry->second.checksum) {
-    fail(path, concat("is damaged: checksum got ", checksum_text(actual), ", expected ",
-                      checksum_text(entry->second.checksum)));
-  }
-  return file;
 }
 
 }  // namespace cohort::checkpoint

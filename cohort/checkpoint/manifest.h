@@ -6,13 +6,14 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cohort/checkpoint/file_writer.h"
-#include "cohort/checkpoint/mapped_file.h"
 
 /// `state.json` of a checkpoint folder; no LibTorch.
 ///
-///     {"format": "cohort-checkpoint", "format_version": 1, "sequence": 7, "best": "epoch_0003",
+///     {"format": "cohort-checkpoint", "format_version": 1, "name": "epoch_0005", "sequence": 7,
+///      "best": "epoch_0003", "given_up": [[4, 5]],
 ///      "files": {"model.safetensors": {"bytes": 1234, "xxh3_64": "0123456789abcdef"}, ...},
 ///      "state": {what the user saves}, "xxh3_64": "checksum of the rest"}
 namespace cohort::checkpoint {
@@ -20,11 +21,23 @@ namespace cohort::checkpoint {
 /// The newest format that this version writes and reads.
 inline constexpr std::int64_t kCheckpointFormatVersion = 1;
 inline constexpr const char* kManifestFile = "state.json";
+/// What to try where a checkpoint is damaged.
+inline constexpr const char* kDamagedHint =
+    "resume from an earlier checkpoint (auto does), or restore the file from a copy";
+
+/// Checkpoints by their sequences, both ends included.
+struct SequenceRange {
+  std::int64_t first = 0, last = 0;
+  bool operator==(const SequenceRange&) const = default;
+};
 
 struct Manifest {
+  std::string name = {};  ///< That the checkpoint was saved under; empty: by an older version.
   std::int64_t sequence = 0;  ///< Grows with every save of a run; says which checkpoint is newer.
-  std::string best;           ///< The run's best checkpoint when this one was saved; empty: none was chosen.
-  std::map<std::string, FileSummary> files;
+  std::string best = {};  ///< The run's best checkpoint when this one was saved; empty: none was chosen.
+  std::vector<SequenceRange> given_up =
+      {};  ///< Checkpoints of other histories: the run went back behind them.
+  std::map<std::string, FileSummary> files = {};
   nlohmann::json state = nlohmann::json::object();
 };
 
@@ -47,10 +60,5 @@ Manifest read_manifest(const std::filesystem::path& folder);
 Manifest parse_manifest(std::string_view text, const std::filesystem::path& path);
 /// The text of the file. Throws: UsageError as write_manifest().
 std::string manifest_text(const Manifest& manifest);
-
-/// Maps `folder`/`name` and checks its size and checksum against the manifest.
-/// Throws: DataError naming the file, what it has and what it should have.
-std::shared_ptr<const MappedFile> open_verified(const std::filesystem::path& folder, const Manifest& manifest,
-                                                const std::string& name);
 
 }  // namespace cohort::checkpoint

@@ -12,9 +12,19 @@
 
 namespace cohort::checkpoint {
 
+// O_NONBLOCK: opening a fifo by mistake must not wait for a writer.
+constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
+
 std::shared_ptr<const MappedFile> MappedFile::open(const std::filesystem::path& path) {
-  // O_NONBLOCK: opening a fifo by mistake must not wait for a writer.
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  return map(::open(path.c_str(), kFlags), path);
+}
+
+std::shared_ptr<const MappedFile> MappedFile::open_in(int folder, const std::filesystem::path& path) {
+  const int file = ::openat(folder, path.filename().c_str(), kFlags);
+  return file < 0 && errno == ENOENT ? nullptr : map(file, path);
+}
+
+std::shared_ptr<const MappedFile> MappedFile::map(int file, const std::filesystem::path& path) {
   if (file < 0) {
     throw DataError("checkpoint.open",
                     core::concat("cannot open ", path.string(), ": ", std::strerror(errno)));

@@ -18,6 +18,8 @@ class MappedFile {
   /// Throws: DataError if `path` is missing, not a regular file or cannot be read; SystemError if the system
   /// will not map it.
   static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path);
+  /// The same for the file of that name in a folder that is open; null if there is none. Messages say `path`.
+  static std::shared_ptr<const MappedFile> open_in(int folder, const std::filesystem::path& path);
 
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -30,6 +32,7 @@ class MappedFile {
  private:
   MappedFile(std::filesystem::path path, std::span<std::byte> bytes)
       : path_(std::move(path)), bytes_(bytes) {}
+  static std::shared_ptr<const MappedFile> map(int file, const std::filesystem::path& path);
 
   std::filesystem::path path_;
   std::span<std::byte> bytes_;

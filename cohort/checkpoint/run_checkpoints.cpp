@@ -7,9 +7,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 
+#include "cohort/checkpoint/checkpoint_files.h"
+#include "cohort/checkpoint/known.h"
 #include "cohort/checkpoint/link.h"
-#include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/temporary_name.h"
 #include "cohort/core/atomic_file.h"
 #include "cohort/core/error.h"
@@ -25,7 +27,7 @@ using core::concat;
 constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kLockFile = ".lock";
-constexpr std::string_view kReplacedMark = "~old";  // a checkpoint that is being replaced
+constexpr int kMostTries = 100;  // to read beside a run that saves, which takes longer than to open files
 constexpr std::string_view kRemovedMark = "~gone";  // a checkpoint that is being removed
 
 void check_name(const std::string& name) {
@@ -35,40 +37,12 @@ void check_name(const std::string& name) {
   }
 }
 
-bool is_checkpoint(const fs::path& folder) {
-  try {
-    (void)read_manifest(folder);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-/// The checkpoint that a killed process had moved away to put another in its place; empty for another name.
-std::string replaced_name(const fs::path& path) {
-  const auto found = parse_temporary_name(path.filename().string());
-  return found && found->name.ends_with(kReplacedMark)
-             ? found->name.substr(0, found->name.size() - kReplacedMark.size())
-             : "";
-}
-
-/// The name that the checkpoint in `folder` has, or had before it was moved away.
-std::string name_of(const fs::path& folder) {
-  const std::string replaced = replaced_name(folder);
-  return replaced.empty() ? folder.filename().string() : replaced;
-}
-
 /// Swaps two names in one step; false if the filesystem cannot.
 bool exchange(const fs::path& a, const fs::path& b) {
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
 }  // namespace
-
-struct RunCheckpoints::Known {
-  fs::path folder;
-  int64_t sequence = -1;  // -1: state.json cannot be read
-};
 
 RunCheckpoints::RunCheckpoints(fs::path folder, RunCheckpointsOptions options)
     : folder_(std::move(folder)), options_(options) {}
@@ -85,13 +59,17 @@ fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& 
   }
   const core::FileLock lock(folder_ / kLockFile);
   recover(lock.is_held());
-  int64_t sequence = 0;
-  for (const Known& other : known()) {
-    sequence = std::max(sequence, other.sequence + 1);
+  Manifest manifest{.name = name, .state = content.state};
+  const std::vector<KnownCheckpoint> known = known_checkpoints(folder_);
+  for (const KnownCheckpoint& other : known) {
+    manifest.sequence = std::max(manifest.sequence, other.sequence() + 1);
   }
+  manifest.given_up = History(known, last()).given_up_by(manifest.sequence);
   const auto earlier_best = best();
   const bool has_earlier = earlier_best && fs::is_directory(*earlier_best);
-  const std::string best_name = options.is_best ? name : has_earlier ? name_of(*earlier_best) : "";
+  manifest.best = options.is_best ? name : has_earlier ? name_of(*earlier_best) : "";
+  const bool replaces_best = !options.is_best && manifest.best == name;
+  if (replaces_best) manifest.best = "";
   const fs::path temporary = folder_ / temporary_name(name);
   fs::remove_all(temporary, error);
   try {
@@ -99,25 +77,22 @@ fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& 
       throw SystemError("checkpoint.save",
                         concat("cannot create ", temporary.string(), ": ", error.message()));
     }
-    write_folder(temporary, content, sequence, best_name);
+    write_folder(temporary, content, std::move(manifest));
     put(temporary, name);
   } catch (...) {
     fs::remove_all(temporary, error);
     throw;
   }
+  if (replaces_best) fs::remove(folder_ / "best", error);
   point("last", name);  // from here on this checkpoint counts, and what it says is the best
   repair_best();
   prune();
   return folder_ / name;
 }
 
-void RunCheckpoints::write_folder(const fs::path& folder, const CheckpointContent& content, int64_t sequence,
-                                  const std::string& best) const {
+void RunCheckpoints::write_folder(const fs::path& folder, const CheckpointContent& content,
+                                  Manifest manifest) const {
   const Metadata metadata{{"format", "pt"}};  // what Python's loaders (transformers, timm) expect to see
-  Manifest manifest;
-  manifest.sequence = sequence;
-  manifest.best = best;
-  manifest.state = content.state;
   manifest.files[kModelFile] = write_new_safetensors(folder / kModelFile, content.model, metadata);
   manifest.files[kOptimizerFile] =
       write_new_safetensors(folder / kOptimizerFile, content.optimizer, metadata);
@@ -128,7 +103,7 @@ void RunCheckpoints::write_folder(const fs::path& folder, const CheckpointConten
 void RunCheckpoints::put(const fs::path& temporary, const std::string& name) const {
   const fs::path target = folder_ / name;
   std::error_code ignored;
-  if (fs::exists(fs::symlink_status(target)) && !is_checkpoint(target)) {
+  if (fs::exists(fs::symlink_status(target)) && !is_own_checkpoint(target)) {
     set_aside(target);
   }
   if (!fs::exists(fs::symlink_status(target))) {
@@ -138,7 +113,7 @@ void RunCheckpoints::put(const fs::path& temporary, const std::string& name) con
     fs::remove_all(temporary, ignored);
   } else {
     const fs::path old = folder_ / temporary_name(name + std::string(kReplacedMark));
-    rename_and_sync(target, old);  // killed here: located() finds it, recover() puts it back
+    rename_and_sync(target, old);  // killed here: locate_checkpoint() finds it, recover() puts it back
     try {
       rename_and_sync(temporary, target);
     } catch (...) {
@@ -149,7 +124,8 @@ void RunCheckpoints::put(const fs::path& temporary, const std::string& name) con
   }
 }
 
-/// Moves something that is no checkpoint, or a damaged one, out of the way of a checkpoint of that name.
+/// Moves something that is no checkpoint, a damaged one or somebody's copy of one out of the way of a
+/// checkpoint of that name.
 void RunCheckpoints::set_aside(const fs::path& folder) const {
   fs::path aside;
   for (int number = 1; aside.empty() || fs::exists(fs::symlink_status(aside)); ++number) {
@@ -157,7 +133,8 @@ void RunCheckpoints::set_aside(const fs::path& folder) const {
   }
   rename_and_sync(folder, aside);
   core::log_warning(concat("[checkpoint.save] ", folder.string(),
-                           " was no checkpoint that can be read; it is now ", aside.string()));
+                           " was no checkpoint that can be read and was saved under this name; it is now ",
+                           aside.string()));
 }
 
 void RunCheckpoints::point(const char* link, const std::string& name) const {
@@ -181,11 +158,11 @@ void RunCheckpoints::prune() const {
   if (options_.keep <= 0) {
     return;
   }
-  std::vector<Known> all = known();
-  std::erase_if(all, [](const Known& one) { return one.sequence < 0; });  // not known to be ours: left alone
+  std::vector<fs::path> all = list();
+  std::erase_if(all, [](const fs::path& folder) { return !is_own_checkpoint(folder); });
   const auto last_folder = last(), best_folder = best(), best_link = follow_link(folder_ / "best");
   for (size_t i = static_cast<size_t>(options_.keep); i < all.size(); ++i) {
-    const fs::path& folder = all[i].folder;
+    const fs::path& folder = all[i];
     if (folder != last_folder && folder != best_folder && folder != best_link) {
       remove_folder(folder);
     }
@@ -206,73 +183,41 @@ void RunCheckpoints::remove_folder(const fs::path& folder) const {
   }
 }
 
-/// Finishes what a killed save left. `alone`: no other process can be saving here, so what comes from another
-/// host or container is a leftover too. Note that a file of save_safetensors() may be among them.
+/// Finishes what a killed save left. `alone`: no other process can be saving here, so what a save on another
+/// host or in another container made is a leftover too. A file may be save_safetensors()'s, which has no
+/// lock.
 void RunCheckpoints::recover(bool alone) const {
   std::error_code error;
-  for (const auto& item : fs::directory_iterator(folder_, error)) {
-    const auto found = parse_temporary_name(item.path().filename().string());
-    if (!found || found->owner == Owner::kRuns || (found->owner == Owner::kUnknown && !alone)) {
-      continue;
-    }
-    const std::string replaced = replaced_name(item.path());
+  for (const fs::path& path : entries_of(folder_)) {
+    const auto found = parse_temporary_name(path.filename().string());
+    if (!found || found->owner == Owner::kRuns) continue;
+    const bool is_of_save =
+        found->name == "last" || found->name == "best" || fs::is_directory(fs::symlink_status(path, error));
+    if (found->owner == Owner::kUnknown && !(alone && is_of_save)) continue;
+    const std::string replaced = replaced_name(path);
     if (!replaced.empty() && !fs::exists(folder_ / replaced)) {
-      fs::rename(item.path(), folder_ / replaced, error);
+      fs::rename(path, folder_ / replaced, error);
     } else {
-      fs::remove_all(item.path(), error);
+      fs::remove_all(path, error);
     }
   }
   repair_best();
 }
 
-std::vector<RunCheckpoints::Known> RunCheckpoints::known() const {
-  std::vector<Known> result;
-  std::error_code error;
-  for (const auto& item : fs::directory_iterator(folder_, error)) {
-    const std::string replaced = replaced_name(item.path());
-    const bool is_hidden =
-        item.path().filename().string()[0] == '.' && (replaced.empty() || fs::exists(folder_ / replaced));
-    if (!item.is_directory() || item.is_symlink() || is_hidden) {
-      continue;
-    }
-    Known one{item.path(), -1};
-    try {
-      one.sequence = read_manifest(item.path()).sequence;
-    } catch (const Error&) {
-      // Stays at the end of the list; load_usable() says what is wrong with it.
-    }
-    result.push_back(std::move(one));
-  }
-  std::sort(result.begin(), result.end(), [](const Known& a, const Known& b) {
-    return a.sequence != b.sequence ? a.sequence > b.sequence : a.folder > b.folder;
-  });
-  return result;
-}
-
 std::vector<fs::path> RunCheckpoints::list() const {
+  std::vector<KnownCheckpoint> known = known_checkpoints(folder_);
+  const History history(known, last());
+  std::ranges::stable_partition(known, [&](const KnownCheckpoint& one) { return history.holds(one); });
   std::vector<fs::path> result;
-  for (Known& one : known()) {
+  for (KnownCheckpoint& one : known) {
     result.push_back(std::move(one.folder));
   }
   return result;
 }
 
-/// `folder`, or where a process that was killed while it replaced it has put it.
-fs::path RunCheckpoints::located(fs::path folder) const {
-  std::error_code error;
-  if (!fs::exists(folder, error)) {
-    for (const auto& item : fs::directory_iterator(folder_, error)) {
-      if (replaced_name(item.path()) == folder.filename()) {
-        return item.path();
-      }
-    }
-  }
-  return folder;
-}
-
 std::optional<fs::path> RunCheckpoints::last() const {
   const auto target = follow_link(folder_ / "last");
-  return target ? std::optional(located(*target)) : std::nullopt;
+  return target ? std::optional(locate_checkpoint(*target)) : std::nullopt;
 }
 
 std::optional<fs::path> RunCheckpoints::best() const {
@@ -284,7 +229,7 @@ std::optional<fs::path> RunCheckpoints::best() const {
     }
   }
   const auto target = follow_link(folder_ / "best");
-  return target ? std::optional(located(*target)) : std::nullopt;
+  return target ? std::optional(locate_checkpoint(*target)) : std::nullopt;
 }
 
 std::optional<fs::path> RunCheckpoints::best_of(const fs::path& checkpoint) const {
@@ -299,7 +244,7 @@ std::optional<fs::path> RunCheckpoints::best_of(const fs::path& checkpoint) cons
   if (!target) {
     return std::nullopt;
   }
-  const fs::path best = located(*target);
+  const fs::path best = locate_checkpoint(*target);
   try {
     if (fs::is_directory(best) && read_manifest(best).sequence > manifest.sequence) {
       return std::nullopt;  // saved later: by a run that went on from an earlier checkpoint
@@ -316,24 +261,29 @@ std::optional<fs::path> RunCheckpoints::find(const std::string& which) const {
     return usable ? std::optional(usable->folder) : std::nullopt;
   }
   if (which == "last" || which == "best") {
-    const auto target = which == "last" ? last() : best();
-    if (target && !fs::is_directory(*target)) {
-      throw DataError(
-          "checkpoint.find",
-          concat((folder_ / which).string(), " points to ", target->string(), ", which is not there"),
-          "auto, or one of the checkpoints that are there");
+    std::error_code error;
+    std::optional<fs::path> target;
+    // In this moment it may be between two names.
+    for (int tries = 0; tries < kMostTries; ++tries) {
+      target = which == "last" ? last() : best();
+      if (!target || fs::is_directory(*target, error)) return target;
     }
-    return target;
+    throw DataError(
+        "checkpoint.find",
+        concat((folder_ / which).string(), " points to ", target->string(), ", which is not there"),
+        "auto, or one of the checkpoints that are there");
   }
   const fs::path given(which);
-  for (const fs::path& path : {given, folder_ / given}) {
-    if (fs::is_directory(path / "checkpoints")) {
+  std::error_code error;
+  for (const fs::path& path : {locate_checkpoint(given), locate_checkpoint(folder_ / given)}) {
+    if (fs::is_directory(path / "checkpoints", error)) {
       return RunCheckpoints(path / "checkpoints").find("last");
     }
-    if (fs::is_directory(path)) {
-      return fs::is_symlink(path) ? fs::canonical(path) : path;
+    if (fs::is_directory(path, error)) {
+      const fs::path real = fs::is_symlink(path, error) ? fs::canonical(path, error) : path;
+      if (!real.empty()) return real;  // a link may move in this moment
     }
-    if (const auto target = follow_link(path); target && fs::is_directory(*target)) {
+    if (const auto target = follow_link(path); target && fs::is_directory(*target, error)) {
       return *target;
     }
   }
@@ -355,53 +305,79 @@ void RunCheckpoints::go_back_to(const fs::path& checkpoint) const {
   }
 }
 
-std::optional<LoadedCheckpoint> RunCheckpoints::load_usable() const {
-  std::vector<Known> all = known();
-  const auto last_folder = last();
-  const auto newest =
-      std::find_if(all.begin(), all.end(), [&](const Known& one) { return one.folder == last_folder; });
-  if (newest != all.end() && newest->sequence >= 0) {
-    const int64_t sequence = newest->sequence;
-    std::erase_if(all, [&](const Known& one) { return one.sequence > sequence; });
+/// Calls `read` until it returns true, or until `last` stays where it is: a run that saves meanwhile removes
+/// what was the newest a moment ago, after it has moved `last`.
+void RunCheckpoints::until_last_stays(const std::function<bool()>& read) const {
+  for (int tries = 1; tries <= kMostTries; ++tries) {
+    const auto before = follow_link(folder_ / "last");
+    if (read() || follow_link(folder_ / "last") == before) return;
   }
-  std::vector<fs::path> candidates;
-  for (const Known& one : all) candidates.push_back(one.folder);
-  if (last_folder) {
-    std::erase(candidates, *last_folder);
-    candidates.insert(candidates.begin(), *last_folder);
-  }
-  std::string first_problem;
-  for (const fs::path& candidate : candidates) {
-    LoadedCheckpoint loaded{candidate, {}};
+}
+
+std::optional<LoadedCheckpoint> RunCheckpoints::find_and_load(const std::string& which) const {
+  if (which == "auto") return load_usable();
+  std::optional<LoadedCheckpoint> found;
+  std::exception_ptr problem;
+  until_last_stays([&] {
     try {
-      loaded.content = load(candidate);
-    } catch (const DataError& error) {
-      core::log_warning(concat("skipping a checkpoint that cannot be used: ", error.what()));
-      first_problem = first_problem.empty() ? error.what() : first_problem;
-      continue;
+      problem = nullptr;
+      if (const auto folder = find(which)) found = {*folder, load(*folder)};
+    } catch (const DataError&) {
+      problem = std::current_exception();
     }
-    if (!first_problem.empty()) {
-      core::log_warning(concat("falling back to the checkpoint ", candidate.string()));
-    }
-    return loaded;
+    return problem == nullptr;
+  });
+  if (problem != nullptr) std::rethrow_exception(problem);
+  return found;
+}
+
+/// Reads the newest checkpoint of this history that is whole; lists what is wrong with those before it.
+std::optional<LoadedCheckpoint> RunCheckpoints::first_usable(std::vector<std::string>& problems) const {
+  std::vector<KnownCheckpoint> known = known_checkpoints(folder_);
+  const auto last_folder = last();
+  const History history(known, last_folder);
+  std::vector<fs::path> candidates;
+  if (last_folder) candidates.push_back(*last_folder);
+  for (const KnownCheckpoint& one : known) {
+    if (history.holds(one) && one.folder != last_folder) candidates.push_back(one.folder);
   }
-  if (!candidates.empty()) {
-    throw DataError("checkpoint.find", concat("none of the ", candidates.size(), " checkpoints in ",
-                                              folder_.string(), " can be used; the first: ", first_problem));
+  for (const fs::path& candidate : candidates) {
+    try {
+      return LoadedCheckpoint{candidate, load(candidate)};
+    } catch (const DataError& error) {
+      problems.emplace_back(error.what());
+    }
   }
   return std::nullopt;
 }
 
-CheckpointContent RunCheckpoints::load(const fs::path& folder) {
-  if (!fs::is_directory(folder)) {
-    throw DataError("checkpoint.load", concat(folder.string(), " is not the folder of a checkpoint"));
+std::optional<LoadedCheckpoint> RunCheckpoints::load_usable() const {
+  std::optional<LoadedCheckpoint> found;
+  std::vector<std::string> problems;
+  until_last_stays([&] {
+    problems.clear();
+    found = first_usable(problems);
+    return problems.empty();
+  });
+  for (const std::string& problem : problems) {
+    core::log_warning(concat("skipping a checkpoint that cannot be used: ", problem));
   }
-  const fs::path real = fs::canonical(folder);  // one checkpoint throughout, even if a link moves meanwhile
-  Manifest manifest = read_manifest(real);
+  if (!found && !problems.empty()) {
+    throw DataError("checkpoint.find", concat("none of the ", problems.size(), " checkpoints in ",
+                                              folder_.string(), " can be used; the first: ", problems[0]));
+  }
+  if (!problems.empty()) {
+    core::log_warning(concat("falling back to the checkpoint ", found->folder.string()));
+  }
+  return found;
+}
+
+CheckpointContent RunCheckpoints::load(const fs::path& folder) {
+  CheckpointFiles opened = open_checkpoint(folder, {kModelFile, kOptimizerFile});
   CheckpointContent content;
-  content.model = SafetensorsFile::from_mapping(open_verified(real, manifest, kModelFile)).tensors();
-  content.optimizer = SafetensorsFile::from_mapping(open_verified(real, manifest, kOptimizerFile)).tensors();
-  content.state = std::move(manifest.state);
+  content.model = SafetensorsFile::from_mapping(opened.files.at(kModelFile)).tensors();
+  content.optimizer = SafetensorsFile::from_mapping(opened.files.at(kOptimizerFile)).tensors();
+  content.state = std::move(opened.manifest.state);
   return content;
 }
 

@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/safetensors.h"
 
 /// The checkpoints of one run: folders that are complete or absent, with links to the last and the best.
@@ -50,8 +52,9 @@ class RunCheckpoints {
   explicit RunCheckpoints(std::filesystem::path folder, RunCheckpointsOptions options = {});
 
   /// Saves `content` as `name` (replacing one of that name in one step), moves the links, removes old
-  /// checkpoints and what a killed process left under temporary names, and returns the folder. All is on disk
-  /// then. Killed at any moment, the folder holds the previous checkpoint or the new one, complete, and
+  /// checkpoints and what a killed process left under temporary names, and returns the folder. Removed are
+  /// checkpoints under the name that they were saved under: never a copy, or one that was renamed. All is on
+  /// disk then. Killed at any moment, the folder holds the previous checkpoint or the new one, complete, and
   /// `best` is that checkpoint's. Throws: UsageError for a name that is not a plain file name; SystemError
   /// (no space left, permission) naming path and bytes needed: the previous checkpoint is untouched and
   /// nothing temporary stays; SystemError if another process is saving here.
@@ -72,17 +75,21 @@ class RunCheckpoints {
   /// that cannot be read.
   std::optional<std::filesystem::path> best_of(const std::filesystem::path& checkpoint) const;
 
-  /// Reads the newest checkpoint that is whole: `last` if it is, else one saved before it, with a warning
+  /// Reads what find() names, also while its run saves others and removes it. Throws: as find() and load().
+  std::optional<LoadedCheckpoint> find_and_load(const std::string& which) const;
+
+  /// Reads the newest checkpoint that is whole: `last` if it is, else one that led to it, with a warning
   /// that names what is damaged; empty if the folder holds none at all.
   /// Throws: DataError if there are checkpoints and none can be used.
   std::optional<LoadedCheckpoint> load_usable() const;
 
   /// Points `last` at a checkpoint of this folder, and `best` at what was the best then: training goes on
-  /// from there, and those saved after it are another history, which load_usable() no longer takes. Finishes
+  /// from there, and those saved after it are another history, which load_usable() no longer takes and save()
+  /// removes first. Finishes
   /// what a killed save left. A checkpoint elsewhere changes nothing. Throws: SystemError as save().
   void go_back_to(const std::filesystem::path& checkpoint) const;
 
-  /// Checkpoints, newest first.
+  /// Checkpoints, newest first, those of another history after the rest.
   std::vector<std::filesystem::path> list() const;
 
   /// Reads the checkpoint in `folder` after checking sizes, checksums and headers. The tensors alias
@@ -93,10 +100,8 @@ class RunCheckpoints {
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
-  struct Known;
-  std::vector<Known> known() const;
   void write_folder(const std::filesystem::path& folder, const CheckpointContent& content,
-                    std::int64_t sequence, const std::string& best) const;
+                    Manifest manifest) const;
   void recover(bool alone) const;
   void repair_best() const;
   void put(const std::filesystem::path& temporary, const std::string& name) const;
@@ -104,7 +109,8 @@ class RunCheckpoints {
   void prune() const;
   void remove_folder(const std::filesystem::path& folder) const;
   void point(const char* link, const std::string& name) const;
-  std::filesystem::path located(std::filesystem::path folder) const;
+  void until_last_stays(const std::function<bool()>& read) const;
+  std::optional<LoadedCheckpoint> first_usable(std::vector<std::string>& problems) const;
   std::optional<std::filesystem::path> last() const;
   std::optional<std::filesystem::path> best() const;
 

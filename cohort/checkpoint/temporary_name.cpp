@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -32,6 +33,15 @@ std::string process_start(const std::string& pid) {
   return field;
 }
 
+/// The first half of the kernel's name for its time since boot, as a number: two hosts may have one name, and
+/// the first process namespace has the same number everywhere.
+std::string boot_number() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  uint64_t number = 0;
+  file >> std::hex >> number;  // up to the dash
+  return number == 0 ? "" : std::to_string(number);
+}
+
 /// `HOST-NAMESPACE`: processes with the same one see each other's process ids.
 std::string place() {
   std::string host = core::host_name();
@@ -39,7 +49,7 @@ std::string place() {
   std::error_code unknown;
   std::string space = std::filesystem::read_symlink("/proc/self/ns/pid", unknown).string();  // pid:[NUMBER]
   std::erase_if(space, [](char c) { return c < '0' || c > '9'; });
-  return core::concat(host, "-", space.empty() ? "0" : space);
+  return core::concat(host, "-", space.empty() ? "0" : space, boot_number());
 }
 
 /// Cuts the last `-NUMBER` off `text` and returns NUMBER; empty if `text` does not end like that.

@@ -3,8 +3,8 @@
 #include <optional>
 #include <string>
 
-/// Names of files and folders that are not complete yet: `.NAME.cohort-HOST-NAMESPACE-PID-START`. No
-/// LibTorch.
+/// Names of files and folders that are not complete yet: `.NAME.cohort-HOST-NAMESPACE-PID-START`, where the
+/// namespace is that of process ids and of this boot. No LibTorch.
 namespace cohort::checkpoint {
 
 /// A name that belongs to this process alone, for a file or folder that becomes `name` when it is complete.

@@ -136,6 +136,9 @@ int train_command(const TrainArguments& arguments, const Context& context) {
     return 0;
   }
   if (const auto ranks = ranks_to_start(arguments, config)) return start_job(*ranks);
+  // Where the `tee` behind a pipe is ended by the same Ctrl-C, the run saves and ends as it does on a
+  // terminal.
+  std::signal(SIGPIPE, SIG_IGN);
   const train::RunResult result = train::run_training(std::move(config), context.command_line);
   if (result.rank == 0) print_result(result);
   if (result.fit.signal == 0) return 0;

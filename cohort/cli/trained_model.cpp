@@ -1,5 +1,6 @@
 #include "cohort/cli/trained_model.h"
 
+#include "cohort/checkpoint/known.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/cli/commands.h"
 #include "cohort/cli/config_option.h"
@@ -53,6 +54,7 @@ train::Config TrainedModel::load(const std::string& where) {
   if (config.empty() && run.empty()) {
     throw UsageError(where, "neither --run nor --config was given", "--run runs/NAME");
   }
+  checkpoint = checkpoint::locate_checkpoint(checkpoint).string();
   if (!fs::exists(checkpoint)) {
     throw DataError(where, core::concat("there is no checkpoint ", checkpoint),
                     "--run runs/NAME --checkpoint last, or the path of a checkpoint or .safetensors file");

@@ -20,6 +20,7 @@ static_assert(std::atomic<int>::is_always_lock_free);
 
 constexpr std::array<int, 4> kSignals{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
 std::array<struct sigaction, 4> previous{};
+struct sigaction previous_of_pipe {};
 
 // A batch system and a launcher may both deliver what one person asked for once.
 constexpr std::int64_t kSameRequestNs = 100'000'000;
@@ -66,10 +67,15 @@ TrainingSignals::TrainingSignals() {
       sigaction(SIGHUP, &previous[i], nullptr);
     }
   }
+  // The last lines printed must not end a process that has yet to save.
+  sigaction(SIGPIPE, nullptr, &previous_of_pipe);
+  action.sa_handler = SIG_IGN;
+  if (previous_of_pipe.sa_handler == SIG_DFL) sigaction(SIGPIPE, &action, nullptr);
 }
 
 TrainingSignals::~TrainingSignals() {
   for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &previous[i], nullptr);
+  sigaction(SIGPIPE, &previous_of_pipe, nullptr);
   installed = false;
 }
 

@@ -57,10 +57,12 @@ std::map<std::string, DatasetFactory> built_in() {
 // What is made by `factory` of text that people write: it says what it was, and no option is ignored.
 DatasetFactory checked(const std::string& name, DatasetFactory factory) {
   return [name, factory = std::move(factory)](const DatasetArgs& given) {
-    const std::string owner = core::concat("data set '", name, "'");
+    // What the factory reads for another split is not known here: the message says for which one this is.
+    const std::string split = given.text("split", "");
+    const std::string owner =
+        core::concat("data set '", name, "'", split.empty() ? "" : " (split " + split + ")");
     const DatasetArgs args = given.handed_to("data.options", owner);
-    const std::string split = args.text("split", "");
-    const std::string doing = core::concat("making ", owner, split.empty() ? "" : " (split " + split + ")");
+    const std::string doing = "making " + owner;
     auto dataset = core::with_context<DataError>("data.registry", doing, [&] { return factory(args); });
     if (dataset == nullptr)
       throw UsageError("data.registry", core::concat("the factory of ", owner, " returned nothing"));

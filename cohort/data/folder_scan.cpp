@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <memory>
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
@@ -23,52 +24,50 @@ struct Listing {
   std::vector<std::string> folders;
   std::vector<std::string> files;
   std::vector<std::string> dangling;  // links that lead nowhere
+  std::vector<std::string> special;   // neither files nor folders
 };
 
-enum class Kind { kFolder, kFile, kDangling, kOther };
-
-Kind kind_of(int folder, const dirent& entry) {
-  if (entry.d_type == DT_DIR) return Kind::kFolder;
-  if (entry.d_type == DT_REG) return Kind::kFile;
+// The list of `listing` that an entry of the open folder `path` belongs to.
+std::vector<std::string>& list_of(Listing& listing, const std::string& path, int folder,
+                                  const dirent& entry) {
+  if (entry.d_type == DT_DIR) return listing.folders;
+  if (entry.d_type == DT_REG) return listing.files;
   struct stat status {};  // a link, or a file system that does not say
-  if (::fstatat(folder, entry.d_name, &status, 0) != 0) return Kind::kDangling;
-  if (S_ISDIR(status.st_mode)) return Kind::kFolder;
-  return S_ISREG(status.st_mode) ? Kind::kFile : Kind::kOther;
+  if (::fstatat(folder, entry.d_name, &status, 0) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR || errno == ELOOP) return listing.dangling;
+    throw DataError(kWhere,
+                    core::concat("cannot look at ", path, "/", entry.d_name, ": ", std::strerror(errno)));
+  }
+  if (S_ISDIR(status.st_mode)) return listing.folders;
+  return S_ISREG(status.st_mode) ? listing.files : listing.special;
 }
 
 Listing list(const std::string& path) {
-  DIR* stream = ::opendir(path.c_str());
+  struct Close {
+    void operator()(DIR* open) const { ::closedir(open); }
+  };
+  const std::unique_ptr<DIR, Close> stream(::opendir(path.c_str()));
   if (stream == nullptr) {
     throw DataError(kWhere, core::concat("cannot open folder ", path, ": ", std::strerror(errno)),
                     errno == ENOENT ? "check the path" : "");
   }
   Listing listing;
-  while (const dirent* entry = ::readdir(stream)) {
+  for (;;) {
+    errno = 0;  // only so is an error known from the end
+    const dirent* entry = ::readdir(stream.get());
+    if (entry == nullptr && errno != 0)
+      throw DataError(kWhere, core::concat("cannot list folder ", path, ": ", std::strerror(errno)));
+    if (entry == nullptr) return listing;
     const std::string_view name = entry->d_name;
     if (name == "." || name == "..") continue;
-    switch (kind_of(::dirfd(stream), *entry)) {
-      case Kind::kFolder:
-        listing.folders.emplace_back(name);
-        break;
-      case Kind::kFile:
-        listing.files.emplace_back(name);
-        break;
-      case Kind::kDangling:
-        listing.dangling.emplace_back(name);
-        break;
-      case Kind::kOther:
-        break;
-    }
+    list_of(listing, path, ::dirfd(stream.get()), *entry).emplace_back(name);
   }
-  ::closedir(stream);
-  return listing;
 }
 
 // A folder of a class, named from the root.
 struct Part {
   std::string folder;
-  std::vector<std::string> files;
-  std::vector<std::string> dangling;
+  Listing listing;
 };
 
 void walk(const std::string& root, const std::string& folder, int depth, std::vector<Part>& parts) {
@@ -79,15 +78,15 @@ void walk(const std::string& root, const std::string& folder, int depth, std::ve
   Listing listing = list(root + "/" + folder);
   for (const std::string& inner : listing.folders) walk(root, folder + "/" + inner, depth + 1, parts);
   std::ranges::sort(listing.files);
-  parts.push_back({folder, std::move(listing.files), std::move(listing.dangling)});
+  parts.push_back({folder, std::move(listing)});
 }
 
 std::string empty_class(const std::string& name, const std::vector<Part>& parts) {
   std::size_t others = 0;
   std::string example;
   for (const Part& part : parts) {
-    others += part.files.size();
-    if (example.empty() && !part.files.empty()) example = part.files.front();
+    others += part.listing.files.size();
+    if (example.empty() && !part.listing.files.empty()) example = part.listing.files.front();
   }
   std::string text = core::concat("class '", name, "' has no image (.jpg, .jpeg, .png)");
   if (others > 0) text += core::concat(" among ", others, " files such as ", example);
@@ -114,6 +113,11 @@ class Others {
     if (name.starts_with('.')) return;  // .DS_Store and its like
     OtherFiles& files = by_reason_[reason];
     if (files.count++ == 0) files.example = folder.empty() ? name : folder + "/" + name;
+  }
+  // What is no file, whatever its name.
+  void add_no_files(const std::string& folder, const Listing& listing) {
+    for (const std::string& name : listing.dangling) add("dangling links", folder, name);
+    for (const std::string& name : listing.special) add("pipes, sockets or devices", folder, name);
   }
   std::vector<OtherFiles> take() {
     std::vector<OtherFiles> all;
@@ -167,7 +171,7 @@ FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& 
   Others others;
   Listing top = list(root);
   for (const std::string& name : top.files) others.add("outside the class folders", "", name);
-  for (const std::string& name : top.dangling) others.add("dangling links", "", name);
+  others.add_no_files("", top);
   index.classes_ = std::move(top.folders);
   if (index.classes_.empty()) {
     throw DataError(kWhere, root + " has no class folders, expected a folder of images per class",
@@ -180,8 +184,8 @@ FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& 
     std::ranges::sort(parts, {}, &Part::folder);
     const std::size_t before = index.labels_.size();
     for (const Part& part : parts) {
-      for (const std::string& name : part.dangling) others.add("dangling links", part.folder, name);
-      for (const std::string& file : part.files) {
+      others.add_no_files(part.folder, part.listing);
+      for (const std::string& file : part.listing.files) {
         if (!has_image_extension(file)) {
           const std::string ending = ending_of(file);
           others.add(ending.empty() ? "without an ending" : ending, part.folder, file);

@@ -26,7 +26,8 @@ struct FolderScanOptions {
 
 /// Files that are passed over for one reason.
 struct OtherFiles {
-  std::string reason;  ///< ".webp", "without an ending", "outside the class folders", "dangling links"
+  std::string reason;  ///< ".webp", "without an ending", "outside the class folders", "dangling links",
+                       ///< "pipes, sockets or devices"
   std::int64_t count = 0;
   std::string example;  ///< path of the first below the root
 };
@@ -66,8 +67,8 @@ class FolderIndex {
 
 /// Returns the images (.jpg, .jpeg, .png, in any case) below `root`: a folder per class, nested at will.
 /// Symbolic links are followed. 70,000 files take a few tens of milliseconds.
-/// Throws: DataError for a folder that is missing or has no classes, for a class without images, naming it,
-/// and for files that are no images where they are refused.
+/// Throws: DataError for a folder that is missing, has no classes or cannot be listed to its end, for a class
+/// without images, naming it, and for files that are no images where they are refused.
 FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& options = {});
 
 /// Whether `name` ends like an image that can be read.

@@ -1,4 +1,7 @@
 // Making image folders of what people have: archives, and flat folders with a list.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -19,6 +22,11 @@ namespace {
 namespace fs = std::filesystem;
 constexpr const char* kWhere = "data.tools";
 
+// What a file system says to names above its limit (255 bytes, mostly).
+DataError long_name(const std::string& at, const std::string& name) {
+  return {kWhere, core::concat(at, ": the name '", name, "' is too long for this file system")};
+}
+
 DataError file_and_folder(const std::string& archive, const fs::path& entry) {
   return {kWhere,
           core::concat(archive, ": entry '", entry.string(),
@@ -32,18 +40,23 @@ void make_folders(const fs::path& path, const std::string& archive, const fs::pa
   if (!error) return;
   if (error == std::errc::not_a_directory || error == std::errc::file_exists)
     throw file_and_folder(archive, entry);
+  if (error == std::errc::filename_too_long) throw long_name(archive, entry.string());
   throw SystemError(kWhere, core::concat("cannot make ", path.string(), ": ", error.message()));
 }
 
 // Returns the length of the file.
-std::int64_t write_entry(TarReader& reader, const fs::path& target) {
+std::int64_t write_entry(TarReader& reader, const fs::path& target, const std::string& archive,
+                         const fs::path& entry) {
+  std::error_code error;
+  if (fs::is_directory(target, error)) throw file_and_folder(archive, entry);
+  if (error == std::errc::filename_too_long) throw long_name(archive, entry.string());
   std::ofstream file(target, std::ios::binary);
   const std::int64_t length = reader.read_content([&](std::int64_t offset, std::span<const std::byte> bytes) {
     file.seekp(offset);  // sparse files have holes
     file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   });
   file.close();
-  std::error_code error;
+  error.clear();
   if (file) fs::resize_file(target, static_cast<std::uintmax_t>(length), error);  // a hole at the end
   if (!file || error) {
     throw SystemError(kWhere, core::concat("cannot write ", target.string(), ": ", std::strerror(errno)),
@@ -137,22 +150,28 @@ std::vector<std::string> read_lines(const std::string& path) {
 std::int64_t place_file(const fs::path& source, const fs::path& target, bool link, const std::string& at,
                         bool first_line) {
   std::error_code error;
+  const std::string label = target.parent_path().filename().string();
   fs::create_directory(target.parent_path(), error);
-  if (fs::exists(target)) {
-    throw DataError(kWhere, core::concat(at, ": label '", target.parent_path().filename().string(),
-                                         "' has a second file named ", target.filename().string()));
+  if (error == std::errc::filename_too_long) throw long_name(at, label);
+  if (error) {
+    throw SystemError(kWhere,
+                      core::concat("cannot make ", target.parent_path().string(), ": ", error.message()));
   }
+  if (fs::exists(target, error)) {
+    throw DataError(kWhere, core::concat(at, ": label '", label, "' has a second file named ",
+                                         target.filename().string()));
+  }
+  if (error == std::errc::filename_too_long) throw long_name(at, target.filename().string());
   error.clear();
-  if (link) fs::create_hard_link(source, target, error);
-  if (!link || error) {
-    error.clear();
+  // A link to what a symbolic link leads to, not to the link: that may be relative.
+  if (!link || ::linkat(AT_FDCWD, source.c_str(), AT_FDCWD, target.c_str(), AT_SYMLINK_FOLLOW) != 0)
     fs::copy_file(source, target, error);
-  }
+  const std::uintmax_t bytes = error ? 0 : fs::file_size(target, error);
   if (error) {
     throw DataError(kWhere, core::concat(at, ": cannot copy ", source.string(), ": ", error.message()),
                     first_line ? "a heading names its columns file and label, if this line is one" : "");
   }
-  return static_cast<std::int64_t>(fs::file_size(target));
+  return static_cast<std::int64_t>(bytes);
 }
 
 }  // namespace
@@ -168,8 +187,7 @@ MadeFolder unpack_tar(const std::string& archive, const std::string& folder, con
       continue;
     }
     make_folders(target.parent_path(), archive, entry->path);
-    if (fs::is_directory(target)) throw file_and_folder(archive, entry->path);
-    result.bytes += write_entry(reader, target);
+    result.bytes += write_entry(reader, target, archive, entry->path);
     ++result.files;
   }
   if (result.files == 0) throw DataError(kWhere, archive + " holds no files");
@@ -183,10 +201,11 @@ MadeFolder folder_from_list(const std::string& flat, const std::string& csv, con
   PartialFolder made(folder);
   MadeFolder result;
   Columns columns;
+  bool is_first = true;
   for (std::size_t number = 0; number < lines.size(); ++number) {
-    if (lines[number].empty()) continue;
+    if (lines[number].find_first_not_of(" \t") == std::string::npos) continue;
     const std::vector<std::string> fields = trimmed_fields(lines[number]);
-    const bool first = number == 0;
+    const bool first = std::exchange(is_first, false);
     if (const auto heading = first ? parse_heading(fields) : std::nullopt) {
       columns = *heading;
       continue;

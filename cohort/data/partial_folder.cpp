@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -26,19 +27,32 @@ void check(const std::error_code& error, const std::string& what, const fs::path
     throw SystemError(kWhere, core::concat("cannot ", what, " ", path.string(), ": ", error.message()));
 }
 
-// A locked marker in the new folder `folder`. It gets its name when it is locked, so that a marker without a
-// lock is that of a process that has ended. Some file systems know no locks: the marker is then taken for
-// another's for ever.
+bool is_removed(const core::Fd& marker) {
+  struct stat status {};
+  return ::fstat(marker.get(), &status) != 0 || status.st_nlink == 0;
+}
+
+// A locked marker in the new folder `folder`. Until it is locked another process may take the folder for a
+// leftover: then that process goes on, and this one does not. Some file systems know no locks: the marker is
+// then taken for another's for ever.
 core::Fd make_marker(const fs::path& folder) {
-  const fs::path unnamed = folder / (std::string(kMarker) + ".new");
-  core::Fd file(::open(unnamed.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
-  std::error_code error;
-  if (!file.is_open()) error.assign(errno, std::system_category());
-  check(error, "write", unnamed);
-  static_cast<void>(::flock(file.get(), LOCK_EX | LOCK_NB));
-  fs::rename(unnamed, folder / kMarker, error);
-  check(error, "write", folder / kMarker);
-  return file;
+  const fs::path path = folder / kMarker;
+  core::Fd marker(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));
+  bool is_taken = !marker.is_open() && (errno == ENOENT || errno == EEXIST);
+  if (!marker.is_open() && !is_taken) check({errno, std::system_category()}, "write", path);
+  if (marker.is_open() && ::flock(marker.get(), LOCK_EX | LOCK_NB) != 0) is_taken = errno == EWOULDBLOCK;
+  if (is_taken || is_removed(marker)) throw refusal(folder, "another process has just made it");
+  return marker;
+}
+
+// The marker goes last, so that what is left of the folder can be told from another's.
+void remove_partial(const fs::path& folder, std::error_code& error) {
+  for (fs::directory_iterator each(folder, error), end; !error && each != end; each.increment(error)) {
+    if (each->path().filename() != kMarker) fs::remove_all(each->path(), error);
+    if (error) return;
+  }
+  if (!error) fs::remove(folder / kMarker, error);
+  if (!error) fs::remove(folder, error);
 }
 
 }  // namespace
@@ -58,43 +72,36 @@ PartialFolder::PartialFolder(const std::string& final) {
   const bool made = fs::create_directory(partial_, error);
   check(error, "make", partial_);
   if (!made) throw refusal(partial_, "another process has just made it");
-  try {
-    lock_ = make_marker(partial_);
-  } catch (...) {
-    fs::remove_all(partial_, error);
-    throw;
-  }
+  lock_ = make_marker(partial_);
+  files_ = partial_ / "files";
+  fs::create_directory(files_, error);
+  check(error, "make", files_);
 }
 
-// Whoever holds the lock of a marker may remove its folder.
+// Whoever holds the lock of a marker may remove its folder. One that is empty was left before its marker was
+// made, or has nothing to lose.
 void PartialFolder::remove_leftover() {
-  const fs::path marker = partial_ / kMarker;
-  const core::Fd file(::open(marker.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
-  if (!file.is_open())
-    throw refusal(partial_, "it was not made by `cohort data`, or another process has just made it");
-  struct stat status {};
-  // Without a name left, the marker was removed by a process that took the folder over just now.
-  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0 || ::fstat(file.get(), &status) != 0 ||
-      status.st_nlink == 0) {
-    throw refusal(partial_, "another process is writing it");
-  }
   std::error_code error;
-  fs::remove_all(partial_, error);
+  const bool is_link = fs::is_symlink(partial_, error);
+  if (!is_link && ::rmdir(partial_.c_str()) == 0) return;
+  const core::Fd marker(::open((partial_ / kMarker).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+  if (is_link || !marker.is_open())
+    throw refusal(partial_, "it was not made by `cohort data`, or another process has just made it");
+  if (::flock(marker.get(), LOCK_EX | LOCK_NB) != 0 || is_removed(marker))
+    throw refusal(partial_, "another process is writing it");
+  remove_partial(partial_, error);
   check(error, "remove", partial_);
 }
 
 PartialFolder::~PartialFolder() {
   std::error_code ignored;
-  if (!finished_) fs::remove_all(partial_, ignored);
+  remove_partial(partial_, ignored);
 }
 
 void PartialFolder::finish() {
   std::error_code error;
-  fs::remove(partial_ / kMarker, error);
-  check(error, "remove", partial_ / kMarker);
-  fs::rename(partial_, final_, error);  // replaces an empty folder
-  check(error, "rename", partial_);
-  finished_ = true;
+  fs::rename(files_, final_, error);  // replaces an empty folder
+  check(error, "rename", files_);
 }
 
 }  // namespace cohort::data

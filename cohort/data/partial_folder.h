@@ -8,9 +8,10 @@
 namespace cohort::data {
 
 /// A folder that appears whole or not at all. What is written under `path()` becomes `final` with finish();
-/// without it, it is removed. It lies beside its place as `<final>.partial`, with a file in it that is locked
-/// while this process lives: so what a killed process left is known from what is another's, and from what is
-/// nobody's business.
+/// without it, it is removed. It lies beside its place as `<final>.partial/files`, beside a file that is
+/// locked while this process lives: so what a killed process left is known from what is another's, and from
+/// what is nobody's business. Killed at any moment, either `final` is whole or absent, and the next instance
+/// removes the rest.
 class PartialFolder {
  public:
   /// Throws: DataError if `final` exists and is not an empty folder, or if `<final>.partial` is in use or was
@@ -20,7 +21,8 @@ class PartialFolder {
   PartialFolder(const PartialFolder&) = delete;
   PartialFolder& operator=(const PartialFolder&) = delete;
 
-  const std::filesystem::path& path() const { return partial_; }
+  const std::filesystem::path& path() const { return files_; }
+  /// Nothing is at `path()` afterwards. Throws: SystemError.
   void finish();
 
  private:
@@ -28,8 +30,8 @@ class PartialFolder {
 
   std::filesystem::path final_;
   std::filesystem::path partial_;
+  std::filesystem::path files_;  // below it
   core::Fd lock_;
-  bool finished_ = false;
 };
 
 }  // namespace cohort::data

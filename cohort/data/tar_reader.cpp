@@ -6,8 +6,10 @@
 
 #include <archive.h>
 #include <archive_entry.h>
+#include <locale.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "cohort/core/error.h"
 
@@ -38,6 +40,22 @@ archive* new_reader() {
   allow_compressions(reader);
   return reader;
 }
+
+// While it lives, this thread knows ASCII only. Where it knows UTF-8, libarchive composes the letters of
+// names in PAX headers; where it does not, it leaves their bytes alone, with a warning.
+class PlainNames {
+ public:
+  PlainNames() : plain_(::newlocale(LC_CTYPE_MASK, "C", nullptr)), before_(::uselocale(plain_)) {}
+  ~PlainNames() {
+    ::uselocale(before_);
+    ::freelocale(plain_);
+  }
+  PlainNames(const PlainNames&) = delete;
+  PlainNames& operator=(const PlainNames&) = delete;
+
+ private:
+  locale_t plain_, before_;
+};
 
 DataError refusal(const std::string& archive, const std::string& entry, const std::string& why) {
   return {kWhere, core::concat(archive, ": entry '", entry, "' ", why), "an archive from a source you trust"};
@@ -77,12 +95,31 @@ TarReader::TarReader(std::span<const std::byte> bytes, const std::string& name, 
   check_status(::archive_read_open_memory(archive_.get(), bytes.data(), bytes.size()));
 }
 
-// A warning is about what does not matter here, for instance a name that this locale cannot show: its bytes
-// are there all the same.
+// A warning is an error too: a PAX header that was ignored because it is damaged held the name of the entry.
+// Only a name beyond ASCII passes, whose bytes are there all the same.
 void TarReader::check_status(int status) const {
-  if (status == ARCHIVE_OK || status == ARCHIVE_WARN) return;
-  throw DataError(kWhere, core::concat("cannot read archive ", name_, ": ",
-                                       text_or(::archive_error_string(archive_.get()), "unknown reason")));
+  if (status == ARCHIVE_OK) return;
+  const std::string why = text_or(::archive_error_string(archive_.get()), "unknown reason");
+  if (status == ARCHIVE_WARN && why.find("can't be converted from") != std::string::npos) return;
+  throw DataError(kWhere, core::concat("cannot read archive ", name_, ": ", why));
+}
+
+// A name may mention many folders that no entry does.
+void TarReader::count(const fs::path& path, bool is_folder) {
+  const auto is_new = [this](std::string_view name) {
+    return folders_.insert(std::hash<std::string_view>()(name)).second;
+  };
+  std::string_view name = path.native();
+  ++entries_;
+  if (is_folder) is_new(name);
+  for (std::size_t end = name.rfind('/'); end != std::string_view::npos; end = name.rfind('/')) {
+    name = name.substr(0, end);
+    if (!is_new(name)) break;
+    ++entries_;
+  }
+  if (entries_ <= options_.max_entries) return;
+  throw DataError(kWhere, core::concat(name_, " has more than ", options_.max_entries, " entries"),
+                  "a higher limit (--max-entries), if you trust where it comes from");
 }
 
 void TarReader::check_lengths(std::int64_t bytes) const {
@@ -94,15 +131,16 @@ void TarReader::check_lengths(std::int64_t bytes) const {
 std::optional<TarReader::Entry> TarReader::next() {
   for (;;) {
     archive_entry* entry = nullptr;
-    const int status = ::archive_read_next_header(archive_.get(), &entry);
-    if (status == ARCHIVE_EOF) return std::nullopt;
-    check_status(status);
-    if (++entries_ > options_.max_entries) {
-      throw DataError(kWhere, core::concat(name_, " has more than ", options_.max_entries, " entries"),
-                      "a higher limit (--max-entries), if you trust where it comes from");
+    std::string name;
+    {
+      const PlainNames plain;
+      const int status = ::archive_read_next_header(archive_.get(), &entry);
+      if (status == ARCHIVE_EOF) return std::nullopt;
+      check_status(status);
+      name = text_or(::archive_entry_pathname(entry), "");
     }
-    const std::string name = text_or(::archive_entry_pathname(entry), "");
     Entry found{safe_name(name_, name, options_.strip), ::archive_entry_filetype(entry) == AE_IFDIR};
+    count(found.path, found.is_folder);
     const bool is_file =
         ::archive_entry_filetype(entry) == AE_IFREG && ::archive_entry_hardlink(entry) == nullptr;
     if (!found.is_folder && !is_file) {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_set>
 
 struct archive;
 
@@ -20,7 +21,7 @@ struct TarOptions {
   /// An archive that holds more is refused before more is unpacked: the lengths that its entries claim are
   /// added up, holes and entries that are passed over included.
   std::int64_t max_bytes = std::int64_t{256} << 30;
-  /// Files and folders.
+  /// Files and folders, those that only the names of others mention among them.
   std::int64_t max_entries = 20'000'000;
 };
 
@@ -54,13 +55,15 @@ class TarReader {
     void operator()(archive* a) const;
   };
   void check_status(int status) const;
+  void count(const std::filesystem::path& path, bool is_folder);
   void check_lengths(std::int64_t bytes) const;
 
   std::string name_;
   TarOptions options_;
   std::unique_ptr<archive, Free> archive_;
   std::int64_t entries_ = 0;
-  std::int64_t bytes_ = 0;  // what the entries before the current one hold
+  std::unordered_set<std::size_t> folders_;  // hashes of their names: those counted
+  std::int64_t bytes_ = 0;                   // what the entries before the current one hold
 };
 
 }  // namespace cohort::data

@@ -1,5 +1,6 @@
 #include "cohort/optim/clip.h"
 
+#include <ATen/ops/_foreach_div.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -7,6 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include <cmath>
+#include <limits>
 
 #include "cohort/core/error.h"
 
@@ -70,6 +72,15 @@ void scale_to(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, 
           [&](const std::vector<at::Tensor>& list) { at::_foreach_mul_(list, factor.to(list[0].device())); });
 }
 
+// Finite gradients of 1e20 have a norm beyond float. Scaled to 1 first, they have one.
+void scale_down_to(const std::vector<at::Tensor>& gradients, double max_norm) {
+  const double largest = total_norm(gradients, std::numeric_limits<double>::infinity()).item<double>();
+  by_kind(gradients, [&](const std::vector<at::Tensor>& list) { at::_foreach_div_(list, largest); });
+  const double norm = total_norm(gradients, 2.0).item<double>();
+  const double factor = max_norm / norm < largest ? max_norm / norm : largest;
+  by_kind(gradients, [&](const std::vector<at::Tensor>& list) { at::_foreach_mul_(list, factor); });
+}
+
 double clip(const std::vector<at::Tensor>& gradients, double max_norm, double norm_type,
             bool error_if_nonfinite) {
   check_limit(max_norm);
@@ -108,8 +119,17 @@ NonFinite clip_grad_norm_unless_non_finite_(const std::vector<ParamGroup>& group
   if (gradients.empty()) return {};
   c10::NoGradGuard no_grad;
   const at::Tensor norm = total_norm(gradients, 2.0);
-  const NonFinite found = non_finite_scalar(norm);
-  if (!found.on_cpu) scale_to(gradients, norm, max_norm);
+  if (norm.is_cpu() && std::isfinite(norm.item<double>())) {
+    scale_to(gradients, norm, max_norm);
+    return {};
+  }
+  // The norm may be beyond what its type holds where every gradient is finite: elements decide.
+  const NonFinite found = find_non_finite(groups);
+  if (!norm.is_cpu()) {
+    scale_to(gradients, norm, max_norm);
+  } else if (!found.on_cpu) {
+    scale_down_to(gradients, max_norm);
+  }
   return found;
 }
 

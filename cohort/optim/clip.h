@@ -20,8 +20,10 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
 double clip_grad_norm_(const std::vector<ParamGroup>& groups, double max_norm, double norm_type = 2.0,
                        bool error_if_nonfinite = false);
 
-/// The same with the 2-norm, and without waiting for an accelerator; says whether the norm is finite. Where
-/// it is not, no step may follow: gradients are then unchanged on the CPU, and NaN or zero elsewhere.
+/// The same with the 2-norm, and without waiting for an accelerator; says whether every gradient is finite.
+/// Where one is not, no step may follow: gradients are then unchanged on the CPU, and NaN or zero elsewhere.
+/// Finite gradients whose norm is beyond what their type holds (from 1.8e19 on in float) are clipped on the
+/// CPU, and become zero elsewhere, as PyTorch makes them.
 NonFinite clip_grad_norm_unless_non_finite_(const std::vector<ParamGroup>& groups, double max_norm);
 
 /// Returns the norm of all gradients, changing nothing.

@@ -89,6 +89,7 @@ void FusedOptimizer::step_with(const at::Tensor& found_inf) {
       gather(plans_[g], g);
     }
   }
+  LateScalar flag(found_inf);
   // Nothing was written so far: an error above leaves the parameters as they were.
   //
   // Autograd's wrappers of the kernels copy every list, and have nothing to do but count versions: we do
@@ -96,7 +97,7 @@ void FusedOptimizer::step_with(const at::Tensor& found_inf) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   for (std::size_t g = 0; g < plans_.size(); ++g)
     for (FusedBucket& bucket : plans_[g].buckets) run_bucket(g, bucket, found_inf);
-  unread_ = found_inf;
+  unread_ = std::move(flag);
 }
 
 void FusedOptimizer::run_bucket(std::size_t g, FusedBucket& bucket, const at::Tensor& found_inf) {
@@ -122,8 +123,8 @@ void FusedOptimizer::run_bucket(std::size_t g, FusedBucket& bucket, const at::Te
 
 // Note [Steps that are not made]. Plans are still those of that step.
 void FusedOptimizer::settle() {
-  const at::Tensor flag = std::exchange(unread_, at::Tensor());
-  if (!flag.defined() || flag.item<float>() == 0) return;
+  const LateScalar flag = std::exchange(unread_, {});
+  if (!flag.is_defined() || flag.read() == 0) return;
   for (std::size_t g = 0; g < plans_.size(); ++g) {
     for (FusedBucket& bucket : plans_[g].buckets) {
       --bucket.step;

@@ -3,6 +3,7 @@
 #include <array>
 #include <optional>
 
+#include "cohort/optim/late_scalar.h"
 #include "cohort/optim/optimizer.h"
 
 /// How SGD, Adam and AdamW call LibTorch's fused kernels: one call per group, dtype, device and step count.
@@ -23,7 +24,9 @@
 /// Note [Steps that are not made]
 /// A flag on an accelerator says whether a gradient is not finite; the kernels read it and then change
 /// nothing. The host, which counts steps, must not wait for it: it counts the step, keeps the flag, and takes
-/// the count back when it looks at the flag, at the next step or when the state is read.
+/// the count back when it looks at the flag, at the next step or when the state is read. The flag is copied
+/// to the host when it is made, so that looking does not wait for the forward and backward of the step after
+/// it.
 namespace cohort::optim {
 
 /// The most state tensors that a kernel takes per parameter.
@@ -57,7 +60,7 @@ class FusedOptimizer : public Optimizer {
   void settle() override;
   void state_loaded() override {
     plans_.clear();
-    unread_.reset();
+    unread_ = {};
   }
 
  private:
@@ -75,7 +78,7 @@ class FusedOptimizer : public Optimizer {
   void release() noexcept;
 
   std::vector<Plan> plans_;
-  at::Tensor unread_;  // the flag of the last step, where it is not known yet. Note [Steps that are not made]
+  LateScalar unread_;  // the flag of the last step, where it is not known yet. Note [Steps that are not made]
 };
 
 }  // namespace cohort::optim

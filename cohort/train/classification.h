@@ -38,7 +38,7 @@ struct ClassificationOptions {
 /// LibTorch refuses in the model or the loss, with the batch's types and shapes in front.
 ///
 /// Metrics: "loss" (mean over the batch) and "accuracy" (0 to 1). A batch whose loss or
-/// gradients are not finite changes nothing but running statistics.
+/// gradients are not finite changes nothing but running statistics, and these Trainer puts back.
 class ClassificationTask : public Task {
  public:
   /// Shapes: the batch's input [N, ...], its target [N] of int64 class numbers.

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cohort/checkpoint/bounded_json.h"
 #include "cohort/core/error.h"
 #include "cohort/data/file_bytes.h"
 #include "cohort/data/sampler.h"
@@ -15,7 +16,7 @@
 #include "cohort/script/script.h"
 #include "cohort/train/build.h"
 #include "cohort/train/classes.h"
-#include "cohort/train/run_state.h"
+#include "cohort/train/json_text.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -52,24 +53,28 @@ PictureTask task_of(const Config& config, const fs::path& checkpoint) {
   return task;
 }
 
+json names_to_json(const std::vector<std::string>& names) {
+  json list = json::array();
+  for (const std::string& name : names) list.push_back(text_to_json(name));
+  return list;
+}
+
 std::string to_text(const PictureTask& task) {
   json transforms = json::array();
   for (const data::TransformSpec& spec : task.transforms) {
     transforms.push_back({{"name", spec.name}, {"args", spec.args}});
   }
-  json classes = json::array();
-  for (const std::string& name : task.classes) classes.push_back(text_to_json(name));
   return json{{"transforms", std::move(transforms)},
               {"color", task.color == data::ColorMode::kGrey ? "grey" : "rgb"},
               {"image_size", task.image_size},
               {"channels_last", task.channels_last},
-              {"classes", std::move(classes)}}
+              {"classes", names_to_json(task.classes)}}
       .dump();
 }
 
 PictureTask task_from(const std::string& text, const fs::path& file) {
   try {
-    const json from = json::parse(text);
+    const json from = checkpoint::parse_bounded_json(text).value_or(json());
     PictureTask task{.color = from.at("color") == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb,
                      .image_size = from.at("image_size").get<std::int64_t>(),
                      .channels_last = from.at("channels_last").get<bool>(),
@@ -253,7 +258,7 @@ void export_program(const Config& config, const fs::path& checkpoint, std::int64
     num_classes = classes.size();
     input = input_field(config, *dataset);
     example = zero_batch(input, batch_size);
-    metadata["classes"] = json(classes).dump();
+    metadata["classes"] = names_to_json(classes).dump();
   }
   const torch::nn::AnyModule model = load_model(config, checkpoint, num_classes, input);
   auto fast = script::script(call_of(config, model),

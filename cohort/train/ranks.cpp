@@ -12,7 +12,7 @@
 #include "cohort/comm/text.h"
 #include "cohort/comm/trace.h"
 #include "cohort/core/timeline.h"
-#include "cohort/train/run_state.h"
+#include "cohort/train/json_text.h"
 
 namespace cohort::train {
 namespace {

@@ -247,7 +247,7 @@ std::map<std::string, double> run_evaluation(Config config, const fs::path& chec
 
 void load_model(Task& task, const fs::path& checkpoint) {
   if (fs::is_directory(checkpoint)) {
-    restore_modules(task, checkpoint::RunCheckpoints::load(fs::canonical(checkpoint)).model);
+    restore_modules(task, checkpoint::RunCheckpoints::load(checkpoint).model);
   } else {
     restore_modules(task, checkpoint::load_safetensors(checkpoint));
   }

@@ -190,7 +190,7 @@ void RunFolder::describe(Config config, const std::string& command, int world_si
       {"process", getpid()},
       {"world_size", world_size},
   };
-  // A path may be any bytes, JSON is UTF-8.
+  // The command may name files whose names are not UTF-8.
   const std::string text = run.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   try {
     for (const fs::path& folder : {next_start(path_ / "starts", path_), path_}) {

@@ -4,6 +4,7 @@
 
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/state_dict.h"
+#include "cohort/train/json_text.h"
 #include "cohort/train/state_numbers.h"
 
 namespace cohort::train {
@@ -127,22 +128,6 @@ void restore_modules(Task& task, const checkpoint::TensorMap& tensors) {
   for (const Task::NamedModule& entry : task.modules()) {
     checkpoint::load_module_state(*entry.module, without_prefix(tensors, entry.name));
   }
-}
-
-json text_to_json(const std::string& text) {
-  try {
-    const json whole = text;
-    static_cast<void>(whole.dump());
-    return whole;
-  } catch (const json::exception&) {
-    return std::vector<unsigned char>(text.begin(), text.end());
-  }
-}
-
-std::string text_from_json(const json& value) {
-  if (value.is_string()) return value.get<std::string>();
-  const auto bytes = value.get<std::vector<unsigned char>>();
-  return {bytes.begin(), bytes.end()};
 }
 
 RunState restore(Task& task, const checkpoint::CheckpointContent& content) {

@@ -42,10 +42,6 @@ struct RunState {
   std::string description;  ///< TrainerOptions::description(); empty: an older version wrote this
 };
 
-/// A name of a folder may be any bytes, a text of JSON is UTF-8: where it is not, its bytes stand in a list.
-nlohmann::json text_to_json(const std::string& text);
-std::string text_from_json(const nlohmann::json& value);
-
 /// Returns what `state`, a checkpoint's, says of its run. Throws: DataError where a Trainer did not write it.
 RunState run_of(const nlohmann::json& state);
 

@@ -10,17 +10,33 @@
 namespace cohort::train {
 namespace {
 
-/// The name of the first parameter whose gradient is not finite.
-std::string first_bad_gradient(const Task& task) {
+/// The name of the first parameter of which `look` returns a tensor that is not finite; "" if there is none.
+template <typename Look>
+std::string first_bad_parameter(const Task& task, const Look& look) {
   for (const Task::NamedModule& entry : task.modules()) {
     for (const auto& parameter : entry.module->named_parameters()) {
-      const at::Tensor& gradient = parameter.value().grad();
-      if (gradient.defined() && !at::isfinite(gradient).all().item<bool>()) {
+      const at::Tensor looked_at = look(parameter.value());
+      if (looked_at.defined() && !at::isfinite(looked_at).all().template item<bool>()) {
         return entry.name.empty() ? parameter.key() : entry.name + "." + parameter.key();
       }
     }
   }
-  return "a parameter of no module";
+  return "";
+}
+
+std::string first_bad_gradient(const Task& task) {
+  const std::string name = first_bad_parameter(task, [](const at::Tensor& one) { return one.grad(); });
+  return name.empty() ? "a parameter of no module" : name;
+}
+
+std::string advice_at(const StepPlace& place) {
+  const std::string usual = core::concat("a lower learning rate (now ", place.lr,
+                                         "), clipping by norm, or to go on without such "
+                                         "steps (train.nan=continue)");
+  if (place.resumed_from.empty()) return usual;
+  // What diverges may be finite when it is saved, and is lost all the same.
+  return core::concat("an earlier checkpoint than ", place.resumed_from,
+                      " (--resume PATH), as the model may have diverged before it was saved; then ", usual);
 }
 
 }  // namespace
@@ -31,13 +47,13 @@ std::vector<CheckedStep> StepCheck::add(std::int64_t step, StepMetrics metrics,
   if (auto earlier = settle()) known.push_back(std::move(*earlier));
   Pending now{{.step = step, .metrics = std::move(metrics), .gradients_are_finite = !gradients.on_cpu},
               {},
-              gradients.on_device};
+              optim::LateScalar(gradients.on_device)};
   for (const Metric& metric : now.step.metrics) {
     if (metric.name != "loss") continue;
-    now.loss = metric.device_value;
-    now.step.loss_is_finite = now.loss.defined() || std::isfinite(metric.value);
+    now.loss = optim::LateScalar(metric.device_value);
+    now.step.loss_is_finite = now.loss.is_defined() || std::isfinite(metric.value);
   }
-  if (now.step.is_finite() && (now.loss.defined() || now.gradients.defined())) {
+  if (now.step.is_finite() && (now.loss.is_defined() || now.gradients.is_defined())) {
     pending_ = std::move(now);
   } else {
     known.push_back(std::move(now.step));
@@ -49,8 +65,8 @@ std::optional<CheckedStep> StepCheck::settle() {
   auto pending = std::exchange(pending_, std::nullopt);
   if (!pending) return std::nullopt;
   CheckedStep& step = pending->step;
-  if (pending->loss.defined()) step.loss_is_finite = std::isfinite(pending->loss.item<double>());
-  if (pending->gradients.defined()) step.gradients_are_finite = pending->gradients.item<float>() == 0;
+  if (pending->loss.is_defined()) step.loss_is_finite = std::isfinite(pending->loss.read());
+  if (pending->gradients.is_defined()) step.gradients_are_finite = pending->gradients.read() == 0;
   return std::move(step);
 }
 
@@ -71,10 +87,17 @@ void throw_not_finite(const CheckedStep& checked, Task& task, data::Batch* batch
       text += is_whole ? core::concat("; the model's ", module, " is not finite")
                        : "; the first output that is not finite is that of " + module;
   }
-  throw NumericError("train.step", text,
-                     core::concat("a lower learning rate (now ", place.lr,
-                                  "), clipping by norm, or to go on without such "
-                                  "steps (train.nan=continue)"));
+  throw NumericError("train.step", text, advice_at(place));
+}
+
+void check_parameters(const Task& task, std::int64_t step) {
+  const std::string bad = first_bad_parameter(
+      task, [](const at::Tensor& one) { return one.requires_grad() ? one.detach() : at::Tensor(); });
+  if (bad.empty()) return;
+  throw NumericError("train.save",
+                     core::concat("parameter ", bad, " is not finite after step ", step,
+                                  ": the model has diverged, and no checkpoint of it is saved"),
+                     "a lower learning rate, and --resume with an earlier checkpoint");
 }
 
 }  // namespace cohort::train

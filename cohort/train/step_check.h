@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cohort/optim/finite.h"
+#include "cohort/optim/late_scalar.h"
 #include "cohort/train/metrics.h"
 #include "cohort/train/task.h"
 
@@ -34,7 +35,7 @@ class StepCheck {
  private:
   struct Pending {
     CheckedStep step;
-    at::Tensor loss = {}, gradients = {};  // on an accelerator, or undefined
+    optim::LateScalar loss = {}, gradients = {};  // on an accelerator, or undefined
   };
   std::optional<Pending> pending_;
 };
@@ -47,7 +48,12 @@ struct StepPlace {
   std::int64_t epoch = 0;  ///< from 1
   int rank = 0;
   double lr = 0;
+  /// The checkpoint that the run has gone on from just before this step; empty: it has made others since.
+  std::string resumed_from = {};
 };
+
+/// Called before a checkpoint is saved. Throws: NumericError naming the first parameter that is not finite.
+void check_parameters(const Task& task, std::int64_t step);
 
 /// Ends a run at a step that was not finite. `batch`: the step's, or null where it is gone.
 /// Throws: NumericError naming step and epoch and, where they can be known, rank, module or parameter.

@@ -12,6 +12,7 @@
 #include "cohort/core/log.h"
 #include "cohort/core/signals.h"
 #include "cohort/core/timeline.h"
+#include "cohort/train/buffers.h"
 #include "cohort/train/checks.h"
 #include "cohort/train/evaluation.h"
 #include "cohort/train/ranks.h"
@@ -238,9 +239,12 @@ class FitLoop {
     apply_schedules(task_, state_.step);
     lr_ = current_lr(task_);
     const std::int64_t averages = task_.num_averages();
+    if (!options_.stop_on_non_finite()) buffers_.keep(task_);
     const std::chrono::nanoseconds waited = train_.counters().wait;
     const StepMetrics metrics = task_.train_step(batch);
     add_wait(std::chrono::duration<double>(train_.counters().wait - waited).count());  // for later parts
+    const optim::NonFinite non_finite = task_.take_non_finite();
+    if (!options_.stop_on_non_finite()) buffers_.put_back_unless_finite(metrics, non_finite);
     if (ranks_.size() > 1 && task_.num_averages() == averages) {
       throw UsageError("train.step",
                        core::concat("train_step of this task did not average gradients over the ",
@@ -254,7 +258,7 @@ class FitLoop {
     const data::LoaderState before = std::exchange(state_.loader, train_.state());
     window_samples_ +=
         ranks_.size() == 1 ? batch.whole_size : state_.loader.samples_consumed - before.samples_consumed;
-    for (const CheckedStep& checked : step_check_.add(state_.step, metrics, task_.take_non_finite())) {
+    for (const CheckedStep& checked : step_check_.add(state_.step, metrics, non_finite)) {
       take(checked, checked.step == state_.step ? &batch : nullptr);
     }
     if (tracing_ && result_.steps >= options_.trace_steps()) write_trace();
@@ -268,7 +272,10 @@ class FitLoop {
     }
     ++state_.non_finite_steps;
     if (options_.stop_on_non_finite()) {
-      throw_not_finite(checked, task_, batch, {state_.epoch + 1, ranks_.rank(), lr_});
+      const bool is_first = checked.step == state_.step - result_.steps + 1;  // of this start
+      throw_not_finite(
+          checked, task_, batch,
+          {state_.epoch + 1, ranks_.rank(), lr_, is_first ? result_.last_checkpoint.string() : ""});
     }
     core::log_warning(
         core::concat(subject_of(checked), " is not finite; going on (", state_.non_finite_steps, " so far)"));
@@ -400,6 +407,7 @@ class FitLoop {
     last_save_ = Clock::now();
     save_due_ = false;
     if (options_.run_dir().empty()) return;
+    check_parameters(task_, state_.step);
     count_start();
     saved_step_ = state_.step;
     core::TimelineScope scope("checkpoint");
@@ -455,6 +463,7 @@ class FitLoop {
   RunState state_;
   MeterSet meters_;
   StepCheck step_check_;
+  KeptBuffers buffers_;
   FitResult result_;
   std::int64_t steps_per_epoch_ = 0;
   bool tracing_ = false;  // the timeline records for trace.json, not for somebody else

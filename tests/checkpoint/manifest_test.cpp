@@ -21,7 +21,9 @@ std::string with_checksum(json document) {
 json valid() {
   Manifest manifest;
   manifest.sequence = 3;
+  manifest.name = "epoch_3";
   manifest.best = "epoch_2";
+  manifest.given_up = {{1, 1}, {5, 7}};
   manifest.files["model.safetensors"] = {.bytes = 12, .checksum = 0xab};
   manifest.state = {{"epoch", 3}};
   return json::parse(manifest_text(manifest));
@@ -30,7 +32,9 @@ json valid() {
 TEST(ManifestTest, WhatWasWrittenIsRead) {
   const Manifest manifest = parse_manifest(valid().dump(), "state.json");
   EXPECT_EQ(manifest.sequence, 3);
+  EXPECT_EQ(manifest.name, "epoch_3");
   EXPECT_EQ(manifest.best, "epoch_2");
+  EXPECT_EQ(manifest.given_up, (std::vector<SequenceRange>{{1, 1}, {5, 7}}));
   EXPECT_EQ(manifest.files.at("model.safetensors").bytes, 12u);
   EXPECT_EQ(manifest.files.at("model.safetensors").checksum, 0xabu);
   EXPECT_EQ(manifest.state, (json{{"epoch", 3}}));
@@ -53,6 +57,10 @@ TEST(ManifestTest, LyingFieldsAreRefused) {
       {"/best", ".hidden", "best is '.hidden'"},
       {"/best", "last", "best is 'last'"},
       {"/best", 5, "lacks a field"},
+      {"/name", "../../secret", "name is '../../secret'"},
+      {"/given_up", 5, "lacks a field"},
+      {"/given_up", json::array({json::array({1, -1})}), "given_up is -1"},
+      {"/given_up", json::array({json::array({1})}), "lacks a field"},
       {"/files/model.safetensors/bytes", -5, "bytes is -5"},
       {"/files/model.safetensors/xxh3_64", 5, "lacks a field"},
       {"/files", 5, "lacks a field"},

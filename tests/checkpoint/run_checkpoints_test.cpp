@@ -3,6 +3,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+#include <random>
+
+#include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/temporary_name.h"
 #include "cohort/core/error.h"
 #include "cohort/core/file_lock.h"
@@ -164,6 +169,166 @@ TEST_F(RunCheckpointsTest, FoldersThatAreNotCheckpointsAreLeftAlone) {
   EXPECT_EQ(names_in(folder()), (Names{"e3", "last", "mine"}));
 }
 
+TEST_F(RunCheckpointsTest, CopiesAndRenamedCheckpointsAreLeftAlone) {
+  save_three();
+  const auto copy = [&](const fs::path& from, const fs::path& to) {
+    fs::copy(folder() / from, folder() / to, fs::copy_options::recursive);
+  };
+  copy("epoch_1", "my_favourite");
+  copy("epoch_3", "before_new_lr");
+  copy("epoch_2", "epoch_5");
+  fs::rename(folder() / "epoch_2", folder() / "epoch_0");
+  RunCheckpoints checkpoints(folder(), {.keep = 2});
+  checkpoints.save("epoch_4", content_of(4));
+  // They take no place of those that are kept either.
+  EXPECT_EQ(names_in(folder()),
+            (Names{"before_new_lr", "epoch_0", "epoch_3", "epoch_4", "epoch_5", "last", "my_favourite"}));
+  EXPECT_EQ(RunCheckpoints::load(folder() / "my_favourite").state["epoch"], 1);
+  checkpoints.save("epoch_5", content_of(5));
+  EXPECT_EQ(RunCheckpoints::load(folder() / "epoch_5.replaced-1").state["epoch"], 2);
+  EXPECT_EQ(RunCheckpoints::load(folder() / "epoch_5").state["epoch"], 5);
+}
+
+TEST_F(RunCheckpointsTest, OfAnOlderVersionOnlyTheTrainersNamesAreRemoved) {
+  save_three();
+  for (const char* name : {"epoch_1", "epoch_2", "epoch_3"}) {
+    Manifest manifest = read_manifest(folder() / name);
+    manifest.name = "";
+    write_file(folder() / name / "state.json", manifest_text(manifest));
+  }
+  for (const char* copy : {"epoch_1_copy", "epoch_", "mine"})
+    fs::copy(folder() / "epoch_1", folder() / copy, fs::copy_options::recursive);
+  fs::rename(folder() / "epoch_2", folder() / "step_00000007");
+  RunCheckpoints(folder(), {.keep = 1}).save("epoch_4", content_of(4));
+  EXPECT_EQ(names_in(folder()), (Names{"epoch_", "epoch_1_copy", "epoch_4", "last", "mine"}));
+}
+
+TEST_F(RunCheckpointsTest, WhatWasGivenUpIsNotFallenBackToAndGoesFirst) {
+  RunCheckpoints checkpoints(folder(), {.keep = 0});
+  for (int64_t i = 1; i <= 6; ++i) checkpoints.save("epoch_" + std::to_string(i), content_of(i));
+  checkpoints.go_back_to(folder() / "epoch_2");
+  checkpoints.save("epoch_3", content_of(13));
+  flip(folder() / "epoch_3" / "model.safetensors", 150);
+  EXPECT_EQ(checkpoints.load_usable()->folder.filename(), "epoch_2");
+  const auto listed = checkpoints.list();
+  ASSERT_EQ(listed.size(), 6u);
+  EXPECT_EQ(listed[1].filename(), "epoch_2");
+  EXPECT_EQ(listed[3].filename(), "epoch_6");
+  RunCheckpoints(folder(), {.keep = 4}).save("epoch_4", content_of(14));
+  EXPECT_EQ(names_in(folder()), (Names{"epoch_1", "epoch_2", "epoch_3", "epoch_4", "last"}));
+}
+
+/// A checkpoint as the test below knows it.
+struct Saved {
+  std::string name;
+  std::vector<int64_t> line;  // its value, after those of the checkpoints that led to it
+  bool is_damaged = false;
+  int64_t value() const { return line.back(); }
+};
+
+/// A run that saves, goes back and is damaged at random, beside a list of what must be there.
+class RandomRun {
+ public:
+  RandomRun(fs::path folder, int64_t keep) : keep_(keep), checkpoints_(std::move(folder), {.keep = keep}) {
+    save();
+  }
+  void save() {
+    Saved saved{"epoch_" + std::to_string(last_.line.size() + 1), last_.line};
+    saved.line.push_back(++values_);
+    checkpoints_.save(saved.name, content_of(values_));
+    last_ = there_[saved.name] = saved;
+    prune();
+  }
+  void go_back(unsigned choice) {
+    const Saved to = std::next(there_.begin(), choice % there_.size())->second;
+    if (to.is_damaged) return;
+    checkpoints_.go_back_to(checkpoints_.folder() / to.name);
+    last_ = to;
+  }
+  void damage(unsigned choice) {
+    Saved& victim = std::next(there_.begin(), choice % there_.size())->second;
+    victim.is_damaged = true;
+    write_file(checkpoints_.folder() / victim.name / "model.safetensors", "damage");
+  }
+  void expect_right() {
+    Names names{"last"};
+    for (const auto& [name, saved] : there_) names.push_back(name);
+    std::sort(names.begin(), names.end());
+    ASSERT_EQ(names_in(checkpoints_.folder()), names);
+    int64_t newest = 0;
+    for (const auto& [name, saved] : there_) {
+      if (is_of_line(saved) && !saved.is_damaged) newest = std::max(newest, saved.value());
+    }
+    if (newest == 0) {
+      ASSERT_THROW(checkpoints_.load_usable(), DataError);
+    } else {
+      ASSERT_EQ(checkpoints_.load_usable()->content.state["epoch"], newest);
+    }
+  }
+
+ private:
+  bool is_of_line(const Saved& saved) const {
+    return std::count(last_.line.begin(), last_.line.end(), saved.value()) > 0;
+  }
+  void prune() {
+    std::vector<Saved> all;
+    for (const auto& [name, saved] : there_) all.push_back(saved);
+    std::sort(all.begin(), all.end(), [&](const Saved& a, const Saved& b) {
+      return std::pair(is_of_line(a), a.value()) > std::pair(is_of_line(b), b.value());
+    });
+    for (size_t i = static_cast<size_t>(keep_); i < all.size(); ++i) there_.erase(all[i].name);
+  }
+
+  int64_t keep_;
+  RunCheckpoints checkpoints_;
+  std::map<std::string, Saved> there_;
+  Saved last_;
+  int64_t values_ = 0;
+};
+
+TEST_F(RunCheckpointsTest, ARunThatGoesBackAtRandomKeepsToItsHistory) {
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    fs::remove_all(folder());
+    std::mt19937 random(seed);
+    RandomRun run(folder(), 2 + seed % 5);
+    for (int i = 0; i < 25; ++i) {
+      SCOPED_TRACE(core::concat("seed ", seed, ", operation ", i));
+      const unsigned what = random() % 6, choice = random();
+      if (what < 4) {
+        run.save();
+      } else if (what == 4) {
+        run.go_back(choice);
+      } else {
+        run.damage(choice);
+      }
+      run.expect_right();
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_F(RunCheckpointsTest, AFolderThatCannotBeListedIsNotOneWithoutCheckpoints) {
+  write_file(folder(), "a file");
+  COHORT_EXPECT_THROW_WITH(RunCheckpoints(folder()).load_usable(), DataError, "cannot list ");
+}
+
+TEST_F(RunCheckpointsTest, ABestThatIsReplacedByOneThatIsNotIsNoBest) {
+  RunCheckpoints checkpoints(folder());
+  checkpoints.save("latest", content_of(1), {.is_best = true});
+  checkpoints.save("latest", content_of(3));
+  EXPECT_FALSE(checkpoints.find("best"));
+  EXPECT_EQ(names_in(folder()), (Names{"last", "latest"}));
+}
+
+TEST_F(RunCheckpointsTest, WhatAKilledProcessHadMovedAwayIsFoundByItsName) {
+  save_three();
+  fs::rename(folder() / "epoch_2", folder() / (temporary_name("epoch_2~old")));
+  const RunCheckpoints checkpoints(folder());
+  for (const std::string& which : {std::string("epoch_2"), (folder() / "epoch_2").string()})
+    EXPECT_EQ(checkpoints.find_and_load(which)->content.state["epoch"], 2);
+  EXPECT_EQ(RunCheckpoints::load(folder() / "epoch_2").state["epoch"], 2);
+}
+
 TEST_F(RunCheckpointsTest, SavingUnderANameThatIsThereReplacesIt) {
   RunCheckpoints checkpoints(folder());
   checkpoints.save("epoch_1", content_of(1));
@@ -183,7 +348,9 @@ TEST_F(RunCheckpointsTest, SomethingElseOfThatNameIsMovedAsideAndKept) {
   EXPECT_EQ(names_in(folder()), (Names{"epoch_1.replaced-1", "epoch_2", "epoch_2.replaced-1", "last"}));
   EXPECT_EQ(read_file(folder() / "epoch_1.replaced-1" / "notes.txt"), "mine");
   EXPECT_EQ(read_file(folder() / "epoch_2.replaced-1"), "a file");
-  EXPECT_NE(log_.find("epoch_1 was no checkpoint that can be read; it is now "), std::string::npos) << log_;
+  EXPECT_NE(log_.find("epoch_1 was no checkpoint that can be read and was saved under this name; it is "),
+            std::string::npos)
+      << log_;
 }
 
 /// Names of a process on another host, of one here that has ended, and of this one.
@@ -202,9 +369,12 @@ TEST_F(RunCheckpointsTest, LeftoversAreSweptByASaveAndNothingElse) {
     write_file(folder() / name / "model.safetensors", "half");
   }
   fs::rename(folder() / "epoch_2", folder() / of_ended_process("epoch_2~old"));
+  // One that somebody on another host exports, without a lock.
+  const std::string exported = ".model.safetensors" + kElsewhere.substr(kElsewhere.find(".cohort"));
+  write_file(folder() / exported, "half");
   RunCheckpoints(folder(), {.keep = 0}).save("epoch_6", content_of(6));
-  Names expected{alive, ".epoch_4.cohort-x-1-1", ".other", "epoch_1", "epoch_2", "epoch_3", "epoch_6",
-                 "last"};
+  Names expected{exported,  alive, ".epoch_4.cohort-x-1-1", ".other", "epoch_1", "epoch_2", "epoch_3",
+                 "epoch_6", "last"};
   std::sort(expected.begin(), expected.end());
   EXPECT_EQ(names_in(folder()), expected);
   EXPECT_EQ(RunCheckpoints::load(folder() / "epoch_2").state["epoch"], 2);

@@ -24,6 +24,9 @@ TEST(TemporaryNameTest, OfAProcessHereItIsKnownWhetherItRuns) {
 }
 
 TEST(TemporaryNameTest, OfAnotherHostOrContainerNothingIsKnown) {
+  // Another host of this name, whose first process namespace has the number of this one's.
+  EXPECT_EQ(parse_temporary_name(".a.cohort-" + core::host_name() + "-4026531836-1-1")->owner,
+            Owner::kUnknown);
   EXPECT_EQ(parse_temporary_name(".a.cohort-some-host.org-1-2-3")->owner, Owner::kUnknown);
   EXPECT_EQ(parse_temporary_name(".a.cohort-" + core::host_name() + "-1-1-1")->owner, Owner::kUnknown);
 }

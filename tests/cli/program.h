@@ -33,8 +33,9 @@ class Program {
  public:
   using Variables = std::vector<std::pair<std::string, std::string>>;
 
+  /// `output`: where it writes, or -1: files.
   Program(const std::filesystem::path& folder, const std::vector<std::string>& arguments,
-          const Variables& environment = {})
+          const Variables& environment = {}, int output = -1)
       : out_(folder / ("out-" + std::to_string(++counter()))),
         err_(folder / ("err-" + std::to_string(counter()))) {
     pid_ = fork();
@@ -42,8 +43,8 @@ class Program {
     if (pid_ == 0) {
       const int out = open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
       const int err = open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
-      dup2(out, STDOUT_FILENO);
-      dup2(err, STDERR_FILENO);
+      dup2(output >= 0 ? output : out, STDOUT_FILENO);
+      dup2(output >= 0 ? output : err, STDERR_FILENO);
       std::vector<char*> argv{const_cast<char*>(COHORT_PROGRAM)};
       for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
       argv.push_back(nullptr);

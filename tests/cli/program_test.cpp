@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdlib>
 #include <random>
 #include <regex>
 #include <sstream>
 
 #include "cohort/core/cpu.h"
+#include "cohort/core/fd.h"
 #include "cohort/data/codecs/codec.h"
 #include "tests/support/messages.h"
 
@@ -107,6 +109,48 @@ TEST_F(ProgramTest, SigtermFinishesTheStepSavesAndSaysHowToGoOn) {
   EXPECT_EQ(outcome.status, 128 + SIGTERM);
   EXPECT_NE(outcome.err.find("--resume auto run.dir=stopped"), std::string::npos) << outcome.err;
   EXPECT_EQ(run(train("stopped", {"--resume", "auto", "train.epochs=1"})).status, 0);
+}
+
+/// The number in the name of the checkpoint that the run in `folder` saved last.
+long last_number(const fs::path& folder) {
+  const std::string name = fs::read_symlink(folder / "checkpoints" / "last").string();
+  return std::stol(name.substr(name.find('_') + 1));
+}
+
+TEST_F(ProgramTest, BehindAPipeThatNobodyReadsItGoesOnAndStopsBySignalsAsUsual) {
+  // As with `cohort train ... 2>&1 | tee log`, where Ctrl-C or a lost connection ends tee too.
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    for (const char* ranks : {"1", "2"}) {
+      SCOPED_TRACE(std::string("signal ") + std::to_string(signal) + ", ranks " + ranks);
+      const std::string folder = std::string("piped") + std::to_string(signal) + "x" + ranks;
+      std::array<int, 2> pipe{};
+      ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
+      core::Fd reader(pipe[0]), writer(pipe[1]);
+      Program program(dir.path(),
+                      train(folder, {"train.epochs=2000", "run.log_every=1", "--nproc-per-node", ranks}), {},
+                      writer.get());
+      writer.close();
+      wait_for_checkpoint(program, folder);
+      reader.close();
+      const std::string before = fs::read_symlink(dir / folder / "checkpoints" / "last").string();
+      const auto has_saved_again = [&] {
+        return fs::read_symlink(dir / folder / "checkpoints" / "last").string() != before;
+      };
+      while (!has_saved_again() && !program.wait_for(10ms)) {
+      }
+      EXPECT_TRUE(has_saved_again()) << "it ended with the pipe";
+      program.signal(signal);
+      EXPECT_EQ(program.outcome().status, 128 + signal);
+      // It saved when it was stopped, whatever the step.
+      const std::string log = read_file(dir / folder / "metrics.jsonl");
+      const std::size_t at = log.rfind("\"step\":");
+      ASSERT_NE(at, std::string::npos) << log;
+      const std::string name = fs::read_symlink(dir / folder / "checkpoints" / "last").string();
+      if (name.starts_with("step_")) {
+        EXPECT_GE(last_number(dir / folder), std::stol(log.substr(at + 7)));
+      }
+    }
+  }
 }
 
 TEST_F(ProgramTest, AFolderThatIsInUseIsRefusedNamingTheProcess) {
@@ -294,6 +338,32 @@ void write_pictures(const fs::path& root) {
 std::vector<std::string> pictures(const std::string& folder, std::vector<std::string> more = {}) {
   more.insert(more.begin(), {"data.kind=image_folder", "data.path=" + folder, "train.epochs=1"});
   return more;
+}
+
+TEST_F(ProgramTest, NamesThatAreNotUtf8GoThroughEveryCommand) {
+  write_pictures(dir / "d\xe9");
+  for (const char* split : {"train", "val"})
+    fs::rename(dir / "d\xe9" / split / "a", dir / "d\xe9" / split / "caf\xe9");
+  const std::string folder = "r\xe9", picture = "d\xe9/val/caf\xe9/0.jpg", program = "p\xe9.cohort";
+  std::vector<std::string> more = pictures("d\xe9");
+  more.insert(more.end(),
+              {"--nproc-per-node", "2", "--resume", folder + "/checkpoints/last", "train.epochs=2"});
+  const std::vector<std::vector<std::string>> commands{
+      train(folder, pictures("d\xe9")),
+      train(folder, more),
+      {"eval", "--run", folder},
+      {"predict", "--run", folder, picture},
+      {"export", "--run", folder, program},
+      {"predict", "--program", program, picture},
+      {"data", "verify", "d\xe9/train"},
+  };
+  for (const std::vector<std::string>& arguments : commands) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.status, 0) << arguments[0] << ": " << outcome.err;
+    if (arguments[0] == "predict") {
+      EXPECT_NE(outcome.out.find("caf\xe9"), std::string::npos) << outcome.out;
+    }
+  }
 }
 
 TEST_F(ProgramTest, PicturesThatAreLeftOutAreNamedAndCountedForTrainingAndValidation) {

@@ -1,13 +1,18 @@
 #include "cohort/core/signals.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <thread>
 
 #include "cohort/core/error.h"
+#include "cohort/core/fd.h"
 #include "tests/support/throws.h"
 
 namespace cohort::core {
@@ -45,6 +50,28 @@ TEST(SignalsTest, UnderNohupATerminalThatGoesAwayIsNothing) {
     EXPECT_EQ(signals.stop_signal(), 0);
   }
   EXPECT_EQ(std::signal(SIGHUP, before), SIG_IGN);
+}
+
+TEST(SignalsTest, WritingToAPipeThatNobodyReadsIsAnError) {
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
+  const Fd writer(pipe[1]);
+  ::close(pipe[0]);
+  auto* const before = std::signal(SIGPIPE, SIG_DFL);
+  {
+    const TrainingSignals signals;
+    EXPECT_EQ(::write(writer.get(), "x", 1), -1);
+    EXPECT_EQ(errno, EPIPE);
+    EXPECT_EQ(signals.stop_signal(), 0);
+  }
+  EXPECT_EQ(std::signal(SIGPIPE, old_handler), SIG_DFL);
+  {
+    const TrainingSignals signals;  // a handler of the program's own stays
+    std::raise(SIGPIPE);
+    EXPECT_EQ(seen_by_old_handler, SIGPIPE);
+    seen_by_old_handler = 0;
+  }
+  EXPECT_EQ(std::signal(SIGPIPE, before), old_handler);
 }
 
 TEST(SignalsTest, SaveIsAskedForOnceForEachSignalAndDoesNotStop) {

@@ -228,6 +228,16 @@ TEST(RegistryTest, OptionsThatAFactoryDoesNotReadAreRefused) {
                            "of data set 'picky' returned nothing");
 }
 
+TEST(RegistryTest, AnOptionThatOneSplitDoesNotReadIsRefusedNamingTheSplit) {
+  register_dataset("flipping", [](const DatasetArgs& args) {
+    const bool flips = args.at("split") == "train" && args.flag("flip", false);
+    return std::make_shared<Damaged>(0, flips ? 6 : 5);
+  });
+  EXPECT_EQ(make_dataset("flipping", {{"flip", "yes"}, {"split", "train"}})->size(), 6);
+  COHORT_EXPECT_THROW_WITH(make_dataset("flipping", {{"flip", "yes"}, {"split", "val"}}), ConfigError,
+                           "data set 'flipping' (split val) has no option flip");
+}
+
 TEST(SyntheticDatasetTest, IsAFunctionOfSeedAndIndex) {
   SyntheticOptions options{.size = 200, .shape = {3, 8, 12}, .num_classes = 5, .seed = 4};
   const Batch a = first_batch(std::make_shared<SyntheticDataset>(options), {.batch_size = 200});

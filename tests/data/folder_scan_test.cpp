@@ -2,15 +2,19 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <cstring>
 
 #include "cohort/core/error.h"
 #include "cohort/core/fd.h"
 #include "cohort/core/log.h"
 #include "cohort/data/encoded_cache.h"
 #include "cohort/data/file_bytes.h"
+#include "tests/data/folder_calls.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -81,6 +85,43 @@ TEST(FolderScanTest, FilesThatAreNoImagesAreCountedAndNamedOnce) {
   test::write_file(clean / "cat/1.jpg", "");
   test::write_file(clean / "cat/.hidden", "");
   EXPECT_EQ(scan_image_folder(clean.path().string(), refuse).explain_other_files(), "");
+}
+
+TEST(FolderScanTest, ACallThatFailsIsAnErrorAndNotTheEndOfTheFolder) {
+  const test::TempDir dir;
+  for (const char* name : {"cat/1.jpg", "cat/2.jpg", "cat/sub/3.jpg", "dog/1.jpg"})
+    test::write_file(dir / name, "");
+  fs::create_symlink(dir / "cat/1.jpg", dir / "dog/link.jpg");
+  const std::string root = dir.path().string();
+  for (const int error : {EIO, ESTALE, EACCES}) {
+    int call = 0;
+    for (bool failed = true; failed; ++call) {
+      SCOPED_TRACE(call);
+      test::fail_folder_call(call, error);
+      failed = false;
+      try {
+        EXPECT_EQ(scan_image_folder(root, {.allow_empty = true}).size(), 5);
+      } catch (const DataError& refused) {
+        failed = true;
+        EXPECT_TRUE(test::message_contains(refused.what(), std::strerror(error)));
+      }
+      test::fail_folder_call(-1, 0);
+    }
+    EXPECT_GE(call, 4 + 4 * 3 + 6 + 1);  // four folders, what is in them, and a link
+  }
+}
+
+TEST(FolderScanTest, WhatIsNeitherFileNorFolderIsCounted) {
+  const test::TempDir dir;
+  test::write_file(dir / "cat/1.jpg", "");
+  ASSERT_EQ(::mkfifo((dir / "cat/x.png").c_str(), 0600), 0);
+  ASSERT_EQ(::mkfifo((dir / "pipe").c_str(), 0600), 0);
+  fs::create_symlink("/dev/zero", dir / "cat/zero.jpg");
+  fs::create_symlink(dir / "cat/1.jpg/none", dir / "cat/y.jpg");
+  COHORT_EXPECT_THROW_WITH(
+      scan_image_folder(dir.path().string(), {.on_other_files = OnOtherFiles::kRefuse}), DataError,
+      "4 files are passed over, images are .jpg, .jpeg and .png: 3 pipes, sockets or devices (such as pipe), "
+      "1 dangling links (such as cat/y.jpg)");
 }
 
 TEST(FolderScanTest, NoMoreThanFiveKindsOfOtherFilesAreNamed) {

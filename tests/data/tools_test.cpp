@@ -4,8 +4,11 @@
 #include <archive_entry.h>
 #include <gtest/gtest.h>
 
+#include <clocale>
 #include <cmath>
+#include <cstdio>
 #include <fstream>
+#include <iterator>
 
 #include "cohort/core/error.h"
 #include "cohort/data/codecs/codec.h"
@@ -122,10 +125,10 @@ TEST(ToolsTest, ATarThatUnpacksToTooMuchIsRefused) {
   const test::TempDir dir;
   const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
   write_tar(tar, {{"a/1.jpg", std::string(600, 'x')}, {"a/2.jpg", std::string(400, 'x')}});
-  EXPECT_EQ(unpack_tar(tar, (dir / "fits").string(), {.max_bytes = 1000, .max_entries = 2}).bytes, 1000);
+  EXPECT_EQ(unpack_tar(tar, (dir / "fits").string(), {.max_bytes = 1000, .max_entries = 3}).bytes, 1000);
   COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out, {.max_bytes = 999}), DataError,
                            "x.tar unpacks to more than 999 bytes. Try: a higher limit (--max-gib)");
-  COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out, {.max_entries = 1}), DataError, "has more than 1 entries");
+  COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out, {.max_entries = 2}), DataError, "has more than 2 entries");
   // What is stripped away is uncompressed too.
   COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out, {.strip = 2, .max_bytes = 999}), DataError, "more than 999");
   // A hole takes no space in the archive: 1 TiB in some hundred bytes.
@@ -134,6 +137,114 @@ TEST(ToolsTest, ATarThatUnpacksToTooMuchIsRefused) {
   COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out), DataError, "unpacks to more than 274877906944 bytes");
   EXPECT_FALSE(fs::exists(out));
   EXPECT_FALSE(fs::exists(out + ".partial"));
+}
+
+TEST(ToolsTest, FoldersThatOnlyNamesMentionCountAsEntries) {
+  const test::TempDir dir;
+  const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
+  std::string deep;
+  for (int i = 0; i < 1000; ++i) deep += "a/";
+  write_tar(tar, {{deep + "1.jpg"}});
+  COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out, {.max_entries = 1000}), DataError, "more than 1000 entries");
+  EXPECT_EQ(unpack_tar(tar, out, {.max_entries = 1001}).files, 1);
+  // Each folder once, whoever mentions it.
+  write_tar(tar, {{"a/", "", AE_IFDIR}, {"a/b/1.jpg"}, {"c/1.jpg"}, {"a/b/2.jpg"}, {"a/2.jpg"}});
+  EXPECT_EQ(unpack_tar(tar, out + "2", {.max_entries = 7}).files, 4);
+  COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out + "3", {.max_entries = 6}), DataError, "more than 6 entries");
+}
+
+// A plain tar of one file whose PAX header holds `records`.
+std::string tar_with_pax_records(const std::string& records) {
+  const auto block = [](const std::string& name, char type, const std::string& body) {
+    std::string header(512, '\0');
+    header.replace(0, name.size(), name);
+    std::snprintf(header.data() + 100, 25, "0000644%c0000000%c0000000", '\0', '\0');
+    std::snprintf(header.data() + 124, 25, "%011zo%c%011o", body.size(), '\0', 0U);
+    header.replace(148, 8, 8, ' ');
+    header[156] = type;
+    header.replace(257, 8, std::string("ustar\00000", 8));
+    unsigned sum = 0;
+    for (const char c : header) sum += static_cast<unsigned char>(c);
+    std::snprintf(header.data() + 148, 8, "%06o", sum);
+    return header + body + std::string((512 - body.size() % 512) % 512, '\0');
+  };
+  return block("pax", 'x', records) + block("short.jpg", '0', "content") + std::string(1024, '\0');
+}
+
+TEST(ToolsTest, ADamagedPaxHeaderIsRefused) {
+  const test::TempDir dir;
+  const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
+  const std::string name = "cat/" + std::string(110, 'x') + ".jpg";
+  const std::string good = core::concat("128 path=", name, "\n");
+  ASSERT_EQ(good.size(), 128U);
+  test::write_file(tar, tar_with_pax_records(good));
+  EXPECT_EQ(unpack_tar(tar, out).files, 1);
+  EXPECT_TRUE(fs::exists(fs::path(out) / name));
+  // The name is in the header that is damaged: the file would get another.
+  const std::vector<std::string> damaged = {
+      "9" + good.substr(1),                   // a length that is too great
+      "1x8" + good.substr(3),                 // and one that is none
+      good.substr(0, good.size() - 1) + "x",  // no end of the line
+      "junk",                                 // nothing like it
+      "\xe9" + good.substr(1),                // also where the name is not UTF-8
+      core::concat("25 uname=k\xc3\xa4sekuchen----\n", "9", good.substr(1)),
+  };
+  for (const std::string& records : damaged) {
+    SCOPED_TRACE(records);
+    test::write_file(tar, tar_with_pax_records(records));
+    COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out + "2"), DataError, "cannot read archive");
+    EXPECT_FALSE(fs::exists(out + "2"));
+  }
+}
+
+TEST(ToolsTest, NamesAreTakenAsTheyAreInALocaleOfUtf8Too) {
+  const test::TempDir dir;
+  const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
+  const std::string before = std::setlocale(LC_CTYPE, nullptr);
+  ASSERT_NE(std::setlocale(LC_CTYPE, "C.UTF-8"), nullptr);
+  // A letter in two parts, which libarchive would put together.
+  test::write_file(tar, tar_with_pax_records("19 path=gro\xcc\x88"
+                                             "e.jpg\n"));
+  EXPECT_EQ(unpack_tar(tar, out).files, 1);
+  std::setlocale(LC_CTYPE, before.c_str());
+  EXPECT_EQ(fs::directory_iterator(out)->path().filename().string(),
+            "gro\xcc\x88"
+            "e.jpg");
+}
+
+TEST(ToolsTest, NamesThatAreNotUtf8AreTakenAsTheyAre) {
+  const test::TempDir dir;
+  const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
+  test::write_file(tar, tar_with_pax_records("22 path=caf\xe9/1234.jpg\n"));
+  EXPECT_EQ(unpack_tar(tar, out).files, 1);
+  EXPECT_EQ(test::read_file(fs::path(out) / "caf\xe9/1234.jpg"), "content");
+}
+
+TEST(ToolsTest, NamesThatAreTooLongAreNamed) {
+  const test::TempDir dir;
+  const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string(), longest(256, 'n');
+  for (const std::string& name : {"a/" + longest, longest + "/1.jpg"}) {
+    write_tar(tar, {{name}});
+    COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out), DataError, "is too long for this file system");
+  }
+  test::write_file(dir / "flat/1.jpg", "one");
+  const std::string list = (dir / "list.csv").string();
+  for (const std::string& line : {"1.jpg," + longest, longest + ".jpg,cat"}) {
+    test::write_file(list, line + "\n");
+    COHORT_EXPECT_THROW_WITH(folder_from_list((dir / "flat").string(), list, out), DataError, "list.csv:1: ");
+  }
+  EXPECT_FALSE(fs::exists(out + ".partial"));
+}
+
+TEST(ToolsTest, AnEntryMayHaveAnyName) {
+  const test::TempDir dir;
+  const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
+  write_tar(tar, {{".cohort-data", "one"}, {".cohort-data.new", "two"}, {"files", "three"}});
+  EXPECT_EQ(unpack_tar(tar, out).files, 3);
+  EXPECT_EQ(test::read_file(out + "/.cohort-data"), "one");
+  EXPECT_EQ(std::distance(fs::directory_iterator(out), fs::directory_iterator()), 3);
+  write_tar(tar, {{".cohort-data/1.jpg", "one"}});
+  EXPECT_EQ(unpack_tar(tar, out + "2").files, 1);
 }
 
 TEST(ToolsTest, AHoleAtTheEndOfAFileStays) {
@@ -219,6 +330,27 @@ TEST(ToolsTest, AListOfLabelsMakesAFolder) {
   }
   fs::remove(dir / "list.csv");
   COHORT_EXPECT_THROW_WITH(make("bad"), DataError, "cannot open ");
+}
+
+TEST(ToolsTest, AListOfLinksAndOneWithBlankLines) {
+  const test::TempDir dir;
+  test::write_file(dir / "blobs/abc", "one");
+  fs::create_directories(dir / "flat");
+  fs::create_symlink("../blobs/abc", dir / "flat/1.jpg");
+  fs::create_symlink("../blobs/none", dir / "flat/2.jpg");
+  const std::string flat = (dir / "flat").string(), list = (dir / "list.csv").string();
+  test::write_file(list, "\n \nlabel,file\ncat,1.jpg\n");
+  for (const bool link : {false, true}) {
+    SCOPED_TRACE(link);
+    const fs::path out = dir / core::concat("out", link);
+    EXPECT_EQ(folder_from_list(flat, list, out.string(), {link}).bytes, 3);
+    EXPECT_FALSE(fs::is_symlink(out / "cat/1.jpg"));
+    EXPECT_EQ(test::read_file(out / "cat/1.jpg"), "one");
+    EXPECT_EQ(fs::hard_link_count(out / "cat/1.jpg"), link ? 2U : 1U);
+  }
+  test::write_file(list, "2.jpg,cat\n");
+  COHORT_EXPECT_THROW_WITH(folder_from_list(flat, list, (dir / "bad").string(), {true}), DataError,
+                           "list.csv:1: cannot copy");
 }
 
 TEST(ToolsTest, AListMayHaveAByteOrderMarkAndMoreColumns) {

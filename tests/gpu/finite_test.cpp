@@ -12,6 +12,7 @@
 #include "cohort/optim/clip.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/train/classification.h"
+#include "cohort/train/step_check.h"
 #include "cohort/train/trainer.h"
 #include "gpu_test.h"
 #include "tests/support/throws.h"
@@ -26,6 +27,12 @@ class GpuFiniteTest : public test::GpuTest {
  protected:
   std::vector<at::Tensor> parameters() const {
     return {at::ones({5, 3}, gpu).set_requires_grad(true), at::ones({70'000}, gpu).set_requires_grad(true)};
+  }
+  /// A number that the GPU takes a while to come to.
+  at::Tensor busy() const {
+    at::Tensor numbers = at::rand({4096, 4096}, gpu);
+    for (int i = 0; i < 200; ++i) numbers = numbers.mm(numbers).tanh();
+    return numbers.sum();
   }
   void set_gradients(std::vector<at::Tensor>& of, double value) const {
     for (at::Tensor& parameter : of) parameter.mutable_grad() = at::full_like(parameter, value);
@@ -83,12 +90,30 @@ TEST_F(GpuFiniteTest, NeitherClippingNorTheStepWaitsForTheGpu) {
     optim::clip_grad_norm_unless_non_finite_(optimizer.param_groups(), 0.5);
     return std::pair(waited_for_finding, gradients_are_there.query());
   };
-  step(at::zeros({}, gpu));  // loads the kernels
-  optimizer.state();
-  at::Tensor busy = at::rand({4096, 4096}, gpu);
-  for (int i = 0; i < 200; ++i) busy = busy.mm(busy).tanh();
-  EXPECT_EQ(step(busy.sum() * 0), std::pair(false, false));
+  for (int i = 0; i < 3; ++i) step(at::zeros({}, gpu));  // loads the kernels
   cuda.synchronizeDevice(0);
+  // The flag of the step before is looked at now, and stands before what keeps the GPU busy.
+  EXPECT_EQ(step(busy() * 0), std::pair(false, false));
+  cuda.synchronizeDevice(0);
+}
+
+TEST_F(GpuFiniteTest, CheckingAStepDoesNotWaitForTheOneAfterIt) {
+  const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
+  train::StepCheck check;
+  const auto add = [&](std::int64_t step, const at::Tensor& loss) {
+    return check.add(step, {{"loss", loss, 1}}, optim::non_finite_scalar(loss));
+  };
+  add(1, at::ones({}, gpu));
+  EXPECT_EQ(add(2, at::full({}, std::nan(""), gpu)).size(), 1u);  // loads the kernels
+  cuda.synchronizeDevice(0);
+  const at::Tensor late = busy() * 0;
+  c10::Event is_done(c10::kCUDA);
+  is_done.record(cuda.getStream(gpu));
+  const auto known = add(3, late);
+  EXPECT_FALSE(is_done.query());
+  ASSERT_EQ(known.size(), 1u);
+  EXPECT_FALSE(known[0].is_finite());
+  EXPECT_TRUE(check.settle()->is_finite());
 }
 
 data::Loader loader_on(at::Device device, std::int64_t bad_batch = -1) {
@@ -98,6 +123,19 @@ data::Loader loader_on(at::Device device, std::int64_t bad_batch = -1) {
   if (bad_batch >= 0) input.narrow(0, bad_batch * 8, 8).fill_(std::nan(""));
   return data::Loader(std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{input, target}),
                       {.batch_size = 8, .device = device});
+}
+
+TEST_F(GpuFiniteTest, AStepThatIsLeftOutLeavesNoTraceInRunningStatistics) {
+  const torch::nn::BatchNorm1d norm(6);
+  torch::nn::Sequential net(norm, torch::nn::Linear(6, 6));
+  net->to(gpu);
+  train::ClassificationTask task(
+      net.ptr(), std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1)), nullptr);
+  data::Loader loader = loader_on(gpu, 2);
+  train::Trainer(train::TrainerOptions().stop_on_non_finite(false)).fit(task, loader);
+  EXPECT_TRUE(at::isfinite(norm->running_mean).all().item<bool>());
+  EXPECT_TRUE(at::isfinite(norm->running_var).all().item<bool>());
+  EXPECT_EQ(norm->num_batches_tracked.item<std::int64_t>(), 4);
 }
 
 TEST_F(GpuFiniteTest, ATrainerGoesOnWithAFiniteModel) {

@@ -79,6 +79,41 @@ TEST(FiniteTest, AScalarAndWhatIsAddedUp) {
   EXPECT_TRUE(found.on_cpu);
 }
 
+TEST(FiniteTest, ClippingKnowsFiniteGradientsOfAnySize) {
+  const at::Tensor shape = at::tensor({0.5, -1.0, 0.25, 0.0}, at::kDouble);
+  struct Kind {
+    at::ScalarType type;
+    std::vector<double> scales;
+  };
+  for (const Kind& kind : {Kind{at::kFloat, {1e-30, 1e-10, 1, 1e10, 1e18, 2e19, 4e20, 1e30, 3.4e38}},
+                           Kind{at::kDouble, {1e-30, 1, 1e150, 1e200, 1.7e308}},
+                           Kind{at::kBFloat16, {1e-30, 1, 1e20, 3e38}}, Kind{at::kHalf, {1, 6e4}}}) {
+    for (const double scale : kind.scales) {
+      for (const double max_norm : {1e-3, 1.0}) {
+        Tensors parameters;
+        for (int i = 0; i < 3; ++i) {
+          at::Tensor parameter = at::zeros({4}, kind.type).set_requires_grad(true);
+          parameter.mutable_grad() = (shape * scale).to(kind.type);
+          parameters.push_back(parameter);
+        }
+        const double scaled = std::min(scale, max_norm / std::sqrt(3 * 1.3125));
+        EXPECT_FALSE(clip_grad_norm_unless_non_finite_({{.params = parameters}}, max_norm).any())
+            << kind.type << " " << scale;
+        const double tolerance = kind.type == at::kFloat || kind.type == at::kDouble ? 1e-5 : 2e-2;
+        for (const at::Tensor& parameter : parameters) {
+          const at::Tensor expected = shape * scaled, got = parameter.grad().to(at::kDouble);
+          EXPECT_TRUE(at::allclose(got, expected, tolerance, 0)) << kind.type << " " << scale << got;
+        }
+        // One element decides, and nothing is changed then.
+        const at::Tensor before = parameters[0].grad().clone();
+        parameters[1].mutable_grad()[2] = kInfinity;
+        EXPECT_TRUE(clip_grad_norm_unless_non_finite_({{.params = parameters}}, max_norm / 2).on_cpu);
+        EXPECT_TRUE(at::equal(parameters[0].grad(), before));
+      }
+    }
+  }
+}
+
 TEST(FiniteTest, ClippingDoesNotTouchGradientsWhoseNormIsNotFinite) {
   Tensors parameters = test::fresh_parameters(), same = test::fresh_parameters();
   test::set_gradients(parameters, 1);

@@ -64,8 +64,9 @@ TEST(MakeDatasetTest, OptionsGoToTheRegisteredDataSetThatReadsThem) {
   EXPECT_EQ(make_dataset(config, Split::kTrain)->size(), 5);
   EXPECT_EQ(make_dataset(config, Split::kVal)->size(), 5);
   config.data.options = {{"rwos", "5"}};
-  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), ConfigError,
-                           "data set 'rows' has no option rwos. Try: rows; its options are rows");
+  COHORT_EXPECT_THROW_WITH(
+      make_dataset(config, Split::kTrain), ConfigError,
+      "data set 'rows' (split train) has no option rwos. Try: rows; its options are rows");
   config.data.options = {{"rows", "-1"}};
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
                            "while making data set 'rows' (split val): ");

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/core/error.h"
@@ -15,11 +16,13 @@
 #include "cohort/data/tensor_dataset.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/sgd.h"
+#include "cohort/train/buffers.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/step_check.h"
 #include "cohort/train/trainer.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
+#include "tests/train/small_vgg.h"
 #include "tests/train/steep.h"
 
 namespace cohort::train {
@@ -69,6 +72,35 @@ std::string log_of(const std::function<void()>& work) {
   return text;
 }
 
+/// Losses 1, 2, 3, ... of the steps, with some that are not finite, as an accelerator gives them: known
+/// later.
+struct LateTask : Task {
+  explicit LateTask(std::vector<std::int64_t> bad) : bad_steps(std::move(bad)) {
+    add_module("", net.ptr());
+    add_optimizer("", std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1)));
+  }
+  StepMetrics train_step(data::Batch& batch) override {
+    ++step;
+    const bool is_bad = std::count(bad_steps.begin(), bad_steps.end(), step) > 0;
+    Metric loss("loss", 0.0, static_cast<double>(batch.size));
+    loss.device_value = at::scalar_tensor(is_bad ? std::nan("") : static_cast<double>(step));
+    return {loss};
+  }
+  torch::nn::Linear net{2, 2};
+  std::vector<std::int64_t> bad_steps;
+  std::int64_t step = 0;
+};
+
+torch::nn::AnyModule small_resnet() {
+  at::manual_seed(4);
+  models::ModelOptions options;
+  options.name = "resnet18";
+  options.num_classes = 4;
+  options.in_channels = 1;
+  options.image_size = 16;
+  return models::make_model(options);
+}
+
 TEST(NonFiniteTest, AnInfiniteGradientOfAFiniteLossChangesNothing) {
   for (const std::string optimizer : {"sgd", "adamw"}) {
     for (const double clip_norm : {0.0, 1.0}) {
@@ -91,6 +123,74 @@ TEST(NonFiniteTest, AnInfiniteGradientOfAFiniteLossChangesNothing) {
           EXPECT_TRUE(at::isfinite(parameter).all().item<bool>());
         EXPECT_TRUE(std::isfinite(result.metrics.at("train_loss")));
       }
+    }
+  }
+}
+
+/// Buffers of a module after each step, from those before the first on.
+struct BufferWatch : Callback {
+  explicit BufferWatch(const torch::nn::Module& of) : module(of) { look(); }
+  void on_step_end(const StepReport&) override { look(); }
+  void look() {
+    after.emplace_back();
+    for (const at::Tensor& buffer : module.buffers()) after.back().push_back(buffer.detach().clone());
+  }
+  bool changed_in(std::size_t step) const {
+    return !std::equal(after[step].begin(), after[step].end(), after[step - 1].begin(),
+                       [](const at::Tensor& a, const at::Tensor& b) { return at::equal(a, b); });
+  }
+  const torch::nn::Module& module;
+  std::vector<std::vector<at::Tensor>> after;
+};
+
+TEST(NonFiniteTest, AStepThatIsLeftOutLeavesNoTraceInRunningStatistics) {
+  for (const std::string name : {"vgg11_bn", "resnet18"}) {
+    for (const bool script : {false, true}) {
+      for (const std::int64_t accumulate : {1, 2}) {
+        SCOPED_TRACE(core::concat(name, ", script ", script, ", accumulate ", accumulate));
+        const torch::nn::AnyModule model = name == "vgg11_bn" ? test::small_vgg(name) : small_resnet();
+        ClassificationTask task(model, make("sgd", model.ptr()->parameters()), nullptr,
+                                ClassificationOptions().accumulate(accumulate).script(script));
+        at::manual_seed(7);
+        const at::Tensor input = at::randn({kSteps * 4, 1, 16, 16});
+        input[2 * 4 + 1][0][3][3] = std::numeric_limits<float>::infinity();  // of step 3
+        data::Loader loader(std::make_shared<data::TensorDataset>(
+                                std::vector<at::Tensor>{input, at::arange(kSteps * 4).remainder(4)}),
+                            {.batch_size = 4});
+        Trainer trainer(TrainerOptions().stop_on_non_finite(false));
+        const auto watch = std::make_shared<BufferWatch>(*model.ptr());
+        trainer.add_callback(watch);
+        const std::string log = log_of([&] { trainer.fit(task, loader); });
+        EXPECT_NE(log.find("the loss of step 3 is not finite; going on"), std::string::npos) << log;
+        for (std::size_t step = 1; step <= kSteps; ++step)
+          EXPECT_EQ(watch->changed_in(step), step != 3) << step;
+        for (const at::Tensor& buffer : model.ptr()->buffers())
+          EXPECT_TRUE(at::isfinite(buffer).all().item<bool>());
+      }
+    }
+  }
+}
+
+TEST(KeptBuffersTest, OnAnAcceleratorTheFlagDecidesWithoutAnyoneLooking) {
+  const torch::nn::BatchNorm1d norm(2);
+  struct WithNorm : LateTask {
+    explicit WithNorm(const torch::nn::BatchNorm1d& norm) : LateTask({}) { add_module("norm", norm.ptr()); }
+  } with_norm(norm);
+  for (const bool bad_loss : {false, true}) {
+    for (const double bad_gradient : {0.0, 1.0}) {
+      KeptBuffers buffers;
+      norm->running_mean.fill_(3);
+      buffers.keep(with_norm);
+      norm->running_mean.fill_(5);
+      norm->num_batches_tracked.fill_(8);
+      Metric loss("loss", 0.0, 1);
+      loss.device_value = at::scalar_tensor(bad_loss ? std::nan("") : 0.5);
+      // A tensor on the CPU stands for the flag on an accelerator.
+      buffers.put_back_unless_finite({loss}, {.on_device = at::scalar_tensor(bad_gradient)});
+      const bool is_left_out = bad_loss || bad_gradient != 0;
+      EXPECT_EQ(norm->running_mean[0].item<double>(), is_left_out ? 3 : 5);
+      EXPECT_EQ(norm->num_batches_tracked.item<std::int64_t>() == 8, !is_left_out);
+      norm->num_batches_tracked.fill_(1);
     }
   }
 }
@@ -121,25 +221,6 @@ TEST(NonFiniteTest, AModelThatReportsNoLayersIsToldByItsInputAndOutput) {
   COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions()).fit(other, bad), NumericError,
                            "is not finite; the model's input is not finite. Try");
 }
-
-/// Losses 1, 2, 3, ... of the steps, with some that are not finite, as an accelerator gives them: known
-/// later.
-struct LateTask : Task {
-  explicit LateTask(std::vector<std::int64_t> bad) : bad_steps(std::move(bad)) {
-    add_module("", net.ptr());
-    add_optimizer("", std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1)));
-  }
-  StepMetrics train_step(data::Batch& batch) override {
-    ++step;
-    const bool is_bad = std::count(bad_steps.begin(), bad_steps.end(), step) > 0;
-    Metric loss("loss", 0.0, static_cast<double>(batch.size));
-    loss.device_value = at::scalar_tensor(is_bad ? std::nan("") : static_cast<double>(step));
-    return {loss};
-  }
-  torch::nn::Linear net{2, 2};
-  std::vector<std::int64_t> bad_steps;
-  std::int64_t step = 0;
-};
 
 TEST(NonFiniteTest, TheBadStepIsLeftOutOfTheMeanAndTheGoodStepAfterItIsNot) {
   struct Case {
@@ -182,6 +263,53 @@ TEST(NonFiniteTest, NoCheckpointIsSavedOfAStepThatEndsTheRun) {
     ASSERT_TRUE(last.has_value());
     EXPECT_EQ(checkpoint::RunCheckpoints::load(*last).state.at("run").at("step"), bad - 1);
   }
+}
+
+/// Makes a finite step that leaves parameters which are not.
+struct Overflowing : LateTask {
+  Overflowing() : LateTask({}) {}
+  StepMetrics train_step(data::Batch& batch) override {
+    if (step == 2) net->parameters()[1].data()[1] = std::numeric_limits<double>::infinity();
+    return LateTask::train_step(batch);
+  }
+};
+
+TEST(NonFiniteTest, NoCheckpointIsSavedOfParametersThatAreNotFinite) {
+  for (const bool stops : {true, false}) {
+    TempDir dir;
+    Overflowing task;
+    data::Loader loader = make_loader();
+    COHORT_EXPECT_THROW_WITH(
+        Trainer(TrainerOptions().epochs(2).run_dir(dir.path()).save_every_steps(1).stop_on_non_finite(stops))
+            .fit(task, loader),
+        NumericError, "parameter bias is not finite after step 3");
+    EXPECT_EQ(checkpoint::RunCheckpoints(dir / "checkpoints").load_usable()->content.state["run"]["step"], 2);
+  }
+}
+
+TEST(NonFiniteTest, ARunThatFailsWhereItWentOnIsToldToTakeAnEarlierCheckpoint) {
+  TempDir dir;
+  const auto options = [&](const std::string& resume) {
+    return TrainerOptions().epochs(2).run_dir(dir.path()).save_every_steps(1).resume(resume);
+  };
+  data::Loader loader = make_loader();
+  for (const char* resume : {"", "auto"}) {  // as a run that has diverged fails at each start anew
+    LateTask task({4});
+    task.step = *resume == '\0' ? 0 : 3;
+    std::string message;
+    try {
+      Trainer(options(resume)).fit(task, loader);
+    } catch (const NumericError& error) {
+      message = error.what();
+    }
+    EXPECT_NE(message.find("the loss of step 4"), std::string::npos) << message;
+    const bool is_told = message.find("Try: an earlier checkpoint than ") != std::string::npos &&
+                         message.find("step_00000003 (--resume PATH)") != std::string::npos;
+    EXPECT_EQ(is_told, *resume != '\0') << message;
+  }
+  LateTask task({5});
+  task.step = 3;
+  COHORT_EXPECT_THROW_WITH(Trainer(options("auto")).fit(task, loader), NumericError, "Try: a lower learning");
 }
 
 TEST(StepCheckTest, WhatIsOnTheCpuIsKnownAtOnce) {

@@ -1,0 +1,86 @@
+#include "cohort/checkpoint/checkpoint_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "cohort/checkpoint/known.h"
+#include "cohort/checkpoint/safetensors_format.h"
+#include "cohort/core/error.h"
+#include "cohort/core/fd.h"
+
+namespace cohort::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using core::concat;
+
+constexpr const char* kWhere = "checkpoint.load";
+constexpr int kMostTries = 100;  // a save takes longer than to open three files
+
+void verify(const MappedFile& file, const std::string& name, const Manifest& manifest,
+            const fs::path& folder) {
+  const auto entry = manifest.files.find(name);
+  if (entry == manifest.files.end()) {
+    throw DataError(kWhere, concat((folder / kManifestFile).string(), " does not list ", name), kDamagedHint);
+  }
+  const auto damaged = [&](const auto& got, const auto& expected) {
+    return DataError(kWhere, concat((folder / name).string(), " is damaged: ", got, ", expected ", expected),
+                     kDamagedHint);
+  };
+  if (file.size() != entry->second.bytes) {
+    throw damaged(concat("got ", file.size(), " bytes"), entry->second.bytes);
+  }
+  const uint64_t actual = checksum(file.bytes());
+  if (actual != entry->second.checksum) {
+    throw damaged(concat("checksum got ", checksum_text(actual)), checksum_text(entry->second.checksum));
+  }
+}
+
+core::Fd open_folder(const fs::path& folder) {
+  // Where it was found under the name that it had while it was replaced, it may have its own again.
+  const fs::path place = locate_checkpoint(folder.parent_path() / name_of(folder));
+  core::Fd opened(::open(place.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (opened.is_open()) return opened;
+  const bool is_absent = errno == ENOENT || errno == ENOTDIR;
+  throw DataError(kWhere, is_absent ? concat(folder.string(), " is not the folder of a checkpoint")
+                                    : concat("cannot open ", folder.string(), ": ", std::strerror(errno)));
+}
+
+std::shared_ptr<const MappedFile> open_file(const core::Fd& opened, const fs::path& path) {
+  auto file = MappedFile::open_in(opened.get(), path);
+  if (file == nullptr) throw DataError(kWhere, concat(path.string(), " is missing"), kDamagedHint);
+  return file;
+}
+
+bool is_at(const core::Fd& opened, const fs::path& folder) {
+  struct stat there {
+  }, named{};
+  return opened.is_open() && ::fstat(opened.get(), &there) == 0 && ::stat(folder.c_str(), &named) == 0 &&
+         there.st_dev == named.st_dev && there.st_ino == named.st_ino;
+}
+
+}  // namespace
+
+CheckpointFiles open_checkpoint(const fs::path& folder, const std::vector<std::string>& names) {
+  for (int tries = 1;; ++tries) {
+    core::Fd opened;
+    try {
+      opened = open_folder(folder);
+      CheckpointFiles found;
+      // All are mapped before the first is looked at: what is mapped stays when it is deleted.
+      const auto text = open_file(opened, folder / kManifestFile);
+      for (const std::string& name : names) found.files[name] = open_file(opened, folder / name);
+      found.manifest = parse_manifest({reinterpret_cast<const char*>(text->bytes().data()), text->size()},
+                                      folder / kManifestFile);
+      for (const std::string& name : names) verify(*found.files[name], name, found.manifest, folder);
+      return found;
+    } catch (const DataError&) {
+      if (tries == kMostTries || is_at(opened, folder)) throw;
+    }
+  }
+}
+
+}  // namespace cohort::checkpoint

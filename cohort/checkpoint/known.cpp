@@ -1,0 +1,118 @@
+#include "cohort/checkpoint/known.h"
+
+#include <algorithm>
+#include <functional>
+#include <tuple>
+
+#include "cohort/checkpoint/temporary_name.h"
+#include "cohort/core/error.h"
+
+namespace cohort::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Before a state.json held its checkpoint's name, `cohort train` saved under these.
+bool is_name_of_trainer(std::string_view name) {
+  const bool known = name.starts_with("epoch_") || name.starts_with("step_");
+  const std::string_view number = name.substr(name.find('_') + 1);
+  return known && !number.empty() && number.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+bool was_saved_as(const Manifest& manifest, const std::string& name) {
+  return manifest.name.empty() ? is_name_of_trainer(name) : manifest.name == name;
+}
+
+}  // namespace
+
+std::vector<fs::path> entries_of(const fs::path& folder) {
+  std::vector<fs::path> entries;
+  std::error_code error;
+  for (fs::directory_iterator each(folder, error), end; !error && each != end; each.increment(error)) {
+    entries.push_back(each->path());
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    throw DataError("checkpoint.find", core::concat("cannot list ", folder.string(), ": ", error.message()));
+  }
+  return entries;
+}
+
+std::string replaced_name(const fs::path& path) {
+  const auto found = parse_temporary_name(path.filename().string());
+  return found && found->name.ends_with(kReplacedMark)
+             ? found->name.substr(0, found->name.size() - kReplacedMark.size())
+             : "";
+}
+
+std::string name_of(const fs::path& folder) {
+  const std::string replaced = replaced_name(folder);
+  return replaced.empty() ? folder.filename().string() : replaced;
+}
+
+fs::path locate_checkpoint(const fs::path& checkpoint) {
+  std::error_code error;
+  if (fs::exists(checkpoint, error) || error) return checkpoint;
+  for (const fs::path& path : entries_of(checkpoint.parent_path())) {
+    if (replaced_name(path) == checkpoint.filename()) return path;
+  }
+  return checkpoint;
+}
+
+bool is_own_checkpoint(const fs::path& folder) {
+  try {
+    return was_saved_as(read_manifest(folder), name_of(folder));
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+std::vector<KnownCheckpoint> known_checkpoints(const fs::path& folder) {
+  std::vector<KnownCheckpoint> known;
+  std::error_code error;
+  for (const fs::path& path : entries_of(folder)) {
+    const std::string replaced = replaced_name(path);
+    const bool is_hidden =
+        path.filename().string()[0] == '.' && (replaced.empty() || fs::exists(folder / replaced, error));
+    if (is_hidden || !fs::is_directory(fs::symlink_status(path, error))) continue;
+    KnownCheckpoint found{path};
+    try {
+      found.manifest = read_manifest(path);
+      found.manifest->state = nullptr;
+    } catch (const Error&) {
+      // Whoever loads it is told what is wrong with it.
+    }
+    known.push_back(std::move(found));
+  }
+  // A copy comes after what it is a copy of.
+  const auto rank = [](const KnownCheckpoint& one) {
+    const bool is_own = one.manifest && was_saved_as(*one.manifest, name_of(one.folder));
+    return std::tuple(one.sequence(), is_own, one.folder);
+  };
+  std::ranges::sort(known, std::ranges::greater(), rank);
+  return known;
+}
+
+History::History(const std::vector<KnownCheckpoint>& known, const std::optional<fs::path>& last) {
+  const auto named = std::ranges::find_if(
+      known, [&](const KnownCheckpoint& one) { return one.manifest && one.folder == last; });
+  const auto head = named != known.end() ? named : known.begin();
+  if (head == known.end() || !head->manifest) return;
+  head_ = head->sequence();
+  given_up_ = head->manifest->given_up;
+}
+
+bool History::holds(const KnownCheckpoint& checkpoint) const {
+  const int64_t sequence = checkpoint.sequence();
+  if (head_ < 0 || sequence < 0) return true;
+  return sequence <= head_ && std::ranges::none_of(given_up_, [&](const SequenceRange& range) {
+           return range.first <= sequence && sequence <= range.last;
+         });
+}
+
+std::vector<SequenceRange> History::given_up_by(int64_t sequence) const {
+  std::vector<SequenceRange> ranges = given_up_;
+  if (head_ >= 0 && sequence > head_ + 1) ranges.push_back({head_ + 1, sequence - 1});
+  return ranges;
+}
+
+}  // namespace cohort::checkpoint
