@@ -32,9 +32,9 @@ struct SequenceRange {
 };
 
 struct Manifest {
-  std::string name = {};  ///< That the checkpoint was saved under; empty: by an older version.
+  std::string name = {};      ///< That the checkpoint was saved under; empty: by an older version.
   std::int64_t sequence = 0;  ///< Grows with every save of a run; says which checkpoint is newer.
-  std::string best = {};  ///< The run's best checkpoint when this one was saved; empty: none was chosen.
+  std::string best = {};      ///< The run's best checkpoint when this one was saved; empty: none was chosen.
   std::vector<SequenceRange> given_up =
       {};  ///< Checkpoints of other histories: the run went back behind them.
   std::map<std::string, FileSummary> files = {};
