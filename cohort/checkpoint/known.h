@@ -41,7 +41,7 @@ bool is_own_checkpoint(const std::filesystem::path& folder);
 struct KnownCheckpoint {
   std::filesystem::path folder;
   std::optional<Manifest> manifest = {};  ///< nothing: it cannot be read; without the files and the state
-  int64_t sequence() const { return manifest ? manifest->sequence : -1; }
+  std::int64_t sequence() const { return manifest ? manifest->sequence : -1; }
 };
 
 /// The checkpoints in `folder`, newest first, those that cannot be read last. Throws: DataError as
@@ -57,10 +57,10 @@ class History {
   /// False for what was given up; true where that cannot be known.
   bool holds(const KnownCheckpoint& checkpoint) const;
   /// What a checkpoint that goes on from here, with that sequence, gives up.
-  std::vector<SequenceRange> given_up_by(int64_t sequence) const;
+  std::vector<SequenceRange> given_up_by(std::int64_t sequence) const;
 
  private:
-  int64_t head_ = -1;  // its sequence; -1: there is none
+  std::int64_t head_ = -1;  // its sequence; -1: there is none
   std::vector<SequenceRange> given_up_;
 };
 
