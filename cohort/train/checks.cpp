@@ -124,6 +124,7 @@ std::span<const ComparedOption> compared_options() {
          if (!o.best_is_highest()) return "as its name says";
          return *o.best_is_highest() ? "true" : "false";
        }},
+      {"keep_best", [](Options o) { return core::concat(o.keep_best()); }},
       {"eval_every", [](Options o) { return core::concat(o.eval_every()); }},
       {"check_eval_batches", [](Options o) { return core::concat(o.check_eval_batches()); }},
       {"log_every", [](Options o) { return core::concat(o.log_every()); }},

@@ -110,7 +110,7 @@ void BestMetric::check_reported(const std::map<std::string, double>& evaluated) 
 
 void BestMetric::go_on_from(RunState& state) const {
   if (state.best_metric.empty()) return;
-  const std::string& name = name_.empty() ? state.best_metric : name_;
+  const std::string name = name_.empty() ? state.best_metric : name_;
   const bool more = more_is_better_.value_or(state.best_is_highest);
   if (state.best_metric == name && state.best_is_highest == more) return;
   if (state.best_epoch != 0 && logs_) {
@@ -120,7 +120,7 @@ void BestMetric::go_on_from(RunState& state) const {
   }
   state.best_epoch = 0;
   state.best = 0;
-  state.best_metric = name_;
+  state.best_metric = name;
   state.best_is_highest = more;
 }
 

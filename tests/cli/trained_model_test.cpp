@@ -140,8 +140,8 @@ TEST_F(TrainedModelTest, OverridesAndAnotherConfigurationStillCountAndWhatDiffer
     return log.text();
   };
   EXPECT_EQ(log_of({"data.workers=1", "run.name=x", "data.path=elsewhere"}), "");
-  EXPECT_TRUE(message_contains(log_of({"data.mean=[-1.5]", "data.val_transforms=flip"}),
-                               "was made with other settings: data.val_transforms none -> flip, "
+  EXPECT_TRUE(message_contains(log_of({"data.mean=[-1.5]", "data.val_transforms=resize"}),
+                               "was made with other settings: data.val_transforms none -> resize, "
                                "data.mean [0.5] -> [-1.5]"));
 }
 

@@ -122,7 +122,7 @@ TEST_F(ClassesTest, ACheckpointThatNamesNoClassesIsUsedAsBefore) {
 struct Nameless : data::ExampleDataset {
   std::int64_t size() const override { return 12; }
   std::vector<at::Tensor> get(std::int64_t i, core::RandomStream&) const override {
-    return {at::full({1, 4, 4}, static_cast<float>(i)), at::tensor(i % 3)};
+    return {at::full({1, 4, 4}, static_cast<float>(i)), at::scalar_tensor(i % 3, at::kLong)};
   }
 };
 

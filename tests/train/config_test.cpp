@@ -69,7 +69,7 @@ data: {kind: synthetic, path: ./d, train: /t, val: 1, color: grey, image_size: 2
        train_transforms: [{Resize: [3, 4]}, Flip, {Pad: {a: 1, b: [1, 2.5]}}], val_transforms: [],
        mean: [0.1], std: [0.3333333333333333], shuffle: no, drop_last: yes, uneven: pad, workers: 0, prefetch: 9, pin_memory: on,
        on_error: skip, empty_class: keep, on_other_files: refuse, cache: encoded, synthetic_train: 5, synthetic_val: 6, options: {a: b}}
-optim: {name: adamw, lr: 1.0e-17, lr_scaling: sqrt, momentum: 0.1, nesterov: true, weight_decay: 0.0005, betas: [0.1, 0.2], eps: 1e-7,
+optim: {name: adamw, lr: 1.0e-17, lr_scaling: sqrt, lr_base_size: 64, momentum: 0.1, nesterov: true, weight_decay: 0.0005, betas: [0.1, 0.2], eps: 1e-7,
         no_decay_on_norm_and_bias: true, clip_norm: 0.7}
 schedule: {name: one_cycle, unit: step, warmup_start: 0.2, milestones: [], step_size: 2, gamma: 0.2, eta_min: 1e-5,
            pct_start: 0.2, div_factor: 2, final_div_factor: 3, anneal: linear, three_phase: true,
