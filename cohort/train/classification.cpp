@@ -224,8 +224,7 @@ std::string ClassificationTask::explain() const {
 }
 
 std::string ClassificationTask::find_non_finite(data::Batch& batch) {
-  if (!at::isfinite(batch.input()).all().item<bool>())
-    return "the input itself (a broken image or Normalize)";
+  if (!at::isfinite(batch.input()).all().item<bool>()) return "input";
   if (!any_model_) return "";
   for (const at::Tensor& parameter : any_model_->ptr()->parameters()) {
     if (parameter.device() != batch.input().device()) return "";  // layers are on several devices

@@ -27,7 +27,8 @@ class RandomConfiguration {
                           {"optim.name=adamw", "optim.lr=0.003", "optim.weight_decay=0.1",
                            "optim.no_decay_on_norm_and_bias=true"}});
     add(words, one_of({{"model.name=vgg11_bn", "model.width=0.05", "model.pools=4", "model.head=linear"},
-                       {"model.name=mlp", "model.options={hidden: \"24,16\"}"},
+                       {"model.name=mlp", "model.options={hidden: \"24,16\"}", "model.width=1",
+                        "model.pools=5", "model.head=default"},
                        {"model.name=vgg11", "model.width=0.05", "model.pools=4", "model.head=default",
                         "model.dropout=0.3"}}));
     add(words, one_of({{"schedule.name=constant"},

@@ -207,7 +207,7 @@ TEST(NonFiniteTest, AModelThatReportsNoLayersIsToldByItsInputAndOutput) {
   data::Loader loader = make_loader();
   Steep broken(0);
   broken->steep.data().fill_(std::nan(""));
-  ClassificationTask task(broken.ptr(), make("sgd", broken->parameters()), nullptr);
+  ClassificationTask task(torch::nn::AnyModule(broken), make("sgd", broken->parameters()), nullptr);
   COHORT_EXPECT_THROW_WITH(
       Trainer(TrainerOptions()).fit(task, loader), NumericError,
       "the loss of step 1 (epoch 1) is not finite; the model's output is not finite. Try");
