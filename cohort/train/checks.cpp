@@ -113,6 +113,7 @@ std::span<const ComparedOption> compared_options() {
       {"run_dir", [](Options o) -> std::string { return o.run_dir().empty() ? "is empty" : "is given"; }},
       {"resume", [](Options o) { return "'" + o.resume() + "'"; }},
       {"keep_optimizer_options", [](Options o) { return core::concat(o.keep_optimizer_options()); }},
+      {"keep_best", [](Options o) { return core::concat(o.keep_best()); }},
       {"description", nullptr},  // rank 0 writes it
       {"save_every", [](Options o) { return core::concat(o.save_every()); }},
       {"save_every_steps", [](Options o) { return core::concat(o.save_every_steps()); }},
@@ -124,7 +125,6 @@ std::span<const ComparedOption> compared_options() {
          if (!o.best_is_highest()) return "as its name says";
          return *o.best_is_highest() ? "true" : "false";
        }},
-      {"keep_best", [](Options o) { return core::concat(o.keep_best()); }},
       {"eval_every", [](Options o) { return core::concat(o.eval_every()); }},
       {"check_eval_batches", [](Options o) { return core::concat(o.check_eval_batches()); }},
       {"log_every", [](Options o) { return core::concat(o.log_every()); }},
