@@ -14,8 +14,10 @@
 /// The checkpoints of one run: folders that are complete or absent, with links to the last and the best.
 ///
 ///     RunCheckpoints checkpoints(run_dir / "checkpoints", {.keep = 3});
-///     checkpoints.save("epoch_0005", {.model = module_state(*model), .state = {{"epoch", 5}}}, {.is_best =
-///     true}); if (auto found = checkpoints.load_usable()) load_module_state(*model, found->content.model);
+///     checkpoints.save("epoch_0005", {.model = module_state(*model), .state = {{"epoch", 5}}});
+///
+///     auto found = checkpoints.load_usable();
+///     if (found) load_module_state(*model, found->content.model);
 ///
 /// A training loop of one's own saves all it needs to go on with train::LoopState.
 namespace cohort::checkpoint {
