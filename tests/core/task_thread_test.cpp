@@ -169,6 +169,18 @@ TEST(TaskThreadTest, WaitsInACircleAreRefused) {
   EXPECT_EQ(chain.get(patience()), 2);
 }
 
+// The thread that waited is yet to wake when what it waited for is done: it waits no more.
+TEST(TaskThreadTest, AWaitThatIsOverIsNoPartOfACircle) {
+  TaskThread a({.name = "a"}), b({.name = "b", .spin = std::chrono::microseconds(0)});
+  for (int round = 0; round < 100; ++round) {
+    auto inner = a.submit("inner", [] { std::this_thread::sleep_for(20us); });
+    auto first = b.submit("middle", [&] { inner.get(patience()); });
+    auto second = a.submit("outer", [&] { return b.submit("next", [] { return 2; }).get(patience()); });
+    ASSERT_EQ(second.get(patience()), 2) << round;
+    first.get(patience());
+  }
+}
+
 TEST(TaskThreadTest, KnowsWhenItSharesCores) {
   const int core = CpuSet::of_process().ids().front();
   TaskThread one({.name = "one", .cpus = CpuSet({core})});
