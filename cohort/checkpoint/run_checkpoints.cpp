@@ -245,6 +245,7 @@ std::optional<fs::path> RunCheckpoints::best_of(const fs::path& checkpoint) cons
     return std::nullopt;
   }
   const fs::path best = locate_checkpoint(*target);
+  if (name_of(best) == name_of(checkpoint)) return best;  // a run may replace it in this moment
   try {
     if (fs::is_directory(best) && read_manifest(best).sequence > manifest.sequence) {
       return std::nullopt;  // saved later: by a run that went on from an earlier checkpoint
@@ -325,7 +326,7 @@ std::optional<LoadedCheckpoint> RunCheckpoints::find_and_load(const std::string&
     } catch (const DataError&) {
       problem = std::current_exception();
     }
-    return problem == nullptr;
+    return found.has_value();
   });
   if (problem != nullptr) std::rethrow_exception(problem);
   return found;

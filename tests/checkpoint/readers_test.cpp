@@ -30,6 +30,11 @@ int64_t value_of(const CheckpointContent& content) {
   return value;
 }
 
+int64_t value_of(const std::optional<LoadedCheckpoint>& loaded) {
+  if (!loaded) throw DataError("test", "nothing was found");
+  return value_of(loaded->content);
+}
+
 /// Calls `read` while a child saves: new names, or one name again and again.
 void read_while_saving(bool new_names, const test::FileCallLimits& limits,
                        const std::function<int64_t(const fs::path&)>& read) {
@@ -68,13 +73,13 @@ void read_while_saving(bool new_names, const test::FileCallLimits& limits,
 }
 
 int64_t read_last(const fs::path& folder) {
-  return value_of(RunCheckpoints(folder).find_and_load("last")->content);
+  return value_of(RunCheckpoints(folder).find_and_load("last"));
 }
 int64_t read_best(const fs::path& folder) {
-  return value_of(RunCheckpoints(folder).find_and_load("best")->content);
+  return value_of(RunCheckpoints(folder).find_and_load("best"));
 }
 int64_t read_usable(const fs::path& folder) {
-  return value_of(RunCheckpoints(folder).load_usable()->content);
+  return value_of(RunCheckpoints(folder).load_usable());
 }
 
 TEST(ReadersTest, NewNames) {
