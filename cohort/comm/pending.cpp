@@ -183,7 +183,8 @@ void Pending::State::wait_until_begun() {
   const auto has_begun = [&] {
     return beginning.wait(deadline.later(kTurnTime)) || (has_turn && beginning.wait(until));
   };
-  if (!has_begun() && (give_up() || !beginning.wait(until.later(kLateTime)))) {
+  if (!has_begun() && (give_up() || !beginning.wait(until))) {
+    beginning.abandon();
     fail(std::runtime_error(kBehind));
   }
   beginning.get(until);

@@ -110,6 +110,19 @@ TEST(LateCallTest, ACallThatWasGivenUpInTheQueueIsNotHandedOver) {
   EXPECT_TRUE(FakeBackend::of(group).calls().empty());
 }
 
+TEST(LateCallTest, AGroupDoesNotWaitForAThreadThatACallWasGivenUpBehind) {
+  std::atomic<bool> go{false};
+  Group group = make_busy(go);
+  at::Tensor tensor = at::ones({3});
+  Pending pending = group.all_reduce(tensor, ReduceOp::SUM, {milliseconds(100)});
+  EXPECT_THROW(pending.wait(), TimeoutError);
+  const core::Deadline waited(seconds(60));
+  group = Group();
+  EXPECT_LT(waited.elapsed(), seconds(1));
+  go = true;
+  std::this_thread::sleep_for(milliseconds(20));  // the thread ends
+}
+
 // At the same moment one gives up and the group's thread comes to the call.
 TEST(LateCallTest, ACallIsEitherGivenUpOrHandedOver) {
   int num_given_up = 0;
