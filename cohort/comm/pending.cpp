@@ -12,7 +12,6 @@
 
 #include "cohort/comm/check.h"
 #include "cohort/comm/deadline_store.h"
-#include "cohort/comm/missing_ranks.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
@@ -105,20 +104,13 @@ std::string Pending::State::describe() const {
 }
 
 void Pending::State::fail(const std::exception& error, core::Deadline until) {
-  std::string what = describe();
-  const std::string words = core::message_of(error);
+  const std::string what = describe(), words = core::message_of(error);
   group->flight.set(ticket, CallState::kFailed);
   // Gloo refuses a type it has no code for when it runs, on every rank, before anything travels.
   if (words.find("Invalid scalar type") != std::string::npos) {
     throw UsageError("comm.group", core::concat(what, ": ", words));
   }
-  group->mark_broken(what + ": " + words, until);
-  const auto watch = group->family->watch();
-  if (watch) watch->failed(what + ": " + words);
-  // Comparisons over the store say who is missing, and shm.
-  if (dynamic_cast<const NamesRanks*>(&error) == nullptr) what += group->silent_ranks(until);
-  if (watch) watch->wait_for_table(until);
-  throw_as_ours(error, "comm.group", what);
+  group->fail(error, "comm.group", what, until);
 }
 
 void Pending::State::begin(const CallDetails& details, const Body& body) {
@@ -156,7 +148,7 @@ void Pending::State::begin_in_turn(const std::optional<Fingerprint>& mine, const
   if (deadline.expired()) fail(std::runtime_error(kBehind));
   if (step_on(Step::kHandedOver)) return hand_over(body);
   // The other ranks begin it, so what comes after it would meet theirs.
-  group->mark_broken(core::concat(describe(), ": ", kBehind), end_of_failure(deadline));
+  group->mark_broken(core::concat(describe(), ": ", kBehind), group->end_of_failure(deadline));
 }
 
 void Pending::State::compare(const Fingerprint& mine) {
@@ -242,7 +234,7 @@ void Pending::State::finish() {
     // done. A collective that does not end is then its watchdog's matter.
     if (!(is_on_gpu() ? running->wait() : running->wait(left()))) throw std::runtime_error("it was aborted");
   } catch (const std::exception& error) {
-    const core::Deadline until = end_of_failure(deadline);
+    const core::Deadline until = group->end_of_failure(deadline);
     end_work(*running, until);
     fail(error, until);
   }

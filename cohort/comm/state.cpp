@@ -19,37 +19,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAskTime(100);    // for the store to say who they are
 constexpr milliseconds kPartTime(3000);  // how long rank 0 waits for those that have met and may have died
 
-bool contains_any(const std::string& text, std::initializer_list<const char*> parts) {
-  return std::any_of(parts.begin(), parts.end(),
-                     [&](const char* part) { return text.find(part) != std::string::npos; });
-}
-
 }  // namespace
-
-void throw_as_ours(const std::exception& error, const std::string& where, const std::string& what) {
-  const std::string words = core::message_of(error);
-  const std::string message = core::concat(what, ": ", words);
-  if (dynamic_cast<const UsageError*>(&error) != nullptr) throw UsageError(where, message);
-  if (dynamic_cast<const TimeoutError*>(&error) != nullptr || says_timeout(words)) {
-    throw TimeoutError(where, message, "look at what the other ranks were doing, or raise the timeout");
-  }
-  if (dynamic_cast<const PeerError*>(&error) != nullptr ||
-      contains_any(words,
-                   {"closed by peer", "reset by peer", "roken pipe", "refused", "Application timeout"})) {
-    throw PeerError(where, message, "look for the first rank that failed; this one only noticed");
-  }
-  throw CommError(where, message);
-}
-
-core::Deadline end_of_failure(core::Deadline deadline) {
-  constexpr milliseconds kDeath(1000), kLeast(20);
-  if (!deadline.expired()) return core::Deadline(kDeath);
-  const core::Deadline::Clock::duration left = deadline.end() + kLateTime - core::Deadline::Clock::now();
-  return core::Deadline(std::max<core::Deadline::Clock::duration>(left, kLeast));
-}
 
 StoreBoard board_of(const Group::State& state) {
   return StoreBoard(state.store, state.connections, state.prefix);
@@ -77,20 +49,6 @@ void part(Group::State& state, const std::string& key, core::Deadline deadline) 
     gate.arrive();
     if (keeper - state.job_ranks.begin() == state.rank && gate.wait(deadline)) gate.remove();
   } catch (const std::exception&) {  // whoever kept it did not wait, and has nothing to wait for
-  }
-}
-
-void Group::State::mark_broken(const std::string& what, core::Deadline until) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!broken_.empty()) return;
-    broken_ = what;
-  }
-  try {
-    const StoreDeadline asks(until);
-    StoreBoard board = board_of(*this);
-    core::Gate(board, "failed", rank, size).arrive();
-  } catch (const std::exception&) {  // the store went with the rank that kept it
   }
 }
 
@@ -143,27 +101,6 @@ void Group::State::check_carries(c10::Device device) const {
   throw UsageError("comm.group",
                    core::concat("group '", name, "' of backend ", backend, " carries no tensors on ", device),
                    "backend nccl for those on a GPU, or a model on the CPU");
-}
-
-// Many calls may be in flight when a peer dies, and fail one after the other: one of them asks.
-std::string Group::State::silent_ranks(core::Deadline deadline) {
-  if (size == 1) return "";
-  std::call_once(silence_asked_, [&] {
-    try {
-      const StoreDeadline until(deadline.later(kAskTime));
-      StoreBoard board = board_of(*this);
-      core::Gate gate(board, "failed", rank, size);
-      if (gate.wait(deadline)) return;  // one request, and not one for each look of each rank
-      const std::vector<int> silent = gate.missing();
-      if (silent.empty()) return;
-      silence_ =
-          core::concat("; ", core::numbered("rank", silent), " of ", size, " did not notice: dead, or stuck");
-    } catch (const std::exception& failure) {
-      silence_ = core::concat("; the store cannot be reached (", core::message_of(failure),
-                              "): the rank that keeps it is gone");
-    }
-  });
-  return silence_;
 }
 
 namespace {
