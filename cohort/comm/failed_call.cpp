@@ -56,6 +56,18 @@ core::Deadline end_of_failure(core::Deadline deadline) {
   return core::Deadline(std::max<core::Deadline::Clock::duration>(left, kLeastTime));
 }
 
+// A collective of Gloo's has no end of its own, so the group's connections are closed. What it does then
+// moves numbers within this process alone.
+bool Group::State::end_calls() const {
+  try {
+    const auto running = group->getBackend(c10::kCPU);
+    running->abort();
+    return running->getBackendName() == "gloo";
+  } catch (const std::exception&) {  // it cannot
+    return false;
+  }
+}
+
 void Group::State::fail(const std::exception& error, const std::string& where, std::string what,
                         core::Deadline until) {
   const std::string words = core::concat(what, ": ", core::message_of(error));

@@ -24,7 +24,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kTurnTime(150);  // for the group's thread, to say what came of a call
+constexpr milliseconds kTurnTime(150);          // for the group's thread, to say what came of a call
+constexpr std::chrono::seconds kLocalTime(10);  // for Gloo to end what it does without its connections
 constexpr const char* kBehind = "timed out behind calls that not all ranks have made";
 
 std::string shapes(std::span<const at::Tensor> tensors) {
@@ -212,13 +213,15 @@ bool Pending::State::is_on_gpu() const {
 }
 
 // What goes on after an error would write to tensors that the caller has got back. A message has no time of
-// its own in c10d. Gloo's collectives cannot be aborted: they end at the deadline that they were given.
+// its own in c10d.
 void Pending::State::end_work(c10d::Work& running, core::Deadline until) const {
   if (is_on_gpu() || running.isCompleted()) return;
   try {
     running.abort();
   } catch (const std::exception&) {  // it cannot
   }
+  // Without its connections it moves numbers within this process alone: that may take its time.
+  if (group->end_calls()) until = until.later(kLocalTime);
   if (core::poll_until([&] { return running.isCompleted(); }, until)) return;
   core::log_warning(core::concat("[comm.group] ", describe(),
                                  " goes on in the backend after its deadline, and may write to its tensors"));

@@ -25,7 +25,24 @@
 namespace cohort::comm {
 namespace {
 
-using Gloo = c10d::ProcessGroupGloo;
+// c10d cannot end one collective of Gloo's. Without connections all end at once, with an error, and so do the
+// other ranks' ends of them: what Gloo itself does when one of its waits is over, but then its waits count
+// from the last bytes that came, and not from the call.
+class Gloo : public c10d::ProcessGroupGloo {
+ public:
+  using c10d::ProcessGroupGloo::ProcessGroupGloo;
+
+  void abort() override {
+    for (const auto& context : contexts_) {
+      for (int rank = 0; rank < getSize(); ++rank) {
+        // Who waits for such a connection is told; closing it would leave him to his own time.
+        auto* pair = dynamic_cast<::gloo::transport::tcp::Pair*>(context->getPair(rank).get());
+        if (pair != nullptr) pair->signalExceptionExternal("another call on this rank timed out");
+      }
+      context->closeConnections();
+    }
+  }
+};
 
 // The address of this host from which `host` is reached, as numbers; empty if there is no way. Connecting a
 // UDP socket sends nothing: it asks the routing table.
