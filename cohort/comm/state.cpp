@@ -7,6 +7,7 @@
 
 #include "cohort/comm/backend.h"
 #include "cohort/comm/deadline_store.h"
+#include "cohort/comm/missing_ranks.h"
 #include "cohort/comm/store_board.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
@@ -168,6 +169,8 @@ std::string cannot_make(const Group::State& state) {
   const core::Deadline until = end_of_failure(deadline);
   tell_not_made(state, error.what(), until);
   state.mark_broken(error.what(), until);
+  if (dynamic_cast<const NamesRanks*>(&error) != nullptr)
+    throw_as_ours(error, "comm.group", cannot_make(state));
   if (dynamic_cast<const Error*>(&error) != nullptr) throw;
   throw_as_ours(error, "comm.group", cannot_make(state) + state.silent_ranks(until));
 }
@@ -305,14 +308,22 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
   const StoreDeadline until(deadline.later(kLastAnswerTime));
   const std::string own_prefix = "cohort/" + options.name;
   state->prefix = options.prefix.empty() ? own_prefix : core::concat(options.prefix, "/", own_prefix);
-  state->connections = options.connections != nullptr
+  const bool is_subgroup = options.connections != nullptr;
+  state->connections = is_subgroup
                            ? std::move(options.connections)
                            : std::make_shared<StoreConnections>(options.store, std::move(options.waits));
   state->store = c10::make_intrusive<c10d::PrefixStore>(own_prefix, options.store);
-  state->store->setTimeout(milliseconds(std::max(1, deadline.remaining_ms())));  // for what backends ask
+  const milliseconds timeout = std::min(options.timeout, kLongestTime);
+  if (!is_subgroup) state->store->setTimeout(timeout);  // else it is the parent's
   const auto make = [&](const std::string& backend) {
-    return make_backend(backend, {c10::make_intrusive<c10d::PrefixStore>(backend, state->store), options.rank,
-                                  size, options.timeout, deadline, options.reach});
+    return make_backend(backend, {.store = c10::make_intrusive<c10d::PrefixStore>(backend, state->store),
+                                  .connections = state->connections,
+                                  .prefix = core::concat(state->prefix, "/", backend),
+                                  .rank = options.rank,
+                                  .size = size,
+                                  .timeout = timeout,
+                                  .deadline = deadline,
+                                  .reach = options.reach});
   };
   MadeBackend made;
   std::optional<MadeBackend> for_cpu;  // beside one for GPUs: flags, counters and text are on the CPU
@@ -328,7 +339,6 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
     state->mark_broken(error.what(), end_of_failure(deadline));  // who asks is told that it has noticed
     throw;
   }
-  state->store->setTimeout(options.timeout);
   state->has_peers = made.has_peers;
   state->sums_by_rank = made.sums_by_rank;
   state->device = made.device;

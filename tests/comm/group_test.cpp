@@ -68,6 +68,22 @@ TEST(GroupTest, SubgroupsSpeakAmongThemselvesAndSeveralLiveAtOnce) {
   });
 }
 
+TEST(GroupTest, ASubgroupLeavesItsParentsStoreAsItWas) {
+  for (const char* backend : {"gloo", "shm"}) {
+    run_ranks(2, backend, [](Group& group) {
+      const milliseconds before = group.store()->getTimeout();
+      group.barrier();
+      const Group made = group.subgroup({0, 1}, {.timeout = milliseconds(5000)});
+      EXPECT_EQ(group.store()->getTimeout(), before);
+      if (group.rank() == 0) {
+        EXPECT_THROW(group.subgroup({0, 1}, {.timeout = milliseconds(100)}), Error);
+        EXPECT_EQ(group.store()->getTimeout(), before) << "not made";
+      }
+      group.barrier();
+    });
+  }
+}
+
 TEST(GroupTest, AGroupMayBeLetGoAtOnce) {
   for (int round = 0; round < 100; ++round) {
     run_ranks(3, "gloo", [](Group&) {});
