@@ -1,6 +1,6 @@
 // How a call ends that has failed: what goes on of it is ended, the group is broken, and the error names the
 // ranks that have not failed too.
-#include "cohort/comm/state.h"
+#include "cohort/comm/failed_call.h"
 
 #include <algorithm>
 #include <initializer_list>
@@ -9,16 +9,19 @@
 
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/missing_ranks.h"
+#include "cohort/comm/state.h"
 #include "cohort/comm/store_board.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/numbered.h"
+#include "cohort/core/wait.h"
 
 namespace cohort::comm {
 namespace {
 
 using std::chrono::milliseconds;
 
+constexpr milliseconds kLastTime(500);  // for what is chained to a call that has been ended
 constexpr milliseconds kAskTime(100);   // for the store to say who they are
 constexpr milliseconds kLeastTime(20);  // that a failure has
 constexpr milliseconds kLookTime(100);  // between two questions who has failed too, of up to ...
@@ -47,6 +50,14 @@ void throw_as_ours(const std::exception& error, const std::string& where, const 
     throw PeerError(where, message, "look for the first rank that failed; this one only noticed");
   }
   throw CommError(where, message);
+}
+
+bool is_of_backend(const std::exception& error) {
+  const std::string words = core::message_of(error);
+  return dynamic_cast<const CommError*>(&error) != nullptr ||
+         dynamic_cast<const TimeoutError*>(&error) != nullptr ||
+         dynamic_cast<const c10::DistError*>(&error) != nullptr || says_timeout(words) ||
+         contains_any(words, kWordsOfPeers);
 }
 
 core::Deadline end_of_failure(core::Deadline deadline) {
@@ -78,6 +89,16 @@ void Group::State::fail(const std::exception& error, const std::string& where, s
   if (dynamic_cast<const NamesRanks*>(&error) == nullptr) what += silent_ranks(until);
   if (watch) watch->wait_for_table(until);
   throw_as_ours(error, where, what);
+}
+
+void fail_call(const Group& group, const std::exception& error, const std::string& what,
+               core::Deadline deadline, const std::function<bool()>& is_over) {
+  Group::State& state = *group.shared_state();
+  const core::Deadline until = state.end_of_failure(deadline);
+  if (state.end_calls()) core::poll_until(is_over, core::Deadline(kLastTime));
+  state.fail(error, "comm.group",
+             core::concat(what, " of group '", state.name, "' (rank ", state.rank, "/", state.size, ")"),
+             until);
 }
 
 // Calls that were in flight with the first one that failed end with it.
