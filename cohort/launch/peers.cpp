@@ -27,7 +27,6 @@ using core::concat;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kNodesAtFullRate = 50;
-constexpr std::chrono::milliseconds kLastWords(500);  // for posts, where the store has been silent
 
 long in_seconds(Clock::duration time) {
   return static_cast<long>(std::chrono::duration_cast<std::chrono::seconds>(time).count());
@@ -83,6 +82,7 @@ struct Peers::State {
   bool wants_look = false;  // somebody waits for the next one
   bool is_asking = false;   // the board; else the thread has had all answers
   Missed answer;            // as the caller looks
+  std::chrono::milliseconds last_words_time = kLastWordsTime;
   bool stop = false;
   bool done = false;
   Pipe wake = make_pipe();
@@ -238,7 +238,7 @@ Peers::~Peers() {
   // A store that has been silent is not given all that time once more.
   state_->answer.look(state_->options.now(), state_->most_step);
   const Clock::duration silent = state_->is_asking ? state_->answer.time() : Clock::duration::zero();
-  const core::Deadline until(std::max<Clock::duration>(kLastWords, state_->patience - silent));
+  const core::Deadline until(std::max<Clock::duration>(kLastWordsTime, state_->last_words_time - silent));
   const bool done = core::wait(state_->changed, lock, [&] { return state_->done; }, until);
   lock.unlock();
   if (done) {
@@ -294,6 +294,11 @@ std::string Peers::lost() const {
   const Clock::duration silent = state_->answer.time();
   if (silent <= state_->patience) return "";
   return concat("the store that node 0 keeps has not answered for ", in_seconds(silent), " s");
+}
+
+void Peers::set_last_words_time(std::chrono::milliseconds time) {
+  const std::lock_guard lock(state_->mutex);
+  state_->last_words_time = time;
 }
 
 std::chrono::milliseconds Peers::round_time() const {

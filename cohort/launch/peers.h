@@ -39,9 +39,11 @@ struct PeersOptions {
 /// Agents look at node 0, node 0 at all: what two others see of each other comes through it. Time in which
 /// this process stood still itself (a signal, a suspended job or machine) counts as a few seconds at most:
 /// the others may have stood still too. Threads: one caller at a time. Going, it writes what was posted, and
-/// waits for that at most for the keep-alive time; a board that hangs is left behind with its thread.
+/// waits for that as long as it was told; a board that hangs is left behind with its thread.
 class Peers {
  public:
+  /// How long its end waits for what was posted, until it is told otherwise.
+  static constexpr std::chrono::milliseconds kLastWordsTime{400};
   Peers(std::shared_ptr<Board> board, const PeersOptions& options);
   ~Peers();
   Peers(const Peers&) = delete;
@@ -63,6 +65,8 @@ class Peers {
   std::vector<std::string> refused() const;
   /// Who is lost, and why; empty as long as all are there. Called every half keep_alive_interval at least.
   std::string lost() const;
+  /// From now on its end waits as long for what was posted, less the time for which the store is silent.
+  void set_last_words_time(std::chrono::milliseconds time);
   /// Between two rounds of its own; also what the caller is to look by.
   std::chrono::milliseconds round_time() const;
   /// Readable when something was received or lost, and once in each keep_alive_interval.

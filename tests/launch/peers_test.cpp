@@ -225,6 +225,20 @@ TEST_F(ClockedPeersTest, ARequestThatIsUnderWayAsAllStandStillSaysNothingOfTheSt
   EXPECT_EQ(lost(1).find("the store that node 0 keeps has not answered for"), 0u) << lost(1);
 }
 
+TEST(PeersTest, TheEndOfAMeetingDoesNotWaitForASilentBoard) {
+  const auto board = std::make_shared<MapBoard>();
+  const auto release = board->hang();
+  PeersOptions options = quick(1, 2);
+  options.keep_alive_interval = std::chrono::seconds(5);
+  const core::Deadline waited(std::chrono::seconds(60));
+  {
+    Peers peers(board, options);
+    peers.post("word", "said");
+    ::poll(nullptr, 0, 50);
+  }
+  EXPECT_LT(waited.elapsed(), std::chrono::seconds(2));
+}
+
 TEST(PeersTest, ANodeThatHasComeAndGivesNoFirstSignIsLost) {
   const auto board = std::make_shared<MapBoard>();
   Peers first(board, quick(0, 3));
