@@ -1,4 +1,5 @@
-# `cmake --install`: libraries, headers, the program and a package for find_package(Cohort).
+# `cmake --install`: libraries, headers, the program and a package for find_package(Cohort), which finds it in the build
+# folder too.
 get_property(_libraries GLOBAL PROPERTY COHORT_LIBRARIES)
 include(CMakePackageConfigHelpers)
 if(_libraries)
@@ -11,4 +12,6 @@ if(_libraries)
   write_basic_package_version_file(${PROJECT_BINARY_DIR}/CohortConfigVersion.cmake COMPATIBILITY SameMinorVersion)
   install(FILES ${PROJECT_BINARY_DIR}/CohortConfig.cmake ${PROJECT_BINARY_DIR}/CohortConfigVersion.cmake
     cmake/FindLibTorch.cmake DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Cohort)
+  export(EXPORT CohortTargets NAMESPACE cohort:: FILE ${PROJECT_BINARY_DIR}/CohortTargets.cmake)
+  configure_file(cmake/FindLibTorch.cmake ${PROJECT_BINARY_DIR}/FindLibTorch.cmake COPYONLY)
 endif()

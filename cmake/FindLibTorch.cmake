@@ -94,7 +94,7 @@ if(LibTorch_ROOT)
   string(REPLACE ";" "." LibTorch_VERSION "${LibTorch_VERSION}")
   if(LibTorch_FIND_VERSION AND LibTorch_VERSION VERSION_LESS LibTorch_FIND_VERSION)
     set(_libtorch_reason "LibTorch ${LibTorch_VERSION} at ${LibTorch_ROOT} is too old: Cohort needs \
-${LibTorch_FIND_VERSION} to 2.13. Try: ./quickstart --libtorch PATH, or `pip install torch==2.13.0`.")
+${LibTorch_FIND_VERSION} to 2.14. Try: ./quickstart --libtorch PATH, or `pip install torch==2.13.0`.")
   endif()
 endif()
 

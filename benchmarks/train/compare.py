@@ -47,7 +47,7 @@ def cohort(arguments, *settings):
         config = os.path.join(HERE, "..", "..", "configs", "fashion-vgg.yaml")
         command = [arguments.cohort, "train", "--config", config, f"data.path={arguments.data}"]
         text, seconds, peak = run([*command, f"run.dir={folder}/run", "run.progress=plain", *settings])
-    rows = re.findall(r"^epoch .* (\d+) images/s .* data wait ([\d.]+) %", text, re.MULTILINE)
+    rows = re.findall(r"^epoch .* (\d+) samples/s .* data wait ([\d.]+) %", text, re.MULTILINE)
     return [(float(rate), float(wait) / 100) for rate, wait in rows], seconds, peak
 
 

@@ -12,6 +12,7 @@
 #include "cohort/core/atomic_file.h"
 #include "cohort/core/error.h"
 #include "cohort/core/timeline.h"
+#include "cohort/core/torch_compat.h"
 
 namespace cohort::bench {
 namespace {
@@ -92,7 +93,7 @@ struct Profiler::State {
 };
 
 Profiler::Profiler(const ProfileOptions& options) : state_(std::make_unique<State>()) {
-  if (impl::profilerEnabled() || impl::ProfilerStateBase::get(/*global=*/true) != nullptr) {
+  if (impl::profilerEnabled() || COHORT_GLOBAL_PROFILER() != nullptr) {
     throw UsageError("bench.profile", "a profiler of LibTorch is running already; there can be one",
                      "stop that one first");
   }

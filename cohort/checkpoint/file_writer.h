@@ -12,14 +12,14 @@
 namespace cohort::checkpoint {
 
 /// The xxh3-64 checksum of `bytes`.
-uint64_t checksum(std::span<const std::byte> bytes);
+std::uint64_t checksum(std::span<const std::byte> bytes);
 /// A checksum as 16 hexadecimal digits.
-std::string checksum_text(uint64_t checksum);
+std::string checksum_text(std::uint64_t checksum);
 
 /// What was written: size and xxh3-64 checksum.
 struct FileSummary {
-  uint64_t bytes = 0;
-  uint64_t checksum = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t checksum = 0;
 };
 
 /// Writes one new file from front to back, counting and checksumming on the way.
@@ -33,7 +33,7 @@ class FileWriter {
   /// Creates `path`, which must not exist, and reserves `expected_bytes`, so that a full disk is known
   /// at once.
   /// Throws: SystemError naming path, bytes needed and the system's reason; so do write() and finish().
-  FileWriter(std::filesystem::path path, uint64_t expected_bytes);
+  FileWriter(std::filesystem::path path, std::uint64_t expected_bytes);
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
@@ -49,11 +49,11 @@ class FileWriter {
   [[noreturn]] void fail(const char* operation) const;
 
   std::filesystem::path path_;
-  uint64_t expected_bytes_;
+  std::uint64_t expected_bytes_;
   int file_ = -1;
   FileSummary summary_;
   std::vector<std::byte> buffer_;
-  uint64_t started_writeback_ = 0;
+  std::uint64_t started_writeback_ = 0;
   struct Hash;
   std::unique_ptr<Hash> hash_;
 };

@@ -18,12 +18,12 @@
 namespace cohort::checkpoint {
 
 /// The newest format that this version writes and reads.
-inline constexpr int64_t kCheckpointFormatVersion = 1;
+inline constexpr std::int64_t kCheckpointFormatVersion = 1;
 inline constexpr const char* kManifestFile = "state.json";
 
 struct Manifest {
-  int64_t sequence = 0;  ///< Grows with every save of a run; says which checkpoint is newer.
-  std::string best;      ///< The run's best checkpoint when this one was saved; empty: none was chosen.
+  std::int64_t sequence = 0;  ///< Grows with every save of a run; says which checkpoint is newer.
+  std::string best;           ///< The run's best checkpoint when this one was saved; empty: none was chosen.
   std::map<std::string, FileSummary> files;
   nlohmann::json state = nlohmann::json::object();
 };

@@ -24,7 +24,7 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::span<std::byte> bytes() const { return bytes_; }
-  uint64_t size() const { return bytes_.size(); }
+  std::uint64_t size() const { return bytes_.size(); }
   const std::filesystem::path& path() const { return path_; }
 
  private:

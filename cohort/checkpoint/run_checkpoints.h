@@ -12,10 +12,12 @@
 /// The checkpoints of one run: folders that are complete or absent, with links to the last and the best.
 ///
 ///     RunCheckpoints checkpoints(run_dir / "checkpoints", {.keep = 3});
-///     checkpoints.save("epoch_0005", {module_state(*model), optimizer_tensors, state}, {.is_best = true});
-///     if (auto path = checkpoints.find("auto")) {
-///       CheckpointContent content = RunCheckpoints::load(*path);
-///     }
+///     checkpoints.save("epoch_0005", {.model = module_state(*model), .state = {{"epoch", 5}}});
+///
+///     auto found = checkpoints.load_usable();
+///     if (found) load_module_state(*model, found->content.model);
+///
+/// A training loop of one's own saves all it needs to go on with train::LoopState.
 namespace cohort::checkpoint {
 
 /// What a checkpoint holds. `state` is the user's: epoch, samples consumed, schedule, scaler, world, threads.
@@ -33,8 +35,8 @@ struct LoadedCheckpoint {
 };
 
 struct RunCheckpointsOptions {
-  int64_t keep =
-      3;  ///< Newest checkpoints that stay; 0 keeps all. What `last` and `best` point to always stays.
+  /// Newest checkpoints that stay; 0 keeps all. What `last` and `best` point to always stays.
+  std::int64_t keep = 3;
 };
 
 struct SaveOptions {
@@ -90,8 +92,8 @@ class RunCheckpoints {
  private:
   struct Known;
   std::vector<Known> known() const;
-  void write_folder(const std::filesystem::path& folder, const CheckpointContent& content, int64_t sequence,
-                    const std::string& best) const;
+  void write_folder(const std::filesystem::path& folder, const CheckpointContent& content,
+                    std::int64_t sequence, const std::string& best) const;
   void recover(bool alone) const;
   void repair_best() const;
   void put(const std::filesystem::path& temporary, const std::string& name) const;

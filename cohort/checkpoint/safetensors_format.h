@@ -47,7 +47,7 @@ enum class StoredDtype {
 std::string_view dtype_name(StoredDtype dtype);
 /// The size of one element.
 /// Units: bits (F4 has 4).
-int64_t dtype_bits(StoredDtype dtype);
+std::int64_t dtype_bits(StoredDtype dtype);
 /// The dtype of that name; empty if there is none, or none that LibTorch has.
 std::optional<StoredDtype> dtype_from_name(std::string_view name);
 
@@ -56,9 +56,9 @@ std::optional<StoredDtype> dtype_from_name(std::string_view name);
 struct TensorEntry {
   std::string name;
   StoredDtype dtype = StoredDtype::kF32;
-  std::vector<int64_t> shape;
-  uint64_t begin = 0;
-  uint64_t end = 0;
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
 };
 
 using Metadata = std::map<std::string, std::string>;
@@ -67,14 +67,14 @@ using Metadata = std::map<std::string, std::string>;
 struct SafetensorsHeader {
   std::vector<TensorEntry> entries;
   Metadata metadata;
-  uint64_t data_start = 0;  ///< Offset of the first data byte in the file.
+  std::uint64_t data_start = 0;  ///< Offset of the first data byte in the file.
 
   /// The entry of that name, or null.
   const TensorEntry* find(std::string_view name) const;
 };
 
 /// The longest header that is read or written, as in Python's safetensors.
-inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
 /// Reads and checks the header of the file whose bytes are `file`.
 /// Afterwards: header length fits the file; names are unique; every shape times its dtype is exactly

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cohort/cli/commands.h"
-#include "cohort/core/error.h"
+#include "cohort/cli/config_option.h"
 #include "cohort/train/run.h"
 #include "cohort/train/script_bench.h"
 
@@ -21,12 +21,8 @@ struct ScriptArguments {
 };
 
 int script_command(const ScriptArguments& arguments) {
-  if (arguments.config.empty()) {
-    throw UsageError("cli.bench", "no configuration was given",
-                     "cohort bench script --config configs/fashion-vgg.yaml");
-  }
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
-  const train::Config config = train::load_config(arguments.config, arguments.overrides);
+  const train::Config config = load_config("cli.bench", arguments.config, arguments.overrides);
   const auto round = std::chrono::nanoseconds(static_cast<std::int64_t>(arguments.seconds * 1e9));
   const train::ScriptBench found = train::bench_script(
       config,
@@ -43,7 +39,7 @@ void add_bench(CLI::App& app, Context& context) {
   auto arguments = std::make_shared<ScriptArguments>();
   CLI::App* command = bench->add_subcommand(
       "script", "Time of a training step, and of evaluation, in eager mode and with train.script");
-  command->add_option("-c,--config", arguments->config, "The configuration, as of cohort train");
+  add_config_option(*command, arguments->config, "The configuration, as of cohort train");
   command->add_option("overrides", arguments->overrides,
                       "key=value: change one setting, for instance train.batch_size=64");
   command->add_option("--rounds", arguments->rounds, "Rounds of each measurement; the median counts")
@@ -52,8 +48,9 @@ void add_bench(CLI::App& app, Context& context) {
   command->add_option("--seconds", arguments->seconds, "Least time of a round")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_option("--load", arguments->plugins, "A shared library with models or data sets of yours")
-      ->allow_extra_args(false);
+  repeatable(
+      command->add_option("--load", arguments->plugins, "A shared library with models or data sets of yours"),
+      "FILE");
   command->footer(
       "Examples:\n"
       "  cohort bench script --config configs/vgg.yaml data.kind=synthetic model.num_classes=10\n"

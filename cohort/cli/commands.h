@@ -18,6 +18,15 @@ struct Context {
   std::function<int()> action;
 };
 
+/// Makes an option take one value each time, and be given any number of times.
+inline CLI::Option* repeatable(CLI::Option* option, const std::string& value_name) {
+  return option->expected(1)
+      ->allow_extra_args(false)
+      ->take_all()
+      ->type_name(value_name)
+      ->description(option->get_description() + "; may be given several times");
+}
+
 void add_train(CLI::App& app, Context& context);
 /// Cuts the program off `words`, which begin with `run`, and returns it: what stands after `--`, or from the
 /// first word on that is no option. Throws: UsageError for an option that is not known.

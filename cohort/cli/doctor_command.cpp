@@ -10,11 +10,12 @@
 #include <exception>
 #include <filesystem>
 #include <string>
-#include <thread>
 
 #include "cohort/cli/commands.h"
+#include "cohort/comm/group.h"
 #include "cohort/core/cpu.h"
 #include "cohort/core/device.h"
+#include "cohort/core/error.h"
 #include "cohort/core/memory.h"
 #include "cohort/core/version.h"
 
@@ -34,11 +35,19 @@ std::string gib(double bytes) {
 }
 
 std::string cores_text() {
+  const core::CoreLimits limits = core::core_limits();
   const int usable = core::usable_cores();
-  const unsigned present = std::thread::hardware_concurrency();
-  std::string text = std::to_string(usable) + " usable";
-  if (static_cast<unsigned>(usable) < present) {
-    text += " of " + std::to_string(present) + " (affinity or a container's CPU quota)";
+  std::string text = core::concat(usable, " usable of ", limits.online);
+  if (limits.affinity < limits.online) text += core::concat(", affinity ", limits.affinity);
+  if (limits.quota) text += core::concat(", CPU quota ", *limits.quota, " (", limits.quota_source, ")");
+  if (usable != limits.usable()) text += core::concat(", COHORT_CORES ", usable);
+  return text;
+}
+
+std::string backends_text() {
+  std::string text;
+  for (const std::string& name : comm::backend_names()) {
+    if (name != "fake") text += (text.empty() ? "" : ", ") + name;  // fake is for tests
   }
   return text;
 }
@@ -87,6 +96,8 @@ int doctor_command() {
   line("instructions", at::get_cpu_capability());
   line("linear algebra", at::globalContext().hasMKL() ? "MKL" : "no MKL");
   line("cuda", cuda_text());
+  std::printf("Ranks\n");
+  line("backends", backends_text());
   std::printf("Files\n");
   line("JPEG, PNG", "built in");
   line("run folders", writable_here() ? "this folder can be written to"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cohort/cli/commands.h"
-#include "cohort/cli/new_operator.h"
+#include "cohort/cli/new_files.h"
 #include "cohort/core/atomic_file.h"
 #include "cohort/core/error.h"
 #include "cohort/core/version.h"
@@ -41,7 +41,7 @@ void check_name(const std::string& name) {
       "cli.new",
       core::concat("got the name '", name, "', expected small letters, digits and _, a letter first",
                    is_name ? ", and none that C++ or LibTorch has taken" : ""),
-      "cohort new operator scaled_square");
+      "scaled_square");
 }
 
 std::string filled_in(std::string_view text, const std::string& name) {
@@ -58,9 +58,10 @@ std::string filled_in(std::string_view text, const std::string& name) {
   return result;
 }
 
-int new_operator(const NewArguments& arguments) {
+/// Writes the files into a new folder, whose path it returns.
+fs::path write(const std::vector<NewFile>& files, const NewArguments& arguments) {
   check_name(arguments.name);
-  const fs::path folder = fs::path(arguments.folder) / arguments.name;
+  fs::path folder = fs::path(arguments.folder) / arguments.name;
   if (fs::exists(folder)) {
     throw UsageError("cli.new", core::concat(folder.string(), " is there already"),
                      "another name, or --dir FOLDER");
@@ -69,17 +70,38 @@ int new_operator(const NewArguments& arguments) {
   fs::create_directories(folder, error);
   if (error)
     throw SystemError("cli.new", core::concat("cannot make ", folder.string(), ": ", error.message()));
-  for (const OperatorFile& file : operator_files()) {
+  for (const NewFile& file : files) {
     if (file.cuda && !arguments.cuda) continue;
     const fs::path path = folder / filled_in(file.name, arguments.name);
     core::write_file_atomically(path, filled_in(file.content, arguments.name));
     std::printf("%s\n", path.c_str());
   }
+  return folder;
+}
+
+/// Where this program lies as PREFIX/bin/cohort or BUILD/apps/cohort, find_package finds Cohort in PREFIX or
+/// BUILD.
+fs::path prefix() {
+  return fs::read_symlink("/proc/self/exe").parent_path().parent_path();
+}
+
+int new_operator(const NewArguments& arguments) {
+  const fs::path folder = write(operator_files(), arguments);
   std::printf(
-      "\nBuild and test it:\n  cmake -B build -S %s -DCMAKE_PREFIX_PATH=WHERE-COHORT-IS-INSTALLED\n"
+      "\nBuild and test it:\n  cmake -B build -S %s -DCMAKE_PREFIX_PATH=%s\n"
       "  cmake --build build && ctest --test-dir build\n"
       "Use it in a run:\n  cohort train --load build/lib%s.so ...\n",
-      folder.c_str(), arguments.name.c_str());
+      folder.c_str(), prefix().c_str(), arguments.name.c_str());
+  return 0;
+}
+
+int new_project(const NewArguments& arguments) {
+  const fs::path folder = write(project_files(), arguments);
+  const char* const name = arguments.name.c_str();
+  std::printf(
+      "\nBuild and train it:\n  cd %s\n  cmake -B build -DCMAKE_PREFIX_PATH=%s && cmake --build build\n"
+      "  cohort train --load ./build/lib%s.so --config %s.yaml\n",
+      folder.c_str(), prefix().c_str(), name, name);
   return 0;
 }
 
@@ -89,12 +111,19 @@ void add_new(CLI::App& app, Context& context) {
   auto arguments = std::make_shared<NewArguments>();
   CLI::App* command = app.add_subcommand("new", "Begin a project of your own");
   command->require_subcommand(1);
-  CLI::App* op =
-      command->add_subcommand("operator", "An operator: CMakeLists.txt, kernel with gradient, test");
-  op->add_option("name", arguments->name,
-                 "Of the operator, its files and its folder; small letters, digits and _")
-      ->required();
-  op->add_option("--dir", arguments->folder, "Where the new folder comes")->capture_default_str();
+  const auto add = [&](const char* kind, const char* what) {
+    CLI::App* const one = command->add_subcommand(kind, what);
+    one->add_option("name", arguments->name, "Of its files and its folder; small letters, digits and _")
+        ->required();
+    one->add_option("--dir", arguments->folder, "Where the new folder comes")->capture_default_str();
+    return one;
+  };
+  CLI::App* project =
+      add("project", "A model and a data set for `cohort train`: CMakeLists.txt, source, configuration");
+  project->footer("Example:\n  cohort new project rings\nWhat the parts mean: docs/plugins.md");
+  project->callback(
+      [arguments, &context] { context.action = [arguments] { return new_project(*arguments); }; });
+  CLI::App* op = add("operator", "An operator: CMakeLists.txt, kernel with gradient, test");
   op->add_flag("--cuda", arguments->cuda, "With a CUDA kernel beside the C++ one");
   op->footer("Example:\n  cohort new operator scaled_square\nWhat the parts mean: docs/ops.md");
   op->callback([arguments, &context] { context.action = [arguments] { return new_operator(*arguments); }; });

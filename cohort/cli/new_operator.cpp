@@ -1,4 +1,4 @@
-#include "cohort/cli/new_operator.h"
+#include "cohort/cli/new_files.h"
 
 namespace cohort::cli {
 namespace {
@@ -227,8 +227,8 @@ TORCH_LIBRARY_IMPL(@NAME@, CUDA, library) {
 
 }  // namespace
 
-const std::vector<OperatorFile>& operator_files() {
-  static const std::vector<OperatorFile> files = {
+const std::vector<NewFile>& operator_files() {
+  static const std::vector<NewFile> files = {
       {"CMakeLists.txt", kCMake},       {"@NAME@.h", kHeader},
       {"@NAME@.cpp", kSource},          {"@NAME@_test.cpp", kTest},
       {"@NAME@.cu", kCudaKernel, true}, {"@NAME@_cuda.cpp", kCudaSource, true},

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cohort/cli/commands.h"
+#include "cohort/cli/config_option.h"
 #include "cohort/core/error.h"
 #include "cohort/train/memory_plan.h"
 #include "cohort/train/run.h"
@@ -25,10 +26,6 @@ int plan_command(const PlanArguments& arguments) {
   if (!arguments.memory) {
     throw UsageError("cli.plan", "it was not said what to plan", "cohort plan --memory --config FILE");
   }
-  if (arguments.config.empty()) {
-    throw UsageError("cli.plan", "no configuration was given",
-                     "cohort plan --memory --config configs/fashion-vgg.yaml");
-  }
   train::MemoryOptions options{.measure = arguments.measure};
   for (const std::string& text : arguments.place) {
     const std::size_t equals = text.find('=');
@@ -39,7 +36,7 @@ int plan_command(const PlanArguments& arguments) {
     options.place[text.substr(0, equals)] = core::Placement::parse(text.substr(equals + 1));
   }
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
-  const train::Config config = train::load_config(arguments.config, arguments.overrides);
+  const train::Config config = load_config("cli.plan", arguments.config, arguments.overrides);
   const train::MemoryPlan plan = train::plan_memory(config, options);
   std::fputs((arguments.json ? train::to_json(plan) : train::to_text(plan)).c_str(), stdout);
   return 0;
@@ -52,18 +49,18 @@ void add_plan(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("plan", "Say what a run takes before it runs");
   command->add_flag("--memory", arguments->memory,
                     "Bytes of parameters, optimizer, batch, activations and gradients, by placement");
-  command->add_option("-c,--config", arguments->config, "The configuration, as of cohort train");
+  add_config_option(*command, arguments->config, "The configuration, as of cohort train");
   command->add_option("overrides", arguments->overrides,
                       "key=value: change one setting, for instance train.batch_size=64");
-  command
-      ->add_option("--place", arguments->place,
-                   "LAYER=PLACEMENT: a layer that lives elsewhere than the rest, such as layer4=cpu:1")
-      ->allow_extra_args(false);
+  repeatable(command->add_option("--place", arguments->place,
+                                 "A layer that lives elsewhere than the rest, such as layer4=cpu:1"),
+             "LAYER=PLACEMENT");
   command->add_flag("--measure", arguments->measure,
                     "Run two steps of the whole batch too, and print what was measured beside it");
   command->add_flag("--json", arguments->json, "Print bytes as JSON");
-  command->add_option("--load", arguments->plugins, "A shared library with models or data sets of yours")
-      ->allow_extra_args(false);
+  repeatable(
+      command->add_option("--load", arguments->plugins, "A shared library with models or data sets of yours"),
+      "FILE");
   command->footer(
       "Examples:\n"
       "  cohort plan --memory --config configs/vgg.yaml data.kind=synthetic model.num_classes=1000\n"

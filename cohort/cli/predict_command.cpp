@@ -4,6 +4,7 @@
 #include "cohort/cli/commands.h"
 #include "cohort/cli/trained_model.h"
 #include "cohort/core/error.h"
+#include "cohort/data/dataset.h"
 #include "cohort/train/predict.h"
 #include "cohort/train/run.h"
 
@@ -14,21 +15,27 @@ struct PredictArguments {
   TrainedModel model;
   std::string program;
   std::vector<std::string> pictures;
+  std::vector<std::int64_t> samples;
   std::int64_t top = 3;
 };
 
-train::Predictor predictor_of(PredictArguments& arguments) {
-  if (arguments.program.empty()) {
-    const train::Config config = arguments.model.load("cli.predict");
-    return train::Predictor::of_run(config, arguments.model.checkpoint);
+std::vector<train::Prediction> predictions_of(PredictArguments& arguments) {
+  if (arguments.pictures.empty() && arguments.samples.empty()) {
+    throw UsageError("cli.predict", "there is nothing to predict", "picture files, or --samples 0,1,2");
   }
-  for (const std::string& plugin : arguments.model.plugins) train::load_plugin(plugin);
-  return train::Predictor::of_program(arguments.program);
+  if (!arguments.program.empty()) {
+    for (const std::string& plugin : arguments.model.plugins) train::load_plugin(plugin);
+    return train::Predictor::of_program(arguments.program)(arguments.pictures, arguments.top);
+  }
+  const train::Config config = arguments.model.load("cli.predict");
+  if (!arguments.samples.empty()) {
+    return train::predict_samples(config, arguments.model.checkpoint, arguments.samples, arguments.top);
+  }
+  return train::Predictor::of_run(config, arguments.model.checkpoint)(arguments.pictures, arguments.top);
 }
 
 int predict_command(PredictArguments arguments) {
-  const train::Predictor predictor = predictor_of(arguments);
-  for (const train::Prediction& one : predictor(arguments.pictures, arguments.top)) {
+  for (const train::Prediction& one : predictions_of(arguments)) {
     std::printf("%s", one.path.c_str());
     for (const auto& [name, probability] : one.classes) std::printf("\t%s %.4f", name.c_str(), probability);
     std::printf("\n");
@@ -45,8 +52,11 @@ struct ExportArguments {
 int export_command(ExportArguments arguments) {
   const train::Config config = arguments.model.load("cli.export");
   train::export_program(config, arguments.model.checkpoint, arguments.batch_size, arguments.file);
-  std::printf("%s: for %ld pictures at a time; cohort predict --program %s IMAGE...\n",
-              arguments.file.c_str(), static_cast<long>(arguments.batch_size), arguments.file.c_str());
+  const bool takes_pictures = data::is_own_dataset(config.data.kind);
+  std::printf("%s: for %ld %s at a time; %s\n", arguments.file.c_str(),
+              static_cast<long>(arguments.batch_size), takes_pictures ? "pictures" : "samples",
+              takes_pictures ? core::concat("cohort predict --program ", arguments.file, " IMAGE...").c_str()
+                             : "it takes inputs as the data set makes them: script::load() in a program");
   return 0;
 }
 
@@ -58,14 +68,22 @@ void add_predict(CLI::App& app, Context& context) {
   arguments->model.add_options(*command);
   command->add_option("-p,--program", arguments->program, "A file of `cohort export`, in place of a run")
       ->excludes("--run", "--config", "--checkpoint");
-  command->add_option("--set", arguments->model.overrides, "key=value of the configuration")
-      ->allow_extra_args(false)
+  repeatable(
+      command->add_option("--set", arguments->model.overrides, "Changes one setting of the configuration"),
+      "KEY=VALUE")
       ->excludes("--program");
   command->add_option("--top", arguments->top, "How many classes are shown")->capture_default_str();
-  command->add_option("images", arguments->pictures, "JPEG or PNG files")->required();
+  CLI::Option* samples =
+      command
+          ->add_option("--samples", arguments->samples,
+                       "Samples of the validation data, by number (0,5,7), read through the run's data set")
+          ->delimiter(',')
+          ->excludes("--program");
+  command->add_option("images", arguments->pictures, "JPEG or PNG files")->excludes(samples);
   command->footer(
       "Prints a line for each picture: its path, and classes with probabilities, tabs between.\nExample:\n"
       "  cohort predict --run runs/fashion-vgg-20260101-120000 shoe.jpg\n"
+      "  cohort predict --run runs/fashion-vgg-20260101-120000 --samples 0,1,2\n"
       "  cohort predict --program fashion.program shoe.jpg");
   command->callback(
       [arguments, &context] { context.action = [arguments] { return predict_command(*arguments); }; });

@@ -45,8 +45,8 @@ void add_summary(CLI::App& app, Context& context) {
       ->capture_default_str();
   command->add_option("--head", arguments->model.head, "VGG: default or linear")->capture_default_str();
   command->add_option("--batch-size", arguments->batch_size, "Images in the batch")->capture_default_str();
-  command->add_option("--load", arguments->plugins, "A shared library with models of yours")
-      ->allow_extra_args(false);
+  repeatable(command->add_option("--load", arguments->plugins, "A shared library with models of yours"),
+             "FILE");
   command->footer("Example:\n  cohort summary vgg16_bn --classes 10 --image-size 64");
   command->callback(
       [arguments, &context] { context.action = [arguments] { return summary_command(*arguments); }; });

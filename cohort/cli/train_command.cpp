@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cohort/cli/commands.h"
+#include "cohort/cli/config_option.h"
 #include "cohort/comm/job.h"
 #include "cohort/core/error.h"
 #include "cohort/launch/run.h"
@@ -111,15 +112,11 @@ int train_command(const TrainArguments& arguments, const Context& context) {
     std::fputs(train::config_help().c_str(), stdout);
     return 0;
   }
-  if (arguments.config.empty()) {
-    throw UsageError("cli.train", "no configuration was given",
-                     "cohort train --config configs/fashion-vgg.yaml");
-  }
   std::vector<std::string> overrides = arguments.overrides;
   if (!arguments.device.empty()) overrides.push_back("train.device=" + arguments.device);
   if (arguments.profile > 0) overrides.push_back(core::concat("run.profile=", arguments.profile));
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
-  train::Config config = train::load_config(arguments.config, overrides);
+  train::Config config = load_config("cli.train", arguments.config, overrides);
   if (!arguments.resume.empty()) config.run.resume = arguments.resume;
   if (arguments.fast_dev_run) train::limit_to_fast_dev_run(config);
   if (arguments.dump_config) {
@@ -144,7 +141,9 @@ int train_command(const TrainArguments& arguments, const Context& context) {
 void add_train(CLI::App& app, Context& context) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "Train a model as a YAML file says");
-  command->add_option("-c,--config", arguments->config, "The configuration (docs/train.md lists every key)");
+  add_config_option(*command, arguments->config,
+                    "The configuration (docs/train.md lists every key); without it, every key that is not "
+                    "given as key=value has its default");
   command->add_flag("--help-config", arguments->help_config,
                     "Print every key with its default and meaning, and end");
   command->add_option("overrides", arguments->overrides,
@@ -153,10 +152,9 @@ void add_train(CLI::App& app, Context& context) {
       "--resume", arguments->resume,
       "auto: go on from the last checkpoint, or start afresh when there is none; last, best, or a "
       "checkpoint folder: go on from there");
-  command
-      ->add_option("--load", arguments->plugins,
-                   "A shared library with models, data sets or operators of yours")
-      ->allow_extra_args(false);
+  repeatable(command->add_option("--load", arguments->plugins,
+                                 "A shared library with models, data sets or operators of yours"),
+             "FILE");
   command->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:K");
   command->add_option(
       "--nproc-per-node,--nproc_per_node", arguments->nproc_per_node,
@@ -176,6 +174,7 @@ void add_train(CLI::App& app, Context& context) {
       "  cohort train --config configs/fashion-vgg.yaml data.path=data/fashion-mnist\n"
       "  cohort train --config configs/vgg.yaml data.path=photos train.epochs=10 --resume auto\n"
       "  cohort train --config configs/vgg.yaml data.path=photos --nproc-per-node 2\n"
+      "  cohort train data.path=photos model.name=resnet18 optim.name=adamw\n"
       "CTRL-C finishes the step, saves and says how to go on; a second one ends at once.");
   command->callback([arguments, &context] {
     context.action = [arguments, &context] { return train_command(*arguments, context); };

@@ -1,8 +1,11 @@
 #include "cohort/cli/trained_model.h"
 
 #include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/cli/commands.h"
+#include "cohort/cli/config_option.h"
 #include "cohort/core/error.h"
 #include "cohort/train/run.h"
+#include "cohort/train/weights.h"
 
 namespace cohort::cli {
 
@@ -10,11 +13,12 @@ namespace fs = std::filesystem;
 
 void TrainedModel::add_options(CLI::App& command) {
   command.add_option("-r,--run", run, "A run folder: its config.yaml, its best checkpoint");
-  command.add_option("-c,--config", config, "The configuration, when not that of --run");
+  add_config_option(command, config, "The configuration, when not that of --run");
   command.add_option("--checkpoint", checkpoint,
-                     "best (the default), last, a checkpoint folder or a .safetensors file");
-  command.add_option("--load", plugins, "A shared library with models, data sets or operators of yours")
-      ->allow_extra_args(false);
+                     "best (the default), last, a checkpoint folder, a run folder or a .safetensors file");
+  repeatable(
+      command.add_option("--load", plugins, "A shared library with models, data sets or operators of yours"),
+      "FILE");
 }
 
 train::Config TrainedModel::load(const std::string& where) {
@@ -34,6 +38,7 @@ train::Config TrainedModel::load(const std::string& where) {
     throw DataError(where, core::concat("there is no checkpoint ", checkpoint),
                     "--run runs/NAME --checkpoint last, or the path of a checkpoint or .safetensors file");
   }
+  checkpoint = train::find_weights(checkpoint).string();
   for (const std::string& plugin : plugins) train::load_plugin(plugin);
   return train::load_config(config, overrides);
 }

@@ -3,11 +3,11 @@
 #include "cohort/comm/failed_call.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
 #include "cohort/comm/deadline_store.h"
+#include "cohort/comm/error_cause.h"
 #include "cohort/comm/missing_ranks.h"
 #include "cohort/comm/state.h"
 #include "cohort/comm/store_board.h"
@@ -27,37 +27,28 @@ constexpr milliseconds kLeastTime(20);  // that a failure has
 constexpr milliseconds kLookTime(100);  // between two questions who has failed too, of up to ...
 constexpr int kRanksAtFullRate = 100;   // ranks
 
-constexpr std::initializer_list<const char*> kWordsOfPeers = {"closed by peer", "reset by peer", "roken pipe",
-                                                              "refused"};
-
-bool contains_any(const std::string& text, std::initializer_list<const char*> parts) {
-  return std::any_of(parts.begin(), parts.end(),
-                     [&](const char* part) { return text.find(part) != std::string::npos; });
-}
-
 }  // namespace
 
 void throw_as_ours(const std::exception& error, const std::string& where, const std::string& what) {
-  const std::string words = core::message_of(error);
-  const std::string message = core::concat(what, ": ", words);
-  if (dynamic_cast<const UsageError*>(&error) != nullptr) throw UsageError(where, message);
-  // Its type says more than its words, which may quote another rank's timeout.
-  const bool is_of_peer = dynamic_cast<const PeerError*>(&error) != nullptr;
-  if (dynamic_cast<const TimeoutError*>(&error) != nullptr || (!is_of_peer && says_timeout(words))) {
-    throw TimeoutError(where, message, "look at what the other ranks were doing, or raise the timeout");
-  }
-  if (is_of_peer || contains_any(words, kWordsOfPeers)) {
-    throw PeerError(where, message, "look for the first rank that failed; this one only noticed");
+  const std::string message = core::concat(what, ": ", core::message_of(error));
+  switch (cause_of(error)) {
+    case ErrorCause::kUsage:
+      throw UsageError(where, message);
+    case ErrorCause::kTimeout:
+      throw TimeoutError(where, message, "look at what the other ranks were doing, or raise the timeout");
+    case ErrorCause::kPeer:
+      throw PeerError(where, message, "look for the first rank that failed; this one only noticed");
+    case ErrorCause::kOther:
+      break;
   }
   throw CommError(where, message);
 }
 
 bool is_of_backend(const std::exception& error) {
-  const std::string words = core::message_of(error);
-  return dynamic_cast<const CommError*>(&error) != nullptr ||
-         dynamic_cast<const TimeoutError*>(&error) != nullptr ||
-         dynamic_cast<const c10::DistError*>(&error) != nullptr || says_timeout(words) ||
-         contains_any(words, kWordsOfPeers);
+  const ErrorCause cause = cause_of(error);
+  return cause == ErrorCause::kTimeout || cause == ErrorCause::kPeer ||
+         dynamic_cast<const CommError*>(&error) != nullptr ||
+         dynamic_cast<const c10::DistError*>(&error) != nullptr;
 }
 
 core::Deadline end_of_failure(core::Deadline deadline) {

@@ -12,6 +12,7 @@
 
 #include "cohort/comm/check.h"
 #include "cohort/comm/deadline_store.h"
+#include "cohort/comm/error_cause.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
@@ -107,8 +108,8 @@ std::string Pending::State::describe() const {
 void Pending::State::fail(const std::exception& error, core::Deadline until) {
   const std::string what = describe(), words = core::message_of(error);
   group->flight.set(ticket, CallState::kFailed);
-  // Gloo refuses a type it has no code for when it runs, on every rank, before anything travels.
-  if (words.find("Invalid scalar type") != std::string::npos) {
+  // A backend refuses a type it has no code for when it runs, on every rank, before anything travels.
+  if (dynamic_cast<const Error*>(&error) == nullptr && cause_of(error) == ErrorCause::kUsage) {
     throw UsageError("comm.group", core::concat(what, ": ", words));
   }
   group->fail(error, "comm.group", what, until);

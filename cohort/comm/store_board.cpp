@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "cohort/core/exception_text.h"
+#include "cohort/comm/error_cause.h"
 
 namespace cohort::comm {
 
@@ -45,16 +45,12 @@ void StoreConnections::give_back(Store connection) {
   free_.push_back(std::move(connection));
 }
 
-bool says_timeout(const std::string& words) {
-  return words.find("imed out") != std::string::npos || words.find("imeout") != std::string::npos;
-}
-
 bool StoreBoard::wait(const std::vector<std::string>& keys, core::Deadline deadline) {
   try {
     connections_->wait(prefix_, keys, milliseconds(std::max(1, deadline.remaining_ms())));
     return true;
   } catch (const std::exception& error) {
-    if (says_timeout(core::message_of(error)) && deadline.expired()) return false;
+    if (cause_of(error) == ErrorCause::kTimeout && deadline.expired()) return false;
     throw;
   }
 }

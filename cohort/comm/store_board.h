@@ -58,7 +58,4 @@ class StoreBoard : public core::Board {
   std::string prefix_;
 };
 
-/// Whether an error's words say that a time was over.
-bool says_timeout(const std::string& words);
-
 }  // namespace cohort::comm

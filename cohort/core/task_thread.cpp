@@ -25,6 +25,10 @@ struct Shared {
   std::shared_ptr<Work> take();
   void give_up();
   static void own(Work& work, std::shared_ptr<Shared> thread) { work.thread_ = std::move(thread); }
+  // The thread that this one waits for: none once that has done the work and this one is yet to wake.
+  Shared* waits_for_thread() const {
+    return waits_for == nullptr || waits_for->done() ? nullptr : waits_for->thread_.get();
+  }
   std::chrono::microseconds spin() const {
     return shares_cores.load(std::memory_order_relaxed) ? std::chrono::microseconds(0) : options.spin;
   }
@@ -38,8 +42,8 @@ struct Shared {
   std::atomic<bool> shares_cores{false};
   std::atomic<bool> late{false};
   std::atomic<const char*> current{nullptr};
-  // Whom the thread waits for within what it runs; under waiting_mutex().
-  Shared* waits_for = nullptr;
+  // What the thread waits for within what it runs; under waiting_mutex().
+  const Work* waits_for = nullptr;
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -91,23 +95,23 @@ Threads& threads() {
   return all;
 }
 
-// The calling thread waits for `other` during its scope. A circle of such waits would never end.
+// The calling thread waits for `work` of `other` during its scope. A circle of such waits would never end.
 class Waits {
  public:
-  explicit Waits(Shared* other, const char* what) : self_(current_thread) {
+  Waits(const Work& work, Shared* other) : self_(current_thread) {
     if (self_ == nullptr) return;
     const std::lock_guard lock(waiting_mutex());
-    for (const Shared* next = other; next != nullptr; next = next->waits_for) {
+    for (const Shared* next = other; next != nullptr; next = next->waits_for_thread()) {
       if (next != self_) continue;
       self_ = nullptr;
       throw UsageError(
           "core.task_thread",
           concat("thread ", current_thread->options.name, ", in ", current_thread->current.load(),
-                 ", would wait for ", what, " on thread ", other->options.name,
+                 ", would wait for ", work.what(), " on thread ", other->options.name,
                  other == current_thread ? ", which is itself" : ", which waits for it in turn"),
           "parts that call each other in one direction only, or one place for both");
     }
-    self_->waits_for = other;
+    self_->waits_for = &work;
   }
   ~Waits() {
     if (self_ == nullptr) return;
@@ -125,7 +129,7 @@ class Waits {
 
 bool Work::wait(Deadline deadline) {
   if (done()) return true;
-  const Waits waits(thread_.get(), what_);
+  const Waits waits(*this, thread_.get());
   if (spin_until([this] { return done(); }, thread_->spin())) return true;
   std::unique_lock lock(mutex_);
   const auto is_done = [this] { return done(); };

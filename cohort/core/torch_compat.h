@@ -3,7 +3,7 @@
 #include <c10/macros/Macros.h>
 #include <torch/version.h>
 
-/// What differs between the versions of LibTorch that Cohort builds with (2.11 to 2.13), and nothing else.
+/// What differs between the versions of LibTorch that Cohort builds with (2.11 to 2.14), and nothing else.
 /// Everything here needs a line saying which version changed what.
 
 // True from LibTorch `major`.`minor` on: `#if COHORT_TORCH_AT_LEAST(2, 12)`.
@@ -21,6 +21,13 @@ static_assert(COHORT_TORCH_AT_LEAST(2, 11), "Cohort needs LibTorch 2.11 or newer
 #define COHORT_C10D_ALL_GATHER _allgather_base
 #define COHORT_C10D_REDUCE_SCATTER _reduce_scatter_base
 #define COHORT_C10D_ALL_TO_ALL alltoall_base
+#endif
+
+// 2.14 asks for the profiler of all threads and for that of this thread by functions of their own.
+#if COHORT_TORCH_AT_LEAST(2, 14)
+#define COHORT_GLOBAL_PROFILER() torch::profiler::impl::ProfilerStateBase::getGlobal()
+#else
+#define COHORT_GLOBAL_PROFILER() torch::profiler::impl::ProfilerStateBase::get(/*global=*/true)
 #endif
 
 // 2.13 counts references to nodes of the graph within them: a new node of a type derived from Node.

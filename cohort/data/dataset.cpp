@@ -3,6 +3,7 @@
 #include <c10/core/ScalarTypeToTypeMeta.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <exception>
 
@@ -36,11 +37,14 @@ void check_on_cpu(const at::Tensor& tensor, std::int64_t index, const std::strin
     throw refuse(core::concat("of layout ", tensor.layout(), ", expected a dense tensor"));
 }
 
+// Kinds that Cohort brings, and their types.
+constexpr std::array kOwn = {std::pair("idx", "IdxDataset"), std::pair("image_folder", "ImageFolder"),
+                             std::pair("synthetic", "SyntheticDataset")};
+
 // The names that `data.kind` has for Cohort's own are taken: they are made from typed options, not from text.
 std::map<std::string, DatasetFactory> built_in() {
   std::map<std::string, DatasetFactory> factories;
-  for (const auto& [name, type] :
-       {std::pair("idx", "IdxDataset"), {"image_folder", "ImageFolder"}, {"synthetic", "SyntheticDataset"}}) {
+  for (const auto& [name, type] : kOwn) {
     const std::string message = core::concat("data set '", name, "' is made from options, not from text");
     const std::string hint = core::concat("data::", type, ", or data.kind: ", name, " in a configuration");
     factories[name] = [=](const DatasetArgs&) -> std::shared_ptr<const Dataset> {
@@ -162,6 +166,10 @@ std::shared_ptr<const Dataset> make_dataset(const std::string& name, const Datas
 
 void check_dataset_name(const std::string& name) {
   registry().check(name);
+}
+
+bool is_own_dataset(const std::string& name) {
+  return std::ranges::any_of(kOwn, [&](const auto& own) { return name == own.first; });
 }
 
 std::vector<std::string> dataset_names() {

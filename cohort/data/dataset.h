@@ -104,6 +104,10 @@ std::shared_ptr<const Dataset> make_dataset(const std::string& name, const Datas
 /// Throws: UsageError if two libraries registered `name`, or one registered a name of Cohort's own.
 void check_dataset_name(const std::string& name);
 
+/// True for the kinds that Cohort brings (idx, image_folder, synthetic), whose samples are made as the keys
+/// of a configuration say; false for what a library registered.
+bool is_own_dataset(const std::string& name);
+
 /// Names of all datasets, sorted.
 std::vector<std::string> dataset_names();
 

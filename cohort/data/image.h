@@ -9,17 +9,17 @@ namespace cohort::data {
 
 /// Height first, as in tensors.
 struct ImageSize {
-  int64_t height = 0;
-  int64_t width = 0;
+  std::int64_t height = 0;
+  std::int64_t width = 0;
   friend bool operator==(const ImageSize&, const ImageSize&) = default;
 };
 
 /// A rectangle in pixels. Where a transform says so it may reach outside of its image: there is black.
 struct Region {
-  int64_t top = 0;
-  int64_t left = 0;
-  int64_t height = 0;
-  int64_t width = 0;
+  std::int64_t top = 0;
+  std::int64_t left = 0;
+  std::int64_t height = 0;
+  std::int64_t width = 0;
   friend bool operator==(const Region&, const Region&) = default;
 };
 
@@ -27,21 +27,21 @@ struct Region {
 enum class ColorMode { kRgb, kGrey };
 
 /// Returns the number of channels of a picture decoded to `color`.
-constexpr int64_t num_channels(ColorMode color) {
+constexpr std::int64_t num_channels(ColorMode color) {
   return color == ColorMode::kRgb ? 3 : 1;
 }
 
 /// Eight bits per channel, rows from the top, channels last, without gaps.
 /// Shapes: pixels is [height, width, channels]; channels is 1 or 3.
 struct Image {
-  int64_t height = 0;
-  int64_t width = 0;
-  int64_t channels = 0;
-  std::vector<uint8_t> pixels;
+  std::int64_t height = 0;
+  std::int64_t width = 0;
+  std::int64_t channels = 0;
+  std::vector<std::uint8_t> pixels;
 
   ImageSize size() const { return {height, width}; }
   /// Afterwards the image has this shape; its pixels are unspecified, its memory is reused.
-  void reshape(int64_t new_height, int64_t new_width, int64_t new_channels) {
+  void reshape(std::int64_t new_height, std::int64_t new_width, std::int64_t new_channels) {
     height = new_height;
     width = new_width;
     channels = new_channels;

@@ -43,6 +43,12 @@ void check(const Dataset& dataset, const LoaderOptions& o) {
   require(o.world_size >= 1, concat("world_size is ", o.world_size, ", expected at least 1"));
   require(o.rank >= 0 && o.rank < o.world_size,
           concat("rank is ", o.rank, ", expected 0 to ", o.world_size - 1));
+  require(o.parts >= 1, concat("parts is ", o.parts, ", expected at least 1"));
+  require(
+      o.parts == 1 || o.on_error == OnError::kRefuse,
+      "parts are asked for together with on_error: skip, which changes how many samples a batch has while "
+      "it is used",
+      "on_error: refuse, or one part");
   require(o.timeout.count() > 0, concat("timeout is ", o.timeout.count(), " ms, expected more than 0"));
   require(o.stop_grace.count() >= 0,
           concat("stop_grace is ", o.stop_grace.count(), " ms, expected 0 or more"));
@@ -108,6 +114,19 @@ void rethrow_if_it_says(const std::exception_ptr& error, const std::string& what
   }
 }
 
+/// Adds the time of its life to what next() took from the caller.
+class WaitTimer {
+ public:
+  explicit WaitTimer(LoaderCounters& counters) : counters_(counters) {}
+  ~WaitTimer() { counters_.wait += std::chrono::steady_clock::now() - start_; }
+  WaitTimer(const WaitTimer&) = delete;
+  WaitTimer& operator=(const WaitTimer&) = delete;
+
+ private:
+  LoaderCounters& counters_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
 // A worker that splits its tensor operations over threads would multiply workers by cores: tensor operations
 // of a dataset run on the worker alone. at::set_num_threads would change the whole process, so the OpenMP
 // runtime that LibTorch has loaded is asked for this thread only.
@@ -131,6 +150,8 @@ struct Loader::Impl {
     std::int64_t epoch = 0;
     std::int64_t first = 0;
     std::int64_t next = 0;
+    std::int64_t whole_first = 0;
+    std::int64_t whole_next = 0;
     std::vector<at::Tensor> fields;
     std::optional<DeviceCopy::Copy> copy;
   };
@@ -139,7 +160,8 @@ struct Loader::Impl {
       : options(with_both_sizes(std::move(o))),
         dataset(std::move(given)),
         sampler(make_sampler(dataset->size(), options)),
-        pool(std::make_shared<SlabPool>(dataset->fields(), options.batch_size, use_pinned_memory(options))),
+        part_size((options.batch_size + options.parts - 1) / options.parts),
+        pool(std::make_shared<SlabPool>(dataset->fields(), part_size, use_pinned_memory(options))),
         reader(std::make_shared<SampleReader>(
             dataset, SampleReader::Options{options.seed, options.rank, options.world_size},
             static_cast<std::size_t>(options.prefetch) + 1)) {
@@ -147,6 +169,10 @@ struct Loader::Impl {
   }
 
   std::int64_t global_batch() const { return options.global_batch_size; }
+  // Samples of this rank among `taken` of the order, which follow one another.
+  std::int64_t share_of(std::int64_t taken) const {
+    return std::max<std::int64_t>(0, (taken - options.rank + options.world_size - 1) / options.world_size);
+  }
 
   void go_to(std::int64_t new_epoch, std::int64_t position);
   void drain();
@@ -159,18 +185,24 @@ struct Loader::Impl {
   [[noreturn]] void throw_stuck(std::int64_t job_number, milliseconds waited);
   std::optional<Batch> deliver(Ready ready);
   std::optional<Batch> next();
+  std::optional<Ready> next_ready();
+  bool advance(Batch& batch);
 
   const LoaderOptions options;
   const std::shared_ptr<const Dataset> dataset;
   const std::shared_ptr<const Sampler> sampler;
+  const std::int64_t part_size;  // samples of a rank in a part of a batch
   const std::shared_ptr<SlabPool> pool;
   const std::shared_ptr<SampleReader> reader;
   std::optional<DeviceCopy> device_copy;
   std::unique_ptr<WorkerTeam> team;
 
   std::int64_t epoch = 0;
-  std::int64_t consumed = 0;  // delivered to the caller
-  std::int64_t planned = 0;   // handed to the workers
+  std::int64_t consumed = 0;                         // delivered to the caller
+  std::int64_t planned = 0;                          // handed to the workers
+  std::int64_t planned_first = 0, planned_next = 0;  // of the batch whose parts are planned
+  std::int64_t left_of_share = 0;                    // samples in parts that the caller has not taken
+  std::int64_t generation = 0;                       // a new one with each batch, and each leap
   std::shared_ptr<const std::vector<std::int64_t>> order;
   std::int64_t next_job = 0;     // first job that was not collected
   std::int64_t inline_jobs = 0;  // jobs that were planned without workers
@@ -189,7 +221,9 @@ void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position) {
   pending.reset();
   if (new_epoch != epoch) order.reset();
   epoch = new_epoch;
-  consumed = planned = position;
+  consumed = planned = planned_first = planned_next = position;
+  left_of_share = 0;
+  ++generation;
   at_end = false;
   delivered_in_epoch = skipped_in_epoch = 0;
 }
@@ -206,22 +240,30 @@ void Loader::Impl::drain() {
   }
 }
 
-// Lays out job `number` as the batch at `planned`; returns false at the end of the epoch.
+// Lays out job `number` as the batch, or the part of one, at `planned`; returns false at the end of the
+// epoch.
 bool Loader::Impl::plan(std::int64_t number) {
   if (order == nullptr) {
     order =
         std::make_shared<const std::vector<std::int64_t>>(checked_order(*sampler, epoch, dataset->size()));
   }
-  const std::int64_t left = static_cast<std::int64_t>(order->size()) - planned;
-  if (left <= 0 || (options.drop_last && left < global_batch())) return false;
-  const std::int64_t taken = std::min(left, global_batch());
+  if (planned == planned_next) {
+    const std::int64_t left = static_cast<std::int64_t>(order->size()) - planned;
+    if (left <= 0 || (options.drop_last && left < global_batch())) return false;
+    planned_first = planned;
+    planned_next = planned + std::min(left, global_batch());
+  }
+  // Whole rounds over the ranks, so that parts hold what the batch holds.
+  const std::int64_t taken = std::min(planned_next - planned, part_size * options.world_size);
   BatchJob& job = reader->job(number);
   job.slab = pool->acquire();
   job.order = order;
   job.epoch = epoch;
   job.first = planned;
   job.next = planned + taken;
-  job.count = std::max<std::int64_t>(0, (taken - options.rank + options.world_size - 1) / options.world_size);
+  job.whole_first = planned_first;
+  job.whole_next = planned_next;
+  job.count = share_of(taken);
   job.failures.clear();
   planned = job.next;
   return true;
@@ -230,9 +272,9 @@ bool Loader::Impl::plan(std::int64_t number) {
 void Loader::Impl::read_ahead() {
   if (options.workers == 0) return;
   if (team == nullptr) {
-    const std::int64_t chunk = std::clamp<std::int64_t>(options.batch_size / (8 * options.workers), 1, 16);
+    const std::int64_t chunk = std::clamp<std::int64_t>(part_size / (8 * options.workers), 1, 16);
     team = std::make_unique<WorkerTeam>(
-        WorkerTeam::Options{options.workers, options.prefetch + 1, options.batch_size, chunk},
+        WorkerTeam::Options{options.workers, options.prefetch + 1, part_size, chunk},
         [shared = reader](int, std::int64_t job, std::int64_t item) { shared->read(job, item); },
         enter_worker);
   }
@@ -275,7 +317,7 @@ Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
   if (!job.failures.empty() && options.on_error == OnError::kRefuse) {
     const BatchJob::Failure first = job.failures.front();
     const std::string what = reader->explain(job, first);
-    go_to(epoch, job.first);  // so that the next call tries this batch again
+    go_to(epoch, job.whole_first);  // so that the next call tries this batch again
     rethrow_if_it_says(first.error, what);
     throw DataError("data.loader", what, "repair or remove it, or skip such samples (on_error: skip)");
   }
@@ -285,10 +327,11 @@ Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
   ready.epoch = job.epoch;
   ready.first = job.first;
   ready.next = job.next;
+  ready.whole_first = job.whole_first;
+  ready.whole_next = job.whole_next;
   ready.slab = std::move(job.slab);
   for (const at::Tensor& tensor : ready.slab->tensors) {
-    ready.fields.push_back(ready.size == options.batch_size ? tensor.alias()
-                                                            : tensor.narrow(0, 0, ready.size));
+    ready.fields.push_back(ready.size == part_size ? tensor.alias() : tensor.narrow(0, 0, ready.size));
   }
   if (device_copy && ready.size > 0) ready.copy = device_copy->begin(ready.fields, *ready.slab);
   return ready;
@@ -317,6 +360,17 @@ std::optional<Loader::Impl::Ready> Loader::Impl::collect() {
 std::optional<Batch> Loader::Impl::deliver(Ready ready) {
   Batch batch;
   batch.size = ready.size;
+  // With one part a batch has what was not skipped.
+  batch.whole_size = options.parts == 1 ? ready.size : share_of(ready.whole_next - ready.whole_first);
+  left_of_share =
+      ready.first == ready.whole_first ? batch.whole_size - batch.size : left_of_share - batch.size;
+  consumed = left_of_share > 0 ? ready.next : ready.whole_next;
+  if (left_of_share > 0) {
+    batch.take_next = [this, now = generation](Batch& part) {
+      require(now == generation, "a part of a batch was asked for when the loader had gone on");
+      return advance(part);
+    };
+  }
   batch.epoch = ready.epoch;
   batch.number = ready.first / global_batch();
   batch.indices = std::span(ready.slab->indices).first(static_cast<std::size_t>(ready.size));
@@ -336,14 +390,25 @@ std::optional<Batch> Loader::Impl::deliver(Ready ready) {
   return batch;
 }
 
-std::optional<Batch> Loader::Impl::next() {
-  const at::NoGradGuard no_grad;
-  if (at_end) go_to(epoch + 1, 0);
+std::optional<Loader::Impl::Ready> Loader::Impl::next_ready() {
   for (;;) {
     std::optional<Ready> ready = std::exchange(pending, std::nullopt);
     if (!ready) ready = collect();
-    if (!ready) break;
-    consumed = ready->next;
+    // This rank's share ends before the batch does: that part is other ranks'.
+    const bool is_others = ready && ready->size == 0 && ready->first != ready->whole_first;
+    if (!is_others) return ready;
+  }
+}
+
+std::optional<Batch> Loader::Impl::next() {
+  const at::NoGradGuard no_grad;
+  const WaitTimer timer(counters);
+  require(left_of_share == 0, "the last batch has parts that were not taken",
+          "while (batch.advance()) in the step, or LoaderOptions::parts of 1");
+  if (at_end) go_to(epoch + 1, 0);
+  ++generation;
+  while (std::optional<Ready> ready = next_ready()) {
+    consumed = ready->whole_next;
     if (ready->size > 0 || options.world_size > 1) return deliver(std::move(*ready));
   }
   if (delivered_in_epoch == 0 && skipped_in_epoch > 0) {
@@ -353,6 +418,17 @@ std::optional<Batch> Loader::Impl::next() {
   }
   at_end = true;
   return std::nullopt;
+}
+
+bool Loader::Impl::advance(Batch& batch) {
+  if (left_of_share == 0) return false;
+  const at::NoGradGuard no_grad;
+  const WaitTimer timer(counters);
+  batch.fields.clear();  // its memory may hold a part that follows
+  batch.lease.reset();
+  batch.indices = {};
+  batch = *deliver(*next_ready());
+  return true;
 }
 
 Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options) {
@@ -379,11 +455,6 @@ void Loader::start() {
 }
 
 std::optional<Batch> Loader::next() {
-  struct Timer {
-    std::chrono::nanoseconds& total;
-    std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
-    ~Timer() { total += std::chrono::steady_clock::now() - start; }
-  } timer{impl_->counters.wait};
   return impl_->next();
 }
 

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -38,10 +39,14 @@ struct LoaderOptions {
   /// Samples of one step over all ranks, where ranks do not divide it: shares then differ by one, and
   /// batch_size is the largest. 0: batch_size * world_size.
   std::int64_t global_batch_size = 0;
+  /// Each batch is read and handed out in so many parts, one after the other (Batch::advance), each of a
+  /// parts-th of batch_size, rounded up: a step that accumulates gradients holds one part of its input at a
+  /// time. An order, and what a step holds, is the same for any number of parts.
+  std::int64_t parts = 1;
   /// Threads that read ahead while the caller computes. 0: next() itself reads each batch, on LibTorch's
   /// compute threads, which are idle then; at::set_num_threads(1) leaves that to the caller's thread alone.
   int workers = 0;
-  /// Batches read ahead of the one that next() returned; at least 1 when there are workers.
+  /// Batches, or parts of them, read ahead of the one that is in use; at least 1 when there are workers.
   int prefetch = 2;
   bool shuffle = false;
   /// Leave out the last batch if it is short.
@@ -70,8 +75,10 @@ struct Batch {
   std::shared_ptr<void> lease;
   /// One tensor per field, [size, ...].
   std::vector<at::Tensor> fields;
-  /// Samples in this batch.
+  /// Samples in this batch, or in this part of it.
   std::int64_t size = 0;
+  /// Samples in all parts of it: `size` where there is one part.
+  std::int64_t whole_size = 0;
   std::int64_t epoch = 0;
   /// Number of this batch in its epoch (of this rank), from 0, as if the epoch had been read from its start.
   std::int64_t number = 0;
@@ -80,6 +87,17 @@ struct Batch {
 
   at::Tensor& input() { return fields.at(0); }
   at::Tensor& target() { return fields.at(1); }
+
+  /// Puts the next part of this batch in place of this one, where LoaderOptions::parts asked for several;
+  /// returns false, and changes nothing, after the last of this rank's. All parts must be taken before the
+  /// loader's next next(). While the loader lives. Throws: as next(), and the batch is empty then; UsageError
+  /// where the loader has gone on since, or to another epoch.
+  bool advance() {
+    const auto take = take_next;  // the next part brings its own
+    return take != nullptr && take(*this);
+  }
+  /// The loader's.
+  std::function<bool(Batch&)> take_next = nullptr;
 };
 
 /// Where the loader stands: all that is needed to go on.
@@ -99,7 +117,8 @@ struct LoaderCounters {
   /// Batch-sized memory blocks made so far: constant from the third batch on.
   std::int64_t slab_allocations = 0;
   std::int64_t samples_skipped = 0;
-  /// Time that next() took from its caller: waiting for workers, or reading when there are none.
+  /// Time that next() and Batch::advance() took from their caller: waiting for workers, or reading when there
+  /// are none.
   std::chrono::nanoseconds wait{0};
 };
 
@@ -124,10 +143,11 @@ class Loader {
   /// Begins to read ahead now, for instance while a model is still being made. next() does it otherwise.
   /// Throws: UsageError, as next().
   void start();
-  /// Returns the next batch of this epoch, or nothing at its end. Called again after the end, it begins the
-  /// next epoch. Throws: DataError naming the sample that cannot be read (calling again tries the same batch
-  /// again); TimeoutError naming the sample that a worker is stuck in; UsageError naming the sampler, where
-  /// its order has an index that is not in the dataset or another length than it says.
+  /// Returns the next batch of this epoch (its first part), or nothing at its end. Called again after the
+  /// end, it begins the next epoch. Throws: DataError naming the sample that cannot be read (calling again
+  /// tries the same batch again); TimeoutError naming the sample that a worker is stuck in; UsageError naming
+  /// the sampler, where its order has an index that is not in the dataset or another length than it says, or
+  /// where parts of the last batch were not taken.
   std::optional<Batch> next();
 
   /// At the end of an epoch that is the epoch with all its samples, until next() begins another: a loader

@@ -20,8 +20,11 @@ struct BatchJob {
   std::shared_ptr<const std::vector<std::int64_t>> order;
   std::int64_t epoch = 0;
   std::int64_t first = 0;
-  /// Position after this batch, over all ranks.
+  /// Position after these samples, over all ranks.
   std::int64_t next = 0;
+  /// Positions of the whole batch, of which this may be a part: [whole_first, whole_next).
+  std::int64_t whole_first = 0;
+  std::int64_t whole_next = 0;
   std::int64_t count = 0;
 
   struct Failure {

@@ -42,7 +42,7 @@ std::string heard_key_of(int node) {
 }
 
 // What nodes must agree on, as text.
-std::string creed(const RunOptions& options) {
+std::string consistency_fingerprint(const RunOptions& options) {
   return concat("--nnodes ", options.nnodes, ", --rdzv-id ", options.run_id, ", --master-addr ",
                 *options.master_addr, ", --master-port ", options.master_port.value_or(kDefaultPort),
                 ", --max-restarts ", options.max_restarts, ", Cohort ", core::version());
@@ -50,12 +50,12 @@ std::string creed(const RunOptions& options) {
 
 // What a node says of itself.
 struct Hello {
-  std::string creed;
+  std::string fingerprint;
   int nproc = 0;
   std::string reached;  // where it has found node 0
   std::string word;     // chosen for this meeting
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hello, creed, nproc, reached, word)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hello, fingerprint, nproc, reached, word)
 
 // What node 0 tells all: how many ranks each node has, or why there will be no job.
 struct Go {
@@ -99,9 +99,9 @@ Go assemble(const RunOptions& options, const Peers& peers) {
   for (int node = 0; node < options.nnodes; ++node) {
     const auto theirs = read<Hello>(*peers.received(key_of(node)), node, go.error);
     if (!go.error.empty()) break;
-    if (theirs.creed != creed(options)) {
-      go.error =
-          concat("nodes disagree: node 0 has ", creed(options), "; node ", node, " has ", theirs.creed);
+    if (theirs.fingerprint != consistency_fingerprint(options)) {
+      go.error = concat("nodes disagree: node 0 has ", consistency_fingerprint(options), "; node ", node,
+                        " has ", theirs.fingerprint);
     }
     if (theirs.nproc < 1 || theirs.nproc > kMostLocalRanks) {
       go.error = concat("node ", node, " says that it has ", theirs.nproc, " ranks");
@@ -294,7 +294,10 @@ class Meeting {
 std::optional<TeamPlace> meet(const RunOptions& options, Peers& peers, SignalInbox& signals,
                               const std::string& reached, core::Deadline deadline, int& signal) {
   Meeting meeting(options, peers, signals, deadline);
-  const Hello mine{.creed = creed(options), .nproc = options.nproc_per_node, .reached = reached, .word = ""};
+  const Hello mine{.fingerprint = consistency_fingerprint(options),
+                   .nproc = options.nproc_per_node,
+                   .reached = reached,
+                   .word = ""};
   const std::optional<Go> go = options.node_rank == 0 ? meeting.lead(mine) : meeting.follow(mine);
   signal = meeting.signal();
   if (!go) return std::nullopt;

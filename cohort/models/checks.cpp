@@ -52,9 +52,9 @@ void check_options(const ModelOptions& options, std::initializer_list<std::strin
     throw UsageError(kWhere, core::concat(options.name, ": width is ", options.width,
                                           ", expected above 0 and at most 64"));
   }
-  if (!(options.dropout >= 0 && options.dropout < 1)) {
+  if (!(options.dropout >= 0 && options.dropout <= 1)) {
     throw UsageError(kWhere, core::concat(options.name, ": dropout is ", options.dropout,
-                                          ", expected at least 0 and below 1"));
+                                          ", expected at least 0 and at most 1"));
   }
   check_default(options, "width", options.width, standard.width, used);
   check_default(options, "dropout", options.dropout, standard.dropout, used);

@@ -33,7 +33,7 @@ class Call {
  public:
   /// Returns the tensor argument `index`; undefined where an optional one was not given.
   const at::Tensor& tensor(std::size_t index) const;
-  /// Returns the argument `index`, "float" as double, "int" as int64_t, "Tensor[]" as
+  /// Returns the argument `index`, "float" as double, "int" as std::int64_t, "Tensor[]" as
   /// std::vector<at::Tensor>.
   template <typename T>
   T argument(std::size_t index) const {
@@ -145,7 +145,7 @@ c10::TypedOperatorHandle<Signature> find(const std::string& name) {
   } catch (const c10::Error& error) {
     throw UsageError(
         "ops.find", core::concat(name, " has other types: ", error.what_without_backtrace()),
-        "the C++ types of its schema: Tensor is const at::Tensor&, int is int64_t, float is double");
+        "the C++ types of its schema: Tensor is const at::Tensor&, int is std::int64_t, float is double");
   }
 }
 

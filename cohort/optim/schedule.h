@@ -14,7 +14,7 @@
 /// A schedule has no state: apply it before each step, and a resumed run needs the step count only.
 ///
 ///     auto schedule = sequential({linear(0.01, 1.0, 500), cosine(9500)}, {500});
-///     for (int64_t step = 0; step < 10000; ++step) {
+///     for (std::int64_t step = 0; step < 10000; ++step) {
 ///       schedule->apply(optimizer, step);
 ///       ...
 ///     }

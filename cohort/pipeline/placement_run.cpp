@@ -97,7 +97,7 @@ void PlacementRun::act(const Action& action) {
 
 std::string PlacementRun::message(const Action& action, const std::string& what) const {
   const std::string inputs =
-      action.kind == ActionKind::kForward && action.stage > 0
+      action.kind == ActionKind::kForward && action.stage > 0 && !inputs_.empty()
           ? concat(" (its inputs, of stage ", action.stage - 1, ": ", describe(inputs_), ")")
           : "";
   return concat("stage ", action.stage, " (", setup_.stages[static_cast<std::size_t>(action.stage)].name(),

@@ -150,10 +150,15 @@ void Stage::to(c10::Device device) {
 }
 
 Stage Stage::part(std::size_t first, std::size_t last) const {
-  if (!is_list_ || first >= last || last > layers_.size()) {
-    throw UsageError(kWhere,
-                     concat("got layers ", first, " to ", last, " of ", name_, ", expected some of its ",
-                            is_list_ ? layers_.size() : 1, is_list_ ? "" : ", as it is no list of layers"));
+  if (!is_list_) {
+    throw UsageError(
+        kWhere,
+        concat("cannot take layers ", first, " to ", last, ": got ", name_, ", expected a list of layers"),
+        "a Sequential, a LayerList or a stage per part");
+  }
+  if (first >= last || last > layers_.size()) {
+    throw UsageError(kWhere, concat("got layers ", first, " to ", last, " of ", name_,
+                                    ", expected some of its ", layers_.size()));
   }
   Stage stage;
   stage.name_ = name_;

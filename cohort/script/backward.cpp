@@ -79,7 +79,14 @@ Tensors RecordedBackward::begin(const Tensors& tangents) {
 }
 
 Tensors RecordedBackward::run(const Tensors& tangents) {
-  if (is_recorded_ || Recording::is_active()) return forward.graph->backward(tangents, !is_last_);
+  if (Recording::is_active()) return forward.graph->backward(tangents, !is_last_);
+  if (is_recorded_) {  // once more: the gradients behind are of the layout that they had before
+    Tensors dense = tangents;
+    for (at::Tensor& tangent : dense) {
+      if (tangent.defined()) tangent = materialized(tangent);
+    }
+    return forward.graph->backward(dense, !is_last_);
+  }
   is_recorded_ = true;
   Recorded& recorded = *forward.recorded;
   recorded.split = recorded.tape.calls().size();

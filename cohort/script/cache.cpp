@@ -101,7 +101,7 @@ bool Variant::is_dead() const {
 
 bool Variant::has_module_memory(std::span<const at::Tensor> inputs) const {
   return std::ranges::any_of(inputs, [this](const at::Tensor& input) {
-    return input.defined() && input.has_storage() && modules_.owns(input.storage().unsafeGetStorageImpl());
+    return input.defined() && input.has_storage() && modules_.has(input.storage().unsafeGetStorageImpl());
   });
 }
 
@@ -275,14 +275,18 @@ std::string Variant::explain() const {
     const Recorded& recorded = program_->recorded();
     std::size_t captured = 0;
     for (const Value& value : recorded.tape.values()) captured += value.source == Source::kCaptured ? 1 : 0;
-    text += concat("    program: ", recorded.tape.calls().size(), " operators recorded, ",
-                   program_->num_steps(), " run (", recorded.split, " of forward), ", captured,
-                   " captured tensors, ", program_->saved().size(), " values saved for backward",
+    const std::size_t recorded_calls = recorded.tape.calls().size();
+    const bool has_backward = recorded.split < recorded_calls;  // of its own: a whole step has one tape
+    const std::int64_t calls = calls_.load();
+    text += concat("    program: ", recorded_calls, " operators recorded",
+                   has_backward ? concat(" (", recorded.split, " of forward)") : "", ", ",
+                   program_->num_steps(), " run, ", captured, " captured tensors",
+                   has_backward ? concat(", ", program_->saved().size(), " values saved for backward") : "",
                    recorded.segments.size() > 1 ? concat(" (in ", recorded.segments.size(), " parts)") : "",
                    recorded.tape.forked().empty()
                        ? ""
                        : concat(", ", recorded.tape.forked().size(), " forked parts on other threads"),
-                   "; ", calls_.load(), " calls; ", program_->num_outs(),
+                   "; ", calls, calls == 1 ? " call" : " calls", "; ", program_->num_outs(),
                    " operators write into an arena of ", program_->arena_bytes(), " bytes\n");
     if (is_short()) text += "    calls run the function itself, which is as fast as so short a program\n";
   } else if (state() == State::kEager) {

@@ -257,8 +257,9 @@ Function::Output Function::call(std::span<const at::Tensor> inputs, const std::s
     return {replay(inputs, program, std::move(rerun)), program->recorded().structure};
   }
   const Tensors tensors(inputs.begin(), inputs.end());
+  // A parameter or buffer is an input here: what is written to one of the two must be seen in the other.
+  if (variant->has_module_memory(inputs)) return (*run_)(tensors);
   if (program != nullptr) return record(tensors, variant, program);
-  if (variant->has_module_memory(inputs)) return (*run_)(tensors);  // a parameter or buffer is an input here
   return variant->start_recording() ? record(tensors, variant, nullptr) : (*run_)(tensors);
 }
 

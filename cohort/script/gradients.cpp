@@ -2,6 +2,7 @@
 
 #include <ATen/ops/sum.h>
 #include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -23,6 +24,7 @@ bool is_reached(const std::vector<bool>& reached_from, const std::vector<bool>& 
 }
 
 at::Tensor materialized(const at::Tensor& gradient) {
+  if (gradient._is_zerotensor()) return at::zeros(gradient.sizes(), gradient.options());
   const at::Tensor dense = gradient.layout() == at::kStrided ? gradient : gradient.to_dense();
   return dense.resolve_conj().resolve_neg();
 }

@@ -210,12 +210,25 @@ bool ModuleGuard::holds() const {
   return true;
 }
 
+namespace {
+
+bool is_one_in(const std::vector<at::Tensor>& tensors, const c10::StorageImpl* storage) {
+  return storage != nullptr && std::ranges::any_of(tensors, [storage](const at::Tensor& tensor) {
+           return tensor.defined() && tensor.has_storage() && storage_of(tensor) == storage;
+         });
+}
+
+}  // namespace
+
 bool ModuleGuard::owns(const c10::StorageImpl* storage) const {
-  const auto lies_there = [storage](const at::Tensor& tensor) {
-    return tensor.defined() && tensor.has_storage() && storage_of(tensor) == storage;
-  };
-  return storage != nullptr && std::ranges::any_of(watched_, [&](const Watched& watched) {
-           return std::ranges::any_of(watched.module->parameters(/*recurse=*/false), lies_there);
+  return std::ranges::any_of(watched_, [&](const Watched& watched) {
+    return is_one_in(watched.module->parameters(/*recurse=*/false), storage);
+  });
+}
+
+bool ModuleGuard::has(const c10::StorageImpl* storage) const {
+  return owns(storage) || std::ranges::any_of(watched_, [&](const Watched& watched) {
+           return is_one_in(watched.module->buffers(/*recurse=*/false), storage);
          });
 }
 

@@ -86,6 +86,8 @@ class ModuleGuard {
   bool watches_any() const { return !watched_.empty(); }
   /// True if a parameter lies in this memory: holds() would see that it gets other memory.
   bool owns(const c10::StorageImpl* storage) const;
+  /// True if a parameter or a buffer lies in this memory.
+  bool has(const c10::StorageImpl* storage) const;
 
  private:
   struct Held {

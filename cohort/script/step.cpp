@@ -45,15 +45,14 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
     throw UsageError("script.step", "a training step needs gradients, which are switched off",
                      "the call outside of at::NoGradGuard");
   }
-  if (Recording::is_active()) return run(inputs);
+  if (Recording::is_active() || std::ranges::any_of(inputs, has_tangent)) return run(inputs);
   const auto variant = cache_.find(inputs);
   if (variant == nullptr) return run(inputs);
   const auto program = variant->program();
   const bool is_recheck = program != nullptr && variant->is_recheck_due(inputs);
   if (program != nullptr && !is_recheck) return replay(inputs, *program);
-  if (program == nullptr && (variant->has_module_memory(inputs) || !variant->start_recording())) {
-    return run(inputs);  // a parameter or buffer is an input here, or it stays eager
-  }
+  if (variant->has_module_memory(inputs)) return run(inputs);  // a parameter or buffer is an input here
+  if (program == nullptr && !variant->start_recording()) return run(inputs);
   std::optional<Recheck> rechecking;
   if (is_recheck) rechecking.emplace(program, inputs);
   Recorded recorded;

@@ -20,7 +20,8 @@ class TrainingStep {
     std::function<Tensors()> parameters;  ///< of the optimizer
   };
   TrainingStep(Parts parts, ScriptOptions options)
-      : parts_(std::move(parts)), cache_(options.name(), options) {}
+      : parts_(std::move(parts)),
+        cache_(options.name() == ScriptOptions().name() ? "step" : options.name(), options) {}
 
   at::Tensor operator()(const Tensors& inputs);
   std::string explain() const { return cache_.explain(); }

@@ -76,12 +76,13 @@ void visit(const c10::IValue& value, TensorPlace& place, const auto& slot_of) {
 // A tensor that sizes, strides and a storage with values describe.
 bool is_plain(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_nested() &&
-         !tensor.is_quantized() && !tensor.is_meta();
+         !tensor.is_quantized() && !tensor.is_meta() && !tensor._is_zerotensor();
 }
 
 std::string kind_of(const at::Tensor& tensor) {
   if (tensor.is_nested()) return "nested tensor";
   if (tensor.is_meta()) return "tensor on the meta device, which has no values";
+  if (tensor._is_zerotensor()) return "zero tensor, which has no memory";
   return tensor.is_quantized() ? "quantized tensor" : concat("tensor of layout ", tensor.layout());
 }
 

@@ -1,6 +1,7 @@
 #include "cohort/train/build.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/zeros.h>
 
 #include <cmath>
 
@@ -9,12 +10,15 @@
 #include "cohort/checkpoint/state_dict.h"
 #include "cohort/core/error.h"
 #include "cohort/core/memory.h"
+#include "cohort/core/suggest.h"
 #include "cohort/data/idx_dataset.h"
 #include "cohort/data/image_folder.h"
 #include "cohort/data/synthetic.h"
 #include "cohort/models/memory_format.h"
 #include "cohort/models/registry.h"
 #include "cohort/optim/factory.h"
+#include "cohort/train/config_keys.h"
+#include "cohort/train/weights.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -26,6 +30,10 @@ bool channels_last(const Config& config) {
 
 data::ColorMode color_mode(const DataConfig& config) {
   return config.color == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb;
+}
+
+std::int64_t channels_of(const DataConfig& config) {
+  return config.color == "grey" ? 1 : 3;
 }
 
 std::vector<data::TransformSpec> transforms_of(const DataConfig& config, Split split) {
@@ -43,10 +51,35 @@ const std::string& idx_folder(const DataConfig& config, Split split) {
   return own.empty() ? config.path : own;
 }
 
+/// What to try where the data of `split` is not there.
+const char* data_hint(Split split) {
+  return split == Split::kTrain ? "data.path=FOLDER, or data.train=FOLDER"
+                                : "data.val=FOLDER, or train.eval_every=0, which trains without validation";
+}
+
+/// Throws: DataError naming the keys that say where the data is, when `folder` is not there.
+void check_folder(const std::string& folder, Split split) {
+  std::error_code ignored;
+  if (fs::exists(folder, ignored)) return;
+  throw DataError("train.make_dataset",
+                  core::concat("there is no ", split == Split::kTrain ? "training" : "validation",
+                               " data: the folder ", folder, " does not exist"),
+                  data_hint(split));
+}
+
+data::IdxPair find_idx_files(const std::string& folder, Split split) {
+  check_folder(folder, split);
+  try {
+    return data::find_idx_pair(folder, split == Split::kTrain ? "train" : "t10k");
+  } catch (const DataError& error) {
+    throw DataError("train.make_dataset", error.what(), data_hint(split));
+  }
+}
+
 /// data.options are for registered data sets; Cohort's own have keys.
-void check_data_options(const DataConfig& data, bool is_ours) {
+void check_data_options(const DataConfig& data) {
   if (data.options.empty()) return;
-  if (is_ours) {
+  if (data::is_own_dataset(data.kind)) {
     throw ConfigError("train.make_dataset",
                       core::concat("data.options.", data.options.begin()->first, " is set, but data.kind is ",
                                    data.kind, ", which has no options"),
@@ -88,21 +121,26 @@ std::vector<std::int64_t> decay_steps(const ScheduleConfig& schedule, std::int64
 
 }  // namespace
 
-std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split split) {
+std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on_host) {
+  const std::int64_t quarters = split == Split::kTrain ? 3 : 1;
+  return available_bytes / 2 * quarters / 4 / ranks_on_host;
+}
+
+std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split split, int ranks_on_host) {
   const DataConfig& data = config.data;
   const std::string path = split == Split::kTrain ? train_path(data) : val_path(data);
-  const std::int64_t channels = data.color == "grey" ? 1 : 3;
   data::check_dataset_name(data.kind);
-  check_data_options(data, data.kind == "synthetic" || data.kind == "image_folder" || data.kind == "idx");
+  check_data_options(data);
   if (data.kind == "synthetic") {
     return std::make_shared<data::SyntheticDataset>(data::SyntheticOptions{
         .size = split == Split::kTrain ? data.synthetic_train : data.synthetic_val,
-        .shape = {channels, data.image_size, data.image_size},
+        .shape = {channels_of(data), data.image_size, data.image_size},
         .num_classes = config.model.num_classes > 0 ? config.model.num_classes : 10,
         .seed = static_cast<std::uint64_t>(config.run.seed) * 2 + (split == Split::kVal),
         .channels_last = channels_last(config)});
   }
   if (data.kind == "image_folder") {
+    check_folder(path, split);
     data::ImageFolderOptions options;
     options.transforms = transforms_of(data, split);
     options.color = color_mode(data);
@@ -110,12 +148,13 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
     options.allow_empty = data.empty_class == "keep";
     options.on_other_files =
         data.on_other_files == "refuse" ? data::OnOtherFiles::kRefuse : data::OnOtherFiles::kWarn;
-    if (data.cache == "encoded") options.cache_bytes = core::system_memory().available_bytes / 2;
+    if (data.cache == "encoded") {
+      options.cache_bytes = cache_bytes(split, core::system_memory().available_bytes, ranks_on_host);
+    }
     return std::make_shared<data::ImageFolder>(path, options);
   }
   if (data.kind == "idx") {
-    const data::IdxPair files =
-        data::find_idx_pair(idx_folder(data, split), split == Split::kTrain ? "train" : "t10k");
+    const data::IdxPair files = find_idx_files(idx_folder(data, split), split);
     return std::make_shared<data::IdxDataset>(
         files.images, files.labels,
         data::IdxDatasetOptions{.transforms = transforms_of(data, split),
@@ -127,15 +166,21 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
   return data::make_dataset(data.kind, args);
 }
 
+bool reads_parts(const Config& config) {
+  return config.data.on_error != "skip";
+}
+
 std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
                                           std::shared_ptr<const data::Dataset> dataset, at::Device device,
                                           Share share) {
   const bool training = split == Split::kTrain;
   data::LoaderOptions options;
-  // A step computes its batch in `accumulate` parts of batch_size.
+  // A step computes its batch in `accumulate` parts of batch_size, which are read one after the other. Where
+  // broken samples are skipped the whole batch is read first: how many there are weighs each part.
   options.batch_size =
       training ? config.train.batch_size * config.train.accumulate : eval_batch_size(config.train);
   if (training) options.global_batch_size = config.train.global_batch_size;
+  if (training && reads_parts(config)) options.parts = config.train.accumulate;
   options.rank = share.rank;
   options.world_size = share.world_size;
   options.uneven = training && config.data.uneven == "pad" ? data::Uneven::kPad : data::Uneven::kKeep;
@@ -150,7 +195,29 @@ std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
   return std::make_unique<data::Loader>(std::move(dataset), options);
 }
 
-torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, at::Device device) {
+data::Field picture_field(const Config& config) {
+  const std::int64_t side = config.data.image_size;
+  return {.name = "input",
+          .shape = {channels_of(config.data), side, side},
+          .channels_last = channels_last(config)};
+}
+
+data::Field input_field(const Config& config, const data::Dataset& dataset) {
+  if (data::is_own_dataset(config.data.kind)) return picture_field(config);
+  return dataset.fields().at(0);
+}
+
+at::Tensor zero_batch(const data::Field& field, std::int64_t samples) {
+  std::vector<std::int64_t> shape{samples};
+  shape.insert(shape.end(), field.shape.begin(), field.shape.end());
+  const bool last = field.channels_last && field.shape.size() == 3;
+  return at::zeros(shape,
+                   at::TensorOptions(field.dtype)
+                       .memory_format(last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous));
+}
+
+torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, at::Device device,
+                                const std::optional<data::Field>& input) {
   models::ModelOptions options;
   options.name = config.model.name;
   options.num_classes = config.model.num_classes > 0 ? config.model.num_classes : num_classes;
@@ -165,8 +232,9 @@ torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, 
                                    num_classes, " classes"),
                       "model.num_classes=0, which counts them");
   }
-  options.in_channels = config.data.color == "grey" ? 1 : 3;
-  options.image_size = config.data.image_size;
+  const std::vector<std::int64_t> shape = (input ? *input : picture_field(config)).shape;
+  options.in_channels = shape.empty() ? 1 : shape[0];
+  options.image_size = shape.size() < 2 ? 1 : shape[1];
   options.width = config.model.width;
   options.dropout = config.model.dropout;
   options.pools = config.model.pools;
@@ -175,7 +243,7 @@ torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, 
   at::manual_seed(static_cast<std::uint64_t>(config.run.seed));
   torch::nn::AnyModule model = models::make_model(options);
   if (!config.model.weights.empty()) {
-    const fs::path weights = config.model.weights;
+    const fs::path weights = find_weights(config.model.weights);
     checkpoint::load_module_state(*model.ptr(), fs::is_directory(weights)
                                                     ? checkpoint::RunCheckpoints::load(weights).model
                                                     : checkpoint::load_safetensors(weights));
@@ -197,7 +265,7 @@ OptimConfig scale_lr(const Config& config, std::int64_t global_batch_size) {
 ClassificationOptions classification_options(const Config& config) {
   return ClassificationOptions()
       .label_smoothing(config.train.label_smoothing)
-      .accumulate(config.train.accumulate)
+      .accumulate(reads_parts(config) ? 1 : config.train.accumulate)
       .clip_norm(config.optim.clip_norm)
       .bf16(config.train.precision == "bf16")
       .script(config.train.script);
@@ -259,8 +327,12 @@ std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::
                              .div_factor = schedule.div_factor,
                              .final_div_factor = schedule.final_div_factor,
                              .three_phase = schedule.three_phase});
-  } else {
+  } else if (schedule.name == "step" || schedule.name == "multistep") {
     main = optim::multistep(decay_steps(schedule, unit_steps, warmup, total), schedule.gamma);
+  } else {
+    const std::vector<std::string>& names = find_key("schedule.name")->choices;
+    throw ConfigError("train.make_schedule", core::concat("unknown schedule \"", schedule.name, "\""),
+                      core::concat("\"", core::nearest(schedule.name, names), "\""));
   }
   return warmup > 0 ? optim::warmup(warmup, schedule.warmup_start, std::move(main)) : main;
 }

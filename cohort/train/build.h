@@ -3,6 +3,7 @@
 #include <torch/nn/modules/container/any.h>
 
 #include <memory>
+#include <optional>
 
 #include "cohort/data/loader.h"
 #include "cohort/optim/optimizer.h"
@@ -17,8 +18,12 @@ namespace cohort::train {
 /// Which of the two data sets.
 enum class Split { kTrain, kVal };
 
+/// `ranks_on_host`: processes of the run on this machine, each with a data set of its own: they share the
+/// memory that data.cache may take, half of what is available, three quarters of it for training data.
 /// Throws: ConfigError, DataError.
-std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split split);
+std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split split, int ranks_on_host = 1);
+/// The bytes that one of these data sets may take.
+std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on_host);
 
 /// Which part of each global batch is read: that of `rank` of `world_size`.
 struct Share {
@@ -26,14 +31,29 @@ struct Share {
   int world_size = 1;
 };
 
+/// Whether the loader hands out the parts of a step that accumulates (train.accumulate), one after the other;
+/// else the task cuts the whole batch.
+bool reads_parts(const Config& config);
+
 /// A loader with the configuration's batch size, workers and order (training shuffles, evaluation does not).
 std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
                                           std::shared_ptr<const data::Dataset> dataset, at::Device device,
                                           Share share = {});
 
+/// Returns what the model gets of a sample of `dataset`: the first field of one that a library registered, or
+/// for Cohort's own what the keys under `data` make of it.
+data::Field input_field(const Config& config, const data::Dataset& dataset);
+/// Returns what the keys under `data` make of a picture: [C, H, W] of data.color and data.image_size.
+data::Field picture_field(const Config& config);
+
+/// Returns `samples` zeros of `field`, laid out as in a batch.
+at::Tensor zero_batch(const data::Field& field, std::int64_t samples);
+
 /// The model with initial values from `run.seed`, or from `model.weights`, on `device` in
-/// `train.memory_format`. `num_classes` is used where the configuration says 0.
-torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, at::Device device);
+/// `train.memory_format`. `num_classes` is used where the configuration says 0. `input`: what it gets of a
+/// sample, where that is not picture_field(); channels and image size are the shape's first two extents.
+torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, at::Device device,
+                                const std::optional<data::Field>& input = {});
 
 /// `config.optim` with the learning rate that optim.lr_scaling makes of it, where a step has
 /// `global_batch_size` samples over all ranks.
@@ -46,7 +66,8 @@ ClassificationOptions classification_options(const Config& config);
 std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model);
 
 /// The schedule in steps, for an optimizer that begins at `config.optim.lr`: its length is the run's,
-/// train.epochs or train.max_steps, whichever ends first. Throws: UsageError for no steps in an epoch.
+/// train.epochs or train.max_steps, whichever ends first. Throws: UsageError for no steps in an epoch,
+/// ConfigError for a name that is no schedule's.
 std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::int64_t steps_per_epoch);
 
 }  // namespace cohort::train

@@ -24,6 +24,17 @@ bool has_batch_norm(const Task& task) {
   return false;
 }
 
+/// Whether a rank gets a part of one sample where a batch has `samples` over all ranks.
+bool has_single_sample(const data::LoaderOptions& options, std::int64_t samples) {
+  const std::int64_t part = (options.batch_size + options.parts - 1) / options.parts;
+  // Shares differ by one sample at most: the first rank's and the last one's are all there are.
+  for (const std::int64_t rank : {std::int64_t{0}, options.world_size - 1}) {
+    const std::int64_t share = (samples - rank + options.world_size - 1) / options.world_size;
+    if (share > 0 && (part == 1 || share % part == 1)) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string missing_from(const std::vector<std::string>& some, const std::vector<std::string>& all) {
@@ -57,31 +68,63 @@ void check_has_batch(const data::Loader& loader, const char* which) {
 
 void warn_of_single_sample(const Task& task, const data::Loader& train, std::int64_t max_steps) {
   const data::LoaderOptions& options = train.options();
-  const std::int64_t last = train.samples_per_epoch() % options.global_batch_size;
-  // Shares of the last batch differ by one sample: one of them has a single sample, or all have more, or
-  // none.
-  const bool single = last > 0 && last < 2 * options.world_size;
-  const bool comes = max_steps == 0 || max_steps >= train.batches_per_epoch();
-  if (options.drop_last || !single || !comes || !has_batch_norm(task)) return;
-  core::log_warning(core::concat(
-      "the last batch of each epoch has ", last,
-      options.world_size > 1 ? " samples over all ranks" : " sample",
-      ", and the model has batch norm, which fails on a single value per channel. Try: drop_last, or another "
-      "batch size"));
+  const std::int64_t full = options.global_batch_size, last = train.samples_per_epoch() % full;
+  const bool last_comes =
+      !options.drop_last && last > 0 && (max_steps == 0 || max_steps >= train.batches_per_epoch());
+  const bool in_full = train.samples_per_epoch() >= full && has_single_sample(options, full);
+  const bool in_last = last_comes && has_single_sample(options, last);
+  if ((!in_full && !in_last) || !has_batch_norm(task)) return;
+  const std::int64_t samples = in_full ? full : last;
+  core::log_warning(core::concat(in_full ? "each batch has " : "the last batch of each epoch has ", samples,
+                                 samples == 1 ? " sample" : " samples",
+                                 options.world_size > 1 ? " over all ranks" : "",
+                                 options.parts > 1 ? core::concat(" in ", options.parts, " parts") : "",
+                                 ", so that a forward gets a single one, and the model has batch norm, which "
+                                 "fails on a single value per "
+                                 "channel. Try: drop_last, or another batch size"));
 }
 
-std::string creed(const TrainerOptions& o, const Strategy& strategy, const data::Loader& train,
-                  const data::Loader* eval) {
-  return core::concat(
-      "strategy ", strategy.name(), "\nepochs ", o.epochs(), "\nmax_steps ", o.max_steps(),
-      "\nmax_eval_batches ", o.max_eval_batches(), "\nseed ", o.seed(), "\nresume '", o.resume(),
-      "'\nsave_every ", o.save_every(), "\nsave_every_steps ", o.save_every_steps(), "\neval_every ",
-      o.eval_every(), "\ntrace_steps ", o.trace_steps(), "\nwrites a run folder ", !o.run_dir().empty(),
-      "\nlog_every ", o.log_every(), "\nbest_metric ", o.best_metric(), "\nbest_is_highest ",
-      o.best_is_highest() ? (*o.best_is_highest() ? "true" : "false") : "by name", "\ncheck_eval_batches ",
-      o.check_eval_batches(), "\nstop_on_non_finite ", o.stop_on_non_finite(), "\nhandle_signals ",
-      o.handle_signals(), "\nsamples a step ", train.options().global_batch_size, "\ntraining samples ",
-      train.dataset().size(), "\nevaluation samples ", eval == nullptr ? 0 : eval->dataset().size(), "\n");
+std::span<const ComparedOption> compared_options() {
+  using Options = const TrainerOptions&;
+  static const std::vector<ComparedOption> kOptions = {
+      {"epochs", [](Options o) { return core::concat(o.epochs()); }},
+      {"max_steps", [](Options o) { return core::concat(o.max_steps()); }},
+      {"max_eval_batches", [](Options o) { return core::concat(o.max_eval_batches()); }},
+      {"seed", [](Options o) { return core::concat(o.seed()); }},
+      {"strategy", nullptr},  // its name is compared
+      {"run_dir", [](Options o) -> std::string { return o.run_dir().empty() ? "is empty" : "is given"; }},
+      {"resume", [](Options o) { return "'" + o.resume() + "'"; }},
+      {"keep_optimizer_options", [](Options o) { return core::concat(o.keep_optimizer_options()); }},
+      {"description", nullptr},  // rank 0 writes it
+      {"save_every", [](Options o) { return core::concat(o.save_every()); }},
+      {"save_every_steps", [](Options o) { return core::concat(o.save_every_steps()); }},
+      {"save_every_minutes", nullptr},  // rank 0 says when to save
+      {"keep", nullptr},                // rank 0 removes checkpoints
+      {"best_metric", [](Options o) { return "'" + o.best_metric() + "'"; }},
+      {"best_is_highest",
+       [](Options o) -> std::string {
+         if (!o.best_is_highest()) return "as its name says";
+         return *o.best_is_highest() ? "true" : "false";
+       }},
+      {"eval_every", [](Options o) { return core::concat(o.eval_every()); }},
+      {"check_eval_batches", [](Options o) { return core::concat(o.check_eval_batches()); }},
+      {"log_every", [](Options o) { return core::concat(o.log_every()); }},
+      {"trace_steps", [](Options o) { return core::concat(o.trace_steps()); }},
+      {"stop_on_non_finite", [](Options o) { return core::concat(o.stop_on_non_finite()); }},
+      {"handle_signals", [](Options o) { return core::concat(o.handle_signals()); }},
+  };
+  return kOptions;
+}
+
+std::string consistency_fingerprint(const TrainerOptions& options, const Strategy& strategy,
+                                    const data::Loader& train, const data::Loader* eval) {
+  std::string text = core::concat("strategy ", strategy.name(), "\n");
+  for (const ComparedOption& option : compared_options()) {
+    if (option.text != nullptr) text += core::concat(option.name, " ", option.text(options), "\n");
+  }
+  return text + core::concat("samples a step ", train.options().global_batch_size, "\ntraining samples ",
+                             train.dataset().size(), "\nevaluation samples ",
+                             eval == nullptr ? 0 : eval->dataset().size(), "\n");
 }
 
 void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::filesystem::path& from) {

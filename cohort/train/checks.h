@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,13 +20,22 @@ void check_share(const Strategy& strategy, const data::Loader& loader, const cha
 /// Throws: UsageError where an epoch of `loader` (the "training" or the "evaluation" one) has no batch.
 void check_has_batch(const data::Loader& loader, const char* which);
 
-/// Logs a warning where a rank's share of an epoch's last batch is a single sample and the model has batch
-/// norm. `max_steps`: of the run; 0: no limit.
+/// Logs a warning where a rank computes a single sample of a batch, or of a part of one, and the model has
+/// batch norm. `max_steps`: of the run; 0: no limit.
 void warn_of_single_sample(const Task& task, const data::Loader& train, std::int64_t max_steps);
 
-/// What ranks that train together must have in common, a line each. `eval` may be null.
-std::string creed(const TrainerOptions& options, const Strategy& strategy, const data::Loader& train,
-                  const data::Loader* eval);
+/// An option of TrainerOptions, as ranks that train together compare it.
+struct ComparedOption {
+  const char* name;
+  std::string (*text)(const TrainerOptions&);  ///< null: ranks may differ in it
+};
+
+/// Every option of TrainerOptions, in the order in which they are declared.
+std::span<const ComparedOption> compared_options();
+
+/// Returns what ranks that train together must have in common, a line each. `eval` may be null.
+std::string consistency_fingerprint(const TrainerOptions& options, const Strategy& strategy,
+                                    const data::Loader& train, const data::Loader* eval);
 
 /// Returns the names that are in `all` and not in `some`, a space before each.
 std::string missing_from(const std::vector<std::string>& some, const std::vector<std::string>& all);

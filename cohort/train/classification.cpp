@@ -1,18 +1,22 @@
 #include "cohort/train/classification.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/Exception.h>
 
 #include <cmath>
 #include <limits>
 #include <optional>
 
 #include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
 #include "cohort/core/timeline.h"
 #include "cohort/models/observer.h"
 #include "cohort/optim/autocast.h"
 
 namespace cohort::train {
 namespace {
+
+constexpr const char* kWhere = "train.ClassificationTask";
 
 // On an accelerator looking at the loss would wait for it; Trainer looks one step later.
 bool is_finite(const at::Tensor& loss) {
@@ -23,6 +27,25 @@ bool is_finite(const at::Tensor& loss) {
 /// is not finite, so that the gradients of every rank say so.
 at::Tensor seed_of(const at::Tensor& loss) {
   return loss.device().is_cpu() ? at::Tensor() : loss.mul(0).add_(1);
+}
+
+std::string text_of(const at::Tensor& tensor) {
+  return core::concat(c10::toString(tensor.scalar_type()), " ", tensor.sizes());
+}
+
+/// The loss takes targets of other kinds too, and the accuracy would then be a number that means nothing.
+void check_targets(data::Batch& batch) {
+  constexpr const char* kHint =
+      "a Task of your own (docs/trainer.md) for regression, segmentation and whatever is no class";
+  if (batch.fields.size() < 2) {
+    throw DataError(kWhere, "the samples have no target: the data set has one field only", kHint);
+  }
+  const at::Tensor& target = batch.target();
+  if (target.dim() == 1 && target.scalar_type() == at::kLong) return;
+  throw DataError(kWhere,
+                  core::concat("the targets of a batch are ", text_of(target),
+                               ", and a classifier takes Long [", batch.size, "], a class for each sample"),
+                  kHint);
 }
 
 at::Tensor count_correct(const at::Tensor& logits, const at::Tensor& target) {
@@ -56,13 +79,12 @@ ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module
                                        ClassificationOptions options)
     : call_(std::move(call)), optimizer_(optimizer), options_(options) {
   if (options_.accumulate() < 1) {
-    throw UsageError("train.ClassificationTask",
+    throw UsageError(kWhere,
                      core::concat("accumulate: got ", options_.accumulate(), ", expected at least 1"));
   }
   if (options_.script() && call_.step) {
     throw UsageError(
-        "train.ClassificationTask",
-        "script: a step that overlaps forward and backward on threads of its own cannot be recorded",
+        kWhere, "script: a step that overlaps forward and backward on threads of its own cannot be recorded",
         "ClassificationOptions().script(false)");
   }
   add_module("", std::move(module));
@@ -96,13 +118,22 @@ script::Tensors ClassificationTask::evaluation_loss(const at::Tensor& input, con
 
 script::Tensors ClassificationTask::run(std::unique_ptr<script::Function>& scripted, const char* name,
                                         LossOf loss_of, const at::Tensor& input, const at::Tensor& target) {
-  if (!options_.script()) return (this->*loss_of)(input, target);
-  if (scripted == nullptr) {
-    scripted = std::make_unique<script::Function>(
-        [this, loss_of](const script::Tensors& inputs) { return (this->*loss_of)(inputs[0], inputs[1]); },
-        script::ScriptOptions().name(name).log(strategy().rank() == 0).modules({modules().front().module}));
+  try {
+    if (!options_.script()) return (this->*loss_of)(input, target);
+    if (scripted == nullptr) {
+      scripted = std::make_unique<script::Function>(
+          [this, loss_of](const script::Tensors& inputs) { return (this->*loss_of)(inputs[0], inputs[1]); },
+          script::ScriptOptions().name(name).log(strategy().rank() == 0).modules({modules().front().module}));
+    }
+    return (*scripted)({input, target});
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::DistError&) {
+    throw;
+  } catch (const c10::Error& error) {  // LibTorch's, which knows neither the batch nor what it is for
+    throw DataError(kWhere, core::concat(name, " on a batch of inputs ", text_of(input), " and targets ",
+                                         text_of(target), ": ", core::message_of(error)));
   }
-  return (*scripted)({input, target});
 }
 
 ClassificationTask::Part ClassificationTask::compute(const at::Tensor& input, const at::Tensor& target,
@@ -132,39 +163,52 @@ ClassificationTask::Part ClassificationTask::compute(const at::Tensor& input, co
   return part;
 }
 
-StepMetrics ClassificationTask::train_step(data::Batch& batch) {
-  const auto weight = static_cast<double>(batch.size);
+void ClassificationTask::StepSum::add(const Part& part) {
+  correct = correct.defined() ? correct.add(part.correct) : part.correct;
+  loss = loss.defined() ? loss + part.loss : part.loss;
+  finite = part.finite;
+}
+
+// A part of the step's batch as the loader handed it out, in as many parts of its own as the options say.
+void ClassificationTask::add_parts(data::Batch& batch, bool last, StepSum& sum) {
+  const auto weight = static_cast<double>(batch.whole_size);
   const std::int64_t part_size = (batch.size + options_.accumulate() - 1) / options_.accumulate();
-  at::Tensor total_loss;
-  at::Tensor correct;
-  bool finite = true;
-  optimizer_->zero_grad();
-  for (std::int64_t begin = 0; begin < batch.size && finite; begin += part_size) {
+  for (std::int64_t begin = 0; begin < batch.size && sum.finite; begin += part_size) {
     const std::int64_t count = std::min(part_size, batch.size - begin);
     const bool whole = count == batch.size;
     const at::Tensor input = whole ? batch.input() : batch.input().narrow(0, begin, count);
     const at::Tensor target = whole ? batch.target() : batch.target().narrow(0, begin, count);
-    const double scale = whole ? 1 : static_cast<double>(count) / weight;
-    const Part part = compute(input, target, scale, weight, begin + count == batch.size);
-    correct = correct.defined() ? correct.add(part.correct) : part.correct;
-    total_loss = total_loss.defined() ? total_loss + part.loss : part.loss;
-    finite = part.finite;
+    const double scale = count == batch.whole_size ? 1 : static_cast<double>(count) / weight;
+    sum.add(compute(input, target, scale, weight, last && begin + count == batch.size));
   }
+}
+
+StepMetrics ClassificationTask::train_step(data::Batch& batch) {
+  const auto weight = static_cast<double>(batch.whole_size);
+  StepSum sum;
+  optimizer_->zero_grad();
+  std::int64_t taken = 0;
+  do {
+    check_targets(batch);
+    taken += batch.size;
+    add_parts(batch, taken == batch.whole_size, sum);
+  } while (batch.advance());
   {
     core::TimelineScope scope("average");
-    finite = average_gradients(*optimizer_, weight, finite);
+    sum.finite = average_gradients(*optimizer_, weight, sum.finite);
   }
-  if (finite) {
+  if (sum.finite) {
     core::TimelineScope scope("optimizer");
     step_if_finite(*optimizer_, options_.clip_norm());
   }
   // A loss that was not finite on another rank: the step counts as such on all.
-  if (!finite) return {{"loss", std::numeric_limits<double>::quiet_NaN(), weight}};
-  if (batch.size == 0) return {};
-  return {{"loss", total_loss, weight}, {"accuracy", correct.to(at::kDouble).div(weight), weight}};
+  if (!sum.finite) return {{"loss", std::numeric_limits<double>::quiet_NaN(), weight}};
+  if (batch.whole_size == 0) return {};
+  return {{"loss", sum.loss, weight}, {"accuracy", sum.correct.to(at::kDouble).div(weight), weight}};
 }
 
 StepMetrics ClassificationTask::eval_step(data::Batch& batch) {
+  check_targets(batch);
   const auto weight = static_cast<double>(batch.size);
   const script::Tensors found = run(scripted_evaluation_, "evaluation", &ClassificationTask::evaluation_loss,
                                     batch.input(), batch.target());
@@ -180,8 +224,7 @@ std::string ClassificationTask::explain() const {
 }
 
 std::string ClassificationTask::find_non_finite(data::Batch& batch) {
-  if (!at::isfinite(batch.input()).all().item<bool>())
-    return "the input itself (a broken image or Normalize)";
+  if (!at::isfinite(batch.input()).all().item<bool>()) return "input";
   if (!any_model_) return "";
   for (const at::Tensor& parameter : any_model_->ptr()->parameters()) {
     if (parameter.device() != batch.input().device()) return "";  // layers are on several devices

@@ -19,8 +19,9 @@ namespace cohort::train {
 struct ClassificationOptions {
   TORCH_ARG(double, label_smoothing) = 0;
   /// The batch is computed in so many parts, one after the other, and gives one update: less memory for
-  /// activations. Each part's loss is weighted by its share of samples, so an uneven last part counts what it
-  /// holds.
+  /// activations. Where the loader hands it out in parts (LoaderOptions::parts: less memory for input too),
+  /// each of them is. Each part's loss is weighted by its share of samples, so an uneven last part counts
+  /// what it holds.
   TORCH_ARG(std::int64_t, accumulate) = 1;
   /// Gradients are scaled down to this norm; 0: not clipped.
   TORCH_ARG(double, clip_norm) = 0;
@@ -32,6 +33,9 @@ struct ClassificationOptions {
 };
 
 /// Image classification: cross entropy and accuracy of a model that maps [N, C, H, W] to [N, classes].
+///
+/// Each batch's targets must be one class for each sample: a step throws DataError for others, and for what
+/// LibTorch refuses in the model or the loss, with the batch's types and shapes in front.
 ///
 /// Metrics: "loss" (mean over the batch) and "accuracy" (0 to 1). A batch whose loss or
 /// gradients are not finite changes nothing but running statistics.
@@ -81,6 +85,13 @@ class ClassificationTask : public Task {
     at::Tensor loss, correct;
     bool finite;
   };
+  // What parts of a step add up to.
+  struct StepSum {
+    at::Tensor loss, correct;
+    bool finite = true;
+    void add(const Part& part);
+  };
+  void add_parts(data::Batch& batch, bool last, StepSum& sum);
   // Forward and backward of `input`, whose share of the batch is `scale`; `last`: none of this step follows.
   Part compute(const at::Tensor& input, const at::Tensor& target, double scale, double weight, bool last);
 

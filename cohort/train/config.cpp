@@ -86,7 +86,10 @@ void warn_unused(Config& config) {
     const ConfigKey& other = *find_key(key.used_with);
     const std::string value = *std::get<std::string*>(other.target(config));
     if (std::find(key.used_values.begin(), key.used_values.end(), value) != key.used_values.end()) continue;
-    config.warnings.push_back(concat(key.name, " has no effect with ", key.used_with, " ", value));
+    const std::string warning = concat(key.name, " has no effect with ", key.used_with, " ", value);
+    if (std::ranges::find(config.warnings, warning) == config.warnings.end()) {
+      config.warnings.push_back(warning);
+    }
   }
 }
 
@@ -154,6 +157,9 @@ Config load_config_text(std::string_view text, const std::string& name,
   ConfigReader reader(config);
   reader.read_document(document, source);
   for (const std::string& override_text : overrides) reader.read_override(override_text);
+  if (!reader.has_read("optim.lr") && config.optim.name != OptimConfig().name) {
+    config.optim.lr = default_lr(config.optim.name);
+  }
   check_config(config);
   return config;
 }
@@ -197,6 +203,10 @@ std::string train_path(const DataConfig& config) {
 
 std::string val_path(const DataConfig& config) {
   return config.val.empty() ? config.path + "/val" : config.val;
+}
+
+double default_lr(const std::string& optimizer) {
+  return optimizer == OptimConfig().name ? OptimConfig().lr : 1e-3;
 }
 
 bool best_is_max(const RunConfig& config) {

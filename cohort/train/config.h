@@ -9,7 +9,8 @@
 /// What a run is: read from YAML, changed by `key=value`, written back as YAML.
 ///
 /// A member's name is its key: `optim.lr` is `Config::optim.lr`. The defaults are the initializers below.
-/// Type, range and help text of each key stand in one table (config_keys.cpp), which the parser, the dump,
+/// Type, range and help text of each key stand in one table (config_tables_*.cpp), which the parser, the
+/// dump,
 /// `--help-config` and docs/train.md share. No LibTorch: YAML is untrusted.
 ///
 ///     auto config = cohort::train::load_config("configs/fashion-vgg.yaml", {"optim.lr=0.05",
@@ -18,12 +19,12 @@ namespace cohort::train {
 
 struct ModelConfig {
   std::string name = "vgg16";
-  int64_t num_classes = 0;  ///< 0: counted in the data
+  std::int64_t num_classes = 0;  ///< 0: counted in the data
   double width = 1.0;
-  int64_t pools = 5;
+  std::int64_t pools = 5;
   std::string head = "default";
   double dropout = 0.5;
-  std::string weights;                         ///< safetensors file or checkpoint folder to start from
+  std::string weights;                         ///< to start from: a path as find_weights() takes it
   std::map<std::string, std::string> options;  ///< passed to a registered model as they are
   bool operator==(const ModelConfig&) const = default;
 };
@@ -48,30 +49,32 @@ struct DataConfig {
   std::string train;  ///< empty: path/train (see `train_path`)
   std::string val;    ///< empty: path/val (see `val_path`)
   std::string color = "rgb";
-  int64_t image_size = 224;
+  std::int64_t image_size = 224;
   TransformList train_transforms;  ///< use `train_transforms(config)`: presets expanded, Normalize added
   TransformList val_transforms;
   std::vector<double> mean;  ///< of pixels in 0..1; empty: no Normalize
   std::vector<double> std;
   bool shuffle = true;
   bool drop_last = false;
+  // Not LoaderOptions' defaults: a run reads ahead and weighs shares, a Loader of one's own starts no threads
+  // and deals equal shares, as PyTorch's DataLoader and DistributedSampler.
   std::string uneven = "weighted";  ///< weighted, pad
-  int64_t workers = 2;
-  int64_t prefetch = 2;  ///< batches made ahead
+  std::int64_t workers = 2;
+  std::int64_t prefetch = 2;  ///< batches made ahead
   bool pin_memory = false;
   std::string on_error = "refuse";      ///< refuse, skip
   std::string empty_class = "refuse";   ///< refuse, keep
   std::string on_other_files = "warn";  ///< warn, refuse
   std::string cache = "none";           ///< none, encoded (the files' bytes stay in memory)
-  int64_t synthetic_train = 1024;
-  int64_t synthetic_val = 256;
+  std::int64_t synthetic_train = 1024;
+  std::int64_t synthetic_val = 256;
   std::map<std::string, std::string> options;  ///< passed to a registered data set as they are
   bool operator==(const DataConfig&) const = default;
 };
 
 struct OptimConfig {
-  std::string name = "sgd";  ///< sgd, adam, adamw
-  double lr = 0.1;
+  std::string name = "sgd";         ///< sgd, adam, adamw
+  double lr = 0.1;                  ///< as load_config() reads a file without it: default_lr(name)
   std::string lr_scaling = "none";  ///< none, linear, sqrt
   double momentum = 0.9;
   bool nesterov = false;
@@ -88,11 +91,11 @@ struct ScheduleConfig {
   std::string unit =
       "epoch";  ///< of milestones and step_size, and how often the rate changes (warm-up: every step)
   double warmup_epochs = 0.0;  ///< at most one of the three warm-ups is not zero
-  int64_t warmup_steps = 0;
+  std::int64_t warmup_steps = 0;
   double warmup_fraction = 0.0;  ///< of all steps
   double warmup_start = 0.01;    ///< first factor of the warm-up
-  std::vector<int64_t> milestones = {30, 60, 80};
-  int64_t step_size = 30;
+  std::vector<std::int64_t> milestones = {30, 60, 80};
+  std::int64_t step_size = 30;
   double gamma = 0.1;
   double eta_min = 0.0;
   double pct_start = 0.3;  ///< this and what follows: one_cycle
@@ -107,21 +110,21 @@ struct ScheduleConfig {
 };
 
 struct TrainConfig {
-  int64_t epochs = 90;
-  int64_t max_steps = 0;          ///< 0: no limit
-  int64_t batch_size = 32;        ///< of each rank
-  int64_t global_batch_size = 0;  ///< 0: batch_size * accumulate * ranks
-  int64_t eval_batch_size = 0;    ///< 0: batch_size
-  int64_t accumulate = 1;
+  std::int64_t epochs = 90;
+  std::int64_t max_steps = 0;          ///< 0: no limit
+  std::int64_t batch_size = 32;        ///< of each rank
+  std::int64_t global_batch_size = 0;  ///< 0: batch_size * accumulate * ranks
+  std::int64_t eval_batch_size = 0;    ///< 0: batch_size
+  std::int64_t accumulate = 1;
   double label_smoothing = 0.0;
   std::string precision = "f32";                ///< f32, bf16
   std::string memory_format = "channels_last";  ///< channels_last, contiguous
-  int64_t threads = 0;                          ///< 0: the cores this process may use
+  std::int64_t threads = 0;                     ///< 0: the cores this process may use
   std::string device = "auto";                  ///< auto, cpu, cuda, cuda:K
-  int64_t eval_every = 1;      ///< epochs; the first and the last are evaluated too; 0: never
-  int64_t max_eval_steps = 0;  ///< 0: the whole validation set
-  bool script = false;         ///< the step is recorded and replayed
-  std::string nan = "stop";    ///< stop, continue
+  std::int64_t eval_every = 1;      ///< epochs; the first and the last are evaluated too; 0: never
+  std::int64_t max_eval_steps = 0;  ///< 0: the whole validation set
+  bool script = false;              ///< the step is recorded and replayed
+  std::string nan = "stop";         ///< stop, continue
   bool operator==(const TrainConfig&) const = default;
 };
 
@@ -130,12 +133,12 @@ struct DistributedConfig {
   std::string placements;         ///< of the last three; empty: every core, or every GPU
   std::map<std::string, std::string> place;  ///< layers and their placements; empty: cut by measuring
   std::string schedule = "1f1b";             ///< fill_drain, 1f1b, interleaved_1f1b, zb_h1
-  int64_t micro_batches = 4;
+  std::int64_t micro_batches = 4;
   bool find_unused_parameters = false;
   double bucket_cap_mb = 25;
   std::string comm_hook = "none";  ///< none, fp16, bf16
   std::string backend = "auto";
-  int64_t nproc_per_node = 1;
+  std::int64_t nproc_per_node = 1;
   bool operator==(const DistributedConfig&) const = default;
 };
 
@@ -147,21 +150,21 @@ struct CommConfig {
 
 struct RunConfig {
   std::string name;    ///< empty: the model's name
-  std::string dir;     ///< empty: a new folder runs/NAME-DATE-TIME
+  std::string dir;     ///< empty: a new folder runs/NAME-DATE-TIME, in UTC
   std::string resume;  ///< empty, auto, last, best, or a checkpoint folder
-  int64_t seed = 1;
-  int64_t save_every = 1;  ///< epochs; the first and the last are saved too; 0: the last only
-  int64_t save_every_steps = 0;
+  std::int64_t seed = 1;
+  std::int64_t save_every = 1;  ///< epochs; the first and the last are saved too; 0: the last only
+  std::int64_t save_every_steps = 0;
   double save_every_minutes = 0.0;
-  int64_t keep = 3;  ///< newest numbered checkpoints kept besides `last` and `best`; 0: all
+  std::int64_t keep = 3;  ///< newest numbered checkpoints kept besides `last` and `best`; 0: all
   std::string best_metric = "val_accuracy";
   std::string best_mode = "auto";  ///< auto (as the name says), max, min
-  int64_t log_every = 50;          ///< steps
+  std::int64_t log_every = 50;     ///< steps
   std::string progress = "auto";   ///< auto (a bar on a terminal), bar, plain, off
   bool tensorboard = true;
-  int64_t images = 8;   ///< input images written to TensorBoard at the start
-  int64_t trace = 0;    ///< steps recorded in trace.json
-  int64_t profile = 0;  ///< steps whose operators are recorded in profile.json
+  std::int64_t images = 8;   ///< input images written to TensorBoard at the start
+  std::int64_t trace = 0;    ///< steps recorded in trace.json
+  std::int64_t profile = 0;  ///< steps whose operators are recorded in profile.json
   bool operator==(const RunConfig&) const = default;
 };
 
@@ -190,7 +193,7 @@ Config load_config_text(std::string_view text, const std::string& name,
                         const std::vector<std::string>& overrides = {});
 
 /// Checks what spans several keys (lengths of mean and std, one warm-up only, ...): for a Config made in
-/// code. Appends to `warnings` the keys that were set but have no effect. Throws: ConfigError.
+/// code. Appends to `warnings` the keys that were set but have no effect, each once. Throws: ConfigError.
 void check_config(Config& config);
 
 /// Returns YAML with every key, which reads back to an equal Config.
@@ -211,8 +214,12 @@ std::vector<TransformConfig> val_transforms(const DataConfig& config);
 std::string train_path(const DataConfig& config);
 std::string val_path(const DataConfig& config);
 
+/// Returns the learning rate of a file that names `optimizer` and no optim.lr: 0.1 for sgd (0.01 in a flat
+/// file), else 0.001, as in PyTorch.
+double default_lr(const std::string& optimizer);
+
 /// Return what `run.best_mode: auto` and `train.eval_batch_size: 0` come to.
 bool best_is_max(const RunConfig& config);
-int64_t eval_batch_size(const TrainConfig& config);
+std::int64_t eval_batch_size(const TrainConfig& config);
 
 }  // namespace cohort::train

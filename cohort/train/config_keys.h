@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <string>
@@ -13,7 +14,7 @@
 namespace cohort::train {
 
 /// The member of a Config that a key stands for.
-using KeyTarget = std::variant<bool*, int64_t*, double*, std::string*, std::vector<int64_t>*,
+using KeyTarget = std::variant<bool*, std::int64_t*, double*, std::string*, std::vector<std::int64_t>*,
                                std::vector<double>*, TransformList*, std::map<std::string, std::string>*>;
 
 /// What becomes of a key whose value differs when a run goes on from a checkpoint.

@@ -264,6 +264,7 @@ void ConfigReader::read_key(const ConfigKey& key, const std::string& shown, cons
     if (close) hint = concat(shown, ": ", *close);
     fail(source.at(node.Mark()), concat(shown, ": got ", rejected, ", expected ", expectation(key)), hint);
   }
+  read_.insert(key.name);
   // Of overrides a later one wins, but two names of one thing must agree there too.
   if (!source.is_override) {
     note_set(key, shown, source, mark);

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cohort/train/config_keys.h"
@@ -19,6 +21,9 @@ class ConfigReader {
 
   /// Applies `section.key=value`, `model.options.NAME=value` or `FLAT_KEY=value`; a later one wins.
   void read_override(const std::string& text);
+
+  /// Whether `section.key` was among what was read, under this name or a flat one.
+  bool has_read(std::string_view name) const { return read_.contains(name); }
 
  private:
   void read_section(const std::string& section, const YAML::Node& node, const YamlSource& source);
@@ -38,6 +43,7 @@ class ConfigReader {
   [[noreturn]] static void fail_two_names(const ConfigKey& key, const SetBy& first, const SetBy& now);
 
   Config& config_;
+  std::set<std::string_view> read_;             ///< names of keys
   std::map<std::string, SetBy> set_by_;         ///< in the file: key to what set it
   std::map<std::string, SetBy> overridden_by_;  ///< by flat names among the overrides: the first
 };

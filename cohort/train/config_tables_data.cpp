@@ -5,6 +5,11 @@ namespace {
 
 constexpr double kMany = 9007199254740992.0;  // 2^53: every whole number up to here is a double
 
+// A data set that a library registers makes its samples as it likes.
+std::vector<std::string> own_kinds() {
+  return {"image_folder", "idx", "synthetic"};
+}
+
 bool is_not_empty(const std::string& text) {
   return !text.empty();
 }
@@ -56,8 +61,8 @@ std::vector<ConfigKey> model_keys() {
       {.name = "model.weights",
        .target = [](Config& c) -> KeyTarget { return &c.model.weights; },
        .on_resume = OnResume::kRefused,
-       .help = "A model.safetensors file or a checkpoint folder to start from; empty: initial values from "
-               "run.seed."},
+       .help = "What to start from: a run folder (its best checkpoint, or its last where none was the best), "
+               "a checkpoint folder or a .safetensors file; empty: initial values from run.seed."},
       {.name = "model.options",
        .target = [](Config& c) -> KeyTarget { return &c.model.options; },
        .on_resume = OnResume::kRefused,
@@ -93,23 +98,31 @@ std::vector<ConfigKey> data_keys() {
        .target = [](Config& c) -> KeyTarget { return &c.data.color; },
        .on_resume = OnResume::kRefused,
        .help = "What pictures are turned into: three channels or one.",
-       .choices = {"rgb", "grey"}},
+       .choices = {"rgb", "grey"},
+       .used_with = "data.kind",
+       .used_values = own_kinds()},
       {.name = "data.image_size",
        .target = [](Config& c) -> KeyTarget { return &c.data.image_size; },
        .on_resume = OnResume::kRefused,
        .help = "Height and width of what the model sees, in pixels; the presets of the transforms use it.",
        .min = 1,
-       .max = 16384},
+       .max = 16384,
+       .used_with = "data.kind",
+       .used_values = own_kinds()},
       {.name = "data.train_transforms",
        .target = [](Config& c) -> KeyTarget { return &c.data.train_transforms; },
        .on_resume = OnResume::kTakesEffect,
        .help = "What is done to training pictures, in order; a preset, or a list.",
-       .choices = {"auto", "none", "resize", "flip", "crop_flip", "imagenet"}},
+       .choices = {"auto", "none", "resize", "flip", "crop_flip", "imagenet"},
+       .used_with = "data.kind",
+       .used_values = own_kinds()},
       {.name = "data.val_transforms",
        .target = [](Config& c) -> KeyTarget { return &c.data.val_transforms; },
        .on_resume = OnResume::kTakesEffect,
        .help = "What is done to validation pictures, in order; a preset, or a list.",
-       .choices = {"auto", "none", "resize", "imagenet"}},
+       .choices = {"auto", "none", "resize", "imagenet"},
+       .used_with = "data.kind",
+       .used_values = own_kinds()},
       {.name = "data.mean",
        .target = [](Config& c) -> KeyTarget { return &c.data.mean; },
        .on_resume = OnResume::kTakesEffect,
@@ -117,14 +130,18 @@ std::vector<ConfigKey> data_keys() {
                "data "
                "stats` computes it.",
        .min = -1e6,
-       .max = 1e6},
+       .max = 1e6,
+       .used_with = "data.kind",
+       .used_values = own_kinds()},
       {.name = "data.std",
        .target = [](Config& c) -> KeyTarget { return &c.data.std; },
        .on_resume = OnResume::kTakesEffect,
        .help = "Standard deviation of each channel, divided by in Normalize; as many as data.mean.",
        .min = 0,
        .max = 1e6,
-       .min_is_open = true},
+       .min_is_open = true,
+       .used_with = "data.kind",
+       .used_values = own_kinds()},
       {.name = "data.shuffle",
        .target = [](Config& c) -> KeyTarget { return &c.data.shuffle; },
        .on_resume = OnResume::kRefused,
@@ -170,7 +187,9 @@ std::vector<ConfigKey> data_keys() {
        .target = [](Config& c) -> KeyTarget { return &c.data.empty_class; },
        .on_resume = OnResume::kRefused,
        .help = "A class folder without pictures ends the run, or stays a class without samples.",
-       .choices = {"refuse", "keep"}},
+       .choices = {"refuse", "keep"},
+       .used_with = "data.kind",
+       .used_values = {"image_folder"}},
       {.name = "data.on_other_files",
        .target = [](Config& c) -> KeyTarget { return &c.data.on_other_files; },
        .on_resume = OnResume::kTakesEffect,

@@ -26,7 +26,7 @@ std::vector<ConfigKey> run_keys() {
       {.name = "run.dir",
        .target = [](Config& c) -> KeyTarget { return &c.run.dir; },
        .on_resume = OnResume::kCannotMatter,
-       .help = "Run folder; empty: a new one, runs/NAME-DATE-TIME."},
+       .help = "Run folder; empty: a new one, runs/NAME-DATE-TIME, in UTC."},
       {.name = "run.resume",
        .target = [](Config& c) -> KeyTarget { return &c.run.resume; },
        .on_resume = OnResume::kCannotMatter,

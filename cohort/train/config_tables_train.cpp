@@ -26,7 +26,8 @@ std::vector<ConfigKey> optim_keys() {
       {.name = "optim.lr",
        .target = [](Config& c) -> KeyTarget { return &c.optim.lr; },
        .on_resume = OnResume::kTakesEffect,
-       .help = "Learning rate; the schedule multiplies it.",
+       .help =
+           "Learning rate; the schedule multiplies it. Where none is set, it is 0.001 with adam and adamw.",
        .min = 0,
        .max = 1e6},
       {.name = "optim.lr_scaling",

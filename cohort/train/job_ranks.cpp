@@ -92,6 +92,12 @@ int gpu_of_rank(int local_rank, int num_visible) {
   return local_rank % std::max(1, num_visible);
 }
 
+int ranks_on_host(const Strategy& strategy) {
+  if (strategy.size() == 1) return 1;
+  const std::string mine = core::host_name();
+  return static_cast<int>(std::ranges::count(comm::all_gather_text(*strategy.group(), mine), mine));
+}
+
 int threads_of_rank(const Config& config, const Strategy& strategy) {
   // The placements' threads have the cores.
   if (config.train.threads == 0 && uses_placements(config.distributed)) return 1;

@@ -22,6 +22,9 @@ std::string device_of_rank(const Config& config);
 /// The GPU of a rank among those that it sees.
 int gpu_of_rank(int local_rank, int num_visible);
 
+/// Returns how many ranks of the job are on this machine, this one too. Collective.
+int ranks_on_host(const Strategy& strategy);
+
 /// Returns train.threads, or for 0 the cores of this process divided by the ranks that have the same ones; 0
 /// where one process is alone, or OMP_NUM_THREADS is set. Collective.
 int threads_of_rank(const Config& config, const Strategy& strategy);

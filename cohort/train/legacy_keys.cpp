@@ -19,7 +19,7 @@ constexpr std::array kKeys = {
               "there is no "
               "GPU. 0 computes on the CPU, in one process."},
     LegacyKey{"EPOCHS", "train.epochs", "90."},
-    LegacyKey{"LR", "optim.lr", "0.01."},
+    LegacyKey{"LR", "optim.lr", "0.01; 0.001 with adam and adamw."},
     LegacyKey{"MOMENTUM", "optim.momentum", "0.9."},
     LegacyKey{"WD", "optim.weight_decay", "0.0005."},
     LegacyKey{"WEIGHT_DECAY", "optim.weight_decay", "the same as WD. Both may stand when they are equal."},

@@ -38,16 +38,16 @@ class Measurement {
     MemoryUse& all = plan.places.back().measured;
     all.model = watch_.total().now;
     const ModelCall call = call_of(model);
-    const at::Tensor input = model.input(sizes.step), target = model.target(sizes.step);
+    const at::Tensor input = model.input(sizes.batch), target = model.target(sizes.batch);
     all.batch = watch_.total().now - *all.model;
     activations_ = counts();
-    step(model, call, input, target, sizes.part);
+    step(model, call, input, target, sizes);
     all.optimizer = optimizer_bytes_;
     model.optimizer->zero_grad();
     watch_.begin();
     before_ = counts();
     activations_ = before_;
-    step(model, call, input, target, sizes.part);
+    step(model, call, input, target, sizes);
     all.peak = watch_.total().peak;
     all.gradients = gradients_[0] - before_[0];
     if (pipeline_ == nullptr) all.activations = activations_[0] - before_[0];
@@ -82,7 +82,7 @@ class Measurement {
   }
 
   ModelCall call_of(const PlannedModel& model) {
-    if (pipeline_ == nullptr) return make_model_call(config_, model.any, at::kCPU);
+    if (pipeline_ == nullptr) return make_model_call(config_, model.any, at::kCPU, model.model_input);
     PipelineParts parts = parts_like(*pipeline_, model);
     parts.options.on_action = [this, parts](const pipeline::Action& action) {
       if (action.kind != pipeline::ActionKind::kForward) return;
@@ -95,11 +95,12 @@ class Measurement {
   }
 
   void step(const PlannedModel& model, const ModelCall& call, const at::Tensor& input,
-            const at::Tensor& target, std::int64_t part) {
+            const at::Tensor& target, const StepSizes& sizes) {
     model.optimizer->zero_grad();
-    for (std::int64_t begin = 0; begin < input.size(0); begin += part) {
-      const std::int64_t count = std::min(part, input.size(0) - begin);
-      model.step(call, input.narrow(0, begin, count), target.narrow(0, begin, count), [&] {
+    for (std::int64_t begin = 0; begin < sizes.step; begin += sizes.part) {
+      const std::int64_t count = std::min(sizes.part, sizes.step - begin);
+      const std::int64_t from = begin % sizes.batch;  // each part is a batch of its own, or lies in the one
+      model.step(call, input.narrow(0, from, count), target.narrow(0, from, count), [&] {
         if (begin == 0) activations_ = counts();
       });
     }

@@ -24,7 +24,8 @@ StepSizes::StepSizes(const Config& config, int num_ranks)
     : step(config.train.global_batch_size > 0 ? divided_up(config.train.global_batch_size, num_ranks)
                                               : config.train.batch_size * config.train.accumulate),
       part(divided_up(step, config.train.accumulate)),
-      forward(part) {
+      forward(part),
+      batch(reads_parts(config) ? part : step) {
   if (config.distributed.strategy == "pipeline") {
     forward = divided_up(part, std::min(part, config.distributed.micro_batches));
   }
@@ -36,24 +37,18 @@ PlannedModel::PlannedModel(const Config& config, const MemoryOptions& options) :
   if (fields_.size() < 2) {
     throw UsageError("train.plan_memory", "the data has no target beside its input");
   }
-  any = train::make_model(config, std::int64_t(data->classes().size()), at::kCPU);
+  model_input = input_field(config, *data);
+  any = train::make_model(config, std::int64_t(data->classes().size()), at::kCPU, model_input);
   if (!options.place.empty()) parallel::place(*any.ptr(), options.place);
   optimizer = make_optimizer(config.optim, *any.ptr());
 }
 
 at::Tensor PlannedModel::input(std::int64_t samples) const {
-  const data::Field& field = fields_[0];
-  std::vector<std::int64_t> shape{samples};
-  shape.insert(shape.end(), field.shape.begin(), field.shape.end());
-  const bool last = field.channels_last && field.shape.size() == 3;
-  return at::zeros(shape, field.dtype)
-      .contiguous(last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
+  return zero_batch(fields_[0], samples);
 }
 
 at::Tensor PlannedModel::target(std::int64_t samples) const {
-  std::vector<std::int64_t> shape{samples};
-  shape.insert(shape.end(), fields_[1].shape.begin(), fields_[1].shape.end());
-  return at::zeros(shape, fields_[1].dtype);
+  return zero_batch(fields_[1], samples);
 }
 
 std::int64_t PlannedModel::batch_bytes(std::int64_t samples) const {

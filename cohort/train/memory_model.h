@@ -31,10 +31,10 @@ class PlacementThreads {
 
 std::int64_t divided_up(std::int64_t value, std::int64_t by);
 
-/// Samples of a rank: in a step, in a part of it, and in one forward.
+/// Samples of a rank: in a step, in a part of it, in one forward, and in what the loader hands out at once.
 struct StepSizes {
   StepSizes(const Config& config, int num_ranks);
-  std::int64_t step, part, forward;
+  std::int64_t step, part, forward, batch;
 };
 
 /// A step's parts, made for planning alone.
@@ -53,6 +53,7 @@ class PlannedModel {
   void step(const ModelCall& call, const at::Tensor& input, const at::Tensor& target,
             const std::function<void()>& after_forward = nullptr) const;
 
+  data::Field model_input;
   torch::nn::AnyModule any;
   std::shared_ptr<optim::Optimizer> optimizer;
 

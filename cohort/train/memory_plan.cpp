@@ -86,7 +86,7 @@ MemoryUse whole(const ModelBytes& bytes, const PlannedModel& model, const StepMe
   MemoryUse use;
   use.model = bytes.parameters + bytes.buffers;
   use.optimizer = bytes.optimizer;
-  use.batch = model.batch_bytes(sizes.step);
+  use.batch = model.batch_bytes(sizes.batch);
   use.activations = step.activations(sizes.part);
   use.gradients = bytes.gradients;
   use.peak = *use.model + *use.optimizer + *use.batch + step.peak(sizes.part);
@@ -127,7 +127,7 @@ void plan_replicas(MemoryPlan& plan, const std::vector<core::Placement>& placeme
   PlaceMemory shared{.name = "shared by the replicas"};
   shared.predicted.model = bytes.parameters + bytes.buffers;
   shared.predicted.optimizer = bytes.optimizer;
-  shared.predicted.batch = model.batch_bytes(sizes.step);
+  shared.predicted.batch = model.batch_bytes(sizes.batch);
   MemoryUse all = shared.predicted;
   all.activations = all.gradients = 0;
   all.peak = *all.model + *all.optimizer + *all.batch;
@@ -171,7 +171,7 @@ void plan_places(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& 
     };
     PlaceMemory place = place_of(placement == nullptr ? "cpu (the rest)" : placement->name, sizes.part,
                                  model_bytes(model, is_here));
-    if (placement == nullptr) place.predicted.batch = model.batch_bytes(sizes.step);
+    if (placement == nullptr) place.predicted.batch = model.batch_bytes(sizes.batch);
     place.predicted.activations = 0;
     for (const auto& [name, line] : step.layers) {
       if (is_here(name)) *place.predicted.activations += line.at(sizes.part);
@@ -197,7 +197,7 @@ void plan_stages(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& 
     }
   }
   MemoryUse all = place_of("", 0, bytes).predicted;
-  all.batch = model.batch_bytes(sizes.step);
+  all.batch = model.batch_bytes(sizes.batch);
   // The thread that calls the step made the part's batch, and little more.
   all.peak = *all.batch - model.batch_bytes(sizes.part) + memories.back().peak(sizes.part);
   all.activations = 0;
@@ -284,7 +284,7 @@ MemoryPlan plan_memory(const Config& config, const MemoryOptions& given) {
     // Placed layers would be seen on other threads: what is kept is the same without.
     PlannedModel model(config, {});
     if (plan.strategy == "pipeline") {
-      pipeline = pipeline_parts(config, model.any.ptr(), at::kCPU);
+      pipeline = pipeline_parts(config, model.any.ptr(), at::kCPU, model.model_input);
       for (const auto& name : pipeline->options.placements)
         placements.push_back(core::Placement::parse(name));
     } else if (plan.strategy == "data_parallel") {

@@ -1,7 +1,6 @@
 #include "cohort/train/model_call.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <memory>
@@ -16,12 +15,16 @@
 #include "cohort/models/layers.h"
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/pipeline/balance.h"
+#include "cohort/train/build.h"
 
 namespace cohort::train {
 namespace {
 
 using core::concat;
 constexpr const char* kWhere = "train.make_model_call";
+// On each placement of an interleaved pipeline: two halve its idle time, each further one costs a hand-over
+// more for less.
+constexpr int kInterleavedStages = 2;
 
 // A model whose type only AnyModule knows, as a module that can be called and cloned.
 class CallableImpl : public torch::nn::Module {
@@ -80,17 +83,10 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
   return parts;
 }
 
-at::Tensor example_batch(const Config& config, std::int64_t size) {
-  const std::int64_t side = config.data.image_size;
-  const at::Tensor images = at::zeros({size, config.data.color == "grey" ? 1 : 3, side, side});
-  return config.train.memory_format == "channels_last" ? images.contiguous(at::MemoryFormat::ChannelsLast)
-                                                       : images;
-}
-
 // Where layers are cut for as many stages.
 std::vector<PlacedLayers> place_by_measuring(const Config& config,
                                              const std::vector<core::Placement>& placements,
-                                             const pipeline::Stage& model) {
+                                             const pipeline::Stage& model, const data::Field& input) {
   const bool is_pipeline = config.distributed.strategy == "pipeline";
   const std::int64_t parts = is_pipeline ? config.distributed.micro_batches : 1;
   pipeline::BalanceOptions options;
@@ -98,12 +94,12 @@ std::vector<PlacedLayers> place_by_measuring(const Config& config,
   options.num_stages = options.num_placements;
   if (is_pipeline) {
     options.schedule = pipeline::parse_schedule(config.distributed.schedule);
-    if (options.schedule == pipeline::Schedule::kInterleaved) options.num_stages *= 2;
+    if (options.schedule == pipeline::Schedule::kInterleaved) options.num_stages *= kInterleavedStages;
   }
   options.num_micro_batches = static_cast<int>(parts);
   options.optimizer_factor = config.optim.name == "sgd" ? (config.optim.momentum > 0 ? 1 : 0) : 2;
   options.by_bytes = !is_pipeline;
-  const at::Tensor batch = example_batch(config, (config.train.batch_size + parts - 1) / parts);
+  const at::Tensor batch = zero_batch(input, (config.train.batch_size + parts - 1) / parts);
   pipeline::ProfileOptions profile;
   profile.repeats = 3;
   profile.split = options.schedule == pipeline::Schedule::kZeroBubble;
@@ -173,11 +169,13 @@ class LayersInParts {
 
 // The model's layers, and where they are cut.
 struct Cut {
-  Cut(const Config& config, const std::shared_ptr<torch::nn::Module>& module, at::Device device)
+  Cut(const Config& config, const std::shared_ptr<torch::nn::Module>& module, at::Device device,
+      const std::optional<data::Field>& input)
       : layers(models::layers_of(module)),
         model(layers),
         placed(config.distributed.place.empty()
-                   ? place_by_measuring(config, placements_of(config.distributed, device), model)
+                   ? place_by_measuring(config, placements_of(config.distributed, device), model,
+                                        input ? *input : picture_field(config))
                    : place_by_name(layers, config.distributed.place)) {}
 
   std::vector<core::NamedLayer> layers;
@@ -206,8 +204,8 @@ bool uses_placements(const DistributedConfig& config) {
 }
 
 PipelineParts pipeline_parts(const Config& config, const std::shared_ptr<torch::nn::Module>& model,
-                             at::Device device) {
-  const Cut cut(config, model, device);
+                             at::Device device, const std::optional<data::Field>& input) {
+  const Cut cut(config, model, device, input);
   PipelineParts parts;
   pipeline::PipelineOptions& options = parts.options;
   for (const PlacedLayers& part : cut.placed) {
@@ -243,7 +241,8 @@ ModelCall pipeline_call(PipelineParts parts, at::Device device) {
   return call;
 }
 
-ModelCall make_model_call(const Config& config, torch::nn::AnyModule model, at::Device device) {
+ModelCall make_model_call(const Config& config, torch::nn::AnyModule model, at::Device device,
+                          const std::optional<data::Field>& input) {
   const DistributedConfig& distributed = config.distributed;
   if (!uses_placements(distributed)) {
     return {[model = std::move(model)](const at::Tensor& input) mutable {
@@ -260,9 +259,9 @@ ModelCall make_model_call(const Config& config, torch::nn::AnyModule model, at::
                 const at::Tensor& input) mutable { return parallel.forward(input); }};
   }
   if (distributed.strategy == "pipeline") {
-    return pipeline_call(pipeline_parts(config, model.ptr(), device), device);
+    return pipeline_call(pipeline_parts(config, model.ptr(), device, input), device);
   }
-  const Cut cut(config, model.ptr(), device);
+  const Cut cut(config, model.ptr(), device, input);
   return {[parts = LayersInParts(cut.model, cut.placed, device)](const at::Tensor& input) {
     return parts.forward(input);
   }};

@@ -6,11 +6,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cohort/core/placement.h"
+#include "cohort/data/dataset.h"
 #include "cohort/pipeline/pipeline.h"
 #include "cohort/train/config.h"
 
@@ -36,9 +38,11 @@ struct ModelCall {
 /// How `config.distributed` says that `model`, of which it shares the modules, is called. With model_parallel
 /// and pipeline layers are moved to their placements' devices; where no placement is named for them they are
 /// measured first, on batches of the configuration's size, which takes a few steps' time and is logged.
+/// `input`: what the model gets of a sample, where that is not picture_field().
 /// Throws: ConfigError for a placement that is not there, a name that no layer has, or a layer without
 /// placement; UsageError for a model that is not known as a list of layers.
-ModelCall make_model_call(const Config& config, torch::nn::AnyModule model, at::Device device);
+ModelCall make_model_call(const Config& config, torch::nn::AnyModule model, at::Device device,
+                          const std::optional<data::Field>& input = {});
 
 /// What strategy pipeline makes of a model: its layers in stages.
 struct PipelineParts {
@@ -48,7 +52,7 @@ struct PipelineParts {
 
 /// Returns what make_model_call() makes a pipeline of, which moves nothing yet. Throws: as it.
 PipelineParts pipeline_parts(const Config& config, const std::shared_ptr<torch::nn::Module>& model,
-                             at::Device device);
+                             at::Device device, const std::optional<data::Field>& input = {});
 /// How a step calls that pipeline.
 ModelCall pipeline_call(PipelineParts parts, at::Device device);
 

@@ -3,12 +3,14 @@
 #include <ATen/ATen.h>
 #include <torch/nn/modules/container/any.h>
 
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "cohort/core/error.h"
 #include "cohort/data/file_bytes.h"
+#include "cohort/data/sampler.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
 #include "cohort/train/build.h"
@@ -20,9 +22,24 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kWhere = "train.predict";
 constexpr const char* kTaskKey = "picture_task";  // in the metadata of a program
 
+// Returns what the model's outputs are called. `dataset`: where the checkpoint does not say it.
+std::vector<std::string> classes_of(const fs::path& checkpoint, const data::Dataset& dataset) {
+  std::vector<std::string> classes = trained_classes(checkpoint);
+  return classes.empty() ? dataset.classes() : classes;
+}
+
 PictureTask task_of(const Config& config, const fs::path& checkpoint) {
+  if (!data::is_own_dataset(config.data.kind)) {
+    throw UsageError(
+        kWhere,
+        core::concat("data.kind is ", config.data.kind,
+                     ", which a library registered: how it makes an input of a picture's file is "
+                     "not known here"),
+        "--samples 0,1,2, which reads validation data through it (train::predict_samples)");
+  }
   std::vector<std::string> classes = trained_classes(checkpoint);
   if (classes.empty()) classes = make_dataset(config, Split::kVal)->classes();
   PictureTask task{.color = config.data.color == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb,
@@ -61,16 +78,17 @@ PictureTask task_from(const std::string& text, const fs::path& file) {
     }
     return task;
   } catch (const json::exception& error) {
-    throw DataError("train.predict", core::concat(file.string(),
-                                                  ": what it says about pictures cannot be "
-                                                  "read: ",
-                                                  error.what()));
+    throw DataError(kWhere, core::concat(file.string(),
+                                         ": what it says about pictures cannot be "
+                                         "read: ",
+                                         error.what()));
   }
 }
 
-torch::nn::AnyModule load_model(Config config, const fs::path& checkpoint, std::size_t num_classes) {
+torch::nn::AnyModule load_model(Config config, const fs::path& checkpoint, std::size_t num_classes,
+                                const data::Field& input) {
   config.model.weights = fs::weakly_canonical(checkpoint).string();
-  torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(num_classes), at::kCPU);
+  torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(num_classes), at::kCPU, input);
   model.ptr()->eval();
   return model;
 }
@@ -84,6 +102,40 @@ Predictor::Model call_of(const Config& config, torch::nn::AnyModule model) {
       };
 }
 
+void check_batch_size(std::int64_t batch_size) {
+  if (batch_size >= 1) return;
+  throw UsageError(kWhere, core::concat("batch_size: got ", batch_size, ", expected at least 1"));
+}
+
+void check_top(std::int64_t top) {
+  if (top < 1) throw UsageError(kWhere, core::concat("top: got ", top, ", expected at least 1"));
+}
+
+// `probabilities`: of each class, [classes].
+Prediction prediction_of(std::string path, const at::Tensor& probabilities,
+                         const std::vector<std::string>& names, std::int64_t top) {
+  const auto [values, places] = probabilities.topk(std::min(top, probabilities.size(0)), 0);
+  Prediction prediction{std::move(path), {}};
+  for (std::int64_t k = 0; k < values.size(0); ++k) {
+    const auto place = places[k].item<std::int64_t>();
+    const bool is_named = place < static_cast<std::int64_t>(names.size());
+    prediction.classes.emplace_back(is_named ? names[static_cast<std::size_t>(place)] : std::to_string(place),
+                                    values[k].item<double>());
+  }
+  return prediction;
+}
+
+/// Samples in the order in which somebody asks for them.
+class Listed : public data::Sampler {
+ public:
+  explicit Listed(std::vector<std::int64_t> samples) : samples_(std::move(samples)) {}
+  std::int64_t size() const override { return static_cast<std::int64_t>(samples_.size()); }
+  std::vector<std::int64_t> order(std::int64_t) const override { return samples_; }
+
+ private:
+  std::vector<std::int64_t> samples_;
+};
+
 }  // namespace
 
 Predictor::Predictor(const PictureTask& task, Model model, std::int64_t batch_size)
@@ -92,9 +144,7 @@ Predictor::Predictor(const PictureTask& task, Model model, std::int64_t batch_si
       batch_size_(batch_size),
       channels_last_(task.channels_last),
       classes_(task.classes) {
-  if (batch_size < 1) {
-    throw UsageError("train.predict", core::concat("batch_size: got ", batch_size, ", expected at least 1"));
-  }
+  check_batch_size(batch_size);
   if (!pipeline_.has_output_shape()) {
     pipeline_.set_input_size({task.image_size, task.image_size});
   }
@@ -102,7 +152,8 @@ Predictor::Predictor(const PictureTask& task, Model model, std::int64_t batch_si
 
 Predictor Predictor::of_run(const Config& config, const fs::path& checkpoint, std::int64_t batch_size) {
   const PictureTask task = task_of(config, checkpoint);
-  return {task, call_of(config, load_model(config, checkpoint, task.classes.size())), batch_size};
+  return {task, call_of(config, load_model(config, checkpoint, task.classes.size(), picture_field(config))),
+          batch_size};
 }
 
 Predictor Predictor::of_program(const fs::path& file) {
@@ -111,8 +162,7 @@ Predictor Predictor::of_program(const fs::path& file) {
   const auto inputs = program.inputs();
   if (text == program.metadata().end() || inputs.front().size() != 1 ||
       inputs.front().front().sizes.empty()) {
-    throw DataError("train.predict",
-                    core::concat(file.string(), " does not say how a picture becomes an input of it"),
+    throw DataError(kWhere, core::concat(file.string(), " does not say how a picture becomes an input of it"),
                     "a file that `cohort export` wrote");
   }
   return {task_from(text->second, file),
@@ -130,7 +180,7 @@ at::Tensor Predictor::empty_batch() const {
 
 std::vector<Prediction> Predictor::operator()(const std::vector<std::string>& pictures,
                                               std::int64_t top) const {
-  if (top < 1) throw UsageError("train.predict", core::concat("top: got ", top, ", expected at least 1"));
+  check_top(top);
   const at::NoGradGuard no_grad;
   const auto layout = channels_last_ ? data::Layout::kChannelsLast : data::Layout::kChannelsFirst;
   std::vector<std::byte> bytes;
@@ -146,17 +196,37 @@ std::vector<Prediction> Predictor::operator()(const std::vector<std::string>& pi
                             images.mutable_data_ptr<float>() + (i - first) * size, layout);
     }
     if (end - first < batch_size_) images.slice(0, end - first).copy_(images.slice(0, 0, 1));
-    const at::Tensor logits = model_(images).to(at::kFloat);
-    const auto [values, places] = logits.softmax(1).topk(std::min(top, logits.size(1)), 1);
+    const at::Tensor probabilities = model_(images).to(at::kFloat).softmax(1);
     for (std::int64_t i = first; i < end; ++i) {
-      predictions.push_back({pictures[static_cast<std::size_t>(i)], {}});
-      Prediction& one = predictions.back();
-      for (std::int64_t k = 0; k < values.size(1); ++k) {
-        const auto place = places[i - first][k].item<std::int64_t>();
-        const bool is_named = place < static_cast<std::int64_t>(classes_.size());
-        one.classes.emplace_back(is_named ? classes_[static_cast<std::size_t>(place)] : std::to_string(place),
-                                 values[i - first][k].item<double>());
-      }
+      predictions.push_back(
+          prediction_of(pictures[static_cast<std::size_t>(i)], probabilities[i - first], classes_, top));
+    }
+  }
+  return predictions;
+}
+
+std::vector<Prediction> predict_samples(const Config& config, const fs::path& checkpoint,
+                                        const std::vector<std::int64_t>& samples, std::int64_t top) {
+  check_top(top);
+  const std::shared_ptr<const data::Dataset> dataset = make_dataset(config, Split::kVal);
+  for (const std::int64_t sample : samples) {
+    if (sample >= 0 && sample < dataset->size()) continue;
+    throw UsageError(kWhere, core::concat("samples: got ", sample, ", the validation data has ",
+                                          dataset->size(), " samples: 0 to ", dataset->size() - 1));
+  }
+  const std::vector<std::string> classes = classes_of(checkpoint, *dataset);
+  const Predictor::Model model =
+      call_of(config, load_model(config, checkpoint, classes.size(), input_field(config, *dataset)));
+  data::Loader loader(dataset, {.batch_size = eval_batch_size(config.train),
+                                .seed = static_cast<std::uint64_t>(config.run.seed),
+                                .sampler = std::make_shared<Listed>(samples)});
+  const at::NoGradGuard no_grad;
+  std::vector<Prediction> predictions;
+  while (auto batch = loader.next()) {
+    const at::Tensor probabilities = model(batch->input()).to(at::kFloat).softmax(1);
+    for (std::int64_t i = 0; i < batch->size; ++i) {
+      const std::int64_t index = batch->indices[static_cast<std::size_t>(i)];
+      predictions.push_back(prediction_of(dataset->describe(index), probabilities[i], classes, top));
     }
   }
   return predictions;
@@ -164,14 +234,30 @@ std::vector<Prediction> Predictor::operator()(const std::vector<std::string>& pi
 
 void export_program(const Config& config, const fs::path& checkpoint, std::int64_t batch_size,
                     const fs::path& file) {
-  const PictureTask task = task_of(config, checkpoint);
-  const torch::nn::AnyModule model = load_model(config, checkpoint, task.classes.size());
-  const Predictor::Model call = call_of(config, model);
-  const at::Tensor example = Predictor(task, call, batch_size).empty_batch().zero_();
-  auto fast = script::script(call, script::ScriptOptions().name(config.model.name).modules({model.ptr()}));
+  std::map<std::string, std::string> metadata;
+  std::size_t num_classes = 0;
+  data::Field input = picture_field(config);
+  at::Tensor example;
+  if (data::is_own_dataset(config.data.kind)) {
+    const PictureTask task = task_of(config, checkpoint);
+    num_classes = task.classes.size();
+    example = Predictor(task, nullptr, batch_size).empty_batch().zero_();
+    metadata[kTaskKey] = to_text(task);
+  } else {
+    check_batch_size(batch_size);
+    const auto dataset = make_dataset(config, Split::kVal);
+    const std::vector<std::string> classes = classes_of(checkpoint, *dataset);
+    num_classes = classes.size();
+    input = input_field(config, *dataset);
+    example = zero_batch(input, batch_size);
+    metadata["classes"] = json(classes).dump();
+  }
+  const torch::nn::AnyModule model = load_model(config, checkpoint, num_classes, input);
+  auto fast = script::script(call_of(config, model),
+                             script::ScriptOptions().name(config.model.name).modules({model.ptr()}));
   const at::NoGradGuard no_grad;
   for (int i = 0; i < 3; ++i) fast(example);  // what is made lazily takes a third
-  fast.save(file, {{kTaskKey, to_text(task)}});
+  fast.save(file, metadata);
 }
 
 }  // namespace cohort::train

@@ -12,7 +12,8 @@
 #include "cohort/data/transforms/pipeline.h"
 #include "cohort/train/config.h"
 
-/// From picture files to classes: what `cohort predict` and `cohort export` do, for a program of one's own.
+/// From pictures and samples to classes: what `cohort predict` and `cohort export` do, for a program of one's
+/// own.
 namespace cohort::train {
 
 /// How a picture becomes an input, and what the outputs are called.
@@ -24,9 +25,9 @@ struct PictureTask {
   std::vector<std::string> classes = {};  ///< in the order of the outputs; empty: they are numbered
 };
 
-/// One picture's classes with their probabilities, the most probable first.
+/// The classes of a picture, or of a sample, with their probabilities, the most probable first.
 struct Prediction {
-  std::string path;
+  std::string path;  ///< of the picture; of a sample what its data set calls it: Dataset::describe()
   std::vector<std::pair<std::string, double>> classes;
 };
 
@@ -43,7 +44,8 @@ class Predictor {
   /// The model of a run, with the parameters of `checkpoint` (a folder, or a safetensors file), the
   /// transforms of its evaluation and the classes that `checkpoint` names. One that names none (a file alone,
   /// or of an older version) takes those of the validation data, which must be there then. Throws:
-  /// ConfigError, DataError.
+  /// ConfigError, DataError; UsageError for a data set that a library registered, as how that makes an input
+  /// of a file is not known here: predict_samples() asks it.
   static Predictor of_run(const Config& config, const std::filesystem::path& checkpoint,
                           std::int64_t batch_size = 1);
   /// The model that export_program() wrote to `file`; nothing else is needed but the libraries with operators
@@ -65,8 +67,16 @@ class Predictor {
   std::vector<std::string> classes_;
 };
 
+/// Returns the `top` most probable classes of `samples` of the run's validation data, read through its data
+/// set, whatever that is. Throws: as Predictor::of_run(), of any data set; UsageError for an index that is
+/// not in the data.
+std::vector<Prediction> predict_samples(const Config& config, const std::filesystem::path& checkpoint,
+                                        const std::vector<std::int64_t>& samples, std::int64_t top);
+
 /// Writes what Predictor::of_run() would compute to `file`, as a program for `batch_size` pictures: docs/
-/// script.md, "Program files". Throws: as of_run(); UsageError where script mode cannot record the model.
+/// script.md, "Program files". Where a library registered the data set, the program takes inputs of its first
+/// field, and nothing in the file says how a picture becomes one. Throws: ConfigError, DataError; UsageError
+/// where script mode cannot record the model.
 void export_program(const Config& config, const std::filesystem::path& checkpoint, std::int64_t batch_size,
                     const std::filesystem::path& file);
 

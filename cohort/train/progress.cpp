@@ -24,7 +24,7 @@ std::string number(const char* format, double value) {
 }
 
 std::string rate_text(double rate) {
-  return number(rate < 10 ? "%.1f" : "%.0f", rate) + " images/s";
+  return number(rate < 10 ? "%.1f" : "%.0f", rate) + " samples/s";
 }
 
 std::string percent(double share, const char* format) {
@@ -108,7 +108,7 @@ std::string progress_bar_line(const ProgressNumbers& n, int width, bool unicode)
   parts.push_back({counter("", n.step, n.steps), 80});
   if (n.loss) parts.push_back({"loss " + number("%.4f", *n.loss), 90});
   if (n.accuracy) parts.push_back({"acc " + percent(*n.accuracy, "%.2f"), 85});
-  if (n.images_per_second) parts.push_back({rate_text(*n.images_per_second), 70});
+  if (n.samples_per_second) parts.push_back({rate_text(*n.samples_per_second), 70});
   if (n.data_wait) parts.push_back({"wait " + percent(*n.data_wait, "%.1f"), 50});
   if (n.memory_bytes) parts.push_back({format_bytes(*n.memory_bytes), 30});
   if (n.seconds_left) parts.push_back({format_duration(*n.seconds_left) + " left", 75});
@@ -141,7 +141,7 @@ std::string progress_plain_line(const ProgressNumbers& n) {
   if (n.loss) line += "  loss " + number("%.4f", *n.loss);
   if (n.accuracy) line += "  accuracy " + percent(*n.accuracy, "%.2f");
   if (n.lr) line += "  lr " + number("%.4g", *n.lr);
-  if (n.images_per_second) line += "  " + rate_text(*n.images_per_second);
+  if (n.samples_per_second) line += "  " + rate_text(*n.samples_per_second);
   if (n.data_wait) line += "  data wait " + percent(*n.data_wait, "%.1f");
   if (n.memory_bytes) line += "  memory " + format_bytes(*n.memory_bytes);
   if (n.seconds_left) line += "  left " + format_duration(*n.seconds_left);

@@ -13,16 +13,16 @@ namespace cohort::train {
 
 struct ProgressNumbers {
   std::string phase = "train";  ///< train, eval
-  int64_t epoch = 1;            ///< from 1
-  int64_t epochs = 1;
-  int64_t step = 0;   ///< steps done in this epoch
-  int64_t steps = 0;  ///< steps of this epoch; 0: not known
+  std::int64_t epoch = 1;       ///< from 1
+  std::int64_t epochs = 1;
+  std::int64_t step = 0;   ///< steps done in this epoch
+  std::int64_t steps = 0;  ///< steps of this epoch; 0: not known
   std::optional<double> loss;
   std::optional<double> accuracy;  ///< 0..1
   std::optional<double> lr;
-  std::optional<double> images_per_second;
+  std::optional<double> samples_per_second;
   std::optional<double> data_wait;  ///< share of the time spent waiting for data, 0..1
-  std::optional<int64_t> memory_bytes;
+  std::optional<std::int64_t> memory_bytes;
   std::optional<double> seconds_left;  ///< until the end of the run
 };
 
@@ -35,14 +35,14 @@ std::string progress_plain_line(const ProgressNumbers& numbers);
 /// "1:02:03", "4:05", "0:07"; "-" when not finite.
 std::string format_duration(double seconds);
 /// "1.8 GiB", "512 MiB".
-std::string format_bytes(int64_t bytes);
+std::string format_bytes(std::int64_t bytes);
 
 enum class ProgressMode { kAuto, kBar, kPlain, kOff };
 ProgressMode progress_mode(const std::string& name);  ///< of run.progress; throws ConfigError
 
 struct ProgressOptions {
   ProgressMode mode = ProgressMode::kAuto;
-  int64_t log_every = 50;                       ///< steps between plain lines; 0: none
+  std::int64_t log_every = 50;                  ///< steps between plain lines; 0: none
   std::chrono::milliseconds min_interval{100};  ///< between redraws of the bar
   std::FILE* out = stderr;
 };

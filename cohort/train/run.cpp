@@ -31,6 +31,14 @@ namespace cohort::train {
 namespace fs = std::filesystem;
 namespace {
 
+/// What to try where training and validation data of this kind have different classes.
+const char* class_hint(const std::string& kind) {
+  if (kind == "image_folder") return "the same class folders in both";
+  if (kind != "idx") return "data sets that return the same classes()";
+  return "IDX files of one data set (classes are 0 to the largest label); where no validation sample has the "
+         "last labels, train.eval_every=0, and cohort eval after it, which takes labels as they are";
+}
+
 /// Data, model and task of a run, on the device that was asked for.
 struct Parts {
   /// `trained`: the classes of a model that is evaluated, which those of the data are taken for by name.
@@ -39,21 +47,23 @@ struct Parts {
       : device(core::resolve_device(device_of_rank(config)).device) {
     core::set_intra_op_threads(threads_of_rank(config, strategy));
     const Share share{strategy.rank(), strategy.size()};
+    const int on_host = ranks_on_host(strategy);
     if (training) {
-      train_data = make_dataset(config, Split::kTrain);
+      train_data = make_dataset(config, Split::kTrain, on_host);
       train_loader = make_loader(config, Split::kTrain, train_data, device, share);
       check_has_batch(*train_loader, "training");
       train_loader->start();  // reads ahead while the model is made
     }
     if (!training || config.train.eval_every > 0) {
-      eval_data = with_trained_labels(make_dataset(config, Split::kVal), trained);
-      check_same_classes();
+      eval_data = with_trained_labels(make_dataset(config, Split::kVal, on_host), trained);
+      check_same_classes(config.data.kind);
       eval_loader = make_loader(config, Split::kVal, eval_data, device, share);
       check_has_batch(*eval_loader, "evaluation");
     }
     const std::size_t classes =
         !trained.empty() ? trained.size() : (training ? train_data : eval_data)->classes().size();
-    torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(classes), device);
+    const data::Field input = input_field(config, training ? *train_data : *eval_data);
+    torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(classes), device, input);
     std::shared_ptr<optim::Optimizer> optimizer;
     std::shared_ptr<const optim::Schedule> schedule;
     if (training) {
@@ -67,7 +77,7 @@ struct Parts {
       optimizer = make_optimizer(scaled.optim, *model.ptr());
       schedule = make_schedule(scaled, train_loader->batches_per_epoch());
     }
-    task.emplace(model, make_model_call(config, model, device), optimizer, schedule,
+    task.emplace(model, make_model_call(config, model, device, input), optimizer, schedule,
                  classification_options(config));
   }
 
@@ -83,7 +93,7 @@ struct Parts {
   }
 
   /// A class that only one of the folders has would shift every label after it.
-  void check_same_classes() const {
+  void check_same_classes(const std::string& kind) const {
     if (!train_data) return;
     const auto train = train_data->classes();
     const auto val = eval_data->classes();
@@ -91,7 +101,7 @@ struct Parts {
     throw DataError("train.run",
                     core::concat("the training and the validation data have different classes; in one only:",
                                  missing_from(val, train), missing_from(train, val)),
-                    "the same class folders in both");
+                    class_hint(kind));
   }
 
   at::Device device;
@@ -148,14 +158,18 @@ void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
       ProgressOptions{.mode = progress_mode(config.run.progress), .log_every = config.run.log_every}));
   trainer.add_callback(std::make_shared<MetricsCallback>(folder, title));
   if (config.run.tensorboard) {
-    trainer.add_callback(std::make_shared<TensorBoardCallback>(
-        folder / "tensorboard", static_cast<int>(config.run.images), config.data.mean, config.data.std));
+    const bool is_ours = data::is_own_dataset(config.data.kind);  // others do their own normalizing
+    trainer.add_callback(
+        std::make_shared<TensorBoardCallback>(folder / "tensorboard", static_cast<int>(config.run.images),
+                                              is_ours ? config.data.mean : std::vector<double>{},
+                                              is_ours ? config.data.std : std::vector<double>{}));
   }
 }
 
 }  // namespace
 
 RunResult run_training(Config config, const std::string& command) {
+  check_config(config);  // a program may have made it
   const std::shared_ptr<Strategy> strategy = join_ranks(config);
   const bool is_first = strategy->rank() == 0;
   std::optional<comm::DesyncWatch> watch;
@@ -177,7 +191,7 @@ RunResult run_training(Config config, const std::string& command) {
   if (is_first) {
     core::log_info(core::concat("run folder ", path.string(), ", ", parts.train_data->size(),
                                 " training and ", parts.eval_data ? parts.eval_data->size() : 0,
-                                " validation images, ", ranks, placements, "device ", parts.device.str(),
+                                " validation samples, ", ranks, placements, "device ", parts.device.str(),
                                 ", ", at::get_num_threads(), " threads"));
   }
   Trainer trainer(trainer_options(config, path).strategy(strategy));
@@ -209,7 +223,8 @@ void limit_to_fast_dev_run(Config& config) {
   }
 }
 
-std::map<std::string, double> run_evaluation(const Config& config, const fs::path& checkpoint) {
+std::map<std::string, double> run_evaluation(Config config, const fs::path& checkpoint) {
+  check_config(config);
   for (const std::string& warning : config.warnings) core::log_warning(warning);
   const std::shared_ptr<Strategy> strategy = join_ranks(config);
   Parts parts(config, *strategy, false, trained_classes(checkpoint));

@@ -20,7 +20,7 @@ struct RunResult {
 /// Trains as `config` says, in a run folder, with all sinks and signal handling; blocks until the end.
 /// `command` is written to run.json. Where a launcher has started several ranks it is collective: they train
 /// one model, and rank 0 writes.
-/// Throws: any cohort::Error.
+/// Throws: ConfigError as check_config(); any other cohort::Error.
 RunResult run_training(Config config, const std::string& command);
 
 /// Two steps of everything (training, evaluation, checkpoint), in the run folder that the configuration
@@ -31,7 +31,7 @@ void limit_to_fast_dev_run(Config& config);
 /// which may have only some of the classes that the checkpoint names. Throws: DataError for a class that the
 /// model was not trained on; any other cohort::Error. Several ranks evaluate a share each, and all return the
 /// whole.
-std::map<std::string, double> run_evaluation(const Config& config, const std::filesystem::path& checkpoint);
+std::map<std::string, double> run_evaluation(Config config, const std::filesystem::path& checkpoint);
 
 /// Loads a shared library that registers models, data sets or operators.
 /// Throws: UsageError saying why it cannot be loaded.

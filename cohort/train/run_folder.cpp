@@ -27,12 +27,13 @@ std::string run_name(const Config& config) {
   return config.run.name.empty() ? config.model.name : config.run.name;
 }
 
+/// In UTC: an hour that daylight saving repeats would sort a run before an older one.
 std::string timestamp(const char* format) {
   const std::time_t now = std::time(nullptr);
-  std::tm local{};
-  localtime_r(&now, &local);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
   char text[64];
-  std::strftime(text, sizeof text, format, &local);
+  std::strftime(text, sizeof text, format, &utc);
   return text;
 }
 

@@ -16,9 +16,9 @@ namespace cohort::train {
 /// A run folder that this process holds the lock of.
 class RunFolder {
  public:
-  /// Opens `config.run.dir`, or makes `runs/NAME-DATE-TIME`; with `run.resume` and no `run.dir`, the folder
-  /// of the checkpoint that is named, or the newest of `runs/NAME-DATE-TIME`. Throws: ConfigError when the
-  /// folder holds a run and `run.resume` is empty; SystemError naming the process that uses it.
+  /// Opens `config.run.dir`, or makes `runs/NAME-DATE-TIME`, in UTC; with `run.resume` and no `run.dir`, the
+  /// folder of the checkpoint that is named, or the newest of `runs/NAME-DATE-TIME`. Throws: ConfigError when
+  /// the folder holds a run and `run.resume` is empty; SystemError naming the process that uses it.
   static RunFolder open(const Config& config);
 
   /// Removes the folder if it was new or empty when open() took it, and nothing was written to it.

@@ -1,12 +1,10 @@
 #include "cohort/train/run_state.h"
 
-#include <cmath>
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/state_dict.h"
-#include "cohort/core/error.h"
+#include "cohort/train/state_numbers.h"
 
 namespace cohort::train {
 namespace {
@@ -28,22 +26,6 @@ Entries without_prefix(const Entries& entries, const std::string& prefix) {
     }
   }
   return result;
-}
-
-/// JSON has no NaN and no infinity: they are texts.
-json number_to_json(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  return value;
-}
-
-double number_from_json(const json& value) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  if (value == "inf") return kInfinity;
-  if (value == "-inf") return -kInfinity;
-  // null: what older versions wrote of any number that is not finite.
-  if (value == "nan" || value.is_null()) return std::numeric_limits<double>::quiet_NaN();
-  return value.get<double>();
 }
 
 /// A name of a folder may be any bytes, a text of JSON is UTF-8: where it is not, its bytes stand in a list.
@@ -128,30 +110,13 @@ RunState from_json(const json& data) {
 
 }  // namespace
 
-namespace {
-
-/// Returns what `read` makes of a checkpoint's state.
-template <typename Read>
-auto read_state(const Read& read) {
-  try {
-    return read();
-  } catch (const json::exception& error) {
-    throw DataError(
-        "train.resume",
-        core::concat("the checkpoint's state.json lacks what Trainer needs (", error.what(), ")"),
-        "a checkpoint that this program wrote, or model.weights to start from its parameters only");
-  }
-}
-
-}  // namespace
-
 RunState run_of(const json& state) {
-  return read_state([&] { return from_json(state.at("run")); });
+  return read_state("Trainer", [&] { return from_json(state.at("run")); });
 }
 
 DataOfRun data_of(const json& state) {
   const bool is_known = state.contains("run") && state["run"].contains("data");
-  return read_state([&] { return is_known ? data_from_json(state["run"]["data"]) : DataOfRun(); });
+  return read_state("Trainer", [&] { return is_known ? data_from_json(state["run"]["data"]) : DataOfRun(); });
 }
 
 checkpoint::CheckpointContent capture(const Task& task, const RunState& state) {
@@ -167,8 +132,7 @@ checkpoint::CheckpointContent capture(const Task& task, const RunState& state) {
     for (auto& [name, tensor] : optimizer.tensors) {
       content.optimizer.emplace_back(with_prefix(entry.name, name), tensor);
     }
-    json& scalars = optimizers[entry.name] = json::object();
-    for (const auto& [name, value] : optimizer.scalars) scalars[name] = number_to_json(value);
+    optimizers[entry.name] = numbers_to_json(optimizer.scalars);
   }
   content.state = {{"run", to_json(state)}, {"optimizers", optimizers}};
   return content;
@@ -182,15 +146,13 @@ void restore_modules(Task& task, const checkpoint::TensorMap& tensors) {
 
 RunState restore(Task& task, const checkpoint::CheckpointContent& content, bool keep_options) {
   restore_modules(task, content.model);
-  return read_state([&] {
+  return read_state("Trainer", [&] {
     const json& optimizers = content.state.at("optimizers");
     for (const Task::NamedOptimizer& entry : task.optimizers()) {
       optim::OptimizerState state;
       for (const auto& [name, tensor] : without_prefix(content.optimizer, entry.name))
         state.tensors[name] = tensor;
-      for (const auto& [name, value] : optimizers.at(entry.name).items()) {
-        state.scalars[name] = number_from_json(value);
-      }
+      state.scalars = numbers_from_json(optimizers.at(entry.name));
       std::vector<optim::ParamGroup> own = entry.optimizer->param_groups();
       entry.optimizer->load_state(state);
       if (keep_options) entry.optimizer->param_groups() = std::move(own);

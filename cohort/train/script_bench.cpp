@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <utility>
 
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
@@ -19,14 +20,16 @@ constexpr int kFirstSteps = 8;
 // A task and the batch that it is measured on.
 class Subject {
  public:
-  Subject(const Config& config, const data::Batch& batch, std::int64_t num_classes, at::Device device,
+  Subject(const Config& config, const data::Batch& batch, const data::Dataset& dataset, at::Device device,
           bool script)
       : batch_(batch), seed_(static_cast<std::uint64_t>(config.run.seed)) {
-    const torch::nn::AnyModule model = make_model(config, num_classes, device);
+    const data::Field input = input_field(config, dataset);
+    const torch::nn::AnyModule model =
+        make_model(config, static_cast<std::int64_t>(dataset.classes().size()), device, input);
     module_ = model.ptr();
-    task_ = std::make_unique<ClassificationTask>(model, make_model_call(config, model, device),
-                                                 make_optimizer(config.optim, *module_), nullptr,
-                                                 classification_options(config).script(script));
+    task_ = std::make_unique<ClassificationTask>(
+        model, make_model_call(config, model, device, input), make_optimizer(config.optim, *module_), nullptr,
+        classification_options(config).accumulate(config.train.accumulate).script(script));
     for (int step = 0; step < kFirstSteps; ++step) train();
     for (const auto& entry : module_->named_parameters()) state_.push_back(entry.value().detach().clone());
     for (const auto& entry : module_->named_buffers()) state_.push_back(entry.value().clone());
@@ -96,12 +99,13 @@ ScriptBench bench_script(Config config, const ScriptBenchOptions& options) {
   const at::Device device = core::resolve_device(config.train.device).device;
   core::set_intra_op_threads(static_cast<int>(config.train.threads));
   const auto data = make_dataset(config, Split::kTrain);
-  const auto loader = make_loader(config, Split::kTrain, data, device);
+  Config whole = config;  // the batch of a step, which is computed again and again
+  whole.train.batch_size *= std::exchange(whole.train.accumulate, 1);
+  const auto loader = make_loader(whole, Split::kTrain, data, device);
   const std::optional<data::Batch> batch = loader->next();
   if (!batch) throw UsageError("train.bench_script", "the training data has no batch");
-  const auto num_classes = static_cast<std::int64_t>(data->classes().size());
-  Subject eager(config, *batch, num_classes, device, false);
-  Subject scripted(config, *batch, num_classes, device, true);
+  Subject eager(config, *batch, *data, device, false);
+  Subject scripted(config, *batch, *data, device, true);
 
   ScriptBench result;
   result.model = config.model.name;

@@ -59,7 +59,7 @@ void ProgressCallback::on_step_end(const StepReport& report) {
   numbers.loss = find(last_averages_, "loss");
   numbers.accuracy = find(last_averages_, "accuracy");
   numbers.lr = report.lr;
-  numbers.images_per_second = report.samples_per_second;
+  numbers.samples_per_second = report.samples_per_second;
   numbers.data_wait = report.data_wait_share;
   numbers.seconds_left = report.seconds_left;
   if (report.logged) memory_bytes_ = core::resident_bytes();
@@ -80,7 +80,7 @@ void ProgressCallback::on_epoch_end(const EpochReport& report) {
     }
     line += text;
   }
-  std::snprintf(text, sizeof text, "  lr %.4g  %.0f images/s  %.1f s  data wait %.1f %%%s", report.lr,
+  std::snprintf(text, sizeof text, "  lr %.4g  %.0f samples/s  %.1f s  data wait %.1f %%%s", report.lr,
                 report.samples_per_second, report.seconds, 100 * report.data_wait_share,
                 report.best ? "  (best)" : "");
   progress_.print(line + text);
@@ -103,7 +103,7 @@ void MetricsCallback::on_step_end(const StepReport& report) {
   if (!report.logged) return;
   MetricValues values = in_order(report.averages);
   values.emplace_back("lr", report.lr);
-  values.emplace_back("images_per_second", report.samples_per_second);
+  values.emplace_back("samples_per_second", report.samples_per_second);
   values.emplace_back("data_wait", report.data_wait_share);
   log_->write_step(report.step, report.epoch, values);
 }
@@ -111,7 +111,7 @@ void MetricsCallback::on_step_end(const StepReport& report) {
 void MetricsCallback::on_epoch_end(const EpochReport& report) {
   MetricValues values = in_order(report.metrics);
   values.emplace_back("lr", report.lr);
-  values.emplace_back("images_per_second", report.samples_per_second);
+  values.emplace_back("samples_per_second", report.samples_per_second);
   values.emplace_back("data_wait", report.data_wait_share);
   values.emplace_back("seconds", report.seconds);
   log_->write_epoch(report.step, report.epoch, values);
@@ -146,7 +146,7 @@ void TensorBoardCallback::on_step_end(const StepReport& report) {
   if (!report.logged) return;
   for (const auto& [name, value] : report.averages) writer_->scalar("step/" + name, value, report.step);
   writer_->scalar("lr", report.lr, report.step);
-  writer_->scalar("speed/images_per_second", report.samples_per_second, report.step);
+  writer_->scalar("speed/samples_per_second", report.samples_per_second, report.step);
   writer_->scalar("speed/data_wait", report.data_wait_share, report.step);
   writer_->flush();  // who watches the run sees what metrics.jsonl has
 }

@@ -66,7 +66,10 @@ void throw_not_finite(const CheckedStep& checked, Task& task, data::Batch* batch
     text += "; the first is that of " + first_bad_gradient(task);
   } else if (batch != nullptr) {
     const std::string module = task.find_non_finite(*batch);
-    if (!module.empty()) text += "; the first output that is not finite is that of " + module;
+    const bool is_whole = module == "input" || module == "output";  // models::first_non_finite: no layer's
+    if (!module.empty())
+      text += is_whole ? core::concat("; the model's ", module, " is not finite")
+                       : "; the first output that is not finite is that of " + module;
   }
   throw NumericError("train.step", text,
                      core::concat("a lower learning rate (now ", place.lr,

@@ -70,7 +70,7 @@ class FitLoop {
   ~FitLoop() { task_.set_strategy(std::make_shared<Strategy>()); }
 
   FitResult run() {
-    ranks_.require_same("the run", creed(options_, *strategy_, train_, eval_));
+    ranks_.require_same("the run", consistency_fingerprint(options_, *strategy_, train_, eval_));
     const bool resumed = resume();
     strategy_->begin(task_);
     steps_per_epoch_ = train_.batches_per_epoch();
@@ -192,10 +192,13 @@ class FitLoop {
     core::TimelineScope scope("data wait");
     const auto start = Clock::now();
     std::optional<data::Batch> batch = train_.next();
-    const double waited = seconds_since(start);
-    state_.wait_seconds += waited;
-    window_wait_ += waited;
+    add_wait(seconds_since(start));
     return batch;
+  }
+
+  void add_wait(double seconds) {
+    state_.wait_seconds += seconds;
+    window_wait_ += seconds;
   }
 
   void run_step(data::Batch& batch) {
@@ -208,7 +211,9 @@ class FitLoop {
     apply_schedules(state_.step);
     lr_ = current_lr();
     const std::int64_t averages = task_.num_averages();
+    const std::chrono::nanoseconds waited = train_.counters().wait;
     const StepMetrics metrics = task_.train_step(batch);
+    add_wait(std::chrono::duration<double>(train_.counters().wait - waited).count());  // for later parts
     if (ranks_.size() > 1 && task_.num_averages() == averages) {
       throw UsageError("train.step",
                        core::concat("train_step of this task did not average gradients over the ",
@@ -220,7 +225,7 @@ class FitLoop {
     ++result_.steps;
     const data::LoaderState before = std::exchange(state_.loader, train_.state());
     window_samples_ +=
-        ranks_.size() == 1 ? batch.size : state_.loader.samples_consumed - before.samples_consumed;
+        ranks_.size() == 1 ? batch.whole_size : state_.loader.samples_consumed - before.samples_consumed;
     for (const CheckedStep& checked : step_check_.add(state_.step, metrics, task_.take_non_finite())) {
       take(checked, checked.step == state_.step ? &batch : nullptr);
     }

@@ -2,6 +2,7 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -34,7 +35,7 @@ std::optional<std::string> as_text(const YAML::Node& node);
 
 /// Return the value of a plain scalar, or nothing when it is not of that type.
 std::optional<bool> as_bool(const YAML::Node& node);
-std::optional<int64_t> as_int(const YAML::Node& node);
+std::optional<std::int64_t> as_int(const YAML::Node& node);
 std::optional<double> as_double(const YAML::Node& node);
 
 /// Returns what a message calls the node: "'abc'", "a list", "names with values", "nothing".

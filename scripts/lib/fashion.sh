@@ -53,17 +53,21 @@ ensure_fashion() {
 
 # train_and_report COHORT TINY SETTING...
 train_and_report() {
-  local cohort="$1" tiny="$2" run begun=$SECONDS accuracy log="$COHORT_LOGS/eval.log"
+  local cohort="$1" tiny="$2" run begun=$SECONDS accuracy log="$COHORT_LOGS/eval.log" report="$COHORT_LOGS/train.log"
   shift 2
-  run="runs/fashion-vgg-$(date +%Y%m%d-%H%M%S)"
-  local -a train=("$cohort" train --config configs/fashion-vgg.yaml "data.path=data/fashion-mnist" "run.dir=$run")
+  local -a train=("$cohort" train --config configs/fashion-vgg.yaml "data.path=data/fashion-mnist"
+    "run.dir=runs/fashion-vgg-$(date -u +%Y%m%d-%H%M%S)")
   if [ -n "$tiny" ]; then train+=(--fast-dev-run); fi
   say "cohort ${train[*]:1} $*"
   # OpenMP's threads spin while they wait, for milliseconds; with a neighbour on one of the cores that costs three quarters of
   # the speed. Sleeping after some 40 us costs nothing on a quiet machine and less beside a neighbour (docs/performance.md).
   if [ -z "${OMP_WAIT_POLICY:-}" ]; then export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-3000}"; fi
-  "${train[@]}" "$@" || fail "training stopped (status $?); its messages stand above."
+  # At CTRL-C the program saves and says how to go on: tee stays until then.
+  "${train[@]}" "$@" | tee -i "$report" || fail "training stopped (status ${PIPESTATUS[0]}); its messages stand above."
   local trained=$((SECONDS - begun))
+  # Settings may have named another folder.
+  run=$(sed -n 's,^checkpoint  *\(.*\)/checkpoints/last$,\1,p' "$report")
+  [ -n "$run" ] || fail "training printed no checkpoint (its output: $report)."
 
   step "Evaluating the best checkpoint on the validation images"
   "$cohort" eval --run "$run" >"$log" || fail "the evaluation failed; its message stands above."

@@ -2,8 +2,12 @@
 # Where LibTorch comes from. Sets COHORT_LIBTORCH, the folder that holds lib/libtorch_cpu.so.
 
 LIBTORCH_AT_LEAST=2.11
-LIBTORCH_BELOW=2.14
+LIBTORCH_BELOW=2.15
+LIBTORCH_UP_TO=2.14
 LIBTORCH_WHEEL=2.13.0
+# What scripts/test_libtorch builds with; from 2.14 on the index may have CUDA builds alone.
+# shellcheck disable=SC2034
+LIBTORCH_TESTED="2.11.0 2.12.0 2.13.0 2.14.1"
 
 # libtorch_version FOLDER: 2.13.0, or nothing where it is no LibTorch.
 libtorch_version() {
@@ -48,7 +52,7 @@ find_libtorch() {
     folder=$(named_libtorch "$named")
     [ -n "$folder" ] || fail "--libtorch $named: there is no lib/libtorch_cpu.so in it; give the folder of an unpacked LibTorch or of a Python torch package."
     libtorch_fits "$folder" ||
-      fail "--libtorch $named is LibTorch $(libtorch_version "$folder"), but Cohort builds with $LIBTORCH_AT_LEAST to 2.13."
+      fail "--libtorch $named is LibTorch $(libtorch_version "$folder"), but Cohort builds with $LIBTORCH_AT_LEAST to $LIBTORCH_UP_TO."
     take_libtorch "$folder" "--libtorch"
     return 0
   fi
@@ -58,7 +62,7 @@ find_libtorch() {
       take_libtorch "$folder" "Torch_DIR"
       return 0
     fi
-    say "Torch_DIR=$Torch_DIR holds no LibTorch $LIBTORCH_AT_LEAST to 2.13: looking elsewhere."
+    say "Torch_DIR=$Torch_DIR holds no LibTorch $LIBTORCH_AT_LEAST to $LIBTORCH_UP_TO: looking elsewhere."
   fi
   local -a prefixes=()
   IFS=':;' read -r -a prefixes <<<"${CMAKE_PREFIX_PATH:-}"
@@ -81,7 +85,7 @@ find_libtorch() {
         take_libtorch "$folder" "the torch that python3 imports"
         return 0
       fi
-      say "python3 imports torch $(libtorch_version "$folder"), which is not $LIBTORCH_AT_LEAST to 2.13: looking elsewhere."
+      say "python3 imports torch $(libtorch_version "$folder"), which is not $LIBTORCH_AT_LEAST to $LIBTORCH_UP_TO: looking elsewhere."
     fi
   fi
   for folder in "$COHORT_STATE"/venv/lib/python3*/site-packages/torch "$COHORT_STATE"/test-venv/lib/python3*/site-packages/torch; do
@@ -96,13 +100,13 @@ find_libtorch() {
 # missing_libraries FOLDER: what the loader cannot find for libtorch_cpu.so.
 missing_libraries() { ldd "$1/lib/libtorch_cpu.so" 2>/dev/null | awk '/not found/ {print $1}' | sort -u; }
 
-# install_wheel VENV: torch without its Python dependencies; only headers and libraries are used.
+# install_wheel VENV [VERSION]: torch without its Python dependencies; only headers and libraries are used.
 install_wheel() {
-  local venv="$1" python="$1/bin/python" folder missing toolkit
+  local venv="$1" version="${2:-$LIBTORCH_WHEEL}" python="$1/bin/python" folder missing toolkit
   need_space 3500 "LibTorch's wheel"
   # A CPU build is smaller by far; not every index has one under this name.
-  if ! try_logged pip-torch "$python" -m pip install -q --no-input --disable-pip-version-check --no-deps "torch==$LIBTORCH_WHEEL+cpu"; then
-    pip_install pip-torch "installing torch==$LIBTORCH_WHEEL with pip" "$venv" --no-deps "torch==$LIBTORCH_WHEEL"
+  if ! try_logged pip-torch "$python" -m pip install -q --no-input --disable-pip-version-check --no-deps "torch==$version+cpu"; then
+    pip_install pip-torch "installing torch==$version with pip" "$venv" --no-deps "torch==$version"
   fi
   folder=$(torch_of "$python")
   missing=$(missing_libraries "$folder")
@@ -126,15 +130,15 @@ for r in m.requires('torch') or []:
 ensure_libtorch() {
   if find_libtorch "${1:-}"; then return 0; fi
   if [ -n "${COHORT_NO_INSTALL:-}" ]; then
-    fail "no LibTorch $LIBTORCH_AT_LEAST to 2.13 was found and --no-install was given: give --libtorch PATH."
+    fail "no LibTorch $LIBTORCH_AT_LEAST to $LIBTORCH_UP_TO was found and --no-install was given: give --libtorch PATH."
   fi
-  say "No LibTorch $LIBTORCH_AT_LEAST to 2.13 is on this machine (looked in --libtorch, Torch_DIR, CMAKE_PREFIX_PATH, python3)."
+  say "No LibTorch $LIBTORCH_AT_LEAST to $LIBTORCH_UP_TO is on this machine (looked in --libtorch, Torch_DIR, CMAKE_PREFIX_PATH, python3)."
   say "Fetching the wheel torch==$LIBTORCH_WHEEL into .cohort/venv: about 190 MB where the index has the CPU build, about"
   say "530 MB where it has the CUDA build (which works without CUDA too). Python is not used afterwards."
   ensure_venv "$COHORT_STATE/venv"
   install_wheel "$COHORT_STATE/venv"
   local folder
   folder=$(torch_of "$COHORT_STATE/venv/bin/python")
-  libtorch_fits "$folder" || fail "pip installed torch, but $folder is not LibTorch $LIBTORCH_AT_LEAST to 2.13."
+  libtorch_fits "$folder" || fail "pip installed torch, but $folder is not LibTorch $LIBTORCH_AT_LEAST to $LIBTORCH_UP_TO."
   take_libtorch "$folder" "the wheel torch==$LIBTORCH_WHEEL"
 }

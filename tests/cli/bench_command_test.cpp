@@ -44,7 +44,7 @@ TEST_F(BenchCommandTest, ScriptTakesTheConfigurationsKeysAndRefusesStrategiesOnP
   COHORT_EXPECT_THROW_WITH(run({"distributed.strategy=pipeline"}), ConfigError,
                            "train.script is true and distributed.strategy is pipeline");
   COHORT_EXPECT_THROW_WITH(test::run_command(add_bench, "bench", {"script"}), UsageError,
-                           "no configuration was given");
+                           "neither a configuration nor data was given");
 }
 
 }  // namespace

@@ -52,6 +52,25 @@ TEST(NewCommandTest, WritesAProjectOnce) {
                            "mine/half_of is there already");
 }
 
+TEST(NewCommandTest, WritesAProjectThatTrainsWithWhatItRegisters) {
+  TempDir dir;
+  const std::string out = run_new({"project", "depth", "--dir", dir.path().string()});
+  for (const char* file : {"CMakeLists.txt", "depth.cpp", "depth.yaml", "README.md"}) {
+    const std::string text = read_file(dir / "depth" / file);
+    EXPECT_TRUE(message_contains(text, "depth")) << file;
+    EXPECT_EQ(text.find('@'), std::string::npos) << file;
+    EXPECT_TRUE(message_contains(out, std::string("/depth/") + file));
+  }
+  for (const char* name : {"depth_data", "depth_net"}) {
+    EXPECT_TRUE(message_contains(read_file(dir / "depth" / "depth.cpp"), name));
+    EXPECT_TRUE(message_contains(read_file(dir / "depth" / "depth.yaml"), name));
+  }
+  EXPECT_TRUE(message_contains(out, "cohort train --load ./build/libdepth.so --config depth.yaml"));
+  COHORT_EXPECT_THROW_WITH(run_new({"project", "depth", "--dir", dir.path().string()}), UsageError,
+                           "/depth is there already");
+  COHORT_EXPECT_THROW_WITH(run_new({"project", "2depth"}), UsageError, "got the name '2depth'");
+}
+
 TEST(NewCommandTest, AKernelForGpusStandsBesideWhereAskedFor) {
   TempDir dir;
   run_new({"operator", "on_gpu", "--cuda", "--dir", dir.path().string()});

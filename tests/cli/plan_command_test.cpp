@@ -41,9 +41,23 @@ TEST_F(PlanCommandTest, PrintsJsonOnRequest) {
 
 TEST_F(PlanCommandTest, SaysWhatIsMissing) {
   COHORT_EXPECT_THROW_WITH(run({"-c", config}), UsageError, "it was not said what to plan");
-  COHORT_EXPECT_THROW_WITH(run({"--memory"}), UsageError, "no configuration was given");
+  COHORT_EXPECT_THROW_WITH(run({"--memory"}), UsageError, "neither a configuration nor data was given");
   COHORT_EXPECT_THROW_WITH(run({"--memory", "-c", config, "--place", "layer4"}), UsageError,
                            "expected LAYER=PLACEMENT");
+}
+
+TEST_F(PlanCommandTest, NeedsNoFileWhereItIsSaidWhereTheDataIs) {
+  const std::string out = run({"--memory", "data.kind=synthetic", "model.name=lenet5", "model.num_classes=10",
+                               "data.image_size=28", "data.color=grey", "train.device=cpu", "--json"});
+  EXPECT_NE(out.find("\"parameters\": 246824"), std::string::npos) << out;
+}
+
+TEST_F(PlanCommandTest, TakesOneFile) {
+  COHORT_EXPECT_THROW_WITH(run({"--memory", "-c", config, "--config", "b.yaml"}), UsageError,
+                           "--config is given 2 times: " + config + ", b.yaml. Try: one file, and key=value");
+  // What follows the file's name is no other file.
+  EXPECT_NE(run({"--memory", "--config", config, "train.batch_size=16"}).find("16 samples at once"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -130,6 +130,32 @@ inline bool nothing_is_left() {
   return true;
 }
 
+inline std::vector<std::string> lines_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+/// The rows of a metrics.csv, in the columns that do not hold times.
+inline std::vector<std::string> columns_without_times(const std::filesystem::path& csv) {
+  std::vector<std::string> rows;
+  std::vector<std::string> header;
+  for (const std::string& line : lines_of(read_file(csv))) {
+    std::istringstream cells(line);
+    std::string row;
+    std::size_t column = 0;
+    for (std::string cell; std::getline(cells, cell, ','); ++column) {
+      if (rows.empty() && header.size() == column) header.push_back(cell);
+      const std::string& name = header.at(column);
+      if (name == "seconds" || name == "samples_per_second" || name == "data_wait") continue;
+      row += cell + ",";
+    }
+    rows.push_back(row);
+  }
+  return rows;
+}
+
 /// `cohort train` on made-up images: momentum, batch norm, a schedule by step, two workers. 5 epochs of 8
 /// steps, or of 4 on two ranks, whose last batch of 13 they cannot share evenly.
 class TrainProgramTest : public ::testing::Test {

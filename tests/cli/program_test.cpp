@@ -4,8 +4,10 @@
 
 #include <cstdlib>
 #include <random>
+#include <regex>
 #include <sstream>
 
+#include "cohort/core/cpu.h"
 #include "cohort/data/codecs/codec.h"
 #include "tests/support/messages.h"
 
@@ -16,32 +18,6 @@ namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 
 class ProgramTest : public TrainProgramTest {};
-
-std::vector<std::string> lines_of(const std::string& text) {
-  std::istringstream stream(text);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
-  return lines;
-}
-
-/// The columns that do not hold times.
-std::vector<std::string> epochs_and_metrics(const fs::path& csv) {
-  std::vector<std::string> rows;
-  std::vector<std::string> header;
-  for (const std::string& line : lines_of(read_file(csv))) {
-    std::istringstream cells(line);
-    std::string row;
-    std::size_t column = 0;
-    for (std::string cell; std::getline(cells, cell, ','); ++column) {
-      if (rows.empty() && header.size() == column) header.push_back(cell);
-      const std::string& name = header.at(column);
-      if (name == "seconds" || name == "images_per_second" || name == "data_wait") continue;
-      row += cell + ",";
-    }
-    rows.push_back(row);
-  }
-  return rows;
-}
 
 TEST_F(ProgramTest, TrainsEvaluatesAndLeavesEverythingInTheRunFolder) {
   const Outcome outcome = run(train("first"));
@@ -117,8 +93,8 @@ TEST_F(ProgramTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
         run(train(folder, {"--resume", "auto", "data.workers=" + std::to_string(random() % 4)}));
     ASSERT_EQ(last.status, 0) << last.err;
     EXPECT_TRUE(model(folder) == expected) << "kill " << i;
-    EXPECT_EQ(epochs_and_metrics(dir / folder / "metrics.csv"),
-              epochs_and_metrics(dir / "straight" / "metrics.csv"));
+    EXPECT_EQ(columns_without_times(dir / folder / "metrics.csv"),
+              columns_without_times(dir / "straight" / "metrics.csv"));
   }
   EXPECT_GT(killed, 0) << "no run was caught alive";
 }
@@ -165,6 +141,14 @@ TEST_F(ProgramTest, MistakesInTheConfigurationExitWithTwo) {
     const Outcome outcome = run(c.arguments);
     EXPECT_EQ(outcome.status, 2) << c.message;
     EXPECT_NE(outcome.err.find(c.message), std::string::npos) << outcome.err;
+  }
+}
+
+TEST_F(ProgramTest, TwoFilesOfConfigurationAreRefusedSayingWhatToDo) {
+  for (const char* command : {"train", "eval", "predict", "export", "plan"}) {
+    const Outcome outcome = run({command, "--config", "job.yaml", "-c", "other.yaml"});
+    EXPECT_EQ(outcome.status, 2) << command;
+    expect_in(outcome.err, {"--config is given 2 times: job.yaml, other.yaml. Try: one file, and key=value"});
   }
 }
 
@@ -328,6 +312,28 @@ TEST_F(ProgramTest, DataThatDoesNotFitTheModelOrItselfIsRefused) {
   EXPECT_FALSE(fs::exists(dir / "x"));
 }
 
+TEST_F(ProgramTest, NeedsNoFileOfConfigurationWhereItIsSaidWhereTheDataIs) {
+  for (const char* setting : {"train.epochs=1", "data.val=data/val"}) {
+    const Outcome outcome = run({"train", setting});
+    EXPECT_EQ(outcome.status, 2);
+    expect_in(outcome.err,
+              {"neither a configuration nor data was given. Try: --config FILE", "data.path=FOLDER"});
+  }
+  write_pictures(dir / "data");
+  const auto train_on = [&](const std::string& data, const std::string& folder) {
+    return run({"train", "model.name=lenet5", "data.image_size=28", "train.device=cpu", "train.threads=1",
+                "train.epochs=1", data, "run.dir=" + folder});
+  };
+  for (const char* data : {"data.path=data", "DATA_PATH=data"}) {
+    const Outcome outcome = train_on(data, data);
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    expect_in(read_file(dir / data / "config.yaml"), {"momentum: 0.9", "path: data"});
+  }
+  const Outcome missing = train_on("data.path=photos", "missing");
+  EXPECT_EQ(missing.status, 2);
+  expect_in(missing.err, {"there is no training data: the folder photos/train does not exist"});
+}
+
 TEST_F(ProgramTest, EvalSaysWhatItNeeds) {
   const Outcome nothing = run({"eval"});
   EXPECT_EQ(nothing.status, 2);
@@ -344,6 +350,28 @@ TEST_F(ProgramTest, ModelsDataAndOperatorsOfAPluginAreUsedByName) {
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   expect_in(outcome.err,
             {"cohort_test::scale_shift was called", "backward of cohort_test::scale_shift was called"});
+
+  const std::vector<std::string> model = {"--run", "plugged", "--load", COHORT_TEST_PLUGIN};
+  std::vector<std::string> words = model;
+  words.insert(words.begin(), "predict");
+  words.insert(words.end(), {"--samples", "3,0", "--top", "1"});
+  const Outcome samples = run(words);
+  EXPECT_EQ(samples.status, 0) << samples.err;
+  EXPECT_TRUE(
+      std::regex_match(samples.out, std::regex("sample 3\t[0-3] 0\\.\\d+\nsample 0\t[0-3] 0\\.\\d+\n")))
+      << samples.out;
+  words = model;
+  words.insert(words.begin(), "predict");
+  words.push_back("0.jpg");
+  const Outcome picture = run(words);
+  EXPECT_EQ(picture.status, 2);
+  expect_in(picture.err, {"data.kind is plugin_data, which a library registered", "--samples"});
+  words = model;
+  words.insert(words.begin(), "export");
+  words.push_back("plugged.program");
+  const Outcome exported = run(words);
+  EXPECT_EQ(exported.status, 0) << exported.err;
+  expect_in(exported.out, {"for 1 samples at a time; it takes inputs as the data set makes them"});
 }
 
 TEST_F(ProgramTest, ALossThatIsNotFiniteStopsWithStepAndModule) {
@@ -365,11 +393,23 @@ TEST_F(ProgramTest, DumpConfigReadsBackTheSame) {
 TEST_F(ProgramTest, DoctorAndSummaryAnswer) {
   const Outcome doctor = run({"doctor"});
   EXPECT_EQ(doctor.status, 0);
-  for (const char* word : {"LibTorch", "cores", "memory", "cuda"})
-    EXPECT_NE(doctor.out.find(word), std::string::npos);
+  for (const char* word : {"LibTorch", "cores", "memory", "cuda", "backends       gloo, shm"})
+    EXPECT_NE(doctor.out.find(word), std::string::npos) << word;
+  EXPECT_EQ(doctor.out.find("fake"), std::string::npos) << doctor.out;
   const Outcome summary = run({"summary", "vgg16"});
   EXPECT_EQ(summary.status, 0) << summary.err;
   EXPECT_NE(summary.out.find("138,357,544"), std::string::npos) << summary.out;
+}
+
+TEST_F(ProgramTest, DoctorSaysWhatBoundsTheCores) {
+  const std::string online = std::to_string(core::core_limits().online);
+  const core::ScopedPin pin(core::CpuSet({core::CpuSet::of_process().ids().front()}));
+  const std::string pinned = run({"doctor"}).out;
+  EXPECT_NE(pinned.find("1 usable of " + online), std::string::npos) << pinned;
+  EXPECT_EQ(pinned.find(", affinity 1") != std::string::npos, online != "1") << pinned;
+  const std::string told = Program(dir.path(), {"doctor"}, {{"COHORT_CORES", "77"}}).outcome().out;
+  EXPECT_NE(told.find("77 usable of " + online), std::string::npos) << told;
+  EXPECT_NE(told.find(", COHORT_CORES 77"), std::string::npos) << told;
 }
 
 }  // namespace

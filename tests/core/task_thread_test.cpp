@@ -83,9 +83,13 @@ TEST(TaskThreadTest, AStartThatDoesNotEndIsATimeoutOfTheConstructor) {
 }
 
 TEST(TaskThreadTest, ADeadlineThatPassesNamesTheThreadAndWhatItIsIn) {
-  test::Gate gate;
+  test::Gate entered, gate;
   TaskThread thread({.name = "cpu:9"});
-  auto first = thread.submit("first", [&] { gate.wait(); });
+  auto first = thread.submit("first", [&] {
+    entered.open();
+    gate.wait();
+  });
+  entered.wait();
   auto second = thread.submit("second", [] {});
   EXPECT_FALSE(second.wait(Deadline(1ms)));
   EXPECT_FALSE(thread.is_late());
@@ -163,6 +167,18 @@ TEST(TaskThreadTest, WaitsInACircleAreRefused) {
   COHORT_EXPECT_THROW_WITH(circle.get(patience()), UsageError, "which waits for it in turn");
   auto chain = a.submit("outer", [&] { return b.submit("middle", [] { return 2; }).get(patience()); });
   EXPECT_EQ(chain.get(patience()), 2);
+}
+
+// The thread that waited is yet to wake when what it waited for is done: it waits no more.
+TEST(TaskThreadTest, AWaitThatIsOverIsNoPartOfACircle) {
+  TaskThread a({.name = "a"}), b({.name = "b", .spin = std::chrono::microseconds(0)});
+  for (int round = 0; round < 100; ++round) {
+    auto inner = a.submit("inner", [] { std::this_thread::sleep_for(20us); });
+    auto first = b.submit("middle", [&] { inner.get(patience()); });
+    auto second = a.submit("outer", [&] { return b.submit("next", [] { return 2; }).get(patience()); });
+    ASSERT_EQ(second.get(patience()), 2) << round;
+    first.get(patience());
+  }
 }
 
 TEST(TaskThreadTest, KnowsWhenItSharesCores) {

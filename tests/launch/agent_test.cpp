@@ -266,8 +266,10 @@ TEST_F(AgentTest, AWarningOfAllRanksIsShownOnce) {
 // The report of a failure is longer than what the pipe takes besides what the rank has printed.
 TEST_F(AgentTest, AStderrThatNobodyReadsDoesNotHoldUpTheEnd) {
   const RunOptions with = options(
-      "for i in $(seq 30); do printf '%01900d\\n' 0 >&2; done; [ $RANK = 1 ] && exit 7; "
-      "trap 'touch ended; exit 0' TERM; while :; do sleep 0.05; done",
+      "[ $RANK = 0 ] && trap 'touch ended; exit 0' TERM && touch trapped; "
+      "for i in $(seq 30); do printf '%01900d\\n' 0 >&2; done; "
+      "[ $RANK = 1 ] && { while ! [ -e trapped ]; do sleep 0.02; done; exit 7; }; "
+      "while :; do sleep 0.05; done",
       2);
   Pipe pipe = make_pipe();
   const pid_t agent = ::fork();

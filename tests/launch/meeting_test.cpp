@@ -38,10 +38,10 @@ RunOptions nodes(int node, int nnodes, int nproc) {
 }
 
 // What nodes must agree on, from the error of two that do not.
-std::string creed_of(const RunOptions& options) {
+std::string fingerprint_of(const RunOptions& options) {
   const auto board = std::make_shared<MapBoard>();
   Peers peers(board, quick(0, options.nnodes));
-  board->set("here/1", R"({"creed": "", "nproc": 1, "reached": "", "word": ""})");
+  board->set("here/1", R"({"fingerprint": "", "nproc": 1, "reached": "", "word": ""})");
   SignalInbox signals({}, {});
   int signal = 0;
   try {
@@ -57,7 +57,7 @@ std::string creed_of(const RunOptions& options) {
 TEST(MeetingTest, NodesLearnWhichRanksTheyHave) {
   const auto board = std::make_shared<MapBoard>();
   Peers first(board, quick(0, 2)), second(board, quick(1, 2));
-  board->set("here/1", R"({"creed": "", "nproc": 3, "reached": "192.0.2.7", "word": ""})");
+  board->set("here/1", R"({"fingerprint": "", "nproc": 3, "reached": "192.0.2.7", "word": ""})");
   SignalInbox signals({}, {});
   int signal = 0;
   // Node 1 is played by the line above, but for what it must agree on.
@@ -73,16 +73,16 @@ TEST(MeetingTest, NodesLearnWhichRanksTheyHave) {
 TEST(MeetingTest, ThePortByDefaultIsAPortLikeAnyOther) {
   RunOptions named = nodes(0, 2, 1);
   named.master_port = kDefaultPort;
-  EXPECT_EQ(creed_of(named), creed_of(nodes(0, 2, 1)));
+  EXPECT_EQ(fingerprint_of(named), fingerprint_of(nodes(0, 2, 1)));
 }
 
 TEST(MeetingTest, NodesThatMeetElsewhereDoNotAgree) {
   RunOptions here = nodes(0, 2, 1), there = here;
   there.master_port = 29501;
-  EXPECT_NE(creed_of(here), creed_of(there));
+  EXPECT_NE(fingerprint_of(here), fingerprint_of(there));
   there = here;
   there.master_addr = "192.0.2.7";
-  EXPECT_NE(creed_of(here), creed_of(there));
+  EXPECT_NE(fingerprint_of(here), fingerprint_of(there));
 }
 
 TEST(MeetingTest, ANodeThatComesAfterItWouldHaveBeenLostIsAccepted) {
@@ -165,11 +165,12 @@ TEST(MeetingTest, ANodeThatDiesBeforeItsFirstSignIsLost) {
   hasty.keep_alive_interval = milliseconds(20);
   hasty.keep_alive_max_attempt = 3;
   {
-    const std::string creed = creed_of(nodes(0, 2, 2));
+    const std::string fingerprint = fingerprint_of(nodes(0, 2, 2));
     Peers first(board, hasty);
     SignalInbox signals({}, {});
     int signal = 0;
-    board->set("here/1", R"({"creed": ")" + creed + R"(", "nproc": 3, "reached": "", "word": "w"})");
+    board->set("here/1",
+               R"({"fingerprint": ")" + fingerprint + R"(", "nproc": 3, "reached": "", "word": "w"})");
     const auto place = meet(nodes(0, 2, 2), first, signals, "", core::Deadline(milliseconds(10'000)), signal);
     ASSERT_TRUE(place);
     const core::Deadline waited(milliseconds(10'000));
@@ -197,7 +198,7 @@ TEST(MeetingTest, ANodeThatIsLostWhileOthersAreWaitedForEndsTheMeeting) {
   hasty.keep_alive_interval = milliseconds(20);
   hasty.keep_alive_max_attempt = 3;
   Peers first(board, hasty);
-  board->set("here/1", R"({"creed": "", "nproc": 3, "reached": "", "word": "w"})");
+  board->set("here/1", R"({"fingerprint": "", "nproc": 3, "reached": "", "word": "w"})");
   SignalInbox signals({}, {});
   int signal = 0;
   COHORT_EXPECT_THROW_WITH(

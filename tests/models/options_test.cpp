@@ -1,5 +1,7 @@
+#include <ATen/ops/equal.h>
 #include <ATen/ops/rand.h>
 
+#include <cmath>
 #include <functional>
 
 #include "cohort/models/registry.h"
@@ -33,12 +35,31 @@ TEST(OptionsTest, ValuesOutOfRangeAreRefused) {
   EXPECT_PRED2(contains, refusal("mlp", [](auto& o) { o.in_channels = -1; }), "in_channels is -1");
   EXPECT_PRED2(contains, refusal("resnet18", [](auto& o) { o.image_size = 0; }), "image_size is 0");
   EXPECT_PRED2(contains, refusal("vgg16", [](auto& o) { o.width = 0; }), "width is 0, expected above 0");
-  EXPECT_PRED2(contains, refusal("vgg16", [](auto& o) { o.dropout = 1; }), "dropout is 1, expected");
+  EXPECT_PRED2(contains, refusal("vgg16", [](auto& o) { o.dropout = 1.5; }),
+               "dropout is 1.5, expected at least 0 and at most 1");
+  EXPECT_PRED2(contains, refusal("vgg16", [](auto& o) { o.dropout = NAN; }), "dropout is nan, expected");
   EXPECT_PRED2(contains, refusal("vgg16", [](auto& o) { o.pools = 6; }), "pools is 6, expected 0 to 5");
   EXPECT_PRED2(contains, refusal("vgg16", [](auto& o) { o.head = "big"; }),
                "head is big, expected default or linear");
   EXPECT_PRED2(contains, refusal("mlp", [](auto& o) { o.extra["hidden"] = "5,x"; }), "hidden is 5,x");
   EXPECT_PRED2(contains, refusal("mlp", [](auto& o) { o.extra["hidden"] = "0"; }), "sizes of at least 1");
+}
+
+// As torch::nn::Dropout takes it: each value is dropped.
+TEST(OptionsTest, DropoutMayBeOne) {
+  ModelOptions options;
+  options.name = "vgg11";
+  options.width = 0.05;
+  options.image_size = 32;
+  options.num_classes = 3;
+  options.dropout = 1;
+  torch::nn::AnyModule model = make_model(options);
+  const at::Tensor images = at::rand({2, 3, 32, 32});
+  // What is left of the head is the bias of its last layer.
+  const at::Tensor scores = model.forward(images);
+  EXPECT_TRUE(at::equal(scores[0], scores[1]));
+  model.ptr()->eval();
+  EXPECT_FALSE(at::equal(model.forward(images)[0], scores[0]));
 }
 
 TEST(OptionsTest, AnOptionThatTheModelDoesNotHaveIsRefused) {

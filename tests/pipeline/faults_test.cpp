@@ -234,6 +234,20 @@ TEST(FaultsTest, WrongShapesBetweenStagesNameBoth) {
                            "stage 0 (Linear)");
 }
 
+TEST(FaultsTest, ALossThatIsNoNumberIsRefusedWithoutTheInputsOfItsStage) {
+  Job job;
+  Pipeline pipe({job.first, job.last}, options_of(2));
+  const auto by_sample = [](const at::Tensor& y, const at::Tensor& t) { return (y - t).square().sum(1); };
+  try {
+    pipe.step(job.input, job.target, by_sample);
+    FAIL() << "threw nothing";
+  } catch (const StageError& error) {
+    const std::string message = error.what();
+    EXPECT_NE(message.find("the loss is Float[2], expected one number"), std::string::npos) << message;
+    EXPECT_TRUE(message.ends_with("Try: the mean over the samples of a micro-batch")) << message;
+  }
+}
+
 TEST(FaultsTest, PlacementsThatAreNotThereAreNamed) {
   Job job;
   PipelineOptions options = options_of(2);

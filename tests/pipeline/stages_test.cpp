@@ -186,6 +186,47 @@ TEST(StagesTest, AreLayersHoldersAndWhatAnLstmReturns) {
   EXPECT_EQ(pipe.parameters().size(), 8u);
 }
 
+// A plain module, whose forward is cut by hand: into functions, into its own modules, or as a list of layers.
+struct PlainImpl : torch::nn::Module, core::LayerList {
+  at::Tensor forward(const at::Tensor& x) { return decoder(torch::relu(encoder(x))); }
+  std::vector<core::NamedLayer> named_layers() override {
+    return {{"encoder", encoder}, {"relu", torch::nn::ReLU()}, {"decoder", decoder}};
+  }
+  torch::nn::Linear encoder{register_module("encoder", torch::nn::Linear(10, 24))};
+  torch::nn::Linear decoder{register_module("decoder", torch::nn::Linear(24, 5))};
+};
+TORCH_MODULE(Plain);
+
+TEST(StagesTest, AreWhatAPlainModuleIsCutInto) {
+  Plain net;
+  const at::Tensor input = torch::randn({8, 10}), target = torch::randn({8, 5});
+  plain_step([&](const at::Tensor& x) { return net->forward(x); }, input, target, {3, 3, 2});
+  const Tensors expected = take_gradients(net->parameters());
+
+  const Stage head([net](const Tensors& x) mutable { return Tensors{torch::relu(net->encoder(x[0]))}; },
+                   net->encoder->parameters());
+  const Stage tail([net](const Tensors& x) mutable { return Tensors{net->decoder(x[0])}; },
+                   net->decoder->parameters());
+  const Stage whole(net->named_layers());
+  const std::vector<std::vector<Stage>> cuts{
+      {head, tail},
+      {torch::nn::Sequential(net->encoder, torch::nn::ReLU()), net->decoder},
+      {whole.part(0, 2), whole.part(2, whole.layers().size())}};
+  for (const std::vector<Stage>& stages : cuts) {
+    Pipeline pipe(stages, two_placements(Schedule::kOneFOneB));
+    pipe.step(input, target, mse);
+    expect_same_bits(take_gradients(net->parameters()), expected);
+  }
+}
+
+TEST(StagesTest, AreCutAtTheirLayersOnly) {
+  COHORT_EXPECT_THROW_WITH(Stage(Plain()).part(0, 1), UsageError,
+                           "cannot take layers 0 to 1: got Plain, expected a list of layers. Try: a "
+                           "Sequential, a LayerList or a stage per part");
+  COHORT_EXPECT_THROW_WITH(Stage(mlp()).part(0, 8), UsageError,
+                           "got layers 0 to 8 of Sequential, expected some of its 7");
+}
+
 TEST(StagesTest, MayWorkInPlaceOnWhatTheyGet) {
   const auto model = [] {
     torch::manual_seed(8);

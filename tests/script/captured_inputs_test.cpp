@@ -57,6 +57,39 @@ TEST(CapturedInputsTest, ABufferOfTheModuleIsAnInputInLaterCalls) {
   expect_like_eager([](Net net, int call) { return call % 2 == 1 ? net->state : at::full({3}, 1.0 + call); });
 }
 
+// What it writes to its input is then written to the buffer, with a history that its parameters see.
+TEST(CapturedInputsTest, ABufferThatIsAnInputIsWrittenToWithGradients) {
+  struct WriterImpl : torch::nn::Module {
+    WriterImpl() {
+      state = register_buffer("state", at::ones({3}));
+      weight = register_parameter("weight", at::full({3}, 0.5));
+    }
+    at::Tensor forward(const at::Tensor& x) {
+      x.mul_(weight);
+      return (state.sigmoid() * x).sum();
+    }
+    at::Tensor state, weight;
+  };
+  for (const bool is_first : {false, true}) {
+    const auto ours = std::make_shared<WriterImpl>(), theirs = std::make_shared<WriterImpl>();
+    auto fast = script([net = theirs](const at::Tensor& x) { return net->forward(x); },
+                       ScriptOptions().min_operators(0).modules({theirs}));
+    for (int call = 0; call < 12; ++call) {
+      const bool is_buffer = is_first ? call < 5 : call >= 4 && call % 2 == 0;
+      const auto gradient = [&](WriterImpl& net, auto run) {
+        net.state.detach_().fill_(1.0 + call);
+        net.weight.mutable_grad().reset();
+        at::Tensor x = is_buffer ? net.state : at::full({3}, 2.0 + call);
+        run(x).backward();
+        return net.weight.grad();
+      };
+      const at::Tensor expected = gradient(*ours, [&](const at::Tensor& x) { return ours->forward(x); });
+      ASSERT_TRUE(same_bits(expected, gradient(*theirs, [&](const at::Tensor& x) { return fast(x); })))
+          << call << fast.explain();
+    }
+  }
+}
+
 TEST(CapturedInputsTest, AParameterOfTheModuleIsAnInputInSomeCalls) {
   expect_like_eager([](Net net, int call) { return call < 3 ? net->weight.detach() : at::full({3}, -1.0); });
   expect_like_eager([](Net net, int call) { return call >= 4 ? net->weight.detach() : at::full({3}, -1.0); });

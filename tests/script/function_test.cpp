@@ -34,6 +34,7 @@ TEST(FunctionTest, ReplaysNoLongerRunTheCppBody) {
     EXPECT_TRUE(same_bits(fast(x), lecture(x)));
   }
   EXPECT_EQ(runs, 4) << "two recordings, and two replays that are verified";
+  EXPECT_TRUE(contains(fast.explain(), "function: 1 of 8 programs")) << fast.explain();
   EXPECT_TRUE(contains(fast.explain(), "10 operators recorded")) << fast.explain();
 }
 

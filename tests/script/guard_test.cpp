@@ -81,6 +81,22 @@ TEST(GuardTest, TensorsOnTheMetaDeviceKeepTheFunctionEager) {
   }
 }
 
+// It has a storage, and no memory behind it.
+TEST(GuardTest, ZeroTensorsKeepTheFunctionEager) {
+  auto outside =
+      script([](const at::Tensor& x) { return x.mul(3).add(1).sum(); }, ScriptOptions().min_operators(0));
+  auto within = script(
+      [](const at::Tensor& x) { return x.mul(at::_efficientzerotensor({2}, x.options())).add(1).sum(); },
+      ScriptOptions().min_operators(0));
+  for (int call = 0; call < 8; ++call) {
+    EXPECT_EQ(outside(at::_efficientzerotensor({2}, at::kFloat)).item<float>(), 2);
+    EXPECT_EQ(within(at::full({2}, call + 1.F)).item<float>(), 2);
+  }
+  EXPECT_NE(outside.explain().find("zero tensor, which has no memory"), std::string::npos)
+      << outside.explain();
+  for (int call = 0; call < 8; ++call) EXPECT_EQ(outside(at::full({2}, 2.F)).item<float>(), 14);
+}
+
 TEST(GuardTest, WhatReadsBeyondItsInputHasAProgramForEachPlaceInAStorage) {
   const at::NoGradGuard no_grad;
   const auto beyond = [](const at::Tensor& x) { return x.as_strided({8}, {1}, 0) + 1; };

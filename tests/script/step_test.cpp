@@ -71,6 +71,17 @@ TEST(StepTest, ALastShortBatchHasAProgramOfItsOwn) {
   EXPECT_TRUE(same_bits(eager.state, scripted.state)) << scripted.explained;
 }
 
+TEST(StepTest, ExplainSpeaksOfAStepAndOfNoForward) {
+  const auto batches = batches_of({16, 32}, 16);
+  const std::string text = train(3, true, batches).explained;
+  EXPECT_EQ(text.find("step: 1 of 8 programs\n"), 0U) << text;
+  EXPECT_NE(text.find(" operators recorded, "), std::string::npos) << text;
+  EXPECT_NE(text.find("; 1 call; "), std::string::npos) << text;
+  for (const char* of_a_function : {"of forward", "saved for backward"}) {
+    EXPECT_EQ(text.find(of_a_function), std::string::npos) << text;
+  }
+}
+
 TEST(StepTest, TorchOptimizersWorkToo) {
   at::manual_seed(1);
   auto model = test::small_mlp();

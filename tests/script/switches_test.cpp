@@ -2,18 +2,24 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
 
+#include "cohort/optim/sgd.h"
+#include "cohort/script/guard.h"
 #include "cohort/script/script.h"
+#include "cohort/script/step.h"
 #include "like_eager.h"
+#include "tests/support/contains.h"
 
 // What changes between calls beside the inputs: LibTorch's switches, training flags, forward-mode gradients.
 namespace cohort::script {
 namespace {
 
 using test::Body;
+using test::contains;
 using test::same_bits;
 
 struct Switch {
@@ -27,6 +33,8 @@ const std::vector<Switch>& switches() {
   static const std::vector<Switch> all = {
       {"setUserEnabledMkldnn", [] { return context.userEnabledMkldnn(); },
        [](bool on) { context.setUserEnabledMkldnn(on); }},
+      {"setDeterministicMkldnn", [] { return context.deterministicMkldnn(); },
+       [](bool on) { context.setDeterministicMkldnn(on); }},
       {"setUserEnabledCuDNN", [] { return context.userEnabledCuDNN(); },
        [](bool on) { context.setUserEnabledCuDNN(on); }},
       {"setSDPUseFlash", [] { return context.userEnabledFlashSDP(); },
@@ -43,6 +51,22 @@ const std::vector<Switch>& switches() {
        [](bool on) { context.setDeterministicAlgorithms(on, false); }},
   };
   return all;
+}
+
+// Some change no number on a CPU, and would pass the tests below unseen.
+TEST(SwitchesTest, EachMakesAnotherEnvironment) {
+  for (const Switch& each : switches()) {
+    const std::string name = each.name;
+    const bool is_of_gpus = contains(name, "CuDNN") || contains(name, "MemEfficient");
+    if (is_of_gpus && !at::hasCUDA()) continue;
+    const bool before = each.get();
+    const Environment now = Environment::now();
+    each.set(!before);
+    const Environment turned = Environment::now();
+    each.set(before);
+    EXPECT_FALSE(now == turned) << name;
+    EXPECT_TRUE(now == Environment::now()) << name;
+  }
 }
 
 // Turns each switch after five calls, and back after eight.
@@ -131,6 +155,25 @@ struct DualLevel {
 Tensors with_tangent(const at::Tensor& result, std::uint64_t level) {
   const auto [primal, tangent] = at::_unpack_dual(result, level);
   return {primal.detach(), tangent.defined() ? tangent.detach() : at::Tensor()};
+}
+
+TEST(SwitchesTest, AStepWithAnInputThatHasATangentRunsItself) {
+  at::manual_seed(1);
+  auto model = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(8, 8), torch::nn::Tanh(),
+                                                           torch::nn::Linear(8, 1));
+  optim::SGD optimizer(model->parameters(), optim::SGDOptions(0.05));
+  const auto loss = [](const at::Tensor& y, const at::Tensor& target) {
+    return (y - target).pow(2).mean();  // mse_loss() itself refuses the tangent's zeros
+  };
+  auto step = script_step(torch::nn::Sequential(model), loss, optimizer);
+  const at::Tensor x = at::rand({4, 8}), target = at::rand({4, 1});
+  for (int call = 0; call < 20; ++call) {  // of the dual ones some are verified
+    const DualLevel scope;
+    const bool is_dual = call > 2 && call % 4 != 1;
+    const at::Tensor loss_now = step(is_dual ? at::_make_dual(x, at::ones_like(x), scope.level) : x, target);
+    EXPECT_TRUE(std::isfinite(loss_now.item<double>()));
+  }
+  EXPECT_TRUE(contains(step.explain(), "program: ")) << step.explain();
 }
 
 TEST(SwitchesTest, ForwardModeGradientsOfInputsAndOfWhatIsCaptured) {

@@ -45,6 +45,10 @@ const std::vector<Layout> kLayouts = {
        return t.is_complex() ? t.clone().conj() : at::imag(at::complex(t, t + 1).conj());
      }},
     {"undefined", [](const at::Tensor&) { return at::Tensor(); }},
+    {"zero, without memory",
+     [](const at::Tensor& t) {
+       return at::_efficientzerotensor(t.sizes(), t.options().requires_grad(false));
+     }},
 };
 
 // Two results, so that one of them may be left out.
@@ -160,6 +164,41 @@ TEST(TangentsTest, SparseAndDenseOnesMayFollowEachOther) {
     }
     EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
   }
+}
+
+TEST(TangentsTest, BehindASparseOneGradientsAreDenseInEveryCallAndEachTimeBackwardRuns) {
+  const at::Tensor indices = torch::tensor({1, 2, 2}, at::kLong);
+  auto fast = script([](const at::Tensor& w) { return (w * 3).sin() * w; }, ScriptOptions().min_operators(0));
+  for (int call = 0; call < 12; ++call) {
+    const at::Tensor w = at::linspace(0.1, 1.5 + call, 12).view({4, 3}).requires_grad_();
+    std::vector<at::Layout> layouts;
+    w.register_hook([&](const at::Tensor& gradient) { layouts.push_back(gradient.layout()); });
+    const at::Tensor loss =
+        (at::embedding(fast(w), indices, -1, false, true) * at::linspace(1, 2, 9).view({3, 3})).sum();
+    loss.backward({}, /*retain_graph=*/true);
+    const at::Tensor once = w.grad().clone();
+    loss.backward();
+    EXPECT_EQ(layouts, (std::vector<at::Layout>{at::kStrided, at::kStrided})) << call;
+    EXPECT_TRUE(same_bits(once + once, w.grad())) << call;
+  }
+  EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
+}
+
+// sgn() hands zeros without memory on to what is before it.
+TEST(TangentsTest, OfSgnBehindTheFunctionIsThatOfEagerMode) {
+  const auto fn = [](const at::Tensor& x) { return (x * 2).sin() * x; };
+  auto fast = script(fn, ScriptOptions().min_operators(0));
+  for (int call = 0; call < 12; ++call) {
+    const auto gradient = [&](auto& run, bool with_more) {
+      const at::Tensor x = at::linspace(-1, 1.5 + call, 6).requires_grad_();
+      const at::Tensor y = run(x);
+      (with_more ? y.sgn().sum() + y.exp().sum() : y.sgn().sum()).backward();
+      return x.grad().clone();  // eager mode's may have no memory, ours may be -0
+    };
+    const bool with_more = call % 3 == 2;
+    ASSERT_TRUE(at::equal(gradient(fn, with_more), gradient(fast, with_more))) << call << fast.explain();
+  }
+  EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
 }
 
 TEST(TangentsTest, OfAResultWithoutDimensionsMayFollowEachOtherInAnyLayout) {

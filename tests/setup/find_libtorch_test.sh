@@ -72,7 +72,7 @@ rm "$old/include"
 mkdir -p "$old/include/torch/csrc/api/include/torch"
 printf '#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 4\n#define TORCH_VERSION_PATCH 1\n' \
   >"$old/include/torch/csrc/api/include/torch/version.h"
-expect "too old" '!0' "LibTorch 2.4.1 at $old is too old: Cohort needs 2.11 to 2.13" configure old "-DLIBTORCH_ROOT=$old"
+expect "too old" '!0' "LibTorch 2.4.1 at $old is too old: Cohort needs 2.11 to 2.14" configure old "-DLIBTORCH_ROOT=$old"
 expect "a folder that is no LibTorch" '!0' "LIBTORCH_ROOT is $SCRATCH/project, but lib/libtorch_cpu.so" \
   configure wrong "-DLIBTORCH_ROOT=$SCRATCH/project"
 expect "none at all" '!0' "Try: ./quickstart --libtorch PATH" configure none

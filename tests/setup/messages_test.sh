@@ -45,11 +45,11 @@ mkdir -p "$old/lib" "$old/include/torch/csrc/api/include/torch"
 touch "$old/lib/libtorch_cpu.so"
 printf '#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 4\n#define TORCH_VERSION_PATCH 1\n' \
   >"$old/include/torch/csrc/api/include/torch/version.h"
-expect "LibTorch that is too old" 1 "is LibTorch 2.4.1, but Cohort builds with 2.11 to 2.13." \
+expect "LibTorch that is too old" 1 "is LibTorch 2.4.1, but Cohort builds with 2.11 to 2.14." \
   env "PATH=$(without)" "$clone/quickstart" --libtorch "$old"
 bare=$(without)
 fake_program "$bare" python3 'exit 1'
-expect "no LibTorch and nothing may be installed" 1 "no LibTorch 2.11 to 2.13 was found and --no-install was given" \
+expect "no LibTorch and nothing may be installed" 1 "no LibTorch 2.11 to 2.14 was found and --no-install was given" \
   env "PATH=$bare" "$clone/quickstart" --no-install
 
 if [ "$(id -u)" -eq 0 ] || ! command -v sudo >/dev/null; then

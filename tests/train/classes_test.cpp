@@ -163,5 +163,41 @@ TEST_F(ClassesTest, AFolderWhoseNameIsNoUtf8IsSavedAndReadBack) {
   EXPECT_TRUE(run.resume(words({"train.max_steps=8"})).fit.finished);
 }
 
+/// Files of 4 x 4 pictures, one for each of `labels`.
+void write_idx(const fs::path& folder, const std::string& prefix, const std::string& labels) {
+  const std::string count{0, 0, 0, static_cast<char>(labels.size())}, side{0, 0, 0, 4};
+  write_file(folder / (prefix + "-images-idx3-ubyte"),
+             std::string{0, 0, 8, 3} + count + side + side + std::string(16 * labels.size(), '\x50'));
+  write_file(folder / (prefix + "-labels-idx1-ubyte"), std::string{0, 0, 8, 1} + count + labels);
+}
+
+TEST(OtherClassesTest, TheAdviceIsAboutTheKindOfDataThatTheRunHas) {
+  const SmallRun run;
+  write_idx(run.root() / "idx", "train", {0, 1, 2, 3});
+  write_idx(run.root() / "idx", "t10k", {0, 1});
+  const auto words = [&](const std::string& more) {
+    return std::vector<std::string>{"data.kind=idx", "data.path=" + (run.root() / "idx").string(),
+                                    "model.num_classes=0", "train.epochs=1", more};
+  };
+  try {
+    run.start(words("train.eval_every=1"));
+    ADD_FAILURE() << "was not refused";
+  } catch (const DataError& error) {
+    EXPECT_TRUE(message_contains(error.what(), "in one only: 2 3. Try: IDX files of one data set"));
+    EXPECT_FALSE(message_contains(error.what(), "folder"));
+  }
+  // What the advice says works.
+  run.start(words("train.eval_every=0"));
+  EXPECT_EQ(run_evaluation(run.config(words("train.eval_every=1")), run.path() / "checkpoints" / "last")
+                .count("accuracy"),
+            1U);
+}
+
+TEST_F(ClassesTest, OtherClassFoldersInValidationAreRefusedWithAdviceAboutFolders) {
+  fs::rename(data("val") / "cat", data("val") / "cow");
+  COHORT_EXPECT_THROW_WITH(run.start(words()), DataError,
+                           "in one only: cat cow. Try: the same class folders in both");
+}
+
 }  // namespace
 }  // namespace cohort::train

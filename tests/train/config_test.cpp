@@ -6,6 +6,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/train/config_keys.h"
+#include "cohort/train/config_resume.h"
 #include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
@@ -112,6 +113,32 @@ TEST(ConfigTest, OverridesWinOverTheFileAndLaterOnesOverEarlier) {
   EXPECT_EQ(config.model.options.at("a.b"), "c d");
 }
 
+TEST(ConfigTest, ALearningRateThatIsNotSetIsThatOfTheOptimizer) {
+  EXPECT_EQ(load("optim: {name: sgd}").optim.lr, 0.1);
+  for (const char* name : {"adam", "adamw"}) {
+    const std::string file = std::string("optim: {name: ") + name + "}";
+    const std::string override_text = std::string("optim.name=") + name;
+    EXPECT_EQ(load(file).optim.lr, 1e-3);
+    EXPECT_EQ(load("", {override_text}).optim.lr, 1e-3);
+    EXPECT_EQ(load("MODEL: vgg11", {override_text}).optim.lr, 1e-3);
+    EXPECT_EQ(load(file, {"optim.name=sgd"}).optim.lr, 0.1);
+    // One that is set wins, wherever it stands, also where it is the default of another optimizer.
+    EXPECT_EQ(load(file, {"optim.lr=0.1"}).optim.lr, 0.1);
+    EXPECT_EQ(load("optim: {lr: 0.1}", {override_text}).optim.lr, 0.1);
+    EXPECT_EQ(load("", {"optim.lr=0.1", override_text}).optim.lr, 0.1);
+    EXPECT_EQ(load("LR: 0.01", {override_text}).optim.lr, 0.01);
+    EXPECT_EQ(load("MODEL: vgg11", {override_text, "LR=0.01"}).optim.lr, 0.01);
+    // What ran is written, and reads back.
+    const Config config = load(file);
+    EXPECT_TRUE(test::message_contains(dump_config(config), "  lr: 0.001\n"));
+    EXPECT_EQ(load(dump_config(config)), config);
+    EXPECT_EQ(check_resume(load(dump_config(config)), config, true, "last"), "");
+  }
+  EXPECT_EQ(check_resume(load("optim: {name: adam, lr: 0.1}"), load("optim: {name: adam}"), true, "last"),
+            "optim.lr 0.1 -> 0.001");
+  EXPECT_TRUE(test::message_contains(config_help(), "0.001 with adam and adamw"));
+}
+
 TEST(ConfigTest, AnUnknownKeyIsRefusedWithTheNearestOne) {
   COHORT_EXPECT_THROW_WITH(load("optim:\n  learning: 1\n  lr: 2\n"), ConfigError,
                            "run.yaml, line 2, column 3: unknown key 'optim.learning'");
@@ -200,10 +227,13 @@ TEST(ConfigTest, WhatSpansKeysIsChecked) {
 }
 
 TEST(ConfigTest, AKeyThatHasNoEffectIsSaid) {
-  const Config config = load("optim: {name: sgd, eps: 1e-3}\nschedule: {gamma: 0.5}\n");
+  Config config = load("optim: {name: sgd, eps: 1e-3}\nschedule: {gamma: 0.5}\n");
   EXPECT_EQ(config.warnings,
             (std::vector<std::string>{"optim.eps has no effect with optim.name sgd",
                                       "schedule.gamma has no effect with schedule.name constant"}));
+  const std::vector<std::string> once = config.warnings;
+  check_config(config);
+  EXPECT_EQ(config.warnings, once);
 }
 
 TEST(ConfigTest, TextThatIsNotYamlIsRefusedWithLineAndColumn) {

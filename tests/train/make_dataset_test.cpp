@@ -30,6 +30,26 @@ TEST(MakeDatasetTest, OtherFilesAreRefusedWhereTheConfigurationSaysSo) {
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), DataError, "1 .webp (such as a/2.webp)");
 }
 
+TEST(MakeDatasetTest, DataThatIsNotThereIsNamedWithTheKeysThatSayWhereItIs) {
+  const test::TempDir dir;
+  Config config;
+  config.data.path = (dir / "photos").string();
+  COHORT_EXPECT_THROW_WITH(
+      make_dataset(config, Split::kTrain), DataError,
+      core::concat("there is no training data: the folder ", config.data.path,
+                   "/train does not exist. Try: data.path=FOLDER, or data.train=FOLDER"));
+  write_png(dir / "photos/train/a/1.png");
+  const std::string way_out = "Try: data.val=FOLDER, or train.eval_every=0, which trains without validation";
+  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
+                           core::concat("the folder ", config.data.path, "/val does not exist. ", way_out));
+  config.data.kind = "idx";
+  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
+                           core::concat("has no t10k-images-idx3-ubyte, plain or .gz. ", way_out));
+  config.data.val = (dir / "elsewhere").string();
+  COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
+                           core::concat("elsewhere does not exist. ", way_out));
+}
+
 TEST(MakeDatasetTest, OptionsGoToTheRegisteredDataSetThatReadsThem) {
   data::register_dataset("rows", [](const data::DatasetArgs& args) {
     EXPECT_EQ(args.at("path"), args.at("split") == "train" ? "here/train" : "there");

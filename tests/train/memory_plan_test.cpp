@@ -93,8 +93,14 @@ TEST(MemoryPlanTest, AStepInPartsKeepsThoseOfOnePart) {
   const auto parts = plan_of({"train.batch_size=12", "train.accumulate=2"}, {.measure = true});
   const MemoryUse& use = parts.places.back().predicted;
   EXPECT_EQ(use.activations, whole.places.back().predicted.activations);
-  EXPECT_EQ(*use.batch, 2 * *whole.places.back().predicted.batch);
+  EXPECT_EQ(use.batch, whole.places.back().predicted.batch);
+  EXPECT_EQ(use.batch, parts.places.back().measured.batch);
   EXPECT_EQ(use.activations, parts.places.back().measured.activations);
+  // Where samples may be skipped the whole batch is read at once.
+  const auto read_whole =
+      plan_of({"train.batch_size=12", "train.accumulate=2", "data.on_error=skip"}, {.measure = true});
+  EXPECT_EQ(*read_whole.places.back().predicted.batch, 2 * *use.batch);
+  EXPECT_EQ(read_whole.places.back().predicted.batch, read_whole.places.back().measured.batch);
 }
 
 TEST(MemoryPlanTest, ReplicasShareTheModelAndKeepTheirPart) {

@@ -103,6 +103,25 @@ TEST(NonFiniteTest, AnInfiniteGradientStopsTheRunAndNamesTheParameter) {
                            "a gradient of step 3 (epoch 1) is not finite; the first is that of steep");
 }
 
+TEST(NonFiniteTest, AModelThatReportsNoLayersIsToldByItsInputAndOutput) {
+  data::Loader loader = make_loader();
+  Steep broken(0);
+  broken->steep.data().fill_(std::nan(""));
+  ClassificationTask task(torch::nn::AnyModule(broken), make("sgd", broken->parameters()), nullptr);
+  COHORT_EXPECT_THROW_WITH(
+      Trainer(TrainerOptions()).fit(task, loader), NumericError,
+      "the loss of step 1 (epoch 1) is not finite; the model's output is not finite. Try");
+
+  Steep sound(0);
+  const at::Tensor input = at::full({8, 6}, std::nan(""), at::kFloat);
+  data::Loader bad(
+      std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{input, at::zeros({8}, at::kLong)}),
+      {.batch_size = 8});
+  ClassificationTask other(sound.ptr(), make("sgd", sound->parameters()), nullptr);
+  COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions()).fit(other, bad), NumericError,
+                           "is not finite; the model's input is not finite. Try");
+}
+
 /// Losses 1, 2, 3, ... of the steps, with some that are not finite, as an accelerator gives them: known
 /// later.
 struct LateTask : Task {

@@ -18,7 +18,7 @@ ProgressNumbers numbers() {
   n.loss = 0.41234;
   n.accuracy = 0.8765;
   n.lr = 0.05;
-  n.images_per_second = 5432.1;
+  n.samples_per_second = 5432.1;
   n.data_wait = 0.012;
   n.memory_bytes = int64_t{700} << 20;
   n.seconds_left = 95;
@@ -41,7 +41,7 @@ std::string written(ProgressOptions options, const Body& body) {
 
 TEST(ProgressTest, TheBarShowsEverythingWhereThereIsRoom) {
   EXPECT_EQ(progress_bar_line(numbers(), 140, false),
-            "epoch 2/8  [#######---------------------]  120/469  loss 0.4123  acc 87.65%  5432 images/s  "
+            "epoch 2/8  [#######---------------------]  120/469  loss 0.4123  acc 87.65%  5432 samples/s  "
             "wait 1.2%  "
             "700 MiB  1:35 left");
 }
@@ -60,7 +60,7 @@ TEST(ProgressTest, TheBarFitsEveryWidthAndKeepsWhatMattersLongest) {
 TEST(ProgressTest, ThePlainLineHasEveryNumber) {
   EXPECT_EQ(
       progress_plain_line(numbers()),
-      "train epoch 2/8 step 120/469  loss 0.4123  accuracy 87.65%  lr 0.05  5432 images/s  data wait 1.2%  "
+      "train epoch 2/8 step 120/469  loss 0.4123  accuracy 87.65%  lr 0.05  5432 samples/s  data wait 1.2%  "
       "memory 700 MiB  left 1:35");
   ProgressNumbers bare;
   bare.phase = "eval";

@@ -2,8 +2,12 @@
 #include "cohort/train/run_folder.h"
 
 #include <gtest/gtest.h>
+#include <time.h>
+
+#include <ctime>
 
 #include "cohort/core/error.h"
+#include "tests/support/environment.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -54,6 +58,24 @@ TEST_F(RunFolderTest, ResumeAutoTakesTheNewestAlsoOfRunsThatBeganInOneSecond) {
     make_run(run);
   }
   EXPECT_EQ(resumed("a+b"), "a+b-20260101-100000-10");
+}
+
+TEST_F(RunFolderTest, ANewFolderIsNamedInUtcWhereverItIsMade) {
+  for (const char* zone : {"WEST12", "EAST-12", "UTC0"}) {
+    const test::ScopedEnv environment("TZ", zone);
+    ::tzset();
+    Config config;
+    config.run.name = "exp";
+    const std::time_t before = std::time(nullptr);
+    const RunFolder folder = RunFolder::open(config);
+    const std::time_t after = std::time(nullptr);
+    std::tm named{};
+    const std::string name = folder.path().filename().string();
+    ASSERT_NE(::strptime(name.c_str(), "exp-%Y%m%d-%H%M%S", &named), nullptr) << name;
+    EXPECT_GE(::timegm(&named), before) << zone;
+    EXPECT_LE(::timegm(&named), after) << zone;
+  }
+  ::tzset();
 }
 
 TEST_F(RunFolderTest, EachStartIsKept) {

@@ -307,6 +307,35 @@ TEST(TrainerTest, AccumulationEqualsTheWholeBatchWithinRounding) {
       at::allclose(whole, train_with(3), 1e-5, 1e-6));  // 3 + 3 + 2 samples: weighted by what each part holds
 }
 
+TEST(TrainerTest, PartsThatTheLoaderHandsOutGiveTheBitsOfPartsThatTheTaskCuts) {
+  const auto train_with = [](std::int64_t cut, std::int64_t read, int workers) {
+    auto job = std::make_unique<Job>(ClassificationOptions().accumulate(cut));
+    data::Loader loader(make_data(),
+                        {.batch_size = kBatch, .parts = read, .workers = workers, .shuffle = true});
+    EXPECT_EQ(Trainer(three_epochs()).fit(*job->task, loader).steps, 15);
+    return job;
+  };
+  for (const std::int64_t parts : {2, 4}) {
+    const auto cut = train_with(parts, 1, 0);
+    for (const int workers : {0, 2}) {
+      EXPECT_TRUE(same_parameters(cut->net, train_with(1, parts, workers)->net)) << parts << " parts";
+    }
+  }
+}
+
+TEST(TrainerTest, ATaskThatLeavesPartsUntakenIsAnError) {
+  struct TakesTheFirst : ClassificationTask {
+    using ClassificationTask::ClassificationTask;
+    StepMetrics train_step(data::Batch&) override { return {}; }
+  };
+  torch::nn::Sequential net(torch::nn::Linear(6, 6));
+  TakesTheFirst task(net.ptr(), std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1)),
+                     nullptr);
+  data::Loader loader(make_data(), {.batch_size = 8, .parts = 2});
+  COHORT_EXPECT_THROW_WITH(Trainer(three_epochs()).fit(task, loader), UsageError,
+                           "parts that were not taken");
+}
+
 TEST(TrainerTest, ASignalFinishesTheStepAndSaves) {
   struct RaiseAtThirdStep : Callback {
     void on_step_end(const StepReport& report) override {

@@ -383,6 +383,7 @@ Task sequence(std::vector<Task> tasks) {
       explicit Done(Task& task) : task_(&task) {}
       bool ready() override { return task_->advance(); }
       std::uint64_t waits_for() const override { return task_->waits_for(); }
+      std::uint64_t can_be_asked() const override { return task_->can_be_asked(); }
 
      private:
       Task* task_;

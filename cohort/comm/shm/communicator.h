@@ -37,7 +37,7 @@ struct Ring {
   alignas(64) std::byte bytes[kRingBytes];
 };
 
-/// Threads: one caller at a time, except ring_myself().
+/// Threads: one caller at a time, except wake(), ask(), times_asked() and sleep_until_asked().
 class Communicator {
  public:
   /// Every rank has one. Blocks until then. Throws: as Links; SystemError when there is no memory.
@@ -113,6 +113,8 @@ class Communicator {
   std::uint32_t times_asked() const { return sleeper(rank_).asked.load(); }
   /// Sleeps until this rank has been asked once more than `times`. May come back early. Threads: any.
   void sleep_until_asked(std::uint32_t times);
+  /// Whether this rank sleeps, or looks for the last time before it does.
+  bool is_asleep() const { return sleeper(rank_).asleep.load() != 0; }
   struct Gone {
     int rank;
     std::string why;  ///< "rank 1 died (process 71)"

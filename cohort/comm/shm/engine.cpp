@@ -134,7 +134,20 @@ void Engine::wake_progress_thread() {
 
 // Those that have begun what this rank waits for, and left the rest to wait().
 void Engine::ask_others() {
-  if (!collectives_.empty()) ranks_->ask(collectives_.front()->task.can_be_asked());
+  if (collectives_.empty()) return;
+  Operation& first = *collectives_.front();
+  const std::uint64_t others = first.task.can_be_asked();
+  if (others == 0) return;
+  if (!first.asked_at) first.asked_at = Clock::now();
+  ranks_->ask(others);
+}
+
+// They have begun in time what this rank waits for, and may compute: their threads get this long to go on
+// with it, whenever its deadline was.
+bool Engine::others_were_asked_just_now() const {
+  if (collectives_.empty()) return false;
+  const Operation& first = *collectives_.front();
+  return first.task.can_be_asked() != 0 && first.asked_at && Clock::now() - *first.asked_at < kLook;
 }
 
 void Engine::when_over(Operation& operation, std::function<void()> body) {
@@ -303,8 +316,10 @@ void Engine::fail_all(const std::exception_ptr& error, const std::string& why) {
 
 // The one whose deadline has passed, whether its turn has come or not.
 Operation* Engine::first_late() const {
-  for (const auto& operation : collectives_) {
-    if (operation->deadline.expired()) return operation.get();
+  if (!others_were_asked_just_now()) {
+    for (const auto& operation : collectives_) {
+      if (operation->deadline.expired()) return operation.get();
+    }
   }
   for (const auto& message : running_messages_) {
     if (message->deadline.expired()) return message.get();
@@ -346,8 +361,12 @@ void Engine::drive(const Until& until) {
   const auto over = [&] { return until() || !callbacks_.empty() || stop_.load(); };
   while (!over()) {
     if (advance_all() || spin()) continue;
-    ask_others();
-    ranks_->sleep(nap(), [&] { return advance_all() || over(); });
+    // Asked last of all: only now does nothing that comes go by unseen.
+    ranks_->sleep(nap(), [&] {
+      if (advance_all() || over()) return true;
+      ask_others();
+      return false;
+    });
     if (!over() && !advance_all()) look_for_faults();
   }
 }
@@ -379,7 +398,7 @@ std::chrono::nanoseconds Engine::nap() const {
 }
 
 void Engine::run() {
-  for (std::uint32_t heard = ranks_->times_asked();;) {
+  for (std::uint32_t heard = 0;;) {  // a peer may have asked before this thread began
     bool is_mine = false;
     const std::uint32_t asked = ranks_->times_asked();
     {

@@ -8,6 +8,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,7 +35,8 @@ struct Operation {
   std::atomic<bool> over{false};
   std::exception_ptr error;  ///< once it is over
 
-  Task task;  ///< of the engine, as what follows
+  Task task;                                                      ///< of the engine, as what follows
+  std::optional<std::chrono::steady_clock::time_point> asked_at;  ///< when the others were, first of all
   std::function<void()> when_over;
 };
 
@@ -76,6 +78,7 @@ class Engine {
   void make_progress();
   void wake_progress_thread();
   void ask_others();
+  bool others_were_asked_just_now() const;
   bool is_free() const;
   bool take_wheel();
   void leave_wheel();

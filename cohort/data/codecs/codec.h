@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -22,7 +23,7 @@ enum class ImageFormat { kJpeg, kPng };
 
 struct DecodeOptions {
   /// A picture of more pixels is refused before it takes memory. The default is where Pillow refuses.
-  int64_t max_pixels = 178'956'970;
+  std::int64_t max_pixels = 178'956'970;
   /// Takes what can be decoded of a JPEG whose data is damaged, in silence, as Pillow does. Truncated files
   /// are an error all the same.
   bool accept_damage = false;
@@ -31,8 +32,8 @@ struct DecodeOptions {
 /// What a file says about its picture.
 struct ImageHeader {
   ImageFormat format = ImageFormat::kJpeg;
-  int64_t height = 0;
-  int64_t width = 0;
+  std::int64_t height = 0;
+  std::int64_t width = 0;
   ImageSize size() const { return {height, width}; }
 };
 

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,7 +20,7 @@
 namespace cohort::data {
 
 /// [channels, height, width], whatever the layout.
-using ImageShape = std::array<int64_t, 3>;
+using ImageShape = std::array<std::int64_t, 3>;
 
 /// A list of transforms, then ToTensor, then Normalize or nothing. Immutable but for `set_input_size`.
 /// Threads: any number may run one pipeline; scratch memory is per thread and reused.
@@ -61,7 +62,7 @@ class Pipeline {
   std::vector<std::unique_ptr<Transform>> transforms_;
   ColorMode color_;
   DecodeOptions decode_;
-  int64_t channels_ = 0;
+  std::int64_t channels_ = 0;
   ImageSize size_{};
   std::vector<float> table_;  ///< [channels][256]: what ToTensor and Normalize make of a byte
 };

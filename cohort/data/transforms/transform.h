@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -49,7 +50,7 @@ class Transform {
   virtual ImageSize output_size(ImageSize in) const { return in; }
   /// Returns the number of channels of the result, or throws UsageError when `in` channels cannot be
   /// transformed.
-  virtual int64_t output_channels(int64_t in) const { return in; }
+  virtual std::int64_t output_channels(std::int64_t in) const { return in; }
 };
 
 /// Makes a transform from a specification; reads it through `TransformArgs`, which refuses what is left
@@ -75,11 +76,11 @@ class TransformArgs {
 
   bool has(const std::string& key) const { return args_.count(key) != 0; }
   double number(const std::string& key, double fallback);
-  int64_t integer(const std::string& key, int64_t fallback);
+  std::int64_t integer(const std::string& key, std::int64_t fallback);
   /// Numbers of any count, or of the count that `fallback` has when it is not empty.
   std::vector<double> numbers(const std::string& key, const std::vector<double>& fallback);
   /// Whole numbers, between `min_count` and `max_count` of them; required.
-  std::vector<int64_t> integers(const std::string& key, size_t min_count, size_t max_count);
+  std::vector<std::int64_t> integers(const std::string& key, size_t min_count, size_t max_count);
   /// A size: one number for a square, or height and width.
   ImageSize size(const std::string& key);
 
@@ -98,14 +99,14 @@ class TransformArgs {
 
 /// Specifications for use in code: `Pipeline({random_resized_crop(64), random_horizontal_flip(),
 /// to_tensor()})`.
-TransformSpec resize(int64_t shorter_side);
+TransformSpec resize(std::int64_t shorter_side);
 TransformSpec resize(ImageSize size);
-TransformSpec center_crop(int64_t size);
-TransformSpec random_crop(int64_t size, int64_t padding = 0, bool pad_if_needed = false);
-TransformSpec random_resized_crop(int64_t size, std::vector<double> scale = {0.08, 1.0},
+TransformSpec center_crop(std::int64_t size);
+TransformSpec random_crop(std::int64_t size, std::int64_t padding = 0, bool pad_if_needed = false);
+TransformSpec random_resized_crop(std::int64_t size, std::vector<double> scale = {0.08, 1.0},
                                   std::vector<double> ratio = {3.0 / 4.0, 4.0 / 3.0});
 TransformSpec random_horizontal_flip(double p = 0.5);
-TransformSpec grayscale(int64_t num_output_channels = 1);
+TransformSpec grayscale(std::int64_t num_output_channels = 1);
 TransformSpec to_tensor();
 TransformSpec normalize(std::vector<double> mean, std::vector<double> std);
 

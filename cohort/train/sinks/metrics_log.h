@@ -16,8 +16,8 @@ using MetricValues = std::vector<std::pair<std::string, double>>;
 
 /// A row: `step` counts optimizer steps since the start of the run, `epoch` from 1.
 struct MetricRow {
-  int64_t epoch = 0;
-  int64_t step = 0;
+  std::int64_t epoch = 0;
+  std::int64_t step = 0;
   MetricValues values;
 
   /// Returns the value named `name`, or nothing.
@@ -45,10 +45,10 @@ class MetricsLog {
   /// Removes step rows after `step` and epoch rows after `epochs` (epochs that the checkpoint has finished),
   /// so that the resumed run writes them again, without gap or repeat. A half-written last line is removed
   /// too. (0, 0) starts afresh. Atomic: a file is replaced whole.
-  void truncate_after(int64_t step, int64_t epochs);
+  void truncate_after(std::int64_t step, std::int64_t epochs);
 
-  void write_step(int64_t step, int64_t epoch, const MetricValues& values);
-  void write_epoch(int64_t step, int64_t epoch, const MetricValues& values);
+  void write_step(std::int64_t step, std::int64_t epoch, const MetricValues& values);
+  void write_epoch(std::int64_t step, std::int64_t epoch, const MetricValues& values);
 
   /// Returns the epoch rows so far, those of the run before a resume included: what curves.svg shows.
   const std::vector<MetricRow>& epochs() const;

@@ -25,17 +25,17 @@ class TensorBoardWriter {
   /// Makes `folder` if it is not there. With `resume_step`, events of earlier files with a step above it are
   /// purged by TensorBoard when it reads this one.
   explicit TensorBoardWriter(const std::filesystem::path& folder,
-                             std::optional<int64_t> resume_step = std::nullopt);
+                             std::optional<std::int64_t> resume_step = std::nullopt);
   ~TensorBoardWriter();
   TensorBoardWriter(const TensorBoardWriter&) = delete;
   TensorBoardWriter& operator=(const TensorBoardWriter&) = delete;
 
-  void scalar(std::string_view tag, double value, int64_t step);
+  void scalar(std::string_view tag, double value, std::int64_t step);
   /// `png` is an encoded PNG; `channels` is 1 (grey), 3 (RGB) or 4 (RGBA).
-  void image_png(std::string_view tag, std::span<const std::byte> png, int64_t height, int64_t width,
-                 int64_t channels, int64_t step);
+  void image_png(std::string_view tag, std::span<const std::byte> png, std::int64_t height,
+                 std::int64_t width, std::int64_t channels, std::int64_t step);
   /// Text (Markdown) in TensorBoard's Text tab: for instance the effective configuration.
-  void text(std::string_view tag, std::string_view markdown, int64_t step);
+  void text(std::string_view tag, std::string_view markdown, std::int64_t step);
   void flush();
 
   const std::filesystem::path& path() const;
@@ -46,6 +46,6 @@ class TensorBoardWriter {
 };
 
 /// CRC-32C (Castagnoli), as event files use it.
-uint32_t crc32c(std::span<const std::byte> bytes);
+std::uint32_t crc32c(std::span<const std::byte> bytes);
 
 }  // namespace cohort::train

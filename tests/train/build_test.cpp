@@ -1,0 +1,48 @@
+// How the configuration's keys reach model, optimizer and schedule.
+#include "cohort/train/build.h"
+
+#include <gtest/gtest.h>
+
+#include "cohort/core/error.h"
+#include "cohort/optim/adam.h"
+#include "cohort/train/config_keys.h"
+#include "tests/support/throws.h"
+#include "tests/train/small_run.h"
+
+namespace cohort::train {
+namespace {
+
+TEST(BuildTest, TheDefaultLearningRateOfAdamIsThatOfTheOptimizers) {
+  EXPECT_EQ(default_lr("adam"), optim::AdamOptions().lr());
+  EXPECT_EQ(default_lr("adamw"), optim::AdamWOptions().lr());
+}
+
+TEST(BuildTest, AScheduleThatDoesNotExistIsRefusedWithTheNearestName) {
+  for (const std::string& name : find_key("schedule.name")->choices) {
+    Config config;
+    config.schedule.name = name;
+    EXPECT_NE(make_schedule(config, 10), nullptr) << name;
+  }
+  Config config;
+  for (const char* name : {"cosin", "steps", ""}) {
+    config.schedule.name = name;
+    COHORT_EXPECT_THROW_WITH(make_schedule(config, 10), ConfigError,
+                             core::concat("unknown schedule \"", name, "\". Try: \""));
+  }
+}
+
+TEST(BuildTest, AWordThatAKeyDoesNotHaveIsRefusedInAConfigurationThatAProgramMade) {
+  const test::SmallRun run;
+  const auto refused = [&](const auto& change, const std::string& message) {
+    Config config = run.config();
+    change(config);
+    COHORT_EXPECT_THROW_WITH(run_training(config, "test"), ConfigError, message);
+    COHORT_EXPECT_THROW_WITH(run_evaluation(config, run.path() / "none"), ConfigError, message);
+  };
+  refused([](Config& c) { c.data.color = "gray"; }, "data.color: got 'gray', expected one of rgb, grey");
+  refused([](Config& c) { c.train.precision = "fp16"; }, "train.precision: got 'fp16'");
+  refused([](Config& c) { c.schedule.name = "cosin"; }, "schedule.name: got 'cosin'");
+}
+
+}  // namespace
+}  // namespace cohort::train
