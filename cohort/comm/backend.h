@@ -1,17 +1,21 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "cohort/comm/store_board.h"
 #include "cohort/core/deadline.h"
 
 /// What a backend's folder offers to make_group. Not installed as an interface: users name a backend.
 namespace cohort::comm {
 
 struct BackendOptions {
-  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Store> store;          ///< the group asks it too, on the same connection
+  std::shared_ptr<StoreConnections> connections;  ///< others, to what is below `prefix`
+  std::string prefix;                             ///< of the keys of `store`
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{0};               ///< of its calls

@@ -148,6 +148,7 @@ auto DeadlineStore::ask(const char* what, milliseconds most, Body body, Waits wa
     std::exception_ptr error;
   };
   const auto answer = std::make_shared<Answer>();
+  most = std::min(most, kLongestTime);
   const core::Deadline deadline = core::Deadline(most + kSlack).sooner(StoreDeadline::current());
   std::unique_lock lock(worker_->mutex);
   worker_->take_turn(lock, what, deadline);
@@ -233,8 +234,8 @@ const milliseconds& DeadlineStore::getTimeout() const noexcept {
 }
 
 void DeadlineStore::setTimeout(const milliseconds& timeout) {
-  timeout_ = timeout;
-  ask("setTimeout", [timeout](c10d::Store& store) { store.setTimeout(timeout); });
+  timeout_ = std::min(timeout, kLongestTime);
+  ask("setTimeout", [timeout = timeout_](c10d::Store& store) { store.setTimeout(timeout); });
 }
 
 void DeadlineStore::append(const std::string& key, const Bytes& value) {

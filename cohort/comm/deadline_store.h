@@ -12,6 +12,8 @@ namespace cohort::comm {
 
 /// What a store that is asked at a deadline may take to answer: beyond it it is silent.
 inline constexpr std::chrono::milliseconds kAnswerTime(500);
+/// LibTorch adds timeouts to its clock, where longer ones overflow; 24 days.
+inline constexpr std::chrono::milliseconds kLongestTime(2147483647);
 /// How long after the deadline of a call its last requests may take: its error comes within half a second.
 inline constexpr std::chrono::milliseconds kLastAnswerTime(400);
 

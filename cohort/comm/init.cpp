@@ -95,10 +95,10 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
                                   .port = address.port,
                                   .serves = serves,
                                   .is_local = is_local,
-                                  .timeout = std::max(kLeastOpenTime, left)});
+                                  .timeout = std::clamp(left, kLeastOpenTime, kLongestTime)});
     // One that this process keeps always answers.
     if (!serves) store = c10::make_intrusive<DeadlineStore>(store, "the store at " + to_string(address));
-    store->setTimeout(timeout);
+    store->setTimeout(std::min(timeout, kLongestTime));
     return store;
   } catch (const TimeoutError&) {
     fail(core::concat("something listens on ", at(), ", but does not answer as rank 0 does"),

@@ -13,7 +13,6 @@
 #include "cohort/comm/check.h"
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/error_cause.h"
-#include "cohort/comm/missing_ranks.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
@@ -26,7 +25,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kTurnTime(150);  // for the group's thread, to say what came of a call
+constexpr milliseconds kTurnTime(150);          // for the group's thread, to say what came of a call
+constexpr std::chrono::seconds kLocalTime(10);  // for Gloo to end what it does without its connections
 constexpr const char* kBehind = "timed out behind calls that not all ranks have made";
 
 std::string shapes(std::span<const at::Tensor> tensors) {
@@ -106,20 +106,13 @@ std::string Pending::State::describe() const {
 }
 
 void Pending::State::fail(const std::exception& error, core::Deadline until) {
-  std::string what = describe();
-  const std::string words = core::message_of(error);
+  const std::string what = describe(), words = core::message_of(error);
   group->flight.set(ticket, CallState::kFailed);
   // A backend refuses a type it has no code for when it runs, on every rank, before anything travels.
   if (dynamic_cast<const Error*>(&error) == nullptr && cause_of(error) == ErrorCause::kUsage) {
     throw UsageError("comm.group", core::concat(what, ": ", words));
   }
-  group->mark_broken(what + ": " + words, until);
-  const auto watch = group->family->watch();
-  if (watch) watch->failed(what + ": " + words);
-  // Comparisons over the store say who is missing, and shm.
-  if (dynamic_cast<const NamesRanks*>(&error) == nullptr) what += group->silent_ranks(until);
-  if (watch) watch->wait_for_table(until);
-  throw_as_ours(error, "comm.group", what);
+  group->fail(error, "comm.group", what, until);
 }
 
 void Pending::State::begin(const CallDetails& details, const Body& body) {
@@ -157,7 +150,7 @@ void Pending::State::begin_in_turn(const std::optional<Fingerprint>& mine, const
   if (deadline.expired()) fail(std::runtime_error(kBehind));
   if (step_on(Step::kHandedOver)) return hand_over(body);
   // The other ranks begin it, so what comes after it would meet theirs.
-  group->mark_broken(core::concat(describe(), ": ", kBehind), end_of_failure(deadline));
+  group->mark_broken(core::concat(describe(), ": ", kBehind), group->end_of_failure(deadline));
 }
 
 void Pending::State::compare(const Fingerprint& mine) {
@@ -184,7 +177,8 @@ void Pending::State::wait_until_begun() {
   const auto has_begun = [&] {
     return beginning.wait(deadline.later(kTurnTime)) || (has_turn && beginning.wait(until));
   };
-  if (!has_begun() && (give_up() || !beginning.wait(until.later(kLateTime)))) {
+  if (!has_begun() && (give_up() || !beginning.wait(until))) {
+    beginning.abandon();
     fail(std::runtime_error(kBehind));
   }
   beginning.get(until);
@@ -220,13 +214,15 @@ bool Pending::State::is_on_gpu() const {
 }
 
 // What goes on after an error would write to tensors that the caller has got back. A message has no time of
-// its own in c10d. Gloo's collectives cannot be aborted: they end at the deadline that they were given.
+// its own in c10d.
 void Pending::State::end_work(c10d::Work& running, core::Deadline until) const {
   if (is_on_gpu() || running.isCompleted()) return;
   try {
     running.abort();
   } catch (const std::exception&) {  // it cannot
   }
+  // Without its connections it moves numbers within this process alone: that may take its time.
+  if (group->end_calls()) until = until.later(kLocalTime);
   if (core::poll_until([&] { return running.isCompleted(); }, until)) return;
   core::log_warning(core::concat("[comm.group] ", describe(),
                                  " goes on in the backend after its deadline, and may write to its tensors"));
@@ -242,7 +238,7 @@ void Pending::State::finish() {
     // done. A collective that does not end is then its watchdog's matter.
     if (!(is_on_gpu() ? running->wait() : running->wait(left()))) throw std::runtime_error("it was aborted");
   } catch (const std::exception& error) {
-    const core::Deadline until = end_of_failure(deadline);
+    const core::Deadline until = group->end_of_failure(deadline);
     end_work(*running, until);
     fail(error, until);
   }

@@ -73,7 +73,7 @@ struct Pending::State : std::enable_shared_from_this<Pending::State> {
   std::string describe() const;
   /// What is asked of others on the way is asked until then.
   [[noreturn]] void fail(const std::exception& error, core::Deadline until);
-  [[noreturn]] void fail(const std::exception& error) { fail(error, end_of_failure(deadline)); }
+  [[noreturn]] void fail(const std::exception& error) { fail(error, group->end_of_failure(deadline)); }
 
   std::atomic<Step> step_{Step::kQueued};
 };

@@ -7,7 +7,7 @@
 
 #include "cohort/comm/backend.h"
 #include "cohort/comm/deadline_store.h"
-#include "cohort/comm/error_cause.h"
+#include "cohort/comm/missing_ranks.h"
 #include "cohort/comm/store_board.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
@@ -20,32 +20,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAskTime(100);    // for the store to say who they are
 constexpr milliseconds kPartTime(3000);  // how long rank 0 waits for those that have met and may have died
 
 }  // namespace
-
-void throw_as_ours(const std::exception& error, const std::string& where, const std::string& what) {
-  const std::string message = core::concat(what, ": ", core::message_of(error));
-  switch (cause_of(error)) {
-    case ErrorCause::kUsage:
-      throw UsageError(where, message);
-    case ErrorCause::kTimeout:
-      throw TimeoutError(where, message, "look at what the other ranks were doing, or raise the timeout");
-    case ErrorCause::kPeer:
-      throw PeerError(where, message, "look for the first rank that failed; this one only noticed");
-    case ErrorCause::kOther:
-      break;
-  }
-  throw CommError(where, message);
-}
-
-core::Deadline end_of_failure(core::Deadline deadline) {
-  constexpr milliseconds kDeath(1000), kLeast(20);
-  if (!deadline.expired()) return core::Deadline(kDeath);
-  const core::Deadline::Clock::duration left = deadline.end() + kLateTime - core::Deadline::Clock::now();
-  return core::Deadline(std::max<core::Deadline::Clock::duration>(left, kLeast));
-}
 
 StoreBoard board_of(const Group::State& state) {
   return StoreBoard(state.store, state.connections, state.prefix);
@@ -73,20 +50,6 @@ void part(Group::State& state, const std::string& key, core::Deadline deadline) 
     gate.arrive();
     if (keeper - state.job_ranks.begin() == state.rank && gate.wait(deadline)) gate.remove();
   } catch (const std::exception&) {  // whoever kept it did not wait, and has nothing to wait for
-  }
-}
-
-void Group::State::mark_broken(const std::string& what, core::Deadline until) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!broken_.empty()) return;
-    broken_ = what;
-  }
-  try {
-    const StoreDeadline asks(until);
-    StoreBoard board = board_of(*this);
-    core::Gate(board, "failed", rank, size).arrive();
-  } catch (const std::exception&) {  // the store went with the rank that kept it
   }
 }
 
@@ -139,27 +102,6 @@ void Group::State::check_carries(c10::Device device) const {
   throw UsageError("comm.group",
                    core::concat("group '", name, "' of backend ", backend, " carries no tensors on ", device),
                    "backend nccl for those on a GPU, or a model on the CPU");
-}
-
-// Many calls may be in flight when a peer dies, and fail one after the other: one of them asks.
-std::string Group::State::silent_ranks(core::Deadline deadline) {
-  if (size == 1) return "";
-  std::call_once(silence_asked_, [&] {
-    try {
-      const StoreDeadline until(deadline.later(kAskTime));
-      StoreBoard board = board_of(*this);
-      core::Gate gate(board, "failed", rank, size);
-      if (gate.wait(deadline)) return;  // one request, and not one for each look of each rank
-      const std::vector<int> silent = gate.missing();
-      if (silent.empty()) return;
-      silence_ =
-          core::concat("; ", core::numbered("rank", silent), " of ", size, " did not notice: dead, or stuck");
-    } catch (const std::exception& failure) {
-      silence_ = core::concat("; the store cannot be reached (", core::message_of(failure),
-                              "): the rank that keeps it is gone");
-    }
-  });
-  return silence_;
 }
 
 namespace {
@@ -227,6 +169,8 @@ std::string cannot_make(const Group::State& state) {
   const core::Deadline until = end_of_failure(deadline);
   tell_not_made(state, error.what(), until);
   state.mark_broken(error.what(), until);
+  if (dynamic_cast<const NamesRanks*>(&error) != nullptr)
+    throw_as_ours(error, "comm.group", cannot_make(state));
   if (dynamic_cast<const Error*>(&error) != nullptr) throw;
   throw_as_ours(error, "comm.group", cannot_make(state) + state.silent_ranks(until));
 }
@@ -364,14 +308,22 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
   const StoreDeadline until(deadline.later(kLastAnswerTime));
   const std::string own_prefix = "cohort/" + options.name;
   state->prefix = options.prefix.empty() ? own_prefix : core::concat(options.prefix, "/", own_prefix);
-  state->connections = options.connections != nullptr
+  const bool is_subgroup = options.connections != nullptr;
+  state->connections = is_subgroup
                            ? std::move(options.connections)
                            : std::make_shared<StoreConnections>(options.store, std::move(options.waits));
   state->store = c10::make_intrusive<c10d::PrefixStore>(own_prefix, options.store);
-  state->store->setTimeout(milliseconds(std::max(1, deadline.remaining_ms())));  // for what backends ask
+  const milliseconds timeout = std::min(options.timeout, kLongestTime);
+  if (!is_subgroup) state->store->setTimeout(timeout);  // else it is the parent's
   const auto make = [&](const std::string& backend) {
-    return make_backend(backend, {c10::make_intrusive<c10d::PrefixStore>(backend, state->store), options.rank,
-                                  size, options.timeout, deadline, options.reach});
+    return make_backend(backend, {.store = c10::make_intrusive<c10d::PrefixStore>(backend, state->store),
+                                  .connections = state->connections,
+                                  .prefix = core::concat(state->prefix, "/", backend),
+                                  .rank = options.rank,
+                                  .size = size,
+                                  .timeout = timeout,
+                                  .deadline = deadline,
+                                  .reach = options.reach});
   };
   MadeBackend made;
   std::optional<MadeBackend> for_cpu;  // beside one for GPUs: flags, counters and text are on the CPU
@@ -387,7 +339,6 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
     state->mark_broken(error.what(), end_of_failure(deadline));  // who asks is told that it has noticed
     throw;
   }
-  state->store->setTimeout(options.timeout);
   state->has_peers = made.has_peers;
   state->sums_by_rank = made.sums_by_rank;
   state->device = made.device;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <optional>
 
@@ -93,10 +94,19 @@ struct Group::State {
   /// Ranks that have not failed too when the deadline passes: they are dead, or stuck. Text for a message,
   /// may be empty. After mark_broken(). Only the first call waits.
   std::string silent_ranks(core::Deadline deadline);
+  /// Ends the calls that go on in the backend on the CPU, where it can; returns whether what they still do
+  /// waits for no other rank.
+  bool end_calls() const;
+  /// A call has failed: marks the group as broken, and throws as throw_as_ours(), naming the silent ranks.
+  [[noreturn]] void fail(const std::exception& error, const std::string& where, std::string what,
+                         core::Deadline until);
+  /// As below, and together with the first call that failed.
+  core::Deadline end_of_failure(core::Deadline deadline) const;
 
  private:
   mutable std::mutex mutex_;
   std::string broken_;
+  core::Deadline failure_end_ = core::Deadline::never();  // of the first one; set with broken_
   std::once_flag silence_asked_;
   std::string silence_;
   std::map<std::string, CallCounters, std::less<>> counters_;

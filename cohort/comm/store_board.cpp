@@ -16,28 +16,33 @@ StoreConnections::StoreConnections(Store store, Store first) : store_(std::move(
 
 void StoreConnections::wait(const std::string& prefix, const std::vector<std::string>& keys,
                             milliseconds timeout) {
-  Store connection;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!free_.empty()) {
-      connection = std::move(free_.back());
-      free_.pop_back();
-    }
-  }
-  if (connection == nullptr) connection = store_->clone();
-  const auto give_back = [&] {
-    const std::lock_guard lock(mutex_);
-    free_.push_back(connection);
-  };
+  const Store connection = take();
   try {
     Store store = connection;
     if (!prefix.empty()) store = c10::make_intrusive<c10d::PrefixStore>(prefix, connection);
     store->wait(keys, timeout);
   } catch (...) {
-    give_back();  // that its store is silent, or gone, the next who waits is told at once
+    give_back(connection);  // that its store is silent, or gone, the next who waits is told at once
     throw;
   }
-  give_back();
+  give_back(connection);
+}
+
+Store StoreConnections::take() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!free_.empty()) {
+      Store connection = std::move(free_.back());
+      free_.pop_back();
+      return connection;
+    }
+  }
+  return store_->clone();
+}
+
+void StoreConnections::give_back(Store connection) {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(std::move(connection));
 }
 
 bool StoreBoard::wait(const std::vector<std::string>& keys, core::Deadline deadline) {

@@ -23,6 +23,9 @@ class StoreConnections {
   /// is not empty.
   void wait(const std::string& prefix, const std::vector<std::string>& keys,
             std::chrono::milliseconds timeout);
+  /// One that nobody else has until it is given back. One that never is stays with whoever hangs in it.
+  c10::intrusive_ptr<c10d::Store> take();
+  void give_back(c10::intrusive_ptr<c10d::Store> connection);
 
  private:
   const c10::intrusive_ptr<c10d::Store> store_;

@@ -86,9 +86,18 @@ class Tracing {
   // For what `rank` leaves there.
   void wait_for(int rank, const std::string& name) const {
     if (board_of(state_).wait({name}, deadline_)) return;
+    const int stuck = rank == 0 ? served() : rank;
     throw TimeoutError("comm.write_trace",
-                       core::concat(describe(), ": rank ", rank, " has come and does not ",
-                                    "go on: it has not written ", name));
+                       core::concat(describe(), ": rank ", stuck, " has come and does not go on: ",
+                                    stuck == rank ? "it has not written " + name : "rank 0 waits for it"));
+  }
+
+  // Rank 0 takes the ranks one after the other: who waits for it asks for whom it waits.
+  void serve(int rank) const { state_.store->set(key("serves"), std::to_string(rank)); }
+  int served() const {
+    if (!state_.store->check({key("serves")})) return 0;
+    const int rank = std::stoi(state_.store->get_to_str(key("serves")));
+    return rank == state_.rank ? 0 : rank;
   }
 
   // All are here, and have said whose clock they read.
@@ -111,11 +120,13 @@ class Tracing {
     }
     for (int rank = 1; rank < state_.size; ++rank) {
       if (state_.store->get_to_str(key("clock", rank)) == first) continue;
+      serve(rank);
       for (int i = 0; i < kRounds; ++i) {
         wait_for(rank, key("ping", rank, i));
         state_.store->set(key("pong", rank, i), std::to_string(ticks(Clock::now()).count()));
       }
     }
+    serve(0);
     return nanoseconds(0);
   }
 
@@ -203,8 +214,10 @@ class Tracing {
     auto dropped = static_cast<std::int64_t>(core::Timeline::dropped());
     for (int rank = 1; !alone && rank < state_.size; ++rank) {
       attempt([&] { file->write(","); });
+      serve(rank);
       dropped += receive(rank, [&](std::string_view piece) { attempt([&] { file->write(piece); }); });
     }
+    if (!alone) serve(0);
     attempt([&] {
       file->write(core::concat("\n],\"otherData\":{\"dropped_events\":", dropped, "}}\n"));
       file->commit();

@@ -136,13 +136,17 @@ bool Work::wait(Deadline deadline) {
   return core::wait(finished_, lock, is_done, deadline);
 }
 
+void Work::abandon() {
+  if (!done()) thread_->late = true;
+}
+
 void Work::wait_or_throw(Deadline deadline) {
   if (wait(deadline)) {
     if (error_) std::rethrow_exception(error_);
     return;
   }
-  Shared& thread = *thread_;
-  thread.late = true;
+  abandon();
+  const Shared& thread = *thread_;
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
   throw TimeoutError("core.task_thread",
                      concat("waited ", waited, " ms for ", what_, " on thread ", thread.options.name,

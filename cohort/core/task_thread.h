@@ -38,6 +38,7 @@ class Work {
   bool done() const { return done_.load(std::memory_order_acquire); }
   bool wait(Deadline deadline);
   void wait_or_throw(Deadline deadline);
+  void abandon();
   void run() noexcept;
   void finish(std::exception_ptr error) noexcept;
 
@@ -103,6 +104,8 @@ class Pending {
   /// Returns whether it was done before the deadline. Throws: UsageError at once where the calling thread and
   /// the other would wait for each other.
   bool wait(Deadline deadline) const { return work_->wait(deadline); }
+  /// Nobody waits any more: unless it is done, the thread is late.
+  void abandon() const { work_->abandon(); }
   /// Returns the value, once, or throws what the function threw.
   /// Throws: TimeoutError naming the thread and what it is busy with; the function itself goes on.
   T get(Deadline deadline) {

@@ -110,6 +110,12 @@ AttemptReport Agent::attempt(int number) {
   return agree(outcome_of(team));
 }
 
+// Peers are to be asked often enough who is lost, whatever the interval is.
+milliseconds Agent::look_time() const {
+  return peers_ == nullptr ? options_.monitor_interval
+                           : std::min(options_.monitor_interval, peers_->round_time());
+}
+
 std::vector<int> Agent::wake_fds() const {
   std::vector<int> fds{signals_.fd()};
   if (peers_ != nullptr) fds.push_back(peers_->fd());
@@ -120,7 +126,7 @@ void Agent::supervise(Team& team) {
   bool killed = false;
   core::Deadline after_kill = core::Deadline::never();
   while (team.running()) {
-    const auto wait = std::min<std::chrono::nanoseconds>(options_.monitor_interval, grace_.remaining());
+    const auto wait = std::min<std::chrono::nanoseconds>(look_time(), grace_.remaining());
     team.step(std::chrono::ceil<milliseconds>(wait), wake_fds());
     heed_signals(&team);
     if (signal_ == 0 && !team.failures().empty()) stop_by_failure(team);
@@ -256,7 +262,7 @@ std::string Agent::wait_for(const std::string& key) {
     std::vector<pollfd> waits;
     for (const int fd : wake_fds()) waits.push_back({fd, POLLIN, 0});
     console_.add_waits(waits);
-    core::wait_for_files(waits, core::Deadline(options_.monitor_interval));
+    core::wait_for_files(waits, core::Deadline(look_time()));
     console_.pump();
     peers_->news();
     heed_signals(nullptr);

@@ -56,6 +56,7 @@ class Agent {
   void tell(const AttemptReport& verdict);
   std::string key(const char* what) const;
   std::string key(const char* what, int node) const;
+  std::chrono::milliseconds look_time() const;
   std::vector<int> wake_fds() const;
 
   const RunOptions& options_;

@@ -193,8 +193,10 @@ class Meeting {
     std::vector<int> missing;
     if (peers_.received("hello")) {
       for (int node = 0; node < options_.nnodes; ++node) peers_.watch(key_of(node));
-      const bool has_looked = peers_.look_now(core::Deadline(kLookTime));
-      for (int node = 0; has_looked && node < options_.nnodes; ++node) {
+      if (!peers_.look_now(core::Deadline(kLookTime))) {
+        return "node 0 was there, but its store has not answered";
+      }
+      for (int node = 0; node < options_.nnodes; ++node) {
         if (node != options_.node_rank && !peers_.received(key_of(node))) missing.push_back(node);
       }
     }

@@ -27,11 +27,29 @@ using core::concat;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kNodesAtFullRate = 50;
-constexpr std::chrono::milliseconds kLastWords(500);  // for posts, where the store has been silent
 
 long in_seconds(Clock::duration time) {
   return static_cast<long>(std::chrono::duration_cast<std::chrono::seconds>(time).count());
 }
+
+// How long something has been missed by one who looks again and again. A look long after the one before says
+// that he stood still himself, so no step counts for more than `most`.
+class Missed {
+ public:
+  void look(Clock::time_point now, Clock::duration most) {
+    if (last_) time_ += std::min(now - *last_, most);
+    last_ = now;
+  }
+  void begin_again(Clock::time_point now) { *this = Missed(now); }
+  Clock::duration time() const { return time_; }
+
+  Missed() = default;
+  explicit Missed(Clock::time_point now) : last_(now) {}
+
+ private:
+  std::optional<Clock::time_point> last_;
+  Clock::duration time_{0};
+};
 
 }  // namespace
 
@@ -40,12 +58,15 @@ struct Peers::State {
       : board(std::move(of)),
         options(given),
         interval(given.interval * std::max(1, given.nnodes / kNodesAtFullRate)),
+        round_time(std::max(std::chrono::milliseconds(1), std::min(interval, given.keep_alive_interval / 2))),
         patience(given.keep_alive_interval * given.keep_alive_max_attempt),
+        most_step(patience / 2),
         words(given.secret) {}
 
   std::shared_ptr<Board> board;
   const PeersOptions options;
-  const Clock::duration interval, patience;
+  const std::chrono::milliseconds interval, round_time;
+  const Clock::duration patience, most_step;
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -59,7 +80,9 @@ struct Peers::State {
   bool goes_on = true;  // the caller has answered the last ring
   core::Deadline busy_until{Clock::duration::zero()};
   bool wants_look = false;  // somebody waits for the next one
-  Clock::time_point last_round = Clock::now();
+  bool is_asking = false;   // the board; else the thread has had all answers
+  Missed answer;            // as the caller looks
+  std::chrono::milliseconds last_words_time = kLastWordsTime;
   bool stop = false;
   bool done = false;
   Pipe wake = make_pipe();
@@ -68,11 +91,11 @@ struct Peers::State {
   // Of the thread alone.
   struct Sign {
     std::string word;
-    std::optional<Clock::time_point> seen;  // nothing: it has not come yet
+    std::optional<Missed> missed;  // nothing: the node has not come yet
   };
   std::map<int, Sign> signs;
   std::int64_t signs_given = 0;
-  Clock::time_point next_sign = Clock::time_point::min();
+  Clock::time_point next_sign = Clock::time_point::min(), next_look = Clock::time_point::min();
 
   std::optional<std::string> read(const std::string& key);
   void write_posts();
@@ -122,6 +145,9 @@ void Peers::State::read_watched() {
   bool answers = false;
   {
     const std::lock_guard lock(mutex);
+    const auto now = options.now();
+    if (!wants_look && now < next_look) return;
+    next_look = now + interval;
     keys = watched;
     answers = wants_look;
   }
@@ -148,7 +174,7 @@ void Peers::State::give_and_read_signs() {
     const std::lock_guard lock(mutex);
     if (!words.is_in_session()) return;
     for (const int node : here) {
-      if (!signs[node].seen) signs[node].seen = now;
+      if (!signs[node].missed) signs[node].missed.emplace(now);
     }
     if (std::exchange(goes_on, false) || !busy_until.expired()) {
       mine = words.sign(key(options.node), std::to_string(++signs_given));
@@ -162,9 +188,11 @@ void Peers::State::give_and_read_signs() {
     if (node == options.node) continue;
     Sign& sign = signs[node];
     const std::string word = read(key(node)).value_or("");
-    if (!word.empty() && word != sign.word) sign = {word, now};
-    if (sign.seen && now - *sign.seen > patience) {
-      lose(concat("node ", node, " has given no sign for ", in_seconds(now - *sign.seen), " s"));
+    if (!word.empty() && word != sign.word) sign = {word, Missed(now)};
+    if (!sign.missed) continue;
+    sign.missed->look(now, most_step);
+    if (sign.missed->time() > patience) {
+      lose(concat("node ", node, " has given no sign for ", in_seconds(sign.missed->time()), " s"));
     }
   }
 }
@@ -177,14 +205,16 @@ void Peers::look(const std::shared_ptr<State>& state) {
         std::unique_lock lock(state->mutex);
         core::wait(
             state->changed, lock, [&] { return state->stop || !state->posts.empty() || state->wants_look; },
-            core::Deadline(state->interval));
+            core::Deadline(state->round_time));
         stop = state->stop;
+        state->is_asking = true;
+        state->answer.begin_again(state->options.now());
       }
       state->write_posts();
       state->give_and_read_signs();
       state->read_watched();
       const std::lock_guard lock(state->mutex);
-      state->last_round = Clock::now();
+      state->is_asking = false;
     }
   } catch (const std::exception& error) {
     state->lose(concat("the store that node 0 keeps is gone: ", core::message_of(error)));
@@ -206,8 +236,9 @@ Peers::~Peers() {
   state_->stop = true;
   state_->changed.notify_all();
   // A store that has been silent is not given all that time once more.
-  const auto silent = Clock::now() - state_->last_round;
-  const core::Deadline until(std::max<Clock::duration>(kLastWords, state_->patience - silent));
+  state_->answer.look(state_->options.now(), state_->most_step);
+  const Clock::duration silent = state_->is_asking ? state_->answer.time() : Clock::duration::zero();
+  const core::Deadline until(std::max<Clock::duration>(kLastWordsTime, state_->last_words_time - silent));
   const bool done = core::wait(state_->changed, lock, [&] { return state_->done; }, until);
   lock.unlock();
   if (done) {
@@ -258,9 +289,20 @@ std::vector<std::string> Peers::refused() const {
 
 std::string Peers::lost() const {
   const std::lock_guard lock(state_->mutex);
-  const auto silent = Clock::now() - state_->last_round;
-  if (!state_->lost.empty() || state_->done || silent <= state_->patience) return state_->lost;
+  if (!state_->lost.empty() || state_->done || !state_->is_asking) return state_->lost;
+  state_->answer.look(state_->options.now(), state_->most_step);
+  const Clock::duration silent = state_->answer.time();
+  if (silent <= state_->patience) return "";
   return concat("the store that node 0 keeps has not answered for ", in_seconds(silent), " s");
+}
+
+void Peers::set_last_words_time(std::chrono::milliseconds time) {
+  const std::lock_guard lock(state_->mutex);
+  state_->last_words_time = time;
+}
+
+std::chrono::milliseconds Peers::round_time() const {
+  return state_->round_time;
 }
 
 int Peers::fd() const {

@@ -19,8 +19,8 @@ using core::Board;
 struct PeersOptions {
   int node = 0;
   int nnodes = 1;
-  /// Between two looks at the board. With more than 100 nodes longer in proportion: one store answers them
-  /// all, and ranks meet there too.
+  /// Between two looks at the board for words. With more than 100 nodes longer in proportion: one store
+  /// answers them all, and ranks meet there too. Signs come and go by keep_alive_interval alone.
   std::chrono::milliseconds interval{100};
   std::chrono::milliseconds keep_alive_interval = std::chrono::seconds(5);
   int keep_alive_max_attempt = 3;
@@ -36,11 +36,14 @@ struct PeersOptions {
 /// keep_alive_max_attempt times, is lost. A sign says that the caller goes on, who answers each ring by
 /// news(): where the caller hangs, signs stay away, though the thread goes on. That counts from
 /// expect_signs(), or from its first sign: how long one is waited for until it comes is the meeting's matter.
-/// Agents look at node 0, node 0 at all: what two others see of each other comes through it. Threads: one
-/// caller at a time. Going, it writes what was posted and waits for that at most for the keep-alive time; a
-/// board that hangs is left behind with its thread.
+/// Agents look at node 0, node 0 at all: what two others see of each other comes through it. Time in which
+/// this process stood still itself (a signal, a suspended job or machine) counts as a few seconds at most:
+/// the others may have stood still too. Threads: one caller at a time. Going, it writes what was posted, and
+/// waits for that as long as it was told; a board that hangs is left behind with its thread.
 class Peers {
  public:
+  /// How long its end waits for what was posted, until it is told otherwise.
+  static constexpr std::chrono::milliseconds kLastWordsTime{400};
   Peers(std::shared_ptr<Board> board, const PeersOptions& options);
   ~Peers();
   Peers(const Peers&) = delete;
@@ -60,8 +63,12 @@ class Peers {
   std::optional<std::string> received(const std::string& key) const;
   /// Keys under which something stood that no agent of this job has left, sorted. A warning has named each.
   std::vector<std::string> refused() const;
-  /// Who is lost, and why; empty as long as all are there.
+  /// Who is lost, and why; empty as long as all are there. Called every half keep_alive_interval at least.
   std::string lost() const;
+  /// From now on its end waits as long for what was posted, less the time for which the store is silent.
+  void set_last_words_time(std::chrono::milliseconds time);
+  /// Between two rounds of its own; also what the caller is to look by.
+  std::chrono::milliseconds round_time() const;
   /// Readable when something was received or lost, and once in each keep_alive_interval.
   int fd() const;
   /// Empties it: the caller goes on.

@@ -149,6 +149,7 @@ int run_node(const RunOptions& options, AgentParts parts, const std::optional<co
                       .secret = secret});
   auto place = meet(options, peers, signals, reached, deadline, signal);
   if (!place) return 128 + signal;
+  peers.set_last_words_time(options.keep_alive_interval * options.keep_alive_max_attempt);
   place->master_port = port;
   parts.peers = &peers;
   return Agent(options, *place, parts).run();

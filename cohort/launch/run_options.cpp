@@ -159,7 +159,7 @@ void read_rdzv_conf(const Given& given, RunOptions& options) {
     } else if (key == "keep_alive_interval") {
       options.keep_alive_interval = value.seconds(0.001);
     } else if (key == "keep_alive_max_attempt") {
-      options.keep_alive_max_attempt = value.integer(1, 1'000'000);
+      options.keep_alive_max_attempt = value.integer(2, 1'000'000);
     } else {
       refuse(concat(given.name, ": '", key, "' is not known"),
              "timeout, keep_alive_interval, keep_alive_max_attempt");
@@ -286,7 +286,7 @@ void check(const RunOptions& options) {
   in_range("--nproc-per-node", options.nproc_per_node, 1, kMostLocalRanks);
   in_range("--node-rank", options.node_rank, 0, options.nnodes - 1);
   in_range("--max-restarts", options.max_restarts, 0, 1'000'000);
-  in_range("keep_alive_max_attempt", options.keep_alive_max_attempt, 1, 1'000'000);
+  in_range("keep_alive_max_attempt", options.keep_alive_max_attempt, 2, 1'000'000);
   const auto positive = [](const char* flag, milliseconds value) {
     if (value.count() <= 0) refuse(concat(flag, " is ", value.count(), " ms, expected more than 0"));
   };

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "cohort/comm/failed_call.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
 #include "cohort/core/wait.h"
@@ -41,9 +42,10 @@ constexpr std::chrono::milliseconds kErrorTime(400);  // for the error of a coll
 class Awaited : public Reduction {
  public:
   Awaited(const HookBucket& bucket, c10::intrusive_ptr<c10::ivalue::Future> future)
-      : buffer_(bucket.bucket.getBuffer()),
+      : group_(bucket.group),
+        buffer_(bucket.bucket.getBuffer()),
         future_(std::move(future)),
-        deadline_((bucket.timeout.count() > 0 ? bucket.timeout : bucket.group.timeout()) + kErrorTime) {}
+        deadline_(bucket.timeout.count() > 0 ? bucket.timeout : bucket.group.timeout()) {}
   bool advance() override {
     const auto over = std::make_shared<Over>();
     future_->addCallback([over](c10::ivalue::Future&) {
@@ -53,13 +55,18 @@ class Awaited : public Reduction {
     });
     {
       std::unique_lock lock(over->mutex);
-      if (!core::wait(over->changed, lock, [&] { return over->is_so; }, deadline_)) {
-        throw TimeoutError("parallel.reduce",
-                           core::concat("a communication hook did not complete the future of a bucket of ",
-                                        buffer_.numel(), " numbers"));
+      if (!core::wait(over->changed, lock, [&] { return over->is_so; }, deadline_.later(kErrorTime))) {
+        lock.unlock();
+        fail(TimeoutError("parallel.reduce", "it did not complete the future of a bucket"));
       }
     }
-    const at::Tensor result = c10d::detail::parseCppCommHookResult(future_->value());
+    at::Tensor result;
+    try {
+      result = c10d::detail::parseCppCommHookResult(future_->value());
+    } catch (const std::exception& error) {
+      if (!comm::is_of_backend(error)) throw;
+      fail(error);
+    }
     if (result.numel() != buffer_.numel()) {
       throw UsageError("parallel.reduce", core::concat("a communication hook returned ", result.numel(),
                                                        " numbers for a bucket of ", buffer_.numel()));
@@ -74,6 +81,12 @@ class Awaited : public Reduction {
     std::condition_variable changed;
     bool is_so = false;
   };
+  [[noreturn]] void fail(const std::exception& error) const {
+    comm::fail_call(group_, error, core::concat("a communication hook, for ", buffer_.numel(), " numbers"),
+                    deadline_, [this] { return future_->completed(); });
+  }
+
+  const comm::Group group_;
   at::Tensor buffer_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   core::Deadline deadline_;

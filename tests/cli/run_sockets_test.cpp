@@ -9,6 +9,7 @@
 #include <atomic>
 #include <thread>
 
+#include "cohort/core/error.h"
 #include "cohort/core/fd.h"
 #include "cohort/core/wait.h"
 #include "tests/cli/job.h"
@@ -157,6 +158,27 @@ TEST_F(RunSocketsTest, ASilentHostOfNode0IsAnErrorAtTheDeadline) {
   EXPECT_LT(waited.elapsed(), seconds(4));
   EXPECT_TRUE(proxy.is_asked());
   expect_in(second.err(), {"node 0 was there, but its store has not answered within 2"});
+}
+
+// Node 2 of 3 has not come when node 0 falls silent.
+TEST_F(RunSocketsTest, ANode0ThatFallsSilentDuringTheMeetingIsAnErrorAtTheDeadline) {
+  const std::string port = std::to_string(free_port());
+  const auto node_of_three = [&](int rank) {
+    return run({"--nnodes=3", core::concat("--node-rank=", rank), "--master-addr=127.0.0.1",
+                "--master-port=" + port, "--rdzv-conf=timeout=3"},
+               "true");
+  };
+  Job first = node_of_three(0);
+  for (int i = 0; i < 1000 && listeners(static_cast<std::uint16_t>(std::stoi(port))).empty(); ++i) {
+    ::poll(nullptr, 0, 10);
+  }
+  const core::Deadline waited(seconds(60));
+  Job second = node_of_three(1);
+  ::poll(nullptr, 0, 1500);
+  first.worker().signal(SIGSTOP);
+  EXPECT_EQ(second.wait(), 1);
+  EXPECT_LT(waited.elapsed(), seconds(5));
+  expect_in(second.err(), {"node 0 was there, but its store has not answered within 3"});
 }
 
 TEST_F(RunSocketsTest, ASignalEndsTheWaitForASilentHost) {

@@ -267,6 +267,34 @@ TEST_F(RunTest, NodesThatVanishAreNamed) {
   }
 }
 
+// Longer than what a node may be silent for.
+TEST_F(RunTest, ALongMonitorIntervalEndsNoJob) {
+  const std::string port = std::to_string(free_port());
+  const std::vector<std::string> flags{"--monitor-interval=4",
+                                       "--rdzv-conf=keep_alive_interval=0.2,keep_alive_max_attempt=5"};
+  Job first = node(0, port, "sleep 3", flags), second = node(1, port, "sleep 3", flags);
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+}
+
+// As `scontrol suspend`, a frozen cgroup, or Ctrl-Z on all nodes.
+TEST_F(RunTest, AJobThatIsSuspendedAndGoesOnEndsWell) {
+  const std::string port = std::to_string(free_port());
+  const std::vector<std::string> flags{"--rdzv-conf=keep_alive_interval=0.2,keep_alive_max_attempt=5"};
+  const std::string script = "touch up$RANK; while [ ! -e go ]; do sleep 0.05; done";
+  Job first = node(0, port, script, flags), second = node(1, port, script, flags);
+  ASSERT_TRUE(comes(dir / "up0") && comes(dir / "up1"));
+  for (int i = 0; i < 3; ++i) {
+    for (Job* job : {&first, &second}) job->worker().signal(SIGSTOP);
+    ::poll(nullptr, 0, 2000);
+    for (Job* job : {&first, &second}) job->worker().signal(SIGCONT);
+    ::poll(nullptr, 0, 500);
+  }
+  write_file(dir / "go", "");
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+}
+
 // Somebody who reaches the port writes what would end the job, before agents have left their own words.
 TEST_F(RunTest, WhoDoesNotKnowTheSecretCannotEndAJob) {
   write_file(dir / "secret", "a secret of the tests\n");

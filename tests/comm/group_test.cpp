@@ -68,6 +68,22 @@ TEST(GroupTest, SubgroupsSpeakAmongThemselvesAndSeveralLiveAtOnce) {
   });
 }
 
+TEST(GroupTest, ASubgroupLeavesItsParentsStoreAsItWas) {
+  for (const char* backend : {"gloo", "shm"}) {
+    run_ranks(2, backend, [](Group& group) {
+      const milliseconds before = group.store()->getTimeout();
+      group.barrier();
+      const Group made = group.subgroup({0, 1}, {.timeout = milliseconds(5000)});
+      EXPECT_EQ(group.store()->getTimeout(), before);
+      if (group.rank() == 0) {
+        EXPECT_THROW(group.subgroup({0, 1}, {.timeout = milliseconds(100)}), Error);
+        EXPECT_EQ(group.store()->getTimeout(), before) << "not made";
+      }
+      group.barrier();
+    });
+  }
+}
+
 TEST(GroupTest, AGroupMayBeLetGoAtOnce) {
   for (int round = 0; round < 100; ++round) {
     run_ranks(3, "gloo", [](Group&) {});
@@ -78,8 +94,14 @@ TEST(GroupTest, WhoWaitsForAGroupIsToldThatARankCouldNotMakeIt) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   std::thread other([&] {  // comes as far as the connections, and no further
     const auto made =
-        make_gloo({c10::make_intrusive<c10d::PrefixStore>("cohort/world/gloo", store), 1, 2,
-                   std::chrono::seconds(20), core::Deadline(std::chrono::seconds(20)), "127.0.0.1"});
+        make_gloo({.store = c10::make_intrusive<c10d::PrefixStore>("cohort/world/gloo", store),
+                   .connections = std::make_shared<StoreConnections>(store),
+                   .prefix = "cohort/world/gloo",
+                   .rank = 1,
+                   .size = 2,
+                   .timeout = std::chrono::seconds(20),
+                   .deadline = core::Deadline(std::chrono::seconds(20)),
+                   .reach = "127.0.0.1"});
     store->set("cohort/world/not made", "rank 1: it had enough");
     store->set("cohort/world/made/open", "1");
     wait_until([&] { return store->check({"seen"}); });

@@ -127,6 +127,24 @@ TEST_F(InitTest, MeetsOverTcpAtAnAddressOfIpv6) {
   }
 }
 
+TEST_F(InitTest, ATimeoutMayBeAnyTime) {
+  constexpr std::chrono::hours kYear(24 * 365);
+  for (const char* backend : {"gloo", "shm"}) {
+    for (const milliseconds timeout : {milliseconds(std::chrono::hours(24 * 25)), milliseconds(100 * kYear),
+                                       milliseconds(300 * kYear), milliseconds::max()}) {
+      SCOPED_TRACE(core::concat(backend, ", ", timeout.count(), " ms"));
+      const auto change = [&](InitOptions& options) { options.backend = backend; };
+      EXPECT_EQ(meet(method_of(test::free_port()), 2, timeout, change), std::vector<std::string>(2, "1"));
+      const test::TempDir dir;
+      EXPECT_EQ(meet("file://" + (dir / "here").string(), 2, timeout, change),
+                std::vector<std::string>(2, "1"));
+    }
+  }
+  for (const milliseconds timeout : {milliseconds(0), milliseconds(-1)}) {
+    COHORT_EXPECT_THROW_WITH(init_process_group({.timeout = timeout}), UsageError, "expected more than 0");
+  }
+}
+
 TEST_F(InitTest, AutoSaysOnceWhatItPicked) {
   std::vector<std::string> lines;
   core::set_log_sink([&](core::LogLevel level, std::string_view line) {

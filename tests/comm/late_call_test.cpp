@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -12,6 +13,7 @@
 #include "cohort/comm/state.h"
 #include "cohort/core/error.h"
 #include "tests/support/comes_true.h"
+#include "tests/support/processes.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
 
@@ -66,6 +68,51 @@ TEST(LateCallTest, ACallThatEndedBehindAnotherWritesNothingLater) {
   }
 }
 
+// Rank 0's time is over while numbers travel, rank 1's is not.
+TEST(LateCallChild, DISABLED_Rank) {
+  Group group = init_process_group(
+      {.backend = std::getenv("TEST_BACKEND"), .timeout = seconds(60), .check = Check::kOff});
+  at::Tensor tensor = at::ones({40'000'000});
+  group.barrier();
+  std::fprintf(stderr, "begins\n");
+  const milliseconds timeout = group.rank() == 0 ? milliseconds(300) : milliseconds(30'000);
+  bool has_failed = false;
+  try {
+    group.all_reduce(tensor, ReduceOp::SUM, {timeout}).wait();
+  } catch (const Error& error) {
+    has_failed = true;
+    std::fprintf(stderr, "fails: %s\n", error.what());
+  }
+  EXPECT_TRUE(has_failed || are_all(tensor, 2));
+  if (group.rank() == 0) {
+    EXPECT_TRUE(has_failed) << "it was not in the middle";
+    tensor.fill_(7);
+    std::this_thread::sleep_for(seconds(3));
+    EXPECT_TRUE(are_all(tensor, 7)) << tensor.ne(7).sum().item<std::int64_t>() << " were written after it";
+  }
+  std::fprintf(stderr, "is over\n");
+  std::_Exit(testing::Test::HasFailure() ? 1 : 0);
+}
+
+// Rank 1 runs a twentieth of the time, so that numbers travel for seconds on any machine.
+TEST(LateCallTest, ACollectiveThatTimedOutWhileNumbersTravelWritesNothingLater) {
+  for (const char* backend : {"gloo", "shm"}) {
+    SCOPED_TRACE(backend);
+    test::RankProcesses ranks("LateCallChild", 2, {{"TEST_BACKEND", backend}});
+    ranks.wait_for(0, "begins");
+    ranks.wait_for(1, "begins");
+    const auto is_over = [&](int rank) { return ranks.output(rank).find("is over") != std::string::npos; };
+    const core::Deadline deadline(seconds(40));
+    while (!(is_over(0) && is_over(1)) && !deadline.expired()) {
+      ranks.send(1, SIGSTOP);
+      std::this_thread::sleep_for(milliseconds(95));
+      ranks.send(1, SIGCONT);
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    EXPECT_EQ(ranks.wait(seconds(10)), std::vector<int>(2, 0)) << ranks.output(0) << ranks.output(1);
+  }
+}
+
 TEST(LateCallTest, AMessageThatComesAfterTheDeadlineIsNotReceived) {
   for (const char* backend : {"shm", "gloo"}) {
     SCOPED_TRACE(backend);
@@ -108,6 +155,19 @@ TEST(LateCallTest, ACallThatWasGivenUpInTheQueueIsNotHandedOver) {
   go = true;
   wait_until([&] { return group.shared_state()->is_queue_empty(); });
   EXPECT_TRUE(FakeBackend::of(group).calls().empty());
+}
+
+TEST(LateCallTest, AGroupDoesNotWaitForAThreadThatACallWasGivenUpBehind) {
+  std::atomic<bool> go{false};
+  Group group = make_busy(go);
+  at::Tensor tensor = at::ones({3});
+  Pending pending = group.all_reduce(tensor, ReduceOp::SUM, {milliseconds(100)});
+  EXPECT_THROW(pending.wait(), TimeoutError);
+  const core::Deadline waited(seconds(60));
+  group = Group();
+  EXPECT_LT(waited.elapsed(), seconds(1));
+  go = true;
+  std::this_thread::sleep_for(milliseconds(20));  // the thread ends
 }
 
 // At the same moment one gives up and the group's thread comes to the call.

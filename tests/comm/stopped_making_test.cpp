@@ -8,7 +8,9 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
+#include "cohort/comm/deadline_store.h"
 #include "cohort/comm/group.h"
+#include "cohort/comm/tcp_store.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
 #include "tests/support/deadline_slack.h"
@@ -70,6 +72,40 @@ TEST_P(StoppedMakingTest, AtEachRequestToTheStore) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_GE(num_errors.load(), 4);
   EXPECT_LT(num_errors.load(), kMostRequests) << "there may be more requests";
+}
+
+// As init_process_group() has it: each rank its one connection, and rank 0 the store itself where no agent
+// keeps it. Rank 2 never comes, and the deadlines of the other two are 0.7 s apart.
+TEST(MakingOverTcpTest, LateRanksOverTcpAreNoMissingOnes) {
+  for (const char* backend : {"gloo", "shm"}) {
+    for (const bool is_kept_by_agent : {false, true}) {
+      SCOPED_TRACE(core::concat(backend, is_kept_by_agent ? ", an agent's store" : ", rank 0's store"));
+      const auto kept = open_tcp_store({.host = "127.0.0.1", .port = 0, .serves = true, .is_local = true});
+      const auto make = [&, backend = backend](int rank) {
+        c10::intrusive_ptr<c10d::Store> store = kept;
+        if (rank > 0 || is_kept_by_agent) {
+          const auto port = static_cast<std::uint16_t>(kept->getPort());
+          store = c10::make_intrusive<DeadlineStore>(open_tcp_store({.host = "127.0.0.1", .port = port}),
+                                                     "the store");
+        }
+        if (rank > 0) std::this_thread::sleep_for(milliseconds(700));
+        const milliseconds timeout(1500);
+        const core::Deadline waited(timeout);
+        try {
+          make_group(store, rank, 3, backend, timeout);
+          ADD_FAILURE() << "a group was made";
+        } catch (const Error& error) {
+          EXPECT_LT(waited.elapsed(), timeout + test::deadline_slack()) << error.what();
+          const std::string text = error.what();
+          EXPECT_NE(text.find("rank 2 "), std::string::npos) << "rank " << rank << ": " << text;
+          EXPECT_EQ(text.find("cannot be reached"), std::string::npos) << "rank " << rank << ": " << text;
+        }
+      };
+      std::thread other(make, 1);
+      make(0);
+      other.join();
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, StoppedMakingTest,

@@ -210,6 +210,14 @@ TEST(StoreTest, ABackendThatFailsWithinACallBreaksTheGroup) {
   COHORT_EXPECT_THROW_WITH(group.all_reduce(tensor), CommError, "failed before and cannot be used");
 }
 
+// Its words may quote another rank's.
+TEST(StoreTest, AnErrorKeepsItsTypeWhateverItSays) {
+  EXPECT_THROW(throw_as_ours(PeerError("shm", "rank 0 gave up: timed out"), "here", "a call"), PeerError);
+  EXPECT_THROW(throw_as_ours(TimeoutError("shm", "closed by peer"), "here", "a call"), TimeoutError);
+  EXPECT_THROW(throw_as_ours(std::runtime_error("timed out"), "here", "a call"), TimeoutError);
+  EXPECT_THROW(throw_as_ours(std::runtime_error("closed by peer"), "here", "a call"), PeerError);
+}
+
 TEST(StoreTest, ASubgroupMayHaveABackendOfItsOwn) {
   run_ranks(3, "gloo", [](Group& group) {
     const Group pair = group.subgroup({0, 2}, {.backend = "shm"});

@@ -109,6 +109,19 @@ TEST(TraceTest, ARankThatDoesNotComeIsNamed) {
       });
     }
   }
+  // Rank 0 takes those with another clock one after the other: who waits for it behind a rank that does not
+  // go on names that rank.
+  test::run_ranks(3, "gloo", [&](Group& group) {
+    if (group.rank() == 1) {
+      group.store()->set("trace/0/clock/1", "another clock");
+    } else {
+      COHORT_EXPECT_THROW_WITH(
+          write_trace(group, dir / "t.json",
+                      {.timeout = milliseconds(500), .clock_ahead = milliseconds(group.rank())}),
+          TimeoutError, "rank 1 has come and does not go on");
+    }
+    group.barrier();
+  });
   // Rank 0 has all, and does not say what came of the file.
   test::run_ranks(2, "gloo", [&](Group& group) {
     const milliseconds time(300);

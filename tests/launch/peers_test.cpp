@@ -5,7 +5,9 @@
 #include <poll.h>
 
 #include <atomic>
+#include <initializer_list>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -121,6 +123,120 @@ TEST(PeersTest, ANodeThatHasNotComeYetIsNotLost) {
     pass(10, {&first, &late});
     EXPECT_EQ(first.lost() + late.lost(), "");
   }
+}
+
+// Of an interval that the user sets, and one that many nodes make long: both longer than the patience.
+TEST(PeersTest, SignsDoNotWaitForTheIntervalOfWords) {
+  for (const auto& [interval, nnodes] :
+       {std::pair{milliseconds(2000), 2}, std::pair{milliseconds(100), 1000}}) {
+    const auto board = std::make_shared<MapBoard>();
+    PeersOptions options = quick(0, nnodes);
+    options.interval = interval;
+    Peers first(board, options);
+    options.node = 1;
+    Peers second(board, options);
+    for (Peers* peers : {&first, &second}) peers->begin_session("this");
+    first.expect_signs(1);
+    second.expect_signs(0);
+    const core::Deadline looking(milliseconds(1500));
+    while (!looking.expired()) {
+      first.news();
+      second.news();
+      ASSERT_EQ(first.lost() + second.lost(), "") << interval.count() << " ms, " << nnodes << " nodes";
+      ::poll(nullptr, 0, 5);
+    }
+  }
+}
+
+// Agents whose clock a test moves.
+class ClockedPeersTest : public testing::Test {
+ protected:
+  ClockedPeersTest() {
+    options_.keep_alive_interval = std::chrono::seconds(5);
+    options_.keep_alive_max_attempt = 3;
+    options_.now = [this] { return start_ + std::chrono::seconds(seconds_.load()); };
+    for (int node = 0; node < 2; ++node) {
+      options_.node = node;
+      agents_.push_back(std::make_unique<Peers>(board_, options_));
+    }
+    for (const auto& agent : agents_) agent->begin_session("this");
+    agents_[0]->expect_signs(1);
+    agents_[1]->expect_signs(0);
+    for (int node = 0; node < 2; ++node) wait_for_sign(node, "");
+  }
+  std::string sign_of(int node) {
+    const std::string key = core::concat("alive/", node);
+    return board_->has(key) ? board_->get(key) : "";
+  }
+  void wait_for_sign(int node, const std::string& before) {
+    EXPECT_TRUE(comes_true([&] { return sign_of(node) != before; })) << "node " << node;
+  }
+  // Lets that many seconds pass in one step. The agents of `go_on` have answered the ring before.
+  void pass(int seconds, std::initializer_list<int> go_on) {
+    std::vector<std::string> before;
+    for (const int node : go_on) {
+      agents_[static_cast<std::size_t>(node)]->news();
+      before.push_back(sign_of(node));
+    }
+    seconds_ += seconds;
+    std::size_t i = 0;
+    for (const int node : go_on) wait_for_sign(node, before[i++]);
+  }
+  std::string lost(int node) const { return agents_[static_cast<std::size_t>(node)]->lost(); }
+
+  const std::shared_ptr<MapBoard> board_ = std::make_shared<MapBoard>();
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::atomic<int> seconds_{0};
+  PeersOptions options_ = quick(0, 2);
+  std::vector<std::unique_ptr<Peers>> agents_;
+};
+
+TEST_F(ClockedPeersTest, NobodyIsLostWhereAllStoodStill) {
+  for (int i = 0; i < 20; ++i) {
+    pass(3600, {0, 1});
+    pass(5, {0, 1});
+    ASSERT_EQ(lost(0) + lost(1), "") << "round " << i;
+  }
+}
+
+TEST_F(ClockedPeersTest, OneThatGivesNoSignIsLostThoughTheOtherStoodStillMeanwhile) {
+  pass(3600, {0});
+  EXPECT_EQ(lost(0), "");
+  int num_rounds = 0;
+  while (lost(0).empty() && num_rounds < 10) {
+    pass(5, {0});
+    ++num_rounds;
+  }
+  EXPECT_EQ(lost(0).find("node 1 has given no sign for"), 0u) << lost(0);
+  EXPECT_LE(num_rounds, 4);
+}
+
+TEST_F(ClockedPeersTest, ARequestThatIsUnderWayAsAllStandStillSaysNothingOfTheStore) {
+  const auto release = board_->hang();
+  agents_[1]->post("word", "said");
+  const std::int64_t before = board_->num_requests();
+  EXPECT_TRUE(comes_true([&] { return board_->num_requests() > before; }));
+  EXPECT_EQ(lost(1), "");
+  seconds_ += 3600;
+  EXPECT_EQ(lost(1), "");
+  seconds_ += 5;
+  EXPECT_EQ(lost(1), "");
+  seconds_ += 5;
+  EXPECT_EQ(lost(1).find("the store that node 0 keeps has not answered for"), 0u) << lost(1);
+}
+
+TEST(PeersTest, TheEndOfAMeetingDoesNotWaitForASilentBoard) {
+  const auto board = std::make_shared<MapBoard>();
+  const auto release = board->hang();
+  PeersOptions options = quick(1, 2);
+  options.keep_alive_interval = std::chrono::seconds(5);
+  const core::Deadline waited(std::chrono::seconds(60));
+  {
+    Peers peers(board, options);
+    peers.post("word", "said");
+    ::poll(nullptr, 0, 50);
+  }
+  EXPECT_LT(waited.elapsed(), std::chrono::seconds(2));
 }
 
 TEST(PeersTest, ANodeThatHasComeAndGivesNoFirstSignIsLost) {

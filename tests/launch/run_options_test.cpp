@@ -145,6 +145,7 @@ TEST(RunOptionsTest, WhatCannotBeIsRefused) {
   refused({{"rdzv-endpoint", "host:1"}, {"master-port", "2"}}, "both say where node 0 is");
   refused({{"rdzv-conf", "timeout"}}, "expected KEY=VALUE");
   refused({{"rdzv-conf", "timeout=-1"}}, "--rdzv-conf timeout is '-1', expected seconds");
+  refused({{"rdzv-conf", "keep_alive_max_attempt=1"}}, "keep_alive_max_attempt");
   refused({{"rdzv-conf", "tiemout=1"}}, "'tiemout' is not known. Try: timeout, keep_alive_interval");
   refused({{"standalone", "1"}, {"nnodes", "2"}}, "--standalone is for one node");
   refused({{"standalone", "1"}, {"master-port", "29500"}},

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <torch/torch.h>
 
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <span>
@@ -14,6 +15,7 @@
 #include "cohort/comm/group.h"
 #include "cohort/core/error.h"
 #include "cohort/parallel/average.h"
+#include "cohort/parallel/comm_hook.h"
 #include "cohort/parallel/distributed.h"
 #include "cohort/parallel/power_sgd.h"
 #include "cohort/parallel/sync_batch_norm.h"
@@ -54,6 +56,14 @@ Prepare backward_with(const DistributedOptions& options) {
 
 std::vector<std::pair<const char*, Prepare>> cases() {
   DistributedOptions unused, compressed;
+  const auto of_c10d = [](const comm::Group& group) {
+    DistributedOptions options;
+    options.hook = future_hook([group](c10d::GradBucket& bucket) {
+      std::vector<at::Tensor> list{bucket.getBuffer()};
+      return group.process_group()->allreduce(list)->getFuture();
+    });
+    return options;
+  };
   unused.find_unused_parameters = true;
   compressed.hook = power_sgd_hook({.start_iter = 0, .min_compression_rate = 1});
   return {
@@ -65,6 +75,8 @@ std::vector<std::pair<const char*, Prepare>> cases() {
       {"a later backward", backward_with({})},
       {"unused parameters", backward_with(unused)},
       {"PowerSGD", backward_with(compressed)},
+      {"a hook of c10d's",
+       [of_c10d](const comm::Group& group) { return backward_with(of_c10d(group))(group); }},
       {"the constructor", [](const comm::Group& group) { return [group] { ddp(group); }; }},
       {"synchronize_buffers",
        [](const comm::Group& group) {
@@ -120,7 +132,8 @@ std::vector<std::pair<const char*, Prepare>> cases() {
 }
 
 TEST(StoppedRankChild, DISABLED_Rank) {
-  comm::Group world = comm::init_process_group({.backend = "shm", .timeout = seconds(40)});
+  comm::Group world =
+      comm::init_process_group({.backend = std::getenv("TEST_BACKEND"), .timeout = seconds(40)});
   std::vector<std::pair<const char*, std::function<void()>>> calls;
   std::vector<comm::Group> groups;
   for (const auto& [name, prepare] : cases()) {
@@ -145,9 +158,11 @@ TEST(StoppedRankChild, DISABLED_Rank) {
 }
 
 TEST(StoppedRankTest, EveryCollectiveEndsAtItsDeadlineAndNamesIt) {
-  test::RankProcesses ranks("StoppedRankChild", 2);
-  ranks.wait_for(0, "has seen all");
-  EXPECT_EQ(ranks.output(0).find("Failure"), std::string::npos) << ranks.output(0);
+  for (const char* backend : {"shm", "gloo"}) {
+    test::RankProcesses ranks("StoppedRankChild", 2, {{"TEST_BACKEND", backend}});
+    ranks.wait_for(0, "has seen all");
+    EXPECT_EQ(ranks.output(0).find("Failure"), std::string::npos) << backend << ": " << ranks.output(0);
+  }
 }
 
 }  // namespace

@@ -11,12 +11,17 @@
 #include <future>
 #include <sstream>
 #include <stdexcept>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "cohort/comm/backend.h"
+#include "cohort/comm/missing_ranks.h"
+#include "cohort/comm/store_board.h"
 #include "cohort/core/apart.h"
+#include "cohort/core/board.h"
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
+#include "cohort/core/numbered.h"
 #include "cohort/core/pipe_signal.h"
 #include "cohort/core/reach.h"
 #include "cohort/core/torch_compat.h"
@@ -25,7 +30,24 @@
 namespace cohort::comm {
 namespace {
 
-using Gloo = c10d::ProcessGroupGloo;
+// c10d cannot end one collective of Gloo's. Without connections all end at once, with an error, and so do the
+// other ranks' ends of them: what Gloo itself does when one of its waits is over, but then its waits count
+// from the last bytes that came, and not from the call.
+class Gloo : public c10d::ProcessGroupGloo {
+ public:
+  using c10d::ProcessGroupGloo::ProcessGroupGloo;
+
+  void abort() override {
+    for (const auto& context : contexts_) {
+      for (int rank = 0; rank < getSize(); ++rank) {
+        // Who waits for such a connection is told; closing it would leave him to his own time.
+        auto* pair = dynamic_cast<::gloo::transport::tcp::Pair*>(context->getPair(rank).get());
+        if (pair != nullptr) pair->signalExceptionExternal("another call on this rank timed out");
+      }
+      context->closeConnections();
+    }
+  }
+};
 
 // The address of this host from which `host` is reached, as numbers; empty if there is no way. Connecting a
 // UDP socket sends nothing: it asks the routing table.
@@ -107,18 +129,32 @@ Devices make_devices(const std::string& reach) {
   }
 }
 
+// Who has come is not missing, though his error comes later, as his deadline does.
+[[noreturn]] void throw_unconnected(const std::vector<int>& missing, int size) {
+  if (missing.empty()) throw std::runtime_error("timed out: not all ranks have connected");
+  throw MissingRanks<TimeoutError>(
+      missing, "comm.gloo",
+      core::concat(core::numbered("rank", missing), " of ", size, " did not come to connect"));
+}
+
 }  // namespace
 
 MadeBackend make_gloo(const BackendOptions& options) {
+  StoreBoard board(options.store);
+  core::Gate gate(board, "connecting", options.rank, options.size);
+  gate.arrive();
   // Ranks connect within the timeout of calls, and each wait of theirs has all of it: Gloo knows no deadline.
-  std::future<c10::intrusive_ptr<Gloo>> made = core::run_apart([options] {
+  // So the thread that connects may be left behind, and what it waits on with it.
+  const c10::intrusive_ptr<c10d::Store> connection = options.connections->take();
+  std::future<c10::intrusive_ptr<Gloo>> made = core::run_apart([options, connection] {
     const core::BlockedPipeSignal errors_not_signals;  // for Gloo's threads, which are made here
     auto gloo_options = Gloo::Options::create(options.timeout);
     gloo_options->devices = make_devices(options.reach);
-    return c10::make_intrusive<Gloo>(options.store, options.rank, options.size, gloo_options);
+    return c10::make_intrusive<Gloo>(c10::make_intrusive<c10d::PrefixStore>(options.prefix, connection),
+                                     options.rank, options.size, gloo_options);
   });
-  if (!core::wait(made, options.deadline))
-    throw std::runtime_error("timed out: not all ranks have connected");
+  if (!core::wait(made, options.deadline)) throw_unconnected(gate.missing(), options.size);
+  options.connections->give_back(connection);  // Gloo asks nothing more
   const c10::intrusive_ptr<Gloo> backend = made.get();
   // The declarations would have to be wrong for this to differ; then nothing after it can be trusted.
   const auto base = backend->getBackendOptions();

@@ -1,0 +1,149 @@
+// How a call ends that has failed: what goes on of it is ended, the group is broken, and the error names the
+// ranks that have not failed too.
+#include "cohort/comm/failed_call.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "cohort/comm/deadline_store.h"
+#include "cohort/comm/error_cause.h"
+#include "cohort/comm/missing_ranks.h"
+#include "cohort/comm/state.h"
+#include "cohort/comm/store_board.h"
+#include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
+#include "cohort/core/numbered.h"
+#include "cohort/core/wait.h"
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLastTime(500);  // for what is chained to a call that has been ended
+constexpr milliseconds kAskTime(100);   // for the store to say who they are
+constexpr milliseconds kLeastTime(20);  // that a failure has
+constexpr milliseconds kLookTime(100);  // between two questions who has failed too, of up to ...
+constexpr int kRanksAtFullRate = 100;   // ranks
+
+}  // namespace
+
+void throw_as_ours(const std::exception& error, const std::string& where, const std::string& what) {
+  const std::string message = core::concat(what, ": ", core::message_of(error));
+  switch (cause_of(error)) {
+    case ErrorCause::kUsage:
+      throw UsageError(where, message);
+    case ErrorCause::kTimeout:
+      throw TimeoutError(where, message, "look at what the other ranks were doing, or raise the timeout");
+    case ErrorCause::kPeer:
+      throw PeerError(where, message, "look for the first rank that failed; this one only noticed");
+    case ErrorCause::kOther:
+      break;
+  }
+  throw CommError(where, message);
+}
+
+bool is_of_backend(const std::exception& error) {
+  const ErrorCause cause = cause_of(error);
+  return cause == ErrorCause::kTimeout || cause == ErrorCause::kPeer ||
+         dynamic_cast<const CommError*>(&error) != nullptr ||
+         dynamic_cast<const c10::DistError*>(&error) != nullptr;
+}
+
+core::Deadline end_of_failure(core::Deadline deadline) {
+  constexpr milliseconds kDeath(1000);
+  if (!deadline.expired()) return core::Deadline(kDeath);
+  const core::Deadline::Clock::duration left = deadline.end() + kLateTime - core::Deadline::Clock::now();
+  return core::Deadline(std::max<core::Deadline::Clock::duration>(left, kLeastTime));
+}
+
+// A collective of Gloo's has no end of its own, so the group's connections are closed. What it does then
+// moves numbers within this process alone.
+bool Group::State::end_calls() const {
+  try {
+    const auto running = group->getBackend(c10::kCPU);
+    running->abort();
+    return running->getBackendName() == "gloo";
+  } catch (const std::exception&) {  // it cannot
+    return false;
+  }
+}
+
+void Group::State::fail(const std::exception& error, const std::string& where, std::string what,
+                        core::Deadline until) {
+  const std::string words = core::concat(what, ": ", core::message_of(error));
+  mark_broken(words, until);
+  const auto watch = family->watch();
+  if (watch) watch->failed(words);
+  // Comparisons over the store say who is missing, and shm.
+  if (dynamic_cast<const NamesRanks*>(&error) == nullptr) what += silent_ranks(until);
+  if (watch) watch->wait_for_table(until);
+  throw_as_ours(error, where, what);
+}
+
+void fail_call(const Group& group, const std::exception& error, const std::string& what,
+               core::Deadline deadline, const std::function<bool()>& is_over) {
+  Group::State& state = *group.shared_state();
+  const core::Deadline until = state.end_of_failure(deadline);
+  if (state.end_calls()) core::poll_until(is_over, core::Deadline(kLastTime));
+  state.fail(error, "comm.group",
+             core::concat(what, " of group '", state.name, "' (rank ", state.rank, "/", state.size, ")"),
+             until);
+}
+
+// Calls that were in flight with the first one that failed end with it.
+core::Deadline Group::State::end_of_failure(core::Deadline deadline) const {
+  const core::Deadline end = comm::end_of_failure(deadline);
+  const std::lock_guard lock(mutex_);
+  if (broken_.empty()) return end;
+  const core::Deadline least(kLeastTime);
+  return end.sooner(failure_end_.end() < least.end() ? least : failure_end_);
+}
+
+void Group::State::mark_broken(const std::string& what, core::Deadline until) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!broken_.empty()) return;
+    broken_ = what;
+    failure_end_ = until;
+  }
+  try {
+    const StoreDeadline asks(until);
+    StoreBoard board = board_of(*this);
+    core::Gate(board, "failed", rank, size).arrive();
+  } catch (const std::exception&) {  // the store went with the rank that kept it
+  }
+}
+
+// Many calls may be in flight when a peer dies, and fail one after the other: one of them asks. It asks more
+// than once, since the rank that keeps the store may fail first, and takes the answer with it.
+std::string Group::State::silent_ranks(core::Deadline deadline) {
+  if (size == 1) return "";
+  std::call_once(silence_asked_, [&] {
+    const milliseconds pause(kLookTime * (1 + size / kRanksAtFullRate));
+    std::vector<int> silent;
+    const auto names = [&] { return core::concat("; ", core::numbered("rank", silent), " of ", size); };
+    try {
+      const StoreDeadline until(deadline.later(kAskTime));
+      StoreBoard board = board_of(*this);
+      core::Gate gate(board, "failed", rank, size);
+      bool have_all = false;
+      for (bool is_last = false; !have_all && !is_last;) {
+        is_last = deadline.expired();
+        silent = gate.missing();
+        have_all = silent.empty() || gate.wait(deadline.sooner(core::Deadline(pause)));
+      }
+      if (!have_all) silence_ = names() + " did not notice: dead, or stuck";
+      part(*this, "failed", deadline);
+    } catch (const std::exception& failure) {
+      const bool is_gone = dynamic_cast<const TimeoutError*>(&failure) == nullptr;
+      if (!silent.empty()) silence_ = names() + " had not noticed when the store was asked last";
+      silence_ += core::concat("; the store cannot be reached (", core::message_of(failure), ")",
+                               is_gone ? ": the rank that keeps it is gone" : "");
+    }
+  });
+  return silence_;
+}
+
+}  // namespace cohort::comm

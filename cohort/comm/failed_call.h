@@ -1,0 +1,22 @@
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <string>
+
+#include "cohort/comm/group.h"
+#include "cohort/core/deadline.h"
+
+/// For who begins calls on a group's process_group() himself.
+namespace cohort::comm {
+
+/// Whether an error of such a call's future is the backend's, and not one of what was chained to it.
+bool is_of_backend(const std::exception& error);
+
+/// Ends a call that has failed with `error` at its deadline as one of the group's own ends: the group is
+/// broken, and nothing goes on in the backend. `is_over` says whether the call has ended there.
+/// Throws: TimeoutError, PeerError or CommError, which names `what`, and the ranks that have not failed too.
+[[noreturn]] void fail_call(const Group& group, const std::exception& error, const std::string& what,
+                            core::Deadline deadline, const std::function<bool()>& is_over);
+
+}  // namespace cohort::comm
