@@ -93,15 +93,14 @@ TEST(GroupTest, AGroupMayBeLetGoAtOnce) {
 TEST(GroupTest, WhoWaitsForAGroupIsToldThatARankCouldNotMakeIt) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   std::thread other([&] {  // comes as far as the connections, and no further
-    const auto made =
-        make_gloo({.store = c10::make_intrusive<c10d::PrefixStore>("cohort/world/gloo", store),
-                   .connections = std::make_shared<StoreConnections>(store),
-                   .prefix = "cohort/world/gloo",
-                   .rank = 1,
-                   .size = 2,
-                   .timeout = std::chrono::seconds(20),
-                   .deadline = core::Deadline(std::chrono::seconds(20)),
-                   .reach = "127.0.0.1"});
+    const auto made = make_gloo({.store = c10::make_intrusive<c10d::PrefixStore>("cohort/world/gloo", store),
+                                 .connections = std::make_shared<StoreConnections>(store),
+                                 .prefix = "cohort/world/gloo",
+                                 .rank = 1,
+                                 .size = 2,
+                                 .timeout = std::chrono::seconds(20),
+                                 .deadline = core::Deadline(std::chrono::seconds(20)),
+                                 .reach = "127.0.0.1"});
     store->set("cohort/world/not made", "rank 1: it had enough");
     store->set("cohort/world/made/open", "1");
     wait_until([&] { return store->check({"seen"}); });
