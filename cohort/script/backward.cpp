@@ -80,20 +80,25 @@ Tensors RecordedBackward::begin(const Tensors& tangents) {
 
 Tensors RecordedBackward::run(const Tensors& tangents) {
   if (Recording::is_active()) return forward.graph->backward(tangents, !is_last_);
+  const bool is_filled = has_implicit_zeros(tangents);
   if (is_recorded_) {  // once more: the gradients behind are of the layout that they had before
     Tensors dense = tangents;
     for (at::Tensor& tangent : dense) {
       if (tangent.defined()) tangent = materialized(tangent);
     }
-    return forward.graph->backward(dense, !is_last_);
+    Tensors found = forward.graph->backward(dense, !is_last_ || is_filled);
+    if (is_filled && !all_finite(found)) return forward.graph->backward(tangents, !is_last_);
+    if (is_filled && is_last_) forward.graph->release();
+    return found;
   }
   is_recorded_ = true;
   Recorded& recorded = *forward.recorded;
   recorded.split = recorded.tape.calls().size();
   recorded.has_backward = true;
+  recorded.has_implicit_zeros = is_filled;
   const Tensors starts = begin(tangents);
   if (forward.recheck != nullptr) forward.recheck->begin_backward();
-  const bool has_zeros = defined(starts) != defined(tangents);
+  const bool has_zeros = is_filled || defined(starts) != defined(tangents);
   Tensors found;
   try {
     const Recording recording(recorded.tape);

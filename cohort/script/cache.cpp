@@ -100,9 +100,11 @@ bool Variant::is_dead() const {
 }
 
 bool Variant::has_module_memory(std::span<const at::Tensor> inputs) const {
-  return std::ranges::any_of(inputs, [this](const at::Tensor& input) {
+  const bool is_found = std::ranges::any_of(inputs, [this](const at::Tensor& input) {
     return input.defined() && input.has_storage() && modules_.has(input.storage().unsafeGetStorageImpl());
   });
+  if (is_found) ++calls_with_module_memory_;
+  return is_found;
 }
 
 bool Variant::start_recording() {
@@ -300,6 +302,10 @@ std::string Variant::explain() const {
           "expanded one, which others cannot take the place of. Try: at::NoGradGuard around calls that ",
           "need no gradient\n");
     }
+  }
+  if (const std::int64_t calls = calls_with_module_memory_; calls > 0) {
+    text += concat("    ", calls, calls == 1 ? " call" : " calls", " ran the function itself: an input is a ",
+                   "parameter or buffer of a watched module. Try: its clone()\n");
   }
   return text;
 }

@@ -43,7 +43,7 @@ class Variant {
   /// Says that a call records now; false where this one need not: after sixteen without a backward,
   /// only the 32nd, 64th, 128th and so on does.
   bool start_recording();
-  /// True if a watched module has a parameter or buffer in the memory of an input.
+  /// True if a watched module has a parameter or buffer in the memory of an input; counts such calls.
   bool has_module_memory(std::span<const at::Tensor> inputs) const;
   /// Takes a recording that ended: equal to the one before, it becomes the program; else it waits for the
   /// next.
@@ -93,6 +93,7 @@ class Variant {
   std::atomic<std::int64_t> calls_{0};
   std::atomic<int> doubts_{0};
   mutable std::mutex mutex_;
+  mutable std::atomic<std::int64_t> calls_with_module_memory_{0};
   int tried_ = 0;
   int recorded_ = 0;
   int changed_ = 0;  // recordings in a row during which captured tensors were changed

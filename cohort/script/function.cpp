@@ -144,7 +144,8 @@ void refuse_effects_under_autograd(Recorded& recorded) {
 // gradients. The program ends: later ones are recorded with gradients that any other can be copied to, and
 // with zeros for those that are missing.
 // Where zeros stand for a gradient that is missing, 0 * inf is NaN: gradients that come out finite are right,
-// and for others the function runs once more.
+// and for others the function runs once more. It is the same for a sparse gradient that is spread out. The
+// first that comes to a program of one result, whose replays keep no inputs, is an error there.
 // Functions that may not run again (their forward writes to what it may read, or ran under autocast, which
 // has ended when backward runs) are recorded in that way from the beginning, and keep what zeros give, as
 // torch::autograd::Function does.
@@ -155,8 +156,10 @@ bool may_run_again(const Recorded& recorded, const Environment& environment) {
   });
 }
 
-bool needs_rerun(const Recorded& recorded) {
-  return recorded.may_run_again && (recorded.tangents_overlap || recorded.tangents.size() > 1);
+bool needs_rerun(const Program& program) {
+  const Recorded& recorded = program.recorded();
+  return recorded.may_run_again &&
+         (recorded.tangents_overlap || recorded.tangents.size() > 1 || program.has_met_zeros());
 }
 
 Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
@@ -251,7 +254,7 @@ Function::Output Function::call(std::span<const at::Tensor> inputs, const std::s
   const auto& program = variant->program();
   if (program != nullptr && !variant->is_recheck_due(inputs)) {
     Rerun rerun;
-    if (needs_rerun(program->recorded())) {
+    if (needs_rerun(*program)) {
       rerun = make_rerun(run_, Tensors(inputs.begin(), inputs.end()), program, variant, wants_);
     }
     return {replay(inputs, program, std::move(rerun)), program->recorded().structure};

@@ -29,6 +29,12 @@ at::Tensor materialized(const at::Tensor& gradient) {
   return dense.resolve_conj().resolve_neg();
 }
 
+bool has_implicit_zeros(const Tensors& gradients) {
+  return std::ranges::any_of(gradients, [](const at::Tensor& gradient) {
+    return gradient.defined() && (gradient._is_zerotensor() || gradient.layout() != at::kStrided);
+  });
+}
+
 bool all_finite(const Tensors& tensors) {
   return std::ranges::all_of(tensors, [](const at::Tensor& tensor) {
     if (!tensor.defined()) return true;

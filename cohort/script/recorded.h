@@ -39,6 +39,7 @@ struct Recorded {
   std::vector<Segment> segments;                ///< of backward; at least one where there is a backward
   bool may_run_again = false;                   ///< its function may, once more: function.cpp
   bool tangents_overlap = false;          ///< elements of one share memory, as those of an expanded tensor do
+  bool has_implicit_zeros = false;        ///< a tangent had: gradients.h
   std::shared_ptr<const void> structure;  ///< what the function returns apart from tensors: script.h
 };
 

@@ -53,6 +53,13 @@ struct BackwardRun {
                    "the operator that does not work in place, and the optimizer's step after backward");
 }
 
+[[noreturn]] void throw_filled() {
+  throw UsageError(kWhere,
+                   "a sparse gradient, or zeros without memory, came to a program that had met none, and "
+                   "gradients behind it are not finite",
+                   "the step once more: from now on the function runs again where that happens");
+}
+
 // Hooks of the gradients that went before may have stepped a parameter that a segment still reads.
 void check_watched(const BackwardRun& run, std::size_t first_call) {
   for (const BackwardRun::Watched& each : run.watched) {
@@ -201,6 +208,9 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
   check_no_graph(kWhat);
   check_unreleased();
   const Recorded& recorded = program->recorded();
+  const bool is_filled = has_implicit_zeros(gradients);
+  const Tensors as_given = is_filled ? gradients : Tensors();
+  if (is_filled) program->meet_zeros();
   for (at::Tensor& gradient : gradients) {
     if (gradient.defined()) gradient = materialized(gradient);
   }
@@ -209,18 +219,21 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
     run->found.resize(places.size());
     return begin(std::move(run));
   }
-  const bool has_zeros = rerun != nullptr && misses_one(run->is_given, recorded.tangents);
+  const bool has_zeros = rerun != nullptr && (is_filled || misses_one(run->is_given, recorded.tangents));
   Misfit why = misfit_of(gradients);
   if (why == Misfit::kNone && has_zeros && first_changed() != nullptr) why = Misfit::kZeros;
+  const Tensors& given = is_filled ? as_given : gradients;
   if (why != Misfit::kNone) {
-    run->found = at_places(rerun(gradients, why), places);
+    run->found = at_places(rerun(given, why), places);
     return begin(std::move(run));
   }
   if (const Kept* changed = first_changed()) throw_changed(Layout::of(changed->tensor).str());
   if (has_zeros) {
-    run->again = [gradients, rerun = rerun, places = places] {
-      return at_places(rerun(gradients, Misfit::kZeros), places);
+    run->again = [given, rerun = rerun, places = places] {
+      return at_places(rerun(given, Misfit::kZeros), places);
     };
+  } else if (is_filled && recorded.may_run_again) {
+    run->again = []() -> Tensors { throw_filled(); };
   }
   if (recorded.segments.size() > 1 && !is_whole) {
     for (const Kept& each : kept) {

@@ -52,6 +52,16 @@ TEST(CapturedInputsTest, ABufferOfTheModuleIsAnInputInTheFirstCalls) {
       [](Net net, int call) { return call < 5 ? net->state.detach() : at::full({3}, -1.0 * call); });
 }
 
+TEST(CapturedInputsTest, CallsWithABufferOfTheModuleAreCounted) {
+  Net net;
+  auto fast = script(net);
+  const at::NoGradGuard no_grad;
+  for (int call = 0; call < 4; ++call) fast(net->state);
+  EXPECT_NE(fast.explain().find("4 calls ran the function itself: an input is a parameter or buffer"),
+            std::string::npos)
+      << fast.explain();
+}
+
 TEST(CapturedInputsTest, ABufferOfTheModuleIsAnInputInLaterCalls) {
   expect_like_eager([](Net net, int call) { return call >= 4 ? net->state : at::full({3}, 1.0 + call); });
   expect_like_eager([](Net net, int call) { return call % 2 == 1 ? net->state : at::full({3}, 1.0 + call); });

@@ -184,6 +184,56 @@ TEST(TangentsTest, BehindASparseOneGradientsAreDenseInEveryCallAndEachTimeBackwa
   EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
 }
 
+// Zeros that a gradient gets where it is spread out are no numbers that eager mode multiplies by inf.
+TEST(TangentsTest, ZerosThatAreNotInAGradientMeetInfinity) {
+  using Loss = std::function<at::Tensor(const at::Tensor&)>;
+  const at::Tensor second_row = torch::tensor({1}), weight = at::ones({2, 2});
+  const std::vector<std::pair<std::string, Loss>> losses = {
+      {"sgn", [](const at::Tensor& y) { return y.sgn().sum(); }},
+      {"sparse", [=](const at::Tensor& y) { return at::embedding(y, second_row, -1, false, true).sum(); }},
+  };
+  const std::vector<std::pair<std::string, Loss>> bodies = {
+      {"sqrt", [](const at::Tensor& w) { return (w * 2).sqrt(); }},
+      {"rsqrt", [](const at::Tensor& w) { return (w * 2).rsqrt(); }},
+      {"reciprocal", [](const at::Tensor& w) { return (w * 2).reciprocal(); }},
+      {"pow", [](const at::Tensor& w) { return (w * 2).pow(-1); }},
+  };
+  const at::Tensor start = torch::tensor({{0.F, 0.F}, {1.F, 2.F}});
+  const auto gradient_of = [&](const Loss& body, const Loss& loss, bool is_twice = false) {
+    const at::Tensor w = start.clone().requires_grad_();
+    const at::Tensor out = loss(body(w));
+    Tensors found;
+    if (is_twice) found.push_back(torch::autograd::grad({out}, {w}, {}, /*retain_graph=*/true)[0]);
+    found.push_back(torch::autograd::grad({out}, {w})[0]);
+    for (at::Tensor& gradient : found) gradient = at::zeros_like(w) + gradient;
+    return at::stack(found);
+  };
+  for (const auto& [body_name, body] : bodies) {
+    for (const auto& [loss_name, loss] : losses) {
+      if (loss_name == "sparse" && body_name == "sqrt")
+        continue;  // LibTorch does not divide a sparse gradient
+      for (int first = 0; first < 8; ++first) {
+        auto fast = script(body, ScriptOptions().min_operators(0));
+        int errors = 0;
+        for (int call = 0; call < 12; ++call) {
+          SCOPED_TRACE(body_name + ", " + loss_name + " from " + std::to_string(first) + " on, call " +
+                       std::to_string(call));
+          const Loss dense = [&](const at::Tensor& y) { return (y[1] * weight[1]).sum(); };
+          const Loss& now = call < first ? dense : loss;
+          try {
+            const at::Tensor found = gradient_of(std::ref(fast), now, call % 3 == 2);
+            ASSERT_TRUE(same_bits(gradient_of(body, now, call % 3 == 2), found)) << fast.explain();
+          } catch (const UsageError& error) {
+            ASSERT_TRUE(contains(error.what(), "gradients behind it are not finite")) << error.what();
+            ++errors;
+          }
+        }
+        EXPECT_LE(errors, 1) << body_name << ", " << loss_name << " from " << first << " on";
+      }
+    }
+  }
+}
+
 // sgn() hands zeros without memory on to what is before it.
 TEST(TangentsTest, OfSgnBehindTheFunctionIsThatOfEagerMode) {
   const auto fn = [](const at::Tensor& x) { return (x * 2).sin() * x; };
