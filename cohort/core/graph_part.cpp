@@ -382,7 +382,9 @@ at::Tensor sum_in_pairs(Tensors values) {
     for (std::size_t i = 0; i + step < values.size(); i += 2 * step) {
       at::Tensor other = std::move(values[i + step]);
       if (other.device() != values[i].device()) other = other.to(values[i].device());
-      if (is_alone(values[i]) && values[i].is_non_overlapping_and_dense() && other.layout() == at::kStrided) {
+      const bool is_writable =
+          is_alone(values[i]) && values[i].is_non_overlapping_and_dense() && !values[i]._is_zerotensor();
+      if (is_writable && other.layout() == at::kStrided) {
         values[i].add_(other);
       } else {
         values[i] = at::add(values[i], other);

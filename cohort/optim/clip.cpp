@@ -20,7 +20,7 @@ using core::concat;
 void append_gradients(const std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& gradients) {
   for (const at::Tensor& parameter : parameters) {
     const at::Tensor& gradient = parameter.grad();
-    if (!gradient.defined()) continue;
+    if (!gradient.defined() || gradient._is_zerotensor()) continue;  // no memory to write to, and no norm
     if (gradient.layout() != at::kStrided)
       throw UsageError("optim.clip", concat("a gradient is sparse: layout ", gradient.layout()),
                        "an embedding with sparse(false)");

@@ -120,7 +120,7 @@ NonFinite find_non_finite(const std::vector<ParamGroup>& groups) {
   for (const ParamGroup& group : groups) {
     for (const at::Tensor& parameter : group.params) {
       at::Tensor gradient = parameter.grad();
-      if (!gradient.defined() || gradient.numel() == 0) continue;
+      if (!gradient.defined() || gradient.numel() == 0 || gradient._is_zerotensor()) continue;
       if (gradient.is_sparse()) gradient = gradient._values();
       if (!gradient.is_cpu()) {
         elsewhere[{gradient.device().index(), gradient.scalar_type()}].push_back(gradient);

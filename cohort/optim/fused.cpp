@@ -38,6 +38,11 @@ bool is_dense(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense();
 }
 
+/// True of what has other values, or none, where its elements lie.
+bool is_lazy(const at::Tensor& tensor) {
+  return tensor._is_zerotensor() || tensor.is_neg();
+}
+
 /// Returns a state tensor that fits `like`, keeping the values of `state` if there are any.
 at::Tensor fitted(const at::Tensor& state, const at::Tensor& like, const std::string& name) {
   if (!state.defined()) return at::zeros_like(like);
@@ -157,7 +162,7 @@ bool FusedOptimizer::gather(Plan& plan, std::size_t g) const {
           reference.sizes() != owner.sizes())
         return false;
       if (stepped.is_same(owner) && (!same_layout(reference, owner) || !is_dense(owner))) return false;
-      if (same_kind(gradient, owner) && same_layout(gradient, stepped)) {
+      if (same_kind(gradient, owner) && same_layout(gradient, stepped) && !is_lazy(gradient)) {
         bucket.grads.push_back(gradient);
       } else {
         at::Tensor& copy = bucket.grad_cache[k];

@@ -54,8 +54,10 @@ bool is_at(const at::Tensor& gradient, const at::Tensor& view) {
          gradient.strides() == view.strides();
 }
 
-// Whether elements lie in memory as those of the parameter, which are in the same order on every rank.
+// Whether elements lie in memory as those of the parameter, which are in the same order on every rank: zeros
+// without memory lie nowhere, and lazily conjugate or negative ones as others do not.
 bool has_layout_of(const at::Tensor& gradient, const at::Tensor& parameter) {
+  if (gradient._is_zerotensor() || gradient.is_conj() || gradient.is_neg()) return false;
   return gradient.device() == parameter.device() && gradient.strides() == parameter.strides() &&
          parameter.is_non_overlapping_and_dense();
 }

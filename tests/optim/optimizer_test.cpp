@@ -12,6 +12,8 @@
 
 #include "cohort/core/error.h"
 #include "cohort/optim/adam.h"
+#include "cohort/optim/clip.h"
+#include "cohort/optim/finite.h"
 #include "cohort/optim/sgd.h"
 #include "tests/optim/support.h"
 #include "tests/support/throws.h"
@@ -186,6 +188,28 @@ TEST(OptimizerTest, ParametersWithGapsAreSteppedAndTheGapsLeftAlone) {
   SGD({view}, SGDOptions(1.0)).step();
   EXPECT_TRUE(at::equal(wide.slice(1, 0, 6, 2), at::full({4, 3}, 98.0)));
   EXPECT_TRUE(at::equal(wide.slice(1, 1, 6, 2), at::full({4, 3}, 99.0)));
+}
+
+// sgn() hands back zeros without memory, the imaginary part of a conjugate a lazily negative gradient.
+TEST(OptimizerTest, GradientsWhoseValuesDoNotLieInMemoryAreStepped) {
+  expect_layout_does_not_matter(contiguous, [](const at::Tensor& t) {
+    return at::imag(at::complex(at::zeros_like(t), t.neg()).conj());
+  });
+  expect_layout_does_not_matter(contiguous, [](const at::Tensor& t) { return t.neg()._neg_view(); });
+  for (const auto& [name, make] : golden_cases()) {
+    Tensors plain = {value(0, 0).set_requires_grad(true)}, other = {value(0, 0).set_requires_grad(true)};
+    const auto a = make(plain), b = make(other);
+    for (int step = 1; step <= 4; ++step) {
+      const bool is_zero = step % 2 == 0;
+      plain[0].mutable_grad() = is_zero ? at::zeros_like(plain[0]) : value(0, step);
+      other[0].mutable_grad() = is_zero ? at::_efficientzerotensor(plain[0].sizes()) : value(0, step);
+      EXPECT_FALSE(find_non_finite(b->param_groups()).any());
+      EXPECT_EQ(clip_grad_norm_(plain, 2.0), clip_grad_norm_(other, 2.0));
+      a->step();
+      b->step();
+    }
+    EXPECT_TRUE(same_bits(plain[0], other[0])) << name;
+  }
 }
 
 TEST(OptimizerTest, ParametersMayBeConvertedBetweenSteps) {

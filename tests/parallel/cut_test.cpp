@@ -363,6 +363,7 @@ TEST(CutTest, SumsInPairsWhoseShapeIsFixed) {
   EXPECT_TRUE(at::equal(core::sum_in_pairs({at::Tensor(), first, at::Tensor()}), first));
   const at::Tensor wide = at::ones({1}).expand({3});
   EXPECT_TRUE(at::equal(core::sum_in_pairs({wide, at::ones({3})}), at::full({3}, 2)));
+  EXPECT_TRUE(at::equal(core::sum_in_pairs({at::_efficientzerotensor({3}), at::ones({3})}), at::ones({3})));
 }
 
 }  // namespace

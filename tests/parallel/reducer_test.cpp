@@ -408,6 +408,38 @@ TEST(ReducerTest, TheNormOfComplexGradientsIsThatOfTheirParts) {
   });
 }
 
+// A bucket of one gradient, whose memory Gloo would sum: zeros without memory on a rank beside a gradient
+// that has some, and a lazily conjugate one beside one that is not.
+TEST(ReducerTest, GradientsWhoseValuesDoNotLieInMemoryAreReduced) {
+  using Loss = std::function<at::Tensor(const at::Tensor&)>;
+  const at::Tensor real = wave(2, 3), complex = at::complex(wave(2, 3), wave(2, 3) + 1);
+  const std::vector<std::pair<at::Tensor, std::array<Loss, 2>>> cases = {
+      {real,
+       {[](const at::Tensor& w) { return w.sgn().sum(); },
+        [&](const at::Tensor& w) { return (w * real).sum(); }}},
+      {complex,
+       {[&](const at::Tensor& w) { return at::real(w * complex).sum(); },
+        [&](const at::Tensor& w) { return at::real(w.conj() * complex).sum(); }}}};
+  for (const char* backend : {"gloo", "shm"}) {
+    test::run_ranks(2, backend, [&](comm::Group& group) {
+      for (const auto& [start, losses] : cases) {
+        at::Tensor sum = at::zeros_like(start);
+        for (const Loss& loss : losses) {
+          const at::Tensor alone = start.clone().requires_grad_();
+          sum += torch::autograd::grad({loss(alone)}, {alone})[0];
+        }
+        at::Tensor weight = start.clone().requires_grad_();
+        Reducer reducer(group, {{"weight", weight}});
+        reducer.prepare();
+        losses[static_cast<std::size_t>(group.rank())](weight).backward();
+        (void)reducer.finish();
+        EXPECT_TRUE(at::allclose(weight.grad(), sum / 2)) << backend;
+        EXPECT_FALSE(weight.grad()._is_zerotensor() || weight.grad().is_conj());
+      }
+    });
+  }
+}
+
 TEST(ReducerTest, WhatItCannotReduceIsRefusedByName) {
   test::run_ranks(2, "shm", [](comm::Group& group) {
     torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(5, 3).sparse(true));
