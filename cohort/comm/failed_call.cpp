@@ -13,6 +13,7 @@
 #include "cohort/comm/store_board.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
+#include "cohort/core/log.h"
 #include "cohort/core/numbered.h"
 #include "cohort/core/wait.h"
 
@@ -21,7 +22,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kLastTime(500);  // for what is chained to a call that has been ended
 constexpr milliseconds kAskTime(100);   // for the store to say who they are
 constexpr milliseconds kLeastTime(20);  // that a failure has
 constexpr milliseconds kLookTime(100);  // between two questions who has failed too, of up to ...
@@ -53,18 +53,19 @@ bool is_of_backend(const std::exception& error) {
 
 core::Deadline end_of_failure(core::Deadline deadline) {
   constexpr milliseconds kDeath(1000);
-  if (!deadline.expired()) return core::Deadline(kDeath);
+  if (!deadline.expired()) return core::Deadline(kDeath).sooner(deadline.later(kLateTime));
   const core::Deadline::Clock::duration left = deadline.end() + kLateTime - core::Deadline::Clock::now();
   return core::Deadline(std::max<core::Deadline::Clock::duration>(left, kLeastTime));
 }
 
 // A collective of Gloo's has no end of its own, so the group's connections are closed. What it does then
 // moves numbers within this process alone.
-bool Group::State::end_calls() const {
+bool Group::State::end_calls(Ends ends) const {
   try {
     const auto running = group->getBackend(c10::kCPU);
-    running->abort();
-    return running->getBackendName() == "gloo";
+    const bool is_gloo = running->getBackendName() == "gloo";
+    if (is_gloo || ends == Ends::kAll) running->abort();
+    return is_gloo;
   } catch (const std::exception&) {  // it cannot
     return false;
   }
@@ -74,6 +75,9 @@ void Group::State::fail(const std::exception& error, const std::string& where, s
                         core::Deadline until) {
   const std::string words = core::concat(what, ": ", core::message_of(error));
   mark_broken(words, until);
+  // The ranks beside a broken connection of Gloo's notice it, and those behind them where they close theirs.
+  const ErrorCause cause = cause_of(error);
+  if (cause == ErrorCause::kTimeout || cause == ErrorCause::kPeer) end_calls(Ends::kOfGloo);
   const auto watch = family->watch();
   if (watch) watch->failed(words);
   // Comparisons over the store say who is missing, and shm.
@@ -86,10 +90,14 @@ void fail_call(const Group& group, const std::exception& error, const std::strin
                core::Deadline deadline, const std::function<bool()>& is_over) {
   Group::State& state = *group.shared_state();
   const core::Deadline until = state.end_of_failure(deadline);
-  if (state.end_calls()) core::poll_until(is_over, core::Deadline(kLastTime));
-  state.fail(error, "comm.group",
-             core::concat(what, " of group '", state.name, "' (rank ", state.rank, "/", state.size, ")"),
-             until);
+  const std::string named =
+      core::concat(what, " of group '", state.name, "' (rank ", state.rank, "/", state.size, ")");
+  // First, as the store is asked until then, and the end of the call may take as long.
+  if (!is_over()) state.mark_broken(core::concat(named, ": ", core::message_of(error)), until);
+  if (state.end_calls() && !core::poll_until(is_over, until)) {
+    core::log_warning(core::concat("[comm.group] ", named, " goes on after its deadline"));
+  }
+  state.fail(error, "comm.group", named, until);
 }
 
 // Calls that were in flight with the first one that failed end with it.

@@ -25,8 +25,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kTurnTime(150);          // for the group's thread, to say what came of a call
-constexpr std::chrono::seconds kLocalTime(10);  // for Gloo to end what it does without its connections
+constexpr milliseconds kTurnTime(150);             // for the group's thread, to say what came of a call
+constexpr milliseconds kLocalTime(100);            // for Gloo to end what it does without its connections,
+constexpr std::int64_t kLocalBytesPerMs(500'000);  // and to copy or add this many
 constexpr const char* kBehind = "timed out behind calls that not all ranks have made";
 
 std::string shapes(std::span<const at::Tensor> tensors) {
@@ -74,7 +75,8 @@ Pending::State::~State() {
 at::Tensor Pending::State::in(const at::Tensor& tensor) {
   group->check_carries(tensor.device());
   in_bytes += static_cast<std::int64_t>(tensor.nbytes());
-  tensors.push_back(tensor.contiguous());
+  tensors.push_back(tensor._is_zerotensor() ? at::zeros(tensor.sizes(), tensor.options())
+                                            : tensor.resolve_conj().resolve_neg().contiguous());
   return tensors.back();
 }
 
@@ -84,12 +86,17 @@ at::Tensor Pending::State::out(const at::Tensor& tensor, bool reads) {
     refuse(core::concat(signature.call, ": a tensor that requires grad would be changed in place"),
            "at::NoGradGuard, or detach()");
   }
+  if (tensor._is_zerotensor()) {
+    refuse(core::concat(signature.call, ": zeros without memory cannot be written to"), "their clone()");
+  }
   out_bytes += static_cast<std::int64_t>(tensor.nbytes());
-  if (tensor.is_contiguous()) {
+  // LibTorch would resolve what is lazily conjugate or negative on its way to the backend, into a copy.
+  if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
     tensors.push_back(tensor);
     return tensor;
   }
-  at::Tensor copy = reads ? tensor.contiguous() : at::empty_like(tensor, at::MemoryFormat::Contiguous);
+  at::Tensor copy =
+      reads ? tensor.resolve_conj().resolve_neg().contiguous() : at::empty(tensor.sizes(), tensor.options());
   tensors.push_back(copy);
   returns.emplace_back(tensor, copy);
   return copy;
@@ -173,7 +180,7 @@ void Pending::State::compare(const Fingerprint& mine) {
 void Pending::State::wait_until_begun() {
   if (!beginning.valid()) return;
   // With its turn it ends by itself, and says more than that it is late.
-  const core::Deadline until = deadline.later(kLateTime + kTurnTime);
+  const core::Deadline until = deadline.later(kLateTime);
   const auto has_begun = [&] {
     return beginning.wait(deadline.later(kTurnTime)) || (has_turn && beginning.wait(until));
   };
@@ -215,14 +222,17 @@ bool Pending::State::is_on_gpu() const {
 
 // What goes on after an error would write to tensors that the caller has got back. A message has no time of
 // its own in c10d.
-void Pending::State::end_work(c10d::Work& running, core::Deadline until) const {
+void Pending::State::end_work(c10d::Work& running, const std::string& words, core::Deadline until) {
   if (is_on_gpu() || running.isCompleted()) return;
+  // First, as the store is asked until then, and what follows may take longer.
+  group->mark_broken(core::concat(describe(), ": ", words), until);
   try {
     running.abort();
   } catch (const std::exception&) {  // it cannot
   }
   // Without its connections it moves numbers within this process alone: that may take its time.
-  if (group->end_calls()) until = until.later(kLocalTime);
+  const milliseconds local = kLocalTime + milliseconds(std::max(in_bytes, out_bytes) / kLocalBytesPerMs);
+  if (group->end_calls()) until = until.later(local);
   if (core::poll_until([&] { return running.isCompleted(); }, until)) return;
   core::log_warning(core::concat("[comm.group] ", describe(),
                                  " goes on in the backend after its deadline, and may write to its tensors"));
@@ -239,7 +249,7 @@ void Pending::State::finish() {
     if (!(is_on_gpu() ? running->wait() : running->wait(left()))) throw std::runtime_error("it was aborted");
   } catch (const std::exception& error) {
     const core::Deadline until = group->end_of_failure(deadline);
-    end_work(*running, until);
+    end_work(*running, core::message_of(error), until);
     fail(error, until);
   }
   const at::NoGradGuard no_grad;

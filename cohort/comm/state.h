@@ -96,7 +96,8 @@ struct Group::State {
   std::string silent_ranks(core::Deadline deadline);
   /// Ends the calls that go on in the backend on the CPU, where it can; returns whether what they still do
   /// waits for no other rank.
-  bool end_calls() const;
+  enum class Ends { kAll, kOfGloo };
+  bool end_calls(Ends ends = Ends::kAll) const;
   /// A call has failed: marks the group as broken, and throws as throw_as_ours(), naming the silent ranks.
   [[noreturn]] void fail(const std::exception& error, const std::string& where, std::string what,
                          core::Deadline until);

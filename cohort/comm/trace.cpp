@@ -89,7 +89,8 @@ class Tracing {
     const int stuck = rank == 0 ? served() : rank;
     throw TimeoutError("comm.write_trace",
                        core::concat(describe(), ": rank ", stuck, " has come and does not go on: ",
-                                    stuck == rank ? "it has not written " + name : "rank 0 waits for it"));
+                                    stuck == rank ? "it has not written " + name
+                                                  : "rank 0 takes its events, or stands still itself"));
   }
 
   // Rank 0 takes the ranks one after the other: who waits for it asks for whom it waits.

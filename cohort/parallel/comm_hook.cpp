@@ -36,7 +36,7 @@ CommHook compress_hook(at::ScalarType type) {
   };
 }
 
-constexpr std::chrono::milliseconds kErrorTime(400);  // for the error of a collective of the hook's
+constexpr std::chrono::milliseconds kErrorTime(150);  // for the error of a collective of the hook's
 
 // The future has the deadline of the collective in it; this one is for a hook that never completes it.
 class Awaited : public Reduction {

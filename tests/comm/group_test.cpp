@@ -111,6 +111,38 @@ TEST(GroupTest, WhoWaitsForAGroupIsToldThatARankCouldNotMakeIt) {
   other.join();
 }
 
+// Lazily negative and conjugate tensors: what is written to them through LibTorch is lost in a copy.
+TEST(GroupTest, TensorsWhoseValuesDoNotLieInMemory) {
+  for (const char* backend : {"gloo", "shm"}) {
+    SCOPED_TRACE(backend);
+    run_ranks(2, backend, [](Group& group) {
+      const std::vector<std::function<at::Tensor(const at::Tensor&)>> forms = {
+          [](const at::Tensor& t) { return t.neg()._neg_view(); },
+          [](const at::Tensor& t) { return at::imag(at::complex(t, t.neg()).conj()); },
+          [](const at::Tensor& t) { return at::complex(t, t).conj(); }};
+      const at::Tensor mine = at::arange(1, 4).to(at::kFloat) + group.rank(),
+                       sum = at::tensor({3.F, 5.F, 7.F});
+      for (const auto& form : forms) {
+        at::Tensor t = form(mine);
+        ASSERT_TRUE(t.is_neg() || t.is_conj());
+        group.all_reduce(t).wait();
+        EXPECT_TRUE(at::equal(t, form(sum))) << t;
+        t = form(mine);
+        group.broadcast(t, 0).wait();
+        EXPECT_TRUE(at::equal(t, form(at::arange(1, 4).to(at::kFloat)))) << t;
+        at::Tensor all = at::zeros({2, 3}, t.options())._neg_view();
+        group.all_gather(all, form(mine)).wait();
+        EXPECT_TRUE(at::equal(all[1], form(at::arange(2, 5).to(at::kFloat)))) << all;
+      }
+      const at::Tensor nothing = at::_efficientzerotensor({3});
+      at::Tensor all = at::ones({6}), written = nothing;
+      group.all_gather(all, nothing).wait();
+      EXPECT_TRUE(at::equal(all, at::zeros({6})));
+      COHORT_EXPECT_THROW_WITH(group.all_reduce(written), UsageError, "zeros without memory");
+    });
+  }
+}
+
 TEST(GroupTest, WhatCannotBeIsRefusedBeforeAnythingTravels) {
   run_ranks(2, "gloo", [](Group& group) {
     at::Tensor t = at::ones({4}), small = at::ones({1}), whole = at::ones({4}, at::kInt);

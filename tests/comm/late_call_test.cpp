@@ -13,6 +13,7 @@
 #include "cohort/comm/state.h"
 #include "cohort/core/error.h"
 #include "tests/support/comes_true.h"
+#include "tests/support/deadline_slack.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
@@ -77,10 +78,12 @@ TEST(LateCallChild, DISABLED_Rank) {
   std::fprintf(stderr, "begins\n");
   const milliseconds timeout = group.rank() == 0 ? milliseconds(300) : milliseconds(30'000);
   bool has_failed = false;
+  const core::Deadline waited(seconds(60));
   try {
     group.all_reduce(tensor, ReduceOp::SUM, {timeout}).wait();
   } catch (const Error& error) {
     has_failed = true;
+    EXPECT_LT(waited.elapsed(), group.rank() == 0 ? seconds(3) : seconds(12)) << error.what();
     std::fprintf(stderr, "fails: %s\n", error.what());
   }
   EXPECT_TRUE(has_failed || are_all(tensor, 2));
@@ -113,6 +116,50 @@ TEST(LateCallTest, ACollectiveThatTimedOutWhileNumbersTravelWritesNothingLater) 
   }
 }
 
+// How long the error of `call` took on each rank of Gloo but rank 3, which does not come.
+std::vector<milliseconds> times_of_errors(const std::function<void(Group& group)>& call) {
+  std::vector<milliseconds> times(3);
+  std::atomic<int> num_over{0};
+  run_ranks(4, "gloo", [&](Group& group) {
+    group.barrier();
+    if (group.rank() == 3) return wait_until([&] { return num_over == 3; });
+    std::this_thread::sleep_for(milliseconds(60 * group.rank()));
+    const core::Deadline waited(seconds(60));
+    try {
+      call(group);
+      ADD_FAILURE() << "there are numbers";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("3 of 4"), std::string::npos) << error.what();
+    }
+    times[static_cast<std::size_t>(group.rank())] =
+        std::chrono::duration_cast<milliseconds>(waited.elapsed());
+    ++num_over;
+    wait_until([&] { return num_over == 3; });  // the end of a group closes its connections too
+  });
+  return times;
+}
+
+// Each rank waits for the one before it, and has more time.
+TEST(LateCallTest, RanksThatWaitOneForAnotherEndWithTheFirst) {
+  const auto times = times_of_errors([](Group& group) {
+    const milliseconds timeout(group.rank() == 0 ? 300 : 15'000);
+    at::Tensor tensor = at::ones({1000});
+    group.recv(tensor, (group.rank() + 3) % 4, 0, {timeout}).wait();
+  });
+  for (const milliseconds time : times) EXPECT_LT(time, seconds(5)) << time.count() << " ms";
+}
+
+// A rank that another one's closing ends shortly before its own deadline is not late by it.
+TEST(LateCallTest, RanksThatBeganOneAfterTheOtherEndAtTheirOwnDeadlines) {
+  const auto times = times_of_errors([](Group& group) {
+    at::Tensor tensor = at::ones({1000});
+    group.all_reduce(tensor, ReduceOp::SUM, {milliseconds(1000)}).wait();
+  });
+  for (const milliseconds time : times) {
+    EXPECT_LT(time, milliseconds(1000) + test::deadline_slack()) << time.count() << " ms";
+  }
+}
+
 TEST(LateCallTest, AMessageThatComesAfterTheDeadlineIsNotReceived) {
   for (const char* backend : {"shm", "gloo"}) {
     SCOPED_TRACE(backend);
@@ -139,26 +186,26 @@ TEST(LateCallTest, AMessageThatComesAfterTheDeadlineIsNotReceived) {
 }
 
 // A group whose thread is busy until `go`.
-Group make_busy(const std::atomic<bool>& go) {
+Group make_busy(std::shared_ptr<const std::atomic<bool>> go) {
   Group group = make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake", seconds(20));
-  group.shared_state()->enqueue([&go] { wait_until([&] { return go.load(); }); });
+  group.shared_state()->enqueue([go = std::move(go)] { wait_until([&] { return go->load(); }); });
   return group;
 }
 
 TEST(LateCallTest, ACallThatWasGivenUpInTheQueueIsNotHandedOver) {
-  std::atomic<bool> go{false};
+  const auto go = std::make_shared<std::atomic<bool>>(false);
   const Group group = make_busy(go);
   at::Tensor tensor = at::ones({3});
   Pending pending = group.all_reduce(tensor, ReduceOp::SUM, {milliseconds(100)});
   COHORT_EXPECT_THROW_WITH(pending.wait(), TimeoutError,
                            "timed out behind calls that not all ranks have made");
-  go = true;
+  *go = true;
   wait_until([&] { return group.shared_state()->is_queue_empty(); });
   EXPECT_TRUE(FakeBackend::of(group).calls().empty());
 }
 
 TEST(LateCallTest, AGroupDoesNotWaitForAThreadThatACallWasGivenUpBehind) {
-  std::atomic<bool> go{false};
+  const auto go = std::make_shared<std::atomic<bool>>(false);
   Group group = make_busy(go);
   at::Tensor tensor = at::ones({3});
   Pending pending = group.all_reduce(tensor, ReduceOp::SUM, {milliseconds(100)});
@@ -166,8 +213,7 @@ TEST(LateCallTest, AGroupDoesNotWaitForAThreadThatACallWasGivenUpBehind) {
   const core::Deadline waited(seconds(60));
   group = Group();
   EXPECT_LT(waited.elapsed(), seconds(1));
-  go = true;
-  std::this_thread::sleep_for(milliseconds(20));  // the thread ends
+  *go = true;
 }
 
 // At the same moment one gives up and the group's thread comes to the call.
@@ -175,7 +221,8 @@ TEST(LateCallTest, ACallIsEitherGivenUpOrHandedOver) {
   int num_given_up = 0;
   constexpr int kRounds = 200;
   for (int round = 0; round < kRounds; ++round) {
-    std::atomic<bool> go{false}, is_handed_over{false};
+    const auto go = std::make_shared<std::atomic<bool>>(false);
+    std::atomic<bool> is_handed_over{false};
     const Group group = make_busy(go);
     const auto state = group.shared_state();
     std::vector<at::Tensor> list{at::ones({3})};
@@ -185,7 +232,7 @@ TEST(LateCallTest, ACallIsEitherGivenUpOrHandedOver) {
       is_handed_over = true;
       return Pending::State::Work();
     });
-    std::thread other([&] { go = true; });
+    std::thread other([&] { *go = true; });
     if (round % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(20 * round));
     const bool was_given_up = call->give_up();
     other.join();
@@ -201,7 +248,8 @@ TEST(LateCallTest, ACallIsEitherGivenUpOrHandedOver) {
 
 // Whoever waited has left, and what the thread runs holds the group.
 TEST(LateCallTest, TheGroupsThreadMayLetGoOfTheGroupLast) {
-  std::atomic<bool> go{false}, is_inside{false}, may_end{false};
+  const auto go = std::make_shared<std::atomic<bool>>(false);
+  std::atomic<bool> is_inside{false}, may_end{false};
   std::weak_ptr<Group::State> gone;
   {
     const Group group = make_busy(go);
@@ -213,7 +261,7 @@ TEST(LateCallTest, TheGroupsThreadMayLetGoOfTheGroupLast) {
       wait_until([&] { return may_end.load(); });
       return Pending::State::Work();
     });
-    go = true;
+    *go = true;
     wait_until([&] { return is_inside.load(); });
   }
   EXPECT_FALSE(gone.expired());
