@@ -98,9 +98,10 @@ class FitLoop {
 
  private:
   /// Nothing was written so far, so that a run whose start is refused, or fails in its first step, stays what
-  /// it was.
-  void count_start() {
+  /// it was. `batch`: that of the step, where it is at hand. Waits for an accelerator, once.
+  void count_start(data::Batch* batch = nullptr) {
     if (counts_) return;
+    settle_steps(batch);
     counts_ = true;
     // `last` is moved before the logs are cut: killed from here on, `auto` starts there too.
     if (checkpoints_ && start_.resumed) checkpoints_->go_back_to(result_.last_checkpoint);
@@ -252,7 +253,6 @@ class FitLoop {
                        "average_gradients(*optimizer, batch.size) between backward and step");
     }
     ranks_.step_done();
-    count_start();
     ++state_.step;
     ++result_.steps;
     const data::LoaderState before = std::exchange(state_.loader, train_.state());
@@ -261,6 +261,7 @@ class FitLoop {
     for (const CheckedStep& checked : step_check_.add(state_.step, metrics, non_finite)) {
       take(checked, checked.step == state_.step ? &batch : nullptr);
     }
+    count_start(&batch);
     if (tracing_ && result_.steps >= options_.trace_steps()) write_trace();
   }
 
@@ -282,8 +283,8 @@ class FitLoop {
   }
 
   /// After this every step made so far is in the meters, or known not to be finite.
-  void settle_steps() {
-    if (const auto checked = step_check_.settle()) take(*checked, nullptr);
+  void settle_steps(data::Batch* batch = nullptr) {
+    if (const auto checked = step_check_.settle()) take(*checked, batch);
   }
 
   void report_step(double seconds) {

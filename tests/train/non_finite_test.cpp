@@ -312,6 +312,30 @@ TEST(NonFiniteTest, ARunThatFailsWhereItWentOnIsToldToTakeAnEarlierCheckpoint) {
   COHORT_EXPECT_THROW_WITH(Trainer(options("auto")).fit(task, loader), NumericError, "Try: a lower learning");
 }
 
+TEST(NonFiniteTest, AStartWhoseFirstStepIsNotFiniteDoesNotCount) {
+  struct Counts : Callback {
+    void on_start_counts(const FitInfo&) override { ++starts; }
+    int starts = 0;
+  };
+  TempDir dir;
+  const auto options = TrainerOptions().epochs(1).run_dir(dir.path()).save_every_steps(1).keep(0);
+  data::Loader loader = make_loader();
+  LateTask good({});
+  Trainer(options).fit(good, loader);
+  const checkpoint::RunCheckpoints checkpoints(dir / "checkpoints");
+  const auto last = checkpoints.find("last");
+  for (const std::int64_t bad : {1, 2}) {
+    LateTask task({bad});
+    Trainer trainer(TrainerOptions(options).resume("step_00000002"));
+    const auto counts = std::make_shared<Counts>();
+    trainer.add_callback(counts);
+    COHORT_EXPECT_THROW_WITH(trainer.fit(task, loader), NumericError,
+                             core::concat("the loss of step ", 2 + bad, " "));
+    EXPECT_EQ(counts->starts, bad == 1 ? 0 : 1);
+    EXPECT_EQ(checkpoints.find("last") == last, bad == 1);
+  }
+}
+
 TEST(StepCheckTest, WhatIsOnTheCpuIsKnownAtOnce) {
   StepCheck check;
   const auto good = check.add(1, {{"loss", 0.5, 2}}, {});

@@ -129,6 +129,7 @@ TEST(ResumeTest, AStartThatFailsAtItsFirstBatchChangesNothingOnDisk) {
   fails({from, "data.train_transforms=[{Resize: [6, 6]}]"});
   fails({from, "data.train_transforms=[{Resize: [6, 6]}]", "train.eval_every=0"});
   fails({"run.resume=auto", "train.epochs=5", "data.train_transforms=[{Resize: [6, 6]}]"});
+  fails({from, "data.std=[1e-45]"});  // a loss that is not finite
   write_file(picture, bytes.substr(0, bytes.size() / 2));
   fails({from});
   write_file(picture, bytes);
