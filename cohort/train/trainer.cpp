@@ -52,7 +52,7 @@ class FitLoop {
         callbacks_(callbacks),
         task_(task),
         train_(train),
-        eval_(eval),
+        eval_(options.eval_every() > 0 ? eval : nullptr),
         strategy_(strategy_of(options)),
         ranks_(strategy_->group()),
         best_(options, ranks_.is_first()) {
@@ -141,7 +141,7 @@ class FitLoop {
     const bool keeps = options_.keep_optimizer_options();
     const std::vector<ParamGroups> own = param_groups_of(task_);
     state_ = restore(task_, found->content);
-    state_.eval_data = eval_data;
+    if (eval_ != nullptr) state_.eval_data = eval_data;
     lr_ = current_lr(task_);  // for the report of an epoch that has no step left
     if (ranks_.is_first()) log_other_rates(own, param_groups_of(task_), keeps);
     if (keeps) set_param_groups(task_, own);
@@ -331,8 +331,7 @@ class FitLoop {
                                  : 0;
     report.metrics = with_prefix("train_", averages_of(ranks_.total(meters_)));
     const bool last = report.epoch == options_.epochs() || !complete;
-    if (eval_ != nullptr && (is_due(report.epoch, options_.eval_every(), options_.epochs()) ||
-                             (last && options_.eval_every() > 0))) {
+    if (eval_ != nullptr && (last || is_due(report.epoch, options_.eval_every(), options_.epochs()))) {
       const auto metrics = evaluate();
       if (stopping_) return;  // cut short by a signal: the evaluation is done again on resume
       report.metrics.merge(with_prefix("val_", metrics));
@@ -355,7 +354,7 @@ class FitLoop {
 
   /// What is wrong with evaluation is said before the first epoch, not after it.
   void try_evaluation() {
-    if (eval_ == nullptr || options_.eval_every() == 0) return;
+    if (eval_ == nullptr) return;
     check_has_batch(*eval_, "evaluation");
     std::int64_t batches = options_.check_eval_batches();
     if (options_.max_eval_batches() > 0) batches = std::min(batches, options_.max_eval_batches());
@@ -452,7 +451,7 @@ class FitLoop {
   const std::vector<std::shared_ptr<Callback>>& callbacks_;
   Task& task_;
   data::Loader& train_;
-  data::Loader* eval_;
+  data::Loader* eval_;  // null: nothing is evaluated
   std::shared_ptr<Strategy> strategy_;
   Ranks ranks_;
   std::optional<checkpoint::RunCheckpoints> checkpoints_;  // rank 0's
