@@ -106,7 +106,7 @@ void RunCheckpoints::write_folder(const fs::path& folder, const CheckpointConten
 fs::path RunCheckpoints::put(const fs::path& temporary, const std::string& name) const {
   const fs::path target = folder_ / name;
   std::error_code ignored;
-  if (fs::exists(fs::symlink_status(target)) && !is_own_checkpoint(target)) {
+  if (fs::exists(fs::symlink_status(target)) && !is_own_checkpoint(target) && !is_linked_old(target)) {
     set_aside(target);
   }
   if (!fs::exists(fs::symlink_status(target))) {
@@ -126,6 +126,16 @@ fs::path RunCheckpoints::put(const fs::path& temporary, const std::string& name)
     throw;
   }
   return old;
+}
+
+/// True for a checkpoint of an older version, without a name in it, which `last` or `best` names.
+bool RunCheckpoints::is_linked_old(const fs::path& folder) const {
+  if (follow_link(folder_ / "last") != folder && follow_link(folder_ / "best") != folder) return false;
+  try {
+    return read_manifest(folder).name.empty();
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 /// Moves something that is no checkpoint, a damaged one or somebody's copy of one out of the way of a

@@ -109,6 +109,7 @@ class RunCheckpoints {
   void recover(bool alone) const;
   void repair_best() const;
   std::filesystem::path put(const std::filesystem::path& temporary, const std::string& name) const;
+  bool is_linked_old(const std::filesystem::path& folder) const;
   void set_aside(const std::filesystem::path& folder) const;
   void prune() const;
   void remove_folder(const std::filesystem::path& folder) const;

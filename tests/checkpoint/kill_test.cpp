@@ -11,6 +11,7 @@
 #include <functional>
 
 #include "cohort/checkpoint/link.h"
+#include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/core/log.h"
 #include "tests/checkpoint/file_calls.h"
@@ -204,6 +205,28 @@ TEST_F(KillTest, AtEachSystemCallWhereNamesCannotBeExchanged) {
 
 TEST_F(KillTest, AtEachSystemCallWhereThereAreNoLinks) {
   kill_at_each_moment({.can_link = false});
+}
+
+TEST_F(KillTest, AtEachSystemCallANameOfAnOlderVersionIsReplaced) {
+  const Scenario scenario{"", {}, [](const fs::path& f) { save(f, "latest", 3, 1); }, {2, 3}, true};
+  for (const FileCallLimits& limits : {FileCallLimits(), FileCallLimits{.can_exchange = false}}) {
+    bool killed = true;
+    for (int moment = 0; killed && !HasFailure(); ++moment) {
+      SCOPED_TRACE(moment);
+      test::TempDir dir;
+      save(dir.path(), "best_model", 1, 1);
+      save(dir.path(), "latest", 2, 1);
+      for (const char* name : {"best_model", "latest"}) {
+        Manifest manifest = read_manifest(dir / name);
+        manifest.name = manifest.best = "";
+        write_file(dir / name / "state.json", manifest_text(manifest));
+      }
+      killed = kill_during(scenario, dir.path(), limits, moment);
+      expect_whole(scenario, dir.path(), killed);
+      EXPECT_TRUE(RunCheckpoints(dir.path()).find("last"));
+      EXPECT_FALSE(fs::exists(dir / "latest.replaced-1"));
+    }
+  }
 }
 
 TEST_F(KillTest, AtEachSystemCallWhatReplacesTheBestAndIsNotIsNotTheBest) {
