@@ -66,7 +66,7 @@ fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& 
   }
   manifest.given_up = History(known, last()).given_up_by(manifest.sequence);
   const auto earlier_best = best();
-  const bool has_earlier = earlier_best && fs::is_directory(*earlier_best);
+  const bool has_earlier = earlier_best && fs::is_directory(*earlier_best, error);
   manifest.best = options.is_best ? name : has_earlier ? name_of(*earlier_best) : "";
   const bool replaces_best = !options.is_best && manifest.best == name;
   if (replaces_best) manifest.best = "";
@@ -161,7 +161,7 @@ void RunCheckpoints::repair_best() const {
   const auto link = follow_link(folder_ / "best");
   const auto wanted = best();
   std::error_code ignored;
-  if (!wanted || !fs::is_directory(*wanted)) {
+  if (!wanted || !fs::is_directory(*wanted, ignored)) {
     if (link) fs::remove(folder_ / "best", ignored);
   } else if (link != folder_ / name_of(*wanted)) {
     point("best", name_of(*wanted));
