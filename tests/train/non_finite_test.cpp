@@ -195,6 +195,26 @@ TEST(KeptBuffersTest, OnAnAcceleratorTheFlagDecidesWithoutAnyoneLooking) {
   }
 }
 
+TEST(KeptBuffersTest, ABufferThatRepeatsItsElementsIsLeftAlone) {
+  struct WithIds : LateTask {
+    WithIds() : LateTask({}) {
+      ids = net->register_buffer("ids", at::arange(3).expand({4, 3}));
+      count = net->register_buffer("count", at::zeros({1}));
+    }
+    at::Tensor ids, count;
+  } task;
+  for (const auto& flag : {optim::NonFinite{.on_cpu = true}, {.on_device = at::scalar_tensor(1.0)}}) {
+    KeptBuffers buffers;
+    for (int step = 0; step < 2; ++step) {
+      buffers.keep(task);
+      task.count.fill_(7);
+      buffers.put_back_unless_finite({}, flag);
+      EXPECT_EQ(task.count.item<double>(), 0);
+    }
+  }
+  EXPECT_TRUE(at::equal(task.ids[3], at::arange(3)));
+}
+
 TEST(NonFiniteTest, AnInfiniteGradientStopsTheRunAndNamesTheParameter) {
   Steep net(3);
   ClassificationTask task(net.ptr(), make("sgd", net->parameters()), nullptr);
