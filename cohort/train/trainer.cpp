@@ -231,10 +231,7 @@ class FitLoop {
   }
 
   void run_step(data::Batch& batch) {
-    if (!seen_first_batch_) {
-      seen_first_batch_ = true;
-      notify([&](Callback& c) { c.on_first_batch(batch); });
-    }
+    if (!std::exchange(seen_first_batch_, true)) notify([&](Callback& c) { c.on_first_batch(batch); });
     core::reseed_generators(options_.seed(), static_cast<std::uint64_t>(state_.step),
                             static_cast<std::uint64_t>(ranks_.rank()));
     apply_schedules(task_, state_.step);
@@ -341,6 +338,7 @@ class FitLoop {
     result_.metrics = report.metrics;
     count_start();
     notify([&](Callback& c) { c.on_epoch_end(report); });
+    state_.reported_step = state_.step;
     if (complete) {
       ++state_.epoch;
       state_.loader = {.epoch = state_.epoch, .samples_consumed = 0};
@@ -439,7 +437,8 @@ class FitLoop {
     if (!options_.run_dir().empty()) ranks_.write_trace(options_.run_dir() / "trace.json");
   }
 
-  bool is_over() const { return state_.epoch >= options_.epochs() || step_limit_reached(); }
+  bool is_over() const { return state_.epoch >= options_.epochs() || (step_limit_reached() && reported()); }
+  bool reported() const { return state_.reported_step == state_.step; }  // else a signal came first
   bool step_limit_reached() const { return options_.max_steps() > 0 && state_.step >= options_.max_steps(); }
 
   template <typename Fn>
