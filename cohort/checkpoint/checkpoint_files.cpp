@@ -39,10 +39,14 @@ void verify(const MappedFile& file, const std::string& name, const Manifest& man
   }
 }
 
+/// Where `folder` is now: what was found under the name that it had while it was replaced may have its own
+/// again.
+fs::path place_of(const fs::path& folder) {
+  return locate_checkpoint(folder.parent_path() / name_of(folder));
+}
+
 core::Fd open_folder(const fs::path& folder) {
-  // Where it was found under the name that it had while it was replaced, it may have its own again.
-  const fs::path place = locate_checkpoint(folder.parent_path() / name_of(folder));
-  core::Fd opened(::open(place.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  core::Fd opened(::open(place_of(folder).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (opened.is_open()) return opened;
   const bool is_absent = errno == ENOENT || errno == ENOTDIR;
   throw DataError(kWhere, is_absent ? concat(folder.string(), " is not the folder of a checkpoint")
@@ -78,7 +82,7 @@ CheckpointFiles open_checkpoint(const fs::path& folder, const std::vector<std::s
       for (const std::string& name : names) verify(*found.files[name], name, found.manifest, folder);
       return found;
     } catch (const DataError&) {
-      if (tries == kMostTries || is_at(opened, folder)) throw;
+      if (tries == kMostTries || is_at(opened, place_of(folder))) throw;
     }
   }
 }

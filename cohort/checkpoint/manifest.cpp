@@ -123,7 +123,8 @@ bool is_manifest(const std::filesystem::path& file) {
 
 Manifest read_manifest(const std::filesystem::path& folder) {
   const auto path = folder / kManifestFile;
-  if (!std::filesystem::exists(path)) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error) && !error) {
     fail(path, "is missing");
   }
   const auto file = MappedFile::open(path);

@@ -66,25 +66,27 @@ fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& 
   }
   manifest.given_up = History(known, last()).given_up_by(manifest.sequence);
   const auto earlier_best = best();
-  const bool has_earlier = earlier_best && fs::is_directory(*earlier_best);
+  const bool has_earlier = earlier_best && fs::is_directory(*earlier_best, error);
   manifest.best = options.is_best ? name : has_earlier ? name_of(*earlier_best) : "";
   const bool replaces_best = !options.is_best && manifest.best == name;
   if (replaces_best) manifest.best = "";
   const fs::path temporary = folder_ / temporary_name(name);
   fs::remove_all(temporary, error);
+  fs::path replaced;
   try {
     if (!fs::create_directory(temporary, error)) {
       throw SystemError("checkpoint.save",
                         concat("cannot create ", temporary.string(), ": ", error.message()));
     }
     write_folder(temporary, content, std::move(manifest));
-    put(temporary, name);
+    if (replaces_best) fs::remove(folder_ / "best", error);
+    replaced = put(temporary, name);
+    point("last", name);  // from here on this checkpoint counts, and what it says is the best
   } catch (...) {
-    fs::remove_all(temporary, error);
+    for (const fs::path& each : {temporary, replaced}) fs::remove_all(each, error);
     throw;
   }
-  if (replaces_best) fs::remove(folder_ / "best", error);
-  point("last", name);  // from here on this checkpoint counts, and what it says is the best
+  fs::remove_all(replaced, error);  // which takes a while
   repair_best();
   prune();
   return folder_ / name;
@@ -100,27 +102,39 @@ void RunCheckpoints::write_folder(const fs::path& folder, const CheckpointConten
   core::sync_folder(folder);
 }
 
-void RunCheckpoints::put(const fs::path& temporary, const std::string& name) const {
+/// Returns where what it has replaced is now; empty: it has replaced nothing.
+fs::path RunCheckpoints::put(const fs::path& temporary, const std::string& name) const {
   const fs::path target = folder_ / name;
   std::error_code ignored;
-  if (fs::exists(fs::symlink_status(target)) && !is_own_checkpoint(target)) {
+  if (fs::exists(fs::symlink_status(target)) && !is_own_checkpoint(target) && !is_linked_old(target)) {
     set_aside(target);
   }
   if (!fs::exists(fs::symlink_status(target))) {
     rename_and_sync(temporary, target);
-  } else if (exchange(temporary, target)) {
+    return {};
+  }
+  if (exchange(temporary, target)) {
     core::sync_folder(folder_);
-    fs::remove_all(temporary, ignored);
-  } else {
-    const fs::path old = folder_ / temporary_name(name + std::string(kReplacedMark));
-    rename_and_sync(target, old);  // killed here: locate_checkpoint() finds it, recover() puts it back
-    try {
-      rename_and_sync(temporary, target);
-    } catch (...) {
-      fs::rename(old, target, ignored);
-      throw;
-    }
-    fs::remove_all(old, ignored);
+    return temporary;
+  }
+  const fs::path old = folder_ / temporary_name(name + std::string(kReplacedMark));
+  rename_and_sync(target, old);  // killed here: locate_checkpoint() finds it, recover() puts it back
+  try {
+    rename_and_sync(temporary, target);
+  } catch (...) {
+    fs::rename(old, target, ignored);
+    throw;
+  }
+  return old;
+}
+
+/// True for a checkpoint of an older version, without a name in it, which `last` or `best` names.
+bool RunCheckpoints::is_linked_old(const fs::path& folder) const {
+  if (follow_link(folder_ / "last") != folder && follow_link(folder_ / "best") != folder) return false;
+  try {
+    return read_manifest(folder).name.empty();
+  } catch (const Error&) {
+    return false;
   }
 }
 
@@ -147,7 +161,7 @@ void RunCheckpoints::repair_best() const {
   const auto link = follow_link(folder_ / "best");
   const auto wanted = best();
   std::error_code ignored;
-  if (!wanted || !fs::is_directory(*wanted)) {
+  if (!wanted || !fs::is_directory(*wanted, ignored)) {
     if (link) fs::remove(folder_ / "best", ignored);
   } else if (link != folder_ / name_of(*wanted)) {
     point("best", name_of(*wanted));
@@ -223,7 +237,7 @@ std::optional<fs::path> RunCheckpoints::last() const {
 std::optional<fs::path> RunCheckpoints::best() const {
   if (const auto folder = last()) {
     try {
-      return best_of(*folder);
+      return best_named_by(*folder, true);
     } catch (const Error&) {
       // Whoever loads it is told what is wrong with it.
     }
@@ -233,22 +247,31 @@ std::optional<fs::path> RunCheckpoints::best() const {
 }
 
 std::optional<fs::path> RunCheckpoints::best_of(const fs::path& checkpoint) const {
+  const auto link = follow_link(folder_ / "last");
+  return best_named_by(checkpoint, link && link->filename() == name_of(checkpoint));
+}
+
+/// A best that was saved later is one of another history. But beside the last checkpoint the link `best` is
+/// never one of those (go_back_to() removes it): it is what a save that was cut short, or that moves `last`
+/// in this moment, has put in place of the best before.
+std::optional<fs::path> RunCheckpoints::best_named_by(const fs::path& checkpoint, bool is_last) const {
   std::error_code error;
   if (!fs::equivalent(checkpoint.parent_path(), folder_, error)) {
     return std::nullopt;
   }
   const Manifest manifest = read_manifest(checkpoint);
   // A checkpoint of an older version does not name it.
-  const auto target =
-      manifest.best.empty() ? follow_link(folder_ / "best") : std::optional(folder_ / manifest.best);
+  const auto link = follow_link(folder_ / "best");
+  const auto target = manifest.best.empty() ? link : std::optional(folder_ / manifest.best);
   if (!target) {
     return std::nullopt;
   }
   const fs::path best = locate_checkpoint(*target);
-  if (name_of(best) == name_of(checkpoint)) return best;  // a run may replace it in this moment
+  const bool is_linked = is_last && !manifest.best.empty() && link == target;
+  if (is_linked || name_of(best) == name_of(checkpoint)) return best;  // a run may replace it in this moment
   try {
-    if (fs::is_directory(best) && read_manifest(best).sequence > manifest.sequence) {
-      return std::nullopt;  // saved later: by a run that went on from an earlier checkpoint
+    if (fs::is_directory(best, error) && read_manifest(best).sequence > manifest.sequence) {
+      return std::nullopt;
     }
   } catch (const Error&) {
     // Whoever loads it is told what is wrong with it.
@@ -301,6 +324,7 @@ void RunCheckpoints::go_back_to(const fs::path& checkpoint) const {
   recover(lock.is_held());
   const std::string name = name_of(checkpoint);
   if (follow_link(folder_ / "last") != folder_ / name) {
+    if (!best_of(folder_ / name)) fs::remove(folder_ / "best", error);
     point("last", name);
     repair_best();
   }

@@ -57,9 +57,10 @@ class RunCheckpoints {
   /// checkpoints and what a killed process left under temporary names, and returns the folder. Removed are
   /// checkpoints under the name that they were saved under: never a copy, or one that was renamed. All is on
   /// disk then. Killed at any moment, the folder holds the previous checkpoint or the new one, complete, and
-  /// `best` is that checkpoint's. Throws: UsageError for a name that is not a plain file name; SystemError
-  /// (no space left, permission) naming path and bytes needed: the previous checkpoint is untouched and
-  /// nothing temporary stays; SystemError if another process is saving here.
+  /// `best` is that checkpoint's, or the new one where that has its name. Throws: UsageError for a name that
+  /// is not a plain file name; SystemError (no space left, permission) naming path and bytes needed: the
+  /// previous checkpoint is untouched and nothing temporary stays; SystemError if another process is saving
+  /// here.
   std::filesystem::path save(const std::string& name, const CheckpointContent& content,
                              SaveOptions options = {});
 
@@ -88,7 +89,8 @@ class RunCheckpoints {
   /// Points `last` at a checkpoint of this folder, and `best` at what was the best then: training goes on
   /// from there, and those saved after it are another history, which load_usable() no longer takes and save()
   /// removes first. Finishes
-  /// what a killed save left. A checkpoint elsewhere changes nothing. Throws: SystemError as save().
+  /// what a killed save left. A checkpoint elsewhere changes nothing. Throws: SystemError as save();
+  /// DataError for a checkpoint that cannot be read.
   void go_back_to(const std::filesystem::path& checkpoint) const;
 
   /// Checkpoints, newest first, those of another history after the rest.
@@ -106,7 +108,8 @@ class RunCheckpoints {
                     Manifest manifest) const;
   void recover(bool alone) const;
   void repair_best() const;
-  void put(const std::filesystem::path& temporary, const std::string& name) const;
+  std::filesystem::path put(const std::filesystem::path& temporary, const std::string& name) const;
+  bool is_linked_old(const std::filesystem::path& folder) const;
   void set_aside(const std::filesystem::path& folder) const;
   void prune() const;
   void remove_folder(const std::filesystem::path& folder) const;
@@ -115,6 +118,8 @@ class RunCheckpoints {
   std::optional<LoadedCheckpoint> first_usable(std::vector<std::string>& problems) const;
   std::optional<std::filesystem::path> last() const;
   std::optional<std::filesystem::path> best() const;
+  std::optional<std::filesystem::path> best_named_by(const std::filesystem::path& checkpoint,
+                                                     bool is_last) const;
 
   std::filesystem::path folder_;
   RunCheckpointsOptions options_;

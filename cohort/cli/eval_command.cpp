@@ -1,5 +1,7 @@
 #include <cstdio>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "cohort/cli/commands.h"
 #include "cohort/cli/trained_model.h"
@@ -17,8 +19,9 @@ struct EvalArguments {
 int eval_command(EvalArguments arguments) {
   TrainedModel& model = arguments.model;
   if (!arguments.device.empty()) model.overrides.push_back("train.device=" + arguments.device);
-  const train::Config config = model.load("cli.eval");
-  const auto metrics = train::run_evaluation(config, model.checkpoint);
+  std::map<std::string, double> metrics;
+  model.use("cli.eval",
+            [&](const train::Config& config) { metrics = train::run_evaluation(config, model.checkpoint); });
   if (comm::job_from_environment().rank != 0) return 0;
   for (const auto& [name, value] : metrics) {
     std::printf("%s %.6g\n", name.c_str(), value);

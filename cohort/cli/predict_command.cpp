@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 
 #include "cohort/cli/commands.h"
@@ -10,6 +11,8 @@
 
 namespace cohort::cli {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct PredictArguments {
   TrainedModel model;
@@ -27,11 +30,14 @@ std::vector<train::Prediction> predictions_of(PredictArguments& arguments) {
     for (const std::string& plugin : arguments.model.plugins) train::load_plugin(plugin);
     return train::Predictor::of_program(arguments.program)(arguments.pictures, arguments.top);
   }
-  const train::Config config = arguments.model.load("cli.predict");
-  if (!arguments.samples.empty()) {
-    return train::predict_samples(config, arguments.model.checkpoint, arguments.samples, arguments.top);
-  }
-  return train::Predictor::of_run(config, arguments.model.checkpoint)(arguments.pictures, arguments.top);
+  std::vector<train::Prediction> predictions;
+  arguments.model.use("cli.predict", [&](const train::Config& config) {
+    const fs::path checkpoint = arguments.model.checkpoint;
+    predictions = arguments.samples.empty()
+                      ? train::Predictor::of_run(config, checkpoint)(arguments.pictures, arguments.top)
+                      : train::predict_samples(config, checkpoint, arguments.samples, arguments.top);
+  });
+  return predictions;
 }
 
 int predict_command(PredictArguments arguments) {
@@ -50,9 +56,11 @@ struct ExportArguments {
 };
 
 int export_command(ExportArguments arguments) {
-  const train::Config config = arguments.model.load("cli.export");
-  train::export_program(config, arguments.model.checkpoint, arguments.batch_size, arguments.file);
-  const bool takes_pictures = data::is_own_dataset(config.data.kind);
+  bool takes_pictures = false;
+  arguments.model.use("cli.export", [&](const train::Config& config) {
+    train::export_program(config, arguments.model.checkpoint, arguments.batch_size, arguments.file);
+    takes_pictures = data::is_own_dataset(config.data.kind);
+  });
   std::printf("%s: for %ld %s at a time; %s\n", arguments.file.c_str(),
               static_cast<long>(arguments.batch_size), takes_pictures ? "pictures" : "samples",
               takes_pictures ? core::concat("cohort predict --program ", arguments.file, " IMAGE...").c_str()

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "cohort/cli/commands.h"
@@ -107,6 +108,20 @@ std::string command_to_go_on(const TrainArguments& arguments, const Context& con
   return command;
 }
 
+/// The run folder whose own file the configuration is, where that run is to go on: the file may have been
+/// copied or moved with its folder, whatever run.dir in it says. Empty: the configuration says it.
+fs::path folder_to_go_on(const TrainArguments& arguments, const train::Config& config) {
+  const auto sets = [&](std::string_view key) {
+    return std::ranges::any_of(arguments.overrides, [&](const auto& each) { return each.starts_with(key); });
+  };
+  const std::string& resume = config.run.resume;
+  const bool is_by_name = resume == "auto" || resume == "last" || resume == "best";
+  if (resume.empty() || sets("run.dir=")) return {};
+  // A run of another name is another run.
+  if (config.run.dir.empty() && (!is_by_name || sets("run.name="))) return {};
+  return train::run_folder_of(arguments.config);
+}
+
 int train_command(const TrainArguments& arguments, const Context& context) {
   // There is nothing to save until training begins, which then handles it; by default it would end the
   // process.
@@ -124,10 +139,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   if (!arguments.nproc_per_node.empty()) {
     config.distributed.nproc_per_node = launch::read_nproc_per_node(arguments.nproc_per_node, num_gpus);
   }
-  const std::string& resume = config.run.resume;
-  if (config.run.dir.empty() && (resume == "auto" || resume == "last" || resume == "best")) {
-    config.run.dir = train::run_folder_of(arguments.config).string();
-  }
+  if (const fs::path own = folder_to_go_on(arguments, config); !own.empty()) config.run.dir = own.string();
   if (arguments.fast_dev_run) train::limit_to_fast_dev_run(config);
   if (arguments.dump_config) {
     for (const std::string& warning : config.warnings)

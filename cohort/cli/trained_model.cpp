@@ -28,6 +28,12 @@ void TrainedModel::add_options(CLI::App& command) {
 
 namespace {
 
+constexpr int kMostTries = 10;  // a save takes longer than to read what it has saved
+
+bool is_name(const std::string& checkpoint) {
+  return checkpoint == "best" || checkpoint == "last";
+}
+
 /// Says what `config` has that the configuration in the checkpoint has not.
 void warn_of_other_inputs(const train::Config& config, const std::string& trained,
                           const std::string& checkpoint) {
@@ -43,13 +49,10 @@ void warn_of_other_inputs(const train::Config& config, const std::string& traine
 }  // namespace
 
 train::Config TrainedModel::load(const std::string& where) {
-  if (!run.empty()) {
-    const bool is_name = checkpoint == "best" || checkpoint == "last";
-    if (is_name) {
-      const fs::path folder = fs::path(run) / "checkpoints";
-      const auto found = checkpoint::RunCheckpoints(folder).find(checkpoint);
-      checkpoint = found.value_or(folder / checkpoint).string();  // what is not there is said below
-    }
+  if (!run.empty() && is_name(checkpoint)) {
+    const fs::path folder = fs::path(run) / "checkpoints";
+    const auto found = checkpoint::RunCheckpoints(folder).find(checkpoint);
+    checkpoint = found.value_or(folder / checkpoint).string();  // what is not there is said below
   }
   if (config.empty() && run.empty()) {
     throw UsageError(where, "neither --run nor --config was given", "--run runs/NAME");
@@ -69,6 +72,20 @@ train::Config TrainedModel::load(const std::string& where) {
   train::Config result = train::load_config(file, overrides);
   warn_of_other_inputs(result, trained, checkpoint);
   return result;
+}
+
+void TrainedModel::use(const std::string& where, const std::function<void(const train::Config&)>& work) {
+  const std::string asked = checkpoint;
+  for (int tries = 1;; ++tries) {
+    checkpoint = asked;
+    try {
+      return work(load(where));
+    } catch (const DataError&) {
+      std::error_code error;
+      const bool may_be_another = !run.empty() && is_name(asked) && !fs::exists(checkpoint, error);
+      if (!may_be_another || tries == kMostTries) throw;
+    }
+  }
 }
 
 }  // namespace cohort::cli

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ struct TrainedModel {
   /// Loads the plug-ins and the configuration; `checkpoint` is a path afterwards.
   /// Throws: UsageError and DataError in the name of `where`, "cli.eval".
   train::Config load(const std::string& where);
+  /// Calls `work` with what load() returns; both again where a run that saves has removed its best or last
+  /// checkpoint (--run) before it was read. Throws: as load() and `work`.
+  void use(const std::string& where, const std::function<void(const train::Config&)>& work);
 };
 
 }  // namespace cohort::cli

@@ -1,5 +1,6 @@
 #include "cohort/train/buffers.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
@@ -14,7 +15,9 @@ void KeptBuffers::keep(const Task& task) {
   std::vector<at::Tensor> found;
   for (const Task::NamedModule& entry : task.modules()) {
     for (const at::Tensor& buffer : entry.module->buffers()) {
-      if (buffer.defined()) found.push_back(buffer);
+      // What repeats its elements in memory (expand()) cannot be written to, by a step neither.
+      if (buffer.defined() && at::has_internal_overlap(buffer) != at::MemOverlap::Yes)
+        found.push_back(buffer);
     }
   }
   const bool are_same = std::ranges::equal(found, buffers_, [](const at::Tensor& a, const at::Tensor& b) {

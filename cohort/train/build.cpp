@@ -249,10 +249,7 @@ torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, 
   at::manual_seed(static_cast<std::uint64_t>(config.run.seed));
   torch::nn::AnyModule model = models::make_model(options);
   if (!config.model.weights.empty()) {
-    const fs::path weights = find_weights(config.model.weights);
-    checkpoint::load_module_state(*model.ptr(), fs::is_directory(weights)
-                                                    ? checkpoint::RunCheckpoints::load(weights).model
-                                                    : checkpoint::load_safetensors(weights));
+    checkpoint::load_module_state(*model.ptr(), read_weights(config.model.weights));
   }
   model.ptr()->to(device);
   if (channels_last(config)) models::set_memory_format(*model.ptr(), at::MemoryFormat::ChannelsLast);

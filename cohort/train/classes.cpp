@@ -8,6 +8,7 @@
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/core/error.h"
 #include "cohort/train/run_state.h"
+#include "cohort/train/weights.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -53,11 +54,13 @@ class Relabelled : public data::Dataset {
 /// What the state.json of a checkpoint says, or the one beside a file; nothing where it is not there. Other
 /// programs write files of that name too: beside a file alone they are none of ours.
 std::optional<nlohmann::json> state_of(const fs::path& checkpoint) {
-  const bool is_folder = fs::is_directory(checkpoint);
-  const fs::path folder = is_folder ? checkpoint : fs::absolute(checkpoint).parent_path();
-  if (!fs::exists(folder / checkpoint::kManifestFile)) return std::nullopt;
-  if (!is_folder && !checkpoint::is_manifest(folder / checkpoint::kManifestFile)) return std::nullopt;
-  return checkpoint::read_manifest(fs::canonical(folder)).state;
+  std::error_code error;
+  if (fs::is_directory(checkpoint, error)) {
+    return checkpoint::read_manifest(find_weights(checkpoint)).state;
+  }
+  const fs::path folder = fs::absolute(checkpoint).parent_path(), file = folder / checkpoint::kManifestFile;
+  if (!fs::exists(file, error) || !checkpoint::is_manifest(file)) return std::nullopt;
+  return checkpoint::read_manifest(folder).state;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "cohort/checkpoint/bounded_json.h"
+#include "cohort/checkpoint/state_dict.h"
 #include "cohort/core/error.h"
 #include "cohort/data/file_bytes.h"
 #include "cohort/data/sampler.h"
@@ -17,6 +18,7 @@
 #include "cohort/train/build.h"
 #include "cohort/train/classes.h"
 #include "cohort/train/json_text.h"
+#include "cohort/train/weights.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -26,11 +28,6 @@ using nlohmann::json;
 
 constexpr const char* kWhere = "train.predict";
 constexpr const char* kTaskKey = "picture_task";  // in the metadata of a program
-
-// Returns what the model's outputs are called. `dataset`: where the checkpoint does not say it.
-std::vector<std::string> classes_of(const fs::path& checkpoint, const data::Dataset& dataset) {
-  return trained_classes(checkpoint).value_or(dataset.classes());
-}
 
 PictureTask task_of(const Config& config, const fs::path& checkpoint) {
   if (!data::is_own_dataset(config.data.kind)) {
@@ -93,10 +90,11 @@ PictureTask task_from(const std::string& text, const fs::path& file) {
   }
 }
 
-torch::nn::AnyModule load_model(Config config, const fs::path& checkpoint, std::size_t num_classes,
-                                const data::Field& input) {
-  config.model.weights = fs::weakly_canonical(checkpoint).string();
+torch::nn::AnyModule make_trained_model(Config config, const checkpoint::TensorMap& weights,
+                                        std::size_t num_classes, const data::Field& input) {
+  config.model.weights.clear();
   torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(num_classes), at::kCPU, input);
+  checkpoint::load_module_state(*model.ptr(), weights);
   model.ptr()->eval();
   return model;
 }
@@ -159,8 +157,10 @@ Predictor::Predictor(const PictureTask& task, Model model, std::int64_t batch_si
 }
 
 Predictor Predictor::of_run(const Config& config, const fs::path& checkpoint, std::int64_t batch_size) {
+  const checkpoint::TensorMap weights = read_weights(checkpoint);
   const PictureTask task = task_of(config, checkpoint);
-  return {task, call_of(config, load_model(config, checkpoint, task.classes.size(), picture_field(config))),
+  return {task,
+          call_of(config, make_trained_model(config, weights, task.classes.size(), picture_field(config))),
           batch_size};
 }
 
@@ -216,15 +216,17 @@ std::vector<Prediction> Predictor::operator()(const std::vector<std::string>& pi
 std::vector<Prediction> predict_samples(const Config& config, const fs::path& checkpoint,
                                         const std::vector<std::int64_t>& samples, std::int64_t top) {
   check_top(top);
+  const checkpoint::TensorMap weights = read_weights(checkpoint);
+  const auto trained = trained_classes(checkpoint);
   const std::shared_ptr<const data::Dataset> dataset = make_dataset(config, Split::kVal);
   for (const std::int64_t sample : samples) {
     if (sample >= 0 && sample < dataset->size()) continue;
     throw UsageError(kWhere, core::concat("samples: got ", sample, ", the validation data has ",
                                           dataset->size(), " samples: 0 to ", dataset->size() - 1));
   }
-  const std::vector<std::string> classes = classes_of(checkpoint, *dataset);
+  const std::vector<std::string> classes = trained.value_or(dataset->classes());
   const Predictor::Model model =
-      call_of(config, load_model(config, checkpoint, classes.size(), input_field(config, *dataset)));
+      call_of(config, make_trained_model(config, weights, classes.size(), input_field(config, *dataset)));
   data::Loader loader(dataset, {.batch_size = eval_batch_size(config.train),
                                 .seed = static_cast<std::uint64_t>(config.run.seed),
                                 .sampler = std::make_shared<Listed>(samples)});
@@ -242,6 +244,7 @@ std::vector<Prediction> predict_samples(const Config& config, const fs::path& ch
 
 void export_program(const Config& config, const fs::path& checkpoint, std::int64_t batch_size,
                     const fs::path& file) {
+  const checkpoint::TensorMap weights = read_weights(checkpoint);
   std::map<std::string, std::string> metadata;
   std::size_t num_classes = 0;
   data::Field input = picture_field(config);
@@ -253,14 +256,15 @@ void export_program(const Config& config, const fs::path& checkpoint, std::int64
     metadata[kTaskKey] = to_text(task);
   } else {
     check_batch_size(batch_size);
+    const auto trained = trained_classes(checkpoint);
     const auto dataset = make_dataset(config, Split::kVal);
-    const std::vector<std::string> classes = classes_of(checkpoint, *dataset);
+    const std::vector<std::string> classes = trained.value_or(dataset->classes());
     num_classes = classes.size();
     input = input_field(config, *dataset);
     example = zero_batch(input, batch_size);
     metadata["classes"] = names_to_json(classes).dump();
   }
-  const torch::nn::AnyModule model = load_model(config, checkpoint, num_classes, input);
+  const torch::nn::AnyModule model = make_trained_model(config, weights, num_classes, input);
   auto fast = script::script(call_of(config, model),
                              script::ScriptOptions().name(config.model.name).modules({model.ptr()}));
   const at::NoGradGuard no_grad;

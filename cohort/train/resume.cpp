@@ -101,11 +101,16 @@ void keep_rate(Config& config, const Config& before) {
   if (lr_base_size(config) != lr_base_size(before)) config.optim.lr_base_size = lr_base_size(before);
 }
 
-/// True where an epoch is evaluated as `before` did, on the same data: which data it is Trainer finds out.
-bool evaluates_as(Config before, Config now) {
+/// True where an epoch is evaluated as `before` did, with `ranks_before`, on the same data: which data it is
+/// Trainer finds out.
+bool evaluates_as(Config before, int ranks_before, Config now, int ranks) {
   static constexpr std::array kKeys = {
       "data.val_transforms",  "data.mean", "data.std", "data.options", "train.max_eval_steps",
       "train.label_smoothing"};
+  // So many batches are not the same samples in batches of another size.
+  const bool same_batches =
+      eval_batch_size(before.train) * ranks_before == eval_batch_size(now.train) * ranks;
+  if (now.train.max_eval_steps > 0 && !same_batches) return false;
   return std::ranges::all_of(kKeys,
                              [&](const char* name) { return same_value(*find_key(name), before, now); });
 }
@@ -128,7 +133,7 @@ Resumption prepare_resume(Config& config, const Strategy& strategy, const fs::pa
   if (same_step) keep_rate(config, *before);
   const std::string changes = check_resume(*before, config, same_step, origin->checkpoint);
   if (is_first && !changes.empty()) core::log_info("going on with other settings: " + changes);
-  return {.goes_on = true, .keep_best = evaluates_as(*before, config)};
+  return {.goes_on = true, .keep_best = evaluates_as(*before, origin->world_size, config, strategy.size())};
 }
 
 }  // namespace cohort::train

@@ -26,6 +26,7 @@
 #include "cohort/train/run_state.h"
 #include "cohort/train/sink_callbacks.h"
 #include "cohort/train/trainer.h"
+#include "cohort/train/weights.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -235,10 +236,12 @@ void limit_to_fast_dev_run(Config& config) {
 std::map<std::string, double> run_evaluation(Config config, const fs::path& checkpoint) {
   check_config(config);
   for (const std::string& warning : config.warnings) core::log_warning(warning);
+  // Before all that takes long: a run that saves may remove the checkpoint.
+  const checkpoint::TensorMap weights = read_weights(checkpoint);
+  const auto classes = trained_classes(checkpoint).value_or(std::vector<std::string>());
   const std::shared_ptr<Strategy> strategy = join_ranks(config);
-  Parts parts(without_weights(config), *strategy, false,
-              trained_classes(checkpoint).value_or(std::vector<std::string>()));
-  load_model(*parts.task, checkpoint);
+  Parts parts(without_weights(config), *strategy, false, classes);
+  restore_modules(*parts.task, weights);
   auto metrics = Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps).strategy(strategy))
                      .evaluate(*parts.task, *parts.eval_loader);
   parts.warn_of_skipped();
@@ -246,11 +249,7 @@ std::map<std::string, double> run_evaluation(Config config, const fs::path& chec
 }
 
 void load_model(Task& task, const fs::path& checkpoint) {
-  if (fs::is_directory(checkpoint)) {
-    restore_modules(task, checkpoint::RunCheckpoints::load(checkpoint).model);
-  } else {
-    restore_modules(task, checkpoint::load_safetensors(checkpoint));
-  }
+  restore_modules(task, read_weights(checkpoint));
 }
 
 namespace {

@@ -52,6 +52,7 @@ json to_json(const RunState& state) {
           {"step", state.step},
           {"loader", {{"epoch", state.loader.epoch}, {"samples_consumed", state.loader.samples_consumed}}},
           {"meters", meters},
+          {"reported_step", state.reported_step},
           {"epoch_seconds", state.epoch_seconds},
           {"wait_seconds", state.wait_seconds},
           {"best", number_to_json(state.best)},
@@ -77,6 +78,7 @@ RunState from_json(const json& data) {
   for (const auto& [name, sum] : data.at("meters").items()) {
     state.meters[name] = {number_from_json(sum.at(0)), number_from_json(sum.at(1))};
   }
+  state.reported_step = data.value("reported_step", state.step);
   state.epoch_seconds = data.at("epoch_seconds");
   state.wait_seconds = data.at("wait_seconds");
   state.best = number_from_json(data.at("best"));

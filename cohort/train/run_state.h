@@ -26,6 +26,7 @@ struct RunState {
   std::int64_t step = 0;   ///< steps completed
   data::LoaderState loader;
   std::map<std::string, MeterSet::Sum> meters;  ///< of the running epoch
+  std::int64_t reported_step = 0;               ///< at which an epoch was evaluated and reported last
   double epoch_seconds = 0;                     ///< spent training in the running epoch
   double wait_seconds = 0;                      ///< of those, waiting for input
   double best = 0;

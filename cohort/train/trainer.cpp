@@ -52,7 +52,7 @@ class FitLoop {
         callbacks_(callbacks),
         task_(task),
         train_(train),
-        eval_(eval),
+        eval_(options.eval_every() > 0 ? eval : nullptr),
         strategy_(strategy_of(options)),
         ranks_(strategy_->group()),
         best_(options, ranks_.is_first()) {
@@ -98,9 +98,10 @@ class FitLoop {
 
  private:
   /// Nothing was written so far, so that a run whose start is refused, or fails in its first step, stays what
-  /// it was.
-  void count_start() {
+  /// it was. `batch`: that of the step, where it is at hand. Waits for an accelerator, once.
+  void count_start(data::Batch* batch = nullptr) {
     if (counts_) return;
+    settle_steps(batch);
     counts_ = true;
     // `last` is moved before the logs are cut: killed from here on, `auto` starts there too.
     if (checkpoints_ && start_.resumed) checkpoints_->go_back_to(result_.last_checkpoint);
@@ -140,7 +141,7 @@ class FitLoop {
     const bool keeps = options_.keep_optimizer_options();
     const std::vector<ParamGroups> own = param_groups_of(task_);
     state_ = restore(task_, found->content);
-    state_.eval_data = eval_data;
+    if (eval_ != nullptr) state_.eval_data = eval_data;
     lr_ = current_lr(task_);  // for the report of an epoch that has no step left
     if (ranks_.is_first()) log_other_rates(own, param_groups_of(task_), keeps);
     if (keeps) set_param_groups(task_, own);
@@ -230,10 +231,7 @@ class FitLoop {
   }
 
   void run_step(data::Batch& batch) {
-    if (!seen_first_batch_) {
-      seen_first_batch_ = true;
-      notify([&](Callback& c) { c.on_first_batch(batch); });
-    }
+    if (!std::exchange(seen_first_batch_, true)) notify([&](Callback& c) { c.on_first_batch(batch); });
     core::reseed_generators(options_.seed(), static_cast<std::uint64_t>(state_.step),
                             static_cast<std::uint64_t>(ranks_.rank()));
     apply_schedules(task_, state_.step);
@@ -252,7 +250,6 @@ class FitLoop {
                        "average_gradients(*optimizer, batch.size) between backward and step");
     }
     ranks_.step_done();
-    count_start();
     ++state_.step;
     ++result_.steps;
     const data::LoaderState before = std::exchange(state_.loader, train_.state());
@@ -261,6 +258,7 @@ class FitLoop {
     for (const CheckedStep& checked : step_check_.add(state_.step, metrics, non_finite)) {
       take(checked, checked.step == state_.step ? &batch : nullptr);
     }
+    count_start(&batch);
     if (tracing_ && result_.steps >= options_.trace_steps()) write_trace();
   }
 
@@ -282,8 +280,8 @@ class FitLoop {
   }
 
   /// After this every step made so far is in the meters, or known not to be finite.
-  void settle_steps() {
-    if (const auto checked = step_check_.settle()) take(*checked, nullptr);
+  void settle_steps(data::Batch* batch = nullptr) {
+    if (const auto checked = step_check_.settle()) take(*checked, batch);
   }
 
   void report_step(double seconds) {
@@ -330,8 +328,7 @@ class FitLoop {
                                  : 0;
     report.metrics = with_prefix("train_", averages_of(ranks_.total(meters_)));
     const bool last = report.epoch == options_.epochs() || !complete;
-    if (eval_ != nullptr && (is_due(report.epoch, options_.eval_every(), options_.epochs()) ||
-                             (last && options_.eval_every() > 0))) {
+    if (eval_ != nullptr && (last || is_due(report.epoch, options_.eval_every(), options_.epochs()))) {
       const auto metrics = evaluate();
       if (stopping_) return;  // cut short by a signal: the evaluation is done again on resume
       report.metrics.merge(with_prefix("val_", metrics));
@@ -341,6 +338,7 @@ class FitLoop {
     result_.metrics = report.metrics;
     count_start();
     notify([&](Callback& c) { c.on_epoch_end(report); });
+    state_.reported_step = state_.step;
     if (complete) {
       ++state_.epoch;
       state_.loader = {.epoch = state_.epoch, .samples_consumed = 0};
@@ -354,7 +352,7 @@ class FitLoop {
 
   /// What is wrong with evaluation is said before the first epoch, not after it.
   void try_evaluation() {
-    if (eval_ == nullptr || options_.eval_every() == 0) return;
+    if (eval_ == nullptr) return;
     check_has_batch(*eval_, "evaluation");
     std::int64_t batches = options_.check_eval_batches();
     if (options_.max_eval_batches() > 0) batches = std::min(batches, options_.max_eval_batches());
@@ -439,7 +437,8 @@ class FitLoop {
     if (!options_.run_dir().empty()) ranks_.write_trace(options_.run_dir() / "trace.json");
   }
 
-  bool is_over() const { return state_.epoch >= options_.epochs() || step_limit_reached(); }
+  bool is_over() const { return state_.epoch >= options_.epochs() || (step_limit_reached() && reported()); }
+  bool reported() const { return state_.reported_step == state_.step; }  // else a signal came first
   bool step_limit_reached() const { return options_.max_steps() > 0 && state_.step >= options_.max_steps(); }
 
   template <typename Fn>
@@ -451,7 +450,7 @@ class FitLoop {
   const std::vector<std::shared_ptr<Callback>>& callbacks_;
   Task& task_;
   data::Loader& train_;
-  data::Loader* eval_;
+  data::Loader* eval_;  // null: nothing is evaluated
   std::shared_ptr<Strategy> strategy_;
   Ranks ranks_;
   std::optional<checkpoint::RunCheckpoints> checkpoints_;  // rank 0's

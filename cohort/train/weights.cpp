@@ -27,4 +27,11 @@ fs::path find_weights(const fs::path& path) {
   throw DataError("train.weights", core::concat("the folder ", path.string(), " holds no checkpoint"), kHint);
 }
 
+checkpoint::TensorMap read_weights(const fs::path& path) {
+  const fs::path weights = find_weights(path);
+  std::error_code error;
+  return fs::is_directory(weights, error) ? checkpoint::RunCheckpoints::load(weights).model
+                                          : checkpoint::load_safetensors(weights);
+}
+
 }  // namespace cohort::train

@@ -11,6 +11,7 @@
 #include <functional>
 
 #include "cohort/checkpoint/link.h"
+#include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/core/log.h"
 #include "tests/checkpoint/file_calls.h"
@@ -48,6 +49,11 @@ struct Scenario {
   std::function<void(const fs::path&)> act;
   std::vector<int64_t> values;  // that the folder may hold afterwards; 0: none
   bool replaces = false;        // a checkpoint of the same name
+  bool replaces_best = false;   // which is the new one a moment before `last` moves
+
+  bool is_best(int64_t value, const CheckpointContent& last) const {
+    return value == last.state.at("best") || (replaces_best && value == values.back());
+  }
 };
 
 void save(const fs::path& folder, const std::string& name, int64_t value, int64_t best,
@@ -70,6 +76,15 @@ std::vector<Scenario> scenarios() {
        [](const fs::path& f) { save(f, "epoch_1", 1, 1); },
        [](const fs::path& f) { save(f, "epoch_1", 3, 3); },
        {1, 3},
+       true},
+      {"the best's name again",
+       [](const fs::path& f) {
+         save(f, "best_model", 1, 1);
+         save(f, "latest", 2, 1);
+       },
+       [](const fs::path& f) { save(f, "best_model", 3, 3); },
+       {2, 3},
+       true,
        true},
       {"going back",
        [](const fs::path& f) {
@@ -113,32 +128,32 @@ bool kill_during(const Scenario& scenario, const fs::path& folder, const FileCal
 }
 
 /// What somebody finds who only reads.
-int64_t expect_whole(const Scenario& scenario, const fs::path& folder) {
+void expect_whole(const Scenario& scenario, const fs::path& folder, bool killed) {
   const RunCheckpoints checkpoints(folder);
   const auto usable = checkpoints.load_usable();
   const int64_t value = usable ? value_of(usable->content) : 0;
   EXPECT_EQ(std::count(scenario.values.begin(), scenario.values.end(), value), 1) << value;
+  EXPECT_TRUE(killed || value == scenario.values.back()) << value;
   if (usable) {
     const auto best = checkpoints.find("best");
     if (follow_link(folder / "last")) {
-      EXPECT_EQ(best ? value_of(RunCheckpoints::load(*best)) : 0,
-                usable->content.state.at("best").get<int64_t>());
+      ASSERT_TRUE(best.has_value());
+      EXPECT_TRUE(scenario.is_best(value_of(RunCheckpoints::load(*best)), usable->content)) << *best;
     }
   }
-  return value;
 }
 
 /// A run that goes on from what was found, saves once more, and keeps that checkpoint and the best.
-void expect_goes_on(const fs::path& folder) {
+void expect_goes_on(const Scenario& scenario, const fs::path& folder) {
   RunCheckpoints run(folder, kKeepOne);
   int64_t best = 9;
   std::vector<std::string> names{".epoch_9.cohort-x-1-1", ".lock", "best", "epoch_9", "last", "notes.txt"};
   if (const auto usable = run.load_usable()) {
     run.go_back_to(usable->folder);
-    best = usable->content.state.at("best").get<int64_t>();
     const auto link = follow_link(folder / "best");
     ASSERT_TRUE(link.has_value());
-    EXPECT_EQ(value_of(RunCheckpoints::load(*link)), best);
+    best = value_of(RunCheckpoints::load(*link));
+    EXPECT_TRUE(scenario.is_best(best, usable->content)) << best;
     names.push_back(link->filename());
   }
   run.save("epoch_9", content_of(9, best), {.is_best = best == 9});
@@ -162,11 +177,8 @@ void kill_at_each_moment(const FileCallLimits& limits) {
       test::TempDir dir;
       fs::copy(made.path(), dir.path(), fs::copy_options::recursive | fs::copy_options::copy_symlinks);
       killed = kill_during(scenario, dir.path(), limits, moment);
-      const int64_t value = expect_whole(scenario, dir.path());
-      if (!killed) {
-        EXPECT_EQ(value, scenario.values.back());
-      }
-      expect_goes_on(dir.path());
+      expect_whole(scenario, dir.path(), killed);
+      expect_goes_on(scenario, dir.path());
     }
     std::cout << scenario.name << ": " << moment - 1 << " moments\n";
   }
@@ -193,6 +205,46 @@ TEST_F(KillTest, AtEachSystemCallWhereNamesCannotBeExchanged) {
 
 TEST_F(KillTest, AtEachSystemCallWhereThereAreNoLinks) {
   kill_at_each_moment({.can_link = false});
+}
+
+TEST_F(KillTest, AtEachSystemCallANameOfAnOlderVersionIsReplaced) {
+  const Scenario scenario{"", {}, [](const fs::path& f) { save(f, "latest", 3, 1); }, {2, 3}, true};
+  for (const FileCallLimits& limits : {FileCallLimits(), FileCallLimits{.can_exchange = false}}) {
+    bool killed = true;
+    for (int moment = 0; killed && !HasFailure(); ++moment) {
+      SCOPED_TRACE(moment);
+      test::TempDir dir;
+      save(dir.path(), "best_model", 1, 1);
+      save(dir.path(), "latest", 2, 1);
+      for (const char* name : {"best_model", "latest"}) {
+        Manifest manifest = read_manifest(dir / name);
+        manifest.name = manifest.best = "";
+        write_file(dir / name / "state.json", manifest_text(manifest));
+      }
+      killed = kill_during(scenario, dir.path(), limits, moment);
+      expect_whole(scenario, dir.path(), killed);
+      EXPECT_TRUE(RunCheckpoints(dir.path()).find("last"));
+      EXPECT_FALSE(fs::exists(dir / "latest.replaced-1"));
+    }
+  }
+}
+
+TEST_F(KillTest, AtEachSystemCallWhatReplacesTheBestAndIsNotIsNotTheBest) {
+  const Scenario scenario{"", {}, [](const fs::path& f) { save(f, "best_model", 3, 0); }, {}, true};
+  for (const FileCallLimits& limits : {FileCallLimits(), FileCallLimits{.can_exchange = false}}) {
+    bool killed = true;
+    for (int moment = 0; killed; ++moment) {
+      test::TempDir dir;
+      save(dir.path(), "best_model", 1, 1);
+      save(dir.path(), "latest", 2, 1);
+      killed = kill_during(scenario, dir.path(), limits, moment);
+      for (const bool is_repaired : {false, true}) {
+        if (is_repaired) RunCheckpoints(dir.path()).go_back_to(*RunCheckpoints(dir.path()).find("last"));
+        const auto best = RunCheckpoints(dir.path()).find_and_load("best");
+        EXPECT_TRUE(!best || value_of(best->content) == 1) << "moment " << moment;
+      }
+    }
+  }
 }
 
 }  // namespace

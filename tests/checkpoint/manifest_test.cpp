@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cohort/core/error.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
 namespace cohort::checkpoint {
@@ -71,6 +72,15 @@ TEST(ManifestTest, LyingFieldsAreRefused) {
     document[json::json_pointer(lie.pointer)] = lie.value;
     COHORT_EXPECT_THROW_WITH(parse_manifest(with_checksum(document), "state.json"), DataError, lie.message);
   }
+}
+
+TEST(ManifestTest, WhatCannotBeOpenedIsAnErrorOfOurs) {
+  const test::TempDir dir;
+  COHORT_EXPECT_THROW_WITH(read_manifest(dir.path()), DataError, "state.json is missing");
+  std::filesystem::create_symlink("round", dir / "round");  // also root may not follow it
+  COHORT_EXPECT_THROW_WITH(read_manifest(dir / "round"), DataError, "cannot open ");
+  std::filesystem::create_symlink(kManifestFile, dir / kManifestFile);
+  COHORT_EXPECT_THROW_WITH(read_manifest(dir.path()), DataError, "cannot open ");
 }
 
 TEST(ManifestTest, AStateThatCouldNotBeReadAgainIsNotWritten) {

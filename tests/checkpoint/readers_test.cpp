@@ -18,9 +18,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void save(const fs::path& folder, const std::string& name, int64_t value) {
+void save(const fs::path& folder, const std::string& name, int64_t value, bool is_best = true) {
   const TensorMap tensors{{"w", at::full({2000}, value, at::kLong)}};
-  RunCheckpoints(folder, {.keep = 1}).save(name, {tensors, tensors, {{"value", value}}}, {.is_best = true});
+  RunCheckpoints(folder, {.keep = 1})
+      .save(name, {tensors, tensors, {{"value", value}}}, {.is_best = is_best});
+}
+
+/// How a run saves, from value 1 on.
+using Saves = std::function<void(const fs::path&, int64_t value)>;
+
+void save_new_name(const fs::path& folder, int64_t value) {
+  save(folder, "epoch_" + std::to_string(value), value);
+}
+void save_one_name(const fs::path& folder, int64_t value) {
+  save(folder, "latest", value);
+}
+void save_two_names(const fs::path& folder, int64_t value) {
+  const bool is_best = value % 2 == 1;
+  save(folder, is_best ? "best_model" : "latest", value, is_best);
 }
 
 int64_t value_of(const CheckpointContent& content) {
@@ -35,18 +50,17 @@ int64_t value_of(const std::optional<LoadedCheckpoint>& loaded) {
   return value_of(loaded->content);
 }
 
-/// Calls `read` while a child saves: new names, or one name again and again.
-void read_while_saving(bool new_names, const test::FileCallLimits& limits,
+/// Calls `read` while a child saves.
+void read_while_saving(const Saves& saves, const test::FileCallLimits& limits,
                        const std::function<int64_t(const fs::path&)>& read) {
   std::string log;
   core::set_log_sink([&](core::LogLevel, std::string_view line) { log += std::string(line) + "\n"; });
   const test::TempDir dir;
-  save(dir.path(), "epoch_1", 1);
+  saves(dir.path(), 1);
   const pid_t child = ::fork();
   if (child == 0) {
     test::set_file_call_limits(limits);
-    for (int64_t value = 2; value <= 400; ++value)
-      save(dir.path(), new_names ? "epoch_" + std::to_string(value) : "epoch_1", value);
+    for (int64_t value = 2; value <= 400; ++value) saves(dir.path(), value);
     ::_exit(0);
   }
   int64_t newest = 0, reads = 0;
@@ -83,17 +97,23 @@ int64_t read_usable(const fs::path& folder) {
 }
 
 TEST(ReadersTest, NewNames) {
-  for (const auto& read : {read_last, read_best, read_usable}) read_while_saving(true, {}, read);
+  for (const auto& read : {read_last, read_best, read_usable}) read_while_saving(save_new_name, {}, read);
 }
 
 TEST(ReadersTest, OneNameAgainAndAgain) {
-  for (const auto& read : {read_last, read_best, read_usable}) read_while_saving(false, {}, read);
-  read_while_saving(
-      false, {}, [](const fs::path& folder) { return value_of(RunCheckpoints::load(folder / "epoch_1")); });
+  for (const auto& read : {read_last, read_best, read_usable}) read_while_saving(save_one_name, {}, read);
+  read_while_saving(save_one_name, {},
+                    [](const fs::path& folder) { return value_of(RunCheckpoints::load(folder / "latest")); });
 }
 
 TEST(ReadersTest, OneNameAgainWhereNamesCannotBeExchanged) {
-  for (const auto& read : {read_last, read_usable}) read_while_saving(false, {.can_exchange = false}, read);
+  for (const auto& read : {read_last, read_usable})
+    read_while_saving(save_one_name, {.can_exchange = false}, read);
+}
+
+TEST(ReadersTest, TheBestWhoseNameIsSavedInTurnWithAnother) {
+  for (const bool can_exchange : {true, false})
+    read_while_saving(save_two_names, {.can_exchange = can_exchange}, read_best);
 }
 
 }  // namespace

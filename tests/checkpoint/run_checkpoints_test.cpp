@@ -153,6 +153,16 @@ TEST_F(RunCheckpointsTest, ABestThatAnotherHistoryReplacedIsNotTheBest) {
   EXPECT_FALSE(checkpoints.find("best"));
 }
 
+TEST_F(RunCheckpointsTest, AfterGoingBackABestOfLaterIsNotTheBestWhateverItsName) {
+  RunCheckpoints checkpoints(folder());
+  for (const char* name : {"best_model", "latest", "best_model"})
+    checkpoints.save(name, content_of(1), {.is_best = std::string(name) == "best_model"});
+  EXPECT_FALSE(checkpoints.best_of(folder() / "latest"));
+  checkpoints.go_back_to(folder() / "latest");
+  EXPECT_FALSE(checkpoints.find("best"));
+  EXPECT_EQ(names_in(folder()), (Names{"best_model", "last", "latest"}));
+}
+
 TEST_F(RunCheckpointsTest, CheckpointsThatDoNotNameTheBestHaveTheLinks) {
   save_three();
   fs::create_symlink("epoch_2", folder() / "best");

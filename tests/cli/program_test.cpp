@@ -266,14 +266,20 @@ TEST_F(ProgramTest, ResumeAutoWithTheConfigurationOfARunGoesOnWithThatRun) {
   ASSERT_EQ(run(first).status, 0);
   const fs::path older = fs::directory_iterator(dir / "runs")->path();
   ASSERT_EQ(run(first).status, 0);
+  const auto resume = [&](const fs::path& config, const std::string& which, const std::string& more) {
+    return run({"train", "--config", config, "--resume", which, "train.epochs=2", more}).err;
+  };
+  expect_in(resume(older / "config.yaml", "auto", "run.name=b"), {"nothing to resume", "run folder runs/b-"});
   for (const fs::path& config : {older / "config.yaml", older / "starts" / "0001" / "config.yaml"}) {
-    for (const char* resume : {"auto", "last", "best"}) {
-      const Outcome outcome =
-          run({"train", "--config", config.string(), "--resume", resume, "train.epochs=2"});
-      EXPECT_EQ(outcome.status, 0) << outcome.err;
-      EXPECT_NE(outcome.err.find("run folder " + older.string()), std::string::npos) << outcome.err;
-    }
+    for (const char* which : {"auto", "last", "best"})
+      expect_in(resume(config, which, "run.keep=2"), {(older.string() + ",").c_str(), "resumed from "});
   }
+  // Its file names its folder now. A copy is a run of its own.
+  fs::copy(older, dir / "copy", fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  for (const std::string which : {"auto", "copy/checkpoints/last"})
+    for (const char* more : {"run.keep=2", "run.name=b"})
+      expect_in(resume("copy/config.yaml", which, more),
+                {("run folder " + (dir / "copy,").string()).c_str()});
 }
 
 TEST_F(ProgramTest, TheCommandToGoOnCanBePasted) {

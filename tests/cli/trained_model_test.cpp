@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/core/error.h"
 #include "cohort/data/codecs/codec.h"
+#include "cohort/data/dataset.h"
 #include "cohort/train/predict.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"
@@ -23,6 +26,22 @@ using test::message_contains;
 using test::read_file;
 using test::SmallRun;
 using test::write_file;
+
+fs::path doomed;  // what the next data set that is made removes
+
+/// Three samples [1, 4, 4]. A run that saves removes the checkpoint while the data is looked at.
+class Slow : public data::ExampleDataset {
+ public:
+  Slow() {
+    if (!doomed.empty()) fs::remove_all(doomed);
+  }
+  std::int64_t size() const override { return 3; }
+  std::vector<at::Tensor> get(std::int64_t index, core::RandomStream&) const override {
+    return {at::full({1, 4, 4}, static_cast<double>(index)), at::scalar_tensor(index, at::kLong)};
+  }
+  std::vector<std::string> classes() const override { return {"ape", "bee", "cat"}; }
+};
+COHORT_REGISTER_DATASET(slow, [](const data::DatasetArgs&) { return std::make_shared<const Slow>(); });
 
 /// A perceptron on pictures of three classes.
 class TrainedModelTest : public testing::Test {
@@ -143,6 +162,47 @@ TEST_F(TrainedModelTest, OverridesAndAnotherConfigurationStillCountAndWhatDiffer
   EXPECT_TRUE(message_contains(log_of({"data.mean=[-1.5]", "data.val_transforms=resize"}),
                                "was made with other settings: data.val_transforms none -> resize, "
                                "data.mean [0.5] -> [-1.5]"));
+}
+
+TEST_F(TrainedModelTest, ACheckpointMayBeRemovedOnceItsParametersWereRead) {
+  const fs::path kept = run.root() / "kept", program = run.root() / "slow.program";
+  run.start({"data.kind=slow", "data.mean=[]", "data.std=[]", "model.num_classes=0", "train.epochs=1"});
+  fs::copy(fs::canonical(checkpoint("last")), kept, fs::copy_options::recursive);
+  const std::vector<std::function<void()>> uses = {
+      [&] { EXPECT_GT(evaluate(run.path(), "last").at("loss"), 0); },
+      [&] {
+        TrainedModel model = model_of(run.path(), "last");
+        const train::Config config = model.load("cli.predict");
+        EXPECT_EQ(train::predict_samples(config, model.checkpoint, {2}, 1).size(), 1u);
+      },
+      [&] {
+        TrainedModel model = model_of(run.path(), "last");
+        const train::Config config = model.load("cli.export");
+        train::export_program(config, model.checkpoint, 1, program);
+      }};
+  for (const auto& use : uses) {
+    doomed = fs::canonical(checkpoint("last"));
+    EXPECT_NO_THROW(use());
+    ASSERT_FALSE(fs::exists(doomed));
+    fs::copy(kept, std::exchange(doomed, fs::path()), fs::copy_options::recursive);
+  }
+  EXPECT_TRUE(fs::exists(program));
+}
+
+TEST_F(TrainedModelTest, ACheckpointThatIsRemovedBeforeItIsReadIsFoundAgain) {
+  run.start(words({"train.epochs=1"}));
+  TrainedModel model = model_of(run.path(), "last");
+  int calls = 0;
+  double loss = 0;
+  model.use("cli.eval", [&](const train::Config& config) {
+    if (++calls == 1) run.start(words({"train.epochs=2", "run.resume=auto", "run.keep=1"}));
+    fs::remove_all(checkpoint("epoch_0001"));  // may be the best
+    loss = train::run_evaluation(config, model.checkpoint).at("loss");
+  });
+  EXPECT_EQ(calls, 2);
+  EXPECT_NEAR(loss, losses().at(1), 1e-5);
+  model = model_of(run.path(), checkpoint("epoch_0001"));  // by its path it is gone
+  EXPECT_THROW(model.use("cli.eval", [](const train::Config&) {}), DataError);
 }
 
 TEST_F(TrainedModelTest, ACheckpointWithoutAConfigurationTakesTheRunsFile) {

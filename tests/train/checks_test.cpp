@@ -23,6 +23,7 @@ const std::map<std::string, std::function<void(TrainerOptions&)>> kOther = {
     {"run_dir", [](auto& o) { o.run_dir("run"); }},
     {"resume", [](auto& o) { o.resume("auto"); }},
     {"keep_optimizer_options", [](auto& o) { o.keep_optimizer_options(true); }},
+    {"keep_best", [](auto& o) { o.keep_best(false); }},
     {"description", [](auto& o) { o.description("text"); }},
     {"save_every", [](auto& o) { o.save_every(2); }},
     {"save_every_steps", [](auto& o) { o.save_every_steps(2); }},

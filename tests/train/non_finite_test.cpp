@@ -195,6 +195,26 @@ TEST(KeptBuffersTest, OnAnAcceleratorTheFlagDecidesWithoutAnyoneLooking) {
   }
 }
 
+TEST(KeptBuffersTest, ABufferThatRepeatsItsElementsIsLeftAlone) {
+  struct WithIds : LateTask {
+    WithIds() : LateTask({}) {
+      ids = net->register_buffer("ids", at::arange(3).expand({4, 3}));
+      count = net->register_buffer("count", at::zeros({1}));
+    }
+    at::Tensor ids, count;
+  } task;
+  for (const auto& flag : {optim::NonFinite{.on_cpu = true}, {.on_device = at::scalar_tensor(1.0)}}) {
+    KeptBuffers buffers;
+    for (int step = 0; step < 2; ++step) {
+      buffers.keep(task);
+      task.count.fill_(7);
+      buffers.put_back_unless_finite({}, flag);
+      EXPECT_EQ(task.count.item<double>(), 0);
+    }
+  }
+  EXPECT_TRUE(at::equal(task.ids[3], at::arange(3)));
+}
+
 TEST(NonFiniteTest, AnInfiniteGradientStopsTheRunAndNamesTheParameter) {
   Steep net(3);
   ClassificationTask task(net.ptr(), make("sgd", net->parameters()), nullptr);
@@ -310,6 +330,30 @@ TEST(NonFiniteTest, ARunThatFailsWhereItWentOnIsToldToTakeAnEarlierCheckpoint) {
   LateTask task({5});
   task.step = 3;
   COHORT_EXPECT_THROW_WITH(Trainer(options("auto")).fit(task, loader), NumericError, "Try: a lower learning");
+}
+
+TEST(NonFiniteTest, AStartWhoseFirstStepIsNotFiniteDoesNotCount) {
+  struct Counts : Callback {
+    void on_start_counts(const FitInfo&) override { ++starts; }
+    int starts = 0;
+  };
+  TempDir dir;
+  const auto options = TrainerOptions().epochs(1).run_dir(dir.path()).save_every_steps(1).keep(0);
+  data::Loader loader = make_loader();
+  LateTask good({});
+  Trainer(options).fit(good, loader);
+  const checkpoint::RunCheckpoints checkpoints(dir / "checkpoints");
+  const auto last = checkpoints.find("last");
+  for (const std::int64_t bad : {1, 2}) {
+    LateTask task({bad});
+    Trainer trainer(TrainerOptions(options).resume("step_00000002"));
+    const auto counts = std::make_shared<Counts>();
+    trainer.add_callback(counts);
+    COHORT_EXPECT_THROW_WITH(trainer.fit(task, loader), NumericError,
+                             core::concat("the loss of step ", 2 + bad, " "));
+    EXPECT_EQ(counts->starts, bad == 1 ? 0 : 1);
+    EXPECT_EQ(checkpoints.find("last") == last, bad == 1);
+  }
 }
 
 TEST(StepCheckTest, WhatIsOnTheCpuIsKnownAtOnce) {

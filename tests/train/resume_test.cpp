@@ -129,6 +129,7 @@ TEST(ResumeTest, AStartThatFailsAtItsFirstBatchChangesNothingOnDisk) {
   fails({from, "data.train_transforms=[{Resize: [6, 6]}]"});
   fails({from, "data.train_transforms=[{Resize: [6, 6]}]", "train.eval_every=0"});
   fails({"run.resume=auto", "train.epochs=5", "data.train_transforms=[{Resize: [6, 6]}]"});
+  fails({from, "data.std=[1e-45]"});  // a loss that is not finite
   write_file(picture, bytes.substr(0, bytes.size() / 2));
   fails({from});
   write_file(picture, bytes);
@@ -318,6 +319,47 @@ TEST(ResumeTest, ABestOnOtherValidationDataIsNotCompared) {
   run.start(run.words({"train.epochs=3", "run.resume=auto", "data.path=" + (run.root() / "moved").string()}));
   EXPECT_EQ(log.text().find("best is chosen anew"), std::string::npos);
   EXPECT_GE(before.best_epoch, 1);
+}
+
+TEST(ResumeTest, ABestOnOtherSamplesOfTheValidationDataIsNotCompared) {
+  const auto is_chosen_anew = [](const char* max_eval_steps, const std::vector<std::string>& change) {
+    const SmallRun run;
+    run.start({max_eval_steps, "train.epochs=2"});
+    std::vector<std::string> more = {max_eval_steps, "train.epochs=3"};
+    more.insert(more.end(), change.begin(), change.end());
+    const Logged log;
+    run.resume(more);
+    return log.text().find("best is chosen anew") != std::string::npos;
+  };
+  EXPECT_TRUE(is_chosen_anew("train.max_eval_steps=1", {"train.eval_batch_size=2"}));
+  EXPECT_TRUE(is_chosen_anew("train.max_eval_steps=1", {"train.batch_size=2", "train.accumulate=2"}));
+  EXPECT_FALSE(is_chosen_anew("train.max_eval_steps=0", {"train.eval_batch_size=2"}));
+  EXPECT_FALSE(is_chosen_anew("train.max_eval_steps=1",
+                              {"train.batch_size=2", "train.accumulate=2", "train.eval_batch_size=4"}));
+}
+
+TEST(ResumeTest, AStartWithoutEvaluationKeepsWhichDataBestWasChosenOn) {
+  const PictureRun run;
+  const fs::path other = run.root() / "data" / "other";
+  fs::rename(other / "a" / "0.png", other / "a" / "x.png");
+  for (const char* val : {"val", "other"}) {
+    const FitResult first =
+        run.start(run.words({"train.epochs=2", "run.dir=" + (run.root() / val).string()})).fit;
+    ASSERT_GE(first.best_epoch, 1);
+    const auto resume = [&](std::vector<std::string> more) {
+      more.insert(more.end(), {"run.dir=" + (run.root() / val).string(), "run.resume=auto"});
+      return run.start(run.words(more)).fit;
+    };
+    EXPECT_EQ(resume({"train.epochs=3", "train.eval_every=0"}).best_epoch, first.best_epoch);
+    const Logged log;
+    const std::int64_t best =
+        resume({"train.epochs=4", "data.val=" + (run.root() / "data" / val).string()}).best_epoch;
+    const bool is_other = std::string(val) == "other";
+    EXPECT_EQ(log.text().find("best is chosen anew") != std::string::npos, is_other);
+    if (is_other) {
+      EXPECT_EQ(best, 4);
+    }
+  }
 }
 
 TEST(ResumeTest, OtherPicturesChangeTheModel) {

@@ -178,6 +178,39 @@ TEST(TrainerTest, AnEpochThatWasStoppedInItsEvaluationIsReportedAsIfItHadNotBeen
   EXPECT_TRUE(same_parameters(straight.net, second.net));
 }
 
+TEST(TrainerTest, ALastEvaluationThatWasStoppedIsDoneOnResume) {
+  struct Stopping : ClassificationTask {
+    using ClassificationTask::ClassificationTask;
+    StepMetrics eval_step(data::Batch& batch) override {
+      if (++batches > 1) raise(SIGTERM);  // not in the one before the first epoch
+      return ClassificationTask::eval_step(batch);
+    }
+    int batches = 0;
+  };
+  data::Loader loader = make_loader();
+  data::Loader eval = make_loader(0, false);
+  for (const std::int64_t max_steps : {3, 5}) {
+    TempDir folder;
+    const auto options = three_epochs().run_dir(folder.path()).max_steps(max_steps).handle_signals(true);
+    Job first;
+    Stopping task(first.net.ptr(), first.optimizer, optim::cosine(15));
+    EXPECT_EQ(Trainer(options).fit(task, loader, &eval).signal, SIGTERM);
+    for (const std::size_t reports : {1, 0}) {  // once
+      Job again;
+      Trainer trainer(TrainerOptions(options).resume("auto"));
+      const auto recorder = std::make_shared<Recorder>();
+      trainer.add_callback(recorder);
+      const FitResult result = trainer.fit(*again.task, loader, &eval);
+      EXPECT_EQ(result.steps, max_steps);
+      EXPECT_EQ(result.best_epoch, 1);
+      ASSERT_EQ(recorder->epochs.size(), reports);
+      if (reports == 1) {
+        EXPECT_TRUE(recorder->epochs[0].evaluated);
+      }
+    }
+  }
+}
+
 TEST(TrainerTest, EvaluatesAndSavesTheFirstTheLastAndEveryNthEpoch) {
   TempDir folder;
   Job job;
