@@ -23,6 +23,14 @@ struct BackendOptions {
   std::string reach;                                  ///< host that connections must reach; empty: any
 };
 
+/// A backend that cannot end one call. Without connections all of them end at once, with `words`, and so do
+/// the other ranks' ends of them. Threads: any; the first counts.
+class ClosesConnections {
+ public:
+  virtual ~ClosesConnections() = default;
+  virtual void close(const std::string& words) = 0;
+};
+
 struct MadeBackend {
   c10::intrusive_ptr<c10d::Backend> backend;
   c10d::ProcessGroup::BackendType type = c10d::ProcessGroup::BackendType::CUSTOM;

@@ -26,6 +26,7 @@ constexpr std::array kWords = {
     Words{"imed out", ErrorCause::kTimeout},           // Gloo, MPI, c10d's sockets
     Words{"imeout", ErrorCause::kTimeout},             // TCPStore, NCCL, Gloo for what else waits then
     Words{"closed by peer", ErrorCause::kPeer},        // Gloo
+    Words{"has lost a peer", ErrorCause::kPeer},       // ours, of the group's other calls: failed_call.cpp
     Words{"reset by peer", ErrorCause::kPeer},         // ECONNRESET
     Words{"roken pipe", ErrorCause::kPeer},            // EPIPE
     Words{"refused", ErrorCause::kPeer},               // ECONNREFUSED

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cohort/comm/backend.h"
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/error_cause.h"
 #include "cohort/comm/missing_ranks.h"
@@ -60,12 +61,18 @@ core::Deadline end_of_failure(core::Deadline deadline) {
 
 // A collective of Gloo's has no end of its own, so the group's connections are closed. What it does then
 // moves numbers within this process alone.
-bool Group::State::end_calls(Ends ends) const {
+bool Group::State::end_calls(ErrorCause cause, Ends ends) const {
   try {
     const auto running = group->getBackend(c10::kCPU);
-    const bool is_gloo = running->getBackendName() == "gloo";
-    if (is_gloo || ends == Ends::kAll) running->abort();
-    return is_gloo;
+    auto* const connected = dynamic_cast<ClosesConnections*>(running.get());
+    if (connected != nullptr) {
+      const bool is_late = cause == ErrorCause::kTimeout;
+      connected->close(is_late ? "another call on this rank timed out"
+                               : "another call on this rank has lost a peer");
+    } else if (ends == Ends::kAll) {
+      running->abort();
+    }
+    return connected != nullptr;
   } catch (const std::exception&) {  // it cannot
     return false;
   }
@@ -77,7 +84,7 @@ void Group::State::fail(const std::exception& error, const std::string& where, s
   mark_broken(words, until);
   // The ranks beside a broken connection of Gloo's notice it, and those behind them where they close theirs.
   const ErrorCause cause = cause_of(error);
-  if (cause == ErrorCause::kTimeout || cause == ErrorCause::kPeer) end_calls(Ends::kOfGloo);
+  if (cause == ErrorCause::kTimeout || cause == ErrorCause::kPeer) end_calls(cause, Ends::kOfConnections);
   const auto watch = family->watch();
   if (watch) watch->failed(words);
   // Comparisons over the store say who is missing, and shm.
@@ -94,7 +101,7 @@ void fail_call(const Group& group, const std::exception& error, const std::strin
       core::concat(what, " of group '", state.name, "' (rank ", state.rank, "/", state.size, ")");
   // First, as the store is asked until then, and the end of the call may take as long.
   if (!is_over()) state.mark_broken(core::concat(named, ": ", core::message_of(error)), until);
-  if (state.end_calls() && !core::poll_until(is_over, until)) {
+  if (state.end_calls(cause_of(error)) && !core::poll_until(is_over, until)) {
     core::log_warning(core::concat("[comm.group] ", named, " goes on after its deadline"));
   }
   state.fail(error, "comm.group", named, until);

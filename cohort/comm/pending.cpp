@@ -222,17 +222,17 @@ bool Pending::State::is_on_gpu() const {
 
 // What goes on after an error would write to tensors that the caller has got back. A message has no time of
 // its own in c10d.
-void Pending::State::end_work(c10d::Work& running, const std::string& words, core::Deadline until) {
+void Pending::State::end_work(c10d::Work& running, const std::exception& error, core::Deadline until) {
   if (is_on_gpu() || running.isCompleted()) return;
   // First, as the store is asked until then, and what follows may take longer.
-  group->mark_broken(core::concat(describe(), ": ", words), until);
+  group->mark_broken(core::concat(describe(), ": ", core::message_of(error)), until);
   try {
     running.abort();
   } catch (const std::exception&) {  // it cannot
   }
   // Without its connections it moves numbers within this process alone: that may take its time.
   const milliseconds local = kLocalTime + milliseconds(std::max(in_bytes, out_bytes) / kLocalBytesPerMs);
-  if (group->end_calls()) until = until.later(local);
+  if (group->end_calls(cause_of(error))) until = until.later(local);
   if (core::poll_until([&] { return running.isCompleted(); }, until)) return;
   core::log_warning(core::concat("[comm.group] ", describe(),
                                  " goes on in the backend after its deadline, and may write to its tensors"));
@@ -249,7 +249,7 @@ void Pending::State::finish() {
     if (!(is_on_gpu() ? running->wait() : running->wait(left()))) throw std::runtime_error("it was aborted");
   } catch (const std::exception& error) {
     const core::Deadline until = group->end_of_failure(deadline);
-    end_work(*running, core::message_of(error), until);
+    end_work(*running, error, until);
     fail(error, until);
   }
   const at::NoGradGuard no_grad;

@@ -68,7 +68,7 @@ struct Pending::State : std::enable_shared_from_this<Pending::State> {
   void compare(const Fingerprint& mine);
   void count();
   void hand_over(const Body& body);
-  void end_work(c10d::Work& running, const std::string& words, core::Deadline until);
+  void end_work(c10d::Work& running, const std::exception& error, core::Deadline until);
   bool is_on_gpu() const;
   std::string describe() const;
   /// What is asked of others on the way is asked until then.

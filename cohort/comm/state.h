@@ -5,6 +5,7 @@
 #include <mutex>
 #include <optional>
 
+#include "cohort/comm/error_cause.h"
 #include "cohort/comm/flight.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/store_board.h"
@@ -96,8 +97,8 @@ struct Group::State {
   std::string silent_ranks(core::Deadline deadline);
   /// Ends the calls that go on in the backend on the CPU, where it can; returns whether what they still do
   /// waits for no other rank.
-  enum class Ends { kAll, kOfGloo };
-  bool end_calls(Ends ends = Ends::kAll) const;
+  enum class Ends { kAll, kOfConnections };  ///< the latter: where that takes the connections of all
+  bool end_calls(ErrorCause cause, Ends ends = Ends::kAll) const;
   /// A call has failed: marks the group as broken, and throws as throw_as_ours(), naming the silent ranks.
   [[noreturn]] void fail(const std::exception& error, const std::string& where, std::string what,
                          core::Deadline until);

@@ -21,11 +21,13 @@ TEST(ErrorCauseTest, WordsOfBackendsAreToldApart) {
        {"Timed out waiting 300ms for recv operation to complete", "Application timeout caused pair closure",
         "wait timeout after 300ms, keys: /default_pg/0/a", "Socket Timeout",
         "The client socket has timed out after 300ms while trying to connect to (127.0.0.1, 1).",
-        "connection timed out", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)"}) {
+        "connection timed out", "another call on this rank timed out",
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)"}) {
     EXPECT_EQ(cause_of_words(words), ErrorCause::kTimeout) << words;
   }
-  for (const char* words : {"Connection closed by peer [127.0.0.1]:4000", "Connection reset by peer",
-                            "Broken pipe", "connect [127.0.0.1]:4000: Connection refused"}) {
+  for (const char* words :
+       {"another call on this rank has lost a peer", "Connection closed by peer [127.0.0.1]:4000",
+        "Connection reset by peer", "Broken pipe", "connect [127.0.0.1]:4000: Connection refused"}) {
     EXPECT_EQ(cause_of_words(words), ErrorCause::kPeer) << words;
   }
   EXPECT_EQ(cause_of_words("Invalid scalar type"), ErrorCause::kUsage);

@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "cohort/comm/backend.h"
+#include "cohort/comm/error_cause.h"
 #include "cohort/comm/missing_ranks.h"
 #include "cohort/comm/store_board.h"
 #include "cohort/core/apart.h"
@@ -34,29 +35,35 @@ namespace {
 // c10d cannot end one collective of Gloo's. Without connections all end at once, with an error, and so do the
 // other ranks' ends of them: what Gloo itself does when one of its waits is over, but then its waits count
 // from the last bytes that came, and not from the call.
-class Gloo : public c10d::ProcessGroupGloo {
+class Gloo : public c10d::ProcessGroupGloo, public ClosesConnections {
  public:
   using c10d::ProcessGroupGloo::ProcessGroupGloo;
 
-  void abort() override {
-    std::call_once(is_closed_, [this] { close(); });
+  void abort() override { close("it was aborted"); }
+  void close(const std::string& words) override {
+    std::call_once(is_closed_, [&] { close_all(words); });
   }
 
  private:
   // Each connection waits for a turn of Gloo's loop, of up to 10 ms: side by side they wait for the same one.
-  void close() {
+  void close_all(const std::string& words) {
     constexpr int kThreads = 32;
-    const core::Deadline deadline(std::chrono::seconds(5));
+    const core::Deadline deadline(std::chrono::seconds(1));
     std::vector<std::future<void>> closing;
     for (const auto& context : contexts_) {
       for (int first = 0; first < std::min(kThreads, getSize()); ++first) {
-        closing.push_back(core::run_apart([context, first, size = getSize()] {
+        const auto close_some = [context, words, first, size = getSize()] {
           for (int rank = first; rank < size; rank += kThreads) {
             // Who waits for such a connection is told; closing it would leave him to his own time.
             auto* pair = dynamic_cast<::gloo::transport::tcp::Pair*>(context->getPair(rank).get());
-            if (pair != nullptr) pair->signalExceptionExternal("another call on this rank has failed");
+            if (pair != nullptr) pair->signalExceptionExternal(words);
           }
-        }));
+        };
+        try {
+          closing.push_back(core::run_apart(close_some));
+        } catch (const std::system_error&) {  // no more threads
+          close_some();
+        }
       }
     }
     const bool all_are = std::ranges::all_of(closing, [&](auto& each) { return core::wait(each, deadline); });
@@ -176,8 +183,9 @@ MadeBackend make_gloo(const BackendOptions& options) {
   c10::intrusive_ptr<Gloo> backend;
   try {
     backend = made.get();
-  } catch (const std::exception&) {
-    if (options.deadline.expired()) throw_unconnected(gate.missing(), options.size);
+  } catch (const std::exception& error) {
+    const bool is_late = options.deadline.expired() && cause_of(error) == ErrorCause::kTimeout;
+    if (is_late) throw_unconnected(gate.missing(), options.size);
     throw;
   }
   // The declarations would have to be wrong for this to differ; then nothing after it can be trusted.
