@@ -95,7 +95,7 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
   Recorded& recorded = *forward.recorded;
   recorded.split = recorded.tape.calls().size();
   recorded.has_backward = true;
-  recorded.has_implicit_zeros = is_filled;
+  if (is_filled) forward.wants->zeros = true;
   const Tensors starts = begin(tangents);
   if (forward.recheck != nullptr) forward.recheck->begin_backward();
   const bool has_zeros = is_filled || defined(starts) != defined(tangents);

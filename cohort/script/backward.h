@@ -21,6 +21,7 @@ struct TangentWants {
   std::atomic<bool> plain{false};     ///< those whose elements overlap are of no use: others came too
   std::atomic<bool> all{false};       ///< those that are missing as zeros: other losses use other results
   std::atomic<std::size_t> given{0};  ///< which were there last, as a hash
+  std::atomic<bool> zeros{false};     ///< some had implicit zeros: gradients.h
 };
 
 /// A forward that was recorded, and the graph of it.

@@ -348,6 +348,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
     return std::ranges::all_of(from, std::identity());
   });
   recorded->may_run_again = may_run_again(*recorded, variant->environment());
+  recorded->has_met_zeros = std::shared_ptr<std::atomic<bool>>(wants_, &wants_->zeros);
   attach_recording({graph, recorded, variant, cache_.options().gradient_chunk_bytes(), recheck, wants_},
                    inputs, results);
   stand_ins.settle(results);

@@ -100,8 +100,7 @@ void check_sizes(const Call& call, const at::Tensor& tensor, const Layout& recor
 
 }  // namespace
 
-Program::Program(Recorded recorded)
-    : recorded_(std::move(recorded)), plan_(recorded_), has_met_zeros_(recorded_.has_implicit_zeros) {
+Program::Program(Recorded recorded) : recorded_(std::move(recorded)), plan_(recorded_) {
   for (const Part part : {Part::kForward, Part::kBackward}) {
     parts_[static_cast<std::size_t>(part)].plain = plain_stage(recorded_, plan_, part);
   }

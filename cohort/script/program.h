@@ -77,8 +77,10 @@ class Program {
   std::size_t num_outs() const;
 
   /// Whether a gradient that came to it had implicit zeros (gradients.h): the function may have to run again.
-  bool has_met_zeros() const { return has_met_zeros_.load(std::memory_order_relaxed); }
-  void meet_zeros() const { has_met_zeros_.store(true, std::memory_order_relaxed); }
+  bool has_met_zeros() const { return recorded_.has_met_zeros != nullptr && *recorded_.has_met_zeros; }
+  void meet_zeros() const {
+    if (recorded_.has_met_zeros != nullptr) *recorded_.has_met_zeros = true;
+  }
 
   bool has_captured() const { return !captured_.empty(); }
   /// True if every captured tensor is what it was, but for its values: where it lies, its type, sizes,
@@ -142,9 +144,8 @@ class Program {
   Plan plan_;
   std::array<Staged, 2> parts_;
   std::vector<Captured> captured_;
-  StorageSet captured_storages_;  // but for inputs' own
-  std::vector<int> handed_over_;  // slots that give_back() clears
-  mutable std::atomic<bool> has_met_zeros_{false};
+  StorageSet captured_storages_;                // but for inputs' own
+  std::vector<int> handed_over_;                // slots that give_back() clears
   mutable std::atomic<Frame*> spare_{nullptr};  // the frame of the last run, found without a lock
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Frame>> frames_;  // further ones

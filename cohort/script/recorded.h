@@ -38,8 +38,9 @@ struct Recorded {
   bool reach_differs = false;                   ///< not every tangent leads to all of them
   std::vector<Segment> segments;                ///< of backward; at least one where there is a backward
   bool may_run_again = false;                   ///< its function may, once more: function.cpp
-  bool tangents_overlap = false;          ///< elements of one share memory, as those of an expanded tensor do
-  bool has_implicit_zeros = false;        ///< a tangent had: gradients.h
+  bool tangents_overlap = false;  ///< elements of one share memory, as those of an expanded tensor do
+  /// Of the function: whether a gradient that came to it had implicit zeros (gradients.h). Null: it may not.
+  std::shared_ptr<std::atomic<bool>> has_met_zeros;
   std::shared_ptr<const void> structure;  ///< what the function returns apart from tensors: script.h
 };
 
