@@ -57,6 +57,20 @@ at::Tensor total_norm(const std::vector<at::Tensor>& gradients, double norm_type
   return at::linalg_vector_norm(at::stack(norms), norm_type);
 }
 
+// Foreach operators of LibTorch write to no lazily negative tensor: `one` does.
+template <typename Foreach, typename One>
+void change(const std::vector<at::Tensor>& gradients, const Foreach& foreach, const One& one) {
+  std::vector<at::Tensor> plain;
+  for (at::Tensor gradient : gradients) {
+    if (gradient.is_neg()) {
+      one(gradient);
+    } else {
+      plain.push_back(std::move(gradient));
+    }
+  }
+  by_kind(plain, foreach);
+}
+
 void check_limit(double max_norm) {
   if (!(max_norm >= 0))
     throw UsageError("optim.clip_grad_norm_", concat("max_norm is ", max_norm, ", expected 0 or more"));
@@ -68,17 +82,23 @@ void scale_to(const std::vector<at::Tensor>& gradients, const at::Tensor& norm, 
   // it.
   const at::Tensor factor = norm.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1.0);
   if (factor.is_cpu() && factor.item<double>() == 1.0) return;
-  by_kind(gradients,
-          [&](const std::vector<at::Tensor>& list) { at::_foreach_mul_(list, factor.to(list[0].device())); });
+  change(
+      gradients,
+      [&](const std::vector<at::Tensor>& list) { at::_foreach_mul_(list, factor.to(list[0].device())); },
+      [&](at::Tensor& gradient) { gradient.mul_(factor.to(gradient.device())); });
 }
 
 // Finite gradients of 1e20 have a norm beyond float. Scaled to 1 first, they have one.
 void scale_down_to(const std::vector<at::Tensor>& gradients, double max_norm) {
   const double largest = total_norm(gradients, std::numeric_limits<double>::infinity()).item<double>();
-  by_kind(gradients, [&](const std::vector<at::Tensor>& list) { at::_foreach_div_(list, largest); });
+  change(
+      gradients, [&](const std::vector<at::Tensor>& list) { at::_foreach_div_(list, largest); },
+      [&](at::Tensor& gradient) { gradient.div_(largest); });
   const double norm = total_norm(gradients, 2.0).item<double>();
   const double factor = max_norm / norm < largest ? max_norm / norm : largest;
-  by_kind(gradients, [&](const std::vector<at::Tensor>& list) { at::_foreach_mul_(list, factor); });
+  change(
+      gradients, [&](const std::vector<at::Tensor>& list) { at::_foreach_mul_(list, factor); },
+      [&](at::Tensor& gradient) { gradient.mul_(factor); });
 }
 
 double clip(const std::vector<at::Tensor>& gradients, double max_norm, double norm_type,

@@ -394,7 +394,7 @@ void GradientBuckets::give_out(const at::Tensor& used, ReduceReport& report) {
     at::Tensor& mine = gradients[i].parameter.mutable_grad();
     if (gradients[i].is_sparse || options_.gradient_as_bucket_view) {
       mine = gradients[i].view;
-    } else if (!mine.defined()) {
+    } else if (!mine.defined() || mine._is_zerotensor()) {
       mine = gradients[i].view.clone();
     } else if (!is_at(mine, gradients[i].view)) {
       mine.copy_(gradients[i].view);

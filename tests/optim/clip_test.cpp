@@ -67,6 +67,21 @@ TEST(ClipTest, NormsThatAreNotFiniteAreRefusedWhenAsked) {
   EXPECT_TRUE(at::equal(parameters[1].grad(), at::zeros_like(parameters[1])));
 }
 
+TEST(ClipTest, LazilyNegativeGradientsAreClipped) {
+  for (const double size : {1.0, 1e30}) {  // the norm of the second is beyond float
+    Tensors plain = with_gradients(), lazy = with_gradients();
+    for (Tensors* parameters : {&plain, &lazy}) {
+      for (at::Tensor& parameter : *parameters) parameter.mutable_grad().mul_(size);
+    }
+    lazy[0].mutable_grad() = lazy[0].grad().neg()._neg_view();
+    ASSERT_FALSE(clip_grad_norm_unless_non_finite_({{.params = plain}}, 0.5).any());
+    ASSERT_FALSE(clip_grad_norm_unless_non_finite_({{.params = lazy}}, 0.5).any());
+    for (std::size_t p = 0; p < plain.size(); ++p) {
+      EXPECT_TRUE(at::allclose(plain[p].grad(), lazy[p].grad(), 1e-6, 1e-9)) << p;
+    }
+  }
+}
+
 TEST(ClipTest, ByValueLimitsEveryElement) {
   Tensors parameters = with_gradients();
   clip_grad_value_(parameters, 0.5);
