@@ -58,6 +58,12 @@ fs::path locate_checkpoint(const fs::path& checkpoint) {
   return checkpoint;
 }
 
+bool may_be_folder(const fs::path& path) {
+  std::error_code error;
+  const fs::file_type type = fs::status(path, error).type();
+  return type == fs::file_type::directory || type == fs::file_type::none;  // none: an error
+}
+
 bool is_own_checkpoint(const fs::path& folder) {
   try {
     return was_saved_as(read_manifest(folder), name_of(folder));

@@ -33,6 +33,10 @@ std::string name_of(const std::filesystem::path& folder);
 /// `checkpoint`, or where a process that was killed while it replaced it has put it.
 std::filesystem::path locate_checkpoint(const std::filesystem::path& checkpoint);
 
+/// False where it is known that `path` is no folder. A network file system that fails for a moment does not
+/// say so: nothing may be given up then.
+bool may_be_folder(const std::filesystem::path& path);
+
 /// True for a folder with the state.json of a checkpoint that was saved under the folder's name: not for a
 /// copy that somebody made, or a checkpoint that was renamed. Only such a folder may be removed.
 bool is_own_checkpoint(const std::filesystem::path& folder);

@@ -42,6 +42,15 @@ bool exchange(const fs::path& a, const fs::path& b) {
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
+/// Lets what was replaced have its name again, as far as the file system lets it. What has the name now has
+/// one of the other two then.
+void put_back(const fs::path& replaced, const fs::path& target, const fs::path& temporary) {
+  if (exchange(replaced, target)) return;
+  std::error_code ignored;
+  fs::rename(target, temporary, ignored);
+  fs::rename(replaced, target, ignored);
+}
+
 }  // namespace
 
 RunCheckpoints::RunCheckpoints(fs::path folder, RunCheckpointsOptions options)
@@ -66,13 +75,14 @@ fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& 
   }
   manifest.given_up = History(known, last()).given_up_by(manifest.sequence);
   const auto earlier_best = best();
-  const bool has_earlier = earlier_best && fs::is_directory(*earlier_best, error);
+  const bool has_earlier = earlier_best && may_be_folder(*earlier_best);
   manifest.best = options.is_best ? name : has_earlier ? name_of(*earlier_best) : "";
   const bool replaces_best = !options.is_best && manifest.best == name;
   if (replaces_best) manifest.best = "";
   const fs::path temporary = folder_ / temporary_name(name);
   fs::remove_all(temporary, error);
   fs::path replaced;
+  const auto earlier_last = follow_link(folder_ / "last");
   try {
     if (!fs::create_directory(temporary, error)) {
       throw SystemError("checkpoint.save",
@@ -83,7 +93,10 @@ fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& 
     replaced = put(temporary, name);
     point("last", name);  // from here on this checkpoint counts, and what it says is the best
   } catch (...) {
+    const bool has_moved = follow_link(folder_ / "last") != earlier_last;  // and then the disk failed
+    if (!replaced.empty() && !has_moved) put_back(replaced, folder_ / name, temporary);
     for (const fs::path& each : {temporary, replaced}) fs::remove_all(each, error);
+    repair_best_if_possible();
     throw;
   }
   fs::remove_all(replaced, error);  // which takes a while
@@ -160,11 +173,20 @@ void RunCheckpoints::point(const char* link, const std::string& name) const {
 void RunCheckpoints::repair_best() const {
   const auto link = follow_link(folder_ / "best");
   const auto wanted = best();
-  std::error_code ignored;
-  if (!wanted || !fs::is_directory(*wanted, ignored)) {
+  if (!wanted || !may_be_folder(*wanted)) {
+    std::error_code ignored;
     if (link) fs::remove(folder_ / "best", ignored);
   } else if (link != folder_ / name_of(*wanted)) {
     point("best", name_of(*wanted));
+  }
+}
+
+/// For a save that has failed: that is what its caller is told.
+void RunCheckpoints::repair_best_if_possible() const {
+  try {
+    repair_best();
+  } catch (const std::exception&) {
+    // The next save repairs it.
   }
 }
 

@@ -108,6 +108,7 @@ class RunCheckpoints {
                     Manifest manifest) const;
   void recover(bool alone) const;
   void repair_best() const;
+  void repair_best_if_possible() const;
   std::filesystem::path put(const std::filesystem::path& temporary, const std::string& name) const;
   bool is_linked_old(const std::filesystem::path& folder) const;
   void set_aside(const std::filesystem::path& folder) const;

@@ -20,8 +20,9 @@ int eval_command(EvalArguments arguments) {
   TrainedModel& model = arguments.model;
   if (!arguments.device.empty()) model.overrides.push_back("train.device=" + arguments.device);
   std::map<std::string, double> metrics;
-  model.use("cli.eval",
-            [&](const train::Config& config) { metrics = train::run_evaluation(config, model.checkpoint); });
+  model.use("cli.eval", [&](const train::Config& config, const train::TrainedWeights& trained) {
+    metrics = train::run_evaluation(config, trained);
+  });
   if (comm::job_from_environment().rank != 0) return 0;
   for (const auto& [name, value] : metrics) {
     std::printf("%s %.6g\n", name.c_str(), value);

@@ -1,5 +1,4 @@
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 
 #include "cohort/cli/commands.h"
@@ -11,8 +10,6 @@
 
 namespace cohort::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct PredictArguments {
   TrainedModel model;
@@ -31,11 +28,10 @@ std::vector<train::Prediction> predictions_of(PredictArguments& arguments) {
     return train::Predictor::of_program(arguments.program)(arguments.pictures, arguments.top);
   }
   std::vector<train::Prediction> predictions;
-  arguments.model.use("cli.predict", [&](const train::Config& config) {
-    const fs::path checkpoint = arguments.model.checkpoint;
+  arguments.model.use("cli.predict", [&](const train::Config& config, const train::TrainedWeights& trained) {
     predictions = arguments.samples.empty()
-                      ? train::Predictor::of_run(config, checkpoint)(arguments.pictures, arguments.top)
-                      : train::predict_samples(config, checkpoint, arguments.samples, arguments.top);
+                      ? train::Predictor::of_run(config, trained)(arguments.pictures, arguments.top)
+                      : train::predict_samples(config, trained, arguments.samples, arguments.top);
   });
   return predictions;
 }
@@ -57,8 +53,8 @@ struct ExportArguments {
 
 int export_command(ExportArguments arguments) {
   bool takes_pictures = false;
-  arguments.model.use("cli.export", [&](const train::Config& config) {
-    train::export_program(config, arguments.model.checkpoint, arguments.batch_size, arguments.file);
+  arguments.model.use("cli.export", [&](const train::Config& config, const train::TrainedWeights& trained) {
+    train::export_program(config, trained, arguments.batch_size, arguments.file);
     takes_pictures = data::is_own_dataset(config.data.kind);
   });
   std::printf("%s: for %ld %s at a time; %s\n", arguments.file.c_str(),

@@ -7,12 +7,14 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cohort/cli/commands.h"
 #include "cohort/cli/config_option.h"
 #include "cohort/comm/job.h"
 #include "cohort/core/error.h"
+#include "cohort/core/log.h"
 #include "cohort/launch/run.h"
 #include "cohort/launch/worker.h"
 #include "cohort/train/config.h"
@@ -122,6 +124,18 @@ fs::path folder_to_go_on(const TrainArguments& arguments, const train::Config& c
   return train::run_folder_of(arguments.config);
 }
 
+/// Lets the run whose own file the configuration is go on in its folder. Returns what there is to say of it.
+std::string choose_folder(const TrainArguments& arguments, train::Config& config) {
+  const fs::path own = folder_to_go_on(arguments, config);
+  if (own.empty()) return "";
+  const std::string named = std::exchange(config.run.dir, own.string());
+  std::error_code ignored;
+  if (named.empty() || fs::weakly_canonical(named, ignored) == own) return "";
+  return core::concat("run.dir of ", arguments.config, " is ", named, "; going on with the run in ",
+                      own.string(), ", whose file it is (run.dir=", named,
+                      " on the command line: with that)");
+}
+
 int train_command(const TrainArguments& arguments, const Context& context) {
   // There is nothing to save until training begins, which then handles it; by default it would end the
   // process.
@@ -139,7 +153,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   if (!arguments.nproc_per_node.empty()) {
     config.distributed.nproc_per_node = launch::read_nproc_per_node(arguments.nproc_per_node, num_gpus);
   }
-  if (const fs::path own = folder_to_go_on(arguments, config); !own.empty()) config.run.dir = own.string();
+  const std::string said = choose_folder(arguments, config);
   if (arguments.fast_dev_run) train::limit_to_fast_dev_run(config);
   if (arguments.dump_config) {
     for (const std::string& warning : config.warnings)
@@ -148,6 +162,9 @@ int train_command(const TrainArguments& arguments, const Context& context) {
     return 0;
   }
   if (const auto ranks = ranks_to_start(arguments, config)) return start_job(*ranks);
+  if (!said.empty() && !arguments.fast_dev_run && comm::job_from_environment().rank == 0) {
+    core::log_info(said);
+  }
   // Where the `tee` behind a pipe is ended by the same Ctrl-C, the run saves and ends as it does on a
   // terminal.
   std::signal(SIGPIPE, SIG_IGN);

@@ -1,5 +1,7 @@
 #include "cohort/cli/trained_model.h"
 
+#include <optional>
+
 #include "cohort/checkpoint/known.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/cli/commands.h"
@@ -58,7 +60,8 @@ train::Config TrainedModel::load(const std::string& where) {
     throw UsageError(where, "neither --run nor --config was given", "--run runs/NAME");
   }
   checkpoint = checkpoint::locate_checkpoint(checkpoint).string();
-  if (!fs::exists(checkpoint)) {
+  std::error_code error;
+  if (!fs::exists(checkpoint, error)) {
     throw DataError(where, core::concat("there is no checkpoint ", checkpoint),
                     "--run runs/NAME --checkpoint last, or the path of a checkpoint or .safetensors file");
   }
@@ -74,18 +77,23 @@ train::Config TrainedModel::load(const std::string& where) {
   return result;
 }
 
-void TrainedModel::use(const std::string& where, const std::function<void(const train::Config&)>& work) {
+void TrainedModel::use(const std::string& where,
+                       const std::function<void(const train::Config&, const train::TrainedWeights&)>& work) {
   const std::string asked = checkpoint;
-  for (int tries = 1;; ++tries) {
+  train::Config found;
+  std::optional<train::TrainedWeights> trained;
+  for (int tries = 1; !trained; ++tries) {
     checkpoint = asked;
     try {
-      return work(load(where));
+      found = load(where);
+      trained = train::read_trained_weights(checkpoint);
     } catch (const DataError&) {
       std::error_code error;
       const bool may_be_another = !run.empty() && is_name(asked) && !fs::exists(checkpoint, error);
       if (!may_be_another || tries == kMostTries) throw;
     }
   }
+  work(found, *trained);
 }
 
 }  // namespace cohort::cli

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cohort/train/classes.h"
 #include "cohort/train/config.h"
 
 namespace cohort::cli {
@@ -24,9 +25,11 @@ struct TrainedModel {
   /// Loads the plug-ins and the configuration; `checkpoint` is a path afterwards.
   /// Throws: UsageError and DataError in the name of `where`, "cli.eval".
   train::Config load(const std::string& where);
-  /// Calls `work` with what load() returns; both again where a run that saves has removed its best or last
-  /// checkpoint (--run) before it was read. Throws: as load() and `work`.
-  void use(const std::string& where, const std::function<void(const train::Config&)>& work);
+  /// Calls `work` once, with what load() returns and what the checkpoint holds. Looks for it again where a
+  /// run that saves has removed its best or last checkpoint (--run) before it was read. Throws: as load(),
+  /// train::read_trained_weights() and `work`.
+  void use(const std::string& where,
+           const std::function<void(const train::Config&, const train::TrainedWeights&)>& work);
 };
 
 }  // namespace cohort::cli

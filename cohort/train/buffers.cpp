@@ -15,9 +15,12 @@ void KeptBuffers::keep(const Task& task) {
   std::vector<at::Tensor> found;
   for (const Task::NamedModule& entry : task.modules()) {
     for (const at::Tensor& buffer : entry.module->buffers()) {
-      // What repeats its elements in memory (expand()) cannot be written to, by a step neither.
-      if (buffer.defined() && at::has_internal_overlap(buffer) != at::MemOverlap::Yes)
-        found.push_back(buffer);
+      if (!buffer.defined()) continue;
+      // What repeats its elements in memory (expand()) cannot be written to, by a step neither. Sparse
+      // tensors have no strides that could be asked for.
+      const bool repeats =
+          buffer.layout() == at::kStrided && at::has_internal_overlap(buffer) == at::MemOverlap::Yes;
+      if (!repeats) found.push_back(buffer);
     }
   }
   const bool are_same = std::ranges::equal(found, buffers_, [](const at::Tensor& a, const at::Tensor& b) {

@@ -78,6 +78,23 @@ std::string trained_config(const fs::path& checkpoint) {
   return state && state->contains("run") ? run_of(*state).description : "";
 }
 
+TrainedWeights read_trained_weights(const fs::path& checkpoint) {
+  fs::path found = find_weights(checkpoint);
+  std::error_code error;
+  // A link to a checkpoint may move between the reads.
+  if (fs::is_directory(found, error)) found = fs::weakly_canonical(found, error);
+  if (error) {
+    throw DataError("train.weights",
+                    core::concat("cannot read ", checkpoint.string(), ": ", error.message()));
+  }
+  // The classes first: where the checkpoint is removed between the two, its tensors are missed, which is an
+  // error; a checkpoint without classes is none.
+  TrainedWeights result{
+      .checkpoint = found.filename().string(), .classes = trained_classes(found), .tensors = {}};
+  result.tensors = read_weights(found);
+  return result;
+}
+
 std::shared_ptr<const data::Dataset> with_trained_labels(std::shared_ptr<const data::Dataset> dataset,
                                                          const std::vector<std::string>& trained) {
   const std::vector<std::string> classes = dataset->classes();

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "cohort/checkpoint/known.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "cohort/train/best_metric.h"
@@ -77,7 +78,7 @@ void forget_lost_best(checkpoint::LoadedCheckpoint& found, const checkpoint::Run
   std::string why;
   if (!keep_best || !is_same_data(then.eval_data, eval_data)) {
     why = "was chosen on other validation data";
-  } else if (!best || !std::filesystem::is_directory(*best)) {
+  } else if (!best || !checkpoint::may_be_folder(*best)) {
     why = "is not in " + checkpoints.folder().string();
   }
   if (why.empty()) return;

@@ -18,7 +18,6 @@
 #include "cohort/train/build.h"
 #include "cohort/train/classes.h"
 #include "cohort/train/json_text.h"
-#include "cohort/train/weights.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -29,7 +28,7 @@ using nlohmann::json;
 constexpr const char* kWhere = "train.predict";
 constexpr const char* kTaskKey = "picture_task";  // in the metadata of a program
 
-PictureTask task_of(const Config& config, const fs::path& checkpoint) {
+PictureTask task_of(const Config& config, std::optional<std::vector<std::string>> classes) {
   if (!data::is_own_dataset(config.data.kind)) {
     throw UsageError(
         kWhere,
@@ -38,7 +37,6 @@ PictureTask task_of(const Config& config, const fs::path& checkpoint) {
                      "not known here"),
         "--samples 0,1,2, which reads validation data through it (train::predict_samples)");
   }
-  std::optional<std::vector<std::string>> classes = trained_classes(checkpoint);
   if (!classes) classes = make_dataset(config, Split::kVal)->classes();
   PictureTask task{.color = config.data.color == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb,
                    .image_size = config.data.image_size,
@@ -157,10 +155,14 @@ Predictor::Predictor(const PictureTask& task, Model model, std::int64_t batch_si
 }
 
 Predictor Predictor::of_run(const Config& config, const fs::path& checkpoint, std::int64_t batch_size) {
-  const checkpoint::TensorMap weights = read_weights(checkpoint);
-  const PictureTask task = task_of(config, checkpoint);
+  return of_run(config, read_trained_weights(checkpoint), batch_size);
+}
+
+Predictor Predictor::of_run(const Config& config, const TrainedWeights& trained, std::int64_t batch_size) {
+  const PictureTask task = task_of(config, trained.classes);
   return {task,
-          call_of(config, make_trained_model(config, weights, task.classes.size(), picture_field(config))),
+          call_of(config,
+                  make_trained_model(config, trained.tensors, task.classes.size(), picture_field(config))),
           batch_size};
 }
 
@@ -216,17 +218,21 @@ std::vector<Prediction> Predictor::operator()(const std::vector<std::string>& pi
 std::vector<Prediction> predict_samples(const Config& config, const fs::path& checkpoint,
                                         const std::vector<std::int64_t>& samples, std::int64_t top) {
   check_top(top);
-  const checkpoint::TensorMap weights = read_weights(checkpoint);
-  const auto trained = trained_classes(checkpoint);
+  return predict_samples(config, read_trained_weights(checkpoint), samples, top);
+}
+
+std::vector<Prediction> predict_samples(const Config& config, const TrainedWeights& trained,
+                                        const std::vector<std::int64_t>& samples, std::int64_t top) {
+  check_top(top);
   const std::shared_ptr<const data::Dataset> dataset = make_dataset(config, Split::kVal);
   for (const std::int64_t sample : samples) {
     if (sample >= 0 && sample < dataset->size()) continue;
     throw UsageError(kWhere, core::concat("samples: got ", sample, ", the validation data has ",
                                           dataset->size(), " samples: 0 to ", dataset->size() - 1));
   }
-  const std::vector<std::string> classes = trained.value_or(dataset->classes());
-  const Predictor::Model model =
-      call_of(config, make_trained_model(config, weights, classes.size(), input_field(config, *dataset)));
+  const std::vector<std::string> classes = trained.classes.value_or(dataset->classes());
+  const Predictor::Model model = call_of(
+      config, make_trained_model(config, trained.tensors, classes.size(), input_field(config, *dataset)));
   data::Loader loader(dataset, {.batch_size = eval_batch_size(config.train),
                                 .seed = static_cast<std::uint64_t>(config.run.seed),
                                 .sampler = std::make_shared<Listed>(samples)});
@@ -244,27 +250,30 @@ std::vector<Prediction> predict_samples(const Config& config, const fs::path& ch
 
 void export_program(const Config& config, const fs::path& checkpoint, std::int64_t batch_size,
                     const fs::path& file) {
-  const checkpoint::TensorMap weights = read_weights(checkpoint);
+  export_program(config, read_trained_weights(checkpoint), batch_size, file);
+}
+
+void export_program(const Config& config, const TrainedWeights& trained, std::int64_t batch_size,
+                    const fs::path& file) {
   std::map<std::string, std::string> metadata;
   std::size_t num_classes = 0;
   data::Field input = picture_field(config);
   at::Tensor example;
   if (data::is_own_dataset(config.data.kind)) {
-    const PictureTask task = task_of(config, checkpoint);
+    const PictureTask task = task_of(config, trained.classes);
     num_classes = task.classes.size();
     example = Predictor(task, nullptr, batch_size).empty_batch().zero_();
     metadata[kTaskKey] = to_text(task);
   } else {
     check_batch_size(batch_size);
-    const auto trained = trained_classes(checkpoint);
     const auto dataset = make_dataset(config, Split::kVal);
-    const std::vector<std::string> classes = trained.value_or(dataset->classes());
+    const std::vector<std::string> classes = trained.classes.value_or(dataset->classes());
     num_classes = classes.size();
     input = input_field(config, *dataset);
     example = zero_batch(input, batch_size);
     metadata["classes"] = names_to_json(classes).dump();
   }
-  const torch::nn::AnyModule model = make_trained_model(config, weights, num_classes, input);
+  const torch::nn::AnyModule model = make_trained_model(config, trained.tensors, num_classes, input);
   auto fast = script::script(call_of(config, model),
                              script::ScriptOptions().name(config.model.name).modules({model.ptr()}));
   const at::NoGradGuard no_grad;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cohort/data/transforms/pipeline.h"
+#include "cohort/train/classes.h"
 #include "cohort/train/config.h"
 
 /// From pictures and samples to classes: what `cohort predict` and `cohort export` do, for a program of one's
@@ -48,6 +49,8 @@ class Predictor {
   /// of a file is not known here: predict_samples() asks it.
   static Predictor of_run(const Config& config, const std::filesystem::path& checkpoint,
                           std::int64_t batch_size = 1);
+  /// The same of a checkpoint that was read.
+  static Predictor of_run(const Config& config, const TrainedWeights& trained, std::int64_t batch_size = 1);
   /// The model that export_program() wrote to `file`; nothing else is needed but the libraries with operators
   /// and transforms of one's own. Throws: DataError.
   static Predictor of_program(const std::filesystem::path& file);
@@ -72,12 +75,18 @@ class Predictor {
 /// not in the data.
 std::vector<Prediction> predict_samples(const Config& config, const std::filesystem::path& checkpoint,
                                         const std::vector<std::int64_t>& samples, std::int64_t top);
+/// The same of a checkpoint that was read.
+std::vector<Prediction> predict_samples(const Config& config, const TrainedWeights& trained,
+                                        const std::vector<std::int64_t>& samples, std::int64_t top);
 
 /// Writes what Predictor::of_run() would compute to `file`, as a program for `batch_size` pictures: docs/
 /// script.md, "Program files". Where a library registered the data set, the program takes inputs of its first
 /// field, and nothing in the file says how a picture becomes one. Throws: ConfigError, DataError; UsageError
 /// where script mode cannot record the model.
 void export_program(const Config& config, const std::filesystem::path& checkpoint, std::int64_t batch_size,
+                    const std::filesystem::path& file);
+/// The same of a checkpoint that was read.
+void export_program(const Config& config, const TrainedWeights& trained, std::int64_t batch_size,
                     const std::filesystem::path& file);
 
 }  // namespace cohort::train

@@ -11,6 +11,7 @@
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/checkpoint/safetensors.h"
 #include "cohort/comm/desync.h"
+#include "cohort/comm/text.h"
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
@@ -235,13 +236,18 @@ void limit_to_fast_dev_run(Config& config) {
 
 std::map<std::string, double> run_evaluation(Config config, const fs::path& checkpoint) {
   check_config(config);
+  return run_evaluation(std::move(config), read_trained_weights(checkpoint));
+}
+
+std::map<std::string, double> run_evaluation(Config config, const TrainedWeights& trained) {
+  check_config(config);
   for (const std::string& warning : config.warnings) core::log_warning(warning);
-  // Before all that takes long: a run that saves may remove the checkpoint.
-  const checkpoint::TensorMap weights = read_weights(checkpoint);
-  const auto classes = trained_classes(checkpoint).value_or(std::vector<std::string>());
   const std::shared_ptr<Strategy> strategy = join_ranks(config);
-  Parts parts(without_weights(config), *strategy, false, classes);
-  restore_modules(*parts.task, weights);
+  // Each rank has read its own, beside a run that saves perhaps another one.
+  if (strategy->size() > 1) comm::require_same(*strategy->group(), "the checkpoint", trained.checkpoint);
+  Parts parts(without_weights(config), *strategy, false,
+              trained.classes.value_or(std::vector<std::string>()));
+  restore_modules(*parts.task, trained.tensors);
   auto metrics = Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps).strategy(strategy))
                      .evaluate(*parts.task, *parts.eval_loader);
   parts.warn_of_skipped();

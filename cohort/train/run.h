@@ -5,6 +5,7 @@
 #include <string>
 
 #include "cohort/train/callback.h"
+#include "cohort/train/classes.h"
 #include "cohort/train/config.h"
 
 /// The main job: what `cohort train` and `cohort eval` do, for a program of one's own.
@@ -29,9 +30,11 @@ void limit_to_fast_dev_run(Config& config);
 
 /// Evaluates `checkpoint` (a checkpoint folder, or a safetensors file) on the validation data of `config`,
 /// which may have only some of the classes that the checkpoint names. Throws: DataError for a class that the
-/// model was not trained on; any other cohort::Error. Several ranks evaluate a share each, and all return the
-/// whole.
+/// model was not trained on; UsageError where ranks have read checkpoints of other names; any other
+/// cohort::Error. Several ranks evaluate a share each, and all return the whole.
 std::map<std::string, double> run_evaluation(Config config, const std::filesystem::path& checkpoint);
+/// The same of a checkpoint that was read.
+std::map<std::string, double> run_evaluation(Config config, const TrainedWeights& trained);
 
 /// Loads a shared library that registers models, data sets or operators.
 /// Throws: UsageError saying why it cannot be loaded.

@@ -148,7 +148,11 @@ fs::path run_folder_of(const fs::path& config) {
   const fs::path file = fs::weakly_canonical(config);
   fs::path folder = file.parent_path();
   if (folder.parent_path().filename() == "starts") folder = folder.parent_path().parent_path();
-  return file.filename() == "config.yaml" && holds_run(folder) ? folder : fs::path();
+  // A project may have a config.yaml, and a folder called checkpoints, of its own.
+  std::error_code ignored;
+  const bool is_of_run = file.filename() == "config.yaml" &&
+                         fs::exists(file.parent_path() / "run.json", ignored) && holds_run(folder);
+  return is_of_run ? folder : fs::path();
 }
 
 RunFolder::RunFolder(RunFolder&&) noexcept = default;

@@ -40,8 +40,8 @@ class RunFolder {
   bool is_made_ = false, was_empty_ = false;  // by open(), before it
 };
 
-/// Returns the folder of the run that wrote `config`, its config.yaml or that of one of its starts; empty for
-/// another file.
+/// Returns the folder of the run that wrote `config`, its config.yaml or that of one of its starts, with the
+/// run.json that it wrote beside it; empty for another file.
 std::filesystem::path run_folder_of(const std::filesystem::path& config);
 
 }  // namespace cohort::train

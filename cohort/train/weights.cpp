@@ -1,5 +1,7 @@
 #include "cohort/train/weights.h"
 
+#include <utility>
+
 #include "cohort/checkpoint/link.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/core/error.h"
@@ -11,15 +13,22 @@ namespace {
 constexpr const char* kHint =
     "a run folder (runs/NAME), a checkpoint (runs/NAME/checkpoints/last) or a .safetensors file";
 
+/// True for a folder that is no checkpoint, so one of a run.
+bool is_run_folder(const fs::path& path) {
+  std::error_code error;
+  return fs::is_directory(path, error) && !fs::exists(path / "state.json", error);
+}
+
 }  // namespace
 
 fs::path find_weights(const fs::path& path) {
-  if (!fs::exists(path)) {
+  std::error_code error;
+  if (!fs::exists(path, error)) {
     throw DataError("train.weights", core::concat("there is no ", path.string()), kHint);
   }
   // A file may be a link, where the file system has none of its own.
-  if (!fs::is_directory(path)) return checkpoint::follow_link(path).value_or(path);
-  if (fs::exists(path / "state.json")) return path;
+  if (!fs::is_directory(path, error)) return checkpoint::follow_link(path).value_or(path);
+  if (!is_run_folder(path)) return path;
   const checkpoint::RunCheckpoints checkpoints(path / "checkpoints");
   for (const char* which : {"best", "last"}) {
     if (const auto found = checkpoints.find(which)) return *found;
@@ -28,6 +37,13 @@ fs::path find_weights(const fs::path& path) {
 }
 
 checkpoint::TensorMap read_weights(const fs::path& path) {
+  if (is_run_folder(path)) {
+    // The run may save in this moment, and remove what is the best.
+    const checkpoint::RunCheckpoints checkpoints(path / "checkpoints");
+    for (const char* which : {"best", "last"}) {
+      if (auto found = checkpoints.find_and_load(which)) return std::move(found->content.model);
+    }
+  }
   const fs::path weights = find_weights(path);
   std::error_code error;
   return fs::is_directory(weights, error) ? checkpoint::RunCheckpoints::load(weights).model

@@ -279,7 +279,7 @@ TEST_F(ProgramTest, ResumeAutoWithTheConfigurationOfARunGoesOnWithThatRun) {
   for (const std::string which : {"auto", "copy/checkpoints/last"})
     for (const char* more : {"run.keep=2", "run.name=b"})
       expect_in(resume("copy/config.yaml", which, more),
-                {("run folder " + (dir / "copy,").string()).c_str()});
+                {"copy, whose file it is", ("run folder " + (dir / "copy,").string()).c_str()});
 }
 
 TEST_F(ProgramTest, TheCommandToGoOnCanBePasted) {

@@ -287,6 +287,23 @@ TEST_F(TrainRanksTest, SeveralRanksEvaluateAsOneDoesAndSayItOnce) {
   EXPECT_EQ(two.out, one.out);
 }
 
+// A run that saves may have removed what rank 0 has read before rank 1 looks for it.
+TEST_F(TrainRanksTest, RanksThatHaveReadOtherCheckpointsDoNotEvaluateThem) {
+  ASSERT_EQ(run(train("run", {"train.epochs=2", "run.keep=0"})).status, 0);
+  const auto evaluate = [&](const std::string& of_rank_0, const std::string& of_rank_1) {
+    const std::string script = "if [ $RANK = 0 ]; then name=" + of_rank_0 + "; else name=" + of_rank_1 +
+                               "; fi; exec " + COHORT_PROGRAM +
+                               " eval --run run --checkpoint run/checkpoints/$name";
+    return run({"run", "--nproc-per-node", "2", "--prefix", "off", "--", "sh", "-c", script});
+  };
+  const Outcome same = evaluate("last", "epoch_0002");
+  EXPECT_EQ(same.status, 0) << same.err;
+  const Outcome other = evaluate("epoch_0001", "epoch_0002");
+  EXPECT_NE(other.status, 0);
+  EXPECT_TRUE(message_contains(other.err, "the checkpoint is not the same on all ranks: rank 0 has "));
+  EXPECT_EQ(other.out, "");
+}
+
 TEST_F(TrainRanksTest, TheTraceHoldsTheStagesOfAllRanks) {
   const Outcome outcome = run(train_on(2, "traced", {"run.trace=3", "train.max_steps=4"}));
   ASSERT_EQ(outcome.status, 0) << outcome.err;

@@ -2,6 +2,8 @@
 #include "cohort/cli/trained_model.h"
 
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <functional>
@@ -17,6 +19,19 @@
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"
 
+namespace {
+
+std::function<void()> at_unmapping;  // called once, when a file that was read is unmapped for the n-th time
+int files_left = 0;
+
+}  // namespace
+
+// In place of the C library's.
+extern "C" int munmap(void* address, size_t size) noexcept {
+  if (at_unmapping && --files_left == 0) std::exchange(at_unmapping, nullptr)();
+  return static_cast<int>(::syscall(SYS_munmap, address, size));
+}
+
 namespace cohort::cli {
 namespace {
 
@@ -27,6 +42,7 @@ using test::read_file;
 using test::SmallRun;
 using test::write_file;
 
+std::vector<std::string> slow_classes = {"ape", "bee", "cat"};
 fs::path doomed;  // what the next data set that is made removes
 
 /// Three samples [1, 4, 4]. A run that saves removes the checkpoint while the data is looked at.
@@ -39,7 +55,7 @@ class Slow : public data::ExampleDataset {
   std::vector<at::Tensor> get(std::int64_t index, core::RandomStream&) const override {
     return {at::full({1, 4, 4}, static_cast<double>(index)), at::scalar_tensor(index, at::kLong)};
   }
-  std::vector<std::string> classes() const override { return {"ape", "bee", "cat"}; }
+  std::vector<std::string> classes() const override { return slow_classes; }
 };
 COHORT_REGISTER_DATASET(slow, [](const data::DatasetArgs&) { return std::make_shared<const Slow>(); });
 
@@ -192,17 +208,67 @@ TEST_F(TrainedModelTest, ACheckpointMayBeRemovedOnceItsParametersWereRead) {
 TEST_F(TrainedModelTest, ACheckpointThatIsRemovedBeforeItIsReadIsFoundAgain) {
   run.start(words({"train.epochs=1"}));
   TrainedModel model = model_of(run.path(), "last");
-  int calls = 0;
-  double loss = 0;
-  model.use("cli.eval", [&](const train::Config& config) {
-    if (++calls == 1) run.start(words({"train.epochs=2", "run.resume=auto", "run.keep=1"}));
+  files_left = 1;
+  at_unmapping = [&] {  // its configuration was read
+    run.start(words({"train.epochs=2", "run.resume=auto", "run.keep=1"}));
     fs::remove_all(checkpoint("epoch_0001"));  // may be the best
-    loss = train::run_evaluation(config, model.checkpoint).at("loss");
+  };
+  double loss = 0;
+  model.use("cli.eval", [&](const train::Config& config, const train::TrainedWeights& trained) {
+    loss = train::run_evaluation(config, trained).at("loss");
   });
-  EXPECT_EQ(calls, 2);
+  EXPECT_FALSE(at_unmapping);
   EXPECT_NEAR(loss, losses().at(1), 1e-5);
   model = model_of(run.path(), checkpoint("epoch_0001"));  // by its path it is gone
-  EXPECT_THROW(model.use("cli.eval", [](const train::Config&) {}), DataError);
+  EXPECT_THROW(model.use("cli.eval", [](const auto&, const auto&) {}), DataError);
+}
+
+TEST_F(TrainedModelTest, WhatFailsOnceTheCheckpointWasReadIsNotTriedAgain) {
+  run.start(words({"train.epochs=1"}));
+  TrainedModel model = model_of(run.path(), "last");
+  int calls = 0;
+  const auto work = [&](const train::Config&, const train::TrainedWeights&) {
+    ++calls;
+    fs::remove_all(checkpoint("epoch_0001"));
+    throw DataError("test", "a picture is broken");
+  };
+  COHORT_EXPECT_THROW_WITH(model.use("cli.eval", work), DataError, "a picture is broken");
+  EXPECT_EQ(calls, 1);
+}
+
+TEST_F(TrainedModelTest, ACheckpointThatIsRemovedInBetweenKeepsItsClassesOrIsMissed) {
+  const fs::path kept = run.root() / "kept";
+  run.start({"data.kind=slow", "data.mean=[]", "data.std=[]", "model.num_classes=0", "train.epochs=1"});
+  const fs::path last = fs::canonical(checkpoint("last"));
+  fs::copy(last, kept, fs::copy_options::recursive);
+  TrainedModel model = model_of(run.path(), last);
+  const train::Config config = model.load("cli.eval");
+  slow_classes = {"cat", "ape", "bee"};  // in the order of another folder
+  const auto predict = [&] { return train::predict_samples(config, last, {2}, 3).at(0).classes; };
+  const double loss = train::run_evaluation(config, last).at("loss");
+  const auto predicted = predict();
+  const std::vector<std::function<void()>> uses = {
+      [&] { EXPECT_DOUBLE_EQ(train::run_evaluation(config, last).at("loss"), loss); },
+      [&] { EXPECT_EQ(predict(), predicted); }};
+  for (const auto& use : uses) {
+    int missed = 0;
+    for (int i = 1; i <= 8; ++i) {  // more than it reads
+      SCOPED_TRACE(i);
+      files_left = i;
+      at_unmapping = [&] { fs::remove_all(last); };
+      try {
+        use();
+      } catch (const DataError&) {
+        ++missed;
+      }
+      at_unmapping = nullptr;
+      fs::remove_all(last);
+      fs::copy(kept, last, fs::copy_options::recursive);
+    }
+    EXPECT_GT(missed, 0);
+    EXPECT_LT(missed, 8);
+  }
+  slow_classes = {"ape", "bee", "cat"};
 }
 
 TEST_F(TrainedModelTest, ACheckpointWithoutAConfigurationTakesTheRunsFile) {

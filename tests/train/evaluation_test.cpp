@@ -263,6 +263,17 @@ TEST(EvaluationTest, ABestOfOtherValidationDataIsNotCompared) {
   EXPECT_TRUE(message_contains(log.text(), "best is chosen anew"));
 }
 
+TEST(EvaluationTest, ABestThatCannotBeLookedAtForAMomentIsStillTheBest) {
+  TempDir folder;
+  Scripted task("accuracy", {0.9, 0.8}), again("accuracy", {0.7});
+  data::Loader train = loader_of(4, 2), eval = loader_of(1, 1), same = loader_of(1, 1);
+  Trainer(epochs(2, folder.path())).fit(task, train, &eval);
+  const std::filesystem::path best = folder / "checkpoints" / "epoch_0001";
+  std::filesystem::rename(best, folder / "away");
+  std::filesystem::create_symlink("epoch_0001", best);  // ELOOP
+  EXPECT_EQ(Trainer(epochs(3, folder.path()).resume("last")).fit(again, train, &same).best_epoch, 1);
+}
+
 TEST(EvaluationTest, ALastBatchOfOneSampleIsSaidWhereTheModelHasBatchNorm) {
   const std::string said = ", so that a forward gets a single one, and the model has batch norm";
   const auto log_of = [](const std::vector<std::string>& overrides) {

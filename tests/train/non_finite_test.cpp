@@ -215,6 +215,23 @@ TEST(KeptBuffersTest, ABufferThatRepeatsItsElementsIsLeftAlone) {
   EXPECT_TRUE(at::equal(task.ids[3], at::arange(3)));
 }
 
+TEST(KeptBuffersTest, ASparseBufferIsPutBackToo) {
+  struct WithNeighbours : LateTask {
+    WithNeighbours() : LateTask({}) {
+      neighbours = net->register_buffer("neighbours", at::eye(3).to_sparse());
+      net->register_buffer("not_there", at::Tensor());
+    }
+    at::Tensor neighbours;
+  } task;
+  KeptBuffers buffers;
+  for (int step = 0; step < 2; ++step) {
+    buffers.keep(task);
+    task.neighbours.mul_(2);
+    buffers.put_back_unless_finite({}, {.on_cpu = true});
+    EXPECT_TRUE(at::equal(task.neighbours.to_dense(), at::eye(3)));
+  }
+}
+
 TEST(NonFiniteTest, AnInfiniteGradientStopsTheRunAndNamesTheParameter) {
   Steep net(3);
   ClassificationTask task(net.ptr(), make("sgd", net->parameters()), nullptr);

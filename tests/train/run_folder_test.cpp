@@ -52,6 +52,25 @@ TEST_F(RunFolderTest, ResumeAutoTakesNoRunWhoseNameOnlyBeginsTheSame) {
   EXPECT_EQ(resumed("exp-20260701-100000"), "exp-20260701-100000-20260801-100000");
 }
 
+TEST_F(RunFolderTest, AConfigurationIsOfARunWhereTheRunWroteItsRunJsonBesideIt) {
+  make_run("a");
+  const fs::path folder = fs::canonical("runs/a");
+  Config config;
+  config.run.resume = "auto";
+  config.run.dir = "runs/a";
+  RunFolder::open(config).describe(config, "test");
+  EXPECT_EQ(run_folder_of("runs/a/config.yaml"), folder);
+  EXPECT_EQ(run_folder_of("runs/a/starts/0001/config.yaml"), folder);
+  EXPECT_EQ(run_folder_of("runs/a/run.json"), "");
+  // A project, with a run folder of its own somewhere else.
+  for (const char* file : {"checkpoints/pretrained.safetensors", "metrics.jsonl", "starts/1/notes"})
+    write_file(fs::path("project") / file, "1");
+  for (const char* file : {"project/config.yaml", "project/starts/1/config.yaml"}) {
+    write_file(file, "");
+    EXPECT_EQ(run_folder_of(file), "");
+  }
+}
+
 TEST_F(RunFolderTest, ResumeAutoTakesTheNewestAlsoOfRunsThatBeganInOneSecond) {
   for (const char* run :
        {"a+b-20260101-100000", "a+b-20260101-100000-2", "a+b-20260101-100000-10", "a+b-20251231-235959-11"}) {

@@ -44,6 +44,8 @@ TEST(WeightsTest, WhatIsNoTrainedModelIsRefusedSayingWhatIsOne) {
   const std::string hint = ". Try: a run folder (runs/NAME), a checkpoint (runs/NAME/checkpoints/last) or ";
   COHORT_EXPECT_THROW_WITH(find_weights(dir / "none"), DataError, "/none" + hint);
   COHORT_EXPECT_THROW_WITH(find_weights(dir.path()), DataError, "holds no checkpoint" + hint);
+  fs::create_symlink("loop", dir / "loop");  // what a file system that fails for a moment says
+  COHORT_EXPECT_THROW_WITH(find_weights(dir / "loop"), DataError, "/loop" + hint);
   const SmallRun run;
   COHORT_EXPECT_THROW_WITH(run.start({"model.weights=" + dir.path().string()}), DataError,
                            "holds no checkpoint" + hint);
