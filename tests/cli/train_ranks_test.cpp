@@ -292,8 +292,8 @@ TEST_F(TrainRanksTest, RanksThatHaveReadOtherCheckpointsDoNotEvaluateThem) {
   ASSERT_EQ(run(train("run", {"train.epochs=2", "run.keep=0"})).status, 0);
   const auto evaluate = [&](const std::string& of_rank_0, const std::string& of_rank_1) {
     const std::string script = "if [ $RANK = 0 ]; then name=" + of_rank_0 + "; else name=" + of_rank_1 +
-                               "; fi; exec " + COHORT_PROGRAM +
-                               " eval --run run --checkpoint run/checkpoints/$name";
+                               "; fi; exec '" + COHORT_PROGRAM +
+                               "' eval --run run --checkpoint run/checkpoints/$name";
     return run({"run", "--nproc-per-node", "2", "--prefix", "off", "--", "sh", "-c", script});
   };
   const Outcome same = evaluate("last", "epoch_0002");
