@@ -356,6 +356,7 @@ class NodesTest : public AgentTest {
           }
         });
       }
+      if (while_they_run) while_they_run(*board);
       for (std::thread& thread : threads) thread.join();
     }
     out = testing::internal::GetCapturedStdout();
@@ -364,7 +365,8 @@ class NodesTest : public AgentTest {
   }
 
   std::map<std::string, std::string> written;  // by somebody else, before they come
-  std::vector<int> handled_by_last;            // the signals of the last node; empty: as the others
+  std::function<void(core::Board&)> while_they_run;
+  std::vector<int> handled_by_last;  // the signals of the last node; empty: as the others
   milliseconds keep_alive_interval = seconds(1);
   bool expects_signs = false;
   std::filesystem::path log_folder;           // of all that ranks print; empty: none
@@ -408,10 +410,13 @@ TEST_F(NodesTest, AWordThatNamesNoSignalOfTheirsEndsNothing) {
 }
 
 TEST_F(NodesTest, ASignalThatANodeDoesNotHandleItselfEndsItBySigterm) {
-  written = {{"signal", std::to_string(SIGINT)}};
+  while_they_run = [&](core::Board& board) {
+    EXPECT_TRUE(wait_for_file("up0") && wait_for_file("up1"));
+    board.set("signal", std::to_string(SIGINT));
+  };
   handled_by_last = {SIGTERM};
   EXPECT_EQ(run_nodes("trap 'echo $RANK int; exit 3' INT; trap 'echo $RANK term; exit 4' TERM; "
-                      "while :; do sleep 0.02; done",
+                      "touch up$RANK; while :; do sleep 0.02; done",
                       2),
             (std::vector<int>{3, 3}));
   test::expect_in(out, {"0 int\n", "1 term\n"});
