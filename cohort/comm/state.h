@@ -95,9 +95,9 @@ struct Group::State {
   /// Ranks that have not failed too when the deadline passes: they are dead, or stuck. Text for a message,
   /// may be empty. After mark_broken(). Only the first call waits.
   std::string silent_ranks(core::Deadline deadline);
-  /// Ends the calls that go on in the backend on the CPU, where it can; returns whether what they still do
-  /// waits for no other rank.
-  enum class Ends { kAll, kOfConnections };  ///< the latter: where that takes the connections of all
+  enum class Ends { kAll, kOfConnections };  ///< the latter: where all calls end with their connections
+  /// Ends the calls that go on in the backend on the CPU, where it can, as `cause` befell one of them;
+  /// returns whether what they still do waits for no other rank.
   bool end_calls(ErrorCause cause, Ends ends = Ends::kAll) const;
   /// A call has failed: marks the group as broken, and throws as throw_as_ours(), naming the silent ranks.
   [[noreturn]] void fail(const std::exception& error, const std::string& where, std::string what,

@@ -102,8 +102,9 @@ void GradientAverager::reduce_chunks(std::vector<Chunk>& chunks, double scale) {
     pending[c].wait();
     for (std::size_t i = 0; i < chunks[c].pieces.size(); ++i) {
       at::Tensor& gradient = chunks[c].parameters[i].mutable_grad();
-      const bool is_writable = gradient.defined() && !gradient._is_zerotensor();
-      if (!is_writable) gradient = at::zeros_like(chunks[c].parameters[i]);
+      if (!gradient.defined() || gradient._is_zerotensor()) {  // which cannot be written to
+        gradient = at::zeros_like(chunks[c].parameters[i]);
+      }
       gradient.copy_(chunks[c].pieces[i]);
     }
   }

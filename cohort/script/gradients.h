@@ -15,8 +15,8 @@ bool is_reached(const std::vector<bool>& reached_from, const std::vector<bool>& 
 /// A gradient that comes to a replay: dense, and neither lazily conjugate nor lazily negative. A sparse one
 /// (that of an embedding) is spread out.
 at::Tensor materialized(const at::Tensor& gradient);
-/// True of a gradient that materialized() gives zeros which eager mode does not multiply by: a sparse one,
-/// and zeros without memory (that of sgn()). With inf they are NaN then.
+/// True if materialized() gives a gradient zeros that eager mode does not multiply by: a sparse one, and
+/// zeros without memory (those of sgn()). A dense zero times inf is NaN.
 bool has_implicit_zeros(const Tensors& gradients);
 /// False where an element is NaN or infinite, or where their sum is. Waits for a GPU.
 bool all_finite(const Tensors& tensors);

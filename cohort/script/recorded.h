@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -39,7 +40,7 @@ struct Recorded {
   std::vector<Segment> segments;                ///< of backward; at least one where there is a backward
   bool may_run_again = false;                   ///< its function may, once more: function.cpp
   bool tangents_overlap = false;  ///< elements of one share memory, as those of an expanded tensor do
-  /// Of the function: whether a gradient that came to it had implicit zeros (gradients.h). Null: it may not.
+  /// Of the function: whether a gradient that came to it had implicit zeros (gradients.h). Null: no backward.
   std::shared_ptr<std::atomic<bool>> has_met_zeros;
   std::shared_ptr<const void> structure;  ///< what the function returns apart from tensors: script.h
 };

@@ -1,8 +1,10 @@
 #include "cohort/train/weights.h"
 
+#include <array>
 #include <utility>
 
 #include "cohort/checkpoint/link.h"
+#include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/core/error.h"
 
@@ -12,11 +14,12 @@ namespace {
 
 constexpr const char* kHint =
     "a run folder (runs/NAME), a checkpoint (runs/NAME/checkpoints/last) or a .safetensors file";
+constexpr std::array kOfRun = {"best", "last"};  // what a run folder stands for; the first that is there
 
 /// True for a folder that is no checkpoint, so one of a run.
 bool is_run_folder(const fs::path& path) {
   std::error_code error;
-  return fs::is_directory(path, error) && !fs::exists(path / "state.json", error);
+  return fs::is_directory(path, error) && !fs::exists(path / checkpoint::kManifestFile, error);
 }
 
 }  // namespace
@@ -30,7 +33,7 @@ fs::path find_weights(const fs::path& path) {
   if (!fs::is_directory(path, error)) return checkpoint::follow_link(path).value_or(path);
   if (!is_run_folder(path)) return path;
   const checkpoint::RunCheckpoints checkpoints(path / "checkpoints");
-  for (const char* which : {"best", "last"}) {
+  for (const char* which : kOfRun) {
     if (const auto found = checkpoints.find(which)) return *found;
   }
   throw DataError("train.weights", core::concat("the folder ", path.string(), " holds no checkpoint"), kHint);
@@ -40,7 +43,7 @@ checkpoint::TensorMap read_weights(const fs::path& path) {
   if (is_run_folder(path)) {
     // The run may save in this moment, and remove what is the best.
     const checkpoint::RunCheckpoints checkpoints(path / "checkpoints");
-    for (const char* which : {"best", "last"}) {
+    for (const char* which : kOfRun) {
       if (auto found = checkpoints.find_and_load(which)) return std::move(found->content.model);
     }
   }

@@ -145,15 +145,16 @@ TEST(TrainerTest, ResumingWithAnotherBatchSizeIsRefused) {
       "was made with 8 samples a step, this run has 4");
 }
 
+struct StopInEvaluation : ClassificationTask {
+  using ClassificationTask::ClassificationTask;
+  StepMetrics eval_step(data::Batch& batch) override {
+    if (++batches > 1) raise(SIGTERM);  // not in the one before the first epoch
+    return ClassificationTask::eval_step(batch);
+  }
+  int batches = 0;
+};
+
 TEST(TrainerTest, AnEpochThatWasStoppedInItsEvaluationIsReportedAsIfItHadNotBeen) {
-  struct StopInEvaluation : ClassificationTask {
-    using ClassificationTask::ClassificationTask;
-    StepMetrics eval_step(data::Batch& batch) override {
-      if (++batches > 1) raise(SIGTERM);  // not in the one before the first epoch
-      return ClassificationTask::eval_step(batch);
-    }
-    int batches = 0;
-  };
   data::Loader loader = make_loader();
   data::Loader eval = make_loader(0, false);
   const auto report_of = [&](Job& job, TrainerOptions options) {
@@ -179,21 +180,13 @@ TEST(TrainerTest, AnEpochThatWasStoppedInItsEvaluationIsReportedAsIfItHadNotBeen
 }
 
 TEST(TrainerTest, ALastEvaluationThatWasStoppedIsDoneOnResume) {
-  struct Stopping : ClassificationTask {
-    using ClassificationTask::ClassificationTask;
-    StepMetrics eval_step(data::Batch& batch) override {
-      if (++batches > 1) raise(SIGTERM);  // not in the one before the first epoch
-      return ClassificationTask::eval_step(batch);
-    }
-    int batches = 0;
-  };
   data::Loader loader = make_loader();
   data::Loader eval = make_loader(0, false);
   for (const std::int64_t max_steps : {3, 5}) {
     TempDir folder;
     const auto options = three_epochs().run_dir(folder.path()).max_steps(max_steps).handle_signals(true);
     Job first;
-    Stopping task(first.net.ptr(), first.optimizer, optim::cosine(15));
+    StopInEvaluation task(first.net.ptr(), first.optimizer, optim::cosine(15));
     EXPECT_EQ(Trainer(options).fit(task, loader, &eval).signal, SIGTERM);
     for (const std::size_t reports : {1, 0}) {  // once
       Job again;

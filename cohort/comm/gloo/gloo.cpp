@@ -6,11 +6,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <future>
+#include <mutex>
 #include <sstream>
 #include <stdexcept>
+#include <system_error>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -32,9 +35,8 @@
 namespace cohort::comm {
 namespace {
 
-// c10d cannot end one collective of Gloo's. Without connections all end at once, with an error, and so do the
-// other ranks' ends of them: what Gloo itself does when one of its waits is over, but then its waits count
-// from the last bytes that came, and not from the call.
+// c10d cannot end one collective of Gloo's. Gloo closes its connections when one of its waits is over, but it
+// counts from the last bytes that came, and not from the call.
 class Gloo : public c10d::ProcessGroupGloo, public ClosesConnections {
  public:
   using c10d::ProcessGroupGloo::ProcessGroupGloo;
@@ -54,7 +56,7 @@ class Gloo : public c10d::ProcessGroupGloo, public ClosesConnections {
       for (int first = 0; first < std::min(kThreads, getSize()); ++first) {
         const auto close_some = [context, words, first, size = getSize()] {
           for (int rank = first; rank < size; rank += kThreads) {
-            // Who waits for such a connection is told; closing it would leave him to his own time.
+            // Calls that wait for the connection get an error. Closing it alone would leave them waiting.
             auto* pair = dynamic_cast<::gloo::transport::tcp::Pair*>(context->getPair(rank).get());
             if (pair != nullptr) pair->signalExceptionExternal(words);
           }
@@ -154,7 +156,7 @@ Devices make_devices(const std::string& reach) {
   }
 }
 
-// Who has come is not missing, though his error comes later, as his deadline does.
+// A rank that has come is not missing, though its error comes later, as its deadline does.
 [[noreturn]] void throw_unconnected(const std::vector<int>& missing, int size) {
   if (missing.empty()) throw std::runtime_error("timed out: not all ranks have connected");
   throw MissingRanks<TimeoutError>(
