@@ -101,6 +101,10 @@ class Waits {
   Waits(const Work& work, Shared* other) : self_(current_thread) {
     if (self_ == nullptr) return;
     const std::lock_guard lock(waiting_mutex());
+    if (work.done()) {  // by now; the other may wait for this thread in what came after
+      self_ = nullptr;
+      return;
+    }
     for (const Shared* next = other; next != nullptr; next = next->waits_for_thread()) {
       if (next != self_) continue;
       self_ = nullptr;
