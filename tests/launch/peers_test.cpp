@@ -213,9 +213,11 @@ TEST_F(ClockedPeersTest, OneThatGivesNoSignIsLostThoughTheOtherStoodStillMeanwhi
 }
 
 TEST_F(ClockedPeersTest, ARequestThatIsUnderWayAsAllStandStillSaysNothingOfTheStore) {
+  // Each has given its sign and read the other's: none asks for anything until the clock moves.
+  for (const auto& agent : agents_) ASSERT_TRUE(agent->look_now(core::Deadline(std::chrono::seconds(20))));
+  const std::int64_t before = board_->num_requests();
   const auto release = board_->hang();
   agents_[1]->post("word", "said");
-  const std::int64_t before = board_->num_requests();
   EXPECT_TRUE(comes_true([&] { return board_->num_requests() > before; }));
   EXPECT_EQ(lost(1), "");
   seconds_ += 3600;
