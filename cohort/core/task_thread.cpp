@@ -141,6 +141,7 @@ bool Work::wait(Deadline deadline) {
 }
 
 void Work::abandon() {
+  const std::lock_guard lock(mutex_);  // the thread is late no more once it has ended this
   if (!done()) thread_->late = true;
 }
 
