@@ -200,9 +200,10 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
     ask(core::concat(kFailure, family_->rank, ": ", what), core::LogLevel::kError);
   }
 
-  // This process may keep the store that the one who asks needs.
+  // This process may keep the store that the one who asks needs, and that one may have begun a moment later.
   void wait_for_table_of(std::int64_t round) {
-    core::poll_until([&] { return store_->check({key("table", round)}); }, core::Deadline(kCollect));
+    core::poll_until([&] { return store_->check({key("table", round)}); },
+                     core::Deadline(kCollect + poll_ + kPoll));
   }
 
   // Of ranks that ask at once, one gets to. Between looking who asked and this, nobody may look again: who

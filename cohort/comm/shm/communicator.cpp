@@ -86,10 +86,13 @@ void Communicator::find_cores(core::Deadline deadline) {
     arrive({.kind = Kind::kMeet}, mine);
     Everyone all = everyone();
     while (!all.ready()) {
-      if (const auto gone = why_gone(all.waits_for())) {
-        throw PeerError("comm.shm", gone->why + " while the group was made");
+      const auto gone = why_gone(all.waits_for());
+      const bool is_over = deadline.expired();
+      if (all.ready()) break;  // the last one came before it went, or before the deadline
+      if (gone) throw PeerError("comm.shm", gone->why + " while the group was made");
+      if (is_over) {
+        deadline.check("comm.shm", core::numbered("rank", ranks_of(all.waits_for())) + " of the group");
       }
-      deadline.check("comm.shm", core::numbered("rank", ranks_of(all.waits_for())) + " of the group");
       sleep(milliseconds(100), [&] { return all.ready(); });
     }
     std::uint64_t together = 0;
@@ -250,11 +253,14 @@ std::optional<Communicator::Gone> Communicator::why_gone(std::uint64_t mask) con
   for (int rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
     const Sleeper& other = sleeper(rank);
-    const std::uint32_t state = other.state.load();
+    std::uint32_t state = other.state.load();
     if (state == kHere) {
       const std::string why = links_.why_gone(rank);
-      if (!why.empty()) return Gone{rank, core::concat("rank ", rank, " ", why)};
-    } else if (state == kGaveUp && !gave_up) {
+      if (why.empty()) continue;
+      state = other.state.load();  // it says that it leaves before it closes
+      if (state == kHere) return Gone{rank, core::concat("rank ", rank, " ", why)};
+    }
+    if (state == kGaveUp && !gave_up) {
       gave_up = Gone{rank, core::concat("rank ", rank, " gave up: ", other.why)};
     } else if (state == kLeft && !left && (mask & bit(rank)) != 0) {
       left = Gone{rank, core::concat("rank ", rank, " has left the group")};
