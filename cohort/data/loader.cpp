@@ -287,7 +287,9 @@ void Loader::Impl::throw_stuck(std::int64_t job_number, milliseconds waited) {
   const BatchJob& job = reader->job(job_number);
   std::string what = core::concat("batch ", job.first / global_batch(), " of epoch ", job.epoch,
                                   " was not ready after ", waited.count(), " ms");
-  if (const auto busy = team->longest()) {
+  const auto busy = team->longest();
+  // Job and item are not read in one moment: the item may be of the job before.
+  if (busy && busy->item < reader->job(busy->job).count) {
     const BatchJob& of = reader->job(busy->job);
     what += core::concat(": worker ", busy->worker, " has been reading ",
                          dataset->describe(reader->index_of(of, busy->item)), " for ",

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <functional>
 
 #include "cohort/checkpoint/run_checkpoints.h"
@@ -57,18 +58,29 @@ void read_while_saving(const Saves& saves, const test::FileCallLimits& limits,
   core::set_log_sink([&](core::LogLevel, std::string_view line) { log += std::string(line) + "\n"; });
   const test::TempDir dir;
   saves(dir.path(), 1);
+  std::array<int, 2> seen{};  // a pipe: the reader may be slow to begin
+  ASSERT_EQ(::pipe(seen.data()), 0);
   const pid_t child = ::fork();
   if (child == 0) {
+    ::close(seen[1]);
     test::set_file_call_limits(limits);
-    for (int64_t value = 2; value <= 400; ++value) saves(dir.path(), value);
+    for (int64_t value = 2; value <= 400; ++value) {
+      saves(dir.path(), value);
+      char byte = 0;
+      if (value == 3 && ::read(seen[0], &byte, 1) < 0) ::_exit(1);
+    }
     ::_exit(0);
   }
+  ::close(seen[0]);
   int64_t newest = 0, reads = 0;
   int status = 0;
   while (::waitpid(child, &status, WNOHANG) == 0) {
     try {
       const int64_t value = read(dir.path());
       EXPECT_GE(value, newest);
+      if (value > 1 && newest <= 1) {
+        EXPECT_EQ(::write(seen[1], "", 1), 1);
+      }
       newest = value;
     } catch (const Error& error) {
       ADD_FAILURE() << "after " << reads << " reads: " << error.what();
@@ -81,6 +93,7 @@ void read_while_saving(const Saves& saves, const test::FileCallLimits& limits,
     ::waitpid(child, &status, 0);
     break;
   }
+  ::close(seen[1]);
   core::set_log_sink({});
   EXPECT_EQ(log, "");
   EXPECT_GT(newest, 1);

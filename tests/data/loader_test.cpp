@@ -14,6 +14,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "cohort/data/tensor_dataset.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
 
 namespace cohort::data {
@@ -34,6 +35,7 @@ class Moody : public ExampleDataset {
   std::vector<at::Tensor> get(std::int64_t index, core::RandomStream& random) const override {
     if (index == hang_at) {
       std::unique_lock lock(mutex_);
+      hangs = true;
       wake_.wait(lock, [&] { return released_; });
     }
     if (index == fail_at || (fail_every > 0 && index % fail_every == 0 && index > 0)) {
@@ -62,6 +64,7 @@ class Moody : public ExampleDataset {
   std::size_t readers_awaited =
       0;  // a sample is there when so many threads have read, however busy the machine
   mutable std::atomic<int> most_threads{0}, reads{0};
+  mutable std::atomic<bool> hangs{false};
 
  private:
   std::int64_t size_;
@@ -376,12 +379,16 @@ TEST(LoaderTest, AnEpochWithoutAReadableSampleIsAnError) {
 
 TEST(LoaderTest, AStuckSampleIsNamedAndDoesNotHangTheDestructor) {
   auto dataset = std::make_shared<Moody>(30);
+  dataset->fields();  // reads sample 0
+  dataset->reads = 0;
   dataset->hang_at = 13;
   const auto begin = std::chrono::steady_clock::now();
   {
     Loader loader(
         dataset,
         {.batch_size = 10, .workers = 2, .timeout = milliseconds(200), .stop_grace = milliseconds(100)});
+    loader.start();
+    test::wait_until([&] { return dataset->hangs && dataset->reads == 29; });  // all but the one that hangs
     EXPECT_TRUE(loader.next().has_value());
     COHORT_EXPECT_THROW_WITH(loader.next(), TimeoutError, "has been reading moody/13 for");
     COHORT_EXPECT_THROW_WITH(loader.set_epoch(1), TimeoutError,

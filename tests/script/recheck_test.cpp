@@ -152,7 +152,7 @@ TEST(RecheckTest, LeavesTheGeneratorOfOtherThreadsAlone) {
   std::atomic<bool> stop{false};
   std::vector<std::int64_t> drawn;
   std::thread other([&] {
-    while (!stop) drawn.push_back(at::randint(std::int64_t(1) << 52, {1}, at::kLong).item<std::int64_t>());
+    while (!stop) drawn.push_back(at::randint(std::int64_t(1) << 62, {1}, at::kLong).item<std::int64_t>());
   });
   int ran = 0;
   for (int i = 0; i < 20; ++i) {

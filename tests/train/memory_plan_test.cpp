@@ -223,8 +223,8 @@ void expect_enough(const std::optional<std::int64_t>& predicted, const std::opti
 
 class PipelinesTest : public testing::TestWithParam<Pipelined> {};
 
-// What a stage's thread asks for, without the model, which would hide an error of it.
-void expect_near_everywhere(const MemoryPlan& plan, std::size_t num_placements, double too_much = 0.1) {
+// What is exact wherever the model is cut.
+void expect_exact_everywhere(const MemoryPlan& plan, std::size_t num_placements) {
   ASSERT_EQ(plan.places.size(), num_placements + 1);
   std::int64_t model = 0, gradients = 0;
   for (std::size_t i = 0; i < num_placements; ++i) {
@@ -233,9 +233,6 @@ void expect_near_everywhere(const MemoryPlan& plan, std::size_t num_placements, 
     model += *place.predicted.model;
     gradients += *place.predicted.gradients;
     EXPECT_EQ(place.predicted.gradients, place.measured.gradients);
-    expect_enough(place.predicted.activations, place.measured.activations, too_much);
-    const std::int64_t made_before = *place.predicted.model + *place.predicted.optimizer;
-    expect_enough(*place.predicted.peak - made_before, *place.measured.peak - made_before, too_much);
   }
   EXPECT_EQ(model, plan.parameters + plan.buffers);
   EXPECT_EQ(gradients, plan.parameters);
@@ -244,6 +241,18 @@ void expect_near_everywhere(const MemoryPlan& plan, std::size_t num_placements, 
   EXPECT_EQ(all.predicted.batch, all.measured.batch);
   // Of peaks that need not come at the same time.
   EXPECT_GE(*all.predicted.peak, *all.measured.peak);
+}
+
+// What a stage's thread asks for, without the model, which would hide an error of it.
+void expect_near_everywhere(const MemoryPlan& plan, std::size_t num_placements, double too_much = 0.1) {
+  ASSERT_NO_FATAL_FAILURE(expect_exact_everywhere(plan, num_placements));
+  for (std::size_t i = 0; i < num_placements; ++i) {
+    const PlaceMemory& place = plan.places[i];
+    SCOPED_TRACE(place.name);
+    expect_enough(place.predicted.activations, place.measured.activations, too_much);
+    const std::int64_t made_before = *place.predicted.model + *place.predicted.optimizer;
+    expect_enough(*place.predicted.peak - made_before, *place.measured.peak - made_before, too_much);
+  }
 }
 
 TEST_P(PipelinesTest, EachPlacementsPeakIsNear) {
@@ -269,11 +278,12 @@ TEST(MemoryPlanTest, APipelineOverFourPlacementsIsPlannedForEach) {
 }
 
 TEST(MemoryPlanTest, APipelineThatIsCutByMeasuringIsPlannedAsItWasCut) {
-  expect_near_everywhere(
+  // Where it is cut depends on how busy the machine is, and with that how near a small stage's peak is.
+  expect_exact_everywhere(
       plan_of({"distributed.strategy=pipeline", "distributed.schedule=1f1b", "model.width=0.25",
                "distributed.placements=cpu:0/a cpu:1/a", "train.batch_size=64"},
               {.measure = true}),
-      2, kSmallStages);  // where it is cut depends on how busy the machine is
+      2);
 }
 
 TEST(MemoryPlanTest, APipelineOfGpusIsPlannedOnTheCpu) {
