@@ -81,15 +81,21 @@ std::vector<std::string> name_frames(const FlightEntry& entry) {
   Dl_info own{};
   ::dladdr(reinterpret_cast<const void*>(&to_string), &own);
   std::vector<std::string> names;
+  bool met_ours = false;
   for (int i = 0; i < entry.num_frames; ++i) {
     // One byte back: the return address may belong to what comes after the call.
     const void* const address = static_cast<const char*>(entry.frames[static_cast<std::size_t>(i)]) - 1;
     Dl_info found{};
-    if (::dladdr(address, &found) == 0 || found.dli_fname == nullptr) {
+    const bool has_name = ::dladdr(address, &found) != 0 && found.dli_fname != nullptr;
+    if (names.empty() && has_name && own.dli_fbase == found.dli_fbase) {
+      met_ours = true;
+      continue;
+    }
+    if (!met_ours) continue;  // backtrace() itself, where a sanitizer has its own
+    if (!has_name) {
       names.push_back(hexadecimal(number(address)));
       continue;
     }
-    if (names.empty() && own.dli_fbase == found.dli_fbase) continue;
     const std::string object = std::filesystem::path(found.dli_fname).filename().string();
     const std::string place = object + "+" + hexadecimal(number(address) - number(found.dli_fbase));
     if (found.dli_sname == nullptr) {

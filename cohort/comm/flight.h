@@ -47,7 +47,7 @@ class FlightRecord {
   std::uint64_t count_ = 0;
 };
 
-/// Names the frames that are not of this library, innermost first: "main+0x2f (train+0x1a2f)".
+/// Names the frames of the caller of this library, innermost first: "main+0x2f (train+0x1a2f)".
 std::vector<std::string> name_frames(const FlightEntry& entry);
 
 }  // namespace cohort::comm
