@@ -106,44 +106,46 @@ TEST(ShmFaultTest, CallsThatDifferAreAnErrorOnEveryRankAndNameBoth) {
   });
 }
 
-TEST(ShmFaultTest, ADeadlineNamesTheCallAndTheRanksThatAreMissing) {
-  run_threads(
-      4,
-      [](Rank& rank) {
-        std::vector<float> list(100, 1);
-        if (rank.rank() % 2 == 0) {
-          const core::Deadline waited(seconds(60));
-          COHORT_EXPECT_THROW_WITH(rank.sum(list, Dtype::kFloat), Error, "all_reduce 0 of rank");
-          EXPECT_LT(waited.elapsed(), seconds(3));
-        } else {
-          std::this_thread::sleep_for(milliseconds(1200));
-        }
+std::shared_ptr<Operation> begin_sum(Rank& rank, std::vector<float>& list, milliseconds timeout) {
+  return rank.begin(
+      [&] {
+        return all_reduce(rank.ranks(), reinterpret_cast<std::byte*>(list.data()), list.size(), Dtype::kFloat,
+                          Op::kSum);
       },
-      milliseconds(600));
-  MapBoard board;
-  std::thread late([&] {
-    Rank rank(board, 1, 2);
-    std::this_thread::sleep_for(milliseconds(700));
-  });
-  {
-    Rank rank(board, 0, 2, milliseconds(300));
+      "all_reduce", false, timeout);
+}
+
+TEST(ShmFaultTest, ADeadlineNamesTheCallAndTheRanksThatAreMissing) {
+  std::atomic<int> num_over{0};
+  run_threads(4, [&](Rank& rank) {
+    if (rank.rank() % 2 != 0) return test::wait_until([&] { return num_over == 2; });
     std::vector<float> list(100, 1);
-    COHORT_EXPECT_THROW_WITH(rank.sum(list, Dtype::kFloat), TimeoutError, "rank 1 has not come");
-  }
-  late.join();
+    const core::Deadline waited(seconds(60));
+    const auto begun = begin_sum(rank, list, milliseconds(600));
+    COHORT_EXPECT_THROW_WITH(rank.wait(begun), Error, "all_reduce 0 of rank");
+    EXPECT_LT(waited.elapsed(), seconds(10));
+    ++num_over;
+  });
+  std::atomic<bool> is_over{false};
+  run_threads(2, [&](Rank& rank) {
+    if (rank.rank() == 1) return test::wait_until([&] { return is_over.load(); });
+    std::vector<float> list(100, 1);
+    const auto begun = begin_sum(rank, list, milliseconds(300));
+    COHORT_EXPECT_THROW_WITH(rank.wait(begun), TimeoutError, "rank 1 has not come");
+    is_over = true;
+  });
 }
 
 TEST(ShmFaultTest, AWaitThatEndsSoonerThanTheCallDoesNotEndTheCall) {
-  run_threads(2, [](Rank& rank) {
+  std::atomic<bool> has_ended{false};
+  run_threads(2, [&](Rank& rank) {
     std::vector<float> list(100'000, 1);
-    if (rank.rank() == 1) std::this_thread::sleep_for(milliseconds(300));
-    const auto begun = rank.begin([&] {
-      return all_reduce(rank.ranks(), reinterpret_cast<std::byte*>(list.data()), list.size(), Dtype::kFloat,
-                        Op::kSum);
-    });
+    if (rank.rank() == 1) test::wait_until([&] { return has_ended.load(); });
+    const auto begun = begin_sum(rank, list, seconds(20));
     if (rank.rank() == 0) {
       COHORT_EXPECT_THROW_WITH(rank.engine().wait(*begun, core::Deadline(milliseconds(50))), TimeoutError,
                                "is not over after");
+      has_ended = true;
     }
     rank.wait(begun);
     EXPECT_EQ(list[99'999], 2);
@@ -157,7 +159,7 @@ TEST(ShmFaultTest, ARankThatLeavesIsNamedAtOnce) {
     if (rank.rank() == 1) return;
     const core::Deadline waited(seconds(60));
     COHORT_EXPECT_THROW_WITH(rank.sum(list, Dtype::kFloat), PeerError, "rank 1 has left the group");
-    EXPECT_LT(waited.elapsed(), seconds(1));
+    EXPECT_LT(waited.elapsed(), seconds(10));
   });
 }
 
@@ -222,7 +224,7 @@ TEST(ShmFaultTest, ACancelIsHeardByWhoWaitsAndByOthersThatCancel) {
         threads.emplace_back([&] { rank.engine().cancel("it was aborted"); });
       }
       for (std::thread& thread : threads) thread.join();
-      EXPECT_LT(waited.elapsed(), seconds(1));
+      EXPECT_LT(waited.elapsed(), seconds(10));
     });
   }
 }
@@ -234,7 +236,7 @@ TEST(ShmFaultTest, RanksThatDoNotComeAreNamedWhenTheGroupIsMade) {
 
 // Each rank has come to the links, and goes on to a step and no further.
 TEST(ShmFaultTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
-  constexpr milliseconds kTime(400);
+  constexpr milliseconds kTime(700);
   for (const int stopped : {0, 1}) {
     for (const bool has_shared : {false, true}) {
       if (stopped == 1 && has_shared) continue;  // rank 0 makes the memory
@@ -247,6 +249,7 @@ TEST(ShmFaultTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
         if (has_shared) links.send(1, SharedMemory::create(bytes, false).fd(), 0);
         EXPECT_TRUE(test::comes_true([&] { return is_over.load(); }));
       });
+      EXPECT_TRUE(test::comes_true([&] { return board.has(core::concat("contact/", stopped)); }));
       const core::Deadline waited(kTime);
       COHORT_EXPECT_THROW_WITH(Communicator(board, 1 - stopped, 2, core::Deadline(kTime)), TimeoutError,
                                core::concat("rank ", stopped));
@@ -287,14 +290,17 @@ class FolderBoard : public Board {
 // Sums until a rank is killed; then says what it threw, and how long after the last sum.
 TEST(ShmRankChild, DISABLED_SumsUntilSomethingHappens) {
   FolderBoard board(std::getenv("TEST_FOLDER"));
-  const std::string timeout = std::getenv("TEST_TIMEOUT_MS");
-  Rank rank(board, std::stoi(std::getenv("RANK")), std::stoi(std::getenv("WORLD_SIZE")),
-            milliseconds(std::stol(timeout)));
+  const milliseconds timeout(std::stol(std::getenv("TEST_TIMEOUT_MS")));
+  Rank rank(board, std::stoi(std::getenv("RANK")), std::stoi(std::getenv("WORLD_SIZE")), seconds(60));
   std::vector<float> list(100'000, 1);
+  const auto make = [&] {
+    return all_reduce(rank.ranks(), reinterpret_cast<std::byte*>(list.data()), list.size(), Dtype::kFloat,
+                      Op::kMax);
+  };
   auto last = std::chrono::steady_clock::now();
   try {
     for (int round = 0;; ++round) {
-      rank.sum(list, Dtype::kFloat, Op::kMax);
+      rank.wait(rank.begin(make, "all_reduce", false, timeout));
       last = std::chrono::steady_clock::now();
       if (round == 20) std::puts("twenty rounds"), std::fflush(stdout);
     }
@@ -337,7 +343,7 @@ TEST(ShmFaultTest, AProcessThatIsStoppedIsNamedAtTheDeadline) {
   ranks.wait_for(0, "rank 1 has not come");
   const long waited = waited_ms(ranks.output(0));
   EXPECT_GE(waited, 1400);
-  EXPECT_LT(waited, 3000);
+  EXPECT_LT(waited, (milliseconds(2000) + test::deadline_slack()).count()) << "1500, and 500 for its writes";
 }
 
 TEST(ShmFaultTest, GroupsThatComeAndGoLeaveNothingOpen) {
@@ -350,6 +356,26 @@ TEST(ShmFaultTest, GroupsThatComeAndGoLeaveNothingOpen) {
     });
   }
   EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST(ShmFaultTest, ASecondGroupOfTheSameRanksTakesOnlyConnections) {
+  constexpr int kRanks = 4;
+  MapBoard first_board, second_board;
+  std::vector<std::unique_ptr<Rank>> ranks(2 * kRanks);
+  const auto make_all = [&](MapBoard& board, std::size_t first) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      threads.emplace_back([&, rank] {
+        ranks[first + static_cast<std::size_t>(rank)] = std::make_unique<Rank>(board, rank, kRanks);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  };
+  make_all(first_board, 0);
+  const int before = open_descriptors();
+  make_all(second_board, kRanks);
+  EXPECT_EQ(open_descriptors() - before, kRanks * (kRanks - 1) + 1)
+      << "both ends of each, and rank 0's memory";
 }
 
 }  // namespace

@@ -111,7 +111,7 @@ TEST(ShmStrangersTest, ARankThatCouldNotMakeTheGroupIsNotWaitedFor) {
     });
     const core::Deadline waited(seconds(60));
     COHORT_EXPECT_THROW_WITH(Rank(board, 0, 2), PeerError, "rank 1");
-    EXPECT_LT(waited.elapsed(), seconds(2));
+    EXPECT_LT(waited.elapsed(), seconds(10));
     other.join();
   }
 }
@@ -196,7 +196,7 @@ TEST(ShmStrangersTest, ARankThatDiedBeforeItConnectedIsNamed) {
   board.set("contact/1", core::machine_id() + " here nobody-listens-here token");
   const core::Deadline waited(seconds(60));
   COHORT_EXPECT_THROW_WITH(Rank(board, 0, 2), PeerError, "rank 1 died while the group was made");
-  EXPECT_LT(waited.elapsed(), seconds(2));
+  EXPECT_LT(waited.elapsed(), seconds(10));
 }
 
 }  // namespace
