@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "cohort/comm/shm/arena.h"
+#include "cohort/core/error.h"
 #include "tests/comm/shm/ranks.h"
+#include "tests/support/throws.h"
 
 namespace cohort::comm::shm {
 namespace {
@@ -149,6 +153,29 @@ TEST(ShmTest, SixteenRanksOnAnyNumberOfCores) {
       list.assign(list.size(), rank.rank() + round);
       rank.sum(list, Dtype::kInt32);
       EXPECT_TRUE(std::all_of(list.begin(), list.end(), [&](int one) { return one == 120 + 16 * round; }));
+    }
+  });
+}
+
+TEST(ShmTest, RowsThatDoNotMatchAreAnError) {
+  run_threads(3, [](Rank& rank) {
+    std::vector<std::byte> from(30), to(30);
+    const auto parts = [](std::vector<std::byte>& all, std::array<std::size_t, 3> sizes) {
+      std::vector<Span> spans;
+      std::size_t at = 0;
+      for (const std::size_t size : sizes) spans.push_back({all.data() + std::exchange(at, at + size), size});
+      return spans;
+    };
+    const auto run = [&](std::array<std::size_t, 3> sends, std::array<std::size_t, 3> expects) {
+      rank.run([&] { return all_to_all(rank.ranks(), parts(to, expects), parts(from, sends)); });
+    };
+    run({1, 2, 3}, {static_cast<std::size_t>(rank.rank()) + 1, static_cast<std::size_t>(rank.rank()) + 1,
+                    static_cast<std::size_t>(rank.rank()) + 1});
+    if (rank.rank() == 2) {
+      COHORT_EXPECT_THROW_WITH(run({4, 4, 4}, {5, 4, 4}), UsageError,
+                               "rank 0 sends rank 2 4 bytes, which expects 5");
+    } else {
+      EXPECT_ANY_THROW(run({4, 4, 4}, {4, 4, 4}); rank.run([&] { return barrier(rank.ranks()); }));
     }
   });
 }
