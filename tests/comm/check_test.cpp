@@ -197,6 +197,7 @@ TEST(CheckTest, ARankThatDoesNotComeIsATimeoutThatNamesIt) {
     run_ranks(
         3, "gloo",
         [&](Group& group) {
+          group.barrier();  // who begins late is late to notice, too
           if (group.rank() == 2) {
             const core::Deadline deadline(std::chrono::seconds(20));
             while (group.store()->add("gave up", 0) < 2) {
@@ -319,19 +320,17 @@ TEST(CheckTest, ACallBehindOneThatDoesNotBeginEndsAtItsOwnDeadline) {
 
 // What is begun on c10d's group lies between the same calls on every rank.
 TEST(CheckTest, TheProcessGroupIsNotGivenOutBeforeCallsThatHaveNotBegun) {
-  run_ranks(
-      2, "gloo",
-      [](Group& group) {
-        if (group.rank() == 0) {
-          at::Tensor t = at::ones({4});
-          Pending pending = group.all_reduce(t, ReduceOp::SUM, {milliseconds(1000)});
-          COHORT_EXPECT_THROW_WITH(group.process_group(), TimeoutError,
-                                   "calls that were made before have not begun");
-          EXPECT_THROW(pending.wait(), Error);
-        }
-        group.barrier({milliseconds(20000)});
-      },
-      milliseconds(300));
+  run_ranks(2, "gloo", [](Group& group) {
+    group.shared_state()->timeout = milliseconds(300);
+    if (group.rank() == 0) {
+      at::Tensor t = at::ones({4});
+      Pending pending = group.all_reduce(t, ReduceOp::SUM, {milliseconds(2000)});
+      COHORT_EXPECT_THROW_WITH(group.process_group(), TimeoutError,
+                               "calls that were made before have not begun");
+      EXPECT_THROW(pending.wait(), Error);
+    }
+    group.barrier({milliseconds(20000)});
+  });
 }
 
 TEST(CheckTest, CallsOfC10dKeepTheirPlace) {

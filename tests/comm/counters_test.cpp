@@ -1,11 +1,13 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "cohort/core/timeline.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/ranks.h"
 
 namespace cohort::comm {
@@ -16,14 +18,19 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 
 TEST(CountersTest, CallsBytesAndTimesAreCountedByCollective) {
-  test::run_ranks(2, "gloo", [](Group& group) {
+  std::atomic<bool> is_there{false};  // rank 0, at the broadcast
+  test::run_ranks(2, "gloo", [&](Group& group) {
     EXPECT_TRUE(group.counters().empty());
     at::Tensor t = at::ones({3, 5}), all = at::zeros({30});
     group.all_reduce(t).wait();
     group.all_reduce(t).wait();
     group.all_gather(all, t).wait();
     const auto begin = std::chrono::steady_clock::now();
-    if (group.rank() == 1) std::this_thread::sleep_for(milliseconds(30));
+    if (group.rank() == 1) {
+      test::wait_until([&] { return is_there.load(); });
+      std::this_thread::sleep_for(milliseconds(100));
+    }
+    is_there = true;
     group.broadcast(t, 1).wait();
     const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - begin;
     group.barrier();
@@ -37,7 +44,7 @@ TEST(CountersTest, CallsBytesAndTimesAreCountedByCollective) {
     EXPECT_LE(broadcast.waiting, broadcast.total);
     EXPECT_LE(broadcast.total, spent);
     if (group.rank() == 0) {
-      EXPECT_GE(broadcast.waiting, milliseconds(5)) << "rank 1 came 30 ms later";
+      EXPECT_GE(broadcast.waiting, milliseconds(5)) << "rank 1 came 100 ms later";
     }
   });
 }

@@ -185,7 +185,7 @@ TEST_F(InitTest, TheRanksThatDidNotComeAreNamed) {
   InitOptions options{.init_method = "file://" + (dir / "m").string(),
                       .rank = 1,
                       .world_size = 4,
-                      .timeout = milliseconds(150)};
+                      .timeout = milliseconds(1000)};
   COHORT_EXPECT_THROW_WITH(init_process_group(options), RendezvousError,
                            "ranks 0, 2 and 3 of 4 did not come to ");
 }

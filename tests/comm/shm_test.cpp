@@ -4,10 +4,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <mutex>
 #include <thread>
 
 #include "cohort/core/error.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
@@ -199,18 +201,17 @@ TEST(ShmBackendTest, WhatItCannotDoIsRefusedByNameBeforeAnythingTravels) {
 }
 
 TEST(ShmBackendTest, ErrorsNameCallGroupAndRank) {
+  std::atomic<bool> has_failed{false};
   run_ranks(
       2, "shm",
-      [](Group& group) {
-        if (group.rank() == 1) {
-          std::this_thread::sleep_for(milliseconds(900));
-          return;
-        }
+      [&](Group& group) {
+        if (group.rank() == 1) return test::wait_until([&] { return has_failed.load(); });
         at::Tensor tensor = at::ones({3, 5});
         COHORT_EXPECT_THROW_WITH(
             group.all_reduce(tensor, ReduceOp::SUM, {.timeout = milliseconds(300)}).wait(), TimeoutError,
             "all_reduce 0 of group 'world' (rank 0/2, float[3, 5]");
         COHORT_EXPECT_THROW_WITH(group.all_reduce(tensor), CommError, "rank 1 has not come");
+        has_failed = true;
       },
       seconds(20), Check::kOff);
   run_ranks(

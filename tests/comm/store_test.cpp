@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <barrier>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -16,6 +17,8 @@
 #include "cohort/comm/state.h"
 #include "cohort/comm/tcp_store.h"
 #include "cohort/core/error.h"
+#include "tests/support/comes_true.h"
+#include "tests/support/deadline_slack.h"
 #include "tests/support/hooked_store.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
@@ -137,6 +140,9 @@ TEST(StoreTest, TheRankThatKeepsTheStoreWaitsSomeSecondsForOneThatDied) {
 // Also over a store that is asked for each word: that a rank does not come is not the store's silence.
 TEST(StoreTest, WhoIsMissingIsNamedAtTheDeadline) {
   const auto server = open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
+  constexpr milliseconds kTime(1000);
+  std::barrier both(2);  // ranks 0 and 2 begin each call together
+  std::atomic<int> num_over{0};
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank] {
@@ -144,16 +150,16 @@ TEST(StoreTest, WhoIsMissingIsNamedAtTheDeadline) {
           open_tcp_store({.host = "127.0.0.1", .port = static_cast<std::uint16_t>(server->getPort())}),
           "the store of the test");
       const Group group = make_group(store, rank, 3, "gloo", seconds(20), "127.0.0.1", Check::kOff);
-      if (rank == 1) {
-        std::this_thread::sleep_for(milliseconds(2500));
-        return;
-      }
-      const core::Deadline waited(seconds(60));
-      COHORT_EXPECT_THROW_WITH(group.barrier({milliseconds(200)}), TimeoutError, "rank 1 has not come");
-      EXPECT_LT(waited.elapsed(), milliseconds(900));
+      if (rank == 1) return test::wait_until([&] { return num_over == 2; });
+      both.arrive_and_wait();
+      const core::Deadline waited(kTime);
+      COHORT_EXPECT_THROW_WITH(group.barrier({kTime}), TimeoutError, "rank 1 has not come");
+      EXPECT_LT(waited.elapsed(), kTime + test::deadline_slack());
       at::Tensor tensor = at::ones({10});
-      COHORT_EXPECT_THROW_WITH(group.all_reduce(tensor, ReduceOp::SUM, {milliseconds(200)}).wait(), Error,
+      both.arrive_and_wait();
+      COHORT_EXPECT_THROW_WITH(group.all_reduce(tensor, ReduceOp::SUM, {kTime}).wait(), Error,
                                "rank 1 of 3 did not notice");
+      ++num_over;
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -181,11 +187,11 @@ TEST(StoreTest, ManyCallsInFlightFailTogether) {
             took[static_cast<std::size_t>(group.rank())] = waited.elapsed();
           },
           seconds(6), check);
-      EXPECT_LT(std::min(took[0], took[1]), seconds(2));
+      EXPECT_LT(std::min(took[0], took[1]), seconds(4));
       // Gloo's threads may be in different calls, each waiting for the other rank's, which has failed there:
       // until the deadline. The end of a process closes its connections; these ranks are threads of one.
       const bool may_wait_for_each_other = backend == "gloo" && check == Check::kOff;
-      EXPECT_LT(std::max(took[0], took[1]), may_wait_for_each_other ? seconds(9) : seconds(2));
+      EXPECT_LT(std::max(took[0], took[1]), may_wait_for_each_other ? seconds(9) : seconds(4));
     }
   }
 }
