@@ -8,6 +8,7 @@
 
 #include "cohort/comm/backend.h"
 #include "cohort/core/error.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/processes.h"
@@ -402,8 +403,7 @@ TEST_P(MpiFaultTest, TheJobEndsInTimeSaysWhyAndLeavesNothing) {
   EXPECT_EQ(job.wait(60s), GetParam().status) << job.output();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
   for (const char* words : GetParam().words) EXPECT_TRUE(message_contains(job.output(), words));
-  std::this_thread::sleep_for(100ms);
-  EXPECT_EQ(job.alive(), 0);
+  EXPECT_TRUE(test::comes_true([&] { return job.alive() == 0; })) << job.alive();
 }
 
 INSTANTIATE_TEST_SUITE_P(
