@@ -23,6 +23,7 @@
 #include "cohort/core/error.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
+#include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
 namespace cohort::comm {
@@ -99,45 +100,59 @@ TEST(DeadlineStoreTest, ASilentStoreIsAnErrorAtTheDeadlineOfEachRequest) {
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const core::Deadline waited(seconds(60));
     EXPECT_THROW(requests[i](*stores[2 * i]), TimeoutError) << i;
-    EXPECT_LT(waited.elapsed(), milliseconds(2500)) << i;
+    EXPECT_LT(waited.elapsed(), seconds(10)) << i;
     const core::Deadline again(seconds(60));
     const StoreDeadline until(core::Deadline(milliseconds(200)));
     EXPECT_THROW(requests[i](*stores[2 * i + 1]), TimeoutError) << i;
-    EXPECT_LT(again.elapsed(), milliseconds(1000)) << i;
+    EXPECT_LT(again.elapsed(), milliseconds(1200)) << i;
   }
   const core::Deadline at_once(seconds(60));
   COHORT_EXPECT_THROW_WITH(stores[3]->check({"known"}), TimeoutError,
                            "the store of the test has not answered");
-  EXPECT_LT(at_once.elapsed(), milliseconds(100)) << "it was silent before";
+  EXPECT_LT(at_once.elapsed(), milliseconds(900)) << "it was silent before";
 }
 
-// A store that takes its time for one key.
+// A store that takes its time for one key: until the gate is open.
 class SlowStore : public c10d::HashStore {
  public:
+  using HashStore::wait;
+  void wait(const std::vector<std::string>& keys, const milliseconds& timeout) override {
+    if (keys.front() == "slow") return pass();
+    HashStore::wait(keys, timeout);
+  }
   std::int64_t add(const std::string& key, std::int64_t value) override {
-    if (key == "slow") std::this_thread::sleep_for(milliseconds(900));
+    if (key == "slow") pass();
     return HashStore::add(key, value);
+  }
+  test::Gate entered, gate;
+
+ private:
+  void pass() {
+    entered.open();
+    gate.wait();
   }
 };
 
 TEST(DeadlineStoreTest, WhoWaitsBehindAnotherThreadsRequestEndsAtItsDeadlineAndTheStoreIsNotSilent) {
-  const auto store = c10::make_intrusive<DeadlineStore>(c10::make_intrusive<SlowStore>(), "a slow store");
+  const auto slow = c10::make_intrusive<SlowStore>();
+  const auto store = c10::make_intrusive<DeadlineStore>(slow, "a slow store");
   std::thread other([&] { EXPECT_EQ(store->add("slow", 1), 1); });
-  std::this_thread::sleep_for(milliseconds(100));
+  slow->entered.wait();
   const core::Deadline waited(seconds(60));
   {
     const StoreDeadline until(core::Deadline(milliseconds(150)));
     COHORT_EXPECT_THROW_WITH(store->check({"key"}), TimeoutError,
                              "before a slow store could be asked (check), busy with another request: add");
   }
-  EXPECT_LT(waited.elapsed(), milliseconds(600));
+  EXPECT_LT(waited.elapsed(), seconds(10));
+  slow->gate.open();
   other.join();
   EXPECT_EQ(store->add("count", 2), 2) << "it has answered in time";
 }
 
 TEST(DeadlineStoreTest, ADeadlineThatHasPassedSaysNothingOfTheStore) {
-  const auto store =
-      c10::make_intrusive<DeadlineStore>(c10::make_intrusive<c10d::HashStore>(), "the store of the test");
+  const auto slow = c10::make_intrusive<SlowStore>();
+  const auto store = c10::make_intrusive<DeadlineStore>(slow, "the store of the test");
   {
     const StoreDeadline until(core::Deadline(milliseconds(0)));
     EXPECT_THROW(store->add("count", 1), TimeoutError);
@@ -145,27 +160,34 @@ TEST(DeadlineStoreTest, ADeadlineThatHasPassedSaysNothingOfTheStore) {
   EXPECT_EQ(store->add("count", 1), 1) << "nor was it asked";
   {
     const StoreDeadline until(core::Deadline(milliseconds(100)));
-    EXPECT_THROW(store->wait({"never"}, milliseconds(700)), TimeoutError);
+    EXPECT_THROW(store->wait({"slow"}, seconds(60)), TimeoutError);
   }
+  std::thread opens([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    slow->gate.open();
+  });
   EXPECT_EQ(store->add("count", 1), 2) << "once the wait is over";
+  opens.join();
 }
 
 // Each on a thread of its own, over one connection for what does not wait.
 TEST(SilentStoreTest, BarriersOfTwoGroupsDoNotWaitForEachOther) {
   const auto server = open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
+  std::atomic<bool> has_ended{false};  // the second barrier
   const auto run = [&](int rank) {
     const Group group =
         make_group(open(static_cast<std::uint16_t>(server->getPort())), rank, 2, "shm", seconds(10));
     const Group first = group.subgroup({0, 1}), second = group.subgroup({0, 1});
     if (rank == 1) {
-      std::this_thread::sleep_for(milliseconds(1500));
+      wait_until([&] { return has_ended.load(); });
       return first.barrier();
     }
-    std::thread long_one([&] { EXPECT_NO_THROW(first.barrier({seconds(5)})); });
+    std::thread long_one([&] { EXPECT_NO_THROW(first.barrier({seconds(10)})); });
     std::this_thread::sleep_for(milliseconds(100));
     const core::Deadline waited(seconds(60));
     COHORT_EXPECT_THROW_WITH(second.barrier({milliseconds(300)}), TimeoutError, "rank 1 has not come");
-    EXPECT_LT(waited.elapsed(), milliseconds(900));
+    EXPECT_LT(waited.elapsed(), seconds(5));
+    has_ended = true;
     long_one.join();
   };
   std::thread other([&] { EXPECT_NO_THROW(run(1)); });
@@ -226,7 +248,8 @@ TEST(SilentStoreTest, IsATimeoutOfEveryCallThatAsksIt) {
     for (int rank = 0; rank < 2; ++rank) {
       threads.emplace_back([&, rank, name = name, call = call] {
         const auto store = c10::make_intrusive<c10d::PrefixStore>(name, open(host.port()));
-        Group group = make_group(store, rank, 2, "shm", kTimeout);
+        Group group = make_group(store, rank, 2, "shm", seconds(20));
+        group.shared_state()->timeout = kTimeout;
         ++ready;
         wait_until([&] { return is_stopped.load(); });
         const core::Deadline waited(seconds(60));
@@ -298,7 +321,7 @@ TEST(SilentStoreTest, AGroupIsMadeWhereTheLastRankCameInTheLastMoment) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back(
-        [&, rank] { EXPECT_NO_THROW(make_group(store, rank, 2, "shm", milliseconds(700))); });
+        [&, rank] { EXPECT_NO_THROW(make_group(store, rank, 2, "shm", milliseconds(1500))); });
   }
   for (std::thread& thread : threads) thread.join();
 }
