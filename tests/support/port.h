@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <random>
 #include <stdexcept>
 #include <string>
 
@@ -10,7 +11,8 @@
 
 namespace cohort::test {
 
-/// A TCP port of the system's choice, held on every IPv4 address of this host for as long as this lives.
+/// A TCP port of the system's choice, or of the caller's, held on every IPv4 address of this host for as long
+/// as this lives.
 class Port {
  public:
   enum class Use {
@@ -18,9 +20,10 @@ class Port {
     kRefuses,  ///< nobody listens, and nobody else can meanwhile
   };
 
-  explicit Port(Use use) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  explicit Port(Use use, std::uint16_t number = 0) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
+    address.sin_port = htons(number);
     address.sin_addr.s_addr = htonl(INADDR_ANY);
     socklen_t size = sizeof address;
     if (::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
@@ -38,9 +41,18 @@ class Port {
   std::uint16_t number_ = 0;
 };
 
-/// Returns a port that was free a moment ago, for those who must be told one to listen on.
+/// Returns a port that was free a moment ago, for those who must be told one to listen on. It lies below
+/// those that the system gives (ip_local_port_range), so nobody who takes one of the system's choice gets it
+/// meanwhile.
 inline std::uint16_t free_port() {
-  return Port(Port::Use::kRefuses).number();
+  std::random_device random;
+  for (int tries = 0; tries < 200; ++tries) {
+    try {
+      return Port(Port::Use::kRefuses, static_cast<std::uint16_t>(20'000 + random() % 12'000)).number();
+    } catch (const std::runtime_error&) {  // somebody has it
+    }
+  }
+  throw std::runtime_error("no free port");
 }
 
 }  // namespace cohort::test
