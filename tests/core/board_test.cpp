@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "cohort/core/error.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/map_board.h"
 #include "tests/support/throws.h"
@@ -158,9 +160,11 @@ TEST(BoardTest, AGateNamesThoseThatAreMissing) {
 
 TEST(BoardTest, EveryRankLearnsWhoseWordIsMissing) {
   CountingBoard board;
+  std::barrier start(7);  // threads begin one after the other
   run_ranks(9, [&](int rank) {
     if (rank == 3 || rank == 8) return;
-    const Words words = all_gather_words(board, "here", rank, 9, "word", Deadline(milliseconds(100)));
+    start.arrive_and_wait();
+    const Words words = all_gather_words(board, "here", rank, 9, "word", Deadline(milliseconds(800)));
     EXPECT_EQ(words.missing, (std::vector<int>{3, 8})) << rank;
     EXPECT_TRUE(words.of_rank.empty());
   });
@@ -173,9 +177,11 @@ TEST(BoardTest, Rank0IsNotMissingWhereItWaitsForOthersItself) {
   CountingBoard board;
   run_ranks(3, [&](int rank) {
     if (rank == 2) return;
-    const Deadline waited(milliseconds(rank == 0 ? 800 : 100));
+    if (rank == 1) test::wait_until([&] { return board.has("here/0"); });
+    const milliseconds time(rank == 0 ? 1500 : 100);
+    const Deadline waited(time);
     EXPECT_EQ(all_gather_words(board, "here", rank, 3, "word", waited).missing, std::vector<int>{2}) << rank;
-    EXPECT_LT(waited.elapsed(), milliseconds(rank == 0 ? 800 : 100) + test::deadline_slack()) << rank;
+    EXPECT_LT(waited.elapsed(), time + test::deadline_slack()) << rank;
   });
 }
 

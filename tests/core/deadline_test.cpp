@@ -13,8 +13,8 @@ namespace {
 using namespace std::chrono_literals;
 
 TEST(DeadlineTest, IsNotExpiredBeforeAndIsAfterwards) {
+  EXPECT_FALSE(Deadline(10s).expired());
   const Deadline deadline(30ms);
-  EXPECT_FALSE(deadline.expired());
   EXPECT_LE(deadline.remaining(), 30ms);
   std::this_thread::sleep_for(40ms);
   EXPECT_TRUE(deadline.expired());

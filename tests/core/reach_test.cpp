@@ -62,10 +62,10 @@ TEST(ReachTest, SilentNameServersHoldNobodyUp) {
   const Deadline waited(60s);
   COHORT_EXPECT_THROW_WITH(reach("silent.test", 1, Deadline(300ms), kSought), RendezvousError,
                            "no server has answered yet to which address the name has");
-  EXPECT_LT(waited.elapsed(), 800ms);
+  EXPECT_LT(waited.elapsed(), 2500ms);
   EXPECT_EQ(reach("silent.test", 1, Deadline(60s), kSought, [&] { return waited.elapsed() > 900ms; }),
             std::nullopt);
-  EXPECT_LT(waited.elapsed(), 1500ms);
+  EXPECT_LT(waited.elapsed(), 2500ms);
 }
 
 TEST(ReachTest, WhoIsNotThereIsNamedAtTheDeadline) {
@@ -74,12 +74,12 @@ TEST(ReachTest, WhoIsNotThereIsNamedAtTheDeadline) {
   COHORT_EXPECT_THROW_WITH(
       reach("127.0.0.1", port.number(), Deadline(300ms), kSought), RendezvousError,
       concat("[comm.init] cannot reach rank 0 at 127.0.0.1:", port.number(), " (waited "));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
   COHORT_EXPECT_THROW_WITH(reach("127.0.0.1", port.number(), Deadline(0s), kSought), RendezvousError,
                            "Connection refused");
   COHORT_EXPECT_THROW_WITH(reach("::1", port.number(), Deadline(0s), kSought), RendezvousError,
                            concat("at [::1]:", port.number()));
-  COHORT_EXPECT_THROW_WITH(reach("no-such-host.invalid", 1, Deadline(200ms), kSought), RendezvousError,
+  COHORT_EXPECT_THROW_WITH(reach("no-such-host.invalid", 1, Deadline(1s), kSought), RendezvousError,
                            "the name cannot be resolved");
 }
 

@@ -38,7 +38,7 @@ TEST(WaitTest, EveryKindEndsAtItsDeadlineAndNotBefore) {
     const Deadline deadline(kShort);
     EXPECT_FALSE(waits(deadline));
     EXPECT_GE(deadline.elapsed(), kShort);
-    EXPECT_LT(deadline.elapsed(), kShort + milliseconds(2000));
+    EXPECT_LT(deadline.elapsed(), kLong);
   };
   std::unique_lock lock(mutex);
   ends_in_time([&](Deadline deadline) { return wait(changed, lock, [] { return false; }, deadline); });
@@ -96,7 +96,7 @@ TEST(WaitTest, WhatHoldsAtTheLastLookCounts) {
         return deadline.expired();
       },
       deadline, kLong));
-  EXPECT_LT(deadline.elapsed(), milliseconds(2000)) << "a pause ends at the deadline";
+  EXPECT_LT(deadline.elapsed(), kLong) << "a pause ends at the deadline";
   EXPECT_LE(looks, 12) << "pauses grow";
 }
 
