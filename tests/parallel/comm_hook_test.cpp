@@ -55,18 +55,18 @@ TEST(CommHookTest, AHookWrittenForC10dGetsThisRanksGradientAndReturnsTheMean) {
 }
 
 TEST(CommHookTest, AFutureThatNobodyCompletesEndsAtTheDeadline) {
-  test::run_ranks(2, "shm", [](comm::Group& group) {
+  constexpr std::chrono::milliseconds kTime(1000);  // of the reducer's other calls too
+  test::run_ranks(2, "shm", [&](comm::Group& group) {
     Stack net = make_stack();
     const CommHook hook = future_hook(
         [](c10d::GradBucket&) { return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get()); });
-    Reducer reducer(group, parameters_to_reduce(*net),
-                    {.hook = hook, .timeout = std::chrono::milliseconds(50)});
+    Reducer reducer(group, parameters_to_reduce(*net), {.hook = hook, .timeout = kTime});
     group.barrier();
     reducer.prepare();
     const at::Tensor loss = loss_of(net, wave(2));
-    const core::Deadline waited(std::chrono::milliseconds(50));
+    const core::Deadline waited(kTime);
     COHORT_EXPECT_THROW_WITH(loss.backward(), TimeoutError, "did not complete the future of a bucket");
-    EXPECT_LT(waited.elapsed(), std::chrono::milliseconds(50) + test::deadline_slack());
+    EXPECT_LT(waited.elapsed(), kTime + test::deadline_slack());
   });
 }
 

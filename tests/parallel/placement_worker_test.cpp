@@ -145,11 +145,15 @@ TEST(PlacementWorkerTest, FunctionsDrawFromTheCallersRandomScope) {
 }
 
 TEST(PlacementWorkerTest, AThreadThatIsStuckIsReplaced) {
-  const auto gate = std::make_shared<test::Gate>();
+  const auto gate = std::make_shared<test::Gate>(), entered = std::make_shared<test::Gate>();
   const auto worker = PlacementWorker::of(Placement::parse("cpu:0/stuck"));
-  auto stuck = worker->submit("stuck", [gate] { gate->wait(); });
+  auto stuck = worker->submit("stuck", [gate, entered] {
+    entered->open();
+    gate->wait();
+  });
+  entered->wait();
   COHORT_EXPECT_THROW_WITH(stuck.get(Deadline(1ms)), TimeoutError,
-                           "for stuck on thread cpu:0/stuck, which is");
+                           "for stuck on thread cpu:0/stuck, which is busy with stuck");
   EXPECT_EQ(worker->run("next", [] { return 7; }, Deadline(60s)), 7);
   EXPECT_EQ(worker->run("threads", [] { return at::get_num_threads(); }), 1);
   gate->open();

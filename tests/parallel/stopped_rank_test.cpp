@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cohort/comm/group.h"
+#include "cohort/comm/state.h"
 #include "cohort/core/error.h"
 #include "cohort/parallel/average.h"
 #include "cohort/parallel/comm_hook.h"
@@ -36,8 +37,7 @@ constexpr milliseconds kTime(500);
 // still.
 using Prepare = std::function<std::function<void()>(const comm::Group& group)>;
 
-std::shared_ptr<Ddp> ddp(const comm::Group& group, DistributedOptions options = {}) {
-  options.timeout = kTime;
+std::shared_ptr<Ddp> ddp(const comm::Group& group, const DistributedOptions& options = {}) {
   return std::make_shared<Ddp>(Linear(4, 4), group, options);
 }
 
@@ -137,9 +137,10 @@ TEST(StoppedRankChild, DISABLED_Rank) {
   std::vector<std::pair<const char*, std::function<void()>>> calls;
   std::vector<comm::Group> groups;
   for (const auto& [name, prepare] : cases()) {
-    groups.push_back(world.subgroup({0, 1}, {.timeout = kTime, .check = comm::Check::kOff}));
+    groups.push_back(world.subgroup({0, 1}, {.timeout = seconds(40), .check = comm::Check::kOff}));
     calls.emplace_back(name, prepare(groups.back()));
   }
+  for (const comm::Group& group : groups) group.shared_state()->timeout = kTime;
   world.barrier();
   if (world.rank() == 1) ::raise(SIGSTOP);
   for (const auto& [name, call] : calls) {
