@@ -7,6 +7,7 @@
 #include "cohort/core/error.h"
 #include "cohort/pipeline/run.h"
 #include "tests/pipeline/nets.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
@@ -84,7 +85,8 @@ TEST(FaultsTest, AStageThatThrowsIsNamedWithItsMicroBatch) {
                            " of micro-batch 2: [user.code] no more of it")));
           COHORT_EXPECT_THROW_WITH(std::rethrow_if_nested(error), DataError, "no more of it");
         }
-        EXPECT_EQ(test::num_threads(), before);
+        // Those of the pipeline before may have been about to end.
+        EXPECT_TRUE(cohort::test::comes_true([&] { return test::num_threads() <= before; }));
         zero_grad(pipe.parameters());
         pipe.step(job.input, target, mse);
         EXPECT_TRUE(job.first->weight.grad().defined()) << "the next step runs";
@@ -147,16 +149,15 @@ TEST(FaultsTest, AStageThatHangsIsNamedAtTheDeadline) {
   zero_grad(pipe.parameters());
   pipe.step(job.input, job.target, mse);
   EXPECT_TRUE(job.first->weight.grad().defined());
-  const core::Deadline deadline(30s);
-  while (test::num_threads() > before && !deadline.expired()) std::this_thread::sleep_for(1ms);
-  EXPECT_EQ(test::num_threads(), before) << "the thread that hung has ended";
+  EXPECT_TRUE(cohort::test::comes_true([&] { return test::num_threads() <= before; }))
+      << "the thread that hung has ended";
 }
 
 TEST(FaultsTest, WaitingForALateStageCountsTowardsTheDeadline) {
   Job job;
   const auto first = std::make_shared<cohort::test::Gate>(), second = std::make_shared<cohort::test::Gate>();
   PipelineOptions options = options_of(3);
-  options.timeout = 2500ms;
+  options.timeout = 3000ms;
   Pipeline pipe(
       {job.first, faulty(0, [=] { first->wait(); }), Stage(faulty(0, [=] { second->wait(); })).name("next")},
       options);
@@ -170,9 +171,9 @@ TEST(FaultsTest, WaitingForALateStageCountsTowardsTheDeadline) {
   {
     const at::NoGradGuard no_grad;  // a step would refuse after the wait
     COHORT_EXPECT_THROW_WITH(pipe.forward(job.input), TimeoutError,
-                             "waited 2500 ms for a step: stage 2 (next)");
+                             "waited 3000 ms for a step: stage 2 (next)");
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 3900ms)
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 4300ms)
       << "one timeout, not a second one after 1500 ms";
   opens.join();
   second->open();
@@ -204,7 +205,7 @@ TEST(FaultsTest, TheLossIsNotCalledAfterItsStepHasThrown) {
   Job job;
   const auto gate = std::make_shared<cohort::test::Gate>();
   PipelineOptions options = options_of(2);
-  options.timeout = 800ms;
+  options.timeout = 1800ms;
   Pipeline pipe({job.first, faulty(1, [=] { gate->wait(); })}, options);
   std::atomic<int> late_calls{0};
   std::atomic<bool> is_over{false};
@@ -402,7 +403,7 @@ TEST(FaultsTest, APlacementThatIsReplacedUnderAStepEndsThatStep) {
     return of;
   };
   Pipeline a({begins, linear}, options({"cpu:0/a", "cpu:0/b"}, 30s));
-  Pipeline b({hangs}, options({"cpu:0/b"}, 500ms));
+  Pipeline b({hangs}, options({"cpu:0/b"}, 1500ms));
   Pipeline c({other}, options({"cpu:0/b"}, 30s));
   const at::Tensor x = torch::randn({8, 4}), y = torch::randn({8, 4});
   std::thread with_b([&] { COHORT_EXPECT_THROW_WITH(b.step(x, y, mse), TimeoutError, "for a step"); });

@@ -35,14 +35,19 @@ TEST(StoppedRankChild, DISABLED_Rank) {
   options.placements = placements(2);
   options.split_size = 3;
   options.schedule = Schedule::kOneFOneB;
-  options.timeout = kTime;
+  options.timeout = seconds(20);
   options.group = group;
   options.on_action = [&](const Action&) {
     if (group.rank() == stopped && actions >= 0 && actions++ == at) ::raise(SIGSTOP);
   };
-  Pipeline pipe(stages, options);
   const at::Tensor input = torch::randn({11, 10}), target = torch::randn({11, 5});
-  pipe.step(input, target, mse);
+  {
+    Pipeline warm(stages, options);
+    warm.step(input, target, mse);
+  }
+  options.timeout = kTime;
+  Pipeline pipe(stages, options);
+  group.barrier();
   actions = 0;
   const core::Deadline waited(kTime);
   try {

@@ -143,7 +143,7 @@ TEST(TimeoutsTest, AStageHeldAtAnyActionTouchesNoLaterStep) {
   }
 }
 
-constexpr milliseconds kTimeout = 1s;
+constexpr milliseconds kTimeout = 1500ms;
 
 PipelineOptions two_placements() {
   PipelineOptions options;
