@@ -23,6 +23,7 @@ class Guard {
   pid_t pid() const { return pid_; }
   /// Takes away the end of the guard where somebody has killed it. From then on it guards nothing.
   void reap();
+  /// Both may be called in a child between fork and exec.
   void watch(pid_t group) { tell(group); }
   void forget(pid_t group) { tell(-group); }
 

@@ -153,8 +153,8 @@ void Team::start(int local_rank, core::Deadline start_by) {
                     .error = err.get(),
                     .keep = place_.secret_fd < 0 ? std::vector<int>() : std::vector<int>{place_.secret_fd},
                     .own_group = true,
+                    .guard = &guard_,
                     .start_by = start_by});
-  guard_.watch(member->worker->pid());
   members_.push_back(std::move(member));
 }
 

@@ -24,6 +24,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "cohort/core/wait.h"
+#include "cohort/launch/guard.h"
 
 namespace cohort::launch {
 namespace {
@@ -67,6 +68,8 @@ bool place(int fd, int target) {
 void become(Plan& plan, pid_t parent) {
   const WorkerOptions& options = plan.options;
   if (options.own_group && ::setpgid(0, 0) != 0) return;
+  // Here, since its parent may die before it can do that.
+  if (options.guard != nullptr) options.guard->watch(::getpid());
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
   if (::getppid() != parent) ::_exit(1);  // it died before the line above
   if (plan.cpu_bytes > 0 && ::sched_setaffinity(0, plan.cpu_bytes, plan.mask()) != 0) return;
@@ -164,6 +167,7 @@ Worker::Worker(const WorkerOptions& options) : own_group_(options.own_group) {
   failure.write.close();
   if (const int error = start_error(failure.read.get(), options.start_by); error != 0) {
     end(core::Deadline(kEndTime));
+    if (options.guard != nullptr) options.guard->forget(pid_);
     system_error("start " + options.program, error);
   }
 #ifdef SYS_pidfd_open

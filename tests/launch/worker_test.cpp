@@ -186,8 +186,8 @@ TEST(WorkerTest, TheGuardKillsWhatRanksHaveStartedWhenTheLauncherIsKilled) {
     WorkerOptions options =
         shell("cd '" + dir.path().string() + "'; sleep 100 & echo $! > child; echo $$ > rank; wait");
     options.own_group = true;
+    options.guard = &guard;
     const Worker worker(options);
-    guard.watch(worker.pid());
     for (;;) ::pause();
   }
   const pid_t rank = pid_in(dir / "rank"), child = pid_in(dir / "child");
