@@ -223,24 +223,27 @@ void Worker::signal(int number) const {
   if (running_) ::kill(pid_, number);
 }
 
-// Some block all signals for a moment, as a shell does that forks: one that waits for a signal has it blocked
-// at each look.
+// Some block all signals for a moment, which is long where cores are busy, as a shell does that forks: one
+// that takes a signal from its file has it blocked at each look. One that waits for it needs no second look.
 bool Worker::survives(int number) const {
-  constexpr int kLooks = 3;
+  constexpr int kLooks = 20;
   const std::uint64_t bit = std::uint64_t{1} << (number - 1);
   const std::filesystem::path process = concat("/proc/", pid_);
   for (int look = 0; look < kLooks; ++look) {
-    if (look > 0) core::sleep(std::chrono::milliseconds(2), core::Deadline::never());
+    if (look > 0) core::sleep(std::chrono::milliseconds(5), core::Deadline::never());
     std::error_code failed;
-    bool has_threads = false;
+    bool has_threads = false, is_awaited = false;
     for (const auto& task : std::filesystem::directory_iterator(process / "task", failed)) {
       const std::optional<SignalMasks> masks = masks_in(task.path() / "status");
       if (!masks) continue;  // the thread has ended
       if (((masks->caught | masks->ignored) & bit) != 0) return true;
-      if (((masks->blocked | awaited_signals(process, task.path())) & bit) == 0) return false;
+      const bool awaits = (awaited_signals(process, task.path()) & bit) != 0;
+      if (!awaits && (masks->blocked & bit) == 0) return false;
       has_threads = true;
+      is_awaited = is_awaited || awaits;
     }
     if (!has_threads) return false;
+    if (is_awaited) return true;
   }
   return true;
 }

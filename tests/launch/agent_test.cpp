@@ -197,9 +197,12 @@ TEST_F(AgentTest, ASignalIsPassedOnOnceAndTheStatusIsTheRanks) {
 }
 
 TEST_F(AgentTest, ASignalThatSomeRanksDoNotKnowEndsNobody) {
+  ASSERT_EQ(::mkfifo((dir / "end").c_str(), 0600), 0);
+  // Rank 1 starts no program: a shell that does has every signal blocked for a moment, as if it took them.
   const RunOptions with = options(
-      "[ $RANK = 0 ] && trap 'touch heard' USR1; touch is$RANK; [ -e is0 -a -e is1 ] && touch ready; "
-      "while [ ! -e heard ]; do sleep 0.02; done",
+      "[ $RANK = 0 ] && trap 'heard=1' USR1; : > is$RANK; [ -e is0 -a -e is1 ] && : > ready; "
+      "if [ $RANK = 1 ]; then read word < end || exit 0; fi; "
+      "while [ -z \"$heard\" ]; do sleep 0.02; done; : > end",
       2);
   const Outcome outcome = run(with, [] { ::kill(::getpid(), SIGUSR1); });
   EXPECT_EQ(outcome.status, 0);
