@@ -24,9 +24,9 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr seconds kHeardTime(1);
+constexpr seconds kHeardTime(5);
 // Behind a node's deadline: for node 0 to say who has not come, and else to look who that is.
-constexpr milliseconds kTellTime(250), kLookTime(150);
+constexpr milliseconds kTellTime(250), kLookTime(1000);
 
 [[noreturn]] void fail(const std::string& what, const std::string& hint) {
   throw RendezvousError("launch.run", what, hint);
