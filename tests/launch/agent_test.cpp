@@ -144,11 +144,12 @@ TEST_F(AgentTest, TheFirstFailureIsTheCauseWithItsLastLines) {
 }
 
 TEST_F(AgentTest, WhoRecordedAnErrorFirstIsTheCauseThoughItEndedLater) {
-  const Outcome outcome = run(
-      options("if [ $RANK = 1 ]; then echo '{\"message\": \"cause\"}' > $TORCHELASTIC_ERROR_FILE; touch go; "
-              "trap 'exit 5' TERM; while :; do sleep 0.05; done; fi; "
-              "while [ ! -e go ]; do sleep 0.02; done; sleep 0.2; exit 4",
-              2));
+  const Outcome outcome =
+      run(options("if [ $RANK = 1 ]; then trap 'exit 5' TERM; "
+                  "echo '{\"message\": \"cause\"}' > $TORCHELASTIC_ERROR_FILE; touch go; "
+                  "while :; do sleep 0.05; done; fi; "
+                  "while [ ! -e go ]; do sleep 0.02; done; sleep 0.2; exit 4",
+                  2));
   EXPECT_EQ(outcome.status, 5);
   test::expect_in(outcome.log, {"rank 1 of 2 failed first", "cause", "then rank 0 ended with status 4"});
 }
@@ -158,8 +159,11 @@ TEST_F(AgentTest, AKilledRankGives128PlusTheSignal) {
 }
 
 TEST_F(AgentTest, ARankThatDoesNotHeedSigtermIsKilled) {
-  RunOptions with =
-      options("trap '' TERM; [ $RANK = 0 ] && sleep 0.3 && exit 2; while :; do sleep 1; done", 2);
+  RunOptions with = options(
+      "trap '' TERM; touch up$RANK; "
+      "if [ $RANK = 0 ]; then while [ ! -e up1 ]; do sleep 0.02; done; exit 2; fi; "
+      "while :; do sleep 1; done",
+      2);
   with.shutdown_timeout = milliseconds(300);
   const Outcome outcome = run(with);
   EXPECT_EQ(outcome.status, 2);
@@ -180,13 +184,13 @@ TEST_F(AgentTest, AllRanksAreStartedAgain) {
 
 TEST_F(AgentTest, ASignalIsPassedOnOnceAndTheStatusIsTheRanks) {
   const RunOptions with = options(
-      "trap 'echo got >> $RANK' INT; trap 'echo saved' USR1; touch ready; "
+      "trap 'echo got >> $RANK' INT; trap 'echo saved; touch saved$RANK' USR1; "
+      "touch is$RANK; [ -e is0 -a -e is1 ] && touch ready; "
       "while [ ! -e $RANK ]; do sleep 0.02; done; sleep 0.2; exit 42",
       2);
-  const Outcome outcome = run(with, [] {
-    std::this_thread::sleep_for(milliseconds(300));
+  const Outcome outcome = run(with, [&] {
     ::kill(::getpid(), SIGUSR1);
-    std::this_thread::sleep_for(milliseconds(300));
+    EXPECT_TRUE(wait_for_file("saved0") && wait_for_file("saved1"));
     ::kill(::getpid(), SIGINT);
   });
   EXPECT_EQ(outcome.status, 42);
@@ -218,11 +222,15 @@ TEST_F(AgentTest, NothingIsStartedAgainAfterASignal) {
 }
 
 TEST_F(AgentTest, ASecondSignalKills) {
-  const RunOptions with = options("trap '' INT; touch ready; while :; do sleep 0.05; done", 2);
+  const RunOptions with = options(
+      "trap 'touch heard$RANK' INT; touch is$RANK; [ -e is0 -a -e is1 ] && touch ready; "
+      "while :; do sleep 0.05; done",
+      2);
   const auto begin = std::chrono::steady_clock::now();
-  const Outcome outcome = run(with, [] {
+  const Outcome outcome = run(with, [&] {
     ::kill(::getpid(), SIGINT);
-    std::this_thread::sleep_for(milliseconds(300));
+    // Two that wait at the same time are one.
+    EXPECT_TRUE(wait_for_file("heard0") && wait_for_file("heard1"));
     ::kill(::getpid(), SIGINT);
   });
   EXPECT_EQ(outcome.status, 128 + SIGINT);
@@ -286,10 +294,11 @@ TEST_F(AgentTest, AStderrThatNobodyReadsDoesNotHoldUpTheEnd) {
     ::_exit(status);
   }
   EXPECT_TRUE(wait_for_file("ended")) << "the other rank is ended";
-  // It waits for a reader still, until a signal comes.
+  // It waits for a reader still, until a signal comes. Two that come while a rank runs would end that at
+  // once.
   int status = 0;
-  core::Deadline waited(seconds(10));
-  while (!core::wait_for_process(agent, status, core::Deadline(milliseconds(200))) && !waited.expired()) {
+  core::Deadline waited(seconds(30));
+  while (!core::wait_for_process(agent, status, core::Deadline(seconds(1))) && !waited.expired()) {
     ::kill(agent, SIGTERM);
   }
   EXPECT_FALSE(waited.expired());
@@ -387,7 +396,7 @@ TEST_F(NodesTest, AnAgentThatHangsIsNamedByTheOthers) {
   Fd reader(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   log_folder = dir / "logs";
   expects_signs = true;
-  keep_alive_interval = milliseconds(100);
+  keep_alive_interval = milliseconds(200);
   std::atomic<bool> has_seen{false};
   after_error = [&](int node) { has_seen = has_seen || node == 0; };
   std::thread lets_go([&] {

@@ -216,17 +216,27 @@ TEST_F(SpawnTest, ARankThatExitsIsNamed) {
 }
 
 TEST_F(SpawnTest, RanksThatDoNotEndAreKilledAtTheDeadlineAndNamed) {
-  SpawnOptions with = options();
-  with.timeout = milliseconds(1500);
-  COHORT_EXPECT_THROW_WITH(spawn(
-                               [](int rank) {
-                                 if (rank == 1) return;
-                                 ::signal(SIGTERM, SIG_IGN);
-                                 for (;;) ::pause();
-                               },
-                               2, with),
-                           TimeoutError, "rank 0 of 2 still ran after 1500 ms");
-  EXPECT_EQ(children(), 0) << "a rank was left behind";
+  // A short deadline may find rank 1, which has to begin and to end first, on its way still.
+  std::string said, expected;
+  for (const int timeout : {1500, 6000, 24'000}) {
+    SpawnOptions with = options();
+    with.timeout = milliseconds(timeout);
+    expected = "rank 0 of 2 still ran after " + std::to_string(timeout) + " ms";
+    try {
+      spawn(
+          [](int rank) {
+            if (rank == 1) return;
+            ::signal(SIGTERM, SIG_IGN);
+            for (;;) ::pause();
+          },
+          2, with);
+    } catch (const TimeoutError& error) {
+      said = error.what();
+    }
+    EXPECT_EQ(children(), 0) << "a rank was left behind";
+    if (said.find(expected) != std::string::npos) break;
+  }
+  EXPECT_TRUE(test::message_contains(said, expected));
 }
 
 TEST_F(SpawnTest, RanksDieWithTheProcessThatSpawnedThem) {
