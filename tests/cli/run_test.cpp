@@ -227,7 +227,7 @@ TEST_F(RunTest, ASignalThatOneNodeAloneHandlesReachesAll) {
 
 TEST_F(RunTest, NodesThatDoNotComeAreNamed) {
   const std::string port = std::to_string(free_port());
-  Job first = node(0, port, "true", {"--rdzv-conf=timeout=0.5"});
+  Job first = node(0, port, "true", {"--rdzv-conf=timeout=1.5"});
   EXPECT_EQ(first.wait(), 1);
   expect_in(first.err(), {"node 1 of 2 did not come within"});
   Job second = node(1, port, "true", {"--rdzv-conf=timeout=0.5"});
@@ -248,7 +248,7 @@ TEST_F(RunTest, NodesThatDisagreeBothSayOnWhat) {
 }
 
 TEST_F(RunTest, NodesThatVanishAreNamed) {
-  const std::vector<std::string> quick{"--rdzv-conf=keep_alive_interval=0.1,keep_alive_max_attempt=10"};
+  const std::vector<std::string> quick{"--rdzv-conf=keep_alive_interval=0.1,keep_alive_max_attempt=13"};
   for (const int signal : {SIGKILL, SIGSTOP}) {
     for (const int gone : {0, 1}) {
       const std::string port = std::to_string(free_port());
@@ -271,24 +271,25 @@ TEST_F(RunTest, NodesThatVanishAreNamed) {
 TEST_F(RunTest, ALongMonitorIntervalEndsNoJob) {
   const std::string port = std::to_string(free_port());
   const std::vector<std::string> flags{"--monitor-interval=4",
-                                       "--rdzv-conf=keep_alive_interval=0.2,keep_alive_max_attempt=5"};
+                                       "--rdzv-conf=keep_alive_interval=0.2,keep_alive_max_attempt=15"};
   Job first = node(0, port, "sleep 3", flags), second = node(1, port, "sleep 3", flags);
   EXPECT_EQ(first.wait(), 0) << first.err();
   EXPECT_EQ(second.wait(), 0) << second.err();
 }
 
-// As `scontrol suspend`, a frozen cgroup, or Ctrl-Z on all nodes.
+// As `scontrol suspend`, a frozen cgroup, or Ctrl-Z on all nodes. Each time longer than what a node may be
+// silent for, and then long enough for each to see the other's signs again.
 TEST_F(RunTest, AJobThatIsSuspendedAndGoesOnEndsWell) {
   const std::string port = std::to_string(free_port());
-  const std::vector<std::string> flags{"--rdzv-conf=keep_alive_interval=0.2,keep_alive_max_attempt=5"};
+  const std::vector<std::string> flags{"--rdzv-conf=keep_alive_interval=0.2,keep_alive_max_attempt=8"};
   const std::string script = "touch up$RANK; while [ ! -e go ]; do sleep 0.05; done";
   Job first = node(0, port, script, flags), second = node(1, port, script, flags);
   ASSERT_TRUE(comes(dir / "up0") && comes(dir / "up1"));
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 2; ++i) {
     for (Job* job : {&first, &second}) job->worker().signal(SIGSTOP);
     ::poll(nullptr, 0, 2000);
     for (Job* job : {&first, &second}) job->worker().signal(SIGCONT);
-    ::poll(nullptr, 0, 500);
+    ::poll(nullptr, 0, 2000);
   }
   write_file(dir / "go", "");
   EXPECT_EQ(first.wait(), 0) << first.err();
