@@ -74,6 +74,7 @@ class RandomConfiguration {
 
 class KillResumeTest : public TrainProgramTest {
  protected:
+  static void SetUpTestSuite() { adopt_orphans(); }
   std::string text_of(const Words& words) {
     std::string text;
     for (const std::string& word : words) text += word + " ";
@@ -113,6 +114,7 @@ TEST_F(KillResumeTest, RandomConfigurationsEndWithTheSameBits) {
       if (!program.wait_for(draw.moment(whole))) ++killed;
       program.signal(SIGKILL);
       program.wait_for(10s);
+      ASSERT_TRUE(nothing_is_left()) << "ranks die behind their launcher, and hold the folder until then";
     }
     const Outcome last = run(start(folder, words, draw.harmless()));
     ASSERT_EQ(last.status, 0) << last.err;

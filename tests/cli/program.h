@@ -121,9 +121,9 @@ inline void adopt_orphans() {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
-/// True once all children of this process are gone, within two seconds.
+/// True once all children of this process are gone, within twenty seconds.
 inline bool nothing_is_left() {
-  const core::Deadline deadline(std::chrono::seconds(2));
+  const core::Deadline deadline(std::chrono::seconds(20));
   while (::waitpid(-1, nullptr, WNOHANG) >= 0 || errno != ECHILD) {
     if (deadline.expired()) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));

@@ -220,10 +220,11 @@ TEST_F(ProgramTest, KilledAfterGoingBackItGoesOnFromThere) {
   const fs::path checkpoints = dir / "back" / "checkpoints";
   ASSERT_TRUE(fs::exists(checkpoints / "step_00000003"));
   {
-    // It goes back, and is killed before it has saved anything of the new history.
+    // It goes back, and is killed before it has saved anything of the new history, which only its end would.
     Program program(dir.path(),
                     train("back", {"run.log_every=1", "--resume", "back/checkpoints/step_00000003",
-                                   "run.save_every_steps=0", "run.save_every=0"}));
+                                   "run.save_every_steps=0", "run.save_every=0", "train.eval_every=0",
+                                   "train.epochs=2000"}));
     while (fs::read_symlink(checkpoints / "last") != "step_00000003" && !program.wait_for(5ms)) {
     }
     program.signal(SIGKILL);
@@ -301,7 +302,8 @@ TEST_F(ProgramTest, TheCommandToGoOnCanBePasted) {
 TEST_F(ProgramTest, ASignalToSaveBeforeTrainingBeginsDoesNotEndTheRun) {
   Program program(dir.path(),
                   train("early", {"data.synthetic_train=20000", "train.epochs=1", "train.max_steps=3"}));
-  for (int i = 0; i < 100 && !fs::exists(dir / "early" / ".lock"); ++i) program.wait_for(5ms);
+  while (!fs::exists(dir / "early" / ".lock") && !program.wait_for(5ms)) {
+  }
   program.signal(SIGUSR1);  // data and model are being made
   const Outcome outcome = program.outcome();
   EXPECT_EQ(outcome.status, 0) << outcome.err;

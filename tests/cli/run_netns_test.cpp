@@ -145,7 +145,9 @@ class RunPidnsTest : public ::testing::Test {
 TEST_F(RunPidnsTest, AsTheFirstProcessItReapsWhatRanksLeaveBehind) {
   // The shell that has started it ends at once, and nobody else is there to be its parent.
   const std::string script =
-      "cd \"$FOLDER\"; sh -c 'sleep 0.2 & echo $! > orphan'; sleep 1; ! [ -e /proc/$(cat orphan) ]";
+      "cd \"$FOLDER\"; sh -c 'sleep 0.2 & echo $! > orphan'; i=0; "
+      "while [ -e /proc/$(cat orphan) ] && [ $i -lt 200 ]; do sleep 0.1; i=$((i+1)); done; "
+      "! [ -e /proc/$(cat orphan) ]";
   const std::string kill_guard =
       "for p in /proc/[0-9]*; do [ \"$(cat $p/comm)\" != cohort-guard ] || kill -9 ${p#/proc/}; done; ";
   for (const std::string& before : {std::string(), kill_guard}) {

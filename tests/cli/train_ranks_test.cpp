@@ -214,7 +214,7 @@ TEST_F(TrainRanksTest, ARankThatIsKilledEndsTheJobNamingIt) {
   const pid_t victim = program.child_with("RANK=1");
   ASSERT_GT(victim, 0);
   ::kill(victim, SIGKILL);
-  ASSERT_TRUE(program.wait_for(10s)) << "survivors did not end";
+  ASSERT_TRUE(program.wait_for(25s)) << "survivors did not end";
   const Outcome outcome = program.outcome();
   EXPECT_EQ(outcome.status, 128 + SIGKILL);
   EXPECT_TRUE(message_contains(outcome.err, "rank 1"));
