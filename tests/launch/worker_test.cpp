@@ -158,14 +158,19 @@ TEST(WorkerTest, ASignalThatEveryThreadHasBlockedIsSurvived) {
 // As a shell does that forks, where cores are busy.
 TEST(WorkerTest, ASignalThatIsBlockedForAMomentIsNotSurvived) {
   const test::TempDir dir;
-  test::write_file(dir / "part", "1\n");
   test::write_file(dir / "program.py",
                    "import os, signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
                    "os.rename('part', 'ready')\ntime.sleep(0.03)\n"
                    "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})\ntime.sleep(60)\n");
-  const Worker worker(shell("cd '" + dir.path().string() + "'; exec python3 program.py"));
-  pid_in(dir / "ready");
-  EXPECT_FALSE(worker.survives(SIGUSR1));
+  bool survives = true;
+  for (int tries = 0; survives && tries < 5; ++tries) {  // one that finds no core takes longer than a moment
+    std::filesystem::remove(dir / "ready");
+    test::write_file(dir / "part", "1\n");
+    const Worker worker(shell("cd '" + dir.path().string() + "'; exec python3 program.py"));
+    pid_in(dir / "ready");
+    survives = worker.survives(SIGUSR1);
+  }
+  EXPECT_FALSE(survives);
 }
 
 TEST(WorkerTest, AStatusThatSomebodyElseTookIsAFailure) {
