@@ -101,7 +101,7 @@ class Waits {
   Waits(const Work& work, Shared* other) : self_(current_thread) {
     if (self_ == nullptr) return;
     const std::lock_guard lock(waiting_mutex());
-    if (work.done()) {  // by now; the other may wait for this thread in what came after
+    if (work.done()) {  // it ended meanwhile, and its thread may wait for this one in later work
       self_ = nullptr;
       return;
     }

@@ -68,7 +68,7 @@ bool place(int fd, int target) {
 void become(Plan& plan, pid_t parent) {
   const WorkerOptions& options = plan.options;
   if (options.own_group && ::setpgid(0, 0) != 0) return;
-  // Here, since its parent may die before it can do that.
+  // The child does this: its parent may die before it could.
   if (options.guard != nullptr) options.guard->watch(::getpid());
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
   if (::getppid() != parent) ::_exit(1);  // it died before the line above
@@ -223,8 +223,9 @@ void Worker::signal(int number) const {
   if (running_) ::kill(pid_, number);
 }
 
-// Some block all signals for a moment, which is long where cores are busy, as a shell does that forks: one
-// that takes a signal from its file has it blocked at each look. One that waits for it needs no second look.
+// A shell that forks blocks all signals for a moment, which is long where cores are busy. A program that
+// reads signals from a signalfd has them blocked at each look. A thread that waits for one needs no second
+// look.
 bool Worker::survives(int number) const {
   constexpr int kLooks = 20;
   const std::uint64_t bit = std::uint64_t{1} << (number - 1);

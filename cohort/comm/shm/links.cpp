@@ -326,14 +326,14 @@ std::optional<std::pair<std::uint64_t, core::Fd>> Links::receive(int peer) const
 
 std::string Links::why_gone(int peer) const {
   const Link& link = links_[static_cast<std::size_t>(peer)];
-  const auto has_died = [&](milliseconds time) {
-    pollfd process{link.process ? link.process->get() : -1, POLLIN, 0};
-    return link.process && core::wait_for_files({&process, 1}, core::Deadline(time)) > 0;
-  };
   const bool is_closed = core::ready_events(link.socket.get(), POLLRDHUP) != 0;
-  // The sockets of a process that ends are closed a moment before it is dead.
-  if (has_died(milliseconds(is_closed && link.pid != ::getpid() ? 100 : 0))) {
-    return core::concat("died (process ", link.pid, ")");
+  if (link.process) {
+    // The sockets of a process that ends are closed a moment before it is dead.
+    const milliseconds patience(is_closed && link.pid != ::getpid() ? 100 : 0);
+    pollfd process{link.process->get(), POLLIN, 0};
+    if (core::wait_for_files({&process, 1}, core::Deadline(patience)) > 0) {
+      return core::concat("died (process ", link.pid, ")");
+    }
   }
   if (!is_closed) return "";
   return link.pid > 0 ? core::concat("closed its connection (process ", link.pid, ")")
