@@ -1,3 +1,10 @@
+// Three records say who waits for whom, and each has one lock:
+// - Work: whether it is done, and whether its waiter's deadline passed (then its thread is late until it is
+//   done). Both change under the work's mutex, so that a thread is never late for what it has ended.
+// - Shared: the queue of one thread, under its mutex.
+// - Shared::waits_for: for which work a TaskThread waits, within what it runs; under waiting_mutex(). Whoever
+//   comes to wait follows these from the thread that it will wait for. A chain that leads back is a circle.
+// No lock is taken within another, and functions are run and destroyed under none.
 #include "cohort/core/task_thread.h"
 
 #include <pthread.h>
@@ -15,8 +22,6 @@
 namespace cohort::core {
 namespace task_detail {
 
-using Clock = std::chrono::steady_clock;
-
 // Owned by the TaskThread, its thread and every piece of work, so that a thread left behind finds it alive.
 struct Shared {
   explicit Shared(TaskThread::Options given) : options(std::move(given)) {}
@@ -25,12 +30,14 @@ struct Shared {
   std::shared_ptr<Work> take();
   void give_up();
   static void own(Work& work, std::shared_ptr<Shared> thread) { work.thread_ = std::move(thread); }
-  // The thread that this one waits for: none once that has done the work and this one is yet to wake.
+  // The thread for whose work this one waits; none where that wait is over and this one is yet to wake.
   Shared* waits_for_thread() const {
-    return waits_for == nullptr || waits_for->done() ? nullptr : waits_for->thread_.get();
+    const bool is_over = waits_for == nullptr || waits_for->done() || waits_until.expired();
+    return is_over ? nullptr : waits_for->thread_.get();
   }
-  std::chrono::microseconds spin() const {
-    return shares_cores.load(std::memory_order_relaxed) ? std::chrono::microseconds(0) : options.spin;
+  std::chrono::microseconds spin(Deadline deadline) const {
+    if (shares_cores.load(std::memory_order_relaxed)) return std::chrono::microseconds(0);
+    return std::min(options.spin, std::chrono::floor<std::chrono::microseconds>(deadline.remaining()));
   }
   std::string busy_with() const {
     const char* const what = current.load(std::memory_order_acquire);
@@ -39,16 +46,17 @@ struct Shared {
 
   const TaskThread::Options options;
   std::atomic<int> queued{0};
+  std::atomic<bool> stopping{false};  // changes under mutex
   std::atomic<bool> shares_cores{false};
-  std::atomic<bool> late{false};
+  std::atomic<int> num_late{0};  // functions that are not done, and whose waiter's deadline passed
   std::atomic<const char*> current{nullptr};
   // What the thread waits for within what it runs; under waiting_mutex().
   const Work* waits_for = nullptr;
+  Deadline waits_until = Deadline::never();
 
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::shared_ptr<Work>> queue;  // under mutex, as all below
-  bool stopping = false;
   bool given_up = false;
   bool running = true;
 };
@@ -56,6 +64,18 @@ struct Shared {
 namespace {
 
 thread_local Shared* current_thread = nullptr;
+
+// A TaskThread's own, while it lives.
+struct CurrentThread {
+  explicit CurrentThread(std::shared_ptr<Shared> shared) : thread(std::move(shared)) {
+    current_thread = thread.get();
+  }
+  ~CurrentThread() { current_thread = nullptr; }
+  CurrentThread(const CurrentThread&) = delete;
+  CurrentThread& operator=(const CurrentThread&) = delete;
+
+  const std::shared_ptr<Shared> thread;
+};
 
 std::mutex& waiting_mutex() {
   static std::mutex& mutex = *new std::mutex;  // leaked: threads may outlive statics
@@ -95,27 +115,28 @@ Threads& threads() {
   return all;
 }
 
-// The calling thread waits for `work` of `other` during its scope. A circle of such waits would never end.
+// The calling thread waits for `work` of `other` during its scope. No wait of a circle ends before a
+// deadline.
 class Waits {
  public:
-  Waits(const Work& work, Shared* other) : self_(current_thread) {
+  Waits(const Work& work, Shared* other, Deadline deadline) : self_(current_thread) {
     if (self_ == nullptr) return;
     const std::lock_guard lock(waiting_mutex());
-    if (work.done()) {  // it ended meanwhile, and its thread may wait for this one in later work
+    // It may have ended since wait() looked, and its thread wait for this one by now, in later work.
+    if (work.done() || deadline.expired()) {
       self_ = nullptr;
       return;
     }
     for (const Shared* next = other; next != nullptr; next = next->waits_for_thread()) {
       if (next != self_) continue;
-      self_ = nullptr;
-      throw UsageError(
-          "core.task_thread",
-          concat("thread ", current_thread->options.name, ", in ", current_thread->current.load(),
-                 ", would wait for ", work.what(), " on thread ", other->options.name,
-                 other == current_thread ? ", which is itself" : ", which waits for it in turn"),
-          "parts that call each other in one direction only, or one place for both");
+      throw UsageError("core.task_thread",
+                       concat("thread ", self_->options.name, ", ", self_->busy_with(), ", would wait for ",
+                              work.what(), " on thread ", other->options.name,
+                              other == self_ ? ", which is itself" : ", which waits for it in turn"),
+                       "parts that call each other in one direction only, or one place for both");
     }
     self_->waits_for = &work;
+    self_->waits_until = deadline;
   }
   ~Waits() {
     if (self_ == nullptr) return;
@@ -133,24 +154,25 @@ class Waits {
 
 bool Work::wait(Deadline deadline) {
   if (done()) return true;
-  const Waits waits(*this, thread_.get());
-  if (spin_until([this] { return done(); }, thread_->spin())) return true;
+  const Waits waits(*this, thread_.get(), deadline);
+  if (spin_until([this] { return done(); }, thread_->spin(deadline))) return true;
   std::unique_lock lock(mutex_);
   const auto is_done = [this] { return done(); };
   return core::wait(finished_, lock, is_done, deadline);
 }
 
-void Work::abandon() {
-  const std::lock_guard lock(mutex_);  // the thread is late no more once it has ended this
-  if (!done()) thread_->late = true;
+bool Work::abandon() {
+  const std::lock_guard lock(mutex_);
+  if (done()) return false;
+  if (!std::exchange(is_abandoned_, true)) ++thread_->num_late;
+  return true;
 }
 
 void Work::wait_or_throw(Deadline deadline) {
-  if (wait(deadline)) {
+  if (wait(deadline) || !abandon()) {
     if (error_) std::rethrow_exception(error_);
     return;
   }
-  abandon();
   const Shared& thread = *thread_;
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
   throw TimeoutError("core.task_thread",
@@ -175,13 +197,15 @@ void Work::finish(std::exception_ptr error) noexcept {
   error_ = std::move(error);
   {
     const std::lock_guard lock(mutex_);
+    if (is_abandoned_) --thread_->num_late;
     done_.store(true, std::memory_order_release);
   }
   finished_.notify_all();
 }
 
 std::shared_ptr<Work> Shared::take() {
-  spin_until([this] { return queued.load(std::memory_order_acquire) > 0; }, spin());
+  spin_until([this] { return queued.load(std::memory_order_acquire) > 0 || stopping; },
+             spin(Deadline::never()));
   std::unique_lock lock(mutex);
   wait_for_task(changed, lock, [this] { return !queue.empty() || stopping; });
   if (given_up || queue.empty()) return nullptr;
@@ -192,12 +216,10 @@ std::shared_ptr<Work> Shared::take() {
 }
 
 void Shared::run() {
-  current_thread = this;
   while (const std::shared_ptr<Work> work = take()) {
     current.store(work->what(), std::memory_order_release);
     work->run();
     current.store(nullptr, std::memory_order_release);
-    late.store(false, std::memory_order_relaxed);
   }
   threads().remove(this);
   {
@@ -231,12 +253,15 @@ TaskThread::TaskThread(Options options) : shared_(std::make_shared<task_detail::
   std::promise<void> begun;
   std::future<void> has_begun = begun.get_future();
   thread_ = std::thread([begun = std::move(begun), shared = shared_]() mutable {
+    static thread_local const task_detail::CurrentThread current(shared);
     try {
       const Options& with = shared->options;
       ::pthread_setname_np(::pthread_self(), with.name.substr(0, 15).c_str());
       Timeline::name_thread(with.name);
       if (!with.cpus.empty()) with.cpus.pin_current_thread();
+      shared->current = "its start";
       if (with.start) with.start();
+      shared->current = nullptr;
       task_detail::threads().add(shared.get());
       begun.set_value();
     } catch (...) {
@@ -273,27 +298,28 @@ bool TaskThread::shares_cores() const {
   return shared_->shares_cores;
 }
 bool TaskThread::is_late() const {
-  return shared_->late;
+  return shared_->num_late > 0;
 }
 
 void TaskThread::post(std::shared_ptr<task_detail::Work> work) {
-  task_detail::Shared::own(*work, shared_);
+  const auto shared = shared_;  // its last function may end first, and this TaskThread with it
+  task_detail::Shared::own(*work, shared);
   {
-    const std::lock_guard lock(shared_->mutex);
-    if (shared_->stopping) {
-      throw UsageError("core.task_thread",
-                       concat(work->what(), " was given to thread ", name(), ", which has been stopped"));
+    const std::lock_guard lock(shared->mutex);
+    if (shared->stopping) {
+      throw UsageError("core.task_thread", concat(work->what(), " was given to thread ", shared->options.name,
+                                                  ", which has been stopped"));
     }
-    shared_->queue.push_back(std::move(work));
-    shared_->queued.fetch_add(1, std::memory_order_release);
+    shared->queue.push_back(std::move(work));
+    shared->queued.fetch_add(1, std::memory_order_release);
   }
-  shared_->changed.notify_one();
+  shared->changed.notify_one();
 }
 
 bool TaskThread::stop(std::chrono::milliseconds patience) {
-  if (!thread_.joinable()) return true;
   {
     const std::lock_guard lock(shared_->mutex);
+    if (!thread_.joinable()) return !shared_->running;  // it was stopped before
     shared_->stopping = true;
   }
   shared_->changed.notify_all();

@@ -38,7 +38,7 @@ class Work {
   bool done() const { return done_.load(std::memory_order_acquire); }
   bool wait(Deadline deadline);
   void wait_or_throw(Deadline deadline);
-  void abandon();
+  bool abandon();  // false where it is done
   void run() noexcept;
   void finish(std::exception_ptr error) noexcept;
 
@@ -56,7 +56,8 @@ class Work {
   std::atomic<bool> done_{false};
   std::mutex mutex_;
   std::condition_variable finished_;
-  std::exception_ptr error_;  // written before done_
+  std::exception_ptr error_;   // written before done_
+  bool is_abandoned_ = false;  // under mutex_
 };
 
 template <typename T>
@@ -104,10 +105,11 @@ class Pending {
   /// Returns whether it was done before the deadline. Throws: UsageError at once where the calling thread and
   /// the other would wait for each other.
   bool wait(Deadline deadline) const { return work_->wait(deadline); }
-  /// Nobody waits any more: unless it is done, the thread is late.
+  /// Nobody waits any more: the thread is late until this is done.
   void abandon() const { work_->abandon(); }
   /// Returns the value, once, or throws what the function threw.
   /// Throws: TimeoutError naming the thread and what it is busy with; the function itself goes on.
+  /// UsageError as wait() does; the function still runs.
   T get(Deadline deadline) {
     work_->wait_or_throw(deadline);
     const auto work = std::exchange(work_, nullptr);
@@ -140,7 +142,8 @@ class TaskThread {
   TaskThread& operator=(const TaskThread&) = delete;
 
   /// Has the thread run `fn` after all that it was given before; `what`, a literal, names it in the timeline
-  /// and in messages. The function is destroyed on the thread before its result is there. Threads: any.
+  /// and in messages. The function is destroyed on the thread before its result is there, and by stop() where
+  /// the thread is left behind before it comes to it. Threads: any.
   template <typename Fn>
   auto submit(const char* what, Fn fn) {
     using T = std::invoke_result_t<Fn&>;
@@ -152,9 +155,9 @@ class TaskThread {
   const std::string& name() const;
   /// Whether the calling thread is this one.
   bool is_current() const;
-  /// Whether another TaskThread may run on one of its cores.
+  /// Whether another TaskThread may run on one of its cores; of those that were given cores.
   bool shares_cores() const;
-  /// Whether somebody's deadline passed for a function that the thread has not ended yet.
+  /// Whether somebody's deadline passed for a function that the thread has not ended yet, begun or not.
   bool is_late() const;
   /// Runs what was given, then ends. A thread that is still busy when `patience` is over is left behind: it
   /// ends after the function that it is in, and what waits behind that fails. Returns whether it has ended.

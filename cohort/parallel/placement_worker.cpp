@@ -124,15 +124,18 @@ bool PlacementWorker::is_current() const {
 }
 
 std::shared_ptr<core::TaskThread> PlacementWorker::thread() {
-  std::shared_ptr<core::TaskThread> late;
-  const std::lock_guard lock(mutex_);
-  if (thread_->is_late()) {
+  std::shared_ptr<core::TaskThread> late, now;
+  {
+    const std::lock_guard lock(mutex_);
+    if (thread_->is_late()) late = std::exchange(thread_, start());
+    now = thread_;
+  }
+  if (late) {  // without the lock: it destroys functions that it has not begun
     core::log_warning(core::concat("placement ", placement_.name,
                                    " gets a new thread: the one that it had is stuck in what it was given"));
-    late = std::exchange(thread_, start());
     late->stop(std::chrono::milliseconds(0));
   }
-  return thread_;
+  return now;
 }
 
 }  // namespace cohort::parallel

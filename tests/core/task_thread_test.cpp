@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <deque>
 #include <memory>
 #include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -97,9 +100,50 @@ TEST(TaskThreadTest, ADeadlineThatPassesNamesTheThreadAndWhatItIsIn) {
   EXPECT_TRUE(thread.is_late());
   gate.open();
   second.get(patience());
+  EXPECT_FALSE(thread.is_late()) << "who has the result of a function sees that its thread is late no more";
   first.get(patience());
-  EXPECT_TRUE(thread.submit("third", [] { return true; }).get(patience()));
-  EXPECT_FALSE(thread.is_late());
+}
+
+// Functions end in the order in which they were given, each when the test lets it.
+TEST(TaskThreadTest, IsLateWhileAFunctionIsThatWasGivenUpWhateverElseEnds) {
+  struct Given {
+    std::shared_ptr<test::Gate> gate;
+    Pending<void> pending;
+    bool is_abandoned = false;
+  };
+  std::mt19937 random(7);
+  const CpuSet core({CpuSet::of_process().ids().front()});
+  TaskThread thread({.name = "t", .cpus = core});
+  std::deque<Given> given;
+  for (int step = 0; step < 4000; ++step) {
+    const auto what = random() % 3;
+    if (what == 0 && given.size() < 6) {
+      const auto gate = std::make_shared<test::Gate>();
+      given.push_back({gate, thread.submit("work", [gate] { gate->wait(); })});
+    } else if (what == 1 && !given.empty()) {
+      Given& any = given[random() % given.size()];
+      any.pending.abandon();
+      any.is_abandoned = true;
+    } else if (!given.empty()) {
+      given.front().gate->open();
+      ASSERT_TRUE(given.front().pending.wait(patience()));
+      given.pop_front();
+    }
+    const bool is_late = std::ranges::any_of(given, &Given::is_abandoned);
+    ASSERT_EQ(thread.is_late(), is_late) << "step " << step;
+  }
+  for (const Given& each : given) each.gate->open();
+}
+
+TEST(TaskThreadTest, AWaiterLooksNoLongerThanItsDeadline) {
+  const auto gate = std::make_shared<test::Gate>();
+  TaskThread thread({.name = "t", .spin = 60s});
+  auto pending = thread.submit("work", [gate] { gate->wait(); });
+  const Deadline deadline(1ms);
+  EXPECT_FALSE(pending.wait(deadline));
+  EXPECT_LT(deadline.elapsed(), 30s);
+  gate->open();
+  EXPECT_TRUE(pending.wait(patience()));
 }
 
 TEST(TaskThreadTest, AThreadThatIsStuckIsLeftBehindAndWhatWaitsForItFails) {
@@ -114,6 +158,7 @@ TEST(TaskThreadTest, AThreadThatIsStuckIsLeftBehindAndWhatWaitsForItFails) {
   auto second = thread.submit("second", [] {});
   entered->wait();
   EXPECT_FALSE(thread.stop(1ms));
+  EXPECT_FALSE(thread.stop(1ms)) << "it has not ended since";
   COHORT_EXPECT_THROW_WITH(second.get(patience()), TimeoutError,
                            "second was not begun: thread cpu:9 was given up, as it is busy with first");
   COHORT_EXPECT_THROW_WITH(thread.submit("third", [] {}), UsageError, "has been stopped");
@@ -154,11 +199,21 @@ TEST(TaskThreadTest, CanBeDestroyedByItsOwnFunction) {
   EXPECT_EQ(pending.get(patience()), 1);
 }
 
+// The function may end, and the thread go, before submit() has returned.
+TEST(TaskThreadTest, CanBeDestroyedByItsOwnFunctionAtOnce) {
+  for (int round = 0; round < 200; ++round) {
+    auto thread = std::make_shared<TaskThread>(TaskThread::Options{.name = "t"});
+    TaskThread& reference = *thread;
+    auto pending = reference.submit("last", [thread = std::move(thread)] { return 1; });
+    ASSERT_EQ(pending.get(patience()), 1);
+  }
+}
+
 TEST(TaskThreadTest, WaitsInACircleAreRefused) {
   TaskThread a({.name = "a"}), b({.name = "b"});
   auto itself = a.submit("outer", [&] { a.submit("inner", [] {}).get(patience()); });
   COHORT_EXPECT_THROW_WITH(itself.get(patience()), UsageError,
-                           "thread a, in outer, would wait for inner on thread a, which is itself");
+                           "thread a, busy with outer, would wait for inner on thread a, which is itself");
   auto circle = a.submit("outer", [&] {
     b.submit("middle", [&] { a.submit("inner", [] {}).get(patience()); }).get(patience());
   });
@@ -166,13 +221,31 @@ TEST(TaskThreadTest, WaitsInACircleAreRefused) {
   COHORT_EXPECT_THROW_WITH(circle.get(patience()), UsageError, "which waits for it in turn");
   auto chain = a.submit("outer", [&] { return b.submit("middle", [] { return 2; }).get(patience()); });
   EXPECT_EQ(chain.get(patience()), 2);
+  TaskThread c({.name = "c"});
+  const auto ask = [](TaskThread& next, auto fn) { next.submit("inner", fn).get(patience()); };
+  auto of_three = a.submit("outer", [&] { ask(b, [&] { ask(c, [&] { ask(a, [] {}); }); }); });
+  COHORT_EXPECT_THROW_WITH(of_three.get(patience()), UsageError, "which waits for it in turn");
 }
 
-// The thread that waited is yet to wake when what it waited for is done: it waits no more.
+TEST(TaskThreadTest, ALookWithoutWaitingIsNoPartOfACircle) {
+  TaskThread a({.name = "a"}), b({.name = "b"});
+  const auto outer = a.submit("outer", [&] {
+    auto inner = a.submit("inner", [] {});
+    return b.submit("look", [&] { return inner.wait(Deadline(0ms)); }).get(patience());
+  });
+  EXPECT_FALSE(Pending(outer).get(patience()));
+}
+
+// The thread that waited is yet to wake when what it waited for is done: it waits no more. The work ends at
+// another moment of the wait in each round.
 TEST(TaskThreadTest, AWaitThatIsOverIsNoPartOfACircle) {
-  TaskThread a({.name = "a"}), b({.name = "b", .spin = std::chrono::microseconds(0)});
-  for (int round = 0; round < 100; ++round) {
-    auto inner = a.submit("inner", [] { std::this_thread::sleep_for(20us); });
+  TaskThread a({.name = "a"}), b({.name = "b", .spin = 0us});
+  for (int round = 0; round < 2000; ++round) {
+    auto inner = a.submit("inner", [round] {
+      const Deadline end(std::chrono::nanoseconds(round % 200 * 200));
+      while (!end.expired()) {
+      }
+    });
     auto first = b.submit("middle", [&] { inner.get(patience()); });
     auto second = a.submit("outer", [&] { return b.submit("next", [] { return 2; }).get(patience()); });
     ASSERT_EQ(second.get(patience()), 2) << round;
