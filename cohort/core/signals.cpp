@@ -18,13 +18,16 @@ std::atomic<int> stop_requested{0};
 std::atomic<bool> save_requested{false};
 static_assert(std::atomic<int>::is_always_lock_free);
 
-constexpr std::array<int, 4> kSignals{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
-std::array<struct sigaction, 4> previous{};
-struct sigaction previous_of_pipe {};
+constexpr std::array kSignals{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGPIPE};
+struct Before {
+  struct sigaction action {};
+  bool is_replaced = false;
+};
+std::array<Before, kSignals.size()> before{};
 
 // A batch system and a launcher may both deliver what one person asked for once.
 constexpr std::int64_t kSameRequestNs = 100'000'000;
-std::atomic<std::int64_t> first_request_ns{0};
+std::atomic<std::int64_t> first_request_ns{0};  // 0: none, or its handler has yet to write it
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
 std::int64_t now_ns() {
@@ -35,6 +38,7 @@ std::int64_t now_ns() {
 
 // Only async-signal-safe calls in here.
 void handle(int signal) {
+  if (signal == SIGPIPE) return;  // an error of the write; a handler, since programs inherit what is ignored
   if (signal == SIGUSR1) {
     save_requested.store(true);
     return;
@@ -42,9 +46,16 @@ void handle(int signal) {
   int none = 0;
   if (stop_requested.compare_exchange_strong(none, signal)) {
     first_request_ns.store(now_ns());
-  } else if (signal != none || now_ns() - first_request_ns.load() > kSameRequestNs) {
-    _exit(128 + signal);
+    return;
   }
+  const std::int64_t first = first_request_ns.load();
+  if (signal != none || (first != 0 && now_ns() - first > kSameRequestNs)) _exit(128 + signal);
+}
+
+bool is_wanted(int signal, const struct sigaction& now) {
+  if (signal == SIGHUP) return now.sa_handler != SIG_IGN;   // nohup asks to outlive the terminal
+  if (signal == SIGPIPE) return now.sa_handler == SIG_DFL;  // or else the program knows what to do
+  return true;
 }
 
 }  // namespace
@@ -55,27 +66,23 @@ TrainingSignals::TrainingSignals() {
                      "one training at a time with handle_signals");
   }
   stop_requested = 0;
+  first_request_ns = 0;
   save_requested = false;
   struct sigaction action {};
   action.sa_handler = handle;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    sigaction(kSignals[i], &action, &previous[i]);
-    // nohup asks to outlive the terminal.
-    if (kSignals[i] == SIGHUP && previous[i].sa_handler == SIG_IGN) {
-      sigaction(SIGHUP, &previous[i], nullptr);
-    }
+    sigaction(kSignals[i], nullptr, &before[i].action);
+    before[i].is_replaced = is_wanted(kSignals[i], before[i].action);
+    if (before[i].is_replaced) sigaction(kSignals[i], &action, nullptr);
   }
-  // The last lines printed must not end a process that has yet to save.
-  sigaction(SIGPIPE, nullptr, &previous_of_pipe);
-  action.sa_handler = SIG_IGN;
-  if (previous_of_pipe.sa_handler == SIG_DFL) sigaction(SIGPIPE, &action, nullptr);
 }
 
 TrainingSignals::~TrainingSignals() {
-  for (std::size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &previous[i], nullptr);
-  sigaction(SIGPIPE, &previous_of_pipe, nullptr);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    if (before[i].is_replaced) sigaction(kSignals[i], &before[i].action, nullptr);
+  }
   installed = false;
 }
 
