@@ -93,8 +93,12 @@ function(cohort_test name)
   if(NOT arg_LABELS)
     set(arg_LABELS unit)
   endif()
+  set(timeout 300)
+  if(COHORT_SANITIZE)
+    set(timeout 1200)
+  endif()
   gtest_discover_tests(${name}_test TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 120
-    PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 300 ENVIRONMENT "OMP_NUM_THREADS=1")
+    PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${timeout} ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()
 
 # cohort_program(NAME SOURCES file... LIBS target...)

@@ -13,6 +13,7 @@
 #include "tests/support/mpirun.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
+#include "tests/support/slowdown.h"
 #include "tests/support/throws.h"
 
 namespace cohort::comm {
@@ -37,7 +38,7 @@ class Ranks {
               "--gtest_also_run_disabled_tests", "--gtest_color=no", "--gtest_brief=1"},
              with_meeting(std::move(variables))) {}
 
-  int wait(milliseconds timeout = std::chrono::minutes(2)) { return job_.wait(timeout); }
+  int wait(milliseconds timeout = test::kSlowdown * 2min) { return job_.wait(timeout); }
   std::string output() const { return job_.output(); }
   /// Of the processes that have left their number, those that still run.
   int alive() const {
@@ -92,7 +93,7 @@ TEST_P(MpiConformanceTest, EveryRankPassesTheTestsOfAllBackends) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, MpiConformanceTest, testing::Values(1, 2, 3, 4));
 
-void on_ranks(int size, const std::function<void(Group&)>& body, milliseconds timeout = 30s,
+void on_ranks(int size, const std::function<void(Group&)>& body, milliseconds timeout = test::kSlowdown * 30s,
               Check check = Check::kFirst) {
   test::run_ranks(size, "mpi", body, timeout, check);
 }
@@ -384,7 +385,7 @@ TEST(MpiFaultChild, DISABLED_Run) {
         if (fault == "nobody waits") std::this_thread::sleep_for(120s);
         pending.wait();
       },
-      fault == "leave" ? 8s : 30s, Check::kOff);
+      fault == "leave" ? 8s : test::kSlowdown * 30s, Check::kOff);
 }
 
 struct Fault {
@@ -401,8 +402,8 @@ class MpiFaultTest : public testing::TestWithParam<Fault> {};
 TEST_P(MpiFaultTest, TheJobEndsInTimeSaysWhyAndLeavesNothing) {
   const auto begin = std::chrono::steady_clock::now();
   Ranks job(3, "MpiFaultChild.*", {{"FAULT", GetParam().name}});
-  EXPECT_EQ(job.wait(60s), GetParam().status) << job.output();
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
+  EXPECT_EQ(job.wait(test::kSlowdown * 60s), GetParam().status) << job.output();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, test::kSlowdown * 30s);
   for (const char* words : GetParam().words) EXPECT_TRUE(message_contains(job.output(), words));
   EXPECT_TRUE(test::comes_true([&] { return job.alive() == 0; })) << job.alive();
 }

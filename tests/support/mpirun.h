@@ -14,6 +14,7 @@
 
 #include "cohort/core/deadline.h"
 #include "cohort/launch/worker.h"
+#include "tests/support/slowdown.h"
 #include "tests/support/temp_dir.h"
 
 /// Runs a program under mpirun, on more ranks than there are cores if need be, as root too.
@@ -55,7 +56,7 @@ class MpiJob {
   std::string output() const { return read_file(output_); }
 
   /// Its exit status; -1, and a failure of the test, when it has not ended within `timeout`.
-  int wait(std::chrono::milliseconds timeout = std::chrono::minutes(2)) {
+  int wait(std::chrono::milliseconds timeout = kSlowdown * std::chrono::minutes(2)) {
     const core::Deadline deadline(timeout);
     while (!worker_->reap()) {
       if (deadline.expired()) {

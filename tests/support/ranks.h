@@ -12,6 +12,7 @@
 #include "cohort/comm/group.h"
 #include "cohort/comm/job.h"
 #include "cohort/core/error.h"
+#include "tests/support/slowdown.h"
 
 namespace cohort::test {
 
@@ -46,7 +47,7 @@ inline void run_as_rank(int size, const std::string& backend, const std::functio
 /// 0, or the lowest rank that failed, threw is thrown on. Where the ranks are processes this one runs one of
 /// them, and throws what that threw.
 inline void run_ranks(int size, const std::string& backend, const std::function<void(comm::Group&)>& body,
-                      std::chrono::milliseconds timeout = std::chrono::seconds(20),
+                      std::chrono::milliseconds timeout = kSlowdown * std::chrono::seconds(20),
                       comm::Check check = comm::Check::kFirst) {
   if (ranks_are_processes(backend)) return run_as_rank(size, backend, body, timeout, check);
   const auto store = c10::make_intrusive<c10d::HashStore>();
