@@ -1,36 +1,21 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <functional>
-#include <map>
-#include <memory>
-#include <optional>
 #include <ostream>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <variant>
 #include <vector>
 
-/// The walk behind nested.h: which types it understands, and how it goes through them. Include nested.h.
+#include "cohort/core/nested_types.h"
+
+/// The walk behind nested.h: how it goes through values. Include nested.h.
 namespace cohort::core {
-
-template <typename T>
-struct NestedTraits {};
-
-template <typename Struct, typename Member>
-struct NestedField {
-  const char* name;
-  Member Struct::*member;
-};
-template <typename Struct, typename Member>
-NestedField(const char*, Member Struct::*) -> NestedField<Struct, Member>;  // clang before 17 needs it said
 
 /// Where a tensor is within the value that is visited, such as `.masks[1]`. Lives during the call only.
 class NestedPath {
@@ -52,80 +37,6 @@ class NestedPath {
 };
 
 namespace nested_detail {
-
-template <typename T, template <typename...> class Template>
-inline constexpr bool is_a = false;
-template <template <typename...> class Template, typename... Args>
-inline constexpr bool is_a<Template<Args...>, Template> = true;
-template <typename T>
-inline constexpr bool is_array = false;
-template <typename T, std::size_t N>
-inline constexpr bool is_array<std::array<T, N>> = true;
-
-template <typename T>
-inline constexpr bool is_map = is_a<T, std::map> || is_a<T, std::unordered_map>;
-template <typename T>
-inline constexpr bool is_tuple = is_a<T, std::tuple> || is_a<T, std::pair>;
-
-template <typename T>
-concept HasTraitFields = requires { NestedTraits<T>::fields(); };
-template <typename T>
-concept HasMacroFields = requires { cohort_nested_fields(static_cast<const T*>(nullptr)); };
-template <typename T>
-concept HasFields = HasTraitFields<T> || HasMacroFields<T>;
-template <typename T>
-concept DeclaredPlain = requires { requires NestedTraits<T>::plain; };
-template <typename T>
-concept Plain =
-    DeclaredPlain<T> || std::is_arithmetic_v<T> || std::is_enum_v<T> || is_a<T, std::basic_string> ||
-    is_a<T, std::basic_string_view> || std::is_same_v<T, std::monostate>;
-
-template <typename T>
-auto fields_of() {
-  if constexpr (HasTraitFields<T>) {
-    return NestedTraits<T>::fields();
-  } else {
-    return cohort_nested_fields(static_cast<const T*>(nullptr));
-  }
-}
-
-template <typename T>
-constexpr bool holds_tensors();
-
-template <typename T, std::size_t... I>
-constexpr bool tuple_holds_tensors(std::index_sequence<I...>) {
-  return (false || ... || holds_tensors<std::remove_cvref_t<std::tuple_element_t<I, T>>>());
-}
-template <typename... Alternatives>
-constexpr bool variant_holds_tensors(const std::variant<Alternatives...>*) {
-  return (false || ... || holds_tensors<Alternatives>());
-}
-
-// False for types that can hold no tensor (they are carried along); a type that is not understood stops here.
-template <typename T>
-constexpr bool holds_tensors() {
-  if constexpr (std::is_same_v<T, at::Tensor> || HasFields<T>) {
-    return true;
-  } else if constexpr (Plain<T>) {
-    return false;
-  } else if constexpr (is_a<T, std::optional> || is_a<T, std::vector> || is_array<T>) {
-    return holds_tensors<typename T::value_type>();
-  } else if constexpr (is_a<T, std::unique_ptr>) {
-    return holds_tensors<typename T::element_type>();
-  } else if constexpr (is_map<T>) {
-    return holds_tensors<typename T::mapped_type>();
-  } else if constexpr (is_tuple<T>) {
-    return tuple_holds_tensors<T>(std::make_index_sequence<std::tuple_size_v<T>>());
-  } else if constexpr (is_a<T, std::variant>) {
-    return variant_holds_tensors(static_cast<const T*>(nullptr));
-  } else {
-    static_assert(
-        Plain<T>,
-        "Cohort does not know where this type holds tensors: write COHORT_NESTED(Struct, member, ...) beside "
-        "the struct, or say that it holds none by NestedTraits<T>::plain (cohort/core/nested.h)");
-    return false;
-  }
-}
 
 inline void write_member(std::ostream& out, const void* step) {
   out << '.' << static_cast<const char*>(step);
@@ -258,13 +169,6 @@ void walk(const NestedPath& path, Fn& fn, T& first, Rest&... rest) {
     walk_elements(path, fn, first, rest...);
   }
 }
-
-template <typename T>
-inline constexpr bool holds_references = false;
-template <typename... Members>
-inline constexpr bool holds_references<std::tuple<Members...>> = (std::is_reference_v<Members> || ...);
-template <typename A, typename B>
-inline constexpr bool holds_references<std::pair<A, B>> = std::is_reference_v<A> || std::is_reference_v<B>;
 
 }  // namespace nested_detail
 
