@@ -171,8 +171,10 @@ void Engine::wait(Operation& operation, core::Deadline deadline) {
     deadline = core::Deadline::never();
   }
   while (!operation.over.load(std::memory_order_acquire)) {
+    const bool is_last = deadline.expired();
     if (take_wheel()) {
       drive([&] { return operation.over.load(std::memory_order_acquire) || deadline.expired(); });
+      if (is_last) advance_all();  // what came before the deadline, unseen
       leave_wheel();
     } else {
       std::unique_lock lock(mutex_);
@@ -181,7 +183,7 @@ void Engine::wait(Operation& operation, core::Deadline deadline) {
       core::wait(changed_, lock, ready, deadline);
       --waiting_;
     }
-    if (!operation.over.load() && deadline.expired()) {
+    if (is_last && !operation.over.load()) {
       throw TimeoutError("comm.shm", core::concat(name_of(operation), " is not over after ",
                                                   to_ms(operation.deadline.elapsed()), " ms"));
     }
@@ -347,11 +349,15 @@ void Engine::look_for_faults() {
   }
   const Operation* const late = first_late();
   if (late == nullptr) return;
+  const bool is_behind = late->make != nullptr && !collectives_.empty();
+  const Operation& awaited = is_behind ? *collectives_.front() : *late;
+  std::vector<int> missing = ranks_of(awaited.task.waits_for());
+  // What came while this thread stood still may be all that was needed. Else nothing has ended.
+  if (advance_all() || is_idle()) return;
+  if (missing.empty()) missing = ranks_of(awaited.task.waits_for());  // of its next turn
   std::string what =
       core::concat(name_of(*late), ": timed out after ", to_ms(late->deadline.elapsed()), " ms: ");
-  const bool is_behind = late->make != nullptr && !collectives_.empty();
-  if (is_behind) what += core::concat("it comes after ", name_of(*collectives_.front()), ", for which ");
-  const std::vector<int> missing = ranks_of((is_behind ? *collectives_.front() : *late).task.waits_for());
+  if (is_behind) what += core::concat("it comes after ", name_of(awaited), ", for which ");
   what += not_come(missing);
   fail_all(std::make_exception_ptr(MissingRanks<TimeoutError>(missing, "comm.shm", what)), what);
 }

@@ -152,6 +152,49 @@ TEST(ShmFaultTest, AWaitThatEndsSoonerThanTheCallDoesNotEndTheCall) {
   });
 }
 
+/// Holds from the moment in which somebody asks who is missing, as if the last rank came then.
+class ComesAsItIsAskedFor : public Condition {
+ public:
+  explicit ComesAsItIsAskedFor(std::atomic<bool>& has_come) : has_come_(has_come) {}
+  bool ready() override { return has_come_; }
+  std::uint64_t waits_for() const override {
+    has_come_ = true;
+    return 1;
+  }
+
+ private:
+  std::atomic<bool>& has_come_;
+};
+
+Task wait_for(std::atomic<bool>& has_come) {
+  co_await ComesAsItIsAskedFor(has_come);
+}
+
+TEST(ShmFaultTest, WhatIsThereAtTheLastLookIsNotLate) {
+  run_threads(1, [](Rank& rank) {
+    std::atomic<bool> has_come{false};
+    const auto operation = std::make_shared<Operation>(core::Deadline(milliseconds(0)));
+    operation->call = "call";
+    operation->make = [&] { return wait_for(has_come); };
+    rank.engine().begin(operation);
+    EXPECT_NO_THROW(rank.wait(operation));
+  });
+}
+
+TEST(ShmFaultTest, AWaitLooksOnceMoreAtItsDeadline) {
+  run_threads(1, [](Rank& rank) {
+    std::atomic<bool> has_come{false};
+    const auto operation = std::make_shared<Operation>(core::Deadline(seconds(20)));
+    operation->call = "call";
+    operation->make = [&] { return wait_for(has_come); };
+    operation->turns = Turns::kOne;  // nobody but who waits goes on with it
+    rank.engine().begin(operation);
+    has_come = true;
+    EXPECT_NO_THROW(rank.engine().wait(*operation, core::Deadline(milliseconds(0))));
+    rank.wait(operation);
+  });
+}
+
 TEST(ShmFaultTest, ARankThatLeavesIsNamedAtOnce) {
   run_threads(2, [](Rank& rank) {
     std::vector<float> list(10);
