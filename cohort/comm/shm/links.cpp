@@ -229,6 +229,7 @@ void Links::accept_others(const core::Fd& listener, Board& board, const std::vec
   std::vector<int> suspects;        // nobody listened at the last look
   auto next_look = core::Deadline(kLook);
   while (!missing().empty()) {
+    const bool is_over = deadline.expired();  // before the look: one that came in time counts
     std::vector<pollfd> watched{{listener.get(), POLLIN, 0}};
     for (const core::Fd& stranger : strangers) watched.push_back({stranger.get(), POLLIN, 0});
     core::wait_for_files(watched, next_look.sooner(deadline));
@@ -259,7 +260,7 @@ void Links::accept_others(const core::Fd& listener, Board& board, const std::vec
       }
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) fail_socket("accept from");
     }
-    if (deadline.expired() && !missing().empty()) {
+    if (is_over && !missing().empty()) {
       throw RendezvousError("comm.shm", core::concat(core::numbered("rank", missing()), " of ", links_.size(),
                                                      " did not connect"));
     }
