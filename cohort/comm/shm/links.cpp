@@ -330,9 +330,14 @@ std::string Links::why_gone(int peer) const {
   const bool is_closed = core::ready_events(link.socket.get(), POLLRDHUP) != 0;
   if (link.process) {
     // The sockets of a process that ends are closed a moment before it is dead.
-    const milliseconds patience(is_closed && link.pid != ::getpid() ? 100 : 0);
+    const core::Deadline patience(milliseconds(is_closed && link.pid != ::getpid() ? 100 : 0));
     pollfd process{link.process->get(), POLLIN, 0};
-    if (core::wait_for_files({&process, 1}, core::Deadline(patience)) > 0) {
+    bool is_dead = false, is_over = false;
+    while (!is_dead && !is_over) {  // a signal that is handled ends a wait early
+      is_over = patience.expired();
+      is_dead = core::wait_for_files({&process, 1}, patience) > 0;
+    }
+    if (is_dead) {
       return core::concat("died (process ", link.pid, ")");
     }
   }

@@ -1,7 +1,9 @@
 // Who comes to the sockets of a group, and who does not.
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +17,7 @@
 #include "cohort/core/fd.h"
 #include "cohort/core/host.h"
 #include "tests/comm/shm/ranks.h"
+#include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
 
 namespace cohort::comm::shm {
@@ -158,6 +161,58 @@ TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsNotTakenForDead) {
   const BusyListener busy(board, 1);
   COHORT_EXPECT_THROW_WITH(Links(board, 0, 2, core::Deadline(seconds(1))), RendezvousError,
                            "rank 1 of 2 did not connect");
+}
+
+// As a profiler's: a signal each 5 ms, which ends each call that waits.
+class FrequentSignals {
+ public:
+  FrequentSignals() {
+    struct sigaction action {};
+    action.sa_handler = [](int) {};
+    ::sigaction(SIGALRM, &action, &before_);
+    set(milliseconds(5));
+  }
+  ~FrequentSignals() {
+    set(milliseconds(0));
+    ::sigaction(SIGALRM, &before_, nullptr);
+  }
+
+ private:
+  static void set(milliseconds time) {
+    const timeval each{0, 1000 * time.count()};
+    const itimerval timer{each, each};
+    ::setitimer(ITIMER_REAL, &timer, nullptr);
+  }
+  struct sigaction before_ {};
+};
+
+TEST(ShmStrangersTest, SignalsDoNotCutShortTheLookWhetherAPeerHasDied) {
+  MapBoard board;
+  const BusyListener busy(board, 1);
+  std::unique_ptr<Links> links;
+  std::thread first([&] { links = std::make_unique<Links>(board, 0, 2, core::Deadline(seconds(20))); });
+  const Contact mine = contact_of(board, 0);
+  const std::string words = mine.token + " 1";
+  const pid_t peer = ::fork();
+  if (peer == 0) {
+    {
+      const core::Fd fd = connect_to(mine.address);
+      if (::send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL) < 0) ::_exit(1);
+    }
+    for (;;) ::pause();  // its connection is closed, and it lives
+  }
+  first.join();
+  const std::string closed = core::concat("closed its connection (process ", peer, ")");
+  EXPECT_TRUE(test::comes_true([&] { return links->why_gone(1) == closed; }));
+  {
+    const FrequentSignals signals;
+    const core::Deadline waited(seconds(0));
+    EXPECT_EQ(links->why_gone(1), closed);
+    EXPECT_GE(waited.elapsed(), milliseconds(100));
+  }
+  ::kill(peer, SIGKILL);
+  ::waitpid(peer, nullptr, 0);
+  EXPECT_EQ(links->why_gone(1), core::concat("died (process ", peer, ")"));
 }
 
 TEST(ShmStrangersTest, AProcessWithoutDescriptorsSaysSoAtOnce) {
