@@ -1,7 +1,9 @@
 #include "cohort/comm/shm/communicator.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cstring>
 
 #include "cohort/comm/missing_ranks.h"
 #include "cohort/comm/shm/arena.h"
@@ -82,32 +84,33 @@ std::vector<int> ranks_of(std::uint64_t mask) {
   return ranks;
 }
 
-// Each rank says on which cores it may run: as many bits as fit two words.
+// Each rank says on which cores it may run: as many bits as fit two words. One turn for both, as the deadline
+// may pass right behind the last rank's coming.
 void Communicator::find_cores(core::Deadline deadline) {
-  const auto say_and_hear = [&](std::uint64_t mine) {
-    arrive({.kind = Kind::kMeet}, mine);
-    Everyone all = everyone();
-    while (!all.ready()) {
-      const auto gone = why_gone(all.waits_for());
-      const bool is_over = deadline.expired();
-      if (all.ready()) break;  // the last one came before it went, or before the deadline
-      if (gone) throw PeerError("comm.shm", gone->why + " while the group was made");
-      if (is_over) {
-        deadline.check("comm.shm", core::numbered("rank", ranks_of(all.waits_for())) + " of the group");
-      }
-      sleep(milliseconds(100), [&] { return all.ready(); });
-    }
-    std::uint64_t together = 0;
-    for (int rank = 0; rank < size_; ++rank) together |= word(rank);
-    return together;
-  };
-  std::uint64_t low = 0, high = 0;
+  std::array<std::uint64_t, 2> cores{};
   // A container's share may be less than the cores that it may run on.
   const auto quota = core::core_limits().quota;
-  const core::CpuSet cores = quota && *quota < size_ ? core::CpuSet() : core::CpuSet::of_current_thread();
-  for (const int id : cores.ids()) (id % 128 < 64 ? low : high) |= std::uint64_t{1} << (id % 64);
-  const std::uint64_t all_low = say_and_hear(low), all_high = say_and_hear(high);
-  core_each_ = std::popcount(all_low) + std::popcount(all_high) >= size_;
+  const core::CpuSet mine = quota && *quota < size_ ? core::CpuSet() : core::CpuSet::of_current_thread();
+  for (const int id : mine.ids())
+    cores[static_cast<std::size_t>(id % 128 / 64)] |= std::uint64_t{1} << (id % 64);
+  std::memcpy(outgoing(), cores.data(), sizeof(cores));
+  arrive({.kind = Kind::kMeet});
+  Everyone all = everyone();
+  while (!all.ready()) {
+    const std::uint64_t awaited = all.waits_for();
+    const auto gone = why_gone(awaited);
+    const bool is_over = deadline.expired();
+    if (all.ready()) break;  // the last one came before it went, or before the deadline
+    if (gone) throw PeerError("comm.shm", gone->why + " while the group was made");
+    if (is_over) deadline.check("comm.shm", core::numbered("rank", ranks_of(awaited)) + " of the group");
+    sleep(milliseconds(100), [&] { return all.ready(); });
+  }
+  for (int rank = 0; rank < size_; ++rank) {
+    std::array<std::uint64_t, 2> theirs{};
+    std::memcpy(theirs.data(), incoming(rank), sizeof(theirs));
+    for (std::size_t i = 0; i < cores.size(); ++i) cores[i] |= theirs[i];
+  }
+  core_each_ = std::popcount(cores[0]) + std::popcount(cores[1]) >= size_;
 }
 
 void Communicator::arrive(const Signature& signature, std::uint64_t word) {

@@ -303,6 +303,22 @@ TEST(ShmFaultTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
   }
 }
 
+// Rank 0 is played: it has come to the first turn, and goes no further.
+TEST(ShmFaultTest, AGroupIsMadeInOneTurn) {
+  MapBoard board;
+  std::thread other([&] {
+    const Links links(board, 0, 2, core::Deadline(seconds(20)));
+    const SharedMemory memory = SharedMemory::create(Communicator::segment_bytes(2), false);
+    // Its count of turns, and what it calls in the turns with even and with odd numbers.
+    auto* const words = reinterpret_cast<std::uint64_t*>(memory.data());
+    words[3] = Signature{.kind = Kind::kMeet}.pack();
+    words[0] = 1;
+    links.send(1, memory.fd(), 0);
+  });
+  EXPECT_NO_THROW(Communicator(board, 1, 2, core::Deadline(seconds(20))));
+  other.join();
+}
+
 TEST(ShmFaultTest, AnotherHostIsRefusedByName) {
   MapBoard board;
   board.set("contact/1", "other-boot/net:[1] node7 00001 token");
