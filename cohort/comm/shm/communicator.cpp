@@ -10,6 +10,7 @@
 #include "cohort/comm/shm/futex.h"
 #include "cohort/core/cpu.h"
 #include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
 #include "cohort/core/numbered.h"
 #include "cohort/core/wait.h"
 
@@ -44,7 +45,12 @@ Communicator::Communicator(Board& board, int rank, int size, core::Deadline dead
   slots_ =
       segment_.data() + whole_pages(static_cast<std::size_t>(size) * (sizeof(Arrival) + sizeof(Sleeper)));
   rings_ = reinterpret_cast<Ring*>(slots_ + static_cast<std::size_t>(size) * 2 * kSlotBytes);
-  find_cores(deadline);
+  try {
+    find_cores(deadline);
+  } catch (const std::exception& error) {
+    give_up(core::message_of(error));  // the others wait for this rank, and nothing is written yet
+    throw;
+  }
 }
 
 Communicator::~Communicator() {

@@ -319,6 +319,36 @@ TEST(ShmFaultTest, AGroupIsMadeInOneTurn) {
   other.join();
 }
 
+/// Holds rank 0, once it has said where it is, until `is_open`.
+class HeldBoard : public MapBoard {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    MapBoard::set(key, value);
+    if (key == "contact/0") test::wait_until([this] { return is_open.load(); });
+  }
+  std::atomic<bool> is_open{false};
+};
+
+// Rank 1 is played: it has connected, and looks into the memory that all share.
+TEST(ShmFaultTest, ARankThatCannotMakeTheGroupTellsTheOthersWhy) {
+  HeldBoard board;
+  std::atomic<bool> is_over{false};
+  std::thread other([&] {
+    const Links links(board, 1, 2, core::Deadline(seconds(20)));
+    board.is_open = true;
+    EXPECT_TRUE(test::comes_true([&] { return is_over.load(); }));
+    const auto received = links.receive(0);
+    ASSERT_TRUE(received);
+    const SharedMemory memory = SharedMemory::map(received->second);
+    const std::string_view bytes(reinterpret_cast<const char*>(memory.data()), memory.size());
+    EXPECT_NE(bytes.find("ms for rank 1 of the group"), std::string_view::npos);
+  });
+  COHORT_EXPECT_THROW_WITH(Communicator(board, 0, 2, core::Deadline(milliseconds(0))), TimeoutError,
+                           "ms for rank 1 of the group");
+  is_over = true;
+  other.join();
+}
+
 TEST(ShmFaultTest, AnotherHostIsRefusedByName) {
   MapBoard board;
   board.set("contact/1", "other-boot/net:[1] node7 00001 token");
