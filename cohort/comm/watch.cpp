@@ -30,7 +30,8 @@ constexpr milliseconds kPoll(250);      // how often a watch looks whether someb
 constexpr int kRanksAtFullRate = 1024;  // more look less often: one store answers them all
 constexpr milliseconds kCollect(1500);  // how long the one who asks waits for answers
 constexpr milliseconds kLeave(1000);    // how long rank 0 waits for the others to leave
-constexpr milliseconds kEnd(3000);      // how long the destructor waits for a thread
+constexpr milliseconds kReport(3000);   // how long the destructor waits for a report that is being written
+constexpr milliseconds kSlack(500);     // for the store's own answers, where a wait is the sum of others
 constexpr milliseconds kRepeat(10000);  // failures so soon after one table are of the same trouble
 
 constexpr const char* kFailure = "rank ";  // how a question about a failure begins
@@ -102,7 +103,7 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
       stopping_ = true;
       notify();
       // It may be writing a report that nobody reads.
-      if (core::poll_until([this] { return signals_ended_.load(); }, core::Deadline(kEnd))) {
+      if (core::poll_until([this] { return signals_ended_.load(); }, core::Deadline(kReport))) {
         signals_.join();
       } else {
         signals_.detach();
@@ -114,7 +115,7 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
     jobs_.push_back([this, wait_for_others] { leave(wait_for_others); });
     stopping_ = true;
     changed_.notify_all();
-    if (!core::wait(changed_, lock, [this] { return !serving_; }, core::Deadline(kEnd))) {
+    if (!core::wait(changed_, lock, [this] { return !serving_; }, core::Deadline(end_time()))) {
       lock.unlock();
       core::log_warning(
           "the store of the job does not answer; the watch for desynchronisation is left behind");
@@ -141,6 +142,10 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
 
  private:
   using Clock = core::Deadline::Clock;
+
+  // For the thread that speaks with the store: another rank's table may be waited for, and then the others.
+  milliseconds end_time() const { return table_time() + kLeave + kSlack; }
+  milliseconds table_time() const { return kCollect + poll_ + kPoll; }
 
   void wait_for_signals() {
     block_signals();
@@ -202,8 +207,7 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
 
   // This process may keep the store that the one who asks needs, and that one may have begun a moment later.
   void wait_for_table_of(std::int64_t round) {
-    core::poll_until([&] { return store_->check({key("table", round)}); },
-                     core::Deadline(kCollect + poll_ + kPoll));
+    core::poll_until([&] { return store_->check({key("table", round)}); }, core::Deadline(table_time()));
   }
 
   // Of ranks that ask at once, one gets to. Between looking who asked and this, nobody may look again: who
