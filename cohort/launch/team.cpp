@@ -19,6 +19,7 @@
 #include "cohort/core/wait.h"
 #include "cohort/launch/cores.h"
 #include "cohort/launch/error_file.h"
+#include "cohort/launch/survival.h"
 
 namespace cohort::launch {
 namespace {
@@ -279,13 +280,20 @@ void Team::signal(int number) {
 }
 
 std::string Team::notify(int number) {
-  std::vector<int> spared;
+  std::vector<const Member*> alive;
+  std::vector<pid_t> processes;
   for (const auto& member : members_) {
     if (!member->worker->running()) continue;
-    if (member->worker->survives(number)) {
-      member->worker->signal(number);
+    alive.push_back(member.get());
+    processes.push_back(member->worker->pid());
+  }
+  const std::vector<bool> survive = survives(processes, number);
+  std::vector<int> spared;
+  for (std::size_t i = 0; i < alive.size(); ++i) {
+    if (survive[i]) {
+      alive[i]->worker->signal(number);
     } else {
-      spared.push_back(place_.first_rank + member->local_rank);
+      spared.push_back(place_.first_rank + alive[i]->local_rank);
     }
   }
   if (spared.empty() || !withheld_.insert(number).second) return "";

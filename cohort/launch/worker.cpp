@@ -14,17 +14,15 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <optional>
-#include <sstream>
 
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "cohort/core/wait.h"
 #include "cohort/launch/guard.h"
+#include "cohort/launch/survival.h"
 
 namespace cohort::launch {
 namespace {
@@ -84,40 +82,6 @@ void become(Plan& plan, pid_t parent) {
 #endif
   for (const int fd : options.keep) ::fcntl(fd, F_SETFD, 0);
   ::execve(options.program.c_str(), plan.argv.data(), plan.envp.data());
-}
-
-// A set of signals is a bit for each, the lowest for signal 1.
-struct SignalMasks {
-  std::uint64_t blocked = 0, ignored = 0, caught = 0;
-};
-
-// Of /proc/PID/task/TID/status; nothing where it cannot be read.
-std::optional<SignalMasks> masks_in(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  SignalMasks masks;
-  int found = 0;
-  for (std::string line; std::getline(file, line);) {
-    std::uint64_t* const mask = line.starts_with("SigBlk:")   ? &masks.blocked
-                                : line.starts_with("SigIgn:") ? &masks.ignored
-                                : line.starts_with("SigCgt:") ? &masks.caught
-                                                              : nullptr;
-    if (mask != nullptr && std::istringstream(line.substr(7)) >> std::hex >> *mask) ++found;
-  }
-  return found == 3 ? std::optional(masks) : std::nullopt;
-}
-
-// What a thread waits for in sigwait() or sigtimedwait(). While it does, the kernel does not show these
-// signals as blocked.
-std::uint64_t awaited_signals(const std::filesystem::path& process, const std::filesystem::path& task) {
-  std::ifstream file(task / "syscall");
-  long number = -1;
-  std::streamoff address = 0;
-  if (!(file >> number >> std::hex >> address) || number != SYS_rt_sigtimedwait) return 0;
-  std::ifstream memory(process / "mem", std::ios::binary);
-  std::uint64_t signals = 0;
-  memory.seekg(address);
-  memory.read(reinterpret_cast<char*>(&signals), sizeof signals);
-  return memory ? signals : 0;
 }
 
 // What a child that could not become the program has written: its errno; 0 when it did become it.
@@ -223,30 +187,8 @@ void Worker::signal(int number) const {
   if (running_) ::kill(pid_, number);
 }
 
-// A shell that forks blocks all signals for a moment, which is long where cores are busy. A program that
-// reads signals from a signalfd has them blocked at each look. A thread that waits for one needs no second
-// look.
 bool Worker::survives(int number) const {
-  constexpr int kLooks = 20;
-  const std::uint64_t bit = std::uint64_t{1} << (number - 1);
-  const std::filesystem::path process = concat("/proc/", pid_);
-  for (int look = 0; look < kLooks; ++look) {
-    if (look > 0) core::sleep(std::chrono::milliseconds(5), core::Deadline::never());
-    std::error_code failed;
-    bool has_threads = false, is_awaited = false;
-    for (const auto& task : std::filesystem::directory_iterator(process / "task", failed)) {
-      const std::optional<SignalMasks> masks = masks_in(task.path() / "status");
-      if (!masks) continue;  // the thread has ended
-      if (((masks->caught | masks->ignored) & bit) != 0) return true;
-      const bool awaits = (awaited_signals(process, task.path()) & bit) != 0;
-      if (!awaits && (masks->blocked & bit) == 0) return false;
-      has_threads = true;
-      is_awaited = is_awaited || awaits;
-    }
-    if (!has_threads) return false;
-    if (is_awaited) return true;
-  }
-  return true;
+  return launch::survives({pid_}, number).front();
 }
 
 void Worker::signal_group(int number) const {

@@ -66,8 +66,8 @@ class Worker {
   bool reap();
   /// Sends a signal to it, not to its group.
   void signal(int number) const;
-  /// Whether it handles or ignores the signal, or each of its threads has it blocked, as for sigwait() and
-  /// signalfd(), so that it does not die of it. False where /proc does not say.
+  /// Whether it does not die of the signal: see launch::survives(), which asks for many at once.
+  /// Blocking: up to 0.1 s.
   bool survives(int number) const;
   /// Sends a signal to it and to its group.
   void signal_group(int number) const;

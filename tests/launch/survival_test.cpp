@@ -1,0 +1,37 @@
+// Which processes a signal would end, from looks that a test plays.
+#include "cohort/launch/survival.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+namespace cohort::launch {
+namespace {
+
+TEST(SurvivalTest, ManyProcessesTakeAsManyPausesAsOne) {
+  int pauses = 0, looks = 0;
+  const auto blocked = [&](std::size_t) {
+    ++looks;
+    return SignalFate::kBlocked;
+  };
+  EXPECT_EQ(survives(64, blocked, [&] { ++pauses; }), std::vector<bool>(64, true));
+  EXPECT_EQ(pauses, 19);
+  EXPECT_EQ(looks, 64 * 20);
+}
+
+TEST(SurvivalTest, EachProcessGetsAnAnswerOfItsOwn) {
+  int rounds = 0;
+  const auto look = [&](std::size_t at) {
+    if (at == 0) return SignalFate::kHandled;
+    if (at == 1) return SignalFate::kEnds;
+    return at == 2 && rounds == 3 ? SignalFate::kEnds : SignalFate::kBlocked;
+  };
+  EXPECT_EQ(survives(4, look, [&] { ++rounds; }), (std::vector<bool>{true, false, false, true}));
+  EXPECT_TRUE(survives(0, look, [] {}).empty());
+}
+
+TEST(SurvivalTest, AProcessThatIsNotThereDoesNotSurvive) {
+  EXPECT_EQ(look_at(1'000'000'000, SIGUSR1), SignalFate::kEnds);
+}
+
+}  // namespace
+}  // namespace cohort::launch
