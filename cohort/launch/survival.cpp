@@ -77,8 +77,9 @@ std::vector<bool> survives(const std::vector<pid_t>& processes, int signal) {
 }
 
 // A shell that forks blocks all signals for a moment, which is long where cores are busy. A program that
-// reads signals from a signalfd has them blocked at each look. A thread that waits for one needs no second
-// look. All processes are looked at in each round, so that many ranks take no longer than one.
+// reads signals from a signalfd has them blocked at each look. Where a thread waits for one, another may
+// still be starting a program: a second look tells. All processes are looked at in each round, so that many
+// ranks take no longer than one.
 std::vector<bool> survives(std::size_t count, const std::function<SignalFate(std::size_t)>& look,
                            const std::function<void()>& pause) {
   constexpr int kRounds = 20;
@@ -90,7 +91,8 @@ std::vector<bool> survives(std::size_t count, const std::function<SignalFate(std
     std::erase_if(unclear, [&](std::size_t at) {
       const SignalFate fate = look(at);
       if (fate == SignalFate::kEnds) result[at] = false;
-      return fate != SignalFate::kBlocked;
+      return fate == SignalFate::kEnds || fate == SignalFate::kHandled ||
+             (fate == SignalFate::kAwaited && round > 0);
     });
   }
   return result;

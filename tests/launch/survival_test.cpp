@@ -18,6 +18,20 @@ TEST(SurvivalTest, ManyProcessesTakeAsManyPausesAsOne) {
   EXPECT_EQ(looks, 64 * 20);
 }
 
+// Its main thread starts a program at the first look, and has all signals blocked for that moment.
+TEST(SurvivalTest, AThreadThatWaitsForTheSignalNeedsASecondLook) {
+  int looks = 0;
+  const auto dies = [&](std::size_t) { return ++looks == 1 ? SignalFate::kAwaited : SignalFate::kEnds; };
+  EXPECT_EQ(survives(1, dies, [] {}), std::vector<bool>{false});
+  looks = 0;
+  const auto waits = [&](std::size_t) {
+    ++looks;
+    return SignalFate::kAwaited;
+  };
+  EXPECT_EQ(survives(1, waits, [] {}), std::vector<bool>{true});
+  EXPECT_EQ(looks, 2);
+}
+
 TEST(SurvivalTest, EachProcessGetsAnAnswerOfItsOwn) {
   int rounds = 0;
   const auto look = [&](std::size_t at) {
