@@ -253,10 +253,16 @@ class Meeting {
   // False when a signal came. Throws: RendezvousError saying what is missing.
   bool wait(const std::function<bool()>& ready, core::Deadline until,
             const std::function<std::string()>& missing) {
-    while (!ready()) {
-      if (until.expired()) {
+    for (;;) {
+      // Both before the look at what has come: this thread may stand still between any two lines.
+      const bool is_over = until.expired();
+      const std::string lost = peers_.lost();
+      if (ready()) return true;
+      if (is_over) {
+        std::string text = missing();
+        if (ready()) return true;  // it came meanwhile: to ask who is missing takes a while
         const auto waited = std::chrono::duration_cast<milliseconds>(deadline_.elapsed()).count();
-        std::string text = concat(missing(), " within ", waited, " ms");
+        text += concat(" within ", waited, " ms");
         if (const auto refused = peers_.refused(); !refused.empty()) {
           text += concat("; a word under '", refused.front(), "' was not signed with this job's secret");
         }
@@ -266,7 +272,7 @@ class Meeting {
             "start cohort run on every node, each with its --node-rank, all with one --secret-file; or raise "
             "--rdzv-conf timeout=SECONDS");
       }
-      if (const std::string lost = peers_.lost(); !lost.empty()) {
+      if (!lost.empty()) {
         give_up(lost);
         fail(lost, options_.node_rank == 0 ? "look at that node's output" : "look at node 0's output");
       }
@@ -279,7 +285,6 @@ class Meeting {
         return false;
       }
     }
-    return true;
   }
 
   const RunOptions& options_;
