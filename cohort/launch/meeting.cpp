@@ -24,7 +24,7 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr seconds kHeardTime(5);
+constexpr seconds kHeardTime(5);  // for those that have come to read why there is no job
 // Behind a node's deadline: for node 0 to say who has not come, and else to look who that is.
 constexpr milliseconds kTellTime(250), kLookTime(1000);
 
@@ -36,7 +36,7 @@ std::string key_of(int node) {
   return concat("here/", node);
 }
 
-// A node has read that there will be no job.
+// A node has read that there will be no job, or has given up itself.
 std::string heard_key_of(int node) {
   return concat("heard/", node);
 }
@@ -161,7 +161,7 @@ class Meeting {
     std::optional<Go> go;
     if (wait(all_have_come, deadline_, who_is_missing)) go = assemble(options_, peers_);
     if (!go) {
-      give_up(concat("node 0 was ended by signal ", signal_));
+      refuse(concat("node 0 was ended by signal ", signal_));
     } else {
       peers_.post("go", text_of(*go));
       if (!go->error.empty()) wait_until_heard();
@@ -181,7 +181,10 @@ class Meeting {
     peers_.expect_signs(0);
     mine.word = core::random_word();
     peers_.post(key_of(options_.node_rank), text_of(mine));
-    if (!hear("go")) return std::nullopt;
+    if (!hear("go")) {
+      give_up();
+      return std::nullopt;
+    }
     return checked(*peers_.received("go"), mine.word);
   }
 
@@ -227,27 +230,46 @@ class Meeting {
     return go;
   }
 
-  // Tells those who have come that there will be no job; on node 0.
-  void give_up(const std::string& why) {
-    if (options_.node_rank != 0) return;
+  // On node 0: tells those who have come that there will be no job.
+  void refuse(const std::string& why) {
     peers_.post("go", text_of(refusal(options_, peers_, why)));
     wait_until_heard();
   }
 
-  // The store goes with node 0: those who have come are to read there first why there will be no job.
+  // On another node: node 0 need not wait until this one has read why there will be no job.
+  void give_up() {
+    if (peers_.received("hello")) peers_.post(heard_key_of(options_.node_rank), "1");
+  }
+
+  // The store goes with node 0: those who have come, and live, are to read there first why there will be no
+  // job. A signal ends the wait.
   void wait_until_heard() {
-    std::vector<std::string> keys;
+    std::vector<int> nodes;
     for (int node = 1; node < options_.nnodes; ++node) {
-      if (peers_.received(key_of(node))) keys.push_back(heard_key_of(node));
+      if (!peers_.received(key_of(node)) || peers_.is_lost(node)) continue;
+      nodes.push_back(node);
+      peers_.watch(heard_key_of(node));
     }
-    for (const std::string& key : keys) peers_.watch(key);
     const core::Deadline until(kHeardTime);
-    const auto have_heard = [&](const std::string& key) { return peers_.received(key).has_value(); };
-    while (!std::ranges::all_of(keys, have_heard) && !until.expired()) {
-      pollfd file{peers_.fd(), POLLIN, 0};
-      core::wait_for_files({&file, 1}, until);
+    const auto is_done = [&](int node) {
+      return peers_.received(heard_key_of(node)).has_value() || peers_.is_lost(node);
+    };
+    while (!std::ranges::all_of(nodes, is_done) && !until.expired() && !take_signal()) {
+      std::array<pollfd, 2> waits{pollfd{signals_.fd(), POLLIN, 0}, pollfd{peers_.fd(), POLLIN, 0}};
+      core::wait_for_files(waits, until);
       peers_.news();
     }
+  }
+
+  // Whether a signal has come that ends the meeting: the first one is the reason.
+  bool take_signal() {
+    while (const int number = signals_.take()) {
+      if (number == SIGTSTP) ::raise(SIGSTOP);
+      if (number == SIGUSR1 || number == SIGUSR2 || number == SIGTSTP) continue;
+      if (signal_ == 0) signal_ = number;
+      return true;
+    }
+    return false;
   }
 
   // False when a signal came. Throws: RendezvousError saying what is missing.
@@ -266,25 +288,27 @@ class Meeting {
         if (const auto refused = peers_.refused(); !refused.empty()) {
           text += concat("; a word under '", refused.front(), "' was not signed with this job's secret");
         }
-        give_up(text);
-        fail(
-            text,
+        end(text,
             "start cohort run on every node, each with its --node-rank, all with one --secret-file; or raise "
             "--rdzv-conf timeout=SECONDS");
       }
       if (!lost.empty()) {
-        give_up(lost);
-        fail(lost, options_.node_rank == 0 ? "look at that node's output" : "look at node 0's output");
+        end(lost, options_.node_rank == 0 ? "look at that node's output" : "look at node 0's output");
       }
       std::array<pollfd, 2> waits{pollfd{signals_.fd(), POLLIN, 0}, pollfd{peers_.fd(), POLLIN, 0}};
       core::wait_for_files(waits, core::Deadline(milliseconds(100)).sooner(until));
       peers_.news();
-      while ((signal_ = signals_.take()) != 0) {
-        if (signal_ == SIGTSTP) ::raise(SIGSTOP);
-        if (signal_ == SIGUSR1 || signal_ == SIGUSR2 || signal_ == SIGTSTP) continue;
-        return false;
-      }
+      if (take_signal()) return false;
     }
+  }
+
+  [[noreturn]] void end(const std::string& why, const std::string& hint) {
+    if (options_.node_rank == 0) {
+      refuse(why);
+    } else {
+      give_up();
+    }
+    fail(why, hint);
   }
 
   const RunOptions& options_;

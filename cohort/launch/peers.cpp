@@ -76,6 +76,7 @@ struct Peers::State {
   std::map<std::string, std::string> received;
   std::set<std::string> refused;
   std::set<int> here;  // nodes whose signs are expected
+  std::set<int> lost_nodes;
   std::string lost;
   bool goes_on = true;  // the caller has answered the last ring
   core::Deadline busy_until{Clock::duration::zero()};
@@ -192,6 +193,10 @@ void Peers::State::give_and_read_signs() {
     if (!sign.missed) continue;
     sign.missed->look(now, most_step);
     if (sign.missed->time() > patience) {
+      {
+        const std::lock_guard lock(mutex);
+        lost_nodes.insert(node);
+      }
       lose(concat("node ", node, " has given no sign for ", in_seconds(sign.missed->time()), " s"));
     }
   }
@@ -222,6 +227,7 @@ void Peers::look(const std::shared_ptr<State>& state) {
   const std::lock_guard lock(state->mutex);
   state->done = true;
   state->changed.notify_all();
+  state->ring();
 }
 
 Peers::Peers(std::shared_ptr<Board> board, const PeersOptions& options)
@@ -294,6 +300,11 @@ std::string Peers::lost() const {
   const Clock::duration silent = state_->answer.time();
   if (silent <= state_->patience) return "";
   return concat("the store that node 0 keeps has not answered for ", in_seconds(silent), " s");
+}
+
+bool Peers::is_lost(int node) const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->done || state_->lost_nodes.contains(node);
 }
 
 void Peers::set_last_words_time(std::chrono::milliseconds time) {

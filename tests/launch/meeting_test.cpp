@@ -150,6 +150,7 @@ TEST(MeetingTest, ANodeThatFollowsNamesThemItselfAtItsDeadline) {
   COHORT_EXPECT_THROW_WITH(meet(nodes(1, 4, 1), second, signals, "", waited, signal), RendezvousError,
                            "node 3 of 4 did not come within ");
   EXPECT_LT(waited.elapsed(), std::chrono::seconds(10));
+  EXPECT_TRUE(comes_true([&] { return board->has("heard/1"); })) << "node 0 does not wait for it";
   is_over = true;
   node_0.join();
 }
@@ -207,6 +208,36 @@ TEST(MeetingTest, ASignalEndsTheWait) {
   EXPECT_EQ(signal, SIGTERM);
 }
 
+// Node 1 has come, and never says that it has heard.
+TEST(MeetingTest, ASecondSignalEndsTheWaitForThoseThatAreToHear) {
+  const auto board = std::make_shared<MapBoard>();
+  Peers first(board, quick(0, 3));
+  board->set("here/1", "{}");
+  first.watch("here/1");
+  EXPECT_TRUE(comes_true([&] { return first.received("here/1").has_value(); }));
+  SignalInbox signals({SIGINT, SIGTERM}, {});
+  ::raise(SIGTERM);
+  ::raise(SIGINT);
+  int signal = 0;
+  EXPECT_FALSE(meet(nodes(0, 3, 1), first, signals, "", core::Deadline(milliseconds(10'000)), signal));
+  EXPECT_EQ(signal, SIGTERM);
+  EXPECT_EQ(signals.take(), 0) << "the second one is not heeded";
+}
+
+TEST(MeetingTest, ANodeThatASignalEndsIsNotWaitedFor) {
+  const auto board = std::make_shared<MapBoard>();
+  Peers second(board, quick(1, 2));
+  board->set("hello", "session");
+  second.watch("hello");
+  EXPECT_TRUE(comes_true([&] { return second.received("hello").has_value(); }));
+  SignalInbox signals({SIGTERM}, {});
+  ::raise(SIGTERM);
+  int signal = 0;
+  EXPECT_FALSE(meet(nodes(1, 2, 1), second, signals, "", core::Deadline(milliseconds(10'000)), signal));
+  EXPECT_EQ(signal, SIGTERM);
+  EXPECT_TRUE(comes_true([&] { return board->has("heard/1"); }));
+}
+
 // It said that it is here and died before it gave a sign.
 TEST(MeetingTest, ANodeThatDiesBeforeItsFirstSignIsLost) {
   const auto board = std::make_shared<MapBoard>();
@@ -234,17 +265,28 @@ TEST(MeetingTest, ANodeThatDiesBeforeItsFirstSignIsLost) {
       RendezvousError, "node 0 has given no sign for");
 }
 
-// One of three that is lost while the third is waited for: who has come is told.
+// Whether it was asked who has heard.
+class AskedBoard : public MapBoard {
+ public:
+  bool has(const std::string& key) override {
+    if (key.starts_with("heard/")) is_asked = true;
+    return MapBoard::has(key);
+  }
+  std::atomic<bool> is_asked{false};
+};
+
+// One of three that is lost while the third is waited for: who has come is told, and who is lost is not
+// waited for.
 TEST(MeetingTest, ANodeThatIsLostWhileOthersAreWaitedForEndsTheMeeting) {
-  const auto board = std::make_shared<MapBoard>();
+  const auto board = std::make_shared<AskedBoard>();
   Peers first(board, hasty(0, 3));
   board->set("here/1", R"({"fingerprint": "", "nproc": 3, "reached": "", "word": "w"})");
-  board->set("heard/1", "1");
   SignalInbox signals({}, {});
   int signal = 0;
   COHORT_EXPECT_THROW_WITH(
       meet(nodes(0, 3, 2), first, signals, "", core::Deadline(milliseconds(10'000)), signal), RendezvousError,
       "node 1 has given no sign for");
+  EXPECT_FALSE(board->is_asked);
   EXPECT_TRUE(comes_true([&] { return board->has("go"); }));
   EXPECT_NE(board->get("go").find(R"("words":["","w",""])"), std::string::npos) << board->get("go");
 }

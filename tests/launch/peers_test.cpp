@@ -57,6 +57,8 @@ TEST(PeersTest, ANodeThatGivesNoSignAnyMoreIsNamed) {
   }
   EXPECT_TRUE(comes_true([&] { return !first.lost().empty(); }));
   EXPECT_EQ(first.lost().find("node 2 has given no sign for "), 0u) << first.lost();
+  EXPECT_TRUE(first.is_lost(2));
+  EXPECT_FALSE(first.is_lost(0));
   EXPECT_EQ(second.lost(), "") << "it looks at node 0 only";
 }
 
@@ -326,6 +328,7 @@ TEST(PeersTest, ABoardThatBreaksOrHangsIsLost) {
   broken->break_it("connection reset\nException raised from recvBytes at Utils.hpp:680");
   EXPECT_TRUE(comes_true([&] { return !first.lost().empty(); }));
   EXPECT_EQ(first.lost(), "the store that node 0 keeps is gone: connection reset");
+  EXPECT_TRUE(comes_true([&] { return first.is_lost(1); })) << "nobody is reached";
 
   const auto hanging = std::make_shared<MapBoard>();
   const auto release = hanging->hang();
