@@ -265,7 +265,7 @@ TEST(MpiGroupsChild, DISABLED_Run) {
     }
     // One rank makes a group while a call is under way, the other when the call is over.
     const auto apart = c10::make_intrusive<c10d::PrefixStore>("apart", world.store());
-    const Group unchecked = make_group(apart, world.rank(), 4, "mpi", 20s, "", Check::kOff);
+    const Group unchecked = make_group(apart, world.rank(), 4, "mpi", test::kSlowdown * 20s, "", Check::kOff);
     at::Tensor numbers = at::ones({1 << 18});
     Pending running = unchecked.all_reduce(numbers);
     if (world.rank() != 0) running.wait();
@@ -274,7 +274,7 @@ TEST(MpiGroupsChild, DISABLED_Run) {
     EXPECT_EQ(numbers[0].item<float>(), 4);
     // Other numbers than mpirun's.
     const auto store = c10::make_intrusive<c10d::PrefixStore>("turned", world.store());
-    const Group turned = make_group(store, 3 - world.rank(), 4, "mpi", 30s);
+    const Group turned = make_group(store, 3 - world.rank(), 4, "mpi", test::kSlowdown * 30s);
     at::Tensor from = at::full({1}, world.rank(), at::kInt);
     turned.broadcast(from, 0).wait();
     EXPECT_EQ(from.item<int>(), 3);
