@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -85,26 +84,6 @@ TEST(SignalsTest, ProgramsThatAreStartedEndAtAClosedPipeAsEver) {
     std::signal(SIGPIPE, old_handler);
   }
   EXPECT_EQ(std::signal(SIGPIPE, before), SIG_DFL);
-}
-
-// Two threads may run the handler at once, and the one that comes second looks while the first writes.
-TEST(SignalsTest, TheSameSignalOnTwoThreadsAtOnceIsOneRequest) {
-  const auto raise_on_two_threads = [] {
-    std::atomic<int> ready{0};
-    const auto raise = [&] {
-      ++ready;
-      while (ready < 2) std::this_thread::yield();
-      std::raise(SIGTERM);
-    };
-    std::thread other(raise);
-    raise();
-    other.join();
-  };
-  for (int round = 0; round < 1000; ++round) {
-    const TrainingSignals signals;
-    raise_on_two_threads();
-    ASSERT_EQ(signals.stop_signal(), SIGTERM);
-  }
 }
 
 TEST(SignalsTest, SaveIsAskedForOnceForEachSignalAndDoesNotStop) {

@@ -20,9 +20,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-const Deadline& patience() {
-  static const Deadline deadline(60s);
-  return deadline;
+Deadline patience() {
+  return Deadline(60s);
 }
 
 TEST(TaskThreadTest, RunsInOrderOnItsCoresAndReturnsValues) {
@@ -132,7 +131,10 @@ TEST(TaskThreadTest, IsLateWhileAFunctionIsThatWasGivenUpWhateverElseEnds) {
     const bool is_late = std::ranges::any_of(given, &Given::is_abandoned);
     ASSERT_EQ(thread.is_late(), is_late) << "step " << step;
   }
-  for (const Given& each : given) each.gate->open();
+  for (const Given& each : given) {
+    each.gate->open();
+    ASSERT_TRUE(each.pending.wait(patience()));
+  }
 }
 
 TEST(TaskThreadTest, AWaiterLooksNoLongerThanItsDeadline) {
