@@ -22,7 +22,6 @@
 #include "cohort/core/log.h"
 #include "cohort/core/wait.h"
 #include "cohort/launch/guard.h"
-#include "cohort/launch/survival.h"
 
 namespace cohort::launch {
 namespace {
@@ -185,10 +184,6 @@ bool Worker::reap() {
 
 void Worker::signal(int number) const {
   if (running_) ::kill(pid_, number);
-}
-
-bool Worker::survives(int number) const {
-  return launch::survives({pid_}, number).front();
 }
 
 void Worker::signal_group(int number) const {

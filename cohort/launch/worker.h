@@ -66,9 +66,6 @@ class Worker {
   bool reap();
   /// Sends a signal to it, not to its group.
   void signal(int number) const;
-  /// Whether it does not die of the signal: see launch::survives(), which asks for many at once.
-  /// Blocking: up to 0.1 s.
-  bool survives(int number) const;
   /// Sends a signal to it and to its group.
   void signal_group(int number) const;
   /// Sends SIGKILL to it and to its group.

@@ -14,6 +14,7 @@
 #include "cohort/core/log.h"
 #include "cohort/launch/cores.h"
 #include "cohort/launch/guard.h"
+#include "cohort/launch/survival.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/environment.h"
@@ -28,6 +29,10 @@ using std::chrono::milliseconds;
 
 WorkerOptions shell(const std::string& script) {
   return {.program = "/bin/sh", .arguments = {"sh", "-c", script}, .environment = environment_with({})};
+}
+
+bool survives(const Worker& worker, int signal) {
+  return launch::survives({worker.pid()}, signal).front();
 }
 
 // What a script prints and how it ends.
@@ -119,10 +124,10 @@ TEST(WorkerTest, SaysWhichSignalsAProgramSurvives) {
   const Worker worker(shell("trap 'true' USR1; trap '' USR2; echo $$ > '" + (dir / "ready").string() +
                             "'; while :; do sleep 0.05; done"));
   pid_in(dir / "ready");
-  EXPECT_TRUE(worker.survives(SIGUSR1)) << "it handles it";
-  EXPECT_TRUE(worker.survives(SIGUSR2)) << "it ignores it";
+  EXPECT_TRUE(survives(worker, SIGUSR1)) << "it handles it";
+  EXPECT_TRUE(survives(worker, SIGUSR2)) << "it ignores it";
   // Not SIGHUP, which nohup before the tests has ignored. A shell that forks has all blocked for a moment.
-  EXPECT_TRUE(test::comes_true([&] { return !worker.survives(SIGTERM); }));
+  EXPECT_TRUE(test::comes_true([&] { return !survives(worker, SIGTERM); }));
 }
 
 // As programs do that take it by sigwait() or signalfd(). Another thread that has not blocked it dies of it.
@@ -142,8 +147,8 @@ TEST(WorkerTest, ASignalThatEveryThreadHasBlockedIsSurvived) {
     Worker worker = start("block()\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n" +
                           ready + "raise SystemExit(signal.sigwait({signal.SIGUSR1}))\n");
     pid_in(dir / "ready");
-    EXPECT_TRUE(worker.survives(SIGUSR1));
-    EXPECT_FALSE(worker.survives(SIGUSR2));
+    EXPECT_TRUE(survives(worker, SIGUSR1));
+    EXPECT_FALSE(survives(worker, SIGUSR2));
     worker.signal(SIGUSR1);
     for (int i = 0; i < 1000 && !worker.reap(); ++i) ::poll(nullptr, 0, 10);
     EXPECT_EQ(exit_status(worker.wait_status()), SIGUSR1) << "what sigwait() returns";
@@ -152,7 +157,7 @@ TEST(WorkerTest, ASignalThatEveryThreadHasBlockedIsSurvived) {
       start("threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nblock()\n" + ready +
             "signal.sigwait({signal.SIGUSR1})\n");
   pid_in(dir / "ready");
-  EXPECT_FALSE(worker.survives(SIGUSR1)) << "its other thread has not";
+  EXPECT_FALSE(survives(worker, SIGUSR1)) << "its other thread has not";
 }
 
 // As a shell does that forks, where cores are busy.
@@ -162,15 +167,15 @@ TEST(WorkerTest, ASignalThatIsBlockedForAMomentIsNotSurvived) {
                    "import os, signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
                    "os.rename('part', 'ready')\ntime.sleep(0.03)\n"
                    "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})\ntime.sleep(60)\n");
-  bool survives = true;
-  for (int tries = 0; survives && tries < 5; ++tries) {  // one that finds no core takes longer than a moment
+  bool lives = true;
+  for (int tries = 0; lives && tries < 5; ++tries) {  // one that finds no core takes longer than a moment
     std::filesystem::remove(dir / "ready");
     test::write_file(dir / "part", "1\n");
     const Worker worker(shell("cd '" + dir.path().string() + "'; exec python3 program.py"));
     pid_in(dir / "ready");
-    survives = worker.survives(SIGUSR1);
+    lives = survives(worker, SIGUSR1);
   }
-  EXPECT_FALSE(survives);
+  EXPECT_FALSE(lives);
 }
 
 TEST(WorkerTest, AStatusThatSomebodyElseTookIsAFailure) {
