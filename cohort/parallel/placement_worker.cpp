@@ -130,10 +130,10 @@ std::shared_ptr<core::TaskThread> PlacementWorker::thread() {
     if (thread_->is_late()) late = std::exchange(thread_, start());
     now = thread_;
   }
-  if (late) {  // without the lock: it destroys functions that it has not begun
+  if (late) {  // without the lock: this destroys functions that the thread has not begun
+    late->stop(std::chrono::milliseconds(0));
     core::log_warning(core::concat("placement ", placement_.name,
                                    " gets a new thread: the one that it had is stuck in what it was given"));
-    late->stop(std::chrono::milliseconds(0));
   }
   return now;
 }
