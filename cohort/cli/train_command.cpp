@@ -166,8 +166,8 @@ int train_command(const TrainArguments& arguments, const Context& context) {
     core::log_info(said);
   }
   // Where the `tee` behind a pipe is ended by the same Ctrl-C, the run saves and ends as it does on a
-  // terminal.
-  std::signal(SIGPIPE, SIG_IGN);
+  // terminal. A handler, since programs that are started inherit what is ignored.
+  std::signal(SIGPIPE, [](int) {});
   const train::RunResult result = train::run_training(std::move(config), context.command_line);
   if (result.rank == 0) print_result(result);
   if (result.fit.signal == 0) return 0;
