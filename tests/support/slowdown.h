@@ -4,14 +4,8 @@
 /// spin, may share a core.
 namespace cohort::test {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef COHORT_IS_SANITIZED
 inline constexpr int kSlowdown = 5;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-inline constexpr int kSlowdown = 5;
-#else
-inline constexpr int kSlowdown = 1;
-#endif
 #else
 inline constexpr int kSlowdown = 1;
 #endif
