@@ -1,5 +1,5 @@
-// Three records say who waits for whom, and each has one lock:
-// - Work: whether it is done, and whether its waiter's deadline passed (then its thread is late until it is
+// There are three records, and each has one lock:
+// - Work: whether it is done, and whether nobody waits for it any more (then its thread is late until it is
 //   done). Both change under the work's mutex, so that a thread is never late for what it has ended.
 // - Shared: the queue of one thread, under its mutex.
 // - Shared::waits_for: for which work a TaskThread waits, within what it runs; under waiting_mutex(). Whoever
@@ -48,7 +48,7 @@ struct Shared {
   std::atomic<int> queued{0};
   std::atomic<bool> stopping{false};  // changes under mutex
   std::atomic<bool> shares_cores{false};
-  std::atomic<int> num_late{0};  // functions that are not done, and whose waiter's deadline passed
+  std::atomic<int> num_late{0};  // functions that are abandoned and not done
   std::atomic<const char*> current{nullptr};
   // What the thread waits for within what it runs; under waiting_mutex().
   const Work* waits_for = nullptr;
@@ -65,7 +65,7 @@ namespace {
 
 thread_local Shared* current_thread = nullptr;
 
-// A TaskThread's own, while it lives.
+// Says which TaskThread this is until the thread ends, to destructors of its thread_local objects too.
 struct CurrentThread {
   explicit CurrentThread(std::shared_ptr<Shared> shared) : thread(std::move(shared)) {
     current_thread = thread.get();

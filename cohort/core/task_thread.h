@@ -103,13 +103,13 @@ class Pending {
   bool valid() const { return work_ != nullptr; }
   bool ready() const { return work_->done(); }
   /// Returns whether it was done before the deadline. Throws: UsageError at once where the calling thread and
-  /// the other would wait for each other.
+  /// the other would wait for each other; not where the deadline has passed already.
   bool wait(Deadline deadline) const { return work_->wait(deadline); }
   /// Nobody waits any more: the thread is late until this is done.
   void abandon() const { work_->abandon(); }
   /// Returns the value, once, or throws what the function threw.
-  /// Throws: TimeoutError naming the thread and what it is busy with; the function itself goes on.
-  /// UsageError as wait() does; the function still runs.
+  /// Throws: TimeoutError naming the thread and what it is busy with; the function itself goes on, and the
+  /// thread is late until it ends. UsageError as wait() does; the function still runs.
   T get(Deadline deadline) {
     work_->wait_or_throw(deadline);
     const auto work = std::exchange(work_, nullptr);
@@ -157,7 +157,8 @@ class TaskThread {
   bool is_current() const;
   /// Whether another TaskThread may run on one of its cores; of those that were given cores.
   bool shares_cores() const;
-  /// Whether somebody's deadline passed for a function that the thread has not ended yet, begun or not.
+  /// Whether there is a function, begun or not, that it has not ended and that nobody waits for any more: a
+  /// get() timed out, or it was abandoned.
   bool is_late() const;
   /// Runs what was given, then ends. A thread that is still busy when `patience` is over is left behind: it
   /// ends after the function that it is in, and what waits behind that fails. Returns whether it has ended.
