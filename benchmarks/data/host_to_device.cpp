@@ -5,7 +5,13 @@
 //
 // Ends with status 77 where there is no GPU. Figures belong into docs/performance.md with the card's name.
 #include <ATen/ATen.h>
-#include <torch/nn.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/pooling.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
 
 #include <cstdio>
 #include <cstdlib>

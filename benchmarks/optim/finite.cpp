@@ -5,11 +5,15 @@
 // Run: OMP_NUM_THREADS=1 optim_finite [rounds=60]
 #include "cohort/optim/finite.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/rand.h>
-#include <ATen/ops/randint.h>
-#include <torch/nn.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/pooling.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/sgd.h>
 
 #include <cstdio>
 #include <cstdlib>

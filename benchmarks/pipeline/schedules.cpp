@@ -2,7 +2,10 @@
 // beside each schedule's formula. Then what a hand-over between two stages costs.
 //
 //   Run:  pipeline_schedules [MICRO_BATCHES = 8] [MILLISECONDS = 10] [STEPS = 5]
-#include <torch/torch.h>
+#include <ATen/ATen.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/types.h>
+#include <torch/utils.h>
 
 #include <cstdio>
 #include <cstdlib>

@@ -2,7 +2,8 @@
 // steps of small models with our fused optimizer and with torch::optim's; what guards and calls cost, what
 // memory a step takes, and what recording takes. Its Python peer is replay.py.
 // Run: OMP_NUM_THREADS=1 script_replay [rounds=15] [tuned]; `tuned` raises the allocator's thresholds first.
-#include <torch/torch.h>
+#include <ATen/ATen.h>
+#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <chrono>

@@ -2,6 +2,7 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "cohort/models/lenet.h"
 #include "cohort/models/resnet.h"

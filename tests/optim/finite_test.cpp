@@ -1,6 +1,7 @@
 #include "cohort/optim/finite.h"
 
 #include <gtest/gtest.h>
+#include <torch/nn/utils/clip_grad.h>
 
 #include <cmath>
 #include <functional>

@@ -1,8 +1,12 @@
 // A rank that stands still (SIGSTOP) at each collective of this module: the other's error comes in time and
 // names it.
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <cstdlib>
 #include <functional>

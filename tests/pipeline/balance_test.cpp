@@ -1,5 +1,11 @@
 #include "cohort/pipeline/balance.h"
 
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/functional.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
 #include <functional>
 #include <memory>
 #include <mutex>

@@ -1,5 +1,6 @@
 // Ten thousand steps on placements leave nothing behind: no memory, no thread.
 #include <malloc.h>
+#include <torch/nn/modules/linear.h>
 
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/parallel/placed.h"

@@ -1,5 +1,9 @@
 // What goes wrong: errors name stage and micro-batch, no thread is left, and the next step runs. What a stage
 // that is late leaves behind: timeouts_test.cpp.
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/linear.h>
+
 #include <atomic>
 #include <thread>
 

@@ -1,5 +1,10 @@
 #pragma once
 
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
 #include <atomic>
 #include <chrono>
 #include <functional>

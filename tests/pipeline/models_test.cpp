@@ -1,4 +1,6 @@
 // Our models as lists of layers, and cut into stages.
+#include <torch/utils.h>
+
 #include "cohort/core/error.h"
 #include "cohort/models/layers.h"
 #include "cohort/models/lenet.h"

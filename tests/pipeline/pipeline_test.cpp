@@ -1,6 +1,7 @@
 #include "cohort/pipeline/pipeline.h"
 
 #include <ATen/autocast_mode.h>
+#include <torch/utils.h>
 
 #include "cohort/core/error.h"
 #include "tests/pipeline/nets.h"

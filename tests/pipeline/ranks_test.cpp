@@ -1,6 +1,10 @@
 // Stages on the ranks of a group.
 #include "tests/support/ranks.h"
 
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
 #include <atomic>
 #include <thread>
 

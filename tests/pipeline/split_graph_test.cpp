@@ -2,7 +2,10 @@
 #include "cohort/pipeline/split_graph.h"
 
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/utils.h>
 
 #include <map>
 

@@ -1,4 +1,9 @@
 // Stages that change in place what they get.
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
 #include <utility>
 
 #include "cohort/core/error.h"

@@ -1,4 +1,10 @@
 // What stages and losses draw.
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
 #include <functional>
 #include <optional>
 #include <string>

@@ -1,4 +1,10 @@
 // What stages may be, and what may go between them.
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/rnn.h>
+#include <torch/utils.h>
+
 #include <functional>
 #include <memory>
 #include <optional>

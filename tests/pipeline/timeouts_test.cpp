@@ -1,5 +1,10 @@
 // A stage is held at an action until its step has timed out, at every action of every schedule. The next step
 // has the bits of a step without that one.
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>

@@ -1,8 +1,11 @@
 // Backwards of which a part is computed by C++, without an operator that the recorder sees: what they fill,
 // and operators beside them that read indices, or are not LibTorch's.
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <string>

@@ -1,6 +1,7 @@
 // Replays of forked parts that share views, and that follow each other.
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/linear.h>
 
 #include "cohort/script/fork.h"
 #include "cohort/script/script.h"

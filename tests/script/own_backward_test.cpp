@@ -1,7 +1,12 @@
 // Backwards that are the user's own, and what else only eager mode knows: replays have its numbers, or leave
 // the call to it.
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 #include "cohort/ops/operator.h"
 #include "cohort/script/script.h"

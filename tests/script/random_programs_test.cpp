@@ -1,5 +1,7 @@
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/rnn.h>
 
 #include <algorithm>
 #include <ostream>

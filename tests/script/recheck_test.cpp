@@ -1,7 +1,9 @@
 #include "cohort/script/recheck.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <atomic>

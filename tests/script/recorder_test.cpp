@@ -1,8 +1,8 @@
 #include "cohort/script/recorder.h"
 
+#include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <functional>
 #include <thread>

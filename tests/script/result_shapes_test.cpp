@@ -1,5 +1,7 @@
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/library.h>
+#include <torch/nn/utils/rnn.h>
 
 #include <map>
 #include <optional>

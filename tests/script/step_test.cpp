@@ -1,7 +1,8 @@
 #include "cohort/script/step.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/optim/sgd.h>
 
 #include "cohort/core/error.h"
 #include "cohort/optim/sgd.h"

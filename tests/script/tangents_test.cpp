@@ -1,5 +1,8 @@
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <string>

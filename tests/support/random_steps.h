@@ -1,6 +1,9 @@
 #pragma once
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/rnn.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <memory>

@@ -3,7 +3,8 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/nn.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/optim/sgd.h>
 
 #include <limits>
 #include <mutex>

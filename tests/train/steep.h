@@ -1,7 +1,9 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <torch/nn.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
 
 #include <cstdint>
 

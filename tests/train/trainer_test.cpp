@@ -4,7 +4,13 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <torch/nn.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
 
 #include <cmath>
 #include <limits>
