@@ -29,15 +29,16 @@ function(_cohort_needs_torch result)
   endforeach()
 endfunction()
 
-# _cohort_precompile_headers(): makes cohort_headers, whose precompiled header every library with LibTorch takes. ATen/ATen.h alone:
-# what more it held, each source would instantiate again, and sources that need none of it would be slower.
-function(_cohort_precompile_headers)
-  file(WRITE "${PROJECT_BINARY_DIR}/cohort_headers.cpp" "// Has a precompiled header made.\n")
-  add_library(cohort_headers STATIC "${PROJECT_BINARY_DIR}/cohort_headers.cpp")
-  set_target_properties(cohort_headers PROPERTIES POSITION_INDEPENDENT_CODE ON)
-  target_compile_features(cohort_headers PUBLIC cxx_std_20)
-  target_precompile_headers(cohort_headers PRIVATE <ATen/ATen.h>)
-  target_link_libraries(cohort_headers PRIVATE LibTorch::LibTorch Threads::Threads cohort_flags)
+# cohort_precompile(NAME FLAGS target HEADERS header...): makes the target NAME, whose precompiled header others take with
+# REUSE_FROM. Few headers: what functions in them instantiate, each source that takes them instantiates again, and an
+# empty source beside <torch/torch.h> takes 6 s of compiling, beside <torch/nn/module.h> 3 and beside <ATen/ATen.h> 2.
+function(cohort_precompile name)
+  cmake_parse_arguments(arg "" "FLAGS" "HEADERS" ${ARGN})
+  file(CONFIGURE OUTPUT "${PROJECT_BINARY_DIR}/${name}.cpp" CONTENT "// Has a precompiled header made.\n")
+  add_library(${name} STATIC "${PROJECT_BINARY_DIR}/${name}.cpp")
+  target_compile_features(${name} PUBLIC cxx_std_20)
+  target_precompile_headers(${name} PRIVATE ${arg_HEADERS})
+  target_link_libraries(${name} PRIVATE LibTorch::LibTorch Threads::Threads ${arg_FLAGS})
 endfunction()
 
 # cohort_library(NAME [TORCH] SOURCES file... [LIBS target...] [PRIVATE_LIBS target...])
@@ -112,6 +113,9 @@ function(cohort_program name)
     return()
   endif()
   target_link_libraries(${name} PRIVATE ${arg_LIBS} cohort_flags)
+  if(torch AND TARGET cohort_program_headers)
+    target_precompile_headers(${name} REUSE_FROM cohort_program_headers)
+  endif()
 endfunction()
 
 # _cohort_leave_out_torch(directory): leaves every target that links LibTorch out of `all`, those too that a module declared

@@ -1,1 +1,0 @@
-// Nothing: the target needs a source, and is there for its precompiled header.
