@@ -19,8 +19,12 @@ namespace {
 using std::chrono::milliseconds;
 
 // A late call fails at once, and the job ends this much later: the program may say more than the engine can,
-// which ranks did not come and what they were doing.
+// which ranks did not come and what they were doing. With a sanitizer it is slower to say so.
+#ifdef COHORT_IS_SANITIZED
+constexpr milliseconds kGrace(25'000);
+#else
 constexpr milliseconds kGrace(5000);
+#endif
 constexpr milliseconds kTurnTime(300);  // for the engine to end a call, unless MPI does not come back to it
 
 milliseconds time_left(core::Deadline deadline) {
