@@ -178,17 +178,17 @@ void Pending::State::compare(const Fingerprint& mine) {
 }
 
 void Pending::State::wait_until_begun() {
-  if (!beginning.valid()) return;
   // With its turn it ends by itself, and says more than that it is late.
   const core::Deadline until = deadline.later(kLateTime);
   const auto has_begun = [&] {
     return beginning.wait(deadline.later(kTurnTime)) || (has_turn && beginning.wait(until));
   };
-  if (!has_begun() && (give_up() || !beginning.wait(until))) {
-    beginning.abandon();
-    fail(std::runtime_error(kBehind));
+  if (beginning.valid()) {
+    const bool is_late = !has_begun() && (give_up() || !beginning.wait(until));
+    if (is_late && beginning.abandon()) fail(std::runtime_error(kBehind));
+    beginning.get(until);  // it is done, maybe since the last wait for it
   }
-  beginning.get(until);
+  if (step_.load() == Step::kGivenUp) fail(std::runtime_error(kBehind));  // so there is no work
 }
 
 void Pending::State::begin_message(const CallDetails& details, const Body& body) {

@@ -105,8 +105,8 @@ class Pending {
   /// Returns whether it was done before the deadline. Throws: UsageError at once where the calling thread and
   /// the other would wait for each other; not where the deadline has passed already.
   bool wait(Deadline deadline) const { return work_->wait(deadline); }
-  /// Nobody waits any more: the thread is late until this is done.
-  void abandon() const { work_->abandon(); }
+  /// Nobody waits any more: the thread is late until this is done. False where it is done: get() says how.
+  bool abandon() const { return work_->abandon(); }
   /// Returns the value, once, or throws what the function threw.
   /// Throws: TimeoutError naming the thread and what it is busy with; the function itself goes on, and the
   /// thread is late until it ends. UsageError as wait() does; the function still runs.

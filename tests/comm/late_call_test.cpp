@@ -209,6 +209,20 @@ TEST(LateCallTest, ACallThatWasGivenUpInTheQueueIsNotHandedOver) {
   EXPECT_TRUE(FakeBackend::of(group).calls().empty());
 }
 
+// The group's thread ends the call's turn just as it is given up.
+TEST(LateCallTest, ACallThatWasGivenUpFailsAlsoOnceItsTurnIsOver) {
+  const auto go = std::make_shared<std::atomic<bool>>(false);
+  const Group group = make_busy(go);
+  std::vector<at::Tensor> list{at::ones({3})};
+  const auto call = std::make_shared<Pending::State>(group.shared_state(), "all_reduce", seconds(20));
+  call->begin({.tensors = list}, [](milliseconds) { return Pending::State::Work(); });
+  ASSERT_TRUE(call->give_up());
+  *go = true;
+  ASSERT_TRUE(call->beginning.wait(core::Deadline(seconds(20))));
+  COHORT_EXPECT_THROW_WITH(call->finish(), TimeoutError,
+                           "timed out behind calls that not all ranks have made");
+}
+
 TEST(LateCallTest, AGroupDoesNotWaitForAThreadThatACallWasGivenUpBehind) {
   const auto go = std::make_shared<std::atomic<bool>>(false);
   Group group = make_busy(go);
