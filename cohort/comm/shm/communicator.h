@@ -156,8 +156,9 @@ class Communicator {
     return slots_ + (static_cast<std::size_t>(rank) * 2 + turn % 2) * kSlotBytes;
   }
   bool is_written_to() const;
-  void share_segment(core::Deadline deadline);
-  void find_cores(core::Deadline deadline);
+  void share_segment(Board& board, core::Deadline deadline);
+  void find_cores(Board& board, core::Deadline deadline);
+  void tell_not_made(Board& board, const std::string& why);
   void begin_sleep();
   void finish_sleep(std::chrono::nanoseconds timeout);
   void awake();

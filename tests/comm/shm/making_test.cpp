@@ -1,0 +1,150 @@
+// Ranks that fail, or stand still, as a group is made.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <string_view>
+#include <thread>
+
+#include "cohort/comm/shm/communicator.h"
+#include "cohort/core/error.h"
+#include "tests/comm/shm/ranks.h"
+#include "tests/support/comes_true.h"
+#include "tests/support/deadline_slack.h"
+#include "tests/support/throws.h"
+
+namespace cohort::comm::shm {
+namespace {
+
+// Each rank has come to the links, and goes on to a step and no further.
+TEST(ShmMakingTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
+  constexpr milliseconds kTime(700);
+  for (const int stopped : {0, 1}) {
+    for (const bool has_shared : {false, true}) {
+      if (stopped == 1 && has_shared) continue;  // rank 0 makes the memory
+      SCOPED_TRACE(core::concat("rank ", stopped, has_shared ? " has shared the memory" : ""));
+      MapBoard board;
+      std::atomic<bool> is_over{false};
+      std::thread other([&] {
+        const Links links(board, stopped, 2, core::Deadline(seconds(20)));
+        const std::size_t bytes = Communicator::segment_bytes(2);
+        if (has_shared) links.send(1, SharedMemory::create(bytes, false).fd(), 0);
+        EXPECT_TRUE(test::comes_true([&] { return is_over.load(); }));
+      });
+      EXPECT_TRUE(test::comes_true([&] { return board.has(core::concat("contact/", stopped)); }));
+      const core::Deadline waited(kTime);
+      COHORT_EXPECT_THROW_WITH(Communicator(board, 1 - stopped, 2, core::Deadline(kTime)), TimeoutError,
+                               core::concat("rank ", stopped));
+      EXPECT_LT(waited.elapsed(), kTime + test::deadline_slack());
+      is_over = true;
+      other.join();
+    }
+  }
+}
+
+// Rank 0 is played: it has come to the first turn, and goes no further.
+TEST(ShmMakingTest, AGroupIsMadeInOneTurn) {
+  MapBoard board;
+  std::thread other([&] {
+    const Links links(board, 0, 2, core::Deadline(seconds(20)));
+    const SharedMemory memory = SharedMemory::create(Communicator::segment_bytes(2), false);
+    // Its count of turns, and what it calls in the turns with even and with odd numbers.
+    auto* const words = reinterpret_cast<std::uint64_t*>(memory.data());
+    words[3] = Signature{.kind = Kind::kMeet}.pack();
+    words[0] = 1;
+    links.send(1, memory.fd(), 0);
+  });
+  EXPECT_NO_THROW(Communicator(board, 1, 2, core::Deadline(seconds(20))));
+  other.join();
+}
+
+/// Holds rank 0, once it has said where it is, until `is_open`.
+class HeldBoard : public MapBoard {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    MapBoard::set(key, value);
+    if (key == "contact/0") test::wait_until([this] { return is_open.load(); });
+  }
+  std::atomic<bool> is_open{false};
+};
+
+// Rank 1 is played: it has connected, and looks into the memory that all share.
+TEST(ShmMakingTest, ARankThatCannotMakeTheGroupTellsTheOthersWhy) {
+  HeldBoard board;
+  std::atomic<bool> is_over{false};
+  std::thread other([&] {
+    const Links links(board, 1, 2, core::Deadline(seconds(20)));
+    board.is_open = true;
+    EXPECT_TRUE(test::comes_true([&] { return is_over.load(); }));
+    const auto received = links.receive(0);
+    ASSERT_TRUE(received);
+    const SharedMemory memory = SharedMemory::map(received->second);
+    const std::string_view bytes(reinterpret_cast<const char*>(memory.data()), memory.size());
+    EXPECT_NE(bytes.find("ms for rank 1 of the group"), std::string_view::npos);
+  });
+  COHORT_EXPECT_THROW_WITH(Communicator(board, 0, 2, core::Deadline(milliseconds(0))), TimeoutError,
+                           "ms for rank 1 of the group");
+  is_over = true;
+  other.join();
+}
+
+/// No file, and so no memory that has no name either, may become larger while this lives.
+class NoLargeFiles {
+ public:
+  NoLargeFiles() : before_(::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &limit_);
+    rlimit small = limit_;
+    small.rlim_cur = Communicator::segment_bytes(2) - 1;
+    ::setrlimit(RLIMIT_FSIZE, &small);
+  }
+  ~NoLargeFiles() {
+    ::setrlimit(RLIMIT_FSIZE, &limit_);
+    ::signal(SIGXFSZ, before_);
+  }
+  NoLargeFiles(const NoLargeFiles&) = delete;
+  NoLargeFiles& operator=(const NoLargeFiles&) = delete;
+
+ private:
+  void (*before_)(int);
+  rlimit limit_{};
+};
+
+TEST(ShmMakingTest, ARankThatHasNoMemoryForTheGroupTellsTheOthersSo) {
+  const NoLargeFiles limited;
+  MapBoard board;
+  std::thread first([&] {
+    COHORT_EXPECT_THROW_WITH(Communicator(board, 0, 2, core::Deadline(seconds(20))), SystemError,
+                             "cannot size shared memory");
+  });
+  COHORT_EXPECT_THROW_WITH(Communicator(board, 1, 2, core::Deadline(seconds(20))), PeerError,
+                           "rank 0 gave up: [comm.shm] cannot size shared memory");
+  first.join();
+}
+
+// Each rank in turn is played. Rank 0 hands over memory of another size, and rank 1 cannot map it.
+TEST(ShmMakingTest, ARankThatCannotUseTheMemoryTellsTheOthersSo) {
+  MapBoard board;
+  std::thread first([&] {
+    const Links links(board, 0, 2, core::Deadline(seconds(20)));
+    links.send(1, SharedMemory::create(4096, false).fd(), 0);
+    EXPECT_TRUE(test::comes_true([&] { return !links.why_gone(1).empty(); }));
+    EXPECT_TRUE(board.has("not made/1")) << "it is said before the connection is closed";
+  });
+  COHORT_EXPECT_THROW_WITH(Communicator(board, 1, 2, core::Deadline(seconds(20))), CommError,
+                           "another version of this backend");
+  first.join();
+
+  MapBoard second_board;
+  std::thread second([&] {
+    const Links links(second_board, 1, 2, core::Deadline(seconds(20)));
+    EXPECT_TRUE(test::comes_true([&] { return links.receive(0).has_value(); }));
+    second_board.set("not made/1", "it cannot map that");
+  });
+  COHORT_EXPECT_THROW_WITH(Communicator(second_board, 0, 2, core::Deadline(seconds(20))), PeerError,
+                           "rank 1 gave up: it cannot map that while the group was made");
+  second.join();
+}
+
+}  // namespace
+}  // namespace cohort::comm::shm
