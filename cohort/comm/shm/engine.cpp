@@ -20,6 +20,7 @@ constexpr microseconds kSpin(50);  // each rank has a core: as long as two turns
 constexpr int kShortSpins = 64;    // ranks share cores: about a microsecond
 constexpr int kYields = 4;
 constexpr milliseconds kLook(100);  // between looks at who is gone
+constexpr int kLastLooks = 16;      // for a rank to name that has not come in time
 
 void pause() {
 #if defined(__x86_64__)
@@ -180,8 +181,9 @@ void Engine::wait(Operation& operation, core::Deadline deadline) {
       std::unique_lock lock(mutex_);
       ++waiting_;
       const auto ready = [&] { return operation.over.load() || is_free(); };
-      core::wait(changed_, lock, ready, deadline);
+      const bool is_ready = core::wait(changed_, lock, ready, deadline);
       --waiting_;
+      if (is_ready) continue;  // where it is not over, who drove has left, and nobody has looked since
     }
     if (is_last && !operation.over.load()) {
       throw TimeoutError("comm.shm", core::concat(name_of(operation), " is not over after ",
@@ -351,10 +353,14 @@ void Engine::look_for_faults() {
   if (late == nullptr) return;
   const bool is_behind = late->make != nullptr && !collectives_.empty();
   const Operation& awaited = is_behind ? *collectives_.front() : *late;
-  std::vector<int> missing = ranks_of(awaited.task.waits_for());
-  // What came while this thread stood still may be all that was needed. Else nothing has ended.
-  if (advance_all() || is_idle()) return;
-  if (missing.empty()) missing = ranks_of(awaited.task.waits_for());  // of its next turn
+  std::vector<int> missing;
+  for (int look = 0; missing.empty() && look < kLastLooks; ++look) {  // of a turn each
+    missing = ranks_of(awaited.task.waits_for());
+    // What came while this thread stood still may be all that was needed. Else nothing has ended.
+    if (advance_all() || is_idle()) return;
+    ask_others();  // the call may have come to its next turn, for which they get their time
+    if (first_late() != late) return;
+  }
   std::string what =
       core::concat(name_of(*late), ": timed out after ", to_ms(late->deadline.elapsed()), " ms: ");
   if (is_behind) what += core::concat("it comes after ", name_of(awaited), ", for which ");
