@@ -178,6 +178,7 @@ class Meeting {
     };
     if (!hear("hello")) return std::nullopt;
     peers_.begin_session(*peers_.received("hello"));
+    is_in_session_ = true;
     peers_.expect_signs(0);
     mine.word = core::random_word();
     peers_.post(key_of(options_.node_rank), text_of(mine));
@@ -195,7 +196,7 @@ class Meeting {
   // have told so between the requests for its word, which comes first, and theirs.
   std::string who_is_silent() {
     std::vector<int> missing;
-    if (peers_.received("hello")) {
+    if (is_in_session_) {  // before it, what the others have signed cannot be read
       const core::Deadline until(kLookTime);
       for (int node = 0; node < options_.nnodes; ++node) peers_.watch(key_of(node));
       const bool have_looked = peers_.look_now(until);
@@ -318,6 +319,7 @@ class Meeting {
   Peers& peers_;
   SignalInbox& signals_;
   const core::Deadline deadline_;
+  bool is_in_session_ = false;  // of a node that follows
   int signal_ = 0;
 };
 
