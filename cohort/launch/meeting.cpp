@@ -27,6 +27,7 @@ using std::chrono::seconds;
 constexpr seconds kHeardTime(5);  // for those that have come to read why there is no job
 // Behind a node's deadline: for node 0 to say who has not come, and else to look who that is.
 constexpr milliseconds kTellTime(250), kLookTime(1000);
+constexpr milliseconds kSameSignalTime(100);  // Slurm sends one that it was asked for twice
 
 [[noreturn]] void fail(const std::string& what, const std::string& hint) {
   throw RendezvousError("launch.run", what, hint);
@@ -265,12 +266,16 @@ class Meeting {
     }
   }
 
-  // Whether a signal has come that ends the meeting: the first one is the reason.
+  // Whether a signal has come that ends the meeting, or the wait behind it: the first one is the reason.
   bool take_signal() {
     while (const int number = signals_.take()) {
       if (number == SIGTSTP) ::raise(SIGSTOP);
       if (number == SIGUSR1 || number == SIGUSR2 || number == SIGTSTP) continue;
-      if (signal_ == 0) signal_ = number;
+      if (number == signal_ && !same_until_.expired()) continue;
+      if (signal_ == 0) {
+        signal_ = number;
+        same_until_ = core::Deadline(kSameSignalTime);
+      }
       return true;
     }
     return false;
@@ -321,6 +326,7 @@ class Meeting {
   const core::Deadline deadline_;
   bool is_in_session_ = false;  // of a node that follows
   int signal_ = 0;
+  core::Deadline same_until_ = core::Deadline::never();  // it is one signal when it comes again
 };
 
 }  // namespace

@@ -103,8 +103,16 @@ struct Peers::State {
   void read_watched();
   void give_and_read_signs();
   void lose(const std::string& why);
+  Clock::duration silence();
   void ring() { write_all(wake.write.get(), "."); }
 };
+
+// Of the board; under the mutex.
+Clock::duration Peers::State::silence() {
+  if (done || !is_asking) return Clock::duration::zero();
+  answer.look(options.now(), most_step);
+  return answer.time();
+}
 
 void Peers::State::lose(const std::string& why) {
   const std::lock_guard lock(mutex);
@@ -242,9 +250,8 @@ Peers::~Peers() {
   state_->stop = true;
   state_->changed.notify_all();
   // A store that has been silent is not given all that time once more.
-  state_->answer.look(state_->options.now(), state_->most_step);
-  const Clock::duration silent = state_->is_asking ? state_->answer.time() : Clock::duration::zero();
-  const core::Deadline until(std::max<Clock::duration>(kLastWordsTime, state_->last_words_time - silent));
+  const core::Deadline until(
+      std::max<Clock::duration>(kLastWordsTime, state_->last_words_time - state_->silence()));
   const bool done = core::wait(state_->changed, lock, [&] { return state_->done; }, until);
   lock.unlock();
   if (done) {
@@ -295,16 +302,15 @@ std::vector<std::string> Peers::refused() const {
 
 std::string Peers::lost() const {
   const std::lock_guard lock(state_->mutex);
-  if (!state_->lost.empty() || state_->done || !state_->is_asking) return state_->lost;
-  state_->answer.look(state_->options.now(), state_->most_step);
-  const Clock::duration silent = state_->answer.time();
+  if (!state_->lost.empty()) return state_->lost;
+  const Clock::duration silent = state_->silence();
   if (silent <= state_->patience) return "";
   return concat("the store that node 0 keeps has not answered for ", in_seconds(silent), " s");
 }
 
 bool Peers::is_lost(int node) const {
   const std::lock_guard lock(state_->mutex);
-  return state_->done || state_->lost_nodes.contains(node);
+  return state_->done || state_->silence() > state_->patience || state_->lost_nodes.contains(node);
 }
 
 void Peers::set_last_words_time(std::chrono::milliseconds time) {

@@ -65,7 +65,7 @@ class Peers {
   std::vector<std::string> refused() const;
   /// Who is lost, and why; empty as long as all are there. Called every half keep_alive_interval at least.
   std::string lost() const;
-  /// Whether that node's signs stay away; every node's where this one has lost the board.
+  /// Whether that node's signs stay away; every node's where this one has lost the board, or it is silent.
   bool is_lost(int node) const;
   /// From now on its end waits as long for what was posted, less the time for which the store is silent.
   void set_last_words_time(std::chrono::milliseconds time);

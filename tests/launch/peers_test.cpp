@@ -336,6 +336,7 @@ TEST(PeersTest, ABoardThatBreaksOrHangsIsLost) {
   second.begin_session("this");
   EXPECT_TRUE(comes_true([&] { return !second.lost().empty(); }));
   EXPECT_EQ(second.lost().find("the store that node 0 keeps has not answered for"), 0u) << second.lost();
+  EXPECT_TRUE(second.is_lost(0)) << "nobody is reached";
 }
 
 }  // namespace
