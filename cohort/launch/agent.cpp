@@ -150,8 +150,7 @@ void Agent::supervise(Team& team) {
 void Agent::heed_signals(Team* team) {
   while (const int number = signals_.take()) {
     if (number == SIGUSR1 || number == SIGUSR2) {
-      const std::string what = team == nullptr ? "" : team->notify(number);
-      if (!what.empty()) say(core::LogLevel::kWarning, what);
+      if (team != nullptr) notify(*team, number);
     } else if (number == SIGTSTP) {
       if (team != nullptr) team->pause();
       ::raise(SIGSTOP);
@@ -163,6 +162,14 @@ void Agent::heed_signals(Team* team) {
       stop_by_signal(team, number);
     }
   }
+}
+
+// All threads of the ranks are looked at, and there may be thousands.
+void Agent::notify(Team& team, int number) {
+  if (peers_ != nullptr) peers_->busy_until(core::Deadline(kStartTime));
+  const std::string what = team.notify(number);
+  if (peers_ != nullptr) peers_->news();
+  if (!what.empty()) say(core::LogLevel::kWarning, what);
 }
 
 void Agent::stop_by_signal(Team* team, int number) {

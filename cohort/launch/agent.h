@@ -44,6 +44,7 @@ class Agent {
   AttemptReport attempt(int number);
   void supervise(Team& team);
   void heed_signals(Team* team);
+  void notify(Team& team, int number);
   void heed_peers(Team& team);
   void stop_by_signal(Team* team, int number);
   void stop_by_failure(Team& team);

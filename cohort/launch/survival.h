@@ -21,12 +21,13 @@ SignalFate look_at(pid_t process, int signal);
 
 /// For each process, whether it handles or ignores the signal, or each of its threads has it blocked, as for
 /// sigwait() and signalfd(), so that it does not die of it. False where /proc does not say.
-/// Blocking: up to 0.1 s in all where processes have the signal blocked, and the time that the looks take.
+/// Blocking: 0.1 s in all where processes have the signal blocked, and the time that the looks take: a
+/// second, or that of four looks at each process where these take longer.
 std::vector<bool> survives(const std::vector<pid_t>& processes, int signal);
 
 /// The same for `count` processes: `look` takes one look at the process of that number, and `pause` passes
-/// the time between two rounds of looks.
+/// the time between two rounds of looks. Once it says that no time is left, four rounds are enough.
 std::vector<bool> survives(std::size_t count, const std::function<SignalFate(std::size_t)>& look,
-                           const std::function<void()>& pause);
+                           const std::function<bool()>& pause);
 
 }  // namespace cohort::launch
