@@ -117,8 +117,9 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
     changed_.notify_all();
     if (!core::wait(changed_, lock, [this] { return !serving_; }, core::Deadline(end_time()))) {
       lock.unlock();
-      core::log_warning(
-          "the store of the job does not answer; the watch for desynchronisation is left behind");
+      core::log_warning(core::concat("the store of the job, or a rank that was asked, has not answered in ",
+                                     end_time().count(),
+                                     " ms; the watch for desynchronisation is left behind"));
     }
   }
 
@@ -206,7 +207,10 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
   }
 
   // This process may keep the store that the one who asks needs, and that one may have begun a moment later.
+  // Calls that fail together wait for one table, and once.
   void wait_for_table_of(std::int64_t round) {
+    if (round <= awaited_round_) return;
+    awaited_round_ = round;
     core::poll_until([&] { return store_->check({key("table", round)}); }, core::Deadline(table_time()));
   }
 
@@ -262,7 +266,8 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
   bool failed_ = false;
   int failures_ = 0;  // whose tables are to come
   std::atomic<bool> stopping_{false}, lost_{false}, signals_ended_{false};
-  std::int64_t round_ = 0;  // of questions; the store's thread alone
+  std::int64_t round_ = 0;           // of questions; the store's thread alone, as below
+  std::int64_t awaited_round_ = -1;  // the last one whose table was waited for
   Clock::time_point failure_asked_ = Clock::now() - 2 * kRepeat;
 };
 

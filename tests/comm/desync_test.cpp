@@ -8,7 +8,9 @@
 #include <thread>
 
 #include "cohort/comm/report.h"
+#include "cohort/comm/state.h"
 #include "cohort/core/error.h"
+#include "cohort/core/log.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/messages.h"
@@ -209,6 +211,21 @@ TEST(DesyncTest, ARankThatDoesNotLeaveHoldsUpTheOneThatKeepsTheStoreForASecond) 
     EXPECT_LT(waited.elapsed(), seconds(1) + test::deadline_slack());
     has_left = true;
   });
+}
+
+// Rank 1 asked as it failed, and is gone before it has made the table.
+TEST(DesyncTest, CallsThatFailTogetherWaitOnceForTheTable) {
+  std::string lines;
+  core::set_log_sink([&](core::LogLevel, std::string_view line) { lines += std::string(line) + "\n"; });
+  {
+    const Group group = make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake", seconds(20));
+    const auto state = group.shared_state();
+    const auto watch = watch_for_desync(group, 0);
+    state->store->set("desync/asked/0", "rank 1: it failed");
+    for (int i = 0; i < 4; ++i) state->family->watch()->failed("a call of rank 0");
+  }
+  core::set_log_sink({});
+  EXPECT_EQ(lines.find("left behind"), std::string::npos) << lines;
 }
 
 TEST(DesyncTest, OneWatchAtATime) {
