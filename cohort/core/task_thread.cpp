@@ -48,7 +48,8 @@ struct Shared {
   std::atomic<int> queued{0};
   std::atomic<bool> stopping{false};  // changes under mutex
   std::atomic<bool> shares_cores{false};
-  std::atomic<int> num_late{0};  // functions that are abandoned and not done
+  std::atomic<int> num_late{0};       // functions that are abandoned and not done
+  std::atomic<bool> is_stuck{false};  // the one that runs is
   std::atomic<const char*> current{nullptr};
   // What the thread waits for within what it runs; under waiting_mutex().
   const Work* waits_for = nullptr;
@@ -165,6 +166,7 @@ bool Work::abandon() {
   const std::lock_guard lock(mutex_);
   if (done()) return false;
   if (!std::exchange(is_abandoned_, true)) ++thread_->num_late;
+  if (is_running_) thread_->is_stuck = true;
   return true;
 }
 
@@ -183,6 +185,11 @@ void Work::wait_or_throw(Deadline deadline) {
 
 void Work::run() noexcept {
   std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    is_running_ = true;
+    if (is_abandoned_) thread_->is_stuck = true;
+  }
   try {
     const TimelineScope scope(what_);
     execute();
@@ -198,6 +205,7 @@ void Work::finish(std::exception_ptr error) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (is_abandoned_) --thread_->num_late;
+    if (is_running_) thread_->is_stuck = false;
     done_.store(true, std::memory_order_release);
   }
   finished_.notify_all();
@@ -299,6 +307,9 @@ bool TaskThread::shares_cores() const {
 }
 bool TaskThread::is_late() const {
   return shared_->num_late > 0;
+}
+bool TaskThread::is_stuck() const {
+  return shared_->is_stuck;
 }
 
 void TaskThread::post(std::shared_ptr<task_detail::Work> work) {

@@ -56,8 +56,9 @@ class Work {
   std::atomic<bool> done_{false};
   std::mutex mutex_;
   std::condition_variable finished_;
-  std::exception_ptr error_;   // written before done_
-  bool is_abandoned_ = false;  // under mutex_
+  std::exception_ptr error_;  // written before done_
+  bool is_running_ = false;   // under mutex_, as below
+  bool is_abandoned_ = false;
 };
 
 template <typename T>
@@ -160,6 +161,9 @@ class TaskThread {
   /// Whether there is a function, begun or not, that it has not ended and that nobody waits for any more: a
   /// get() timed out, or it was abandoned.
   bool is_late() const;
+  /// Whether nobody waits any more for the function that it runs. One that is late and not stuck has somebody
+  /// who waits for what it runs now.
+  bool is_stuck() const;
   /// Runs what was given, then ends. A thread that is still busy when `patience` is over is left behind: it
   /// ends after the function that it is in, and what waits behind that fails. Returns whether it has ended.
   bool stop(std::chrono::milliseconds patience);

@@ -127,7 +127,7 @@ std::shared_ptr<core::TaskThread> PlacementWorker::thread() {
   std::shared_ptr<core::TaskThread> late, now;
   {
     const std::lock_guard lock(mutex_);
-    if (thread_->is_late()) late = std::exchange(thread_, start());
+    if (thread_->is_stuck()) late = std::exchange(thread_, start());
     now = thread_;
   }
   if (late) {  // without the lock: this destroys functions that the thread has not begun

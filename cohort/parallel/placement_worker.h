@@ -73,8 +73,8 @@ class PlacementWorker {
   bool is_current() const;
 
   /// Has the thread run `fn` after all that it was given before; `what`, a literal or interned, names it in
-  /// the timeline and in messages. A thread that let a deadline pass, and is still busy, is left behind: this
-  /// starts a new one.
+  /// the timeline and in messages. A thread that is still busy with a function whose deadline has passed is
+  /// left behind: this starts a new one.
   template <typename Fn>
   core::Pending<std::invoke_result_t<Fn&>> submit(const char* what, Fn fn) {
     return thread()->submit(what,

@@ -137,6 +137,34 @@ TEST(TaskThreadTest, IsLateWhileAFunctionIsThatWasGivenUpWhateverElseEnds) {
   }
 }
 
+TEST(TaskThreadTest, IsStuckInAFunctionThatWasGivenUpAndNotBehindOne) {
+  test::Gate entered, gate, entered_again, second_gate;
+  TaskThread thread({.name = "t"});
+  auto first = thread.submit("first", [&] {
+    entered.open();
+    gate.wait();
+  });
+  auto second = thread.submit("second", [&] {
+    entered_again.open();
+    second_gate.wait();
+  });
+  entered.wait();
+  EXPECT_TRUE(second.abandon());
+  EXPECT_TRUE(thread.is_late());
+  EXPECT_FALSE(thread.is_stuck()) << "the first one is waited for";
+  EXPECT_TRUE(first.abandon());
+  EXPECT_TRUE(thread.is_stuck());
+  gate.open();
+  ASSERT_TRUE(first.wait(patience()));
+  entered_again.wait();
+  EXPECT_TRUE(thread.is_stuck()) << "the second one runs";
+  second_gate.open();
+  ASSERT_TRUE(second.wait(patience()));
+  EXPECT_FALSE(thread.is_stuck());
+  EXPECT_FALSE(second.abandon()) << "it is done";
+  EXPECT_FALSE(thread.is_stuck());
+}
+
 TEST(TaskThreadTest, AWaiterLooksNoLongerThanItsDeadline) {
   const auto gate = std::make_shared<test::Gate>();
   TaskThread thread({.name = "t", .spin = 60s});

@@ -160,6 +160,20 @@ TEST(PlacementWorkerTest, AThreadThatIsStuckIsReplaced) {
   stuck.get(patience());
 }
 
+TEST(PlacementWorkerTest, AThreadIsKeptWhereSomebodyWaitsForWhatItRuns) {
+  const auto gate = std::make_shared<test::Gate>();
+  const auto worker = PlacementWorker::of(Placement::parse("cpu:0/kept"));
+  const auto id = [] { return std::this_thread::get_id(); };
+  auto first = worker->submit("first", [gate, id] {
+    gate->wait();
+    return id();
+  });
+  EXPECT_THROW(worker->submit("impatient", [] {}).get(Deadline(1ms)), TimeoutError);
+  auto last = worker->submit("last", id);
+  gate->open();
+  EXPECT_EQ(first.get(patience()), last.get(patience()));
+}
+
 TEST(PlacementWorkerTest, ErrorsComeBack) {
   const auto worker = PlacementWorker::of(Placement::parse("cpu:0"));
   COHORT_EXPECT_THROW_WITH(worker->run("bad", []() -> int { throw DataError("test", "no"); }), DataError,
