@@ -123,19 +123,24 @@ bool PlacementWorker::is_current() const {
   return thread_->is_current();
 }
 
-std::shared_ptr<core::TaskThread> PlacementWorker::thread() {
-  std::shared_ptr<core::TaskThread> late, now;
-  {
-    const std::lock_guard lock(mutex_);
-    if (thread_->is_stuck()) late = std::exchange(thread_, start());
-    now = thread_;
-  }
-  if (late) {  // without the lock: this destroys functions that the thread has not begun
-    late->stop(std::chrono::milliseconds(0));
+// Returns with the lock, under which no other caller replaces the thread. A start may take long, and a stop
+// destroys functions that the thread has not begun: both are made without it.
+std::unique_lock<std::mutex> PlacementWorker::replace_if_stuck() {
+  std::unique_lock lock(mutex_);
+  while (thread_->is_stuck()) {
+    const std::shared_ptr<core::TaskThread> stuck = thread_;
+    lock.unlock();
+    std::shared_ptr<core::TaskThread> next = start();
+    lock.lock();
+    if (thread_ != stuck || !stuck->is_stuck()) continue;  // it came back, or another caller was first
+    thread_ = std::move(next);
+    lock.unlock();
+    stuck->stop(std::chrono::milliseconds(0));
     core::log_warning(core::concat("placement ", placement_.name,
                                    " gets a new thread: the one that it had is stuck in what it was given"));
+    lock.lock();
   }
-  return now;
+  return lock;
 }
 
 }  // namespace cohort::parallel

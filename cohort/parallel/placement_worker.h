@@ -58,7 +58,7 @@ class CallerState {
 /// A function finds the gradient mode, inference mode, autocast state, core::RandomScope and streams of
 /// whoever gave it, as they were then. A graph that it makes goes back on the thread that calls backward:
 /// parallel/cut.h changes that. Threads: any.
-class PlacementWorker {
+class PlacementWorker : public std::enable_shared_from_this<PlacementWorker> {
  public:
   /// Returns the worker of this placement: one in a process for each name, for as long as anybody has it.
   /// Loads LibTorch's CUDA part where the placement needs it. Says once when two placements share a core.
@@ -77,11 +77,13 @@ class PlacementWorker {
   /// left behind: this starts a new one.
   template <typename Fn>
   core::Pending<std::invoke_result_t<Fn&>> submit(const char* what, Fn fn) {
-    return thread()->submit(what,
-                            [state = placement_detail::CallerState(device_), fn = std::move(fn)]() mutable {
-                              const placement_detail::CallerState::Scope scope(state);
-                              return fn();
-                            });
+    auto function = [state = placement_detail::CallerState(device_), fn = std::move(fn)]() mutable {
+      const placement_detail::CallerState::Scope scope(state);
+      return fn();
+    };
+    const auto self = shared_from_this();  // the function may hold the last reference, and end at once
+    const auto lock = replace_if_stuck();
+    return thread_->submit(what, std::move(function));
   }
   /// Returns fn(), run on the thread; on that thread itself, a plain call.
   /// Throws: what fn threw; TimeoutError naming the placement.
@@ -95,7 +97,7 @@ class PlacementWorker {
  private:
   explicit PlacementWorker(const core::Placement& placement);
   std::shared_ptr<core::TaskThread> start() const;
-  std::shared_ptr<core::TaskThread> thread();
+  std::unique_lock<std::mutex> replace_if_stuck();
 
   core::Placement placement_;
   c10::Device device_;

@@ -6,6 +6,7 @@
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <list>
 #include <optional>
 #include <string>
@@ -158,6 +159,38 @@ TEST(PlacementWorkerTest, AThreadThatIsStuckIsReplaced) {
   EXPECT_EQ(worker->run("threads", [] { return at::get_num_threads(); }), 1);
   gate->open();
   stuck.get(patience());
+}
+
+// A function that calls `moved` as it is taken.
+struct WhileMoved {
+  explicit WhileMoved(std::function<void()> fn) : moved(std::move(fn)) {}
+  WhileMoved(WhileMoved&& other) : moved(std::exchange(other.moved, nullptr)) {
+    if (moved) std::exchange(moved, nullptr)();
+  }
+  int operator()() { return 9; }
+  std::function<void()> moved;
+};
+
+TEST(PlacementWorkerTest, AThreadThatIsReplacedUnderACallerIsNotItsThread) {
+  const auto gate = std::make_shared<test::Gate>();
+  const auto worker = PlacementWorker::of(Placement::parse("cpu:0/replaced"));
+  auto pending = worker->submit("called", WhileMoved([&] {
+                                  auto stuck = worker->submit("stuck", [gate] { gate->wait(); });
+                                  EXPECT_THROW(stuck.get(Deadline(1ms)), TimeoutError);
+                                  EXPECT_EQ(worker->run("another call", [] { return 7; }),
+                                            7);  // and this one replaces it
+                                }));
+  EXPECT_EQ(pending.get(patience()), 9);
+  gate->open();
+}
+
+TEST(PlacementWorkerTest, AFunctionMayHoldTheLastReferenceToItsWorker) {
+  for (int round = 0; round < 200; ++round) {
+    auto worker = PlacementWorker::of(Placement::parse("cpu:0/last"));
+    PlacementWorker& reference = *worker;
+    auto pending = reference.submit("last", [worker = std::move(worker)] { return 1; });
+    ASSERT_EQ(pending.get(patience()), 1);
+  }
 }
 
 TEST(PlacementWorkerTest, AThreadIsKeptWhereSomebodyWaitsForWhatItRuns) {
