@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -139,11 +140,25 @@ TEST(SignalsDeathTest, SecondSignalEndsTheProcessWithItsStatus) {
   EXPECT_EXIT(interrupt_twice(SIGINT, SIGTERM), ::testing::ExitedWithCode(143), "");
 }
 
+// In a process of its own: one that a busy machine stops for 0.1 s in between has two requests, and ends.
 TEST(SignalsTest, TheSameSignalDeliveredTwiceAtOnceIsOneRequest) {
-  const TrainingSignals signals;
-  std::raise(SIGTERM);
-  std::raise(SIGTERM);  // would end this process
-  EXPECT_EQ(signals.stop_signal(), SIGTERM);
+  bool is_one = false;
+  for (int tries = 0; !is_one && tries < 10; ++tries) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      const TrainingSignals signals;
+      std::raise(SIGTERM);
+      std::raise(SIGTERM);
+      ::_exit(signals.stop_signal() == SIGTERM ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status));
+    is_one = WEXITSTATUS(status) == 0;
+    ASSERT_TRUE(is_one || WEXITSTATUS(status) == 128 + SIGTERM) << WEXITSTATUS(status);
+  }
+  EXPECT_TRUE(is_one);
 }
 
 }  // namespace

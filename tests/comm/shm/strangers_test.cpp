@@ -1,6 +1,7 @@
 // Who comes to the sockets of a group, and who does not.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -190,18 +191,25 @@ TEST(ShmStrangersTest, SignalsDoNotCutShortTheLookWhetherAPeerHasDied) {
   MapBoard board;
   const BusyListener busy(board, 1);
   std::unique_ptr<Links> links;
-  std::thread first([&] { links = std::make_unique<Links>(board, 0, 2, core::Deadline(seconds(20))); });
+  std::thread first(
+      [&] { EXPECT_NO_THROW(links = std::make_unique<Links>(board, 0, 2, core::Deadline(seconds(20)))); });
   const Contact mine = contact_of(board, 0);
   const std::string words = mine.token + " 1";
   const pid_t peer = ::fork();
   if (peer == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     {
       const core::Fd fd = connect_to(mine.address);
       if (::send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL) < 0) ::_exit(1);
     }
     for (;;) ::pause();  // its connection is closed, and it lives
   }
+  const auto end_peer = [&] {
+    ::kill(peer, SIGKILL);
+    ::waitpid(peer, nullptr, 0);
+  };
   first.join();
+  if (links == nullptr) return end_peer();
   const std::string closed = core::concat("closed its connection (process ", peer, ")");
   EXPECT_TRUE(test::comes_true([&] { return links->why_gone(1) == closed; }));
   {
@@ -210,8 +218,7 @@ TEST(ShmStrangersTest, SignalsDoNotCutShortTheLookWhetherAPeerHasDied) {
     EXPECT_EQ(links->why_gone(1), closed);
     EXPECT_GE(waited.elapsed(), milliseconds(100));
   }
-  ::kill(peer, SIGKILL);
-  ::waitpid(peer, nullptr, 0);
+  end_peer();
   EXPECT_EQ(links->why_gone(1), core::concat("died (process ", peer, ")"));
 }
 
