@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
@@ -155,13 +156,24 @@ void Agent::heed_signals(Team* team) {
       if (team != nullptr) team->pause();
       ::raise(SIGSTOP);
       if (team != nullptr) team->resume();
-    } else if (signal_ != 0) {
-      hurry_ = true;
     } else {
-      if (peers_ != nullptr) peers_->post("signal", std::to_string(number));
-      stop_by_signal(team, number);
+      heed_stop(team, number);
     }
   }
+}
+
+// One request may come several times: a batch system sends it twice, and to each node, which may have heard
+// of it from another node before.
+void Agent::heed_stop(Team* team, int number) {
+  const bool is_same = number == signal_ && (!was_signalled_ || !same_until_.expired());
+  if (signal_ == 0) {
+    if (peers_ != nullptr) peers_->post("signal", std::to_string(number));
+    stop_by_signal(team, number);
+  } else if (!is_same) {
+    hurry_ = true;
+  }
+  // Counted from here, as the ranks are told meanwhile, which may take long.
+  if (!std::exchange(was_signalled_, true)) same_until_ = core::Deadline(kSameSignalTime);
 }
 
 // All threads of the ranks are looked at, and there may be thousands.

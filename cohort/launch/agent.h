@@ -44,6 +44,7 @@ class Agent {
   AttemptReport attempt(int number);
   void supervise(Team& team);
   void heed_signals(Team* team);
+  void heed_stop(Team* team, int number);
   void notify(Team& team, int number);
   void heed_peers(Team& team);
   void stop_by_signal(Team* team, int number);
@@ -68,9 +69,11 @@ class Agent {
   Peers* peers_;
   Display display_;
   Console& console_ = display_.console;
-  int signal_ = 0;       // the one that asked to stop
-  bool hurry_ = false;   // a second one came
-  bool ending_ = false;  // ranks of this attempt know that they are to end
+  int signal_ = 0;                                       // the one that asked to stop
+  bool hurry_ = false;                                   // a second one came
+  bool was_signalled_ = false;                           // this process itself, to stop
+  core::Deadline same_until_ = core::Deadline::never();  // until then it is one signal when it comes again
+  bool ending_ = false;                                  // ranks of this attempt know that they are to end
   core::Deadline grace_ = core::Deadline::never();
 };
 

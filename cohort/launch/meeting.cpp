@@ -27,7 +27,6 @@ using std::chrono::seconds;
 constexpr seconds kHeardTime(5);  // for those that have come to read why there is no job
 // Behind a node's deadline: for node 0 to say who has not come, and else to look who that is.
 constexpr milliseconds kTellTime(250), kLookTime(1000);
-constexpr milliseconds kSameSignalTime(100);  // Slurm sends one that it was asked for twice
 
 [[noreturn]] void fail(const std::string& what, const std::string& hint) {
   throw RendezvousError("launch.run", what, hint);

@@ -10,6 +10,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/secret.h"
+#include "cohort/core/wait.h"
 #include "tests/cli/job.h"
 #include "tests/cli/program.h"
 #include "tests/support/environment.h"
@@ -209,6 +210,24 @@ TEST_F(RunTest, ASignalToOneNodeReachesAll) {
   EXPECT_EQ(second.wait(), 143);
   EXPECT_EQ(read_file(dir / "0"), "got\n");
   EXPECT_EQ(read_file(dir / "1"), "got\n");
+}
+
+TEST_F(RunTest, ASignalThatEachNodeGetsLetsRanksEnd) {
+  const std::string port = std::to_string(free_port());
+  const std::string script =
+      "trap 'touch heard$RANK; while [ ! -e go ]; do sleep 0.02; done; echo saved >> $RANK; exit 143' TERM; "
+      "touch ready$RANK; while :; do sleep 0.02; done";
+  Job first = node(0, port, script), second = node(1, port, script);
+  ASSERT_TRUE(comes(dir / "ready0") && comes(dir / "ready1"));
+  second.worker().signal(SIGTERM);
+  ASSERT_TRUE(comes(dir / "heard0")) << "of the other node";
+  first.worker().signal(SIGTERM);
+  core::sleep(std::chrono::milliseconds(300), core::Deadline::never());  // long enough to kill ranks in
+  write_file(dir / "go", "");
+  EXPECT_EQ(first.wait(), 143);
+  EXPECT_EQ(second.wait(), 143);
+  EXPECT_EQ(read_file(dir / "0"), "saved\n");
+  EXPECT_EQ(read_file(dir / "1"), "saved\n");
 }
 
 TEST_F(RunTest, ASignalThatOneNodeAloneHandlesReachesAll) {
