@@ -58,6 +58,7 @@ struct Shared {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::shared_ptr<Work>> queue;  // under mutex, as all below
+  std::weak_ptr<Work> taken;                // last
   bool given_up = false;
   bool running = true;
 };
@@ -219,6 +220,7 @@ std::shared_ptr<Work> Shared::take() {
   if (given_up || queue.empty()) return nullptr;
   std::shared_ptr<Work> work = std::move(queue.front());
   queue.pop_front();
+  taken = work;
   queued.fetch_sub(1, std::memory_order_release);
   return work;
 }
@@ -309,7 +311,15 @@ bool TaskThread::is_late() const {
   return shared_->num_late > 0;
 }
 bool TaskThread::is_stuck() const {
-  return shared_->is_stuck;
+  if (shared_->is_stuck) return true;
+  if (shared_->num_late == 0) return false;
+  // Somebody gave up behind a function whose Pending is gone: nobody can give that one up.
+  std::shared_ptr<task_detail::Work> work;  // destroyed without the lock
+  {
+    const std::lock_guard lock(shared_->mutex);
+    work = shared_->taken.lock();
+  }
+  return work && work.use_count() == 2 && !work->done();
 }
 
 void TaskThread::post(std::shared_ptr<task_detail::Work> work) {

@@ -132,12 +132,16 @@ std::unique_lock<std::mutex> PlacementWorker::replace_if_stuck() {
     lock.unlock();
     std::shared_ptr<core::TaskThread> next = start();
     lock.lock();
-    if (thread_ != stuck || !stuck->is_stuck()) continue;  // it came back, or another caller was first
-    thread_ = std::move(next);
+    const bool is_needed = thread_ == stuck && stuck->is_stuck();  // else it came back, or another was first
+    if (is_needed) std::swap(thread_, next);
     lock.unlock();
-    stuck->stop(std::chrono::milliseconds(0));
-    core::log_warning(core::concat("placement ", placement_.name,
-                                   " gets a new thread: the one that it had is stuck in what it was given"));
+    if (is_needed) {
+      stuck->stop(std::chrono::milliseconds(0));
+      core::log_warning(
+          core::concat("placement ", placement_.name,
+                       " gets a new thread: the one that it had is stuck in what it was given"));
+    }
+    next.reset();
     lock.lock();
   }
   return lock;

@@ -165,6 +165,25 @@ TEST(TaskThreadTest, IsStuckInAFunctionThatWasGivenUpAndNotBehindOne) {
   EXPECT_FALSE(thread.is_stuck());
 }
 
+TEST(TaskThreadTest, IsStuckInAFunctionThatNobodyWaitsForOnceAnotherIsGivenUpBehindIt) {
+  test::Gate entered, gate;
+  TaskThread thread({.name = "t"});
+  // Its Pending is gone at once, and cannot give it up.
+  static_cast<void>(thread.submit("dropped", [&] {
+    entered.open();
+    gate.wait();
+  }));
+  entered.wait();
+  EXPECT_FALSE(thread.is_stuck()) << "nobody has waited in vain";
+  auto behind = thread.submit("behind", [] {});
+  EXPECT_FALSE(thread.is_stuck());
+  EXPECT_TRUE(behind.abandon());
+  EXPECT_TRUE(thread.is_stuck());
+  gate.open();
+  ASSERT_TRUE(behind.wait(patience()));
+  EXPECT_FALSE(thread.is_stuck());
+}
+
 TEST(TaskThreadTest, AWaiterLooksNoLongerThanItsDeadline) {
   const auto gate = std::make_shared<test::Gate>();
   TaskThread thread({.name = "t", .spin = 60s});

@@ -315,15 +315,18 @@ TEST(CutTest, ErrorsNameThePart) {
 }
 
 TEST(CutTest, APartThatHangsIsNamedAndTheNextStepRuns) {
-  const auto gate = std::make_shared<test::Gate>();
+  const auto gate = std::make_shared<test::Gate>(), entered = std::make_shared<test::Gate>();
   std::vector<Part> parts;
-  parts.push_back({PartName("replica 1"), worker_of("cpu:0"), {input_of()}, [gate](const Tensors& in) {
-                     gate->wait();
-                     return in;
-                   }});
+  parts.push_back(
+      {PartName("replica 1"), worker_of("cpu:0"), {input_of()}, [gate, entered](const Tensors& in) {
+         entered->open();
+         gate->wait();
+         return in;
+       }});
   const auto worker = parts.front().worker;
   COHORT_EXPECT_THROW_WITH(run_parts(std::move(parts), {.timeout = 5ms}), TimeoutError,
                            "for replica 1 forward on thread cpu:0");
+  entered->wait();  // before it nothing is stuck
   nn::Sequential net = make_net();
   EXPECT_TRUE(at::equal(run(worker, net, input_of()), net->forward(input_of())));
   gate->open();

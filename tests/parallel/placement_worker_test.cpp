@@ -172,10 +172,14 @@ struct WhileMoved {
 };
 
 TEST(PlacementWorkerTest, AThreadThatIsReplacedUnderACallerIsNotItsThread) {
-  const auto gate = std::make_shared<test::Gate>();
+  const auto gate = std::make_shared<test::Gate>(), entered = std::make_shared<test::Gate>();
   const auto worker = PlacementWorker::of(Placement::parse("cpu:0/replaced"));
   auto pending = worker->submit("called", WhileMoved([&] {
-                                  auto stuck = worker->submit("stuck", [gate] { gate->wait(); });
+                                  auto stuck = worker->submit("stuck", [gate, entered] {
+                                    entered->open();
+                                    gate->wait();
+                                  });
+                                  entered->wait();
                                   EXPECT_THROW(stuck.get(Deadline(1ms)), TimeoutError);
                                   EXPECT_EQ(worker->run("another call", [] { return 7; }),
                                             7);  // and this one replaces it
