@@ -117,9 +117,9 @@ class DesyncWatch::Watcher : public Watch, public std::enable_shared_from_this<W
     changed_.notify_all();
     if (!core::wait(changed_, lock, [this] { return !serving_; }, core::Deadline(end_time()))) {
       lock.unlock();
-      core::log_warning(core::concat("the store of the job, or a rank that was asked, has not answered in ",
-                                     end_time().count(),
-                                     " ms; the watch for desynchronisation is left behind"));
+      core::log_warning(
+          core::concat("the store of the job, or the rank that asked for a table, has not answered in ",
+                       end_time().count(), " ms; the watch for desynchronisation is left behind"));
     }
   }
 

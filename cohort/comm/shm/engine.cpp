@@ -355,16 +355,16 @@ void Engine::look_for_faults() {
   const Operation& awaited = is_behind ? *collectives_.front() : *late;
   std::vector<int> missing;
   for (int look = 0; missing.empty() && look < kLastLooks; ++look) {  // of a turn each
-    missing = ranks_of(awaited.task.waits_for());
     // What came while this thread stood still may be all that was needed. Else nothing has ended.
     if (advance_all() || is_idle()) return;
-    ask_others();  // the call may have come to its next turn, for which they get their time
+    ask_others();  // the call may have come to its next turn: they get their time, unless they had it before
     if (first_late() != late) return;
+    missing = ranks_of(awaited.task.waits_for());
   }
   std::string what =
       core::concat(name_of(*late), ": timed out after ", to_ms(late->deadline.elapsed()), " ms: ");
   if (is_behind) what += core::concat("it comes after ", name_of(awaited), ", for which ");
-  what += not_come(missing);
+  what += missing.empty() ? "it is under way, and no rank is waited for" : not_come(missing);
   fail_all(std::make_exception_ptr(MissingRanks<TimeoutError>(missing, "comm.shm", what)), what);
 }
 
