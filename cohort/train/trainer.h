@@ -74,10 +74,11 @@ struct TrainerOptions {
 ///     Trainer trainer(TrainerOptions().epochs(8).run_dir("runs/first").resume("auto"));
 ///     FitResult result = trainer.fit(task, train_loader, &eval_loader);
 ///
-/// A run that was killed at any moment and resumed ends with bitwise the same parameters as one that was not,
-/// at the same number of threads and ranks and for any number of loader workers. With several ranks every
-/// call is collective, callbacks hear averages over all, and a signal that one rank got makes all stop, or
-/// save, after the same step. Threads: one caller at a time.
+/// A run on the CPU that was killed at any moment and resumed ends with bitwise the same parameters as one
+/// that was not, at the same number of threads and ranks and for any number of loader workers; on a GPU up to
+/// the order in which kernels add. With several ranks every call is collective, callbacks hear averages over
+/// all, and a signal that one rank got makes all stop, or save, after the same step. Threads: one caller at a
+/// time.
 class Trainer {
  public:
   /// Throws: UsageError for no epochs, and for a best_metric whose name does not say whether more is better.
