@@ -11,6 +11,7 @@ if(COHORT_SANITIZE)
   target_compile_options(cohort_flags INTERFACE
     -fsanitize=${COHORT_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   target_link_options(cohort_flags INTERFACE -fsanitize=${COHORT_SANITIZE})
+  target_compile_definitions(cohort_flags INTERFACE COHORT_IS_SANITIZED)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # False alarms, which GCC's manual promises beside sanitizers.
     target_compile_options(cohort_flags INTERFACE -Wno-maybe-uninitialized)
