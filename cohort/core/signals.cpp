@@ -25,8 +25,7 @@ struct Before {
 };
 std::array<Before, kSignals.size()> before{};
 
-// A batch system and a launcher may both deliver what one person asked for once.
-constexpr std::int64_t kSameRequestNs = 100'000'000;
+constexpr std::int64_t kSameSignalNs = std::chrono::nanoseconds(kSameSignalTime).count();
 std::atomic<std::int64_t> first_request_ns{0};  // 0: none, or its handler has yet to write it
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
@@ -49,7 +48,7 @@ void handle(int signal) {
     return;
   }
   const std::int64_t first = first_request_ns.load();
-  if (signal != none || (first != 0 && now_ns() - first > kSameRequestNs)) _exit(128 + signal);
+  if (signal != none || (first != 0 && now_ns() - first > kSameSignalNs)) _exit(128 + signal);
 }
 
 bool is_wanted(int signal, const struct sigaction& now) {

@@ -161,8 +161,9 @@ class TaskThread {
   /// Whether there is a function, begun or not, that it has not ended and that nobody waits for any more: a
   /// get() timed out, or it was abandoned.
   bool is_late() const;
-  /// Whether nobody waits any more for the function that it runs. One that is late and not stuck has somebody
-  /// who waits for what it runs now.
+  /// Whether nobody waits any more for the function that it runs: it was given up itself, or its Pending is
+  /// gone and another was given up behind it. One that is late and not stuck has somebody who waits for what
+  /// it runs now.
   bool is_stuck() const;
   /// Runs what was given, then ends. A thread that is still busy when `patience` is over is left behind: it
   /// ends after the function that it is in, and what waits behind that fails. Returns whether it has ended.

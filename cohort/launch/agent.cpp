@@ -13,6 +13,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
+#include "cohort/core/signals.h"
 #include "cohort/core/wait.h"
 
 namespace cohort::launch {
@@ -173,7 +174,7 @@ void Agent::heed_stop(Team* team, int number) {
     hurry_ = true;
   }
   // Counted from here, as the ranks are told meanwhile, which may take long.
-  if (!std::exchange(was_signalled_, true)) same_until_ = core::Deadline(kSameSignalTime);
+  if (!std::exchange(was_signalled_, true)) same_until_ = core::Deadline(core::kSameSignalTime);
 }
 
 // All threads of the ranks are looked at, and there may be thousands.

@@ -12,6 +12,7 @@
 #include "cohort/core/numbered.h"
 #include "cohort/core/reach.h"
 #include "cohort/core/secret.h"
+#include "cohort/core/signals.h"
 #include "cohort/core/version.h"
 #include "cohort/core/wait.h"
 #include "cohort/launch/run_flags.h"
@@ -273,7 +274,7 @@ class Meeting {
       if (number == signal_ && !same_until_.expired()) continue;
       if (signal_ == 0) {
         signal_ = number;
-        same_until_ = core::Deadline(kSameSignalTime);
+        same_until_ = core::Deadline(core::kSameSignalTime);
       }
       return true;
     }

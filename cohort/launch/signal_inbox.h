@@ -2,16 +2,12 @@
 
 #include <signal.h>
 
-#include <chrono>
 #include <utility>
 #include <vector>
 
 #include "cohort/launch/worker.h"
 
 namespace cohort::launch {
-
-/// Within this time the same signal again is the same request: a batch system may send it twice.
-constexpr std::chrono::milliseconds kSameSignalTime(100);
 
 /// While it lives, these signals of the process are collected here instead of doing what they do. A signal
 /// that was ignored before stays so (nohup), unless it is among `always`. SIGPIPE is ignored. One at a time
