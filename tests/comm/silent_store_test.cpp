@@ -298,10 +298,10 @@ TEST(SilentStoreTest, ThatFallsSilentDuringAWaitIsATimeoutAtTheDeadlineOfTheCall
   wait_until([&] { return waiting.load() == calls.size(); });
   std::this_thread::sleep_for(milliseconds(300));
   host.stop();
-  // The watch has three seconds to say that this rank leaves.
-  const core::Deadline waited(seconds(3));
+  // The watch has 3.5 s to say that this rank leaves.
+  const core::Deadline waited(milliseconds(3500));
   watch.reset();
-  EXPECT_LT(waited.elapsed(), seconds(3) + test::deadline_slack());
+  EXPECT_LT(waited.elapsed(), milliseconds(3500) + test::deadline_slack());
   for (std::thread& thread : threads) thread.join();
 }
 
