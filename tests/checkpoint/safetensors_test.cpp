@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cohort/core/error.h"
+#include "tests/support/file_with_hole.h"
 #include "tests/support/python.h"
 #include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
@@ -162,6 +163,39 @@ TEST(SafetensorsTest, UnalignedDataIsCopiedToWholeElements) {
   const at::Tensor b = SafetensorsFile::open(dir / "t.safetensors").tensor("b");
   EXPECT_EQ(reinterpret_cast<uintptr_t>(b.const_data_ptr()) % 4, 0u);
   EXPECT_EQ(b.item<float>(), 3.5f);
+}
+
+TEST(SafetensorsTest, ATensorBehind4GiBIsRead) {
+  TempDir dir;
+  constexpr std::uint64_t kLarge = (std::uint64_t{1} << 32) + 64;
+  const std::string large = std::to_string(kLarge), end = std::to_string(kLarge + 4);
+  std::string json = R"({"a":{"dtype":"U8","shape":[)" + large + R"(],"data_offsets":[0,)" + large +
+                     R"(]},"b":{"dtype":"F32","shape":[1],"data_offsets":[)" + large + "," + end + "]}}";
+  json.resize((json.size() + 7) / 8 * 8, ' ');
+  std::string length(8, '\0');
+  length[0] = static_cast<char>(json.size());
+  const float value = 3.5f;
+  test::write_file_with_hole(dir / "t.safetensors", length + json, kLarge,
+                             {reinterpret_cast<const char*>(&value), 4});
+  const auto file = SafetensorsFile::open(dir / "t.safetensors");
+  EXPECT_EQ(file.tensor("a").numel(), static_cast<std::int64_t>(kLarge));
+  EXPECT_EQ(file.tensor("a")[-1].item<int>(), 0);
+  EXPECT_EQ(file.tensor("b").item<float>(), 3.5f);
+}
+
+// Under label `slow`: it writes 4 GiB.
+TEST(SafetensorsTest, DISABLED_AFileAbove4GiBIsSaved) {
+  TempDir dir;
+  at::Tensor large = at::zeros({(std::int64_t{1} << 30) + 9}, at::kFloat);
+  large[-1] = 2;
+  const FileSummary summary =
+      save_safetensors(dir / "t.safetensors", {{"a", large}, {"b", at::full({3}, 7, at::kByte)}});
+  const auto mapping = MappedFile::open(dir / "t.safetensors");
+  EXPECT_EQ(summary.bytes, mapping->size());
+  EXPECT_EQ(summary.checksum, checksum(mapping->bytes()));
+  const auto file = SafetensorsFile::open(dir / "t.safetensors");
+  EXPECT_TRUE(at::equal(file.tensor("a"), large));
+  EXPECT_TRUE(at::equal(file.tensor("b"), at::full({3}, 7, at::kByte)));
 }
 
 TEST(SafetensorsTest, BadFilesAreNamed) {

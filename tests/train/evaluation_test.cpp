@@ -83,6 +83,26 @@ TEST(EvaluationTest, AMetricThatIsNotThereIsSaidBeforeTheFirstStep) {
   EXPECT_EQ(fit(task, epochs(2, folder / "run").best_metric("val_mae")).best_epoch, 1);
 }
 
+/// A sample of two numbers, and one of which the file is broken.
+class HalfBroken : public data::ExampleDataset {
+ public:
+  std::int64_t size() const override { return 2; }
+  std::vector<at::Tensor> get(std::int64_t index, core::RandomStream&) const override {
+    if (index == 1) throw DataError("test", "broken.png is cut short");
+    return {at::ones({2})};
+  }
+};
+
+TEST(EvaluationTest, ValidationDataThatCannotBeReadIsSaidBeforeTheFirstStep) {
+  TempDir folder;
+  Scripted task("mae");
+  data::Loader train = loader_of(4, 2), eval(std::make_shared<HalfBroken>(), {.batch_size = 2});
+  COHORT_EXPECT_THROW_WITH(Trainer(epochs(3, folder / "run")).fit(task, train, &eval), DataError,
+                           "broken.png is cut short");
+  EXPECT_EQ(task.steps, 0);
+  EXPECT_FALSE(fs::exists(folder / "run"));
+}
+
 TEST(EvaluationTest, AMetricOfTrainingMayBeNamed) {
   Scripted task("mae");
   EXPECT_GE(fit(task, epochs(3).best_metric("train_loss")).best_epoch, 1);

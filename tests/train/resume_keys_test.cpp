@@ -1,4 +1,6 @@
 // What becomes of each key of the configuration when a run goes on: as the table of keys says.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -7,6 +9,7 @@
 
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/core/error.h"
+#include "cohort/data/tensor_dataset.h"
 #include "cohort/train/config_keys.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"
@@ -153,10 +156,9 @@ const std::map<std::string, std::vector<std::string>> kNeeds = {
     {"schedule.base_momentum", kOneCycle},
     {"schedule.max_momentum", kOneCycle}};
 
-/// Not an option of the perceptron: it has a test of its own.
-const std::string kDropout = "model.dropout";
-/// Keys that another model or another kind of data set than these runs' has to take.
-const std::set<std::string> kOfOthers = {kDropout, "data.options"};
+/// Keys that another model or another kind of data set than these runs' has to take; each has a test of its
+/// own.
+const std::set<std::string> kOfOthers = {"model.dropout", "data.options"};
 
 constexpr const char* kChanges = "going on with other settings: ";
 
@@ -319,6 +321,32 @@ TEST(ResumeKeyTest, DropoutTakesEffect) {
   other.resume(with({"train.max_steps=4", "model.dropout=0.1"}));
   EXPECT_TRUE(message_contains(log.text(), "model.dropout 0.5 -> 0.1"));
   EXPECT_FALSE(run.model() == other.model());
+}
+
+/// As many samples as the runs of this file have; all their numbers are the option `level`.
+COHORT_REGISTER_DATASET(levels, [](const data::DatasetArgs& args) {
+  const at::Tensor inputs = at::full({20, 1, 4, 4}, args.number("level", 0.25), at::kFloat);
+  return std::make_shared<const data::TensorDataset>(
+      std::vector<at::Tensor>{inputs, at::arange(20).remainder(4)});
+});
+
+TEST(ResumeKeyTest, AnOptionOfARegisteredDataSetTakesEffect) {
+  const auto with = [](const char* steps, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> all = {"data.kind=levels", "data.mean=[]", "data.std=[]", "run.save_every=2",
+                                    std::string("train.max_steps=") + steps};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const SmallRun run, other;
+  run.start(with("7"));
+  fs::copy(run.path(), other.path(), fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  run.resume(with("12"));
+  const Logged log;
+  other.resume(with("12", {"data.options.level=0.75"}));
+  EXPECT_TRUE(message_contains(log.text(), "data.options ")) << log.text();
+  EXPECT_FALSE(run.model() == other.model());
+  const Config written = load_config((other.path() / "config.yaml").string());
+  EXPECT_EQ(written.data.options.at("level"), "0.75");
 }
 
 TEST_F(ResumeKeysTest, BatchesMayBeCutInAnotherWayAsLongAsAStepKeepsItsSamples) {

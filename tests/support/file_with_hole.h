@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string_view>
+
+#include "tests/support/temp_dir.h"
+
+namespace cohort::test {
+
+/// Writes `head`, `hole` zeros that take no room on disk, and `tail`.
+inline void write_file_with_hole(const std::filesystem::path& path, std::string_view head, std::uint64_t hole,
+                                 std::string_view tail) {
+  write_file(path, head);
+  std::filesystem::resize_file(path, head.size() + hole);
+  std::ofstream file(path, std::ios::binary | std::ios::app);
+  file.write(tail.data(), static_cast<std::streamsize>(tail.size()));
+  file.close();
+  if (!file) throw std::runtime_error("cannot write " + path.string());
+}
+
+}  // namespace cohort::test
