@@ -192,6 +192,7 @@ void Pending::State::wait_until_begun() {
 }
 
 void Pending::State::begin_message(const CallDetails& details, const Body& body) {
+  is_message_ = true;
   signature = Signature(signature.call, details);
   signature.number = group->messages.fetch_add(1);
   ticket = group->flight.begin(signature, -1);
@@ -205,6 +206,8 @@ void Pending::State::hand_over(const Body& body) {
   const at::NoGradGuard no_grad;
   try {
     work = body(left());
+    // Messages do not count: NCCL connects two ranks apart from the group.
+    if (!is_message_ && is_on_gpu()) group->has_begun_on_gpu = true;
   } catch (const c10::DistError& error) {  // no connection, a store that is gone, an abort
     fail(error);
   } catch (const c10::Error& error) {

@@ -76,6 +76,7 @@ struct Pending::State : std::enable_shared_from_this<Pending::State> {
   [[noreturn]] void fail(const std::exception& error) { fail(error, group->end_of_failure(deadline)); }
 
   std::atomic<Step> step_{Step::kQueued};
+  bool is_message_ = false;  // send or recv
 };
 
 }  // namespace cohort::comm

@@ -57,11 +57,12 @@ struct Group::State {
   std::shared_ptr<StoreConnections> connections;  ///< to what is below the prefix, for requests that wait
   c10::intrusive_ptr<c10d::ProcessGroup> group;
 
-  std::atomic<std::int64_t> calls{0};      ///< collectives begun
-  std::atomic<std::int64_t> messages{0};   ///< send and recv begun
-  std::atomic<std::int64_t> steps{0};      ///< step_done() calls
-  std::atomic<std::int64_t> compared{0};   ///< comparisons over the store
-  std::atomic<std::int64_t> subgroups{0};  ///< made of this group
+  std::atomic<std::int64_t> calls{0};         ///< collectives begun
+  std::atomic<bool> has_begun_on_gpu{false};  ///< a collective of tensors on a GPU was handed over
+  std::atomic<std::int64_t> messages{0};      ///< send and recv begun
+  std::atomic<std::int64_t> steps{0};         ///< step_done() calls
+  std::atomic<std::int64_t> compared{0};      ///< comparisons over the store
+  std::atomic<std::int64_t> subgroups{0};     ///< made of this group
   std::atomic<std::int64_t> barriers{0};
   std::atomic<std::int64_t> positions{0};  ///< collectives and barriers, as the flight record counts them
   FlightRecord flight;

@@ -64,6 +64,8 @@ TEST_F(GpuNcclTest, WaitOrdersTheStreamAndDoesNotBlockTheHost) {
 // NCCL registers memory with a communicator, which the first collective makes.
 TEST_F(GpuNcclTest, MemoryOfAGroupCanBeHadBeforeItsFirstCollective) {
   test::run_ranks(1, "nccl", [&](comm::Group& group) {
+    at::Tensor on_cpu = at::ones({3});
+    group.all_reduce(on_cpu).wait();  // over Gloo: connects nothing of NCCL's
     at::Tensor early = group.empty({1 << 18}, at::TensorOptions(gpu)).fill_(2);
     group.all_reduce(early).wait();
     at::Tensor late = group.empty({1 << 18}, at::TensorOptions(gpu)).fill_(5);
