@@ -233,7 +233,8 @@ std::string Engine::name_of(const Operation& operation) const {
 // Whether anything moved.
 bool Engine::advance_all() {
   bool moved = false;
-  if (any_begun_.load(std::memory_order_acquire)) {
+  // Before sleep it is to be seen what begin() stored before its look who sleeps: sequentially consistent.
+  if (any_begun_.load()) {
     const std::lock_guard lock(mutex_);
     for (auto& operation : begun_) {
       if (operation->is_message) {
