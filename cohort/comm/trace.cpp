@@ -12,7 +12,9 @@
 
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/state.h"
+#include "cohort/comm/store_board.h"
 #include "cohort/core/atomic_file.h"
+#include "cohort/core/board.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
 #include "cohort/core/numbered.h"
@@ -50,6 +52,7 @@ class Tracing {
     nanoseconds zero = ticks(core::Timeline::origin());
     if (!alone) {
       meet();
+      remove_last_round();
       const nanoseconds offset = align();
       zero = agree_on_zero(ticks(core::Timeline::origin()) + offset) - offset;
     }
@@ -80,7 +83,10 @@ class Tracing {
   }
   milliseconds left() const { return milliseconds(std::max(1, deadline_.remaining_ms())); }
   std::string key(const char* what, int rank = -1, int number = -1) const {
-    return core::concat("trace/", round_, "/", what, rank < 0 ? "" : "/" + std::to_string(rank),
+    return key_of(round_, what, rank, number);
+  }
+  static std::string key_of(std::int64_t round, const char* what, int rank = -1, int number = -1) {
+    return core::concat("trace/", round, "/", what, rank < 0 ? "" : "/" + std::to_string(rank),
                         number < 0 ? "" : "/" + std::to_string(number));
   }
   // For what `rank` leaves there.
@@ -111,6 +117,16 @@ class Tracing {
     if (missing.empty()) return;
     throw TimeoutError("comm.write_trace", core::concat(describe(), ": ", core::numbered("rank", missing),
                                                         missing.size() == 1 ? " has" : " have", " not come"));
+  }
+
+  // After meet(): who has come to this round has returned from the last one, and needs nothing of it.
+  void remove_last_round() const {
+    if (round_ == 0) return;
+    StoreBoard board = board_of(state_);
+    for (const char* what : {"clock", "begin"}) board.remove(key_of(round_ - 1, what, state_.rank));
+    if (state_.rank != 0) return;
+    for (const char* what : {"serves", "result"}) board.remove(key_of(round_ - 1, what));
+    core::Gate(board, key_of(round_ - 1, "result") + "/parted", state_.rank, state_.size).remove();
   }
 
   // What to add to this rank's clock to have rank 0's.

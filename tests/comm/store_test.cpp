@@ -38,6 +38,8 @@ void run_counted(bool keeper, const std::function<void(Group&, std::atomic<int>&
   const auto hash = c10::make_intrusive<c10d::HashStore>();
   const c10::intrusive_ptr<c10d::Store> store =
       c10::make_intrusive<test::HookedStore>(hash, [requests] { ++*requests; });
+  const core::Deadline since(seconds(20));
+  std::barrier all(kRanks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
@@ -47,6 +49,13 @@ void run_counted(bool keeper, const std::function<void(Group&, std::atomic<int>&
                               .backend = "shm",
                               .timeout = seconds(20),
                               .is_kept_by_rank = keeper}));
+      all.arrive_and_wait();
+      if (rank == 0) {
+        // Who waits for the others over shm asks again after 1 ms, 2 ms, 4 ms.
+        const auto took = std::chrono::duration_cast<milliseconds>(since.elapsed()).count();
+        EXPECT_LE(requests->load(), 8 * kRanks + kRanks * took / 4) << took << " ms";
+      }
+      all.arrive_and_wait();
       body(group, *requests, *hash);
     });
   }

@@ -6,6 +6,8 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
 
 #include "cohort/core/error.h"
 #include "cohort/core/timeline.h"
@@ -78,6 +80,27 @@ TEST(TraceTest, EveryRankIsToldThatTheFileCannotBeWritten) {
     write_trace(group, dir / "trace.json");  // and goes on
   });
   EXPECT_TRUE(json::parse(test::read_file(dir / "trace.json")).contains("traceEvents"));
+}
+
+TEST(TraceTest, OnlyTheLastRoundLeavesKeys) {
+  const test::TempDir dir;
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::int64_t> keys;  // of rank 0
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const Group group = make_group(store, rank, 2, "shm", test::kSlowdown * seconds(20));
+      at::Tensor here = at::ones({1});
+      for (int round = 0; round < 5; ++round) {
+        write_trace(group, dir / "trace.json");
+        group.all_reduce(here).wait();  // both are through
+        if (rank == 0) keys.push_back(store->getNumKeys());
+        group.all_reduce(here).wait();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(keys, std::vector<std::int64_t>(5, keys.at(0)));
 }
 
 TEST(TraceTest, ARankThatDoesNotComeIsNamed) {

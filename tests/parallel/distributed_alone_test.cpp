@@ -46,10 +46,13 @@ void expect_buffers(const torch::nn::Module& module, const torch::nn::Module& wa
 
 // On rank 0 alone, however it weighs and whatever buffers it has: nothing travels, so nobody is waited for.
 TEST(DistributedAloneTest, AForwardTravelsNowhereAndChangesNoGradient) {
-  for (const bool finds_unused : {false, true}) {
+  for (const std::string graph : {"whole", "with unused parameters", "static"}) {
+    SCOPED_TRACE(graph);
+    const bool finds_unused = graph == "with unused parameters";
     test::run_ranks(3, "shm", [&](comm::Group& group) {
       DistributedOptions options;
       options.find_unused_parameters = finds_unused;
+      options.static_graph = graph == "static";
       DistributedDataParallel<Normed> model(make_normed(), group, options);
       const at::Tensor mine = share_of(wave(9), group.rank(), 3);
       for (int step = 0; step < 25; ++step) {  // through both groupings of the buckets
@@ -72,7 +75,7 @@ TEST(DistributedAloneTest, AForwardTravelsNowhereAndChangesNoGradient) {
           const at::Tensor now = model->parameters()[i].grad();
           ASSERT_EQ(now.defined(), gradients[i].defined());
           if (!now.defined()) continue;
-          ASSERT_TRUE(at::equal(now, gradients[i])) << step << ", parameter " << i;
+          ASSERT_TRUE(at::equal(now, gradients[i])) << graph << ", " << step << ", parameter " << i;
         }
       }
     });

@@ -20,7 +20,8 @@
 /// The one thread of this process that calls MPI, from MPI_Init to MPI_Finalize.
 ///
 /// Calls are handed to it as steps: each begins requests that do not block, and the next step runs when they
-/// are done. So no wait is without a deadline; one that passes ends the job.
+/// are done. So each collective and message has a deadline; one that passes ends the job. What makes a group
+/// (MPI_Comm_create_group) blocks the thread without a deadline: only the caller of run() stops waiting.
 namespace cohort::comm::mpi {
 
 /// What a step has begun.
