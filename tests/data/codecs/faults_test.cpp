@@ -118,6 +118,16 @@ TEST(FaultsTest, AbsurdSizesAreRefusedBeforeMemoryIsTaken) {
   expect_in(message_of(jpeg, "claim.jpg"), {"claim.jpg: too large", "65500x65500", "178956970"});
 }
 
+// By libjpeg-turbo 2 itself; version 3 would take them, and it is our check that refuses.
+TEST(FaultsTest, TwelveBitsASampleAreRefused) {
+  Bytes jpeg = golden_bytes("jpeg_420.file");
+  const std::byte marker[] = {std::byte{0xFF}, std::byte{0xC0}};
+  auto frame = std::search(jpeg.begin(), jpeg.end(), marker, marker + 2);
+  ASSERT_NE(frame, jpeg.end());
+  frame[4] = std::byte{12};
+  expect_in(message_of(jpeg, "deep.jpg"), {"deep.jpg: ", "precision 12"});
+}
+
 TEST(FaultsTest, TwoComponentsAreNoPicture) {
   jpeg_compress_struct info;
   jpeg_error_mgr errors;
