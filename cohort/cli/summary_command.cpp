@@ -1,8 +1,12 @@
+#include <c10/util/Exception.h>
+
 #include <cstdio>
 #include <memory>
 #include <vector>
 
 #include "cohort/cli/commands.h"
+#include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
 #include "cohort/models/registry.h"
 #include "cohort/models/summary.h"
 #include "cohort/train/run.h"
@@ -21,7 +25,14 @@ int summary_command(const SummaryArguments& arguments) {
   torch::nn::AnyModule model = models::make_model(arguments.model);
   const std::vector<std::int64_t> shape{arguments.batch_size, arguments.model.in_channels,
                                         arguments.model.image_size, arguments.model.image_size};
-  std::fputs(models::to_text(models::summarize(model, shape)).c_str(), stdout);
+  try {
+    std::fputs(models::to_text(models::summarize(model, shape)).c_str(), stdout);
+  } catch (const c10::Error& error) {  // LibTorch's, which does not know what the input is
+    throw UsageError("cli.summary",
+                     core::concat(arguments.model.name, " on an input of [", shape[0], ", ", shape[1], ", ",
+                                  shape[2], ", ", shape[3], "]: ", core::message_of(error)),
+                     "another --image-size or --channels");
+  }
   return 0;
 }
 

@@ -8,7 +8,6 @@
 #include <regex>
 #include <sstream>
 
-#include "cohort/core/cpu.h"
 #include "cohort/core/fd.h"
 #include "cohort/data/codecs/codec.h"
 #include "tests/support/messages.h"
@@ -481,28 +480,6 @@ TEST_F(ProgramTest, DumpConfigReadsBackTheSame) {
   ASSERT_EQ(first.status, 0) << first.err;
   write_file(dir / "dumped.yaml", first.out);
   EXPECT_EQ(run({"train", "--config", "dumped.yaml", "--dump-config"}).out, first.out);
-}
-
-TEST_F(ProgramTest, DoctorAndSummaryAnswer) {
-  const Outcome doctor = run({"doctor"});
-  EXPECT_EQ(doctor.status, 0);
-  for (const char* word : {"LibTorch", "cores", "memory", "cuda", "backends       gloo, shm"})
-    EXPECT_NE(doctor.out.find(word), std::string::npos) << word;
-  EXPECT_EQ(doctor.out.find("fake"), std::string::npos) << doctor.out;
-  const Outcome summary = run({"summary", "vgg16"});
-  EXPECT_EQ(summary.status, 0) << summary.err;
-  EXPECT_NE(summary.out.find("138,357,544"), std::string::npos) << summary.out;
-}
-
-TEST_F(ProgramTest, DoctorSaysWhatBoundsTheCores) {
-  const std::string online = std::to_string(core::core_limits().online);
-  const core::ScopedPin pin(core::CpuSet({core::CpuSet::of_process().ids().front()}));
-  const std::string pinned = run({"doctor"}).out;
-  EXPECT_NE(pinned.find("1 usable of " + online), std::string::npos) << pinned;
-  EXPECT_EQ(pinned.find(", affinity 1") != std::string::npos, online != "1") << pinned;
-  const std::string told = Program(dir.path(), {"doctor"}, {{"COHORT_CORES", "77"}}).outcome().out;
-  EXPECT_NE(told.find("77 usable of " + online), std::string::npos) << told;
-  EXPECT_NE(told.find(", COHORT_CORES 77"), std::string::npos) << told;
 }
 
 }  // namespace
