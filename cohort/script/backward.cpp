@@ -200,7 +200,6 @@ void check_no_graph(const char* what) {
                    "the plain function where second derivatives are taken");
 }
 
-// Edges to what needs a gradient, inputs before captured tensors; `places` says which those are.
 torch::autograd::edge_list edges_to(std::span<const at::Tensor> inputs, const Tensors& captured,
                                     std::vector<std::size_t>& places) {
   torch::autograd::edge_list edges;

@@ -195,7 +195,11 @@ TEST_F(TrainRanksTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
 
 TEST_F(TrainRanksTest, SigtermStopsAllRanksAfterTheSameStepAndTheCommandGoesOnBitwise) {
   const std::string longer = "train.epochs=60";
-  ASSERT_EQ(run(train_on(2, "longer", {longer})).status, 0);
+  const Outcome begun = run(train_on(2, "longer", {longer, "--resume", "auto"}));
+  ASSERT_EQ(begun.status, 0) << begun.err;
+  const std::size_t said = begun.err.find("nothing to resume");
+  ASSERT_NE(said, std::string::npos) << begun.err;
+  EXPECT_EQ(begun.err.find("nothing to resume", said + 1), std::string::npos) << "each rank says it";
   Program program(dir.path(), train_on(2, "stopped", {longer}));
   wait_for_checkpoint(program, "stopped");
   program.signal(SIGTERM);

@@ -240,5 +240,33 @@ TEST_F(GpuModesTest, CopiesBetweenPlacementsAreOrderedOnTheCallersStream) {
   }
 }
 
+// Its micro-batches are computed on a stream of LibTorch's pool, and go from the GPU to the CPU.
+TEST_F(GpuModesTest, APipelineIsOrderedOnTheCallersStream) {
+  auto net = pipeline::test::mlp(512), twin = pipeline::test::mlp(512);
+  pipeline::PipelineOptions options;
+  options.placements = {"cuda:0", "cpu:0"};
+  options.num_micro_batches = 2;
+  pipeline::Pipeline pipe(pipeline::test::cut(net, {3}), options);
+  const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
+  const auto eager = [&](const at::Tensor& in) { return twin->forward(in); };
+  for (int round = 0; round < 5; ++round) {
+    const at::Tensor x = at::randn({64, 10}), y = at::randn({64, 5}), there = x.to(gpu);
+    pipeline::test::zero_grad(net->parameters());
+    pipeline::test::zero_grad(twin->parameters());
+    const at::Tensor expected = pipeline::test::plain_step(eager, x, y, {32, 32});
+    cuda.synchronizeDevice(0);
+    at::Tensor found;
+    {
+      const c10::StreamGuard guard(cuda.getStreamFromGlobalPool(gpu));
+      at::Tensor busy = at::randn({4096, 4096}, at::TensorOptions(gpu));
+      for (int i = 0; i < 10; ++i) busy = busy.mm(busy).tanh();
+      found = pipe.step(there + 0 * busy.sum(), y, pipeline::test::mse).cpu();
+    }
+    cuda.synchronizeDevice(0);
+    expect_close({expected}, {found});
+    expect_close(gradients_of(twin->parameters()), gradients_of(net->parameters()));
+  }
+}
+
 }  // namespace
 }  // namespace cohort

@@ -1,8 +1,13 @@
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
 #include <future>
 #include <numeric>
 #include <string>
@@ -10,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/core/parallel.h"
 #include "cohort/script/script.h"
 #include "like_eager.h"
 #include "tests/support/contains.h"
@@ -351,6 +357,38 @@ TEST(BlanksTest, WritesOfAnAsynchronousTaskAreKept) {
       const at::NoGradGuard no_grad;
       part();
     }).get();
+  });
+}
+
+// LibTorch computes with two threads, until the end of the scope.
+class TwoThreads {
+ public:
+  TwoThreads() : before_(at::get_num_threads()) { at::set_num_threads(2); }
+  ~TwoThreads() { at::set_num_threads(before_); }
+  TwoThreads(const TwoThreads&) = delete;
+  TwoThreads& operator=(const TwoThreads&) = delete;
+
+ private:
+  int before_;
+};
+
+// By core::parallel_for: at::parallel_for runs on the caller alone in code compiled without OpenMP.
+TEST(BlanksTest, WritesOfAThreadOfLibTorchsPoolAreKept) {
+  const TwoThreads threads;
+  expect_writes_of_threads_are_kept([](const std::function<void()>& part) {
+    const std::thread::id caller = std::this_thread::get_id();
+    std::atomic<bool> is_taken{false};
+    core::parallel_for(2, 1, [&](std::int64_t, std::int64_t) {
+      if (std::this_thread::get_id() != caller) {
+        if (is_taken.exchange(true)) return;
+        const at::NoGradGuard no_grad;
+        part();
+        return;
+      }
+      const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (!is_taken.load() && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+    });
+    EXPECT_TRUE(is_taken.load()) << "no other thread took part";
   });
 }
 

@@ -1,4 +1,5 @@
 #include <ATen/ATen.h>
+#include <c10/core/StorageImpl.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
@@ -144,6 +145,13 @@ TEST(ChangesTest, OfWhatAFunctionCapturedAreHeard) {
     });
     expect_heard("its offset", needs_gradient,
                  [](at::Tensor& w) { w.set_data(at::randn({5, 4}).slice(0, 1)); });
+    expect_heard("the memory of its storage", needs_gradient, [](at::Tensor& w) {
+      const at::Tensor other = at::randn({4, 4});
+      c10::StorageImpl* const theirs = other.storage().unsafeGetStorageImpl();
+      c10::StorageImpl* const ours = w.storage().unsafeGetStorageImpl();
+      ASSERT_EQ(ours->nbytes(), theirs->nbytes());
+      ours->set_data_ptr(theirs->set_data_ptr(c10::DataPtr()));
+    });
     expect_heard("its type", needs_gradient, [](at::Tensor& w) { w.set_data(w.detach().to(at::kDouble)); });
   }
 }

@@ -1,6 +1,7 @@
 #include "cohort/script/guard.h"
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
@@ -9,7 +10,12 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
+#include <cstdlib>
+#include <iostream>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
@@ -165,6 +171,64 @@ TEST(GuardTest, ModesOfTheThreadHaveProgramsOfTheirOwn) {
   EXPECT_FALSE(contains(fast.explain(), "eager")) << fast.explain();
 }
 
+// Whether autocast keeps the casts of weights, until the end of the scope.
+class AutocastCache {
+ public:
+  explicit AutocastCache(bool is_enabled) : before_(at::autocast::is_autocast_cache_enabled()) {
+    at::autocast::set_autocast_cache_enabled(is_enabled);
+  }
+  ~AutocastCache() { at::autocast::set_autocast_cache_enabled(before_); }
+  AutocastCache(const AutocastCache&) = delete;
+  AutocastCache& operator=(const AutocastCache&) = delete;
+
+ private:
+  bool before_;
+};
+
+// Eager mode keeps the cast of a weight for the second call, and sums the gradients of both in bfloat16.
+TEST(GuardTest, EachCallWithinAScopeOfAutocastCastsItsWeights) {
+  at::manual_seed(1);
+  nn::Sequential model(nn::Linear(16, 32), nn::Tanh(), nn::Linear(32, 8));
+  auto fast = script(model);
+  const auto eager = [&](const at::Tensor& x) { return model->forward(x); };
+  const auto gradients_of_calls = [&](auto& fn, const Tensors& inputs) {
+    for (const at::Tensor& parameter : model->parameters()) parameter.mutable_grad().reset();
+    Tensors outputs;
+    {
+      const optim::Autocast narrow(at::kCPU, at::kBFloat16);
+      for (const at::Tensor& x : inputs) outputs.push_back(fn(x));
+    }
+    at::Tensor loss = at::zeros({});
+    for (const at::Tensor& y : outputs) loss = loss + y.to(at::kFloat).square().sum();
+    loss.backward();
+    Tensors gradients;
+    for (const at::Tensor& parameter : model->parameters()) gradients.push_back(parameter.grad());
+    return gradients;
+  };
+  for (int i = 0; i < 4; ++i) gradients_of_calls(fast, {at::randn({4, 16})});
+  ASSERT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
+  for (int i = 0; i < 6; ++i) {
+    const Tensors inputs = {at::randn({4, 16}), at::randn({4, 16})};
+    const Tensors found = gradients_of_calls(fast, inputs);
+    Tensors uncached, cached;
+    {
+      const AutocastCache cache(false);
+      uncached = gradients_of_calls(eager, inputs);
+    }
+    {
+      const AutocastCache cache(true);
+      cached = gradients_of_calls(eager, inputs);
+    }
+    EXPECT_TRUE(same_bits(found, uncached)) << i << "\n" << fast.explain();
+    EXPECT_FALSE(same_bits(uncached, cached)) << "the cache makes no difference: this test shows nothing";
+    ASSERT_EQ(found.size(), cached.size());
+    for (std::size_t k = 0; k < found.size(); ++k) {
+      EXPECT_TRUE(at::allclose(found[k], cached[k], /*rtol=*/1e-2, /*atol=*/1e-5)) << i << ": " << k;
+    }
+  }
+  EXPECT_FALSE(contains(fast.explain(), "eager")) << fast.explain();
+}
+
 TEST(GuardTest, AModelThatChangesBetweenCallsIsRecordedAgain) {
   const at::NoGradGuard no_grad;
   at::manual_seed(1);
@@ -250,6 +314,35 @@ TEST(GuardTest, TooManyShapesRunEagerlyAndAreSaidOnce) {
   core::set_log_sink(nullptr);
   EXPECT_EQ(said, 1);
   EXPECT_TRUE(contains(fast.explain(), "there are too many programs")) << fast.explain();
+}
+
+// Prints how often the warning came for lambdas whose module is watched, and for two whose module is not.
+void count_warnings_of_lambdas() {
+  const at::NoGradGuard no_grad;
+  int warnings = 0;
+  core::set_log_level(core::LogLevel::kWarning);
+  core::set_log_sink([&](core::LogLevel, std::string_view line) {
+    warnings += line.find("uses parameters and watches no module") != std::string_view::npos ? 1 : 0;
+  });
+  nn::Sequential model(nn::Linear(4, 4), nn::Tanh(), nn::Linear(4, 4));
+  const auto warnings_of = [&](const ScriptOptions& options) {
+    const int before = warnings;
+    auto fast = script([&](const at::Tensor& x) { return model->forward(x); }, options);
+    for (int i = 0; i < 6; ++i) fast(at::full({2, 4}, i + 1.0));
+    return contains(fast.explain(), "program: ") ? warnings - before : -1;
+  };
+  const int watched = warnings_of(ScriptOptions().min_operators(0).modules({model.ptr()}));
+  const int unwatched = warnings_of(ScriptOptions().min_operators(0));
+  const int again = warnings_of(ScriptOptions().min_operators(0));
+  core::set_log_sink(nullptr);
+  std::cerr << "watched " << watched << ", unwatched " << unwatched << ", again " << again << std::endl;
+  std::_Exit(0);
+}
+
+// The warning comes once in a process, so it is counted in a process of its own.
+TEST(GuardDeathTest, ALambdaThatWatchesNoModuleIsWarnedOfOnce) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(count_warnings_of_lambdas(), ::testing::ExitedWithCode(0), "watched 0, unwatched 1, again 0");
 }
 
 TEST(GuardTest, RefusesOptionsOutOfRange) {

@@ -31,6 +31,16 @@ TEST(BuildTest, AScheduleThatDoesNotExistIsRefusedWithTheNearestName) {
   }
 }
 
+TEST(BuildTest, CachesOfAllRanksOfAHostTakeHalfOfItsMemory) {
+  constexpr std::int64_t kAvailable = std::int64_t{64} << 30;
+  for (const int ranks : {1, 2, 8}) {
+    const std::int64_t training = cache_bytes(Split::kTrain, kAvailable, ranks);
+    const std::int64_t validation = cache_bytes(Split::kVal, kAvailable, ranks);
+    EXPECT_EQ(ranks * (training + validation), kAvailable / 2);
+    EXPECT_EQ(training, 3 * validation);
+  }
+}
+
 TEST(BuildTest, AWordThatAKeyDoesNotHaveIsRefusedInAConfigurationThatAProgramMade) {
   const test::SmallRun run;
   const auto refused = [&](const auto& change, const std::string& message) {

@@ -83,7 +83,7 @@ TEST(EvaluationTest, AMetricThatIsNotThereIsSaidBeforeTheFirstStep) {
   EXPECT_EQ(fit(task, epochs(2, folder / "run").best_metric("val_mae")).best_epoch, 1);
 }
 
-/// A sample of two numbers, and one of which the file is broken.
+/// Two samples; the file of the second is broken.
 class HalfBroken : public data::ExampleDataset {
  public:
   std::int64_t size() const override { return 2; }

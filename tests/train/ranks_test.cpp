@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
 #include <limits>
@@ -358,6 +359,42 @@ TEST_P(RanksTest, ALossThatIsNotFiniteOnOneRankEndsAllAtThatStepAndNamesTheRank)
   EXPECT_NE(messages[0].find("the loss of step 1 (epoch 1) is not finite on rank 1"), std::string::npos)
       << messages[0];
   EXPECT_NE(messages[1].find("the loss of step 1 (epoch 1) is not finite"), std::string::npos) << messages[1];
+}
+
+/// Gradients of 1e6, which float16 has no number for.
+struct LargeGradients : Task {
+  LargeGradients() {
+    const at::NoGradGuard no_grad;
+    net->weight.fill_(1);
+    add_module("", net.ptr());
+    add_optimizer("", sgd);
+  }
+  StepMetrics train_step(data::Batch& batch) override {
+    sgd->zero_grad();
+    const at::Tensor loss = net->forward(batch.input()).mean() * 1e6;
+    prepare_average(*sgd, static_cast<double>(batch.size));
+    loss.backward();
+    average_gradients(*sgd, static_cast<double>(batch.size));
+    step_if_finite(*sgd);
+    return {{"loss", loss.detach(), static_cast<double>(batch.size)}};
+  }
+  torch::nn::Linear net{1, 1};
+  std::shared_ptr<optim::Optimizer> sgd =
+      std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(1e-6));
+};
+
+TEST(CommHookTest, AStepWhoseGradientsAreTooLargeForFloat16IsLeftOutOnAllRanks) {
+  for (const bool compressed : {false, true}) {
+    test::run_ranks(2, "gloo", [&](comm::Group& group) {
+      const auto strategy = make_strategy(
+          "ddp", group, {.hook = compressed ? parallel::fp16_compress_hook() : parallel::CommHook()});
+      LargeGradients task;
+      data::Loader loader(std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{at::ones({9, 1})}),
+                          share(*strategy));
+      Trainer(TrainerOptions().epochs(1).strategy(strategy).stop_on_non_finite(false)).fit(task, loader);
+      EXPECT_EQ(task.net->weight.item<float>() == 1, compressed);
+    });
+  }
 }
 
 TEST_P(RanksTest, ATaskThatDoesNotAverageIsRefused) {
