@@ -177,6 +177,19 @@ TEST_F(RunTest, TwoNodesMeetAndShareRanks) {
   expect_in(second.out(), {"[rank 2] 2 0 1 2 3 127.0.0.1\n"});
 }
 
+// Later than a node may be silent for; under label slow by 25 s, with the times that agents have by default.
+TEST_F(RunTest, ANodeThatComesLateIsWelcome) {
+  const char* late = std::getenv("COHORT_LATE_SECONDS");
+  std::vector<std::string> flags;
+  if (late == nullptr) flags = {"--rdzv-conf=keep_alive_interval=0.2,keep_alive_max_attempt=8"};
+  const std::string port = std::to_string(free_port());
+  Job first = node(0, port, "true", flags);
+  ::poll(nullptr, 0, 1000 * (late == nullptr ? 4 : std::atoi(late)));
+  Job second = node(1, port, "true", flags);
+  EXPECT_EQ(first.wait(), 0) << first.err();
+  EXPECT_EQ(second.wait(), 0) << second.err();
+}
+
 TEST_F(RunTest, AFailureOnOneNodeEndsTheOther) {
   const std::string port = std::to_string(free_port());
   Job first = node(0, port, "sleep 100");

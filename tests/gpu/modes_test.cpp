@@ -13,6 +13,7 @@
 
 #include "cohort/bench/profile.h"
 #include "cohort/bench/timeit.h"
+#include "cohort/core/callers_node.h"
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/parallel/distributed.h"
 #include "cohort/parallel/placed.h"
@@ -266,6 +267,19 @@ TEST_F(GpuModesTest, APipelineIsOrderedOnTheCallersStream) {
     expect_close({expected}, {found});
     expect_close(gradients_of(twin->parameters()), gradients_of(net->parameters()));
   }
+}
+
+TEST_F(GpuModesTest, AHookOfABackwardOnAGpuKnowsItsThread) {
+  at::Tensor x = at::ones({2}, at::TensorOptions(c10::Device(c10::kCUDA, 0))).requires_grad_(true);
+  at::Tensor y = x * 2;
+  bool is_gpus = false;
+  y.register_hook([&](const at::Tensor& gradient) {
+    is_gpus = core::is_gpus_thread();
+    return gradient;
+  });
+  y.sum().backward();
+  EXPECT_TRUE(is_gpus);
+  EXPECT_FALSE(core::is_gpus_thread());
 }
 
 }  // namespace
