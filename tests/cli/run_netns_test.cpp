@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 
+#include "cohort/core/deadline.h"
 #include "tests/cli/job.h"
 #include "tests/support/environment.h"
 #include "tests/support/messages.h"
@@ -88,6 +89,22 @@ class RunNetnsTest : public ::testing::Test {
 
 TEST_F(RunNetnsTest, TwoHostsMeetOverIpv4) {
   expect_a_sum(kAddress);
+}
+
+// LibTorch's store would ask it for the name of each address that connects, four times an opening.
+TEST_F(RunNetnsTest, ANameServerThatIsSilentHoldsNobodyUp) {
+  for (const char side : {'a', 'b'}) {
+    write_file("/etc/netns/" + host(side) + "/resolv.conf",
+               "nameserver 10.213.7.77\noptions timeout:10 attempts:1\n");
+    // A neighbour that nobody is: what is sent there is lost, and no error comes back.
+    ASSERT_EQ(run_quietly("ip -n " + host(side) +
+                              " neighbour add 10.213.7.77 lladdr 02:00:00:00:00:77 dev wire nud permanent",
+                          dir.path()),
+              "");
+  }
+  const core::Deadline since(std::chrono::seconds(60));
+  expect_a_sum(kAddress);
+  EXPECT_LT(since.elapsed(), std::chrono::seconds(10));
 }
 
 TEST_F(RunNetnsTest, TwoHostsMeetOverIpv6) {
