@@ -4,7 +4,6 @@
 // global offset table; System V ABI, "Dynamic Linking").
 #include "cohort/comm/numeric_names.h"
 
-#include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
 #include <netdb.h>
@@ -15,7 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <string_view>
 #include <utility>
 
 namespace cohort::comm {
@@ -32,8 +31,9 @@ constexpr unsigned kFunction = R_X86_64_JUMP_SLOT, kAddress = R_X86_64_GLOB_DAT;
 constexpr unsigned kFunction = R_AARCH64_JUMP_SLOT, kAddress = R_AARCH64_GLOB_DAT;
 #endif
 
+constexpr std::string_view kLibrary = "/libtorch_cpu.so";  // holds c10d
+
 struct Entry {
-  const void* library;  // where it is loaded
   void** address = nullptr;
   bool is_read_only = false;
 };
@@ -52,8 +52,8 @@ void** find_entry(const ElfW(Rela) * each, std::size_t count, const ElfW(Sym) * 
 
 int look_into(dl_phdr_info* info, std::size_t, void* data) {
   Entry& entry = *static_cast<Entry*>(data);
+  if (!std::string_view(info->dlpi_name).ends_with(kLibrary)) return 0;
   const std::uintptr_t base = info->dlpi_addr;
-  if (reinterpret_cast<const void*>(base) != entry.library) return 0;
   const ElfW(Dyn)* dynamic = nullptr;
   std::uintptr_t read_only = 0, read_only_end = 0;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
@@ -87,9 +87,7 @@ int look_into(dl_phdr_info* info, std::size_t, void* data) {
 }
 
 void change_entry() {
-  Dl_info libtorch{};
-  if (::dladdr(reinterpret_cast<const void*>(&typeid(c10d::TCPStore)), &libtorch) == 0) return;
-  Entry entry{.library = libtorch.dli_fbase};
+  Entry entry;
   ::dl_iterate_phdr(&look_into, &entry);
   if (entry.address == nullptr) return;  // LibTorch is part of another library, or does not ask
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));

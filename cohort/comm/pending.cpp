@@ -134,7 +134,7 @@ void Pending::State::begin(const CallDetails& details, const Body& body) {
       compare(*mine);
       held += FlightEntry::Clock::now() - since;
     }
-    return hand_over(body);
+    return hand_over_collective(body);
   }
   // It does not own the call: one that nobody waits for any more is not begun.
   beginning = group->enqueue(
@@ -155,7 +155,7 @@ void Pending::State::begin_in_turn(const std::optional<Fingerprint>& mine, const
   group->check_usable();
   if (mine) compare(*mine);
   if (deadline.expired()) fail(std::runtime_error(kBehind));
-  if (step_on(Step::kHandedOver)) return hand_over(body);
+  if (step_on(Step::kHandedOver)) return hand_over_collective(body);
   // The other ranks begin it, so what comes after it would meet theirs.
   group->mark_broken(core::concat(describe(), ": ", kBehind), group->end_of_failure(deadline));
 }
@@ -192,7 +192,6 @@ void Pending::State::wait_until_begun() {
 }
 
 void Pending::State::begin_message(const CallDetails& details, const Body& body) {
-  is_message_ = true;
   signature = Signature(signature.call, details);
   signature.number = group->messages.fetch_add(1);
   ticket = group->flight.begin(signature, -1);
@@ -202,12 +201,16 @@ void Pending::State::begin_message(const CallDetails& details, const Body& body)
   hand_over(body);
 }
 
+// Messages do not count: NCCL connects two ranks apart from the group.
+void Pending::State::hand_over_collective(const Body& body) {
+  hand_over(body);
+  if (is_on_gpu()) group->has_begun_on_gpu = true;
+}
+
 void Pending::State::hand_over(const Body& body) {
   const at::NoGradGuard no_grad;
   try {
     work = body(left());
-    // Messages do not count: NCCL connects two ranks apart from the group.
-    if (!is_message_ && is_on_gpu()) group->has_begun_on_gpu = true;
   } catch (const c10::DistError& error) {  // no connection, a store that is gone, an abort
     fail(error);
   } catch (const c10::Error& error) {

@@ -68,6 +68,7 @@ struct Pending::State : std::enable_shared_from_this<Pending::State> {
   void compare(const Fingerprint& mine);
   void count();
   void hand_over(const Body& body);
+  void hand_over_collective(const Body& body);
   void end_work(c10d::Work& running, const std::exception& error, core::Deadline until);
   bool is_on_gpu() const;
   std::string describe() const;
@@ -76,7 +77,6 @@ struct Pending::State : std::enable_shared_from_this<Pending::State> {
   [[noreturn]] void fail(const std::exception& error) { fail(error, group->end_of_failure(deadline)); }
 
   std::atomic<Step> step_{Step::kQueued};
-  bool is_message_ = false;  // send or recv
 };
 
 }  // namespace cohort::comm
