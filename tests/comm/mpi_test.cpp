@@ -1,12 +1,9 @@
 // Backend mpi: mpirun starts this program again, each process as a rank.
 #include <ATen/ATen.h>
-#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <fstream>
-#include <map>
-#include <mutex>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "cohort/comm/backend.h"
@@ -15,6 +12,7 @@
 #include "tests/support/deadline_slack.h"
 #include "tests/support/mpirun.h"
 #include "tests/support/processes.h"
+#include "tests/support/profiled_calls.h"
 #include "tests/support/ranks.h"
 #include "tests/support/slowdown.h"
 #include "tests/support/throws.h"
@@ -247,59 +245,17 @@ TEST(MpiTest, WhatC10dCallsIsThere) {
   expect_passes(3, "MpiDirectChild.*", 1);
 }
 
-struct ProfiledMpiCall {
-  int ended = 0;
-  std::int64_t bytes = 0;
-  std::string group;
-};
-
-struct ProfiledMpiName : at::ObserverContext {
-  std::string name;
-};
-
-std::mutex profiled_mutex;
-std::map<std::string, ProfiledMpiCall> profiled;  // under the mutex
-
 TEST(MpiProfiledChild, DISABLED_Run) {
-  const auto handle =
-      at::addGlobalCallback(at::RecordFunctionCallback(
-                                [](const at::RecordFunction& record) -> std::unique_ptr<at::ObserverContext> {
-                                  const std::string name = record.name();
-                                  if (!name.starts_with("mpi:")) return nullptr;
-                                  const std::lock_guard lock(profiled_mutex);
-                                  const auto inputs = record.inputs();
-                                  profiled[name].bytes = inputs[inputs.size() - 2].toInt();
-                                  profiled[name].group = inputs.back().toStringRef();
-                                  auto context = std::make_unique<ProfiledMpiName>();
-                                  context->name = name;
-                                  return context;
-                                },
-                                [](const at::RecordFunction& /*record*/, at::ObserverContext* context) {
-                                  if (context == nullptr) return;
-                                  const std::lock_guard lock(profiled_mutex);
-                                  ++profiled[static_cast<ProfiledMpiName*>(context)->name].ended;
-                                })
-                                .needsInputs(true)
-                                .scopes({at::RecordScope::USER_SCOPE}));
+  test::ProfiledCalls calls("mpi:");
   int my_rank = -1;
   on_ranks(
       2,
       [&](Group& group) {
         my_rank = group.rank();
-        at::Tensor t = at::ones({100}), both = at::ones({200});
-        group.all_reduce(t).wait();
-        group.broadcast(t, 1).wait();
-        group.all_gather(both, t).wait();
-        group.reduce_scatter(t, both).wait();
-        if (group.rank() == 0) {
-          group.send(t, 1).wait();
-        } else {
-          group.recv(t, 0).wait();
-        }
+        test::make_calls_of_each_kind(group);
       },
       test::kSlowdown * 30s, Check::kOff);
-  at::removeCallback(handle);
-  const std::lock_guard lock(profiled_mutex);
+  std::map<std::string, test::ProfiledCalls::Call> profiled = calls.finish();
   const std::string message = my_rank == 0 ? "mpi:send" : "mpi:recv";
   for (const std::string& name :
        {std::string("mpi:all_reduce"), std::string("mpi:broadcast"), std::string("mpi:all_gather"),

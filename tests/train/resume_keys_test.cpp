@@ -162,6 +162,11 @@ const std::set<std::string> kOfOthers = {"model.dropout", "data.options"};
 
 constexpr const char* kChanges = "going on with other settings: ";
 
+std::vector<std::string> until(const std::string& steps, std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {"train.max_steps=" + steps, "run.save_every=2"});
+  return more;
+}
+
 /// A run that stopped in the middle of its second epoch, copied for each case.
 class ResumeKeysTest : public testing::Test {
  protected:
@@ -173,10 +178,6 @@ class ResumeKeysTest : public testing::Test {
     plain_model = plain.model();
   }
 
-  static std::vector<std::string> until(const std::string& steps, std::vector<std::string> more = {}) {
-    more.insert(more.begin(), {"train.max_steps=" + steps, "run.save_every=2"});
-    return more;
-  }
   void copy_to(const SmallRun& run) const {
     fs::copy(base.path(), run.path(), fs::copy_options::recursive | fs::copy_options::copy_symlinks);
   }
@@ -331,18 +332,15 @@ COHORT_REGISTER_DATASET(levels, [](const data::DatasetArgs& args) {
 });
 
 TEST(ResumeKeyTest, AnOptionOfARegisteredDataSetTakesEffect) {
-  const auto with = [](const char* steps, const std::vector<std::string>& more = {}) {
-    std::vector<std::string> all = {"data.kind=levels", "data.mean=[]", "data.std=[]", "run.save_every=2",
-                                    std::string("train.max_steps=") + steps};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  };
+  const std::vector<std::string> levels = {"data.kind=levels", "data.mean=[]", "data.std=[]"};
   const SmallRun run, other;
-  run.start(with("7"));
+  run.start(until("7", levels));
   fs::copy(run.path(), other.path(), fs::copy_options::recursive | fs::copy_options::copy_symlinks);
-  run.resume(with("12"));
+  run.resume(until("12", levels));
   const Logged log;
-  other.resume(with("12", {"data.options.level=0.75"}));
+  std::vector<std::string> with_level = levels;
+  with_level.emplace_back("data.options.level=0.75");
+  other.resume(until("12", with_level));
   EXPECT_TRUE(message_contains(log.text(), "data.options ")) << log.text();
   EXPECT_FALSE(run.model() == other.model());
   const Config written = load_config((other.path() / "config.yaml").string());
