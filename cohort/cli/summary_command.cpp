@@ -29,8 +29,8 @@ int summary_command(const SummaryArguments& arguments) {
     std::fputs(models::to_text(models::summarize(model, shape)).c_str(), stdout);
   } catch (const c10::Error& error) {  // LibTorch's, which does not know what the input is
     throw UsageError("cli.summary",
-                     core::concat(arguments.model.name, " on an input of [", shape[0], ", ", shape[1], ", ",
-                                  shape[2], ", ", shape[3], "]: ", core::message_of(error)),
+                     core::concat(arguments.model.name, " on an input of ", at::IntArrayRef(shape), ": ",
+                                  core::message_of(error)),
                      "another --image-size or --channels");
   }
   return 0;
