@@ -25,14 +25,18 @@ int summary_command(const SummaryArguments& arguments) {
   torch::nn::AnyModule model = models::make_model(arguments.model);
   const std::vector<std::int64_t> shape{arguments.batch_size, arguments.model.in_channels,
                                         arguments.model.image_size, arguments.model.image_size};
+  models::ModelSummary summary;
   try {
-    std::fputs(models::to_text(models::summarize(model, shape)).c_str(), stdout);
-  } catch (const c10::Error& error) {  // LibTorch's, which does not know what the input is
+    summary = models::summarize(model, shape);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {  // LibTorch's names neither the model nor the input's shape
     throw UsageError("cli.summary",
                      core::concat(arguments.model.name, " on an input of ", at::IntArrayRef(shape), ": ",
                                   core::message_of(error)),
-                     "another --image-size or --channels");
+                     "another --image-size, --channels or --batch-size");
   }
+  std::fputs(models::to_text(summary).c_str(), stdout);
   return 0;
 }
 

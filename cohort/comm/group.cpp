@@ -94,7 +94,7 @@ std::map<std::string, CallCounters> Group::counters() const {
 }
 
 at::Tensor Group::empty(at::IntArrayRef sizes, const at::TensorOptions& options) const {
-  // NCCL has memory of its own once it has connected, which the first collective on a GPU does.
+  // NCCL's allocator needs a communicator, which the first collective on a GPU creates.
   const bool is_too_early =
       !options.device().is_cpu() && (!state().has_begun_on_gpu.load() || !state().is_queue_empty());
   if (is_too_early || !has_own_memory(options.device())) return at::empty(sizes, options);

@@ -201,7 +201,7 @@ void Pending::State::begin_message(const CallDetails& details, const Body& body)
   hand_over(body);
 }
 
-// Messages do not count: NCCL connects two ranks apart from the group.
+// send and recv do not come here: for these NCCL creates a separate communicator of the two ranks.
 void Pending::State::hand_over_collective(const Body& body) {
   hand_over(body);
   if (is_on_gpu()) group->has_begun_on_gpu = true;

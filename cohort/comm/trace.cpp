@@ -52,7 +52,7 @@ class Tracing {
     nanoseconds zero = ticks(core::Timeline::origin());
     if (!alone) {
       meet();
-      remove_last_round();
+      remove_previous_round();
       const nanoseconds offset = align();
       zero = agree_on_zero(ticks(core::Timeline::origin()) + offset) - offset;
     }
@@ -119,8 +119,8 @@ class Tracing {
                                                         missing.size() == 1 ? " has" : " have", " not come"));
   }
 
-  // After meet(): who has come to this round has returned from the last one, and needs nothing of it.
-  void remove_last_round() const {
+  // After meet() all ranks have left the previous round, so no rank reads its keys any more.
+  void remove_previous_round() const {
     if (round_ == 0) return;
     StoreBoard board = board_of(state_);
     for (const char* what : {"clock", "begin"}) board.remove(key_of(round_ - 1, what, state_.rank));

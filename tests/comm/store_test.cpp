@@ -13,6 +13,7 @@
 
 #include "cohort/comm/check.h"
 #include "cohort/comm/deadline_store.h"
+#include "cohort/comm/numeric_names.h"
 #include "cohort/comm/pending.h"
 #include "cohort/comm/state.h"
 #include "cohort/comm/tcp_store.h"
@@ -242,6 +243,10 @@ TEST(StoreTest, ASubgroupMayHaveABackendOfItsOwn) {
     pair.all_reduce(one).wait();
     EXPECT_EQ(one.item<float>(), 2);
   });
+}
+
+TEST(NumericNamesTest, LibTorchsCallIsFound) {
+  EXPECT_TRUE(use_numeric_names());
 }
 
 }  // namespace

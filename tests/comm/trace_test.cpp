@@ -82,7 +82,7 @@ TEST(TraceTest, EveryRankIsToldThatTheFileCannotBeWritten) {
   EXPECT_TRUE(json::parse(test::read_file(dir / "trace.json")).contains("traceEvents"));
 }
 
-TEST(TraceTest, OnlyTheLastRoundLeavesKeys) {
+TEST(TraceTest, EachRoundRemovesTheKeysOfTheOneBefore) {
   const test::TempDir dir;
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::int64_t> keys;  // of rank 0

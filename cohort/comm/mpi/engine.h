@@ -20,8 +20,9 @@
 /// The one thread of this process that calls MPI, from MPI_Init to MPI_Finalize.
 ///
 /// Calls are handed to it as steps: each begins requests that do not block, and the next step runs when they
-/// are done. So each collective and message has a deadline; one that passes ends the job. What makes a group
-/// (MPI_Comm_create_group) blocks the thread without a deadline: only the caller of run() stops waiting.
+/// are done. So each collective and message has a deadline; one that passes ends the job. Making a
+/// group (MPI_Comm_create_group) has none: it blocks the thread, and the caller of run() stops waiting at its
+/// own.
 namespace cohort::comm::mpi {
 
 /// What a step has begun.

@@ -233,7 +233,8 @@ std::string Engine::name_of(const Operation& operation) const {
 // Whether anything moved.
 bool Engine::advance_all() {
   bool moved = false;
-  // Before sleep it is to be seen what begin() stored before its look who sleeps: sequentially consistent.
+  // Sequentially consistent: begin() stores it and then looks who sleeps; who goes to sleep says so and then
+  // reads it. One of the two must see what the other stored.
   if (any_begun_.load()) {
     const std::lock_guard lock(mutex_);
     for (auto& operation : begun_) {

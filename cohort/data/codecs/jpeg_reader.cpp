@@ -136,7 +136,7 @@ bool JpegReader::State::read_header(const std::byte* data, size_t size, ColorMod
   source.bytes_in_buffer = size;
   errors.num_warnings = 0;
   jpeg_read_header(&info, TRUE);
-  // libjpeg-turbo 3 takes two bytes a sample for 12 bits; the memory here has one.
+  // libjpeg-turbo 3 writes samples of 12 bits as two bytes; our buffers have one for each.
   if (info.data_precision != BITS_IN_JSAMPLE) ERREXIT1(&info, JERR_BAD_PRECISION, info.data_precision);
   const bool grey = color == ColorMode::kGrey;
   rows = RowKind::kDirect;
