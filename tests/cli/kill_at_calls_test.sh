@@ -45,6 +45,7 @@ if [ -e before ] || [ ! -e after ]; then fail "strace does not kill before and a
 
 kills=0
 train straight || fail "not killed at all, it fails"
+# strace counts calls thread by thread: those of a run's folder are made on one.
 # openat is not in the list: files are opened by the hundred, libraries mostly. What comes after it is.
 for call in mkdir mkdirat write pwrite64 ftruncate fsync rename renameat renameat2 symlink symlinkat unlink unlinkat rmdir; do
   for moment in "KILL 137" "VTALRM 154"; do

@@ -26,6 +26,7 @@ class ProfiledCalls {
 
   explicit ProfiledCalls(std::string prefix) {
     seen().prefix = std::move(prefix);
+    finish();  // what ended after finish() of an object before
     handle_ = at::addGlobalCallback(
         at::RecordFunctionCallback(&begin, &end).needsInputs(true).scopes({at::RecordScope::USER_SCOPE}));
   }
