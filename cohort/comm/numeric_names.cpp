@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <string_view>
 
 #include "cohort/core/log.h"
@@ -108,13 +109,12 @@ bool change_entry() {
 
 }  // namespace
 
-bool use_numeric_names() {
-  static const bool is_changed = [] {
-    if (change_entry()) return true;
+void use_numeric_names() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    if (change_entry()) return;
     core::log_debug("LibTorch resolves host names as before: its call of getnameinfo() was not found");
-    return false;
-  }();
-  return is_changed;
+  });
 }
 
 }  // namespace cohort::comm

@@ -8,6 +8,7 @@
 #include "cohort/comm/backend.h"
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/missing_ranks.h"
+#include "cohort/comm/numeric_names.h"
 #include "cohort/comm/store_board.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
@@ -294,6 +295,7 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
   if (options.rank < 0 || options.rank >= size) {
     throw UsageError("comm.group", core::concat("rank is ", options.rank, ", expected 0 to ", size - 1));
   }
+  use_numeric_names();  // the store may be one that the caller has opened
   auto state = std::make_shared<Group::State>();
   state->name = options.name;
   state->backend = options.backend;

@@ -6,11 +6,11 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "cohort/comm/group.h"
 #include "cohort/comm/job.h"
+#include "cohort/comm/tcp_store.h"
 #include "cohort/core/error.h"
 #include "tests/support/slowdown.h"
 
@@ -30,13 +30,8 @@ inline void run_as_rank(int size, const std::string& backend, const std::functio
     throw std::runtime_error(core::concat("this needs mpirun with ", size, " ranks, got ", job.world_size,
                                           " from ", comm::to_string(job.launcher)));
   }
-  static const auto store = [] {
-    c10d::TCPStoreOptions options;
-    options.port = job.master_port;
-    options.isServer = job.rank == 0;
-    options.waitWorkers = false;
-    return c10::make_intrusive<c10d::TCPStore>(job.master_host, options);
-  }();
+  static const auto store = comm::open_tcp_store(
+      {.host = job.master_host, .port = job.master_port, .serves = job.rank == 0, .timeout = timeout});
   static int run = 0;
   const auto own = c10::make_intrusive<c10d::PrefixStore>(core::concat("run ", run++), store);
   comm::Group group = comm::make_group(own, job.rank, size, backend, timeout, "127.0.0.1", check);
