@@ -1,6 +1,7 @@
 // Who comes to the sockets of a group, and who does not.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -251,6 +252,33 @@ TEST(ShmStrangersTest, AProcessWithoutDescriptorsSaysSoAtOnce) {
   first.join();
   EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_LT(waited.elapsed(), seconds(5));
+}
+
+TEST(ShmStrangersTest, MemoryThatNoDescriptorIsLeftForIsNotMistakenForNone) {
+#ifdef __SANITIZE_ADDRESS__
+  return;  // the sanitizers need descriptors themselves
+#endif
+  MapBoard board;
+  std::unique_ptr<Links> from, to;
+  std::thread first([&] { from = std::make_unique<Links>(board, 0, 2, core::Deadline(seconds(20))); });
+  to = std::make_unique<Links>(board, 1, 2, core::Deadline(seconds(20)));
+  first.join();
+  const core::Fd memory(::memfd_create("memory", MFD_CLOEXEC));
+  from->send(1, memory.get(), 7);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int free = ::dup(0);
+  ::close(free);
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(free);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  COHORT_EXPECT_THROW_WITH(to->receive(0), SystemError,
+                           "cannot take memory of rank 0: no more file descriptors");
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  from->send(1, memory.get(), 8);
+  const auto taken = to->receive(0);
+  ASSERT_TRUE(taken.has_value());
+  EXPECT_EQ(taken->first, 8);
 }
 
 TEST(ShmStrangersTest, ARankThatDiedBeforeItConnectedIsNamed) {
