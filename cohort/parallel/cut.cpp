@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "cohort/core/callers_node.h"
+#include "cohort/autograd/anchor_node.h"
+#include "cohort/autograd/input_proxies.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/nested.h"
-#include "cohort/core/stand_ins.h"
 #include "cohort/core/timeline.h"
 #include "cohort/core/torch_compat.h"
 
@@ -59,7 +59,7 @@ class Jobs {
   void start(PlacementWorker& worker, const char* part, const char* what, Fn fn) {
     Job& job = jobs_.emplace_back();
     job.part = part;
-    if (worker.is_current() || (!worker.device().is_cpu() && core::is_gpus_thread())) {
+    if (worker.is_current() || (!worker.device().is_cpu() && autograd::is_device_autograd_thread())) {
       job.here = std::move(fn);
     } else {
       job.pending = worker.submit(what, std::move(fn));
@@ -100,13 +100,13 @@ class Jobs {
 
 struct Forward {
   Tensors results;
-  std::shared_ptr<core::GraphPart> graph;
-  std::optional<core::StandIns> stand_ins;
+  std::shared_ptr<autograd::DetachedGraph> graph;
+  std::optional<autograd::InputProxies> input_proxies;
 };
 
 // `random`: what random operators of the part draw from; none: what the caller's do.
 Forward run_forward(const Part& part, const std::optional<core::RandomKey>& random,
-                    core::StandIns::Counts counts) {
+                    autograd::InputProxies::Counts counts) {
   const c10::Device device = part.worker->device();
   std::optional<core::RandomScope> scope;
   if (random) scope.emplace(*random, device);
@@ -114,16 +114,16 @@ Forward run_forward(const Part& part, const std::optional<core::RandomKey>& rand
     return core::to_device(tensors, device, /*non_blocking=*/true);
   };
   if (!at::GradMode::is_enabled()) return {part.run(here(part.inputs)), nullptr, std::nullopt};
-  auto graph = std::make_shared<core::GraphPart>(part.inputs);
-  core::StandIns stand_ins(kWhere, part.inputs, graph->leaves(), counts);
-  Tensors results = part.run(here(stand_ins.tensors()));
-  stand_ins.look_at(results);
+  auto graph = std::make_shared<autograd::DetachedGraph>(part.inputs);
+  autograd::InputProxies input_proxies(kWhere, part.inputs, graph->leaves(), counts);
+  Tensors results = part.run(here(input_proxies.tensors()));
+  input_proxies.observe(results);
   results = graph->end(results);
-  return {std::move(results), std::move(graph), std::move(stand_ins)};
+  return {std::move(results), std::move(graph), std::move(input_proxies)};
 }
 
 // The parts of one call, as one node of the caller's graph: LibTorch's engine runs the nodes of a backward
-// one after the other, so only one node can start them all. It comes behind a door, as it waits for other
+// one after the other, so only one node can start them all. It comes behind a anchor, as it waits for other
 // threads.
 class PartsBackward : public Node {
  public:
@@ -133,10 +133,10 @@ class PartsBackward : public Node {
   struct Graph {
     PartName name;
     std::shared_ptr<PlacementWorker> worker;
-    std::shared_ptr<core::GraphPart> graph;
+    std::shared_ptr<autograd::DetachedGraph> graph;
     std::size_t num_results;
-    std::vector<std::size_t> edges;       // of each input and captured tensor; kNone: no gradient goes there
-    std::vector<core::PartCount> counts;  // of the inputs
+    std::vector<std::size_t> edges;  // of each input and captured tensor; kNone: no gradient goes there
+    std::vector<autograd::ScopedVersionCounter> counts;  // of the inputs
   };
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
@@ -179,7 +179,7 @@ std::vector<Tensors> PartsBackward::run_backwards(Tensors&& gradients) {
   Jobs<Tensors> jobs(timeout);
   std::size_t first = 0;
   for (Graph& graph : graphs) {
-    for (core::PartCount& count : graph.counts) count.follow();
+    for (autograd::ScopedVersionCounter& count : graph.counts) count.propagate();
     Tensors own(
         std::make_move_iterator(gradients.begin() + static_cast<std::ptrdiff_t>(first)),
         std::make_move_iterator(gradients.begin() + static_cast<std::ptrdiff_t>(first + graph.num_results)));
@@ -223,7 +223,7 @@ Tensors PartsBackward::reduce(std::vector<Tensors>&& found) {
   }
   const auto sum = [](std::vector<Sum> share) {
     Tensors sums;
-    for (Sum& one : share) sums.push_back(core::sum_in_pairs(std::move(one.values)));
+    for (Sum& one : share) sums.push_back(autograd::pairwise_sum(std::move(one.values)));
     return sums;
   };
   std::vector<std::vector<std::size_t>> edges(shares.size());
@@ -253,7 +253,7 @@ Tensors PartsBackward::reduce(std::vector<Tensors>&& found) {
 Tensors PartsBackward::apply(Tensors&& gradients) {
   const std::lock_guard lock(mutex_);
   check();
-  return reduce(run_backwards(core::arrived(gradients.front())));
+  return reduce(run_backwards(autograd::take_gradients(gradients.front())));
 }
 
 // Collects the edges of one call's node.
@@ -288,7 +288,7 @@ class Edges {
 
 void settle(std::vector<Forward>& forwards) {
   for (Forward& forward : forwards) {
-    if (forward.stand_ins) forward.stand_ins->settle(forward.results);
+    if (forward.input_proxies) forward.input_proxies->write_back(forward.results);
   }
 }
 
@@ -300,7 +300,7 @@ void attach(const std::vector<std::shared_ptr<Part>>& parts, std::vector<Forward
   std::unordered_map<const c10::TensorImpl*, const at::Tensor*> originals;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const Part& part = *parts[i];
-    core::GraphPart& graph = *forwards[i].graph;
+    autograd::DetachedGraph& graph = *forwards[i].graph;
     PartsBackward::Graph own{part.name, part.worker, forwards[i].graph, 0, {}, {}};
     std::unordered_map<const c10::TensorImpl*, const at::Tensor*> meant;
     if (part.stands_for) {
@@ -326,18 +326,18 @@ void attach(const std::vector<std::shared_ptr<Part>>& parts, std::vector<Forward
   node->set_next_edges(edges.take());
   node->contributions = edges.take_contributions();
   for (const auto& [impl, tensor] : originals) node->originals.emplace_back(*tensor, tensor->_version());
-  const at::Tensor door = core::make_door();
-  torch::autograd::set_history(door, node);
+  const at::Tensor anchor = autograd::make_anchor();
+  torch::autograd::set_history(anchor, node);
   Tensors ends;
   for (Forward& forward : forwards) {
     for (std::size_t j = 0; j < forward.results.size(); ++j) {
       if (forward.graph->needs_gradient()[j]) ends.push_back(forward.results[j]);
     }
   }
-  core::come_through(door, ends);
+  autograd::attach_behind(anchor, ends);
   settle(forwards);
   for (std::size_t i = 0; i < forwards.size(); ++i) {
-    node->graphs[i].counts = forwards[i].stand_ins->counts();
+    node->graphs[i].counts = forwards[i].input_proxies->counts();
   }
 }
 
@@ -354,7 +354,8 @@ std::vector<Tensors> run_parts(std::vector<Part> given, const CutOptions& option
   given.clear();
   std::optional<core::RandomKey> random = options.random;
   if (!random && parts.size() > 1) random = core::RandomKey::draw();
-  const auto counts = parts.size() > 1 ? core::StandIns::Counts::kOwn : core::StandIns::Counts::kOfInputs;
+  const auto counts =
+      parts.size() > 1 ? autograd::InputProxies::Counts::kOwn : autograd::InputProxies::Counts::kOfInputs;
   Jobs<Forward> jobs(options.timeout);
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const auto& part = parts[i];

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/autograd/detached_graph.h"
 #include "cohort/core/call.h"
-#include "cohort/core/graph_part.h"
 #include "cohort/core/nested.h"
 #include "cohort/core/random_scope.h"
 #include "cohort/parallel/placement_worker.h"

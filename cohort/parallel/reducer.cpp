@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "cohort/autograd/detached_graph.h"
 #include "cohort/core/error.h"
-#include "cohort/core/graph_part.h"
 #include "cohort/core/timeline.h"
 #include "cohort/parallel/gradient_buckets.h"
 
@@ -158,7 +158,7 @@ void Reducer::State::arm(const std::optional<Contribution>& mine, std::span<cons
   if (options.find_unused_parameters) *reached = reached_from(outputs);
   for (const at::Tensor& output : outputs) {
     // A leaf would keep the hook, for later backwards too. Where it is a parameter its own hook begins.
-    if (!core::needs_gradient(output) || output.is_leaf()) continue;
+    if (!autograd::needs_gradient(output) || output.is_leaf()) continue;
     output.register_hook([weak = weak_from_this(), reached](const at::Tensor& /*gradient*/) {
       if (const auto state = weak.lock()) state->on_output(*reached);
     });
@@ -179,7 +179,7 @@ std::vector<bool> Reducer::State::reached_from(std::span<const at::Tensor> outpu
       reached[found->second] = true;
     }
   };
-  for (const at::Tensor& output : outputs) visit(core::edge_of(output).function.get());
+  for (const at::Tensor& output : outputs) visit(autograd::edge_of(output).function.get());
   while (!open.empty()) {
     Node* const node = open.back();
     open.pop_back();

@@ -62,7 +62,7 @@ std::int64_t num_samples(const std::vector<std::int64_t>& sizes) {
 }
 
 std::vector<Tensors> split(const Tensors& tensors, const std::vector<std::int64_t>& sizes,
-                           std::vector<core::PartCount>* counts) {
+                           std::vector<autograd::ScopedVersionCounter>* counts) {
   std::vector<Tensors> parts(sizes.size());
   std::int64_t first = 0;
   for (std::size_t m = 0; m < sizes.size(); ++m) {
@@ -142,8 +142,8 @@ std::shared_ptr<Batch> make_batch(const Setup& setup, const Tensors& inputs,
 }
 
 void settle(Batch& batch) {
-  for (core::PartCount& count : batch.counts) count.hand_on();
-  for (core::PartCount& count : batch.counts) count.look();
+  for (autograd::ScopedVersionCounter& count : batch.counts) count.publish();
+  for (autograd::ScopedVersionCounter& count : batch.counts) count.sync();
 }
 
 }  // namespace cohort::pipeline

@@ -18,7 +18,7 @@ std::int64_t num_samples(const std::vector<std::int64_t>& sizes);
 
 /// Returns views, by micro-batch. `counts`: what they count their changes by, as stages may write to them.
 std::vector<Tensors> split(const Tensors& tensors, const std::vector<std::int64_t>& sizes,
-                           std::vector<core::PartCount>* counts = nullptr);
+                           std::vector<autograd::ScopedVersionCounter>* counts = nullptr);
 /// Returns each tensor of all micro-batches in one; undefined where it is undefined in all.
 Tensors join(const std::vector<Tensors>& parts);
 /// The same for gradients, of these inputs: what came for some micro-batches alone is zero for the others.

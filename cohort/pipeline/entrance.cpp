@@ -4,8 +4,8 @@
 
 #include <utility>
 
+#include "cohort/autograd/detached_graph.h"
 #include "cohort/core/error.h"
-#include "cohort/core/graph_part.h"
 #include "cohort/core/overlap.h"
 #include "cohort/core/torch_compat.h"
 
@@ -43,7 +43,7 @@ Tensors Entrance::enter(const Tensors& leaves) {
     }
     const auto node = COHORT_MAKE_NODE(OwnGradient, leaf, is_open_);
     torch::autograd::impl::set_grad_accumulator(leaf, COHORT_WEAK_NODE(node));
-    entered.push_back(core::entered({leaf}).front());
+    entered.push_back(autograd::entered({leaf}).front());
   }
   return entered;
 }

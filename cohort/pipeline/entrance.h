@@ -14,8 +14,8 @@ namespace cohort::pipeline {
 /// at a time.
 class Entrance {
  public:
-  /// What stands for `leaves`: core::entered(). For a leaf that stands there twice it is one tensor, so that
-  /// its gradient is added up in the order of its uses, as without a cut.
+  /// What stands for `leaves`: autograd::entered(). For a leaf that stands there twice it is one tensor, so
+  /// that its gradient is added up in the order of its uses, as without a cut.
   Tensors enter(const Tensors& leaves);
 
   /// While it lives the graph's own backward runs.

@@ -5,9 +5,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include "cohort/core/callers_node.h"
+#include "cohort/autograd/anchor_node.h"
+#include "cohort/autograd/detached_graph.h"
 #include "cohort/core/error.h"
-#include "cohort/core/graph_part.h"
 #include "cohort/pipeline/batch.h"
 
 namespace cohort::pipeline {
@@ -29,12 +29,12 @@ struct ModuleNode : torch::autograd::Function<ModuleNode> {
   static at::Tensor forward(AutogradContext* context, at::TensorList /*edges*/,
                             const c10::intrusive_ptr<torch::CustomClassHolder>& state) {
     context->saved_data["state"] = c10::IValue::make_capsule(state);
-    return core::make_door();
+    return autograd::make_anchor();
   }
-  static Tensors backward(AutogradContext* context, const Tensors& of_the_door);
+  static Tensors backward(AutogradContext* context, const Tensors& of_the_anchor);
 };
 
-Tensors ModuleNode::backward(AutogradContext* context, const Tensors& of_the_door) {
+Tensors ModuleNode::backward(AutogradContext* context, const Tensors& of_the_anchor) {
   if (at::GradMode::is_enabled()) {
     throw UsageError(kWhere, "backward with create_graph goes through a pipeline, which has no graph",
                      "the model without a pipeline where second derivatives are taken");
@@ -48,13 +48,13 @@ Tensors ModuleNode::backward(AutogradContext* context, const Tensors& of_the_doo
   }
   const auto capsule = context->saved_data["state"].toCapsule();
   State& state = static_cast<State&>(*capsule);
-  if (core::is_gpus_thread()) {
+  if (autograd::is_device_autograd_thread()) {
     throw UsageError(
         kWhere,
         "backward goes through a pipeline within a backward on a GPU, whose thread the stages wait for",
-        "the pipeline outside of core::checkpoint");
+        "the pipeline outside of autograd::recompute");
   }
-  const Tensors gradients = core::arrived(of_the_door.front());
+  const Tensors gradients = autograd::take_gradients(of_the_anchor.front());
   const auto batch = std::exchange(state.batch, nullptr);
   if (!batch)
     throw UsageError(kWhere, "backward goes through a pipeline's result twice",
@@ -64,7 +64,7 @@ Tensors ModuleNode::backward(AutogradContext* context, const Tensors& of_the_doo
     if (state.attached[i]) full[i] = gradients[next++];
   }
   batch->output_gradients = split(full, state.sizes);
-  for (core::PartCount& count : batch->counts) count.follow();
+  for (autograd::ScopedVersionCounter& count : batch->counts) count.propagate();
   state.backward(batch);
   Tensors result;
   const Tensors joined = join_gradients(batch->input_gradients, state.inputs, state.sizes);
@@ -82,7 +82,7 @@ Tensors attach(const Tensors& inputs, const std::shared_ptr<Batch>& batch,
                std::function<void(const std::shared_ptr<Batch>&)> backward) {
   Tensors outputs = join(batch->outputs);
   auto state = c10::make_intrusive<State>();
-  state->inputs = core::leaves_of(inputs);
+  state->inputs = autograd::leaf_inputs(inputs);
   Tensors edges, results;
   for (const at::Tensor& input : inputs) {
     if (input.defined() && input.requires_grad()) edges.push_back(input);
@@ -100,9 +100,9 @@ Tensors attach(const Tensors& inputs, const std::shared_ptr<Batch>& batch,
   state->batch = batch;
   state->sizes = sizes;
   state->backward = std::move(backward);
-  const at::Tensor door =
+  const at::Tensor anchor =
       ModuleNode::apply(at::TensorList(edges), c10::intrusive_ptr<torch::CustomClassHolder>(state));
-  core::come_through(door, results);
+  autograd::attach_behind(anchor, results);
   return outputs;
 }
 

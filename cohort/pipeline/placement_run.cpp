@@ -9,8 +9,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "cohort/autograd/detached_graph.h"
 #include "cohort/core/exception_text.h"
-#include "cohort/core/graph_part.h"
 #include "cohort/core/overlap.h"
 #include "cohort/core/timeline.h"
 
@@ -209,7 +209,7 @@ void PlacementRun::forward(const Action& action) {
                                                ", but the stage returned ", outputs.size(), " tensors"));
     }
     const at::Tensor& output = outputs[static_cast<std::size_t>(skip.output)];
-    carried[i] = {output, core::needs_gradient(output)};
+    carried[i] = {output, autograd::needs_gradient(output)};
     leaves[static_cast<std::size_t>(skip.output)] = true;
   }
   Message out{m, {}, {}};
@@ -222,7 +222,7 @@ void PlacementRun::forward(const Action& action) {
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const std::size_t first = core::first_place(outputs, i);
     cut.push_back(first < i ? cut[first] : cut_off(outputs[i]));
-    if (!leaves[i]) add(cut[i], core::needs_gradient(outputs[i]));
+    if (!leaves[i]) add(cut[i], autograd::needs_gradient(outputs[i]));
   }
   for (const int i : passing) add(cut_off(carried[i].first), carried[i].second);
   waiting_[{stage + 1, false}].push_back(std::move(out));
@@ -255,7 +255,7 @@ void PlacementRun::check_written(const std::vector<std::size_t>& written, const 
 // Backward begins here: with the loss, or with what the caller of forward() has computed from the outputs.
 void PlacementRun::loss(const Action& action, const Tensors& outputs) {
   const auto micro_batch = static_cast<std::size_t>(action.micro_batch);
-  Tensors leaves = core::leaves_of(outputs);
+  Tensors leaves = autograd::leaf_inputs(outputs);
   if (!batch_.loss || batch_.keep_outputs) {
     for (const at::Tensor& leaf : leaves) {
       batch_.outputs[micro_batch].push_back(leaf.defined() && batch_.loss ? leaf.detach() : leaf);

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/core/part_count.h"
+#include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/pipeline/channel.h"
 #include "cohort/pipeline/pipeline.h"
 #include "cohort/pipeline/stage_run.h"
@@ -49,11 +49,11 @@ struct Batch {
 
   Batch(const Setup& setup, int num_micro_batches);
 
-  std::vector<Tensors> inputs, targets;  // by micro-batch
-  std::vector<core::PartCount> counts;   // of both
-  std::vector<bool> requires_grad;       // of the inputs
-  std::vector<double> weights;           // of each micro-batch's loss
-  Loss loss;                             // empty: outputs are the result
+  std::vector<Tensors> inputs, targets;                // by micro-batch
+  std::vector<autograd::ScopedVersionCounter> counts;  // of both
+  std::vector<bool> requires_grad;                     // of the inputs
+  std::vector<double> weights;                         // of each micro-batch's loss
+  Loss loss;                                           // empty: outputs are the result
   bool keep_outputs = false;
   bool split = false;  // input and weight gradients come apart
   std::optional<core::RandomKey> random;

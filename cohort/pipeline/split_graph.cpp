@@ -12,7 +12,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "cohort/core/graph_part.h"
+#include "cohort/autograd/detached_graph.h"
 
 namespace cohort::pipeline {
 namespace {
@@ -230,7 +230,7 @@ void SplitGraph::Roots::add(const Edge& edge, const at::Tensor& gradient) {
 }
 
 SplitGraph::SplitGraph(const Tensors& outputs, const Tensors& leaves)
-    : outputs_(core::edges_of(outputs)), leaves_(core::edges_of(leaves)) {}
+    : outputs_(autograd::edges_of(outputs)), leaves_(autograd::edges_of(leaves)) {}
 
 // A whole backward, which adds to the leaves' and the parameters' grad().
 Tensors SplitGraph::all_gradients(const Roots& roots) {
@@ -240,7 +240,7 @@ Tensors SplitGraph::all_gradients(const Roots& roots) {
     result.emplace_back();
     if (!edge.is_valid()) continue;
     auto& leaf = dynamic_cast<torch::autograd::AccumulateGrad&>(*edge.function);
-    result.back() = core::as_own(std::move(leaf.variable.mutable_grad()));
+    result.back() = autograd::clone_if_shared(std::move(leaf.variable.mutable_grad()));
   }
   *this = SplitGraph();
   return result;
@@ -284,7 +284,8 @@ Tensors SplitGraph::input_gradients(Tensors gradients) {
     for (std::uint32_t k = 0; k < caught[i].size(); ++k) later_.add({halves.cut()[i], k}, caught[i][k]);
   }
   caught.clear();
-  for (std::size_t i = 0; i < places.size(); ++i) result[places[i]] = core::as_own(std::move(found[i]));
+  for (std::size_t i = 0; i < places.size(); ++i)
+    result[places[i]] = autograd::clone_if_shared(std::move(found[i]));
   halves.take_apart();
   return result;
 }

@@ -50,7 +50,7 @@ class Stage {
 
   /// In messages; by default the type of its module.
   Stage& name(std::string name);
-  /// Keeps the inputs of a micro-batch only, and runs the stage again in backward: core::checkpoint().
+  /// Keeps the inputs of a micro-batch only, and runs the stage again in backward: autograd::recompute().
   Stage& recompute(bool recompute = true);
 
   const std::string& name() const { return name_; }

@@ -6,16 +6,16 @@
 
 #include <utility>
 
-#include "cohort/core/graph_part.h"
+#include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/recompute.h"
 #include "cohort/core/overlap.h"
-#include "cohort/core/recompute.h"
 
 namespace cohort::pipeline {
 namespace {
 
 using torch::autograd::Edge;
 
-Tensors leaves_of(const Tensors& inputs, const std::vector<bool>& requires_grad) {
+Tensors leaf_inputs(const Tensors& inputs, const std::vector<bool>& requires_grad) {
   Tensors leaves;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const std::size_t first = core::first_place(inputs, i);
@@ -32,7 +32,7 @@ Tensors leaves_of(const Tensors& inputs, const std::vector<bool>& requires_grad)
 struct Roots {
   Roots(const Tensors& of, const Tensors& given) {
     for (std::size_t i = 0; i < of.size(); ++i) {
-      if (!given[i].defined() || !core::needs_gradient(of[i])) continue;
+      if (!given[i].defined() || !autograd::needs_gradient(of[i])) continue;
       outputs.push_back(of[i]);
       gradients.push_back(given[i]);
     }
@@ -44,7 +44,7 @@ struct Roots {
 
 StageRun::StageRun(const Stage& stage, const Tensors& inputs, const std::vector<bool>& requires_grad,
                    bool split, const std::optional<core::RandomKey>& random)
-    : random_(random), leaves_(leaves_of(inputs, requires_grad)) {
+    : random_(random), leaves_(leaf_inputs(inputs, requires_grad)) {
   forward(stage);
   for (std::size_t i = leaves_.size(); i-- > 0;) {
     if (!requires_grad[i] || core::first_place(leaves_, i) < i) leaves_[i].reset();
@@ -56,18 +56,18 @@ void StageRun::forward(const Stage& stage) {
   const Tensors inputs = entrance_.enter(leaves_);
   const std::size_t last = stage.layers().size();
   if (!stage.recomputes()) {
-    const std::vector<Edge> entries = core::edges_of(inputs);
+    const std::vector<Edge> entries = autograd::edges_of(inputs);
     outputs_ = stage.forward(inputs, 0, last, random_);
-    const std::vector<Edge> now = core::edges_of(inputs);
+    const std::vector<Edge> now = autograd::edges_of(inputs);
     for (std::size_t i = 0; i < now.size(); ++i) {
       if (now[i] != entries[i]) written_.push_back(i);
     }
     return;
   }
-  core::CheckpointOptions options;
+  autograd::RecomputeOptions options;
   options.buffers = stage.buffers();
   options.preserve_rng_state = !random_;  // else both runs draw from the same generators anyway
-  outputs_ = core::checkpoint(
+  outputs_ = autograd::recompute(
       std::move(options),
       [stage, last, random = random_](const Tensors& again) { return stage.forward(again, 0, last, random); },
       inputs);
@@ -80,7 +80,7 @@ Tensors StageRun::backward(const Tensors& gradients) {
   outputs_.clear();
   Tensors result;
   for (const at::Tensor& leaf : leaves_) {
-    result.push_back(leaf.defined() ? core::as_own(std::move(leaf.mutable_grad())) : leaf);
+    result.push_back(leaf.defined() ? autograd::clone_if_shared(std::move(leaf.mutable_grad())) : leaf);
   }
   leaves_.clear();
   return result;

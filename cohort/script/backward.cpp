@@ -12,8 +12,8 @@
 #include <functional>
 #include <unordered_set>
 
+#include "cohort/autograd/detached_graph.h"
 #include "cohort/core/error.h"
-#include "cohort/core/graph_part.h"
 #include "cohort/core/torch_compat.h"
 #include "cohort/script/gradients.h"
 #include "cohort/script/joint.h"
@@ -236,7 +236,7 @@ void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& r
 std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_behind(const Tensors& results) {
   std::vector<std::unordered_set<const c10::TensorImpl*>> found;
   for (const at::Tensor& result : results) {
-    if (!core::needs_gradient(result)) continue;
+    if (!autograd::needs_gradient(result)) continue;
     auto& leaves = found.emplace_back();
     each_node(torch::autograd::impl::gradient_edge(result).function.get(), [&](Node& node) {
       if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node)) {
@@ -250,11 +250,11 @@ std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_behind(const Tens
 std::string unrecordable_within(const Tensors& results) {
   std::string reason;
   for (const at::Tensor& result : results) {
-    if (!core::needs_gradient(result)) continue;
+    if (!autograd::needs_gradient(result)) continue;
     each_node(torch::autograd::impl::gradient_edge(result).function.get(), [&](Node& node) {
       if (dynamic_cast<const torch::autograd::AccumulateGrad*>(&node) != nullptr || !reason.empty()) return;
       if (node.name().find("Checkpoint") != std::string::npos) {
-        reason = "core::checkpoint within the function sets the random generator, which is no operator";
+        reason = "autograd::recompute within the function sets the random generator, which is no operator";
         return;
       }
       if (node.tensor_pre_hooks().empty() && node.pre_hooks().empty() && node.post_hooks().empty()) return;

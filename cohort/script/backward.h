@@ -8,7 +8,7 @@
 #include <memory>
 #include <unordered_set>
 
-#include "cohort/core/graph_part.h"
+#include "cohort/autograd/detached_graph.h"
 #include "cohort/script/cache.h"
 
 /// The nodes of the graph that scripted functions leave: one that records its backward, one that replays it.
@@ -26,7 +26,7 @@ struct TangentWants {
 
 /// A forward that was recorded, and the graph of it.
 struct RecordedForward {
-  std::shared_ptr<core::GraphPart> graph;
+  std::shared_ptr<autograd::DetachedGraph> graph;
   std::shared_ptr<Recorded> recorded;
   std::shared_ptr<Variant> variant;
   std::int64_t gradient_chunk_bytes = 0;

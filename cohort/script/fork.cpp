@@ -16,13 +16,13 @@
 #include <optional>
 #include <thread>
 
+#include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/input_proxies.h"
 #include "cohort/core/cpu.h"
 #include "cohort/core/error.h"
-#include "cohort/core/graph_part.h"
 #include "cohort/core/log.h"
 #include "cohort/core/own_threads.h"
 #include "cohort/core/random_scope.h"
-#include "cohort/core/stand_ins.h"
 #include "cohort/core/timeline.h"
 #include "cohort/core/torch_compat.h"
 #include "cohort/core/wait.h"
@@ -53,7 +53,7 @@ class Watched {
 // The backward of a part: through its own graph, on the thread that calls it.
 class ForkedBackward : public Node {
  public:
-  std::shared_ptr<core::GraphPart> graph;
+  std::shared_ptr<autograd::DetachedGraph> graph;
   std::vector<std::size_t> places;
   std::size_t num_leaves = 0;
 
@@ -102,11 +102,12 @@ struct ForkedPart::Task {
     const at::ThreadLocalStateGuard as_the_caller(state);
     const Watched random;
     if (with_graph == Graph::kAsCaller && at::GradMode::is_enabled()) {
-      graph = std::make_shared<core::GraphPart>(
-          inputs, core::GraphPart::Words{.where = "script.fork", .as_input = "hand it over as an input"});
-      stand_ins.emplace("script.fork", inputs, graph->leaves());
-      results = run(stand_ins->tensors());
-      stand_ins->look_at(results);
+      graph = std::make_shared<autograd::DetachedGraph>(
+          inputs,
+          autograd::DetachedGraph::Words{.where = "script.fork", .as_input = "hand it over as an input"});
+      input_proxies.emplace("script.fork", inputs, graph->leaves());
+      results = run(input_proxies->tensors());
+      input_proxies->observe(results);
       results = graph->end(results);
     } else {
       results = run(inputs);
@@ -143,8 +144,8 @@ struct ForkedPart::Task {
       }
       node->graph = std::move(graph);
     }
-    stand_ins->settle(results);
-    stand_ins.reset();
+    input_proxies->write_back(results);
+    input_proxies.reset();
   }
 
   Run run;
@@ -157,8 +158,8 @@ struct ForkedPart::Task {
   bool is_late = false;  // somebody's deadline passed while it ran; under mutex
   bool is_done = false;  // under mutex; what follows is written before
   Tensors results;
-  std::shared_ptr<core::GraphPart> graph;
-  std::optional<core::StandIns> stand_ins;
+  std::shared_ptr<autograd::DetachedGraph> graph;
+  std::optional<autograd::InputProxies> input_proxies;
   std::exception_ptr error;
 };
 

@@ -8,10 +8,10 @@
 #include <optional>
 #include <unordered_set>
 
+#include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/input_proxies.h"
+#include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/core/error.h"
-#include "cohort/core/graph_part.h"
-#include "cohort/core/part_count.h"
-#include "cohort/core/stand_ins.h"
 #include "cohort/script/backward.h"
 #include "cohort/script/recheck.h"
 #include "cohort/script/recorder.h"
@@ -21,7 +21,8 @@ namespace {
 
 using core::concat;
 
-const core::GraphPart::Words kWords{.where = "script.function", .as_input = "hand it over as an input"};
+const autograd::DetachedGraph::Words kWords{.where = "script.function",
+                                            .as_input = "hand it over as an input"};
 
 // `slot`: of the result with this number.
 Handle handle_of(const Recorded& recorded, const Tensors& inputs, const Tensors& results, std::size_t number,
@@ -39,7 +40,7 @@ Handle handle_of(const Recorded& recorded, const Tensors& inputs, const Tensors&
     const at::Tensor& outside = as_input == recorded.inputs.end()
                                     ? values[base].tensor
                                     : inputs[static_cast<std::size_t>(as_input - recorded.inputs.begin())];
-    if (result.is_view() && result._base().is_same(outside) && core::can_be_viewed(outside, result)) {
+    if (result.is_view() && result._base().is_same(outside) && autograd::can_be_viewed(outside, result)) {
       return {Handle::Kind::kView, static_cast<int>(base)};
     }
   }
@@ -68,7 +69,7 @@ void find_outputs(Recorded& recorded, const Tensors& inputs, const Tensors& resu
     }
     recorded.handles.push_back(slot < 0 ? Handle() : handle_of(recorded, inputs, results, i, slot));
     recorded.outputs.push_back(slot);
-    recorded.needs_gradient.push_back(at::GradMode::is_enabled() && core::needs_gradient(result));
+    recorded.needs_gradient.push_back(at::GradMode::is_enabled() && autograd::needs_gradient(result));
   }
 }
 
@@ -172,7 +173,7 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
   }
   const auto versions_of = [](const Tensors& tensors) {
     std::vector<std::uint32_t> found;
-    for (const at::Tensor& tensor : tensors) found.push_back(core::version_of(tensor));
+    for (const at::Tensor& tensor : tensors) found.push_back(autograd::version_of(tensor));
     return found;
   };
   return [=, versions = versions_of(read)](const Tensors& tangents, Misfit why) {
@@ -191,10 +192,10 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
     GivenTensors given(*program, *program->borrow(inputs));
     const at::AutoGradMode with_graph(true);
     const GeneratorStates::Again draws_again(*generators);
-    core::GraphPart graph(inputs, kWords);
-    core::StandIns stand_ins("script.function", inputs, graph.leaves());
-    Tensors results = (*run)(stand_ins.tensors());
-    stand_ins.look_at(results);
+    autograd::DetachedGraph graph(inputs, kWords);
+    autograd::InputProxies input_proxies("script.function", inputs, graph.leaves());
+    Tensors results = (*run)(input_proxies.tensors());
+    input_proxies.observe(results);
     results = graph.end(results);
     const at::NoGradGuard no_grad;
     Tensors found = graph.backward(tangents, /*keep_graph=*/false);
@@ -227,7 +228,7 @@ Tensors outputs_of(const Program& program, const Frame& frame) {
     } else {
       const at::Tensor& base = frame.values[at_slot(handle.base)];
       const at::AutoGradMode mode(at::GradMode::is_enabled() && !base.requires_grad());
-      results.push_back(core::view_like(base, value));
+      results.push_back(autograd::view_like(base, value));
     }
   }
   return results;
@@ -294,19 +295,19 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
     finish();
     return results;
   }
-  using core::GraphPart;
-  auto graph = std::make_shared<GraphPart>(inputs, kWords, GraphPart::Cut::kCanBeUndone);
+  using autograd::DetachedGraph;
+  auto graph = std::make_shared<DetachedGraph>(inputs, kWords, DetachedGraph::Cut::kCanBeUndone);
   const Tensors leaves = graph->leaves();
-  core::StandIns stand_ins("script.function", inputs, leaves);
+  autograd::InputProxies input_proxies("script.function", inputs, leaves);
   {
     const Recording recording(recorded->tape);
-    results = (*run_)(stand_ins.tensors());
+    results = (*run_)(input_proxies.tensors());
   }
   recorded->structure = results.structure;
-  stand_ins.look_at(results);
-  recorded->views = stand_ins.result_views();
+  input_proxies.observe(results);
+  recorded->views = input_proxies.output_aliases();
   if (is_recheck) compare();
-  find_outputs(*recorded, stand_ins.tensors(), results);
+  find_outputs(*recorded, input_proxies.tensors(), results);
   refuse_effects_under_autograd(*recorded);
   refuse_own_nodes_behind_some(*recorded, results);
   if (const std::string reason = unrecordable_within(results); !reason.empty()) recorded->tape.refuse(reason);
@@ -318,7 +319,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   }
   if (!recorded->tape.refusal().empty()) {  // then the call is one without a cut
     finish();
-    stand_ins.settle(results);
+    input_proxies.write_back(results);
     for (at::Tensor& result : results) {
       const auto leaf =
           std::ranges::find_if(leaves, [&](const at::Tensor& each) { return each.is_same(result); });
@@ -332,7 +333,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   results = Output(graph->end(results), results.structure);
   if (reached.empty()) {
     finish();
-    stand_ins.settle(results);
+    input_proxies.write_back(results);
     return results;
   }
   recorded->leaves = graph->captured();
@@ -341,7 +342,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
     for (const auto& each : reached) from.push_back(each.count(leaf.unsafeGetTensorImpl()) != 0);
   };
   for (const at::Tensor& leaf : leaves) {
-    if (core::needs_gradient(leaf)) add_reached(leaf);
+    if (autograd::needs_gradient(leaf)) add_reached(leaf);
   }
   for (const at::Tensor& leaf : recorded->leaves) add_reached(leaf);
   recorded->reach_differs = !std::ranges::all_of(recorded->reached_from, [](const std::vector<bool>& from) {
@@ -351,7 +352,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   recorded->has_met_zeros = std::shared_ptr<std::atomic<bool>>(wants_, &wants_->zeros);
   attach_recording({graph, recorded, variant, cache_.options().gradient_chunk_bytes(), recheck, wants_},
                    inputs, results);
-  stand_ins.settle(results);
+  input_proxies.write_back(results);
   return results;
 }
 
@@ -363,7 +364,7 @@ Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const P
   program->bump_versions(*frame, Part::kForward);
   Tensors results = outputs_of(*program, *frame);
   if (recorded.has_backward) attach_replay(program, inputs, results, *frame, std::move(rerun));
-  recorded.views.put_back(results);
+  recorded.views.restore(results);
   program->give_back(std::move(frame));
   return results;
 }

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "cohort/core/result_views.h"
+#include "cohort/autograd/output_aliases.h"
 #include "cohort/script/segments.h"
 #include "cohort/script/tape.h"
 
@@ -13,7 +13,7 @@ namespace cohort::script {
 
 /// What a replay returns for an output: the value itself, other tensors with its memory for what is an alias
 /// of an input, a captured tensor or another output. kView: a view of `base`, an input or a captured tensor,
-/// by core::view_like().
+/// by autograd::view_like().
 struct Handle {
   enum class Kind : std::uint8_t { kItself, kDetached, kView };
   Kind kind = Kind::kItself;
@@ -33,7 +33,7 @@ struct Recorded {
   std::vector<int> tangents;  ///< gradients of the outputs that backward starts from; kUndefined: no gradient
   std::vector<int> gradients;        ///< what backward returns; kUndefined: no gradient
   std::vector<bool> needs_gradient;  ///< which outputs do
-  core::ResultViews views;           ///< outputs that are made of others
+  autograd::OutputAliases views;     ///< outputs that are made of others
   Tensors leaves;  ///< captured tensors that backward returns a gradient of, after the inputs'
   std::vector<std::vector<bool>> reached_from;  ///< of each gradient: by which tangents
   bool reach_differs = false;                   ///< not every tangent leads to all of them

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <functional>
 
-#include "cohort/core/carried.h"
+#include "cohort/autograd/scoped_version_counter.h"
+#include "cohort/autograd/tensor_box.h"
 #include "cohort/core/error.h"
-#include "cohort/core/part_count.h"
 #include "cohort/core/torch_compat.h"
 #include "cohort/script/backward.h"
 #include "cohort/script/gradients.h"
@@ -158,7 +158,7 @@ void ReplayedBackward::check_unreleased() const {
 
 const ReplayedBackward::Kept* ReplayedBackward::first_changed() const {
   const auto found = std::ranges::find_if(
-      kept, [](const Kept& each) { return core::version_of(each.tensor) != each.version; });
+      kept, [](const Kept& each) { return autograd::version_of(each.tensor) != each.version; });
   return found == kept.end() ? nullptr : &*found;
 }
 
@@ -269,7 +269,8 @@ Tensors ReplayedBackward::begin(std::unique_ptr<BackwardRun> run) {
     return all;
   }
   Tensors found = run_segment(*run, 0);
-  if (recorded.segments.size() > 1) found.push_back(core::carry(std::move(run), device_of(recorded)));
+  if (recorded.segments.size() > 1)
+    found.push_back(autograd::box_in_tensor(std::move(run), device_of(recorded)));
   return found;
 }
 
@@ -279,7 +280,7 @@ class ReplayedSegment : public Node {
   std::size_t number = 0;
 
   Tensors apply(Tensors&& before) override {
-    BackwardRun& run = core::carried<BackwardRun>(before.front());
+    BackwardRun& run = autograd::unbox<BackwardRun>(before.front());
     Tensors found = run_segment(run, number);
     if (number + 1 < run.program->recorded().segments.size()) found.push_back(std::move(before.front()));
     return found;
@@ -299,7 +300,7 @@ void chain(Node& first, const torch::autograd::edge_list& edges, const std::vect
     if (i == 0) return first.set_next_edges(std::move(own));
     auto node = COHORT_MAKE_NODE(ReplayedSegment);
     node->number = i;
-    node->add_input_metadata(core::carry(std::unique_ptr<BackwardRun>(), device));
+    node->add_input_metadata(autograd::box_in_tensor(std::unique_ptr<BackwardRun>(), device));
     node->set_next_edges(std::move(own));
     next = Edge(std::move(node), 0);
   }
@@ -324,7 +325,7 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
     const int slot = program->saved()[i];
     const at::Tensor& tensor = frame.values[at_slot(slot)];
     node->kept.push_back({.tensor = tensor,
-                          .version = core::version_of(tensor),
+                          .version = autograd::version_of(tensor),
                           .slot = slot,
                           .is_written = program->saved_is_written()[i]});
   }
@@ -332,8 +333,8 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
   for (const int slot : program->read_by_backward()) {
     const at::Tensor& tensor = frame.values[at_slot(slot)];
     const bool is_input = values[at_slot(slot)].source == Source::kInput;
-    node->kept.push_back(
-        {is_input ? with_its_counter(tensor, tensor) : tensor, core::version_of(tensor), slot, !is_input});
+    node->kept.push_back({is_input ? with_its_counter(tensor, tensor) : tensor, autograd::version_of(tensor),
+                          slot, !is_input});
   }
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (recorded.outputs[i] == kUndefined) continue;

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
+#include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/core/error.h"
-#include "cohort/core/part_count.h"
 
 namespace cohort::script {
 
@@ -38,7 +38,7 @@ GivenTensors::GivenTensors(const Program& program, const Frame& frame) {
     const at::Tensor& tensor = frame.values[slot];
     if ((value.source != Source::kInput && value.source != Source::kCaptured) || !tensor.defined()) continue;
     if (tensor.requires_grad() && !tape.is_written(value.storage)) continue;
-    const std::uint32_t version = core::version_of(tensor);  // first: who writes meanwhile moves it
+    const std::uint32_t version = autograd::version_of(tensor);  // first: who writes meanwhile moves it
     kept_.push_back({tensor, tensor.clone(), {}, version});
   }
 }
@@ -48,7 +48,7 @@ void GivenTensors::put_back() {
   const at::AutoDispatchBelowADInplaceOrView without_counting_versions;
   std::vector<bool> is_changed;
   for (Kept& each : kept_) {
-    const bool is_disturbed = core::version_of(each.tensor) != each.version;
+    const bool is_disturbed = autograd::version_of(each.tensor) != each.version;
     was_disturbed_ |= is_disturbed;
     is_changed.push_back(!is_disturbed && !equal_bits(each.tensor, each.before));
     each.found = is_changed.back() ? each.tensor.clone() : each.before;

@@ -149,7 +149,7 @@ class LayersInParts {
     for (const Part& part : parts_) {
       if (random) random->layer = part.first_layer;
       const auto run = [stage = part.stage, random](const at::Tensor& input) {
-        return stage->forward(core::entered({input}), 0, stage->layers().size(), random).front();
+        return stage->forward(autograd::entered({input}), 0, stage->layers().size(), random).front();
       };
       value = parallel::run(part.name, part.worker, {}, run, value);
     }

@@ -1,5 +1,5 @@
 // LibTorch's global generator among threads that run functions a second time. What second runs draw is tested
-// with core::checkpoint.
+// with autograd::recompute.
 #include "cohort/core/generator_states.h"
 
 #include <ATen/ATen.h>

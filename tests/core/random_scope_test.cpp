@@ -4,17 +4,12 @@
 #include <gtest/gtest.h>
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/dropout.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/rnn.h>
 
 #include <functional>
 #include <map>
 #include <string>
 #include <thread>
-
-#include "cohort/core/recompute.h"
 
 namespace cohort::core {
 namespace {
@@ -153,34 +148,6 @@ TEST(RandomScopeTest, KeysAreDrawnFromWhateverTheThreadDrawsFrom) {
   };
   EXPECT_EQ(within(), within());
   EXPECT_EQ(RandomKey::draw().seed, second.seed) << "drawn within a scope, the global one stays";
-}
-
-TEST(RandomScopeTest, RecomputationDrawsTheNumbersOfTheFirstRun) {
-  nn::Sequential net(nn::Linear(6, 16), nn::Dropout(0.5), nn::Linear(16, 6));
-  const auto step = [&](bool recompute, bool backward_in_scope) {
-    at::Tensor x = at::ones({4, 6}).requires_grad_();
-    net->zero_grad();
-    at::Tensor y, after;
-    std::optional<RandomScope> scope(std::in_place, RandomKey{.seed = 11});
-    y = recompute ? checkpoint(net, x) : net->forward(x);
-    after = at::rand({3});
-    if (!backward_in_scope) scope.reset();
-    y.sum().backward();
-    if (backward_in_scope) after = at::cat({after, at::rand({3})});
-    return std::vector<at::Tensor>{y.detach(), x.grad(), net->parameters().front().grad().clone(), after};
-  };
-  for (const bool in_scope : {false, true}) {
-    const auto plain = step(false, in_scope), recomputed = step(true, in_scope);
-    for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::equal(plain[i], recomputed[i])) << i;
-  }
-}
-
-TEST(RandomScopeTest, RecomputationOfAnOutsideRunWithinAScopeDrawsFromTheGlobalGenerator) {
-  const at::Tensor x = at::ones({50}).requires_grad_();
-  const at::Tensor y = checkpoint([](const at::Tensor& t) { return at::dropout(t, 0.5, true); }, x);
-  const RandomScope scope(RandomKey{.seed = 11});
-  y.sum().backward();
-  EXPECT_TRUE(at::equal(x.grad(), y.detach()));
 }
 
 TEST(RandomScopeTest, WhatStandsForTheGlobalGeneratorDoesSoInScopesWithin) {

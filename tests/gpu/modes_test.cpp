@@ -11,9 +11,9 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
+#include "cohort/autograd/anchor_node.h"
 #include "cohort/bench/profile.h"
 #include "cohort/bench/timeit.h"
-#include "cohort/core/callers_node.h"
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/parallel/distributed.h"
 #include "cohort/parallel/placed.h"
@@ -274,12 +274,12 @@ TEST_F(GpuModesTest, AHookOfABackwardOnAGpuKnowsItsThread) {
   at::Tensor y = x * 2;
   bool is_gpus = false;
   y.register_hook([&](const at::Tensor& gradient) {
-    is_gpus = core::is_gpus_thread();
+    is_gpus = autograd::is_device_autograd_thread();
     return gradient;
   });
   y.sum().backward();
   EXPECT_TRUE(is_gpus);
-  EXPECT_FALSE(core::is_gpus_thread());
+  EXPECT_FALSE(autograd::is_device_autograd_thread());
 }
 
 }  // namespace

@@ -12,8 +12,8 @@
 #include <set>
 #include <thread>
 
+#include "cohort/autograd/recompute.h"
 #include "cohort/core/error.h"
-#include "cohort/core/recompute.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
@@ -265,7 +265,7 @@ TEST(CutTest, RecomputationWithinAPart) {
   at::Tensor x = input_of(), y = input_of();
   net->forward(x).square().sum().backward();
   const Tensors expected = gradients_of(net);
-  const auto again = [&](const at::Tensor& t) { return core::checkpoint(net, t); };
+  const auto again = [&](const at::Tensor& t) { return autograd::recompute(net, t); };
   run(worker_of("cpu:0"), again, y).square().sum().backward();
   EXPECT_TRUE(at::equal(x.grad(), y.grad()));
   expect_equal(gradients_of(net), expected);
@@ -360,13 +360,14 @@ TEST(CutTest, SumsInPairsWhoseShapeIsFixed) {
   const Tensors& v = values;
   const at::Tensor expected = ((v[0] + v[1]) + (v[2] + v[3])) + v[4];
   const at::Tensor first = values[0].clone();
-  EXPECT_TRUE(at::equal(core::sum_in_pairs(values), expected));
+  EXPECT_TRUE(at::equal(autograd::pairwise_sum(values), expected));
   EXPECT_TRUE(at::equal(values[0], first)) << "values that others hold stay";
-  EXPECT_FALSE(core::sum_in_pairs({}).defined());
-  EXPECT_TRUE(at::equal(core::sum_in_pairs({at::Tensor(), first, at::Tensor()}), first));
+  EXPECT_FALSE(autograd::pairwise_sum({}).defined());
+  EXPECT_TRUE(at::equal(autograd::pairwise_sum({at::Tensor(), first, at::Tensor()}), first));
   const at::Tensor wide = at::ones({1}).expand({3});
-  EXPECT_TRUE(at::equal(core::sum_in_pairs({wide, at::ones({3})}), at::full({3}, 2)));
-  EXPECT_TRUE(at::equal(core::sum_in_pairs({at::_efficientzerotensor({3}), at::ones({3})}), at::ones({3})));
+  EXPECT_TRUE(at::equal(autograd::pairwise_sum({wide, at::ones({3})}), at::full({3}, 2)));
+  EXPECT_TRUE(
+      at::equal(autograd::pairwise_sum({at::_efficientzerotensor({3}), at::ones({3})}), at::ones({3})));
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "cohort/core/recompute.h"
+#include "cohort/autograd/recompute.h"
 #include "cohort/models/registry.h"
 #include "cohort/parallel/convert_sync_batch_norm.h"
 #include "tests/parallel/nets.h"
@@ -270,10 +270,10 @@ TEST(DistributedDataParallelTest, HoldersSequentialAndSharedPointers) {
 TEST(DistributedDataParallelTest, RecomputedPartsAreReducedToo) {
   const auto run = [](Stack& net, const at::Tensor& x, bool twice) {
     at::Tensor y =
-        core::checkpoint([&](const at::Tensor& in) { return net->layers[0]->forward(in).tanh(); }, x);
-    y = core::checkpoint([&](const at::Tensor& in) { return net->layers[1]->forward(in).tanh(); }, y);
+        autograd::recompute([&](const at::Tensor& in) { return net->layers[0]->forward(in).tanh(); }, x);
+    y = autograd::recompute([&](const at::Tensor& in) { return net->layers[1]->forward(in).tanh(); }, y);
     if (twice)
-      y = core::checkpoint([&](const at::Tensor& in) { return net->layers[1]->forward(in).tanh(); }, y);
+      y = autograd::recompute([&](const at::Tensor& in) { return net->layers[1]->forward(in).tanh(); }, y);
     return y;
   };
   const std::vector<std::int64_t> widths = {5, 6, 6};

@@ -5,7 +5,7 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
-#include "cohort/core/recompute.h"
+#include "cohort/autograd/recompute.h"
 #include "cohort/parallel/distributed.h"
 #include "cohort/parallel/sync_batch_norm.h"
 #include "tests/parallel/nets.h"
@@ -302,7 +302,7 @@ TEST(FindUnusedTest, AParameterWithoutAGradientKeepsWhatIsLeftOfAnEarlierStep) {
     struct BothImpl : torch::nn::Module {
       explicit BothImpl(std::shared_ptr<ScaledImpl> of) : net(register_module("net", std::move(of))) {}
       std::vector<at::Tensor> forward(const at::Tensor& x) {
-        return core::checkpoint(
+        return autograd::recompute(
             [this](const at::Tensor& input) {
               return std::vector<at::Tensor>{net->a->forward(input), net->b->forward(input)};
             },

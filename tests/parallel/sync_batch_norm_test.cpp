@@ -9,8 +9,8 @@
 
 #include <numeric>
 
+#include "cohort/autograd/recompute.h"
 #include "cohort/core/error.h"
-#include "cohort/core/recompute.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
 
@@ -255,7 +255,7 @@ TEST(SyncBatchNormTest, RunsAgainInRecomputation) {
       parallel::SyncBatchNorm1d norm(4, group);
       norm->to(at::kDouble);
       const at::Tensor part = x.narrow(0, group.rank() * 3, 3).clone().requires_grad_();
-      const at::Tensor y = again ? core::checkpoint(norm, part) : norm->forward(part);
+      const at::Tensor y = again ? autograd::recompute(norm, part) : norm->forward(part);
       y.pow(3).sum().backward();
       EXPECT_EQ(norm->num_batches_tracked.item<std::int64_t>(), 1);
       if (group.rank() == 0) gradients[again ? 1 : 0] = part.grad();

@@ -10,8 +10,8 @@
 #include <map>
 #include <thread>
 
+#include "cohort/autograd/recompute.h"
 #include "cohort/core/error.h"
-#include "cohort/core/recompute.h"
 #include "cohort/script/script.h"
 #include "nets.h"
 #include "tests/support/contains.h"
@@ -372,10 +372,10 @@ TEST(FunctionTest, AHookWithinTheFunctionStaysEager) {
 
 TEST(FunctionTest, RecomputationAndTensorsFromNowhereStayEager) {
   auto recomputed = script([](const at::Tensor& x) {
-    return core::checkpoint([](const at::Tensor& t) { return at::dropout(t, 0.5, true); }, x);
+    return autograd::recompute([](const at::Tensor& t) { return at::dropout(t, 0.5, true); }, x);
   });
   for (int i = 0; i < 5; ++i) recomputed(at::ones({8}).requires_grad_()).sum().backward();
-  EXPECT_TRUE(contains(recomputed.explain(), "core::checkpoint within")) << recomputed.explain();
+  EXPECT_TRUE(contains(recomputed.explain(), "autograd::recompute within")) << recomputed.explain();
 
   std::vector<float> memory = {1, 2};
   auto blob = script([&](const at::Tensor& x) { return x * at::from_blob(memory.data(), {2}); });

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace cohort::core {
+namespace cohort::autograd {
 
 /// How often a tensor was changed in place; 0 where that is not counted: undefined and inference tensors.
 inline std::uint32_t version_of(const at::Tensor& tensor) {
@@ -15,28 +15,28 @@ inline std::uint32_t version_of(const at::Tensor& tensor) {
 /// its views one count, by which backward tells that what it saved was changed since. Several functions at a
 /// time that each have a part, and may write to it, would take each other's changes for such ones.
 ///
-///     PartCount count(part, whole);   // before functions run on the parts
+///     ScopedVersionCounter count(part, whole);   // before functions run on the parts
 ///     ...
-///     count.hand_on();                // when all have run, for every part
-///     count.look();                   // then, for every part
+///     count.publish();                // when all have run, for every part
+///     count.sync();                   // then, for every part
 ///     ...
-///     count.follow();                 // before the backward of the part's function
+///     count.propagate();                 // before the backward of the part's function
 ///
 /// Threads: each call where nobody changes the tensors at the same time.
-class PartCount {
+class ScopedVersionCounter {
  public:
   /// Gives `part` a count of its own. `whole`: a tensor whose memory it is a part of, or is.
-  PartCount(const at::Tensor& part, const at::Tensor& whole);
+  ScopedVersionCounter(const at::Tensor& part, const at::Tensor& whole);
   /// Counts the changes of the part as such of the whole.
-  void hand_on();
+  void publish();
   /// Changes of the whole up to here are none to the part.
-  void look();
+  void sync();
   /// Counts a change of the whole since as one of the part.
-  void follow();
+  void propagate();
 
  private:
   c10::VariableVersion part_, whole_;  // the counts themselves
   std::uint32_t seen_ = 0;             // of the whole's
 };
 
-}  // namespace cohort::core
+}  // namespace cohort::autograd

@@ -1,6 +1,9 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
 
 #include <chrono>
 #include <functional>
@@ -11,10 +14,10 @@
 #include <string>
 #include <thread>
 
+#include "cohort/autograd/recompute.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "cohort/core/random_scope.h"
-#include "cohort/core/recompute.h"
 #include "recompute_steps.h"
 #include "tests/support/seeds.h"
 
@@ -22,7 +25,7 @@
 namespace cohort {
 namespace {
 
-using core::checkpoint;
+using autograd::recompute;
 using test::expect_equal;
 using test::input_of;
 
@@ -34,7 +37,7 @@ at::Tensor drawing(const at::Tensor& x, const std::function<void()>& between) {
   return at::dropout(h * x, 0.5, true) * given + at::randn_like(x) * x;
 }
 
-TEST(CheckpointTest, SecondRunsOnTwoThreadsAndDrawsBesideThemDoNotMeet) {
+TEST(RecomputeTest, SecondRunsOnTwoThreadsAndDrawsBesideThemDoNotMeet) {
   using std::chrono::seconds;
   for (const bool in_scope : {false, true}) {
     at::manual_seed(5);
@@ -56,10 +59,10 @@ TEST(CheckpointTest, SecondRunsOnTwoThreadsAndDrawsBesideThemDoNotMeet) {
       is_within.set_value();
       may_go_on.get_future().wait_for(seconds(60));
     };
-    const at::Tensor late = checkpoint([&](const at::Tensor& t) { return drawing(t, wait); }, a);
-    const at::Tensor quick = checkpoint(
+    const at::Tensor late = recompute([&](const at::Tensor& t) { return drawing(t, wait); }, a);
+    const at::Tensor quick = recompute(
         [](const at::Tensor& t) {
-          return checkpoint([](const at::Tensor& u) { return drawing(u, nullptr); }, t);
+          return recompute([](const at::Tensor& u) { return drawing(u, nullptr); }, t);
         },
         b);
     scope.reset();
@@ -106,7 +109,7 @@ at::Tensor drawn(at::Tensor x, std::span<const Draw> draws, bool may_nest) {
       case Draw::kNested: {
         const std::vector<Draw> inner(draws.begin() + static_cast<std::ptrdiff_t>(i) + 1, draws.end());
         const auto fn = [inner](const at::Tensor& t) { return drawn(t, inner, true); };
-        x = (may_nest ? checkpoint(fn, x) : fn(x)).sin();
+        x = (may_nest ? recompute(fn, x) : fn(x)).sin();
         break;
       }
     }
@@ -123,7 +126,7 @@ std::vector<at::Tensor> step_of(const std::vector<Draw>& draws, const std::vecto
   const at::Tensor x = input_of();
   std::optional<core::RandomScope> scope;
   if (in_scope) scope.emplace(core::RandomKey{.seed = 3});
-  const at::Tensor value = recomputes ? checkpoint(fn, x) : fn(x);
+  const at::Tensor value = recomputes ? recompute(fn, x) : fn(x);
   scope.reset();
   drawn(input_of(), between, false);
   const at::Tensor before = state();
@@ -131,7 +134,7 @@ std::vector<at::Tensor> step_of(const std::vector<Draw>& draws, const std::vecto
   return {value.detach(), x.grad(), before, state()};
 }
 
-TEST(CheckpointTest, WhatSeedsOrDrawsFromTheGeneratorOfTheProcessDrawsTheSameTwice) {
+TEST(RecomputeTest, WhatSeedsOrDrawsFromTheGeneratorOfTheProcessDrawsTheSameTwice) {
   using enum Draw;
   // Within a scope what needs no operator is not the scope's; nor is it told apart in calls that nest.
   const std::vector<Draw> elsewhere{kOperator, kSeed5, kSeed7, kOwnThread, kWithoutOperator};
@@ -161,7 +164,7 @@ TEST(CheckpointTest, WhatSeedsOrDrawsFromTheGeneratorOfTheProcessDrawsTheSameTwi
   }
 }
 
-TEST(CheckpointTest, RunsOnceMoreOnlyForWhatSeedsOrDrawsElsewhere) {
+TEST(RecomputeTest, RunsOnceMoreOnlyForWhatSeedsOrDrawsElsewhere) {
   const auto runs_of = [](const std::vector<Draw>& draws) {
     int runs = 0;
     at::manual_seed(3);
@@ -169,7 +172,7 @@ TEST(CheckpointTest, RunsOnceMoreOnlyForWhatSeedsOrDrawsElsewhere) {
       ++runs;
       return drawn(t, draws, false) * 1;  // an input itself would need no second run
     };
-    checkpoint(fn, input_of()).sum().backward();
+    recompute(fn, input_of()).sum().backward();
     return runs;
   };
   EXPECT_EQ(runs_of({}), 2);
@@ -179,7 +182,7 @@ TEST(CheckpointTest, RunsOnceMoreOnlyForWhatSeedsOrDrawsElsewhere) {
 }
 
 // No second run can know how often this one drew.
-TEST(CheckpointTest, ASecondRunThatDrawsOtherNumbersIsWarnedOf) {
+TEST(RecomputeTest, ASecondRunThatDrawsOtherNumbersIsWarnedOf) {
   std::string lines;
   core::set_log_sink([&](core::LogLevel, std::string_view line) { lines += line; });
   int draws = 2;
@@ -188,7 +191,7 @@ TEST(CheckpointTest, ASecondRunThatDrawsOtherNumbersIsWarnedOf) {
     for (int i = 0; i < draws; ++i) y = at::dropout(y, 0.5, true);
     return y;
   };
-  const at::Tensor value = checkpoint(fn, input_of());
+  const at::Tensor value = recompute(fn, input_of());
   const at::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
   draws = 1;
   value.sum().backward();
@@ -198,10 +201,10 @@ TEST(CheckpointTest, ASecondRunThatDrawsOtherNumbersIsWarnedOf) {
 }
 
 // As docs/core.md says. A change that makes one of these repeat its numbers changes that page.
-TEST(CheckpointTest, GeneratorsOfItsOwnAndThreadsWithinAScopeDrawOn) {
+TEST(RecomputeTest, GeneratorsOfItsOwnAndThreadsWithinAScopeDrawOn) {
   const auto repeats = [](const std::function<at::Tensor()>& draw) {
     const at::Tensor x = at::ones({4, 6}).requires_grad_();
-    const at::Tensor value = checkpoint([&](const at::Tensor& t) { return t * draw(); }, x);
+    const at::Tensor value = recompute([&](const at::Tensor& t) { return t * draw(); }, x);
     value.sum().backward();
     return at::equal(value.detach(), x.grad());
   };
@@ -216,6 +219,34 @@ TEST(CheckpointTest, GeneratorsOfItsOwnAndThreadsWithinAScopeDrawOn) {
   const core::RandomScope scope(core::RandomKey{.seed = 3});
   EXPECT_FALSE(repeats(on_thread));
   EXPECT_TRUE(repeats([] { return at::rand({4, 6}); }));
+}
+
+TEST(RecomputeTest, DrawsTheNumbersOfTheFirstRun) {
+  torch::nn::Sequential net(torch::nn::Linear(6, 16), torch::nn::Dropout(0.5), torch::nn::Linear(16, 6));
+  const auto step = [&](bool recomputes, bool backward_in_scope) {
+    at::Tensor x = at::ones({4, 6}).requires_grad_();
+    net->zero_grad();
+    at::Tensor y, after;
+    std::optional<core::RandomScope> scope(std::in_place, core::RandomKey{.seed = 11});
+    y = recomputes ? autograd::recompute(net, x) : net->forward(x);
+    after = at::rand({3});
+    if (!backward_in_scope) scope.reset();
+    y.sum().backward();
+    if (backward_in_scope) after = at::cat({after, at::rand({3})});
+    return std::vector<at::Tensor>{y.detach(), x.grad(), net->parameters().front().grad().clone(), after};
+  };
+  for (const bool in_scope : {false, true}) {
+    const auto plain = step(false, in_scope), recomputed = step(true, in_scope);
+    for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::equal(plain[i], recomputed[i])) << i;
+  }
+}
+
+TEST(RecomputeTest, OfAnOutsideRunWithinAScopeDrawsFromTheGlobalGenerator) {
+  const at::Tensor x = at::ones({50}).requires_grad_();
+  const at::Tensor y = autograd::recompute([](const at::Tensor& t) { return at::dropout(t, 0.5, true); }, x);
+  const core::RandomScope scope(core::RandomKey{.seed = 11});
+  y.sum().backward();
+  EXPECT_TRUE(at::equal(x.grad(), y.detach()));
 }
 
 }  // namespace

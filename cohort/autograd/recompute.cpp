@@ -1,4 +1,4 @@
-#include "cohort/core/recompute.h"
+#include "cohort/autograd/recompute.h"
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
@@ -13,14 +13,14 @@
 #include <optional>
 #include <unordered_map>
 
+#include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/output_aliases.h"
+#include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/core/error.h"
 #include "cohort/core/generator_states.h"
-#include "cohort/core/graph_part.h"
 #include "cohort/core/log.h"
-#include "cohort/core/part_count.h"
-#include "cohort/core/result_views.h"
 
-namespace cohort::core::checkpoint_detail {
+namespace cohort::autograd::recompute_detail {
 
 // Note [Two runs with gradients on]
 // The first run could do without a graph. It makes one all the same, and drops it at once:
@@ -34,10 +34,11 @@ namespace {
 
 using torch::autograd::AutogradContext;
 
-constexpr const char* kWhere = "core.checkpoint";
-constexpr GraphPart::Words kWords{.where = kWhere,
-                                  .as_input = "hand it to fn as an input: core::checkpoint(fn, x, tensor)",
-                                  .between = "its two runs"};
+constexpr const char* kWhere = "autograd.recompute";
+constexpr DetachedGraph::Words kWords{
+    .where = kWhere,
+    .as_input = "hand it to fn as an input: autograd::recompute(fn, x, tensor)",
+    .between = "its two runs"};
 
 // Note [Random numbers of the second run]
 // On the CPU the second run draws from copies of the first run's generators, through a RandomScope.
@@ -57,7 +58,7 @@ std::vector<at::Generator> generators_of_gpus(const Tensors& inputs) {
   return all;
 }
 
-using After = GeneratorStates::After;
+using After = core::GeneratorStates::After;
 
 bool same(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() == b.defined() && (!a.defined() || at::equal(a, b));
@@ -163,7 +164,7 @@ class ScopedBuffers {
 };
 
 std::string describe(const at::Tensor& tensor) {
-  return tensor.defined() ? concat(tensor.scalar_type(), tensor.sizes()) : "undefined";
+  return tensor.defined() ? core::concat(tensor.scalar_type(), tensor.sizes()) : "undefined";
 }
 
 }  // namespace
@@ -174,7 +175,7 @@ struct Runs::State : torch::CustomClassHolder {
     std::string text;
   };
 
-  State(CheckpointOptions with, Tensors of)
+  State(RecomputeOptions with, Tensors of)
       : options(std::move(with)),
         inputs(std::move(of)),
         first(inputs, kWords),
@@ -184,23 +185,24 @@ struct Runs::State : torch::CustomClassHolder {
       requires_grad.push_back(input.defined() && input.requires_grad());
       defined.push_back(input.defined());
     }
-    if (options.preserve_rng_state) generators = GeneratorStates(generators_of_gpus(inputs));
+    if (options.preserve_rng_state) generators = core::GeneratorStates(generators_of_gpus(inputs));
   }
 
   void check_second(const Tensors& again) const;
   std::vector<std::size_t> places_of(const Tensors& captured_again) const;
-  std::optional<GraphPart> run_again(const Tensors& full, GeneratorStates::Global global,
-                                     const GlobalGeneratorAsFound* found);
-  bool draws_elsewhere(const After& before, const After& after, const GlobalGeneratorAsFound& found) const;
+  std::optional<DetachedGraph> run_again(const Tensors& full, core::GeneratorStates::Global global,
+                                         const core::GlobalGeneratorAsFound* found);
+  bool draws_elsewhere(const After& before, const After& after,
+                       const core::GlobalGeneratorAsFound& found) const;
   Tensors backward(const Tensors& saved, const Tensors& gradients, const std::vector<bool>& wanted);
 
-  CheckpointOptions options;
-  Tensors inputs;   // of the first run; empty after it
-  GraphPart first;  // its graph, dropped at once; the parameters that fn used are inputs of the node
-  Tensors handed;   // to the first run, where an operator in place gets as far as attach(), which names it
+  RecomputeOptions options;
+  Tensors inputs;       // of the first run; empty after it
+  DetachedGraph first;  // its graph, dropped at once; the parameters that fn used are inputs of the node
+  Tensors handed;  // to the first run, where an operator in place gets as far as attach(), which names it
   std::vector<bool> defined, requires_grad;
   std::vector<std::uint32_t> versions;
-  GeneratorStates generators;  // before the first run
+  core::GeneratorStates generators;  // before the first run
   After after_first;
   AutocastState autocast;
   Run again;
@@ -224,7 +226,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 
 }  // namespace
 
-Runs::Runs(CheckpointOptions options, Tensors inputs)
+Runs::Runs(RecomputeOptions options, Tensors inputs)
     : state_(c10::make_intrusive<State>(std::move(options), std::move(inputs))) {}
 Runs::~Runs() = default;
 
@@ -238,8 +240,8 @@ Tensors Runs::attach(const Tensors& results, Run again) {
   for (std::size_t i = 0; i < state.inputs.size(); ++i) {
     if (version_of(state.inputs[i]) == state.versions[i]) continue;
     throw UsageError(kWhere,
-                     concat("fn changed its input ", i, " ", describe(state.inputs[i]),
-                            " in place, which its second run would start from"),
+                     core::concat("fn changed its input ", i, " ", describe(state.inputs[i]),
+                                  " in place, which its second run would start from"),
                      "the operator that does not work in place");
   }
   // Results that are inputs, or views of them, are just that in the end: who writes to either changes both.
@@ -255,9 +257,9 @@ Tensors Runs::attach(const Tensors& results, Run again) {
       of_inputs.push_back({k, state.inputs[i], results[k].is_same(state.handed[i])});
     }
   }
-  ResultViews views;
+  OutputAliases views;
   Tensors attached = results, ends;
-  views.take_out(attached, state.handed);
+  views.detach(attached, state.handed);
   attached = state.first.end(attached);
   for (std::size_t i = 0; i < attached.size(); ++i) {
     const bool needs = state.first.needs_gradient()[i];
@@ -281,7 +283,7 @@ Tensors Runs::attach(const Tensors& results, Run again) {
   for (std::size_t i = 0, end = 0; i < attached.size(); ++i) {
     if (state.results[i].needs_gradient) attached[i] = ends[end++];
   }
-  views.put_back(attached);
+  views.restore(attached);
   for (const auto& [result, input, is_input] : of_inputs) {
     attached[result] = is_input ? input : view_like(input, attached[result]);
   }
@@ -290,8 +292,8 @@ Tensors Runs::attach(const Tensors& results, Run again) {
 
 void Runs::State::check_second(const Tensors& second) const {
   if (second.size() != results.size()) {
-    throw UsageError(kWhere, concat("fn returned ", results.size(), " tensors, and ", second.size(),
-                                    " when it ran again in backward"));
+    throw UsageError(kWhere, core::concat("fn returned ", results.size(), " tensors, and ", second.size(),
+                                          " when it ran again in backward"));
   }
   for (std::size_t i = 0; i < second.size(); ++i) {
     if (!results[i].needs_gradient) continue;
@@ -299,8 +301,8 @@ void Runs::State::check_second(const Tensors& second) const {
     if (text == results[i].text && second[i].requires_grad()) continue;
     throw UsageError(
         kWhere,
-        concat("result ", i, " of fn was ", results[i].text, ", and when it ran again in backward ", text,
-               second[i].defined() && !second[i].requires_grad() ? " without gradient" : ""),
+        core::concat("result ", i, " of fn was ", results[i].text, ", and when it ran again in backward ",
+                     text, second[i].defined() && !second[i].requires_grad() ? " without gradient" : ""),
         "an fn that depends on its inputs and on nothing that changes until backward");
   }
 }
@@ -316,8 +318,8 @@ std::vector<std::size_t> Runs::State::places_of(const Tensors& captured_again) c
     const auto found = known.find(tensor.unsafeGetTensorImpl());
     if (found == known.end()) {
       throw UsageError(kWhere,
-                       concat("fn uses a parameter ", describe(tensor),
-                              " when it runs again in backward that it did not use before"),
+                       core::concat("fn uses a parameter ", describe(tensor),
+                                    " when it runs again in backward that it did not use before"),
                        "an fn that depends on its inputs and on nothing that changes until backward");
     }
     places.push_back(found->second);
@@ -327,7 +329,7 @@ std::vector<std::size_t> Runs::State::places_of(const Tensors& captured_again) c
 
 // Whether a second run on copies of the generators drew something else than the first run, or may have.
 bool Runs::State::draws_elsewhere(const After& before, const After& after,
-                                  const GlobalGeneratorAsFound& found) const {
+                                  const core::GlobalGeneratorAsFound& found) const {
   // An fn that seeds at its end leads to the same state whatever it drew before.
   if (!same(after.scope, after_first.scope) || (found.is_seeded() && !found.holds())) return true;
   if (same(after.global, after_first.global)) return false;
@@ -337,24 +339,25 @@ bool Runs::State::draws_elsewhere(const After& before, const After& after,
 }
 
 // The graph of a second run; none where fn needs the global generator itself to draw what it drew.
-std::optional<GraphPart> Runs::State::run_again(const Tensors& full, GeneratorStates::Global global,
-                                                const GlobalGeneratorAsFound* found) {
-  std::optional<GraphPart> part(std::in_place, full);
+std::optional<DetachedGraph> Runs::State::run_again(const Tensors& full, core::GeneratorStates::Global global,
+                                                    const core::GlobalGeneratorAsFound* found) {
+  std::optional<DetachedGraph> part(std::in_place, full);
   const at::AutoGradMode gradients_on(true);
   const AutocastScope autocast_as_before(autocast);
-  const GeneratorStates::Again draws_again(generators, global);
+  const core::GeneratorStates::Again draws_again(generators, global);
   const After before = draws_again.after();
   Tensors kept = again(part->leaves());
   const After after = draws_again.after();
-  if (global == GeneratorStates::Global::kCopy) {
+  if (global == core::GeneratorStates::Global::kCopy) {
     if (draws_elsewhere(before, after, *found)) return std::nullopt;
   } else if (!same(after.scope, after_first.scope) || !same(after.global, after_first.global)) {
-    warn_once(kWhere, concat(kWhere,
+    core::warn_once(
+        kWhere, core::concat(kWhere,
                              ": fn drew other random numbers when it ran again in backward. It depends on "
                              "what has changed, or other threads draw from its generator. Try: "
                              "core::RandomScope around the call"));
   }
-  ResultViews().take_out(kept, part->leaves());
+  OutputAliases().detach(kept, part->leaves());
   check_second(kept);
   // Only those that had a gradient have one to go back from.
   for (std::size_t i = 0; i < kept.size(); ++i) {
@@ -374,15 +377,15 @@ Tensors Runs::State::backward(const Tensors& saved, const Tensors& gradients,
     if (defined[i]) full[i] = saved[place++].detach().requires_grad_(requires_grad[i]);
   }
   const ScopedBuffers keep(options.buffers);
-  std::optional<GraphPart> part;
+  std::optional<DetachedGraph> part;
   if (!options.preserve_rng_state) {
-    part = run_again(full, GeneratorStates::Global::kItself, nullptr);
+    part = run_again(full, core::GeneratorStates::Global::kItself, nullptr);
   } else {
-    GlobalGeneratorAsFound found;
-    part = run_again(full, GeneratorStates::Global::kCopy, &found);
+    core::GlobalGeneratorAsFound found;
+    part = run_again(full, core::GeneratorStates::Global::kCopy, &found);
     if (!part) {
       found.put_back_at_the_end();
-      part = run_again(full, GeneratorStates::Global::kItself, nullptr);
+      part = run_again(full, core::GeneratorStates::Global::kItself, nullptr);
     }
   }
   const std::vector<std::size_t> places = places_of(part->captured());
@@ -425,4 +428,4 @@ Tensors Checkpoint::backward(AutogradContext* context, const Tensors& gradients)
 }
 
 }  // namespace
-}  // namespace cohort::core::checkpoint_detail
+}  // namespace cohort::autograd::recompute_detail

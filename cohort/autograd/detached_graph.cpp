@@ -1,4 +1,4 @@
-#include "cohort/core/graph_part.h"
+#include "cohort/autograd/detached_graph.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
@@ -17,19 +17,19 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/core/error.h"
-#include "cohort/core/part_count.h"
 #include "cohort/core/torch_compat.h"
 
-namespace cohort::core {
+namespace cohort::autograd {
 namespace {
 
 using torch::autograd::Edge;
 using torch::autograd::Node;
-using Tensors = GraphPart::Tensors;
+using Tensors = DetachedGraph::Tensors;
 
 std::string describe(const at::Tensor& tensor) {
-  return concat(tensor.scalar_type(), tensor.sizes());
+  return core::concat(tensor.scalar_type(), tensor.sizes());
 }
 
 bool autocast_is_on() {
@@ -86,7 +86,7 @@ struct Exit : torch::autograd::Node {
     next_edges().push_back(edge);
   }
   Tensors apply(Tensors&& gradients) override { return std::move(gradients); }
-  std::string name() const override { return "cohort::core::Exit"; }
+  std::string name() const override { return "cohort::autograd::Exit"; }
 };
 
 // In place of the AccumulateGrad of a leaf that stands for an input. A backward of the part ends there.
@@ -103,7 +103,7 @@ struct Entrance : torch::autograd::AccumulateGrad {
     throw UsageError(where_, "a backward from a tensor that fn put aside reaches an input of fn",
                      "the tensor as a result of fn, or its detach()");
   }
-  std::string name() const override { return "cohort::core::Entrance"; }
+  std::string name() const override { return "cohort::autograd::Entrance"; }
 
  private:
   const bool is_for_good_;
@@ -122,7 +122,7 @@ struct Cast : torch::autograd::Node {
     if (gradient.defined()) gradient = gradient.to(next_edge(0).function->input_metadata(0).options());
     return std::move(gradients);
   }
-  std::string name() const override { return "cohort::core::Cast"; }
+  std::string name() const override { return "cohort::autograd::Cast"; }
 };
 
 const torch::autograd::AccumulateGrad* as_leaf(const Node* node) {
@@ -162,7 +162,7 @@ std::vector<Edge> edges_of(const Tensors& tensors) {
   return edges;
 }
 
-Tensors leaves_of(const Tensors& tensors) {
+Tensors leaf_inputs(const Tensors& tensors) {
   Tensors leaves;
   leaves.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {
@@ -180,12 +180,12 @@ Tensors entered(const Tensors& leaves) {
   return inputs;
 }
 
-GraphPart::GraphPart(const Tensors& inputs, const Words& words, Cut cut)
-    : words_(words), leaves_(leaves_of(inputs)), first_sequence_(at::sequence_number::peek()) {
+DetachedGraph::DetachedGraph(const Tensors& inputs, const Words& words, Cut cut)
+    : words_(words), leaves_(leaf_inputs(inputs)), first_sequence_(at::sequence_number::peek()) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor& leaf = leaves_[i];
     Edge& edge = inputs_.emplace_back();
-    if (!core::needs_gradient(leaf)) continue;
+    if (!autograd::needs_gradient(leaf)) continue;
     const bool is_for_good = cut == Cut::kForGood;
     const Edge before = is_for_good ? Edge() : edge_of(inputs[i]);
     const auto entrance = COHORT_MAKE_NODE(Entrance, leaf, before, is_for_good, words_.where);
@@ -197,7 +197,7 @@ GraphPart::GraphPart(const Tensors& inputs, const Words& words, Cut cut)
 // From results to where the part ends. A node that another thread made, or that is older than the forward, is
 // outside: it belongs to another graph, and backward would go through it, and free it, as if it were the
 // part's own.
-class GraphPart::Walk {
+class DetachedGraph::Walk {
  public:
   Walk(const std::vector<Edge>& inputs, std::uint64_t first_sequence) : first_sequence_(first_sequence) {
     for (const Edge& edge : inputs) inputs_.insert(edge.function.get());
@@ -224,7 +224,7 @@ class GraphPart::Walk {
   bool is_input(const Node* node) const { return inputs_.count(node) != 0; }
   // Where a cast leads to that autocast may keep for others too; invalid for other nodes.
   Edge leaf_of_kept_cast(Node& node) const {
-    Edge leaf = core::leaf_of_kept_cast(node);
+    Edge leaf = autograd::leaf_of_kept_cast(node);
     return is_input(leaf.function.get()) ? Edge() : leaf;
   }
   bool is_outside(const Node& node) const {
@@ -238,7 +238,7 @@ class GraphPart::Walk {
   std::vector<Node*> open_, nodes_;
 };
 
-std::string GraphPart::outside(const Tensors& results) const {
+std::string DetachedGraph::outside(const Tensors& results) const {
   std::vector<Edge> roots = edges_of(results);
   Walk walk(inputs_, first_sequence_);
   std::string name;
@@ -253,7 +253,7 @@ std::string GraphPart::outside(const Tensors& results) const {
   return name;
 }
 
-void GraphPart::make_exits() {
+void DetachedGraph::make_exits() {
   Walk walk(inputs_, first_sequence_);
   std::map<std::pair<const Node*, std::uint32_t>, Edge> exits;
   const auto exit_to = [&](const Edge& edge) {
@@ -290,7 +290,7 @@ void GraphPart::make_exits() {
     if (!walk.is_outside(node)) return true;
     throw UsageError(
         words_.where,
-        concat("fn uses a tensor with a graph of its own (", node.name(), ") that is not an input"),
+        core::concat("fn uses a tensor with a graph of its own (", node.name(), ") that is not an input"),
         words_.as_input);
   });
   for (const auto& [edge, exit] : changes) *edge = exit;
@@ -306,11 +306,11 @@ void GraphPart::make_exits() {
   }
 }
 
-Tensors GraphPart::end(const Tensors& results) {
+Tensors DetachedGraph::end(const Tensors& results) {
   Tensors cut;
   cut.reserve(results.size());
   for (const at::Tensor& result : results) {
-    const bool needs = core::needs_gradient(result);
+    const bool needs = autograd::needs_gradient(result);
     needs_gradient_.push_back(needs);
     if (needs) results_.push_back(torch::autograd::impl::gradient_edge(result));
     cut.push_back(needs ? result.detach() : result);
@@ -320,18 +320,18 @@ Tensors GraphPart::end(const Tensors& results) {
   return cut;
 }
 
-void GraphPart::check_captured() const {
+void DetachedGraph::check_captured() const {
   for (std::size_t i = 0; i < captured_.size(); ++i) {
     if (version_of(captured_[i]) != versions_[i]) {
       throw UsageError(words_.where,
-                       concat("a parameter ", describe(captured_[i]), " that fn uses was changed between ",
-                              words_.between),
+                       core::concat("a parameter ", describe(captured_[i]),
+                                    " that fn uses was changed between ", words_.between),
                        "step the optimizer after backward");
     }
   }
 }
 
-Tensors GraphPart::backward(const Tensors& gradients, bool keep_graph, const std::vector<bool>& wanted) {
+Tensors DetachedGraph::backward(const Tensors& gradients, bool keep_graph, const std::vector<bool>& wanted) {
   if (released_) {
     throw UsageError(words_.where, "a second backward goes through a part whose graph has been freed",
                      "backward() with retain_graph the first time");
@@ -363,19 +363,19 @@ Tensors GraphPart::backward(const Tensors& gradients, bool keep_graph, const std
   return all;
 }
 
-void GraphPart::release() {
+void DetachedGraph::release() {
   released_ = true;
   results_.clear();
   inputs_.assign(inputs_.size(), Edge());
   exits_.assign(exits_.size(), Edge());
 }
 
-at::Tensor as_own(at::Tensor tensor) {
+at::Tensor clone_if_shared(at::Tensor tensor) {
   const bool is_shared = tensor.defined() && tensor.layout() == at::kStrided && !is_alone(tensor);
   return is_shared ? tensor.clone() : tensor;
 }
 
-at::Tensor sum_in_pairs(Tensors values) {
+at::Tensor pairwise_sum(Tensors values) {
   std::erase_if(values, [](const at::Tensor& value) { return !value.defined(); });
   if (values.empty()) return {};
   for (std::size_t step = 1; step < values.size(); step *= 2) {
@@ -394,4 +394,4 @@ at::Tensor sum_in_pairs(Tensors values) {
   return std::move(values.front());
 }
 
-}  // namespace cohort::core
+}  // namespace cohort::autograd

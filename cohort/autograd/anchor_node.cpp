@@ -1,4 +1,4 @@
-#include "cohort/core/callers_node.h"
+#include "cohort/autograd/anchor_node.h"
 
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -10,10 +10,10 @@
 #include <set>
 #include <string>
 
-#include "cohort/core/carried.h"
+#include "cohort/autograd/tensor_box.h"
 #include "cohort/core/torch_compat.h"
 
-namespace cohort::core {
+namespace cohort::autograd {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -28,7 +28,7 @@ c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-class DoorBackward : public torch::autograd::Node {
+class AnchorBackward : public torch::autograd::Node {
  public:
   Tensors apply(Tensors&& gradients) override {
     auto arrivals = std::make_unique<Arrivals>();
@@ -41,25 +41,25 @@ class DoorBackward : public torch::autograd::Node {
       ready.record(current_stream(gradient.device()));
       arrivals->ready.emplace_back(gradient.device(), std::move(ready));
     }
-    return {carry(std::move(arrivals))};
+    return {box_in_tensor(std::move(arrivals))};
   }
-  std::string name() const override { return "cohort::core::DoorBackward"; }
+  std::string name() const override { return "cohort::autograd::AnchorBackward"; }
 };
 
 }  // namespace
 
-at::Tensor make_door() {
-  return carry(std::unique_ptr<Arrivals>());
+at::Tensor make_anchor() {
+  return box_in_tensor(std::unique_ptr<Arrivals>());
 }
 
-void come_through(const at::Tensor& door, const Tensors& results) {
-  auto node = COHORT_MAKE_NODE(DoorBackward);
-  node->set_next_edges({torch::autograd::impl::gradient_edge(door)});
+void attach_behind(const at::Tensor& anchor, const Tensors& results) {
+  auto node = COHORT_MAKE_NODE(AnchorBackward);
+  node->set_next_edges({torch::autograd::impl::gradient_edge(anchor)});
   for (const at::Tensor& result : results) torch::autograd::set_history(result, node);
 }
 
-Tensors arrived(const at::Tensor& gradient_of_door) {
-  Arrivals& arrivals = carried<Arrivals>(gradient_of_door);
+Tensors take_gradients(const at::Tensor& gradient_of_anchor) {
+  Arrivals& arrivals = unbox<Arrivals>(gradient_of_anchor);
   for (auto& [device, ready] : arrivals.ready) ready.block(current_stream(device));
   for (const at::Tensor& gradient : arrivals.gradients) {
     // Its memory must not be handed out again before what is done with it here is done.
@@ -68,8 +68,8 @@ Tensors arrived(const at::Tensor& gradient_of_door) {
   return std::move(arrivals.gradients);
 }
 
-bool is_gpus_thread() {
+bool is_device_autograd_thread() {
   return c10::getThreadName().starts_with("pt_autograd_");
 }
 
-}  // namespace cohort::core
+}  // namespace cohort::autograd

@@ -18,27 +18,28 @@
 /// Recomputation, also called activation checkpointing: memory of a forward is given up and bought back with
 /// a second run of it in backward.
 ///
-///     auto y = core::checkpoint(block, x);                                       // a module of one tensor
-///     auto [a, b] = core::checkpoint([&](const at::Tensor& x, const Mask& m) { return layer->both(x, m); },
+///     auto y = autograd::recompute(block, x);                                       // a module of one
+///     tensor auto [a, b] = autograd::recompute([&](const at::Tensor& x, const Mask& m) { return
+///     layer->both(x, m); },
 ///                                    x, mask);                                   // anything of nested.h
 ///
 /// Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
-namespace cohort::core {
+namespace cohort::autograd {
 
-struct CheckpointOptions {
+struct RecomputeOptions {
   /// The second run draws the random numbers of the first. On the CPU its operators draw from copies of
   /// generators. Where fn seeds LibTorch's global generator, or draws from it on a thread of its own, fn runs
   /// a third time, with that generator set for the time of the run. So it does where other threads draw from
   /// that generator meanwhile, which cannot be told apart: they draw some numbers twice. The default
   /// generator of each GPU that an input is on is set, too. Warns once where fn drew other numbers all the
-  /// same: docs/core.md.
+  /// same: docs/autograd.md.
   bool preserve_rng_state = true;
   /// Tensors that fn changes as it runs, such as the running statistics of batch norm: the second run leaves
   /// them as it finds them. The buffers of an fn that is a module (a ModuleHolder) need not be named.
   std::vector<at::Tensor> buffers = {};
 };
 
-namespace checkpoint_detail {
+namespace recompute_detail {
 
 using Tensors = std::vector<at::Tensor>;
 /// fn on these tensors in the places of its inputs' own: the tensors of its result.
@@ -48,7 +49,7 @@ using Run = std::function<Tensors(std::span<const at::Tensor>)>;
 class Runs {
  public:
   struct State;
-  Runs(CheckpointOptions options, Tensors inputs);
+  Runs(RecomputeOptions options, Tensors inputs);
   ~Runs();
   Runs(const Runs&) = delete;
   Runs& operator=(const Runs&) = delete;
@@ -62,7 +63,7 @@ class Runs {
 };
 
 template <typename Fn, typename... Inputs>
-concept Runnable = HoldsModule<Fn, Inputs...> || std::invocable<Fn&, const Inputs&...>;
+concept Runnable = core::HoldsModule<Fn, Inputs...> || std::invocable<Fn&, const Inputs&...>;
 
 template <typename Fn, typename... Inputs>
 struct Call {
@@ -71,12 +72,12 @@ struct Call {
 
   auto operator()(std::span<const at::Tensor> tensors) {
     std::size_t place = 0;
-    visit_tensors(inputs, [&](at::Tensor& tensor) { tensor = tensors[place++]; });
+    core::visit_tensors(inputs, [&](at::Tensor& tensor) { tensor = tensors[place++]; });
     // The tensors leave with the call, so that only the node holds them, and only until backward.
     struct Blank {
       std::tuple<Inputs...>& inputs;
       ~Blank() {
-        visit_tensors(inputs, [](at::Tensor& tensor) { tensor.reset(); });
+        core::visit_tensors(inputs, [](at::Tensor& tensor) { tensor.reset(); });
       }
     } blank{inputs};
     return std::apply([this](const Inputs&... each) { return core::call(fn, each...); },
@@ -84,7 +85,7 @@ struct Call {
   }
 };
 
-}  // namespace checkpoint_detail
+}  // namespace recompute_detail
 
 /// Returns fn(inputs...), of which backward keeps the inputs only: it runs fn again and goes back through
 /// that run. Values, gradients and the hooks of parameters are what they are without it; what is saved for
@@ -99,28 +100,29 @@ struct Call {
 /// backward where it is one with create_graph, where a parameter was changed since, or where the second run's
 /// results differ in number, shape or type, or it uses other parameters.
 template <typename Fn, typename... Inputs>
-  requires checkpoint_detail::Runnable<Fn, Inputs...>
-auto checkpoint(CheckpointOptions options, Fn fn, Inputs... inputs) {
+  requires recompute_detail::Runnable<Fn, Inputs...>
+auto recompute(RecomputeOptions options, Fn fn, Inputs... inputs) {
   using Result = decltype(core::call(fn, std::as_const(inputs)...));
-  static_assert(!std::is_void_v<Result>, "core::checkpoint: fn must return what was computed");
+  static_assert(!std::is_void_v<Result>, "autograd::recompute: fn must return what was computed");
   if (!at::GradMode::is_enabled()) return core::call(fn, std::as_const(inputs)...);
   if constexpr (requires { fn->buffers(); }) {
     for (const at::Tensor& buffer : fn->buffers()) options.buffers.push_back(buffer);
   }
-  using Call = checkpoint_detail::Call<Fn, Inputs...>;
+  using Call = recompute_detail::Call<Fn, Inputs...>;
   auto call = std::make_shared<Call>(Call{std::move(fn), std::tuple<Inputs...>(std::move(inputs)...)});
-  checkpoint_detail::Runs runs(std::move(options), flatten_tensors(call->inputs));
+  recompute_detail::Runs runs(std::move(options), core::flatten_tensors(call->inputs));
   Result result = (*call)(runs.leaves());
-  const auto tensors = runs.attach(flatten_tensors(result), [call](std::span<const at::Tensor> inputs_again) {
-    return flatten_tensors(static_cast<const Result&>((*call)(inputs_again)));
-  });
-  return unflatten_tensors(std::move(result), tensors);
+  const auto tensors =
+      runs.attach(core::flatten_tensors(result), [call](std::span<const at::Tensor> inputs_again) {
+        return core::flatten_tensors(static_cast<const Result&>((*call)(inputs_again)));
+      });
+  return core::unflatten_tensors(std::move(result), tensors);
 }
 
 template <typename Fn, typename... Inputs>
-  requires checkpoint_detail::Runnable<Fn, Inputs...>
-auto checkpoint(Fn fn, Inputs... inputs) {
-  return checkpoint(CheckpointOptions(), std::move(fn), std::move(inputs)...);
+  requires recompute_detail::Runnable<Fn, Inputs...>
+auto recompute(Fn fn, Inputs... inputs) {
+  return recompute(RecomputeOptions(), std::move(fn), std::move(inputs)...);
 }
 
-}  // namespace cohort::core
+}  // namespace cohort::autograd

@@ -1,4 +1,4 @@
-#include "cohort/core/graph_part.h"
+#include "cohort/autograd/detached_graph.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
@@ -16,7 +16,7 @@
 #include "cohort/core/error.h"
 #include "tests/support/throws.h"
 
-namespace cohort::core {
+namespace cohort::autograd {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -70,8 +70,8 @@ struct SharedNet {
   std::atomic<int> hooks{0}, post_hooks{0};
 };
 
-std::unique_ptr<GraphPart> part_of(const SharedNet& net, const at::Tensor& x, Tensors& results) {
-  auto part = std::make_unique<GraphPart>(Tensors{x});
+std::unique_ptr<DetachedGraph> part_of(const SharedNet& net, const at::Tensor& x, Tensors& results) {
+  auto part = std::make_unique<DetachedGraph>(Tensors{x});
   results = part->end(net(part->leaves().front()));
   return part;
 }
@@ -115,7 +115,7 @@ TEST(GraphPartTest, ALatePartKeepsNoHookFromAnotherThread) {
     is_within.set_value();
     may_go_on.get_future().wait_for(seconds(60));
   };
-  GraphPart late({x});
+  DetachedGraph late({x});
   const Tensors late_results = late.end({Pause::apply(net(late.leaves()[0])[0], &wait)});
   auto found = std::async(std::launch::async, [&] { return late.backward({at::ones({2, 3})}, false); });
   ASSERT_EQ(is_within.get_future().wait_for(seconds(60)), std::future_status::ready);
@@ -140,7 +140,7 @@ TEST(GraphPartTest, ALatePartKeepsNoHookFromAnotherThread) {
 TEST(GraphPartTest, ThreadsThatShareParametersRunEachHookAsOftenAsTheyShould) {
   constexpr int kThreads = 4, kRounds = 150;
   const auto seed = std::random_device{}();
-  SCOPED_TRACE(concat("seed ", seed));
+  SCOPED_TRACE(core::concat("seed ", seed));
   SharedNet net;
   const at::Tensor x = leaf(2, 4);
   const Tensors flowing{at::ones({2, 3}), at::ones({2, 5})};
@@ -151,7 +151,7 @@ TEST(GraphPartTest, ThreadsThatShareParametersRunEachHookAsOftenAsTheyShould) {
   leaves.insert(leaves.begin(), x);
   std::atomic<int> whole{0}, accumulated{0}, wrong{0};
   std::mutex mutex;
-  std::vector<std::unique_ptr<GraphPart>> begun;  // under mutex
+  std::vector<std::unique_ptr<DetachedGraph>> begun;  // under mutex
   const auto act = [&](std::mt19937& random) {
     switch (random() % 6) {
       case 0:  // goes back here
@@ -168,7 +168,7 @@ TEST(GraphPartTest, ThreadsThatShareParametersRunEachHookAsOftenAsTheyShould) {
         return;
       }
       case 3: {
-        std::unique_ptr<GraphPart> part;
+        std::unique_ptr<DetachedGraph> part;
         {
           const std::lock_guard lock(mutex);
           if (begun.empty()) return;
@@ -181,7 +181,7 @@ TEST(GraphPartTest, ThreadsThatShareParametersRunEachHookAsOftenAsTheyShould) {
       }
       case 4: {  // fails
         std::function<void()> fail = [] { throw std::runtime_error("meant to"); };
-        GraphPart part({x});
+        DetachedGraph part({x});
         part.end({net(Pause::apply(part.leaves()[0], &fail))[0]});
         bool has_failed = false;
         try {
@@ -236,7 +236,7 @@ const std::vector<Fn> kFunctions = {
       return h * x;
     },
     [](const at::Tensor& x, const at::Tensor& w) {  // a part within a part
-      GraphPart inner({x});
+      DetachedGraph inner({x});
       return (x + w.exp()) * w.unbind()[0];
     },
     [](const at::Tensor& x, const at::Tensor& w) { return at::stack({x, w, w.detach(), w * x}); },
@@ -248,7 +248,7 @@ TEST(GraphPartTest, GradientsOfWhatItCapturedAreThoseOfAWholeGraph) {
     const at::Tensor x = leaf(2, 4), w = (leaf(2, 4).detach() + 1).requires_grad_();
     const at::Tensor whole = kFunctions[i](x, w);
     const Tensors expected = torch::autograd::grad({whole}, {x, w}, {at::ones_like(whole)}, {}, false, true);
-    GraphPart part({x});
+    DetachedGraph part({x});
     const at::Tensor result = kFunctions[i](part.leaves()[0], w);
     EXPECT_EQ(part.outside({result}), "");
     part.end({result});
@@ -269,7 +269,8 @@ TEST(GraphPartTest, WithoutEndItsResultsHaveTheWholeGraph) {
     const at::Tensor whole = kFunctions[i](input, captured) * v.sum();
     const Tensors expected =
         torch::autograd::grad({whole}, {x, w, v}, {at::ones_like(whole)}, /*retain_graph=*/true, false, true);
-    auto part = std::make_unique<GraphPart>(Tensors{input}, GraphPart::Words(), GraphPart::Cut::kCanBeUndone);
+    auto part = std::make_unique<DetachedGraph>(Tensors{input}, DetachedGraph::Words(),
+                                                DetachedGraph::Cut::kCanBeUndone);
     const Tensors joined{kFunctions[i](entered(part->leaves())[0], captured) * v.sum()};
     EXPECT_NE(part->outside(joined), "");
     part.reset();
@@ -292,7 +293,7 @@ TEST(GraphPartTest, WithoutEndItsResultsHaveTheWholeGraph) {
 TEST(GraphPartTest, AGraphOfItsOwnIsRefusedAndLeftAsItIs) {
   const at::Tensor x = leaf(2, 4), w = leaf(2, 4);
   const at::Tensor captured = w.exp();
-  GraphPart part({x});
+  DetachedGraph part({x});
   const at::Tensor result = part.leaves()[0] * captured + w;
   EXPECT_EQ(part.outside({result}), "ExpBackward0");
   COHORT_EXPECT_THROW_WITH(part.end({result}), UsageError, "graph of its own (ExpBackward0)");
@@ -306,7 +307,7 @@ TEST(GraphPartTest, WithoutEndSecondDerivativesAndOperatorsOfOtherThreadsGoThrou
     const at::Tensor first = torch::autograd::grad({result.sum()}, {x}, {}, true, /*create_graph=*/true)[0];
     return torch::autograd::grad({first.sum()}, {x})[0];
   };
-  GraphPart part({x}, GraphPart::Words(), GraphPart::Cut::kCanBeUndone);
+  DetachedGraph part({x}, DetachedGraph::Words(), DetachedGraph::Cut::kCanBeUndone);
   at::Tensor result;
   std::thread([&] { result = part.leaves()[0].exp(); }).join();
   EXPECT_EQ(part.outside({result}), "ExpBackward0");
@@ -317,7 +318,7 @@ TEST(GraphPartTest, WithoutEndSecondDerivativesAndOperatorsOfOtherThreadsGoThrou
 TEST(GraphPartTest, ABackwardFromWhatFnPutAsideReachesTheLeaf) {
   SharedNet net;
   const at::Tensor x = leaf(2, 4);
-  GraphPart part({x}, GraphPart::Words(), GraphPart::Cut::kCanBeUndone);
+  DetachedGraph part({x}, DetachedGraph::Words(), DetachedGraph::Cut::kCanBeUndone);
   const Tensors inner = net(part.leaves()[0]);
   part.end({inner[0] * 2});
   loss_of(inner).backward();
@@ -333,7 +334,7 @@ TEST(GraphPartTest, PartsAndTheirCallerShareWhatAutocastKeeps) {
   at::autocast::increment_nesting();
   Tensors results[2], of_whole = net(x);
   const Tensors flowing{at::ones({2, 3}, at::kBFloat16), at::ones({2, 5}, of_whole[1].scalar_type())};
-  std::unique_ptr<GraphPart> parts[2] = {part_of(net, x, results[0]), part_of(net, x, results[1])};
+  std::unique_ptr<DetachedGraph> parts[2] = {part_of(net, x, results[0]), part_of(net, x, results[1])};
   Tensors again = net(x);
   at::autocast::set_autocast_enabled(at::kCPU, false);
   at::autocast::decrement_nesting();
@@ -357,7 +358,7 @@ TEST(GraphPartTest, PartsAndTheirCallerShareWhatAutocastKeeps) {
 
 // What fn put aside has a graph that leads through the part to the caller's.
 struct PutAside {
-  explicit PutAside(GraphPart::Cut cut) : part({x}, GraphPart::Words(), cut) {
+  explicit PutAside(DetachedGraph::Cut cut) : part({x}, DetachedGraph::Words(), cut) {
     const at::Tensor in = part.leaves()[0];
     in.register_hook([this](const at::Tensor& gradient) {
       ++hooks;
@@ -366,14 +367,14 @@ struct PutAside {
     aside = in * w;
     results = part.end({(in * 2).exp()});
   }
-  at::Tensor leaf = core::leaf(2, 3), w = core::leaf(2, 3), x = leaf.sin(), aside;
+  at::Tensor leaf = autograd::leaf(2, 3), w = autograd::leaf(2, 3), x = leaf.sin(), aside;
   std::atomic<int> hooks{0};
-  GraphPart part;
+  DetachedGraph part;
   Tensors results;
 };
 
 TEST(GraphPartTest, ATensorThatFnPutAsideLeadsOnToTheGraphOfTheInputs) {
-  PutAside made(GraphPart::Cut::kCanBeUndone);
+  PutAside made(DetachedGraph::Cut::kCanBeUndone);
   const at::Tensor gradient = at::full({2, 3}, 0.5);
   const Tensors of_part = made.part.backward({gradient}, /*keep_graph=*/true);
   EXPECT_TRUE(at::equal(of_part[0], gradient * (made.x * 2).exp() * 2 * 3));
@@ -386,7 +387,7 @@ TEST(GraphPartTest, ATensorThatFnPutAsideLeadsOnToTheGraphOfTheInputs) {
 }
 
 TEST(GraphPartTest, ABackwardFromATensorThatFnPutAsideThrowsWhereTheCutIsForGood) {
-  PutAside made(GraphPart::Cut::kForGood);
+  PutAside made(DetachedGraph::Cut::kForGood);
   const at::Tensor gradient = at::full({2, 3}, 0.5);
   COHORT_EXPECT_THROW_WITH(torch::autograd::backward({made.aside}, {gradient}), UsageError,
                            "put aside reaches an input");
@@ -395,4 +396,4 @@ TEST(GraphPartTest, ABackwardFromATensorThatFnPutAsideThrowsWhereTheCutIsForGood
 }
 
 }  // namespace
-}  // namespace cohort::core
+}  // namespace cohort::autograd

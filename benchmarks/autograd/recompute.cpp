@@ -1,8 +1,8 @@
-// What recomputation saves and costs: one step of a deep MLP, plain and with core::checkpoint around parts of
-// it, in one process, in turn. Prints the time of a step and the most bytes of tensors alive at once
-// (parameters and their gradients, which all have, left out). Run: OMP_NUM_THREADS=1 core_recompute [layers
-// width batch rounds]
-#include "cohort/core/recompute.h"
+// What recomputation saves and costs: one step of a deep MLP, plain and with autograd::recompute around parts
+// of it, in one process, in turn. Prints the time of a step and the most bytes of tensors alive at once
+// (parameters and their gradients, which all have, left out). Run: OMP_NUM_THREADS=1 autograd_recompute
+// [layers width batch rounds]
+#include "cohort/autograd/recompute.h"
 
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -32,7 +32,7 @@ void step(std::vector<nn::Sequential>& layers, std::int64_t part, const at::Tens
       for (std::int64_t i = begin; i < end; ++i) t = layers[static_cast<std::size_t>(i)]->forward(t);
       return t;
     };
-    x = part > 0 ? cohort::core::checkpoint(run, x) : run(x);
+    x = part > 0 ? cohort::autograd::recompute(run, x) : run(x);
   }
   x.sum().backward();
 }

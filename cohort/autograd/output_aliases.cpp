@@ -1,4 +1,4 @@
-#include "cohort/core/result_views.h"
+#include "cohort/autograd/output_aliases.h"
 
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/view_as_complex.h>
@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "cohort/core/graph_part.h"
+#include "cohort/autograd/detached_graph.h"
 #include "cohort/core/overlap.h"
 
-namespace cohort::core {
+namespace cohort::autograd {
 
 using torch::autograd::CreationMeta;
 
@@ -65,7 +65,7 @@ bool is_made_of(const at::Tensor& tensor, const at::Tensor& base) {
 bool meet(const std::vector<at::Tensor>& results, const std::vector<std::size_t>& some) {
   for (std::size_t a = 0; a < some.size(); ++a) {
     for (std::size_t b = 0; b < a; ++b) {
-      if (may_overlap(results[some[a]], results[some[b]])) return true;
+      if (core::may_overlap(results[some[a]], results[some[b]])) return true;
     }
   }
   return false;
@@ -99,7 +99,7 @@ bool is_writable_view(const at::Tensor& tensor, const at::Tensor& base) {
          (tensor.is_same(base) || !tensor.requires_grad() || tensor.grad_fn()->num_outputs() == 1);
 }
 
-void ResultViews::take_out(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& others) {
+void OutputAliases::detach(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& others) {
   num_results_ = results.size();
   std::vector<bool> is_done(num_results_);
   for (std::size_t first = 0; first < num_results_; ++first) {
@@ -124,8 +124,8 @@ void ResultViews::take_out(std::vector<at::Tensor>& results, const std::vector<a
   num_with_bases_ = results.size();
 }
 
-void ResultViews::cut_off(std::vector<at::Tensor>& results, const std::vector<std::size_t>& alike,
-                          const at::Tensor& base) {
+void OutputAliases::cut_off(std::vector<at::Tensor>& results, const std::vector<std::size_t>& alike,
+                            const at::Tensor& base) {
   const std::vector<at::Tensor> before = results;
   const auto place_of = [&](const at::Tensor& tensor) {
     const auto found = std::find_if(before.begin(), before.end(),
@@ -151,7 +151,7 @@ void ResultViews::cut_off(std::vector<at::Tensor>& results, const std::vector<st
   }
 }
 
-bool ResultViews::misses_one_of(const std::vector<at::Tensor>& results) const {
+bool OutputAliases::misses_one_of(const std::vector<at::Tensor>& results) const {
   const auto is_made_anew = [this](std::size_t result) {
     return std::ranges::any_of(views_, [=](const View& view) { return view.result == result; });
   };
@@ -162,14 +162,15 @@ bool ResultViews::misses_one_of(const std::vector<at::Tensor>& results) const {
     if (!may_be_seen(a)) continue;
     for (std::size_t b = 0; b < a; ++b) {
       if (!may_be_seen(b) || results[a].is_same(results[b]) || !results[a].is_alias_of(results[b])) continue;
-      if (needs_gradient(results[a]) && needs_gradient(results[b]) && may_overlap(results[a], results[b]))
+      if (needs_gradient(results[a]) && needs_gradient(results[b]) &&
+          core::may_overlap(results[a], results[b]))
         return true;
     }
   }
   return false;
 }
 
-void ResultViews::put_back(std::vector<at::Tensor>& results) const {
+void OutputAliases::restore(std::vector<at::Tensor>& results) const {
   if (views_.empty()) return;
   for (const View& view : views_) {
     const at::Tensor& base = results[view.base];
@@ -185,4 +186,4 @@ void ResultViews::put_back(std::vector<at::Tensor>& results) const {
   results.resize(num_results_);
 }
 
-}  // namespace cohort::core
+}  // namespace cohort::autograd

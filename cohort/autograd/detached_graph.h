@@ -10,7 +10,7 @@
 #include <vector>
 
 /// A part of a computation whose graph is its own: docs/parallel.md, "The cut".
-namespace cohort::core {
+namespace cohort::autograd {
 
 /// Whether a backward may start at `tensor`, or undefined. Not at a view that was taken without gradients of
 /// a tensor that requires one, though it says that it requires one too.
@@ -21,7 +21,7 @@ torch::autograd::Edge edge_of(const at::Tensor& tensor);
 std::vector<torch::autograd::Edge> edges_of(const std::vector<at::Tensor>& tensors);
 
 /// Returns tensors cut off from their graphs, which need a gradient where they did; undefined ones stay.
-std::vector<at::Tensor> leaves_of(const std::vector<at::Tensor>& tensors);
+std::vector<at::Tensor> leaf_inputs(const std::vector<at::Tensor>& tensors);
 
 /// Returns stand-ins for leaves that are neither leaves nor views, with the same memory, so that what begins
 /// with an operator in place (a stage that begins with ReLU) can be run on them. For tensors that nobody else
@@ -31,19 +31,19 @@ std::vector<at::Tensor> entered(const std::vector<at::Tensor>& leaves);
 /// The graph of one forward, from its inputs to its results and no further, so that backward can go through
 /// it alone: on another thread, beside others, or later.
 ///
-///     GraphPart part(inputs);                                  // on the thread that computes
+///     DetachedGraph part(inputs);                                  // on the thread that computes
 ///     Tensors results = part.end(flatten_tensors(fn(part.leaves())));
 ///     ...
 ///     Tensors gradients = part.backward(gradients_of_results, false);   // of inputs, then of captured()
 ///
 /// Parameters that fn uses are found in the graph; backward returns their gradients and leaves theirs alone.
 /// Threads: one caller at a time; backward runs where it is called.
-class GraphPart {
+class DetachedGraph {
  public:
   using Tensors = std::vector<at::Tensor>;
   /// What messages say.
   struct Words {
-    const char* where = "core.graph_part";
+    const char* where = "autograd.detached_graph";
     const char* as_input = "hand it over as an input";     ///< to a tensor with a graph of its own
     const char* between = "its forward and its backward";  ///< when a parameter must not be changed
   };
@@ -52,9 +52,9 @@ class GraphPart {
   /// aside, or from a result where end() was not called. It throws, or goes on to the input's own graph.
   enum class Cut : std::uint8_t { kForGood, kCanBeUndone };
 
-  /// Cuts `inputs` off from their graphs: leaves_of().
-  explicit GraphPart(const Tensors& inputs) : GraphPart(inputs, Words()) {}
-  GraphPart(const Tensors& inputs, const Words& words, Cut cut = Cut::kForGood);
+  /// Cuts `inputs` off from their graphs: leaf_inputs().
+  explicit DetachedGraph(const Tensors& inputs) : DetachedGraph(inputs, Words()) {}
+  DetachedGraph(const Tensors& inputs, const Words& words, Cut cut = Cut::kForGood);
 
   /// What fn gets in their place.
   const Tensors& leaves() const { return leaves_; }
@@ -103,10 +103,10 @@ class GraphPart {
 /// Returns `tensor`, copied if somebody else has its memory, so that who gets it may write to it. Operators
 /// return one tensor, or views of it, as gradients of several inputs, and what becomes a grad() is written
 /// to.
-at::Tensor as_own(at::Tensor tensor);
+at::Tensor clone_if_shared(at::Tensor tensor);
 
 /// Adds values from first to last as a tree of pairs, whose shape depends on their number alone, as in
 /// ((0 + 1) + (2 + 3)) + 4. Undefined ones are left out of it. The values may be changed.
-at::Tensor sum_in_pairs(std::vector<at::Tensor> values);
+at::Tensor pairwise_sum(std::vector<at::Tensor> values);
 
-}  // namespace cohort::core
+}  // namespace cohort::autograd

@@ -1,16 +1,16 @@
-#include "cohort/core/result_views.h"
+#include "cohort/autograd/output_aliases.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <functional>
 
+#include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/recompute.h"
 #include "cohort/core/error.h"
-#include "cohort/core/graph_part.h"
-#include "cohort/core/recompute.h"
 #include "tests/support/throws.h"
 
-namespace cohort::core {
+namespace cohort::autograd {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -68,8 +68,8 @@ TEST(ResultViewsTest, WhoWritesToOneChangesTheGradientOfTheOther) {
     const Tensors plain = results_of(kShared[i], x);
     Tensors cut = results_of(kShared[i], y);
     const std::size_t num_results = cut.size();
-    ResultViews views;
-    views.take_out(cut);
+    OutputAliases views;
+    views.detach(cut);
     std::size_t with_gradient = 0;
     for (at::Tensor& each : cut) {
       if (!needs_gradient(each)) continue;
@@ -77,7 +77,7 @@ TEST(ResultViewsTest, WhoWritesToOneChangesTheGradientOfTheOther) {
       ++with_gradient;
     }
     EXPECT_LE(with_gradient, i == 1 ? 2U : 1U) << i;
-    views.put_back(cut);
+    views.restore(cut);
     ASSERT_EQ(cut.size(), num_results);
     for (std::size_t k = 0; k < num_results; ++k) EXPECT_EQ(cut[k].defined(), plain[k].defined());
     EXPECT_EQ(cut[0].is_same(cut[1]), plain[0].is_same(plain[1]));
@@ -95,23 +95,23 @@ TEST(ResultViewsTest, ResultsWithNothingInCommonStayAsTheyAre) {
       },
       x);
   const Tensors before = results;
-  ResultViews views;
-  views.take_out(results);
+  OutputAliases views;
+  views.detach(results);
   ASSERT_EQ(results.size(), before.size());
   for (std::size_t i = 0; i < before.size(); ++i) {
     EXPECT_TRUE(before[i].defined() ? results[i].is_same(before[i]) : !results[i].defined()) << i;
   }
-  views.put_back(results);
+  views.restore(results);
   EXPECT_EQ(results.size(), before.size());
   Tensors none;
-  ResultViews().put_back(none);
+  OutputAliases().restore(none);
 }
 
 TEST(ResultViewsTest, ViewsOfOthersStayAsTheyAre) {
   const at::Tensor h = at::ones({2, 2}).requires_grad_() * 2;
   Tensors results{h, h.t()};
-  ResultViews views;
-  views.take_out(results, {h});
+  OutputAliases views;
+  views.detach(results, {h});
   EXPECT_TRUE(needs_gradient(results[1]));
 }
 
@@ -122,7 +122,7 @@ TEST(ResultViewsTest, ARecomputedPartReturnsThem) {
     for (const bool recomputes : {false, true}) {
       const at::Tensor x = at::arange(1, 9, at::kFloat).view({2, 4}).requires_grad_();
       const auto fn = [&](const at::Tensor& in) { return shared(in * 2); };
-      gradients[recomputes ? 1 : 0] = gradient(recomputes ? checkpoint(fn, x) : fn(x), x);
+      gradients[recomputes ? 1 : 0] = gradient(recomputes ? recompute(fn, x) : fn(x), x);
     }
     EXPECT_TRUE(at::equal(gradients[0], gradients[1])) << i;
   }
@@ -136,9 +136,9 @@ TEST(ResultViewsTest, AViewThatIsALeafIsNotMadeAgain) {
     EXPECT_FALSE(is_writable_view(leaf, x));
     EXPECT_FALSE(is_remade_view(leaf, x));
     Tensors results{x, leaf};
-    ResultViews views;
-    views.take_out(results);
-    views.put_back(results);
+    OutputAliases views;
+    views.detach(results);
+    views.restore(results);
     EXPECT_TRUE(results[1].is_same(leaf));
   }
   // Before the view was taken from it, x needed none either.
@@ -152,7 +152,7 @@ TEST(ResultViewsTest, AViewThatIsALeafIsNotMadeAgain) {
 TEST(ResultViewsTest, ARecomputedPartThatMakesALeafIsRefusedInBackward) {
   const at::Tensor x = at::ones({2, 2});
   const Tensors results =
-      checkpoint([](const at::Tensor& in) { return Tensors{in.view({-1}).requires_grad_(), in + 1}; }, x);
+      recompute([](const at::Tensor& in) { return Tensors{in.view({-1}).requires_grad_(), in + 1}; }, x);
   EXPECT_TRUE(at::equal(results[0], x.view({-1})));
   COHORT_EXPECT_THROW_WITH(results[0].sum().backward(), UsageError, "that it did not use before");
 }
@@ -170,11 +170,11 @@ TEST(ResultViewsTest, AViewTakenWithoutGradientsHasNone) {
   EXPECT_FALSE(needs_gradient(at::Tensor()));
   EXPECT_TRUE(needs_gradient(x));
   EXPECT_TRUE(needs_gradient((x * 2).view({-1})));
-  GraphPart part({x});
+  DetachedGraph part({x});
   const Tensors results = part.end({view(part.leaves()[0]), part.leaves()[0] * 3});
   EXPECT_EQ(part.needs_gradient(), (std::vector<bool>{false, true}));
   EXPECT_TRUE(at::equal(part.backward({at::ones({2, 2})}, false).front(), at::full({2, 2}, 3.0)));
 }
 
 }  // namespace
-}  // namespace cohort::core
+}  // namespace cohort::autograd

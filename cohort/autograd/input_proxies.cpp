@@ -1,4 +1,4 @@
-#include "cohort/core/stand_ins.h"
+#include "cohort/autograd/input_proxies.h"
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -6,12 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/output_aliases.h"
 #include "cohort/core/error.h"
-#include "cohort/core/graph_part.h"
 #include "cohort/core/overlap.h"
-#include "cohort/core/result_views.h"
 
-namespace cohort::core {
+namespace cohort::autograd {
 namespace {
 
 using torch::autograd::impl::gradient_edge;
@@ -53,12 +53,12 @@ void take_history(at::Tensor input, const at::Tensor& result, const char* where)
 
 }  // namespace
 
-StandIns::StandIns(const char* where, const Tensors& inputs, const Tensors& leaves, Counts counts)
+InputProxies::InputProxies(const char* where, const Tensors& inputs, const Tensors& leaves, Counts counts)
     : where_(where), inputs_(inputs), handed_(inputs), entries_(inputs.size()) {
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     const at::Tensor& input = inputs_[i];
     if (!input.defined() || input.is_inference()) continue;
-    if (const std::size_t first = first_place(inputs_, i); first != i) {
+    if (const std::size_t first = core::first_place(inputs_, i); first != i) {
       handed_[i] = handed_[first];
       continue;
     }
@@ -73,13 +73,13 @@ StandIns::StandIns(const char* where, const Tensors& inputs, const Tensors& leav
   }
 }
 
-void StandIns::look_at(Tensors& results) {
+void InputProxies::observe(Tensors& results) {
   for (std::size_t k = 0; k < results.size(); ++k) {
     for (const std::size_t i : may_be_written_) {
       if (is_writable_view(results[k], handed_[i])) views_.push_back({k, i, results[k].is_same(handed_[i])});
     }
   }
-  result_views_.take_out(results, handed_);
+  output_aliases_.detach(results, handed_);
   num_results_ = results.size();
   for (const std::size_t i : may_be_written_) {
     if (handed_[i].is_leaf() && handed_[i].requires_grad()) continue;  // from here on, within the function
@@ -87,10 +87,10 @@ void StandIns::look_at(Tensors& results) {
     for (std::size_t k = 0; k < inputs_.size(); ++k) {
       if (!inputs_[k].defined() || handed_[k].is_same(handed_[i])) continue;
       const bool sees_it = inputs_[k].requires_grad() || are_of_one_base(inputs_[k], inputs_[i]);
-      if (sees_it && may_overlap(inputs_[k], inputs_[i])) {
-        throw UsageError(where_,
-                         concat("input ", i, " is changed in place, and input ", k, " shares its memory"),
-                         "hand over a clone() of one of them");
+      if (sees_it && core::may_overlap(inputs_[k], inputs_[i])) {
+        throw UsageError(
+            where_, core::concat("input ", i, " is changed in place, and input ", k, " shares its memory"),
+            "hand over a clone() of one of them");
       }
     }
     written_.push_back(i);
@@ -99,13 +99,13 @@ void StandIns::look_at(Tensors& results) {
 }
 
 // A view learns that its base has another history from the count of changes: that comes first.
-void StandIns::settle(Tensors& results) {
-  for (PartCount& count : counts_) count.hand_on();
+void InputProxies::write_back(Tensors& results) {
+  for (ScopedVersionCounter& count : counts_) count.publish();
   for (std::size_t w = 0; w < written_.size(); ++w) {
     take_history(inputs_[written_[w]], results[num_results_ + w], where_);
   }
   results.resize(num_results_);
-  result_views_.put_back(results);
+  output_aliases_.restore(results);
   for (const View& view : views_) {
     at::Tensor& result = results[view.result];
     const at::Tensor& input = inputs_[view.input];
@@ -113,10 +113,10 @@ void StandIns::settle(Tensors& results) {
   }
 }
 
-std::vector<PartCount> StandIns::counts() const {
-  std::vector<PartCount> counts = counts_;
-  for (PartCount& count : counts) count.look();
+std::vector<ScopedVersionCounter> InputProxies::counts() const {
+  std::vector<ScopedVersionCounter> counts = counts_;
+  for (ScopedVersionCounter& count : counts) count.sync();
   return counts;
 }
 
-}  // namespace cohort::core
+}  // namespace cohort::autograd

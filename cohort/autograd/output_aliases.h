@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace cohort::core {
+namespace cohort::autograd {
 
 /// Whether view_like() makes a tensor with the layout of `like`, in the memory of `base`, of that.
 bool can_be_viewed(const at::Tensor& base, const at::Tensor& like);
@@ -27,22 +27,22 @@ bool is_writable_view(const at::Tensor& tensor, const at::Tensor& base);
 /// change the values of the other, and not its gradient. So one is given a history, and the others are made
 /// of it.
 ///
-///     ResultViews views;
-///     views.take_out(results);          // in the function's graph
+///     OutputAliases views;
+///     views.detach(results);          // in the function's graph
 ///     ... cut `results` off, give each a history ...
-///     views.put_back(results);
+///     views.restore(results);
 ///
-/// Threads: one at a time; put_back() any.
-class ResultViews {
+/// Threads: one at a time; restore() any.
+class OutputAliases {
  public:
   /// Cuts off from their graph those that are made of others, and adds what they are made of where that is no
   /// result itself. Views of one of `others` stay as they are.
-  void take_out(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& others = {});
+  void detach(std::vector<at::Tensor>& results, const std::vector<at::Tensor>& others = {});
   /// Whether two results share memory in a way that is not one of these, and both have a graph: given
-  /// histories one by one, who writes to one of them would not change the other's gradient. After take_out().
+  /// histories one by one, who writes to one of them would not change the other's gradient. After detach().
   bool misses_one_of(const std::vector<at::Tensor>& results) const;
   /// Makes them anew, in the caller's gradient mode, and takes off what was added.
-  void put_back(std::vector<at::Tensor>& results) const;
+  void restore(std::vector<at::Tensor>& results) const;
 
  private:
   struct View {
@@ -61,4 +61,4 @@ class ResultViews {
   std::size_t num_results_ = 0, num_with_bases_ = 0;
 };
 
-}  // namespace cohort::core
+}  // namespace cohort::autograd

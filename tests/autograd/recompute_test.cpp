@@ -1,4 +1,4 @@
-#include "cohort/core/recompute.h"
+#include "cohort/autograd/recompute.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -29,20 +29,20 @@ namespace cohort {
 namespace {
 
 namespace nn = torch::nn;
-using core::checkpoint;
-using core::CheckpointOptions;
+using autograd::recompute;
+using autograd::RecomputeOptions;
 using test::expect_equal;
 using test::gradients_of;
 using test::input_of;
 using test::make_part;
 using test::step;
 
-TEST(CheckpointTest, ValuesGradientsAndRandomNumbersAreTheBitsOfThePlainCall) {
+TEST(RecomputeTest, ValuesGradientsAndRandomNumbersAreTheBitsOfThePlainCall) {
   nn::Sequential net = make_part();
   const auto plain = step(net, input_of(), [&](const at::Tensor& x) { return net->forward(x); });
-  expect_equal(plain, step(net, input_of(), [&](const at::Tensor& x) { return checkpoint(net, x); }));
+  expect_equal(plain, step(net, input_of(), [&](const at::Tensor& x) { return recompute(net, x); }));
   expect_equal(plain, step(net, input_of(), [&](const at::Tensor& x) {
-                 return checkpoint([&](const at::Tensor& t) { return net->forward(t); }, x);
+                 return recompute([&](const at::Tensor& t) { return net->forward(t); }, x);
                }));
   // One part after the other, each with its own second run, between layers that have none.
   const auto chained = [&](auto&& part) {
@@ -51,27 +51,27 @@ TEST(CheckpointTest, ValuesGradientsAndRandomNumbersAreTheBitsOfThePlainCall) {
   const auto plain_chain =
       step(net, input_of(), chained([&](const at::Tensor& x) { return net->forward(x); }));
   expect_equal(plain_chain,
-               step(net, input_of(), chained([&](const at::Tensor& x) { return checkpoint(net, x); })));
+               step(net, input_of(), chained([&](const at::Tensor& x) { return recompute(net, x); })));
 }
 
-TEST(CheckpointTest, OtherRandomNumbersInTheSecondRunWhereThatIsAskedFor) {
+TEST(RecomputeTest, OtherRandomNumbersInTheSecondRunWhereThatIsAskedFor) {
   nn::Sequential net = make_part();
   const auto plain = step(net, input_of(), [&](const at::Tensor& x) { return net->forward(x); });
   const auto other = step(net, input_of(), [&](const at::Tensor& x) {
-    return checkpoint(CheckpointOptions{.preserve_rng_state = false}, net, x);
+    return recompute(RecomputeOptions{.preserve_rng_state = false}, net, x);
   });
   EXPECT_TRUE(at::equal(plain[4], other[4]));   // the value, of the first run
   EXPECT_FALSE(at::equal(plain[2], other[2]));  // a gradient behind the dropout of the second
 }
 
-TEST(CheckpointTest, CallsNest) {
+TEST(RecomputeTest, CallsNest) {
   nn::Sequential net = make_part();
   const auto whole = [&](auto&& inner) {
     return [&](const at::Tensor& x) { return inner(inner(x).sin() + inner(x * 2)); };
   };
   const auto plain = step(net, input_of(), whole([&](const at::Tensor& x) { return net->forward(x); }));
-  const auto inner = [&](const at::Tensor& x) { return checkpoint(net, x); };
-  const auto middle = [&](const at::Tensor& x) { return checkpoint(whole(inner), x); };
+  const auto inner = [&](const at::Tensor& x) { return recompute(net, x); };
+  const auto middle = [&](const at::Tensor& x) { return recompute(whole(inner), x); };
   const auto nested = step(net, input_of(), middle);
   ASSERT_EQ(nested.size(), plain.size());
   for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::allclose(plain[i], nested[i], 1e-5, 1e-6));
@@ -86,7 +86,7 @@ struct Pair {
 };
 COHORT_NESTED(Pair, sum, parts, name)
 
-TEST(CheckpointTest, TakesAndReturnsWhateverHoldsTensors) {
+TEST(RecomputeTest, TakesAndReturnsWhateverHoldsTensors) {
   nn::Linear layer(6, 6);
   const auto fn = [&](const Pair& pair, std::int64_t power, const std::unique_ptr<at::Tensor>& scale,
                       const std::optional<at::Tensor>& none) {
@@ -112,12 +112,12 @@ TEST(CheckpointTest, TakesAndReturnsWhateverHoldsTensors) {
   const auto plain =
       run([&](Pair pair, std::unique_ptr<at::Tensor> scale) { return fn(pair, 2, scale, std::nullopt); });
   expect_equal(plain, run([&](Pair pair, std::unique_ptr<at::Tensor> scale) {
-                 return checkpoint(fn, std::move(pair), std::int64_t{2}, std::move(scale),
-                                   std::optional<at::Tensor>());
+                 return recompute(fn, std::move(pair), std::int64_t{2}, std::move(scale),
+                                  std::optional<at::Tensor>());
                }));
 }
 
-TEST(CheckpointTest, ParametersGetGradientsWhereNoInputNeedsOne) {
+TEST(RecomputeTest, ParametersGetGradientsWhereNoInputNeedsOne) {
   nn::Sequential net = make_part();
   const auto run = [&](const auto& call) {
     at::manual_seed(1);
@@ -127,25 +127,25 @@ TEST(CheckpointTest, ParametersGetGradientsWhereNoInputNeedsOne) {
     return gradients_of(net);
   };
   const auto plain = run([&](const at::Tensor& x) { return net->forward(x); });
-  expect_equal(plain, run([&](const at::Tensor& x) { return checkpoint(net, x); }));
+  expect_equal(plain, run([&](const at::Tensor& x) { return recompute(net, x); }));
   expect_equal(plain,
-               run([&](const at::Tensor& x) { return checkpoint([&net, x] { return net->forward(x); }); }));
+               run([&](const at::Tensor& x) { return recompute([&net, x] { return net->forward(x); }); }));
   // A part that is frozen needs none, and its results say so.
   for (at::Tensor& parameter : net->parameters()) parameter.requires_grad_(false);
-  EXPECT_FALSE(checkpoint(net, input_of(false)).requires_grad());
-  EXPECT_TRUE(checkpoint(net, input_of(true)).requires_grad());
+  EXPECT_FALSE(recompute(net, input_of(false)).requires_grad());
+  EXPECT_TRUE(recompute(net, input_of(true)).requires_grad());
 }
 
-TEST(CheckpointTest, InputsMayBeResultsAndTheSameTensorTwice) {
+TEST(RecomputeTest, InputsMayBeResultsAndTheSameTensorTwice) {
   const at::Tensor x = input_of();
   const auto swap = [](const at::Tensor& a, const at::Tensor& b) { return std::make_pair(b, a * 2); };
-  auto [same, twice] = checkpoint(swap, x, x);
+  auto [same, twice] = recompute(swap, x, x);
   (same.sum() + twice.sum() * 10).backward();
   EXPECT_TRUE(at::equal(x.grad(), at::full({4, 6}, 21.0F)));
   EXPECT_TRUE(at::equal(same, x));
 }
 
-TEST(CheckpointTest, HooksOfParametersFireOnceEach) {
+TEST(RecomputeTest, HooksOfParametersFireOnceEach) {
   nn::Linear layer(6, 6);
   int hooks = 0;
   layer->weight.register_hook([&](const at::Tensor& gradient) {
@@ -155,12 +155,12 @@ TEST(CheckpointTest, HooksOfParametersFireOnceEach) {
   layer(input_of()).sum().backward();
   const at::Tensor plain = layer->weight.grad().clone();
   layer->zero_grad();
-  checkpoint(layer, input_of()).sum().backward();
+  recompute(layer, input_of()).sum().backward();
   EXPECT_EQ(hooks, 2);
   EXPECT_TRUE(at::equal(layer->weight.grad(), plain));
 }
 
-TEST(CheckpointTest, TheSecondRunHasTheFirstOnesAutocast) {
+TEST(RecomputeTest, TheSecondRunHasTheFirstOnesAutocast) {
   nn::Sequential net = make_part();
   std::vector<at::ScalarType> types;
   const auto fn = [&](const at::Tensor& x) {
@@ -184,7 +184,7 @@ TEST(CheckpointTest, TheSecondRunHasTheFirstOnesAutocast) {
     all.push_back(x.grad());
     return all;
   };
-  const auto again = [&](const at::Tensor& x) { return checkpoint(fn, x); };
+  const auto again = [&](const at::Tensor& x) { return recompute(fn, x); };
   for (const bool within : {false, true}) {
     types.clear();
     const auto plain = run(fn, within), recomputed = run(again, within);
@@ -198,16 +198,16 @@ TEST(CheckpointTest, TheSecondRunHasTheFirstOnesAutocast) {
   }
 }
 
-TEST(CheckpointTest, RunningStatisticsMoveOnce) {
+TEST(RecomputeTest, RunningStatisticsMoveOnce) {
   const auto make = [] {
     at::manual_seed(2);
     return nn::Sequential(nn::Linear(6, 6), nn::BatchNorm1d(6), nn::ReLU());
   };
   nn::Sequential plain = make(), module = make(), named = make();
   plain->forward(input_of()).sum().backward();
-  checkpoint(module, input_of()).sum().backward();
-  checkpoint(
-      CheckpointOptions{.buffers = named->buffers()}, [&](const at::Tensor& x) { return named->forward(x); },
+  recompute(module, input_of()).sum().backward();
+  recompute(
+      RecomputeOptions{.buffers = named->buffers()}, [&](const at::Tensor& x) { return named->forward(x); },
       input_of())
       .sum()
       .backward();
@@ -217,7 +217,7 @@ TEST(CheckpointTest, RunningStatisticsMoveOnce) {
 }
 
 // Second runs of one module on several threads, which begin and end in every order that there is.
-TEST(CheckpointTest, SecondRunsOnSeveralThreadsLeaveTheBuffers) {
+TEST(RecomputeTest, SecondRunsOnSeveralThreadsLeaveTheBuffers) {
   using std::chrono::seconds;
   constexpr int kThreads = 3;
   at::manual_seed(2);
@@ -236,7 +236,7 @@ TEST(CheckpointTest, SecondRunsOnSeveralThreadsLeaveTheBuffers) {
         may_end[static_cast<std::size_t>(i)].get_future().wait_for(seconds(60));
         return norm->forward(y) * 0 + y;
       };
-      values.push_back(checkpoint(CheckpointOptions{.buffers = norm->buffers()}, fn, input_of()));
+      values.push_back(recompute(RecomputeOptions{.buffers = norm->buffers()}, fn, input_of()));
     }
     std::vector<at::Tensor> before;
     for (const at::Tensor& buffer : norm->buffers()) before.push_back(buffer.clone());
@@ -256,13 +256,13 @@ TEST(CheckpointTest, SecondRunsOnSeveralThreadsLeaveTheBuffers) {
 }
 
 // The last buffer's value cannot be kept: it has too many elements for any memory.
-TEST(CheckpointTest, ASecondRunThatCannotKeepABufferLeavesTheOthersToLaterRuns) {
+TEST(RecomputeTest, ASecondRunThatCannotKeepABufferLeavesTheOthersToLaterRuns) {
   nn::BatchNorm1d norm(6);
   const auto fn = [&](const at::Tensor& x) { return norm->forward(x); };
   std::vector<at::Tensor> buffers = norm->buffers();
-  const at::Tensor sound = checkpoint(CheckpointOptions{.buffers = buffers}, fn, input_of());
+  const at::Tensor sound = recompute(RecomputeOptions{.buffers = buffers}, fn, input_of());
   buffers.push_back(at::zeros({1}).expand({std::int64_t{1} << 50}));
-  const at::Tensor failing = checkpoint(CheckpointOptions{.buffers = buffers}, fn, input_of());
+  const at::Tensor failing = recompute(RecomputeOptions{.buffers = buffers}, fn, input_of());
   EXPECT_THROW(failing.sum().backward(), c10::Error);
   fn(input_of());
   buffers.pop_back();
@@ -272,11 +272,11 @@ TEST(CheckpointTest, ASecondRunThatCannotKeepABufferLeavesTheOthersToLaterRuns) 
   expect_equal(buffers, before);
 }
 
-TEST(CheckpointTest, GradientsOffIsAPlainCall) {
+TEST(RecomputeTest, GradientsOffIsAPlainCall) {
   nn::Sequential net = make_part();
   const at::NoGradGuard no_grad;
   int calls = 0;
-  const at::Tensor value = checkpoint(
+  const at::Tensor value = recompute(
       [&](const at::Tensor& x) {
         ++calls;
         return net->forward(x);
@@ -286,7 +286,7 @@ TEST(CheckpointTest, GradientsOffIsAPlainCall) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST(CheckpointTest, WhatIsSavedWithinItDoesNotOutliveTheCall) {
+TEST(RecomputeTest, WhatIsSavedWithinItDoesNotOutliveTheCall) {
   nn::Sequential net = make_part(0);
   c10::weak_intrusive_ptr<at::TensorImpl> inside(c10::intrusive_ptr<at::TensorImpl>{});
   const at::Tensor x = input_of();
@@ -297,13 +297,13 @@ TEST(CheckpointTest, WhatIsSavedWithinItDoesNotOutliveTheCall) {
   };
   const at::Tensor plain = fn(x);
   EXPECT_FALSE(inside.expired());
-  const at::Tensor value = checkpoint(fn, x);
+  const at::Tensor value = recompute(fn, x);
   EXPECT_TRUE(inside.expired());
   value.sum().backward();
   EXPECT_TRUE(inside.expired());
 }
 
-TEST(CheckpointTest, ADeepNetworkNeedsLessMemory) {
+TEST(RecomputeTest, ADeepNetworkNeedsLessMemory) {
   const std::int64_t width = 256, depth = 36;
   nn::Sequential net;
   std::vector<nn::Sequential> parts;
@@ -326,15 +326,15 @@ TEST(CheckpointTest, ADeepNetworkNeedsLessMemory) {
   const std::int64_t plain =
       peak_of([](nn::Sequential& part, const at::Tensor& x) { return part->forward(x); });
   const std::int64_t less =
-      peak_of([](nn::Sequential& part, const at::Tensor& x) { return checkpoint(part, x); });
+      peak_of([](nn::Sequential& part, const at::Tensor& x) { return recompute(part, x); });
   EXPECT_GE(plain, depth * activation);       // one for each layer
   EXPECT_LE(less, (6 + 6 + 8) * activation);  // one for each part, and one part's layers
 }
 
-TEST(CheckpointTest, GoesBackTwiceWhereTheGraphIsRetained) {
+TEST(RecomputeTest, GoesBackTwiceWhereTheGraphIsRetained) {
   nn::Sequential net = make_part();
   const at::Tensor x = input_of();
-  const at::Tensor value = checkpoint(net, x).sum();
+  const at::Tensor value = recompute(net, x).sum();
   value.backward({}, /*retain_graph=*/true);
   const at::Tensor once = x.grad().clone();
   value.backward();
@@ -342,38 +342,38 @@ TEST(CheckpointTest, GoesBackTwiceWhereTheGraphIsRetained) {
   COHORT_EXPECT_THROW_WITH(value.backward(), c10::Error, "backward through the graph a second time");
 }
 
-TEST(CheckpointTest, AutogradGradAndBackwardWithInputsAskForSomeGradients) {
+TEST(RecomputeTest, AutogradGradAndBackwardWithInputsAskForSomeGradients) {
   nn::Sequential net = make_part(0);
   at::Tensor x = input_of();
   const std::vector<at::Tensor> wanted{x, net->parameters()[1]};
   const auto plain = torch::autograd::grad({net->forward(x).square().sum()}, wanted);
-  expect_equal(torch::autograd::grad({checkpoint(net, x).square().sum()}, wanted), plain);
-  const at::Tensor loss = checkpoint(net, x).square().sum();
+  expect_equal(torch::autograd::grad({recompute(net, x).square().sum()}, wanted), plain);
+  const at::Tensor loss = recompute(net, x).square().sum();
   loss.backward({}, true, false, {{x}});
   EXPECT_TRUE(at::equal(x.grad(), plain[0]));
   for (const at::Tensor& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined());
 }
 
-TEST(CheckpointTest, WhatItCannotDoIsRefused) {
+TEST(RecomputeTest, WhatItCannotDoIsRefused) {
   nn::Sequential net = make_part();
   const at::Tensor x = input_of();
-  const at::Tensor loss = checkpoint(net, x).sum();
+  const at::Tensor loss = recompute(net, x).sum();
   COHORT_EXPECT_THROW_WITH(loss.backward({}, true, /*create_graph=*/true), UsageError,
                            "backward with create_graph goes through a recomputed part");
   const at::Tensor outside = x.exp();
-  COHORT_EXPECT_THROW_WITH(checkpoint([&](const at::Tensor& t) { return t * outside; }, x), UsageError,
+  COHORT_EXPECT_THROW_WITH(recompute([&](const at::Tensor& t) { return t * outside; }, x), UsageError,
                            "fn uses a tensor with a graph of its own (ExpBackward0) that is not an input");
   for (const at::Tensor& input : {input_of(false), input_of() * 1}) {
-    COHORT_EXPECT_THROW_WITH(checkpoint([](const at::Tensor& t) { return t.mul_(2); }, input), UsageError,
+    COHORT_EXPECT_THROW_WITH(recompute([](const at::Tensor& t) { return t.mul_(2); }, input), UsageError,
                              "fn changed its input 0 Float[4, 6] in place");
   }
 }
 
-TEST(CheckpointTest, ASecondRunThatDiffersIsRefused) {
+TEST(RecomputeTest, ASecondRunThatDiffersIsRefused) {
   nn::Linear layer(6, 6);
   at::Tensor x = input_of();
   {
-    const at::Tensor value = checkpoint(layer, x);
+    const at::Tensor value = recompute(layer, x);
     const at::NoGradGuard no_grad;
     layer->weight.add_(1);
     const at::AutoGradMode on(true);
@@ -382,27 +382,27 @@ TEST(CheckpointTest, ASecondRunThatDiffersIsRefused) {
   }
   std::int64_t rows = 4;
   const auto narrow = [&](const at::Tensor& t) { return layer(t.narrow(0, 0, rows--)); };
-  COHORT_EXPECT_THROW_WITH(checkpoint(narrow, x).sum().backward(), UsageError,
+  COHORT_EXPECT_THROW_WITH(recompute(narrow, x).sum().backward(), UsageError,
                            "result 0 of fn was Float[4, 6], and when it ran again in backward Float[3, 6]");
   const auto more = [&](const at::Tensor& t) {
     return std::vector<at::Tensor>(static_cast<std::size_t>(rows++), layer(t));
   };
-  COHORT_EXPECT_THROW_WITH(checkpoint(more, x)[0].sum().backward(), UsageError,
+  COHORT_EXPECT_THROW_WITH(recompute(more, x)[0].sum().backward(), UsageError,
                            "fn returned 2 tensors, and 3 when it ran again in backward");
   {
-    const at::Tensor value = checkpoint(layer, x.detach().requires_grad_());
+    const at::Tensor value = recompute(layer, x.detach().requires_grad_());
     at::Tensor changed = input_of(false);
-    const at::Tensor other = checkpoint(layer, changed);
+    const at::Tensor other = recompute(layer, changed);
     changed.add_(1);
     COHORT_EXPECT_THROW_WITH(other.sum().backward(), c10::Error, "modified by an inplace operation");
     value.sum().backward();
   }
 }
 
-TEST(CheckpointTest, AnErrorOfTheSecondRunLeavesTheGeneratorAlone) {
+TEST(RecomputeTest, AnErrorOfTheSecondRunLeavesTheGeneratorAlone) {
   const at::Tensor x = input_of();
   bool fails = false;
-  const at::Tensor value = checkpoint(
+  const at::Tensor value = recompute(
       [&](const at::Tensor& t) {
         const at::Tensor noise = at::rand_like(t);
         if (fails) throw DataError("test", "the second run fails");
@@ -429,7 +429,7 @@ TEST(RecomputeTest, ResultsThatAreInputsOrViewsOfThemSeeEachOther) {
       const auto gradient = [&](bool plain) {
         const at::Tensor leaf = at::arange(6, at::kDouble).view({2, 3}).requires_grad_();
         const at::Tensor x = leaf * 1;
-        at::Tensor y = plain ? functions[i](x) : checkpoint(functions[i], x);
+        at::Tensor y = plain ? functions[i](x) : recompute(functions[i], x);
         at::Tensor(writes_to_input ? x : y).mul_(3);
         ((x * x).sum() + (y * y * y).sum()).backward();
         return leaf.grad();
