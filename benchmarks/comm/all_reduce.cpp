@@ -23,7 +23,7 @@
 #include "cohort/comm/shm/collectives.h"
 #include "cohort/comm/shm/communicator.h"
 #include "cohort/comm/shm/shm.h"
-#include "cohort/comm/store_board.h"
+#include "cohort/comm/store_adapter.h"
 #include "cohort/core/cpu.h"
 #include "cohort/launch/spawn.h"
 
@@ -108,8 +108,8 @@ void run_rank(std::size_t largest, bool with_mpi) {
   const comm::Group ours = make("shm");
   std::vector<Variant> variants{{"gloo", gloo}, {"shm", ours}, {"shm, shared", ours, true}};
   if (with_mpi) variants.insert(variants.begin() + 1, {"mpi", make("mpi")});
-  comm::StoreBoard board(gloo.store());
-  shm::Communicator alone(board, gloo.rank(), gloo.size(), cohort::core::Deadline(timeout));
+  comm::StoreAdapter kv_store(gloo.store());
+  shm::Communicator alone(kv_store, gloo.rank(), gloo.size(), cohort::core::Deadline(timeout));
   const bool speaks = gloo.rank() == 0;
   const double bytes_per_second = bandwidth(gloo);
   if (speaks) {

@@ -21,8 +21,8 @@
 
 #include "cohort/bench/timeit.h"
 #include "cohort/core/error.h"
+#include "cohort/data/dataset_tools.h"
 #include "cohort/data/image_folder.h"
-#include "cohort/data/tools.h"
 
 namespace {
 

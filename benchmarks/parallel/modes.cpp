@@ -16,9 +16,9 @@
 
 #include "cohort/bench/compare.h"
 #include "cohort/comm/group.h"
+#include "cohort/core/allocation_profiler.h"
 #include "cohort/core/allocator.h"
 #include "cohort/core/error.h"
-#include "cohort/core/memory_watch.h"
 #include "cohort/launch/spawn.h"
 #include "cohort/models/layers.h"
 #include "cohort/models/memory_format.h"
@@ -26,8 +26,8 @@
 #include "cohort/models/stack.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/parallel/data_parallel.h"
+#include "cohort/parallel/device_mapped.h"
 #include "cohort/parallel/distributed.h"
-#include "cohort/parallel/placed.h"
 #include "cohort/pipeline/pipeline.h"
 
 namespace {
@@ -72,7 +72,7 @@ struct TwoPartsImpl : torch::nn::Module {
         second(register_module("second", part_of(net, false)), core::Placement::parse(on_second)) {}
   at::Tensor forward(const at::Tensor& images) { return second.forward(first.forward(images)); }
 
-  parallel::Placed<models::Stack> first, second;
+  parallel::DeviceMapped<models::Stack> first, second;
 };
 TORCH_MODULE(TwoParts);
 
@@ -137,7 +137,7 @@ void run_step(const std::string& mode, const std::function<void()>& step) {
 
 // Makes the mode and measures its memory, which makes its first steps too.
 std::function<void()> begin(const std::string& mode, const Sizes& sizes, Memory& result) {
-  core::MemoryWatch watch;
+  core::AllocationProfiler watch;
   std::function<void()> step = make_mode(mode, sizes);
   run_step(mode, step);
   run_step(mode, step);
@@ -158,7 +158,7 @@ void run_rank(const std::string& mode, const Sizes& sizes, const std::string& fi
   comm::Group group = comm::init_process_group();
   const std::string core_name = core::concat("cpu:", group.rank());
   const core::ScopedPin pin(core::Placement::parse(core_name).cpus);
-  core::MemoryWatch watch;
+  core::AllocationProfiler watch;
   const at::Tensor images = make_images(sizes.batch / group.size(), sizes.size);
   models::ResNet net = make_net();
   std::function<void()> step;

@@ -19,7 +19,7 @@
 #include "cohort/core/allocator.h"
 #include "cohort/core/timeline.h"
 #include "cohort/models/resnet.h"
-#include "cohort/parallel/cut.h"
+#include "cohort/parallel/graph_boundary.h"
 
 namespace {
 
@@ -85,7 +85,7 @@ int main(int argc, char** argv) {
              return parallel::Tensors{net->forward(x.front())};
            }});
     }
-    const auto results = parallel::run_parts(std::move(parts));
+    const auto results = parallel::run_on_devices(std::move(parts));
     at::cat({results[0][0], results[1][0]}).square().mean().backward();
   };
   const auto nothing_in_common = [&] {

@@ -22,7 +22,7 @@
 #include "benchmarks/parallel/c10d_reducer.h"
 #include "benchmarks/parallel/workloads.h"
 #include "cohort/bench/compare.h"
-#include "cohort/comm/text.h"
+#include "cohort/comm/text_collectives.h"
 #include "cohort/core/allocator.h"
 #include "cohort/core/cpu.h"
 #include "cohort/launch/spawn.h"

@@ -10,8 +10,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "cohort/core/allocation_profiler.h"
 #include "cohort/core/allocator.h"
-#include "cohort/core/memory_watch.h"
 #include "cohort/models/resnet.h"
 #include "cohort/script/guard.h"
 #include "steps.h"
@@ -27,7 +27,7 @@ int rounds = 15;
 
 // The most that tensors take in a step, with parameters and the optimizer's state.
 std::int64_t peak_bytes(const std::function<Body()>& make) {
-  core::MemoryWatch watch;
+  core::AllocationProfiler watch;
   const Body body = make();
   for (int warm = 0; warm < 9; ++warm) body();  // calls 10 to 12: none is verified
   watch.begin();
@@ -38,7 +38,7 @@ std::int64_t peak_bytes(const std::function<Body()>& make) {
 void memory(const char* what, const MakeNet& make, const at::Tensor& x, const at::Tensor& y) {
   std::int64_t standing = 0;
   {
-    const core::MemoryWatch watch;
+    const core::AllocationProfiler watch;
     auto model = make();
     standing = watch.total().now;
   }
@@ -85,7 +85,7 @@ double seconds_of(const Body& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// The first two calls are eager steps that are watched, the third is the rehearsal.
+// The first two calls are eager steps that are watched, the third is the warm-up.
 void recording() {
   at::manual_seed(1);
   cohort::models::ModelOptions options;
@@ -94,19 +94,19 @@ void recording() {
   const at::Tensor x = at::randn({4, 3, 64, 64}), y = at::randint(0, 10, {4});
   const Body eager = training<optim::SGD>(make, x, y, Way::kEager)();
   for (int warm = 0; warm < 2; ++warm) eager();
-  std::vector<double> plain, beyond, rehearsal;
+  std::vector<double> plain, beyond, warm_up;
   for (int round = 0; round < 5; ++round) {
     const Body step = training<optim::SGD>(make, x, y, Way::kStep)();
     plain.push_back(seconds_of(eager));
     const double two = seconds_of(step) + seconds_of(step);
     beyond.push_back(two - 2 * plain.back());
-    rehearsal.push_back(seconds_of(step) - plain.back());
+    warm_up.push_back(seconds_of(step) - plain.back());
   }
-  for (auto* figures : {&plain, &beyond, &rehearsal}) std::sort(figures->begin(), figures->end());
+  for (auto* figures : {&plain, &beyond, &warm_up}) std::sort(figures->begin(), figures->end());
   std::printf(
       "ResNet-50, batch 4 of 64 x 64: an eager step %.3f s; beyond it two recordings with planning take "
-      "%.3f s, the rehearsal %.3f s (medians of 5)\n\n",
-      plain[2], beyond[2], rehearsal[2]);
+      "%.3f s, the warm-up %.3f s (medians of 5)\n\n",
+      plain[2], beyond[2], warm_up[2]);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ inline void compare(const std::string& what, const std::vector<Entry>& entries, 
   for (const auto& [name, make] : entries) {
     variants.push_back({name, [make = make](const bench::Shape& /*none*/) {
                           Body body = make();
-                          for (int warm = 0; warm < 6; ++warm) body();  // recordings, the rehearsal
+                          for (int warm = 0; warm < 6; ++warm) body();  // recordings, the warm-up
                           return body;
                         }});
   }

@@ -8,7 +8,7 @@
 ///
 /// LibTorch's engine runs a node whose gradients are on a GPU on a thread of its own for that GPU, and so
 /// every backward of the process that comes to that GPU. A node that waits there for a thread whose backward
-/// comes to the same GPU waits for ever. So such a node gets its gradients through a anchor: it runs where
+/// comes to the same GPU waits for ever. So such a node gets its gradients through an anchor: it runs where
 /// backward() was called, wherever the gradients are.
 ///
 ///     at::Tensor anchor = autograd::make_anchor();

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-/// A part of a computation whose graph is its own: docs/parallel.md, "The cut".
+/// A part of a computation whose graph is its own: docs/parallel.md, "The graph boundary".
 namespace cohort::autograd {
 
 /// Whether a backward may start at `tensor`, or undefined. Not at a view that was taken without gradients of
@@ -23,7 +23,7 @@ std::vector<torch::autograd::Edge> edges_of(const std::vector<at::Tensor>& tenso
 /// Returns tensors cut off from their graphs, which need a gradient where they did; undefined ones stay.
 std::vector<at::Tensor> leaf_inputs(const std::vector<at::Tensor>& tensors);
 
-/// Returns stand-ins for leaves that are neither leaves nor views, with the same memory, so that what begins
+/// Returns proxies for leaves, with the same memory, that are neither leaves nor views, so that what begins
 /// with an operator in place (a stage that begins with ReLU) can be run on them. For tensors that nobody else
 /// uses later: their values change. Those that need no gradient stay themselves.
 std::vector<at::Tensor> entered(const std::vector<at::Tensor>& leaves);

@@ -30,7 +30,7 @@ namespace cohort::autograd {
 class InputProxies {
  public:
   using Tensors = std::vector<at::Tensor>;
-  /// kOwn has the stand-ins of views that may be written to count their changes for themselves
+  /// kOwn has the proxies of views that may be written to count their changes for themselves
   /// (ScopedVersionCounter).
   enum class Counts : std::uint8_t { kOfInputs, kOwn };
 

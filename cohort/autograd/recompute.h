@@ -18,10 +18,9 @@
 /// Recomputation, also called activation checkpointing: memory of a forward is given up and bought back with
 /// a second run of it in backward.
 ///
-///     auto y = autograd::recompute(block, x);                                       // a module of one
-///     tensor auto [a, b] = autograd::recompute([&](const at::Tensor& x, const Mask& m) { return
-///     layer->both(x, m); },
-///                                    x, mask);                                   // anything of nested.h
+///     auto y = autograd::recompute(block, x);   // a module of one tensor
+///     auto [a, b] = autograd::recompute(        // anything of nested.h
+///         [&](const at::Tensor& x, const Mask& m) { return layer->both(x, m); }, x, mask);
 ///
 /// Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
 namespace cohort::autograd {

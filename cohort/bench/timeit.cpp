@@ -16,7 +16,7 @@
 namespace cohort::bench {
 namespace {
 
-constexpr std::int64_t kMostCalls = 1'000'000'000;
+constexpr std::int64_t kMaxCalls = 1'000'000'000;
 
 void check(const TimeitOptions& options) {
   if (options.rounds() < 1 || options.calls() < 0 || options.warm_up() < 0 ||
@@ -31,12 +31,12 @@ void check(const TimeitOptions& options) {
 
 /// The least of 1, 2, 5, 10, 20, 50 ... that is not below `number`.
 std::int64_t round_up(double number) {
-  for (std::int64_t power = 1; power < kMostCalls; power *= 10) {
+  for (std::int64_t power = 1; power < kMaxCalls; power *= 10) {
     for (const std::int64_t digit : {1, 2, 5}) {
       if (static_cast<double>(digit * power) >= number) return digit * power;
     }
   }
-  return kMostCalls;
+  return kMaxCalls;
 }
 
 }  // namespace
@@ -156,7 +156,7 @@ Rounds::Rounds(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& 
   wait_for_accelerator();
   const double least = std::chrono::duration<double>(options.min_time()).count();
   std::int64_t calls = measurement_.calls;
-  while (options.calls() == 0 && calls < kMostCalls) {
+  while (options.calls() == 0 && calls < kMaxCalls) {
     const double took = time(calls) * static_cast<double>(calls);
     if (took >= least) break;
     // Ten times at most: a first guess from a few nanoseconds is worth little.

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 using core::concat;
 
 constexpr const char* kWhere = "checkpoint.load";
-constexpr int kMostTries = 100;  // a save takes longer than to open three files
+constexpr int kMaxTries = 100;  // a save takes longer than to open three files
 
 void verify(const MappedFile& file, const std::string& name, const Manifest& manifest,
             const fs::path& folder) {
@@ -82,7 +82,7 @@ CheckpointFiles open_checkpoint(const fs::path& folder, const std::vector<std::s
       for (const std::string& name : names) verify(*found.files[name], name, found.manifest, folder);
       return found;
     } catch (const DataError&) {
-      if (tries == kMostTries || is_at(opened, place_of(folder))) throw;
+      if (tries == kMaxTries || is_at(opened, place_of(folder))) throw;
     }
   }
 }

@@ -27,7 +27,7 @@ using core::concat;
 constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kLockFile = ".lock";
-constexpr int kMostTries = 100;  // to read beside a run that saves, which takes longer than to open files
+constexpr int kMaxTries = 100;  // to read beside a run that saves, which takes longer than to open files
 constexpr std::string_view kRemovedMark = "~gone";  // a checkpoint that is being removed
 
 void check_name(const std::string& name) {
@@ -310,7 +310,7 @@ std::optional<fs::path> RunCheckpoints::find(const std::string& which) const {
     std::error_code error;
     std::optional<fs::path> target;
     // In this moment it may be between two names.
-    for (int tries = 0; tries < kMostTries; ++tries) {
+    for (int tries = 0; tries < kMaxTries; ++tries) {
       target = which == "last" ? last() : best();
       if (!target || fs::is_directory(*target, error)) return target;
     }
@@ -355,7 +355,7 @@ void RunCheckpoints::go_back_to(const fs::path& checkpoint) const {
 /// Calls `read` until it returns true, or until `last` stays where it is: a run that saves meanwhile removes
 /// what was the newest a moment ago, after it has moved `last`.
 void RunCheckpoints::until_last_stays(const std::function<bool()>& read) const {
-  for (int tries = 1; tries <= kMostTries; ++tries) {
+  for (int tries = 1; tries <= kMaxTries; ++tries) {
     const auto before = follow_link(folder_ / "last");
     if (read() || follow_link(folder_ / "last") == before) return;
   }

@@ -7,8 +7,8 @@
 #include "cohort/cli/commands.h"
 #include "cohort/core/cpu.h"
 #include "cohort/core/error.h"
+#include "cohort/data/dataset_tools.h"
 #include "cohort/data/idx.h"
-#include "cohort/data/tools.h"
 
 namespace cohort::cli {
 namespace {
@@ -30,7 +30,7 @@ struct DataArguments {
   int num_threads() const { return threads > 0 ? threads : core::usable_cores(); }
 };
 
-int say_made(const data::MadeFolder& made, const std::string& folder) {
+int say_made(const data::GeneratedFolder& made, const std::string& folder) {
   std::printf("%s: %" PRId64 " files, %.1f MiB\n", folder.c_str(), made.files,
               static_cast<double>(made.bytes) / (1024.0 * 1024.0));
   return 0;

@@ -11,7 +11,7 @@
 #include "cohort/cli/commands.h"
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
-#include "cohort/core/suggest.h"
+#include "cohort/core/nearest_name.h"
 #include "cohort/launch/run.h"
 
 namespace cohort::cli {
@@ -36,7 +36,7 @@ std::string names_of(const launch::RunFlag& flag) {
   for (const launch::RunFlag& flag : launch::run_flags()) {
     if (flag.instead.empty()) names.push_back("--" + flag.name);
   }
-  const auto near = core::closest(name, names);
+  const auto near = core::nearest_name(name, names);
   throw UsageError("cli.run",
                    core::concat("there is no option ", name, near ? "; did you mean " + *near + "?" : ""),
                    "cohort run --help; options of the program stand after it");

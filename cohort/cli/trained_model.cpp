@@ -30,7 +30,7 @@ void TrainedModel::add_options(CLI::App& command) {
 
 namespace {
 
-constexpr int kMostTries = 10;  // a save takes longer than to read what it has saved
+constexpr int kMaxTries = 10;  // a save takes longer than to read what it has saved
 
 bool is_name(const std::string& checkpoint) {
   return checkpoint == "best" || checkpoint == "last";
@@ -90,7 +90,7 @@ void TrainedModel::use(const std::string& where,
     } catch (const DataError&) {
       std::error_code error;
       const bool may_be_another = !run.empty() && is_name(asked) && !fs::exists(checkpoint, error);
-      if (!may_be_another || tries == kMostTries) throw;
+      if (!may_be_another || tries == kMaxTries) throw;
     }
   }
   work(found, *trained);

@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "cohort/comm/store_board.h"
+#include "cohort/comm/store_adapter.h"
 #include "cohort/core/deadline.h"
 
 /// What a backend's folder offers to make_group. Not installed as an interface: users name a backend.
@@ -31,37 +31,37 @@ class ClosesConnections {
   virtual void close(const std::string& words) = 0;
 };
 
-struct MadeBackend {
+struct BackendInstance {
   c10::intrusive_ptr<c10d::Backend> backend;
   c10d::ProcessGroup::BackendType type = c10d::ProcessGroup::BackendType::CUSTOM;
   /// False: the other ranks are imagined, and nothing may wait for them.
-  bool has_peers = true;
+  bool is_distributed = true;
   /// True: an element's sum goes in the order of ranks, wherever in the tensor it lies.
-  bool sums_by_rank = false;
+  bool deterministic_rank_order = false;
   /// That its tensors are on. A group over a backend for GPUs has gloo beside it, for tensors on the CPU.
   c10::DeviceType device = c10::kCPU;
 };
 
-MadeBackend make_gloo(const BackendOptions& options);
-MadeBackend make_shm(const BackendOptions& options);
-MadeBackend make_fake(const BackendOptions& options);
+BackendInstance make_gloo(const BackendOptions& options);
+BackendInstance make_shm(const BackendOptions& options);
+BackendInstance make_fake(const BackendOptions& options);
 /// Throw UsageError saying why, where the backend is not in this build.
-MadeBackend make_nccl(const BackendOptions& options);
-MadeBackend make_mpi(const BackendOptions& options);
+BackendInstance make_nccl(const BackendOptions& options);
+BackendInstance make_mpi(const BackendOptions& options);
 
 /// Why the backend is not in this build; empty when it is.
 std::string nccl_absent();
 std::string mpi_absent();
 
 /// Why `auto` is which backend.
-struct Choice {
+struct BackendChoice {
   std::string backend;
   std::string reason;
 };
 
 /// `cuda`: whether a CUDA device can be used. `one_host`: whether all ranks share memory. `device_reason`:
 /// why a GPU is used, or why not. `nccl_absent`: as above.
-Choice choose_backend(bool cuda, bool one_host, const std::string& device_reason,
-                      const std::string& nccl_absent);
+BackendChoice choose_backend(bool cuda, bool one_host, const std::string& device_reason,
+                             const std::string& nccl_absent);
 
 }  // namespace cohort::comm

@@ -11,9 +11,9 @@
 
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/missing_ranks.h"
-#include "cohort/comm/store_board.h"
+#include "cohort/comm/store_adapter.h"
 #include "cohort/core/error.h"
-#include "cohort/core/numbered.h"
+#include "cohort/core/format_list.h"
 #include "cohort/core/torch_compat.h"
 
 namespace cohort::comm {
@@ -104,13 +104,13 @@ std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprin
   const std::int64_t round = group.compared.fetch_add(1);
   const auto key = [](std::int64_t number) { return core::concat("check/", number); };
   const StoreDeadline until(deadline.later(kLastAnswerTime));
-  StoreBoard board = board_of(group);
+  StoreAdapter kv_store = store_adapter_of(group);
   const std::string bytes(reinterpret_cast<const char*>(&mine), sizeof(Fingerprint));
-  const core::Words words = gather_words(board, key(round), group.rank, group.size, bytes, deadline);
+  const core::Words words = gather_words(kv_store, key(round), group.rank, group.size, bytes, deadline);
   if (!words.missing.empty()) {
     throw MissingRanks<TimeoutError>(
         words.missing, "comm.check",
-        core::concat("timed out: ", core::numbered("rank", words.missing), " did not come"));
+        core::concat("timed out: ", core::format_list("rank", words.missing), " did not come"));
   }
   std::vector<Fingerprint> all(static_cast<std::size_t>(group.size));
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -119,7 +119,7 @@ std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprin
     }
     std::memcpy(&all[rank], words.of_rank[rank].data(), sizeof(Fingerprint));
   }
-  if (round >= 2) core::remove_word(board, key(round - 2), group.rank);
+  if (round >= 2) core::remove_word(kv_store, key(round - 2), group.rank);
   return all;
 }
 
@@ -154,7 +154,7 @@ void compare_calls(const Group::State& group, const std::vector<Fingerprint>& al
   }
   std::string list;
   for (const auto& [text, ranks] : calls) {
-    list += core::concat(list.empty() ? "" : "; ", core::numbered("rank", ranks), ": ", text);
+    list += core::concat(list.empty() ? "" : "; ", core::format_list("rank", ranks), ": ", text);
   }
   if (same_text && same_steps) list += alike ? " (rows do not match)" : " (shapes differ further on)";
   const char* hint = same_steps ? "every rank makes the same calls, with the same shapes, in the same order"

@@ -11,11 +11,11 @@
 #include "cohort/comm/error_cause.h"
 #include "cohort/comm/missing_ranks.h"
 #include "cohort/comm/state.h"
-#include "cohort/comm/store_board.h"
+#include "cohort/comm/store_adapter.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
+#include "cohort/core/format_list.h"
 #include "cohort/core/log.h"
-#include "cohort/core/numbered.h"
 #include "cohort/core/wait.h"
 
 namespace cohort::comm {
@@ -30,7 +30,7 @@ constexpr int kRanksAtFullRate = 100;   // ranks
 
 }  // namespace
 
-void throw_as_ours(const std::exception& error, const std::string& where, const std::string& what) {
+void throw_translated(const std::exception& error, const std::string& where, const std::string& what) {
   const std::string message = core::concat(what, ": ", core::message_of(error));
   switch (cause_of(error)) {
     case ErrorCause::kUsage:
@@ -85,12 +85,12 @@ void Group::State::fail(const std::exception& error, const std::string& where, s
   // The ranks beside a broken connection of Gloo's notice it, and those behind them where they close theirs.
   const ErrorCause cause = cause_of(error);
   if (cause == ErrorCause::kTimeout || cause == ErrorCause::kPeer) end_calls(cause, Ends::kOfConnections);
-  const auto watch = family->watch();
+  const auto watch = registry->watch();
   if (watch) watch->failed(words);
   // Comparisons over the store say who is missing, and shm.
   if (dynamic_cast<const NamesRanks*>(&error) == nullptr) what += silent_ranks(until);
   if (watch) watch->wait_for_table(until);
-  throw_as_ours(error, where, what);
+  throw_translated(error, where, what);
 }
 
 void fail_call(const Group& group, const std::exception& error, const std::string& what,
@@ -125,8 +125,8 @@ void Group::State::mark_broken(const std::string& what, core::Deadline until) {
   }
   try {
     const StoreDeadline asks(until);
-    StoreBoard board = board_of(*this);
-    core::Gate(board, "failed", rank, size).arrive();
+    StoreAdapter kv_store = store_adapter_of(*this);
+    core::Gate(kv_store, "failed", rank, size).arrive();
   } catch (const std::exception&) {  // the store went with the rank that kept it
   }
 }
@@ -138,11 +138,11 @@ std::string Group::State::silent_ranks(core::Deadline deadline) {
   std::call_once(silence_asked_, [&] {
     const milliseconds pause(kLookTime * (1 + size / kRanksAtFullRate));
     std::vector<int> silent;
-    const auto names = [&] { return core::concat("; ", core::numbered("rank", silent), " of ", size); };
+    const auto names = [&] { return core::concat("; ", core::format_list("rank", silent), " of ", size); };
     try {
       const StoreDeadline until(deadline.later(kAskTime));
-      StoreBoard board = board_of(*this);
-      core::Gate gate(board, "failed", rank, size);
+      StoreAdapter kv_store = store_adapter_of(*this);
+      core::Gate gate(kv_store, "failed", rank, size);
       bool have_all = false;
       for (bool is_last = false; !have_all && !is_last;) {
         is_last = deadline.expired();
@@ -150,7 +150,7 @@ std::string Group::State::silent_ranks(core::Deadline deadline) {
         have_all = silent.empty() || gate.wait(deadline.sooner(core::Deadline(pause)));
       }
       if (!have_all) silence_ = names() + " did not notice: dead, or stuck";
-      part(*this, "failed", deadline);
+      leave_key(*this, "failed", deadline);
     } catch (const std::exception& failure) {
       const bool is_gone = dynamic_cast<const TimeoutError*>(&failure) == nullptr;
       if (!silent.empty()) silence_ = names() + " had not noticed when the store was asked last";

@@ -10,11 +10,11 @@
 
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/pending.h"
-#include "cohort/comm/store_board.h"
+#include "cohort/comm/store_adapter.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
+#include "cohort/core/format_list.h"
 #include "cohort/core/log.h"
-#include "cohort/core/numbered.h"
 #include "cohort/core/torch_compat.h"
 
 namespace cohort::comm {
@@ -81,8 +81,8 @@ const c10::intrusive_ptr<c10d::Store>& Group::store() const {
   return state().store;
 }
 
-bool Group::sums_by_rank() const {
-  return state().sums_by_rank || state().size <= 2;
+bool Group::deterministic_rank_order() const {
+  return state().deterministic_rank_order || state().size <= 2;
 }
 
 void Group::step_done() const {
@@ -113,8 +113,8 @@ Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) co
   parent.check_usable();
   if (ranks.empty()) refuse("a subgroup needs at least one rank");
   if (std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) != ranks.end()) {
-    refuse(
-        core::concat("ranks of a subgroup must ascend without repeats, got ", core::numbered("rank", ranks)));
+    refuse(core::concat("ranks of a subgroup must ascend without repeats, got ",
+                        core::format_list("rank", ranks)));
   }
   check_rank("first rank of the subgroup", ranks.front(), parent.size);
   check_rank("last rank of the subgroup", ranks.back(), parent.size);
@@ -134,7 +134,7 @@ Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) co
                            .reach = parent.reach,
                            .is_kept_by_rank = parent.is_kept_by_rank,
                            .check = options.check.value_or(parent.check),
-                           .family = parent.family}));
+                           .registry = parent.registry}));
 }
 
 Pending Group::all_reduce(at::Tensor& tensor, ReduceOp op, CallOptions options) const {
@@ -341,19 +341,19 @@ BarrierResult run_barrier(Group::State& state, std::int64_t number, core::Deadli
   BarrierResult result;
   try {
     const StoreDeadline until(deadline.later(kLastAnswerTime));
-    StoreBoard board = board_of(state);
-    core::Gate gate(board, key_of(number), state.rank, state.size);
+    StoreAdapter kv_store = store_adapter_of(state);
+    core::Gate gate(kv_store, key_of(number), state.rank, state.size);
     gate.arrive();
     if (!gate.wait(deadline)) result.missing = gate.missing();
     // All have come to this one, so nobody waits at the one before.
     if (result.missing.empty() && state.rank == 0 && number > 0) {
-      core::Gate(board, key_of(number - 1), state.rank, state.size).remove();
+      core::Gate(kv_store, key_of(number - 1), state.rank, state.size).remove();
     }
   } catch (const std::exception& failure) {
     result.error = core::message_of(failure);
     result.is_silent = dynamic_cast<const TimeoutError*>(&failure) != nullptr;
   }
-  if (result.error.empty() && result.missing.empty()) part(state, key_of(number), deadline);
+  if (result.error.empty() && result.missing.empty()) leave_key(state, key_of(number), deadline);
   return result;
 }
 
@@ -365,7 +365,7 @@ void Group::barrier(CallOptions options) const {
   Signature signature("barrier", {});
   signature.number = mine.barriers.fetch_add(1);
   const std::uint64_t ticket = mine.flight.begin(signature, mine.positions.fetch_add(1));
-  if (!mine.has_peers) {
+  if (!mine.is_distributed) {
     mine.group->barrier({});
     mine.flight.set(ticket, CallState::kDone);
     return;
@@ -382,9 +382,9 @@ void Group::barrier(CallOptions options) const {
   const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
   const std::string where = core::concat("barrier/", signature.number, " of group '", mine.name, "' (rank ",
                                          mine.rank, "/", mine.size, ", ", waited, " ms)");
-  const auto who = core::concat(core::numbered("rank", result.missing),
+  const auto who = core::concat(core::format_list("rank", result.missing),
                                 result.missing.size() == 1 ? " has" : " have", " not come");
-  if (const auto watch = mine.family->watch()) {
+  if (const auto watch = mine.registry->watch()) {
     watch->failed(core::concat(where, ": ", result.error.empty() ? who : result.error));
     if (!result.is_silent) watch->wait_for_table(core::Deadline(kTableTime));
   }

@@ -111,7 +111,7 @@ class Group {
 
   /// Whether a sum's bits hang on the numbers of the ranks alone, and not on where in a tensor they lie, as
   /// in a ring of three ranks or more.
-  bool sums_by_rank() const;
+  bool deterministic_rank_order() const;
 
   /// Says that a step of training is over: see Check. On every rank, between the same calls, or on none.
   void step_done() const;

@@ -16,18 +16,18 @@
 #include "cohort/comm/job.h"
 #include "cohort/comm/shm/shm.h"
 #include "cohort/comm/state.h"
-#include "cohort/comm/store_board.h"
+#include "cohort/comm/store_adapter.h"
 #include "cohort/comm/tcp_store.h"
 #include "cohort/core/apart.h"
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
+#include "cohort/core/format_list.h"
 #include "cohort/core/host.h"
 #include "cohort/core/log.h"
-#include "cohort/core/numbered.h"
-#include "cohort/core/reach.h"
 #include "cohort/core/version.h"
 #include "cohort/core/wait.h"
+#include "cohort/core/wait_for_listener.h"
 
 namespace cohort::comm {
 namespace {
@@ -86,8 +86,8 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
   const std::string reach_hint =
       "check that rank 0 runs, and that MASTER_ADDR and MASTER_PORT name its host and port";
   if (!serves) {
-    core::reach(address.host, address.port, deadline,
-                {.where = "comm.init", .name = "rank 0", .hint = reach_hint});
+    core::wait_for_listener(address.host, address.port, deadline,
+                            {.where = "comm.init", .name = "rank 0", .hint = reach_hint});
   }
   try {
     const milliseconds left = std::chrono::duration_cast<milliseconds>(deadline.remaining());
@@ -192,14 +192,14 @@ Agreement agree(const Store& store, const Job& job, const std::string& mine, con
   try {
     const StoreDeadline until(deadline.later(kLastAnswerTime));
     agreement.waits = store->clone();
-    StoreBoard board(store, agreement.waits);
-    if (board.add(core::concat("claim/", job.rank), 1) > 1) {
+    StoreAdapter kv_store(store, agreement.waits);
+    if (kv_store.add(core::concat("claim/", job.rank), 1) > 1) {
       fail(core::concat("two processes say that they are rank ", job.rank, " of the job that meets at ",
                         where),
            "one process per rank; for file://, a new file for each job");
     }
-    words = core::all_gather_words(board, "here", job.rank, job.world_size, mine + "\n" + core::machine_id(),
-                                   deadline);
+    words = core::all_gather_words(kv_store, "here", job.rank, job.world_size,
+                                   mine + "\n" + core::machine_id(), deadline);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& failure) {
@@ -212,7 +212,7 @@ Agreement agree(const Store& store, const Job& job, const std::string& mine, con
         "look at the rank that keeps it, rank 0 as a rule");
   }
   if (!words.missing.empty()) {
-    fail(core::concat(core::numbered("rank", words.missing), " of ", job.world_size, " did not come to ",
+    fail(core::concat(core::format_list("rank", words.missing), " of ", job.world_size, " did not come to ",
                       where, " within ", waited, " ms (this is rank ", job.rank, ")"),
          "look at their output, or raise the timeout");
   }
@@ -268,9 +268,9 @@ Group init_process_group(const InitOptions& options) {
   const std::string on = is_automatic && device.device.is_cuda() ? " (for GPUs)" : "";
   const auto [is_one_machine, waits] = agree(
       meeting.store, job, consistency_fingerprint(job, backend + on, options.check), meeting.where, deadline);
-  Choice choice;
+  BackendChoice choice;
   if (is_automatic) {
-    choice = choose_backend(device.device.is_cuda(), is_one_machine && job.world_size <= kMostShmRanks,
+    choice = choose_backend(device.device.is_cuda(), is_one_machine && job.world_size <= kMaxShmRanks,
                             device.reason, nccl_absent());
     backend = choice.backend;
   }

@@ -10,8 +10,8 @@
 namespace cohort::comm {
 namespace {
 
-constexpr int kMostRanks = 1 << 20;
-constexpr std::size_t kMostHosts = 1'000'000;
+constexpr int kMaxRanks = 1 << 20;
+constexpr std::size_t kMaxHosts = 1'000'000;
 
 [[noreturn]] void fail(const std::string& what, const std::string& hint = "") {
   throw RendezvousError("comm.job", what, hint);
@@ -60,26 +60,26 @@ void check(const Job& job) {
 }
 
 std::optional<Job> torchrun() {
-  const auto rank = number("RANK", 0, kMostRanks);
-  const auto world = number("WORLD_SIZE", 1, kMostRanks);
+  const auto rank = number("RANK", 0, kMaxRanks);
+  const auto world = number("WORLD_SIZE", 1, kMaxRanks);
   if (!rank && !world) return std::nullopt;
   Job job;
   job.launcher = Launcher::kTorchrun;
-  job.rank = rank ? *rank : required("RANK", 0, kMostRanks, "WORLD_SIZE");
-  job.world_size = world ? *world : required("WORLD_SIZE", 1, kMostRanks, "RANK");
-  job.local_rank = number("LOCAL_RANK", 0, kMostRanks).value_or(job.rank);
-  const auto local = number("LOCAL_WORLD_SIZE", 1, kMostRanks);
+  job.rank = rank ? *rank : required("RANK", 0, kMaxRanks, "WORLD_SIZE");
+  job.world_size = world ? *world : required("WORLD_SIZE", 1, kMaxRanks, "RANK");
+  job.local_rank = number("LOCAL_RANK", 0, kMaxRanks).value_or(job.rank);
+  const auto local = number("LOCAL_WORLD_SIZE", 1, kMaxRanks);
   job.local_world_size = local.value_or(job.world_size);
   job.is_on_one_host = local == job.world_size;
-  job.restart_count = number("TORCHELASTIC_RESTART_COUNT", 0, kMostRanks).value_or(0);
+  job.restart_count = number("TORCHELASTIC_RESTART_COUNT", 0, kMaxRanks).value_or(0);
   job.agent_store = core::env_string("TORCHELASTIC_USE_AGENT_STORE") == "True";
   read_master(job);
   return job;
 }
 
 std::optional<Job> slurm() {
-  const auto rank = number("SLURM_PROCID", 0, kMostRanks);
-  const auto world = number("SLURM_NTASKS", 1, kMostRanks);
+  const auto rank = number("SLURM_PROCID", 0, kMaxRanks);
+  const auto world = number("SLURM_NTASKS", 1, kMaxRanks);
   // sbatch and salloc set SLURM_NTASKS for the shell of the allocation too; a step has an id.
   const auto step = core::env_string("SLURM_STEP_ID");
   // salloc's shell may be a step of its own (use_interactive_step), with the allocation's number of tasks:
@@ -89,14 +89,14 @@ std::optional<Job> slurm() {
   Job job;
   job.launcher = Launcher::kSlurm;
   job.rank = *rank;
-  job.world_size = world ? *world : required("SLURM_NTASKS", 1, kMostRanks, "SLURM_PROCID");
-  job.local_rank = required("SLURM_LOCALID", 0, kMostRanks, "SLURM_PROCID");
+  job.world_size = world ? *world : required("SLURM_NTASKS", 1, kMaxRanks, "SLURM_PROCID");
+  job.local_rank = required("SLURM_LOCALID", 0, kMaxRanks, "SLURM_PROCID");
   job.local_world_size = job.world_size;
   auto tasks = core::env_string("SLURM_STEP_TASKS_PER_NODE");
   if (!tasks) tasks = core::env_string("SLURM_TASKS_PER_NODE");
   if (tasks) {
     const std::vector<int> counts = expand_counts(*tasks);
-    const auto node = static_cast<std::size_t>(number("SLURM_NODEID", 0, kMostRanks).value_or(0));
+    const auto node = static_cast<std::size_t>(number("SLURM_NODEID", 0, kMaxRanks).value_or(0));
     if (node >= counts.size()) {
       fail(core::concat("SLURM_NODEID is ", node, ", and '", *tasks, "' names ", counts.size(), " node(s)"));
     }
@@ -114,15 +114,15 @@ std::optional<Job> slurm() {
 }
 
 std::optional<Job> open_mpi() {
-  const auto rank = number("OMPI_COMM_WORLD_RANK", 0, kMostRanks);
+  const auto rank = number("OMPI_COMM_WORLD_RANK", 0, kMaxRanks);
   if (!rank) return std::nullopt;
   Job job;
   job.launcher = Launcher::kOpenMpi;
   const std::string beside = "OMPI_COMM_WORLD_RANK";
   job.rank = *rank;
-  job.world_size = required("OMPI_COMM_WORLD_SIZE", 1, kMostRanks, beside);
-  job.local_rank = required("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMostRanks, beside);
-  job.local_world_size = required("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks, beside);
+  job.world_size = required("OMPI_COMM_WORLD_SIZE", 1, kMaxRanks, beside);
+  job.local_rank = required("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMaxRanks, beside);
+  job.local_world_size = required("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxRanks, beside);
   job.is_on_one_host = job.local_world_size == job.world_size;
   if (job.is_on_one_host) {
     job.master_host = "127.0.0.1";
@@ -166,7 +166,7 @@ std::vector<std::string> expand_hostlist(std::string_view text) {
   std::vector<std::string> hosts;
   const auto add = [&](std::string host) {
     if (host.empty()) bad("a name is empty");
-    if (hosts.size() >= kMostHosts) bad("more than a million hosts");
+    if (hosts.size() >= kMaxHosts) bad("more than a million hosts");
     hosts.push_back(std::move(host));
   };
   // One name, whose brackets are expanded from the left: a[1-2]b[3,4] is a1b3 a1b4 a2b3 a2b4.
@@ -187,7 +187,7 @@ std::vector<std::string> expand_hostlist(std::string_view text) {
         const auto end = digits.data() + digits.size();
         return !digits.empty() && std::from_chars(digits.data(), end, out).ptr == end;
       };
-      if (!parse(low, first) || !parse(high, last) || last < first || last - first >= kMostHosts) {
+      if (!parse(low, first) || !parse(high, last) || last < first || last - first >= kMaxHosts) {
         bad(core::concat("'", range, "' is no range of numbers"));
       }
       for (std::uint32_t i = first; i <= last; ++i) {
@@ -219,7 +219,7 @@ std::vector<int> expand_counts(std::string_view text) {
   const char* const end = at + text.size();
   const auto integer = [&](int& out) {
     const auto [next, error] = std::from_chars(at, end, out);
-    if (error != std::errc() || out < 1 || out > kMostRanks) bad();
+    if (error != std::errc() || out < 1 || out > kMaxRanks) bad();
     at = next;
   };
   const auto take = [&](std::string_view expected) {
@@ -234,7 +234,7 @@ std::vector<int> expand_counts(std::string_view text) {
       integer(times);
       if (!take(")")) bad();
     }
-    if (counts.size() + static_cast<std::size_t>(times) > kMostHosts) bad();
+    if (counts.size() + static_cast<std::size_t>(times) > kMaxHosts) bad();
     counts.insert(counts.end(), static_cast<std::size_t>(times), count);
   } while (take(","));
   if (at != end) bad();

@@ -8,7 +8,7 @@
 
 #include "cohort/comm/desync.h"
 #include "cohort/core/error.h"
-#include "cohort/core/numbered.h"
+#include "cohort/core/format_list.h"
 
 namespace cohort::comm {
 namespace {
@@ -69,13 +69,13 @@ std::string verdict(const std::string& group, const std::vector<Answer>& answers
   }
   std::string text;
   if (!behind.empty()) {
-    text += core::concat("\n", core::numbered("rank", behind), behind.size() == 1 ? " is" : " are",
+    text += core::concat("\n", core::format_list("rank", behind), behind.size() == 1 ? " is" : " are",
                          " behind in group '", group, "'");
   }
   if (most >= 0 && calls.size() > 1) {
     std::string list;
     for (const auto& [call, ranks] : calls)
-      list += core::concat(list.empty() ? "" : "; ", core::numbered("rank", ranks), ": ", call);
+      list += core::concat(list.empty() ? "" : "; ", core::format_list("rank", ranks), ": ", call);
     text += core::concat("\nranks called different things in group '", group, "': ", list);
   }
   return text;
@@ -133,12 +133,12 @@ std::vector<Answer> read_answers(const std::string& text) {
   return answers;
 }
 
-std::vector<Answer> answers_of(Family& family) {
+std::vector<Answer> answers_of(GroupRegistry& registry) {
   std::vector<Answer> answers;
-  for (const auto& group : family.groups()) {
+  for (const auto& group : registry.groups()) {
     Answer answer;
     answer.group = group->name;
-    answer.rank = family.rank;
+    answer.rank = registry.rank;
     const std::vector<FlightEntry> entries = group->flight.last();
     if (const FlightEntry* entry = current(entries)) {
       answer.position = entry->position;
@@ -173,17 +173,17 @@ std::string join_answers(const std::vector<std::optional<std::vector<Answer>>>& 
     verdicts += verdict(name, members);
   }
   if (!silent.empty())
-    verdicts +=
-        core::concat("\n", core::numbered("rank", silent), " did not answer: dead, stopped, or not watching");
+    verdicts += core::concat("\n", core::format_list("rank", silent),
+                             " did not answer: dead, stopped, or not watching");
   return table(rows) + verdicts;
 }
 
-std::string report_of(Family& family) {
+std::string report_of(GroupRegistry& registry) {
   std::string text;
-  for (const auto& group : family.groups()) {
+  for (const auto& group : registry.groups()) {
     const std::vector<FlightEntry> entries = group->flight.last();
     text += core::concat(text.empty() ? "" : "\n", "group '", group->name, "' (", group->backend, "), rank ",
-                         group->rank, "/", group->size, ", rank ", family.rank, " of the job, ",
+                         group->rank, "/", group->size, ", rank ", registry.rank, " of the job, ",
                          group->calls.load(), " collectives");
     std::size_t shown = 0;
     for (const FlightEntry& entry : entries) {
@@ -200,8 +200,8 @@ std::string report_of(Family& family) {
 
 std::string report() {
   std::string text;
-  for (const auto& family : all_families()) {
-    const std::string one = report_of(*family);
+  for (const auto& registry : all_group_registries()) {
+    const std::string one = report_of(*registry);
     if (!one.empty()) text += (text.empty() ? "" : "\n") + one;
   }
   return text.empty() ? "this process is in no group" : text;

@@ -28,13 +28,13 @@ std::string write_answers(const std::vector<Answer>& answers);
 /// What cannot be read is left out.
 std::vector<Answer> read_answers(const std::string& text);
 
-std::vector<Answer> answers_of(Family& family);
+std::vector<Answer> answers_of(GroupRegistry& registry);
 
 /// One table over ranks and groups, and below what is wrong with each group. An element of `answers` for each
 /// rank of the job; nothing: it did not answer.
 std::string join_answers(const std::vector<std::optional<std::vector<Answer>>>& answers);
 
 /// What the groups of one rank do, with stacks.
-std::string report_of(Family& family);
+std::string report_of(GroupRegistry& registry);
 
 }  // namespace cohort::comm

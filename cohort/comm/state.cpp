@@ -9,11 +9,11 @@
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/missing_ranks.h"
 #include "cohort/comm/numeric_names.h"
-#include "cohort/comm/store_board.h"
+#include "cohort/comm/store_adapter.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
-#include "cohort/core/numbered.h"
-#include "cohort/core/suggest.h"
+#include "cohort/core/format_list.h"
+#include "cohort/core/nearest_name.h"
 #include "cohort/core/wait.h"
 
 namespace cohort::comm {
@@ -25,14 +25,14 @@ constexpr milliseconds kPartTime(3000);  // how long rank 0 waits for those that
 
 }  // namespace
 
-StoreBoard board_of(const Group::State& state) {
-  return StoreBoard(state.store, state.connections, state.prefix);
+StoreAdapter store_adapter_of(const Group::State& state) {
+  return StoreAdapter(state.store, state.connections, state.prefix);
 }
 
-core::Words gather_words(StoreBoard board, const std::string& key, int rank, int size,
+core::Words gather_words(StoreAdapter kv_store, const std::string& key, int rank, int size,
                          const std::string& mine, core::Deadline deadline) {
   try {
-    return core::all_gather_words(board, key, rank, size, mine, deadline);
+    return core::all_gather_words(kv_store, key, rank, size, mine, deadline);
   } catch (const TimeoutError&) {  // it is silent
     throw;
   } catch (const std::exception& error) {
@@ -40,14 +40,14 @@ core::Words gather_words(StoreBoard board, const std::string& key, int rank, int
   }
 }
 
-void part(Group::State& state, const std::string& key, core::Deadline deadline) {
+void leave_key(Group::State& state, const std::string& key, core::Deadline deadline) {
   const auto keeper = std::ranges::find(state.job_ranks, 0);
   if (!state.is_kept_by_rank || keeper == state.job_ranks.end()) return;
   try {
     deadline = deadline.sooner(core::Deadline(kPartTime));
     const StoreDeadline until(deadline.later(kLastAnswerTime));
-    StoreBoard board = board_of(state);
-    core::Gate gate(board, key + "/parted", state.rank, state.size);
+    StoreAdapter kv_store = store_adapter_of(state);
+    core::Gate gate(kv_store, key + "/parted", state.rank, state.size);
     gate.arrive();
     if (keeper - state.job_ranks.begin() == state.rank && gate.wait(deadline)) gate.remove();
   } catch (const std::exception&) {  // whoever kept it did not wait, and has nothing to wait for
@@ -107,29 +107,29 @@ void Group::State::check_carries(c10::Device device) const {
 
 namespace {
 
-struct Families {
+struct GroupRegistries {
   std::mutex mutex;
-  std::vector<std::weak_ptr<Family>> list;
+  std::vector<std::weak_ptr<GroupRegistry>> list;
 };
 
 // Leaked on purpose: a watch may still ask while statics are destroyed.
-Families& families() {
-  static Families* all = new Families;
+GroupRegistries& registries() {
+  static GroupRegistries* all = new GroupRegistries;
   return *all;
 }
 
-std::shared_ptr<Family> new_family(int rank, int size) {
-  auto family = std::make_shared<Family>(rank, size);
-  Families& all = families();
+std::shared_ptr<GroupRegistry> new_registry(int rank, int size) {
+  auto registry = std::make_shared<GroupRegistry>(rank, size);
+  GroupRegistries& all = registries();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.list, [](const auto& member) { return member.expired(); });
-  all.list.push_back(family);
-  return family;
+  all.list.push_back(registry);
+  return registry;
 }
 
 struct Known {
   const char* name;
-  MadeBackend (*make)(const BackendOptions&);
+  BackendInstance (*make)(const BackendOptions&);
   std::string (*absent)();  // null: always there
 };
 constexpr std::array<Known, 5> kBackends = {Known{"gloo", &make_gloo, nullptr},
@@ -138,24 +138,24 @@ constexpr std::array<Known, 5> kBackends = {Known{"gloo", &make_gloo, nullptr},
                                             {"mpi", &make_mpi, &mpi_absent},
                                             {"fake", &make_fake, nullptr}};
 
-MadeBackend make_backend(const std::string& backend, const BackendOptions& options) {
+BackendInstance make_backend(const std::string& backend, const BackendOptions& options) {
   const auto known = std::ranges::find_if(kBackends, [&](const Known& one) { return one.name == backend; });
   if (known == kBackends.end()) {
     std::string list = "auto";
     for (const std::string& one : backend_names()) list += ", " + one;
     throw UsageError("comm.group",
                      core::concat("there is no backend '", backend, "', expected one of: ", list),
-                     core::closest(backend, backend_names()).value_or("auto"));
+                     core::nearest_name(backend, backend_names()).value_or("auto"));
   }
   return known->make(options);
 }
 
-void tell_not_made(Group::State& state, const std::string& what, core::Deadline deadline) {
+void report_init_failure(Group::State& state, const std::string& what, core::Deadline deadline) {
   try {
     const StoreDeadline until(deadline);
-    StoreBoard board = board_of(state);
-    board.set("not made", core::concat("rank ", state.rank, ": ", what));
-    core::Gate(board, "made", state.rank, state.size).break_open();
+    StoreAdapter kv_store = store_adapter_of(state);
+    kv_store.set("not made", core::concat("rank ", state.rank, ": ", what));
+    core::Gate(kv_store, "made", state.rank, state.size).break_open();
   } catch (const std::exception&) {  // the store went with the rank that kept it
   }
 }
@@ -168,12 +168,12 @@ std::string cannot_make(const Group::State& state) {
 // Ours say who is missing. A backend's does not: who has not failed too is.
 [[noreturn]] void fail_to_make(Group::State& state, const std::exception& error, core::Deadline deadline) {
   const core::Deadline until = end_of_failure(deadline);
-  tell_not_made(state, error.what(), until);
+  report_init_failure(state, error.what(), until);
   state.mark_broken(error.what(), until);
   if (dynamic_cast<const NamesRanks*>(&error) != nullptr)
-    throw_as_ours(error, "comm.group", cannot_make(state));
+    throw_translated(error, "comm.group", cannot_make(state));
   if (dynamic_cast<const Error*>(&error) != nullptr) throw;
-  throw_as_ours(error, "comm.group", cannot_make(state) + state.silent_ranks(until));
+  throw_translated(error, "comm.group", cannot_make(state) + state.silent_ranks(until));
 }
 
 // A rank that has all its connections may let go of the group at once; its peers that are not as far would
@@ -183,13 +183,13 @@ void wait_until_made(Group::State& state, core::Deadline deadline) {
   std::string error;
   std::vector<int> missing;
   try {
-    StoreBoard board = board_of(state);
-    core::Gate gate(board, "made", state.rank, state.size);
+    StoreAdapter kv_store = store_adapter_of(state);
+    core::Gate gate(kv_store, "made", state.rank, state.size);
     gate.arrive();
     if (!gate.wait(deadline)) missing = gate.missing();  // none: the last came as the time was over
     if (missing.empty()) {
-      if (!board.has("not made")) return;
-      throw PeerError("comm.group", core::concat(where, ": ", board.get("not made")));
+      if (!kv_store.has("not made")) return;
+      throw PeerError("comm.group", core::concat(where, ": ", kv_store.get("not made")));
     }
   } catch (const TimeoutError& silence) {
     throw TimeoutError("comm.group", core::concat(where, ": ", silence.what()));
@@ -201,14 +201,14 @@ void wait_until_made(Group::State& state, core::Deadline deadline) {
   if (!error.empty())
     throw PeerError("comm.group", core::concat(where, ": the store cannot be reached: ", error));
   throw TimeoutError("comm.group",
-                     core::concat(where, ": ", core::numbered("rank", missing), " did not come"));
+                     core::concat(where, ": ", core::format_list("rank", missing), " did not come"));
 }
 
 }  // namespace
 
 bool Group::State::checks(std::int64_t number) const {
   constexpr std::int64_t kSteps = 10, kCalls = 1000;
-  if (check == Check::kOff || size == 1 || !has_peers) return false;
+  if (check == Check::kOff || size == 1 || !is_distributed) return false;
   if (check == Check::kAlways) return true;
   const std::int64_t done = steps.load();
   return done == 0 ? number < kCalls : done < kSteps;
@@ -243,13 +243,13 @@ void Group::State::share_with_c10d() {
       "wait for them first");
 }
 
-void Family::add(const std::shared_ptr<Group::State>& group) {
+void GroupRegistry::add(const std::shared_ptr<Group::State>& group) {
   const std::lock_guard lock(mutex_);
   std::erase_if(groups_, [](const auto& member) { return member.expired(); });
   groups_.push_back(group);
 }
 
-std::vector<std::shared_ptr<Group::State>> Family::groups() const {
+std::vector<std::shared_ptr<Group::State>> GroupRegistry::groups() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<Group::State>> living;
   for (const auto& member : groups_) {
@@ -258,24 +258,24 @@ std::vector<std::shared_ptr<Group::State>> Family::groups() const {
   return living;
 }
 
-bool Family::set_watch(const std::shared_ptr<Watch>& watch) {
+bool GroupRegistry::set_watch(const std::shared_ptr<HangDetector>& watch) {
   const std::lock_guard lock(mutex_);
   if (watch != nullptr && !watch_.expired()) return false;
   watch_ = watch;
   return true;
 }
 
-std::shared_ptr<Watch> Family::watch() const {
+std::shared_ptr<HangDetector> GroupRegistry::watch() const {
   const std::lock_guard lock(mutex_);
   return watch_.lock();
 }
 
-std::vector<std::shared_ptr<Family>> all_families() {
-  Families& all = families();
+std::vector<std::shared_ptr<GroupRegistry>> all_group_registries() {
+  GroupRegistries& all = registries();
   const std::lock_guard lock(all.mutex);
-  std::vector<std::shared_ptr<Family>> living;
+  std::vector<std::shared_ptr<GroupRegistry>> living;
   for (const auto& member : all.list) {
-    if (auto family = member.lock()) living.push_back(std::move(family));
+    if (auto registry = member.lock()) living.push_back(std::move(registry));
   }
   return living;
 }
@@ -327,8 +327,8 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
                                   .deadline = deadline,
                                   .reach = options.reach});
   };
-  MadeBackend made;
-  std::optional<MadeBackend> for_cpu;  // beside one for GPUs: flags, counters and text are on the CPU
+  BackendInstance made;
+  std::optional<BackendInstance> for_cpu;  // beside one for GPUs: flags, counters and text are on the CPU
   try {
     made = make(options.backend);
     if (made.device != c10::kCPU) for_cpu = make("gloo");
@@ -336,21 +336,21 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
     fail_to_make(*state, error, deadline);
   }
   try {
-    if (made.has_peers && size > 1) wait_until_made(*state, deadline);
+    if (made.is_distributed && size > 1) wait_until_made(*state, deadline);
   } catch (const Error& error) {
     state->mark_broken(error.what(), end_of_failure(deadline));  // who asks is told that it has noticed
     throw;
   }
-  state->has_peers = made.has_peers;
-  state->sums_by_rank = made.sums_by_rank;
+  state->is_distributed = made.is_distributed;
+  state->deterministic_rank_order = made.deterministic_rank_order;
   state->device = made.device;
   state->group = c10::make_intrusive<c10d::ProcessGroup>(state->store, options.rank, size);
   state->group->setBackend(made.device, made.type, made.backend);
   if (for_cpu) state->group->setBackend(for_cpu->device, for_cpu->type, for_cpu->backend);
   state->group->setDefaultBackend(made.type);
   state->group->setGroupName(options.name);
-  state->family = options.family != nullptr ? options.family : new_family(options.rank, size);
-  state->family->add(state);
+  state->registry = options.registry != nullptr ? options.registry : new_registry(options.rank, size);
+  state->registry->add(state);
   return state;
 }
 
@@ -373,8 +373,8 @@ std::vector<std::string> backend_names() {
   return names;
 }
 
-Choice choose_backend(bool cuda, bool one_host, const std::string& device_reason,
-                      const std::string& nccl_absent) {
+BackendChoice choose_backend(bool cuda, bool one_host, const std::string& device_reason,
+                             const std::string& nccl_absent) {
   if (!cuda && one_host)
     return {"shm", "all ranks are on this host, and tensors on the CPU: " + device_reason};
   if (!cuda) return {"gloo", "tensors are on the CPU: " + device_reason};

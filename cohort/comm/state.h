@@ -8,8 +8,8 @@
 #include "cohort/comm/error_cause.h"
 #include "cohort/comm/flight.h"
 #include "cohort/comm/group.h"
-#include "cohort/comm/store_board.h"
-#include "cohort/comm/watch.h"
+#include "cohort/comm/hang_detector.h"
+#include "cohort/comm/store_adapter.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/task_thread.h"
 
@@ -17,9 +17,9 @@
 namespace cohort::comm {
 
 /// The groups of one rank that descend from one: what a report is about.
-class Family {
+class GroupRegistry {
  public:
-  Family(int rank_of_job, int size_of_job) : rank(rank_of_job), size(size_of_job) {}
+  GroupRegistry(int rank_of_job, int size_of_job) : rank(rank_of_job), size(size_of_job) {}
   const int rank;
   const int size;
 
@@ -27,17 +27,17 @@ class Family {
   /// Those that live, in the order in which they were made.
   std::vector<std::shared_ptr<Group::State>> groups() const;
   /// False when there is one already; null takes it away.
-  bool set_watch(const std::shared_ptr<Watch>& watch);
-  std::shared_ptr<Watch> watch() const;
+  bool set_watch(const std::shared_ptr<HangDetector>& watch);
+  std::shared_ptr<HangDetector> watch() const;
 
  private:
   mutable std::mutex mutex_;
   std::vector<std::weak_ptr<Group::State>> groups_;
-  std::weak_ptr<Watch> watch_;
+  std::weak_ptr<HangDetector> watch_;
 };
 
 /// Of this process, those that live.
-std::vector<std::shared_ptr<Family>> all_families();
+std::vector<std::shared_ptr<GroupRegistry>> all_group_registries();
 
 struct Group::State {
   std::string name;
@@ -48,10 +48,10 @@ struct Group::State {
   std::chrono::milliseconds timeout{0};
   std::string reach;
   Check check = Check::kFirst;
-  bool is_kept_by_rank = true;         ///< the store, by the job's rank 0, with whose end it goes
-  bool has_peers = true;               ///< as the backend says
-  bool sums_by_rank = false;           ///< as it says too
-  c10::DeviceType device = c10::kCPU;  ///< that its tensors are on
+  bool is_kept_by_rank = true;            ///< the store, by the job's rank 0, with whose end it goes
+  bool is_distributed = true;             ///< as the backend says
+  bool deterministic_rank_order = false;  ///< as it says too
+  c10::DeviceType device = c10::kCPU;     ///< that its tensors are on
   c10::intrusive_ptr<c10d::Store> store;
   std::string prefix;                             ///< of its keys, before those that the store has
   std::shared_ptr<StoreConnections> connections;  ///< to what is below the prefix, for requests that wait
@@ -67,7 +67,7 @@ struct Group::State {
   std::atomic<std::int64_t> positions{0};  ///< collectives and barriers, as the flight record counts them
   FlightRecord flight;
   std::atomic<std::int64_t> traces{0};  ///< write_trace() calls
-  std::shared_ptr<Family> family;
+  std::shared_ptr<GroupRegistry> registry;
 
   /// Whether collective `number` is compared; the same on every rank as long as all call the same.
   bool checks(std::int64_t number) const;
@@ -100,7 +100,7 @@ struct Group::State {
   /// Ends the calls that go on in the backend on the CPU, where it can, as `cause` befell one of them;
   /// returns whether what they still do waits for no other rank.
   bool end_calls(ErrorCause cause, Ends ends = Ends::kAll) const;
-  /// A call has failed: marks the group as broken, and throws as throw_as_ours(), naming the silent ranks.
+  /// A call has failed: marks the group as broken, and throws as throw_translated(), naming the silent ranks.
   [[noreturn]] void fail(const std::exception& error, const std::string& where, std::string what,
                          core::Deadline until);
   /// As below, and together with the first call that failed.
@@ -122,8 +122,8 @@ struct Group::State {
 
 /// Throws `error` as what it is: UsageError, TimeoutError, PeerError or CommError, with `where` and the
 /// backend's words.
-[[noreturn]] void throw_as_ours(const std::exception& error, const std::string& where,
-                                const std::string& what);
+[[noreturn]] void throw_translated(const std::exception& error, const std::string& where,
+                                   const std::string& what);
 
 /// After a deadline: for the backend to end, and to ask the others.
 inline constexpr std::chrono::milliseconds kLateTime(350);
@@ -134,15 +134,15 @@ inline constexpr std::chrono::milliseconds kLateTime(350);
 core::Deadline end_of_failure(core::Deadline deadline);
 
 /// Where its ranks leave words.
-StoreBoard board_of(const Group::State& state);
+StoreAdapter store_adapter_of(const Group::State& state);
 
 /// As core::all_gather_words; where the store is gone the error says so.
-core::Words gather_words(StoreBoard board, const std::string& key, int rank, int size,
+core::Words gather_words(StoreAdapter kv_store, const std::string& key, int rank, int size,
                          const std::string& mine, core::Deadline deadline);
 
 /// Called by each rank that needs nothing more of `key` in the store. Where the job's rank 0 keeps the store
 /// and is in the group, it waits for the others, some seconds and up to the deadline: it may end next.
-void part(Group::State& state, const std::string& key, core::Deadline deadline);
+void leave_key(Group::State& state, const std::string& key, core::Deadline deadline);
 
 struct StateOptions {
   c10::intrusive_ptr<c10d::Store> store;
@@ -159,7 +159,7 @@ struct StateOptions {
   std::string reach = {};
   bool is_kept_by_rank = true;  ///< the store
   Check check = Check::kFirst;
-  std::shared_ptr<Family> family = nullptr;  ///< null: a new one
+  std::shared_ptr<GroupRegistry> registry = nullptr;  ///< null: a new one
 };
 
 /// As make_group.

@@ -52,7 +52,7 @@ Dtype complex_of(Dtype part) {
   return part == Dtype::kDouble ? Dtype::kComplexDouble : Dtype::kBytes;
 }
 
-Op op_of(const Caller& caller, c10d::ReduceOp::RedOpType op) {
+Op op_of(const CallSite& caller, c10d::ReduceOp::RedOpType op) {
   switch (op) {
     case c10d::ReduceOp::SUM:
     case c10d::ReduceOp::PREMUL_SUM:
@@ -82,7 +82,7 @@ bool is_scaled(const c10d::ReduceOp& op) {
 
 }  // namespace
 
-std::ostream& operator<<(std::ostream& out, const Caller& caller) {
+std::ostream& operator<<(std::ostream& out, const CallSite& caller) {
   return out << "Backend " << caller.backend << ": " << caller.call;
 }
 
@@ -100,7 +100,7 @@ std::vector<std::byte*> pointers(const Tensors& tensors) {
   return list;
 }
 
-void check_tensor(const Caller& caller, const at::Tensor& tensor) {
+void check_tensor(const CallSite& caller, const at::Tensor& tensor) {
   TORCH_CHECK(tensor.device().is_cpu(), caller, ": got a tensor on ", tensor.device(),
               ", expected one on the CPU");
   TORCH_CHECK(tensor.layout() == at::kStrided, caller, ": got a sparse tensor, expected a dense one");
@@ -108,17 +108,17 @@ void check_tensor(const Caller& caller, const at::Tensor& tensor) {
               ", expected a contiguous one");
 }
 
-void check_tensors(const Caller& caller, const Tensors& tensors) {
+void check_tensors(const CallSite& caller, const Tensors& tensors) {
   for (const at::Tensor& tensor : tensors) check_tensor(caller, tensor);
 }
 
-const at::Tensor& check_one(const Caller& caller, const Tensors& tensors) {
+const at::Tensor& check_one(const CallSite& caller, const Tensors& tensors) {
   TORCH_CHECK(tensors.size() == 1, caller, ": got ", tensors.size(), " tensors, expected one");
   check_tensor(caller, tensors[0]);
   return tensors[0];
 }
 
-void check_alike(const Caller& caller, const at::Tensor& large, const at::Tensor& small, int times) {
+void check_alike(const CallSite& caller, const at::Tensor& large, const at::Tensor& small, int times) {
   check_tensor(caller, large);
   check_tensor(caller, small);
   TORCH_CHECK(large.scalar_type() == small.scalar_type() && large.numel() == small.numel() * times, caller,
@@ -126,35 +126,35 @@ void check_alike(const Caller& caller, const at::Tensor& large, const at::Tensor
               ", expected one type and ", times, " times as many numbers");
 }
 
-void check_same_type(const Caller& caller, const at::Tensor& output, const at::Tensor& input) {
+void check_same_type(const CallSite& caller, const at::Tensor& output, const at::Tensor& input) {
   TORCH_CHECK(output.scalar_type() == input.scalar_type(), caller, ": got ", input.scalar_type(),
               " to exchange for ", output.scalar_type(), ", expected one type");
 }
 
-void check_as_many(const Caller& caller, std::size_t outputs, std::size_t inputs) {
+void check_as_many(const CallSite& caller, std::size_t outputs, std::size_t inputs) {
   TORCH_CHECK(outputs == inputs && inputs > 0, caller, ": got ", outputs, " outputs and ", inputs,
               " inputs, expected as many of both");
 }
 
-void check_one_each(const Caller& caller, const Tensors& tensors, int size) {
+void check_one_each(const CallSite& caller, const Tensors& tensors, int size) {
   TORCH_CHECK(tensors.size() == static_cast<std::size_t>(size), caller, ": got ", tensors.size(),
               " tensors, expected one for each of ", size, " ranks");
   check_tensors(caller, tensors);
 }
 
-void check_list(const Caller& caller, const TensorLists& lists, const at::Tensor& like, int size) {
+void check_list(const CallSite& caller, const TensorLists& lists, const at::Tensor& like, int size) {
   TORCH_CHECK(lists.size() == 1, caller, ": got ", lists.size(), " lists of tensors, expected one");
   check_one_each(caller, lists[0], size);
   for (const at::Tensor& tensor : lists[0]) check_alike(caller, tensor, like);
 }
 
-int check_rank(const Caller& caller, std::int64_t rank, int size) {
+int check_rank(const CallSite& caller, std::int64_t rank, int size) {
   TORCH_CHECK(rank >= 0 && rank < size, caller, ": got rank ", rank, ", expected 0 to ", size - 1);
   return static_cast<int>(rank);
 }
 
-Numbers numbers_of(const Caller& caller, const at::Tensor& tensor, const c10d::ReduceOp& op) {
-  Numbers numbers{.dtype = dtype_of(tensor), .op = op_of(caller, op)};
+ReductionType reduction_type_of(const CallSite& caller, const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  ReductionType numbers{.dtype = dtype_of(tensor), .op = op_of(caller, op)};
   if (tensor.is_complex()) {
     if (numbers.op == Op::kSum || numbers.op == Op::kAvg) {
       numbers.per_element = 2;
@@ -167,7 +167,7 @@ Numbers numbers_of(const Caller& caller, const at::Tensor& tensor, const c10d::R
   return numbers;
 }
 
-void scale(const Caller& caller, at::Tensor tensor, const c10d::ReduceOp& op) {
+void scale(const CallSite& caller, at::Tensor tensor, const c10d::ReduceOp& op) {
   if (!is_scaled(op)) return;
   const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK(factor != nullptr, caller, ": PREMUL_SUM without a factor");
@@ -179,7 +179,7 @@ void scale(const Caller& caller, at::Tensor tensor, const c10d::ReduceOp& op) {
   }
 }
 
-at::Tensor scaled(const Caller& caller, const at::Tensor& tensor, const c10d::ReduceOp& op) {
+at::Tensor scaled(const CallSite& caller, const at::Tensor& tensor, const c10d::ReduceOp& op) {
   if (!is_scaled(op)) return tensor;
   at::Tensor copy = tensor.clone();
   scale(caller, copy, op);
@@ -194,7 +194,7 @@ std::vector<std::byte*> parts_of(const at::Tensor& tensor, int count) {
   return list;
 }
 
-std::vector<Span> rows_of(const Caller& caller, const at::Tensor& tensor,
+std::vector<Span> rows_of(const CallSite& caller, const at::Tensor& tensor,
                           const std::vector<std::int64_t>& rows, int size) {
   check_tensor(caller, tensor);
   const std::int64_t length = tensor.dim() == 0 ? 1 : tensor.size(0);

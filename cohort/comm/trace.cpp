@@ -12,12 +12,12 @@
 
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/state.h"
-#include "cohort/comm/store_board.h"
+#include "cohort/comm/store_adapter.h"
 #include "cohort/core/atomic_file.h"
-#include "cohort/core/board.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
-#include "cohort/core/numbered.h"
+#include "cohort/core/format_list.h"
+#include "cohort/core/key_value_store.h"
 #include "cohort/core/timeline.h"
 
 namespace cohort::comm {
@@ -48,7 +48,7 @@ class Tracing {
         round_(state_.traces.fetch_add(1)) {}
 
   void run(const std::filesystem::path& path) {
-    const bool alone = state_.size == 1 || !state_.has_peers;
+    const bool alone = state_.size == 1 || !state_.is_distributed;
     nanoseconds zero = ticks(core::Timeline::origin());
     if (!alone) {
       meet();
@@ -64,7 +64,7 @@ class Tracing {
       send(mine);
       wait_for(0, key("result"));
       const std::string error = state_.store->get_to_str(key("result"));
-      part(state_, key("result"), deadline_);
+      leave_key(state_, key("result"), deadline_);
       if (error != "written")
         throw SystemError("comm.write_trace", "rank 0 could not write the trace: " + error);
     }
@@ -91,7 +91,7 @@ class Tracing {
   }
   // For what `rank` leaves there.
   void wait_for(int rank, const std::string& name) const {
-    if (board_of(state_).wait({name}, deadline_)) return;
+    if (store_adapter_of(state_).wait({name}, deadline_)) return;
     const int stuck = rank == 0 ? served() : rank;
     throw TimeoutError("comm.write_trace",
                        core::concat(describe(), ": rank ", stuck, " has come and does not go on: ",
@@ -112,21 +112,21 @@ class Tracing {
     state_.store->set(
         key("clock", state_.rank),
         clock_id() + (options_.clock_ahead.count() == 0 ? "" : core::concat(" rank ", state_.rank)));
-    StoreBoard board = board_of(state_);
-    const std::vector<int> missing = core::missing_ranks(board, key("clock"), state_.size, deadline_);
+    StoreAdapter kv_store = store_adapter_of(state_);
+    const std::vector<int> missing = core::missing_ranks(kv_store, key("clock"), state_.size, deadline_);
     if (missing.empty()) return;
-    throw TimeoutError("comm.write_trace", core::concat(describe(), ": ", core::numbered("rank", missing),
+    throw TimeoutError("comm.write_trace", core::concat(describe(), ": ", core::format_list("rank", missing),
                                                         missing.size() == 1 ? " has" : " have", " not come"));
   }
 
   // After meet() all ranks have left the previous round, so no rank reads its keys any more.
   void remove_previous_round() const {
     if (round_ == 0) return;
-    StoreBoard board = board_of(state_);
-    for (const char* what : {"clock", "begin"}) board.remove(key_of(round_ - 1, what, state_.rank));
+    StoreAdapter kv_store = store_adapter_of(state_);
+    for (const char* what : {"clock", "begin"}) kv_store.remove(key_of(round_ - 1, what, state_.rank));
     if (state_.rank != 0) return;
-    for (const char* what : {"serves", "result"}) board.remove(key_of(round_ - 1, what));
-    core::Gate(board, key_of(round_ - 1, "result") + "/parted", state_.rank, state_.size).remove();
+    for (const char* what : {"serves", "result"}) kv_store.remove(key_of(round_ - 1, what));
+    core::Gate(kv_store, key_of(round_ - 1, "result") + "/parted", state_.rank, state_.size).remove();
   }
 
   // What to add to this rank's clock to have rank 0's.
@@ -241,7 +241,7 @@ class Tracing {
     });
     if (!alone) {
       state_.store->set(key("result"), words);
-      part(state_, key("result"), deadline_);
+      leave_key(state_, key("result"), deadline_);
     }
     if (failure) std::rethrow_exception(failure);
   }
@@ -266,7 +266,7 @@ void write_trace(const Group& group, const std::filesystem::path& path, TraceOpt
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw_as_ours(error, "comm.write_trace", tracing.describe());
+    throw_translated(error, "comm.write_trace", tracing.describe());
   }
 }
 

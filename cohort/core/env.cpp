@@ -9,7 +9,7 @@
 #include <cstdlib>
 
 #include "cohort/core/error.h"
-#include "cohort/core/suggest.h"
+#include "cohort/core/nearest_name.h"
 
 namespace cohort::core {
 namespace {
@@ -109,7 +109,7 @@ std::vector<std::string> unknown_cohort_variables() {
     const std::string_view line = *entry;
     const std::string name(line.substr(0, line.find('=')));
     if (!name.starts_with("COHORT_") || std::find(known.begin(), known.end(), name) != known.end()) continue;
-    const std::optional<std::string> near = closest(name, known);
+    const std::optional<std::string> near = nearest_name(name, known);
     messages.push_back(concat("environment variable ", name, " is not read by Cohort",
                               near ? concat("; did you mean ", *near, "?") : std::string()));
   }

@@ -123,16 +123,16 @@ GeneratorStates::Again::Again(const GeneratorStates& states, Global global,
   if (!states.is_taken_) return;
   if (global == Global::kItself) turn_ = std::make_unique<Turn>(patience);
   for (const auto& [generator, state] : states.others_) lend(generator, state);
-  at::Generator stand_in = copy_of(states.global_);
+  at::Generator substitute = copy_of(states.global_);
   if (global == Global::kItself) {
-    const at::Tensor state = state_of(stand_in);
-    stand_in = at::detail::getDefaultCPUGenerator();
+    const at::Tensor state = state_of(substitute);
+    substitute = at::detail::getDefaultCPUGenerator();
     const std::lock_guard lock(lender().mutex);
     ++lender().times;
     ++times_lent_here;
-    lend(stand_in, state);
+    lend(substitute, state);
   }
-  draws_.emplace(states.scope_.defined() ? copy_of(states.scope_) : stand_in, stand_in);
+  draws_.emplace(states.scope_.defined() ? copy_of(states.scope_) : substitute, substitute);
 }
 
 void GeneratorStates::Again::lend(at::Generator generator, const at::Tensor& state) {

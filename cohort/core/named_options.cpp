@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cohort/core/error.h"
-#include "cohort/core/suggest.h"
+#include "cohort/core/nearest_name.h"
 
 namespace cohort::core {
 
@@ -48,7 +48,7 @@ const std::string& NamedOptions::at(const std::string& name) const {
   if (const auto found = find(name); found != end()) return found->second;
   std::vector<std::string> given;
   for (const auto& [other, value] : values_) given.push_back(other);
-  const auto near = closest(name, given);
+  const auto near = nearest_name(name, given);
   throw ConfigError(where_, concat(owner_, " needs option ", name),
                     near ? concat(name, " instead of ", *near) : "");
 }
@@ -112,7 +112,7 @@ void NamedOptions::refuse_unread(std::initializer_list<std::string_view> ignored
   for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
   for (const auto& [name, value] : values_) {
     if (asked_->names.contains(name) || std::ranges::find(ignored, name) != ignored.end()) continue;
-    const auto near = closest(name, known);
+    const auto near = nearest_name(name, known);
     throw ConfigError(
         where_, concat(owner_, " has no option ", name),
         known.empty() ? "leaving it out" : concat(near ? *near + "; " : "", "its options are ", all));

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cohort/core/error.h"
-#include "cohort/core/suggest.h"
+#include "cohort/core/nearest_name.h"
 
 namespace cohort::core {
 
@@ -58,7 +58,7 @@ class Registry {
     check(name);
     if (std::optional<Thing> thing = find(name)) return *std::move(thing);
     const std::vector<std::string> known = names();
-    const auto near = closest(name, known);
+    const auto near = nearest_name(name, known);
     std::string all;
     for (const std::string& other : known) all += (all.empty() ? "" : ", ") + other;
     throw UsageError(where_, concat("there is no ", kind_, " '", name, "'"),

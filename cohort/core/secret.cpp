@@ -19,7 +19,7 @@
 namespace cohort::core {
 namespace {
 
-constexpr std::size_t kFewestBytes = 16, kMostBytes = 4096;
+constexpr std::size_t kFewestBytes = 16, kMaxBytes = 4096;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
 
 std::string random_bytes(std::size_t count) {
@@ -56,7 +56,7 @@ std::string hmac(const EVP_MD* hash, const std::string& key, std::string_view te
 
 // From its beginning, at most one byte more than a secret may have; whatever others have read of it.
 std::string read_all(int fd) {
-  std::string bytes(kMostBytes + 1, '\0');
+  std::string bytes(kMaxBytes + 1, '\0');
   std::size_t have = 0;
   while (have < bytes.size()) {
     const ssize_t got = ::pread(fd, bytes.data() + have, bytes.size() - have, static_cast<off_t>(have));
@@ -93,8 +93,8 @@ Secret Secret::from_file(const std::filesystem::path& path) {
   std::string bytes = read_all(file.get());
   const std::size_t end = bytes.find_last_not_of(" \t\r\n");
   bytes.resize(end == std::string::npos ? 0 : end + 1);
-  if (bytes.size() < kFewestBytes || bytes.size() > kMostBytes) {
-    refuse(concat("has ", bytes.size() > kMostBytes ? "more than 4096" : std::to_string(bytes.size()),
+  if (bytes.size() < kFewestBytes || bytes.size() > kMaxBytes) {
+    refuse(concat("has ", bytes.size() > kMaxBytes ? "more than 4096" : std::to_string(bytes.size()),
                   " bytes, expected 16 to 4096"),
            concat("(umask 077; head -c 32 /dev/urandom | base64 > ", path.string(), ")"));
   }
@@ -110,7 +110,7 @@ std::optional<Secret> Secret::of_process() {
                        "keep the descriptors that cohort run hands over, or take the variable away too");
     }
     std::string bytes = read_all(static_cast<int>(*fd));
-    if (bytes.size() < kFewestBytes || bytes.size() > kMostBytes) {
+    if (bytes.size() < kFewestBytes || bytes.size() > kMaxBytes) {
       throw UsageError("core.secret",
                        concat("COHORT_SECRET_FD is ", *fd, ", which holds no secret of 16 to 4096 bytes"),
                        "what Secret::to_fd() makes");

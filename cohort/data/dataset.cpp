@@ -16,7 +16,7 @@ namespace cohort::data {
 namespace {
 
 // Samples that are tried for one that can be read.
-constexpr std::int64_t kMostTried = 100;
+constexpr std::int64_t kMaxTried = 100;
 
 std::string to_text(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
@@ -97,7 +97,7 @@ void ExampleDataset::learn_fields() const {
   const std::int64_t samples = size();
   if (samples == 0) throw UsageError("data.dataset", "the dataset has no samples");
   std::exception_ptr first_error;
-  for (std::int64_t index = 0; index < std::min(samples, kMostTried); ++index) {
+  for (std::int64_t index = 0; index < std::min(samples, kMaxTried); ++index) {
     std::vector<at::Tensor> sample;
     try {
       core::RandomStream random(0, 0, 0, core::Purpose::kTransform);

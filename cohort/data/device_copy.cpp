@@ -17,15 +17,15 @@ DeviceCopy::DeviceCopy(at::Device device)
     : device_(with_index(device)),
       stream_(c10::impl::VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_)) {}
 
-DeviceCopy::Copy DeviceCopy::begin(const std::vector<at::Tensor>& fields, Slab& slab) {
+DeviceCopy::Copy DeviceCopy::begin(const std::vector<at::Tensor>& fields, BatchBuffer& buffer) {
   const c10::StreamGuard guard(stream_);
   Copy copy{{}, c10::Event(device_.type())};
   for (const at::Tensor& field : fields) {
     copy.fields.push_back(field.to(device_, field.scalar_type(), /*non_blocking=*/true));
   }
   copy.ready.record(stream_);
-  slab.copied.emplace(device_.type());
-  slab.copied->record(stream_);
+  buffer.copied.emplace(device_.type());
+  buffer.copied->record(stream_);
   return copy;
 }
 

@@ -8,11 +8,11 @@
 #include <optional>
 #include <vector>
 
-#include "cohort/data/slab.h"
+#include "cohort/data/batch_buffer.h"
 
 namespace cohort::data {
 
-/// Copies slabs to an accelerator on a stream of its own, so that copies overlap with what the caller's
+/// Copies buffers to an accelerator on a stream of its own, so that copies overlap with what the caller's
 /// stream computes. Uses LibTorch's generic streams only; compiles and is never made without an accelerator.
 class DeviceCopy {
  public:
@@ -22,8 +22,8 @@ class DeviceCopy {
     std::vector<at::Tensor> fields;
     c10::Event ready;
   };
-  /// Queues the copy of `fields`, which are views of `slab`.
-  Copy begin(const std::vector<at::Tensor>& fields, Slab& slab);
+  /// Queues the copy of `fields`, which are views of `buffer`.
+  Copy begin(const std::vector<at::Tensor>& fields, BatchBuffer& buffer);
   /// Makes the caller's stream wait for the copy; afterwards its tensors can be used on that stream.
   std::vector<at::Tensor> finish(Copy copy);
 

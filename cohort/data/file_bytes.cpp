@@ -15,7 +15,7 @@ namespace cohort::data {
 namespace {
 
 constexpr std::size_t kFirstBuffer = 64 * 1024;
-constexpr std::size_t kMostOfAStream = std::size_t{1} << 30;
+constexpr std::size_t kMaxOfAStream = std::size_t{1} << 30;
 
 [[noreturn]] void fail(const std::string& shown, const char* what) {
   throw DataError("data.read", core::concat("cannot ", what, " ", shown, ": ", std::strerror(errno)));
@@ -25,7 +25,7 @@ constexpr std::size_t kMostOfAStream = std::size_t{1} << 30;
 std::size_t larger_buffer(int file, const std::string& shown, std::size_t size) {
   struct stat status {};
   if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
-    if (size < kMostOfAStream) return 2 * size;
+    if (size < kMaxOfAStream) return 2 * size;
     throw DataError("data.read",
                     core::concat(shown, " is no regular file and does not end after ", size, " bytes"));
   }

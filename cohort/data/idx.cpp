@@ -17,7 +17,7 @@ namespace cohort::data {
 namespace {
 
 constexpr const char* kWhere = "data.idx";
-constexpr std::size_t kMostDimensions = 8;
+constexpr std::size_t kMaxDimensions = 8;
 // Deflate cannot do better than 1032 to 1.
 constexpr std::uint64_t kBestCompression = 1032;
 
@@ -135,7 +135,7 @@ std::uint64_t read_header(Source& source, const std::string& name, const IdxOpti
   }
   const auto num_dims = std::to_integer<std::size_t>(magic[3]);
   if (magic[0] != std::byte{0} || magic[1] != std::byte{0} || !is_type(magic[2]) || num_dims == 0 ||
-      num_dims > kMostDimensions) {
+      num_dims > kMaxDimensions) {
     throw DataError(kWhere,
                     core::concat(name, ": wrong magic: got ", hex(magic),
                                  ", expected 0x0000, a type (08, 09, 0b to 0e) and 01 to 08 dimensions"),

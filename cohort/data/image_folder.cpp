@@ -55,9 +55,9 @@ ImageFolder::~ImageFolder() {
 // Where nothing in the transforms fixes the size, all pictures must have that of the first which can be read;
 // what becomes of those before it is the loader's affair.
 ImageSize ImageFolder::common_size(const DecodeOptions& decode) const {
-  constexpr std::int64_t kMostTried = 100;
+  constexpr std::int64_t kMaxTried = 100;
   std::exception_ptr first_error;
-  for (std::int64_t index = 0; index < std::min(size(), kMostTried); ++index) {
+  for (std::int64_t index = 0; index < std::min(size(), kMaxTried); ++index) {
     try {
       return read_image_header(file_bytes(index), describe(index), decode).size();
     } catch (const Error&) {

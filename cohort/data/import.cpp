@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "cohort/core/error.h"
+#include "cohort/data/atomic_directory.h"
+#include "cohort/data/dataset_tools.h"
 #include "cohort/data/file_bytes.h"
-#include "cohort/data/partial_folder.h"
-#include "cohort/data/tools.h"
 
 namespace cohort::data {
 namespace {
@@ -176,10 +176,10 @@ std::int64_t place_file(const fs::path& source, const fs::path& target, bool lin
 
 }  // namespace
 
-MadeFolder unpack_tar(const std::string& archive, const std::string& folder, const TarOptions& options) {
+GeneratedFolder unpack_tar(const std::string& archive, const std::string& folder, const TarOptions& options) {
   TarReader reader(archive, options);
-  PartialFolder made(folder);
-  MadeFolder result;
+  AtomicDirectory made(folder);
+  GeneratedFolder result;
   while (const auto entry = reader.next()) {
     const fs::path target = made.path() / entry->path;
     if (entry->is_folder) {
@@ -195,11 +195,11 @@ MadeFolder unpack_tar(const std::string& archive, const std::string& folder, con
   return result;
 }
 
-MadeFolder folder_from_list(const std::string& flat, const std::string& csv, const std::string& folder,
-                            const LabelListOptions& options) {
+GeneratedFolder folder_from_list(const std::string& flat, const std::string& csv, const std::string& folder,
+                                 const LabelListOptions& options) {
   const std::vector<std::string> lines = read_lines(csv);
-  PartialFolder made(folder);
-  MadeFolder result;
+  AtomicDirectory made(folder);
+  GeneratedFolder result;
   Columns columns;
   bool is_first = true;
   for (std::size_t number = 0; number < lines.size(); ++number) {

@@ -15,10 +15,10 @@
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "cohort/core/parallel.h"
+#include "cohort/data/batch_buffer.h"
 #include "cohort/data/device_copy.h"
 #include "cohort/data/sample_reader.h"
-#include "cohort/data/slab.h"
-#include "cohort/data/worker_team.h"
+#include "cohort/data/worker_pool.h"
 
 namespace cohort::data {
 namespace {
@@ -145,7 +145,7 @@ void enter_worker(int worker) {
 struct Loader::Impl {
   // A batch that was read, and perhaps is on its way to the accelerator.
   struct Ready {
-    std::shared_ptr<Slab> slab;
+    std::shared_ptr<BatchBuffer> buffer;
     std::int64_t size = 0;
     std::int64_t epoch = 0;
     std::int64_t first = 0;
@@ -161,7 +161,7 @@ struct Loader::Impl {
         dataset(std::move(given)),
         sampler(make_sampler(dataset->size(), options)),
         part_size((options.batch_size + options.parts - 1) / options.parts),
-        pool(std::make_shared<SlabPool>(dataset->fields(), part_size, use_pinned_memory(options))),
+        pool(std::make_shared<BufferPool>(dataset->fields(), part_size, use_pinned_memory(options))),
         reader(std::make_shared<SampleReader>(
             dataset, SampleReader::Options{options.seed, options.rank, options.world_size},
             static_cast<std::size_t>(options.prefetch) + 1)) {
@@ -192,10 +192,10 @@ struct Loader::Impl {
   const std::shared_ptr<const Dataset> dataset;
   const std::shared_ptr<const Sampler> sampler;
   const std::int64_t part_size;  // samples of a rank in a part of a batch
-  const std::shared_ptr<SlabPool> pool;
+  const std::shared_ptr<BufferPool> pool;
   const std::shared_ptr<SampleReader> reader;
   std::optional<DeviceCopy> device_copy;
-  std::unique_ptr<WorkerTeam> team;
+  std::unique_ptr<WorkerPool> team;
 
   std::int64_t epoch = 0;
   std::int64_t consumed = 0;                         // delivered to the caller
@@ -235,7 +235,7 @@ void Loader::Impl::drain() {
   const core::Deadline deadline(options.timeout);
   for (; next_job < team->published(); ++next_job) {
     if (!team->wait(next_job, deadline)) throw_stuck(next_job, options.timeout);
-    reader->job(next_job).slab.reset();
+    reader->job(next_job).buffer.reset();
     reader->job(next_job).failures.clear();
   }
 }
@@ -256,7 +256,7 @@ bool Loader::Impl::plan(std::int64_t number) {
   // Whole rounds over the ranks, so that parts hold what the batch holds.
   const std::int64_t taken = std::min(planned_next - planned, part_size * options.world_size);
   BatchJob& job = reader->job(number);
-  job.slab = pool->acquire();
+  job.buffer = pool->acquire();
   job.order = order;
   job.epoch = epoch;
   job.first = planned;
@@ -273,8 +273,8 @@ void Loader::Impl::read_ahead() {
   if (options.workers == 0) return;
   if (team == nullptr) {
     const std::int64_t chunk = std::clamp<std::int64_t>(part_size / (8 * options.workers), 1, 16);
-    team = std::make_unique<WorkerTeam>(
-        WorkerTeam::Options{options.workers, options.prefetch + 1, part_size, chunk},
+    team = std::make_unique<WorkerPool>(
+        WorkerPool::Options{options.workers, options.prefetch + 1, part_size, chunk},
         [shared = reader](int, std::int64_t job, std::int64_t item) { shared->read(job, item); },
         enter_worker);
   }
@@ -331,11 +331,11 @@ Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
   ready.next = job.next;
   ready.whole_first = job.whole_first;
   ready.whole_next = job.whole_next;
-  ready.slab = std::move(job.slab);
-  for (const at::Tensor& tensor : ready.slab->tensors) {
+  ready.buffer = std::move(job.buffer);
+  for (const at::Tensor& tensor : ready.buffer->tensors) {
     ready.fields.push_back(ready.size == part_size ? tensor.alias() : tensor.narrow(0, 0, ready.size));
   }
-  if (device_copy && ready.size > 0) ready.copy = device_copy->begin(ready.fields, *ready.slab);
+  if (device_copy && ready.size > 0) ready.copy = device_copy->begin(ready.fields, *ready.buffer);
   return ready;
 }
 
@@ -375,9 +375,9 @@ std::optional<Batch> Loader::Impl::deliver(Ready ready) {
   }
   batch.epoch = ready.epoch;
   batch.number = ready.first / global_batch();
-  batch.indices = std::span(ready.slab->indices).first(static_cast<std::size_t>(ready.size));
+  batch.indices = std::span(ready.buffer->indices).first(static_cast<std::size_t>(ready.size));
   batch.fields = ready.copy ? device_copy->finish(std::move(*ready.copy)) : std::move(ready.fields);
-  batch.lease = std::move(ready.slab);
+  batch.lease = std::move(ready.buffer);
   ++counters.batches;
   counters.samples += batch.size;
   delivered_in_epoch += batch.size;
@@ -488,7 +488,7 @@ std::int64_t Loader::samples_per_epoch() const {
 
 LoaderCounters Loader::counters() const {
   LoaderCounters counters = impl_->counters;
-  counters.slab_allocations = impl_->pool->allocations();
+  counters.buffer_allocations = impl_->pool->allocations();
   return counters;
 }
 

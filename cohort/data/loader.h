@@ -58,7 +58,7 @@ struct LoaderOptions {
   std::uint64_t seed = 0;
   std::int64_t rank = 0;
   std::int64_t world_size = 1;
-  Uneven uneven = Uneven::kPad;
+  LastBatchPolicy uneven = LastBatchPolicy::kPad;
   OnError on_error = OnError::kRefuse;
   /// How long next() waits for the workers before it throws TimeoutError.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
@@ -115,7 +115,7 @@ struct LoaderCounters {
   std::int64_t batches = 0;
   std::int64_t samples = 0;
   /// Batch-sized memory blocks made so far: constant from the third batch on.
-  std::int64_t slab_allocations = 0;
+  std::int64_t buffer_allocations = 0;
   std::int64_t samples_skipped = 0;
   /// Time that next() and Batch::advance() took from their caller: waiting for workers, or reading when there
   /// are none.

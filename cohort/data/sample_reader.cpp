@@ -21,11 +21,11 @@ void SampleReader::read(std::int64_t number, std::int64_t item) {
   std::vector<std::byte*> out(bytes_.size());
   const auto row = static_cast<std::size_t>(item);
   for (std::size_t field = 0; field < out.size(); ++field) {
-    out[field] = current.slab->base[field] + row * bytes_[field];
+    out[field] = current.buffer->base[field] + row * bytes_[field];
   }
   const std::int64_t position = current.first + options_.rank + options_.world_size * item;
   const std::int64_t index = (*current.order)[static_cast<std::size_t>(position)];
-  current.slab->indices[row] = index;
+  current.buffer->indices[row] = index;
   core::RandomStream random(options_.seed, static_cast<std::uint64_t>(current.epoch),
                             static_cast<std::uint64_t>(position), core::Purpose::kTransform);
   try {
@@ -45,10 +45,10 @@ std::int64_t SampleReader::compact(BatchJob& job) const {
     if (bad[item]) continue;
     if (kept != item) {
       for (std::size_t field = 0; field < bytes_.size(); ++field) {
-        std::byte* base = job.slab->base[field];
+        std::byte* base = job.buffer->base[field];
         std::memcpy(base + kept * bytes_[field], base + item * bytes_[field], bytes_[field]);
       }
-      job.slab->indices[kept] = job.slab->indices[item];
+      job.buffer->indices[kept] = job.buffer->indices[item];
     }
     ++kept;
   }

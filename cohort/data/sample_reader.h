@@ -8,15 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "cohort/data/batch_buffer.h"
 #include "cohort/data/dataset.h"
-#include "cohort/data/slab.h"
 
 namespace cohort::data {
 
 /// A batch that is being read: `count` samples of the global order, from position `first + rank` on, every
-/// world-th, go to `slab`.
+/// world-th, go to `buffer`.
 struct BatchJob {
-  std::shared_ptr<Slab> slab;
+  std::shared_ptr<BatchBuffer> buffer;
   std::shared_ptr<const std::vector<std::int64_t>> order;
   std::int64_t epoch = 0;
   std::int64_t first = 0;
@@ -52,7 +52,7 @@ class SampleReader {
   void read(std::int64_t job, std::int64_t item);
   /// Dataset index of sample `item`.
   std::int64_t index_of(const BatchJob& job, std::int64_t item) const;
-  /// Moves the samples that were read to the front of the slab; returns how many there are.
+  /// Moves the samples that were read to the front of the buffer; returns how many there are.
   std::int64_t compact(BatchJob& job) const;
   /// What went wrong with a sample, naming it.
   std::string explain(const BatchJob& job, const BatchJob::Failure& failure) const;

@@ -35,11 +35,11 @@ std::int64_t total_size(std::int64_t size, const DistributedSamplerOptions& opti
   if (world < 1)
     throw UsageError("data.sampler", core::concat("world_size is ", world, ", expected at least 1"));
   switch (options.uneven) {
-    case Uneven::kPad:
+    case LastBatchPolicy::kPad:
       return (size + world - 1) / world * world;
-    case Uneven::kDrop:
+    case LastBatchPolicy::kDrop:
       return size / world * world;
-    case Uneven::kKeep:
+    case LastBatchPolicy::kKeep:
       break;
   }
   return size;

@@ -10,7 +10,7 @@
 namespace cohort::data {
 
 /// What to do when the dataset does not divide by the number of ranks.
-enum class Uneven {
+enum class LastBatchPolicy {
   kPad,   ///< Repeat samples from the start of the order: Python's DistributedSampler.
   kDrop,  ///< Leave the last ones out: Python's DistributedSampler(drop_last=True).
   kKeep,  ///< Every sample exactly once; the first ranks get one more. For evaluation.
@@ -54,7 +54,7 @@ struct DistributedSamplerOptions {
   std::int64_t world_size = 1;
   bool shuffle = true;
   std::uint64_t seed = 0;
-  Uneven uneven = Uneven::kPad;
+  LastBatchPolicy uneven = LastBatchPolicy::kPad;
 };
 
 /// The order that Python's DistributedSampler(seed) deals out after set_epoch(epoch).

@@ -57,13 +57,13 @@ std::string list(const std::vector<int>& numbers) {
 
 }  // namespace
 
-Agent::Agent(const RunOptions& options, const TeamPlace& place, const AgentParts& parts)
+Agent::Agent(const RunOptions& options, const WorkerGroupSpec& place, const AgentParts& parts)
     : options_(options),
       place_(place),
       folder_(parts.folder),
-      guard_(parts.guard),
+      watchdog_(parts.watchdog),
       signals_(parts.signals),
-      peers_(parts.peers) {
+      store_client_(parts.store_client) {
   place_.secret_fd = parts.secret_fd;
 }
 
@@ -71,28 +71,29 @@ int Agent::run() {
   if (folder_.stays()) {
     say(core::LogLevel::kInfo, concat("output of ranks is kept in ", folder_.path().string()));
   }
-  AttemptReport verdict;
+  AttemptReport exit_result;
   try {
-    if (peers_ != nullptr) {
-      peers_->watch("signal");
-      peers_->watch("abort");
+    if (store_client_ != nullptr) {
+      store_client_->watch("signal");
+      store_client_->watch("abort");
     }
     for (int number = 0;; ++number) {
-      verdict = attempt(number);
-      tell(verdict);
-      if (!verdict.restart) break;
+      exit_result = attempt(number);
+      tell(exit_result);
+      if (!exit_result.restart) break;
     }
   } catch (const std::exception& error) {
     console_.flush(core::Deadline(seconds(1)));
-    if (peers_ != nullptr) peers_->post("abort", concat("node ", options_.node_rank, ": ", error.what()));
+    if (store_client_ != nullptr)
+      store_client_->post("abort", concat("node ", options_.node_rank, ": ", error.what()));
     throw;
   }
   // Its reader may be slow, but a signal ends the wait.
   console_.flush(core::Deadline(kFlushTime), [&] {
-    heed_signals(nullptr);
-    return hurry_ || (signal_ != 0 && verdict.signal == 0);
+    handle_signals(nullptr);
+    return force_kill_ || (signal_ != 0 && exit_result.signal == 0);
   });
-  return verdict.status;
+  return exit_result.status;
 }
 
 AttemptReport Agent::attempt(int number) {
@@ -100,183 +101,185 @@ AttemptReport Agent::attempt(int number) {
   place_.log_folder = folder_.attempt(number);
   ending_ = false;
   grace_ = core::Deadline::never();
-  if (peers_ != nullptr) peers_->watch(key("fail"));
-  if (peers_ != nullptr) peers_->busy_until(core::Deadline(kStartTime));
-  Team team(options_, place_, display_, guard_);
-  if (peers_ != nullptr) peers_->news();
+  if (store_client_ != nullptr) store_client_->watch(key("fail"));
+  if (store_client_ != nullptr) store_client_->busy_until(core::Deadline(kStartTime));
+  WorkerGroup workers(options_, place_, display_, watchdog_);
+  if (store_client_ != nullptr) store_client_->news();
   if (signal_ != 0) {  // it came between two attempts
     const int before = std::exchange(signal_, 0);
-    stop_by_signal(&team, before);
+    stop_by_signal(&workers, before);
   }
-  supervise(team);
-  return agree(outcome_of(team));
+  supervise(workers);
+  return agree(outcome_of(workers));
 }
 
-// Peers are to be asked often enough who is lost, whatever the interval is.
+// AgentStoreClient are to be asked often enough who is lost, whatever the interval is.
 milliseconds Agent::look_time() const {
-  return peers_ == nullptr ? options_.monitor_interval
-                           : std::min(options_.monitor_interval, peers_->round_time());
+  return store_client_ == nullptr ? options_.monitor_interval
+                                  : std::min(options_.monitor_interval, store_client_->round_time());
 }
 
 std::vector<int> Agent::wake_fds() const {
   std::vector<int> fds{signals_.fd()};
-  if (peers_ != nullptr) fds.push_back(peers_->fd());
+  if (store_client_ != nullptr) fds.push_back(store_client_->fd());
   return fds;
 }
 
-void Agent::supervise(Team& team) {
+void Agent::supervise(WorkerGroup& workers) {
   bool killed = false;
   core::Deadline after_kill = core::Deadline::never();
-  while (team.running()) {
+  while (workers.running()) {
     const auto wait = std::min<std::chrono::nanoseconds>(look_time(), grace_.remaining());
-    team.step(std::chrono::ceil<milliseconds>(wait), wake_fds());
-    heed_signals(&team);
-    if (signal_ == 0 && !team.failures().empty()) stop_by_failure(team);
-    heed_peers(team);
-    if (!killed && (hurry_ || grace_.expired()) && team.running()) {
-      const std::string late = list(team.running_ranks());
-      team.kill();
+    workers.step(std::chrono::ceil<milliseconds>(wait), wake_fds());
+    handle_signals(&workers);
+    if (signal_ == 0 && !workers.failures().empty()) stop_by_failure(workers);
+    handle_other_nodes(workers);
+    if (!killed && (force_kill_ || grace_.expired()) && workers.running()) {
+      const std::string late = list(workers.running_ranks());
+      workers.kill();
       killed = true;
       grace_ = core::Deadline::never();
       after_kill = core::Deadline(seconds(30));
-      if (!hurry_) {
+      if (!force_kill_) {
         say(core::LogLevel::kWarning, concat("local rank ", late, " did not end within ",
                                              options_.shutdown_timeout.count(), " ms, and is killed"));
       }
     }
-    after_kill.check("launch.run", concat("local rank ", list(team.running_ranks()), " to die of SIGKILL"),
+    after_kill.check("launch.run", concat("local rank ", list(workers.running_ranks()), " to die of SIGKILL"),
                      "look what it waits for in the kernel: /proc/PID/wchan");
   }
 }
 
-void Agent::heed_signals(Team* team) {
+void Agent::handle_signals(WorkerGroup* workers) {
   while (const int number = signals_.take()) {
     if (number == SIGUSR1 || number == SIGUSR2) {
-      if (team != nullptr) notify(*team, number);
+      if (workers != nullptr) notify(*workers, number);
     } else if (number == SIGTSTP) {
-      if (team != nullptr) team->pause();
+      if (workers != nullptr) workers->pause();
       ::raise(SIGSTOP);
-      if (team != nullptr) team->resume();
+      if (workers != nullptr) workers->resume();
     } else {
-      heed_stop(team, number);
+      handle_stop(workers, number);
     }
   }
 }
 
 // One request may come several times: a batch system sends it twice, and to each node, which may have heard
 // of it from another node before.
-void Agent::heed_stop(Team* team, int number) {
+void Agent::handle_stop(WorkerGroup* workers, int number) {
   const bool is_same = number == signal_ && (!was_signalled_ || !same_until_.expired());
   if (signal_ == 0) {
-    if (peers_ != nullptr) peers_->post("signal", std::to_string(number));
-    stop_by_signal(team, number);
+    if (store_client_ != nullptr) store_client_->post("signal", std::to_string(number));
+    stop_by_signal(workers, number);
   } else if (!is_same) {
-    hurry_ = true;
+    force_kill_ = true;
   }
   // Counted from here, as the ranks are told meanwhile, which may take long.
   if (!std::exchange(was_signalled_, true)) same_until_ = core::Deadline(core::kSameSignalTime);
 }
 
 // All threads of the ranks are looked at, and there may be thousands.
-void Agent::notify(Team& team, int number) {
-  if (peers_ != nullptr) peers_->busy_until(core::Deadline(kStartTime));
-  const std::string what = team.notify(number);
-  if (peers_ != nullptr) peers_->news();
+void Agent::notify(WorkerGroup& workers, int number) {
+  if (store_client_ != nullptr) store_client_->busy_until(core::Deadline(kStartTime));
+  const std::string what = workers.notify(number);
+  if (store_client_ != nullptr) store_client_->news();
   if (!what.empty()) say(core::LogLevel::kWarning, what);
 }
 
-void Agent::stop_by_signal(Team* team, int number) {
+void Agent::stop_by_signal(WorkerGroup* workers, int number) {
   signal_ = number;
-  if (team == nullptr || ending_) return;
+  if (workers == nullptr || ending_) return;
   ending_ = true;
   grace_ = core::Deadline(options_.shutdown_timeout);
-  const std::size_t num_ranks = team->running_ranks().size();
-  team->signal(number);
+  const std::size_t num_ranks = workers->running_ranks().size();
+  workers->signal(number);
   say(core::LogLevel::kInfo,
       concat(named(number), " is passed on to ", num_ranks, " ranks; they have ",
              options_.shutdown_timeout.count() / 1000, " s, and a second signal kills them"));
 }
 
-void Agent::stop_by_failure(Team& team) {
+void Agent::stop_by_failure(WorkerGroup& workers) {
   if (ending_) return;
   ending_ = true;
   grace_ = core::Deadline(options_.shutdown_timeout);
-  if (peers_ != nullptr) peers_->post(key("fail"), std::to_string(options_.node_rank));
-  team.stop();
+  if (store_client_ != nullptr) store_client_->post(key("fail"), std::to_string(options_.node_rank));
+  workers.stop();
 }
 
 // Another node's failure or signal is as our own; one that is lost ends everything.
-void Agent::heed_peers(Team& team) {
-  if (peers_ == nullptr) return;
-  peers_->news();
-  if (const int number = signal_in(peers_->received("signal").value_or(""), options_.signals_to_handle);
+void Agent::handle_other_nodes(WorkerGroup& workers) {
+  if (store_client_ == nullptr) return;
+  store_client_->news();
+  if (const int number =
+          signal_in(store_client_->received("signal").value_or(""), options_.signals_to_handle);
       number != 0 && signal_ == 0) {
-    stop_by_signal(&team, number);
+    stop_by_signal(&workers, number);
   }
-  const bool failed = peers_->received(key("fail")) || peers_->received("abort") || !peers_->lost().empty();
+  const bool failed = store_client_->received(key("fail")) || store_client_->received("abort") ||
+                      !store_client_->lost().empty();
   if (failed && !ending_) {
     ending_ = true;
     grace_ = core::Deadline(options_.shutdown_timeout);
-    team.stop();
+    workers.stop();
   }
 }
 
-AttemptReport Agent::outcome_of(const Team& team) const {
+AttemptReport Agent::outcome_of(const WorkerGroup& workers) const {
   AttemptReport report;
   report.signal = signal_;
-  report.status = team.status();
-  for (const RankFailure& failure : team.failures()) {
+  report.status = workers.status();
+  for (const RankFailure& failure : workers.failures()) {
     if (signal_ == 0 || failure.status != 128 + signal_) report.failures.push_back(failure);
   }
   return report;
 }
 
-AttemptReport Agent::verdict_on(const std::vector<AttemptReport>& reports) const {
-  AttemptReport verdict;
+AttemptReport Agent::exit_result_of(const std::vector<AttemptReport>& reports) const {
+  AttemptReport exit_result;
   for (const AttemptReport& report : reports) {
-    if (verdict.signal == 0) verdict.signal = report.signal;
-    if (verdict.status == 0) verdict.status = report.status;
-    verdict.failures.insert(verdict.failures.end(), report.failures.begin(), report.failures.end());
+    if (exit_result.signal == 0) exit_result.signal = report.signal;
+    if (exit_result.status == 0) exit_result.status = report.status;
+    exit_result.failures.insert(exit_result.failures.end(), report.failures.begin(), report.failures.end());
   }
-  if (verdict.signal == 0 && !verdict.failures.empty()) {
-    verdict.status = first_of(verdict.failures).status;
-    verdict.restart = place_.attempt < options_.max_restarts;
+  if (exit_result.signal == 0 && !exit_result.failures.empty()) {
+    exit_result.status = first_of(exit_result.failures).status;
+    exit_result.restart = place_.attempt < options_.max_restarts;
   }
-  return verdict;
+  return exit_result;
 }
 
 AttemptReport Agent::agree(AttemptReport mine) {
-  if (hurry_) mine.status = 128 + signal_;
-  if (peers_ == nullptr) return verdict_on({mine});
-  peers_->post(key("end", options_.node_rank), mine.to_json());
+  if (force_kill_) mine.status = 128 + signal_;
+  if (store_client_ == nullptr) return exit_result_of({mine});
+  store_client_->post(key("end", options_.node_rank), mine.to_json());
   if (options_.node_rank != 0) {
-    peers_->watch(key("verdict"));
-    AttemptReport verdict = AttemptReport::from_json(wait_for(key("verdict")));
-    peers_->post(key("seen", options_.node_rank), "1");
-    return verdict;
+    store_client_->watch(key("verdict"));
+    AttemptReport exit_result = AttemptReport::from_json(wait_for(key("verdict")));
+    store_client_->post(key("seen", options_.node_rank), "1");
+    return exit_result;
   }
   for (int node = 1; node < options_.nnodes; ++node) {
-    peers_->watch(key("end", node));
-    peers_->watch(key("seen", node));
+    store_client_->watch(key("end", node));
+    store_client_->watch(key("seen", node));
   }
   std::vector<AttemptReport> reports{mine};
   for (int node = 1; node < options_.nnodes; ++node) {
     reports.push_back(AttemptReport::from_json(wait_for(key("end", node))));
   }
-  const AttemptReport verdict = verdict_on(reports);
-  peers_->post(key("verdict"), verdict.to_json());
-  if (!verdict.restart) wait_until_seen();
-  return verdict;
+  const AttemptReport exit_result = exit_result_of(reports);
+  store_client_->post(key("verdict"), exit_result.to_json());
+  if (!exit_result.restart) wait_until_seen();
+  return exit_result;
 }
 
 // As long as the others live they may take their time: a node's ranks may have more to do than ours.
 std::string Agent::wait_for(const std::string& key) {
   for (;;) {
-    if (auto value = peers_->received(key)) return *value;
-    if (const auto reason = peers_->received("abort")) {
+    if (auto value = store_client_->received(key)) return *value;
+    if (const auto reason = store_client_->received("abort")) {
       throw PeerError("launch.run", concat("another agent gave up: ", *reason));
     }
-    if (const std::string lost = peers_->lost(); !lost.empty()) {
+    if (const std::string lost = store_client_->lost(); !lost.empty()) {
       throw PeerError("launch.run", lost, "look at that node's output");
     }
     std::vector<pollfd> waits;
@@ -284,11 +287,11 @@ std::string Agent::wait_for(const std::string& key) {
     console_.add_waits(waits);
     core::wait_for_files(waits, core::Deadline(look_time()));
     console_.pump();
-    peers_->news();
-    heed_signals(nullptr);
+    store_client_->news();
+    handle_signals(nullptr);
     if (signal_ == 0)
-      signal_ = signal_in(peers_->received("signal").value_or(""), options_.signals_to_handle);
-    if (hurry_) {
+      signal_ = signal_in(store_client_->received("signal").value_or(""), options_.signals_to_handle);
+    if (force_kill_) {
       throw PeerError("launch.run", concat("two signals came while node ", options_.node_rank,
                                            " waited for the others, whose ranks may run still"));
     }
@@ -300,30 +303,31 @@ void Agent::wait_until_seen() {
   const core::Deadline deadline{kSeenTime};
   const auto all_seen = [&] {
     for (int node = 1; node < options_.nnodes; ++node) {
-      if (!peers_->received(key("seen", node))) return false;
+      if (!store_client_->received(key("seen", node))) return false;
     }
     return true;
   };
-  while (!all_seen() && !deadline.expired() && peers_->lost().empty() && !hurry_) {
-    pollfd file{peers_->fd(), POLLIN, 0};
+  while (!all_seen() && !deadline.expired() && store_client_->lost().empty() && !force_kill_) {
+    pollfd file{store_client_->fd(), POLLIN, 0};
     core::wait_for_files({&file, 1}, core::Deadline(milliseconds(20)).sooner(deadline));
-    peers_->news();
-    heed_signals(nullptr);
+    store_client_->news();
+    handle_signals(nullptr);
   }
 }
 
-void Agent::tell(const AttemptReport& verdict) {
+void Agent::tell(const AttemptReport& exit_result) {
   console_.flush(core::Deadline(seconds(1)));  // the report comes after what ranks have printed
-  if (!verdict.failures.empty()) {
-    std::string text = describe(verdict.failures, place_.world_size);
-    if (verdict.restart) {
+  if (!exit_result.failures.empty()) {
+    std::string text = describe(exit_result.failures, place_.world_size);
+    if (exit_result.restart) {
       text += concat("\n  all ranks are started again: restart ", place_.attempt + 1, " of ",
                      options_.max_restarts);
     }
-    say(verdict.restart ? core::LogLevel::kWarning : core::LogLevel::kError, text);
+    say(exit_result.restart ? core::LogLevel::kWarning : core::LogLevel::kError, text);
   }
-  if (verdict.signal != 0) {
-    say(core::LogLevel::kInfo, concat("ended by ", named(verdict.signal), ", with status ", verdict.status));
+  if (exit_result.signal != 0) {
+    say(core::LogLevel::kInfo,
+        concat("ended by ", named(exit_result.signal), ", with status ", exit_result.status));
   }
 }
 

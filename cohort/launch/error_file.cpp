@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kMostBytes = 64 * 1024;
+constexpr std::size_t kMaxBytes = 64 * 1024;
 
 std::string text_of(const json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
@@ -41,7 +41,7 @@ void record_error(std::string_view message) noexcept {
     const auto path = core::env_string("TORCHELASTIC_ERROR_FILE");
     if (!path) return;
     const json data = {{"message",
-                        {{"message", message.substr(0, kMostBytes)},
+                        {{"message", message.substr(0, kMaxBytes)},
                          {"extraInfo", {{"timestamp", std::to_string(std::time(nullptr))}}}}}};
     const std::string text = data.dump(-1, ' ', false, json::error_handler_t::replace);
     Fd file(::open(path->c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
@@ -58,7 +58,7 @@ std::optional<RecordedError> read_error_file(const std::filesystem::path& path) 
   RecordedError error;
   error.time = static_cast<double>(info.st_mtim.tv_sec) + 1e-9 * static_cast<double>(info.st_mtim.tv_nsec);
   std::ifstream file(path, std::ios::binary);
-  std::string text(kMostBytes * 8, '\0');
+  std::string text(kMaxBytes * 8, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<std::size_t>(file.gcount()));
   try {
@@ -66,8 +66,8 @@ std::optional<RecordedError> read_error_file(const std::filesystem::path& path) 
   } catch (const json::exception&) {
     error.message = text;
   }
-  error.message.resize(std::min(error.message.size(), kMostBytes));
-  error.details.resize(std::min(error.details.size(), kMostBytes));
+  error.message.resize(std::min(error.message.size(), kMaxBytes));
+  error.details.resize(std::min(error.details.size(), kMaxBytes));
   return error;
 }
 

@@ -64,13 +64,13 @@ std::string describe(const std::vector<RankFailure>& failures, int world_size) {
     if (&failure != &first) others.push_back(&failure);
   }
   std::sort(others.begin(), others.end(), [](const auto* a, const auto* b) { return a->time < b->time; });
-  constexpr std::size_t kMostOthers = 8;
-  for (std::size_t i = 0; i < std::min(kMostOthers, others.size()); ++i) {
+  constexpr std::size_t kMaxOthers = 8;
+  for (std::size_t i = 0; i < std::min(kMaxOthers, others.size()); ++i) {
     const std::string& message = others[i]->message;
     text += concat("\n  then rank ", others[i]->rank, " ", others[i]->what, message.empty() ? "" : ": ",
                    message.substr(0, message.find('\n')));
   }
-  if (others.size() > kMostOthers) text += concat("\n  and ", others.size() - kMostOthers, " more");
+  if (others.size() > kMaxOthers) text += concat("\n  and ", others.size() - kMaxOthers, " more");
   return text;
 }
 

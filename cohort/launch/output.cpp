@@ -12,8 +12,8 @@
 namespace cohort::launch {
 namespace {
 
-constexpr std::size_t kMostLine = 64 * 1024;
-constexpr std::size_t kMostQueued = 1024 * 1024;
+constexpr std::size_t kMaxLine = 64 * 1024;
+constexpr std::size_t kMaxQueued = 1024 * 1024;
 
 // The text of a line that reads "12:34:56 warning TEXT"; empty for all others.
 std::string_view warning_text(std::string_view line) {
@@ -39,7 +39,7 @@ void LineSplitter::feed(std::string_view bytes) {
       continue;
     }
     partial_.push_back(c);
-    if (partial_.size() >= kMostLine) end_line();
+    if (partial_.size() >= kMaxLine) end_line();
   }
 }
 
@@ -54,8 +54,8 @@ void LineSplitter::end_line() {
 
 void Tail::add(std::string_view line) {
   if (line.empty()) return;
-  lines_.emplace_back(line.substr(0, kMostBytes));
-  if (lines_.size() > kMostLines) lines_.pop_front();
+  lines_.emplace_back(line.substr(0, kMaxBytes));
+  if (lines_.size() > kMaxLines) lines_.pop_front();
 }
 
 bool WarningFilter::shows(int rank, std::string_view line) {
@@ -63,7 +63,7 @@ bool WarningFilter::shows(int rank, std::string_view line) {
   if (text.empty()) return true;
   auto at = counts_.find(text);
   if (at == counts_.end()) {
-    if (counts_.size() >= kMostTexts) return true;
+    if (counts_.size() >= kMaxTexts) return true;
     at = counts_.emplace(text, Count{}).first;
   }
   Count& count = at->second;
@@ -78,7 +78,7 @@ void Console::write(Stream stream, std::string_view text) {
 
 bool Console::full() const {
   return std::any_of(queues_.begin(), queues_.end(),
-                     [](const Queue& queue) { return queue.size() > kMostQueued; });
+                     [](const Queue& queue) { return queue.size() > kMaxQueued; });
 }
 
 bool Console::empty() const {

@@ -38,8 +38,8 @@ class LineSplitter {
 /// The last lines of a rank.
 class Tail {
  public:
-  static constexpr std::size_t kMostLines = 20;
-  static constexpr std::size_t kMostBytes = 2000;  ///< of one line; the rest is cut
+  static constexpr std::size_t kMaxLines = 20;
+  static constexpr std::size_t kMaxBytes = 2000;  ///< of one line; the rest is cut
 
   void add(std::string_view line);
   std::vector<std::string> lines() const { return {lines_.begin(), lines_.end()}; }
@@ -57,7 +57,7 @@ class WarningFilter {
   bool shows(int rank, std::string_view line);
 
  private:
-  static constexpr std::size_t kMostTexts = 1000;  // then all are shown: no memory without bound
+  static constexpr std::size_t kMaxTexts = 1000;  // then all are shown: no memory without bound
 
   struct Count {
     int shown = 0;

@@ -9,16 +9,16 @@
 #include <future>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "cohort/comm/store_board.h"
+#include "cohort/comm/store_adapter.h"
 #include "cohort/comm/tcp_store.h"
 #include "cohort/core/apart.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
-#include "cohort/core/reach.h"
 #include "cohort/core/secret.h"
 #include "cohort/core/wait.h"
+#include "cohort/core/wait_for_listener.h"
 #include "cohort/launch/agent.h"
-#include "cohort/launch/meeting.h"
+#include "cohort/launch/rendezvous.h"
 
 namespace cohort::launch {
 namespace {
@@ -62,10 +62,10 @@ TcpStore join(const RunOptions& options, const std::string& address, std::uint16
 
 // Takes this node's place, and returns how many have; nothing when `interrupted` says so. A store does not
 // answer whose host has gone silent: the thread that asks is left behind then.
-std::optional<std::int64_t> claim(const std::shared_ptr<core::Board>& board, int node,
+std::optional<std::int64_t> claim(const std::shared_ptr<core::KeyValueStore>& kv_store, int node,
                                   core::Deadline deadline, const std::function<bool()>& interrupted) {
   std::future<std::int64_t> count =
-      core::run_apart([board, node] { return board->add(concat("claim/", node), 1); });
+      core::run_apart([kv_store, node] { return kv_store->add(concat("claim/", node), 1); });
   while (!core::wait(count, core::Deadline(milliseconds(50)).sooner(deadline))) {
     if (interrupted()) return std::nullopt;
     if (!deadline.expired()) continue;
@@ -97,7 +97,7 @@ std::optional<core::Secret> secret_of(const RunOptions& options) {
 
 int run_alone(const RunOptions& options, const AgentParts& parts) {
   const TcpStore store = serve(options);
-  TeamPlace place;
+  WorkerGroupSpec place;
   place.world_size = options.nproc_per_node;
   place.master_addr = options.master_addr.value_or("127.0.0.1");
   place.master_port = static_cast<std::uint16_t>(store->getPort());
@@ -106,7 +106,7 @@ int run_alone(const RunOptions& options, const AgentParts& parts) {
 }
 
 int run_node(const RunOptions& options, AgentParts parts, const std::optional<core::Secret>& secret) {
-  SignalInbox& signals = parts.signals;
+  SignalQueue& signals = parts.signals;
   const core::Deadline deadline(options.meet_timeout);
   const std::uint16_t port = options.master_port.value_or(kDefaultPort);
   int signal = 0;
@@ -120,7 +120,7 @@ int run_node(const RunOptions& options, AgentParts parts, const std::optional<co
   if (options.node_rank == 0) {
     store = serve(options);
   } else {
-    const auto address = core::reach(
+    const auto address = core::wait_for_listener(
         *options.master_addr, port, deadline,
         {.where = "launch.run",
          .name = "node 0",
@@ -131,9 +131,9 @@ int run_node(const RunOptions& options, AgentParts parts, const std::optional<co
     store = join(options, reached, port, deadline, interrupted);
     if (!store) return 128 + signal;
   }
-  const auto board =
-      std::make_shared<comm::StoreBoard>(c10::make_intrusive<c10d::PrefixStore>("/cohort/agents", store));
-  const auto claimed = claim(board, options.node_rank, deadline, interrupted);
+  const auto kv_store =
+      std::make_shared<comm::StoreAdapter>(c10::make_intrusive<c10d::PrefixStore>("/cohort/agents", store));
+  const auto claimed = claim(kv_store, options.node_rank, deadline, interrupted);
   if (!claimed) return 128 + signal;
   if (*claimed > 1) {
     throw RendezvousError("launch.run",
@@ -141,17 +141,17 @@ int run_node(const RunOptions& options, AgentParts parts, const std::optional<co
                                  *options.master_addr, ":", port),
                           "--node-rank 0, 1, 2 ..., each once");
   }
-  Peers peers(board, {.node = options.node_rank,
-                      .nnodes = options.nnodes,
-                      .interval = options.monitor_interval,
-                      .keep_alive_interval = options.keep_alive_interval,
-                      .keep_alive_max_attempt = options.keep_alive_max_attempt,
-                      .secret = secret});
-  auto place = meet(options, peers, signals, reached, deadline, signal);
+  AgentStoreClient store_client(kv_store, {.node = options.node_rank,
+                                           .nnodes = options.nnodes,
+                                           .interval = options.monitor_interval,
+                                           .keep_alive_interval = options.keep_alive_interval,
+                                           .keep_alive_max_attempt = options.keep_alive_max_attempt,
+                                           .secret = secret});
+  auto place = join_rendezvous(options, store_client, signals, reached, deadline, signal);
   if (!place) return 128 + signal;
-  peers.set_last_words_time(options.keep_alive_interval * options.keep_alive_max_attempt);
+  store_client.set_last_words_time(options.keep_alive_interval * options.keep_alive_max_attempt);
   place->master_port = port;
-  parts.peers = &peers;
+  parts.store_client = &store_client;
   return Agent(options, *place, parts).run();
 }
 
@@ -168,10 +168,11 @@ int run_job(const RunOptions& given) {
   }
   const std::optional<core::Secret> secret = secret_of(options);
   const core::Fd secret_fd = secret ? secret->for_ranks().to_fd() : core::Fd();
-  SignalInbox signals(options.signals_to_handle, {SIGUSR1, SIGUSR2, SIGTSTP});
+  SignalQueue signals(options.signals_to_handle, {SIGUSR1, SIGUSR2, SIGTSTP});
   LogFolder folder(options);
-  Guard guard(folder.stays() ? "" : folder.path().string());
-  const AgentParts parts{.folder = folder, .guard = guard, .signals = signals, .secret_fd = secret_fd.get()};
+  OrphanWatchdog watchdog(folder.stays() ? "" : folder.path().string());
+  const AgentParts parts{
+      .folder = folder, .watchdog = watchdog, .signals = signals, .secret_fd = secret_fd.get()};
   return options.nnodes == 1 ? run_alone(options, parts) : run_node(options, parts, secret);
 }
 

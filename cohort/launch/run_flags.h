@@ -7,8 +7,8 @@
 /// The table behind run_flags(), and limits. Not for users of the library.
 namespace cohort::launch {
 
-constexpr int kMostLocalRanks = 4096;
-constexpr int kMostNodes = 100'000;
+constexpr int kMaxLocalRanks = 4096;
+constexpr int kMaxNodes = 100'000;
 
 /// Returns the flag of that name, or nullptr.
 const RunFlag* find_run_flag(const std::string& name);

@@ -11,7 +11,7 @@
 #include "cohort/core/cpu.h"
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
-#include "cohort/core/reach.h"
+#include "cohort/core/wait_for_listener.h"
 #include "cohort/launch/run_flags.h"
 
 namespace cohort::launch {
@@ -116,8 +116,8 @@ int read_nproc(const Given& given, const std::function<int()>& num_gpus) {
     return gpus;
   }
   int value = 0;
-  if (!read_number(given.text, value) || value < 1 || value > kMostLocalRanks) {
-    given.refuse(concat("auto, cpu, gpu or a number from 1 to ", kMostLocalRanks));
+  if (!read_number(given.text, value) || value < 1 || value > kMaxLocalRanks) {
+    given.refuse(concat("auto, cpu, gpu or a number from 1 to ", kMaxLocalRanks));
   }
   return value;
 }
@@ -169,7 +169,7 @@ void read_rdzv_conf(const Given& given, RunOptions& options) {
 
 void read_where(const Flags& flags, RunOptions& options) {
   if (const auto given = flags.get("nnodes")) options.nnodes = read_nnodes(*given);
-  if (const auto given = flags.get("node-rank")) options.node_rank = given->integer(0, kMostNodes - 1);
+  if (const auto given = flags.get("node-rank")) options.node_rank = given->integer(0, kMaxNodes - 1);
   if (const auto given = flags.get("rdzv-backend"); given && given->text != "static") {
     refuse(concat(given->name, " is '", given->text, "': only static is available yet"),
            "--nnodes N --node-rank K --master-addr HOST --master-port PORT, or --standalone on one node");
@@ -282,8 +282,8 @@ void check(const RunOptions& options) {
   if (options.command.empty() || options.command.front().empty()) {
     refuse("no program was given", "cohort run --nproc-per-node 2 -- PROGRAM ARGUMENTS");
   }
-  in_range("--nnodes", options.nnodes, 1, kMostNodes);
-  in_range("--nproc-per-node", options.nproc_per_node, 1, kMostLocalRanks);
+  in_range("--nnodes", options.nnodes, 1, kMaxNodes);
+  in_range("--nproc-per-node", options.nproc_per_node, 1, kMaxLocalRanks);
   in_range("--node-rank", options.node_rank, 0, options.nnodes - 1);
   in_range("--max-restarts", options.max_restarts, 0, 1'000'000);
   in_range("keep_alive_max_attempt", options.keep_alive_max_attempt, 2, 1'000'000);

@@ -9,12 +9,13 @@
 
 namespace cohort::launch {
 
-/// The words that agents leave for each other on a board that anybody may write to. Each carries a code that
+/// The words that agents leave for each other on a store that anybody may write to. Each carries a code that
 /// only who has the job's secret can make, of the session, the key, a number and the word: a word from
 /// elsewhere, from another job, from another key, or older than the last one under its key is none.
 ///
-/// A session begins with a word that node 0 chooses (Peers::begin_session). A node knows that it is of this
-/// job, and no record of an earlier one, when node 0 repeats a word of the node's own choice in it.
+/// A session begins with a word that node 0 chooses (AgentStoreClient::begin_session). A node knows that it
+/// is of this job, and no record of an earlier one, when node 0 repeats a word of the node's own choice in
+/// it.
 ///
 /// Without a secret words are what they are, and everybody is believed. Threads: one caller at a time.
 class SignedWords {

@@ -32,7 +32,7 @@ using std::chrono::milliseconds;
 // Set in a rank: which call of spawn() it is for, and where its error goes.
 constexpr const char* kCall = "COHORT_SPAWN_CALL";
 constexpr const char* kErrorFd = "COHORT_SPAWN_ERROR_FD";
-constexpr std::size_t kMostText = 64 * 1024;
+constexpr std::size_t kMaxText = 64 * 1024;
 constexpr char kReached = '\x06';  // what a rank writes first: it came to its call
 
 // What a spawned rank was told; nothing in other processes.
@@ -73,7 +73,7 @@ const std::optional<Told>& told() {
   }
   std::fflush(nullptr);
   if (failure.empty()) std::exit(0);
-  write_all(fd, std::string_view(failure).substr(0, kMostText));
+  write_all(fd, std::string_view(failure).substr(0, kMaxText));
   std::_Exit(1);  // not exit(): threads of a broken group may hold what destructors wait for
 }
 

@@ -52,7 +52,7 @@ std::uint64_t awaited_signals(const std::filesystem::path& process, const std::f
 
 }  // namespace
 
-SignalFate look_at(pid_t process, int signal) {
+SignalFate fate_of(pid_t process, int signal) {
   const std::uint64_t bit = std::uint64_t{1} << (signal - 1);
   const std::filesystem::path folder = core::concat("/proc/", process);
   std::error_code failed;
@@ -73,7 +73,7 @@ SignalFate look_at(pid_t process, int signal) {
 std::vector<bool> survives(const std::vector<pid_t>& processes, int signal) {
   const core::Deadline deadline(std::chrono::seconds(1));
   return survives(
-      processes.size(), [&](std::size_t at) { return look_at(processes[at], signal); },
+      processes.size(), [&](std::size_t at) { return fate_of(processes[at], signal); },
       [&] {
         core::sleep(std::chrono::milliseconds(5), core::Deadline::never());
         return !deadline.expired();

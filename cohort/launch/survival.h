@@ -17,7 +17,7 @@ enum class SignalFate {
   kBlocked,  ///< each thread has it blocked
 };
 
-SignalFate look_at(pid_t process, int signal);
+SignalFate fate_of(pid_t process, int signal);
 
 /// For each process, whether it handles or ignores the signal, or each of its threads has it blocked, as for
 /// sigwait() and signalfd(), so that it does not die of it. False where /proc does not say.

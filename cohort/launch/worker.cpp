@@ -21,7 +21,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "cohort/core/wait.h"
-#include "cohort/launch/guard.h"
+#include "cohort/launch/orphan_watchdog.h"
 
 namespace cohort::launch {
 namespace {
@@ -66,7 +66,7 @@ void become(Plan& plan, pid_t parent) {
   const WorkerOptions& options = plan.options;
   if (options.own_group && ::setpgid(0, 0) != 0) return;
   // The child does this: its parent may die before it could.
-  if (options.guard != nullptr) options.guard->watch(::getpid());
+  if (options.watchdog != nullptr) options.watchdog->watch(::getpid());
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
   if (::getppid() != parent) ::_exit(1);  // it died before the line above
   if (plan.cpu_bytes > 0 && ::sched_setaffinity(0, plan.cpu_bytes, plan.mask()) != 0) return;
@@ -130,7 +130,7 @@ Worker::Worker(const WorkerOptions& options) : own_group_(options.own_group) {
   failure.write.close();
   if (const int error = start_error(failure.read.get(), options.start_by); error != 0) {
     end(core::Deadline(kEndTime));
-    if (options.guard != nullptr) options.guard->forget(pid_);
+    if (options.watchdog != nullptr) options.watchdog->forget(pid_);
     system_error("start " + options.program, error);
   }
 #ifdef SYS_pidfd_open

@@ -17,7 +17,7 @@
 namespace cohort::launch {
 
 using core::Fd;
-class Guard;
+class OrphanWatchdog;
 
 struct Pipe {
   Fd read;  ///< does not wait
@@ -43,7 +43,8 @@ struct WorkerOptions {
   int error = -1;
   std::vector<int> keep = {};  ///< descriptors that it inherits under their numbers; no others
   bool own_group = false;      ///< leads a process group, which is killed when it has ended
-  Guard* guard = nullptr;      ///< told of that group before the program runs; who reaps calls forget()
+  OrphanWatchdog* watchdog =
+      nullptr;  ///< told of that group before the program runs; who reaps calls forget()
   core::Deadline start_by = core::Deadline(kStartTime);  ///< that it runs, which a file system may hold up
 };
 

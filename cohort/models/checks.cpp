@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cohort/core/error.h"
-#include "cohort/core/suggest.h"
+#include "cohort/core/nearest_name.h"
 
 namespace cohort::models {
 namespace {
@@ -25,7 +25,7 @@ void check_extra(const ModelOptions& options, std::initializer_list<std::string_
   std::vector<std::string> known(used.begin(), used.end());
   for (const auto& [name, value] : options.extra) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-    const auto near = core::closest(name, known);
+    const auto near = core::nearest_name(name, known);
     throw UsageError(kWhere, core::concat(options.name, " has no option `", name, "`"),
                      near ? core::concat("did you mean `", *near, "`?") : "remove it");
   }

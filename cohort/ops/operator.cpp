@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "cohort/core/suggest.h"
+#include "cohort/core/nearest_name.h"
 
 namespace cohort::ops {
 

@@ -23,10 +23,10 @@ inline __attribute__((always_inline)) float power_of_two(std::int32_t n) {
 /// From e^-x = e^r 2^n, with a polynomial for e^r to about 2 units in the last place: 1 / (1 + e^r 2^n), in
 /// operations that a compiler can do on a vector. Of an n that has no room, the rest goes to the scale.
 inline __attribute__((always_inline)) Sigmoid<float> sigmoid_of(float x) {
-  constexpr std::int32_t kMost = 125;  // 1 / e^r 2^kMost has room
+  constexpr std::int32_t kMax = 125;  // 1 / e^r 2^kMax has room
   float y = -x;
   y = y > -87.0F ? y : -87.0F;           // and what is not a number: only the factor x hands it on
-  y = y < 174.7F ? y : 174.7F;           // n = kMost + 127
+  y = y < 174.7F ? y : 174.7F;           // n = kMax + 127
   constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: what is added to it loses its fraction
   const float n = (y * 1.44269504088896341F + kRound) - kRound;
   const float r = (y - n * 0.693359375F) + n * 2.12194440e-4F;  // ln 2 in two parts, the first exact
@@ -39,7 +39,7 @@ inline __attribute__((always_inline)) Sigmoid<float> sigmoid_of(float x) {
   p = p * r + 1.0F;
   p = p * r + 1.0F;
   const auto whole = static_cast<std::int32_t>(n);
-  const std::int32_t near = whole < kMost ? whole : kMost;
+  const std::int32_t near = whole < kMax ? whole : kMax;
   return {1.0F / (1.0F + p * power_of_two(near)), power_of_two(near - whole)};
 }
 

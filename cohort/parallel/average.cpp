@@ -5,7 +5,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/parallel/broadcast.h"
-#include "cohort/parallel/flat.h"
+#include "cohort/parallel/coalesce.h"
 
 namespace cohort::parallel {
 
@@ -87,7 +87,7 @@ void GradientAverager::reduce_chunks(std::vector<Chunk>& chunks, double scale) {
       buffer = group_.empty({chunk.numel}, chunk.parameters.front().options().requires_grad(false));
     }
     at::Tensor flat = buffer.narrow(0, 0, chunk.numel);
-    chunk.pieces = pieces_of(flat, chunk.parameters);
+    chunk.pieces = views_of(flat, chunk.parameters);
     for (std::size_t i = 0; i < chunk.pieces.size(); ++i) {
       const at::Tensor& gradient = chunk.parameters[i].grad();
       if (gradient.defined() && scale > 0) {

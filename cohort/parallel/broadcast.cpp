@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "cohort/comm/text.h"
+#include "cohort/comm/text_collectives.h"
 #include "cohort/core/error.h"
-#include "cohort/parallel/flat.h"
+#include "cohort/parallel/coalesce.h"
 
 namespace cohort::parallel {
 namespace {
@@ -49,13 +49,13 @@ bool has_same_bits(const at::Tensor& a, const at::Tensor& b) {
 
 // Copies `tensors` to the pieces of `flat`, one after the other; or back.
 void copy_to_flat(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
-  const std::vector<at::Tensor> pieces = pieces_of(flat, tensors);
+  const std::vector<at::Tensor> pieces = views_of(flat, tensors);
   for (std::size_t i = 0; i < tensors.size(); ++i) pieces[i].copy_(tensors[i]);
 }
 // What has these values already is not written to, so that a graph that has saved it can be gone back through
 // again. On a GPU it is: to compare would wait for the device.
 void copy_from_flat(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) {
-  const std::vector<at::Tensor> pieces = pieces_of(flat, tensors);
+  const std::vector<at::Tensor> pieces = views_of(flat, tensors);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!flat.is_cpu() || !has_same_bits(tensors[i], pieces[i])) tensors[i].copy_(pieces[i]);
   }

@@ -88,7 +88,7 @@ Replicas replicate(const M& module, const std::vector<core::Placement>& placemen
 }
 
 /// Returns what each replica of an M returns for its inputs, a tuple of arguments; all run at the same time,
-/// and so do their backwards. Replicas beyond inputs.size() rest. As run_parts().
+/// and so do their backwards. Replicas beyond inputs.size() rest. As run_on_devices().
 template <typename M, typename... Args>
 auto parallel_apply(const Replicas& replicas, std::vector<std::tuple<Args...>> inputs,
                     const CutOptions& options = {}) {
@@ -99,9 +99,9 @@ auto parallel_apply(const Replicas& replicas, std::vector<std::tuple<Args...>> i
     typed.emplace_back(replicas.name(i), replicas.worker(i), replicas_detail::typed<M>(replicas.module(i)),
                        std::move(inputs[i]));
     parts.push_back(std::move(typed.back().part()));
-    parts.back().stands_for = replicas.stands_for(i);
+    parts.back().source_of = replicas.source_of(i);
   }
-  const auto tensors = run_parts(std::move(parts), options);
+  const auto tensors = run_on_devices(std::move(parts), options);
   std::vector<typename Typed::Result> results;
   for (std::size_t i = 0; i < typed.size(); ++i) results.push_back(typed[i].result(tensors[i]));
   return results;
@@ -118,7 +118,7 @@ auto parallel_apply(std::vector<M> modules, std::vector<std::tuple<Args...>> inp
     typed.emplace_back(name, PlacementWorker::of(placements[i]), modules.at(i), std::move(inputs[i]));
     parts.push_back(std::move(typed.back().part()));
   }
-  const auto tensors = run_parts(std::move(parts), options);
+  const auto tensors = run_on_devices(std::move(parts), options);
   std::vector<typename Typed::Result> results;
   for (std::size_t i = 0; i < typed.size(); ++i) results.push_back(typed[i].result(tensors[i]));
   return results;
@@ -137,7 +137,7 @@ auto parallel_apply(std::vector<M> modules, std::vector<std::tuple<Args...>> inp
 /// fewer parts than placements uses the first ones. Random operators draw from (the caller's generator,
 /// replica). Batch norm in training uses each replica's own part; running statistics are the first one's.
 /// Ownership: shares the module, whose parameters replicas share on the same device. Threads: one caller.
-/// Throws: as Replicas::refresh and run_parts; errors have "replica 1 on cpu:1".
+/// Throws: as Replicas::refresh and run_on_devices; errors have "replica 1 on cpu:1".
 template <typename M>
 class DataParallel {
  public:

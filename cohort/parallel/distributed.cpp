@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "cohort/comm/text.h"
+#include "cohort/comm/text_collectives.h"
 #include "cohort/core/error.h"
 #include "cohort/parallel/broadcast.h"
 

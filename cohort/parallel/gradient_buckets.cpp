@@ -10,10 +10,10 @@
 #include <cmath>
 #include <unordered_map>
 
-#include "cohort/comm/text.h"
+#include "cohort/comm/text_collectives.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
-#include "cohort/parallel/flat.h"
+#include "cohort/parallel/coalesce.h"
 #include "cohort/parallel/sparse_reduce.h"
 
 namespace cohort::parallel {
@@ -224,7 +224,7 @@ void GradientBuckets::begin_backward() {
   if (backwards_ == 0) arrivals_.clear();  // of a backward that was not reduced
 }
 
-void GradientBuckets::note_arrival(std::size_t index, double seconds) {
+void GradientBuckets::record_ready(std::size_t index, double seconds) {
   if (gradients[index].is_sparse) return;
   if (backwards_ == 0) arrivals_.push_back(index);
   if (backwards_ >= kFirstMeasured && backwards_ < kEndMeasured) gradients[index].ready += seconds;
@@ -373,7 +373,7 @@ void GradientBuckets::reduce_sparse_ones(double scale) {
   }
 }
 
-void GradientBuckets::give_out(const at::Tensor& used, ReduceReport& report) {
+void GradientBuckets::scatter_to_grads(const at::Tensor& used, ReduceReport& report) {
   double squares = 0;
   const auto count = [&](const at::Tensor& numbers) {
     report.bytes += static_cast<std::int64_t>(numbers.nbytes());

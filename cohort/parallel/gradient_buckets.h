@@ -23,7 +23,7 @@ struct Gradient {
   bool is_sparse = false;  ///< in no bucket
   std::size_t bucket = 0;
   /// Of the bucket's memory, shaped and strided as the parameter; none while that has none. Of a sparse one:
-  /// the sum over ranks, until give_out().
+  /// the sum over ranks, until scatter_to_grads().
   at::Tensor view;
   int expected = 1;             ///< times it comes in a backward: more, or none, where the graph is static
   int missing = 1;              ///< of these, in this backward
@@ -41,7 +41,7 @@ class GradientBuckets {
     std::vector<std::size_t> gradients;
     at::Tensor flat;
     /// Of one gradient, which is reduced in the memory that autograd gave it where that is possible: `flat`
-    /// is that memory, from put() to give_out().
+    /// is that memory, from put() to scatter_to_grads().
     bool in_place = false;
     std::size_t missing = 0;  ///< gradients that are not in it yet
     std::unique_ptr<Reduction> reduction;
@@ -58,7 +58,7 @@ class GradientBuckets {
   /// A backward begins.
   void begin_backward();
   /// Notes that a gradient came, `seconds` after prepare().
-  void note_arrival(std::size_t index, double seconds);
+  void record_ready(std::size_t index, double seconds);
   /// Notes that a backward was reduced.
   void note_backward() { ++backwards_; }
   /// Groups anew after the first backward, and again after kEndMeasured. No gradient may be under way.
@@ -73,7 +73,7 @@ class GradientBuckets {
   void wait_for_all();
   /// Makes what is in the buckets the gradients, but for those that no rank used: 0 in `used`, where it is
   /// defined. Adds up bytes and norm.
-  void give_out(const at::Tensor& used, ReduceReport& report);
+  void scatter_to_grads(const at::Tensor& used, ReduceReport& report);
   std::vector<std::vector<std::string>> names() const;
 
  private:

@@ -15,8 +15,8 @@
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
-#include "cohort/core/own_threads.h"
 #include "cohort/core/random_scope.h"
+#include "cohort/core/thread_settings.h"
 
 namespace cohort::parallel {
 namespace placement_detail {
@@ -96,7 +96,7 @@ std::shared_ptr<core::TaskThread> PlacementWorker::start() const {
   return std::make_shared<core::TaskThread>(core::TaskThread::Options{
       .name = placement_.name,
       .cpus = placement_.cpus,
-      .start = [threads = intra_op_threads_] { core::set_own_threads(threads); },
+      .start = [threads = intra_op_threads_] { core::set_num_threads_this_thread(threads); },
   });
 }
 

@@ -57,7 +57,7 @@ class CallerState {
 ///
 /// A function finds the gradient mode, inference mode, autocast state, core::RandomScope and streams of
 /// whoever gave it, as they were then. A graph that it makes goes back on the thread that calls backward:
-/// parallel/cut.h changes that. Threads: any.
+/// parallel/graph_boundary.h changes that. Threads: any.
 class PlacementWorker : public std::enable_shared_from_this<PlacementWorker> {
  public:
   /// Returns the worker of this placement: one in a process for each name, for as long as anybody has it.

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cohort/core/error.h"
-#include "cohort/parallel/flat.h"
+#include "cohort/parallel/coalesce.h"
 
 namespace cohort::parallel {
 namespace {
@@ -100,7 +100,7 @@ class Compressed : public Reduction {
   std::vector<at::Tensor> sum(const std::vector<at::Tensor>& tensors, comm::Pending& pending) const {
     if (tensors.empty()) return {};
     at::Tensor flat = group_.empty({total_numel(tensors)}, tensors.front().options());
-    const std::vector<at::Tensor> pieces = pieces_of(flat, tensors);
+    const std::vector<at::Tensor> pieces = views_of(flat, tensors);
     for (std::size_t i = 0; i < pieces.size(); ++i) pieces[i].copy_(tensors[i]);
     pending = group_.all_reduce(flat, comm::ReduceOp::SUM, {timeout_});
     return pieces;

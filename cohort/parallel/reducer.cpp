@@ -296,7 +296,7 @@ void Reducer::State::on_gradient(std::size_t index, const variable_list& came) {
 void Reducer::State::take(std::size_t index, std::size_t owners) {
   Gradient& gradient = buckets.gradients[index];
   if (!std::exchange(gradient.has_arrived, true)) {
-    buckets.note_arrival(index, std::chrono::duration<double>(Clock::now() - begin).count());
+    buckets.record_ready(index, std::chrono::duration<double>(Clock::now() - begin).count());
   }
   if (is_counting()) {
     ++gradient.expected;
@@ -373,7 +373,7 @@ void Reducer::State::finalize() {
     buckets.reduce_sparse_ones(scale);
     buckets.wait_for_all();
     used_pending.wait();
-    buckets.give_out(used, report);
+    buckets.scatter_to_grads(used, report);
   }
   if (companion.end) companion.end();
   report.exposed = Clock::now() - start;
@@ -399,13 +399,13 @@ at::Tensor Reducer::State::used_here() const {
 }
 
 void Reducer::State::throw_left_out() const {
-  constexpr int kMost = 10;
+  constexpr int kMax = 10;
   std::string names;
   int count = 0;
   for (const Gradient& gradient : buckets.gradients) {
-    if (!gradient.is_used && count++ < kMost) names += (names.empty() ? "" : ", ") + gradient.name;
+    if (!gradient.is_used && count++ < kMax) names += (names.empty() ? "" : ", ") + gradient.name;
   }
-  if (count > kMost) names += core::concat(" and ", count - kMost, " more");
+  if (count > kMax) names += core::concat(" and ", count - kMax, " more");
   throw UsageError("parallel.reduce",
                    core::concat("backward left ", count, " of ", buckets.gradients.size(),
                                 " parameters without a gradient, so not all were averaged: ", names),

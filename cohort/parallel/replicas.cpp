@@ -14,9 +14,10 @@ using torch::nn::Module;
 constexpr const char* kWhere = "parallel.replicate";
 
 // A module that cannot be cloned, the innermost first: its path and type.
-std::string culprit(const Module& module, const std::string& path) {
+std::string offending_module(const Module& module, const std::string& path) {
   for (const auto& child : module.named_children()) {
-    const std::string found = culprit(*child.value(), path.empty() ? child.key() : path + "." + child.key());
+    const std::string found =
+        offending_module(*child.value(), path.empty() ? child.key() : path + "." + child.key());
     if (!found.empty()) return found;
   }
   try {
@@ -31,7 +32,7 @@ std::shared_ptr<Module> clone(const Module& module) {
   try {
     return module.clone();
   } catch (const c10::Error& error) {
-    const std::string found = culprit(module, "");
+    const std::string found = offending_module(module, "");
     throw UsageError(
         kWhere,
         core::concat("cannot copy ", found.empty() ? module.name() : found, ": ", core::message_of(error)),
@@ -113,9 +114,9 @@ Replicas::Copy Replicas::make_copy() const {
   const auto own = original_->named_parameters(), other = copy.module->named_parameters();
   check_names(own, other, "parameters");
   check_names(original_->named_buffers(), copy.module->named_buffers(), "buffers");
-  copy.stands_for = std::make_shared<StandsFor>();
+  copy.source_of = std::make_shared<StandsFor>();
   for (std::size_t i = 0; i < own.size(); ++i) {
-    copy.stands_for->emplace_back(other[i].value(), own[i].value());
+    copy.source_of->emplace_back(other[i].value(), own[i].value());
   }
   copy.buffers = copy.module->buffers();
   copy.modules = copy.module->modules();
@@ -137,7 +138,7 @@ void Replicas::refresh(std::size_t count) {
 void Replicas::refresh_copy(std::size_t i) {
   Copy& copy = copies_[i];
   const c10::Device device = workers_[i]->device();
-  for (auto& [leaf, original] : *copy.stands_for) {
+  for (auto& [leaf, original] : *copy.source_of) {
     bring(leaf, original, device, true);
     if (leaf.requires_grad() != original.requires_grad()) leaf.set_requires_grad(original.requires_grad());
   }

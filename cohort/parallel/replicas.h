@@ -7,14 +7,14 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/parallel/cut.h"
+#include "cohort/parallel/graph_boundary.h"
 
 /// Copies of one module on several placements: docs/parallel.md, "DataParallel".
 namespace cohort::parallel {
 
 /// A copy of a module for each placement, kept from step to step. Parameters of a copy are leaves of its own:
 /// on the device that the module is on they share its memory, elsewhere refresh() brings the values over.
-/// Gradients reach the module's own parameters, by Part::stands_for.
+/// Gradients reach the module's own parameters, by Part::source_of.
 /// Ownership: shares `original`. Threads: one caller at a time.
 class Replicas {
  public:
@@ -29,7 +29,7 @@ class Replicas {
   const std::shared_ptr<PlacementWorker>& worker(std::size_t i) const { return workers_.at(i); }
   const PartName& name(std::size_t i) const { return names_.at(i); }
   const std::shared_ptr<torch::nn::Module>& module(std::size_t i) const { return copies_.at(i).module; }
-  std::shared_ptr<const StandsFor> stands_for(std::size_t i) const { return copies_.at(i).stands_for; }
+  std::shared_ptr<const StandsFor> source_of(std::size_t i) const { return copies_.at(i).source_of; }
 
   /// Makes the first `count` copies equal to the module: parameters, buffers, training or evaluation. The
   /// first copy's buffers are the module's own, the others' are copies. What is not there yet is made;
@@ -44,7 +44,7 @@ class Replicas {
  private:
   struct Copy {
     std::shared_ptr<torch::nn::Module> module;
-    std::shared_ptr<StandsFor> stands_for;
+    std::shared_ptr<StandsFor> source_of;
     std::vector<at::Tensor> buffers;
     std::vector<std::shared_ptr<torch::nn::Module>> modules;
   };

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "cohort/parallel/flat.h"
+#include "cohort/parallel/coalesce.h"
 
 namespace cohort::parallel {
 namespace {

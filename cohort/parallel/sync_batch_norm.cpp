@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/comm/text.h"
+#include "cohort/comm/text_collectives.h"
 #include "cohort/core/error.h"
 
 namespace cohort::parallel {

@@ -88,7 +88,7 @@ void GroupChannel::wait_for_oldest() {
 
 void GroupChannel::send(Message message, const core::Deadline& deadline) {
   while (under_way_.size() >= static_cast<std::size_t>(capacity_)) wait_for_oldest();
-  UnderWay next;
+  InFlight next;
   for (at::Tensor& tensor : message.tensors) tensor = dense(tensor);
   next.tensors.push_back(header_of(message));
   for (const at::Tensor& tensor : message.tensors) {

@@ -27,7 +27,7 @@ class GroupChannel final : public Channel {
   void flush() override;
 
  private:
-  struct UnderWay {
+  struct InFlight {
     Tensors tensors;
     std::vector<comm::Pending> pending;
   };
@@ -36,7 +36,7 @@ class GroupChannel final : public Channel {
   comm::Group group_;
   int peer_, tag_, capacity_;
   c10::Device device_;
-  std::deque<UnderWay> under_way_;
+  std::deque<InFlight> under_way_;
 };
 
 }  // namespace cohort::pipeline

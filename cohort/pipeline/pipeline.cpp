@@ -17,7 +17,7 @@
 #include "cohort/pipeline/batch.h"
 #include "cohort/pipeline/check.h"
 #include "cohort/pipeline/group_channel.h"
-#include "cohort/pipeline/module_node.h"
+#include "cohort/pipeline/pipeline_function.h"
 #include "cohort/pipeline/run.h"
 
 namespace cohort::pipeline {

@@ -42,21 +42,21 @@ constexpr std::array<std::string_view, 7> kApart{
     "BaddbmmBackward0",     "LinearBackward0", "AddbmmBackward0"};
 
 // Functions that were said to come apart.
-struct Said {
+struct SplittableRegistry {
   std::mutex mutex;
   std::unordered_set<std::type_index> types;  // under mutex
 
-  static Said& get() {
-    static Said said;
+  static SplittableRegistry& get() {
+    static SplittableRegistry said;
     return said;
   }
 };
 
-bool comes_apart(const Node& node) {
+bool is_splittable(const Node& node) {
   const std::string name = node.name();
   if (std::find(kApart.begin(), kApart.end(), name) != kApart.end()) return true;
-  const std::lock_guard lock(Said::get().mutex);
-  return Said::get().types.count(typeid(node)) != 0;
+  const std::lock_guard lock(SplittableRegistry::get().mutex);
+  return SplittableRegistry::get().types.count(typeid(node)) != 0;
 }
 
 bool is_parameter(const Node& node) {
@@ -180,7 +180,7 @@ class Halves {
     };
     for (const Edge& root : roots) add(root);
     for (const Node* node : order_) {
-      if (is_leaf(node) || carrying_.count(node) == 0 || !comes_apart(*node)) continue;
+      if (is_leaf(node) || carrying_.count(node) == 0 || !is_splittable(*node)) continue;
       for (const Edge& edge : node->next_edges()) add(edge);
     }
     Nodes later;
@@ -218,9 +218,9 @@ class Halves {
 
 }  // namespace
 
-void add_apart(std::type_index node) {
-  const std::lock_guard lock(Said::get().mutex);
-  Said::get().types.insert(node);
+void accumulate_deferred(std::type_index node) {
+  const std::lock_guard lock(SplittableRegistry::get().mutex);
+  SplittableRegistry::get().types.insert(node);
 }
 
 void SplitGraph::Roots::add(const Edge& edge, const at::Tensor& gradient) {

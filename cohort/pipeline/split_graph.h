@@ -45,15 +45,15 @@ class SplitGraph {
   Edges weights_;  // what the second pass adds to
 };
 
-void add_apart(std::type_index node);
+void accumulate_deferred(std::type_index node);
 
 /// Says that the backward of an autograd Function computes those gradients only which needs_input_grad() asks
 /// for, so that one of its weight can wait. Without it, all of a Function's gradients come with that of its
 /// input, as they do of LibTorch's operators other than convolutions and products of matrices.
 /// Threads: any.
 template <typename Function>
-void gradients_come_apart() {
-  add_apart(typeid(torch::autograd::CppNode<Function>));
+void register_splittable_backward() {
+  accumulate_deferred(typeid(torch::autograd::CppNode<Function>));
 }
 
 }  // namespace cohort::pipeline

@@ -40,7 +40,7 @@ struct Sleep : torch::autograd::Function<Sleep> {
 
 SleepingLayerImpl::SleepingLayerImpl(SleepTimes times)
     : times_(times), weight_(register_parameter("weight", at::ones({1}))) {
-  gradients_come_apart<Sleep>();
+  register_splittable_backward<Sleep>();
 }
 
 at::Tensor SleepingLayerImpl::forward(const at::Tensor& input) {

@@ -17,8 +17,8 @@
 #include "cohort/core/torch_compat.h"
 #include "cohort/script/gradients.h"
 #include "cohort/script/joint.h"
-#include "cohort/script/recheck.h"
 #include "cohort/script/recorder.h"
+#include "cohort/script/verify.h"
 
 namespace cohort::script {
 namespace {
@@ -54,7 +54,7 @@ class RecordedBackward : public Node {
 // Takes the gradients of results down; returns what the recorded backward of a function begins with.
 // Note [Gradients that do not fit]
 Tensors RecordedBackward::begin(const Tensors& tangents) {
-  Recorded& recorded = *forward.recorded;
+  Trace& recorded = *forward.recorded;
   const std::size_t given = std::hash<std::vector<bool>>()(defined(tangents)) | 1;  // 0: none was recorded
   const std::size_t before = forward.wants->given.exchange(given);
   if (before != 0 && before != given) forward.wants->all = true;
@@ -92,12 +92,12 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
     return found;
   }
   is_recorded_ = true;
-  Recorded& recorded = *forward.recorded;
+  Trace& recorded = *forward.recorded;
   recorded.split = recorded.tape.calls().size();
   recorded.has_backward = true;
   if (is_filled) forward.wants->zeros = true;
   const Tensors starts = begin(tangents);
-  if (forward.recheck != nullptr) forward.recheck->begin_backward();
+  if (forward.verify != nullptr) forward.verify->begin_backward();
   const bool has_zeros = is_filled || defined(starts) != defined(tangents);
   Tensors found;
   try {
@@ -123,10 +123,10 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
                               : recorded.tape.find(recorded.leaves[place - recorded.inputs.size()]));
   }
   recorded.segments = cut_backward(recorded, leaves, forward.gradient_chunk_bytes);
-  if (forward.recheck != nullptr) {
-    forward.variant->compare(forward.recheck->difference_in_backward(starts, gradients),
-                             forward.recheck->is_alone(recorded.tape));
-    if (forward.recheck->takes(starts)) forward.variant->recheck(std::move(recorded));
+  if (forward.verify != nullptr) {
+    forward.variant->compare(forward.verify->difference_in_backward(starts, gradients),
+                             forward.verify->is_alone(recorded.tape));
+    if (forward.verify->takes(starts)) forward.variant->verify(std::move(recorded));
   } else if (!recorded.tangents_overlap || !forward.wants->plain) {
     forward.variant->offer(std::move(recorded));
   }
@@ -137,7 +137,7 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
 }
 
 void RecordedBackward::forget() {
-  forward.recheck.reset();
+  forward.verify.reset();
   forward.recorded.reset();
   forward.variant.reset();
 }

@@ -14,7 +14,7 @@
 /// The nodes of the graph that scripted functions leave: one that records its backward, one that replays it.
 namespace cohort::script {
 
-class Recheck;
+class Verification;
 
 /// How gradients of results are recorded, as far as what came before shows it. Threads: any.
 struct TangentWants {
@@ -27,10 +27,10 @@ struct TangentWants {
 /// A forward that was recorded, and the graph of it.
 struct RecordedForward {
   std::shared_ptr<autograd::DetachedGraph> graph;
-  std::shared_ptr<Recorded> recorded;
+  std::shared_ptr<Trace> recorded;
   std::shared_ptr<Variant> variant;
   std::int64_t gradient_chunk_bytes = 0;
-  std::shared_ptr<Recheck> recheck;  ///< of the program that backward is compared with, or null
+  std::shared_ptr<Verification> verify;  ///< of the program that backward is compared with, or null
   std::shared_ptr<TangentWants> wants;
 };
 

@@ -14,7 +14,7 @@ c10::IValue argument(const TensorPlace& place, const Tensors& values) {
   const auto value = [&](int slot) {
     if (slot == kUndefined) return at::Tensor();
     const at::Tensor& tensor = values[at_slot(slot)];
-    return place.fresh_handle ? another_handle(tensor) : tensor;
+    return place.fresh_handle ? shallow_copy(tensor) : tensor;
   };
   if (place.kind == Kind::kTensor) return value(place.slots.front());
   if (place.kind == Kind::kList) {
@@ -32,7 +32,7 @@ c10::IValue argument(const TensorPlace& place, const Tensors& values) {
 
 }  // namespace
 
-at::Tensor another_handle(const at::Tensor& tensor) {
+at::Tensor shallow_copy(const at::Tensor& tensor) {
   return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
       c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
 }

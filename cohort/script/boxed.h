@@ -7,7 +7,7 @@ namespace cohort::script {
 inline constexpr auto kRandomKey = c10::DispatchKey::CustomRNGKeyId;  ///< core::RandomScope's
 
 /// Returns a tensor of the same memory, sizes and strides, which may be given others.
-at::Tensor another_handle(const at::Tensor& tensor);
+at::Tensor shallow_copy(const at::Tensor& tensor);
 
 /// How kernels are called.
 struct How {

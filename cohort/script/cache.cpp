@@ -13,16 +13,16 @@ namespace {
 
 using core::concat;
 
-constexpr int kMostRecordings = 5;  // state that is made lazily needs three
-constexpr int kMostDoubts = 3;      // differences that random numbers of other threads may explain
-constexpr int kMostChanged = 3;     // recordings beside which other threads change captured tensors
-constexpr int kMostTries = 16;      // a forward without a backward leaves no recording
+constexpr int kMaxRecordings = 5;  // state that is made lazily needs three
+constexpr int kMaxDoubts = 3;      // differences that random numbers of other threads may explain
+constexpr int kMaxChanged = 3;     // recordings beside which other threads change captured tensors
+constexpr int kMaxTries = 16;      // a forward without a backward leaves no recording
 
 const char* const kCapturedChanged =
     "a captured tensor was changed during the call, and by no operator of this thread. Try: verify(false) "
     "where others train the same weights";
 
-std::string difference_of(Recorded& now, const Recorded& before, bool before_is_program = false) {
+std::string difference_of(Trace& now, const Trace& before, bool before_is_program = false) {
   if (std::string found = now.tape.difference(before.tape, before_is_program); !found.empty()) return found;
   const bool same = now.inputs == before.inputs && now.outputs == before.outputs &&
                     now.handles == before.handles && now.split == before.split &&
@@ -89,14 +89,14 @@ bool Variant::holds(const Environment& environment, std::span<const at::Tensor> 
   if (environment_ != environment || !inputs_.holds(inputs) || !modules_.holds()) return false;
   if (is_retired_.load(std::memory_order_acquire)) return false;
   if (state() != State::kReady || is_short()) return true;
-  return (!program_->has_captured() || (program_->captured_hold() && !program_->meets_captured(inputs))) &&
+  return (!program_->has_captured() || (program_->captures_valid() && !program_->meets_captured(inputs))) &&
          (!program_->recorded().tape.needs_input_storages() || inputs_.storages_hold(inputs));
 }
 
 bool Variant::is_dead() const {
   if (is_retired_.load(std::memory_order_acquire)) return true;
   const auto& program = this->program();
-  return program != nullptr && !program->captured_hold();
+  return program != nullptr && !program->captures_valid();
 }
 
 bool Variant::has_module_memory(std::span<const at::Tensor> inputs) const {
@@ -111,16 +111,16 @@ bool Variant::start_recording() {
   const std::lock_guard lock(mutex_);
   if (state() != State::kRecording) return false;
   ++tried_;
-  return tried_ <= kMostTries || std::has_single_bit(static_cast<unsigned>(tried_));
+  return tried_ <= kMaxTries || std::has_single_bit(static_cast<unsigned>(tried_));
 }
 
-void Variant::offer(Recorded recorded) {
+void Variant::offer(Trace recorded) {
   const std::lock_guard lock(mutex_);
   if (state() != State::kRecording) return;
   tried_ = 0;
-  if (options_.verify() && recorded.tape.captured_was_changed() && ++changed_ < kMostChanged) return;
+  if (options_.verify() && recorded.tape.captured_was_changed() && ++changed_ < kMaxChanged) return;
   ++recorded_;
-  if (changed_ == kMostChanged) recorded.tape.refuse(kCapturedChanged);
+  if (changed_ == kMaxChanged) recorded.tape.refuse(kCapturedChanged);
   changed_ = 0;
   if (!recorded.tape.refusal().empty()) {
     reason_ = recorded.tape.refusal();
@@ -138,14 +138,14 @@ void Variant::offer(Recorded recorded) {
       settle(State::kReady);
       return;
     }
-    if (recorded_ >= kMostRecordings) {
+    if (recorded_ >= kMaxRecordings) {
       reason_ = concat("recordings differ: ", difference_);
       last_.reset();
       settle(State::kEager);
       return;
     }
   }
-  last_ = std::make_unique<Recorded>(std::move(recorded));
+  last_ = std::make_unique<Trace>(std::move(recorded));
 }
 
 void Variant::give_up(std::string reason) {
@@ -159,7 +159,7 @@ void Variant::give_up(std::string reason) {
 // A tensor that is another object in each recording, though its memory is the same, was made by no operator:
 // w.data(), as a rule. Nothing shows when `w` gets other memory. A module's is guarded, and so is what the
 // function also uses as it is, or was detached from.
-std::string Variant::difference_of_captured(const Recorded& now, const Recorded& before) const {
+std::string Variant::difference_of_captured(const Trace& now, const Trace& before) const {
   const auto& values = now.tape.values();
   const auto& values_before = before.tape.values();
   std::vector<const Value*> unnamed(now.tape.num_storages());
@@ -179,7 +179,7 @@ std::string Variant::difference_of_captured(const Recorded& now, const Recorded&
   return {};
 }
 
-void Variant::find_same_inputs(const Recorded& now, const Recorded& before) {
+void Variant::find_same_inputs(const Trace& now, const Trace& before) {
   same_inputs_ = std::vector<std::atomic<const void*>>(now.input_places.size());
   for (std::size_t i = 0; i < same_inputs_.size(); ++i) {
     const void* const place = now.input_places[i];
@@ -201,7 +201,7 @@ bool Variant::has_new_input(std::span<const at::Tensor> inputs) const {
 }
 
 // A recording on these inputs had the program's operators.
-void Variant::allow_inputs(const Recorded& recorded) {
+void Variant::allow_inputs(const Trace& recorded) {
   if (!has_same_inputs_.load(std::memory_order_relaxed)) return;
   bool is_left = false;
   for (std::size_t i = 0; i < same_inputs_.size(); ++i) {
@@ -216,36 +216,36 @@ void Variant::allow_inputs(const Recorded& recorded) {
   if (!is_left) has_same_inputs_.store(false, std::memory_order_relaxed);
 }
 
-void Variant::recheck_forward(Recorded& recorded) {
+void Variant::verify_forward(Trace& recorded) {
   const auto& program = this->program();
   if (program == nullptr || !recorded.tape.refusal().empty()) return;
   const std::string found = recorded.tape.difference_so_far(program->recorded().tape);
   found.empty() ? allow_inputs(recorded) : compare(found);
 }
 
-void Variant::begin(Recorded& recorded, std::span<const at::Tensor> inputs) const {
+void Variant::begin(Trace& recorded, std::span<const at::Tensor> inputs) const {
   for (const at::Tensor& input : inputs) {
     recorded.inputs.push_back(recorded.tape.add_input(input));
     recorded.input_places.push_back(place_of(input));
   }
   const std::lock_guard lock(mutex_);
-  const Recorded* const known = program_ != nullptr ? &program_->recorded() : last_.get();
+  const Trace* const known = program_ != nullptr ? &program_->recorded() : last_.get();
   if (known == nullptr) return;
   for (const Value& value : known->tape.values()) {
     if (value.source == Source::kCaptured) recorded.tape.watch(value.tensor);
   }
 }
 
-bool Variant::is_recheck_due(std::span<const at::Tensor> inputs) {
+bool Variant::is_verification_due(std::span<const at::Tensor> inputs) {
   const std::int64_t replay = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
   const std::int64_t call = replay + 2;  // after the two that were recorded
-  const std::int64_t every = options_.recheck_every();
+  const std::int64_t every = options_.verify_every();
   const bool has_new = options_.verify() && has_new_input(inputs);
   return (options_.verify() && (call == 3 || (call & (call - 1)) == 0)) || has_new ||
          (every > 0 && replay % every == 0);
 }
 
-void Variant::recheck(Recorded recorded) {
+void Variant::verify(Trace recorded) {
   const auto& program = this->program();
   if (program == nullptr) return;
   std::string found = recorded.tape.refusal();
@@ -260,21 +260,21 @@ void Variant::recheck(Recorded recorded) {
 void Variant::compare(const std::string& difference, bool is_alone) {
   if (is_alone && difference.empty()) doubts_ = 0;
   if (difference.empty() || state() != State::kReady) return;
-  if (!is_alone && ++doubts_ < kMostDoubts) return;
-  core::log_warning(concat("[script.recheck] a program no longer does what its function does: ", difference,
+  if (!is_alone && ++doubts_ < kMaxDoubts) return;
+  core::log_warning(concat("[script.verify] a program no longer does what its function does: ", difference,
                            is_alone ? ""
                                     : ". The function sets a seed, or other threads draw from its generator "
                                       "(try core::RandomScope) or change its captured tensors (try "
                                       "verify(false))",
                            ". The function runs eagerly from now on"));
-  give_up(concat("a recheck found that ", difference));
+  give_up(concat("a verification found that ", difference));
 }
 
 std::string Variant::explain() const {
   const std::lock_guard lock(mutex_);
   std::string text = concat("  inputs: ", guards(), "\n");
   if (state() == State::kReady) {
-    const Recorded& recorded = program_->recorded();
+    const Trace& recorded = program_->recorded();
     std::size_t captured = 0;
     for (const Value& value : recorded.tape.values()) captured += value.source == Source::kCaptured ? 1 : 0;
     const std::size_t recorded_calls = recorded.tape.calls().size();
@@ -296,7 +296,7 @@ std::string Variant::explain() const {
   } else {
     text += concat("    recording: ", recorded_, " so far",
                    difference_.empty() ? "" : ", which differ: ", difference_, "\n");
-    if (tried_ > kMostTries) {
+    if (tried_ > kMaxTries) {
       text += concat(
           "    of ", tried_, " calls none could be used: no backward followed, or its gradient was an ",
           "expanded one, which others cannot take the place of. Try: at::NoGradGuard around calls that ",
@@ -311,12 +311,12 @@ std::string Variant::explain() const {
 }
 
 Cache::Cache(std::string name, ScriptOptions options) : name_(std::move(name)), options_(std::move(options)) {
-  if (options_.max_programs() < 1 || options_.min_operators() < 0 || options_.recheck_every() < 0 ||
+  if (options_.max_programs() < 1 || options_.min_operators() < 0 || options_.verify_every() < 0 ||
       options_.gradient_chunk_bytes() < 0) {
     throw UsageError(
         "script.script",
         concat("got max_programs ", options_.max_programs(), ", min_operators ", options_.min_operators(),
-               ", recheck_every ", options_.recheck_every(), " and gradient_chunk_bytes ",
+               ", verify_every ", options_.verify_every(), " and gradient_chunk_bytes ",
                options_.gradient_chunk_bytes(), ", expected at least 1, 0, 0 and 0"));
   }
 }

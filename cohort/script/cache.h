@@ -47,20 +47,20 @@ class Variant {
   bool has_module_memory(std::span<const at::Tensor> inputs) const;
   /// Takes a recording that ended: equal to the one before, it becomes the program; else it waits for the
   /// next.
-  void offer(Recorded recorded);
+  void offer(Trace recorded);
   /// Stays eager from now on.
   void give_up(std::string reason);
   /// True when a call of a program is to be recorded and compared with it instead: as ScriptOptions say, and
   /// where an input is the first that is not the tensor of all calls before.
-  bool is_recheck_due(std::span<const at::Tensor> inputs);
+  bool is_verification_due(std::span<const at::Tensor> inputs);
   /// Begins a recording: takes inputs down, and watches what the program or the last recording captured.
-  void begin(Recorded& recorded, std::span<const at::Tensor> inputs) const;
+  void begin(Trace& recorded, std::span<const at::Tensor> inputs) const;
   /// Says that the program must not run any more: the next call records anew.
   void retire() { is_retired_.store(true, std::memory_order_release); }
-  /// Ends the forward of a recheck: gives up where its operators are not the program's.
-  void recheck_forward(Recorded& recorded);
-  /// Ends a recheck: gives up where the recording differs from the program.
-  void recheck(Recorded recorded);
+  /// Ends the forward of a verification: gives up where its operators are not the program's.
+  void verify_forward(Trace& recorded);
+  /// Ends a verification: gives up where the recording differs from the program.
+  void verify(Trace recorded);
   /// Gives up, and says so in the log, if `difference` from the program is not empty. `is_alone`: false where
   /// other threads' random numbers or changes may be the reason; then the third difference in a row counts.
   void compare(const std::string& difference, bool is_alone = true);
@@ -76,10 +76,10 @@ class Variant {
     return program_->recorded().split < static_cast<std::size_t>(options_.min_operators());
   }
   void settle(State state);
-  std::string difference_of_captured(const Recorded& now, const Recorded& before) const;
+  std::string difference_of_captured(const Trace& now, const Trace& before) const;
   bool has_new_input(std::span<const at::Tensor> inputs) const;
-  void find_same_inputs(const Recorded& now, const Recorded& before);
-  void allow_inputs(const Recorded& recorded);
+  void find_same_inputs(const Trace& now, const Trace& before);
+  void allow_inputs(const Trace& recorded);
   void warn_if_unwatched() const;
   std::string guards() const;
 
@@ -100,7 +100,7 @@ class Variant {
   // By input: where it lay in all recorded calls; null where it lay elsewhere in some.
   std::vector<std::atomic<const void*>> same_inputs_;
   std::atomic<bool> has_same_inputs_{false};
-  std::unique_ptr<Recorded> last_;
+  std::unique_ptr<Trace> last_;
   std::shared_ptr<const Program> program_;  // set once, before the state says so: then read without a lock
   std::string difference_;                  // between the last two recordings
   std::string reason_;

@@ -53,7 +53,7 @@ std::string Layout::str() const {
   return core::concat(dtype, " ", c10::IntArrayRef(sizes));
 }
 
-bool Call::makes_blank() const {
+bool Call::is_uninitialized_factory() const {
   return starts_with(*this, "aten::empty") || starts_with(*this, "aten::new_empty");
 }
 
@@ -65,7 +65,7 @@ bool Call::reads_shape_only() const {
 
 bool Call::may_draw() const {
   const auto& arguments = op.schema().arguments();
-  return is_foreign || op.hasTag(at::Tag::nondeterministic_seeded) ||
+  return is_custom_op || op.hasTag(at::Tag::nondeterministic_seeded) ||
          std::any_of(arguments.begin(), arguments.end(),
                      [](const c10::Argument& argument) { return argument.name() == "generator"; });
 }

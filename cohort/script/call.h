@@ -90,7 +90,7 @@ struct TensorPlace {
 /// One operator that was called.
 struct Call {
   explicit Call(const c10::OperatorHandle& called, c10::DispatchKeySet below = {})
-      : op(called), keys(below), is_foreign(!called.operator_name().name.starts_with("aten::")) {}
+      : op(called), keys(below), is_custom_op(!called.operator_name().name.starts_with("aten::")) {}
 
   c10::OperatorHandle op;
   c10::DispatchKeySet keys;            ///< below the recorder; empty: to be found anew
@@ -102,10 +102,10 @@ struct Call {
   bool is_view = false;  ///< results alias the first tensor and nothing is written
   bool grad_mode = false;
   std::array<bool, 2> below_autocast{};  ///< autocast was off, or called it itself: on the CPU, on CUDA
-  bool is_foreign;                       ///< not LibTorch's: its results are checked in each run
+  bool is_custom_op;                     ///< not LibTorch's: its results are checked in each run
 
   /// True if it makes a tensor as it comes, which needs no operator where memory is there.
-  bool makes_blank() const;
+  bool is_uninitialized_factory() const;
   /// True if it looks at sizes and type of its tensors, and not at their elements.
   bool reads_shape_only() const;
   /// True if it draws random numbers, or may: an operator that is not LibTorch's.

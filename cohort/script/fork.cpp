@@ -21,8 +21,8 @@
 #include "cohort/core/cpu.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
-#include "cohort/core/own_threads.h"
 #include "cohort/core/random_scope.h"
+#include "cohort/core/thread_settings.h"
 #include "cohort/core/timeline.h"
 #include "cohort/core/torch_compat.h"
 #include "cohort/core/wait.h"
@@ -196,7 +196,7 @@ class Pool {
   void loop() {
     ::pthread_setname_np(::pthread_self(), "fork");
     core::Timeline::name_thread("fork");
-    core::set_own_threads(1);
+    core::set_num_threads_this_thread(1);
     is_worker = true;
     for (bool go_on = true; go_on;) go_on = take()();
     const std::lock_guard lock(mutex_);
@@ -226,11 +226,11 @@ ForkedPart::ForkedPart(Run run, Tensors inputs, Graph graph)
     : task_(std::make_shared<Task>(std::move(run), std::move(inputs), graph)) {
   if (Tape* const tape = Recording::tape()) {  // operators of other threads are not seen
     const int threads = at::get_num_threads();
-    if (threads != 1) core::set_own_threads(1);
+    if (threads != 1) core::set_num_threads_this_thread(1);
     tape->begin_fork();
     task_->begin();
     tape->end_fork();
-    if (threads != 1) core::set_own_threads(threads);
+    if (threads != 1) core::set_num_threads_this_thread(threads);
     return;
   }
   Pool::instance().submit([task = task_] {

@@ -13,8 +13,8 @@
 #include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/core/error.h"
 #include "cohort/script/backward.h"
-#include "cohort/script/recheck.h"
 #include "cohort/script/recorder.h"
+#include "cohort/script/verify.h"
 
 namespace cohort::script {
 namespace {
@@ -25,7 +25,7 @@ const autograd::DetachedGraph::Words kWords{.where = "script.function",
                                             .as_input = "hand it over as an input"};
 
 // `slot`: of the result with this number.
-Handle handle_of(const Recorded& recorded, const Tensors& inputs, const Tensors& results, std::size_t number,
+Handle handle_of(const Trace& recorded, const Tensors& inputs, const Tensors& results, std::size_t number,
                  int slot) {
   const at::Tensor& result = results[number];
   const auto& values = recorded.tape.values();
@@ -51,7 +51,7 @@ Handle handle_of(const Recorded& recorded, const Tensors& inputs, const Tensors&
   return {Handle::Kind::kDetached};
 }
 
-void find_outputs(Recorded& recorded, const Tensors& inputs, const Tensors& results) {
+void find_outputs(Trace& recorded, const Tensors& inputs, const Tensors& results) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (recorded.inputs[i] >= 0 && recorded.tape.find(inputs[i]) != recorded.inputs[i]) {
       recorded.tape.refuse("an input was given other memory or sizes by no operator (set_data)");
@@ -100,7 +100,7 @@ std::map<const torch::autograd::Node*, std::string> own_nodes_behind(const at::T
 
 // A backward of some results replays with zeros for the gradients of the others. LibTorch's nodes make zeros
 // of zeros. A node of the user's own may not (a penalty, a counter), and eager mode would not run it.
-void refuse_own_nodes_behind_some(Recorded& recorded, const Tensors& results) {
+void refuse_own_nodes_behind_some(Trace& recorded, const Tensors& results) {
   if (results.size() < 2) return;
   std::optional<std::map<const torch::autograd::Node*, std::string>> behind_first;
   for (const at::Tensor& result : results) {
@@ -115,7 +115,7 @@ void refuse_own_nodes_behind_some(Recorded& recorded, const Tensors& results) {
 }
 
 // What autograd would have to know of memory that comes from outside, and a node of ours does not tell it.
-void refuse_effects_under_autograd(Recorded& recorded) {
+void refuse_effects_under_autograd(Trace& recorded) {
   const auto& values = recorded.tape.values();
   std::vector<bool> is_outside(recorded.tape.num_storages());
   for (const Value& value : values) {
@@ -150,7 +150,7 @@ void refuse_effects_under_autograd(Recorded& recorded) {
 // Functions that may not run again (their forward writes to what it may read, or ran under autocast, which
 // has ended when backward runs) are recorded in that way from the beginning, and keep what zeros give, as
 // torch::autograd::Function does.
-bool may_run_again(const Recorded& recorded, const Environment& environment) {
+bool may_run_again(const Trace& recorded, const Environment& environment) {
   if (environment.autocast[0] || environment.autocast[1]) return false;
   return std::ranges::none_of(recorded.tape.values(), [&](const Value& value) {
     return value.source != Source::kMade && recorded.tape.is_written(value.storage);
@@ -158,7 +158,7 @@ bool may_run_again(const Recorded& recorded, const Environment& environment) {
 }
 
 bool needs_rerun(const Program& program) {
-  const Recorded& recorded = program.recorded();
+  const Trace& recorded = program.recorded();
   return recorded.may_run_again &&
          (recorded.tangents_overlap || recorded.tangents.size() > 1 || program.has_met_zeros());
 }
@@ -208,7 +208,7 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
 }
 
 Tensors outputs_of(const Program& program, const Frame& frame) {
-  const Recorded& recorded = program.recorded();
+  const Trace& recorded = program.recorded();
   Tensors results;
   results.reserve(recorded.outputs.size());
   for (std::size_t i = 0; i < recorded.outputs.size(); ++i) {
@@ -253,7 +253,7 @@ std::shared_ptr<Variant> Function::find(std::span<const at::Tensor> inputs) {
 
 Function::Output Function::call(std::span<const at::Tensor> inputs, const std::shared_ptr<Variant>& variant) {
   const auto& program = variant->program();
-  if (program != nullptr && !variant->is_recheck_due(inputs)) {
+  if (program != nullptr && !variant->is_verification_due(inputs)) {
     Rerun rerun;
     if (needs_rerun(*program)) {
       rerun = make_rerun(run_, Tensors(inputs.begin(), inputs.end()), program, variant, wants_);
@@ -268,20 +268,20 @@ Function::Output Function::call(std::span<const at::Tensor> inputs, const std::s
 }
 
 Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& variant,
-                                  const std::shared_ptr<const Program>& rechecked) {
-  const auto recheck = rechecked == nullptr ? nullptr : std::make_shared<Recheck>(rechecked, inputs);
-  const bool is_recheck = recheck != nullptr;
-  auto recorded = std::make_shared<Recorded>();
+                                  const std::shared_ptr<const Program>& verified) {
+  const auto verify = verified == nullptr ? nullptr : std::make_shared<Verification>(verified, inputs);
+  const bool is_verification = verify != nullptr;
+  auto recorded = std::make_shared<Trace>();
   const auto finish = [&] {
     recorded->split = recorded->tape.calls().size();
-    is_recheck ? variant->recheck(std::move(*recorded)) : variant->offer(std::move(*recorded));
+    is_verification ? variant->verify(std::move(*recorded)) : variant->offer(std::move(*recorded));
   };
   Output results;
   const auto compare = [&] {
-    const std::string difference = recheck->difference(results);
+    const std::string difference = verify->difference(results);
     recorded->tape.check_versions();
-    variant->recheck_forward(*recorded);
-    variant->compare(difference, recheck->is_alone(recorded->tape));
+    variant->verify_forward(*recorded);
+    variant->compare(difference, verify->is_alone(recorded->tape));
   };
   variant->begin(*recorded, inputs);
   if (!at::GradMode::is_enabled()) {
@@ -290,7 +290,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
       results = (*run_)(inputs);
     }
     recorded->structure = results.structure;
-    if (is_recheck) compare();
+    if (is_verification) compare();
     find_outputs(*recorded, inputs, results);
     finish();
     return results;
@@ -306,7 +306,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   recorded->structure = results.structure;
   input_proxies.observe(results);
   recorded->views = input_proxies.output_aliases();
-  if (is_recheck) compare();
+  if (is_verification) compare();
   find_outputs(*recorded, input_proxies.tensors(), results);
   refuse_effects_under_autograd(*recorded);
   refuse_own_nodes_behind_some(*recorded, results);
@@ -350,7 +350,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   });
   recorded->may_run_again = may_run_again(*recorded, variant->environment());
   recorded->has_met_zeros = std::shared_ptr<std::atomic<bool>>(wants_, &wants_->zeros);
-  attach_recording({graph, recorded, variant, cache_.options().gradient_chunk_bytes(), recheck, wants_},
+  attach_recording({graph, recorded, variant, cache_.options().gradient_chunk_bytes(), verify, wants_},
                    inputs, results);
   input_proxies.write_back(results);
   return results;
@@ -358,7 +358,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
 
 Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const Program>& program,
                Rerun rerun) {
-  const Recorded& recorded = program->recorded();
+  const Trace& recorded = program->recorded();
   auto frame = program->borrow(inputs);
   program->forward(*frame);
   program->bump_versions(*frame, Part::kForward);

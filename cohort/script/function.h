@@ -41,9 +41,9 @@ class Function {
   const Cache& cache() const { return cache_; }
 
  private:
-  // `rechecked`: the program that the call is to be compared with, or null.
+  // `verified`: the program that the call is to be compared with, or null.
   Output record(const Tensors& inputs, const std::shared_ptr<Variant>& variant,
-                const std::shared_ptr<const Program>& rechecked);
+                const std::shared_ptr<const Program>& verified);
 
   std::shared_ptr<const Run> run_;
   Cache cache_;

@@ -21,13 +21,13 @@ struct ScriptOptions {
   TORCH_ARG(std::int64_t, max_programs) = 8;
   /// A program whose forward has fewer operators is not replayed: the function itself is as fast, and runs.
   TORCH_ARG(std::int64_t, min_operators) = 2;
-  /// Compares the program with the function at calls 3, 4, 8, 16, 32 and so on, as recheck_every does: two
+  /// Compares the program with the function at calls 3, 4, 8, 16, 32 and so on, as verify_every does: two
   /// equal recordings prove that the function repeats, and not that its replay is right.
   TORCH_ARG(bool, verify) = true;
   /// Runs one call in N as the function does and compares it with the program: operators, and bit by bit
   /// results, what is written to, and gradients. Such a call returns what the function does. Where they
   /// differ the log says so and the program ends. 0: never.
-  TORCH_ARG(std::int64_t, recheck_every) = 0;
+  TORCH_ARG(std::int64_t, verify_every) = 0;
   /// Backward hands gradients on, to hooks and to a Reducer that sends them, whenever so many bytes of them
   /// are final; 0: all at its end.
   TORCH_ARG(std::int64_t, gradient_chunk_bytes) = std::int64_t{1} << 20;

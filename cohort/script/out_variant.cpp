@@ -8,7 +8,7 @@
 #include <unordered_map>
 
 #include "cohort/script/boxed.h"
-#include "cohort/script/order.h"
+#include "cohort/script/memory_schedule.h"
 
 namespace cohort::script {
 namespace {
@@ -113,7 +113,7 @@ Trial try_out(const Call& out, int result, int over, const Tensors& values, Allo
   if (over == kUndefined) return Trial::kWrites;
   own[at_slot(over)] = blank(values[at_slot(over)]).copy_(values[at_slot(over)]);
   // Another handle of the same memory, as in a replay.
-  own[at_slot(result)] = another_handle(own[at_slot(over)]);
+  own[at_slot(result)] = shallow_copy(own[at_slot(over)]);
   return writes(out, own, own[at_slot(result)], expected, nullptr) ? Trial::kReplaces : Trial::kWrites;
 }
 

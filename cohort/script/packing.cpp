@@ -62,7 +62,7 @@ std::size_t least_bytes(const std::vector<Lifetime>& pieces) {
 }  // namespace
 
 Packing pack(const std::vector<Lifetime>& pieces) {
-  constexpr std::size_t kMostTries = 400, kMostWork = 4'000'000;  // a try takes time in the square of pieces
+  constexpr std::size_t kMaxTries = 400, kMaxWork = 4'000'000;  // a try takes time in the square of pieces
   Order order(pieces.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
@@ -70,7 +70,7 @@ Packing pack(const std::vector<Lifetime>& pieces) {
   Packing best = pack_in(order, pieces), last = best;
   const std::size_t least = least_bytes(pieces);
   const std::size_t tries =
-      std::min(kMostTries, kMostWork / std::max<std::size_t>(1, pieces.size() * pieces.size()));
+      std::min(kMaxTries, kMaxWork / std::max<std::size_t>(1, pieces.size() * pieces.size()));
   for (std::size_t i = 0; i < tries && best.bytes > least; ++i) {
     std::stable_partition(order.begin(), order.end(), [&](std::size_t piece) {
       return static_cast<std::size_t>(last.offsets[piece]) + aligned(pieces[piece].bytes) == last.bytes;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "cohort/script/order.h"
+#include "cohort/script/memory_schedule.h"
 
 namespace cohort::script {
 namespace {
@@ -25,7 +25,7 @@ at::Tensor view_of(const at::Tensor& base, const Layout& layout, std::int64_t of
   return at::Tensor(std::move(impl));
 }
 
-Plan::Plan(const Recorded& recorded) {
+Plan::Plan(const Trace& recorded) {
   const auto& values = recorded.tape.values();
   fixed.resize(values.size());
   hoisted.resize(values.size());
@@ -49,10 +49,10 @@ Plan::Plan(const Recorded& recorded) {
     }
     plan_lives(recorded, part);
   }
-  drop_last = let_go_behind(recorded.tape, lanes, forward);
+  drop_last = defer_release(recorded.tape, lanes, forward);
 }
 
-void Plan::find_steps(const Recorded& recorded) {
+void Plan::find_steps(const Trace& recorded) {
   const auto& calls = recorded.tape.calls();
   for (std::size_t i = 0; i < calls.size(); ++i) {
     if (i == recorded.split) split = steps.size();
@@ -62,11 +62,11 @@ void Plan::find_steps(const Recorded& recorded) {
   if (recorded.split >= calls.size()) split = steps.size();
 }
 
-bool Plan::add_views(const Recorded& recorded, std::size_t number) {
+bool Plan::add_views(const Trace& recorded, std::size_t number) {
   const auto& values = recorded.tape.values();
   const Call& call = recorded.tape.calls()[number];
   // Where a view of the user's own lies may depend on values.
-  if (!call.is_view || call.is_foreign || call.inputs.empty() || call.inputs.front().slots.size() != 1)
+  if (!call.is_view || call.is_custom_op || call.inputs.empty() || call.inputs.front().slots.size() != 1)
     return false;
   const int base = call.inputs.front().slots.front();
   if (base < 0) return false;
@@ -94,7 +94,7 @@ bool Plan::add_views(const Recorded& recorded, std::size_t number) {
   return true;
 }
 
-void Plan::find_effects(const Recorded& recorded) {
+void Plan::find_effects(const Trace& recorded) {
   const auto& values = recorded.tape.values();
   const auto& calls = recorded.tape.calls();
   std::vector<bool> made_by_forward(values.size()), read(values.size());
@@ -129,7 +129,7 @@ void Plan::find_effects(const Recorded& recorded) {
 }
 
 // By each part, as autograd counts what it changes when it has ended.
-void Plan::find_written(const Recorded& recorded) {
+void Plan::find_written(const Trace& recorded) {
   const auto& values = recorded.tape.values();
   const auto& calls = recorded.tape.calls();
   std::array<std::vector<bool>, 2> storages;  // by part
@@ -147,7 +147,7 @@ void Plan::find_written(const Recorded& recorded) {
   }
 }
 
-std::vector<bool> Plan::kept(Part part, const Recorded& recorded) const {
+std::vector<bool> Plan::kept(Part part, const Trace& recorded) const {
   std::vector<bool> result(recorded.tape.values().size());
   const auto keep = [&](const std::vector<int>& slots) {
     for (const int slot : slots) {
@@ -164,7 +164,7 @@ std::vector<bool> Plan::kept(Part part, const Recorded& recorded) const {
 }
 
 // The last step of a part that uses a value lets it go, but for what is kept.
-void Plan::plan_lives(const Recorded& recorded, Part part) {
+void Plan::plan_lives(const Trace& recorded, Part part) {
   const std::vector<bool> kept = this->kept(part, recorded);
   std::vector<bool> seen(kept.size());
   for (std::size_t i = end(part); i-- > begin(part);) {

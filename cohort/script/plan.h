@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "cohort/script/lanes.h"
-#include "cohort/script/recorded.h"
+#include "cohort/script/parallel_regions.h"
+#include "cohort/script/trace.h"
 
 namespace cohort::script {
 
@@ -22,7 +22,7 @@ enum class Part : std::uint8_t { kForward, kBackward };
 
 /// What is to be run of a tape, in which order, and how long its values live.
 struct Plan {
-  explicit Plan(const Recorded& recorded);
+  explicit Plan(const Trace& recorded);
 
   std::vector<Step> steps;
   std::size_t split = 0;               ///< of steps: where backward begins
@@ -41,14 +41,14 @@ struct Plan {
   std::size_t begin(Part part) const { return part == Part::kForward ? 0 : split; }
   std::size_t end(Part part) const { return part == Part::kForward ? split : steps.size(); }
   /// Which values outlive a part, by slot: what is handed out, and what backward reads of forward's.
-  std::vector<bool> kept(Part part, const Recorded& recorded) const;
+  std::vector<bool> kept(Part part, const Trace& recorded) const;
 
  private:
-  void find_steps(const Recorded& recorded);
-  bool add_views(const Recorded& recorded, std::size_t call);
-  void find_effects(const Recorded& recorded);
-  void find_written(const Recorded& recorded);
-  void plan_lives(const Recorded& recorded, Part part);
+  void find_steps(const Trace& recorded);
+  bool add_views(const Trace& recorded, std::size_t call);
+  void find_effects(const Trace& recorded);
+  void find_written(const Trace& recorded);
+  void plan_lives(const Trace& recorded, Part part);
 };
 
 /// Returns a view of `base` that lies `offset` elements behind where it begins.

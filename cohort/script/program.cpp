@@ -13,12 +13,12 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
-#include "cohort/core/own_threads.h"
+#include "cohort/core/thread_settings.h"
 #include "cohort/script/boxed.h"
 #include "cohort/script/fork.h"
 #include "cohort/script/guard.h"
 #include "cohort/script/recorder.h"
-#include "cohort/script/rehearsal.h"
+#include "cohort/script/warm_up.h"
 
 namespace cohort::script {
 namespace {
@@ -41,7 +41,7 @@ class Modes {
   ModeBits now_ = before_;
 };
 
-// In a rehearsal, all on one thread: as many threads in an operator as there are where it runs later, so that
+// In a warm-up, all on one thread: as many threads in an operator as there are where it runs later, so that
 // numbers are the same to the last bit.
 class AsInLanes {
  public:
@@ -58,7 +58,7 @@ class AsInLanes {
 
  private:
   void set(int threads) {
-    if (threads != now_) core::set_own_threads(now_ = threads);
+    if (threads != now_) core::set_num_threads_this_thread(now_ = threads);
   }
 
   const std::vector<Lane>& lanes_;
@@ -84,7 +84,7 @@ void share_versions(const at::Tensor& view, const at::Tensor& base) {
 
 [[noreturn]] void throw_other_results(const Call& call, const std::string& what) {
   throw UsageError("script.replay", core::concat(call.name(), " returned ", what),
-                   call.is_foreign
+                   call.is_custom_op
                        ? "at::Tag::dynamic_output_shape where the operator is defined, so that it stays eager"
                        : "the plain function for these inputs, and clear()");
 }
@@ -100,7 +100,7 @@ void check_sizes(const Call& call, const at::Tensor& tensor, const Layout& recor
 
 }  // namespace
 
-Program::Program(Recorded recorded) : recorded_(std::move(recorded)), plan_(recorded_) {
+Program::Program(Trace recorded) : recorded_(std::move(recorded)), plan_(recorded_) {
   for (const Part part : {Part::kForward, Part::kBackward}) {
     parts_[static_cast<std::size_t>(part)].plain = plain_stage(recorded_, plan_, part);
   }
@@ -141,7 +141,7 @@ std::size_t Program::num_outs() const {
   return count;
 }
 
-bool Program::captured_hold() const {
+bool Program::captures_valid() const {
   return std::all_of(captured_.begin(), captured_.end(), [](const Captured& each) {
     const c10::TensorImpl& tensor = *each.value->tensor.unsafeGetTensorImpl();
     const c10::StorageImpl* const storage = tensor.unsafe_storage().unsafeGetStorageImpl();
@@ -217,7 +217,7 @@ void Program::give_back(std::unique_ptr<Frame> frame) const {
     return;
   }
   const std::lock_guard lock(mutex_);
-  if (frames_.size() + 1 < kMostIdleFrames) frames_.push_back(std::move(frame));
+  if (frames_.size() + 1 < kMaxIdleFrames) frames_.push_back(std::move(frame));
 }
 
 // Puts the residents of a part into the frame, in an arena that nothing of an earlier run lies in any more.
@@ -385,32 +385,32 @@ void Program::run_lanes(Frame& frame, const Stage& stage, const Staged& staged, 
 }
 
 // Actions [first, last) of the part, and what follows from all of them when they were the last ones.
-void Program::rehearse(Frame& frame, Part part, std::size_t first, std::size_t last, How how) const {
+void Program::warm_up_run(Frame& frame, Part part, std::size_t first, std::size_t last, How how) const {
   const Staged& staged = parts_[static_cast<std::size_t>(part)];
-  Rehearsal& rehearsal = *frame.rehearsal;
+  WarmUp& warm_up = *frame.warm_up;
   {
     Modes modes;
-    const MemoryScope scope(&rehearsal.log());
+    const MemoryScope scope(&warm_up.log());
     AsInLanes threads(staged.plain.lanes);
     for (std::size_t i = first; i < last; ++i) {
       const Action& action = staged.plain.actions[i];
       modes.set(action.modes);
       threads.before(i);
-      rehearsal.before(i);
+      warm_up.before(i);
       run_action(action, frame, frame.stack, how);
       if (action.unboxed != nullptr) check_results(*action.call, frame);
-      rehearsal.after(i, frame.values);
+      warm_up.after(i, frame.values);
       for (const int slot : action.drop) frame.values[at_slot(slot)].reset();
     }
   }
   if (last < staged.plain.actions.size()) {
-    if (last > first) rehearsal.pause(last - 1);
+    if (last > first) warm_up.pause(last - 1);
     return;
   }
   for (const int slot : staged.plain.drop_last) frame.values[at_slot(slot)].reset();
-  staged.arena = std::make_unique<const Stage>(rehearsal.finish());
+  staged.arena = std::make_unique<const Stage>(warm_up.finish());
   staged.ready.store(staged.arena.get(), std::memory_order_release);
-  frame.rehearsal.reset();
+  frame.warm_up.reset();
 }
 
 // Decides how a run of the part goes.
@@ -422,14 +422,14 @@ void Program::begin(Frame& frame, Part part) const {
   } else if (ready != nullptr && staged.is_trusted.load(std::memory_order_relaxed)) {
     prepare(frame, part, *ready);
     frame.stage = ready;
-  } else if (ready == nullptr && !staged.is_rehearsed.exchange(true)) {
+  } else if (ready == nullptr && !staged.is_warmed_up.exchange(true)) {
     frame.stage = nullptr;
-    // Where it does not come to its end, another run is rehearsed.
-    const auto let_go = [&staged](Rehearsal* rehearsal) {
-      if (staged.ready.load(std::memory_order_relaxed) == nullptr) staged.is_rehearsed.store(false);
-      delete rehearsal;
+    // Where it does not come to its end, another run is the warm-up.
+    const auto let_go = [&staged](WarmUp* warm_up) {
+      if (staged.ready.load(std::memory_order_relaxed) == nullptr) staged.is_warmed_up.store(false);
+      delete warm_up;
     };
-    frame.rehearsal = {new Rehearsal(recorded_, plan_, part, staged.plain), let_go};
+    frame.warm_up = {new WarmUp(recorded_, plan_, part, staged.plain), let_go};
   } else {
     frame.stage = &staged.plain;
   }
@@ -451,11 +451,11 @@ void Program::run(Frame& frame, Part part, std::size_t first_call, std::size_t e
     first = static_cast<std::size_t>(place_of(first_call));
     last = static_cast<std::size_t>(place_of(end_call));
   }
-  if (frame.rehearsal != nullptr) {
+  if (frame.warm_up != nullptr) {
     try {
-      rehearse(frame, part, first, last, how);
+      warm_up_run(frame, part, first, last, how);
     } catch (...) {
-      frame.rehearsal.reset();
+      frame.warm_up.reset();
       throw;
     }
   } else if (last - first < stage.actions.size()) {

@@ -16,7 +16,7 @@
 /// A tape made ready to run again: docs/script.md, "Replay".
 namespace cohort::script {
 
-class Rehearsal;
+class WarmUp;
 
 /// Storages, told by address. Asked before every replay: most answers take one look at a table of bits.
 class StorageSet {
@@ -44,25 +44,25 @@ struct Frame {
   c10::intrusive_ptr<Arena> arena;
   std::array<const Stage*, 2> prepared = {};  ///< by part: whose residents `values` holds
   std::size_t num_resident_blocks = 0;
-  bool is_recorded = false;              ///< its operators are, on the thread that borrowed it
-  const Stage* stage = nullptr;          ///< of the part that runs; null: it is rehearsed
-  std::shared_ptr<Rehearsal> rehearsal;  ///< that goes on with the next segment
+  bool is_recorded = false;         ///< its operators are, on the thread that borrowed it
+  const Stage* stage = nullptr;     ///< of the part that runs; null: this run is its warm-up
+  std::shared_ptr<WarmUp> warm_up;  ///< that goes on with the next segment
 };
 
-/// Runs the operators of a tape on what is in a frame, forked parts of forward on other threads (lanes.h).
-/// The first run of a part is a rehearsal: it allocates as eager mode does, and shows how later runs need
-/// not. From then on what does not leave a run lies in its frame's arena, and operators write into tensors
-/// that are there. Views are made without an operator, those of captured tensors once for all runs. Memory:
-/// at most kMostIdleFrames frames are kept between runs, each with its arena. Threads: any number, each with
-/// a frame of its own.
+/// Runs the operators of a tape on what is in a frame, forked parts of forward on other threads
+/// (parallel_regions.h). The first run of a part is a warm-up: it allocates as eager mode does, and shows how
+/// later runs need not. From then on what does not leave a run lies in its frame's arena, and operators write
+/// into tensors that are there. Views are made without an operator, those of captured tensors once for all
+/// runs. Memory: at most kMaxIdleFrames frames are kept between runs, each with its arena. Threads: any
+/// number, each with a frame of its own.
 class Program {
  public:
-  static constexpr std::size_t kMostIdleFrames = 4;
+  static constexpr std::size_t kMaxIdleFrames = 4;
 
-  explicit Program(Recorded recorded);
+  explicit Program(Trace recorded);
   ~Program();
 
-  const Recorded& recorded() const { return recorded_; }
+  const Trace& recorded() const { return recorded_; }
   /// Slots that forward makes and backward reads.
   const std::vector<int>& saved() const { return plan_.saved; }
   /// Whether backward writes to the memory of each saved value.
@@ -72,7 +72,7 @@ class Program {
   /// The last call of backward that reads the slot or a view of it.
   std::size_t last_read_by_backward(int slot) const { return plan_.last_read_by_backward[at_slot(slot)]; }
   std::size_t num_steps() const { return plan_.steps.size(); }
-  /// Bytes of a frame's arena, and operators that write into it, as far as parts have been rehearsed.
+  /// Bytes of a frame's arena, and operators that write into it, as far as parts have been warmed up.
   std::size_t arena_bytes() const;
   std::size_t num_outs() const;
 
@@ -85,7 +85,7 @@ class Program {
   bool has_captured() const { return !captured_.empty(); }
   /// True if every captured tensor is what it was, but for its values: where it lies, its type, sizes,
   /// strides and requires_grad, which set_data(), t_() and the like change.
-  bool captured_hold() const;
+  bool captures_valid() const;
   /// True if an input shares memory with a captured tensor, and did not when it was recorded: which of both
   /// is read after a write is then another question.
   bool meets_captured(std::span<const at::Tensor> inputs) const;
@@ -116,10 +116,10 @@ class Program {
     std::size_t storage_bytes;
     bool requires_grad;
   };
-  // A part as it runs without an arena, and, once it has been rehearsed, with one.
+  // A part as it runs without an arena, and, once it has been warmed up, with one.
   struct Staged {
     Stage plain;
-    mutable std::atomic<bool> is_rehearsed{false};     // or is being
+    mutable std::atomic<bool> is_warmed_up{false};     // or is being
     mutable std::atomic<const Stage*> ready{nullptr};  // in arena
     mutable std::unique_ptr<const Stage> arena;
     mutable std::atomic<bool> is_trusted{true};
@@ -127,7 +127,7 @@ class Program {
 
   void run(Frame& frame, Part part, std::size_t first_call, std::size_t end_call) const;
   void begin(Frame& frame, Part part) const;
-  void rehearse(Frame& frame, Part part, std::size_t first, std::size_t last, How how) const;
+  void warm_up_run(Frame& frame, Part part, std::size_t first, std::size_t last, How how) const;
   void run_stage(Frame& frame, const Stage& stage, const Staged& staged, How how) const;
   void run_lanes(Frame& frame, const Stage& stage, const Staged& staged, How how) const;
   void run_actions(Frame& frame, torch::jit::Stack& stack, std::span<const Action> actions,
@@ -140,7 +140,7 @@ class Program {
   std::unique_ptr<Frame> idle_frame() const;
   std::unique_ptr<Frame> new_frame() const;
 
-  Recorded recorded_;
+  Trace recorded_;
   Plan plan_;
   std::array<Staged, 2> parts_;
   std::vector<Captured> captured_;

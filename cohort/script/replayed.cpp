@@ -70,7 +70,7 @@ void check_watched(const BackwardRun& run, std::size_t first_call) {
 }
 
 // Where the backward begins.
-c10::Device device_of(const Recorded& recorded) {
+c10::Device device_of(const Trace& recorded) {
   for (const int slot : recorded.tangents) {
     if (slot >= 0) return recorded.tape.values()[at_slot(slot)].layout.device;
   }
@@ -80,7 +80,7 @@ c10::Device device_of(const Recorded& recorded) {
 // Runs a segment, and returns the gradients that are final after it.
 Tensors run_segment(BackwardRun& run, std::size_t number) {
   const Program& program = *run.program;
-  const Recorded& recorded = program.recorded();
+  const Trace& recorded = program.recorded();
   const Segment& segment = recorded.segments[number];
   if (run.frame == nullptr) {
     Tensors found;
@@ -180,7 +180,7 @@ at::Tensor ReplayedBackward::tangent(at::Tensor gradient, int slot) const {
 
 Misfit ReplayedBackward::misfit_of(const Tensors& gradients) const {
   if (rerun == nullptr) return Misfit::kNone;
-  const Recorded& recorded = program->recorded();
+  const Trace& recorded = program->recorded();
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const int slot = recorded.tangents[i];
     if (gradients[i].defined() && slot == kUndefined) return Misfit::kWasMissing;
@@ -207,7 +207,7 @@ Tensors at_places(const Tensors& all, const std::vector<std::size_t>& places) {
 Tensors ReplayedBackward::apply(Tensors&& gradients) {
   check_no_graph(kWhat);
   check_unreleased();
-  const Recorded& recorded = program->recorded();
+  const Trace& recorded = program->recorded();
   const bool is_filled = has_implicit_zeros(gradients);
   const Tensors as_given = is_filled ? gradients : Tensors();
   if (is_filled) program->meet_zeros();
@@ -258,7 +258,7 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
 // Returns the gradients of the first segment, and the run for the node behind; or all gradients, in order.
 Tensors ReplayedBackward::begin(std::unique_ptr<BackwardRun> run) {
   if (is_last_) release_variables();
-  const Recorded& recorded = run->program->recorded();
+  const Trace& recorded = run->program->recorded();
   if (is_whole) {
     Tensors all(places.size());
     for (std::size_t number = 0; number < recorded.segments.size(); ++number) {
@@ -316,7 +316,7 @@ at::Tensor with_its_counter(const at::Tensor& tensor, const at::Tensor& counts) 
 
 void attach_replay(std::shared_ptr<const Program> program, std::span<const at::Tensor> inputs,
                    Tensors& results, const Frame& frame, Rerun rerun) {
-  const Recorded& recorded = program->recorded();
+  const Trace& recorded = program->recorded();
   const auto& values = recorded.tape.values();
   std::vector<std::size_t> places;
   const auto edges = edges_to(inputs, recorded.leaves, places);

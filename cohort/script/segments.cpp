@@ -8,7 +8,7 @@ namespace cohort::script {
 namespace {
 
 // Of each storage: the call of backward after which none uses it, as the number of calls before and with it.
-std::vector<std::size_t> last_uses(const Recorded& recorded) {
+std::vector<std::size_t> last_uses(const Trace& recorded) {
   const auto& calls = recorded.tape.calls();
   std::vector<std::size_t> last(recorded.tape.num_storages(), recorded.split);
   for (std::size_t i = recorded.split; i < calls.size(); ++i) {
@@ -25,8 +25,7 @@ std::vector<std::size_t> last_uses(const Recorded& recorded) {
 
 }  // namespace
 
-std::vector<Segment> cut_backward(const Recorded& recorded, const std::vector<int>& leaves,
-                                  std::int64_t bytes) {
+std::vector<Segment> cut_backward(const Trace& recorded, const std::vector<int>& leaves, std::int64_t bytes) {
   const std::size_t end = recorded.tape.calls().size();
   const auto& values = recorded.tape.values();
   const std::vector<std::size_t> last = last_uses(recorded);

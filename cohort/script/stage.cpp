@@ -43,7 +43,7 @@ void change_modes(ModeBits now, ModeBits modes) {
   }
 }
 
-int result_of(const Call& call, const Recorded& recorded, const Plan& plan) {
+int result_of(const Call& call, const Trace& recorded, const Plan& plan) {
   if (call.results.size() != 1 || call.results.front().kind != TensorPlace::Kind::kTensor) return kUndefined;
   const int slot = call.results.front().slots.front();
   const bool is_made = slot >= 0 && !plan.hoisted[at_slot(slot)] &&
@@ -51,7 +51,7 @@ int result_of(const Call& call, const Recorded& recorded, const Plan& plan) {
   return is_made ? slot : kUndefined;
 }
 
-Stage plain_stage(const Recorded& recorded, const Plan& plan, Part part) {
+Stage plain_stage(const Trace& recorded, const Plan& plan, Part part) {
   Stage stage;
   if (part == Part::kForward) {
     stage.lanes = plan.lanes;
@@ -72,7 +72,7 @@ Stage plain_stage(const Recorded& recorded, const Plan& plan, Part part) {
     const Call& call = recorded.tape.calls()[step.call];
     action.call = std::shared_ptr<const Call>(std::shared_ptr<void>(), &call);  // the tape's
     action.modes = modes_of(call);
-    if (!call.is_foreign)
+    if (!call.is_custom_op)
       action.unboxed = unbox(call, result_of(call, recorded, plan));  // else sizes are checked
   }
   return stage;

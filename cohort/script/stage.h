@@ -54,9 +54,9 @@ struct Stage {
 };
 
 /// Returns a part of a plan whose operators allocate for themselves.
-Stage plain_stage(const Recorded& recorded, const Plan& plan, Part part);
+Stage plain_stage(const Trace& recorded, const Plan& plan, Part part);
 
 /// The slot that a call's only new result goes to; kUndefined: there is none, or it stays where it is.
-int result_of(const Call& call, const Recorded& recorded, const Plan& plan);
+int result_of(const Call& call, const Trace& recorded, const Plan& plan);
 
 }  // namespace cohort::script

@@ -9,8 +9,8 @@
 
 #include "cohort/core/error.h"
 #include "cohort/script/backward.h"
-#include "cohort/script/recheck.h"
 #include "cohort/script/recorder.h"
+#include "cohort/script/verify.h"
 
 namespace cohort::script {
 namespace {
@@ -49,21 +49,21 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
   const auto variant = cache_.find(inputs);
   if (variant == nullptr) return run(inputs);
   const auto program = variant->program();
-  const bool is_recheck = program != nullptr && variant->is_recheck_due(inputs);
-  if (program != nullptr && !is_recheck) return replay(inputs, *program);
+  const bool is_verification = program != nullptr && variant->is_verification_due(inputs);
+  if (program != nullptr && !is_verification) return replay(inputs, *program);
   if (variant->has_module_memory(inputs)) return run(inputs);  // a parameter or buffer is an input here
   if (program == nullptr && !variant->start_recording()) return run(inputs);
-  std::optional<Recheck> rechecking;
-  if (is_recheck) rechecking.emplace(program, inputs);
-  Recorded recorded;
+  std::optional<Verification> verifying;
+  if (is_verification) verifying.emplace(program, inputs);
+  Trace recorded;
   variant->begin(recorded, inputs);
   const at::Tensor loss = record(inputs, recorded);
-  if (is_recheck) {
+  if (is_verification) {
     Tensors gradients;
     for (const at::Tensor& leaf : program->recorded().leaves) gradients.push_back(leaf.grad());
-    const std::string difference = rechecking->difference({loss}, gradients);
-    variant->compare(difference, rechecking->is_alone(recorded.tape));
-    variant->recheck(std::move(recorded));
+    const std::string difference = verifying->difference({loss}, gradients);
+    variant->compare(difference, verifying->is_alone(recorded.tape));
+    variant->verify(std::move(recorded));
   } else {
     variant->offer(std::move(recorded));
   }
@@ -71,7 +71,7 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
   return loss;
 }
 
-at::Tensor TrainingStep::record(const Tensors& inputs, Recorded& recorded) {
+at::Tensor TrainingStep::record(const Tensors& inputs, Trace& recorded) {
   for (const at::Tensor& input : inputs) {
     if (input.defined() && input.requires_grad()) recorded.tape.refuse("an input needs a gradient");
   }
@@ -97,7 +97,7 @@ at::Tensor TrainingStep::record(const Tensors& inputs, Recorded& recorded) {
   return loss;
 }
 
-void TrainingStep::find_gradients(Recorded& recorded) {
+void TrainingStep::find_gradients(Trace& recorded) {
   std::unordered_set<const c10::TensorImpl*> known;
   for (const at::Tensor& parameter : parts_.parameters()) {
     known.insert(parameter.unsafeGetTensorImpl());
@@ -124,7 +124,7 @@ void TrainingStep::find_gradients(Recorded& recorded) {
 }
 
 at::Tensor TrainingStep::replay(const Tensors& inputs, const Program& program) {
-  const Recorded& recorded = program.recorded();
+  const Trace& recorded = program.recorded();
   if (std::any_of(recorded.leaves.begin(), recorded.leaves.end(), has_hooks)) return run(inputs);
   parts_.zero_grad();
   auto frame = program.borrow(inputs);

@@ -29,8 +29,8 @@ class TrainingStep {
 
  private:
   at::Tensor run(const Tensors& inputs);
-  at::Tensor record(const Tensors& inputs, Recorded& recorded);
-  void find_gradients(Recorded& recorded);
+  at::Tensor record(const Tensors& inputs, Trace& recorded);
+  void find_gradients(Trace& recorded);
   at::Tensor replay(const Tensors& inputs, const Program& program);
   void update();
 

@@ -289,7 +289,7 @@ int Tape::made(const at::Tensor& tensor, const Call& call) {
   if (!is_new) return slot;
   check_version(tensor, slot);
   Storage& storage = storages_[values_[at_slot(slot)].storage];
-  if (call.makes_blank()) {
+  if (call.is_uninitialized_factory()) {
     storage.unfilled = Unfilled::kAll;
   } else if (is_factory(call) && tensor.storage().data() != nullptr) {
     storage.unfilled = Unfilled::kFactory;

@@ -160,7 +160,7 @@ class Reader {
          const std::string& file)
       : from_(from), restore_(restore), file_(file) {}
 
-  Recorded read() {
+  Trace read() {
     num_values_ = from_.at("values").size();
     const auto written = from_.at("written").get<std::vector<bool>>();
     std::vector<Value> values;
@@ -170,7 +170,7 @@ class Reader {
     }
     std::vector<Call> calls;
     for (const json& each : from_.at("calls")) calls.push_back(call(each));
-    Recorded recorded;
+    Trace recorded;
     std::vector<ForkedCalls> forked = this->forked(calls.size());
     recorded.tape = Tape(std::move(calls), std::move(values), written, std::move(forked));
     recorded.inputs = slots(from_.at("inputs"));
@@ -290,7 +290,7 @@ c10::ScalarType scalar_type_of(const std::string& name) {
   throw DataError("script.load", concat("a tensor has the type '", name, "', which this LibTorch has not"));
 }
 
-json to_json(const Recorded& recorded, const std::function<std::size_t(const at::Tensor&)>& keep) {
+json to_json(const Trace& recorded, const std::function<std::size_t(const at::Tensor&)>& keep) {
   json values = json::array(), calls = json::array(), written = json::array(), forked = json::array();
   for (const Value& value : recorded.tape.values()) values.push_back(value_json(value, keep));
   for (const Call& call : recorded.tape.calls()) calls.push_back(call_json(call));
@@ -302,9 +302,9 @@ json to_json(const Recorded& recorded, const std::function<std::size_t(const at:
           {"written", std::move(written)}, {"calls", std::move(calls)},   {"forked", std::move(forked)}};
 }
 
-Recorded recorded_from_json(const json& from,
-                            const std::function<at::Tensor(std::size_t storage, const Layout&)>& restore,
-                            const std::string& file) {
+Trace recorded_from_json(const json& from,
+                         const std::function<at::Tensor(std::size_t storage, const Layout&)>& restore,
+                         const std::string& file) {
   return Reader(from, restore, file).read();
 }
 

@@ -11,7 +11,7 @@
 #include "cohort/checkpoint/state_dict.h"
 #include "cohort/core/error.h"
 #include "cohort/core/memory.h"
-#include "cohort/core/suggest.h"
+#include "cohort/core/nearest_name.h"
 #include "cohort/data/idx_dataset.h"
 #include "cohort/data/image_folder.h"
 #include "cohort/data/synthetic.h"
@@ -189,7 +189,8 @@ std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
   if (training && reads_parts(config)) options.parts = config.train.accumulate;
   options.rank = share.rank;
   options.world_size = share.world_size;
-  options.uneven = training && config.data.uneven == "pad" ? data::Uneven::kPad : data::Uneven::kKeep;
+  options.uneven =
+      training && config.data.uneven == "pad" ? data::LastBatchPolicy::kPad : data::LastBatchPolicy::kKeep;
   options.workers = static_cast<int>(config.data.workers);
   options.prefetch = static_cast<int>(config.data.prefetch);
   options.shuffle = training && config.data.shuffle;
@@ -335,7 +336,7 @@ std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::
   } else {
     const std::vector<std::string>& names = find_key("schedule.name")->choices;
     throw ConfigError("train.make_schedule", core::concat("unknown schedule \"", schedule.name, "\""),
-                      core::concat("\"", core::nearest(schedule.name, names), "\""));
+                      core::concat("\"", core::least_changed_name(schedule.name, names), "\""));
   }
   return warmup > 0 ? optim::warmup(warmup, schedule.warmup_start, std::move(main)) : main;
 }

@@ -58,14 +58,14 @@ ClassificationTask::ClassificationTask(torch::nn::AnyModule model,
                                        std::shared_ptr<optim::Optimizer> optimizer,
                                        std::shared_ptr<const optim::Schedule> schedule,
                                        ClassificationOptions options)
-    : ClassificationTask(model.ptr(), ModelCall{[model](const at::Tensor& input) mutable {
+    : ClassificationTask(model.ptr(), ModelRunner{[model](const at::Tensor& input) mutable {
                            return model.forward<at::Tensor>(input);
                          }},
                          std::move(optimizer), std::move(schedule), options) {
   any_model_ = model;
 }
 
-ClassificationTask::ClassificationTask(torch::nn::AnyModule model, ModelCall call,
+ClassificationTask::ClassificationTask(torch::nn::AnyModule model, ModelRunner call,
                                        std::shared_ptr<optim::Optimizer> optimizer,
                                        std::shared_ptr<const optim::Schedule> schedule,
                                        ClassificationOptions options)
@@ -73,7 +73,7 @@ ClassificationTask::ClassificationTask(torch::nn::AnyModule model, ModelCall cal
   any_model_ = std::move(model);
 }
 
-ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module, ModelCall call,
+ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module, ModelRunner call,
                                        std::shared_ptr<optim::Optimizer> optimizer,
                                        std::shared_ptr<const optim::Schedule> schedule,
                                        ClassificationOptions options)

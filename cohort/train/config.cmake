@@ -18,7 +18,7 @@ cohort_library(config
     config_tables_run.cpp
     config_tables_train.cpp
     config_values.cpp
-    legacy_keys.cpp
+    flat_keys.cpp
     progress.cpp
     yaml_text.cpp
     sinks/curves.cpp

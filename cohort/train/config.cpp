@@ -7,7 +7,7 @@
 #include "cohort/core/error.h"
 #include "cohort/train/best_metric.h"
 #include "cohort/train/config_reader.h"
-#include "cohort/train/legacy_keys.h"
+#include "cohort/train/flat_keys.h"
 #include "cohort/train/yaml_text.h"
 
 namespace cohort::train {

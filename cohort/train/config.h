@@ -157,7 +157,7 @@ struct RunConfig {
   std::int64_t save_every = 1;  ///< epochs; the first and the last are saved too; 0: the last only
   std::int64_t save_every_steps = 0;
   double save_every_minutes = 0.0;
-  std::int64_t keep = 3;  ///< newest numbered checkpoints kept besides `last` and `best`; 0: all
+  std::int64_t keep = 3;  ///< newest format_list checkpoints kept besides `last` and `best`; 0: all
   std::string best_metric = "val_accuracy";
   std::string best_mode = "auto";  ///< auto (as the name says), max, min
   std::int64_t log_every = 50;     ///< steps

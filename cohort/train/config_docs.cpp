@@ -1,7 +1,7 @@
 // The reference of all keys, as text and as Markdown, from the table.
 #include "cohort/core/error.h"
 #include "cohort/train/config_keys.h"
-#include "cohort/train/legacy_keys.h"
+#include "cohort/train/flat_keys.h"
 
 namespace cohort::train {
 namespace {

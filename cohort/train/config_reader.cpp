@@ -5,8 +5,8 @@
 #include <set>
 
 #include "cohort/core/error.h"
-#include "cohort/core/suggest.h"
-#include "cohort/train/legacy_keys.h"
+#include "cohort/core/nearest_name.h"
+#include "cohort/train/flat_keys.h"
 
 namespace cohort::train {
 namespace {
@@ -24,7 +24,8 @@ std::string suggestion(std::string_view section, std::string_view name) {
     if (key.short_name() == name) return concat("the nearest one, ", key.name);  // right name, wrong section
     if (key.section() == section) names.emplace_back(key.short_name());
   }
-  if (const auto near = core::closest(name, names)) return concat("the nearest one, ", section, ".", *near);
+  if (const auto near = core::nearest_name(name, names))
+    return concat("the nearest one, ", section, ".", *near);
   std::string all;
   for (const std::string& one : names) all += (all.empty() ? "" : ", ") + one;
   return concat("one of the keys of ", section, ": ", all);
@@ -44,7 +45,7 @@ bool is_flat_style(std::string_view name) {
   }
   std::vector<std::string> flat;
   for (const LegacyKey& key : legacy_keys()) flat.emplace_back(key.name);
-  const auto near = core::closest(name, flat);  // in any case
+  const auto near = core::nearest_name(name, flat);  // in any case
   if (is_flat_style(name) || (near && core::edit_distance(name, *near) == 0)) {
     std::string all;
     for (const std::string& key : flat) all += (all.empty() ? "" : ", ") + key;
@@ -54,7 +55,7 @@ bool is_flat_style(std::string_view name) {
   fail(where,
        concat("unknown section '", name,
               "': expected one of model, data, optim, schedule, train, distributed, comm, run"),
-       concat("the nearest one, ", core::nearest(name, config_sections())));
+       concat("the nearest one, ", core::least_changed_name(name, config_sections())));
 }
 
 std::string key_name(const YAML::Node& node, const YamlSource& source) {
@@ -260,7 +261,7 @@ void ConfigReader::read_key(const ConfigKey& key, const std::string& shown, cons
   const std::string rejected = rejected_value(key, config_);
   if (!rejected.empty()) {
     std::string hint;
-    const auto close = node.IsScalar() ? core::closest(node.Scalar(), key.choices) : std::nullopt;
+    const auto close = node.IsScalar() ? core::nearest_name(node.Scalar(), key.choices) : std::nullopt;
     if (close) hint = concat(shown, ": ", *close);
     fail(source.at(node.Mark()), concat(shown, ": got ", rejected, ", expected ", expectation(key)), hint);
   }

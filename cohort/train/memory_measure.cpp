@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "cohort/core/memory_watch.h"
+#include "cohort/core/allocation_profiler.h"
 #include "cohort/models/layers.h"
 #include "cohort/train/memory_model.h"
 
@@ -37,7 +37,7 @@ class Measurement {
     const PlannedModel model(config_, options_);
     MemoryUse& all = plan.places.back().measured;
     all.model = watch_.total().now;
-    const ModelCall call = call_of(model);
+    const ModelRunner call = call_of(model);
     const at::Tensor input = model.input(sizes.batch), target = model.target(sizes.batch);
     all.batch = watch_.total().now - *all.model;
     activations_ = counts();
@@ -81,7 +81,7 @@ class Measurement {
     }
   }
 
-  ModelCall call_of(const PlannedModel& model) {
+  ModelRunner call_of(const PlannedModel& model) {
     if (pipeline_ == nullptr) return make_model_call(config_, model.any, at::kCPU, model.model_input);
     PipelineParts parts = parts_like(*pipeline_, model);
     parts.options.on_action = [this, parts](const pipeline::Action& action) {
@@ -94,7 +94,7 @@ class Measurement {
     return pipeline_call(std::move(parts), at::kCPU);
   }
 
-  void step(const PlannedModel& model, const ModelCall& call, const at::Tensor& input,
+  void step(const PlannedModel& model, const ModelRunner& call, const at::Tensor& input,
             const at::Tensor& target, const StepSizes& sizes) {
     model.optimizer->zero_grad();
     for (std::int64_t begin = 0; begin < sizes.step; begin += sizes.part) {
@@ -118,7 +118,7 @@ class Measurement {
   const std::vector<std::thread::id>& threads_ = placement_threads_.ids();
   std::vector<std::int64_t> before_, activations_, gradients_;
   std::int64_t optimizer_bytes_ = 0;
-  core::MemoryWatch watch_;
+  core::AllocationProfiler watch_;
 };
 
 }  // namespace

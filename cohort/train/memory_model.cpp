@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cohort/core/error.h"
-#include "cohort/parallel/placed.h"
+#include "cohort/parallel/device_mapped.h"
 
 namespace cohort::train {
 
@@ -39,7 +39,7 @@ PlannedModel::PlannedModel(const Config& config, const MemoryOptions& options) :
   }
   model_input = input_field(config, *data);
   any = train::make_model(config, std::int64_t(data->classes().size()), at::kCPU, model_input);
-  if (!options.place.empty()) parallel::place(*any.ptr(), options.place);
+  if (!options.place.empty()) parallel::apply_device_map(*any.ptr(), options.place);
   optimizer = make_optimizer(config.optim, *any.ptr());
 }
 
@@ -75,7 +75,7 @@ at::Tensor PlannedModel::loss(const std::function<at::Tensor(const at::Tensor&)>
   return criterion(logits, target);
 }
 
-void PlannedModel::step(const ModelCall& call, const at::Tensor& input, const at::Tensor& target,
+void PlannedModel::step(const ModelRunner& call, const at::Tensor& input, const at::Tensor& target,
                         const std::function<void()>& after_forward) const {
   if (call.step) {
     const auto scope = autocast();

@@ -50,7 +50,7 @@ class PlannedModel {
                   const at::Tensor& target) const;
   /// Forward, loss and backward, as ClassificationTask has `call` do them; `after_forward` where they do not
   /// overlap.
-  void step(const ModelCall& call, const at::Tensor& input, const at::Tensor& target,
+  void step(const ModelRunner& call, const at::Tensor& input, const at::Tensor& target,
             const std::function<void()>& after_forward = nullptr) const;
 
   data::Field model_input;

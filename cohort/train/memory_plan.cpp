@@ -185,7 +185,7 @@ void plan_places(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& 
 void plan_stages(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes,
                  const PipelineParts& parts, const StepSizes& sizes) {
   const bool in_parts = sizes.part < sizes.step;
-  const auto step = [&](const ModelCall& call, std::int64_t samples) {
+  const auto step = [&](const ModelRunner& call, std::int64_t samples) {
     model.step(call, model.input(samples), model.target(samples));
   };
   const std::vector<StepMemory> memories = probe_pipeline(parts, step, sizes.part, in_parts);
@@ -281,7 +281,7 @@ MemoryPlan plan_memory(const Config& config, const MemoryOptions& given) {
   std::vector<core::Placement> placements;
   std::optional<PipelineParts> pipeline;
   {
-    // Placed layers would be seen on other threads: what is kept is the same without.
+    // DeviceMapped layers would be seen on other threads: what is kept is the same without.
     PlannedModel model(config, {});
     if (plan.strategy == "pipeline") {
       pipeline = pipeline_parts(config, model.any.ptr(), at::kCPU, model.model_input);
@@ -309,7 +309,7 @@ MemoryPlan plan_memory(const Config& config, const MemoryOptions& given) {
   }
   if (options.measure) {
     Config alone = config;
-    const bool is_placed = plan.strategy == "model_parallel";  // by parallel::place() already
+    const bool is_placed = plan.strategy == "model_parallel";  // by parallel::apply_device_map() already
     if (has_ranks(plan.strategy) || is_placed) alone.distributed.strategy = "single";
     measure(plan, alone, options, sizes, placements, pipeline ? &*pipeline : nullptr);
     // The buffers of averages are not there without the other ranks.

@@ -47,8 +47,8 @@ struct MemoryPlan {
 };
 
 struct MemoryOptions {
-  /// Layers that live on placements of their own, as in parallel::place(), besides what model_parallel's
-  /// distributed.place says; the rest is on `cpu`.
+  /// Layers that live on placements of their own, as in parallel::apply_device_map(), besides what
+  /// model_parallel's distributed.place says; the rest is on `cpu`.
   std::map<std::string, core::Placement> place = {};
   /// Runs two steps of the whole batch too, and counts: on CPU placements, without the other ranks.
   bool measure = false;

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <thread>
 
+#include "cohort/core/allocation_profiler.h"
 #include "cohort/core/error.h"
-#include "cohort/core/memory_watch.h"
 #include "cohort/models/observer.h"
 #include "cohort/train/memory_model.h"
 
@@ -13,7 +13,7 @@ namespace cohort::train {
 namespace {
 
 // One sample alone is none to batch norm.
-constexpr std::int64_t kFew = 2;
+constexpr std::int64_t kProbeSamples = 2;
 
 // A part of a step.
 struct Part {
@@ -40,9 +40,9 @@ bool are_alike(const Probe& one, const Probe& other) {
 }
 
 // Through what probes of two batches took.
-class Lines {
+class LinearFit {
  public:
-  Lines(std::int64_t samples_of_few, std::int64_t samples_of_more)
+  LinearFit(std::int64_t samples_of_few, std::int64_t samples_of_more)
       : few_(samples_of_few), more_(samples_of_more) {}
 
   MemoryLine through(std::int64_t few, std::int64_t more) const {
@@ -73,13 +73,14 @@ struct Probes {
   std::int64_t samples_of_few, samples_of_more;
   Probe few, more;
 
-  Lines lines() const { return {samples_of_few, samples_of_more}; }
+  LinearFit lines() const { return {samples_of_few, samples_of_more}; }
 };
 
 // `probe(samples)` of `samples_of(n)`, n in each forward.
 template <typename ProbeOf, typename SamplesOf>
 Probes probe_twice(const ProbeOf& probe, const SamplesOf& samples_of) {
-  const std::int64_t few = samples_of(kFew), more = samples_of(2 * kFew), most = samples_of(4 * kFew);
+  const std::int64_t few = samples_of(kProbeSamples), more = samples_of(2 * kProbeSamples),
+                     most = samples_of(4 * kProbeSamples);
   Probes probes{few, more, probe(few), probe(more)};
   if (are_alike(probes.few, probes.more)) return probes;
   return {more, most, std::move(probes.more), probe(most)};
@@ -89,7 +90,7 @@ Probes probe_twice(const ProbeOf& probe, const SamplesOf& samples_of) {
 Probe run_probe(const torch::nn::Module& module, const std::function<at::Tensor(const at::Tensor&)>& loss_of,
                 const at::Tensor& input) {
   Probe probe;
-  core::MemoryWatch watch;
+  core::AllocationProfiler watch;
   const auto note = [&](const std::string& name) {
     probe.push_back({name, watch.total().now, watch.curve()});
     watch.begin();
@@ -128,10 +129,10 @@ void drop_gradients(const PipelineParts& parts) {
 
 // One step, by action: what `thread` holds, that of the placement that is ahead. Behind it the most that the
 // calling thread holds.
-Probe run_probe(PipelineParts parts, const std::function<void(const ModelCall&)>& step,
+Probe run_probe(PipelineParts parts, const std::function<void(const ModelRunner&)>& step,
                 std::thread::id thread) {
   Probe probe;
-  core::MemoryWatch watch;
+  core::AllocationProfiler watch;
   const int placement = parts.options.ahead, count = int(parts.options.placements.size());
   const std::int64_t before = gradient_bytes(parts, placement);
   const auto caller = std::this_thread::get_id();
@@ -171,9 +172,9 @@ StepMemory probe_step(const torch::nn::Module& module,
     drop_gradients(module.parameters());
     return run_probe(module, loss_of, input_of(samples));
   };
-  probe(kFew);  // what LibTorch makes once
+  probe(kProbeSamples);  // what LibTorch makes once
   Probes probes = probe_twice(probe, [](std::int64_t samples) { return samples; });
-  const Lines lines = probes.lines();
+  const LinearFit lines = probes.lines();
   Probe &few = probes.few, &more = probes.more;
   drop_gradients(module.parameters());
   if (few.size() != more.size()) {
@@ -205,7 +206,7 @@ std::int64_t gradient_bytes(const PipelineParts& parts, int placement) {
 }
 
 std::vector<StepMemory> probe_pipeline(const PipelineParts& given,
-                                       const std::function<void(const ModelCall&, std::int64_t)>& step,
+                                       const std::function<void(const ModelRunner&, std::int64_t)>& step,
                                        std::int64_t samples, bool again) {
   PipelineParts parts = given;
   pipeline::PipelineOptions& options = parts.options;
@@ -224,16 +225,16 @@ std::vector<StepMemory> probe_pipeline(const PipelineParts& given,
   const auto probe = [&](std::int64_t of) {
     if (!again) drop_gradients(parts);
     const auto thread = threads[static_cast<std::size_t>(options.ahead)];
-    return run_probe(parts, [&](const ModelCall& call) { step(call, of); }, thread);
+    return run_probe(parts, [&](const ModelRunner& call) { step(call, of); }, thread);
   };
   std::vector<StepMemory> memories(threads.size() + 1);
   drop_gradients(parts);
   options.ahead = 0;
-  probe(samples_of(kFew));  // what LibTorch makes once, and the gradients of a step before
+  probe(samples_of(kProbeSamples));  // what LibTorch makes once, and the gradients of a step before
   for (std::size_t placement = 0; placement < threads.size(); ++placement) {
     options.ahead = static_cast<int>(placement);
     const Probes probes = probe_twice(probe, samples_of);
-    const Lines lines = probes.lines();
+    const LinearFit lines = probes.lines();
     for (std::size_t i = 0; i + 1 < probes.few.size(); ++i) {
       lines.add_curve(memories[placement].curve, probes.few[i], probes.more[i]);
       memories[placement].held.push_back(lines.through(probes.few[i].held, probes.more[i].held));

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/train/model_call.h"
+#include "cohort/train/model_runner.h"
 
 /// What a step takes in memory at any batch size, from steps of a few samples.
 namespace cohort::train {
@@ -43,7 +43,7 @@ struct StepMemory {
 /// exact where each block is a fixed number of bytes and one per sample, and LibTorch picks the same kernels.
 /// n is 2 and 4, or 4 and 8 where 2 samples took other kernels than 4 (see the source, Note [Two probes of
 /// the same kernels]); where these differ too, only their peaks are drawn out. The module's gradients are
-/// gone afterwards; its buffers, and LibTorch's generator, have moved on. Threads: as MemoryWatch.
+/// gone afterwards; its buffers, and LibTorch's generator, have moved on. Threads: as AllocationProfiler.
 StepMemory probe_step(const torch::nn::Module& module,
                       const std::function<at::Tensor(const at::Tensor& input)>& loss_of,
                       const std::function<at::Tensor(std::int64_t samples)>& input_of);
@@ -55,8 +55,9 @@ StepMemory probe_step(const torch::nn::Module& module,
 /// step whose gradients are added to those of one before, which do not count. For `samples` or numbers that
 /// leave the same rest when cut into micro-batches. GPUs' placements run on the CPU.
 std::vector<StepMemory> probe_pipeline(
-    const PipelineParts& parts, const std::function<void(const ModelCall& call, std::int64_t samples)>& step,
-    std::int64_t samples, bool again);
+    const PipelineParts& parts,
+    const std::function<void(const ModelRunner& call, std::int64_t samples)>& step, std::int64_t samples,
+    bool again);
 
 /// Bytes of the gradients that the parameters of a placement's stages have.
 std::int64_t gradient_bytes(const PipelineParts& parts, int placement);

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "cohort/comm/text.h"
+#include "cohort/comm/text_collectives.h"
 #include "cohort/comm/trace.h"
 #include "cohort/core/timeline.h"
 #include "cohort/train/json_text.h"
@@ -54,9 +54,9 @@ void Ranks::require_same(const std::string& what, const std::string& text) const
   if (size() > 1) comm::require_same(*group_, what, text);
 }
 
-Ranks::Wishes Ranks::agree(const Wishes& mine) {
+Ranks::ControlRequests Ranks::agree(const ControlRequests& mine) {
   if (size() == 1) return mine;
-  Wishes agreed;
+  ControlRequests agreed;
   if (told_.defined()) {
     telling_.wait();
     const std::int64_t* const words = told_.const_data_ptr<std::int64_t>();

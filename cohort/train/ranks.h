@@ -18,7 +18,7 @@ namespace cohort::train {
 class Ranks {
  public:
   /// What a rank would like to happen after a step.
-  struct Wishes {
+  struct ControlRequests {
     int stop_signal = 0;    ///< a signal asked to stop
     bool save_now = false;  ///< a signal asked to save
     bool save_due = false;  ///< enough time has passed since the last checkpoint
@@ -42,7 +42,7 @@ class Ranks {
 
   /// Returns what all ranks are to do now, the same on each: with several ranks what any of them wished at
   /// the call before, so that telling costs no waiting.
-  Wishes agree(const Wishes& mine);
+  ControlRequests agree(const ControlRequests& mine);
 
   /// Sums over ranks, in the order of ranks.
   std::map<std::string, MeterSet::Sum> total(MeterSet& meters) const;

@@ -12,7 +12,7 @@
 #include "cohort/core/log.h"
 #include "cohort/train/config_keys.h"
 #include "cohort/train/config_resume.h"
-#include "cohort/train/job_ranks.h"
+#include "cohort/train/distributed_setup.h"
 #include "cohort/train/run_state.h"
 
 namespace cohort::train {
@@ -119,8 +119,8 @@ bool evaluates_as(Config before, int ranks_before, Config now, int ranks) {
 
 Resumption prepare_resume(Config& config, const Strategy& strategy, const fs::path& folder) {
   if (config.run.resume.empty()) return {};
-  const auto origin =
-      origin_from(on_first_rank(strategy, [&] { return to_text(find_origin(config.run.resume, folder)); }));
+  const auto origin = origin_from(
+      run_on_rank0_and_broadcast(strategy, [&] { return to_text(find_origin(config.run.resume, folder)); }));
   if (!origin) return {};
   const bool is_first = strategy.rank() == 0;
   config.run.resume = origin->checkpoint;  // Trainer takes the same

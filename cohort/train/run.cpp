@@ -11,16 +11,16 @@
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/checkpoint/safetensors.h"
 #include "cohort/comm/desync.h"
-#include "cohort/comm/text.h"
+#include "cohort/comm/text_collectives.h"
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
 #include "cohort/core/log.h"
 #include "cohort/train/build.h"
-#include "cohort/train/checks.h"
 #include "cohort/train/classes.h"
 #include "cohort/train/classification.h"
-#include "cohort/train/job_ranks.h"
+#include "cohort/train/compatibility.h"
+#include "cohort/train/distributed_setup.h"
 #include "cohort/train/profile_callback.h"
 #include "cohort/train/resume.h"
 #include "cohort/train/run_folder.h"
@@ -187,7 +187,7 @@ RunResult run_training(Config config, const std::string& command) {
     for (const std::string& warning : config.warnings) core::log_warning(warning);
   }
   std::optional<RunFolder> folder;  // rank 0's
-  const fs::path path = on_first_rank(*strategy, [&] {
+  const fs::path path = run_on_rank0_and_broadcast(*strategy, [&] {
     folder.emplace(RunFolder::open(config));
     return folder->path().string();
   });

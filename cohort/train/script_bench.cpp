@@ -5,9 +5,9 @@
 #include <cmath>
 #include <utility>
 
+#include "cohort/core/allocation_profiler.h"
 #include "cohort/core/device.h"
 #include "cohort/core/error.h"
-#include "cohort/core/memory_watch.h"
 #include "cohort/train/build.h"
 #include "cohort/train/classification.h"
 
@@ -47,7 +47,7 @@ class Subject {
     task_->eval_step(batch_);
   }
   std::int64_t peak_of_step() {
-    const core::MemoryWatch watch;
+    const core::AllocationProfiler watch;
     train();
     return watch.total().peak;
   }

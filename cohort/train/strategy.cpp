@@ -53,7 +53,7 @@ class DdpStrategy : public Replicated {
       : Replicated(group), options_(std::move(options)) {
     // A run and its repetition end with the same bits. Where the order of a sum hangs on the place in the
     // bucket, as in a ring, buckets must not hang on what was measured, or on when the run was resumed.
-    if (!group.sums_by_rank()) options_.plan = parallel::BucketPlan::kDefinition;
+    if (!group.deterministic_rank_order()) options_.plan = parallel::BucketPlan::kDefinition;
   }
 
   std::string name() const override { return "ddp"; }

@@ -13,7 +13,7 @@
 #include "cohort/core/signals.h"
 #include "cohort/core/timeline.h"
 #include "cohort/train/buffers.h"
-#include "cohort/train/checks.h"
+#include "cohort/train/compatibility.h"
 #include "cohort/train/evaluation.h"
 #include "cohort/train/ranks.h"
 #include "cohort/train/rates.h"
@@ -33,7 +33,7 @@ bool is_due(std::int64_t epoch, std::int64_t every, std::int64_t last) {
   return every > 0 && (epoch == 1 || epoch == last || epoch % every == 0);
 }
 
-std::string numbered(const char* format, std::int64_t number) {
+std::string format_list(const char* format, std::int64_t number) {
   char text[64];
   std::snprintf(text, sizeof text, format, static_cast<long long>(number));
   return text;
@@ -135,7 +135,7 @@ class FitLoop {
                       "--resume auto, which starts afresh when there is none");
     }
     const RunState then = run_of(found->content.state);
-    check_goes_on(task_, then, found->folder, options_, global_batch_size(), ranks_.size());
+    check_resumable(task_, then, found->folder, options_, global_batch_size(), ranks_.size());
     check_same_data(then.data, data_, found->folder);
     const DataOfRun eval_data = state_.eval_data;
     const bool keeps = options_.keep_optimizer_options();
@@ -208,7 +208,7 @@ class FitLoop {
       state_.epoch_seconds += seconds;
       report_step(seconds);
       const Clock::time_point last_save = last_save_;
-      poll_wishes();
+      poll_control_requests();
       save_if_due();
       if (last_save_ != last_save) mark = Clock::now();  // saving is not training time
     }
@@ -366,21 +366,21 @@ class FitLoop {
     core::TimelineScope scope("evaluate");
     strategy_->synchronize_buffers(task_);
     return evaluate_batches(task_, *eval_, options_.max_eval_batches(), ranks_, [&] {
-      poll_wishes();
+      poll_control_requests();
       return stopping_;
     });
   }
 
   /// Does what signals, and the clock, of this rank or another ask for.
-  void poll_wishes() {
-    Ranks::Wishes mine;
+  void poll_control_requests() {
+    Ranks::ControlRequests mine;
     if (signals_) {
       mine.save_now = signals_->take_save_request();
       mine.stop_signal = signals_->stop_signal();
     }
     mine.save_due = ranks_.is_first() && options_.save_every_minutes() > 0 &&
                     seconds_since(last_save_) > 60 * options_.save_every_minutes();
-    const Ranks::Wishes agreed = ranks_.agree(mine);
+    const Ranks::ControlRequests agreed = ranks_.agree(mine);
     if (agreed.save_now) save(false);
     save_due_ = save_due_ || (agreed.save_due && !agreed.save_now);
     if (agreed.stop_signal != 0 && !stopping_) {
@@ -415,7 +415,7 @@ class FitLoop {
     notify([&](Callback& c) { c.on_save(state_.step); });
     const bool between_epochs = state_.loader.samples_consumed == 0;
     const std::string name =
-        between_epochs ? numbered("epoch_%04lld", state_.epoch) : numbered("step_%08lld", state_.step);
+        between_epochs ? format_list("epoch_%04lld", state_.epoch) : format_list("step_%08lld", state_.step);
     result_.last_checkpoint = checkpoints_->save(name, capture(task_, state_), {.is_best = best});
   }
 

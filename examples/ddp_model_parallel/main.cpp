@@ -13,10 +13,10 @@
 #include <exception>
 
 #include "cohort/comm/group.h"
-#include "cohort/comm/text.h"
+#include "cohort/comm/text_collectives.h"
 #include "cohort/launch/spawn.h"
+#include "cohort/parallel/device_mapped.h"
 #include "cohort/parallel/distributed.h"
-#include "cohort/parallel/placed.h"
 
 namespace {
 
@@ -28,7 +28,7 @@ struct ToyModelImpl : torch::nn::Module {
         net2(register_module("net2", torch::nn::Linear(10, 5)), second) {}
   at::Tensor forward(const at::Tensor& x) { return net2.forward(torch::relu(net1.forward(x))); }
 
-  cohort::parallel::Placed<torch::nn::Linear> net1, net2;
+  cohort::parallel::DeviceMapped<torch::nn::Linear> net1, net2;
 };
 TORCH_MODULE(ToyModel);
 

@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <exception>
 
-#include "cohort/parallel/placed.h"
+#include "cohort/parallel/device_mapped.h"
 
 namespace {
 
@@ -24,7 +24,7 @@ torch::nn::EmbeddingBag table() {
       torch::nn::EmbeddingBagOptions(kRows, kWidth).mode(torch::kSum).sparse(true));
 }
 
-// Embedding and Linear are the modules, or their Placed.
+// Embedding and Linear are the modules, or their DeviceMapped.
 template <typename Embedding, typename Linear>
 struct HybridImpl : torch::nn::Module {
   HybridImpl(Embedding embedding, Linear linear) : embedding_(embedding), linear_(linear) {
@@ -39,7 +39,7 @@ struct HybridImpl : torch::nn::Module {
   Linear linear_;
 };
 
-// A holder whose forward is called as Placed's is.
+// A holder whose forward is called as DeviceMapped's is.
 template <typename M>
 struct Plain {
   template <typename... Args>
@@ -73,7 +73,7 @@ double train(Model& model, int steps, bool print) {
 
 int main(int argc, char** argv) {
   try {
-    using cohort::parallel::Placed;
+    using cohort::parallel::DeviceMapped;
     const Placement on_table = Placement::parse(argc > 1 ? argv[1] : "cpu:0/table");
     const Placement on_head = Placement::parse(argc > 2 ? argv[2] : "cpu:0/head");
     const int steps = argc > 3 ? std::atoi(argv[3]) : 100;
@@ -82,7 +82,8 @@ int main(int argc, char** argv) {
     torch::manual_seed(1);
     const torch::nn::EmbeddingBag embedding = table();
     const at::Tensor before = embedding->weight.detach().clone();
-    HybridImpl model(Placed(embedding, on_table), Placed(torch::nn::Linear(kWidth, kClasses), on_head));
+    HybridImpl model(DeviceMapped(embedding, on_table),
+                     DeviceMapped(torch::nn::Linear(kWidth, kClasses), on_head));
     torch::manual_seed(1);
     const torch::nn::EmbeddingBag same_embedding = table();
     HybridImpl one(Plain<torch::nn::EmbeddingBag>{same_embedding},

@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <exception>
 
-#include "cohort/parallel/placed.h"
+#include "cohort/parallel/device_mapped.h"
 
 namespace {
 
@@ -23,7 +23,7 @@ struct ToyModelImpl : torch::nn::Module {
         net2(register_module("net2", torch::nn::Linear(10, 5)), second) {}
   at::Tensor forward(const at::Tensor& x) { return net2.forward(torch::relu(net1.forward(x))); }
 
-  cohort::parallel::Placed<torch::nn::Linear> net1, net2;
+  cohort::parallel::DeviceMapped<torch::nn::Linear> net1, net2;
 };
 TORCH_MODULE(ToyModel);
 

@@ -16,7 +16,7 @@
 #include "cohort/models/layers.h"
 #include "cohort/models/resnet.h"
 #include "cohort/models/stack.h"
-#include "cohort/parallel/placed.h"
+#include "cohort/parallel/device_mapped.h"
 
 namespace {
 
@@ -41,7 +41,7 @@ struct TwoPartsImpl : torch::nn::Module {
         second(register_module("second", part_of(resnet, "layer3.0", "")), on_second) {}
   at::Tensor forward(const at::Tensor& images) { return second.forward(first.forward(images)); }
 
-  cohort::parallel::Placed<Stack> first, second;
+  cohort::parallel::DeviceMapped<Stack> first, second;
 };
 TORCH_MODULE(TwoParts);
 

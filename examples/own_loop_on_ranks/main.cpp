@@ -11,7 +11,7 @@
 #include <exception>
 
 #include "cohort/comm/group.h"
-#include "cohort/comm/text.h"
+#include "cohort/comm/text_collectives.h"
 #include "cohort/data/loader.h"
 #include "cohort/launch/spawn.h"
 #include "cohort/optim/adam.h"
@@ -40,7 +40,7 @@ void train(std::int64_t steps) {
   cohort::data::LoaderOptions options{.global_batch_size = 64, .shuffle = true, .seed = 1};
   options.rank = group.rank();
   options.world_size = group.size();
-  options.uneven = cohort::data::Uneven::kKeep;  // nothing is repeated: shares differ by one sample
+  options.uneven = cohort::data::LastBatchPolicy::kKeep;  // nothing is repeated: shares differ by one sample
   cohort::data::Loader loader(std::make_shared<Sine>(), options);
 
   std::int64_t step = 0;

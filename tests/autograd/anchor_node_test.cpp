@@ -31,7 +31,7 @@ struct Waiting : torch::autograd::Node {
   std::thread::id ran_on;
 };
 
-TEST(CallersNodeTest, GetsTheGradientsOfAllResultsThroughTheAnchor) {
+TEST(AnchorNodeTest, GetsTheGradientsOfAllResultsThroughTheAnchor) {
   const at::Tensor leaf = at::ones({2}).requires_grad_();
   auto node = COHORT_MAKE_NODE(Waiting);
   node->set_next_edges({torch::autograd::impl::gradient_edge(leaf)});
@@ -51,7 +51,7 @@ TEST(CallersNodeTest, GetsTheGradientsOfAllResultsThroughTheAnchor) {
   EXPECT_TRUE(at::equal(leaf.grad(), at::full({2}, 16.0)));
 }
 
-TEST(CarriedTest, ATensorOwnsWhatItCarries) {
+TEST(TensorBoxTest, ATensorOwnsWhatItCarries) {
   auto value = std::make_shared<int>(7);
   at::Tensor tensor = box_in_tensor(std::make_unique<std::shared_ptr<int>>(value));
   EXPECT_EQ(tensor.numel(), 0);

@@ -90,7 +90,7 @@ at::Tensor loss_of(const Tensors& results) {
   return sum;
 }
 
-TEST(GraphPartTest, HooksOfWhatItCapturedDoNotRunInIt) {
+TEST(DetachedGraphTest, HooksOfWhatItCapturedDoNotRunInIt) {
   SharedNet net;
   const at::Tensor x = leaf(2, 4);
   Tensors results;
@@ -107,7 +107,7 @@ TEST(GraphPartTest, HooksOfWhatItCapturedDoNotRunInIt) {
 
 // A late part holds the leaf's gradient up while another part begins and ends, and the caller's own backward
 // needs the hooks.
-TEST(GraphPartTest, ALatePartKeepsNoHookFromAnotherThread) {
+TEST(DetachedGraphTest, ALatePartKeepsNoHookFromAnotherThread) {
   SharedNet net;
   const at::Tensor x = leaf(2, 4);
   std::promise<void> is_within, may_go_on;
@@ -137,7 +137,7 @@ TEST(GraphPartTest, ALatePartKeepsNoHookFromAnotherThread) {
 }
 
 // Threads run parts and whole backwards of one net in an order of chance. Parts change hands, and some fail.
-TEST(GraphPartTest, ThreadsThatShareParametersRunEachHookAsOftenAsTheyShould) {
+TEST(DetachedGraphTest, ThreadsThatShareParametersRunEachHookAsOftenAsTheyShould) {
   constexpr int kThreads = 4, kRounds = 150;
   const auto seed = std::random_device{}();
   SCOPED_TRACE(core::concat("seed ", seed));
@@ -242,7 +242,7 @@ const std::vector<Fn> kFunctions = {
     [](const at::Tensor& x, const at::Tensor& w) { return at::stack({x, w, w.detach(), w * x}); },
 };
 
-TEST(GraphPartTest, GradientsOfWhatItCapturedAreThoseOfAWholeGraph) {
+TEST(DetachedGraphTest, GradientsOfWhatItCapturedAreThoseOfAWholeGraph) {
   for (std::size_t i = 0; i < kFunctions.size(); ++i) {
     SCOPED_TRACE(i);
     const at::Tensor x = leaf(2, 4), w = (leaf(2, 4).detach() + 1).requires_grad_();
@@ -261,7 +261,7 @@ TEST(GraphPartTest, GradientsOfWhatItCapturedAreThoseOfAWholeGraph) {
   }
 }
 
-TEST(GraphPartTest, WithoutEndItsResultsHaveTheWholeGraph) {
+TEST(DetachedGraphTest, WithoutEndItsResultsHaveTheWholeGraph) {
   for (std::size_t i = 0; i < kFunctions.size(); ++i) {
     SCOPED_TRACE(i);
     const at::Tensor x = leaf(2, 4), w = leaf(2, 4), v = leaf(2, 4);
@@ -290,7 +290,7 @@ TEST(GraphPartTest, WithoutEndItsResultsHaveTheWholeGraph) {
   }
 }
 
-TEST(GraphPartTest, AGraphOfItsOwnIsRefusedAndLeftAsItIs) {
+TEST(DetachedGraphTest, AGraphOfItsOwnIsRefusedAndLeftAsItIs) {
   const at::Tensor x = leaf(2, 4), w = leaf(2, 4);
   const at::Tensor captured = w.exp();
   DetachedGraph part({x});
@@ -301,7 +301,7 @@ TEST(GraphPartTest, AGraphOfItsOwnIsRefusedAndLeftAsItIs) {
   EXPECT_TRUE(at::allclose(gradient, x.detach() * captured.detach() + 1));
 }
 
-TEST(GraphPartTest, WithoutEndSecondDerivativesAndOperatorsOfOtherThreadsGoThrough) {
+TEST(DetachedGraphTest, WithoutEndSecondDerivativesAndOperatorsOfOtherThreadsGoThrough) {
   const at::Tensor x = leaf(2, 4);
   const auto second = [&](const at::Tensor& result) {
     const at::Tensor first = torch::autograd::grad({result.sum()}, {x}, {}, true, /*create_graph=*/true)[0];
@@ -315,7 +315,7 @@ TEST(GraphPartTest, WithoutEndSecondDerivativesAndOperatorsOfOtherThreadsGoThrou
 }
 
 // fn puts a tensor aside, and somebody goes back from there: leaf and hooks see that as ever.
-TEST(GraphPartTest, ABackwardFromWhatFnPutAsideReachesTheLeaf) {
+TEST(DetachedGraphTest, ABackwardFromWhatFnPutAsideReachesTheLeaf) {
   SharedNet net;
   const at::Tensor x = leaf(2, 4);
   DetachedGraph part({x}, DetachedGraph::Words(), DetachedGraph::Cut::kCanBeUndone);
@@ -327,7 +327,7 @@ TEST(GraphPartTest, ABackwardFromWhatFnPutAsideReachesTheLeaf) {
 }
 
 // Autocast keeps casts of parameters for the rest of its scope, for parts and for what is outside of them.
-TEST(GraphPartTest, PartsAndTheirCallerShareWhatAutocastKeeps) {
+TEST(DetachedGraphTest, PartsAndTheirCallerShareWhatAutocastKeeps) {
   const at::Tensor x = leaf(2, 4);
   SharedNet net;
   at::autocast::set_autocast_enabled(at::kCPU, true);
@@ -373,7 +373,7 @@ struct PutAside {
   Tensors results;
 };
 
-TEST(GraphPartTest, ATensorThatFnPutAsideLeadsOnToTheGraphOfTheInputs) {
+TEST(DetachedGraphTest, ATensorThatFnPutAsideLeadsOnToTheGraphOfTheInputs) {
   PutAside made(DetachedGraph::Cut::kCanBeUndone);
   const at::Tensor gradient = at::full({2, 3}, 0.5);
   const Tensors of_part = made.part.backward({gradient}, /*keep_graph=*/true);
@@ -386,7 +386,7 @@ TEST(GraphPartTest, ATensorThatFnPutAsideLeadsOnToTheGraphOfTheInputs) {
   EXPECT_EQ(made.hooks, 2);
 }
 
-TEST(GraphPartTest, ABackwardFromATensorThatFnPutAsideThrowsWhereTheCutIsForGood) {
+TEST(DetachedGraphTest, ABackwardFromATensorThatFnPutAsideThrowsWhereTheCutIsForGood) {
   PutAside made(DetachedGraph::Cut::kForGood);
   const at::Tensor gradient = at::full({2, 3}, 0.5);
   COHORT_EXPECT_THROW_WITH(torch::autograd::backward({made.aside}, {gradient}), UsageError,

@@ -62,7 +62,7 @@ at::Tensor gradient(Tensors results, const at::Tensor& x) {
   return x.grad();
 }
 
-TEST(ResultViewsTest, WhoWritesToOneChangesTheGradientOfTheOther) {
+TEST(OutputAliasesTest, WhoWritesToOneChangesTheGradientOfTheOther) {
   for (std::size_t i = 0; i < kShared.size(); ++i) {
     at::Tensor x, y;
     const Tensors plain = results_of(kShared[i], x);
@@ -86,7 +86,7 @@ TEST(ResultViewsTest, WhoWritesToOneChangesTheGradientOfTheOther) {
   }
 }
 
-TEST(ResultViewsTest, ResultsWithNothingInCommonStayAsTheyAre) {
+TEST(OutputAliasesTest, ResultsWithNothingInCommonStayAsTheyAre) {
   at::Tensor x;
   Tensors results = results_of(
       [](const at::Tensor& h) {
@@ -107,7 +107,7 @@ TEST(ResultViewsTest, ResultsWithNothingInCommonStayAsTheyAre) {
   OutputAliases().restore(none);
 }
 
-TEST(ResultViewsTest, ViewsOfOthersStayAsTheyAre) {
+TEST(OutputAliasesTest, ViewsOfOthersStayAsTheyAre) {
   const at::Tensor h = at::ones({2, 2}).requires_grad_() * 2;
   Tensors results{h, h.t()};
   OutputAliases views;
@@ -115,7 +115,7 @@ TEST(ResultViewsTest, ViewsOfOthersStayAsTheyAre) {
   EXPECT_TRUE(needs_gradient(results[1]));
 }
 
-TEST(ResultViewsTest, ARecomputedPartReturnsThem) {
+TEST(OutputAliasesTest, ARecomputedPartReturnsThem) {
   for (const std::size_t i : {0, 1, 2, 3, 4, 8, 9, 10}) {
     const auto& shared = kShared[i];
     std::array<at::Tensor, 2> gradients;
@@ -129,7 +129,7 @@ TEST(ResultViewsTest, ARecomputedPartReturnsThem) {
 }
 
 // A view of what needs no gradient, which is made to need one: its gradient is its own.
-TEST(ResultViewsTest, AViewThatIsALeafIsNotMadeAgain) {
+TEST(OutputAliasesTest, AViewThatIsALeafIsNotMadeAgain) {
   const at::Tensor x = at::ones({2, 2});
   for (const at::Tensor& leaf : {x.view({-1}).requires_grad_(), x.chunk(2)[0].requires_grad_()}) {
     ASSERT_TRUE(leaf.is_view() && leaf.is_leaf());
@@ -149,7 +149,7 @@ TEST(ResultViewsTest, AViewThatIsALeafIsNotMadeAgain) {
 }
 
 // It comes back from a recomputed part, which makes another one when it runs again.
-TEST(ResultViewsTest, ARecomputedPartThatMakesALeafIsRefusedInBackward) {
+TEST(OutputAliasesTest, ARecomputedPartThatMakesALeafIsRefusedInBackward) {
   const at::Tensor x = at::ones({2, 2});
   const Tensors results =
       recompute([](const at::Tensor& in) { return Tensors{in.view({-1}).requires_grad_(), in + 1}; }, x);
@@ -158,7 +158,7 @@ TEST(ResultViewsTest, ARecomputedPartThatMakesALeafIsRefusedInBackward) {
 }
 
 // Such a view says that it requires a gradient.
-TEST(ResultViewsTest, AViewTakenWithoutGradientsHasNone) {
+TEST(OutputAliasesTest, AViewTakenWithoutGradientsHasNone) {
   const at::Tensor x = at::ones({2, 2}).requires_grad_();
   const auto view = [](const at::Tensor& of) {
     const at::NoGradGuard no_grad;

@@ -43,7 +43,9 @@ TEST(ErrorCauseTest, ErrorsOfOursAreWhatTheirTypeSaysWhateverTheirWords) {
 }
 
 TEST(ErrorCauseTest, AnErrorIsThrownAsWhatItStandsFor) {
-  const auto thrown = [](const std::exception& error) { throw_as_ours(error, "comm.group", "all_reduce"); };
+  const auto thrown = [](const std::exception& error) {
+    throw_translated(error, "comm.group", "all_reduce");
+  };
   COHORT_EXPECT_THROW_WITH(thrown(std::runtime_error("Invalid scalar type")), UsageError,
                            "[comm.group] all_reduce: Invalid scalar type");
   COHORT_EXPECT_THROW_WITH(thrown(std::runtime_error("Socket Timeout")), TimeoutError,

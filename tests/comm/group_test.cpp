@@ -194,10 +194,10 @@ TEST(BackendTest, OneThatIsNotInThisBuildSaysWhyAndWhatToDo) {
 }
 
 TEST(BackendTest, AutoIsNcclWhereThereAreAGpuAndNcclShmOnOneHostAndSaysWhy) {
-  const Choice none = choose_backend(false, false, "no GPU", ""),
-               here = choose_backend(false, true, "no GPU", ""),
-               absent = choose_backend(true, true, "one GPU", "no nccl.h"),
-               both = choose_backend(true, true, "one GPU", "");
+  const BackendChoice none = choose_backend(false, false, "no GPU", ""),
+                      here = choose_backend(false, true, "no GPU", ""),
+                      absent = choose_backend(true, true, "one GPU", "no nccl.h"),
+                      both = choose_backend(true, true, "one GPU", "");
   EXPECT_EQ(here.backend, "shm");
   EXPECT_EQ(here.reason, "all ranks are on this host, and tensors on the CPU: no GPU");
   EXPECT_EQ(none.backend, "gloo");

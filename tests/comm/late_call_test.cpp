@@ -39,8 +39,8 @@ TEST(LateCallTest, ACallThatEndedBehindAnotherWritesNothingLater) {
       group.shared_state()->steps = 9;
       at::Tensor first = at::ones({200'000}), second = at::ones({200'000});
       if (group.rank() == 1) {
-        StoreBoard board = board_of(*group.shared_state());
-        core::Gate(board, "failed", 1, 2).arrive();  // so that rank 0's error does not wait for it
+        StoreAdapter kv_store = store_adapter_of(*group.shared_state());
+        core::Gate(kv_store, "failed", 1, 2).arrive();  // so that rank 0's error does not wait for it
         wait_until([&] { return has_called.load(); });
         std::this_thread::sleep_for(milliseconds(100));
       }

@@ -23,7 +23,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kTime(1500);
-constexpr int kMostRequests = 24;  // of a rank that makes a group
+constexpr int kMaxRequests = 24;  // of a rank that makes a group
 
 // What the other one says of making a group with `stopped`, which stops before its request number `at`;
 // nothing where the group is made all the same.
@@ -60,7 +60,7 @@ TEST_P(StoppedMakingTest, AtEachRequestToTheStore) {
   const auto& [backend, stopped] = GetParam();
   std::atomic<int> num_errors{0};
   std::vector<std::thread> threads;
-  for (int at = 0; at < kMostRequests; ++at) {
+  for (int at = 0; at < kMaxRequests; ++at) {
     threads.emplace_back([&, backend = backend, stopped = stopped, at] {
       const std::string text = error_beside(backend, stopped, at);
       if (text.empty()) return;
@@ -71,7 +71,7 @@ TEST_P(StoppedMakingTest, AtEachRequestToTheStore) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_GE(num_errors.load(), 4);
-  EXPECT_LT(num_errors.load(), kMostRequests) << "there may be more requests";
+  EXPECT_LT(num_errors.load(), kMaxRequests) << "there may be more requests";
 }
 
 // As init_process_group() has it: each rank its one connection, and rank 0 the store itself where no agent

@@ -152,8 +152,8 @@ TEST(StoreTest, TheRankThatKeepsTheStoreWaitsSomeSecondsForOneThatDied) {
   };
   std::thread other([&] {
     const Group group = make(1);
-    StoreBoard board = board_of(*group.shared_state());
-    core::Gate(board, "barrier/0", 1, 2).arrive();
+    StoreAdapter kv_store = store_adapter_of(*group.shared_state());
+    core::Gate(kv_store, "barrier/0", 1, 2).arrive();
     while (!is_over.load()) std::this_thread::sleep_for(milliseconds(5));
   });
   const Group group = make(0);
@@ -245,10 +245,10 @@ TEST(StoreTest, ABackendThatFailsWithinACallBreaksTheGroup) {
 
 // Its words may quote another rank's.
 TEST(StoreTest, AnErrorKeepsItsTypeWhateverItSays) {
-  EXPECT_THROW(throw_as_ours(PeerError("shm", "rank 0 gave up: timed out"), "here", "a call"), PeerError);
-  EXPECT_THROW(throw_as_ours(TimeoutError("shm", "closed by peer"), "here", "a call"), TimeoutError);
-  EXPECT_THROW(throw_as_ours(std::runtime_error("timed out"), "here", "a call"), TimeoutError);
-  EXPECT_THROW(throw_as_ours(std::runtime_error("closed by peer"), "here", "a call"), PeerError);
+  EXPECT_THROW(throw_translated(PeerError("shm", "rank 0 gave up: timed out"), "here", "a call"), PeerError);
+  EXPECT_THROW(throw_translated(TimeoutError("shm", "closed by peer"), "here", "a call"), TimeoutError);
+  EXPECT_THROW(throw_translated(std::runtime_error("timed out"), "here", "a call"), TimeoutError);
+  EXPECT_THROW(throw_translated(std::runtime_error("closed by peer"), "here", "a call"), PeerError);
 }
 
 TEST(StoreTest, ASubgroupMayHaveABackendOfItsOwn) {

@@ -9,7 +9,7 @@
 namespace cohort::comm {
 namespace {
 
-constexpr Caller kWho{"ours", "gather"};
+constexpr CallSite kWho{"ours", "gather"};
 
 TEST(TensorsTest, WhatMemoryCannotBeIsRefusedNamingBackendAndCall) {
   COHORT_EXPECT_THROW_WITH(check_tensor(kWho, at::ones({2}, at::kMeta)), c10::Error,
@@ -52,7 +52,7 @@ TEST(TensorsTest, TensorsThatDoNotGoTogetherAreRefused) {
 
 TEST(TensorsTest, WhatThereIsNoCodeForIsRefusedByOperationAndType) {
   const auto of = [](at::ScalarType dtype, c10d::ReduceOp op) {
-    return numbers_of(kWho, at::empty({5}, dtype), op);
+    return reduction_type_of(kWho, at::empty({5}, dtype), op);
   };
   COHORT_EXPECT_THROW_WITH(of(at::kFloat, c10d::ReduceOp::BAND), c10::Error,
                            "Backend ours: gather does not support BAND of Float");
@@ -63,10 +63,10 @@ TEST(TensorsTest, WhatThereIsNoCodeForIsRefusedByOperationAndType) {
   COHORT_EXPECT_THROW_WITH(of(at::kFloat8_e4m3fn, c10d::ReduceOp::SUM), c10::Error, "SUM of Float8_e4m3fn");
   COHORT_EXPECT_THROW_WITH(of(at::kFloat, c10d::ReduceOp::UNUSED), c10::Error,
                            "does not support reduce operation");
-  const Numbers sum = of(at::kComplexDouble, c10d::ReduceOp::SUM);
+  const ReductionType sum = of(at::kComplexDouble, c10d::ReduceOp::SUM);
   EXPECT_TRUE(sum.dtype == Dtype::kDouble && sum.op == Op::kSum);
   EXPECT_EQ(sum.numel(at::empty({5})), 10U);
-  const Numbers product = of(at::kComplexDouble, c10d::ReduceOp::PRODUCT);
+  const ReductionType product = of(at::kComplexDouble, c10d::ReduceOp::PRODUCT);
   EXPECT_TRUE(product.dtype == Dtype::kComplexDouble && product.op == Op::kProduct);
   EXPECT_EQ(product.numel(at::empty({5})), 5U);
 }
@@ -81,7 +81,7 @@ TEST(TensorsTest, AFactorScalesInPlaceOrACopy) {
   EXPECT_TRUE(tensor.eq(2).all().item<bool>());
   scale(kWho, tensor, c10d::makePreMulSum<at::Tensor>(at::full({1}, 3.0, at::kDouble)));
   EXPECT_TRUE(tensor.eq(6).all().item<bool>());
-  EXPECT_EQ(numbers_of(kWho, tensor, twice).op, Op::kSum);
+  EXPECT_EQ(reduction_type_of(kWho, tensor, twice).op, Op::kSum);
   c10d::ReduceOp bare;
   bare.op_ = c10d::ReduceOp::PREMUL_SUM;
   COHORT_EXPECT_THROW_WITH(scale(kWho, tensor, bare), c10::Error, "PREMUL_SUM without a factor");

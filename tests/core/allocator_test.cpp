@@ -11,9 +11,9 @@
 #include <optional>
 #include <thread>
 
+#include "cohort/core/allocation_profiler.h"
 #include "cohort/core/error.h"
 #include "cohort/core/live_bytes.h"
-#include "cohort/core/memory_watch.h"
 #include "tests/support/environment.h"
 #include "tests/support/throws.h"
 
@@ -94,7 +94,7 @@ TEST(AllocatorTest, TensorsOfThePoolAreCountedAsOthersAre) {
     const at::Tensor large = at::empty({1 << 20}), small = at::empty({100});
     EXPECT_EQ(live.now(), (4 << 20) + 400);
   }
-  const MemoryWatch watch;
+  const AllocationProfiler watch;
   const at::Tensor large = at::empty({1 << 20});
   before.reset();  // of the allocator that was there before
   EXPECT_EQ(watch.total().now, 4 << 20);

@@ -152,16 +152,16 @@ TEST(RandomScopeTest, KeysAreDrawnFromWhateverTheThreadDrawsFrom) {
 
 TEST(RandomScopeTest, WhatStandsForTheGlobalGeneratorDoesSoInScopesWithin) {
   const at::Generator global = at::detail::getDefaultCPUGenerator();
-  const auto stand_in = [] { return at::make_generator<at::CPUGeneratorImpl>(5); };
+  const auto substitute = [] { return at::make_generator<at::CPUGeneratorImpl>(5); };
   const auto draw = [&](at::Generator scope) {
-    const RandomScope outer(std::move(scope), stand_in());
+    const RandomScope outer(std::move(scope), substitute());
     at::Tensor found = at::empty({4}).uniform_(0, 1, global);
     const RandomScope inner{at::Generator()};
     const auto key = static_cast<double>(RandomKey::draw().seed % 1000);
     return at::stack({found, at::empty({4}).uniform_(0, 1, global), at::rand({4}), at::full({4}, key)});
   };
   at::manual_seed(1);
-  const at::Tensor first = draw({}), second = draw(stand_in());
+  const at::Tensor first = draw({}), second = draw(substitute());
   EXPECT_TRUE(at::equal(first, second));
   at::manual_seed(1);
   const at::Tensor untouched = at::rand({4});

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <fstream>
 
+#include "cohort/data/dataset_tools.h"
 #include "cohort/data/idx.h"
 #include "cohort/data/tar_reader.h"
-#include "cohort/data/tools.h"
 #include "tests/support/file_with_hole.h"
 #include "tests/support/temp_dir.h"
 
@@ -68,7 +68,7 @@ TEST(LargeFilesTest, ATarIsUnpacked) {
   const std::uint64_t size = test::large_size() + 1024;
   write_tar(dir / "large.tar", size);
   const fs::path out = dir / "out";
-  const MadeFolder made = unpack_tar((dir / "large.tar").string(), out.string(), {});
+  const GeneratedFolder made = unpack_tar((dir / "large.tar").string(), out.string(), {});
   EXPECT_EQ(made.files, 2);
   EXPECT_EQ(made.bytes, static_cast<std::int64_t>(size) + 5);
   EXPECT_EQ(fs::file_size(out / "cat/1.jpg"), size);

@@ -67,7 +67,7 @@ TEST(LoaderPartsTest, RandomLoadersHandOutTheSameBatchesInPartsAndWhole) {
     if (draw(0, 1) == 1) options.global_batch_size = draw(world, 30);
     options.shuffle = draw(0, 1) == 1;
     options.drop_last = draw(0, 3) == 0;
-    options.uneven = draw(0, 1) == 1 ? Uneven::kKeep : Uneven::kPad;
+    options.uneven = draw(0, 1) == 1 ? LastBatchPolicy::kKeep : LastBatchPolicy::kPad;
     options.workers = static_cast<int>(draw(0, 2));
     options.prefetch = static_cast<int>(draw(1, 4));
     options.world_size = world;
@@ -114,7 +114,7 @@ TEST(LoaderPartsTest, MemoryIsThatOfParts) {
       EXPECT_EQ(batch->input().storage().nbytes(), 4 * 2 * sizeof(float));
     } while (batch->advance());
   }
-  EXPECT_LE(loader.counters().slab_allocations, 3);
+  EXPECT_LE(loader.counters().buffer_allocations, 3);
   EXPECT_EQ(loader.counters().samples, 64);
 }
 

@@ -152,7 +152,8 @@ TEST(LoaderTest, EpochsFollowOneAnotherOnEachRank) {
   // Nine samples over two ranks: one of them ends its epoch with an empty share.
   std::vector<Taken> ranks(2);
   for (std::int64_t rank = 0; rank < 2; ++rank) {
-    Loader loader(rows(9), {.batch_size = 2, .rank = rank, .world_size = 2, .uneven = Uneven::kKeep});
+    Loader loader(rows(9),
+                  {.batch_size = 2, .rank = rank, .world_size = 2, .uneven = LastBatchPolicy::kKeep});
     for (int epoch = 0; epoch < 2; ++epoch) take(loader, ranks[static_cast<std::size_t>(rank)]);
   }
   EXPECT_EQ(ranks[0].sizes, (std::vector<std::int64_t>{2, 2, 1, 2, 2, 1}));
@@ -214,8 +215,8 @@ TEST(LoaderTest, RanksTogetherReadTheGlobalBatch) {
 TEST(LoaderTest, KeepReadsEverySampleOnceOverUnevenRanks) {
   std::vector<std::int64_t> seen;
   for (std::int64_t rank = 0; rank < 3; ++rank) {
-    const Taken taken =
-        take_epoch(rows(10), {.batch_size = 3, .rank = rank, .world_size = 3, .uneven = Uneven::kKeep});
+    const Taken taken = take_epoch(
+        rows(10), {.batch_size = 3, .rank = rank, .world_size = 3, .uneven = LastBatchPolicy::kKeep});
     seen.insert(seen.end(), taken.targets.begin(), taken.targets.end());
   }
   std::ranges::sort(seen);
@@ -277,14 +278,14 @@ TEST(LoaderTest, ReusesItsSlabs) {
     Loader loader(rows(1000), {.batch_size = 10, .workers = workers, .prefetch = 3});
     std::optional<Batch> batch;
     for (int i = 0; i < 2; ++i) batch = loader.next();
-    const std::int64_t after_second = loader.counters().slab_allocations;
+    const std::int64_t after_second = loader.counters().buffer_allocations;
     EXPECT_LE(after_second, workers == 0 ? 2 : 5);
     for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
       while ((batch = loader.next())) {
       }
       loader.set_epoch(epoch);
     }
-    EXPECT_EQ(loader.counters().slab_allocations, after_second);
+    EXPECT_EQ(loader.counters().buffer_allocations, after_second);
     EXPECT_EQ(loader.counters().batches, 2 + 98 + 100 + 100);
   }
 }

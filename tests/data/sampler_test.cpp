@@ -52,8 +52,9 @@ TEST(SamplerTest, OrdersEqualThoseOfPython) {
     if (g.name == "random") {
       order = RandomSampler(g.size, g.seed).order(g.epoch);
     } else {
-      const DistributedSampler sampler(
-          g.size, {g.world, g.shuffle != 0, g.seed, g.drop_last != 0 ? Uneven::kDrop : Uneven::kPad});
+      const DistributedSampler sampler(g.size,
+                                       {g.world, g.shuffle != 0, g.seed,
+                                        g.drop_last != 0 ? LastBatchPolicy::kDrop : LastBatchPolicy::kPad});
       order = sampler.share(g.epoch, g.rank);
       EXPECT_EQ(sampler.size(), g.count * g.world);
     }
@@ -72,7 +73,7 @@ TEST(SamplerTest, OneRankReadsWhatARandomSamplerSays) {
 }
 
 TEST(SamplerTest, KeepNeitherRepeatsNorDrops) {
-  const DistributedSampler sampler(10, {.world_size = 4, .shuffle = false, .uneven = Uneven::kKeep});
+  const DistributedSampler sampler(10, {.world_size = 4, .shuffle = false, .uneven = LastBatchPolicy::kKeep});
   EXPECT_EQ(sampler.share(0, 1), (std::vector<std::int64_t>{1, 5, 9}));
   EXPECT_EQ(sampler.share(0, 3), (std::vector<std::int64_t>{3, 7}));
 }

@@ -15,8 +15,8 @@
 #include "cohort/bench/profile.h"
 #include "cohort/bench/timeit.h"
 #include "cohort/parallel/data_parallel.h"
+#include "cohort/parallel/device_mapped.h"
 #include "cohort/parallel/distributed.h"
-#include "cohort/parallel/placed.h"
 #include "cohort/pipeline/balance.h"
 #include "gpu_test.h"
 #include "tests/pipeline/nets.h"
@@ -59,7 +59,7 @@ struct ToyImpl : nn::Module {
       : net1(register_module("net1", nn::Linear(64, 4096)), Placement::parse(first)),
         net2(register_module("net2", nn::Linear(4096, 8)), Placement::parse(second)) {}
   at::Tensor forward(const at::Tensor& x) { return net2.forward(at::relu(net1.forward(x))); }
-  parallel::Placed<nn::Linear> net1, net2;
+  parallel::DeviceMapped<nn::Linear> net1, net2;
 };
 TORCH_MODULE(Toy);
 

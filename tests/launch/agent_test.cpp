@@ -1,4 +1,4 @@
-// Agents with ranks that are shell scripts; several nodes are threads that share a board.
+// Agents with ranks that are shell scripts; several nodes are threads that share a store.
 #include "cohort/launch/agent.h"
 
 #include <fcntl.h>
@@ -20,7 +20,7 @@
 #include "cohort/core/wait.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/environment.h"
-#include "tests/support/map_board.h"
+#include "tests/support/map_store.h"
 #include "tests/support/messages.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
@@ -48,8 +48,8 @@ class AgentTest : public testing::Test {
     return result;
   }
 
-  TeamPlace place(int world_size) const {
-    TeamPlace result;
+  WorkerGroupSpec place(int world_size) const {
+    WorkerGroupSpec result;
     result.world_size = world_size;
     result.master_addr = "127.0.0.1";
     result.master_port = 29501;
@@ -66,9 +66,9 @@ class AgentTest : public testing::Test {
     testing::internal::CaptureStderr();
     std::thread actor;
     {
-      SignalInbox signals(options.signals_to_handle, {SIGUSR1, SIGUSR2, SIGTSTP});
+      SignalQueue signals(options.signals_to_handle, {SIGUSR1, SIGUSR2, SIGTSTP});
       LogFolder folder(options);
-      Guard guard;
+      OrphanWatchdog watchdog;
       if (meanwhile) {
         actor = std::thread([&] {
           if (!wait_for_file("ready")) return;
@@ -76,7 +76,7 @@ class AgentTest : public testing::Test {
         });
       }
       outcome.status = Agent(options, place(options.nproc_per_node),
-                             {.folder = folder, .guard = guard, .signals = signals})
+                             {.folder = folder, .watchdog = watchdog, .signals = signals})
                            .run();
     }
     if (actor.joinable()) actor.join();
@@ -301,10 +301,11 @@ TEST_F(AgentTest, AStderrThatNobodyReadsDoesNotHoldUpTheEnd) {
   ASSERT_GE(agent, 0);
   if (agent == 0) {
     ::dup2(pipe.write.get(), STDERR_FILENO);
-    SignalInbox signals(with.signals_to_handle, {});
+    SignalQueue signals(with.signals_to_handle, {});
     LogFolder folder(with);
-    Guard guard;
-    const int status = Agent(with, place(2), {.folder = folder, .guard = guard, .signals = signals}).run();
+    OrphanWatchdog watchdog;
+    const int status =
+        Agent(with, place(2), {.folder = folder, .watchdog = watchdog, .signals = signals}).run();
     ::_exit(status);
   }
   EXPECT_TRUE(wait_for_file("ended")) << "the other rank is ended";
@@ -330,7 +331,7 @@ TEST_F(AgentTest, NoTemporaryFolderIsLeft) {
 // An agent per node, in a process of its own: signals belong to a process.
 class NodesTest : public AgentTest {
  protected:
-  // What `nnodes` agents on one board came to, in threads: without signal handlers of their own.
+  // What `nnodes` agents on one store came to, in threads: without signal handlers of their own.
   std::vector<int> run_nodes(const std::string& script, int nnodes, int restarts = 0) {
     std::vector<int> statuses(static_cast<std::size_t>(nnodes), -1);
     std::vector<RunOptions> all;
@@ -349,40 +350,42 @@ class NodesTest : public AgentTest {
     }
     core::set_log_sink([&](core::LogLevel, std::string_view line) { log += std::string(line) + "\n"; });
     testing::internal::CaptureStdout();
-    const auto board = std::make_shared<test::MapBoard>();
-    for (const auto& [key, value] : written) board->set(key, value);
-    SignalInbox signals({}, {});
+    const auto kv_store = std::make_shared<test::MapStore>();
+    for (const auto& [key, value] : written) kv_store->set(key, value);
+    SignalQueue signals({}, {});
     {
-      Guard guard;
+      OrphanWatchdog watchdog;
       std::vector<std::thread> threads;
       for (int node = 0; node < nnodes; ++node) {
         threads.emplace_back([&, node] {
-          Peers peers(board, {.node = node,
-                              .nnodes = nnodes,
-                              .interval = milliseconds(10),
-                              .keep_alive_interval = keep_alive_interval,
-                              .keep_alive_max_attempt = 10});
+          AgentStoreClient store_client(kv_store, {.node = node,
+                                                   .nnodes = nnodes,
+                                                   .interval = milliseconds(10),
+                                                   .keep_alive_interval = keep_alive_interval,
+                                                   .keep_alive_max_attempt = 10});
           if (expects_signs) {
-            peers.begin_session("this");
+            store_client.begin_session("this");
             for (int other = 0; other < nnodes; ++other) {
-              if (other != node && (node == 0 || other == 0)) peers.expect_signs(other);
+              if (other != node && (node == 0 || other == 0)) store_client.expect_signs(other);
             }
           }
           LogFolder folder(all[static_cast<std::size_t>(node)]);
-          TeamPlace here = place(nnodes);
+          WorkerGroupSpec here = place(nnodes);
           here.first_rank = node;
           try {
-            statuses[static_cast<std::size_t>(node)] =
-                Agent(all[static_cast<std::size_t>(node)], here,
-                      {.folder = folder, .guard = guard, .signals = signals, .peers = &peers})
-                    .run();
+            statuses[static_cast<std::size_t>(node)] = Agent(all[static_cast<std::size_t>(node)], here,
+                                                             {.folder = folder,
+                                                              .watchdog = watchdog,
+                                                              .signals = signals,
+                                                              .store_client = &store_client})
+                                                           .run();
           } catch (const PeerError& error) {
             errors.at(static_cast<std::size_t>(node)) = error.what();
             if (after_error) after_error(node);
           }
         });
       }
-      if (while_they_run) while_they_run(*board);
+      if (while_they_run) while_they_run(*kv_store);
       for (std::thread& thread : threads) thread.join();
     }
     out = testing::internal::GetCapturedStdout();
@@ -391,7 +394,7 @@ class NodesTest : public AgentTest {
   }
 
   std::map<std::string, std::string> written;  // by somebody else, before they come
-  std::function<void(core::Board&)> while_they_run;
+  std::function<void(core::KeyValueStore&)> while_they_run;
   std::vector<int> handled_by_last;  // the signals of the last node; empty: as the others
   milliseconds keep_alive_interval = seconds(1);
   bool expects_signs = false;
@@ -436,9 +439,9 @@ TEST_F(NodesTest, AWordThatNamesNoSignalOfTheirsEndsNothing) {
 }
 
 TEST_F(NodesTest, ASignalThatANodeDoesNotHandleItselfEndsItBySigterm) {
-  while_they_run = [&](core::Board& board) {
+  while_they_run = [&](core::KeyValueStore& kv_store) {
     EXPECT_TRUE(wait_for_file("up0") && wait_for_file("up1"));
-    board.set("signal", std::to_string(SIGINT));
+    kv_store.set("signal", std::to_string(SIGINT));
   };
   handled_by_last = {SIGTERM};
   EXPECT_EQ(run_nodes("trap 'echo $RANK int; exit 3' INT; trap 'echo $RANK term; exit 4' TERM; "

@@ -35,9 +35,9 @@ TEST(OutputTest, TheTailHoldsTheLastLines) {
   tail.add("");
   tail.add(std::string(5000, 'x'));
   const auto lines = tail.lines();
-  ASSERT_EQ(lines.size(), Tail::kMostLines);
+  ASSERT_EQ(lines.size(), Tail::kMaxLines);
   EXPECT_EQ(lines.front(), "31");
-  EXPECT_EQ(lines.back().size(), Tail::kMostBytes);
+  EXPECT_EQ(lines.back().size(), Tail::kMaxBytes);
 }
 
 TEST(OutputTest, AWarningThatSeveralRanksGiveIsShownOnce) {

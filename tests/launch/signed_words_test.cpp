@@ -39,7 +39,7 @@ TEST(SignedWordsTest, WhatIsMovedBetweenItsPartsIsAnother) {
   EXPECT_FALSE(one.open("ke", one.sign("key", "word")));
 }
 
-// Agents of two jobs with one secret, one after the other, and somebody who writes to the board what he has
+// Agents of two jobs with one secret, one after the other, and somebody who writes to the store what he has
 // read, under other keys, late, cut, changed, or signed with a secret of his own. Whatever is opened was
 // signed in this session, under this key, and is not older than what was opened there before.
 TEST(SignedWordsTest, NothingElseIsOpenedInRandomAttacks) {

@@ -61,7 +61,7 @@ TEST(SurvivalTest, EachProcessGetsAnAnswerOfItsOwn) {
 }
 
 TEST(SurvivalTest, AProcessThatIsNotThereDoesNotSurvive) {
-  EXPECT_EQ(look_at(1'000'000'000, SIGUSR1), SignalFate::kEnds);
+  EXPECT_EQ(fate_of(1'000'000'000, SIGUSR1), SignalFate::kEnds);
 }
 
 }  // namespace

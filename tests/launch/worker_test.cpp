@@ -12,8 +12,8 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
-#include "cohort/launch/cores.h"
-#include "cohort/launch/guard.h"
+#include "cohort/launch/cpu_affinity.h"
+#include "cohort/launch/orphan_watchdog.h"
 #include "cohort/launch/survival.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
@@ -205,11 +205,11 @@ TEST(WorkerTest, TheGuardKillsWhatRanksHaveStartedWhenTheLauncherIsKilled) {
   const pid_t launcher = ::fork();
   ASSERT_GE(launcher, 0);
   if (launcher == 0) {
-    Guard guard;
+    OrphanWatchdog watchdog;
     WorkerOptions options =
         shell("cd '" + dir.path().string() + "'; sleep 100 & echo $! > child; echo $$ > rank; wait");
     options.own_group = true;
-    options.guard = &guard;
+    options.watchdog = &watchdog;
     const Worker worker(options);
     for (;;) ::pause();
   }
@@ -222,15 +222,15 @@ TEST(WorkerTest, TheGuardKillsWhatRanksHaveStartedWhenTheLauncherIsKilled) {
 }
 
 TEST(WorkerTest, TheGuardEndsWithItsObject) {
-  { Guard guard; }
+  { OrphanWatchdog watchdog; }
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
 }
 
 TEST(WorkerTest, AGuardThatIsStoppedEndsWithItsObject) {
   const core::Deadline waited(milliseconds(0));
   {
-    const Guard guard;
-    ::kill(guard.pid(), SIGSTOP);
+    const OrphanWatchdog watchdog;
+    ::kill(watchdog.pid(), SIGSTOP);
   }
   EXPECT_LT(waited.elapsed(), milliseconds(300) + test::deadline_slack());
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
@@ -238,11 +238,11 @@ TEST(WorkerTest, AGuardThatIsStoppedEndsWithItsObject) {
 
 // 20,000 words are more than its pipe takes.
 TEST(WorkerTest, AGuardThatIsStoppedHoldsNobodyUp) {
-  Guard guard;
-  ::kill(guard.pid(), SIGSTOP);
+  OrphanWatchdog watchdog;
+  ::kill(watchdog.pid(), SIGSTOP);
   for (int i = 0; i < 10'000; ++i) {
-    guard.watch(1'000'000'000);
-    guard.forget(1'000'000'000);
+    watchdog.watch(1'000'000'000);
+    watchdog.forget(1'000'000'000);
   }
 }
 
@@ -277,7 +277,7 @@ TEST(WorkerTest, ProgramsAreFoundInThePath) {
                            "is no program that can be executed");
 }
 
-TEST(CoresTest, RanksGetSharesThatLieTogether) {
+TEST(CpuAffinityTest, RanksGetSharesThatLieTogether) {
   const test::TempDir root;
   // Two sockets of two cores with two threads each, numbered as Linux does: the second threads come last.
   for (int cpu = 0; cpu < 8; ++cpu) {

@@ -34,7 +34,7 @@ enum Step : std::int64_t {
   kNumSteps
 };
 constexpr std::array kTypes = {at::kFloat, at::kBFloat16, at::kHalf};
-constexpr int kMostRanks = 3, kSamples = 4;
+constexpr int kMaxRanks = 3, kSamples = 4;
 
 int num_sequences() {
   const char* const given = std::getenv("COHORT_RANDOM_SEQUENCES");
@@ -81,7 +81,7 @@ Sequence make_sequence(std::uint64_t seed) {
                 .steps = {},
                 .inputs = {}};
   const std::int64_t length = 4 + below(8);
-  made.steps = at::zeros({length, 1 + kMostRanks}, at::kLong);
+  made.steps = at::zeros({length, 1 + kMaxRanks}, at::kLong);
   auto rows = made.steps.accessor<std::int64_t, 2>();
   // What Python's cannot do: its next backward under no_sync() reduces after a forward that no backward
   // followed, and a gradient that was accumulated and taken away must come again.
@@ -95,10 +95,10 @@ Sequence make_sequence(std::uint64_t seed) {
     if (rows[i][0] == kTrain || rows[i][0] == kTrainAfterMetric) is_prepared = accumulates = false;
     if (rows[i][0] == kNoSync) accumulates = true;
     if (rows[i][0] == kSkip || rows[i][0] == kEval) is_prepared = true;
-    for (int rank = 0; rank < kMostRanks; ++rank) rows[i][1 + rank] = made.joins ? 3 : below(4);
+    for (int rank = 0; rank < kMaxRanks; ++rank) rows[i][1 + rank] = made.joins ? 3 : below(4);
   }
   const auto [net, inputs] =
-      test::seeded(seed, [&] { return std::pair(Branches(), at::randn({length, kMostRanks, kSamples, 5})); });
+      test::seeded(seed, [&] { return std::pair(Branches(), at::randn({length, kMaxRanks, kSamples, 5})); });
   made.net = net;
   made.inputs = inputs;
   return made;

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "cohort/parallel/placed.h"
+#include "cohort/parallel/device_mapped.h"
 #include "tests/support/random_calls.h"
 #include "tests/support/seeds.h"
 
@@ -24,7 +24,7 @@ TEST(RandomProgramsTest, PlacedModulesDoWhatThePlainCallDoes) {
         seed,
         [](const test::RandomProgram& program, const test::Captured&) -> test::Run {
           const auto placed =
-              std::make_shared<Placed<Program>>(Program(program), core::Placement::parse("cpu:0"));
+              std::make_shared<DeviceMapped<Program>>(Program(program), core::Placement::parse("cpu:0"));
           return [=](const test::Tensors& in) { return placed->forward(in.at(0), in.at(1), in.at(2)); };
         },
         {"with a graph of its own", "hand over a clone() of one of them", "step the optimizer after backward",

@@ -8,7 +8,7 @@
 
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include "cohort/comm/text.h"
+#include "cohort/comm/text_collectives.h"
 #include "cohort/core/live_bytes.h"
 #include "cohort/parallel/average.h"
 #include "tests/parallel/training.h"

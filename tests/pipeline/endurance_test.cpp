@@ -3,7 +3,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "cohort/parallel/data_parallel.h"
-#include "cohort/parallel/placed.h"
+#include "cohort/parallel/device_mapped.h"
 #include "tests/pipeline/nets.h"
 
 namespace cohort::pipeline {
@@ -58,8 +58,9 @@ TEST(EnduranceTest, DataParallelLeavesNothing) {
 }
 
 TEST(EnduranceTest, PlacedLeavesNothing) {
-  parallel::Placed<torch::nn::Linear> first(torch::nn::Linear(4, 4), core::Placement::parse("cpu:0/a"));
-  parallel::Placed<torch::nn::Linear> second(torch::nn::Linear(4, 2), core::Placement::parse("cpu:1/a"));
+  parallel::DeviceMapped<torch::nn::Linear> first(torch::nn::Linear(4, 4), core::Placement::parse("cpu:0/a"));
+  parallel::DeviceMapped<torch::nn::Linear> second(torch::nn::Linear(4, 2),
+                                                   core::Placement::parse("cpu:1/a"));
   const at::Tensor x = at::ones({2, 4});
   expect_nothing_left([&] {
     first->zero_grad();

@@ -417,7 +417,7 @@ TEST(SplitGraphTest, AFunctionsGradientsComeApartWhereItSaysSo) {
   expect_bits_of_a_whole_backward(problem);
   EXPECT_EQ(halves, "(xw)(xw)(xw)(xw)");
   halves.clear();
-  gradients_come_apart<Scale>();
+  register_splittable_backward<Scale>();
   expect_bits_of_a_whole_backward(problem);
   EXPECT_EQ(halves, "(xw)(xw)(x)(w)(x)(w)");
 }

@@ -260,7 +260,7 @@ TEST(BlanksTest, WhatCppWroteIntoZerosAndOnesIsThereOrTheFunctionStaysEager) {
   }
 }
 
-// Each part of `run_parts` runs where it says; what it writes is on no tape but the caller's.
+// Each part of `run_on_devices` runs where it says; what it writes is on no tape but the caller's.
 template <typename Run>
 void expect_writes_of_threads_are_kept(const Run& run_on_another) {
   const at::NoGradGuard no_grad;

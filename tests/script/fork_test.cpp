@@ -321,9 +321,9 @@ TEST(ForkTest, AReplayRunsAPartBesideWhatFollowsIt) {
   for (int i = 0; i < 6; ++i) {
     const at::Tensor x = at::rand({8, 8}), y = at::rand({8, 8});
     const at::Tensor expected = (x * 2).sin() + (y * 2).cos();
-    if (i >= 2) Meeting::get().begin();  // two recordings, a rehearsal, replays
-    const bool is_rehearsed = i == 2;
-    if (is_rehearsed) Meeting::get().took_place();
+    if (i >= 2) Meeting::get().begin();  // two recordings, a warm-up, replays
+    const bool is_warmed_up = i == 2;
+    if (is_warmed_up) Meeting::get().took_place();
     EXPECT_TRUE(same_bits(fast(x, y), expected)) << i;
     if (i > 2) {
       EXPECT_TRUE(Meeting::get().took_place()) << i;

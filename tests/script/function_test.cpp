@@ -343,15 +343,15 @@ TEST(FunctionTest, AStateThatIsMadeLazilyTakesThreeRecordings) {
   EXPECT_EQ(runs, 5) << "three recordings, and two replays that are verified";
 }
 
-TEST(FunctionTest, ARecheckFindsThatCppDoesSomethingElseNow) {
+TEST(FunctionTest, AVerificationFindsThatCppDoesSomethingElseNow) {
   double factor = 2;
   auto fast = script([&](const at::Tensor& x) { return x * factor; },
-                     ScriptOptions().recheck_every(4).min_operators(0));
+                     ScriptOptions().verify_every(4).min_operators(0));
   for (int i = 0; i < 5; ++i) fast(at::ones({2}));
   factor = 3;
   for (int i = 0; i < 8; ++i) fast(at::ones({2}));
   EXPECT_EQ(fast(at::ones({2}))[0].item<float>(), 3);
-  EXPECT_TRUE(contains(fast.explain(), "a recheck found")) << fast.explain();
+  EXPECT_TRUE(contains(fast.explain(), "a verification found")) << fast.explain();
 }
 
 TEST(FunctionTest, AHookWithinTheFunctionStaysEager) {

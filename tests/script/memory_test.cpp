@@ -7,9 +7,9 @@
 #include <stdexcept>
 #include <thread>
 
-#include "cohort/core/memory_watch.h"
+#include "cohort/core/allocation_profiler.h"
 #include "cohort/optim/sgd.h"
-#include "cohort/script/order.h"
+#include "cohort/script/memory_schedule.h"
 #include "cohort/script/out_variant.h"
 #include "cohort/script/packing.h"
 #include "cohort/script/recorder.h"
@@ -52,7 +52,7 @@ TEST(PackingTest, ABetterOrderThanBySizeIsFound) {
 // Bytes that a call of `body` asks LibTorch's allocator for, at most at once.
 template <typename Body>
 std::int64_t allocated_by(const Body& body) {
-  core::MemoryWatch watch;
+  core::AllocationProfiler watch;
   for (int i = 0; i < kWarm; ++i) body();
   watch.begin();
   const std::int64_t before = watch.total().now;
@@ -79,7 +79,7 @@ TEST(MemoryTest, AStepAllocatesItsLossOnly) {
 
 // How often a backward takes a block, or gives one back.
 std::size_t blocks_of_backward(const ScriptOptions* options) {
-  core::MemoryWatch watch;
+  core::AllocationProfiler watch;
   at::manual_seed(1);
   auto model = test::small_mlp();
   std::optional<Scripted<decltype(model)>> fast;
@@ -100,7 +100,7 @@ TEST(MemoryTest, ABackwardInSegmentsRunsInAnArenaToo) {
   EXPECT_LE(blocks_of_backward(&segments), blocks_of_backward(&whole));
 }
 
-TEST(MemoryTest, ARehearsalThatStopsBetweenSegmentsIsDoneAgain) {
+TEST(MemoryTest, AWarmUpThatStopsBetweenSegmentsIsDoneAgain) {
   auto model = test::small_mlp();
   auto fast = script(model, ScriptOptions().gradient_chunk_bytes(1));
   bool fails = false;
@@ -130,7 +130,7 @@ template <typename Make>
 Peaks peaks_of_a_step(const Make& make, const at::Tensor& x, const at::Tensor& y) {
   Peaks peaks;
   for (std::int64_t* const peak : {&peaks.eager, &peaks.step, &peaks.function}) {
-    core::MemoryWatch watch;
+    core::AllocationProfiler watch;
     auto model = make();
     const std::int64_t parameters = watch.total().now;
     optim::SGD optimizer(model->parameters(), optim::SGDOptions(0.01));
@@ -346,10 +346,10 @@ TEST(OutVariantTest, OperatorsWithEffectsAndGeneratedVariantsHaveNone) {
   for (const Call& call : tape.calls()) EXPECT_FALSE(out_variant(call, 0)) << call.name();
 }
 
-TEST(OrderTest, ALargeGradientIsTakenWhenWhatItNeedsIsLetGo) {
+TEST(MemoryScheduleTest, ALargeGradientIsTakenWhenWhatItNeedsIsLetGo) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = at::rand({4, 256});
-  Recorded recorded;
+  Trace recorded;
   recorded.inputs = {recorded.tape.add_input(x)};
   at::Tensor large, small;
   record_calls(
@@ -365,7 +365,7 @@ TEST(OrderTest, ALargeGradientIsTakenWhenWhatItNeedsIsLetGo) {
   EXPECT_EQ(recorded.tape.calls()[plan.steps.back().call].name(), "aten::mm");
 }
 
-TEST(OrderTest, NothingCrossesAWriteToWhatItReads) {
+TEST(MemoryScheduleTest, NothingCrossesAWriteToWhatItReads) {
   const at::NoGradGuard no_grad;
   at::Tensor state = at::ones({64});
   const auto fn = [&](const at::Tensor& x) {

@@ -3,7 +3,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/train/config.h"
-#include "cohort/train/legacy_keys.h"
+#include "cohort/train/flat_keys.h"
 #include "tests/support/throws.h"
 
 namespace cohort::train {

@@ -176,7 +176,7 @@ TEST(PlacementsTest, EvaluationDrawsNothingAndHasTheModelsOwnValues) {
   const at::Tensor expected = model.forward(images);
   for (const Way& way : all_ways("default")) {
     SCOPED_TRACE(way.strategy);
-    const ModelCall call = make_model_call(config_of(way), model, at::kCPU);
+    const ModelRunner call = make_model_call(config_of(way), model, at::kCPU);
     at::manual_seed(5);
     EXPECT_TRUE(at::allclose(expected, call.forward(images), 1e-5, 1e-6));
     const at::Tensor next = at::rand({3});

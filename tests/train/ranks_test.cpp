@@ -15,7 +15,7 @@
 #include "cohort/models/registry.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/train/classification.h"
-#include "cohort/train/job_ranks.h"
+#include "cohort/train/distributed_setup.h"
 #include "cohort/train/trainer.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"
@@ -116,7 +116,7 @@ data::LoaderOptions share(const Strategy& strategy) {
   data::LoaderOptions options{.global_batch_size = kGlobalBatch, .shuffle = true, .seed = 5};
   options.rank = strategy.rank();
   options.world_size = strategy.size();
-  options.uneven = data::Uneven::kKeep;
+  options.uneven = data::LastBatchPolicy::kKeep;
   return options;
 }
 
@@ -430,10 +430,10 @@ TEST(StrategyTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
   test::run_ranks(3, "gloo", [](comm::Group& group) {
     Ranks ranks(&group);
     for (int step = 0; step < 6; ++step) {
-      Ranks::Wishes mine;
+      Ranks::ControlRequests mine;
       if (step == 2 && group.rank() == 1) mine.stop_signal = 15;
       if (step == 3 && group.rank() == 2) mine.save_now = true;
-      const Ranks::Wishes agreed = ranks.agree(mine);
+      const Ranks::ControlRequests agreed = ranks.agree(mine);
       EXPECT_EQ(agreed.stop_signal, step == 3 ? 15 : 0) << step;
       EXPECT_EQ(agreed.save_now, step == 4) << step;
       EXPECT_FALSE(agreed.save_due);

@@ -15,16 +15,16 @@ std::uintmax_t bytes_in(const std::filesystem::path& folder) {
 
 TEST(TensorBoardCallbackTest, AStepThatIsLoggedIsInTheFileAtOnce) {
   test::TempDir dir;
-  TensorBoardCallback board(dir / "board", 0, {}, {});
-  board.on_start_counts({.epochs = 1, .steps_per_epoch = 100});
+  TensorBoardCallback kv_store(dir / "store", 0, {}, {});
+  kv_store.on_start_counts({.epochs = 1, .steps_per_epoch = 100});
   StepReport report;
   report.step = 1;
   report.averages = {{"loss", 0.5}};
-  board.on_step_end(report);
-  const auto before = bytes_in(dir / "board");
+  kv_store.on_step_end(report);
+  const auto before = bytes_in(dir / "store");
   report.logged = true;
-  board.on_step_end(report);
-  EXPECT_GT(bytes_in(dir / "board"), before + 100);
+  kv_store.on_step_end(report);
+  EXPECT_GT(bytes_in(dir / "store"), before + 100);
 }
 
 }  // namespace

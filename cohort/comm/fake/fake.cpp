@@ -31,8 +31,8 @@ class DoneWork : public c10d::Work {
 
 }  // namespace
 
-MadeBackend make_fake(const BackendOptions& options) {
-  return {.backend = c10::make_intrusive<FakeBackend>(options.rank, options.size), .has_peers = false};
+BackendInstance make_fake(const BackendOptions& options) {
+  return {.backend = c10::make_intrusive<FakeBackend>(options.rank, options.size), .is_distributed = false};
 }
 
 FakeBackend& FakeBackend::of(const Group& group) {

@@ -20,17 +20,17 @@
 #include "cohort/comm/backend.h"
 #include "cohort/comm/error_cause.h"
 #include "cohort/comm/missing_ranks.h"
-#include "cohort/comm/store_board.h"
+#include "cohort/comm/store_adapter.h"
 #include "cohort/core/apart.h"
-#include "cohort/core/board.h"
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
+#include "cohort/core/format_list.h"
+#include "cohort/core/key_value_store.h"
 #include "cohort/core/log.h"
-#include "cohort/core/numbered.h"
 #include "cohort/core/pipe_signal.h"
-#include "cohort/core/reach.h"
 #include "cohort/core/torch_compat.h"
 #include "cohort/core/wait.h"
+#include "cohort/core/wait_for_listener.h"
 
 namespace cohort::comm {
 namespace {
@@ -161,14 +161,14 @@ Devices make_devices(const std::string& reach) {
   if (missing.empty()) throw std::runtime_error("timed out: not all ranks have connected");
   throw MissingRanks<TimeoutError>(
       missing, "comm.gloo",
-      core::concat(core::numbered("rank", missing), " of ", size, " did not come to connect"));
+      core::concat(core::format_list("rank", missing), " of ", size, " did not come to connect"));
 }
 
 }  // namespace
 
-MadeBackend make_gloo(const BackendOptions& options) {
-  StoreBoard board(options.store);
-  core::Gate gate(board, "connecting", options.rank, options.size);
+BackendInstance make_gloo(const BackendOptions& options) {
+  StoreAdapter kv_store(options.store);
+  core::Gate gate(kv_store, "connecting", options.rank, options.size);
   gate.arrive();
   // Ranks connect within the timeout of calls, and each wait of theirs has all of it: Gloo knows no deadline.
   // So the thread that connects may be left behind, and what it waits on with it.

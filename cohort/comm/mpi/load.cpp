@@ -11,7 +11,7 @@
 #include "cohort/comm/mpi/process.h"
 #include "cohort/comm/state.h"
 #include "cohort/core/error.h"
-#include "cohort/core/numbered.h"
+#include "cohort/core/format_list.h"
 
 namespace cohort::comm {
 namespace {
@@ -20,7 +20,7 @@ constexpr const char* kHint = "mpirun -n RANKS ..., or backend gloo, which needs
 
 struct Library {
   void (*start)(core::Deadline, mpi::Process&);
-  void (*make)(const BackendOptions&, const std::vector<int>&, core::Deadline, MadeBackend&);
+  void (*make)(const BackendOptions&, const std::vector<int>&, core::Deadline, BackendInstance&);
 };
 
 Library load() {
@@ -58,12 +58,12 @@ void check_launched(int size) {
 
 // The ranks of the group as MPI numbers them, which may be otherwise than the group does.
 std::vector<int> meet(const BackendOptions& options, const mpi::Process& mine, core::Deadline deadline) {
-  const core::Words words = gather_words(StoreBoard(options.store), "rank", options.rank, options.size,
+  const core::Words words = gather_words(StoreAdapter(options.store), "rank", options.rank, options.size,
                                          core::concat(mine.job, " ", mine.rank), deadline);
   if (!words.missing.empty()) {
     throw TimeoutError(
         "comm.mpi",
-        core::concat("no MPI on ", core::numbered("rank", words.missing), " of ", options.size, " after ",
+        core::concat("no MPI on ", core::format_list("rank", words.missing), " of ", options.size, " after ",
                      std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count(),
                      " ms"));
   }
@@ -87,16 +87,16 @@ std::vector<int> meet(const BackendOptions& options, const mpi::Process& mine, c
 
 // MPI says who has not started it by no word, so the ranks say at the store that they do.
 void start(const Library& library, const BackendOptions& options, mpi::Process& process) {
-  StoreBoard board(options.store);
-  core::Gate gate(board, "starting", options.rank, options.size);
+  StoreAdapter kv_store(options.store);
+  core::Gate gate(kv_store, "starting", options.rank, options.size);
   if (options.size > 1) gate.arrive();
   try {
     library.start(options.deadline, process);
   } catch (const TimeoutError& error) {
     const std::vector<int> missing = options.size > 1 ? gate.missing() : std::vector<int>();
     if (missing.empty()) throw;
-    throw TimeoutError("comm.mpi", core::concat(error.what(), "; ", core::numbered("rank", missing), " of ",
-                                                options.size, " did not come to it"));
+    throw TimeoutError("comm.mpi", core::concat(error.what(), "; ", core::format_list("rank", missing),
+                                                " of ", options.size, " did not come to it"));
   }
 }
 
@@ -106,14 +106,14 @@ std::string mpi_absent() {
   return "";
 }
 
-MadeBackend make_mpi(const BackendOptions& options) {
+BackendInstance make_mpi(const BackendOptions& options) {
   const core::Deadline deadline = options.deadline;
   check_launched(options.size);
   static const Library library = load();
   mpi::Process process;
   start(library, options, process);
   check_size(core::concat(process.size), options.size);
-  MadeBackend made;
+  BackendInstance made;
   library.make(options, meet(options, process, deadline), deadline, made);
   return made;
 }

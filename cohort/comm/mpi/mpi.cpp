@@ -12,12 +12,12 @@ namespace {
 using c10d::OpType;
 using std::chrono::milliseconds;
 
-constexpr Caller caller(const char* call) {
+constexpr CallSite caller(const char* call) {
   return {"mpi", call};
 }
 
 // A part for each rank.
-std::vector<Message> one_each(const Caller& who, const Tensors& tensors, int size) {
+std::vector<Message> one_each(const CallSite& who, const Tensors& tensors, int size) {
   check_one_each(who, tensors, size);
   std::vector<Message> messages;
   for (const at::Tensor& tensor : tensors) messages.emplace_back(tensor, static_cast<int>(messages.size()));
@@ -25,7 +25,7 @@ std::vector<Message> one_each(const Caller& who, const Tensors& tensors, int siz
 }
 
 // Rows of dimension 0, dealt out to the ranks.
-std::vector<Message> dealt_out(const Caller& who, const at::Tensor& tensor,
+std::vector<Message> dealt_out(const CallSite& who, const at::Tensor& tensor,
                                const std::vector<std::int64_t>& rows, int size) {
   std::vector<Message> messages;
   for (const Span part : rows_of(who, tensor, rows, size)) {
@@ -58,11 +58,11 @@ MpiBackend::WorkPtr MpiBackend::submit_message(const char* name, OpType type, Te
 }
 
 MpiBackend::WorkPtr MpiBackend::reduce_all(Tensors& tensors, const c10d::ReduceOp& op, milliseconds timeout) {
-  constexpr Caller who = caller("all_reduce");
-  std::vector<Numbers> numbers;
+  constexpr CallSite who = caller("all_reduce");
+  std::vector<ReductionType> numbers;
   for (const at::Tensor& tensor : tensors) {
     check_tensor(who, tensor);
-    numbers.push_back(numbers_of(who, tensor, op));
+    numbers.push_back(reduction_type_of(who, tensor, op));
   }
   Steps steps;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -82,17 +82,17 @@ MpiBackend::WorkPtr MpiBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 MpiBackend::WorkPtr MpiBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  constexpr Caller who = caller("broadcast");
+  constexpr CallSite who = caller("broadcast");
   Steps steps;
   add_broadcast(steps, place_, check_one(who, tensors), check_rank(who, options.rootRank, size_));
   return submit(who.call, OpType::BROADCAST, tensors, std::move(steps), options.timeout);
 }
 
 MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  constexpr Caller who = caller("reduce");
+  constexpr CallSite who = caller("reduce");
   const at::Tensor& tensor = check_one(who, tensors);
   const int root = check_rank(who, options.rootRank, size_);
-  const Numbers numbers = numbers_of(who, tensor, options.reduceOp);
+  const ReductionType numbers = reduction_type_of(who, tensor, options.reduceOp);
   Steps steps;
   scale(who, tensor, options.reduceOp);
   add_reduce(steps, place_, tensor, numbers, root);
@@ -101,7 +101,7 @@ MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
 
 MpiBackend::WorkPtr MpiBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) {
-  constexpr Caller who = caller("all_gather");
+  constexpr CallSite who = caller("all_gather");
   const at::Tensor& input = check_one(who, inputs);
   check_list(who, outputs, input, size_);
   Steps steps;
@@ -118,7 +118,7 @@ MpiBackend::WorkPtr MpiBackend::_allgather_base(at::Tensor& output, at::Tensor& 
 MpiBackend::WorkPtr MpiBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
   // outputs[rank][i] is what inputs[i] is on that rank.
-  constexpr Caller who = caller("all_gather");
+  constexpr CallSite who = caller("all_gather");
   check_as_many(who, outputs.size(), static_cast<std::size_t>(size_));
   check_tensors(who, inputs);
   Steps steps;
@@ -145,7 +145,7 @@ void MpiBackend::add_gather_to_all(Steps& steps, const Tensors& outputs, const a
 
 MpiBackend::WorkPtr MpiBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::AllgatherOptions& options) {
-  constexpr Caller who = caller("all_gather");
+  constexpr CallSite who = caller("all_gather");
   check_as_many(who, outputs.size(), inputs.size());
   Steps steps;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -157,7 +157,7 @@ MpiBackend::WorkPtr MpiBackend::allgather_into_tensor_coalesced(Tensors& outputs
 
 MpiBackend::WorkPtr MpiBackend::gather(TensorLists& outputs, Tensors& inputs,
                                        const c10d::GatherOptions& options) {
-  constexpr Caller who = caller("gather");
+  constexpr CallSite who = caller("gather");
   const at::Tensor& input = check_one(who, inputs);
   const int root = check_rank(who, options.rootRank, size_);
   std::vector<Message> from;
@@ -174,7 +174,7 @@ MpiBackend::WorkPtr MpiBackend::gather(TensorLists& outputs, Tensors& inputs,
 
 MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                         const c10d::ScatterOptions& options) {
-  constexpr Caller who = caller("scatter");
+  constexpr CallSite who = caller("scatter");
   const at::Tensor& output = check_one(who, outputs);
   const int root = check_rank(who, options.rootRank, size_);
   std::vector<Message> to;
@@ -189,7 +189,7 @@ MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, TensorLists& inputs,
 
 MpiBackend::WorkPtr MpiBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                const c10d::ReduceScatterOptions& options) {
-  constexpr Caller who = caller("reduce_scatter");
+  constexpr CallSite who = caller("reduce_scatter");
   check_as_many(who, outputs.size(), inputs.size());
   Tensors whole;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -212,12 +212,12 @@ MpiBackend::WorkPtr MpiBackend::_reduce_scatter_base(at::Tensor& output, at::Ten
 
 MpiBackend::WorkPtr MpiBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::ReduceScatterOptions& options) {
-  constexpr Caller who = caller("reduce_scatter");
+  constexpr CallSite who = caller("reduce_scatter");
   check_as_many(who, outputs.size(), inputs.size());
   Steps steps;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_alike(who, inputs[i], outputs[i], size_);
-    const Numbers numbers = numbers_of(who, outputs[i], options.reduceOp);
+    const ReductionType numbers = reduction_type_of(who, outputs[i], options.reduceOp);
     add_reduce_scatter(steps, place_, outputs[i], scaled(who, inputs[i], options.reduceOp), numbers);
   }
   return submit(who.call, OpType::_REDUCE_SCATTER_BASE, outputs, std::move(steps), options.timeout);
@@ -227,7 +227,7 @@ MpiBackend::WorkPtr MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& in
                                               std::vector<std::int64_t>& output_rows,
                                               std::vector<std::int64_t>& input_rows,
                                               const c10d::AllToAllOptions& options) {
-  constexpr Caller who = caller("all_to_all");
+  constexpr CallSite who = caller("all_to_all");
   check_same_type(who, output, input);
   Steps steps;
   add_exchange(steps, place_, dealt_out(who, input, input_rows, size_),
@@ -237,34 +237,34 @@ MpiBackend::WorkPtr MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& in
 
 MpiBackend::WorkPtr MpiBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                          const c10d::AllToAllOptions& options) {
-  constexpr Caller who = caller("all_to_all");
+  constexpr CallSite who = caller("all_to_all");
   Steps steps;
   add_exchange(steps, place_, one_each(who, inputs, size_), one_each(who, outputs, size_));
   return submit(who.call, OpType::ALLTOALL, outputs, std::move(steps), options.timeout);
 }
 
-int MpiBackend::check_tag(const Caller& who, int tag) const {
+int MpiBackend::check_tag(const CallSite& who, int tag) const {
   TORCH_CHECK(tag >= 0 && tag <= engine_.largest_tag(), who, ": tag is ", tag, ", expected 0 to ",
               engine_.largest_tag());
   return tag;
 }
 
 MpiBackend::WorkPtr MpiBackend::send(Tensors& tensors, int to, int tag) {
-  constexpr Caller who = caller("send");
+  constexpr CallSite who = caller("send");
   Steps steps;
   add_send(steps, place_, check_one(who, tensors), check_rank(who, to, size_), check_tag(who, tag));
   return submit_message(who.call, OpType::SEND, tensors, std::move(steps));
 }
 
 MpiBackend::WorkPtr MpiBackend::recv(Tensors& tensors, int from, int tag) {
-  constexpr Caller who = caller("recv");
+  constexpr CallSite who = caller("recv");
   Steps steps;
   add_receive(steps, place_, check_one(who, tensors), check_rank(who, from, size_), check_tag(who, tag));
   return submit_message(who.call, OpType::RECV, tensors, std::move(steps));
 }
 
 MpiBackend::WorkPtr MpiBackend::recvAnysource(Tensors& tensors, int tag) {
-  constexpr Caller who = caller("recv");
+  constexpr CallSite who = caller("recv");
   const at::Tensor& tensor = check_one(who, tensors);
   TORCH_CHECK(is_one_message(tensor), who, " from any rank takes at most 1 GiB, got ", tensor.nbytes(),
               " bytes");
@@ -316,12 +316,12 @@ __attribute__((visibility("default"))) void cohort_mpi_start(cohort::core::Deadl
 __attribute__((visibility("default"))) void cohort_make_mpi(const cohort::comm::BackendOptions& options,
                                                             const std::vector<int>& members,
                                                             cohort::core::Deadline deadline,
-                                                            cohort::comm::MadeBackend& made) {
+                                                            cohort::comm::BackendInstance& made) {
   using namespace cohort::comm::mpi;
   Engine& engine = Engine::start(deadline);
   made.backend = c10::make_intrusive<MpiBackend>(engine, make_place(engine, members, options.rank, deadline),
                                                  options.timeout);
   made.type = c10d::ProcessGroup::BackendType::MPI;
-  made.sums_by_rank = true;
+  made.deterministic_rank_order = true;
 }
 }

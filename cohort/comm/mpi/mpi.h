@@ -54,7 +54,7 @@ class MpiBackend : public c10d::Backend {
   WorkPtr submit_message(const char* name, c10d::OpType type, Tensors results, Steps steps);
   WorkPtr reduce_all(Tensors& tensors, const c10d::ReduceOp& op, std::chrono::milliseconds timeout);
   void add_gather_to_all(Steps& steps, const Tensors& outputs, const at::Tensor& input) const;
-  int check_tag(const Caller& who, int tag) const;
+  int check_tag(const CallSite& who, int tag) const;
 
   Engine& engine_;
   const PlacePtr place_;

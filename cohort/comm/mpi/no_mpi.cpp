@@ -8,7 +8,7 @@ std::string mpi_absent() {
   return COHORT_NO_MPI;
 }
 
-MadeBackend make_mpi(const BackendOptions&) {
+BackendInstance make_mpi(const BackendOptions&) {
   throw UsageError("comm.mpi", "backend mpi is not in this build: " + mpi_absent(),
                    "gloo, which works under mpirun too; or build with Open MPI (libopenmpi-dev)");
 }

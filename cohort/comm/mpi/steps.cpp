@@ -65,7 +65,7 @@ struct Shares {
 
 // MPI only moves bytes: what is added up is added up here, so that the order, and with it every bit, is ours.
 // `all` holds `numel` elements of each rank, one after the other; `out` may be the first part.
-void reduce_parts(const Numbers& numbers, const std::byte* all, int ranks, std::int64_t numel,
+void reduce_parts(const ReductionType& numbers, const std::byte* all, int ranks, std::int64_t numel,
                   std::byte* out) {
   const std::size_t n = static_cast<std::size_t>(numel) * numbers.per_element;
   std::vector<const void*> parts;
@@ -83,7 +83,7 @@ struct Piece {
   at::Tensor tensor;  // keeps the memory
   std::byte* data = nullptr;
   std::int64_t numel = 0;
-  Numbers numbers;
+  ReductionType numbers;
   int root = -1;
 
   std::int64_t itemsize() const { return tensor.element_size(); }
@@ -178,7 +178,7 @@ void add_broadcast(Steps& steps, const PlacePtr& place, const at::Tensor& tensor
   });
 }
 
-void add_reduce(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, const Numbers& numbers,
+void add_reduce(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, const ReductionType& numbers,
                 int root) {
   if (place->size == 1) return;
   const std::int64_t itemsize = tensor.element_size();
@@ -209,7 +209,7 @@ void add_all_gather(Steps& steps, const PlacePtr& place, const at::Tensor& outpu
 }
 
 void add_reduce_scatter(Steps& steps, const PlacePtr& place, const at::Tensor& output,
-                        const at::Tensor& input, const Numbers& numbers) {
+                        const at::Tensor& input, const ReductionType& numbers) {
   const std::int64_t itemsize = output.element_size();
   const std::int64_t piece = std::max<std::int64_t>(1, kPiece / itemsize / place->size);
   for_pieces(output.numel(), piece, [&](std::int64_t begin, std::int64_t numel) {

@@ -39,12 +39,12 @@ struct Message {
 void add_broadcast(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int root);
 /// In place, in the order of the ranks. `root` -1: on all of them; else the others' tensors are left as they
 /// are.
-void add_reduce(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, const Numbers& numbers,
+void add_reduce(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, const ReductionType& numbers,
                 int root = -1);
 /// Ranks one after the other in `output`, which may hold `input` in its place.
 void add_all_gather(Steps& steps, const PlacePtr& place, const at::Tensor& output, const at::Tensor& input);
 void add_reduce_scatter(Steps& steps, const PlacePtr& place, const at::Tensor& output,
-                        const at::Tensor& input, const Numbers& numbers);
+                        const at::Tensor& input, const ReductionType& numbers);
 /// Each rank sends and receives what the others expect. What a rank sends itself is copied.
 void add_exchange(Steps& steps, const PlacePtr& place, std::vector<Message> to, std::vector<Message> from);
 void add_barrier(Steps& steps, const PlacePtr& place);

@@ -11,7 +11,7 @@
 namespace cohort::comm {
 namespace {
 
-using Make = void (*)(const BackendOptions&, MadeBackend&);
+using Make = void (*)(const BackendOptions&, BackendInstance&);
 
 Make load() {
   core::resolve_device("cuda");  // LibTorch's CUDA part, or why there is no GPU
@@ -33,9 +33,9 @@ std::string nccl_absent() {
   return "";
 }
 
-MadeBackend make_nccl(const BackendOptions& options) {
+BackendInstance make_nccl(const BackendOptions& options) {
   static const Make make = load();
-  MadeBackend made;
+  BackendInstance made;
   make(options, made);
   return made;
 }

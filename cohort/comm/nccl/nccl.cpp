@@ -4,7 +4,7 @@
 #include "cohort/comm/backend.h"
 
 extern "C" __attribute__((visibility("default"))) void cohort_make_nccl(
-    const cohort::comm::BackendOptions& options, cohort::comm::MadeBackend& made) {
+    const cohort::comm::BackendOptions& options, cohort::comm::BackendInstance& made) {
   auto settings = c10d::ProcessGroupNCCL::Options::create();
   settings->timeout = options.timeout;
   made.backend =

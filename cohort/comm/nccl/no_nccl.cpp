@@ -8,7 +8,7 @@ std::string nccl_absent() {
   return COHORT_NO_NCCL;
 }
 
-MadeBackend make_nccl(const BackendOptions&) {
+BackendInstance make_nccl(const BackendOptions&) {
   throw UsageError(
       "comm.nccl", "backend nccl is not in this build: " + nccl_absent(),
       "gloo for tensors on the CPU; for GPUs build Cohort against LibTorch's CUDA wheel, with a CUDA toolkit "

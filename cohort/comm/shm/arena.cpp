@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 64;
 // The first arena, and as much again with each, so that a small model's ranks take little.
-constexpr std::size_t kFirstBytes = std::size_t{4} << 20, kMostBytes = std::size_t{64} << 20;
+constexpr std::size_t kFirstBytes = std::size_t{4} << 20, kMaxBytes = std::size_t{64} << 20;
 
 struct Arena {
   SharedMemory memory;
@@ -85,7 +85,7 @@ void* arena_allocate(std::size_t bytes) {
   for (const Arena& arena : all.list) total += arena.memory.size();
   Arena& arena = all.list.emplace_back();
   try {
-    arena.memory = SharedMemory::create(std::max(bytes, std::clamp(total, kFirstBytes, kMostBytes)), true);
+    arena.memory = SharedMemory::create(std::max(bytes, std::clamp(total, kFirstBytes, kMaxBytes)), true);
   } catch (...) {
     all.list.pop_back();
     throw;

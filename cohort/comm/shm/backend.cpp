@@ -6,7 +6,7 @@
 #include "cohort/comm/shm/arena.h"
 #include "cohort/comm/shm/collectives.h"
 #include "cohort/comm/shm/shm.h"
-#include "cohort/comm/store_board.h"
+#include "cohort/comm/store_adapter.h"
 #include "cohort/comm/tensors.h"
 #include "cohort/core/error.h"
 
@@ -16,7 +16,7 @@ namespace {
 using c10d::OpType;
 using std::chrono::milliseconds;
 
-constexpr Caller caller(const char* call) {
+constexpr CallSite caller(const char* call) {
   return {"shm", call};
 }
 
@@ -116,10 +116,10 @@ ShmBackend::WorkPtr ShmBackend::begin(Call call) {
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  constexpr Caller who = caller("all_reduce");
+  constexpr CallSite who = caller("all_reduce");
   check_one(who, tensors);
   const at::Tensor& tensor = tensors[0];
-  const Numbers numbers = numbers_of(who, tensor, options.reduceOp);
+  const ReductionType numbers = reduction_type_of(who, tensor, options.reduceOp);
   scale(who, tensor, options.reduceOp);
   Communicator& ranks = engine_->ranks();
   return begin({.name = who.call,
@@ -133,11 +133,12 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
 
 ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors,
                                                     const c10d::AllreduceCoalescedOptions& options) {
-  constexpr Caller who = caller("all_reduce");
+  constexpr CallSite who = caller("all_reduce");
   TORCH_CHECK(!tensors.empty(), who, ": got no tensors");
   check_tensors(who, tensors);
-  std::vector<Numbers> numbers;
-  for (const at::Tensor& tensor : tensors) numbers.push_back(numbers_of(who, tensor, options.reduceOp));
+  std::vector<ReductionType> numbers;
+  for (const at::Tensor& tensor : tensors)
+    numbers.push_back(reduction_type_of(who, tensor, options.reduceOp));
   for (const at::Tensor& tensor : tensors) scale(who, tensor, options.reduceOp);
   return begin({.name = who.call,
                 .type = OpType::ALLREDUCE_COALESCED,
@@ -154,7 +155,7 @@ ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors,
 }
 
 ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  constexpr Caller who = caller("broadcast");
+  constexpr CallSite who = caller("broadcast");
   check_one(who, tensors);
   const int root = check_rank(who, options.rootRank, size_);
   return begin({.name = who.call,
@@ -167,11 +168,11 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  constexpr Caller who = caller("reduce");
+  constexpr CallSite who = caller("reduce");
   check_one(who, tensors);
   const int root = check_rank(who, options.rootRank, size_);
   const at::Tensor& tensor = tensors[0];
-  const Numbers numbers = numbers_of(who, tensor, options.reduceOp);
+  const ReductionType numbers = reduction_type_of(who, tensor, options.reduceOp);
   scale(who, tensor, options.reduceOp);
   return begin(
       {.name = who.call,
@@ -185,7 +186,7 @@ ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
 
 ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) {
-  constexpr Caller who = caller("all_gather");
+  constexpr CallSite who = caller("all_gather");
   check_one(who, inputs);
   check_list(who, outputs, inputs[0], size_);
   return begin({.name = who.call,
@@ -206,7 +207,7 @@ ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& 
 
 ShmBackend::WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
-  constexpr Caller who = caller("all_gather");
+  constexpr CallSite who = caller("all_gather");
   // outputs[rank][i] is what inputs[i] is on that rank.
   check_tensors(who, inputs);
   TORCH_CHECK(outputs.size() == static_cast<std::size_t>(size_), who, ": got ", outputs.size(),
@@ -238,7 +239,7 @@ ShmBackend::WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensor
 
 ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::AllgatherOptions& options) {
-  constexpr Caller who = caller("all_gather");
+  constexpr CallSite who = caller("all_gather");
   check_as_many(who, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) check_alike(who, outputs[i], inputs[i], size_);
   const Turns turns =
@@ -261,7 +262,7 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs
 
 ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
                                        const c10d::GatherOptions& options) {
-  constexpr Caller who = caller("gather");
+  constexpr CallSite who = caller("gather");
   check_one(who, inputs);
   const int root = check_rank(who, options.rootRank, size_);
   Tensors results;
@@ -281,7 +282,7 @@ ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
 
 ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                         const c10d::ScatterOptions& options) {
-  constexpr Caller who = caller("scatter");
+  constexpr CallSite who = caller("scatter");
   check_one(who, outputs);
   const int root = check_rank(who, options.rootRank, size_);
   Tensors parts;
@@ -301,10 +302,10 @@ ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
 
 ShmBackend::WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                const c10d::ReduceScatterOptions& options) {
-  constexpr Caller who = caller("reduce_scatter");
+  constexpr CallSite who = caller("reduce_scatter");
   check_one(who, outputs);
   check_list(who, inputs, outputs[0], size_);
-  const Numbers numbers = numbers_of(who, outputs[0], options.reduceOp);
+  const ReductionType numbers = reduction_type_of(who, outputs[0], options.reduceOp);
   Tensors parts = inputs[0];
   for (at::Tensor& part : parts) part = scaled(who, part, options.reduceOp);
   return begin({.name = who.call,
@@ -326,12 +327,12 @@ ShmBackend::WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Ten
 
 ShmBackend::WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                 const c10d::ReduceScatterOptions& options) {
-  constexpr Caller who = caller("reduce_scatter");
+  constexpr CallSite who = caller("reduce_scatter");
   check_as_many(who, outputs.size(), inputs.size());
-  std::vector<Numbers> numbers;
+  std::vector<ReductionType> numbers;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_alike(who, inputs[i], outputs[i], size_);
-    numbers.push_back(numbers_of(who, outputs[i], options.reduceOp));
+    numbers.push_back(reduction_type_of(who, outputs[i], options.reduceOp));
   }
   Tensors wholes = inputs;
   for (at::Tensor& whole : wholes) whole = scaled(who, whole, options.reduceOp);
@@ -355,7 +356,7 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
                                               std::vector<std::int64_t>& output_rows,
                                               std::vector<std::int64_t>& input_rows,
                                               const c10d::AllToAllOptions& options) {
-  constexpr Caller who = caller("all_to_all");
+  constexpr CallSite who = caller("all_to_all");
   check_same_type(who, output, input);
   return begin(
       {.name = who.call,
@@ -369,7 +370,7 @@ ShmBackend::WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& in
 
 ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                          const c10d::AllToAllOptions& options) {
-  constexpr Caller who = caller("all_to_all");
+  constexpr CallSite who = caller("all_to_all");
   check_one_each(who, outputs, size_);
   check_one_each(who, inputs, size_);
   std::vector<Span> to, from;
@@ -384,7 +385,7 @@ ShmBackend::WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs,
 }
 
 ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
-  constexpr Caller who = caller("send");
+  constexpr CallSite who = caller("send");
   check_one(who, tensors);
   check_rank(who, to, size_);
   TORCH_CHECK(to != rank_, who, ": rank ", rank_, " cannot send to itself");
@@ -398,7 +399,7 @@ ShmBackend::WorkPtr ShmBackend::send(Tensors& tensors, int to, int tag) {
 }
 
 ShmBackend::WorkPtr ShmBackend::recv(Tensors& tensors, int from, int tag) {
-  constexpr Caller who = caller("recv");
+  constexpr CallSite who = caller("recv");
   check_one(who, tensors);
   if (from >= 0) check_rank(who, from, size_);
   TORCH_CHECK(from != rank_, who, ": rank ", rank_, " cannot receive from itself");
@@ -443,18 +444,18 @@ c10::intrusive_ptr<c10d::Backend> make_shm_backend_until(const c10::intrusive_pt
                                                          int rank, int size,
                                                          std::chrono::milliseconds timeout,
                                                          core::Deadline deadline) {
-  static_assert(kMostShmRanks == shm::kMaxRanks);
+  static_assert(kMaxShmRanks == shm::kMaxRanks);
   if (size < 1 || size > shm::kMaxRanks || rank < 0 || rank >= size) {
     throw UsageError("comm.shm", core::concat("got rank ", rank, " of ", size, ", expected 1 to ",
                                               shm::kMaxRanks, " ranks"));
   }
-  StoreBoard board(store);
+  StoreAdapter kv_store(store);
   try {
-    auto ranks = std::make_unique<shm::Communicator>(board, rank, size, deadline);
+    auto ranks = std::make_unique<shm::Communicator>(kv_store, rank, size, deadline);
     return c10::make_intrusive<shm::ShmBackend>(std::move(ranks), timeout);
   } catch (const std::exception& error) {
     try {
-      board.set("not made", core::concat("rank ", rank, ": ", error.what()));
+      kv_store.set("not made", core::concat("rank ", rank, ": ", error.what()));
     } catch (const std::exception&) {  // the store went with the rank that kept it
     }
     throw;

@@ -11,7 +11,7 @@
 #include "cohort/core/cpu.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
-#include "cohort/core/numbered.h"
+#include "cohort/core/format_list.h"
 #include "cohort/core/wait.h"
 
 namespace cohort::comm::shm {
@@ -38,10 +38,10 @@ std::string last_words_key(int rank) {
 }
 
 // A rank is gone as the group is made.
-[[noreturn]] void fail_without(Board& board, int rank, std::string why) {
+[[noreturn]] void fail_without(KeyValueStore& kv_store, int rank, std::string why) {
   try {
     const std::string key = last_words_key(rank);
-    if (board.has(key)) why = core::concat("rank ", rank, " gave up: ", board.get(key));
+    if (kv_store.has(key)) why = core::concat("rank ", rank, " gave up: ", kv_store.get(key));
   } catch (const std::exception&) {  // the store went with the rank that kept it
   }
   throw PeerError("comm.shm", why + " while the group was made");
@@ -54,16 +54,19 @@ std::size_t Communicator::segment_bytes(int size) {
   return whole_pages(n * (sizeof(Arrival) + sizeof(Sleeper))) + n * 2 * kSlotBytes + n * n * sizeof(Ring);
 }
 
-Communicator::Communicator(Board& board, int rank, int size, core::Deadline deadline)
-    : rank_(rank), size_(size), links_(board, rank, size, deadline), arenas_(static_cast<std::size_t>(size)) {
+Communicator::Communicator(KeyValueStore& kv_store, int rank, int size, core::Deadline deadline)
+    : rank_(rank),
+      size_(size),
+      links_(kv_store, rank, size, deadline),
+      arenas_(static_cast<std::size_t>(size)) {
   try {
-    share_segment(board, deadline);
+    share_segment(kv_store, deadline);
     slots_ =
         segment_.data() + whole_pages(static_cast<std::size_t>(size) * (sizeof(Arrival) + sizeof(Sleeper)));
     rings_ = reinterpret_cast<Ring*>(slots_ + static_cast<std::size_t>(size) * 2 * kSlotBytes);
-    find_cores(board, deadline);
+    find_cores(kv_store, deadline);
   } catch (const std::exception& error) {
-    tell_not_made(board, core::message_of(error));
+    report_init_failure(kv_store, core::message_of(error));
     throw;
   }
 }
@@ -73,21 +76,21 @@ Communicator::~Communicator() {
   wake_all();
 }
 
-// The others wait for this rank. Without the memory that all share, the board tells them, before the links
+// The others wait for this rank. Without the memory that all share, the store tells them, before the links
 // are closed: who sees that looks there.
-void Communicator::tell_not_made(Board& board, const std::string& why) {
+void Communicator::report_init_failure(KeyValueStore& kv_store, const std::string& why) {
   if (slots_ != nullptr) {
     give_up(why);  // nothing is written yet
     return;
   }
   try {
-    board.set(last_words_key(rank_), why);
+    kv_store.set(last_words_key(rank_), why);
   } catch (const std::exception&) {  // the store went with the rank that kept it
   }
 }
 
 // Rank 0 makes the memory, zero, and hands it to the others.
-void Communicator::share_segment(Board& board, core::Deadline deadline) {
+void Communicator::share_segment(KeyValueStore& kv_store, core::Deadline deadline) {
   if (rank_ == 0) {
     segment_ = SharedMemory::create(segment_bytes(size_), false);
     for (int peer = 1; peer < size_; ++peer) links_.send(peer, segment_.fd(), 0);
@@ -103,7 +106,7 @@ void Communicator::share_segment(Board& board, core::Deadline deadline) {
       throw CommError("comm.shm", "rank 0 was built with another version of this backend",
                       "the same Cohort on all ranks");
     }
-    if (!gone.empty()) fail_without(board, 0, "rank 0 " + gone);
+    if (!gone.empty()) fail_without(kv_store, 0, "rank 0 " + gone);
     if (is_over) deadline.check("comm.shm", "the memory that rank 0 makes");
     core::sleep(milliseconds(1), deadline);
   }
@@ -119,7 +122,7 @@ std::vector<int> ranks_of(std::uint64_t mask) {
 
 // Each rank says on which cores it may run: as many bits as fit two words. One turn for both, as the deadline
 // may pass right behind the last rank's coming.
-void Communicator::find_cores(Board& board, core::Deadline deadline) {
+void Communicator::find_cores(KeyValueStore& kv_store, core::Deadline deadline) {
   std::array<std::uint64_t, 2> cores{};
   // A container's share may be less than the cores that it may run on.
   const auto quota = core::core_limits().quota;
@@ -134,8 +137,8 @@ void Communicator::find_cores(Board& board, core::Deadline deadline) {
     const auto gone = why_gone(awaited);
     const bool is_over = deadline.expired();
     if (all.ready()) break;  // the last one came before it went, or before the deadline
-    if (gone) fail_without(board, gone->rank, gone->why);
-    if (is_over) deadline.check("comm.shm", core::numbered("rank", ranks_of(awaited)) + " of the group");
+    if (gone) fail_without(kv_store, gone->rank, gone->why);
+    if (is_over) deadline.check("comm.shm", core::format_list("rank", ranks_of(awaited)) + " of the group");
     sleep(milliseconds(100), [&] { return all.ready(); });
   }
   for (int rank = 0; rank < size_; ++rank) {

@@ -41,7 +41,7 @@ struct Ring {
 class Communicator {
  public:
   /// Every rank has one. Blocks until then. Throws: as Links; SystemError when there is no memory.
-  Communicator(Board& board, int rank, int size, core::Deadline deadline);
+  Communicator(KeyValueStore& kv_store, int rank, int size, core::Deadline deadline);
   /// The others learn that this rank has left.
   ~Communicator();
   Communicator(const Communicator&) = delete;
@@ -156,9 +156,9 @@ class Communicator {
     return slots_ + (static_cast<std::size_t>(rank) * 2 + turn % 2) * kSlotBytes;
   }
   bool is_written_to() const;
-  void share_segment(Board& board, core::Deadline deadline);
-  void find_cores(Board& board, core::Deadline deadline);
-  void tell_not_made(Board& board, const std::string& why);
+  void share_segment(KeyValueStore& kv_store, core::Deadline deadline);
+  void find_cores(KeyValueStore& kv_store, core::Deadline deadline);
+  void report_init_failure(KeyValueStore& kv_store, const std::string& why);
   void begin_sleep();
   void finish_sleep(std::chrono::nanoseconds timeout);
   void awake();

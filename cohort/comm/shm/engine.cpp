@@ -5,8 +5,8 @@
 #include "cohort/comm/missing_ranks.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
+#include "cohort/core/format_list.h"
 #include "cohort/core/log.h"
-#include "cohort/core/numbered.h"
 #include "cohort/core/wait.h"
 
 namespace cohort::comm::shm {
@@ -35,7 +35,7 @@ long to_ms(Clock::duration duration) {
 }
 
 std::string not_come(const std::vector<int>& ranks) {
-  return core::numbered("rank", ranks) + (ranks.size() == 1 ? " has" : " have") + " not come";
+  return core::format_list("rank", ranks) + (ranks.size() == 1 ? " has" : " have") + " not come";
 }
 
 // Keeps what a peer that hangs may still write to until the process ends. A list refers to it, so that a leak

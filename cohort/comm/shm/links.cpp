@@ -15,8 +15,8 @@
 #include <sstream>
 
 #include "cohort/core/error.h"
+#include "cohort/core/format_list.h"
 #include "cohort/core/host.h"
-#include "cohort/core/numbered.h"
 #include "cohort/core/secret.h"
 #include "cohort/core/wait.h"
 
@@ -122,32 +122,32 @@ struct Parcel {
 };
 
 // One that could not make the group says so, and the others need not wait for it.
-void check_not_given_up(Board& board) {
-  if (!board.has("not made")) return;
-  throw PeerError("comm.shm", board.get("not made"), "look for the first rank that failed");
+void check_not_given_up(KeyValueStore& kv_store) {
+  if (!kv_store.has("not made")) return;
+  throw PeerError("comm.shm", kv_store.get("not made"), "look for the first rank that failed");
 }
 
 // Waits for every rank's contact.
-std::vector<Contact> read_contacts(Board& board, int size, core::Deadline deadline) {
+std::vector<Contact> read_contacts(KeyValueStore& kv_store, int size, core::Deadline deadline) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < size; ++rank) keys.push_back(core::concat("contact/", rank));
   // Not by waits at the store: LibTorch's client writes a warning about each that ends early.
   auto next_look = core::Deadline(kLook);
   const auto have_come = [&] {
-    if (board.has_all(keys)) return true;
+    if (kv_store.has_all(keys)) return true;
     if (next_look.expired()) {
-      check_not_given_up(board);
+      check_not_given_up(kv_store);
       next_look = core::Deadline(kLook);
     }
     return false;
   };
   if (!core::poll_until(have_come, deadline, milliseconds(50))) {
-    check_not_given_up(board);
-    const std::vector<int> missing = core::missing_ranks(board, "contact", size, deadline);
+    check_not_given_up(kv_store);
+    const std::vector<int> missing = core::missing_ranks(kv_store, "contact", size, deadline);
     throw RendezvousError("comm.shm",
-                          core::concat(core::numbered("rank", missing), " of ", size, " did not come"));
+                          core::concat(core::format_list("rank", missing), " of ", size, " did not come"));
   }
-  const std::vector<std::string> words = board.get_all(keys);
+  const std::vector<std::string> words = kv_store.get_all(keys);
   std::vector<Contact> contacts(static_cast<std::size_t>(size));
   for (std::size_t rank = 0; rank < contacts.size(); ++rank) {
     Contact& contact = contacts[rank];
@@ -171,14 +171,14 @@ void check_same_machine(const std::vector<Contact>& contacts, int rank) {
 
 }  // namespace
 
-Links::Links(Board& board, int rank, int size, core::Deadline deadline)
+Links::Links(KeyValueStore& kv_store, int rank, int size, core::Deadline deadline)
     : links_(static_cast<std::size_t>(size)) {
   if (size == 1) return;
   const core::Fd listener = new_socket();
   const std::string address = listen_somewhere(listener, size);
-  board.set(core::concat("contact/", rank),
-            core::concat(core::machine_id(), " ", core::host_name(), " ", address, " ", core::random_word()));
-  const std::vector<Contact> contacts = read_contacts(board, size, deadline);
+  kv_store.set(core::concat("contact/", rank), core::concat(core::machine_id(), " ", core::host_name(), " ",
+                                                            address, " ", core::random_word()));
+  const std::vector<Contact> contacts = read_contacts(kv_store, size, deadline);
   check_same_machine(contacts, rank);
   for (int peer = 0; peer < rank; ++peer) {
     const Contact& contact = contacts[static_cast<std::size_t>(peer)];
@@ -192,7 +192,7 @@ Links::Links(Board& board, int rank, int size, core::Deadline deadline)
         },
         deadline);
     if (!socket.is_open()) {
-      check_not_given_up(board);
+      check_not_given_up(kv_store);
       if (error == EAGAIN) {
         throw RendezvousError("comm.shm",
                               core::concat("rank ", peer, " of ", size, " has not accepted a connection"));
@@ -210,13 +210,15 @@ Links::Links(Board& board, int rank, int size, core::Deadline deadline)
   }
   std::vector<std::string> addresses;
   for (const Contact& contact : contacts) addresses.push_back(contact.address);
-  accept_others(listener, board, addresses, contacts[static_cast<std::size_t>(rank)].token, rank, deadline);
+  accept_others(listener, kv_store, addresses, contacts[static_cast<std::size_t>(rank)].token, rank,
+                deadline);
 }
 
 // Waits for those above this rank to connect. A rank listens until all above it have: where nobody listens
 // and no connection came, it has died.
-void Links::accept_others(const core::Fd& listener, Board& board, const std::vector<std::string>& addresses,
-                          const std::string& token, int rank, core::Deadline deadline) {
+void Links::accept_others(const core::Fd& listener, KeyValueStore& kv_store,
+                          const std::vector<std::string>& addresses, const std::string& token, int rank,
+                          core::Deadline deadline) {
   const auto is_here = [this](std::size_t peer) { return links_[peer].socket.is_open(); };
   const auto missing = [&] {
     std::vector<int> ranks;
@@ -261,12 +263,12 @@ void Links::accept_others(const core::Fd& listener, Board& board, const std::vec
       if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) fail_socket("accept from");
     }
     if (is_over && !missing().empty()) {
-      throw RendezvousError("comm.shm", core::concat(core::numbered("rank", missing()), " of ", links_.size(),
-                                                     " did not connect"));
+      throw RendezvousError("comm.shm", core::concat(core::format_list("rank", missing()), " of ",
+                                                     links_.size(), " did not connect"));
     }
     if (!next_look.expired()) continue;
     next_look = core::Deadline(kLook);
-    check_not_given_up(board);
+    check_not_given_up(kv_store);
     std::vector<int> silent;
     for (const int peer : missing()) {
       if (connect_to(addresses[static_cast<std::size_t>(peer)]).is_open() || errno == EAGAIN) continue;

@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/core/board.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/fd.h"
+#include "cohort/core/key_value_store.h"
 
 namespace cohort::comm::shm {
 
-using core::Board;
+using core::KeyValueStore;
 
 /// A connection from each rank of a group to each other: memory is handed over it, and it says when a peer is
 /// gone. Threads: one caller at a time.
@@ -23,8 +23,8 @@ class Links {
  public:
   /// All ranks are connected. Blocks until then. Every rank of the group makes one.
   /// Throws: RendezvousError naming the ranks that did not come; PeerError as soon as one has died, or says
-  /// on the board under "not made" why it could not come; UsageError naming those on other hosts.
-  Links(Board& board, int rank, int size, core::Deadline deadline);
+  /// on the store under "not made" why it could not come; UsageError naming those on other hosts.
+  Links(KeyValueStore& kv_store, int rank, int size, core::Deadline deadline);
 
   /// Hands memory over, with a number that says which. The peer need not wait for it.
   /// Throws: PeerError when the peer is gone.
@@ -45,8 +45,9 @@ class Links {
     pid_t pid = 0;  // 0: not visible from here
   };
   void adopt(int peer, core::Fd socket);
-  void accept_others(const core::Fd& listener, Board& board, const std::vector<std::string>& addresses,
-                     const std::string& token, int rank, core::Deadline deadline);
+  void accept_others(const core::Fd& listener, KeyValueStore& kv_store,
+                     const std::vector<std::string>& addresses, const std::string& token, int rank,
+                     core::Deadline deadline);
 
   std::vector<Link> links_;
 };

@@ -4,10 +4,10 @@
 
 namespace cohort::comm {
 
-MadeBackend make_shm(const BackendOptions& options) {
+BackendInstance make_shm(const BackendOptions& options) {
   return {.backend = make_shm_backend_until(options.store, options.rank, options.size, options.timeout,
                                             options.deadline),
-          .sums_by_rank = true};
+          .deterministic_rank_order = true};
 }
 
 }  // namespace cohort::comm

@@ -18,11 +18,11 @@
 /// This library, libcohort_shm, needs LibTorch, and of Cohort neither libcohort_comm nor the launcher.
 namespace cohort::comm {
 
-constexpr int kMostShmRanks = 64;
+constexpr int kMaxShmRanks = 64;
 
 /// Returns the backend "shm" of this rank. Blocks until all `size` ranks of `store` have called it, at most
 /// `timeout`, which is also the deadline of calls that give none. Ranks may be processes or threads,
-/// kMostShmRanks at most.
+/// kMaxShmRanks at most.
 /// Numbers: sums go in the order of the ranks, so all ranks and all runs have the same bits; half and
 /// bfloat16 are summed as float.
 /// Throws: UsageError when ranks are on different hosts; RendezvousError; SystemError when there is no

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "cohort/core/error.h"
+#include "cohort/core/nearest_name.h"
 #include "cohort/core/registry.h"
-#include "cohort/core/suggest.h"
 #include "cohort/data/transforms/builtin.h"
 
 namespace cohort::data {
@@ -62,8 +62,9 @@ std::unique_ptr<Transform> make_transform(const TransformSpec& spec) {
   const Entry entry = registry().find(spec.name).value_or(Entry());
   if (!entry.make) {
     const std::vector<std::string> names = transform_names();
-    throw ConfigError("data.transforms", core::concat("unknown transform ", spec.name),
-                      core::concat(core::nearest(spec.name, names), " (known: ", join(names), ")"));
+    throw ConfigError(
+        "data.transforms", core::concat("unknown transform ", spec.name),
+        core::concat(core::least_changed_name(spec.name, names), " (known: ", join(names), ")"));
   }
   TransformArgs args(spec, entry.first_argument);
   std::unique_ptr<Transform> transform = entry.make(args);
@@ -153,8 +154,9 @@ ImageSize TransformArgs::size(const std::string& key) {
 void TransformArgs::refuse_the_rest() const {
   for (const auto& [key, values] : args_) {
     if (std::find(asked_.begin(), asked_.end(), key) == asked_.end()) {
-      const std::string hint =
-          asked_.empty() ? "" : core::concat(core::nearest(key, asked_), " (known: ", join(asked_), ")");
+      const std::string hint = asked_.empty() ? ""
+                                              : core::concat(core::least_changed_name(key, asked_),
+                                                             " (known: ", join(asked_), ")");
       throw ConfigError("data.transforms", core::concat(name_, " has no argument ", key), hint);
     }
   }

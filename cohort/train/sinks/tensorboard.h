@@ -14,9 +14,9 @@ namespace cohort::train {
 
 /// Writes one event file, `events.out.tfevents.TIME.HOST.PID.0`, into a folder.
 ///
-///     TensorBoardWriter board(run_dir / "tensorboard", resumed ? std::optional(step) : std::nullopt);
-///     board.scalar("train/loss", 0.3, step);
-///     board.image_png("input/0", png, 28, 28, 1, 0);
+///     TensorBoardWriter store(run_dir / "tensorboard", resumed ? std::optional(step) : std::nullopt);
+///     store.scalar("train/loss", 0.3, step);
+///     store.image_png("input/0", png, 28, 28, 1, 0);
 ///
 /// Threads: one caller at a time. Events are buffered: `flush()` hands them to the kernel, and so does the
 /// destructor (without throwing). Throws: SystemError naming the file.

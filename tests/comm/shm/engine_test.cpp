@@ -22,12 +22,12 @@ namespace {
 
 TEST(ShmTest, SeveralGroupsAndRanksThatComeWhenTheyLikeDoNotDisturbEachOther) {
   constexpr int kSize = 3, kRounds = 60;
-  std::array<MapBoard, 3> boards;
+  std::array<MapStore, 3> kv_stores;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kSize; ++rank) {
     threads.emplace_back([&, rank] {
       std::vector<std::unique_ptr<Rank>> groups;
-      for (auto& board : boards) groups.push_back(std::make_unique<Rank>(board, rank, kSize));
+      for (auto& kv_store : kv_stores) groups.push_back(std::make_unique<Rank>(kv_store, rank, kSize));
       std::mt19937 random(static_cast<unsigned>(rank));
       for (int round = 0; round < kRounds; ++round) {
         // All begin in all groups; each rank waits in an order of its own.
@@ -207,11 +207,11 @@ TEST(ShmFaultTest, ARankThatLeavesIsNamedAtOnce) {
 }
 
 TEST(ShmFaultTest, WhatIsUnderWayWhenAGroupIsAbortedOrClosesFails) {
-  MapBoard board;
+  MapStore kv_store;
   std::vector<float> list(100'000);
   std::atomic<bool> over{false};
   std::thread other([&] {
-    const Rank rank(board, 1, 2);
+    const Rank rank(kv_store, 1, 2);
     while (!over.load()) std::this_thread::sleep_for(milliseconds(1));
   });
   const auto begin = [&list](Rank& rank) {
@@ -221,14 +221,14 @@ TEST(ShmFaultTest, WhatIsUnderWayWhenAGroupIsAbortedOrClosesFails) {
     });
   };
   {
-    Rank rank(board, 0, 2);
+    Rank rank(kv_store, 0, 2);
     const auto begun = begin(rank);
     rank.engine().cancel("it was aborted");
     COHORT_EXPECT_THROW_WITH(rank.wait(begun), CommError, "it was aborted");
   }
   over.store(true);
   other.join();
-  MapBoard again;
+  MapStore again;
   over.store(false);
   other = std::thread([&] {
     const Rank rank(again, 1, 2);
@@ -273,20 +273,21 @@ TEST(ShmFaultTest, ACancelIsHeardByWhoWaitsAndByOthersThatCancel) {
 }
 
 TEST(ShmFaultTest, RanksThatDoNotComeAreNamedWhenTheGroupIsMade) {
-  MapBoard board;
-  COHORT_EXPECT_THROW_WITH(Rank(board, 0, 2, milliseconds(100)), RendezvousError, "rank 1 of 2 did not come");
+  MapStore kv_store;
+  COHORT_EXPECT_THROW_WITH(Rank(kv_store, 0, 2, milliseconds(100)), RendezvousError,
+                           "rank 1 of 2 did not come");
 }
 
 TEST(ShmFaultTest, AnotherHostIsRefusedByName) {
-  MapBoard board;
-  board.set("contact/1", "other-boot/net:[1] node7 00001 token");
-  COHORT_EXPECT_THROW_WITH(Rank(board, 0, 2, seconds(5)), UsageError, "rank 1 on node7");
+  MapStore kv_store;
+  kv_store.set("contact/1", "other-boot/net:[1] node7 00001 token");
+  COHORT_EXPECT_THROW_WITH(Rank(kv_store, 0, 2, seconds(5)), UsageError, "rank 1 on node7");
 }
 
 // Ranks as processes: they meet in a folder.
-class FolderBoard : public Board {
+class FolderStore : public KeyValueStore {
  public:
-  explicit FolderBoard(std::filesystem::path folder) : folder_(std::move(folder)) {}
+  explicit FolderStore(std::filesystem::path folder) : folder_(std::move(folder)) {}
   void set(const std::string& key, const std::string& value) override {
     const auto path = path_of(key);
     test::write_file(path.string() + ".new", value);
@@ -306,9 +307,9 @@ class FolderBoard : public Board {
 
 // Sums until a rank is killed; then says what it threw, and how long after the last sum.
 TEST(ShmRankChild, DISABLED_SumsUntilSomethingHappens) {
-  FolderBoard board(std::getenv("TEST_FOLDER"));
+  FolderStore kv_store(std::getenv("TEST_FOLDER"));
   const milliseconds timeout(std::stol(std::getenv("TEST_TIMEOUT_MS")));
-  Rank rank(board, std::stoi(std::getenv("RANK")), std::stoi(std::getenv("WORLD_SIZE")), seconds(60));
+  Rank rank(kv_store, std::stoi(std::getenv("RANK")), std::stoi(std::getenv("WORLD_SIZE")), seconds(60));
   std::vector<float> list(100'000, 1);
   const auto make = [&] {
     return all_reduce(rank.ranks(), reinterpret_cast<std::byte*>(list.data()), list.size(), Dtype::kFloat,
@@ -377,20 +378,20 @@ TEST(ShmFaultTest, GroupsThatComeAndGoLeaveNothingOpen) {
 
 TEST(ShmFaultTest, ASecondGroupOfTheSameRanksTakesOnlyConnections) {
   constexpr int kRanks = 4;
-  MapBoard first_board, second_board;
+  MapStore first_store, second_store;
   std::vector<std::unique_ptr<Rank>> ranks(2 * kRanks);
-  const auto make_all = [&](MapBoard& board, std::size_t first) {
+  const auto make_all = [&](MapStore& kv_store, std::size_t first) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < kRanks; ++rank) {
       threads.emplace_back([&, rank] {
-        ranks[first + static_cast<std::size_t>(rank)] = std::make_unique<Rank>(board, rank, kRanks);
+        ranks[first + static_cast<std::size_t>(rank)] = std::make_unique<Rank>(kv_store, rank, kRanks);
       });
     }
     for (std::thread& thread : threads) thread.join();
   };
-  make_all(first_board, 0);
+  make_all(first_store, 0);
   const int before = open_descriptors();
-  make_all(second_board, kRanks);
+  make_all(second_store, kRanks);
   EXPECT_EQ(open_descriptors() - before, kRanks * (kRanks - 1) + 1)
       << "both ends of each, and rank 0's memory";
 }

@@ -463,16 +463,16 @@ TEST(ShmLateTest, AllRanksHaveTheSameBitsWhicheverThreadSums) {
 #endif
 
 TEST(ShmLateTest, ACallbackMayLetGoOfTheEngineLast) {
-  MapBoard board;
+  MapStore kv_store;
   std::thread other([&] {
-    Rank rank(board, 1, 2);
+    Rank rank(kv_store, 1, 2);
     std::this_thread::sleep_for(milliseconds(50));
     rank.run([&] { return barrier(rank.ranks()); });
   });
   const auto told = std::make_shared<std::atomic<bool>>(false);
   std::weak_ptr<Engine> gone;
   {
-    auto engine = Engine::make(std::make_unique<Communicator>(board, 0, 2, core::Deadline(seconds(20))));
+    auto engine = Engine::make(std::make_unique<Communicator>(kv_store, 0, 2, core::Deadline(seconds(20))));
     gone = engine;
     auto operation = std::make_shared<Operation>(core::Deadline(seconds(20)));
     operation->call = "barrier";

@@ -24,17 +24,17 @@ TEST(ShmMakingTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
     for (const bool has_shared : {false, true}) {
       if (stopped == 1 && has_shared) continue;  // rank 0 makes the memory
       SCOPED_TRACE(core::concat("rank ", stopped, has_shared ? " has shared the memory" : ""));
-      MapBoard board;
+      MapStore kv_store;
       std::atomic<bool> is_over{false};
       std::thread other([&] {
-        const Links links(board, stopped, 2, core::Deadline(seconds(20)));
+        const Links links(kv_store, stopped, 2, core::Deadline(seconds(20)));
         const std::size_t bytes = Communicator::segment_bytes(2);
         if (has_shared) links.send(1, SharedMemory::create(bytes, false).fd(), 0);
         EXPECT_TRUE(test::comes_true([&] { return is_over.load(); }));
       });
-      EXPECT_TRUE(test::comes_true([&] { return board.has(core::concat("contact/", stopped)); }));
+      EXPECT_TRUE(test::comes_true([&] { return kv_store.has(core::concat("contact/", stopped)); }));
       const core::Deadline waited(kTime);
-      COHORT_EXPECT_THROW_WITH(Communicator(board, 1 - stopped, 2, core::Deadline(kTime)), TimeoutError,
+      COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 1 - stopped, 2, core::Deadline(kTime)), TimeoutError,
                                core::concat("rank ", stopped));
       EXPECT_LT(waited.elapsed(), kTime + test::deadline_slack());
       is_over = true;
@@ -45,9 +45,9 @@ TEST(ShmMakingTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
 
 // Rank 0 is played: it has come to the first turn, and goes no further.
 TEST(ShmMakingTest, AGroupIsMadeInOneTurn) {
-  MapBoard board;
+  MapStore kv_store;
   std::thread other([&] {
-    const Links links(board, 0, 2, core::Deadline(seconds(20)));
+    const Links links(kv_store, 0, 2, core::Deadline(seconds(20)));
     const SharedMemory memory = SharedMemory::create(Communicator::segment_bytes(2), false);
     // Its count of turns, and what it calls in the turns with even and with odd numbers.
     auto* const words = reinterpret_cast<std::uint64_t*>(memory.data());
@@ -55,15 +55,15 @@ TEST(ShmMakingTest, AGroupIsMadeInOneTurn) {
     words[0] = 1;
     links.send(1, memory.fd(), 0);
   });
-  EXPECT_NO_THROW(Communicator(board, 1, 2, core::Deadline(seconds(20))));
+  EXPECT_NO_THROW(Communicator(kv_store, 1, 2, core::Deadline(seconds(20))));
   other.join();
 }
 
 /// Holds rank 0, once it has said where it is, until `is_open`.
-class HeldBoard : public MapBoard {
+class HeldStore : public MapStore {
  public:
   void set(const std::string& key, const std::string& value) override {
-    MapBoard::set(key, value);
+    MapStore::set(key, value);
     if (key == "contact/0") test::wait_until([this] { return is_open.load(); });
   }
   std::atomic<bool> is_open{false};
@@ -71,11 +71,11 @@ class HeldBoard : public MapBoard {
 
 // Rank 1 is played: it has connected, and looks into the memory that all share.
 TEST(ShmMakingTest, ARankThatCannotMakeTheGroupTellsTheOthersWhy) {
-  HeldBoard board;
+  HeldStore kv_store;
   std::atomic<bool> is_over{false};
   std::thread other([&] {
-    const Links links(board, 1, 2, core::Deadline(seconds(20)));
-    board.is_open = true;
+    const Links links(kv_store, 1, 2, core::Deadline(seconds(20)));
+    kv_store.is_open = true;
     EXPECT_TRUE(test::comes_true([&] { return is_over.load(); }));
     const auto received = links.receive(0);
     ASSERT_TRUE(received);
@@ -83,7 +83,7 @@ TEST(ShmMakingTest, ARankThatCannotMakeTheGroupTellsTheOthersWhy) {
     const std::string_view bytes(reinterpret_cast<const char*>(memory.data()), memory.size());
     EXPECT_NE(bytes.find("ms for rank 1 of the group"), std::string_view::npos);
   });
-  COHORT_EXPECT_THROW_WITH(Communicator(board, 0, 2, core::Deadline(milliseconds(0))), TimeoutError,
+  COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 0, 2, core::Deadline(milliseconds(0))), TimeoutError,
                            "ms for rank 1 of the group");
   is_over = true;
   other.join();
@@ -112,36 +112,36 @@ class NoLargeFiles {
 
 TEST(ShmMakingTest, ARankThatHasNoMemoryForTheGroupTellsTheOthersSo) {
   const NoLargeFiles limited;
-  MapBoard board;
+  MapStore kv_store;
   std::thread first([&] {
-    COHORT_EXPECT_THROW_WITH(Communicator(board, 0, 2, core::Deadline(seconds(20))), SystemError,
+    COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 0, 2, core::Deadline(seconds(20))), SystemError,
                              "cannot size shared memory");
   });
-  COHORT_EXPECT_THROW_WITH(Communicator(board, 1, 2, core::Deadline(seconds(20))), PeerError,
+  COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 1, 2, core::Deadline(seconds(20))), PeerError,
                            "rank 0 gave up: [comm.shm] cannot size shared memory");
   first.join();
 }
 
 // Each rank in turn is played. Rank 0 hands over memory of another size, and rank 1 cannot map it.
 TEST(ShmMakingTest, ARankThatCannotUseTheMemoryTellsTheOthersSo) {
-  MapBoard board;
+  MapStore kv_store;
   std::thread first([&] {
-    const Links links(board, 0, 2, core::Deadline(seconds(20)));
+    const Links links(kv_store, 0, 2, core::Deadline(seconds(20)));
     links.send(1, SharedMemory::create(4096, false).fd(), 0);
     EXPECT_TRUE(test::comes_true([&] { return !links.why_gone(1).empty(); }));
-    EXPECT_TRUE(board.has("not made/1")) << "it is said before the connection is closed";
+    EXPECT_TRUE(kv_store.has("not made/1")) << "it is said before the connection is closed";
   });
-  COHORT_EXPECT_THROW_WITH(Communicator(board, 1, 2, core::Deadline(seconds(20))), CommError,
+  COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 1, 2, core::Deadline(seconds(20))), CommError,
                            "another version of this backend");
   first.join();
 
-  MapBoard second_board;
+  MapStore second_store;
   std::thread second([&] {
-    const Links links(second_board, 1, 2, core::Deadline(seconds(20)));
+    const Links links(second_store, 1, 2, core::Deadline(seconds(20)));
     EXPECT_TRUE(test::comes_true([&] { return links.receive(0).has_value(); }));
-    second_board.set("not made/1", "it cannot map that");
+    second_store.set("not made/1", "it cannot map that");
   });
-  COHORT_EXPECT_THROW_WITH(Communicator(second_board, 0, 2, core::Deadline(seconds(20))), PeerError,
+  COHORT_EXPECT_THROW_WITH(Communicator(second_store, 0, 2, core::Deadline(seconds(20))), PeerError,
                            "rank 1 gave up: it cannot map that while the group was made");
   second.join();
 }

@@ -9,21 +9,21 @@
 
 #include "cohort/comm/shm/collectives.h"
 #include "cohort/comm/shm/engine.h"
-#include "tests/support/map_board.h"
+#include "tests/support/map_store.h"
 
 /// Ranks of the backend shm as threads, without LibTorch: what is tested here runs under sanitizers.
 namespace cohort::comm::shm {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using test::MapBoard;
+using test::MapStore;
 
 /// One rank: what it begins, and waits for.
 class Rank {
  public:
-  Rank(Board& board, int rank, int size, milliseconds timeout = seconds(20))
+  Rank(KeyValueStore& kv_store, int rank, int size, milliseconds timeout = seconds(20))
       : timeout_(timeout),
-        engine_(std::make_unique<Communicator>(board, rank, size, core::Deadline(timeout))) {}
+        engine_(std::make_unique<Communicator>(kv_store, rank, size, core::Deadline(timeout))) {}
   int rank() { return engine_.ranks().rank(); }
   int size() { return engine_.ranks().size(); }
   Communicator& ranks() { return engine_.ranks(); }
@@ -76,13 +76,13 @@ class Rank {
 /// Throws what the lowest rank threw.
 inline void run_threads(int size, const std::function<void(Rank&)>& body,
                         milliseconds timeout = seconds(20)) {
-  MapBoard board;
+  MapStore kv_store;
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        Rank one(board, rank, size, timeout);
+        Rank one(kv_store, rank, size, timeout);
         body(one);
       } catch (...) {
         errors[static_cast<std::size_t>(rank)] = std::current_exception();

@@ -29,15 +29,16 @@ struct Contact {
   std::string machine, host, address, token;
 };
 
-Contact contact_of(MapBoard& board, int rank) {
+Contact contact_of(MapStore& kv_store, int rank) {
   const std::string key = core::concat("contact/", rank);
   const core::Deadline deadline(seconds(20));
-  while (!board.has(key)) {
+  while (!kv_store.has(key)) {
     deadline.check("test", key);
     std::this_thread::sleep_for(milliseconds(1));
   }
   Contact contact;
-  std::istringstream(board.get(key)) >> contact.machine >> contact.host >> contact.address >> contact.token;
+  std::istringstream(kv_store.get(key)) >> contact.machine >> contact.host >> contact.address >>
+      contact.token;
   return contact;
 }
 
@@ -54,14 +55,14 @@ core::Fd connect_to(const std::string& address) {
 // Another user of the host who has read the token where it stands.
 TEST(ShmStrangersTest, AProcessOfAnotherUserDoesNotTakeARanksPlace) {
   if (::geteuid() != 0) return;  // only root can be another user
-  MapBoard board;
+  MapStore kv_store;
   std::vector<float> list(10, 1);
   std::thread first([&] {
-    Rank rank(board, 0, 2);
+    Rank rank(kv_store, 0, 2);
     rank.sum(list, Dtype::kFloat);
   });
   // The place of rank 1, told before it is there.
-  const Contact mine = contact_of(board, 0);
+  const Contact mine = contact_of(kv_store, 0);
   int ready[2];
   ASSERT_EQ(::pipe(ready), 0);
   const pid_t thief = ::fork();
@@ -78,7 +79,7 @@ TEST(ShmStrangersTest, AProcessOfAnotherUserDoesNotTakeARanksPlace) {
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
   {
-    Rank rank(board, 1, 2);
+    Rank rank(kv_store, 1, 2);
     std::vector<float> ones(10, 1);
     rank.sum(ones, Dtype::kFloat);
   }
@@ -92,30 +93,30 @@ TEST(ShmStrangersTest, AProcessOfAnotherUserDoesNotTakeARanksPlace) {
 }
 
 TEST(ShmStrangersTest, WhoDoesNotKnowTheTokenIsTurnedAway) {
-  MapBoard board;
+  MapStore kv_store;
   std::thread first([&] {
-    Rank rank(board, 0, 2);
+    Rank rank(kv_store, 0, 2);
     rank.run([&] { return barrier(rank.ranks()); });
   });
-  const core::Fd stranger = connect_to(contact_of(board, 0).address);
+  const core::Fd stranger = connect_to(contact_of(kv_store, 0).address);
   ASSERT_TRUE(stranger.is_open());
   ASSERT_GT(::send(stranger.get(), "let me in 1", 11, MSG_NOSIGNAL), 0);
-  const core::Fd silent = connect_to(contact_of(board, 0).address);
-  Rank rank(board, 1, 2);
+  const core::Fd silent = connect_to(contact_of(kv_store, 0).address);
+  Rank rank(kv_store, 1, 2);
   rank.run([&] { return barrier(rank.ranks()); });
   first.join();
 }
 
 TEST(ShmStrangersTest, ARankThatCouldNotMakeTheGroupIsNotWaitedFor) {
   for (const bool has_come : {false, true}) {
-    MapBoard board;
-    if (has_come) board.set("contact/1", core::machine_id() + " here nobody-listens-here token");
+    MapStore kv_store;
+    if (has_come) kv_store.set("contact/1", core::machine_id() + " here nobody-listens-here token");
     std::thread other([&] {
       std::this_thread::sleep_for(milliseconds(100));
-      board.set("not made", "rank 1: no descriptors");
+      kv_store.set("not made", "rank 1: no descriptors");
     });
     const core::Deadline waited(seconds(60));
-    COHORT_EXPECT_THROW_WITH(Rank(board, 0, 2), PeerError, "rank 1");
+    COHORT_EXPECT_THROW_WITH(Rank(kv_store, 0, 2), PeerError, "rank 1");
     EXPECT_LT(waited.elapsed(), seconds(10));
     other.join();
   }
@@ -124,7 +125,7 @@ TEST(ShmStrangersTest, ARankThatCouldNotMakeTheGroupIsNotWaitedFor) {
 // A rank whose listener takes no more connections for now: one stands in its queue already.
 class BusyListener {
  public:
-  explicit BusyListener(MapBoard& board, int rank)
+  explicit BusyListener(MapStore& kv_store, int rank)
       : listener_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
     sockaddr_un name{};
     name.sun_family = AF_UNIX;
@@ -136,7 +137,7 @@ class BusyListener {
     ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&name), &size);
     const std::string address(name.sun_path + 1, size - sizeof(sa_family_t) - 1);
     first_ = connect_to(address);
-    board.set(core::concat("contact/", rank), core::machine_id() + " here " + address + " token");
+    kv_store.set(core::concat("contact/", rank), core::machine_id() + " here " + address + " token");
   }
   core::Fd accept() { return core::Fd(::accept(listener_.get(), nullptr, nullptr)); }
 
@@ -145,23 +146,23 @@ class BusyListener {
 };
 
 TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsWaitedFor) {
-  MapBoard board;
-  BusyListener busy(board, 0);
+  MapStore kv_store;
+  BusyListener busy(kv_store, 0);
   std::array<char, 64> words{};
   std::thread later([&] {
     std::this_thread::sleep_for(milliseconds(200));
     const core::Fd other = busy.accept(), peer = busy.accept();
     ::recv(peer.get(), words.data(), words.size(), 0);
   });
-  const Links links(board, 1, 2, core::Deadline(seconds(20)));
+  const Links links(kv_store, 1, 2, core::Deadline(seconds(20)));
   later.join();
   EXPECT_STREQ(words.data(), "token 1");
 }
 
 TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsNotTakenForDead) {
-  MapBoard board;
-  const BusyListener busy(board, 1);
-  COHORT_EXPECT_THROW_WITH(Links(board, 0, 2, core::Deadline(seconds(1))), RendezvousError,
+  MapStore kv_store;
+  const BusyListener busy(kv_store, 1);
+  COHORT_EXPECT_THROW_WITH(Links(kv_store, 0, 2, core::Deadline(seconds(1))), RendezvousError,
                            "rank 1 of 2 did not connect");
 }
 
@@ -189,12 +190,12 @@ class FrequentSignals {
 };
 
 TEST(ShmStrangersTest, SignalsDoNotCutShortTheLookWhetherAPeerHasDied) {
-  MapBoard board;
-  const BusyListener busy(board, 1);
+  MapStore kv_store;
+  const BusyListener busy(kv_store, 1);
   std::unique_ptr<Links> links;
   std::thread first(
-      [&] { EXPECT_NO_THROW(links = std::make_unique<Links>(board, 0, 2, core::Deadline(seconds(20)))); });
-  const Contact mine = contact_of(board, 0);
+      [&] { EXPECT_NO_THROW(links = std::make_unique<Links>(kv_store, 0, 2, core::Deadline(seconds(20)))); });
+  const Contact mine = contact_of(kv_store, 0);
   const std::string words = mine.token + " 1";
   const pid_t peer = ::fork();
   if (peer == 0) {
@@ -227,7 +228,7 @@ TEST(ShmStrangersTest, AProcessWithoutDescriptorsSaysSoAtOnce) {
 #ifdef __SANITIZE_ADDRESS__
   return;  // the sanitizers need descriptors themselves
 #endif
-  MapBoard board;
+  MapStore kv_store;
   const std::string machine = core::machine_id();
   const core::Fd stranger(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   rlimit before{};
@@ -238,14 +239,14 @@ TEST(ShmStrangersTest, AProcessWithoutDescriptorsSaysSoAtOnce) {
   few.rlim_cur = static_cast<rlim_t>(free) + 1;  // for the listener, and no more
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
   const core::Deadline waited(seconds(60));
-  board.set("contact/1", machine + " here nobody-listens-here token");
+  kv_store.set("contact/1", machine + " here nobody-listens-here token");
   std::thread first([&] {
-    COHORT_EXPECT_THROW_WITH(Links(board, 0, 2, core::Deadline(seconds(20))), SystemError,
+    COHORT_EXPECT_THROW_WITH(Links(kv_store, 0, 2, core::Deadline(seconds(20))), SystemError,
                              "no more file descriptors");
   });
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
-  const std::string address = contact_of(board, 0).address;
+  const std::string address = contact_of(kv_store, 0).address;
   std::memcpy(name.sun_path + 1, address.data(), address.size());
   const auto size = static_cast<socklen_t>(sizeof(sa_family_t) + 1 + address.size());
   EXPECT_EQ(::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&name), size), 0);
@@ -258,10 +259,10 @@ TEST(ShmStrangersTest, MemoryThatNoDescriptorIsLeftForIsNotMistakenForNone) {
 #ifdef __SANITIZE_ADDRESS__
   return;  // the sanitizers need descriptors themselves
 #endif
-  MapBoard board;
+  MapStore kv_store;
   std::unique_ptr<Links> from, to;
-  std::thread first([&] { from = std::make_unique<Links>(board, 0, 2, core::Deadline(seconds(20))); });
-  to = std::make_unique<Links>(board, 1, 2, core::Deadline(seconds(20)));
+  std::thread first([&] { from = std::make_unique<Links>(kv_store, 0, 2, core::Deadline(seconds(20))); });
+  to = std::make_unique<Links>(kv_store, 1, 2, core::Deadline(seconds(20)));
   first.join();
   const core::Fd memory(::memfd_create("memory", MFD_CLOEXEC));
   from->send(1, memory.get(), 7);
@@ -282,10 +283,10 @@ TEST(ShmStrangersTest, MemoryThatNoDescriptorIsLeftForIsNotMistakenForNone) {
 }
 
 TEST(ShmStrangersTest, ARankThatDiedBeforeItConnectedIsNamed) {
-  MapBoard board;
-  board.set("contact/1", core::machine_id() + " here nobody-listens-here token");
+  MapStore kv_store;
+  kv_store.set("contact/1", core::machine_id() + " here nobody-listens-here token");
   const core::Deadline waited(seconds(60));
-  COHORT_EXPECT_THROW_WITH(Rank(board, 0, 2), PeerError, "rank 1 died while the group was made");
+  COHORT_EXPECT_THROW_WITH(Rank(kv_store, 0, 2), PeerError, "rank 1 died while the group was made");
   EXPECT_LT(waited.elapsed(), seconds(10));
 }
 

@@ -1,0 +1,17 @@
+#include "cohort/core/format_list.h"
+
+#include "cohort/core/error.h"
+
+namespace cohort::core {
+
+std::string format_list(std::string_view noun, const std::vector<int>& numbers) {
+  constexpr std::size_t kMax = 20;
+  std::string text = concat(noun, numbers.size() == 1 ? " " : "s ");
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    if (i == kMax) return text + concat(" and ", numbers.size() - i, " more");
+    text += concat(i == 0 ? "" : i + 1 == numbers.size() ? " and " : ", ", numbers[i]);
+  }
+  return text;
+}
+
+}  // namespace cohort::core

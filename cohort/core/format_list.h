@@ -1,0 +1,12 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace cohort::core {
+
+/// Returns "rank 3", "ranks 1, 2 and 5"; after twenty, how many more there are. No LibTorch.
+std::string format_list(std::string_view noun, const std::vector<int>& numbers);
+
+}  // namespace cohort::core

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cohort/data/image.h"
+#include "cohort/data/tar_reader.h"
+
+/// What `cohort data` does: makes image folders, checks and measures them. No LibTorch.
+///
+/// A folder that is made appears whole or not at all: it is written beside its place under the name
+/// `<folder>.partial` and renamed at the end. What a killed run left there is removed by the next; a folder
+/// of that name that is somebody else's, or in use by another process, is a DataError.
+namespace cohort::data {
+
+/// What was made.
+struct GeneratedFolder {
+  std::int64_t files = 0;
+  std::int64_t bytes = 0;
+};
+
+/// Unpacks a tar file (plain, or compressed with gzip, bzip2, xz or zstd) into the new folder `folder`. Only
+/// files and folders: a link, an absolute name or one with `..` is refused. The result is not checked to be
+/// an image folder; see scan_image_folder. Throws: DataError naming the archive and the entry, or the limit
+/// that it passes; SystemError where a file cannot be written.
+GeneratedFolder unpack_tar(const std::string& archive, const std::string& folder,
+                           const TarOptions& options = {});
+
+struct LabelListOptions {
+  /// Hard links instead of copies, where the file system can.
+  bool link = false;
+};
+
+/// Makes the image folder `folder` of the files in `flat` that the list `csv` names: a line `file,label`
+/// each; a label is the name of a class. A first line that names columns, `file` and `label` among them,
+/// allows for more columns and another order. Fields may be quoted. Throws: DataError naming list and line.
+GeneratedFolder folder_from_list(const std::string& flat, const std::string& csv, const std::string& folder,
+                                 const LabelListOptions& options = {});
+
+/// Names for Fashion-MNIST's labels 0 to 9 whose order is theirs, so that an image folder keeps the labels.
+const std::array<std::string, 10>& fashion_mnist_class_names();
+
+struct IdxFolderOptions {
+  /// By label; the labels' digits if empty.
+  std::vector<std::string> class_names = {};
+  int quality = 95;
+  int threads = 1;
+};
+
+/// Makes the image folder `folder` of JPEG files of a pair of IDX files: `<class>/<index>.jpg`.
+/// Throws: DataError for the files; UsageError when a label has no name.
+GeneratedFolder folder_from_idx(const std::string& images, const std::string& labels,
+                                const std::string& folder, const IdxFolderOptions& options = {});
+
+struct BrokenFile {
+  std::string path;
+  std::string reason;
+};
+
+/// Decodes every image of an image folder; returns those that cannot be, in order.
+struct VerifyReport {
+  std::int64_t checked = 0;
+  std::vector<BrokenFile> broken;
+  /// FolderIndex::explain_other_files: what was not checked, or nothing.
+  std::string passed_over;
+};
+VerifyReport verify_folder(const std::string& folder, int threads = 1);
+
+/// Mean and (population) deviation per channel of all pixels, scaled to 0 .. 1: the arguments of Normalize.
+/// Exact up to the last rounding: sums are integers.
+struct ChannelStatistics {
+  std::vector<double> mean;
+  std::vector<double> deviation;
+  std::int64_t images = 0;
+  std::int64_t pixels = 0;
+};
+ChannelStatistics channel_statistics(const std::string& folder, ColorMode color, int threads = 1);
+
+}  // namespace cohort::data

@@ -1,0 +1,103 @@
+#include "cohort/train/flat_keys.h"
+
+#include <array>
+
+#include "cohort/core/error.h"
+
+namespace cohort::train {
+namespace {
+
+using core::concat;
+
+constexpr std::array kKeys = {
+    LegacyKey{"MODEL", "model.name", "vgg16. Upper or lower case."},
+    LegacyKey{"NUM_CLASSES", "model.num_classes", "counted in the training folder."},
+    LegacyKey{"IMAGE_SIZE", "data.image_size", "64."},
+    LegacyKey{"BATCHSIZE", "train.batch_size", "32. Per process."},
+    LegacyKey{"NUM_GPUS", "",
+              "1. So many processes train, each on a GPU of its own, or on its share of the cores where "
+              "there is no "
+              "GPU. 0 computes on the CPU, in one process."},
+    LegacyKey{"EPOCHS", "train.epochs", "90."},
+    LegacyKey{"LR", "optim.lr", "0.01; 0.001 with adam and adamw."},
+    LegacyKey{"MOMENTUM", "optim.momentum", "0.9."},
+    LegacyKey{"WD", "optim.weight_decay", "0.0005."},
+    LegacyKey{"WEIGHT_DECAY", "optim.weight_decay", "the same as WD. Both may stand when they are equal."},
+    LegacyKey{"MILESTONES", "schedule.milestones", "[30, 60, 80], in epochs."},
+    LegacyKey{"GAMMA", "schedule.gamma", "0.1."},
+    LegacyKey{"WORKERS", "data.workers", "8."},
+    LegacyKey{"PIN_MEMORY", "data.pin_memory",
+              "true. Without an accelerator it does nothing, which is said once."},
+    LegacyKey{"SAVE_FREQUENCY", "run.save_every", "5, in epochs; the first and the last are saved too."},
+    LegacyKey{"LOG_FREQUENCY", "run.log_every", "100, in steps."},
+    LegacyKey{"EVAL_FREQUENCY", "train.eval_every",
+              "10, in epochs; the first and the last are evaluated too."},
+    LegacyKey{"DATA_PATH", "data.path", "data."},
+    LegacyKey{"TRAIN_FILE", "data.train", "DATA_PATH/train. A folder; it wins over DATA_PATH."},
+    LegacyKey{"TEST_FILE", "data.val", "DATA_PATH/val. A folder; it wins over DATA_PATH."},
+    LegacyKey{"SEED", "run.seed", "1."},
+};
+
+}  // namespace
+
+std::span<const LegacyKey> legacy_keys() {
+  return kKeys;
+}
+
+const LegacyKey* find_legacy_key(std::string_view name) {
+  for (const LegacyKey& key : kKeys) {
+    if (name == key.name) return &key;
+  }
+  return nullptr;
+}
+
+void set_legacy_defaults(Config& config) {
+  config.model.name = "vgg16";
+  config.data.image_size = 64;
+  config.data.train_transforms = {.preset = "imagenet", .list = {}};
+  config.data.val_transforms = {.preset = "imagenet", .list = {}};
+  config.data.mean = {0.485, 0.456, 0.406};
+  config.data.std = {0.229, 0.224, 0.225};
+  config.data.workers = 8;
+  config.data.pin_memory = true;
+  config.optim.name = "sgd";
+  config.optim.lr = 0.01;
+  config.optim.momentum = 0.9;
+  config.optim.weight_decay = 5e-4;
+  config.schedule.name = "multistep";
+  config.schedule.unit = "epoch";
+  config.schedule.milestones = {30, 60, 80};
+  config.schedule.gamma = 0.1;
+  config.train.epochs = 90;
+  config.train.batch_size = 32;
+  config.train.eval_every = 10;
+  config.run.seed = 1;
+  config.run.save_every = 5;
+  config.run.log_every = 100;
+}
+
+std::string repair_legacy_text(std::string_view text, const std::string& name,
+                               std::vector<std::string>& warnings) {
+  std::string repaired;
+  repaired.reserve(text.size() + 16);
+  for (std::size_t line_number = 1; !text.empty(); ++line_number) {
+    const std::size_t end = text.find('\n');
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+
+    const std::size_t colon = line.find(':');
+    const bool has_value = colon != std::string_view::npos && colon + 1 < line.size();
+    const char next = has_value ? line[colon + 1] : ' ';
+    if (next != ' ' && next != '\t' && next != '\r' && find_legacy_key(line.substr(0, colon)) != nullptr) {
+      repaired += concat(line.substr(0, colon + 1), " ", line.substr(colon + 1));
+      warnings.push_back(concat(name, ", line ", line_number, ": no space after the colon in '", line,
+                                "': read as '", line.substr(0, colon + 1), " ", line.substr(colon + 1), "'"));
+    } else {
+      repaired += line;
+    }
+    if (end != std::string_view::npos) repaired += '\n';
+  }
+  return repaired;
+}
+
+}  // namespace cohort::train

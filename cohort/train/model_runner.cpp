@@ -1,0 +1,270 @@
+#include "cohort/train/model_runner.h"
+
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "cohort/core/error.h"
+#include "cohort/core/exception_text.h"
+#include "cohort/core/log.h"
+#include "cohort/core/nearest_name.h"
+#include "cohort/core/placement.h"
+#include "cohort/models/layers.h"
+#include "cohort/parallel/data_parallel.h"
+#include "cohort/pipeline/balance.h"
+#include "cohort/train/build.h"
+
+namespace cohort::train {
+namespace {
+
+using core::concat;
+constexpr const char* kWhere = "train.make_model_call";
+// On each placement of an interleaved pipeline: two halve its idle time, each further one costs a hand-over
+// more for less.
+constexpr int kInterleavedStages = 2;
+
+// A model whose type only AnyModule knows, as a module that can be called and cloned.
+class CallableImpl : public torch::nn::Module {
+ public:
+  explicit CallableImpl(torch::nn::AnyModule model) : model_(std::move(model)) {
+    register_module("model", model_.ptr());
+  }
+  at::Tensor forward(const at::Tensor& input) { return model_.forward<at::Tensor>(input); }
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device) const override {
+    return std::make_shared<CallableImpl>(model_.clone(device));
+  }
+  bool is_training() const noexcept override { return model_.ptr()->is_training(); }
+
+ private:
+  torch::nn::AnyModule model_;
+};
+
+// Consecutive layers on one placement.
+struct PlacedLayers {
+  std::size_t first = 0, last = 0;  // of the model's layers
+  core::Placement placement;
+};
+
+// A layer is where the longest name that it begins with says.
+std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& layers,
+                                        const std::map<std::string, std::string>& place) {
+  std::set<std::string> used;
+  for (const core::NamedLayer& layer : layers) {
+    if (const auto* const best = entry_of_layer(place, layer.first); best != nullptr)
+      used.insert(best->first);
+  }
+  for (const auto& entry : place) {
+    if (used.contains(entry.first)) continue;
+    std::vector<std::string> names;
+    for (const core::NamedLayer& layer : layers) names.push_back(layer.first);
+    throw ConfigError(kWhere, concat("distributed.place: the model has no layer \"", entry.first, "\""),
+                      core::least_changed_name(entry.first, names));
+  }
+  std::vector<PlacedLayers> parts;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const std::string& name = layers[i].first;
+    const auto* const best = entry_of_layer(place, name);
+    // What has no parameters ("relu", "flatten") goes along with what is before it.
+    if (best == nullptr && layers[i].second.ptr()->parameters().empty() && !parts.empty()) {
+      parts.back().last = i + 1;
+      continue;
+    }
+    if (best == nullptr) {
+      throw ConfigError(kWhere, concat("distributed.place says nothing of the layer ", name),
+                        concat("distributed.place.", name, "=cpu:0"));
+    }
+    const core::Placement placement = core::Placement::parse(best->second);
+    if (parts.empty() || parts.back().placement != placement) parts.push_back({i, i, placement});
+    parts.back().last = i + 1;
+  }
+  return parts;
+}
+
+// Where layers are cut for as many stages.
+std::vector<PlacedLayers> place_by_measuring(const Config& config,
+                                             const std::vector<core::Placement>& placements,
+                                             const pipeline::Stage& model, const data::Field& input) {
+  const bool is_pipeline = config.distributed.strategy == "pipeline";
+  const std::int64_t parts = is_pipeline ? config.distributed.micro_batches : 1;
+  pipeline::BalanceOptions options;
+  options.num_placements = static_cast<int>(placements.size());
+  options.num_stages = options.num_placements;
+  if (is_pipeline) {
+    options.schedule = pipeline::parse_schedule(config.distributed.schedule);
+    if (options.schedule == pipeline::Schedule::kInterleaved) options.num_stages *= kInterleavedStages;
+  }
+  options.num_micro_batches = static_cast<int>(parts);
+  options.optimizer_factor = config.optim.name == "sgd" ? (config.optim.momentum > 0 ? 1 : 0) : 2;
+  options.by_bytes = !is_pipeline;
+  const at::Tensor batch = zero_batch(input, (config.train.batch_size + parts - 1) / parts);
+  pipeline::ProfileOptions profile;
+  profile.repeats = 3;
+  profile.split = options.schedule == pipeline::Schedule::kZeroBubble;
+  profile.placements = {placements.front().name};
+  if (is_pipeline) {
+    for (std::size_t i = 1; i < placements.size(); ++i) profile.placements.push_back(placements[i].name);
+  }
+  pipeline::Balance balance;
+  try {
+    balance = pipeline::balance(pipeline::profile_layers(model, batch, profile), options);
+  } catch (const std::exception& error) {
+    throw UsageError(
+        kWhere,
+        concat("the layers could not be measured on a batch ", batch.sizes(), ": ", core::message_of(error)),
+        is_pipeline && batch.size(0) == 1
+            ? "fewer distributed.micro_batches, or a larger train.batch_size: each part has one sample"
+            : "distributed.place, which names a placement for each");
+  }
+  std::string text = balance.text();
+  text.pop_back();  // the end of its last line
+  core::log_info(concat("layers cut by measuring\n", text));
+  std::vector<PlacedLayers> placed;
+  for (std::size_t stage = 0; stage + 1 < balance.cuts.size(); ++stage) {
+    placed.push_back({balance.cuts[stage], balance.cuts[stage + 1], placements[stage % placements.size()]});
+  }
+  return placed;
+}
+
+// Layers on several placements, one after the other: their gradients go on in the caller's graph.
+class LayerPartition {
+ public:
+  LayerPartition(const pipeline::Stage& model, const std::vector<PlacedLayers>& placed, at::Device device)
+      : device_(device) {
+    for (const PlacedLayers& part : placed) {
+      const auto worker = parallel::PlacementWorker::of(part.placement);
+      auto stage = std::make_shared<pipeline::Stage>(model.part(part.first, part.last));
+      stage->to(worker->device());
+      const std::string name = concat("layers ", model.layers()[part.first].name, " to ",
+                                      model.layers()[part.last - 1].name, " on ", part.placement.name);
+      parts_.push_back({parallel::PartName(name), worker, std::move(stage), part.first});
+    }
+  }
+
+  at::Tensor forward(at::Tensor value) const {
+    std::optional<core::RandomKey> random;
+    if (at::GradMode::is_enabled()) random = core::RandomKey::draw();  // evaluation draws nothing
+    for (const Part& part : parts_) {
+      if (random) random->layer = part.first_layer;
+      const auto run = [stage = part.stage, random](const at::Tensor& input) {
+        return stage->forward(autograd::entered({input}), 0, stage->layers().size(), random).front();
+      };
+      value = parallel::run(part.name, part.worker, {}, run, value);
+    }
+    return value.to(device_);
+  }
+
+ private:
+  struct Part {
+    parallel::PartName name;
+    std::shared_ptr<parallel::PlacementWorker> worker;
+    std::shared_ptr<pipeline::Stage> stage;
+    std::size_t first_layer;
+  };
+  at::Device device_;
+  std::vector<Part> parts_;
+};
+
+// The model's layers, and where they are cut.
+struct Cut {
+  Cut(const Config& config, const std::shared_ptr<torch::nn::Module>& module, at::Device device,
+      const std::optional<data::Field>& input)
+      : layers(models::layers_of(module)),
+        model(layers),
+        placed(config.distributed.place.empty()
+                   ? place_by_measuring(config, placements_of(config.distributed, device), model,
+                                        input ? *input : picture_field(config))
+                   : place_by_name(layers, config.distributed.place)) {}
+
+  std::vector<core::NamedLayer> layers;
+  pipeline::Stage model;
+  std::vector<PlacedLayers> placed;
+};
+
+}  // namespace
+
+std::vector<core::Placement> placements_of(const DistributedConfig& config, at::Device device) {
+  if (!config.placements.empty()) return core::parse_placements(config.placements);
+  const auto count =
+      device.is_cpu()
+          ? std::int64_t(core::CpuSet::of_process().size())
+          : std::int64_t(at::globalContext().getAcceleratorHooksInterface(device.type()).deviceCount());
+  std::vector<core::Placement> placements;
+  for (std::int64_t i = 0; i < count; ++i) {
+    placements.push_back(core::Placement::parse(concat(device.is_cpu() ? "cpu:" : "cuda:", i)));
+  }
+  return placements;
+}
+
+bool uses_placements(const DistributedConfig& config) {
+  return config.strategy == "data_parallel" || config.strategy == "model_parallel" ||
+         config.strategy == "pipeline";
+}
+
+PipelineParts pipeline_parts(const Config& config, const std::shared_ptr<torch::nn::Module>& model,
+                             at::Device device, const std::optional<data::Field>& input) {
+  const Cut cut(config, model, device, input);
+  PipelineParts parts;
+  pipeline::PipelineOptions& options = parts.options;
+  for (const PlacedLayers& part : cut.placed) {
+    parts.stages.push_back(cut.model.part(part.first, part.last));
+    const auto& name = part.placement.name;
+    const auto known = std::find(options.placements.begin(), options.placements.end(), name);
+    if (known == options.placements.end()) options.placements.push_back(name);
+  }
+  for (std::size_t stage = 0; stage < cut.placed.size(); ++stage) {
+    const PlacedLayers& part = cut.placed[stage];
+    const std::string& expected = options.placements[stage % options.placements.size()];
+    if (part.placement.name == expected) continue;
+    throw ConfigError(
+        kWhere, concat("distributed.place: stage ", stage, " of the pipeline begins with layer ",
+                       cut.layers[part.first].first, " on ", part.placement.name, ", expected ", expected,
+                       ", as stages take turns on placements"));
+  }
+  options.num_micro_batches = static_cast<int>(config.distributed.micro_batches);
+  options.schedule = pipeline::parse_schedule(config.distributed.schedule);
+  options.keep_outputs = true;
+  return parts;
+}
+
+ModelRunner pipeline_call(PipelineParts parts, at::Device device) {
+  const auto pipe = std::make_shared<pipeline::Pipeline>(std::move(parts.stages), std::move(parts.options));
+  ModelRunner call;
+  call.forward = [=](const at::Tensor& input) { return pipe->forward(input).to(device); };
+  call.step = [=](const at::Tensor& input, const at::Tensor& target, const ModelRunner::Loss& loss,
+                  double scale) {
+    const at::Tensor value = pipe->step(input, target, loss, scale);
+    return ModelRunner::Step{value.to(device), pipe->outputs().front().to(device)};
+  };
+  return call;
+}
+
+ModelRunner make_model_call(const Config& config, torch::nn::AnyModule model, at::Device device,
+                            const std::optional<data::Field>& input) {
+  const DistributedConfig& distributed = config.distributed;
+  if (!uses_placements(distributed)) {
+    return {[model = std::move(model)](const at::Tensor& input) mutable {
+      return model.forward<at::Tensor>(input);
+    }};
+  }
+  if (distributed.strategy == "data_parallel") {
+    using Callable = std::shared_ptr<CallableImpl>;
+    parallel::DataParallelOptions options;
+    options.device_ids = placements_of(distributed, device);
+    options.output_device = core::Placement::parse(device.str());
+    return {[parallel = parallel::DataParallel<Callable>(std::make_shared<CallableImpl>(std::move(model)),
+                                                         std::move(options))](
+                const at::Tensor& input) mutable { return parallel.forward(input); }};
+  }
+  if (distributed.strategy == "pipeline") {
+    return pipeline_call(pipeline_parts(config, model.ptr(), device, input), device);
+  }
+  const Cut cut(config, model.ptr(), device, input);
+  return {[parts = LayerPartition(cut.model, cut.placed, device)](const at::Tensor& input) {
+    return parts.forward(input);
+  }};
+}
+
+}  // namespace cohort::train

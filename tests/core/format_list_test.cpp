@@ -1,0 +1,21 @@
+#include "cohort/core/format_list.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+namespace cohort::core {
+namespace {
+
+TEST(FormatListTest, NamesEachUpToTwenty) {
+  EXPECT_EQ(format_list("rank", {3}), "rank 3");
+  EXPECT_EQ(format_list("node", {1, 2}), "nodes 1 and 2");
+  EXPECT_EQ(format_list("rank", {1, 2, 5}), "ranks 1, 2 and 5");
+  std::vector<int> many(23);
+  std::iota(many.begin(), many.end(), 0);
+  const std::string text = format_list("rank", many);
+  EXPECT_TRUE(text.ends_with(", 18, 19 and 3 more")) << text;
+}
+
+}  // namespace
+}  // namespace cohort::core
