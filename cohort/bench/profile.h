@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "cohort/bench/operator_row.h"
+
 /// Which operators a piece of work spends its time in, over LibTorch's profiler.
 namespace cohort::bench {
 
@@ -19,19 +21,6 @@ struct ProfileOptions {
   TORCH_ARG(int, steps) = 1;
   /// Operators on inputs of other shapes are rows of their own.
   TORCH_ARG(bool, shapes) = false;
-};
-
-/// All calls of one operator. Units: of all recorded steps together.
-struct OperatorRow {
-  std::string name;    ///< "aten::addmm"; a node of backward has LibTorch's name for it
-  std::string shapes;  ///< "[[16, 64], [64]]"; empty unless asked for
-  std::int64_t calls = 0;
-  std::chrono::nanoseconds total{
-      0};  ///< with the operators that it called, counted once where it calls itself
-  std::chrono::nanoseconds self{0};  ///< without them
-  /// Of work on GPUs that it started itself, not by what it called. Work that no operator started has a row
-  /// of its own, without calls.
-  std::chrono::nanoseconds gpu{0};
 };
 
 /// What was recorded. A value: keep it, print it, write it.

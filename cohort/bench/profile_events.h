@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/bench/profile.h"
+#include "cohort/bench/operator_row.h"
 
 /// Internal: what profile.h makes of LibTorch's events. Times in nanoseconds since 1970, as LibTorch has
 /// them.

@@ -13,6 +13,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/nearest_name.h"
 #include "cohort/launch/run.h"
+#include "cohort/launch/run_flags.h"
 
 namespace cohort::cli {
 namespace {

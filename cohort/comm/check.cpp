@@ -57,7 +57,7 @@ milliseconds left(core::Deadline deadline) {
 
 }  // namespace
 
-Fingerprint make_fingerprint(const Group::State& group, const Signature& signature,
+Fingerprint make_fingerprint(const GroupState& group, const Signature& signature,
                              const CallDetails& details) {
   Fingerprint mine;
   mine.steps = group.steps.load();
@@ -82,7 +82,7 @@ Fingerprint make_fingerprint(const Group::State& group, const Signature& signatu
   return mine;
 }
 
-std::vector<Fingerprint> gather_over_backend(Group::State& group, const Fingerprint& mine,
+std::vector<Fingerprint> gather_over_backend(GroupState& group, const Fingerprint& mine,
                                              core::Deadline deadline) {
   const at::NoGradGuard no_grad;
   constexpr auto kSize = static_cast<std::int64_t>(sizeof(Fingerprint));
@@ -99,7 +99,7 @@ std::vector<Fingerprint> gather_over_backend(Group::State& group, const Fingerpr
 }
 
 // A rank that has come to comparison n has read all of comparison n - 1, so that all have read n - 2.
-std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprint& mine,
+std::vector<Fingerprint> gather_over_store(GroupState& group, const Fingerprint& mine,
                                            core::Deadline deadline) {
   const std::int64_t round = group.compared.fetch_add(1);
   const auto key = [](std::int64_t number) { return core::concat("check/", number); };
@@ -123,13 +123,13 @@ std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprin
   return all;
 }
 
-std::vector<Fingerprint> gather_fingerprints(Group::State& group, const Fingerprint& mine,
+std::vector<Fingerprint> gather_fingerprints(GroupState& group, const Fingerprint& mine,
                                              core::Deadline deadline) {
   return group.device == c10::kCPU ? gather_over_backend(group, mine, deadline)
                                    : gather_over_store(group, mine, deadline);
 }
 
-void compare_calls(const Group::State& group, const std::vector<Fingerprint>& all) {
+void compare_calls(const GroupState& group, const std::vector<Fingerprint>& all) {
   bool alike = true, same_text = true, same_steps = true;
   std::uint64_t sends = 0, receives = 0;
   for (const Fingerprint& theirs : all) {

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <vector>
 
+#include "cohort/comm/group_state.h"
 #include "cohort/comm/signature.h"
-#include "cohort/comm/state.h"
 #include "cohort/core/deadline.h"
 
 /// Comparing what ranks call before the backend sees it. Internal.
@@ -20,20 +22,19 @@ struct Fingerprint {
 };
 static_assert(sizeof(Fingerprint) == 256);
 
-Fingerprint make_fingerprint(const Group::State& group, const Signature& signature,
-                             const CallDetails& details);
+Fingerprint make_fingerprint(const GroupState& group, const Signature& signature, const CallDetails& details);
 
 /// Gathers the fingerprints of all ranks, where the backend takes CPU tensors over it, else over the store.
-std::vector<Fingerprint> gather_over_backend(Group::State& group, const Fingerprint& mine,
+std::vector<Fingerprint> gather_over_backend(GroupState& group, const Fingerprint& mine,
                                              core::Deadline deadline);
-std::vector<Fingerprint> gather_over_store(Group::State& group, const Fingerprint& mine,
+std::vector<Fingerprint> gather_over_store(GroupState& group, const Fingerprint& mine,
                                            core::Deadline deadline);
 
 /// By one of the two. Throws: what the backend or the store throws, as when a rank does not come.
-std::vector<Fingerprint> gather_fingerprints(Group::State& group, const Fingerprint& mine,
+std::vector<Fingerprint> gather_fingerprints(GroupState& group, const Fingerprint& mine,
                                              core::Deadline deadline);
 
 /// Throws: UsageError that lists what each rank called where that differs; the same on every rank.
-void compare_calls(const Group::State& group, const std::vector<Fingerprint>& all);
+void compare_calls(const GroupState& group, const std::vector<Fingerprint>& all);
 
 }  // namespace cohort::comm

@@ -9,8 +9,8 @@
 #include "cohort/comm/backend.h"
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/error_cause.h"
+#include "cohort/comm/group_state.h"
 #include "cohort/comm/missing_ranks.h"
-#include "cohort/comm/state.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
@@ -61,7 +61,7 @@ core::Deadline end_of_failure(core::Deadline deadline) {
 
 // A collective of Gloo's has no end of its own, so the group's connections are closed. What it does then
 // moves numbers within this process alone.
-bool Group::State::end_calls(ErrorCause cause, Ends ends) const {
+bool GroupState::end_calls(ErrorCause cause, Ends ends) const {
   try {
     const auto running = group->getBackend(c10::kCPU);
     auto* const connected = dynamic_cast<ClosesConnections*>(running.get());
@@ -78,8 +78,8 @@ bool Group::State::end_calls(ErrorCause cause, Ends ends) const {
   }
 }
 
-void Group::State::fail(const std::exception& error, const std::string& where, std::string what,
-                        core::Deadline until) {
+void GroupState::fail(const std::exception& error, const std::string& where, std::string what,
+                      core::Deadline until) {
   const std::string words = core::concat(what, ": ", core::message_of(error));
   mark_broken(words, until);
   // The ranks beside a broken connection of Gloo's notice it, and those behind them where they close theirs.
@@ -95,7 +95,7 @@ void Group::State::fail(const std::exception& error, const std::string& where, s
 
 void fail_call(const Group& group, const std::exception& error, const std::string& what,
                core::Deadline deadline, const std::function<bool()>& is_over) {
-  Group::State& state = *group.shared_state();
+  GroupState& state = *group.shared_state();
   const core::Deadline until = state.end_of_failure(deadline);
   const std::string named =
       core::concat(what, " of group '", state.name, "' (rank ", state.rank, "/", state.size, ")");
@@ -108,7 +108,7 @@ void fail_call(const Group& group, const std::exception& error, const std::strin
 }
 
 // Calls that were in flight with the first one that failed end with it.
-core::Deadline Group::State::end_of_failure(core::Deadline deadline) const {
+core::Deadline GroupState::end_of_failure(core::Deadline deadline) const {
   const core::Deadline end = comm::end_of_failure(deadline);
   const std::lock_guard lock(mutex_);
   if (broken_.empty()) return end;
@@ -116,7 +116,7 @@ core::Deadline Group::State::end_of_failure(core::Deadline deadline) const {
   return end.sooner(failure_end_.end() < least.end() ? least : failure_end_);
 }
 
-void Group::State::mark_broken(const std::string& what, core::Deadline until) {
+void GroupState::mark_broken(const std::string& what, core::Deadline until) {
   {
     const std::lock_guard lock(mutex_);
     if (!broken_.empty()) return;
@@ -133,7 +133,7 @@ void Group::State::mark_broken(const std::string& what, core::Deadline until) {
 
 // Many calls may be in flight when a peer dies, and fail one after the other: one of them asks. It asks more
 // than once, since the rank that keeps the store may fail first, and takes the answer with it.
-std::string Group::State::silent_ranks(core::Deadline deadline) {
+std::string GroupState::silent_ranks(core::Deadline deadline) {
   if (size == 1) return "";
   std::call_once(silence_asked_, [&] {
     const milliseconds pause(kLookTime * (1 + size / kRanksAtFullRate));

@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "cohort/comm/deadline_store.h"
-#include "cohort/comm/pending.h"
+#include "cohort/comm/pending_state.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/core/error.h"
 #include "cohort/core/exception_text.h"
@@ -40,7 +40,7 @@ void check_numel(const char* call, const at::Tensor& big, const at::Tensor& smal
 }
 
 // NCCL matches messages by their order alone.
-void check_tag(const Group::State& state, const char* call, const at::Tensor& tensor, int tag) {
+void check_tag(const GroupState& state, const char* call, const at::Tensor& tensor, int tag) {
   if (tag == 0 || tensor.is_cpu() || state.backend != "nccl") return;
   refuse(core::concat(call, ": tag is ", tag,
                       ", and NCCL has no tags: it would take messages in the order in "
@@ -50,7 +50,7 @@ void check_tag(const Group::State& state, const char* call, const at::Tensor& te
 
 }  // namespace
 
-Group::State& Group::state() const {
+GroupState& Group::state() const {
   if (state_ == nullptr) refuse("this process is not in the group", "test the handle first: if (group) ...");
   return *state_;
 }
@@ -336,7 +336,7 @@ struct BarrierResult {
   std::vector<int> missing;
 };
 
-BarrierResult run_barrier(Group::State& state, std::int64_t number, core::Deadline deadline) {
+BarrierResult run_barrier(GroupState& state, std::int64_t number, core::Deadline deadline) {
   const auto key_of = [](std::int64_t barrier) { return core::concat("barrier/", barrier); };
   BarrierResult result;
   try {
@@ -398,6 +398,17 @@ void Group::barrier(CallOptions options) const {
   }
   throw PeerError("comm.group", core::concat(where, ": the store cannot be reached: ", result.error),
                   "look at the rank that keeps it, rank 0 as a rule");
+}
+
+Group make_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const std::string& backend,
+                 milliseconds timeout, const std::string& reach, Check check) {
+  return Group(make_state({.store = std::move(store),
+                           .job_ranks = all_ranks(size),
+                           .rank = rank,
+                           .backend = backend,
+                           .timeout = timeout,
+                           .reach = reach,
+                           .check = check}));
 }
 
 }  // namespace cohort::comm

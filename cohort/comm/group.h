@@ -12,6 +12,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
+#include "cohort/comm/call_types.h"
+#include "cohort/comm/pending.h"
+
 /// Process groups: the ranks of a job, or some of them, and their collectives.
 ///
 ///     auto group = comm::init_process_group();
@@ -22,50 +25,7 @@
 /// Every rank of a group makes the same calls in the same order.
 namespace cohort::comm {
 
-using c10d::ReduceOp;
-
-struct CallOptions {
-  /// From the call to the end of wait(); 0 is the group's.
-  std::chrono::milliseconds timeout{0};
-};
-
-/// A collective that was begun. Ownership: keeps its tensors.
-class Pending {
- public:
-  /// For this module and its tests.
-  struct State;
-  Pending();
-  Pending(Pending&&) noexcept;
-  Pending& operator=(Pending&&) noexcept;
-  /// Waits, up to the deadline, if nobody did; an error is logged then.
-  ~Pending();
-
-  /// Blocks until the result is in the tensors that were given; on a GPU, until later work on the current
-  /// stream comes after it. Called again it does nothing.
-  /// Throws: TimeoutError, PeerError, CommError, each naming collective, number, rank and shape; UsageError
-  /// for what the backend refuses, and where ranks called different things. If a
-  /// collective on GPUs exceeds its timeout, LibTorch's watchdog ends the process instead; see docs/comm.md.
-  void wait();
-  /// True once wait() would not block.
-  bool done() const;
-  /// c10d's own work; waits until it has begun, and throws as wait(). What comes back into views that are not
-  /// contiguous comes in wait().
-  const c10::intrusive_ptr<c10d::Work>& work() const;
-
- private:
-  friend class Group;
-  explicit Pending(std::shared_ptr<State> state);
-  std::shared_ptr<State> state_;
-};
-
-/// Which collectives are compared between the ranks before the backend sees them. A call comes back at once;
-/// a thread of the group's compares it with the other ranks' and then begins it, in the order of calls. Where
-/// a rank called something else wait() throws, on every rank.
-enum class Check {
-  kFirst,   ///< those of the first 10 steps; the first 1,000 where nobody calls step_done()
-  kAlways,  ///< all
-  kOff,     ///< none: what differs then is a timeout, or numbers that mean nothing
-};
+struct GroupState;
 
 struct SubgroupOptions {
   /// 0: as the parent's.
@@ -76,19 +36,11 @@ struct SubgroupOptions {
   std::string backend = "";
 };
 
-/// Calls of one kind that are over.
-struct CallCounters {
-  std::int64_t calls = 0;
-  std::int64_t bytes = 0;               ///< on this rank, the larger of what goes in and what comes out
-  std::chrono::nanoseconds waiting{0};  ///< the caller was held, in wait() or by the comparison
-  std::chrono::nanoseconds total{0};    ///< from the call to the end of wait()
-};
-
 /// Ownership: copies share the group, which closes when the last one and all of its Pending are gone.
 /// Threads: one caller at a time; two groups may be used at once.
 class Group {
  public:
-  struct State;
+  using State = GroupState;
   /// No group: what subgroup() returns to ranks that are not in it.
   Group() = default;
   explicit Group(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -187,8 +139,5 @@ Group init_process_group(const InitOptions& options = {});
 Group make_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const std::string& backend,
                  std::chrono::milliseconds timeout, const std::string& reach = "127.0.0.1",
                  Check check = Check::kFirst);
-
-/// Backends that this build can make.
-std::vector<std::string> backend_names();
 
 }  // namespace cohort::comm

@@ -1,82 +1,39 @@
 #pragma once
 
-#include <atomic>
-#include <functional>
-#include <optional>
+#include <memory>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "cohort/comm/check.h"
-#include "cohort/comm/group.h"
-#include "cohort/comm/signature.h"
-#include "cohort/comm/state.h"
-#include "cohort/core/deadline.h"
-#include "cohort/core/task_thread.h"
-
-/// A call that is under way. Internal.
 namespace cohort::comm {
 
-/// Throws UsageError in the name of a group.
-[[noreturn]] void refuse(const std::string& what, const std::string& hint = "");
+struct PendingState;
 
-// `tensors` are those that the backend has; where one is a copy of a view, `returns` copies it back.
-struct Pending::State : std::enable_shared_from_this<Pending::State> {
-  using Work = c10::intrusive_ptr<c10d::Work>;
-  /// Hands the call to the backend, which may take that long for it.
-  using Body = std::function<Work(std::chrono::milliseconds left)>;
+/// A collective that was begun. Ownership: keeps its tensors.
+class Pending {
+ public:
+  /// For this module and its tests.
+  using State = PendingState;
+  Pending();
+  Pending(Pending&&) noexcept;
+  Pending& operator=(Pending&&) noexcept;
+  /// Waits, up to the deadline, if nobody did; an error is logged then.
+  ~Pending();
 
-  std::shared_ptr<Group::State> group;
-  Signature signature;
-  core::Deadline deadline;
-  std::vector<at::Tensor> tensors;
-  std::vector<std::pair<at::Tensor, at::Tensor>> returns;  // (view, its contiguous copy)
-  Work work;
-  std::uint64_t ticket = 0;  // in the group's flight record
-  std::int64_t in_bytes = 0, out_bytes = 0;
-  std::chrono::nanoseconds held{0};  // what the caller waited
-  int row = -1;                      // of the timeline
-
-  State(std::shared_ptr<Group::State> of, const char* call, std::chrono::milliseconds timeout);
-  ~State();
-
-  /// A contiguous tensor to give to the backend in place of `tensor`.
-  at::Tensor in(const at::Tensor& tensor);
-  at::Tensor out(const at::Tensor& tensor, bool reads);
-  std::chrono::milliseconds left() const;
-
-  /// Numbers the call and has `body` hand it to the backend: at once, or on the group's thread where it is to
-  /// be compared with the other ranks' first, or comes behind one that is.
-  void begin(const CallDetails& details, const Body& body);
-  /// The same for send and recv, which only two ranks know of.
-  void begin_message(const CallDetails& details, const Body& body);
-  /// Returns once `body` has handed it over. Throws what came of that.
-  void wait_until_begun();
-  void finish();
-  /// The caller waits no more: the group's thread does not hand the call over afterwards. False where it has,
-  /// or does so now.
-  bool give_up() { return step_on(Step::kGivenUp); }
-
-  core::Pending<void> beginning;      // on the group's thread; not valid once it is known what came of it
-  std::atomic<bool> has_turn{false};  // what was begun before has been
+  /// Blocks until the result is in the tensors that were given; on a GPU, until later work on the current
+  /// stream comes after it. Called again it does nothing.
+  /// Throws: TimeoutError, PeerError, CommError, each naming collective, number, rank and shape; UsageError
+  /// for what the backend refuses, and where ranks called different things. If a collective on GPUs exceeds
+  /// its timeout, LibTorch's watchdog ends the process instead; see docs/comm.md.
+  void wait();
+  /// True once wait() would not block.
+  bool done() const;
+  /// c10d's own work; waits until it has begun, and throws as wait(). What comes back into views that are not
+  /// contiguous comes in wait().
+  const c10::intrusive_ptr<c10d::Work>& work() const;
 
  private:
-  // Of a call that was given to the group's thread. Only one of the two can follow the first.
-  enum class Step : std::uint8_t { kQueued, kHandedOver, kGivenUp };
-  bool step_on(Step next) {
-    Step expected = Step::kQueued;
-    return step_.compare_exchange_strong(expected, next);
-  }
-  void begin_in_turn(const std::optional<Fingerprint>& mine, const Body& body);
-  void compare(const Fingerprint& mine);
-  void count();
-  void hand_over(const Body& body);
-  void hand_over_collective(const Body& body);
-  void end_work(c10d::Work& running, const std::exception& error, core::Deadline until);
-  bool is_on_gpu() const;
-  std::string describe() const;
-  /// What is asked of others on the way is asked until then.
-  [[noreturn]] void fail(const std::exception& error, core::Deadline until);
-  [[noreturn]] void fail(const std::exception& error) { fail(error, group->end_of_failure(deadline)); }
-
-  std::atomic<Step> step_{Step::kQueued};
+  friend class Group;
+  explicit Pending(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace cohort::comm

@@ -6,7 +6,6 @@
 #include <sstream>
 #include <utility>
 
-#include "cohort/comm/desync.h"
 #include "cohort/core/error.h"
 #include "cohort/core/format_list.h"
 
@@ -196,15 +195,6 @@ std::string report_of(GroupRegistry& registry) {
     if (last != entries.rend()) text += "\n  last done: " + describe(*last);
   }
   return text;
-}
-
-std::string report() {
-  std::string text;
-  for (const auto& registry : all_group_registries()) {
-    const std::string one = report_of(*registry);
-    if (!one.empty()) text += (text.empty() ? "" : "\n") + one;
-  }
-  return text.empty() ? "this process is in no group" : text;
 }
 
 }  // namespace cohort::comm

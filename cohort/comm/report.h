@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/comm/state.h"
+#include "cohort/comm/group_state.h"
 
 /// Text about what groups do, on one rank and joined over all. Internal.
 namespace cohort::comm {

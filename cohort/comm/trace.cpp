@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "cohort/comm/deadline_store.h"
-#include "cohort/comm/state.h"
+#include "cohort/comm/group_state.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/core/atomic_file.h"
 #include "cohort/core/deadline.h"
@@ -249,7 +249,7 @@ class Tracing {
   static constexpr int kTag = 0x7ace;
 
   const Group& group_;
-  Group::State& state_;
+  GroupState& state_;
   const TraceOptions options_;
   const core::Deadline deadline_;
   const std::int64_t round_;

@@ -3,7 +3,8 @@ find_package(JPEG REQUIRED)
 find_package(PNG REQUIRED)
 set(_image_sources
   codecs/codec.cpp codecs/color.cpp codecs/encode.cpp codecs/jpeg_reader.cpp codecs/png_reader.cpp
-  transforms/geometry.cpp transforms/pipeline.cpp transforms/resample.cpp transforms/transform.cpp)
+  transforms/geometry.cpp transforms/pipeline.cpp transforms/resample.cpp transforms/transform.cpp
+  transforms/transform_registry.cpp)
 list(TRANSFORM _image_sources PREPEND "${CMAKE_CURRENT_LIST_DIR}/")
 cohort_library(image
   SOURCES ${_image_sources}

@@ -113,7 +113,7 @@ AttemptReport Agent::attempt(int number) {
   return agree(outcome_of(workers));
 }
 
-// AgentStoreClient are to be asked often enough who is lost, whatever the interval is.
+// The store client is to be asked often enough who is lost, whatever the interval is.
 milliseconds Agent::look_time() const {
   return store_client_ == nullptr ? options_.monitor_interval
                                   : std::min(options_.monitor_interval, store_client_->round_time());

@@ -129,7 +129,7 @@ std::optional<std::string> AgentStoreClient::State::read(const std::string& key)
   if (!word && refused.insert(key).second) {
     lock.unlock();  // the agent does not wait for a log that nobody reads
     core::log_warning(concat("[launch.run] a word under '", key,
-                             "' was not left by an agent of this job and is not heeded: another secret, or "
+                             "' was not left by an agent of this job and is ignored: another secret, or "
                              "somebody else writes to the port"));
   }
   return word;

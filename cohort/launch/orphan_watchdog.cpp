@@ -14,7 +14,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/wait.h"
-#include "cohort/launch/run_flags.h"
+#include "cohort/launch/limits.h"
 
 namespace cohort::launch {
 namespace {
@@ -57,7 +57,8 @@ OrphanWatchdog::OrphanWatchdog(const std::string& folder) : pipe_(make_pipe()) {
   ::fcntl(pipe_.read.get(), F_SETFL, flags & ~O_NONBLOCK);
   pid_ = ::fork();
   if (pid_ < 0)
-    throw SystemError("launch.guard", core::concat("cannot make a process: ", std::strerror(errno)));
+    throw SystemError("launch.orphan_watchdog",
+                      core::concat("cannot make a process: ", std::strerror(errno)));
   if (pid_ == 0) watch_over(pipe_.read.get(), folder.c_str());
   pipe_.read.close();
   ::fcntl(pipe_.write.get(), F_SETFL, O_NONBLOCK);  // one that is stopped reads nothing

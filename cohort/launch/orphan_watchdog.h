@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "cohort/launch/worker.h"
+#include "cohort/launch/pipe.h"
 
 namespace cohort::launch {
 

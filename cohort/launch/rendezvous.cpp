@@ -15,7 +15,7 @@
 #include "cohort/core/version.h"
 #include "cohort/core/wait.h"
 #include "cohort/core/wait_for_listener.h"
-#include "cohort/launch/run_flags.h"
+#include "cohort/launch/limits.h"
 
 namespace cohort::launch {
 namespace {
@@ -226,7 +226,7 @@ class Rendezvous {
       // One that comes too late finds the same as one to whom a record is played.
       const bool is_left_out = !go.error.empty() && go.words.size() == nodes && go.words[node].empty();
       fail(is_left_out ? "node 0 gave up before it heard this node: " + go.error
-                       : "what node 0 says is not of this meeting",
+                       : "what node 0 says is not of this rendezvous",
            is_left_out ? "start cohort run on all nodes within --rdzv-conf timeout=SECONDS"
                        : "a port that nobody else writes to");
     }

@@ -1,6 +1,7 @@
 #include "cohort/launch/run_flags.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace cohort::launch {
 namespace {

@@ -1,14 +1,22 @@
 #pragma once
 
+#include <span>
 #include <string>
 
-#include "cohort/launch/run_options.h"
-
-/// The table behind run_flags(), and limits. Not for users of the library.
+/// The flags of `cohort run`.
 namespace cohort::launch {
 
-constexpr int kMaxLocalRanks = 4096;
-constexpr int kMaxNodes = 100'000;
+/// A flag of `cohort run`, without its dashes; underscores are as good as dashes in it.
+struct RunFlag {
+  std::string name;
+  char letter = 0;      ///< the short form, or 0
+  std::string value;    ///< what stands after it in the help; empty: a switch
+  std::string meaning;  ///< for the help; empty: not shown, it is refused
+  std::string instead;  ///< why it is refused, and what to use
+};
+
+/// Returns every flag that is read and every flag of torchrun's that is refused.
+std::span<const RunFlag> run_flags();
 
 /// Returns the flag of that name, or nullptr.
 const RunFlag* find_run_flag(const std::string& name);

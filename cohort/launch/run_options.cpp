@@ -12,6 +12,7 @@
 #include "cohort/core/env.h"
 #include "cohort/core/error.h"
 #include "cohort/core/wait_for_listener.h"
+#include "cohort/launch/limits.h"
 #include "cohort/launch/run_flags.h"
 
 namespace cohort::launch {

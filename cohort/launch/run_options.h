@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -86,18 +85,6 @@ struct RunOptions {
 
 /// Throws: UsageError for options that cannot be, or not together.
 void check(const RunOptions& options);
-
-/// A flag of `cohort run`, without its dashes; underscores are as good as dashes in it.
-struct RunFlag {
-  std::string name;
-  char letter = 0;      ///< the short form, or 0
-  std::string value;    ///< what stands after it in the help; empty: a switch
-  std::string meaning;  ///< for the help; empty: not shown, it is refused
-  std::string instead;  ///< why it is refused, and what to use
-};
-
-/// Returns every flag that is read and every flag of torchrun's that is refused.
-std::span<const RunFlag> run_flags();
 
 /// Reads the value of --nproc-per-node: a number, cpu, gpu or auto. `num_gpus` counts GPUs when a word asks
 /// for that. Throws: UsageError naming the flag, its value and what is expected.

@@ -21,6 +21,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/secret.h"
 #include "cohort/core/wait.h"
+#include "cohort/launch/limits.h"
 #include "cohort/launch/worker.h"
 
 namespace cohort::launch {

@@ -21,6 +21,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "cohort/core/wait.h"
+#include "cohort/launch/limits.h"
 #include "cohort/launch/orphan_watchdog.h"
 
 namespace cohort::launch {
@@ -95,23 +96,6 @@ int start_error(int fd, core::Deadline deadline) {
 }
 
 }  // namespace
-
-Pipe make_pipe() {
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) system_error("make a pipe", errno);
-  Pipe pipe{Fd(ends[0]), Fd(ends[1])};
-  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
-  return pipe;
-}
-
-void write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t count = ::write(fd, text.data(), text.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return;
-    text.remove_prefix(static_cast<std::size_t>(count));
-  }
-}
 
 Worker::Worker(const WorkerOptions& options) : own_group_(options.own_group) {
   Plan plan(options);

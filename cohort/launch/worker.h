@@ -2,36 +2,21 @@
 
 #include <sys/types.h>
 
-#include <chrono>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "cohort/core/cpu.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/fd.h"
+#include "cohort/launch/limits.h"
+#include "cohort/launch/pipe.h"
 
 /// One process that is started, watched and ended here. No LibTorch.
 namespace cohort::launch {
 
-using core::Fd;
 class OrphanWatchdog;
-
-struct Pipe {
-  Fd read;  ///< does not wait
-  Fd write;
-};
-
-/// Returns a pipe that programs which are started do not inherit. Throws: SystemError.
-Pipe make_pipe();
-
-/// Writes all of `text`; gives up silently when nobody reads any more.
-void write_all(int fd, std::string_view text);
-
-/// For programs to begin, and for processes to end that were killed: for all that begin or end together.
-inline constexpr std::chrono::seconds kStartTime(30), kEndTime(10);
 
 struct WorkerOptions {
   std::string program;                        ///< path of the executable

@@ -19,6 +19,7 @@
 #include "cohort/core/wait.h"
 #include "cohort/launch/cpu_affinity.h"
 #include "cohort/launch/error_file.h"
+#include "cohort/launch/limits.h"
 #include "cohort/launch/survival.h"
 
 namespace cohort::launch {

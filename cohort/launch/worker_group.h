@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "cohort/core/cpu.h"
 #include "cohort/launch/failure.h"
 #include "cohort/launch/orphan_watchdog.h"
 #include "cohort/launch/output.h"
 #include "cohort/launch/run_options.h"
+#include "cohort/launch/worker.h"
 
 /// The ranks of one node in one attempt: started together, watched, ended together. No LibTorch.
 namespace cohort::launch {

@@ -11,7 +11,8 @@
 #include "cohort/comm/group.h"
 #include "cohort/parallel/buckets.h"
 #include "cohort/parallel/comm_hook.h"
-#include "cohort/parallel/reducer.h"
+#include "cohort/parallel/parameters.h"
+#include "cohort/parallel/reducer_options.h"
 
 /// The memory that gradients travel in, and how it is grouped. Internal to Reducer.
 namespace cohort::parallel {

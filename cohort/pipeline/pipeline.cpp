@@ -18,6 +18,7 @@
 #include "cohort/pipeline/check.h"
 #include "cohort/pipeline/group_channel.h"
 #include "cohort/pipeline/pipeline_function.h"
+#include "cohort/pipeline/placement_run.h"
 #include "cohort/pipeline/run.h"
 
 namespace cohort::pipeline {
@@ -173,7 +174,7 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
       pending.push_back(
           workers[static_cast<std::size_t>(placement)]->submit("pipeline", [run, placement, with_gradients] {
             const at::AutoGradMode mode(with_gradients);
-            run->work(placement);
+            run_placement(*run, placement);
           }));
     }
     for (core::Pending<void>& each : pending) {

@@ -2,17 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <chrono>
 #include <concepts>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
-#include "cohort/comm/group.h"
-#include "cohort/core/error.h"
-#include "cohort/pipeline/simulate.h"
+#include "cohort/pipeline/options.h"
 #include "cohort/pipeline/stage.h"
 
 /// A model in stages on several placements of this process: docs/pipeline.md.
@@ -25,63 +22,6 @@
 ///     });
 ///     optimizer.step();
 namespace cohort::pipeline {
-
-/// Output `output` of stage `from` goes to stage `to`, past those between them, as an input behind the
-/// others (in the order in which skips are listed); the next stage does not see it.
-struct Skip {
-  int from = 0;
-  int output = 1;
-  int to = 2;
-};
-
-struct PipelineOptions {
-  /// core/placement.h: "cpu:0", "cpu:2-3", "cuda:1". Stage s is on placement s % placements.size().
-  std::vector<std::string> placements;
-  /// How many; a batch with fewer samples has one each. Sizes differ by one at most. Or:
-  int num_micro_batches = 0;
-  /// Samples in each; the last has what is left.
-  std::int64_t split_size = 0;
-  Schedule schedule = Schedule::kOneFOneB;
-  std::vector<Skip> skips = {};
-  /// For one step, from the call to the end; over ranks with the hand-over of the loss.
-  std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  /// With a group, stages are on its ranks: rank r is placement r, and runs its own stages alone. Every rank
-  /// makes the same calls, with batches of the same length: the first stage's rank uses the input, the last
-  /// one's the target. Gradients have the bits that threads give. step() only.
-  comm::Group group = {};
-  /// step() keeps the outputs of the last stage: Pipeline::outputs().
-  bool keep_outputs = false;
-  /// Called on a placement's thread when one of its actions that compute has ended.
-  std::function<void(const Action&)> on_action = {};
-  /// step() has one placement compute at a time, and this one whenever it can (turns_with_ahead()): to
-  /// measure the most that it may hold. -1: all at once.
-  int ahead = -1;
-};
-
-/// What a stage threw: message, stage and micro-batch; the exception itself is nested in it.
-class StageError : public Error {
- public:
-  StageError(const std::string& what, int stage, int micro_batch)
-      : Error("pipeline.step", what), stage_(stage), micro_batch_(micro_batch) {}
-  int stage() const { return stage_; }
-  int micro_batch() const { return micro_batch_; }
-
- private:
-  int stage_, micro_batch_;
-};
-
-/// The mean over the samples of a micro-batch: outputs of the last stage, and targets.
-using Loss = std::function<at::Tensor(const Tensors& outputs, const Tensors& targets)>;
-
-/// What a run did. Times in milliseconds from its begin.
-struct RunTimes {
-  std::vector<std::vector<TimedAction>> actions;  ///< of each placement: what computes
-  std::vector<int> peak_live;  ///< of each placement: micro-batches (of all its stages) held at once, at most
-  double time = 0;
-
-  /// What is idle of the time of all placements.
-  double bubble() const;
-};
 
 /// Ownership: shares the stages' modules. Threads: one caller at a time; stages run on their placements'
 /// threads, whose gradient mode and autocast state are the caller's.

@@ -366,4 +366,19 @@ void PlacementRun::backward(const Action& action) {
   waiting_[{stage - 1, true}].push_back(std::move(out));
 }
 
+void run_placement(Run& run, int placement) {
+  try {
+    PlacementRun(run, placement).work();
+    if (!run.failed()) {
+      for (const auto& [edge, channel] : run.channels) channel->flush();
+    }
+  } catch (const ChannelClosed&) {  // whoever closed it says why
+  } catch (const ChannelTimeout&) {
+    run.time_out();
+  } catch (...) {
+    run.fail(std::current_exception());
+  }
+  run.placements_[static_cast<std::size_t>(placement)].current.store(-1, std::memory_order_release);
+}
+
 }  // namespace cohort::pipeline

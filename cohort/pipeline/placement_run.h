@@ -10,7 +10,7 @@
 namespace cohort::pipeline {
 
 /// The actions of one placement in a run. What a stage has computed waits here for the action that sends it,
-/// or, where the next stage is on this placement too, for that one's action. Internal to Run.
+/// or, where the next stage is on this placement too, for that one's action. Internal to Pipeline.
 class PlacementRun {
  public:
   PlacementRun(Run& run, int placement);
@@ -45,5 +45,9 @@ class PlacementRun {
   Tensors inputs_;  // of a forward, for messages
   std::map<Run::Edge, std::deque<Message>> waiting_;
 };
+
+/// Does what the plan says for this placement, on the calling thread, until the end or until the run has
+/// failed. What it throws is the run's failure.
+void run_placement(Run& run, int placement);
 
 }  // namespace cohort::pipeline

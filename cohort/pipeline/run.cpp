@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "cohort/pipeline/placement_run.h"
-
 namespace cohort::pipeline {
 namespace {
 
@@ -38,21 +36,6 @@ Run::Run(std::shared_ptr<const Setup> setup, std::shared_ptr<Batch> batch, Plan 
       setup_(std::move(setup)),
       batch_(std::move(batch)),
       placements_(plan.actions.size()) {}
-
-void Run::work(int placement) {
-  try {
-    PlacementRun(*this, placement).work();
-    if (!failed()) {
-      for (const auto& [edge, channel] : channels) channel->flush();
-    }
-  } catch (const ChannelClosed&) {  // whoever closed it says why
-  } catch (const ChannelTimeout&) {
-    time_out();
-  } catch (...) {
-    fail(std::current_exception());
-  }
-  placements_[static_cast<std::size_t>(placement)].current.store(-1, std::memory_order_release);
-}
 
 void Run::fail(std::exception_ptr error) {
   {

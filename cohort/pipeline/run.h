@@ -15,7 +15,7 @@
 
 #include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/pipeline/channel.h"
-#include "cohort/pipeline/pipeline.h"
+#include "cohort/pipeline/options.h"
 #include "cohort/pipeline/stage_run.h"
 #include "cohort/pipeline/turns.h"
 
@@ -71,9 +71,6 @@ class Run {
   Run(std::shared_ptr<const Setup> setup, std::shared_ptr<Batch> batch, Plan plan,
       std::chrono::milliseconds timeout, const core::Deadline& deadline);
 
-  /// Does what the plan says for this placement, on the calling thread, until the end or until the run has
-  /// failed.
-  void work(int placement);
   /// The first failure counts; it ends what waits.
   void fail(std::exception_ptr error);
   /// Fails with a TimeoutError that names who computes.
@@ -97,6 +94,7 @@ class Run {
 
  private:
   friend class PlacementRun;
+  friend void run_placement(Run& run, int placement);
   struct OfPlacement {
     std::atomic<int> current{-1};  // index of the action
     std::vector<TimedAction> times;

@@ -1,7 +1,6 @@
 #include "cohort/train/build.h"
 
 #include <ATen/Context.h>
-#include <ATen/ops/zeros.h>
 
 #include <cmath>
 #include <limits>
@@ -27,16 +26,8 @@ namespace {
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;  // in steps
 
-bool channels_last(const Config& config) {
-  return config.train.memory_format == "channels_last";
-}
-
 data::ColorMode color_mode(const DataConfig& config) {
   return config.color == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb;
-}
-
-std::int64_t channels_of(const DataConfig& config) {
-  return config.color == "grey" ? 1 : 3;
 }
 
 std::vector<data::TransformSpec> transforms_of(const DataConfig& config, Split split) {
@@ -200,27 +191,6 @@ std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
   options.seed = static_cast<std::uint64_t>(config.run.seed);
   options.on_error = config.data.on_error == "skip" ? data::OnError::kSkip : data::OnError::kRefuse;
   return std::make_unique<data::Loader>(std::move(dataset), options);
-}
-
-data::Field picture_field(const Config& config) {
-  const std::int64_t side = config.data.image_size;
-  return {.name = "input",
-          .shape = {channels_of(config.data), side, side},
-          .channels_last = channels_last(config)};
-}
-
-data::Field input_field(const Config& config, const data::Dataset& dataset) {
-  if (data::is_own_dataset(config.data.kind)) return picture_field(config);
-  return dataset.fields().at(0);
-}
-
-at::Tensor zero_batch(const data::Field& field, std::int64_t samples) {
-  std::vector<std::int64_t> shape{samples};
-  shape.insert(shape.end(), field.shape.begin(), field.shape.end());
-  const bool last = field.channels_last && field.shape.size() == 3;
-  return at::zeros(shape,
-                   at::TensorOptions(field.dtype)
-                       .memory_format(last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous));
 }
 
 torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, at::Device device,

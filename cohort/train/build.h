@@ -10,6 +10,7 @@
 #include "cohort/optim/schedule.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/config.h"
+#include "cohort/train/input_fields.h"
 
 /// Makes the parts of a run from its configuration. Everything here is a few lines over the public parts: a
 /// program of one's own may use some of it, or none.
@@ -39,15 +40,6 @@ bool reads_parts(const Config& config);
 std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
                                           std::shared_ptr<const data::Dataset> dataset, at::Device device,
                                           Share share = {});
-
-/// Returns what the model gets of a sample of `dataset`: the first field of one that a library registered, or
-/// for Cohort's own what the keys under `data` make of it.
-data::Field input_field(const Config& config, const data::Dataset& dataset);
-/// Returns what the keys under `data` make of a picture: [C, H, W] of data.color and data.image_size.
-data::Field picture_field(const Config& config);
-
-/// Returns `samples` zeros of `field`, laid out as in a batch.
-at::Tensor zero_batch(const data::Field& field, std::int64_t samples);
 
 /// The model with initial values from `run.seed`, or from `model.weights`, on `device` in
 /// `train.memory_format`. `num_classes` is used where the configuration says 0. `input`: what it gets of a

@@ -14,7 +14,7 @@ namespace {
 
 template <typename... Layers>
 bool has_layer(const Task& task) {
-  for (const Task::NamedModule& entry : task.modules()) {
+  for (const NamedModule& entry : task.modules()) {
     for (const std::shared_ptr<torch::nn::Module>& layer : entry.module->modules()) {
       if (((layer->as<Layers>() != nullptr) || ...)) return true;
     }

@@ -9,7 +9,8 @@
 #include "cohort/data/loader.h"
 #include "cohort/train/run_state.h"
 #include "cohort/train/strategy.h"
-#include "cohort/train/trainer.h"
+#include "cohort/train/task.h"
+#include "cohort/train/trainer_options.h"
 
 /// What must fit together before a run begins or goes on. Internal to this module.
 namespace cohort::train {

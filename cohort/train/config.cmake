@@ -17,6 +17,7 @@ cohort_library(config
     config_tables_data.cpp
     config_tables_run.cpp
     config_tables_train.cpp
+    config_types.cpp
     config_values.cpp
     flat_keys.cpp
     progress.cpp

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "cohort/train/config_keys.h"
+#include "cohort/train/config_key.h"
 
 /// The keys of each section, in the order in which they are written.
 namespace cohort::train {

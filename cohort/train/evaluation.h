@@ -11,7 +11,7 @@
 #include "cohort/train/ranks.h"
 #include "cohort/train/run_state.h"
 #include "cohort/train/task.h"
-#include "cohort/train/trainer.h"
+#include "cohort/train/trainer_options.h"
 
 /// Evaluation, and which evaluated epoch is the best. Internal to this module.
 namespace cohort::train {

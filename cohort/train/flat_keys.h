@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cohort/train/config.h"
+#include "cohort/train/config_types.h"
 
 /// The flat upper-case keys of published VGG training scripts (MODEL, BATCHSIZE, LR, ...).
 namespace cohort::train {

@@ -4,6 +4,7 @@
 #include "cohort/core/allocation_profiler.h"
 #include "cohort/models/layers.h"
 #include "cohort/train/memory_model.h"
+#include "cohort/train/memory_probe.h"
 
 namespace cohort::train {
 namespace {

@@ -13,7 +13,7 @@
 #include "cohort/optim/autocast.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/train/build.h"
-#include "cohort/train/memory_plan.h"
+#include "cohort/train/memory_use.h"
 
 /// What plan_memory() plans and measures. Internal to it.
 namespace cohort::train {

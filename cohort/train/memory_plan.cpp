@@ -7,6 +7,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/train/memory_model.h"
+#include "cohort/train/memory_probe.h"
 
 namespace cohort::train {
 namespace {

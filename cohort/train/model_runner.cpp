@@ -15,7 +15,7 @@
 #include "cohort/models/layers.h"
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/pipeline/balance.h"
-#include "cohort/train/build.h"
+#include "cohort/train/input_fields.h"
 
 namespace cohort::train {
 namespace {

@@ -23,7 +23,7 @@ struct PictureTask {
   data::ColorMode color = data::ColorMode::kRgb;
   std::int64_t image_size = 0;  ///< of the pictures themselves, where no transform fixes it
   bool channels_last = false;
-  std::vector<std::string> classes = {};  ///< in the order of the outputs; empty: they are format_list
+  std::vector<std::string> classes = {};  ///< in the order of the outputs; empty: they are numbered
 };
 
 /// The classes of a picture, or of a sample, with their probabilities, the most probable first.

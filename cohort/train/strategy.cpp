@@ -4,7 +4,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/parallel/broadcast.h"
-#include "cohort/train/task.h"
+#include "cohort/parallel/reducer.h"
 
 namespace cohort::train {
 namespace {
@@ -22,11 +22,11 @@ class Replicated : public Strategy {
  public:
   explicit Replicated(comm::Group group) : group_(std::move(group)) {}
   const comm::Group* group() const override { return &group_; }
-  void begin(const Task& task) override {
-    for (const Task::NamedModule& entry : task.modules()) parallel::broadcast_module(group_, *entry.module);
+  void begin(const TaskParts& parts) override {
+    for (const NamedModule& entry : parts.modules) parallel::broadcast_module(group_, *entry.module);
   }
-  void synchronize_buffers(const Task& task) override {
-    for (const Task::NamedModule& entry : task.modules()) parallel::broadcast_buffers(group_, *entry.module);
+  void synchronize_buffers(const TaskParts& parts) override {
+    for (const NamedModule& entry : parts.modules) parallel::broadcast_buffers(group_, *entry.module);
   }
 
  private:
@@ -58,17 +58,17 @@ class DdpStrategy : public Replicated {
 
   std::string name() const override { return "ddp"; }
 
-  void begin(const Task& task) override {
-    Replicated::begin(task);
+  void begin(const TaskParts& parts) override {
+    Replicated::begin(parts);
     std::map<const at::TensorImpl*, std::string> names;
-    for (const Task::NamedModule& entry : task.modules()) {
+    for (const NamedModule& entry : parts.modules) {
       const std::string prefix = entry.name.empty() ? "" : entry.name + ".";
       for (const auto& parameter : entry.module->named_parameters()) {
         names[parameter.value().unsafeGetTensorImpl()] = prefix + parameter.key();
       }
     }
     reducers_.clear();
-    for (const Task::NamedOptimizer& entry : task.optimizers()) {
+    for (const NamedOptimizer& entry : parts.optimizers) {
       std::vector<parallel::NamedParameter> parameters;
       for (const at::Tensor& parameter : parameters_of(*entry.optimizer)) {
         if (!parameter.requires_grad()) continue;

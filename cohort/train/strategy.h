@@ -6,12 +6,11 @@
 #include "cohort/comm/group.h"
 #include "cohort/optim/optimizer.h"
 #include "cohort/parallel/average.h"
-#include "cohort/parallel/reducer.h"
+#include "cohort/parallel/reducer_options.h"
+#include "cohort/train/task_parts.h"
 
 /// How the ranks of a run come to the same step: docs/train.md, "Several ranks".
 namespace cohort::train {
-
-class Task;
 
 /// What Trainer and Task ask of a way to train on several ranks. The base is one process alone.
 /// Threads: one caller at a time. Collective, where there are several ranks: each function but the getters.
@@ -25,10 +24,10 @@ class Strategy {
   int rank() const { return group() == nullptr ? 0 : group()->rank(); }
   int size() const { return group() == nullptr ? 1 : group()->size(); }
 
-  /// Gives the task's parameters and buffers the values of rank 0's.
-  virtual void begin(const Task& /*task*/) {}
+  /// Gives parameters and buffers the values of rank 0's.
+  virtual void begin(const TaskParts& /*parts*/) {}
   /// The same for buffers alone: what is evaluated is what rank 0 saves.
-  virtual void synchronize_buffers(const Task& /*task*/) {}
+  virtual void synchronize_buffers(const TaskParts& /*parts*/) {}
   /// Before the last backward of a step: lets the strategy average while it runs. What it was told here
   /// average() is told again.
   virtual void prepare(const optim::Optimizer& /*optimizer*/, double /*samples*/, bool /*finite*/) {}

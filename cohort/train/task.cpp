@@ -11,7 +11,7 @@ StepMetrics Task::eval_step(data::Batch&) {
 }
 
 void Task::set_training(bool training) {
-  for (const NamedModule& entry : modules_) entry.module->train(training);
+  for (const NamedModule& entry : parts_.modules) entry.module->train(training);
 }
 
 std::string Task::find_non_finite(data::Batch&) {
@@ -41,25 +41,25 @@ void Task::step_if_finite(optim::Optimizer& optimizer, double clip_norm) {
 }
 
 void Task::add_module(std::string name, std::shared_ptr<torch::nn::Module> module) {
-  for (const NamedModule& entry : modules_) {
+  for (const NamedModule& entry : parts_.modules) {
     if (entry.name == name) {
       throw UsageError("train.add_module", core::concat("a module named \"", name, "\" was added twice"),
                        "give every module of a task its own name");
     }
   }
-  modules_.push_back({std::move(name), std::move(module)});
+  parts_.modules.push_back({std::move(name), std::move(module)});
 }
 
 void Task::add_optimizer(std::string name, std::shared_ptr<optim::Optimizer> optimizer,
                          std::shared_ptr<const optim::Schedule> schedule) {
-  for (const NamedOptimizer& entry : optimizers_) {
+  for (const NamedOptimizer& entry : parts_.optimizers) {
     if (entry.name == name) {
       throw UsageError("train.add_optimizer",
                        core::concat("an optimizer named \"", name, "\" was added twice"),
                        "give every optimizer of a task its own name");
     }
   }
-  optimizers_.push_back({std::move(name), std::move(optimizer), std::move(schedule)});
+  parts_.optimizers.push_back({std::move(name), std::move(optimizer), std::move(schedule)});
 }
 
 }  // namespace cohort::train

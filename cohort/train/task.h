@@ -9,9 +9,9 @@
 
 #include "cohort/data/loader.h"
 #include "cohort/optim/optimizer.h"
-#include "cohort/optim/schedule.h"
 #include "cohort/train/metrics.h"
 #include "cohort/train/strategy.h"
+#include "cohort/train/task_parts.h"
 
 namespace cohort::train {
 
@@ -36,16 +36,6 @@ namespace cohort::train {
 /// nothing, and averages with weight 0. Threads: one caller at a time.
 class Task {
  public:
-  struct NamedModule {
-    std::string name;
-    std::shared_ptr<torch::nn::Module> module;
-  };
-  struct NamedOptimizer {
-    std::string name;
-    std::shared_ptr<optim::Optimizer> optimizer;
-    std::shared_ptr<const optim::Schedule> schedule;  // may be null: the learning rates stay
-  };
-
   virtual ~Task() = default;
 
   /// One update of the parameters from one local batch. Trainer checks the metric called "loss", where there
@@ -71,8 +61,9 @@ class Task {
   /// What step_if_finite() found since the last call.
   optim::NonFinite take_non_finite() { return std::exchange(non_finite_, {}); }
 
-  const std::vector<NamedModule>& modules() const { return modules_; }
-  const std::vector<NamedOptimizer>& optimizers() const { return optimizers_; }
+  const TaskParts& parts() const { return parts_; }
+  const std::vector<NamedModule>& modules() const { return parts_.modules; }
+  const std::vector<NamedOptimizer>& optimizers() const { return parts_.optimizers; }
 
  protected:
   /// Names are prefixes in the checkpoint ("generator" gives "generator.conv.weight"); a task with a single
@@ -97,8 +88,7 @@ class Task {
   const Strategy& strategy() const { return *strategy_; }
 
  private:
-  std::vector<NamedModule> modules_;
-  std::vector<NamedOptimizer> optimizers_;
+  TaskParts parts_;
   std::shared_ptr<Strategy> strategy_ = std::make_shared<Strategy>();
   parallel::AverageReport last_average_;
   std::int64_t num_averages_ = 0;

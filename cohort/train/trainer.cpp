@@ -78,7 +78,7 @@ class FitLoop {
     steps_per_epoch_ = train_.batches_per_epoch();
     start_ = {options_.epochs(), steps_per_epoch_, state_.epoch, state_.step, resumed};
     if (is_over()) return nothing_left();
-    strategy_->begin(task_);
+    strategy_->begin(task_.parts());
     try_evaluation();
     if (ranks_.is_first()) warn_of_single_sample(task_, train_, options_.max_steps());
     state_.seed = options_.seed();
@@ -364,7 +364,7 @@ class FitLoop {
 
   std::map<std::string, double> evaluate() {
     core::TimelineScope scope("evaluate");
-    strategy_->synchronize_buffers(task_);
+    strategy_->synchronize_buffers(task_.parts());
     return evaluate_batches(task_, *eval_, options_.max_eval_batches(), ranks_, [&] {
       poll_control_requests();
       return stopping_;

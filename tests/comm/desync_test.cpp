@@ -7,8 +7,8 @@
 #include <optional>
 #include <thread>
 
+#include "cohort/comm/group_state.h"
 #include "cohort/comm/report.h"
-#include "cohort/comm/state.h"
 #include "cohort/core/error.h"
 #include "cohort/core/log.h"
 #include "tests/support/comes_true.h"

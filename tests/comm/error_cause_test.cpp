@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-#include "cohort/comm/state.h"
+#include "cohort/comm/group_state.h"
 #include "cohort/core/error.h"
 #include "tests/support/throws.h"
 

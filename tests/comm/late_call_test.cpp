@@ -9,8 +9,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "cohort/comm/fake/fake.h"
-#include "cohort/comm/pending.h"
-#include "cohort/comm/state.h"
+#include "cohort/comm/group_state.h"
+#include "cohort/comm/pending_state.h"
 #include "cohort/core/error.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"

@@ -17,7 +17,7 @@
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/desync.h"
 #include "cohort/comm/group.h"
-#include "cohort/comm/state.h"
+#include "cohort/comm/group_state.h"
 #include "cohort/comm/tcp_store.h"
 #include "cohort/comm/trace.h"
 #include "cohort/core/error.h"

@@ -15,8 +15,8 @@
 
 #include "cohort/comm/check.h"
 #include "cohort/comm/deadline_store.h"
-#include "cohort/comm/pending.h"
-#include "cohort/comm/state.h"
+#include "cohort/comm/group_state.h"
+#include "cohort/comm/pending_state.h"
 #include "cohort/comm/tcp_store.h"
 #include "cohort/core/error.h"
 #include "tests/support/comes_true.h"

@@ -5,6 +5,7 @@
 
 #include "cohort/core/cpu.h"
 #include "cohort/core/error.h"
+#include "cohort/launch/run_flags.h"
 #include "tests/support/environment.h"
 #include "tests/support/throws.h"
 

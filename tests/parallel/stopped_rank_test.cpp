@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "cohort/comm/group.h"
-#include "cohort/comm/state.h"
+#include "cohort/comm/group_state.h"
 #include "cohort/core/error.h"
 #include "cohort/parallel/average.h"
 #include "cohort/parallel/comm_hook.h"

@@ -9,6 +9,7 @@
 
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
+#include "cohort/pipeline/placement_run.h"
 #include "cohort/pipeline/run.h"
 #include "tests/pipeline/nets.h"
 #include "tests/support/comes_true.h"
@@ -193,7 +194,7 @@ TEST(FaultsTest, WhoReceivesIsNamedWhereNoStageComputes) {
   pipeline::Run run(setup, std::make_shared<Batch>(*setup, 1), make_plan({Schedule::kFillDrain, 2, 2, 1}), 1s,
                     core::Deadline(60s));
   run.channels[{1, false}] = std::make_unique<ThreadChannel>(1, 0us);
-  std::thread receives([&] { run.work(1); });
+  std::thread receives([&] { run_placement(run, 1); });
   const std::string expected =
       "no stage computes; rank 1 is receiving activation of micro-batch 0, peer: rank 0";
   const core::Deadline deadline(30s);

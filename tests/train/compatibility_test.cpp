@@ -39,8 +39,8 @@ const std::map<std::string, std::function<void(TrainerOptions&)>> kOther = {
     {"handle_signals", [](auto& o) { o.handle_signals(true); }},
 };
 
-TEST(ChecksTest, EachOptionOfATrainerIsComparedBetweenRanksOrSaidNotToBe) {
-  const std::string header = test::read_file(test::source_dir() / "cohort/train/trainer.h");
+TEST(CompatibilityTest, EachOptionOfATrainerIsComparedBetweenRanksOrSaidNotToBe) {
+  const std::string header = test::read_file(test::source_dir() / "cohort/train/trainer_options.h");
   const std::regex option(R"(TORCH_ARG\(.*, (\w+)\))");
   std::vector<std::string> declared, compared;
   for (std::sregex_iterator found(header.begin(), header.end(), option), end; found != end; ++found) {
@@ -51,7 +51,7 @@ TEST(ChecksTest, EachOptionOfATrainerIsComparedBetweenRanksOrSaidNotToBe) {
   EXPECT_EQ(compared, declared) << "a new option belongs in compared_options() too";
 }
 
-TEST(ChecksTest, AnotherValueOfAnOptionThatIsComparedIsSeen) {
+TEST(CompatibilityTest, AnotherValueOfAnOptionThatIsComparedIsSeen) {
   for (const ComparedOption& each : compared_options()) {
     ASSERT_TRUE(kOther.contains(each.name)) << each.name;
     TrainerOptions changed;

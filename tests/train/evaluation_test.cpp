@@ -14,6 +14,7 @@
 #include "cohort/data/tensor_dataset.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/train/best_metric.h"
+#include "cohort/train/trainer.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"
 

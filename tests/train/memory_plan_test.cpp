@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cohort/core/error.h"
+#include "cohort/train/memory_probe.h"
 #include "tests/support/throws.h"
 
 namespace cohort::train {

@@ -15,16 +15,16 @@ std::uintmax_t bytes_in(const std::filesystem::path& folder) {
 
 TEST(TensorBoardCallbackTest, AStepThatIsLoggedIsInTheFileAtOnce) {
   test::TempDir dir;
-  TensorBoardCallback kv_store(dir / "store", 0, {}, {});
-  kv_store.on_start_counts({.epochs = 1, .steps_per_epoch = 100});
+  TensorBoardCallback callback(dir / "tensorboard", 0, {}, {});
+  callback.on_start_counts({.epochs = 1, .steps_per_epoch = 100});
   StepReport report;
   report.step = 1;
   report.averages = {{"loss", 0.5}};
-  kv_store.on_step_end(report);
-  const auto before = bytes_in(dir / "store");
+  callback.on_step_end(report);
+  const auto before = bytes_in(dir / "tensorboard");
   report.logged = true;
-  kv_store.on_step_end(report);
-  EXPECT_GT(bytes_in(dir / "store"), before + 100);
+  callback.on_step_end(report);
+  EXPECT_GT(bytes_in(dir / "tensorboard"), before + 100);
 }
 
 }  // namespace

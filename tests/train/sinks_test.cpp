@@ -101,8 +101,8 @@ TEST(TensorBoardTest, Crc32cIsTheOneOfTheStandard) {
 }
 
 TEST(TensorBoardTest, AFolderThatCannotBeMadeIsNamed) {
-  COHORT_EXPECT_THROW_WITH(TensorBoardWriter("/dev/null/store"), SystemError,
-                           "/dev/null/store cannot be made");
+  COHORT_EXPECT_THROW_WITH(TensorBoardWriter("/dev/null/tensorboard"), SystemError,
+                           "/dev/null/tensorboard cannot be made");
 }
 
 /// Runs a script of tests/train with Python that has TensorBoard; returns what it printed.
@@ -128,17 +128,17 @@ TEST(TensorBoardTest, ItsOwnReaderReadsScalarsImagesTextAndPurgesAtAResume) {
   TempDir dir;
   const std::string png = "not decoded by the reader";
   {
-    TensorBoardWriter kv_store(dir / "store");
-    kv_store.image_png("input/0", std::as_bytes(std::span(png)), 28, 27, 1, 0);
-    kv_store.text("config", "lr: 0.1", 0);
+    TensorBoardWriter writer(dir / "tensorboard");
+    writer.image_png("input/0", std::as_bytes(std::span(png)), 28, 27, 1, 0);
+    writer.text("config", "lr: 0.1", 0);
     for (int64_t step = 1; step <= 10; ++step)
-      kv_store.scalar("train/loss", static_cast<double>(step) / 4, step);
+      writer.scalar("train/loss", static_cast<double>(step) / 4, step);
   }
   {
-    TensorBoardWriter kv_store(dir / "store", 6);  // the checkpoint was made after step 6
-    for (int64_t step = 7; step <= 8; ++step) kv_store.scalar("train/loss", -static_cast<double>(step), step);
+    TensorBoardWriter writer(dir / "tensorboard", 6);  // the checkpoint was made after step 6
+    for (int64_t step = 7; step <= 8; ++step) writer.scalar("train/loss", -static_cast<double>(step), step);
   }
-  const auto read = nlohmann::json::parse(run_python("read_events.py", (dir / "store").string()));
+  const auto read = nlohmann::json::parse(run_python("read_events.py", (dir / "tensorboard").string()));
   EXPECT_EQ(read.at("scalars").at("train/loss"),
             nlohmann::json::parse("[[1,0.25],[2,0.5],[3,0.75],[4,1.0],[5,1.25],[6,1.5],[7,-7.0],[8,-8.0]]"));
   EXPECT_EQ(read.at("images").at("input/0"), nlohmann::json::parse("[[0,27,28,25]]"));

@@ -8,8 +8,8 @@
 #include <set>
 
 #include "cohort/comm/backend.h"
+#include "cohort/comm/group_state.h"
 #include "cohort/comm/mpi/process.h"
-#include "cohort/comm/state.h"
 #include "cohort/core/error.h"
 #include "cohort/core/format_list.h"
 

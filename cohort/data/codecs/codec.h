@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cohort/data/codecs/image_header.h"
 #include "cohort/data/image.h"
 
 /// JPEG and PNG, read as Pillow's `open(file).convert("RGB")` or `.convert("L")` reads them, and written.
@@ -18,24 +19,6 @@
 ///     Image image;
 ///     decode_image(bytes, ColorMode::kRgb, "cat.jpg", image);  // reuses image's memory
 namespace cohort::data {
-
-enum class ImageFormat { kJpeg, kPng };
-
-struct DecodeOptions {
-  /// A picture of more pixels is refused before it takes memory. The default is where Pillow refuses.
-  std::int64_t max_pixels = 178'956'970;
-  /// Takes what can be decoded of a JPEG whose data is damaged, in silence, as Pillow does. Truncated files
-  /// are an error all the same.
-  bool accept_damage = false;
-};
-
-/// What a file says about its picture.
-struct ImageHeader {
-  ImageFormat format = ImageFormat::kJpeg;
-  std::int64_t height = 0;
-  std::int64_t width = 0;
-  ImageSize size() const { return {height, width}; }
-};
 
 /// Reads one picture after another. It keeps the decompressors' structures and its scratch memory, so that
 /// nothing is allocated once it has seen the largest picture. Threads: one caller at a time; see

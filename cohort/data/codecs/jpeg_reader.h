@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "cohort/data/codecs/codec.h"
+#include "cohort/data/codecs/image_header.h"
 
 /// Part of ImageDecoder: JPEG through libjpeg-turbo, with one decompressor for all pictures.
 namespace cohort::data {

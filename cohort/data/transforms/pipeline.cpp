@@ -7,6 +7,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/data/transforms/resample.h"
+#include "cohort/data/transforms/transform_registry.h"
 
 namespace cohort::data {
 namespace {

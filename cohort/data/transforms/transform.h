@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "cohort/core/random.h"
@@ -31,7 +30,8 @@ struct Action {
   bool mirror = false;
 };
 
-/// One step on 8-bit pictures. Derive for steps of your own and make them known with `register_transform`.
+/// One step on 8-bit pictures. Derive for steps of your own and make them known
+/// with register_transform() (transform_registry.h).
 /// Threads: `plan` and `apply` are called from several at once.
 class Transform {
  public:
@@ -57,17 +57,6 @@ class Transform {
 /// unread.
 class TransformArgs;
 using TransformFactory = std::function<std::unique_ptr<Transform>(TransformArgs&)>;
-
-/// Makes `name` known to `make_transform` and pipelines. `first_argument` is what the key "" stands for.
-/// Throws: UsageError when the name is taken.
-void register_transform(const std::string& name, const std::string& first_argument, TransformFactory factory);
-
-/// Returns the transform that `spec` describes.
-/// Throws: ConfigError for an unknown name or argument, naming the nearest one, and for values out of range.
-std::unique_ptr<Transform> make_transform(const TransformSpec& spec);
-
-/// Returns the names that a pipeline knows, sorted, with ToTensor and Normalize.
-std::vector<std::string> transform_names();
 
 /// Typed access to the arguments of one transform.
 class TransformArgs {

@@ -14,9 +14,9 @@ namespace cohort::train {
 
 /// Writes one event file, `events.out.tfevents.TIME.HOST.PID.0`, into a folder.
 ///
-///     TensorBoardWriter store(run_dir / "tensorboard", resumed ? std::optional(step) : std::nullopt);
-///     store.scalar("train/loss", 0.3, step);
-///     store.image_png("input/0", png, 28, 28, 1, 0);
+///     TensorBoardWriter writer(run_dir / "tensorboard", resumed ? std::optional(step) : std::nullopt);
+///     writer.scalar("train/loss", 0.3, step);
+///     writer.image_png("input/0", png, 28, 28, 1, 0);
 ///
 /// Threads: one caller at a time. Events are buffered: `flush()` hands them to the kernel, and so does the
 /// destructor (without throwing). Throws: SystemError naming the file.

@@ -7,6 +7,7 @@
 #include "../codecs/golden.h"
 #include "cohort/core/error.h"
 #include "cohort/data/transforms/transform.h"
+#include "cohort/data/transforms/transform_registry.h"
 #include "tests/support/messages.h"
 
 namespace cohort::data {

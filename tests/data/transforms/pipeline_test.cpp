@@ -8,6 +8,7 @@
 #include "../codecs/golden.h"
 #include "cohort/core/error.h"
 #include "cohort/data/transforms/resample.h"
+#include "cohort/data/transforms/transform_registry.h"
 #include "tests/support/messages.h"
 
 namespace cohort::data {

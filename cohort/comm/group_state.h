@@ -1,13 +1,20 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
 
+#include "cohort/comm/call_types.h"
 #include "cohort/comm/error_cause.h"
 #include "cohort/comm/flight.h"
-#include "cohort/comm/group.h"
 #include "cohort/comm/hang_detector.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/core/deadline.h"
@@ -16,6 +23,8 @@
 /// What the handles of a group share. Internal to this module.
 namespace cohort::comm {
 
+struct GroupState;
+
 /// The groups of one rank that descend from one: what a report is about.
 class GroupRegistry {
  public:
@@ -23,23 +32,23 @@ class GroupRegistry {
   const int rank;
   const int size;
 
-  void add(const std::shared_ptr<Group::State>& group);
+  void add(const std::shared_ptr<GroupState>& group);
   /// Those that live, in the order in which they were made.
-  std::vector<std::shared_ptr<Group::State>> groups() const;
+  std::vector<std::shared_ptr<GroupState>> groups() const;
   /// False when there is one already; null takes it away.
   bool set_watch(const std::shared_ptr<HangDetector>& watch);
   std::shared_ptr<HangDetector> watch() const;
 
  private:
   mutable std::mutex mutex_;
-  std::vector<std::weak_ptr<Group::State>> groups_;
+  std::vector<std::weak_ptr<GroupState>> groups_;
   std::weak_ptr<HangDetector> watch_;
 };
 
 /// Of this process, those that live.
 std::vector<std::shared_ptr<GroupRegistry>> all_group_registries();
 
-struct Group::State {
+struct GroupState {
   std::string name;
   std::string backend;
   int rank = 0;
@@ -134,7 +143,7 @@ inline constexpr std::chrono::milliseconds kLateTime(350);
 core::Deadline end_of_failure(core::Deadline deadline);
 
 /// Where its ranks leave words.
-StoreAdapter store_adapter_of(const Group::State& state);
+StoreAdapter store_adapter_of(const GroupState& state);
 
 /// As core::all_gather_words; where the store is gone the error says so.
 core::Words gather_words(StoreAdapter kv_store, const std::string& key, int rank, int size,
@@ -142,7 +151,7 @@ core::Words gather_words(StoreAdapter kv_store, const std::string& key, int rank
 
 /// Called by each rank that needs nothing more of `key` in the store. Where the job's rank 0 keeps the store
 /// and is in the group, it waits for the others, some seconds and up to the deadline: it may end next.
-void leave_key(Group::State& state, const std::string& key, core::Deadline deadline);
+void leave_key(GroupState& state, const std::string& key, core::Deadline deadline);
 
 struct StateOptions {
   c10::intrusive_ptr<c10d::Store> store;
@@ -163,7 +172,7 @@ struct StateOptions {
 };
 
 /// As make_group.
-std::shared_ptr<Group::State> make_state(StateOptions options);
+std::shared_ptr<GroupState> make_state(StateOptions options);
 
 /// 0 to size - 1.
 std::vector<int> all_ranks(int size);

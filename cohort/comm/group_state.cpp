@@ -1,4 +1,4 @@
-#include "cohort/comm/state.h"
+#include "cohort/comm/group_state.h"
 
 #include <algorithm>
 #include <array>
@@ -25,7 +25,7 @@ constexpr milliseconds kPartTime(3000);  // how long rank 0 waits for those that
 
 }  // namespace
 
-StoreAdapter store_adapter_of(const Group::State& state) {
+StoreAdapter store_adapter_of(const GroupState& state) {
   return StoreAdapter(state.store, state.connections, state.prefix);
 }
 
@@ -40,7 +40,7 @@ core::Words gather_words(StoreAdapter kv_store, const std::string& key, int rank
   }
 }
 
-void leave_key(Group::State& state, const std::string& key, core::Deadline deadline) {
+void leave_key(GroupState& state, const std::string& key, core::Deadline deadline) {
   const auto keeper = std::ranges::find(state.job_ranks, 0);
   if (!state.is_kept_by_rank || keeper == state.job_ranks.end()) return;
   try {
@@ -54,7 +54,7 @@ void leave_key(Group::State& state, const std::string& key, core::Deadline deadl
   }
 }
 
-void Group::State::count(const char* call, const CallCounters& one) {
+void GroupState::count(const char* call, const CallCounters& one) {
   const std::lock_guard lock(mutex_);
   auto found = counters_.find(call);
   if (found == counters_.end()) found = counters_.emplace(call, CallCounters{}).first;
@@ -65,12 +65,12 @@ void Group::State::count(const char* call, const CallCounters& one) {
   sum.total += one.total;
 }
 
-std::map<std::string, CallCounters> Group::State::counters() const {
+std::map<std::string, CallCounters> GroupState::counters() const {
   const std::lock_guard lock(mutex_);
   return {counters_.begin(), counters_.end()};
 }
 
-int Group::State::take_row() {
+int GroupState::take_row() {
   const std::lock_guard lock(mutex_);
   auto free = std::find(rows_.begin(), rows_.end(), false);
   if (free == rows_.end()) free = rows_.insert(rows_.end(), false);
@@ -78,16 +78,16 @@ int Group::State::take_row() {
   return static_cast<int>(free - rows_.begin());
 }
 
-void Group::State::give_row(int row) {
+void GroupState::give_row(int row) {
   const std::lock_guard lock(mutex_);
   rows_[static_cast<std::size_t>(row)] = false;
 }
 
-std::string Group::State::row_name(int row) const {
+std::string GroupState::row_name(int row) const {
   return row == 0 ? name : core::concat(name, " (", row + 1, ")");
 }
 
-void Group::State::check_usable() const {
+void GroupState::check_usable() const {
   const std::lock_guard lock(mutex_);
   if (broken_.empty()) return;
   throw CommError("comm.group",
@@ -95,7 +95,7 @@ void Group::State::check_usable() const {
                   "end the process and resume from a checkpoint");
 }
 
-void Group::State::check_carries(c10::Device device) const {
+void GroupState::check_carries(c10::Device device) const {
   if (device.is_cpu()) return;
   for (const c10::Device carried : group->getDeviceTypes()) {
     if (carried.type() == device.type()) return;
@@ -150,7 +150,7 @@ BackendInstance make_backend(const std::string& backend, const BackendOptions& o
   return known->make(options);
 }
 
-void report_init_failure(Group::State& state, const std::string& what, core::Deadline deadline) {
+void report_init_failure(GroupState& state, const std::string& what, core::Deadline deadline) {
   try {
     const StoreDeadline until(deadline);
     StoreAdapter kv_store = store_adapter_of(state);
@@ -160,13 +160,13 @@ void report_init_failure(Group::State& state, const std::string& what, core::Dea
   }
 }
 
-std::string cannot_make(const Group::State& state) {
+std::string cannot_make(const GroupState& state) {
   return core::concat("cannot make group '", state.name, "' (rank ", state.rank, "/", state.size, ", ",
                       state.backend, ")");
 }
 
 // Ours say who is missing. A backend's does not: who has not failed too is.
-[[noreturn]] void fail_to_make(Group::State& state, const std::exception& error, core::Deadline deadline) {
+[[noreturn]] void fail_to_make(GroupState& state, const std::exception& error, core::Deadline deadline) {
   const core::Deadline until = end_of_failure(deadline);
   report_init_failure(state, error.what(), until);
   state.mark_broken(error.what(), until);
@@ -178,7 +178,7 @@ std::string cannot_make(const Group::State& state) {
 
 // A rank that has all its connections may let go of the group at once; its peers that are not as far would
 // take that for a crash. So the group is there when all have it.
-void wait_until_made(Group::State& state, core::Deadline deadline) {
+void wait_until_made(GroupState& state, core::Deadline deadline) {
   const std::string where = cannot_make(state);
   std::string error;
   std::vector<int> missing;
@@ -206,7 +206,7 @@ void wait_until_made(Group::State& state, core::Deadline deadline) {
 
 }  // namespace
 
-bool Group::State::checks(std::int64_t number) const {
+bool GroupState::checks(std::int64_t number) const {
   constexpr std::int64_t kSteps = 10, kCalls = 1000;
   if (check == Check::kOff || size == 1 || !is_distributed) return false;
   if (check == Check::kAlways) return true;
@@ -214,7 +214,7 @@ bool Group::State::checks(std::int64_t number) const {
   return done == 0 ? number < kCalls : done < kSteps;
 }
 
-core::Pending<void> Group::State::enqueue(std::function<void()> task) {
+core::Pending<void> GroupState::enqueue(std::function<void()> task) {
   const std::lock_guard lock(mutex_);
   if (thread_ == nullptr) {
     thread_ = std::make_unique<core::TaskThread>(
@@ -231,7 +231,7 @@ core::Pending<void> Group::State::enqueue(std::function<void()> task) {
   });
 }
 
-void Group::State::share_with_c10d() {
+void GroupState::share_with_c10d() {
   is_shared_with_c10d_.store(true);
   if (is_queue_empty()) return;
   const core::Deadline deadline(timeout);
@@ -243,15 +243,15 @@ void Group::State::share_with_c10d() {
       "wait for them first");
 }
 
-void GroupRegistry::add(const std::shared_ptr<Group::State>& group) {
+void GroupRegistry::add(const std::shared_ptr<GroupState>& group) {
   const std::lock_guard lock(mutex_);
   std::erase_if(groups_, [](const auto& member) { return member.expired(); });
   groups_.push_back(group);
 }
 
-std::vector<std::shared_ptr<Group::State>> GroupRegistry::groups() const {
+std::vector<std::shared_ptr<GroupState>> GroupRegistry::groups() const {
   const std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<Group::State>> living;
+  std::vector<std::shared_ptr<GroupState>> living;
   for (const auto& member : groups_) {
     if (auto group = member.lock()) living.push_back(std::move(group));
   }
@@ -286,7 +286,7 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-std::shared_ptr<Group::State> make_state(StateOptions options) {
+std::shared_ptr<GroupState> make_state(StateOptions options) {
   const int size = static_cast<int>(options.job_ranks.size());
   if (options.timeout.count() <= 0) {
     throw UsageError("comm.group",
@@ -296,7 +296,7 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
     throw UsageError("comm.group", core::concat("rank is ", options.rank, ", expected 0 to ", size - 1));
   }
   use_numeric_names();  // the store may be one that the caller has opened
-  auto state = std::make_shared<Group::State>();
+  auto state = std::make_shared<GroupState>();
   state->name = options.name;
   state->backend = options.backend;
   state->rank = options.rank;
@@ -352,17 +352,6 @@ std::shared_ptr<Group::State> make_state(StateOptions options) {
   state->registry = options.registry != nullptr ? options.registry : new_registry(options.rank, size);
   state->registry->add(state);
   return state;
-}
-
-Group make_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const std::string& backend,
-                 milliseconds timeout, const std::string& reach, Check check) {
-  return Group(make_state({.store = std::move(store),
-                           .job_ranks = all_ranks(size),
-                           .rank = rank,
-                           .backend = backend,
-                           .timeout = timeout,
-                           .reach = reach,
-                           .check = check}));
 }
 
 std::vector<std::string> backend_names() {

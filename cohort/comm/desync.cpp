@@ -1,4 +1,4 @@
-#include "cohort/comm/hang_detector.h"
+#include "cohort/comm/desync.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -13,7 +13,8 @@
 #include <exception>
 #include <thread>
 
-#include "cohort/comm/desync.h"
+#include "cohort/comm/group_state.h"
+#include "cohort/comm/hang_detector.h"
 #include "cohort/comm/report.h"
 #include "cohort/core/deadline.h"
 #include "cohort/core/error.h"
@@ -282,13 +283,22 @@ DesyncWatch::~DesyncWatch() {
 }
 
 DesyncWatch watch_for_desync(const Group& job, int signal) {
-  Group::State& state = *job.shared_state();
+  GroupState& state = *job.shared_state();
   auto watcher = std::make_shared<DesyncWatch::Watcher>(state.registry, state.store, signal);
   if (!state.registry->set_watch(watcher)) {
     throw UsageError("comm.watch_for_desync", core::concat("group '", state.name, "' is watched already"));
   }
   watcher->start();
   return DesyncWatch(std::move(watcher));
+}
+
+std::string report() {
+  std::string text;
+  for (const auto& registry : all_group_registries()) {
+    const std::string one = report_of(*registry);
+    if (!one.empty()) text += (text.empty() ? "" : "\n") + one;
+  }
+  return text.empty() ? "this process is in no group" : text;
 }
 
 }  // namespace cohort::comm

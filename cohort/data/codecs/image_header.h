@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cohort/data/image.h"
+
+namespace cohort::data {
+
+enum class ImageFormat { kJpeg, kPng };
+
+struct DecodeOptions {
+  /// A picture of more pixels is refused before it takes memory. The default is where Pillow refuses.
+  std::int64_t max_pixels = 178'956'970;
+  /// Takes what can be decoded of a JPEG whose data is damaged, in silence, as Pillow does. Truncated files
+  /// are an error all the same.
+  bool accept_damage = false;
+};
+
+/// What a file says about its picture.
+struct ImageHeader {
+  ImageFormat format = ImageFormat::kJpeg;
+  std::int64_t height = 0;
+  std::int64_t width = 0;
+  ImageSize size() const { return {height, width}; }
+};
+
+}  // namespace cohort::data

@@ -1,0 +1,68 @@
+#include "cohort/data/transforms/transform_registry.h"
+
+#include <map>
+#include <utility>
+
+#include "cohort/core/error.h"
+#include "cohort/core/nearest_name.h"
+#include "cohort/core/registry.h"
+#include "cohort/data/transforms/builtin.h"
+
+namespace cohort::data {
+namespace {
+
+struct Entry {
+  std::string first_argument;
+  TransformFactory make;
+};
+
+std::map<std::string, Entry> built_in() {
+  std::map<std::string, Entry> entries;
+  for (const BuiltinTransform& builtin : builtin_transforms()) {
+    entries[builtin.name] = {builtin.first_argument, builtin.make};
+  }
+  // The pipeline's own: they make the tensor.
+  entries["Normalize"] = entries["ToTensor"] = {};
+  return entries;
+}
+
+core::Registry<Entry>& registry() {
+  static auto* instance = new core::Registry<Entry>("transform", "data.transforms", built_in());
+  return *instance;
+}
+
+std::string join(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) {
+    text += (text.empty() ? "" : ", ") + name;
+  }
+  return text;
+}
+
+}  // namespace
+
+void register_transform(const std::string& name, const std::string& first_argument,
+                        TransformFactory factory) {
+  if (!factory) throw UsageError("data.transforms", "a transform needs a factory");
+  registry().add(name, {first_argument, std::move(factory)}, "register_transform");
+}
+
+std::vector<std::string> transform_names() {
+  return registry().names();
+}
+
+std::unique_ptr<Transform> make_transform(const TransformSpec& spec) {
+  const Entry entry = registry().find(spec.name).value_or(Entry());
+  if (!entry.make) {
+    const std::vector<std::string> names = transform_names();
+    throw ConfigError(
+        "data.transforms", core::concat("unknown transform ", spec.name),
+        core::concat(core::least_changed_name(spec.name, names), " (known: ", join(names), ")"));
+  }
+  TransformArgs args(spec, entry.first_argument);
+  std::unique_ptr<Transform> transform = entry.make(args);
+  args.refuse_the_rest();
+  return transform;
+}
+
+}  // namespace cohort::data

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <chrono>
+
+namespace cohort::launch {
+
+inline constexpr int kMaxLocalRanks = 4096;
+inline constexpr int kMaxNodes = 100'000;
+
+/// For programs to begin, and for processes to end that were killed: for all that begin or end together.
+inline constexpr std::chrono::seconds kStartTime(30), kEndTime(10);
+
+}  // namespace cohort::launch

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/optim/optimizer.h"
+#include "cohort/optim/schedule.h"
+
+namespace cohort::train {
+
+struct NamedModule {
+  std::string name;
+  std::shared_ptr<torch::nn::Module> module;
+};
+
+struct NamedOptimizer {
+  std::string name;
+  std::shared_ptr<optim::Optimizer> optimizer;
+  std::shared_ptr<const optim::Schedule> schedule;  ///< may be null: the learning rates stay
+};
+
+/// What a task was given to train: saved, restored, and the same on all ranks.
+struct TaskParts {
+  std::vector<NamedModule> modules;
+  std::vector<NamedOptimizer> optimizers;
+};
+
+}  // namespace cohort::train
