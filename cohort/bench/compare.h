@@ -65,9 +65,9 @@ struct Comparison {
 /// one round each, in an order that reverses from turn to turn: what disturbs the machine, and what one
 /// leaves in the caches for the next, hits all alike.
 ///
-///     auto figures = bench::compare({{"composite", [](const bench::Shape& s) { ... }}, {"fused", ...}},
-///                                   bench::CompareOptions().shapes({{1024, 64}, {1024, 4096}}).threads({1,
-///                                   2}));
+///     auto figures = bench::compare(
+///         {{"composite", composite}, {"fused", fused}},  // each returns the call for a bench::Shape
+///         bench::CompareOptions().shapes({{1024, 64}, {1024, 4096}}).threads({1, 2}));
 ///     std::string table = figures.markdown();
 ///
 /// All variants of a row are prepared before the first is measured, and live until the row is done.

@@ -14,9 +14,10 @@
 
 /// How long a call takes, measured so that the figure can be believed.
 ///
-///     bench::Measurement figure = bench::timeit([&] { return x.mul(y); },
-///     bench::TimeitOptions().label("mul")); figure.to_text();  // mul: best 1.23 us, median 1.25 us, spread
-///     2 %, 7 rounds of 20000 calls, 1 thread
+///     bench::Measurement figure =
+///         bench::timeit([&] { return x.mul(y); }, bench::TimeitOptions().label("mul"));
+///     std::string line = figure.to_text();
+///     // mul: best 1.23 us, median 1.25 us, spread 2 %, 7 rounds of 20000 calls, 1 thread
 namespace cohort::bench {
 
 /// Returns the time since some fixed moment; it never goes back. Tests give one of their own.

@@ -25,8 +25,8 @@ namespace cohort::checkpoint {
 /// What a checkpoint holds. `state` is the user's: epoch, samples consumed, schedule, scaler, world, threads.
 /// A number that is not finite becomes null in JSON.
 struct CheckpointContent {
-  TensorMap model;
-  TensorMap optimizer;
+  TensorMap model = {};
+  TensorMap optimizer = {};
   nlohmann::json state = nlohmann::json::object();
 };
 

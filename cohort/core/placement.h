@@ -12,8 +12,8 @@
 ///     cpu:0        the first of them
 ///     cpu:2-3      the third and fourth
 ///     cpu:0,2      the first and third
-///     cpu:0/a      the first again, as a place of its own: two workers that share a core are cpu:0/a and
-///     cpu:0/b cuda:3       GPU 3 (cuda alone is GPU 0)
+///     cpu:0/a      the first again, as a place of its own: two workers share a core as cpu:0/a and cpu:0/b
+///     cuda:3       GPU 3 (cuda alone is GPU 0)
 ///
 /// cpu:K is the K-th core that this process may use, not core K of the machine, so one placement works in a
 /// container and under a batch system alike.

@@ -10,8 +10,7 @@
 namespace cohort::models {
 
 /// Returns the layers of a ResNet, a VGG, an MLP, or of another core::LayerList, with their names in the
-/// model
-/// ("layer1.0", "features.3"). What a pipeline cuts.
+/// model ("layer1.0", "features.3"). What a pipeline cuts.
 /// Throws: UsageError naming another model.
 std::vector<core::NamedLayer> layers_of(const std::shared_ptr<torch::nn::Module>& model);
 

@@ -17,7 +17,7 @@
 #include "cohort/parallel/placement_worker.h"
 
 /// Parts of a graph that run forward and backward on the threads of their placements: docs/parallel.md, "The
-/// cut".
+/// graph boundary".
 namespace cohort::parallel {
 
 using Tensors = std::vector<at::Tensor>;

@@ -15,8 +15,8 @@
 
 /// From a picture, or a file's bytes, to normalised floats in the caller's buffer.
 ///
-///     Pipeline pipeline({random_resized_crop(64), random_horizontal_flip(), to_tensor(), normalize(mean,
-///     std)}); pipeline.run_encoded(bytes, "cat.jpg", random, buffer, Layout::kChannelsLast);
+///     Pipeline pipeline({random_resized_crop(64), random_horizontal_flip(), to_tensor(), normalize(mean, std)});
+///     pipeline.run_encoded(bytes, "cat.jpg", random, buffer, Layout::kChannelsLast);
 namespace cohort::data {
 
 /// [channels, height, width], whatever the layout.
