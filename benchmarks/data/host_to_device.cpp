@@ -3,7 +3,8 @@
 //
 //   host_to_device_benchmark [--batch 256] [--size 224] [--steps 30] [--device cuda]
 //
-// Ends with status 77 where there is no GPU. Figures belong into docs/performance.md with the card's name.
+// Ends with status 77 where there is no GPU. Figures belong into docs/measurements/performance.md with the
+// card's name.
 #include <ATen/ATen.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>

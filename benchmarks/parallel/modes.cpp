@@ -1,6 +1,6 @@
 // One model in every mode of two cores, in turn in one run: a training step (forward, backward, SGD with
-// momentum) of ResNet-18, as the Markdown table of docs/parallel.md: images/s, ratio to one core, peak bytes.
-// Run: OMP_NUM_THREADS=1 parallel_modes [batch, 32] [size, 64] [rounds, 3] [steps, 4]
+// momentum) of ResNet-18, as the Markdown table of docs/guide/parallel.md: images/s, ratio to one core, peak
+// bytes. Run: OMP_NUM_THREADS=1 parallel_modes [batch, 32] [size, 64] [rounds, 3] [steps, 4]
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <unistd.h>

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-/// A part of a computation whose graph is its own: docs/parallel.md, "The graph boundary".
+/// A part of a computation whose graph is its own: docs/guide/parallel.md, "The graph boundary".
 namespace cohort::autograd {
 
 /// Whether a backward may start at `tensor`, or undefined. Not at a view that was taken without gradients of

@@ -31,7 +31,7 @@ struct RecomputeOptions {
   /// a third time, with that generator set for the time of the run. So it does where other threads draw from
   /// that generator meanwhile, which cannot be told apart: they draw some numbers twice. The default
   /// generator of each GPU that an input is on is set, too. Warns once where fn drew other numbers all the
-  /// same: docs/autograd.md.
+  /// same: docs/guide/autograd.md.
   bool preserve_rng_state = true;
   /// Tensors that fn changes as it runs, such as the running statistics of batch norm: the second run leaves
   /// them as it finds them. The buffers of an fn that is a module (a ModuleHolder) need not be named.

@@ -120,12 +120,12 @@ void add_new(CLI::App& app, Context& context) {
   };
   CLI::App* project =
       add("project", "A model and a data set for `cohort train`: CMakeLists.txt, source, configuration");
-  project->footer("Example:\n  cohort new project rings\nWhat the parts mean: docs/plugins.md");
+  project->footer("Example:\n  cohort new project rings\nWhat the parts mean: docs/guide/plugins.md");
   project->callback(
       [arguments, &context] { context.action = [arguments] { return new_project(*arguments); }; });
   CLI::App* op = add("operator", "An operator: CMakeLists.txt, kernel with gradient, test");
   op->add_flag("--cuda", arguments->cuda, "With a CUDA kernel beside the C++ one");
-  op->footer("Example:\n  cohort new operator scaled_square\nWhat the parts mean: docs/ops.md");
+  op->footer("Example:\n  cohort new operator scaled_square\nWhat the parts mean: docs/guide/ops.md");
   op->callback([arguments, &context] { context.action = [arguments] { return new_operator(*arguments); }; });
 }
 

@@ -108,7 +108,7 @@ A model and a data set of your own (`@NAME@.cpp`), trained by `cohort train` as 
     cohort eval --load ./build/lib@NAME@.so --run runs/@NAME@-DATE-TIME
 
 COHORT is the folder that Cohort was installed in, or its build folder, `build/release` of the clone.
-`cohort train` prints the run folder, which `cohort eval` takes. Cohort's docs/plugins.md says what a
+`cohort train` prints the run folder, which `cohort eval` takes. Cohort's docs/guide/plugins.md says what a
 model and a data set may do.
 )--";
 

@@ -128,7 +128,7 @@ void add_run(CLI::App& app, Context& context) {
       "Each option can be given as PET_NAME in the environment too: PET_NPROC_PER_NODE=2.\n"
       "CTRL-C is passed on to each rank once; a second one kills them. The exit status is that of the rank "
       "that\n"
-      "failed first. More: docs/launch.md");
+      "failed first. More: docs/guide/launch.md");
   command->callback([arguments, &context] {
     context.action = [arguments, &context] { return run_command(*arguments, context.rest); };
   });

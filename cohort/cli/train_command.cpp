@@ -183,9 +183,10 @@ int train_command(const TrainArguments& arguments, const Context& context) {
 void add_train(CLI::App& app, Context& context) {
   auto arguments = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "Train a model as a YAML file says");
-  add_config_option(*command, arguments->config,
-                    "The configuration (docs/train.md lists every key); without it, every key that is not "
-                    "given as key=value has its default");
+  add_config_option(
+      *command, arguments->config,
+      "The configuration (docs/guide/train.md lists every key); without it, every key that is not "
+      "given as key=value has its default");
   command->add_flag("--help-config", arguments->help_config,
                     "Print every key with its default and meaning, and end");
   command->add_option("overrides", arguments->overrides,

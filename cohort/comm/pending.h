@@ -22,7 +22,7 @@ class Pending {
   /// stream comes after it. Called again it does nothing.
   /// Throws: TimeoutError, PeerError, CommError, each naming collective, number, rank and shape; UsageError
   /// for what the backend refuses, and where ranks called different things. If a collective on GPUs exceeds
-  /// its timeout, LibTorch's watchdog ends the process instead; see docs/comm.md.
+  /// its timeout, LibTorch's watchdog ends the process instead; see docs/guide/comm.md.
   void wait();
   /// True once wait() would not block.
   bool done() const;

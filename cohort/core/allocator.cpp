@@ -43,7 +43,7 @@ bool user_tuned_malloc() {
 // glibc gives each thread but the first an arena of heaps of 64 MiB. A larger block is a mapping of its own
 // there, whatever M_MMAP_THRESHOLD says, and heaps that become empty go back to the system: a placement that
 // computes with a large batch pays for new pages at every operator. M_ARENA_MAX = 1 mends that too, for all
-// threads and all sizes behind one lock, and keeps a third more memory (docs/performance.md).
+// threads and all sizes behind one lock, and keeps a third more memory (docs/measurements/performance.md).
 class PooledAllocator final : public c10::Allocator {
  public:
   static void install() {

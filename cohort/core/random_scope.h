@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-/// Random numbers of LibTorch's operators, where several threads of a process train: docs/core.md.
+/// Random numbers of LibTorch's operators, where several threads of a process train: docs/guide/core.md.
 namespace cohort::core {
 
 /// What the random operators of one piece of work draw is a function of.

@@ -8,7 +8,7 @@
 namespace cohort::models {
 
 /// What a model is made from. A model refuses an option that it does not have when it is set to anything but
-/// the default, so that nothing is ignored in silence; docs/models.md says which model has which.
+/// the default, so that nothing is ignored in silence; docs/guide/models.md says which model has which.
 struct ModelOptions {
   /// A registered name: vgg16_bn, resnet50, lenet5, mlp, or a user's own.
   std::string name;

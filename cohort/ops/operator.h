@@ -25,7 +25,7 @@
 ///     static const auto scale = cohort::ops::find<at::Tensor(const at::Tensor&, double)>("mine::scale");
 ///     y = scale.call(x, 2.0);
 ///
-/// docs/ops.md says what each part promises; ops/check.h checks that the parts agree.
+/// docs/guide/ops.md says what each part promises; ops/check.h checks that the parts agree.
 namespace cohort::ops {
 
 /// A forward call, as its derivative sees it. Indices are those of the schema's arguments and returns.

@@ -13,7 +13,7 @@
 #include "cohort/comm/group.h"
 #include "cohort/parallel/contribution.h"
 
-/// Averages gradients over ranks after backward: docs/parallel.md.
+/// Averages gradients over ranks after backward: docs/guide/parallel.md.
 namespace cohort::parallel {
 
 struct AverageOptions {

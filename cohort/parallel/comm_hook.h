@@ -10,7 +10,7 @@
 
 #include "cohort/comm/group.h"
 
-/// What happens to a bucket of gradients between the ranks: docs/distributed.md, "Communication hooks".
+/// What happens to a bucket of gradients between the ranks: docs/guide/distributed.md, "Communication hooks".
 namespace cohort::parallel {
 
 /// A bucket on its way.

@@ -13,7 +13,7 @@
 #include "cohort/core/error.h"
 #include "cohort/parallel/replicas.h"
 
-/// One module on several placements of one process, a part of the batch on each: docs/parallel.md.
+/// One module on several placements of one process, a part of the batch on each: docs/guide/parallel.md.
 namespace cohort::parallel {
 
 struct DataParallelOptions {

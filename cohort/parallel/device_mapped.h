@@ -10,7 +10,7 @@
 #include "cohort/parallel/graph_boundary.h"
 #include "cohort/parallel/replicas.h"
 
-/// A model whose parts are on several placements: docs/parallel.md, "Model parallel".
+/// A model whose parts are on several placements: docs/guide/parallel.md, "Model parallel".
 namespace cohort::parallel {
 
 /// A module that lives on a placement: its parameters are on the placement's device, and each call runs

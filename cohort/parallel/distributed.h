@@ -15,7 +15,7 @@
 #include "cohort/parallel/broadcast.h"
 #include "cohort/parallel/reducer.h"
 
-/// Any module on several ranks: docs/distributed.md.
+/// Any module on several ranks: docs/guide/distributed.md.
 namespace cohort::parallel {
 
 /// Python's options under Python's names; bucket_cap_mb and what concerns buckets are in ReducerOptions.

@@ -16,8 +16,8 @@
 #include "cohort/core/random_scope.h"
 #include "cohort/parallel/placement_worker.h"
 
-/// Parts of a graph that run forward and backward on the threads of their placements: docs/parallel.md, "The
-/// graph boundary".
+/// Parts of a graph that run forward and backward on the threads of their placements: docs/guide/parallel.md,
+/// "The graph boundary".
 namespace cohort::parallel {
 
 using Tensors = std::vector<at::Tensor>;

@@ -11,7 +11,7 @@
 #include "cohort/core/placement.h"
 #include "cohort/core/task_thread.h"
 
-/// The thread of a placement: docs/parallel.md, "Placements".
+/// The thread of a placement: docs/guide/parallel.md, "Placements".
 namespace cohort::parallel {
 
 /// How long one function may take on a placement's thread before whoever waits for it gives up.

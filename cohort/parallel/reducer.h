@@ -13,7 +13,7 @@
 #include "cohort/parallel/parameters.h"
 #include "cohort/parallel/reducer_options.h"
 
-/// Gradients averaged over ranks while backward runs: docs/distributed.md.
+/// Gradients averaged over ranks while backward runs: docs/guide/distributed.md.
 namespace cohort::parallel {
 
 /// Makes every rank's gradients the mean over ranks, a bucket at a time, while backward runs.

@@ -9,7 +9,7 @@
 
 #include "cohort/parallel/graph_boundary.h"
 
-/// Copies of one module on several placements: docs/parallel.md, "DataParallel".
+/// Copies of one module on several placements: docs/guide/parallel.md, "DataParallel".
 namespace cohort::parallel {
 
 /// A copy of a module for each placement, kept from step to step. Parameters of a copy are leaves of its own:

@@ -6,7 +6,7 @@
 
 #include "cohort/comm/group.h"
 
-/// Batch norm over the batch of all ranks: docs/parallel.md.
+/// Batch norm over the batch of all ranks: docs/guide/parallel.md.
 ///
 ///     bn = register_module("bn", parallel::SyncBatchNorm2d(64, group));        // in a module of your own
 ///     parallel::convert_sync_batch_norm(*model, group);                        // convert_sync_batch_norm.h
@@ -49,7 +49,7 @@ class SyncBatchNormImplBase : public torch::nn::NormImplBase<D, Derived, torch::
 /// Shapes: [N, C] or [N, C, L]; N may differ between ranks and be 0, C may not. Keeps the memory format.
 /// Numbers: a rank's mean and sum of squared deviations are joined in float64, in the order of ranks, so
 /// running statistics have the same bits on all ranks. The gradients of weight and bias are this rank's
-/// share: who averages gradients averages them too (with uneven shares: docs/parallel.md).
+/// share: who averages gradients averages them too (with uneven shares: docs/guide/parallel.md).
 /// Collective: every rank calls forward, and backward, in the same order; one all-gather of 2 C + 1 numbers
 /// in forward, one all-reduce of 2 C in backward, which is left out where the input needs no gradient. The
 /// first forward also compares the ranks' channels and options. Blocks until both are done.

@@ -18,7 +18,7 @@ struct BalanceOptions {
   /// parameters, and the activations that the schedule keeps. 0: any.
   std::int64_t max_bytes = 0;
   double optimizer_factor = 1;
-  /// Evens out bytes instead of time: for layers that run one after the other (docs/parallel.md).
+  /// Evens out bytes instead of time: for layers that run one after the other (docs/guide/parallel.md).
   bool by_bytes = false;
 };
 

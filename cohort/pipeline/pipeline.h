@@ -12,7 +12,7 @@
 #include "cohort/pipeline/options.h"
 #include "cohort/pipeline/stage.h"
 
-/// A model in stages on several placements of this process: docs/pipeline.md.
+/// A model in stages on several placements of this process: docs/guide/pipeline.md.
 ///
 ///     pipeline::Pipeline pipe({first_half, second_half},
 ///                             {.placements = {"cpu:0", "cpu:1"}, .num_micro_batches = 8});

@@ -6,7 +6,7 @@
 #include "cohort/script/cache.h"
 #include "cohort/script/loaded_program.h"
 
-/// Programs in files that run without the code that made them: docs/script.md, "Program files".
+/// Programs in files that run without the code that made them: docs/guide/script.md, "Program files".
 ///
 ///     model->eval();
 ///     auto fast = script::script(model);

@@ -13,7 +13,7 @@
 #include "cohort/core/nested.h"
 #include "cohort/script/tape.h"
 
-/// Independent parts of a function on other cores: docs/script.md, "Parts side by side".
+/// Independent parts of a function on other cores: docs/guide/script.md, "Parts side by side".
 ///
 ///     auto left = script::fork(branch, x);                   // a module, or any callable on tensors
 ///     auto right = script::fork([&](const at::Tensor& t) { return other->forward(t); }, x);

@@ -15,7 +15,7 @@ namespace torch::nn {
 class Module;
 }
 
-/// What must be as it was when a program was recorded: docs/script.md, "Guards".
+/// What must be as it was when a program was recorded: docs/guide/script.md, "Guards".
 namespace cohort::script {
 
 /// Settings of the calling thread and of LibTorch that decide which operators run.

@@ -13,7 +13,7 @@
 #include "cohort/script/boxed.h"
 #include "cohort/script/stage.h"
 
-/// A tape made ready to run again: docs/script.md, "Replay".
+/// A tape made ready to run again: docs/guide/script.md, "Replay".
 namespace cohort::script {
 
 class WarmUp;

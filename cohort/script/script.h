@@ -18,7 +18,7 @@
 #include "cohort/script/function.h"
 
 /// Script mode: a C++ function of tensors is recorded as it runs, and replayed without its C++:
-/// docs/script.md.
+/// docs/guide/script.md.
 ///
 ///     auto fast = script::script(model);               // or any callable on tensors
 ///     for (...) {

@@ -6,7 +6,7 @@
 
 #include "cohort/script/program.h"
 
-/// A recording as JSON: docs/script.md, "Program files".
+/// A recording as JSON: docs/guide/script.md, "Program files".
 namespace cohort::script {
 
 /// Returns `recorded`, which has no backward, as JSON, apart from the memory of its captured tensors and

@@ -36,7 +36,7 @@ std::string text_of(const at::Tensor& tensor) {
 /// The loss takes targets of other kinds too, and the accuracy would then be a number that means nothing.
 void check_targets(data::Batch& batch) {
   constexpr const char* kHint =
-      "a Task of your own (docs/trainer.md) for regression, segmentation and whatever is no class";
+      "a Task of your own (docs/guide/trainer.md) for regression, segmentation and whatever is no class";
   if (batch.fields.size() < 2) {
     throw DataError(kWhere, "the samples have no target: the data set has one field only", kHint);
   }

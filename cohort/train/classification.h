@@ -27,8 +27,8 @@ struct ClassificationOptions {
   TORCH_ARG(double, clip_norm) = 0;
   /// Forward in bfloat16 where LibTorch's autocast says that it is safe; parameters stay float.
   TORCH_ARG(bool, bf16) = false;
-  /// Forward, loss and backward are recorded and then replayed, with the same numbers: docs/script.md. The
-  /// log says, once for each size of batch, what was recorded, or why such batches run eagerly.
+  /// Forward, loss and backward are recorded and then replayed, with the same numbers: docs/guide/script.md.
+  /// The log says, once for each size of batch, what was recorded, or why such batches run eagerly.
   TORCH_ARG(bool, script) = false;
 };
 

@@ -9,7 +9,7 @@
 /// What a run is: read from YAML, changed by `key=value`, written back as YAML.
 ///
 /// The settings and their defaults are in config_types.h. Type, range and help text of each key stand in one
-/// table (config_tables_*.cpp), which the parser, the dump, `--help-config` and docs/train.md share. No
+/// table (config_tables_*.cpp), which the parser, the dump, `--help-config` and docs/guide/train.md share. No
 /// LibTorch: YAML is untrusted.
 ///
 ///     auto config = cohort::train::load_config("configs/fashion-vgg.yaml", {"optim.lr=0.05"});
@@ -17,7 +17,7 @@
 namespace cohort::train {
 
 /// Reads the YAML file `path`, then applies `overrides` (`section.key=value`, the value in YAML) in order.
-/// A file with upper-case keys (MODEL, LR, ...) is a flat file of published VGG scripts: docs/train.md.
+/// A file with upper-case keys (MODEL, LR, ...) is a flat file of published VGG scripts: docs/guide/train.md.
 /// Throws: ConfigError naming file, line, column and key; DataError if `path` cannot be read.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {});
 
@@ -35,7 +35,7 @@ std::string dump_config(const Config& config);
 /// Returns the reference of all keys as plain text (for `--help-config`).
 std::string config_help();
 
-/// Returns the reference of all keys as Markdown (docs/train.md carries it).
+/// Returns the reference of all keys as Markdown (docs/guide/train.md carries it).
 std::string config_markdown();
 
 }  // namespace cohort::train

@@ -6,7 +6,7 @@
 
 #include "cohort/train/config_key.h"
 
-/// The one table of keys: the parser, the checks, the dump, `--help-config` and docs/train.md read it.
+/// The one table of keys: the parser, the checks, the dump, `--help-config` and docs/guide/train.md read it.
 namespace cohort::train {
 
 /// All keys, in the order in which they are written.

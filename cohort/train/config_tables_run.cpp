@@ -147,7 +147,7 @@ std::vector<ConfigKey> distributed_keys() {
       {.name = "distributed.schedule",
        .target = [](Config& c) -> KeyTarget { return &c.distributed.schedule; },
        .on_resume = OnResume::kTakesEffect,
-       .help = "In which order micro-batches go through a pipeline: docs/pipeline.md.",
+       .help = "In which order micro-batches go through a pipeline: docs/guide/pipeline.md.",
        .choices = {"fill_drain", "1f1b", "interleaved_1f1b", "zb_h1"},
        .used_with = "distributed.strategy",
        .used_values = {"pipeline"}},

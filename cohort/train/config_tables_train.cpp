@@ -326,7 +326,8 @@ std::vector<ConfigKey> train_keys() {
        .target = [](Config& c) -> KeyTarget { return &c.train.script; },
        .on_resume = OnResume::kCannotMatter,
        .help = "Forward, loss and backward are recorded, and replayed without the model's C++ "
-               "(docs/script.md): the same numbers, with less time between operators. Not with strategies on "
+               "(docs/guide/script.md): the same numbers, with less time between operators. Not with "
+               "strategies on "
                "placements."},
       {.name = "train.nan",
        .target = [](Config& c) -> KeyTarget { return &c.train.nan; },

@@ -5,7 +5,7 @@
 #include "cohort/train/config.h"
 #include "cohort/train/memory_use.h"
 
-/// What a run takes in memory, before it runs: docs/train.md, "Memory before a run".
+/// What a run takes in memory, before it runs: docs/guide/train.md, "Memory before a run".
 namespace cohort::train {
 
 /// Says what a run of `config` takes, from two steps with 2 and 4 samples on this CPU; of a pipeline with as

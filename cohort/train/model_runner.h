@@ -18,7 +18,8 @@
 
 namespace cohort::train {
 
-/// How a step calls its model: by itself, or on several placements (docs/train.md, "Several placements").
+/// How a step calls its model: by itself, or on several placements (docs/guide/train.md, "Several
+/// placements").
 struct ModelRunner {
   /// Returns the mean over the samples of a (micro-)batch.
   using Loss = std::function<at::Tensor(const at::Tensor& logits, const at::Tensor& target)>;

@@ -291,9 +291,9 @@ void load_plugin(const fs::path& library) {
   std::set_terminate(before);
   if (handle == nullptr) {
     const char* reason = dlerror();
-    throw UsageError(
-        "train.load_plugin", core::concat("cannot load ", library.string(), ": ", reason),
-        "build it against this Cohort and LibTorch (docs/plugins.md), and give its path with a slash in it");
+    throw UsageError("train.load_plugin", core::concat("cannot load ", library.string(), ": ", reason),
+                     "build it against this Cohort and LibTorch (docs/guide/plugins.md), and give its path "
+                     "with a slash in it");
   }
 }
 

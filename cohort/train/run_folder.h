@@ -10,7 +10,7 @@ namespace cohort::core {
 class FileLock;
 }
 
-/// The folder that a run writes to, and its life: docs/train.md, "The run folder".
+/// The folder that a run writes to, and its life: docs/guide/train.md, "The run folder".
 namespace cohort::train {
 
 /// A run folder that this process holds the lock of.

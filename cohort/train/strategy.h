@@ -9,7 +9,7 @@
 #include "cohort/parallel/reducer_options.h"
 #include "cohort/train/task_parts.h"
 
-/// How the ranks of a run come to the same step: docs/train.md, "Several ranks".
+/// How the ranks of a run come to the same step: docs/guide/train.md, "Several ranks".
 namespace cohort::train {
 
 /// What Trainer and Task ask of a way to train on several ranks. The base is one process alone.

@@ -1,4 +1,5 @@
-// The C++ twins that docs/from_python.md shows beside Python's tutorial programs, small enough for a minute.
+// The C++ twins that docs/guide/from_python.md shows beside Python's tutorial programs, small enough for a
+// minute.
 //
 //   Run:      from_python one_process | ranks | training [PHOTOS]     PHOTOS: a folder per class
 //   Expect:   a line per twin with its loss, or what it checked; the status is 0

@@ -11,7 +11,7 @@ Cohort must be built with the LibTorch of this Python's torch, or one of the sam
 
     cmake --preset release -DLIBTORCH_ROOT=$(python -c "import torch; print(torch.__path__[0])")
 
-main.py beside this file is a whole program. More: docs/shm.md.
+main.py beside this file is a whole program. More: docs/guide/shm.md.
 """
 import importlib.util
 import os

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # System packages: what is missing, and the three ways to get it (root, sudo, unpacked privately).
 
-# Libraries to build against; docs/dependencies.md says what each is for.
+# Libraries to build against; docs/reference/dependencies.md says what each is for.
 BUILD_PACKAGES=(libspdlog-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libjpeg-dev libpng-dev zlib1g-dev
   libxxhash-dev libarchive-dev libssl-dev)
 TEST_PACKAGES=(libgtest-dev iproute2)
@@ -168,7 +168,7 @@ ensure_libraries() {
   local -a wanted=("${BUILD_PACKAGES[@]}")
   if [ "$1" = test ]; then wanted+=("${TEST_PACKAGES[@]}"); fi
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-    say "This is no Debian or Ubuntu (no apt-get): the libraries in docs/dependencies.md must be installed already."
+    say "This is no Debian or Ubuntu (no apt-get): the libraries in docs/reference/dependencies.md must be installed already."
     return 0
   fi
   if [ "$1" = test ]; then

@@ -200,7 +200,7 @@ TEST(RecomputeTest, ASecondRunThatDrawsOtherNumbersIsWarnedOf) {
   EXPECT_TRUE(at::equal(state, at::detail::getDefaultCPUGenerator().get_state()));
 }
 
-// As docs/core.md says. A change that makes one of these repeat its numbers changes that page.
+// As docs/guide/core.md says. A change that makes one of these repeat its numbers changes that page.
 TEST(RecomputeTest, GeneratorsOfItsOwnAndThreadsWithinAScopeDrawOn) {
   const auto repeats = [](const std::function<at::Tensor()>& draw) {
     const at::Tensor x = at::ones({4, 6}).requires_grad_();

@@ -1,5 +1,5 @@
-// What happens to a job when one rank fails: the table in docs/launch.md, row by row, three ranks over Gloo
-// and over shm, between collectives and in the middle of DDP's backward.
+// What happens to a job when one rank fails: the table in docs/guide/launch.md, row by row, three ranks over
+// Gloo and over shm, between collectives and in the middle of DDP's backward.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -14,7 +14,7 @@
 namespace cohort::data {
 namespace {
 
-// A user's data set, as docs/data.md shows it.
+// A user's data set, as docs/guide/data.md shows it.
 class Squares : public ExampleDataset {
  public:
   std::int64_t size() const override { return 1000; }

@@ -245,11 +245,11 @@ std::set<std::string> names_in(const std::string& page, const std::string& title
   return names;
 }
 
-// What docs/script_operators.md promises. On another CPU a kernel may be missing, so what could not be called
-// here is passed over; as are operators that leave memory as it comes, since what comes decides whether the
-// recorder takes it for filled by C++.
+// What docs/reference/script_operators.md promises. On another CPU a kernel may be missing, so what could not
+// be called here is passed over; as are operators that leave memory as it comes, since what comes decides
+// whether the recorder takes it for filled by C++.
 void expect_as_documented(const ByVerdict& seen) {
-  const auto path = cohort::test::source_dir() / "docs" / "script_operators.md";
+  const auto path = cohort::test::source_dir() / "docs" / "reference" / "script_operators.md";
   std::stringstream page;
   page << std::ifstream(path).rdbuf();
   if (page.str().find("LibTorch " TORCH_VERSION ", CPU") == std::string::npos) return;
@@ -259,7 +259,8 @@ void expect_as_documented(const ByVerdict& seen) {
   const auto depends_on_memory = [](const Sighting& one) {
     return is_blank(one.name.substr(0, one.name.find('.')));
   };
-  constexpr const char* kHint = "; if that is meant, COHORT_WRITE_OPERATORS=docs/script_operators.md";
+  constexpr const char* kHint =
+      "; if that is meant, COHORT_WRITE_OPERATORS=docs/reference/script_operators.md";
   for (const Sighting& one : seen.at(Verdict::kRefused)) {
     if (depends_on_memory(one)) continue;
     EXPECT_EQ(refused.count(one.name), 1U)

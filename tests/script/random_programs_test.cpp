@@ -21,7 +21,7 @@ namespace {
 using test::expect_like_plain;
 using test::RandomProgram;
 
-// As docs/script.md says: graphs that come in unseen, and inputs of which one sees what another gets.
+// As docs/guide/script.md says: graphs that come in unseen, and inputs of which one sees what another gets.
 const std::vector<std::string> kRefusals = {
     "with a graph of its own", "hand over a clone() of one of them", "step the optimizer after backward",
     "A view was created in no_grad", "random operators ran in a forked part", "the function cannot run again",

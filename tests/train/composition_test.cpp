@@ -1,5 +1,5 @@
-// docs/composition.md: features in pairs, each stopped in the middle of an epoch, resumed, and compared bit
-// for bit.
+// docs/reference/composition.md: features in pairs, each stopped in the middle of an epoch, resumed, and
+// compared bit for bit.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -351,14 +351,14 @@ TEST(ConfigTest, NumGpusAndTheDeviceTogetherAreRefusedInAnyOrder) {
 
 TEST(ConfigTest, HelpAndDocumentationListEveryKey) {
   const std::string help = config_help();
-  const std::string page = test::read_file(source_file("docs/train.md"));
+  const std::string page = test::read_file(source_file("docs/guide/train.md"));
   for (const ConfigKey& key : config_keys()) {
     EXPECT_NE(help.find(key.name), std::string::npos) << key.name;
     EXPECT_NE(page.find(std::string("| `") + key.name + "` |"), std::string::npos) << key.name;
   }
   // The reference is the table's, word for word: paste what a failure of this test prints.
   EXPECT_NE(page.find(config_markdown()), std::string::npos)
-      << "docs/train.md does not carry this reference:\n"
+      << "docs/guide/train.md does not carry this reference:\n"
       << config_markdown();
 }
 

@@ -190,7 +190,7 @@ Change steps(std::int64_t count) {
   return [count](TrainerOptions& options) { options.max_steps(count).log_every(0); };
 }
 
-// The proof of docs/parallel.md: N ranks against one process on the joined batch.
+// The proof of docs/guide/parallel.md: N ranks against one process on the joined batch.
 void expect_ranks_equal_one_process(const Case& of, double after_one, double after_fifty) {
   const auto loss_after = [&](std::int64_t count) {
     return train_on(0, of, steps(count))[0].fit.metrics.at("train_loss");

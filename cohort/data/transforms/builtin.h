@@ -5,7 +5,7 @@
 
 #include "cohort/data/transforms/transform.h"
 
-/// The transforms that come with Cohort; see docs/transforms.md.
+/// The transforms that come with Cohort; see docs/guide/transforms.md.
 namespace cohort::data {
 
 struct BuiltinTransform {
