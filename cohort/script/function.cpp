@@ -76,7 +76,7 @@ void find_outputs(Trace& recorded, const Tensors& inputs, const Tensors& results
 // Cohort's own make zeros of zeros too, as a backward of an operator of ops::define() has to.
 bool is_cohorts(const std::string& node) {
   for (const char* module :
-       {"CppNode<cohort::ops::", "CppNode<cohort::core::", "CppNode<cohort::parallel::"}) {
+       {"CppNode<cohort::ops::", "CppNode<cohort::autograd::", "CppNode<cohort::parallel::"}) {
     if (node.find(module) != std::string::npos) return true;
   }
   return false;
