@@ -1,3 +1,7 @@
+// Results are sorted by the tensor whose memory they view. Where two of them overlap, that base keeps its
+// history, and the views are cut off and noted: offset, sizes, strides, type. restore() makes them again as
+// views of the base. Always: a note names the base or an earlier result, so restore() needs one pass, in
+// order. Results that do not overlap stay as they are, since a write to either changes nothing in the other.
 #include "cohort/autograd/output_aliases.h"
 
 #include <ATen/ops/as_strided.h>

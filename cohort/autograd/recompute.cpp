@@ -1,3 +1,9 @@
+// The first run makes a graph, drops it, and gives the results to one node that saves the inputs. In backward
+// that node runs fn again on the saved inputs, and goes back through the graph of this second run. Always:
+// the parameters that fn uses are inputs of the node, and their gradients are its results. So they are added
+// up, and their hooks run, in the caller's graph, and never within the second run. What a run can change is
+// set as it was in the first run: random numbers, autocast, buffers. Results and parameters are compared
+// between the runs.
 #include "cohort/autograd/recompute.h"
 
 #include <ATen/Context.h>
@@ -212,7 +218,7 @@ struct Runs::State : torch::CustomClassHolder {
 namespace {
 
 // A function of the inputs and parameters that need a gradient, whose results are there already.
-struct Checkpoint : torch::autograd::Function<Checkpoint> {
+struct Recompute : torch::autograd::Function<Recompute> {
   static Tensors forward(AutogradContext* context, at::TensorList /*edges*/, const Tensors& results,
                          const Tensors& to_save, const c10::intrusive_ptr<torch::CustomClassHolder>& state) {
     context->set_materialize_grads(false);
@@ -277,8 +283,8 @@ Tensors Runs::attach(const Tensors& results, Run again) {
   state.handed.clear();
   if (!ends.empty()) {
     for (const at::Tensor& tensor : state.first.captured()) edges.push_back(tensor);
-    ends = Checkpoint::apply(at::TensorList(edges), ends, to_save,
-                             c10::intrusive_ptr<torch::CustomClassHolder>(state_));
+    ends = Recompute::apply(at::TensorList(edges), ends, to_save,
+                            c10::intrusive_ptr<torch::CustomClassHolder>(state_));
   }
   for (std::size_t i = 0, end = 0; i < attached.size(); ++i) {
     if (state.results[i].needs_gradient) attached[i] = ends[end++];
@@ -409,7 +415,7 @@ Tensors Runs::State::backward(const Tensors& saved, const Tensors& gradients,
 
 namespace {
 
-Tensors Checkpoint::backward(AutogradContext* context, const Tensors& gradients) {
+Tensors Recompute::backward(AutogradContext* context, const Tensors& gradients) {
   if (at::GradMode::is_enabled()) {
     throw UsageError(kWhere, "backward with create_graph goes through a recomputed part, which has no graph",
                      "the plain call fn(inputs...) where second derivatives are taken");

@@ -1,3 +1,6 @@
+// All variants of a row are made first; then they take turns, a round each, in an order that reverses every
+// turn. So disturbances fall on all alike. A ratio is the median of ratios within a turn, not a ratio of
+// medians. A machine that is slow for a while is then slow on both sides of a ratio.
 #include "cohort/bench/compare.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// LibTorch's profiler and this program's timeline record together, each by a clock of its own. A moment is
+// read by both clocks at the start, the closest of several tries; it puts both into a single trace. Only
+// calls that begin and end on the same thread, and work on GPUs, become events.
 #include "cohort/bench/profile.h"
 
 #include <torch/csrc/autograd/profiler_kineto.h>

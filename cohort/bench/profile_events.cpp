@@ -1,3 +1,7 @@
+// Events are sorted so that a call stands before what it contains; a stack then tells what is within what. A
+// call's own time is its length less that of the calls directly in it. Calls within themselves count once in
+// the total. GPU work is given to the call that started it, which is known because threads are sorted before
+// GPUs.
 #include "cohort/bench/profile_events.h"
 
 #include <unistd.h>

@@ -1,3 +1,6 @@
+// The number of calls in a round grows by at most ten times a try, until a round lasts long enough. It is
+// rounded up to 1, 2 or 5 times a power of ten, and then fixed, so all rounds are alike. Accelerators are
+// waited for at the end of each round, within its time.
 #include "cohort/bench/timeit.h"
 
 #include <ATen/Parallel.h>

@@ -1,3 +1,7 @@
+// The folder is opened once, and all files are opened in it, so a rename meanwhile cannot mix two
+// checkpoints. All are mapped before the first is checked, because a mapped file stays readable when it is
+// deleted. An error counts only if the opened folder still has its name; else the checkpoint was replaced,
+// and is read again.
 #include "cohort/checkpoint/checkpoint_files.h"
 
 #include <fcntl.h>

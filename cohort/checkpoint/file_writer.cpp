@@ -1,3 +1,7 @@
+// Small pieces are gathered in a buffer; large pieces are written from where they are, after the buffer. Each
+// chunk is checksummed and written while it is in the cache, and the disk is started early. The space is
+// reserved first, so that a full disk is known before anything is written. A file that was not finished is
+// removed, so a complete file alone stays.
 #include "cohort/checkpoint/file_writer.h"
 
 #include <fcntl.h>

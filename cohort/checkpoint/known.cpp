@@ -1,3 +1,7 @@
+// A folder counts as a checkpoint under its own name, or under the temporary name of a checkpoint that is
+// being replaced. Sequence numbers, not times or names, order checkpoints; a copy stands behind its original.
+// A history is a head and the ranges given up: a checkpoint belongs to it up to the head and outside of the
+// ranges. What cannot be read is kept in the list, and never taken for given up.
 #include "cohort/checkpoint/known.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// A checkpoint is written under a temporary name, and gets its own by a rename, or by an exchange with the
+// folder it replaces. Then the link `last` moves, which is what makes it count; `best` follows what the last
+// checkpoint says. So at each moment a complete checkpoint stands under its name, or where the next save or
+// reader finds it. A failure before `last` has moved is undone; a leftover of a killed save is finished by
+// the next, under a lock. A reader beside a run that saves reads again as long as `last` moves.
 #include "cohort/checkpoint/run_checkpoints.h"
 
 #include <fcntl.h>

@@ -1,3 +1,7 @@
+// A tensor is a view of the mapped file, and its deleter holds the mapping; it is copied only where its
+// address is not aligned. For writing, the format's part lays out names, types and shapes first, so the
+// file's size is known. Tensors are then brought to the CPU and written singly, so at most a single copy is
+// in memory. A save goes through a temporary name and a rename, so the name never stands for half a file.
 #include "cohort/checkpoint/safetensors.h"
 
 #include <ATen/ops/from_blob.h>

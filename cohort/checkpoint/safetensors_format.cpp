@@ -1,3 +1,7 @@
+// A header is untrusted: a parser of events fills the entries, and each event must fit the grammar at that
+// point. No tree of the document is built, so a header costs no more memory than its length. Shapes are
+// multiplied with checks for overflow, and the parts, sorted, must cover the data without hole or overlap.
+// make_header() writes entries by type and name, so the same entries always give the same bytes.
 #include "cohort/checkpoint/safetensors_format.h"
 
 #include <algorithm>

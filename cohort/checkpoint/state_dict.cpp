@@ -1,3 +1,6 @@
+// A single walk names the module's tensors in PyTorch's order, for saving and for loading. Loading matches
+// names and shapes first and notes the copies, which run only when the match is accepted. So
+// load_module_state() changes everything or nothing.
 #include "cohort/checkpoint/state_dict.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,3 +1,6 @@
+// A name carries the host, the namespace of process ids with its boot, the process id, and the time of its
+// start. Ids come again, so only the id together with the start time says whether the owner still runs. Of an
+// owner in another place nothing is known, and the caller decides.
 #include "cohort/checkpoint/temporary_name.h"
 
 #include <unistd.h>

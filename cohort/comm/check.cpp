@@ -1,3 +1,7 @@
+// What must be equal goes into one hash, which is compared; the text beside it only serves the message. The
+// rows of all_to_all differ from rank to rank, so they cannot be in that hash. Instead each triple (from, to,
+// rows) is hashed alone. The ranks add up what they send and what they receive: over all ranks both sums are
+// equal where rows match. Always: each rank judges the same fingerprints, so all ranks throw, or none does.
 #include "cohort/comm/check.h"
 
 #include <ATen/core/grad_mode.h>

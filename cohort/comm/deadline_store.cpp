@@ -1,3 +1,8 @@
+// One thread owns the store; who asks puts a job in its only place, and waits for the answer until a
+// deadline. Always: a job owns all that it uses, answer included. So who asks may leave, and a store that
+// hangs keeps only its own thread. To set a timeout in LibTorch's store is not enough: it waits for an answer
+// without a limit. A place that was left and stays taken beyond its answer time shows that the store is
+// silent, and all later requests fail.
 #include "cohort/comm/deadline_store.h"
 
 #include <algorithm>

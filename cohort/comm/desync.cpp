@@ -1,3 +1,8 @@
+// A question is a numbered round on the store. The first rank to claim a round asks. Each rank that sees the
+// question leaves its answer under its own number, and who asked logs the table. Ranks that fail soon after
+// wait for that table instead of a table each. A rank that fails leaves a last answer too, since it may be
+// gone when somebody asks. Always: a rank answers each round once, in order, and only the store's thread
+// knows at which round it is.
 #include "cohort/comm/desync.h"
 
 #include <fcntl.h>

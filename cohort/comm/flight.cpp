@@ -1,3 +1,6 @@
+// The last calls stand in a ring. A ticket is the count of calls before, so it gives the place in the ring,
+// and tells whether a later call has taken that. Only return addresses are kept for each call; names are
+// looked up when a report is made. Always: a late set() of a call that was pushed out changes nothing.
 #include "cohort/comm/flight.h"
 
 #include <cxxabi.h>

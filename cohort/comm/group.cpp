@@ -1,3 +1,8 @@
+// Each method checks what the caller gave, and hands the call to PendingState with a body that calls c10d.
+// That of a collective owns copies of its tensors and settings, since it may run later, on the group's
+// thread. A complex tensor that only moves goes as real numbers, as Gloo has no code for complex numbers.
+// Always: every rank counts calls, barriers and subgroups alike, also ranks outside a new subgroup. So the
+// names that they derive from these counts agree.
 #include "cohort/comm/group.h"
 
 #include <ATen/ops/empty.h>

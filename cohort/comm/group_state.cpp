@@ -1,3 +1,8 @@
+// A group is made in three steps: the backend connects, all ranks meet at a gate, and only then is it handed
+// out. A rank that cannot make it leaves the reason under "not made" and breaks the gate open, so no peer
+// waits in vain. Always: the first failure breaks a group for good, and later calls to the backend throw it.
+// Calls that must wait go through the group's thread in order. Its count of tasks falls only when a call has
+// begun, so no later call overtakes it.
 #include "cohort/comm/group_state.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// Launchers are tried in a fixed order, and the first whose variables are there decides: torchrun, Slurm,
+// Open MPI. RANK without WORLD_SIZE, or the reverse, is an error: the process is not taken to be alone. With
+// Slurm, and with Open MPI on one host, ranks hash the job's id to a port, so all find the same port without
+// asking. Always: MASTER_ADDR and MASTER_PORT, where the user has set them, win over what a launcher implies.
 #include "cohort/comm/job.h"
 
 #include <charconv>

@@ -1,3 +1,9 @@
+// A call begins on its caller's thread, unless it is compared first or other calls wait before it. Then it
+// begins on the group's thread, with the caller's thread-local state and stream. So the backend gets a rank's
+// calls in their order. Once c10d's group was handed out, all calls begin on their callers' threads. A view
+// that the backend cannot take goes as a copy, and is copied back. Always: before finish() throws, it ends
+// the work on the CPU and waits for that, since the tensors are the caller's again. Where the backend goes on
+// all the same, a warning says so.
 #include "cohort/comm/pending_state.h"
 
 #include <ATen/ThreadLocalState.h>

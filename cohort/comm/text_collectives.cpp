@@ -1,3 +1,7 @@
+// Texts differ in length, and collectives want tensors of one shape. So lengths travel first, as numbers;
+// then each rank pads its text to the longest. Always: all collectives of a call share its one deadline, so
+// together they take no longer than a single call may. require_same() compares every text with rank 0's on
+// every rank, so all ranks throw the same error, or none.
 #include "cohort/comm/text_collectives.h"
 
 #include <ATen/ops/empty.h>

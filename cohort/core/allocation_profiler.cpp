@@ -1,3 +1,7 @@
+// An allocator stands before LibTorch's own, and replaces the deleter of each block that it hands on. A table
+// says how large a block is and which thread asked for it. Always: a block is taken off the count of the
+// thread that asked for it, whichever thread frees it. A block that is not in the table was there before, and
+// does not count. Once it is installed the allocator stays, since its blocks may come back at any time.
 #include "cohort/core/allocation_profiler.h"
 
 #include <c10/core/Allocator.h>

@@ -1,3 +1,7 @@
+// Two parts: mallopt() has glibc keep large blocks, and an allocator for tensors takes those from 1 MiB on
+// from one BlockPool. Smaller tensors come from LibTorch's own allocator. Always: the deleter asks the pool
+// whether it owns a block. So blocks from before the pool, and blocks that it could not give, go back to
+// where they came from.
 #include "cohort/core/allocator.h"
 
 #include <c10/core/Allocator.h>

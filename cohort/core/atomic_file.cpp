@@ -1,3 +1,6 @@
+// Bytes go to a temporary file beside the target. commit() syncs the file, renames it, and syncs the folder,
+// in this order. So the name never stands for bytes that are not on disk. Always: until rename() the old file
+// stands untouched, and a temporary name holds process and count, so no two writers share it.
 #include "cohort/core/atomic_file.h"
 
 #include <fcntl.h>

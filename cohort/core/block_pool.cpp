@@ -1,3 +1,8 @@
+// The pool reserves a range of addresses and makes it usable from its beginning as it grows. One index has
+// all blocks by address, to join neighbours; another has the free blocks by size, for the best fit. Always:
+// no two neighbours are both free, and each free block is in both indexes. Pages go back by madvise() and the
+// addresses stay, so a block without pages can be given out again like any other. The largest free blocks go
+// first.
 #include "cohort/core/block_pool.h"
 
 #include <sys/mman.h>

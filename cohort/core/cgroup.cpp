@@ -1,3 +1,7 @@
+// /proc says where cgroups are mounted and in which cgroup this process is. From there the walk goes up to
+// the mount point, as a limit anywhere above binds too, and the least quota counts. Versions 1 and 2 are both
+// read. Always: what cannot be read sets no limit. In a container the path may be the host's, of which only a
+// part can be seen.
 #include "cohort/core/cgroup.h"
 
 #include <fstream>

@@ -1,3 +1,6 @@
+// The cores of the process are read once, when the library is loaded, before any thread can have been pinned.
+// So core K of a placement stays the same core. A set of the kernel's may be longer than cpu_set_t: reading
+// tries larger sets until the kernel takes one.
 #include "cohort/core/cpu.h"
 
 #include <sched.h>

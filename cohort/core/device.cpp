@@ -1,3 +1,6 @@
+// Cohort links LibTorch's CPU part alone; dlopen() adds the CUDA part when a GPU is asked for. Always: why no
+// GPU can be used is a text and not an error. So "auto" can name it, and "cuda" can throw it. LibTorch looks
+// for GPUs once: hooks that are still the base class show that it looked too early.
 #include "cohort/core/device.h"
 
 #include <ATen/Context.h>

@@ -1,3 +1,8 @@
+// all_gather_words(): rank 0 collects the words and leaves them as one text. If each rank read each word,
+// requests would grow with the square of the ranks. Who is missing is found by halves: a half that is
+// complete costs one request. Gate: each rank adds its own bit to a count, and whoever fills the last count
+// opens the gate. Always: a rank adds its bit once, so the sum never carries, and a count is the set of ranks
+// that are here.
 #include "cohort/core/key_value_store.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// Each look for a name notes the name, whether the option is there or not. So the names that were asked for
+// are all that the reader knows, and refuse_unread() needs no list of them. Always: the notes are under a
+// mutex, and a name once noted stays, so readers on several threads add up.
 #include "cohort/core/named_options.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// Two tensors with the same strides meet where some steps along the dimensions bridge their distance. The
+// search goes from the largest stride to the smallest. At each it tries only the steps from which the smaller
+// strides can still reach the rest. Always: the answer is never a false "no". Where strides differ, the
+// ranges of memory decide.
 #include "cohort/core/overlap.h"
 
 #include <algorithm>

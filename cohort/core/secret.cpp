@@ -1,3 +1,7 @@
+// A code is an HMAC of the text, made by OpenSSL, and compared in constant time. Ranks inherit the secret as
+// sealed memory that has a descriptor, and not as a variable: the environment holds only the number of the
+// descriptor. Always: a descriptor counts only where it has all seals, which tells it from a file that got
+// its number since.
 #include "cohort/core/secret.h"
 
 #include <fcntl.h>

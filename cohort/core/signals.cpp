@@ -1,3 +1,7 @@
+// The handler only sets lock-free flags, or ends the process; loops look at the flags. Always: the first
+// signal wins by one exchange, and only a different signal, or the same after a time, ends the process.
+// SIGPIPE gets a handler that does nothing, rather than being ignored, since programs that are started would
+// inherit that.
 #include "cohort/core/signals.h"
 
 #include <unistd.h>

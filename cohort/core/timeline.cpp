@@ -1,3 +1,7 @@
+// An event is a small record of fixed size; text is made only when the trace is written. Names are pointers
+// to texts that live for ever, so to record an event copies no text. Always: all records are under one mutex,
+// and a record is kept only where recording is on and its begin is not before start(). Rows that are no
+// threads have numbers above those of all threads.
 #include "cohort/core/timeline.h"
 
 #include <sys/syscall.h>

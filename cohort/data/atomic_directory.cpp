@@ -1,3 +1,7 @@
+// The folder `<final>.partial` holds a marker, which this process locks, and `files`, which finish() renames.
+// Only a process that has the marker's lock removes a partial folder that is not empty, so no folder in use
+// is deleted. A killed process loses its lock, so its folder can be taken for a leftover. The marker is
+// removed last: a removal that was cut short leaves a folder that is still known as a leftover.
 #include "cohort/data/atomic_directory.h"
 
 #include <fcntl.h>

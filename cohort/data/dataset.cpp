@@ -1,3 +1,8 @@
+// An ExampleDataset learns its fields from the first sample that can be read, and every later sample must
+// match them. So a batch's memory, which is laid out by the fields, never gets a sample of another size. A
+// registered factory is wrapped: its errors name the data set and the split, and options that it does not
+// read are refused. Cohort's own kinds stand in the registry as factories that throw, so no library can take
+// their names.
 #include "cohort/data/dataset.h"
 
 #include <c10/core/ScalarTypeToTypeMeta.h>

@@ -1,3 +1,7 @@
+// The files of a folder are shared out over threads by item, and no result depends on the number of threads.
+// Broken files are sorted by their place; statistics come from a histogram of pixel values for each thread
+// and channel. Mean and deviation follow from the added counts in 128-bit integers, so nothing is rounded
+// before the last steps.
 #include "cohort/data/dataset_tools.h"
 
 #include <fcntl.h>

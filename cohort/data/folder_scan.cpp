@@ -1,3 +1,8 @@
+// A walk lists each class folder and sorts what it finds, so the order of the file system never shows. Every
+// name goes into the index, with its label, or into a count of files passed over for a reason. Only what the
+// listing calls neither a file nor a folder costs a stat, such as a link. A read error is told from the end
+// of a listing, so a folder is never taken for shorter than it is. The depth is limited, because a symbolic
+// link may lead back to a folder above.
 #include "cohort/data/folder_scan.h"
 
 #include <dirent.h>

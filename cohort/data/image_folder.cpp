@@ -1,3 +1,7 @@
+// A sample takes three steps: its file's bytes, the pipeline's decoding and transforms, and the floats in the
+// batch's memory. The bytes come from the cache, where there is any, or from the file into a buffer that the
+// thread keeps. The shape of a sample is fixed in the constructor, by the transforms or by the first picture
+// whose header can be read.
 #include "cohort/data/image_folder.h"
 
 #include <fcntl.h>

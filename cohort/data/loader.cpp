@@ -1,3 +1,6 @@
+// The loader cuts the epoch's order into jobs: batches, or parts of them. Workers fill the jobs' buffers, and
+// next() takes the jobs strictly in order, so the place in the order alone decides what a batch holds. A leap
+// first drains the workers, so no buffer is used twice. Of several failures the first in the batch is told.
 #include "cohort/data/loader.h"
 
 #include <ATen/DeviceAccelerator.h>

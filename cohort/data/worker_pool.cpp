@@ -1,3 +1,8 @@
+// A counter gives each worker a ticket, which alone says the job and the chunk: workers share no queue. Every
+// job has equally many tickets, also with fewer items, so a ticket's job needs no look-up. The worker that
+// finishes the last chunk of a job wakes the caller. To cancel is to raise a mark: items below it are passed
+// over, and the counts of chunks still come to zero. A worker stuck in an item is left behind; the state is
+// shared with it, so nothing is freed under it.
 #include "cohort/data/worker_pool.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// An attempt starts the ranks and watches them. A failure, a signal, or word from another node ends them all.
+// Then the nodes agree: each posts what came of it, node 0 joins the reports, and its verdict holds for all.
+// Always: node 0 alone decides on a restart, so either all nodes start the ranks again or none does. Ranks
+// are told once in an attempt to end, and get one time of grace. The loop waits neither for the store nor for
+// who reads the output, so a node whose store or terminal hangs still ends its ranks.
 #include "cohort/launch/agent.h"
 
 #include <limits.h>

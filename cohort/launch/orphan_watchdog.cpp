@@ -1,3 +1,8 @@
+// The agent writes process groups into a pipe, and their negative when they have ended; the watchdog keeps
+// the list. Where the pipe ends without the word that all is well, the agent is dead, however it died. Then
+// the watchdog kills what is on the list. Always: only the agent and its children before exec have the
+// writing end, and a word is small enough to be written at once. The child allocates nothing, as its parent
+// may have threads.
 #include "cohort/launch/orphan_watchdog.h"
 
 #include <fcntl.h>

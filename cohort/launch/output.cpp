@@ -1,3 +1,7 @@
+// The console writes only where poll() says that it can, and at most PIPE_BUF bytes at a time. A pipe that is
+// ready takes that much without waiting, so no write blocks the agent. Always: bytes of a stream leave in the
+// order of write(), and those before `begin` are written. A line, the tail of a rank and the table of
+// warnings are bounded, so a long job needs no more memory.
 #include "cohort/launch/output.h"
 
 #include <limits.h>

@@ -1,3 +1,7 @@
+// With one node the agent serves the store and begins. With several, node 0 serves it, and the rest wait
+// until somebody listens there and join. Each node adds 1 to a count under its number: a higher count shows
+// two agents with one number. Always: each wait until then looks at the time to meet, and at signals. A host
+// that has gone silent never answers, so the thread that asks its store for the count can be left behind.
 #include "cohort/launch/run.h"
 
 #include <signal.h>

@@ -1,3 +1,8 @@
+// A rank is a fresh process of the same program: main runs again and comes to the same call. A call is named
+// by its place in the source, and by how often that place was passed. In a rank, spawn() runs fn where the
+// name is that of its own call, and returns at once at calls before it. Always: the variables that name the
+// call hold for a child of the process that wrote them, and for no process below it. A rank writes a mark
+// first, so an early exit with status 0 is not taken for success.
 #include "cohort/launch/spawn.h"
 
 #include <poll.h>

@@ -1,3 +1,8 @@
+// /proc says for each thread which signals it blocks, ignores or handles. A process that handles the signal
+// survives, and a process with a thread that would take it as the kernel does by default does not. Where
+// every thread blocks it, a single look proves nothing, since a shell blocks all signals for a moment as it
+// forks. So these are looked at again and again. Always: a process counts as safe only where no look has
+// shown it otherwise.
 #include "cohort/launch/survival.h"
 
 #include <sys/syscall.h>

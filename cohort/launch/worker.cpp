@@ -1,3 +1,8 @@
+// fork and exec, with a pipe that exec closes. An errno in the pipe says that the program could not be
+// started; the end of the pipe says that it runs. All memory that the child needs is laid out before the
+// fork, as another thread may hold malloc's lock in that moment. Always: a process is seen to have ended
+// before it is reaped, and its group is killed in between. Until it is reaped its number belongs to no other
+// process, so the signal meets no stranger.
 #include "cohort/launch/worker.h"
 
 #include <fcntl.h>

@@ -1,3 +1,8 @@
+// Each rank prints into two pipes. step() polls these, the ends of the ranks, and the console together. It
+// reads a bounded amount from each pipe, so a rank that prints without end holds up no other. While the
+// console is full the pipes are left alone, so the agent's memory stays bounded, and a rank that prints
+// waits. Always: a rank counts as failed only where its failure came before stop(). Later ends are the
+// agent's own doing.
 #include "cohort/launch/worker_group.h"
 
 #include <fcntl.h>

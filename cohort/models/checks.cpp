@@ -1,3 +1,6 @@
+// An option that a model does not use must have its default, so a setting never stays without effect in
+// silence. Options of a name of their own are checked against the names that the model uses, with the nearest
+// in the message.
 #include "cohort/models/checks.h"
 
 #include <algorithm>

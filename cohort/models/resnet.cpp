@@ -1,3 +1,6 @@
+// reset() registers modules in torchvision's order and under its names, so state dicts of both fit. In a
+// clone, norms and shortcuts are clones of the original's, not new layers, and no initial values are drawn.
+// The norms are held as AnyLayer, so that they can be replaced; convolutions are called by their type.
 #include "cohort/models/resnet.h"
 
 #include <torch/nn/init.h>

@@ -1,3 +1,7 @@
+// The model runs once on zeros, and an observer gets each layer's call, with its input and output. FLOPs
+// follow from these shapes and the layer's type; a layer that is called again counts its parameters once.
+// Parameters and buffers of the model are counted from the module itself, whether or not its layers were
+// seen.
 #include "cohort/models/summary.h"
 
 #include <ATen/ops/zeros.h>

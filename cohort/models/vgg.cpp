@@ -1,3 +1,6 @@
+// The layers come from a list of channels, in which 0 stands for a pool; pools beyond options.pools are left
+// out. Options that do not fit are refused before the first layer is made. The linear head pools to a single
+// pixel, the default head to 7 x 7. A clone is built the same way, without drawing initial values.
 #include "cohort/models/vgg.h"
 
 #include <torch/nn/init.h>

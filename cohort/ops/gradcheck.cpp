@@ -1,3 +1,8 @@
+// Each input element is moved by eps both ways, in a copy, and the central difference is compared with
+// backward. Backward runs once for each output element, and twice over, so that a gradient that is not
+// repeatable is found. The test is written so that NaN fails it. The second derivative is the first
+// derivative of a function. That function returns gradients, and takes the gradients that flow in as further
+// inputs.
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>

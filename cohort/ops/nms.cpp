@@ -1,3 +1,6 @@
+// Boxes are sorted by score and laid out in columns, so that a kept box is compared with all later boxes
+// column by column. Each box's fate is settled when its turn comes: only kept boxes take later boxes away.
+// The threshold is rounded down to the boxes' type, where it then decides as the exact number would.
 #include "cohort/ops/nms.h"
 
 #include <ATen/ops/empty.h>

@@ -1,3 +1,7 @@
+// The operator runs on its arguments, and on copies that lie otherwise in memory: with gaps, transposed,
+// expanded. Results must agree with those of dense copies, and nothing that the schema does not name may be
+// written to. The meta function must give the same sizes, strides and type, and gradients pass gradcheck and
+// the same layouts. Shapes without dimensions or elements are tried too, where the operator takes them.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>

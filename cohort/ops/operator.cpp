@@ -1,3 +1,8 @@
+// Each operator gets a boxed autograd kernel: it redispatches below autograd, or makes a node for a call with
+// gradients. The node keeps tensors as saved variables and the rest of the arguments beside them, so each
+// tensor is kept once. A call without gradients still counts versions and makes views, so that autograd
+// notices writes. A schema that writes or returns its arguments is refused where a gradient is wanted, never
+// wrong in silence.
 #include "cohort/ops/operator.h"
 
 #include <ATen/ExpandUtils.h>

@@ -1,3 +1,6 @@
+// Forward and backward are operators of their own, each a single parallel pass over contiguous memory.
+// Backward computes the sigmoid again, so only gate and up are kept. The derivative of backward is written
+// with LibTorch's operators, which makes all further derivatives follow.
 #include "cohort/ops/swiglu.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,3 +1,7 @@
+// In float the exponential is a power of two times a polynomial, in operations that a compiler can do on
+// vectors. The sigmoid is kept as two factors: where it has no room in its type, its product with the rest
+// still may. What is not a number passes through the factor gate. bfloat16 is widened, computed in float and
+// rounded once.
 #include "cohort/ops/swiglu_kernel.h"
 
 #include <bit>

@@ -1,3 +1,7 @@
+// The norm is the norm of the gradients' norms, with a foreach call for each device and type. Gradients are
+// scaled by the same rounded factor as PyTorch's, and on the CPU not touched where it is 1. On an accelerator
+// they are multiplied anyway, because a look at the factor would wait for it. Where the norm overflows though
+// every element is finite, the CPU divides by the largest element first.
 #include "cohort/optim/clip.h"
 
 #include <ATen/ops/_foreach_div.h>

@@ -1,3 +1,7 @@
+// CPU memory is read in blocks: the bits of all elements are joined, and a block without a full exponent is
+// finite. Only a block whose joined bits have a full exponent is looked at element by element. On an
+// accelerator the answer stays there as a tensor, so nobody waits for it; Note [Finite gradients] says why
+// not by isfinite().
 #include "cohort/optim/finite.h"
 
 #include <ATen/ops/_foreach_norm.h>

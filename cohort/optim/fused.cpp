@@ -1,3 +1,7 @@
+// A step first gathers all gradients into the plans, and makes a plan anew where it no longer fits. Errors
+// come before the first write, so a step that throws leaves parameters and state as they were. Then each
+// bucket's kernel runs below autograd, and versions are counted here. A step whose flag on the accelerator is
+// not known yet is counted at once, and taken back in settle() if it was not made.
 #include "cohort/optim/fused.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

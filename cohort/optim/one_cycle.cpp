@@ -1,3 +1,6 @@
+// A step is placed between two of three levels, first, peak and last, with the share of the way that is done.
+// Rate and momentum are interpolated at the same place, so they turn at the same steps. Arguments with which
+// a phase would have no steps are refused at the start, so no share divides by zero.
 #include <array>
 #include <cmath>
 #include <numbers>

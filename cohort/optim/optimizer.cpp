@@ -1,3 +1,6 @@
+// State is named by the number of the parameter, counted through all groups, and options by the number of the
+// group. load_state() builds the new groups and states beside the old, and collects whatever does not fit.
+// They replace the old only if nothing was found: an error changes nothing, and lists everything.
 #include "cohort/optim/optimizer.h"
 
 #include <ATen/ops/empty_like.h>

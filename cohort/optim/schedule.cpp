@@ -1,3 +1,6 @@
+// Most schedules are a factor of the base rate, a function of the step alone; the rest wrap schedules and
+// change the step. Nothing is kept between steps: a value follows from the step, without the chain of
+// products before it. A sequence finds its part by the milestones, and each part counts from 0.
 #include "cohort/optim/schedule.h"
 
 #include <algorithm>

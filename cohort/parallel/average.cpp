@@ -1,3 +1,7 @@
+// An all-reduce of a header comes first: the weights, whether numbers are finite, and which gradients each
+// rank has. From its sum every rank cuts the same chunks, in the order of the parameters, so the all-reduces
+// that follow match. A gradient that a rank lacks travels as zeros. Gradients are scaled before the sum, by
+// this rank's share of the weight. All chunks are begun before the first is waited for.
 #include "cohort/parallel/average.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,3 +1,7 @@
+// Large tensors travel alone; small tensors of a type and device are copied into a flat tensor and travel
+// together. Ranks compare the layout of a module, as text, before its first byte travels. BufferBroadcast
+// copies the root's buffers in stage(), so that the backward in between may change them. A CPU tensor that
+// has the bits of the flat tensor already is not written to, so a graph that has saved it stays valid.
 #include "cohort/parallel/broadcast.h"
 
 #include <ATen/core/grad_mode.h>

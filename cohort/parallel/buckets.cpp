@@ -1,3 +1,8 @@
+// fill_buckets() goes from the last gradient to the first, so that the small bucket is the bucket that
+// nothing hides. plan_buckets() finds, for each number of first gradients, the earliest time at which they
+// can be reduced. It tries every start of the last bucket, and adds the bucket's cost to when its gradients
+// and the link are ready. A bucket holds gradients of the same kind in the order of arrival, and buckets are
+// sorted by their last gradient.
 #include "cohort/parallel/buckets.h"
 
 #include <algorithm>

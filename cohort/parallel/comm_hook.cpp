@@ -1,3 +1,8 @@
+// A reduction advances in steps: each waits for the collective that was begun, and may begin the next.
+// Without compression it is an all-reduce in place; with it a rounded copy travels, and is copied back. A
+// hook of c10d expects this rank's own gradient and gives the mean, so the buffer's division by the ranks is
+// undone first. Its future is waited for a little longer than its deadline, so that the error of a collective
+// inside comes first.
 #include "cohort/parallel/comm_hook.h"
 
 #include <condition_variable>

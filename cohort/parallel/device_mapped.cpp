@@ -1,3 +1,7 @@
+// Each name is followed to the place from which the parent calls the layer; there a PlacedLayer is put by a
+// later step. The steps run only when all names were found, so a refusal leaves the model as it was. The
+// layer itself stays registered under its name, so parameters and state dicts keep their names. A container
+// whose own parent calls it by its type is placed child by child.
 #include "cohort/parallel/device_mapped.h"
 
 #include <torch/nn/modules/container/any.h>

@@ -1,3 +1,8 @@
+// Gradients are grouped by definition first, then by the arrival in the first backward, and on CPUs by
+// measured times. What is measured differs between ranks, so rank 0 sends its grouping: all ranks have the
+// same buckets. The plan of measured times replaces buckets by size only where it promises a gain beyond the
+// noise. A bucket of a single gradient is reduced in autograd's memory where nobody else reads that; the rest
+// are copied, scaled.
 #include "cohort/parallel/gradient_buckets.h"
 
 #include <ATen/core/grad_mode.h>

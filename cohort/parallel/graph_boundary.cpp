@@ -1,3 +1,8 @@
+// Each part runs as a detached graph on its worker, and all parts of a call are a single node of the caller's
+// graph. In backward that node starts the backwards of all parts at once, and waits for all, also where a
+// part throws. Gradients of a shared parameter are added pairwise in the order of the parts: the bits do not
+// depend on time. Large sums are shared out over the parts' workers, which are idle then; small sums end
+// before a thread would wake.
 #include "cohort/parallel/graph_boundary.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,3 +1,8 @@
+// A gradient M becomes p = M q, which is summed over ranks and made orthonormal; then q = M^T p is summed.
+// All ranks hold the same p, so the sum of their q is that of the summed gradient, and p q^T is the result.
+// Without a q of the step before, its start is random with a seed of step and place: ranks agree without a
+// message. What a rank keeps back is computed with its own q, before the sum. Gradients in full travel beside
+// the first factor.
 #include "cohort/parallel/power_sgd.h"
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -1,3 +1,7 @@
+// Copies are made once; refresh() makes them equal to the module again. On the module's own device a copy's
+// parameters share its memory; elsewhere the values are copied. That copy leaves the version counter alone,
+// as an earlier forward, whose backward is to come, may have saved the tensor. When the module's tensors are
+// no longer the same objects, every copy is made anew.
 #include "cohort/parallel/replicas.h"
 
 #include <ATen/core/grad_mode.h>

@@ -1,3 +1,8 @@
+// Each rank sends its mean, its squared deviations and its count; every rank joins all of them in the order
+// of ranks. So all ranks get the same bits, on the CPU in float64. The mean over all is formed first, and
+// each rank's deviations are then moved to it, as in Chan et al. Backward sums two values per channel over
+// ranks for the input's gradient; the gradients of weight and bias stay this rank's own. On a GPU LibTorch's
+// kernels do the same, and rows of ranks without values are left out.
 #include "cohort/parallel/sync_batch_norm.h"
 
 #include <ATen/core/grad_mode.h>

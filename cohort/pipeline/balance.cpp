@@ -1,3 +1,7 @@
+// For each number of stages and each last layer, the cutter finds the cut whose worst stage costs least. It
+// tries every first layer of the last stage, and leaves out stages that pass their share of the memory. The
+// cut is optimal for the measured layers; the step that it will take is simulated, not measured. tune()
+// measures instead: it runs steps with each split size, and puts buffers and gradients back afterwards.
 #include "cohort/pipeline/balance.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// Micro-batches are detached views along dimension 0: no sample is copied, and they share no history. A stage
+// may write to its view, so each has a scoped version counter; settle() makes the changes known afterwards. A
+// gradient that came for some micro-batches only is joined with zeros; where none came the result is
+// undefined. Gradients of inputs go into the caller's graph by a backward that begins at the inputs.
 #include "cohort/pipeline/batch.h"
 
 #include <ATen/ops/cat.h>

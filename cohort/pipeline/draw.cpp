@@ -1,3 +1,5 @@
+// Bands are stacked, each scaled to its own last action, so a plan in steps stands above measured
+// milliseconds. A box too narrow for its number has none; exact times are in the box's title.
 #include "cohort/pipeline/draw.h"
 
 #include <algorithm>

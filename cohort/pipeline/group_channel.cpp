@@ -1,3 +1,7 @@
+// The header has a fixed length, so that it can be received before anything is known of what comes. Sizes and
+// strides travel in it: a tensor keeps its memory format, and its elements go as a flat run of bytes. A
+// message under way keeps its tensors until its sends are over, and beyond the capacity the oldest is waited
+// for.
 #include "cohort/pipeline/group_channel.h"
 
 #include <ATen/ops/empty.h>

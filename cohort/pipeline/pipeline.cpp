@@ -1,3 +1,8 @@
+// A call cuts the batch, makes a run of the plan, and hands each placement's thread its list of actions.
+// Channels join the placements: queues within the process, sends and receives between ranks. The first
+// failure ends the run; queues close, so that whoever waits there gives up. A thread that still does not come
+// back is kept as late, and the next call waits for it. forward() keeps the batch with its graphs, and its
+// backward is a second run, of the backward part of the plan.
 #include "cohort/pipeline/pipeline.h"
 
 #include <ATen/core/grad_mode.h>

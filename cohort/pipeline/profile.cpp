@@ -1,3 +1,8 @@
+// Each repeat sends a micro-batch through all layers, each a stage of its own, forward and then backward.
+// Other placements of the same device run the same layers meanwhile, as they will in a pipeline. A layer is
+// on a single thread at a time: turns guard layers, and layers that share a parameter share a turn. The first
+// repeat does not count, and times are medians. Whatever hangs is left behind, so what it uses is shared with
+// it.
 #include "cohort/pipeline/profile.h"
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -1,3 +1,6 @@
+// A run is what the threads of the placements share: plan, channels, deadline, and the first failure. Later
+// failures are dropped, since they follow from the first: closing the channels wakes all threads that wait.
+// Each thread notes the action that it is in, so a timeout can name who computes.
 #include "cohort/pipeline/run.h"
 
 #include <algorithm>

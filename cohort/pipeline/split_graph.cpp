@@ -1,3 +1,8 @@
+// The first pass goes to the leaves alone, and hooks keep the gradients that arrive at nodes which also have
+// weights. Those nodes are then cut off from the rest, and the second pass begins at all of them at once.
+// Each gradient of a parameter is computed in a single half, so the halves together have the bits of a whole
+// backward. Operators that compute all gradients at once are not worth two passes; see Note [How a graph is
+// split].
 #include "cohort/pipeline/split_graph.h"
 
 #include <torch/csrc/autograd/engine.h>

@@ -1,3 +1,7 @@
+// The inputs become leaves, so the stage's graph begins there and goes back by itself. An input that occurs
+// twice is the same leaf twice, and has its gradient at the first place only. Graph edges before and after
+// the forward show which inputs the stage wrote to. With recomputation the stage runs within
+// autograd::recompute() instead, and its inputs are not looked at.
 #include "cohort/pipeline/stage_run.h"
 
 #include <torch/csrc/autograd/autograd.h>

@@ -1,3 +1,6 @@
+// Each function turns a section of the configuration into the options of a public part, and checks what spans
+// both. The length of a schedule is counted in steps, saturating, so a huge number of epochs cannot overflow.
+// Milestones count from the start of the run, and are moved back by the warm-up that runs before.
 #include "cohort/train/build.h"
 
 #include <ATen/Context.h>

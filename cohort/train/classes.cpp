@@ -1,3 +1,6 @@
+// Labels are matched by the names of classes: a wrapper around the data set replaces each label by that of
+// training. A class that the model does not know is an error before the first sample is read. Of a checkpoint
+// the classes are read before the tensors, so a removal in between is noticed.
 #include "cohort/train/classes.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// A step adds up its parts, each weighed by its share of the samples, so it has the gradients of the whole
+// batch. Only the last part's backward averages over ranks. A loss that is not finite ends the parts, and no
+// step is made. All ranks learn that in the average, so they skip the step together. On an accelerator nobody
+// looks at the loss: NaN goes into backward in its place, and shows in the gradients.
 #include "cohort/train/classification.h"
 
 #include <ATen/ATen.h>

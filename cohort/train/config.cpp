@@ -1,3 +1,7 @@
+// A configuration is read in order: defaults, the file, overrides; then everything that spans several keys is
+// checked. The tables of keys drive the checks, the dump and the warnings for keys without effect, so these
+// cannot disagree. The file is read up to a limit only, since its name may be that of a device without an
+// end.
 #include "cohort/train/config.h"
 
 #include <algorithm>

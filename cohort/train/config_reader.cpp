@@ -1,3 +1,8 @@
+// A key is looked up in the table, its value is assigned by the type of its member, and checked at once. In a
+// file a key may be set once, under its own name or a flat name; of overrides the last counts. Two flat names
+// of the same key must agree also there. An unknown name is an error with the nearest known name. An override
+// of a text key is taken as it is, unless it is quoted. To YAML a path with " #" or ": " in it would be
+// something else.
 #include "cohort/train/config_reader.h"
 
 #include <algorithm>

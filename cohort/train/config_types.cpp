@@ -1,3 +1,5 @@
+// A preset stays a name in the configuration; it is expanded when the transforms are asked for. So image size
+// and mean count as they are then. ToTensor and Normalize are added where the list lacks them.
 #include "cohort/train/config_types.h"
 
 #include <algorithm>

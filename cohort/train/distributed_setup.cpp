@@ -1,3 +1,7 @@
+// A process that is alone joins no group. Ranks compare their configurations without the keys that may differ
+// by host. Ranks with the same host and cores share these cores evenly, which they find out by a gathered
+// text. What rank 0 does for all ends on all ranks: its text travels with a letter that says how it went. So
+// a failure of rank 0 is a failure of the rest at once.
 #include "cohort/train/distributed_setup.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>

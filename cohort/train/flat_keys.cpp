@@ -1,3 +1,6 @@
+// A table gives each flat key the key that it sets; defaults of flat files are set before the first key is
+// read. A missing space is repaired only where a flat key stands before the colon, so other YAML stays as it
+// is.
 #include "cohort/train/flat_keys.h"
 
 #include <array>

@@ -1,3 +1,6 @@
+// Tensors go into the checkpoint's maps, and numbers into its JSON. Generators' states lie among the
+// optimizer's tensors, under a prefix that its own names may not have. restore() reads every number before it
+// changes anything. A generator of a device that the checkpoint does not know keeps its state.
 #include "cohort/train/loop_state.h"
 
 #include <ATen/Context.h>

@@ -1,3 +1,8 @@
+// An allocation profiler counts live bytes of all threads, and of each placement's thread, between the phases
+// of a step. The differences are what model, batch, gradients, activations and the optimizer's state hold. Of
+// a pipeline the activations are read after each forward, less the gradients that are there, and the most
+// counts. In a placement's peak its model and optimizer are the plan's, since another thread made them; see
+// Note [What is measured].
 #include <algorithm>
 #include <thread>
 

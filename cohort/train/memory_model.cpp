@@ -1,3 +1,5 @@
+// The step for planning is made of the same functions as that of a run, so the plan is of what will run.
+// Batches are zeros of the data set's fields. Sizes are rounded up: a plan is for the largest part of a step.
 #include "cohort/train/memory_model.h"
 
 #include <ATen/ATen.h>

@@ -1,3 +1,7 @@
+// Parameters, buffers, gradients and the optimizer's state are counted exactly, from the model. Activations
+// and peak come from lines that two small steps gave, taken at the size of the run. Each strategy has a
+// function that puts these numbers together, by process, replica or placement. Of several places the last
+// stands for all. The model of the plan is gone before anything is measured, so it is not counted.
 #include "cohort/train/memory_plan.h"
 
 #include <algorithm>

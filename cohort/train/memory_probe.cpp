@@ -1,3 +1,8 @@
+// The live bytes after every allocation of a step are recorded for two small batches. A line is drawn through
+// each moment's two values, and the peak at any size is the highest line there. A line through the two peaks
+// would not do: at another size another moment may have the peak. A first step does not count, because
+// LibTorch makes some memory once. Where the two steps took other kernels, larger batches are used; see Note
+// [Two probes of the same kernels].
 #include "cohort/train/memory_probe.h"
 
 #include <algorithm>

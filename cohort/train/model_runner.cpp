@@ -1,3 +1,7 @@
+// Layers get placements by the longest name that matches, or from a balance of measured layers. Consecutive
+// layers on the same placement become a part. model_parallel runs the parts in turn, each behind a graph
+// boundary; pipeline makes them its stages. Each part draws random numbers by its first layer's number in the
+// model, and evaluation draws none.
 #include "cohort/train/model_runner.h"
 
 #include <ATen/Context.h>

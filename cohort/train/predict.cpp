@@ -1,3 +1,7 @@
+// How a picture becomes an input is a small task of its own, which a program file carries as JSON beside the
+// model. So the file alone is enough to predict. That text is parsed with bounds, as a file may hold
+// anything. Every batch has the same size, since a program takes no other; a short batch is filled with its
+// first picture. Samples of a data set are read by a loader whose sampler lists them.
 #include "cohort/train/predict.h"
 
 #include <ATen/ATen.h>

@@ -1,3 +1,6 @@
+// A line is a list of parts, each with an importance; the least important go until the line fits. The bar
+// takes the columns that are left. The newest numbers are kept, and drawn at most at a set interval. A line
+// that stays is written where the bar was, and the bar is drawn again below it.
 #include "cohort/train/progress.h"
 
 #include <sys/ioctl.h>

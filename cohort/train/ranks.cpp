@@ -1,3 +1,7 @@
+// agree() begins an all-reduce of this rank's wishes, and returns the result of the call before. All ranks
+// have the same answer at the same step, and the reduction has a whole step to end. Sums of metrics travel as
+// text, because a rank may not know all names; they are added in the order of ranks. A checkpoint is read by
+// rank 0 alone: its layout travels as JSON, then each tensor.
 #include "cohort/train/ranks.h"
 
 #include <ATen/ops/empty.h>

@@ -1,3 +1,7 @@
+// Rank 0 reads what the checkpoint says of its run, and sends it as text, so all ranks decide alike. The
+// samples of a step stay, unless the configuration asks for another number; so does a rate that is scaled by
+// them. Then the two configurations are compared, and keys that may not change are refused. A configuration
+// that cannot be read is not compared, with a warning.
 #include "cohort/train/resume.h"
 
 #include <algorithm>

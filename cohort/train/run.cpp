@@ -1,3 +1,7 @@
+// A training run joins its ranks, opens the folder on rank 0, prepares a resume, and makes data, model and
+// task. The folder is described only after the first step, so a start that is refused leaves an earlier run
+// as it was. Training data is read ahead while the model is made. Sinks are on rank 0 alone. Training and
+// validation must have the same classes: a class more in either would shift the labels behind it.
 #include "cohort/train/run.h"
 
 #include <ATen/Parallel.h>

@@ -1,3 +1,7 @@
+// A folder is chosen from run.dir, or by the run's name and its start in UTC, by which the newest is found.
+// It is looked at again under its lock, as another process may have finished a run there in between. A start
+// that wrote nothing to an empty folder takes its lock's file away, and the folder if it made it. Each start
+// has a folder of its own under starts, so a later start overwrites nothing.
 #include "cohort/train/run_folder.h"
 
 #include <sys/utsname.h>

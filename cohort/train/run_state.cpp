@@ -1,3 +1,6 @@
+// Tensors of modules and optimizers are named with their owner's name in front; an owner without a name has
+// all of them. Everything else is JSON, with numbers and texts that JSON cannot hold written in a form of
+// their own. What older versions did not write is read as a default, or as not known.
 #include "cohort/train/run_state.h"
 
 #include <nlohmann/json.hpp>

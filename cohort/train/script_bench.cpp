@@ -1,3 +1,7 @@
+// The task is made twice from the same seed, eager and scripted, and both make the same first steps on the
+// same batch. Generators are seeded anew for each step, so parameters and buffers afterwards can be compared
+// bit for bit. The first steps are enough for all recordings, so only replays are measured, in turns with the
+// eager task.
 #include "cohort/train/script_bench.h"
 
 #include <ATen/ATen.h>

@@ -1,3 +1,6 @@
+// Files are opened when a start counts, not before: a start that is refused leaves those of an earlier run
+// alone. Rows after the checkpoint are cut off then. Pictures of the first batch wait in memory until that
+// moment.
 #include "cohort/train/sink_callbacks.h"
 
 #include <ATen/ATen.h>

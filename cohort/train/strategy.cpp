@@ -1,3 +1,6 @@
+// In each strategy every rank holds the whole model; they differ in when gradients are averaged. average does
+// so after backward; ddp has a reducer for each optimizer, which is prepared before the last backward. A step
+// that prepared nothing is averaged at its end, so both strategies take the same tasks.
 #include "cohort/train/strategy.h"
 
 #include <map>

@@ -1,3 +1,6 @@
+// The position of a run is a small state: epochs, steps, the place in the data, meters and the best so far.
+// Each step seeds the generators from seed, step and rank, so a run that goes on makes the same steps.
+// Ranks agree on stops and saves after each step. Nothing is written before the first step was made.
 #include "cohort/train/trainer.h"
 
 #include <ATen/ATen.h>

@@ -1,3 +1,7 @@
+// The text is bounded in size and nesting before the parser sees it, as the parser calls itself for each
+// level. A first pass makes sure that there is a single document, and the second reads it. Only a scalar
+// without quotes can be a number or a truth value. What is written here reads back to the same value: a text
+// stands without quotes only where that is safe.
 #include "cohort/train/yaml_text.h"
 
 #include <yaml-cpp/eventhandler.h>

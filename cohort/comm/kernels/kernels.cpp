@@ -1,3 +1,7 @@
+// The same loops are compiled for several instruction sets, each as a table of functions. The first table
+// that the processor can run is chosen, once, unless COHORT_KERNELS names another. Always: the list begins
+// with the widest instructions and ends with the portable table, so there is one for every processor. A null
+// entry in a table means that the operation has no sense for the type.
 #include "cohort/comm/kernels/kernels.h"
 
 #if defined(__x86_64__)

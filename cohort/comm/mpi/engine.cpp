@@ -1,3 +1,9 @@
+// The engine's thread goes round. It takes new calls, tests the requests of each call that runs, and begins
+// the next step where they are done. Then it looks at deadlines, and pauses the longer the less moves.
+// Always: no step blocks, so each call's deadline is seen in time; only the making of a group blocks. Calls
+// of a lane run in the order in which they came. A failed call stays at the front of its lane, which so stays
+// shut. MPI cannot go on after a late call: that fails at once, and MPI_Abort ends the job some seconds
+// later.
 #include "cohort/comm/mpi/engine.h"
 
 #include <sched.h>

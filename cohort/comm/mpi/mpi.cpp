@@ -1,3 +1,7 @@
+// Each call checks its tensors on the caller's thread and becomes a list of steps for the engine. gather,
+// scatter, all_to_all, and an all_gather into separate tensors are exchanges of messages between the ranks.
+// Always: collectives of a group share its lane, and messages have none; each kind has a communicator of its
+// own. So a message and a collective that are under way together cannot be taken for each other.
 #include "cohort/comm/mpi/mpi.h"
 
 #include <ATen/ops/cat.h>

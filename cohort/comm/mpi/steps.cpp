@@ -1,3 +1,8 @@
+// A reduction gathers bytes through MPI and sums them here, in rank order, whatever way MPI takes. A small
+// piece goes to every rank, or to the root, which reduces it: that saves a round. Of a larger piece each rank
+// gets its share from all ranks, reduces it, and hands the result on. Always: the scratch memory belongs to
+// the lane. Calls of a lane run one at a time, so the next step of a call finds there what the step before
+// has gathered.
 #include "cohort/comm/mpi/steps.h"
 
 #include <algorithm>

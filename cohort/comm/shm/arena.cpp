@@ -1,3 +1,7 @@
+// Best fit within the first arena that has room; a part that comes back joins its free neighbours. Where no
+// arena has room, a new one is made, as large as all before together, within bounds. Always: an arena stays
+// at its address, under its number, as long as the process lives. So a place that a rank has told its peers
+// stays true. The books are kept beside the arenas, in memory that no peer sees.
 #include "cohort/comm/shm/arena.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// Each call checks its tensors on the caller's thread, and begins an operation whose coroutine is made when
+// its turn comes. The coroutine has bare pointers to memory. Always: `keep` holds the tensors of these
+// pointers until the operation is over, whether the caller still holds its work or not. Tensors of a
+// coalesced call go in turn, as a single operation with a single deadline.
 #include "cohort/comm/shm/backend.h"
 
 #include <tuple>

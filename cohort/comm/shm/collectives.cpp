@@ -1,3 +1,9 @@
+// A tensor goes in chunks: each rank fills its slot, arrives, waits until all have, and reads what the peers
+// offer. all_reduce has three ways. A small tensor, or a group of two: each rank reduces all of it, in a turn
+// per chunk. A larger tensor: each rank reduces its part of a chunk, and hands the result out in the next
+// turn. Where the memory of all ranks lies in arenas, each rank reduces its part there, for all, and nothing
+// is copied. Always: size and words decide the way, and each rank sees the same, so all ranks go through the
+// same turns.
 #include "cohort/comm/shm/collectives.h"
 
 #include <algorithm>

@@ -1,3 +1,8 @@
+// Rank 0 makes a block of zeroed shared memory and hands it to each peer as a file descriptor. It holds, for
+// each rank, its arrivals, its state while it sleeps, and two slots, and a ring of bytes for each pair of
+// ranks. Always: a rank writes its arrival, then looks who sleeps; a sleeper says that it sleeps, then looks
+// for arrivals. All four accesses are sequentially consistent, so no arrival goes unseen. A peer that is
+// awake costs no system call. That a rank has died stands nowhere in this memory: Links says so.
 #include "cohort/comm/shm/communicator.h"
 
 #include <algorithm>

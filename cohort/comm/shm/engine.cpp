@@ -1,3 +1,9 @@
+// Collectives are coroutines in a queue, of which only the first advances; messages advance beside them. A
+// thread that finds the wheel free takes it: it advances what it can, spins for some microseconds, and then
+// sleeps. Always: at most one thread has the wheel, and it alone touches tasks, so it advances them without
+// the mutex. Where nothing moved after a sleep it looks for dead peers and for deadlines that have passed.
+// Any failure ends all operations: the ranks may be at different turns by then, so nothing that comes later
+// could be trusted.
 #include "cohort/comm/shm/engine.h"
 
 #include <sched.h>

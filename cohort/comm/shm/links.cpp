@@ -1,3 +1,8 @@
+// Each rank listens at a local socket and leaves its name on the store, with a random token. It connects to
+// the ranks below it, which know it by their token, and accepts those above it. So each pair has one
+// connection. Always: a rank listens until all ranks above it have connected. So a rank that is missing, and
+// at whose socket nobody listens at two looks, has died. Later a descriptor of the peer's process tells of
+// its death. The socket alone does not, since a child of the peer may hold it open.
 #include "cohort/comm/shm/links.h"
 
 #include <poll.h>

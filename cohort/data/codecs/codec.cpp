@@ -1,3 +1,6 @@
+// The first bytes of a file choose the JPEG or the PNG reader, each of which stays for the next picture. A
+// read() needs an open() before it, and its region is checked against the header here. So the readers never
+// see a region that leaves the picture.
 #include "cohort/data/codecs/codec.h"
 
 #include <algorithm>

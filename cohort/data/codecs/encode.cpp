@@ -1,3 +1,6 @@
+// The libraries write into memory of malloc, which becomes a vector only at the end. Both leave by longjmp:
+// write_jpeg() and write_png() keep the message and return false, and their callers throw. So no destructor
+// of C++ is skipped. After an error of libjpeg its buffer is given up, as libjpeg may have freed it.
 
 #include <csetjmp>
 #include <cstdio>

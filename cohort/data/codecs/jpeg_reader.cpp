@@ -1,3 +1,8 @@
+// A decompressor stays for all pictures; the header of each chooses how a decoded row becomes a row of the
+// output. For a region, rows above it are skipped, columns are cropped with a margin, and rows below it are
+// not decoded. The pixels are always those of a full decode and a crop. So subsamplings for which no test has
+// shown that are decoded without skipping. Decoding ends early only in a file with its end marker: truncation
+// is an error whatever the region.
 #include "cohort/data/codecs/jpeg_reader.h"
 
 #include <algorithm>

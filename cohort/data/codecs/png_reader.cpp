@@ -1,3 +1,7 @@
+// libpng's structures are made anew for each file, in an arena that stays, so nothing is left over from a
+// broken file. Rows are decoded in order into a scratch row, and only what lies in the region is converted.
+// An interlaced picture is decoded as a whole first, since its rows come in several passes. Decoding ends
+// below the region only where the file has its proper end: truncation does not depend on the region.
 #include "cohort/data/codecs/png_reader.h"
 
 #include <png.h>

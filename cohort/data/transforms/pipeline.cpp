@@ -1,3 +1,8 @@
+// A cut and a mirroring are not carried out when they are planned: they move a view of the pixels and set a
+// flag. Pixels are copied only for a padding, before a transform that changes them, and before a mirrored
+// picture is resized. The last is needed because sums are not symmetric to the last bit; so delay never
+// changes a result. ToTensor and Normalize are a table of 256 floats per channel: the last pass only looks up
+// bytes. For an encoded file the header plans the first transform, and only its region is decoded.
 #include "cohort/data/transforms/pipeline.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// A resize is at most two passes, of width and of height; each output is a weighted sum of neighbouring
+// bytes. Weights of a triangle filter are rounded to fixed point, so sums are exact integers in any order.
+// Bytes are rounded between the passes, and the order of the passes is Pillow's, because it shows in the
+// result. The width pass turns sixteen rows into columns first, so that it too adds whole vectors of bytes.
 #include "cohort/data/transforms/resample.h"
 
 #include <algorithm>

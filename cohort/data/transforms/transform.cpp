@@ -1,3 +1,5 @@
+// Arguments are read by name, and each name that is asked for is noted. What nobody has asked for at the end
+// is refused with the nearest known name, so a misspelt argument is never ignored.
 #include "cohort/data/transforms/transform.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// Each panel computes its axes from its points, with steps of 1, 2 or 5 times a power of ten. A value that is
+// not finite breaks the line; an epoch without a value is passed over, and the line goes on. Every text is
+// escaped, since a title may hold anything. Colours are in the picture, for light and dark pages.
 #include "cohort/train/sinks/curves.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// metrics.jsonl is what counts: metrics.csv is made from its epoch rows, and anew when a column is added.
+// Reading keeps complete lines only, since a crash may cut off the last; both files agree after opening. A
+// rewrite replaces the file as a whole, and rows are appended to the new file from then on.
 #include "cohort/train/sinks/metrics_log.h"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// An event is a protocol-buffer message, written field by field; a record is its length and bytes, each with
+// a checksum. A new file's name has a later time than all files in the folder, because TensorBoard reads them
+// by name. On resume the first event starts a session at the next step, which makes TensorBoard drop later
+// events. The files of before stay as they are.
 #include "cohort/train/sinks/tensorboard.h"
 
 #include <unistd.h>
