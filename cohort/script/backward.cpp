@@ -253,7 +253,7 @@ std::string unrecordable_within(const Tensors& results) {
     if (!autograd::needs_gradient(result)) continue;
     each_node(torch::autograd::impl::gradient_edge(result).function.get(), [&](Node& node) {
       if (dynamic_cast<const torch::autograd::AccumulateGrad*>(&node) != nullptr || !reason.empty()) return;
-      if (node.name().find("Checkpoint") != std::string::npos) {
+      if (node.name().find("cohort::autograd::recompute_detail::") != std::string::npos) {
         reason = "autograd::recompute within the function sets the random generator, which is no operator";
         return;
       }
