@@ -435,3 +435,11 @@ Tensors Recompute::backward(AutogradContext* context, const Tensors& gradients) 
 
 }  // namespace
 }  // namespace cohort::autograd::recompute_detail
+
+namespace cohort::autograd {
+
+bool is_recompute_node(const torch::autograd::Node& node) {
+  return dynamic_cast<const torch::autograd::CppNode<recompute_detail::Recompute>*>(&node) != nullptr;
+}
+
+}  // namespace cohort::autograd

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "cohort/core/error.h"
+#include "cohort/core/format_list.h"
 
 namespace cohort::cli {
 namespace {
@@ -22,9 +23,8 @@ bool names_data(const std::string& override_text) {
 void add_config_option(CLI::App& command, std::string& config, const std::string& help) {
   const auto take = [&config](const std::vector<std::string>& files) {
     if (files.size() > 1) {
-      std::string all;
-      for (const std::string& file : files) all += (all.empty() ? "" : ", ") + file;
-      throw UsageError("cli.config", core::concat("--config is given ", files.size(), " times: ", all),
+      throw UsageError("cli.config",
+                       core::concat("--config is given ", files.size(), " times: ", core::join(files)),
                        "one file, and key=value after it for what is to differ");
     }
     config = files.front();

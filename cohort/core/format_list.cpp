@@ -14,4 +14,10 @@ std::string format_list(std::string_view noun, const std::vector<int>& numbers) 
   return text;
 }
 
+std::string join(const std::vector<std::string>& texts) {
+  std::string text;
+  for (const std::string& each : texts) text += (text.empty() ? "" : ", ") + each;
+  return text;
+}
+
 }  // namespace cohort::core

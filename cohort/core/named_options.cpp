@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cohort/core/error.h"
+#include "cohort/core/format_list.h"
 #include "cohort/core/nearest_name.h"
 
 namespace cohort::core {
@@ -111,14 +112,12 @@ void NamedOptions::refuse_unread(std::initializer_list<std::string_view> ignored
   for (const std::string& name : asked_->names) {
     if (std::ranges::find(ignored, name) == ignored.end()) known.push_back(name);
   }
-  std::string all;
-  for (const std::string& name : known) all += (all.empty() ? "" : ", ") + name;
   for (const auto& [name, value] : values_) {
     if (asked_->names.contains(name) || std::ranges::find(ignored, name) != ignored.end()) continue;
     const auto near = nearest_name(name, known);
     throw ConfigError(
         where_, concat(owner_, " has no option ", name),
-        known.empty() ? "leaving it out" : concat(near ? *near + "; " : "", "its options are ", all));
+        known.empty() ? "leaving it out" : concat(near ? *near + "; " : "", "its options are ", join(known)));
   }
 }
 

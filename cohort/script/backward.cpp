@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/recompute.h"
 #include "cohort/core/error.h"
 #include "cohort/core/torch_compat.h"
 #include "cohort/script/gradients.h"
@@ -253,7 +254,7 @@ std::string unrecordable_within(const Tensors& results) {
     if (!autograd::needs_gradient(result)) continue;
     each_node(torch::autograd::impl::gradient_edge(result).function.get(), [&](Node& node) {
       if (dynamic_cast<const torch::autograd::AccumulateGrad*>(&node) != nullptr || !reason.empty()) return;
-      if (node.name().find("cohort::autograd::recompute_detail::") != std::string::npos) {
+      if (autograd::is_recompute_node(node)) {
         reason = "autograd::recompute within the function sets the random generator, which is no operator";
         return;
       }

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "cohort/core/error.h"
+#include "cohort/core/format_list.h"
 #include "cohort/core/nearest_name.h"
 #include "cohort/train/flat_keys.h"
 
@@ -31,9 +32,7 @@ std::string suggestion(std::string_view section, std::string_view name) {
   }
   if (const auto near = core::nearest_name(name, names))
     return concat("the nearest one, ", section, ".", *near);
-  std::string all;
-  for (const std::string& one : names) all += (all.empty() ? "" : ", ") + one;
-  return concat("one of the keys of ", section, ": ", all);
+  return concat("one of the keys of ", section, ": ", core::join(names));
 }
 
 bool is_flat_style(std::string_view name) {
@@ -52,10 +51,8 @@ bool is_flat_style(std::string_view name) {
   for (const LegacyKey& key : legacy_keys()) flat.emplace_back(key.name);
   const auto near = core::nearest_name(name, flat);  // in any case
   if (is_flat_style(name) || (near && core::edit_distance(name, *near) == 0)) {
-    std::string all;
-    for (const std::string& key : flat) all += (all.empty() ? "" : ", ") + key;
     fail(where, concat("unknown key '", name, "'"),
-         near ? concat("the nearest one, ", *near) : concat("one of the flat keys ", all));
+         near ? concat("the nearest one, ", *near) : concat("one of the flat keys ", core::join(flat)));
   }
   fail(where,
        concat("unknown section '", name,

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "cohort/core/error.h"
+#include "cohort/core/format_list.h"
 #include "cohort/train/config_keys.h"
 #include "cohort/train/yaml_text.h"
 
@@ -120,8 +121,7 @@ std::string resume_text(const ConfigKey& key) {
 
 std::string expectation(const ConfigKey& key) {
   if (key.form != nullptr) return key.form;
-  std::string choices;
-  for (const std::string& choice : key.choices) choices += (choices.empty() ? "" : ", ") + choice;
+  const std::string choices = core::join(key.choices);
   Config config;
   return std::visit(
       Overloaded{[](bool*) -> std::string { return "true or false"; },

@@ -44,7 +44,7 @@ PictureTask task_of(const Config& config, std::optional<std::vector<std::string>
   if (!classes) classes = make_dataset(config, Split::kVal)->classes();
   PictureTask task{.color = config.data.color == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb,
                    .image_size = config.data.image_size,
-                   .channels_last = config.train.memory_format == "channels_last",
+                   .channels_last = channels_last(config),
                    .classes = std::move(*classes)};
   for (const TransformConfig& transform : val_transforms(config.data)) {
     task.transforms.push_back({transform.name, transform.args});

@@ -17,5 +17,11 @@ TEST(FormatListTest, NamesEachUpToTwenty) {
   EXPECT_TRUE(text.ends_with(", 18, 19 and 3 more")) << text;
 }
 
+TEST(FormatListTest, JoinsTexts) {
+  EXPECT_EQ(join({}), "");
+  EXPECT_EQ(join({"a"}), "a");
+  EXPECT_EQ(join({"a", "b", "c"}), "a, b, c");
+}
+
 }  // namespace
 }  // namespace cohort::core

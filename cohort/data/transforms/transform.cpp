@@ -7,21 +7,10 @@
 #include <utility>
 
 #include "cohort/core/error.h"
+#include "cohort/core/format_list.h"
 #include "cohort/core/nearest_name.h"
 
 namespace cohort::data {
-namespace {
-
-std::string join(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) {
-    text += (text.empty() ? "" : ", ") + name;
-  }
-  return text;
-}
-
-}  // namespace
-
 Action Transform::plan(ImageSize in, core::RandomStream&) const {
   return {{0, 0, in.height, in.width}, in, false};
 }
@@ -112,7 +101,7 @@ void TransformArgs::refuse_the_rest() const {
     if (std::find(asked_.begin(), asked_.end(), key) == asked_.end()) {
       const std::string hint = asked_.empty() ? ""
                                               : core::concat(core::least_changed_name(key, asked_),
-                                                             " (known: ", join(asked_), ")");
+                                                             " (known: ", core::join(asked_), ")");
       throw ConfigError("data.transforms", core::concat(name_, " has no argument ", key), hint);
     }
   }

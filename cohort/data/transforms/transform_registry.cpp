@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cohort/core/error.h"
+#include "cohort/core/format_list.h"
 #include "cohort/core/nearest_name.h"
 #include "cohort/core/registry.h"
 #include "cohort/data/transforms/builtin.h"
@@ -31,14 +32,6 @@ core::Registry<Entry>& registry() {
   return *instance;
 }
 
-std::string join(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) {
-    text += (text.empty() ? "" : ", ") + name;
-  }
-  return text;
-}
-
 }  // namespace
 
 void register_transform(const std::string& name, const std::string& first_argument,
@@ -57,7 +50,7 @@ std::unique_ptr<Transform> make_transform(const TransformSpec& spec) {
     const std::vector<std::string> names = transform_names();
     throw ConfigError(
         "data.transforms", core::concat("unknown transform ", spec.name),
-        core::concat(core::least_changed_name(spec.name, names), " (known: ", join(names), ")"));
+        core::concat(core::least_changed_name(spec.name, names), " (known: ", core::join(names), ")"));
   }
   TransformArgs args(spec, entry.first_argument);
   std::unique_ptr<Transform> transform = entry.make(args);
