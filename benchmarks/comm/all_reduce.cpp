@@ -95,7 +95,8 @@ bench::Measurement measure_itself(shm::Communicator& ranks, std::size_t numel, i
 
 void run_rank(std::size_t largest, bool with_mpi) {
   at::set_num_threads(1);
-  comm::Group gloo = comm::init_process_group({.backend = "gloo", .check = comm::Check::kOff});
+  comm::Group gloo =
+      comm::init_process_group({.backend = "gloo", .check_consistency = comm::ConsistencyCheck::kOff});
   const auto& cores = cohort::core::CpuSet::of_process().ids();
   if (static_cast<int>(cores.size()) >= gloo.size()) {
     cohort::core::CpuSet({cores[static_cast<std::size_t>(gloo.rank())]}).pin_current_thread();
@@ -103,7 +104,7 @@ void run_rank(std::size_t largest, bool with_mpi) {
   const auto timeout = std::chrono::minutes(1);
   const auto make = [&](const char* backend) {
     return comm::make_group(gloo.store(), gloo.rank(), gloo.size(), backend, timeout, "127.0.0.1",
-                            comm::Check::kOff);
+                            comm::ConsistencyCheck::kOff);
   };
   const comm::Group ours = make("shm");
   std::vector<Variant> variants{{"gloo", gloo}, {"shm", ours}, {"shm, shared", ours, true}};

@@ -1,5 +1,5 @@
 // What Cohort adds to a collective of LibTorch's Gloo: the call through c10d alone, through Group, and
-// through Group with every call compared between the ranks (Check::kAlways, what the first steps of a job
+// through Group with every call compared between the ranks (ConsistencyCheck::kAlways, what the first steps of a job
 // pay). Two ranks, threads of one process over loopback, each variant in turn. Run: OMP_NUM_THREADS=1
 // comm_overheads
 #include <ATen/ATen.h>
@@ -23,19 +23,19 @@ namespace comm = cohort::comm;
 
 struct Way {
   const char* name;
-  comm::Check check;
+  comm::ConsistencyCheck check;
   std::function<void(comm::Group&, at::Tensor&)> call;
 };
 
 const std::vector<Way>& ways() {
   const auto ours = [](comm::Group& group, at::Tensor& tensor) { group.all_reduce(tensor).wait(); };
-  static const std::vector<Way> all = {{"c10d alone", comm::Check::kOff,
+  static const std::vector<Way> all = {{"c10d alone", comm::ConsistencyCheck::kOff,
                                         [](comm::Group& group, at::Tensor& tensor) {
                                           std::vector<at::Tensor> list{tensor};
                                           group.process_group()->allreduce(list)->wait();
                                         }},
-                                       {"Group", comm::Check::kOff, ours},
-                                       {"Group, every call compared", comm::Check::kAlways, ours}};
+                                       {"Group", comm::ConsistencyCheck::kOff, ours},
+                                       {"Group, every call compared", comm::ConsistencyCheck::kAlways, ours}};
   return all;
 }
 

@@ -4,7 +4,7 @@
 //     python benchmarks/data/image_pipeline.py build/benchmarks/data/image_pipeline_benchmark
 //
 // By itself: `image_pipeline FOLDER CASE` prints the seconds per image of one pass over FOLDER's files, after
-// one to warm up. CASE is grey28, colour256 or decode256.
+// one to warm up. CASE is gray28, colour256 or decode256.
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -41,17 +41,17 @@ std::vector<File> read_folder(const std::string& folder) {
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::fprintf(stderr, "usage: image_pipeline FOLDER grey28|colour256|decode256\n");
+    std::fprintf(stderr, "usage: image_pipeline FOLDER gray28|colour256|decode256\n");
     return 2;
   }
   const std::vector<File> files = read_folder(argv[1]);
   const std::string work = argv[2];
-  const bool grey = work == "grey28";
+  const bool gray = work == "gray28";
   Pipeline pipeline =
-      grey ? Pipeline({random_horizontal_flip(), to_tensor(), normalize({0.286}, {0.353})}, ColorMode::kGrey)
+      gray ? Pipeline({random_horizontal_flip(), to_tensor(), normalize({0.286}, {0.353})}, ColorMode::kGray)
            : Pipeline({random_resized_crop(64), random_horizontal_flip(), to_tensor(),
                        normalize({0.485, 0.456, 0.406}, {0.229, 0.224, 0.225})});
-  if (grey) {
+  if (gray) {
     pipeline.set_input_size({28, 28});
   }
   std::vector<float> out(3 * 64 * 64);

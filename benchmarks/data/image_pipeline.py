@@ -2,7 +2,7 @@
 
     python benchmarks/data/image_pipeline.py build/benchmarks/data/image_pipeline_benchmark [rounds]
 
-Cases: grey28 is a 28 x 28 grey JPEG of quality 95, decoded, flipped, normalised; colour256 is a 256 x 256 JPEG of
+Cases: gray28 is a 28 x 28 gray JPEG of quality 95, decoded, flipped, normalised; colour256 is a 256 x 256 JPEG of
 quality 75, RandomResizedCrop(64), flipped, normalised; decode256 is its decoding alone. Files are in memory.
 Times are the processor's, so that a busy machine disturbs them little; nothing here waits.
 """
@@ -22,10 +22,10 @@ MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 STD = np.array([0.229, 0.224, 0.225], np.float32)
 
 
-def write_images(folder, count, size, grey, quality):
+def write_images(folder, count, size, gray, quality):
     rng = np.random.RandomState(0)
     for index in range(count):
-        shape = (size, size) if grey else (size, size, 3)
+        shape = (size, size) if gray else (size, size, 3)
         noise = Image.fromarray(rng.randint(0, 256, shape).astype(np.uint8)).filter(ImageFilter.GaussianBlur(size / 40))
         values = np.asarray(noise, np.float32)
         values = (values - values.mean()) / values.std() * 60 + 127 + rng.randn(*shape) * 2  # detail of a photograph
@@ -43,7 +43,7 @@ def crop_box(width, height):
     return 0, 0, width, height
 
 
-def grey28(data):
+def gray28(data):
     image = Image.open(io.BytesIO(data)).convert("L")
     if random.random() < 0.5:
         image = image.transpose(Image.FLIP_LEFT_RIGHT)
@@ -85,8 +85,8 @@ def main():
             os.mkdir(f"{folder}/{name}")
         write_images(f"{folder}/small", 2000, 28, True, 95)
         write_images(f"{folder}/large", 200, 256, False, 75)
-        for work in (grey28, colour256, decode256):
-            images = f"{folder}/{'small' if work is grey28 else 'large'}"
+        for work in (gray28, colour256, decode256):
+            images = f"{folder}/{'small' if work is gray28 else 'large'}"
             files = [open(f"{images}/{name}", "rb").read() for name in sorted(os.listdir(images))]
             python_pass(files[:50], work)
             size = sum(map(len, files)) // len(files)

@@ -40,7 +40,7 @@ struct Arguments {
 
 cohort::data::ImageFolderOptions folder_options(const Arguments& arguments) {
   cohort::data::ImageFolderOptions options;
-  options.color = arguments.rgb ? cohort::data::ColorMode::kRgb : cohort::data::ColorMode::kGrey;
+  options.color = arguments.rgb ? cohort::data::ColorMode::kRgb : cohort::data::ColorMode::kGray;
   options.channels_last = true;
   options.cache_bytes = arguments.cache;
   if (arguments.crop > 0) options.transforms.push_back({"RandomResizedCrop", {{"", {arguments.crop}}}});

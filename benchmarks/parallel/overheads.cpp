@@ -42,7 +42,7 @@ bench::Measurement run(const std::string& name, std::vector<at::Tensor>& paramet
 
 comm::Group make_group(int size) {
   return comm::make_group(c10::make_intrusive<c10d::HashStore>(), 0, size, "fake", std::chrono::minutes(5),
-                          "127.0.0.1", comm::Check::kOff);
+                          "127.0.0.1", comm::ConsistencyCheck::kOff);
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ constexpr int kSettle = 20;  // steps until buckets stay
 
 comm::Group make_group(SlowLink::Cost cost) {
   comm::Group group = comm::make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake",
-                                       std::chrono::minutes(5), "127.0.0.1", comm::Check::kOff);
+                                       std::chrono::minutes(5), "127.0.0.1", comm::ConsistencyCheck::kOff);
   SlowLink::under(group, cost);
   return group;
 }

@@ -50,7 +50,7 @@ struct Plan {
 comm::Group group_beside(const comm::Group& world, const std::string& name, const std::string& backend) {
   const auto store = c10::make_intrusive<c10d::PrefixStore>("benchmark " + name, world.store());
   return comm::make_group(store, world.rank(), world.size(), backend, std::chrono::minutes(5), "127.0.0.1",
-                          comm::Check::kOff);
+                          comm::ConsistencyCheck::kOff);
 }
 
 // All hang on the same parameters; only what is prepared reduces.
@@ -76,7 +76,8 @@ std::vector<Way> make_ways(const comm::Group& world, Net& net, const std::string
 void train(const Plan& plan) {
   cohort::core::tune_allocator();
   at::set_num_threads(1);
-  const comm::Group world = comm::init_process_group({.backend = "gloo", .check = comm::Check::kOff});
+  const comm::Group world =
+      comm::init_process_group({.backend = "gloo", .check_consistency = comm::ConsistencyCheck::kOff});
   const std::vector<int>& cores = cohort::core::CpuSet::of_process().ids();
   cohort::core::CpuSet({cores[static_cast<std::size_t>(world.rank()) % cores.size()]}).pin_current_thread();
   Net net(plan.work);

@@ -53,7 +53,7 @@ void add_bench(CLI::App& app, Context& context) {
       "FILE");
   command->footer(
       "Examples:\n"
-      "  cohort bench script --config configs/vgg.yaml data.kind=synthetic model.num_classes=10\n"
+      "  cohort bench script --config configs/vgg.yaml data.type=synthetic model.num_classes=10\n"
       "  OMP_NUM_THREADS=1 cohort bench script --config my.yaml train.threads=1 train.batch_size=16");
   command->callback(
       [arguments, &context] { context.action = [arguments] { return script_command(*arguments); }; });

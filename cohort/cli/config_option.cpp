@@ -6,16 +6,18 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/format_list.h"
+#include "cohort/train/renamed_keys.h"
 
 namespace cohort::cli {
 namespace {
 
 /// Whether `override_text`, `key=value`, says where the data is, or that it needs no place.
 bool names_data(const std::string& override_text) {
-  constexpr std::array<std::string_view, 5> kKeys = {"data.path", "data.train", "data.kind", "DATA_PATH",
+  constexpr std::array<std::string_view, 5> kKeys = {"data.path", "data.train", "data.type", "DATA_PATH",
                                                      "TRAIN_FILE"};
   const std::string_view key = std::string_view(override_text).substr(0, override_text.find('='));
-  return std::ranges::find(kKeys, key) != kKeys.end();
+  // An earlier name is an error of its own.
+  return std::ranges::find(kKeys, key) != kKeys.end() || !train::renamed_to(key, "").empty();
 }
 
 }  // namespace

@@ -80,7 +80,7 @@ int verify_command(const DataArguments& arguments) {
 }
 
 int stats_command(const DataArguments& arguments) {
-  const auto color = arguments.color == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb;
+  const auto color = arguments.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb;
   const data::ChannelStatistics statistics =
       data::channel_statistics(arguments.source, color, arguments.num_threads());
   const auto print = [](const char* name, const std::vector<double>& values) {
@@ -166,8 +166,8 @@ void add_data(CLI::App& app, Context& context) {
       add_command(*data, context, arguments, "stats",
                   "Mean and deviation per channel, as data.mean and data.std want them", stats_command);
   stats->add_option("folder", arguments->source, "The image folder")->required();
-  stats->add_option("--color", arguments->color, "rgb or grey")
-      ->check(CLI::IsMember({"rgb", "grey"}))
+  stats->add_option("--color", arguments->color, "rgb or gray")
+      ->check(CLI::IsMember({"rgb", "gray"}))
       ->capture_default_str();
   add_threads(*stats, arguments);
 

@@ -91,7 +91,7 @@ model:
   name: @NAME@_net
   options: {width: 32}
 data:
-  kind: @NAME@_data
+  type: @NAME@_data
   options: {size: 1000, noise: 0.2}
 optim: {name: adamw, lr: 0.01}
 train: {epochs: 5, batch_size: 50}

@@ -63,9 +63,9 @@ void add_plan(CLI::App& app, Context& context) {
       "FILE");
   command->footer(
       "Examples:\n"
-      "  cohort plan --memory --config configs/vgg.yaml data.kind=synthetic model.num_classes=1000\n"
+      "  cohort plan --memory --config configs/vgg.yaml data.type=synthetic model.num_classes=1000\n"
       "  cohort plan --memory --measure --config my.yaml --place layer3=cpu:1 --place layer4=cpu:1\n"
-      "  cohort plan --memory --config my.yaml distributed.strategy=pipeline distributed.schedule=zb_h1");
+      "  cohort plan --memory --config my.yaml distributed.model=pipeline distributed.schedule=zb_h1");
   command->callback(
       [arguments, &context] { context.action = [arguments] { return plan_command(*arguments); }; });
 }

@@ -55,7 +55,7 @@ int export_command(ExportArguments arguments) {
   bool takes_pictures = false;
   arguments.model.use("cli.export", [&](const train::Config& config, const train::TrainedWeights& trained) {
     train::export_program(config, trained, arguments.batch_size, arguments.file);
-    takes_pictures = data::is_own_dataset(config.data.kind);
+    takes_pictures = data::is_own_dataset(config.data.type);
   });
   std::printf("%s: for %ld %s at a time; %s\n", arguments.file.c_str(),
               static_cast<long>(arguments.batch_size), takes_pictures ? "pictures" : "samples",

@@ -50,7 +50,7 @@ void add_summary(CLI::App& app, Context& context) {
       ->add_option("model", arguments->model.name, "vgg16, vgg16_bn, resnet50, lenet5, ... or one of --load")
       ->required();
   command->add_option("--classes", arguments->model.num_classes, "Number of classes")->capture_default_str();
-  command->add_option("--channels", arguments->model.in_channels, "1 for grey images, 3 for colour")
+  command->add_option("--channels", arguments->model.in_channels, "1 for gray images, 3 for colour")
       ->capture_default_str();
   command->add_option("--image-size", arguments->model.image_size, "Height and width in pixels")
       ->capture_default_str();

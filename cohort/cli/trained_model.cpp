@@ -41,7 +41,8 @@ void warn_of_other_inputs(const train::Config& config, const std::string& traine
                           const std::string& checkpoint) {
   if (trained.empty() || comm::job_from_environment().rank != 0) return;
   try {
-    const std::string changes = train::other_inputs(train::load_config_text(trained, checkpoint), config);
+    const std::string changes =
+        train::other_inputs(train::load_written_config_text(trained, checkpoint), config);
     if (changes.empty()) return;
     core::log_warning(core::concat(checkpoint, " was made with other settings: ", changes));
   } catch (const ConfigError&) {  // of another version
@@ -69,7 +70,8 @@ train::Config TrainedModel::load(const std::string& where) {
   for (const std::string& plugin : plugins) train::load_plugin(plugin);
   const std::string trained = train::trained_config(checkpoint);
   if (config.empty() && !trained.empty()) {
-    return train::load_config_text(trained, core::concat("the configuration in ", checkpoint), overrides);
+    return train::load_written_config_text(trained, core::concat("the configuration in ", checkpoint),
+                                           overrides);
   }
   const std::string file = config.empty() ? (fs::path(run) / "config.yaml").string() : config;
   train::Config result = train::load_config(file, overrides);

@@ -19,7 +19,7 @@ struct CallOptions {
 /// Which collectives are compared between the ranks before the backend sees them. A call comes back at once;
 /// a thread of the group's compares it with the other ranks' and then begins it, in the order of calls. Where
 /// a rank called something else wait() throws, on every rank.
-enum class Check {
+enum class ConsistencyCheck {
   kFirst,   ///< those of the first 10 steps; the first 1,000 where nobody calls step_done()
   kAlways,  ///< all
   kOff,     ///< none: what differs then is a timeout, or numbers that mean nothing

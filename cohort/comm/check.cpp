@@ -113,7 +113,7 @@ std::vector<Fingerprint> gather_over_store(GroupState& group, const Fingerprint&
   const core::Words words = gather_words(kv_store, key(round), group.rank, group.size, bytes, deadline);
   if (!words.missing.empty()) {
     throw MissingRanks<TimeoutError>(
-        words.missing, "comm.check",
+        words.missing, "comm.check_consistency",
         core::concat("timed out: ", core::format_list("rank", words.missing), " did not come"));
   }
   std::vector<Fingerprint> all(static_cast<std::size_t>(group.size));
@@ -163,7 +163,7 @@ void compare_calls(const GroupState& group, const std::vector<Fingerprint>& all)
   if (same_text && same_steps) list += alike ? " (rows do not match)" : " (shapes differ further on)";
   const char* hint = same_steps ? "every rank makes the same calls, with the same shapes, in the same order"
                                 : "call step_done() on every rank, or on none";
-  throw UsageError("comm.check",
+  throw UsageError("comm.check_consistency",
                    core::concat("ranks of group '", group.name, "' call different things: ", list), hint);
 }
 

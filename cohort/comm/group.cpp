@@ -138,7 +138,7 @@ Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) co
                            .timeout = options.timeout.count() == 0 ? parent.timeout : options.timeout,
                            .reach = parent.reach,
                            .is_kept_by_rank = parent.is_kept_by_rank,
-                           .check = options.check.value_or(parent.check),
+                           .check_consistency = options.check_consistency.value_or(parent.check_consistency),
                            .registry = parent.registry}));
 }
 
@@ -406,14 +406,14 @@ void Group::barrier(CallOptions options) const {
 }
 
 Group make_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const std::string& backend,
-                 milliseconds timeout, const std::string& reach, Check check) {
+                 milliseconds timeout, const std::string& reach, ConsistencyCheck check) {
   return Group(make_state({.store = std::move(store),
                            .job_ranks = all_ranks(size),
                            .rank = rank,
                            .backend = backend,
                            .timeout = timeout,
                            .reach = reach,
-                           .check = check}));
+                           .check_consistency = check}));
 }
 
 }  // namespace cohort::comm

@@ -31,7 +31,7 @@ struct SubgroupOptions {
   /// 0: as the parent's.
   std::chrono::milliseconds timeout{0};
   /// As the parent's if not given.
-  std::optional<Check> check = std::nullopt;
+  std::optional<ConsistencyCheck> check_consistency = std::nullopt;
   /// As the parent's if empty: "shm" for the ranks of one host, under a parent over gloo.
   std::string backend = "";
 };
@@ -126,7 +126,7 @@ struct InitOptions {
   std::optional<int> world_size = std::nullopt;
   /// For meeting, and for each collective that names no other.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  Check check = Check::kFirst;
+  ConsistencyCheck check_consistency = ConsistencyCheck::kFirst;
 };
 
 /// Meets the other ranks of the job and returns the group of all. Collective over the job.
@@ -138,6 +138,6 @@ Group init_process_group(const InitOptions& options = {});
 /// `reach`: an address of a host that the backend's connections must reach; empty: any.
 Group make_group(c10::intrusive_ptr<c10d::Store> store, int rank, int size, const std::string& backend,
                  std::chrono::milliseconds timeout, const std::string& reach = "127.0.0.1",
-                 Check check = Check::kFirst);
+                 ConsistencyCheck check_consistency = ConsistencyCheck::kFirst);
 
 }  // namespace cohort::comm

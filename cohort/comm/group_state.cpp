@@ -213,8 +213,8 @@ void wait_until_made(GroupState& state, core::Deadline deadline) {
 
 bool GroupState::checks(std::int64_t number) const {
   constexpr std::int64_t kSteps = 10, kCalls = 1000;
-  if (check == Check::kOff || size == 1 || !is_distributed) return false;
-  if (check == Check::kAlways) return true;
+  if (check_consistency == ConsistencyCheck::kOff || size == 1 || !is_distributed) return false;
+  if (check_consistency == ConsistencyCheck::kAlways) return true;
   const std::int64_t done = steps.load();
   return done == 0 ? number < kCalls : done < kSteps;
 }
@@ -310,7 +310,7 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   state->timeout = options.timeout;
   state->reach = options.reach;
   state->is_kept_by_rank = options.is_kept_by_rank;
-  state->check = options.check;
+  state->check_consistency = options.check_consistency;
   const core::Deadline deadline = options.deadline.value_or(core::Deadline(options.timeout));
   const StoreDeadline until(deadline.later(kLastAnswerTime));
   const std::string own_prefix = "cohort/" + options.name;

@@ -56,7 +56,7 @@ struct GroupState {
   std::vector<int> job_ranks;
   std::chrono::milliseconds timeout{0};
   std::string reach;
-  Check check = Check::kFirst;
+  ConsistencyCheck check_consistency = ConsistencyCheck::kFirst;
   bool is_kept_by_rank = true;            ///< the store, by the job's rank 0, with whose end it goes
   bool is_distributed = true;             ///< as the backend says
   bool deterministic_rank_order = false;  ///< as it says too
@@ -167,7 +167,7 @@ struct StateOptions {
   std::optional<core::Deadline> deadline = {};  ///< of making it; else `timeout` from now
   std::string reach = {};
   bool is_kept_by_rank = true;  ///< the store
-  Check check = Check::kFirst;
+  ConsistencyCheck check_consistency = ConsistencyCheck::kFirst;
   std::shared_ptr<GroupRegistry> registry = nullptr;  ///< null: a new one
 };
 

@@ -172,8 +172,10 @@ Meeting meet(const InitOptions& options, const Job& job) {
 }
 
 // What all ranks must agree on, as text.
-std::string consistency_fingerprint(const Job& job, const std::string& backend, Check check) {
-  const char* checks = check == Check::kFirst ? "first" : check == Check::kAlways ? "always" : "off";
+std::string consistency_fingerprint(const Job& job, const std::string& backend, ConsistencyCheck check) {
+  const char* checks = check == ConsistencyCheck::kFirst    ? "first"
+                       : check == ConsistencyCheck::kAlways ? "always"
+                                                            : "off";
   return core::concat("world size ", job.world_size, ", backend ", backend, ", check ", checks, ", Cohort ",
                       core::version(), ", LibTorch ", TORCH_VERSION);
 }
@@ -266,8 +268,9 @@ Group init_process_group(const InitOptions& options) {
   Meeting meeting = meet(options, job);
   if (meeting.outlives) meeting.store = apart(meeting.store);
   const std::string on = is_automatic && device.device.is_cuda() ? " (for GPUs)" : "";
-  const auto [is_one_machine, waits] = agree(
-      meeting.store, job, consistency_fingerprint(job, backend + on, options.check), meeting.where, deadline);
+  const auto [is_one_machine, waits] =
+      agree(meeting.store, job, consistency_fingerprint(job, backend + on, options.check_consistency),
+            meeting.where, deadline);
   BackendChoice choice;
   if (is_automatic) {
     choice = choose_backend(device.device.is_cuda(), is_one_machine && job.world_size <= kMaxShmRanks,
@@ -292,7 +295,7 @@ Group init_process_group(const InitOptions& options) {
                            .deadline = deadline,
                            .reach = meeting.reach,
                            .is_kept_by_rank = meeting.is_kept_by_rank,
-                           .check = options.check}));
+                           .check_consistency = options.check_consistency}));
 }
 
 }  // namespace cohort::comm

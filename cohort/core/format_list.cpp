@@ -14,9 +14,9 @@ std::string format_list(std::string_view noun, const std::vector<int>& numbers) 
   return text;
 }
 
-std::string join(const std::vector<std::string>& texts) {
+std::string join(const std::vector<std::string>& texts, std::string_view separator) {
   std::string text;
-  for (const std::string& each : texts) text += (text.empty() ? "" : ", ") + each;
+  for (const std::string& each : texts) text += (text.empty() ? "" : std::string(separator)) + each;
   return text;
 }
 

@@ -46,12 +46,12 @@ void check_on_cpu(const at::Tensor& tensor, std::int64_t index, const std::strin
 constexpr std::array kOwn = {std::pair("idx", "IdxDataset"), std::pair("image_folder", "ImageFolder"),
                              std::pair("synthetic", "SyntheticDataset")};
 
-// The names that `data.kind` has for Cohort's own are taken: they are made from typed options, not from text.
+// The names that `data.type` has for Cohort's own are taken: they are made from typed options, not from text.
 std::map<std::string, DatasetFactory> built_in() {
   std::map<std::string, DatasetFactory> factories;
   for (const auto& [name, type] : kOwn) {
     const std::string message = core::concat("data set '", name, "' is made from options, not from text");
-    const std::string hint = core::concat("data::", type, ", or data.kind: ", name, " in a configuration");
+    const std::string hint = core::concat("data::", type, ", or data.type: ", name, " in a configuration");
     factories[name] = [=](const DatasetArgs&) -> std::shared_ptr<const Dataset> {
       throw UsageError("data.registry", message, hint);
     };

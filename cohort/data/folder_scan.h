@@ -15,7 +15,7 @@ namespace cohort::data {
 enum class OnOtherFiles {
   kIgnore,  ///< FolderIndex::other_files lists them, and nothing else.
   kWarn,    ///< They are counted and named in the log, once for a folder.
-  kRefuse,  ///< They are a DataError, which counts and names them.
+  kRaise,   ///< They are a DataError, which counts and names them.
 };
 
 struct FolderScanOptions {

@@ -16,7 +16,7 @@ IdxDataset::IdxDataset(const std::string& images, const std::string& labels, con
       channels_(images_.shape.size() == 4 ? images_.shape[3] : 1),
       pipeline_(
           options.transforms.empty() ? std::vector<TransformSpec>{{"ToTensor", {}}} : options.transforms,
-          channels_ == 1 ? ColorMode::kGrey : ColorMode::kRgb),
+          channels_ == 1 ? ColorMode::kGray : ColorMode::kRgb),
       channels_last_(options.channels_last) {
   if (images_.shape[0] != labels_.shape[0]) {
     throw DataError("data.idx",

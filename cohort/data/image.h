@@ -24,7 +24,7 @@ struct Region {
 };
 
 /// What a picture is turned into when it is decoded; the values are as of Pillow's `convert`.
-enum class ColorMode { kRgb, kGrey };
+enum class ColorMode { kRgb, kGray };
 
 /// Returns the number of channels of a picture decoded to `color`.
 constexpr std::int64_t num_channels(ColorMode color) {

@@ -48,7 +48,7 @@ void check(const Dataset& dataset, const LoaderOptions& o) {
           concat("rank is ", o.rank, ", expected 0 to ", o.world_size - 1));
   require(o.parts >= 1, concat("parts is ", o.parts, ", expected at least 1"));
   require(
-      o.parts == 1 || o.on_error == OnError::kRefuse,
+      o.parts == 1 || o.on_error == OnError::kRaise,
       "parts are asked for together with on_error: skip, which changes how many samples a batch has while "
       "it is used",
       "on_error: refuse, or one part");
@@ -68,7 +68,7 @@ void check(const Dataset& dataset, const LoaderOptions& o) {
 std::shared_ptr<const Sampler> make_sampler(std::int64_t size, const LoaderOptions& options) {
   if (options.sampler != nullptr) return options.sampler;
   return std::make_shared<DistributedSampler>(
-      size, DistributedSamplerOptions{options.world_size, options.shuffle, options.seed, options.uneven});
+      size, DistributedSamplerOptions{options.world_size, options.shuffle, options.seed, options.last_batch});
 }
 
 // The order of an epoch, which a sampler of the user's may have got wrong: an index beyond the dataset would
@@ -319,7 +319,7 @@ void Loader::Impl::note_skips(const BatchJob& job) {
 Loader::Impl::Ready Loader::Impl::finish(BatchJob& job) {
   // Whoever failed first in time depends on the workers; first in the batch does not.
   std::ranges::sort(job.failures, {}, &BatchJob::Failure::item);
-  if (!job.failures.empty() && options.on_error == OnError::kRefuse) {
+  if (!job.failures.empty() && options.on_error == OnError::kRaise) {
     const BatchJob::Failure first = job.failures.front();
     const std::string what = reader->explain(job, first);
     go_to(epoch, job.whole_first);  // so that the next call tries this batch again

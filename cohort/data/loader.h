@@ -29,8 +29,8 @@ namespace cohort::data {
 
 /// What happens to a sample that cannot be read.
 enum class OnError {
-  kRefuse,  ///< next() throws, naming the sample.
-  kSkip,    ///< The sample is left out of its batch, counted, and named once in the log.
+  kRaise,  ///< next() throws, naming the sample.
+  kSkip,   ///< The sample is left out of its batch, counted, and named once in the log.
 };
 
 struct LoaderOptions {
@@ -58,13 +58,13 @@ struct LoaderOptions {
   std::uint64_t seed = 0;
   std::int64_t rank = 0;
   std::int64_t world_size = 1;
-  LastBatchPolicy uneven = LastBatchPolicy::kPad;
-  OnError on_error = OnError::kRefuse;
+  LastBatchPolicy last_batch = LastBatchPolicy::kPad;
+  OnError on_error = OnError::kRaise;
   /// How long next() waits for the workers before it throws TimeoutError.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// How long the destructor waits for a worker inside Dataset::read before it leaves the thread behind.
   std::chrono::milliseconds stop_grace = std::chrono::seconds(5);
-  /// Order of the samples; if empty, made from shuffle, seed, world_size and uneven.
+  /// Order of the samples; if empty, made from shuffle, seed, world_size and last_batch.
   std::shared_ptr<const Sampler> sampler = nullptr;
 };
 

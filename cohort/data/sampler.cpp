@@ -37,7 +37,7 @@ std::int64_t total_size(std::int64_t size, const DistributedSamplerOptions& opti
   const std::int64_t world = options.world_size;
   if (world < 1)
     throw UsageError("data.sampler", core::concat("world_size is ", world, ", expected at least 1"));
-  switch (options.uneven) {
+  switch (options.last_batch) {
     case LastBatchPolicy::kPad:
       return (size + world - 1) / world * world;
     case LastBatchPolicy::kDrop:

@@ -54,7 +54,7 @@ struct DistributedSamplerOptions {
   std::int64_t world_size = 1;
   bool shuffle = true;
   std::uint64_t seed = 0;
-  LastBatchPolicy uneven = LastBatchPolicy::kPad;
+  LastBatchPolicy last_batch = LastBatchPolicy::kPad;
 };
 
 /// The order that Python's DistributedSampler(seed) deals out after set_epoch(epoch).

@@ -83,7 +83,7 @@ void check_images(const ModelOptions& options, const at::Tensor& input, std::int
                    core::concat(options.name, " cannot take an input of shape ", shape_text(input),
                                 ", expected [batch, ", options.in_channels,
                                 ", height, width], the smallest is ", smallest, " x ", smallest, " pixels"),
-                   "in_channels 1 for grey images, 3 for colour (data.color: grey or rgb in a "
+                   "in_channels 1 for gray images, 3 for colour (data.color: gray or rgb in a "
                    "configuration); larger images");
 }
 

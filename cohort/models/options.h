@@ -13,7 +13,7 @@ struct ModelOptions {
   /// A registered name: vgg16_bn, resnet50, lenet5, mlp, or a user's own.
   std::string name;
   std::int64_t num_classes = 1000;
-  /// 1 for grey images, 3 for colour.
+  /// 1 for gray images, 3 for colour.
   std::int64_t in_channels = 3;
   /// Height and width in pixels. VGG and ResNet take any size that is large enough at every forward; LeNet5
   /// and MLP are built for this one.

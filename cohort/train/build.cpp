@@ -30,7 +30,7 @@ namespace {
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;  // in steps
 
 data::ColorMode color_mode(const DataConfig& config) {
-  return config.color == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb;
+  return config.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb;
 }
 
 std::vector<data::TransformSpec> transforms_of(const DataConfig& config, Split split) {
@@ -76,11 +76,11 @@ data::IdxPair find_idx_files(const std::string& folder, Split split) {
 /// data.options are for registered data sets; Cohort's own have keys.
 void check_data_options(const DataConfig& data) {
   if (data.options.empty()) return;
-  if (data::is_own_dataset(data.kind)) {
+  if (data::is_own_dataset(data.type)) {
     throw ConfigError("train.make_dataset",
-                      core::concat("data.options.", data.options.begin()->first, " is set, but data.kind is ",
-                                   data.kind, ", which has no options"),
-                      "the keys of data, or data.kind with the name of a registered data set");
+                      core::concat("data.options.", data.options.begin()->first, " is set, but data.type is ",
+                                   data.type, ", which has no options"),
+                      "the keys of data, or data.type with the name of a registered data set");
   }
   for (const char* taken : {"split", "path"}) {
     if (data.options.contains(taken)) {
@@ -129,9 +129,9 @@ std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on
 std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split split, int ranks_on_host) {
   const DataConfig& data = config.data;
   const std::string path = split == Split::kTrain ? train_path(data) : val_path(data);
-  data::check_dataset_name(data.kind);
+  data::check_dataset_name(data.type);
   check_data_options(data);
-  if (data.kind == "synthetic") {
+  if (data.type == "synthetic") {
     return std::make_shared<data::SyntheticDataset>(data::SyntheticOptions{
         .size = split == Split::kTrain ? data.synthetic_train : data.synthetic_val,
         .shape = {channels_of(data), data.image_size, data.image_size},
@@ -139,7 +139,7 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
         .seed = static_cast<std::uint64_t>(config.run.seed) * 2 + (split == Split::kVal),
         .channels_last = channels_last(config)});
   }
-  if (data.kind == "image_folder") {
+  if (data.type == "image_folder") {
     check_folder(path, split);
     data::ImageFolderOptions options;
     options.transforms = transforms_of(data, split);
@@ -147,13 +147,13 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
     options.channels_last = channels_last(config);
     options.allow_empty = data.empty_class == "keep";
     options.on_other_files =
-        data.on_other_files == "refuse" ? data::OnOtherFiles::kRefuse : data::OnOtherFiles::kWarn;
+        data.on_other_files == "raise" ? data::OnOtherFiles::kRaise : data::OnOtherFiles::kWarn;
     if (data.cache == "encoded") {
       options.cache_bytes = cache_bytes(split, core::system_memory().available_bytes, ranks_on_host);
     }
     return std::make_shared<data::ImageFolder>(path, options);
   }
-  if (data.kind == "idx") {
+  if (data.type == "idx") {
     const data::IdxPair files = find_idx_files(idx_folder(data, split), split);
     return std::make_shared<data::IdxDataset>(
         files.images, files.labels,
@@ -163,7 +163,7 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
   data::DatasetArgs args = data.options;
   args["split"] = split == Split::kTrain ? "train" : "val";
   args["path"] = path;
-  return data::make_dataset(data.kind, args);
+  return data::make_dataset(data.type, args);
 }
 
 bool reads_parts(const Config& config) {
@@ -183,8 +183,8 @@ std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
   if (training && reads_parts(config)) options.parts = config.train.accumulate;
   options.rank = share.rank;
   options.world_size = share.world_size;
-  options.uneven =
-      training && config.data.uneven == "pad" ? data::LastBatchPolicy::kPad : data::LastBatchPolicy::kKeep;
+  options.last_batch = training && config.data.last_batch == "pad" ? data::LastBatchPolicy::kPad
+                                                                   : data::LastBatchPolicy::kKeep;
   options.workers = static_cast<int>(config.data.workers);
   options.prefetch = static_cast<int>(config.data.prefetch);
   options.shuffle = training && config.data.shuffle;
@@ -192,7 +192,7 @@ std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
   options.pin_memory = config.data.pin_memory;
   options.device = device;
   options.seed = static_cast<std::uint64_t>(config.run.seed);
-  options.on_error = config.data.on_error == "skip" ? data::OnError::kSkip : data::OnError::kRefuse;
+  options.on_error = config.data.on_error == "skip" ? data::OnError::kSkip : data::OnError::kRaise;
   return std::make_unique<data::Loader>(std::move(dataset), options);
 }
 

@@ -20,6 +20,7 @@ cohort_library(config
     config_types.cpp
     config_values.cpp
     flat_keys.cpp
+    renamed_keys.cpp
     progress.cpp
     yaml_text.cpp
     sinks/curves.cpp

@@ -5,6 +5,7 @@
 #include "cohort/train/config.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 
@@ -12,6 +13,7 @@
 #include "cohort/train/best_metric.h"
 #include "cohort/train/config_reader.h"
 #include "cohort/train/flat_keys.h"
+#include "cohort/train/renamed_keys.h"
 #include "cohort/train/yaml_text.h"
 
 namespace cohort::train {
@@ -35,8 +37,8 @@ void check_data(const DataConfig& data) {
     fail(concat("data.mean has ", data.mean.size(), " numbers and data.std has ", data.std.size(),
                 ": expected as many in both"));
   }
-  const std::size_t channels = data.color == "grey" ? 1 : 3;
-  const bool is_folder = data.kind == "image_folder";
+  const std::size_t channels = data.color == "gray" ? 1 : 3;
+  const bool is_folder = data.type == "image_folder";
   if (is_folder && !data.mean.empty() && data.mean.size() != channels) {
     fail(concat("data.mean has ", data.mean.size(), " numbers: expected ", channels,
                 ", one per channel of data.color ", data.color));
@@ -74,12 +76,12 @@ void check_best(const RunConfig& run) {
 }
 
 void check_script(const Config& config) {
-  const std::string& strategy = config.distributed.strategy;
-  const auto& on_placements = find_key("distributed.placements")->used_values;
-  if (!config.train.script || std::ranges::find(on_placements, strategy) == on_placements.end()) return;
-  fail(concat("train.script is true and distributed.strategy is ", strategy,
+  const std::string& model = config.distributed.model;
+  constexpr std::array kOnPlacements = {"data_parallel", "model_parallel", "pipeline"};
+  if (!config.train.script || std::ranges::find(kOnPlacements, model) == kOnPlacements.end()) return;
+  fail(concat("train.script is true and distributed.model is ", model,
               ", whose operators run on threads of placements, where they cannot be recorded"),
-       "train.script=false, or distributed.strategy ddp or average");
+       "train.script=false, or distributed.model=plain");
 }
 
 /// Says which settings differ from their default but have no effect here.
@@ -89,12 +91,43 @@ void warn_unused(Config& config) {
     if (key.used_with == nullptr || same_value(key, config, defaults)) continue;
     const ConfigKey& other = *find_key(key.used_with);
     const std::string value = *std::get<std::string*>(other.target(config));
-    if (std::find(key.used_values.begin(), key.used_values.end(), value) != key.used_values.end()) continue;
+    const auto lists = [&](const std::vector<std::string>& values) {
+      return std::ranges::find(values, value) != values.end();
+    };
+    if (key.used_values.empty() ? !lists(key.unused_values) : lists(key.used_values)) continue;
     const std::string warning = concat(key.name, " has no effect with ", key.used_with, " ", value);
     if (std::ranges::find(config.warnings, warning) == config.warnings.end()) {
       config.warnings.push_back(warning);
     }
   }
+}
+
+}  // namespace
+
+namespace {
+
+Config load(std::string_view text, const std::string& name, const std::vector<std::string>& overrides,
+            bool is_written_by_cohort) {
+  Config config;
+  const YamlSource source{name, false};
+  YAML::Node document = parse_yaml(repair_flat_text(text, name, config.warnings), source);
+  if (is_written_by_cohort) document = translate_renamed_keys(document);
+  ConfigReader reader(config);
+  reader.read_document(document, source);
+  for (const std::string& override_text : overrides) reader.read_override(override_text);
+  if (!reader.has_read("optim.lr") && config.optim.name != OptimConfig().name) {
+    config.optim.lr = default_lr(config.optim.name);
+  }
+  check_config(config);
+  return config;
+}
+
+bool is_of_run_folder(const std::filesystem::path& path) {
+  const auto lies_beside = [&](const char* name) {
+    std::error_code ignored;
+    return std::filesystem::exists(path.parent_path() / name, ignored);
+  };
+  return path.filename() == "config.yaml" && (lies_beside("run.json") || lies_beside("checkpoints"));
 }
 
 }  // namespace
@@ -110,22 +143,17 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
     throw DataError("train.config", concat(path, ": the configuration cannot be read"),
                     "--config with the path of a YAML file, for instance configs/fashion-vgg.yaml");
   }
-  return load_config_text(text, path, overrides);
+  return load(text, path, overrides, is_of_run_folder(path));
 }
 
 Config load_config_text(std::string_view text, const std::string& name,
                         const std::vector<std::string>& overrides) {
-  Config config;
-  const YamlSource source{name, false};
-  const YAML::Node document = parse_yaml(repair_legacy_text(text, name, config.warnings), source);
-  ConfigReader reader(config);
-  reader.read_document(document, source);
-  for (const std::string& override_text : overrides) reader.read_override(override_text);
-  if (!reader.has_read("optim.lr") && config.optim.name != OptimConfig().name) {
-    config.optim.lr = default_lr(config.optim.name);
-  }
-  check_config(config);
-  return config;
+  return load(text, name, overrides, false);
+}
+
+Config load_written_config_text(std::string_view text, const std::string& name,
+                                const std::vector<std::string>& overrides) {
+  return load(text, name, overrides, true);
 }
 
 void check_config(Config& config) {

@@ -25,6 +25,11 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 Config load_config_text(std::string_view text, const std::string& name,
                         const std::vector<std::string>& overrides = {});
 
+/// The same for text that Cohort wrote, such as a checkpoint's: keys that an earlier version used are
+/// translated. load_config() does so with the config.yaml of a run folder.
+Config load_written_config_text(std::string_view text, const std::string& name,
+                                const std::vector<std::string>& overrides = {});
+
 /// Checks what spans several keys (lengths of mean and std, one warm-up only, ...): for a Config made in
 /// code. Appends to `warnings` the keys that were set but have no effect, each once. Throws: ConfigError.
 void check_config(Config& config);

@@ -1,5 +1,6 @@
 // The reference of all keys, as text and as Markdown, from the table.
 #include "cohort/core/error.h"
+#include "cohort/core/format_list.h"
 #include "cohort/train/config_keys.h"
 #include "cohort/train/flat_keys.h"
 
@@ -16,10 +17,10 @@ std::string default_text(const ConfigKey& key) {
 
 std::string used_text(const ConfigKey& key) {
   if (key.used_with == nullptr) return "";
-  std::string text = concat(" Only with ", key.used_with, " ");
-  for (std::size_t i = 0; i < key.used_values.size(); ++i)
-    text += (i == 0 ? "" : " or ") + key.used_values[i];
-  return text + ".";
+  if (key.used_values.empty()) {
+    return concat(" Not with ", key.used_with, " ", core::join(key.unused_values, " or "), ".");
+  }
+  return concat(" Only with ", key.used_with, " ", core::join(key.used_values, " or "), ".");
 }
 
 /// Breaks `text` between words so that a line has at most `width` bytes; further lines begin with `indent`
@@ -68,7 +69,7 @@ std::string config_help() {
         "\n";
   }
   text += "\nFlat keys of published VGG scripts, read too; a file with one of them has these defaults\n";
-  for (const LegacyKey& key : legacy_keys()) {
+  for (const FlatKey& key : flat_keys()) {
     const std::string sets = key.key[0] == '\0' ? "" : concat(" (", key.key, ")");
     text += concat("  ", key.name, sets, "\n", wrap(key.help, 100, 6), "\n");
   }
@@ -89,7 +90,7 @@ std::string config_markdown() {
                " | ", resume_text(key), " | ", escape_cell(key.help + used_text(key)), " |\n");
   }
   text += "\n### Flat keys\n\n| key | stands for | default |\n| --- | --- | --- |\n";
-  for (const LegacyKey& key : legacy_keys()) {
+  for (const FlatKey& key : flat_keys()) {
     const std::string sets = key.key[0] == '\0' ? "" : concat("`", key.key, "`");
     text += concat("| `", key.name, "` | ", sets, " | ", escape_cell(key.help), " |\n");
   }

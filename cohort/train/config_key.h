@@ -37,7 +37,8 @@ struct ConfigKey {
   const char* form = nullptr;             ///< what a free text must look like, when `matches` is set
   bool (*matches)(const std::string&) = nullptr;
   const char* used_with = nullptr;  ///< a key; this one has an effect only where that one is in `used_values`
-  std::vector<std::string> used_values = {};
+  std::vector<std::string> used_values = {};  ///< empty: in any but `unused_values`
+  std::vector<std::string> unused_values = {};
 
   std::string_view section() const;
   std::string_view short_name() const;

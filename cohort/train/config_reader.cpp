@@ -13,6 +13,7 @@
 #include "cohort/core/format_list.h"
 #include "cohort/core/nearest_name.h"
 #include "cohort/train/flat_keys.h"
+#include "cohort/train/renamed_keys.h"
 
 namespace cohort::train {
 namespace {
@@ -35,6 +36,15 @@ std::string suggestion(std::string_view section, std::string_view name) {
   return concat("one of the keys of ", section, ": ", core::join(names));
 }
 
+// `value` is what the user gave for it; empty: more than one line.
+[[noreturn]] void fail_unknown_key(const std::string& where, const std::string& key,
+                                   const std::string& value) {
+  const std::string renamed = renamed_to(key, value);
+  if (!renamed.empty()) fail(where, concat("the key '", key, "' was renamed"), renamed);
+  const std::size_t dot = key.find('.');
+  fail(where, concat("unknown key '", key, "'"), suggestion(key.substr(0, dot), key.substr(dot + 1)));
+}
+
 bool is_flat_style(std::string_view name) {
   return !name.empty() &&
          std::none_of(name.begin(), name.end(), [](unsigned char c) { return std::islower(c) != 0; });
@@ -48,7 +58,7 @@ bool is_flat_style(std::string_view name) {
     }
   }
   std::vector<std::string> flat;
-  for (const LegacyKey& key : legacy_keys()) flat.emplace_back(key.name);
+  for (const FlatKey& key : flat_keys()) flat.emplace_back(key.name);
   const auto near = core::nearest_name(name, flat);  // in any case
   if (is_flat_style(name) || (near && core::edit_distance(name, *near) == 0)) {
     fail(where, concat("unknown key '", name, "'"),
@@ -190,9 +200,9 @@ void ConfigReader::read_document(const YAML::Node& document, const YamlSource& s
   }
   bool flat = false;
   for (const auto& item : document) {
-    flat = flat || (item.first.IsScalar() && find_legacy_key(item.first.Scalar()) != nullptr);
+    flat = flat || (item.first.IsScalar() && find_flat_key(item.first.Scalar()) != nullptr);
   }
-  if (flat) set_legacy_defaults(config_);
+  if (flat) set_flat_defaults(config_);
 
   const auto sections = config_sections();
   std::set<std::string> seen;
@@ -200,7 +210,7 @@ void ConfigReader::read_document(const YAML::Node& document, const YamlSource& s
     const std::string name = key_name(item.first, source);
     const YAML::Mark mark = item.first.Mark();
     if (!seen.insert(name).second) fail(source.at(mark), concat("'", name, "' stands twice"));
-    if (find_legacy_key(name) != nullptr) {
+    if (find_flat_key(name) != nullptr) {
       read_flat(name, item.second, source, mark);
     } else if (std::find(sections.begin(), sections.end(), name) != sections.end()) {
       read_section(name, item.second, source);
@@ -221,7 +231,7 @@ void ConfigReader::read_section(const std::string& section, const YAML::Node& no
     const std::string whole = concat(section, ".", name);
     const ConfigKey* key = find_key(whole);
     if (key == nullptr) {
-      fail(source.at(item.first.Mark()), concat("unknown key '", whole, "'"), suggestion(section, name));
+      fail_unknown_key(source.at(item.first.Mark()), whole, as_text(item.second).value_or(""));
     }
     read_key(*key, whole, item.second, source, item.first.Mark());
   }
@@ -229,12 +239,12 @@ void ConfigReader::read_section(const std::string& section, const YAML::Node& no
 
 void ConfigReader::read_flat(const std::string& name, const YAML::Node& node, const YamlSource& source,
                              const YAML::Mark& mark) {
-  const LegacyKey* legacy = find_legacy_key(name);
-  if (legacy->key[0] == '\0') {
+  const FlatKey* flat = find_flat_key(name);
+  if (flat->key[0] == '\0') {
     read_num_gpus(node, source);
     return;
   }
-  read_key(*find_key(legacy->key), name, node, source, mark);
+  read_key(*find_key(flat->key), name, node, source, mark);
   if (name == "MODEL") {
     std::transform(config_.model.name.begin(), config_.model.name.end(), config_.model.name.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -265,13 +275,15 @@ void ConfigReader::read_key(const ConfigKey& key, const std::string& shown, cons
     std::string hint;
     const auto close = node.IsScalar() ? core::nearest_name(node.Scalar(), key.choices) : std::nullopt;
     if (close) hint = concat(shown, ": ", *close);
+    const std::string renamed = node.IsScalar() ? renamed_to(key.name, node.Scalar()) : "";
+    if (!renamed.empty()) hint = concat(renamed, " (it was renamed)");
     fail(source.at(node.Mark()), concat(shown, ": got ", rejected, ", expected ", expectation(key)), hint);
   }
   read_.insert(key.name);
   // Of overrides a later one wins, but two names of one thing must agree there too.
   if (!source.is_override) {
     note_set(key, shown, source, mark);
-  } else if (find_legacy_key(shown) != nullptr) {
+  } else if (find_flat_key(shown) != nullptr) {
     const SetBy now{shown, source.at(mark), value_text(key, config_)};
     const auto [before, is_new] = overridden_by_.emplace(key.name, now);
     if (!is_new && before->second.shown != shown && before->second.value != now.value)
@@ -293,7 +305,7 @@ void ConfigReader::note_set(const ConfigKey& key, const std::string& shown, cons
   if (is_new) return;
   const SetBy& first = before->second;
   const bool both_names_of_decay =
-      first.shown != shown && find_legacy_key(first.shown) != nullptr && find_legacy_key(shown) != nullptr;
+      first.shown != shown && find_flat_key(first.shown) != nullptr && find_flat_key(shown) != nullptr;
   if (both_names_of_decay && first.value == now.value) return;
   if (both_names_of_decay) fail_two_names(key, first, now);
   fail(now.where, concat("'", shown, "' is set twice: first as ", first.shown, " (", first.where, ")"),
@@ -316,8 +328,8 @@ void ConfigReader::read_override(const std::string& text) {
                        !written.starts_with('"') && !written.starts_with('\'');
   const YAML::Node value = is_text && !written.empty() ? YAML::Node(written) : parse_yaml(written, source);
   if (key != nullptr) return read_key(*key, name, value, source, {});
-  if (find_legacy_key(name) != nullptr) return read_flat(name, value, source, {});
-  for (const char* map : {"model.options", "data.options", "distributed.place"}) {
+  if (find_flat_key(name) != nullptr) return read_flat(name, value, source, {});
+  for (const char* map : {"model.options", "data.options", "distributed.device_map"}) {
     const std::string prefix = concat(map, ".");
     if (!name.starts_with(prefix) || name.size() == prefix.size()) continue;
     const std::optional<std::string> option = as_text(value);
@@ -333,7 +345,7 @@ void ConfigReader::read_override(const std::string& text) {
     fail_unknown_top(dot == std::string::npos ? name : section, where);
   }
   if (dot == std::string::npos) fail(where, concat("'", name, "' is a section"), concat(name, ".KEY=value"));
-  fail(where, concat("unknown key '", name, "'"), suggestion(section, name.substr(dot + 1)));
+  fail_unknown_key(where, name, written);
 }
 
 }  // namespace cohort::train

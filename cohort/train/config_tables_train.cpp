@@ -329,8 +329,8 @@ std::vector<ConfigKey> train_keys() {
                "(docs/guide/script.md): the same numbers, with less time between operators. Not with "
                "strategies on "
                "placements."},
-      {.name = "train.nan",
-       .target = [](Config& c) -> KeyTarget { return &c.train.nan; },
+      {.name = "train.on_nonfinite",
+       .target = [](Config& c) -> KeyTarget { return &c.train.on_nonfinite; },
        .on_resume = OnResume::kTakesEffect,
        .help = "A loss or gradient that is not finite stops the run, naming step and module or parameter, or "
                "the step is left out and counted.",

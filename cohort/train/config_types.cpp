@@ -30,7 +30,7 @@ std::vector<TransformConfig> preset_transforms(const std::string& preset, int64_
 
 std::vector<TransformConfig> resolve(const DataConfig& data, const TransformList& transforms, bool training) {
   std::string preset = transforms.preset;
-  if (preset == "auto") preset = data.kind == "image_folder" ? "imagenet" : "none";
+  if (preset == "auto") preset = data.type == "image_folder" ? "imagenet" : "none";
   std::vector<TransformConfig> result =
       preset.empty() ? transforms.list : preset_transforms(preset, data.image_size, training);
   const auto has = [&](const char* name) {

@@ -36,7 +36,7 @@ struct TransformList {
 };
 
 struct DataConfig {
-  std::string kind = "image_folder";  ///< image_folder, idx, synthetic, or a registered name
+  std::string type = "image_folder";  ///< image_folder, idx, synthetic, or a registered name
   std::string path = "data";
   std::string train;  ///< empty: path/train (see `train_path`)
   std::string val;    ///< empty: path/val (see `val_path`)
@@ -50,13 +50,13 @@ struct DataConfig {
   bool drop_last = false;
   // Not LoaderOptions' defaults: a run reads ahead and weighs shares, a Loader of one's own starts no threads
   // and deals equal shares, as PyTorch's DataLoader and DistributedSampler.
-  std::string uneven = "weighted";  ///< weighted, pad
+  std::string last_batch = "weighted";  ///< weighted, pad
   std::int64_t workers = 2;
   std::int64_t prefetch = 2;  ///< batches made ahead
   bool pin_memory = false;
-  std::string on_error = "refuse";      ///< refuse, skip
-  std::string empty_class = "refuse";   ///< refuse, keep
-  std::string on_other_files = "warn";  ///< warn, refuse
+  std::string on_error = "raise";       ///< raise, skip
+  std::string empty_class = "raise";    ///< raise, keep
+  std::string on_other_files = "warn";  ///< warn, raise
   std::string cache = "none";           ///< none, encoded (the files' bytes stay in memory)
   std::int64_t synthetic_train = 1024;
   std::int64_t synthetic_val = 256;
@@ -114,18 +114,19 @@ struct TrainConfig {
   std::string memory_format = "channels_last";  ///< channels_last, contiguous
   std::int64_t threads = 0;                     ///< 0: the cores this process may use
   std::string device = "auto";                  ///< auto, cpu, cuda, cuda:K
-  std::int64_t eval_every = 1;      ///< epochs; the first and the last are evaluated too; 0: never
-  std::int64_t max_eval_steps = 0;  ///< 0: the whole validation set
-  bool script = false;              ///< the step is recorded and replayed
-  std::string nan = "stop";         ///< stop, continue
+  std::int64_t eval_every = 1;        ///< epochs; the first and the last are evaluated too; 0: never
+  std::int64_t max_eval_steps = 0;    ///< 0: the whole validation set
+  bool script = false;                ///< the step is recorded and replayed
+  std::string on_nonfinite = "stop";  ///< stop, continue
   bool operator==(const TrainConfig&) const = default;
 };
 
 struct DistributedConfig {
-  std::string strategy = "auto";  ///< auto, single, average, ddp, data_parallel, model_parallel, pipeline
-  std::string placements;         ///< of the last three; empty: every core, or every GPU
-  std::map<std::string, std::string> place;  ///< layers and their placements; empty: cut by measuring
-  std::string schedule = "1f1b";             ///< fill_drain, 1f1b, interleaved_1f1b, zb_h1
+  std::string model = "plain";     ///< plain, data_parallel, model_parallel, pipeline, or a registered name
+  std::string gradients = "auto";  ///< auto, none, average, ddp, or a registered name
+  std::string devices;  ///< placements of models that are not plain; empty: every core, or every GPU
+  std::map<std::string, std::string> device_map;  ///< layers and their placements; empty: cut by measuring
+  std::string schedule = "1f1b";                  ///< fill_drain, 1f1b, interleaved_1f1b, zb_h1
   std::int64_t micro_batches = 4;
   bool find_unused_parameters = false;
   double bucket_cap_mb = 25;
@@ -136,8 +137,8 @@ struct DistributedConfig {
 };
 
 struct CommConfig {
-  double timeout = 600;         ///< seconds
-  std::string check = "first";  ///< first, always, off
+  double timeout = 600;                     ///< seconds
+  std::string check_consistency = "first";  ///< first, always, off
   bool operator==(const CommConfig&) const = default;
 };
 
@@ -155,9 +156,9 @@ struct RunConfig {
   std::int64_t log_every = 50;     ///< steps
   std::string progress = "auto";   ///< auto (a bar on a terminal), bar, plain, off
   bool tensorboard = true;
-  std::int64_t images = 8;   ///< input images written to TensorBoard at the start
-  std::int64_t trace = 0;    ///< steps recorded in trace.json
-  std::int64_t profile = 0;  ///< steps whose operators are recorded in profile.json
+  std::int64_t log_images = 8;  ///< input images written to TensorBoard at the start
+  std::int64_t trace = 0;       ///< steps recorded in trace.json
+  std::int64_t profile = 0;     ///< steps whose operators are recorded in profile.json
   bool operator==(const RunConfig&) const = default;
 };
 

@@ -24,9 +24,9 @@
 namespace cohort::train {
 namespace {
 
-comm::Check check_of(const std::string& name) {
-  if (name == "always") return comm::Check::kAlways;
-  return name == "off" ? comm::Check::kOff : comm::Check::kFirst;
+comm::ConsistencyCheck check_of(const std::string& name) {
+  if (name == "always") return comm::ConsistencyCheck::kAlways;
+  return name == "off" ? comm::ConsistencyCheck::kOff : comm::ConsistencyCheck::kFirst;
 }
 
 // What may differ: where data lies, and what this host has.
@@ -54,10 +54,15 @@ parallel::ReducerOptions reducer_options(const DistributedConfig& config) {
 std::shared_ptr<Strategy> join_ranks(const Config& config) {
   const comm::Job job = comm::job_from_environment();
   const DistributedConfig& distributed = config.distributed;
-  const bool on_placements = uses_placements(distributed);
-  const bool may_be_alone =
-      on_placements || distributed.strategy == "auto" || distributed.strategy == "single";
-  if (job.world_size == 1 && may_be_alone) return make_strategy("single");
+  if (distributed.model == "pipeline" && distributed.gradients == "ddp") {
+    // They come on the threads of its stages, past the hooks that ddp waits for.
+    throw ConfigError("train.config",
+                      "distributed.model is pipeline and distributed.gradients is ddp, which "
+                      "does not see the gradients of a pipeline",
+                      "distributed.gradients=average, or auto");
+  }
+  const bool may_be_alone = distributed.gradients == "auto" || distributed.gradients == "none";
+  if (job.world_size == 1 && may_be_alone) return make_strategy("none");
   if (job.launcher != comm::Launcher::kNone && distributed.nproc_per_node > 1 &&
       distributed.nproc_per_node != job.local_world_size) {
     core::log_warning(core::concat("distributed.nproc_per_node is ", distributed.nproc_per_node,
@@ -67,14 +72,12 @@ std::shared_ptr<Strategy> join_ranks(const Config& config) {
   comm::InitOptions options;
   options.backend = distributed.backend;
   options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(config.comm.timeout * 1000));
-  options.check = check_of(config.comm.check);
+  options.check_consistency = check_of(config.comm.check_consistency);
   comm::Group group = comm::init_process_group(options);
   comm::require_same(group, "the configuration", common_part(config));
-  // A pipeline's gradients come on the threads of its stages, past the hooks that ddp waits for.
-  const std::string among_ranks = !on_placements                       ? distributed.strategy
-                                  : distributed.strategy == "pipeline" ? "average"
-                                                                       : "ddp";
-  return make_strategy(among_ranks, std::move(group), reducer_options(distributed));
+  const bool averages = distributed.model == "pipeline" && distributed.gradients == "auto";
+  return make_strategy(averages ? "average" : distributed.gradients, std::move(group),
+                       reducer_options(distributed));
 }
 
 std::string device_of_rank(const Config& config) {

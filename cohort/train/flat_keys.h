@@ -10,22 +10,22 @@
 /// The flat upper-case keys of published VGG training scripts (MODEL, BATCHSIZE, LR, ...).
 namespace cohort::train {
 
-struct LegacyKey {
+struct FlatKey {
   const char* name;
   const char* key;   ///< the key that it sets; empty for NUM_GPUS, which sets no key by itself
   const char* help;  ///< default and meaning
 };
 
-std::span<const LegacyKey> legacy_keys();
+std::span<const FlatKey> flat_keys();
 /// Returns the flat key named `name`, or null.
-const LegacyKey* find_legacy_key(std::string_view name);
+const FlatKey* find_flat_key(std::string_view name);
 
 /// Sets what a flat file means where it says nothing: its defaults, its transforms and its schedule.
-void set_legacy_defaults(Config& config);
+void set_flat_defaults(Config& config);
 
 /// Returns `text` with a space put in after the colon of lines such as `TRAIN_FILE:./data/train`, as some
 /// scripts were published; adds a warning that shows each such line.
-std::string repair_legacy_text(std::string_view text, const std::string& name,
-                               std::vector<std::string>& warnings);
+std::string repair_flat_text(std::string_view text, const std::string& name,
+                             std::vector<std::string>& warnings);
 
 }  // namespace cohort::train

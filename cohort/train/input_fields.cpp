@@ -5,7 +5,7 @@
 namespace cohort::train {
 
 std::int64_t channels_of(const DataConfig& config) {
-  return config.color == "grey" ? 1 : 3;
+  return config.color == "gray" ? 1 : 3;
 }
 
 bool channels_last(const Config& config) {
@@ -20,7 +20,7 @@ data::Field picture_field(const Config& config) {
 }
 
 data::Field input_field(const Config& config, const data::Dataset& dataset) {
-  if (data::is_own_dataset(config.data.kind)) return picture_field(config);
+  if (data::is_own_dataset(config.data.type)) return picture_field(config);
   return dataset.fields().at(0);
 }
 

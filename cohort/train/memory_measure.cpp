@@ -61,7 +61,7 @@ class Measurement {
       const auto place = std::find_if(plan.places.begin(), plan.places.end(), [&](const PlaceMemory& each) {
         return each.name == placements_[i].name || each.name.ends_with(" on " + placements_[i].name);
       });
-      if (place != plan.places.end()) note(*place, plan.strategy, i);
+      if (place != plan.places.end()) note(*place, plan.runner, i);
       if (pipeline_ != nullptr) all.activations = all.activations.value_or(0) + activations_of(i);
     }
   }
@@ -75,14 +75,14 @@ class Measurement {
   }
   std::int64_t activations_of(std::size_t i) const { return activations_[i + 1] - before_[i + 1]; }
 
-  void note(PlaceMemory& place, const std::string& strategy, std::size_t i) const {
+  void note(PlaceMemory& place, const std::string& runner, std::size_t i) const {
     MemoryUse& use = place.measured;
     use.activations = activations_of(i);
-    if (strategy != "data_parallel") use.gradients = gradients_[i + 1] - before_[i + 1];
+    if (runner != "data_parallel") use.gradients = gradients_[i + 1] - before_[i + 1];
     const std::int64_t peak = watch_.made_by(threads_[i]).peak;
-    if (strategy == "data_parallel") use.peak = peak;
+    if (runner == "data_parallel") use.peak = peak;
     // This thread made neither its part of the model nor the optimizer's state, which are exact.
-    if (strategy == "pipeline") {
+    if (runner == "pipeline") {
       use.peak = peak - before_[i + 1] + *place.predicted.model + *place.predicted.optimizer;
     }
   }

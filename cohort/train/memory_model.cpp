@@ -28,7 +28,7 @@ StepSizes::StepSizes(const Config& config, int num_ranks)
       part(divided_up(step, config.train.accumulate)),
       forward(part),
       batch(reads_parts(config) ? part : step) {
-  if (config.distributed.strategy == "pipeline") {
+  if (config.distributed.model == "pipeline") {
     forward = divided_up(part, std::min(part, config.distributed.micro_batches));
   }
 }

@@ -18,13 +18,9 @@ namespace {
 
 constexpr const char* kWhere = "train.plan_memory";
 
-std::string strategy_of(const Config& config) {
-  if (config.distributed.strategy != "auto") return config.distributed.strategy;
-  return config.distributed.nproc_per_node > 1 ? "ddp" : "single";
-}
-
-bool has_ranks(const std::string& strategy) {
-  return strategy == "ddp" || strategy == "average";
+std::string gradients_of(const Config& config) {
+  if (config.distributed.gradients != "auto") return config.distributed.gradients;
+  return config.distributed.model == "plain" && config.distributed.nproc_per_node > 1 ? "ddp" : "none";
 }
 
 // The placement of what is called `name`; null for the rest.
@@ -103,12 +99,12 @@ MemoryUse whole(const ModelBytes& bytes, const PlannedModel& model, const StepMe
 // The whole model on one placement, of each rank where there are several.
 void plan_process(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes,
                   const StepMemory& step, const StepSizes& sizes) {
-  const bool ranks = has_ranks(plan.strategy);
+  const bool ranks = plan.gradients != "none";
   PlaceMemory place{.name = ranks ? core::concat("each of ", plan.num_ranks, " ranks") : "cpu",
                     .samples = sizes.part,
                     .predicted = whole(bytes, model, step, sizes)};
   // Buckets are the gradients, and stay; chunks are copies.
-  if (plan.strategy == "average") place.predicted.averages = bytes.gradients;
+  if (plan.gradients == "average") place.predicted.averages = bytes.gradients;
   if (ranks) *place.predicted.peak += bytes.gradients;
   plan.places.push_back(place);
 }
@@ -238,22 +234,24 @@ void list_layers(MemoryPlan& plan, const PlannedModel& model, const StepMemory& 
   }
 }
 
-void check(const Config& config, const std::string& strategy, const MemoryOptions& options) {
-  if (strategy == "model_parallel" && options.place.empty()) {
+void check(const Config& config, const MemoryOptions& options) {
+  const std::string& runner = config.distributed.model;
+  if (runner == "model_parallel" && options.place.empty()) {
     throw UsageError(
-        kWhere, "the strategy is model_parallel, and distributed.place does not say which layers are where",
-        "distributed.place.LAYER=cpu:1");
+        kWhere,
+        "distributed.model is model_parallel, and distributed.device_map does not say which layers are where",
+        "distributed.device_map.LAYER=cpu:1");
   }
   if (uses_placements(config.distributed) && config.distributed.nproc_per_node > 1) {
     throw UsageError(kWhere,
-                     core::concat(strategy, " is planned for one process, got distributed.nproc_per_node ",
+                     core::concat(runner, " is planned for one process, got distributed.nproc_per_node ",
                                   config.distributed.nproc_per_node),
                      "distributed.nproc_per_node=1, which is what each rank takes");
   }
-  if (!options.place.empty() && (strategy == "data_parallel" || strategy == "pipeline")) {
-    throw UsageError(
-        kWhere, core::concat("layers on placements of their own, and ", strategy, ", were asked for"),
-        strategy == "pipeline" ? "distributed.place.LAYER=cpu:1" : "distributed.strategy=single");
+  if (!options.place.empty() && (runner == "data_parallel" || runner == "pipeline")) {
+    throw UsageError(kWhere,
+                     core::concat("layers on placements of their own, and ", runner, ", were asked for"),
+                     runner == "pipeline" ? "distributed.device_map.LAYER=cpu:1" : "distributed.model=plain");
   }
 }
 
@@ -271,15 +269,16 @@ void check_measurable(const std::vector<core::Placement>& placements) {
 MemoryPlan plan_memory(const Config& config, const MemoryOptions& given) {
   MemoryPlan plan;
   MemoryOptions options = given;
-  if (config.distributed.strategy == "model_parallel") {
-    for (const auto& [name, placement] : config.distributed.place) {
+  if (config.distributed.model == "model_parallel") {
+    for (const auto& [name, placement] : config.distributed.device_map) {
       options.place.emplace(name, core::Placement::parse(placement));
     }
   }
   plan.model = config.model.name;
-  plan.strategy = strategy_of(config);
-  plan.num_ranks = has_ranks(plan.strategy) ? int(config.distributed.nproc_per_node) : 1;
-  check(config, plan.strategy, options);
+  plan.runner = config.distributed.model;
+  plan.gradients = gradients_of(config);
+  plan.num_ranks = plan.gradients != "none" ? int(config.distributed.nproc_per_node) : 1;
+  check(config, options);
   const StepSizes sizes(config, plan.num_ranks);
   plan.batch_size = sizes.forward;
 
@@ -288,11 +287,11 @@ MemoryPlan plan_memory(const Config& config, const MemoryOptions& given) {
   {
     // DeviceMapped layers would be seen on other threads: what is kept is the same without.
     PlannedModel model(config, {});
-    if (plan.strategy == "pipeline") {
+    if (plan.runner == "pipeline") {
       pipeline = pipeline_parts(config, model.any.ptr(), at::kCPU, model.model_input);
       for (const auto& name : pipeline->options.placements)
         placements.push_back(core::Placement::parse(name));
-    } else if (plan.strategy == "data_parallel") {
+    } else if (plan.runner == "data_parallel") {
       placements = placements_of(config.distributed, at::kCPU);
     }
     for (const auto& [name, placement] : options.place) placements.push_back(placement);
@@ -304,7 +303,7 @@ MemoryPlan plan_memory(const Config& config, const MemoryOptions& given) {
     list_layers(plan, model, step);
     if (pipeline) {
       plan_stages(plan, model, bytes, *pipeline, sizes);
-    } else if (plan.strategy == "data_parallel") {
+    } else if (plan.runner == "data_parallel") {
       plan_replicas(plan, placements, model, bytes, step, sizes);
     } else if (!options.place.empty()) {
       plan_places(plan, model, bytes, step, sizes, options);
@@ -314,11 +313,11 @@ MemoryPlan plan_memory(const Config& config, const MemoryOptions& given) {
   }
   if (options.measure) {
     Config alone = config;
-    const bool is_placed = plan.strategy == "model_parallel";  // by parallel::apply_device_map() already
-    if (has_ranks(plan.strategy) || is_placed) alone.distributed.strategy = "single";
+    const bool is_placed = plan.runner == "model_parallel";  // by parallel::apply_device_map() already
+    if (is_placed) alone.distributed.model = "plain";
     measure(plan, alone, options, sizes, placements, pipeline ? &*pipeline : nullptr);
     // The buffers of averages are not there without the other ranks.
-    if (has_ranks(plan.strategy)) plan.places.back().measured.peak.reset();
+    if (plan.gradients != "none") plan.places.back().measured.peak.reset();
   }
   return plan;
 }

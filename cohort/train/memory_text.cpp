@@ -52,9 +52,9 @@ nlohmann::json json_of(const MemoryUse& use) {
 }  // namespace
 
 std::string to_text(const MemoryPlan& plan) {
-  std::string text =
-      printed("%s, %s, %d rank%s, %lld samples at once; MiB\n\n", plan.model.c_str(), plan.strategy.c_str(),
-              plan.num_ranks, plan.num_ranks == 1 ? "" : "s", static_cast<long long>(plan.batch_size));
+  std::string text = printed("%s, %s, gradients %s, %d rank%s, %lld samples at once; MiB\n\n",
+                             plan.model.c_str(), plan.runner.c_str(), plan.gradients.c_str(), plan.num_ranks,
+                             plan.num_ranks == 1 ? "" : "s", static_cast<long long>(plan.batch_size));
   text += printed("%-16s %12s %12s\n", "layer", "parameters", "activations");
   for (const MemoryPlan::Layer& layer : plan.layers) {
     text += printed("%-16s %12s %12s\n", layer.name.empty() ? "(loss)" : layer.name.c_str(),
@@ -74,9 +74,10 @@ std::string to_text(const MemoryPlan& plan) {
 }
 
 std::string to_json(const MemoryPlan& plan) {
-  nlohmann::json object{{"model", plan.model},           {"strategy", plan.strategy},
-                        {"ranks", plan.num_ranks},       {"samples", plan.batch_size},
-                        {"parameters", plan.parameters}, {"buffers", plan.buffers}};
+  nlohmann::json object{{"model", plan.model},         {"runner", plan.runner},
+                        {"gradients", plan.gradients}, {"ranks", plan.num_ranks},
+                        {"samples", plan.batch_size},  {"parameters", plan.parameters},
+                        {"buffers", plan.buffers}};
   object["layers"] = nlohmann::json::array();
   for (const MemoryPlan::Layer& layer : plan.layers) {
     object["layers"].push_back(

@@ -29,7 +29,9 @@ struct PlaceMemory {
 };
 
 struct MemoryPlan {
-  std::string model, strategy;
+  std::string model;      ///< its name
+  std::string runner;     ///< distributed.model
+  std::string gradients;  ///< distributed.gradients, never auto
   int num_ranks = 1;
   /// Samples of one forward: a part, where a step accumulates; a pipeline's micro-batch.
   std::int64_t batch_size = 0;
@@ -45,7 +47,7 @@ struct MemoryPlan {
 
 struct MemoryOptions {
   /// Layers that live on placements of their own, as in parallel::apply_device_map(), besides what
-  /// model_parallel's distributed.place says; the rest is on `cpu`.
+  /// model_parallel's distributed.device_map says; the rest is on `cpu`.
   std::map<std::string, core::Placement> place = {};
   /// Runs two steps of the whole batch too, and counts: on CPU placements, without the other ranks.
   bool measure = false;

@@ -64,7 +64,7 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
     if (used.contains(entry.first)) continue;
     std::vector<std::string> names;
     for (const core::NamedLayer& layer : layers) names.push_back(layer.first);
-    throw ConfigError(kWhere, concat("distributed.place: the model has no layer \"", entry.first, "\""),
+    throw ConfigError(kWhere, concat("distributed.device_map: the model has no layer \"", entry.first, "\""),
                       core::least_changed_name(entry.first, names));
   }
   std::vector<PlacedLayers> parts;
@@ -77,8 +77,8 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
       continue;
     }
     if (best == nullptr) {
-      throw ConfigError(kWhere, concat("distributed.place says nothing of the layer ", name),
-                        concat("distributed.place.", name, "=cpu:0"));
+      throw ConfigError(kWhere, concat("distributed.device_map says nothing of the layer ", name),
+                        concat("distributed.device_map.", name, "=cpu:0"));
     }
     const core::Placement placement = core::Placement::parse(best->second);
     if (parts.empty() || parts.back().placement != placement) parts.push_back({i, i, placement});
@@ -91,7 +91,7 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
 std::vector<PlacedLayers> place_by_measuring(const Config& config,
                                              const std::vector<core::Placement>& placements,
                                              const pipeline::Stage& model, const data::Field& input) {
-  const bool is_pipeline = config.distributed.strategy == "pipeline";
+  const bool is_pipeline = config.distributed.model == "pipeline";
   const std::int64_t parts = is_pipeline ? config.distributed.micro_batches : 1;
   pipeline::BalanceOptions options;
   options.num_placements = static_cast<int>(placements.size());
@@ -120,7 +120,7 @@ std::vector<PlacedLayers> place_by_measuring(const Config& config,
         concat("the layers could not be measured on a batch ", batch.sizes(), ": ", core::message_of(error)),
         is_pipeline && batch.size(0) == 1
             ? "fewer distributed.micro_batches, or a larger train.batch_size: each part has one sample"
-            : "distributed.place, which names a placement for each");
+            : "distributed.device_map, which names a placement for each");
   }
   std::string text = balance.text();
   text.pop_back();  // the end of its last line
@@ -177,10 +177,10 @@ struct Cut {
       const std::optional<data::Field>& input)
       : layers(models::layers_of(module)),
         model(layers),
-        placed(config.distributed.place.empty()
+        placed(config.distributed.device_map.empty()
                    ? place_by_measuring(config, placements_of(config.distributed, device), model,
                                         input ? *input : picture_field(config))
-                   : place_by_name(layers, config.distributed.place)) {}
+                   : place_by_name(layers, config.distributed.device_map)) {}
 
   std::vector<core::NamedLayer> layers;
   pipeline::Stage model;
@@ -190,7 +190,7 @@ struct Cut {
 }  // namespace
 
 std::vector<core::Placement> placements_of(const DistributedConfig& config, at::Device device) {
-  if (!config.placements.empty()) return core::parse_placements(config.placements);
+  if (!config.devices.empty()) return core::parse_placements(config.devices);
   const auto count =
       device.is_cpu()
           ? std::int64_t(core::CpuSet::of_process().size())
@@ -203,8 +203,7 @@ std::vector<core::Placement> placements_of(const DistributedConfig& config, at::
 }
 
 bool uses_placements(const DistributedConfig& config) {
-  return config.strategy == "data_parallel" || config.strategy == "model_parallel" ||
-         config.strategy == "pipeline";
+  return config.model != "plain";
 }
 
 PipelineParts pipeline_parts(const Config& config, const std::shared_ptr<torch::nn::Module>& model,
@@ -223,7 +222,7 @@ PipelineParts pipeline_parts(const Config& config, const std::shared_ptr<torch::
     const std::string& expected = options.placements[stage % options.placements.size()];
     if (part.placement.name == expected) continue;
     throw ConfigError(
-        kWhere, concat("distributed.place: stage ", stage, " of the pipeline begins with layer ",
+        kWhere, concat("distributed.device_map: stage ", stage, " of the pipeline begins with layer ",
                        cut.layers[part.first].first, " on ", part.placement.name, ", expected ", expected,
                        ", as stages take turns on placements"));
   }
@@ -253,7 +252,7 @@ ModelRunner make_model_call(const Config& config, torch::nn::AnyModule model, at
       return model.forward<at::Tensor>(input);
     }};
   }
-  if (distributed.strategy == "data_parallel") {
+  if (distributed.model == "data_parallel") {
     using Callable = std::shared_ptr<CallableImpl>;
     parallel::DataParallelOptions options;
     options.device_ids = placements_of(distributed, device);
@@ -262,7 +261,7 @@ ModelRunner make_model_call(const Config& config, torch::nn::AnyModule model, at
                                                          std::move(options))](
                 const at::Tensor& input) mutable { return parallel.forward(input); }};
   }
-  if (distributed.strategy == "pipeline") {
+  if (distributed.model == "pipeline") {
     return pipeline_call(pipeline_parts(config, model.ptr(), device, input), device);
   }
   const Cut cut(config, model.ptr(), device, input);

@@ -57,7 +57,7 @@ PipelineParts pipeline_parts(const Config& config, const std::shared_ptr<torch::
 /// How a step calls that pipeline.
 ModelRunner pipeline_call(PipelineParts parts, at::Device device);
 
-/// Returns distributed.placements; where it is empty each core that the process may use, or each GPU.
+/// Returns distributed.devices; where it is empty each core that the process may use, or each GPU.
 /// Throws: ConfigError for a placement that is not there.
 std::vector<core::Placement> placements_of(const DistributedConfig& config, at::Device device);
 

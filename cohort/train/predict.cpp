@@ -33,16 +33,16 @@ constexpr const char* kWhere = "train.predict";
 constexpr const char* kTaskKey = "picture_task";  // in the metadata of a program
 
 PictureTask task_of(const Config& config, std::optional<std::vector<std::string>> classes) {
-  if (!data::is_own_dataset(config.data.kind)) {
+  if (!data::is_own_dataset(config.data.type)) {
     throw UsageError(
         kWhere,
-        core::concat("data.kind is ", config.data.kind,
+        core::concat("data.type is ", config.data.type,
                      ", which a library registered: how it makes an input of a picture's file is "
                      "not known here"),
         "--samples 0,1,2, which reads validation data through it (train::predict_samples)");
   }
   if (!classes) classes = make_dataset(config, Split::kVal)->classes();
-  PictureTask task{.color = config.data.color == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb,
+  PictureTask task{.color = config.data.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb,
                    .image_size = config.data.image_size,
                    .channels_last = channels_last(config),
                    .classes = std::move(*classes)};
@@ -58,13 +58,15 @@ json names_to_json(const std::vector<std::string>& names) {
   return list;
 }
 
+constexpr const char* kGrayInFiles = "grey";  // the spelling of the format's first version
+
 std::string to_text(const PictureTask& task) {
   json transforms = json::array();
   for (const data::TransformSpec& spec : task.transforms) {
     transforms.push_back({{"name", spec.name}, {"args", spec.args}});
   }
   return json{{"transforms", std::move(transforms)},
-              {"color", task.color == data::ColorMode::kGrey ? "grey" : "rgb"},
+              {"color", task.color == data::ColorMode::kGray ? kGrayInFiles : "rgb"},
               {"image_size", task.image_size},
               {"channels_last", task.channels_last},
               {"classes", names_to_json(task.classes)}}
@@ -74,10 +76,11 @@ std::string to_text(const PictureTask& task) {
 PictureTask task_from(const std::string& text, const fs::path& file) {
   try {
     const json from = checkpoint::parse_bounded_json(text).value_or(json());
-    PictureTask task{.color = from.at("color") == "grey" ? data::ColorMode::kGrey : data::ColorMode::kRgb,
-                     .image_size = from.at("image_size").get<std::int64_t>(),
-                     .channels_last = from.at("channels_last").get<bool>(),
-                     .classes = {}};
+    PictureTask task{
+        .color = from.at("color") == kGrayInFiles ? data::ColorMode::kGray : data::ColorMode::kRgb,
+        .image_size = from.at("image_size").get<std::int64_t>(),
+        .channels_last = from.at("channels_last").get<bool>(),
+        .classes = {}};
     for (const json& name : from.at("classes")) task.classes.push_back(text_from_json(name));
     for (const json& each : from.at("transforms")) {
       task.transforms.push_back({each.at("name").get<std::string>(),
@@ -263,7 +266,7 @@ void export_program(const Config& config, const TrainedWeights& trained, std::in
   std::size_t num_classes = 0;
   data::Field input = picture_field(config);
   at::Tensor example;
-  if (data::is_own_dataset(config.data.kind)) {
+  if (data::is_own_dataset(config.data.type)) {
     const PictureTask task = task_of(config, trained.classes);
     num_classes = task.classes.size();
     example = Predictor(task, nullptr, batch_size).empty_batch().zero_();

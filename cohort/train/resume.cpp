@@ -66,7 +66,8 @@ std::optional<Origin> find_origin(const std::string& resume, const fs::path& fol
 std::optional<Config> config_of(const Origin& origin, bool logs) {
   std::string why = "the checkpoint does not hold it";
   try {
-    if (!origin.config.empty()) return load_config_text(origin.config, origin.checkpoint + "/state.json");
+    if (!origin.config.empty())
+      return load_written_config_text(origin.config, origin.checkpoint + "/state.json");
   } catch (const ConfigError& error) {
     why = error.what();
   }

@@ -62,7 +62,7 @@ struct Parts {
     }
     if (!training || config.train.eval_every > 0) {
       eval_data = with_trained_labels(make_dataset(config, Split::kVal, on_host), trained);
-      check_same_classes(config.data.kind);
+      check_same_classes(config.data.type);
       eval_loader = make_loader(config, Split::kVal, eval_data, device, share);
       check_has_batch(*eval_loader, "evaluation");
     }
@@ -145,7 +145,7 @@ TrainerOptions trainer_options(const Config& config, const fs::path& folder) {
       .eval_every(config.train.eval_every)
       .log_every(config.run.log_every)
       .trace_steps(config.run.trace)
-      .stop_on_non_finite(config.train.nan == "stop")
+      .stop_on_non_finite(config.train.on_nonfinite == "stop")
       .handle_signals(true)
       .keep_optimizer_options(true)
       .description(description_of(config));
@@ -171,9 +171,9 @@ void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
       ProgressOptions{.mode = progress_mode(config.run.progress), .log_every = config.run.log_every}));
   trainer.add_callback(std::make_shared<MetricsCallback>(folder, title));
   if (config.run.tensorboard) {
-    const bool is_ours = data::is_own_dataset(config.data.kind);  // others do their own normalizing
+    const bool is_ours = data::is_own_dataset(config.data.type);  // others do their own normalizing
     trainer.add_callback(
-        std::make_shared<TensorBoardCallback>(folder / "tensorboard", static_cast<int>(config.run.images),
+        std::make_shared<TensorBoardCallback>(folder / "tensorboard", static_cast<int>(config.run.log_images),
                                               is_ours ? config.data.mean : std::vector<double>{},
                                               is_ours ? config.data.std : std::vector<double>{}));
   }
@@ -199,8 +199,7 @@ RunResult run_training(Config config, const std::string& command) {
   Parts parts(resumption.goes_on ? without_weights(config) : config, *strategy, true);
   const std::string ranks =
       strategy->size() == 1 ? "" : core::concat(strategy->size(), " ranks (", strategy->name(), "), each ");
-  const std::string placements =
-      uses_placements(config.distributed) ? config.distributed.strategy + ", " : "";
+  const std::string placements = uses_placements(config.distributed) ? config.distributed.model + ", " : "";
   if (is_first) {
     core::log_info(core::concat("run folder ", path.string(), ", ", parts.train_data->size(),
                                 " training and ", parts.eval_data ? parts.eval_data->size() : 0,

@@ -35,7 +35,7 @@ std::string first_bad_gradient(const Task& task) {
 std::string advice_at(const StepPlace& place) {
   const std::string usual = core::concat("a lower learning rate (now ", place.lr,
                                          "), clipping by norm, or to go on without such "
-                                         "steps (train.nan=continue)");
+                                         "steps (train.on_nonfinite=continue)");
   if (place.resumed_from.empty()) return usual;
   // What diverges may be finite when it is saved, and is lost all the same.
   return core::concat("an earlier checkpoint than ", place.resumed_from,

@@ -123,23 +123,23 @@ parallel::AverageReport Strategy::average(const optim::Optimizer& /*optimizer*/,
 std::shared_ptr<Strategy> make_strategy(const std::string& name, comm::Group group,
                                         const parallel::ReducerOptions& options) {
   const int size = group ? group.size() : 1;
-  if (name == "single" || (name == "auto" && size == 1)) {
+  if (name == "none" || (name == "auto" && size == 1)) {
     if (size > 1) {
       throw UsageError("train.strategy",
-                       core::concat("the strategy is ", name, ", and there are ", size, " ranks"),
-                       "distributed.strategy=ddp, or one process");
+                       core::concat("gradients are kept by \"", name, "\", and there are ", size, " ranks"),
+                       "distributed.gradients=ddp, or one process");
     }
     return std::make_shared<Strategy>();
   }
   const bool is_average = name == "average";
   if (is_average || name == "ddp" || name == "auto") {
     if (!group)
-      throw UsageError("train.strategy", core::concat("the strategy ", name, " needs a process group"));
+      throw UsageError("train.strategy", core::concat("gradients by \"", name, "\" need a process group"));
     if (is_average) return std::make_shared<AverageStrategy>(group);
     return std::make_shared<DdpStrategy>(group, options);
   }
-  throw UsageError("train.strategy", core::concat("there is no strategy \"", name, "\""),
-                   "auto, single, average or ddp");
+  throw UsageError("train.strategy", core::concat("there is no gradient sync \"", name, "\""),
+                   "auto, none, average or ddp");
 }
 
 }  // namespace cohort::train

@@ -18,7 +18,7 @@ class Strategy {
  public:
   virtual ~Strategy() = default;
 
-  virtual std::string name() const { return "single"; }
+  virtual std::string name() const { return "none"; }
   /// The ranks; null for one process alone.
   virtual const comm::Group* group() const { return nullptr; }
   int rank() const { return group() == nullptr ? 0 : group()->rank(); }
@@ -37,9 +37,9 @@ class Strategy {
   virtual parallel::AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite);
 };
 
-/// Strategies by name: "single"; "average" (GradientAverager: flat chunks after backward); "ddp" (Reducer:
-/// buckets, while backward runs); "auto": ddp for a group of several ranks, else single. `options`: of ddp.
-/// Throws: UsageError for another name, for "single" with several ranks, and for the others without a group.
+/// Strategies by name: "none"; "average" (GradientAverager: flat chunks after backward); "ddp" (Reducer:
+/// buckets, while backward runs); "auto": ddp for a group of several ranks, else none. `options`: of ddp.
+/// Throws: UsageError for another name, for "none" with several ranks, and for the others without a group.
 std::shared_ptr<Strategy> make_strategy(const std::string& name, comm::Group group = {},
                                         const parallel::ReducerOptions& options = {});
 

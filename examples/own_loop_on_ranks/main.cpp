@@ -40,7 +40,8 @@ void train(std::int64_t steps) {
   cohort::data::LoaderOptions options{.global_batch_size = 64, .shuffle = true, .seed = 1};
   options.rank = group.rank();
   options.world_size = group.size();
-  options.uneven = cohort::data::LastBatchPolicy::kKeep;  // nothing is repeated: shares differ by one sample
+  options.last_batch =
+      cohort::data::LastBatchPolicy::kKeep;  // nothing is repeated: shares differ by one sample
   cohort::data::Loader loader(std::make_shared<Sine>(), options);
 
   std::int64_t step = 0;

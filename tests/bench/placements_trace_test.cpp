@@ -106,7 +106,7 @@ TEST(PlacementsTraceTest, OperatorsOfAPipelineLieWithinItsActionsOnTheirPlacemen
 
 TEST(PlacementsTraceTest, BucketsOfAReducerStandBesideTheOperatorsOfBackward) {
   const comm::Group group = comm::make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake", 1min,
-                                             "127.0.0.1", comm::Check::kOff);
+                                             "127.0.0.1", comm::ConsistencyCheck::kOff);
   std::vector<parallel::NamedParameter> parameters;
   for (const char* name : {"a", "b"}) parameters.push_back({name, at::ones({1000}).requires_grad_()});
   parallel::Reducer reducer(group, parameters, {.first_bucket_bytes = 1, .bucket_cap_bytes = 1});

@@ -15,7 +15,7 @@ class BenchCommandTest : public testing::Test {
  protected:
   BenchCommandTest() : config((folder.path() / "run.yaml").string()) {
     std::ofstream(config) << "model: {name: mlp, num_classes: 4, options: {hidden: \"16\"}}\n"
-                             "data: {kind: synthetic, image_size: 8, color: grey, synthetic_train: 16}\n"
+                             "data: {type: synthetic, image_size: 8, color: gray, synthetic_train: 16}\n"
                              "train: {batch_size: 8, device: cpu, threads: 1}\n";
   }
   std::string run(std::vector<std::string> words) {
@@ -41,8 +41,8 @@ TEST_F(BenchCommandTest, ScriptSaysTimesProgramsMemoryAndWhetherTheNumbersAreThe
 TEST_F(BenchCommandTest, ScriptTakesTheConfigurationsKeysAndRefusesStrategiesOnPlacements) {
   const std::string out = run({"train.batch_size=6", "train.accumulate=2", "train.precision=bf16"});
   EXPECT_EQ(out.find("mlp, batches of 12"), 0U) << out;
-  COHORT_EXPECT_THROW_WITH(run({"distributed.strategy=pipeline"}), ConfigError,
-                           "train.script is true and distributed.strategy is pipeline");
+  COHORT_EXPECT_THROW_WITH(run({"distributed.model=pipeline"}), ConfigError,
+                           "train.script is true and distributed.model is pipeline");
   COHORT_EXPECT_THROW_WITH(test::run_command(add_bench, "bench", {"script"}), UsageError,
                            "neither a configuration nor data was given");
 }

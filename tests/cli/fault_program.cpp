@@ -82,9 +82,10 @@ void run(const Fault& fault, const std::string& backend, const std::string& mome
   }
   // Ranks need not begin within a few seconds of each other, where the fault does not end at the deadline.
   const bool ends_at_deadline = fault.name == "sigstop" || fault.name == "missing";
-  auto group = cohort::comm::init_process_group({.backend = backend,
-                                                 .timeout = std::chrono::seconds(ends_at_deadline ? 4 : 60),
-                                                 .check = cohort::comm::Check::kAlways});
+  auto group =
+      cohort::comm::init_process_group({.backend = backend,
+                                        .timeout = std::chrono::seconds(ends_at_deadline ? 4 : 60),
+                                        .check_consistency = cohort::comm::ConsistencyCheck::kAlways});
   if (moment == "backward") train(group, fault);
   sum(group, fault);
 }

@@ -8,7 +8,7 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 cat >run.yaml <<'YAML'
 model: {name: mlp, num_classes: 4, options: {hidden: "8"}}
-data: {kind: synthetic, synthetic_train: 20, synthetic_val: 12, image_size: 4, color: grey, workers: 0, mean: [0.4], std: [0.3]}
+data: {type: synthetic, synthetic_train: 20, synthetic_val: 12, image_size: 4, color: gray, workers: 0, mean: [0.4], std: [0.3]}
 train: {epochs: 2, batch_size: 4, threads: 1, device: cpu}
 run: {progress: off, tensorboard: false, keep: 1, save_every_steps: 2}
 YAML

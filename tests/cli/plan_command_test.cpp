@@ -19,7 +19,7 @@ class PlanCommandTest : public testing::Test {
  protected:
   PlanCommandTest() : config((folder.path() / "run.yaml").string()) {
     std::ofstream(config) << "model: {name: lenet5, num_classes: 10}\n"
-                             "data: {kind: synthetic, image_size: 28, color: grey}\n"
+                             "data: {type: synthetic, image_size: 28, color: gray}\n"
                              "train: {batch_size: 8, device: cpu}\n";
   }
   const test::TempDir folder;
@@ -47,8 +47,8 @@ TEST_F(PlanCommandTest, SaysWhatIsMissing) {
 }
 
 TEST_F(PlanCommandTest, NeedsNoFileWhereItIsSaidWhereTheDataIs) {
-  const std::string out = run({"--memory", "data.kind=synthetic", "model.name=lenet5", "model.num_classes=10",
-                               "data.image_size=28", "data.color=grey", "train.device=cpu", "--json"});
+  const std::string out = run({"--memory", "data.type=synthetic", "model.name=lenet5", "model.num_classes=10",
+                               "data.image_size=28", "data.color=gray", "train.device=cpu", "--json"});
   EXPECT_NE(out.find("\"parameters\": 246824"), std::string::npos) << out;
 }
 

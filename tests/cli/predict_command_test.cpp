@@ -34,7 +34,7 @@ class PredictCommandTest : public testing::Test {
     const std::string config = dir / "run.yaml", weights = dir / "model.safetensors";
     write_file(config, yaml + "\ndata: {path: " + (dir / "data").string() +
                            ", image_size: " + std::to_string(options.image_size) +
-                           (options.in_channels == 1 ? ", color: grey}"
+                           (options.in_channels == 1 ? ", color: gray}"
                                                      : ", mean: [0.5, 0.4, 0.3], std: [0.2, 0.3, 0.4]}"));
     options.num_classes = 2;
     at::manual_seed(4);

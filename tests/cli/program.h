@@ -164,7 +164,7 @@ class TrainProgramTest : public ::testing::Test {
   void SetUp() override {
     write_file(dir / "job.yaml", R"(
 model: {name: vgg11_bn, width: 0.05, pools: 4, head: linear}
-data: {kind: synthetic, synthetic_train: 61, synthetic_val: 21, image_size: 16, color: grey, workers: 2}
+data: {type: synthetic, synthetic_train: 61, synthetic_val: 21, image_size: 16, color: gray, workers: 2}
 optim: {lr: 0.05, momentum: 0.9}
 schedule: {name: cosine, warmup_steps: 4}
 train: {epochs: 5, batch_size: 8, threads: 1, device: cpu}

@@ -177,7 +177,7 @@ TEST_F(ProgramTest, MistakesInTheConfigurationExitWithTwo) {
   for (const Case& c : {Case{train("x", {"optim.lrr=0.1"}), "optim.lr"},
                         Case{train("x", {"train.epochs=many"}), "train.epochs"},
                         Case{train("x", {"model.name=vgg17"}), "vgg"},
-                        Case{train("x", {"data.kind=image_folder", "data.path=nowhere"}), "nowhere"},
+                        Case{train("x", {"data.type=image_folder", "data.path=nowhere"}), "nowhere"},
                         Case{train("x", {"train.device=tpu"}), "train.device"},
                         Case{{"train", "--config", "broken.yaml"}, "broken.yaml"},
                         Case{{"train", "--config", "absent.yaml"}, "absent.yaml"}}) {
@@ -310,7 +310,7 @@ TEST_F(ProgramTest, ASignalToSaveBeforeTrainingBeginsDoesNotEndTheRun) {
 
 TEST_F(ProgramTest, ANameThatTwoPluginsTakeIsAnErrorThatNamesBoth) {
   const std::vector<std::string> both{"--load", COHORT_TEST_PLUGIN, "--load", COHORT_TEST_PLUGIN_TWIN};
-  for (const char* use : {"data.kind=plugin_data", "model.name=plugin_net"}) {
+  for (const char* use : {"data.type=plugin_data", "model.name=plugin_net"}) {
     std::vector<std::string> more = both;
     more.push_back(use);
     const Outcome outcome = run(train("x", more));
@@ -343,7 +343,7 @@ void write_pictures(const fs::path& root) {
 }
 
 std::vector<std::string> pictures(const std::string& folder, std::vector<std::string> more = {}) {
-  more.insert(more.begin(), {"data.kind=image_folder", "data.path=" + folder, "train.epochs=1"});
+  more.insert(more.begin(), {"data.type=image_folder", "data.path=" + folder, "train.epochs=1"});
   return more;
 }
 
@@ -438,7 +438,7 @@ TEST_F(ProgramTest, EvalSaysWhatItNeeds) {
 TEST_F(ProgramTest, ModelsDataAndOperatorsOfAPluginAreUsedByName) {
   const Outcome outcome = run(train(
       "plugged", {"--load", COHORT_TEST_PLUGIN, "model.name=plugin_net", "model.width=1", "model.pools=5",
-                  "model.head=default", "data.kind=plugin_data", "model.num_classes=4", "train.epochs=1"}));
+                  "model.head=default", "data.type=plugin_data", "model.num_classes=4", "train.epochs=1"}));
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   expect_in(outcome.err,
             {"cohort_test::scale_shift was called", "backward of cohort_test::scale_shift was called"});
@@ -457,7 +457,7 @@ TEST_F(ProgramTest, ModelsDataAndOperatorsOfAPluginAreUsedByName) {
   words.push_back("0.jpg");
   const Outcome picture = run(words);
   EXPECT_EQ(picture.status, 2);
-  expect_in(picture.err, {"data.kind is plugin_data, which a library registered", "--samples"});
+  expect_in(picture.err, {"data.type is plugin_data, which a library registered", "--samples"});
   words = model;
   words.insert(words.begin(), "export");
   words.push_back("plugged.program");

@@ -126,8 +126,8 @@ TEST_F(TrainRanksTest, AProgramThatSpawnsItTrainsBitwiseTheSame) {
 }
 
 TEST_F(TrainRanksTest, RanksMaySpanPlacements) {
-  const std::vector<std::string> parts = {"distributed.strategy=model_parallel",
-                                          "distributed.place={features: cpu:0/a, classifier: cpu:0/b}"};
+  const std::vector<std::string> parts = {"distributed.model=model_parallel",
+                                          "distributed.device_map={features: cpu:0/a, classifier: cpu:0/b}"};
   EXPECT_EQ(run(train("alone")).status, 0);
   EXPECT_EQ(run(train("parts", parts)).status, 0);
   EXPECT_TRUE(model("parts") == model("alone"));
@@ -136,8 +136,8 @@ TEST_F(TrainRanksTest, RanksMaySpanPlacements) {
 
   const Outcome pipeline =
       run(train_on(2, "pipeline",
-                   {"distributed.strategy=pipeline", "distributed.place.features=cpu:0/a",
-                    "distributed.place.classifier=cpu:0/b", "distributed.micro_batches=2"}));
+                   {"distributed.model=pipeline", "distributed.device_map.features=cpu:0/a",
+                    "distributed.device_map.classifier=cpu:0/b", "distributed.micro_batches=2"}));
   EXPECT_EQ(pipeline.status, 0) << pipeline.err;
   EXPECT_TRUE(message_contains(pipeline.err, "2 ranks (average), each pipeline, device cpu, 1 threads"));
 }
@@ -155,11 +155,11 @@ TEST_F(TrainRanksTest, TheLearningRateIsScaledByTheSamplesOfAStepWhereThatIsAske
 
 TEST_F(TrainRanksTest, AveragedAfterBackwardOrWhileItRunsTheBitsAreTheSame) {
   const Outcome outcome =
-      run(train_on(2, "average", {"distributed.strategy=average", "distributed.comm_hook=fp16"}));
+      run(train_on(2, "average", {"distributed.gradients=average", "distributed.comm_hook=fp16"}));
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_TRUE(message_contains(outcome.err, "2 ranks (average), each device cpu"));
-  EXPECT_TRUE(
-      message_contains(outcome.err, "distributed.comm_hook has no effect with distributed.strategy average"));
+  EXPECT_TRUE(message_contains(outcome.err,
+                               "distributed.comm_hook has no effect with distributed.gradients average"));
   EXPECT_TRUE(model("average") == straight());
   EXPECT_EQ(run(train_on(2, "fp16", {"distributed.comm_hook=fp16"})).status, 0);
   EXPECT_FALSE(model("fp16") == straight()) << "nothing was rounded";
@@ -328,7 +328,7 @@ TEST_F(TrainRanksTest, OnSigusr2TheRanksSayWhatTheyDoAndGoOn) {
 
 TEST_F(TrainRanksTest, UnevenBatchesAreWeightedOrPadded) {
   for (const std::string uneven : {"weighted", "pad"}) {
-    const Outcome outcome = run(train_on(3, uneven, {"data.uneven=" + uneven, "train.epochs=1"}));
+    const Outcome outcome = run(train_on(3, uneven, {"data.last_batch=" + uneven, "train.epochs=1"}));
     EXPECT_EQ(outcome.status, 0) << outcome.err;
   }
   EXPECT_FALSE(model("weighted") == model("pad"));
@@ -340,9 +340,9 @@ TEST_F(TrainRanksTest, WhatIsWrongWithARunIsSaidOnceWithTheStatusOfTheUsersFault
   EXPECT_EQ(taken.status, 2) << taken.err;
   EXPECT_TRUE(message_contains(taken.err, "taken already holds a run"));
 
-  const Outcome single = run(train_on(2, "single", {"distributed.strategy=single"}));
+  const Outcome single = run(train_on(2, "single", {"distributed.gradients=none"}));
   EXPECT_EQ(single.status, 2) << single.err;
-  EXPECT_TRUE(message_contains(single.err, "the strategy is single, and there are 2 ranks"));
+  EXPECT_TRUE(message_contains(single.err, "gradients are kept by \"none\", and there are 2 ranks"));
 
   const Outcome words = run(train("words", {"--nproc-per-node", "many"}));
   EXPECT_EQ(words.status, 2);

@@ -83,7 +83,7 @@ class TrainedModelTest : public testing::Test {
 
   fs::path data() const { return run.root() / "data"; }
   std::vector<std::string> words(std::vector<std::string> more = {}) const {
-    more.insert(more.begin(), {"data.kind=image_folder", "data.path=" + data().string(),
+    more.insert(more.begin(), {"data.type=image_folder", "data.path=" + data().string(),
                                "model.num_classes=0", "data.mean=[0.5]", "data.std=[0.3]",
                                "data.train_transforms=none", "data.val_transforms=none", "run.keep=0"});
     return more;
@@ -182,7 +182,7 @@ TEST_F(TrainedModelTest, OverridesAndAnotherConfigurationStillCountAndWhatDiffer
 
 TEST_F(TrainedModelTest, ACheckpointMayBeRemovedOnceItsParametersWereRead) {
   const fs::path kept = run.root() / "kept", program = run.root() / "slow.program";
-  run.start({"data.kind=slow", "data.mean=[]", "data.std=[]", "model.num_classes=0", "train.epochs=1"});
+  run.start({"data.type=slow", "data.mean=[]", "data.std=[]", "model.num_classes=0", "train.epochs=1"});
   fs::copy(fs::canonical(checkpoint("last")), kept, fs::copy_options::recursive);
   const std::vector<std::function<void()>> uses = {
       [&] { EXPECT_GT(evaluate(run.path(), "last").at("loss"), 0); },
@@ -238,7 +238,7 @@ TEST_F(TrainedModelTest, WhatFailsOnceTheCheckpointWasReadIsNotTriedAgain) {
 
 TEST_F(TrainedModelTest, ACheckpointThatIsRemovedInBetweenKeepsItsClassesOrIsMissed) {
   const fs::path kept = run.root() / "kept";
-  run.start({"data.kind=slow", "data.mean=[]", "data.std=[]", "model.num_classes=0", "train.epochs=1"});
+  run.start({"data.type=slow", "data.mean=[]", "data.std=[]", "model.num_classes=0", "train.epochs=1"});
   const fs::path last = fs::canonical(checkpoint("last"));
   fs::copy(last, kept, fs::copy_options::recursive);
   TrainedModel model = model_of(run.path(), last);

@@ -20,7 +20,7 @@ using test::run_ranks;
 
 // What each rank was told when each made its own call, and that the group is usable afterwards.
 std::vector<std::string> told(int size, const std::function<void(Group&)>& call,
-                              Check check = Check::kFirst) {
+                              ConsistencyCheck check_consistency = ConsistencyCheck::kFirst) {
   std::vector<std::string> messages(static_cast<std::size_t>(size));
   run_ranks(
       size, "gloo",
@@ -50,7 +50,7 @@ TEST(CheckTest, DifferentCallsAreListedOnEveryRank) {
   });
   for (const std::string& message : messages) {
     expect_in(message,
-              {"[comm.check] ranks of group 'world' call different things: ",
+              {"[comm.check_consistency] ranks of group 'world' call different things: ",
                "ranks 0 and 2: all_reduce 1 float[3, 4] MAX", "rank 1: broadcast 1 float[3, 4] from 2"});
   }
 }
@@ -149,15 +149,16 @@ TEST(CheckTest, MessagesBetweenTwoRanksAreNotComparedAndDoNotCount) {
         group.all_reduce(t).wait();
         EXPECT_EQ(t[0].item<float>(), 2);
       },
-      std::chrono::seconds(20), Check::kAlways);
+      std::chrono::seconds(20), ConsistencyCheck::kAlways);
 }
 
 // Whether collective `number` after `steps` steps is compared.
-std::vector<bool> compared(Check check, std::initializer_list<std::pair<int, int>> number_and_steps) {
+std::vector<bool> compared(ConsistencyCheck check,
+                           std::initializer_list<std::pair<int, int>> number_and_steps) {
   std::vector<bool> result;
   Group::State state;
   state.size = 2;
-  state.check = check;
+  state.check_consistency = check;
   for (const auto& [number, steps] : number_and_steps) {
     state.steps = steps;
     result.push_back(state.checks(number));
@@ -168,9 +169,10 @@ std::vector<bool> compared(Check check, std::initializer_list<std::pair<int, int
 TEST(CheckTest, TheFirstTenStepsOrTheFirstThousandCallsAreCompared) {
   const std::initializer_list<std::pair<int, int>> at = {{0, 0},    {999, 0},  {1000, 0},
                                                          {5000, 1}, {9999, 9}, {20, 10}};
-  EXPECT_EQ(compared(Check::kFirst, at), (std::vector<bool>{true, true, false, true, true, false}));
-  EXPECT_EQ(compared(Check::kAlways, at), std::vector<bool>(6, true));
-  EXPECT_EQ(compared(Check::kOff, at), std::vector<bool>(6, false));
+  EXPECT_EQ(compared(ConsistencyCheck::kFirst, at),
+            (std::vector<bool>{true, true, false, true, true, false}));
+  EXPECT_EQ(compared(ConsistencyCheck::kAlways, at), std::vector<bool>(6, true));
+  EXPECT_EQ(compared(ConsistencyCheck::kOff, at), std::vector<bool>(6, false));
 }
 
 TEST(CheckTest, ARankThatCountsStepsAloneIsToldBeforeTheOthersGoOnWithoutIt) {
@@ -192,7 +194,7 @@ TEST(CheckTest, ARankThatCountsStepsAloneIsToldBeforeTheOthersGoOnWithoutIt) {
 }
 
 TEST(CheckTest, ARankThatDoesNotComeIsATimeoutThatNamesIt) {
-  for (const Check check : {Check::kAlways, Check::kOff}) {
+  for (const ConsistencyCheck check : {ConsistencyCheck::kAlways, ConsistencyCheck::kOff}) {
     std::string message;
     run_ranks(
         3, "gloo",
@@ -296,7 +298,7 @@ TEST(CheckTest, RanksMaySendBetweenCollectivesInAnyOrder) {
             }
           }
         },
-        std::chrono::seconds(20), Check::kAlways);
+        std::chrono::seconds(20), ConsistencyCheck::kAlways);
   }
 }
 

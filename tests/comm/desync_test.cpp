@@ -105,8 +105,9 @@ TEST(JoinedReportTest, SaysWhoIsBehindWhoCalledSomethingElseAndWhoDidNotAnswer) 
 // What the children below do is told by TEST_CASE; they say "ready" when they do.
 TEST(DesyncChild, DISABLED_Rank) {
   const std::string what = std::getenv("TEST_CASE");
-  Group group =
-      init_process_group({.timeout = seconds(40), .check = what == "stopped" ? Check::kOff : Check::kFirst});
+  Group group = init_process_group(
+      {.timeout = seconds(40),
+       .check_consistency = what == "stopped" ? ConsistencyCheck::kOff : ConsistencyCheck::kFirst});
   const auto watch = watch_for_desync(group);
   at::Tensor t = at::ones({2, 3});
   group.all_reduce(t).wait();

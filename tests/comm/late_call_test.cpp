@@ -74,8 +74,9 @@ TEST(LateCallTest, ACallThatEndedBehindAnotherWritesNothingLater) {
 
 // Rank 0's time is over while numbers travel, rank 1's is not.
 TEST(LateCallChild, DISABLED_Rank) {
-  Group group = init_process_group(
-      {.backend = std::getenv("TEST_BACKEND"), .timeout = seconds(60), .check = Check::kOff});
+  Group group = init_process_group({.backend = std::getenv("TEST_BACKEND"),
+                                    .timeout = seconds(60),
+                                    .check_consistency = ConsistencyCheck::kOff});
   at::Tensor tensor = at::ones({40'000'000});
   group.barrier();
   std::fprintf(stderr, "begins\n");
@@ -305,7 +306,7 @@ TEST(LateCallTest, WhatTheBackendRefusesWithinAComparisonBreaksTheGroup) {
                                  "ranks call different things");
         group.barrier();
       },
-      seconds(10), Check::kAlways);
+      seconds(10), ConsistencyCheck::kAlways);
 }
 
 // As Gloo, which writes to sockets on the thread that sends.

@@ -95,7 +95,7 @@ TEST_P(MpiConformanceTest, EveryRankPassesTheTestsOfAllBackends) {
 INSTANTIATE_TEST_SUITE_P(Ranks, MpiConformanceTest, testing::Values(1, 2, 3, 4));
 
 void on_ranks(int size, const std::function<void(Group&)>& body, milliseconds timeout = test::kSlowdown * 30s,
-              Check check = Check::kFirst) {
+              ConsistencyCheck check_consistency = ConsistencyCheck::kFirst) {
   test::run_ranks(size, "mpi", body, timeout, check);
 }
 
@@ -254,7 +254,7 @@ TEST(MpiProfiledChild, DISABLED_Run) {
         my_rank = group.rank();
         test::make_calls_of_each_kind(group);
       },
-      test::kSlowdown * 30s, Check::kOff);
+      test::kSlowdown * 30s, ConsistencyCheck::kOff);
   std::map<std::string, test::ProfiledCalls::Call> profiled = calls.finish();
   const std::string message = my_rank == 0 ? "mpi:send" : "mpi:recv";
   for (const std::string& name :
@@ -291,7 +291,8 @@ TEST(MpiGroupsChild, DISABLED_Run) {
     }
     // One rank makes a group while a call is under way, the other when the call is over.
     const auto apart = c10::make_intrusive<c10d::PrefixStore>("apart", world.store());
-    const Group unchecked = make_group(apart, world.rank(), 4, "mpi", test::kSlowdown * 20s, "", Check::kOff);
+    const Group unchecked =
+        make_group(apart, world.rank(), 4, "mpi", test::kSlowdown * 20s, "", ConsistencyCheck::kOff);
     at::Tensor numbers = at::ones({1 << 18});
     Pending running = unchecked.all_reduce(numbers);
     if (world.rank() != 0) running.wait();
@@ -382,7 +383,7 @@ TEST(MpiFaultChild, DISABLED_Run) {
     if (job_from_environment().rank == 1) ::raise(SIGSTOP);
     const core::Deadline waited(1500ms);
     try {
-      on_ranks(3, [](Group&) {}, 1500ms, Check::kOff);
+      on_ranks(3, [](Group&) {}, 1500ms, ConsistencyCheck::kOff);
     } catch (const TimeoutError& error) {
       EXPECT_LT(waited.elapsed(), 1500ms + test::deadline_slack());
       std::fprintf(stderr, "%s\n", error.what());
@@ -414,7 +415,7 @@ TEST(MpiFaultChild, DISABLED_Run) {
         if (fault == "nobody waits") std::this_thread::sleep_for(kSleep);
         pending.wait();
       },
-      fault == "leave" ? 8s : test::kSlowdown * 30s, Check::kOff);
+      fault == "leave" ? 8s : test::kSlowdown * 30s, ConsistencyCheck::kOff);
 }
 
 struct Fault {

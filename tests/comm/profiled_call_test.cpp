@@ -17,7 +17,7 @@ TEST(ProfiledCallTest, CollectivesAreSeenWithTheirBytesAndGroup) {
         at::Tensor both = at::ones({200});
         group.all_reduce(both).wait();
       },
-      std::chrono::seconds(20), Check::kOff);
+      std::chrono::seconds(20), ConsistencyCheck::kOff);
   std::map<std::string, test::ProfiledCalls::Call> seen = profiled.finish();
   for (const char* name : {"shm:broadcast", "shm:all_gather", "shm:reduce_scatter"}) {
     EXPECT_EQ(seen[name].begun, 2) << name;

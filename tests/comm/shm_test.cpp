@@ -213,14 +213,14 @@ TEST(ShmBackendTest, ErrorsNameCallGroupAndRank) {
         COHORT_EXPECT_THROW_WITH(group.all_reduce(tensor), CommError, "rank 1 has not come");
         has_failed = true;
       },
-      seconds(20), Check::kOff);
+      seconds(20), ConsistencyCheck::kOff);
   run_ranks(
       2, "shm",
       [](Group& group) {
         at::Tensor tensor = at::ones({3 + group.rank()});
         COHORT_EXPECT_THROW_WITH(group.all_reduce(tensor).wait(), Error, "ranks call different things");
       },
-      seconds(20), Check::kOff);
+      seconds(20), ConsistencyCheck::kOff);
 }
 
 // ------------------------------------------------------------------------------------------- as processes

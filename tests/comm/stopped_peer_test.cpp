@@ -29,14 +29,15 @@ std::string variable(const char* name) {
 // Each call in a group of its own, since a group is broken after the first error.
 TEST(StoppedPeerChild, DISABLED_Rank) {
   const int stopped = std::atoi(variable("TEST_STOPPED").c_str());
-  const Check check = variable("TEST_CHECK") == "on" ? Check::kAlways : Check::kOff;
-  Group world =
-      init_process_group({.backend = variable("TEST_BACKEND"), .timeout = seconds(40), .check = check});
+  const ConsistencyCheck check_consistency =
+      variable("TEST_CHECK") == "on" ? ConsistencyCheck::kAlways : ConsistencyCheck::kOff;
+  Group world = init_process_group(
+      {.backend = variable("TEST_BACKEND"), .timeout = seconds(40), .check_consistency = check});
   std::optional<DesyncWatch> watch;
   if (variable("TEST_WATCH") == "on") watch = watch_for_desync(world);
   std::vector<Group> groups;
   for (int i = 0; i < 5; ++i)
-    groups.push_back(world.subgroup({0, 1}, {.timeout = seconds(40), .check = check}));
+    groups.push_back(world.subgroup({0, 1}, {.timeout = seconds(40), .check_consistency = check}));
   world.barrier();
   if (world.rank() == stopped) ::raise(SIGSTOP);
   std::this_thread::sleep_for(milliseconds(100));
@@ -98,7 +99,8 @@ TEST_P(StoppedPeerTest, EveryCallEndsAtItsDeadlineAndNamesIt) {
 
 // Rank 2 does not come, and programs end with their error: rank 0's first, and the store with it.
 TEST(BlameChild, DISABLED_Rank) {
-  Group group = init_process_group({.backend = "gloo", .timeout = seconds(40), .check = Check::kOff});
+  Group group = init_process_group(
+      {.backend = "gloo", .timeout = seconds(40), .check_consistency = ConsistencyCheck::kOff});
   group.barrier();
   if (group.rank() == 2) std::this_thread::sleep_for(seconds(8));
   if (group.rank() == 1) std::this_thread::sleep_for(milliseconds(100));
@@ -123,7 +125,8 @@ TEST(StuckPeerTest, IsNamedAlsoAfterTheRankThatKeepsTheStoreHasEnded) {
 
 // A peer dies while six calls are in flight, and the watch asks all for their table.
 TEST(DeathChild, DISABLED_Rank) {
-  Group group = init_process_group({.backend = "gloo", .timeout = seconds(40), .check = Check::kOff});
+  Group group = init_process_group(
+      {.backend = "gloo", .timeout = seconds(40), .check_consistency = ConsistencyCheck::kOff});
   const DesyncWatch watch = watch_for_desync(group);
   group.barrier();
   if (group.rank() == 1) {
@@ -159,7 +162,7 @@ INSTANTIATE_TEST_SUITE_P(All, StoppedPeerTest,
                          [](const auto& info) {
                            const Case& one = info.param;
                            return core::concat(one.backend, "_rank", one.stopped, "_watch_", one.watch,
-                                               "_compared_", one.check);
+                                               "_compared_", one.check_consistency);
                          });
 
 }  // namespace

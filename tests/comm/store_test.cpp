@@ -176,7 +176,8 @@ TEST(StoreTest, WhoIsMissingIsNamedAtTheDeadline) {
       const auto store = c10::make_intrusive<DeadlineStore>(
           open_tcp_store({.host = "127.0.0.1", .port = static_cast<std::uint16_t>(server->getPort())}),
           "the store of the test");
-      const Group group = make_group(store, rank, 3, "gloo", seconds(20), "127.0.0.1", Check::kOff);
+      const Group group =
+          make_group(store, rank, 3, "gloo", seconds(20), "127.0.0.1", ConsistencyCheck::kOff);
       if (rank == 1) return test::wait_until([&] { return num_over == 2; });
       both.arrive_and_wait();
       const core::Deadline waited(kTime);
@@ -195,8 +196,8 @@ TEST(StoreTest, WhoIsMissingIsNamedAtTheDeadline) {
 // Several collectives in flight when a peer goes.
 TEST(StoreTest, ManyCallsInFlightFailTogether) {
   for (const std::string backend : {"shm", "gloo"}) {
-    for (const Check check : {Check::kOff, Check::kAlways}) {
-      SCOPED_TRACE(core::concat(backend, check == Check::kOff ? "" : ", compared"));
+    for (const ConsistencyCheck check : {ConsistencyCheck::kOff, ConsistencyCheck::kAlways}) {
+      SCOPED_TRACE(core::concat(backend, check == ConsistencyCheck::kOff ? "" : ", compared"));
       std::array<core::Deadline::Clock::duration, 2> took{};
       run_ranks(
           3, backend,
@@ -217,7 +218,7 @@ TEST(StoreTest, ManyCallsInFlightFailTogether) {
       EXPECT_LT(std::min(took[0], took[1]), seconds(4));
       // Gloo's threads may be in different calls, each waiting for the other rank's, which has failed there:
       // until the deadline. The end of a process closes its connections; these ranks are threads of one.
-      const bool may_wait_for_each_other = backend == "gloo" && check == Check::kOff;
+      const bool may_wait_for_each_other = backend == "gloo" && check == ConsistencyCheck::kOff;
       EXPECT_LT(std::max(took[0], took[1]), may_wait_for_each_other ? seconds(9) : seconds(4));
     }
   }

@@ -404,7 +404,7 @@ TEST(DatasetToolsTest, IdxFilesBecomeAFolderOfJpegs) {
   EXPECT_STREQ(index.name(10), "b/01.jpg");
   std::vector<std::byte> buffer;
   Image image;
-  decode_image(read_file_bytes(index.path(10), buffer), ColorMode::kGrey, "x", image);
+  decode_image(read_file_bytes(index.path(10), buffer), ColorMode::kGray, "x", image);
   EXPECT_EQ(image.pixels[5], 8);
   test::write_file(dir / "l", labels.replace(7, 1, "\x1d").substr(0, 8 + 29));
   COHORT_EXPECT_THROW_WITH(make({}), DataError, "has 30 images");
@@ -451,7 +451,7 @@ TEST(DatasetToolsTest, StatisticsAreThoseOfThePixels) {
     EXPECT_NEAR(got.mean[c], sum[c] / count, 1e-12);
     EXPECT_NEAR(got.deviation[c], std::sqrt(squares[c] / count - std::pow(sum[c] / count, 2)), 1e-9);
   }
-  EXPECT_EQ(channel_statistics(dir.path().string(), ColorMode::kGrey).mean.size(), 1U);
+  EXPECT_EQ(channel_statistics(dir.path().string(), ColorMode::kGray).mean.size(), 1U);
 }
 
 }  // namespace

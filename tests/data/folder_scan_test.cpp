@@ -74,7 +74,7 @@ TEST(FolderScanTest, FilesThatAreNoImagesAreCountedAndNamedOnce) {
       "(such as dog/1.bmp), 1 dangling links (such as dog/2.jpg), 1 outside the class folders (such as "
       "loose.jpg), 1 without an ending (such as dog/README)";
   EXPECT_TRUE(test::message_contains(lines[0], what));
-  const FolderScanOptions refuse{.on_other_files = OnOtherFiles::kRefuse};
+  const FolderScanOptions refuse{.on_other_files = OnOtherFiles::kRaise};
   COHORT_EXPECT_THROW_WITH(scan_image_folder(root, refuse), DataError, what);
   // The tools count without a word in the log.
   const FolderIndex quiet = scan_image_folder(root, {.on_other_files = OnOtherFiles::kIgnore});
@@ -119,7 +119,7 @@ TEST(FolderScanTest, WhatIsNeitherFileNorFolderIsCounted) {
   fs::create_symlink("/dev/zero", dir / "cat/zero.jpg");
   fs::create_symlink(dir / "cat/1.jpg/none", dir / "cat/y.jpg");
   COHORT_EXPECT_THROW_WITH(
-      scan_image_folder(dir.path().string(), {.on_other_files = OnOtherFiles::kRefuse}), DataError,
+      scan_image_folder(dir.path().string(), {.on_other_files = OnOtherFiles::kRaise}), DataError,
       "4 files are passed over, images are .jpg, .jpeg and .png: 3 pipes, sockets or devices (such as pipe), "
       "1 dangling links (such as cat/y.jpg)");
 }

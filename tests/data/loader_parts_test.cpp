@@ -67,7 +67,7 @@ TEST(LoaderPartsTest, RandomLoadersHandOutTheSameBatchesInPartsAndWhole) {
     if (draw(0, 1) == 1) options.global_batch_size = draw(world, 30);
     options.shuffle = draw(0, 1) == 1;
     options.drop_last = draw(0, 3) == 0;
-    options.uneven = draw(0, 1) == 1 ? LastBatchPolicy::kKeep : LastBatchPolicy::kPad;
+    options.last_batch = draw(0, 1) == 1 ? LastBatchPolicy::kKeep : LastBatchPolicy::kPad;
     options.workers = static_cast<int>(draw(0, 2));
     options.prefetch = static_cast<int>(draw(1, 4));
     options.world_size = world;

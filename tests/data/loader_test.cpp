@@ -153,7 +153,7 @@ TEST(LoaderTest, EpochsFollowOneAnotherOnEachRank) {
   std::vector<Taken> ranks(2);
   for (std::int64_t rank = 0; rank < 2; ++rank) {
     Loader loader(rows(9),
-                  {.batch_size = 2, .rank = rank, .world_size = 2, .uneven = LastBatchPolicy::kKeep});
+                  {.batch_size = 2, .rank = rank, .world_size = 2, .last_batch = LastBatchPolicy::kKeep});
     for (int epoch = 0; epoch < 2; ++epoch) take(loader, ranks[static_cast<std::size_t>(rank)]);
   }
   EXPECT_EQ(ranks[0].sizes, (std::vector<std::int64_t>{2, 2, 1, 2, 2, 1}));
@@ -216,7 +216,7 @@ TEST(LoaderTest, KeepReadsEverySampleOnceOverUnevenRanks) {
   std::vector<std::int64_t> seen;
   for (std::int64_t rank = 0; rank < 3; ++rank) {
     const Taken taken = take_epoch(
-        rows(10), {.batch_size = 3, .rank = rank, .world_size = 3, .uneven = LastBatchPolicy::kKeep});
+        rows(10), {.batch_size = 3, .rank = rank, .world_size = 3, .last_batch = LastBatchPolicy::kKeep});
     seen.insert(seen.end(), taken.targets.begin(), taken.targets.end());
   }
   std::ranges::sort(seen);

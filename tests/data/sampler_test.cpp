@@ -73,7 +73,8 @@ TEST(SamplerTest, OneRankReadsWhatARandomSamplerSays) {
 }
 
 TEST(SamplerTest, KeepNeitherRepeatsNorDrops) {
-  const DistributedSampler sampler(10, {.world_size = 4, .shuffle = false, .uneven = LastBatchPolicy::kKeep});
+  const DistributedSampler sampler(10,
+                                   {.world_size = 4, .shuffle = false, .last_batch = LastBatchPolicy::kKeep});
   EXPECT_EQ(sampler.share(0, 1), (std::vector<std::int64_t>{1, 5, 9}));
   EXPECT_EQ(sampler.share(0, 3), (std::vector<std::int64_t>{3, 7}));
 }

@@ -8,7 +8,7 @@
 #include "cohort/core/error.h"
 #include "cohort/data/transforms/pipeline.h"
 
-// Decodes the bytes whole and in part, as colour and grey, and runs pipelines on them. Beyond "no crash" it
+// Decodes the bytes whole and in part, as colour and gray, and runs pipelines on them. Beyond "no crash" it
 // checks that a region is what the whole picture has there, and that no decode depends on what was decoded
 // before.
 using namespace cohort;
@@ -65,7 +65,7 @@ std::vector<std::unique_ptr<Pipeline>> make_pipelines() {
        normalize({0.5, 0.4, 0.3}, {0.2, 0.2, 0.2})},
       ColorMode::kRgb);
   add({resize(ImageSize{30, 20}), center_crop(24), to_tensor()}, ColorMode::kRgb);
-  add({random_crop(17, 4, true), random_horizontal_flip(), grayscale(3), to_tensor()}, ColorMode::kGrey);
+  add({random_crop(17, 4, true), random_horizontal_flip(), grayscale(3), to_tensor()}, ColorMode::kGray);
   return pipelines;
 }
 
@@ -79,7 +79,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   core::RandomStream random(seed, 0, size, core::Purpose::kTransform);
   Image image, again;
-  for (const ColorMode color : {ColorMode::kRgb, ColorMode::kGrey}) {
+  for (const ColorMode color : {ColorMode::kRgb, ColorMode::kGray}) {
     decode(file, color, true, image);
     if (decode(file, color, false, image)) {
       check(decode(file, color, true, again) && again.pixels == image.pixels,

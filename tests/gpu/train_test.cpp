@@ -66,18 +66,18 @@ TEST_F(GpuTrainTest, AResumedRunEndsAsOneThatWasNotStopped) {
 
 TEST_F(GpuTrainTest, EveryStrategyOverAGpuAndACore) {
   train_in("alone", {"train.device=cuda"});
-  for (const std::string strategy : {"data_parallel", "model_parallel", "pipeline"}) {
+  for (const std::string model : {"data_parallel", "model_parallel", "pipeline"}) {
     train_in(
-        strategy,
-        {"train.device=cuda", "distributed.strategy=" + strategy, "distributed.placements=\"cuda:0, cpu:0\"",
-         strategy == "data_parallel" ? "run.log_every=2"
-                                     : "distributed.place={features: \"cuda:0\", classifier: \"cpu:0\"}"});
-    EXPECT_NEAR(last(strategy, "val_loss"), last("alone", "val_loss"), 0.05);
+        model,
+        {"train.device=cuda", "distributed.model=" + model, "distributed.devices=\"cuda:0, cpu:0\"",
+         model == "data_parallel" ? "run.log_every=2"
+                                  : "distributed.device_map={features: \"cuda:0\", classifier: \"cpu:0\"}"});
+    EXPECT_NEAR(last(model, "val_loss"), last("alone", "val_loss"), 0.05);
   }
 }
 
 TEST_F(GpuTrainTest, RanksOverNccl) {
-  train_in("nccl", {"train.device=cuda", "distributed.strategy=ddp", "distributed.backend=nccl"});
+  train_in("nccl", {"train.device=cuda", "distributed.gradients=ddp", "distributed.backend=nccl"});
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ TEST(CloneTest, CloneOfAClone) {
   EXPECT_TRUE(at::equal(model->forward(images), copy->forward(images)));
 }
 
-TEST(MemoryFormatTest, ChannelsLastKeepsValuesAndReachesTheFirstLayerOfGreyModels) {
+TEST(MemoryFormatTest, ChannelsLastKeepsValuesAndReachesTheFirstLayerOfGrayModels) {
   torch::nn::AnyModule model = make_model(quick_options());
   const auto module = model.ptr();
   module->eval();

@@ -62,7 +62,7 @@ TEST(MlpTest, HasDocumentedNamesAndShapes) {
   EXPECT_EQ(MLP(options)->parameters().size(), 2U);
 }
 
-TEST(ModelTest, TakesAnyImageSizeThatFitsGreyOrColour) {
+TEST(ModelTest, TakesAnyImageSizeThatFitsGrayOrColour) {
   ModelOptions options;
   options.num_classes = 3;
   options.width = 0.0625;

@@ -141,7 +141,8 @@ TEST(StoppedRankChild, DISABLED_Rank) {
   std::vector<std::pair<const char*, std::function<void()>>> calls;
   std::vector<comm::Group> groups;
   for (const auto& [name, prepare] : cases()) {
-    groups.push_back(world.subgroup({0, 1}, {.timeout = seconds(40), .check = comm::Check::kOff}));
+    groups.push_back(
+        world.subgroup({0, 1}, {.timeout = seconds(40), .check_consistency = comm::ConsistencyCheck::kOff}));
     calls.emplace_back(name, prepare(groups.back()));
   }
   for (const comm::Group& group : groups) group.shared_state()->timeout = kTime;

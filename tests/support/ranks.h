@@ -24,7 +24,7 @@ inline bool ranks_are_processes(const std::string& backend) {
 
 /// Runs body(group) where this process is one of `size` ranks that mpirun has started.
 inline void run_as_rank(int size, const std::string& backend, const std::function<void(comm::Group&)>& body,
-                        std::chrono::milliseconds timeout, comm::Check check) {
+                        std::chrono::milliseconds timeout, comm::ConsistencyCheck check) {
   static const comm::Job job = comm::job_from_environment();
   if (job.world_size != size || job.launcher != comm::Launcher::kOpenMpi) {
     throw std::runtime_error(core::concat("this needs mpirun with ", size, " ranks, got ", job.world_size,
@@ -43,7 +43,7 @@ inline void run_as_rank(int size, const std::string& backend, const std::functio
 /// them, and throws what that threw.
 inline void run_ranks(int size, const std::string& backend, const std::function<void(comm::Group&)>& body,
                       std::chrono::milliseconds timeout = kSlowdown * std::chrono::seconds(20),
-                      comm::Check check = comm::Check::kFirst) {
+                      comm::ConsistencyCheck check_consistency = comm::ConsistencyCheck::kFirst) {
   if (ranks_are_processes(backend)) return run_as_rank(size, backend, body, timeout, check);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));

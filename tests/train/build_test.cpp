@@ -49,7 +49,7 @@ TEST(BuildTest, AWordThatAKeyDoesNotHaveIsRefusedInAConfigurationThatAProgramMad
     COHORT_EXPECT_THROW_WITH(run_training(config, "test"), ConfigError, message);
     COHORT_EXPECT_THROW_WITH(run_evaluation(config, run.path() / "none"), ConfigError, message);
   };
-  refused([](Config& c) { c.data.color = "gray"; }, "data.color: got 'gray', expected one of rgb, grey");
+  refused([](Config& c) { c.data.color = "gray"; }, "data.color: got 'gray', expected one of rgb, gray");
   refused([](Config& c) { c.train.precision = "fp16"; }, "train.precision: got 'fp16'");
   refused([](Config& c) { c.schedule.name = "cosin"; }, "schedule.name: got 'cosin'");
 }

@@ -50,7 +50,7 @@ class ClassesTest : public testing::Test {
   }
   std::vector<std::string> words(std::vector<std::string> more = {}) const {
     more.insert(more.begin(),
-                {"data.kind=image_folder", "data.path=" + (run.root() / "data").string(),
+                {"data.type=image_folder", "data.path=" + (run.root() / "data").string(),
                  "model.num_classes=0", "data.mean=[0.5]", "data.std=[0.3]", "data.train_transforms=none",
                  "data.val_transforms=none", "train.epochs=20", "optim.lr=0.1", "optim.momentum=0.9"});
     return more;
@@ -131,7 +131,7 @@ TEST_F(ClassesTest, ThatThereAreNoNamesIsKnownToo) {
     static_cast<void>(args.has("path") || args.has("split"));
     return std::make_shared<Nameless>();
   });
-  run.start({"data.kind=nameless", "model.num_classes=3", "train.eval_every=0", "train.epochs=1"});
+  run.start({"data.type=nameless", "model.num_classes=3", "train.eval_every=0", "train.epochs=1"});
   ASSERT_TRUE(trained_classes(last()).has_value());
   EXPECT_TRUE(trained_classes(last())->empty());
   EXPECT_EQ(trained_classes(run.root() / "nowhere.safetensors"), std::nullopt);
@@ -197,7 +197,7 @@ TEST(OtherClassesTest, TheAdviceIsAboutTheKindOfDataThatTheRunHas) {
   write_idx(run.root() / "idx", "train", {0, 1, 2, 3});
   write_idx(run.root() / "idx", "t10k", {0, 1});
   const auto words = [&](const std::string& more) {
-    return std::vector<std::string>{"data.kind=idx", "data.path=" + (run.root() / "idx").string(),
+    return std::vector<std::string>{"data.type=idx", "data.path=" + (run.root() / "idx").string(),
                                     "model.num_classes=0", "train.epochs=1", more};
   };
   try {

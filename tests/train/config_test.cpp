@@ -30,7 +30,7 @@ TEST(ConfigTest, AnEmptyFileGivesTheDefaults) {
 TEST(ConfigTest, ReadsEveryType) {
   const Config config = load(R"(
 model: {name: resnet18, options: {depth: 3, note: "a: b"}}
-data: {pin_memory: yes, mean: [0.5], std: 0.25, color: grey}
+data: {pin_memory: yes, mean: [0.5], std: 0.25, color: gray}
 optim: {lr: 1e-3, betas: [0.8, 0.9], name: adam}
 schedule: {name: multistep, milestones: [3, 6]}
 train: {epochs: +7}
@@ -65,23 +65,23 @@ TEST(ConfigTest, DumpReadsBackIdenticallyWhenEveryKeyDiffersFromItsDefault) {
   Config config = load(R"(
 model: {name: vgg11, num_classes: 7, width: 0.3, pools: 4, head: linear, dropout: 0.1, weights: "a \"b\" \\ #c",
         options: {"k: 1": "yes", x: "null", y: "", z: "ü\n\t"}}
-data: {kind: synthetic, path: ./d, train: /t, val: 1, color: grey, image_size: 28,
+data: {type: synthetic, path: ./d, train: /t, val: 1, color: gray, image_size: 28,
        train_transforms: [{Resize: [3, 4]}, Flip, {Pad: {a: 1, b: [1, 2.5]}}], val_transforms: [],
-       mean: [0.1], std: [0.3333333333333333], shuffle: no, drop_last: yes, uneven: pad, workers: 0, prefetch: 9, pin_memory: on,
-       on_error: skip, empty_class: keep, on_other_files: refuse, cache: encoded, synthetic_train: 5, synthetic_val: 6, options: {a: b}}
+       mean: [0.1], std: [0.3333333333333333], shuffle: no, drop_last: yes, last_batch: pad, workers: 0, prefetch: 9, pin_memory: on,
+       on_error: skip, empty_class: keep, on_other_files: raise, cache: encoded, synthetic_train: 5, synthetic_val: 6, options: {a: b}}
 optim: {name: adamw, lr: 1.0e-17, lr_scaling: sqrt, lr_base_size: 64, momentum: 0.1, nesterov: true, weight_decay: 0.0005, betas: [0.1, 0.2], eps: 1e-7,
         no_decay_on_norm_and_bias: true, clip_norm: 0.7}
 schedule: {name: one_cycle, unit: step, warmup_start: 0.2, milestones: [], step_size: 2, gamma: 0.2, eta_min: 1e-5,
            pct_start: 0.2, div_factor: 2, final_div_factor: 3, anneal: linear, three_phase: true,
            cycle_momentum: false, base_momentum: 0.1, max_momentum: 0.2}
-distributed: {strategy: ddp, placements: "cpu:0", place: {features: "cpu:0"}, schedule: zb_h1, micro_batches: 8, find_unused_parameters: true, bucket_cap_mb: 0.5, comm_hook: bf16, backend: gloo, nproc_per_node: 2}
-comm: {timeout: 7.5, check: always}
+distributed: {model: mine, gradients: average, devices: "cpu:0", device_map: {features: "cpu:0"}, schedule: zb_h1, micro_batches: 8, find_unused_parameters: true, bucket_cap_mb: 0.5, comm_hook: bf16, backend: gloo, nproc_per_node: 2}
+comm: {timeout: 7.5, check_consistency: always}
 train: {epochs: 3, max_steps: 4, batch_size: 5, global_batch_size: 12, eval_batch_size: 6, accumulate: 2, label_smoothing: 0.1,
         precision: bf16, memory_format: contiguous, threads: 2, device: "cuda:1", eval_every: 2, max_eval_steps: 3,
-        script: true, nan: continue}
+        script: true, on_nonfinite: continue}
 run: {name: "1", dir: "~", resume: auto, seed: 9007199254740992, save_every: 2, save_every_steps: 3,
       save_every_minutes: 0.5, keep: 0, best_metric: val_loss, best_mode: min, log_every: 7, progress: off,
-      tensorboard: no, images: 0, trace: 5, profile: 2}
+      tensorboard: no, log_images: 0, trace: 5, profile: 2}
 )");
   Config defaults;
   // Of the three warm-ups one may be set, and none with one_cycle.
@@ -214,13 +214,12 @@ TEST(ConfigTest, WhatSpansKeysIsChecked) {
   COHORT_EXPECT_THROW_WITH(load("schedule: {warmup_steps: 1, name: one_cycle}"), ConfigError,
                            "a warm-up of its own");
   COHORT_EXPECT_THROW_WITH(load("schedule: {milestones: [3, 3]}"), ConfigError, "expected numbers that rise");
-  for (const char* strategy : {"data_parallel", "model_parallel", "pipeline"}) {
-    const std::string text =
-        std::string("{train: {script: true}, distributed: {strategy: ") + strategy + "}}";
+  for (const char* model : {"data_parallel", "model_parallel", "pipeline"}) {
+    const std::string text = std::string("{train: {script: true}, distributed: {model: ") + model + "}}";
     COHORT_EXPECT_THROW_WITH(load(text), ConfigError,
-                             std::string("train.script is true and distributed.strategy is ") + strategy);
+                             std::string("train.script is true and distributed.model is ") + model);
   }
-  EXPECT_TRUE(load("{train: {script: true}, distributed: {strategy: ddp}}").warnings.empty());
+  EXPECT_TRUE(load("{train: {script: true}, distributed: {gradients: ddp}}").warnings.empty());
   Config config;
   config.train.epochs = -1;
   COHORT_EXPECT_THROW_WITH(check_config(config), ConfigError, "train.epochs: got -1");
@@ -286,7 +285,7 @@ TEST(ConfigTest, PresetsAreExpandedAndEndWithToTensorAndNormalize) {
   const auto val = val_transforms(config.data);
   EXPECT_EQ(val[0], (TransformConfig{"Resize", {{"", {73}}}}));  // int(64 / 0.875)
   EXPECT_EQ(val[1], (TransformConfig{"CenterCrop", {{"", {64}}}}));
-  config = load("data: {kind: idx}");
+  config = load("data: {type: idx}");
   EXPECT_EQ(train_transforms(config.data), (std::vector<TransformConfig>{{"ToTensor", {}}}));
   config = load("data: {train_transforms: [ToTensor], val_transforms: resize, image_size: 8}");
   EXPECT_EQ(train_transforms(config.data).size(), 1U);
@@ -308,7 +307,7 @@ TEST(ConfigTest, WhatIsLeftEmptyFollowsFromOtherKeys) {
 TEST(ConfigTest, TheShippedConfigurationsAreReadWithoutWarnings) {
   const Config fashion = load_config(source_file("configs/fashion-vgg.yaml"));
   EXPECT_EQ(fashion.model.pools, 4);
-  EXPECT_EQ(fashion.data.color, "grey");
+  EXPECT_EQ(fashion.data.color, "gray");
   EXPECT_EQ(fashion.schedule.warmup_fraction, 0.3);
   EXPECT_TRUE(fashion.warnings.empty());
   const Config vgg = load_config(source_file("configs/vgg.yaml"));

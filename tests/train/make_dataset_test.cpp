@@ -26,7 +26,7 @@ TEST(MakeDatasetTest, OtherFilesAreRefusedWhereTheConfigurationSaysSo) {
   Config config;
   config.data.path = dir.path().string();
   EXPECT_EQ(make_dataset(config, Split::kTrain)->size(), 1);
-  config.data.on_other_files = "refuse";
+  config.data.on_other_files = "raise";
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), DataError, "1 .webp (such as a/2.webp)");
 }
 
@@ -42,7 +42,7 @@ TEST(MakeDatasetTest, DataThatIsNotThereIsNamedWithTheKeysThatSayWhereItIs) {
   const std::string way_out = "Try: data.val=FOLDER, or train.eval_every=0, which trains without validation";
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
                            core::concat("the folder ", config.data.path, "/val does not exist. ", way_out));
-  config.data.kind = "idx";
+  config.data.type = "idx";
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
                            core::concat("has no t10k-images-idx3-ubyte, plain or .gz. ", way_out));
   config.data.val = (dir / "elsewhere").string();
@@ -57,7 +57,7 @@ TEST(MakeDatasetTest, OptionsGoToTheRegisteredDataSetThatReadsThem) {
         std::vector<at::Tensor>{at::zeros({args.integer("rows", 2), 3})});
   });
   Config config;
-  config.data.kind = "rows";
+  config.data.type = "rows";
   config.data.path = "here";
   config.data.val = "there";
   config.data.options = {{"rows", "5"}};
@@ -78,10 +78,10 @@ TEST(MakeDatasetTest, OptionsGoToTheRegisteredDataSetThatReadsThem) {
 TEST(MakeDatasetTest, OptionsOfOursAreRefused) {
   for (const char* kind : {"synthetic", "image_folder", "idx"}) {
     Config config;
-    config.data.kind = kind;
+    config.data.type = kind;
     config.data.options = {{"size", "5"}};
     COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), ConfigError,
-                             core::concat("data.options.size is set, but data.kind is ", kind));
+                             core::concat("data.options.size is set, but data.type is ", kind));
   }
 }
 

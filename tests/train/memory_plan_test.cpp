@@ -14,9 +14,9 @@ namespace {
 
 constexpr const char* kResNet = R"(
 model: {name: resnet18, num_classes: 10, width: 0.5}
-data: {kind: synthetic, image_size: 64}
+data: {type: synthetic, image_size: 64}
 train: {batch_size: 24, device: cpu}
-distributed: {strategy: single}
+distributed: {gradients: none}
 )";
 
 MemoryPlan plan_of(const std::vector<std::string>& overrides, const MemoryOptions& options = {}) {
@@ -105,8 +105,8 @@ TEST(MemoryPlanTest, AStepInPartsKeepsThoseOfOnePart) {
 }
 
 TEST(MemoryPlanTest, ReplicasShareTheModelAndKeepTheirPart) {
-  const auto plan = plan_of({"distributed.strategy=data_parallel", "distributed.placements=cpu:0/a cpu:0/b"},
-                            {.measure = true});
+  const auto plan =
+      plan_of({"distributed.model=data_parallel", "distributed.devices=cpu:0/a cpu:0/b"}, {.measure = true});
   ASSERT_EQ(plan.places.size(), 4U);
   const PlaceMemory &shared = plan.places[0], &second = plan.places[2], &all = plan.places[3];
   EXPECT_EQ(shared.predicted.model, plan.parameters + plan.buffers);
@@ -144,9 +144,9 @@ TEST(MemoryPlanTest, LayersOnPlacementsOfTheirOwnAreCountedThere) {
 TEST(MemoryPlanTest, RanksHaveBucketsOrChunksBeside) {
   const auto single = plan_of({"train.batch_size=12"});
   const auto ddp =
-      plan_of({"train.batch_size=12", "distributed.strategy=ddp", "distributed.nproc_per_node=2"});
-  const auto average =
-      plan_of({"train.global_batch_size=24", "distributed.strategy=average", "distributed.nproc_per_node=2"});
+      plan_of({"train.batch_size=12", "distributed.gradients=ddp", "distributed.nproc_per_node=2"});
+  const auto average = plan_of(
+      {"train.global_batch_size=24", "distributed.gradients=average", "distributed.nproc_per_node=2"});
   EXPECT_EQ(ddp.places[0].name, "each of 2 ranks");
   EXPECT_FALSE(ddp.places[0].predicted.averages);
   EXPECT_EQ(average.batch_size, 12);
@@ -177,10 +177,11 @@ TEST(MemoryPlanTest, AStepThatReportsNoLayersIsOneLine) {
 }
 
 TEST(MemoryPlanTest, ModelParallelIsPlannedByItsConfiguration) {
-  const MemoryPlan plan = plan_of({"distributed.strategy=model_parallel", "distributed.place.layer1=cpu:0/a",
-                                   "distributed.place.layer4=cpu:0/b"},
-                                  {.measure = true});
-  EXPECT_EQ(plan.strategy, "model_parallel");
+  const MemoryPlan plan =
+      plan_of({"distributed.model=model_parallel", "distributed.device_map.layer1=cpu:0/a",
+               "distributed.device_map.layer4=cpu:0/b"},
+              {.measure = true});
+  EXPECT_EQ(plan.runner, "model_parallel");
   ASSERT_EQ(plan.places.size(), 4U);
   EXPECT_EQ(plan.places[1].name, "cpu:0/a");
   EXPECT_EQ(plan.places[1].predicted.gradients, plan.places[1].measured.gradients);
@@ -195,12 +196,11 @@ struct Pipelined {
 // Two stages; interleaved_1f1b has two on each placement. What is handed over is less than a tenth of what a
 // stage holds: how much of it is under way at the peak is a matter of who is faster.
 std::vector<std::string> pipeline_of(const Pipelined& of) {
-  std::vector<std::string> overrides{"distributed.strategy=pipeline", "model.width=0.25",
-                                     "train.batch_size=64"};
+  std::vector<std::string> overrides{"distributed.model=pipeline", "model.width=0.25", "train.batch_size=64"};
   overrides.push_back(std::string("distributed.schedule=") + of.schedule);
   const bool interleaved = std::string(of.schedule) == "interleaved_1f1b";
   const auto place = [&](const char* layer, bool second) {
-    overrides.push_back(std::string("distributed.place.") + layer + (second ? "=cpu:1/a" : "=cpu:0/a"));
+    overrides.push_back(std::string("distributed.device_map.") + layer + (second ? "=cpu:1/a" : "=cpu:0/a"));
   };
   for (const char* layer : {"conv1", "bn1", "layer1.0"}) place(layer, false);
   place("layer1", true);
@@ -273,7 +273,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(MemoryPlanTest, APipelineOverFourPlacementsIsPlannedForEach) {
   std::vector<std::string> overrides = pipeline_of({"", "1f1b"});
   for (const char* moved : {"layer2=cpu:0/b", "layer3=cpu:1/b", "layer4=cpu:1/b", "fc=cpu:1/b"}) {
-    overrides.push_back(std::string("distributed.place.") + moved);
+    overrides.push_back(std::string("distributed.device_map.") + moved);
   }
   expect_near_everywhere(plan_of(overrides, {.measure = true}), 4, kSmallStages);
 }
@@ -281,8 +281,8 @@ TEST(MemoryPlanTest, APipelineOverFourPlacementsIsPlannedForEach) {
 TEST(MemoryPlanTest, APipelineThatIsCutByMeasuringIsPlannedAsItWasCut) {
   // Where it is cut depends on how busy the machine is, and with that how near a small stage's peak is.
   expect_exact_everywhere(
-      plan_of({"distributed.strategy=pipeline", "distributed.schedule=1f1b", "model.width=0.25",
-               "distributed.placements=cpu:0/a cpu:1/a", "train.batch_size=64"},
+      plan_of({"distributed.model=pipeline", "distributed.schedule=1f1b", "model.width=0.25",
+               "distributed.devices=cpu:0/a cpu:1/a", "train.batch_size=64"},
               {.measure = true}),
       2);
 }
@@ -302,15 +302,15 @@ TEST(MemoryPlanTest, APipelineOfGpusIsPlannedOnTheCpu) {
 }
 
 TEST(MemoryPlanTest, RefusesWhatItCannotPlan) {
-  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.strategy=model_parallel"}), UsageError,
+  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=model_parallel"}), UsageError,
                            "does not say which layers are where");
-  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.strategy=data_parallel", "distributed.nproc_per_node=2"}),
+  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=data_parallel", "distributed.nproc_per_node=2"}),
                            UsageError, "is planned for one process");
   MemoryOptions options{.measure = true};
   options.place["layer4"] = core::Placement::parse("cuda:0");
   COHORT_EXPECT_THROW_WITH(plan_of({}, options), UsageError, "only CPU memory is measured");
   options.measure = false;
-  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.strategy=data_parallel"}, options), UsageError,
+  COHORT_EXPECT_THROW_WITH(plan_of({"distributed.model=data_parallel"}, options), UsageError,
                            "layers on placements of their own, and data_parallel");
   COHORT_EXPECT_THROW_WITH(plan_of(pipeline_of({"", "1f1b"}), options), UsageError,
                            "layers on placements of their own, and pipeline");

@@ -25,7 +25,7 @@ using Parameters = std::vector<at::Tensor>;
 const Place kHalves = {{"features", "cpu:0/a"}, {"classifier", "cpu:0/b"}};
 
 struct Way {
-  std::string strategy = "data_parallel";
+  std::string model = "data_parallel";
   const char* head = "linear";  // "default" has dropout
   Place place = {};             // none: three replicas, or cut in three by measuring
   std::string schedule = "1f1b";
@@ -37,12 +37,12 @@ struct Way {
 
 Config config_of(const Way& way) {
   Config config;
-  config.data.color = "grey";
+  config.data.color = "gray";
   config.data.image_size = 16;
   config.train.batch_size = 8;
-  config.distributed.strategy = way.strategy;
-  config.distributed.placements = "cpu:0/a, cpu:0/b, cpu:0/c";
-  config.distributed.place = way.place;
+  config.distributed.model = way.model;
+  config.distributed.devices = "cpu:0/a, cpu:0/b, cpu:0/c";
+  config.distributed.device_map = way.place;
   config.distributed.schedule = way.schedule;
   config.distributed.micro_batches = 3;
   return config;
@@ -65,7 +65,7 @@ Parameters train(const Way& way) {
                           data::SyntheticOptions{.size = 28, .shape = {1, 16, 16}, .num_classes = 4}),
                       loading);
   TrainerOptions options;
-  const std::string among_ranks = !way.group ? "single" : way.strategy == "pipeline" ? "average" : "ddp";
+  const std::string among_ranks = !way.group ? "none" : way.model == "pipeline" ? "average" : "ddp";
   options.epochs(3).seed(9).max_steps(way.stop_after).strategy(make_strategy(among_ranks, way.group));
   if (!way.folder.empty()) options.run_dir(way.folder).resume("auto");
   Trainer(options).fit(task, loader);
@@ -86,12 +86,12 @@ void expect_equal(const Parameters& expected, const Parameters& got) {
 }
 
 std::vector<Way> all_ways(const char* head) {
-  return {{.strategy = "data_parallel", .head = head},
-          {.strategy = "model_parallel", .head = head},
-          {.strategy = "model_parallel", .head = head, .place = kHalves},
-          {.strategy = "pipeline", .head = head},
-          {.strategy = "pipeline", .head = head, .schedule = "zb_h1"},
-          {.strategy = "pipeline", .head = head, .place = kHalves, .schedule = "fill_drain"}};
+  return {{.model = "data_parallel", .head = head},
+          {.model = "model_parallel", .head = head},
+          {.model = "model_parallel", .head = head, .place = kHalves},
+          {.model = "pipeline", .head = head},
+          {.model = "pipeline", .head = head, .schedule = "zb_h1"},
+          {.model = "pipeline", .head = head, .place = kHalves, .schedule = "fill_drain"}};
 }
 
 TEST(PlacementsTest, EqualOneDeviceWithEveryFeature) {
@@ -99,12 +99,12 @@ TEST(PlacementsTest, EqualOneDeviceWithEveryFeature) {
       ClassificationOptions(), ClassificationOptions().accumulate(3), ClassificationOptions().clip_norm(0.5),
       ClassificationOptions().label_smoothing(0.1), ClassificationOptions().bf16(true)};
   for (const ClassificationOptions& feature : features) {
-    const Parameters single = train({.strategy = "single", .options = feature});
+    const Parameters single = train({.model = "plain", .options = feature});
     for (Way way : all_ways("linear")) {
-      SCOPED_TRACE(way.strategy + " " + way.schedule);
+      SCOPED_TRACE(way.model + " " + way.schedule);
       way.options = feature;
       const Parameters got = train(way);
-      if (way.strategy == "model_parallel") {
+      if (way.model == "model_parallel") {
         expect_equal(single, got);  // the same operators on the same batch
       } else {
         expect_close(single, got, feature.bf16() ? 5e-3 : 1e-5);
@@ -114,19 +114,19 @@ TEST(PlacementsTest, EqualOneDeviceWithEveryFeature) {
 }
 
 TEST(PlacementsTest, AnyCutAndScheduleDrawsTheSameNumbers) {
-  const Parameters first = train({.strategy = "pipeline", .head = "default"});
+  const Parameters first = train({.model = "pipeline", .head = "default"});
   for (const char* schedule : {"fill_drain", "interleaved_1f1b", "zb_h1"}) {
     SCOPED_TRACE(schedule);
-    expect_equal(first, train({.strategy = "pipeline", .head = "default", .schedule = schedule}));
+    expect_equal(first, train({.model = "pipeline", .head = "default", .schedule = schedule}));
   }
-  expect_equal(first, train({.strategy = "pipeline", .head = "default", .place = kHalves}));
-  expect_equal(train({.strategy = "model_parallel", .head = "default"}),
-               train({.strategy = "model_parallel", .head = "default", .place = kHalves}));
+  expect_equal(first, train({.model = "pipeline", .head = "default", .place = kHalves}));
+  expect_equal(train({.model = "model_parallel", .head = "default"}),
+               train({.model = "model_parallel", .head = "default", .place = kHalves}));
 }
 
 TEST(PlacementsTest, ResumesBitForBitWithDropout) {
   for (Way way : all_ways("default")) {
-    SCOPED_TRACE(way.strategy + " " + way.schedule);
+    SCOPED_TRACE(way.model + " " + way.schedule);
     const Parameters straight = train(way);
     test::TempDir folder;
     way.folder = folder.path();
@@ -138,12 +138,12 @@ TEST(PlacementsTest, ResumesBitForBitWithDropout) {
 }
 
 TEST(PlacementsTest, ResumesUnderAnyOtherStrategy) {
-  const Parameters straight = train({.strategy = "single"});
+  const Parameters straight = train({.model = "plain"});
   std::vector<Way> ways = all_ways("linear");
-  ways.push_back({.strategy = "single"});
+  ways.push_back({.model = "plain"});
   for (std::size_t i = 0; i < ways.size(); ++i) {
     Way before = ways[i], after = ways[(i + 1) % ways.size()];
-    SCOPED_TRACE(before.strategy + ", then " + after.strategy);
+    SCOPED_TRACE(before.model + ", then " + after.model);
     test::TempDir folder;
     before.folder = after.folder = folder.path();
     before.stop_after = 6;
@@ -153,13 +153,13 @@ TEST(PlacementsTest, ResumesUnderAnyOtherStrategy) {
 }
 
 TEST(PlacementsTest, RanksOfTwoPlacementsEqualOneProcess) {
-  const Parameters single = train({.strategy = "single"});
-  for (const char* strategy : {"data_parallel", "model_parallel", "pipeline"}) {
-    SCOPED_TRACE(strategy);
+  const Parameters single = train({.model = "plain"});
+  for (const char* model : {"data_parallel", "model_parallel", "pipeline"}) {
+    SCOPED_TRACE(model);
     std::vector<Parameters> got(2);
     test::run_ranks(2, "gloo", [&](comm::Group& group) {
       const std::string mine = core::concat("cpu:0/rank", group.rank());
-      Way way{.strategy = strategy, .group = group};
+      Way way{.model = model, .group = group};
       way.place = {{"features", mine + "a"}, {"classifier", mine + "b"}};
       got[static_cast<std::size_t>(group.rank())] = train(way);
     });
@@ -175,7 +175,7 @@ TEST(PlacementsTest, EvaluationDrawsNothingAndHasTheModelsOwnValues) {
   const at::NoGradGuard no_grad;
   const at::Tensor expected = model.forward(images);
   for (const Way& way : all_ways("default")) {
-    SCOPED_TRACE(way.strategy);
+    SCOPED_TRACE(way.model);
     const ModelRunner call = make_model_call(config_of(way), model, at::kCPU);
     at::manual_seed(5);
     EXPECT_TRUE(at::allclose(expected, call.forward(images), 1e-5, 1e-6));
@@ -187,9 +187,9 @@ TEST(PlacementsTest, EvaluationDrawsNothingAndHasTheModelsOwnValues) {
 
 TEST(PlacementsTest, RefuseWhatIsNotThere) {
   const torch::nn::AnyModule model = test::small_vgg("vgg11");
-  const auto call = [&](const char* strategy, const Place& place, const char* placements = "") {
-    Config config = config_of({.strategy = strategy, .place = place});
-    config.distributed.placements = placements;
+  const auto call = [&](const char* model, const Place& place, const char* placements = "") {
+    Config config = config_of({.model = model, .place = place});
+    config.distributed.devices = placements;
     return make_model_call(config, model, at::kCPU);
   };
   COHORT_EXPECT_THROW_WITH(call("data_parallel", {}, "cpu:4000"), ConfigError, "core 4000 is asked for");
@@ -206,7 +206,7 @@ TEST(PlacementsTest, RefuseWhatIsNotThere) {
                                              {"features.6", "cpu:0/b2"},
                                              {"classifier", "cpu:0/b"}}),
                            ConfigError, "as stages take turns on placements");
-  Config one_sample = config_of({.strategy = "pipeline"});
+  Config one_sample = config_of({.model = "pipeline"});
   one_sample.distributed.micro_batches = static_cast<int>(one_sample.train.batch_size);
   COHORT_EXPECT_THROW_WITH(make_model_call(one_sample, test::small_vgg("vgg11_bn"), at::kCPU), UsageError,
                            "fewer distributed.micro_batches");
@@ -215,7 +215,7 @@ TEST(PlacementsTest, RefuseWhatIsNotThere) {
   options.num_classes = 4;
   options.in_channels = 1;
   options.image_size = 28;
-  Config config = config_of({.strategy = "pipeline"});
+  Config config = config_of({.model = "pipeline"});
   COHORT_EXPECT_THROW_WITH(make_model_call(config, models::make_model(options), at::kCPU), UsageError,
                            "LeNet5 is not known as a list of layers");
 }

@@ -116,7 +116,7 @@ data::LoaderOptions share(const Strategy& strategy) {
   data::LoaderOptions options{.global_batch_size = kGlobalBatch, .shuffle = true, .seed = 5};
   options.rank = strategy.rank();
   options.world_size = strategy.size();
-  options.uneven = data::LastBatchPolicy::kKeep;
+  options.last_batch = data::LastBatchPolicy::kKeep;
   return options;
 }
 
@@ -443,12 +443,12 @@ TEST(StrategyTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
 
 TEST(StrategyTest, StrategiesThatDoNotFitTheRanksAreRefused) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
-    COHORT_EXPECT_THROW_WITH(make_strategy("single", group), UsageError, "there are 2 ranks");
-    COHORT_EXPECT_THROW_WITH(make_strategy("ring", group), UsageError, "there is no strategy \"ring\"");
+    COHORT_EXPECT_THROW_WITH(make_strategy("none", group), UsageError, "there are 2 ranks");
+    COHORT_EXPECT_THROW_WITH(make_strategy("ring", group), UsageError, "there is no gradient sync \"ring\"");
   });
-  COHORT_EXPECT_THROW_WITH(make_strategy("average"), UsageError, "needs a process group");
-  COHORT_EXPECT_THROW_WITH(make_strategy("ddp"), UsageError, "needs a process group");
-  EXPECT_EQ(make_strategy("auto")->name(), "single");
+  COHORT_EXPECT_THROW_WITH(make_strategy("average"), UsageError, "need a process group");
+  COHORT_EXPECT_THROW_WITH(make_strategy("ddp"), UsageError, "need a process group");
+  EXPECT_EQ(make_strategy("auto")->name(), "none");
 }
 
 }  // namespace

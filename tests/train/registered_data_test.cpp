@@ -32,7 +32,7 @@ COHORT_REGISTER_DATASET(tiles, [](const data::DatasetArgs&) { return std::make_s
 class RegisteredDataTest : public ::testing::Test {
  protected:
   Config config(std::vector<std::string> more = {}) const {
-    more.insert(more.begin(), {"data.kind=tiles", "data.mean=[]", "data.std=[]", "data.image_size=224",
+    more.insert(more.begin(), {"data.type=tiles", "data.mean=[]", "data.std=[]", "data.image_size=224",
                                "data.color=rgb", "model.num_classes=0", "optim.lr=0.5", "train.epochs=8"});
     return run.config(more);
   }
@@ -57,7 +57,7 @@ TEST_F(RegisteredDataTest, TheModelGetsChannelsAndSizeFromTheDataSet) {
 TEST_F(RegisteredDataTest, LayersAreMeasuredOnInputsOfTheDataSet) {
   // Measured on a picture, the first layer would refuse it.
   const RunResult trained =
-      run_training(config({"distributed.strategy=pipeline", "distributed.placements=cpu:0/a cpu:0/b",
+      run_training(config({"distributed.model=pipeline", "distributed.devices=cpu:0/a cpu:0/b",
                            "distributed.micro_batches=2"}),
                    "test");
   EXPECT_EQ(trained.fit.metrics.at("val_accuracy"), 1);
@@ -84,7 +84,7 @@ TEST_F(RegisteredDataTest, PredictionOfSamplesIsTheModelOnWhatTheDataSetMakes) {
 TEST_F(RegisteredDataTest, PicturesOfItAreRefusedByName) {
   run_training(config(), "test");
   COHORT_EXPECT_THROW_WITH(Predictor::of_run(config(), run.path() / "checkpoints" / "best"), UsageError,
-                           "data.kind is tiles, which a library registered");
+                           "data.type is tiles, which a library registered");
 }
 
 TEST_F(RegisteredDataTest, AnExportedProgramTakesInputsOfTheDataSet) {
@@ -105,12 +105,12 @@ TEST_F(RegisteredDataTest, AnExportedProgramTakesInputsOfTheDataSet) {
 TEST_F(RegisteredDataTest, KeysForPicturesAreWarnedOf) {
   const Config warned =
       config({"data.train_transforms=flip", "data.val_transforms=resize", "data.mean=[0.5]", "data.std=[0.2]",
-              "data.image_size=32", "data.color=grey", "data.empty_class=keep", "data.cache=encoded"});
+              "data.image_size=32", "data.color=gray", "data.empty_class=keep", "data.cache=encoded"});
   std::string all;
   for (const std::string& warning : warned.warnings) all += warning + "\n";
   for (const char* key :
        {"train_transforms", "val_transforms", "mean", "std", "image_size", "color", "empty_class", "cache"}) {
-    EXPECT_NE(all.find(core::concat("data.", key, " has no effect with data.kind tiles")), std::string::npos)
+    EXPECT_NE(all.find(core::concat("data.", key, " has no effect with data.type tiles")), std::string::npos)
         << key << " in\n"
         << all;
   }

@@ -32,7 +32,7 @@ const std::map<std::string, std::string> kOther = {
     {"model.dropout", "0.1"},
     {"model.weights", "a.safetensors"},
     {"model.options", "{hidden: 9}"},
-    {"data.kind", "idx"},
+    {"data.type", "idx"},
     {"data.path", "elsewhere"},
     {"data.train", "t"},
     {"data.val", "v"},
@@ -44,12 +44,12 @@ const std::map<std::string, std::string> kOther = {
     {"data.std", "[0.6]"},
     {"data.shuffle", "false"},
     {"data.drop_last", "true"},
-    {"data.uneven", "pad"},
+    {"data.last_batch", "pad"},
     {"data.workers", "1"},
     {"data.prefetch", "3"},
     {"data.pin_memory", "true"},
     {"data.on_error", "skip"},
-    {"data.on_other_files", "refuse"},
+    {"data.on_other_files", "raise"},
     {"data.empty_class", "keep"},
     {"data.cache", "encoded"},
     {"data.synthetic_train", "21"},
@@ -98,10 +98,11 @@ const std::map<std::string, std::string> kOther = {
     {"train.eval_every", "2"},
     {"train.max_eval_steps", "1"},
     {"train.script", "true"},
-    {"train.nan", "continue"},
-    {"distributed.strategy", "single"},
-    {"distributed.placements", "cpu:0"},
-    {"distributed.place", "{a: cpu:0}"},
+    {"train.on_nonfinite", "continue"},
+    {"distributed.model", "data_parallel"},
+    {"distributed.gradients", "none"},
+    {"distributed.devices", "cpu:0"},
+    {"distributed.device_map", "{a: cpu:0}"},
     {"distributed.schedule", "zb_h1"},
     {"distributed.micro_batches", "2"},
     {"distributed.find_unused_parameters", "true"},
@@ -110,7 +111,7 @@ const std::map<std::string, std::string> kOther = {
     {"distributed.backend", "gloo"},
     {"distributed.nproc_per_node", "2"},
     {"comm.timeout", "5"},
-    {"comm.check", "off"},
+    {"comm.check_consistency", "off"},
     {"run.name", "other"},
     {"run.seed", "2"},
     {"run.save_every", "3"},
@@ -122,7 +123,7 @@ const std::map<std::string, std::string> kOther = {
     {"run.log_every", "1"},
     {"run.progress", "auto"},
     {"run.tensorboard", "true"},
-    {"run.images", "3"},
+    {"run.log_images", "3"},
     {"run.trace", "1"},
     {"run.profile", "1"},
 };
@@ -332,7 +333,7 @@ COHORT_REGISTER_DATASET(levels, [](const data::DatasetArgs& args) {
 });
 
 TEST(ResumeKeyTest, AnOptionOfARegisteredDataSetTakesEffect) {
-  const std::vector<std::string> levels = {"data.kind=levels", "data.mean=[]", "data.std=[]"};
+  const std::vector<std::string> levels = {"data.type=levels", "data.mean=[]", "data.std=[]"};
   const SmallRun run, other;
   run.start(until("7", levels));
   fs::copy(run.path(), other.path(), fs::copy_options::recursive | fs::copy_options::copy_symlinks);

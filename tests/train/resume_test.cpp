@@ -85,7 +85,7 @@ struct PictureRun : SmallRun {
   }
   std::vector<std::string> words(std::vector<std::string> more = {}) const {
     more.insert(more.begin(),
-                {"data.kind=image_folder", "data.path=" + (root() / "data").string(), "model.num_classes=0",
+                {"data.type=image_folder", "data.path=" + (root() / "data").string(), "model.num_classes=0",
                  "data.train_transforms=none", "data.shuffle=false", "data.val_transforms=none"});
     return more;
   }
@@ -101,7 +101,7 @@ TEST(ResumeTest, AStartThatIsRefusedChangesNothingOnDisk) {
       {"run.resume=auto", "model.options.hidden=9"},
       {"run.resume=auto", "train.batch_size=5"},
       {"run.resume=auto", "data.drop_last=true", "train.batch_size=100"},
-      {"run.resume=auto", "data.kind=image_folder", "data.path=nowhere"},
+      {"run.resume=auto", "data.type=image_folder", "data.path=nowhere"},
       {"run.resume=auto", "run.best_metric=val_f1"},
       {"run.resume=auto", "optim.name=adam"},
       {"run.resume=step_00000002", "run.seed=7"},

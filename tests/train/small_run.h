@@ -38,7 +38,7 @@ class SmallRun {
     all.insert(all.end(), overrides.begin(), overrides.end());
     return train::load_config_text(R"(
 model: {name: mlp, num_classes: 4, options: {hidden: "8"}}
-data: {kind: synthetic, synthetic_train: 20, synthetic_val: 12, image_size: 4, color: grey, workers: 0, mean: [0.4], std: [0.3]}
+data: {type: synthetic, synthetic_train: 20, synthetic_val: 12, image_size: 4, color: gray, workers: 0, mean: [0.4], std: [0.3]}
 optim: {lr: 0.05}
 train: {epochs: 3, batch_size: 4, threads: 1, device: cpu, memory_format: contiguous}
 run: {progress: off, tensorboard: false, log_every: 2, keep: 0}

@@ -9,7 +9,7 @@
 
 namespace cohort::test {
 
-/// A VGG for four classes of grey images of 16 x 16 that trains in milliseconds. Seeds the global generator.
+/// A VGG for four classes of gray images of 16 x 16 that trains in milliseconds. Seeds the global generator.
 inline torch::nn::AnyModule small_vgg(const std::string& name, const std::string& head = "linear") {
   at::manual_seed(4);
   models::ModelOptions options;

@@ -2,15 +2,15 @@
 
 namespace cohort::data {
 
-void rgb_to_grey(const uint8_t* rgb, int64_t count, uint8_t* out) {
+void rgb_to_gray(const uint8_t* rgb, int64_t count, uint8_t* out) {
   for (int64_t i = 0; i < count; ++i) {
     out[i] = luma(rgb[3 * i], rgb[3 * i + 1], rgb[3 * i + 2]);
   }
 }
 
-void grey_to_rgb(const uint8_t* grey, int64_t count, uint8_t* out) {
+void gray_to_rgb(const uint8_t* gray, int64_t count, uint8_t* out) {
   for (int64_t i = 0; i < count; ++i) {
-    out[3 * i] = out[3 * i + 1] = out[3 * i + 2] = grey[i];
+    out[3 * i] = out[3 * i + 1] = out[3 * i + 2] = gray[i];
   }
 }
 
@@ -25,9 +25,9 @@ void inverted_cmyk_to_rgb(const uint8_t* cmyk, int64_t count, uint8_t* out) {
   }
 }
 
-void grey16_to_grey(const uint8_t* grey16, int64_t count, uint8_t* out) {
+void gray16_to_gray(const uint8_t* gray16, int64_t count, uint8_t* out) {
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = grey16[2 * i] != 0 ? 255 : grey16[2 * i + 1];
+    out[i] = gray16[2 * i] != 0 ? 255 : gray16[2 * i + 1];
   }
 }
 

@@ -11,12 +11,12 @@ constexpr std::uint8_t luma(std::uint8_t red, std::uint8_t green, std::uint8_t b
 }
 
 /// Writes the luma of `count` RGB pixels; `out` may be `rgb`.
-void rgb_to_grey(const std::uint8_t* rgb, std::int64_t count, std::uint8_t* out);
+void rgb_to_gray(const std::uint8_t* rgb, std::int64_t count, std::uint8_t* out);
 /// Writes `count` pixels whose three channels are equal.
-void grey_to_rgb(const std::uint8_t* grey, std::int64_t count, std::uint8_t* out);
+void gray_to_rgb(const std::uint8_t* gray, std::int64_t count, std::uint8_t* out);
 /// Writes `count` RGB pixels from CMYK as JPEG files of Adobe's kind hold it: 255 is no ink.
 void inverted_cmyk_to_rgb(const std::uint8_t* cmyk, std::int64_t count, std::uint8_t* out);
 /// Writes `count` bytes from big-endian 16-bit values: above 255 counts as 255, as in Pillow's mode I;16.
-void grey16_to_grey(const std::uint8_t* grey16, std::int64_t count, std::uint8_t* out);
+void gray16_to_gray(const std::uint8_t* gray16, std::int64_t count, std::uint8_t* out);
 
 }  // namespace cohort::data

@@ -23,7 +23,7 @@ namespace {
 constexpr int kMaxScans = 500;
 
 /// Where the pixels of one row are, and how they become those of the output.
-enum class RowKind { kDirect, kRgbToGrey, kCmykToRgb, kCmykToGrey };
+enum class RowKind { kDirect, kRgbToGray, kCmykToRgb, kCmykToGray };
 
 }  // namespace
 
@@ -143,18 +143,18 @@ bool JpegReader::State::read_header(const std::byte* data, size_t size, ColorMod
   jpeg_read_header(&info, TRUE);
   // libjpeg-turbo 3 writes samples of 12 bits as two bytes; our buffers have one for each.
   if (info.data_precision != BITS_IN_JSAMPLE) ERREXIT1(&info, JERR_BAD_PRECISION, info.data_precision);
-  const bool grey = color == ColorMode::kGrey;
+  const bool gray = color == ColorMode::kGray;
   rows = RowKind::kDirect;
   if (info.num_components == 1) {
-    info.out_color_space = grey ? JCS_GRAYSCALE : JCS_RGB;
+    info.out_color_space = gray ? JCS_GRAYSCALE : JCS_RGB;
   } else if (info.num_components == 3) {
     info.out_color_space = JCS_RGB;
-    if (grey) {
-      rows = RowKind::kRgbToGrey;
+    if (gray) {
+      rows = RowKind::kRgbToGray;
     }
   } else {
     info.out_color_space = JCS_CMYK;
-    rows = grey ? RowKind::kCmykToGrey : RowKind::kCmykToRgb;
+    rows = gray ? RowKind::kCmykToGray : RowKind::kCmykToRgb;
   }
   return true;
 }
@@ -183,15 +183,15 @@ void JpegReader::State::read_row(const Region& region, int64_t offset, uint8_t* 
     case RowKind::kDirect:
       std::memcpy(out, first, static_cast<size_t>(region.width * info.output_components));
       break;
-    case RowKind::kRgbToGrey:
-      rgb_to_grey(first, region.width, out);
+    case RowKind::kRgbToGray:
+      rgb_to_gray(first, region.width, out);
       break;
     case RowKind::kCmykToRgb:
       inverted_cmyk_to_rgb(first, region.width, out);
       break;
-    case RowKind::kCmykToGrey:
+    case RowKind::kCmykToGray:
       inverted_cmyk_to_rgb(first, region.width, row);
-      rgb_to_grey(row, region.width, out);
+      rgb_to_gray(row, region.width, out);
       break;
   }
 }
@@ -287,16 +287,16 @@ ImageHeader JpegReader::open(std::span<const std::byte> file, ColorMode color, c
   }
   if (info.num_components != 1 && info.num_components != 3 && info.num_components != 4) {
     throw DataError("data.image", core::concat(name, ": a JPEG of ", info.num_components,
-                                               " components, expected 1 (grey), 3 (colour) or 4 (CMYK)"));
+                                               " components, expected 1 (gray), 3 (colour) or 4 (CMYK)"));
   }
   return {ImageFormat::kJpeg, info.image_height, info.image_width};
 }
 
 void JpegReader::read(const Region& region, Image& out) {
   State& state = *state_;
-  const bool grey = state.rows == RowKind::kRgbToGrey || state.rows == RowKind::kCmykToGrey ||
+  const bool gray = state.rows == RowKind::kRgbToGray || state.rows == RowKind::kCmykToGray ||
                     state.info.out_color_space == JCS_GRAYSCALE;
-  out.reshape(region.height, region.width, grey ? 1 : 3);
+  out.reshape(region.height, region.width, gray ? 1 : 3);
   state.scratch.resize(std::max<size_t>(state.scratch.size(), size_t{state.info.image_width} * 4 + 64));
   if (!state.decode(region, out.pixels.data())) {
     state.fail();

@@ -23,7 +23,7 @@ namespace {
 constexpr unsigned char kEnd[12] = {0, 0, 0, 0, 'I', 'E', 'N', 'D', 0xAE, 0x42, 0x60, 0x82};
 
 /// What libpng hands over, and how it becomes the output.
-enum class RowKind { kDirect, kRgbToGrey, kGreyToRgb, kGrey16ToGrey, kGrey16ToRgb };
+enum class RowKind { kDirect, kRgbToGray, kGrayToRgb, kGray16ToGray, kGray16ToRgb };
 
 }  // namespace
 
@@ -51,7 +51,7 @@ struct PngReader::State {
   int64_t in_channels() const { return png_get_channels(png, info); }
   int64_t bytes_per_pixel() const { return in_channels() * png_get_bit_depth(png, info) / 8; }
   int64_t out_channels() const {
-    const bool colour = rows == RowKind::kGreyToRgb || rows == RowKind::kGrey16ToRgb;
+    const bool colour = rows == RowKind::kGrayToRgb || rows == RowKind::kGray16ToRgb;
     return colour ? 3 : rows == RowKind::kDirect ? in_channels() : 1;
   }
   bool start(bool interlaced);
@@ -120,25 +120,25 @@ bool PngReader::State::read_header(ColorMode color) {
 }
 
 void PngReader::State::choose_conversions(ColorMode color) {
-  const bool grey_out = color == ColorMode::kGrey;
+  const bool gray_out = color == ColorMode::kGray;
   const int type = png_get_color_type(png, info);
   const int depth = png_get_bit_depth(png, info);
-  bool grey_in = false;
+  bool gray_in = false;
   rows = RowKind::kDirect;
   if (type == PNG_COLOR_TYPE_GRAY && depth == 16) {
-    rows = grey_out ? RowKind::kGrey16ToGrey : RowKind::kGrey16ToRgb;
+    rows = gray_out ? RowKind::kGray16ToGray : RowKind::kGray16ToRgb;
     return;
   }
   if (type == PNG_COLOR_TYPE_PALETTE) {
     png_set_palette_to_rgb(png);
   } else if (type == PNG_COLOR_TYPE_GRAY || type == PNG_COLOR_TYPE_GRAY_ALPHA) {
-    grey_in = true;
+    gray_in = true;
     png_set_expand_gray_1_2_4_to_8(png);
   }
   png_set_strip_16(png);
   png_set_strip_alpha(png);
-  if (grey_in != grey_out) {
-    rows = grey_in ? RowKind::kGreyToRgb : RowKind::kRgbToGrey;
+  if (gray_in != gray_out) {
+    rows = gray_in ? RowKind::kGrayToRgb : RowKind::kRgbToGray;
   }
 }
 
@@ -158,18 +158,18 @@ void PngReader::State::convert_row(const uint8_t* row, int64_t count, uint8_t* o
     case RowKind::kDirect:
       std::memcpy(out, row, static_cast<size_t>(count * in_channels()));
       break;
-    case RowKind::kRgbToGrey:
-      rgb_to_grey(row, count, out);
+    case RowKind::kRgbToGray:
+      rgb_to_gray(row, count, out);
       break;
-    case RowKind::kGreyToRgb:
-      grey_to_rgb(row, count, out);
+    case RowKind::kGrayToRgb:
+      gray_to_rgb(row, count, out);
       break;
-    case RowKind::kGrey16ToGrey:
-      grey16_to_grey(row, count, out);
+    case RowKind::kGray16ToGray:
+      gray16_to_gray(row, count, out);
       break;
-    case RowKind::kGrey16ToRgb:
+    case RowKind::kGray16ToRgb:
       for (int64_t i = 0; i < count; ++i) {
-        grey16_to_grey(row + 2 * i, 1, out + 3 * i);
+        gray16_to_gray(row + 2 * i, 1, out + 3 * i);
         out[3 * i + 1] = out[3 * i + 2] = out[3 * i];
       }
       break;

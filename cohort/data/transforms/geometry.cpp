@@ -224,7 +224,7 @@ class Grayscale : public Transform {
   void apply(Image& image, core::RandomStream&) const override {
     const int64_t count = image.height * image.width;
     if (image.channels == 3) {
-      rgb_to_grey(image.pixels.data(), count, image.pixels.data());
+      rgb_to_gray(image.pixels.data(), count, image.pixels.data());
     }
     image.reshape(image.height, image.width, channels_);
     if (channels_ == 3) {  // from the end, in place

@@ -238,7 +238,7 @@ void Pipeline::build_table(const TransformSpec* normalize) {
       if (values->size() != 1 && static_cast<int64_t>(values->size()) != channels_) {
         args.fail(key,
                   core::concat("got ", values->size(), " values, expected ", channels_,
-                               channels_ == 1 ? " (pictures are grey)" : " (pictures have colour) or 1"));
+                               channels_ == 1 ? " (pictures are gray)" : " (pictures have colour) or 1"));
       }
     }
     if (std::any_of(deviation.begin(), deviation.end(),

@@ -80,7 +80,7 @@ template <int64_t kBytes>
   }
 }
 
-COHORT_VECTOR_CLONES void weigh_grey(const uint8_t* columns, const ResampleWeights& w, uint8_t* out) {
+COHORT_VECTOR_CLONES void weigh_gray(const uint8_t* columns, const ResampleWeights& w, uint8_t* out) {
   weigh_columns<kRows>(columns, w, out);
 }
 
@@ -109,7 +109,7 @@ void resize_rows(const PixelView& in, int64_t y, const ResampleWeights& w, uint8
     const auto copy = r < kRows - 1 ? copy_pixels<kChannels, true> : copy_pixels<kChannels, false>;
     copy(in.row(y + r), kChannels, columns + r * kChannels, kStep, in.width);
   }
-  (kChannels == 1 ? weigh_grey : weigh_rgb)(columns, w, result);
+  (kChannels == 1 ? weigh_gray : weigh_rgb)(columns, w, result);
   for (int64_t r = 0; r < count; ++r) {
     copy_pixels<kChannels, true>(result + r * kChannels, kStep, out + (y + r) * w.out * kChannels, kChannels,
                                  w.out);

@@ -31,7 +31,7 @@ class TensorBoardWriter {
   TensorBoardWriter& operator=(const TensorBoardWriter&) = delete;
 
   void scalar(std::string_view tag, double value, std::int64_t step);
-  /// `png` is an encoded PNG; `channels` is 1 (grey), 3 (RGB) or 4 (RGBA).
+  /// `png` is an encoded PNG; `channels` is 1 (gray), 3 (RGB) or 4 (RGBA).
   void image_png(std::string_view tag, std::span<const std::byte> png, std::int64_t height,
                  std::int64_t width, std::int64_t channels, std::int64_t step);
   /// Text (Markdown) in TensorBoard's Text tab: for instance the effective configuration.

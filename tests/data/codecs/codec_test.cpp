@@ -26,9 +26,9 @@ void expect_pixels_of_pillow(const std::string& name) {
   decode_image(golden_bytes(name + ".file"), ColorMode::kRgb, name, image);
   EXPECT_EQ(image.channels, 3) << name;
   EXPECT_TRUE(image.pixels == golden_pixels(name + ".rgb")) << name;
-  decode_image(golden_bytes(name + ".file"), ColorMode::kGrey, name, image);
+  decode_image(golden_bytes(name + ".file"), ColorMode::kGray, name, image);
   EXPECT_EQ(image.channels, 1) << name;
-  EXPECT_TRUE(image.pixels == golden_pixels(name + ".grey")) << name;
+  EXPECT_TRUE(image.pixels == golden_pixels(name + ".gray")) << name;
 }
 
 Image picture(int64_t height, int64_t width, int64_t channels) {
@@ -71,7 +71,7 @@ TEST(CodecTest, PngKeepsEveryPixel) {
   for (const int64_t channels : {1, 3}) {
     const Image image = picture(23, 31, channels);
     Image back;
-    decode_image(encode_png(image), channels == 1 ? ColorMode::kGrey : ColorMode::kRgb, "a", back);
+    decode_image(encode_png(image), channels == 1 ? ColorMode::kGray : ColorMode::kRgb, "a", back);
     EXPECT_EQ(back.size(), image.size());
     EXPECT_TRUE(back.pixels == image.pixels);
   }
@@ -83,7 +83,7 @@ TEST(CodecTest, JpegIsCloserToThePictureTheHigherItsQuality) {
     double last = 1e9;
     for (const int quality : {1, 50, 75, 95, 100}) {
       Image back;
-      decode_image(encode_jpeg(image, quality), channels == 1 ? ColorMode::kGrey : ColorMode::kRgb, "a",
+      decode_image(encode_jpeg(image, quality), channels == 1 ? ColorMode::kGray : ColorMode::kRgb, "a",
                    back);
       ASSERT_EQ(back.pixels.size(), image.pixels.size());
       double error = 0;

@@ -54,7 +54,7 @@ TEST(FaultsTest, ContentDecidesAndNotTheName) {
 }
 
 TEST(FaultsTest, EveryTruncationIsAnErrorThatNamesTheFile) {
-  for (const char* name : {"jpeg_420", "jpeg_grey", "jpeg_420_progressive", "png_rgb", "png_interlaced"}) {
+  for (const char* name : {"jpeg_420", "jpeg_gray", "jpeg_420_progressive", "png_rgb", "png_interlaced"}) {
     const Bytes whole = golden_bytes(std::string(name) + ".file");
     const bool png = std::string(name).starts_with("png");
     const size_t end =
@@ -86,7 +86,7 @@ TEST(FaultsTest, ATruncatedFileFailsWhateverTheRegion) {
 }
 
 TEST(FaultsTest, DamagedJpegDataIsAnErrorUnlessItIsAccepted) {
-  Bytes file = golden_bytes("jpeg_grey.file");
+  Bytes file = golden_bytes("jpeg_gray.file");
   file.resize(file.size() / 2);
   file.push_back(std::byte{0xFF});
   file.push_back(std::byte{0xD9});
@@ -151,7 +151,7 @@ TEST(FaultsTest, TwoComponentsAreNoPicture) {
   const Bytes file(reinterpret_cast<std::byte*>(data), reinterpret_cast<std::byte*>(data) + size);
   std::free(data);
   expect_in(message_of(file, "two.jpg"),
-            {"two.jpg: a JPEG of 2 components, expected 1 (grey), 3 (colour) or 4"});
+            {"two.jpg: a JPEG of 2 components, expected 1 (gray), 3 (colour) or 4"});
 }
 
 TEST(FaultsTest, AFailureLeavesNothingBehind) {
@@ -169,7 +169,7 @@ TEST(FaultsTest, AFailureLeavesNothingBehind) {
 
 TEST(FaultsTest, MisuseIsAUsageError) {
   Image out;
-  thread_decoder().open(golden_bytes("jpeg_grey.file"), ColorMode::kGrey, "a");
+  thread_decoder().open(golden_bytes("jpeg_gray.file"), ColorMode::kGray, "a");
   EXPECT_THROW(thread_decoder().read({0, 0, 29, 1}, out), UsageError);
   EXPECT_THROW(thread_decoder().read({-1, 0, 2, 2}, out), UsageError);
   Image image;

@@ -64,7 +64,7 @@ std::vector<std::byte> encode(int height, int width, const Encoding& how) {
 
 void expect_regions_match(const std::vector<std::byte>& file, int count, core::RandomStream& random,
                           const std::string& what) {
-  for (const ColorMode color : {ColorMode::kRgb, ColorMode::kGrey}) {
+  for (const ColorMode color : {ColorMode::kRgb, ColorMode::kGray}) {
     Image whole, part;
     decode_image(file, color, what, whole);
     for (int i = 0; i < count; ++i) {

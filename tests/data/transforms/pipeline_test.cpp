@@ -55,7 +55,7 @@ void expect_torchvisions(const std::string& name, std::vector<TransformSpec> spe
 TEST(PipelineTest, EvaluationGivesTorchvisionsFloatsBitForBit) {
   expect_torchvisions("resize_crop", {resize(15), center_crop(14)});
   expect_torchvisions("crop_pads", {center_crop(24)});
-  expect_torchvisions("grey_of_three", {resize(ImageSize{12, 30}), grayscale(3)});
+  expect_torchvisions("gray_of_three", {resize(ImageSize{12, 30}), grayscale(3)});
 }
 
 /// Expects the bytes of golden `name` from jpeg_420 by `spec`, when chance gives `wanted`.
@@ -160,7 +160,7 @@ TEST(PipelineTest, EncodedIsDecodedAndThenRunForAnyOrderOfTransforms) {
       {center_crop(12), resize(ImageSize{20, 20}), random_crop(8, 2), random_horizontal_flip(1), grayscale(),
        to_tensor()},
   };
-  for (const ColorMode color : {ColorMode::kRgb, ColorMode::kGrey}) {
+  for (const ColorMode color : {ColorMode::kRgb, ColorMode::kGray}) {
     for (const auto& specs : lists) {
       const Pipeline pipeline(specs, color);
       for (uint64_t position = 0; position < 8; ++position) {
@@ -189,7 +189,7 @@ TEST(PipelineTest, MirroringThenCroppingIsDoneInThatOrder) {
   Image image;
   image.reshape(1, 4, 1);
   image.pixels = {0, 51, 102, 255};
-  const Pipeline pipeline({random_horizontal_flip(1), center_crop(2), to_tensor()}, ColorMode::kGrey);
+  const Pipeline pipeline({random_horizontal_flip(1), center_crop(2), to_tensor()}, ColorMode::kGray);
   float out[4] = {9, 9, 9, 9};
   core::RandomStream random = stream();
   pipeline.run(image, random, out, Layout::kChannelsFirst);
@@ -205,14 +205,14 @@ TEST(PipelineTest, OneValueOfMeanServesAllChannels) {
 }
 
 TEST(PipelineTest, AShapeThatDependsOnThePicturesMustBeSaid) {
-  Pipeline pipeline({random_horizontal_flip(), to_tensor()}, ColorMode::kGrey);
+  Pipeline pipeline({random_horizontal_flip(), to_tensor()}, ColorMode::kGray);
   EXPECT_FALSE(pipeline.has_output_shape());
   EXPECT_THROW(pipeline.output_shape(), UsageError);
   pipeline.set_input_size({28, 28});
   EXPECT_EQ(pipeline.output_shape(), (ImageShape{1, 28, 28}));
   std::vector<float> out(28 * 28);
   core::RandomStream random = stream();
-  pipeline.run_encoded(golden_bytes("jpeg_grey.file"), "grey", random, out.data(), Layout::kChannelsFirst);
+  pipeline.run_encoded(golden_bytes("jpeg_gray.file"), "gray", random, out.data(), Layout::kChannelsFirst);
   try {
     pipeline.run_encoded(golden_bytes("jpeg_420.file"), "train/a.jpg", random, out.data(),
                          Layout::kChannelsFirst);
@@ -220,7 +220,7 @@ TEST(PipelineTest, AShapeThatDependsOnThePicturesMustBeSaid) {
   } catch (const DataError& error) {
     expect_in(error.what(), {"train/a.jpg", "1x19x27", "expected 1x28x28", "add Resize"});
   }
-  EXPECT_EQ(Pipeline({random_crop(24), grayscale(3), to_tensor()}, ColorMode::kGrey).output_shape(),
+  EXPECT_EQ(Pipeline({random_crop(24), grayscale(3), to_tensor()}, ColorMode::kGray).output_shape(),
             (ImageShape{3, 24, 24}));
 }
 
@@ -256,8 +256,8 @@ TEST(PipelineTest, WrongOrdersAreRefused) {
 }
 
 TEST(PipelineTest, MeansMustFitTheChannels) {
-  expect_in(message_of({to_tensor(), normalize(kMean, kStd)}, ColorMode::kGrey),
-            {"Normalize.mean: got 3 values, expected 1 (pictures are grey)"});
+  expect_in(message_of({to_tensor(), normalize(kMean, kStd)}, ColorMode::kGray),
+            {"Normalize.mean: got 3 values, expected 1 (pictures are gray)"});
   expect_in(message_of({to_tensor(), normalize({0.1, 0.2}, {1, 1})}),
             {"Normalize.mean: got 2 values, expected 3"});
   expect_in(message_of({to_tensor(), normalize(kMean, {1, 0, 1})}), {"Normalize.std: got 0"});

@@ -1,9 +1,10 @@
 // Flat upper-case keys of published VGG training scripts.
+#include "cohort/train/flat_keys.h"
+
 #include <gtest/gtest.h>
 
 #include "cohort/core/error.h"
 #include "cohort/train/config.h"
-#include "cohort/train/flat_keys.h"
 #include "tests/support/throws.h"
 
 namespace cohort::train {
@@ -13,7 +14,7 @@ Config load(const std::string& text, const std::vector<std::string>& overrides =
   return load_config_text(text, "vgg.yaml", overrides);
 }
 
-TEST(LegacyConfigTest, EveryKeyIsRead) {
+TEST(FlatKeysTest, EveryKeyIsRead) {
   const Config config = load(
       "MODEL: VGG19\nNUM_CLASSES: 5\nIMAGE_SIZE: 32\nBATCHSIZE: 16\nNUM_GPUS: 1\nEPOCHS: 3\nLR: 0.5\n"
       "MOMENTUM: 0.8\nWD: 0.001\nWEIGHT_DECAY: 1e-3\nMILESTONES: [1, 2]\nGAMMA: 0.3\nWORKERS: 1\n"
@@ -41,7 +42,7 @@ TEST(LegacyConfigTest, EveryKeyIsRead) {
   EXPECT_TRUE(config.warnings.empty());
 }
 
-TEST(LegacyConfigTest, MissingKeysHaveTheStatedDefaults) {
+TEST(FlatKeysTest, MissingKeysHaveTheStatedDefaults) {
   const Config config = load("DATA_PATH: photos\n");
   EXPECT_EQ(config.model.name, "vgg16");
   EXPECT_EQ(config.model.num_classes, 0);
@@ -68,13 +69,13 @@ TEST(LegacyConfigTest, MissingKeysHaveTheStatedDefaults) {
   EXPECT_EQ(val_transforms(config.data)[0].args.at(""), std::vector<double>{73});
 }
 
-TEST(LegacyConfigTest, BothNamesOfWeightDecayMayStandWhenEqual) {
+TEST(FlatKeysTest, BothNamesOfWeightDecayMayStandWhenEqual) {
   EXPECT_EQ(load("WD: 0.0005\nWEIGHT_DECAY: 5.0e-4\n").optim.weight_decay, 5e-4);
   COHORT_EXPECT_THROW_WITH(load("WD: 0.0005\nWEIGHT_DECAY: 0.0001\n"), ConfigError,
                            "vgg.yaml, line 2, column 1: WEIGHT_DECAY is 0.0001 but WD is 0.0005");
 }
 
-TEST(LegacyConfigTest, ALineWithoutASpaceAfterTheColonIsReadAndShown) {
+TEST(FlatKeysTest, ALineWithoutASpaceAfterTheColonIsReadAndShown) {
   const Config config = load("LR: 0.1\nTRAIN_FILE:./data/train\nTEST_FILE:./data/val\n");
   EXPECT_EQ(train_path(config.data), "./data/train");
   EXPECT_EQ(val_path(config.data), "./data/val");
@@ -83,7 +84,7 @@ TEST(LegacyConfigTest, ALineWithoutASpaceAfterTheColonIsReadAndShown) {
       config.warnings[0], "vgg.yaml, line 2: no space after the colon in 'TRAIN_FILE:./data/train'"));
 }
 
-TEST(LegacyConfigTest, SeveralGpusAreRanksAndNoneMeansTheCpu) {
+TEST(FlatKeysTest, SeveralGpusAreRanksAndNoneMeansTheCpu) {
   const Config config = load("NUM_GPUS: 4\n");
   EXPECT_TRUE(config.warnings.empty());
   EXPECT_EQ(config.distributed.nproc_per_node, 4);
@@ -94,7 +95,7 @@ TEST(LegacyConfigTest, SeveralGpusAreRanksAndNoneMeansTheCpu) {
                            "NUM_GPUS: got '-1', expected a whole number >= 0");
 }
 
-TEST(LegacyConfigTest, MistakesAreNamedByTheKeyThatWasWritten) {
+TEST(FlatKeysTest, MistakesAreNamedByTheKeyThatWasWritten) {
   COHORT_EXPECT_THROW_WITH(load("LR: 0.1\nBATCH_SIZE: 3\n"), ConfigError,
                            "line 2, column 1: unknown key 'BATCH_SIZE'. Try: the nearest one, BATCHSIZE");
   COHORT_EXPECT_THROW_WITH(load("LR: fast\n"), ConfigError, "LR: got 'fast', expected a number >= 0");
@@ -102,7 +103,7 @@ TEST(LegacyConfigTest, MistakesAreNamedByTheKeyThatWasWritten) {
   COHORT_EXPECT_THROW_WITH(load("LR: 1\nLR: 2\n"), ConfigError, "'LR' stands twice");
 }
 
-TEST(LegacyConfigTest, SectionsMayStandBesideFlatKeysButNotSetTheSame) {
+TEST(FlatKeysTest, SectionsMayStandBesideFlatKeysButNotSetTheSame) {
   const Config config = load("LR: 0.3\ntrain: {device: cpu}\n", {"optim.lr=0.4", "EPOCHS=2"});
   EXPECT_EQ(config.optim.lr, 0.4);
   EXPECT_EQ(config.train.epochs, 2);
@@ -111,8 +112,8 @@ TEST(LegacyConfigTest, SectionsMayStandBesideFlatKeysButNotSetTheSame) {
                            "'optim.lr' is set twice: first as LR");
 }
 
-TEST(LegacyConfigTest, EveryFlatKeyStandsForAKeyThatExists) {
-  EXPECT_EQ(legacy_keys().size(), 21U);
+TEST(FlatKeysTest, EveryFlatKeyStandsForAKeyThatExists) {
+  EXPECT_EQ(flat_keys().size(), 21U);
   const Config again = load_config_text(dump_config(load("MODEL: vgg16\n")), "dump");
   EXPECT_EQ(again, load("MODEL: vgg16\n"));
 }
