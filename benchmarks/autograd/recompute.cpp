@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "cohort/bench/compare.h"
-#include "cohort/core/live_bytes.h"
+#include "cohort/memory/live_bytes.h"
 
 namespace {
 
@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
   for (const std::int64_t part : {0, 4, 8, 16}) {
     const std::string name = part == 0 ? "plain" : "parts of " + std::to_string(part);
     ways.emplace_back(name, [&, name, part] {
-      const cohort::core::LiveBytes bytes;
+      const cohort::memory::LiveBytes bytes;
       step(layers, part, input);
       peaks[name] = bytes.peak();
     });

@@ -18,13 +18,13 @@
 #include <thread>
 #include <vector>
 
+#include "cohort/base/cpu.h"
 #include "cohort/bench/timeit.h"
+#include "cohort/comm/backends/shm/internal/collectives.h"
+#include "cohort/comm/backends/shm/internal/communicator.h"
+#include "cohort/comm/backends/shm/shm.h"
 #include "cohort/comm/group.h"
-#include "cohort/comm/shm/collectives.h"
-#include "cohort/comm/shm/communicator.h"
-#include "cohort/comm/shm/shm.h"
 #include "cohort/comm/store_adapter.h"
-#include "cohort/core/cpu.h"
 #include "cohort/launch/spawn.h"
 
 namespace {
@@ -97,9 +97,9 @@ void run_rank(std::size_t largest, bool with_mpi) {
   at::set_num_threads(1);
   comm::Group gloo =
       comm::init_process_group({.backend = "gloo", .check_consistency = comm::ConsistencyCheck::kOff});
-  const auto& cores = cohort::core::CpuSet::of_process().ids();
+  const auto& cores = cohort::base::CpuSet::of_process().ids();
   if (static_cast<int>(cores.size()) >= gloo.size()) {
-    cohort::core::CpuSet({cores[static_cast<std::size_t>(gloo.rank())]}).pin_current_thread();
+    cohort::base::CpuSet({cores[static_cast<std::size_t>(gloo.rank())]}).pin_current_thread();
   }
   const auto timeout = std::chrono::minutes(1);
   const auto make = [&](const char* backend) {
@@ -110,7 +110,7 @@ void run_rank(std::size_t largest, bool with_mpi) {
   std::vector<Variant> variants{{"gloo", gloo}, {"shm", ours}, {"shm, shared", ours, true}};
   if (with_mpi) variants.insert(variants.begin() + 1, {"mpi", make("mpi")});
   comm::StoreAdapter kv_store(gloo.store());
-  shm::Communicator alone(kv_store, gloo.rank(), gloo.size(), cohort::core::Deadline(timeout));
+  shm::Communicator alone(kv_store, gloo.rank(), gloo.size(), cohort::base::Deadline(timeout));
   const bool speaks = gloo.rank() == 0;
   const double bytes_per_second = bandwidth(gloo);
   if (speaks) {

@@ -1,4 +1,4 @@
-// What handing a function to another thread costs, from the call to its first line there: core::TaskThread
+// What handing a function to another thread costs, from the call to its first line there: base::TaskThread
 // with threads that have a core each, with two threads on one core, and to a thread that sleeps; beside that
 // the least that Linux takes to wake a thread, a bare futex, in turn; and a std::async of the same.
 // Run: core_hand_over [rounds]
@@ -15,15 +15,16 @@
 #include <thread>
 #include <vector>
 
+#include "cohort/base/threads/task_thread.h"
 #include "cohort/bench/compare.h"
-#include "cohort/core/task_thread.h"
 
 namespace {
 
 namespace bench = cohort::bench;
+namespace base = cohort::base;
 namespace core = cohort::core;
 using Clock = std::chrono::steady_clock;
-const core::Deadline kDeadline(std::chrono::seconds(150));
+const base::Deadline kDeadline(std::chrono::seconds(150));
 
 struct Way {
   const char* name;
@@ -44,14 +45,14 @@ void report(int rounds, std::chrono::microseconds pause, const std::vector<Way>&
   std::puts(bench::compare(variants, options).text().c_str());
 }
 
-Clock::time_point give(core::TaskThread& thread) {
+Clock::time_point give(base::TaskThread& thread) {
   return thread.submit("now", [] { return Clock::now(); }).get(kDeadline);
 }
 
 // A thread that sleeps in a futex until it is told to read the clock.
 class BareFutex {
  public:
-  explicit BareFutex(const core::CpuSet& cpus)
+  explicit BareFutex(const base::CpuSet& cpus)
       : thread_([this, cpus] {
           cpus.pin_current_thread();
           for (int seen = 0;; ++seen) {
@@ -96,11 +97,11 @@ class BareFutex {
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 5000;
   const std::chrono::microseconds none(0), pause(1000);
-  const std::vector<int> cores = core::CpuSet::of_process().ids();
-  const core::CpuSet first({cores.front()}), last({cores.back()});
+  const std::vector<int> cores = base::CpuSet::of_process().ids();
+  const base::CpuSet first({cores.front()}), last({cores.back()});
   std::printf("From the call to the function; %zu cores, %d rounds\n", cores.size(), rounds);
   {
-    core::TaskThread a({.name = "a", .cpus = first}), b({.name = "b", .cpus = last});
+    base::TaskThread a({.name = "a", .cpus = first}), b({.name = "b", .cpus = last});
     BareFutex bare(last);
     a.submit("rounds", [&] {
        report(rounds, none, {{"thread to thread, a core each, at once", [&] { return give(b); }}});
@@ -111,7 +112,7 @@ int main(int argc, char** argv) {
     report(rounds, none, {{"from outside, at once", [&] { return give(a); }}});
   }
   {
-    core::TaskThread a({.name = "a", .cpus = first}), b({.name = "b", .cpus = first});
+    base::TaskThread a({.name = "a", .cpus = first}), b({.name = "b", .cpus = first});
     a.submit("rounds", [&] {
        report(rounds, none, {{"thread to thread, one core for both", [&] { return give(b); }}});
      }).get(kDeadline);

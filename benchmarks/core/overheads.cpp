@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "cohort/base/error.h"
+#include "cohort/base/random.h"
+#include "cohort/base/timeline.h"
 #include "cohort/bench/compare.h"
-#include "cohort/core/allocator.h"
-#include "cohort/core/error.h"
 #include "cohort/core/nested.h"
-#include "cohort/core/random.h"
-#include "cohort/core/timeline.h"
+#include "cohort/memory/allocator.h"
 
 namespace samples {
 
@@ -33,6 +33,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 namespace bench = cohort::bench;
+namespace base = cohort::base;
 namespace core = cohort::core;
 
 using bench::keep;
@@ -52,12 +53,12 @@ bench::Variant loop(const char* name, Body body) {
 
 void timeline() {
   const auto scope = [](std::int64_t i) {
-    const core::TimelineScope scope("work");
+    const base::TimelineScope scope("work");
     keep(i);
   };
   compare({loop("empty loop", [](std::int64_t i) { keep(i); }), loop("timeline scope, stopped", scope)},
           10000);
-  core::Timeline::start(1 << 20);
+  base::Timeline::start(1 << 20);
   compare({loop("two clock reads",
                 [](std::int64_t) {
                   keep(Clock::now());
@@ -65,7 +66,7 @@ void timeline() {
                 }),
            loop("timeline scope, recording", scope)},
           1000);
-  core::Timeline::stop();
+  base::Timeline::stop();
 }
 
 void random_streams() {
@@ -76,7 +77,7 @@ void random_streams() {
                 }),
            loop("random stream per sample, two draws",
                 [](std::int64_t i) {
-                  core::RandomStream stream(1, 0, static_cast<std::uint64_t>(i), core::Purpose::kTransform);
+                  base::RandomStream stream(1, 0, static_cast<std::uint64_t>(i), base::Purpose::kTransform);
                   keep(stream.next_u64() + stream.next_u64());
                 })},
           1000);
@@ -102,7 +103,7 @@ void visitor() {
 
 // One process per setting: malloc's limits cannot be taken back.
 void allocator_child() {
-  core::tune_allocator();
+  memory::tune_allocator();
   const at::Tensor x = at::rand({4 << 20});
   const auto figures = bench::timeit([&] { return x.mul(1.5).add(0.5).sigmoid().mul(x); },
                                      bench::TimeitOptions().calls(1).rounds(21).warm_up(3));

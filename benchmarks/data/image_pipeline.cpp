@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
       decode_image(file.bytes, ColorMode::kRgb, file.name, image);
       return;
     }
-    cohort::core::RandomStream random(1, 0, index, cohort::core::Purpose::kTransform);
+    cohort::base::RandomStream random(1, 0, index, cohort::base::Purpose::kTransform);
     pipeline.run_encoded(file.bytes, file.name, random, out.data(), Layout::kChannelsLast);
   };
   const auto pass = [&] {

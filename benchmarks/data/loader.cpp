@@ -19,8 +19,8 @@
 #include <string_view>
 #include <vector>
 
+#include "cohort/base/error.h"
 #include "cohort/bench/timeit.h"
-#include "cohort/core/error.h"
 #include "cohort/data/dataset_tools.h"
 #include "cohort/data/image_folder.h"
 

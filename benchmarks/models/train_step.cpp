@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "cohort/bench/timeit.h"
-#include "cohort/core/allocator.h"
+#include "cohort/memory/allocator.h"
 #include "cohort/models/memory_format.h"
 #include "cohort/models/registry.h"
 
@@ -126,7 +126,7 @@ void run(const Case& which, double seconds) {
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
   const double seconds = argc > 2 ? std::atof(argv[2]) : 5;
-  if (argc <= 3 || std::atoi(argv[3]) != 0) cohort::core::tune_allocator();
+  if (argc <= 3 || std::atoi(argv[3]) != 0) cohort::memory::tune_allocator();
   at::set_num_threads(threads);
   std::printf("vgg11_bn width 0.25, pools 4, head linear, 1 x 28 x 28, batch %ld, threads %d\n",
               static_cast<long>(kBatch), threads);

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "cohort/bench/compare.h"
-#include "cohort/core/allocator.h"
+#include "cohort/memory/allocator.h"
 
 namespace {
 
@@ -48,7 +48,7 @@ bench::Variant training(const std::string& name, Way way, at::ScalarType dtype) 
 }  // namespace
 
 int main(int argc, char** argv) {
-  cohort::core::tune_allocator();
+  cohort::memory::tune_allocator();
   at::manual_seed(1);
   const auto dtype = argc > 2 && std::string(argv[2]) == "bf16" ? at::kBFloat16 : at::kFloat;
   const auto options = bench::CompareOptions()

@@ -20,7 +20,7 @@
 #include <functional>
 
 #include "cohort/bench/compare.h"
-#include "cohort/core/allocator.h"
+#include "cohort/memory/allocator.h"
 #include "cohort/optim/clip.h"
 #include "cohort/optim/sgd.h"
 
@@ -62,7 +62,7 @@ void run(const char* name, nn::Sequential net, const at::Tensor& input, int roun
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 60;
-  cohort::core::tune_allocator();
+  cohort::memory::tune_allocator();
   at::set_num_threads(1);
   at::manual_seed(1);
   run("mlp", nn::Sequential(nn::Linear(784, 128), nn::ReLU(), nn::Linear(128, 10)), at::rand({32, 784}),

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cohort/bench/compare.h"
-#include "cohort/core/allocator.h"
+#include "cohort/memory/allocator.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/sgd.h"
 
@@ -67,7 +67,7 @@ void run(const std::string& name, const Shapes& shapes, const bench::TimeitOptio
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 60;
-  if (argc > 2) cohort::core::tune_allocator();
+  if (argc > 2) cohort::memory::tune_allocator();
   at::set_num_threads(1);
   std::printf("a step, %d rounds, allocator %s\n\n", rounds, argc > 2 ? "tuned" : "as it comes");
   const auto options = bench::TimeitOptions().rounds(rounds);

@@ -15,14 +15,15 @@
 #include <type_traits>
 #include <vector>
 
+#include "cohort/base/timeline.h"
 #include "cohort/bench/compare.h"
-#include "cohort/core/allocator.h"
-#include "cohort/core/timeline.h"
+#include "cohort/memory/allocator.h"
 #include "cohort/models/resnet.h"
 
 namespace {
 
 namespace bench = cohort::bench;
+namespace base = cohort::base;
 namespace core = cohort::core;
 namespace parallel = cohort::parallel;
 
@@ -51,7 +52,7 @@ double sum_of_gradients(const std::string& trace, std::size_t steps) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  core::tune_allocator();
+  memory::tune_allocator();
   const auto number = [&](int index, int otherwise) {
     return argc > index ? std::atoi(argv[index]) : otherwise;
   };
@@ -62,14 +63,14 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   cohort::models::ResNet net(options);
   const at::Tensor x = at::randn({batch, 3, size, size});
-  const auto placements = core::parse_placements("cpu:0,cpu:1");
+  const auto placements = base::parse_placements("cpu:0,cpu:1");
   parallel::Replicas replicas = parallel::replicate(net, placements);
   const auto step = [&](const auto& forward) {
     net->zero_grad();
     forward().square().mean().backward();
   };
   const auto one_thread = [&] {
-    const core::ScopedPin pin(placements.front().cpus);
+    const base::ScopedPin pin(placements.front().cpus);
     step([&] { return net->forward(x); });
   };
   const auto two_threads = [&] {
@@ -84,14 +85,14 @@ int main(int argc, char** argv) {
     const auto results = parallel::parallel_apply<cohort::models::ResNet>(replicas, std::move(inputs));
     return gather.add([&] { return parallel::gather(results, placements[0]); });
   };
-  core::Timeline::start();
+  base::Timeline::start();
   const auto figures = bench::compare(
       {{"one thread", one_thread}, {"two threads", two_threads}, {"DataParallel", [&] { step(forward); }}},
       bench::CompareOptions().timeit(bench::TimeitOptions().calls(1).rounds(rounds)));
-  core::Timeline::stop();
+  base::Timeline::stop();
   std::printf("%s, batch %d of %d x %d, forward + backward, %d rounds\n%s", options.name.c_str(), batch, size,
               size, rounds, figures.text().c_str());
-  const double sums = sum_of_gradients(core::Timeline::json(), refresh.seconds.size());
+  const double sums = sum_of_gradients(base::Timeline::json(), refresh.seconds.size());
   const double overhead = sums + refresh.median_ms() + scatter.median_ms() + gather.median_ms();
   std::printf(
       "of that: replicas brought up to date %.2f ms, scatter %.2f, gather %.2f, sums of gradients %.2f: %.2f "

@@ -14,12 +14,12 @@
 #include <string>
 #include <vector>
 
+#include "cohort/base/error.h"
 #include "cohort/bench/compare.h"
 #include "cohort/comm/group.h"
-#include "cohort/core/allocation_profiler.h"
-#include "cohort/core/allocator.h"
-#include "cohort/core/error.h"
 #include "cohort/launch/spawn.h"
+#include "cohort/memory/allocation_profiler.h"
+#include "cohort/memory/allocator.h"
 #include "cohort/models/layers.h"
 #include "cohort/models/memory_format.h"
 #include "cohort/models/resnet.h"
@@ -68,8 +68,8 @@ models::Stack part_of(const models::ResNet& net, bool first) {
 
 struct TwoPartsImpl : torch::nn::Module {
   TwoPartsImpl(const models::ResNet& net, const std::string& on_first, const std::string& on_second)
-      : first(register_module("first", part_of(net, true)), core::Placement::parse(on_first)),
-        second(register_module("second", part_of(net, false)), core::Placement::parse(on_second)) {}
+      : first(register_module("first", part_of(net, true)), base::Placement::parse(on_first)),
+        second(register_module("second", part_of(net, false)), base::Placement::parse(on_second)) {}
   at::Tensor forward(const at::Tensor& images) { return second.forward(first.forward(images)); }
 
   parallel::DeviceMapped<models::Stack> first, second;
@@ -92,7 +92,7 @@ std::function<void()> make_mode(const std::string& mode, const Sizes& sizes) {
   models::ResNet net = make_net();
   if (mode == "data_parallel") {
     auto model = std::make_shared<parallel::DataParallel<models::ResNet>>(
-        net, parallel::DataParallelOptions{.device_ids = core::parse_placements("cpu:0,cpu:1")});
+        net, parallel::DataParallelOptions{.device_ids = base::parse_placements("cpu:0,cpu:1")});
     return step_of(net, [model](const at::Tensor& x) { return model->forward(x); }, images);
   }
   if (mode == "model parallel") {
@@ -128,7 +128,7 @@ void run_step(const std::string& mode, const std::function<void()>& step) {
     step();
     at::set_num_threads(1);
   } else if (mode == "single") {
-    const core::ScopedPin pin(core::Placement::parse("cpu:0").cpus);
+    const base::ScopedPin pin(base::Placement::parse("cpu:0").cpus);
     step();
   } else {
     step();
@@ -137,7 +137,7 @@ void run_step(const std::string& mode, const std::function<void()>& step) {
 
 // Makes the mode and measures its memory, which makes its first steps too.
 std::function<void()> begin(const std::string& mode, const Sizes& sizes, Memory& result) {
-  core::AllocationProfiler watch;
+  memory::AllocationProfiler watch;
   std::function<void()> step = make_mode(mode, sizes);
   run_step(mode, step);
   run_step(mode, step);
@@ -146,7 +146,7 @@ std::function<void()> begin(const std::string& mode, const Sizes& sizes, Memory&
   result.peak = watch.total().peak;
   if (mode == "single" || mode == "two threads") return step;
   for (const char* name : {"cpu:0", "cpu:1"}) {
-    const auto worker = parallel::PlacementWorker::of(core::Placement::parse(name));
+    const auto worker = parallel::PlacementWorker::of(base::Placement::parse(name));
     result.made[name] = watch.made_by(worker->run("who", [] { return std::this_thread::get_id(); })).peak;
   }
   return step;
@@ -156,9 +156,9 @@ std::function<void()> begin(const std::string& mode, const Sizes& sizes, Memory&
 // bytes of both to `file`.
 void run_rank(const std::string& mode, const Sizes& sizes, const std::string& file) {
   comm::Group group = comm::init_process_group();
-  const std::string core_name = core::concat("cpu:", group.rank());
-  const core::ScopedPin pin(core::Placement::parse(core_name).cpus);
-  core::AllocationProfiler watch;
+  const std::string core_name = base::concat("cpu:", group.rank());
+  const base::ScopedPin pin(base::Placement::parse(core_name).cpus);
+  memory::AllocationProfiler watch;
   const at::Tensor images = make_images(sizes.batch / group.size(), sizes.size);
   models::ResNet net = make_net();
   std::function<void()> step;
@@ -186,8 +186,8 @@ void run_rank(const std::string& mode, const Sizes& sizes, const std::string& fi
 }
 
 double measure_ranks(const char* program, const std::string& mode, const Sizes& sizes, Memory& memory) {
-  const std::string file = core::concat("/tmp/parallel_modes.", ::getpid());
-  const std::string command = core::concat(program, " ", sizes.batch, " ", sizes.size, " ", sizes.rounds, " ",
+  const std::string file = base::concat("/tmp/parallel_modes.", ::getpid());
+  const std::string command = base::concat(program, " ", sizes.batch, " ", sizes.size, " ", sizes.rounds, " ",
                                            sizes.steps, " \"", mode, "\" ", file);
   if (std::system(command.c_str()) != 0) throw Error("parallel_modes", mode + " failed");
   double seconds = 0;
@@ -217,7 +217,7 @@ void print(const bench::Comparison& figures, std::map<std::string, Memory>& memo
 }  // namespace
 
 int main(int argc, char** argv) {
-  core::tune_allocator();
+  memory::tune_allocator();
   at::set_num_threads(1);
   const auto number = [&](int index, int otherwise) {
     return argc > index ? std::atoi(argv[index]) : otherwise;

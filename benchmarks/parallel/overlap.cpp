@@ -23,7 +23,7 @@
 #include "benchmarks/parallel/c10d_reducer.h"
 #include "benchmarks/parallel/workloads.h"
 #include "cohort/bench/compare.h"
-#include "cohort/core/allocator.h"
+#include "cohort/memory/allocator.h"
 #include "cohort/parallel/reducer.h"
 #include "cohort/script/script.h"
 #include "tests/support/slow_link.h"
@@ -132,7 +132,7 @@ int main(int argc, char** argv) {
   const std::chrono::microseconds latency(argc > 3 ? std::atoi(argv[3]) : 100);
   const std::vector<double> shares =
       argc > 4 ? std::vector<double>{std::atof(argv[4]) / 100} : std::vector<double>{0.25, 0.5, 1.0};
-  cohort::core::tune_allocator();
+  cohort::memory::tune_allocator();
   at::set_num_threads(1);
   for (const Workload& work :
        {Workload{"mlp", 256, 32}, Workload{"vgg16", 8, 64}, Workload{"resnet50", 4, 128}}) {

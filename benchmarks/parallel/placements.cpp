@@ -15,15 +15,16 @@
 #include <string>
 #include <vector>
 
+#include "cohort/base/timeline.h"
 #include "cohort/bench/compare.h"
-#include "cohort/core/allocator.h"
-#include "cohort/core/timeline.h"
+#include "cohort/memory/allocator.h"
 #include "cohort/models/resnet.h"
 #include "cohort/parallel/graph_boundary.h"
 
 namespace {
 
 namespace bench = cohort::bench;
+namespace base = cohort::base;
 namespace core = cohort::core;
 namespace parallel = cohort::parallel;
 
@@ -53,7 +54,7 @@ double overlap(const std::string& trace) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  core::tune_allocator();
+  memory::tune_allocator();
   const auto argument = [&](int index, int otherwise) {
     return argc > index ? std::atoi(argv[index]) : otherwise;
   };
@@ -69,12 +70,12 @@ int main(int argc, char** argv) {
   std::vector<std::shared_ptr<parallel::PlacementWorker>> workers;
   for (int i = 0; i < 2; ++i) {
     nets.emplace_back(std::dynamic_pointer_cast<cohort::models::ResNetImpl>(whole->clone()));
-    workers.push_back(parallel::PlacementWorker::of(core::Placement::parse("cpu:" + std::to_string(i))));
+    workers.push_back(parallel::PlacementWorker::of(base::Placement::parse("cpu:" + std::to_string(i))));
   }
   const parallel::PartName names[] = {parallel::PartName("cpu:0"), parallel::PartName("cpu:1")};
 
   const auto one_thread = [&] {
-    const core::ScopedPin pin(workers.front()->placement().cpus);
+    const base::ScopedPin pin(workers.front()->placement().cpus);
     whole->forward(input).square().mean().backward();
   };
   const auto two_placements = [&] {
@@ -89,27 +90,27 @@ int main(int argc, char** argv) {
     at::cat({results[0][0], results[1][0]}).square().mean().backward();
   };
   const auto nothing_in_common = [&] {
-    std::vector<core::Pending<void>> pending;
+    std::vector<base::Pending<void>> pending;
     for (std::size_t i = 0; i < 2; ++i) {
       pending.push_back(workers[i]->submit("apart", [net = nets[i], half = halves[i]]() mutable {
         net->forward(half).square().mean().backward();
       }));
     }
-    for (auto& each : pending) each.get(core::Deadline(std::chrono::minutes(10)));
+    for (auto& each : pending) each.get(base::Deadline(std::chrono::minutes(10)));
   };
-  core::Timeline::start();
+  base::Timeline::start();
   const auto figures =
       bench::compare({{"whole batch, one thread", one_thread},
                       {"halves, cpu:0 and cpu:1", two_placements},
                       {"halves, nothing in common", nothing_in_common}},
                      bench::CompareOptions().timeit(bench::TimeitOptions().calls(1).rounds(rounds)));
-  core::Timeline::stop();
-  if (argc > 4) core::Timeline::write(argv[4]);
+  base::Timeline::stop();
+  if (argc > 4) base::Timeline::write(argv[4]);
   std::printf("ResNet-18, batch %d of %d x %d, forward + backward, %d rounds\n%s", batch, size, size, rounds,
               figures.text().c_str());
   const auto least = [&](std::size_t row) { return figures.rows[row].measurement.best(); };
   std::printf("by the least: %.2fx, and %.2fx with nothing in common, which is the bound\n",
               least(0) / least(1), least(0) / least(2));
-  std::printf("both backwards at once %.0f %% of the time\n", 100 * overlap(core::Timeline::json()));
+  std::printf("both backwards at once %.0f %% of the time\n", 100 * overlap(base::Timeline::json()));
   return 0;
 }

@@ -21,11 +21,11 @@
 
 #include "benchmarks/parallel/c10d_reducer.h"
 #include "benchmarks/parallel/workloads.h"
+#include "cohort/base/cpu.h"
 #include "cohort/bench/compare.h"
 #include "cohort/comm/text_collectives.h"
-#include "cohort/core/allocator.h"
-#include "cohort/core/cpu.h"
 #include "cohort/launch/spawn.h"
+#include "cohort/memory/allocator.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/parallel/reducer.h"
 
@@ -74,12 +74,12 @@ std::vector<Way> make_ways(const comm::Group& world, Net& net, const std::string
 }
 
 void train(const Plan& plan) {
-  cohort::core::tune_allocator();
+  cohort::memory::tune_allocator();
   at::set_num_threads(1);
   const comm::Group world =
       comm::init_process_group({.backend = "gloo", .check_consistency = comm::ConsistencyCheck::kOff});
-  const std::vector<int>& cores = cohort::core::CpuSet::of_process().ids();
-  cohort::core::CpuSet({cores[static_cast<std::size_t>(world.rank()) % cores.size()]}).pin_current_thread();
+  const std::vector<int>& cores = cohort::base::CpuSet::of_process().ids();
+  cohort::base::CpuSet({cores[static_cast<std::size_t>(world.rank()) % cores.size()]}).pin_current_thread();
   Net net(plan.work);
   cohort::optim::SGD optimizer(net.parameters(), cohort::optim::SGDOptions(1e-4).momentum(0.9));
   std::vector<Way> ways = make_ways(world, net, plan.ways);

@@ -50,7 +50,7 @@ def halves(net):
 
 
 def prepare(given, threads):
-    """Sets the threads, and has glibc keep its memory, as core::tune_allocator() asks it to."""
+    """Sets the threads, and has glibc keep its memory, as memory::tune_allocator() asks it to."""
     torch.set_num_threads(threads)
     if given.allocator == "default":
         return

@@ -10,8 +10,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "cohort/base/cpu.h"
 #include "cohort/bench/timeit.h"
-#include "cohort/core/cpu.h"
 #include "cohort/pipeline/pipeline.h"
 #include "cohort/pipeline/synthetic.h"
 
@@ -21,9 +21,9 @@ using namespace cohort;
 using namespace cohort::pipeline;
 
 std::vector<std::string> placements(int count) {
-  const int cores = core::CpuSet::of_process().size();
+  const int cores = base::CpuSet::of_process().size();
   std::vector<std::string> names;
-  for (int i = 0; i < count; ++i) names.push_back(core::concat("cpu:", i % cores, "/p", i));
+  for (int i = 0; i < count; ++i) names.push_back(base::concat("cpu:", i % cores, "/p", i));
   return names;
 }
 
@@ -93,7 +93,7 @@ int main(int argc, char** argv) {
   std::printf(
       "4 stages that sleep %g ms for each of forward, gradient of inputs and of weights, %d micro-batches, "
       "%d cores\n",
-      ms, micro_batches, core::CpuSet::of_process().size());
+      ms, micro_batches, base::CpuSet::of_process().size());
   schedule(Schedule::kFillDrain, 1, micro_batches, ms, steps);
   schedule(Schedule::kOneFOneB, 1, micro_batches, ms, steps);
   schedule(Schedule::kInterleaved, 2, micro_batches, ms, steps);

@@ -10,10 +10,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "cohort/core/allocation_profiler.h"
-#include "cohort/core/allocator.h"
+#include "cohort/memory/allocation_profiler.h"
+#include "cohort/memory/allocator.h"
 #include "cohort/models/resnet.h"
-#include "cohort/script/guard.h"
+#include "cohort/script/record/guard.h"
 #include "steps.h"
 
 namespace {
@@ -27,7 +27,7 @@ int rounds = 15;
 
 // The most that tensors take in a step, with parameters and the optimizer's state.
 std::int64_t peak_bytes(const std::function<Body()>& make) {
-  core::AllocationProfiler watch;
+  memory::AllocationProfiler watch;
   const Body body = make();
   for (int warm = 0; warm < 9; ++warm) body();  // calls 10 to 12: none is verified
   watch.begin();
@@ -38,7 +38,7 @@ std::int64_t peak_bytes(const std::function<Body()>& make) {
 void memory(const char* what, const MakeNet& make, const at::Tensor& x, const at::Tensor& y) {
   std::int64_t standing = 0;
   {
-    const core::AllocationProfiler watch;
+    const memory::AllocationProfiler watch;
     auto model = make();
     standing = watch.total().now;
   }
@@ -113,7 +113,7 @@ void recording() {
 
 int main(int argc, char** argv) {
   if (argc > 1) rounds = std::atoi(argv[1]);
-  if (argc > 2) core::tune_allocator();
+  if (argc > 2) memory::tune_allocator();
   at::set_num_threads(1);
   at::manual_seed(1);
   calls();

@@ -24,7 +24,7 @@
 #include <unordered_set>
 
 #include "cohort/autograd/scoped_version_counter.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/core/torch_compat.h"
 
 namespace cohort::autograd {
@@ -35,7 +35,7 @@ using torch::autograd::Node;
 using Tensors = DetachedGraph::Tensors;
 
 std::string describe(const at::Tensor& tensor) {
-  return core::concat(tensor.scalar_type(), tensor.sizes());
+  return base::concat(tensor.scalar_type(), tensor.sizes());
 }
 
 bool autocast_is_on() {
@@ -296,7 +296,7 @@ void DetachedGraph::make_exits() {
     if (!walk.is_outside(node)) return true;
     throw UsageError(
         words_.where,
-        core::concat("fn uses a tensor with a graph of its own (", node.name(), ") that is not an input"),
+        base::concat("fn uses a tensor with a graph of its own (", node.name(), ") that is not an input"),
         words_.as_input);
   });
   for (const auto& [edge, exit] : changes) *edge = exit;
@@ -330,7 +330,7 @@ void DetachedGraph::check_captured() const {
   for (std::size_t i = 0; i < captured_.size(); ++i) {
     if (version_of(captured_[i]) != versions_[i]) {
       throw UsageError(words_.where,
-                       core::concat("a parameter ", describe(captured_[i]),
+                       base::concat("a parameter ", describe(captured_[i]),
                                     " that fn uses was changed between ", words_.between),
                        "step the optimizer after backward");
     }

@@ -12,7 +12,7 @@
 
 #include "cohort/autograd/detached_graph.h"
 #include "cohort/autograd/output_aliases.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/core/overlap.h"
 
 namespace cohort::autograd {
@@ -93,7 +93,7 @@ void InputProxies::observe(Tensors& results) {
       const bool sees_it = inputs_[k].requires_grad() || are_of_one_base(inputs_[k], inputs_[i]);
       if (sees_it && core::may_overlap(inputs_[k], inputs_[i])) {
         throw UsageError(
-            where_, core::concat("input ", i, " is changed in place, and input ", k, " shares its memory"),
+            where_, base::concat("input ", i, " is changed in place, and input ", k, " shares its memory"),
             "hand over a clone() of one of them");
       }
     }

@@ -22,9 +22,9 @@
 #include "cohort/autograd/detached_graph.h"
 #include "cohort/autograd/output_aliases.h"
 #include "cohort/autograd/scoped_version_counter.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/core/generator_states.h"
-#include "cohort/core/log.h"
 
 namespace cohort::autograd::recompute_detail {
 
@@ -170,7 +170,7 @@ class ScopedBuffers {
 };
 
 std::string describe(const at::Tensor& tensor) {
-  return tensor.defined() ? core::concat(tensor.scalar_type(), tensor.sizes()) : "undefined";
+  return tensor.defined() ? base::concat(tensor.scalar_type(), tensor.sizes()) : "undefined";
 }
 
 }  // namespace
@@ -246,7 +246,7 @@ Tensors Runs::attach(const Tensors& results, Run again) {
   for (std::size_t i = 0; i < state.inputs.size(); ++i) {
     if (version_of(state.inputs[i]) == state.versions[i]) continue;
     throw UsageError(kWhere,
-                     core::concat("fn changed its input ", i, " ", describe(state.inputs[i]),
+                     base::concat("fn changed its input ", i, " ", describe(state.inputs[i]),
                                   " in place, which its second run would start from"),
                      "the operator that does not work in place");
   }
@@ -298,7 +298,7 @@ Tensors Runs::attach(const Tensors& results, Run again) {
 
 void Runs::State::check_second(const Tensors& second) const {
   if (second.size() != results.size()) {
-    throw UsageError(kWhere, core::concat("fn returned ", results.size(), " tensors, and ", second.size(),
+    throw UsageError(kWhere, base::concat("fn returned ", results.size(), " tensors, and ", second.size(),
                                           " when it ran again in backward"));
   }
   for (std::size_t i = 0; i < second.size(); ++i) {
@@ -307,7 +307,7 @@ void Runs::State::check_second(const Tensors& second) const {
     if (text == results[i].text && second[i].requires_grad()) continue;
     throw UsageError(
         kWhere,
-        core::concat("result ", i, " of fn was ", results[i].text, ", and when it ran again in backward ",
+        base::concat("result ", i, " of fn was ", results[i].text, ", and when it ran again in backward ",
                      text, second[i].defined() && !second[i].requires_grad() ? " without gradient" : ""),
         "an fn that depends on its inputs and on nothing that changes until backward");
   }
@@ -324,7 +324,7 @@ std::vector<std::size_t> Runs::State::places_of(const Tensors& captured_again) c
     const auto found = known.find(tensor.unsafeGetTensorImpl());
     if (found == known.end()) {
       throw UsageError(kWhere,
-                       core::concat("fn uses a parameter ", describe(tensor),
+                       base::concat("fn uses a parameter ", describe(tensor),
                                     " when it runs again in backward that it did not use before"),
                        "an fn that depends on its inputs and on nothing that changes until backward");
     }
@@ -357,8 +357,8 @@ std::optional<DetachedGraph> Runs::State::run_again(const Tensors& full, core::G
   if (global == core::GeneratorStates::Global::kCopy) {
     if (draws_elsewhere(before, after, *found)) return std::nullopt;
   } else if (!same(after.scope, after_first.scope) || !same(after.global, after_first.global)) {
-    core::warn_once(
-        kWhere, core::concat(kWhere,
+    base::warn_once(
+        kWhere, base::concat(kWhere,
                              ": fn drew other random numbers when it ran again in backward. It depends on "
                              "what has changed, or other threads draw from its generator. Try: "
                              "core::RandomScope around the call"));

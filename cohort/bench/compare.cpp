@@ -9,7 +9,7 @@
 #include <initializer_list>
 #include <set>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::bench {
 namespace {
@@ -18,13 +18,13 @@ void check(const std::vector<Variant>& variants, const CompareOptions& options) 
   if (variants.empty() || options.shapes().empty() || options.threads().empty()) {
     throw UsageError(
         "bench.compare",
-        core::concat("got ", variants.size(), " variants, ", options.shapes().size(), " shapes, ",
+        base::concat("got ", variants.size(), " variants, ", options.shapes().size(), " shapes, ",
                      options.threads().size(), " numbers of threads; expected one or more of each"));
   }
   std::set<std::string> names;
   for (const Variant& variant : variants) {
     if (!names.insert(variant.name).second) {
-      throw UsageError("bench.compare", core::concat("two variants are called '", variant.name, "'"));
+      throw UsageError("bench.compare", base::concat("two variants are called '", variant.name, "'"));
     }
   }
 }
@@ -44,7 +44,7 @@ std::vector<Measurement> take_turns(const std::vector<Variant>& variants, const 
   for (const Variant& variant : variants) {
     loops.push_back(variant.round ? nullptr : variant.make(shape));
     if (!variant.round && !loops.back()) {
-      throw UsageError("bench.compare", core::concat("variant '", variant.name, "' made nothing to measure"));
+      throw UsageError("bench.compare", base::concat("variant '", variant.name, "' made nothing to measure"));
     }
   }
   std::vector<detail::Rounds> rounds;
@@ -165,7 +165,7 @@ std::string Comparison::markdown() const {
   }
   text += "\n" + line + "\n";
   for (std::size_t begin = 0; begin < rows.size(); begin += num_variants) {
-    text += core::concat("| ", to_text(rows[begin].shape), " | ", rows[begin].measurement.threads, " |");
+    text += base::concat("| ", to_text(rows[begin].shape), " | ", rows[begin].measurement.threads, " |");
     for (std::size_t i = 0; i < num_variants; ++i) text += " " + cell(rows[begin + i], i == 0) + " |";
     text += "\n";
   }
@@ -180,7 +180,7 @@ std::string Comparison::csv() const {
     std::snprintf(numbers, sizeof numbers, ",%.3f,%.3f,%.3f,%.4f,%zu,%lld,%.4f\n", 1e9 * one.best(),
                   1e9 * one.median(), 1e9 * one.percentile(0.99), one.spread(), one.seconds.size(),
                   static_cast<long long>(one.calls), row.ratio);
-    text += core::concat(to_text(row.shape), ",", one.threads, ",", csv_field(one.label), numbers);
+    text += base::concat(to_text(row.shape), ",", one.threads, ",", csv_field(one.label), numbers);
   }
   return text;
 }

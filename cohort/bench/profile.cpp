@@ -10,17 +10,17 @@
 #include <cstdlib>
 #include <set>
 
-#include "cohort/bench/accelerator.h"
-#include "cohort/bench/profile_events.h"
-#include "cohort/core/atomic_file.h"
-#include "cohort/core/error.h"
-#include "cohort/core/timeline.h"
+#include "cohort/base/error.h"
+#include "cohort/base/files/atomic_file.h"
+#include "cohort/base/timeline.h"
+#include "cohort/bench/internal/accelerator.h"
+#include "cohort/bench/internal/profile_events.h"
 #include "cohort/core/torch_compat.h"
 
 namespace cohort::bench {
 namespace {
 
-using core::Timeline;
+using base::Timeline;
 using torch::autograd::profiler::KinetoEvent;
 namespace impl = torch::profiler::impl;
 
@@ -123,7 +123,7 @@ Profiler::~Profiler() {
 
 Profile Profiler::stop(std::int64_t steps) {
   if (!state_) throw UsageError("bench.profile", "stop() was called twice");
-  if (steps < 1) throw UsageError("bench.profile", core::concat("got ", steps, " steps, expected 1 or more"));
+  if (steps < 1) throw UsageError("bench.profile", base::concat("got ", steps, " steps, expected 1 or more"));
   detail::wait_for_accelerator();
   const auto end = Timeline::Clock::now();
   const std::unique_ptr<State> state = std::move(state_);
@@ -141,7 +141,7 @@ Profile Profiler::stop(std::int64_t steps) {
   const std::string timeline = Timeline::events(::getpid(), "", zero);
   profile.trace_ = R"({"displayTimeUnit":"ms","traceEvents":[)";
   // Every event of ours begins with a comma, so something has to stand before the first.
-  profile.trace_ += timeline.empty() ? core::concat(R"({"ph":"M","name":"process_name","pid":)", ::getpid(),
+  profile.trace_ += timeline.empty() ? base::concat(R"({"ph":"M","name":"process_name","pid":)", ::getpid(),
                                                     R"(,"args":{"name":"cohort"}})")
                                      : timeline;
   profile.trace_ += "\n" + detail::trace_of(events, state->begin.since_1970 - before) + "]}\n";
@@ -149,7 +149,7 @@ Profile Profiler::stop(std::int64_t steps) {
 }
 
 void Profile::write_trace(const std::filesystem::path& path) const {
-  core::write_file_atomically(path, trace_);
+  base::write_file_atomically(path, trace_);
 }
 
 std::string Profile::table(std::size_t max_rows) const {
@@ -158,13 +158,13 @@ std::string Profile::table(std::size_t max_rows) const {
 
 Profile profile(const std::function<void()>& step, const ProfileOptions& options) {
   if (options.steps() < 1 || options.warm_up() < 0) {
-    throw UsageError("bench.profile", core::concat("got ", options.warm_up(), " steps of warm-up and ",
+    throw UsageError("bench.profile", base::concat("got ", options.warm_up(), " steps of warm-up and ",
                                                    options.steps(), " to record; expected 0 and 1 or more"));
   }
   for (int i = 0; i < options.warm_up(); ++i) step();
   Profiler profiler(options);
   for (int i = 0; i < options.steps(); ++i) {
-    const core::TimelineScope scope("step");
+    const base::TimelineScope scope("step");
     step();
   }
   return profiler.stop(options.steps());

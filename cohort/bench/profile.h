@@ -35,7 +35,7 @@ class Profile {
 
   /// The first `max_rows` operators as a table of text, times per step, and a line with what stands below.
   std::string table(std::size_t max_rows = 20) const;
-  /// A Chrome trace (chrome://tracing, ui.perfetto.dev): this program's timeline (core/timeline.h) during the
+  /// A Chrome trace (chrome://tracing, ui.perfetto.dev): this program's timeline (base/timeline.h) during the
   /// recording, below each of its threads a row with the operators that ran there, and a row for each stream
   /// of a GPU, under one clock.
   const std::string& trace() const { return trace_; }

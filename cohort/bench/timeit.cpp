@@ -12,9 +12,9 @@
 #include <cstdio>
 #include <ostream>
 
-#include "cohort/bench/accelerator.h"
+#include "cohort/base/error.h"
+#include "cohort/bench/internal/accelerator.h"
 #include "cohort/core/device.h"
-#include "cohort/core/error.h"
 
 namespace cohort::bench {
 namespace {
@@ -25,7 +25,7 @@ void check(const TimeitOptions& options) {
   if (options.rounds() < 1 || options.calls() < 0 || options.warm_up() < 0 ||
       options.min_time().count() < 1) {
     throw UsageError("bench.timeit",
-                     core::concat("got rounds ", options.rounds(), ", calls ", options.calls(), ", warm_up ",
+                     base::concat("got rounds ", options.rounds(), ", calls ", options.calls(), ", warm_up ",
                                   options.warm_up(), ", min_time ", options.min_time().count(),
                                   " ns; expected rounds of 1 or more, calls of 0 (chosen) or more, a warm_up "
                                   "of 0 or more, a min_time above 0"));
@@ -71,7 +71,7 @@ double Measurement::spread() const {
 
 std::string Measurement::to_text() const {
   const double percent = 100 * spread();
-  return core::concat(label, label.empty() ? "" : ": ", "best ", bench::to_text(best()), ", median ",
+  return base::concat(label, label.empty() ? "" : ": ", "best ", bench::to_text(best()), ", median ",
                       bench::to_text(median()), ", spread ", std::lround(percent), " %",
                       percent >= 10 ? " (the machine was not quiet)" : "", ", ", seconds.size(),
                       seconds.size() == 1 ? " round of " : " rounds of ", calls,
@@ -173,7 +173,7 @@ Rounds::Rounds(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& 
 ThreadsGuard::ThreadsGuard(int threads) : before_(threads > 0 ? at::get_num_threads() : 0) {
   if (threads < 0) {
     throw UsageError("bench.timeit",
-                     core::concat("got ", threads, " threads, expected 0 (as it is) or more"));
+                     base::concat("got ", threads, " threads, expected 0 (as it is) or more"));
   }
   if (threads > 0) core::set_intra_op_threads(threads);
 }

@@ -15,13 +15,13 @@
 #include <cstdio>
 #include <cstring>
 
-#include "cohort/core/atomic_file.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/base/files/atomic_file.h"
 
 namespace cohort::checkpoint {
 namespace {
 
-using core::concat;
+using base::concat;
 
 constexpr size_t kBufferBytes = 1 << 20;           // small tensors are gathered up to this
 constexpr size_t kSmallBytes = 64 << 10;           // larger ones are written from where they are
@@ -161,7 +161,7 @@ void rename_and_sync(const std::filesystem::path& from, const std::filesystem::p
   if (::rename(from.c_str(), to.c_str()) != 0) {
     fail_system(concat("rename ", from.string(), " to"), to);
   }
-  core::sync_folder(parent_of(to));
+  base::sync_folder(parent_of(to));
 }
 
 }  // namespace cohort::checkpoint

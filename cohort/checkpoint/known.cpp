@@ -8,8 +8,8 @@
 #include <functional>
 #include <tuple>
 
-#include "cohort/checkpoint/temporary_name.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/checkpoint/internal/temporary_name.h"
 
 namespace cohort::checkpoint {
 namespace {
@@ -36,7 +36,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
     entries.push_back(each->path());
   }
   if (error && error != std::errc::no_such_file_or_directory) {
-    throw DataError("checkpoint.find", core::concat("cannot list ", folder.string(), ": ", error.message()));
+    throw DataError("checkpoint.find", base::concat("cannot list ", folder.string(), ": ", error.message()));
   }
   return entries;
 }

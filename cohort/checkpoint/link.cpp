@@ -7,14 +7,14 @@
 #include <fstream>
 #include <iterator>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/file_writer.h"
-#include "cohort/core/error.h"
 
 namespace cohort::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-using core::concat;
+using base::concat;
 
 constexpr uintmax_t kMaxNameBytes = 256;
 

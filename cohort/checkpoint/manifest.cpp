@@ -7,15 +7,15 @@
 #include <charconv>
 #include <optional>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/bounded_json.h"
 #include "cohort/checkpoint/mapped_file.h"
 #include "cohort/checkpoint/safetensors_format.h"
-#include "cohort/core/error.h"
 
 namespace cohort::checkpoint {
 namespace {
 
-using core::concat;
+using base::concat;
 using nlohmann::json;
 
 constexpr const char* kFormat = "cohort-checkpoint";

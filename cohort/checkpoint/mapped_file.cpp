@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::checkpoint {
 
@@ -27,7 +27,7 @@ std::shared_ptr<const MappedFile> MappedFile::open_in(int folder, const std::fil
 std::shared_ptr<const MappedFile> MappedFile::map(int file, const std::filesystem::path& path) {
   if (file < 0) {
     throw DataError("checkpoint.open",
-                    core::concat("cannot open ", path.string(), ": ", std::strerror(errno)));
+                    base::concat("cannot open ", path.string(), ": ", std::strerror(errno)));
   }
   struct stat status {};
   const bool regular = ::fstat(file, &status) == 0 && S_ISREG(status.st_mode);
@@ -40,10 +40,10 @@ std::shared_ptr<const MappedFile> MappedFile::map(int file, const std::filesyste
   }
   ::close(file);
   if (!regular) {
-    throw DataError("checkpoint.open", core::concat(path.string(), " is not a regular file"));
+    throw DataError("checkpoint.open", base::concat(path.string(), " is not a regular file"));
   }
   if (error != 0) {
-    throw SystemError("checkpoint.open", core::concat("cannot map ", path.string(), " (", size,
+    throw SystemError("checkpoint.open", base::concat("cannot map ", path.string(), " (", size,
                                                       " bytes): ", std::strerror(error)));
   }
   std::span<std::byte> bytes(static_cast<std::byte*>(address), size);

@@ -14,20 +14,20 @@
 #include <cstring>
 #include <exception>
 
-#include "cohort/checkpoint/checkpoint_files.h"
+#include "cohort/base/error.h"
+#include "cohort/base/files/atomic_file.h"
+#include "cohort/base/files/file_lock.h"
+#include "cohort/base/log.h"
+#include "cohort/checkpoint/internal/checkpoint_files.h"
+#include "cohort/checkpoint/internal/temporary_name.h"
 #include "cohort/checkpoint/known.h"
 #include "cohort/checkpoint/link.h"
-#include "cohort/checkpoint/temporary_name.h"
-#include "cohort/core/atomic_file.h"
-#include "cohort/core/error.h"
-#include "cohort/core/file_lock.h"
-#include "cohort/core/log.h"
 
 namespace cohort::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-using core::concat;
+using base::concat;
 
 constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
@@ -66,12 +66,12 @@ fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& 
   check_name(name);
   std::error_code error;
   if (fs::create_directories(folder_, error)) {
-    core::sync_folder(fs::absolute(folder_).parent_path());
+    base::sync_folder(fs::absolute(folder_).parent_path());
   }
   if (error) {
     throw SystemError("checkpoint.save", concat("cannot create ", folder_.string(), ": ", error.message()));
   }
-  const core::FileLock lock(folder_ / kLockFile);
+  const base::FileLock lock(folder_ / kLockFile);
   recover(lock.is_held());
   Manifest manifest{.name = name, .state = content.state};
   const std::vector<KnownCheckpoint> known = known_checkpoints(folder_);
@@ -117,7 +117,7 @@ void RunCheckpoints::write_folder(const fs::path& folder, const CheckpointConten
   manifest.files[kOptimizerFile] =
       write_new_safetensors(folder / kOptimizerFile, content.optimizer, metadata);
   write_manifest(folder, manifest);
-  core::sync_folder(folder);
+  base::sync_folder(folder);
 }
 
 /// Returns where what it has replaced is now; empty: it has replaced nothing.
@@ -132,7 +132,7 @@ fs::path RunCheckpoints::put(const fs::path& temporary, const std::string& name)
     return {};
   }
   if (exchange(temporary, target)) {
-    core::sync_folder(folder_);
+    base::sync_folder(folder_);
     return temporary;
   }
   const fs::path old = folder_ / temporary_name(name + std::string(kReplacedMark));
@@ -164,7 +164,7 @@ void RunCheckpoints::set_aside(const fs::path& folder) const {
     aside = folder_ / concat(folder.filename().string(), ".replaced-", number);
   }
   rename_and_sync(folder, aside);
-  core::log_warning(concat("[checkpoint.save] ", folder.string(),
+  base::log_warning(concat("[checkpoint.save] ", folder.string(),
                            " was no checkpoint that can be read and was saved under this name; it is now ",
                            aside.string()));
 }
@@ -219,7 +219,7 @@ void RunCheckpoints::remove_folder(const fs::path& folder) const {
     fs::remove_all(gone, error);
   }
   if (error) {
-    core::log_warning(concat("[checkpoint.save] cannot remove the old checkpoint ", folder.string(), ": ",
+    base::log_warning(concat("[checkpoint.save] cannot remove the old checkpoint ", folder.string(), ": ",
                              error.message()));
   }
 }
@@ -347,7 +347,7 @@ void RunCheckpoints::go_back_to(const fs::path& checkpoint) const {
   if (!fs::equivalent(checkpoint.parent_path(), folder_, error)) {
     return;
   }
-  const core::FileLock lock(folder_ / kLockFile);
+  const base::FileLock lock(folder_ / kLockFile);
   recover(lock.is_held());
   const std::string name = name_of(checkpoint);
   if (follow_link(folder_ / "last") != folder_ / name) {
@@ -412,14 +412,14 @@ std::optional<LoadedCheckpoint> RunCheckpoints::load_usable() const {
     return problems.empty();
   });
   for (const std::string& problem : problems) {
-    core::log_warning(concat("skipping a checkpoint that cannot be used: ", problem));
+    base::log_warning(concat("skipping a checkpoint that cannot be used: ", problem));
   }
   if (!found && !problems.empty()) {
     throw DataError("checkpoint.find", concat("none of the ", problems.size(), " checkpoints in ",
                                               folder_.string(), " can be used; the first: ", problems[0]));
   }
   if (!problems.empty()) {
-    core::log_warning(concat("falling back to the checkpoint ", found->folder.string()));
+    base::log_warning(concat("falling back to the checkpoint ", found->folder.string()));
   }
   return found;
 }

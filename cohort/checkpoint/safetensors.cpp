@@ -11,13 +11,13 @@
 #include <array>
 #include <map>
 
-#include "cohort/checkpoint/temporary_name.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/checkpoint/internal/temporary_name.h"
 
 namespace cohort::checkpoint {
 namespace {
 
-using core::concat;
+using base::concat;
 
 // In the order of StoredDtype.
 constexpr std::array kScalarTypes{

@@ -12,14 +12,14 @@
 #include <set>
 #include <unordered_set>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::checkpoint {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian");
 
-using core::concat;
+using base::concat;
 
 constexpr std::string_view kMetadataKey = "__metadata__";
 constexpr uint64_t kLengthBytes = 8;

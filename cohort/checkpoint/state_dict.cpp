@@ -10,12 +10,12 @@
 #include <map>
 #include <sstream>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::checkpoint {
 namespace {
 
-using core::concat;
+using base::concat;
 
 /// Calls `visit(name, tensor)` for the module's own tensors, aliases included, in PyTorch's order.
 template <typename Visit>

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "cohort/cli/commands.h"
-#include "cohort/cli/config_option.h"
+#include "cohort/cli/internal/commands.h"
+#include "cohort/cli/internal/config_option.h"
 #include "cohort/train/run.h"
 #include "cohort/train/script_bench.h"
 
@@ -22,12 +22,12 @@ struct ScriptArguments {
 
 int script_command(const ScriptArguments& arguments) {
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
-  const train::Config config = load_config("cli.bench", arguments.config, arguments.overrides);
+  const config::Config config = load_config("cli.bench", arguments.config, arguments.overrides);
   const auto round = std::chrono::nanoseconds(static_cast<std::int64_t>(arguments.seconds * 1e9));
   const train::ScriptBench found = train::bench_script(
       config,
       train::ScriptBenchOptions().timeit(bench::TimeitOptions().rounds(arguments.rounds).min_time(round)));
-  std::fputs(train::to_text(found).c_str(), stdout);
+  std::fputs(planner::to_text(found).c_str(), stdout);
   return 0;
 }
 

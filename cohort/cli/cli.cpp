@@ -4,14 +4,14 @@
 #include <cstdio>
 #include <exception>
 
-#include "cohort/cli/commands.h"
-#include "cohort/core/allocator.h"
-#include "cohort/core/env.h"
-#include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
-#include "cohort/core/log.h"
-#include "cohort/core/version.h"
+#include "cohort/base/env.h"
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
+#include "cohort/base/version.h"
+#include "cohort/cli/internal/commands.h"
 #include "cohort/launch/error_file.h"
+#include "cohort/memory/allocator.h"
 
 namespace cohort::cli {
 namespace {
@@ -25,9 +25,9 @@ std::string join(int argc, char** argv) {
 }  // namespace
 
 int run(int argc, char** argv) {
-  core::tune_allocator();
+  memory::tune_allocator();
   CLI::App app{"Cohort: training that scales, in C++ on LibTorch.", "cohort"};
-  app.set_version_flag("--version", core::concat("cohort ", core::version()));
+  app.set_version_flag("--version", base::concat("cohort ", base::version()));
   app.require_subcommand(1);
   app.footer(
       "Begin with:  cohort train --config configs/fashion-vgg.yaml --fast-dev-run\n"
@@ -52,14 +52,14 @@ int run(int argc, char** argv) {
     context.rest = take_program(words);
     std::reverse(words.begin(), words.end());  // as CLI11 takes them
     app.parse(words);
-    for (const std::string& warning : core::unknown_cohort_variables()) core::log_warning(warning);
+    for (const std::string& warning : base::unknown_cohort_variables()) base::log_warning(warning);
     return context.action ? context.action() : 0;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "cohort: %s\n", core::message_of(error).c_str());
-    launch::record_error(core::message_of(error));
-    return core::is_users_fault(error) ? 2 : 1;
+    std::fprintf(stderr, "cohort: %s\n", base::message_of(error).c_str());
+    launch::record_error(base::message_of(error));
+    return base::is_users_fault(error) ? 2 : 1;
   }
 }
 

@@ -4,9 +4,9 @@
 #include <memory>
 #include <string>
 
-#include "cohort/cli/commands.h"
-#include "cohort/core/cpu.h"
-#include "cohort/core/error.h"
+#include "cohort/base/cpu.h"
+#include "cohort/base/error.h"
+#include "cohort/cli/internal/commands.h"
 #include "cohort/data/dataset_tools.h"
 #include "cohort/data/idx.h"
 
@@ -27,7 +27,7 @@ struct DataArguments {
   int threads = 0;
   bool link = false;
 
-  int num_threads() const { return threads > 0 ? threads : core::usable_cores(); }
+  int num_threads() const { return threads > 0 ? threads : base::usable_cores(); }
 };
 
 int say_made(const data::GeneratedFolder& made, const std::string& folder) {

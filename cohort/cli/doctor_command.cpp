@@ -11,13 +11,13 @@
 #include <filesystem>
 #include <string>
 
-#include "cohort/cli/commands.h"
+#include "cohort/base/cpu.h"
+#include "cohort/base/error.h"
+#include "cohort/base/version.h"
+#include "cohort/cli/internal/commands.h"
 #include "cohort/comm/group.h"
-#include "cohort/core/cpu.h"
 #include "cohort/core/device.h"
-#include "cohort/core/error.h"
-#include "cohort/core/memory.h"
-#include "cohort/core/version.h"
+#include "cohort/memory/process_memory.h"
 
 namespace cohort::cli {
 namespace {
@@ -35,12 +35,12 @@ std::string gib(double bytes) {
 }
 
 std::string cores_text() {
-  const core::CoreLimits limits = core::core_limits();
-  const int usable = core::usable_cores();
-  std::string text = core::concat(usable, " usable of ", limits.online);
-  if (limits.affinity < limits.online) text += core::concat(", affinity ", limits.affinity);
-  if (limits.quota) text += core::concat(", CPU quota ", *limits.quota, " (", limits.quota_source, ")");
-  if (usable != limits.usable()) text += core::concat(", COHORT_CORES ", usable);
+  const base::CoreLimits limits = base::core_limits();
+  const int usable = base::usable_cores();
+  std::string text = base::concat(usable, " usable of ", limits.online);
+  if (limits.affinity < limits.online) text += base::concat(", affinity ", limits.affinity);
+  if (limits.quota) text += base::concat(", CPU quota ", *limits.quota, " (", limits.quota_source, ")");
+  if (usable != limits.usable()) text += base::concat(", COHORT_CORES ", usable);
   return text;
 }
 
@@ -80,12 +80,12 @@ bool writable_here() {
 
 int doctor_command() {
   std::printf("Versions\n");
-  line("cohort", std::string(core::version()));
+  line("cohort", std::string(base::version()));
   line("LibTorch", TORCH_VERSION);
   line("compiler", __VERSION__);
   std::printf("Machine\n");
   line("cores", cores_text());
-  const core::SystemMemory memory = core::system_memory();
+  const memory::SystemMemory memory = memory::system_memory();
   line("memory", gib(static_cast<double>(memory.available_bytes)) + " available of " +
                      gib(static_cast<double>(memory.total_bytes)));
   line("disk", disk_text());

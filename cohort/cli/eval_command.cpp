@@ -3,8 +3,8 @@
 #include <memory>
 #include <string>
 
-#include "cohort/cli/commands.h"
-#include "cohort/cli/trained_model.h"
+#include "cohort/cli/internal/commands.h"
+#include "cohort/cli/internal/trained_model.h"
 #include "cohort/comm/job.h"
 #include "cohort/train/run.h"
 
@@ -20,7 +20,7 @@ int eval_command(EvalArguments arguments) {
   TrainedModel& model = arguments.model;
   if (!arguments.device.empty()) model.overrides.push_back("train.device=" + arguments.device);
   std::map<std::string, double> metrics;
-  model.use("cli.eval", [&](const train::Config& config, const train::TrainedWeights& trained) {
+  model.use("cli.eval", [&](const config::Config& config, const train::TrainedWeights& trained) {
     metrics = train::run_evaluation(config, trained);
   });
   if (comm::job_from_environment().rank != 0) return 0;

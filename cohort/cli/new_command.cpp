@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/cli/commands.h"
-#include "cohort/cli/new_files.h"
-#include "cohort/core/atomic_file.h"
-#include "cohort/core/error.h"
-#include "cohort/core/version.h"
+#include "cohort/base/error.h"
+#include "cohort/base/files/atomic_file.h"
+#include "cohort/base/version.h"
+#include "cohort/cli/internal/commands.h"
+#include "cohort/cli/internal/new_files.h"
 
 namespace cohort::cli {
 namespace {
@@ -39,13 +39,13 @@ void check_name(const std::string& name) {
   if (is_name && is_free) return;
   throw UsageError(
       "cli.new",
-      core::concat("got the name '", name, "', expected small letters, digits and _, a letter first",
+      base::concat("got the name '", name, "', expected small letters, digits and _, a letter first",
                    is_name ? ", and none that C++ or LibTorch has taken" : ""),
       "scaled_square");
 }
 
 std::string filled_in(std::string_view text, const std::string& name) {
-  const std::string version(core::version());
+  const std::string version(base::version());
   const std::pair<std::string_view, std::string> holes[] = {
       {"@NAME@", name}, {"@VERSION@", version.substr(0, version.rfind('.'))}};
   std::string result(text);
@@ -63,17 +63,17 @@ fs::path write(const std::vector<NewFile>& files, const NewArguments& arguments)
   check_name(arguments.name);
   fs::path folder = fs::path(arguments.folder) / arguments.name;
   if (fs::exists(folder)) {
-    throw UsageError("cli.new", core::concat(folder.string(), " is there already"),
+    throw UsageError("cli.new", base::concat(folder.string(), " is there already"),
                      "another name, or --dir FOLDER");
   }
   std::error_code error;
   fs::create_directories(folder, error);
   if (error)
-    throw SystemError("cli.new", core::concat("cannot make ", folder.string(), ": ", error.message()));
+    throw SystemError("cli.new", base::concat("cannot make ", folder.string(), ": ", error.message()));
   for (const NewFile& file : files) {
     if (file.cuda && !arguments.cuda) continue;
     const fs::path path = folder / filled_in(file.name, arguments.name);
-    core::write_file_atomically(path, filled_in(file.content, arguments.name));
+    base::write_file_atomically(path, filled_in(file.content, arguments.name));
     std::printf("%s\n", path.c_str());
   }
   return folder;

@@ -1,4 +1,4 @@
-#include "cohort/cli/new_files.h"
+#include "cohort/cli/internal/new_files.h"
 
 namespace cohort::cli {
 namespace {

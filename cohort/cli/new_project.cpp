@@ -1,4 +1,4 @@
-#include "cohort/cli/new_files.h"
+#include "cohort/cli/internal/new_files.h"
 
 namespace cohort::cli {
 namespace {
@@ -48,9 +48,9 @@ class Rings : public cohort::data::ExampleDataset {
 
   /// Called by several threads at once. What differs from epoch to epoch, such as a crop, draws from the
   /// stream that is handed in; these points are the same in each, and draw from a stream of their own.
-  std::vector<at::Tensor> get(std::int64_t index, cohort::core::RandomStream&) const override {
+  std::vector<at::Tensor> get(std::int64_t index, cohort::base::RandomStream&) const override {
     const auto position = static_cast<std::uint64_t>(index);
-    cohort::core::RandomStream random(seed_, 0, position, cohort::core::Purpose::kUser);
+    cohort::base::RandomStream random(seed_, 0, position, cohort::base::Purpose::kUser);
     const std::int64_t label = index % 2;
     const double angle = random.uniform(0, 6.283185307179586);
     const double radius = 1.0 + static_cast<double>(label) + noise_ * random.normal();

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "cohort/cli/commands.h"
-#include "cohort/core/atomic_file.h"
-#include "cohort/core/cpu.h"
-#include "cohort/core/error.h"
+#include "cohort/base/cpu.h"
+#include "cohort/base/error.h"
+#include "cohort/base/files/atomic_file.h"
+#include "cohort/cli/internal/commands.h"
 #include "cohort/pipeline/draw.h"
 #include "cohort/pipeline/pipeline.h"
 #include "cohort/pipeline/synthetic.h"
@@ -28,9 +28,9 @@ struct PipelineArguments {
 
 // Threads of their own for all placements, on the cores that there are.
 std::vector<std::string> placements_on_cores(int count) {
-  const int cores = core::CpuSet::of_process().size();
+  const int cores = base::CpuSet::of_process().size();
   std::vector<std::string> names;
-  for (int i = 0; i < count; ++i) names.push_back(core::concat("cpu:", i % cores, "/p", i));
+  for (int i = 0; i < count; ++i) names.push_back(base::concat("cpu:", i % cores, "/p", i));
   return names;
 }
 
@@ -69,14 +69,14 @@ int pipeline_command(PipelineArguments arguments) {
   for (const double peak : simulation.peak_memory) std::printf(" %.4g", peak);
   std::printf("\n  micro-batches that wait between two stages at most: %d\n",
               pipeline::channel_capacity(plan));
-  std::vector<pipeline::Band> bands{{core::concat("plan, ", arguments.schedule), simulation.actions, ""}};
+  std::vector<pipeline::Band> bands{{base::concat("plan, ", arguments.schedule), simulation.actions, ""}};
   if (arguments.measure_ms > 0) {
     const pipeline::RunTimes times = measure(arguments, plan);
     bands.push_back({"measured, with stages that sleep", times.actions, " ms"});
     std::printf("measured: time %.4g ms, idle %.2f %%\n", times.time, 100 * times.bubble());
   }
   if (!arguments.draw.empty()) {
-    core::write_file_atomically(arguments.draw,
+    base::write_file_atomically(arguments.draw,
                                 pipeline::draw_svg(bands, plan.num_placements(), plan.num_stages()));
     std::printf("drawn: %s\n", arguments.draw.c_str());
   }

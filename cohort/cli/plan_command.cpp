@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
-#include "cohort/cli/commands.h"
-#include "cohort/cli/config_option.h"
-#include "cohort/core/error.h"
-#include "cohort/train/memory_plan.h"
+#include "cohort/base/error.h"
+#include "cohort/cli/internal/commands.h"
+#include "cohort/cli/internal/config_option.h"
+#include "cohort/planner/memory_plan.h"
 #include "cohort/train/run.h"
 
 namespace cohort::cli {
@@ -26,19 +26,19 @@ int plan_command(const PlanArguments& arguments) {
   if (!arguments.memory) {
     throw UsageError("cli.plan", "it was not said what to plan", "cohort plan --memory --config FILE");
   }
-  train::MemoryOptions options{.measure = arguments.measure};
+  planner::MemoryOptions options{.measure = arguments.measure};
   for (const std::string& text : arguments.place) {
     const std::size_t equals = text.find('=');
     if (equals == 0 || equals == std::string::npos) {
-      throw UsageError("cli.plan", core::concat("--place: got \"", text, "\", expected LAYER=PLACEMENT"),
+      throw UsageError("cli.plan", base::concat("--place: got \"", text, "\", expected LAYER=PLACEMENT"),
                        "--place layer4=cpu:1");
     }
-    options.place[text.substr(0, equals)] = core::Placement::parse(text.substr(equals + 1));
+    options.place[text.substr(0, equals)] = base::Placement::parse(text.substr(equals + 1));
   }
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
-  const train::Config config = load_config("cli.plan", arguments.config, arguments.overrides);
-  const train::MemoryPlan plan = train::plan_memory(config, options);
-  std::fputs((arguments.json ? train::to_json(plan) : train::to_text(plan)).c_str(), stdout);
+  const config::Config config = load_config("cli.plan", arguments.config, arguments.overrides);
+  const planner::MemoryPlan plan = planner::plan_memory(config, options);
+  std::fputs((arguments.json ? planner::to_json(plan) : planner::to_text(plan)).c_str(), stdout);
   return 0;
 }
 

@@ -1,9 +1,9 @@
 #include <cstdio>
 #include <memory>
 
-#include "cohort/cli/commands.h"
-#include "cohort/cli/trained_model.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/cli/internal/commands.h"
+#include "cohort/cli/internal/trained_model.h"
 #include "cohort/data/dataset.h"
 #include "cohort/train/predict.h"
 #include "cohort/train/run.h"
@@ -28,7 +28,7 @@ std::vector<train::Prediction> predictions_of(PredictArguments& arguments) {
     return train::Predictor::of_program(arguments.program)(arguments.pictures, arguments.top);
   }
   std::vector<train::Prediction> predictions;
-  arguments.model.use("cli.predict", [&](const train::Config& config, const train::TrainedWeights& trained) {
+  arguments.model.use("cli.predict", [&](const config::Config& config, const train::TrainedWeights& trained) {
     predictions = arguments.samples.empty()
                       ? train::Predictor::of_run(config, trained)(arguments.pictures, arguments.top)
                       : train::predict_samples(config, trained, arguments.samples, arguments.top);
@@ -53,13 +53,13 @@ struct ExportArguments {
 
 int export_command(ExportArguments arguments) {
   bool takes_pictures = false;
-  arguments.model.use("cli.export", [&](const train::Config& config, const train::TrainedWeights& trained) {
+  arguments.model.use("cli.export", [&](const config::Config& config, const train::TrainedWeights& trained) {
     train::export_program(config, trained, arguments.batch_size, arguments.file);
     takes_pictures = data::is_own_dataset(config.data.type);
   });
   std::printf("%s: for %ld %s at a time; %s\n", arguments.file.c_str(),
               static_cast<long>(arguments.batch_size), takes_pictures ? "pictures" : "samples",
-              takes_pictures ? core::concat("cohort predict --program ", arguments.file, " IMAGE...").c_str()
+              takes_pictures ? base::concat("cohort predict --program ", arguments.file, " IMAGE...").c_str()
                              : "it takes inputs as the data set makes them: script::load() in a program");
   return 0;
 }

@@ -8,10 +8,10 @@
 #include <memory>
 #include <vector>
 
-#include "cohort/cli/commands.h"
+#include "cohort/base/error.h"
+#include "cohort/base/text/nearest_name.h"
+#include "cohort/cli/internal/commands.h"
 #include "cohort/core/device.h"
-#include "cohort/core/error.h"
-#include "cohort/core/nearest_name.h"
 #include "cohort/launch/run.h"
 #include "cohort/launch/run_flags.h"
 
@@ -37,9 +37,9 @@ std::string names_of(const launch::RunFlag& flag) {
   for (const launch::RunFlag& flag : launch::run_flags()) {
     if (flag.instead.empty()) names.push_back("--" + flag.name);
   }
-  const auto near = core::nearest_name(name, names);
+  const auto near = base::nearest_name(name, names);
   throw UsageError("cli.run",
-                   core::concat("there is no option ", name, near ? "; did you mean " + *near + "?" : ""),
+                   base::concat("there is no option ", name, near ? "; did you mean " + *near + "?" : ""),
                    "cohort run --help; options of the program stand after it");
 }
 

@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
-#include "cohort/cli/commands.h"
-#include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/cli/internal/commands.h"
 #include "cohort/models/registry.h"
 #include "cohort/models/summary.h"
 #include "cohort/train/run.h"
@@ -32,8 +32,8 @@ int summary_command(const SummaryArguments& arguments) {
     throw;
   } catch (const c10::Error& error) {  // LibTorch's names neither the model nor the input's shape
     throw UsageError("cli.summary",
-                     core::concat(arguments.model.name, " on an input of ", at::IntArrayRef(shape), ": ",
-                                  core::message_of(error)),
+                     base::concat(arguments.model.name, " on an input of ", at::IntArrayRef(shape), ": ",
+                                  base::message_of(error)),
                      "another --image-size, --channels or --batch-size");
   }
   std::fputs(models::to_text(summary).c_str(), stdout);

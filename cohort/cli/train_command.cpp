@@ -10,14 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/cli/commands.h"
-#include "cohort/cli/config_option.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/cli/internal/commands.h"
+#include "cohort/cli/internal/config_option.h"
 #include "cohort/comm/job.h"
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
+#include "cohort/config/config.h"
 #include "cohort/launch/run.h"
 #include "cohort/launch/worker.h"
-#include "cohort/train/config.h"
 #include "cohort/train/run.h"
 #include "cohort/train/run_folder.h"
 
@@ -66,7 +66,7 @@ std::vector<std::string> own_command() {
 /// How many ranks to start here: nothing when a launcher has started this one, or one is enough. PET_* are
 /// read for a job that begins here alone: inside another they are its launcher's.
 std::optional<launch::RunOptions> ranks_to_start(const TrainArguments& arguments,
-                                                 const train::Config& config) {
+                                                 const config::Config& config) {
   const std::string& asked = arguments.nproc_per_node;
   const int ranks = static_cast<int>(config.distributed.nproc_per_node);
   const comm::Job job = comm::job_from_environment();
@@ -77,7 +77,7 @@ std::optional<launch::RunOptions> ranks_to_start(const TrainArguments& arguments
   }
   if (!asked.empty() && ranks != job.local_world_size) {
     throw UsageError("cli.train",
-                     core::concat("--nproc-per-node is ", asked, ", and ", comm::to_string(job.launcher),
+                     base::concat("--nproc-per-node is ", asked, ", and ", comm::to_string(job.launcher),
                                   " has started ", job.local_world_size, " ranks here already"),
                      "leave it out");
   }
@@ -104,7 +104,7 @@ std::string command_to_go_on(const TrainArguments& arguments, const Context& con
   if (!arguments.nproc_per_node.empty()) {
     command += " --nproc-per-node " + quoted(arguments.nproc_per_node);
   } else if (job.world_size > 1 && job.world_size == job.local_world_size) {
-    command += core::concat(" --nproc-per-node ", job.world_size);
+    command += base::concat(" --nproc-per-node ", job.world_size);
   }
   for (const std::string& plugin : arguments.plugins) command += " --load " + quoted(plugin);
   return command;
@@ -112,7 +112,7 @@ std::string command_to_go_on(const TrainArguments& arguments, const Context& con
 
 /// The run folder whose own file the configuration is, where that run is to go on: the file may have been
 /// copied or moved with its folder, whatever run.dir in it says. Empty: the configuration says it.
-fs::path folder_to_go_on(const TrainArguments& arguments, const train::Config& config) {
+fs::path folder_to_go_on(const TrainArguments& arguments, const config::Config& config) {
   const auto sets = [&](std::string_view key) {
     return std::ranges::any_of(arguments.overrides, [&](const auto& each) { return each.starts_with(key); });
   };
@@ -125,13 +125,13 @@ fs::path folder_to_go_on(const TrainArguments& arguments, const train::Config& c
 }
 
 /// Lets the run whose own file the configuration is go on in its folder. Returns what there is to say of it.
-std::string choose_folder(const TrainArguments& arguments, train::Config& config) {
+std::string choose_folder(const TrainArguments& arguments, config::Config& config) {
   const fs::path own = folder_to_go_on(arguments, config);
   if (own.empty()) return "";
   const std::string named = std::exchange(config.run.dir, own.string());
   std::error_code ignored;
   if (named.empty() || fs::weakly_canonical(named, ignored) == own) return "";
-  return core::concat("run.dir of ", arguments.config, " is ", named, "; going on with the run in ",
+  return base::concat("run.dir of ", arguments.config, " is ", named, "; going on with the run in ",
                       own.string(), ", whose file it is (run.dir=", named,
                       " on the command line: with that)");
 }
@@ -141,14 +141,14 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   // process.
   std::signal(SIGUSR1, SIG_IGN);
   if (arguments.help_config) {
-    std::fputs(train::config_help().c_str(), stdout);
+    std::fputs(config::config_help().c_str(), stdout);
     return 0;
   }
   std::vector<std::string> overrides = arguments.overrides;
   if (!arguments.device.empty()) overrides.push_back("train.device=" + arguments.device);
-  if (arguments.profile > 0) overrides.push_back(core::concat("run.profile=", arguments.profile));
+  if (arguments.profile > 0) overrides.push_back(base::concat("run.profile=", arguments.profile));
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
-  train::Config config = load_config("cli.train", arguments.config, overrides);
+  config::Config config = load_config("cli.train", arguments.config, overrides);
   if (!arguments.resume.empty()) config.run.resume = arguments.resume;
   if (!arguments.nproc_per_node.empty()) {
     config.distributed.nproc_per_node = launch::read_nproc_per_node(arguments.nproc_per_node, num_gpus);
@@ -158,12 +158,12 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   if (arguments.dump_config) {
     for (const std::string& warning : config.warnings)
       std::fprintf(stderr, "cohort: warning: %s\n", warning.c_str());
-    std::fputs(train::dump_config(config).c_str(), stdout);
+    std::fputs(config::dump_config(config).c_str(), stdout);
     return 0;
   }
   if (const auto ranks = ranks_to_start(arguments, config)) return start_job(*ranks);
   if (!said.empty() && !arguments.fast_dev_run && comm::job_from_environment().rank == 0) {
-    core::log_info(said);
+    base::log_info(said);
   }
   // Where the `tee` behind a pipe is ended by the same Ctrl-C, the run saves and ends as it does on a
   // terminal. A handler, since programs that are started inherit what is ignored.
@@ -185,7 +185,7 @@ void add_train(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand("train", "Train a model as a YAML file says");
   add_config_option(
       *command, arguments->config,
-      "The configuration (docs/guide/train.md lists every key); without it, every key that is not "
+      "The configuration (docs/reference/keys.md lists every key); without it, every key that is not "
       "given as key=value has its default");
   command->add_flag("--help-config", arguments->help_config,
                     "Print every key with its default and meaning, and end");

@@ -15,8 +15,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "cohort/core/error.h"
-#include "cohort/core/wait.h"
+#include "cohort/base/error.h"
+#include "cohort/base/threads/wait.h"
 
 namespace cohort::comm {
 namespace {
@@ -29,14 +29,14 @@ using std::chrono::milliseconds;
 // The store says itself that a wait was over, a moment after the time.
 constexpr milliseconds kSlack(250);
 
-core::Deadline& deadline_of_thread() {
-  thread_local core::Deadline deadline = core::Deadline::never();
+base::Deadline& deadline_of_thread() {
+  thread_local base::Deadline deadline = base::Deadline::never();
   return deadline;
 }
 
 }  // namespace
 
-StoreDeadline::StoreDeadline(core::Deadline deadline) : before_(deadline_of_thread()) {
+StoreDeadline::StoreDeadline(base::Deadline deadline) : before_(deadline_of_thread()) {
   deadline_of_thread() = before_.sooner(deadline);
 }
 
@@ -44,7 +44,7 @@ StoreDeadline::~StoreDeadline() {
   deadline_of_thread() = before_;
 }
 
-core::Deadline StoreDeadline::current() {
+base::Deadline StoreDeadline::current() {
   return deadline_of_thread();
 }
 
@@ -59,22 +59,22 @@ struct DeadlineStore::Worker {
   std::condition_variable changed;
   std::function<void()> job;                            // null: nobody's turn
   const char* what = "";                                // the job is
-  core::Deadline answers_by = core::Deadline::never();  // it, unless the store is silent
+  base::Deadline answers_by = base::Deadline::never();  // it, unless the store is silent
   bool is_left = false;                                 // nobody waits for the job any more
   bool is_silent = false;
   bool is_stopped = false;
 
   [[noreturn]] void throw_silent() const {
-    throw TimeoutError("comm.store", core::concat(name, " has not answered a request (", what, ")"),
+    throw TimeoutError("comm.store", base::concat(name, " has not answered a request (", what, ")"),
                        "look whether its host is reached, and its process runs");
   }
-  void take_turn(std::unique_lock<std::mutex>& lock, const char* wanted, core::Deadline deadline);
+  void take_turn(std::unique_lock<std::mutex>& lock, const char* wanted, base::Deadline deadline);
   void begin(const char* request, std::function<void()> body, milliseconds answer_time);
-  void wait_for_answer(std::unique_lock<std::mutex>& lock, core::Deadline deadline);
+  void wait_for_answer(std::unique_lock<std::mutex>& lock, base::Deadline deadline);
 
   static void run(const std::shared_ptr<Worker>& self) {
     for (std::unique_lock lock(self->mutex);;) {
-      core::wait_for_task(self->changed, lock, [&] { return self->job != nullptr || self->is_stopped; });
+      base::wait_for_task(self->changed, lock, [&] { return self->job != nullptr || self->is_stopped; });
       if (self->job == nullptr) break;
       const std::function<void()> body = self->job;
       lock.unlock();
@@ -90,7 +90,7 @@ struct DeadlineStore::Worker {
 // A request of another thread is no silence of the store, however long it takes, as long as that thread waits
 // for it. One that was left is, once it has taken longer than a store takes.
 void DeadlineStore::Worker::take_turn(std::unique_lock<std::mutex>& lock, const char* wanted,
-                                      core::Deadline deadline) {
+                                      base::Deadline deadline) {
   for (;;) {
     if (is_silent) throw_silent();
     if (job == nullptr && !deadline.expired()) return;
@@ -102,12 +102,12 @@ void DeadlineStore::Worker::take_turn(std::unique_lock<std::mutex>& lock, const 
     if (deadline.expired()) {
       throw TimeoutError(
           "comm.store",
-          core::concat("timed out before ", name, " could be asked (", wanted, ")",
-                       job == nullptr ? "" : core::concat(", busy with another request: ", what)),
+          base::concat("timed out before ", name, " could be asked (", wanted, ")",
+                       job == nullptr ? "" : base::concat(", busy with another request: ", what)),
           "a longer timeout");
     }
     const bool was_left = is_left;
-    core::wait(
+    base::wait(
         changed, lock, [&] { return job == nullptr || is_silent || is_left != was_left; },
         is_left ? deadline.sooner(answers_by) : deadline);
   }
@@ -116,14 +116,14 @@ void DeadlineStore::Worker::take_turn(std::unique_lock<std::mutex>& lock, const 
 void DeadlineStore::Worker::begin(const char* request, std::function<void()> body, milliseconds answer_time) {
   job = std::move(body);
   what = request;
-  answers_by = core::Deadline(answer_time);
+  answers_by = base::Deadline(answer_time);
   is_left = false;
   changed.notify_all();
 }
 
-void DeadlineStore::Worker::wait_for_answer(std::unique_lock<std::mutex>& lock, core::Deadline deadline) {
+void DeadlineStore::Worker::wait_for_answer(std::unique_lock<std::mutex>& lock, base::Deadline deadline) {
   const auto is_done = [this] { return job == nullptr; };
-  if (core::wait(changed, lock, is_done, deadline)) return;
+  if (base::wait(changed, lock, is_done, deadline)) return;
   is_left = true;
   is_silent = answers_by.expired();
   changed.notify_all();
@@ -154,7 +154,7 @@ auto DeadlineStore::ask(const char* what, milliseconds most, Body body, Waits wa
   };
   const auto answer = std::make_shared<Answer>();
   most = std::min(most, kLongestTime);
-  const core::Deadline deadline = core::Deadline(most + kSlack).sooner(StoreDeadline::current());
+  const base::Deadline deadline = base::Deadline(most + kSlack).sooner(StoreDeadline::current());
   std::unique_lock lock(worker_->mutex);
   worker_->take_turn(lock, what, deadline);
   // Half of the slack: less than the one who asks waits.
@@ -227,9 +227,9 @@ void DeadlineStore::wait(const Keys& keys) {
 
 void DeadlineStore::wait(const Keys& keys, const milliseconds& timeout) {
   if (waiting_ == Waiting::kByAsking) {
-    if (core::poll_until([&] { return check(keys); }, core::Deadline(timeout))) return;
+    if (base::poll_until([&] { return check(keys); }, base::Deadline(timeout))) return;
     throw TimeoutError("comm.store",
-                       core::concat("timed out: ", worker_->name, " has no '", keys.front(), "'"));
+                       base::concat("timed out: ", worker_->name, " has no '", keys.front(), "'"));
   }
   ask("wait", timeout, [keys, timeout](c10d::Store& store) { store.wait(keys, timeout); }, Waits::kForKey);
 }

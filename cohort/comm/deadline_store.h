@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "cohort/core/deadline.h"
+#include "cohort/base/threads/deadline.h"
 
 namespace cohort::comm {
 
@@ -21,15 +21,15 @@ inline constexpr std::chrono::milliseconds kLastAnswerTime(400);
 /// one holds.
 class StoreDeadline {
  public:
-  explicit StoreDeadline(core::Deadline deadline);
+  explicit StoreDeadline(base::Deadline deadline);
   ~StoreDeadline();
   StoreDeadline(const StoreDeadline&) = delete;
   StoreDeadline& operator=(const StoreDeadline&) = delete;
   /// Of the calling thread; never where none lives.
-  static core::Deadline current();
+  static base::Deadline current();
 
  private:
-  core::Deadline before_;
+  base::Deadline before_;
 };
 
 /// A store whose requests end. LibTorch's waits for an answer without a limit, and for ever where the host

@@ -18,14 +18,14 @@
 #include <exception>
 #include <thread>
 
-#include "cohort/comm/group_state.h"
-#include "cohort/comm/hang_detector.h"
-#include "cohort/comm/report.h"
-#include "cohort/core/deadline.h"
-#include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
-#include "cohort/core/log.h"
-#include "cohort/core/wait.h"
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
+#include "cohort/base/threads/deadline.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/comm/internal/group_state.h"
+#include "cohort/comm/internal/hang_detector.h"
+#include "cohort/comm/internal/report.h"
 
 namespace cohort::comm {
 namespace {
@@ -91,7 +91,7 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
       ::sigemptyset(&action.sa_mask);
       if (event() < 0 || ::sigaction(signal_, &action, &before_) != 0) {
         signal_taken = false;
-        throw UsageError("comm.watch_for_desync", core::concat("cannot handle signal ", signal_));
+        throw UsageError("comm.watch_for_desync", base::concat("cannot handle signal ", signal_));
       }
       signals_ = std::thread([self = shared_from_this()] {
         self->wait_for_signals();
@@ -109,7 +109,7 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
       stopping_ = true;
       notify();
       // It may be writing a report that nobody reads.
-      if (core::poll_until([this] { return signals_ended_.load(); }, core::Deadline(kReport))) {
+      if (base::poll_until([this] { return signals_ended_.load(); }, base::Deadline(kReport))) {
         signals_.join();
       } else {
         signals_.detach();
@@ -121,10 +121,10 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
     jobs_.push_back([this, wait_for_others] { leave(wait_for_others); });
     stopping_ = true;
     changed_.notify_all();
-    if (!core::wait(changed_, lock, [this] { return !serving_; }, core::Deadline(end_time()))) {
+    if (!base::wait(changed_, lock, [this] { return !serving_; }, base::Deadline(end_time()))) {
       lock.unlock();
-      core::log_warning(
-          core::concat("the store of the job, or the rank that asked for a table, has not answered in ",
+      base::log_warning(
+          base::concat("the store of the job, or the rank that asked for a table, has not answered in ",
                        end_time().count(), " ms; the watch for desynchronisation is left behind"));
     }
   }
@@ -142,13 +142,13 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
     changed_.notify_all();
   }
 
-  void wait_for_table(core::Deadline until) override {
+  void wait_for_table(base::Deadline until) override {
     std::unique_lock lock(mutex_);
-    core::wait(changed_, lock, [&] { return failures_ == 0 || !serving_; }, until);
+    base::wait(changed_, lock, [&] { return failures_ == 0 || !serving_; }, until);
   }
 
  private:
-  using Clock = core::Deadline::Clock;
+  using Clock = base::Deadline::Clock;
 
   // For the thread that speaks with the store: another rank's table may be waited for, and then the others.
   milliseconds end_time() const { return table_time() + kLeave + kSlack; }
@@ -159,11 +159,11 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
     std::uint64_t count = 0;
     while (::read(event(), &count, sizeof(count)) > 0 || errno == EINTR) {
       if (stopping_) return;
-      core::log_warning(core::concat("signal ", signal_, ":\n", report_of(*registry_)));
+      base::log_warning(base::concat("signal ", signal_, ":\n", report_of(*registry_)));
       if (registry_->rank != 0 || registry_->size == 1) continue;
       const std::lock_guard lock(mutex_);
       jobs_.push_back(
-          [this] { ask(core::concat("signal ", signal_, " on rank 0"), core::LogLevel::kWarning); });
+          [this] { ask(base::concat("signal ", signal_, " on rank 0"), base::LogLevel::kWarning); });
       changed_.notify_all();
     }
   }
@@ -172,7 +172,7 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
     block_signals();
     std::unique_lock lock(mutex_);
     while (true) {
-      core::wait(changed_, lock, [this] { return !jobs_.empty() || stopping_; }, core::Deadline(poll_));
+      base::wait(changed_, lock, [this] { return !jobs_.empty() || stopping_; }, base::Deadline(poll_));
       std::deque<std::function<void()>> jobs;
       jobs.swap(jobs_);
       lock.unlock();
@@ -180,7 +180,7 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
         if (!lost_) answer_those_who_asked();
         for (const auto& job : jobs) job();
       } catch (const std::exception& error) {  // the store went with the rank that kept it
-        core::log_debug(core::concat("the watch for desynchronisation ends: ", core::message_of(error)));
+        base::log_debug(base::concat("the watch for desynchronisation ends: ", base::message_of(error)));
         lost_ = true;
       }
       lock.lock();
@@ -192,7 +192,7 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
   }
 
   std::string key(const char* what, std::int64_t round, int rank = -1) const {
-    return core::concat("desync/", what, "/", round, rank < 0 ? "" : "/" + std::to_string(rank));
+    return base::concat("desync/", what, "/", round, rank < 0 ? "" : "/" + std::to_string(rank));
   }
 
   void answer_those_who_asked() {
@@ -206,10 +206,10 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
   void after_failure(const std::string& what) {
     if (lost_) return;
     // For those who ask later: this process may be gone by then.
-    store_->set(core::concat("desync/last/", registry_->rank), write_answers(answers_of(*registry_)));
+    store_->set(base::concat("desync/last/", registry_->rank), write_answers(answers_of(*registry_)));
     answer_those_who_asked();
     if (Clock::now() - failure_asked_ < kRepeat) return wait_for_table_of(round_ - 1);
-    ask(core::concat(kFailure, registry_->rank, ": ", what), core::LogLevel::kError);
+    ask(base::concat(kFailure, registry_->rank, ": ", what), base::LogLevel::kError);
   }
 
   // This process may keep the store that the one who asks needs, and that one may have begun a moment later.
@@ -217,12 +217,12 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
   void wait_for_table_of(std::int64_t round) {
     if (round <= awaited_round_) return;
     awaited_round_ = round;
-    core::poll_until([&] { return store_->check({key("table", round)}); }, core::Deadline(table_time()));
+    base::poll_until([&] { return store_->check({key("table", round)}); }, base::Deadline(table_time()));
   }
 
   // Of ranks that ask at once, one gets to. Between looking who asked and this, nobody may look again: who
   // lost would ask the next question.
-  void ask(const std::string& why, core::LogLevel level) {
+  void ask(const std::string& why, base::LogLevel level) {
     const std::int64_t round = round_;
     if (store_->add(key("claim", round), 1) != 1) return wait_for_table_of(round);
     store_->set(key("asked", round), why);
@@ -235,13 +235,13 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
       for (int rank = 0; rank < registry_->size; ++rank) {
         auto& answer = answers[static_cast<std::size_t>(rank)];
         if (!answer) answer = fetch(key("answer", round, rank));
-        if (!answer) answer = fetch(core::concat("desync/last/", rank));
+        if (!answer) answer = fetch(base::concat("desync/last/", rank));
         all = all && answer.has_value();
       }
       return all;
     };
-    core::poll_until(have_all, core::Deadline(kCollect + poll_ - kPoll));
-    core::log(level, core::concat("what the ranks were doing (", why, "):\n", join_answers(answers)));
+    base::poll_until(have_all, base::Deadline(kCollect + poll_ - kPoll));
+    base::log(level, base::concat("what the ranks were doing (", why, "):\n", join_answers(answers)));
     store_->set(key("table", round), "1");
   }
 
@@ -255,8 +255,8 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
     if (lost_) return;
     store_->add("desync/left", 1);
     if (registry_->rank != 0 || !wait_for_others) return;
-    core::poll_until([this] { return store_->add("desync/left", 0) % registry_->size == 0; },
-                     core::Deadline(kLeave));
+    base::poll_until([this] { return store_->add("desync/left", 0) % registry_->size == 0; },
+                     base::Deadline(kLeave));
   }
 
   const std::shared_ptr<GroupRegistry> registry_;
@@ -291,7 +291,7 @@ DesyncWatch watch_for_desync(const Group& job, int signal) {
   GroupState& state = *job.shared_state();
   auto watcher = std::make_shared<DesyncWatch::Watcher>(state.registry, state.store, signal);
   if (!state.registry->set_watch(watcher)) {
-    throw UsageError("comm.watch_for_desync", core::concat("group '", state.name, "' is watched already"));
+    throw UsageError("comm.watch_for_desync", base::concat("group '", state.name, "' is watched already"));
   }
   watcher->start();
   return DesyncWatch(std::move(watcher));

@@ -6,17 +6,17 @@
 #include <string>
 #include <vector>
 
-#include "cohort/comm/backend.h"
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
+#include "cohort/base/threads/wait.h"
 #include "cohort/comm/deadline_store.h"
-#include "cohort/comm/error_cause.h"
-#include "cohort/comm/group_state.h"
-#include "cohort/comm/missing_ranks.h"
+#include "cohort/comm/internal/backend.h"
+#include "cohort/comm/internal/error_cause.h"
+#include "cohort/comm/internal/group_state.h"
+#include "cohort/comm/internal/missing_ranks.h"
 #include "cohort/comm/store_adapter.h"
-#include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
-#include "cohort/core/format_list.h"
-#include "cohort/core/log.h"
-#include "cohort/core/wait.h"
 
 namespace cohort::comm {
 namespace {
@@ -31,7 +31,7 @@ constexpr int kRanksAtFullRate = 100;   // ranks
 }  // namespace
 
 void throw_translated(const std::exception& error, const std::string& where, const std::string& what) {
-  const std::string message = core::concat(what, ": ", core::message_of(error));
+  const std::string message = base::concat(what, ": ", base::message_of(error));
   switch (cause_of(error)) {
     case ErrorCause::kUsage:
       throw UsageError(where, message);
@@ -52,11 +52,11 @@ bool is_of_backend(const std::exception& error) {
          dynamic_cast<const c10::DistError*>(&error) != nullptr;
 }
 
-core::Deadline end_of_failure(core::Deadline deadline) {
+base::Deadline end_of_failure(base::Deadline deadline) {
   constexpr milliseconds kDeath(1000);
-  if (!deadline.expired()) return core::Deadline(kDeath).sooner(deadline.later(kLateTime));
-  const core::Deadline::Clock::duration left = deadline.end() + kLateTime - core::Deadline::Clock::now();
-  return core::Deadline(std::max<core::Deadline::Clock::duration>(left, kLeastTime));
+  if (!deadline.expired()) return base::Deadline(kDeath).sooner(deadline.later(kLateTime));
+  const base::Deadline::Clock::duration left = deadline.end() + kLateTime - base::Deadline::Clock::now();
+  return base::Deadline(std::max<base::Deadline::Clock::duration>(left, kLeastTime));
 }
 
 // A collective of Gloo's has no end of its own, so the group's connections are closed. What it does then
@@ -79,8 +79,8 @@ bool GroupState::end_calls(ErrorCause cause, Ends ends) const {
 }
 
 void GroupState::fail(const std::exception& error, const std::string& where, std::string what,
-                      core::Deadline until) {
-  const std::string words = core::concat(what, ": ", core::message_of(error));
+                      base::Deadline until) {
+  const std::string words = base::concat(what, ": ", base::message_of(error));
   mark_broken(words, until);
   // The ranks beside a broken connection of Gloo's notice it, and those behind them where they close theirs.
   const ErrorCause cause = cause_of(error);
@@ -94,29 +94,29 @@ void GroupState::fail(const std::exception& error, const std::string& where, std
 }
 
 void fail_call(const Group& group, const std::exception& error, const std::string& what,
-               core::Deadline deadline, const std::function<bool()>& is_over) {
+               base::Deadline deadline, const std::function<bool()>& is_over) {
   GroupState& state = *group.shared_state();
-  const core::Deadline until = state.end_of_failure(deadline);
+  const base::Deadline until = state.end_of_failure(deadline);
   const std::string named =
-      core::concat(what, " of group '", state.name, "' (rank ", state.rank, "/", state.size, ")");
+      base::concat(what, " of group '", state.name, "' (rank ", state.rank, "/", state.size, ")");
   // First, as the store is asked until then, and the end of the call may take as long.
-  if (!is_over()) state.mark_broken(core::concat(named, ": ", core::message_of(error)), until);
-  if (state.end_calls(cause_of(error)) && !core::poll_until(is_over, until)) {
-    core::log_warning(core::concat("[comm.group] ", named, " goes on after its deadline"));
+  if (!is_over()) state.mark_broken(base::concat(named, ": ", base::message_of(error)), until);
+  if (state.end_calls(cause_of(error)) && !base::poll_until(is_over, until)) {
+    base::log_warning(base::concat("[comm.group] ", named, " goes on after its deadline"));
   }
   state.fail(error, "comm.group", named, until);
 }
 
 // Calls that were in flight with the first one that failed end with it.
-core::Deadline GroupState::end_of_failure(core::Deadline deadline) const {
-  const core::Deadline end = comm::end_of_failure(deadline);
+base::Deadline GroupState::end_of_failure(base::Deadline deadline) const {
+  const base::Deadline end = comm::end_of_failure(deadline);
   const std::lock_guard lock(mutex_);
   if (broken_.empty()) return end;
-  const core::Deadline least(kLeastTime);
+  const base::Deadline least(kLeastTime);
   return end.sooner(failure_end_.end() < least.end() ? least : failure_end_);
 }
 
-void GroupState::mark_broken(const std::string& what, core::Deadline until) {
+void GroupState::mark_broken(const std::string& what, base::Deadline until) {
   {
     const std::lock_guard lock(mutex_);
     if (!broken_.empty()) return;
@@ -126,35 +126,35 @@ void GroupState::mark_broken(const std::string& what, core::Deadline until) {
   try {
     const StoreDeadline asks(until);
     StoreAdapter kv_store = store_adapter_of(*this);
-    core::Gate(kv_store, "failed", rank, size).arrive();
+    base::Gate(kv_store, "failed", rank, size).arrive();
   } catch (const std::exception&) {  // the store went with the rank that kept it
   }
 }
 
 // Many calls may be in flight when a peer dies, and fail one after the other: one of them asks. It asks more
 // than once, since the rank that keeps the store may fail first, and takes the answer with it.
-std::string GroupState::silent_ranks(core::Deadline deadline) {
+std::string GroupState::silent_ranks(base::Deadline deadline) {
   if (size == 1) return "";
   std::call_once(silence_asked_, [&] {
     const milliseconds pause(kLookTime * (1 + size / kRanksAtFullRate));
     std::vector<int> silent;
-    const auto names = [&] { return core::concat("; ", core::format_list("rank", silent), " of ", size); };
+    const auto names = [&] { return base::concat("; ", base::format_list("rank", silent), " of ", size); };
     try {
       const StoreDeadline until(deadline.later(kAskTime));
       StoreAdapter kv_store = store_adapter_of(*this);
-      core::Gate gate(kv_store, "failed", rank, size);
+      base::Gate gate(kv_store, "failed", rank, size);
       bool have_all = false;
       for (bool is_last = false; !have_all && !is_last;) {
         is_last = deadline.expired();
         silent = gate.missing();
-        have_all = silent.empty() || gate.wait(deadline.sooner(core::Deadline(pause)));
+        have_all = silent.empty() || gate.wait(deadline.sooner(base::Deadline(pause)));
       }
       if (!have_all) silence_ = names() + " did not notice: dead, or stuck";
       leave_key(*this, "failed", deadline);
     } catch (const std::exception& failure) {
       const bool is_gone = dynamic_cast<const TimeoutError*>(&failure) == nullptr;
       if (!silent.empty()) silence_ = names() + " had not noticed when the store was asked last";
-      silence_ += core::concat("; the store cannot be reached (", core::message_of(failure), ")",
+      silence_ += base::concat("; the store cannot be reached (", base::message_of(failure), ")",
                                is_gone ? ": the rank that keeps it is gone" : "");
     }
   });

@@ -4,8 +4,8 @@
 #include <functional>
 #include <string>
 
+#include "cohort/base/threads/deadline.h"
 #include "cohort/comm/group.h"
-#include "cohort/core/deadline.h"
 
 /// For who begins calls on a group's process_group() himself.
 namespace cohort::comm {
@@ -17,6 +17,6 @@ bool is_of_backend(const std::exception& error);
 /// broken, and nothing goes on in the backend. `is_over` says whether the call has ended there.
 /// Throws: TimeoutError, PeerError or CommError, which names `what`, and the ranks that have not failed too.
 [[noreturn]] void fail_call(const Group& group, const std::exception& error, const std::string& what,
-                            core::Deadline deadline, const std::function<bool()>& is_over);
+                            base::Deadline deadline, const std::function<bool()>& is_over);
 
 }  // namespace cohort::comm

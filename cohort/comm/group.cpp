@@ -13,13 +13,13 @@
 #include <functional>
 #include <numeric>
 
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/comm/deadline_store.h"
-#include "cohort/comm/pending_state.h"
+#include "cohort/comm/internal/pending_state.h"
 #include "cohort/comm/store_adapter.h"
-#include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
-#include "cohort/core/format_list.h"
-#include "cohort/core/log.h"
 #include "cohort/core/torch_compat.h"
 
 namespace cohort::comm {
@@ -33,12 +33,12 @@ at::Tensor as_numbers(const at::Tensor& tensor) {
 }
 
 void check_rank(const char* what, int rank, int size) {
-  if (rank < 0 || rank >= size) refuse(core::concat(what, " is ", rank, ", expected 0 to ", size - 1));
+  if (rank < 0 || rank >= size) refuse(base::concat(what, " is ", rank, ", expected 0 to ", size - 1));
 }
 
 void check_numel(const char* call, const at::Tensor& big, const at::Tensor& small, int size) {
   if (big.scalar_type() != small.scalar_type() || big.numel() != small.numel() * size) {
-    refuse(core::concat(call, ": got ", big.dtype().name(), big.sizes(), " and ", small.dtype().name(),
+    refuse(base::concat(call, ": got ", big.dtype().name(), big.sizes(), " and ", small.dtype().name(),
                         small.sizes(), ", expected one type, and ", size,
                         " times as many numbers in the first"));
   }
@@ -47,7 +47,7 @@ void check_numel(const char* call, const at::Tensor& big, const at::Tensor& smal
 // NCCL matches messages by their order alone.
 void check_tag(const GroupState& state, const char* call, const at::Tensor& tensor, int tag) {
   if (tag == 0 || tensor.is_cpu() || state.backend != "nccl") return;
-  refuse(core::concat(call, ": tag is ", tag,
+  refuse(base::concat(call, ": tag is ", tag,
                       ", and NCCL has no tags: it would take messages in the order in "
                       "which they were sent"),
          "tag 0, and messages in the same order on both ends; or tensors on the CPU");
@@ -118,12 +118,12 @@ Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) co
   parent.check_usable();
   if (ranks.empty()) refuse("a subgroup needs at least one rank");
   if (std::adjacent_find(ranks.begin(), ranks.end(), std::greater_equal<>()) != ranks.end()) {
-    refuse(core::concat("ranks of a subgroup must ascend without repeats, got ",
-                        core::format_list("rank", ranks)));
+    refuse(base::concat("ranks of a subgroup must ascend without repeats, got ",
+                        base::format_list("rank", ranks)));
   }
   check_rank("first rank of the subgroup", ranks.front(), parent.size);
   check_rank("last rank of the subgroup", ranks.back(), parent.size);
-  const std::string child = core::concat(parent.name, ".", parent.subgroups.fetch_add(1));
+  const std::string child = base::concat(parent.name, ".", parent.subgroups.fetch_add(1));
   const auto place = std::find(ranks.begin(), ranks.end(), parent.rank);
   if (place == ranks.end()) return {};
   std::vector<int> job_ranks;
@@ -224,16 +224,16 @@ Pending Group::all_to_all(at::Tensor& output, const at::Tensor& input,
                           const std::vector<std::int64_t>& output_rows,
                           const std::vector<std::int64_t>& input_rows, CallOptions options) const {
   const auto check = [&](const char* what, const at::Tensor& tensor, const std::vector<std::int64_t>& rows) {
-    if (tensor.dim() == 0) refuse(core::concat("all_to_all: the ", what, " has no dimension to split"));
+    if (tensor.dim() == 0) refuse(base::concat("all_to_all: the ", what, " has no dimension to split"));
     const std::int64_t have = tensor.size(0);
     if (rows.empty()) {
       if (have % size() == 0) return;
-      refuse(core::concat("all_to_all: ", have, " rows of ", what, " do not divide by ", size(), " ranks"),
+      refuse(base::concat("all_to_all: ", have, " rows of ", what, " do not divide by ", size(), " ranks"),
              "say how many rows go to each");
     }
     if (static_cast<int>(rows.size()) != size() || std::ranges::any_of(rows, [](auto n) { return n < 0; }) ||
         std::accumulate(rows.begin(), rows.end(), std::int64_t{0}) != have) {
-      refuse(core::concat("all_to_all: rows of ", what, " must be ", size(), " numbers whose sum is ", have));
+      refuse(base::concat("all_to_all: rows of ", what, " must be ", size(), " numbers whose sum is ", have));
     }
   };
   check("input", input, input_rows);
@@ -263,7 +263,7 @@ Pending Group::gather(std::span<at::Tensor> outputs, const at::Tensor& input, in
   const int expected = rank() == root ? size() : 0;
   if (static_cast<int>(outputs.size()) != expected) {
     refuse(
-        core::concat("gather: got ", outputs.size(), " outputs on rank ", rank(), ", expected ", expected));
+        base::concat("gather: got ", outputs.size(), " outputs on rank ", rank(), ", expected ", expected));
   }
   for (const at::Tensor& output : outputs) check_numel("gather", output, input, 1);
   auto pending = std::make_shared<Pending::State>(state_, "gather", options.timeout);
@@ -288,7 +288,7 @@ Pending Group::scatter(at::Tensor& output, std::span<const at::Tensor> inputs, i
   check_rank("root", root, size());
   const int expected = rank() == root ? size() : 0;
   if (static_cast<int>(inputs.size()) != expected) {
-    refuse(core::concat("scatter: got ", inputs.size(), " inputs on rank ", rank(), ", expected ", expected));
+    refuse(base::concat("scatter: got ", inputs.size(), " inputs on rank ", rank(), ", expected ", expected));
   }
   for (const at::Tensor& input : inputs) check_numel("scatter", input, output, 1);
   auto pending = std::make_shared<Pending::State>(state_, "scatter", options.timeout);
@@ -341,21 +341,21 @@ struct BarrierResult {
   std::vector<int> missing;
 };
 
-BarrierResult run_barrier(GroupState& state, std::int64_t number, core::Deadline deadline) {
-  const auto key_of = [](std::int64_t barrier) { return core::concat("barrier/", barrier); };
+BarrierResult run_barrier(GroupState& state, std::int64_t number, base::Deadline deadline) {
+  const auto key_of = [](std::int64_t barrier) { return base::concat("barrier/", barrier); };
   BarrierResult result;
   try {
     const StoreDeadline until(deadline.later(kLastAnswerTime));
     StoreAdapter kv_store = store_adapter_of(state);
-    core::Gate gate(kv_store, key_of(number), state.rank, state.size);
+    base::Gate gate(kv_store, key_of(number), state.rank, state.size);
     gate.arrive();
     if (!gate.wait(deadline)) result.missing = gate.missing();
     // All have come to this one, so nobody waits at the one before.
     if (result.missing.empty() && state.rank == 0 && number > 0) {
-      core::Gate(kv_store, key_of(number - 1), state.rank, state.size).remove();
+      base::Gate(kv_store, key_of(number - 1), state.rank, state.size).remove();
     }
   } catch (const std::exception& failure) {
-    result.error = core::message_of(failure);
+    result.error = base::message_of(failure);
     result.is_silent = dynamic_cast<const TimeoutError*>(&failure) != nullptr;
   }
   if (result.error.empty() && result.missing.empty()) leave_key(state, key_of(number), deadline);
@@ -376,7 +376,7 @@ void Group::barrier(CallOptions options) const {
     return;
   }
   mine.flight.set(ticket, CallState::kWaiting);
-  const core::Deadline deadline(options.timeout.count() == 0 ? mine.timeout : options.timeout);
+  const base::Deadline deadline(options.timeout.count() == 0 ? mine.timeout : options.timeout);
   const BarrierResult result = run_barrier(mine, signature.number, deadline);
   if (result.error.empty() && result.missing.empty()) {
     mine.flight.set(ticket, CallState::kDone);
@@ -385,23 +385,23 @@ void Group::barrier(CallOptions options) const {
   }
   mine.flight.set(ticket, CallState::kFailed);
   const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
-  const std::string where = core::concat("barrier/", signature.number, " of group '", mine.name, "' (rank ",
+  const std::string where = base::concat("barrier/", signature.number, " of group '", mine.name, "' (rank ",
                                          mine.rank, "/", mine.size, ", ", waited, " ms)");
-  const auto who = core::concat(core::format_list("rank", result.missing),
+  const auto who = base::concat(base::format_list("rank", result.missing),
                                 result.missing.size() == 1 ? " has" : " have", " not come");
   if (const auto watch = mine.registry->watch()) {
-    watch->failed(core::concat(where, ": ", result.error.empty() ? who : result.error));
-    if (!result.is_silent) watch->wait_for_table(core::Deadline(kTableTime));
+    watch->failed(base::concat(where, ": ", result.error.empty() ? who : result.error));
+    if (!result.is_silent) watch->wait_for_table(base::Deadline(kTableTime));
   }
   if (result.error.empty()) {
-    throw TimeoutError("comm.group", core::concat(where, ": ", who),
+    throw TimeoutError("comm.group", base::concat(where, ": ", who),
                        "look at what they were doing, or raise the timeout");
   }
   if (result.is_silent) {
-    throw TimeoutError("comm.group", core::concat(where, ": ", result.error),
+    throw TimeoutError("comm.group", base::concat(where, ": ", result.error),
                        "look at the rank that keeps the store, rank 0 as a rule");
   }
-  throw PeerError("comm.group", core::concat(where, ": the store cannot be reached: ", result.error),
+  throw PeerError("comm.group", base::concat(where, ": the store cannot be reached: ", result.error),
                   "look at the rank that keeps it, rank 0 as a rule");
 }
 

@@ -10,24 +10,24 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "cohort/comm/backend.h"
+#include "cohort/base/apart.h"
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/host.h"
+#include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/base/threads/wait_for_listener.h"
+#include "cohort/base/version.h"
+#include "cohort/comm/backends/shm/shm.h"
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/group.h"
-#include "cohort/comm/group_state.h"
+#include "cohort/comm/internal/backend.h"
+#include "cohort/comm/internal/group_state.h"
 #include "cohort/comm/job.h"
-#include "cohort/comm/shm/shm.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/comm/tcp_store.h"
-#include "cohort/core/apart.h"
 #include "cohort/core/device.h"
-#include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
-#include "cohort/core/format_list.h"
-#include "cohort/core/host.h"
-#include "cohort/core/log.h"
-#include "cohort/core/version.h"
-#include "cohort/core/wait.h"
-#include "cohort/core/wait_for_listener.h"
 
 namespace cohort::comm {
 namespace {
@@ -47,7 +47,7 @@ struct Address {
 // As it is written in a URL.
 std::string to_string(const Address& address) {
   const bool six = address.host.find(':') != std::string::npos;
-  return core::concat(six ? "[" : "", address.host, six ? "]:" : ":", address.port);
+  return base::concat(six ? "[" : "", address.host, six ? "]:" : ":", address.port);
 }
 
 // host:port, [IPv6]:port.
@@ -65,7 +65,7 @@ Address parse_address(const std::string& method) {
     if (error != std::errc() || next != end) address.port = 0;
   }
   if (address.host.empty() || address.port == 0) {
-    throw UsageError("comm.init", core::concat("'", method, "' is no address"), "tcp://HOST:PORT");
+    throw UsageError("comm.init", base::concat("'", method, "' is no address"), "tcp://HOST:PORT");
   }
   return address;
 }
@@ -77,16 +77,16 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
   const bool serves = job.rank == 0 && !job.agent_store;
   // Some launchers (Kubeflow's) give rank 0 localhost, and the others its name.
   const bool is_local =
-      core::is_this_host(address.host) && (job.is_on_one_host || address.host != "localhost");
-  const core::Deadline deadline(timeout);
+      base::is_this_host(address.host) && (job.is_on_one_host || address.host != "localhost");
+  const base::Deadline deadline(timeout);
   const auto at = [&] {
-    return core::concat(to_string(address), " (rank ", job.rank, "/", job.world_size, ", ",
+    return base::concat(to_string(address), " (rank ", job.rank, "/", job.world_size, ", ",
                         std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count(), " ms)");
   };
   const std::string reach_hint =
       "check that rank 0 runs, and that MASTER_ADDR and MASTER_PORT name its host and port";
   if (!serves) {
-    core::wait_for_listener(address.host, address.port, deadline,
+    base::wait_for_listener(address.host, address.port, deadline,
                             {.where = "comm.init", .name = "rank 0", .hint = reach_hint});
   }
   try {
@@ -101,25 +101,25 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
     store->setTimeout(std::min(timeout, kLongestTime));
     return store;
   } catch (const TimeoutError&) {
-    fail(core::concat("something listens on ", at(), ", but does not answer as rank 0 does"),
+    fail(base::concat("something listens on ", at(), ", but does not answer as rank 0 does"),
          "another MASTER_PORT; or look what listens there");
   } catch (const std::exception& error) {
-    const std::string words = core::message_of(error);
+    const std::string words = base::message_of(error);
     if (serves) {
-      fail(core::concat("rank 0 cannot listen on ", at(), ": ", words),
+      fail(base::concat("rank 0 cannot listen on ", at(), ": ", words),
            "another MASTER_PORT; and end what is left of an earlier run");
     }
-    fail(core::concat("lost rank 0 at ", at(), ": ", words), reach_hint);
+    fail(base::concat("lost rank 0 at ", at(), ": ", words), reach_hint);
   }
 }
 
 // LibTorch's locks the file for each request, for the first one when it is made, and waits for whoever has
 // the lock.
 Store file_store(const std::string& path, const Job& job, milliseconds timeout) {
-  std::future<Store> made = core::run_apart(
+  std::future<Store> made = base::run_apart(
       [path, size = job.world_size]() -> Store { return c10::make_intrusive<c10d::FileStore>(path, size); });
-  if (!core::wait(made, core::Deadline(timeout))) {
-    fail(core::concat("rank ", job.rank, " cannot meet in ", path, ": somebody has locked it for ",
+  if (!base::wait(made, base::Deadline(timeout))) {
+    fail(base::concat("rank ", job.rank, " cannot meet in ", path, ": somebody has locked it for ",
                       timeout.count(), " ms"),
          "look at the ranks that meet there, and at the file system; a new file for each job");
   }
@@ -141,7 +141,7 @@ Meeting meet(const InitOptions& options, const Job& job) {
       return {c10::make_intrusive<c10d::HashStore>(), "127.0.0.1", "alone"};
     }
     if (job.master_host.empty() || job.master_port == 0) {
-      fail(core::concat("started by ", to_string(job.launcher), " as rank ", job.rank, " of ", job.world_size,
+      fail(base::concat("started by ", to_string(job.launcher), " as rank ", job.rank, " of ", job.world_size,
                         ", but ", job.master_host.empty() ? "MASTER_ADDR" : "MASTER_PORT", " is not set"),
            "MASTER_ADDR=HOST of rank 0 and MASTER_PORT=PORT, or start with: cohort run, torchrun, srun, "
            "mpirun");
@@ -150,7 +150,7 @@ Meeting meet(const InitOptions& options, const Job& job) {
     Store store = tcp_store(address, job, options.timeout);
     if (job.agent_store || job.restart_count > 0) {  // as torchrun keeps attempts apart
       store =
-          c10::make_intrusive<c10d::PrefixStore>(core::concat("/worker/attempt_", job.restart_count), store);
+          c10::make_intrusive<c10d::PrefixStore>(base::concat("/worker/attempt_", job.restart_count), store);
     }
     return {store, address.host, to_string(address), !job.agent_store, job.agent_store};
   }
@@ -162,12 +162,12 @@ Meeting meet(const InitOptions& options, const Job& job) {
   if (options.init_method.starts_with("file://")) {
     const std::string path = options.init_method.substr(std::string("file://").size());
     if (!path.starts_with('/')) {
-      throw UsageError("comm.init", core::concat("'", options.init_method, "' names no absolute path"),
+      throw UsageError("comm.init", base::concat("'", options.init_method, "' names no absolute path"),
                        "file:///shared/folder/new-file");
     }
     return {file_store(path, job, options.timeout), "", path};
   }
-  throw UsageError("comm.init", core::concat("init_method is '", options.init_method, "'"),
+  throw UsageError("comm.init", base::concat("init_method is '", options.init_method, "'"),
                    "env://, tcp://HOST:PORT or file:///PATH");
 }
 
@@ -176,8 +176,8 @@ std::string consistency_fingerprint(const Job& job, const std::string& backend, 
   const char* checks = check == ConsistencyCheck::kFirst    ? "first"
                        : check == ConsistencyCheck::kAlways ? "always"
                                                             : "off";
-  return core::concat("world size ", job.world_size, ", backend ", backend, ", check ", checks, ", Cohort ",
-                      core::version(), ", LibTorch ", TORCH_VERSION);
+  return base::concat("world size ", job.world_size, ", backend ", backend, ", check ", checks, ", Cohort ",
+                      base::version(), ", LibTorch ", TORCH_VERSION);
 }
 
 struct Agreement {
@@ -187,34 +187,34 @@ struct Agreement {
 
 // Waits for all, and compares what they say of themselves.
 Agreement agree(const Store& store, const Job& job, const std::string& mine, const std::string& where,
-                core::Deadline deadline) {
-  core::Words words;
+                base::Deadline deadline) {
+  base::Words words;
   Agreement agreement;
   std::string error;
   try {
     const StoreDeadline until(deadline.later(kLastAnswerTime));
     agreement.waits = store->clone();
     StoreAdapter kv_store(store, agreement.waits);
-    if (kv_store.add(core::concat("claim/", job.rank), 1) > 1) {
-      fail(core::concat("two processes say that they are rank ", job.rank, " of the job that meets at ",
+    if (kv_store.add(base::concat("claim/", job.rank), 1) > 1) {
+      fail(base::concat("two processes say that they are rank ", job.rank, " of the job that meets at ",
                         where),
            "one process per rank; for file://, a new file for each job");
     }
-    words = core::all_gather_words(kv_store, "here", job.rank, job.world_size,
-                                   mine + "\n" + core::machine_id(), deadline);
+    words = base::all_gather_words(kv_store, "here", job.rank, job.world_size,
+                                   mine + "\n" + base::machine_id(), deadline);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& failure) {
-    error = core::message_of(failure);
+    error = base::message_of(failure);
   }
   const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
   if (!error.empty()) {
     fail(
-        core::concat("rank ", job.rank, " lost the meeting point ", where, " after ", waited, " ms: ", error),
+        base::concat("rank ", job.rank, " lost the meeting point ", where, " after ", waited, " ms: ", error),
         "look at the rank that keeps it, rank 0 as a rule");
   }
   if (!words.missing.empty()) {
-    fail(core::concat(core::format_list("rank", words.missing), " of ", job.world_size, " did not come to ",
+    fail(base::concat(base::format_list("rank", words.missing), " of ", job.world_size, " did not come to ",
                       where, " within ", waited, " ms (this is rank ", job.rank, ")"),
          "look at their output, or raise the timeout");
   }
@@ -222,12 +222,12 @@ Agreement agree(const Store& store, const Job& job, const std::string& mine, con
     const std::string& word = words.of_rank[rank];
     const std::size_t end = word.find('\n');
     if (word.substr(0, end) != mine) {
-      fail(core::concat("ranks disagree: rank ", job.rank, " has ", mine, "; rank ", rank, " has ",
+      fail(base::concat("ranks disagree: rank ", job.rank, " has ", mine, "; rank ", rank, " has ",
                         word.substr(0, end)),
            "start all ranks alike");
     }
     agreement.is_one_machine =
-        agreement.is_one_machine && end != std::string::npos && word.substr(end + 1) == core::machine_id();
+        agreement.is_one_machine && end != std::string::npos && word.substr(end + 1) == base::machine_id();
   }
   return agreement;
 }
@@ -237,7 +237,7 @@ Agreement agree(const Store& store, const Job& job, const std::string& mine, con
 Store apart(const Store& store) {
   static std::atomic<int> met{0};
   const int before = met.fetch_add(1);
-  return c10::make_intrusive<c10d::PrefixStore>(core::concat("cohort/meeting ", before), store);
+  return c10::make_intrusive<c10d::PrefixStore>(base::concat("cohort/meeting ", before), store);
 }
 
 }  // namespace
@@ -245,9 +245,9 @@ Store apart(const Store& store) {
 Group init_process_group(const InitOptions& options) {
   if (options.timeout.count() <= 0) {
     throw UsageError("comm.init",
-                     core::concat("timeout is ", options.timeout.count(), " ms, expected more than 0"));
+                     base::concat("timeout is ", options.timeout.count(), " ms, expected more than 0"));
   }
-  const core::Deadline deadline(options.timeout);
+  const base::Deadline deadline(options.timeout);
   Job job = job_from_environment();
   if (options.rank || options.world_size) {
     if (!options.rank || !options.world_size) {
@@ -258,7 +258,7 @@ Group init_process_group(const InitOptions& options) {
     job.local_world_size = std::min(job.local_world_size, job.world_size);
     job.is_on_one_host = false;
     if (job.world_size < 1 || job.rank < 0 || job.rank >= job.world_size) {
-      throw UsageError("comm.init", core::concat("rank is ", job.rank, " and world_size ", job.world_size));
+      throw UsageError("comm.init", base::concat("rank is ", job.rank, " and world_size ", job.world_size));
     }
   }
   std::string backend = options.backend;
@@ -282,7 +282,7 @@ Group init_process_group(const InitOptions& options) {
   if (!choice.backend.empty() && job.rank == 0 && job.world_size > 1) {
     static std::once_flag said;
     std::call_once(said, [&] {
-      core::log_info(core::concat("process group of ", job.world_size, " ranks over ", choice.backend, ": ",
+      base::log_info(base::concat("process group of ", job.world_size, " ranks over ", choice.backend, ": ",
                                   choice.reason));
     });
   }

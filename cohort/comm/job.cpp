@@ -8,8 +8,8 @@
 #include <functional>
 #include <optional>
 
-#include "cohort/core/env.h"
-#include "cohort/core/error.h"
+#include "cohort/base/env.h"
+#include "cohort/base/error.h"
 
 namespace cohort::comm {
 namespace {
@@ -23,7 +23,7 @@ constexpr std::size_t kMaxHosts = 1'000'000;
 
 std::optional<int> number(const std::string& name, std::int64_t low, std::int64_t high) {
   try {
-    if (const auto value = core::env_int(name, low, high)) return static_cast<int>(*value);
+    if (const auto value = base::env_int(name, low, high)) return static_cast<int>(*value);
   } catch (const ConfigError& error) {
     fail(error.what());
   }
@@ -32,13 +32,13 @@ std::optional<int> number(const std::string& name, std::int64_t low, std::int64_
 
 int required(const std::string& name, std::int64_t low, std::int64_t high, const std::string& beside) {
   const auto value = number(name, low, high);
-  if (!value) fail(core::concat(beside, " is set but ", name, " is not"), core::concat("set ", name));
+  if (!value) fail(base::concat(beside, " is set but ", name, " is not"), base::concat("set ", name));
   return *value;
 }
 
 // Host and port that the user gave, which win over what a launcher implies.
 void read_master(Job& job) {
-  if (const auto host = core::env_string("MASTER_ADDR")) job.master_host = *host;
+  if (const auto host = base::env_string("MASTER_ADDR")) job.master_host = *host;
   if (const auto port = number("MASTER_PORT", 1, 65535)) job.master_port = static_cast<std::uint16_t>(*port);
 }
 
@@ -53,12 +53,12 @@ std::uint16_t port_of(const std::string& job_id) {
 void check(const Job& job) {
   const auto below = [](const char* what, int value, const char* whole, int limit) {
     if (value >= limit)
-      fail(core::concat(what, " is ", value, ", expected 0 to ", limit - 1, " (", whole, ")"));
+      fail(base::concat(what, " is ", value, ", expected 0 to ", limit - 1, " (", whole, ")"));
   };
   below("rank", job.rank, "world size", job.world_size);
   below("local rank", job.local_rank, "local world size", job.local_world_size);
   if (job.local_world_size > job.world_size) {
-    fail(core::concat("local world size is ", job.local_world_size, ", and the world size only ",
+    fail(base::concat("local world size is ", job.local_world_size, ", and the world size only ",
                       job.world_size));
   }
 }
@@ -76,7 +76,7 @@ std::optional<Job> torchrun() {
   job.local_world_size = local.value_or(job.world_size);
   job.is_on_one_host = local == job.world_size;
   job.restart_count = number("TORCHELASTIC_RESTART_COUNT", 0, kMaxRanks).value_or(0);
-  job.agent_store = core::env_string("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  job.agent_store = base::env_string("TORCHELASTIC_USE_AGENT_STORE") == "True";
   read_master(job);
   return job;
 }
@@ -85,7 +85,7 @@ std::optional<Job> slurm() {
   const auto rank = number("SLURM_PROCID", 0, kMaxRanks);
   const auto world = number("SLURM_NTASKS", 1, kMaxRanks);
   // sbatch and salloc set SLURM_NTASKS for the shell of the allocation too; a step has an id.
-  const auto step = core::env_string("SLURM_STEP_ID");
+  const auto step = base::env_string("SLURM_STEP_ID");
   // salloc's shell may be a step of its own (use_interactive_step), with the allocation's number of tasks:
   // what is started there by hand is alone.
   constexpr const char* kInteractiveStep = "4294967290";
@@ -96,23 +96,23 @@ std::optional<Job> slurm() {
   job.world_size = world ? *world : required("SLURM_NTASKS", 1, kMaxRanks, "SLURM_PROCID");
   job.local_rank = required("SLURM_LOCALID", 0, kMaxRanks, "SLURM_PROCID");
   job.local_world_size = job.world_size;
-  auto tasks = core::env_string("SLURM_STEP_TASKS_PER_NODE");
-  if (!tasks) tasks = core::env_string("SLURM_TASKS_PER_NODE");
+  auto tasks = base::env_string("SLURM_STEP_TASKS_PER_NODE");
+  if (!tasks) tasks = base::env_string("SLURM_TASKS_PER_NODE");
   if (tasks) {
     const std::vector<int> counts = expand_counts(*tasks);
     const auto node = static_cast<std::size_t>(number("SLURM_NODEID", 0, kMaxRanks).value_or(0));
     if (node >= counts.size()) {
-      fail(core::concat("SLURM_NODEID is ", node, ", and '", *tasks, "' names ", counts.size(), " node(s)"));
+      fail(base::concat("SLURM_NODEID is ", node, ", and '", *tasks, "' names ", counts.size(), " node(s)"));
     }
     job.local_world_size = counts[node];
     job.is_on_one_host = counts.size() == 1 && counts[0] == job.world_size;
   }
-  auto nodes = core::env_string("SLURM_STEP_NODELIST");
-  if (!nodes) nodes = core::env_string("SLURM_JOB_NODELIST");
+  auto nodes = base::env_string("SLURM_STEP_NODELIST");
+  if (!nodes) nodes = base::env_string("SLURM_JOB_NODELIST");
   if (nodes) job.master_host = expand_hostlist(*nodes).front();
   if (job.is_on_one_host) job.master_host = "127.0.0.1";
-  job.master_port = port_of(core::env_string("SLURM_JOB_ID").value_or("") + "." +
-                            core::env_string("SLURM_STEP_ID").value_or(""));
+  job.master_port = port_of(base::env_string("SLURM_JOB_ID").value_or("") + "." +
+                            base::env_string("SLURM_STEP_ID").value_or(""));
   read_master(job);
   return job;
 }
@@ -130,8 +130,8 @@ std::optional<Job> open_mpi() {
   job.is_on_one_host = job.local_world_size == job.world_size;
   if (job.is_on_one_host) {
     job.master_host = "127.0.0.1";
-    auto id = core::env_string("PMIX_NAMESPACE");
-    if (!id) id = core::env_string("OMPI_MCA_ess_base_jobid");
+    auto id = base::env_string("PMIX_NAMESPACE");
+    if (!id) id = base::env_string("OMPI_MCA_ess_base_jobid");
     if (id) job.master_port = port_of(*id);
   }
   read_master(job);
@@ -165,7 +165,7 @@ Job job_from_environment() {
 
 std::vector<std::string> expand_hostlist(std::string_view text) {
   const auto bad = [&](const std::string& why) {
-    fail(core::concat("'", text, "' is no list of hosts: ", why), "MASTER_ADDR=HOST of rank 0");
+    fail(base::concat("'", text, "' is no list of hosts: ", why), "MASTER_ADDR=HOST of rank 0");
   };
   std::vector<std::string> hosts;
   const auto add = [&](std::string host) {
@@ -192,7 +192,7 @@ std::vector<std::string> expand_hostlist(std::string_view text) {
         return !digits.empty() && std::from_chars(digits.data(), end, out).ptr == end;
       };
       if (!parse(low, first) || !parse(high, last) || last < first || last - first >= kMaxHosts) {
-        bad(core::concat("'", range, "' is no range of numbers"));
+        bad(base::concat("'", range, "' is no range of numbers"));
       }
       for (std::uint32_t i = first; i <= last; ++i) {
         std::string digits = std::to_string(i);
@@ -218,7 +218,7 @@ std::vector<std::string> expand_hostlist(std::string_view text) {
 
 std::vector<int> expand_counts(std::string_view text) {
   std::vector<int> counts;
-  const auto bad = [&] { fail(core::concat("'", text, "' is no list of tasks per node, such as 2(x3),1")); };
+  const auto bad = [&] { fail(base::concat("'", text, "' is no list of tasks per node, such as 2(x3),1")); };
   const char* at = text.data();
   const char* const end = at + text.size();
   const auto integer = [&](int& out) {

@@ -1,8 +1,8 @@
 #include "cohort/comm/pending.h"
 
-#include "cohort/comm/pending_state.h"
-#include "cohort/core/exception_text.h"
-#include "cohort/core/log.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
+#include "cohort/comm/internal/pending_state.h"
 
 namespace cohort::comm {
 
@@ -19,7 +19,7 @@ Pending::~Pending() {
   try {
     state_->finish();
   } catch (const std::exception& error) {
-    core::log_warning(core::concat("nobody waited for a collective that failed: ", error.what()));
+    base::log_warning(base::concat("nobody waited for a collective that failed: ", error.what()));
   }
 }
 

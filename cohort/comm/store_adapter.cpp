@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "cohort/comm/error_cause.h"
+#include "cohort/comm/internal/error_cause.h"
 
 namespace cohort::comm {
 
@@ -45,7 +45,7 @@ void StoreConnections::give_back(Store connection) {
   free_.push_back(std::move(connection));
 }
 
-bool StoreAdapter::wait(const std::vector<std::string>& keys, core::Deadline deadline) {
+bool StoreAdapter::wait(const std::vector<std::string>& keys, base::Deadline deadline) {
   try {
     connections_->wait(prefix_, keys, milliseconds(std::max(1, deadline.remaining_ms())));
     return true;

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/core/key_value_store.h"
+#include "cohort/base/key_value_store.h"
 
 namespace cohort::comm {
 
@@ -34,7 +34,7 @@ class StoreConnections {
 };
 
 /// A store of c10d's as what needs no LibTorch sees it.
-class StoreAdapter : public core::KeyValueStore {
+class StoreAdapter : public base::KeyValueStore {
  public:
   /// `waits`: another connection to it, for requests that wait; null: one is opened for the first.
   explicit StoreAdapter(c10::intrusive_ptr<c10d::Store> store, c10::intrusive_ptr<c10d::Store> waits = {})
@@ -48,7 +48,7 @@ class StoreAdapter : public core::KeyValueStore {
   std::string get(const std::string& key) override { return store_->get_to_str(key); }
   std::int64_t add(const std::string& key, std::int64_t value) override { return store_->add(key, value); }
   bool has_all(const std::vector<std::string>& keys) override { return store_->check(keys); }
-  bool wait(const std::vector<std::string>& keys, core::Deadline deadline) override;
+  bool wait(const std::vector<std::string>& keys, base::Deadline deadline) override;
   std::vector<std::string> get_all(const std::vector<std::string>& keys) override;
   void remove(const std::string& key) override;
 

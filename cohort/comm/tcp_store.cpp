@@ -7,12 +7,12 @@
 #include <cstring>
 #include <future>
 
-#include "cohort/comm/numeric_names.h"
-#include "cohort/core/apart.h"
-#include "cohort/core/deadline.h"
-#include "cohort/core/error.h"
-#include "cohort/core/fd.h"
-#include "cohort/core/wait.h"
+#include "cohort/base/apart.h"
+#include "cohort/base/error.h"
+#include "cohort/base/files/fd.h"
+#include "cohort/base/threads/deadline.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/comm/internal/numeric_names.h"
 
 namespace cohort::comm {
 namespace {
@@ -24,8 +24,8 @@ constexpr milliseconds kSlack(200);  // for LibTorch's own error, which says mor
 constexpr milliseconds kLook(50);    // between two questions whether to go on
 
 // A socket that listens on 127.0.0.1 only, or ::1. LibTorch's own listens on every address of the host.
-core::Fd listen_on_loopback(bool is_ipv6, std::uint16_t port) {
-  core::Fd fd(::socket(is_ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+base::Fd listen_on_loopback(bool is_ipv6, std::uint16_t port) {
+  base::Fd fd(::socket(is_ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
   sockaddr_in v4{};
   v4.sin_family = AF_INET;
@@ -39,7 +39,7 @@ core::Fd listen_on_loopback(bool is_ipv6, std::uint16_t port) {
   if (!fd.is_open() || ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
       ::bind(fd.get(), address, is_ipv6 ? sizeof(v6) : sizeof(v4)) != 0 ||
       ::listen(fd.get(), SOMAXCONN) != 0) {
-    throw SystemError("comm.store", core::concat("cannot listen on ", is_ipv6 ? "[::1]:" : "127.0.0.1:", port,
+    throw SystemError("comm.store", base::concat("cannot listen on ", is_ipv6 ? "[::1]:" : "127.0.0.1:", port,
                                                  ": ", std::strerror(errno)));
   }
   return fd;
@@ -63,9 +63,9 @@ Store open_tcp_store(const TcpStoreOptions& options) {
   // LibTorch has no deadline for the first answer: where something else listens on the port it waits for
   // ever, on a thread that is left behind then.
   std::future<Store> store =
-      core::run_apart([host, given] { return c10::make_intrusive<c10d::TCPStore>(host, given); });
-  const core::Deadline deadline(options.timeout + kSlack);
-  while (!core::wait(store, core::Deadline(kLook).sooner(deadline))) {
+      base::run_apart([host, given] { return c10::make_intrusive<c10d::TCPStore>(host, given); });
+  const base::Deadline deadline(options.timeout + kSlack);
+  while (!base::wait(store, base::Deadline(kLook).sooner(deadline))) {
     if (options.interrupted && options.interrupted()) return {};
     deadline.check("comm.store", "an answer as a store gives it");
   }

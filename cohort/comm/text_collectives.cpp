@@ -12,8 +12,8 @@
 #include <cstring>
 #include <string_view>
 
-#include "cohort/core/deadline.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/base/threads/deadline.h"
 
 namespace cohort::comm {
 namespace {
@@ -26,7 +26,7 @@ class OneDeadline {
   CallOptions left() const { return {std::chrono::milliseconds(std::max(1, deadline_.remaining_ms()))}; }
 
  private:
-  core::Deadline deadline_;
+  base::Deadline deadline_;
 };
 
 // The first line in which two texts differ, or "nothing" where one has ended.
@@ -88,7 +88,7 @@ void require_same(const Group& group, const std::string& what, const std::string
     if (texts[rank] == texts[0]) continue;
     const auto [first, other] = first_difference(texts[0], texts[rank]);
     throw UsageError("comm.require_same",
-                     core::concat(what, " is not the same on all ranks: rank 0 has ", first, ", rank ", rank,
+                     base::concat(what, " is not the same on all ranks: rank 0 has ", first, ", rank ", rank,
                                   " has ", other),
                      "start all ranks with the same program, configuration and data");
   }

@@ -15,22 +15,22 @@
 #include <limits>
 #include <optional>
 
+#include "cohort/base/error.h"
+#include "cohort/base/files/atomic_file.h"
+#include "cohort/base/key_value_store.h"
+#include "cohort/base/text/format_list.h"
+#include "cohort/base/threads/deadline.h"
+#include "cohort/base/timeline.h"
 #include "cohort/comm/deadline_store.h"
-#include "cohort/comm/group_state.h"
+#include "cohort/comm/internal/group_state.h"
 #include "cohort/comm/store_adapter.h"
-#include "cohort/core/atomic_file.h"
-#include "cohort/core/deadline.h"
-#include "cohort/core/error.h"
-#include "cohort/core/format_list.h"
-#include "cohort/core/key_value_store.h"
-#include "cohort/core/timeline.h"
 
 namespace cohort::comm {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
-using Clock = core::Timeline::Clock;
+using Clock = base::Timeline::Clock;
 
 constexpr int kRounds = 16;
 constexpr std::int64_t kPieceBytes = 16 << 20;
@@ -54,15 +54,15 @@ class Tracing {
 
   void run(const std::filesystem::path& path) {
     const bool alone = state_.size == 1 || !state_.is_distributed;
-    nanoseconds zero = ticks(core::Timeline::origin());
+    nanoseconds zero = ticks(base::Timeline::origin());
     if (!alone) {
       meet();
       remove_previous_round();
       const nanoseconds offset = align();
-      zero = agree_on_zero(ticks(core::Timeline::origin()) + offset) - offset;
+      zero = agree_on_zero(ticks(base::Timeline::origin()) + offset) - offset;
     }
     const Clock::time_point local{std::chrono::duration_cast<Clock::duration>(zero - options_.clock_ahead)};
-    const std::string mine = core::Timeline::events(state_.rank, core::concat("rank ", state_.rank), local);
+    const std::string mine = base::Timeline::events(state_.rank, base::concat("rank ", state_.rank), local);
     if (state_.rank == 0) {
       write(path, mine, alone);
     } else if (!alone) {
@@ -75,9 +75,9 @@ class Tracing {
     }
   }
 
-  core::Deadline deadline() const { return deadline_; }
+  base::Deadline deadline() const { return deadline_; }
   std::string describe() const {
-    return core::concat("write_trace ", round_, " of group '", state_.name, "' (rank ", state_.rank, "/",
+    return base::concat("write_trace ", round_, " of group '", state_.name, "' (rank ", state_.rank, "/",
                         state_.size, ", ",
                         std::chrono::duration_cast<milliseconds>(deadline_.elapsed()).count(), " ms)");
   }
@@ -91,7 +91,7 @@ class Tracing {
     return key_of(round_, what, rank, number);
   }
   static std::string key_of(std::int64_t round, const char* what, int rank = -1, int number = -1) {
-    return core::concat("trace/", round, "/", what, rank < 0 ? "" : "/" + std::to_string(rank),
+    return base::concat("trace/", round, "/", what, rank < 0 ? "" : "/" + std::to_string(rank),
                         number < 0 ? "" : "/" + std::to_string(number));
   }
   // For what `rank` leaves there.
@@ -99,7 +99,7 @@ class Tracing {
     if (store_adapter_of(state_).wait({name}, deadline_)) return;
     const int stuck = rank == 0 ? served() : rank;
     throw TimeoutError("comm.write_trace",
-                       core::concat(describe(), ": rank ", stuck, " has come and does not go on: ",
+                       base::concat(describe(), ": rank ", stuck, " has come and does not go on: ",
                                     stuck == rank ? "it has not written " + name
                                                   : "rank 0 takes its events, or stands still itself"));
   }
@@ -116,11 +116,11 @@ class Tracing {
   void meet() {
     state_.store->set(
         key("clock", state_.rank),
-        clock_id() + (options_.clock_ahead.count() == 0 ? "" : core::concat(" rank ", state_.rank)));
+        clock_id() + (options_.clock_ahead.count() == 0 ? "" : base::concat(" rank ", state_.rank)));
     StoreAdapter kv_store = store_adapter_of(state_);
-    const std::vector<int> missing = core::missing_ranks(kv_store, key("clock"), state_.size, deadline_);
+    const std::vector<int> missing = base::missing_ranks(kv_store, key("clock"), state_.size, deadline_);
     if (missing.empty()) return;
-    throw TimeoutError("comm.write_trace", core::concat(describe(), ": ", core::format_list("rank", missing),
+    throw TimeoutError("comm.write_trace", base::concat(describe(), ": ", base::format_list("rank", missing),
                                                         missing.size() == 1 ? " has" : " have", " not come"));
   }
 
@@ -131,7 +131,7 @@ class Tracing {
     for (const char* what : {"clock", "begin"}) kv_store.remove(key_of(round_ - 1, what, state_.rank));
     if (state_.rank != 0) return;
     for (const char* what : {"serves", "result"}) kv_store.remove(key_of(round_ - 1, what));
-    core::Gate(kv_store, key_of(round_ - 1, "result") + "/parted", state_.rank, state_.size).remove();
+    base::Gate(kv_store, key_of(round_ - 1, "result") + "/parted", state_.rank, state_.size).remove();
   }
 
   // What to add to this rank's clock to have rank 0's.
@@ -187,7 +187,7 @@ class Tracing {
     at::Tensor head = at::empty({2}, at::kLong);
     auto* numbers = head.mutable_data_ptr<std::int64_t>();
     numbers[0] = static_cast<std::int64_t>(text.size());
-    numbers[1] = static_cast<std::int64_t>(core::Timeline::dropped());
+    numbers[1] = static_cast<std::int64_t>(base::Timeline::dropped());
     group_.send(head.to(state_.device), 0, kTag, {left()}).wait();
     for (std::int64_t at = 0; at < numbers[0]; at += kPieceBytes) {
       const std::int64_t size = std::min(kPieceBytes, numbers[0] - at);
@@ -216,7 +216,7 @@ class Tracing {
 
   // Takes what the others send even when the file cannot be written: they wait for it.
   void write(const std::filesystem::path& path, const std::string& mine, bool alone) {
-    std::optional<core::AtomicFile> file;
+    std::optional<base::AtomicFile> file;
     std::exception_ptr failure;
     std::string words = "written";
     const auto attempt = [&](const auto& action) {
@@ -233,7 +233,7 @@ class Tracing {
       file->write(R"({"displayTimeUnit":"ms","traceEvents":[)");
       file->write(mine);
     });
-    auto dropped = static_cast<std::int64_t>(core::Timeline::dropped());
+    auto dropped = static_cast<std::int64_t>(base::Timeline::dropped());
     for (int rank = 1; !alone && rank < state_.size; ++rank) {
       attempt([&] { file->write(","); });
       serve(rank);
@@ -241,7 +241,7 @@ class Tracing {
     }
     if (!alone) serve(0);
     attempt([&] {
-      file->write(core::concat("\n],\"otherData\":{\"dropped_events\":", dropped, "}}\n"));
+      file->write(base::concat("\n],\"otherData\":{\"dropped_events\":", dropped, "}}\n"));
       file->commit();
     });
     if (!alone) {
@@ -256,7 +256,7 @@ class Tracing {
   const Group& group_;
   GroupState& state_;
   const TraceOptions options_;
-  const core::Deadline deadline_;
+  const base::Deadline deadline_;
   const std::int64_t round_;
 };
 

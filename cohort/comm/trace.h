@@ -14,7 +14,7 @@ struct TraceOptions {
   std::chrono::nanoseconds clock_ahead{0};
 };
 
-/// Rank 0 has written `path`: the timelines (`core::Timeline`) of all ranks as one Chrome trace, a process
+/// Rank 0 has written `path`: the timelines (`base::Timeline`) of all ranks as one Chrome trace, a process
 /// per rank, under rank 0's clock. Ranks on one host share a clock; another host's is measured over the
 /// store, to within half of the shortest of 16 round trips. Stop the timelines before. Collective. Throws:
 /// SystemError on every rank when the file cannot be written; TimeoutError naming the ranks that did not

@@ -12,9 +12,9 @@
 #include <system_error>
 #include <typeinfo>
 
-#include "cohort/core/env.h"
-#include "cohort/core/error.h"
-#include "cohort/core/random.h"
+#include "cohort/base/env.h"
+#include "cohort/base/error.h"
+#include "cohort/base/random.h"
 #include "cohort/core/torch_compat.h"  // refuses a LibTorch that is too old
 
 namespace cohort::core {
@@ -38,14 +38,14 @@ std::string gpu_trouble() {
 c10::Device gpu(const std::string& name, int index) {
   const std::string trouble = gpu_trouble();
   if (!trouble.empty()) {
-    throw UsageError("core.device", concat("device ", name, " cannot be used: ", trouble),
+    throw UsageError("core.device", base::concat("device ", name, " cannot be used: ", trouble),
                      "--device cpu or auto");
   }
   const int count = at::detail::getCUDAHooks().getNumGPUs();
   if (index >= count) {
     throw UsageError("core.device",
-                     concat("device ", name, ": got GPU ", index, ", expected 0 to ", count - 1),
-                     concat("cuda:", count - 1));
+                     base::concat("device ", name, ": got GPU ", index, ", expected 0 to ", count - 1),
+                     base::concat("cuda:", count - 1));
   }
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
@@ -68,11 +68,11 @@ std::string load_cuda(const std::filesystem::path& folder) {
   if (loaded) return "";
   const std::filesystem::path library = folder / "libtorch_cuda.so";
   if (!std::filesystem::exists(library)) {
-    return concat("this LibTorch is a CPU build (", library.string(), " is not there)");
+    return base::concat("this LibTorch is a CPU build (", library.string(), " is not there)");
   }
   if (::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     const char* why = ::dlerror();
-    return concat("LibTorch's CUDA part does not load: ", why == nullptr ? library.c_str() : why);
+    return base::concat("LibTorch's CUDA part does not load: ", why == nullptr ? library.c_str() : why);
   }
   loaded = true;
   return "";
@@ -85,45 +85,47 @@ bool cuda_is_built() {
 ResolvedDevice resolve_device(const std::string& name) {
   if (name == "auto") {
     const std::string trouble = gpu_trouble();
-    if (!trouble.empty()) return {c10::kCPU, concat("cpu, because ", trouble)};
+    if (!trouble.empty()) return {c10::kCPU, base::concat("cpu, because ", trouble)};
     return {c10::Device(c10::kCUDA, 0),
-            concat("cuda:0, because ", at::detail::getCUDAHooks().getNumGPUs(), " GPU(s) are visible")};
+            base::concat("cuda:0, because ", at::detail::getCUDAHooks().getNumGPUs(), " GPU(s) are visible")};
   }
   try {
     // A device is a placement without cores.
     if (name.find_first_of(",/") != std::string::npos || name.starts_with("cpu:")) throw ConfigError("", "");
-    return {device_of(Placement::parse(name)), "as asked"};
+    return {device_of(base::Placement::parse(name)), "as asked"};
   } catch (const ConfigError&) {
-    throw UsageError("core.device", concat("device \"", name, "\" is unknown"), "auto, cpu, cuda or cuda:K");
+    throw UsageError("core.device", base::concat("device \"", name, "\" is unknown"),
+                     "auto, cpu, cuda or cuda:K");
   }
 }
 
-c10::Device device_of(const Placement& placement) {
+c10::Device device_of(const base::Placement& placement) {
   if (placement.is_cpu()) return c10::kCPU;
   return gpu(placement.name, std::stoi(placement.device.substr(placement.device.find(':') + 1)));
 }
 
 int set_intra_op_threads(int threads, bool allow_more) {
   if (threads < 0) {
-    throw UsageError("core.threads", concat("got ", threads, " threads, expected 0 (choose) or more"), "0");
+    throw UsageError("core.threads", base::concat("got ", threads, " threads, expected 0 (choose) or more"),
+                     "0");
   }
-  const int cores = usable_cores();
+  const int cores = base::usable_cores();
   if (threads == 0) {
-    threads = static_cast<int>(env_int("OMP_NUM_THREADS", 1, 1 << 20).value_or(cores));
+    threads = static_cast<int>(base::env_int("OMP_NUM_THREADS", 1, 1 << 20).value_or(cores));
     allow_more = true;  // OMP_NUM_THREADS is the user's own word
   }
   if (threads > cores && !allow_more) {
-    throw UsageError(
-        "core.threads",
-        concat("got ", threads, " threads for ", cores, " usable core(s), where they would be far slower"),
-        concat(cores, ", or COHORT_CORES=", threads, " when the count of cores is wrong"));
+    throw UsageError("core.threads",
+                     base::concat("got ", threads, " threads for ", cores,
+                                  " usable core(s), where they would be far slower"),
+                     base::concat(cores, ", or COHORT_CORES=", threads, " when the count of cores is wrong"));
   }
   at::set_num_threads(threads);
   return threads;
 }
 
 void reseed_generators(std::uint64_t seed, std::uint64_t step, std::uint64_t rank) {
-  at::manual_seed(generator_seed(seed, step, rank));
+  at::manual_seed(base::generator_seed(seed, step, rank));
 }
 
 }  // namespace cohort::core

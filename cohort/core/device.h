@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <string>
 
-#include "cohort/core/placement.h"
+#include "cohort/base/placement.h"
 
 /// The device that a user names, and how many threads one operator uses.
 namespace cohort::core {
@@ -26,7 +26,7 @@ struct ResolvedDevice {
 ResolvedDevice resolve_device(const std::string& name);
 
 /// Returns the device of a placement, loading what it needs. Throws: as resolve_device.
-c10::Device device_of(const Placement& placement);
+c10::Device device_of(const base::Placement& placement);
 
 /// Loads libtorch_cuda.so from `folder`, once; returns an empty string, or why GPUs cannot be used.
 std::string load_cuda(const std::filesystem::path& folder);

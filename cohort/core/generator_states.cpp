@@ -14,8 +14,8 @@
 #include <mutex>
 #include <thread>
 
-#include "cohort/core/error.h"
-#include "cohort/core/wait.h"
+#include "cohort/base/error.h"
+#include "cohort/base/threads/wait.h"
 
 namespace cohort::core {
 namespace {
@@ -45,17 +45,18 @@ struct Lender {
   std::int64_t times = 0;
 
   // Waits until no other thread has lent it.
-  void wait_for_turn(std::unique_lock<std::mutex>& lock, Deadline::Clock::duration patience) {
+  void wait_for_turn(std::unique_lock<std::mutex>& lock, base::Deadline::Clock::duration patience) {
     const auto is_free = [this] { return depth == 0 || thread == std::this_thread::get_id(); };
-    const Deadline deadline(patience);
-    if (wait(changed, lock, is_free, deadline)) return;
+    const base::Deadline deadline(patience);
+    if (base::wait(changed, lock, is_free, deadline)) return;
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
-    throw TimeoutError("core.generator_states",
-                       concat("waited ", waited,
-                              " ms for LibTorch's global generator, which another thread's function has "
-                              "while it runs a second time"),
-                       "core::RandomScope around one of the calls, and no function that waits for another "
-                       "thread's");
+    throw TimeoutError(
+        "core.generator_states",
+        base::concat("waited ", waited,
+                     " ms for LibTorch's global generator, which another thread's function has "
+                     "while it runs a second time"),
+        "core::RandomScope around one of the calls, and no function that waits for another "
+        "thread's");
   }
 };
 
@@ -106,7 +107,7 @@ bool GeneratorStates::After::holds() const {
 // A thread's turn with the global generator.
 class GeneratorStates::Again::Turn {
  public:
-  explicit Turn(Deadline::Clock::duration patience) {
+  explicit Turn(base::Deadline::Clock::duration patience) {
     std::unique_lock lock(lender().mutex);
     lender().wait_for_turn(lock, patience);
     lender().thread = std::this_thread::get_id();
@@ -124,7 +125,7 @@ class GeneratorStates::Again::Turn {
 };
 
 GeneratorStates::Again::Again(const GeneratorStates& states, Global global,
-                              Deadline::Clock::duration patience) {
+                              base::Deadline::Clock::duration patience) {
   if (!states.is_taken_) return;
   if (global == Global::kItself) turn_ = std::make_unique<Turn>(patience);
   for (const auto& [generator, state] : states.others_) lend(generator, state);
@@ -153,7 +154,7 @@ GeneratorStates::After GeneratorStates::Again::after() const {
   return draws_ ? After::now() : After();
 }
 
-GlobalGeneratorAsFound::GlobalGeneratorAsFound(Deadline::Clock::duration patience) {
+GlobalGeneratorAsFound::GlobalGeneratorAsFound(base::Deadline::Clock::duration patience) {
   std::unique_lock lock(lender().mutex);
   lender().wait_for_turn(lock, patience);
   lent_before_ = lent_elsewhere();

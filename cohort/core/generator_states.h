@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/core/deadline.h"
+#include "cohort/base/threads/deadline.h"
 #include "cohort/core/random_scope.h"
 
 /// What a function draws, so that it draws the same when it runs again.
@@ -51,7 +51,7 @@ class GeneratorStates {
   class Again {
    public:
     explicit Again(const GeneratorStates& states, Global global = Global::kCopy,
-                   Deadline::Clock::duration patience = kGlobalGeneratorPatience);
+                   base::Deadline::Clock::duration patience = kGlobalGeneratorPatience);
     ~Again();
     Again(const Again&) = delete;
     Again& operator=(const Again&) = delete;
@@ -77,7 +77,7 @@ class GeneratorStates {
 /// when no other thread has lent the generator. Blocking and Throws: as Again.
 class GlobalGeneratorAsFound {
  public:
-  explicit GlobalGeneratorAsFound(Deadline::Clock::duration patience = kGlobalGeneratorPatience);
+  explicit GlobalGeneratorAsFound(base::Deadline::Clock::duration patience = kGlobalGeneratorPatience);
   ~GlobalGeneratorAsFound();
   GlobalGeneratorAsFound(const GlobalGeneratorAsFound&) = delete;
   GlobalGeneratorAsFound& operator=(const GlobalGeneratorAsFound&) = delete;

@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::core {
 
@@ -22,13 +22,13 @@ namespace nested_detail {
 void mismatch(const NestedPath& path, const std::string& expected, const std::string& got) {
   const std::string where = path.str();
   throw UsageError("core.zip_tensors",
-                   concat("the two structures differ at ", where.empty() ? "the top" : where,
-                          ": the first has ", expected, ", the second ", got),
+                   base::concat("the two structures differ at ", where.empty() ? "the top" : where,
+                                ": the first has ", expected, ", the second ", got),
                    "two values with the same lengths, keys and optional parts");
 }
 
 void wrong_count(const char* where, std::size_t got, std::size_t expected) {
-  throw UsageError(where, concat("got ", got, " tensors, expected ", expected),
+  throw UsageError(where, base::concat("got ", got, " tensors, expected ", expected),
                    "as many tensors as flatten_tensors returned");
 }
 

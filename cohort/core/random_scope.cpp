@@ -13,7 +13,7 @@
 #include <list>
 #include <string>
 
-#include "cohort/core/random.h"
+#include "cohort/base/random.h"
 
 namespace cohort::core {
 
@@ -91,8 +91,8 @@ void register_kernels() {
 }  // namespace
 
 std::uint64_t RandomKey::generator_seed() const {
-  const std::uint64_t of_step = RandomStream(seed, rank, step, Purpose::kGenerator).next_u64();
-  return RandomStream(of_step, layer, part, Purpose::kPart).next_u64() >> 1;
+  const std::uint64_t of_step = base::RandomStream(seed, rank, step, base::Purpose::kGenerator).next_u64();
+  return base::RandomStream(of_step, layer, part, base::Purpose::kPart).next_u64() >> 1;
 }
 
 RandomKey RandomKey::draw() {

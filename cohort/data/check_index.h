@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::data {
 
@@ -13,7 +13,7 @@ inline void check_index(std::string_view where, std::int64_t index, std::int64_t
   if (index >= 0 && index < size) [[likely]] {
     return;
   }
-  throw UsageError(where, core::concat("got index ", index, ", expected 0 to ", size - 1, ": there are ",
+  throw UsageError(where, base::concat("got index ", index, ", expected 0 to ", size - 1, ": there are ",
                                        size, " samples"));
 }
 

@@ -12,9 +12,9 @@
 #include <cstring>
 #include <exception>
 
-#include "cohort/core/error.h"
-#include "cohort/core/error_context.h"
-#include "cohort/core/registry.h"
+#include "cohort/base/error.h"
+#include "cohort/base/error_context.h"
+#include "cohort/base/registry.h"
 #include "cohort/data/check_index.h"
 
 namespace cohort::data {
@@ -33,13 +33,13 @@ std::string to_text(const std::vector<std::int64_t>& shape) {
 void check_on_cpu(const at::Tensor& tensor, std::int64_t index, const std::string& field) {
   const char* hint = "return tensors of the CPU: the loader brings whole batches to LoaderOptions::device";
   const auto refuse = [&](const auto& what) {
-    return UsageError("data.dataset", core::concat("get(", index, ") returned field '", field, "' ", what),
+    return UsageError("data.dataset", base::concat("get(", index, ") returned field '", field, "' ", what),
                       hint);
   };
   if (!tensor.defined()) throw refuse("without a value");
-  if (!tensor.device().is_cpu()) throw refuse(core::concat("on ", tensor.device(), ", expected the CPU"));
+  if (!tensor.device().is_cpu()) throw refuse(base::concat("on ", tensor.device(), ", expected the CPU"));
   if (tensor.layout() != at::kStrided)
-    throw refuse(core::concat("of layout ", tensor.layout(), ", expected a dense tensor"));
+    throw refuse(base::concat("of layout ", tensor.layout(), ", expected a dense tensor"));
 }
 
 // Kinds that Cohort brings, and their types.
@@ -50,8 +50,8 @@ constexpr std::array kOwn = {std::pair("idx", "IdxDataset"), std::pair("image_fo
 std::map<std::string, DatasetFactory> built_in() {
   std::map<std::string, DatasetFactory> factories;
   for (const auto& [name, type] : kOwn) {
-    const std::string message = core::concat("data set '", name, "' is made from options, not from text");
-    const std::string hint = core::concat("data::", type, ", or data.type: ", name, " in a configuration");
+    const std::string message = base::concat("data set '", name, "' is made from options, not from text");
+    const std::string hint = base::concat("data::", type, ", or data.type: ", name, " in a configuration");
     factories[name] = [=](const DatasetArgs&) -> std::shared_ptr<const Dataset> {
       throw UsageError("data.registry", message, hint);
     };
@@ -65,19 +65,19 @@ DatasetFactory checked(const std::string& name, DatasetFactory factory) {
     // What the factory reads for another split is not known here: the message says for which one this is.
     const std::string split = given.text("split", "");
     const std::string owner =
-        core::concat("data set '", name, "'", split.empty() ? "" : " (split " + split + ")");
+        base::concat("data set '", name, "'", split.empty() ? "" : " (split " + split + ")");
     const DatasetArgs args = given.handed_to("data.options", owner);
     const std::string doing = "making " + owner;
-    auto dataset = core::with_context<DataError>("data.registry", doing, [&] { return factory(args); });
+    auto dataset = base::with_context<DataError>("data.registry", doing, [&] { return factory(args); });
     if (dataset == nullptr)
-      throw UsageError("data.registry", core::concat("the factory of ", owner, " returned nothing"));
+      throw UsageError("data.registry", base::concat("the factory of ", owner, " returned nothing"));
     args.refuse_unread({"split", "path"});
     return dataset;
   };
 }
 
-core::Registry<DatasetFactory>& registry() {
-  static auto* instance = new core::Registry<DatasetFactory>("data set", "data.registry", built_in());
+base::Registry<DatasetFactory>& registry() {
+  static auto* instance = new base::Registry<DatasetFactory>("data set", "data.registry", built_in());
   return *instance;
 }
 
@@ -105,19 +105,19 @@ void ExampleDataset::learn_fields() const {
   for (std::int64_t index = 0; index < std::min(samples, kMaxTried); ++index) {
     std::vector<at::Tensor> sample;
     try {
-      core::RandomStream random(0, 0, 0, core::Purpose::kTransform);
+      base::RandomStream random(0, 0, 0, base::Purpose::kTransform);
       sample = get(index, random);
     } catch (...) {
       if (first_error == nullptr) first_error = std::current_exception();
       continue;
     }
     if (sample.empty()) {
-      throw UsageError("data.dataset", core::concat("get(", index, ") returned no tensor"),
+      throw UsageError("data.dataset", base::concat("get(", index, ") returned no tensor"),
                        "return {input, target}");
     }
     std::vector<Field> fields;
     for (std::size_t i = 0; i < sample.size(); ++i) {
-      std::string name = i == 0 ? "input" : i == 1 ? "target" : core::concat("field", i);
+      std::string name = i == 0 ? "input" : i == 1 ? "target" : base::concat("field", i);
       check_on_cpu(sample[i], index, name);
       fields.push_back({std::move(name), sample[i].scalar_type(), sample[i].sizes().vec(), false});
     }
@@ -133,14 +133,14 @@ std::vector<Field> ExampleDataset::fields() const {
   return fields_;
 }
 
-void ExampleDataset::read(std::int64_t index, core::RandomStream& random,
+void ExampleDataset::read(std::int64_t index, base::RandomStream& random,
                           std::span<std::byte* const> out) const {
   check_index("data.dataset", index, size());
   std::call_once(learnt_, [this] { learn_fields(); });
   const std::vector<at::Tensor> sample = get(index, random);
   if (sample.size() != fields_.size() || sample.size() != out.size()) {
     throw UsageError("data.dataset",
-                     core::concat("get(", index, ") returned ", sample.size(), " tensors, sample ",
+                     base::concat("get(", index, ") returned ", sample.size(), " tensors, sample ",
                                   fields_from_, " has ", fields_.size()));
   }
   for (std::size_t i = 0; i < sample.size(); ++i) {
@@ -148,7 +148,7 @@ void ExampleDataset::read(std::int64_t index, core::RandomStream& random,
     check_on_cpu(sample[i], index, field.name);
     if (sample[i].scalar_type() != field.dtype || sample[i].sizes() != field.shape) {
       throw UsageError("data.dataset",
-                       core::concat("get(", index, ") returned ", c10::toString(sample[i].scalar_type()), " ",
+                       base::concat("get(", index, ") returned ", c10::toString(sample[i].scalar_type()), " ",
                                     to_text(sample[i].sizes().vec()), " as field '", field.name, "', sample ",
                                     fields_from_, " ", c10::toString(field.dtype), " ", to_text(field.shape)),
                        "return tensors of one type and shape for every index");

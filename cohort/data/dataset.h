@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "cohort/core/named_options.h"
-#include "cohort/core/random.h"
+#include "cohort/base/random.h"
+#include "cohort/base/text/named_options.h"
 
 /// Datasets: a number of samples, each of which can be read by its index, from any thread.
 ///
@@ -46,7 +46,7 @@ class Dataset {
   /// comes from `random`, so that the sample does not depend on the thread that reads it. Throws: whatever
   /// makes the sample unreadable; the loader adds `describe(index)` to it. Ours throw UsageError for an index
   /// that is not in 0 .. size() - 1.
-  virtual void read(std::int64_t index, core::RandomStream& random,
+  virtual void read(std::int64_t index, base::RandomStream& random,
                     std::span<std::byte* const> out) const = 0;
   /// Names the sample for a person: its file, if it has one.
   virtual std::string describe(std::int64_t index) const;
@@ -62,7 +62,7 @@ class Dataset {
 ///     class Squares : public cohort::data::ExampleDataset {
 ///      public:
 ///       std::int64_t size() const override { return 1000; }
-///       std::vector<at::Tensor> get(std::int64_t i, cohort::core::RandomStream&) const override {
+///       std::vector<at::Tensor> get(std::int64_t i, cohort::base::RandomStream&) const override {
 ///         return {at::full({1}, float(i)), at::full({1}, float(i * i))};
 ///       }
 ///     };
@@ -71,12 +71,12 @@ class Dataset {
 /// a label. Tensors are on the CPU: the loader brings whole batches to LoaderOptions::device.
 class ExampleDataset : public Dataset {
  public:
-  virtual std::vector<at::Tensor> get(std::int64_t index, core::RandomStream& random) const = 0;
+  virtual std::vector<at::Tensor> get(std::int64_t index, base::RandomStream& random) const = 0;
 
   /// Throws: what `get` threw for sample 0, where none of the first hundred samples can be read; UsageError
   /// for an empty dataset, and for a tensor that is not on the CPU.
   std::vector<Field> fields() const final;
-  void read(std::int64_t index, core::RandomStream& random, std::span<std::byte* const> out) const final;
+  void read(std::int64_t index, base::RandomStream& random, std::span<std::byte* const> out) const final;
 
  private:
   void learn_fields() const;
@@ -89,7 +89,7 @@ class ExampleDataset : public Dataset {
 /// Arguments of a dataset that is made by name: `split` (train or val), `path`, which is that split's, and
 /// the options of the configuration (data.options), which the factory reads: `args.integer("width", 8)`,
 /// `args.at("path")`. make_dataset refuses those that it does not read.
-using DatasetArgs = core::NamedOptions;
+using DatasetArgs = base::NamedOptions;
 using DatasetFactory = std::function<std::shared_ptr<const Dataset>(const DatasetArgs&)>;
 
 /// Makes `name` known to make_dataset. Throws: UsageError if the name is taken; Cohort's own are.

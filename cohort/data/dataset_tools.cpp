@@ -16,13 +16,13 @@
 #include <mutex>
 #include <span>
 
-#include "cohort/core/error.h"
-#include "cohort/data/atomic_directory.h"
+#include "cohort/base/error.h"
 #include "cohort/data/codecs/codec.h"
 #include "cohort/data/file_bytes.h"
 #include "cohort/data/folder_scan.h"
 #include "cohort/data/idx.h"
-#include "cohort/data/parallel.h"
+#include "cohort/data/internal/atomic_directory.h"
+#include "cohort/data/internal/parallel.h"
 
 namespace cohort::data {
 namespace {
@@ -40,7 +40,7 @@ void write_file(const std::string& path, std::span<const std::byte> bytes) {
   }
   const int cause = errno;
   if (fd >= 0 && ::close(fd) != 0) ok = false;
-  if (!ok) throw SystemError(kWhere, core::concat("cannot write ", path, ": ", std::strerror(cause)));
+  if (!ok) throw SystemError(kWhere, base::concat("cannot write ", path, ": ", std::strerror(cause)));
 }
 
 // Reads and decodes image `item` of a folder into memory of this thread.
@@ -81,7 +81,7 @@ GeneratedFolder folder_from_idx(const std::string& images, const std::string& la
   const IdxArray classes = read_idx_labels(labels);
   const std::int64_t count = pixels.shape[0];
   if (count != classes.shape[0]) {
-    throw DataError(kWhere, core::concat(images, " has ", count, " images, ", labels, " has ",
+    throw DataError(kWhere, base::concat(images, " has ", count, " images, ", labels, " has ",
                                          classes.shape[0], " labels"));
   }
   const auto largest = std::ranges::max_element(classes.bytes);
@@ -94,7 +94,7 @@ GeneratedFolder folder_from_idx(const std::string& images, const std::string& la
   }
   if (names.size() < num_classes) {
     throw UsageError(
-        kWhere, core::concat("label ", num_classes - 1, " has no name: got ", names.size(), " class names"));
+        kWhere, base::concat("label ", num_classes - 1, " has no name: got ", names.size(), " class names"));
   }
   AtomicDirectory made(folder);
   std::vector<std::string> paths;

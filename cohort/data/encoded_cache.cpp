@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/check_index.h"
 
 namespace cohort::data {
@@ -22,7 +22,7 @@ EncodedCache::EncodedCache(std::int64_t files, std::int64_t bytes)
   void* block =
       ::mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (block == MAP_FAILED) {
-    throw SystemError(kWhere, core::concat("cannot reserve ", bytes, " bytes: ", std::strerror(errno)),
+    throw SystemError(kWhere, base::concat("cannot reserve ", bytes, " bytes: ", std::strerror(errno)),
                       "a smaller cache_bytes");
   }
   block_ = static_cast<std::byte*>(block);

@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "cohort/core/error.h"
-#include "cohort/core/fd.h"
+#include "cohort/base/error.h"
+#include "cohort/base/files/fd.h"
 
 namespace cohort::data {
 namespace {
@@ -18,7 +18,7 @@ constexpr std::size_t kFirstBuffer = 64 * 1024;
 constexpr std::size_t kMaxOfAStream = std::size_t{1} << 30;
 
 [[noreturn]] void fail(const std::string& shown, const char* what) {
-  throw DataError("data.read", core::concat("cannot ", what, " ", shown, ": ", std::strerror(errno)));
+  throw DataError("data.read", base::concat("cannot ", what, " ", shown, ": ", std::strerror(errno)));
 }
 
 // Room for what is left of a file of which `size` bytes were read, and for the read that finds its end.
@@ -27,7 +27,7 @@ std::size_t larger_buffer(int file, const std::string& shown, std::size_t size) 
   if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
     if (size < kMaxOfAStream) return 2 * size;
     throw DataError("data.read",
-                    core::concat(shown, " is no regular file and does not end after ", size, " bytes"));
+                    base::concat(shown, " is no regular file and does not end after ", size, " bytes"));
   }
   return std::max(size + kFirstBuffer, static_cast<std::size_t>(status.st_size) + 1);
 }
@@ -36,7 +36,7 @@ std::size_t larger_buffer(int file, const std::string& shown, std::size_t size) 
 
 std::span<const std::byte> read_file_bytes(int folder, const char* name, const std::string& shown,
                                            std::vector<std::byte>& buffer) {
-  const core::Fd file(::openat(folder, name, O_RDONLY | O_CLOEXEC));
+  const base::Fd file(::openat(folder, name, O_RDONLY | O_CLOEXEC));
   if (!file.is_open()) fail(shown, "open");
   if (buffer.size() < kFirstBuffer) buffer.resize(kFirstBuffer);
   std::size_t size = 0;

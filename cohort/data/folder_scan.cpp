@@ -16,8 +16,8 @@
 #include <map>
 #include <memory>
 
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
 
 namespace cohort::data {
 namespace {
@@ -41,7 +41,7 @@ std::vector<std::string>& list_of(Listing& listing, const std::string& path, int
   if (::fstatat(folder, entry.d_name, &status, 0) != 0) {
     if (errno == ENOENT || errno == ENOTDIR || errno == ELOOP) return listing.dangling;
     throw DataError(kWhere,
-                    core::concat("cannot look at ", path, "/", entry.d_name, ": ", std::strerror(errno)));
+                    base::concat("cannot look at ", path, "/", entry.d_name, ": ", std::strerror(errno)));
   }
   if (S_ISDIR(status.st_mode)) return listing.folders;
   return S_ISREG(status.st_mode) ? listing.files : listing.special;
@@ -53,7 +53,7 @@ Listing list(const std::string& path) {
   };
   const std::unique_ptr<DIR, Close> stream(::opendir(path.c_str()));
   if (stream == nullptr) {
-    throw DataError(kWhere, core::concat("cannot open folder ", path, ": ", std::strerror(errno)),
+    throw DataError(kWhere, base::concat("cannot open folder ", path, ": ", std::strerror(errno)),
                     errno == ENOENT ? "check the path" : "");
   }
   Listing listing;
@@ -61,7 +61,7 @@ Listing list(const std::string& path) {
     errno = 0;  // only so is an error known from the end
     const dirent* entry = ::readdir(stream.get());
     if (entry == nullptr && errno != 0)
-      throw DataError(kWhere, core::concat("cannot list folder ", path, ": ", std::strerror(errno)));
+      throw DataError(kWhere, base::concat("cannot list folder ", path, ": ", std::strerror(errno)));
     if (entry == nullptr) return listing;
     const std::string_view name = entry->d_name;
     if (name == "." || name == "..") continue;
@@ -77,7 +77,7 @@ struct Part {
 
 void walk(const std::string& root, const std::string& folder, int depth, std::vector<Part>& parts) {
   if (depth > kDeepest) {
-    throw DataError(kWhere, core::concat(root, "/", folder, " is nested more than ", kDeepest, " deep"),
+    throw DataError(kWhere, base::concat(root, "/", folder, " is nested more than ", kDeepest, " deep"),
                     "look for a symbolic link that leads back to a folder above it");
   }
   Listing listing = list(root + "/" + folder);
@@ -93,8 +93,8 @@ std::string empty_class(const std::string& name, const std::vector<Part>& parts)
     others += part.listing.files.size();
     if (example.empty() && !part.listing.files.empty()) example = part.listing.files.front();
   }
-  std::string text = core::concat("class '", name, "' has no image (.jpg, .jpeg, .png)");
-  if (others > 0) text += core::concat(" among ", others, " files such as ", example);
+  std::string text = base::concat("class '", name, "' has no image (.jpg, .jpeg, .png)");
+  if (others > 0) text += base::concat(" among ", others, " files such as ", example);
   return text;
 }
 
@@ -140,8 +140,8 @@ class Others {
 
 void report_other_files(const FolderIndex& index, OnOtherFiles action) {
   if (action == OnOtherFiles::kIgnore || index.other_files().empty()) return;
-  const std::string what = core::concat(index.root(), ": ", index.explain_other_files());
-  if (action == OnOtherFiles::kWarn) return core::warn_once("data.other_files " + index.root(), what);
+  const std::string what = base::concat(index.root(), ": ", index.explain_other_files());
+  if (action == OnOtherFiles::kWarn) return base::warn_once("data.other_files " + index.root(), what);
   throw DataError(kWhere, what, "turn them into JPEG or PNG, or take them out of the folder");
 }
 
@@ -161,11 +161,11 @@ std::string FolderIndex::explain_other_files() const {
     total += files.count;
     if (i == kNamed) named += ", ...";
     if (i >= kNamed) continue;
-    named += core::concat(named.empty() ? "" : ", ", files.count, " ", files.reason, " (such as ",
+    named += base::concat(named.empty() ? "" : ", ", files.count, " ", files.reason, " (such as ",
                           files.example, ")");
   }
   if (total == 0) return "";
-  return core::concat(total, total == 1 ? " file is" : " files are",
+  return base::concat(total, total == 1 ? " file is" : " files are",
                       " passed over, images are .jpg, .jpeg and .png: ", named);
 }
 
@@ -202,7 +202,7 @@ FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& 
       }
     }
     if (index.labels_.size() == before && !options.allow_empty) {
-      throw DataError(kWhere, core::concat(empty_class(index.classes_[label], parts), " in ", index.root_),
+      throw DataError(kWhere, base::concat(empty_class(index.classes_[label], parts), " in ", index.root_),
                       "remove the class, or allow empty classes");
     }
   }

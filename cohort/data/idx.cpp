@@ -14,7 +14,7 @@
 #include <memory>
 #include <optional>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/file_bytes.h"
 
 namespace cohort::data {
@@ -78,7 +78,7 @@ class GzipSource : public Source {
         throw DataError(kWhere, name_ + ": the gzip data ends too early", "fetch the file again");
       } else if (status != Z_OK) {
         throw DataError(kWhere,
-                        core::concat(name_, ": the gzip data is broken: ",
+                        base::concat(name_, ": the gzip data is broken: ",
                                      stream_.msg != nullptr ? stream_.msg : "unknown reason"),
                         "fetch the file again");
       }
@@ -135,13 +135,13 @@ std::uint64_t read_header(Source& source, const std::string& name, const IdxOpti
                           IdxArray& array) {
   std::array<std::byte, 4> magic{};
   if (const std::size_t got = source.read(magic); got < magic.size()) {
-    throw DataError(kWhere, core::concat(name, ": ", got, " bytes are too short for an IDX file"));
+    throw DataError(kWhere, base::concat(name, ": ", got, " bytes are too short for an IDX file"));
   }
   const auto num_dims = std::to_integer<std::size_t>(magic[3]);
   if (magic[0] != std::byte{0} || magic[1] != std::byte{0} || !is_type(magic[2]) || num_dims == 0 ||
       num_dims > kMaxDimensions) {
     throw DataError(kWhere,
-                    core::concat(name, ": wrong magic: got ", hex(magic),
+                    base::concat(name, ": wrong magic: got ", hex(magic),
                                  ", expected 0x0000, a type (08, 09, 0b to 0e) and 01 to 08 dimensions"),
                     "check that this is an IDX file, such as train-images-idx3-ubyte");
   }
@@ -150,13 +150,13 @@ std::uint64_t read_header(Source& source, const std::string& name, const IdxOpti
   for (std::size_t d = 0; d < num_dims; ++d) {
     std::array<std::byte, 4> raw{};
     if (source.read(raw) < raw.size()) {
-      throw DataError(kWhere, core::concat(name, ": ends inside its header of ", num_dims, " dimensions"));
+      throw DataError(kWhere, base::concat(name, ": ends inside its header of ", num_dims, " dimensions"));
     }
     std::uint64_t extent = 0;
     for (const std::byte b : raw) extent = extent << 8 | std::to_integer<std::uint64_t>(b);
     array.shape.push_back(static_cast<std::int64_t>(extent));
     if (__builtin_mul_overflow(bytes, extent, &bytes) || bytes > options.max_bytes) {
-      throw DataError(kWhere, core::concat(name, ": absurd dimensions ", shape_text(array.shape),
+      throw DataError(kWhere, base::concat(name, ": absurd dimensions ", shape_text(array.shape),
                                            ", expected at most ", options.max_bytes, " bytes"));
     }
   }
@@ -195,20 +195,20 @@ IdxArray parse_idx(std::span<const std::byte> file, const std::string& name, con
   const std::uint64_t expected = read_header(*source, name, options, array);
   const auto too_short = [&](const std::string& got) {
     return DataError(kWhere,
-                     core::concat(name, ": short body: got ", got, ", expected ", expected, " for ",
+                     base::concat(name, ": short body: got ", got, ", expected ", expected, " for ",
                                   shape_text(array.shape)),
                      "fetch the file again");
   };
   if (expected > source->most_left()) {
-    throw too_short(core::concat("at most ", source->most_left(), " bytes"));
+    throw too_short(base::concat("at most ", source->most_left(), " bytes"));
   }
   array.bytes.resize(expected);
   if (const std::size_t got = source->read(array.bytes); got < expected) {
-    throw too_short(core::concat(got, " bytes"));
+    throw too_short(base::concat(got, " bytes"));
   }
   std::array<std::byte, 1> more{};
   if (source->read(more) > 0) {
-    throw DataError(kWhere, core::concat(name, ": over-long: there are bytes behind the ", expected,
+    throw DataError(kWhere, base::concat(name, ": over-long: there are bytes behind the ", expected,
                                          " expected for ", shape_text(array.shape)));
   }
   to_native_order(array);
@@ -227,7 +227,7 @@ IdxArray read_idx_images(const std::string& path) {
   if (array.type != IdxType::kUInt8 || !channels || array.shape[1] == 0 || array.shape[2] == 0) {
     throw DataError(
         kWhere,
-        core::concat(path, ": not images: got type ", static_cast<int>(array.type), " and shape ",
+        base::concat(path, ": not images: got type ", static_cast<int>(array.type), " and shape ",
                      shape_text(array.shape), ", expected unsigned bytes (8), count x height x width"),
         "the images file, not the labels file");
   }
@@ -238,7 +238,7 @@ IdxArray read_idx_labels(const std::string& path) {
   IdxArray array = read_idx(path);
   if (array.type != IdxType::kUInt8 || array.shape.size() != 1) {
     throw DataError(kWhere,
-                    core::concat(path, ": not labels: got type ", static_cast<int>(array.type), " and shape ",
+                    base::concat(path, ": not labels: got type ", static_cast<int>(array.type), " and shape ",
                                  shape_text(array.shape), ", expected unsigned bytes (8), one per sample"),
                     "the labels file, not the images file");
   }
@@ -260,7 +260,7 @@ IdxPair find_idx_pair(const std::string& folder, const std::string& prefix) {
   const auto labels = find("labels-idx1-ubyte");
   if (!images || !labels) {
     throw DataError(kWhere,
-                    core::concat(folder, " has no ", prefix, "-",
+                    base::concat(folder, " has no ", prefix, "-",
                                  images ? "labels-idx1-ubyte" : "images-idx3-ubyte", ", plain or .gz"));
   }
   return {*images, *labels};

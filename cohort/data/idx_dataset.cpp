@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/check_index.h"
-#include "cohort/data/fingerprint.h"
+#include "cohort/data/internal/fingerprint.h"
 
 namespace cohort::data {
 
@@ -20,7 +20,7 @@ IdxDataset::IdxDataset(const std::string& images, const std::string& labels, con
       channels_last_(options.channels_last) {
   if (images_.shape[0] != labels_.shape[0]) {
     throw DataError("data.idx",
-                    core::concat(images, " has ", images_.shape[0], " images, ", labels, " has ",
+                    base::concat(images, " has ", images_.shape[0], " images, ", labels, " has ",
                                  labels_.shape[0], " labels"),
                     "files of the same set");
   }
@@ -33,7 +33,7 @@ std::vector<Field> IdxDataset::fields() const {
           {"label", at::kLong, {}, false}};
 }
 
-void IdxDataset::read(std::int64_t index, core::RandomStream& random, std::span<std::byte* const> out) const {
+void IdxDataset::read(std::int64_t index, base::RandomStream& random, std::span<std::byte* const> out) const {
   check_index("data.idx", index, size());
   thread_local Image image;
   image.reshape(images_.shape[1], images_.shape[2], channels_);
@@ -46,7 +46,7 @@ void IdxDataset::read(std::int64_t index, core::RandomStream& random, std::span<
 }
 
 std::string IdxDataset::describe(std::int64_t index) const {
-  return core::concat(name_, " [", index, "]");
+  return base::concat(name_, " [", index, "]");
 }
 
 std::string IdxDataset::fingerprint() const {

@@ -28,7 +28,7 @@ class IdxDataset : public Dataset {
 
   std::int64_t size() const override { return images_.shape[0]; }
   std::vector<Field> fields() const override;
-  void read(std::int64_t index, core::RandomStream& random, std::span<std::byte* const> out) const override;
+  void read(std::int64_t index, base::RandomStream& random, std::span<std::byte* const> out) const override;
   /// The file of images and the index in it.
   std::string describe(std::int64_t index) const override;
   /// Digits up to the largest label.

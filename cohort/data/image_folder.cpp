@@ -13,9 +13,9 @@
 #include <cstring>
 #include <exception>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/file_bytes.h"
-#include "cohort/data/fingerprint.h"
+#include "cohort/data/internal/fingerprint.h"
 
 namespace cohort::data {
 namespace {
@@ -37,12 +37,12 @@ ImageFolder::ImageFolder(const std::string& path, const ImageFolderOptions& opti
       channels_last_(options.channels_last) {
   if (options.cache_bytes < 0) {
     throw UsageError("data.image_folder",
-                     core::concat("cache_bytes is ", options.cache_bytes, ", expected at least 0"));
+                     base::concat("cache_bytes is ", options.cache_bytes, ", expected at least 0"));
   }
   // Files are named from here on: the system then walks one folder per open and not the whole path.
   root_ = ::open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
   if (root_ < 0)
-    throw DataError("data.image_folder", core::concat("cannot open ", path, ": ", std::strerror(errno)));
+    throw DataError("data.image_folder", base::concat("cannot open ", path, ": ", std::strerror(errno)));
   try {
     if (options.cache_bytes > 0) cache_ = std::make_unique<EncodedCache>(size(), options.cache_bytes);
     if (!pipeline_.has_output_shape() && size() > 0) pipeline_.set_input_size(common_size(options.decode));
@@ -100,7 +100,7 @@ std::span<const std::byte> ImageFolder::file_bytes(std::int64_t index) const {
   return bytes;
 }
 
-void ImageFolder::read(std::int64_t index, core::RandomStream& random,
+void ImageFolder::read(std::int64_t index, base::RandomStream& random,
                        std::span<std::byte* const> out) const {
   // The name is only needed for messages, but it must exist by then; it reuses its memory.
   thread_local std::string name;

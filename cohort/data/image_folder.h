@@ -43,7 +43,7 @@ class ImageFolder : public Dataset {
 
   std::int64_t size() const override { return index_.size(); }
   std::vector<Field> fields() const override;
-  void read(std::int64_t index, core::RandomStream& random, std::span<std::byte* const> out) const override;
+  void read(std::int64_t index, base::RandomStream& random, std::span<std::byte* const> out) const override;
   /// The file's path.
   std::string describe(std::int64_t index) const override { return index_.path(index); }
   std::vector<std::string> classes() const override { return index_.classes(); }

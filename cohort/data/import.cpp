@@ -11,10 +11,10 @@
 #include <string_view>
 #include <utility>
 
-#include "cohort/core/error.h"
-#include "cohort/data/atomic_directory.h"
+#include "cohort/base/error.h"
 #include "cohort/data/dataset_tools.h"
 #include "cohort/data/file_bytes.h"
+#include "cohort/data/internal/atomic_directory.h"
 
 namespace cohort::data {
 namespace {
@@ -24,12 +24,12 @@ constexpr const char* kWhere = "data.tools";
 
 // What a file system says to names above its limit (255 bytes, mostly).
 DataError long_name(const std::string& at, const std::string& name) {
-  return {kWhere, core::concat(at, ": the name '", name, "' is too long for this file system")};
+  return {kWhere, base::concat(at, ": the name '", name, "' is too long for this file system")};
 }
 
 DataError file_and_folder(const std::string& archive, const fs::path& entry) {
   return {kWhere,
-          core::concat(archive, ": entry '", entry.string(),
+          base::concat(archive, ": entry '", entry.string(),
                        "' clashes with another: a file and a folder have one name"),
           "an archive without it"};
 }
@@ -41,7 +41,7 @@ void make_folders(const fs::path& path, const std::string& archive, const fs::pa
   if (error == std::errc::not_a_directory || error == std::errc::file_exists)
     throw file_and_folder(archive, entry);
   if (error == std::errc::filename_too_long) throw long_name(archive, entry.string());
-  throw SystemError(kWhere, core::concat("cannot make ", path.string(), ": ", error.message()));
+  throw SystemError(kWhere, base::concat("cannot make ", path.string(), ": ", error.message()));
 }
 
 // Returns the length of the file.
@@ -59,7 +59,7 @@ std::int64_t write_entry(TarReader& reader, const fs::path& target, const std::s
   error.clear();
   if (file) fs::resize_file(target, static_cast<std::uintmax_t>(length), error);  // a hole at the end
   if (!file || error) {
-    throw SystemError(kWhere, core::concat("cannot write ", target.string(), ": ", std::strerror(errno)),
+    throw SystemError(kWhere, base::concat("cannot write ", target.string(), ": ", std::strerror(errno)),
                       "check the space left");
   }
   return length;
@@ -113,18 +113,18 @@ std::pair<fs::path, std::string> parse_line(const std::string& line, const std::
                                             const Columns& columns, const std::string& at) {
   if (fields.size() != columns.count || fields[columns.file].empty() || fields[columns.label].empty()) {
     throw DataError(kWhere,
-                    core::concat(at, ": got '", line, "' (", fields.size(), " columns), expected ",
-                                 columns.count == 2 ? "file,label" : core::concat(columns.count, " columns")),
+                    base::concat(at, ": got '", line, "' (", fields.size(), " columns), expected ",
+                                 columns.count == 2 ? "file,label" : base::concat(columns.count, " columns")),
                     "a first line that names the columns, two of them file and label, where there are more");
   }
   const fs::path file = fields[columns.file];
   const std::string& label = fields[columns.label];
   const fs::path inside = file.lexically_normal();
   if (file.is_absolute() || *inside.begin() == "..") {
-    throw DataError(kWhere, core::concat(at, ": file '", file.string(), "' is not inside the folder"));
+    throw DataError(kWhere, base::concat(at, ": file '", file.string(), "' is not inside the folder"));
   }
   if (label == "." || label == ".." || label.find('/') != std::string::npos) {
-    throw DataError(kWhere, core::concat(at, ": label '", label, "' cannot be a folder's name"));
+    throw DataError(kWhere, base::concat(at, ": label '", label, "' cannot be a folder's name"));
   }
   return std::pair(inside, label);
 }
@@ -155,10 +155,10 @@ std::int64_t place_file(const fs::path& source, const fs::path& target, bool lin
   if (error == std::errc::filename_too_long) throw long_name(at, label);
   if (error) {
     throw SystemError(kWhere,
-                      core::concat("cannot make ", target.parent_path().string(), ": ", error.message()));
+                      base::concat("cannot make ", target.parent_path().string(), ": ", error.message()));
   }
   if (fs::exists(target, error)) {
-    throw DataError(kWhere, core::concat(at, ": label '", label, "' has a second file named ",
+    throw DataError(kWhere, base::concat(at, ": label '", label, "' has a second file named ",
                                          target.filename().string()));
   }
   if (error == std::errc::filename_too_long) throw long_name(at, target.filename().string());
@@ -168,7 +168,7 @@ std::int64_t place_file(const fs::path& source, const fs::path& target, bool lin
     fs::copy_file(source, target, error);
   const std::uintmax_t bytes = error ? 0 : fs::file_size(target, error);
   if (error) {
-    throw DataError(kWhere, core::concat(at, ": cannot copy ", source.string(), ": ", error.message()),
+    throw DataError(kWhere, base::concat(at, ": cannot copy ", source.string(), ": ", error.message()),
                     first_line ? "a heading names its columns file and label, if this line is one" : "");
   }
   return static_cast<std::int64_t>(bytes);
@@ -210,7 +210,7 @@ GeneratedFolder folder_from_list(const std::string& flat, const std::string& csv
       columns = *heading;
       continue;
     }
-    const std::string at = core::concat(csv, ":", number + 1);
+    const std::string at = base::concat(csv, ":", number + 1);
     const auto [file, label] = parse_line(lines[number], fields, columns, at);
     result.bytes +=
         place_file(fs::path(flat) / file, made.path() / label / file.filename(), options.link, at, first);

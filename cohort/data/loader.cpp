@@ -14,14 +14,14 @@
 #include <set>
 #include <typeinfo>
 
-#include "cohort/core/deadline.h"
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/base/threads/deadline.h"
 #include "cohort/core/parallel.h"
-#include "cohort/data/batch_buffer.h"
-#include "cohort/data/device_copy.h"
-#include "cohort/data/sample_reader.h"
-#include "cohort/data/worker_pool.h"
+#include "cohort/data/internal/batch_buffer.h"
+#include "cohort/data/internal/device_copy.h"
+#include "cohort/data/internal/sample_reader.h"
+#include "cohort/data/internal/worker_pool.h"
 
 namespace cohort::data {
 namespace {
@@ -36,7 +36,7 @@ void require(bool condition, const std::string& what, const std::string& hint = 
 }
 
 void check(const Dataset& dataset, const LoaderOptions& o) {
-  using core::concat;
+  using base::concat;
   require(o.batch_size >= 1, concat("batch_size is ", o.batch_size, ", expected at least 1"));
   require(o.global_batch_size >= 0,
           concat("global_batch_size is ", o.global_batch_size, ", expected 0 or more"));
@@ -76,7 +76,7 @@ std::shared_ptr<const Sampler> make_sampler(std::int64_t size, const LoaderOptio
 std::vector<std::int64_t> checked_order(const Sampler& sampler, std::int64_t epoch, std::int64_t samples) {
   std::vector<std::int64_t> order = sampler.order(epoch);
   const auto wrong = [&](const auto&... what) {
-    return UsageError("data.loader", core::concat("sampler ", c10::demangle(typeid(sampler).name()), ": ",
+    return UsageError("data.loader", base::concat("sampler ", c10::demangle(typeid(sampler).name()), ": ",
                                                   "order(", epoch, ") ", what...));
   };
   if (std::ssize(order) != sampler.size()) {
@@ -103,7 +103,7 @@ LoaderOptions with_both_sizes(LoaderOptions options) {
 bool use_pinned_memory(const LoaderOptions& options) {
   if (!options.pin_memory) return false;
   if (at::accelerator::getAccelerator().has_value() && at::accelerator::deviceCount() > 0) return true;
-  core::warn_once("data.pin_memory", "pin_memory has no effect: this LibTorch sees no accelerator");
+  base::warn_once("data.pin_memory", "pin_memory has no effect: this LibTorch sees no accelerator");
   return false;
 }
 
@@ -235,7 +235,7 @@ void Loader::Impl::go_to(std::int64_t new_epoch, std::int64_t position) {
 void Loader::Impl::drain() {
   if (team == nullptr) return;
   team->cancel();
-  const core::Deadline deadline(options.timeout);
+  const base::Deadline deadline(options.timeout);
   for (; next_job < team->published(); ++next_job) {
     if (!team->wait(next_job, deadline)) throw_stuck(next_job, options.timeout);
     reader->job(next_job).buffer.reset();
@@ -288,13 +288,13 @@ void Loader::Impl::read_ahead() {
 
 void Loader::Impl::throw_stuck(std::int64_t job_number, milliseconds waited) {
   const BatchJob& job = reader->job(job_number);
-  std::string what = core::concat("batch ", job.first / global_batch(), " of epoch ", job.epoch,
+  std::string what = base::concat("batch ", job.first / global_batch(), " of epoch ", job.epoch,
                                   " was not ready after ", waited.count(), " ms");
   const auto busy = team->longest();
   // Job and item are not read in one moment: the item may be of the job before.
   if (busy && busy->item < reader->job(busy->job).count) {
     const BatchJob& of = reader->job(busy->job);
-    what += core::concat(": worker ", busy->worker, " has been reading ",
+    what += base::concat(": worker ", busy->worker, " has been reading ",
                          dataset->describe(reader->index_of(of, busy->item)), " for ",
                          std::chrono::duration_cast<milliseconds>(busy->since).count(), " ms");
   }
@@ -309,9 +309,9 @@ void Loader::Impl::note_skips(const BatchJob& job) {
     if (skipped.size() >= kSkipsRemembered || !skipped_indices.insert(index).second) continue;
     skipped.push_back({index, reader->explain(job, failure)});
     if (skipped.size() <= kSkipsNamed) {
-      core::log_warning("skipped a sample: " + skipped.back().what);
+      base::log_warning("skipped a sample: " + skipped.back().what);
     } else if (skipped.size() == kSkipsNamed + 1) {
-      core::log_warning("more samples are skipped; they are counted, and no longer named here");
+      base::log_warning("more samples are skipped; they are counted, and no longer named here");
     }
   }
 }
@@ -358,7 +358,7 @@ std::optional<Loader::Impl::Ready> Loader::Impl::collect() {
   }
   read_ahead();
   if (next_job == team->published()) return std::nullopt;
-  if (!team->wait(next_job, core::Deadline(options.timeout))) throw_stuck(next_job, options.timeout);
+  if (!team->wait(next_job, base::Deadline(options.timeout))) throw_stuck(next_job, options.timeout);
   return finish(reader->job(next_job++));
 }
 
@@ -418,7 +418,7 @@ std::optional<Batch> Loader::Impl::next() {
   }
   if (delivered_in_epoch == 0 && skipped_in_epoch > 0) {
     throw DataError("data.loader",
-                    core::concat("every sample was skipped (", skipped_in_epoch,
+                    base::concat("every sample was skipped (", skipped_in_epoch,
                                  "), the first: ", skipped.empty() ? "" : skipped.front().what));
   }
   at_end = true;
@@ -445,13 +445,13 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options) {
 Loader::~Loader() {
   if (impl_->team == nullptr) return;
   if (const int left = impl_->team->stop(impl_->options.stop_grace); left > 0) {
-    core::log_warning(core::concat("data loader: ", left, " worker(s) were still reading a sample after ",
+    base::log_warning(base::concat("data loader: ", left, " worker(s) were still reading a sample after ",
                                    impl_->options.stop_grace.count(), " ms and were left behind"));
   }
 }
 
 void Loader::set_epoch(std::int64_t epoch) {
-  require(epoch >= 0, core::concat("epoch is ", epoch, ", expected at least 0"));
+  require(epoch >= 0, base::concat("epoch is ", epoch, ", expected at least 0"));
   impl_->go_to(epoch, 0);
 }
 
@@ -469,11 +469,11 @@ LoaderState Loader::state() const {
 
 void Loader::restore(const LoaderState& state) {
   require(state.epoch >= 0 && state.samples_consumed >= 0,
-          core::concat("cannot go to epoch ", state.epoch, ", sample ", state.samples_consumed));
+          base::concat("cannot go to epoch ", state.epoch, ", sample ", state.samples_consumed));
   const std::int64_t size = impl_->dataset->size();
   if (state.dataset_size != 0 && state.dataset_size != size) {
     throw DataError("data.loader",
-                    core::concat("cannot go on: the dataset had ", state.dataset_size,
+                    base::concat("cannot go on: the dataset had ", state.dataset_size,
                                  " samples when the state was saved, and has ", size, " now"),
                     "restore the dataset, or start anew");
   }

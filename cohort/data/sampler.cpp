@@ -9,14 +9,14 @@
 #include <numeric>
 #include <string>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::data {
 namespace {
 
 std::int64_t checked_size(std::int64_t size) {
   if (size >= 0) return size;
-  throw UsageError("data.sampler", core::concat("size is ", size, ", expected at least 0"));
+  throw UsageError("data.sampler", base::concat("size is ", size, ", expected at least 0"));
 }
 
 std::vector<std::int64_t> identity(std::int64_t size) {
@@ -36,7 +36,7 @@ std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed, std
 std::int64_t total_size(std::int64_t size, const DistributedSamplerOptions& options) {
   const std::int64_t world = options.world_size;
   if (world < 1)
-    throw UsageError("data.sampler", core::concat("world_size is ", world, ", expected at least 1"));
+    throw UsageError("data.sampler", base::concat("world_size is ", world, ", expected at least 1"));
   switch (options.last_batch) {
     case LastBatchPolicy::kPad:
       return (size + world - 1) / world * world;
@@ -81,7 +81,7 @@ std::vector<std::int64_t> DistributedSampler::order(std::int64_t epoch) const {
 std::vector<std::int64_t> DistributedSampler::share(std::int64_t epoch, std::int64_t rank) const {
   if (rank < 0 || rank >= options_.world_size) {
     throw UsageError("data.sampler",
-                     core::concat("rank is ", rank, ", expected 0 to ", options_.world_size - 1));
+                     base::concat("rank is ", rank, ", expected 0 to ", options_.world_size - 1));
   }
   const std::vector<std::int64_t> all = order(epoch);
   std::vector<std::int64_t> share;

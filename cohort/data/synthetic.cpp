@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/check_index.h"
 
 namespace cohort::data {
@@ -23,12 +23,12 @@ SyntheticDataset::SyntheticDataset(SyntheticOptions options) : options_(std::mov
     if (!condition) throw UsageError("data.synthetic", what);
   };
   const auto& shape = options_.shape;
-  require(options_.size >= 0, core::concat("size is ", options_.size, ", expected at least 0"));
+  require(options_.size >= 0, base::concat("size is ", options_.size, ", expected at least 0"));
   require(options_.num_classes > 0,
-          core::concat("num_classes is ", options_.num_classes, ", expected at least 1"));
+          base::concat("num_classes is ", options_.num_classes, ", expected at least 1"));
   require(shape.size() == 3 && std::ranges::all_of(shape, [](std::int64_t extent) { return extent > 0; }),
           "shape must be [C, H, W], each at least 1");
-  core::RandomStream random(options_.seed, 1, 0, core::Purpose::kSynthetic);
+  base::RandomStream random(options_.seed, 1, 0, base::Purpose::kSynthetic);
   patterns_.resize(static_cast<std::size_t>(options_.num_classes * shape[0] * kGrid * kGrid));
   for (float& value : patterns_) value = noise(random.next_u32(), 0.6F);
 }
@@ -37,9 +37,9 @@ std::vector<Field> SyntheticDataset::fields() const {
   return {{"image", at::kFloat, options_.shape, options_.channels_last}, {"label", at::kLong, {}, false}};
 }
 
-void SyntheticDataset::read(std::int64_t index, core::RandomStream&, std::span<std::byte* const> out) const {
+void SyntheticDataset::read(std::int64_t index, base::RandomStream&, std::span<std::byte* const> out) const {
   check_index("data.synthetic", index, options_.size);
-  core::RandomStream random(options_.seed, 0, static_cast<std::uint64_t>(index), core::Purpose::kSynthetic);
+  base::RandomStream random(options_.seed, 0, static_cast<std::uint64_t>(index), base::Purpose::kSynthetic);
   const std::int64_t label = random.integer(0, options_.num_classes);
   const std::int64_t channels = options_.shape[0], height = options_.shape[1], width = options_.shape[2];
   const float* pattern = patterns_.data() + label * channels * kGrid * kGrid;
@@ -59,12 +59,12 @@ void SyntheticDataset::read(std::int64_t index, core::RandomStream&, std::span<s
 }
 
 std::string SyntheticDataset::describe(std::int64_t index) const {
-  return core::concat("synthetic sample ", index);
+  return base::concat("synthetic sample ", index);
 }
 
 std::string SyntheticDataset::fingerprint() const {
-  std::string text = core::concat("synthetic ", options_.seed, " ", options_.num_classes, " ", options_.size);
-  for (const std::int64_t extent : options_.shape) text += core::concat(" ", extent);
+  std::string text = base::concat("synthetic ", options_.seed, " ", options_.num_classes, " ", options_.size);
+  for (const std::int64_t extent : options_.shape) text += base::concat(" ", extent);
   return text;
 }
 

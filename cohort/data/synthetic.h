@@ -27,7 +27,7 @@ class SyntheticDataset : public Dataset {
 
   std::int64_t size() const override { return options_.size; }
   std::vector<Field> fields() const override;
-  void read(std::int64_t index, core::RandomStream& random, std::span<std::byte* const> out) const override;
+  void read(std::int64_t index, base::RandomStream& random, std::span<std::byte* const> out) const override;
   std::string describe(std::int64_t index) const override;
   std::vector<std::string> classes() const override;
   std::string fingerprint() const override;

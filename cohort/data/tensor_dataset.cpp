@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/check_index.h"
 
 namespace cohort::data {
@@ -16,14 +16,14 @@ TensorDataset::TensorDataset(std::vector<at::Tensor> tensors, std::vector<std::s
     std::string name = i < names.size() ? names[i]
                        : i == 0         ? "input"
                        : i == 1         ? "target"
-                                        : core::concat("field", i);
+                                        : base::concat("field", i);
     if (tensor.dim() == 0) {
       throw UsageError("data.tensor_dataset",
                        "tensor '" + name + "' is a scalar, expected one row per sample");
     }
     if (i == 0) size_ = tensor.size(0);
     if (tensor.size(0) != size_) {
-      throw UsageError("data.tensor_dataset", core::concat("tensor '", name, "' has ", tensor.size(0),
+      throw UsageError("data.tensor_dataset", base::concat("tensor '", name, "' has ", tensor.size(0),
                                                            " rows, the first tensor has ", size_));
     }
     tensor = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
@@ -33,7 +33,7 @@ TensorDataset::TensorDataset(std::vector<at::Tensor> tensors, std::vector<std::s
   }
 }
 
-void TensorDataset::read(std::int64_t index, core::RandomStream&, std::span<std::byte* const> out) const {
+void TensorDataset::read(std::int64_t index, base::RandomStream&, std::span<std::byte* const> out) const {
   check_index("data.tensor_dataset", index, size_);
   for (std::size_t i = 0; i < out.size(); ++i) {
     std::memcpy(out[i], bytes_[i] + static_cast<std::size_t>(index) * row_bytes_[i], row_bytes_[i]);
@@ -41,7 +41,7 @@ void TensorDataset::read(std::int64_t index, core::RandomStream&, std::span<std:
 }
 
 std::string TensorDataset::describe(std::int64_t index) const {
-  return core::concat("row ", index);
+  return base::concat("row ", index);
 }
 
 }  // namespace cohort::data

@@ -20,7 +20,7 @@ class TensorDataset : public Dataset {
 
   std::int64_t size() const override { return size_; }
   std::vector<Field> fields() const override { return fields_; }
-  void read(std::int64_t index, core::RandomStream& random, std::span<std::byte* const> out) const override;
+  void read(std::int64_t index, base::RandomStream& random, std::span<std::byte* const> out) const override;
   std::string describe(std::int64_t index) const override;
 
  private:

@@ -8,7 +8,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
-#include "cohort/core/env.h"
+#include "cohort/base/env.h"
 #include "cohort/launch/worker.h"
 
 namespace cohort::launch {
@@ -38,7 +38,7 @@ void read_json(const json& data, RecordedError& error) {
 
 void record_error(std::string_view message) noexcept {
   try {
-    const auto path = core::env_string("TORCHELASTIC_ERROR_FILE");
+    const auto path = base::env_string("TORCHELASTIC_ERROR_FILE");
     if (!path) return;
     const json data = {{"message",
                         {{"message", message.substr(0, kMaxBytes)},

@@ -7,14 +7,14 @@
 #include <cerrno>
 #include <cstring>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::launch {
 
 Pipe make_pipe() {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
-    throw SystemError("launch.pipe", core::concat("cannot make a pipe: ", std::strerror(errno)));
+    throw SystemError("launch.pipe", base::concat("cannot make a pipe: ", std::strerror(errno)));
   }
   Pipe pipe{Fd(ends[0]), Fd(ends[1])};
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);

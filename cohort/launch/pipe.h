@@ -2,11 +2,11 @@
 
 #include <string_view>
 
-#include "cohort/core/fd.h"
+#include "cohort/base/files/fd.h"
 
 namespace cohort::launch {
 
-using core::Fd;
+using base::Fd;
 
 struct Pipe {
   Fd read;  ///< does not wait

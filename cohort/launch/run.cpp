@@ -13,21 +13,21 @@
 #include <future>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "cohort/base/apart.h"
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/secret.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/comm/store_adapter.h"
 #include "cohort/comm/tcp_store.h"
-#include "cohort/core/apart.h"
-#include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
-#include "cohort/core/secret.h"
-#include "cohort/core/wait.h"
-#include "cohort/core/wait_for_listener.h"
-#include "cohort/launch/agent.h"
-#include "cohort/launch/rendezvous.h"
+#include "cohort/launch/internal/agent.h"
+#include "cohort/launch/internal/rendezvous.h"
 
 namespace cohort::launch {
 namespace {
 
-using core::concat;
+using base::concat;
 using std::chrono::milliseconds;
 using TcpStore = c10::intrusive_ptr<c10d::TCPStore>;
 
@@ -40,7 +40,7 @@ TcpStore serve(const RunOptions& options) {
          .serves = true,
          .is_local = options.is_on_one_host()});
   } catch (const std::exception& error) {
-    throw RendezvousError("launch.run", concat("cannot listen on port ", port, ": ", core::message_of(error)),
+    throw RendezvousError("launch.run", concat("cannot listen on port ", port, ": ", base::message_of(error)),
                           options.nnodes == 1
                               ? "no --master-port: the system then chooses one that is free"
                               : "another --master-port, the same on all nodes; and end what is left "
@@ -50,7 +50,7 @@ TcpStore serve(const RunOptions& options) {
 
 // Returns nothing when `interrupted` says so.
 TcpStore join(const RunOptions& options, const std::string& address, std::uint16_t port,
-              core::Deadline deadline, const std::function<bool()>& interrupted) {
+              base::Deadline deadline, const std::function<bool()>& interrupted) {
   try {
     return comm::open_tcp_store({.host = address,
                                  .port = port,
@@ -59,18 +59,18 @@ TcpStore join(const RunOptions& options, const std::string& address, std::uint16
   } catch (const std::exception& error) {
     throw RendezvousError("launch.run",
                           concat("somebody listens at ", *options.master_addr, ":", port,
-                                 ", but is no agent of node 0: ", core::message_of(error)),
+                                 ", but is no agent of node 0: ", base::message_of(error)),
                           "another --master-port, the same on all nodes");
   }
 }
 
 // Takes this node's place, and returns how many have; nothing when `interrupted` says so. A store does not
 // answer whose host has gone silent: the thread that asks is left behind then.
-std::optional<std::int64_t> claim(const std::shared_ptr<core::KeyValueStore>& kv_store, int node,
-                                  core::Deadline deadline, const std::function<bool()>& interrupted) {
+std::optional<std::int64_t> claim(const std::shared_ptr<base::KeyValueStore>& kv_store, int node,
+                                  base::Deadline deadline, const std::function<bool()>& interrupted) {
   std::future<std::int64_t> count =
-      core::run_apart([kv_store, node] { return kv_store->add(concat("claim/", node), 1); });
-  while (!core::wait(count, core::Deadline(milliseconds(50)).sooner(deadline))) {
+      base::run_apart([kv_store, node] { return kv_store->add(concat("claim/", node), 1); });
+  while (!base::wait(count, base::Deadline(milliseconds(50)).sooner(deadline))) {
     if (interrupted()) return std::nullopt;
     if (!deadline.expired()) continue;
     const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
@@ -81,7 +81,7 @@ std::optional<std::int64_t> claim(const std::shared_ptr<core::KeyValueStore>& kv
   try {
     return count.get();
   } catch (const std::exception& error) {
-    throw RendezvousError("launch.run", concat("lost node 0: ", core::message_of(error)),
+    throw RendezvousError("launch.run", concat("lost node 0: ", base::message_of(error)),
                           "look at node 0's output");
   }
 }
@@ -93,9 +93,9 @@ std::string without_brackets(const std::string& host) {
 }
 
 // What all nodes have, or what one node makes up.
-std::optional<core::Secret> secret_of(const RunOptions& options) {
-  if (!options.secret_file.empty()) return core::Secret::from_file(options.secret_file);
-  if (options.nnodes == 1 && !options.no_secret) return core::Secret::make();
+std::optional<base::Secret> secret_of(const RunOptions& options) {
+  if (!options.secret_file.empty()) return base::Secret::from_file(options.secret_file);
+  if (options.nnodes == 1 && !options.no_secret) return base::Secret::make();
   return std::nullopt;
 }
 
@@ -109,9 +109,9 @@ int run_alone(const RunOptions& options, const AgentParts& parts) {
   return Agent(options, place, parts).run();
 }
 
-int run_node(const RunOptions& options, AgentParts parts, const std::optional<core::Secret>& secret) {
+int run_node(const RunOptions& options, AgentParts parts, const std::optional<base::Secret>& secret) {
   SignalQueue& signals = parts.signals;
-  const core::Deadline deadline(options.meet_timeout);
+  const base::Deadline deadline(options.meet_timeout);
   const std::uint16_t port = options.master_port.value_or(kDefaultPort);
   int signal = 0;
   std::string reached;
@@ -124,7 +124,7 @@ int run_node(const RunOptions& options, AgentParts parts, const std::optional<co
   if (options.node_rank == 0) {
     store = serve(options);
   } else {
-    const auto address = core::wait_for_listener(
+    const auto address = base::wait_for_listener(
         *options.master_addr, port, deadline,
         {.where = "launch.run",
          .name = "node 0",
@@ -170,8 +170,8 @@ int run_job(const RunOptions& given) {
     const auto now = std::chrono::system_clock::now().time_since_epoch().count();
     options.run_id = options.nnodes > 1 ? "none" : concat(std::hex, now, "-", ::getpid());
   }
-  const std::optional<core::Secret> secret = secret_of(options);
-  const core::Fd secret_fd = secret ? secret->for_ranks().to_fd() : core::Fd();
+  const std::optional<base::Secret> secret = secret_of(options);
+  const base::Fd secret_fd = secret ? secret->for_ranks().to_fd() : base::Fd();
   SignalQueue signals(options.signals_to_handle, {SIGUSR1, SIGUSR2, SIGTSTP});
   LogFolder folder(options);
   OrphanWatchdog watchdog(folder.stays() ? "" : folder.path().string());

@@ -8,17 +8,17 @@
 #include <charconv>
 #include <cmath>
 
-#include "cohort/core/cpu.h"
-#include "cohort/core/env.h"
-#include "cohort/core/error.h"
-#include "cohort/core/wait_for_listener.h"
+#include "cohort/base/cpu.h"
+#include "cohort/base/env.h"
+#include "cohort/base/error.h"
+#include "cohort/base/threads/wait_for_listener.h"
 #include "cohort/launch/limits.h"
 #include "cohort/launch/run_flags.h"
 
 namespace cohort::launch {
 namespace {
 
-using core::concat;
+using base::concat;
 using std::chrono::milliseconds;
 
 [[noreturn]] void refuse(const std::string& what, const std::string& hint = "") {
@@ -79,7 +79,7 @@ class Flags {
     std::string variable = "PET_" + name;
     std::transform(variable.begin(), variable.end(), variable.begin(),
                    [](unsigned char c) { return c == '-' ? '_' : static_cast<char>(std::toupper(c)); });
-    const auto value = core::env_string(variable);
+    const auto value = base::env_string(variable);
     if (!value) return std::nullopt;
     const RunFlag* flag = find_run_flag(name);
     // A switch: 0 is as if it were not given.
@@ -105,10 +105,10 @@ int read_nnodes(const Given& given) {
 }
 
 int read_nproc(const Given& given, const std::function<int()>& num_gpus) {
-  if (given.text == "cpu") return core::usable_cores();
+  if (given.text == "cpu") return base::usable_cores();
   if (given.text == "auto") {
     const int gpus = num_gpus();
-    return gpus > 0 ? gpus : core::usable_cores();
+    return gpus > 0 ? gpus : base::usable_cores();
   }
   if (given.text == "gpu") {
     const int gpus = num_gpus();
@@ -189,7 +189,7 @@ void read_where(const Flags& flags, RunOptions& options) {
   if (const auto given = flags.get("rdzv-conf")) read_rdzv_conf(*given, options);
   if (const auto given = flags.get("secret-file")) {
     options.secret_file = given->text;
-  } else if (const auto path = core::env_string("COHORT_SECRET_FILE")) {
+  } else if (const auto path = base::env_string("COHORT_SECRET_FILE")) {
     options.secret_file = *path;
   }
   if (const auto given = flags.get("no-secret")) {
@@ -271,7 +271,7 @@ std::vector<int> RunOptions::default_signals() {
 
 bool RunOptions::is_on_one_host() const {
   if (!master_addr) return nnodes == 1;
-  return core::is_this_host(*master_addr);
+  return base::is_this_host(*master_addr);
 }
 
 void check(const RunOptions& options) {

@@ -19,20 +19,20 @@
 #include <optional>
 #include <string_view>
 
+#include "cohort/base/env.h"
+#include "cohort/base/error.h"
+#include "cohort/base/secret.h"
+#include "cohort/base/threads/deadline.h"
+#include "cohort/base/threads/wait.h"
 #include "cohort/comm/job.h"
 #include "cohort/comm/tcp_store.h"
-#include "cohort/core/deadline.h"
-#include "cohort/core/env.h"
-#include "cohort/core/error.h"
-#include "cohort/core/secret.h"
-#include "cohort/core/wait.h"
 #include "cohort/launch/limits.h"
 #include "cohort/launch/worker.h"
 
 namespace cohort::launch {
 namespace {
 
-using core::concat;
+using base::concat;
 using std::chrono::milliseconds;
 
 // Set in a rank: which call of spawn() it is for, and where its error goes.
@@ -51,9 +51,9 @@ struct Told {
 // takes them away once they are read.
 const std::optional<Told>& told() {
   static const std::optional<Told> mine = []() -> std::optional<Told> {
-    const auto call = core::env_string(kCall);
+    const auto call = base::env_string(kCall);
     if (!call) return std::nullopt;
-    const int fd = static_cast<int>(core::env_int(kErrorFd, 0).value_or(STDERR_FILENO));
+    const int fd = static_cast<int>(base::env_int(kErrorFd, 0).value_or(STDERR_FILENO));
     ::unsetenv(kCall);
     ::unsetenv(kErrorFd);
     const std::string parent = concat(::getppid(), " ");
@@ -65,7 +65,7 @@ const std::optional<Told>& told() {
 
 // In a rank: runs fn and never returns.
 [[noreturn]] void run_rank(const std::function<void(int)>& fn) {
-  const int rank = static_cast<int>(core::env_int("RANK", 0).value_or(0));
+  const int rank = static_cast<int>(base::env_int("RANK", 0).value_or(0));
   const int fd = told()->error_fd;
   write_all(fd, std::string_view(&kReached, 1));
   std::string failure;
@@ -116,7 +116,7 @@ class Ranks {
  public:
   ~Ranks() {
     for (const Rank& rank : list) rank.worker.kill();  // all at once
-    const core::Deadline deadline(kEndTime);
+    const base::Deadline deadline(kEndTime);
     for (Rank& rank : list) rank.worker.end(deadline);
   }
   void signal(int number) {
@@ -177,7 +177,7 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
   if (num_ranks < 1) {
     throw UsageError("launch.spawn", concat("num_ranks is ", num_ranks, ", expected at least 1"));
   }
-  if (core::env_string("RANK")) {
+  if (base::env_string("RANK")) {
     throw UsageError("launch.spawn", "RANK is set: a launcher has started this process as one rank of a job",
                      "start the program by itself, or call fn without spawn");
   }
@@ -186,13 +186,13 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
     arguments.resize(1);
     arguments.insert(arguments.end(), options.arguments->begin(), options.arguments->end());
   }
-  const core::Deadline deadline =
-      options.timeout ? core::Deadline(*options.timeout) : core::Deadline::never();
+  const base::Deadline deadline =
+      options.timeout ? base::Deadline(*options.timeout) : base::Deadline::never();
 
   const auto store = comm::open_tcp_store({.host = "127.0.0.1", .serves = true, .is_local = true});
 
-  const core::Fd secret_fd = core::Secret::make().to_fd();  // a job of its own, whatever this process is of
-  const core::Deadline start_by = deadline.sooner(core::Deadline(kStartTime));
+  const base::Fd secret_fd = base::Secret::make().to_fd();  // a job of its own, whatever this process is of
+  const base::Deadline start_by = deadline.sooner(base::Deadline(kStartTime));
   Ranks ranks;
   for (int rank = 0; rank < num_ranks; ++rank) {
     Pipe pipe = make_pipe();
@@ -213,10 +213,10 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
     for (const Rank& rank : ranks.list) {
       if (rank.worker.running()) waits.push_back({rank.error.get(), POLLIN, 0});
     }
-    core::wait_for_files(waits, core::Deadline(milliseconds(20)).sooner(deadline));
+    base::wait_for_files(waits, base::Deadline(milliseconds(20)).sooner(deadline));
     // A pipe that has closed reads as ready at once; its process ends in a moment.
     if (std::any_of(waits.begin(), waits.end(), [](const pollfd& wait) { return wait.revents != 0; })) {
-      core::sleep(milliseconds(1), deadline);
+      base::sleep(milliseconds(1), deadline);
     }
   };
   Rank* failed = nullptr;
@@ -234,12 +234,12 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
   if (failed == nullptr) return;
   const std::string what = concat("rank ", failed->rank, " of ", num_ranks, " ", failed->outcome());
   ranks.signal(SIGTERM);
-  core::poll_until(
+  base::poll_until(
       [&] {
         ranks.reap();
         return !ranks.any_running();
       },
-      core::Deadline(options.grace));
+      base::Deadline(options.grace));
   throw PeerError("launch.spawn", what);
 }
 

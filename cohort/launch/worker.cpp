@@ -22,17 +22,17 @@
 #include <fstream>
 #include <iterator>
 
-#include "cohort/core/env.h"
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
-#include "cohort/core/wait.h"
+#include "cohort/base/env.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/launch/internal/orphan_watchdog.h"
 #include "cohort/launch/limits.h"
-#include "cohort/launch/orphan_watchdog.h"
 
 namespace cohort::launch {
 namespace {
 
-using core::concat;
+using base::concat;
 
 [[noreturn]] void system_error(const std::string& what, int error) {
   throw SystemError("launch.worker", concat("cannot ", what, ": ", std::strerror(error)));
@@ -90,9 +90,9 @@ void become(Plan& plan, pid_t parent) {
 }
 
 // What a child that could not become the program has written: its errno; 0 when it did become it.
-int start_error(int fd, core::Deadline deadline) {
+int start_error(int fd, base::Deadline deadline) {
   pollfd file{fd, POLLIN, 0};
-  while (core::wait_for_files({&file, 1}, deadline) == 0 && !deadline.expired()) {
+  while (base::wait_for_files({&file, 1}, deadline) == 0 && !deadline.expired()) {
   }
   int error = 0;
   const ssize_t count = ::read(fd, &error, sizeof error);
@@ -118,7 +118,7 @@ Worker::Worker(const WorkerOptions& options) : own_group_(options.own_group) {
   if (own_group_) ::setpgid(pid_, pid_);  // here too: whoever comes first
   failure.write.close();
   if (const int error = start_error(failure.read.get(), options.start_by); error != 0) {
-    end(core::Deadline(kEndTime));
+    end(base::Deadline(kEndTime));
     if (options.watchdog != nullptr) options.watchdog->forget(pid_);
     system_error("start " + options.program, error);
   }
@@ -135,16 +135,16 @@ Worker::Worker(Worker&& other) noexcept
       end_(std::move(other.end_)) {}
 
 Worker::~Worker() {
-  end(core::Deadline(kEndTime));
+  end(base::Deadline(kEndTime));
 }
 
-void Worker::end(core::Deadline deadline) {
+void Worker::end(base::Deadline deadline) {
   if (!running_) return;
   kill();
   // A process that the kernel cannot end (a file system that hangs) is left to init.
   while (!reap() && !deadline.expired()) {
     pollfd file{end_.get(), POLLIN, 0};
-    core::wait_for_files({&file, 1}, core::Deadline(std::chrono::milliseconds(10)).sooner(deadline));
+    base::wait_for_files({&file, 1}, base::Deadline(std::chrono::milliseconds(10)).sooner(deadline));
   }
   running_ = false;
 }
@@ -155,7 +155,7 @@ bool Worker::reap() {
   // Seen but not reaped: as long as it is there, its number is no other process's.
   if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
     if (errno != ECHILD) return false;
-    core::log_warning(concat("process ", pid_,
+    base::log_warning(concat("process ", pid_,
                              " has ended, and its status went elsewhere: SIGCHLD is ignored, or "
                              "other code of this program waits for any child. It counts as failed"));
     wait_status_ = 1 << 8;
@@ -233,8 +233,8 @@ Variables variables_of(const RankPlace& place) {
       {"TORCHELASTIC_RESTART_COUNT", std::to_string(place.restart_count)},
       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
   };
-  if (!core::env_string("OMP_NUM_THREADS")) {
-    const int threads = std::max(1, core::usable_cores() / place.local_world_size);
+  if (!base::env_string("OMP_NUM_THREADS")) {
+    const int threads = std::max(1, base::usable_cores() / place.local_world_size);
     variables.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
   }
   return variables;
@@ -250,7 +250,7 @@ std::string find_program(const std::string& name) {
     throw UsageError("launch.program", concat("'", name, "' is no program that can be executed"),
                      "its path; for a script, its interpreter first: python train.py");
   }
-  const std::string path = core::env_string("PATH").value_or("/usr/local/bin:/usr/bin:/bin");
+  const std::string path = base::env_string("PATH").value_or("/usr/local/bin:/usr/bin:/bin");
   for (std::size_t begin = 0; begin <= path.size();) {
     const std::size_t end = std::min(path.find(':', begin), path.size());
     const std::string folder = path.substr(begin, end - begin);

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/core/cpu.h"
-#include "cohort/core/deadline.h"
-#include "cohort/core/fd.h"
+#include "cohort/base/cpu.h"
+#include "cohort/base/files/fd.h"
+#include "cohort/base/threads/deadline.h"
 #include "cohort/launch/limits.h"
 #include "cohort/launch/pipe.h"
 
@@ -22,7 +22,7 @@ struct WorkerOptions {
   std::string program;                        ///< path of the executable
   std::vector<std::string> arguments = {};    ///< its name first
   std::vector<std::string> environment = {};  ///< NAME=VALUE, all of it
-  core::CpuSet cpus = {};                     ///< where it may run; empty: where the caller may
+  base::CpuSet cpus = {};                     ///< where it may run; empty: where the caller may
   int input = -1;                             ///< becomes its stdin, as the next two; -1: the caller's own
   int output = -1;
   int error = -1;
@@ -30,7 +30,7 @@ struct WorkerOptions {
   bool own_group = false;      ///< leads a process group, which is killed when it has ended
   OrphanWatchdog* watchdog =
       nullptr;  ///< told of that group before the program runs; who reaps calls forget()
-  core::Deadline start_by = core::Deadline(kStartTime);  ///< that it runs, which a file system may hold up
+  base::Deadline start_by = base::Deadline(kStartTime);  ///< that it runs, which a file system may hold up
 };
 
 /// A process started by fork and exec, with no signal blocked. It dies when the thread that made it ends
@@ -57,7 +57,7 @@ class Worker {
   /// Sends SIGKILL to it and to its group.
   void kill() const;
   /// Kills it and waits for its end, which the kernel may hold up: until the deadline.
-  void end(core::Deadline deadline);
+  void end(base::Deadline deadline);
   /// As waitpid() gives it; for one that has ended.
   int wait_status() const { return wait_status_; }
   /// Readable once it has ended; -1 where the kernel cannot say.

@@ -2,13 +2,13 @@
 
 #include <torch/nn/modules/linear.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::models {
 
 std::vector<core::NamedLayer> layers_of(const std::shared_ptr<torch::nn::Module>& model) {
   if (auto* const list = dynamic_cast<core::LayerList*>(model.get())) return list->named_layers();
-  throw UsageError("models.layers_of", core::concat(model->name(), " is not known as a list of layers"),
+  throw UsageError("models.layers_of", base::concat(model->name(), " is not known as a list of layers"),
                    "a ResNet, a VGG or an MLP, or a module of your own that is a core::LayerList "
                    "(core/any_layer.h)");
 }

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "cohort/core/error.h"
-#include "cohort/models/checks.h"
+#include "cohort/base/error.h"
+#include "cohort/models/internal/checks.h"
 #include "cohort/models/observer.h"
 
 namespace cohort::models {
@@ -42,7 +42,7 @@ void LeNet5Impl::reset() {
 at::Tensor LeNet5Impl::forward(const at::Tensor& images) {
   check_images(options_, images, kSmallest);
   if (images.size(2) != options_.image_size || images.size(3) != options_.image_size) {
-    throw UsageError("models.forward", core::concat(options_.name, " was built for images of ",
+    throw UsageError("models.forward", base::concat(options_.name, " was built for images of ",
                                                     options_.image_size, " x ", options_.image_size,
                                                     " pixels: got ", images.size(2), " x ", images.size(3)));
   }

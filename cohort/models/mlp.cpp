@@ -8,8 +8,8 @@
 #include <string_view>
 #include <utility>
 
-#include "cohort/core/error.h"
-#include "cohort/models/checks.h"
+#include "cohort/base/error.h"
+#include "cohort/models/internal/checks.h"
 #include "cohort/models/layers.h"
 
 namespace cohort::models {
@@ -27,7 +27,7 @@ std::vector<std::int64_t> parse_hidden(const ModelOptions& options) {
     if (error != std::errc() || end != item.data() + item.size() || size < 1) {
       throw UsageError(
           "models.options",
-          core::concat(options.name, ": hidden is ", found->second, ", expected sizes of at least 1"),
+          base::concat(options.name, ": hidden is ", found->second, ", expected sizes of at least 1"),
           "hidden: 512,512 (no spaces)");
     }
     sizes.push_back(size);
@@ -64,7 +64,7 @@ void MLPImpl::reset() {
 
 at::Tensor MLPImpl::forward(const at::Tensor& input) {
   if (input.dim() < 2 || input.numel() != input.size(0) * input_size(options_)) {
-    throw UsageError("models.forward", core::concat(options_.name, " was built for ", options_.in_channels,
+    throw UsageError("models.forward", base::concat(options_.name, " was built for ", options_.in_channels,
                                                     " x ", options_.image_size, " x ", options_.image_size,
                                                     " values: got an input of shape ", input.sizes()));
   }

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cohort/core/named_options.h"
+#include "cohort/base/text/named_options.h"
 
 namespace cohort::models {
 
@@ -28,7 +28,7 @@ struct ModelOptions {
   std::string head = "default";
   /// Options of one model only, by name. mlp: `hidden`, for instance "512,512". A registered model reads its
   /// own, `options.extra.integer("depth", 3)`; make_model refuses those that it does not ask for.
-  core::NamedOptions extra;
+  base::NamedOptions extra;
 };
 
 }  // namespace cohort::models

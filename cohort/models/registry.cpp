@@ -3,9 +3,9 @@
 #include <map>
 #include <utility>
 
-#include "cohort/core/error.h"
-#include "cohort/core/error_context.h"
-#include "cohort/core/registry.h"
+#include "cohort/base/error.h"
+#include "cohort/base/error_context.h"
+#include "cohort/base/registry.h"
 #include "cohort/models/lenet.h"
 #include "cohort/models/mlp.h"
 #include "cohort/models/resnet.h"
@@ -22,10 +22,10 @@ torch::nn::AnyModule make(const ModelOptions& options) {
 std::map<std::string, ModelFactory> built_in() {
   std::map<std::string, ModelFactory> factories;
   for (const char* depth : {"11", "13", "16", "19"}) {
-    factories[core::concat("vgg", depth)] = make<VGG>;
-    factories[core::concat("vgg", depth, "_bn")] = make<VGG>;
+    factories[base::concat("vgg", depth)] = make<VGG>;
+    factories[base::concat("vgg", depth, "_bn")] = make<VGG>;
   }
-  for (const char* depth : {"18", "34", "50"}) factories[core::concat("resnet", depth)] = make<ResNet>;
+  for (const char* depth : {"18", "34", "50"}) factories[base::concat("resnet", depth)] = make<ResNet>;
   factories["lenet5"] = make<LeNet5>;
   factories["mlp"] = make<MLP>;
   return factories;
@@ -35,18 +35,18 @@ std::map<std::string, ModelFactory> built_in() {
 // themselves.
 ModelFactory checked(const std::string& name, ModelFactory factory) {
   return [name, factory = std::move(factory)](const ModelOptions& given) {
-    const std::string owner = core::concat("model '", name, "'");
+    const std::string owner = base::concat("model '", name, "'");
     ModelOptions options = given;
     options.extra = given.extra.handed_to("models.options", owner);
-    auto model = core::with_context<UsageError>("models.registry", "making " + owner,
+    auto model = base::with_context<UsageError>("models.registry", "making " + owner,
                                                 [&] { return factory(options); });
     options.extra.refuse_unread();
     return model;
   };
 }
 
-core::Registry<ModelFactory>& registry() {
-  static auto* instance = new core::Registry<ModelFactory>("model", "models.registry", built_in());
+base::Registry<ModelFactory>& registry() {
+  static auto* instance = new base::Registry<ModelFactory>("model", "models.registry", built_in());
   return *instance;
 }
 

@@ -8,8 +8,8 @@
 
 #include <utility>
 
-#include "cohort/core/error.h"
-#include "cohort/models/checks.h"
+#include "cohort/base/error.h"
+#include "cohort/models/internal/checks.h"
 #include "cohort/models/layers.h"
 #include "cohort/models/observer.h"
 
@@ -175,7 +175,7 @@ void ResNetImpl::reset() {
   } else if (options_.name == "resnet50") {
     make_layers<Bottleneck>(4, {3, 4, 6, 3});
   } else {
-    throw UsageError("models.resnet", core::concat("no ResNet is called ", options_.name,
+    throw UsageError("models.resnet", base::concat("no ResNet is called ", options_.name,
                                                    ", expected resnet18, resnet34 or resnet50"));
   }
   if (!CloneScope::active()) initialise();

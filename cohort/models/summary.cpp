@@ -17,7 +17,7 @@
 #include <cstdio>
 #include <unordered_set>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/core/module_type.h"
 #include "cohort/models/observer.h"
 
@@ -209,20 +209,20 @@ std::string to_text(const ModelSummary& summary) {
     lines.push_back({row.name, row.type, shape_text(row.output_shape), grouped(row.num_parameters),
                      grouped(row.num_bytes), summary.observed ? grouped(row.flops) : "?"});
   }
-  std::string text = core::concat(summary.type, ": input ", shape_text(summary.input_shape), ", output ",
+  std::string text = base::concat(summary.type, ": input ", shape_text(summary.input_shape), ", output ",
                                   shape_text(summary.output_shape), "\n\n", aligned(lines), "\n");
-  text += core::concat("parameters:    ", grouped(summary.num_parameters), " (",
+  text += base::concat("parameters:    ", grouped(summary.num_parameters), " (",
                        grouped(summary.num_trainable_parameters), " trainable), ",
                        scaled_text(summary.parameter_bytes, "B"), "\n");
-  text += core::concat("buffers:       ", grouped(summary.num_buffers), ", ",
+  text += base::concat("buffers:       ", grouped(summary.num_buffers), ", ",
                        scaled_text(summary.buffer_bytes, "B"), "\n");
   if (!summary.observed) {
     return text +
            "This model does not report its layers, so shapes and FLOPs are unknown. Try: call them through "
            "cohort::models::observed(layer, input).\n";
   }
-  text += core::concat("layer outputs: ", scaled_text(summary.activation_bytes, "B"), "\n");
-  text += core::concat("forward:       ", scaled_text(summary.flops, "FLOPs"),
+  text += base::concat("layer outputs: ", scaled_text(summary.activation_bytes, "B"), "\n");
+  text += base::concat("forward:       ", scaled_text(summary.flops, "FLOPs"),
                        " (a multiply-add is 2), of which convolutions and linear layers ",
                        scaled_text(summary.multiply_adds, "MACs"), "\n");
   return text;

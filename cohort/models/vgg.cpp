@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/core/error.h"
-#include "cohort/models/checks.h"
+#include "cohort/base/error.h"
+#include "cohort/models/internal/checks.h"
 #include "cohort/models/layers.h"
 #include "cohort/models/observer.h"
 
@@ -40,7 +40,7 @@ const std::vector<std::int64_t>& layer_list(const ModelOptions& options) {
       std::string_view(options.name).substr(std::min<std::size_t>(5, options.name.size()));
   if (found == lists.end() || (!rest.empty() && rest != "_bn")) {
     throw UsageError("models.vgg",
-                     core::concat("no VGG is called ", options.name,
+                     base::concat("no VGG is called ", options.name,
                                   ", expected vgg11, vgg13, vgg16 or vgg19, with _bn or without"));
   }
   return found->second;
@@ -62,11 +62,11 @@ void check(const ModelOptions& options) {
   layer_list(options);
   if (options.head != "default" && options.head != "linear") {
     throw UsageError("models.options",
-                     core::concat(options.name, ": head is ", options.head, ", expected default or linear"));
+                     base::concat(options.name, ": head is ", options.head, ", expected default or linear"));
   }
   if (options.pools < 0 || options.pools > 5) {
     throw UsageError("models.options",
-                     core::concat(options.name, ": pools is ", options.pools, ", expected 0 to 5"));
+                     base::concat(options.name, ": pools is ", options.pools, ", expected 0 to 5"));
   }
   if (linear_head(options)) {
     check_options(options, {"width", "pools", "head"});

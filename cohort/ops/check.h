@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 /// Do an operator's parts agree? Its gradient with its values, its schema with what it does, its meta
 /// function with its shapes.

@@ -13,7 +13,7 @@
 #include <iomanip>
 #include <sstream>
 
-#include "cohort/core/random.h"
+#include "cohort/base/random.h"
 #include "cohort/ops/check.h"
 
 namespace cohort::ops {
@@ -56,7 +56,7 @@ void check_inputs(const Tensors& inputs, const char* where) {
     any = true;
     if (input.scalar_type() != at::kDouble || !input.device().is_cpu()) {
       throw UsageError(
-          where, core::concat("input ", i, " is ", input.toString(), "; differences want float64 on the CPU"),
+          where, base::concat("input ", i, " is ", input.toString(), "; differences want float64 on the CPU"),
           "x.to(at::kDouble).requires_grad_()");
     }
   }
@@ -164,18 +164,18 @@ class Check {
         const double value = gradients[i].const_data_ptr<double>()[element];
         const double expected = numeric_[row][k][static_cast<std::size_t>(out_element)];
         const std::string what =
-            core::concat("the gradient of output ", which_[k], " at ", place_of(out_element, output.sizes()),
+            base::concat("the gradient of output ", which_[k], " at ", place_of(out_element, output.sizes()),
                          " by input ", index_[i], " at ", place_of(element, by_[i].sizes()));
         const double limit = options_.atol() + options_.rtol() * std::abs(expected);
         // Not (difference > limit), which NaN would pass.
         if (!(std::abs(value - expected) <= limit)) {
           throw CheckError(where_,
-                           core::concat(what, ": backward gives ", number(value), ", differences give ",
+                           base::concat(what, ": backward gives ", number(value), ", differences give ",
                                         number(expected), " (allowed ", number(limit), ")"));
         }
         const double twice = again[i].const_data_ptr<double>()[element];
         if (twice != value) {
-          throw CheckError(where_, core::concat(what, " is not the same twice: ", number(value), ", then ",
+          throw CheckError(where_, base::concat(what, " is not the same twice: ", number(value), ", then ",
                                                 number(twice)));
         }
       }
@@ -193,7 +193,7 @@ class Check {
 };
 
 /// Numbers around 1 that are neither equal nor zero.
-at::Tensor drawn_like(const at::Tensor& output, core::RandomStream& random) {
+at::Tensor drawn_like(const at::Tensor& output, base::RandomStream& random) {
   const at::Tensor result = at::empty_like(output, at::MemoryFormat::Contiguous).detach();
   auto* values = result.mutable_data_ptr<double>();
   for (std::int64_t i = 0; i < result.numel(); ++i) values[i] = 0.5 + random.uniform();
@@ -213,7 +213,7 @@ void gradgradcheck(const TensorFunction& function, const std::vector<at::Tensor>
   check_inputs(inputs, where);
   const at::AutoGradMode grad_mode(true);
   const std::size_t num_inputs = inputs.size();
-  core::RandomStream random(1, 0, 0, core::Purpose::kUser);
+  base::RandomStream random(1, 0, 0, base::Purpose::kUser);
   const Tensors outputs = function(inputs);
   const std::vector<std::size_t> which = differentiable(outputs, where);
   Tensors all = inputs;

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <vector>
 
-#include "cohort/ops/nms_kernel.h"
+#include "cohort/ops/internal/nms_kernel.h"
 #include "cohort/ops/operator.h"
 
 namespace cohort::ops {
@@ -18,12 +18,12 @@ void check(const at::Tensor& boxes, const at::Tensor& scores, double iou_thresho
   const bool fits =
       boxes.dim() == 2 && boxes.size(1) == 4 && scores.dim() == 1 && scores.size(0) == boxes.size(0);
   if (!fits) {
-    throw UsageError("ops.nms", core::concat("got boxes ", boxes.sizes(), " and scores ", scores.sizes(),
+    throw UsageError("ops.nms", base::concat("got boxes ", boxes.sizes(), " and scores ", scores.sizes(),
                                              ", expected [n, 4] and [n]"));
   }
   const at::ScalarType dtype = boxes.scalar_type();
   if ((dtype != at::kFloat && dtype != at::kDouble) || scores.scalar_type() != dtype) {
-    throw UsageError("ops.nms", core::concat("got boxes of ", dtype, " and scores of ", scores.scalar_type(),
+    throw UsageError("ops.nms", base::concat("got boxes of ", dtype, " and scores of ", scores.scalar_type(),
                                              ", expected float32 or float64, both alike"));
   }
   if (std::isnan(iou_threshold)) throw UsageError("ops.nms", "the threshold is not a number");

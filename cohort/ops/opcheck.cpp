@@ -114,7 +114,7 @@ class OperatorCheck {
     try {
       op_.schema().checkAndNormalizeInputs(stack);
     } catch (const c10::Error& error) {
-      throw UsageError(kWhere, core::concat(given, " arguments do not fit ", op_.schema(), ": ",
+      throw UsageError(kWhere, base::concat(given, " arguments do not fit ", op_.schema(), ": ",
                                             error.what_without_backtrace()));
     }
     arguments_ = stack;
@@ -183,10 +183,10 @@ class OperatorCheck {
   }
 
   std::string argument(std::size_t i) const {
-    return core::concat("argument ", i, " ('", op_.schema().arguments()[i].name(), "')");
+    return base::concat("argument ", i, " ('", op_.schema().arguments()[i].name(), "')");
   }
   [[noreturn]] void fail(const std::string& what, const std::string& hint = "") const {
-    throw CheckError(kWhere, core::concat(name_, ": ", what), hint);
+    throw CheckError(kWhere, base::concat(name_, ": ", what), hint);
   }
 
   Values schema() const {
@@ -195,7 +195,7 @@ class OperatorCheck {
     Values results = call(arguments);
     const auto& schema = op_.schema();
     if (results.size() != schema.returns().size()) {
-      fail(core::concat("gives ", results.size(), " outputs, the schema says ", schema.returns().size()));
+      fail(base::concat("gives ", results.size(), " outputs, the schema says ", schema.returns().size()));
     }
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       if (!is_written(i)) unchanged(i, tensors_of(before[i]), tensors_of(arguments[i]));
@@ -212,7 +212,7 @@ class OperatorCheck {
     for (std::size_t t = 0; t < before.size(); ++t) {
       if (!before[t].defined()) continue;
       if (before[t].sizes() != after[t].sizes()) {
-        fail(core::concat(argument(i), " was resized from ", text_of(before[t].sizes()), " to ",
+        fail(base::concat(argument(i), " was resized from ", text_of(before[t].sizes()), " to ",
                           text_of(after[t].sizes()), ", and the schema does not say that it is written to"));
       }
       const at::Tensor was = before[t].reshape(-1), is = after[t].reshape(-1);
@@ -220,7 +220,7 @@ class OperatorCheck {
       for (std::int64_t e = 0; e < was.numel(); ++e) {
         if (at::equal(was[e], is[e])) continue;
         if (was.is_floating_point() && was[e].item<double>() != was[e].item<double>()) continue;  // NaN
-        fail(core::concat(argument(i), " was written to: element ", e, " was ", was[e].item(), " and is ",
+        fail(base::concat(argument(i), " was written to: element ", e, " was ", was[e].item(), " and is ",
                           is[e].item(), ", and the schema does not say so"),
              "Tensor(a!) in the schema, or a copy in the kernel");
       }
@@ -237,7 +237,7 @@ class OperatorCheck {
         if (!input.defined() || input.nbytes() == 0) continue;
         const bool shares = input.storage().is_alias_of(output.storage());
         if (shares && !may) {
-          fail(core::concat("output ", k, " shares memory with ", argument(i),
+          fail(base::concat("output ", k, " shares memory with ", argument(i),
                             ", and the schema does not say so"),
                "Tensor(a) on both in the schema, or a copy in the kernel");
         }
@@ -245,7 +245,7 @@ class OperatorCheck {
       }
     }
     if (!found && output.nbytes() > 0) {
-      fail(core::concat("the schema says that output ", k,
+      fail(base::concat("the schema says that output ", k,
                         " shares memory with an argument, and it does not"));
     }
   }
@@ -273,10 +273,10 @@ class OperatorCheck {
       try {
         results = call(arguments);
       } catch (const std::exception& error) {
-        fail(core::concat("throws on ", form.name, ", and not on contiguous ones: ", error.what()));
+        fail(base::concat("throws on ", form.name, ", and not on contiguous ones: ", error.what()));
       }
       for (std::size_t k = 0; k < results.size(); ++k) {
-        same_values(core::concat("output ", k), form, tensors_of(results[k]), tensors_of(expected[k]));
+        same_values(base::concat("output ", k), form, tensors_of(results[k]), tensors_of(expected[k]));
       }
       for (std::size_t i = 0; i < arguments.size(); ++i) {
         const Tensors were = tensors_of(before[i]), are = tensors_of(arguments[i]);
@@ -301,15 +301,15 @@ class OperatorCheck {
     // One that was resized may lie as it likes.
     if (!before.defined() || before.sizes() != after.sizes() || before.strides() != after.strides()) return;
     if (at::equal(beside(before), beside(after))) return;
-    fail(core::concat(argument(i), ": memory between its elements was written to on ", form.name), kHint);
+    fail(base::concat(argument(i), ": memory between its elements was written to on ", form.name), kHint);
   }
 
   void same_values(const std::string& what, const Form& form, const Tensors& got,
                    const Tensors& wanted) const {
-    if (got.size() != wanted.size()) fail(core::concat(what, " is a list of another length on ", form.name));
+    if (got.size() != wanted.size()) fail(base::concat(what, " is a list of another length on ", form.name));
     for (std::size_t t = 0; t < got.size(); ++t) {
       if (got[t].defined() != wanted[t].defined()) {
-        fail(core::concat(what, " is undefined on ", form.name, " or on contiguous ones only"));
+        fail(base::concat(what, " is undefined on ", form.name, " or on contiguous ones only"));
       }
       if (got[t].defined()) same_values(what, form, got[t], wanted[t]);
     }
@@ -318,7 +318,7 @@ class OperatorCheck {
   void same_values(const std::string& what, const Form& form, const at::Tensor& got,
                    const at::Tensor& wanted) const {
     if (got.sizes() != wanted.sizes()) {
-      fail(core::concat(what, " is ", text_of(got.sizes()), " on ", form.name, ", ", text_of(wanted.sizes()),
+      fail(base::concat(what, " is ", text_of(got.sizes()), " on ", form.name, ", ", text_of(wanted.sizes()),
                         " on contiguous ones"),
            kHint);
     }
@@ -326,7 +326,7 @@ class OperatorCheck {
     if (at::allclose(is, should, options_.tolerance(), options_.tolerance(), true)) return;
     for (std::int64_t e = 0; e < is.numel(); ++e) {
       if (at::allclose(is[e], should[e], options_.tolerance(), options_.tolerance(), true)) continue;
-      fail(core::concat("element ", e, " of ", what, " is ", is[e].item<double>(), " on ", form.name, ", ",
+      fail(base::concat("element ", e, " of ", what, " is ", is[e].item<double>(), " on ", form.name, ", ",
                         should[e].item<double>(), " on contiguous ones"),
            kHint);
     }
@@ -349,10 +349,10 @@ class OperatorCheck {
     for (std::size_t k = 0; k < real.size(); ++k) {
       const Tensors got = tensors_of(results[k]), wanted = tensors_of(real[k]);
       if (got.size() != wanted.size())
-        fail(core::concat("meta gives another number of tensors for output ", k));
+        fail(base::concat("meta gives another number of tensors for output ", k));
       for (std::size_t t = 0; t < got.size(); ++t) {
         if (got[t].defined() != wanted[t].defined())
-          fail(core::concat("output ", k, " is undefined in one of meta and real"));
+          fail(base::concat("output ", k, " is undefined in one of meta and real"));
         if (wanted[t].defined()) same_form(k, got[t], wanted[t]);
       }
     }
@@ -360,17 +360,17 @@ class OperatorCheck {
 
   void same_form(std::size_t k, const at::Tensor& meta, const at::Tensor& real) const {
     if (!meta.is_meta())
-      fail(core::concat("the meta function gives output ", k, " on ", meta.device().str()));
+      fail(base::concat("the meta function gives output ", k, " on ", meta.device().str()));
     if (meta.sizes() != real.sizes()) {
-      fail(core::concat("output ", k, " has sizes ", text_of(real.sizes()), ", its meta function says ",
+      fail(base::concat("output ", k, " has sizes ", text_of(real.sizes()), ", its meta function says ",
                         text_of(meta.sizes())));
     }
     if (meta.scalar_type() != real.scalar_type()) {
-      fail(core::concat("output ", k, " is ", real.scalar_type(), ", its meta function says ",
+      fail(base::concat("output ", k, " is ", real.scalar_type(), ", its meta function says ",
                         meta.scalar_type()));
     }
     if (real.numel() > 1 && meta.strides() != real.strides()) {
-      fail(core::concat("output ", k, " has strides ", text_of(real.strides()), ", its meta function says ",
+      fail(base::concat("output ", k, " has strides ", text_of(real.strides()), ", its meta function says ",
                         text_of(meta.strides())));
     }
   }
@@ -433,11 +433,11 @@ class OperatorCheck {
       wanted = gradients_of(function, plain, &dense);
       got = gradients_of(function, values, [](const at::Tensor& t) { return t; });
     } catch (const std::exception& error) {
-      fail(core::concat("forward or backward throws on ", form.name, ": ", error.what()));
+      fail(base::concat("forward or backward throws on ", form.name, ": ", error.what()));
     }
     for (std::size_t i = 0, next = 0; i < inputs.size(); ++i) {
       if (!inputs[i].defined() || !inputs[i].requires_grad()) continue;
-      same_values(core::concat("the gradient of ", argument(places[i])), form, Tensors{got[next]},
+      same_values(base::concat("the gradient of ", argument(places[i])), form, Tensors{got[next]},
                   Tensors{wanted[next]});
       ++next;
     }

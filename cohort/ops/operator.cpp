@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "cohort/core/nearest_name.h"
+#include "cohort/base/text/nearest_name.h"
 
 namespace cohort::ops {
 
@@ -165,7 +165,7 @@ struct Differentiated : torch::autograd::Function<Differentiated> {
     const auto saved = c10::static_intrusive_pointer_cast<SavedCall>(ctx->saved_data["call"].toCapsule());
     const Recipe& recipe = *saved->recipe;
     if (!recipe.backward) {
-      throw UsageError("ops.backward", core::concat(saved->name, " has no derivative"),
+      throw UsageError("ops.backward", base::concat(saved->name, " has no derivative"),
                        "define it with backward() or derivative(), or call it where no gradient is needed");
     }
     const std::size_t num_inputs = saved->tensor_arguments.size();
@@ -176,7 +176,7 @@ struct Differentiated : torch::autograd::Function<Differentiated> {
     const Call call = CallParts::make(*saved, ctx->get_saved_variables(), needed);
     const variable_list given = recipe.backward(call, gradients);
     if (given.size() != num_inputs) {
-      throw UsageError("ops.backward", core::concat("backward of ", saved->name, " gave ", given.size(),
+      throw UsageError("ops.backward", base::concat("backward of ", saved->name, " gave ", given.size(),
                                                     " gradients, expected ", num_inputs,
                                                     ", one for each tensor among the arguments"));
     }
@@ -202,7 +202,7 @@ class AutogradKernel : public c10::OperatorKernel {
       if (!tensor.defined()) return;
       needs_gradient = needs_gradient || tensor.requires_grad();
       if (tensor._fw_grad(/*level=*/0).defined()) {
-        throw UsageError("ops.forward", core::concat(schema.name(), " has no forward-mode derivative"));
+        throw UsageError("ops.forward", base::concat(schema.name(), " has no forward-mode derivative"));
       }
     });
     if (!needs_gradient || !at::GradMode::is_enabled()) {
@@ -212,7 +212,7 @@ class AutogradKernel : public c10::OperatorKernel {
     if (!recipe_->no_gradient.empty()) {
       throw UsageError(
           "ops.forward",
-          core::concat(schema.name(), " ", recipe_->no_gradient, ", which cannot be differentiated"),
+          base::concat(schema.name(), " ", recipe_->no_gradient, ", which cannot be differentiated"),
           "at::NoGradGuard around the call");
     }
     differentiate(op, keys, stack);
@@ -300,7 +300,7 @@ class AutogradKernel : public c10::OperatorKernel {
 
 const c10::IValue& Call::at(std::size_t index) const {
   if (index < arguments_.size()) return arguments_[index];
-  throw UsageError("ops.backward", core::concat("backward of ", name_, " asked for argument ", index,
+  throw UsageError("ops.backward", base::concat("backward of ", name_, " asked for argument ", index,
                                                 ", there are ", arguments_.size(), " (from 0)"));
 }
 
@@ -309,14 +309,14 @@ const at::Tensor& Call::tensor(std::size_t index) const {
   const c10::IValue& value = at(index);
   if (value.isNone()) return undefined;
   if (value.isTensor()) return value.toTensor();
-  throw UsageError("ops.backward", core::concat("backward of ", name_, " asked for argument ", index,
+  throw UsageError("ops.backward", base::concat("backward of ", name_, " asked for argument ", index,
                                                 " as a tensor, which is a ", value.tagKind()));
 }
 
 const at::Tensor& Call::output(std::size_t index) const {
   if (index < outputs_.size()) return outputs_[index];
   throw UsageError("ops.backward",
-                   core::concat("backward of ", name_, " asked for output ", index, " of ", outputs_.size(),
+                   base::concat("backward of ", name_, " asked for output ", index, " of ", outputs_.size(),
                                 " that were kept"),
                    "save_outputs() in its definition");
 }
@@ -333,7 +333,7 @@ Definition::Definition(torch::Library& library, const std::string& schema, const
   for (const c10::Argument& argument : parsed.arguments()) {
     if (is_seen(*argument.type())) continue;
     throw UsageError("ops.define",
-                     core::concat("argument '", argument.name(), "' of ", name_, " is ",
+                     base::concat("argument '", argument.name(), "' of ", name_, " is ",
                                   argument.type()->str(), ", whose tensors autograd does not see"),
                      "Tensor, Tensor? or Tensor[] in the schema");
   }
@@ -347,7 +347,7 @@ Definition::Definition(torch::Library& library, const std::string& schema, const
 Definition& Definition::backward(Backward function) {
   if (!recipe_->no_gradient.empty()) {
     throw UsageError("ops.define",
-                     core::concat(name_, " ", recipe_->no_gradient, ", so it has no backward()"),
+                     base::concat(name_, " ", recipe_->no_gradient, ", so it has no backward()"),
                      "a schema whose results are new tensors");
   }
   recipe_->backward = std::move(function);
@@ -382,7 +382,7 @@ c10::OperatorHandle find_operator(const std::string& name) {
   const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
   if (const auto found = c10::Dispatcher::singleton().findSchema({base, overload})) return *found;
   throw UsageError(
-      "ops.find", core::concat("there is no operator '", name, "'"),
+      "ops.find", base::concat("there is no operator '", name, "'"),
       "TORCH_LIBRARY in a library that is linked or given with --load; its namespace belongs to the "
       "name: mine::scale");
 }

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 /// Operators of one's own: defined once, known to LibTorch by name, differentiable.
 ///
@@ -144,7 +144,7 @@ c10::TypedOperatorHandle<Signature> find(const std::string& name) {
     return found.typed<Signature>();
   } catch (const c10::Error& error) {
     throw UsageError(
-        "ops.find", core::concat(name, " has other types: ", error.what_without_backtrace()),
+        "ops.find", base::concat(name, " has other types: ", error.what_without_backtrace()),
         "the C++ types of its schema: Tensor is const at::Tensor&, int is std::int64_t, float is double");
   }
 }

@@ -11,8 +11,8 @@
 #include <tuple>
 
 #include "cohort/core/parallel.h"
+#include "cohort/ops/internal/swiglu_kernel.h"
 #include "cohort/ops/operator.h"
-#include "cohort/ops/swiglu_kernel.h"
 
 namespace cohort::ops {
 namespace {
@@ -23,7 +23,7 @@ constexpr std::int64_t kGrain = 1 << 15;
 void check(const at::Tensor& gate, const at::Tensor& other, const char* name) {
   if (gate.sizes() == other.sizes() && gate.scalar_type() == other.scalar_type()) return;
   throw UsageError("ops.swiglu",
-                   core::concat("gate is ", gate.scalar_type(), " ", gate.sizes(), ", ", name, " ",
+                   base::concat("gate is ", gate.scalar_type(), " ", gate.sizes(), ", ", name, " ",
                                 other.scalar_type(), " ", other.sizes(), "; expected the same"));
 }
 
@@ -38,7 +38,7 @@ void with_type(at::ScalarType dtype, const Fn& fn) {
     case at::kBFloat16:
       return fn(static_cast<std::uint16_t*>(nullptr));
     default:
-      throw UsageError("ops.swiglu", core::concat("got ", dtype, ", expected float32, float64 or bfloat16"));
+      throw UsageError("ops.swiglu", base::concat("got ", dtype, ", expected float32, float64 or bfloat16"));
   }
 }
 

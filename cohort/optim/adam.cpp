@@ -3,11 +3,11 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::optim {
 
-using core::concat;
+using base::concat;
 
 Adam::Adam(std::vector<at::Tensor> params, const AdamOptions& options)
     : Adam(std::vector<ParamGroup>{ParamGroup{.params = std::move(params)}}, options) {}

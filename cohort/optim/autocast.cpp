@@ -2,7 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::optim {
 
@@ -11,7 +11,7 @@ Autocast::Autocast(c10::DeviceType device, c10::ScalarType dtype, bool enabled)
       previous_dtype_(at::autocast::get_autocast_dtype(device)),
       previous_enabled_(at::autocast::is_autocast_enabled(device)) {
   if (dtype != at::kBFloat16 && dtype != at::kHalf)
-    throw UsageError("optim.autocast", core::concat("got dtype ", dtype, ", expected BFloat16 or Half"));
+    throw UsageError("optim.autocast", base::concat("got dtype ", dtype, ", expected BFloat16 or Half"));
   at::autocast::set_autocast_enabled(device, enabled);
   at::autocast::set_autocast_dtype(device, dtype);
   at::autocast::increment_nesting();

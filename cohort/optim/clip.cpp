@@ -14,12 +14,12 @@
 #include <cmath>
 #include <limits>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::optim {
 namespace {
 
-using core::concat;
+using base::concat;
 
 void append_gradients(const std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& gradients) {
   for (const at::Tensor& parameter : parameters) {

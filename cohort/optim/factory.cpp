@@ -1,14 +1,14 @@
 #include "cohort/optim/factory.h"
 
-#include "cohort/core/error.h"
-#include "cohort/core/nearest_name.h"
+#include "cohort/base/error.h"
+#include "cohort/base/text/nearest_name.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/sgd.h"
 
 namespace cohort::optim {
 namespace {
 
-using core::concat;
+using base::concat;
 
 template <typename... Values>
 void refuse_foreign(const std::string& name, const char* options, const Values&... values) {
@@ -61,7 +61,7 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, std::
     return std::make_unique<AdamW>(std::move(groups), adam_options<AdamWOptions>(options));
   }
   const std::vector<std::string> names = optimizer_names();
-  const auto near = core::nearest_name(options.name, names);
+  const auto near = base::nearest_name(options.name, names);
   throw ConfigError("optim.make_optimizer",
                     concat("unknown optimizer \"", options.name, "\", expected sgd, adam or adamw"),
                     near ? concat("\"", *near, "\"") : "");

@@ -14,12 +14,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::optim {
 namespace {
 
-using core::concat;
+using base::concat;
 
 /// True if both lay out the same elements in memory in the same order. Note [Layouts]. Sizes are known to be
 /// equal.

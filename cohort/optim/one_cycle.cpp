@@ -5,13 +5,13 @@
 #include <cmath>
 #include <numbers>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/optim/schedule.h"
 
 namespace cohort::optim {
 namespace {
 
-using core::concat;
+using base::concat;
 
 /// Where in the cycle a step is: between which two levels, and how far.
 struct Position {

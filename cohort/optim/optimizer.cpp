@@ -11,12 +11,12 @@
 #include <set>
 #include <unordered_set>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::optim {
 namespace {
 
-using core::concat;
+using base::concat;
 
 void check_parameter(const at::Tensor& parameter, const std::string& where) {
   const char* hint = "give the parameters of a module, as module->parameters() returns them";

@@ -8,12 +8,12 @@
 #include <numbers>
 #include <utility>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::optim {
 namespace {
 
-using core::concat;
+using base::concat;
 using Factor = std::function<double(std::int64_t)>;
 
 void require(bool good, const char* schedule, const std::string& what) {

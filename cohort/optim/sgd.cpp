@@ -2,11 +2,11 @@
 
 #include <ATen/ops/_fused_sgd.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::optim {
 
-using core::concat;
+using base::concat;
 
 SGD::SGD(std::vector<at::Tensor> params, const SGDOptions& options)
     : SGD(std::vector<ParamGroup>{ParamGroup{.params = std::move(params)}}, options) {}

@@ -7,9 +7,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/parallel/broadcast.h"
-#include "cohort/parallel/coalesce.h"
+#include "cohort/parallel/internal/coalesce.h"
 
 namespace cohort::parallel {
 
@@ -26,7 +26,7 @@ GradientAverager::GradientAverager(comm::Group group, AverageOptions options)
   if (!group_) throw UsageError("parallel.average", "this process is not in the group");
   if (options_.chunk_bytes < 1) {
     throw UsageError("parallel.average",
-                     core::concat("chunk_bytes is ", options_.chunk_bytes, ", expected at least 1"));
+                     base::concat("chunk_bytes is ", options_.chunk_bytes, ", expected at least 1"));
   }
 }
 
@@ -49,7 +49,7 @@ AverageReport GradientAverager::average(std::span<const at::Tensor> parameters, 
     if (gradient.is_sparse()) {
       throw UsageError(
           "parallel.average",
-          core::concat("gradient ", i, " ", gradient.sizes(), " is sparse, expected a dense one"),
+          base::concat("gradient ", i, " ", gradient.sizes(), " is sparse, expected a dense one"),
           "EmbeddingOptions().sparse(false)");
     }
     has[i] = 1;
@@ -71,7 +71,7 @@ AverageReport GradientAverager::average(std::span<const at::Tensor> parameters, 
                       chunks[found->second].numel * parameter.element_size() + bytes <= options_.chunk_bytes;
     if (!fits) {
       open[kind] = chunks.size();
-      chunks.push_back({.key = core::concat(kind, " ", chunks.size())});
+      chunks.push_back({.key = base::concat(kind, " ", chunks.size())});
     }
     Chunk& chunk = chunks[open[kind]];
     chunk.parameters.push_back(parameter);

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "cohort/base/error.h"
 #include "cohort/comm/text_collectives.h"
-#include "cohort/core/error.h"
-#include "cohort/parallel/coalesce.h"
+#include "cohort/parallel/internal/coalesce.h"
 
 namespace cohort::parallel {
 namespace {
@@ -29,7 +29,7 @@ std::string layout_of(const torch::nn::Module& module, const BroadcastOptions& o
   const auto add = [&](const char* kind, const auto& entries) {
     for (const auto& entry : entries) {
       if (is_ignored(options, entry.key())) continue;
-      text += core::concat(kind, " ", entry.key(), " ", entry.value().dtype().name(), entry.value().sizes(),
+      text += base::concat(kind, " ", entry.key(), " ", entry.value().dtype().name(), entry.value().sizes(),
                            "\n");
     }
   };

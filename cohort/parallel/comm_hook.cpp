@@ -8,10 +8,10 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "cohort/base/error.h"
+#include "cohort/base/threads/deadline.h"
+#include "cohort/base/threads/wait.h"
 #include "cohort/comm/failed_call.h"
-#include "cohort/core/deadline.h"
-#include "cohort/core/error.h"
-#include "cohort/core/wait.h"
 
 namespace cohort::parallel {
 namespace {
@@ -60,7 +60,7 @@ class Awaited : public Reduction {
     });
     {
       std::unique_lock lock(over->mutex);
-      if (!core::wait(over->changed, lock, [&] { return over->is_so; }, deadline_.later(kErrorTime))) {
+      if (!base::wait(over->changed, lock, [&] { return over->is_so; }, deadline_.later(kErrorTime))) {
         lock.unlock();
         fail(TimeoutError("parallel.reduce", "it did not complete the future of a bucket"));
       }
@@ -73,7 +73,7 @@ class Awaited : public Reduction {
       fail(error);
     }
     if (result.numel() != buffer_.numel()) {
-      throw UsageError("parallel.reduce", core::concat("a communication hook returned ", result.numel(),
+      throw UsageError("parallel.reduce", base::concat("a communication hook returned ", result.numel(),
                                                        " numbers for a bucket of ", buffer_.numel()));
     }
     if (result.data_ptr() != buffer_.data_ptr()) buffer_.copy_(result.view(buffer_.sizes()));
@@ -87,14 +87,14 @@ class Awaited : public Reduction {
     bool is_so = false;
   };
   [[noreturn]] void fail(const std::exception& error) const {
-    comm::fail_call(group_, error, core::concat("a communication hook, for ", buffer_.numel(), " numbers"),
+    comm::fail_call(group_, error, base::concat("a communication hook, for ", buffer_.numel(), " numbers"),
                     deadline_, [this] { return future_->completed(); });
   }
 
   const comm::Group group_;
   at::Tensor buffer_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
-  core::Deadline deadline_;
+  base::Deadline deadline_;
 };
 
 }  // namespace

@@ -4,13 +4,13 @@
 
 #include <cmath>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::parallel {
 
 void check_weight(const Contribution& mine) {
   if (!std::isfinite(mine.weight) || mine.weight < 0) {
-    throw UsageError("parallel.average", core::concat("weight is ", mine.weight, ", expected 0 or more"));
+    throw UsageError("parallel.average", base::concat("weight is ", mine.weight, ", expected 0 or more"));
   }
 }
 

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "cohort/base/error.h"
 #include "cohort/core/any_layer.h"
-#include "cohort/core/error.h"
 #include "cohort/parallel/sync_batch_norm.h"
 
 namespace cohort::parallel {
@@ -73,11 +73,11 @@ class Conversion {
       });
       return true;
     }
-    const std::string sync = core::concat("parallel::Sync", type);
+    const std::string sync = base::concat("parallel::Sync", type);
     throw UsageError(kWhere,
-                     core::concat(place.path, " is a torch::nn::", type, " that ", place.parent.name(),
+                     base::concat(place.path, " is a torch::nn::", type, " that ", place.parent.name(),
                                   " calls by its type, so it cannot be replaced"),
-                     core::concat("in that module ", sync, " ", place.name, "{nullptr}; and ", place.name,
+                     base::concat("in that module ", sync, " ", place.name, "{nullptr}; and ", place.name,
                                   " = register_module(\"", place.name, "\", ", sync, "(",
                                   norm->options.num_features(), ", group));"));
   }
@@ -105,7 +105,7 @@ std::int64_t convert_sync_batch_norm(nn::Module& module, const comm::Group& grou
   if (!group) throw UsageError(kWhere, "this process is not in the group");
   if (module.as<nn::BatchNorm1dImpl>() != nullptr || module.as<nn::BatchNorm2dImpl>() != nullptr ||
       module.as<nn::BatchNorm3dImpl>() != nullptr) {
-    throw UsageError(kWhere, core::concat("got a ", module.name(), ", expected a module that holds norms"),
+    throw UsageError(kWhere, base::concat("got a ", module.name(), ", expected a module that holds norms"),
                      "parallel::SyncBatchNorm2d(channels, group)");
   }
   Conversion conversion(group);

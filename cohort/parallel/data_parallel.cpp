@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::parallel::data_parallel_detail {
 namespace {
@@ -14,7 +14,7 @@ std::int64_t size_along(const at::Tensor& tensor, std::int64_t dim) {
   const std::int64_t at = dim < 0 ? dim + tensor.dim() : dim;
   if (at >= 0 && at < tensor.dim()) return tensor.size(at);
   throw UsageError("parallel.scatter",
-                   core::concat("an input ", tensor.scalar_type(), tensor.sizes(), " has no dimension ", dim),
+                   base::concat("an input ", tensor.scalar_type(), tensor.sizes(), " has no dimension ", dim),
                    "DataParallelOptions::dim, the dimension of the samples");
 }
 
@@ -37,7 +37,7 @@ std::size_t num_chunks(const Tensors& tensors, std::size_t most, std::int64_t di
     const auto parts = static_cast<std::size_t>(std::max<std::int64_t>(1, (size + each - 1) / each));
     if (first != nullptr && parts != count) {
       throw UsageError("parallel.scatter",
-                       core::concat("inputs of ", first->sizes(), " and ", tensor.sizes(), " are cut into ",
+                       base::concat("inputs of ", first->sizes(), " and ", tensor.sizes(), " are cut into ",
                                     count, " and ", parts, " parts along dimension ", dim),
                        "inputs with the same number of samples");
     }

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/base/error.h"
 #include "cohort/core/device.h"
-#include "cohort/core/error.h"
 #include "cohort/parallel/replicas.h"
 
 /// One module on several placements of one process, a part of the batch on each: docs/guide/parallel.md.
@@ -18,9 +18,9 @@ namespace cohort::parallel {
 
 struct DataParallelOptions {
   /// Where replicas run, in the order of the batch's parts; empty: a plain call of the module.
-  std::vector<core::Placement> device_ids = {};
+  std::vector<base::Placement> device_ids = {};
   /// Where the joined result is; none: the first of device_ids.
-  std::optional<core::Placement> output_device = std::nullopt;
+  std::optional<base::Placement> output_device = std::nullopt;
   /// Along which inputs are cut and results joined.
   std::int64_t dim = 0;
   /// How long one replica's forward, or backward, may take.
@@ -45,7 +45,7 @@ CutOptions cut_options(const torch::nn::Module& module, const DataParallelOption
 /// dimensions, numbers and strings go to all. Views where the device is the same.
 /// Throws: UsageError where tensors are cut into different numbers of parts.
 template <typename Inputs>
-std::vector<Inputs> scatter(const Inputs& inputs, const std::vector<core::Placement>& placements,
+std::vector<Inputs> scatter(const Inputs& inputs, const std::vector<base::Placement>& placements,
                             std::int64_t dim = 0) {
   const Tensors tensors = core::flatten_tensors(inputs);
   const std::size_t count = data_parallel_detail::num_chunks(tensors, placements.size(), dim);
@@ -64,7 +64,7 @@ std::vector<Inputs> scatter(const Inputs& inputs, const std::vector<core::Placem
 /// Joins results along `dim` on the output's device; those without dimensions (losses) become one tensor [n].
 /// Numbers and strings are the first's. Throws: UsageError where the results differ in structure.
 template <typename Result>
-Result gather(const std::vector<Result>& results, const core::Placement& output, std::int64_t dim = 0) {
+Result gather(const std::vector<Result>& results, const base::Placement& output, std::int64_t dim = 0) {
   const c10::Device device = core::device_of(output);
   std::vector<Tensors> places;
   for (const at::Tensor& tensor : core::flatten_tensors(results.front())) places.push_back({tensor});
@@ -81,7 +81,7 @@ Result gather(const std::vector<Result>& results, const core::Placement& output,
 
 /// Copies of `module` for the placements, refreshed; parallel_apply runs them.
 template <typename M>
-Replicas replicate(const M& module, const std::vector<core::Placement>& placements) {
+Replicas replicate(const M& module, const std::vector<base::Placement>& placements) {
   Replicas replicas(replicas_detail::pointer(module), placements);
   replicas.refresh(placements.size());
   return replicas;
@@ -109,12 +109,12 @@ auto parallel_apply(const Replicas& replicas, std::vector<std::tuple<Args...>> i
 /// The same of modules that are not copies of one; gradients are each module's own.
 template <typename M, typename... Args>
 auto parallel_apply(std::vector<M> modules, std::vector<std::tuple<Args...>> inputs,
-                    const std::vector<core::Placement>& placements, const CutOptions& options = {}) {
+                    const std::vector<base::Placement>& placements, const CutOptions& options = {}) {
   using Typed = cut_detail::TypedPart<M, Args...>;
   std::vector<Typed> typed;
   std::vector<Part> parts;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const PartName name(core::concat("module ", i, " on ", placements.at(i).name));
+    const PartName name(base::concat("module ", i, " on ", placements.at(i).name));
     typed.emplace_back(name, PlacementWorker::of(placements[i]), modules.at(i), std::move(inputs[i]));
     parts.push_back(std::move(typed.back().part()));
   }
@@ -128,7 +128,7 @@ auto parallel_apply(std::vector<M> modules, std::vector<std::tuple<Args...>> inp
 /// part, and joins the results; backward runs all replicas' backwards at once and leaves the sum of their
 /// gradients with the module's own parameters, as if one device had the whole batch.
 ///
-///     parallel::DataParallel<Net> model(net, {.device_ids = core::parse_placements("cpu:0,cpu:1")});
+///     parallel::DataParallel<Net> model(net, {.device_ids = base::parse_placements("cpu:0,cpu:1")});
 ///     auto loss = torch::mse_loss(model.forward(x), y);
 ///     loss.backward();                              // net->parameters() have their gradients
 ///
@@ -158,7 +158,7 @@ class DataParallel {
     std::vector<Result> results =
         parallel_apply<M>(*replicas_, std::move(inputs), data_parallel_detail::cut_options(*ptr(), options_));
     replicas_->keep_buffers();
-    const core::Placement& output = options_.output_device ? *options_.output_device : options_.device_ids[0];
+    const base::Placement& output = options_.output_device ? *options_.output_device : options_.device_ids[0];
     if (options_.device_ids.size() == 1) {
       return core::to_device(std::move(results.front()), core::device_of(output));
     }

@@ -10,9 +10,9 @@
 #include <functional>
 #include <vector>
 
+#include "cohort/base/error.h"
+#include "cohort/base/text/nearest_name.h"
 #include "cohort/core/any_layer.h"
-#include "cohort/core/error.h"
-#include "cohort/core/nearest_name.h"
 
 namespace cohort::parallel {
 namespace {
@@ -41,7 +41,7 @@ class Placing {
  public:
   explicit Placing(nn::Module& model) : model_(model) {}
 
-  void add(const std::string& path, const core::Placement& placement) {
+  void add(const std::string& path, const base::Placement& placement) {
     nn::Module* parent = &model_;
     std::size_t begin = 0;
     for (std::size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', begin)) {
@@ -64,16 +64,16 @@ class Placing {
       if (child.key() == name) return *child.value();
       names.push_back(child.key());
     }
-    throw UsageError(kWhere, core::concat("there is no module \"", path, "\""),
-                     names.empty() ? "" : core::least_changed_name(name, names));
+    throw UsageError(kWhere, base::concat("there is no module \"", path, "\""),
+                     names.empty() ? "" : base::least_changed_name(name, names));
   }
 
   bool add_child(nn::Module& parent, const std::string& name, const std::string& path,
-                 const core::Placement& placement) {
+                 const base::Placement& placement) {
     const auto children = parent.named_children();
     const std::shared_ptr<nn::Module> child = children[name];
     const auto replace = [&](auto set, PlacedLayerImpl::Call call) {
-      steps_.push_back([=, part = core::concat(path, " on ", placement.name)] {
+      steps_.push_back([=, part = base::concat(path, " on ", placement.name)] {
         const auto worker = PlacementWorker::of(placement);
         child->to(worker->device());
         set(PlacedLayer(call, PartName(part), worker));
@@ -96,7 +96,7 @@ class Placing {
   }
 
   void add_all(nn::Module& parent, nn::Module& module, const std::string& path,
-               const core::Placement& placement) {
+               const base::Placement& placement) {
     const std::size_t before = steps_.size();
     bool all = module.children().size() > 0;
     for (const auto& child : module.named_children()) {
@@ -106,10 +106,10 @@ class Placing {
     steps_.resize(before);
     const std::string name = path.substr(path.rfind('.') + 1);
     throw UsageError(kWhere,
-                     core::concat("\"", path, "\" is a ", module.name(), " that ", parent.name(),
+                     base::concat("\"", path, "\" is a ", module.name(), " that ", parent.name(),
                                   " calls by its type, so it cannot be placed by name"),
-                     core::concat("in that module a member parallel::DeviceMapped<...> ", name, "; made by ",
-                                  name, "(register_module(\"", name, "\", ...), core::Placement::parse(\"",
+                     base::concat("in that module a member parallel::DeviceMapped<...> ", name, "; made by ",
+                                  name, "(register_module(\"", name, "\", ...), base::Placement::parse(\"",
                                   placement.name, "\")); and called ", name, ".forward(x)"));
   }
 
@@ -119,7 +119,7 @@ class Placing {
 
 }  // namespace
 
-std::int64_t apply_device_map(nn::Module& model, const std::map<std::string, core::Placement>& placements) {
+std::int64_t apply_device_map(nn::Module& model, const std::map<std::string, base::Placement>& placements) {
   Placing placing(model);
   for (const auto& [path, placement] : placements) placing.add(path, placement);
   return placing.apply_device_map();

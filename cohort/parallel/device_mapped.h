@@ -18,8 +18,8 @@ namespace cohort::parallel {
 ///
 ///     struct ToyModelImpl : torch::nn::Module {
 ///       ToyModelImpl()
-///           : net1(register_module("net1", torch::nn::Linear(10, 10)), core::Placement::parse("cpu:0")),
-///             net2(register_module("net2", torch::nn::Linear(10, 5)), core::Placement::parse("cpu:1")) {}
+///           : net1(register_module("net1", torch::nn::Linear(10, 10)), base::Placement::parse("cpu:0")),
+///             net2(register_module("net2", torch::nn::Linear(10, 5)), base::Placement::parse("cpu:1")) {}
 ///       at::Tensor forward(const at::Tensor& x) { return net2.forward(torch::relu(net1.forward(x))); }
 ///       parallel::DeviceMapped<torch::nn::Linear> net1, net2;
 ///     };
@@ -31,7 +31,7 @@ template <typename M>
 class DeviceMapped {
  public:
   /// Moves the module's parameters and buffers to the placement's device.
-  DeviceMapped(M module, const core::Placement& placement, CutOptions options = {})
+  DeviceMapped(M module, const base::Placement& placement, CutOptions options = {})
       : module_(std::move(module)),
         worker_(PlacementWorker::of(placement)),
         name_(replicas_detail::pointer(module_)->name() + " on " + placement.name),
@@ -51,7 +51,7 @@ class DeviceMapped {
   M& module() { return module_; }
   std::shared_ptr<torch::nn::Module> ptr() const { return replicas_detail::pointer(module_); }
   auto operator->() { return replicas_detail::pointer(module_).get(); }
-  const core::Placement& placement() const { return worker_->placement(); }
+  const base::Placement& placement() const { return worker_->placement(); }
 
  private:
   M module_;
@@ -68,6 +68,6 @@ class DeviceMapped {
 /// Throws: UsageError for a name that is not there, or a module that is called by its type, with the lines to
 /// write; nothing is placed then.
 std::int64_t apply_device_map(torch::nn::Module& model,
-                              const std::map<std::string, core::Placement>& placements);
+                              const std::map<std::string, base::Placement>& placements);
 
 }  // namespace cohort::parallel

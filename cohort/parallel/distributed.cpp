@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "cohort/base/error.h"
 #include "cohort/comm/text_collectives.h"
-#include "cohort/core/error.h"
 #include "cohort/parallel/broadcast.h"
 
 namespace cohort::parallel {
@@ -54,7 +54,7 @@ void Distributed::before_forward() {
   ++joined_steps_;
   const auto ended = std::ranges::find(going_on, 0);
   if (joining_->throw_on_early_termination && ended != going_on.end()) {
-    throw UsageError("parallel.join", core::concat("rank ", ended - going_on.begin(), " of ", going_on.size(),
+    throw UsageError("parallel.join", base::concat("rank ", ended - going_on.begin(), " of ", going_on.size(),
                                                    " has no more samples"));
   }
 }
@@ -112,7 +112,7 @@ void Distributed::shadow() {
     const auto first = std::ranges::find(going_on, 1);
     if (first == going_on.end()) break;
     if (joining_->throw_on_early_termination) {
-      throw UsageError("parallel.join", core::concat("rank ", group.rank(), " of ", group.size(),
+      throw UsageError("parallel.join", base::concat("rank ", group.rank(), " of ", group.size(),
                                                      " has no more samples, and others have"));
     }
     buffers_.set_root(static_cast<int>(first - going_on.begin()));

@@ -14,10 +14,10 @@
 
 #include "cohort/autograd/anchor_node.h"
 #include "cohort/autograd/input_proxies.h"
-#include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/timeline.h"
 #include "cohort/core/nested.h"
-#include "cohort/core/timeline.h"
 #include "cohort/core/torch_compat.h"
 
 namespace cohort::parallel {
@@ -41,15 +41,15 @@ template <typename... Types>
   try {
     std::rethrow_exception(error);
   } catch (c10::Error& caught) {
-    caught.add_context(core::concat("in ", name));
+    caught.add_context(base::concat("in ", name));
     throw;
   } catch (const Error& caught) {
     rethrow_as<UsageError, ConfigError, DataError, SystemError, NumericError, TimeoutError, PeerError,
-               RendezvousError, CommError>(caught, core::concat(name, ": ", caught.what()));
+               RendezvousError, CommError>(caught, base::concat(name, ": ", caught.what()));
   } catch (const std::exception& caught) {
-    throw Error(kWhere, core::concat(name, ": ", core::message_of(caught)));
+    throw Error(kWhere, base::concat(name, ": ", base::message_of(caught)));
   } catch (...) {
-    throw Error(kWhere, core::concat(name, ": something that is no std::exception"));
+    throw Error(kWhere, base::concat(name, ": something that is no std::exception"));
   }
 }
 
@@ -95,10 +95,10 @@ class Jobs {
  private:
   struct Job {
     const char* part = nullptr;
-    core::Pending<T> pending;
+    base::Pending<T> pending;
     std::function<T()> here;
   };
-  core::Deadline deadline_;
+  base::Deadline deadline_;
   std::vector<Job> jobs_;
   std::size_t failed_place_ = 0;
 };
@@ -174,7 +174,7 @@ void PartsBackward::check() const {
   for (const auto& [tensor, version] : originals) {
     if (tensor._version() == version) continue;
     throw UsageError(kWhere,
-                     core::concat("a parameter ", tensor.scalar_type(), tensor.sizes(),
+                     base::concat("a parameter ", tensor.scalar_type(), tensor.sizes(),
                                   " was changed between the replicas' forward and their backward"),
                      "step the optimizer after backward");
   }
@@ -349,9 +349,9 @@ void attach(const std::vector<std::shared_ptr<Part>>& parts, std::vector<Forward
 }  // namespace
 
 PartName::PartName(const std::string& text)
-    : name(core::Timeline::intern(text)),
-      forward(core::Timeline::intern(text + " forward")),
-      backward(core::Timeline::intern(text + " backward")) {}
+    : name(base::Timeline::intern(text)),
+      forward(base::Timeline::intern(text + " forward")),
+      backward(base::Timeline::intern(text + " backward")) {}
 
 std::vector<Tensors> run_on_devices(std::vector<Part> given, const CutOptions& options) {
   std::vector<std::shared_ptr<Part>> parts;

@@ -101,7 +101,7 @@ class TypedPart {
 
 /// Returns fn(inputs...), run forward and backward on a placement's thread; the result stays on its device.
 ///
-///     at::Tensor y = parallel::run(core::Placement::parse("cpu:1"), net, x);            // a module
+///     at::Tensor y = parallel::run(base::Placement::parse("cpu:1"), net, x);            // a module
 ///     auto [a, b] = parallel::run(worker, [=](const at::Tensor& t) { return net->both(t); }, x);
 ///
 /// Inputs and results: whatever nested.h understands. fn may use parameters, of any device; a tensor with a
@@ -121,7 +121,7 @@ auto run(std::shared_ptr<PlacementWorker> worker, Fn fn, Inputs... inputs) {
   return run(name, std::move(worker), CutOptions(), std::move(fn), std::move(inputs)...);
 }
 template <typename Fn, typename... Inputs>
-auto run(const core::Placement& placement, Fn fn, Inputs... inputs) {
+auto run(const base::Placement& placement, Fn fn, Inputs... inputs) {
   return run(PlacementWorker::of(placement), std::move(fn), std::move(inputs)...);
 }
 

@@ -4,7 +4,7 @@
 
 #include <unordered_set>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::parallel {
 namespace {
@@ -40,7 +40,7 @@ std::vector<NamedParameter> parameters_to_reduce(const torch::nn::Module& module
   }
   for (const auto& entry : module.named_buffers()) left.erase(entry.key());
   if (!left.empty()) {
-    throw UsageError("parallel.reduce", core::concat("there is no \"", *left.begin(), "\" to ignore"));
+    throw UsageError("parallel.reduce", base::concat("there is no \"", *left.begin(), "\" to ignore"));
   }
   return list;
 }

@@ -16,9 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/core/device.h"
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
 #include "cohort/core/random_scope.h"
 #include "cohort/core/thread_settings.h"
 
@@ -89,22 +89,22 @@ Registry& registry() {
 
 }  // namespace
 
-PlacementWorker::PlacementWorker(const core::Placement& placement)
+PlacementWorker::PlacementWorker(const base::Placement& placement)
     : placement_(placement),
       device_(core::device_of(placement)),
       intra_op_threads_(
-          placement.is_cpu() ? std::max(1, std::min(placement.cpus.size(), core::usable_cores())) : 1),
+          placement.is_cpu() ? std::max(1, std::min(placement.cpus.size(), base::usable_cores())) : 1),
       thread_(start()) {}
 
-std::shared_ptr<core::TaskThread> PlacementWorker::start() const {
-  return std::make_shared<core::TaskThread>(core::TaskThread::Options{
+std::shared_ptr<base::TaskThread> PlacementWorker::start() const {
+  return std::make_shared<base::TaskThread>(base::TaskThread::Options{
       .name = placement_.name,
       .cpus = placement_.cpus,
       .start = [threads = intra_op_threads_] { core::set_num_threads_this_thread(threads); },
   });
 }
 
-std::shared_ptr<PlacementWorker> PlacementWorker::of(const core::Placement& placement) {
+std::shared_ptr<PlacementWorker> PlacementWorker::of(const base::Placement& placement) {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   std::weak_ptr<PlacementWorker>& known = all.workers[placement.name];
@@ -114,8 +114,8 @@ std::shared_ptr<PlacementWorker> PlacementWorker::of(const core::Placement& plac
     const auto alive = other.lock();
     if (!alive || !placement.is_cpu() || !alive->placement().is_cpu()) continue;
     if (!placement.cpus.intersects(alive->placement().cpus)) continue;
-    core::warn_once("parallel.placements_share_cores",
-                    core::concat("placements ", name, " and ", placement.name,
+    base::warn_once("parallel.placements_share_cores",
+                    base::concat("placements ", name, " and ", placement.name,
                                  " share a core: a thread each, which take turns there"));
   }
   known = worker;
@@ -132,17 +132,17 @@ bool PlacementWorker::is_current() const {
 std::unique_lock<std::mutex> PlacementWorker::replace_if_stuck() {
   std::unique_lock lock(mutex_);
   while (thread_->is_stuck()) {
-    const std::shared_ptr<core::TaskThread> stuck = thread_;
+    const std::shared_ptr<base::TaskThread> stuck = thread_;
     lock.unlock();
-    std::shared_ptr<core::TaskThread> next = start();
+    std::shared_ptr<base::TaskThread> next = start();
     lock.lock();
     const bool is_needed = thread_ == stuck && stuck->is_stuck();  // else it came back, or another was first
     if (is_needed) std::swap(thread_, next);
     lock.unlock();
     if (is_needed) {
       stuck->stop(std::chrono::milliseconds(0));
-      core::log_warning(
-          core::concat("placement ", placement_.name,
+      base::log_warning(
+          base::concat("placement ", placement_.name,
                        " gets a new thread: the one that it had is stuck in what it was given"));
     }
     next.reset();

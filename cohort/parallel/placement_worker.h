@@ -8,8 +8,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "cohort/core/placement.h"
-#include "cohort/core/task_thread.h"
+#include "cohort/base/placement.h"
+#include "cohort/base/threads/task_thread.h"
 
 /// The thread of a placement: docs/guide/parallel.md, "Placements".
 namespace cohort::parallel {
@@ -51,9 +51,9 @@ class CallerState {
 /// A thread that runs on the cores of one placement, computes with as many threads as these are (one for a
 /// GPU's), and does what it is given, in order.
 ///
-///     const auto worker = parallel::PlacementWorker::of(core::Placement::parse("cpu:1"));
+///     const auto worker = parallel::PlacementWorker::of(base::Placement::parse("cpu:1"));
 ///     auto y = worker->submit("forward", [=] { return model->forward(x); });    // meanwhile, something else
-///     use(y.get(core::Deadline(kPlacementTimeout)));
+///     use(y.get(base::Deadline(kPlacementTimeout)));
 ///
 /// A function finds the gradient mode, inference mode, autocast state, core::RandomScope and streams of
 /// whoever gave it, as they were then. A graph that it makes goes back on the thread that calls backward:
@@ -63,9 +63,9 @@ class PlacementWorker : public std::enable_shared_from_this<PlacementWorker> {
   /// Returns the worker of this placement: one in a process for each name, for as long as anybody has it.
   /// Loads LibTorch's CUDA part where the placement needs it. Says once when two placements share a core.
   /// Throws: as core::device_of; SystemError where there are no more threads.
-  static std::shared_ptr<PlacementWorker> of(const core::Placement& placement);
+  static std::shared_ptr<PlacementWorker> of(const base::Placement& placement);
 
-  const core::Placement& placement() const { return placement_; }
+  const base::Placement& placement() const { return placement_; }
   c10::Device device() const { return device_; }
   /// How many threads one operator uses on it.
   int intra_op_threads() const { return intra_op_threads_; }
@@ -76,7 +76,7 @@ class PlacementWorker : public std::enable_shared_from_this<PlacementWorker> {
   /// the timeline and in messages. A thread that is still busy with a function whose deadline has passed is
   /// left behind: this starts a new one.
   template <typename Fn>
-  core::Pending<std::invoke_result_t<Fn&>> submit(const char* what, Fn fn) {
+  base::Pending<std::invoke_result_t<Fn&>> submit(const char* what, Fn fn) {
     auto function = [state = placement_detail::CallerState(device_), fn = std::move(fn)]() mutable {
       const placement_detail::CallerState::Scope scope(state);
       return fn();
@@ -89,21 +89,21 @@ class PlacementWorker : public std::enable_shared_from_this<PlacementWorker> {
   /// Throws: what fn threw; TimeoutError naming the placement.
   template <typename Fn>
   std::invoke_result_t<Fn&> run(const char* what, Fn fn,
-                                core::Deadline deadline = core::Deadline(kPlacementTimeout)) {
+                                base::Deadline deadline = base::Deadline(kPlacementTimeout)) {
     if (is_current()) return fn();
     return submit(what, std::move(fn)).get(deadline);
   }
 
  private:
-  explicit PlacementWorker(const core::Placement& placement);
-  std::shared_ptr<core::TaskThread> start() const;
+  explicit PlacementWorker(const base::Placement& placement);
+  std::shared_ptr<base::TaskThread> start() const;
   std::unique_lock<std::mutex> replace_if_stuck();
 
-  core::Placement placement_;
+  base::Placement placement_;
   c10::Device device_;
   int intra_op_threads_;
   mutable std::mutex mutex_;
-  std::shared_ptr<core::TaskThread> thread_;  // under mutex_
+  std::shared_ptr<base::TaskThread> thread_;  // under mutex_
 };
 
 }  // namespace cohort::parallel

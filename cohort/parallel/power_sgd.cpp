@@ -16,8 +16,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cohort/core/error.h"
-#include "cohort/parallel/coalesce.h"
+#include "cohort/base/error.h"
+#include "cohort/parallel/internal/coalesce.h"
 
 namespace cohort::parallel {
 namespace {
@@ -132,7 +132,7 @@ CommHook power_sgd_hook(const PowerSgdOptions& options) {
   if (options.matrix_approximation_rank < 1 || !(options.min_compression_rate >= 1)) {
     throw UsageError(
         "parallel.power_sgd",
-        core::concat("matrix_approximation_rank is ", options.matrix_approximation_rank,
+        base::concat("matrix_approximation_rank is ", options.matrix_approximation_rank,
                      " and min_compression_rate ", options.min_compression_rate, ", expected at least 1"));
   }
   const auto state = std::make_shared<State>();

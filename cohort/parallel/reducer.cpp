@@ -18,9 +18,9 @@
 #include <unordered_set>
 
 #include "cohort/autograd/detached_graph.h"
-#include "cohort/core/error.h"
-#include "cohort/core/timeline.h"
-#include "cohort/parallel/gradient_buckets.h"
+#include "cohort/base/error.h"
+#include "cohort/base/timeline.h"
+#include "cohort/parallel/internal/gradient_buckets.h"
 
 namespace cohort::parallel {
 namespace {
@@ -279,7 +279,7 @@ void Reducer::State::on_gradient(std::size_t index, const variable_list& came) {
   if (silent > 0 || phase == Phase::kIdle || phase == Phase::kBroken) return;
   if (phase == Phase::kDone) {
     throw UsageError("parallel.reduce",
-                     core::concat("a second backward reached ", gradient.name,
+                     base::concat("a second backward reached ", gradient.name,
                                   " after the gradients were averaged: it would add this rank's alone"),
                      "no_sync() around all backwards of a step but the last, or a forward before each");
   }
@@ -309,7 +309,7 @@ void Reducer::State::take(std::size_t index, std::size_t owners) {
   }
   if (gradient.missing == 0) {
     throw UsageError("parallel.reduce",
-                     core::concat("the gradient of ", gradient.name,
+                     base::concat("the gradient of ", gradient.name,
                                   " came twice in one backward, or came although it was taken for unused"),
                      "static_graph, if every step does the same");
   }
@@ -366,7 +366,7 @@ void Reducer::State::finalize() {
   const auto start = Clock::now();
   settle();
   if (travels()) {
-    core::TimelineScope scope("wait for gradients");
+    base::TimelineScope scope("wait for gradients");
     const at::NoGradGuard no_grad;
     for (std::size_t b = 0; !options.overlap && b < buckets.buckets.size(); ++b) buckets.launch(b);
     at::Tensor used;
@@ -410,9 +410,9 @@ void Reducer::State::throw_left_out() const {
   for (const Gradient& gradient : buckets.gradients) {
     if (!gradient.is_used && count++ < kMax) names += (names.empty() ? "" : ", ") + gradient.name;
   }
-  if (count > kMax) names += core::concat(" and ", count - kMax, " more");
+  if (count > kMax) names += base::concat(" and ", count - kMax, " more");
   throw UsageError("parallel.reduce",
-                   core::concat("backward left ", count, " of ", buckets.gradients.size(),
+                   base::concat("backward left ", count, " of ", buckets.gradients.size(),
                                 " parameters without a gradient, so not all were averaged: ", names),
                    may_leave_out() ? "prepare(outputs), or finish() after backward"
                                    : "find_unused_parameters, if they take no part in the loss");

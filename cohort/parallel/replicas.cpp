@@ -6,8 +6,8 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
 #include "cohort/core/generator_states.h"
 
 namespace cohort::parallel {
@@ -28,7 +28,7 @@ std::string offending_module(const Module& module, const std::string& path) {
     module.clone();
     return "";
   } catch (const c10::Error&) {
-    return core::concat(path.empty() ? "the module" : "\"" + path + "\"", " (", module.name(), ")");
+    return base::concat(path.empty() ? "the module" : "\"" + path + "\"", " (", module.name(), ")");
   }
 }
 
@@ -39,7 +39,7 @@ std::shared_ptr<Module> clone(const Module& module) {
     const std::string found = offending_module(module, "");
     throw UsageError(
         kWhere,
-        core::concat("cannot copy ", found.empty() ? module.name() : found, ": ", core::message_of(error)),
+        base::concat("cannot copy ", found.empty() ? module.name() : found, ": ", base::message_of(error)),
         "these lines for it,\n"
         "  struct NetImpl : torch::nn::Cloneable<NetImpl> {\n"
         "    NetImpl() { reset(); }\n"
@@ -52,7 +52,7 @@ template <typename Items>
 void check_names(const Items& module, const Items& copy, const char* what) {
   if (module.size() != copy.size()) {
     throw UsageError(kWhere,
-                     core::concat("the copy has ", copy.size(), " ", what, ", the module ", module.size()),
+                     base::concat("the copy has ", copy.size(), " ", what, ", the module ", module.size()),
                      "a factory that makes the module as it is");
   }
   for (std::size_t i = 0; i < module.size(); ++i) {
@@ -60,7 +60,7 @@ void check_names(const Items& module, const Items& copy, const char* what) {
     const auto& other = copy[i];
     if (own.key() == other.key() && own.value().sizes() == other.value().sizes()) continue;
     throw UsageError(kWhere,
-                     core::concat("the copy's ", what, " are not the module's: got ", other.key(), " ",
+                     base::concat("the copy's ", what, " are not the module's: got ", other.key(), " ",
                                   other.value().sizes(), ", expected ", own.key(), " ", own.value().sizes()),
                      "a factory that makes the module as it is");
   }
@@ -94,18 +94,18 @@ void bring(at::Tensor copy, const at::Tensor& original, c10::Device device, bool
 
 }  // namespace
 
-Replicas::Replicas(std::shared_ptr<Module> original, const std::vector<core::Placement>& placements,
+Replicas::Replicas(std::shared_ptr<Module> original, const std::vector<base::Placement>& placements,
                    Make make)
     : original_(std::move(original)), make_(std::move(make)) {
   for (std::size_t i = 0; i < placements.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {
       if (placements[j] != placements[i]) continue;
-      throw UsageError(kWhere, core::concat("placement ", placements[i].name, " is given twice"),
-                       core::concat(placements[i].name, "/a and ", placements[i].name,
+      throw UsageError(kWhere, base::concat("placement ", placements[i].name, " is given twice"),
+                       base::concat(placements[i].name, "/a and ", placements[i].name,
                                     "/b for two places on the same cores"));
     }
     workers_.push_back(PlacementWorker::of(placements[i]));
-    names_.emplace_back(core::concat("replica ", i, " on ", placements[i].name));
+    names_.emplace_back(base::concat("replica ", i, " on ", placements[i].name));
   }
 }
 

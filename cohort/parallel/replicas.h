@@ -22,7 +22,7 @@ class Replicas {
   using Make = std::function<std::shared_ptr<torch::nn::Module>()>;
   using StandsFor = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
-  Replicas(std::shared_ptr<torch::nn::Module> original, const std::vector<core::Placement>& placements,
+  Replicas(std::shared_ptr<torch::nn::Module> original, const std::vector<base::Placement>& placements,
            Make make = nullptr);
 
   std::size_t num_placements() const { return workers_.size(); }

@@ -26,8 +26,8 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/base/error.h"
 #include "cohort/comm/text_collectives.h"
-#include "cohort/core/error.h"
 
 namespace cohort::parallel {
 namespace {
@@ -86,7 +86,7 @@ at::Tensor gather_rows(const comm::Group& group, const at::Tensor& message) {
 void require_more_than_one(double total, int ranks) {
   if (total > 1) return;
   throw UsageError(kWhere,
-                   core::concat("got ", total, " value per channel over ", ranks,
+                   base::concat("got ", total, " value per channel over ", ranks,
                                 " ranks, expected more than 1 in training"),
                    "a larger batch, or eval()");
 }
@@ -268,7 +268,7 @@ void SyncBatchNormImplBase<D, Derived>::_check_input_dim(const at::Tensor& input
   const auto dims = static_cast<std::size_t>(input.dim());
   const bool fits = D == 1 ? dims == 2 || dims == 3 : dims == D + 2;
   if (!fits || input.size(1) != this->options.num_features()) {
-    throw UsageError(kWhere, core::concat("got an input ", input.sizes(), ", expected ",
+    throw UsageError(kWhere, base::concat("got an input ", input.sizes(), ", expected ",
                                           D == 1 ? "2 or 3" : std::to_string(D + 2), " dimensions and ",
                                           this->options.num_features(), " channels"));
   }
@@ -292,7 +292,7 @@ at::Tensor SyncBatchNormImplBase<D, Derived>::forward(const at::Tensor& input) {
   }
   if (!agreed_) {
     comm::require_same(group_, "a SyncBatchNorm",
-                       core::concat(options.num_features(), " channels of ", input.scalar_type(), ", eps ",
+                       base::concat(options.num_features(), " channels of ", input.scalar_type(), ", eps ",
                                     options.eps(), ", track_running_stats ", tracks));
   }
   agreed_ = true;

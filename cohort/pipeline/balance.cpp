@@ -9,13 +9,13 @@
 #include <cstdio>
 #include <limits>
 
+#include "cohort/base/placement.h"
 #include "cohort/core/device.h"
-#include "cohort/core/placement.h"
 
 namespace cohort::pipeline {
 namespace {
 
-using core::concat;
+using base::concat;
 constexpr const char* kWhere = "pipeline.balance";
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
@@ -107,7 +107,7 @@ std::vector<c10::Device> devices_of(const PipelineOptions& options) {
   std::vector<c10::Device> devices;
   for (std::size_t i = 0; i < options.placements.size(); ++i) {
     if (options.group && options.group.rank() != static_cast<int>(i)) continue;
-    devices.push_back(core::device_of(core::Placement::parse(options.placements[i])));
+    devices.push_back(core::device_of(base::Placement::parse(options.placements[i])));
   }
   return devices;
 }

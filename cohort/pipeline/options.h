@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "cohort/base/error.h"
 #include "cohort/comm/group.h"
-#include "cohort/core/error.h"
 #include "cohort/pipeline/simulate.h"
 #include "cohort/pipeline/stage.h"
 
@@ -25,7 +25,7 @@ struct Skip {
 };
 
 struct PipelineOptions {
-  /// core/placement.h: "cpu:0", "cpu:2-3", "cuda:1". Stage s is on placement s % placements.size().
+  /// base/placement.h: "cpu:0", "cpu:2-3", "cuda:1". Stage s is on placement s % placements.size().
   std::vector<std::string> placements;
   /// How many; a batch with fewer samples has one each. Sizes differ by one at most. Or:
   int num_micro_batches = 0;

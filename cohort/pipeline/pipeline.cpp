@@ -17,26 +17,26 @@
 #include <optional>
 #include <unordered_set>
 
-#include "cohort/core/placement.h"
+#include "cohort/base/placement.h"
 #include "cohort/parallel/placement_worker.h"
-#include "cohort/pipeline/batch.h"
-#include "cohort/pipeline/check.h"
-#include "cohort/pipeline/group_channel.h"
-#include "cohort/pipeline/pipeline_function.h"
-#include "cohort/pipeline/placement_run.h"
-#include "cohort/pipeline/run.h"
+#include "cohort/pipeline/internal/batch.h"
+#include "cohort/pipeline/internal/check.h"
+#include "cohort/pipeline/internal/group_channel.h"
+#include "cohort/pipeline/internal/pipeline_function.h"
+#include "cohort/pipeline/internal/placement_run.h"
+#include "cohort/pipeline/internal/run.h"
 
 namespace cohort::pipeline {
 namespace {
 
-using core::concat;
+using base::concat;
 using parallel::PlacementWorker;
 constexpr const char* kWhere = "pipeline.Pipeline";
 constexpr std::chrono::microseconds kSpin{50};
 // What other stages get to notice that one has failed, once the deadline of the run has passed.
 constexpr std::chrono::milliseconds kGrace{200};
 
-bool share_cores(const std::vector<core::Placement>& placements) {
+bool share_cores(const std::vector<base::Placement>& placements) {
   for (std::size_t i = 0; i < placements.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {
       if (!placements[i].is_cpu() || !placements[j].is_cpu()) continue;
@@ -91,18 +91,18 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
   }
 
   void make_channels(Run& run) const;
-  void execute(const std::shared_ptr<Batch>& batch, const Plan& plan, const core::Deadline& deadline,
+  void execute(const std::shared_ptr<Batch>& batch, const Plan& plan, const base::Deadline& deadline,
                bool with_gradients);
-  at::Tensor sum_of_losses(const Tensors& losses, const core::Deadline& deadline) const;
-  void leave_behind(const std::shared_ptr<Run>& run, std::vector<core::Pending<void>>& pending);
-  void wait_for_late(const core::Deadline& deadline);
+  at::Tensor sum_of_losses(const Tensors& losses, const base::Deadline& deadline) const;
+  void leave_behind(const std::shared_ptr<Run>& run, std::vector<base::Pending<void>>& pending);
+  void wait_for_late(const base::Deadline& deadline);
   void check_late_gradients();
-  core::Deadline begin(bool with_gradients);
+  base::Deadline begin(bool with_gradients);
 
   // A placement's part of a run that failed, and that has not come to its end.
   struct Late {
     std::shared_ptr<Run> run;
-    core::Pending<void> pending;
+    base::Pending<void> pending;
   };
   std::vector<Late> late;
   bool has_late_gradients = false;
@@ -114,7 +114,7 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
 // stage may be adding to, so it waits before it does so: wait_for_late_stages(). Where it did not, nobody
 // knows what the stage has added to after that, parameters of the loss among them: the next run refuses,
 // once.
-void Pipeline::Impl::wait_for_late(const core::Deadline& deadline) {
+void Pipeline::Impl::wait_for_late(const base::Deadline& deadline) {
   for (const Late& each : late) {
     if (!each.pending.wait(deadline)) {
       throw TimeoutError(
@@ -134,8 +134,8 @@ void Pipeline::Impl::check_late_gradients() {
 }
 
 // The deadline of a run that begins now; what it waits for before counts.
-core::Deadline Pipeline::Impl::begin(bool with_gradients) {
-  const core::Deadline deadline(options.timeout);
+base::Deadline Pipeline::Impl::begin(bool with_gradients) {
+  const base::Deadline deadline(options.timeout);
   wait_for_late(deadline);
   if (with_gradients) check_late_gradients();
   return deadline;
@@ -165,14 +165,14 @@ void Pipeline::Impl::make_channels(Run& run) const {
 }
 
 void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& plan,
-                             const core::Deadline& deadline, bool with_gradients) {
+                             const base::Deadline& deadline, bool with_gradients) {
   const auto run = std::make_shared<Run>(setup, batch, plan, options.timeout, deadline);
   make_channels(*run);
   run->on_action = options.on_action;
   if (options.ahead >= 0) {
     run->turns.emplace(turns_with_ahead(plan, options.ahead, channel_capacity(plan)));
   }
-  std::vector<core::Pending<void>> pending;
+  std::vector<base::Pending<void>> pending;
   try {
     for (int placement = 0; placement < num_placements(); ++placement) {
       if (!is_here(placement)) continue;
@@ -182,7 +182,7 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
             run_placement(*run, placement);
           }));
     }
-    for (core::Pending<void>& each : pending) {
+    for (base::Pending<void>& each : pending) {
       if (!each.wait(run->deadline)) {
         run->time_out();
         break;
@@ -198,7 +198,7 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
   if (run->failed()) std::rethrow_exception(run->error());
 }
 
-at::Tensor Pipeline::Impl::sum_of_losses(const Tensors& losses, const core::Deadline& deadline) const {
+at::Tensor Pipeline::Impl::sum_of_losses(const Tensors& losses, const base::Deadline& deadline) const {
   at::Tensor sum = losses.front();
   for (std::size_t m = 1; m < losses.size() && sum.defined(); ++m) sum = sum + losses[m];
   if (!options.group) return sum;
@@ -222,10 +222,10 @@ at::Tensor Pipeline::Impl::sum_of_losses(const Tensors& losses, const core::Dead
 
 // Of a run that failed: leaves behind the threads that do not come back, and then throws.
 void Pipeline::Impl::leave_behind(const std::shared_ptr<Run>& run,
-                                  std::vector<core::Pending<void>>& pending) {
-  const core::Deadline grace(kGrace);
+                                  std::vector<base::Pending<void>>& pending) {
+  const base::Deadline grace(kGrace);
   bool is_late = false;
-  for (core::Pending<void>& each : pending) {
+  for (base::Pending<void>& each : pending) {
     if (!each.valid()) continue;
     try {
       each.get(grace);
@@ -241,7 +241,7 @@ void Pipeline::Impl::leave_behind(const std::shared_ptr<Run>& run,
 Pipeline::Pipeline(std::vector<Stage> stages, PipelineOptions options) : impl_(std::make_shared<Impl>()) {
   check_options(stages, options);
   Impl& impl = *impl_;
-  std::vector<core::Placement> placements;
+  std::vector<base::Placement> placements;
   for (std::size_t i = 0; i < options.placements.size(); ++i) {
     placements.push_back(parse_placement(options.placements, i, stages.size()));
     for (std::size_t before = 0; before < i; ++before) {
@@ -295,7 +295,7 @@ at::Tensor Pipeline::step(const Tensors& inputs, const Tensors& targets, const L
   if (c10::InferenceMode::is_enabled())
     throw UsageError("pipeline.step", "called in inference mode, which has no gradients");
   Impl& impl = *impl_;
-  const core::Deadline deadline = impl.begin(/*with_gradients=*/true);
+  const base::Deadline deadline = impl.begin(/*with_gradients=*/true);
   const auto sizes = split_sizes(inputs, targets, impl.options);
   const auto batch = make_batch(*impl.setup, inputs, sizes);
   batch->loss = loss;
@@ -317,7 +317,7 @@ Tensors Pipeline::forward(const Tensors& inputs) {
   Impl& impl = *impl_;
   if (impl.options.group) throw UsageError("pipeline.forward", "called on a pipeline over ranks", "step()");
   const bool with_gradients = at::GradMode::is_enabled();
-  const core::Deadline deadline = impl.begin(with_gradients);
+  const base::Deadline deadline = impl.begin(with_gradients);
   const auto sizes = split_sizes(inputs, {}, impl.options);
   const auto batch = make_batch(*impl.setup, inputs, sizes);
   const Plan plan = impl.plan_of_module(static_cast<int>(sizes.size()));
@@ -326,7 +326,7 @@ Tensors Pipeline::forward(const Tensors& inputs) {
   settle(*batch);
   if (!with_gradients) return join(batch->outputs);
   return attach(inputs, batch, sizes, [self = impl_, plan](const std::shared_ptr<Batch>& of) {
-    const core::Deadline own = self->begin(/*with_gradients=*/true);
+    const base::Deadline own = self->begin(/*with_gradients=*/true);
     self->execute(of, backward_part(plan), own, false);
   });
 }
@@ -342,7 +342,7 @@ at::Tensor Pipeline::forward(const at::Tensor& input) {
 }
 
 void Pipeline::wait_for_late_stages() {
-  impl_->wait_for_late(core::Deadline(impl_->options.timeout));
+  impl_->wait_for_late(base::Deadline(impl_->options.timeout));
   impl_->has_late_gradients = false;  // what they have added the caller finds now
 }
 

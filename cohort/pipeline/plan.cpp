@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <array>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::pipeline {
 namespace {
 
-using core::concat;
+using base::concat;
 constexpr const char* kWhere = "pipeline.plan";
 
 // A stage of this placement, counted from its first, and a micro-batch.

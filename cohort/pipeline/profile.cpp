@@ -16,17 +16,17 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "cohort/base/placement.h"
+#include "cohort/base/threads/wait.h"
 #include "cohort/core/device.h"
-#include "cohort/core/live_bytes.h"
-#include "cohort/core/placement.h"
-#include "cohort/core/wait.h"
+#include "cohort/memory/live_bytes.h"
 #include "cohort/parallel/placement_worker.h"
-#include "cohort/pipeline/stage_run.h"
+#include "cohort/pipeline/internal/stage_run.h"
 
 namespace cohort::pipeline {
 namespace {
 
-using core::concat;
+using base::concat;
 using Clock = std::chrono::steady_clock;
 constexpr const char* kWhere = "pipeline.profile_layers";
 
@@ -58,11 +58,11 @@ class Turns {
   // The layer is the caller's until this goes. Throws: TimeoutError naming the layer.
   class Turn {
    public:
-    Turn(Turns& turns, std::size_t layer, core::Deadline deadline)
+    Turn(Turns& turns, std::size_t layer, base::Deadline deadline)
         : turns_(turns), number_(turns.number_[layer]) {
       std::unique_lock lock(turns_.mutex_);
       const auto is_free = [this] { return !turns_.is_taken_[number_]; };
-      if (!core::wait(turns_.changed_, lock, is_free, deadline)) {
+      if (!base::wait(turns_.changed_, lock, is_free, deadline)) {
         deadline.check(kWhere, concat("layer ", turns_.names_[layer], ", which another placement runs"));
       }
       turns_.is_taken_[number_] = true;
@@ -96,7 +96,7 @@ struct Work {
   bool split;
   at::Tensor micro_batch;
   Turns turns;
-  core::Deadline deadline;
+  base::Deadline deadline;
   std::atomic<bool> is_over{false};
 };
 
@@ -117,7 +117,7 @@ class Pass {
  private:
   void run(Work& work) {
     const at::AutoGradMode gradients(true);
-    const core::LiveBytes live;
+    const memory::LiveBytes live;
     std::vector<StageRun> runs;
     Tensors in{work.micro_batch};
     for (std::size_t i = 0; i < forward.size(); ++i) {
@@ -156,14 +156,14 @@ class Pass {
 
 // Passes on the first placement, while the others that share its device are busy with the same layers.
 std::vector<Pass> run_passes(const std::shared_ptr<Work>& work, const ProfileOptions& options) {
-  const core::Deadline deadline = work->deadline;
+  const base::Deadline deadline = work->deadline;
   const auto worker_of = [](const std::string& name) {
-    return parallel::PlacementWorker::of(core::Placement::parse(name));
+    return parallel::PlacementWorker::of(base::Placement::parse(name));
   };
   const auto timed = worker_of(options.placements.front());
   work->micro_batch = work->micro_batch.detach().to(timed->device());
   std::vector<std::shared_ptr<parallel::PlacementWorker>> others;
-  std::vector<core::Pending<void>> company;
+  std::vector<base::Pending<void>> company;
   for (std::size_t i = 1; i < options.placements.size(); ++i) {
     others.push_back(worker_of(options.placements[i]));
     if (others.back()->device() != timed->device() || others.back() == timed) continue;
@@ -190,7 +190,7 @@ std::vector<Pass> run_passes(const std::shared_ptr<Work>& work, const ProfileOpt
     }
   } catch (...) {
     work->is_over = true;
-    const core::Deadline late(options.timeout);  // until they end they add to gradients
+    const base::Deadline late(options.timeout);  // until they end they add to gradients
     for (auto& each : company) {
       try {
         if (each.valid()) each.get(late);
@@ -267,9 +267,9 @@ std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& m
       profiles[i].parameter_bytes += static_cast<std::int64_t>(parameter.nbytes());
     }
   }
-  const OwnNumbers numbers({core::device_of(core::Placement::parse(options.placements.front()))});
+  const OwnNumbers numbers({core::device_of(base::Placement::parse(options.placements.front()))});
   const std::shared_ptr<Work> work(
-      new Work{model, options.split, micro_batch, Turns(model), core::Deadline(options.timeout)});
+      new Work{model, options.split, micro_batch, Turns(model), base::Deadline(options.timeout)});
   const std::vector<Pass> passes = run_passes(work, options);
   for (std::size_t i = 0; i < profiles.size(); ++i) {
     const auto median_of = [&](std::vector<double> Pass::*times) {

@@ -11,12 +11,12 @@
 #include <tuple>
 #include <utility>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::pipeline {
 namespace {
 
-using core::concat;
+using base::concat;
 constexpr const char* kWhere = "pipeline.simulate";
 
 // What is on the way from one stage to a neighbour.

@@ -9,13 +9,13 @@
 #include <tuple>
 #include <utility>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/core/module_type.h"
 
 namespace cohort::pipeline {
 namespace {
 
-using core::concat;
+using base::concat;
 using torch::nn::AnyModule;
 using torch::nn::AnyValue;
 constexpr const char* kWhere = "pipeline.stage";

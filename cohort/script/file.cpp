@@ -10,12 +10,12 @@
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
 #include "cohort/checkpoint/bounded_json.h"
 #include "cohort/checkpoint/safetensors.h"
-#include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
-#include "cohort/core/log.h"
-#include "cohort/script/tape_json.h"
+#include "cohort/script/ir/tape_json.h"
 
 // Note [The file]
 // A safetensors file. Its metadata hold format_version, `program`, a JSON text with the tapes, the storages
@@ -25,7 +25,7 @@
 namespace cohort::script {
 namespace {
 
-using core::concat;
+using base::concat;
 using nlohmann::json;
 
 constexpr std::int64_t kFormatVersion = 1;
@@ -226,7 +226,7 @@ void save(const std::filesystem::path& path, const std::vector<const Cache*>& ca
         concat("there is no program that needs no gradient, for modules as they are now:\n", all), kSaveHint);
   }
   if (!left_out.empty()) {
-    core::log_warning(
+    base::log_warning(
         concat("[script.save] left out of ", path.string(), ", as there is no program:\n", left_out));
   }
   checkpoint::TensorMap tensors;
@@ -267,7 +267,7 @@ LoadedProgram load(const std::filesystem::path& path) {
   } catch (const json::exception& error) {
     reader.fail(concat("is no program of script mode: ", error.what()), "a file that fast.save() wrote");
   } catch (const c10::Error& error) {
-    reader.fail(concat("does not run here: ", core::message_of(error)),
+    reader.fail(concat("does not run here: ", base::message_of(error)),
                 "the device and LibTorch it was saved with");
   }
 }

@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <vector>
 
-#include "cohort/script/cache.h"
-#include "cohort/script/loaded_program.h"
+#include "cohort/script/execute/loaded_program.h"
+#include "cohort/script/record/cache.h"
 
 /// Programs in files that run without the code that made them: docs/guide/script.md, "Program files".
 ///

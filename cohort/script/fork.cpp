@@ -18,21 +18,21 @@
 
 #include "cohort/autograd/detached_graph.h"
 #include "cohort/autograd/input_proxies.h"
-#include "cohort/core/cpu.h"
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
+#include "cohort/base/cpu.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/base/timeline.h"
 #include "cohort/core/random_scope.h"
 #include "cohort/core/thread_settings.h"
-#include "cohort/core/timeline.h"
 #include "cohort/core/torch_compat.h"
-#include "cohort/core/wait.h"
-#include "cohort/script/backward.h"
-#include "cohort/script/recorder.h"
+#include "cohort/script/passes/backward.h"
+#include "cohort/script/record/recorder.h"
 
 namespace cohort::script {
 namespace {
 
-using core::concat;
+using base::concat;
 using torch::autograd::Node;
 
 // A generator for random operators that were given none, which says whether any drew from it.
@@ -85,7 +85,7 @@ struct ForkedPart::Task {
   void begin() {
     if (has_begun.test_and_set()) return;
     try {
-      const core::TimelineScope timeline("fork");
+      const base::TimelineScope timeline("fork");
       compute();
     } catch (...) {
       error = std::current_exception();
@@ -115,10 +115,10 @@ struct ForkedPart::Task {
     random.check();
   }
 
-  bool wait_until(core::Deadline deadline) {
+  bool wait_until(base::Deadline deadline) {
     std::unique_lock lock(mutex);
     const auto ended = [this] { return is_done; };
-    return core::wait(done, lock, ended, deadline);
+    return base::wait(done, lock, ended, deadline);
   }
 
   bool was_late() {
@@ -195,7 +195,7 @@ class Pool {
   }
   void loop() {
     ::pthread_setname_np(::pthread_self(), "fork");
-    core::Timeline::name_thread("fork");
+    base::Timeline::name_thread("fork");
     core::set_num_threads_this_thread(1);
     is_worker = true;
     for (bool go_on = true; go_on;) go_on = take()();
@@ -205,7 +205,7 @@ class Pool {
   Work take() {
     std::unique_lock lock(mutex_);
     ++num_idle_;
-    core::wait_for_task(changed_, lock, [this] { return !queue_.empty(); });
+    base::wait_for_task(changed_, lock, [this] { return !queue_.empty(); });
     --num_idle_;
     Work work = std::move(queue_.front());
     queue_.pop_front();
@@ -217,7 +217,7 @@ class Pool {
   std::deque<Work> queue_;
   std::size_t num_idle_ = 0;
   int num_threads_ = 0;
-  int limit_ = core::usable_cores();
+  int limit_ = base::usable_cores();
 };
 
 }  // namespace
@@ -245,19 +245,19 @@ ForkedPart::ForkedPart(ForkedPart&&) noexcept = default;
 
 ForkedPart::~ForkedPart() {
   if (task_ == nullptr || !task_->has_begun.test_and_set() || task_->was_late()) return;
-  if (!task_->wait_until(core::Deadline(kForkTimeout))) {
-    core::log_warning("[script.fork] a part that nobody waits for has not ended, and is left behind");
+  if (!task_->wait_until(base::Deadline(kForkTimeout))) {
+    base::log_warning("[script.fork] a part that nobody waits for has not ended, and is left behind");
   }
 }
 
-bool ForkedPart::ends_by(core::Deadline deadline) {
+bool ForkedPart::ends_by(base::Deadline deadline) {
   // A worker does what it waits for itself where nobody has begun, so that nested parts always find a thread.
   // Other callers do not: their operators may use more threads, whose numbers can differ in the last bit.
   if (is_worker) task_->begin();
   return task_->wait_until(deadline);
 }
 
-Tensors ForkedPart::wait(core::Deadline deadline) {
+Tensors ForkedPart::wait(base::Deadline deadline) {
   if (task_ == nullptr) {
     throw UsageError("script.wait", "the result was taken before, and is there once", "a copy of it");
   }

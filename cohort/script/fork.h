@@ -8,10 +8,10 @@
 #include <type_traits>
 #include <utility>
 
+#include "cohort/base/threads/deadline.h"
 #include "cohort/core/call.h"
-#include "cohort/core/deadline.h"
 #include "cohort/core/nested.h"
-#include "cohort/script/tape.h"
+#include "cohort/script/ir/tape.h"
 
 /// Independent parts of a function on other cores: docs/guide/script.md, "Parts side by side".
 ///
@@ -38,9 +38,9 @@ class ForkedPart {
   ForkedPart(ForkedPart&&) noexcept;
   ForkedPart& operator=(ForkedPart&&) = delete;
 
-  Tensors wait(core::Deadline deadline);
+  Tensors wait(base::Deadline deadline);
   /// Waits, and returns whether it has ended, well or not. Not after wait() has taken the result.
-  bool ends_by(core::Deadline deadline);
+  bool ends_by(base::Deadline deadline);
 
  private:
   struct Task;
@@ -55,7 +55,7 @@ class Future {
       : part_(std::move(part)), result_(std::move(result)) {}
 
   /// As script::wait().
-  Result get(core::Deadline deadline) {
+  Result get(base::Deadline deadline) {
     const Tensors tensors = part_.wait(deadline);
     return core::unflatten_tensors(std::move(**result_), tensors);
   }
@@ -93,11 +93,11 @@ auto fork(Fn&& fn, const Inputs&... inputs) {
 /// Returns what the forked function returned, once; gradients go through it into inputs and parameters.
 /// Throws: what it threw; TimeoutError, after which one may wait again; UsageError the second time.
 template <typename Result>
-Result wait(Future<Result>& future, core::Deadline deadline = core::Deadline(kForkTimeout)) {
+Result wait(Future<Result>& future, base::Deadline deadline = base::Deadline(kForkTimeout)) {
   return future.get(deadline);
 }
 template <typename Result>
-Result wait(Future<Result>&& future, core::Deadline deadline = core::Deadline(kForkTimeout)) {
+Result wait(Future<Result>&& future, base::Deadline deadline = base::Deadline(kForkTimeout)) {
   return future.get(deadline);
 }
 

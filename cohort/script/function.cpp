@@ -11,15 +11,15 @@
 #include "cohort/autograd/detached_graph.h"
 #include "cohort/autograd/input_proxies.h"
 #include "cohort/autograd/scoped_version_counter.h"
-#include "cohort/core/error.h"
-#include "cohort/script/backward.h"
-#include "cohort/script/recorder.h"
-#include "cohort/script/verify.h"
+#include "cohort/base/error.h"
+#include "cohort/script/passes/backward.h"
+#include "cohort/script/record/recorder.h"
+#include "cohort/script/record/verify.h"
 
 namespace cohort::script {
 namespace {
 
-using core::concat;
+using base::concat;
 
 const autograd::DetachedGraph::Words kWords{.where = "script.function",
                                             .as_input = "hand it over as an input"};

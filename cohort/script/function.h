@@ -6,8 +6,8 @@
 #include <span>
 #include <string>
 
-#include "cohort/script/backward.h"
-#include "cohort/script/cache.h"
+#include "cohort/script/passes/backward.h"
+#include "cohort/script/record/cache.h"
 
 namespace cohort::script {
 

@@ -7,15 +7,15 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "cohort/core/error.h"
-#include "cohort/script/backward.h"
-#include "cohort/script/recorder.h"
-#include "cohort/script/verify.h"
+#include "cohort/base/error.h"
+#include "cohort/script/passes/backward.h"
+#include "cohort/script/record/recorder.h"
+#include "cohort/script/record/verify.h"
 
 namespace cohort::script {
 namespace {
 
-using core::concat;
+using base::concat;
 
 bool has_hooks(const at::Tensor& leaf) {
   if (!torch::autograd::impl::hooks(leaf).empty()) return true;

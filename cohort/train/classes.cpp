@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/manifest.h"
-#include "cohort/core/error.h"
-#include "cohort/train/run_state.h"
+#include "cohort/train/internal/run_state.h"
 #include "cohort/train/weights.h"
 
 namespace cohort::train {
@@ -33,13 +33,13 @@ class Relabelled : public data::Dataset {
 
   std::int64_t size() const override { return dataset_->size(); }
   std::vector<data::Field> fields() const override { return dataset_->fields(); }
-  void read(std::int64_t index, core::RandomStream& random, std::span<std::byte* const> out) const override {
+  void read(std::int64_t index, base::RandomStream& random, std::span<std::byte* const> out) const override {
     dataset_->read(index, random, out);
     std::int64_t label = 0;
     std::memcpy(&label, out[1], sizeof label);
     if (label < 0 || label >= static_cast<std::int64_t>(labels_.size())) {
       throw DataError("train.classes",
-                      core::concat(describe(index), ": label ", label, " of ", labels_.size(), " classes"));
+                      base::concat(describe(index), ": label ", label, " of ", labels_.size(), " classes"));
     }
     label = labels_[static_cast<std::size_t>(label)];
     std::memcpy(out[1], &label, sizeof label);
@@ -88,7 +88,7 @@ TrainedWeights read_trained_weights(const fs::path& checkpoint) {
   if (fs::is_directory(found, error)) found = fs::weakly_canonical(found, error);
   if (error) {
     throw DataError("train.weights",
-                    core::concat("cannot read ", checkpoint.string(), ": ", error.message()));
+                    base::concat("cannot read ", checkpoint.string(), ": ", error.message()));
   }
   // The classes first: where the checkpoint is removed between the two, its tensors are missed, which is an
   // error; a checkpoint without classes is none.
@@ -113,7 +113,7 @@ std::shared_ptr<const data::Dataset> with_trained_labels(std::shared_ptr<const d
     std::string known;
     for (const std::string& name : trained) known += " " + name;
     throw DataError("train.classes",
-                    core::concat("the model was not trained on these classes of the data:", unknown,
+                    base::concat("the model was not trained on these classes of the data:", unknown,
                                  "; it was trained on:", known),
                     "data whose classes have the names that they had in training");
   }

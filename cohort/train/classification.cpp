@@ -11,9 +11,9 @@
 #include <limits>
 #include <optional>
 
-#include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
-#include "cohort/core/timeline.h"
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/timeline.h"
 #include "cohort/models/observer.h"
 #include "cohort/optim/autocast.h"
 
@@ -34,7 +34,7 @@ at::Tensor seed_of(const at::Tensor& loss) {
 }
 
 std::string text_of(const at::Tensor& tensor) {
-  return core::concat(c10::toString(tensor.scalar_type()), " ", tensor.sizes());
+  return base::concat(c10::toString(tensor.scalar_type()), " ", tensor.sizes());
 }
 
 /// The loss takes targets of other kinds too, and the accuracy would then be a number that means nothing.
@@ -47,7 +47,7 @@ void check_targets(data::Batch& batch) {
   const at::Tensor& target = batch.target();
   if (target.dim() == 1 && target.scalar_type() == at::kLong) return;
   throw DataError(kWhere,
-                  core::concat("the targets of a batch are ", text_of(target),
+                  base::concat("the targets of a batch are ", text_of(target),
                                ", and a classifier takes Long [", batch.size, "], a class for each sample"),
                   kHint);
 }
@@ -84,7 +84,7 @@ ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module
     : call_(std::move(call)), optimizer_(optimizer), options_(options) {
   if (options_.accumulate() < 1) {
     throw UsageError(kWhere,
-                     core::concat("accumulate: got ", options_.accumulate(), ", expected at least 1"));
+                     base::concat("accumulate: got ", options_.accumulate(), ", expected at least 1"));
   }
   if (options_.script() && call_.step) {
     throw UsageError(
@@ -135,8 +135,8 @@ script::Tensors ClassificationTask::run(std::unique_ptr<script::Function>& scrip
   } catch (const c10::DistError&) {
     throw;
   } catch (const c10::Error& error) {  // LibTorch's, which knows neither the batch nor what it is for
-    throw DataError(kWhere, core::concat(name, " on a batch of inputs ", text_of(input), " and targets ",
-                                         text_of(target), ": ", core::message_of(error)));
+    throw DataError(kWhere, base::concat(name, " on a batch of inputs ", text_of(input), " and targets ",
+                                         text_of(target), ": ", base::message_of(error)));
   }
 }
 
@@ -144,7 +144,7 @@ ClassificationTask::Part ClassificationTask::compute(const at::Tensor& input, co
                                                      double scale, double weight, bool last) {
   if (call_.step) {
     const auto narrow = autocast(input);
-    const core::TimelineScope scope("forward and backward");
+    const base::TimelineScope scope("forward and backward");
     const auto [value, logits] = call_.step(
         input, target, [this](const at::Tensor& out, const at::Tensor& labels) { return loss(out, labels); },
         scale);
@@ -152,7 +152,7 @@ ClassificationTask::Part ClassificationTask::compute(const at::Tensor& input, co
   }
   at::Tensor value, correct;
   {
-    const core::TimelineScope scope("forward");
+    const base::TimelineScope scope("forward");
     script::Tensors found =
         run(scripted_training_, "training", &ClassificationTask::training_loss, input, target);
     value = std::move(found[0]);
@@ -162,7 +162,7 @@ ClassificationTask::Part ClassificationTask::compute(const at::Tensor& input, co
   const Part part{value.detach(), correct, is_finite(value)};
   if (!part.finite) return part;
   if (last) prepare_average(*optimizer_, weight);
-  const core::TimelineScope scope("backward");
+  const base::TimelineScope scope("backward");
   value.backward(seed_of(part.loss));
   return part;
 }
@@ -198,11 +198,11 @@ StepMetrics ClassificationTask::train_step(data::Batch& batch) {
     add_parts(batch, taken == batch.whole_size, sum);
   } while (batch.advance());
   {
-    core::TimelineScope scope("average");
+    base::TimelineScope scope("average");
     sum.finite = average_gradients(*optimizer_, weight, sum.finite);
   }
   if (sum.finite) {
-    core::TimelineScope scope("optimizer");
+    base::TimelineScope scope("optimizer");
     step_if_finite(*optimizer_, options_.clip_norm());
   }
   // A loss that was not finite on another rank: the step counts as such on all.

@@ -10,7 +10,7 @@
 #include <mutex>
 
 #include "cohort/checkpoint/state_dict.h"
-#include "cohort/train/state_numbers.h"
+#include "cohort/train/internal/state_numbers.h"
 
 namespace cohort::train {
 namespace {
@@ -44,7 +44,7 @@ checkpoint::CheckpointContent LoopState::content(const json& more) const {
   const optim::OptimizerState optimizer = optimizer_.state();
   for (const auto& [name, tensor] : optimizer.tensors) {
     if (name.starts_with(kGenerator)) {
-      throw UsageError("train.LoopState", core::concat("the optimizer has a state of the name ", name),
+      throw UsageError("train.LoopState", base::concat("the optimizer has a state of the name ", name),
                        "another name than generator.*");
     }
     content.optimizer.emplace_back(name, tensor);

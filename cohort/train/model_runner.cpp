@@ -11,20 +11,20 @@
 #include <set>
 #include <utility>
 
-#include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
-#include "cohort/core/log.h"
-#include "cohort/core/nearest_name.h"
-#include "cohort/core/placement.h"
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
+#include "cohort/base/placement.h"
+#include "cohort/base/text/nearest_name.h"
 #include "cohort/models/layers.h"
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/pipeline/balance.h"
-#include "cohort/train/input_fields.h"
+#include "cohort/train/internal/input_fields.h"
 
 namespace cohort::train {
 namespace {
 
-using core::concat;
+using base::concat;
 constexpr const char* kWhere = "train.make_model_call";
 // On each placement of an interleaved pipeline: two halve its idle time, each further one costs a hand-over
 // more for less.
@@ -49,7 +49,7 @@ class CallableImpl : public torch::nn::Module {
 // Consecutive layers on one placement.
 struct PlacedLayers {
   std::size_t first = 0, last = 0;  // of the model's layers
-  core::Placement placement;
+  base::Placement placement;
 };
 
 // A layer is where the longest name that it begins with says.
@@ -65,7 +65,7 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
     std::vector<std::string> names;
     for (const core::NamedLayer& layer : layers) names.push_back(layer.first);
     throw ConfigError(kWhere, concat("distributed.device_map: the model has no layer \"", entry.first, "\""),
-                      core::least_changed_name(entry.first, names));
+                      base::least_changed_name(entry.first, names));
   }
   std::vector<PlacedLayers> parts;
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -80,7 +80,7 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
       throw ConfigError(kWhere, concat("distributed.device_map says nothing of the layer ", name),
                         concat("distributed.device_map.", name, "=cpu:0"));
     }
-    const core::Placement placement = core::Placement::parse(best->second);
+    const base::Placement placement = base::Placement::parse(best->second);
     if (parts.empty() || parts.back().placement != placement) parts.push_back({i, i, placement});
     parts.back().last = i + 1;
   }
@@ -89,7 +89,7 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
 
 // Where layers are cut for as many stages.
 std::vector<PlacedLayers> place_by_measuring(const Config& config,
-                                             const std::vector<core::Placement>& placements,
+                                             const std::vector<base::Placement>& placements,
                                              const pipeline::Stage& model, const data::Field& input) {
   const bool is_pipeline = config.distributed.model == "pipeline";
   const std::int64_t parts = is_pipeline ? config.distributed.micro_batches : 1;
@@ -117,14 +117,14 @@ std::vector<PlacedLayers> place_by_measuring(const Config& config,
   } catch (const std::exception& error) {
     throw UsageError(
         kWhere,
-        concat("the layers could not be measured on a batch ", batch.sizes(), ": ", core::message_of(error)),
+        concat("the layers could not be measured on a batch ", batch.sizes(), ": ", base::message_of(error)),
         is_pipeline && batch.size(0) == 1
             ? "fewer distributed.micro_batches, or a larger train.batch_size: each part has one sample"
             : "distributed.device_map, which names a placement for each");
   }
   std::string text = balance.text();
   text.pop_back();  // the end of its last line
-  core::log_info(concat("layers cut by measuring\n", text));
+  base::log_info(concat("layers cut by measuring\n", text));
   std::vector<PlacedLayers> placed;
   for (std::size_t stage = 0; stage + 1 < balance.cuts.size(); ++stage) {
     placed.push_back({balance.cuts[stage], balance.cuts[stage + 1], placements[stage % placements.size()]});
@@ -189,15 +189,15 @@ struct Cut {
 
 }  // namespace
 
-std::vector<core::Placement> placements_of(const DistributedConfig& config, at::Device device) {
-  if (!config.devices.empty()) return core::parse_placements(config.devices);
+std::vector<base::Placement> placements_of(const DistributedConfig& config, at::Device device) {
+  if (!config.devices.empty()) return base::parse_placements(config.devices);
   const auto count =
       device.is_cpu()
-          ? std::int64_t(core::CpuSet::of_process().size())
+          ? std::int64_t(base::CpuSet::of_process().size())
           : std::int64_t(at::globalContext().getAcceleratorHooksInterface(device.type()).deviceCount());
-  std::vector<core::Placement> placements;
+  std::vector<base::Placement> placements;
   for (std::int64_t i = 0; i < count; ++i) {
-    placements.push_back(core::Placement::parse(concat(device.is_cpu() ? "cpu:" : "cuda:", i)));
+    placements.push_back(base::Placement::parse(concat(device.is_cpu() ? "cpu:" : "cuda:", i)));
   }
   return placements;
 }
@@ -256,7 +256,7 @@ ModelRunner make_model_call(const Config& config, torch::nn::AnyModule model, at
     using Callable = std::shared_ptr<CallableImpl>;
     parallel::DataParallelOptions options;
     options.device_ids = placements_of(distributed, device);
-    options.output_device = core::Placement::parse(device.str());
+    options.output_device = base::Placement::parse(device.str());
     return {[parallel = parallel::DataParallel<Callable>(std::make_shared<CallableImpl>(std::move(model)),
                                                          std::move(options))](
                 const at::Tensor& input) mutable { return parallel.forward(input); }};

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/core/placement.h"
+#include "cohort/base/placement.h"
+#include "cohort/config/config.h"
 #include "cohort/data/dataset.h"
 #include "cohort/pipeline/pipeline.h"
-#include "cohort/train/config.h"
 
 namespace cohort::train {
 
@@ -59,7 +59,7 @@ ModelRunner pipeline_call(PipelineParts parts, at::Device device);
 
 /// Returns distributed.devices; where it is empty each core that the process may use, or each GPU.
 /// Throws: ConfigError for a placement that is not there.
-std::vector<core::Placement> placements_of(const DistributedConfig& config, at::Device device);
+std::vector<base::Placement> placements_of(const DistributedConfig& config, at::Device device);
 
 /// Returns the entry of `by_name` for a layer: the longest name that is the layer's, or that the layer's
 /// begins with ("layer4" for "layer4.0"); null where there is none.

@@ -12,16 +12,16 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/bounded_json.h"
 #include "cohort/checkpoint/state_dict.h"
-#include "cohort/core/error.h"
 #include "cohort/data/file_bytes.h"
 #include "cohort/data/sampler.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
-#include "cohort/train/build.h"
 #include "cohort/train/classes.h"
-#include "cohort/train/json_text.h"
+#include "cohort/train/internal/factories.h"
+#include "cohort/train/internal/json_text.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -36,7 +36,7 @@ PictureTask task_of(const Config& config, std::optional<std::vector<std::string>
   if (!data::is_own_dataset(config.data.type)) {
     throw UsageError(
         kWhere,
-        core::concat("data.type is ", config.data.type,
+        base::concat("data.type is ", config.data.type,
                      ", which a library registered: how it makes an input of a picture's file is "
                      "not known here"),
         "--samples 0,1,2, which reads validation data through it (train::predict_samples)");
@@ -88,7 +88,7 @@ PictureTask task_from(const std::string& text, const fs::path& file) {
     }
     return task;
   } catch (const json::exception& error) {
-    throw DataError(kWhere, core::concat(file.string(),
+    throw DataError(kWhere, base::concat(file.string(),
                                          ": what it says about pictures cannot be "
                                          "read: ",
                                          error.what()));
@@ -115,11 +115,11 @@ Predictor::Model call_of(const Config& config, torch::nn::AnyModule model) {
 
 void check_batch_size(std::int64_t batch_size) {
   if (batch_size >= 1) return;
-  throw UsageError(kWhere, core::concat("batch_size: got ", batch_size, ", expected at least 1"));
+  throw UsageError(kWhere, base::concat("batch_size: got ", batch_size, ", expected at least 1"));
 }
 
 void check_top(std::int64_t top) {
-  if (top < 1) throw UsageError(kWhere, core::concat("top: got ", top, ", expected at least 1"));
+  if (top < 1) throw UsageError(kWhere, base::concat("top: got ", top, ", expected at least 1"));
 }
 
 // `probabilities`: of each class, [classes].
@@ -179,7 +179,7 @@ Predictor Predictor::of_program(const fs::path& file) {
   const auto inputs = program.inputs();
   if (text == program.metadata().end() || inputs.front().size() != 1 ||
       inputs.front().front().sizes.empty()) {
-    throw DataError(kWhere, core::concat(file.string(), " does not say how a picture becomes an input of it"),
+    throw DataError(kWhere, base::concat(file.string(), " does not say how a picture becomes an input of it"),
                     "a file that `cohort export` wrote");
   }
   return {task_from(text->second, file),
@@ -208,7 +208,7 @@ std::vector<Prediction> Predictor::operator()(const std::vector<std::string>& pi
     const std::int64_t size = images.numel() / batch_size_, end = std::min(count, first + batch_size_);
     for (std::int64_t i = first; i < end; ++i) {
       const std::string& path = pictures[static_cast<std::size_t>(i)];
-      core::RandomStream random(0, 0, static_cast<std::uint64_t>(i), core::Purpose::kTransform);
+      base::RandomStream random(0, 0, static_cast<std::uint64_t>(i), base::Purpose::kTransform);
       pipeline_.run_encoded(data::read_file_bytes(path, bytes), path, random,
                             images.mutable_data_ptr<float>() + (i - first) * size, layout);
     }
@@ -234,7 +234,7 @@ std::vector<Prediction> predict_samples(const Config& config, const TrainedWeigh
   const std::shared_ptr<const data::Dataset> dataset = make_dataset(config, Split::kVal);
   for (const std::int64_t sample : samples) {
     if (sample >= 0 && sample < dataset->size()) continue;
-    throw UsageError(kWhere, core::concat("samples: got ", sample, ", the validation data has ",
+    throw UsageError(kWhere, base::concat("samples: got ", sample, ", the validation data has ",
                                           dataset->size(), " samples: 0 to ", dataset->size() - 1));
   }
   const std::vector<std::string> classes = trained.classes.value_or(dataset->classes());

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/config/config.h"
 #include "cohort/data/transforms/pipeline.h"
 #include "cohort/train/classes.h"
-#include "cohort/train/config.h"
 
 /// From pictures and samples to classes: what `cohort predict` and `cohort export` do, for a program of one's
 /// own.

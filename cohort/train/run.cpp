@@ -12,24 +12,24 @@
 #include <exception>
 #include <optional>
 
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/checkpoint/safetensors.h"
 #include "cohort/comm/desync.h"
 #include "cohort/comm/text_collectives.h"
 #include "cohort/core/device.h"
-#include "cohort/core/error.h"
-#include "cohort/core/exception_text.h"
-#include "cohort/core/log.h"
-#include "cohort/train/build.h"
 #include "cohort/train/classes.h"
 #include "cohort/train/classification.h"
-#include "cohort/train/compatibility.h"
-#include "cohort/train/distributed_setup.h"
-#include "cohort/train/profile_callback.h"
-#include "cohort/train/resume.h"
+#include "cohort/train/internal/compatibility.h"
+#include "cohort/train/internal/distributed_setup.h"
+#include "cohort/train/internal/factories.h"
+#include "cohort/train/internal/profile_callback.h"
+#include "cohort/train/internal/resume.h"
+#include "cohort/train/internal/run_state.h"
 #include "cohort/train/run_folder.h"
-#include "cohort/train/run_state.h"
-#include "cohort/train/sink_callbacks.h"
+#include "cohort/train/sinks/sink_callbacks.h"
 #include "cohort/train/trainer.h"
 #include "cohort/train/weights.h"
 
@@ -76,7 +76,7 @@ struct Parts {
       Config scaled = config;
       scaled.optim = scale_lr(config, train_loader->options().global_batch_size);
       if (strategy.rank() == 0 && scaled.optim.lr != config.optim.lr) {
-        core::log_info(core::concat("learning rate ", scaled.optim.lr, ": ", config.optim.lr,
+        base::log_info(base::concat("learning rate ", scaled.optim.lr, ": ", config.optim.lr,
                                     " for steps of ", train_loader->options().global_batch_size,
                                     " samples (optim.lr_scaling ", config.optim.lr_scaling, ")"));
       }
@@ -91,8 +91,8 @@ struct Parts {
     const auto warn = [](const char* kind, const std::unique_ptr<data::Loader>& loader) {
       const std::int64_t skipped = loader ? loader->counters().samples_skipped : 0;
       if (skipped == 0) return;
-      core::log_warning(
-          core::concat(skipped, " times a ", kind, " sample could not be read and was left out"));
+      base::log_warning(
+          base::concat(skipped, " times a ", kind, " sample could not be read and was left out"));
     };
     warn("training", train_loader);
     warn("validation", eval_loader);
@@ -105,7 +105,7 @@ struct Parts {
     const auto val = eval_data->classes();
     if (train == val || train.empty() || val.empty()) return;
     throw DataError("train.run",
-                    core::concat("the training and the validation data have different classes; in one only:",
+                    base::concat("the training and the validation data have different classes; in one only:",
                                  missing_from(val, train), missing_from(train, val)),
                     class_hint(kind));
   }
@@ -188,7 +188,7 @@ RunResult run_training(Config config, const std::string& command) {
   std::optional<comm::DesyncWatch> watch;
   if (strategy->size() > 1) watch.emplace(comm::watch_for_desync(*strategy->group()));
   if (is_first) {
-    for (const std::string& warning : config.warnings) core::log_warning(warning);
+    for (const std::string& warning : config.warnings) base::log_warning(warning);
   }
   std::optional<RunFolder> folder;  // rank 0's
   const fs::path path = run_on_rank0_and_broadcast(*strategy, [&] {
@@ -198,10 +198,10 @@ RunResult run_training(Config config, const std::string& command) {
   const Resumption resumption = prepare_resume(config, *strategy, path);
   Parts parts(resumption.goes_on ? without_weights(config) : config, *strategy, true);
   const std::string ranks =
-      strategy->size() == 1 ? "" : core::concat(strategy->size(), " ranks (", strategy->name(), "), each ");
+      strategy->size() == 1 ? "" : base::concat(strategy->size(), " ranks (", strategy->name(), "), each ");
   const std::string placements = uses_placements(config.distributed) ? config.distributed.model + ", " : "";
   if (is_first) {
-    core::log_info(core::concat("run folder ", path.string(), ", ", parts.train_data->size(),
+    base::log_info(base::concat("run folder ", path.string(), ", ", parts.train_data->size(),
                                 " training and ", parts.eval_data ? parts.eval_data->size() : 0,
                                 " validation samples, ", ranks, placements, "device ", parts.device.str(),
                                 ", ", at::get_num_threads(), " threads"));
@@ -244,7 +244,7 @@ std::map<std::string, double> run_evaluation(Config config, const fs::path& chec
 
 std::map<std::string, double> run_evaluation(Config config, const TrainedWeights& trained) {
   check_config(config);
-  for (const std::string& warning : config.warnings) core::log_warning(warning);
+  for (const std::string& warning : config.warnings) base::log_warning(warning);
   const std::shared_ptr<Strategy> strategy = join_ranks(config);
   // Each rank has read its own, beside a run that saves perhaps another one.
   if (strategy->size() > 1) comm::require_same(*strategy->group(), "the checkpoint", trained.checkpoint);
@@ -272,7 +272,7 @@ std::string library_being_loaded;  // read by end_while_loading
   try {
     if (const auto error = std::current_exception()) std::rethrow_exception(error);
   } catch (const std::exception& error) {
-    what = core::message_of(error);
+    what = base::message_of(error);
   } catch (...) {
   }
   std::fprintf(stderr, "cohort: [train.load_plugin] %s threw while it was loaded: %s\n",
@@ -294,7 +294,7 @@ void load_plugin(const fs::path& library) {
   std::set_terminate(before);
   if (handle == nullptr) {
     const char* reason = dlerror();
-    throw UsageError("train.load_plugin", core::concat("cannot load ", library.string(), ": ", reason),
+    throw UsageError("train.load_plugin", base::concat("cannot load ", library.string(), ": ", reason),
                      "build it against this Cohort and LibTorch (docs/guide/plugins.md), and give its path "
                      "with a slash in it");
   }

@@ -4,9 +4,9 @@
 #include <map>
 #include <string>
 
+#include "cohort/config/config.h"
 #include "cohort/train/callback.h"
 #include "cohort/train/classes.h"
-#include "cohort/train/config.h"
 
 /// The main job: what `cohort train` and `cohort eval` do, for a program of one's own.
 namespace cohort::train {

@@ -17,11 +17,11 @@
 #include <tuple>
 #include <vector>
 
-#include "cohort/core/atomic_file.h"
-#include "cohort/core/cpu.h"
-#include "cohort/core/error.h"
-#include "cohort/core/file_lock.h"
-#include "cohort/core/version.h"
+#include "cohort/base/cpu.h"
+#include "cohort/base/error.h"
+#include "cohort/base/files/atomic_file.h"
+#include "cohort/base/files/file_lock.h"
+#include "cohort/base/version.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -113,7 +113,7 @@ Chosen choose(const Config& config) {
   const std::string& resume = config.run.resume;
   if (!config.run.dir.empty()) {
     if (resume.empty() && holds_run(config.run.dir)) {
-      throw ConfigError("train.run_folder", core::concat(config.run.dir, " already holds a run"),
+      throw ConfigError("train.run_folder", base::concat(config.run.dir, " already holds a run"),
                         "--resume auto to go on with it, or another run.dir");
     }
     return {config.run.dir};
@@ -124,7 +124,7 @@ Chosen choose(const Config& config) {
     if (!newest.empty()) return {newest};
     if (resume == "auto") return fresh_folder(run_name(config));
     throw ConfigError("train.run_folder",
-                      core::concat("--resume ", resume, ": there is no run runs/", run_name(config), "-*"),
+                      base::concat("--resume ", resume, ": there is no run runs/", run_name(config), "-*"),
                       "run.dir=FOLDER, or --resume auto, which starts afresh when there is none");
   }
   // A checkpoint by path goes on in its own run: FOLDER/checkpoints/NAME. So does FOLDER.
@@ -167,10 +167,10 @@ RunFolder RunFolder::open(const Config& config) {
     RunFolder folder(chosen.path);
     folder.is_made_ = fs::create_directories(folder.path_) || chosen.is_made;
     folder.was_empty_ = fs::is_empty(folder.path_);
-    folder.lock_ = std::make_unique<core::FileLock>(folder.path_ / ".lock");
+    folder.lock_ = std::make_unique<base::FileLock>(folder.path_ / ".lock");
     // Another process may have finished a run here between the look and the lock.
     if (config.run.resume.empty() && holds_run(folder.path_)) {
-      throw ConfigError("train.run_folder", core::concat(folder.path_.string(), " already holds a run"),
+      throw ConfigError("train.run_folder", base::concat(folder.path_.string(), " already holds a run"),
                         "--resume auto to go on with it, or another run.dir");
     }
     return folder;
@@ -187,14 +187,14 @@ void RunFolder::describe(Config config, const std::string& command, int world_si
   const nlohmann::json run = {
       {"command", command},
       {"started", timestamp("%Y-%m-%dT%H:%M:%S%z")},
-      {"cohort", core::version()},
+      {"cohort", base::version()},
       {"libtorch", TORCH_VERSION},
       {"compiler", __VERSION__},
       {"machine",
        {{"host", machine.nodename},
         {"system", std::string(machine.sysname) + " " + machine.release},
         {"arch", machine.machine},
-        {"cores", core::usable_cores()}}},
+        {"cores", base::usable_cores()}}},
       {"process", getpid()},
       {"world_size", world_size},
   };
@@ -202,8 +202,8 @@ void RunFolder::describe(Config config, const std::string& command, int world_si
   const std::string text = run.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   try {
     for (const fs::path& folder : {next_start(path_ / "starts", path_), path_}) {
-      core::write_file_atomically(folder / "config.yaml", dump_config(config));
-      core::write_file_atomically(folder / "run.json", text);
+      base::write_file_atomically(folder / "config.yaml", dump_config(config));
+      base::write_file_atomically(folder / "run.json", text);
     }
   } catch (const fs::filesystem_error& error) {
     throw SystemError("train.run_folder", error.what(), "a run.dir that this user can write to");

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "cohort/train/config.h"
+#include "cohort/config/config.h"
 
 namespace cohort::core {
 class FileLock;
@@ -36,7 +36,7 @@ class RunFolder {
   explicit RunFolder(std::filesystem::path path);
 
   std::filesystem::path path_;
-  std::unique_ptr<core::FileLock> lock_;
+  std::unique_ptr<base::FileLock> lock_;
   bool is_made_ = false, was_empty_ = false;  // by open(), before it
 };
 

@@ -9,11 +9,11 @@
 #include <cmath>
 #include <utility>
 
-#include "cohort/core/allocation_profiler.h"
+#include "cohort/base/error.h"
 #include "cohort/core/device.h"
-#include "cohort/core/error.h"
-#include "cohort/train/build.h"
+#include "cohort/memory/allocation_profiler.h"
 #include "cohort/train/classification.h"
+#include "cohort/train/internal/factories.h"
 
 namespace cohort::train {
 namespace {
@@ -51,7 +51,7 @@ class Subject {
     task_->eval_step(batch_);
   }
   std::int64_t peak_of_step() {
-    const core::AllocationProfiler watch;
+    const memory::AllocationProfiler watch;
     train();
     return watch.total().peak;
   }
@@ -89,7 +89,7 @@ bench::Comparison compare(Subject& eager, Subject& scripted, void (Subject::*wor
 std::string line(const char* what, const bench::Comparison& found) {
   const auto& eager = found.rows.at(0).measurement;
   const auto& scripted = found.rows.at(1);
-  return core::concat(
+  return base::concat(
       what, bench::to_text(eager.median()), " eager, ", bench::to_text(scripted.measurement.median()),
       " with script: ", std::round(scripted.ratio * 100) / 100, "x (spread ",
       std::lround(100 * eager.spread()), " and ", std::lround(100 * scripted.measurement.spread()), " %)\n");
@@ -132,14 +132,14 @@ std::string to_text(const ScriptBench& bench) {
   };
   const int threads = bench.step.rows.at(0).measurement.threads;
   std::string text =
-      core::concat(bench.model, ", batches of ", bench.batch_size, ", ", threads,
+      base::concat(bench.model, ", batches of ", bench.batch_size, ", ", threads,
                    threads == 1 ? " thread\n" : " threads\n", line("training step  ", bench.step),
                    line("evaluation     ", bench.forward));
   if (bench.eager_peak) {
-    text += core::concat("peak of a step ", mib(*bench.eager_peak), " MiB eager, ", mib(*bench.scripted_peak),
+    text += base::concat("peak of a step ", mib(*bench.eager_peak), " MiB eager, ", mib(*bench.scripted_peak),
                          " MiB with script\n");
   }
-  text += core::concat("weights        ", bench.same_bits ? "the same bits" : "DIFFER", " after ",
+  text += base::concat("weights        ", bench.same_bits ? "the same bits" : "DIFFER", " after ",
                        kFirstSteps, " steps\n\n");
   return text + bench.explained;
 }

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cohort/bench/compare.h"
-#include "cohort/train/config.h"
+#include "cohort/config/config.h"
 
 /// What script mode gives on a run's model: `cohort bench script`.
 namespace cohort::train {

@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/parallel/broadcast.h"
 #include "cohort/parallel/reducer.h"
 
@@ -77,7 +77,7 @@ class DdpStrategy : public Replicated {
         if (!parameter.requires_grad()) continue;
         const auto found = names.find(parameter.unsafeGetTensorImpl());
         parameters.push_back(
-            {found != names.end() ? found->second : core::concat("parameter ", parameters.size()),
+            {found != names.end() ? found->second : base::concat("parameter ", parameters.size()),
              parameter});
       }
       reducers_[entry.optimizer.get()] =
@@ -126,7 +126,7 @@ std::shared_ptr<Strategy> make_strategy(const std::string& name, comm::Group gro
   if (name == "none" || (name == "auto" && size == 1)) {
     if (size > 1) {
       throw UsageError("train.strategy",
-                       core::concat("gradients are kept by \"", name, "\", and there are ", size, " ranks"),
+                       base::concat("gradients are kept by \"", name, "\", and there are ", size, " ranks"),
                        "distributed.gradients=ddp, or one process");
     }
     return std::make_shared<Strategy>();
@@ -134,11 +134,11 @@ std::shared_ptr<Strategy> make_strategy(const std::string& name, comm::Group gro
   const bool is_average = name == "average";
   if (is_average || name == "ddp" || name == "auto") {
     if (!group)
-      throw UsageError("train.strategy", core::concat("gradients by \"", name, "\" need a process group"));
+      throw UsageError("train.strategy", base::concat("gradients by \"", name, "\" need a process group"));
     if (is_average) return std::make_shared<AverageStrategy>(group);
     return std::make_shared<DdpStrategy>(group, options);
   }
-  throw UsageError("train.strategy", core::concat("there is no gradient sync \"", name, "\""),
+  throw UsageError("train.strategy", base::concat("there is no gradient sync \"", name, "\""),
                    "auto, none, average or ddp");
 }
 

@@ -1,6 +1,6 @@
 #include "cohort/train/task.h"
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/optim/clip.h"
 
 namespace cohort::train {
@@ -43,7 +43,7 @@ void Task::step_if_finite(optim::Optimizer& optimizer, double clip_norm) {
 void Task::add_module(std::string name, std::shared_ptr<torch::nn::Module> module) {
   for (const NamedModule& entry : parts_.modules) {
     if (entry.name == name) {
-      throw UsageError("train.add_module", core::concat("a module named \"", name, "\" was added twice"),
+      throw UsageError("train.add_module", base::concat("a module named \"", name, "\" was added twice"),
                        "give every module of a task its own name");
     }
   }
@@ -55,7 +55,7 @@ void Task::add_optimizer(std::string name, std::shared_ptr<optim::Optimizer> opt
   for (const NamedOptimizer& entry : parts_.optimizers) {
     if (entry.name == name) {
       throw UsageError("train.add_optimizer",
-                       core::concat("an optimizer named \"", name, "\" was added twice"),
+                       base::concat("an optimizer named \"", name, "\" was added twice"),
                        "give every optimizer of a task its own name");
     }
   }

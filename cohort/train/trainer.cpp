@@ -9,19 +9,19 @@
 #include <cstdio>
 #include <optional>
 
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/base/signals.h"
+#include "cohort/base/timeline.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/core/device.h"
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
-#include "cohort/core/signals.h"
-#include "cohort/core/timeline.h"
-#include "cohort/train/buffers.h"
-#include "cohort/train/compatibility.h"
-#include "cohort/train/evaluation.h"
-#include "cohort/train/ranks.h"
-#include "cohort/train/rates.h"
-#include "cohort/train/run_state.h"
-#include "cohort/train/step_check.h"
+#include "cohort/train/internal/buffers.h"
+#include "cohort/train/internal/compatibility.h"
+#include "cohort/train/internal/evaluation.h"
+#include "cohort/train/internal/ranks.h"
+#include "cohort/train/internal/rates.h"
+#include "cohort/train/internal/run_state.h"
+#include "cohort/train/internal/step_check.h"
 
 namespace cohort::train {
 namespace {
@@ -93,7 +93,7 @@ class FitLoop {
     notify([&](Callback& c) { c.on_fit_begin(start_); });
     last_save_ = Clock::now();
     tracing_ = options_.trace_steps() > 0;
-    if (tracing_) core::Timeline::start();
+    if (tracing_) base::Timeline::start();
     while (!is_over() && !stopping_) run_epoch();
     finish();
     return result_;
@@ -123,18 +123,18 @@ class FitLoop {
     if (from.empty()) return false;
     if (options_.run_dir().empty()) {
       throw UsageError("train.resume",
-                       core::concat("asked to resume from \"", from, "\" without a run folder"),
+                       base::concat("asked to resume from \"", from, "\" without a run folder"),
                        "TrainerOptions().run_dir(...)");
     }
     const std::optional<checkpoint::LoadedCheckpoint> found =
         ranks_.share(ranks_.is_first() ? load_checkpoint(from) : std::nullopt);
     if (!found && from == "auto") {
-      if (ranks_.is_first()) core::log_info("nothing to resume: starting from the beginning");
+      if (ranks_.is_first()) base::log_info("nothing to resume: starting from the beginning");
       return false;
     }
     if (!found) {
       throw DataError("train.resume",
-                      core::concat("no checkpoint \"", from, "\" in ", options_.run_dir().string()),
+                      base::concat("no checkpoint \"", from, "\" in ", options_.run_dir().string()),
                       "--resume auto, which starts afresh when there is none");
     }
     const RunState then = run_of(found->content.state);
@@ -153,14 +153,14 @@ class FitLoop {
     best_.go_on_from(state_);
     in_epoch_ = true;
     if (ranks_.is_first()) {
-      core::log_info(core::concat("resumed from ", found->folder.string(), ": epoch ", state_.epoch,
+      base::log_info(base::concat("resumed from ", found->folder.string(), ": epoch ", state_.epoch,
                                   ", step ", state_.step));
     }
     if (is_over()) return true;
     const double next = rate_of_step(task_, state_.step);
     if (keeps && state_.step > 0) apply_schedules(task_, state_.step - 1);
     if (ranks_.is_first()) {
-      core::log_info(core::concat("learning rate: ", lr_, " at the last step, ", next, " at the next"));
+      base::log_info(base::concat("learning rate: ", lr_, " at the last step, ", next, " at the next"));
     }
     return true;
   }
@@ -221,7 +221,7 @@ class FitLoop {
   }
 
   std::optional<data::Batch> next_batch() {
-    core::TimelineScope scope("data wait");
+    base::TimelineScope scope("data wait");
     const auto start = Clock::now();
     std::optional<data::Batch> batch = train_.next();
     add_wait(seconds_since(start));
@@ -248,7 +248,7 @@ class FitLoop {
     if (!options_.stop_on_non_finite()) buffers_.put_back_unless_finite(metrics, non_finite);
     if (ranks_.size() > 1 && task_.num_averages() == averages) {
       throw UsageError("train.step",
-                       core::concat("train_step of this task did not average gradients over the ",
+                       base::concat("train_step of this task did not average gradients over the ",
                                     ranks_.size(), " ranks: each would train a model of its own"),
                        "average_gradients(*optimizer, batch.size) between backward and step");
     }
@@ -278,8 +278,8 @@ class FitLoop {
           checked, task_, batch,
           {state_.epoch + 1, ranks_.rank(), lr_, is_first ? result_.last_checkpoint.string() : ""});
     }
-    core::log_warning(
-        core::concat(subject_of(checked), " is not finite; going on (", state_.non_finite_steps, " so far)"));
+    base::log_warning(
+        base::concat(subject_of(checked), " is not finite; going on (", state_.non_finite_steps, " so far)"));
   }
 
   /// After this every step made so far is in the meters, or known not to be finite.
@@ -366,7 +366,7 @@ class FitLoop {
   }
 
   std::map<std::string, double> evaluate() {
-    core::TimelineScope scope("evaluate");
+    base::TimelineScope scope("evaluate");
     strategy_->synchronize_buffers(task_.parts());
     return evaluate_batches(task_, *eval_, options_.max_eval_batches(), ranks_, [&] {
       poll_control_requests();
@@ -411,7 +411,7 @@ class FitLoop {
     check_parameters(task_, state_.step);
     count_start();
     saved_step_ = state_.step;
-    core::TimelineScope scope("checkpoint");
+    base::TimelineScope scope("checkpoint");
     state_.meters = ranks_.total(meters_);
     keep_total(state_.meters);
     if (!checkpoints_) return;  // rank 0 writes
@@ -436,7 +436,7 @@ class FitLoop {
 
   void write_trace() {
     tracing_ = false;
-    core::Timeline::stop();
+    base::Timeline::stop();
     if (!options_.run_dir().empty()) ranks_.write_trace(options_.run_dir() / "trace.json");
   }
 
@@ -457,7 +457,7 @@ class FitLoop {
   std::shared_ptr<Strategy> strategy_;
   Ranks ranks_;
   std::optional<checkpoint::RunCheckpoints> checkpoints_;  // rank 0's
-  std::optional<core::TrainingSignals> signals_;
+  std::optional<base::TrainingSignals> signals_;
   const BestMetric best_;
 
   FitInfo start_;
@@ -487,7 +487,7 @@ class FitLoop {
 Trainer::Trainer(TrainerOptions options) : options_(std::move(options)) {
   if (options_.epochs() < 1) {
     throw UsageError("train.Trainer",
-                     core::concat("epochs: got ", options_.epochs(), ", expected at least 1"));
+                     base::concat("epochs: got ", options_.epochs(), ", expected at least 1"));
   }
   BestMetric(options_, false);  // throws for a name that does not say what is better
 }

@@ -3,10 +3,10 @@
 #include <array>
 #include <utility>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/link.h"
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/run_checkpoints.h"
-#include "cohort/core/error.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -27,7 +27,7 @@ bool is_run_folder(const fs::path& path) {
 fs::path find_weights(const fs::path& path) {
   std::error_code error;
   if (!fs::exists(path, error)) {
-    throw DataError("train.weights", core::concat("there is no ", path.string()), kHint);
+    throw DataError("train.weights", base::concat("there is no ", path.string()), kHint);
   }
   // A file may be a link, where the file system has none of its own.
   if (!fs::is_directory(path, error)) return checkpoint::follow_link(path).value_or(path);
@@ -36,7 +36,7 @@ fs::path find_weights(const fs::path& path) {
   for (const char* which : kOfRun) {
     if (const auto found = checkpoints.find(which)) return *found;
   }
-  throw DataError("train.weights", core::concat("the folder ", path.string(), " holds no checkpoint"), kHint);
+  throw DataError("train.weights", base::concat("the folder ", path.string(), " holds no checkpoint"), kHint);
 }
 
 checkpoint::TensorMap read_weights(const fs::path& path) {

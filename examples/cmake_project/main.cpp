@@ -3,8 +3,8 @@
 //   Run:      my_project
 //   Expect:   two lines, the second with a loss below 0.1, and exit status 0
 //
-#include <cohort/core/allocator.h>
 #include <cohort/data/loader.h>
+#include <cohort/memory/allocator.h>
 #include <cohort/optim/adam.h>
 #include <torch/torch.h>
 
@@ -20,7 +20,7 @@ namespace {
 class Circle : public cohort::data::ExampleDataset {
  public:
   std::int64_t size() const override { return 4096; }
-  std::vector<at::Tensor> get(std::int64_t, cohort::core::RandomStream& random) const override {
+  std::vector<at::Tensor> get(std::int64_t, cohort::base::RandomStream& random) const override {
     const double x = 3 * random.uniform() - 1.5, y = 3 * random.uniform() - 1.5;
     const std::int64_t inside = std::hypot(x, y) < 1 ? 1 : 0;
     return {torch::tensor({x, y}, at::kFloat), torch::tensor(inside)};
@@ -40,7 +40,7 @@ TORCH_MODULE(Net);
 }  // namespace
 
 int main() {
-  cohort::core::tune_allocator();
+  cohort::memory::tune_allocator();
   torch::manual_seed(1);
   Net net;
   cohort::optim::Adam optimizer(net->parameters(), cohort::optim::AdamOptions(2e-2));

@@ -16,7 +16,7 @@
 
 namespace {
 
-using cohort::core::Placement;
+using cohort::base::Placement;
 constexpr std::int64_t kRows = 100, kUsed = 20, kWidth = 16, kClasses = 5;
 
 torch::nn::EmbeddingBag table() {

@@ -25,7 +25,7 @@ TORCH_MODULE(Net);
 void data_parallel() {
   const at::Tensor input = torch::randn({30, 5}), target = torch::randn({30, 2});
   Net net(5, 2);
-  parallel::DataParallel<Net> model(net, {.device_ids = core::parse_placements("cpu:0/a,cpu:0/b")});
+  parallel::DataParallel<Net> model(net, {.device_ids = base::parse_placements("cpu:0/a,cpu:0/b")});
   torch::optim::SGD optimizer(net->parameters(), 0.01);
   auto output = model.forward(input);
   auto loss = torch::mse_loss(output, target);

@@ -15,7 +15,7 @@
 
 namespace {
 
-using cohort::core::Placement;
+using cohort::base::Placement;
 
 struct ToyModelImpl : torch::nn::Module {
   ToyModelImpl(const Placement& first, const Placement& second)

@@ -20,7 +20,7 @@
 
 namespace {
 
-using cohort::core::Placement;
+using cohort::base::Placement;
 using cohort::models::ResNet;
 using cohort::models::Stack;
 

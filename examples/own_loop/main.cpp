@@ -12,8 +12,8 @@
 #include <random>
 
 #include "cohort/checkpoint/run_checkpoints.h"
-#include "cohort/core/allocator.h"
 #include "cohort/data/loader.h"
+#include "cohort/memory/allocator.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/schedule.h"
 #include "cohort/train/loop_state.h"
@@ -24,7 +24,7 @@ namespace {
 class Sine : public cohort::data::ExampleDataset {
  public:
   std::int64_t size() const override { return 4096; }
-  std::vector<at::Tensor> get(std::int64_t index, cohort::core::RandomStream& random) const override {
+  std::vector<at::Tensor> get(std::int64_t index, cohort::base::RandomStream& random) const override {
     const double x = 6.28 * static_cast<double>(index) / 4096;
     const double y = std::sin(x) + 0.01 * random.normal();
     return {at::full({1}, x, at::kFloat), at::full({1}, y, at::kFloat)};
@@ -66,7 +66,7 @@ torch::nn::Sequential train(const std::filesystem::path& folder, std::int64_t st
 }  // namespace
 
 int main(int argc, char** argv) {
-  cohort::core::tune_allocator();
+  cohort::memory::tune_allocator();
   const std::int64_t steps = argc > 1 ? std::atoll(argv[1]) : 200;
   if (argc > 2) {
     train(argv[2], steps, steps);

@@ -23,7 +23,7 @@ namespace {
 class Sine : public cohort::data::ExampleDataset {
  public:
   std::int64_t size() const override { return 1000; }
-  std::vector<at::Tensor> get(std::int64_t index, cohort::core::RandomStream&) const override {
+  std::vector<at::Tensor> get(std::int64_t index, cohort::base::RandomStream&) const override {
     const double x = 6.28 * static_cast<double>(index) / 1000;
     return {at::full({1}, x, at::kFloat), at::full({1}, std::sin(x), at::kFloat)};
   }

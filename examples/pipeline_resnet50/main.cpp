@@ -15,8 +15,8 @@
 #include <string>
 #include <string_view>
 
-#include "cohort/core/allocator.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/memory/allocator.h"
 #include "cohort/pipeline/balance.h"
 #include "cohort/train/sinks/curves.h"
 #include "experiment.h"
@@ -49,11 +49,11 @@ Arguments parse(int argc, char** argv) {
       std::stringstream list(value);
       for (std::string each; std::getline(list, each, ',');) result.split.push_back(std::stoll(each));
     } else {
-      throw UsageError("pipeline_resnet50", core::concat("there is no option ", option), kUsage);
+      throw UsageError("pipeline_resnet50", base::concat("there is no option ", option), kUsage);
     }
   };
   for (int i = 1; i < argc; i += 2) {
-    if (i + 1 == argc) throw UsageError("pipeline_resnet50", core::concat(argv[i], " wants a value"), kUsage);
+    if (i + 1 == argc) throw UsageError("pipeline_resnet50", base::concat(argv[i], " wants a value"), kUsage);
     read(argv[i], argv[i + 1]);
   }
   if (result.split.empty() || result.images < 2 || result.batches < 1 || result.repeats < 1) {
@@ -85,7 +85,7 @@ double two_cores_over_one(Arguments half, Seconds single) {
 }
 
 void run(const Arguments& arguments) {
-  core::tune_allocator();
+  memory::tune_allocator();
   at::set_num_threads(1);  // the optimizer's; stages have their placements'
   torch::manual_seed(1);
   Experiment experiment(arguments);
@@ -98,7 +98,7 @@ void run(const Arguments& arguments) {
   double least = 1e30;
   for (const std::int64_t split : arguments.split) {
     const Seconds time = experiment.run(experiment.published(), split);
-    print(core::concat("pipeline, published cut, split ", split).c_str(), time, single.mean);
+    print(base::concat("pipeline, published cut, split ", split).c_str(), time, single.mean);
     curve.x.push_back(static_cast<double>(split));
     curve.y.push_back(time.mean);
     if (time.mean < least) least = time.mean, best = split;
@@ -114,7 +114,7 @@ void run(const Arguments& arguments) {
       profile, {.num_stages = 2, .num_micro_batches = micro_batches, .schedule = arguments.schedule});
   std::fputs(cut.text().c_str(), stdout);
   const Seconds balanced = experiment.run(cut.stages(experiment.layers()), best);
-  print(core::concat("pipeline, balanced cut, split ", best).c_str(), balanced, single.mean);
+  print(base::concat("pipeline, balanced cut, split ", best).c_str(), balanced, single.mean);
   std::printf("%.2fx model parallel; a step took %.3f ms, predicted %.3f ms\n", parallel.mean / balanced.mean,
               1000 * balanced.mean / static_cast<double>(arguments.batches), cut.step);
   const double cores = two_cores_over_one(arguments, single), bound = cores * (1 - cut.bubble);

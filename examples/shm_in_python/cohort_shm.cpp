@@ -2,7 +2,7 @@
 #include <pybind11/chrono.h>
 #include <pybind11/pybind11.h>
 
-#include "cohort/comm/shm/shm.h"
+#include "cohort/comm/backends/shm/shm.h"
 
 PYBIND11_DECLARE_HOLDER_TYPE(T, c10::intrusive_ptr<T>, true)  // as torch's own module holds c10d's objects
 

@@ -32,7 +32,7 @@ def compile_module(include, lib):
     folder = os.path.join(cache, f"{NAME}-{torch.__version__}-{sysconfig.get_config_var('SOABI')}")
     module = os.path.join(folder, NAME + ".so")
     library = os.path.join(lib, "libcohort_shm.so")
-    made_from = [SOURCE, os.path.join(include, "cohort/comm/shm/shm.h"), library]
+    made_from = [SOURCE, os.path.join(include, "cohort/comm/backends/shm/shm.h"), library]
     if os.path.exists(module) and all(os.path.getmtime(module) > os.path.getmtime(path) for path in made_from):
         return module
     os.makedirs(folder, exist_ok=True)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 parser = argparse.ArgumentParser()
-parser.add_argument("include", help="the folder that holds cohort/comm/shm/shm.h")
+parser.add_argument("include", help="the folder that holds cohort/comm/backends/shm/shm.h")
 parser.add_argument("lib", help="the folder that holds libcohort_shm.so")
 parser.add_argument("steps", type=int, nargs="?", default=200)
 options = parser.parse_args()

@@ -8,9 +8,9 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "cohort/core/allocator.h"
 #include "cohort/data/loader.h"
 #include "cohort/data/tensor_dataset.h"
+#include "cohort/memory/allocator.h"
 #include "cohort/optim/adam.h"
 #include "cohort/train/trainer.h"
 
@@ -74,7 +74,7 @@ struct Print : train::Callback {
 }  // namespace
 
 int main(int argc, char** argv) {
-  core::tune_allocator();
+  memory::tune_allocator();
   torch::manual_seed(1);
   const at::Tensor samples = at::randn({8192, 1}) * 0.5 + 3.0;
   data::Loader loader(std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{samples}),

@@ -13,7 +13,7 @@
 #include <random>
 #include <thread>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/throws.h"
 
 namespace cohort::autograd {
@@ -140,7 +140,7 @@ TEST(DetachedGraphTest, ALatePartKeepsNoHookFromAnotherThread) {
 TEST(DetachedGraphTest, ThreadsThatShareParametersRunEachHookAsOftenAsTheyShould) {
   constexpr int kThreads = 4, kRounds = 150;
   const auto seed = std::random_device{}();
-  SCOPED_TRACE(core::concat("seed ", seed));
+  SCOPED_TRACE(base::concat("seed ", seed));
   SharedNet net;
   const at::Tensor x = leaf(2, 4);
   const Tensors flowing{at::ones({2, 3}), at::ones({2, 5})};

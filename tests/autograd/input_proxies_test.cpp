@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "cohort/autograd/detached_graph.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/core/torch_compat.h"
 #include "tests/support/throws.h"
 

@@ -7,7 +7,7 @@
 
 #include "cohort/autograd/detached_graph.h"
 #include "cohort/autograd/recompute.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/throws.h"
 
 namespace cohort::autograd {

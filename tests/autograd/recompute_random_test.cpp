@@ -15,8 +15,8 @@
 #include <thread>
 
 #include "cohort/autograd/recompute.h"
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/core/random_scope.h"
 #include "recompute_steps.h"
 #include "tests/support/seeds.h"
@@ -156,7 +156,7 @@ TEST(RecomputeTest, WhatSeedsOrDrawsFromTheGeneratorOfTheProcessDrawsTheSameTwic
       for (const Draw draw : *each) text += std::to_string(static_cast<int>(draw)) + " ";
       text += "| ";
     }
-    SCOPED_TRACE(core::concat("program ", program, ": ", text, in_scope ? "in a scope" : ""));
+    SCOPED_TRACE(base::concat("program ", program, ": ", text, in_scope ? "in a scope" : ""));
     const auto plain = step_of(draws, between, false, in_scope);
     const auto recomputed = step_of(draws, between, true, in_scope);
     expect_equal(plain, recomputed);
@@ -184,7 +184,7 @@ TEST(RecomputeTest, RunsOnceMoreOnlyForWhatSeedsOrDrawsElsewhere) {
 // No second run can know how often this one drew.
 TEST(RecomputeTest, ASecondRunThatDrawsOtherNumbersIsWarnedOf) {
   std::string lines;
-  core::set_log_sink([&](core::LogLevel, std::string_view line) { lines += line; });
+  base::set_log_sink([&](base::LogLevel, std::string_view line) { lines += line; });
   int draws = 2;
   const auto fn = [&](const at::Tensor& t) {
     at::Tensor y = t;
@@ -195,7 +195,7 @@ TEST(RecomputeTest, ASecondRunThatDrawsOtherNumbersIsWarnedOf) {
   const at::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
   draws = 1;
   value.sum().backward();
-  core::set_log_sink({});
+  base::set_log_sink({});
   EXPECT_NE(lines.find("fn drew other random numbers when it ran again in backward"), std::string::npos);
   EXPECT_TRUE(at::equal(state, at::detail::getDefaultCPUGenerator().get_state()));
 }

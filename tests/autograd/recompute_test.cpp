@@ -18,10 +18,10 @@
 #include <string>
 #include <thread>
 
-#include "cohort/core/error.h"
-#include "cohort/core/live_bytes.h"
-#include "cohort/core/log.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/core/random_scope.h"
+#include "cohort/memory/live_bytes.h"
 #include "recompute_steps.h"
 #include "tests/support/throws.h"
 
@@ -316,7 +316,7 @@ TEST(RecomputeTest, ADeepNetworkNeedsLessMemory) {
     for (auto& part : parts) {
       for (at::Tensor& parameter : part->parameters()) parameter.mutable_grad() = at::zeros_like(parameter);
     }
-    const core::LiveBytes bytes;
+    const memory::LiveBytes bytes;
     at::Tensor x = at::ones({256, width}).requires_grad_();
     for (auto& part : parts) x = call(part, x);
     x.sum().backward();
@@ -425,7 +425,7 @@ TEST(RecomputeTest, ResultsThatAreInputsOrViewsOfThemSeeEachOther) {
   };
   for (std::size_t i = 0; i < functions.size(); ++i) {
     for (const bool writes_to_input : {false, true}) {
-      SCOPED_TRACE(core::concat("function ", i, writes_to_input ? ", writes to the input" : ""));
+      SCOPED_TRACE(base::concat("function ", i, writes_to_input ? ", writes to the input" : ""));
       const auto gradient = [&](bool plain) {
         const at::Tensor leaf = at::arange(6, at::kDouble).view({2, 3}).requires_grad_();
         const at::Tensor x = leaf * 1;

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/bench/fake_clock.h"
 #include "tests/support/throws.h"
 

@@ -11,8 +11,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
+#include "cohort/base/threads/task_thread.h"
 #include "cohort/bench/profile.h"
-#include "cohort/core/task_thread.h"
 #include "cohort/parallel/reducer.h"
 #include "cohort/pipeline/pipeline.h"
 #include "cohort/pipeline/synthetic.h"
@@ -50,7 +50,7 @@ std::map<std::string, std::map<std::string, std::vector<Span>>> spans_of(const P
 }
 
 TEST(PlacementsTraceTest, OperatorsOfAThreadThatWasThereBeforeLieWithinItsWork) {
-  core::TaskThread thread({.name = "worker"});
+  base::TaskThread thread({.name = "worker"});
   const at::Tensor x = at::ones({64});
   const auto work = [&] {
     const auto sleep_and_work = [&] {
@@ -58,7 +58,7 @@ TEST(PlacementsTraceTest, OperatorsOfAThreadThatWasThereBeforeLieWithinItsWork) 
       x.neg();
       std::this_thread::sleep_for(5ms);
     };
-    thread.submit("work", sleep_and_work).get(core::Deadline(30s));
+    thread.submit("work", sleep_and_work).get(base::Deadline(30s));
   };
   work();
   auto spans = spans_of(profile(work, ProfileOptions().warm_up(0).steps(3)));

@@ -1,10 +1,10 @@
-#include "cohort/bench/profile_events.h"
+#include "cohort/bench/internal/profile_events.h"
 
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
-#include "cohort/core/timeline.h"
+#include "cohort/base/timeline.h"
 
 namespace cohort::bench::detail {
 namespace {

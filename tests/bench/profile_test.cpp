@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "cohort/core/error.h"
-#include "cohort/core/timeline.h"
+#include "cohort/base/error.h"
+#include "cohort/base/timeline.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -23,7 +23,7 @@ const OperatorRow* find(const Profile& profile, const std::string& name) {
 
 struct ProfileTest : ::testing::Test {
   void step() {
-    const core::TimelineScope scope("our scope");
+    const base::TimelineScope scope("our scope");
     const at::Tensor y = at::linear(x, weight).relu();
     y.sum().backward();
   }
@@ -88,7 +88,7 @@ TEST_F(ProfileTest, TheTraceHoldsTheTimelineAndTheOperatorsWithinIt) {
   test::TempDir dir;
   bench::profile([&] { step(); }, ProfileOptions().steps(2)).write_trace(dir / "trace.json");
   const nlohmann::json trace = nlohmann::json::parse(test::read_file(dir / "trace.json"));
-  EXPECT_FALSE(core::Timeline::enabled());
+  EXPECT_FALSE(base::Timeline::enabled());
   double begin = 0, end = 0;
   int scopes = 0, relus = 0;
   for (const auto& event : trace.at("traceEvents")) {
@@ -118,11 +118,11 @@ TEST_F(ProfileTest, SeesOperatorsOfOtherThreads) {
 }
 
 TEST_F(ProfileTest, ATimelineThatRecordsGoesOn) {
-  core::Timeline::start();
-  core::Timeline::instant("before");
+  base::Timeline::start();
+  base::Timeline::instant("before");
   const Profile profile = bench::profile([&] { step(); });
-  EXPECT_TRUE(core::Timeline::enabled());
-  core::Timeline::stop();
+  EXPECT_TRUE(base::Timeline::enabled());
+  base::Timeline::stop();
   EXPECT_NE(profile.trace().find("\"before\""), std::string::npos);
   EXPECT_NO_THROW(nlohmann::json::parse(profile.trace()));
 }
@@ -133,7 +133,7 @@ TEST_F(ProfileTest, AnExceptionEndsTheRecording) {
                  if (++n > 3) throw std::runtime_error("while recording");
                }),
                std::runtime_error);
-  EXPECT_FALSE(core::Timeline::enabled());
+  EXPECT_FALSE(base::Timeline::enabled());
   EXPECT_NO_THROW(bench::profile([&] { step(); }));
 }
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/bench/fake_clock.h"
 #include "tests/support/throws.h"
 

@@ -13,8 +13,8 @@
 #include <random>
 #include <thread>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/run_checkpoints.h"
-#include "cohort/core/error.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 

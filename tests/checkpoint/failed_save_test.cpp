@@ -2,10 +2,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "cohort/base/error.h"
+#include "cohort/checkpoint/internal/temporary_name.h"
 #include "cohort/checkpoint/link.h"
 #include "cohort/checkpoint/run_checkpoints.h"
-#include "cohort/checkpoint/temporary_name.h"
-#include "cohort/core/error.h"
 #include "tests/checkpoint/file_calls.h"
 #include "tests/support/temp_dir.h"
 

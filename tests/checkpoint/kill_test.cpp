@@ -10,10 +10,10 @@
 #include <algorithm>
 #include <functional>
 
+#include "cohort/base/log.h"
 #include "cohort/checkpoint/link.h"
 #include "cohort/checkpoint/manifest.h"
 #include "cohort/checkpoint/run_checkpoints.h"
-#include "cohort/core/log.h"
 #include "tests/checkpoint/file_calls.h"
 #include "tests/support/temp_dir.h"
 
@@ -187,11 +187,11 @@ void kill_at_each_moment(const FileCallLimits& limits) {
 class KillTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    core::set_log_sink([](core::LogLevel, std::string_view) {});
+    base::set_log_sink([](base::LogLevel, std::string_view) {});
   }
   void TearDown() override {
     test::set_file_call_limits({});
-    core::set_log_sink({});
+    base::set_log_sink({});
   }
 };
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 

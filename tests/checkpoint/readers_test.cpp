@@ -8,9 +8,9 @@
 #include <array>
 #include <functional>
 
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/checkpoint/run_checkpoints.h"
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
 #include "tests/checkpoint/file_calls.h"
 #include "tests/support/temp_dir.h"
 
@@ -55,7 +55,7 @@ int64_t value_of(const std::optional<LoadedCheckpoint>& loaded) {
 void read_while_saving(const Saves& saves, const test::FileCallLimits& limits,
                        const std::function<int64_t(const fs::path&)>& read) {
   std::string log;
-  core::set_log_sink([&](core::LogLevel, std::string_view line) { log += std::string(line) + "\n"; });
+  base::set_log_sink([&](base::LogLevel, std::string_view line) { log += std::string(line) + "\n"; });
   const test::TempDir dir;
   saves(dir.path(), 1);
   std::array<int, 2> seen{};  // a pipe: the reader may be slow to begin
@@ -94,7 +94,7 @@ void read_while_saving(const Saves& saves, const test::FileCallLimits& limits,
     break;
   }
   ::close(seen[1]);
-  core::set_log_sink({});
+  base::set_log_sink({});
   EXPECT_EQ(log, "");
   EXPECT_GT(newest, 1);
 }

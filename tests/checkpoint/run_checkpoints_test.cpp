@@ -7,11 +7,11 @@
 #include <map>
 #include <random>
 
+#include "cohort/base/error.h"
+#include "cohort/base/files/file_lock.h"
+#include "cohort/base/log.h"
+#include "cohort/checkpoint/internal/temporary_name.h"
 #include "cohort/checkpoint/manifest.h"
-#include "cohort/checkpoint/temporary_name.h"
-#include "cohort/core/error.h"
-#include "cohort/core/file_lock.h"
-#include "cohort/core/log.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -43,9 +43,9 @@ using Names = std::vector<std::string>;
 class RunCheckpointsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    core::set_log_sink([this](core::LogLevel, std::string_view line) { log_ += std::string(line) + "\n"; });
+    base::set_log_sink([this](base::LogLevel, std::string_view line) { log_ += std::string(line) + "\n"; });
   }
-  void TearDown() override { core::set_log_sink({}); }
+  void TearDown() override { base::set_log_sink({}); }
 
   fs::path folder() const { return dir_ / "checkpoints"; }
   void save_three() {
@@ -302,7 +302,7 @@ TEST_F(RunCheckpointsTest, ARunThatGoesBackAtRandomKeepsToItsHistory) {
     std::mt19937 random(seed);
     RandomRun run(folder(), 2 + seed % 5);
     for (int i = 0; i < 25; ++i) {
-      SCOPED_TRACE(core::concat("seed ", seed, ", operation ", i));
+      SCOPED_TRACE(base::concat("seed ", seed, ", operation ", i));
       const unsigned what = random() % 6, choice = random();
       if (what < 4) {
         run.save();
@@ -406,7 +406,7 @@ TEST_F(RunCheckpointsTest, ReadersChangeNothing) {
 
 TEST_F(RunCheckpointsTest, WhereAnotherProcessSavesASaveIsRefused) {
   save_three();
-  const core::FileLock lock(folder() / ".lock");
+  const base::FileLock lock(folder() / ".lock");
   RunCheckpoints checkpoints(folder());
   COHORT_EXPECT_THROW_WITH(checkpoints.save("epoch_4", content_of(4)), SystemError, " is in use by process ");
   EXPECT_EQ(checkpoints.find("auto")->filename(), "epoch_3");

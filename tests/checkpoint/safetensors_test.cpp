@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/file_with_hole.h"
 #include "tests/support/python.h"
 #include "tests/support/source_dir.h"

@@ -7,7 +7,7 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/throws.h"
 
 namespace cohort::checkpoint {

@@ -1,16 +1,16 @@
-#include "cohort/checkpoint/temporary_name.h"
+#include "cohort/checkpoint/internal/temporary_name.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "cohort/core/host.h"
+#include "cohort/base/host.h"
 
 namespace cohort::checkpoint {
 namespace {
 
 TEST(TemporaryNameTest, NamesHostAndProcess) {
   const std::string name = temporary_name("epoch_1");
-  EXPECT_TRUE(name.starts_with(".epoch_1.cohort-" + core::host_name() + "-")) << name;
+  EXPECT_TRUE(name.starts_with(".epoch_1.cohort-" + base::host_name() + "-")) << name;
   EXPECT_NE(name.find("-" + std::to_string(::getpid()) + "-"), std::string::npos) << name;
   const auto parsed = parse_temporary_name(name);
   ASSERT_TRUE(parsed.has_value());
@@ -25,10 +25,10 @@ TEST(TemporaryNameTest, OfAProcessHereItIsKnownWhetherItRuns) {
 
 TEST(TemporaryNameTest, OfAnotherHostOrContainerNothingIsKnown) {
   // Another host of this name, whose first process namespace has the number of this one's.
-  EXPECT_EQ(parse_temporary_name(".a.cohort-" + core::host_name() + "-4026531836-1-1")->owner,
+  EXPECT_EQ(parse_temporary_name(".a.cohort-" + base::host_name() + "-4026531836-1-1")->owner,
             Owner::kUnknown);
   EXPECT_EQ(parse_temporary_name(".a.cohort-some-host.org-1-2-3")->owner, Owner::kUnknown);
-  EXPECT_EQ(parse_temporary_name(".a.cohort-" + core::host_name() + "-1-1-1")->owner, Owner::kUnknown);
+  EXPECT_EQ(parse_temporary_name(".a.cohort-" + base::host_name() + "-1-1-1")->owner, Owner::kUnknown);
 }
 
 TEST(TemporaryNameTest, OtherNamesAreNotTaken) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/cli/commands.h"
+#include "cohort/cli/internal/commands.h"
 
 namespace cohort::test {
 

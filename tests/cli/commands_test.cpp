@@ -1,4 +1,4 @@
-#include "cohort/cli/commands.h"
+#include "cohort/cli/internal/commands.h"
 
 #include <gtest/gtest.h>
 

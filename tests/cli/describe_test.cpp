@@ -1,7 +1,7 @@
 // `cohort doctor` and `cohort summary`.
 #include <gtest/gtest.h>
 
-#include "cohort/core/cpu.h"
+#include "cohort/base/cpu.h"
 #include "tests/cli/program.h"
 #include "tests/support/messages.h"
 
@@ -29,8 +29,8 @@ TEST_F(DescribeTest, SummaryNamesTheInputThatAModelDoesNotTake) {
 }
 
 TEST_F(DescribeTest, DoctorSaysWhatBoundsTheCores) {
-  const std::string online = std::to_string(core::core_limits().online);
-  const core::ScopedPin pin(core::CpuSet({core::CpuSet::of_process().ids().front()}));
+  const std::string online = std::to_string(base::core_limits().online);
+  const base::ScopedPin pin(base::CpuSet({base::CpuSet::of_process().ids().front()}));
   const std::string pinned = run({"doctor"}).out;
   EXPECT_NE(pinned.find("1 usable of " + online), std::string::npos) << pinned;
   EXPECT_EQ(pinned.find(", affinity 1") != std::string::npos, online != "1") << pinned;

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "cohort/cli/commands.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/cli/internal/commands.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 

@@ -3,7 +3,7 @@
 #include <exception>
 #include <iostream>
 
-#include "cohort/cli/commands.h"
+#include "cohort/cli/internal/commands.h"
 
 int main(int argc, char** argv) {
   CLI::App app;

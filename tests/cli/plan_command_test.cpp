@@ -3,7 +3,7 @@
 
 #include <fstream>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/cli/command.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"

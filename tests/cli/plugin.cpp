@@ -5,7 +5,7 @@
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/linear.h>
 
-#include "cohort/core/log.h"
+#include "cohort/base/log.h"
 #include "cohort/data/dataset.h"
 #include "cohort/models/registry.h"
 #include "cohort/ops/operator.h"
@@ -13,7 +13,7 @@
 namespace {
 
 at::Tensor scale_shift(const at::Tensor& x, double scale, double shift) {
-  cohort::core::warn_once("cohort_test.scale_shift",
+  cohort::base::warn_once("cohort_test.scale_shift",
                           "cohort_test::scale_shift was called");  // a test reads it
   return x * scale + shift;
 }
@@ -37,7 +37,7 @@ TORCH_MODULE(Net);
 class Points : public cohort::data::ExampleDataset {
  public:
   std::int64_t size() const override { return 64; }
-  std::vector<at::Tensor> get(std::int64_t index, cohort::core::RandomStream& random) const override {
+  std::vector<at::Tensor> get(std::int64_t index, cohort::base::RandomStream& random) const override {
     return {at::full({1, 4, 4}, random.uniform(), at::kFloat), at::scalar_tensor(index % 4, at::kLong)};
   }
 };
@@ -48,7 +48,7 @@ TORCH_LIBRARY(cohort_test, library) {
   cohort::ops::define(library, "scale_shift(Tensor x, float scale, float shift) -> Tensor")
       .composite(&scale_shift)
       .backward([](const cohort::ops::Call& call, const std::vector<at::Tensor>& gradients) {
-        cohort::core::warn_once("cohort_test.scale_shift_backward",
+        cohort::base::warn_once("cohort_test.scale_shift_backward",
                                 "backward of cohort_test::scale_shift was called");
         return std::vector<at::Tensor>{gradients[0] * call.argument<double>(1)};
       });

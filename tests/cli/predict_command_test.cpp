@@ -3,8 +3,8 @@
 
 #include <fstream>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/state_dict.h"
-#include "cohort/core/error.h"
 #include "cohort/data/codecs/codec.h"
 #include "cohort/models/registry.h"
 #include "tests/cli/command.h"

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "cohort/core/deadline.h"
+#include "cohort/base/threads/deadline.h"
 #include "tests/support/temp_dir.h"
 
 /// Runs the built program `cohort` as a user does, in a folder of the test's own.
@@ -123,7 +123,7 @@ inline void adopt_orphans() {
 
 /// True once all children of this process are gone, within twenty seconds.
 inline bool nothing_is_left() {
-  const core::Deadline deadline(std::chrono::seconds(20));
+  const base::Deadline deadline(std::chrono::seconds(20));
   while (::waitpid(-1, nullptr, WNOHANG) >= 0 || errno != ECHILD) {
     if (deadline.expired()) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));

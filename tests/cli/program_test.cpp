@@ -8,7 +8,7 @@
 #include <regex>
 #include <sstream>
 
-#include "cohort/core/fd.h"
+#include "cohort/base/files/fd.h"
 #include "cohort/data/codecs/codec.h"
 #include "tests/support/messages.h"
 
@@ -124,7 +124,7 @@ TEST_F(ProgramTest, BehindAPipeThatNobodyReadsItGoesOnAndStopsBySignalsAsUsual) 
       const std::string folder = std::string("piped") + std::to_string(signal) + "x" + ranks;
       std::array<int, 2> pipe{};
       ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
-      core::Fd reader(pipe[0]), writer(pipe[1]);
+      base::Fd reader(pipe[0]), writer(pipe[1]);
       Program program(dir.path(),
                       train(folder, {"train.epochs=2000", "run.log_every=1", "--nproc-per-node", ranks}), {},
                       writer.get());

@@ -4,7 +4,7 @@
 
 #include <cstdlib>
 
-#include "cohort/core/deadline.h"
+#include "cohort/base/threads/deadline.h"
 #include "tests/cli/job.h"
 #include "tests/support/environment.h"
 #include "tests/support/messages.h"
@@ -102,7 +102,7 @@ TEST_F(RunNetnsTest, ANameServerThatIsSilentHoldsNobodyUp) {
                           dir.path()),
               "");
   }
-  const core::Deadline since(std::chrono::seconds(60));
+  const base::Deadline since(std::chrono::seconds(60));
   expect_a_sum(kAddress);
   EXPECT_LT(since.elapsed(), std::chrono::seconds(10));
 }

@@ -9,9 +9,9 @@
 #include <atomic>
 #include <thread>
 
-#include "cohort/core/error.h"
-#include "cohort/core/fd.h"
-#include "cohort/core/wait.h"
+#include "cohort/base/error.h"
+#include "cohort/base/files/fd.h"
+#include "cohort/base/threads/wait.h"
 #include "tests/cli/job.h"
 #include "tests/support/environment.h"
 #include "tests/support/listeners.h"
@@ -57,7 +57,7 @@ class SilentProxy {
 
  private:
   struct Connection {
-    core::Fd client, store;
+    base::Fd client, store;
     bool has_answered = false;
   };
 
@@ -70,7 +70,7 @@ class SilentProxy {
         files.push_back({connection.client.get(), POLLIN, 0});
         files.push_back({connection.store.get(), POLLIN, 0});
       }
-      core::wait_for_files(files, core::Deadline(milliseconds(20)));
+      base::wait_for_files(files, base::Deadline(milliseconds(20)));
       for (std::size_t i = 0; i < connections.size(); ++i) {
         Connection& connection = connections[i];
         if (files[2 * i + 1].revents != 0) {
@@ -90,8 +90,8 @@ class SilentProxy {
         }
       }
       if (files[0].revents == 0) continue;
-      Connection connection{core::Fd(::accept(listener_.get(), nullptr, nullptr)),
-                            core::Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))};
+      Connection connection{base::Fd(::accept(listener_.get(), nullptr, nullptr)),
+                            base::Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))};
       const sockaddr_in address = loopback(store_);
       ::connect(connection.store.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
       connections.push_back(std::move(connection));
@@ -99,7 +99,7 @@ class SilentProxy {
   }
 
   const std::uint16_t store_;
-  core::Fd listener_;
+  base::Fd listener_;
   std::string port_;
   std::atomic<bool> stop_{false}, asked_{false};
   std::thread thread_;
@@ -152,7 +152,7 @@ TEST_F(RunSocketsTest, ASilentHostOfNode0IsAnErrorAtTheDeadline) {
   Job first = node(0, std::to_string(port), "true");
   for (int i = 0; i < 1000 && listeners(port).empty(); ++i) ::poll(nullptr, 0, 10);
   const SilentProxy proxy(port);
-  const core::Deadline waited(seconds(60));
+  const base::Deadline waited(seconds(60));
   Job second = node(1, proxy.port(), "true", "timeout=2");
   EXPECT_EQ(second.wait(), 1);
   EXPECT_LT(waited.elapsed(), seconds(20));
@@ -164,7 +164,7 @@ TEST_F(RunSocketsTest, ASilentHostOfNode0IsAnErrorAtTheDeadline) {
 TEST_F(RunSocketsTest, ANode0ThatFallsSilentDuringTheMeetingIsAnErrorAtTheDeadline) {
   const std::string port = std::to_string(free_port());
   const auto node_of_three = [&](int rank) {
-    return run({"--nnodes=3", core::concat("--node-rank=", rank), "--master-addr=127.0.0.1",
+    return run({"--nnodes=3", base::concat("--node-rank=", rank), "--master-addr=127.0.0.1",
                 "--master-port=" + port, "--rdzv-conf=timeout=5"},
                "true");
   };
@@ -172,7 +172,7 @@ TEST_F(RunSocketsTest, ANode0ThatFallsSilentDuringTheMeetingIsAnErrorAtTheDeadli
   for (int i = 0; i < 1000 && listeners(static_cast<std::uint16_t>(std::stoi(port))).empty(); ++i) {
     ::poll(nullptr, 0, 10);
   }
-  const core::Deadline waited(seconds(60));
+  const base::Deadline waited(seconds(60));
   Job second = node_of_three(1);
   ::poll(nullptr, 0, 2500);
   first.worker().signal(SIGSTOP);
@@ -189,7 +189,7 @@ TEST_F(RunSocketsTest, ASignalEndsTheWaitForASilentHost) {
   Job second = node(1, proxy.port(), "true");
   for (int i = 0; i < 1000 && !proxy.is_asked(); ++i) ::poll(nullptr, 0, 10);
   ASSERT_TRUE(proxy.is_asked());
-  const core::Deadline waited(seconds(60));
+  const base::Deadline waited(seconds(60));
   second.worker().signal(SIGTERM);
   EXPECT_EQ(second.wait(), 128 + SIGTERM);
   EXPECT_LT(waited.elapsed(), seconds(5));

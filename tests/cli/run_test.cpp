@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <memory>
 
-#include "cohort/core/error.h"
-#include "cohort/core/secret.h"
-#include "cohort/core/wait.h"
+#include "cohort/base/error.h"
+#include "cohort/base/secret.h"
+#include "cohort/base/threads/wait.h"
 #include "tests/cli/job.h"
 #include "tests/cli/program.h"
 #include "tests/support/environment.h"
@@ -29,8 +29,8 @@ std::string python() {
 }
 
 // Its bytes.
-std::string hex_of(const core::Secret& secret) {
-  const core::Fd fd = secret.to_fd();
+std::string hex_of(const base::Secret& secret) {
+  const base::Fd fd = secret.to_fd();
   std::array<unsigned char, 64> bytes{};
   const ssize_t count = ::pread(fd.get(), bytes.data(), bytes.size(), 0);
   std::string text;
@@ -235,7 +235,7 @@ TEST_F(RunTest, ASignalThatEachNodeGetsLetsRanksEnd) {
   second.worker().signal(SIGTERM);
   ASSERT_TRUE(comes(dir / "heard0")) << "of the other node";
   first.worker().signal(SIGTERM);
-  core::sleep(std::chrono::milliseconds(300), core::Deadline::never());  // long enough to kill ranks in
+  base::sleep(std::chrono::milliseconds(300), base::Deadline::never());  // long enough to kill ranks in
   write_file(dir / "go", "");
   EXPECT_EQ(first.wait(), 143);
   EXPECT_EQ(second.wait(), 143);
@@ -284,7 +284,7 @@ TEST_F(RunTest, NodesThatVanishAreNamed) {
   for (const int signal : {SIGKILL, SIGSTOP}) {
     for (const int gone : {0, 1}) {
       const std::string port = std::to_string(free_port());
-      const std::string ready = core::concat("ready", signal, "_", gone, "_");
+      const std::string ready = base::concat("ready", signal, "_", gone, "_");
       const std::string script = "touch " + ready + "$RANK; sleep 100";
       Job first = node(0, port, script, quick), second = node(1, port, script, quick);
       ASSERT_TRUE(comes(dir / (ready + "0")));
@@ -360,7 +360,7 @@ for key, word in words.items():
   write_file(dir / "go", "");
   EXPECT_EQ(first.wait(), 0) << first.err();
   EXPECT_EQ(second.wait(), 0) << second.err();
-  const std::string has = "has " + hex_of(core::Secret::from_file(dir / "secret").for_ranks()) + "\n";
+  const std::string has = "has " + hex_of(base::Secret::from_file(dir / "secret").for_ranks()) + "\n";
   expect_in(first.out(), {("[rank 0] " + has).c_str(), "[rank 0] ended well\n"});
   expect_in(second.out(), {("[rank 1] " + has).c_str(), "[rank 1] ended well\n"});
   for (const Job* job : {&first, &second}) {

@@ -1,5 +1,5 @@
 // Which configuration the commands take that use a trained model.
-#include "cohort/cli/trained_model.h"
+#include "cohort/cli/internal/trained_model.h"
 
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
@@ -11,8 +11,8 @@
 #include <sstream>
 #include <utility>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/manifest.h"
-#include "cohort/core/error.h"
 #include "cohort/data/codecs/codec.h"
 #include "cohort/data/dataset.h"
 #include "cohort/train/predict.h"
@@ -52,7 +52,7 @@ class Slow : public data::ExampleDataset {
     if (!doomed.empty()) fs::remove_all(doomed);
   }
   std::int64_t size() const override { return 3; }
-  std::vector<at::Tensor> get(std::int64_t index, core::RandomStream&) const override {
+  std::vector<at::Tensor> get(std::int64_t index, base::RandomStream&) const override {
     return {at::full({1, 4, 4}, static_cast<double>(index)), at::scalar_tensor(index, at::kLong)};
   }
   std::vector<std::string> classes() const override { return slow_classes; }
@@ -99,7 +99,7 @@ class TrainedModelTest : public testing::Test {
   static std::map<std::string, double> evaluate(const std::string& folder, const std::string& checkpoint,
                                                 const std::vector<std::string>& overrides = {}) {
     TrainedModel model = model_of(folder, checkpoint, overrides);
-    const train::Config config = model.load("cli.eval");
+    const config::Config config = model.load("cli.eval");
     return train::run_evaluation(config, model.checkpoint);
   }
   fs::path checkpoint(const std::string& name) const { return run.path() / "checkpoints" / name; }
@@ -146,7 +146,7 @@ TEST_F(TrainedModelTest, PredictionAndExportTakeThePicturesAsTheCheckpointDid) {
   const std::vector<std::string> pictures = {(data() / "val" / "cat" / "0.png").string()};
   const auto predicted = [&] {
     TrainedModel model = model_of(run.path(), checkpoint("epoch_0002"));
-    const train::Config config = model.load("cli.predict");
+    const config::Config config = model.load("cli.predict");
     return train::Predictor::of_run(config, model.checkpoint)(pictures, 3).at(0).classes;
   };
   const auto before = predicted();
@@ -188,12 +188,12 @@ TEST_F(TrainedModelTest, ACheckpointMayBeRemovedOnceItsParametersWereRead) {
       [&] { EXPECT_GT(evaluate(run.path(), "last").at("loss"), 0); },
       [&] {
         TrainedModel model = model_of(run.path(), "last");
-        const train::Config config = model.load("cli.predict");
+        const config::Config config = model.load("cli.predict");
         EXPECT_EQ(train::predict_samples(config, model.checkpoint, {2}, 1).size(), 1u);
       },
       [&] {
         TrainedModel model = model_of(run.path(), "last");
-        const train::Config config = model.load("cli.export");
+        const config::Config config = model.load("cli.export");
         train::export_program(config, model.checkpoint, 1, program);
       }};
   for (const auto& use : uses) {
@@ -214,7 +214,7 @@ TEST_F(TrainedModelTest, ACheckpointThatIsRemovedBeforeItIsReadIsFoundAgain) {
     fs::remove_all(checkpoint("epoch_0001"));  // may be the best
   };
   double loss = 0;
-  model.use("cli.eval", [&](const train::Config& config, const train::TrainedWeights& trained) {
+  model.use("cli.eval", [&](const config::Config& config, const train::TrainedWeights& trained) {
     loss = train::run_evaluation(config, trained).at("loss");
   });
   EXPECT_FALSE(at_unmapping);
@@ -227,7 +227,7 @@ TEST_F(TrainedModelTest, WhatFailsOnceTheCheckpointWasReadIsNotTriedAgain) {
   run.start(words({"train.epochs=1"}));
   TrainedModel model = model_of(run.path(), "last");
   int calls = 0;
-  const auto work = [&](const train::Config&, const train::TrainedWeights&) {
+  const auto work = [&](const config::Config&, const train::TrainedWeights&) {
     ++calls;
     fs::remove_all(checkpoint("epoch_0001"));
     throw DataError("test", "a picture is broken");
@@ -242,7 +242,7 @@ TEST_F(TrainedModelTest, ACheckpointThatIsRemovedInBetweenKeepsItsClassesOrIsMis
   const fs::path last = fs::canonical(checkpoint("last"));
   fs::copy(last, kept, fs::copy_options::recursive);
   TrainedModel model = model_of(run.path(), last);
-  const train::Config config = model.load("cli.eval");
+  const config::Config config = model.load("cli.eval");
   slow_classes = {"cat", "ape", "bee"};  // in the order of another folder
   const auto predict = [&] { return train::predict_samples(config, last, {2}, 3).at(0).classes; };
   const double loss = train::run_evaluation(config, last).at("loss");

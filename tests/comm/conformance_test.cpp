@@ -7,7 +7,7 @@
 #include <mutex>
 #include <set>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/ranks.h"
 
 namespace cohort::comm {
@@ -123,7 +123,7 @@ TEST_P(ConformanceTest, AllReduce) {
       backend(), size(), [](Group& group, at::Tensor& tensor, Op op) { return group.all_reduce(tensor, op); },
       [](const Group& group, const at::Tensor& tensor, Op op, std::int64_t numel) {
         expect_equal(tensor, reduced(inputs(group, numel, tensor.scalar_type()), op), op,
-                     core::concat("op ", int(op), " of ", tensor.dtype().name(), ", ", numel, " numbers"));
+                     base::concat("op ", int(op), " of ", tensor.dtype().name(), ", ", numel, " numbers"));
       });
   EXPECT_EQ(refused, std::set<std::string>{});
 }
@@ -148,7 +148,7 @@ TEST_P(ConformanceTest, ReduceScatter) {
           at::Tensor output = at::zeros({part}, dtype);
           group.reduce_scatter(output, input(group.backend(), group.rank(), whole, dtype), op).wait();
           expect_equal(output, reduced(inputs(group, whole, dtype), op).narrow(0, part * group.rank(), part),
-                       op, core::concat("reduce_scatter of ", output.dtype().name(), ", ", part));
+                       op, base::concat("reduce_scatter of ", output.dtype().name(), ", ", part));
         }
       });
     }
@@ -182,7 +182,7 @@ TEST_P(ConformanceTest, BroadcastAllGatherGatherAndScatter) {
   for (const at::ScalarType dtype : types) {
     run([&](Group& group) {
       for (const std::int64_t numel : kSizes) {
-        const std::string what = core::concat(c10::toString(dtype), ", ", numel);
+        const std::string what = base::concat(c10::toString(dtype), ", ", numel);
         const std::vector<at::Tensor> all = inputs(group, numel, dtype);
         const auto mine = static_cast<std::size_t>(group.rank());
         const int root = group.size() - 1;
@@ -361,7 +361,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, ConformanceTest,
                          testing::Combine(testing::Values("gloo", "shm", "fake"),
                                           testing::Values(1, 2, 3, 4)),
                          [](const auto& info) {
-                           return core::concat(std::get<0>(info.param), "_", std::get<1>(info.param),
+                           return base::concat(std::get<0>(info.param), "_", std::get<1>(info.param),
                                                "_ranks");
                          });
 
@@ -373,7 +373,7 @@ std::vector<std::tuple<const char*, int>> of_processes() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Processes, ConformanceTest, testing::ValuesIn(of_processes()),
-                         [](const auto& info) { return core::concat(std::get<0>(info.param), "_ranks"); });
+                         [](const auto& info) { return base::concat(std::get<0>(info.param), "_ranks"); });
 
 }  // namespace
 }  // namespace cohort::comm

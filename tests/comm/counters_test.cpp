@@ -6,14 +6,14 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "cohort/core/timeline.h"
+#include "cohort/base/timeline.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/ranks.h"
 
 namespace cohort::comm {
 namespace {
 
-using core::Timeline;
+using base::Timeline;
 using nlohmann::json;
 using std::chrono::milliseconds;
 

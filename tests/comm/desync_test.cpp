@@ -7,10 +7,10 @@
 #include <optional>
 #include <thread>
 
-#include "cohort/comm/group_state.h"
-#include "cohort/comm/report.h"
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/comm/internal/group_state.h"
+#include "cohort/comm/internal/report.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/messages.h"
@@ -54,7 +54,7 @@ TEST(ReportTest, SaysWhatARankWaitsForSinceWhenAndFromWhereItWasCalled) {
       late.wait();
       return;
     }
-    const core::Deadline deadline(seconds(20));
+    const base::Deadline deadline(seconds(20));
     while (!reported) {
       deadline.check("test", "rank 1 to wait");
       text = report();
@@ -172,7 +172,7 @@ TEST(DesyncTest, OnTheSignalAStuckRankWritesItsReportAndRankZeroTheTable) {
   ranks.send(1, SIGUSR2);
   ranks.wait_for(1, "last done: all_reduce 0 float[2, 3] SUM");
   EXPECT_EQ(ranks.output(1).find("what the ranks were doing"), std::string::npos) << ranks.output(1);
-  const core::Deadline deadline(seconds(20));
+  const base::Deadline deadline(seconds(20));
   while (ranks.output(0).find("broadcast 1 float[7] from 0: waiting since ") == std::string::npos &&
          !deadline.expired()) {
     ranks.send(0, SIGUSR2);  // until it has come to the call
@@ -207,7 +207,7 @@ TEST(DesyncTest, ARankThatDoesNotLeaveHoldsUpTheOneThatKeepsTheStoreForASecond) 
     std::optional<DesyncWatch> watch = watch_for_desync(group, 0);
     group.barrier();
     if (group.rank() == 1) return test::wait_until([&] { return has_left.load(); });
-    const core::Deadline waited(seconds(1));
+    const base::Deadline waited(seconds(1));
     watch.reset();
     EXPECT_LT(waited.elapsed(), seconds(1) + test::deadline_slack());
     has_left = true;
@@ -217,7 +217,7 @@ TEST(DesyncTest, ARankThatDoesNotLeaveHoldsUpTheOneThatKeepsTheStoreForASecond) 
 // Rank 1 asked as it failed, and is gone before it has made the table.
 TEST(DesyncTest, CallsThatFailTogetherWaitOnceForTheTable) {
   std::string lines;
-  core::set_log_sink([&](core::LogLevel, std::string_view line) { lines += std::string(line) + "\n"; });
+  base::set_log_sink([&](base::LogLevel, std::string_view line) { lines += std::string(line) + "\n"; });
   {
     const Group group = make_group(c10::make_intrusive<c10d::HashStore>(), 0, 2, "fake", seconds(20));
     const auto state = group.shared_state();
@@ -225,7 +225,7 @@ TEST(DesyncTest, CallsThatFailTogetherWaitOnceForTheTable) {
     state->store->set("desync/asked/0", "rank 1: it failed");
     for (int i = 0; i < 4; ++i) state->registry->watch()->failed("a call of rank 0");
   }
-  core::set_log_sink({});
+  base::set_log_sink({});
   EXPECT_EQ(lines.find("left behind"), std::string::npos) << lines;
 }
 

@@ -1,12 +1,12 @@
 // What messages of the backends and stores that there are stand for.
-#include "cohort/comm/error_cause.h"
+#include "cohort/comm/internal/error_cause.h"
 
 #include <gtest/gtest.h>
 
 #include <stdexcept>
 
-#include "cohort/comm/group_state.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/comm/internal/group_state.h"
 #include "tests/support/throws.h"
 
 namespace cohort::comm {

@@ -6,10 +6,10 @@
 #include <atomic>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "cohort/comm/backend.h"
-#include "cohort/comm/fake/fake.h"
-#include "cohort/core/deadline.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/base/threads/deadline.h"
+#include "cohort/comm/backends/fake/fake.h"
+#include "cohort/comm/internal/backend.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
 
@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 using test::run_ranks;
 
 void wait_until(const std::function<bool()>& done) {
-  const core::Deadline deadline(std::chrono::seconds(20));
+  const base::Deadline deadline(std::chrono::seconds(20));
   while (!done()) {
     deadline.check("test", "the other ranks");
     std::this_thread::sleep_for(milliseconds(5));
@@ -99,7 +99,7 @@ TEST(GroupTest, WhoWaitsForAGroupIsToldThatARankCouldNotMakeIt) {
                                  .rank = 1,
                                  .size = 2,
                                  .timeout = std::chrono::seconds(20),
-                                 .deadline = core::Deadline(std::chrono::seconds(20)),
+                                 .deadline = base::Deadline(std::chrono::seconds(20)),
                                  .reach = "127.0.0.1"});
     store->set("cohort/world/not made", "rank 1: it had enough");
     store->set("cohort/world/made/open", "1");

@@ -6,11 +6,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "cohort/base/error.h"
+#include "cohort/base/files/fd.h"
+#include "cohort/base/log.h"
+#include "cohort/base/threads/deadline.h"
 #include "cohort/comm/group.h"
-#include "cohort/core/deadline.h"
-#include "cohort/core/error.h"
-#include "cohort/core/fd.h"
-#include "cohort/core/log.h"
 #include "tests/support/environment.h"
 #include "tests/support/listeners.h"
 #include "tests/support/messages.h"
@@ -25,7 +25,7 @@ using std::chrono::milliseconds;
 using test::Port;
 
 std::string method_of(std::uint16_t port) {
-  return core::concat("tcp://127.0.0.1:", port);
+  return base::concat("tcp://127.0.0.1:", port);
 }
 
 // Without a launcher's variables.
@@ -74,7 +74,7 @@ TEST_F(InitTest, MeetsOverTcp) {
 TEST_F(InitTest, WhatMeetsOnThisHostListensOnLoopbackOnly) {
   for (const char* host : {"127.0.0.1"}) {
     const std::uint16_t port = test::free_port();
-    InitOptions options{.init_method = core::concat("tcp://", host, ":", port),
+    InitOptions options{.init_method = base::concat("tcp://", host, ":", port),
                         .backend = "gloo",
                         .rank = 0,
                         .world_size = 2,
@@ -95,7 +95,7 @@ TEST_F(InitTest, WhatMeetsOnThisHostListensOnLoopbackOnly) {
 TEST_F(InitTest, Rank0MayCallItselfLocalhost) {
   const std::uint16_t port = test::free_port();
   const auto outcome = meet("", 2, milliseconds(20000), [&](InitOptions& options) {
-    options.init_method = core::concat("tcp://", *options.rank == 0 ? "localhost" : "127.0.0.2", ":", port);
+    options.init_method = base::concat("tcp://", *options.rank == 0 ? "localhost" : "127.0.0.2", ":", port);
   });
   EXPECT_EQ(outcome, std::vector<std::string>(2, "1"));
 }
@@ -112,10 +112,10 @@ TEST_F(InitTest, MeetsOverTcpAtAnAddressOfIpv6) {
     ASSERT_EQ(::listen(fd, 1), 0);
   }
   const int port = here ? ntohs(address.sin6_port) : 1;
-  const std::string method = core::concat("tcp://[::1]:", port);
+  const std::string method = base::concat("tcp://[::1]:", port);
   COHORT_EXPECT_THROW_WITH(
       init_process_group({.init_method = method, .rank = 0, .world_size = 2, .timeout = milliseconds(500)}),
-      RendezvousError, core::concat("rank 0 cannot listen on [::1]:", port, " (rank 0/2, "));
+      RendezvousError, base::concat("rank 0 cannot listen on [::1]:", port, " (rank 0/2, "));
   ::close(fd);
   const auto outcome = meet(method, 3, here ? milliseconds(20000) : milliseconds(500));
   for (const std::string& one : outcome) {
@@ -132,7 +132,7 @@ TEST_F(InitTest, ATimeoutMayBeAnyTime) {
   for (const char* backend : {"gloo", "shm"}) {
     for (const milliseconds timeout : {milliseconds(std::chrono::hours(24 * 25)), milliseconds(100 * kYear),
                                        milliseconds(300 * kYear), milliseconds::max()}) {
-      SCOPED_TRACE(core::concat(backend, ", ", timeout.count(), " ms"));
+      SCOPED_TRACE(base::concat(backend, ", ", timeout.count(), " ms"));
       const auto change = [&](InitOptions& options) { options.backend = backend; };
       EXPECT_EQ(meet(method_of(test::free_port()), 2, timeout, change), std::vector<std::string>(2, "1"));
       const test::TempDir dir;
@@ -147,8 +147,8 @@ TEST_F(InitTest, ATimeoutMayBeAnyTime) {
 
 TEST_F(InitTest, AutoSaysOnceWhatItPicked) {
   std::vector<std::string> lines;
-  core::set_log_sink([&](core::LogLevel level, std::string_view line) {
-    if (level == core::LogLevel::kInfo) lines.emplace_back(line);
+  base::set_log_sink([&](base::LogLevel level, std::string_view line) {
+    if (level == base::LogLevel::kInfo) lines.emplace_back(line);
   });
   for (int round = 0; round < 2; ++round) {
     test::TempDir dir;
@@ -156,7 +156,7 @@ TEST_F(InitTest, AutoSaysOnceWhatItPicked) {
                               [](InitOptions& options) { options.backend = "auto"; });
     EXPECT_EQ(outcome, std::vector<std::string>(2, "1"));
   }
-  core::set_log_sink({});
+  base::set_log_sink({});
   ASSERT_EQ(lines.size(), 1U);
   EXPECT_NE(lines[0].find("process group of 2 ranks over "), std::string::npos) << lines[0];
 }
@@ -171,9 +171,9 @@ TEST_F(InitTest, MeetsInAFile) {
 TEST_F(InitTest, AFileWhoseLockSomebodyHasIsAnErrorAtTheDeadline) {
   const test::TempDir dir;
   const std::string path = (dir / "meeting").string();
-  const core::Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  const base::Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   ASSERT_EQ(::flock(file.get(), LOCK_EX), 0);
-  const core::Deadline waited(std::chrono::seconds(60));
+  const base::Deadline waited(std::chrono::seconds(60));
   const auto outcome = meet("file://" + path, 1, milliseconds(500));
   EXPECT_LT(waited.elapsed(), milliseconds(2500));
   test::expect_in(outcome[0], {"rank 0 cannot meet in /", "somebody has locked it for 500 ms"});
@@ -183,7 +183,7 @@ TEST_F(InitTest, AFileWhoseLockSomebodyHasIsAnErrorAtTheDeadline) {
 TEST_F(InitTest, TheRanksThatDidNotComeAreNamed) {
   const test::TempDir dir;
   for (int attempt = 0;; ++attempt) {
-    const InitOptions options{.init_method = core::concat("file://", (dir / "m").string(), attempt),
+    const InitOptions options{.init_method = base::concat("file://", (dir / "m").string(), attempt),
                               .rank = 1,
                               .world_size = 4,
                               .timeout = milliseconds(500)};

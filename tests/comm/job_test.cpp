@@ -4,7 +4,7 @@
 
 #include <list>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/environment.h"
 #include "tests/support/throws.h"
 

@@ -1,4 +1,4 @@
-#include "cohort/comm/kernels/kernels.h"
+#include "cohort/comm/backends/kernels/kernels.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/throws.h"
 
 namespace cohort::comm {

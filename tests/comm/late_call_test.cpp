@@ -8,10 +8,10 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "cohort/comm/fake/fake.h"
-#include "cohort/comm/group_state.h"
-#include "cohort/comm/pending_state.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/comm/backends/fake/fake.h"
+#include "cohort/comm/internal/group_state.h"
+#include "cohort/comm/internal/pending_state.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/processes.h"
@@ -40,7 +40,7 @@ TEST(LateCallTest, ACallThatEndedBehindAnotherWritesNothingLater) {
       at::Tensor first = at::ones({200'000}), second = at::ones({200'000});
       if (group.rank() == 1) {
         StoreAdapter kv_store = store_adapter_of(*group.shared_state());
-        core::Gate(kv_store, "failed", 1, 2).arrive();  // so that rank 0's error does not wait for it
+        base::Gate(kv_store, "failed", 1, 2).arrive();  // so that rank 0's error does not wait for it
         wait_until([&] { return has_called.load(); });
         std::this_thread::sleep_for(milliseconds(100));
       }
@@ -55,7 +55,7 @@ TEST(LateCallTest, ACallThatEndedBehindAnotherWritesNothingLater) {
         }
       } else {
         const milliseconds time(1000);
-        const core::Deadline waited(time);
+        const base::Deadline waited(time);
         Pending behind = group.all_reduce(second, ReduceOp::SUM, {time});
         has_called = true;
         EXPECT_THROW(behind.wait(), TimeoutError);
@@ -83,7 +83,7 @@ TEST(LateCallChild, DISABLED_Rank) {
   if (group.rank() == 1) ::raise(SIGSTOP);  // until the test sees that both are here
   const milliseconds timeout = group.rank() == 0 ? milliseconds(300) : milliseconds(30'000);
   bool has_failed = false;
-  const core::Deadline waited(seconds(60));
+  const base::Deadline waited(seconds(60));
   try {
     group.all_reduce(tensor, ReduceOp::SUM, {timeout}).wait();
   } catch (const Error& error) {
@@ -110,7 +110,7 @@ TEST(LateCallTest, ACollectiveThatTimedOutWhileNumbersTravelWritesNothingLater) 
     ranks.wait_for(0, "begins");
     ranks.wait_for(1, "begins");
     const auto is_over = [&](int rank) { return ranks.output(rank).find("is over") != std::string::npos; };
-    const core::Deadline deadline(seconds(40));
+    const base::Deadline deadline(seconds(40));
     for (;;) {
       ranks.send(1, SIGCONT);
       std::this_thread::sleep_for(milliseconds(5));
@@ -130,7 +130,7 @@ std::vector<milliseconds> times_of_errors(const std::function<void(Group& group)
     group.barrier();
     if (group.rank() == 3) return wait_until([&] { return num_over == 3; });
     std::this_thread::sleep_for(milliseconds(60 * group.rank()));
-    const core::Deadline waited(seconds(60));
+    const base::Deadline waited(seconds(60));
     try {
       call(group);
       ADD_FAILURE() << "there are numbers";
@@ -219,7 +219,7 @@ TEST(LateCallTest, ACallThatWasGivenUpFailsAlsoOnceItsTurnIsOver) {
   call->begin({.tensors = list}, [](milliseconds) { return Pending::State::Work(); });
   ASSERT_TRUE(call->give_up());
   *go = true;
-  ASSERT_TRUE(call->beginning.wait(core::Deadline(seconds(20))));
+  ASSERT_TRUE(call->beginning.wait(base::Deadline(seconds(20))));
   COHORT_EXPECT_THROW_WITH(call->finish(), TimeoutError,
                            "timed out behind calls that not all ranks have made");
 }
@@ -230,7 +230,7 @@ TEST(LateCallTest, AGroupDoesNotWaitForAThreadThatACallWasGivenUpBehind) {
   at::Tensor tensor = at::ones({3});
   Pending pending = group.all_reduce(tensor, ReduceOp::SUM, {milliseconds(100)});
   EXPECT_THROW(pending.wait(), TimeoutError);
-  const core::Deadline waited(seconds(60));
+  const base::Deadline waited(seconds(60));
   group = Group();
   EXPECT_LT(waited.elapsed(), seconds(4));
   *go = true;

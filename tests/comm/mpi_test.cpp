@@ -6,8 +6,8 @@
 #include <fstream>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "cohort/comm/backend.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/comm/internal/backend.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/mpirun.h"
@@ -69,7 +69,7 @@ class Ranks {
 void expect_passes(int ranks, const std::string& filter, int tests) {
   Ranks job(ranks, filter);
   EXPECT_EQ(job.wait(), 0) << job.output();
-  const std::string passed = core::concat("[  PASSED  ] ", tests, tests == 1 ? " test." : " tests.");
+  const std::string passed = base::concat("[  PASSED  ] ", tests, tests == 1 ? " test." : " tests.");
   EXPECT_EQ(count(job.output(), passed), ranks) << job.output();
 }
 
@@ -377,11 +377,11 @@ constexpr milliseconds kFaultTime = test::kSlowdown * 30s, kSleep = 4 * kFaultTi
 
 // What happens to a job when something happens to its rank 1: FAULT says what.
 TEST(MpiFaultChild, DISABLED_Run) {
-  std::ofstream(core::concat("pid ", ::getpid())) << "here";
+  std::ofstream(base::concat("pid ", ::getpid())) << "here";
   const std::string fault = std::getenv("FAULT");
   if (fault == "no start") {
     if (job_from_environment().rank == 1) ::raise(SIGSTOP);
-    const core::Deadline waited(1500ms);
+    const base::Deadline waited(1500ms);
     try {
       on_ranks(3, [](Group&) {}, 1500ms, ConsistencyCheck::kOff);
     } catch (const TimeoutError& error) {

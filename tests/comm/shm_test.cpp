@@ -1,5 +1,5 @@
 // The backend shm as c10d and Group see it; what it does is tested in tests/comm/shm.
-#include "cohort/comm/shm/shm.h"
+#include "cohort/comm/backends/shm/shm.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
@@ -167,7 +167,7 @@ TEST(ShmBackendTest, WorkHasAFutureAndCanBePolled) {
       });
       future->wait();
       EXPECT_TRUE(work->isCompleted() && work->isSuccess());
-      const core::Deadline deadline(seconds(10));
+      const base::Deadline deadline(seconds(10));
       while (!told) deadline.check("test", "the callback");
 
       std::vector<at::Tensor> polled{at::ones({numel})};

@@ -13,14 +13,14 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "cohort/comm/check.h"
+#include "cohort/base/error.h"
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/desync.h"
 #include "cohort/comm/group.h"
-#include "cohort/comm/group_state.h"
+#include "cohort/comm/internal/consistency_check.h"
+#include "cohort/comm/internal/group_state.h"
 #include "cohort/comm/tcp_store.h"
 #include "cohort/comm/trace.h"
-#include "cohort/core/error.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"
@@ -98,15 +98,15 @@ TEST(DeadlineStoreTest, ASilentStoreIsAnErrorAtTheDeadlineOfEachRequest) {
   COHORT_EXPECT_THROW_WITH(stores[0]->wait({"unknown"}, milliseconds(50)), c10::Error, "imeout");
   host.stop();
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    const core::Deadline waited(seconds(60));
+    const base::Deadline waited(seconds(60));
     EXPECT_THROW(requests[i](*stores[2 * i]), TimeoutError) << i;
     EXPECT_LT(waited.elapsed(), seconds(10)) << i;
-    const core::Deadline again(seconds(60));
-    const StoreDeadline until(core::Deadline(milliseconds(200)));
+    const base::Deadline again(seconds(60));
+    const StoreDeadline until(base::Deadline(milliseconds(200)));
     EXPECT_THROW(requests[i](*stores[2 * i + 1]), TimeoutError) << i;
     EXPECT_LT(again.elapsed(), milliseconds(1200)) << i;
   }
-  const core::Deadline at_once(seconds(60));
+  const base::Deadline at_once(seconds(60));
   COHORT_EXPECT_THROW_WITH(stores[3]->check({"known"}), TimeoutError,
                            "the store of the test has not answered");
   EXPECT_LT(at_once.elapsed(), milliseconds(900)) << "it was silent before";
@@ -138,9 +138,9 @@ TEST(DeadlineStoreTest, WhoWaitsBehindAnotherThreadsRequestEndsAtItsDeadlineAndT
   const auto store = c10::make_intrusive<DeadlineStore>(slow, "a slow store");
   std::thread other([&] { EXPECT_EQ(store->add("slow", 1), 1); });
   slow->entered.wait();
-  const core::Deadline waited(seconds(60));
+  const base::Deadline waited(seconds(60));
   {
-    const StoreDeadline until(core::Deadline(milliseconds(150)));
+    const StoreDeadline until(base::Deadline(milliseconds(150)));
     COHORT_EXPECT_THROW_WITH(store->check({"key"}), TimeoutError,
                              "before a slow store could be asked (check), busy with another request: add");
   }
@@ -154,12 +154,12 @@ TEST(DeadlineStoreTest, ADeadlineThatHasPassedSaysNothingOfTheStore) {
   const auto slow = c10::make_intrusive<SlowStore>();
   const auto store = c10::make_intrusive<DeadlineStore>(slow, "the store of the test");
   {
-    const StoreDeadline until(core::Deadline(milliseconds(0)));
+    const StoreDeadline until(base::Deadline(milliseconds(0)));
     EXPECT_THROW(store->add("count", 1), TimeoutError);
   }
   EXPECT_EQ(store->add("count", 1), 1) << "nor was it asked";
   {
-    const StoreDeadline until(core::Deadline(milliseconds(100)));
+    const StoreDeadline until(base::Deadline(milliseconds(100)));
     EXPECT_THROW(store->wait({"slow"}, seconds(60)), TimeoutError);
   }
   std::thread opens([&] {
@@ -184,7 +184,7 @@ TEST(SilentStoreTest, BarriersOfTwoGroupsDoNotWaitForEachOther) {
     }
     std::thread long_one([&] { EXPECT_NO_THROW(first.barrier({seconds(10)})); });
     std::this_thread::sleep_for(milliseconds(100));
-    const core::Deadline waited(seconds(60));
+    const base::Deadline waited(seconds(60));
     COHORT_EXPECT_THROW_WITH(second.barrier({milliseconds(300)}), TimeoutError, "rank 1 has not come");
     EXPECT_LT(waited.elapsed(), seconds(5));
     has_ended = true;
@@ -228,7 +228,7 @@ TEST(SilentStoreTest, AComparisonOverTheStoreGoesOnBesideABarrier) {
 TEST(SilentStoreTest, IsATimeoutOfEveryCallThatAsksIt) {
   constexpr milliseconds kTimeout(1500);
   const std::filesystem::path trace =
-      std::filesystem::temp_directory_path() / core::concat("silent_store_", ::getpid(), ".json");
+      std::filesystem::temp_directory_path() / base::concat("silent_store_", ::getpid(), ".json");
   const std::vector<std::pair<std::string, std::function<void(Group&)>>> calls = {
       {"barrier", [](Group& group) { group.barrier(); }},
       {"comparison",
@@ -252,7 +252,7 @@ TEST(SilentStoreTest, IsATimeoutOfEveryCallThatAsksIt) {
         group.shared_state()->timeout = kTimeout;
         ++ready;
         wait_until([&] { return is_stopped.load(); });
-        const core::Deadline waited(seconds(60));
+        const base::Deadline waited(seconds(60));
         EXPECT_THROW(call(group), TimeoutError) << name << ", rank " << rank;
         EXPECT_LT(waited.elapsed(), kTimeout + test::deadline_slack()) << name << ", rank " << rank;
       });
@@ -272,7 +272,7 @@ TEST(SilentStoreTest, ThatFallsSilentDuringAWaitIsATimeoutAtTheDeadlineOfTheCall
       {"subgroup", [](const Group& group) { group.subgroup({0, 1}, {.timeout = kTimeout}); }},
       {"comparison",
        [](const Group& group) {
-         gather_over_store(*group.shared_state(), Fingerprint(), core::Deadline(kTimeout));
+         gather_over_store(*group.shared_state(), Fingerprint(), base::Deadline(kTimeout));
        }},
       {"trace", [](const Group& group) { write_trace(group, "/dev/null", {.timeout = kTimeout}); }},
   };
@@ -286,7 +286,7 @@ TEST(SilentStoreTest, ThatFallsSilentDuringAWaitIsATimeoutAtTheDeadlineOfTheCall
         const Group group = make_group(store, rank, 2, "shm", seconds(20));
         if (rank == 1) return wait_until([&] { return waiting.load() == 2 * calls.size(); });
         ++waiting;
-        const core::Deadline waited(kTimeout);
+        const base::Deadline waited(kTimeout);
         EXPECT_THROW(call(group), Error) << name;
         EXPECT_LT(waited.elapsed(), kTimeout + test::deadline_slack()) << name;
         ++waiting;
@@ -299,7 +299,7 @@ TEST(SilentStoreTest, ThatFallsSilentDuringAWaitIsATimeoutAtTheDeadlineOfTheCall
   std::this_thread::sleep_for(milliseconds(300));
   host.stop();
   // The watch has 3.5 s to say that this rank leaves.
-  const core::Deadline waited(milliseconds(3500));
+  const base::Deadline waited(milliseconds(3500));
   watch.reset();
   EXPECT_LT(waited.elapsed(), milliseconds(3500) + test::deadline_slack());
   for (std::thread& thread : threads) thread.join();

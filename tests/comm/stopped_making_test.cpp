@@ -8,11 +8,11 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
+#include "cohort/base/error.h"
+#include "cohort/base/threads/deadline.h"
 #include "cohort/comm/deadline_store.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/tcp_store.h"
-#include "cohort/core/deadline.h"
-#include "cohort/core/error.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/gate.h"
 #include "tests/support/hooked_store.h"
@@ -41,7 +41,7 @@ std::string error_beside(const std::string& backend, int stopped, int at) {
     }
   });
   std::string text;
-  const core::Deadline waited(kTime);
+  const base::Deadline waited(kTime);
   try {
     make_group(hash, 1 - stopped, 2, backend, kTime, "127.0.0.1");
   } catch (const Error& error) {
@@ -65,7 +65,7 @@ TEST_P(StoppedMakingTest, AtEachRequestToTheStore) {
       const std::string text = error_beside(backend, stopped, at);
       if (text.empty()) return;
       ++num_errors;
-      EXPECT_NE(text.find(core::concat("rank ", stopped, " ")), std::string::npos)
+      EXPECT_NE(text.find(base::concat("rank ", stopped, " ")), std::string::npos)
           << "request " << at << ": " << text;
     });
   }
@@ -78,7 +78,7 @@ TEST_P(StoppedMakingTest, AtEachRequestToTheStore) {
 // keeps it. Rank 2 never comes, and the deadlines of the other two are 0.7 s apart.
 void make_without_rank_2(const std::string& backend, bool is_kept_by_agent) {
   const std::string name =
-      core::concat(backend, is_kept_by_agent ? ", an agent's store" : ", rank 0's store");
+      base::concat(backend, is_kept_by_agent ? ", an agent's store" : ", rank 0's store");
   const auto kept = open_tcp_store({.host = "127.0.0.1", .port = 0, .serves = true, .is_local = true});
   const auto make = [&](int rank) {
     c10::intrusive_ptr<c10d::Store> store = kept;
@@ -89,12 +89,12 @@ void make_without_rank_2(const std::string& backend, bool is_kept_by_agent) {
     }
     if (rank > 0) std::this_thread::sleep_for(milliseconds(700));
     const milliseconds timeout(3000);
-    const core::Deadline waited(timeout);
+    const base::Deadline waited(timeout);
     try {
       make_group(store, rank, 3, backend, timeout);
       ADD_FAILURE() << name << ": a group was made";
     } catch (const Error& error) {
-      const std::string text = core::concat(name, ", rank ", rank, ": ", error.what());
+      const std::string text = base::concat(name, ", rank ", rank, ": ", error.what());
       EXPECT_LT(waited.elapsed(), timeout + test::deadline_slack()) << text;
       EXPECT_NE(text.find("rank 2 "), std::string::npos) << text;
       EXPECT_EQ(text.find("cannot be reached"), std::string::npos) << text;
@@ -118,7 +118,7 @@ TEST(MakingOverTcpTest, LateRanksOverTcpAreNoMissingOnes) {
 INSTANTIATE_TEST_SUITE_P(All, StoppedMakingTest,
                          testing::Combine(testing::Values("gloo", "shm"), testing::Values(0, 1)),
                          [](const auto& info) {
-                           return core::concat(std::get<0>(info.param), "_rank", std::get<1>(info.param));
+                           return base::concat(std::get<0>(info.param), "_rank", std::get<1>(info.param));
                          });
 
 }  // namespace

@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "cohort/base/error.h"
 #include "cohort/comm/desync.h"
 #include "cohort/comm/group.h"
-#include "cohort/core/error.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/messages.h"
 #include "tests/support/processes.h"
@@ -42,14 +42,14 @@ TEST(StoppedPeerChild, DISABLED_Rank) {
   if (world.rank() == stopped) ::raise(SIGSTOP);
   std::this_thread::sleep_for(milliseconds(100));
   const auto expect_late = [&](const char* what, const std::function<void()>& call) {
-    const core::Deadline waited(seconds(60));
+    const base::Deadline waited(seconds(60));
     try {
       call();
       ADD_FAILURE() << what << " came to an end";
     } catch (const Error& error) {
       EXPECT_LT(waited.elapsed(), kTime + test::deadline_slack()) << what << ": " << error.what();
       // The store goes silent with rank 0, which keeps it.
-      const std::string name = core::concat("rank ", stopped);
+      const std::string name = base::concat("rank ", stopped);
       const std::string text = error.what();
       const bool is_store = stopped == 0 && text.find("store") != std::string::npos;
       EXPECT_TRUE(is_store || text.find(name) != std::string::npos) << what << ": " << text;
@@ -63,7 +63,7 @@ TEST(StoppedPeerChild, DISABLED_Rank) {
   expect_late("broadcast", [&] { groups[3].broadcast(t, stopped, late).wait(); });
   // Calls that nobody waits for any more, since an error takes the caller away, end together.
   const CallOptions soon{milliseconds(300)};
-  const core::Deadline waited(soon.timeout);
+  const base::Deadline waited(soon.timeout);
   std::vector<at::Tensor> tensors;
   for (int i = 0; i < 6; ++i) tensors.push_back(at::ones({1000}));
   try {
@@ -138,7 +138,7 @@ TEST(DeathChild, DISABLED_Rank) {
   for (int i = 0; i < 6; ++i) tensors.push_back(at::ones({1000}));
   for (at::Tensor& tensor : tensors) pending.push_back(group.all_reduce(tensor));
   EXPECT_THROW(pending[0].wait(), Error);
-  const core::Deadline waited(seconds(60));
+  const base::Deadline waited(seconds(60));
   for (Pending& each : pending) {
     try {
       each.wait();
@@ -161,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(All, StoppedPeerTest,
                                          Case{"shm", 1, "on", "on"}, Case{"shm", 0, "on", "off"}),
                          [](const auto& info) {
                            const Case& one = info.param;
-                           return core::concat(one.backend, "_rank", one.stopped, "_watch_", one.watch,
+                           return base::concat(one.backend, "_rank", one.stopped, "_watch_", one.watch,
                                                "_compared_", one.check_consistency);
                          });
 

@@ -13,12 +13,12 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "cohort/comm/check.h"
+#include "cohort/base/error.h"
 #include "cohort/comm/deadline_store.h"
-#include "cohort/comm/group_state.h"
-#include "cohort/comm/pending_state.h"
+#include "cohort/comm/internal/consistency_check.h"
+#include "cohort/comm/internal/group_state.h"
+#include "cohort/comm/internal/pending_state.h"
 #include "cohort/comm/tcp_store.h"
-#include "cohort/core/error.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/hooked_store.h"
@@ -56,7 +56,7 @@ void run_counted(bool keeper, const std::function<void(Group&, std::atomic<int>&
   const auto hash = c10::make_intrusive<c10d::HashStore>();
   const c10::intrusive_ptr<c10d::Store> store =
       c10::make_intrusive<test::HookedStore>(hash, [requests] { ++*requests; });
-  const core::Deadline since(seconds(20));
+  const base::Deadline since(seconds(20));
   std::barrier all(kRanks);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -98,7 +98,7 @@ TEST(StoreTest, ABarrierAndAComparisonTakeAFewRequestsARank) {
     }
     group.all_reduce(here).wait();
     for (int i = 0; i < 10; ++i) {
-      gather_over_store(*group.shared_state(), Fingerprint(), core::Deadline(seconds(20)));
+      gather_over_store(*group.shared_state(), Fingerprint(), base::Deadline(seconds(20)));
     }
     group.all_reduce(here).wait();
     if (group.rank() == 0) {
@@ -153,11 +153,11 @@ TEST(StoreTest, TheRankThatKeepsTheStoreWaitsSomeSecondsForOneThatDied) {
   std::thread other([&] {
     const Group group = make(1);
     StoreAdapter kv_store = store_adapter_of(*group.shared_state());
-    core::Gate(kv_store, "barrier/0", 1, 2).arrive();
+    base::Gate(kv_store, "barrier/0", 1, 2).arrive();
     while (!is_over.load()) std::this_thread::sleep_for(milliseconds(5));
   });
   const Group group = make(0);
-  const core::Deadline waited(seconds(60));
+  const base::Deadline waited(seconds(60));
   group.barrier();
   EXPECT_LT(waited.elapsed(), seconds(6));
   is_over = true;
@@ -180,7 +180,7 @@ TEST(StoreTest, WhoIsMissingIsNamedAtTheDeadline) {
           make_group(store, rank, 3, "gloo", seconds(20), "127.0.0.1", ConsistencyCheck::kOff);
       if (rank == 1) return test::wait_until([&] { return num_over == 2; });
       both.arrive_and_wait();
-      const core::Deadline waited(kTime);
+      const base::Deadline waited(kTime);
       COHORT_EXPECT_THROW_WITH(group.barrier({kTime}), TimeoutError, "rank 1 has not come");
       EXPECT_LT(waited.elapsed(), kTime + test::deadline_slack());
       at::Tensor tensor = at::ones({10});
@@ -197,8 +197,8 @@ TEST(StoreTest, WhoIsMissingIsNamedAtTheDeadline) {
 TEST(StoreTest, ManyCallsInFlightFailTogether) {
   for (const std::string backend : {"shm", "gloo"}) {
     for (const ConsistencyCheck check : {ConsistencyCheck::kOff, ConsistencyCheck::kAlways}) {
-      SCOPED_TRACE(core::concat(backend, check == ConsistencyCheck::kOff ? "" : ", compared"));
-      std::array<core::Deadline::Clock::duration, 2> took{};
+      SCOPED_TRACE(base::concat(backend, check == ConsistencyCheck::kOff ? "" : ", compared"));
+      std::array<base::Deadline::Clock::duration, 2> took{};
       run_ranks(
           3, backend,
           [&](Group& group) {
@@ -206,7 +206,7 @@ TEST(StoreTest, ManyCallsInFlightFailTogether) {
             std::vector<at::Tensor> tensors;
             std::vector<Pending> pending;
             for (int i = 0; i < 8; ++i) tensors.push_back(at::ones({50'000}));
-            const core::Deadline waited(seconds(60));
+            const base::Deadline waited(seconds(60));
             try {
               for (at::Tensor& tensor : tensors) pending.push_back(group.all_reduce(tensor));
             } catch (const Error&) {  // the group is broken already

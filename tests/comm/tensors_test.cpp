@@ -1,5 +1,5 @@
 // What all backends of our own ask of tensors; that they ask it, and name themselves, is tested with each.
-#include "cohort/comm/tensors.h"
+#include "cohort/comm/internal/tensors.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "cohort/core/error.h"
-#include "cohort/core/timeline.h"
+#include "cohort/base/error.h"
+#include "cohort/base/timeline.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/processes.h"
 #include "tests/support/ranks.h"
@@ -19,7 +19,7 @@
 namespace cohort::comm {
 namespace {
 
-using core::Timeline;
+using base::Timeline;
 using nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
@@ -122,13 +122,13 @@ TEST(TraceTest, ARankThatDoesNotComeIsNamed) {
         if (group.rank() == stopped) {
           std::string mine = clock;
           if (alike) std::ifstream("/proc/sys/kernel/random/boot_id") >> mine;
-          group.store()->set(core::concat("trace/0/clock/", stopped), mine);
+          group.store()->set(base::concat("trace/0/clock/", stopped), mine);
         }
         group.barrier();
         if (group.rank() != stopped) {
-          const core::Deadline waited(time);
+          const base::Deadline waited(time);
           COHORT_EXPECT_THROW_WITH(write_trace(group, dir / "t.json", {.timeout = time}), TimeoutError,
-                                   core::concat("rank ", stopped, " has come and does not go on"));
+                                   base::concat("rank ", stopped, " has come and does not go on"));
           EXPECT_LT(waited.elapsed(), time + test::deadline_slack());
         }
         group.barrier();
@@ -164,7 +164,7 @@ TEST(TraceTest, ARankThatDoesNotComeIsNamed) {
       at::Tensor piece = at::empty({head[0].item<std::int64_t>()}, at::kByte);
       group.recv(piece, 1, 0x7ace).wait();
     } else {
-      const core::Deadline waited(time);
+      const base::Deadline waited(time);
       COHORT_EXPECT_THROW_WITH(write_trace(group, dir / "t.json", {.timeout = time}), TimeoutError,
                                "rank 0 has come and does not go on");
       EXPECT_LT(waited.elapsed(), time + test::deadline_slack());

@@ -6,7 +6,7 @@
 
 #include <cstdio>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/core/torch_compat.h"
 #include "tests/support/environment.h"
 #include "tests/support/temp_dir.h"

@@ -10,7 +10,7 @@
 #include <future>
 #include <thread>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/throws.h"
 
 namespace cohort::core {

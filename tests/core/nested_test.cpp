@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/throws.h"
 
 namespace users {

@@ -1,4 +1,4 @@
-#include "cohort/data/atomic_directory.h"
+#include "cohort/data/internal/atomic_directory.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -7,7 +7,7 @@
 #include <functional>
 #include <iterator>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/checkpoint/file_calls.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
@@ -85,7 +85,7 @@ TEST(AtomicDirectoryTest, KilledAtEachSystemCallLeavesAllOrNothingAndIsClearedAw
   };
   for (const bool gives_up : {false, true}) {
     for (int moment = 0;; ++moment) {
-      SCOPED_TRACE(core::concat(gives_up ? "giving up" : "finishing", ", moment ", moment));
+      SCOPED_TRACE(base::concat(gives_up ? "giving up" : "finishing", ", moment ", moment));
       const test::TempDir dir;
       const std::string out = (dir / "out").string();
       // The second child also clears away what the first has left.

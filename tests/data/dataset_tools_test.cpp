@@ -10,7 +10,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/codecs/codec.h"
 #include "cohort/data/file_bytes.h"
 #include "cohort/data/folder_scan.h"
@@ -175,7 +175,7 @@ TEST(DatasetToolsTest, ADamagedPaxHeaderIsRefused) {
   const test::TempDir dir;
   const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
   const std::string name = "cat/" + std::string(110, 'x') + ".jpg";
-  const std::string good = core::concat("128 path=", name, "\n");
+  const std::string good = base::concat("128 path=", name, "\n");
   ASSERT_EQ(good.size(), 128U);
   test::write_file(tar, tar_with_pax_records(good));
   EXPECT_EQ(unpack_tar(tar, out).files, 1);
@@ -187,7 +187,7 @@ TEST(DatasetToolsTest, ADamagedPaxHeaderIsRefused) {
       good.substr(0, good.size() - 1) + "x",  // no end of the line
       "junk",                                 // nothing like it
       "\xe9" + good.substr(1),                // also where the name is not UTF-8
-      core::concat("25 uname=k\xc3\xa4sekuchen----\n", "9", good.substr(1)),
+      base::concat("25 uname=k\xc3\xa4sekuchen----\n", "9", good.substr(1)),
   };
   for (const std::string& records : damaged) {
     SCOPED_TRACE(records);
@@ -342,7 +342,7 @@ TEST(DatasetToolsTest, AListOfLinksAndOneWithBlankLines) {
   test::write_file(list, "\n \nlabel,file\ncat,1.jpg\n");
   for (const bool link : {false, true}) {
     SCOPED_TRACE(link);
-    const fs::path out = dir / core::concat("out", link);
+    const fs::path out = dir / base::concat("out", link);
     EXPECT_EQ(folder_from_list(flat, list, out.string(), {link}).bytes, 3);
     EXPECT_FALSE(fs::is_symlink(out / "cat/1.jpg"));
     EXPECT_EQ(test::read_file(out / "cat/1.jpg"), "one");

@@ -1,7 +1,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/codecs/codec.h"
 #include "cohort/data/idx_dataset.h"
 #include "cohort/data/image_folder.h"
@@ -18,7 +18,7 @@ namespace {
 class Squares : public ExampleDataset {
  public:
   std::int64_t size() const override { return 1000; }
-  std::vector<at::Tensor> get(std::int64_t i, core::RandomStream&) const override {
+  std::vector<at::Tensor> get(std::int64_t i, base::RandomStream&) const override {
     return {at::full({1}, static_cast<float>(i)), at::full({1}, static_cast<float>(i * i))};
   }
 };
@@ -53,7 +53,7 @@ TEST(ExampleDatasetTest, IsFifteenLines) {
 class Single : public ExampleDataset {
  public:
   std::int64_t size() const override { return 1; }
-  std::vector<at::Tensor> get(std::int64_t, core::RandomStream&) const override {
+  std::vector<at::Tensor> get(std::int64_t, base::RandomStream&) const override {
     return {at::zeros({2}), at::zeros({})};
   }
 };
@@ -61,7 +61,7 @@ class Single : public ExampleDataset {
 class Ragged : public ExampleDataset {
  public:
   std::int64_t size() const override { return 4; }
-  std::vector<at::Tensor> get(std::int64_t i, core::RandomStream&) const override {
+  std::vector<at::Tensor> get(std::int64_t i, base::RandomStream&) const override {
     if (i == 3) return {};
     return {at::zeros({i + 1}, i == 2 ? at::kDouble : at::kFloat)};
   }
@@ -81,8 +81,8 @@ class Damaged : public ExampleDataset {
  public:
   explicit Damaged(std::int64_t bad, std::int64_t size = 8) : bad_(bad), size_(size) {}
   std::int64_t size() const override { return size_; }
-  std::vector<at::Tensor> get(std::int64_t i, core::RandomStream&) const override {
-    if (i < bad_) throw std::runtime_error(core::concat("sample ", i, " is damaged"));
+  std::vector<at::Tensor> get(std::int64_t i, base::RandomStream&) const override {
+    if (i < bad_) throw std::runtime_error(base::concat("sample ", i, " is damaged"));
     return {at::full({2}, static_cast<float>(i)), at::scalar_tensor(i, at::kLong)};
   }
 
@@ -110,7 +110,7 @@ class Given : public ExampleDataset {
  public:
   explicit Given(std::vector<at::Tensor> samples) : samples_(std::move(samples)) {}
   std::int64_t size() const override { return std::ssize(samples_); }
-  std::vector<at::Tensor> get(std::int64_t i, core::RandomStream&) const override {
+  std::vector<at::Tensor> get(std::int64_t i, base::RandomStream&) const override {
     return {at::zeros({1}), samples_[static_cast<std::size_t>(i)]};
   }
 
@@ -181,13 +181,13 @@ TEST(DatasetTest, AnIndexThatIsNotInTheDatasetIsRefused) {
       std::make_shared<IdxDataset>((dir / "i").string(), (dir / "l").string())};
   std::vector<std::byte> memory(1 << 20);
   const std::vector<std::byte*> out = {memory.data(), memory.data() + memory.size() / 2};
-  core::RandomStream random(1, 0, 0, core::Purpose::kTransform);
+  base::RandomStream random(1, 0, 0, base::Purpose::kTransform);
   for (const auto& dataset : datasets) {
     dataset->fields();
     EXPECT_NO_THROW(dataset->read(0, random, out));
     for (const std::int64_t index : {std::int64_t{1}, std::int64_t{1} << 40, std::int64_t{-1}}) {
       COHORT_EXPECT_THROW_WITH(dataset->read(index, random, out), UsageError,
-                               core::concat("got index ", index, ", expected 0 to 0: there are 1 samples"));
+                               base::concat("got index ", index, ", expected 0 to 0: there are 1 samples"));
     }
   }
   COHORT_EXPECT_THROW_WITH(folder->label(1), UsageError, "[data.image_folder] got index 1");

@@ -9,9 +9,9 @@
 #include <cerrno>
 #include <cstring>
 
-#include "cohort/core/error.h"
-#include "cohort/core/fd.h"
-#include "cohort/core/log.h"
+#include "cohort/base/error.h"
+#include "cohort/base/files/fd.h"
+#include "cohort/base/log.h"
 #include "cohort/data/encoded_cache.h"
 #include "cohort/data/file_bytes.h"
 #include "tests/data/folder_calls.h"
@@ -64,9 +64,9 @@ TEST(FolderScanTest, FilesThatAreNoImagesAreCountedAndNamedOnce) {
   fs::create_symlink(dir / "gone.jpg", dir / "dog/2.jpg");
   const std::string root = dir.path().string();
   std::vector<std::string> lines;
-  core::set_log_sink([&](core::LogLevel, std::string_view line) { lines.emplace_back(line); });
+  base::set_log_sink([&](base::LogLevel, std::string_view line) { lines.emplace_back(line); });
   for (int i = 0; i < 2; ++i) EXPECT_EQ(scan_image_folder(root).size(), 2);
-  core::set_log_sink({});
+  base::set_log_sink({});
   ASSERT_EQ(lines.size(), 1U);
   const std::string what =
       root +
@@ -172,13 +172,13 @@ TEST(FileBytesTest, AShortReadIsNotTheEnd) {
   // Each read of a pipe in packet mode gives one packet, as a file of FUSE may give less than was asked for.
   std::array<int, 2> pipe{};
   ASSERT_EQ(::pipe2(pipe.data(), O_DIRECT | O_CLOEXEC), 0);
-  const core::Fd end(pipe[0]);
-  core::Fd start(pipe[1]);
+  const base::Fd end(pipe[0]);
+  base::Fd start(pipe[1]);
   const std::string content(300, 'x');
   for (int i = 0; i < 5; ++i) ASSERT_EQ(::write(start.get(), content.data(), content.size()), 300);
   start.close();
   std::vector<std::byte> buffer;
-  EXPECT_EQ(read_file_bytes(core::concat("/proc/self/fd/", end.get()), buffer).size(), 1500U);
+  EXPECT_EQ(read_file_bytes(base::concat("/proc/self/fd/", end.get()), buffer).size(), 1500U);
 }
 
 TEST(FileBytesTest, TheBufferFollowsTheSizeOfALargeFile) {

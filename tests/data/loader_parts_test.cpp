@@ -6,7 +6,7 @@
 #include <atomic>
 #include <random>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/loader.h"
 #include "cohort/data/tensor_dataset.h"
 #include "tests/support/throws.h"
@@ -139,7 +139,7 @@ TEST(LoaderPartsTest, ASampleThatCannotBeReadBeginsItsBatchAnew) {
   class Once : public ExampleDataset {
    public:
     std::int64_t size() const override { return 12; }
-    std::vector<at::Tensor> get(std::int64_t index, core::RandomStream&) const override {
+    std::vector<at::Tensor> get(std::int64_t index, base::RandomStream&) const override {
       if (index == 6 && !failed_.exchange(true)) throw std::runtime_error("cannot decode");
       return {at::full({1}, float(index)), at::scalar_tensor(index, at::kLong)};
     }

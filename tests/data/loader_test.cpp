@@ -11,8 +11,8 @@
 #include <set>
 #include <thread>
 
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/data/tensor_dataset.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
@@ -32,7 +32,7 @@ class Moody : public ExampleDataset {
  public:
   explicit Moody(std::int64_t size) : size_(size) {}
   std::int64_t size() const override { return size_; }
-  std::vector<at::Tensor> get(std::int64_t index, core::RandomStream& random) const override {
+  std::vector<at::Tensor> get(std::int64_t index, base::RandomStream& random) const override {
     if (index == hang_at) {
       std::unique_lock lock(mutex_);
       hangs = true;
@@ -438,12 +438,12 @@ TEST(LoaderTest, WorkersRunTensorOperationsOnOneThread) {
 TEST(LoaderTest, PinnedMemoryWithoutAnAcceleratorIsSaidOnce) {
   // Of the process, as the warning is: --gtest_repeat runs this again. No other test here pins.
   static int lines = 0;
-  core::set_log_sink(
-      [](core::LogLevel, std::string_view line) { lines += line.find("pin_memory") != line.npos; });
+  base::set_log_sink(
+      [](base::LogLevel, std::string_view line) { lines += line.find("pin_memory") != line.npos; });
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(take_epoch(rows(4), {.batch_size = 2, .pin_memory = true}).targets.size(), 4U);
   }
-  core::set_log_sink({});
+  base::set_log_sink({});
   const bool accelerated =
       at::accelerator::getAccelerator().has_value() && at::accelerator::deviceCount() > 0;
   EXPECT_EQ(lines, accelerated ? 0 : 1);

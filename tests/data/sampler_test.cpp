@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 

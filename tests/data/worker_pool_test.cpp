@@ -1,4 +1,4 @@
-#include "cohort/data/worker_pool.h"
+#include "cohort/data/internal/worker_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cohort/data/encoded_cache.h"
-#include "cohort/data/parallel.h"
+#include "cohort/data/internal/parallel.h"
 #include "tests/support/gate.h"
 
 namespace cohort::data {
@@ -27,7 +27,7 @@ TEST(WorkerPoolTest, DoesEachItemOnceAndInTime) {
     std::int64_t next = 0;
     for (std::int64_t job = 0; job < 300; ++job) {
       while (pool.published() - next < 3) pool.publish(pool.published() % 5 == 4 ? 13 : 50);
-      ASSERT_TRUE(pool.wait(next, core::Deadline(seconds(60))));
+      ASSERT_TRUE(pool.wait(next, base::Deadline(seconds(60))));
       auto& slot = done[static_cast<std::size_t>(next % 3)];
       EXPECT_EQ(std::accumulate(slot.begin(), slot.end(), 0), next % 5 == 4 ? 13 : 50);
       std::ranges::fill(slot, 0);
@@ -47,12 +47,12 @@ TEST(WorkerPoolTest, CancelledJobsAreDoneSoon) {
   pool.publish(1000);
   pool.cancel();
   cancelled.open();
-  EXPECT_TRUE(pool.wait(0, core::Deadline(seconds(60))));
-  EXPECT_TRUE(pool.wait(1, core::Deadline(seconds(60))));
+  EXPECT_TRUE(pool.wait(0, base::Deadline(seconds(60))));
+  EXPECT_TRUE(pool.wait(1, base::Deadline(seconds(60))));
   EXPECT_LE(calls.load(), 2) << "what each worker had begun";
   calls = 0;
   pool.publish(10);  // later jobs are done as usual
-  EXPECT_TRUE(pool.wait(2, core::Deadline(seconds(60))));
+  EXPECT_TRUE(pool.wait(2, base::Deadline(seconds(60))));
   EXPECT_EQ(calls.load(), 10);
 }
 
@@ -67,7 +67,7 @@ TEST(WorkerPoolTest, NamesWhatAWorkerIsBusyWithAndLeavesItBehind) {
   });
   EXPECT_FALSE(pool.longest().has_value());
   pool.publish(4);
-  EXPECT_FALSE(pool.wait(0, core::Deadline(milliseconds(20))));
+  EXPECT_FALSE(pool.wait(0, base::Deadline(milliseconds(20))));
   while (!inside) std::this_thread::yield();
   ASSERT_TRUE(pool.longest().has_value());
   EXPECT_EQ(pool.longest()->item, 3);

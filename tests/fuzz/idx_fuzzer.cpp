@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <span>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/idx.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

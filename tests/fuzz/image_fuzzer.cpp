@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/transforms/pipeline.h"
 
 // Decodes the bytes whole and in part, as colour and gray, and runs pipelines on them. Beyond "no crash" it
@@ -36,7 +36,7 @@ bool decode(std::span<const std::byte> file, ColorMode color, bool accept_damage
 }
 
 void check_region(std::span<const std::byte> file, ColorMode color, const Image& whole,
-                  core::RandomStream& random) {
+                  base::RandomStream& random) {
   Region region;
   region.height = random.integer(1, whole.height + 1);
   region.width = random.integer(1, whole.width + 1);
@@ -77,7 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (size_t i = 0; i < size; i += 1 + size / 64) {
     seed = (seed ^ data[i]) * 1099511628211u;
   }
-  core::RandomStream random(seed, 0, size, core::Purpose::kTransform);
+  base::RandomStream random(seed, 0, size, base::Purpose::kTransform);
   Image image, again;
   for (const ColorMode color : {ColorMode::kRgb, ColorMode::kGray}) {
     decode(file, color, true, image);

@@ -8,9 +8,9 @@
 #include <span>
 #include <string>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/bounded_json.h"
 #include "cohort/checkpoint/manifest.h"
-#include "cohort/core/error.h"
 
 using namespace cohort::checkpoint;
 

@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <span>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/safetensors_format.h"
-#include "cohort/core/error.h"
 
 using namespace cohort::checkpoint;
 

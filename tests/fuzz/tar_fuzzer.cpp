@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <span>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/tar_reader.h"
 
 using namespace cohort::data;

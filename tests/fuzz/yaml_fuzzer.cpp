@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "cohort/core/error.h"
-#include "cohort/train/config.h"
+#include "cohort/base/error.h"
+#include "cohort/config/config.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace cohort::train;

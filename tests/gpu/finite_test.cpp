@@ -13,13 +13,13 @@
 #include <cmath>
 #include <limits>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/tensor_dataset.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/clip.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/train/classification.h"
-#include "cohort/train/step_check.h"
+#include "cohort/train/internal/step_check.h"
 #include "cohort/train/trainer.h"
 #include "gpu_test.h"
 #include "tests/support/throws.h"
@@ -59,7 +59,7 @@ TEST_F(GpuFiniteTest, AStepThatIsNotMadeLeavesNoTrace) {
   for (const double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
     for (std::size_t kind = 0; kind < 3; ++kind) {
       for (const int bad_step : {1, 3}) {
-        SCOPED_TRACE(core::concat(kind, ", step ", bad_step, ", ", bad));
+        SCOPED_TRACE(base::concat(kind, ", step ", bad_step, ", ", bad));
         std::vector<at::Tensor> ours = parameters(), straight = parameters();
         const auto optimizer = std::move(optimizers(ours)[kind]),
                    peer = std::move(optimizers(straight)[kind]);
@@ -148,7 +148,7 @@ TEST_F(GpuFiniteTest, AStepThatIsLeftOutLeavesNoTraceInRunningStatistics) {
 TEST_F(GpuFiniteTest, ATrainerGoesOnWithAFiniteModel) {
   for (const double clip_norm : {0.0, 1.0}) {
     for (const bool in_loss : {false, true}) {
-      SCOPED_TRACE(core::concat("clip_norm ", clip_norm, in_loss ? ", loss" : ", gradient"));
+      SCOPED_TRACE(base::concat("clip_norm ", clip_norm, in_loss ? ", loss" : ", gradient"));
       Steep net(in_loss ? -1 : 5);
       net->to(gpu);
       auto optimizer = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions(0.1).momentum(0.9));

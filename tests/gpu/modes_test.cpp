@@ -27,7 +27,7 @@ namespace cohort {
 namespace {
 
 namespace nn = torch::nn;
-using core::Placement;
+using base::Placement;
 using pipeline::Schedule;
 using pipeline::Tensors;
 
@@ -171,7 +171,7 @@ TEST_F(GpuModesTest, DataParallelOverAGpuAndACore) {
     const bool begins_on_gpu = std::string(placements).starts_with("cuda");
     net->to(begins_on_gpu ? gpu : at::Device(at::kCPU));
     net->zero_grad();
-    parallel::DataParallel<nn::Sequential> model(net, {.device_ids = core::parse_placements(placements)});
+    parallel::DataParallel<nn::Sequential> model(net, {.device_ids = base::parse_placements(placements)});
     for (int step = 0; step < 2; ++step) {  // the second with replicas that are there
       net->zero_grad();
       const at::Tensor output = model.forward(x);

@@ -1,5 +1,5 @@
 // Agents that exchange words through a map instead of a store.
-#include "cohort/launch/agent_store_client.h"
+#include "cohort/launch/internal/agent_store_client.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/launch/quick_store_client.h"
 #include "tests/support/map_store.h"
 #include "tests/support/throws.h"
@@ -52,7 +52,7 @@ TEST(AgentStoreClientTest, ANodeThatGivesNoSignAnyMoreIsNamed) {
   AgentStoreClient first(kv_store, hasty(0, 3));
   AgentStoreClient second(kv_store, hasty(1, 3));
   for (AgentStoreClient* store_client : {&first, &second}) {
-    store_client->busy_until(core::Deadline(std::chrono::minutes(1)));  // signs do not wait for this thread
+    store_client->busy_until(base::Deadline(std::chrono::minutes(1)));  // signs do not wait for this thread
     store_client->begin_session("this");
   }
   EXPECT_TRUE(comes_true([&] { return !first.lost().empty(); }));
@@ -79,7 +79,7 @@ TEST(AgentStoreClientTest, ANodeThatHasNotComeYetIsNotLost) {
   const auto pass = [&](std::int64_t time, const std::vector<AgentStoreClient*>& agents) {
     std::vector<std::string> before;
     const auto sign = [&](std::size_t node) {
-      const std::string key = core::concat("alive/", node);
+      const std::string key = base::concat("alive/", node);
       return kv_store->has(key) ? kv_store->get(key) : "";
     };
     for (std::size_t node = 0; node < agents.size(); ++node) {
@@ -152,7 +152,7 @@ class ClockedAgentStoreClientTest : public testing::Test {
     for (int i = 0; i < 2; ++i) pass(5, {0, 1});  // each has seen the other's
   }
   std::string sign_of(int node) {
-    const std::string key = core::concat("alive/", node);
+    const std::string key = base::concat("alive/", node);
     return kv_store_->has(key) ? kv_store_->get(key) : "";
   }
   void wait_for_sign(int node, const std::string& before) {
@@ -205,7 +205,7 @@ TEST_F(ClockedAgentStoreClientTest, ANodeWhoseAgentHangsIsLostThoughItsThreadGoe
     pass(5, {0, 1});
     ASSERT_EQ(lost(0) + lost(1), "") << "both agents go on";
   }
-  agents_[1]->busy_until(core::Deadline(std::chrono::minutes(5)));
+  agents_[1]->busy_until(base::Deadline(std::chrono::minutes(5)));
   for (int i = 0; i < 8; ++i) {  // it answers no ring
     agents_[0]->news();
     const std::string first = sign_of(0), second = sign_of(1);
@@ -214,7 +214,7 @@ TEST_F(ClockedAgentStoreClientTest, ANodeWhoseAgentHangsIsLostThoughItsThreadGoe
     wait_for_sign(1, second);
     ASSERT_EQ(lost(0) + lost(1), "") << "it has work";
   }
-  agents_[1]->busy_until(core::Deadline(std::chrono::seconds(0)));
+  agents_[1]->busy_until(base::Deadline(std::chrono::seconds(0)));
   for (int i = 0; i < 10 && lost(0).empty(); ++i) pass(5, {0});
   EXPECT_EQ(lost(0).find("node 1 has given no sign for"), 0u) << lost(0);
   EXPECT_EQ(lost(1), "");
@@ -222,7 +222,7 @@ TEST_F(ClockedAgentStoreClientTest, ANodeWhoseAgentHangsIsLostThoughItsThreadGoe
 
 TEST_F(ClockedAgentStoreClientTest, ARequestThatIsUnderWayAsAllStandStillSaysNothingOfTheStore) {
   // Each has given its sign and read the other's: none asks for anything until the clock moves.
-  for (const auto& agent : agents_) ASSERT_TRUE(agent->look_now(core::Deadline(std::chrono::seconds(20))));
+  for (const auto& agent : agents_) ASSERT_TRUE(agent->look_now(base::Deadline(std::chrono::seconds(20))));
   const std::int64_t before = kv_store_->num_requests();
   const auto release = kv_store_->hang();
   agents_[1]->post("word", "said");
@@ -241,7 +241,7 @@ TEST(AgentStoreClientTest, TheEndOfARendezvousDoesNotWaitForASilentStore) {
   const auto release = kv_store->hang();
   AgentStoreClientOptions options = quick(1, 2);
   options.keep_alive_interval = std::chrono::seconds(5);
-  const core::Deadline waited(std::chrono::seconds(60));
+  const base::Deadline waited(std::chrono::seconds(60));
   {
     AgentStoreClient store_client(kv_store, options);
     store_client.post("word", "said");
@@ -260,7 +260,7 @@ TEST(AgentStoreClientTest, ANodeThatHasComeAndGivesNoFirstSignIsLost) {
 }
 
 TEST(AgentStoreClientTest, ManyNodesLookLessOften) {
-  const core::Deadline looking(milliseconds(200));
+  const base::Deadline looking(milliseconds(200));
   const auto few = std::make_shared<MapStore>(), many = std::make_shared<MapStore>();
   const auto watch = [](const std::shared_ptr<MapStore>& kv_store, int nnodes) {
     AgentStoreClientOptions options = quick(1, nnodes);
@@ -279,11 +279,11 @@ TEST(AgentStoreClientTest, ManyNodesLookLessOften) {
 
 TEST(AgentStoreClientTest, WhatNoAgentOfTheJobHasLeftIsNotHeeded) {
   const auto kv_store = std::make_shared<MapStore>();
-  AgentStoreClientOptions options = quick(0, 2, core::Secret::make());
+  AgentStoreClientOptions options = quick(0, 2, base::Secret::make());
   AgentStoreClient first(kv_store, options);
   first.begin_session("this");
   options.node = 1;
-  options.secret = core::Secret::make();
+  options.secret = base::Secret::make();
   AgentStoreClient stranger(kv_store, options);
   stranger.begin_session("this");
   first.watch("signed");
@@ -300,7 +300,7 @@ TEST(AgentStoreClientTest, WhatNoAgentOfTheJobHasLeftIsNotHeeded) {
 // Signs that are played again do not hide that a node is gone.
 TEST(AgentStoreClientTest, RecordedSignsKeepNobodyAlive) {
   const auto kv_store = std::make_shared<MapStore>();
-  AgentStoreClientOptions options = hasty(0, 2, core::Secret::make());
+  AgentStoreClientOptions options = hasty(0, 2, base::Secret::make());
   AgentStoreClient first(kv_store, options);
   first.begin_session("this");
   std::set<std::string> signs;

@@ -1,5 +1,5 @@
 // Agents with ranks that are shell scripts; several nodes are threads that share a store.
-#include "cohort/launch/agent.h"
+#include "cohort/launch/internal/agent.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -15,9 +15,9 @@
 #include <map>
 #include <thread>
 
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
-#include "cohort/core/wait.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/base/threads/wait.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/environment.h"
 #include "tests/support/map_store.h"
@@ -60,8 +60,8 @@ class AgentTest : public testing::Test {
   // Runs an agent on this node; `meanwhile` gets to act once the file "ready" is in the folder.
   Outcome run(const RunOptions& options, const std::function<void()>& meanwhile = {}) {
     Outcome outcome;
-    core::set_log_sink(
-        [&](core::LogLevel, std::string_view line) { outcome.log += std::string(line) + "\n"; });
+    base::set_log_sink(
+        [&](base::LogLevel, std::string_view line) { outcome.log += std::string(line) + "\n"; });
     testing::internal::CaptureStdout();
     testing::internal::CaptureStderr();
     std::thread actor;
@@ -82,7 +82,7 @@ class AgentTest : public testing::Test {
     if (actor.joinable()) actor.join();
     outcome.out = testing::internal::GetCapturedStdout();
     outcome.err = testing::internal::GetCapturedStderr();
-    core::set_log_sink({});
+    base::set_log_sink({});
     EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a process is left";
     return outcome;
   }
@@ -312,8 +312,8 @@ TEST_F(AgentTest, AStderrThatNobodyReadsDoesNotHoldUpTheEnd) {
   // It waits for a reader still, until a signal comes. Two that come while a rank runs would end that at
   // once.
   int status = 0;
-  core::Deadline waited(seconds(30));
-  while (!core::wait_for_process(agent, status, core::Deadline(seconds(1))) && !waited.expired()) {
+  base::Deadline waited(seconds(30));
+  while (!base::wait_for_process(agent, status, base::Deadline(seconds(1))) && !waited.expired()) {
     ::kill(agent, SIGTERM);
   }
   EXPECT_FALSE(waited.expired());
@@ -342,13 +342,13 @@ class NodesTest : public AgentTest {
       with.max_restarts = restarts;
       if (!log_folder.empty()) {
         with.log_dir = log_folder;
-        with.run_id = core::concat("node", node);
+        with.run_id = base::concat("node", node);
         with.redirects = StreamChoice::parse("3", "--redirects");
       }
       if (node == nnodes - 1 && !handled_by_last.empty()) with.signals_to_handle = handled_by_last;
       all.push_back(with);
     }
-    core::set_log_sink([&](core::LogLevel, std::string_view line) { log += std::string(line) + "\n"; });
+    base::set_log_sink([&](base::LogLevel, std::string_view line) { log += std::string(line) + "\n"; });
     testing::internal::CaptureStdout();
     const auto kv_store = std::make_shared<test::MapStore>();
     for (const auto& [key, value] : written) kv_store->set(key, value);
@@ -389,12 +389,12 @@ class NodesTest : public AgentTest {
       for (std::thread& thread : threads) thread.join();
     }
     out = testing::internal::GetCapturedStdout();
-    core::set_log_sink({});
+    base::set_log_sink({});
     return statuses;
   }
 
   std::map<std::string, std::string> written;  // by somebody else, before they come
-  std::function<void(core::KeyValueStore&)> while_they_run;
+  std::function<void(base::KeyValueStore&)> while_they_run;
   std::vector<int> handled_by_last;  // the signals of the last node; empty: as the others
   milliseconds keep_alive_interval = seconds(1);
   bool expects_signs = false;
@@ -439,7 +439,7 @@ TEST_F(NodesTest, AWordThatNamesNoSignalOfTheirsEndsNothing) {
 }
 
 TEST_F(NodesTest, ASignalThatANodeDoesNotHandleItselfEndsItBySigterm) {
-  while_they_run = [&](core::KeyValueStore& kv_store) {
+  while_they_run = [&](base::KeyValueStore& kv_store) {
     EXPECT_TRUE(wait_for_file("up0") && wait_for_file("up1"));
     kv_store.set("signal", std::to_string(SIGINT));
   };

@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cohort/core/error.h"
-#include "cohort/launch/failure.h"
+#include "cohort/base/error.h"
+#include "cohort/launch/internal/failure.h"
 #include "tests/support/environment.h"
 #include "tests/support/messages.h"
 #include "tests/support/temp_dir.h"

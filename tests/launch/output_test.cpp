@@ -1,4 +1,4 @@
-#include "cohort/launch/output.h"
+#include "cohort/launch/internal/output.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ TEST(OutputTest, AConsoleThatNobodyReadsDoesNotHoldUp) {
   console.write(Stream::kOut, text);
   console.pump();  // returns, though the pipe takes 64 KiB
   EXPECT_TRUE(console.full());
-  EXPECT_FALSE(console.flush(core::Deadline(milliseconds(50))));
+  EXPECT_FALSE(console.flush(base::Deadline(milliseconds(50))));
   std::string read;
   std::vector<char> buffer(65536);
   while (read.size() < text.size()) {
@@ -78,7 +78,7 @@ TEST(OutputTest, AReaderThatIsGoneLosesTheRest) {
   Console console(pipe.write.get(), pipe.write.get());
   pipe.read.close();
   console.write(Stream::kErr, "text");
-  EXPECT_TRUE(console.flush(core::Deadline(milliseconds(1000))));
+  EXPECT_TRUE(console.flush(base::Deadline(milliseconds(1000))));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // How nodes meet over a map instead of a store.
-#include "cohort/launch/rendezvous.h"
+#include "cohort/launch/internal/rendezvous.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/launch/quick_store_client.h"
 #include "tests/support/map_store.h"
 #include "tests/support/throws.h"
@@ -46,7 +46,7 @@ std::string fingerprint_of(const RunOptions& options) {
   SignalQueue signals({}, {});
   int signal = 0;
   try {
-    join_rendezvous(options, store_client, signals, "", core::Deadline(milliseconds(5000)), signal);
+    join_rendezvous(options, store_client, signals, "", base::Deadline(milliseconds(5000)), signal);
   } catch (const RendezvousError& error) {
     const std::string text = error.what(), before = "node 0 has ";
     const std::size_t begin = text.find(before) + before.size();
@@ -64,10 +64,10 @@ TEST(RendezvousTest, NodesLearnWhichRanksTheyHave) {
   SignalQueue signals({}, {});
   int signal = 0;
   COHORT_EXPECT_THROW_WITH(
-      join_rendezvous(nodes(0, 2, 2), first, signals, "", core::Deadline(milliseconds(5000)), signal),
+      join_rendezvous(nodes(0, 2, 2), first, signals, "", base::Deadline(milliseconds(5000)), signal),
       RendezvousError, "nodes disagree: node 0 has --nnodes 2, --rdzv-id job");
   COHORT_EXPECT_THROW_WITH(join_rendezvous(nodes(1, 2, 3), second, signals, "192.0.2.7",
-                                           core::Deadline(milliseconds(5000)), signal),
+                                           base::Deadline(milliseconds(5000)), signal),
                            RendezvousError, "nodes disagree");
 }
 
@@ -106,12 +106,12 @@ TEST(RendezvousTest, ANodeThatComesAfterItWouldHaveBeenLostIsAccepted) {
     AgentStoreClient late(kv_store, quick(1, 2));
     int ignored = 0;
     const auto place = join_rendezvous(nodes(1, 2, 3), late, signals, "192.0.2.7",
-                                       core::Deadline(milliseconds(10'000)), ignored);
+                                       base::Deadline(milliseconds(10'000)), ignored);
     ASSERT_TRUE(place);
     EXPECT_EQ(place->first_rank, 2);
   });
   const auto place =
-      join_rendezvous(nodes(0, 2, 2), first, signals, "", core::Deadline(milliseconds(10'000)), signal);
+      join_rendezvous(nodes(0, 2, 2), first, signals, "", base::Deadline(milliseconds(10'000)), signal);
   node_1.join();
   ASSERT_TRUE(place);
   EXPECT_EQ(place->world_size, 5);
@@ -125,7 +125,7 @@ TEST(RendezvousTest, ThoseThatDidNotComeAreNamed) {
   SignalQueue signals({}, {});
   int signal = 0;
   COHORT_EXPECT_THROW_WITH(
-      join_rendezvous(nodes(0, 4, 1), first, signals, "", core::Deadline(milliseconds(1000)), signal),
+      join_rendezvous(nodes(0, 4, 1), first, signals, "", base::Deadline(milliseconds(1000)), signal),
       RendezvousError, "nodes 1 and 3 of 4 did not come within ");
   EXPECT_TRUE(comes_true([&] { return kv_store->has("go"); })) << "who came is told";
   EXPECT_NE(kv_store->get("go").find("nodes 1 and 3 of 4 did not come"), std::string::npos);
@@ -140,7 +140,7 @@ TEST(RendezvousTest, ANodeThatFollowsNamesThemItselfAtItsDeadline) {
   AgentStoreClient second(kv_store, quick(1, 4));
   SignalQueue signals({}, {});
   int signal = 0;
-  const core::Deadline waited(milliseconds(800));
+  const base::Deadline waited(milliseconds(800));
   std::atomic<bool> is_over{false};
   std::thread node_0([&] {
     for (int i = 0; !is_over; ++i) {
@@ -195,7 +195,7 @@ std::optional<WorkerGroupSpec> place_with_late_go(const std::string& at) {
     SignalQueue signals({}, {});
     int signal = 0;
     try {
-      place = join_rendezvous(nodes(1, 2, 3), second, signals, "", core::Deadline(milliseconds(0)), signal);
+      place = join_rendezvous(nodes(1, 2, 3), second, signals, "", base::Deadline(milliseconds(0)), signal);
     } catch (const RendezvousError& error) {
       EXPECT_NE(std::string(error.what()).find("its store has not answered"), std::string::npos)
           << error.what();
@@ -220,7 +220,7 @@ TEST(RendezvousTest, ASignalEndsTheWait) {
   ::raise(SIGTERM);
   int signal = 0;
   EXPECT_FALSE(
-      join_rendezvous(nodes(0, 2, 1), first, signals, "", core::Deadline(milliseconds(10'000)), signal));
+      join_rendezvous(nodes(0, 2, 1), first, signals, "", base::Deadline(milliseconds(10'000)), signal));
   EXPECT_EQ(signal, SIGTERM);
 }
 
@@ -236,7 +236,7 @@ TEST(RendezvousTest, ASecondSignalEndsTheWaitForThoseThatAreToHear) {
   ::raise(SIGINT);
   int signal = 0;
   EXPECT_FALSE(
-      join_rendezvous(nodes(0, 3, 1), first, signals, "", core::Deadline(milliseconds(10'000)), signal));
+      join_rendezvous(nodes(0, 3, 1), first, signals, "", base::Deadline(milliseconds(10'000)), signal));
   EXPECT_EQ(signal, SIGTERM);
   EXPECT_EQ(signals.take(), 0) << "the second one is ignored";
 }
@@ -266,7 +266,7 @@ TEST(RendezvousTest, ASignalThatComesTwiceAtOnceDoesNotEndTheWaitForThoseThatAre
     ::raise(SIGTERM);
     int signal = 0;
     EXPECT_FALSE(
-        join_rendezvous(nodes(0, 3, 1), first, signals, "", core::Deadline(milliseconds(10'000)), signal));
+        join_rendezvous(nodes(0, 3, 1), first, signals, "", base::Deadline(milliseconds(10'000)), signal));
     is_heard = first.received("heard/1").has_value();
     EXPECT_EQ(signal, SIGTERM);
     EXPECT_EQ(signals.take(), 0);
@@ -284,7 +284,7 @@ TEST(RendezvousTest, ANodeThatASignalEndsIsNotWaitedFor) {
   ::raise(SIGTERM);
   int signal = 0;
   EXPECT_FALSE(
-      join_rendezvous(nodes(1, 2, 1), second, signals, "", core::Deadline(milliseconds(10'000)), signal));
+      join_rendezvous(nodes(1, 2, 1), second, signals, "", base::Deadline(milliseconds(10'000)), signal));
   EXPECT_EQ(signal, SIGTERM);
   EXPECT_TRUE(comes_true([&] { return kv_store->has("heard/1"); }));
 }
@@ -300,7 +300,7 @@ TEST(RendezvousTest, ANodeThatDiesBeforeItsFirstSignIsLost) {
     kv_store->set("here/1",
                   R"({"fingerprint": ")" + fingerprint + R"(", "nproc": 3, "reached": "", "word": "w"})");
     const auto place =
-        join_rendezvous(nodes(0, 2, 2), first, signals, "", core::Deadline(milliseconds(10'000)), signal);
+        join_rendezvous(nodes(0, 2, 2), first, signals, "", base::Deadline(milliseconds(10'000)), signal);
     ASSERT_TRUE(place);
     EXPECT_TRUE(comes_true([&] { return !first.lost().empty(); }));
     EXPECT_EQ(first.lost().find("node 1 has given no sign for"), 0u) << first.lost();
@@ -313,7 +313,7 @@ TEST(RendezvousTest, ANodeThatDiesBeforeItsFirstSignIsLost) {
   SignalQueue signals({}, {});
   int signal = 0;
   COHORT_EXPECT_THROW_WITH(
-      join_rendezvous(nodes(1, 2, 3), second, signals, "", core::Deadline(milliseconds(10'000)), signal),
+      join_rendezvous(nodes(1, 2, 3), second, signals, "", base::Deadline(milliseconds(10'000)), signal),
       RendezvousError, "node 0 has given no sign for");
 }
 
@@ -336,7 +336,7 @@ TEST(RendezvousTest, ANodeThatIsLostWhileOthersAreWaitedForEndsTheRendezvous) {
   SignalQueue signals({}, {});
   int signal = 0;
   COHORT_EXPECT_THROW_WITH(
-      join_rendezvous(nodes(0, 3, 2), first, signals, "", core::Deadline(milliseconds(10'000)), signal),
+      join_rendezvous(nodes(0, 3, 2), first, signals, "", base::Deadline(milliseconds(10'000)), signal),
       RendezvousError, "node 1 has given no sign for");
   EXPECT_FALSE(kv_store->is_asked);
   EXPECT_TRUE(comes_true([&] { return kv_store->has("go"); }));
@@ -345,7 +345,7 @@ TEST(RendezvousTest, ANodeThatIsLostWhileOthersAreWaitedForEndsTheRendezvous) {
 
 // Both nodes meet over `store`; what each of them gets, or the error. A process has one box for signals.
 std::array<std::string, 2> outcomes(const std::shared_ptr<MapStore>& kv_store,
-                                    const std::array<std::optional<core::Secret>, 2>& secrets,
+                                    const std::array<std::optional<base::Secret>, 2>& secrets,
                                     milliseconds timeout, SignalQueue& signals) {
   std::array<std::string, 2> results;
   std::vector<std::thread> threads;
@@ -356,8 +356,8 @@ std::array<std::string, 2> outcomes(const std::shared_ptr<MapStore>& kv_store,
         AgentStoreClient store_client(kv_store, quick(node, 2, secrets[at]));
         int signal = 0;
         const auto place = join_rendezvous(nodes(node, 2, 2 + node), store_client, signals, "",
-                                           core::Deadline(timeout), signal);
-        results[at] = core::concat("from rank ", place->first_rank, " of ", place->world_size);
+                                           base::Deadline(timeout), signal);
+        results[at] = base::concat("from rank ", place->first_rank, " of ", place->world_size);
       } catch (const std::exception& error) {
         results[at] = error.what();
       }
@@ -368,21 +368,21 @@ std::array<std::string, 2> outcomes(const std::shared_ptr<MapStore>& kv_store,
 }
 
 TEST(RendezvousTest, NodesWithOneSecretMeet) {
-  const core::Secret secret = core::Secret::make();
+  const base::Secret secret = base::Secret::make();
   SignalQueue signals({}, {});
   EXPECT_EQ(outcomes(std::make_shared<MapStore>(), {secret, secret}, milliseconds(10'000), signals),
             (std::array<std::string, 2>{"from rank 0 of 5", "from rank 2 of 5"}));
 }
 
 TEST(RendezvousTest, NodesWithAnotherSecretOrNoneAreToldSo) {
-  const std::optional<core::Secret> one = core::Secret::make(), other = core::Secret::make(), none;
+  const std::optional<base::Secret> one = base::Secret::make(), other = base::Secret::make(), none;
   const auto expect_refused = [](const std::string& text) {
     EXPECT_NE(text.find("was not signed with this job's secret"), std::string::npos) << text;
   };
   SignalQueue signals({}, {});
   // All three at the same time, as each takes until its deadline.
-  const auto meet_with = [&](const std::optional<core::Secret>& first,
-                             const std::optional<core::Secret>& second) {
+  const auto meet_with = [&](const std::optional<base::Secret>& first,
+                             const std::optional<base::Secret>& second) {
     return std::async(std::launch::async, [&signals, first, second] {
       return outcomes(std::make_shared<MapStore>(), {first, second}, milliseconds(1500), signals);
     });
@@ -399,7 +399,7 @@ TEST(RendezvousTest, NodesWithAnotherSecretOrNoneAreToldSo) {
 
 // All that was said at an earlier rendezvous with the same secret, played to those who come now.
 TEST(RendezvousTest, ARecordOfAnEarlierRendezvousMakesNobodyGo) {
-  const core::Secret secret = core::Secret::make();
+  const base::Secret secret = base::Secret::make();
   const auto earlier = std::make_shared<MapStore>();
   SignalQueue signals({}, {});
   int signal = 0;
@@ -414,7 +414,7 @@ TEST(RendezvousTest, ARecordOfAnEarlierRendezvousMakesNobodyGo) {
     play(kv_store, {"hello", "here/0", "go", "alive/0"});
     AgentStoreClient second(kv_store, quick(1, 2, secret));
     COHORT_EXPECT_THROW_WITH(
-        join_rendezvous(nodes(1, 2, 1), second, signals, "", core::Deadline(milliseconds(10'000)), signal),
+        join_rendezvous(nodes(1, 2, 1), second, signals, "", base::Deadline(milliseconds(10'000)), signal),
         RendezvousError, "what node 0 says is not of this rendezvous");
   }
   // An earlier rendezvous that came to nothing, with this node or without it.
@@ -427,17 +427,17 @@ TEST(RendezvousTest, ARecordOfAnEarlierRendezvousMakesNobodyGo) {
         AgentStoreClient second(failed, quick(1, 3, secret));
         int ignored = 0;
         COHORT_EXPECT_THROW_WITH(join_rendezvous(nodes(1, 3, 1), second, signals, "",
-                                                 core::Deadline(milliseconds(10'000)), ignored),
+                                                 base::Deadline(milliseconds(10'000)), ignored),
                                  RendezvousError, "node 2 of 3 did not come");
       });
       const milliseconds time(had_come ? 1000 : 400);  // for node 1 to be heard
-      EXPECT_THROW(join_rendezvous(nodes(0, 3, 1), first, signals, "", core::Deadline(time), signal),
+      EXPECT_THROW(join_rendezvous(nodes(0, 3, 1), first, signals, "", base::Deadline(time), signal),
                    RendezvousError);
       node_1.join();
     }
     AgentStoreClient second(failed, quick(1, 3, secret));
     COHORT_EXPECT_THROW_WITH(
-        join_rendezvous(nodes(1, 3, 1), second, signals, "", core::Deadline(milliseconds(10'000)), signal),
+        join_rendezvous(nodes(1, 3, 1), second, signals, "", base::Deadline(milliseconds(10'000)), signal),
         RendezvousError,
         had_come ? "what node 0 says is not of this rendezvous" : "node 0 gave up before it heard this node");
   }
@@ -445,7 +445,7 @@ TEST(RendezvousTest, ARecordOfAnEarlierRendezvousMakesNobodyGo) {
   play(kv_store, {"here/1", "alive/1"});
   AgentStoreClient first(kv_store, quick(0, 2, secret));
   COHORT_EXPECT_THROW_WITH(
-      join_rendezvous(nodes(0, 2, 1), first, signals, "", core::Deadline(milliseconds(700)), signal),
+      join_rendezvous(nodes(0, 2, 1), first, signals, "", base::Deadline(milliseconds(700)), signal),
       RendezvousError, "was not signed with this job's secret");
 }
 

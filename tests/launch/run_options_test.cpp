@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "cohort/core/cpu.h"
-#include "cohort/core/error.h"
+#include "cohort/base/cpu.h"
+#include "cohort/base/error.h"
 #include "cohort/launch/run_flags.h"
 #include "tests/support/environment.h"
 #include "tests/support/throws.h"

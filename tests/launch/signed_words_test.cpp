@@ -1,4 +1,4 @@
-#include "cohort/launch/signed_words.h"
+#include "cohort/launch/internal/signed_words.h"
 
 #include <gtest/gtest.h>
 
@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::launch {
 namespace {
 
 TEST(SignedWordsTest, WhatOneSignsTheOtherOpens) {
-  const core::Secret secret = core::Secret::make();
+  const base::Secret secret = base::Secret::make();
   SignedWords one(secret), other(secret);
   for (const std::string& word : std::vector<std::string>{"", "5", "two words", "line\nline", {'\0', 'x'}}) {
     EXPECT_EQ(other.open("key", one.sign("key", word)), word);
@@ -31,7 +31,7 @@ TEST(SignedWordsTest, WithoutASecretWordsAreWhatTheyAre) {
 
 // A session's name and a key, or a key and a word, that together read like others are others.
 TEST(SignedWordsTest, WhatIsMovedBetweenItsPartsIsAnother) {
-  const core::Secret secret = core::Secret::make();
+  const base::Secret secret = base::Secret::make();
   SignedWords one(secret), other(secret);
   one.begin_session("a");
   other.begin_session("ab");
@@ -50,8 +50,8 @@ TEST(SignedWordsTest, NothingElseIsOpenedInRandomAttacks) {
     const auto below = [&](std::size_t bound) {
       return std::uniform_int_distribution<std::size_t>(0, bound - 1)(random);
     };
-    const core::Secret secret = core::Secret::make();
-    SignedWords attacker(core::Secret::make());
+    const base::Secret secret = base::Secret::make();
+    SignedWords attacker(base::Secret::make());
     std::vector<std::string> recorded;
     for (const std::string session : {"first", "second"}) {
       SignedWords writer(secret), reader(secret);
@@ -65,7 +65,7 @@ TEST(SignedWordsTest, NothingElseIsOpenedInRandomAttacks) {
         std::string found;
         const bool is_genuine = recorded.empty() || below(2) == 0;
         if (is_genuine) {
-          const std::string word = core::concat(session, " ", step);
+          const std::string word = base::concat(session, " ", step);
           found = writer.sign(key, word);
           signed_at[key][word] = step;
           recorded.push_back(found);

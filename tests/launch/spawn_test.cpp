@@ -15,9 +15,9 @@
 #include <sstream>
 #include <thread>
 
+#include "cohort/base/error.h"
+#include "cohort/base/secret.h"
 #include "cohort/comm/group.h"
-#include "cohort/core/error.h"
-#include "cohort/core/secret.h"
 #include "tests/support/environment.h"
 #include "tests/support/listeners.h"
 #include "tests/support/temp_dir.h"
@@ -133,7 +133,7 @@ TEST_F(SpawnTest, ASecretThatIsNotThereAnyMoreIsNotMissed) {
   if (std::getenv("RANK") == nullptr) closed.emplace("COHORT_SECRET_FD", "999");
   spawn(
       [](int) {
-        if (!core::Secret::of_process()) throw std::runtime_error("no secret");
+        if (!base::Secret::of_process()) throw std::runtime_error("no secret");
       },
       1, options());
 }

@@ -1,5 +1,5 @@
 // Which processes a signal would end, from looks that a test plays.
-#include "cohort/launch/survival.h"
+#include "cohort/launch/internal/survival.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

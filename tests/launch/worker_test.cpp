@@ -10,11 +10,11 @@
 #include <fstream>
 #include <thread>
 
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
-#include "cohort/launch/cpu_affinity.h"
-#include "cohort/launch/orphan_watchdog.h"
-#include "cohort/launch/survival.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/launch/internal/cpu_affinity.h"
+#include "cohort/launch/internal/orphan_watchdog.h"
+#include "cohort/launch/internal/survival.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/environment.h"
@@ -94,9 +94,9 @@ TEST(WorkerTest, AProgramThatCannotBeExecutedIsAnError) {
 }
 
 TEST(WorkerTest, RunsOnItsCores) {
-  const int last = core::CpuSet::of_current_thread().ids().back();
+  const int last = base::CpuSet::of_current_thread().ids().back();
   WorkerOptions options = shell("grep Cpus_allowed_list /proc/self/status");
-  options.cpus = core::CpuSet({last});
+  options.cpus = base::CpuSet({last});
   EXPECT_EQ(run(options), "Cpus_allowed_list:\t" + std::to_string(last) + "\n");
 }
 
@@ -180,12 +180,12 @@ TEST(WorkerTest, ASignalThatIsBlockedForAMomentIsNotSurvived) {
 
 TEST(WorkerTest, AStatusThatSomebodyElseTookIsAFailure) {
   std::string log;
-  core::set_log_sink([&](core::LogLevel, std::string_view line) { log += line; });
+  base::set_log_sink([&](base::LogLevel, std::string_view line) { log += line; });
   const auto before = ::signal(SIGCHLD, SIG_IGN);  // the kernel takes it
   Worker worker(shell("sleep 0.1; exit 0"));
   for (int i = 0; i < 1000 && !worker.reap(); ++i) ::poll(nullptr, 0, 10);
   ::signal(SIGCHLD, before);
-  core::set_log_sink(nullptr);
+  base::set_log_sink(nullptr);
   EXPECT_FALSE(worker.running());
   EXPECT_EQ(exit_status(worker.wait_status()), 1);
   test::expect_in(log, {"its status went elsewhere: SIGCHLD is ignored"});
@@ -227,7 +227,7 @@ TEST(WorkerTest, TheGuardEndsWithItsObject) {
 }
 
 TEST(WorkerTest, AGuardThatIsStoppedEndsWithItsObject) {
-  const core::Deadline waited(milliseconds(0));
+  const base::Deadline waited(milliseconds(0));
   {
     const OrphanWatchdog watchdog;
     ::kill(watchdog.pid(), SIGSTOP);
@@ -248,7 +248,7 @@ TEST(WorkerTest, AGuardThatIsStoppedHoldsNobodyUp) {
 
 TEST(WorkerTest, AProgramThatDoesNotBeginInTimeIsAnError) {
   WorkerOptions options = shell("true");
-  options.start_by = core::Deadline(milliseconds(0));
+  options.start_by = base::Deadline(milliseconds(0));
   std::string said;
   // It may have begun before its starter looks.
   for (int tries = 0; said.empty() && tries < 1000; ++tries) {
@@ -287,7 +287,7 @@ TEST(CpuAffinityTest, RanksGetSharesThatLieTogether) {
   }
   const auto shares = [&](const char* allowed, int ranks) {
     std::string text;
-    for (const core::CpuSet& share : split_cores(core::CpuSet::parse(allowed), ranks, root.path())) {
+    for (const base::CpuSet& share : split_cores(base::CpuSet::parse(allowed), ranks, root.path())) {
       text += (text.empty() ? "" : " | ") + share.to_string();
     }
     return text;

@@ -9,7 +9,7 @@
 #include <map>
 #include <sstream>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/models/registry.h"
 #include "tests/models/helpers.h"
 #include "tests/support/source_dir.h"

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/models/options.h"
 
 namespace cohort::models {

@@ -8,7 +8,7 @@
 #include <limits>
 #include <numeric>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/ops/check.h"
 #include "cohort/optim/autocast.h"
 #include "tests/support/throws.h"

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/ops/check.h"
 #include "cohort/optim/autocast.h"
 #include "tests/support/throws.h"
@@ -213,7 +213,7 @@ TEST(OperatorTest, ABackwardForASchemaWithoutAGradientIsRefused) {
 TEST(OperatorTest, ArgumentsWhoseTensorsAutogradDoesNotSeeAreRefused) {
   torch::Library library(torch::Library::FRAGMENT, "ops_test", std::nullopt, __FILE__, __LINE__);
   for (const char* type : {"Tensor?[]", "Tensor[][]", "Dict(str, Tensor)", "(Tensor, int)"}) {
-    COHORT_EXPECT_THROW_WITH(define(library, core::concat("unseen(", type, " xs) -> Tensor")), UsageError,
+    COHORT_EXPECT_THROW_WITH(define(library, base::concat("unseen(", type, " xs) -> Tensor")), UsageError,
                              "argument 'xs' of unseen is");
   }
 }

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/ops/check.h"
 #include "cohort/optim/autocast.h"
 #include "tests/support/throws.h"

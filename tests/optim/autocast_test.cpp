@@ -6,7 +6,7 @@
 
 #include <stdexcept>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/throws.h"
 
 namespace cohort::optim {

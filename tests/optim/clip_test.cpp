@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/optim/support.h"
 #include "tests/support/throws.h"
 

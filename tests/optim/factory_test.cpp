@@ -5,7 +5,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/optim/support.h"
 #include "tests/support/throws.h"
 

@@ -11,7 +11,7 @@
 #include <functional>
 #include <memory>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/clip.h"
 #include "cohort/optim/finite.h"

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/sgd.h"
 #include "tests/optim/support.h"

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/schedule.h"
 #include "cohort/optim/sgd.h"

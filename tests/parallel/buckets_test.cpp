@@ -1,4 +1,4 @@
-#include "cohort/parallel/buckets.h"
+#include "cohort/parallel/internal/buckets.h"
 
 #include <gtest/gtest.h>
 

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "cohort/core/deadline.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/base/threads/deadline.h"
 #include "tests/parallel/training.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/ranks.h"
@@ -64,7 +64,7 @@ TEST(CommHookTest, AFutureThatNobodyCompletesEndsAtTheDeadline) {
     group.barrier();
     reducer.prepare();
     const at::Tensor loss = loss_of(net, wave(2));
-    const core::Deadline waited(kTime);
+    const base::Deadline waited(kTime);
     COHORT_EXPECT_THROW_WITH(loss.backward(), TimeoutError, "did not complete the future of a bucket");
     EXPECT_LT(waited.elapsed(), kTime + test::deadline_slack());
   });

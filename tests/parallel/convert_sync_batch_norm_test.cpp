@@ -8,8 +8,8 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
+#include "cohort/base/error.h"
 #include "cohort/core/any_layer.h"
-#include "cohort/core/error.h"
 #include "cohort/models/registry.h"
 #include "cohort/models/summary.h"
 #include "cohort/parallel/average.h"

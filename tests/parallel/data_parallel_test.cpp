@@ -22,7 +22,7 @@ namespace cohort::parallel {
 namespace {
 
 namespace nn = torch::nn;
-using core::parse_placements;
+using base::parse_placements;
 
 nn::Sequential make_net() {
   at::manual_seed(3);
@@ -262,7 +262,7 @@ TEST(DataParallelTest, AnotherDimensionAndAnotherOutputDevice) {
   nn::Sequential net(nn::Linear(6, 4));
   DataParallelOptions options = on(kThree);
   options.dim = 1;
-  options.output_device = core::Placement::parse("cpu:0/c");
+  options.output_device = base::Placement::parse("cpu:0/c");
   DataParallel<nn::Sequential> model(net, options);
   const at::Tensor x = at::randn({2, 7, 6});
   EXPECT_TRUE(at::allclose(model.forward(x), net->forward(x), 1e-5, 1e-6));
@@ -355,7 +355,7 @@ struct BlocksImpl : nn::Module {
   at::Tensor forward(const at::Tensor& x, bool plain) {
     at::Tensor y = block1->forward(x);
     y = plain ? inner->forward(y) : block2.forward(y);
-    return run(core::Placement::parse("cpu:0/b"), block3, y);
+    return run(base::Placement::parse("cpu:0/b"), block3, y);
   }
   nn::Linear block1;
   nn::Sequential inner;

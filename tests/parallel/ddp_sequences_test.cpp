@@ -163,11 +163,11 @@ checkpoint::TensorMap run_sequence(const Sequence& sequence, const comm::Group& 
     }
     for (const auto& entry : net->named_parameters()) {
       const at::Tensor& gradient = entry.value().grad();
-      if (gradient.defined()) found.emplace_back(core::concat(number, ".", entry.key()), gradient.clone());
+      if (gradient.defined()) found.emplace_back(base::concat(number, ".", entry.key()), gradient.clone());
     }
     if (sequence.joins || (call != kTrain && call != kTrainAfterMetric)) return;
     for (const auto& entry : net->named_buffers()) {
-      found.emplace_back(core::concat(number, ".buffer.", entry.key()), entry.value().clone());
+      found.emplace_back(base::concat(number, ".buffer.", entry.key()), entry.value().clone());
     }
   };
   const auto run_all = [&] {
@@ -187,7 +187,7 @@ TEST(DdpSequencesTest, RandomSequencesHavePythonsGradientsAndBuffers) {
   for (int i = 0; i < num_sequences(); ++i) {
     const Sequence& made = sequences.emplace_back(make_sequence(1000 + static_cast<std::uint64_t>(i)));
     const auto add = [&](const std::string& name, const at::Tensor& tensor) {
-      plan.emplace_back(core::concat(i, ".", name), tensor);
+      plan.emplace_back(base::concat(i, ".", name), tensor);
     };
     const auto type = std::ranges::find(kTypes, made.type) - kTypes.begin();
     add("type", at::full({}, type, at::kLong));
@@ -202,10 +202,10 @@ TEST(DdpSequencesTest, RandomSequencesHavePythonsGradientsAndBuffers) {
       checkpoint::TensorMap found;
       for (std::size_t i = 0; i < sequences.size(); ++i) {
         for (auto& [name, gradient] : run_sequence(sequences[i], group)) {
-          found.emplace_back(core::concat(i, ".", name), std::move(gradient));
+          found.emplace_back(base::concat(i, ".", name), std::move(gradient));
         }
       }
-      checkpoint::save_safetensors(folder / core::concat("ranks", size, group.rank(), ".safetensors"), found);
+      checkpoint::save_safetensors(folder / base::concat("ranks", size, group.rank(), ".safetensors"), found);
     });
   }
   EXPECT_EQ(test::run_python({test::source_dir() / "tests/parallel/ddp_sequences.py", folder.path()}), 0);

@@ -19,7 +19,7 @@ namespace cohort::parallel {
 namespace {
 
 namespace nn = torch::nn;
-using core::Placement;
+using base::Placement;
 
 struct ToyImpl : nn::Module {
   ToyImpl(const char* first, const char* second)
@@ -176,7 +176,7 @@ TEST(ApplyDeviceMapTest, RefusesWhatIsCalledByItsTypeAndPlacesNothingThen) {
   COHORT_EXPECT_THROW_WITH(apply_device_map(*net, {{"fc", placement}}), UsageError,
                            "calls by its type, so it cannot be placed by name");
   COHORT_EXPECT_THROW_WITH(apply_device_map(*net, {{"fc", placement}}), UsageError,
-                           "fc(register_module(\"fc\", ...), core::Placement::parse(\"cpu:0\"))");
+                           "fc(register_module(\"fc\", ...), base::Placement::parse(\"cpu:0\"))");
   COHORT_EXPECT_THROW_WITH(apply_device_map(*net, {{"layer5", placement}}), UsageError,
                            "there is no module \"layer5\"");
 }

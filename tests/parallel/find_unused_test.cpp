@@ -143,7 +143,7 @@ TEST(FindUnusedTest, ALonelyForwardBeforeABackwardLeavesItAsItIs) {
         const at::Tensor loss = model.forward(x, mine);
         if (group.rank() == 0) model.forward(x, lonely);
         loss.backward();
-        expect_mean(net, {{wave(4), parts}, {wave(4) * 2, kRight}}, core::concat(lonely, " ", parts, " "));
+        expect_mean(net, {{wave(4), parts}, {wave(4) * 2, kRight}}, base::concat(lonely, " ", parts, " "));
       }
     });
   }

@@ -1,9 +1,9 @@
-#include "cohort/parallel/gradient_buckets.h"
+#include "cohort/parallel/internal/gradient_buckets.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
 

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "cohort/autograd/recompute.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
 
@@ -22,7 +22,7 @@ namespace {
 
 using namespace std::chrono_literals;
 namespace nn = torch::nn;
-using core::Placement;
+using base::Placement;
 
 nn::Sequential make_net() {
   at::manual_seed(3);

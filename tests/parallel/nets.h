@@ -9,7 +9,7 @@
 #include <memory>
 #include <mutex>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 
 namespace cohort::test {
 
@@ -27,7 +27,7 @@ struct StackImpl : torch::nn::Module {
   StackImpl(std::vector<std::int64_t> widths, at::ScalarType type) {
     for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
       layers.push_back(
-          register_module(core::concat("layer", i), torch::nn::Linear(widths[i], widths[i + 1])));
+          register_module(base::concat("layer", i), torch::nn::Linear(widths[i], widths[i + 1])));
     }
     to(type);
   }

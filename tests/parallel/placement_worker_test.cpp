@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/core/random_scope.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
@@ -24,9 +24,9 @@ namespace cohort::parallel {
 namespace {
 
 using namespace std::chrono_literals;
-using core::CpuSet;
-using core::Deadline;
-using core::Placement;
+using base::CpuSet;
+using base::Deadline;
+using base::Placement;
 
 const Deadline& patience() {
   static const Deadline deadline(60s);
@@ -75,13 +75,13 @@ TEST(PlacementWorkerTest, IsOneThreadPerNameForAsLongAsSomebodyHasIt) {
 
 TEST(PlacementWorkerTest, SaysOnceThatPlacementsShareACore) {
   std::string lines;
-  core::set_log_sink([&](core::LogLevel, std::string_view line) { lines += std::string(line) + "\n"; });
+  base::set_log_sink([&](base::LogLevel, std::string_view line) { lines += std::string(line) + "\n"; });
   {
     const auto a = PlacementWorker::of(Placement::parse("cpu:0/x"));
     const auto b = PlacementWorker::of(Placement::parse("cpu:0/y"));
     const auto c = PlacementWorker::of(Placement::parse("cpu:0/z"));
   }
-  core::set_log_sink({});
+  base::set_log_sink({});
   const auto first = lines.find("share a core");
   if (first != std::string::npos) {  // an earlier test of this process may have said it
     EXPECT_EQ(lines.find("share a core", first + 1), std::string::npos) << lines;
@@ -92,7 +92,7 @@ TEST(PlacementWorkerTest, FunctionsFindTheCallersState) {
   const auto worker = PlacementWorker::of(Placement::parse("cpu:0"));
   const auto gradients = [] { return at::GradMode::is_enabled(); };
   EXPECT_TRUE(worker->run("gradients", gradients));
-  core::Pending<bool> given_without;
+  base::Pending<bool> given_without;
   {
     const at::NoGradGuard no_grad;
     EXPECT_FALSE(worker->run("gradients", gradients));

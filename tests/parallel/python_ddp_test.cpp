@@ -62,7 +62,7 @@ TEST(PythonDdpTest, TwoRanksEndWithTheBitsOfPythons) {
     }
     auto state = checkpoint::module_state(*model.module());
     state.emplace_back("losses", losses);
-    checkpoint::save_safetensors(folder / core::concat("rank", group.rank(), ".safetensors"), state);
+    checkpoint::save_safetensors(folder / base::concat("rank", group.rank(), ".safetensors"), state);
   });
   const auto script = test::source_dir() / "tests/parallel/train_ddp.py";
   EXPECT_EQ(test::run_python({script, folder.path()}), 0);

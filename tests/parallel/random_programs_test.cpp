@@ -24,7 +24,7 @@ TEST(RandomProgramsTest, PlacedModulesDoWhatThePlainCallDoes) {
         seed,
         [](const test::RandomProgram& program, const test::Captured&) -> test::Run {
           const auto placed =
-              std::make_shared<DeviceMapped<Program>>(Program(program), core::Placement::parse("cpu:0"));
+              std::make_shared<DeviceMapped<Program>>(Program(program), base::Placement::parse("cpu:0"));
           return [=](const test::Tensors& in) { return placed->forward(in.at(0), in.at(1), in.at(2)); };
         },
         {"with a graph of its own", "hand over a clone() of one of them", "step the optimizer after backward",

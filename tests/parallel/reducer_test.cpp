@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "cohort/comm/text_collectives.h"
-#include "cohort/core/live_bytes.h"
+#include "cohort/memory/live_bytes.h"
 #include "cohort/parallel/average.h"
 #include "tests/parallel/training.h"
 #include "tests/support/ranks.h"
@@ -67,7 +67,7 @@ TEST(ReducerTest, EverySettingTrainsAsOneProcessWithTheJoinedBatch) {
   const Stack whole = train_alone();
   for (const Setting& setting : settings()) {
     for (const int size : {1, 2, 3}) {
-      SCOPED_TRACE(core::concat(setting.name, ", ", size, " ranks"));
+      SCOPED_TRACE(base::concat(setting.name, ", ", size, " ranks"));
       test::run_ranks(size, size == 3 ? "gloo" : "shm",
                       [&](comm::Group& group) { expect_near(train(group, setting.options), whole, 1e-12); });
     }
@@ -228,7 +228,7 @@ TEST(ReducerTest, OnceBucketsHaveSettledTheyAreTheMemoryOfTheGradients) {
       double gradients = 0;
       for (const at::Tensor& parameter : net->parameters())
         gradients += static_cast<double>(parameter.nbytes());
-      const core::LiveBytes bytes;
+      const memory::LiveBytes bytes;
       Reducer reducer(group, parameters_to_reduce(*net), {.gradient_as_bucket_view = as_view});
       for (int step = 0; step < kSteps; ++step) {
         net->zero_grad();
@@ -251,7 +251,7 @@ TEST(ReducerTest, AGradientAloneInItsBucketIsReducedWhereItWasBorn) {
       net->zero_grad();
       reducer.prepare();
       const at::Tensor loss = loss_of(net, wave(2, 300));
-      const core::LiveBytes live;
+      const memory::LiveBytes live;
       loss.backward();
       EXPECT_LE(static_cast<double>(live.peak()), 1.1 * bytes) << "no second copy";
     }

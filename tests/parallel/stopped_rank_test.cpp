@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/base/error.h"
 #include "cohort/comm/group.h"
-#include "cohort/comm/group_state.h"
-#include "cohort/core/error.h"
+#include "cohort/comm/internal/group_state.h"
 #include "cohort/parallel/average.h"
 #include "cohort/parallel/comm_hook.h"
 #include "cohort/parallel/distributed.h"
@@ -149,7 +149,7 @@ TEST(StoppedRankChild, DISABLED_Rank) {
   world.barrier();
   if (world.rank() == 1) ::raise(SIGSTOP);
   for (const auto& [name, call] : calls) {
-    const core::Deadline waited(kTime);
+    const base::Deadline waited(kTime);
     try {
       call();
       ADD_FAILURE() << name << " came to an end";

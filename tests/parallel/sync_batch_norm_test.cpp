@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "cohort/autograd/recompute.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/ranks.h"
 #include "tests/support/throws.h"
 

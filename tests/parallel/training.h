@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/parallel/reducer.h"
 #include "tests/parallel/nets.h"
 

@@ -7,7 +7,7 @@
 
 #include <memory>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/pipeline/pipeline.h"
 #include "tests/support/throws.h"
 

@@ -12,8 +12,8 @@
 #include <set>
 #include <thread>
 
-#include "cohort/core/error.h"
-#include "cohort/core/placement.h"
+#include "cohort/base/error.h"
+#include "cohort/base/placement.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/synthetic.h"
 #include "tests/pipeline/nets.h"
@@ -138,7 +138,7 @@ TEST(BalanceTest, ProfilesLayersWhileOtherPlacementsRunThemToo) {
 TEST(BalanceTest, ALayerThatAnotherPlacementIsStuckInIsATimeout) {
   using Layer = std::function<at::Tensor(at::Tensor)>;
   const auto gate = std::make_shared<cohort::test::Gate>();
-  const auto timed = parallel::PlacementWorker::of(core::Placement::parse("cpu:0/a"));
+  const auto timed = parallel::PlacementWorker::of(base::Placement::parse("cpu:0/a"));
   const Layer stuck = [gate, timed](const at::Tensor& x) {
     if (!timed->is_current()) gate->wait();
     return x * 2;
@@ -150,14 +150,14 @@ TEST(BalanceTest, ALayerThatAnotherPlacementIsStuckInIsATimeout) {
       ->submit(
           "profile",
           [&] {
-            const core::Deadline waited(kTime);
+            const base::Deadline waited(kTime);
             COHORT_EXPECT_THROW_WITH(
                 profile_layers(model, input,
                                {.placements = {"cpu:0/a", "cpu:0/b"}, .repeats = 1000000, .timeout = kTime}),
                 TimeoutError, "ms for layer 1");
             EXPECT_LT(waited.elapsed(), 2 * kTime + cohort::test::deadline_slack());
           })
-      .get(core::Deadline(std::chrono::seconds(30)));
+      .get(base::Deadline(std::chrono::seconds(30)));
   gate->open();
   // What the stuck placement runs holds the input, and must not be at it when the process ends.
   cohort::test::wait_until([&] { return input.use_count() == 1 && input.storage().use_count() == 1; });

@@ -49,7 +49,7 @@ TEST(EnduranceTest, PipelineThatSplitsBackwardsLeavesNothing) {
 TEST(EnduranceTest, DataParallelLeavesNothing) {
   torch::nn::Linear net(4, 2);
   parallel::DataParallel<torch::nn::Linear> model(net,
-                                                  {.device_ids = core::parse_placements("cpu:0/a,cpu:1/a")});
+                                                  {.device_ids = base::parse_placements("cpu:0/a,cpu:1/a")});
   const at::Tensor x = at::ones({2, 4});
   expect_nothing_left([&] {
     net->zero_grad();
@@ -58,9 +58,9 @@ TEST(EnduranceTest, DataParallelLeavesNothing) {
 }
 
 TEST(EnduranceTest, PlacedLeavesNothing) {
-  parallel::DeviceMapped<torch::nn::Linear> first(torch::nn::Linear(4, 4), core::Placement::parse("cpu:0/a"));
+  parallel::DeviceMapped<torch::nn::Linear> first(torch::nn::Linear(4, 4), base::Placement::parse("cpu:0/a"));
   parallel::DeviceMapped<torch::nn::Linear> second(torch::nn::Linear(4, 2),
-                                                   core::Placement::parse("cpu:1/a"));
+                                                   base::Placement::parse("cpu:1/a"));
   const at::Tensor x = at::ones({2, 4});
   expect_nothing_left([&] {
     first->zero_grad();

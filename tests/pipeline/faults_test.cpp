@@ -7,10 +7,10 @@
 #include <atomic>
 #include <thread>
 
-#include "cohort/core/deadline.h"
-#include "cohort/core/error.h"
-#include "cohort/pipeline/placement_run.h"
-#include "cohort/pipeline/run.h"
+#include "cohort/base/error.h"
+#include "cohort/base/threads/deadline.h"
+#include "cohort/pipeline/internal/placement_run.h"
+#include "cohort/pipeline/internal/run.h"
 #include "tests/pipeline/nets.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/gate.h"
@@ -86,7 +86,7 @@ TEST(FaultsTest, AStageThatThrowsIsNamedWithItsMicroBatch) {
           EXPECT_EQ(error.micro_batch(), 2);
           EXPECT_TRUE(cohort::test::message_contains(
               error.what(),
-              core::concat("stage 1 (faulty) on cpu:1/a, ", in_backward ? "backward" : "forward",
+              base::concat("stage 1 (faulty) on cpu:1/a, ", in_backward ? "backward" : "forward",
                            " of micro-batch 2: [user.code] no more of it")));
           COHORT_EXPECT_THROW_WITH(std::rethrow_if_nested(error), DataError, "no more of it");
         }
@@ -192,12 +192,12 @@ TEST(FaultsTest, WhoReceivesIsNamedWhereNoStageComputes) {
   setup->placements = {"rank 0", "rank 1"};
   setup->devices = {c10::kCPU, c10::kCPU};
   pipeline::Run run(setup, std::make_shared<Batch>(*setup, 1), make_plan({Schedule::kFillDrain, 2, 2, 1}), 1s,
-                    core::Deadline(60s));
+                    base::Deadline(60s));
   run.channels[{1, false}] = std::make_unique<ThreadChannel>(1, 0us);
   std::thread receives([&] { run_placement(run, 1); });
   const std::string expected =
       "no stage computes; rank 1 is receiving activation of micro-batch 0, peer: rank 0";
-  const core::Deadline deadline(30s);
+  const base::Deadline deadline(30s);
   while (run.who_computes() != expected && !deadline.expired()) std::this_thread::sleep_for(1ms);
   EXPECT_EQ(run.who_computes(), expected);
   run.time_out();
@@ -335,7 +335,7 @@ TEST(FaultsTest, AFaultInBackwardOfAModuleComesOutOfBackward) {
 TEST(FaultsTest, WhatALateBackwardAddsToTheLossesOwnParameterIsNotTakenForTheNextSteps) {
   for (const Schedule schedule : {Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     for (const bool waits : {false, true}) {
-      SCOPED_TRACE(core::concat(to_string(schedule), waits ? ", waits" : ""));
+      SCOPED_TRACE(base::concat(to_string(schedule), waits ? ", waits" : ""));
       Job job;
       const at::Tensor scale = torch::ones({1}).requires_grad_();
       const auto gate = std::make_shared<cohort::test::Gate>();

@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/pipeline/nets.h"
 #include "tests/support/gate.h"
 

@@ -1,7 +1,7 @@
 // Our models as lists of layers, and cut into stages.
 #include <torch/utils.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/models/layers.h"
 #include "cohort/models/lenet.h"
 #include "cohort/models/mlp.h"

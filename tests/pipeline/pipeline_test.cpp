@@ -3,7 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/utils.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/pipeline/nets.h"
 #include "tests/support/throws.h"
 
@@ -30,7 +30,7 @@ const std::vector<Case>& mlp_cases() {
 }
 
 std::string text_of(const Case& of) {
-  return core::concat(to_string(of.schedule), ", ", of.cuts.size() + 1, " stages on ", of.num_placements);
+  return base::concat(to_string(of.schedule), ", ", of.cuts.size() + 1, " stages on ", of.num_placements);
 }
 
 PipelineOptions options_of(const Case& of, std::int64_t split_size) {
@@ -52,7 +52,7 @@ TEST(PipelineTest, AStepHasTheBitsOfAPlainLoopInEverySchedule) {
     const at::Tensor loss = plain_step(plain, input, target, sizes);
     const Tensors expected = take_gradients(parameters);
     for (const Case& each : mlp_cases()) {
-      SCOPED_TRACE(core::concat(text_of(each), ", split size ", split_size));
+      SCOPED_TRACE(base::concat(text_of(each), ", split size ", split_size));
       Pipeline pipe(cut(model, each.cuts), options_of(each, split_size));
       for (int step = 0; step < 2; ++step) {
         EXPECT_TRUE(at::equal(pipe.step(input, target, mse), loss));
@@ -182,7 +182,7 @@ TEST(PipelineTest, OneAheadComputesWheneverItCanAndChangesNoBit) {
   const Tensors expected = take_gradients(parameters);
   for (const Case& each : mlp_cases()) {
     for (int ahead = 0; ahead < each.num_placements; ++ahead) {
-      SCOPED_TRACE(core::concat(text_of(each), ", ahead ", ahead));
+      SCOPED_TRACE(base::concat(text_of(each), ", ahead ", ahead));
       PipelineOptions options = options_of(each, 5);
       std::vector<int> turns;
       options.ahead = ahead;

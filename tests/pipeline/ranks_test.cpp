@@ -8,8 +8,8 @@
 #include <atomic>
 #include <thread>
 
-#include "cohort/core/error.h"
-#include "cohort/pipeline/group_channel.h"
+#include "cohort/base/error.h"
+#include "cohort/pipeline/internal/group_channel.h"
 #include "tests/pipeline/nets.h"
 #include "tests/support/gate.h"
 #include "tests/support/throws.h"
@@ -46,7 +46,7 @@ TEST(RanksTest, TwoRanksHaveTheBitsOfTwoThreads) {
                                 {Schedule::kZeroBubble, {3}}};
   for (const char* backend : {"gloo", "shm"}) {
     for (const Case& each : cases) {
-      SCOPED_TRACE(core::concat(backend, ", ", to_string(each.schedule)));
+      SCOPED_TRACE(base::concat(backend, ", ", to_string(each.schedule)));
       auto whole = mlp();
       Pipeline threads(cut(whole, each.cuts), two(each.schedule));
       const at::Tensor loss = threads.step(input, target, mse);
@@ -128,7 +128,7 @@ TEST(RanksTest, TensorsOfAnyLayoutArriveAsTheyAre) {
   for (const char* backend : {"gloo", "shm"}) {
     cohort::test::run_ranks(2, backend, [&](comm::Group& group) {
       GroupChannel channel(group, 1 - group.rank(), /*tag=*/0, /*capacity=*/2, c10::kCPU);
-      const core::Deadline deadline(std::chrono::seconds(20));
+      const base::Deadline deadline(std::chrono::seconds(20));
       for (const Message& sent : messages) {
         if (group.rank() == 0) {
           channel.send(sent, deadline);
@@ -154,7 +154,7 @@ TEST(RanksTest, TensorsOfAnyLayoutArriveAsTheyAre) {
 TEST(RanksTest, ManyTensorsFitIntoOneMessage) {
   cohort::test::run_ranks(2, "gloo", [&](comm::Group& group) {
     GroupChannel channel(group, 1 - group.rank(), /*tag=*/0, /*capacity=*/2, c10::kCPU);
-    const core::Deadline deadline(std::chrono::seconds(20));
+    const base::Deadline deadline(std::chrono::seconds(20));
     Message message{0, Tensors(40, torch::ones({1, 2, 1, 2})), std::vector<bool>(40, true)};
     if (group.rank() == 0) {
       channel.send(message, deadline);
@@ -170,7 +170,7 @@ TEST(RanksTest, ManyTensorsFitIntoOneMessage) {
 
 // Until there are none, which may take longer than the pipeline's own timeout.
 void wait_for_late_stages(Pipeline& pipe) {
-  const core::Deadline deadline(std::chrono::seconds(20));
+  const base::Deadline deadline(std::chrono::seconds(20));
   for (;;) {
     try {
       return pipe.wait_for_late_stages();
@@ -226,7 +226,7 @@ TEST(RanksTest, AStepAfterATimeoutIsRefused) {
 TEST(RanksTest, ALossThatDoesNotComeIsATimeoutOfTheStep) {
   for (const char* backend : {"gloo", "shm"}) {
     for (const int gone : {0, 1}) {
-      SCOPED_TRACE(core::concat(backend, ", without rank ", gone));
+      SCOPED_TRACE(base::concat(backend, ", without rank ", gone));
       cohort::test::Gate is_over;
       const auto body = [&](comm::Group& group) {
         const Stage mean([](const Tensors& in) { return Tensors{in.at(0).square().mean()}; }, {});
@@ -245,7 +245,7 @@ TEST(RanksTest, ALossThatDoesNotComeIsATimeoutOfTheStep) {
         const auto step = [&] {
           pipe.step(Tensors{input}, {}, [](const Tensors& out, const Tensors&) { return out.at(0); });
         };
-        const core::Deadline patience(std::chrono::seconds(20));
+        const base::Deadline patience(std::chrono::seconds(20));
         if (is_gone) {
           COHORT_EXPECT_THROW_WITH(step(), Error, gone == 0 ? "gone" : "has no dimension");
           is_over.wait();
@@ -266,7 +266,7 @@ TEST(RanksTest, WhatDoesNotGoTogetherIsRefused) {
     PipelineOptions options = two(Schedule::kOneFOneB);
     options.group = group;
     COHORT_EXPECT_THROW_WITH(Pipeline({Stage::elsewhere(), Stage::elsewhere()}, options), UsageError,
-                             core::concat("stage ", group.rank(), " is this rank's own"));
+                             base::concat("stage ", group.rank(), " is this rank's own"));
     Pipeline pipe(cut(model, {3}), options);
     COHORT_EXPECT_THROW_WITH(pipe.forward(torch::randn({3, 10})), UsageError,
                              "called on a pipeline over ranks");

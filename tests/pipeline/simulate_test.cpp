@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/throws.h"
 
 namespace cohort::pipeline {
@@ -31,7 +31,7 @@ TEST(SimulateTest, NoPlanWaitsForEverWithTheRoomThatItAsksFor) {
   for (const PlanOptions& options : small_plans()) {
     const Plan plan = make_plan(options);
     const int capacity = channel_capacity(plan);
-    SCOPED_TRACE(core::concat(to_string(options.schedule), " ", options.num_stages, " on ",
+    SCOPED_TRACE(base::concat(to_string(options.schedule), " ", options.num_stages, " on ",
                               options.num_placements, ", ", options.num_micro_batches,
                               " micro-batches, capacity ", capacity));
     const Simulation any = simulate(plan), bounded = simulate(plan, {.channel_capacity = capacity});
@@ -51,7 +51,7 @@ TEST(SimulateTest, BubbleIsThatOfTheFormula) {
       continue;
     // Fill-drain's formula is for one stage per placement.
     if (options.schedule == Schedule::kFillDrain && options.num_stages != options.num_placements) continue;
-    SCOPED_TRACE(core::concat(to_string(options.schedule), " ", options.num_stages, " on ",
+    SCOPED_TRACE(base::concat(to_string(options.schedule), " ", options.num_stages, " on ",
                               options.num_placements, ", ", options.num_micro_batches, " micro-batches"));
     const StageCosts equal, real{.forward = 1, .input_gradient = 1.1, .weight_gradient = 0.9};
     for (const StageCosts& costs : {equal, real}) {
@@ -66,7 +66,7 @@ TEST(SimulateTest, MemoryIsThatOfTheFormula) {
   for (const PlanOptions& options : small_plans()) {
     const int rest = options.num_micro_batches % options.num_placements;
     if (options.schedule == Schedule::kInterleaved && rest != 0) continue;
-    SCOPED_TRACE(core::concat(to_string(options.schedule), " ", options.num_stages, " on ",
+    SCOPED_TRACE(base::concat(to_string(options.schedule), " ", options.num_stages, " on ",
                               options.num_placements, ", ", options.num_micro_batches, " micro-batches"));
     const Simulation simulation = simulate(make_plan(options), {.costs = {costs}});
     for (int placement = 0; placement < options.num_placements; ++placement) {

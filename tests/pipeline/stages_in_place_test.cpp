@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/pipeline/nets.h"
 #include "tests/support/throws.h"
 

@@ -55,7 +55,7 @@ TEST(StagesTest, DropoutIsTheSameForAnyCutAndSchedule) {
       {Schedule::kOneFOneB, 4, {1, 3, 4}, false},    {Schedule::kOneFOneB, 2, {3}, true},
       {Schedule::kInterleaved, 2, {1, 3, 6}, false}, {Schedule::kZeroBubble, 2, {4}, false}};
   for (const Case& each : cases) {
-    SCOPED_TRACE(core::concat(to_string(each.schedule), " on ", each.num_placements));
+    SCOPED_TRACE(base::concat(to_string(each.schedule), " on ", each.num_placements));
     auto stages = cut(model, each.cuts);
     for (Stage& stage : stages) stage.recompute(each.recompute);
     PipelineOptions options = two_placements(each.schedule);

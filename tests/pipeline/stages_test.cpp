@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/pipeline/nets.h"
 #include "tests/support/throws.h"
 
@@ -265,7 +265,7 @@ TEST(StagesTest, MicroBatchesShareNoHistoryOfTheBatch) {
   std::vector<std::string> states;
   // It takes another way where an input has a graph.
   auto first = [&states, scale](const at::Tensor& x) mutable {
-    states.push_back(core::concat(x.requires_grad(), x.is_leaf(), x.grad_fn() != nullptr));
+    states.push_back(base::concat(x.requires_grad(), x.is_leaf(), x.grad_fn() != nullptr));
     const at::Tensor rows = x.slice(0, 0, 2);
     const at::Tensor y = x.requires_grad() ? x * 2 : scale->forward(x);
     // Where it has not been asked for its new history, a view is a leaf that LibTorch would not write to.
@@ -321,9 +321,9 @@ TEST(StagesTest, AGraphThatIsKeptForALaterMicroBatchIsRefused) {
   };
   for (const Schedule schedule : {Schedule::kFillDrain, Schedule::kOneFOneB, Schedule::kZeroBubble}) {
     for (const bool by_loss : {false, true}) {
-      SCOPED_TRACE(core::concat(to_string(schedule), by_loss));
+      SCOPED_TRACE(base::concat(to_string(schedule), by_loss));
       COHORT_EXPECT_THROW_WITH(run(schedule, false, by_loss), StageError,
-                               core::concat("stage ", by_loss ? 2 : 1, " ("));
+                               base::concat("stage ", by_loss ? 2 : 1, " ("));
       COHORT_EXPECT_THROW_WITH(
           run(schedule, false, by_loss), StageError,
           "of micro-batch 1: [pipeline.stage] a backward reaches another micro-batch, of "

@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "cohort/base/error.h"
 #include "cohort/comm/group.h"
-#include "cohort/core/error.h"
 #include "tests/pipeline/nets.h"
 #include "tests/support/deadline_slack.h"
 #include "tests/support/processes.h"
@@ -49,14 +49,14 @@ TEST(StoppedRankChild, DISABLED_Rank) {
   Pipeline pipe(stages, options);
   group.barrier();
   actions = 0;
-  const core::Deadline waited(kTime);
+  const base::Deadline waited(kTime);
   try {
     pipe.step(input, target, mse);
     ADD_FAILURE() << "the step came to an end";
   } catch (const Error& error) {
     EXPECT_LT(waited.elapsed(), kTime + deadline_slack()) << error.what();
     // The store goes silent with rank 0, which keeps it.
-    const std::string text = error.what(), name = core::concat("rank ", stopped);
+    const std::string text = error.what(), name = base::concat("rank ", stopped);
     const bool is_store = stopped == 0 && text.find("store") != std::string::npos;
     EXPECT_TRUE(is_store || text.find(name) != std::string::npos) << text;
   }
@@ -87,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(All, StoppedRankTest,
                          ::testing::Values(Case{"shm", 1, 0}, Case{"shm", 0, 3}, Case{"gloo", 1, 2}),
                          [](const auto& info) {
                            const Case& each = info.param;
-                           return core::concat(each.backend, "_rank", each.stopped, "_action", each.action);
+                           return base::concat(each.backend, "_rank", each.stopped, "_action", each.action);
                          });
 
 }  // namespace

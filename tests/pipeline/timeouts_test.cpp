@@ -13,8 +13,8 @@
 #include <thread>
 #include <tuple>
 
-#include "cohort/core/deadline.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/base/threads/deadline.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/pipeline/balance.h"
 #include "tests/pipeline/held_job.h"
@@ -47,11 +47,11 @@ bool hold_and_compare(const Program& program, const Place& place, Then then, mil
   }
   if (!job.holder->was_reached()) return false;
   const std::string who =
-      core::concat("is in the ", name_of(place.action.kind), " of micro-batch ", place.action.micro_batch);
+      base::concat("is in the ", name_of(place.action.kind), " of micro-batch ", place.action.micro_batch);
   EXPECT_TRUE(
-      cohort::test::message_contains(message, core::concat("waited ", timeout.count(), " ms for a step")));
+      cohort::test::message_contains(message, base::concat("waited ", timeout.count(), " ms for a step")));
   EXPECT_TRUE(
-      cohort::test::message_contains(message, core::concat("stage ", place.action.stage, " (held) on ")));
+      cohort::test::message_contains(message, base::concat("stage ", place.action.stage, " (held) on ")));
   EXPECT_TRUE(cohort::test::message_contains(message, who));
 
   std::thread opens;
@@ -135,7 +135,7 @@ TEST(TimeoutsTest, AStageHeldAtAnyActionTouchesNoLaterStep) {
   if (std::getenv("COHORT_HOLD_EVERYWHERE") == nullptr) cases = some_of(std::move(cases));
   for (const Case& each : cases) {
     const Program& program = all[each.program];
-    SCOPED_TRACE(core::concat(to_string(program.schedule), ", use ", static_cast<int>(program.use), ", ",
+    SCOPED_TRACE(base::concat(to_string(program.schedule), ", use ", static_cast<int>(program.use), ", ",
                               to_string(each.place.action), ", point ", static_cast<int>(each.place.point),
                               ", then ", static_cast<int>(each.then)));
     milliseconds timeout = 80ms;
@@ -283,14 +283,14 @@ TEST(TimeoutsTest, WhatPutsGradientsBackWaitsForLateStages) {
          {.split_sizes = {4}, .repeats = 1});
   };
   // Somebody else has the same placements, so their threads do not end with the call.
-  const auto first = parallel::PlacementWorker::of(core::Placement::parse("cpu:0"));
+  const auto first = parallel::PlacementWorker::of(base::Placement::parse("cpu:0"));
   const Pipeline other({torch::nn::Linear(4, 4), torch::nn::Linear(4, 4)}, two_placements());
   for (const std::function<void()>& call : {std::function<void()>(profiles), std::function<void()>(tunes)}) {
     sleeps = true;
     has_ended = false;
     EXPECT_THROW(call(), TimeoutError);
     EXPECT_TRUE(has_ended) << "gradients were put back before";
-    const core::Deadline deadline(10s);
+    const base::Deadline deadline(10s);
     while (!has_ended && !deadline.expired()) std::this_thread::sleep_for(1ms);
     EXPECT_FALSE(last->weight.grad().defined());
   }

@@ -15,10 +15,10 @@
 #include <functional>
 #include <thread>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/optim/sgd.h"
-#include "cohort/script/recorder.h"
+#include "cohort/script/record/recorder.h"
 #include "cohort/script/step.h"
 #include "like_eager.h"
 #include "nets.h"

@@ -10,8 +10,8 @@
 #include <limits>
 #include <thread>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/safetensors.h"
-#include "cohort/core/error.h"
 #include "cohort/core/random_scope.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"

@@ -18,8 +18,8 @@
 #include <set>
 #include <thread>
 
-#include "cohort/core/cpu.h"
-#include "cohort/core/error.h"
+#include "cohort/base/cpu.h"
+#include "cohort/base/error.h"
 #include "cohort/core/random_scope.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/script/file.h"
@@ -163,7 +163,7 @@ at::Tensor sum_of_tree(const at::Tensor& x, int depth) {
 TEST(ForkTest, NestedPartsFindAThreadAndKeepTheirGradients) {
   const at::Tensor x = at::arange(4, at::kFloat).requires_grad_();  // whose sums are exact
   const at::Tensor y =
-      wait(fork([](const at::Tensor& t) { return sum_of_tree(t, 5); }, x), core::Deadline(60s));
+      wait(fork([](const at::Tensor& t) { return sum_of_tree(t, 5); }, x), base::Deadline(60s));
   EXPECT_TRUE(same_bits(y, x * 48));
   y.sum().backward();
   EXPECT_TRUE(same_bits(x.grad(), at::full({4}, 48.0F)));
@@ -183,7 +183,7 @@ TEST(ForkTest, AThousandPartsTakeNoMoreThreadsThanThereAreCores) {
   for (int i = 0; i < 1000; ++i) {
     EXPECT_TRUE(same_bits(wait(open[static_cast<std::size_t>(i)]), x + i));
   }
-  EXPECT_LT(num_threads(), before + static_cast<std::size_t>(core::usable_cores()));
+  EXPECT_LT(num_threads(), before + static_cast<std::size_t>(base::usable_cores()));
 }
 
 TEST(ForkTest, ADeadlineThatPassesIsAnErrorAndOthersGoOn) {
@@ -191,7 +191,7 @@ TEST(ForkTest, ADeadlineThatPassesIsAnErrorAndOthersGoOn) {
   test::Gate go;
   std::counting_semaphore<> began(0);
   std::vector<Future<at::Tensor>> stuck;
-  for (int i = 0; i < core::usable_cores(); ++i) {
+  for (int i = 0; i < base::usable_cores(); ++i) {
     stuck.push_back(fork(
         [&](const at::Tensor& t) {
           began.release();
@@ -202,12 +202,12 @@ TEST(ForkTest, ADeadlineThatPassesIsAnErrorAndOthersGoOn) {
   }
   for (std::size_t i = 0; i < stuck.size(); ++i) ASSERT_TRUE(began.try_acquire_for(30s));
   for (auto& each : stuck) {
-    COHORT_EXPECT_THROW_WITH(wait(each, core::Deadline(50ms)), TimeoutError, "which is running");
+    COHORT_EXPECT_THROW_WITH(wait(each, base::Deadline(50ms)), TimeoutError, "which is running");
   }
   EXPECT_TRUE(
-      same_bits(wait(fork([](const at::Tensor& t) { return t + 1; }, x), core::Deadline(30s)), x + 1));
+      same_bits(wait(fork([](const at::Tensor& t) { return t + 1; }, x), base::Deadline(30s)), x + 1));
   go.open();
-  for (auto& each : stuck) EXPECT_TRUE(same_bits(wait(each, core::Deadline(30s)), x * 2));
+  for (auto& each : stuck) EXPECT_TRUE(same_bits(wait(each, base::Deadline(30s)), x * 2));
 }
 
 TEST(ForkTest, APartThatNobodyWaitsForIsEndedBeforeItsFutureIs) {

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "cohort/autograd/recompute.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/script/script.h"
 #include "nets.h"
 #include "tests/support/contains.h"

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/script/script.h"
 #include "cohort/script/step.h"

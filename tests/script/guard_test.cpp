@@ -1,4 +1,4 @@
-#include "cohort/script/guard.h"
+#include "cohort/script/record/guard.h"
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
@@ -17,8 +17,8 @@
 #include <string_view>
 #include <vector>
 
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/core/random_scope.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
@@ -305,13 +305,13 @@ TEST(GuardTest, ARandomScopeThatBeginsWithinStaysEager) {
 TEST(GuardTest, TooManyShapesRunEagerlyAndAreSaidOnce) {
   const at::NoGradGuard no_grad;
   int said = 0;
-  core::set_log_sink([&](core::LogLevel, std::string_view line) {
+  base::set_log_sink([&](base::LogLevel, std::string_view line) {
     said += line.find("run eagerly") != std::string_view::npos ? 1 : 0;
   });
   auto fast = script([](const at::Tensor& x) { return x + 1; },
                      ScriptOptions().max_programs(2).min_operators(0).name("adds"));
   for (int i = 0; i < 12; ++i) EXPECT_EQ(fast(at::zeros({1 + i % 4})).sum().item<float>(), 1 + i % 4);
-  core::set_log_sink(nullptr);
+  base::set_log_sink(nullptr);
   EXPECT_EQ(said, 1);
   EXPECT_TRUE(contains(fast.explain(), "there are too many programs")) << fast.explain();
 }
@@ -320,8 +320,8 @@ TEST(GuardTest, TooManyShapesRunEagerlyAndAreSaidOnce) {
 void count_warnings_of_lambdas() {
   const at::NoGradGuard no_grad;
   int warnings = 0;
-  core::set_log_level(core::LogLevel::kWarning);
-  core::set_log_sink([&](core::LogLevel, std::string_view line) {
+  base::set_log_level(base::LogLevel::kWarning);
+  base::set_log_sink([&](base::LogLevel, std::string_view line) {
     warnings += line.find("uses parameters and watches no module") != std::string_view::npos ? 1 : 0;
   });
   nn::Sequential model(nn::Linear(4, 4), nn::Tanh(), nn::Linear(4, 4));
@@ -334,7 +334,7 @@ void count_warnings_of_lambdas() {
   const int watched = warnings_of(ScriptOptions().min_operators(0).modules({model.ptr()}));
   const int unwatched = warnings_of(ScriptOptions().min_operators(0));
   const int again = warnings_of(ScriptOptions().min_operators(0));
-  core::set_log_sink(nullptr);
+  base::set_log_sink(nullptr);
   std::cerr << "watched " << watched << ", unwatched " << unwatched << ", again " << again << std::endl;
   std::_Exit(0);
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/script/script.h"
 #include "like_eager.h"
 #include "tests/support/contains.h"
@@ -91,7 +91,7 @@ TEST(LossesTest, OfAnyResultsInAnyOrderHaveEagersGradients) {
       unsigned used = 1 + draw() % 7;
       for (int call = 0; call < 14; ++call) {
         if (draw() % (seed % 2 == 0 ? 6 : 2) == 0) used = 1 + draw() % 7;
-        SCOPED_TRACE(core::concat(function.name, ", seed ", seed, ", call ", call, ", results ", used));
+        SCOPED_TRACE(base::concat(function.name, ", seed ", seed, ", call ", call, ", results ", used));
         std::string eagers_error, error;
         Tensors expected, found;
         const bool spoils = seed % 3 == 2;

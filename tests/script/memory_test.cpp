@@ -7,12 +7,12 @@
 #include <stdexcept>
 #include <thread>
 
-#include "cohort/core/allocation_profiler.h"
+#include "cohort/memory/allocation_profiler.h"
 #include "cohort/optim/sgd.h"
-#include "cohort/script/memory_schedule.h"
-#include "cohort/script/out_variant.h"
-#include "cohort/script/packing.h"
-#include "cohort/script/recorder.h"
+#include "cohort/script/passes/memory_schedule.h"
+#include "cohort/script/passes/out_variant.h"
+#include "cohort/script/passes/packing.h"
+#include "cohort/script/record/recorder.h"
 #include "cohort/script/script.h"
 #include "cohort/script/step.h"
 #include "nets.h"
@@ -52,7 +52,7 @@ TEST(PackingTest, ABetterOrderThanBySizeIsFound) {
 // Bytes that a call of `body` asks LibTorch's allocator for, at most at once.
 template <typename Body>
 std::int64_t allocated_by(const Body& body) {
-  core::AllocationProfiler watch;
+  memory::AllocationProfiler watch;
   for (int i = 0; i < kWarm; ++i) body();
   watch.begin();
   const std::int64_t before = watch.total().now;
@@ -79,7 +79,7 @@ TEST(MemoryTest, AStepAllocatesItsLossOnly) {
 
 // How often a backward takes a block, or gives one back.
 std::size_t blocks_of_backward(const ScriptOptions* options) {
-  core::AllocationProfiler watch;
+  memory::AllocationProfiler watch;
   at::manual_seed(1);
   auto model = test::small_mlp();
   std::optional<Scripted<decltype(model)>> fast;
@@ -130,7 +130,7 @@ template <typename Make>
 Peaks peaks_of_a_step(const Make& make, const at::Tensor& x, const at::Tensor& y) {
   Peaks peaks;
   for (std::int64_t* const peak : {&peaks.eager, &peaks.step, &peaks.function}) {
-    core::AllocationProfiler watch;
+    memory::AllocationProfiler watch;
     auto model = make();
     const std::int64_t parameters = watch.total().now;
     optim::SGD optimizer(model->parameters(), optim::SGDOptions(0.01));

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/ops/nms.h"
 #include "cohort/ops/operator.h"
 #include "cohort/ops/swiglu.h"

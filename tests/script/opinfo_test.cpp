@@ -16,7 +16,7 @@
 #include <set>
 #include <sstream>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/script/function.h"
 #include "opinfo_values.h"
 #include "same_bits.h"
@@ -25,7 +25,7 @@
 namespace cohort::script {
 namespace {
 
-using core::concat;
+using base::concat;
 using test::same_bits;
 namespace opinfo = test::opinfo;
 using Run = std::function<Tensors(const Tensors&)>;

@@ -12,14 +12,14 @@
 #include <map>
 #include <sstream>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "opinfo.h"
 #include "tests/support/source_dir.h"
 
 namespace cohort::test::opinfo {
 namespace {
 
-using core::concat;
+using base::concat;
 using Named = std::map<std::string, std::string>;
 
 std::vector<std::string> split(const std::string& text, char by) {

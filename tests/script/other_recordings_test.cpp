@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "cohort/core/placement.h"
+#include "cohort/base/placement.h"
 #include "cohort/parallel/placement_worker.h"
 #include "cohort/script/script.h"
 #include "like_eager.h"
@@ -20,7 +20,7 @@ using test::contains;
 using test::same_bits;
 
 TEST(OtherRecordingsTest, AFunctionThatUsesAPlacementLeavesRecordingsOfOtherThreadsAlone) {
-  const auto worker = parallel::PlacementWorker::of(core::Placement::parse("cpu:1"));
+  const auto worker = parallel::PlacementWorker::of(base::Placement::parse("cpu:1"));
   std::atomic<bool> stop{false};
   std::atomic<int> recorded_there{0};
   std::thread thread([&] {
@@ -49,7 +49,7 @@ TEST(OtherRecordingsTest, AFunctionThatUsesAPlacementLeavesRecordingsOfOtherThre
 }
 
 TEST(OtherRecordingsTest, AFunctionThatUsesAPlacementItselfStaysEager) {
-  const auto worker = parallel::PlacementWorker::of(core::Placement::parse("cpu:1"));
+  const auto worker = parallel::PlacementWorker::of(base::Placement::parse("cpu:1"));
   const at::NoGradGuard no_grad;
   const auto fn = [&](const at::Tensor& x) { return worker->run("x", [&] { return x + 1; }) * 2; };
   auto fast = script(fn);

@@ -1,4 +1,4 @@
-#include "cohort/script/recorder.h"
+#include "cohort/script/record/recorder.h"
 
 #include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>

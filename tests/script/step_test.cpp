@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/optim/sgd.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/optim/sgd.h"
 #include "nets.h"
 #include "tests/support/throws.h"

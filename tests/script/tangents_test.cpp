@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/optim/autocast.h"
 #include "cohort/script/script.h"
 #include "like_eager.h"

@@ -3,15 +3,15 @@
 #include <chrono>
 #include <functional>
 
-#include "cohort/core/error.h"
-#include "cohort/core/wait.h"
+#include "cohort/base/error.h"
+#include "cohort/base/threads/wait.h"
 
 /// What other threads or processes bring about, and notify no test of.
 namespace cohort::test {
 
 /// Whether the condition holds within 20 s.
 inline bool comes_true(const std::function<bool()>& condition) {
-  return core::poll_until(condition, core::Deadline(std::chrono::seconds(20)));
+  return base::poll_until(condition, base::Deadline(std::chrono::seconds(20)));
 }
 
 /// Returns when the condition holds. Throws: TimeoutError after 20 s.

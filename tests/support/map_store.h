@@ -8,12 +8,12 @@
 #include <stdexcept>
 #include <string>
 
-#include "cohort/core/key_value_store.h"
+#include "cohort/base/key_value_store.h"
 
 namespace cohort::test {
 
 /// The store of a job in one process, with faults.
-class MapStore : public core::KeyValueStore {
+class MapStore : public base::KeyValueStore {
  public:
   void set(const std::string& key, const std::string& value) override {
     const auto lock = enter();

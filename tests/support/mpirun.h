@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "cohort/core/deadline.h"
+#include "cohort/base/threads/deadline.h"
 #include "cohort/launch/worker.h"
 #include "tests/support/slowdown.h"
 #include "tests/support/temp_dir.h"
@@ -57,7 +57,7 @@ class MpiJob {
 
   /// Its exit status; -1, and a failure of the test, when it has not ended within `timeout`.
   int wait(std::chrono::milliseconds timeout = kSlowdown * std::chrono::minutes(2)) {
-    const core::Deadline deadline(timeout);
+    const base::Deadline deadline(timeout);
     while (!worker_->reap()) {
       if (deadline.expired()) {
         ADD_FAILURE() << "mpirun did not end within " << timeout.count() << " ms:\n" << output();

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "cohort/core/fd.h"
+#include "cohort/base/files/fd.h"
 
 namespace cohort::test {
 
@@ -37,7 +37,7 @@ class Port {
   std::string text() const { return std::to_string(number_); }
 
  private:
-  core::Fd fd_;
+  base::Fd fd_;
   std::uint16_t number_ = 0;
 };
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/core/deadline.h"
+#include "cohort/base/threads/deadline.h"
 #include "tests/support/port.h"
 #include "tests/support/temp_dir.h"
 
@@ -58,7 +58,7 @@ class RankProcesses {
 
   /// Waits until `rank` has written `text`; fails the test after half a minute.
   void wait_for(int rank, const std::string& text) {
-    const core::Deadline deadline(std::chrono::seconds(30));
+    const base::Deadline deadline(std::chrono::seconds(30));
     while (output(rank).find(text) == std::string::npos) {
       if (deadline.expired()) {
         ADD_FAILURE() << "rank " << rank << " did not write \"" << text << "\", but:\n" << output(rank);
@@ -70,7 +70,7 @@ class RankProcesses {
   /// Returns the exit statuses of all; -1 for those that ended by a signal or had to be killed at the
   /// deadline.
   std::vector<int> wait(std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
-    const core::Deadline deadline(timeout);
+    const base::Deadline deadline(timeout);
     std::vector<int> statuses(running_.size(), -1);
     for (std::size_t rank = 0; rank < running_.size(); ++rank) {
       int status = 0;

@@ -8,10 +8,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
+#include "cohort/base/error.h"
 #include "cohort/comm/group.h"
 #include "cohort/comm/job.h"
 #include "cohort/comm/tcp_store.h"
-#include "cohort/core/error.h"
 #include "tests/support/slowdown.h"
 
 namespace cohort::test {
@@ -27,13 +27,13 @@ inline void run_as_rank(int size, const std::string& backend, const std::functio
                         std::chrono::milliseconds timeout, comm::ConsistencyCheck check) {
   static const comm::Job job = comm::job_from_environment();
   if (job.world_size != size || job.launcher != comm::Launcher::kOpenMpi) {
-    throw std::runtime_error(core::concat("this needs mpirun with ", size, " ranks, got ", job.world_size,
+    throw std::runtime_error(base::concat("this needs mpirun with ", size, " ranks, got ", job.world_size,
                                           " from ", comm::to_string(job.launcher)));
   }
   static const auto store = comm::open_tcp_store(
       {.host = job.master_host, .port = job.master_port, .serves = job.rank == 0, .timeout = timeout});
   static int run = 0;
-  const auto own = c10::make_intrusive<c10d::PrefixStore>(core::concat("run ", run++), store);
+  const auto own = c10::make_intrusive<c10d::PrefixStore>(base::concat("run ", run++), store);
   comm::Group group = comm::make_group(own, job.rank, size, backend, timeout, "127.0.0.1", check);
   body(group);
 }

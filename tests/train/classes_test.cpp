@@ -6,12 +6,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/manifest.h"
-#include "cohort/core/error.h"
 #include "cohort/data/codecs/codec.h"
 #include "cohort/data/dataset.h"
+#include "cohort/train/internal/run_state.h"
 #include "cohort/train/predict.h"
-#include "cohort/train/run_state.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"
 
@@ -121,7 +121,7 @@ TEST_F(ClassesTest, ACheckpointThatNamesNoClassesIsUsedAsBefore) {
 /// Data without names of classes.
 struct Nameless : data::ExampleDataset {
   std::int64_t size() const override { return 12; }
-  std::vector<at::Tensor> get(std::int64_t i, core::RandomStream&) const override {
+  std::vector<at::Tensor> get(std::int64_t i, base::RandomStream&) const override {
     return {at::full({1, 4, 4}, static_cast<float>(i)), at::scalar_tensor(i % 3, at::kLong)};
   }
 };

@@ -7,7 +7,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/tensor_dataset.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/train/trainer.h"

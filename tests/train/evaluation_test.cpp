@@ -1,5 +1,5 @@
 // Evaluation before the first epoch, and which epoch is the best.
-#include "cohort/train/evaluation.h"
+#include "cohort/train/internal/evaluation.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -10,10 +10,10 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/config/best_metric.h"
 #include "cohort/data/tensor_dataset.h"
 #include "cohort/optim/sgd.h"
-#include "cohort/train/best_metric.h"
 #include "cohort/train/trainer.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"
@@ -88,7 +88,7 @@ TEST(EvaluationTest, AMetricThatIsNotThereIsSaidBeforeTheFirstStep) {
 class HalfBroken : public data::ExampleDataset {
  public:
   std::int64_t size() const override { return 2; }
-  std::vector<at::Tensor> get(std::int64_t index, core::RandomStream&) const override {
+  std::vector<at::Tensor> get(std::int64_t index, base::RandomStream&) const override {
     if (index == 1) throw DataError("test", "broken.png is cut short");
     return {at::ones({2})};
   }

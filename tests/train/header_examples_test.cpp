@@ -7,16 +7,16 @@
 #include <regex>
 
 #include "cohort/autograd/recompute.h"
+#include "cohort/base/log.h"
+#include "cohort/base/placement.h"
 #include "cohort/bench/compare.h"
 #include "cohort/bench/timeit.h"
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/checkpoint/state_dict.h"
-#include "cohort/core/log.h"
-#include "cohort/core/placement.h"
+#include "cohort/config/config.h"
 #include "cohort/data/image_folder.h"
 #include "cohort/data/loader.h"
 #include "cohort/data/transforms/pipeline.h"
-#include "cohort/train/config.h"
 #include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
 
@@ -74,7 +74,7 @@ std::string timeit_example(const at::Tensor& x, const at::Tensor& y) {
   return table;
 }
 
-[[maybe_unused]] void transforms_example(std::span<const std::byte> bytes, core::RandomStream& random, float* buffer) {
+[[maybe_unused]] void transforms_example(std::span<const std::byte> bytes, base::RandomStream& random, float* buffer) {
   using namespace data;
   const std::vector<double> mean{0.5}, std{0.2};
   Pipeline pipeline({random_resized_crop(64), random_horizontal_flip(), to_tensor(), normalize(mean, std)});
@@ -82,8 +82,8 @@ std::string timeit_example(const at::Tensor& x, const at::Tensor& y) {
 }
 
 [[maybe_unused]] void config_example() {
-  auto config = cohort::train::load_config("configs/fashion-vgg.yaml", {"optim.lr=0.05"});
-  for (const auto& line : config.warnings) core::log_warning(line);
+  auto config = cohort::config::load_config("configs/fashion-vgg.yaml", {"optim.lr=0.05"});
+  for (const auto& line : config.warnings) base::log_warning(line);
 }
 
 at::Tensor recompute_example(torch::nn::Linear block, const at::Tensor& x) {
@@ -112,7 +112,7 @@ TEST(HeaderExamplesTest, StandHereAsTheyStandInTheirHeaders) {
   const std::string here = test::read_file(test::source_dir() / "tests/train/header_examples_test.cpp");
   for (const char* header :
        {"data/loader.h", "checkpoint/run_checkpoints.h", "bench/timeit.h", "bench/compare.h",
-        "data/transforms/pipeline.h", "train/config.h", "autograd/recompute.h"}) {
+        "data/transforms/pipeline.h", "config/config.h", "autograd/recompute.h"}) {
     const std::vector<std::string> lines = example_of(header);
     EXPECT_FALSE(lines.empty()) << header;
     for (const std::string& line : lines) {
@@ -131,7 +131,7 @@ TEST(HeaderExamplesTest, SayWhatTheySay) {
 }
 
 TEST(HeaderExamplesTest, EveryPlacementOfTheTableIsOne) {
-  const std::vector<std::string> lines = example_of("core/placement.h");
+  const std::vector<std::string> lines = example_of("base/placement.h");
   EXPECT_EQ(lines.size(), 6u);
   for (const std::string& line : lines) {
     const std::string text = line.substr(0, line.find(' '));

@@ -8,8 +8,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/state_dict.h"
-#include "cohort/core/error.h"
 #include "cohort/data/tensor_dataset.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/schedule.h"

@@ -2,10 +2,10 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/codecs/codec.h"
 #include "cohort/data/tensor_dataset.h"
-#include "cohort/train/build.h"
+#include "cohort/train/internal/factories.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 
@@ -36,18 +36,18 @@ TEST(MakeDatasetTest, DataThatIsNotThereIsNamedWithTheKeysThatSayWhereItIs) {
   config.data.path = (dir / "photos").string();
   COHORT_EXPECT_THROW_WITH(
       make_dataset(config, Split::kTrain), DataError,
-      core::concat("there is no training data: the folder ", config.data.path,
+      base::concat("there is no training data: the folder ", config.data.path,
                    "/train does not exist. Try: data.path=FOLDER, or data.train=FOLDER"));
   write_png(dir / "photos/train/a/1.png");
   const std::string way_out = "Try: data.val=FOLDER, or train.eval_every=0, which trains without validation";
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
-                           core::concat("the folder ", config.data.path, "/val does not exist. ", way_out));
+                           base::concat("the folder ", config.data.path, "/val does not exist. ", way_out));
   config.data.type = "idx";
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
-                           core::concat("has no t10k-images-idx3-ubyte, plain or .gz. ", way_out));
+                           base::concat("has no t10k-images-idx3-ubyte, plain or .gz. ", way_out));
   config.data.val = (dir / "elsewhere").string();
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
-                           core::concat("elsewhere does not exist. ", way_out));
+                           base::concat("elsewhere does not exist. ", way_out));
 }
 
 TEST(MakeDatasetTest, OptionsGoToTheRegisteredDataSetThatReadsThem) {
@@ -81,7 +81,7 @@ TEST(MakeDatasetTest, OptionsOfOursAreRefused) {
     config.data.type = kind;
     config.data.options = {{"size", "5"}};
     COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), ConfigError,
-                             core::concat("data.options.size is set, but data.type is ", kind));
+                             base::concat("data.options.size is set, but data.type is ", kind));
   }
 }
 

@@ -15,15 +15,15 @@
 #include <functional>
 #include <limits>
 
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/checkpoint/run_checkpoints.h"
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
 #include "cohort/data/tensor_dataset.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/sgd.h"
-#include "cohort/train/buffers.h"
 #include "cohort/train/classification.h"
-#include "cohort/train/step_check.h"
+#include "cohort/train/internal/buffers.h"
+#include "cohort/train/internal/step_check.h"
 #include "cohort/train/trainer.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
@@ -71,9 +71,9 @@ std::shared_ptr<optim::Optimizer> make(const std::string& name, const std::vecto
 
 std::string log_of(const std::function<void()>& work) {
   std::string text;
-  core::set_log_sink([&](core::LogLevel, std::string_view line) { text += std::string(line) + "\n"; });
+  base::set_log_sink([&](base::LogLevel, std::string_view line) { text += std::string(line) + "\n"; });
   work();
-  core::set_log_sink({});
+  base::set_log_sink({});
   return text;
 }
 
@@ -110,7 +110,7 @@ TEST(NonFiniteTest, AnInfiniteGradientOfAFiniteLossChangesNothing) {
   for (const std::string optimizer : {"sgd", "adamw"}) {
     for (const double clip_norm : {0.0, 1.0}) {
       for (const std::int64_t accumulate : {1, 2}) {
-        SCOPED_TRACE(core::concat(optimizer, ", clip_norm ", clip_norm, ", accumulate ", accumulate));
+        SCOPED_TRACE(base::concat(optimizer, ", clip_norm ", clip_norm, ", accumulate ", accumulate));
         Steep net(3 * accumulate);
         ClassificationTask task(net.ptr(), make(optimizer, net->parameters()), nullptr,
                                 ClassificationOptions().clip_norm(clip_norm).accumulate(accumulate));
@@ -152,7 +152,7 @@ TEST(NonFiniteTest, AStepThatIsLeftOutLeavesNoTraceInRunningStatistics) {
   for (const std::string name : {"vgg11_bn", "resnet18"}) {
     for (const bool script : {false, true}) {
       for (const std::int64_t accumulate : {1, 2}) {
-        SCOPED_TRACE(core::concat(name, ", script ", script, ", accumulate ", accumulate));
+        SCOPED_TRACE(base::concat(name, ", script ", script, ", accumulate ", accumulate));
         const torch::nn::AnyModule model = name == "vgg11_bn" ? test::small_vgg(name) : small_resnet();
         ClassificationTask task(model, make("sgd", model.ptr()->parameters()), nullptr,
                                 ClassificationOptions().accumulate(accumulate).script(script));
@@ -278,7 +278,7 @@ TEST(NonFiniteTest, TheBadStepIsLeftOutOfTheMeanAndTheGoodStepAfterItIsNot) {
         [&] { result = Trainer(TrainerOptions().stop_on_non_finite(false).log_every(2)).fit(task, loader); });
     EXPECT_DOUBLE_EQ(result.metrics.at("train_loss"), each.mean);
     for (const std::int64_t step : each.bad)
-      EXPECT_NE(log.find(core::concat("the loss of step ", step, " is not finite")), std::string::npos)
+      EXPECT_NE(log.find(base::concat("the loss of step ", step, " is not finite")), std::string::npos)
           << log;
   }
 }
@@ -299,7 +299,7 @@ TEST(NonFiniteTest, NoCheckpointIsSavedOfAStepThatEndsTheRun) {
     data::Loader loader = make_loader();
     COHORT_EXPECT_THROW_WITH(
         Trainer(TrainerOptions().epochs(2).run_dir(dir.path()).save_every_steps(1)).fit(task, loader),
-        NumericError, core::concat("the loss of step ", bad, " "));
+        NumericError, base::concat("the loss of step ", bad, " "));
     const checkpoint::RunCheckpoints checkpoints(dir / "checkpoints");
     const auto last = checkpoints.find("last");
     ASSERT_TRUE(last.has_value());
@@ -372,7 +372,7 @@ TEST(NonFiniteTest, AStartWhoseFirstStepIsNotFiniteDoesNotCount) {
     const auto counts = std::make_shared<Counts>();
     trainer.add_callback(counts);
     COHORT_EXPECT_THROW_WITH(trainer.fit(task, loader), NumericError,
-                             core::concat("the loss of step ", 2 + bad, " "));
+                             base::concat("the loss of step ", 2 + bad, " "));
     EXPECT_EQ(counts->starts, bad == 1 ? 0 : 1);
     EXPECT_EQ(checkpoints.find("last") == last, bad == 1);
   }

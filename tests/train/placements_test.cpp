@@ -5,7 +5,7 @@
 
 #include <mutex>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/synthetic.h"
 #include "cohort/models/registry.h"
 #include "cohort/optim/factory.h"
@@ -158,7 +158,7 @@ TEST(PlacementsTest, RanksOfTwoPlacementsEqualOneProcess) {
     SCOPED_TRACE(model);
     std::vector<Parameters> got(2);
     test::run_ranks(2, "gloo", [&](comm::Group& group) {
-      const std::string mine = core::concat("cpu:0/rank", group.rank());
+      const std::string mine = base::concat("cpu:0/rank", group.rank());
       Way way{.model = model, .group = group};
       way.place = {{"features", mine + "a"}, {"classifier", mine + "b"}};
       got[static_cast<std::size_t>(group.rank())] = train(way);

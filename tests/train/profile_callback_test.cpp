@@ -1,4 +1,4 @@
-#include "cohort/train/profile_callback.h"
+#include "cohort/train/internal/profile_callback.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/neg.h>

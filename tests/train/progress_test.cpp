@@ -1,8 +1,8 @@
-#include "cohort/train/progress.h"
+#include "cohort/train/sinks/progress.h"
 
 #include <gtest/gtest.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"
 

@@ -1,5 +1,5 @@
 // Training on several ranks, each a thread with a group of its own over Gloo.
-#include "cohort/train/ranks.h"
+#include "cohort/train/internal/ranks.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -10,12 +10,12 @@
 #include <limits>
 #include <mutex>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/tensor_dataset.h"
 #include "cohort/models/registry.h"
 #include "cohort/optim/sgd.h"
 #include "cohort/train/classification.h"
-#include "cohort/train/distributed_setup.h"
+#include "cohort/train/internal/distributed_setup.h"
 #include "cohort/train/trainer.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"
@@ -422,7 +422,7 @@ TEST_P(RanksTest, RanksThatWereStartedDifferentlyAreToldInWhat) {
     NumbersTask task(of);
     data::Loader alone(data_of(of), {.batch_size = 4});
     COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions().strategy(strategy)).fit(task, alone), UsageError,
-                             core::concat("the share of rank 0/1, and this is rank ", group.rank(), "/2"));
+                             base::concat("the share of rank 0/1, and this is rank ", group.rank(), "/2"));
   });
 }
 

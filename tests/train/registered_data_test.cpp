@@ -2,10 +2,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/dataset.h"
 #include "cohort/script/script.h"
-#include "cohort/train/build.h"
+#include "cohort/train/internal/factories.h"
 #include "cohort/train/predict.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"
@@ -19,13 +19,13 @@ namespace fs = std::filesystem;
 class Tiles : public data::ExampleDataset {
  public:
   std::int64_t size() const override { return 12; }
-  std::vector<at::Tensor> get(std::int64_t index, core::RandomStream&) const override {
+  std::vector<at::Tensor> get(std::int64_t index, base::RandomStream&) const override {
     at::Tensor tile = at::full({2, 3, 3}, -1.0F);
     tile.select(1, index % 3).fill_(1 + 0.01 * static_cast<double>(index));
     return {tile, at::scalar_tensor(index % 3, at::kLong)};
   }
   std::vector<std::string> classes() const override { return {"top", "middle", "bottom"}; }
-  std::string describe(std::int64_t index) const override { return core::concat("tile-", index); }
+  std::string describe(std::int64_t index) const override { return base::concat("tile-", index); }
 };
 COHORT_REGISTER_DATASET(tiles, [](const data::DatasetArgs&) { return std::make_shared<const Tiles>(); });
 
@@ -40,7 +40,7 @@ class RegisteredDataTest : public ::testing::Test {
     Config with_weights = config();
     with_weights.model.weights = checkpoint.string();
     const Tiles tiles;
-    core::RandomStream random(0, 0, 0, core::Purpose::kTransform);
+    base::RandomStream random(0, 0, 0, base::Purpose::kTransform);
     torch::nn::AnyModule model = make_model(with_weights, 3, at::kCPU, input_field(with_weights, tiles));
     model.ptr()->eval();
     return model.forward<at::Tensor>(tiles.get(index, random)[0].unsqueeze(0)).softmax(1)[0];
@@ -70,7 +70,7 @@ TEST_F(RegisteredDataTest, PredictionOfSamplesIsTheModelOnWhatTheDataSetMakes) {
   ASSERT_EQ(found.size(), 5);
   const std::vector<std::int64_t> samples = {11, 0, 4, 0, 7};
   for (std::size_t i = 0; i < samples.size(); ++i) {
-    EXPECT_EQ(found[i].path, core::concat("tile-", samples[i]));
+    EXPECT_EQ(found[i].path, base::concat("tile-", samples[i]));
     ASSERT_EQ(found[i].classes.size(), 3);
     EXPECT_EQ(found[i].classes[0].first, Tiles().classes()[static_cast<std::size_t>(samples[i] % 3)]);
     EXPECT_NEAR(found[i].classes[0].second, probabilities(checkpoint, samples[i]).max().item<double>(), 1e-6);
@@ -93,7 +93,7 @@ TEST_F(RegisteredDataTest, AnExportedProgramTakesInputsOfTheDataSet) {
   export_program(config(), checkpoint, 1, file);
   const script::LoadedProgram program = script::load(file);
   const Tiles tiles;
-  core::RandomStream random(0, 0, 0, core::Purpose::kTransform);
+  base::RandomStream random(0, 0, 0, base::Purpose::kTransform);
   for (const std::int64_t index : {0, 5}) {
     const at::Tensor logits = program(tiles.get(index, random)[0].unsqueeze(0)).front();
     EXPECT_TRUE(at::equal(logits.softmax(1)[0], probabilities(checkpoint, index)));
@@ -110,7 +110,7 @@ TEST_F(RegisteredDataTest, KeysForPicturesAreWarnedOf) {
   for (const std::string& warning : warned.warnings) all += warning + "\n";
   for (const char* key :
        {"train_transforms", "val_transforms", "mean", "std", "image_size", "color", "empty_class", "cache"}) {
-    EXPECT_NE(all.find(core::concat("data.", key, " has no effect with data.type tiles")), std::string::npos)
+    EXPECT_NE(all.find(base::concat("data.", key, " has no effect with data.type tiles")), std::string::npos)
         << key << " in\n"
         << all;
   }

@@ -7,10 +7,10 @@
 #include <random>
 #include <set>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/manifest.h"
-#include "cohort/core/error.h"
+#include "cohort/config/keys.h"
 #include "cohort/data/tensor_dataset.h"
-#include "cohort/train/config_keys.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"
 

@@ -5,10 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "cohort/base/error.h"
 #include "cohort/checkpoint/manifest.h"
-#include "cohort/core/error.h"
 #include "cohort/data/codecs/codec.h"
-#include "cohort/train/run_state.h"
+#include "cohort/train/internal/run_state.h"
 #include "tests/support/source_dir.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"

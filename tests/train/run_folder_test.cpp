@@ -6,7 +6,7 @@
 
 #include <ctime>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/environment.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/throws.h"

@@ -1,7 +1,7 @@
 // Schedules that a configuration asks for.
 #include <gtest/gtest.h>
 
-#include "cohort/train/build.h"
+#include "cohort/train/internal/factories.h"
 
 namespace cohort::train {
 namespace {

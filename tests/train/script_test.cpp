@@ -6,8 +6,8 @@
 #include <limits>
 #include <mutex>
 
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/data/synthetic.h"
 #include "cohort/optim/factory.h"
 #include "cohort/train/classification.h"
@@ -96,9 +96,9 @@ void expect_same(const Outcome& expected, const Outcome& got) {
 template <typename Work>
 std::string logged(const Work& work) {
   std::string text;
-  core::set_log_sink([&](core::LogLevel, std::string_view line) { text += std::string(line) + "\n"; });
+  base::set_log_sink([&](base::LogLevel, std::string_view line) { text += std::string(line) + "\n"; });
   work();
-  core::set_log_sink({});
+  base::set_log_sink({});
   return text;
 }
 

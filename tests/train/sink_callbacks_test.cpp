@@ -1,4 +1,4 @@
-#include "cohort/train/sink_callbacks.h"
+#include "cohort/train/sinks/sink_callbacks.h"
 
 #include <gtest/gtest.h>
 

@@ -7,9 +7,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "cohort/core/error.h"
-#include "cohort/train/sinks/append_file.h"
+#include "cohort/base/error.h"
 #include "cohort/train/sinks/curves.h"
+#include "cohort/train/sinks/internal/append_file.h"
 #include "cohort/train/sinks/metrics_log.h"
 #include "cohort/train/sinks/tensorboard.h"
 #include "tests/support/source_dir.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/core/log.h"
+#include "cohort/base/log.h"
 #include "cohort/train/run.h"
 #include "tests/support/temp_dir.h"
 
@@ -19,9 +19,9 @@ namespace cohort::test {
 class Logged {
  public:
   Logged() {
-    core::set_log_sink([this](core::LogLevel, std::string_view line) { text_ += std::string(line) + "\n"; });
+    base::set_log_sink([this](base::LogLevel, std::string_view line) { text_ += std::string(line) + "\n"; });
   }
-  ~Logged() { core::set_log_sink({}); }
+  ~Logged() { base::set_log_sink({}); }
   const std::string& text() const { return text_; }
 
  private:
@@ -33,17 +33,17 @@ class SmallRun {
   std::filesystem::path path() const { return dir_ / "run"; }
   std::filesystem::path root() const { return dir_.path(); }
 
-  train::Config config(const std::vector<std::string>& overrides = {}) const {
+  config::Config config(const std::vector<std::string>& overrides = {}) const {
     std::vector<std::string> all = {"run.dir=" + path().string()};
     all.insert(all.end(), overrides.begin(), overrides.end());
-    return train::load_config_text(R"(
+    return config::load_config_text(R"(
 model: {name: mlp, num_classes: 4, options: {hidden: "8"}}
 data: {type: synthetic, synthetic_train: 20, synthetic_val: 12, image_size: 4, color: gray, workers: 0, mean: [0.4], std: [0.3]}
 optim: {lr: 0.05}
 train: {epochs: 3, batch_size: 4, threads: 1, device: cpu, memory_format: contiguous}
 run: {progress: off, tensorboard: false, log_every: 2, keep: 0}
 )",
-                                   "small.yaml", all);
+                                    "small.yaml", all);
   }
 
   train::RunResult start(const std::vector<std::string>& overrides = {}) const {

@@ -15,8 +15,8 @@
 #include <cmath>
 #include <limits>
 
-#include "cohort/core/error.h"
-#include "cohort/core/log.h"
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
 #include "cohort/data/tensor_dataset.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/sgd.h"
@@ -298,9 +298,9 @@ template <typename Work>
 std::string logged(const Work& work) {
   struct Sink {
     Sink() {
-      core::set_log_sink([this](core::LogLevel, std::string_view line) { text += std::string(line) + "\n"; });
+      base::set_log_sink([this](base::LogLevel, std::string_view line) { text += std::string(line) + "\n"; });
     }
-    ~Sink() { core::set_log_sink({}); }
+    ~Sink() { base::set_log_sink({}); }
     std::string text;
   } sink;
   work();

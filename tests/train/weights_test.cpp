@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"
 

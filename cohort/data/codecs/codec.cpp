@@ -7,9 +7,9 @@
 #include <cstring>
 #include <string_view>
 
-#include "cohort/core/error.h"
-#include "cohort/data/codecs/jpeg_reader.h"
-#include "cohort/data/codecs/png_reader.h"
+#include "cohort/base/error.h"
+#include "cohort/data/codecs/internal/jpeg_reader.h"
+#include "cohort/data/codecs/internal/png_reader.h"
 
 namespace cohort::data {
 namespace {
@@ -67,7 +67,7 @@ ImageHeader ImageDecoder::open(std::span<const std::byte> file, ColorMode color,
                                const DecodeOptions& options) {
   impl_->opened = false;
   if (file.empty()) {
-    throw DataError("data.image", core::concat(name, ": the file is empty (0 bytes)"),
+    throw DataError("data.image", base::concat(name, ": the file is empty (0 bytes)"),
                     "delete it, or copy the picture again");
   }
   if (starts_with(file, kJpegMagic)) {
@@ -77,7 +77,7 @@ ImageHeader ImageDecoder::open(std::span<const std::byte> file, ColorMode color,
   } else {
     throw DataError(
         "data.image",
-        core::concat(name, ": not a picture: got ", describe_start(file), ", expected JPEG or PNG"),
+        base::concat(name, ": not a picture: got ", describe_start(file), ", expected JPEG or PNG"),
         "convert it to JPEG or PNG, or remove it from the folder");
   }
   impl_->opened = true;
@@ -97,7 +97,7 @@ void ImageDecoder::read(const Region& region, Image& out) {
       region.height > header.height - region.top || region.width > header.width - region.left) {
     throw UsageError(
         "data.image",
-        core::concat("the region ", region.height, "x", region.width, " at (", region.top, ", ", region.left,
+        base::concat("the region ", region.height, "x", region.width, " at (", region.top, ", ", region.left,
                      ") is not within the picture of ", header.height, "x", header.width));
   }
   impl_->opened = false;

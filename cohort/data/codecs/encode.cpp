@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/codecs/codec.h"
 
 // clang-format off: jpeglib.h needs <cstdio> before it
@@ -23,7 +23,7 @@ void check_shape(const Image& image, const char* where) {
   if (image.height < 1 || image.width < 1 || (image.channels != 1 && image.channels != 3) ||
       static_cast<int64_t>(image.pixels.size()) != image.height * image.width * image.channels) {
     throw UsageError(where,
-                     core::concat("an image of ", image.height, "x", image.width, "x", image.channels, " in ",
+                     base::concat("an image of ", image.height, "x", image.width, "x", image.channels, " in ",
                                   image.pixels.size(), " bytes, expected 1 or 3 channels without gaps"));
   }
 }
@@ -129,12 +129,12 @@ bool write_png(const Image& image, Output& output) {
 std::vector<std::byte> encode_jpeg(const Image& image, int quality) {
   check_shape(image, "data.encode_jpeg");
   if (quality < 1 || quality > 100) {
-    throw UsageError("data.encode_jpeg", core::concat("quality: got ", quality, ", expected 1 to 100"));
+    throw UsageError("data.encode_jpeg", base::concat("quality: got ", quality, ", expected 1 to 100"));
   }
   Output output;
   if (!write_jpeg(image, quality, output)) {
     throw UsageError("data.encode_jpeg",
-                     core::concat("an image of ", image.height, "x", image.width, ": ", output.message));
+                     base::concat("an image of ", image.height, "x", image.width, ": ", output.message));
   }
   return output.bytes();
 }
@@ -144,7 +144,7 @@ std::vector<std::byte> encode_png(const Image& image) {
   Output output;
   if (!write_png(image, output)) {
     throw UsageError("data.encode_png",
-                     core::concat("an image of ", image.height, "x", image.width, ": ", output.message));
+                     base::concat("an image of ", image.height, "x", image.width, ": ", output.message));
   }
   return output.bytes();
 }

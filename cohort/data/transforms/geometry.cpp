@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cohort/core/error.h"
-#include "cohort/data/codecs/color.h"
-#include "cohort/data/transforms/builtin.h"
+#include "cohort/base/error.h"
+#include "cohort/data/codecs/internal/color.h"
+#include "cohort/data/transforms/internal/builtin.h"
 
 // Each plan follows torchvision.transforms.v1 line by line; Python's round() is std::nearbyint (half to
 // even).
@@ -31,11 +31,11 @@ class Resize : public Transform {
     max_size_ = args.integer("max_size", 0);
     if (args.has("max_size") && (!shorter_side_ || max_size_ <= size_.height)) {
       args.fail("max_size",
-                core::concat("got ", max_size_, ", expected more than size, which is one number then"));
+                base::concat("got ", max_size_, ", expected more than size, which is one number then"));
     }
   }
 
-  Action plan(ImageSize in, core::RandomStream&) const override {
+  Action plan(ImageSize in, base::RandomStream&) const override {
     return {whole(in), output_size(in), false};
   }
 
@@ -59,7 +59,7 @@ class Resize : public Transform {
     }
     new_short = std::max<int64_t>(new_short, 1);
     if (new_long > 1 << 18) {
-      throw DataError("data.transforms", core::concat("Resize: a picture of ", in.height, "x", in.width,
+      throw DataError("data.transforms", base::concat("Resize: a picture of ", in.height, "x", in.width,
                                                       " would become ", new_long, " pixels long"));
     }
     return wide ? ImageSize{new_short, new_long} : ImageSize{new_long, new_short};
@@ -75,7 +75,7 @@ class CenterCrop : public Transform {
  public:
   explicit CenterCrop(TransformArgs& args) : size_(args.size("size")) {}
 
-  Action plan(ImageSize in, core::RandomStream&) const override {
+  Action plan(ImageSize in, base::RandomStream&) const override {
     return {{start(in.height, size_.height), start(in.width, size_.width), size_.height, size_.width},
             size_,
             false};
@@ -101,14 +101,14 @@ class RandomCrop : public Transform {
       for (size_t i = 0; i < 4; ++i) {
         padding_[i] = padding[i % padding.size()];
         if (padding_[i] < 0 || padding_[i] > 65535) {
-          args.fail("padding", core::concat("got ", padding_[i], ", expected 0 to 65535 pixels"));
+          args.fail("padding", base::concat("got ", padding_[i], ", expected 0 to 65535 pixels"));
         }
       }
     }
     pad_if_needed_ = args.integer("pad_if_needed", 0) != 0;
   }
 
-  Action plan(ImageSize in, core::RandomStream& random) const override {
+  Action plan(ImageSize in, base::RandomStream& random) const override {
     int64_t left = padding_[0], top = padding_[1];
     int64_t width = in.width + left + padding_[2], height = in.height + top + padding_[3];
     if (pad_if_needed_ && width < size_.width) {
@@ -123,7 +123,7 @@ class RandomCrop : public Transform {
     }
     if (height < size_.height || width < size_.width) {
       throw DataError("data.transforms",
-                      core::concat("RandomCrop: got a picture of ", height, "x", width,
+                      base::concat("RandomCrop: got a picture of ", height, "x", width,
                                    " with its padding, expected at least ", size_.height, "x", size_.width),
                       "pad_if_needed: true, or a Resize before it");
     }
@@ -150,7 +150,7 @@ class RandomResizedCrop : public Transform {
     std::copy(ratio.begin(), ratio.end(), ratio_);
   }
 
-  Action plan(ImageSize in, core::RandomStream& random) const override {
+  Action plan(ImageSize in, base::RandomStream& random) const override {
     const auto area = static_cast<double>(in.height * in.width);
     const double log_ratio[2] = {std::log(ratio_[0]), std::log(ratio_[1])};
     for (int attempt = 0; attempt < 10; ++attempt) {
@@ -174,7 +174,7 @@ class RandomResizedCrop : public Transform {
  private:
   static void check(const TransformArgs& args, const std::string& key, const std::vector<double>& range) {
     if (!(range[0] > 0) || range[1] < range[0]) {
-      args.fail(key, core::concat("got [", range[0], ", ", range[1],
+      args.fail(key, base::concat("got [", range[0], ", ", range[1],
                                   "], expected two positive numbers, the lower first"));
     }
   }
@@ -200,10 +200,10 @@ class RandomHorizontalFlip : public Transform {
  public:
   explicit RandomHorizontalFlip(TransformArgs& args) : p_(args.number("p", 0.5)) {
     if (p_ < 0 || p_ > 1) {
-      args.fail("p", core::concat("got ", p_, ", expected a probability, 0 to 1"));
+      args.fail("p", base::concat("got ", p_, ", expected a probability, 0 to 1"));
     }
   }
-  Action plan(ImageSize in, core::RandomStream& random) const override {
+  Action plan(ImageSize in, base::RandomStream& random) const override {
     return {whole(in), in, random.bernoulli(p_)};
   }
 
@@ -215,13 +215,13 @@ class Grayscale : public Transform {
  public:
   explicit Grayscale(TransformArgs& args) : channels_(args.integer("num_output_channels", 1)) {
     if (channels_ != 1 && channels_ != 3) {
-      args.fail("num_output_channels", core::concat("got ", channels_, ", expected 1 or 3"));
+      args.fail("num_output_channels", base::concat("got ", channels_, ", expected 1 or 3"));
     }
   }
   bool changes_pixels() const override { return true; }
   int64_t output_channels(int64_t) const override { return channels_; }
 
-  void apply(Image& image, core::RandomStream&) const override {
+  void apply(Image& image, base::RandomStream&) const override {
     const int64_t count = image.height * image.width;
     if (image.channels == 3) {
       rgb_to_gray(image.pixels.data(), count, image.pixels.data());

@@ -10,8 +10,8 @@
 #include <cstring>
 #include <utility>
 
-#include "cohort/core/error.h"
-#include "cohort/data/transforms/resample.h"
+#include "cohort/base/error.h"
+#include "cohort/data/transforms/internal/resample.h"
 #include "cohort/data/transforms/transform_registry.h"
 
 namespace cohort::data {
@@ -128,12 +128,12 @@ class Work {
 };
 
 /// Plans, and puts the picture's name before what a transform has against it.
-Action plan_named(const Transform& transform, ImageSize in, core::RandomStream& random,
+Action plan_named(const Transform& transform, ImageSize in, base::RandomStream& random,
                   const std::string& name) {
   try {
     return transform.plan(in, random);
   } catch (const DataError& error) {
-    throw DataError("data.pipeline", core::concat(name, ": ", error.what()));
+    throw DataError("data.pipeline", base::concat(name, ": ", error.what()));
   }
 }
 
@@ -193,7 +193,7 @@ Pipeline::Pipeline(const std::vector<TransformSpec>& specs, ColorMode color, con
   }
   if (channels_ != 1 && channels_ != 3) {
     throw ConfigError("data.pipeline",
-                      core::concat("the transforms give ", channels_, " channels, expected 1 or 3"));
+                      base::concat("the transforms give ", channels_, " channels, expected 1 or 3"));
   }
   build_table(normalize);
 }
@@ -214,7 +214,7 @@ void Pipeline::check_order(const std::vector<TransformSpec>& specs) const {
       if (spec->name != "ToTensor") {
         make_transform(*spec);  // a wrong name is said before a wrong place
       }
-      throw ConfigError("data.pipeline", core::concat(spec->name, " stands after ToTensor"), kHint);
+      throw ConfigError("data.pipeline", base::concat(spec->name, " stands after ToTensor"), kHint);
     }
     if (spec > to_tensor + 1) {
       throw ConfigError("data.pipeline", "Normalize stands twice", kHint);
@@ -237,7 +237,7 @@ void Pipeline::build_table(const TransformSpec* normalize) {
       *values = args.numbers(key, {});
       if (values->size() != 1 && static_cast<int64_t>(values->size()) != channels_) {
         args.fail(key,
-                  core::concat("got ", values->size(), " values, expected ", channels_,
+                  base::concat("got ", values->size(), " values, expected ", channels_,
                                channels_ == 1 ? " (pictures are gray)" : " (pictures have colour) or 1"));
       }
     }
@@ -277,13 +277,13 @@ ImageShape Pipeline::output_shape() const {
   return {channels_, size_.height, size_.width};
 }
 
-void Pipeline::run(Image& image, core::RandomStream& random, float* out, Layout layout,
+void Pipeline::run(Image& image, base::RandomStream& random, float* out, Layout layout,
                    const std::string& name) const {
   run_from(image, nullptr, random, out, layout, name);
 }
 
 void Pipeline::run_encoded(std::span<const std::byte> file, const std::string& name,
-                           core::RandomStream& random, float* out, Layout layout) const {
+                           base::RandomStream& random, float* out, Layout layout) const {
   ImageDecoder& decoder = thread_decoder();
   Image& decoded = thread_scratch().decoded;
   const ImageHeader header = decoder.open(file, color_, name, decode_);
@@ -302,11 +302,11 @@ void Pipeline::run_encoded(std::span<const std::byte> file, const std::string& n
   run_from(decoded, &first, random, out, layout, name);
 }
 
-void Pipeline::run_from(Image& image, const Action* first, core::RandomStream& random, float* out,
+void Pipeline::run_from(Image& image, const Action* first, base::RandomStream& random, float* out,
                         Layout layout, const std::string& name) const {
   const ImageShape shape = output_shape();
   if (image.channels != num_channels(color_)) {
-    throw UsageError("data.pipeline", core::concat(name, ": got ", image.channels, " channels, expected ",
+    throw UsageError("data.pipeline", base::concat(name, ": got ", image.channels, " channels, expected ",
                                                    num_channels(color_)));
   }
   Work work(image, thread_scratch());
@@ -323,7 +323,7 @@ void Pipeline::run_from(Image& image, const Action* first, core::RandomStream& r
   if (ImageShape{view.channels, view.height, view.width} != shape) {
     throw DataError(
         "data.pipeline",
-        core::concat(name, ": got a picture of ", view.channels, "x", view.height, "x", view.width,
+        base::concat(name, ": got a picture of ", view.channels, "x", view.height, "x", view.width,
                      " after the transforms, expected ", shape[0], "x", shape[1], "x", shape[2]),
         "add Resize with height and width, or a crop, so that all pictures come out alike");
   }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/core/random.h"
+#include "cohort/base/random.h"
 #include "cohort/data/codecs/codec.h"
 #include "cohort/data/image.h"
 #include "cohort/data/transforms/transform.h"
@@ -46,15 +46,15 @@ class Pipeline {
   /// Aliases: `image` is scratch afterwards. `name` stands in the messages.
   /// Throws: DataError when this picture cannot be brought to `output_shape`; UsageError for a wrong channel
   /// count.
-  void run(Image& image, core::RandomStream& random, float* out, Layout layout,
+  void run(Image& image, base::RandomStream& random, float* out, Layout layout,
            const std::string& name = "image") const;
 
   /// The same floats as `decode_image` and then `run`, for less work when the first transform cuts.
-  void run_encoded(std::span<const std::byte> file, const std::string& name, core::RandomStream& random,
+  void run_encoded(std::span<const std::byte> file, const std::string& name, base::RandomStream& random,
                    float* out, Layout layout) const;
 
  private:
-  void run_from(Image& image, const Action* first, core::RandomStream& random, float* out, Layout layout,
+  void run_from(Image& image, const Action* first, base::RandomStream& random, float* out, Layout layout,
                 const std::string& name) const;
   void check_order(const std::vector<TransformSpec>& specs) const;
   void build_table(const TransformSpec* normalize);

@@ -6,16 +6,16 @@
 #include <cmath>
 #include <utility>
 
-#include "cohort/core/error.h"
-#include "cohort/core/format_list.h"
-#include "cohort/core/nearest_name.h"
+#include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
+#include "cohort/base/text/nearest_name.h"
 
 namespace cohort::data {
-Action Transform::plan(ImageSize in, core::RandomStream&) const {
+Action Transform::plan(ImageSize in, base::RandomStream&) const {
   return {{0, 0, in.height, in.width}, in, false};
 }
 
-void Transform::apply(Image&, core::RandomStream&) const {}
+void Transform::apply(Image&, base::RandomStream&) const {}
 
 TransformArgs::TransformArgs(const TransformSpec& spec, std::string first_argument)
     : name_(spec.name), args_(spec.args) {
@@ -24,7 +24,7 @@ TransformArgs::TransformArgs(const TransformSpec& spec, std::string first_argume
     return;
   }
   if (first_argument.empty()) {
-    throw ConfigError("data.transforms", core::concat(name_, " takes no argument without a name"));
+    throw ConfigError("data.transforms", base::concat(name_, " takes no argument without a name"));
   }
   if (args_.count(first_argument) != 0) {
     fail(first_argument, "given twice, with and without its name");
@@ -40,7 +40,7 @@ const std::vector<double>* TransformArgs::find(const std::string& key) {
 }
 
 void TransformArgs::fail(const std::string& key, const std::string& what) const {
-  throw ConfigError("data.transforms", core::concat(name_, ".", key, ": ", what));
+  throw ConfigError("data.transforms", base::concat(name_, ".", key, ": ", what));
 }
 
 std::vector<double> TransformArgs::numbers(const std::string& key, const std::vector<double>& fallback) {
@@ -49,11 +49,11 @@ std::vector<double> TransformArgs::numbers(const std::string& key, const std::ve
     return fallback;
   }
   if (!fallback.empty() && values->size() != fallback.size()) {
-    fail(key, core::concat("got ", values->size(), " values, expected ", fallback.size()));
+    fail(key, base::concat("got ", values->size(), " values, expected ", fallback.size()));
   }
   for (const double value : *values) {
     if (!std::isfinite(value)) {
-      fail(key, core::concat("got ", value, ", expected a finite number"));
+      fail(key, base::concat("got ", value, ", expected a finite number"));
     }
   }
   return *values;
@@ -73,13 +73,13 @@ std::vector<int64_t> TransformArgs::integers(const std::string& key, size_t min_
     fail(key, "missing");
   }
   if (values->size() < min_count || values->size() > max_count) {
-    fail(key, core::concat("got ", values->size(), " values, expected ", min_count,
-                           min_count == max_count ? "" : core::concat(" to ", max_count)));
+    fail(key, base::concat("got ", values->size(), " values, expected ", min_count,
+                           min_count == max_count ? "" : base::concat(" to ", max_count)));
   }
   std::vector<int64_t> whole;
   for (const double value : *values) {
     if (!(std::fabs(value) < 1e9) || value != std::floor(value)) {
-      fail(key, core::concat("got ", value, ", expected a whole number"));
+      fail(key, base::concat("got ", value, ", expected a whole number"));
     }
     whole.push_back(static_cast<int64_t>(value));
   }
@@ -90,7 +90,7 @@ ImageSize TransformArgs::size(const std::string& key) {
   const std::vector<int64_t> values = integers(key, 1, 2);
   for (const int64_t value : values) {
     if (value < 1 || value > 65535) {
-      fail(key, core::concat("got ", value, ", expected 1 to 65535 pixels"));
+      fail(key, base::concat("got ", value, ", expected 1 to 65535 pixels"));
     }
   }
   return {values.front(), values.back()};
@@ -100,9 +100,9 @@ void TransformArgs::refuse_the_rest() const {
   for (const auto& [key, values] : args_) {
     if (std::find(asked_.begin(), asked_.end(), key) == asked_.end()) {
       const std::string hint = asked_.empty() ? ""
-                                              : core::concat(core::least_changed_name(key, asked_),
-                                                             " (known: ", core::join(asked_), ")");
-      throw ConfigError("data.transforms", core::concat(name_, " has no argument ", key), hint);
+                                              : base::concat(base::least_changed_name(key, asked_),
+                                                             " (known: ", base::join(asked_), ")");
+      throw ConfigError("data.transforms", base::concat(name_, " has no argument ", key), hint);
     }
   }
 }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cohort/core/random.h"
+#include "cohort/base/random.h"
 #include "cohort/data/image.h"
 
 /// Transforms of pictures, by name and arguments, with torchvision's geometry.
@@ -39,11 +39,11 @@ class Transform {
 
   /// Returns what to do with a picture of size `in`; the whole picture and nothing else by default.
   /// Throws: DataError when the picture cannot be transformed.
-  virtual Action plan(ImageSize in, core::RandomStream& random) const;
+  virtual Action plan(ImageSize in, base::RandomStream& random) const;
 
   /// Changes the pixels of `image`, after `plan`'s action was done, when `changes_pixels` says so. It may
   /// change the number of channels to what `output_channels` says, not the size.
-  virtual void apply(Image& image, core::RandomStream& random) const;
+  virtual void apply(Image& image, base::RandomStream& random) const;
   virtual bool changes_pixels() const { return false; }
 
   /// Returns the size of the result for pictures of size `in`; {0, 0} stands for a size that is not known.

@@ -3,11 +3,11 @@
 #include <map>
 #include <utility>
 
-#include "cohort/core/error.h"
-#include "cohort/core/format_list.h"
-#include "cohort/core/nearest_name.h"
-#include "cohort/core/registry.h"
-#include "cohort/data/transforms/builtin.h"
+#include "cohort/base/error.h"
+#include "cohort/base/registry.h"
+#include "cohort/base/text/format_list.h"
+#include "cohort/base/text/nearest_name.h"
+#include "cohort/data/transforms/internal/builtin.h"
 
 namespace cohort::data {
 namespace {
@@ -27,8 +27,8 @@ std::map<std::string, Entry> built_in() {
   return entries;
 }
 
-core::Registry<Entry>& registry() {
-  static auto* instance = new core::Registry<Entry>("transform", "data.transforms", built_in());
+base::Registry<Entry>& registry() {
+  static auto* instance = new base::Registry<Entry>("transform", "data.transforms", built_in());
   return *instance;
 }
 
@@ -49,8 +49,8 @@ std::unique_ptr<Transform> make_transform(const TransformSpec& spec) {
   if (!entry.make) {
     const std::vector<std::string> names = transform_names();
     throw ConfigError(
-        "data.transforms", core::concat("unknown transform ", spec.name),
-        core::concat(core::least_changed_name(spec.name, names), " (known: ", core::join(names), ")"));
+        "data.transforms", base::concat("unknown transform ", spec.name),
+        base::concat(base::least_changed_name(spec.name, names), " (known: ", base::join(names), ")"));
   }
   TransformArgs args(spec, entry.first_argument);
   std::unique_ptr<Transform> transform = entry.make(args);

@@ -9,13 +9,13 @@
 #include <cstdio>
 #include <limits>
 
-#include "cohort/core/atomic_file.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/base/files/atomic_file.h"
 
 namespace cohort::train {
 namespace {
 
-using core::concat;
+using base::concat;
 
 constexpr double kPanelWidth = 340, kPanelHeight = 220;  // of the plotting area
 constexpr double kLeft = 62, kRight = 18, kTop = 92, kBottom = 52;
@@ -288,7 +288,7 @@ std::string curves_svg(const Curves& curves) {
 }
 
 void write_curves(const std::filesystem::path& path, const Curves& curves) {
-  core::write_file_atomically(path, curves_svg(curves));
+  base::write_file_atomically(path, curves_svg(curves));
 }
 
 }  // namespace cohort::train

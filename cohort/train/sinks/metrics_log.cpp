@@ -11,8 +11,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "cohort/core/atomic_file.h"
-#include "cohort/train/sinks/append_file.h"
+#include "cohort/base/files/atomic_file.h"
+#include "cohort/train/sinks/internal/append_file.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -116,7 +116,7 @@ struct MetricsLog::Files {
     csv.reset();
     std::string text = epochs.empty() ? "" : csv_header(columns);
     for (const MetricRow& row : epochs) text += csv_row(columns, row);
-    core::write_file_atomically(csv_path, text);
+    base::write_file_atomically(csv_path, text);
     csv = std::make_unique<AppendFile>(csv_path);
   }
 
@@ -135,7 +135,7 @@ struct MetricsLog::Files {
     jsonl.reset();
     std::string text;
     for (const Line& line : lines) text += line.text;
-    core::write_file_atomically(jsonl_path, text);
+    base::write_file_atomically(jsonl_path, text);
     jsonl = std::make_unique<AppendFile>(jsonl_path);
     set_rows(lines);
     rewrite_csv();

@@ -13,9 +13,9 @@
 #include <cstdlib>
 #include <functional>
 
-#include "cohort/core/error.h"
-#include "cohort/core/host.h"
-#include "cohort/train/sinks/append_file.h"
+#include "cohort/base/error.h"
+#include "cohort/base/host.h"
+#include "cohort/train/sinks/internal/append_file.h"
 
 namespace cohort::train {
 namespace fs = std::filesystem;
@@ -104,7 +104,7 @@ fs::path new_file_path(const fs::path& folder) {
   }
   std::array<char, 24> digits;
   std::snprintf(digits.data(), digits.size(), "%010lld", time);
-  return folder / core::concat(kPrefix, digits.data(), ".", core::host_name(), ".", ::getpid(), ".0");
+  return folder / base::concat(kPrefix, digits.data(), ".", base::host_name(), ".", ::getpid(), ".0");
 }
 
 fs::path make_folder(const fs::path& folder) {
@@ -112,7 +112,7 @@ fs::path make_folder(const fs::path& folder) {
   fs::create_directories(folder, error);
   if (error) {
     throw SystemError("train.tensorboard",
-                      core::concat(folder.string(), " cannot be made: ", error.message()),
+                      base::concat(folder.string(), " cannot be made: ", error.message()),
                       "another run.dir, or run.tensorboard=false");
   }
   return folder;

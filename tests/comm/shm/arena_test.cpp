@@ -1,4 +1,4 @@
-#include "cohort/comm/shm/arena.h"
+#include "cohort/comm/backends/shm/internal/arena.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

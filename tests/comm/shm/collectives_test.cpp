@@ -1,4 +1,4 @@
-#include "cohort/comm/shm/collectives.h"
+#include "cohort/comm/backends/shm/internal/collectives.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/comm/shm/arena.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/comm/backends/shm/internal/arena.h"
 #include "tests/comm/shm/ranks.h"
 #include "tests/support/throws.h"
 

@@ -1,5 +1,5 @@
 // What is under way beside other things, and faults; ranks are processes where they must die.
-#include "cohort/comm/shm/engine.h"
+#include "cohort/comm/backends/shm/internal/engine.h"
 
 #include <dirent.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/comm/shm/ranks.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
@@ -79,7 +79,7 @@ TEST(ShmTest, WhatNobodyWaitsForIsDoneAndIsToldOnce) {
       rank.wait(third);
       ++told;
     });
-    const core::Deadline deadline(seconds(20));
+    const base::Deadline deadline(seconds(20));
     while (told.load() == 0) {
       deadline.check("test", "the callback");
       std::this_thread::sleep_for(milliseconds(1));
@@ -120,7 +120,7 @@ TEST(ShmFaultTest, ADeadlineNamesTheCallAndTheRanksThatAreMissing) {
   run_threads(4, [&](Rank& rank) {
     if (rank.rank() % 2 != 0) return test::wait_until([&] { return num_over == 2; });
     std::vector<float> list(100, 1);
-    const core::Deadline waited(seconds(60));
+    const base::Deadline waited(seconds(60));
     const auto begun = begin_sum(rank, list, milliseconds(600));
     COHORT_EXPECT_THROW_WITH(rank.wait(begun), Error, "all_reduce 0 of rank");
     EXPECT_LT(waited.elapsed(), seconds(10));
@@ -143,7 +143,7 @@ TEST(ShmFaultTest, AWaitThatEndsSoonerThanTheCallDoesNotEndTheCall) {
     if (rank.rank() == 1) test::wait_until([&] { return has_ended.load(); });
     const auto begun = begin_sum(rank, list, seconds(20));
     if (rank.rank() == 0) {
-      COHORT_EXPECT_THROW_WITH(rank.engine().wait(*begun, core::Deadline(milliseconds(50))), TimeoutError,
+      COHORT_EXPECT_THROW_WITH(rank.engine().wait(*begun, base::Deadline(milliseconds(50))), TimeoutError,
                                "is not over after");
       has_ended = true;
     }
@@ -173,7 +173,7 @@ Task wait_for(std::atomic<bool>& has_come) {
 TEST(ShmFaultTest, WhatIsThereAtTheLastLookIsNotLate) {
   run_threads(1, [](Rank& rank) {
     std::atomic<bool> has_come{false};
-    const auto operation = std::make_shared<Operation>(core::Deadline(milliseconds(0)));
+    const auto operation = std::make_shared<Operation>(base::Deadline(milliseconds(0)));
     operation->call = "call";
     operation->make = [&] { return wait_for(has_come); };
     rank.engine().begin(operation);
@@ -184,13 +184,13 @@ TEST(ShmFaultTest, WhatIsThereAtTheLastLookIsNotLate) {
 TEST(ShmFaultTest, AWaitLooksOnceMoreAtItsDeadline) {
   run_threads(1, [](Rank& rank) {
     std::atomic<bool> has_come{false};
-    const auto operation = std::make_shared<Operation>(core::Deadline(seconds(20)));
+    const auto operation = std::make_shared<Operation>(base::Deadline(seconds(20)));
     operation->call = "call";
     operation->make = [&] { return wait_for(has_come); };
     operation->turns = Turns::kOne;  // nobody but who waits goes on with it
     rank.engine().begin(operation);
     has_come = true;
-    EXPECT_NO_THROW(rank.engine().wait(*operation, core::Deadline(milliseconds(0))));
+    EXPECT_NO_THROW(rank.engine().wait(*operation, base::Deadline(milliseconds(0))));
     rank.wait(operation);
   });
 }
@@ -200,7 +200,7 @@ TEST(ShmFaultTest, ARankThatLeavesIsNamedAtOnce) {
     std::vector<float> list(10);
     rank.sum(list, Dtype::kFloat);
     if (rank.rank() == 1) return;
-    const core::Deadline waited(seconds(60));
+    const base::Deadline waited(seconds(60));
     COHORT_EXPECT_THROW_WITH(rank.sum(list, Dtype::kFloat), PeerError, "rank 1 has left the group");
     EXPECT_LT(waited.elapsed(), seconds(10));
   });
@@ -262,7 +262,7 @@ TEST(ShmFaultTest, ACancelIsHeardByWhoWaitsAndByOthersThatCancel) {
         threads.emplace_back([&] { COHORT_EXPECT_THROW_WITH(rank.wait(one), CommError, "it was aborted"); });
       }
       std::this_thread::sleep_for(milliseconds(round % 4));
-      const core::Deadline waited(seconds(60));
+      const base::Deadline waited(seconds(60));
       for (int i = 0; i < 2; ++i) {
         threads.emplace_back([&] { rank.engine().cancel("it was aborted"); });
       }

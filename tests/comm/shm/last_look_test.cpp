@@ -5,7 +5,7 @@
 #include <memory>
 #include <thread>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/comm/shm/ranks.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
@@ -18,7 +18,7 @@ using test::wait_until;
 /// The end of a turn, which this rank sees when it looks who is late, and not before.
 class EndsAsTheLateAreNamed : public Condition {
  public:
-  EndsAsTheLateAreNamed(Communicator& ranks, core::Deadline deadline)
+  EndsAsTheLateAreNamed(Communicator& ranks, base::Deadline deadline)
       : all_(ranks.everyone()), deadline_(deadline) {}
   bool ready() override { return was_named_ && all_.ready(); }
   std::uint64_t waits_for() const override {
@@ -28,12 +28,12 @@ class EndsAsTheLateAreNamed : public Condition {
 
  private:
   Communicator::Everyone all_;
-  const core::Deadline deadline_;
+  const base::Deadline deadline_;
   mutable bool was_named_ = false;
 };
 
 // Two turns, each of which all come to. Rank 0 sees the end of the first one as it looks who is late.
-Task two_turns(Communicator& ranks, core::Deadline deadline) {
+Task two_turns(Communicator& ranks, base::Deadline deadline) {
   const Signature signature{.kind = Kind::kAllReduce, .dtype = Dtype::kFloat, .op = Op::kSum, .bytes = 4096};
   ranks.arrive(signature);
   if (ranks.rank() == 0) {
@@ -56,7 +56,7 @@ TEST(ShmLastLookTest, WhoHasBegunInTimeIsNotLateForTheTurnOfTheLastLook) {
       std::this_thread::sleep_for(milliseconds(20));  // the progress threads rest
       const bool is_first = rank.rank() == 0;
       if (is_first) wait_until([&] { return has_begun.load(); });
-      const core::Deadline deadline(is_first ? milliseconds(100) : milliseconds(20'000));
+      const base::Deadline deadline(is_first ? milliseconds(100) : milliseconds(20'000));
       const auto operation = std::make_shared<Operation>(deadline);
       operation->call = "all_reduce";
       operation->turns = Turns::kOne;  // the rest is left to wait()

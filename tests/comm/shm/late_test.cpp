@@ -12,8 +12,8 @@
 #include <xmmintrin.h>
 #endif
 
-#include "cohort/comm/shm/arena.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/comm/backends/shm/internal/arena.h"
 #include "tests/comm/shm/ranks.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
@@ -51,7 +51,7 @@ std::function<Task()> sum_of(Rank& rank, std::span<float> numbers) {
 // Where one turn is enough, the rest is left to wait().
 std::shared_ptr<Operation> begin_turns(Rank& rank, std::function<Task()> make, std::size_t bytes,
                                        milliseconds timeout) {
-  auto operation = std::make_shared<Operation>(core::Deadline(timeout));
+  auto operation = std::make_shared<Operation>(base::Deadline(timeout));
   operation->call = "all_reduce";
   operation->make = std::move(make);
   operation->turns = turns_of(rank.ranks(), Kind::kAllReduce, bytes);
@@ -124,7 +124,7 @@ Task slow_sum(Rank& rank, std::span<float> numbers, std::function<void(float*)> 
 
 std::shared_ptr<Operation> begin_kept(Rank& rank, std::function<Task()> make, milliseconds timeout,
                                       std::weak_ptr<int>& kept) {
-  auto operation = std::make_shared<Operation>(core::Deadline(timeout));
+  auto operation = std::make_shared<Operation>(base::Deadline(timeout));
   auto memory = std::make_shared<int>(0);
   kept = memory;
   operation->call = "all_reduce";
@@ -173,7 +173,7 @@ TEST(ShmLateTest, MemoryThatAPeerHangsInIsKept) {
     }
     std::weak_ptr<int> kept;
     const auto begun = begin_kept(rank, sum_of(rank, list.numbers()), milliseconds(1000), kept);
-    const core::Deadline waited(seconds(60));
+    const base::Deadline waited(seconds(60));
     testing::internal::CaptureStderr();
     EXPECT_THROW(rank.wait(begun), TimeoutError);
     const std::string log = testing::internal::GetCapturedStderr();
@@ -267,7 +267,7 @@ TEST(ShmLateTest, ADeadlineBehindAnotherCallHolds) {
     if (rank.rank() == 1) return wait_until([&] { return is_over.load(); });
     const auto a = rank.begin(sum_of(rank, first), "all_reduce", false, seconds(15));
     const auto b = rank.begin(sum_of(rank, second), "all_reduce", false, milliseconds(200));
-    const core::Deadline waited(seconds(60));
+    const base::Deadline waited(seconds(60));
     COHORT_EXPECT_THROW_WITH(rank.wait(b), TimeoutError,
                              "it comes after all_reduce 0 of rank 0/2, for which rank 1 has not come");
     EXPECT_LT(waited.elapsed(), seconds(10));
@@ -288,14 +288,14 @@ TEST(ShmLateTest, WhoWaitsLaterHoldsUpNobodyThatSharesItsMemory) {
     Shared shared;
     std::vector<float> own(kNumbers, 1);
     const std::span<float> numbers = rank.rank() == 1 ? shared.numbers() : std::span<float>(own);
-    auto fastest = core::Deadline::Clock::duration::max();
+    auto fastest = base::Deadline::Clock::duration::max();
     for (int i = 0; i < kRounds; ++i) {
       std::this_thread::sleep_for(kToRest);
       if (rank.rank() == 1) wait_until([&] { return begun > i; });
       const auto operation = begin_turns(rank, sum_of(rank, numbers), numbers.size_bytes(), seconds(15));
       if (rank.rank() == 0) ++begun;
       EXPECT_EQ(operation->turns, Turns::kOne);
-      const core::Deadline waited(seconds(60));
+      const base::Deadline waited(seconds(60));
       if (rank.rank() == 0) std::this_thread::sleep_for(milliseconds(200));
       rank.wait(operation);
       fastest = std::min(fastest, waited.elapsed());
@@ -338,7 +338,7 @@ TEST(ShmLateTest, NobodySleepsInTheSecondTurnWithoutHavingAsked) {
   std::atomic<int> begun{0};  // rounds, by rank 1
   run_threads(2, [&](Rank& rank) {
     rank.run([&] { return barrier(rank.ranks()); });
-    auto fastest = core::Deadline::Clock::duration::max();
+    auto fastest = base::Deadline::Clock::duration::max();
     for (int i = 0; i < kRounds; ++i) {
       std::this_thread::sleep_for(kToRest);
       if (rank.rank() == 0) wait_until([&] { return begun > i; });
@@ -349,7 +349,7 @@ TEST(ShmLateTest, NobodySleepsInTheSecondTurnWithoutHavingAsked) {
         ++begun;
         std::this_thread::sleep_for(milliseconds(200));
       }
-      const core::Deadline waited(seconds(60));
+      const base::Deadline waited(seconds(60));
       rank.wait(operation);
       fastest = std::min(fastest, waited.elapsed());
       rank.run([&] { return barrier(rank.ranks()); });
@@ -380,7 +380,7 @@ TEST(ShmLateTest, WhoHasBegunInTimeIsNotLate) {
         if (rank.rank() == 0) wait_until([&] { return has_begun.load(); });
         const auto operation = begin_turns(rank, make, numbers.size_bytes(), milliseconds(100));
         has_begun = true;
-        const core::Deadline computes(milliseconds(130 + (rank.rank() == 1 ? more : 0)));
+        const base::Deadline computes(milliseconds(130 + (rank.rank() == 1 ? more : 0)));
         for (volatile unsigned work = 0; !computes.expired();) work = work + 1;
         try {
           rank.wait(operation);
@@ -472,16 +472,16 @@ TEST(ShmLateTest, ACallbackMayLetGoOfTheEngineLast) {
   const auto told = std::make_shared<std::atomic<bool>>(false);
   std::weak_ptr<Engine> gone;
   {
-    auto engine = Engine::make(std::make_unique<Communicator>(kv_store, 0, 2, core::Deadline(seconds(20))));
+    auto engine = Engine::make(std::make_unique<Communicator>(kv_store, 0, 2, base::Deadline(seconds(20))));
     gone = engine;
-    auto operation = std::make_shared<Operation>(core::Deadline(seconds(20)));
+    auto operation = std::make_shared<Operation>(base::Deadline(seconds(20)));
     operation->call = "barrier";
     operation->make = [&ranks = engine->ranks()] { return barrier(ranks); };
     engine->begin(operation);
     engine->when_over(*operation, [engine, told] { told->store(true); });
   }
   other.join();
-  const core::Deadline deadline(seconds(20));
+  const base::Deadline deadline(seconds(20));
   while (!told->load() || !gone.expired()) {
     deadline.check("test", "the engine to go");
     std::this_thread::sleep_for(milliseconds(1));

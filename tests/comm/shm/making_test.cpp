@@ -7,8 +7,8 @@
 #include <string_view>
 #include <thread>
 
-#include "cohort/comm/shm/communicator.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
+#include "cohort/comm/backends/shm/internal/communicator.h"
 #include "tests/comm/shm/ranks.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/deadline_slack.h"
@@ -23,19 +23,19 @@ TEST(ShmMakingTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
   for (const int stopped : {0, 1}) {
     for (const bool has_shared : {false, true}) {
       if (stopped == 1 && has_shared) continue;  // rank 0 makes the memory
-      SCOPED_TRACE(core::concat("rank ", stopped, has_shared ? " has shared the memory" : ""));
+      SCOPED_TRACE(base::concat("rank ", stopped, has_shared ? " has shared the memory" : ""));
       MapStore kv_store;
       std::atomic<bool> is_over{false};
       std::thread other([&] {
-        const Links links(kv_store, stopped, 2, core::Deadline(seconds(20)));
+        const Links links(kv_store, stopped, 2, base::Deadline(seconds(20)));
         const std::size_t bytes = Communicator::segment_bytes(2);
         if (has_shared) links.send(1, SharedMemory::create(bytes, false).fd(), 0);
         EXPECT_TRUE(test::comes_true([&] { return is_over.load(); }));
       });
-      EXPECT_TRUE(test::comes_true([&] { return kv_store.has(core::concat("contact/", stopped)); }));
-      const core::Deadline waited(kTime);
-      COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 1 - stopped, 2, core::Deadline(kTime)), TimeoutError,
-                               core::concat("rank ", stopped));
+      EXPECT_TRUE(test::comes_true([&] { return kv_store.has(base::concat("contact/", stopped)); }));
+      const base::Deadline waited(kTime);
+      COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 1 - stopped, 2, base::Deadline(kTime)), TimeoutError,
+                               base::concat("rank ", stopped));
       EXPECT_LT(waited.elapsed(), kTime + test::deadline_slack());
       is_over = true;
       other.join();
@@ -47,7 +47,7 @@ TEST(ShmMakingTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
 TEST(ShmMakingTest, AGroupIsMadeInOneTurn) {
   MapStore kv_store;
   std::thread other([&] {
-    const Links links(kv_store, 0, 2, core::Deadline(seconds(20)));
+    const Links links(kv_store, 0, 2, base::Deadline(seconds(20)));
     const SharedMemory memory = SharedMemory::create(Communicator::segment_bytes(2), false);
     // Its count of turns, and what it calls in the turns with even and with odd numbers.
     auto* const words = reinterpret_cast<std::uint64_t*>(memory.data());
@@ -55,7 +55,7 @@ TEST(ShmMakingTest, AGroupIsMadeInOneTurn) {
     words[0] = 1;
     links.send(1, memory.fd(), 0);
   });
-  EXPECT_NO_THROW(Communicator(kv_store, 1, 2, core::Deadline(seconds(20))));
+  EXPECT_NO_THROW(Communicator(kv_store, 1, 2, base::Deadline(seconds(20))));
   other.join();
 }
 
@@ -74,7 +74,7 @@ TEST(ShmMakingTest, ARankThatCannotMakeTheGroupTellsTheOthersWhy) {
   HeldStore kv_store;
   std::atomic<bool> is_over{false};
   std::thread other([&] {
-    const Links links(kv_store, 1, 2, core::Deadline(seconds(20)));
+    const Links links(kv_store, 1, 2, base::Deadline(seconds(20)));
     kv_store.is_open = true;
     EXPECT_TRUE(test::comes_true([&] { return is_over.load(); }));
     const auto received = links.receive(0);
@@ -83,7 +83,7 @@ TEST(ShmMakingTest, ARankThatCannotMakeTheGroupTellsTheOthersWhy) {
     const std::string_view bytes(reinterpret_cast<const char*>(memory.data()), memory.size());
     EXPECT_NE(bytes.find("ms for rank 1 of the group"), std::string_view::npos);
   });
-  COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 0, 2, core::Deadline(milliseconds(0))), TimeoutError,
+  COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 0, 2, base::Deadline(milliseconds(0))), TimeoutError,
                            "ms for rank 1 of the group");
   is_over = true;
   other.join();
@@ -114,10 +114,10 @@ TEST(ShmMakingTest, ARankThatHasNoMemoryForTheGroupTellsTheOthersSo) {
   const NoLargeFiles limited;
   MapStore kv_store;
   std::thread first([&] {
-    COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 0, 2, core::Deadline(seconds(20))), SystemError,
+    COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 0, 2, base::Deadline(seconds(20))), SystemError,
                              "cannot size shared memory");
   });
-  COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 1, 2, core::Deadline(seconds(20))), PeerError,
+  COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 1, 2, base::Deadline(seconds(20))), PeerError,
                            "rank 0 gave up: [comm.shm] cannot size shared memory");
   first.join();
 }
@@ -126,22 +126,22 @@ TEST(ShmMakingTest, ARankThatHasNoMemoryForTheGroupTellsTheOthersSo) {
 TEST(ShmMakingTest, ARankThatCannotUseTheMemoryTellsTheOthersSo) {
   MapStore kv_store;
   std::thread first([&] {
-    const Links links(kv_store, 0, 2, core::Deadline(seconds(20)));
+    const Links links(kv_store, 0, 2, base::Deadline(seconds(20)));
     links.send(1, SharedMemory::create(4096, false).fd(), 0);
     EXPECT_TRUE(test::comes_true([&] { return !links.why_gone(1).empty(); }));
     EXPECT_TRUE(kv_store.has("not made/1")) << "it is said before the connection is closed";
   });
-  COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 1, 2, core::Deadline(seconds(20))), CommError,
+  COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 1, 2, base::Deadline(seconds(20))), CommError,
                            "another version of this backend");
   first.join();
 
   MapStore second_store;
   std::thread second([&] {
-    const Links links(second_store, 1, 2, core::Deadline(seconds(20)));
+    const Links links(second_store, 1, 2, base::Deadline(seconds(20)));
     EXPECT_TRUE(test::comes_true([&] { return links.receive(0).has_value(); }));
     second_store.set("not made/1", "it cannot map that");
   });
-  COHORT_EXPECT_THROW_WITH(Communicator(second_store, 0, 2, core::Deadline(seconds(20))), PeerError,
+  COHORT_EXPECT_THROW_WITH(Communicator(second_store, 0, 2, base::Deadline(seconds(20))), PeerError,
                            "rank 1 gave up: it cannot map that while the group was made");
   second.join();
 }

@@ -1,11 +1,11 @@
-#include "cohort/comm/shm/messages.h"
+#include "cohort/comm/backends/shm/internal/messages.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "tests/comm/shm/ranks.h"
 #include "tests/support/throws.h"
 

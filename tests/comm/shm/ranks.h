@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "cohort/comm/shm/collectives.h"
-#include "cohort/comm/shm/engine.h"
+#include "cohort/comm/backends/shm/internal/collectives.h"
+#include "cohort/comm/backends/shm/internal/engine.h"
 #include "tests/support/map_store.h"
 
 /// Ranks of the backend shm as threads, without LibTorch: what is tested here runs under sanitizers.
@@ -23,7 +23,7 @@ class Rank {
  public:
   Rank(KeyValueStore& kv_store, int rank, int size, milliseconds timeout = seconds(20))
       : timeout_(timeout),
-        engine_(std::make_unique<Communicator>(kv_store, rank, size, core::Deadline(timeout))) {}
+        engine_(std::make_unique<Communicator>(kv_store, rank, size, base::Deadline(timeout))) {}
   int rank() { return engine_.ranks().rank(); }
   int size() { return engine_.ranks().size(); }
   Communicator& ranks() { return engine_.ranks(); }
@@ -31,7 +31,7 @@ class Rank {
 
   std::shared_ptr<Operation> begin(std::function<Task()> make, const char* call = "call",
                                    bool is_message = false, milliseconds timeout = milliseconds(0)) {
-    auto operation = std::make_shared<Operation>(core::Deadline(timeout.count() > 0 ? timeout : timeout_));
+    auto operation = std::make_shared<Operation>(base::Deadline(timeout.count() > 0 ? timeout : timeout_));
     operation->call = call;
     operation->number = calls_++;
     operation->make = std::move(make);
@@ -40,7 +40,7 @@ class Rank {
     return operation;
   }
   void wait(const std::shared_ptr<Operation>& operation) {
-    engine_.wait(*operation, core::Deadline::never());
+    engine_.wait(*operation, base::Deadline::never());
   }
   void run(std::function<Task()> make, const char* call = "call") { wait(begin(std::move(make), call)); }
 

@@ -14,10 +14,10 @@
 #include <cstring>
 #include <sstream>
 
-#include "cohort/comm/shm/links.h"
-#include "cohort/core/error.h"
-#include "cohort/core/fd.h"
-#include "cohort/core/host.h"
+#include "cohort/base/error.h"
+#include "cohort/base/files/fd.h"
+#include "cohort/base/host.h"
+#include "cohort/comm/backends/shm/internal/links.h"
 #include "tests/comm/shm/ranks.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
@@ -30,8 +30,8 @@ struct Contact {
 };
 
 Contact contact_of(MapStore& kv_store, int rank) {
-  const std::string key = core::concat("contact/", rank);
-  const core::Deadline deadline(seconds(20));
+  const std::string key = base::concat("contact/", rank);
+  const base::Deadline deadline(seconds(20));
   while (!kv_store.has(key)) {
     deadline.check("test", key);
     std::this_thread::sleep_for(milliseconds(1));
@@ -42,8 +42,8 @@ Contact contact_of(MapStore& kv_store, int rank) {
   return contact;
 }
 
-core::Fd connect_to(const std::string& address) {
-  core::Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+base::Fd connect_to(const std::string& address) {
+  base::Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
   std::memcpy(name.sun_path + 1, address.data(), address.size());
@@ -68,7 +68,7 @@ TEST(ShmStrangersTest, AProcessOfAnotherUserDoesNotTakeARanksPlace) {
   const pid_t thief = ::fork();
   if (thief == 0) {
     if (::setuid(65534) != 0) ::_exit(2);
-    const core::Fd fd = connect_to(mine.address);
+    const base::Fd fd = connect_to(mine.address);
     const std::string words = mine.token + " 1";
     const bool said = fd.is_open() && ::send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL) > 0;
     [[maybe_unused]] const ssize_t ignored = ::write(ready[1], "x", 1);
@@ -98,10 +98,10 @@ TEST(ShmStrangersTest, WhoDoesNotKnowTheTokenIsTurnedAway) {
     Rank rank(kv_store, 0, 2);
     rank.run([&] { return barrier(rank.ranks()); });
   });
-  const core::Fd stranger = connect_to(contact_of(kv_store, 0).address);
+  const base::Fd stranger = connect_to(contact_of(kv_store, 0).address);
   ASSERT_TRUE(stranger.is_open());
   ASSERT_GT(::send(stranger.get(), "let me in 1", 11, MSG_NOSIGNAL), 0);
-  const core::Fd silent = connect_to(contact_of(kv_store, 0).address);
+  const base::Fd silent = connect_to(contact_of(kv_store, 0).address);
   Rank rank(kv_store, 1, 2);
   rank.run([&] { return barrier(rank.ranks()); });
   first.join();
@@ -110,12 +110,12 @@ TEST(ShmStrangersTest, WhoDoesNotKnowTheTokenIsTurnedAway) {
 TEST(ShmStrangersTest, ARankThatCouldNotMakeTheGroupIsNotWaitedFor) {
   for (const bool has_come : {false, true}) {
     MapStore kv_store;
-    if (has_come) kv_store.set("contact/1", core::machine_id() + " here nobody-listens-here token");
+    if (has_come) kv_store.set("contact/1", base::machine_id() + " here nobody-listens-here token");
     std::thread other([&] {
       std::this_thread::sleep_for(milliseconds(100));
       kv_store.set("not made", "rank 1: no descriptors");
     });
-    const core::Deadline waited(seconds(60));
+    const base::Deadline waited(seconds(60));
     COHORT_EXPECT_THROW_WITH(Rank(kv_store, 0, 2), PeerError, "rank 1");
     EXPECT_LT(waited.elapsed(), seconds(10));
     other.join();
@@ -137,12 +137,12 @@ class BusyListener {
     ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&name), &size);
     const std::string address(name.sun_path + 1, size - sizeof(sa_family_t) - 1);
     first_ = connect_to(address);
-    kv_store.set(core::concat("contact/", rank), core::machine_id() + " here " + address + " token");
+    kv_store.set(base::concat("contact/", rank), base::machine_id() + " here " + address + " token");
   }
-  core::Fd accept() { return core::Fd(::accept(listener_.get(), nullptr, nullptr)); }
+  base::Fd accept() { return base::Fd(::accept(listener_.get(), nullptr, nullptr)); }
 
  private:
-  core::Fd listener_, first_;
+  base::Fd listener_, first_;
 };
 
 TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsWaitedFor) {
@@ -151,10 +151,10 @@ TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsWaitedFor) {
   std::array<char, 64> words{};
   std::thread later([&] {
     std::this_thread::sleep_for(milliseconds(200));
-    const core::Fd other = busy.accept(), peer = busy.accept();
+    const base::Fd other = busy.accept(), peer = busy.accept();
     ::recv(peer.get(), words.data(), words.size(), 0);
   });
-  const Links links(kv_store, 1, 2, core::Deadline(seconds(20)));
+  const Links links(kv_store, 1, 2, base::Deadline(seconds(20)));
   later.join();
   EXPECT_STREQ(words.data(), "token 1");
 }
@@ -162,7 +162,7 @@ TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsWaitedFor) {
 TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsNotTakenForDead) {
   MapStore kv_store;
   const BusyListener busy(kv_store, 1);
-  COHORT_EXPECT_THROW_WITH(Links(kv_store, 0, 2, core::Deadline(seconds(1))), RendezvousError,
+  COHORT_EXPECT_THROW_WITH(Links(kv_store, 0, 2, base::Deadline(seconds(1))), RendezvousError,
                            "rank 1 of 2 did not connect");
 }
 
@@ -194,14 +194,14 @@ TEST(ShmStrangersTest, SignalsDoNotCutShortTheLookWhetherAPeerHasDied) {
   const BusyListener busy(kv_store, 1);
   std::unique_ptr<Links> links;
   std::thread first(
-      [&] { EXPECT_NO_THROW(links = std::make_unique<Links>(kv_store, 0, 2, core::Deadline(seconds(20)))); });
+      [&] { EXPECT_NO_THROW(links = std::make_unique<Links>(kv_store, 0, 2, base::Deadline(seconds(20)))); });
   const Contact mine = contact_of(kv_store, 0);
   const std::string words = mine.token + " 1";
   const pid_t peer = ::fork();
   if (peer == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     {
-      const core::Fd fd = connect_to(mine.address);
+      const base::Fd fd = connect_to(mine.address);
       if (::send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL) < 0) ::_exit(1);
     }
     for (;;) ::pause();  // its connection is closed, and it lives
@@ -212,16 +212,16 @@ TEST(ShmStrangersTest, SignalsDoNotCutShortTheLookWhetherAPeerHasDied) {
   };
   first.join();
   if (links == nullptr) return end_peer();
-  const std::string closed = core::concat("closed its connection (process ", peer, ")");
+  const std::string closed = base::concat("closed its connection (process ", peer, ")");
   EXPECT_TRUE(test::comes_true([&] { return links->why_gone(1) == closed; }));
   {
     const FrequentSignals signals;
-    const core::Deadline waited(seconds(0));
+    const base::Deadline waited(seconds(0));
     EXPECT_EQ(links->why_gone(1), closed);
     EXPECT_GE(waited.elapsed(), milliseconds(100));
   }
   end_peer();
-  EXPECT_EQ(links->why_gone(1), core::concat("died (process ", peer, ")"));
+  EXPECT_EQ(links->why_gone(1), base::concat("died (process ", peer, ")"));
 }
 
 TEST(ShmStrangersTest, AProcessWithoutDescriptorsSaysSoAtOnce) {
@@ -229,8 +229,8 @@ TEST(ShmStrangersTest, AProcessWithoutDescriptorsSaysSoAtOnce) {
   return;  // the sanitizers need descriptors themselves
 #endif
   MapStore kv_store;
-  const std::string machine = core::machine_id();
-  const core::Fd stranger(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  const std::string machine = base::machine_id();
+  const base::Fd stranger(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const int free = ::dup(0);
@@ -238,10 +238,10 @@ TEST(ShmStrangersTest, AProcessWithoutDescriptorsSaysSoAtOnce) {
   rlimit few = before;
   few.rlim_cur = static_cast<rlim_t>(free) + 1;  // for the listener, and no more
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
-  const core::Deadline waited(seconds(60));
+  const base::Deadline waited(seconds(60));
   kv_store.set("contact/1", machine + " here nobody-listens-here token");
   std::thread first([&] {
-    COHORT_EXPECT_THROW_WITH(Links(kv_store, 0, 2, core::Deadline(seconds(20))), SystemError,
+    COHORT_EXPECT_THROW_WITH(Links(kv_store, 0, 2, base::Deadline(seconds(20))), SystemError,
                              "no more file descriptors");
   });
   sockaddr_un name{};
@@ -261,10 +261,10 @@ TEST(ShmStrangersTest, MemoryThatNoDescriptorIsLeftForIsNotMistakenForNone) {
 #endif
   MapStore kv_store;
   std::unique_ptr<Links> from, to;
-  std::thread first([&] { from = std::make_unique<Links>(kv_store, 0, 2, core::Deadline(seconds(20))); });
-  to = std::make_unique<Links>(kv_store, 1, 2, core::Deadline(seconds(20)));
+  std::thread first([&] { from = std::make_unique<Links>(kv_store, 0, 2, base::Deadline(seconds(20))); });
+  to = std::make_unique<Links>(kv_store, 1, 2, base::Deadline(seconds(20)));
   first.join();
-  const core::Fd memory(::memfd_create("memory", MFD_CLOEXEC));
+  const base::Fd memory(::memfd_create("memory", MFD_CLOEXEC));
   from->send(1, memory.get(), 7);
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -284,8 +284,8 @@ TEST(ShmStrangersTest, MemoryThatNoDescriptorIsLeftForIsNotMistakenForNone) {
 
 TEST(ShmStrangersTest, ARankThatDiedBeforeItConnectedIsNamed) {
   MapStore kv_store;
-  kv_store.set("contact/1", core::machine_id() + " here nobody-listens-here token");
-  const core::Deadline waited(seconds(60));
+  kv_store.set("contact/1", base::machine_id() + " here nobody-listens-here token");
+  const base::Deadline waited(seconds(60));
   COHORT_EXPECT_THROW_WITH(Rank(kv_store, 0, 2), PeerError, "rank 1 died while the group was made");
   EXPECT_LT(waited.elapsed(), seconds(10));
 }

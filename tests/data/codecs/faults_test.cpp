@@ -8,7 +8,7 @@
 #include <jpeglib.h>
 // clang-format on
 
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/codecs/codec.h"
 #include "golden.h"
 #include "tests/support/messages.h"

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "cohort/core/random.h"
+#include "cohort/base/random.h"
 #include "cohort/data/codecs/codec.h"
 #include "golden.h"
 
@@ -44,7 +44,7 @@ std::vector<std::byte> encode(int height, int width, const Encoding& how) {
     jpeg_simple_progression(&info);
   }
   jpeg_start_compress(&info, TRUE);
-  core::RandomStream random(5, 0, static_cast<uint64_t>(height * width), core::Purpose::kUser);
+  base::RandomStream random(5, 0, static_cast<uint64_t>(height * width), base::Purpose::kUser);
   std::vector<unsigned char> row(static_cast<size_t>(width) * 3);
   for (int y = 0; y < height; ++y) {
     for (size_t i = 0; i < row.size(); ++i) {
@@ -62,7 +62,7 @@ std::vector<std::byte> encode(int height, int width, const Encoding& how) {
   return file;
 }
 
-void expect_regions_match(const std::vector<std::byte>& file, int count, core::RandomStream& random,
+void expect_regions_match(const std::vector<std::byte>& file, int count, base::RandomStream& random,
                           const std::string& what) {
   for (const ColorMode color : {ColorMode::kRgb, ColorMode::kGray}) {
     Image whole, part;
@@ -90,7 +90,7 @@ void expect_regions_match(const std::vector<std::byte>& file, int count, core::R
 }
 
 TEST(RegionTest, IsBitForBitWhatTheWholePictureHasThere) {
-  core::RandomStream random(11, 0, 0, core::Purpose::kUser);
+  base::RandomStream random(11, 0, 0, base::Purpose::kUser);
   for (const auto& [height, width] :
        {std::pair{256, 256}, {131, 97}, {97, 200}, {17, 33}, {64, 64}, {8, 300}}) {
     for (const auto& [horizontal, vertical] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}, {4, 1}, {1, 4}}) {
@@ -107,7 +107,7 @@ TEST(RegionTest, IsBitForBitWhatTheWholePictureHasThere) {
 }
 
 TEST(RegionTest, HoldsForEveryKindOfFile) {
-  core::RandomStream random(12, 0, 0, core::Purpose::kUser);
+  base::RandomStream random(12, 0, 0, base::Purpose::kUser);
   for (const auto& [name, bytes] : golden()) {
     if (name.ends_with(".file")) {
       expect_regions_match(to_bytes(bytes), 8, random, name);

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "../codecs/golden.h"
-#include "cohort/core/error.h"
+#include "cohort/base/error.h"
 #include "cohort/data/transforms/transform.h"
 #include "cohort/data/transforms/transform_registry.h"
 #include "tests/support/messages.h"
@@ -15,12 +15,12 @@ namespace {
 
 using test::expect_in;
 
-core::RandomStream stream(uint64_t position) {
-  return {3, 0, position, core::Purpose::kTransform};
+base::RandomStream stream(uint64_t position) {
+  return {3, 0, position, base::Purpose::kTransform};
 }
 
 Action plan(const TransformSpec& spec, ImageSize in, uint64_t position = 0) {
-  core::RandomStream random = stream(position);
+  base::RandomStream random = stream(position);
   return make_transform(spec)->plan(in, random);
 }
 
@@ -69,7 +69,7 @@ TEST(GeometryTest, RandomCropReachesEveryPlaceAndNoOther) {
 }
 
 TEST(GeometryTest, RandomCropOfASmallPictureIsAnErrorOrPadded) {
-  core::RandomStream random = stream(0);
+  base::RandomStream random = stream(0);
   try {
     make_transform(random_crop(32))->plan({20, 40}, random);
     FAIL();
@@ -111,7 +111,7 @@ TEST(GeometryTest, RandomResizedCropDrawsTheLogarithmOfTheRatioAndTheAreaEvenly)
   const auto transform = make_transform(random_resized_crop(64));
   double log_ratio = 0, area = 0;
   for (uint64_t i = 0; i < kDraws; ++i) {
-    core::RandomStream random = stream(i);
+    base::RandomStream random = stream(i);
     const Region region = transform->plan({1000, 1000}, random).region;
     log_ratio += std::log(static_cast<double>(region.width) / static_cast<double>(region.height));
     area += static_cast<double>(region.height * region.width) / 1e6;
@@ -183,7 +183,7 @@ TEST(TransformNamesTest, TheFirstArgumentNeedsNoName) {
 TEST(TransformNamesTest, UsersRegisterTheirOwn) {
   class TopHalf : public Transform {
    public:
-    Action plan(ImageSize in, core::RandomStream&) const override {
+    Action plan(ImageSize in, base::RandomStream&) const override {
       return {{0, 0, in.height / 2, in.width}, {in.height / 2, in.width}, false};
     }
     ImageSize output_size(ImageSize in) const override { return {in.height / 2, in.width}; }

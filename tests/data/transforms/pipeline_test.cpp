@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "../codecs/golden.h"
-#include "cohort/core/error.h"
-#include "cohort/data/transforms/resample.h"
+#include "cohort/base/error.h"
+#include "cohort/data/transforms/internal/resample.h"
 #include "cohort/data/transforms/transform_registry.h"
 #include "tests/support/messages.h"
 
@@ -18,8 +18,8 @@ using test::expect_in;
 
 const std::vector<double> kMean = {0.485, 0.456, 0.406}, kStd = {0.229, 0.224, 0.225};
 
-core::RandomStream stream(uint64_t position = 0) {
-  return {3, 0, position, core::Purpose::kTransform};
+base::RandomStream stream(uint64_t position = 0) {
+  return {3, 0, position, base::Purpose::kTransform};
 }
 
 size_t count_of(const ImageShape& shape) {
@@ -29,7 +29,7 @@ size_t count_of(const ImageShape& shape) {
 std::vector<float> run_file(const Pipeline& pipeline, const std::string& name, uint64_t position,
                             Layout layout) {
   std::vector<float> out(count_of(pipeline.output_shape()));
-  core::RandomStream random = stream(position);
+  base::RandomStream random = stream(position);
   pipeline.run_encoded(golden_bytes(name), name, random, out.data(), layout);
   return out;
 }
@@ -64,7 +64,7 @@ void expect_bytes_of_torchvision(const std::string& name, const TransformSpec& s
   uint64_t position = 0;
   for (;; ++position) {
     ASSERT_LT(position, 100000U) << name << ": no stream gives these parameters";
-    core::RandomStream random = stream(position);
+    base::RandomStream random = stream(position);
     const Action action = transform->plan({19, 27}, random);
     if (action.region == wanted.region && action.size == wanted.size && action.mirror == wanted.mirror) break;
   }
@@ -109,7 +109,7 @@ TEST(PipelineTest, TrainingIsDecodeCropResizeFlipNormaliseByHand) {
   int flips = 0;
   for (uint64_t position = 0; position < 40; ++position) {
     const std::vector<float> got = run_file(pipeline, "jpeg_420.file", position, Layout::kChannelsLast);
-    core::RandomStream random = stream(position);
+    base::RandomStream random = stream(position);
     const Action crop = make_transform(random_resized_crop(16))->plan({19, 27}, random);
     const bool mirror = make_transform(random_horizontal_flip())->plan(crop.size, random).mirror;
     flips += mirror ? 1 : 0;
@@ -176,7 +176,7 @@ TEST(PipelineTest, EncodedIsDecodedAndThenRunForAnyOrderOfTransforms) {
           Image image;
           decode_image(golden_bytes(name), color, name, image);
           std::vector<float> want(count_of(pipeline.output_shape()));
-          core::RandomStream random = stream(position);
+          base::RandomStream random = stream(position);
           pipeline.run(image, random, want.data(), Layout::kChannelsFirst);
           EXPECT_EQ(run_file(pipeline, name, position, Layout::kChannelsFirst), want) << name;
         }
@@ -191,7 +191,7 @@ TEST(PipelineTest, MirroringThenCroppingIsDoneInThatOrder) {
   image.pixels = {0, 51, 102, 255};
   const Pipeline pipeline({random_horizontal_flip(1), center_crop(2), to_tensor()}, ColorMode::kGray);
   float out[4] = {9, 9, 9, 9};
-  core::RandomStream random = stream();
+  base::RandomStream random = stream();
   pipeline.run(image, random, out, Layout::kChannelsFirst);
   EXPECT_EQ(std::vector<float>(out, out + 4),
             (std::vector<float>{0.4f, 0.2f, 0.0f, 0.0f}));  // a black row below
@@ -211,7 +211,7 @@ TEST(PipelineTest, AShapeThatDependsOnThePicturesMustBeSaid) {
   pipeline.set_input_size({28, 28});
   EXPECT_EQ(pipeline.output_shape(), (ImageShape{1, 28, 28}));
   std::vector<float> out(28 * 28);
-  core::RandomStream random = stream();
+  base::RandomStream random = stream();
   pipeline.run_encoded(golden_bytes("jpeg_gray.file"), "gray", random, out.data(), Layout::kChannelsFirst);
   try {
     pipeline.run_encoded(golden_bytes("jpeg_420.file"), "train/a.jpg", random, out.data(),
@@ -236,7 +236,7 @@ TEST(PipelineTest, WhatATransformRefusesIsNamed) {
   image.reshape(1, 60000, 3);
   const Pipeline tall({resize(8), center_crop(2), to_tensor()});
   float out[12];
-  core::RandomStream random = stream();
+  base::RandomStream random = stream();
   try {
     tall.run(image, random, out, Layout::kChannelsFirst, "long.png");
     FAIL();
@@ -271,7 +271,7 @@ TEST(PipelineTest, AnImageOfOtherChannelsIsAUsageError) {
   Image image;
   image.reshape(4, 4, 1);
   float out[12];
-  core::RandomStream random = stream();
+  base::RandomStream random = stream();
   EXPECT_THROW(pipeline.run(image, random, out, Layout::kChannelsFirst), UsageError);
 }
 

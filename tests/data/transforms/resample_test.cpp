@@ -1,4 +1,4 @@
-#include "cohort/data/transforms/resample.h"
+#include "cohort/data/transforms/internal/resample.h"
 
 #include <gtest/gtest.h>
 

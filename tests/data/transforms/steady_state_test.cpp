@@ -4,7 +4,7 @@
 #include <cstdlib>
 
 #include "../codecs/golden.h"
-#include "cohort/data/codecs/arena.h"
+#include "cohort/data/codecs/internal/arena.h"
 #include "cohort/data/transforms/pipeline.h"
 
 // Counts what the whole process asks the C library for, libjpeg's and libpng's calls too. Not under
@@ -46,7 +46,7 @@ TEST(SteadyStateTest, NothingIsAllocatedForAPicture) {
     const std::string label = name;
     const auto epoch = [&] {
       for (uint64_t i = 0; i < 100; ++i) {
-        core::RandomStream random(1, 0, i, core::Purpose::kTransform);
+        base::RandomStream random(1, 0, i, base::Purpose::kTransform);
         pipeline.run_encoded(file, label, random, out.data(), Layout::kChannelsLast);
       }
     };

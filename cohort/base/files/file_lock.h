@@ -1,0 +1,27 @@
+#pragma once
+
+#include <filesystem>
+
+namespace cohort::base {
+
+/// A file that one process holds at a time. The kernel lets go of it when the process ends, however it ends,
+/// so nothing stale stays behind.
+class FileLock {
+ public:
+  /// Where the file system has no locks (NFS without a lock service, Lustre without -o flock, some FUSE), a
+  /// warning says once for each folder that nothing keeps a second process out.
+  /// Throws: SystemError at once, naming the process that holds the lock.
+  explicit FileLock(const std::filesystem::path& path);
+  ~FileLock();
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+  /// True if no other process can hold the lock now; false where the file system has no locks.
+  bool is_held() const { return is_held_; }
+
+ private:
+  int file_ = -1;
+  bool is_held_ = true;
+};
+
+}  // namespace cohort::base

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string>
+
+namespace cohort::base {
+
+/// Returns this host's name; "localhost" where the system has none. No LibTorch.
+std::string host_name();
+
+/// The same for processes that can share memory and reach each other's local sockets: of one boot of one
+/// machine, and of one network namespace. Where /proc does not say, no other process has it. No LibTorch.
+std::string machine_id();
+
+}  // namespace cohort::base

@@ -1,0 +1,203 @@
+// LibTorch's Gloo backend. The only file that sees gloo/declarations.
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <future>
+#include <mutex>
+#include <sstream>
+#include <stdexcept>
+#include <system_error>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "cohort/base/apart.h"
+#include "cohort/base/env.h"
+#include "cohort/base/error.h"
+#include "cohort/base/key_value_store.h"
+#include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
+#include "cohort/base/threads/pipe_signal.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/base/threads/wait_for_listener.h"
+#include "cohort/comm/internal/backend.h"
+#include "cohort/comm/internal/error_cause.h"
+#include "cohort/comm/internal/missing_ranks.h"
+#include "cohort/comm/store_adapter.h"
+#include "cohort/core/torch_compat.h"
+
+namespace cohort::comm {
+namespace {
+
+// c10d cannot end one collective of Gloo's. Gloo closes its connections when one of its waits is over, but it
+// counts from the last bytes that came, and not from the call.
+class Gloo : public c10d::ProcessGroupGloo, public ClosesConnections {
+ public:
+  using c10d::ProcessGroupGloo::ProcessGroupGloo;
+
+  void abort() override { close("it was aborted"); }
+  void close(const std::string& words) override {
+    std::call_once(is_closed_, [&] { close_all(words); });
+  }
+
+ private:
+  // Each connection waits for a turn of Gloo's loop, of up to 10 ms: side by side they wait for the same one.
+  void close_all(const std::string& words) {
+    constexpr int kThreads = 32;
+    const base::Deadline deadline(std::chrono::seconds(1));
+    std::vector<std::future<void>> closing;
+    for (const auto& context : contexts_) {
+      for (int first = 0; first < std::min(kThreads, getSize()); ++first) {
+        const auto close_some = [context, words, first, size = getSize()] {
+          for (int rank = first; rank < size; rank += kThreads) {
+            // Calls that wait for the connection get an error. Closing it alone would leave them waiting.
+            auto* pair = dynamic_cast<::gloo::transport::tcp::Pair*>(context->getPair(rank).get());
+            if (pair != nullptr) pair->signalExceptionExternal(words);
+          }
+        };
+        try {
+          closing.push_back(base::run_apart(close_some));
+        } catch (const std::system_error&) {  // no more threads
+          close_some();
+        }
+      }
+    }
+    const bool all_are = std::ranges::all_of(closing, [&](auto& each) { return base::wait(each, deadline); });
+    if (!all_are) return base::log_warning("[comm.gloo] connections of a group that failed do not close");
+    for (const auto& context : contexts_) context->closeConnections();
+  }
+
+  std::once_flag is_closed_;
+};
+
+// The address of this host from which `host` is reached, as numbers; empty if there is no way. Connecting a
+// UDP socket sends nothing: it asks the routing table.
+std::string address_towards(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return "";
+  std::string result;
+  for (const addrinfo* at = found; at != nullptr && result.empty(); at = at->ai_next) {
+    const int fd = ::socket(at->ai_family, at->ai_socktype | SOCK_CLOEXEC, at->ai_protocol);
+    if (fd < 0) continue;
+    sockaddr_storage local{};
+    socklen_t size = sizeof(local);
+    std::array<char, NI_MAXHOST> text{};
+    if (::connect(fd, at->ai_addr, at->ai_addrlen) == 0 &&
+        ::getsockname(fd, reinterpret_cast<sockaddr*>(&local), &size) == 0 &&
+        ::getnameinfo(reinterpret_cast<sockaddr*>(&local), size, text.data(), text.size(), nullptr, 0,
+                      NI_NUMERICHOST) == 0) {
+      result = text.data();
+    }
+    ::close(fd);
+  }
+  ::freeaddrinfo(found);
+  return result;
+}
+
+// An address of this host that others can come to: that of the route to everywhere, else of the first
+// interface that is up; empty if there is none.
+std::string own_address() {
+  // Of a network that is for documentation: only the routing table is asked.
+  const std::string routed = address_towards("192.0.2.1");
+  if (!routed.empty() && !base::is_loopback(routed)) return routed;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return "";
+  std::string result;
+  for (const ifaddrs* at = list; at != nullptr && result.empty(); at = at->ifa_next) {
+    if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != AF_INET) continue;
+    if ((at->ifa_flags & IFF_UP) == 0 || (at->ifa_flags & IFF_LOOPBACK) != 0) continue;
+    std::array<char, NI_MAXHOST> text{};
+    if (::getnameinfo(at->ifa_addr, sizeof(sockaddr_in), text.data(), text.size(), nullptr, 0,
+                      NI_NUMERICHOST) == 0) {
+      result = text.data();
+    }
+  }
+  ::freeifaddrs(list);
+  return result;
+}
+
+// Where this rank listens: `reach` is on the way to the others. On many a machine its own name leads to
+// 127.0.1.1: true, but no address for other hosts to come to.
+std::string address_for(const std::string& reach) {
+  const bool asks_for_loopback = reach == "localhost" || reach == "::1" || reach.starts_with("127.");
+  const std::string address = reach.empty() ? "" : address_towards(reach);
+  return asks_for_loopback || !base::is_loopback(address) ? address : own_address();
+}
+
+using Devices = std::vector<std::shared_ptr<gloo::transport::Device>>;
+
+Devices make_devices(const std::string& reach) {
+  auto interfaces = base::env_string("COHORT_INTERFACE");
+  if (!interfaces) interfaces = base::env_string("GLOO_SOCKET_IFNAME");
+  try {
+    if (!interfaces) {
+      const std::string address = address_for(reach);
+      return {address.empty() ? Gloo::createDefaultDevice() : Gloo::createDeviceForHostname(address)};
+    }
+    Devices devices;
+    std::istringstream names(*interfaces);
+    for (std::string name; std::getline(names, name, ',');) {
+      devices.push_back(Gloo::createDeviceForInterface(name));
+    }
+    return devices;
+  } catch (const std::exception& error) {
+    throw CommError("comm.gloo",
+                    base::concat("cannot listen on ", interfaces ? "interface " + *interfaces : "any address",
+                                 ": ", error.what()),
+                    "COHORT_INTERFACE=NAME, one of those that `ip address` lists, or several: a,b");
+  }
+}
+
+// A rank that has come is not missing, though its error comes later, as its deadline does.
+[[noreturn]] void throw_unconnected(const std::vector<int>& missing, int size) {
+  if (missing.empty()) throw std::runtime_error("timed out: not all ranks have connected");
+  throw MissingRanks<TimeoutError>(
+      missing, "comm.gloo",
+      base::concat(base::format_list("rank", missing), " of ", size, " did not come to connect"));
+}
+
+}  // namespace
+
+BackendInstance make_gloo(const BackendOptions& options) {
+  StoreAdapter kv_store(options.store);
+  base::Gate gate(kv_store, "connecting", options.rank, options.size);
+  gate.arrive();
+  // Ranks connect within the timeout of calls, and each wait of theirs has all of it: Gloo knows no deadline.
+  // So the thread that connects may be left behind, and what it waits on with it.
+  const c10::intrusive_ptr<c10d::Store> connection = options.connections->take();
+  std::future<c10::intrusive_ptr<Gloo>> made = base::run_apart([options, connection] {
+    const base::BlockedPipeSignal errors_not_signals;  // for Gloo's threads, which are made here
+    auto gloo_options = Gloo::Options::create(options.timeout);
+    gloo_options->devices = make_devices(options.reach);
+    return c10::make_intrusive<Gloo>(c10::make_intrusive<c10d::PrefixStore>(options.prefix, connection),
+                                     options.rank, options.size, gloo_options);
+  });
+  if (!base::wait(made, options.deadline)) throw_unconnected(gate.missing(), options.size);
+  options.connections->give_back(connection);  // Gloo asks nothing more
+  c10::intrusive_ptr<Gloo> backend;
+  try {
+    backend = made.get();
+  } catch (const std::exception& error) {
+    const bool is_late = options.deadline.expired() && cause_of(error) == ErrorCause::kTimeout;
+    if (is_late) throw_unconnected(gate.missing(), options.size);
+    throw;
+  }
+  // The declarations would have to be wrong for this to differ; then nothing after it can be trusted.
+  const auto base = backend->getBackendOptions();
+  if (backend->getRank() != options.rank || backend->getSize() != options.size ||
+      backend->getBackendName() != c10d::GLOO_BACKEND_NAME || base->timeout != options.timeout) {
+    throw CommError("comm.gloo", "LibTorch's Gloo backend is laid out otherwise than Cohort was compiled for",
+                    "build Cohort with the headers of the LibTorch that it runs with");
+  }
+  return {.backend = backend, .type = c10d::ProcessGroup::BackendType::GLOO};
+}
+
+}  // namespace cohort::comm

@@ -1,0 +1,158 @@
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
+
+#include "cohort/base/threads/deadline.h"
+#include "cohort/comm/internal/profiled_call.h"
+
+/// The one thread of this process that calls MPI, from MPI_Init to MPI_Finalize.
+///
+/// Calls are handed to it as steps: each begins requests that do not block, and the next step runs when they
+/// are done. So each collective and message has a deadline; one that passes ends the job. Making a
+/// group (MPI_Comm_create_group) has none: it blocks the thread, and the caller of run() stops waiting at its
+/// own.
+namespace cohort::comm::mpi {
+
+/// What a step has begun.
+struct Turn {
+  std::vector<MPI_Request> requests;
+  std::vector<std::int64_t> expected;  ///< bytes to receive, of each request; -1: MPI sees to it
+
+  MPI_Request* add(std::int64_t bytes = -1) {
+    expected.push_back(bytes);
+    return &requests.emplace_back(MPI_REQUEST_NULL);
+  }
+};
+
+/// Throws std::runtime_error with MPI's words.
+void check(int code, const char* function);
+
+/// Calls of one group that go one after the other, as MPI asks of collectives.
+struct Lane {
+  std::deque<const void*> queue;
+  std::unique_ptr<std::byte[]> memory;
+  std::size_t bytes = 0;
+
+  /// Memory for the step that runs and those after it in the same call.
+  std::byte* scratch(std::size_t size);
+};
+
+/// What a call is, for messages.
+struct CallText {
+  const char* name = "";
+  std::uint64_t number = 0;
+  std::string group;
+  int rank = 0;
+  int size = 1;
+};
+
+/// A call that was begun. All but what c10d asks belongs to the engine.
+class Call : public c10d::Work {
+ public:
+  using Step = std::function<void(Turn&)>;
+
+  /// `lane` may be null: a message, which waits for nothing but its peer.
+  Call(CallText text, c10d::OpType type, std::vector<at::Tensor> results, std::vector<Step> steps,
+       std::chrono::milliseconds timeout, std::shared_ptr<Lane> lane);
+
+  /// Where the deadline passes, or `timeout`, it throws, and the job ends soon after.
+  bool wait(std::chrono::milliseconds timeout) override;
+  std::vector<at::Tensor> result() override { return results_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  int sourceRank() const override { return source_.load(); }
+  std::uint64_t getSequencenumber() const override { return text_.number; }
+
+ private:
+  friend class Engine;
+  bool is_late() const { return deadline_.expired() || hurry_.load(); }
+  std::string describe() const;
+  /// Runs on until it has to wait; true once all steps are done.
+  bool advance();
+  bool has_arrived();
+  void end(std::exception_ptr error);
+
+  CallText text_;
+  std::vector<at::Tensor> results_;
+  std::vector<Step> steps_;
+  std::size_t next_ = 0;
+  Turn turn_;
+  std::vector<MPI_Status> statuses_;
+  base::Deadline deadline_;
+  std::shared_ptr<Lane> lane_;
+  std::atomic<bool> hurry_{false};  // somebody waited for less than the deadline
+  std::atomic<int> source_{-1};
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::shared_ptr<ProfiledCall> profiled_;  // until it is over
+};
+using CallPtr = c10::intrusive_ptr<Call>;
+
+/// Threads: any may call, except from a step.
+class Engine {
+ public:
+  /// Starts MPI at the first call of the process. Throws: UsageError when the program has started MPI itself
+  /// without MPI_THREAD_MULTIPLE; TimeoutError when other processes of the job do not start it too.
+  static Engine& start(base::Deadline deadline);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// The same on all ranks of the job that mpirun has started, and nowhere else.
+  std::uint64_t job() const { return job_; }
+  int largest_tag() const { return largest_tag_; }
+
+  void submit(CallPtr call);
+  /// Runs `task`, which blocks, on the engine's thread, once the collectives that were begun are over: other
+  /// ranks may need all their steps before they come to the same. Returns when it has run; throws what it
+  /// threw, and TimeoutError saying that `what` takes too long.
+  void run(std::function<void()> task, base::Deadline deadline, const char* what);
+  /// Runs `task` there some time, or never when MPI is over.
+  void post(std::function<void()> task);
+  /// At exit a rank waits for the others as long as its most patient group would.
+  void be_patient(std::chrono::milliseconds timeout);
+
+ private:
+  Engine() = default;
+  void begin();
+  void loop();
+  bool take_new();
+  bool run_blocking();
+  bool drive();
+  void look_at_deadlines();
+  void pause(bool moved);
+  void end_late(Call& call);
+  [[noreturn]] void end_job(const std::string& why);
+  void finalize();
+  void at_exit(int status);
+
+  int rank_ = 0, size_ = 1, largest_tag_ = 32767;
+  std::uint64_t job_ = 0;
+  bool owner_ = false;  // MPI was started here and ends here
+
+  std::mutex mutex_;
+  std::condition_variable changed_;  // for the engine's thread
+  std::condition_variable ended_;    // for who exits
+  std::vector<CallPtr> new_calls_;
+  std::vector<std::function<void()>> tasks_, blocking_tasks_;
+  bool stopping_ = false, over_ = false;
+  std::chrono::milliseconds patience_{0};
+
+  // The engine's thread alone.
+  std::vector<CallPtr> running_;
+  std::optional<base::Deadline> abort_at_;
+  std::string abort_because_;
+  std::atomic<bool> failed_{false};
+  base::Deadline::Clock::time_point last_moved_;
+};
+
+}  // namespace cohort::comm::mpi

@@ -1,0 +1,289 @@
+// A reduction gathers bytes through MPI and sums them here, in rank order, whatever way MPI takes. A small
+// piece goes to every rank, or to the root, which reduces it: that saves a round. Of a larger piece each rank
+// gets its share from all ranks, reduces it, and hands the result on. Always: the scratch memory belongs to
+// the lane. Calls of a lane run one at a time, so the next step of a call finds there what the step before
+// has gathered.
+#include "cohort/comm/backends/mpi/internal/steps.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
+
+namespace cohort::comm::mpi {
+namespace {
+
+constexpr std::int64_t kPiece = std::int64_t{16} << 20;
+// What all ranks hold together of a tensor that every rank reduces by itself: it saves a round.
+constexpr std::int64_t kSmall = std::int64_t{64} << 10;
+// Between two ranks a message is one as a rule, so that one from any rank can be.
+constexpr std::int64_t kMessage = std::int64_t{1} << 30;
+constexpr int kTag = 0;
+
+std::int64_t nbytes(const at::Tensor& tensor) {
+  return static_cast<std::int64_t>(tensor.nbytes());
+}
+
+std::int64_t length_of(const Message& message) {
+  return static_cast<std::int64_t>(message.data.bytes);
+}
+
+// body(begin, size) for each piece of `total`.
+template <typename Body>
+void for_pieces(std::int64_t total, std::int64_t piece, Body body) {
+  for (std::int64_t begin = 0; begin < total; begin += piece) body(begin, std::min(piece, total - begin));
+}
+
+// `bytes` bytes of every `stride` bytes, one item for each rank.
+class Rows {
+ public:
+  Rows(std::int64_t bytes, std::int64_t stride) {
+    MPI_Datatype row = MPI_DATATYPE_NULL;
+    check(MPI_Type_contiguous(static_cast<int>(bytes), MPI_BYTE, &row), "MPI_Type_contiguous");
+    check(MPI_Type_create_resized(row, 0, static_cast<MPI_Aint>(stride), &type_), "MPI_Type_create_resized");
+    MPI_Type_free(&row);
+    check(MPI_Type_commit(&type_), "MPI_Type_commit");
+  }
+  ~Rows() { MPI_Type_free(&type_); }  // what is under way keeps it
+  Rows(const Rows&) = delete;
+  Rows& operator=(const Rows&) = delete;
+  MPI_Datatype type() const { return type_; }
+
+ private:
+  MPI_Datatype type_ = MPI_DATATYPE_NULL;
+};
+
+// How a piece of a tensor is dealt out to the ranks, in bytes.
+struct Shares {
+  std::vector<int> counts, begins;
+
+  Shares(std::int64_t numel, std::int64_t itemsize, int ranks) {
+    std::int64_t begin = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::int64_t mine = numel / ranks + (rank < numel % ranks ? 1 : 0);
+      counts.push_back(static_cast<int>(mine * itemsize));
+      begins.push_back(static_cast<int>(begin * itemsize));
+      begin += mine;
+    }
+  }
+};
+
+// MPI only moves bytes: what is added up is added up here, so that the order, and with it every bit, is ours.
+// `all` holds `numel` elements of each rank, one after the other; `out` may be the first part.
+void reduce_parts(const ReductionType& numbers, const std::byte* all, int ranks, std::int64_t numel,
+                  std::byte* out) {
+  const std::size_t n = static_cast<std::size_t>(numel) * numbers.per_element;
+  std::vector<const void*> parts;
+  for (int rank = 0; rank < ranks; ++rank) {
+    parts.push_back(all + static_cast<std::size_t>(rank) * n * size_of(numbers.dtype));
+  }
+  void* const to = out;
+  const StandardFloats same_everywhere;
+  reducer(numbers.dtype, numbers.op)(&to, 1, parts.data(), ranks, n, false);
+}
+
+// A piece of a tensor on its way to be reduced.
+struct Piece {
+  PlacePtr place;
+  at::Tensor tensor;  // keeps the memory
+  std::byte* data = nullptr;
+  std::int64_t numel = 0;
+  ReductionType numbers;
+  int root = -1;
+
+  std::int64_t itemsize() const { return tensor.element_size(); }
+  bool is_here() const { return root < 0 || place->rank == root; }
+};
+
+// Everybody, or the root, gets all and reduces it.
+void add_small_reduce(Steps& steps, const Piece& piece) {
+  const auto bytes = static_cast<int>(piece.numel * piece.itemsize());
+  steps.push_back([piece, bytes](Turn& turn) {
+    const Place& at = *piece.place;
+    std::byte* const all =
+        at.lane->scratch(static_cast<std::size_t>(bytes) * static_cast<std::size_t>(at.size));
+    if (piece.root < 0) {
+      check(MPI_Iallgather(piece.data, bytes, MPI_BYTE, all, bytes, MPI_BYTE, at.collectives, turn.add()),
+            "MPI_Iallgather");
+    } else {
+      check(MPI_Igather(piece.data, bytes, MPI_BYTE, all, bytes, MPI_BYTE, piece.root, at.collectives,
+                        turn.add()),
+            "MPI_Igather");
+    }
+  });
+  steps.push_back([piece](Turn&) {
+    if (!piece.is_here()) return;
+    const Place& at = *piece.place;
+    reduce_parts(piece.numbers, at.lane->scratch(0), at.size, piece.numel, piece.data);
+  });
+}
+
+// Each rank gets its share from all, reduces it, and hands it on.
+void add_shared_reduce(Steps& steps, const Piece& piece) {
+  const auto shares = std::make_shared<const Shares>(piece.numel, piece.itemsize(), piece.place->size);
+  const auto rank = static_cast<std::size_t>(piece.place->rank);
+  const int mine = shares->counts[rank];
+  // As many bytes from each; kept until MPI has read it.
+  const auto from = std::make_shared<std::vector<int>>(shares->counts.size(), mine);
+  const auto at_bytes = std::make_shared<std::vector<int>>(shares->counts.size(), mine);
+  std::exclusive_scan(from->begin(), from->end(), at_bytes->begin(), 0);
+  steps.push_back([piece, shares, from, at_bytes, mine](Turn& turn) {
+    const Place& at = *piece.place;
+    std::byte* const all =
+        at.lane->scratch(static_cast<std::size_t>(mine) * static_cast<std::size_t>(at.size));
+    check(MPI_Ialltoallv(piece.data, shares->counts.data(), shares->begins.data(), MPI_BYTE, all,
+                         from->data(), at_bytes->data(), MPI_BYTE, at.collectives, turn.add()),
+          "MPI_Ialltoallv");
+  });
+  steps.push_back([piece, shares, mine, rank](Turn& turn) {
+    const Place& at = *piece.place;
+    std::byte* const all = at.lane->scratch(0);
+    reduce_parts(piece.numbers, all, at.size, mine / piece.itemsize(), all);
+    if (piece.root < 0) {
+      if (mine > 0) std::memcpy(piece.data + shares->begins[rank], all, static_cast<std::size_t>(mine));
+      check(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, piece.data, shares->counts.data(),
+                            shares->begins.data(), MPI_BYTE, at.collectives, turn.add()),
+            "MPI_Iallgatherv");
+    } else {
+      check(MPI_Igatherv(all, mine, MPI_BYTE, piece.data, shares->counts.data(), shares->begins.data(),
+                         MPI_BYTE, piece.root, at.collectives, turn.add()),
+            "MPI_Igatherv");
+    }
+  });
+}
+
+void copy_bytes(Span to, Span from) {
+  if (from.bytes != to.bytes) throw std::runtime_error("a rank sends itself something else than it expects");
+  if (to.bytes > 0) std::memmove(to.data, from.data, to.bytes);
+}
+
+}  // namespace
+
+// MPI_Comm_free waits for nobody in the MPIs that there are.
+Place::~Place() {
+  if (collectives == MPI_COMM_NULL || messages == MPI_COMM_NULL) return;
+  engine.post([comms = std::array{collectives, messages}]() mutable {
+    int over = 0;
+    if (MPI_Finalized(&over) != MPI_SUCCESS || over != 0) return;
+    for (MPI_Comm& comm : comms) MPI_Comm_free(&comm);
+  });
+}
+
+bool is_one_message(const at::Tensor& tensor) {
+  return nbytes(tensor) <= kMessage;
+}
+
+void add_broadcast(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int root) {
+  for_pieces(nbytes(tensor), kPiece, [&](std::int64_t begin, std::int64_t size) {
+    steps.push_back([=](Turn& turn) {
+      check(MPI_Ibcast(data_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, root, place->collectives,
+                       turn.add()),
+            "MPI_Ibcast");
+    });
+  });
+}
+
+void add_reduce(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, const ReductionType& numbers,
+                int root) {
+  if (place->size == 1) return;
+  const std::int64_t itemsize = tensor.element_size();
+  for_pieces(tensor.numel(), kPiece / itemsize, [&](std::int64_t begin, std::int64_t numel) {
+    const Piece piece{.place = place,
+                      .tensor = tensor,
+                      .data = data_of(tensor) + begin * itemsize,
+                      .numel = numel,
+                      .numbers = numbers,
+                      .root = root};
+    if (numel * itemsize * place->size <= kSmall) return add_small_reduce(steps, piece);
+    add_shared_reduce(steps, piece);
+  });
+}
+
+void add_all_gather(Steps& steps, const PlacePtr& place, const at::Tensor& output, const at::Tensor& input) {
+  const std::int64_t stride = nbytes(input);
+  const bool in_place = data_of(input) == data_of(output) + place->rank * stride;
+  for_pieces(stride, kPiece, [&](std::int64_t begin, std::int64_t size) {
+    steps.push_back([=](Turn& turn) {
+      const Rows rows(size, stride);
+      const void* const from = in_place ? MPI_IN_PLACE : data_of(input) + begin;
+      check(MPI_Iallgather(from, static_cast<int>(size), MPI_BYTE, data_of(output) + begin, 1, rows.type(),
+                           place->collectives, turn.add()),
+            "MPI_Iallgather");
+    });
+  });
+}
+
+void add_reduce_scatter(Steps& steps, const PlacePtr& place, const at::Tensor& output,
+                        const at::Tensor& input, const ReductionType& numbers) {
+  const std::int64_t itemsize = output.element_size();
+  const std::int64_t piece = std::max<std::int64_t>(1, kPiece / itemsize / place->size);
+  for_pieces(output.numel(), piece, [&](std::int64_t begin, std::int64_t numel) {
+    const std::int64_t bytes = numel * itemsize;
+    steps.push_back([=](Turn& turn) {
+      const Rows rows(bytes, nbytes(output));
+      std::byte* const all = place->lane->scratch(static_cast<std::size_t>(bytes * place->size));
+      check(MPI_Ialltoall(data_of(input) + begin * itemsize, 1, rows.type(), all, static_cast<int>(bytes),
+                          MPI_BYTE, place->collectives, turn.add()),
+            "MPI_Ialltoall");
+    });
+    steps.push_back([=](Turn&) {
+      reduce_parts(numbers, place->lane->scratch(0), place->size, numel, data_of(output) + begin * itemsize);
+    });
+  });
+}
+
+void add_exchange(Steps& steps, const PlacePtr& place, std::vector<Message> to, std::vector<Message> from) {
+  steps.push_back([place, to = std::move(to), from = std::move(from)](Turn& turn) {
+    for (const Message& message : from) {
+      if (message.peer == place->rank) continue;
+      for_pieces(length_of(message), kPiece, [&](std::int64_t begin, std::int64_t size) {
+        check(MPI_Irecv(message.data.data + begin, static_cast<int>(size), MPI_BYTE, message.peer, kTag,
+                        place->collectives, turn.add(size)),
+              "MPI_Irecv");
+      });
+    }
+    for (const Message& message : to) {
+      if (message.peer == place->rank) continue;
+      for_pieces(length_of(message), kPiece, [&](std::int64_t begin, std::int64_t size) {
+        check(MPI_Isend(message.data.data + begin, static_cast<int>(size), MPI_BYTE, message.peer, kTag,
+                        place->collectives, turn.add()),
+              "MPI_Isend");
+      });
+    }
+    const auto mine = [&](const Message& message) { return message.peer == place->rank; };
+    const auto own = std::ranges::find_if(to, mine), here = std::ranges::find_if(from, mine);
+    if (own != to.end() && here != from.end()) copy_bytes(here->data, own->data);
+  });
+}
+
+void add_barrier(Steps& steps, const PlacePtr& place) {
+  steps.push_back([=](Turn& turn) { check(MPI_Ibarrier(place->collectives, turn.add()), "MPI_Ibarrier"); });
+}
+
+void add_send(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int to, int tag) {
+  const auto send = [=](Turn& turn, std::int64_t begin, std::int64_t size) {
+    check(MPI_Isend(data_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, to, tag, place->messages,
+                    turn.add()),
+          "MPI_Isend");
+  };
+  steps.push_back([=](Turn& turn) {
+    if (tensor.numel() == 0) return send(turn, 0, 0);
+    for_pieces(nbytes(tensor), kMessage,
+               [&](std::int64_t begin, std::int64_t size) { send(turn, begin, size); });
+  });
+}
+
+void add_receive(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int from, int tag) {
+  const auto receive = [=](Turn& turn, std::int64_t begin, std::int64_t size) {
+    check(MPI_Irecv(data_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, from, tag, place->messages,
+                    turn.add(size)),
+          "MPI_Irecv");
+  };
+  steps.push_back([=](Turn& turn) {
+    if (tensor.numel() == 0) return receive(turn, 0, 0);
+    for_pieces(nbytes(tensor), kMessage,
+               [&](std::int64_t begin, std::int64_t size) { receive(turn, begin, size); });
+  });
+}
+
+}  // namespace cohort::comm::mpi

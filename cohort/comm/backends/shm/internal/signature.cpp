@@ -1,0 +1,53 @@
+#include "cohort/comm/backends/shm/internal/signature.h"
+
+#include <array>
+
+#include "cohort/base/error.h"
+
+namespace cohort::comm::shm {
+namespace {
+
+// From the lowest bit on.
+constexpr int kKindBits = 4, kDtypeBits = 4, kOpBits = 4, kRootBits = 6;
+static_assert(kDtypes <= 1 << kDtypeBits && kOps < 1 << kOpBits);
+
+}  // namespace
+
+std::uint64_t Signature::pack() const {
+  std::uint64_t word = bytes;
+  word = word << kRootBits | static_cast<std::uint64_t>(root);
+  word = word << kOpBits | static_cast<std::uint64_t>(op);
+  word = word << kDtypeBits | static_cast<std::uint64_t>(dtype);
+  return word << kKindBits | static_cast<std::uint64_t>(kind);
+}
+
+Signature Signature::unpack(std::uint64_t word) {
+  const auto take = [&word](int bits) {
+    const std::uint64_t field = word & ((std::uint64_t{1} << bits) - 1);
+    word >>= bits;
+    return field;
+  };
+  Signature signature;
+  signature.kind = static_cast<Kind>(take(kKindBits));
+  signature.dtype = static_cast<Dtype>(take(kDtypeBits));
+  signature.op = static_cast<Op>(take(kOpBits));
+  signature.root = static_cast<int>(take(kRootBits));
+  signature.bytes = word;
+  return signature;
+}
+
+std::string Signature::text() const {
+  constexpr std::array<const char*, 10> kinds = {"meeting",    "all_reduce",     "broadcast",  "reduce",
+                                                 "all_gather", "reduce_scatter", "all_to_all", "gather",
+                                                 "scatter",    "barrier"};
+  std::string text = kinds[static_cast<std::size_t>(kind)];
+  if (kind == Kind::kBarrier || kind == Kind::kMeet) return text;
+  if (kind != Kind::kAllToAll) text += base::concat(" of ", bytes, " bytes");
+  if (dtype != Dtype::kBytes) text += base::concat(" ", name_of(dtype));
+  if (op != Op::kNone) text += base::concat(" ", name_of(op));
+  if (kind == Kind::kBroadcast || kind == Kind::kScatter) text += base::concat(" from ", root);
+  if (kind == Kind::kReduce || kind == Kind::kGather) text += base::concat(" to ", root);
+  return text;
+}
+
+}  // namespace cohort::comm::shm

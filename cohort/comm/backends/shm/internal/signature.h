@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cohort/comm/backends/kernels/kernels.h"
+
+namespace cohort::comm::shm {
+
+enum class Kind : std::uint8_t {
+  kMeet,
+  kAllReduce,
+  kBroadcast,
+  kReduce,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kGather,
+  kScatter,
+  kBarrier,
+};
+
+/// What a rank calls. It travels with every turn, in one word, so that calls that differ between the ranks
+/// are an error and not wrong numbers.
+struct Signature {
+  Kind kind = Kind::kBarrier;
+  Dtype dtype = Dtype::kBytes;
+  Op op = Op::kNone;
+  int root = 0;             ///< below 64
+  std::uint64_t bytes = 0;  ///< that must be equal on all ranks
+
+  std::uint64_t pack() const;
+  static Signature unpack(std::uint64_t word);
+  /// "all_reduce of 48 bytes float SUM".
+  std::string text() const;
+};
+
+}  // namespace cohort::comm::shm

@@ -1,0 +1,379 @@
+// A group is made in three steps: the backend connects, all ranks meet at a gate, and only then is it handed
+// out. A rank that cannot make it leaves the reason under "not made" and breaks the gate open, so no peer
+// waits in vain. Always: the first failure breaks a group for good, and later calls to the backend throw it.
+// Calls that must wait go through the group's thread in order. Its count of tasks falls only when a call has
+// begun, so no later call overtakes it.
+#include "cohort/comm/internal/group_state.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/text/format_list.h"
+#include "cohort/base/text/nearest_name.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/comm/deadline_store.h"
+#include "cohort/comm/internal/backend.h"
+#include "cohort/comm/internal/missing_ranks.h"
+#include "cohort/comm/internal/numeric_names.h"
+#include "cohort/comm/store_adapter.h"
+
+namespace cohort::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kPartTime(3000);  // how long rank 0 waits for those that have met and may have died
+
+}  // namespace
+
+StoreAdapter store_adapter_of(const GroupState& state) {
+  return StoreAdapter(state.store, state.connections, state.prefix);
+}
+
+base::Words gather_words(StoreAdapter kv_store, const std::string& key, int rank, int size,
+                         const std::string& mine, base::Deadline deadline) {
+  try {
+    return base::all_gather_words(kv_store, key, rank, size, mine, deadline);
+  } catch (const TimeoutError&) {  // it is silent
+    throw;
+  } catch (const std::exception& error) {
+    throw std::runtime_error("the store cannot be reached: " + base::message_of(error));
+  }
+}
+
+void leave_key(GroupState& state, const std::string& key, base::Deadline deadline) {
+  const auto keeper = std::ranges::find(state.job_ranks, 0);
+  if (!state.is_kept_by_rank || keeper == state.job_ranks.end()) return;
+  try {
+    deadline = deadline.sooner(base::Deadline(kPartTime));
+    const StoreDeadline until(deadline.later(kLastAnswerTime));
+    StoreAdapter kv_store = store_adapter_of(state);
+    base::Gate gate(kv_store, key + "/parted", state.rank, state.size);
+    gate.arrive();
+    if (keeper - state.job_ranks.begin() == state.rank && gate.wait(deadline)) gate.remove();
+  } catch (const std::exception&) {  // whoever kept it did not wait, and has nothing to wait for
+  }
+}
+
+void GroupState::count(const char* call, const CallCounters& one) {
+  const std::lock_guard lock(mutex_);
+  auto found = counters_.find(call);
+  if (found == counters_.end()) found = counters_.emplace(call, CallCounters{}).first;
+  CallCounters& sum = found->second;
+  sum.calls += one.calls;
+  sum.bytes += one.bytes;
+  sum.waiting += one.waiting;
+  sum.total += one.total;
+}
+
+std::map<std::string, CallCounters> GroupState::counters() const {
+  const std::lock_guard lock(mutex_);
+  return {counters_.begin(), counters_.end()};
+}
+
+int GroupState::take_row() {
+  const std::lock_guard lock(mutex_);
+  auto free = std::find(rows_.begin(), rows_.end(), false);
+  if (free == rows_.end()) free = rows_.insert(rows_.end(), false);
+  *free = true;
+  return static_cast<int>(free - rows_.begin());
+}
+
+void GroupState::give_row(int row) {
+  const std::lock_guard lock(mutex_);
+  rows_[static_cast<std::size_t>(row)] = false;
+}
+
+std::string GroupState::row_name(int row) const {
+  return row == 0 ? name : base::concat(name, " (", row + 1, ")");
+}
+
+void GroupState::check_usable() const {
+  const std::lock_guard lock(mutex_);
+  if (broken_.empty()) return;
+  throw CommError("comm.group",
+                  base::concat("group '", name, "' failed before and cannot be used: ", broken_),
+                  "end the process and resume from a checkpoint");
+}
+
+void GroupState::check_carries(c10::Device device) const {
+  if (device.is_cpu()) return;
+  for (const c10::Device carried : group->getDeviceTypes()) {
+    if (carried.type() == device.type()) return;
+  }
+  throw UsageError("comm.group",
+                   base::concat("group '", name, "' of backend ", backend, " carries no tensors on ", device),
+                   "backend nccl for those on a GPU, or a model on the CPU");
+}
+
+namespace {
+
+struct GroupRegistries {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<GroupRegistry>> list;
+};
+
+// Leaked on purpose: a watch may still ask while statics are destroyed.
+GroupRegistries& registries() {
+  static GroupRegistries* all = new GroupRegistries;
+  return *all;
+}
+
+std::shared_ptr<GroupRegistry> new_registry(int rank, int size) {
+  auto registry = std::make_shared<GroupRegistry>(rank, size);
+  GroupRegistries& all = registries();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.list, [](const auto& member) { return member.expired(); });
+  all.list.push_back(registry);
+  return registry;
+}
+
+struct Known {
+  const char* name;
+  BackendInstance (*make)(const BackendOptions&);
+  std::string (*absent)();  // null: always there
+};
+constexpr std::array<Known, 5> kBackends = {Known{"gloo", &make_gloo, nullptr},
+                                            {"shm", &make_shm, nullptr},
+                                            {"nccl", &make_nccl, &nccl_absent},
+                                            {"mpi", &make_mpi, &mpi_absent},
+                                            {"fake", &make_fake, nullptr}};
+
+BackendInstance make_backend(const std::string& backend, const BackendOptions& options) {
+  const auto known = std::ranges::find_if(kBackends, [&](const Known& one) { return one.name == backend; });
+  if (known == kBackends.end()) {
+    std::string list = "auto";
+    for (const std::string& one : backend_names()) list += ", " + one;
+    throw UsageError("comm.group",
+                     base::concat("there is no backend '", backend, "', expected one of: ", list),
+                     base::nearest_name(backend, backend_names()).value_or("auto"));
+  }
+  return known->make(options);
+}
+
+void report_init_failure(GroupState& state, const std::string& what, base::Deadline deadline) {
+  try {
+    const StoreDeadline until(deadline);
+    StoreAdapter kv_store = store_adapter_of(state);
+    kv_store.set("not made", base::concat("rank ", state.rank, ": ", what));
+    base::Gate(kv_store, "made", state.rank, state.size).break_open();
+  } catch (const std::exception&) {  // the store went with the rank that kept it
+  }
+}
+
+std::string cannot_make(const GroupState& state) {
+  return base::concat("cannot make group '", state.name, "' (rank ", state.rank, "/", state.size, ", ",
+                      state.backend, ")");
+}
+
+// Ours say who is missing. A backend's does not: who has not failed too is.
+[[noreturn]] void fail_to_make(GroupState& state, const std::exception& error, base::Deadline deadline) {
+  const base::Deadline until = end_of_failure(deadline);
+  report_init_failure(state, error.what(), until);
+  state.mark_broken(error.what(), until);
+  if (dynamic_cast<const NamesRanks*>(&error) != nullptr)
+    throw_translated(error, "comm.group", cannot_make(state));
+  if (dynamic_cast<const Error*>(&error) != nullptr) throw;
+  throw_translated(error, "comm.group", cannot_make(state) + state.silent_ranks(until));
+}
+
+// A rank that has all its connections may let go of the group at once; its peers that are not as far would
+// take that for a crash. So the group is there when all have it.
+void wait_until_made(GroupState& state, base::Deadline deadline) {
+  const std::string where = cannot_make(state);
+  std::string error;
+  std::vector<int> missing;
+  try {
+    StoreAdapter kv_store = store_adapter_of(state);
+    base::Gate gate(kv_store, "made", state.rank, state.size);
+    gate.arrive();
+    if (!gate.wait(deadline)) missing = gate.missing();  // none: the last came as the time was over
+    if (missing.empty()) {
+      if (!kv_store.has("not made")) return;
+      throw PeerError("comm.group", base::concat(where, ": ", kv_store.get("not made")));
+    }
+  } catch (const TimeoutError& silence) {
+    throw TimeoutError("comm.group", base::concat(where, ": ", silence.what()));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& failure) {
+    error = base::message_of(failure);
+  }
+  if (!error.empty())
+    throw PeerError("comm.group", base::concat(where, ": the store cannot be reached: ", error));
+  throw TimeoutError("comm.group",
+                     base::concat(where, ": ", base::format_list("rank", missing), " did not come"));
+}
+
+}  // namespace
+
+bool GroupState::checks(std::int64_t number) const {
+  constexpr std::int64_t kSteps = 10, kCalls = 1000;
+  if (check_consistency == ConsistencyCheck::kOff || size == 1 || !is_distributed) return false;
+  if (check_consistency == ConsistencyCheck::kAlways) return true;
+  const std::int64_t done = steps.load();
+  return done == 0 ? number < kCalls : done < kSteps;
+}
+
+base::Pending<void> GroupState::enqueue(std::function<void()> task) {
+  const std::lock_guard lock(mutex_);
+  if (thread_ == nullptr) {
+    thread_ = std::make_unique<base::TaskThread>(
+        base::TaskThread::Options{.name = "comm:" + name, .spin = std::chrono::microseconds(0)});
+  }
+  queued_->fetch_add(1);
+  return thread_->submit("begin a call", [queued = queued_, task = std::move(task)] {
+    // The next call may be begun by its caller, so not before this one has.
+    const struct Ends {
+      std::atomic<int>& queued;
+      ~Ends() { queued.fetch_sub(1, std::memory_order_release); }
+    } ends{*queued};
+    task();
+  });
+}
+
+void GroupState::share_with_c10d() {
+  is_shared_with_c10d_.store(true);
+  if (is_queue_empty()) return;
+  const base::Deadline deadline(timeout);
+  if (base::poll_until([this] { return is_queue_empty(); }, deadline, milliseconds(1))) return;
+  throw TimeoutError(
+      "comm.group",
+      base::concat("process_group() of group '", name, "' (rank ", rank, "/", size, ", ", timeout.count(),
+                   " ms): calls that were made before have not begun, as not all ranks have made them"),
+      "wait for them first");
+}
+
+void GroupRegistry::add(const std::shared_ptr<GroupState>& group) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(groups_, [](const auto& member) { return member.expired(); });
+  groups_.push_back(group);
+}
+
+std::vector<std::shared_ptr<GroupState>> GroupRegistry::groups() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<GroupState>> living;
+  for (const auto& member : groups_) {
+    if (auto group = member.lock()) living.push_back(std::move(group));
+  }
+  return living;
+}
+
+bool GroupRegistry::set_watch(const std::shared_ptr<HangDetector>& watch) {
+  const std::lock_guard lock(mutex_);
+  if (watch != nullptr && !watch_.expired()) return false;
+  watch_ = watch;
+  return true;
+}
+
+std::shared_ptr<HangDetector> GroupRegistry::watch() const {
+  const std::lock_guard lock(mutex_);
+  return watch_.lock();
+}
+
+std::vector<std::shared_ptr<GroupRegistry>> all_group_registries() {
+  GroupRegistries& all = registries();
+  const std::lock_guard lock(all.mutex);
+  std::vector<std::shared_ptr<GroupRegistry>> living;
+  for (const auto& member : all.list) {
+    if (auto registry = member.lock()) living.push_back(std::move(registry));
+  }
+  return living;
+}
+
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+std::shared_ptr<GroupState> make_state(StateOptions options) {
+  const int size = static_cast<int>(options.job_ranks.size());
+  if (options.timeout.count() <= 0) {
+    throw UsageError("comm.group",
+                     base::concat("timeout is ", options.timeout.count(), " ms, expected more than 0"));
+  }
+  if (options.rank < 0 || options.rank >= size) {
+    throw UsageError("comm.group", base::concat("rank is ", options.rank, ", expected 0 to ", size - 1));
+  }
+  use_numeric_names();  // the store may be one that the caller has opened
+  auto state = std::make_shared<GroupState>();
+  state->name = options.name;
+  state->backend = options.backend;
+  state->rank = options.rank;
+  state->size = size;
+  state->job_ranks = std::move(options.job_ranks);
+  state->timeout = options.timeout;
+  state->reach = options.reach;
+  state->is_kept_by_rank = options.is_kept_by_rank;
+  state->check_consistency = options.check_consistency;
+  const base::Deadline deadline = options.deadline.value_or(base::Deadline(options.timeout));
+  const StoreDeadline until(deadline.later(kLastAnswerTime));
+  const std::string own_prefix = "cohort/" + options.name;
+  state->prefix = options.prefix.empty() ? own_prefix : base::concat(options.prefix, "/", own_prefix);
+  const bool is_subgroup = options.connections != nullptr;
+  state->connections = is_subgroup
+                           ? std::move(options.connections)
+                           : std::make_shared<StoreConnections>(options.store, std::move(options.waits));
+  state->store = c10::make_intrusive<c10d::PrefixStore>(own_prefix, options.store);
+  const milliseconds timeout = std::min(options.timeout, kLongestTime);
+  if (!is_subgroup) state->store->setTimeout(timeout);  // else it is the parent's
+  const auto make = [&](const std::string& backend) {
+    return make_backend(backend, {.store = c10::make_intrusive<c10d::PrefixStore>(backend, state->store),
+                                  .connections = state->connections,
+                                  .prefix = base::concat(state->prefix, "/", backend),
+                                  .rank = options.rank,
+                                  .size = size,
+                                  .timeout = timeout,
+                                  .deadline = deadline,
+                                  .reach = options.reach});
+  };
+  BackendInstance made;
+  std::optional<BackendInstance> for_cpu;  // beside one for GPUs: flags, counters and text are on the CPU
+  try {
+    made = make(options.backend);
+    if (made.device != c10::kCPU) for_cpu = make("gloo");
+  } catch (const std::exception& error) {
+    fail_to_make(*state, error, deadline);
+  }
+  try {
+    if (made.is_distributed && size > 1) wait_until_made(*state, deadline);
+  } catch (const Error& error) {
+    state->mark_broken(error.what(), end_of_failure(deadline));  // who asks is told that it has noticed
+    throw;
+  }
+  state->is_distributed = made.is_distributed;
+  state->deterministic_rank_order = made.deterministic_rank_order;
+  state->device = made.device;
+  state->group = c10::make_intrusive<c10d::ProcessGroup>(state->store, options.rank, size);
+  state->group->setBackend(made.device, made.type, made.backend);
+  if (for_cpu) state->group->setBackend(for_cpu->device, for_cpu->type, for_cpu->backend);
+  state->group->setDefaultBackend(made.type);
+  state->group->setGroupName(options.name);
+  state->registry = options.registry != nullptr ? options.registry : new_registry(options.rank, size);
+  state->registry->add(state);
+  return state;
+}
+
+std::vector<std::string> backend_names() {
+  std::vector<std::string> names;
+  for (const Known& one : kBackends) {
+    if (one.absent == nullptr || one.absent().empty()) names.emplace_back(one.name);
+  }
+  return names;
+}
+
+BackendChoice choose_backend(bool cuda, bool one_host, const std::string& device_reason,
+                             const std::string& nccl_absent) {
+  if (!cuda && one_host)
+    return {"shm", "all ranks are on this host, and tensors on the CPU: " + device_reason};
+  if (!cuda) return {"gloo", "tensors are on the CPU: " + device_reason};
+  if (!nccl_absent.empty()) return {"gloo", "there is a GPU, but no NCCL in this build: " + nccl_absent};
+  return {"nccl", device_reason};
+}
+
+}  // namespace cohort::comm

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/base/threads/deadline.h"
+#include "cohort/base/threads/task_thread.h"
+#include "cohort/comm/internal/consistency_check.h"
+#include "cohort/comm/internal/group_state.h"
+#include "cohort/comm/internal/signature.h"
+
+/// A call that is under way. Internal.
+namespace cohort::comm {
+
+/// Throws UsageError in the name of a group.
+[[noreturn]] void refuse(const std::string& what, const std::string& hint = "");
+
+// `tensors` are those that the backend has; where one is a copy of a view, `returns` copies it back.
+struct PendingState : std::enable_shared_from_this<PendingState> {
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  /// Hands the call to the backend, which may take that long for it.
+  using Body = std::function<Work(std::chrono::milliseconds left)>;
+
+  std::shared_ptr<GroupState> group;
+  Signature signature;
+  base::Deadline deadline;
+  std::vector<at::Tensor> tensors;
+  std::vector<std::pair<at::Tensor, at::Tensor>> returns;  // (view, its contiguous copy)
+  Work work;
+  std::uint64_t ticket = 0;  // in the group's flight record
+  std::int64_t in_bytes = 0, out_bytes = 0;
+  std::chrono::nanoseconds held{0};  // what the caller waited
+  int row = -1;                      // of the timeline
+
+  PendingState(std::shared_ptr<GroupState> of, const char* call, std::chrono::milliseconds timeout);
+  ~PendingState();
+
+  /// A contiguous tensor to give to the backend in place of `tensor`.
+  at::Tensor in(const at::Tensor& tensor);
+  at::Tensor out(const at::Tensor& tensor, bool reads);
+  std::chrono::milliseconds left() const;
+
+  /// Numbers the call and has `body` hand it to the backend: at once, or on the group's thread where it is to
+  /// be compared with the other ranks' first, or comes behind one that is.
+  void begin(const CallDetails& details, const Body& body);
+  /// The same for send and recv, which only two ranks know of.
+  void begin_message(const CallDetails& details, const Body& body);
+  /// Returns once `body` has handed it over. Throws what came of that.
+  void wait_until_begun();
+  void finish();
+  /// The caller waits no more: the group's thread does not hand the call over afterwards. False where it has,
+  /// or does so now.
+  bool give_up() { return step_on(Step::kGivenUp); }
+
+  base::Pending<void> beginning;      // on the group's thread; not valid once it is known what came of it
+  std::atomic<bool> has_turn{false};  // what was begun before has been
+
+ private:
+  // Of a call that was given to the group's thread. Only one of the two can follow the first.
+  enum class Step : std::uint8_t { kQueued, kHandedOver, kGivenUp };
+  bool step_on(Step next) {
+    Step expected = Step::kQueued;
+    return step_.compare_exchange_strong(expected, next);
+  }
+  void begin_in_turn(const std::optional<Fingerprint>& mine, const Body& body);
+  void compare(const Fingerprint& mine);
+  void count();
+  void hand_over(const Body& body);
+  void hand_over_collective(const Body& body);
+  void end_work(c10d::Work& running, const std::exception& error, base::Deadline until);
+  bool is_on_gpu() const;
+  std::string describe() const;
+  /// What is asked of others on the way is asked until then.
+  [[noreturn]] void fail(const std::exception& error, base::Deadline until);
+  [[noreturn]] void fail(const std::exception& error) { fail(error, group->end_of_failure(deadline)); }
+
+  std::atomic<Step> step_{Step::kQueued};
+};
+
+}  // namespace cohort::comm

@@ -1,0 +1,81 @@
+#include "cohort/comm/internal/signature.h"
+
+#include <algorithm>
+
+#include "cohort/base/error.h"
+
+namespace cohort::comm {
+
+Signature::Signature(const char* name, const CallDetails& details)
+    : call(name),
+      op(details.op),
+      direction(details.direction),
+      peer(details.peer),
+      num_tensors(static_cast<int>(details.tensors.size())) {
+  for (std::size_t i = 0; i < std::min(shapes.size(), details.tensors.size()); ++i) {
+    const at::Tensor& tensor = details.tensors[i];
+    shapes[i].dtype = tensor.scalar_type();
+    shapes[i].dim = static_cast<std::int8_t>(tensor.dim());
+    const auto kept = std::min<std::size_t>(shapes[i].sizes.size(), static_cast<std::size_t>(tensor.dim()));
+    std::copy_n(tensor.sizes().begin(), kept, shapes[i].sizes.begin());
+  }
+}
+
+std::string Signature::shape_text() const {
+  std::string text;
+  const int shown = std::min(num_tensors, static_cast<int>(shapes.size()));
+  for (int i = 0; i < shown; ++i) {
+    const Shape& shape = shapes[static_cast<std::size_t>(i)];
+    text += base::concat(i == 0 ? "" : ", ", c10::scalarTypeToTypeMeta(shape.dtype).name(), "[");
+    for (int dim = 0; dim < shape.dim; ++dim) {
+      if (dim > 0) text += ", ";
+      if (dim == static_cast<int>(shape.sizes.size())) {
+        text += "...";
+        break;
+      }
+      text += std::to_string(shape.sizes[static_cast<std::size_t>(dim)]);
+    }
+    text += "]";
+  }
+  if (num_tensors > shown) text += base::concat(" and ", num_tensors - shown, " more");
+  return text;
+}
+
+std::string Signature::text() const {
+  std::string text = base::concat(call, " ", number);
+  if (num_tensors > 0) text += " " + shape_text();
+  if (op != nullptr) text += base::concat(" ", op);
+  if (direction != nullptr) text += base::concat(" ", direction, " ", peer);
+  return text;
+}
+
+std::string shape_text(const at::Tensor& tensor) {
+  return base::concat(tensor.dtype().name(), tensor.sizes());
+}
+
+const char* op_name(const c10d::ReduceOp& op) {
+  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
+    case c10d::ReduceOp::SUM:
+      return "SUM";
+    case c10d::ReduceOp::AVG:
+      return "AVG";
+    case c10d::ReduceOp::PRODUCT:
+      return "PRODUCT";
+    case c10d::ReduceOp::MIN:
+      return "MIN";
+    case c10d::ReduceOp::MAX:
+      return "MAX";
+    case c10d::ReduceOp::BAND:
+      return "BAND";
+    case c10d::ReduceOp::BOR:
+      return "BOR";
+    case c10d::ReduceOp::BXOR:
+      return "BXOR";
+    case c10d::ReduceOp::PREMUL_SUM:
+      return "PREMUL_SUM";
+    default:
+      return "an unknown operation";
+  }
+}
+
+}  // namespace cohort::comm

@@ -1,0 +1,184 @@
+// A configuration is read in order: defaults, the file, overrides; then everything that spans several keys is
+// checked. The tables of keys drive the checks, the dump and the warnings for keys without effect, so these
+// cannot disagree. The file is read up to a limit only, since its name may be that of a device without an
+// end.
+#include "cohort/config/config.h"
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <fstream>
+
+#include "cohort/base/error.h"
+#include "cohort/config/best_metric.h"
+#include "cohort/config/flat_keys.h"
+#include "cohort/config/reader.h"
+#include "cohort/config/renamed_keys.h"
+#include "cohort/config/yaml_text.h"
+
+namespace cohort::config {
+namespace {
+
+using base::concat;
+
+[[noreturn]] void fail(const std::string& what, const std::string& hint = "") {
+  throw ConfigError("config.load", what, hint);
+}
+
+void check_values(Config& config) {
+  for (const ConfigKey& key : config_keys()) {
+    const std::string rejected = rejected_value(key, config);
+    if (!rejected.empty()) fail(concat(key.name, ": got ", rejected, ", expected ", expectation(key)));
+  }
+}
+
+void check_data(const DataConfig& data) {
+  if (data.mean.size() != data.std.size()) {
+    fail(concat("data.mean has ", data.mean.size(), " numbers and data.std has ", data.std.size(),
+                ": expected as many in both"));
+  }
+  const std::size_t channels = data.color == "gray" ? 1 : 3;
+  const bool is_folder = data.type == "image_folder";
+  if (is_folder && !data.mean.empty() && data.mean.size() != channels) {
+    fail(concat("data.mean has ", data.mean.size(), " numbers: expected ", channels,
+                ", one per channel of data.color ", data.color));
+  }
+}
+
+void check_optim(const OptimConfig& optim) {
+  if (optim.betas.size() != 2) fail(concat("optim.betas has ", optim.betas.size(), " numbers: expected 2"));
+  if (optim.name == "sgd" && optim.nesterov && optim.momentum == 0) {
+    fail("optim.nesterov is true and optim.momentum is 0: expected momentum above 0", "optim.momentum=0.9");
+  }
+}
+
+void check_schedule(const ScheduleConfig& schedule) {
+  const int warmups =
+      (schedule.warmup_epochs > 0) + (schedule.warmup_steps > 0) + (schedule.warmup_fraction > 0);
+  if (warmups > 1) {
+    fail("more than one of schedule.warmup_epochs, warmup_steps and warmup_fraction is set",
+         "one of them only");
+  }
+  if (warmups > 0 && schedule.name == "one_cycle") {
+    fail("schedule.one_cycle has a warm-up of its own: expected no schedule.warmup_*", "schedule.pct_start");
+  }
+  const auto& milestones = schedule.milestones;
+  if (std::adjacent_find(milestones.begin(), milestones.end(), std::greater_equal<>()) != milestones.end()) {
+    fail("schedule.milestones: expected numbers that rise");
+  }
+}
+
+void check_best(const RunConfig& run) {
+  if (run.best_mode != "auto" || more_is_better(run.best_metric)) return;
+  fail(concat("run.best_metric is ", run.best_metric,
+              ", and the name does not say whether more of it is better"),
+       "run.best_mode=max or run.best_mode=min");
+}
+
+void check_script(const Config& config) {
+  const std::string& model = config.distributed.model;
+  constexpr std::array kOnPlacements = {"data_parallel", "model_parallel", "pipeline"};
+  if (!config.train.script || std::ranges::find(kOnPlacements, model) == kOnPlacements.end()) return;
+  fail(concat("train.script is true and distributed.model is ", model,
+              ", whose operators run on threads of placements, where they cannot be recorded"),
+       "train.script=false, or distributed.model=plain");
+}
+
+/// Says which settings differ from their default but have no effect here.
+void warn_unused(Config& config) {
+  Config defaults;
+  for (const ConfigKey& key : config_keys()) {
+    if (key.used_with == nullptr || same_value(key, config, defaults)) continue;
+    const ConfigKey& other = *find_key(key.used_with);
+    const std::string value = *std::get<std::string*>(other.target(config));
+    const auto lists = [&](const std::vector<std::string>& values) {
+      return std::ranges::find(values, value) != values.end();
+    };
+    if (key.used_values.empty() ? !lists(key.unused_values) : lists(key.used_values)) continue;
+    const std::string warning = concat(key.name, " has no effect with ", key.used_with, " ", value);
+    if (std::ranges::find(config.warnings, warning) == config.warnings.end()) {
+      config.warnings.push_back(warning);
+    }
+  }
+}
+
+}  // namespace
+
+namespace {
+
+Config load(std::string_view text, const std::string& name, const std::vector<std::string>& overrides,
+            bool is_written_by_cohort) {
+  Config config;
+  const YamlSource source{name, false};
+  YAML::Node document = parse_yaml(repair_flat_text(text, name, config.warnings), source);
+  if (is_written_by_cohort) document = translate_renamed_keys(document);
+  ConfigReader reader(config);
+  reader.read_document(document, source);
+  for (const std::string& override_text : overrides) reader.read_override(override_text);
+  if (!reader.has_read("optim.lr") && config.optim.name != OptimConfig().name) {
+    config.optim.lr = default_lr(config.optim.name);
+  }
+  check_config(config);
+  return config;
+}
+
+bool is_of_run_folder(const std::filesystem::path& path) {
+  const auto lies_beside = [&](const char* name) {
+    std::error_code ignored;
+    return std::filesystem::exists(path.parent_path() / name, ignored);
+  };
+  return path.filename() == "config.yaml" && (lies_beside("run.json") || lies_beside("checkpoints"));
+}
+
+}  // namespace
+
+Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
+  std::error_code ignored;
+  std::ifstream file;
+  if (!std::filesystem::is_directory(path, ignored)) file.open(path, std::ios::binary);
+  std::string text(kMaxYamlBytes + 1, '\0');  // no more: it may be a device without an end
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  if (!file.is_open() || file.bad()) {
+    throw DataError("config.load", concat(path, ": the configuration cannot be read"),
+                    "--config with the path of a YAML file, for instance configs/fashion-vgg.yaml");
+  }
+  return load(text, path, overrides, is_of_run_folder(path));
+}
+
+Config load_config_text(std::string_view text, const std::string& name,
+                        const std::vector<std::string>& overrides) {
+  return load(text, name, overrides, false);
+}
+
+Config load_written_config_text(std::string_view text, const std::string& name,
+                                const std::vector<std::string>& overrides) {
+  return load(text, name, overrides, true);
+}
+
+void check_config(Config& config) {
+  check_values(config);
+  check_data(config.data);
+  check_optim(config.optim);
+  check_schedule(config.schedule);
+  check_script(config);
+  check_best(config.run);
+  warn_unused(config);
+}
+
+std::string dump_config(const Config& config) {
+  Config copy = config;
+  std::string text;
+  std::string_view section;
+  for (const ConfigKey& key : config_keys()) {
+    if (key.section() != section) {
+      section = key.section();
+      text += concat(section, ":\n");
+    }
+    const std::string value = value_text(key, copy);
+    text += concat("  ", key.short_name(), ":", value.starts_with('\n') ? "" : " ", value, "\n");
+  }
+  return text;
+}
+
+}  // namespace cohort::config

@@ -1,0 +1,52 @@
+#include "cohort/config/keys.h"
+
+#include "cohort/config/tables.h"
+
+namespace cohort::config {
+namespace {
+
+std::vector<ConfigKey> all_keys() {
+  std::vector<ConfigKey> keys;
+  for (auto* part : {model_keys, data_keys, optim_keys, schedule_keys, train_keys, distributed_keys,
+                     comm_keys, run_keys}) {
+    for (ConfigKey& key : part()) keys.push_back(std::move(key));
+  }
+  return keys;
+}
+
+}  // namespace
+
+std::string_view ConfigKey::section() const {
+  const std::string_view whole = name;
+  return whole.substr(0, whole.find('.'));
+}
+
+std::string_view ConfigKey::short_name() const {
+  const std::string_view whole = name;
+  return whole.substr(whole.find('.') + 1);
+}
+
+std::span<const ConfigKey> config_keys() {
+  static const std::vector<ConfigKey> keys = all_keys();
+  return keys;
+}
+
+const ConfigKey* find_key(std::string_view name) {
+  for (const ConfigKey& key : config_keys()) {
+    if (name == key.name) return &key;
+  }
+  return nullptr;
+}
+
+std::span<const std::string> config_sections() {
+  static const std::vector<std::string> sections = [] {
+    std::vector<std::string> names;
+    for (const ConfigKey& key : config_keys()) {
+      if (names.empty() || names.back() != key.section()) names.emplace_back(key.section());
+    }
+    return names;
+  }();
+  return sections;
+}
+
+}  // namespace cohort::config

@@ -1,0 +1,119 @@
+// One table serves the error and the translation. A row says what one key, with one value or any, is written
+// as today. A key that became two has a row for each value that it took.
+#include "cohort/config/renamed_keys.h"
+
+#include <array>
+#include <vector>
+
+#include "cohort/base/error.h"
+
+namespace cohort::config {
+namespace {
+
+struct Setting {
+  const char* key;
+  const char* value = nullptr;  ///< null: any, and the value stays
+};
+
+struct Rename {
+  Setting before;
+  std::vector<Setting> now;
+};
+
+const std::vector<Rename>& renames() {
+  static const std::vector<Rename> kRenames = {
+      {{"data.kind"}, {{"data.type"}}},
+      {{"data.color", "grey"}, {{"data.color", "gray"}}},
+      {{"data.uneven"}, {{"data.last_batch"}}},
+      {{"data.on_error", "refuse"}, {{"data.on_error", "raise"}}},
+      {{"data.empty_class", "refuse"}, {{"data.empty_class", "raise"}}},
+      {{"data.on_other_files", "refuse"}, {{"data.on_other_files", "raise"}}},
+      {{"train.nan"}, {{"train.on_nonfinite"}}},
+      {{"distributed.strategy", "auto"}, {{"distributed.model", "plain"}, {"distributed.gradients", "auto"}}},
+      {{"distributed.strategy", "single"},
+       {{"distributed.model", "plain"}, {"distributed.gradients", "none"}}},
+      {{"distributed.strategy", "average"},
+       {{"distributed.model", "plain"}, {"distributed.gradients", "average"}}},
+      {{"distributed.strategy", "ddp"}, {{"distributed.model", "plain"}, {"distributed.gradients", "ddp"}}},
+      {{"distributed.strategy", "data_parallel"},
+       {{"distributed.model", "data_parallel"}, {"distributed.gradients", "auto"}}},
+      {{"distributed.strategy", "model_parallel"},
+       {{"distributed.model", "model_parallel"}, {"distributed.gradients", "auto"}}},
+      {{"distributed.strategy", "pipeline"},
+       {{"distributed.model", "pipeline"}, {"distributed.gradients", "auto"}}},
+      {{"distributed.placements"}, {{"distributed.devices"}}},
+      {{"distributed.place"}, {{"distributed.device_map"}}},
+      {{"comm.check"}, {{"comm.check_consistency"}}},
+      {{"run.images"}, {{"run.log_images"}}},
+  };
+  return kRenames;
+}
+
+const Rename* find_rename(std::string_view key, std::string_view value) {
+  for (const Rename& rename : renames()) {
+    const char* const only = rename.before.value;
+    if (key == rename.before.key && (only == nullptr || value == only)) return &rename;
+  }
+  return nullptr;
+}
+
+std::string_view after_dot(std::string_view name) {
+  return name.substr(name.find('.') + 1);
+}
+
+}  // namespace
+
+std::string renamed_to(std::string_view key, std::string_view value) {
+  for (const char* map : {"distributed.place"}) {  // an entry of a map goes with the map
+    const std::string prefix = base::concat(map, ".");
+    if (key.starts_with(prefix)) {
+      return base::concat(find_rename(map, "")->now.front().key, ".", key.substr(prefix.size()), ": ", value);
+    }
+  }
+  const Rename* const rename = find_rename(key, value);
+  if (rename == nullptr) {
+    // A key of rows that each have one value: the value is none that the key ever took.
+    std::string names;
+    for (const Rename& row : renames()) {
+      if (key != row.before.key || row.now.front().key == key) continue;
+      for (const Setting& setting : row.now) names += base::concat(names.empty() ? "" : " and ", setting.key);
+      return names;
+    }
+    return "";
+  }
+  std::string text;
+  for (const Setting& setting : rename->now) {
+    const std::string_view now = setting.value == nullptr ? value : std::string_view(setting.value);
+    text += base::concat(text.empty() ? "" : ", ", setting.key, now.empty() ? "" : ": ", now);
+  }
+  return text;
+}
+
+YAML::Node translate_renamed_keys(const YAML::Node& document) {
+  if (!document.IsMap()) return document;
+  YAML::Node translated(YAML::NodeType::Map);
+  for (const auto& section : document) {
+    if (!section.second.IsMap() || !section.first.IsScalar()) {
+      translated.force_insert(section.first, section.second);
+      continue;
+    }
+    YAML::Node keys(YAML::NodeType::Map);
+    for (const auto& item : section.second) {
+      const std::string key =
+          base::concat(section.first.Scalar(), ".", item.first.IsScalar() ? item.first.Scalar() : "");
+      const Rename* const rename = find_rename(key, item.second.IsScalar() ? item.second.Scalar() : "");
+      if (rename == nullptr) {
+        keys.force_insert(item.first, item.second);
+        continue;
+      }
+      for (const Setting& setting : rename->now) {
+        const YAML::Node value = setting.value == nullptr ? item.second : YAML::Node(setting.value);
+        keys.force_insert(std::string(after_dot(setting.key)), value);
+      }
+    }
+    translated.force_insert(section.first, keys);
+  }
+  return translated;
+}
+
+}  // namespace cohort::config

@@ -1,0 +1,66 @@
+#include "cohort/config/resume.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "cohort/base/error.h"
+#include "cohort/config/keys.h"
+
+namespace cohort::config {
+namespace {
+
+using namespace std::string_view_literals;
+
+/// The value on one line.
+std::string short_text(const ConfigKey& key, Config& config) {
+  const std::string text = value_text(key, config);
+  if (!text.starts_with('\n')) return text;
+  std::string line;
+  for (std::size_t begin = 1; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::size_t first = std::min(text.find_first_not_of(" -", begin), end);
+    line += (line.empty() ? "" : ", ") + text.substr(first, end - first);
+    begin = end + 1;
+  }
+  return "{" + line + "}";
+}
+
+/// Adds "KEY VALUE -> VALUE" to `list`.
+void add_change(std::string& list, const ConfigKey& key, Config& before, Config& now) {
+  list += base::concat(list.empty() ? "" : ", ", key.name, " ", short_text(key, before), " -> ",
+                       short_text(key, now));
+}
+
+}  // namespace
+
+std::string check_resume(Config before, Config now, bool same_step, const std::string& from) {
+  std::string taken, refused;
+  for (const ConfigKey& key : config_keys()) {
+    if (key.on_resume == OnResume::kCannotMatter || same_value(key, before, now)) continue;
+    const bool is_refused = key.on_resume == OnResume::kRefused || (key.makes_step && !same_step);
+    add_change(is_refused ? refused : taken, key, before, now);
+  }
+  if (refused.empty()) return taken;
+  throw ConfigError(
+      "train.resume",
+      base::concat("a run cannot go on with another value of these keys: ", refused, " (", from,
+                   " was made with the first)"),
+      base::concat("the values that it was made with, or a new run from its weights (model.weights=", from,
+                   ")"));
+}
+
+std::string other_inputs(Config trained, Config now) {
+  static constexpr std::array kInputs = {"data.color"sv,     "data.image_size"sv, "data.val_transforms"sv,
+                                         "data.mean"sv,      "data.std"sv,        "data.options"sv,
+                                         "train.precision"sv};
+  std::string changes;
+  for (const ConfigKey& key : config_keys()) {
+    const bool is_of_model = key.section() == "model" && key.on_resume == OnResume::kRefused;
+    if (!is_of_model && std::ranges::find(kInputs, key.name) == kInputs.end()) continue;
+    if (!same_value(key, trained, now)) add_change(changes, key, trained, now);
+  }
+  return changes;
+}
+
+}  // namespace cohort::config

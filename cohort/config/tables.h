@@ -1,0 +1,19 @@
+#pragma once
+
+#include <vector>
+
+#include "cohort/config/key.h"
+
+/// The keys of each section, in the order in which they are written.
+namespace cohort::config {
+
+std::vector<ConfigKey> model_keys();
+std::vector<ConfigKey> data_keys();
+std::vector<ConfigKey> optim_keys();
+std::vector<ConfigKey> schedule_keys();
+std::vector<ConfigKey> train_keys();
+std::vector<ConfigKey> distributed_keys();
+std::vector<ConfigKey> comm_keys();
+std::vector<ConfigKey> run_keys();
+
+}  // namespace cohort::config

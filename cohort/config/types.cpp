@@ -1,0 +1,88 @@
+// A preset stays a name in the configuration; it is expanded when the transforms are asked for. So image size
+// and mean count as they are then. ToTensor and Normalize are added where the list lacks them.
+#include "cohort/config/types.h"
+
+#include <algorithm>
+
+#include "cohort/config/best_metric.h"
+
+namespace cohort::config {
+namespace {
+
+/// What a preset stands for; "auto" was resolved by the caller.
+std::vector<TransformConfig> preset_transforms(const std::string& preset, int64_t image_size, bool training) {
+  const double size = static_cast<double>(image_size);
+  if (preset == "resize") return {{"Resize", {{"", {size, size}}}}};
+  if (preset == "flip") return {{"RandomHorizontalFlip", {}}};
+  if (preset == "crop_flip") {
+    return {{"RandomCrop", {{"size", {size}}, {"padding", {4}}}}, {"RandomHorizontalFlip", {}}};
+  }
+  if (preset == "imagenet" && training) {
+    return {{"RandomResizedCrop", {{"", {size}}}}, {"RandomHorizontalFlip", {}}};
+  }
+  if (preset == "imagenet") {
+    // int(IMAGE_SIZE / 0.875), as the published scripts compute it.
+    return {{"Resize", {{"", {static_cast<double>(static_cast<int64_t>(size / 0.875))}}}},
+            {"CenterCrop", {{"", {size}}}}};
+  }
+  return {};
+}
+
+std::vector<TransformConfig> resolve(const DataConfig& data, const TransformList& transforms, bool training) {
+  std::string preset = transforms.preset;
+  if (preset == "auto") preset = data.type == "image_folder" ? "imagenet" : "none";
+  std::vector<TransformConfig> result =
+      preset.empty() ? transforms.list : preset_transforms(preset, data.image_size, training);
+  const auto has = [&](const char* name) {
+    return std::any_of(result.begin(), result.end(),
+                       [&](const TransformConfig& t) { return t.name == name; });
+  };
+  if (!has("ToTensor")) result.push_back({"ToTensor", {}});
+  if (!has("Normalize") && !data.mean.empty()) {
+    result.push_back({"Normalize", {{"mean", data.mean}, {"std", data.std}}});
+  }
+  return result;
+}
+
+}  // namespace
+
+bool operator==(const Config& a, const Config& b) {
+  return a.model == b.model && a.data == b.data && a.optim == b.optim && a.schedule == b.schedule &&
+         a.train == b.train && a.distributed == b.distributed && a.comm == b.comm && a.run == b.run;
+}
+
+std::vector<TransformConfig> train_transforms(const DataConfig& config) {
+  return resolve(config, config.train_transforms, true);
+}
+
+std::vector<TransformConfig> val_transforms(const DataConfig& config) {
+  return resolve(config, config.val_transforms, false);
+}
+
+std::string train_path(const DataConfig& config) {
+  return config.train.empty() ? config.path + "/train" : config.train;
+}
+
+std::string val_path(const DataConfig& config) {
+  return config.val.empty() ? config.path + "/val" : config.val;
+}
+
+double default_lr(const std::string& optimizer) {
+  return optimizer == OptimConfig().name ? OptimConfig().lr : 1e-3;
+}
+
+bool best_is_max(const RunConfig& config) {
+  if (config.best_mode != "auto") return config.best_mode == "max";
+  return more_is_better(config.best_metric).value_or(true);
+}
+
+int64_t eval_batch_size(const TrainConfig& config) {
+  return config.eval_batch_size > 0 ? config.eval_batch_size : config.batch_size;
+}
+
+std::int64_t lr_base_size(const Config& config) {
+  return config.optim.lr_base_size > 0 ? config.optim.lr_base_size
+                                       : config.train.batch_size * config.train.accumulate;
+}
+
+}  // namespace cohort::config

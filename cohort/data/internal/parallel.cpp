@@ -1,0 +1,46 @@
+#include "cohort/data/internal/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace cohort::data {
+
+void for_each_item(std::int64_t count, int threads,
+                   const std::function<void(int thread, std::int64_t item)>& work) {
+  constexpr std::int64_t kChunk = 16;
+  std::atomic<std::int64_t> next{0};
+  std::mutex mutex;
+  std::exception_ptr error;
+  std::int64_t error_item = count;
+  const auto run = [&](int thread) {
+    for (;;) {
+      const std::int64_t begin = next.fetch_add(kChunk);
+      for (std::int64_t item = begin; item < std::min(begin + kChunk, count); ++item) {
+        try {
+          work(thread, item);
+        } catch (...) {
+          const std::lock_guard lock(mutex);
+          if (item < error_item) {
+            error_item = item;
+            error = std::current_exception();
+          }
+          next.store(count);
+          return;
+        }
+      }
+      if (begin + kChunk >= count) return;
+    }
+  };
+  std::vector<std::jthread> others;
+  const auto useful = std::min<std::int64_t>(threads, (count + kChunk - 1) / kChunk);
+  for (int thread = 1; thread < useful; ++thread) others.emplace_back(run, thread);
+  run(0);
+  others.clear();  // joins
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace cohort::data

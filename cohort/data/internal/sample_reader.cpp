@@ -1,0 +1,70 @@
+#include "cohort/data/internal/sample_reader.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cohort/base/error.h"
+
+namespace cohort::data {
+
+SampleReader::SampleReader(std::shared_ptr<const Dataset> dataset, Options options, std::size_t jobs)
+    : dataset_(std::move(dataset)), options_(options), jobs_(jobs) {
+  for (const Field& field : dataset_->fields()) bytes_.push_back(static_cast<std::size_t>(field.bytes()));
+}
+
+std::int64_t SampleReader::index_of(const BatchJob& job, std::int64_t item) const {
+  return (*job.order)[static_cast<std::size_t>(job.first + options_.rank + options_.world_size * item)];
+}
+
+void SampleReader::read(std::int64_t number, std::int64_t item) {
+  BatchJob& current = job(number);
+  std::vector<std::byte*> out(bytes_.size());
+  const auto row = static_cast<std::size_t>(item);
+  for (std::size_t field = 0; field < out.size(); ++field) {
+    out[field] = current.buffer->base[field] + row * bytes_[field];
+  }
+  const std::int64_t position = current.first + options_.rank + options_.world_size * item;
+  const std::int64_t index = (*current.order)[static_cast<std::size_t>(position)];
+  current.buffer->indices[row] = index;
+  base::RandomStream random(options_.seed, static_cast<std::uint64_t>(current.epoch),
+                            static_cast<std::uint64_t>(position), base::Purpose::kTransform);
+  try {
+    dataset_->read(index, random, out);
+  } catch (...) {
+    const std::lock_guard lock(current.mutex);
+    current.failures.push_back({item, std::current_exception()});
+  }
+}
+
+std::int64_t SampleReader::compact(BatchJob& job) const {
+  if (job.failures.empty()) return job.count;
+  std::vector<bool> bad(static_cast<std::size_t>(job.count), false);
+  for (const auto& failure : job.failures) bad[static_cast<std::size_t>(failure.item)] = true;
+  std::size_t kept = 0;
+  for (std::size_t item = 0; item < bad.size(); ++item) {
+    if (bad[item]) continue;
+    if (kept != item) {
+      for (std::size_t field = 0; field < bytes_.size(); ++field) {
+        std::byte* base = job.buffer->base[field];
+        std::memcpy(base + kept * bytes_[field], base + item * bytes_[field], bytes_[field]);
+      }
+      job.buffer->indices[kept] = job.buffer->indices[item];
+    }
+    ++kept;
+  }
+  return static_cast<std::int64_t>(kept);
+}
+
+std::string SampleReader::explain(const BatchJob& job, const BatchJob::Failure& failure) const {
+  const std::string name = dataset_->describe(index_of(job, failure.item));
+  std::string what = "unknown exception";
+  try {
+    std::rethrow_exception(failure.error);
+  } catch (const std::exception& error) {
+    what = error.what();
+  } catch (...) {
+  }
+  return what.find(name) == std::string::npos ? name + ": " + what : what;
+}
+
+}  // namespace cohort::data

@@ -1,0 +1,349 @@
+// One thread goes round: it writes what was posted, gives its sign, reads the signs of other nodes, and then
+// the keys that are watched. The agent sees only the records under the mutex. Always: the thread holds no
+// mutex while it asks the store, so a store that hangs never makes the agent wait. Thread and object share
+// the records, so the thread can be left behind. The time without a sign is a sum of bounded steps, since a
+// long step shows that this process stood still itself.
+#include "cohort/launch/internal/agent_store_client.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/log.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/launch/internal/signed_words.h"
+#include "cohort/launch/worker.h"
+
+namespace cohort::launch {
+namespace {
+
+using base::concat;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kNodesAtFullRate = 50;
+
+long in_seconds(Clock::duration time) {
+  return static_cast<long>(std::chrono::duration_cast<std::chrono::seconds>(time).count());
+}
+
+// How long something has been missed by one who looks again and again. A look long after the one before says
+// that he stood still himself, so no step counts for more than `most`.
+class Missed {
+ public:
+  void look(Clock::time_point now, Clock::duration most) {
+    if (last_) time_ += std::min(now - *last_, most);
+    last_ = now;
+  }
+  void begin_again(Clock::time_point now) { *this = Missed(now); }
+  Clock::duration time() const { return time_; }
+
+  Missed() = default;
+  explicit Missed(Clock::time_point now) : last_(now) {}
+
+ private:
+  std::optional<Clock::time_point> last_;
+  Clock::duration time_{0};
+};
+
+}  // namespace
+
+struct AgentStoreClient::State {
+  explicit State(std::shared_ptr<KeyValueStore> of, const AgentStoreClientOptions& given)
+      : kv_store(std::move(of)),
+        options(given),
+        interval(given.interval * std::max(1, given.nnodes / kNodesAtFullRate)),
+        round_time(std::max(std::chrono::milliseconds(1), std::min(interval, given.keep_alive_interval / 2))),
+        patience(given.keep_alive_interval * given.keep_alive_max_attempt),
+        most_step(patience / 2),
+        words(given.secret) {}
+
+  std::shared_ptr<KeyValueStore> kv_store;
+  const AgentStoreClientOptions options;
+  const std::chrono::milliseconds interval, round_time;
+  const Clock::duration patience, most_step;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  SignedWords words;
+  std::deque<std::pair<std::string, std::string>> posts;  // signed; the first is being written
+  std::set<std::string> watched;                          // and not seen yet
+  std::map<std::string, std::string> received;
+  std::set<std::string> refused;
+  std::set<int> here;  // nodes whose signs are expected
+  std::set<int> lost_nodes;
+  std::string lost;
+  bool goes_on = true;  // the caller has answered the last ring
+  base::Deadline busy_until{Clock::duration::zero()};
+  bool wants_look = false;  // somebody waits for the next one
+  bool is_asking = false;   // the store; else the thread has had all answers
+  Missed answer;            // as the caller looks
+  std::chrono::milliseconds last_words_time = kLastWordsTime;
+  bool stop = false;
+  bool done = false;
+  Pipe wake = make_pipe();
+  std::thread thread;
+
+  // Of the thread alone.
+  struct Sign {
+    std::string word;
+    std::optional<Missed> missed;  // nothing: the node has not come yet
+  };
+  std::map<int, Sign> signs;
+  std::int64_t signs_given = 0;
+  Clock::time_point next_sign = Clock::time_point::min(), next_look = Clock::time_point::min();
+
+  std::optional<std::string> read(const std::string& key);
+  void write_posts();
+  void read_watched();
+  void give_and_read_signs();
+  void lose(const std::string& why);
+  Clock::duration silence();
+  void ring() { write_all(wake.write.get(), "."); }
+};
+
+// Of the store; under the mutex.
+Clock::duration AgentStoreClient::State::silence() {
+  if (done || !is_asking) return Clock::duration::zero();
+  answer.look(options.now(), most_step);
+  return answer.time();
+}
+
+void AgentStoreClient::State::lose(const std::string& why) {
+  const std::lock_guard lock(mutex);
+  if (lost.empty()) lost = why;
+  ring();
+}
+
+// The word under `key`, where an agent of this job has left one.
+std::optional<std::string> AgentStoreClient::State::read(const std::string& key) {
+  if (!kv_store->has(key)) return std::nullopt;
+  const std::string found = kv_store->get(key);
+  std::unique_lock lock(mutex);
+  auto word = words.open(key, found);
+  if (!word && refused.insert(key).second) {
+    lock.unlock();  // the agent does not wait for a log that nobody reads
+    base::log_warning(concat("[launch.run] a word under '", key,
+                             "' was not left by an agent of this job and is ignored: another secret, or "
+                             "somebody else writes to the port"));
+  }
+  return word;
+}
+
+void AgentStoreClient::State::write_posts() {
+  for (;;) {
+    std::pair<std::string, std::string> post;
+    {
+      const std::lock_guard lock(mutex);
+      if (posts.empty()) return;
+      post = posts.front();
+    }
+    kv_store->set(post.first, post.second);
+    const std::lock_guard lock(mutex);
+    posts.pop_front();
+  }
+}
+
+void AgentStoreClient::State::read_watched() {
+  std::set<std::string> keys;
+  bool answers = false;
+  {
+    const std::lock_guard lock(mutex);
+    const auto now = options.now();
+    if (!wants_look && now < next_look) return;
+    next_look = now + interval;
+    keys = watched;
+    answers = wants_look;
+  }
+  for (const std::string& key : keys) {
+    std::optional<std::string> word = read(key);
+    if (!word) continue;
+    const std::lock_guard lock(mutex);
+    received.emplace(key, std::move(*word));
+    watched.erase(key);
+    ring();
+  }
+  if (!answers) return;
+  const std::lock_guard lock(mutex);
+  wants_look = false;
+  changed.notify_all();
+}
+
+void AgentStoreClient::State::give_and_read_signs() {
+  const auto now = options.now();
+  if (now < next_sign) return;
+  const auto key = [](int node) { return concat("alive/", node); };
+  std::string mine;
+  {
+    const std::lock_guard lock(mutex);
+    if (!words.is_in_session()) return;
+    for (const int node : here) {
+      if (!signs[node].missed) signs[node].missed.emplace(now);
+    }
+    if (std::exchange(goes_on, false) || !busy_until.expired()) {
+      mine = words.sign(key(options.node), std::to_string(++signs_given));
+    }
+  }
+  next_sign = now + options.keep_alive_interval;
+  if (!mine.empty()) kv_store->set(key(options.node), mine);
+  ring();  // for the next sign
+  const int last = options.node == 0 ? options.nnodes - 1 : 0;
+  for (int node = 0; node <= last; ++node) {
+    if (node == options.node) continue;
+    Sign& sign = signs[node];
+    const std::string word = read(key(node)).value_or("");
+    if (!word.empty() && word != sign.word) sign = {word, Missed(now)};
+    if (!sign.missed) continue;
+    sign.missed->look(now, most_step);
+    if (sign.missed->time() > patience) {
+      {
+        const std::lock_guard lock(mutex);
+        lost_nodes.insert(node);
+      }
+      lose(concat("node ", node, " has given no sign for ", in_seconds(sign.missed->time()), " s"));
+    }
+  }
+}
+
+void AgentStoreClient::look(const std::shared_ptr<State>& state) {
+  bool stop = false;
+  try {
+    while (!stop) {
+      {
+        std::unique_lock lock(state->mutex);
+        base::wait(
+            state->changed, lock, [&] { return state->stop || !state->posts.empty() || state->wants_look; },
+            base::Deadline(state->round_time));
+        stop = state->stop;
+        state->is_asking = true;
+        state->answer.begin_again(state->options.now());
+      }
+      state->write_posts();
+      state->give_and_read_signs();
+      state->read_watched();
+      const std::lock_guard lock(state->mutex);
+      state->is_asking = false;
+    }
+  } catch (const std::exception& error) {
+    state->lose(concat("the store that node 0 keeps is gone: ", base::message_of(error)));
+  }
+  const std::lock_guard lock(state->mutex);
+  state->done = true;
+  state->changed.notify_all();
+  state->ring();
+}
+
+AgentStoreClient::AgentStoreClient(std::shared_ptr<KeyValueStore> kv_store,
+                                   const AgentStoreClientOptions& options)
+    : state_(std::make_shared<State>(std::move(kv_store), options)) {
+  ::fcntl(state_->wake.write.get(), F_SETFL, O_NONBLOCK);  // a bell that was not heard need not ring again
+  state_->thread = std::thread([state = state_] { look(state); });
+}
+
+AgentStoreClient::~AgentStoreClient() {
+  std::thread thread = std::move(state_->thread);
+  std::unique_lock lock(state_->mutex);
+  state_->stop = true;
+  state_->changed.notify_all();
+  // A store that has been silent is not given all that time once more.
+  const base::Deadline until(
+      std::max<Clock::duration>(kLastWordsTime, state_->last_words_time - state_->silence()));
+  const bool done = base::wait(state_->changed, lock, [&] { return state_->done; }, until);
+  lock.unlock();
+  if (done) {
+    thread.join();
+  } else {
+    thread.detach();
+  }
+}
+
+void AgentStoreClient::begin_session(const std::string& session) {
+  const std::lock_guard lock(state_->mutex);
+  state_->words.begin_session(session);
+}
+
+void AgentStoreClient::expect_signs(int node) {
+  const std::lock_guard lock(state_->mutex);
+  state_->here.insert(node);
+}
+
+void AgentStoreClient::post(const std::string& key, const std::string& value) {
+  const std::lock_guard lock(state_->mutex);
+  state_->posts.emplace_back(key, state_->words.sign(key, value));
+  state_->changed.notify_all();
+}
+
+void AgentStoreClient::watch(const std::string& key) {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->received.count(key) == 0) state_->watched.insert(key);
+}
+
+bool AgentStoreClient::look_now(base::Deadline deadline) {
+  std::unique_lock lock(state_->mutex);
+  state_->wants_look = true;
+  state_->changed.notify_all();
+  return base::wait(state_->changed, lock, [this] { return !state_->wants_look; }, deadline);
+}
+
+std::optional<std::string> AgentStoreClient::received(const std::string& key) const {
+  const std::lock_guard lock(state_->mutex);
+  const auto at = state_->received.find(key);
+  return at == state_->received.end() ? std::nullopt : std::optional(at->second);
+}
+
+std::vector<std::string> AgentStoreClient::refused() const {
+  const std::lock_guard lock(state_->mutex);
+  return {state_->refused.begin(), state_->refused.end()};
+}
+
+std::string AgentStoreClient::lost() const {
+  const std::lock_guard lock(state_->mutex);
+  if (!state_->lost.empty()) return state_->lost;
+  const Clock::duration silent = state_->silence();
+  if (silent <= state_->patience) return "";
+  return concat("the store that node 0 keeps has not answered for ", in_seconds(silent), " s");
+}
+
+bool AgentStoreClient::is_lost(int node) const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->done || state_->silence() > state_->patience || state_->lost_nodes.contains(node);
+}
+
+void AgentStoreClient::set_last_words_time(std::chrono::milliseconds time) {
+  const std::lock_guard lock(state_->mutex);
+  state_->last_words_time = time;
+}
+
+std::chrono::milliseconds AgentStoreClient::round_time() const {
+  return state_->round_time;
+}
+
+int AgentStoreClient::fd() const {
+  return state_->wake.read.get();
+}
+
+void AgentStoreClient::news() {
+  std::array<char, 64> buffer{};
+  while (::read(state_->wake.read.get(), buffer.data(), buffer.size()) > 0) {
+  }
+  const std::lock_guard lock(state_->mutex);
+  state_->goes_on = true;
+  state_->busy_until = base::Deadline(Clock::duration::zero());
+}
+
+void AgentStoreClient::busy_until(base::Deadline deadline) {
+  const std::lock_guard lock(state_->mutex);
+  state_->busy_until = deadline;
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,77 @@
+#include "cohort/launch/internal/failure.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "cohort/base/error.h"
+
+namespace cohort::launch {
+namespace {
+
+using base::concat;
+using nlohmann::json;
+
+// Each line of `text` behind four spaces.
+std::string indented(const std::string& text) {
+  std::string result;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    result += "\n    " + text.substr(begin, end - begin);
+    begin = end + 1;
+  }
+  return result;
+}
+
+}  // namespace
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFailure, rank, local_rank, node, host, pid, attempt, status, what,
+                                   message, details, time, last_lines)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AttemptReport, restart, status, signal, failures)
+
+std::string AttemptReport::to_json() const {
+  return json(*this).dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+AttemptReport AttemptReport::from_json(const std::string& text) {
+  try {
+    return json::parse(text).get<AttemptReport>();
+  } catch (const json::exception& error) {
+    throw CommError("launch.agent", concat("another agent's report cannot be read: ", error.what()),
+                    "the same version of cohort on all nodes");
+  }
+}
+
+const RankFailure& first_of(const std::vector<RankFailure>& failures) {
+  return *std::min_element(failures.begin(), failures.end(),
+                           [](const auto& a, const auto& b) { return a.time < b.time; });
+}
+
+std::string describe(const std::vector<RankFailure>& failures, int world_size) {
+  const RankFailure& first = first_of(failures);
+  std::string text = concat("rank ", first.rank, " of ", world_size, " failed first: it ", first.what,
+                            " (node ", first.node, ", host ", first.host, ", local rank ", first.local_rank,
+                            ", process ", first.pid, ", attempt ", first.attempt, ")");
+  if (!first.message.empty()) text += "\n  its error:" + indented(first.message);
+  if (!first.details.empty()) text += "\n  where:" + indented(first.details);
+  if (!first.last_lines.empty()) {
+    text += "\n  the last it printed:";
+    for (const std::string& line : first.last_lines) text += "\n    " + line;
+  } else if (first.message.empty()) {
+    text += "\n  it printed nothing, and recorded no error";
+  }
+  std::vector<const RankFailure*> others;
+  for (const RankFailure& failure : failures) {
+    if (&failure != &first) others.push_back(&failure);
+  }
+  std::sort(others.begin(), others.end(), [](const auto* a, const auto* b) { return a->time < b->time; });
+  constexpr std::size_t kMaxOthers = 8;
+  for (std::size_t i = 0; i < std::min(kMaxOthers, others.size()); ++i) {
+    const std::string& message = others[i]->message;
+    text += concat("\n  then rank ", others[i]->rank, " ", others[i]->what, message.empty() ? "" : ": ",
+                   message.substr(0, message.find('\n')));
+  }
+  if (others.size() > kMaxOthers) text += concat("\n  and ", others.size() - kMaxOthers, " more");
+  return text;
+}
+
+}  // namespace cohort::launch

@@ -1,0 +1,94 @@
+#include "cohort/pipeline/internal/check.h"
+
+#include <unordered_map>
+
+#include "cohort/base/error.h"
+
+namespace cohort::pipeline {
+namespace {
+
+using base::concat;
+constexpr const char* kWhere = "pipeline.Pipeline";
+
+}  // namespace
+
+base::Placement parse_placement(const std::vector<std::string>& placements, std::size_t index,
+                                std::size_t num_stages) {
+  try {
+    return base::Placement::parse(placements[index]);
+  } catch (const ConfigError& error) {
+    std::string stages;
+    for (std::size_t stage = index; stage < num_stages; stage += placements.size()) {
+      stages += concat(stages.empty() ? "" : ", ", stage);
+    }
+    throw ConfigError(kWhere,
+                      concat("placement \"", placements[index], "\" of stage ", stages, ": ", error.what()));
+  }
+}
+
+void check_options(const std::vector<Stage>& stages, const PipelineOptions& options) {
+  if (stages.empty()) throw UsageError(kWhere, "got no stages, expected at least one");
+  if (options.placements.empty()) {
+    throw UsageError(kWhere, "got no placements, expected one for each stage",
+                     "{.placements = {\"cpu:0\", \"cpu:1\"}}");
+  }
+  if ((options.num_micro_batches > 0) == (options.split_size > 0)) {
+    throw UsageError(kWhere,
+                     concat("got num_micro_batches = ", options.num_micro_batches,
+                            " and split_size = ", options.split_size, ", expected one of them above 0"));
+  }
+  for (const Skip& skip : options.skips) {
+    const int num_stages = static_cast<int>(stages.size());
+    if (skip.from < 0 || skip.output < 0 || skip.to >= num_stages || skip.to < skip.from + 2) {
+      throw UsageError(kWhere,
+                       concat("got a skip of output ", skip.output, " from stage ", skip.from, " to stage ",
+                              skip.to, ", expected one that passes a stage, of ", num_stages));
+    }
+  }
+  if (options.group && options.placements.size() != static_cast<std::size_t>(options.group.size())) {
+    throw UsageError(kWhere,
+                     concat("got ", options.placements.size(), " placements, expected one for each of the ",
+                            options.group.size(), " ranks"));
+  }
+  if (options.ahead >= static_cast<int>(options.placements.size()) || (options.ahead >= 0 && options.group)) {
+    throw UsageError(kWhere, concat("got ahead = ", options.ahead, ", expected one of ",
+                                    options.placements.size(), " placements of one process"));
+  }
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const bool is_mine =
+        !options.group || static_cast<int>(i % options.placements.size()) == options.group.rank();
+    if (stages[i].is_elsewhere() && is_mine) {
+      throw UsageError(kWhere, concat("stage ", i, " is this rank's own, but said to be elsewhere"));
+    }
+  }
+  if (options.schedule != Schedule::kZeroBubble) return;
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const Stage& stage = stages[i];
+    if (stage.is_elsewhere()) continue;
+    if (stage.recomputes()) {
+      throw UsageError(kWhere,
+                       concat("stage ", i, " (", stage.name(),
+                              ") is recomputed, so zb_h1 cannot take its input and weight gradients apart"),
+                       "schedule 1f1b with recomputation");
+    }
+  }
+}
+
+void check_tied(const Setup& setup) {
+  std::unordered_map<const at::TensorImpl*, int> owner;
+  for (int stage = 0; stage < static_cast<int>(setup.stages.size()); ++stage) {
+    for (const at::Tensor& parameter : setup.stages[static_cast<std::size_t>(stage)].parameters()) {
+      const auto [found, fresh] = owner.emplace(parameter.unsafeGetTensorImpl(), stage);
+      const auto device = [&](int of) {
+        return setup.devices[static_cast<std::size_t>(setup.placement_of(of))];
+      };
+      if (fresh || device(found->second) == device(stage)) continue;
+      throw UsageError(kWhere,
+                       concat("stages ", found->second, " and ", stage, " share a parameter, but are on ",
+                              device(found->second), " and ", device(stage)),
+                       "placements of one device for stages with tied parameters");
+    }
+  }
+}
+
+}  // namespace cohort::pipeline

@@ -1,0 +1,51 @@
+#include "cohort/pipeline/internal/entrance.h"
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <utility>
+
+#include "cohort/autograd/detached_graph.h"
+#include "cohort/base/error.h"
+#include "cohort/core/overlap.h"
+#include "cohort/core/torch_compat.h"
+
+namespace cohort::pipeline {
+namespace {
+
+// In place of a leaf's AccumulateGrad.
+struct OwnGradient : torch::autograd::AccumulateGrad {
+  OwnGradient(const at::Tensor& leaf, std::shared_ptr<std::atomic<bool>> is_open)
+      : AccumulateGrad(leaf), is_open_(std::move(is_open)) {}
+  Tensors apply(Tensors&& gradients) override {
+    if (!*is_open_ && gradients.front().defined()) {
+      throw UsageError("pipeline.stage",
+                       "a backward reaches another micro-batch, of which a tensor was kept with its graph",
+                       "detach() of what a stage or a loss keeps for later micro-batches");
+    }
+    return AccumulateGrad::apply(std::move(gradients));
+  }
+  std::string name() const override { return "cohort::pipeline::OwnGradient"; }
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> is_open_;
+};
+
+}  // namespace
+
+Tensors Entrance::enter(const Tensors& leaves) {
+  Tensors entered;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    const at::Tensor& leaf = leaves[i];
+    const std::size_t first = core::first_place(leaves, i);
+    if (first < i || !leaf.defined() || !leaf.requires_grad()) {
+      entered.push_back(first < i ? entered[first] : leaf);
+      continue;
+    }
+    const auto node = COHORT_MAKE_NODE(OwnGradient, leaf, is_open_);
+    torch::autograd::impl::set_grad_accumulator(leaf, COHORT_WEAK_NODE(node));
+    entered.push_back(autograd::entered({leaf}).front());
+  }
+  return entered;
+}
+
+}  // namespace cohort::pipeline

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/container/any.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cohort/optim/autocast.h"
+#include "cohort/parallel/placement_worker.h"
+#include "cohort/planner/memory_use.h"
+#include "cohort/train/internal/factories.h"
+
+/// What plan_memory() plans and measures. Internal to it.
+namespace cohort::planner {
+
+/// The threads of placements, which stay while it lives.
+class PlacementThreads {
+ public:
+  explicit PlacementThreads(const std::vector<base::Placement>& placements);
+  const std::vector<std::thread::id>& ids() const { return ids_; }
+
+ private:
+  std::vector<std::shared_ptr<parallel::PlacementWorker>> workers_;
+  std::vector<std::thread::id> ids_;
+};
+
+std::int64_t divided_up(std::int64_t value, std::int64_t by);
+
+/// Samples of a rank: in a step, in a part of it, in one forward, and in what the loader hands out at once.
+struct StepSizes {
+  StepSizes(const Config& config, int num_ranks);
+  std::int64_t step, part, forward, batch;
+};
+
+/// A step's parts, made for planning alone.
+class PlannedModel {
+ public:
+  PlannedModel(const Config& config, const MemoryOptions& options);
+
+  at::Tensor input(std::int64_t samples) const;
+  at::Tensor target(std::int64_t samples) const;
+  std::int64_t batch_bytes(std::int64_t samples) const;
+  /// As ClassificationTask computes it.
+  at::Tensor loss(const std::function<at::Tensor(const at::Tensor&)>& forward, const at::Tensor& input,
+                  const at::Tensor& target) const;
+  /// Forward, loss and backward, as ClassificationTask has `call` do them; `after_forward` where they do not
+  /// overlap.
+  void step(const ModelRunner& call, const at::Tensor& input, const at::Tensor& target,
+            const std::function<void()>& after_forward = nullptr) const;
+
+  data::Field model_input;
+  torch::nn::AnyModule any;
+  std::shared_ptr<optim::Optimizer> optimizer;
+
+ private:
+  std::unique_ptr<optim::Autocast> autocast() const;
+  at::Tensor criterion(const at::Tensor& logits, const at::Tensor& target) const;
+
+  const Config& config_;
+  std::vector<data::Field> fields_;
+};
+
+/// Runs two steps of the whole batch, and writes what they took beside what is planned. `placements` are
+/// those whose threads are looked at, `pipeline` how the model is cut (null: it is none).
+void measure(MemoryPlan& plan, const Config& config, const MemoryOptions& options, const StepSizes& sizes,
+             const std::vector<base::Placement>& placements, const PipelineParts* pipeline);
+
+}  // namespace cohort::planner

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cohort/base/placement.h"
+
+namespace cohort::planner {
+
+/// Bytes of one kind each; none: not known, or not measured.
+struct MemoryUse {
+  std::optional<std::int64_t> model;        ///< parameters and buffers
+  std::optional<std::int64_t> optimizer;    ///< its state, from the first step on
+  std::optional<std::int64_t> batch;        ///< input and target, as the model gets them
+  std::optional<std::int64_t> activations;  ///< kept by the forward for backward; of a pipeline's placement:
+                                            ///< the most after one of its forwards
+  std::optional<std::int64_t> gradients;    ///< after backward
+  std::optional<std::int64_t> averages;     ///< buffers of gradients besides: `average`'s chunks
+  std::optional<std::int64_t> peak;         ///< the most at any time of a step
+};
+
+struct PlaceMemory {
+  std::string name;  ///< "cpu", "each rank", "replica 1 on cpu:1"
+  std::int64_t samples = 0;
+  MemoryUse predicted = {}, measured = {};
+};
+
+struct MemoryPlan {
+  std::string model;      ///< its name
+  std::string runner;     ///< distributed.model
+  std::string gradients;  ///< distributed.gradients, never auto
+  int num_ranks = 1;
+  /// Samples of one forward: a part, where a step accumulates; a pipeline's micro-batch.
+  std::int64_t batch_size = 0;
+  std::int64_t parameters = 0, buffers = 0;
+  std::vector<PlaceMemory> places;  ///< where there are several, the last one is all of them
+  /// By layer ("layer1.0"): bytes of parameters and of activations at batch_size.
+  struct Layer {
+    std::string name;
+    std::int64_t parameters = 0, activations = 0;
+  };
+  std::vector<Layer> layers;
+};
+
+struct MemoryOptions {
+  /// Layers that live on placements of their own, as in parallel::apply_device_map(), besides what
+  /// model_parallel's distributed.device_map says; the rest is on `cpu`.
+  std::map<std::string, base::Placement> place = {};
+  /// Runs two steps of the whole batch too, and counts: on CPU placements, without the other ranks.
+  bool measure = false;
+};
+
+}  // namespace cohort::planner

@@ -1,0 +1,185 @@
+#include "cohort/script/execute/arena.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <atomic>
+#include <functional>
+#include <unordered_map>
+#include <utility>
+
+namespace cohort::script {
+namespace {
+
+// Note [Blocks that are handed on raw]
+// Some kernels take their work space by raw_allocate(), which wants a block whose context is its own address,
+// and give it back to raw_deleter(), whoever it came from. So blocks that may go that way are known by their
+// address: those of a log, and those of an arena that a log saw to be raw. While there are none, nobody
+// looks.
+class KnownBlocks {
+ public:
+  using GivenBack = std::function<void(bool is_raw)>;
+
+  static KnownBlocks& get() {
+    static KnownBlocks& instance = *new KnownBlocks;  // leaked: blocks outlive statics
+    return instance;
+  }
+  void add(const void* data, bool is_ours, GivenBack given_back) {
+    const std::lock_guard lock(mutex_);
+    blocks_.insert_or_assign(data, Block{is_ours, std::move(given_back)});
+    count_.store(blocks_.size(), std::memory_order_relaxed);
+  }
+  // True if the memory is ours, and no allocator is to have it back.
+  bool give_back(const void* data, bool is_raw) {
+    if (count_.load(std::memory_order_relaxed) == 0) return false;
+    Block block;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = blocks_.find(data);
+      if (found == blocks_.end()) return false;
+      block = std::move(found->second);
+      blocks_.erase(found);
+      count_.store(blocks_.size(), std::memory_order_relaxed);
+    }
+    block.given_back(is_raw);
+    return block.is_ours;
+  }
+
+ private:
+  struct Block {
+    bool is_ours = false;
+    GivenBack given_back;
+  };
+  std::mutex mutex_;
+  std::unordered_map<const void*, Block> blocks_;
+  std::atomic<std::size_t> count_{0};
+};
+
+thread_local MemorySource* current_source = nullptr;
+
+// Stands before the allocator that was there, and stays: an allocator must live for ever.
+class FrontAllocator final : public c10::Allocator {
+ public:
+  static FrontAllocator& get() {
+    static FrontAllocator& instance = *new FrontAllocator;  // leaked: blocks outlive statics
+    return instance;
+  }
+  c10::DataPtr allocate(std::size_t bytes) override {
+    c10::DataPtr block =
+        current_source == nullptr ? behind_->allocate(bytes) : current_source->allocate(bytes, *behind_);
+    static_cast<void>(block.compare_exchange_deleter(behind_->raw_deleter(), &free_raw));
+    return block;
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_raw; }
+  void copy_data(void* dest, const void* src, std::size_t count) const override {
+    behind_->copy_data(dest, src, count);
+  }
+  // For a known block that its holder lets go.
+  static void free_known(void* data) {
+    if (!KnownBlocks::get().give_back(data, /*is_raw=*/false)) get().behind_->raw_deleter()(data);
+  }
+
+ private:
+  FrontAllocator() : behind_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, /*priority=*/255); }
+  static void free_raw(void* data) {
+    if (!KnownBlocks::get().give_back(data, /*is_raw=*/true)) get().behind_->raw_deleter()(data);
+  }
+  c10::Allocator* behind_;
+};
+
+void let_go(void* arena) {
+  c10::raw::intrusive_ptr::decref(static_cast<Arena*>(arena));
+}
+
+}  // namespace
+
+// Behind a head, so that no raw block has the address that the arena itself is known by to allocators.
+Arena::Arena(std::size_t bytes) : bytes_(bytes) {
+  constexpr std::size_t kHead = 64;
+  c10::DataPtr memory = c10::GetCPUAllocator()->allocate(kHead + bytes);
+  char* const begin = static_cast<char*>(memory.mutable_get());
+  const c10::DeleterFnPtr deleter = memory.get_deleter();
+  memory_ = {begin + kHead, memory.release_context(), deleter, c10::Device(c10::kCPU)};
+}
+
+c10::DataPtr Arena::block(std::int64_t offset) {
+  c10::raw::intrusive_ptr::incref(this);
+  return {static_cast<char*>(memory_.mutable_get()) + offset, this, &let_go, c10::Device(c10::kCPU)};
+}
+
+c10::DataPtr Arena::raw_block(std::int64_t offset) {
+  void* const data = static_cast<char*>(memory_.mutable_get()) + offset;
+  c10::raw::intrusive_ptr::incref(this);
+  KnownBlocks::get().add(data, /*is_ours=*/true, [this](bool /*is_raw*/) { let_go(this); });
+  return {data, data, &FrontAllocator::free_known, c10::Device(c10::kCPU)};
+}
+
+MemoryScope::MemoryScope(MemorySource* source) : before_(current_source) {
+  FrontAllocator::get();
+  current_source = source;
+}
+
+MemoryScope::~MemoryScope() {
+  current_source = before_;
+}
+
+c10::DataPtr ArenaSource::allocate(std::size_t bytes, c10::Allocator& allocator) {
+  if (blocks_.empty()) return allocator.allocate(bytes);
+  const Block block = blocks_.front();
+  blocks_ = blocks_.subspan(1);
+  if (block.offset == kElsewhere) return allocator.allocate(bytes);
+  if (block.bytes != bytes || owners() != owners_ + block.held) {
+    blocks_ = {};
+    return allocator.allocate(bytes);
+  }
+  return block.is_raw ? arena_->raw_block(block.offset) : arena_->block(block.offset);
+}
+
+struct AllocationLog::Log {
+  std::mutex mutex;  // blocks are given back on any thread
+  std::size_t step = 0;
+  std::size_t clock = 0;
+  std::vector<Entry> entries;
+};
+
+AllocationLog::AllocationLog() : log_(std::make_shared<Log>()) {}
+
+std::size_t AllocationLog::begin_step(std::size_t step) {
+  const std::lock_guard lock(log_->mutex);
+  log_->step = step;
+  return ++log_->clock;
+}
+
+std::size_t AllocationLog::find(const void* data) const {
+  const std::lock_guard lock(log_->mutex);
+  for (std::size_t i = log_->entries.size(); i-- > 0 && log_->entries[i].step == log_->step;) {
+    if (log_->entries[i].data == data && log_->entries[i].died == kNever) return i;
+  }
+  return kNever;
+}
+
+std::vector<AllocationLog::Entry> AllocationLog::entries() const {
+  const std::lock_guard lock(log_->mutex);
+  return log_->entries;
+}
+
+c10::DataPtr AllocationLog::allocate(std::size_t bytes, c10::Allocator& allocator) {
+  c10::DataPtr block = allocator.allocate(bytes);
+  std::size_t number = 0;
+  {
+    const std::lock_guard lock(log_->mutex);
+    number = log_->entries.size();
+    log_->entries.push_back({.step = log_->step, .bytes = bytes, .data = block.get(), .born = ++log_->clock});
+  }
+  if (block.get() != nullptr &&
+      block.compare_exchange_deleter(allocator.raw_deleter(), &FrontAllocator::free_known)) {
+    KnownBlocks::get().add(block.get(), /*is_ours=*/false, [log = log_, number](bool is_raw) {
+      const std::lock_guard lock(log->mutex);
+      Entry& entry = log->entries[number];
+      entry.died = ++log->clock;
+      entry.is_raw = is_raw;
+    });
+  }
+  return block;
+}
+
+}  // namespace cohort::script

@@ -1,0 +1,198 @@
+#include "cohort/script/execute/loaded_program.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <set>
+
+#include "cohort/base/error.h"
+#include "cohort/script/function.h"
+
+namespace cohort::script {
+namespace {
+
+using base::concat;
+
+bool is_contiguous(const Layout& layout) {
+  std::int64_t expected = 1;
+  for (std::size_t i = layout.sizes.size(); i-- > 0;) {
+    if (layout.strides[i] != expected) return false;
+    expected *= layout.sizes[i];
+  }
+  return true;
+}
+
+std::string describe(const Layout& layout) {
+  if (layout.dtype == c10::ScalarType::Undefined) return "undefined";
+  std::string text = layout.str();
+  if (!layout.device.is_cpu()) text += concat(" on ", layout.device.str());
+  if (!is_contiguous(layout)) text += concat(" with strides ", c10::IntArrayRef(layout.strides));
+  if (layout.conjugate || layout.negative) text += ", lazily conjugate or negative";
+  return text;
+}
+
+std::string describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  if (tensor.layout() != at::kStrided) return concat("a tensor of layout ", tensor.layout());
+  return describe(Layout::of(tensor));
+}
+
+bool fits(const Layout& layout, const at::Tensor& tensor) {
+  if (!tensor.defined()) return layout.dtype == c10::ScalarType::Undefined;
+  return tensor.layout() == at::kStrided && tensor.has_storage() && tensor.scalar_type() == layout.dtype &&
+         is_laid_out(tensor, layout) && tensor.device() == layout.device &&
+         tensor.is_conj() == layout.conjugate && tensor.is_neg() == layout.negative;
+}
+
+}  // namespace
+
+struct LoadedProgram::Impl {
+  struct Entry {
+    Environment environment;
+    std::shared_ptr<const Program> program;
+    std::vector<Layout> inputs;
+
+    explicit Entry(Recording recording)
+        : environment(recording.environment),
+          program(std::make_shared<const Program>(std::move(recording.recorded))) {
+      for (const int slot : slots()) {
+        inputs.push_back(slot == kUndefined ? Layout() : value(slot).layout);
+      }
+    }
+    const std::vector<int>& slots() const { return program->recorded().inputs; }
+    const Value& value(int slot) const { return program->recorded().tape.values()[at_slot(slot)]; }
+
+    // Whether inputs share memory where they did, and nowhere else.
+    bool share(const Tensors& given) const {
+      for (std::size_t i = 0; i < given.size(); ++i) {
+        for (std::size_t j = 0; j < i; ++j) {
+          if (!given[i].defined() || !given[j].defined()) continue;
+          const bool recorded = value(slots()[i]).storage == value(slots()[j]).storage;
+          if (given[i].storage().is_alias_of(given[j].storage()) != recorded) return false;
+          const auto apart = [&](std::int64_t a, std::int64_t b) { return a - b; };
+          if (recorded && apart(given[i].storage_offset(), given[j].storage_offset()) !=
+                              apart(inputs[i].offset, inputs[j].offset)) {
+            return false;
+          }
+        }
+      }
+      return true;
+    }
+    bool takes(const Tensors& given) const {
+      return given.size() == inputs.size() &&
+             std::equal(
+                 given.begin(), given.end(), inputs.begin(),
+                 [](const at::Tensor& tensor, const Layout& layout) { return fits(layout, tensor); }) &&
+             share(given);
+    }
+    bool runs_under(const Environment& now) const {
+      return environment.autocast == now.autocast && environment.autocast_dtype == now.autocast_dtype &&
+             environment.inference == now.inference;
+    }
+  };
+
+  std::string file;
+  Metadata metadata;
+  std::vector<Entry> entries;
+
+  const Entry* find(const Tensors& inputs) const {
+    const Entry* found = nullptr;
+    for (const Entry& entry : entries) {
+      if (!entry.takes(inputs)) continue;
+      if (found == nullptr) found = &entry;
+      if (entries.size() > 1 && entry.runs_under(Environment::now())) return &entry;
+    }
+    return found;
+  }
+  // Says which input no program takes, and what they take.
+  std::string misfit(const Tensors& inputs) const;
+};
+
+std::string LoadedProgram::Impl::misfit(const Tensors& inputs) const {
+  std::vector<const Entry*> near;
+  std::set<std::string> known;
+  const auto listed = [&] {
+    std::string text;
+    for (const std::string& each : known) text += (text.empty() ? "" : ", or ") + each;
+    return text;
+  };
+  for (const Entry& entry : entries) {
+    known.insert(concat(entry.inputs.size()));
+    if (entry.inputs.size() == inputs.size()) near.push_back(&entry);
+  }
+  if (near.empty()) return concat("got ", inputs.size(), " inputs, expected ", listed());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    known.clear();
+    for (const Entry* entry : near) known.insert(describe(entry->inputs[i]));
+    const auto takes = [&](const Entry* entry) { return fits(entry->inputs[i], inputs[i]); };
+    if (std::any_of(near.begin(), near.end(), takes)) continue;
+    return concat("input ", i, " is ", describe(inputs[i]), "; recorded were ", listed());
+  }
+  return "each input alone was recorded, but not all together, or other inputs shared memory";
+}
+
+LoadedProgram::LoadedProgram(std::string file, Metadata metadata, std::vector<Recording> recordings) {
+  auto impl = std::make_shared<Impl>();
+  impl->file = std::move(file);
+  impl->metadata = std::move(metadata);
+  for (Recording& recording : recordings) impl->entries.emplace_back(std::move(recording));
+  impl_ = std::move(impl);
+}
+
+Tensors LoadedProgram::operator()(const Tensors& inputs) const {
+  const Impl::Entry* const entry = impl_->find(inputs);
+  if (entry == nullptr) {
+    throw UsageError(
+        "script.run", concat(impl_->file, ": ", impl_->misfit(inputs)),
+        "what was recorded (a part of a batch, contiguous(), clone()), or a file that is saved after "
+        "two calls with these inputs");
+  }
+  const auto needs_gradient = [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.requires_grad();
+  };
+  if (at::GradMode::is_enabled() && std::any_of(inputs.begin(), inputs.end(), needs_gradient)) {
+    throw UsageError("script.run", concat(impl_->file, ": an input needs a gradient, and a file has none"),
+                     "detach(), or at::NoGradGuard around the call");
+  }
+  if (std::any_of(inputs.begin(), inputs.end(), has_tangent)) {
+    throw UsageError("script.run",
+                     concat(impl_->file, ": an input has a tangent, and a file has no forward-mode AD"),
+                     "the function that was saved");
+  }
+  const c10::ScalarType dtype = c10::get_default_dtype_as_scalartype();
+  if (dtype != entry->environment.default_dtype) {
+    throw UsageError("script.run", concat(impl_->file, ": the default type is ", dtype, ", and was ",
+                                          entry->environment.default_dtype, " when it was recorded"));
+  }
+  // Operators are looked up anew: casts of autocast that were wanted are calls of their own.
+  const c10::impl::ExcludeDispatchKeyGuard no_casts(c10::autocast_dispatch_keyset);
+  return replay(inputs, entry->program);
+}
+
+std::vector<std::vector<Layout>> LoadedProgram::inputs() const {
+  std::vector<std::vector<Layout>> all;
+  for (const Impl::Entry& entry : impl_->entries) all.push_back(entry.inputs);
+  return all;
+}
+
+const Metadata& LoadedProgram::metadata() const {
+  return impl_->metadata;
+}
+
+std::string LoadedProgram::explain() const {
+  std::string text = concat(impl_->file, ": ", impl_->entries.size(), " programs\n");
+  for (const Impl::Entry& entry : impl_->entries) {
+    text += "  inputs: ";
+    for (std::size_t i = 0; i < entry.inputs.size(); ++i) {
+      text += (i == 0 ? "" : ", ") + describe(entry.inputs[i]);
+    }
+    text += concat("; ", entry.environment.str(),
+                   "\n    program: ", entry.program->recorded().tape.calls().size(), " operators recorded, ",
+                   entry.program->num_steps(), " run\n");
+  }
+  return text;
+}
+
+}  // namespace cohort::script

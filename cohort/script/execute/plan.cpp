@@ -1,0 +1,187 @@
+#include "cohort/script/execute/plan.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "cohort/script/passes/memory_schedule.h"
+
+namespace cohort::script {
+namespace {
+
+// A view that is the same value as what it is a view of: detach().
+bool is_elided(const Call& call) {
+  return call.is_view && call.inputs.size() == 1 && call.results.size() == 1 &&
+         call.inputs.front().slots == call.results.front().slots;
+}
+
+}  // namespace
+
+at::Tensor view_of(const at::Tensor& base, const Layout& layout, std::int64_t offset) {
+  c10::TensorImpl* const from = base.unsafeGetTensorImpl();
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(from->storage()),
+                                                   from->key_set(), from->dtype());
+  impl->set_sizes_and_strides(layout.sizes, layout.strides, from->storage_offset() + offset);
+  if (!from->is_inference()) impl->set_version_counter(from->version_counter());
+  return at::Tensor(std::move(impl));
+}
+
+Plan::Plan(const Trace& recorded) {
+  const auto& values = recorded.tape.values();
+  fixed.resize(values.size());
+  hoisted.resize(values.size());
+  hoisted_from.assign(values.size(), kUndefined);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i].source != Source::kCaptured && values[i].source != Source::kConstant) continue;
+    fixed[i] = values[i].tensor;
+    hoisted[i] = true;
+    hoisted_from[i] = static_cast<int>(i);
+  }
+  find_steps(recorded);
+  find_effects(recorded);
+  find_written(recorded);
+  const std::span<Step> forward(steps.data(), split);
+  lanes = find_lanes(recorded.tape, forward);
+  for (const Part part : {Part::kForward, Part::kBackward}) {
+    const std::span<Step> own(steps.data() + begin(part), end(part) - begin(part));
+    // Segments are cut where gradients are final in the tape's order, lanes where they were forked.
+    if (part == Part::kForward ? lanes.empty() : recorded.segments.size() <= 1) {
+      order_for_memory(recorded.tape, kept(part, recorded), own);
+    }
+    plan_lives(recorded, part);
+  }
+  drop_last = defer_release(recorded.tape, lanes, forward);
+}
+
+void Plan::find_steps(const Trace& recorded) {
+  const auto& calls = recorded.tape.calls();
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    if (i == recorded.split) split = steps.size();
+    if (is_elided(calls[i]) || add_views(recorded, i)) continue;
+    steps.push_back({.call = i, .drop = {}});
+  }
+  if (recorded.split >= calls.size()) split = steps.size();
+}
+
+bool Plan::add_views(const Trace& recorded, std::size_t number) {
+  const auto& values = recorded.tape.values();
+  const Call& call = recorded.tape.calls()[number];
+  // Where a view of the user's own lies may depend on values.
+  if (!call.is_view || call.is_custom_op || call.inputs.empty() || call.inputs.front().slots.size() != 1)
+    return false;
+  const int base = call.inputs.front().slots.front();
+  if (base < 0) return false;
+  const Value& from = values[at_slot(base)];
+  bool plain = true;
+  each_slot(call.results, [&](int slot) {
+    const Value& to = values[at_slot(slot)];
+    plain &= to.source == Source::kMade && to.storage == from.storage &&
+             to.layout.dtype == from.layout.dtype && !to.layout.conjugate && !to.layout.negative &&
+             !from.layout.conjugate && !from.layout.negative;
+  });
+  if (!plain) return false;
+  each_slot(call.results, [&](int slot) {
+    if (slot == base || hoisted[at_slot(slot)]) return;
+    const Layout& to = values[at_slot(slot)].layout;
+    const std::int64_t offset = to.offset - from.layout.offset;
+    if (hoisted[at_slot(base)]) {
+      fixed[at_slot(slot)] = view_of(fixed[at_slot(base)], to, offset);
+      hoisted[at_slot(slot)] = true;
+      hoisted_from[at_slot(slot)] = hoisted_from[at_slot(base)];
+      return;
+    }
+    steps.push_back({.call = number, .view = slot, .view_of = base, .offset = offset, .drop = {}});
+  });
+  return true;
+}
+
+void Plan::find_effects(const Trace& recorded) {
+  const auto& values = recorded.tape.values();
+  const auto& calls = recorded.tape.calls();
+  std::vector<bool> made_by_forward(values.size()), read(values.size());
+  for (std::size_t i = 0; i < std::min(recorded.split, calls.size()); ++i) {
+    each_slot(calls[i].results, [&](int slot) {
+      made_by_forward[at_slot(slot)] =
+          values[at_slot(slot)].source == Source::kMade && !hoisted[at_slot(slot)];
+    });
+  }
+  last_read_by_backward.resize(values.size());
+  const auto reads = [&](int slot, std::size_t call) {
+    const int hoisted = hoisted_from[at_slot(slot)];  // its changes are counted there
+    const std::size_t from = at_slot(hoisted == kUndefined ? slot : hoisted);
+    read[from] = true;
+    last_read_by_backward[from] = call;
+  };
+  for (std::size_t i = recorded.split; i < calls.size(); ++i) {
+    each_slot(calls[i].inputs, [&](int slot) { reads(slot, i); });
+  }
+  for (const int slot : recorded.gradients) {
+    if (slot >= 0) reads(slot, calls.size());
+  }
+  const std::unordered_set<int> tangents(recorded.tangents.begin(), recorded.tangents.end());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!read[i] || tangents.count(static_cast<int>(i)) != 0) continue;
+    if (made_by_forward[i]) {
+      saved.push_back(static_cast<int>(i));
+    } else if (values[i].source == Source::kInput || values[i].source == Source::kCaptured) {
+      read_by_backward.push_back(static_cast<int>(i));
+    }
+  }
+}
+
+// By each part, as autograd counts what it changes when it has ended.
+void Plan::find_written(const Trace& recorded) {
+  const auto& values = recorded.tape.values();
+  const auto& calls = recorded.tape.calls();
+  std::array<std::vector<bool>, 2> storages;  // by part
+  for (auto& each : storages) each.resize(recorded.tape.num_storages());
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    auto& own = storages[recorded.has_backward && i >= recorded.split ? 1 : 0];
+    each_written(calls[i], [&](int slot) { own[values[at_slot(slot)].storage] = true; });
+  }
+  for (const int slot : saved) saved_is_written.push_back(storages[1][values[at_slot(slot)].storage]);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i].source != Source::kInput && values[i].source != Source::kCaptured) continue;
+    for (std::size_t part = 0; part < storages.size(); ++part) {
+      if (storages[part][values[i].storage]) written[part].push_back(static_cast<int>(i));
+    }
+  }
+}
+
+std::vector<bool> Plan::kept(Part part, const Trace& recorded) const {
+  std::vector<bool> result(recorded.tape.values().size());
+  const auto keep = [&](const std::vector<int>& slots) {
+    for (const int slot : slots) {
+      if (slot >= 0) result[at_slot(slot)] = true;
+    }
+  };
+  if (part == Part::kBackward || !recorded.has_backward) keep(recorded.gradients);
+  if (part == Part::kForward) {
+    keep(recorded.outputs);
+    keep(recorded.inputs);
+    keep(saved);
+  }
+  return result;
+}
+
+// The last step of a part that uses a value lets it go, but for what is kept.
+void Plan::plan_lives(const Trace& recorded, Part part) {
+  const std::vector<bool> kept = this->kept(part, recorded);
+  std::vector<bool> seen(kept.size());
+  for (std::size_t i = end(part); i-- > begin(part);) {
+    Step& step = steps[i];
+    const auto last = [&](int slot) {
+      if (hoisted[at_slot(slot)] || seen[at_slot(slot)]) return;
+      seen[at_slot(slot)] = true;
+      if (!kept[at_slot(slot)]) step.drop.push_back(slot);
+    };
+    if (step.view != kUndefined) {
+      last(step.view);
+      last(step.view_of);
+    } else {
+      each_slot(recorded.tape.calls()[step.call].inputs, last);
+      each_slot(recorded.tape.calls()[step.call].results, last);
+    }
+  }
+}
+
+}  // namespace cohort::script

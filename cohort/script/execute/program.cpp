@@ -1,0 +1,476 @@
+#include "cohort/script/execute/program.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <functional>
+#include <list>
+
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/core/thread_settings.h"
+#include "cohort/script/fork.h"
+#include "cohort/script/ir/boxed.h"
+#include "cohort/script/record/guard.h"
+#include "cohort/script/record/recorder.h"
+#include "cohort/script/record/warm_up.h"
+
+namespace cohort::script {
+namespace {
+
+// Sets the modes of calls; as before afterwards.
+class Modes {
+ public:
+  ~Modes() { set(before_); }
+  Modes() = default;
+  Modes(const Modes&) = delete;
+  Modes& operator=(const Modes&) = delete;
+  void set(ModeBits modes) {
+    if (modes == now_) return;
+    change_modes(now_, modes);
+    now_ = modes;
+  }
+
+ private:
+  const ModeBits before_ = modes_now();
+  ModeBits now_ = before_;
+};
+
+// In a warm-up, all on one thread: as many threads in an operator as there are where it runs later, so that
+// numbers are the same to the last bit.
+class AsInLanes {
+ public:
+  explicit AsInLanes(const std::vector<Lane>& lanes) : lanes_(lanes), threads_(at::get_num_threads()) {}
+  ~AsInLanes() { set(threads_); }
+  AsInLanes(const AsInLanes&) = delete;
+  AsInLanes& operator=(const AsInLanes&) = delete;
+  void before(std::size_t action) {
+    set(std::ranges::any_of(lanes_,
+                            [=](const Lane& lane) { return lane.begin <= action && action < lane.end; })
+            ? 1
+            : threads_);
+  }
+
+ private:
+  void set(int threads) {
+    if (threads != now_) core::set_num_threads_this_thread(now_ = threads);
+  }
+
+  const std::vector<Lane>& lanes_;
+  const int threads_;
+  int now_ = threads_;
+};
+
+at::Tensor resident_tensor(Arena& arena, const Resident& resident, const Layout& layout) {
+  c10::Storage storage(c10::Storage::use_byte_size_t(), resident.bytes, arena.block(resident.offset),
+                       /*allocator=*/nullptr, /*resizable=*/false);
+  auto impl =
+      c10::make_intrusive<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                           c10::scalarTypeToTypeMeta(layout.dtype));
+  impl->set_sizes_and_strides(layout.sizes, layout.strides);
+  return at::Tensor(std::move(impl));
+}
+
+// A view and its base count changes together.
+void share_versions(const at::Tensor& view, const at::Tensor& base) {
+  if (!view.defined() || !base.defined() || view.is_inference() || base.is_inference()) return;
+  view.unsafeGetTensorImpl()->set_version_counter(base.unsafeGetTensorImpl()->version_counter());
+}
+
+[[noreturn]] void throw_other_results(const Call& call, const std::string& what) {
+  throw UsageError("script.replay", base::concat(call.name(), " returned ", what),
+                   call.is_custom_op
+                       ? "at::Tag::dynamic_output_shape where the operator is defined, so that it stays eager"
+                       : "the plain function for these inputs, and clear()");
+}
+
+// The calls that follow take the sizes for fixed: not every operator whose sizes depend on values has the
+// tag.
+void check_sizes(const Call& call, const at::Tensor& tensor, const Layout& recorded) {
+  if (!tensor.defined() || is_laid_out(tensor, recorded)) return;
+  throw_other_results(
+      call, base::concat("sizes ", tensor.sizes(), " and strides ", tensor.strides(), ", recorded were ",
+                         c10::IntArrayRef(recorded.sizes), " and ", c10::IntArrayRef(recorded.strides)));
+}
+
+}  // namespace
+
+Program::Program(Trace recorded) : recorded_(std::move(recorded)), plan_(recorded_) {
+  for (const Part part : {Part::kForward, Part::kBackward}) {
+    parts_[static_cast<std::size_t>(part)].plain = plain_stage(recorded_, plan_, part);
+  }
+  for (const Value& value : recorded_.tape.values()) {
+    if (value.source != Source::kCaptured) continue;
+    const at::Tensor& tensor = value.tensor;
+    captured_.push_back({&value, tensor.storage().unsafeGetStorageImpl(), tensor.storage().data(),
+                         tensor.storage().nbytes(), tensor.requires_grad()});
+    captured_storages_.insert(captured_.back().storage);
+  }
+  for (const std::vector<int>* slots :
+       {&recorded_.inputs, &recorded_.outputs, &plan_.saved, &recorded_.tangents, &recorded_.gradients}) {
+    for (const int slot : *slots) {
+      if (slot >= 0 && !plan_.hoisted[at_slot(slot)]) handed_over_.push_back(slot);
+    }
+  }
+}
+
+Program::~Program() {
+  delete spare_.load();
+}
+
+std::size_t Program::arena_bytes() const {
+  std::size_t bytes = 0;
+  for (const Staged& staged : parts_) {
+    if (const Stage* ready = staged.ready.load(std::memory_order_acquire)) {
+      bytes = std::max(bytes, ready->arena_bytes);
+    }
+  }
+  return bytes;
+}
+
+std::size_t Program::num_outs() const {
+  std::size_t count = 0;
+  for (const Staged& staged : parts_) {
+    if (const Stage* ready = staged.ready.load(std::memory_order_acquire)) count += ready->num_outs;
+  }
+  return count;
+}
+
+bool Program::captures_valid() const {
+  return std::all_of(captured_.begin(), captured_.end(), [](const Captured& each) {
+    const c10::TensorImpl& tensor = *each.value->tensor.unsafeGetTensorImpl();
+    const c10::StorageImpl* const storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+    const Layout& layout = each.value->layout;
+    return storage == each.storage && storage->nbytes() == each.storage_bytes &&
+           storage->data() == each.memory && tensor.dtype().toScalarType() == layout.dtype &&
+           is_laid_out(each.value->tensor, layout) && tensor.storage_offset() == layout.offset &&
+           tensor.requires_grad() == each.requires_grad && !has_tangent(each.value->tensor);
+  });
+}
+
+bool Program::meets_captured(std::span<const at::Tensor> inputs) const {
+  return std::any_of(inputs.begin(), inputs.end(), [this](const at::Tensor& input) {
+    return input.defined() &&
+           captured_storages_.holds(input.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+  });
+}
+
+void StorageSet::insert(const c10::StorageImpl* storage) {
+  const std::uint64_t hash = hash_of(storage);
+  bits_[hash / 64] |= std::uint64_t(1) << (hash % 64);
+  sorted_.insert(std::ranges::lower_bound(sorted_, storage, std::less<>()), storage);
+}
+
+bool StorageSet::is_among(const c10::StorageImpl* storage) const {
+  return std::ranges::binary_search(sorted_, storage, std::less<>());
+}
+
+std::unique_ptr<Frame> Program::borrow(std::span<const at::Tensor> inputs) const {
+  const bool is_recorded = Recording::is_active();
+  auto frame = is_recorded ? new_frame() : idle_frame();
+  frame->is_recorded = is_recorded;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (recorded_.inputs[i] >= 0) frame->values[at_slot(recorded_.inputs[i])] = inputs[i];
+  }
+  return frame;
+}
+
+std::unique_ptr<Frame> Program::idle_frame() const {
+  if (Frame* const spare = spare_.exchange(nullptr, std::memory_order_acq_rel)) {
+    return std::unique_ptr<Frame>(spare);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (!frames_.empty()) {
+      auto frame = std::move(frames_.back());
+      frames_.pop_back();
+      return frame;
+    }
+  }
+  return new_frame();
+}
+
+std::unique_ptr<Frame> Program::new_frame() const {
+  auto frame = std::make_unique<Frame>();
+  frame->values = plan_.fixed;
+  return frame;
+}
+
+void Program::let_go(Frame& frame, const std::vector<int>& slots) const {
+  for (const int slot : slots) {
+    if (slot >= 0 && !plan_.hoisted[at_slot(slot)]) frame.values[at_slot(slot)].reset();
+  }
+}
+
+void Program::give_back(std::unique_ptr<Frame> frame) const {
+  if (frame->is_recorded) return;
+  let_go(*frame, handed_over_);
+  frame->stack.clear();
+  Frame* none = nullptr;
+  if (spare_.compare_exchange_strong(none, frame.get(), std::memory_order_acq_rel)) {
+    frame.release();
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (frames_.size() + 1 < kMaxIdleFrames) frames_.push_back(std::move(frame));
+}
+
+// Puts the residents of a part into the frame, in an arena that nothing of an earlier run lies in any more.
+void Program::prepare(Frame& frame, Part part, const Stage& stage) const {
+  const bool is_held = frame.arena && frame.arena.use_count() > 1 + frame.num_resident_blocks;
+  if (!frame.arena || frame.arena->bytes() < stage.arena_bytes || is_held) {
+    for (const Stage*& prepared : frame.prepared) {
+      if (prepared == nullptr) continue;
+      for (const Resident& resident : prepared->residents) frame.values[at_slot(resident.slot)].reset();
+      prepared = nullptr;
+    }
+    frame.num_resident_blocks = 0;
+    frame.arena.reset();  // before there is another one
+    frame.arena = c10::make_intrusive<Arena>(arena_bytes());
+  }
+  const Stage*& prepared = frame.prepared[static_cast<std::size_t>(part)];
+  if (prepared == &stage) return;
+  for (const Resident& resident : stage.residents) {
+    const Layout& layout = recorded_.tape.values()[at_slot(resident.slot)].layout;
+    at::Tensor& tensor = frame.values[at_slot(resident.slot)];
+    if (resident.view_of != kUndefined) {
+      tensor = view_of(frame.values[at_slot(resident.view_of)], layout, resident.offset);
+    } else {
+      tensor = resident_tensor(*frame.arena, resident, layout);
+      ++frame.num_resident_blocks;
+    }
+  }
+  prepared = &stage;
+}
+
+// Of an operator that was called without boxing, which is done once.
+void Program::check_results(const Call& call, const Frame& frame) const {
+  each_slot(call.results, [&](int slot) {
+    check_sizes(call, frame.values[at_slot(slot)], recorded_.tape.values()[at_slot(slot)].layout);
+  });
+}
+
+void Program::store_results(const Call& call, Frame& frame, torch::jit::Stack& stack) const {
+  const std::size_t first = stack.size() - call.num_results;
+  const auto store = [&](int slot, at::Tensor&& tensor) {
+    if (slot >= 0) check_sizes(call, tensor, recorded_.tape.values()[at_slot(slot)].layout);
+    if (slot >= 0 && !plan_.hoisted[at_slot(slot)] &&
+        recorded_.tape.values()[at_slot(slot)].source == Source::kMade) {
+      at::Tensor& made = frame.values[at_slot(slot)] = std::move(tensor);
+      if (call.is_view) share_versions(made, frame.values[at_slot(call.inputs.front().slots.front())]);
+    }
+  };
+  for (const TensorPlace& result : call.results) {
+    c10::IValue& value = stack[first + result.index];
+    if (result.kind == TensorPlace::Kind::kTensor) {
+      store(result.slots.front(), std::move(value).toTensor());
+    } else {
+      Tensors tensors = value.toTensorVector();
+      if (tensors.size() != result.slots.size()) {
+        throw_other_results(call,
+                            base::concat(tensors.size(), " tensors, recorded were ", result.slots.size()));
+      }
+      for (std::size_t i = 0; i < tensors.size(); ++i) store(result.slots[i], std::move(tensors[i]));
+    }
+  }
+  stack.clear();
+}
+
+void Program::run_action(const Action& action, Frame& frame, torch::jit::Stack& stack, How how) const {
+  if (action.call == nullptr) {
+    frame.values[at_slot(action.view)] =
+        view_of(frame.values[at_slot(action.view_of)], recorded_.tape.values()[at_slot(action.view)].layout,
+                action.offset);
+  } else if (action.unboxed != nullptr && !how.is_observed) {
+    action.unboxed->run(frame.values);
+  } else {
+    run_boxed(*action.call, frame.values, stack, how);
+    store_results(*action.call, frame, stack);
+  }
+}
+
+// An operator that suddenly allocates in another order may have given its result a block that is meant for
+// something shorter-lived.
+bool Program::is_placed(const Action& action, Frame& frame) const {
+  return std::all_of(action.placed.begin(), action.placed.end(), [&](const auto& place) {
+    return frame.arena->begins(frame.values[at_slot(place.first)].storage().data(), place.second);
+  });
+}
+
+// `stack` is the calling thread's own.
+void Program::run_actions(Frame& frame, torch::jit::Stack& stack, std::span<const Action> actions,
+                          const Staged& staged, How how) const {
+  Modes modes;
+  ArenaSource source(frame.arena.get());
+  const MemoryScope scope(&source);
+  for (const Action& action : actions) {
+    modes.set(action.modes);
+    source.expect(action.blocks);
+    if (action.unboxed != nullptr && !how.is_observed) {  // most are, and small ones take less than a call
+      action.unboxed->run(frame.values);
+    } else {
+      run_action(action, frame, stack, how);
+    }
+    if (!action.placed.empty() && !is_placed(action, frame)) {
+      source.expect({});
+      for (const auto& [slot, offset] : action.placed) {
+        at::Tensor& made = frame.values[at_slot(slot)];
+        made = at::empty_strided(made.sizes(), made.strides(), made.options()).copy_(made);
+      }
+      staged.is_trusted.store(false, std::memory_order_relaxed);
+    }
+    for (const int slot : action.drop) frame.values[at_slot(slot)].reset();
+  }
+}
+
+void Program::run_stage(Frame& frame, const Stage& stage, const Staged& staged, How how) const {
+  if (stage.lanes.empty()) {
+    run_actions(frame, frame.stack, stage.actions, staged, how);
+  } else {
+    run_lanes(frame, stage, staged, how);
+  }
+  for (const int slot : stage.drop_last) frame.values[at_slot(slot)].reset();
+}
+
+// Goes through the actions, handing lanes to other threads, and waits for each where it is to join.
+void Program::run_lanes(Frame& frame, const Stage& stage, const Staged& staged, How how) const {
+  struct Running {
+    std::size_t join;
+    ForkedPart part;
+  };
+  const std::span<const Action> all = stage.actions;
+  const bool has_one_thread = at::get_num_threads() == 1;
+  std::list<Running> running;  // let go of before it has ended, a part is waited for
+  const auto start = [&](const Lane& lane) {
+    const auto actions = all.subspan(lane.begin, lane.end - lane.begin);
+    if (lane.join == lane.end && has_one_thread) {  // nothing goes on beside it
+      run_actions(frame, frame.stack, actions, staged, how);
+      return;
+    }
+    auto run = [this, &frame, &staged, actions, how](const Tensors&) {
+      torch::jit::Stack stack;
+      run_actions(frame, stack, actions, staged, how);
+      return Tensors();
+    };
+    running.push_back({lane.join, ForkedPart(std::move(run), {}, ForkedPart::Graph::kNone)});
+  };
+  const auto join = [](ForkedPart& part) {
+    while (!part.ends_by(base::Deadline(kForkTimeout))) {
+      base::log_warning(
+          "[script.replay] a forked part has not ended yet, and is waited for: it writes to what the replay "
+          "holds");
+    }
+    part.wait(base::Deadline::never());
+    return true;
+  };
+  auto next = stage.lanes.begin();
+  for (std::size_t at = 0;;) {
+    std::erase_if(running, [&](Running& each) { return each.join == at && join(each.part); });
+    if (next != stage.lanes.end() && next->begin == at) {
+      start(*next);
+      at = next++->end;
+      continue;
+    }
+    if (at == all.size()) return;
+    std::size_t end = next == stage.lanes.end() ? all.size() : next->begin;
+    for (const Running& each : running) end = std::min(end, each.join);
+    run_actions(frame, frame.stack, all.subspan(at, end - at), staged, how);
+    at = end;
+  }
+}
+
+// Actions [first, last) of the part, and what follows from all of them when they were the last ones.
+void Program::warm_up_run(Frame& frame, Part part, std::size_t first, std::size_t last, How how) const {
+  const Staged& staged = parts_[static_cast<std::size_t>(part)];
+  WarmUp& warm_up = *frame.warm_up;
+  {
+    Modes modes;
+    const MemoryScope scope(&warm_up.log());
+    AsInLanes threads(staged.plain.lanes);
+    for (std::size_t i = first; i < last; ++i) {
+      const Action& action = staged.plain.actions[i];
+      modes.set(action.modes);
+      threads.before(i);
+      warm_up.before(i);
+      run_action(action, frame, frame.stack, how);
+      if (action.unboxed != nullptr) check_results(*action.call, frame);
+      warm_up.after(i, frame.values);
+      for (const int slot : action.drop) frame.values[at_slot(slot)].reset();
+    }
+  }
+  if (last < staged.plain.actions.size()) {
+    if (last > first) warm_up.pause(last - 1);
+    return;
+  }
+  for (const int slot : staged.plain.drop_last) frame.values[at_slot(slot)].reset();
+  staged.arena = std::make_unique<const Stage>(warm_up.finish());
+  staged.ready.store(staged.arena.get(), std::memory_order_release);
+  frame.warm_up.reset();
+}
+
+// Decides how a run of the part goes.
+void Program::begin(Frame& frame, Part part) const {
+  const Staged& staged = parts_[static_cast<std::size_t>(part)];
+  const Stage* const ready = staged.ready.load(std::memory_order_acquire);
+  if (frame.is_recorded) {
+    frame.stage = &staged.plain;
+  } else if (ready != nullptr && staged.is_trusted.load(std::memory_order_relaxed)) {
+    prepare(frame, part, *ready);
+    frame.stage = ready;
+  } else if (ready == nullptr && !staged.is_warmed_up.exchange(true)) {
+    frame.stage = nullptr;
+    // Where it does not come to its end, another run is the warm-up.
+    const auto let_go = [&staged](WarmUp* warm_up) {
+      if (staged.ready.load(std::memory_order_relaxed) == nullptr) staged.is_warmed_up.store(false);
+      delete warm_up;
+    };
+    frame.warm_up = {new WarmUp(recorded_, plan_, part, staged.plain), let_go};
+  } else {
+    frame.stage = &staged.plain;
+  }
+}
+
+void Program::run(Frame& frame, Part part, std::size_t first_call, std::size_t end_call) const {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const How how{.in_random_scope = c10::impl::tls_is_dispatch_key_included(kRandomKey),
+                .is_observed = at::hasCallbacks()};
+  const Staged& staged = parts_[static_cast<std::size_t>(part)];
+  const bool is_backward = part == Part::kBackward;
+  if (first_call == (is_backward ? recorded_.split : 0)) begin(frame, part);
+  const Stage& stage = frame.stage == nullptr ? staged.plain : *frame.stage;
+  std::size_t first = 0, last = stage.actions.size();
+  if (is_backward && recorded_.segments.size() > 1) {
+    const auto place_of = [&](std::size_t call) {
+      return std::ranges::lower_bound(stage.actions, call, {}, &Action::number) - stage.actions.begin();
+    };
+    first = static_cast<std::size_t>(place_of(first_call));
+    last = static_cast<std::size_t>(place_of(end_call));
+  }
+  if (frame.warm_up != nullptr) {
+    try {
+      warm_up_run(frame, part, first, last, how);
+    } catch (...) {
+      frame.warm_up.reset();
+      throw;
+    }
+  } else if (last - first < stage.actions.size()) {
+    const auto segment = std::span(stage.actions).subspan(first, last - first);
+    run_actions(frame, frame.stack, segment, staged, how);
+  } else {
+    run_stage(frame, stage, staged, how);
+  }
+}
+
+void Program::bump_versions(const Frame& frame, Part part) const {
+  for (const int slot : plan_.written[static_cast<std::size_t>(part)]) {
+    const at::Tensor& tensor = frame.values[at_slot(slot)];
+    if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+}  // namespace cohort::script

@@ -1,0 +1,154 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "cohort/script/execute/stage.h"
+#include "cohort/script/ir/boxed.h"
+
+/// A tape made ready to run again: docs/guide/script.md, "Replay".
+namespace cohort::script {
+
+class WarmUp;
+
+/// Storages, told by address. Asked before every replay: most answers take one look at a table of bits.
+class StorageSet {
+ public:
+  void insert(const c10::StorageImpl* storage);
+  bool holds(const c10::StorageImpl* storage) const {
+    const std::uint64_t hash = hash_of(storage);
+    return (bits_[hash / 64] >> (hash % 64) & 1) != 0 && is_among(storage);
+  }
+
+ private:
+  static std::uint64_t hash_of(const c10::StorageImpl* storage) {
+    return (reinterpret_cast<std::uintptr_t>(storage) * 0x9E3779B97F4A7C15ULL) >> 52;
+  }
+  bool is_among(const c10::StorageImpl* storage) const;
+
+  std::array<std::uint64_t, 64> bits_{};
+  std::vector<const c10::StorageImpl*> sorted_;
+};
+
+/// The values of one run, and the memory of those that do not leave it.
+struct Frame {
+  Tensors values;  ///< by slot
+  torch::jit::Stack stack;
+  c10::intrusive_ptr<Arena> arena;
+  std::array<const Stage*, 2> prepared = {};  ///< by part: whose residents `values` holds
+  std::size_t num_resident_blocks = 0;
+  bool is_recorded = false;         ///< its operators are, on the thread that borrowed it
+  const Stage* stage = nullptr;     ///< of the part that runs; null: this run is its warm-up
+  std::shared_ptr<WarmUp> warm_up;  ///< that goes on with the next segment
+};
+
+/// Runs the operators of a tape on what is in a frame, forked parts of forward on other threads
+/// (parallel_regions.h). The first run of a part is a warm-up: it allocates as eager mode does, and shows how
+/// later runs need not. From then on what does not leave a run lies in its frame's arena, and operators write
+/// into tensors that are there. Views are made without an operator, those of captured tensors once for all
+/// runs. Memory: at most kMaxIdleFrames frames are kept between runs, each with its arena. Threads: any
+/// number, each with a frame of its own.
+class Program {
+ public:
+  static constexpr std::size_t kMaxIdleFrames = 4;
+
+  explicit Program(Trace recorded);
+  ~Program();
+
+  const Trace& recorded() const { return recorded_; }
+  /// Slots that forward makes and backward reads.
+  const std::vector<int>& saved() const { return plan_.saved; }
+  /// Whether backward writes to the memory of each saved value.
+  const std::vector<bool>& saved_is_written() const { return plan_.saved_is_written; }
+  /// Captured tensors and inputs that backward reads, by slot.
+  const std::vector<int>& read_by_backward() const { return plan_.read_by_backward; }
+  /// The last call of backward that reads the slot or a view of it.
+  std::size_t last_read_by_backward(int slot) const { return plan_.last_read_by_backward[at_slot(slot)]; }
+  std::size_t num_steps() const { return plan_.steps.size(); }
+  /// Bytes of a frame's arena, and operators that write into it, as far as parts have been warmed up.
+  std::size_t arena_bytes() const;
+  std::size_t num_outs() const;
+
+  /// Whether a gradient that came to it had implicit zeros (gradients.h): the function may have to run again.
+  bool has_met_zeros() const { return recorded_.has_met_zeros != nullptr && *recorded_.has_met_zeros; }
+  void meet_zeros() const {
+    if (recorded_.has_met_zeros != nullptr) *recorded_.has_met_zeros = true;
+  }
+
+  bool has_captured() const { return !captured_.empty(); }
+  /// True if every captured tensor is what it was, but for its values: where it lies, its type, sizes,
+  /// strides and requires_grad, which set_data(), t_() and the like change.
+  bool captures_valid() const;
+  /// True if an input shares memory with a captured tensor, and did not when it was recorded: which of both
+  /// is read after a write is then another question.
+  bool meets_captured(std::span<const at::Tensor> inputs) const;
+
+  /// Returns a frame that holds the captured tensors, and these inputs; give it back after a run, or let it
+  /// go. While the calling thread records, a new one, which runs without an arena and is not kept: no
+  /// operator makes an arena's tensors, and a recorder would take them for captured ones.
+  std::unique_ptr<Frame> borrow(std::span<const at::Tensor> inputs = {}) const;
+  void give_back(std::unique_ptr<Frame> frame) const;
+  /// Drops these values of a frame, but for captured ones.
+  void let_go(Frame& frame, const std::vector<int>& slots) const;
+
+  /// Runs forward, or the calls of backward from `begin` up to `end`, which are the tape's, one segment after
+  /// the other in the same frame; whoever calls it has put inputs, saved values and tangents into the frame.
+  void forward(Frame& frame) const { run(frame, Part::kForward, 0, recorded_.split); }
+  void backward(Frame& frame, std::size_t begin, std::size_t end) const {
+    run(frame, Part::kBackward, begin, end);
+  }
+  /// Tells autograd that what a part writes to has changed. To be called when it has run.
+  void bump_versions(const Frame& frame, Part part) const;
+
+ private:
+  // A captured tensor, as it was.
+  struct Captured {
+    const Value* value;
+    const c10::StorageImpl* storage;
+    const void* memory;
+    std::size_t storage_bytes;
+    bool requires_grad;
+  };
+  // A part as it runs without an arena, and, once it has been warmed up, with one.
+  struct Staged {
+    Stage plain;
+    mutable std::atomic<bool> is_warmed_up{false};     // or is being
+    mutable std::atomic<const Stage*> ready{nullptr};  // in arena
+    mutable std::unique_ptr<const Stage> arena;
+    mutable std::atomic<bool> is_trusted{true};
+  };
+
+  void run(Frame& frame, Part part, std::size_t first_call, std::size_t end_call) const;
+  void begin(Frame& frame, Part part) const;
+  void warm_up_run(Frame& frame, Part part, std::size_t first, std::size_t last, How how) const;
+  void run_stage(Frame& frame, const Stage& stage, const Staged& staged, How how) const;
+  void run_lanes(Frame& frame, const Stage& stage, const Staged& staged, How how) const;
+  void run_actions(Frame& frame, torch::jit::Stack& stack, std::span<const Action> actions,
+                   const Staged& staged, How how) const;
+  void run_action(const Action& action, Frame& frame, torch::jit::Stack& stack, How how) const;
+  bool is_placed(const Action& action, Frame& frame) const;
+  void prepare(Frame& frame, Part part, const Stage& stage) const;
+  void store_results(const Call& call, Frame& frame, torch::jit::Stack& stack) const;
+  void check_results(const Call& call, const Frame& frame) const;
+  std::unique_ptr<Frame> idle_frame() const;
+  std::unique_ptr<Frame> new_frame() const;
+
+  Trace recorded_;
+  Plan plan_;
+  std::array<Staged, 2> parts_;
+  std::vector<Captured> captured_;
+  StorageSet captured_storages_;                // but for inputs' own
+  std::vector<int> handed_over_;                // slots that give_back() clears
+  mutable std::atomic<Frame*> spare_{nullptr};  // the frame of the last run, found without a lock
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<Frame>> frames_;  // further ones
+};
+
+}  // namespace cohort::script

@@ -1,0 +1,97 @@
+#include <cstring>
+
+#include "cohort/script/ir/tape.h"
+
+// Who changes the tensors of a recording, by the counters that autograd keeps of it.
+namespace cohort::script {
+namespace {
+
+// Identity of a counter: VariableVersion is a pointer to it, and compares nothing.
+const void* address_of(const c10::VariableVersion& version) {
+  static_assert(sizeof(version) == sizeof(const void*));
+  const void* address = nullptr;
+  std::memcpy(&address, static_cast<const void*>(&version), sizeof(address));
+  return address;
+}
+
+}  // namespace
+
+bool count_together(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_inference() || b.is_inference()) return a.is_same(b);
+  return address_of(a.unsafeGetTensorImpl()->version_counter()) ==
+         address_of(b.unsafeGetTensorImpl()->version_counter());
+}
+
+// Note [Who else writes]
+// Autograd counts changes in place: once for each operator that writes, when it has ended. A counter that has
+// moved by more than the operators of the tape was moved by somebody whom the recorder does not see: a thread
+// of the function's own, as a rule. Captured tensors may also be changed by whom it pleases, as by others who
+// train the same weights (Hogwild!): a replay reads them where they lie. So the first such recordings are of
+// no use, and only where it goes on the function stays eager: Variant::offer().
+void Tape::check_version(Version& version) {
+  const std::uint32_t now = version.counter.current_version();
+  if (now - version.seen > version.writes) {
+    if (version.is_captured) {
+      captured_was_changed_ = true;
+    } else {
+      refuse("a tensor of the function was changed in place, and by no operator of this thread");
+    }
+  }
+  version.seen = now;
+  version.writes = 0;
+}
+
+Tape::Version& Tape::version_of(const at::Tensor& tensor, bool is_captured) {
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  const auto [known, is_new] = versions_.try_emplace(address_of(counter));
+  if (is_new) {
+    known->second = {.counter = counter, .seen = counter.current_version(), .is_captured = is_captured};
+  }
+  return known->second;
+}
+
+void Tape::watch(const at::Tensor& captured) {
+  if (!captured.is_inference()) version_of(captured, /*is_captured=*/true);
+}
+
+void Tape::check_version(const at::Tensor& tensor, int slot) {
+  const Source source = values_[at_slot(storages_[values_[at_slot(slot)].storage].first)].source;
+  if (source == Source::kConstant || tensor.is_inference()) return;
+  check_version(version_of(tensor, source == Source::kCaptured));
+}
+
+void Tape::check_versions() {
+  for (auto& [address, version] : versions_) check_version(version);
+  versions_.clear();
+}
+
+// What a kernel writes to a captured tensor without a word in its schema is the operator's own, and replayed.
+void Tape::absorb_versions(const Call& call) {
+  for (const TensorPlace& place : call.inputs) {
+    for (const int slot : place.slots) {
+      if (slot < 0 || values_[at_slot(slot)].source != Source::kCaptured) continue;
+      const at::Tensor& tensor = values_[at_slot(slot)].tensor;
+      if (tensor.is_inference()) continue;
+      const auto known = versions_.find(address_of(tensor.unsafeGetTensorImpl()->version_counter()));
+      if (known != versions_.end()) known->second.seen = known->second.counter.current_version();
+    }
+  }
+}
+
+void Tape::mark_written(const std::vector<Written>& written) {
+  for (const Written& each : written) {
+    Storage& storage = storages_[values_[static_cast<std::size_t>(each.slot)].storage];
+    storage.written = true;
+    if (each.is_overwritten) mark_filled(each.slot, each.tensor);
+    if (each.tensor.is_inference()) continue;
+    // Autograd counts this write when the operator has ended; a kernel that is made of other operators may
+    // have counted several times meanwhile.
+    const c10::VariableVersion& counter = each.tensor.unsafeGetTensorImpl()->version_counter();
+    const auto known = versions_.find(address_of(counter));
+    if (known == versions_.end()) continue;
+    known->second.seen = counter.current_version();
+    ++known->second.writes;
+  }
+}
+
+}  // namespace cohort::script

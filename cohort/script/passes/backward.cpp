@@ -1,0 +1,268 @@
+#include "cohort/script/passes/backward.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <functional>
+#include <unordered_set>
+
+#include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/recompute.h"
+#include "cohort/base/error.h"
+#include "cohort/core/torch_compat.h"
+#include "cohort/script/passes/gradients.h"
+#include "cohort/script/passes/joint.h"
+#include "cohort/script/record/recorder.h"
+#include "cohort/script/record/verify.h"
+
+namespace cohort::script {
+namespace {
+
+using base::concat;
+using torch::autograd::Edge;
+using torch::autograd::Node;
+
+constexpr const char* kWhere = "script.backward";
+constexpr const char* kWhat = "a scripted function";
+
+class RecordedBackward : public Node {
+ public:
+  RecordedForward forward;
+  std::vector<at::TensorOptions> options;  // of the outputs that need a gradient
+  std::vector<std::vector<std::int64_t>> sizes;
+  std::vector<std::size_t> places;
+  std::vector<std::vector<bool>> reached_from;
+
+  Tensors apply(Tensors&& gradients) override;
+  std::string name() const override { return "cohort::script::RecordedBackward"; }
+  void will_release_variables() override { is_last_ = true; }
+  void release_variables() override { forward.graph->release(); }
+
+ private:
+  Tensors run(const Tensors& tangents);
+  Tensors begin(const Tensors& tangents);
+  void forget();
+  bool is_last_ = false;
+  bool is_recorded_ = false;
+};
+
+// Takes the gradients of results down; returns what the recorded backward of a function begins with.
+// Note [Gradients that do not fit]
+Tensors RecordedBackward::begin(const Tensors& tangents) {
+  Trace& recorded = *forward.recorded;
+  const std::size_t given = std::hash<std::vector<bool>>()(defined(tangents)) | 1;  // 0: none was recorded
+  const std::size_t before = forward.wants->given.exchange(given);
+  if (before != 0 && before != given) forward.wants->all = true;
+  const bool wants_all = !recorded.may_run_again || forward.wants->all;
+  Tensors starts = tangents;
+  for (std::size_t i = 0; i < starts.size(); ++i) {
+    at::Tensor& tangent = starts[i];
+    if (!tangent.defined()) {
+      if (wants_all) tangent = at::zeros(sizes[i], options[i]);
+    } else {
+      tangent = materialized(tangent);  // lazy and sparse ones may come to replays, or not
+      // Each has a slot of its own: (a + b).backward() hands the same tensor on twice.
+      if (recorded.tape.knows_storage(tangent)) tangent = tangent.clone();
+      if (!recorded.may_run_again && Layout::of(tangent).may_overlap()) {
+        tangent = tangent.clone(at::MemoryFormat::Contiguous);
+      }
+    }
+    recorded.tangents.push_back(recorded.tape.add_input(tangent));
+    if (tangent.defined()) recorded.tangents_overlap |= Layout::of(tangent).may_overlap();
+  }
+  return starts;
+}
+
+Tensors RecordedBackward::run(const Tensors& tangents) {
+  if (Recording::is_active()) return forward.graph->backward(tangents, !is_last_);
+  const bool is_filled = has_implicit_zeros(tangents);
+  if (is_recorded_) {  // once more: the gradients behind are of the layout that they had before
+    Tensors dense = tangents;
+    for (at::Tensor& tangent : dense) {
+      if (tangent.defined()) tangent = materialized(tangent);
+    }
+    Tensors found = forward.graph->backward(dense, !is_last_ || is_filled);
+    if (is_filled && !all_finite(found)) return forward.graph->backward(tangents, !is_last_);
+    if (is_filled && is_last_) forward.graph->release();
+    return found;
+  }
+  is_recorded_ = true;
+  Trace& recorded = *forward.recorded;
+  recorded.split = recorded.tape.calls().size();
+  recorded.has_backward = true;
+  if (is_filled) forward.wants->zeros = true;
+  const Tensors starts = begin(tangents);
+  if (forward.verify != nullptr) forward.verify->begin_backward();
+  const bool has_zeros = is_filled || defined(starts) != defined(tangents);
+  Tensors found;
+  try {
+    const Recording recording(recorded.tape);
+    found = forward.graph->backward(starts, !is_last_ || has_zeros);
+  } catch (const std::exception&) {
+    if (!has_zeros) throw;  // zeros may have gone where backward has no business
+    forget();
+    return forward.graph->backward(tangents, !is_last_);
+  }
+  Tensors gradients;
+  for (const std::size_t place : places) {
+    const int slot = recorded.tape.find_result(found[place]);
+    if (slot == kUnknown) recorded.tape.refuse("backward returns a tensor that no operator made");
+    recorded.gradients.push_back(slot);
+    gradients.push_back(found[place]);
+  }
+  recorded.tape.check_versions();
+  std::vector<int> leaves;
+  for (const std::size_t place : places) {
+    const bool is_input = place < recorded.inputs.size();
+    leaves.push_back(is_input ? recorded.inputs[place]
+                              : recorded.tape.find(recorded.leaves[place - recorded.inputs.size()]));
+  }
+  recorded.segments = cut_backward(recorded, leaves, forward.gradient_chunk_bytes);
+  if (forward.verify != nullptr) {
+    forward.variant->compare(forward.verify->difference_in_backward(starts, gradients),
+                             forward.verify->is_alone(recorded.tape));
+    if (forward.verify->takes(starts)) forward.variant->verify(std::move(recorded));
+  } else if (!recorded.tangents_overlap || !forward.wants->plain) {
+    forward.variant->offer(std::move(recorded));
+  }
+  forget();
+  if (has_zeros && !all_finite(found)) return forward.graph->backward(tangents, !is_last_);
+  if (has_zeros && is_last_) forward.graph->release();
+  return found;
+}
+
+void RecordedBackward::forget() {
+  forward.verify.reset();
+  forward.recorded.reset();
+  forward.variant.reset();
+}
+
+Tensors RecordedBackward::apply(Tensors&& gradients) {
+  check_no_graph(kWhat);
+  const std::vector<bool> is_given = defined(gradients);
+  if (is_none(is_given)) return Tensors(places.size());
+  Tensors found = run(gradients), result;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    result.push_back(is_reached(reached_from[i], is_given) ? std::move(found[places[i]]) : at::Tensor());
+  }
+  return result;
+}
+
+// A node that calls a function.
+class FunctionNode : public Node {
+ public:
+  std::function<void()> fn;
+
+  Tensors apply(Tensors&& /*gradients*/) override {
+    fn();
+    return {};
+  }
+  std::string name() const override { return "cohort::script::FunctionNode"; }
+};
+
+// Behind an AccumulateGrad there is nothing of the function's: one that stands for an input leads on.
+template <typename Fn>
+void each_node(Node* first, const Fn& fn) {
+  std::unordered_set<const Node*> seen{first};
+  std::vector<Node*> open{first};
+  while (!open.empty()) {
+    Node* const node = open.back();
+    open.pop_back();
+    fn(*node);
+    if (dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr) continue;
+    for (const Edge& edge : node->next_edges()) {
+      if (edge.is_valid() && seen.insert(edge.function.get()).second) open.push_back(edge.function.get());
+    }
+  }
+}
+
+}  // namespace
+
+void run_where_backward_runs(c10::Device device, std::function<void()> fn) {
+  if (device.is_cpu()) return fn();
+  auto node = COHORT_MAKE_NODE(FunctionNode);
+  node->fn = std::move(fn);
+  at::Tensor behind = at::empty({}, at::TensorOptions(device));
+  const at::Tensor gradient = behind.detach();
+  torch::autograd::set_history(behind, node);
+  torch::autograd::backward({behind}, {gradient});
+}
+
+void check_no_graph(const char* what) {
+  if (!at::GradMode::is_enabled()) return;
+  throw UsageError(kWhere,
+                   concat("backward with create_graph goes through ", what, ", which is cut off there"),
+                   "the plain function where second derivatives are taken");
+}
+
+torch::autograd::edge_list edges_to(std::span<const at::Tensor> inputs, const Tensors& captured,
+                                    std::vector<std::size_t>& places) {
+  torch::autograd::edge_list edges;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined() || !inputs[i].requires_grad()) continue;
+    edges.push_back(torch::autograd::impl::gradient_edge(inputs[i]));
+    places.push_back(i);
+  }
+  for (std::size_t i = 0; i < captured.size(); ++i) {
+    edges.push_back(torch::autograd::impl::gradient_edge(captured[i]));
+    places.push_back(inputs.size() + i);
+  }
+  return edges;
+}
+
+void attach_recording(RecordedForward forward, const Tensors& inputs, Tensors& results) {
+  auto node = COHORT_MAKE_NODE(RecordedBackward);
+  auto edges = edges_to(inputs, forward.graph->captured(), node->places);
+  node->reached_from = forward.recorded->reached_from;
+  const auto needs_gradient = forward.recorded->needs_gradient;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (!needs_gradient[i]) continue;
+    node->options.push_back(results[i].options());
+    node->sizes.push_back(results[i].sizes().vec());
+  }
+  node->forward = std::move(forward);
+  if (node->forward.recorded->reach_differs) {
+    return join(whole(node), edges, node->reached_from, needs_gradient, results);
+  }
+  node->set_next_edges(std::move(edges));
+  set_histories(results, needs_gradient, node);
+}
+
+std::vector<std::unordered_set<const c10::TensorImpl*>> leaves_behind(const Tensors& results) {
+  std::vector<std::unordered_set<const c10::TensorImpl*>> found;
+  for (const at::Tensor& result : results) {
+    if (!autograd::needs_gradient(result)) continue;
+    auto& leaves = found.emplace_back();
+    each_node(torch::autograd::impl::gradient_edge(result).function.get(), [&](Node& node) {
+      if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node)) {
+        leaves.insert(leaf->variable.unsafeGetTensorImpl());
+      }
+    });
+  }
+  return found;
+}
+
+std::string unrecordable_within(const Tensors& results) {
+  std::string reason;
+  for (const at::Tensor& result : results) {
+    if (!autograd::needs_gradient(result)) continue;
+    each_node(torch::autograd::impl::gradient_edge(result).function.get(), [&](Node& node) {
+      if (dynamic_cast<const torch::autograd::AccumulateGrad*>(&node) != nullptr || !reason.empty()) return;
+      if (autograd::is_recompute_node(node)) {
+        reason = "autograd::recompute within the function sets the random generator, which is no operator";
+        return;
+      }
+      if (node.tensor_pre_hooks().empty() && node.pre_hooks().empty() && node.post_hooks().empty()) return;
+      reason = concat("a hook within the function (on a result of ", node.name(), ") would not run");
+    });
+  }
+  return reason;
+}
+
+}  // namespace cohort::script

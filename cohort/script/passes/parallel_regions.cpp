@@ -1,0 +1,144 @@
+#include "cohort/script/passes/parallel_regions.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "cohort/script/execute/plan.h"
+#include "cohort/script/passes/memory_schedule.h"
+
+namespace cohort::script {
+namespace {
+
+using Numbers = std::unordered_set<std::size_t>;
+
+template <typename Fn>
+void each_slot_of(const Tape& tape, const Step& step, const Fn& fn) {
+  if (step.view != kUndefined) {
+    fn(step.view);
+    fn(step.view_of);
+  } else {
+    each_slot(tape.calls()[step.call].inputs, fn);
+    each_slot(tape.calls()[step.call].results, fn);
+  }
+}
+
+// What a step, or several, touch: storages, and behind them the slots of the frame, as a view has one that it
+// fills, of memory that it only reads. What is not pure counts as writing all that it is handed.
+struct Touched {
+  void add(const Touched& other) {
+    all.insert(other.all.begin(), other.all.end());
+    written.insert(other.written.begin(), other.written.end());
+  }
+  Numbers all, written;
+};
+
+Touched touched_by(const Tape& tape, const Step& step) {
+  Touched touched;
+  const Call& call = tape.calls()[step.call];
+  const auto storage = [&](int slot) { return tape.values()[at_slot(slot)].storage; };
+  const auto filled = [&](int slot) { return tape.num_storages() + at_slot(slot); };
+  const bool only_reads = step.view != kUndefined || is_pure(call);
+  each_slot_of(tape, step, [&](int slot) {
+    touched.all.insert(storage(slot));
+    touched.all.insert(filled(slot));
+    if (!only_reads) touched.written.insert(storage(slot));
+  });
+  if (step.view != kUndefined) {
+    touched.written.insert(filled(step.view));
+  } else {
+    each_slot(call.results, [&](int slot) {
+      touched.written.insert(storage(slot));
+      touched.written.insert(filled(slot));
+    });
+  }
+  return touched;
+}
+
+bool meet(const Numbers& a, const Numbers& b) {
+  const Numbers& less = a.size() < b.size() ? a : b;
+  const Numbers& more = a.size() < b.size() ? b : a;
+  return std::any_of(less.begin(), less.end(), [&](std::size_t each) { return more.count(each) != 0; });
+}
+
+// The first step at or behind lane.end that must wait for the lane.
+std::size_t join_of(std::span<const Touched> steps, const Lane& lane) {
+  Touched part;
+  for (std::size_t i = lane.begin; i < lane.end; ++i) part.add(steps[i]);
+  for (std::size_t i = lane.end; i < steps.size(); ++i) {
+    if (meet(steps[i].all, part.written) || meet(steps[i].written, part.all)) return i;
+  }
+  return steps.size();
+}
+
+}  // namespace
+
+std::vector<Lane> find_lanes(const Tape& tape, std::span<const Step> steps) {
+  std::vector<Lane> lanes;
+  if (tape.forked().empty()) return lanes;
+  std::vector<Touched> touched;
+  touched.reserve(steps.size());
+  for (const Step& step : steps) touched.push_back(touched_by(tape, step));
+  const auto step_at = [&](std::size_t call) {
+    return static_cast<std::size_t>(std::ranges::lower_bound(steps, call, {}, &Step::call) - steps.begin());
+  };
+  for (const ForkedCalls& forked : tape.forked()) {
+    Lane lane{step_at(forked.begin), step_at(forked.end), 0};
+    if (lane.begin == lane.end) continue;
+    lane.join = join_of(touched, lane);
+    lanes.push_back(lane);
+  }
+  // Who starts a lane is who waits, so a lane is waited for before another begins that needs it.
+  for (Lane& lane : lanes) {
+    for (const Lane& later : lanes) {
+      if (later.begin < lane.join && lane.join < later.end) lane.join = later.begin;
+    }
+  }
+  return lanes;
+}
+
+std::vector<Concurrent> concurrent_steps(std::span<const Lane> lanes) {
+  std::vector<Concurrent> found;
+  for (const Lane& lane : lanes) {
+    if (!found.empty() && lane.begin < found.back().end) {
+      found.back().end = std::max(found.back().end, lane.join);
+    } else {
+      found.push_back({lane.begin, lane.join});
+    }
+  }
+  return found;
+}
+
+std::vector<int> defer_release(const Tape& tape, std::span<const Lane> lanes, std::span<Step> steps) {
+  std::vector<int> at_the_end;
+  for (const Concurrent& all : concurrent_steps(lanes)) {
+    constexpr std::size_t kCaller = SIZE_MAX, kSeveral = SIZE_MAX - 1;
+    const auto thread_of = [&](std::size_t step) {
+      for (std::size_t i = 0; i < lanes.size(); ++i) {
+        if (lanes[i].begin <= step && step < lanes[i].end) return i;
+      }
+      return kCaller;
+    };
+    std::unordered_map<int, std::size_t> users;  // threads, by slot
+    for (std::size_t i = all.begin; i < all.end; ++i) {
+      const std::size_t thread = thread_of(i);
+      each_slot_of(tape, steps[i], [&](int slot) {
+        const auto [known, is_new] = users.try_emplace(slot, thread);
+        if (!is_new && known->second != thread) known->second = kSeveral;
+      });
+    }
+    std::vector<int>& behind = all.end < steps.size() ? steps[all.end].drop : at_the_end;
+    for (std::size_t i = all.begin; i < all.end; ++i) {
+      std::erase_if(steps[i].drop, [&](int slot) {
+        // Others were put here behind the steps before these.
+        const auto found = users.find(slot);
+        if (found == users.end() || found->second != kSeveral) return false;
+        behind.push_back(slot);
+        return true;
+      });
+    }
+  }
+  return at_the_end;
+}
+
+}  // namespace cohort::script

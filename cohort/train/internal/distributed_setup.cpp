@@ -1,0 +1,140 @@
+// A process that is alone joins no group. Ranks compare their configurations without the keys that may differ
+// by host. Ranks with the same host and cores share these cores evenly, which they find out by a gathered
+// text. What rank 0 does for all ends on all ranks: its text travels with a letter that says how it went. So
+// a failure of rank 0 is a failure of the rest at once.
+#include "cohort/train/internal/distributed_setup.h"
+
+#include <ATen/detail/CUDAHooksInterface.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+
+#include "cohort/base/cpu.h"
+#include "cohort/base/env.h"
+#include "cohort/base/error.h"
+#include "cohort/base/exception_text.h"
+#include "cohort/base/host.h"
+#include "cohort/base/log.h"
+#include "cohort/comm/job.h"
+#include "cohort/comm/text_collectives.h"
+#include "cohort/core/device.h"
+#include "cohort/train/model_runner.h"
+
+namespace cohort::train {
+namespace {
+
+comm::ConsistencyCheck check_of(const std::string& name) {
+  if (name == "always") return comm::ConsistencyCheck::kAlways;
+  return name == "off" ? comm::ConsistencyCheck::kOff : comm::ConsistencyCheck::kFirst;
+}
+
+// What may differ: where data lies, and what this host has.
+std::string common_part(Config config) {
+  config.data.path = config.data.train = config.data.val = "";
+  config.data.workers = config.data.prefetch = 0;
+  config.run.dir = config.run.progress = "";
+  config.train.threads = 0;
+  config.train.device = "";
+  config.distributed.nproc_per_node = 1;
+  return dump_config(config);
+}
+
+parallel::ReducerOptions reducer_options(const DistributedConfig& config) {
+  parallel::ReducerOptions options;
+  options.find_unused_parameters = config.find_unused_parameters;
+  options.bucket_cap_bytes = static_cast<std::int64_t>(config.bucket_cap_mb * (1 << 20));
+  if (config.comm_hook == "fp16") options.hook = parallel::fp16_compress_hook();
+  if (config.comm_hook == "bf16") options.hook = parallel::bf16_compress_hook();
+  return options;
+}
+
+}  // namespace
+
+std::shared_ptr<Strategy> join_ranks(const Config& config) {
+  const comm::Job job = comm::job_from_environment();
+  const DistributedConfig& distributed = config.distributed;
+  if (distributed.model == "pipeline" && distributed.gradients == "ddp") {
+    // They come on the threads of its stages, past the hooks that ddp waits for.
+    throw ConfigError("config.load",
+                      "distributed.model is pipeline and distributed.gradients is ddp, which "
+                      "does not see the gradients of a pipeline",
+                      "distributed.gradients=average, or auto");
+  }
+  const bool may_be_alone = distributed.gradients == "auto" || distributed.gradients == "none";
+  if (job.world_size == 1 && may_be_alone) return make_strategy("none");
+  if (job.launcher != comm::Launcher::kNone && distributed.nproc_per_node > 1 &&
+      distributed.nproc_per_node != job.local_world_size) {
+    base::log_warning(base::concat("distributed.nproc_per_node is ", distributed.nproc_per_node,
+                                   ", and this is one of ", job.local_world_size, " ranks that ",
+                                   comm::to_string(job.launcher), " started here: it has no effect"));
+  }
+  comm::InitOptions options;
+  options.backend = distributed.backend;
+  options.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(config.comm.timeout * 1000));
+  options.check_consistency = check_of(config.comm.check_consistency);
+  comm::Group group = comm::init_process_group(options);
+  comm::require_same(group, "the configuration", common_part(config));
+  const bool averages = distributed.model == "pipeline" && distributed.gradients == "auto";
+  return make_strategy(averages ? "average" : distributed.gradients, std::move(group),
+                       reducer_options(distributed));
+}
+
+std::string device_of_rank(const Config& config) {
+  const std::string& name = config.train.device;
+  const comm::Job job = comm::job_from_environment();
+  if (job.local_world_size == 1 || (name != "auto" && name != "cuda")) return name;
+  if (core::resolve_device(name).device.is_cpu()) return "cpu";
+  const int num_visible = at::detail::getCUDAHooks().getNumGPUs();
+  if (num_visible > 1 && job.local_rank == num_visible) {  // the first of those that share
+    base::log_warning(
+        base::concat("this host has ", job.local_world_size, " ranks and ", num_visible,
+                     " GPUs: if all ranks see the same ones they share them, which NCCL refuses"));
+  }
+  return base::concat("cuda:", gpu_of_rank(job.local_rank, num_visible));
+}
+
+// A launcher may show each rank its own GPU alone (Slurm's --gpus-per-task), or a host have fewer than ranks.
+int gpu_of_rank(int local_rank, int num_visible) {
+  return local_rank % std::max(1, num_visible);
+}
+
+int ranks_on_host(const Strategy& strategy) {
+  if (strategy.size() == 1) return 1;
+  const std::string mine = base::host_name();
+  return static_cast<int>(std::ranges::count(comm::all_gather_text(*strategy.group(), mine), mine));
+}
+
+int threads_of_rank(const Config& config, const Strategy& strategy) {
+  // The placements' threads have the cores.
+  if (config.train.threads == 0 && uses_placements(config.distributed)) return 1;
+  if (config.train.threads > 0 || strategy.size() == 1 || base::env_string("OMP_NUM_THREADS")) {
+    return static_cast<int>(config.train.threads);
+  }
+  const std::string mine = base::host_name() + " " + base::CpuSet::of_process().to_string();
+  const std::vector<std::string> all = comm::all_gather_text(*strategy.group(), mine);
+  const auto sharers = static_cast<int>(std::count(all.begin(), all.end(), mine));
+  return std::max(1, base::usable_cores() / sharers);
+}
+
+std::string run_on_rank0_and_broadcast(const Strategy& strategy, const std::function<std::string()>& make) {
+  if (strategy.size() == 1) return make();
+  // The first letter says how it went: well, by the user's fault, by another's.
+  std::string text;
+  std::exception_ptr error;
+  if (strategy.rank() == 0) {
+    try {
+      text = "+" + make();
+    } catch (const std::exception& failure) {
+      text = (base::is_users_fault(failure) ? "u" : "o") + base::message_of(failure);
+      error = std::current_exception();
+    }
+  }
+  text = comm::broadcast_text(*strategy.group(), text);
+  if (error) std::rethrow_exception(error);
+  if (text.starts_with('u')) throw UsageError("train.run", "rank 0 failed: " + text.substr(1));
+  if (text.starts_with('o')) throw PeerError("train.run", "rank 0 failed: " + text.substr(1));
+  return text.substr(1);
+}
+
+}  // namespace cohort::train

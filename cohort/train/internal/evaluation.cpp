@@ -1,0 +1,159 @@
+// An evaluation always reads its loader's epoch 0; sums, not means, are added up over ranks. A best is
+// compared only with values of the same metric, direction and data. A run that goes on with another metric or
+// other data forgets the best, and says so. A value that is not a number is never the best, and a best that
+// is not a number is replaced.
+#include "cohort/train/internal/evaluation.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/checkpoint/known.h"
+#include "cohort/config/best_metric.h"
+
+namespace cohort::train {
+namespace {
+
+std::string names_of(const std::map<std::string, double>& metrics) {
+  std::string names;
+  for (const auto& [name, value] : metrics) names += (names.empty() ? "" : ", ") + name;
+  return names.empty() ? "none" : names;
+}
+
+/// The metric that is taken where none is named.
+std::string usual_metric(const std::map<std::string, double>& metrics) {
+  for (const char* name : {"val_accuracy", "val_loss"}) {
+    if (metrics.contains(name)) return name;
+  }
+  return "";
+}
+
+/// False where it is known that they differ.
+bool is_same_data(const DataOfRun& a, const DataOfRun& b) {
+  if (a.samples != 0 && b.samples != 0 && a.samples != b.samples) return false;
+  return a.fingerprint.empty() || b.fingerprint.empty() || a.fingerprint == b.fingerprint;
+}
+
+}  // namespace
+
+std::map<std::string, double> averages_of(const std::map<std::string, MeterSet::Sum>& sums) {
+  MeterSet meters;
+  meters.restore(sums);
+  return meters.averages();
+}
+
+std::map<std::string, double> with_prefix(const std::string& prefix,
+                                          const std::map<std::string, double>& metrics) {
+  std::map<std::string, double> result;
+  for (const auto& [name, value] : metrics) result[prefix + name] = value;
+  return result;
+}
+
+std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, std::int64_t max_batches,
+                                               const Ranks& ranks, const std::function<bool()>& stop) {
+  at::NoGradGuard no_grad;
+  task.set_training(false);
+  loader.set_epoch(0);
+  MeterSet meters;
+  for (std::int64_t batches = 0; max_batches == 0 || batches < max_batches; ++batches) {
+    std::optional<data::Batch> batch = loader.next();
+    if (!batch || stop()) break;
+    if (batch->size > 0) meters.add(task.eval_step(*batch));
+  }
+  task.set_training(true);
+  return averages_of(ranks.total(meters));
+}
+
+void forget_lost_best(checkpoint::LoadedCheckpoint& found, const checkpoint::RunCheckpoints& checkpoints,
+                      const DataOfRun& eval_data, bool keep_best) {
+  RunState then;
+  std::optional<std::filesystem::path> best;
+  try {
+    then = run_of(found.content.state);
+    best = checkpoints.best_of(found.folder);
+  } catch (const DataError&) {
+    return;  // all ranks say so when they have it
+  }
+  if (then.best_epoch == 0) return;
+  std::string why;
+  if (!keep_best || !is_same_data(then.eval_data, eval_data)) {
+    why = "was chosen on other validation data";
+  } else if (!best || !checkpoint::may_be_folder(*best)) {
+    why = "is not in " + checkpoints.folder().string();
+  }
+  if (why.empty()) return;
+  base::log_info(base::concat("the best so far, of epoch ", then.best_epoch, ", ", why,
+                              ": best is chosen anew, from the next evaluated epoch on"));
+  found.content.state["run"]["best_epoch"] = 0;
+}
+
+BestMetric::BestMetric(const TrainerOptions& options, bool logs)
+    : name_(options.best_metric()), more_is_better_(options.best_is_highest()), logs_(logs) {
+  if (name_.empty()) return;
+  if (!more_is_better_) more_is_better_ = more_is_better(name_);
+  if (!more_is_better_) {
+    throw UsageError(
+        "train.Trainer",
+        base::concat("best_metric: the name \"", name_, "\" does not say whether more of it is better"),
+        "best_is_highest(true) or best_is_highest(false)");
+  }
+}
+
+void BestMetric::check_reported(const std::map<std::string, double>& evaluated) const {
+  // What a training step reports is not known yet.
+  if (name_.empty() || name_.starts_with("train_") || evaluated.contains(name_)) return;
+  throw UsageError(
+      "train.best",
+      base::concat("there is no metric \"", name_, "\"; evaluation reports ", names_of(evaluated)),
+      "one of these, or a metric of training such as train_loss, as best_metric (run.best_metric); "
+      "check_eval_batches(0), where not every batch has it");
+}
+
+void BestMetric::go_on_from(RunState& state) const {
+  if (state.best_metric.empty()) return;
+  const std::string name = name_.empty() ? state.best_metric : name_;
+  const bool more = more_is_better_.value_or(state.best_is_highest);
+  if (state.best_metric == name && state.best_is_highest == more) return;
+  if (state.best_epoch != 0 && logs_) {
+    base::log_info(base::concat("best was chosen by ", state.best_is_highest ? "most " : "least ",
+                                state.best_metric, " and is now by ", more ? "most " : "least ", name,
+                                ": the next evaluated epoch is the best so far"));
+  }
+  state.best_epoch = 0;
+  state.best = 0;
+  state.best_metric = name;
+  state.best_is_highest = more;
+}
+
+bool BestMetric::choose(const EpochReport& report, RunState& state) const {
+  std::string name = name_.empty() ? state.best_metric : name_;
+  if (name.empty()) name = usual_metric(report.metrics);
+  const auto found = report.metrics.find(name);
+  const bool is_there = found != report.metrics.end();
+  if (!is_there || std::isnan(found->second)) {
+    if (!logs_) return false;
+    const std::string why = is_there ? name + " is not a number"
+                            : name.empty()
+                                ? "no best_metric is named; there are " + names_of(report.metrics)
+                                : "there is no metric " + name + "; there are " + names_of(report.metrics);
+    base::log_warning(base::concat("epoch ", report.epoch, " cannot be the best: ", why));
+    return false;
+  }
+  const double value = found->second;
+  const bool more = more_is_better_             ? *more_is_better_
+                    : name == state.best_metric ? state.best_is_highest
+                                                : more_is_better(name).value_or(true);
+  const bool has_best = state.best_epoch != 0 && !std::isnan(state.best);
+  if (has_best && !(more ? value > state.best : value < state.best)) return false;
+  state.best = value;
+  state.best_epoch = report.epoch;
+  state.best_metric = name;
+  state.best_is_highest = more;
+  return true;
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "cohort/data/loader.h"
+#include "cohort/train/callback.h"
+#include "cohort/train/internal/ranks.h"
+#include "cohort/train/internal/run_state.h"
+#include "cohort/train/task.h"
+#include "cohort/train/trainer_options.h"
+
+/// Evaluation, and which evaluated epoch is the best. Internal to this module.
+namespace cohort::train {
+
+/// Returns the averages of sums that MeterSet::sums() returned.
+std::map<std::string, double> averages_of(const std::map<std::string, MeterSet::Sum>& sums);
+
+/// Returns `metrics` with `prefix` before each name.
+std::map<std::string, double> with_prefix(const std::string& prefix,
+                                          const std::map<std::string, double>& metrics);
+
+/// Returns means of `eval_step` over all ranks, of at most `max_batches` (0: all); ends early when `stop`
+/// says so. Collective.
+std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, std::int64_t max_batches,
+                                               const Ranks& ranks, const std::function<bool()>& stop);
+
+/// Takes the best out of `found`, which the run with `checkpoints` goes on from, and logs why, where epochs
+/// that follow cannot be compared with it: it was evaluated on other data than `eval_data` (or `keep_best` is
+/// false), or its checkpoint is not among `checkpoints`.
+void forget_lost_best(checkpoint::LoadedCheckpoint& found, const checkpoint::RunCheckpoints& checkpoints,
+                      const DataOfRun& eval_data, bool keep_best);
+
+/// The metric by which the best epoch is chosen.
+class BestMetric {
+ public:
+  /// `logs`: what there is to say is said. Throws: UsageError where neither the options nor the metric's name
+  /// say whether more of it is better.
+  BestMetric(const TrainerOptions& options, bool logs);
+
+  /// Throws: UsageError unless `evaluated` (with the prefix val_) has the metric that was named.
+  void check_reported(const std::map<std::string, double>& evaluated) const;
+
+  /// The run goes on from `state`: forgets a best that was chosen by another metric, and says so.
+  void go_on_from(RunState& state) const;
+
+  /// Returns true where `report` is the best so far, which `state` then says too. A metric that is not there,
+  /// or is NaN, is a warning.
+  bool choose(const EpochReport& report, RunState& state) const;
+
+ private:
+  std::string name_;  // empty: val_accuracy, or val_loss
+  std::optional<bool> more_is_better_;
+  bool logs_;
+};
+
+}  // namespace cohort::train

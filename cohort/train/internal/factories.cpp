@@ -1,0 +1,317 @@
+// Each function turns a section of the configuration into the options of a public part, and checks what spans
+// both. The length of a schedule is counted in steps, saturating, so a huge number of epochs cannot overflow.
+// Milestones count from the start of the run, and are moved back by the warm-up that runs before.
+#include "cohort/train/internal/factories.h"
+
+#include <ATen/Context.h>
+
+#include <cmath>
+#include <limits>
+
+#include "cohort/base/error.h"
+#include "cohort/base/text/nearest_name.h"
+#include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/checkpoint/safetensors.h"
+#include "cohort/checkpoint/state_dict.h"
+#include "cohort/config/keys.h"
+#include "cohort/data/idx_dataset.h"
+#include "cohort/data/image_folder.h"
+#include "cohort/data/synthetic.h"
+#include "cohort/memory/process_memory.h"
+#include "cohort/models/memory_format.h"
+#include "cohort/models/registry.h"
+#include "cohort/optim/factory.h"
+#include "cohort/train/weights.h"
+
+namespace cohort::train {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;  // in steps
+
+data::ColorMode color_mode(const DataConfig& config) {
+  return config.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb;
+}
+
+std::vector<data::TransformSpec> transforms_of(const DataConfig& config, Split split) {
+  std::vector<data::TransformSpec> specs;
+  for (const TransformConfig& transform :
+       split == Split::kTrain ? train_transforms(config) : val_transforms(config)) {
+    specs.push_back({transform.name, transform.args});
+  }
+  return specs;
+}
+
+/// Both pairs of IDX files lie in one folder, unless a folder of their own is named.
+const std::string& idx_folder(const DataConfig& config, Split split) {
+  const std::string& own = split == Split::kTrain ? config.train : config.val;
+  return own.empty() ? config.path : own;
+}
+
+/// What to try where the data of `split` is not there.
+const char* data_hint(Split split) {
+  return split == Split::kTrain ? "data.path=FOLDER, or data.train=FOLDER"
+                                : "data.val=FOLDER, or train.eval_every=0, which trains without validation";
+}
+
+/// Throws: DataError naming the keys that say where the data is, when `folder` is not there.
+void check_folder(const std::string& folder, Split split) {
+  std::error_code ignored;
+  if (fs::exists(folder, ignored)) return;
+  throw DataError("train.make_dataset",
+                  base::concat("there is no ", split == Split::kTrain ? "training" : "validation",
+                               " data: the folder ", folder, " does not exist"),
+                  data_hint(split));
+}
+
+data::IdxPair find_idx_files(const std::string& folder, Split split) {
+  check_folder(folder, split);
+  try {
+    return data::find_idx_pair(folder, split == Split::kTrain ? "train" : "t10k");
+  } catch (const DataError& error) {
+    throw DataError("train.make_dataset", error.what(), data_hint(split));
+  }
+}
+
+/// data.options are for registered data sets; Cohort's own have keys.
+void check_data_options(const DataConfig& data) {
+  if (data.options.empty()) return;
+  if (data::is_own_dataset(data.type)) {
+    throw ConfigError("train.make_dataset",
+                      base::concat("data.options.", data.options.begin()->first, " is set, but data.type is ",
+                                   data.type, ", which has no options"),
+                      "the keys of data, or data.type with the name of a registered data set");
+  }
+  for (const char* taken : {"split", "path"}) {
+    if (data.options.contains(taken)) {
+      throw ConfigError("train.make_dataset",
+                        base::concat("data.options.", taken, " is set, but that is given by the run"),
+                        "data.path, data.train and data.val, or another name");
+    }
+  }
+}
+
+std::int64_t warmup_steps(const ScheduleConfig& schedule, std::int64_t steps_per_epoch, std::int64_t total) {
+  if (schedule.warmup_steps > 0) return schedule.warmup_steps;
+  if (schedule.warmup_epochs > 0) {
+    return std::llround(schedule.warmup_epochs * static_cast<double>(steps_per_epoch));
+  }
+  return std::llround(schedule.warmup_fraction * static_cast<double>(total));
+}
+
+/// The steps after which the rate falls, counted from the end of the warm-up: milestones count from the start
+/// of the run, whatever the warm-up.
+std::vector<std::int64_t> decay_steps(const ScheduleConfig& schedule, std::int64_t unit_steps,
+                                      std::int64_t warmup, std::int64_t total) {
+  std::vector<std::int64_t> steps;
+  const auto steps_of = [&](std::int64_t units) {  // a number that no run reaches where it is too large
+    return units > kNever / unit_steps ? kNever : units * unit_steps;
+  };
+  if (schedule.name == "step") {
+    const std::int64_t size = steps_of(schedule.step_size);
+    for (std::int64_t step = size; step < total; step += size)
+      steps.push_back(std::max<std::int64_t>(0, step - warmup));
+  } else {
+    for (const std::int64_t milestone : schedule.milestones) {
+      steps.push_back(std::max<std::int64_t>(0, steps_of(milestone) - warmup));
+    }
+  }
+  return steps;
+}
+
+}  // namespace
+
+std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on_host) {
+  const std::int64_t quarters = split == Split::kTrain ? 3 : 1;
+  return available_bytes / 2 * quarters / 4 / ranks_on_host;
+}
+
+std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split split, int ranks_on_host) {
+  const DataConfig& data = config.data;
+  const std::string path = split == Split::kTrain ? train_path(data) : val_path(data);
+  data::check_dataset_name(data.type);
+  check_data_options(data);
+  if (data.type == "synthetic") {
+    return std::make_shared<data::SyntheticDataset>(data::SyntheticOptions{
+        .size = split == Split::kTrain ? data.synthetic_train : data.synthetic_val,
+        .shape = {channels_of(data), data.image_size, data.image_size},
+        .num_classes = config.model.num_classes > 0 ? config.model.num_classes : 10,
+        .seed = static_cast<std::uint64_t>(config.run.seed) * 2 + (split == Split::kVal),
+        .channels_last = channels_last(config)});
+  }
+  if (data.type == "image_folder") {
+    check_folder(path, split);
+    data::ImageFolderOptions options;
+    options.transforms = transforms_of(data, split);
+    options.color = color_mode(data);
+    options.channels_last = channels_last(config);
+    options.allow_empty = data.empty_class == "keep";
+    options.on_other_files =
+        data.on_other_files == "raise" ? data::OnOtherFiles::kRaise : data::OnOtherFiles::kWarn;
+    if (data.cache == "encoded") {
+      options.cache_bytes = cache_bytes(split, memory::system_memory().available_bytes, ranks_on_host);
+    }
+    return std::make_shared<data::ImageFolder>(path, options);
+  }
+  if (data.type == "idx") {
+    const data::IdxPair files = find_idx_files(idx_folder(data, split), split);
+    return std::make_shared<data::IdxDataset>(
+        files.images, files.labels,
+        data::IdxDatasetOptions{.transforms = transforms_of(data, split),
+                                .channels_last = channels_last(config)});
+  }
+  data::DatasetArgs args = data.options;
+  args["split"] = split == Split::kTrain ? "train" : "val";
+  args["path"] = path;
+  return data::make_dataset(data.type, args);
+}
+
+bool reads_parts(const Config& config) {
+  return config.data.on_error != "skip";
+}
+
+std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
+                                          std::shared_ptr<const data::Dataset> dataset, at::Device device,
+                                          Share share) {
+  const bool training = split == Split::kTrain;
+  data::LoaderOptions options;
+  // A step computes its batch in `accumulate` parts of batch_size, which are read one after the other. Where
+  // broken samples are skipped the whole batch is read first: how many there are weighs each part.
+  options.batch_size =
+      training ? config.train.batch_size * config.train.accumulate : eval_batch_size(config.train);
+  if (training) options.global_batch_size = config.train.global_batch_size;
+  if (training && reads_parts(config)) options.parts = config.train.accumulate;
+  options.rank = share.rank;
+  options.world_size = share.world_size;
+  options.last_batch = training && config.data.last_batch == "pad" ? data::LastBatchPolicy::kPad
+                                                                   : data::LastBatchPolicy::kKeep;
+  options.workers = static_cast<int>(config.data.workers);
+  options.prefetch = static_cast<int>(config.data.prefetch);
+  options.shuffle = training && config.data.shuffle;
+  options.drop_last = training && config.data.drop_last;
+  options.pin_memory = config.data.pin_memory;
+  options.device = device;
+  options.seed = static_cast<std::uint64_t>(config.run.seed);
+  options.on_error = config.data.on_error == "skip" ? data::OnError::kSkip : data::OnError::kRaise;
+  return std::make_unique<data::Loader>(std::move(dataset), options);
+}
+
+torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, at::Device device,
+                                const std::optional<data::Field>& input) {
+  models::ModelOptions options;
+  options.name = config.model.name;
+  options.num_classes = config.model.num_classes > 0 ? config.model.num_classes : num_classes;
+  if (options.num_classes == 0) {
+    throw ConfigError("train.make_model",
+                      "model.num_classes is 0 and the data does not say how many classes it has",
+                      "model.num_classes=N");
+  }
+  if (num_classes > options.num_classes) {
+    throw ConfigError("train.make_model",
+                      base::concat("model.num_classes is ", options.num_classes, " but the data has ",
+                                   num_classes, " classes"),
+                      "model.num_classes=0, which counts them");
+  }
+  const std::vector<std::int64_t> shape = (input ? *input : picture_field(config)).shape;
+  options.in_channels = shape.empty() ? 1 : shape[0];
+  options.image_size = shape.size() < 2 ? 1 : shape[1];
+  options.width = config.model.width;
+  options.dropout = config.model.dropout;
+  options.pools = config.model.pools;
+  options.head = config.model.head;
+  options.extra = config.model.options;
+  at::manual_seed(static_cast<std::uint64_t>(config.run.seed));
+  torch::nn::AnyModule model = models::make_model(options);
+  if (!config.model.weights.empty()) {
+    checkpoint::load_module_state(*model.ptr(), read_weights(config.model.weights));
+  }
+  model.ptr()->to(device);
+  if (channels_last(config)) models::set_memory_format(*model.ptr(), at::MemoryFormat::ChannelsLast);
+  return model;
+}
+
+OptimConfig scale_lr(const Config& config, std::int64_t global_batch_size) {
+  OptimConfig optim = config.optim;
+  const double ratio = static_cast<double>(global_batch_size) / static_cast<double>(lr_base_size(config));
+  if (optim.lr_scaling == "linear") optim.lr *= ratio;
+  if (optim.lr_scaling == "sqrt") optim.lr *= std::sqrt(ratio);
+  return optim;
+}
+
+ClassificationOptions classification_options(const Config& config) {
+  return ClassificationOptions()
+      .label_smoothing(config.train.label_smoothing)
+      .accumulate(reads_parts(config) ? 1 : config.train.accumulate)
+      .clip_norm(config.optim.clip_norm)
+      .bf16(config.train.precision == "bf16")
+      .script(config.train.script);
+}
+
+std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model) {
+  optim::OptimizerOptions options;
+  options.name = config.name;
+  options.lr = config.lr;
+  options.weight_decay = config.weight_decay;
+  if (config.name == "sgd") {
+    options.momentum = config.momentum;
+    options.nesterov = config.nesterov;
+  } else {
+    options.beta1 = config.betas.at(0);
+    options.beta2 = config.betas.at(1);
+    options.eps = config.eps;
+  }
+  std::vector<optim::ParamGroup> groups;
+  if (config.no_decay_on_norm_and_bias) {
+    groups = optim::split_decay(optim::named_parameters(model), config.weight_decay);
+  } else {
+    groups.push_back({.params = model.parameters()});
+  }
+  return optim::make_optimizer(options, std::move(groups));
+}
+
+std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::int64_t steps_per_epoch) {
+  if (steps_per_epoch < 1) {
+    throw UsageError("train.make_schedule",
+                     base::concat("steps_per_epoch: got ", steps_per_epoch, ", expected at least 1"));
+  }
+  const ScheduleConfig& schedule = config.schedule;
+  std::int64_t total =
+      config.train.epochs > kNever / steps_per_epoch ? kNever : config.train.epochs * steps_per_epoch;
+  if (config.train.max_steps > 0) total = std::min(total, config.train.max_steps);
+  const bool by_epoch = schedule.unit == "epoch";
+  const std::int64_t unit_steps = by_epoch ? steps_per_epoch : 1;
+  const std::int64_t warmup = std::min(total, warmup_steps(schedule, steps_per_epoch, total));
+  // Cosine and linear take what the warm-up leaves, in whole units.
+  const std::int64_t rest = std::max<std::int64_t>(1, (total - warmup + unit_steps - 1) / unit_steps);
+  const auto in_units = [&](optim::SchedulePtr inner) {
+    return by_epoch ? optim::per_epoch(std::move(inner), steps_per_epoch) : inner;
+  };
+
+  optim::SchedulePtr main;
+  if (schedule.name == "constant") {
+    main = optim::constant();
+  } else if (schedule.name == "cosine") {
+    main = in_units(optim::cosine(rest, schedule.eta_min));
+  } else if (schedule.name == "linear") {
+    main = in_units(optim::linear(1.0, config.optim.lr > 0 ? schedule.eta_min / config.optim.lr : 0.0, rest));
+  } else if (schedule.name == "one_cycle") {
+    return optim::one_cycle({.total_steps = total,
+                             .pct_start = schedule.pct_start,
+                             .linear_anneal = schedule.anneal == "linear",
+                             .cycle_momentum = schedule.cycle_momentum,
+                             .base_momentum = schedule.base_momentum,
+                             .max_momentum = schedule.max_momentum,
+                             .div_factor = schedule.div_factor,
+                             .final_div_factor = schedule.final_div_factor,
+                             .three_phase = schedule.three_phase});
+  } else if (schedule.name == "step" || schedule.name == "multistep") {
+    main = optim::multistep(decay_steps(schedule, unit_steps, warmup, total), schedule.gamma);
+  } else {
+    const std::vector<std::string>& names = find_key("schedule.name")->choices;
+    throw ConfigError("train.make_schedule", base::concat("unknown schedule \"", schedule.name, "\""),
+                      base::concat("\"", base::least_changed_name(schedule.name, names), "\""));
+  }
+  return warmup > 0 ? optim::warmup(warmup, schedule.warmup_start, std::move(main)) : main;
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,25 @@
+#include "cohort/train/internal/json_text.h"
+
+#include <vector>
+
+namespace cohort::train {
+
+using nlohmann::json;
+
+json text_to_json(const std::string& text) {
+  try {
+    const json whole = text;
+    static_cast<void>(whole.dump());
+    return whole;
+  } catch (const json::exception&) {
+    return std::vector<unsigned char>(text.begin(), text.end());
+  }
+}
+
+std::string text_from_json(const json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  const auto bytes = value.get<std::vector<unsigned char>>();
+  return {bytes.begin(), bytes.end()};
+}
+
+}  // namespace cohort::train

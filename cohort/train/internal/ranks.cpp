@@ -1,0 +1,133 @@
+// agree() begins an all-reduce of this rank's wishes, and returns the result of the call before. All ranks
+// have the same answer at the same step, and the reduction has a whole step to end. Sums of metrics travel as
+// text, because a rank may not know all names; they are added in the order of ranks. A checkpoint is read by
+// rank 0 alone: its layout travels as JSON, then each tensor.
+#include "cohort/train/internal/ranks.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cohort/base/timeline.h"
+#include "cohort/comm/text_collectives.h"
+#include "cohort/comm/trace.h"
+#include "cohort/train/internal/json_text.h"
+
+namespace cohort::train {
+namespace {
+
+using nlohmann::json;
+
+json layout_of(const checkpoint::TensorMap& tensors) {
+  json layout = json::array();
+  for (const auto& [name, tensor] : tensors) {
+    layout.push_back({name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec()});
+  }
+  return layout;
+}
+
+checkpoint::TensorMap empty_tensors(const json& layout) {
+  checkpoint::TensorMap tensors;
+  for (const json& entry : layout) {
+    tensors.emplace_back(entry.at(0), at::empty(entry.at(2).get<std::vector<std::int64_t>>(),
+                                                static_cast<at::ScalarType>(entry.at(1).get<int>())));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+void Ranks::step_done() const {
+  if (group_ != nullptr) group_->step_done();
+}
+
+void Ranks::write_trace(const std::filesystem::path& path) const {
+  if (size() == 1) {
+    base::Timeline::write(path);
+  } else {
+    comm::write_trace(*group_, path);
+  }
+}
+
+void Ranks::require_same(const std::string& what, const std::string& text) const {
+  if (size() > 1) comm::require_same(*group_, what, text);
+}
+
+Ranks::ControlRequests Ranks::agree(const ControlRequests& mine) {
+  if (size() == 1) return mine;
+  ControlRequests agreed;
+  if (told_.defined()) {
+    telling_.wait();
+    const std::int64_t* const words = told_.const_data_ptr<std::int64_t>();
+    agreed = {static_cast<int>(words[0]), words[1] != 0, words[2] != 0};
+  }
+  told_ = at::tensor(
+      {std::int64_t{mine.stop_signal}, std::int64_t{mine.save_now}, std::int64_t{mine.save_due}}, at::kLong);
+  telling_ = group_->all_reduce(told_, comm::ReduceOp::MAX);
+  return agreed;
+}
+
+std::map<std::string, MeterSet::Sum> Ranks::total(MeterSet& meters) const {
+  if (size() == 1) return meters.sums();
+  // As text, a line each: a rank without a sample so far does not know the names. Hexadecimal keeps every
+  // bit.
+  std::string mine;
+  for (const auto& [name, sum] : meters.sums()) {
+    std::array<char, 80> numbers{};
+    std::snprintf(numbers.data(), numbers.size(), "%a %a ", sum.weighted, sum.weight);
+    mine += numbers.data() + name + "\n";
+  }
+  std::map<std::string, MeterSet::Sum> total;
+  for (const std::string& text : comm::all_gather_text(*group_, mine)) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      char* next = nullptr;
+      const double weighted = std::strtod(line.c_str(), &next);
+      const double weight = std::strtod(next, &next);
+      MeterSet::Sum& sum = total[next + 1];
+      sum.weighted += weighted;
+      sum.weight += weight;
+    }
+  }
+  return total;
+}
+
+double Ranks::sum(double value) const {
+  if (size() == 1) return value;
+  at::Tensor tensor = at::tensor({value}, at::kDouble);
+  group_->all_reduce(tensor).wait();
+  return tensor.item<double>();
+}
+
+std::optional<checkpoint::LoadedCheckpoint> Ranks::share(
+    std::optional<checkpoint::LoadedCheckpoint> mine) const {
+  if (size() == 1) return mine;
+  json head;
+  if (mine) {
+    head = {{"folder", text_to_json(mine->folder.string())},
+            {"model", layout_of(mine->content.model)},
+            {"optimizer", layout_of(mine->content.optimizer)},
+            {"state", mine->content.state}};
+  }
+  head = json::parse(comm::broadcast_text(*group_, head.dump()));
+  if (head.is_null()) return std::nullopt;
+  if (!is_first()) {
+    mine = {.folder = text_from_json(head.at("folder")),
+            .content = {.model = empty_tensors(head.at("model")),
+                        .optimizer = empty_tensors(head.at("optimizer")),
+                        .state = head.at("state")}};
+  }
+  for (checkpoint::TensorMap* tensors : {&mine->content.model, &mine->content.optimizer}) {
+    for (auto& [name, tensor] : *tensors) {
+      if (tensor.numel() > 0) group_->broadcast(tensor, 0).wait();
+    }
+  }
+  return mine;
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,75 @@
+#include "cohort/train/internal/rates.h"
+
+#include <algorithm>
+
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+
+namespace cohort::train {
+namespace {
+
+std::vector<double> initial_rates(const std::vector<ParamGroups>& optimizers) {
+  std::vector<double> rates;
+  for (const ParamGroups& groups : optimizers) {
+    for (const optim::ParamGroup& group : groups) rates.push_back(group.initial_lr);
+  }
+  return rates;
+}
+
+/// The rates without those that repeat the one before: groups mostly share one.
+std::string text_of(std::vector<double> rates) {
+  rates.erase(std::unique(rates.begin(), rates.end()), rates.end());
+  std::string text;
+  for (const double rate : rates) text += base::concat(text.empty() ? "" : ", ", rate);
+  return text;
+}
+
+}  // namespace
+
+std::vector<ParamGroups> param_groups_of(const Task& task) {
+  std::vector<ParamGroups> groups;
+  for (const NamedOptimizer& entry : task.optimizers()) {
+    groups.push_back(entry.optimizer->param_groups());
+  }
+  return groups;
+}
+
+void set_param_groups(const Task& task, const std::vector<ParamGroups>& groups) {
+  auto next = groups.begin();
+  for (const NamedOptimizer& entry : task.optimizers()) entry.optimizer->param_groups() = *next++;
+}
+
+double current_lr(const Task& task) {
+  const auto& optimizers = task.optimizers();
+  return optimizers.empty() ? 0.0 : optimizers.front().optimizer->param_groups().front().lr;
+}
+
+void apply_schedules(const Task& task, std::int64_t step) {
+  for (const NamedOptimizer& entry : task.optimizers()) {
+    if (entry.schedule) entry.schedule->apply(*entry.optimizer, step);
+  }
+}
+
+double rate_of_step(const Task& task, std::int64_t step) {
+  const std::vector<ParamGroups> before = param_groups_of(task);
+  apply_schedules(task, step);
+  const double rate = current_lr(task);
+  set_param_groups(task, before);
+  return rate;
+}
+
+void log_other_rates(const std::vector<ParamGroups>& own, const std::vector<ParamGroups>& theirs,
+                     bool keeps) {
+  const std::vector<double> now = initial_rates(own), then = initial_rates(theirs);
+  if (now == then) return;
+  if (!keeps) {
+    base::log_info(
+        "learning rates are those of the checkpoint, not the program's "
+        "(TrainerOptions::keep_optimizer_options)");
+    return;
+  }
+  base::log_info(base::concat("learning rates before schedules are ", text_of(now), ", not the ",
+                              text_of(then), " of the checkpoint"));
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,144 @@
+// Rank 0 reads what the checkpoint says of its run, and sends it as text, so all ranks decide alike. The
+// samples of a step stay, unless the configuration asks for another number; so does a rate that is scaled by
+// them. Then the two configurations are compared, and keys that may not change are refused. A configuration
+// that cannot be read is not compared, with a warning.
+#include "cohort/train/internal/resume.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/checkpoint/manifest.h"
+#include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/config/keys.h"
+#include "cohort/config/resume.h"
+#include "cohort/train/internal/distributed_setup.h"
+#include "cohort/train/internal/run_state.h"
+
+namespace cohort::train {
+namespace fs = std::filesystem;
+namespace {
+
+/// What a checkpoint says of the run that made it.
+struct Origin {
+  std::string checkpoint;
+  int world_size = 1;
+  std::int64_t global_batch_size = 0;
+  std::string config;  // empty: an older version made it
+};
+
+/// A line for each but the last, which is the rest; empty: there is no checkpoint.
+std::string to_text(const std::optional<Origin>& origin) {
+  if (!origin) return "";
+  return base::concat(origin->checkpoint, "\n", origin->world_size, "\n", origin->global_batch_size, "\n",
+                      origin->config);
+}
+
+std::optional<Origin> origin_from(const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  std::istringstream lines(text);
+  Origin origin;
+  std::string line;
+  std::getline(lines, origin.checkpoint);
+  std::getline(lines, line);
+  origin.world_size = std::stoi(line);
+  std::getline(lines, line);
+  origin.global_batch_size = std::stoll(line);
+  std::getline(lines, origin.config, '\0');
+  return origin;
+}
+
+Origin read_origin(const fs::path& checkpoint) {
+  const RunState state = run_of(checkpoint::read_manifest(checkpoint).state);
+  return {checkpoint.string(), state.world_size, state.global_batch_size, state.description};
+}
+
+std::optional<Origin> find_origin(const std::string& resume, const fs::path& folder) {
+  const auto found = checkpoint::RunCheckpoints(folder / "checkpoints").find(resume);
+  return found ? std::optional(read_origin(*found)) : std::nullopt;
+}
+
+/// The configuration of `origin`, where there is one that this version can read.
+std::optional<Config> config_of(const Origin& origin, bool logs) {
+  std::string why = "the checkpoint does not hold it";
+  try {
+    if (!origin.config.empty())
+      return load_written_config_text(origin.config, origin.checkpoint + "/state.json");
+  } catch (const ConfigError& error) {
+    why = error.what();
+  }
+  if (logs) {
+    base::log_warning(
+        base::concat("the configuration that made ", origin.checkpoint, " is not compared: ", why));
+  }
+  return std::nullopt;
+}
+
+/// Returns whether a step has as many samples as in `origin`; makes it so unless `config` asks for others.
+bool keep_step(Config& config, const Origin& origin, const std::optional<Config>& before,
+               const Strategy& strategy) {
+  TrainConfig& train = config.train;
+  const std::int64_t asked_for = train.global_batch_size > 0
+                                     ? train.global_batch_size
+                                     : train.batch_size * train.accumulate * strategy.size();
+  if (asked_for == origin.global_batch_size) return true;
+  const bool changed =
+      train.global_batch_size > 0 || (before && (train.batch_size != before->train.batch_size ||
+                                                 train.accumulate != before->train.accumulate));
+  if (changed || (!before && strategy.size() == origin.world_size)) return false;
+  train.global_batch_size = origin.global_batch_size;
+  if (strategy.rank() == 0) {
+    base::log_info(base::concat("the run was made by ", origin.world_size, " ranks, and goes on with ",
+                                strategy.size(), ": a step keeps its ", origin.global_batch_size,
+                                " samples"));
+  }
+  return true;
+}
+
+/// A rate that is scaled is that of the samples of a step, which stay, over those that optim.lr is for.
+void keep_rate(Config& config, const Config& before) {
+  if (config.optim.lr_base_size > 0 || config.optim.lr_scaling == "none" || before.optim.lr_scaling == "none")
+    return;
+  if (lr_base_size(config) != lr_base_size(before)) config.optim.lr_base_size = lr_base_size(before);
+}
+
+/// True where an epoch is evaluated as `before` did, with `ranks_before`, on the same data: which data it is
+/// Trainer finds out.
+bool evaluates_as(Config before, int ranks_before, Config now, int ranks) {
+  static constexpr std::array kKeys = {
+      "data.val_transforms",  "data.mean", "data.std", "data.options", "train.max_eval_steps",
+      "train.label_smoothing"};
+  // So many batches are not the same samples in batches of another size.
+  const bool same_batches =
+      eval_batch_size(before.train) * ranks_before == eval_batch_size(now.train) * ranks;
+  if (now.train.max_eval_steps > 0 && !same_batches) return false;
+  return std::ranges::all_of(kKeys,
+                             [&](const char* name) { return same_value(*find_key(name), before, now); });
+}
+
+}  // namespace
+
+Resumption prepare_resume(Config& config, const Strategy& strategy, const fs::path& folder) {
+  if (config.run.resume.empty()) return {};
+  const auto origin = origin_from(
+      run_on_rank0_and_broadcast(strategy, [&] { return to_text(find_origin(config.run.resume, folder)); }));
+  if (!origin) return {};
+  const bool is_first = strategy.rank() == 0;
+  config.run.resume = origin->checkpoint;  // Trainer takes the same
+  if (is_first && !config.model.weights.empty()) {
+    base::log_info("model.weights is not read: the parameters are those of " + origin->checkpoint);
+  }
+  const std::optional<Config> before = config_of(*origin, is_first);
+  const bool same_step = keep_step(config, *origin, before, strategy);
+  if (!before) return {.goes_on = true};
+  if (same_step) keep_rate(config, *before);
+  const std::string changes = check_resume(*before, config, same_step, origin->checkpoint);
+  if (is_first && !changes.empty()) base::log_info("going on with other settings: " + changes);
+  return {.goes_on = true, .keep_best = evaluates_as(*before, origin->world_size, config, strategy.size())};
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <filesystem>
+
+#include "cohort/config/config.h"
+#include "cohort/train/strategy.h"
+
+/// What `cohort train` does before it goes on with a run. Internal to this module.
+namespace cohort::train {
+
+struct Resumption {
+  bool goes_on = false;   ///< from a checkpoint, which has the parameters
+  bool keep_best = true;  ///< TrainerOptions::keep_best
+};
+
+/// Compares `config`, of a run in `folder`, with the configuration that made the checkpoint it goes on from,
+/// and logs what takes effect. A step keeps its samples where `config` does not ask for others:
+/// `train.global_batch_size` is set then; a learning rate that is scaled by them stays: `optim.lr_base_size`
+/// is set then. `run.resume` becomes the path of the checkpoint. Does nothing for a fresh start. Writes
+/// nothing. Collective. Throws: ConfigError naming the keys that cannot change; DataError where checkpoints
+/// are there and none can be used.
+Resumption prepare_resume(Config& config, const Strategy& strategy, const std::filesystem::path& folder);
+
+}  // namespace cohort::train

@@ -1,0 +1,36 @@
+#include "cohort/train/internal/state_numbers.h"
+
+#include <cmath>
+#include <limits>
+
+namespace cohort::train {
+
+using nlohmann::json;
+
+json number_to_json(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+double number_from_json(const json& value) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (value == "inf") return kInfinity;
+  if (value == "-inf") return -kInfinity;
+  if (value == "nan" || value.is_null()) return std::numeric_limits<double>::quiet_NaN();
+  return value.get<double>();
+}
+
+json numbers_to_json(const std::map<std::string, double>& numbers) {
+  json object = json::object();
+  for (const auto& [name, value] : numbers) object[name] = number_to_json(value);
+  return object;
+}
+
+std::map<std::string, double> numbers_from_json(const json& object) {
+  std::map<std::string, double> numbers;
+  for (const auto& [name, value] : object.items()) numbers[name] = number_from_json(value);
+  return numbers;
+}
+
+}  // namespace cohort::train

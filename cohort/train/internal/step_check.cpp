@@ -1,0 +1,106 @@
+// Numbers on the CPU are known at once; those on an accelerator are read when the next step is added. So at
+// most a single step is not known yet, and steps come out in their order. A run that ends names the first bad
+// parameter, or the first bad layer while the step's batch is at hand.
+#include "cohort/train/internal/step_check.h"
+
+#include <ATen/ops/isfinite.h>
+
+#include <cmath>
+#include <utility>
+
+#include "cohort/base/error.h"
+
+namespace cohort::train {
+namespace {
+
+/// The name of the first parameter of which `look` returns a tensor that is not finite; "" if there is none.
+template <typename Look>
+std::string first_bad_parameter(const Task& task, const Look& look) {
+  for (const NamedModule& entry : task.modules()) {
+    for (const auto& parameter : entry.module->named_parameters()) {
+      const at::Tensor looked_at = look(parameter.value());
+      if (looked_at.defined() && !at::isfinite(looked_at).all().template item<bool>()) {
+        return entry.name.empty() ? parameter.key() : entry.name + "." + parameter.key();
+      }
+    }
+  }
+  return "";
+}
+
+std::string first_bad_gradient(const Task& task) {
+  const std::string name = first_bad_parameter(task, [](const at::Tensor& one) { return one.grad(); });
+  return name.empty() ? "a parameter of no module" : name;
+}
+
+std::string advice_at(const StepPlace& place) {
+  const std::string usual = base::concat("a lower learning rate (now ", place.lr,
+                                         "), clipping by norm, or to go on without such "
+                                         "steps (train.on_nonfinite=continue)");
+  if (place.resumed_from.empty()) return usual;
+  // What diverges may be finite when it is saved, and is lost all the same.
+  return base::concat("an earlier checkpoint than ", place.resumed_from,
+                      " (--resume PATH), as the model may have diverged before it was saved; then ", usual);
+}
+
+}  // namespace
+
+std::vector<CheckedStep> StepCheck::add(std::int64_t step, StepMetrics metrics,
+                                        const optim::NonFinite& gradients) {
+  std::vector<CheckedStep> known;
+  if (auto earlier = settle()) known.push_back(std::move(*earlier));
+  Pending now{{.step = step, .metrics = std::move(metrics), .gradients_are_finite = !gradients.on_cpu},
+              {},
+              optim::LateScalar(gradients.on_device)};
+  for (const Metric& metric : now.step.metrics) {
+    if (metric.name != "loss") continue;
+    now.loss = optim::LateScalar(metric.device_value);
+    now.step.loss_is_finite = now.loss.is_defined() || std::isfinite(metric.value);
+  }
+  if (now.step.is_finite() && (now.loss.is_defined() || now.gradients.is_defined())) {
+    pending_ = std::move(now);
+  } else {
+    known.push_back(std::move(now.step));
+  }
+  return known;
+}
+
+std::optional<CheckedStep> StepCheck::settle() {
+  auto pending = std::exchange(pending_, std::nullopt);
+  if (!pending) return std::nullopt;
+  CheckedStep& step = pending->step;
+  if (pending->loss.is_defined()) step.loss_is_finite = std::isfinite(pending->loss.read());
+  if (pending->gradients.is_defined()) step.gradients_are_finite = pending->gradients.read() == 0;
+  return std::move(step);
+}
+
+std::string subject_of(const CheckedStep& checked) {
+  return base::concat(checked.loss_is_finite ? "a gradient" : "the loss", " of step ", checked.step);
+}
+
+void throw_not_finite(const CheckedStep& checked, Task& task, data::Batch* batch, const StepPlace& place) {
+  std::string text = base::concat(subject_of(checked), " (epoch ", place.epoch, ") is not finite");
+  const int bad_rank = task.last_average().bad_rank.value_or(place.rank);
+  if (bad_rank != place.rank) throw NumericError("train.step", base::concat(text, " on rank ", bad_rank));
+  if (batch != nullptr && checked.loss_is_finite) {
+    text += "; the first is that of " + first_bad_gradient(task);
+  } else if (batch != nullptr) {
+    const std::string module = task.find_non_finite(*batch);
+    const bool is_whole = module == "input" || module == "output";  // models::first_non_finite: no layer's
+    if (!module.empty())
+      text += is_whole ? base::concat("; the model's ", module, " is not finite")
+                       : "; the first output that is not finite is that of " + module;
+  }
+  throw NumericError("train.step", text, advice_at(place));
+}
+
+void check_parameters(const Task& task, std::int64_t step) {
+  const std::string bad = first_bad_parameter(
+      task, [](const at::Tensor& one) { return one.requires_grad() ? one.detach() : at::Tensor(); });
+  if (bad.empty()) return;
+  throw NumericError("train.save",
+                     base::concat("parameter ", bad, " is not finite after step ", step,
+                                  ": the model has diverged, and no checkpoint of it is saved"),
+                     "a lower learning rate, and --resume with an earlier checkpoint");
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,342 @@
+#include "cohort/base/threads/task_thread.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "cohort/base/error.h"
+#include "cohort/base/timeline.h"
+#include "tests/support/gate.h"
+#include "tests/support/throws.h"
+
+namespace cohort::base {
+namespace {
+
+using namespace std::chrono_literals;
+
+Deadline patience() {
+  return Deadline(60s);
+}
+
+TEST(TaskThreadTest, RunsInOrderOnItsCoresAndReturnsValues) {
+  const CpuSet last({CpuSet::of_process().ids().back()});
+  TaskThread thread({.name = "t", .cpus = last});
+  std::vector<int> order;
+  std::vector<Pending<int>> pending;
+  for (int i = 0; i < 100; ++i) {
+    pending.push_back(thread.submit("number", [&order, i] {
+      order.push_back(i);
+      return i * i;
+    }));
+  }
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(pending[static_cast<std::size_t>(i)].get(patience()), i * i);
+  std::vector<int> expected(100);
+  std::iota(expected.begin(), expected.end(), 0);
+  EXPECT_EQ(order, expected);
+  EXPECT_EQ(thread.submit("cores", [] { return CpuSet::of_current_thread(); }).get(patience()), last);
+  EXPECT_TRUE(thread.submit("self", [&] { return thread.is_current(); }).get(patience()));
+  EXPECT_FALSE(thread.is_current());
+}
+
+TEST(TaskThreadTest, TakesWhatCannotBeCopiedAndDropsItOnTheThread) {
+  TaskThread thread({.name = "t"});
+  std::thread::id dropped;
+  struct Note {
+    std::thread::id* where;
+    ~Note() { *where = std::this_thread::get_id(); }
+  };
+  auto note = std::make_unique<Note>(Note{&dropped});
+  auto pending = thread.submit("move", [note = std::move(note)] { return std::make_unique<int>(7); });
+  EXPECT_EQ(*pending.get(patience()), 7);
+  EXPECT_EQ(dropped, thread.submit("id", [] { return std::this_thread::get_id(); }).get(patience()));
+}
+
+TEST(TaskThreadTest, ThrowsWhatTheFunctionThrewAndGoesOn) {
+  TaskThread thread({.name = "t"});
+  auto bad = thread.submit("bad", []() -> int { throw DataError("test", "no"); });
+  auto good = thread.submit("good", [] { return 1; });
+  COHORT_EXPECT_THROW_WITH(bad.get(patience()), DataError, "[test] no");
+  EXPECT_EQ(good.get(patience()), 1);
+}
+
+TEST(TaskThreadTest, StartRunsFirstAndItsErrorComesOutOfTheConstructor) {
+  thread_local int mark = 0;
+  TaskThread thread({.name = "t", .start = [] { mark = 5; }});
+  EXPECT_EQ(thread.submit("mark", [] { return mark; }).get(patience()), 5);
+  COHORT_EXPECT_THROW_WITH(TaskThread({.name = "t", .start = [] { throw DataError("test", "start"); }}),
+                           DataError, "[test] start");
+}
+
+TEST(TaskThreadTest, AStartThatDoesNotEndIsATimeoutOfTheConstructor) {
+  const auto gate = std::make_shared<test::Gate>();  // the thread is left behind
+  const Deadline waited(50ms);
+  COHORT_EXPECT_THROW_WITH(
+      TaskThread({.name = "cpu:9", .start = [gate] { gate->wait(); }, .start_time = 50ms}), TimeoutError,
+      "ms for thread cpu:9 to begin");
+  EXPECT_LT(waited.elapsed(), 4s);
+  gate->open();
+}
+
+TEST(TaskThreadTest, ADeadlineThatPassesNamesTheThreadAndWhatItIsIn) {
+  test::Gate entered, gate;
+  TaskThread thread({.name = "cpu:9"});
+  auto first = thread.submit("first", [&] {
+    entered.open();
+    gate.wait();
+  });
+  entered.wait();
+  auto second = thread.submit("second", [] {});
+  EXPECT_FALSE(second.wait(Deadline(1ms)));
+  EXPECT_FALSE(thread.is_late());
+  COHORT_EXPECT_THROW_WITH(second.get(Deadline(1ms)), TimeoutError,
+                           "for second on thread cpu:9, which is busy with first");
+  EXPECT_TRUE(thread.is_late());
+  gate.open();
+  second.get(patience());
+  EXPECT_FALSE(thread.is_late()) << "who has the result of a function sees that its thread is late no more";
+  first.get(patience());
+}
+
+// Functions end in the order in which they were given, each when the test lets it.
+TEST(TaskThreadTest, IsLateWhileAFunctionIsThatWasGivenUpWhateverElseEnds) {
+  struct Given {
+    std::shared_ptr<test::Gate> gate;
+    Pending<void> pending;
+    bool is_abandoned = false;
+  };
+  std::mt19937 random(7);
+  const CpuSet core({CpuSet::of_process().ids().front()});
+  TaskThread thread({.name = "t", .cpus = core});
+  std::deque<Given> given;
+  for (int step = 0; step < 4000; ++step) {
+    const auto what = random() % 3;
+    if (what == 0 && given.size() < 6) {
+      const auto gate = std::make_shared<test::Gate>();
+      given.push_back({gate, thread.submit("work", [gate] { gate->wait(); })});
+    } else if (what == 1 && !given.empty()) {
+      Given& any = given[random() % given.size()];
+      any.pending.abandon();
+      any.is_abandoned = true;
+    } else if (!given.empty()) {
+      given.front().gate->open();
+      ASSERT_TRUE(given.front().pending.wait(patience()));
+      given.pop_front();
+    }
+    const bool is_late = std::ranges::any_of(given, &Given::is_abandoned);
+    ASSERT_EQ(thread.is_late(), is_late) << "step " << step;
+  }
+  for (const Given& each : given) {
+    each.gate->open();
+    ASSERT_TRUE(each.pending.wait(patience()));
+  }
+}
+
+TEST(TaskThreadTest, IsStuckInAFunctionThatWasGivenUpAndNotBehindOne) {
+  test::Gate entered, gate, entered_again, second_gate;
+  TaskThread thread({.name = "t"});
+  auto first = thread.submit("first", [&] {
+    entered.open();
+    gate.wait();
+  });
+  auto second = thread.submit("second", [&] {
+    entered_again.open();
+    second_gate.wait();
+  });
+  entered.wait();
+  EXPECT_TRUE(second.abandon());
+  EXPECT_TRUE(thread.is_late());
+  EXPECT_FALSE(thread.is_stuck()) << "the first one is waited for";
+  EXPECT_TRUE(first.abandon());
+  EXPECT_TRUE(thread.is_stuck());
+  gate.open();
+  ASSERT_TRUE(first.wait(patience()));
+  entered_again.wait();
+  EXPECT_TRUE(thread.is_stuck()) << "the second one runs";
+  second_gate.open();
+  ASSERT_TRUE(second.wait(patience()));
+  EXPECT_FALSE(thread.is_stuck());
+  EXPECT_FALSE(second.abandon()) << "it is done";
+  EXPECT_FALSE(thread.is_stuck());
+}
+
+TEST(TaskThreadTest, IsStuckInAFunctionThatNobodyWaitsForOnceAnotherIsGivenUpBehindIt) {
+  test::Gate entered, gate;
+  TaskThread thread({.name = "t"});
+  // Its Pending is gone at once, and cannot give it up.
+  static_cast<void>(thread.submit("dropped", [&] {
+    entered.open();
+    gate.wait();
+  }));
+  entered.wait();
+  EXPECT_FALSE(thread.is_stuck()) << "nobody has waited in vain";
+  auto behind = thread.submit("behind", [] {});
+  EXPECT_FALSE(thread.is_stuck());
+  EXPECT_TRUE(behind.abandon());
+  EXPECT_TRUE(thread.is_stuck());
+  gate.open();
+  ASSERT_TRUE(behind.wait(patience()));
+  EXPECT_FALSE(thread.is_stuck());
+}
+
+TEST(TaskThreadTest, AWaiterLooksNoLongerThanItsDeadline) {
+  const auto gate = std::make_shared<test::Gate>();
+  TaskThread thread({.name = "t", .spin = 60s});
+  auto pending = thread.submit("work", [gate] { gate->wait(); });
+  const Deadline deadline(1ms);
+  EXPECT_FALSE(pending.wait(deadline));
+  EXPECT_LT(deadline.elapsed(), 30s);
+  gate->open();
+  EXPECT_TRUE(pending.wait(patience()));
+}
+
+TEST(TaskThreadTest, AThreadThatIsStuckIsLeftBehindAndWhatWaitsForItFails) {
+  auto gate = std::make_shared<test::Gate>();
+  auto entered = std::make_shared<test::Gate>();
+  TaskThread thread({.name = "cpu:9"});
+  auto first = thread.submit("first", [gate, entered] {
+    entered->open();
+    gate->wait();
+    return 3;
+  });
+  auto second = thread.submit("second", [] {});
+  entered->wait();
+  EXPECT_FALSE(thread.stop(1ms));
+  EXPECT_FALSE(thread.stop(1ms)) << "it has not ended since";
+  COHORT_EXPECT_THROW_WITH(second.get(patience()), TimeoutError,
+                           "second was not begun: thread cpu:9 was given up, as it is busy with first");
+  COHORT_EXPECT_THROW_WITH(thread.submit("third", [] {}), UsageError, "has been stopped");
+  gate->open();
+  EXPECT_EQ(first.get(patience()), 3) << "what it was in ends all the same";
+}
+
+TEST(TaskThreadTest, AThreadThatIsLateHoldsUpNobodyWhoDestroysIt) {
+  const auto gate = std::make_shared<test::Gate>();
+  const Deadline waited(10ms);
+  {
+    TaskThread thread({.name = "cpu:9"});
+    auto stuck = thread.submit("stuck", [gate] { gate->wait(); });
+    EXPECT_THROW(stuck.get(waited), TimeoutError);
+  }
+  EXPECT_LT(waited.elapsed(), 4s);
+  gate->open();
+}
+
+TEST(TaskThreadTest, StoppingRunsWhatWasGiven) {
+  std::atomic<int> count{0};
+  {
+    TaskThread thread({.name = "t"});
+    for (int i = 0; i < 20; ++i) thread.submit("count", [&] { ++count; });
+  }
+  EXPECT_EQ(count, 20);
+}
+
+TEST(TaskThreadTest, CanBeDestroyedByItsOwnFunction) {
+  auto thread = std::make_shared<TaskThread>(TaskThread::Options{.name = "t"});
+  TaskThread& reference = *thread;
+  auto gate = std::make_shared<test::Gate>();
+  auto pending = reference.submit("last", [gate, thread = std::move(thread)] {
+    gate->wait();
+    return 1;
+  });
+  gate->open();
+  EXPECT_EQ(pending.get(patience()), 1);
+}
+
+// The function may end, and the thread go, before submit() has returned.
+TEST(TaskThreadTest, CanBeDestroyedByItsOwnFunctionAtOnce) {
+  for (int round = 0; round < 200; ++round) {
+    auto thread = std::make_shared<TaskThread>(TaskThread::Options{.name = "t"});
+    TaskThread& reference = *thread;
+    auto pending = reference.submit("last", [thread = std::move(thread)] { return 1; });
+    ASSERT_EQ(pending.get(patience()), 1);
+  }
+}
+
+TEST(TaskThreadTest, WaitsInACircleAreRefused) {
+  TaskThread a({.name = "a"}), b({.name = "b"});
+  auto itself = a.submit("outer", [&] { a.submit("inner", [] {}).get(patience()); });
+  COHORT_EXPECT_THROW_WITH(itself.get(patience()), UsageError,
+                           "thread a, busy with outer, would wait for inner on thread a, which is itself");
+  auto circle = a.submit("outer", [&] {
+    b.submit("middle", [&] { a.submit("inner", [] {}).get(patience()); }).get(patience());
+  });
+  // Whichever of the two comes to wait last is refused.
+  COHORT_EXPECT_THROW_WITH(circle.get(patience()), UsageError, "which waits for it in turn");
+  auto chain = a.submit("outer", [&] { return b.submit("middle", [] { return 2; }).get(patience()); });
+  EXPECT_EQ(chain.get(patience()), 2);
+  TaskThread c({.name = "c"});
+  const auto ask = [](TaskThread& next, auto fn) { next.submit("inner", fn).get(patience()); };
+  auto of_three = a.submit("outer", [&] { ask(b, [&] { ask(c, [&] { ask(a, [] {}); }); }); });
+  COHORT_EXPECT_THROW_WITH(of_three.get(patience()), UsageError, "which waits for it in turn");
+}
+
+TEST(TaskThreadTest, ALookWithoutWaitingIsNoPartOfACircle) {
+  TaskThread a({.name = "a"}), b({.name = "b"});
+  const auto outer = a.submit("outer", [&] {
+    auto inner = a.submit("inner", [] {});
+    return b.submit("look", [&] { return inner.wait(Deadline(0ms)); }).get(patience());
+  });
+  EXPECT_FALSE(Pending(outer).get(patience()));
+}
+
+// The thread that waited is yet to wake when what it waited for is done: it waits no more. The work ends at
+// another moment of the wait in each round.
+TEST(TaskThreadTest, AWaitThatIsOverIsNoPartOfACircle) {
+  TaskThread a({.name = "a"}), b({.name = "b", .spin = 0us});
+  for (int round = 0; round < 2000; ++round) {
+    auto inner = a.submit("inner", [round] {
+      const Deadline end(std::chrono::nanoseconds(round % 200 * 200));
+      while (!end.expired()) {
+      }
+    });
+    auto first = b.submit("middle", [&] { inner.get(patience()); });
+    auto second = a.submit("outer", [&] { return b.submit("next", [] { return 2; }).get(patience()); });
+    ASSERT_EQ(second.get(patience()), 2) << round;
+    first.get(patience());
+  }
+}
+
+TEST(TaskThreadTest, KnowsWhenItSharesCores) {
+  const int core = CpuSet::of_process().ids().front();
+  TaskThread one({.name = "one", .cpus = CpuSet({core})});
+  EXPECT_FALSE(one.shares_cores());
+  {
+    TaskThread other({.name = "other", .cpus = CpuSet({core})});
+    EXPECT_TRUE(one.shares_cores());
+    EXPECT_TRUE(other.shares_cores());
+    EXPECT_EQ(other.submit("work", [] { return 1; }).get(patience()), 1);
+  }
+  EXPECT_FALSE(one.shares_cores());
+}
+
+TEST(TaskThreadTest, StandsInTheTimelineByName) {
+  Timeline::start();
+  TaskThread thread({.name = "cpu:0/timeline"});
+  thread.submit("a piece of work", [] {}).get(patience());
+  Timeline::stop();
+  const std::string trace = Timeline::json();
+  EXPECT_NE(trace.find("cpu:0/timeline"), std::string::npos);
+  EXPECT_NE(trace.find("a piece of work"), std::string::npos);
+}
+
+TEST(TaskThreadTest, ManyCallersGiveWorkAtOnce) {
+  TaskThread thread({.name = "t"});
+  std::int64_t sum = 0;  // only the thread touches it
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&] {
+      for (int i = 0; i < 300; ++i) thread.submit("add", [&] { ++sum; }).get(patience());
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(thread.submit("sum", [&] { return sum; }).get(patience()), 900);
+}
+
+}  // namespace
+}  // namespace cohort::base

@@ -1,0 +1,69 @@
+#include "cohort/memory/allocation_profiler.h"
+
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <thread>
+
+#include "cohort/base/error.h"
+#include "tests/support/throws.h"
+
+namespace cohort::memory {
+namespace {
+
+TEST(AllocationProfilerTest, CountsWhatIsGivenOutAndTakenBackOnAnyThread) {
+  at::Tensor before = at::empty({100});
+  const AllocationProfiler watch;
+  at::Tensor mine = at::empty({10});
+  at::Tensor theirs;
+  std::thread::id other;
+  std::thread([&] {
+    other = std::this_thread::get_id();
+    theirs = at::empty({1000});
+  }).join();
+  EXPECT_EQ(watch.total().now, 4040);
+  EXPECT_EQ(watch.made_by(std::this_thread::get_id()).now, 40);
+  EXPECT_EQ(watch.made_by(other).now, 4000);
+  before.reset();  // was there before
+  theirs.reset();  // on another thread than it was made on
+  EXPECT_EQ(watch.total().now, 40);
+  EXPECT_EQ(watch.made_by(other).now, 0);
+  EXPECT_EQ(watch.made_by(other).peak, 4000);
+  EXPECT_EQ(watch.total().peak, 4040);
+  EXPECT_EQ(watch.curve(), (std::vector<std::int64_t>{40, 4040, 40}));
+  EXPECT_EQ(watch.curve_of(other), (std::vector<std::int64_t>{4000, 0}));
+}
+
+TEST(AllocationProfilerTest, PeaksAndTheCurveBeginAnew) {
+  AllocationProfiler watch;
+  at::Tensor kept = at::empty({10});
+  at::empty({100});
+  watch.begin();
+  EXPECT_EQ(watch.total().peak, 40);
+  EXPECT_TRUE(watch.curve().empty());
+  at::empty({5});
+  EXPECT_EQ(watch.total().peak, 60);
+  EXPECT_EQ(watch.curve(), (std::vector<std::int64_t>{60, 40}));
+}
+
+TEST(AllocationProfilerTest, BlocksMayOutliveTheirProfilerAndOneProfilerTheNext) {
+  at::Tensor kept;
+  {
+    const AllocationProfiler watch;
+    kept = at::empty({10});
+  }
+  const AllocationProfiler watch;
+  kept.reset();
+  EXPECT_EQ(watch.total().now, 0);
+  const at::Tensor more = at::empty({3});
+  EXPECT_EQ(watch.total().now, 12);
+}
+
+TEST(AllocationProfilerTest, ASecondOneIsRefused) {
+  const AllocationProfiler watch;
+  COHORT_EXPECT_THROW_WITH(AllocationProfiler(), UsageError, "an AllocationProfiler lives already");
+}
+
+}  // namespace
+}  // namespace cohort::memory

@@ -1,0 +1,58 @@
+// How the configuration's keys reach model, optimizer and schedule.
+#include "cohort/train/internal/factories.h"
+
+#include <gtest/gtest.h>
+
+#include "cohort/base/error.h"
+#include "cohort/config/keys.h"
+#include "cohort/optim/adam.h"
+#include "tests/support/throws.h"
+#include "tests/train/small_run.h"
+
+namespace cohort::train {
+namespace {
+
+TEST(BuildTest, TheDefaultLearningRateOfAdamIsThatOfTheOptimizers) {
+  EXPECT_EQ(default_lr("adam"), optim::AdamOptions().lr());
+  EXPECT_EQ(default_lr("adamw"), optim::AdamWOptions().lr());
+}
+
+TEST(BuildTest, AScheduleThatDoesNotExistIsRefusedWithTheNearestName) {
+  for (const std::string& name : find_key("schedule.name")->choices) {
+    Config config;
+    config.schedule.name = name;
+    EXPECT_NE(make_schedule(config, 10), nullptr) << name;
+  }
+  Config config;
+  for (const char* name : {"cosin", "steps", ""}) {
+    config.schedule.name = name;
+    COHORT_EXPECT_THROW_WITH(make_schedule(config, 10), ConfigError,
+                             base::concat("unknown schedule \"", name, "\". Try: \""));
+  }
+}
+
+TEST(BuildTest, CachesOfAllRanksOfAHostTakeHalfOfItsMemory) {
+  constexpr std::int64_t kAvailable = std::int64_t{64} << 30;
+  for (const int ranks : {1, 2, 8}) {
+    const std::int64_t training = cache_bytes(Split::kTrain, kAvailable, ranks);
+    const std::int64_t validation = cache_bytes(Split::kVal, kAvailable, ranks);
+    EXPECT_EQ(ranks * (training + validation), kAvailable / 2);
+    EXPECT_EQ(training, 3 * validation);
+  }
+}
+
+TEST(BuildTest, AWordThatAKeyDoesNotHaveIsRefusedInAConfigurationThatAProgramMade) {
+  const test::SmallRun run;
+  const auto refused = [&](const auto& change, const std::string& message) {
+    Config config = run.config();
+    change(config);
+    COHORT_EXPECT_THROW_WITH(run_training(config, "test"), ConfigError, message);
+    COHORT_EXPECT_THROW_WITH(run_evaluation(config, run.path() / "none"), ConfigError, message);
+  };
+  refused([](Config& c) { c.data.color = "gray"; }, "data.color: got 'gray', expected one of rgb, gray");
+  refused([](Config& c) { c.train.precision = "fp16"; }, "train.precision: got 'fp16'");
+  refused([](Config& c) { c.schedule.name = "cosin"; }, "schedule.name: got 'cosin'");
+}
+
+}  // namespace
+}  // namespace cohort::train
