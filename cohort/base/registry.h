@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/text/nearest_name.h"
 
 namespace cohort::base {
@@ -59,10 +60,8 @@ class Registry {
     if (std::optional<Thing> thing = find(name)) return *std::move(thing);
     const std::vector<std::string> known = names();
     const auto near = nearest_name(name, known);
-    std::string all;
-    for (const std::string& other : known) all += (all.empty() ? "" : ", ") + other;
     throw UsageError(where_, concat("there is no ", kind_, " '", name, "'"),
-                     concat(near ? *near + "; " : "", "the ", kind_, "s are ", all,
+                     concat(near ? *near + "; " : "", "the ", kind_, "s are ", join(known),
                             "; one of your own needs --load LIB.so"));
   }
 
@@ -106,3 +105,11 @@ class Registry {
 };
 
 }  // namespace cohort::base
+
+#define COHORT_JOIN_(a, b) a##b
+#define COHORT_JOIN(a, b) COHORT_JOIN_(a, b)
+/// Calls `cohort::function(name, thing, file, line)` while a program or a library loads, at namespace scope. A
+/// library must not be unloaded while what it registered is known.
+#define COHORT_REGISTER_AT_LOAD(function, name, ...)                            \
+  [[maybe_unused]] static const bool COHORT_JOIN(cohort_registered_, __COUNTER__) = \
+      ::cohort::function(name, __VA_ARGS__, __FILE__, __LINE__)

@@ -20,6 +20,7 @@
 #include "cohort/base/log.h"
 #include "cohort/checkpoint/internal/checkpoint_files.h"
 #include "cohort/checkpoint/internal/temporary_name.h"
+#include "cohort/checkpoint/tensor_format.h"
 #include "cohort/checkpoint/known.h"
 #include "cohort/checkpoint/link.h"
 
@@ -29,8 +30,8 @@ namespace {
 namespace fs = std::filesystem;
 using base::concat;
 
-constexpr const char* kModelFile = "model.safetensors";
-constexpr const char* kOptimizerFile = "optimizer.safetensors";
+constexpr std::string_view kModelFile = "model.";  // and the extension of the format
+constexpr std::string_view kOptimizerFile = "optimizer.";
 constexpr const char* kLockFile = ".lock";
 constexpr int kMaxTries = 100;  // to read beside a run that saves, which takes longer than to open files
 constexpr std::string_view kRemovedMark = "~gone";  // a checkpoint that is being removed
@@ -54,6 +55,14 @@ void put_back(const fs::path& replaced, const fs::path& target, const fs::path& 
   std::error_code ignored;
   fs::rename(target, temporary, ignored);
   fs::rename(replaced, target, ignored);
+}
+
+// Of the file with the model. Without one the error is about the usual one.
+std::string extension_of(const Manifest& manifest) {
+  for (const auto& [name, summary] : manifest.files) {
+    if (name.starts_with(kModelFile)) return name.substr(kModelFile.size());
+  }
+  return "safetensors";
 }
 
 }  // namespace
@@ -112,10 +121,11 @@ fs::path RunCheckpoints::save(const std::string& name, const CheckpointContent& 
 
 void RunCheckpoints::write_folder(const fs::path& folder, const CheckpointContent& content,
                                   Manifest manifest) const {
-  const Metadata metadata{{"format", "pt"}};  // what Python's loaders (transformers, timm) expect to see
-  manifest.files[kModelFile] = write_new_safetensors(folder / kModelFile, content.model, metadata);
-  manifest.files[kOptimizerFile] =
-      write_new_safetensors(folder / kOptimizerFile, content.optimizer, metadata);
+  const TensorFormat format = tensor_format(options_.format);
+  const std::string model = concat(kModelFile, format.extension);
+  const std::string optimizer = concat(kOptimizerFile, format.extension);
+  manifest.files[model] = format.write(folder / model, content.model);
+  manifest.files[optimizer] = format.write(folder / optimizer, content.optimizer);
   write_manifest(folder, manifest);
   base::sync_folder(folder);
 }
@@ -425,10 +435,13 @@ std::optional<LoadedCheckpoint> RunCheckpoints::load_usable() const {
 }
 
 CheckpointContent RunCheckpoints::load(const fs::path& folder) {
-  CheckpointFiles opened = open_checkpoint(folder, {kModelFile, kOptimizerFile});
+  const std::string extension = extension_of(read_manifest(folder));
+  const TensorFormat format = tensor_format_of(extension);
+  const std::string model = concat(kModelFile, extension), optimizer = concat(kOptimizerFile, extension);
+  CheckpointFiles opened = open_checkpoint(folder, {model, optimizer});
   CheckpointContent content;
-  content.model = SafetensorsFile::from_mapping(opened.files.at(kModelFile)).tensors();
-  content.optimizer = SafetensorsFile::from_mapping(opened.files.at(kOptimizerFile)).tensors();
+  content.model = format.read(opened.files.at(model));
+  content.optimizer = format.read(opened.files.at(optimizer));
   content.state = std::move(opened.manifest.state);
   return content;
 }

@@ -39,6 +39,8 @@ struct LoadedCheckpoint {
 struct RunCheckpointsOptions {
   /// Newest checkpoints that stay; 0 keeps all. What `last` and `best` point to always stays.
   std::int64_t keep = 3;
+  /// Of the files with tensors: one of tensor_format_names().
+  std::string format = "safetensors";
 };
 
 struct SaveOptions {
@@ -46,7 +48,7 @@ struct SaveOptions {
 };
 
 /// A folder of checkpoints: `NAME/{model.safetensors, optimizer.safetensors, state.json}`, links
-/// `last`, `best`.
+/// `last`, `best`. Another format has another extension.
 /// Threads: one caller at a time; one process saves at a time (a lock sees to it), any may load.
 class RunCheckpoints {
  public:

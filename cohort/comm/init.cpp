@@ -273,8 +273,9 @@ Group init_process_group(const InitOptions& options) {
             meeting.where, deadline);
   BackendChoice choice;
   if (is_automatic) {
-    choice = choose_backend(device.device.is_cuda(), is_one_machine && job.world_size <= kMaxShmRanks,
-                            device.reason, nccl_absent());
+    choice = choose_backend({.cuda = device.device.is_cuda(),
+                             .one_host = is_one_machine && job.world_size <= kMaxShmRanks,
+                             .device_reason = device.reason});
     backend = choice.backend;
   }
   // What listens need not be reached from elsewhere.

@@ -329,7 +329,8 @@ void ConfigReader::read_override(const std::string& text) {
   const YAML::Node value = is_text && !written.empty() ? YAML::Node(written) : parse_yaml(written, source);
   if (key != nullptr) return read_key(*key, name, value, source, {});
   if (find_flat_key(name) != nullptr) return read_flat(name, value, source, {});
-  for (const char* map : {"model.options", "data.options", "distributed.device_map"}) {
+  for (const char* map : {"model.options", "data.options", "data.sampler_options", "optim.options",
+                          "schedule.options", "distributed.device_map"}) {
     const std::string prefix = concat(map, ".");
     if (!name.starts_with(prefix) || name.size() == prefix.size()) continue;
     const std::optional<std::string> option = as_text(value);

@@ -226,6 +226,20 @@ std::vector<ConfigKey> data_keys() {
        .target = [](Config& c) -> KeyTarget { return &c.data.options; },
        .on_resume = OnResume::kTakesEffect,
        .help = "Names and values for a registered data set."},
+      {.name = "data.sampler",
+       .target = [](Config& c) -> KeyTarget { return &c.data.sampler; },
+       .on_resume = OnResume::kRefused,
+       .help = "In which order training samples are read: distributed (PyTorch's DistributedSampler), random "
+               "(its RandomSampler), sequential, or a sampler that a library given with --load registers. "
+               "auto: distributed.",
+       .form = "the name of a sampler",
+       .matches = is_not_empty},
+      {.name = "data.sampler_options",
+       .target = [](Config& c) -> KeyTarget { return &c.data.sampler_options; },
+       .on_resume = OnResume::kRefused,
+       .help = "Names and values for a registered sampler.",
+       .used_with = "data.sampler",
+       .unused_values = {"auto", "distributed", "random", "sequential"}},
   };
 }
 

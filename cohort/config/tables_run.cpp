@@ -63,6 +63,13 @@ std::vector<ConfigKey> run_keys() {
        .help = "Newest checkpoints that are kept, besides those that last and best point to; 0: all.",
        .min = 0,
        .max = 1e9},
+      {.name = "run.checkpoint_format",
+       .target = [](Config& c) -> KeyTarget { return &c.run.checkpoint_format; },
+       .on_resume = OnResume::kTakesEffect,
+       .help = "How checkpoints hold tensors: safetensors, or a format that a library given with --load "
+               "registers.",
+       .form = "the name of a tensor format",
+       .matches = is_not_empty},
       {.name = "run.best_metric",
        .target = [](Config& c) -> KeyTarget { return &c.run.best_metric; },
        .on_resume = OnResume::kTakesEffect,

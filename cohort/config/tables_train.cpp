@@ -14,6 +14,10 @@ bool is_device(const std::string& text) {
          std::all_of(text.begin() + 5, text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
+bool is_not_empty(const std::string& text) {
+  return !text.empty();
+}
+
 }  // namespace
 
 std::vector<ConfigKey> optim_keys() {
@@ -21,8 +25,9 @@ std::vector<ConfigKey> optim_keys() {
       {.name = "optim.name",
        .target = [](Config& c) -> KeyTarget { return &c.optim.name; },
        .on_resume = OnResume::kRefused,
-       .help = "Optimizer.",
-       .choices = {"sgd", "adam", "adamw"}},
+       .help = "Optimizer: sgd, adam, adamw, or one that a library given with --load registers.",
+       .form = "the name of an optimizer",
+       .matches = is_not_empty},
       {.name = "optim.lr",
        .target = [](Config& c) -> KeyTarget { return &c.optim.lr; },
        .on_resume = OnResume::kTakesEffect,
@@ -93,6 +98,10 @@ std::vector<ConfigKey> optim_keys() {
        .help = "Gradients are scaled so that their joint norm is at most this; 0: no clipping.",
        .min = 0,
        .max = 1e30},
+      {.name = "optim.options",
+       .target = [](Config& c) -> KeyTarget { return &c.optim.options; },
+       .on_resume = OnResume::kTakesEffect,
+       .help = "Names and values for a registered optimizer."},
   };
 }
 
@@ -103,9 +112,9 @@ std::vector<ConfigKey> schedule_keys() {
        .on_resume = OnResume::kTakesEffect,
        .help = "How the learning rate moves after the warm-up: constant; step (times gamma every step_size); "
                "multistep (times gamma at each milestone); cosine and linear (down to eta_min at the end of "
-               "the run); "
-               "one_cycle.",
-       .choices = {"constant", "step", "multistep", "cosine", "linear", "one_cycle"}},
+               "the run); one_cycle; or one that a library given with --load registers.",
+       .form = "the name of a schedule",
+       .matches = is_not_empty},
       {.name = "schedule.unit",
        .target = [](Config& c) -> KeyTarget { return &c.schedule.unit; },
        .on_resume = OnResume::kTakesEffect,
@@ -231,6 +240,10 @@ std::vector<ConfigKey> schedule_keys() {
        .max = 1,
        .used_with = "schedule.name",
        .used_values = {"one_cycle"}},
+      {.name = "schedule.options",
+       .target = [](Config& c) -> KeyTarget { return &c.schedule.options; },
+       .on_resume = OnResume::kTakesEffect,
+       .help = "Names and values for a registered schedule."},
   };
 }
 

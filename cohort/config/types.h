@@ -61,6 +61,8 @@ struct DataConfig {
   std::int64_t synthetic_train = 1024;
   std::int64_t synthetic_val = 256;
   std::map<std::string, std::string> options;  ///< passed to a registered data set as they are
+  std::string sampler = "auto";                ///< auto, distributed, random, sequential, or a registered name
+  std::map<std::string, std::string> sampler_options;  ///< passed to a registered sampler as they are
   bool operator==(const DataConfig&) const = default;
 };
 
@@ -76,6 +78,7 @@ struct OptimConfig {
   double eps = 1e-8;
   bool no_decay_on_norm_and_bias = false;
   double clip_norm = 0.0;  ///< 0: no clipping
+  std::map<std::string, std::string> options;  ///< passed to a registered optimizer as they are
   bool operator==(const OptimConfig&) const = default;
 };
 
@@ -99,6 +102,7 @@ struct ScheduleConfig {
   bool cycle_momentum = true;
   double base_momentum = 0.85;
   double max_momentum = 0.95;
+  std::map<std::string, std::string> options;  ///< passed to a registered schedule as they are
   bool operator==(const ScheduleConfig&) const = default;
 };
 
@@ -151,6 +155,7 @@ struct RunConfig {
   std::int64_t save_every_steps = 0;
   double save_every_minutes = 0.0;
   std::int64_t keep = 3;  ///< newest numbered checkpoints kept besides `last` and `best`; 0: all
+  std::string checkpoint_format = "safetensors";  ///< or a registered name
   std::string best_metric = "val_accuracy";
   std::string best_mode = "auto";  ///< auto (as the name says), max, min
   std::int64_t log_every = 50;     ///< steps

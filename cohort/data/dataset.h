@@ -122,6 +122,5 @@ bool register_dataset_at_load(const char* name, DatasetFactory factory, const ch
 ///     COHORT_REGISTER_DATASET(squares, [](const cohort::data::DatasetArgs&) {
 ///       return std::make_shared<Squares>();
 ///     });
-#define COHORT_REGISTER_DATASET(name, ...)                              \
-  [[maybe_unused]] static const bool cohort_registered_dataset_##name = \
-      ::cohort::data::register_dataset_at_load(#name, __VA_ARGS__, __FILE__, __LINE__)
+#define COHORT_REGISTER_DATASET(name, ...) \
+  COHORT_REGISTER_AT_LOAD(data::register_dataset_at_load, #name, __VA_ARGS__)

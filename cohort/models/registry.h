@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cohort/base/registry.h"
 #include "cohort/models/options.h"
 
 /// Models by name: ours, and a user's own, from a program or from a shared library given to `--load`.
@@ -36,10 +37,6 @@ bool register_model_at_load(const char* name, ModelFactory factory, const char* 
 
 }  // namespace cohort::models
 
-#define COHORT_MODELS_JOIN_(a, b) a##b
-#define COHORT_MODELS_JOIN(a, b) COHORT_MODELS_JOIN_(a, b)
-/// Registers a model where it is written, at namespace scope. A library must not be unloaded while its models
-/// are known.
-#define COHORT_REGISTER_MODEL(name, factory)                                                     \
-  [[maybe_unused]] static const bool COHORT_MODELS_JOIN(cohort_registered_model_, __COUNTER__) = \
-      ::cohort::models::register_model_at_load(name, factory, __FILE__, __LINE__)
+/// Registers a model where it is written, at namespace scope.
+#define COHORT_REGISTER_MODEL(name, factory) \
+  COHORT_REGISTER_AT_LOAD(models::register_model_at_load, name, factory)

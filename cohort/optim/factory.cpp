@@ -1,7 +1,8 @@
+// Each optimizer takes its options from one struct, and rejects those that belong to another.
 #include "cohort/optim/factory.h"
 
 #include "cohort/base/error.h"
-#include "cohort/base/text/nearest_name.h"
+#include "cohort/base/error_context.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/sgd.h"
 
@@ -41,30 +42,74 @@ SGDOptions sgd_options(const OptimizerOptions& from) {
   return options;
 }
 
-}  // namespace
-
-std::vector<std::string> optimizer_names() {
-  return {"sgd", "adam", "adamw"};
+std::unique_ptr<Optimizer> make_sgd(const OptimizerOptions& options, std::vector<ParamGroup> groups) {
+  refuse_foreign("sgd", "beta1, beta2, eps, amsgrad", options.beta1, options.beta2, options.eps,
+                 options.amsgrad);
+  return std::make_unique<SGD>(std::move(groups), sgd_options(options));
 }
 
+template <typename Adams, typename Options>
+std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& options, std::vector<ParamGroup> groups) {
+  refuse_foreign(options.name, "momentum, dampening, nesterov", options.momentum, options.dampening,
+                 options.nesterov);
+  return std::make_unique<Adams>(std::move(groups), adam_options<Options>(options));
+}
+
+// Cohort's own have no other options than OptimizerOptions'.
+OptimizerFactory without_extra(OptimizerFactory factory) {
+  return [factory = std::move(factory)](const OptimizerOptions& options, std::vector<ParamGroup> groups) {
+    options.extra.handed_to("optim.options", concat("optimizer '", options.name, "'")).refuse_unread();
+    return factory(options, std::move(groups));
+  };
+}
+
+// What the factory throws says which optimizer it was, and no option is ignored.
+OptimizerFactory checked(const std::string& name, OptimizerFactory factory) {
+  return [name, factory = std::move(factory)](const OptimizerOptions& given, std::vector<ParamGroup> groups) {
+    const std::string owner = concat("optimizer '", name, "'");
+    OptimizerOptions options = given;
+    options.extra = given.extra.handed_to("optim.options", owner);
+    auto optimizer = base::with_context<UsageError>("optim.registry", "making " + owner,
+                                                    [&] { return factory(options, std::move(groups)); });
+    if (optimizer == nullptr) {
+      throw UsageError("optim.registry", concat("the factory of ", owner, " returned nothing"));
+    }
+    options.extra.refuse_unread();
+    return optimizer;
+  };
+}
+
+base::Registry<OptimizerFactory>& registry() {
+  static auto* instance = new base::Registry<OptimizerFactory>(
+      "optimizer", "optim.make_optimizer",
+      {{"sgd", without_extra(make_sgd)},
+       {"adam", without_extra(make_adam<Adam, AdamOptions>)},
+       {"adamw", without_extra(make_adam<AdamW, AdamWOptions>)}});
+  return *instance;
+}
+
+}  // namespace
+
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, std::vector<ParamGroup> groups) {
-  if (options.name == "sgd") {
-    refuse_foreign("sgd", "beta1, beta2, eps, amsgrad", options.beta1, options.beta2, options.eps,
-                   options.amsgrad);
-    return std::make_unique<SGD>(std::move(groups), sgd_options(options));
-  }
-  if (options.name == "adam" || options.name == "adamw") {
-    refuse_foreign(options.name, "momentum, dampening, nesterov", options.momentum, options.dampening,
-                   options.nesterov);
-    if (options.name == "adam")
-      return std::make_unique<Adam>(std::move(groups), adam_options<AdamOptions>(options));
-    return std::make_unique<AdamW>(std::move(groups), adam_options<AdamWOptions>(options));
-  }
-  const std::vector<std::string> names = optimizer_names();
-  const auto near = base::nearest_name(options.name, names);
-  throw ConfigError("optim.make_optimizer",
-                    concat("unknown optimizer \"", options.name, "\", expected sgd, adam or adamw"),
-                    near ? concat("\"", *near, "\"") : "");
+  return registry().get(options.name)(options, std::move(groups));
+}
+
+void check_optimizer_name(const std::string& name) {
+  registry().get(name);
+}
+
+std::vector<std::string> optimizer_names() {
+  return registry().names();
+}
+
+void register_optimizer(const std::string& name, OptimizerFactory factory) {
+  if (!factory) throw UsageError("optim.registry", "an optimizer needs a factory");
+  registry().add(name, checked(name, std::move(factory)), "register_optimizer");
+}
+
+bool register_optimizer_at_load(const char* name, OptimizerFactory factory, const char* file,
+                                int line) noexcept {
+  return registry().add_at_load(name, checked(name, std::move(factory)), file, line);
 }
 
 }  // namespace cohort::optim

@@ -67,6 +67,10 @@ class Optimizer {
   virtual void step_unless(const NonFinite& found);
   /// The optimizer's name: "sgd", "adam", "adamw".
   virtual std::string type() const = 0;
+  /// Bytes of state that a step of `group` keeps for `parameter`: as many tensors of its size as a step uses.
+  virtual std::int64_t state_bytes(const ParamGroup& group, const at::Tensor& parameter) const {
+    return static_cast<std::int64_t>(states_used(group) * parameter.nbytes());
+  }
 
   /// Drops the gradients, or fills them with zero where `set_to_none` is false.
   void zero_grad(bool set_to_none = true);

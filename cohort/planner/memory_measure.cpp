@@ -10,14 +10,15 @@
 #include "cohort/models/layers.h"
 #include "cohort/planner/memory_model.h"
 #include "cohort/planner/memory_probe.h"
+#include "cohort/planner/runner_plan.h"
 
 namespace cohort::planner {
 namespace {
 
 // The same cut of another copy of the model.
-PipelineParts parts_like(const PipelineParts& of, const PlannedModel& model) {
+train::PipelineParts parts_like(const train::PipelineParts& of, const PlannedModel& model) {
   const pipeline::Stage whole(models::layers_of(model.any.ptr()));
-  PipelineParts parts{.stages = {}, .options = of.options};
+  train::PipelineParts parts{.stages = {}, .options = of.options};
   std::size_t first = 0;
   for (const pipeline::Stage& stage : of.stages) {
     parts.stages.push_back(whole.part(first, first + stage.layers().size()));
@@ -32,18 +33,19 @@ PipelineParts parts_like(const PipelineParts& of, const PlannedModel& model) {
 class Measurement {
  public:
   Measurement(const Config& config, const MemoryOptions& options,
-              const std::vector<base::Placement>& placements, const PipelineParts* pipeline)
+              const std::vector<base::Placement>& placements, const RunnerPlan& runner)
       : config_(config),
         options_(options),
         placements_(placements),
-        pipeline_(pipeline),
+        measured_(runner.measured()),
+        pipeline_(runner.pipeline()),
         placement_threads_(placements) {}
 
   void run(MemoryPlan& plan, const StepSizes& sizes) {
     const PlannedModel model(config_, options_);
     MemoryUse& all = plan.places.back().measured;
     all.model = watch_.total().now;
-    const ModelRunner call = call_of(model);
+    const parallel::ModelRunner call = call_of(model);
     const at::Tensor input = model.input(sizes.batch), target = model.target(sizes.batch);
     all.batch = watch_.total().now - *all.model;
     activations_ = counts();
@@ -61,7 +63,7 @@ class Measurement {
       const auto place = std::find_if(plan.places.begin(), plan.places.end(), [&](const PlaceMemory& each) {
         return each.name == placements_[i].name || each.name.ends_with(" on " + placements_[i].name);
       });
-      if (place != plan.places.end()) note(*place, plan.runner, i);
+      if (place != plan.places.end()) note(*place, i);
       if (pipeline_ != nullptr) all.activations = all.activations.value_or(0) + activations_of(i);
     }
   }
@@ -75,21 +77,21 @@ class Measurement {
   }
   std::int64_t activations_of(std::size_t i) const { return activations_[i + 1] - before_[i + 1]; }
 
-  void note(PlaceMemory& place, const std::string& runner, std::size_t i) const {
+  void note(PlaceMemory& place, std::size_t i) const {
     MemoryUse& use = place.measured;
     use.activations = activations_of(i);
-    if (runner != "data_parallel") use.gradients = gradients_[i + 1] - before_[i + 1];
+    if (measured_.gradients) use.gradients = gradients_[i + 1] - before_[i + 1];
     const std::int64_t peak = watch_.made_by(threads_[i]).peak;
-    if (runner == "data_parallel") use.peak = peak;
+    if (measured_.peak) use.peak = peak;
     // This thread made neither its part of the model nor the optimizer's state, which are exact.
-    if (runner == "pipeline") {
+    if (measured_.adds_model_to_peak) {
       use.peak = peak - before_[i + 1] + *place.predicted.model + *place.predicted.optimizer;
     }
   }
 
-  ModelRunner call_of(const PlannedModel& model) {
-    if (pipeline_ == nullptr) return make_model_call(config_, model.any, at::kCPU, model.model_input);
-    PipelineParts parts = parts_like(*pipeline_, model);
+  parallel::ModelRunner call_of(const PlannedModel& model) {
+    if (pipeline_ == nullptr) return train::make_model_runner(config_, model.any, at::kCPU, model.model_input);
+    train::PipelineParts parts = parts_like(*pipeline_, model);
     parts.options.on_action = [this, parts](const pipeline::Action& action) {
       if (action.kind != pipeline::ActionKind::kForward) return;
       const auto placement = static_cast<std::size_t>(action.stage) % threads_.size();
@@ -97,10 +99,10 @@ class Measurement {
           watch_.made_by(threads_[placement]).now - gradient_bytes(parts, static_cast<int>(placement));
       activations_[placement + 1] = std::max(activations_[placement + 1], held);
     };
-    return pipeline_call(std::move(parts), at::kCPU);
+    return train::run_pipeline(std::move(parts), at::kCPU);
   }
 
-  void step(const PlannedModel& model, const ModelRunner& call, const at::Tensor& input,
+  void step(const PlannedModel& model, const parallel::ModelRunner& call, const at::Tensor& input,
             const at::Tensor& target, const StepSizes& sizes) {
     model.optimizer->zero_grad();
     for (std::int64_t begin = 0; begin < sizes.step; begin += sizes.part) {
@@ -119,7 +121,8 @@ class Measurement {
   const Config& config_;
   const MemoryOptions& options_;
   const std::vector<base::Placement>& placements_;
-  const PipelineParts* pipeline_;
+  const RunnerPlan::Measured measured_;
+  const train::PipelineParts* pipeline_;
   const PlacementThreads placement_threads_;
   const std::vector<std::thread::id>& threads_ = placement_threads_.ids();
   std::vector<std::int64_t> before_, activations_, gradients_;
@@ -130,8 +133,8 @@ class Measurement {
 }  // namespace
 
 void measure(MemoryPlan& plan, const Config& config, const MemoryOptions& options, const StepSizes& sizes,
-             const std::vector<base::Placement>& placements, const PipelineParts* pipeline) {
-  Measurement(config, options, placements, pipeline).run(plan, sizes);
+             const std::vector<base::Placement>& placements, const RunnerPlan& runner) {
+  Measurement(config, options, placements, runner).run(plan, sizes);
 }
 
 }  // namespace cohort::planner

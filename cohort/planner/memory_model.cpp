@@ -28,9 +28,6 @@ StepSizes::StepSizes(const Config& config, int num_ranks)
       part(divided_up(step, config.train.accumulate)),
       forward(part),
       batch(reads_parts(config) ? part : step) {
-  if (config.distributed.model == "pipeline") {
-    forward = divided_up(part, std::min(part, config.distributed.micro_batches));
-  }
 }
 
 PlannedModel::PlannedModel(const Config& config, const MemoryOptions& options) : config_(config) {
@@ -77,7 +74,7 @@ at::Tensor PlannedModel::loss(const std::function<at::Tensor(const at::Tensor&)>
   return criterion(logits, target);
 }
 
-void PlannedModel::step(const ModelRunner& call, const at::Tensor& input, const at::Tensor& target,
+void PlannedModel::step(const parallel::ModelRunner& call, const at::Tensor& input, const at::Tensor& target,
                         const std::function<void()>& after_forward) const {
   if (call.step) {
     const auto scope = autocast();

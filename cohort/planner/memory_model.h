@@ -50,7 +50,7 @@ class PlannedModel {
                   const at::Tensor& target) const;
   /// Forward, loss and backward, as ClassificationTask has `call` do them; `after_forward` where they do not
   /// overlap.
-  void step(const ModelRunner& call, const at::Tensor& input, const at::Tensor& target,
+  void step(const parallel::ModelRunner& call, const at::Tensor& input, const at::Tensor& target,
             const std::function<void()>& after_forward = nullptr) const;
 
   data::Field model_input;
@@ -65,9 +65,11 @@ class PlannedModel {
   std::vector<data::Field> fields_;
 };
 
+class RunnerPlan;
+
 /// Runs two steps of the whole batch, and writes what they took beside what is planned. `placements` are
-/// those whose threads are looked at, `pipeline` how the model is cut (null: it is none).
+/// those whose threads are looked at.
 void measure(MemoryPlan& plan, const Config& config, const MemoryOptions& options, const StepSizes& sizes,
-             const std::vector<base::Placement>& placements, const PipelineParts* pipeline);
+             const std::vector<base::Placement>& placements, const RunnerPlan& runner);
 
 }  // namespace cohort::planner

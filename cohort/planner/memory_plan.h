@@ -10,7 +10,7 @@ namespace cohort::planner {
 
 /// Says what a run of `config` takes, from two steps with 2 and 4 samples on this CPU; of a pipeline with as
 /// many in each micro-batch, twice for each placement.
-/// Throws: as make_dataset, make_model and make_model_call; UsageError for placements of several ranks, for
+/// Throws: as make_dataset, make_model and train::make_model_runner; UsageError for placements of several ranks, for
 /// `place` with data_parallel or a pipeline, and for `measure` where a placement is no CPU's.
 MemoryPlan plan_memory(const Config& config, const MemoryOptions& options = {});
 

@@ -128,13 +128,13 @@ void drop_gradients(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) parameter.mutable_grad().reset();
 }
 
-void drop_gradients(const PipelineParts& parts) {
+void drop_gradients(const train::PipelineParts& parts) {
   for (const pipeline::Stage& stage : parts.stages) drop_gradients(stage.parameters());
 }
 
 // One step, by action: what `thread` holds, that of the placement that is ahead. Behind it the most that the
 // calling thread holds.
-Probe run_probe(PipelineParts parts, const std::function<void(const ModelRunner&)>& step,
+Probe run_probe(train::PipelineParts parts, const std::function<void(const parallel::ModelRunner&)>& step,
                 std::thread::id thread) {
   Probe probe;
   memory::AllocationProfiler watch;
@@ -151,7 +151,7 @@ Probe run_probe(PipelineParts parts, const std::function<void(const ModelRunner&
     }
     probe.push_back(std::move(part));
   };
-  step(pipeline_call(std::move(parts), at::kCPU));
+  step(train::run_pipeline(std::move(parts), at::kCPU));
   probe.push_back({.name = "caller", .curve = {std::max(most, watch.made_by(caller).peak)}});
   return probe;
 }
@@ -198,7 +198,7 @@ StepMemory probe_step(const torch::nn::Module& module,
   return memory;
 }
 
-std::int64_t gradient_bytes(const PipelineParts& parts, int placement) {
+std::int64_t gradient_bytes(const train::PipelineParts& parts, int placement) {
   const auto count = parts.options.placements.size();
   std::int64_t bytes = 0;
   for (auto stage = static_cast<std::size_t>(placement); stage < parts.stages.size(); stage += count) {
@@ -210,10 +210,10 @@ std::int64_t gradient_bytes(const PipelineParts& parts, int placement) {
   return bytes;
 }
 
-std::vector<StepMemory> probe_pipeline(const PipelineParts& given,
-                                       const std::function<void(const ModelRunner&, std::int64_t)>& step,
+std::vector<StepMemory> probe_pipeline(const train::PipelineParts& given,
+                                       const std::function<void(const parallel::ModelRunner&, std::int64_t)>& step,
                                        std::int64_t samples, bool again) {
-  PipelineParts parts = given;
+  train::PipelineParts parts = given;
   pipeline::PipelineOptions& options = parts.options;
   const auto count = std::min<std::int64_t>(options.num_micro_batches, samples);
   options.num_micro_batches = static_cast<int>(count);
@@ -230,7 +230,7 @@ std::vector<StepMemory> probe_pipeline(const PipelineParts& given,
   const auto probe = [&](std::int64_t of) {
     if (!again) drop_gradients(parts);
     const auto thread = threads[static_cast<std::size_t>(options.ahead)];
-    return run_probe(parts, [&](const ModelRunner& call) { step(call, of); }, thread);
+    return run_probe(parts, [&](const parallel::ModelRunner& call) { step(call, of); }, thread);
   };
   std::vector<StepMemory> memories(threads.size() + 1);
   drop_gradients(parts);

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "cohort/train/model_runner.h"
+#include "cohort/train/internal/model_runners.h"
 
 /// What a step takes in memory at any batch size, from steps of a few samples.
 namespace cohort::planner {
@@ -55,11 +55,11 @@ StepMemory probe_step(const torch::nn::Module& module,
 /// step whose gradients are added to those of one before, which do not count. For `samples` or numbers that
 /// leave the same rest when cut into micro-batches. GPUs' placements run on the CPU.
 std::vector<StepMemory> probe_pipeline(
-    const PipelineParts& parts,
-    const std::function<void(const ModelRunner& call, std::int64_t samples)>& step, std::int64_t samples,
+    const train::PipelineParts& parts,
+    const std::function<void(const parallel::ModelRunner& call, std::int64_t samples)>& step, std::int64_t samples,
     bool again);
 
 /// Bytes of the gradients that the parameters of a placement's stages have.
-std::int64_t gradient_bytes(const PipelineParts& parts, int placement);
+std::int64_t gradient_bytes(const train::PipelineParts& parts, int placement);
 
 }  // namespace cohort::planner

@@ -62,31 +62,31 @@ ClassificationTask::ClassificationTask(torch::nn::AnyModule model,
                                        std::shared_ptr<optim::Optimizer> optimizer,
                                        std::shared_ptr<const optim::Schedule> schedule,
                                        ClassificationOptions options)
-    : ClassificationTask(model.ptr(), ModelRunner{[model](const at::Tensor& input) mutable {
+    : ClassificationTask(model.ptr(), parallel::ModelRunner{[model](const at::Tensor& input) mutable {
                            return model.forward<at::Tensor>(input);
                          }},
                          std::move(optimizer), std::move(schedule), options) {
   any_model_ = model;
 }
 
-ClassificationTask::ClassificationTask(torch::nn::AnyModule model, ModelRunner call,
+ClassificationTask::ClassificationTask(torch::nn::AnyModule model, parallel::ModelRunner runner,
                                        std::shared_ptr<optim::Optimizer> optimizer,
                                        std::shared_ptr<const optim::Schedule> schedule,
                                        ClassificationOptions options)
-    : ClassificationTask(model.ptr(), std::move(call), std::move(optimizer), std::move(schedule), options) {
+    : ClassificationTask(model.ptr(), std::move(runner), std::move(optimizer), std::move(schedule), options) {
   any_model_ = std::move(model);
 }
 
-ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module, ModelRunner call,
+ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module, parallel::ModelRunner runner,
                                        std::shared_ptr<optim::Optimizer> optimizer,
                                        std::shared_ptr<const optim::Schedule> schedule,
                                        ClassificationOptions options)
-    : call_(std::move(call)), optimizer_(optimizer), options_(options) {
+    : runner_(std::move(runner)), optimizer_(optimizer), options_(options) {
   if (options_.accumulate() < 1) {
     throw UsageError(kWhere,
                      base::concat("accumulate: got ", options_.accumulate(), ", expected at least 1"));
   }
-  if (options_.script() && call_.step) {
+  if (options_.script() && runner_.step) {
     throw UsageError(
         kWhere, "script: a step that overlaps forward and backward on threads of its own cannot be recorded",
         "ClassificationOptions().script(false)");
@@ -102,7 +102,7 @@ std::unique_ptr<optim::Autocast> ClassificationTask::autocast(const at::Tensor& 
 
 at::Tensor ClassificationTask::forward(const at::Tensor& input) {
   const auto scope = autocast(input);
-  return call_.forward(input);
+  return runner_.forward(input);
 }
 
 at::Tensor ClassificationTask::loss(const at::Tensor& logits, const at::Tensor& target) const {
@@ -127,7 +127,7 @@ script::Tensors ClassificationTask::run(std::unique_ptr<script::Function>& scrip
     if (scripted == nullptr) {
       scripted = std::make_unique<script::Function>(
           [this, loss_of](const script::Tensors& inputs) { return (this->*loss_of)(inputs[0], inputs[1]); },
-          script::ScriptOptions().name(name).log(strategy().rank() == 0).modules({modules().front().module}));
+          script::ScriptOptions().name(name).log(gradient_sync().rank() == 0).modules({modules().front().module}));
     }
     return (*scripted)({input, target});
   } catch (const c10::OutOfMemoryError&) {
@@ -142,10 +142,10 @@ script::Tensors ClassificationTask::run(std::unique_ptr<script::Function>& scrip
 
 ClassificationTask::Part ClassificationTask::compute(const at::Tensor& input, const at::Tensor& target,
                                                      double scale, double weight, bool last) {
-  if (call_.step) {
+  if (runner_.step) {
     const auto narrow = autocast(input);
     const base::TimelineScope scope("forward and backward");
-    const auto [value, logits] = call_.step(
+    const auto [value, logits] = runner_.step(
         input, target, [this](const at::Tensor& out, const at::Tensor& labels) { return loss(out, labels); },
         scale);
     return {value, count_correct(logits, target), is_finite(value)};

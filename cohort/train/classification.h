@@ -10,7 +10,7 @@
 
 #include "cohort/optim/autocast.h"
 #include "cohort/script/function.h"
-#include "cohort/train/model_runner.h"
+#include "cohort/parallel/model_runner.h"
 #include "cohort/train/task.h"
 
 namespace cohort::train {
@@ -52,11 +52,11 @@ class ClassificationTask : public Task {
   ClassificationTask(std::shared_ptr<M> model, std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options = {})
       : ClassificationTask(model,
-                           ModelRunner{[model](const at::Tensor& input) { return model->forward(input); }},
+                           parallel::ModelRunner{[model](const at::Tensor& input) { return model->forward(input); }},
                            std::move(optimizer), std::move(schedule), options) {}
 
-  /// The same for a model that is called otherwise than by itself: by make_model_call().
-  ClassificationTask(torch::nn::AnyModule model, ModelRunner call,
+  /// The same for a model that is called otherwise than by itself: by make_model_runner().
+  ClassificationTask(torch::nn::AnyModule model, parallel::ModelRunner runner,
                      std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options = {});
 
@@ -67,7 +67,7 @@ class ClassificationTask : public Task {
   std::string explain() const;
 
  private:
-  ClassificationTask(std::shared_ptr<torch::nn::Module> module, ModelRunner call,
+  ClassificationTask(std::shared_ptr<torch::nn::Module> module, parallel::ModelRunner runner,
                      std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options);
 
@@ -96,7 +96,7 @@ class ClassificationTask : public Task {
   // Forward and backward of `input`, whose share of the batch is `scale`; `last`: none of this step follows.
   Part compute(const at::Tensor& input, const at::Tensor& target, double scale, double weight, bool last);
 
-  ModelRunner call_;
+  parallel::ModelRunner runner_;
   std::optional<torch::nn::AnyModule> any_model_;  // where the layers of the model can be watched
   std::shared_ptr<optim::Optimizer> optimizer_;
   ClassificationOptions options_;

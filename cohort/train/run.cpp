@@ -48,12 +48,12 @@ const char* class_hint(const std::string& kind) {
 /// Data, model and task of a run, on the device that was asked for.
 struct Parts {
   /// `trained`: the classes of a model that is evaluated, which those of the data are taken for by name.
-  Parts(const Config& config, const Strategy& strategy, bool training,
+  Parts(const Config& config, const parallel::GradientSync& gradient_sync, bool training,
         const std::vector<std::string>& trained = {})
       : device(core::resolve_device(device_of_rank(config)).device) {
-    core::set_intra_op_threads(threads_of_rank(config, strategy));
-    const Share share{strategy.rank(), strategy.size()};
-    const int on_host = ranks_on_host(strategy);
+    core::set_intra_op_threads(threads_of_rank(config, gradient_sync));
+    const Share share{gradient_sync.rank(), gradient_sync.size()};
+    const int on_host = ranks_on_host(gradient_sync);
     if (training) {
       train_data = make_dataset(config, Split::kTrain, on_host);
       train_loader = make_loader(config, Split::kTrain, train_data, device, share);
@@ -75,7 +75,7 @@ struct Parts {
     if (training) {
       Config scaled = config;
       scaled.optim = scale_lr(config, train_loader->options().global_batch_size);
-      if (strategy.rank() == 0 && scaled.optim.lr != config.optim.lr) {
+      if (gradient_sync.rank() == 0 && scaled.optim.lr != config.optim.lr) {
         base::log_info(base::concat("learning rate ", scaled.optim.lr, ": ", config.optim.lr,
                                     " for steps of ", train_loader->options().global_batch_size,
                                     " samples (optim.lr_scaling ", config.optim.lr_scaling, ")"));
@@ -83,7 +83,7 @@ struct Parts {
       optimizer = make_optimizer(scaled.optim, *model.ptr());
       schedule = make_schedule(scaled, train_loader->batches_per_epoch());
     }
-    task.emplace(model, make_model_call(config, model, device, input), optimizer, schedule,
+    task.emplace(model, make_model_runner(config, model, device, input), optimizer, schedule,
                  classification_options(config));
   }
 
@@ -140,6 +140,7 @@ TrainerOptions trainer_options(const Config& config, const fs::path& folder) {
       .save_every_steps(config.run.save_every_steps)
       .save_every_minutes(config.run.save_every_minutes)
       .keep(config.run.keep)
+      .checkpoint_format(config.run.checkpoint_format)
       .best_metric(config.run.best_metric)
       .best_is_highest(best_is_max(config.run))
       .eval_every(config.train.eval_every)
@@ -183,32 +184,33 @@ void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
 
 RunResult run_training(Config config, const std::string& command) {
   check_config(config);  // a program may have made it
-  const std::shared_ptr<Strategy> strategy = join_ranks(config);
-  const bool is_first = strategy->rank() == 0;
+  check_names(config);
+  const std::shared_ptr<parallel::GradientSync> gradient_sync = join_ranks(config);
+  const bool is_first = gradient_sync->rank() == 0;
   std::optional<comm::DesyncWatch> watch;
-  if (strategy->size() > 1) watch.emplace(comm::watch_for_desync(*strategy->group()));
+  if (gradient_sync->size() > 1) watch.emplace(comm::watch_for_desync(*gradient_sync->group()));
   if (is_first) {
     for (const std::string& warning : config.warnings) base::log_warning(warning);
   }
   std::optional<RunFolder> folder;  // rank 0's
-  const fs::path path = run_on_rank0_and_broadcast(*strategy, [&] {
+  const fs::path path = run_on_rank0_and_broadcast(*gradient_sync, [&] {
     folder.emplace(RunFolder::open(config));
     return folder->path().string();
   });
-  const Resumption resumption = prepare_resume(config, *strategy, path);
-  Parts parts(resumption.goes_on ? without_weights(config) : config, *strategy, true);
+  const Resumption resumption = prepare_resume(config, *gradient_sync, path);
+  Parts parts(resumption.goes_on ? without_weights(config) : config, *gradient_sync, true);
   const std::string ranks =
-      strategy->size() == 1 ? "" : base::concat(strategy->size(), " ranks (", strategy->name(), "), each ");
-  const std::string placements = uses_placements(config.distributed) ? config.distributed.model + ", " : "";
+      gradient_sync->size() == 1 ? "" : base::concat(gradient_sync->size(), " ranks (", gradient_sync->name(), "), each ");
+  const std::string runner = config.distributed.model == "plain" ? "" : config.distributed.model + ", ";
   if (is_first) {
     base::log_info(base::concat("run folder ", path.string(), ", ", parts.train_data->size(),
                                 " training and ", parts.eval_data ? parts.eval_data->size() : 0,
-                                " validation samples, ", ranks, placements, "device ", parts.device.str(),
+                                " validation samples, ", ranks, runner, "device ", parts.device.str(),
                                 ", ", at::get_num_threads(), " threads"));
   }
-  Trainer trainer(trainer_options(config, path).strategy(strategy).keep_best(resumption.keep_best));
+  Trainer trainer(trainer_options(config, path).gradient_sync(gradient_sync).keep_best(resumption.keep_best));
   if (folder) {
-    trainer.add_callback(std::make_shared<DescribeRun>(*folder, config, command, strategy->size()));
+    trainer.add_callback(std::make_shared<DescribeRun>(*folder, config, command, gradient_sync->size()));
   }
   if (is_first) add_sinks(trainer, config, path);
   std::shared_ptr<ProfileCallback> profile;
@@ -217,7 +219,7 @@ RunResult run_training(Config config, const std::string& command) {
     trainer.add_callback(profile);
   }
   RunResult result{trainer.fit(*parts.task, *parts.train_loader, parts.eval_loader.get()), path,
-                   strategy->rank(), profile ? profile->table() : ""};
+                   gradient_sync->rank(), profile ? profile->table() : ""};
   parts.warn_of_skipped();
   return result;
 }
@@ -245,13 +247,13 @@ std::map<std::string, double> run_evaluation(Config config, const fs::path& chec
 std::map<std::string, double> run_evaluation(Config config, const TrainedWeights& trained) {
   check_config(config);
   for (const std::string& warning : config.warnings) base::log_warning(warning);
-  const std::shared_ptr<Strategy> strategy = join_ranks(config);
+  const std::shared_ptr<parallel::GradientSync> gradient_sync = join_ranks(config);
   // Each rank has read its own, beside a run that saves perhaps another one.
-  if (strategy->size() > 1) comm::require_same(*strategy->group(), "the checkpoint", trained.checkpoint);
-  Parts parts(without_weights(config), *strategy, false,
+  if (gradient_sync->size() > 1) comm::require_same(*gradient_sync->group(), "the checkpoint", trained.checkpoint);
+  Parts parts(without_weights(config), *gradient_sync, false,
               trained.classes.value_or(std::vector<std::string>()));
   restore_modules(*parts.task, trained.tensors);
-  auto metrics = Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps).strategy(strategy))
+  auto metrics = Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps).gradient_sync(gradient_sync))
                      .evaluate(*parts.task, *parts.eval_loader);
   parts.warn_of_skipped();
   return metrics;

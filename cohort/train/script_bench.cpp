@@ -32,7 +32,7 @@ class Subject {
         make_model(config, static_cast<std::int64_t>(dataset.classes().size()), device, input);
     module_ = model.ptr();
     task_ = std::make_unique<ClassificationTask>(
-        model, make_model_call(config, model, device, input), make_optimizer(config.optim, *module_), nullptr,
+        model, make_model_runner(config, model, device, input), make_optimizer(config.optim, *module_), nullptr,
         classification_options(config).accumulate(config.train.accumulate).script(script));
     for (int step = 0; step < kFirstSteps; ++step) train();
     for (const auto& entry : module_->named_parameters()) state_.push_back(entry.value().detach().clone());

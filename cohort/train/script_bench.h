@@ -30,7 +30,7 @@ struct ScriptBench {
 
 /// Makes the task of `config` twice, trains both on the first batch of its training data, one with
 /// ClassificationOptions::script, and measures them in turns. One process; nothing is written.
-/// Throws: as make_dataset, make_model and make_optimizer; ConfigError for a strategy that script mode does
+/// Throws: as make_dataset, make_model and make_optimizer; ConfigError for a gradient_sync that script mode does
 /// not go with.
 ScriptBench bench_script(Config config, const ScriptBenchOptions& options = {});
 

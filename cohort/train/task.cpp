@@ -11,23 +11,23 @@ StepMetrics Task::eval_step(data::Batch&) {
 }
 
 void Task::set_training(bool training) {
-  for (const NamedModule& entry : parts_.modules) entry.module->train(training);
+  for (const parallel::NamedModule& entry : parts_.modules) entry.module->train(training);
 }
 
 std::string Task::find_non_finite(data::Batch&) {
   return "";
 }
 
-void Task::set_strategy(std::shared_ptr<Strategy> strategy) {
-  strategy_ = std::move(strategy);
+void Task::set_gradient_sync(std::shared_ptr<parallel::GradientSync> gradient_sync) {
+  gradient_sync_ = std::move(gradient_sync);
 }
 
 void Task::prepare_average(const optim::Optimizer& optimizer, double samples, bool finite) {
-  strategy_->prepare(optimizer, samples, finite);
+  gradient_sync_->prepare(optimizer, samples, finite);
 }
 
 bool Task::average_gradients(const optim::Optimizer& optimizer, double samples, bool finite) {
-  last_average_ = strategy_->average(optimizer, samples, finite);
+  last_average_ = gradient_sync_->average(optimizer, samples, finite);
   ++num_averages_;
   return last_average_.ok();
 }
@@ -36,12 +36,12 @@ void Task::step_if_finite(optim::Optimizer& optimizer, double clip_norm) {
   const std::vector<optim::ParamGroup>& groups = optimizer.param_groups();
   const optim::NonFinite found = clip_norm > 0 ? optim::clip_grad_norm_unless_non_finite_(groups, clip_norm)
                                                : optim::find_non_finite(groups);
-  optimizer.step_unless(found);
+  gradient_sync_->step(optimizer, found);
   non_finite_.add(found);
 }
 
 void Task::add_module(std::string name, std::shared_ptr<torch::nn::Module> module) {
-  for (const NamedModule& entry : parts_.modules) {
+  for (const parallel::NamedModule& entry : parts_.modules) {
     if (entry.name == name) {
       throw UsageError("train.add_module", base::concat("a module named \"", name, "\" was added twice"),
                        "give every module of a task its own name");
@@ -52,7 +52,7 @@ void Task::add_module(std::string name, std::shared_ptr<torch::nn::Module> modul
 
 void Task::add_optimizer(std::string name, std::shared_ptr<optim::Optimizer> optimizer,
                          std::shared_ptr<const optim::Schedule> schedule) {
-  for (const NamedOptimizer& entry : parts_.optimizers) {
+  for (const parallel::NamedOptimizer& entry : parts_.optimizers) {
     if (entry.name == name) {
       throw UsageError("train.add_optimizer",
                        base::concat("an optimizer named \"", name, "\" was added twice"),

@@ -10,8 +10,8 @@
 #include "cohort/data/loader.h"
 #include "cohort/optim/optimizer.h"
 #include "cohort/train/metrics.h"
-#include "cohort/train/strategy.h"
-#include "cohort/train/task_parts.h"
+#include "cohort/parallel/gradient_sync.h"
+#include "cohort/parallel/task_parts.h"
 
 namespace cohort::train {
 
@@ -53,7 +53,7 @@ class Task {
   virtual std::string find_non_finite(data::Batch& batch);
 
   /// How ranks work together; Trainer sets it for the time of fit().
-  void set_strategy(std::shared_ptr<Strategy> strategy);
+  void set_gradient_sync(std::shared_ptr<parallel::GradientSync> gradient_sync);
   /// What all ranks learnt when gradients were averaged last, and how often that was.
   const parallel::AverageReport& last_average() const { return last_average_; }
   std::int64_t num_averages() const { return num_averages_; }
@@ -61,9 +61,9 @@ class Task {
   /// What step_if_finite() found since the last call.
   optim::NonFinite take_non_finite() { return std::exchange(non_finite_, {}); }
 
-  const TaskParts& parts() const { return parts_; }
-  const std::vector<NamedModule>& modules() const { return parts_.modules; }
-  const std::vector<NamedOptimizer>& optimizers() const { return parts_.optimizers; }
+  const parallel::TaskParts& parts() const { return parts_; }
+  const std::vector<parallel::NamedModule>& modules() const { return parts_.modules; }
+  const std::vector<parallel::NamedOptimizer>& optimizers() const { return parts_.optimizers; }
 
  protected:
   /// Names are prefixes in the checkpoint ("generator" gives "generator.conv.weight"); a task with a single
@@ -85,11 +85,11 @@ class Task {
   /// accelerator. Where gradients were averaged, all ranks decide alike.
   void step_if_finite(optim::Optimizer& optimizer, double clip_norm = 0);
   /// How ranks work together now.
-  const Strategy& strategy() const { return *strategy_; }
+  const parallel::GradientSync& gradient_sync() const { return *gradient_sync_; }
 
  private:
-  TaskParts parts_;
-  std::shared_ptr<Strategy> strategy_ = std::make_shared<Strategy>();
+  parallel::TaskParts parts_;
+  std::shared_ptr<parallel::GradientSync> gradient_sync_ = std::make_shared<parallel::GradientSync>();
   parallel::AverageReport last_average_;
   std::int64_t num_averages_ = 0;
   optim::NonFinite non_finite_;

@@ -42,8 +42,8 @@ std::string format_list(const char* format, std::int64_t number) {
   return text;
 }
 
-std::shared_ptr<Strategy> strategy_of(const TrainerOptions& options) {
-  return options.strategy() != nullptr ? options.strategy() : std::make_shared<Strategy>();
+std::shared_ptr<parallel::GradientSync> gradient_sync_of(const TrainerOptions& options) {
+  return options.gradient_sync() != nullptr ? options.gradient_sync() : std::make_shared<parallel::GradientSync>();
 }
 
 /// One call of Trainer::fit.
@@ -56,32 +56,32 @@ class FitLoop {
         task_(task),
         train_(train),
         eval_(options.eval_every() > 0 ? eval : nullptr),
-        strategy_(strategy_of(options)),
-        ranks_(strategy_->group()),
+        gradient_sync_(gradient_sync_of(options)),
+        ranks_(gradient_sync_->group()),
         best_(options, ranks_.is_first()) {
-    check_share(*strategy_, train_, "training");
+    check_share(*gradient_sync_, train_, "training");
     check_has_batch(train_, "training");
-    if (eval_ != nullptr) check_share(*strategy_, *eval_, "evaluation");
+    if (eval_ != nullptr) check_share(*gradient_sync_, *eval_, "evaluation");
     if (!options_.run_dir().empty() && ranks_.is_first()) {
       checkpoints_.emplace(options_.run_dir() / "checkpoints",
-                           checkpoint::RunCheckpointsOptions{.keep = static_cast<int>(options_.keep())});
+                           checkpoint::RunCheckpointsOptions{.keep = options_.keep(), .format = options_.checkpoint_format()});
     }
     const bool saves = checkpoints_.has_value();
     data_ = describe_data(train_.dataset(), saves);
     if (saves && eval_ != nullptr) state_.eval_data = describe_data(eval_->dataset(), saves);
     if (options_.handle_signals()) signals_.emplace();
-    task_.set_strategy(strategy_);
+    task_.set_gradient_sync(gradient_sync_);
   }
 
-  ~FitLoop() { task_.set_strategy(std::make_shared<Strategy>()); }
+  ~FitLoop() { task_.set_gradient_sync(std::make_shared<parallel::GradientSync>()); }
 
   FitResult run() {
-    ranks_.require_same("the run", consistency_fingerprint(options_, *strategy_, train_, eval_));
+    ranks_.require_same("the run", consistency_fingerprint(options_, *gradient_sync_, train_, eval_));
     const bool resumed = resume();
     steps_per_epoch_ = train_.batches_per_epoch();
     start_ = {options_.epochs(), steps_per_epoch_, state_.epoch, state_.step, resumed};
     if (is_over()) return nothing_left();
-    strategy_->begin(task_.parts());
+    gradient_sync_->begin(task_.parts());
     try_evaluation();
     if (ranks_.is_first()) warn_of_single_sample(task_, train_, options_.max_steps());
     state_.seed = options_.seed();
@@ -367,7 +367,7 @@ class FitLoop {
 
   std::map<std::string, double> evaluate() {
     base::TimelineScope scope("evaluate");
-    strategy_->synchronize_buffers(task_.parts());
+    gradient_sync_->synchronize_buffers(task_.parts());
     return evaluate_batches(task_, *eval_, options_.max_eval_batches(), ranks_, [&] {
       poll_control_requests();
       return stopping_;
@@ -454,7 +454,7 @@ class FitLoop {
   Task& task_;
   data::Loader& train_;
   data::Loader* eval_;  // null: nothing is evaluated
-  std::shared_ptr<Strategy> strategy_;
+  std::shared_ptr<parallel::GradientSync> gradient_sync_;
   Ranks ranks_;
   std::optional<checkpoint::RunCheckpoints> checkpoints_;  // rank 0's
   std::optional<base::TrainingSignals> signals_;
@@ -501,9 +501,9 @@ FitResult Trainer::fit(Task& task, data::Loader& train, data::Loader* eval) {
 }
 
 std::map<std::string, double> Trainer::evaluate(Task& task, data::Loader& loader) {
-  const std::shared_ptr<Strategy> strategy = strategy_of(options_);
-  check_share(*strategy, loader, "evaluation");
-  return evaluate_batches(task, loader, options_.max_eval_batches(), Ranks(strategy->group()),
+  const std::shared_ptr<parallel::GradientSync> gradient_sync = gradient_sync_of(options_);
+  check_share(*gradient_sync, loader, "evaluation");
+  return evaluate_batches(task, loader, options_.max_eval_batches(), Ranks(gradient_sync->group()),
                           [] { return false; });
 }
 

@@ -8,7 +8,7 @@
 #include <optional>
 #include <string>
 
-#include "cohort/train/strategy.h"
+#include "cohort/parallel/gradient_sync.h"
 
 namespace cohort::train {
 
@@ -22,7 +22,7 @@ struct TrainerOptions {
   TORCH_ARG(std::uint64_t, seed) = 1;
   /// How several ranks work together; null: one process alone. The loaders' rank and world_size are its own.
   /// Rank 0 writes checkpoints and trace, and all resume from what it reads.
-  TORCH_ARG(std::shared_ptr<Strategy>, strategy) = nullptr;
+  TORCH_ARG(std::shared_ptr<parallel::GradientSync>, gradient_sync) = nullptr;
 
   /// Folder for `checkpoints/` and `trace.json`; empty: nothing is written.
   TORCH_ARG(std::filesystem::path, run_dir) = {};
@@ -42,6 +42,8 @@ struct TrainerOptions {
   TORCH_ARG(double, save_every_minutes) = 0;
   /// Periodic checkpoints that are kept, newest first; 0: all.
   TORCH_ARG(std::int64_t, keep) = 3;
+  /// Of the tensors in checkpoints: one of checkpoint::tensor_format_names().
+  TORCH_ARG(std::string, checkpoint_format) = "safetensors";
   /// The metric that chooses `best` among evaluated epochs; empty: val_accuracy, or val_loss where there is
   /// none.
   TORCH_ARG(std::string, best_metric) = "";

@@ -167,6 +167,36 @@ TEST_F(TrainRanksTest, AveragedAfterBackwardOrWhileItRunsTheBitsAreTheSame) {
   EXPECT_TRUE(model("small") == straight());
 }
 
+TEST_F(TrainRanksTest, OneOfEachPartFromAPlugInTrainsWithTheBitsOfCohortsOwn) {
+  const std::vector<std::string> parts = {"--load",
+                                          COHORT_TEST_PLUGIN_PARTS,
+                                          "distributed.model=plugin_runner",
+                                          "distributed.gradients=plugin_sync",
+                                          "distributed.backend=plugin_backend",
+                                          "optim.name=plugin_sgd",
+                                          "optim.options.momentum=0.9",
+                                          "schedule.name=plugin_schedule",
+                                          "schedule.options.as=cosine",
+                                          "data.sampler=plugin_sampler",
+                                          "run.checkpoint_format=plugin_format"};
+  const Outcome outcome = run(train_on(2, "parts of a plug-in", parts));
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  for (const char* part :
+       {"runner", "sync", "backend", "optimizer", "schedule", "sampler", "format", "update"}) {
+    EXPECT_TRUE(message_contains(outcome.err, std::string("plug-in: ") + part)) << part;
+  }
+  EXPECT_TRUE(message_contains(outcome.err, "2 ranks (plugin_sync), each plugin_runner, device cpu"));
+  const std::string checkpoint = "parts of a plug-in/checkpoints/last/model.plugin";
+  EXPECT_TRUE(read_file(dir.path() / checkpoint) == straight());
+
+  std::vector<std::string> resumed = parts;
+  resumed.insert(resumed.end(), {"--resume", "auto", "train.epochs=6"});
+  EXPECT_EQ(run(train_on(2, "parts of a plug-in", resumed)).status, 0);
+  const Outcome unloaded = run({"eval", "--run", "parts of a plug-in"});
+  EXPECT_EQ(unloaded.status, 2);
+  EXPECT_TRUE(message_contains(unloaded.err, "no tensor format has the extension plugin")) << unloaded.err;
+}
+
 TEST_F(TrainRanksTest, KilledAtAnyMomentAndResumedItEndsWithTheSameParameters) {
   adopt_orphans();
   const auto begin = std::chrono::steady_clock::now();

@@ -194,18 +194,38 @@ TEST(BackendTest, OneThatIsNotInThisBuildSaysWhyAndWhatToDo) {
 }
 
 TEST(BackendTest, AutoIsNcclWhereThereAreAGpuAndNcclShmOnOneHostAndSaysWhy) {
-  const BackendChoice none = choose_backend(false, false, "no GPU", ""),
-                      here = choose_backend(false, true, "no GPU", ""),
-                      absent = choose_backend(true, true, "one GPU", "no nccl.h"),
-                      both = choose_backend(true, true, "one GPU", "");
+  std::map<std::string, BackendType> with_nccl = backend_types(), without = with_nccl;
+  with_nccl.at("nccl").absent = [] { return ""; };
+  without.at("nccl").absent = [] { return "no nccl.h"; };
+  const BackendChoice none = choose_backend({.device_reason = "no GPU"}, &with_nccl),
+                      here = choose_backend({.one_host = true, .device_reason = "no GPU"}, &with_nccl),
+                      absent = choose_backend({true, true, "one GPU"}, &without),
+                      both = choose_backend({true, true, "one GPU"}, &with_nccl);
   EXPECT_EQ(here.backend, "shm");
   EXPECT_EQ(here.reason, "all ranks are on this host, and tensors on the CPU: no GPU");
   EXPECT_EQ(none.backend, "gloo");
   EXPECT_EQ(none.reason, "tensors are on the CPU: no GPU");
   EXPECT_EQ(absent.backend, "gloo");
-  EXPECT_EQ(absent.reason, "there is a GPU, but no NCCL in this build: no nccl.h");
+  EXPECT_EQ(absent.reason, "nccl would suit better, but no nccl.h");
   EXPECT_EQ(both.backend, "nccl");
   EXPECT_EQ(both.reason, "one GPU");
+}
+
+COHORT_REGISTER_BACKEND("two_gloos", {.make = make_gloo, .fit = [](const BackendSituation& situation) {
+                          return BackendFit{situation.device_reason == "the test" ? 99 : 0, "asked for"};
+                        }});
+
+TEST(BackendTest, ARegisteredBackendIsMadeByNameAndChosenWhereItSuits) {
+  run_ranks(2, "two_gloos", [](Group& group) {
+    at::Tensor one = at::ones({3});
+    group.all_reduce(one).wait();
+    EXPECT_TRUE(at::equal(one, at::full({3}, 2.0f)));
+    EXPECT_EQ(group.backend(), "two_gloos");
+  });
+  EXPECT_EQ(choose_backend({.device_reason = "the test"}).backend, "two_gloos");
+  EXPECT_EQ(choose_backend({.device_reason = "no GPU"}).backend, "gloo");
+  COHORT_EXPECT_THROW_WITH(register_backend("gloo", {.make = make_gloo}), UsageError,
+                           "the backend 'gloo' is registered already, by Cohort");
 }
 
 TEST(GroupTest, ACollectiveThatARankDoesNotJoinEndsAtTheDeadlineAndBreaksTheGroup) {

@@ -68,19 +68,19 @@ model: {name: vgg11, num_classes: 7, width: 0.3, pools: 4, head: linear, dropout
 data: {type: synthetic, path: ./d, train: /t, val: 1, color: gray, image_size: 28,
        train_transforms: [{Resize: [3, 4]}, Flip, {Pad: {a: 1, b: [1, 2.5]}}], val_transforms: [],
        mean: [0.1], std: [0.3333333333333333], shuffle: no, drop_last: yes, last_batch: pad, workers: 0, prefetch: 9, pin_memory: on,
-       on_error: skip, empty_class: keep, on_other_files: raise, cache: encoded, synthetic_train: 5, synthetic_val: 6, options: {a: b}}
+       on_error: skip, empty_class: keep, on_other_files: raise, cache: encoded, synthetic_train: 5, synthetic_val: 6, options: {a: b}, sampler: mine, sampler_options: {c: d}}
 optim: {name: adamw, lr: 1.0e-17, lr_scaling: sqrt, lr_base_size: 64, momentum: 0.1, nesterov: true, weight_decay: 0.0005, betas: [0.1, 0.2], eps: 1e-7,
-        no_decay_on_norm_and_bias: true, clip_norm: 0.7}
+        no_decay_on_norm_and_bias: true, clip_norm: 0.7, options: {rho: "0.9"}}
 schedule: {name: one_cycle, unit: step, warmup_start: 0.2, milestones: [], step_size: 2, gamma: 0.2, eta_min: 1e-5,
            pct_start: 0.2, div_factor: 2, final_div_factor: 3, anneal: linear, three_phase: true,
-           cycle_momentum: false, base_momentum: 0.1, max_momentum: 0.2}
+           cycle_momentum: false, base_momentum: 0.1, max_momentum: 0.2, options: {x: y}}
 distributed: {model: mine, gradients: average, devices: "cpu:0", device_map: {features: "cpu:0"}, schedule: zb_h1, micro_batches: 8, find_unused_parameters: true, bucket_cap_mb: 0.5, comm_hook: bf16, backend: gloo, nproc_per_node: 2}
 comm: {timeout: 7.5, check_consistency: always}
 train: {epochs: 3, max_steps: 4, batch_size: 5, global_batch_size: 12, eval_batch_size: 6, accumulate: 2, label_smoothing: 0.1,
         precision: bf16, memory_format: contiguous, threads: 2, device: "cuda:1", eval_every: 2, max_eval_steps: 3,
         script: true, on_nonfinite: continue}
 run: {name: "1", dir: "~", resume: auto, seed: 9007199254740992, save_every: 2, save_every_steps: 3,
-      save_every_minutes: 0.5, keep: 0, best_metric: val_loss, best_mode: min, log_every: 7, progress: off,
+      save_every_minutes: 0.5, keep: 0, checkpoint_format: mine, best_metric: val_loss, best_mode: min, log_every: 7, progress: off,
       tensorboard: no, log_images: 0, trace: 5, profile: 2}
 )");
   Config defaults;

@@ -18,7 +18,7 @@ TEST(BuildTest, TheDefaultLearningRateOfAdamIsThatOfTheOptimizers) {
 }
 
 TEST(BuildTest, AScheduleThatDoesNotExistIsRefusedWithTheNearestName) {
-  for (const std::string& name : find_key("schedule.name")->choices) {
+  for (const std::string& name : optim::schedule_names()) {
     Config config;
     config.schedule.name = name;
     EXPECT_NE(make_schedule(config, 10), nullptr) << name;
@@ -26,8 +26,8 @@ TEST(BuildTest, AScheduleThatDoesNotExistIsRefusedWithTheNearestName) {
   Config config;
   for (const char* name : {"cosin", "steps", ""}) {
     config.schedule.name = name;
-    COHORT_EXPECT_THROW_WITH(make_schedule(config, 10), ConfigError,
-                             base::concat("unknown schedule \"", name, "\". Try: \""));
+    COHORT_EXPECT_THROW_WITH(make_schedule(config, 10), UsageError,
+                             base::concat("there is no schedule '", name, "'. Try: "));
   }
 }
 
@@ -51,7 +51,13 @@ TEST(BuildTest, AWordThatAKeyDoesNotHaveIsRefusedInAConfigurationThatAProgramMad
   };
   refused([](Config& c) { c.data.color = "gray"; }, "data.color: got 'gray', expected one of rgb, gray");
   refused([](Config& c) { c.train.precision = "fp16"; }, "train.precision: got 'fp16'");
-  refused([](Config& c) { c.schedule.name = "cosin"; }, "schedule.name: got 'cosin'");
+  COHORT_EXPECT_THROW_WITH(
+      [&] {
+        Config config = run.config();
+        config.schedule.name = "cosin";
+        run_training(config, "test");
+      }(),
+      UsageError, "there is no schedule 'cosin'. Try: cosine");
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ Parameters train(const Way& way) {
   static std::mutex mutex;  // the generator that initial values come from is the process's
   std::unique_lock lock(mutex);
   torch::nn::AnyModule model = test::small_vgg("vgg11", way.head);
-  ClassificationTask task(model, make_model_call(config_of(way), model, at::kCPU),
+  ClassificationTask task(model, make_model_runner(config_of(way), model, at::kCPU),
                           optim::make_optimizer({.name = "sgd", .lr = 0.01, .momentum = 0.9},
                                                 {{.params = model.ptr()->parameters()}}),
                           optim::cosine(12), way.options);
@@ -66,7 +66,7 @@ Parameters train(const Way& way) {
                       loading);
   TrainerOptions options;
   const std::string among_ranks = !way.group ? "none" : way.model == "pipeline" ? "average" : "ddp";
-  options.epochs(3).seed(9).max_steps(way.stop_after).strategy(make_strategy(among_ranks, way.group));
+  options.epochs(3).seed(9).max_steps(way.stop_after).gradient_sync(parallel::make_gradient_sync(among_ranks, way.group));
   if (!way.folder.empty()) options.run_dir(way.folder).resume("auto");
   Trainer(options).fit(task, loader);
   return model.ptr()->parameters();
@@ -176,7 +176,7 @@ TEST(PlacementsTest, EvaluationDrawsNothingAndHasTheModelsOwnValues) {
   const at::Tensor expected = model.forward(images);
   for (const Way& way : all_ways("default")) {
     SCOPED_TRACE(way.model);
-    const ModelRunner call = make_model_call(config_of(way), model, at::kCPU);
+    const parallel::ModelRunner call = make_model_runner(config_of(way), model, at::kCPU);
     at::manual_seed(5);
     EXPECT_TRUE(at::allclose(expected, call.forward(images), 1e-5, 1e-6));
     const at::Tensor next = at::rand({3});
@@ -190,7 +190,7 @@ TEST(PlacementsTest, RefuseWhatIsNotThere) {
   const auto call = [&](const char* model, const Place& place, const char* placements = "") {
     Config config = config_of({.model = model, .place = place});
     config.distributed.devices = placements;
-    return make_model_call(config, model, at::kCPU);
+    return make_model_runner(config, model, at::kCPU);
   };
   COHORT_EXPECT_THROW_WITH(call("data_parallel", {}, "cpu:4000"), ConfigError, "core 4000 is asked for");
   COHORT_EXPECT_THROW_WITH(call("pipeline", {}, "cpu:4000"), ConfigError, "core 4000 is asked for");
@@ -208,7 +208,7 @@ TEST(PlacementsTest, RefuseWhatIsNotThere) {
                            ConfigError, "as stages take turns on placements");
   Config one_sample = config_of({.model = "pipeline"});
   one_sample.distributed.micro_batches = static_cast<int>(one_sample.train.batch_size);
-  COHORT_EXPECT_THROW_WITH(make_model_call(one_sample, test::small_vgg("vgg11_bn"), at::kCPU), UsageError,
+  COHORT_EXPECT_THROW_WITH(make_model_runner(one_sample, test::small_vgg("vgg11_bn"), at::kCPU), UsageError,
                            "fewer distributed.micro_batches");
   models::ModelOptions options;
   options.name = "lenet5";
@@ -216,7 +216,7 @@ TEST(PlacementsTest, RefuseWhatIsNotThere) {
   options.in_channels = 1;
   options.image_size = 28;
   Config config = config_of({.model = "pipeline"});
-  COHORT_EXPECT_THROW_WITH(make_model_call(config, models::make_model(options), at::kCPU), UsageError,
+  COHORT_EXPECT_THROW_WITH(make_model_runner(config, models::make_model(options), at::kCPU), UsageError,
                            "LeNet5 is not known as a list of layers");
 }
 

@@ -112,10 +112,10 @@ std::shared_ptr<data::Dataset> data_of(const Case& of, std::int64_t samples = kS
       std::vector<at::Tensor>{input, input.flatten(1).narrow(1, 0, 6).argmax(1)});
 }
 
-data::LoaderOptions share(const Strategy& strategy) {
+data::LoaderOptions share(const parallel::GradientSync& gradient_sync) {
   data::LoaderOptions options{.global_batch_size = kGlobalBatch, .shuffle = true, .seed = 5};
-  options.rank = strategy.rank();
-  options.world_size = strategy.size();
+  options.rank = gradient_sync.rank();
+  options.world_size = gradient_sync.size();
   options.last_batch = data::LastBatchPolicy::kKeep;
   return options;
 }
@@ -133,37 +133,37 @@ Outcome outcome_of(const NumbersTask& task, FitResult fit) {
 }
 
 // That of the test that runs.
-std::string strategy_name;
+std::string sync_name;
 
 class RanksTest : public testing::TestWithParam<const char*> {
  protected:
-  void SetUp() override { strategy_name = GetParam(); }
+  void SetUp() override { sync_name = GetParam(); }
 };
 INSTANTIATE_TEST_SUITE_P(Strategies, RanksTest, testing::Values("average", "ddp"),
                          [](const auto& param) { return std::string(param.param); });
 
 using Change = std::function<void(TrainerOptions&)>;
 
-Outcome train(const Case& of, const std::shared_ptr<Strategy>& strategy, const Change& change,
+Outcome train(const Case& of, const std::shared_ptr<parallel::GradientSync>& gradient_sync, const Change& change,
               const data::Dataset* = nullptr) {
   NumbersTask task(of);
-  data::Loader loader(data_of(of), share(*strategy));
-  data::Loader eval(data_of(of, 7), share(*strategy));
+  data::Loader loader(data_of(of), share(*gradient_sync));
+  data::Loader eval(data_of(of, 7), share(*gradient_sync));
   TrainerOptions options =
-      TrainerOptions().epochs(1000).seed(11).save_every(0).eval_every(0).strategy(strategy);
+      TrainerOptions().epochs(1000).seed(11).save_every(0).eval_every(0).gradient_sync(gradient_sync);
   change(options);
   return outcome_of(task, Trainer(options).fit(task, loader, options.eval_every() > 0 ? &eval : nullptr));
 }
 
 // Trains on `ranks` ranks (0: without a group) and returns what each of them ended with.
 std::vector<Outcome> train_on(int ranks, const Case& of, const Change& change) {
-  if (ranks == 0) return {train(of, std::make_shared<Strategy>(), change)};
+  if (ranks == 0) return {train(of, std::make_shared<parallel::GradientSync>(), change)};
   std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks));
   test::run_ranks(
       ranks, "gloo",
       [&](comm::Group& group) {
         outcomes[static_cast<std::size_t>(group.rank())] =
-            train(of, make_strategy(strategy_name, group), change);
+            train(of, parallel::make_gradient_sync(sync_name, group), change);
       },
       std::chrono::seconds(60));
   return outcomes;
@@ -256,10 +256,10 @@ TEST_P(RanksTest, EvaluationCoversEachSampleOnceAndAllRanksHearTheSame) {
   }
   std::atomic<std::int64_t> samples{0};
   test::run_ranks(4, "gloo", [&](comm::Group& group) {
-    const auto strategy = make_strategy("auto", group);
+    const auto gradient_sync = parallel::make_gradient_sync("auto", group);
     NumbersTask task(of);
-    data::Loader eval(data_of(of, 7), share(*strategy));
-    Trainer(TrainerOptions().strategy(strategy)).evaluate(task, eval);
+    data::Loader eval(data_of(of, 7), share(*gradient_sync));
+    Trainer(TrainerOptions().gradient_sync(gradient_sync)).evaluate(task, eval);
     samples += task.samples_evaluated;
   });
   EXPECT_EQ(samples, 7);
@@ -298,10 +298,10 @@ TEST_P(RanksTest, AccumulationClippingSmoothingAndAutocastGoOnBitwiseAndEqualOne
     const auto run = [&, &option = option](int ranks, std::int64_t last, const TempDir& folder,
                                            const char* resume) {
       std::vector<Outcome> outcomes(static_cast<std::size_t>(std::max(1, ranks)));
-      const auto body = [&](const std::shared_ptr<Strategy>& strategy) {
+      const auto body = [&](const std::shared_ptr<parallel::GradientSync>& gradient_sync) {
         NumbersTask parts(of);
         ClassificationTask task(parts.net, parts.optimizer, nullptr, option);
-        data::Loader loader(data_of(of), share(*strategy));
+        data::Loader loader(data_of(of), share(*gradient_sync));
         const FitResult fit = Trainer(TrainerOptions()
                                           .epochs(1000)
                                           .max_steps(last)
@@ -309,15 +309,15 @@ TEST_P(RanksTest, AccumulationClippingSmoothingAndAutocastGoOnBitwiseAndEqualOne
                                           .save_every_steps(2)
                                           .run_dir(folder.path())
                                           .resume(resume)
-                                          .strategy(strategy))
+                                          .gradient_sync(gradient_sync))
                                   .fit(task, loader);
-        outcomes[static_cast<std::size_t>(strategy->rank())] = outcome_of(parts, fit);
+        outcomes[static_cast<std::size_t>(gradient_sync->rank())] = outcome_of(parts, fit);
       };
       if (ranks == 0) {
-        body(std::make_shared<Strategy>());
+        body(std::make_shared<parallel::GradientSync>());
       } else {
         test::run_ranks(ranks, "gloo",
-                        [&](comm::Group& group) { body(make_strategy(strategy_name, group)); });
+                        [&](comm::Group& group) { body(parallel::make_gradient_sync(sync_name, group)); });
       }
       return outcomes;
     };
@@ -337,11 +337,11 @@ TEST_P(RanksTest, ALossThatIsNotFiniteOnOneRankEndsAllAtThatStepAndNamesTheRank)
   for (const bool go_on : {false, true}) {
     test::run_ranks(2, "gloo", [&](comm::Group& group) {
       const auto rank = static_cast<std::size_t>(group.rank());
-      const auto strategy = make_strategy(strategy_name, group);
+      const auto gradient_sync = parallel::make_gradient_sync(sync_name, group);
       NumbersTask task(of);
       if (rank == 1) task.poison = 4;  // its share of each step
-      data::Loader loader(data_of(of), share(*strategy));
-      TrainerOptions options = TrainerOptions().epochs(1).strategy(strategy).stop_on_non_finite(!go_on);
+      data::Loader loader(data_of(of), share(*gradient_sync));
+      TrainerOptions options = TrainerOptions().epochs(1).gradient_sync(gradient_sync).stop_on_non_finite(!go_on);
       const at::Tensor before = task.net.ptr()->parameters()[0].detach().clone();
       if (go_on) {
         outcomes[rank] = outcome_of(task, Trainer(options).fit(task, loader));
@@ -386,12 +386,12 @@ struct LargeGradients : Task {
 TEST(CommHookTest, AStepWhoseGradientsAreTooLargeForFloat16IsLeftOutOnAllRanks) {
   for (const bool compressed : {false, true}) {
     test::run_ranks(2, "gloo", [&](comm::Group& group) {
-      const auto strategy = make_strategy(
+      const auto gradient_sync = parallel::make_gradient_sync(
           "ddp", group, {.hook = compressed ? parallel::fp16_compress_hook() : parallel::CommHook()});
       LargeGradients task;
       data::Loader loader(std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{at::ones({9, 1})}),
-                          share(*strategy));
-      Trainer(TrainerOptions().epochs(1).strategy(strategy).stop_on_non_finite(false)).fit(task, loader);
+                          share(*gradient_sync));
+      Trainer(TrainerOptions().epochs(1).gradient_sync(gradient_sync).stop_on_non_finite(false)).fit(task, loader);
       EXPECT_EQ(task.net->weight.item<float>() == 1, compressed);
     });
   }
@@ -404,10 +404,10 @@ TEST_P(RanksTest, ATaskThatDoesNotAverageIsRefused) {
   };
   const Case of{.make = mlp, .shape = {1, 3, 3}};
   test::run_ranks(2, "gloo", [&](comm::Group& group) {
-    const auto strategy = make_strategy(strategy_name, group);
+    const auto gradient_sync = parallel::make_gradient_sync(sync_name, group);
     Alone task(of);
-    data::Loader loader(data_of(of), share(*strategy));
-    COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions().strategy(strategy)).fit(task, loader), UsageError,
+    data::Loader loader(data_of(of), share(*gradient_sync));
+    COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions().gradient_sync(gradient_sync)).fit(task, loader), UsageError,
                              "did not average gradients over the 2 ranks");
   });
 }
@@ -415,13 +415,13 @@ TEST_P(RanksTest, ATaskThatDoesNotAverageIsRefused) {
 TEST_P(RanksTest, RanksThatWereStartedDifferentlyAreToldInWhat) {
   const Case of{.make = mlp, .shape = {1, 3, 3}};
   test::run_ranks(2, "gloo", [&](comm::Group& group) {
-    const auto strategy = make_strategy(strategy_name, group);
+    const auto gradient_sync = parallel::make_gradient_sync(sync_name, group);
     COHORT_EXPECT_THROW_WITH(
-        train(of, strategy, [&](TrainerOptions& o) { o.epochs(group.rank() == 0 ? 3 : 4); }), UsageError,
+        train(of, gradient_sync, [&](TrainerOptions& o) { o.epochs(group.rank() == 0 ? 3 : 4); }), UsageError,
         "the run is not the same on all ranks: rank 0 has 'epochs 3', rank 1 has 'epochs 4'");
     NumbersTask task(of);
     data::Loader alone(data_of(of), {.batch_size = 4});
-    COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions().strategy(strategy)).fit(task, alone), UsageError,
+    COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions().gradient_sync(gradient_sync)).fit(task, alone), UsageError,
                              base::concat("the share of rank 0/1, and this is rank ", group.rank(), "/2"));
   });
 }
@@ -443,12 +443,12 @@ TEST(StrategyTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
 
 TEST(StrategyTest, StrategiesThatDoNotFitTheRanksAreRefused) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
-    COHORT_EXPECT_THROW_WITH(make_strategy("none", group), UsageError, "there are 2 ranks");
-    COHORT_EXPECT_THROW_WITH(make_strategy("ring", group), UsageError, "there is no gradient sync \"ring\"");
+    COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("none", group), UsageError, "there are 2 ranks");
+    COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("ring", group), UsageError, "there is no gradient sync \"ring\"");
   });
-  COHORT_EXPECT_THROW_WITH(make_strategy("average"), UsageError, "need a process group");
-  COHORT_EXPECT_THROW_WITH(make_strategy("ddp"), UsageError, "need a process group");
-  EXPECT_EQ(make_strategy("auto")->name(), "none");
+  COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("average"), UsageError, "need a process group");
+  COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("ddp"), UsageError, "need a process group");
+  EXPECT_EQ(parallel::make_gradient_sync("auto")->name(), "none");
 }
 
 }  // namespace

@@ -55,6 +55,8 @@ const std::map<std::string, std::string> kOther = {
     {"data.synthetic_train", "21"},
     {"data.synthetic_val", "13"},
     {"data.options", "{a: b}"},
+    {"data.sampler", "random"},
+    {"data.sampler_options", "{a: b}"},
     {"optim.name", "adam"},
     {"optim.lr", "0.01"},
     {"optim.lr_scaling", "linear"},
@@ -66,6 +68,7 @@ const std::map<std::string, std::string> kOther = {
     {"optim.eps", "1e-7"},
     {"optim.no_decay_on_norm_and_bias", "true"},
     {"optim.clip_norm", "0.01"},
+    {"optim.options", "{a: b}"},
     {"schedule.name", "cosine"},
     {"schedule.unit", "step"},
     {"schedule.warmup_epochs", "1"},
@@ -84,6 +87,7 @@ const std::map<std::string, std::string> kOther = {
     {"schedule.cycle_momentum", "false"},
     {"schedule.base_momentum", "0.8"},
     {"schedule.max_momentum", "0.9"},
+    {"schedule.options", "{a: b}"},
     {"train.epochs", "4"},
     {"train.max_steps", "11"},
     {"train.batch_size", "5"},
@@ -118,6 +122,7 @@ const std::map<std::string, std::string> kOther = {
     {"run.save_every_steps", "3"},
     {"run.save_every_minutes", "1"},
     {"run.keep", "2"},
+    {"run.checkpoint_format", "other"},
     {"run.best_metric", "val_loss"},
     {"run.best_mode", "max"},
     {"run.log_every", "1"},
@@ -159,7 +164,8 @@ const std::map<std::string, std::vector<std::string>> kNeeds = {
 
 /// Keys that another model or another kind of data set than these runs' has to take; each has a test of its
 /// own.
-const std::set<std::string> kOfOthers = {"model.dropout", "data.options"};
+const std::set<std::string> kOfOthers = {"model.dropout", "data.options", "optim.options", "schedule.options",
+                                         "run.checkpoint_format"};
 
 constexpr const char* kChanges = "going on with other settings: ";
 

@@ -32,7 +32,7 @@ struct Job {
   std::string head = "default";  // with dropout
   std::int64_t stop_after = 0;
   std::filesystem::path folder = {};
-  std::shared_ptr<Strategy> strategy = nullptr;
+  std::shared_ptr<parallel::GradientSync> gradient_sync = nullptr;
   std::int64_t poisoned_step = -1;
 };
 
@@ -51,11 +51,11 @@ struct Epochs : Callback {
   Outcome& run;
 };
 
-data::Loader loader_of(std::int64_t samples, const Strategy& strategy, bool shuffle) {
+data::Loader loader_of(std::int64_t samples, const parallel::GradientSync& gradient_sync, bool shuffle) {
   data::LoaderOptions options{.shuffle = shuffle, .seed = 2};
   options.global_batch_size = 8;
-  options.rank = strategy.rank();
-  options.world_size = strategy.size();
+  options.rank = gradient_sync.rank();
+  options.world_size = gradient_sync.size();
   return data::Loader(std::make_shared<data::SyntheticDataset>(
                           data::SyntheticOptions{.size = samples, .shape = {1, 16, 16}, .num_classes = 4}),
                       options);
@@ -72,10 +72,10 @@ Outcome train(const Job& job) {
   PoisonedTask task(model, optim::make_optimizer(options, {{.params = model.ptr()->parameters()}}),
                     optim::cosine(21), job.options);
   task.poisoned = job.poisoned_step;
-  const auto strategy = job.strategy != nullptr ? job.strategy : std::make_shared<Strategy>();
-  data::Loader loader = loader_of(52, *strategy, true), eval = loader_of(12, *strategy, false);
+  const auto gradient_sync = job.gradient_sync != nullptr ? job.gradient_sync : std::make_shared<parallel::GradientSync>();
+  data::Loader loader = loader_of(52, *gradient_sync, true), eval = loader_of(12, *gradient_sync, false);
   TrainerOptions trainer_options;
-  trainer_options.epochs(3).seed(9).max_steps(job.stop_after).stop_on_non_finite(false).strategy(strategy);
+  trainer_options.epochs(3).seed(9).max_steps(job.stop_after).stop_on_non_finite(false).gradient_sync(gradient_sync);
   if (!job.folder.empty()) trainer_options.run_dir(job.folder).resume("auto");
   Trainer trainer(trainer_options);
   Outcome run;
@@ -160,13 +160,13 @@ TEST(TrainScriptTest, ARunThatWasStoppedGoesOnBitForBitWithOrWithoutIt) {
 }
 
 TEST(TrainScriptTest, RanksHaveTheBitsOfEagerRanks) {
-  for (const char* strategy : {"ddp", "average"}) {
+  for (const char* gradient_sync : {"ddp", "average"}) {
     std::vector<Outcome> runs;
     std::string log;
     for (const bool is_scripted : {false, true}) {
       log = logged([&] {
         test::run_ranks(2, "gloo", [&](comm::Group& group) {
-          Job job{.head = "linear", .strategy = make_strategy(strategy, group)};  // threads share a generator
+          Job job{.head = "linear", .gradient_sync = parallel::make_gradient_sync(gradient_sync, group)};  // threads share a generator
           job.options.script(is_scripted);
           Outcome outcome = train(job);
           if (group.rank() == 0) runs.push_back(std::move(outcome));
@@ -201,7 +201,7 @@ TORCH_MODULE(Counting);
 std::string log_of(Counting net) {
   ClassificationTask task(net.ptr(), optim::make_optimizer({.name = "sgd"}, {{.params = net->parameters()}}),
                           nullptr, ClassificationOptions().script(true));
-  data::Loader loader = loader_of(32, Strategy(), true);
+  data::Loader loader = loader_of(32, parallel::GradientSync(), true);
   return logged([&] { Trainer(TrainerOptions().epochs(2)).fit(task, loader); });
 }
 
@@ -227,7 +227,7 @@ TEST(TrainScriptTest, AStepOfItsOwnIsRefused) {
   config.distributed.model = "pipeline";
   config.distributed.devices = "cpu:0/a, cpu:0/b";
   config.distributed.device_map = {{"features", "cpu:0/a"}, {"classifier", "cpu:0/b"}};
-  COHORT_EXPECT_THROW_WITH(ClassificationTask(model, make_model_call(config, model, at::kCPU), nullptr,
+  COHORT_EXPECT_THROW_WITH(ClassificationTask(model, make_model_runner(config, model, at::kCPU), nullptr,
                                               nullptr, ClassificationOptions().script(true)),
                            UsageError, "script: a step that overlaps forward and backward");
 }

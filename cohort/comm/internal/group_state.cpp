@@ -132,29 +132,6 @@ std::shared_ptr<GroupRegistry> new_registry(int rank, int size) {
   return registry;
 }
 
-struct Known {
-  const char* name;
-  BackendInstance (*make)(const BackendOptions&);
-  std::string (*absent)();  // null: always there
-};
-constexpr std::array<Known, 5> kBackends = {Known{"gloo", &make_gloo, nullptr},
-                                            {"shm", &make_shm, nullptr},
-                                            {"nccl", &make_nccl, &nccl_absent},
-                                            {"mpi", &make_mpi, &mpi_absent},
-                                            {"fake", &make_fake, nullptr}};
-
-BackendInstance make_backend(const std::string& backend, const BackendOptions& options) {
-  const auto known = std::ranges::find_if(kBackends, [&](const Known& one) { return one.name == backend; });
-  if (known == kBackends.end()) {
-    std::string list = "auto";
-    for (const std::string& one : backend_names()) list += ", " + one;
-    throw UsageError("comm.group",
-                     base::concat("there is no backend '", backend, "', expected one of: ", list),
-                     base::nearest_name(backend, backend_names()).value_or("auto"));
-  }
-  return known->make(options);
-}
-
 void report_init_failure(GroupState& state, const std::string& what, base::Deadline deadline) {
   try {
     const StoreDeadline until(deadline);
@@ -323,7 +300,7 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   const milliseconds timeout = std::min(options.timeout, kLongestTime);
   if (!is_subgroup) state->store->setTimeout(timeout);  // else it is the parent's
   const auto make = [&](const std::string& backend) {
-    return make_backend(backend, {.store = c10::make_intrusive<c10d::PrefixStore>(backend, state->store),
+    return backend_type(backend).make({.store = c10::make_intrusive<c10d::PrefixStore>(backend, state->store),
                                   .connections = state->connections,
                                   .prefix = base::concat(state->prefix, "/", backend),
                                   .rank = options.rank,
@@ -357,23 +334,6 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   state->registry = options.registry != nullptr ? options.registry : new_registry(options.rank, size);
   state->registry->add(state);
   return state;
-}
-
-std::vector<std::string> backend_names() {
-  std::vector<std::string> names;
-  for (const Known& one : kBackends) {
-    if (one.absent == nullptr || one.absent().empty()) names.emplace_back(one.name);
-  }
-  return names;
-}
-
-BackendChoice choose_backend(bool cuda, bool one_host, const std::string& device_reason,
-                             const std::string& nccl_absent) {
-  if (!cuda && one_host)
-    return {"shm", "all ranks are on this host, and tensors on the CPU: " + device_reason};
-  if (!cuda) return {"gloo", "tensors are on the CPU: " + device_reason};
-  if (!nccl_absent.empty()) return {"gloo", "there is a GPU, but no NCCL in this build: " + nccl_absent};
-  return {"nccl", device_reason};
 }
 
 }  // namespace cohort::comm

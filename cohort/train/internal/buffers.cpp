@@ -13,7 +13,7 @@ namespace cohort::train {
 void KeptBuffers::keep(const Task& task) {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> found;
-  for (const NamedModule& entry : task.modules()) {
+  for (const parallel::NamedModule& entry : task.modules()) {
     for (const at::Tensor& buffer : entry.module->buffers()) {
       if (!buffer.defined()) continue;
       // What repeats its elements in memory (expand()) cannot be written to, by a step neither. Sparse

@@ -17,7 +17,7 @@ namespace {
 
 template <typename... Layers>
 bool has_layer(const Task& task) {
-  for (const NamedModule& entry : task.modules()) {
+  for (const parallel::NamedModule& entry : task.modules()) {
     for (const std::shared_ptr<torch::nn::Module>& layer : entry.module->modules()) {
       if (((layer->as<Layers>() != nullptr) || ...)) return true;
     }
@@ -66,13 +66,13 @@ std::string missing_from(const std::vector<std::string>& some, const std::vector
   return missing;
 }
 
-void check_share(const Strategy& strategy, const data::Loader& loader, const char* which) {
+void check_share(const parallel::GradientSync& gradient_sync, const data::Loader& loader, const char* which) {
   const data::LoaderOptions& options = loader.options();
-  if (options.rank == strategy.rank() && options.world_size == strategy.size()) return;
+  if (options.rank == gradient_sync.rank() && options.world_size == gradient_sync.size()) return;
   throw UsageError(
       "train.fit",
       base::concat("the ", which, " loader reads the share of rank ", options.rank, "/", options.world_size,
-                   ", and this is rank ", strategy.rank(), "/", strategy.size()),
+                   ", and this is rank ", gradient_sync.rank(), "/", gradient_sync.size()),
       "the group's rank() and size() as rank and world_size of LoaderOptions");
 }
 
@@ -112,7 +112,7 @@ std::span<const ComparedOption> compared_options() {
       {"max_steps", [](Options o) { return base::concat(o.max_steps()); }},
       {"max_eval_batches", [](Options o) { return base::concat(o.max_eval_batches()); }},
       {"seed", [](Options o) { return base::concat(o.seed()); }},
-      {"strategy", nullptr},  // its name is compared
+      {"gradient_sync", nullptr},  // its name is compared
       {"run_dir", [](Options o) -> std::string { return o.run_dir().empty() ? "is empty" : "is given"; }},
       {"resume", [](Options o) { return "'" + o.resume() + "'"; }},
       {"keep_optimizer_options", [](Options o) { return base::concat(o.keep_optimizer_options()); }},
@@ -122,6 +122,7 @@ std::span<const ComparedOption> compared_options() {
       {"save_every_steps", [](Options o) { return base::concat(o.save_every_steps()); }},
       {"save_every_minutes", nullptr},  // rank 0 says when to save
       {"keep", nullptr},                // rank 0 removes checkpoints
+      {"checkpoint_format", nullptr},   // rank 0 writes them
       {"best_metric", [](Options o) { return "'" + o.best_metric() + "'"; }},
       {"best_is_highest",
        [](Options o) -> std::string {
@@ -138,9 +139,9 @@ std::span<const ComparedOption> compared_options() {
   return kOptions;
 }
 
-std::string consistency_fingerprint(const TrainerOptions& options, const Strategy& strategy,
+std::string consistency_fingerprint(const TrainerOptions& options, const parallel::GradientSync& gradient_sync,
                                     const data::Loader& train, const data::Loader* eval) {
-  std::string text = base::concat("strategy ", strategy.name(), "\n");
+  std::string text = base::concat("gradient_sync ", gradient_sync.name(), "\n");
   for (const ComparedOption& option : compared_options()) {
     if (option.text != nullptr) text += base::concat(option.name, " ", option.text(options), "\n");
   }

@@ -8,7 +8,7 @@
 
 #include "cohort/data/loader.h"
 #include "cohort/train/internal/run_state.h"
-#include "cohort/train/strategy.h"
+#include "cohort/parallel/gradient_sync.h"
 #include "cohort/train/task.h"
 #include "cohort/train/trainer_options.h"
 
@@ -16,7 +16,7 @@
 namespace cohort::train {
 
 /// Throws: UsageError unless `loader` (the "training" or the "evaluation" one) deals for this rank.
-void check_share(const Strategy& strategy, const data::Loader& loader, const char* which);
+void check_share(const parallel::GradientSync& gradient_sync, const data::Loader& loader, const char* which);
 
 /// Throws: UsageError where an epoch of `loader` (the "training" or the "evaluation" one) has no batch.
 void check_has_batch(const data::Loader& loader, const char* which);
@@ -35,7 +35,7 @@ struct ComparedOption {
 std::span<const ComparedOption> compared_options();
 
 /// Returns what ranks that train together must have in common, a line each. `eval` may be null.
-std::string consistency_fingerprint(const TrainerOptions& options, const Strategy& strategy,
+std::string consistency_fingerprint(const TrainerOptions& options, const parallel::GradientSync& gradient_sync,
                                     const data::Loader& train, const data::Loader* eval);
 
 /// Returns the names that are in `all` and not in `some`, a space before each.

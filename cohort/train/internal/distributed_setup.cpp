@@ -19,7 +19,7 @@
 #include "cohort/comm/job.h"
 #include "cohort/comm/text_collectives.h"
 #include "cohort/core/device.h"
-#include "cohort/train/model_runner.h"
+#include "cohort/parallel/model_runner.h"
 
 namespace cohort::train {
 namespace {
@@ -51,18 +51,20 @@ parallel::ReducerOptions reducer_options(const DistributedConfig& config) {
 
 }  // namespace
 
-std::shared_ptr<Strategy> join_ranks(const Config& config) {
+std::shared_ptr<parallel::GradientSync> join_ranks(const Config& config) {
   const comm::Job job = comm::job_from_environment();
   const DistributedConfig& distributed = config.distributed;
-  if (distributed.model == "pipeline" && distributed.gradients == "ddp") {
-    // They come on the threads of its stages, past the hooks that ddp waits for.
-    throw ConfigError("config.load",
-                      "distributed.model is pipeline and distributed.gradients is ddp, which "
-                      "does not see the gradients of a pipeline",
-                      "distributed.gradients=average, or auto");
+  const parallel::ModelRunnerType runner = parallel::model_runner_type(distributed.model);
+  parallel::gradient_sync_type(distributed.gradients);  // an unknown name ends here
+  if (const auto found = runner.unfit_gradients.find(distributed.gradients);
+      found != runner.unfit_gradients.end()) {
+    throw ConfigError("train.run",
+                      base::concat("distributed.gradients is ", found->first, " and distributed.model is ",
+                                   distributed.model, ": ", found->second),
+                      "distributed.gradients=auto");
   }
   const bool may_be_alone = distributed.gradients == "auto" || distributed.gradients == "none";
-  if (job.world_size == 1 && may_be_alone) return make_strategy("none");
+  if (job.world_size == 1 && may_be_alone) return parallel::make_gradient_sync("none");
   if (job.launcher != comm::Launcher::kNone && distributed.nproc_per_node > 1 &&
       distributed.nproc_per_node != job.local_world_size) {
     base::log_warning(base::concat("distributed.nproc_per_node is ", distributed.nproc_per_node,
@@ -75,9 +77,9 @@ std::shared_ptr<Strategy> join_ranks(const Config& config) {
   options.check_consistency = check_of(config.comm.check_consistency);
   comm::Group group = comm::init_process_group(options);
   comm::require_same(group, "the configuration", common_part(config));
-  const bool averages = distributed.model == "pipeline" && distributed.gradients == "auto";
-  return make_strategy(averages ? "average" : distributed.gradients, std::move(group),
-                       reducer_options(distributed));
+  const bool is_automatic = distributed.gradients == "auto" && group.size() > 1;
+  return parallel::make_gradient_sync(is_automatic ? runner.gradients : distributed.gradients,
+                                      std::move(group), reducer_options(distributed));
 }
 
 std::string device_of_rank(const Config& config) {
@@ -99,30 +101,30 @@ int gpu_of_rank(int local_rank, int num_visible) {
   return local_rank % std::max(1, num_visible);
 }
 
-int ranks_on_host(const Strategy& strategy) {
-  if (strategy.size() == 1) return 1;
+int ranks_on_host(const parallel::GradientSync& gradient_sync) {
+  if (gradient_sync.size() == 1) return 1;
   const std::string mine = base::host_name();
-  return static_cast<int>(std::ranges::count(comm::all_gather_text(*strategy.group(), mine), mine));
+  return static_cast<int>(std::ranges::count(comm::all_gather_text(*gradient_sync.group(), mine), mine));
 }
 
-int threads_of_rank(const Config& config, const Strategy& strategy) {
+int threads_of_rank(const Config& config, const parallel::GradientSync& gradient_sync) {
   // The placements' threads have the cores.
-  if (config.train.threads == 0 && uses_placements(config.distributed)) return 1;
-  if (config.train.threads > 0 || strategy.size() == 1 || base::env_string("OMP_NUM_THREADS")) {
+  if (config.train.threads == 0 && parallel::model_runner_type(config.distributed.model).has_own_threads) return 1;
+  if (config.train.threads > 0 || gradient_sync.size() == 1 || base::env_string("OMP_NUM_THREADS")) {
     return static_cast<int>(config.train.threads);
   }
   const std::string mine = base::host_name() + " " + base::CpuSet::of_process().to_string();
-  const std::vector<std::string> all = comm::all_gather_text(*strategy.group(), mine);
+  const std::vector<std::string> all = comm::all_gather_text(*gradient_sync.group(), mine);
   const auto sharers = static_cast<int>(std::count(all.begin(), all.end(), mine));
   return std::max(1, base::usable_cores() / sharers);
 }
 
-std::string run_on_rank0_and_broadcast(const Strategy& strategy, const std::function<std::string()>& make) {
-  if (strategy.size() == 1) return make();
+std::string run_on_rank0_and_broadcast(const parallel::GradientSync& gradient_sync, const std::function<std::string()>& make) {
+  if (gradient_sync.size() == 1) return make();
   // The first letter says how it went: well, by the user's fault, by another's.
   std::string text;
   std::exception_ptr error;
-  if (strategy.rank() == 0) {
+  if (gradient_sync.rank() == 0) {
     try {
       text = "+" + make();
     } catch (const std::exception& failure) {
@@ -130,7 +132,7 @@ std::string run_on_rank0_and_broadcast(const Strategy& strategy, const std::func
       error = std::current_exception();
     }
   }
-  text = comm::broadcast_text(*strategy.group(), text);
+  text = comm::broadcast_text(*gradient_sync.group(), text);
   if (error) std::rethrow_exception(error);
   if (text.starts_with('u')) throw UsageError("train.run", "rank 0 failed: " + text.substr(1));
   if (text.starts_with('o')) throw PeerError("train.run", "rank 0 failed: " + text.substr(1));

@@ -1,6 +1,5 @@
 // Each function turns a section of the configuration into the options of a public part, and checks what spans
 // both. The length of a schedule is counted in steps, saturating, so a huge number of epochs cannot overflow.
-// Milestones count from the start of the run, and are moved back by the warm-up that runs before.
 #include "cohort/train/internal/factories.h"
 
 #include <ATen/Context.h>
@@ -13,14 +12,19 @@
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/checkpoint/safetensors.h"
 #include "cohort/checkpoint/state_dict.h"
+#include "cohort/checkpoint/tensor_format.h"
 #include "cohort/config/keys.h"
 #include "cohort/data/idx_dataset.h"
 #include "cohort/data/image_folder.h"
+#include "cohort/data/sampler_factory.h"
 #include "cohort/data/synthetic.h"
 #include "cohort/memory/process_memory.h"
 #include "cohort/models/memory_format.h"
 #include "cohort/models/registry.h"
 #include "cohort/optim/factory.h"
+#include "cohort/optim/schedule_factory.h"
+#include "cohort/parallel/gradient_sync.h"
+#include "cohort/parallel/model_runner.h"
 #include "cohort/train/weights.h"
 
 namespace cohort::train {
@@ -99,26 +103,6 @@ std::int64_t warmup_steps(const ScheduleConfig& schedule, std::int64_t steps_per
   return std::llround(schedule.warmup_fraction * static_cast<double>(total));
 }
 
-/// The steps after which the rate falls, counted from the end of the warm-up: milestones count from the start
-/// of the run, whatever the warm-up.
-std::vector<std::int64_t> decay_steps(const ScheduleConfig& schedule, std::int64_t unit_steps,
-                                      std::int64_t warmup, std::int64_t total) {
-  std::vector<std::int64_t> steps;
-  const auto steps_of = [&](std::int64_t units) {  // a number that no run reaches where it is too large
-    return units > kNever / unit_steps ? kNever : units * unit_steps;
-  };
-  if (schedule.name == "step") {
-    const std::int64_t size = steps_of(schedule.step_size);
-    for (std::int64_t step = size; step < total; step += size)
-      steps.push_back(std::max<std::int64_t>(0, step - warmup));
-  } else {
-    for (const std::int64_t milestone : schedule.milestones) {
-      steps.push_back(std::max<std::int64_t>(0, steps_of(milestone) - warmup));
-    }
-  }
-  return steps;
-}
-
 }  // namespace
 
 std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on_host) {
@@ -193,6 +177,15 @@ std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
   options.device = device;
   options.seed = static_cast<std::uint64_t>(config.run.seed);
   options.on_error = config.data.on_error == "skip" ? data::OnError::kSkip : data::OnError::kRaise;
+  if (training && config.data.sampler != "auto") {
+    options.sampler = data::make_sampler({.name = config.data.sampler,
+                                          .size = dataset->size(),
+                                          .world_size = share.world_size,
+                                          .shuffle = options.shuffle,
+                                          .seed = options.seed,
+                                          .last_batch = options.last_batch,
+                                          .extra = config.data.sampler_options});
+  }
   return std::make_unique<data::Loader>(std::move(dataset), options);
 }
 
@@ -247,26 +240,47 @@ ClassificationOptions classification_options(const Config& config) {
       .script(config.train.script);
 }
 
-std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model) {
+namespace {
+
+optim::OptimizerOptions optimizer_options(const OptimConfig& config) {
   optim::OptimizerOptions options;
   options.name = config.name;
   options.lr = config.lr;
   options.weight_decay = config.weight_decay;
-  if (config.name == "sgd") {
+  options.extra = config.options;
+  const auto is_used = [&](const char* key) {
+    const std::vector<std::string>& names = config::find_key(key)->used_values;
+    return std::ranges::find(names, config.name) != names.end();
+  };
+  if (is_used("optim.momentum")) {
     options.momentum = config.momentum;
     options.nesterov = config.nesterov;
-  } else {
+  }
+  if (is_used("optim.betas")) {
     options.beta1 = config.betas.at(0);
     options.beta2 = config.betas.at(1);
     options.eps = config.eps;
   }
+  return options;
+}
+
+}  // namespace
+
+std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model) {
   std::vector<optim::ParamGroup> groups;
   if (config.no_decay_on_norm_and_bias) {
     groups = optim::split_decay(optim::named_parameters(model), config.weight_decay);
   } else {
     groups.push_back({.params = model.parameters()});
   }
-  return optim::make_optimizer(options, std::move(groups));
+  return optim::make_optimizer(optimizer_options(config), std::move(groups));
+}
+
+double states_per_parameter(const OptimConfig& config) {
+  const at::Tensor one = at::zeros({1}, at::TensorOptions().requires_grad(true));
+  const auto optimizer = optim::make_optimizer(optimizer_options(config), {{.params = {one}}});
+  return static_cast<double>(optimizer->state_bytes(optimizer->param_groups().front(), one)) /
+         static_cast<double>(one.nbytes());
 }
 
 std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::int64_t steps_per_epoch) {
@@ -275,43 +289,40 @@ std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::
                      base::concat("steps_per_epoch: got ", steps_per_epoch, ", expected at least 1"));
   }
   const ScheduleConfig& schedule = config.schedule;
-  std::int64_t total =
+  optim::ScheduleOptions options;
+  options.name = schedule.name;
+  options.total_steps =
       config.train.epochs > kNever / steps_per_epoch ? kNever : config.train.epochs * steps_per_epoch;
-  if (config.train.max_steps > 0) total = std::min(total, config.train.max_steps);
-  const bool by_epoch = schedule.unit == "epoch";
-  const std::int64_t unit_steps = by_epoch ? steps_per_epoch : 1;
-  const std::int64_t warmup = std::min(total, warmup_steps(schedule, steps_per_epoch, total));
-  // Cosine and linear take what the warm-up leaves, in whole units.
-  const std::int64_t rest = std::max<std::int64_t>(1, (total - warmup + unit_steps - 1) / unit_steps);
-  const auto in_units = [&](optim::SchedulePtr inner) {
-    return by_epoch ? optim::per_epoch(std::move(inner), steps_per_epoch) : inner;
-  };
+  if (config.train.max_steps > 0) options.total_steps = std::min(options.total_steps, config.train.max_steps);
+  options.unit_steps = schedule.unit == "epoch" ? steps_per_epoch : 1;
+  options.lr = config.optim.lr;
+  options.warmup_steps =
+      std::min(options.total_steps, warmup_steps(schedule, steps_per_epoch, options.total_steps));
+  options.warmup_start = schedule.warmup_start;
+  options.milestones = schedule.milestones;
+  options.step_size = schedule.step_size;
+  options.gamma = schedule.gamma;
+  options.eta_min = schedule.eta_min;
+  options.one_cycle = {.pct_start = schedule.pct_start,
+                       .linear_anneal = schedule.anneal == "linear",
+                       .cycle_momentum = schedule.cycle_momentum,
+                       .base_momentum = schedule.base_momentum,
+                       .max_momentum = schedule.max_momentum,
+                       .div_factor = schedule.div_factor,
+                       .final_div_factor = schedule.final_div_factor,
+                       .three_phase = schedule.three_phase};
+  options.extra = schedule.options;
+  return optim::make_schedule(options);
+}
 
-  optim::SchedulePtr main;
-  if (schedule.name == "constant") {
-    main = optim::constant();
-  } else if (schedule.name == "cosine") {
-    main = in_units(optim::cosine(rest, schedule.eta_min));
-  } else if (schedule.name == "linear") {
-    main = in_units(optim::linear(1.0, config.optim.lr > 0 ? schedule.eta_min / config.optim.lr : 0.0, rest));
-  } else if (schedule.name == "one_cycle") {
-    return optim::one_cycle({.total_steps = total,
-                             .pct_start = schedule.pct_start,
-                             .linear_anneal = schedule.anneal == "linear",
-                             .cycle_momentum = schedule.cycle_momentum,
-                             .base_momentum = schedule.base_momentum,
-                             .max_momentum = schedule.max_momentum,
-                             .div_factor = schedule.div_factor,
-                             .final_div_factor = schedule.final_div_factor,
-                             .three_phase = schedule.three_phase});
-  } else if (schedule.name == "step" || schedule.name == "multistep") {
-    main = optim::multistep(decay_steps(schedule, unit_steps, warmup, total), schedule.gamma);
-  } else {
-    const std::vector<std::string>& names = find_key("schedule.name")->choices;
-    throw ConfigError("train.make_schedule", base::concat("unknown schedule \"", schedule.name, "\""),
-                      base::concat("\"", base::least_changed_name(schedule.name, names), "\""));
-  }
-  return warmup > 0 ? optim::warmup(warmup, schedule.warmup_start, std::move(main)) : main;
+void check_names(const Config& config) {
+  data::check_dataset_name(config.data.type);
+  data::check_sampler_name(config.data.sampler);
+  optim::check_optimizer_name(config.optim.name);
+  optim::check_schedule_name(config.schedule.name);
+  parallel::model_runner_type(config.distributed.model);
+  parallel::gradient_sync_type(config.distributed.gradients);
+  checkpoint::tensor_format(config.run.checkpoint_format);
 }
 
 }  // namespace cohort::train

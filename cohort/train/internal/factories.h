@@ -56,10 +56,15 @@ OptimConfig scale_lr(const Config& config, std::int64_t global_batch_size);
 ClassificationOptions classification_options(const Config& config);
 
 std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model);
+/// Tensors of its size that the optimizer keeps for a parameter.
+double states_per_parameter(const OptimConfig& config);
 
 /// The schedule in steps, for an optimizer that begins at `config.optim.lr`: its length is the run's,
-/// train.epochs or train.max_steps, whichever ends first. Throws: UsageError for no steps in an epoch,
-/// ConfigError for a name that is no schedule's.
+/// train.epochs or train.max_steps, whichever ends first. Throws: UsageError for no steps in an epoch, or a
+/// name that is no schedule's.
 std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::int64_t steps_per_epoch);
+
+/// Throws: UsageError for a name in `config` that no registry has, before anything is read or made.
+void check_names(const Config& config);
 
 }  // namespace cohort::train

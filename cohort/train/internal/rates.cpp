@@ -28,7 +28,7 @@ std::string text_of(std::vector<double> rates) {
 
 std::vector<ParamGroups> param_groups_of(const Task& task) {
   std::vector<ParamGroups> groups;
-  for (const NamedOptimizer& entry : task.optimizers()) {
+  for (const parallel::NamedOptimizer& entry : task.optimizers()) {
     groups.push_back(entry.optimizer->param_groups());
   }
   return groups;
@@ -36,7 +36,7 @@ std::vector<ParamGroups> param_groups_of(const Task& task) {
 
 void set_param_groups(const Task& task, const std::vector<ParamGroups>& groups) {
   auto next = groups.begin();
-  for (const NamedOptimizer& entry : task.optimizers()) entry.optimizer->param_groups() = *next++;
+  for (const parallel::NamedOptimizer& entry : task.optimizers()) entry.optimizer->param_groups() = *next++;
 }
 
 double current_lr(const Task& task) {
@@ -45,7 +45,7 @@ double current_lr(const Task& task) {
 }
 
 void apply_schedules(const Task& task, std::int64_t step) {
-  for (const NamedOptimizer& entry : task.optimizers()) {
+  for (const parallel::NamedOptimizer& entry : task.optimizers()) {
     if (entry.schedule) entry.schedule->apply(*entry.optimizer, step);
   }
 }

@@ -80,20 +80,20 @@ std::optional<Config> config_of(const Origin& origin, bool logs) {
 
 /// Returns whether a step has as many samples as in `origin`; makes it so unless `config` asks for others.
 bool keep_step(Config& config, const Origin& origin, const std::optional<Config>& before,
-               const Strategy& strategy) {
+               const parallel::GradientSync& gradient_sync) {
   TrainConfig& train = config.train;
   const std::int64_t asked_for = train.global_batch_size > 0
                                      ? train.global_batch_size
-                                     : train.batch_size * train.accumulate * strategy.size();
+                                     : train.batch_size * train.accumulate * gradient_sync.size();
   if (asked_for == origin.global_batch_size) return true;
   const bool changed =
       train.global_batch_size > 0 || (before && (train.batch_size != before->train.batch_size ||
                                                  train.accumulate != before->train.accumulate));
-  if (changed || (!before && strategy.size() == origin.world_size)) return false;
+  if (changed || (!before && gradient_sync.size() == origin.world_size)) return false;
   train.global_batch_size = origin.global_batch_size;
-  if (strategy.rank() == 0) {
+  if (gradient_sync.rank() == 0) {
     base::log_info(base::concat("the run was made by ", origin.world_size, " ranks, and goes on with ",
-                                strategy.size(), ": a step keeps its ", origin.global_batch_size,
+                                gradient_sync.size(), ": a step keeps its ", origin.global_batch_size,
                                 " samples"));
   }
   return true;
@@ -122,23 +122,23 @@ bool evaluates_as(Config before, int ranks_before, Config now, int ranks) {
 
 }  // namespace
 
-Resumption prepare_resume(Config& config, const Strategy& strategy, const fs::path& folder) {
+Resumption prepare_resume(Config& config, const parallel::GradientSync& gradient_sync, const fs::path& folder) {
   if (config.run.resume.empty()) return {};
   const auto origin = origin_from(
-      run_on_rank0_and_broadcast(strategy, [&] { return to_text(find_origin(config.run.resume, folder)); }));
+      run_on_rank0_and_broadcast(gradient_sync, [&] { return to_text(find_origin(config.run.resume, folder)); }));
   if (!origin) return {};
-  const bool is_first = strategy.rank() == 0;
+  const bool is_first = gradient_sync.rank() == 0;
   config.run.resume = origin->checkpoint;  // Trainer takes the same
   if (is_first && !config.model.weights.empty()) {
     base::log_info("model.weights is not read: the parameters are those of " + origin->checkpoint);
   }
   const std::optional<Config> before = config_of(*origin, is_first);
-  const bool same_step = keep_step(config, *origin, before, strategy);
+  const bool same_step = keep_step(config, *origin, before, gradient_sync);
   if (!before) return {.goes_on = true};
   if (same_step) keep_rate(config, *before);
   const std::string changes = check_resume(*before, config, same_step, origin->checkpoint);
   if (is_first && !changes.empty()) base::log_info("going on with other settings: " + changes);
-  return {.goes_on = true, .keep_best = evaluates_as(*before, origin->world_size, config, strategy.size())};
+  return {.goes_on = true, .keep_best = evaluates_as(*before, origin->world_size, config, gradient_sync.size())};
 }
 
 }  // namespace cohort::train

@@ -3,7 +3,7 @@
 #include <filesystem>
 
 #include "cohort/config/config.h"
-#include "cohort/train/strategy.h"
+#include "cohort/parallel/gradient_sync.h"
 
 /// What `cohort train` does before it goes on with a run. Internal to this module.
 namespace cohort::train {
@@ -19,6 +19,6 @@ struct Resumption {
 /// is set then. `run.resume` becomes the path of the checkpoint. Does nothing for a fresh start. Writes
 /// nothing. Collective. Throws: ConfigError naming the keys that cannot change; DataError where checkpoints
 /// are there and none can be used.
-Resumption prepare_resume(Config& config, const Strategy& strategy, const std::filesystem::path& folder);
+Resumption prepare_resume(Config& config, const parallel::GradientSync& gradient_sync, const std::filesystem::path& folder);
 
 }  // namespace cohort::train

@@ -112,13 +112,13 @@ DataOfRun data_of(const json& state) {
 
 checkpoint::CheckpointContent capture(const Task& task, const RunState& state) {
   checkpoint::CheckpointContent content;
-  for (const NamedModule& entry : task.modules()) {
+  for (const parallel::NamedModule& entry : task.modules()) {
     for (auto& [name, tensor] : checkpoint::module_state(*entry.module)) {
       content.model.emplace_back(with_prefix(entry.name, name), tensor);
     }
   }
   json optimizers = json::object();
-  for (const NamedOptimizer& entry : task.optimizers()) {
+  for (const parallel::NamedOptimizer& entry : task.optimizers()) {
     optim::OptimizerState optimizer = entry.optimizer->state();
     for (auto& [name, tensor] : optimizer.tensors) {
       content.optimizer.emplace_back(with_prefix(entry.name, name), tensor);
@@ -130,7 +130,7 @@ checkpoint::CheckpointContent capture(const Task& task, const RunState& state) {
 }
 
 void restore_modules(Task& task, const checkpoint::TensorMap& tensors) {
-  for (const NamedModule& entry : task.modules()) {
+  for (const parallel::NamedModule& entry : task.modules()) {
     checkpoint::load_module_state(*entry.module, without_prefix(tensors, entry.name));
   }
 }
@@ -139,7 +139,7 @@ RunState restore(Task& task, const checkpoint::CheckpointContent& content) {
   restore_modules(task, content.model);
   return read_state("Trainer", [&] {
     const json& optimizers = content.state.at("optimizers");
-    for (const NamedOptimizer& entry : task.optimizers()) {
+    for (const parallel::NamedOptimizer& entry : task.optimizers()) {
       optim::OptimizerState state;
       for (const auto& [name, tensor] : without_prefix(content.optimizer, entry.name))
         state.tensors[name] = tensor;

@@ -16,7 +16,7 @@ namespace {
 /// The name of the first parameter of which `look` returns a tensor that is not finite; "" if there is none.
 template <typename Look>
 std::string first_bad_parameter(const Task& task, const Look& look) {
-  for (const NamedModule& entry : task.modules()) {
+  for (const parallel::NamedModule& entry : task.modules()) {
     for (const auto& parameter : entry.module->named_parameters()) {
       const at::Tensor looked_at = look(parameter.value());
       if (looked_at.defined() && !at::isfinite(looked_at).all().template item<bool>()) {

@@ -1,8 +1,10 @@
+// The runners data_parallel, model_parallel and pipeline, registered when this library loads.
+//
 // Layers get placements by the longest name that matches, or from a balance of measured layers. Consecutive
 // layers on the same placement become a part. model_parallel runs the parts in turn, each behind a graph
 // boundary; pipeline makes them its stages. Each part draws random numbers by its first layer's number in the
 // model, and evaluation draws none.
-#include "cohort/train/model_runner.h"
+#include "cohort/train/internal/model_runners.h"
 
 #include <ATen/Context.h>
 
@@ -19,13 +21,18 @@
 #include "cohort/models/layers.h"
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/pipeline/balance.h"
+#include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/input_fields.h"
 
 namespace cohort::train {
+
+using parallel::ModelRunner;
+using parallel::ModelRunnerOptions;
+
 namespace {
 
 using base::concat;
-constexpr const char* kWhere = "train.make_model_call";
+constexpr const char* kWhere = "train.make_model_runner";
 // On each placement of an interleaved pipeline: two halve its idle time, each further one costs a hand-over
 // more for less.
 constexpr int kInterleavedStages = 2;
@@ -87,28 +94,32 @@ std::vector<PlacedLayers> place_by_name(const std::vector<core::NamedLayer>& lay
   return parts;
 }
 
-// Where layers are cut for as many stages.
-std::vector<PlacedLayers> place_by_measuring(const Config& config,
+// Where layers are cut for as many stages. `in_parts`: each batch is cut into micro-batches, and all stages compute
+// at the same time.
+std::vector<PlacedLayers> place_by_measuring(const ModelRunnerOptions& given,
                                              const std::vector<base::Placement>& placements,
-                                             const pipeline::Stage& model, const data::Field& input) {
-  const bool is_pipeline = config.distributed.model == "pipeline";
-  const std::int64_t parts = is_pipeline ? config.distributed.micro_batches : 1;
+                                             const pipeline::Stage& model, bool in_parts) {
+  const std::int64_t parts = in_parts ? given.num_micro_batches : 1;
   pipeline::BalanceOptions options;
   options.num_placements = static_cast<int>(placements.size());
   options.num_stages = options.num_placements;
-  if (is_pipeline) {
-    options.schedule = pipeline::parse_schedule(config.distributed.schedule);
+  if (in_parts) {
+    options.schedule = pipeline::parse_schedule(given.schedule);
     if (options.schedule == pipeline::Schedule::kInterleaved) options.num_stages *= kInterleavedStages;
   }
   options.num_micro_batches = static_cast<int>(parts);
-  options.optimizer_factor = config.optim.name == "sgd" ? (config.optim.momentum > 0 ? 1 : 0) : 2;
-  options.by_bytes = !is_pipeline;
-  const at::Tensor batch = zero_batch(input, (config.train.batch_size + parts - 1) / parts);
+  options.optimizer_factor = given.optimizer_states;
+  options.by_bytes = !in_parts;
+  if (!given.example_input) {
+    throw UsageError(kWhere, "layers are to be measured, and example_input is not given",
+                     "ModelRunnerOptions::example_input, or device_map");
+  }
+  const at::Tensor batch = given.example_input((given.batch_size + parts - 1) / parts);
   pipeline::ProfileOptions profile;
   profile.repeats = 3;
   profile.split = options.schedule == pipeline::Schedule::kZeroBubble;
   profile.placements = {placements.front().name};
-  if (is_pipeline) {
+  if (in_parts) {
     for (std::size_t i = 1; i < placements.size(); ++i) profile.placements.push_back(placements[i].name);
   }
   pipeline::Balance balance;
@@ -118,7 +129,7 @@ std::vector<PlacedLayers> place_by_measuring(const Config& config,
     throw UsageError(
         kWhere,
         concat("the layers could not be measured on a batch ", batch.sizes(), ": ", base::message_of(error)),
-        is_pipeline && batch.size(0) == 1
+        in_parts && batch.size(0) == 1
             ? "fewer distributed.micro_batches, or a larger train.batch_size: each part has one sample"
             : "distributed.device_map, which names a placement for each");
   }
@@ -173,14 +184,11 @@ class LayerPartition {
 
 // The model's layers, and where they are cut.
 struct Cut {
-  Cut(const Config& config, const std::shared_ptr<torch::nn::Module>& module, at::Device device,
-      const std::optional<data::Field>& input)
+  Cut(const ModelRunnerOptions& options, const std::shared_ptr<torch::nn::Module>& module, bool in_parts)
       : layers(models::layers_of(module)),
         model(layers),
-        placed(config.distributed.device_map.empty()
-                   ? place_by_measuring(config, placements_of(config.distributed, device), model,
-                                        input ? *input : picture_field(config))
-                   : place_by_name(layers, config.distributed.device_map)) {}
+        placed(options.device_map.empty() ? place_by_measuring(options, devices_of(options), model, in_parts)
+                                          : place_by_name(layers, options.device_map)) {}
 
   std::vector<core::NamedLayer> layers;
   pipeline::Stage model;
@@ -189,26 +197,22 @@ struct Cut {
 
 }  // namespace
 
-std::vector<base::Placement> placements_of(const DistributedConfig& config, at::Device device) {
-  if (!config.devices.empty()) return base::parse_placements(config.devices);
+std::vector<base::Placement> devices_of(const ModelRunnerOptions& options) {
+  if (!options.devices.empty()) return options.devices;
   const auto count =
-      device.is_cpu()
+      options.device.is_cpu()
           ? std::int64_t(base::CpuSet::of_process().size())
-          : std::int64_t(at::globalContext().getAcceleratorHooksInterface(device.type()).deviceCount());
+          : std::int64_t(
+                at::globalContext().getAcceleratorHooksInterface(options.device.type()).deviceCount());
   std::vector<base::Placement> placements;
   for (std::int64_t i = 0; i < count; ++i) {
-    placements.push_back(base::Placement::parse(concat(device.is_cpu() ? "cpu:" : "cuda:", i)));
+    placements.push_back(base::Placement::parse(concat(options.device.is_cpu() ? "cpu:" : "cuda:", i)));
   }
   return placements;
 }
 
-bool uses_placements(const DistributedConfig& config) {
-  return config.model != "plain";
-}
-
-PipelineParts pipeline_parts(const Config& config, const std::shared_ptr<torch::nn::Module>& model,
-                             at::Device device, const std::optional<data::Field>& input) {
-  const Cut cut(config, model, device, input);
+PipelineParts pipeline_parts(const ModelRunnerOptions& given, const std::shared_ptr<torch::nn::Module>& model) {
+  const Cut cut(given, model, true);
   PipelineParts parts;
   pipeline::PipelineOptions& options = parts.options;
   for (const PlacedLayers& part : cut.placed) {
@@ -226,48 +230,78 @@ PipelineParts pipeline_parts(const Config& config, const std::shared_ptr<torch::
                        cut.layers[part.first].first, " on ", part.placement.name, ", expected ", expected,
                        ", as stages take turns on placements"));
   }
-  options.num_micro_batches = static_cast<int>(config.distributed.micro_batches);
-  options.schedule = pipeline::parse_schedule(config.distributed.schedule);
+  options.num_micro_batches = static_cast<int>(given.num_micro_batches);
+  options.schedule = pipeline::parse_schedule(given.schedule);
   options.keep_outputs = true;
   return parts;
 }
 
-ModelRunner pipeline_call(PipelineParts parts, at::Device device) {
+ModelRunner run_pipeline(PipelineParts parts, at::Device device) {
   const auto pipe = std::make_shared<pipeline::Pipeline>(std::move(parts.stages), std::move(parts.options));
-  ModelRunner call;
-  call.forward = [=](const at::Tensor& input) { return pipe->forward(input).to(device); };
-  call.step = [=](const at::Tensor& input, const at::Tensor& target, const ModelRunner::Loss& loss,
-                  double scale) {
+  ModelRunner runner;
+  runner.forward = [=](const at::Tensor& input) { return pipe->forward(input).to(device); };
+  runner.step = [=](const at::Tensor& input, const at::Tensor& target, const ModelRunner::Loss& loss,
+                    double scale) {
     const at::Tensor value = pipe->step(input, target, loss, scale);
     return ModelRunner::Step{value.to(device), pipe->outputs().front().to(device)};
   };
-  return call;
+  return runner;
 }
 
-ModelRunner make_model_call(const Config& config, torch::nn::AnyModule model, at::Device device,
-                            const std::optional<data::Field>& input) {
-  const DistributedConfig& distributed = config.distributed;
-  if (!uses_placements(distributed)) {
-    return {[model = std::move(model)](const at::Tensor& input) mutable {
-      return model.forward<at::Tensor>(input);
-    }};
-  }
-  if (distributed.model == "data_parallel") {
-    using Callable = std::shared_ptr<CallableImpl>;
-    parallel::DataParallelOptions options;
-    options.device_ids = placements_of(distributed, device);
-    options.output_device = base::Placement::parse(device.str());
-    return {[parallel = parallel::DataParallel<Callable>(std::make_shared<CallableImpl>(std::move(model)),
-                                                         std::move(options))](
-                const at::Tensor& input) mutable { return parallel.forward(input); }};
-  }
-  if (distributed.model == "pipeline") {
-    return pipeline_call(pipeline_parts(config, model.ptr(), device, input), device);
-  }
-  const Cut cut(config, model.ptr(), device, input);
-  return {[parts = LayerPartition(cut.model, cut.placed, device)](const at::Tensor& input) {
+namespace {
+
+ModelRunner make_data_parallel(torch::nn::AnyModule model, const ModelRunnerOptions& given) {
+  using Callable = std::shared_ptr<CallableImpl>;
+  parallel::DataParallelOptions options;
+  options.device_ids = devices_of(given);
+  options.output_device = base::Placement::parse(given.device.str());
+  return {[parallel = parallel::DataParallel<Callable>(std::make_shared<CallableImpl>(std::move(model)),
+                                                       std::move(options))](
+              const at::Tensor& input) mutable { return parallel.forward(input); }};
+}
+
+ModelRunner make_model_parallel(torch::nn::AnyModule model, const ModelRunnerOptions& given) {
+  const Cut cut(given, model.ptr(), false);
+  return {[parts = LayerPartition(cut.model, cut.placed, given.device)](const at::Tensor& input) {
     return parts.forward(input);
   }};
+}
+
+ModelRunner make_pipeline(torch::nn::AnyModule model, const ModelRunnerOptions& given) {
+  return run_pipeline(pipeline_parts(given, model.ptr()), given.device);
+}
+
+COHORT_REGISTER_MODEL_RUNNER("data_parallel", {.make = make_data_parallel, .has_own_threads = true});
+COHORT_REGISTER_MODEL_RUNNER("model_parallel", {.make = make_model_parallel, .has_own_threads = true});
+COHORT_REGISTER_MODEL_RUNNER(
+    "pipeline", {.make = make_pipeline,
+                 .gradients = "average",
+                 .unfit_gradients = {{"ddp", "gradients of a pipeline come on the threads of its stages"}},
+                 .has_own_threads = true});
+
+}  // namespace
+
+ModelRunnerOptions model_runner_options(const Config& config, at::Device device,
+                                        const std::optional<data::Field>& input) {
+  const DistributedConfig& distributed = config.distributed;
+  ModelRunnerOptions options;
+  options.name = distributed.model;
+  options.device = device;
+  if (!distributed.devices.empty()) options.devices = base::parse_placements(distributed.devices);
+  options.device_map = distributed.device_map;
+  options.schedule = distributed.schedule;
+  options.num_micro_batches = distributed.micro_batches;
+  options.batch_size = config.train.batch_size;
+  options.optimizer_states = states_per_parameter(config.optim);
+  options.example_input = [field = input ? *input : picture_field(config)](std::int64_t samples) {
+    return zero_batch(field, samples);
+  };
+  return options;
+}
+
+ModelRunner make_model_runner(const Config& config, torch::nn::AnyModule model, at::Device device,
+                              const std::optional<data::Field>& input) {
+  return parallel::make_model_runner(std::move(model), model_runner_options(config, device, input));
 }
 
 }  // namespace cohort::train

@@ -9,7 +9,7 @@
 #include "cohort/optim/optimizer.h"
 #include "cohort/optim/schedule.h"
 
-namespace cohort::train {
+namespace cohort::parallel {
 
 struct NamedModule {
   std::string name;
@@ -28,4 +28,4 @@ struct TaskParts {
   std::vector<NamedOptimizer> optimizers;
 };
 
-}  // namespace cohort::train
+}  // namespace cohort::parallel

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "cohort/base/registry.h"
+#include "cohort/base/threads/deadline.h"
+#include "cohort/comm/store_adapter.h"
+
+/// Communication backends by name: Cohort's, and those that a program or a library given to `--load` registers.
+///
+///     COHORT_REGISTER_BACKEND("mine", {.make = [](const cohort::comm::BackendOptions& options) {
+///       return cohort::comm::BackendInstance{
+///           .backend = c10::make_intrusive<MyBackend>(options.store, options.rank, options.size)};
+///     }});
+namespace cohort::comm {
+
+struct BackendOptions {
+  c10::intrusive_ptr<c10d::Store> store;          ///< the group asks it too, on the same connection
+  std::shared_ptr<StoreConnections> connections;  ///< others, to what is below `prefix`
+  std::string prefix;                             ///< of the keys of `store`
+  int rank = 0;
+  int size = 1;
+  std::chrono::milliseconds timeout{0};               ///< of its calls
+  base::Deadline deadline = base::Deadline::never();  ///< of making it
+  std::string reach;                                  ///< host that connections must reach; empty: any
+};
+
+/// A backend that cannot end one call. Without connections all of them end at once, with `words`, and so do
+/// the other ranks' ends of them. Threads: any; the first counts.
+class ClosesConnections {
+ public:
+  virtual ~ClosesConnections() = default;
+  virtual void close(const std::string& words) = 0;
+};
+
+struct BackendInstance {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  c10d::ProcessGroup::BackendType type = c10d::ProcessGroup::BackendType::CUSTOM;
+  /// False: the other ranks are imagined, and nothing may wait for them.
+  bool is_distributed = true;
+  /// True: an element's sum goes in the order of ranks, wherever in the tensor it lies.
+  bool deterministic_rank_order = false;
+  /// That its tensors are on. A group over a backend for GPUs has gloo beside it, for tensors on the CPU.
+  c10::DeviceType device = c10::kCPU;
+};
+
+/// What is known when `auto` chooses.
+struct BackendSituation {
+  bool cuda = false;          ///< a CUDA device can be used
+  bool one_host = false;      ///< all ranks share memory
+  std::string device_reason;  ///< why a GPU is used, or why not
+};
+
+/// How well a backend suits a situation.
+struct BackendFit {
+  int preference = 0;  ///< the largest is chosen; 0: never by `auto`
+  std::string reason;
+};
+
+/// A backend.
+struct BackendType {
+  std::function<BackendInstance(const BackendOptions&)> make;
+  /// Why it cannot be used in this build or on this machine; empty: it can. Null: always.
+  std::function<std::string()> absent = nullptr;
+  /// Null: only by name.
+  std::function<BackendFit(const BackendSituation&)> fit = nullptr;
+};
+
+/// Makes `type` known as `name`. Throws: UsageError if the name is taken or empty. Threads: any.
+void register_backend(const std::string& name, BackendType type);
+
+/// What COHORT_REGISTER_BACKEND calls while a library loads: a name that is taken stays with the first, and
+/// making a group over it throws, naming both places.
+bool register_backend_at_load(const char* name, BackendType type, const char* file, int line) noexcept;
+
+}  // namespace cohort::comm
+
+/// Registers a backend where it is written, at namespace scope.
+#define COHORT_REGISTER_BACKEND(name, ...) \
+  COHORT_REGISTER_AT_LOAD(comm::register_backend_at_load, name, __VA_ARGS__)

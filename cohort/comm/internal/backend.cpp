@@ -1,0 +1,97 @@
+// Each backend says how well it suits; a built-in one that would suit better and is not in the build is named in
+// the reason of the one that is chosen.
+#include "cohort/comm/internal/backend.h"
+
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/registry.h"
+#include "cohort/comm/call_types.h"
+
+namespace cohort::comm {
+namespace {
+
+BackendFit fit_of_gloo(const BackendSituation& situation) {
+  return {.preference = 10, .reason = "tensors are on the CPU: " + situation.device_reason};
+}
+
+BackendFit fit_of_shm(const BackendSituation& situation) {
+  if (situation.cuda || !situation.one_host) return {};
+  return {.preference = 20,
+          .reason = "all ranks are on this host, and tensors on the CPU: " + situation.device_reason};
+}
+
+BackendFit fit_of_nccl(const BackendSituation& situation) {
+  if (!situation.cuda) return {};
+  return {.preference = 30, .reason = situation.device_reason};
+}
+
+base::Registry<BackendType>& registry() {
+  static auto* instance = new base::Registry<BackendType>(
+      "backend", "comm.group",
+      {{"gloo", {.make = make_gloo, .fit = fit_of_gloo}},
+       {"shm", {.make = make_shm, .fit = fit_of_shm}},
+       {"nccl", {.make = make_nccl, .absent = nccl_absent, .fit = fit_of_nccl}},
+       {"mpi", {.make = make_mpi, .absent = mpi_absent}},
+       {"fake", {.make = make_fake}}});
+  return *instance;
+}
+
+std::string absence_of(const BackendType& type) {
+  return type.absent ? type.absent() : "";
+}
+
+}  // namespace
+
+BackendType backend_type(const std::string& name) {
+  return registry().get(name);
+}
+
+std::map<std::string, BackendType> backend_types() {
+  std::map<std::string, BackendType> types;
+  for (const std::string& name : registry().names()) {
+    if (auto type = registry().find(name)) types.emplace(name, *std::move(type));
+  }
+  return types;
+}
+
+std::vector<std::string> backend_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, type] : backend_types()) {
+    if (absence_of(type).empty()) names.push_back(name);
+  }
+  return names;
+}
+
+BackendChoice choose_backend(const BackendSituation& situation,
+                             const std::map<std::string, BackendType>* types) {
+  const std::map<std::string, BackendType> all = types == nullptr ? backend_types() : *types;
+  BackendChoice choice;
+  BackendFit best, best_absent;
+  std::string missing;
+  for (const auto& [name, type] : all) {
+    const BackendFit fit = type.fit ? type.fit(situation) : BackendFit{};
+    if (fit.preference == 0) continue;
+    const std::string absence = absence_of(type);
+    if (!absence.empty() && fit.preference > best_absent.preference) {
+      best_absent = fit;
+      missing = base::concat(name, " would suit better, but ", absence);
+    }
+    if (!absence.empty() || fit.preference <= best.preference) continue;
+    best = fit;
+    choice.backend = name;
+  }
+  choice.reason = best_absent.preference > best.preference ? missing : best.reason;
+  return choice;
+}
+
+void register_backend(const std::string& name, BackendType type) {
+  if (!type.make) throw UsageError("comm.group", "a backend needs make");
+  registry().add(name, std::move(type), "register_backend");
+}
+
+bool register_backend_at_load(const char* name, BackendType type, const char* file, int line) noexcept {
+  return registry().add_at_load(name, std::move(type), file, line);
+}
+
+}  // namespace cohort::comm

@@ -1,0 +1,83 @@
+#include "cohort/data/sampler_factory.h"
+
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/error_context.h"
+
+namespace cohort::data {
+namespace {
+
+using base::concat;
+
+// Cohort's own have no other options than SamplerOptions'.
+SamplerFactory without_extra(SamplerFactory factory) {
+  return [factory = std::move(factory)](const SamplerOptions& options) {
+    options.extra.handed_to("data.sampler_options", concat("sampler '", options.name, "'")).refuse_unread();
+    return factory(options);
+  };
+}
+
+// What the factory throws says which sampler it was, and no option is ignored.
+SamplerFactory checked(const std::string& name, SamplerFactory factory) {
+  return [name, factory = std::move(factory)](const SamplerOptions& given) {
+    const std::string owner = concat("sampler '", name, "'");
+    SamplerOptions options = given;
+    options.extra = given.extra.handed_to("data.sampler_options", owner);
+    auto sampler =
+        base::with_context<UsageError>("data.registry", "making " + owner, [&] { return factory(options); });
+    if (sampler == nullptr) {
+      throw UsageError("data.registry", concat("the factory of ", owner, " returned nothing"));
+    }
+    options.extra.refuse_unread();
+    return sampler;
+  };
+}
+
+std::shared_ptr<const Sampler> make_distributed(const SamplerOptions& options) {
+  return std::make_shared<DistributedSampler>(
+      options.size,
+      DistributedSamplerOptions{options.world_size, options.shuffle, options.seed, options.last_batch});
+}
+
+std::shared_ptr<const Sampler> make_random(const SamplerOptions& options) {
+  return std::make_shared<RandomSampler>(options.size, options.seed);
+}
+
+std::shared_ptr<const Sampler> make_sequential(const SamplerOptions& options) {
+  return std::make_shared<SequentialSampler>(options.size);
+}
+
+base::Registry<SamplerFactory>& registry() {
+  static auto* instance =
+      new base::Registry<SamplerFactory>("sampler", "data.make_sampler",
+                                         {{"distributed", without_extra(make_distributed)},
+                                          {"random", without_extra(make_random)},
+                                          {"sequential", without_extra(make_sequential)}});
+  return *instance;
+}
+
+}  // namespace
+
+std::shared_ptr<const Sampler> make_sampler(const SamplerOptions& options) {
+  return registry().get(options.name)(options);
+}
+
+void check_sampler_name(const std::string& name) {
+  if (name != "auto") registry().get(name);
+}
+
+std::vector<std::string> sampler_names() {
+  return registry().names();
+}
+
+void register_sampler(const std::string& name, SamplerFactory factory) {
+  if (!factory) throw UsageError("data.registry", "a sampler needs a factory");
+  registry().add(name, checked(name, std::move(factory)), "register_sampler");
+}
+
+bool register_sampler_at_load(const char* name, SamplerFactory factory, const char* file, int line) noexcept {
+  return registry().add_at_load(name, checked(name, std::move(factory)), file, line);
+}
+
+}  // namespace cohort::data

@@ -1,0 +1,141 @@
+// A factory makes what follows the warm-up, and make_schedule puts the warm-up before it. Milestones count from
+// the start of the run, so they are moved back by the warm-up. The length of a run is saturated by who counts
+// it: products of units are checked before they are made, so a huge number of epochs cannot overflow.
+#include "cohort/optim/schedule_factory.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "cohort/base/error.h"
+#include "cohort/base/error_context.h"
+
+namespace cohort::optim {
+namespace {
+
+using base::concat;
+
+constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;  // in steps
+
+// A number that no run reaches where it is too large.
+std::int64_t steps_of(const ScheduleOptions& options, std::int64_t units) {
+  return units > kNever / options.unit_steps ? kNever : units * options.unit_steps;
+}
+
+std::int64_t after_warmup(const ScheduleOptions& options, std::int64_t step) {
+  return std::max<std::int64_t>(0, step - options.warmup_steps);
+}
+
+SchedulePtr make_step(const ScheduleOptions& options) {
+  std::vector<std::int64_t> steps;
+  const std::int64_t size = steps_of(options, options.step_size);
+  if (size < 1) {
+    throw UsageError("optim.make_schedule", concat("step_size is ", options.step_size, ", expected 1 or more"));
+  }
+  for (std::int64_t step = size; step < options.total_steps; step += size) {
+    steps.push_back(after_warmup(options, step));
+  }
+  return multistep(std::move(steps), options.gamma);
+}
+
+SchedulePtr make_multistep(const ScheduleOptions& options) {
+  std::vector<std::int64_t> steps;
+  for (const std::int64_t milestone : options.milestones) {
+    steps.push_back(after_warmup(options, steps_of(options, milestone)));
+  }
+  return multistep(std::move(steps), options.gamma);
+}
+
+SchedulePtr make_cosine(const ScheduleOptions& options) {
+  return options.in_units(cosine(options.units_after_warmup(), options.eta_min));
+}
+
+SchedulePtr make_linear(const ScheduleOptions& options) {
+  const double end = options.lr > 0 ? options.eta_min / options.lr : 0.0;
+  return options.in_units(linear(1.0, end, options.units_after_warmup()));
+}
+
+SchedulePtr make_one_cycle(const ScheduleOptions& options) {
+  if (options.warmup_steps > 0) {
+    throw UsageError("optim.make_schedule", "one_cycle has a warm-up of its own", "warmup_steps = 0");
+  }
+  OneCycleOptions cycle = options.one_cycle;
+  cycle.total_steps = options.total_steps;
+  return one_cycle(cycle);
+}
+
+// Cohort's own have no other options than ScheduleOptions'.
+ScheduleFactory without_extra(ScheduleFactory factory) {
+  return [factory = std::move(factory)](const ScheduleOptions& options) {
+    options.extra.handed_to("schedule.options", concat("schedule '", options.name, "'")).refuse_unread();
+    return factory(options);
+  };
+}
+
+// What the factory throws says which schedule it was, and no option is ignored.
+ScheduleFactory checked(const std::string& name, ScheduleFactory factory) {
+  return [name, factory = std::move(factory)](const ScheduleOptions& given) {
+    const std::string owner = concat("schedule '", name, "'");
+    ScheduleOptions options = given;
+    options.extra = given.extra.handed_to("schedule.options", owner);
+    SchedulePtr schedule =
+        base::with_context<UsageError>("optim.registry", "making " + owner, [&] { return factory(options); });
+    if (schedule == nullptr) {
+      throw UsageError("optim.registry", concat("the factory of ", owner, " returned nothing"));
+    }
+    options.extra.refuse_unread();
+    return schedule;
+  };
+}
+
+base::Registry<ScheduleFactory>& registry() {
+  static auto* instance = new base::Registry<ScheduleFactory>(
+      "schedule", "optim.make_schedule",
+      {{"constant", without_extra([](const ScheduleOptions&) { return constant(); })},
+       {"step", without_extra(make_step)},
+       {"multistep", without_extra(make_multistep)},
+       {"cosine", without_extra(make_cosine)},
+       {"linear", without_extra(make_linear)},
+       {"one_cycle", without_extra(make_one_cycle)}});
+  return *instance;
+}
+
+}  // namespace
+
+std::int64_t ScheduleOptions::units_after_warmup() const {
+  return std::max<std::int64_t>(1, (total_steps - warmup_steps + unit_steps - 1) / unit_steps);
+}
+
+SchedulePtr ScheduleOptions::in_units(SchedulePtr inner) const {
+  return unit_steps == 1 ? inner : per_epoch(std::move(inner), unit_steps);
+}
+
+SchedulePtr make_schedule(const ScheduleOptions& options) {
+  if (options.unit_steps < 1 || options.total_steps < 1 || options.warmup_steps < 0) {
+    throw UsageError("optim.make_schedule",
+                     concat("got ", options.total_steps, " steps, units of ", options.unit_steps,
+                            " steps and a warm-up of ", options.warmup_steps));
+  }
+  SchedulePtr schedule = registry().get(options.name)(options);
+  if (options.warmup_steps == 0) return schedule;
+  return warmup(options.warmup_steps, options.warmup_start, std::move(schedule));
+}
+
+void check_schedule_name(const std::string& name) {
+  registry().get(name);
+}
+
+std::vector<std::string> schedule_names() {
+  return registry().names();
+}
+
+void register_schedule(const std::string& name, ScheduleFactory factory) {
+  if (!factory) throw UsageError("optim.registry", "a schedule needs a factory");
+  registry().add(name, checked(name, std::move(factory)), "register_schedule");
+}
+
+bool register_schedule_at_load(const char* name, ScheduleFactory factory, const char* file,
+                               int line) noexcept {
+  return registry().add_at_load(name, checked(name, std::move(factory)), file, line);
+}
+
+}  // namespace cohort::optim

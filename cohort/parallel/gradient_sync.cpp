@@ -1,0 +1,189 @@
+// In each of Cohort's syncs every rank holds the whole model; they differ in when gradients are averaged. average
+// does so after backward; ddp has a reducer for each optimizer, which is prepared before the last backward. A
+// step that prepared nothing is averaged at its end, so both take the same tasks.
+#include "cohort/parallel/gradient_sync.h"
+
+#include <map>
+
+#include "cohort/base/error.h"
+#include "cohort/parallel/broadcast.h"
+#include "cohort/parallel/reducer.h"
+
+namespace cohort::parallel {
+namespace {
+
+std::vector<at::Tensor> parameters_of(const optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const optim::ParamGroup& group : optimizer.param_groups()) {
+    parameters.insert(parameters.end(), group.params.begin(), group.params.end());
+  }
+  return parameters;
+}
+
+class AverageSync : public ReplicatedSync {
+ public:
+  explicit AverageSync(const comm::Group& group) : ReplicatedSync(group), averager_(group) {}
+
+  std::string name() const override { return "average"; }
+  AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite) override {
+    return averager_.average(parameters_of(optimizer), samples, finite);
+  }
+
+ private:
+  GradientAverager averager_;
+};
+
+// A Reducer for the parameters of each optimizer.
+class DdpSync : public ReplicatedSync {
+ public:
+  DdpSync(const comm::Group& group, ReducerOptions options)
+      : ReplicatedSync(group), options_(std::move(options)) {
+    // A run and its repetition end with the same bits. Where the order of a sum hangs on the place in the
+    // bucket, as in a ring, buckets must not hang on what was measured, or on when the run was resumed.
+    if (!group.deterministic_rank_order()) options_.plan = BucketPlan::kDefinition;
+  }
+
+  std::string name() const override { return "ddp"; }
+
+  void begin(const TaskParts& parts) override {
+    ReplicatedSync::begin(parts);
+    std::map<const at::TensorImpl*, std::string> names;
+    for (const NamedModule& entry : parts.modules) {
+      const std::string prefix = entry.name.empty() ? "" : entry.name + ".";
+      for (const auto& parameter : entry.module->named_parameters()) {
+        names[parameter.value().unsafeGetTensorImpl()] = prefix + parameter.key();
+      }
+    }
+    reducers_.clear();
+    for (const NamedOptimizer& entry : parts.optimizers) {
+      std::vector<NamedParameter> parameters;
+      for (const at::Tensor& parameter : parameters_of(*entry.optimizer)) {
+        if (!parameter.requires_grad()) continue;
+        const auto found = names.find(parameter.unsafeGetTensorImpl());
+        parameters.push_back(
+            {found != names.end() ? found->second : base::concat("parameter ", parameters.size()),
+             parameter});
+      }
+      reducers_[entry.optimizer.get()] =
+          std::make_unique<Reducer>(*group(), std::move(parameters), options_);
+    }
+  }
+
+  void prepare(const optim::Optimizer& optimizer, double samples, bool finite) override {
+    reducer_of(optimizer).prepare(Contribution{.weight = samples, .finite = finite});
+  }
+
+  AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite) override {
+    // A training step that does not say beforehand is averaged now.
+    if (!reducer_of(optimizer).is_prepared()) prepare(optimizer, samples, finite);
+    return reducer_of(optimizer).finish();
+  }
+
+ private:
+  Reducer& reducer_of(const optim::Optimizer& optimizer) {
+    const auto found = reducers_.find(&optimizer);
+    if (found == reducers_.end()) {
+      throw UsageError("parallel.gradient_sync",
+                       "gradients of an optimizer are to be averaged that was not added to the task",
+                       "Task::add_optimizer");
+    }
+    return *found->second;
+  }
+
+  ReducerOptions options_;
+  std::map<const optim::Optimizer*, std::unique_ptr<Reducer>> reducers_;
+};
+
+// Entries that need a group; "none" and "auto" are made below.
+std::shared_ptr<GradientSync> make_average(const comm::Group& group, const ReducerOptions& /*options*/) {
+  return std::make_shared<AverageSync>(group);
+}
+
+std::shared_ptr<GradientSync> make_ddp(const comm::Group& group, const ReducerOptions& options) {
+  return std::make_shared<DdpSync>(group, options);
+}
+
+std::shared_ptr<GradientSync> make_none(const comm::Group& group, const ReducerOptions& /*options*/) {
+  if (group && group.size() > 1) {
+    throw UsageError("parallel.gradient_sync",
+                     base::concat("there are ", group.size(), " ranks, and gradients are kept by \"none\""),
+                     "distributed.gradients=ddp, or one process");
+  }
+  return std::make_shared<GradientSync>();
+}
+
+std::shared_ptr<GradientSync> make_auto(const comm::Group& group, const ReducerOptions& options) {
+  return group && group.size() > 1 ? make_ddp(group, options) : make_none(group, options);
+}
+
+GradientSyncType with_group(const std::string& name, GradientSyncType type) {
+  type.make = [name, make = std::move(type.make)](const comm::Group& group, const ReducerOptions& options) {
+    if (!group) {
+      throw UsageError("parallel.gradient_sync",
+                       base::concat("the gradient sync '", name, "' needs a process group"));
+    }
+    std::shared_ptr<GradientSync> sync = make(group, options);
+    if (sync == nullptr) {
+      throw UsageError("parallel.gradient_sync",
+                       base::concat("the factory of the gradient sync '", name, "' returned nothing"));
+    }
+    return sync;
+  };
+  return type;
+}
+
+base::Registry<GradientSyncType>& registry() {
+  static auto* instance = new base::Registry<GradientSyncType>(
+      "gradient sync", "parallel.gradient_sync",
+      {{"auto", {.make = make_auto}},
+       {"none", {.make = make_none}},
+       {"average", with_group("average", {.make = make_average, .copies_gradients = true})},
+       {"ddp", with_group("ddp", {.make = make_ddp})}});
+  return *instance;
+}
+
+}  // namespace
+
+AverageReport GradientSync::average(const optim::Optimizer& /*optimizer*/, double samples, bool finite) {
+  AverageReport report;
+  report.weight = samples;
+  if (!finite) report.bad_rank = 0;
+  return report;
+}
+
+void GradientSync::step(optim::Optimizer& optimizer, const optim::NonFinite& found) {
+  optimizer.step_unless(found);
+}
+
+void ReplicatedSync::begin(const TaskParts& parts) {
+  for (const NamedModule& entry : parts.modules) broadcast_module(group_, *entry.module);
+}
+
+void ReplicatedSync::synchronize_buffers(const TaskParts& parts) {
+  for (const NamedModule& entry : parts.modules) broadcast_buffers(group_, *entry.module);
+}
+
+std::shared_ptr<GradientSync> make_gradient_sync(const std::string& name, comm::Group group,
+                                                 const ReducerOptions& options) {
+  return gradient_sync_type(name).make(group, options);
+}
+
+std::vector<std::string> gradient_sync_names() {
+  return registry().names();
+}
+
+GradientSyncType gradient_sync_type(const std::string& name) {
+  return registry().get(name);
+}
+
+void register_gradient_sync(const std::string& name, GradientSyncType type) {
+  if (!type.make) throw UsageError("parallel.gradient_sync", "a gradient sync needs make");
+  registry().add(name, with_group(name, std::move(type)), "register_gradient_sync");
+}
+
+bool register_gradient_sync_at_load(const char* name, GradientSyncType type, const char* file,
+                                    int line) noexcept {
+  return registry().add_at_load(name, with_group(name, std::move(type)), file, line);
+}
+
+}  // namespace cohort::parallel

@@ -1,0 +1,51 @@
+#include "cohort/parallel/model_runner.h"
+
+#include <utility>
+
+#include "cohort/base/error.h"
+
+namespace cohort::parallel {
+namespace {
+
+ModelRunner make_plain(torch::nn::AnyModule model, const ModelRunnerOptions& /*options*/) {
+  return {[model = std::move(model)](const at::Tensor& input) mutable {
+    return model.forward<at::Tensor>(input);
+  }};
+}
+
+base::Registry<ModelRunnerType>& registry() {
+  static auto* instance = new base::Registry<ModelRunnerType>("model runner", "parallel.model_runner",
+                                                              {{"plain", {.make = make_plain}}});
+  return *instance;
+}
+
+}  // namespace
+
+ModelRunnerType model_runner_type(const std::string& name) {
+  return registry().get(name);
+}
+
+ModelRunner make_model_runner(torch::nn::AnyModule model, const ModelRunnerOptions& options) {
+  ModelRunner runner = model_runner_type(options.name).make(std::move(model), options);
+  if (!runner.forward) {
+    throw UsageError("parallel.model_runner",
+                     base::concat("the model runner '", options.name, "' was made without forward"));
+  }
+  return runner;
+}
+
+std::vector<std::string> model_runner_names() {
+  return registry().names();
+}
+
+void register_model_runner(const std::string& name, ModelRunnerType type) {
+  if (!type.make) throw UsageError("parallel.model_runner", "a model runner needs make");
+  registry().add(name, std::move(type), "register_model_runner");
+}
+
+bool register_model_runner_at_load(const char* name, ModelRunnerType type, const char* file,
+                                   int line) noexcept {
+  return registry().add_at_load(name, std::move(type), file, line);
+}
+
+}  // namespace cohort::parallel

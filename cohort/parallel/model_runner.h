@@ -1,0 +1,91 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/container/any.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cohort/base/placement.h"
+#include "cohort/base/registry.h"
+
+/// Ways to run a model, by name: plain, on several devices, or as a program or a library given to `--load`
+/// registers.
+///
+///     COHORT_REGISTER_MODEL_RUNNER("twice", {.make = [](torch::nn::AnyModule model, const auto&) {
+///       return cohort::parallel::ModelRunner{
+///           [model](const at::Tensor& x) mutable { return model.forward(x) + model.forward(x); }};
+///     }});
+namespace cohort::parallel {
+
+/// How a training step calls its model.
+struct ModelRunner {
+  /// Returns the mean over the samples of a (micro-)batch.
+  using Loss = std::function<at::Tensor(const at::Tensor& logits, const at::Tensor& target)>;
+  struct Step {
+    at::Tensor loss;    ///< of the whole batch, times `scale`
+    at::Tensor logits;  ///< [N, ...]
+  };
+
+  /// Returns what the model makes of a batch, with its graph where gradients are on.
+  std::function<at::Tensor(const at::Tensor& input)> forward;
+  /// Runs forward, loss and backward as one, where these overlap. Adds the gradients of the loss times `scale`
+  /// to the parameters' grad(), and returns tensors without graph. Empty: a step calls forward, and then the
+  /// loss's own backward.
+  std::function<Step(const at::Tensor& input, const at::Tensor& target, const Loss& loss, double scale)>
+      step = nullptr;
+};
+
+/// What a runner is made from, besides the model.
+struct ModelRunnerOptions {
+  std::string name = "plain";                       ///< one of model_runner_names()
+  at::Device device = at::kCPU;                     ///< of inputs and logits
+  std::vector<base::Placement> devices = {};        ///< empty: each core that the process may use, or each GPU
+  std::map<std::string, std::string> device_map = {};  ///< layers and their placements; empty: measured
+  std::string schedule = "1f1b";                    ///< of a pipeline
+  std::int64_t num_micro_batches = 4;               ///< of a pipeline
+  std::int64_t batch_size = 32;                     ///< samples of one forward
+  double optimizer_states = 0;                      ///< tensors that the optimizer keeps per parameter
+  /// Returns what the model gets for `samples` samples: to measure layers with.
+  std::function<at::Tensor(std::int64_t samples)> example_input = nullptr;
+};
+
+/// A way to run a model.
+struct ModelRunnerType {
+  std::function<ModelRunner(torch::nn::AnyModule model, const ModelRunnerOptions& options)> make;
+  /// The gradient sync that `auto` stands for where there are several ranks.
+  std::string gradients = "ddp";
+  /// Gradient syncs that do not see its gradients, and why.
+  std::map<std::string, std::string> unfit_gradients = {};
+  /// True: operators run on threads of their own, so the calling thread needs no others for itself, and script
+  /// mode cannot record a step.
+  bool has_own_threads = false;
+};
+
+/// Returns the type of that name. Throws: UsageError for an unknown name, naming the nearest and all, or for
+/// one that two libraries registered.
+ModelRunnerType model_runner_type(const std::string& name);
+
+/// Returns how `model`, of which the runner shares the modules, is run. Throws: as model_runner_type(); what
+/// the type's `make` throws.
+ModelRunner make_model_runner(torch::nn::AnyModule model, const ModelRunnerOptions& options);
+
+/// Returns all names, sorted.
+std::vector<std::string> model_runner_names();
+
+/// Makes `type` known as `name`. Throws: UsageError if the name is taken or empty. Threads: any.
+void register_model_runner(const std::string& name, ModelRunnerType type);
+
+/// What COHORT_REGISTER_MODEL_RUNNER calls while a library loads: a name that is taken stays with the first,
+/// and model_runner_type throws, naming both places.
+bool register_model_runner_at_load(const char* name, ModelRunnerType type, const char* file,
+                                   int line) noexcept;
+
+}  // namespace cohort::parallel
+
+/// Registers a way to run a model where it is written, at namespace scope.
+#define COHORT_REGISTER_MODEL_RUNNER(name, ...) \
+  COHORT_REGISTER_AT_LOAD(parallel::register_model_runner_at_load, name, __VA_ARGS__)

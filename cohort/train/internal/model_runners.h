@@ -1,0 +1,62 @@
+#pragma once
+
+#include <torch/nn/modules/container/any.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/config/config.h"
+#include "cohort/data/dataset.h"
+#include "cohort/parallel/model_runner.h"
+#include "cohort/pipeline/pipeline.h"
+
+/// Model runners of a configuration, and those that run on several placements (docs/guide/train.md, "Several
+/// placements").
+namespace cohort::train {
+
+/// Returns what `config` says of how its model is run. `input`: what the model gets of a sample, where that is
+/// not picture_field(). Throws: ConfigError for a placement that is not there.
+parallel::ModelRunnerOptions model_runner_options(const Config& config, at::Device device,
+                                                  const std::optional<data::Field>& input = {});
+
+/// Returns how `config.distributed` says that `model`, of which it shares the modules, is run. With
+/// model_parallel and pipeline layers are moved to their placements' devices. Layers without a placement are
+/// measured first, on batches of the configuration's size. That takes a few steps' time and is logged.
+/// Throws: ConfigError for a placement that is not there, a name that no layer has, or a layer without
+/// placement; UsageError for a model that is not known as a list of layers.
+parallel::ModelRunner make_model_runner(const Config& config, torch::nn::AnyModule model, at::Device device,
+                                        const std::optional<data::Field>& input = {});
+
+/// What the runner pipeline makes of a model: its layers in stages.
+struct PipelineParts {
+  std::vector<pipeline::Stage> stages;
+  pipeline::PipelineOptions options;
+};
+
+/// Returns what the runner makes a pipeline of, which moves nothing yet. Throws: as make_model_runner().
+PipelineParts pipeline_parts(const parallel::ModelRunnerOptions& options,
+                             const std::shared_ptr<torch::nn::Module>& model);
+/// Returns how a step runs that pipeline.
+parallel::ModelRunner run_pipeline(PipelineParts parts, at::Device device);
+
+/// Returns options.devices; where these are empty each core that the process may use, or each GPU.
+std::vector<base::Placement> devices_of(const parallel::ModelRunnerOptions& options);
+
+/// Returns the entry of `by_name` for a layer: the longest name that is the layer's, or that the layer's
+/// begins with ("layer4" for "layer4.0"); null where there is none.
+template <typename T>
+const std::pair<const std::string, T>* entry_of_layer(const std::map<std::string, T>& by_name,
+                                                      const std::string& layer) {
+  const std::pair<const std::string, T>* best = nullptr;
+  for (const auto& entry : by_name) {
+    const bool covers = layer == entry.first || layer.starts_with(entry.first + ".");
+    if (covers && (best == nullptr || entry.first.size() > best->first.size())) best = &entry;
+  }
+  return best;
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,94 @@
+// A plug-in with one of each part that has a registry. Each does what Cohort's own does and logs its name, so a run
+// with all of them must end with the same bits.
+#include "cohort/base/log.h"
+#include "cohort/checkpoint/tensor_format.h"
+#include "cohort/comm/internal/backend.h"
+#include "cohort/data/sampler_factory.h"
+#include "cohort/optim/factory.h"
+#include "cohort/optim/schedule_factory.h"
+#include "cohort/parallel/average.h"
+#include "cohort/parallel/gradient_sync.h"
+#include "cohort/parallel/model_runner.h"
+
+namespace {
+
+using namespace cohort;
+
+void log_name(const std::string& part) {
+  base::log_info("plug-in: " + part);
+}
+
+COHORT_REGISTER_MODEL_RUNNER("plugin_runner", {.make = [](torch::nn::AnyModule model,
+                                                          const parallel::ModelRunnerOptions&) {
+                               log_name("runner");
+                               return parallel::ModelRunner{[model](const at::Tensor& input) mutable {
+                                 return model.forward<at::Tensor>(input);
+                               }};
+                             }});
+
+class Averaging : public parallel::ReplicatedSync {
+ public:
+  explicit Averaging(const comm::Group& group) : ReplicatedSync(group), averager_(group) {}
+  std::string name() const override { return "plugin_sync"; }
+  parallel::AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite) override {
+    return averager_.average(optimizer.param_groups().front().params, samples, finite);
+  }
+  void step(optim::Optimizer& optimizer, const optim::NonFinite& found) override {
+    static std::once_flag once;
+    std::call_once(once, [] { log_name("update"); });
+    optimizer.step_unless(found);
+  }
+
+ private:
+  parallel::GradientAverager averager_;
+};
+
+COHORT_REGISTER_GRADIENT_SYNC("plugin_sync",
+                              {.make = [](const comm::Group& group, const parallel::ReducerOptions&) {
+                                log_name("sync");
+                                return std::make_shared<Averaging>(group);
+                              }});
+
+COHORT_REGISTER_BACKEND("plugin_backend", {.make = [](const comm::BackendOptions& options) {
+                          log_name("backend");
+                          return comm::backend_type("shm").make(options);
+                        }});
+
+COHORT_REGISTER_OPTIMIZER("plugin_sgd",
+                          [](const optim::OptimizerOptions& options, std::vector<optim::ParamGroup> groups) {
+                            log_name("optimizer");
+                            return optim::make_optimizer({.name = "sgd",
+                                                          .lr = options.lr,
+                                                          .weight_decay = options.weight_decay,
+                                                          .momentum = options.extra.number("momentum", 0)},
+                                                         std::move(groups));
+                          });
+
+COHORT_REGISTER_SCHEDULE("plugin_schedule", [](const optim::ScheduleOptions& options) {
+  log_name("schedule");
+  optim::ScheduleOptions own = options;
+  own.name = options.extra.text("as", "constant");
+  own.extra.clear();
+  return optim::make_schedule(own);
+});
+
+COHORT_REGISTER_SAMPLER("plugin_sampler", [](const data::SamplerOptions& options) {
+  log_name("sampler");
+  data::SamplerOptions own = options;
+  own.name = "distributed";
+  return data::make_sampler(own);
+});
+
+COHORT_REGISTER_TENSOR_FORMAT(
+    "plugin_format",
+    {.extension = "plugin",
+     .write =
+         [](const std::filesystem::path& path, const checkpoint::TensorMap& tensors) {
+           log_name("format");
+           return checkpoint::write_new_safetensors(path, tensors, {{"format", "pt"}});
+         },
+     .read = [](const std::shared_ptr<const checkpoint::MappedFile>& file) {
+       return checkpoint::SafetensorsFile::from_mapping(file).tensors();
+     }});
+
+}  // namespace
