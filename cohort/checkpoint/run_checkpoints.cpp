@@ -20,9 +20,9 @@
 #include "cohort/base/log.h"
 #include "cohort/checkpoint/internal/checkpoint_files.h"
 #include "cohort/checkpoint/internal/temporary_name.h"
-#include "cohort/checkpoint/tensor_format.h"
 #include "cohort/checkpoint/known.h"
 #include "cohort/checkpoint/link.h"
+#include "cohort/checkpoint/tensor_format.h"
 
 namespace cohort::checkpoint {
 namespace {

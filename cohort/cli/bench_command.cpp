@@ -27,7 +27,7 @@ int script_command(const ScriptArguments& arguments) {
   const train::ScriptBench found = train::bench_script(
       config,
       train::ScriptBenchOptions().timeit(bench::TimeitOptions().rounds(arguments.rounds).min_time(round)));
-  std::fputs(planner::to_text(found).c_str(), stdout);
+  std::fputs(train::to_text(found).c_str(), stdout);
   return 0;
 }
 

@@ -61,7 +61,7 @@ struct DataConfig {
   std::int64_t synthetic_train = 1024;
   std::int64_t synthetic_val = 256;
   std::map<std::string, std::string> options;  ///< passed to a registered data set as they are
-  std::string sampler = "auto";                ///< auto, distributed, random, sequential, or a registered name
+  std::string sampler = "auto";  ///< auto, distributed, random, sequential, or a registered name
   std::map<std::string, std::string> sampler_options;  ///< passed to a registered sampler as they are
   bool operator==(const DataConfig&) const = default;
 };
@@ -77,7 +77,7 @@ struct OptimConfig {
   std::vector<double> betas = {0.9, 0.999};
   double eps = 1e-8;
   bool no_decay_on_norm_and_bias = false;
-  double clip_norm = 0.0;  ///< 0: no clipping
+  double clip_norm = 0.0;                      ///< 0: no clipping
   std::map<std::string, std::string> options;  ///< passed to a registered optimizer as they are
   bool operator==(const OptimConfig&) const = default;
 };

@@ -80,11 +80,11 @@ OptimizerFactory checked(const std::string& name, OptimizerFactory factory) {
 }
 
 base::Registry<OptimizerFactory>& registry() {
-  static auto* instance = new base::Registry<OptimizerFactory>(
-      "optimizer", "optim.make_optimizer",
-      {{"sgd", without_extra(make_sgd)},
-       {"adam", without_extra(make_adam<Adam, AdamOptions>)},
-       {"adamw", without_extra(make_adam<AdamW, AdamWOptions>)}});
+  static auto* instance =
+      new base::Registry<OptimizerFactory>("optimizer", "optim.make_optimizer",
+                                           {{"sgd", without_extra(make_sgd)},
+                                            {"adam", without_extra(make_adam<Adam, AdamOptions>)},
+                                            {"adamw", without_extra(make_adam<AdamW, AdamWOptions>)}});
   return *instance;
 }
 

@@ -31,8 +31,8 @@ struct OptimizerOptions {
   base::NamedOptions extra = {};  ///< of a registered optimizer (optim.options)
 };
 
-using OptimizerFactory =
-    std::function<std::unique_ptr<Optimizer>(const OptimizerOptions& options, std::vector<ParamGroup> groups)>;
+using OptimizerFactory = std::function<std::unique_ptr<Optimizer>(const OptimizerOptions& options,
+                                                                  std::vector<ParamGroup> groups)>;
 
 /// Returns a new optimizer of `groups`. Throws: UsageError for an unknown name, naming the nearest and all, or
 /// for one that two libraries registered; ConfigError for an option that the optimizer does not have.

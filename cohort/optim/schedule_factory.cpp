@@ -29,7 +29,8 @@ SchedulePtr make_step(const ScheduleOptions& options) {
   std::vector<std::int64_t> steps;
   const std::int64_t size = steps_of(options, options.step_size);
   if (size < 1) {
-    throw UsageError("optim.make_schedule", concat("step_size is ", options.step_size, ", expected 1 or more"));
+    throw UsageError("optim.make_schedule",
+                     concat("step_size is ", options.step_size, ", expected 1 or more"));
   }
   for (std::int64_t step = size; step < options.total_steps; step += size) {
     steps.push_back(after_warmup(options, step));

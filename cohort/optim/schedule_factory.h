@@ -24,7 +24,7 @@ struct ScheduleOptions {
   std::int64_t unit_steps = 1;    ///< of a unit: of an epoch, or 1. Milestones and step_size count units.
   double lr = 0.1;                ///< that the optimizer begins with
   std::int64_t warmup_steps = 0;
-  double warmup_start = 0.01;  ///< first factor of the warm-up
+  double warmup_start = 0.01;                 ///< first factor of the warm-up
   std::vector<std::int64_t> milestones = {};  ///< multistep: units from the start of the run
   std::int64_t step_size = 30;                ///< step: units
   double gamma = 0.1;                         ///< step, multistep

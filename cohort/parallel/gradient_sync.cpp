@@ -64,8 +64,7 @@ class DdpSync : public ReplicatedSync {
             {found != names.end() ? found->second : base::concat("parameter ", parameters.size()),
              parameter});
       }
-      reducers_[entry.optimizer.get()] =
-          std::make_unique<Reducer>(*group(), std::move(parameters), options_);
+      reducers_[entry.optimizer.get()] = std::make_unique<Reducer>(*group(), std::move(parameters), options_);
     }
   }
 

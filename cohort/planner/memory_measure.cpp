@@ -32,7 +32,7 @@ train::PipelineParts parts_like(const train::PipelineParts& of, const PlannedMod
 // one that is counted. Activations and gradients are of the thread that asked for them.
 class Measurement {
  public:
-  Measurement(const Config& config, const MemoryOptions& options,
+  Measurement(const config::Config& config, const MemoryOptions& options,
               const std::vector<base::Placement>& placements, const RunnerPlan& runner)
       : config_(config),
         options_(options),
@@ -90,7 +90,8 @@ class Measurement {
   }
 
   parallel::ModelRunner call_of(const PlannedModel& model) {
-    if (pipeline_ == nullptr) return train::make_model_runner(config_, model.any, at::kCPU, model.model_input);
+    if (pipeline_ == nullptr)
+      return train::make_model_runner(config_, model.any, at::kCPU, model.model_input);
     train::PipelineParts parts = parts_like(*pipeline_, model);
     parts.options.on_action = [this, parts](const pipeline::Action& action) {
       if (action.kind != pipeline::ActionKind::kForward) return;
@@ -118,7 +119,7 @@ class Measurement {
     optimizer_bytes_ += watch_.total().now;
   }
 
-  const Config& config_;
+  const config::Config& config_;
   const MemoryOptions& options_;
   const std::vector<base::Placement>& placements_;
   const RunnerPlan::Measured measured_;
@@ -132,8 +133,9 @@ class Measurement {
 
 }  // namespace
 
-void measure(MemoryPlan& plan, const Config& config, const MemoryOptions& options, const StepSizes& sizes,
-             const std::vector<base::Placement>& placements, const RunnerPlan& runner) {
+void measure(MemoryPlan& plan, const config::Config& config, const MemoryOptions& options,
+             const StepSizes& sizes, const std::vector<base::Placement>& placements,
+             const RunnerPlan& runner) {
   Measurement(config, options, placements, runner).run(plan, sizes);
 }
 

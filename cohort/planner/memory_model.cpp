@@ -22,32 +22,31 @@ std::int64_t divided_up(std::int64_t value, std::int64_t by) {
   return (value + by - 1) / by;
 }
 
-StepSizes::StepSizes(const Config& config, int num_ranks)
+StepSizes::StepSizes(const config::Config& config, int num_ranks)
     : step(config.train.global_batch_size > 0 ? divided_up(config.train.global_batch_size, num_ranks)
                                               : config.train.batch_size * config.train.accumulate),
       part(divided_up(step, config.train.accumulate)),
       forward(part),
-      batch(reads_parts(config) ? part : step) {
-}
+      batch(train::reads_parts(config) ? part : step) {}
 
-PlannedModel::PlannedModel(const Config& config, const MemoryOptions& options) : config_(config) {
-  const auto data = make_dataset(config, Split::kTrain);
+PlannedModel::PlannedModel(const config::Config& config, const MemoryOptions& options) : config_(config) {
+  const auto data = train::make_dataset(config, train::Split::kTrain);
   fields_ = data->fields();
   if (fields_.size() < 2) {
     throw UsageError("planner.plan_memory", "the data has no target beside its input");
   }
-  model_input = input_field(config, *data);
+  model_input = train::input_field(config, *data);
   any = train::make_model(config, std::int64_t(data->classes().size()), at::kCPU, model_input);
   if (!options.place.empty()) parallel::apply_device_map(*any.ptr(), options.place);
-  optimizer = make_optimizer(config.optim, *any.ptr());
+  optimizer = train::make_optimizer(config.optim, *any.ptr());
 }
 
 at::Tensor PlannedModel::input(std::int64_t samples) const {
-  return zero_batch(fields_[0], samples);
+  return train::zero_batch(fields_[0], samples);
 }
 
 at::Tensor PlannedModel::target(std::int64_t samples) const {
-  return zero_batch(fields_[1], samples);
+  return train::zero_batch(fields_[1], samples);
 }
 
 std::int64_t PlannedModel::batch_bytes(std::int64_t samples) const {

@@ -33,14 +33,14 @@ std::int64_t divided_up(std::int64_t value, std::int64_t by);
 
 /// Samples of a rank: in a step, in a part of it, in one forward, and in what the loader hands out at once.
 struct StepSizes {
-  StepSizes(const Config& config, int num_ranks);
+  StepSizes(const config::Config& config, int num_ranks);
   std::int64_t step, part, forward, batch;
 };
 
 /// A step's parts, made for planning alone.
 class PlannedModel {
  public:
-  PlannedModel(const Config& config, const MemoryOptions& options);
+  PlannedModel(const config::Config& config, const MemoryOptions& options);
 
   at::Tensor input(std::int64_t samples) const;
   at::Tensor target(std::int64_t samples) const;
@@ -61,7 +61,7 @@ class PlannedModel {
   std::unique_ptr<optim::Autocast> autocast() const;
   at::Tensor criterion(const at::Tensor& logits, const at::Tensor& target) const;
 
-  const Config& config_;
+  const config::Config& config_;
   std::vector<data::Field> fields_;
 };
 
@@ -69,7 +69,8 @@ class RunnerPlan;
 
 /// Runs two steps of the whole batch, and writes what they took beside what is planned. `placements` are
 /// those whose threads are looked at.
-void measure(MemoryPlan& plan, const Config& config, const MemoryOptions& options, const StepSizes& sizes,
-             const std::vector<base::Placement>& placements, const RunnerPlan& runner);
+void measure(MemoryPlan& plan, const config::Config& config, const MemoryOptions& options,
+             const StepSizes& sizes, const std::vector<base::Placement>& placements,
+             const RunnerPlan& runner);
 
 }  // namespace cohort::planner

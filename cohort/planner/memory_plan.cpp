@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kWhere = "planner.plan_memory";
 
-std::string gradients_of(const Config& config) {
+std::string gradients_of(const config::Config& config) {
   if (config.distributed.gradients != "auto") return config.distributed.gradients;
   if (config.distributed.nproc_per_node == 1) return "none";
   return parallel::model_runner_type(config.distributed.model).gradients;
@@ -72,7 +72,7 @@ void check_measurable(const std::vector<base::Placement>& placements) {
 
 }  // namespace
 
-MemoryPlan plan_memory(const Config& config, const MemoryOptions& given) {
+MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given) {
   const std::unique_ptr<RunnerPlan> runner = make_runner_plan(config.distributed.model);
   MemoryPlan plan;
   MemoryOptions options = given;

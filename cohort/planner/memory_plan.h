@@ -12,7 +12,7 @@ namespace cohort::planner {
 /// many in each micro-batch, twice for each placement.
 /// Throws: as make_dataset, make_model and train::make_model_runner; UsageError for placements of several ranks, for
 /// `place` with data_parallel or a pipeline, and for `measure` where a placement is no CPU's.
-MemoryPlan plan_memory(const Config& config, const MemoryOptions& options = {});
+MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& options = {});
 
 /// The tables that `cohort plan --memory` prints, and what `--json` does.
 std::string to_text(const MemoryPlan& plan);

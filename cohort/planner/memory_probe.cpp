@@ -210,9 +210,10 @@ std::int64_t gradient_bytes(const train::PipelineParts& parts, int placement) {
   return bytes;
 }
 
-std::vector<StepMemory> probe_pipeline(const train::PipelineParts& given,
-                                       const std::function<void(const parallel::ModelRunner&, std::int64_t)>& step,
-                                       std::int64_t samples, bool again) {
+std::vector<StepMemory> probe_pipeline(
+    const train::PipelineParts& given,
+    const std::function<void(const parallel::ModelRunner&, std::int64_t)>& step, std::int64_t samples,
+    bool again) {
   train::PipelineParts parts = given;
   pipeline::PipelineOptions& options = parts.options;
   const auto count = std::min<std::int64_t>(options.num_micro_batches, samples);

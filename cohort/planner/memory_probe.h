@@ -56,8 +56,8 @@ StepMemory probe_step(const torch::nn::Module& module,
 /// leave the same rest when cut into micro-batches. GPUs' placements run on the CPU.
 std::vector<StepMemory> probe_pipeline(
     const train::PipelineParts& parts,
-    const std::function<void(const parallel::ModelRunner& call, std::int64_t samples)>& step, std::int64_t samples,
-    bool again);
+    const std::function<void(const parallel::ModelRunner& call, std::int64_t samples)>& step,
+    std::int64_t samples, bool again);
 
 /// Bytes of the gradients that the parameters of a placement's stages have.
 std::int64_t gradient_bytes(const train::PipelineParts& parts, int placement);

@@ -47,7 +47,8 @@ void plan_process(MemoryPlan& plan, const PlannedModel& model, const ModelBytes&
                     .samples = sizes.part,
                     .predicted = whole(bytes, model, step, sizes)};
   // The buckets of ddp are the gradients, and stay; the chunks of average are copies.
-  if (parallel::gradient_sync_type(plan.gradients).copies_gradients) place.predicted.averages = bytes.gradients;
+  if (parallel::gradient_sync_type(plan.gradients).copies_gradients)
+    place.predicted.averages = bytes.gradients;
   if (ranks) *place.predicted.peak += bytes.gradients;
   plan.places.push_back(place);
 }
@@ -73,8 +74,8 @@ PlaceMemory place_of(const std::string& name, std::int64_t samples, const ModelB
   return place;
 }
 
-void plan_placed_layers(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes, const StepMemory& step,
-                 const StepSizes& sizes, const MemoryOptions& options) {
+void plan_placed_layers(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes,
+                        const StepMemory& step, const StepSizes& sizes, const MemoryOptions& options) {
   std::vector<const base::Placement*> placements{nullptr};  // none: where forward is called
   for (const auto& [name, placement] : options.place) {
     const bool is_known = std::any_of(placements.begin(), placements.end(), [&](const auto* known) {
@@ -100,31 +101,31 @@ void plan_placed_layers(MemoryPlan& plan, const PlannedModel& model, const Model
       {.name = "all", .samples = sizes.part, .predicted = whole(bytes, model, step, sizes)});
 }
 
-void check_one_process(const Config& config) {
+void check_one_process(const config::Config& config) {
   if (config.distributed.nproc_per_node <= 1) return;
-  throw UsageError(kWhere,
-                   base::concat(config.distributed.model,
-                                " is planned for one process, got distributed.nproc_per_node ",
-                                config.distributed.nproc_per_node),
-                   "distributed.nproc_per_node=1, which is what each rank takes");
+  throw UsageError(
+      kWhere,
+      base::concat(config.distributed.model, " is planned for one process, got distributed.nproc_per_node ",
+                   config.distributed.nproc_per_node),
+      "distributed.nproc_per_node=1, which is what each rank takes");
 }
 
-void check_no_placed_layers(const Config& config, const MemoryOptions& options, const char* hint) {
+void check_no_placed_layers(const config::Config& config, const MemoryOptions& options, const char* hint) {
   if (options.place.empty()) return;
-  throw UsageError(kWhere,
-                   base::concat("layers on placements of their own, and ", config.distributed.model,
-                                ", were asked for"),
-                   hint);
+  throw UsageError(
+      kWhere,
+      base::concat("layers on placements of their own, and ", config.distributed.model, ", were asked for"),
+      hint);
 }
 
 // A replica and a part of the batch on each placement.
 class DataParallelPlan : public RunnerPlan {
  public:
-  void check(const Config& config, const MemoryOptions& options) const override {
+  void check(const config::Config& config, const MemoryOptions& options) const override {
     check_one_process(config);
     check_no_placed_layers(config, options, "distributed.model=plain");
   }
-  std::vector<base::Placement> prepare(const Config& config, const MemoryOptions& /*options*/,
+  std::vector<base::Placement> prepare(const config::Config& config, const MemoryOptions& /*options*/,
                                        const PlannedModel& /*model*/) override {
     placements_ = train::devices_of(train::model_runner_options(config, at::kCPU));
     return placements_;
@@ -161,7 +162,7 @@ class DataParallelPlan : public RunnerPlan {
 // Layers on placements, one after the other.
 class ModelParallelPlan : public RunnerPlan {
  public:
-  void check(const Config& config, const MemoryOptions& options) const override {
+  void check(const config::Config& config, const MemoryOptions& options) const override {
     if (options.place.empty()) {
       throw UsageError(kWhere,
                        "distributed.model is model_parallel, and distributed.device_map does not say which "
@@ -170,13 +171,13 @@ class ModelParallelPlan : public RunnerPlan {
     }
     check_one_process(config);
   }
-  void complete(MemoryOptions& options, const Config& config) const override {
+  void complete(MemoryOptions& options, const config::Config& config) const override {
     for (const auto& [name, placement] : config.distributed.device_map) {
       options.place.emplace(name, base::Placement::parse(placement));
     }
   }
-  Config measured_config(const Config& config) const override {
-    Config placed = config;
+  config::Config measured_config(const config::Config& config) const override {
+    config::Config placed = config;
     placed.distributed.model = "plain";  // parallel::apply_device_map() has placed the layers
     return placed;
   }
@@ -185,14 +186,14 @@ class ModelParallelPlan : public RunnerPlan {
 // Stages on placements. Steps of the real pipeline are probed.
 class PipelinePlan : public RunnerPlan {
  public:
-  void check(const Config& config, const MemoryOptions& options) const override {
+  void check(const config::Config& config, const MemoryOptions& options) const override {
     check_one_process(config);
     check_no_placed_layers(config, options, "distributed.device_map.LAYER=cpu:1");
   }
-  std::int64_t forward_samples(const Config& config, std::int64_t part) const override {
+  std::int64_t forward_samples(const config::Config& config, std::int64_t part) const override {
     return divided_up(part, std::min(part, config.distributed.micro_batches));
   }
-  std::vector<base::Placement> prepare(const Config& config, const MemoryOptions& /*options*/,
+  std::vector<base::Placement> prepare(const config::Config& config, const MemoryOptions& /*options*/,
                                        const PlannedModel& model) override {
     parts_ = train::pipeline_parts(train::model_runner_options(config, at::kCPU, model.model_input),
                                    model.any.ptr());
@@ -226,7 +227,8 @@ class PipelinePlan : public RunnerPlan {
       PlaceMemory place = place_of(placements[i], in.sizes.forward, own);
       MemoryUse& use = place.predicted;
       use.activations = memories[i].activations(in.sizes.part);
-      use.peak = *use.model + *use.optimizer + memories[i].peak(in.sizes.part) + (in_parts ? own.gradients : 0);
+      use.peak =
+          *use.model + *use.optimizer + memories[i].peak(in.sizes.part) + (in_parts ? own.gradients : 0);
       *all.activations += *use.activations;
       *all.peak += *use.peak;
       plan.places.push_back(std::move(place));
@@ -258,9 +260,10 @@ base::Registry<Make>& registry() {
 
 }  // namespace
 
-void RunnerPlan::check(const Config& /*config*/, const MemoryOptions& /*options*/) const {}
+void RunnerPlan::check(const config::Config& /*config*/, const MemoryOptions& /*options*/) const {}
 
-std::vector<base::Placement> RunnerPlan::prepare(const Config& /*config*/, const MemoryOptions& /*options*/,
+std::vector<base::Placement> RunnerPlan::prepare(const config::Config& /*config*/,
+                                                 const MemoryOptions& /*options*/,
                                                  const PlannedModel& /*model*/) {
   return {};
 }

@@ -18,7 +18,7 @@ struct ModelBytes {
 
 /// What a plan is made from.
 struct PlanInputs {
-  const Config& config;
+  const config::Config& config;
   const MemoryOptions& options;
   const PlannedModel& model;
   const ModelBytes& bytes;  ///< of the whole model
@@ -39,20 +39,22 @@ class RunnerPlan {
 
   virtual ~RunnerPlan() = default;
   /// Throws: UsageError for what this runner does not plan.
-  virtual void check(const Config& config, const MemoryOptions& options) const;
+  virtual void check(const config::Config& config, const MemoryOptions& options) const;
   /// Adds to `options` the placements that the configuration names.
-  virtual void complete(MemoryOptions& /*options*/, const Config& /*config*/) const {}
+  virtual void complete(MemoryOptions& /*options*/, const config::Config& /*config*/) const {}
   /// Returns the samples of one forward, where a part of a step has `part`.
-  virtual std::int64_t forward_samples(const Config& /*config*/, std::int64_t part) const { return part; }
+  virtual std::int64_t forward_samples(const config::Config& /*config*/, std::int64_t part) const {
+    return part;
+  }
   /// Cuts the model, where the runner does. Returns the placements that compute.
-  virtual std::vector<base::Placement> prepare(const Config& config, const MemoryOptions& options,
+  virtual std::vector<base::Placement> prepare(const config::Config& config, const MemoryOptions& options,
                                                const PlannedModel& model);
   /// Adds the places; where there are several, all of them together as the last.
   virtual void plan(MemoryPlan& plan, const PlanInputs& inputs) const;
 
   virtual Measured measured() const { return {}; }
   /// The configuration of a step that is measured.
-  virtual Config measured_config(const Config& config) const { return config; }
+  virtual config::Config measured_config(const config::Config& config) const { return config; }
   /// How the model is cut, of a pipeline; else null.
   virtual const train::PipelineParts* pipeline() const { return nullptr; }
 };

@@ -77,7 +77,8 @@ ClassificationTask::ClassificationTask(torch::nn::AnyModule model, parallel::Mod
   any_model_ = std::move(model);
 }
 
-ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module, parallel::ModelRunner runner,
+ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module,
+                                       parallel::ModelRunner runner,
                                        std::shared_ptr<optim::Optimizer> optimizer,
                                        std::shared_ptr<const optim::Schedule> schedule,
                                        ClassificationOptions options)
@@ -127,7 +128,10 @@ script::Tensors ClassificationTask::run(std::unique_ptr<script::Function>& scrip
     if (scripted == nullptr) {
       scripted = std::make_unique<script::Function>(
           [this, loss_of](const script::Tensors& inputs) { return (this->*loss_of)(inputs[0], inputs[1]); },
-          script::ScriptOptions().name(name).log(gradient_sync().rank() == 0).modules({modules().front().module}));
+          script::ScriptOptions()
+              .name(name)
+              .log(gradient_sync().rank() == 0)
+              .modules({modules().front().module}));
     }
     return (*scripted)({input, target});
   } catch (const c10::OutOfMemoryError&) {

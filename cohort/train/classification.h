@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "cohort/optim/autocast.h"
-#include "cohort/script/function.h"
 #include "cohort/parallel/model_runner.h"
+#include "cohort/script/function.h"
 #include "cohort/train/task.h"
 
 namespace cohort::train {
@@ -51,9 +51,9 @@ class ClassificationTask : public Task {
   template <typename M>
   ClassificationTask(std::shared_ptr<M> model, std::shared_ptr<optim::Optimizer> optimizer,
                      std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options = {})
-      : ClassificationTask(model,
-                           parallel::ModelRunner{[model](const at::Tensor& input) { return model->forward(input); }},
-                           std::move(optimizer), std::move(schedule), options) {}
+      : ClassificationTask(
+            model, parallel::ModelRunner{[model](const at::Tensor& input) { return model->forward(input); }},
+            std::move(optimizer), std::move(schedule), options) {}
 
   /// The same for a model that is called otherwise than by itself: by make_model_runner().
   ClassificationTask(torch::nn::AnyModule model, parallel::ModelRunner runner,

@@ -32,7 +32,7 @@ using nlohmann::json;
 constexpr const char* kWhere = "train.predict";
 constexpr const char* kTaskKey = "picture_task";  // in the metadata of a program
 
-PictureTask task_of(const Config& config, std::optional<std::vector<std::string>> classes) {
+PictureTask task_of(const config::Config& config, std::optional<std::vector<std::string>> classes) {
   if (!data::is_own_dataset(config.data.type)) {
     throw UsageError(
         kWhere,
@@ -46,7 +46,7 @@ PictureTask task_of(const Config& config, std::optional<std::vector<std::string>
                    .image_size = config.data.image_size,
                    .channels_last = channels_last(config),
                    .classes = std::move(*classes)};
-  for (const TransformConfig& transform : val_transforms(config.data)) {
+  for (const config::TransformConfig& transform : val_transforms(config.data)) {
     task.transforms.push_back({transform.name, transform.args});
   }
   return task;
@@ -95,7 +95,7 @@ PictureTask task_from(const std::string& text, const fs::path& file) {
   }
 }
 
-torch::nn::AnyModule make_trained_model(Config config, const checkpoint::TensorMap& weights,
+torch::nn::AnyModule make_trained_model(config::Config config, const checkpoint::TensorMap& weights,
                                         std::size_t num_classes, const data::Field& input) {
   config.model.weights.clear();
   torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(num_classes), at::kCPU, input);
@@ -104,7 +104,7 @@ torch::nn::AnyModule make_trained_model(Config config, const checkpoint::TensorM
   return model;
 }
 
-Predictor::Model call_of(const Config& config, torch::nn::AnyModule model) {
+Predictor::Model call_of(const config::Config& config, torch::nn::AnyModule model) {
   return
       [model = std::move(model), bf16 = config.train.precision == "bf16"](const at::Tensor& images) mutable {
         std::optional<optim::Autocast> narrow;
@@ -161,11 +161,13 @@ Predictor::Predictor(const PictureTask& task, Model model, std::int64_t batch_si
   }
 }
 
-Predictor Predictor::of_run(const Config& config, const fs::path& checkpoint, std::int64_t batch_size) {
+Predictor Predictor::of_run(const config::Config& config, const fs::path& checkpoint,
+                            std::int64_t batch_size) {
   return of_run(config, read_trained_weights(checkpoint), batch_size);
 }
 
-Predictor Predictor::of_run(const Config& config, const TrainedWeights& trained, std::int64_t batch_size) {
+Predictor Predictor::of_run(const config::Config& config, const TrainedWeights& trained,
+                            std::int64_t batch_size) {
   const PictureTask task = task_of(config, trained.classes);
   return {task,
           call_of(config,
@@ -222,13 +224,13 @@ std::vector<Prediction> Predictor::operator()(const std::vector<std::string>& pi
   return predictions;
 }
 
-std::vector<Prediction> predict_samples(const Config& config, const fs::path& checkpoint,
+std::vector<Prediction> predict_samples(const config::Config& config, const fs::path& checkpoint,
                                         const std::vector<std::int64_t>& samples, std::int64_t top) {
   check_top(top);
   return predict_samples(config, read_trained_weights(checkpoint), samples, top);
 }
 
-std::vector<Prediction> predict_samples(const Config& config, const TrainedWeights& trained,
+std::vector<Prediction> predict_samples(const config::Config& config, const TrainedWeights& trained,
                                         const std::vector<std::int64_t>& samples, std::int64_t top) {
   check_top(top);
   const std::shared_ptr<const data::Dataset> dataset = make_dataset(config, Split::kVal);
@@ -240,7 +242,7 @@ std::vector<Prediction> predict_samples(const Config& config, const TrainedWeigh
   const std::vector<std::string> classes = trained.classes.value_or(dataset->classes());
   const Predictor::Model model = call_of(
       config, make_trained_model(config, trained.tensors, classes.size(), input_field(config, *dataset)));
-  data::Loader loader(dataset, {.batch_size = eval_batch_size(config.train),
+  data::Loader loader(dataset, {.batch_size = config::eval_batch_size(config.train),
                                 .seed = static_cast<std::uint64_t>(config.run.seed),
                                 .sampler = std::make_shared<Listed>(samples)});
   const at::NoGradGuard no_grad;
@@ -255,12 +257,12 @@ std::vector<Prediction> predict_samples(const Config& config, const TrainedWeigh
   return predictions;
 }
 
-void export_program(const Config& config, const fs::path& checkpoint, std::int64_t batch_size,
+void export_program(const config::Config& config, const fs::path& checkpoint, std::int64_t batch_size,
                     const fs::path& file) {
   export_program(config, read_trained_weights(checkpoint), batch_size, file);
 }
 
-void export_program(const Config& config, const TrainedWeights& trained, std::int64_t batch_size,
+void export_program(const config::Config& config, const TrainedWeights& trained, std::int64_t batch_size,
                     const fs::path& file) {
   std::map<std::string, std::string> metadata;
   std::size_t num_classes = 0;

@@ -47,10 +47,11 @@ class Predictor {
   /// or of an older version) takes those of the validation data, which must be there then. Throws:
   /// ConfigError, DataError; UsageError for a data set that a library registered, as how that makes an input
   /// of a file is not known here: predict_samples() asks it.
-  static Predictor of_run(const Config& config, const std::filesystem::path& checkpoint,
+  static Predictor of_run(const config::Config& config, const std::filesystem::path& checkpoint,
                           std::int64_t batch_size = 1);
   /// The same of a checkpoint that was read.
-  static Predictor of_run(const Config& config, const TrainedWeights& trained, std::int64_t batch_size = 1);
+  static Predictor of_run(const config::Config& config, const TrainedWeights& trained,
+                          std::int64_t batch_size = 1);
   /// The model that export_program() wrote to `file`; nothing else is needed but the libraries with operators
   /// and transforms of one's own. Throws: DataError.
   static Predictor of_program(const std::filesystem::path& file);
@@ -73,20 +74,20 @@ class Predictor {
 /// Returns the `top` most probable classes of `samples` of the run's validation data, read through its data
 /// set, whatever that is. Throws: as Predictor::of_run(), of any data set; UsageError for an index that is
 /// not in the data.
-std::vector<Prediction> predict_samples(const Config& config, const std::filesystem::path& checkpoint,
+std::vector<Prediction> predict_samples(const config::Config& config, const std::filesystem::path& checkpoint,
                                         const std::vector<std::int64_t>& samples, std::int64_t top);
 /// The same of a checkpoint that was read.
-std::vector<Prediction> predict_samples(const Config& config, const TrainedWeights& trained,
+std::vector<Prediction> predict_samples(const config::Config& config, const TrainedWeights& trained,
                                         const std::vector<std::int64_t>& samples, std::int64_t top);
 
 /// Writes what Predictor::of_run() would compute to `file`, as a program for `batch_size` pictures: docs/
 /// script.md, "Program files". Where a library registered the data set, the program takes inputs of its first
 /// field, and nothing in the file says how a picture becomes one. Throws: ConfigError, DataError; UsageError
 /// where script mode cannot record the model.
-void export_program(const Config& config, const std::filesystem::path& checkpoint, std::int64_t batch_size,
-                    const std::filesystem::path& file);
+void export_program(const config::Config& config, const std::filesystem::path& checkpoint,
+                    std::int64_t batch_size, const std::filesystem::path& file);
 /// The same of a checkpoint that was read.
-void export_program(const Config& config, const TrainedWeights& trained, std::int64_t batch_size,
+void export_program(const config::Config& config, const TrainedWeights& trained, std::int64_t batch_size,
                     const std::filesystem::path& file);
 
 }  // namespace cohort::train

@@ -25,6 +25,7 @@
 #include "cohort/train/internal/compatibility.h"
 #include "cohort/train/internal/distributed_setup.h"
 #include "cohort/train/internal/factories.h"
+#include "cohort/train/internal/model_runners.h"
 #include "cohort/train/internal/profile_callback.h"
 #include "cohort/train/internal/resume.h"
 #include "cohort/train/internal/run_state.h"
@@ -48,7 +49,7 @@ const char* class_hint(const std::string& kind) {
 /// Data, model and task of a run, on the device that was asked for.
 struct Parts {
   /// `trained`: the classes of a model that is evaluated, which those of the data are taken for by name.
-  Parts(const Config& config, const parallel::GradientSync& gradient_sync, bool training,
+  Parts(const config::Config& config, const parallel::GradientSync& gradient_sync, bool training,
         const std::vector<std::string>& trained = {})
       : device(core::resolve_device(device_of_rank(config)).device) {
     core::set_intra_op_threads(threads_of_rank(config, gradient_sync));
@@ -73,7 +74,7 @@ struct Parts {
     std::shared_ptr<optim::Optimizer> optimizer;
     std::shared_ptr<const optim::Schedule> schedule;
     if (training) {
-      Config scaled = config;
+      config::Config scaled = config;
       scaled.optim = scale_lr(config, train_loader->options().global_batch_size);
       if (gradient_sync.rank() == 0 && scaled.optim.lr != config.optim.lr) {
         base::log_info(base::concat("learning rate ", scaled.optim.lr, ": ", config.optim.lr,
@@ -117,18 +118,18 @@ struct Parts {
 };
 
 /// For a model whose parameters come from a checkpoint: the file that a run began with may be gone.
-Config without_weights(Config config) {
+config::Config without_weights(config::Config config) {
   config.model.weights.clear();
   return config;
 }
 
 /// How this process began is no part of what the run is.
-std::string description_of(Config config) {
+std::string description_of(config::Config config) {
   config.run.resume.clear();
   return dump_config(config);
 }
 
-TrainerOptions trainer_options(const Config& config, const fs::path& folder) {
+TrainerOptions trainer_options(const config::Config& config, const fs::path& folder) {
   return TrainerOptions()
       .epochs(config.train.epochs)
       .max_steps(config.train.max_steps)
@@ -142,7 +143,7 @@ TrainerOptions trainer_options(const Config& config, const fs::path& folder) {
       .keep(config.run.keep)
       .checkpoint_format(config.run.checkpoint_format)
       .best_metric(config.run.best_metric)
-      .best_is_highest(best_is_max(config.run))
+      .best_is_highest(config::best_is_max(config.run))
       .eval_every(config.train.eval_every)
       .log_every(config.run.log_every)
       .trace_steps(config.run.trace)
@@ -155,18 +156,18 @@ TrainerOptions trainer_options(const Config& config, const fs::path& folder) {
 /// Writes what the run is once its first step was made.
 class DescribeRun : public Callback {
  public:
-  DescribeRun(const RunFolder& folder, Config config, std::string command, int world_size)
+  DescribeRun(const RunFolder& folder, config::Config config, std::string command, int world_size)
       : folder_(folder), config_(std::move(config)), command_(std::move(command)), world_size_(world_size) {}
   void on_start_counts(const FitInfo&) override { folder_.describe(config_, command_, world_size_); }
 
  private:
   const RunFolder& folder_;
-  Config config_;
+  config::Config config_;
   std::string command_;
   int world_size_;
 };
 
-void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
+void add_sinks(Trainer& trainer, const config::Config& config, const fs::path& folder) {
   const std::string title = config.run.name.empty() ? config.model.name : config.run.name;
   trainer.add_callback(std::make_shared<ProgressCallback>(
       ProgressOptions{.mode = progress_mode(config.run.progress), .log_every = config.run.log_every}));
@@ -182,7 +183,7 @@ void add_sinks(Trainer& trainer, const Config& config, const fs::path& folder) {
 
 }  // namespace
 
-RunResult run_training(Config config, const std::string& command) {
+RunResult run_training(config::Config config, const std::string& command) {
   check_config(config);  // a program may have made it
   check_names(config);
   const std::shared_ptr<parallel::GradientSync> gradient_sync = join_ranks(config);
@@ -199,14 +200,15 @@ RunResult run_training(Config config, const std::string& command) {
   });
   const Resumption resumption = prepare_resume(config, *gradient_sync, path);
   Parts parts(resumption.goes_on ? without_weights(config) : config, *gradient_sync, true);
-  const std::string ranks =
-      gradient_sync->size() == 1 ? "" : base::concat(gradient_sync->size(), " ranks (", gradient_sync->name(), "), each ");
+  const std::string ranks = gradient_sync->size() == 1 ? ""
+                                                       : base::concat(gradient_sync->size(), " ranks (",
+                                                                      gradient_sync->name(), "), each ");
   const std::string runner = config.distributed.model == "plain" ? "" : config.distributed.model + ", ";
   if (is_first) {
     base::log_info(base::concat("run folder ", path.string(), ", ", parts.train_data->size(),
                                 " training and ", parts.eval_data ? parts.eval_data->size() : 0,
-                                " validation samples, ", ranks, runner, "device ", parts.device.str(),
-                                ", ", at::get_num_threads(), " threads"));
+                                " validation samples, ", ranks, runner, "device ", parts.device.str(), ", ",
+                                at::get_num_threads(), " threads"));
   }
   Trainer trainer(trainer_options(config, path).gradient_sync(gradient_sync).keep_best(resumption.keep_best));
   if (folder) {
@@ -224,7 +226,7 @@ RunResult run_training(Config config, const std::string& command) {
   return result;
 }
 
-void limit_to_fast_dev_run(Config& config) {
+void limit_to_fast_dev_run(config::Config& config) {
   config.train.max_steps = 2;
   config.train.max_eval_steps = 2;
   config.train.epochs = 1;
@@ -239,22 +241,24 @@ void limit_to_fast_dev_run(Config& config) {
   }
 }
 
-std::map<std::string, double> run_evaluation(Config config, const fs::path& checkpoint) {
+std::map<std::string, double> run_evaluation(config::Config config, const fs::path& checkpoint) {
   check_config(config);
   return run_evaluation(std::move(config), read_trained_weights(checkpoint));
 }
 
-std::map<std::string, double> run_evaluation(Config config, const TrainedWeights& trained) {
+std::map<std::string, double> run_evaluation(config::Config config, const TrainedWeights& trained) {
   check_config(config);
   for (const std::string& warning : config.warnings) base::log_warning(warning);
   const std::shared_ptr<parallel::GradientSync> gradient_sync = join_ranks(config);
   // Each rank has read its own, beside a run that saves perhaps another one.
-  if (gradient_sync->size() > 1) comm::require_same(*gradient_sync->group(), "the checkpoint", trained.checkpoint);
+  if (gradient_sync->size() > 1)
+    comm::require_same(*gradient_sync->group(), "the checkpoint", trained.checkpoint);
   Parts parts(without_weights(config), *gradient_sync, false,
               trained.classes.value_or(std::vector<std::string>()));
   restore_modules(*parts.task, trained.tensors);
-  auto metrics = Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps).gradient_sync(gradient_sync))
-                     .evaluate(*parts.task, *parts.eval_loader);
+  auto metrics =
+      Trainer(TrainerOptions().max_eval_batches(config.train.max_eval_steps).gradient_sync(gradient_sync))
+          .evaluate(*parts.task, *parts.eval_loader);
   parts.warn_of_skipped();
   return metrics;
 }

@@ -27,7 +27,7 @@ namespace cohort::train {
 namespace fs = std::filesystem;
 namespace {
 
-std::string run_name(const Config& config) {
+std::string run_name(const config::Config& config) {
   return config.run.name.empty() ? config.model.name : config.run.name;
 }
 
@@ -109,7 +109,7 @@ fs::path next_start(const fs::path& starts, const fs::path& run) {
   return format_list(number);
 }
 
-Chosen choose(const Config& config) {
+Chosen choose(const config::Config& config) {
   const std::string& resume = config.run.resume;
   if (!config.run.dir.empty()) {
     if (resume.empty() && holds_run(config.run.dir)) {
@@ -161,7 +161,7 @@ fs::path run_folder_of(const fs::path& config) {
 
 RunFolder::RunFolder(RunFolder&&) noexcept = default;
 
-RunFolder RunFolder::open(const Config& config) {
+RunFolder RunFolder::open(const config::Config& config) {
   try {
     const Chosen chosen = choose(config);
     RunFolder folder(chosen.path);
@@ -179,7 +179,7 @@ RunFolder RunFolder::open(const Config& config) {
   }
 }
 
-void RunFolder::describe(Config config, const std::string& command, int world_size) const {
+void RunFolder::describe(config::Config config, const std::string& command, int world_size) const {
   // How this process began, not what the run is: the file must not resume by itself.
   config.run.resume.clear();
   utsname machine{};

@@ -6,7 +6,7 @@
 
 #include "cohort/config/config.h"
 
-namespace cohort::core {
+namespace cohort::base {
 class FileLock;
 }
 
@@ -19,7 +19,7 @@ class RunFolder {
   /// Opens `config.run.dir`, or makes `runs/NAME-DATE-TIME`, in UTC; with `run.resume` and no `run.dir`, the
   /// folder of the checkpoint that is named, or the newest of `runs/NAME-DATE-TIME`. Throws: ConfigError when
   /// the folder holds a run and `run.resume` is empty; SystemError naming the process that uses it.
-  static RunFolder open(const Config& config);
+  static RunFolder open(const config::Config& config);
 
   /// Leaves what was there before open() where nothing was written to the folder: removes the lock's file
   /// from one that was empty, and the folder if open() made it.
@@ -30,7 +30,7 @@ class RunFolder {
 
   /// Writes config.yaml (the effective configuration) and run.json (versions, machine, command, number of
   /// ranks), and the same to starts/N/, which no later start overwrites. Throws: SystemError.
-  void describe(Config config, const std::string& command, int world_size = 1) const;
+  void describe(config::Config config, const std::string& command, int world_size = 1) const;
 
  private:
   explicit RunFolder(std::filesystem::path path);

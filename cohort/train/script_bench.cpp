@@ -14,6 +14,7 @@
 #include "cohort/memory/allocation_profiler.h"
 #include "cohort/train/classification.h"
 #include "cohort/train/internal/factories.h"
+#include "cohort/train/internal/model_runners.h"
 
 namespace cohort::train {
 namespace {
@@ -24,16 +25,16 @@ constexpr int kFirstSteps = 8;
 // A task and the batch that it is measured on.
 class Subject {
  public:
-  Subject(const Config& config, const data::Batch& batch, const data::Dataset& dataset, at::Device device,
-          bool script)
+  Subject(const config::Config& config, const data::Batch& batch, const data::Dataset& dataset,
+          at::Device device, bool script)
       : batch_(batch), seed_(static_cast<std::uint64_t>(config.run.seed)) {
     const data::Field input = input_field(config, dataset);
     const torch::nn::AnyModule model =
         make_model(config, static_cast<std::int64_t>(dataset.classes().size()), device, input);
     module_ = model.ptr();
     task_ = std::make_unique<ClassificationTask>(
-        model, make_model_runner(config, model, device, input), make_optimizer(config.optim, *module_), nullptr,
-        classification_options(config).accumulate(config.train.accumulate).script(script));
+        model, make_model_runner(config, model, device, input), make_optimizer(config.optim, *module_),
+        nullptr, classification_options(config).accumulate(config.train.accumulate).script(script));
     for (int step = 0; step < kFirstSteps; ++step) train();
     for (const auto& entry : module_->named_parameters()) state_.push_back(entry.value().detach().clone());
     for (const auto& entry : module_->named_buffers()) state_.push_back(entry.value().clone());
@@ -97,13 +98,13 @@ std::string line(const char* what, const bench::Comparison& found) {
 
 }  // namespace
 
-ScriptBench bench_script(Config config, const ScriptBenchOptions& options) {
+ScriptBench bench_script(config::Config config, const ScriptBenchOptions& options) {
   config.train.script = true;
   check_config(config);
   const at::Device device = core::resolve_device(config.train.device).device;
   core::set_intra_op_threads(static_cast<int>(config.train.threads));
   const auto data = make_dataset(config, Split::kTrain);
-  Config whole = config;  // the batch of a step, which is computed again and again
+  config::Config whole = config;  // the batch of a step, which is computed again and again
   whole.train.batch_size *= std::exchange(whole.train.accumulate, 1);
   const auto loader = make_loader(whole, Split::kTrain, data, device);
   const std::optional<data::Batch> batch = loader->next();

@@ -32,7 +32,7 @@ struct ScriptBench {
 /// ClassificationOptions::script, and measures them in turns. One process; nothing is written.
 /// Throws: as make_dataset, make_model and make_optimizer; ConfigError for a gradient_sync that script mode does
 /// not go with.
-ScriptBench bench_script(Config config, const ScriptBenchOptions& options = {});
+ScriptBench bench_script(config::Config config, const ScriptBenchOptions& options = {});
 
 /// The text that `cohort bench script` prints.
 std::string to_text(const ScriptBench& bench);

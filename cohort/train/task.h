@@ -9,9 +9,9 @@
 
 #include "cohort/data/loader.h"
 #include "cohort/optim/optimizer.h"
-#include "cohort/train/metrics.h"
 #include "cohort/parallel/gradient_sync.h"
 #include "cohort/parallel/task_parts.h"
+#include "cohort/train/metrics.h"
 
 namespace cohort::train {
 

@@ -43,7 +43,8 @@ std::string format_list(const char* format, std::int64_t number) {
 }
 
 std::shared_ptr<parallel::GradientSync> gradient_sync_of(const TrainerOptions& options) {
-  return options.gradient_sync() != nullptr ? options.gradient_sync() : std::make_shared<parallel::GradientSync>();
+  return options.gradient_sync() != nullptr ? options.gradient_sync()
+                                            : std::make_shared<parallel::GradientSync>();
 }
 
 /// One call of Trainer::fit.
@@ -63,8 +64,9 @@ class FitLoop {
     check_has_batch(train_, "training");
     if (eval_ != nullptr) check_share(*gradient_sync_, *eval_, "evaluation");
     if (!options_.run_dir().empty() && ranks_.is_first()) {
-      checkpoints_.emplace(options_.run_dir() / "checkpoints",
-                           checkpoint::RunCheckpointsOptions{.keep = options_.keep(), .format = options_.checkpoint_format()});
+      checkpoints_.emplace(
+          options_.run_dir() / "checkpoints",
+          checkpoint::RunCheckpointsOptions{.keep = options_.keep(), .format = options_.checkpoint_format()});
     }
     const bool saves = checkpoints_.has_value();
     data_ = describe_data(train_.dataset(), saves);

@@ -16,15 +16,16 @@ TensorMap negated(TensorMap tensors) {
   return tensors;
 }
 
-COHORT_REGISTER_TENSOR_FORMAT(
-    "negated", {.extension = "neg",
-                .write =
-                    [](const std::filesystem::path& path, const TensorMap& tensors) {
-                      return write_new_safetensors(path, negated(tensors));
-                    },
-                .read = [](const std::shared_ptr<const MappedFile>& file) {
-                  return negated(SafetensorsFile::from_mapping(file).tensors());
-                }});
+COHORT_REGISTER_TENSOR_FORMAT("negated",
+                              {.extension = "neg",
+                               .write =
+                                   [](const std::filesystem::path& path, const TensorMap& tensors) {
+                                     return write_new_safetensors(path, negated(tensors));
+                                   },
+                               .read =
+                                   [](const std::shared_ptr<const MappedFile>& file) {
+                                     return negated(SafetensorsFile::from_mapping(file).tensors());
+                                   }});
 
 TEST(TensorFormatTest, ACheckpointIsWrittenInTheFormatThatIsAskedForAndReadInItsOwn) {
   const test::TempDir dir;

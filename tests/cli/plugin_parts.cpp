@@ -18,8 +18,8 @@ void log_name(const std::string& part) {
   base::log_info("plug-in: " + part);
 }
 
-COHORT_REGISTER_MODEL_RUNNER("plugin_runner", {.make = [](torch::nn::AnyModule model,
-                                                          const parallel::ModelRunnerOptions&) {
+COHORT_REGISTER_MODEL_RUNNER("plugin_runner",
+                             {.make = [](torch::nn::AnyModule model, const parallel::ModelRunnerOptions&) {
                                log_name("runner");
                                return parallel::ModelRunner{[model](const at::Tensor& input) mutable {
                                  return model.forward<at::Tensor>(input);
@@ -80,15 +80,15 @@ COHORT_REGISTER_SAMPLER("plugin_sampler", [](const data::SamplerOptions& options
 });
 
 COHORT_REGISTER_TENSOR_FORMAT(
-    "plugin_format",
-    {.extension = "plugin",
-     .write =
-         [](const std::filesystem::path& path, const checkpoint::TensorMap& tensors) {
-           log_name("format");
-           return checkpoint::write_new_safetensors(path, tensors, {{"format", "pt"}});
-         },
-     .read = [](const std::shared_ptr<const checkpoint::MappedFile>& file) {
-       return checkpoint::SafetensorsFile::from_mapping(file).tensors();
-     }});
+    "plugin_format", {.extension = "plugin",
+                      .write =
+                          [](const std::filesystem::path& path, const checkpoint::TensorMap& tensors) {
+                            log_name("format");
+                            return checkpoint::write_new_safetensors(path, tensors, {{"format", "pt"}});
+                          },
+                      .read =
+                          [](const std::shared_ptr<const checkpoint::MappedFile>& file) {
+                            return checkpoint::SafetensorsFile::from_mapping(file).tensors();
+                          }});
 
 }  // namespace

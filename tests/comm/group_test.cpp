@@ -212,8 +212,9 @@ TEST(BackendTest, AutoIsNcclWhereThereAreAGpuAndNcclShmOnOneHostAndSaysWhy) {
 }
 
 COHORT_REGISTER_BACKEND("two_gloos", {.make = make_gloo, .fit = [](const BackendSituation& situation) {
-                          return BackendFit{situation.device_reason == "the test" ? 99 : 0, "asked for"};
-                        }});
+                                        return BackendFit{situation.device_reason == "the test" ? 99 : 0,
+                                                          "asked for"};
+                                      }});
 
 TEST(BackendTest, ARegisteredBackendIsMadeByNameAndChosenWhereItSuits) {
   run_ranks(2, "two_gloos", [](Group& group) {

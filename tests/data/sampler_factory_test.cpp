@@ -31,23 +31,25 @@ COHORT_REGISTER_SAMPLER("strided", [](const SamplerOptions& options) {
 });
 
 TEST(SamplerFactoryTest, EachNameIsTheSamplerOfThatName) {
-  EXPECT_EQ(make_sampler({.name = "sequential", .size = 4})->order(3), (std::vector<std::int64_t>{0, 1, 2, 3}));
+  EXPECT_EQ(make_sampler({.name = "sequential", .size = 4})->order(3),
+            (std::vector<std::int64_t>{0, 1, 2, 3}));
   EXPECT_EQ(make_sampler({.name = "random", .size = 9, .seed = 5})->order(2), RandomSampler(9, 5).order(2));
-  const SamplerOptions options{
-      .size = 10, .world_size = 4, .seed = 7, .last_batch = LastBatchPolicy::kDrop};
-  EXPECT_EQ(make_sampler(options)->order(1),
-            DistributedSampler(10, {.world_size = 4, .seed = 7, .last_batch = LastBatchPolicy::kDrop}).order(1));
+  const SamplerOptions options{.size = 10, .world_size = 4, .seed = 7, .last_batch = LastBatchPolicy::kDrop};
+  EXPECT_EQ(
+      make_sampler(options)->order(1),
+      DistributedSampler(10, {.world_size = 4, .seed = 7, .last_batch = LastBatchPolicy::kDrop}).order(1));
 }
 
 TEST(SamplerFactoryTest, ARegisteredSamplerIsMadeByNameWithItsOptions) {
   EXPECT_EQ(make_sampler({.name = "strided", .size = 5, .extra = {{"stride", "3"}}})->order(0),
             (std::vector<std::int64_t>{0, 3, 1, 4, 2}));
-  COHORT_EXPECT_THROW_WITH(make_sampler({.name = "strided", .size = 5, .extra = {{"strid", "3"}}}), ConfigError,
-                           "strid");
+  COHORT_EXPECT_THROW_WITH(make_sampler({.name = "strided", .size = 5, .extra = {{"strid", "3"}}}),
+                           ConfigError, "strid");
   COHORT_EXPECT_THROW_WITH(make_sampler({.name = "stride", .size = 5}), UsageError,
                            "there is no sampler 'stride'. Try: strided; ");
   EXPECT_NO_THROW(check_sampler_name("auto"));
-  COHORT_EXPECT_THROW_WITH(make_sampler({.name = "random", .size = 5, .extra = {{"a", "b"}}}), ConfigError, "a");
+  COHORT_EXPECT_THROW_WITH(make_sampler({.name = "random", .size = 5, .extra = {{"a", "b"}}}), ConfigError,
+                           "a");
 }
 
 }  // namespace

@@ -23,13 +23,12 @@ TEST(ScheduleFactoryTest, EachNameIsTheScheduleOfThatName) {
                                 .step_size = 3,
                                 .gamma = 0.1,
                                 .eta_min = 0.1};
-  const std::map<std::string, SchedulePtr> expected = {
-      {"constant", constant()},
-      {"step", multistep({30, 60, 90}, 0.1)},
-      {"multistep", multistep({20, 50}, 0.1)},
-      {"cosine", per_epoch(cosine(10, 0.1), 10)},
-      {"linear", per_epoch(linear(1.0, 0.2, 10), 10)},
-      {"one_cycle", one_cycle({.total_steps = 100})}};
+  const std::map<std::string, SchedulePtr> expected = {{"constant", constant()},
+                                                       {"step", multistep({30, 60, 90}, 0.1)},
+                                                       {"multistep", multistep({20, 50}, 0.1)},
+                                                       {"cosine", per_epoch(cosine(10, 0.1), 10)},
+                                                       {"linear", per_epoch(linear(1.0, 0.2, 10), 10)},
+                                                       {"one_cycle", one_cycle({.total_steps = 100})}};
   for (const auto& [name, schedule] : expected) {
     ScheduleOptions of = options;
     of.name = name;

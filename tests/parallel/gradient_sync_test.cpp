@@ -31,11 +31,11 @@ class LargestSync : public ReplicatedSync {
   int steps = 0;
 };
 
-COHORT_REGISTER_GRADIENT_SYNC("largest",
-                              {.make = [](const comm::Group& group, const ReducerOptions&) {
-                                 return std::make_shared<LargestSync>(group);
-                               },
-                               .copies_gradients = true});
+COHORT_REGISTER_GRADIENT_SYNC("largest", {.make =
+                                              [](const comm::Group& group, const ReducerOptions&) {
+                                                return std::make_shared<LargestSync>(group);
+                                              },
+                                          .copies_gradients = true});
 
 TEST(GradientSyncTest, ARegisteredSyncReducesGradientsAndMakesTheStep) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {

@@ -31,11 +31,12 @@ TEST(ModelRunnerTest, UnknownAndIncompleteRunnersAreErrors) {
   COHORT_EXPECT_THROW_WITH(model_runner_type("plan"), UsageError,
                            "there is no model runner 'plan'. Try: plain; ");
   COHORT_EXPECT_THROW_WITH(register_model_runner("empty", {}), UsageError, "a model runner needs make");
-  register_model_runner("without_forward",
-                        {.make = [](torch::nn::AnyModule, const ModelRunnerOptions&) { return ModelRunner{}; }});
+  register_model_runner("without_forward", {.make = [](torch::nn::AnyModule, const ModelRunnerOptions&) {
+                          return ModelRunner{};
+                        }});
   COHORT_EXPECT_THROW_WITH(
-      make_model_runner(torch::nn::AnyModule(torch::nn::Linear(1, 1)), {.name = "without_forward"}), UsageError,
-      "was made without forward");
+      make_model_runner(torch::nn::AnyModule(torch::nn::Linear(1, 1)), {.name = "without_forward"}),
+      UsageError, "was made without forward");
 }
 
 }  // namespace

@@ -66,7 +66,10 @@ Parameters train(const Way& way) {
                       loading);
   TrainerOptions options;
   const std::string among_ranks = !way.group ? "none" : way.model == "pipeline" ? "average" : "ddp";
-  options.epochs(3).seed(9).max_steps(way.stop_after).gradient_sync(parallel::make_gradient_sync(among_ranks, way.group));
+  options.epochs(3)
+      .seed(9)
+      .max_steps(way.stop_after)
+      .gradient_sync(parallel::make_gradient_sync(among_ranks, way.group));
   if (!way.folder.empty()) options.run_dir(way.folder).resume("auto");
   Trainer(options).fit(task, loader);
   return model.ptr()->parameters();

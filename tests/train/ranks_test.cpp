@@ -144,8 +144,8 @@ INSTANTIATE_TEST_SUITE_P(Strategies, RanksTest, testing::Values("average", "ddp"
 
 using Change = std::function<void(TrainerOptions&)>;
 
-Outcome train(const Case& of, const std::shared_ptr<parallel::GradientSync>& gradient_sync, const Change& change,
-              const data::Dataset* = nullptr) {
+Outcome train(const Case& of, const std::shared_ptr<parallel::GradientSync>& gradient_sync,
+              const Change& change, const data::Dataset* = nullptr) {
   NumbersTask task(of);
   data::Loader loader(data_of(of), share(*gradient_sync));
   data::Loader eval(data_of(of, 7), share(*gradient_sync));
@@ -341,7 +341,8 @@ TEST_P(RanksTest, ALossThatIsNotFiniteOnOneRankEndsAllAtThatStepAndNamesTheRank)
       NumbersTask task(of);
       if (rank == 1) task.poison = 4;  // its share of each step
       data::Loader loader(data_of(of), share(*gradient_sync));
-      TrainerOptions options = TrainerOptions().epochs(1).gradient_sync(gradient_sync).stop_on_non_finite(!go_on);
+      TrainerOptions options =
+          TrainerOptions().epochs(1).gradient_sync(gradient_sync).stop_on_non_finite(!go_on);
       const at::Tensor before = task.net.ptr()->parameters()[0].detach().clone();
       if (go_on) {
         outcomes[rank] = outcome_of(task, Trainer(options).fit(task, loader));
@@ -391,7 +392,8 @@ TEST(CommHookTest, AStepWhoseGradientsAreTooLargeForFloat16IsLeftOutOnAllRanks) 
       LargeGradients task;
       data::Loader loader(std::make_shared<data::TensorDataset>(std::vector<at::Tensor>{at::ones({9, 1})}),
                           share(*gradient_sync));
-      Trainer(TrainerOptions().epochs(1).gradient_sync(gradient_sync).stop_on_non_finite(false)).fit(task, loader);
+      Trainer(TrainerOptions().epochs(1).gradient_sync(gradient_sync).stop_on_non_finite(false))
+          .fit(task, loader);
       EXPECT_EQ(task.net->weight.item<float>() == 1, compressed);
     });
   }
@@ -407,8 +409,8 @@ TEST_P(RanksTest, ATaskThatDoesNotAverageIsRefused) {
     const auto gradient_sync = parallel::make_gradient_sync(sync_name, group);
     Alone task(of);
     data::Loader loader(data_of(of), share(*gradient_sync));
-    COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions().gradient_sync(gradient_sync)).fit(task, loader), UsageError,
-                             "did not average gradients over the 2 ranks");
+    COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions().gradient_sync(gradient_sync)).fit(task, loader),
+                             UsageError, "did not average gradients over the 2 ranks");
   });
 }
 
@@ -421,7 +423,8 @@ TEST_P(RanksTest, RanksThatWereStartedDifferentlyAreToldInWhat) {
         "the run is not the same on all ranks: rank 0 has 'epochs 3', rank 1 has 'epochs 4'");
     NumbersTask task(of);
     data::Loader alone(data_of(of), {.batch_size = 4});
-    COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions().gradient_sync(gradient_sync)).fit(task, alone), UsageError,
+    COHORT_EXPECT_THROW_WITH(Trainer(TrainerOptions().gradient_sync(gradient_sync)).fit(task, alone),
+                             UsageError,
                              base::concat("the share of rank 0/1, and this is rank ", group.rank(), "/2"));
   });
 }
@@ -444,7 +447,8 @@ TEST(StrategyTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
 TEST(StrategyTest, StrategiesThatDoNotFitTheRanksAreRefused) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
     COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("none", group), UsageError, "there are 2 ranks");
-    COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("ring", group), UsageError, "there is no gradient sync \"ring\"");
+    COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("ring", group), UsageError,
+                             "there is no gradient sync \"ring\"");
   });
   COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("average"), UsageError, "need a process group");
   COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("ddp"), UsageError, "need a process group");

@@ -72,10 +72,15 @@ Outcome train(const Job& job) {
   PoisonedTask task(model, optim::make_optimizer(options, {{.params = model.ptr()->parameters()}}),
                     optim::cosine(21), job.options);
   task.poisoned = job.poisoned_step;
-  const auto gradient_sync = job.gradient_sync != nullptr ? job.gradient_sync : std::make_shared<parallel::GradientSync>();
+  const auto gradient_sync =
+      job.gradient_sync != nullptr ? job.gradient_sync : std::make_shared<parallel::GradientSync>();
   data::Loader loader = loader_of(52, *gradient_sync, true), eval = loader_of(12, *gradient_sync, false);
   TrainerOptions trainer_options;
-  trainer_options.epochs(3).seed(9).max_steps(job.stop_after).stop_on_non_finite(false).gradient_sync(gradient_sync);
+  trainer_options.epochs(3)
+      .seed(9)
+      .max_steps(job.stop_after)
+      .stop_on_non_finite(false)
+      .gradient_sync(gradient_sync);
   if (!job.folder.empty()) trainer_options.run_dir(job.folder).resume("auto");
   Trainer trainer(trainer_options);
   Outcome run;
@@ -166,7 +171,9 @@ TEST(TrainScriptTest, RanksHaveTheBitsOfEagerRanks) {
     for (const bool is_scripted : {false, true}) {
       log = logged([&] {
         test::run_ranks(2, "gloo", [&](comm::Group& group) {
-          Job job{.head = "linear", .gradient_sync = parallel::make_gradient_sync(gradient_sync, group)};  // threads share a generator
+          Job job{.head = "linear",
+                  .gradient_sync =
+                      parallel::make_gradient_sync(gradient_sync, group)};  // threads share a generator
           job.options.script(is_scripted);
           Outcome outcome = train(job);
           if (group.rank() == 0) runs.push_back(std::move(outcome));

@@ -139,8 +139,9 @@ std::span<const ComparedOption> compared_options() {
   return kOptions;
 }
 
-std::string consistency_fingerprint(const TrainerOptions& options, const parallel::GradientSync& gradient_sync,
-                                    const data::Loader& train, const data::Loader* eval) {
+std::string consistency_fingerprint(const TrainerOptions& options,
+                                    const parallel::GradientSync& gradient_sync, const data::Loader& train,
+                                    const data::Loader* eval) {
   std::string text = base::concat("gradient_sync ", gradient_sync.name(), "\n");
   for (const ComparedOption& option : compared_options()) {
     if (option.text != nullptr) text += base::concat(option.name, " ", option.text(options), "\n");

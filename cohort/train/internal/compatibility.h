@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cohort/data/loader.h"
-#include "cohort/train/internal/run_state.h"
 #include "cohort/parallel/gradient_sync.h"
+#include "cohort/train/internal/run_state.h"
 #include "cohort/train/task.h"
 #include "cohort/train/trainer_options.h"
 
@@ -35,8 +35,9 @@ struct ComparedOption {
 std::span<const ComparedOption> compared_options();
 
 /// Returns what ranks that train together must have in common, a line each. `eval` may be null.
-std::string consistency_fingerprint(const TrainerOptions& options, const parallel::GradientSync& gradient_sync,
-                                    const data::Loader& train, const data::Loader* eval);
+std::string consistency_fingerprint(const TrainerOptions& options,
+                                    const parallel::GradientSync& gradient_sync, const data::Loader& train,
+                                    const data::Loader* eval);
 
 /// Returns the names that are in `all` and not in `some`, a space before each.
 std::string missing_from(const std::vector<std::string>& some, const std::vector<std::string>& all);

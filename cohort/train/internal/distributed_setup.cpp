@@ -30,7 +30,7 @@ comm::ConsistencyCheck check_of(const std::string& name) {
 }
 
 // What may differ: where data lies, and what this host has.
-std::string common_part(Config config) {
+std::string common_part(config::Config config) {
   config.data.path = config.data.train = config.data.val = "";
   config.data.workers = config.data.prefetch = 0;
   config.run.dir = config.run.progress = "";
@@ -40,7 +40,7 @@ std::string common_part(Config config) {
   return dump_config(config);
 }
 
-parallel::ReducerOptions reducer_options(const DistributedConfig& config) {
+parallel::ReducerOptions reducer_options(const config::DistributedConfig& config) {
   parallel::ReducerOptions options;
   options.find_unused_parameters = config.find_unused_parameters;
   options.bucket_cap_bytes = static_cast<std::int64_t>(config.bucket_cap_mb * (1 << 20));
@@ -51,9 +51,9 @@ parallel::ReducerOptions reducer_options(const DistributedConfig& config) {
 
 }  // namespace
 
-std::shared_ptr<parallel::GradientSync> join_ranks(const Config& config) {
+std::shared_ptr<parallel::GradientSync> join_ranks(const config::Config& config) {
   const comm::Job job = comm::job_from_environment();
-  const DistributedConfig& distributed = config.distributed;
+  const config::DistributedConfig& distributed = config.distributed;
   const parallel::ModelRunnerType runner = parallel::model_runner_type(distributed.model);
   parallel::gradient_sync_type(distributed.gradients);  // an unknown name ends here
   if (const auto found = runner.unfit_gradients.find(distributed.gradients);
@@ -82,7 +82,7 @@ std::shared_ptr<parallel::GradientSync> join_ranks(const Config& config) {
                                       std::move(group), reducer_options(distributed));
 }
 
-std::string device_of_rank(const Config& config) {
+std::string device_of_rank(const config::Config& config) {
   const std::string& name = config.train.device;
   const comm::Job job = comm::job_from_environment();
   if (job.local_world_size == 1 || (name != "auto" && name != "cuda")) return name;
@@ -107,9 +107,10 @@ int ranks_on_host(const parallel::GradientSync& gradient_sync) {
   return static_cast<int>(std::ranges::count(comm::all_gather_text(*gradient_sync.group(), mine), mine));
 }
 
-int threads_of_rank(const Config& config, const parallel::GradientSync& gradient_sync) {
+int threads_of_rank(const config::Config& config, const parallel::GradientSync& gradient_sync) {
   // The placements' threads have the cores.
-  if (config.train.threads == 0 && parallel::model_runner_type(config.distributed.model).has_own_threads) return 1;
+  if (config.train.threads == 0 && parallel::model_runner_type(config.distributed.model).has_own_threads)
+    return 1;
   if (config.train.threads > 0 || gradient_sync.size() == 1 || base::env_string("OMP_NUM_THREADS")) {
     return static_cast<int>(config.train.threads);
   }
@@ -119,7 +120,8 @@ int threads_of_rank(const Config& config, const parallel::GradientSync& gradient
   return std::max(1, base::usable_cores() / sharers);
 }
 
-std::string run_on_rank0_and_broadcast(const parallel::GradientSync& gradient_sync, const std::function<std::string()>& make) {
+std::string run_on_rank0_and_broadcast(const parallel::GradientSync& gradient_sync,
+                                       const std::function<std::string()>& make) {
   if (gradient_sync.size() == 1) return make();
   // The first letter says how it went: well, by the user's fault, by another's.
   std::string text;

@@ -14,11 +14,11 @@ namespace cohort::train {
 
 /// Meets the other ranks, where a launcher has started several, and returns the gradient_sync of the
 /// configuration. Collective. Throws: RendezvousError; UsageError for ranks with another configuration.
-std::shared_ptr<parallel::GradientSync> join_ranks(const Config& config);
+std::shared_ptr<parallel::GradientSync> join_ranks(const config::Config& config);
 
 /// Returns train.device, or where this host has several ranks and the configuration names no number, one
 /// of the GPUs that it sees: its own, where there are as many as ranks or the launcher shows it one alone.
-std::string device_of_rank(const Config& config);
+std::string device_of_rank(const config::Config& config);
 /// The GPU of a rank among those that it sees.
 int gpu_of_rank(int local_rank, int num_visible);
 
@@ -27,10 +27,11 @@ int ranks_on_host(const parallel::GradientSync& gradient_sync);
 
 /// Returns train.threads, or for 0 the cores of this process divided by the ranks that have the same ones; 0
 /// where one process is alone, or OMP_NUM_THREADS is set. Collective.
-int threads_of_rank(const Config& config, const parallel::GradientSync& gradient_sync);
+int threads_of_rank(const config::Config& config, const parallel::GradientSync& gradient_sync);
 
 /// Runs `make` on rank 0 and returns its text on all ranks. Throws, when it throws: on rank 0 the same, on
 /// the others UsageError (for what is the user's fault) or PeerError with its message, at once. Collective.
-std::string run_on_rank0_and_broadcast(const parallel::GradientSync& gradient_sync, const std::function<std::string()>& make);
+std::string run_on_rank0_and_broadcast(const parallel::GradientSync& gradient_sync,
+                                       const std::function<std::string()>& make);
 
 }  // namespace cohort::train

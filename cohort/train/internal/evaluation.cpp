@@ -94,7 +94,7 @@ void forget_lost_best(checkpoint::LoadedCheckpoint& found, const checkpoint::Run
 BestMetric::BestMetric(const TrainerOptions& options, bool logs)
     : name_(options.best_metric()), more_is_better_(options.best_is_highest()), logs_(logs) {
   if (name_.empty()) return;
-  if (!more_is_better_) more_is_better_ = more_is_better(name_);
+  if (!more_is_better_) more_is_better_ = config::more_is_better(name_);
   if (!more_is_better_) {
     throw UsageError(
         "train.Trainer",
@@ -146,7 +146,7 @@ bool BestMetric::choose(const EpochReport& report, RunState& state) const {
   const double value = found->second;
   const bool more = more_is_better_             ? *more_is_better_
                     : name == state.best_metric ? state.best_is_highest
-                                                : more_is_better(name).value_or(true);
+                                                : config::more_is_better(name).value_or(true);
   const bool has_best = state.best_epoch != 0 && !std::isnan(state.best);
   if (has_best && !(more ? value > state.best : value < state.best)) return false;
   state.best = value;

@@ -33,13 +33,13 @@ namespace {
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;  // in steps
 
-data::ColorMode color_mode(const DataConfig& config) {
+data::ColorMode color_mode(const config::DataConfig& config) {
   return config.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb;
 }
 
-std::vector<data::TransformSpec> transforms_of(const DataConfig& config, Split split) {
+std::vector<data::TransformSpec> transforms_of(const config::DataConfig& config, Split split) {
   std::vector<data::TransformSpec> specs;
-  for (const TransformConfig& transform :
+  for (const config::TransformConfig& transform :
        split == Split::kTrain ? train_transforms(config) : val_transforms(config)) {
     specs.push_back({transform.name, transform.args});
   }
@@ -47,7 +47,7 @@ std::vector<data::TransformSpec> transforms_of(const DataConfig& config, Split s
 }
 
 /// Both pairs of IDX files lie in one folder, unless a folder of their own is named.
-const std::string& idx_folder(const DataConfig& config, Split split) {
+const std::string& idx_folder(const config::DataConfig& config, Split split) {
   const std::string& own = split == Split::kTrain ? config.train : config.val;
   return own.empty() ? config.path : own;
 }
@@ -78,7 +78,7 @@ data::IdxPair find_idx_files(const std::string& folder, Split split) {
 }
 
 /// data.options are for registered data sets; Cohort's own have keys.
-void check_data_options(const DataConfig& data) {
+void check_data_options(const config::DataConfig& data) {
   if (data.options.empty()) return;
   if (data::is_own_dataset(data.type)) {
     throw ConfigError("train.make_dataset",
@@ -95,7 +95,8 @@ void check_data_options(const DataConfig& data) {
   }
 }
 
-std::int64_t warmup_steps(const ScheduleConfig& schedule, std::int64_t steps_per_epoch, std::int64_t total) {
+std::int64_t warmup_steps(const config::ScheduleConfig& schedule, std::int64_t steps_per_epoch,
+                          std::int64_t total) {
   if (schedule.warmup_steps > 0) return schedule.warmup_steps;
   if (schedule.warmup_epochs > 0) {
     return std::llround(schedule.warmup_epochs * static_cast<double>(steps_per_epoch));
@@ -110,9 +111,10 @@ std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on
   return available_bytes / 2 * quarters / 4 / ranks_on_host;
 }
 
-std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split split, int ranks_on_host) {
-  const DataConfig& data = config.data;
-  const std::string path = split == Split::kTrain ? train_path(data) : val_path(data);
+std::shared_ptr<const data::Dataset> make_dataset(const config::Config& config, Split split,
+                                                  int ranks_on_host) {
+  const config::DataConfig& data = config.data;
+  const std::string path = split == Split::kTrain ? config::train_path(data) : config::val_path(data);
   data::check_dataset_name(data.type);
   check_data_options(data);
   if (data.type == "synthetic") {
@@ -150,11 +152,11 @@ std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split sp
   return data::make_dataset(data.type, args);
 }
 
-bool reads_parts(const Config& config) {
+bool reads_parts(const config::Config& config) {
   return config.data.on_error != "skip";
 }
 
-std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
+std::unique_ptr<data::Loader> make_loader(const config::Config& config, Split split,
                                           std::shared_ptr<const data::Dataset> dataset, at::Device device,
                                           Share share) {
   const bool training = split == Split::kTrain;
@@ -162,7 +164,7 @@ std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
   // A step computes its batch in `accumulate` parts of batch_size, which are read one after the other. Where
   // broken samples are skipped the whole batch is read first: how many there are weighs each part.
   options.batch_size =
-      training ? config.train.batch_size * config.train.accumulate : eval_batch_size(config.train);
+      training ? config.train.batch_size * config.train.accumulate : config::eval_batch_size(config.train);
   if (training) options.global_batch_size = config.train.global_batch_size;
   if (training && reads_parts(config)) options.parts = config.train.accumulate;
   options.rank = share.rank;
@@ -189,7 +191,7 @@ std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
   return std::make_unique<data::Loader>(std::move(dataset), options);
 }
 
-torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, at::Device device,
+torch::nn::AnyModule make_model(const config::Config& config, std::int64_t num_classes, at::Device device,
                                 const std::optional<data::Field>& input) {
   models::ModelOptions options;
   options.name = config.model.name;
@@ -223,15 +225,15 @@ torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, 
   return model;
 }
 
-OptimConfig scale_lr(const Config& config, std::int64_t global_batch_size) {
-  OptimConfig optim = config.optim;
+config::OptimConfig scale_lr(const config::Config& config, std::int64_t global_batch_size) {
+  config::OptimConfig optim = config.optim;
   const double ratio = static_cast<double>(global_batch_size) / static_cast<double>(lr_base_size(config));
   if (optim.lr_scaling == "linear") optim.lr *= ratio;
   if (optim.lr_scaling == "sqrt") optim.lr *= std::sqrt(ratio);
   return optim;
 }
 
-ClassificationOptions classification_options(const Config& config) {
+ClassificationOptions classification_options(const config::Config& config) {
   return ClassificationOptions()
       .label_smoothing(config.train.label_smoothing)
       .accumulate(reads_parts(config) ? 1 : config.train.accumulate)
@@ -242,7 +244,7 @@ ClassificationOptions classification_options(const Config& config) {
 
 namespace {
 
-optim::OptimizerOptions optimizer_options(const OptimConfig& config) {
+optim::OptimizerOptions optimizer_options(const config::OptimConfig& config) {
   optim::OptimizerOptions options;
   options.name = config.name;
   options.lr = config.lr;
@@ -266,7 +268,8 @@ optim::OptimizerOptions optimizer_options(const OptimConfig& config) {
 
 }  // namespace
 
-std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model) {
+std::shared_ptr<optim::Optimizer> make_optimizer(const config::OptimConfig& config,
+                                                 const torch::nn::Module& model) {
   std::vector<optim::ParamGroup> groups;
   if (config.no_decay_on_norm_and_bias) {
     groups = optim::split_decay(optim::named_parameters(model), config.weight_decay);
@@ -276,19 +279,20 @@ std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, cons
   return optim::make_optimizer(optimizer_options(config), std::move(groups));
 }
 
-double states_per_parameter(const OptimConfig& config) {
+double states_per_parameter(const config::OptimConfig& config) {
   const at::Tensor one = at::zeros({1}, at::TensorOptions().requires_grad(true));
   const auto optimizer = optim::make_optimizer(optimizer_options(config), {{.params = {one}}});
   return static_cast<double>(optimizer->state_bytes(optimizer->param_groups().front(), one)) /
          static_cast<double>(one.nbytes());
 }
 
-std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::int64_t steps_per_epoch) {
+std::shared_ptr<const optim::Schedule> make_schedule(const config::Config& config,
+                                                     std::int64_t steps_per_epoch) {
   if (steps_per_epoch < 1) {
     throw UsageError("train.make_schedule",
                      base::concat("steps_per_epoch: got ", steps_per_epoch, ", expected at least 1"));
   }
-  const ScheduleConfig& schedule = config.schedule;
+  const config::ScheduleConfig& schedule = config.schedule;
   optim::ScheduleOptions options;
   options.name = schedule.name;
   options.total_steps =
@@ -315,7 +319,7 @@ std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::
   return optim::make_schedule(options);
 }
 
-void check_names(const Config& config) {
+void check_names(const config::Config& config) {
   data::check_dataset_name(config.data.type);
   data::check_sampler_name(config.data.sampler);
   optim::check_optimizer_name(config.optim.name);

@@ -22,7 +22,8 @@ enum class Split { kTrain, kVal };
 /// `ranks_on_host`: processes of the run on this machine, each with a data set of its own: they share the
 /// memory that data.cache may take, half of what is available, three quarters of it for training data.
 /// Throws: ConfigError, DataError.
-std::shared_ptr<const data::Dataset> make_dataset(const Config& config, Split split, int ranks_on_host = 1);
+std::shared_ptr<const data::Dataset> make_dataset(const config::Config& config, Split split,
+                                                  int ranks_on_host = 1);
 /// The bytes that one of these data sets may take.
 std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on_host);
 
@@ -34,37 +35,39 @@ struct Share {
 
 /// Whether the loader hands out the parts of a step that accumulates (train.accumulate), one after the other;
 /// else the task cuts the whole batch.
-bool reads_parts(const Config& config);
+bool reads_parts(const config::Config& config);
 
 /// A loader with the configuration's batch size, workers and order (training shuffles, evaluation does not).
-std::unique_ptr<data::Loader> make_loader(const Config& config, Split split,
+std::unique_ptr<data::Loader> make_loader(const config::Config& config, Split split,
                                           std::shared_ptr<const data::Dataset> dataset, at::Device device,
                                           Share share = {});
 
 /// The model with initial values from `run.seed`, or from `model.weights`, on `device` in
 /// `train.memory_format`. `num_classes` is used where the configuration says 0. `input`: what it gets of a
 /// sample, where that is not picture_field(); channels and image size are the shape's first two extents.
-torch::nn::AnyModule make_model(const Config& config, std::int64_t num_classes, at::Device device,
+torch::nn::AnyModule make_model(const config::Config& config, std::int64_t num_classes, at::Device device,
                                 const std::optional<data::Field>& input = {});
 
 /// `config.optim` with the learning rate that optim.lr_scaling makes of it, where a step has
 /// `global_batch_size` samples over all ranks.
 /// Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.1 (linear).
-OptimConfig scale_lr(const Config& config, std::int64_t global_batch_size);
+config::OptimConfig scale_lr(const config::Config& config, std::int64_t global_batch_size);
 
 /// How `cohort train` computes a step.
-ClassificationOptions classification_options(const Config& config);
+ClassificationOptions classification_options(const config::Config& config);
 
-std::shared_ptr<optim::Optimizer> make_optimizer(const OptimConfig& config, const torch::nn::Module& model);
+std::shared_ptr<optim::Optimizer> make_optimizer(const config::OptimConfig& config,
+                                                 const torch::nn::Module& model);
 /// Tensors of its size that the optimizer keeps for a parameter.
-double states_per_parameter(const OptimConfig& config);
+double states_per_parameter(const config::OptimConfig& config);
 
 /// The schedule in steps, for an optimizer that begins at `config.optim.lr`: its length is the run's,
 /// train.epochs or train.max_steps, whichever ends first. Throws: UsageError for no steps in an epoch, or a
 /// name that is no schedule's.
-std::shared_ptr<const optim::Schedule> make_schedule(const Config& config, std::int64_t steps_per_epoch);
+std::shared_ptr<const optim::Schedule> make_schedule(const config::Config& config,
+                                                     std::int64_t steps_per_epoch);
 
 /// Throws: UsageError for a name in `config` that no registry has, before anything is read or made.
-void check_names(const Config& config);
+void check_names(const config::Config& config);
 
 }  // namespace cohort::train

@@ -4,22 +4,22 @@
 
 namespace cohort::train {
 
-std::int64_t channels_of(const DataConfig& config) {
+std::int64_t channels_of(const config::DataConfig& config) {
   return config.color == "gray" ? 1 : 3;
 }
 
-bool channels_last(const Config& config) {
+bool channels_last(const config::Config& config) {
   return config.train.memory_format == "channels_last";
 }
 
-data::Field picture_field(const Config& config) {
+data::Field picture_field(const config::Config& config) {
   const std::int64_t side = config.data.image_size;
   return {.name = "input",
           .shape = {channels_of(config.data), side, side},
           .channels_last = channels_last(config)};
 }
 
-data::Field input_field(const Config& config, const data::Dataset& dataset) {
+data::Field input_field(const config::Config& config, const data::Dataset& dataset) {
   if (data::is_own_dataset(config.data.type)) return picture_field(config);
   return dataset.fields().at(0);
 }

@@ -211,7 +211,8 @@ std::vector<base::Placement> devices_of(const ModelRunnerOptions& options) {
   return placements;
 }
 
-PipelineParts pipeline_parts(const ModelRunnerOptions& given, const std::shared_ptr<torch::nn::Module>& model) {
+PipelineParts pipeline_parts(const ModelRunnerOptions& given,
+                             const std::shared_ptr<torch::nn::Module>& model) {
   const Cut cut(given, model, true);
   PipelineParts parts;
   pipeline::PipelineOptions& options = parts.options;
@@ -256,8 +257,9 @@ ModelRunner make_data_parallel(torch::nn::AnyModule model, const ModelRunnerOpti
   options.device_ids = devices_of(given);
   options.output_device = base::Placement::parse(given.device.str());
   return {[parallel = parallel::DataParallel<Callable>(std::make_shared<CallableImpl>(std::move(model)),
-                                                       std::move(options))](
-              const at::Tensor& input) mutable { return parallel.forward(input); }};
+                                                       std::move(options))](const at::Tensor& input) mutable {
+    return parallel.forward(input);
+  }};
 }
 
 ModelRunner make_model_parallel(torch::nn::AnyModule model, const ModelRunnerOptions& given) {
@@ -281,9 +283,9 @@ COHORT_REGISTER_MODEL_RUNNER(
 
 }  // namespace
 
-ModelRunnerOptions model_runner_options(const Config& config, at::Device device,
+ModelRunnerOptions model_runner_options(const config::Config& config, at::Device device,
                                         const std::optional<data::Field>& input) {
-  const DistributedConfig& distributed = config.distributed;
+  const config::DistributedConfig& distributed = config.distributed;
   ModelRunnerOptions options;
   options.name = distributed.model;
   options.device = device;
@@ -299,7 +301,7 @@ ModelRunnerOptions model_runner_options(const Config& config, at::Device device,
   return options;
 }
 
-ModelRunner make_model_runner(const Config& config, torch::nn::AnyModule model, at::Device device,
+ModelRunner make_model_runner(const config::Config& config, torch::nn::AnyModule model, at::Device device,
                               const std::optional<data::Field>& input) {
   return parallel::make_model_runner(std::move(model), model_runner_options(config, device, input));
 }

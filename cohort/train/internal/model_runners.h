@@ -20,7 +20,7 @@ namespace cohort::train {
 
 /// Returns what `config` says of how its model is run. `input`: what the model gets of a sample, where that is
 /// not picture_field(). Throws: ConfigError for a placement that is not there.
-parallel::ModelRunnerOptions model_runner_options(const Config& config, at::Device device,
+parallel::ModelRunnerOptions model_runner_options(const config::Config& config, at::Device device,
                                                   const std::optional<data::Field>& input = {});
 
 /// Returns how `config.distributed` says that `model`, of which it shares the modules, is run. With
@@ -28,8 +28,8 @@ parallel::ModelRunnerOptions model_runner_options(const Config& config, at::Devi
 /// measured first, on batches of the configuration's size. That takes a few steps' time and is logged.
 /// Throws: ConfigError for a placement that is not there, a name that no layer has, or a layer without
 /// placement; UsageError for a model that is not known as a list of layers.
-parallel::ModelRunner make_model_runner(const Config& config, torch::nn::AnyModule model, at::Device device,
-                                        const std::optional<data::Field>& input = {});
+parallel::ModelRunner make_model_runner(const config::Config& config, torch::nn::AnyModule model,
+                                        at::Device device, const std::optional<data::Field>& input = {});
 
 /// What the runner pipeline makes of a model: its layers in stages.
 struct PipelineParts {

@@ -63,11 +63,11 @@ std::optional<Origin> find_origin(const std::string& resume, const fs::path& fol
 }
 
 /// The configuration of `origin`, where there is one that this version can read.
-std::optional<Config> config_of(const Origin& origin, bool logs) {
+std::optional<config::Config> config_of(const Origin& origin, bool logs) {
   std::string why = "the checkpoint does not hold it";
   try {
     if (!origin.config.empty())
-      return load_written_config_text(origin.config, origin.checkpoint + "/state.json");
+      return config::load_written_config_text(origin.config, origin.checkpoint + "/state.json");
   } catch (const ConfigError& error) {
     why = error.what();
   }
@@ -79,9 +79,9 @@ std::optional<Config> config_of(const Origin& origin, bool logs) {
 }
 
 /// Returns whether a step has as many samples as in `origin`; makes it so unless `config` asks for others.
-bool keep_step(Config& config, const Origin& origin, const std::optional<Config>& before,
+bool keep_step(config::Config& config, const Origin& origin, const std::optional<config::Config>& before,
                const parallel::GradientSync& gradient_sync) {
-  TrainConfig& train = config.train;
+  config::TrainConfig& train = config.train;
   const std::int64_t asked_for = train.global_batch_size > 0
                                      ? train.global_batch_size
                                      : train.batch_size * train.accumulate * gradient_sync.size();
@@ -100,7 +100,7 @@ bool keep_step(Config& config, const Origin& origin, const std::optional<Config>
 }
 
 /// A rate that is scaled is that of the samples of a step, which stay, over those that optim.lr is for.
-void keep_rate(Config& config, const Config& before) {
+void keep_rate(config::Config& config, const config::Config& before) {
   if (config.optim.lr_base_size > 0 || config.optim.lr_scaling == "none" || before.optim.lr_scaling == "none")
     return;
   if (lr_base_size(config) != lr_base_size(before)) config.optim.lr_base_size = lr_base_size(before);
@@ -108,7 +108,7 @@ void keep_rate(Config& config, const Config& before) {
 
 /// True where an epoch is evaluated as `before` did, with `ranks_before`, on the same data: which data it is
 /// Trainer finds out.
-bool evaluates_as(Config before, int ranks_before, Config now, int ranks) {
+bool evaluates_as(config::Config before, int ranks_before, config::Config now, int ranks) {
   static constexpr std::array kKeys = {
       "data.val_transforms",  "data.mean", "data.std", "data.options", "train.max_eval_steps",
       "train.label_smoothing"};
@@ -116,29 +116,31 @@ bool evaluates_as(Config before, int ranks_before, Config now, int ranks) {
   const bool same_batches =
       eval_batch_size(before.train) * ranks_before == eval_batch_size(now.train) * ranks;
   if (now.train.max_eval_steps > 0 && !same_batches) return false;
-  return std::ranges::all_of(kKeys,
-                             [&](const char* name) { return same_value(*find_key(name), before, now); });
+  return std::ranges::all_of(
+      kKeys, [&](const char* name) { return same_value(*config::find_key(name), before, now); });
 }
 
 }  // namespace
 
-Resumption prepare_resume(Config& config, const parallel::GradientSync& gradient_sync, const fs::path& folder) {
+Resumption prepare_resume(config::Config& config, const parallel::GradientSync& gradient_sync,
+                          const fs::path& folder) {
   if (config.run.resume.empty()) return {};
-  const auto origin = origin_from(
-      run_on_rank0_and_broadcast(gradient_sync, [&] { return to_text(find_origin(config.run.resume, folder)); }));
+  const auto origin = origin_from(run_on_rank0_and_broadcast(
+      gradient_sync, [&] { return to_text(find_origin(config.run.resume, folder)); }));
   if (!origin) return {};
   const bool is_first = gradient_sync.rank() == 0;
   config.run.resume = origin->checkpoint;  // Trainer takes the same
   if (is_first && !config.model.weights.empty()) {
     base::log_info("model.weights is not read: the parameters are those of " + origin->checkpoint);
   }
-  const std::optional<Config> before = config_of(*origin, is_first);
+  const std::optional<config::Config> before = config_of(*origin, is_first);
   const bool same_step = keep_step(config, *origin, before, gradient_sync);
   if (!before) return {.goes_on = true};
   if (same_step) keep_rate(config, *before);
   const std::string changes = check_resume(*before, config, same_step, origin->checkpoint);
   if (is_first && !changes.empty()) base::log_info("going on with other settings: " + changes);
-  return {.goes_on = true, .keep_best = evaluates_as(*before, origin->world_size, config, gradient_sync.size())};
+  return {.goes_on = true,
+          .keep_best = evaluates_as(*before, origin->world_size, config, gradient_sync.size())};
 }
 
 }  // namespace cohort::train

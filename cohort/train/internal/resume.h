@@ -19,6 +19,7 @@ struct Resumption {
 /// is set then. `run.resume` becomes the path of the checkpoint. Does nothing for a fresh start. Writes
 /// nothing. Collective. Throws: ConfigError naming the keys that cannot change; DataError where checkpoints
 /// are there and none can be used.
-Resumption prepare_resume(Config& config, const parallel::GradientSync& gradient_sync, const std::filesystem::path& folder);
+Resumption prepare_resume(config::Config& config, const parallel::GradientSync& gradient_sync,
+                          const std::filesystem::path& folder);
 
 }  // namespace cohort::train
