@@ -36,8 +36,8 @@ struct Arguments {
   std::string device = "cuda";
 };
 
-/// Pictures in memory, so that reading costs a copy and no more.
-std::shared_ptr<cohort::data::Dataset> pictures(const Arguments& arguments) {
+/// Images in memory, so that reading costs a copy and no more.
+std::shared_ptr<cohort::data::Dataset> images(const Arguments& arguments) {
   const std::int64_t count = 4 * arguments.batch;
   return std::make_shared<cohort::data::TensorDataset>(
       std::vector<at::Tensor>{at::rand({count, 3, arguments.size, arguments.size}), at::arange(count) % 10});
@@ -80,7 +80,7 @@ double seconds_of_step(const Arguments& arguments, at::Device device, Way way, b
   options.workers = 4;
   options.pin_memory = pinned;
   if (way == Way::kOverlapped) options.device = device;
-  cohort::data::Loader loader(pictures(arguments), options);
+  cohort::data::Loader loader(images(arguments), options);
 
   std::vector<at::Tensor> held;  // the same batch again and again
   const auto step = [&] {

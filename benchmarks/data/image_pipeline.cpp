@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "cohort/bench/timeit.h"
-#include "cohort/data/transforms/pipeline.h"
+#include "cohort/data/transforms/transform_pipeline.h"
 
 using namespace cohort::data;
 namespace bench = cohort::bench;
@@ -47,10 +47,11 @@ int main(int argc, char** argv) {
   const std::vector<File> files = read_folder(argv[1]);
   const std::string work = argv[2];
   const bool gray = work == "gray28";
-  Pipeline pipeline =
-      gray ? Pipeline({random_horizontal_flip(), to_tensor(), normalize({0.286}, {0.353})}, ColorMode::kGray)
-           : Pipeline({random_resized_crop(64), random_horizontal_flip(), to_tensor(),
-                       normalize({0.485, 0.456, 0.406}, {0.229, 0.224, 0.225})});
+  TransformPipeline pipeline =
+      gray ? TransformPipeline({random_horizontal_flip(), to_tensor(), normalize({0.286}, {0.353})},
+                               ColorMode::kGray)
+           : TransformPipeline({random_resized_crop(64), random_horizontal_flip(), to_tensor(),
+                                normalize({0.485, 0.456, 0.406}, {0.229, 0.224, 0.225})});
   if (gray) {
     pipeline.set_input_size({28, 28});
   }

@@ -2,7 +2,7 @@
 
     python benchmarks/data/loader.py build/benchmarks/data/data_loader_benchmark FOLDER [--workers 0 1 2] [--rounds 3]
 
-Rounds alternate between the two, so that both see the same machine. Gray pictures, flips, ToTensor, Normalize; with
+Rounds alternate between the two, so that both see the same machine. Gray images, flips, ToTensor, Normalize; with
 --crop SIZE, RGB and RandomResizedCrop(SIZE) first. Prints best and median images/s of each and the ratio of the bests.
 """
 import argparse

@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
     whole->forward(input).square().mean().backward();
   };
   const auto two_placements = [&] {
-    std::vector<parallel::Part> parts;
+    std::vector<parallel::DevicePart> parts;
     for (std::size_t i = 0; i < 2; ++i) {
       parts.push_back(
           {names[i], workers[i], {halves[i]}, [net = nets[i]](const parallel::Tensors& x) mutable {

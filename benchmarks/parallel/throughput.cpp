@@ -41,7 +41,7 @@ struct Way {
   std::function<void()> after_backward = [] {};
 };
 
-struct Plan {
+struct BenchmarkOptions {
   Workload work;
   int ranks, rounds, steps;
   std::string ways;
@@ -73,7 +73,7 @@ std::vector<Way> make_ways(const comm::Group& world, Net& net, const std::string
   return ways;
 }
 
-void train(const Plan& plan) {
+void train(const BenchmarkOptions& plan) {
   cohort::memory::tune_allocator();
   at::set_num_threads(1);
   const comm::Group world =
@@ -132,11 +132,11 @@ int main(int argc, char** argv) {
   for (Workload work : {Workload{"mlp", 64, 32}, Workload{"vgg16", 32, 64}, Workload{"resnet50", 16, 128}}) {
     if (name != work.name) continue;
     work.batch = number(5, static_cast<int>(work.batch));
-    const Plan plan{.work = work,
-                    .ranks = number(2, 2),
-                    .rounds = number(3, 3),
-                    .steps = number(4, 3),
-                    .ways = argc > 6 ? argv[6] : "shm,gloo,c10d-shm,c10d-gloo"};
+    const BenchmarkOptions plan{.work = work,
+                                .ranks = number(2, 2),
+                                .rounds = number(3, 3),
+                                .steps = number(4, 3),
+                                .ways = argc > 6 ? argv[6] : "shm,gloo,c10d-shm,c10d-gloo"};
     cohort::launch::spawn([&](int) { train(plan); }, plan.ranks);
     return 0;
   }

@@ -60,7 +60,7 @@ at::Tensor lecture(at::Tensor x) {
 }
 
 template <typename Fn>
-std::vector<Entry> both(const Fn& fn, const at::Tensor& x) {
+std::vector<BenchmarkCase> both(const Fn& fn, const at::Tensor& x) {
   return {{"eager", [=] { return [=] { bench::keep(fn(x)); }; }},
           {"script", [=] { return [=, fast = script::script(fn)]() mutable { bench::keep(fast(x)); }; }}};
 }

@@ -25,10 +25,10 @@ namespace cohort::benchmarks {
 using test::cross_entropy;
 
 using Body = std::function<void()>;
-using Entry = std::pair<const char*, std::function<Body()>>;
+using BenchmarkCase = std::pair<const char*, std::function<Body()>>;
 
 /// Prints a table of variants; ratios to the first.
-inline void compare(const std::string& what, const std::vector<Entry>& entries, int rounds) {
+inline void compare(const std::string& what, const std::vector<BenchmarkCase>& entries, int rounds) {
   std::vector<bench::Variant> variants;
   for (const auto& [name, make] : entries) {
     variants.push_back({name, [make = make](const bench::Shape& /*none*/) {

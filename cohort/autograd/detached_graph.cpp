@@ -60,7 +60,7 @@ bool is_alone(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.use_count() == 1 && tensor.storage().use_count() == 1;
 }
 
-struct Entry : torch::autograd::Function<Entry> {
+struct NonLeafProxy : torch::autograd::Function<NonLeafProxy> {
   static at::Tensor forward(torch::autograd::AutogradContext* /*context*/, const at::Tensor& input) {
     return input.detach();
   }
@@ -96,23 +96,23 @@ struct Exit : torch::autograd::Node {
 };
 
 // In place of the AccumulateGrad of a leaf that stands for an input. A backward of the part ends there.
-// Another one, from a tensor that fn put aside, goes on to the input's own graph, or throws where the cut is
-// for good: in the leaf's grad() the gradient would be lost without a word.
+// Another one, from a tensor that fn put aside, continues to the input's own graph, or throws, as
+// ForeignBackward says: in the leaf's grad() the gradient would be lost without a word.
 struct Entrance : torch::autograd::AccumulateGrad {
-  Entrance(const at::Tensor& leaf, const Edge& before, bool is_for_good, const char* where)
-      : AccumulateGrad(leaf), is_for_good_(is_for_good), where_(where) {
+  Entrance(const at::Tensor& leaf, const Edge& before, bool throws, const char* where)
+      : AccumulateGrad(leaf), throws_(throws), where_(where) {
     if (before.is_valid()) add_next_edge(before);
   }
   Tensors apply(Tensors&& gradients) override {
     if (!next_edges().empty()) return std::move(gradients);
-    if (!is_for_good_) return {};  // a view that was taken without gradients: its history leads nowhere
+    if (!throws_) return {};  // a view that was taken without gradients: its history leads nowhere
     throw UsageError(where_, "a backward from a tensor that fn put aside reaches an input of fn",
                      "the tensor as a result of fn, or its detach()");
   }
   std::string name() const override { return "cohort::autograd::Entrance"; }
 
  private:
-  const bool is_for_good_;
+  const bool throws_;
   const char* const where_;
 };
 
@@ -177,24 +177,24 @@ Tensors leaf_inputs(const Tensors& tensors) {
   return leaves;
 }
 
-Tensors entered(const Tensors& leaves) {
+Tensors non_leaf_proxies(const Tensors& leaves) {
   Tensors inputs;
   inputs.reserve(leaves.size());
   for (const at::Tensor& leaf : leaves) {
-    inputs.push_back(leaf.defined() && leaf.requires_grad() ? Entry::apply(leaf) : leaf);
+    inputs.push_back(leaf.defined() && leaf.requires_grad() ? NonLeafProxy::apply(leaf) : leaf);
   }
   return inputs;
 }
 
-DetachedGraph::DetachedGraph(const Tensors& inputs, const Words& words, Cut cut)
+DetachedGraph::DetachedGraph(const Tensors& inputs, const Words& words, ForeignBackward foreign_backward)
     : words_(words), leaves_(leaf_inputs(inputs)), first_sequence_(at::sequence_number::peek()) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor& leaf = leaves_[i];
     Edge& edge = inputs_.emplace_back();
     if (!autograd::needs_gradient(leaf)) continue;
-    const bool is_for_good = cut == Cut::kForGood;
-    const Edge before = is_for_good ? Edge() : edge_of(inputs[i]);
-    const auto entrance = COHORT_MAKE_NODE(Entrance, leaf, before, is_for_good, words_.where);
+    const bool throws = foreign_backward == ForeignBackward::kThrows;
+    const Edge before = throws ? Edge() : edge_of(inputs[i]);
+    const auto entrance = COHORT_MAKE_NODE(Entrance, leaf, before, throws, words_.where);
     torch::autograd::impl::set_grad_accumulator(leaf, COHORT_WEAK_NODE(entrance));
     edge = Edge(entrance, 0);
   }

@@ -26,7 +26,7 @@ std::vector<at::Tensor> leaf_inputs(const std::vector<at::Tensor>& tensors);
 /// Returns proxies for leaves, with the same memory, that are neither leaves nor views, so that what begins
 /// with an operator in place (a stage that begins with ReLU) can be run on them. For tensors that nobody else
 /// uses later: their values change. Those that need no gradient stay themselves.
-std::vector<at::Tensor> entered(const std::vector<at::Tensor>& leaves);
+std::vector<at::Tensor> non_leaf_proxies(const std::vector<at::Tensor>& leaves);
 
 /// The graph of one forward, from its inputs to its results and no further, so that backward can go through
 /// it alone: on another thread, beside others, or later.
@@ -48,13 +48,14 @@ class DetachedGraph {
     const char* between = "its forward and its backward";  ///< when a parameter must not be changed
   };
 
-  /// What becomes of a backward that reaches an input, and is not the part's own: from a tensor that fn put
-  /// aside, or from a result where end() was not called. It throws, or goes on to the input's own graph.
-  enum class Cut : std::uint8_t { kForGood, kCanBeUndone };
+  /// A backward that is not the part's own may reach an input: from a tensor that fn put
+  /// aside, or from a result if end() was not called. It throws, or continues to the input's own graph.
+  enum class ForeignBackward : std::uint8_t { kThrows, kContinues };
 
   /// Cuts `inputs` off from their graphs: leaf_inputs().
   explicit DetachedGraph(const Tensors& inputs) : DetachedGraph(inputs, Words()) {}
-  DetachedGraph(const Tensors& inputs, const Words& words, Cut cut = Cut::kForGood);
+  DetachedGraph(const Tensors& inputs, const Words& words,
+                ForeignBackward foreign_backward = ForeignBackward::kThrows);
 
   /// What fn gets in their place.
   const Tensors& leaves() const { return leaves_; }

@@ -71,7 +71,7 @@ InputProxies::InputProxies(const char* where, const Tensors& inputs, const Tenso
       continue;
     }
     may_be_written_.push_back(i);
-    handed_[i] = input.requires_grad() ? std::move(entered({leaves[i]}).front()) : input.detach();
+    handed_[i] = input.requires_grad() ? std::move(non_leaf_proxies({leaves[i]}).front()) : input.detach();
     entries_[i] = edge_of(handed_[i]);
     if (counts == Counts::kOwn && input.is_view()) counts_.emplace_back(handed_[i], input);
   }

@@ -49,7 +49,7 @@ class InputProxies {
   /// makes results that are inputs, or views of them, just that: who writes to either changes both.
   /// Throws: UsageError where an input that is a view got another shape.
   void write_back(Tensors& results);
-  /// Of those that count for themselves; once all are settled that share a memory.
+  /// Of those that count for themselves; once write_back() was called for all that share a memory.
   std::vector<ScopedVersionCounter> counts() const;
 
  private:

@@ -66,7 +66,7 @@ bool is_made_of(const at::Tensor& tensor, const at::Tensor& base) {
 }
 
 // Whether two of these have a part in common.
-bool meet(const std::vector<at::Tensor>& results, const std::vector<std::size_t>& some) {
+bool any_overlap(const std::vector<at::Tensor>& results, const std::vector<std::size_t>& some) {
   for (std::size_t a = 0; a < some.size(); ++a) {
     for (std::size_t b = 0; b < a; ++b) {
       if (core::may_overlap(results[some[a]], results[some[b]])) return true;
@@ -122,7 +122,7 @@ void OutputAliases::detach(std::vector<at::Tensor>& results, const std::vector<a
     const bool is_parameter = origin.is_leaf() && origin.requires_grad();  // nobody may write to its views
     const bool is_other = std::any_of(others.begin(), others.end(),
                                       [&](const at::Tensor& other) { return other.is_same(origin); });
-    if (is_parameter || is_other || !meet(results, alike)) continue;
+    if (is_parameter || is_other || !any_overlap(results, alike)) continue;
     cut_off(results, alike, is_remade ? origin : results[first]);
   }
   num_with_bases_ = results.size();

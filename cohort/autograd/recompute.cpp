@@ -185,7 +185,7 @@ struct Runs::State : torch::CustomClassHolder {
       : options(std::move(with)),
         inputs(std::move(of)),
         first(inputs, kWords),
-        handed(entered(first.leaves())) {
+        handed(non_leaf_proxies(first.leaves())) {
     for (const at::Tensor& input : inputs) {
       versions.push_back(version_of(input));
       requires_grad.push_back(input.defined() && input.requires_grad());
@@ -390,7 +390,7 @@ Tensors Runs::State::backward(const Tensors& saved, const Tensors& gradients,
     core::GlobalGeneratorAsFound found;
     part = run_again(full, core::GeneratorStates::Global::kCopy, &found);
     if (!part) {
-      found.put_back_at_the_end();
+      found.restore_at_end();
       part = run_again(full, core::GeneratorStates::Global::kItself, nullptr);
     }
   }

@@ -69,7 +69,7 @@ template <typename Fn, typename... Inputs>
 concept Runnable = core::HoldsModule<Fn, Inputs...> || std::invocable<Fn&, const Inputs&...>;
 
 template <typename Fn, typename... Inputs>
-struct Call {
+struct RecomputedCall {
   Fn fn;
   std::tuple<Inputs...> inputs;
 
@@ -111,8 +111,9 @@ auto recompute(RecomputeOptions options, Fn fn, Inputs... inputs) {
   if constexpr (requires { fn->buffers(); }) {
     for (const at::Tensor& buffer : fn->buffers()) options.buffers.push_back(buffer);
   }
-  using Call = recompute_detail::Call<Fn, Inputs...>;
-  auto call = std::make_shared<Call>(Call{std::move(fn), std::tuple<Inputs...>(std::move(inputs)...)});
+  using RecomputedCall = recompute_detail::RecomputedCall<Fn, Inputs...>;
+  auto call = std::make_shared<RecomputedCall>(
+      RecomputedCall{std::move(fn), std::tuple<Inputs...>(std::move(inputs)...)});
   recompute_detail::Runs runs(std::move(options), core::flatten_tensors(call->inputs));
   Result result = (*call)(runs.leaves());
   const auto tensors =

@@ -92,7 +92,7 @@ class Registry {
   }
 
  private:
-  struct Entry {
+  struct Registration {
     Thing thing;
     std::string by;
     std::string conflict;  // who registered the name again
@@ -101,7 +101,7 @@ class Registry {
   std::string kind_;
   std::string where_;
   mutable std::mutex mutex_;
-  std::map<std::string, Entry> entries_;
+  std::map<std::string, Registration> entries_;
 };
 
 }  // namespace cohort::base

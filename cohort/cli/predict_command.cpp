@@ -14,23 +14,23 @@ namespace {
 struct PredictArguments {
   TrainedModel model;
   std::string program;
-  std::vector<std::string> pictures;
+  std::vector<std::string> images;
   std::vector<std::int64_t> samples;
   std::int64_t top = 3;
 };
 
 std::vector<train::Prediction> predictions_of(PredictArguments& arguments) {
-  if (arguments.pictures.empty() && arguments.samples.empty()) {
-    throw UsageError("cli.predict", "there is nothing to predict", "picture files, or --samples 0,1,2");
+  if (arguments.images.empty() && arguments.samples.empty()) {
+    throw UsageError("cli.predict", "there is nothing to predict", "image files, or --samples 0,1,2");
   }
   if (!arguments.program.empty()) {
     for (const std::string& plugin : arguments.model.plugins) train::load_plugin(plugin);
-    return train::Predictor::of_program(arguments.program)(arguments.pictures, arguments.top);
+    return train::Predictor::of_program(arguments.program)(arguments.images, arguments.top);
   }
   std::vector<train::Prediction> predictions;
   arguments.model.use("cli.predict", [&](const config::Config& config, const train::TrainedWeights& trained) {
     predictions = arguments.samples.empty()
-                      ? train::Predictor::of_run(config, trained)(arguments.pictures, arguments.top)
+                      ? train::Predictor::of_run(config, trained)(arguments.images, arguments.top)
                       : train::predict_samples(config, trained, arguments.samples, arguments.top);
   });
   return predictions;
@@ -52,15 +52,15 @@ struct ExportArguments {
 };
 
 int export_command(ExportArguments arguments) {
-  bool takes_pictures = false;
+  bool takes_images = false;
   arguments.model.use("cli.export", [&](const config::Config& config, const train::TrainedWeights& trained) {
     train::export_program(config, trained, arguments.batch_size, arguments.file);
-    takes_pictures = data::is_own_dataset(config.data.type);
+    takes_images = data::is_own_dataset(config.data.type);
   });
   std::printf("%s: for %ld %s at a time; %s\n", arguments.file.c_str(),
-              static_cast<long>(arguments.batch_size), takes_pictures ? "pictures" : "samples",
-              takes_pictures ? base::concat("cohort predict --program ", arguments.file, " IMAGE...").c_str()
-                             : "it takes inputs as the data set makes them: script::load() in a program");
+              static_cast<long>(arguments.batch_size), takes_images ? "images" : "samples",
+              takes_images ? base::concat("cohort predict --program ", arguments.file, " IMAGE...").c_str()
+                           : "it takes inputs as the data set makes them: script::load() in a program");
   return 0;
 }
 
@@ -68,7 +68,7 @@ int export_command(ExportArguments arguments) {
 
 void add_predict(CLI::App& app, Context& context) {
   auto arguments = std::make_shared<PredictArguments>();
-  CLI::App* command = app.add_subcommand("predict", "Say what is in pictures");
+  CLI::App* command = app.add_subcommand("predict", "Say what is in images");
   arguments->model.add_options(*command);
   command->add_option("-p,--program", arguments->program, "A file of `cohort export`, in place of a run")
       ->excludes("--run", "--config", "--checkpoint");
@@ -83,9 +83,9 @@ void add_predict(CLI::App& app, Context& context) {
                        "Samples of the validation data, by number (0,5,7), read through the run's data set")
           ->delimiter(',')
           ->excludes("--program");
-  command->add_option("images", arguments->pictures, "JPEG or PNG files")->excludes(samples);
+  command->add_option("images", arguments->images, "JPEG or PNG files")->excludes(samples);
   command->footer(
-      "Prints a line for each picture: its path, and classes with probabilities, tabs between.\nExample:\n"
+      "Prints a line for each image: its path, and classes with probabilities, tabs between.\nExample:\n"
       "  cohort predict --run runs/fashion-vgg-20260101-120000 shoe.jpg\n"
       "  cohort predict --run runs/fashion-vgg-20260101-120000 --samples 0,1,2\n"
       "  cohort predict --program fashion.program shoe.jpg");
@@ -98,7 +98,7 @@ void add_export(CLI::App& app, Context& context) {
   CLI::App* command =
       app.add_subcommand("export", "Write a trained model to a file that runs without its code");
   arguments->model.add_options(*command);
-  command->add_option("--batch-size", arguments->batch_size, "Pictures that it computes at a time")
+  command->add_option("--batch-size", arguments->batch_size, "Images that it computes at a time")
       ->capture_default_str();
   command->add_option("file", arguments->file, "The file, model.program")->required();
   command->add_option("overrides", arguments->model.overrides, "key=value of the configuration");

@@ -1,4 +1,4 @@
-// Meeting: from an address to a store that all ranks of the job share, and from that to their group.
+// Rendezvous: from an address to a store that all ranks of the job share, and from that to their group.
 #include <torch/version.h>
 
 #include <algorithm>
@@ -119,15 +119,15 @@ Store file_store(const std::string& path, const Job& job, milliseconds timeout) 
   std::future<Store> made = base::run_apart(
       [path, size = job.world_size]() -> Store { return c10::make_intrusive<c10d::FileStore>(path, size); });
   if (!base::wait(made, base::Deadline(timeout))) {
-    fail(base::concat("rank ", job.rank, " cannot meet in ", path, ": somebody has locked it for ",
-                      timeout.count(), " ms"),
-         "look at the ranks that meet there, and at the file system; a new file for each job");
+    fail(base::concat("rank ", job.rank, " cannot join the rendezvous in ", path,
+                      ": somebody has locked it for ", timeout.count(), " ms"),
+         "look at the ranks that use it, and at the file system; a new file for each job");
   }
   return c10::make_intrusive<DeadlineStore>(made.get(), "the store in " + path,
                                             DeadlineStore::Waiting::kByAsking);
 }
 
-struct Meeting {
+struct Rendezvous {
   Store store;
   std::string reach;
   std::string where;             // for messages
@@ -135,7 +135,7 @@ struct Meeting {
   bool outlives = false;         // it may be met at again, by another group of these ranks
 };
 
-Meeting meet(const InitOptions& options, const Job& job) {
+Rendezvous join_rendezvous(const InitOptions& options, const Job& job) {
   if (options.init_method == "env://") {
     if (job.launcher == Launcher::kNone && job.world_size == 1) {
       return {c10::make_intrusive<c10d::HashStore>(), "127.0.0.1", "alone"};
@@ -186,8 +186,8 @@ struct Agreement {
 };
 
 // Waits for all, and compares what they say of themselves.
-Agreement agree(const Store& store, const Job& job, const std::string& mine, const std::string& where,
-                base::Deadline deadline) {
+Agreement agree_on(const Store& store, const Job& job, const std::string& mine, const std::string& where,
+                   base::Deadline deadline) {
   base::Words words;
   Agreement agreement;
   std::string error;
@@ -209,9 +209,8 @@ Agreement agree(const Store& store, const Job& job, const std::string& mine, con
   }
   const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
   if (!error.empty()) {
-    fail(
-        base::concat("rank ", job.rank, " lost the meeting point ", where, " after ", waited, " ms: ", error),
-        "look at the rank that keeps it, rank 0 as a rule");
+    fail(base::concat("rank ", job.rank, " lost the store at ", where, " after ", waited, " ms: ", error),
+         "look at the rank that keeps it, rank 0 as a rule");
   }
   if (!words.missing.empty()) {
     fail(base::concat(base::format_list("rank", words.missing), " of ", job.world_size, " did not come to ",
@@ -265,12 +264,12 @@ Group init_process_group(const InitOptions& options) {
   core::ResolvedDevice device;
   const bool is_automatic = backend == "auto";
   if (is_automatic) device = core::resolve_device("auto");
-  Meeting meeting = meet(options, job);
-  if (meeting.outlives) meeting.store = apart(meeting.store);
+  Rendezvous rendezvous = join_rendezvous(options, job);
+  if (rendezvous.outlives) rendezvous.store = apart(rendezvous.store);
   const std::string on = is_automatic && device.device.is_cuda() ? " (for GPUs)" : "";
   const auto [is_one_machine, waits] =
-      agree(meeting.store, job, consistency_fingerprint(job, backend + on, options.check_consistency),
-            meeting.where, deadline);
+      agree_on(rendezvous.store, job, consistency_fingerprint(job, backend + on, options.check_consistency),
+               rendezvous.where, deadline);
   BackendChoice choice;
   if (is_automatic) {
     choice = choose_backend({.cuda = device.device.is_cuda(),
@@ -279,7 +278,7 @@ Group init_process_group(const InitOptions& options) {
     backend = choice.backend;
   }
   // What listens need not be reached from elsewhere.
-  if (is_one_machine) meeting.reach = "127.0.0.1";
+  if (is_one_machine) rendezvous.reach = "127.0.0.1";
   if (!choice.backend.empty() && job.rank == 0 && job.world_size > 1) {
     static std::once_flag said;
     std::call_once(said, [&] {
@@ -287,15 +286,15 @@ Group init_process_group(const InitOptions& options) {
                                   choice.reason));
     });
   }
-  return Group(make_state({.store = meeting.store,
+  return Group(make_state({.store = rendezvous.store,
                            .waits = waits,
                            .job_ranks = all_ranks(job.world_size),
                            .rank = job.rank,
                            .backend = backend,
                            .timeout = options.timeout,
                            .deadline = deadline,
-                           .reach = meeting.reach,
-                           .is_kept_by_rank = meeting.is_kept_by_rank,
+                           .reach = rendezvous.reach,
+                           .is_kept_by_rank = rendezvous.is_kept_by_rank,
                            .check_consistency = options.check_consistency}));
 }
 

@@ -102,7 +102,7 @@ std::vector<ConfigKey> run_keys() {
       {.name = "run.log_images",
        .target = [](Config& c) -> KeyTarget { return &c.run.log_images; },
        .on_resume = OnResume::kCannotMatter,
-       .help = "Input pictures of the first batch that go to TensorBoard.",
+       .help = "Input images of the first batch that go to TensorBoard.",
        .min = 0,
        .max = 1024},
       {.name = "run.trace",

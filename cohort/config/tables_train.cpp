@@ -306,7 +306,7 @@ std::vector<ConfigKey> train_keys() {
       {.name = "train.memory_format",
        .target = [](Config& c) -> KeyTarget { return &c.train.memory_format; },
        .on_resume = OnResume::kTakesEffect,
-       .help = "Order of pictures and weights in memory; channels_last is the faster one for convolutions.",
+       .help = "Order of images and weights in memory; channels_last is the faster one for convolutions.",
        .choices = {"channels_last", "contiguous"}},
       {.name = "train.threads",
        .target = [](Config& c) -> KeyTarget { return &c.train.threads; },

@@ -184,7 +184,7 @@ bool GlobalGeneratorAsFound::is_seeded() const {
 GlobalGeneratorAsFound::~GlobalGeneratorAsFound() {
   const std::lock_guard lock(lender().mutex);
   if (is_as_found()) return;
-  if (is_put_back_ || is_seeded()) set_state_of(at::detail::getDefaultCPUGenerator(), before_);
+  if (restores_at_end_ || is_seeded()) set_state_of(at::detail::getDefaultCPUGenerator(), before_);
 }
 
 }  // namespace cohort::core

@@ -87,14 +87,14 @@ class GlobalGeneratorAsFound {
   /// True if nothing was drawn from it since it was seeded, before or meanwhile.
   bool is_seeded() const;
   /// It is put back whatever becomes of it.
-  void put_back_at_the_end() { is_put_back_ = true; }
+  void restore_at_end() { restores_at_end_ = true; }
 
  private:
   bool is_as_found() const;  // under the lender's mutex
 
   std::int64_t lent_before_ = 0;
   at::Tensor before_;
-  bool is_put_back_ = false;
+  bool restores_at_end_ = false;
 };
 
 }  // namespace cohort::core

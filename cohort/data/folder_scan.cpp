@@ -70,12 +70,12 @@ Listing list(const std::string& path) {
 }
 
 // A folder of a class, named from the root.
-struct Part {
+struct ClassSubfolder {
   std::string folder;
   Listing listing;
 };
 
-void walk(const std::string& root, const std::string& folder, int depth, std::vector<Part>& parts) {
+void walk(const std::string& root, const std::string& folder, int depth, std::vector<ClassSubfolder>& parts) {
   if (depth > kDeepest) {
     throw DataError(kWhere, base::concat(root, "/", folder, " is nested more than ", kDeepest, " deep"),
                     "look for a symbolic link that leads back to a folder above it");
@@ -86,10 +86,10 @@ void walk(const std::string& root, const std::string& folder, int depth, std::ve
   parts.push_back({folder, std::move(listing)});
 }
 
-std::string empty_class(const std::string& name, const std::vector<Part>& parts) {
+std::string empty_class(const std::string& name, const std::vector<ClassSubfolder>& parts) {
   std::size_t others = 0;
   std::string example;
-  for (const Part& part : parts) {
+  for (const ClassSubfolder& part : parts) {
     others += part.listing.files.size();
     if (example.empty() && !part.listing.files.empty()) example = part.listing.files.front();
   }
@@ -184,11 +184,11 @@ FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& 
   }
   std::ranges::sort(index.classes_);
   for (std::size_t label = 0; label < index.classes_.size(); ++label) {
-    std::vector<Part> parts;
+    std::vector<ClassSubfolder> parts;
     walk(index.root_, index.classes_[label], 0, parts);
-    std::ranges::sort(parts, {}, &Part::folder);
+    std::ranges::sort(parts, {}, &ClassSubfolder::folder);
     const std::size_t before = index.labels_.size();
-    for (const Part& part : parts) {
+    for (const ClassSubfolder& part : parts) {
       others.add_no_files(part.folder, part.listing);
       for (const std::string& file : part.listing.files) {
         if (!has_image_extension(file)) {

@@ -5,12 +5,12 @@
 
 #include "cohort/data/dataset.h"
 #include "cohort/data/idx.h"
-#include "cohort/data/transforms/pipeline.h"
+#include "cohort/data/transforms/transform_pipeline.h"
 
 namespace cohort::data {
 
 struct IdxDatasetOptions {
-  /// What becomes of a picture; only ToTensor if empty.
+  /// What becomes of an image; only ToTensor if empty.
   std::vector<TransformSpec> transforms = {};
   bool channels_last = false;
 };
@@ -41,7 +41,7 @@ class IdxDataset : public Dataset {
   IdxArray images_;
   IdxArray labels_;
   std::int64_t channels_;
-  Pipeline pipeline_;
+  TransformPipeline pipeline_;
   bool channels_last_;
 };
 

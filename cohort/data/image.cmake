@@ -3,7 +3,7 @@ find_package(JPEG REQUIRED)
 find_package(PNG REQUIRED)
 set(_image_sources
   codecs/codec.cpp codecs/internal/color.cpp codecs/encode.cpp codecs/internal/jpeg_reader.cpp codecs/internal/png_reader.cpp
-  transforms/geometry.cpp transforms/pipeline.cpp transforms/internal/resample.cpp transforms/transform.cpp
+  transforms/geometry.cpp transforms/transform_pipeline.cpp transforms/internal/resample.cpp transforms/transform.cpp
   transforms/transform_registry.cpp)
 list(TRANSFORM _image_sources PREPEND "${CMAKE_CURRENT_LIST_DIR}/")
 cohort_library(image

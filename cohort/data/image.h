@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-/// Pictures in memory, and the words that codecs and transforms share. No LibTorch.
+/// Images in memory, and the words that codecs and transforms share. No LibTorch.
 namespace cohort::data {
 
 /// Height first, as in tensors.
@@ -23,10 +23,10 @@ struct Region {
   friend bool operator==(const Region&, const Region&) = default;
 };
 
-/// What a picture is turned into when it is decoded; the values are as of Pillow's `convert`.
+/// What an image is turned into when it is decoded; the values are as of Pillow's `convert`.
 enum class ColorMode { kRgb, kGray };
 
-/// Returns the number of channels of a picture decoded to `color`.
+/// Returns the number of channels of an image decoded to `color`.
 constexpr std::int64_t num_channels(ColorMode color) {
   return color == ColorMode::kRgb ? 3 : 1;
 }
@@ -49,7 +49,7 @@ struct Image {
   }
 };
 
-/// How a picture lies in a float buffer: [C, H, W] or [H, W, C].
+/// How an image lies in a float buffer: [C, H, W] or [H, W, C].
 enum class Layout { kChannelsFirst, kChannelsLast };
 
 }  // namespace cohort::data

@@ -1,6 +1,6 @@
 // A sample takes three steps: its file's bytes, the pipeline's decoding and transforms, and the floats in the
 // batch's memory. The bytes come from the cache, where there is any, or from the file into a buffer that the
-// thread keeps. The shape of a sample is fixed in the constructor, by the transforms or by the first picture
+// thread keeps. The shape of a sample is fixed in the constructor, by the transforms or by the first image
 // whose header can be read.
 #include "cohort/data/image_folder.h"
 
@@ -56,7 +56,7 @@ ImageFolder::~ImageFolder() {
   ::close(root_);
 }
 
-// Where nothing in the transforms fixes the size, all pictures must have that of the first which can be read;
+// Where nothing in the transforms fixes the size, all images must have that of the first which can be read;
 // what becomes of those before it is the loader's affair.
 ImageSize ImageFolder::common_size(const DecodeOptions& decode) const {
   constexpr std::int64_t kMaxTried = 100;

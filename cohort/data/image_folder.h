@@ -10,12 +10,12 @@
 #include "cohort/data/encoded_cache.h"
 #include "cohort/data/folder_scan.h"
 #include "cohort/data/image.h"
-#include "cohort/data/transforms/pipeline.h"
+#include "cohort/data/transforms/transform_pipeline.h"
 
 namespace cohort::data {
 
 struct ImageFolderOptions {
-  /// What becomes of a picture; only ToTensor if empty.
+  /// What becomes of an image; only ToTensor if empty.
   std::vector<TransformSpec> transforms = {};
   ColorMode color = ColorMode::kRgb;
   /// Batches are laid out NHWC.
@@ -29,13 +29,13 @@ struct ImageFolderOptions {
   DecodeOptions decode = {};
 };
 
-/// Pictures (JPEG, PNG) in a folder per class, nested at will, in the order of Python's `ImageFolder`.
+/// Images (JPEG, PNG) in a folder per class, nested at will, in the order of Python's `ImageFolder`.
 /// Fields: image (float32, [C, H, W]) and label (int64, []).
 ///
 ///     ImageFolder train("data/train", {.transforms = {resize(64), to_tensor()}});
 class ImageFolder : public Dataset {
  public:
-  /// Where no transform fixes the size, all pictures have that of the first whose header can be read.
+  /// Where no transform fixes the size, all images have that of the first whose header can be read.
   /// Throws: DataError for a folder that is missing, has no classes or an empty class, or other files
   /// where they are refused; ConfigError for transforms that cannot be used.
   explicit ImageFolder(const std::string& path, const ImageFolderOptions& options = {});
@@ -58,7 +58,7 @@ class ImageFolder : public Dataset {
   std::span<const std::byte> file_bytes(std::int64_t index) const;
 
   FolderIndex index_;
-  Pipeline pipeline_;
+  TransformPipeline pipeline_;
   bool channels_last_;
   int root_ = -1;
   std::unique_ptr<EncodedCache> cache_;

@@ -40,8 +40,8 @@ using base::concat;
 
 // What the child needs between fork and exec. All that allocates comes before the fork: another thread may
 // hold malloc's lock in that moment.
-struct Plan {
-  explicit Plan(const WorkerOptions& options) : options(options) {
+struct ExecPlan {
+  explicit ExecPlan(const WorkerOptions& options) : options(options) {
     for (const std::string& text : options.arguments) argv.push_back(const_cast<char*>(text.c_str()));
     for (const std::string& text : options.environment) envp.push_back(const_cast<char*>(text.c_str()));
     argv.push_back(nullptr);
@@ -68,7 +68,7 @@ bool place(int fd, int target) {
 }
 
 // In the child: only async-signal-safe calls. Returns when something failed, with errno set.
-void become(Plan& plan, pid_t parent) {
+void become(ExecPlan& plan, pid_t parent) {
   const WorkerOptions& options = plan.options;
   if (options.own_group && ::setpgid(0, 0) != 0) return;
   // The child does this: its parent may die before it could.
@@ -103,7 +103,7 @@ int start_error(int fd, base::Deadline deadline) {
 }  // namespace
 
 Worker::Worker(const WorkerOptions& options) : own_group_(options.own_group) {
-  Plan plan(options);
+  ExecPlan plan(options);
   Pipe failure = make_pipe();
   const pid_t parent = ::getpid();
   pid_ = ::fork();

@@ -18,7 +18,7 @@
 namespace cohort::memory {
 namespace {
 
-struct Block {
+struct LiveBlock {
   std::int64_t bytes;
   std::thread::id maker;
 };
@@ -53,7 +53,7 @@ struct Counts {
 
   Of total;
   std::map<std::thread::id, Of> by_thread;
-  std::unordered_map<const void*, Block> blocks;
+  std::unordered_map<const void*, LiveBlock> blocks;
 };
 
 // Stands before the allocator that was there. Once it is LibTorch's it stays: blocks that it gave out come
@@ -72,7 +72,7 @@ class WatchedAllocator final : public c10::Allocator {
     if (is_mine && block.get() != nullptr && is_watching_.load(std::memory_order_relaxed)) {
       const std::lock_guard lock(mutex);
       const auto maker = std::this_thread::get_id();
-      counts.blocks.insert_or_assign(block.get(), Block{std::int64_t(bytes), maker});
+      counts.blocks.insert_or_assign(block.get(), LiveBlock{std::int64_t(bytes), maker});
       counts.add(maker, std::int64_t(bytes));
     }
     return block;
@@ -104,7 +104,7 @@ class WatchedAllocator final : public c10::Allocator {
       const std::lock_guard lock(self.mutex);
       const auto found = self.counts.blocks.find(block);
       if (found != self.counts.blocks.end()) {
-        const Block known = found->second;
+        const LiveBlock known = found->second;
         self.counts.blocks.erase(found);
         self.counts.add(known.maker, -known.bytes);
       }

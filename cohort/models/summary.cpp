@@ -32,7 +32,7 @@ std::int64_t product(at::IntArrayRef sizes) {
   return result;
 }
 
-struct Work {
+struct OperationCount {
   std::int64_t flops = 0;
   std::int64_t multiply_adds = 0;
 };
@@ -43,9 +43,9 @@ bool is_batch_norm(const nn::Module& layer) {
          layer.named_buffers(/*recurse=*/false).contains("running_mean");
 }
 
-Work work_of(const nn::Module& layer, const at::Tensor& input, const at::Tensor& output) {
+OperationCount work_of(const nn::Module& layer, const at::Tensor& input, const at::Tensor& output) {
   const auto multiply_adds = [&](std::int64_t per_value) {
-    return Work{2 * per_value * output.numel(), per_value * output.numel()};
+    return OperationCount{2 * per_value * output.numel(), per_value * output.numel()};
   };
   if (const auto* convolution = layer.as<nn::Conv2dImpl>()) {
     return multiply_adds(convolution->weight.numel() / convolution->weight.size(0));
@@ -131,7 +131,7 @@ ModelSummary summarize(nn::AnyModule& model, at::IntArrayRef input_shape) {
                                             const at::Tensor& input, const at::Tensor& output) {
     LayerRow row = describe(name, layer);
     if (!seen.insert(&layer).second) row.num_parameters = row.num_bytes = 0;
-    const Work work = work_of(layer, input, output);
+    const OperationCount work = work_of(layer, input, output);
     row.output_shape = output.sizes().vec();
     row.flops = work.flops;
     summary.flops += work.flops;

@@ -1,7 +1,7 @@
 // A step first gathers all gradients into the plans, and makes a plan anew where it no longer fits. Errors
 // come before the first write, so a step that throws leaves parameters and state as they were. Then each
 // bucket's kernel runs below autograd, and versions are counted here. A step whose flag on the accelerator is
-// not known yet is counted at once, and taken back in settle() if it was not made.
+// not known yet is counted at once, and taken back in synchronize_state() if it was not made.
 #include "cohort/optim/fused.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -89,7 +89,7 @@ void FusedOptimizer::step_with(const at::Tensor& found_inf) {
     ~Release() { optimizer->release(); }
   } release_gradients{this};
 
-  settle();
+  synchronize_state();
   plans_.resize(param_groups().size());
   for (std::size_t g = 0; g < plans_.size(); ++g) {
     check_options(param_groups()[g]);
@@ -131,7 +131,7 @@ void FusedOptimizer::run_bucket(std::size_t g, FusedBucket& bucket, const at::Te
 }
 
 // Note [Steps that are not made]. Plans are still those of that step.
-void FusedOptimizer::settle() {
+void FusedOptimizer::synchronize_state() {
   const LateScalar flag = std::exchange(unread_, {});
   if (!flag.is_defined() || flag.read() == 0) return;
   for (std::size_t g = 0; g < plans_.size(); ++g) {
@@ -148,7 +148,7 @@ void FusedOptimizer::settle() {
 }
 
 // Fetches the gradients into the plan. Returns false if the plan does not fit what it finds.
-bool FusedOptimizer::gather(Plan& plan, std::size_t g) const {
+bool FusedOptimizer::gather(GroupBuckets& plan, std::size_t g) const {
   const ParamGroup& group = param_groups()[g];
   if (!plan.valid || plan.states != states_used(group)) return false;
   for (const at::Tensor& parameter : plan.idle)
@@ -180,7 +180,7 @@ bool FusedOptimizer::gather(Plan& plan, std::size_t g) const {
 }
 
 // Makes the plan anew from the gradients that there are now. Note [Plans].
-void FusedOptimizer::rebuild(Plan& plan, std::size_t g) {
+void FusedOptimizer::rebuild(GroupBuckets& plan, std::size_t g) {
   const ParamGroup& group = param_groups()[g];
   const std::vector<std::string> names = state_names();
   plan.valid = false;
@@ -227,7 +227,7 @@ void FusedOptimizer::rebuild(Plan& plan, std::size_t g) {
 }
 
 void FusedOptimizer::release() noexcept {
-  for (Plan& plan : plans_)
+  for (GroupBuckets& plan : plans_)
     for (FusedBucket& bucket : plan.buckets) bucket.grads.clear();
 }
 

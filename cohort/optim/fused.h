@@ -57,14 +57,14 @@ class FusedOptimizer : public Optimizer {
   virtual void run(const ParamGroup& group, FusedBucket& bucket) = 0;
   /// Throws UsageError for options that can never work.
   virtual void check_options(const ParamGroup& group) const = 0;
-  void settle() override;
+  void synchronize_state() override;
   void state_loaded() override {
     plans_.clear();
     unread_ = {};
   }
 
  private:
-  struct Plan {
+  struct GroupBuckets {
     bool valid = false;
     std::size_t states = 0;
     std::vector<FusedBucket> buckets;
@@ -73,11 +73,11 @@ class FusedOptimizer : public Optimizer {
 
   void step_with(const at::Tensor& found_inf);
   void run_bucket(std::size_t group, FusedBucket& bucket, const at::Tensor& found_inf);
-  bool gather(Plan& plan, std::size_t group) const;
-  void rebuild(Plan& plan, std::size_t group);
+  bool gather(GroupBuckets& plan, std::size_t group) const;
+  void rebuild(GroupBuckets& plan, std::size_t group);
   void release() noexcept;
 
-  std::vector<Plan> plans_;
+  std::vector<GroupBuckets> plans_;
   LateScalar unread_;  // the flag of the last step, where it is not known yet. Note [Steps that are not made]
 };
 

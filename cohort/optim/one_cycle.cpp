@@ -19,7 +19,7 @@ struct Position {
   double share;
 };
 
-class OneCycleSchedule : public Schedule {
+class OneCycleSchedule : public LRSchedule {
  public:
   explicit OneCycleSchedule(const OneCycleOptions& options) : options_(options) {}
 
@@ -70,7 +70,7 @@ class OneCycleSchedule : public Schedule {
 
 }  // namespace
 
-SchedulePtr one_cycle(const OneCycleOptions& options) {
+LRSchedulePtr one_cycle(const OneCycleOptions& options) {
   auto require = [](bool good, const std::string& what) {
     if (!good) throw UsageError("optim.one_cycle", what);
   };

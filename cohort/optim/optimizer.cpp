@@ -149,7 +149,7 @@ void Optimizer::step_unless(const NonFinite& found) {
 }
 
 OptimizerState Optimizer::state() {
-  settle();
+  synchronize_state();
   OptimizerState result;
   const std::vector<std::string> names = state_names();
   std::size_t flat = 0;

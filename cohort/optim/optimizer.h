@@ -100,7 +100,7 @@ class Optimizer {
   /// How many of state_names(), from the first on, a step of `group` uses; loading expects these.
   virtual std::size_t states_used(const ParamGroup& /*group*/) const { return state_names().size(); }
   /// Called before the state is read: brings up to date what was not known yet.
-  virtual void settle() {}
+  virtual void synchronize_state() {}
   /// Called after load_state.
   virtual void state_loaded() {}
 

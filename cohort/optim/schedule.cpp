@@ -25,7 +25,7 @@ void require_step(std::int64_t step) {
 }
 
 /// A schedule that multiplies the base rate.
-class FactorSchedule : public Schedule {
+class FactorSchedule : public LRSchedule {
  public:
   FactorSchedule(Factor factor, std::string description)
       : factor_(std::move(factor)), description_(std::move(description)) {}
@@ -40,7 +40,7 @@ class FactorSchedule : public Schedule {
   std::string description_;
 };
 
-class CosineSchedule : public Schedule {
+class CosineSchedule : public LRSchedule {
  public:
   CosineSchedule(std::int64_t t_max, double eta_min) : t_max_(t_max), eta_min_(eta_min) {}
   double lr(std::int64_t step, double base_lr) const override {
@@ -57,9 +57,9 @@ class CosineSchedule : public Schedule {
   double eta_min_;
 };
 
-class SequentialSchedule : public Schedule {
+class SequentialSchedule : public LRSchedule {
  public:
-  SequentialSchedule(std::vector<SchedulePtr> schedules, std::vector<std::int64_t> milestones)
+  SequentialSchedule(std::vector<LRSchedulePtr> schedules, std::vector<std::int64_t> milestones)
       : schedules_(std::move(schedules)), milestones_(std::move(milestones)) {}
   double lr(std::int64_t step, double base_lr) const override {
     const auto [schedule, local] = locate(step);
@@ -77,20 +77,20 @@ class SequentialSchedule : public Schedule {
   }
 
  private:
-  std::pair<const Schedule*, std::int64_t> locate(std::int64_t step) const {
+  std::pair<const LRSchedule*, std::int64_t> locate(std::int64_t step) const {
     require_step(step);
     const auto next = std::upper_bound(milestones_.begin(), milestones_.end(), step);
     const std::int64_t start = next == milestones_.begin() ? 0 : *(next - 1);
     return {schedules_[static_cast<std::size_t>(next - milestones_.begin())].get(), step - start};
   }
 
-  std::vector<SchedulePtr> schedules_;
+  std::vector<LRSchedulePtr> schedules_;
   std::vector<std::int64_t> milestones_;
 };
 
-class EpochSchedule : public Schedule {
+class EpochSchedule : public LRSchedule {
  public:
-  EpochSchedule(SchedulePtr inner, std::int64_t steps) : inner_(std::move(inner)), steps_(steps) {}
+  EpochSchedule(LRSchedulePtr inner, std::int64_t steps) : inner_(std::move(inner)), steps_(steps) {}
   double lr(std::int64_t step, double base_lr) const override {
     require_step(step);
     return inner_->lr(step / steps_, base_lr);
@@ -99,11 +99,11 @@ class EpochSchedule : public Schedule {
   std::string describe() const override { return concat(inner_->describe(), " every ", steps_, " steps"); }
 
  private:
-  SchedulePtr inner_;
+  LRSchedulePtr inner_;
   std::int64_t steps_;
 };
 
-SchedulePtr factor_schedule(Factor factor, std::string description) {
+LRSchedulePtr factor_schedule(Factor factor, std::string description) {
   return std::make_shared<FactorSchedule>(std::move(factor), std::move(description));
 }
 
@@ -113,13 +113,13 @@ void require_positive(std::int64_t value, const char* schedule, const char* name
 
 }  // namespace
 
-void Schedule::apply(Optimizer& optimizer, std::int64_t step) const {
+void LRSchedule::apply(Optimizer& optimizer, std::int64_t step) const {
   require_step(step);
   for (ParamGroup& group : optimizer.param_groups()) group.lr = lr(step, group.initial_lr);
   if (const std::optional<double> value = momentum(step)) optimizer.set_momentum(*value);
 }
 
-SchedulePtr constant(double factor, std::int64_t total_iters) {
+LRSchedulePtr constant(double factor, std::int64_t total_iters) {
   require(factor >= 0 && factor <= 1, "constant", concat("factor is ", factor, ", expected 0 to 1"));
   require(total_iters >= 0, "constant", concat("total_iters is ", total_iters, ", expected 0 or more"));
   return factor_schedule(
@@ -127,14 +127,14 @@ SchedulePtr constant(double factor, std::int64_t total_iters) {
       total_iters == 0 ? "constant" : concat("constant(factor=", factor, ", total_iters=", total_iters, ")"));
 }
 
-SchedulePtr step_decay(std::int64_t step_size, double gamma) {
+LRSchedulePtr step_decay(std::int64_t step_size, double gamma) {
   require_positive(step_size, "step_decay", "step_size");
   return factor_schedule(
       [=](std::int64_t step) { return std::pow(gamma, static_cast<double>(step / step_size)); },
       concat("step(step_size=", step_size, ", gamma=", gamma, ")"));
 }
 
-SchedulePtr multistep(std::vector<std::int64_t> milestones, double gamma) {
+LRSchedulePtr multistep(std::vector<std::int64_t> milestones, double gamma) {
   std::string text = "multistep(milestones=[";
   for (std::size_t k = 0; k < milestones.size(); ++k) text += concat(k ? ", " : "", milestones[k]);
   text += concat("], gamma=", gamma, ")");
@@ -150,12 +150,12 @@ SchedulePtr multistep(std::vector<std::int64_t> milestones, double gamma) {
       std::move(text));
 }
 
-SchedulePtr cosine(std::int64_t t_max, double eta_min) {
+LRSchedulePtr cosine(std::int64_t t_max, double eta_min) {
   require_positive(t_max, "cosine", "t_max");
   return std::make_shared<CosineSchedule>(t_max, eta_min);
 }
 
-SchedulePtr linear(double start_factor, double end_factor, std::int64_t total_iters) {
+LRSchedulePtr linear(double start_factor, double end_factor, std::int64_t total_iters) {
   require(start_factor > 0 && start_factor <= 1, "linear",
           concat("start_factor is ", start_factor, ", expected above 0, at most 1"));
   require(end_factor >= 0 && end_factor <= 1, "linear",
@@ -170,13 +170,13 @@ SchedulePtr linear(double start_factor, double end_factor, std::int64_t total_it
              ")"));
 }
 
-SchedulePtr exponential(double gamma) {
+LRSchedulePtr exponential(double gamma) {
   require(gamma > 0, "exponential", concat("gamma is ", gamma, ", expected above 0"));
   return factor_schedule([=](std::int64_t step) { return std::pow(gamma, static_cast<double>(step)); },
                          concat("exponential(gamma=", gamma, ")"));
 }
 
-SchedulePtr polynomial(std::int64_t total_iters, double power) {
+LRSchedulePtr polynomial(std::int64_t total_iters, double power) {
   require_positive(total_iters, "polynomial", "total_iters");
   require(power >= 0, "polynomial", concat("power is ", power, ", expected 0 or more"));
   return factor_schedule(
@@ -187,28 +187,28 @@ SchedulePtr polynomial(std::int64_t total_iters, double power) {
       concat("polynomial(total_iters=", total_iters, ", power=", power, ")"));
 }
 
-SchedulePtr lambda(std::function<double(std::int64_t)> factor, std::string description) {
+LRSchedulePtr lambda(std::function<double(std::int64_t)> factor, std::string description) {
   require(static_cast<bool>(factor), "lambda", "the function is empty");
   return factor_schedule(std::move(factor), std::move(description));
 }
 
-SchedulePtr sequential(std::vector<SchedulePtr> schedules, std::vector<std::int64_t> milestones) {
+LRSchedulePtr sequential(std::vector<LRSchedulePtr> schedules, std::vector<std::int64_t> milestones) {
   require(!schedules.empty() && milestones.size() + 1 == schedules.size(), "sequential",
           concat("got ", schedules.size(), " schedules and ", milestones.size(),
                  " milestones, expected one schedule more than milestones"));
   require(std::is_sorted(milestones.begin(), milestones.end()) && (milestones.empty() || milestones[0] >= 0),
           "sequential", "milestones must rise, from 0 or more");
-  for (const SchedulePtr& schedule : schedules)
+  for (const LRSchedulePtr& schedule : schedules)
     require(schedule != nullptr, "sequential", "a schedule is null");
   return std::make_shared<SequentialSchedule>(std::move(schedules), std::move(milestones));
 }
 
-SchedulePtr warmup(std::int64_t steps, double start_factor, SchedulePtr after) {
+LRSchedulePtr warmup(std::int64_t steps, double start_factor, LRSchedulePtr after) {
   if (steps == 0) return after;
   return sequential({linear(start_factor, 1.0, steps), std::move(after)}, {steps});
 }
 
-SchedulePtr per_epoch(SchedulePtr inner, std::int64_t steps_per_epoch) {
+LRSchedulePtr per_epoch(LRSchedulePtr inner, std::int64_t steps_per_epoch) {
   require(inner != nullptr, "per_epoch", "the schedule is null");
   require_positive(steps_per_epoch, "per_epoch", "steps_per_epoch");
   return std::make_shared<EpochSchedule>(std::move(inner), steps_per_epoch);

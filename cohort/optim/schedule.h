@@ -24,9 +24,9 @@
 /// better with the formula than the chain does.
 namespace cohort::optim {
 
-class Schedule {
+class LRSchedule {
  public:
-  virtual ~Schedule() = default;
+  virtual ~LRSchedule() = default;
   /// The learning rate of step `step` (from 0), where the group started with `base_lr`.
   virtual double lr(std::int64_t step, double base_lr) const = 0;
   /// The momentum of that step, if the schedule cycles it.
@@ -39,24 +39,24 @@ class Schedule {
   void apply(Optimizer& optimizer, std::int64_t step) const;
 };
 
-using SchedulePtr = std::shared_ptr<const Schedule>;
+using LRSchedulePtr = std::shared_ptr<const LRSchedule>;
 
 /// base * factor for `total_iters` steps, base from then on (ConstantLR); by default simply base.
-SchedulePtr constant(double factor = 1.0, std::int64_t total_iters = 0);
+LRSchedulePtr constant(double factor = 1.0, std::int64_t total_iters = 0);
 /// base * gamma^(step / step_size) (StepLR).
-SchedulePtr step_decay(std::int64_t step_size, double gamma = 0.1);
+LRSchedulePtr step_decay(std::int64_t step_size, double gamma = 0.1);
 /// base * gamma^(milestones reached); the same milestone twice counts twice (MultiStepLR).
-SchedulePtr multistep(std::vector<std::int64_t> milestones, double gamma = 0.1);
+LRSchedulePtr multistep(std::vector<std::int64_t> milestones, double gamma = 0.1);
 /// Half a cosine from base to eta_min in `t_max` steps, and back after that (CosineAnnealingLR).
-SchedulePtr cosine(std::int64_t t_max, double eta_min = 0.0);
+LRSchedulePtr cosine(std::int64_t t_max, double eta_min = 0.0);
 /// Straight from base * start_factor to base * end_factor in `total_iters` steps (LinearLR).
-SchedulePtr linear(double start_factor = 1.0 / 3, double end_factor = 1.0, std::int64_t total_iters = 5);
+LRSchedulePtr linear(double start_factor = 1.0 / 3, double end_factor = 1.0, std::int64_t total_iters = 5);
 /// base * gamma^step (ExponentialLR).
-SchedulePtr exponential(double gamma);
+LRSchedulePtr exponential(double gamma);
 /// base * (1 - step / total_iters)^power, then 0 (PolynomialLR).
-SchedulePtr polynomial(std::int64_t total_iters, double power = 1.0);
+LRSchedulePtr polynomial(std::int64_t total_iters, double power = 1.0);
 /// base * factor(step) (LambdaLR); `factor` must be a pure function.
-SchedulePtr lambda(std::function<double(std::int64_t)> factor, std::string description);
+LRSchedulePtr lambda(std::function<double(std::int64_t)> factor, std::string description);
 
 /// Options of one_cycle, each as in OneCycleLR.
 struct OneCycleOptions {
@@ -72,14 +72,14 @@ struct OneCycleOptions {
   bool three_phase = false;
 };
 /// Up to the peak and down again, momentum the other way (OneCycleLR).
-SchedulePtr one_cycle(const OneCycleOptions& options);
+LRSchedulePtr one_cycle(const OneCycleOptions& options);
 
 /// One schedule after the other: schedules[k] from milestones[k-1] on, counting from 0 there (SequentialLR).
-SchedulePtr sequential(std::vector<SchedulePtr> schedules, std::vector<std::int64_t> milestones);
+LRSchedulePtr sequential(std::vector<LRSchedulePtr> schedules, std::vector<std::int64_t> milestones);
 /// `steps` steps from base * start_factor to base, then `after` from its start.
-SchedulePtr warmup(std::int64_t steps, double start_factor, SchedulePtr after);
+LRSchedulePtr warmup(std::int64_t steps, double start_factor, LRSchedulePtr after);
 /// `inner` counted in epochs: its step is step / steps_per_epoch.
-SchedulePtr per_epoch(SchedulePtr inner, std::int64_t steps_per_epoch);
+LRSchedulePtr per_epoch(LRSchedulePtr inner, std::int64_t steps_per_epoch);
 
 // All of the above throw UsageError for arguments out of range.
 

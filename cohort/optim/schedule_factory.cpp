@@ -25,7 +25,7 @@ std::int64_t after_warmup(const ScheduleOptions& options, std::int64_t step) {
   return std::max<std::int64_t>(0, step - options.warmup_steps);
 }
 
-SchedulePtr make_step(const ScheduleOptions& options) {
+LRSchedulePtr make_step(const ScheduleOptions& options) {
   std::vector<std::int64_t> steps;
   const std::int64_t size = steps_of(options, options.step_size);
   if (size < 1) {
@@ -38,7 +38,7 @@ SchedulePtr make_step(const ScheduleOptions& options) {
   return multistep(std::move(steps), options.gamma);
 }
 
-SchedulePtr make_multistep(const ScheduleOptions& options) {
+LRSchedulePtr make_multistep(const ScheduleOptions& options) {
   std::vector<std::int64_t> steps;
   for (const std::int64_t milestone : options.milestones) {
     steps.push_back(after_warmup(options, steps_of(options, milestone)));
@@ -46,16 +46,16 @@ SchedulePtr make_multistep(const ScheduleOptions& options) {
   return multistep(std::move(steps), options.gamma);
 }
 
-SchedulePtr make_cosine(const ScheduleOptions& options) {
+LRSchedulePtr make_cosine(const ScheduleOptions& options) {
   return options.in_units(cosine(options.units_after_warmup(), options.eta_min));
 }
 
-SchedulePtr make_linear(const ScheduleOptions& options) {
+LRSchedulePtr make_linear(const ScheduleOptions& options) {
   const double end = options.lr > 0 ? options.eta_min / options.lr : 0.0;
   return options.in_units(linear(1.0, end, options.units_after_warmup()));
 }
 
-SchedulePtr make_one_cycle(const ScheduleOptions& options) {
+LRSchedulePtr make_one_cycle(const ScheduleOptions& options) {
   if (options.warmup_steps > 0) {
     throw UsageError("optim.make_schedule", "one_cycle has a warm-up of its own", "warmup_steps = 0");
   }
@@ -78,7 +78,7 @@ ScheduleFactory checked(const std::string& name, ScheduleFactory factory) {
     const std::string owner = concat("schedule '", name, "'");
     ScheduleOptions options = given;
     options.extra = given.extra.handed_to("schedule.options", owner);
-    SchedulePtr schedule =
+    LRSchedulePtr schedule =
         base::with_context<UsageError>("optim.registry", "making " + owner, [&] { return factory(options); });
     if (schedule == nullptr) {
       throw UsageError("optim.registry", concat("the factory of ", owner, " returned nothing"));
@@ -106,17 +106,17 @@ std::int64_t ScheduleOptions::units_after_warmup() const {
   return std::max<std::int64_t>(1, (total_steps - warmup_steps + unit_steps - 1) / unit_steps);
 }
 
-SchedulePtr ScheduleOptions::in_units(SchedulePtr inner) const {
+LRSchedulePtr ScheduleOptions::in_units(LRSchedulePtr inner) const {
   return unit_steps == 1 ? inner : per_epoch(std::move(inner), unit_steps);
 }
 
-SchedulePtr make_schedule(const ScheduleOptions& options) {
+LRSchedulePtr make_schedule(const ScheduleOptions& options) {
   if (options.unit_steps < 1 || options.total_steps < 1 || options.warmup_steps < 0) {
     throw UsageError("optim.make_schedule",
                      concat("got ", options.total_steps, " steps, units of ", options.unit_steps,
                             " steps and a warm-up of ", options.warmup_steps));
   }
-  SchedulePtr schedule = registry().get(options.name)(options);
+  LRSchedulePtr schedule = registry().get(options.name)(options);
   if (options.warmup_steps == 0) return schedule;
   return warmup(options.warmup_steps, options.warmup_start, std::move(schedule));
 }

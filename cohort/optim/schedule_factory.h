@@ -35,16 +35,16 @@ struct ScheduleOptions {
   /// Returns the units that follow the warm-up, at least 1.
   std::int64_t units_after_warmup() const;
   /// Returns `inner`, whose steps are units, counted in steps.
-  SchedulePtr in_units(SchedulePtr inner) const;
+  LRSchedulePtr in_units(LRSchedulePtr inner) const;
 };
 
 /// Returns a schedule that counts steps from the end of the warm-up on.
-using ScheduleFactory = std::function<SchedulePtr(const ScheduleOptions& options)>;
+using ScheduleFactory = std::function<LRSchedulePtr(const ScheduleOptions& options)>;
 
 /// Returns the schedule in steps, behind its warm-up. Throws: UsageError for an unknown name, naming the
 /// nearest and all, for one that two libraries registered, or for arguments out of range; ConfigError for an
 /// option that the schedule does not have.
-SchedulePtr make_schedule(const ScheduleOptions& options);
+LRSchedulePtr make_schedule(const ScheduleOptions& options);
 
 /// Throws: UsageError for an unknown name, or one that two libraries registered.
 void check_schedule_name(const std::string& name);

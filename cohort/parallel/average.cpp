@@ -39,9 +39,9 @@ void GradientAverager::broadcast_buffers(const torch::nn::Module& module) {
 }
 
 AverageReport GradientAverager::average(std::span<const at::Tensor> parameters, double weight, bool finite) {
-  // Behind the contributions: 1 for each gradient that this rank has.
+  // Behind the step info: 1 for each gradient that this rank has.
   const auto count = static_cast<std::int64_t>(parameters.size());
-  at::Tensor header = header_of(group_, {.weight = weight, .finite = finite}, count);
+  at::Tensor header = make_step_header(group_, {.weight = weight, .finite = finite}, count);
   double* const has = header.mutable_data_ptr<double>() + (header.numel() - count);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& gradient = parameters[i].grad();
@@ -56,7 +56,7 @@ AverageReport GradientAverager::average(std::span<const at::Tensor> parameters, 
   }
   group_.all_reduce(header, comm::ReduceOp::SUM, {options_.timeout}).wait();
 
-  AverageReport report = read_header(header, group_.size());
+  AverageReport report = read_step_header(header, group_.size());
   if (!report.ok() || report.weight == 0) return report;
 
   std::vector<Chunk> chunks;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cohort/comm/group.h"
-#include "cohort/parallel/contribution.h"
+#include "cohort/parallel/step_info.h"
 
 /// Averages gradients over ranks after backward: docs/guide/parallel.md.
 namespace cohort::parallel {

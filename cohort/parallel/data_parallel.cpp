@@ -68,12 +68,12 @@ at::Tensor join(const Tensors& tensors, std::int64_t dim, c10::Device device) {
   return here.front().dim() == 0 ? at::stack(here) : at::cat(here, dim);
 }
 
-CutOptions cut_options(const torch::nn::Module& module, const DataParallelOptions& options) {
-  CutOptions cut;
-  cut.timeout = options.timeout;
+BoundaryOptions boundary_options(const torch::nn::Module& module, const DataParallelOptions& options) {
+  BoundaryOptions boundary;
+  boundary.timeout = options.timeout;
   // An evaluation draws nothing, and so must not move what training draws next.
-  cut.random = module.is_training() ? core::RandomKey::draw() : core::RandomKey{};
-  return cut;
+  boundary.random = module.is_training() ? core::RandomKey::draw() : core::RandomKey{};
+  return boundary;
 }
 
 }  // namespace cohort::parallel::data_parallel_detail

@@ -36,7 +36,7 @@ at::Tensor chunk(const at::Tensor& tensor, std::size_t index, std::size_t count,
                  std::int64_t dim);
 /// What was found at one place of every replica's result, as one.
 at::Tensor join(const Tensors& tensors, std::int64_t dim, c10::Device device);
-CutOptions cut_options(const torch::nn::Module& module, const DataParallelOptions& options);
+BoundaryOptions boundary_options(const torch::nn::Module& module, const DataParallelOptions& options);
 
 }  // namespace data_parallel_detail
 
@@ -91,10 +91,10 @@ Replicas replicate(const M& module, const std::vector<base::Placement>& placemen
 /// and so do their backwards. Replicas beyond inputs.size() rest. As run_on_devices().
 template <typename M, typename... Args>
 auto parallel_apply(const Replicas& replicas, std::vector<std::tuple<Args...>> inputs,
-                    const CutOptions& options = {}) {
-  using Typed = cut_detail::TypedPart<M, Args...>;
+                    const BoundaryOptions& options = {}) {
+  using Typed = boundary_detail::TypedPart<M, Args...>;
   std::vector<Typed> typed;
-  std::vector<Part> parts;
+  std::vector<DevicePart> parts;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     typed.emplace_back(replicas.name(i), replicas.worker(i), replicas_detail::typed<M>(replicas.module(i)),
                        std::move(inputs[i]));
@@ -109,10 +109,10 @@ auto parallel_apply(const Replicas& replicas, std::vector<std::tuple<Args...>> i
 /// The same of modules that are not copies of one; gradients are each module's own.
 template <typename M, typename... Args>
 auto parallel_apply(std::vector<M> modules, std::vector<std::tuple<Args...>> inputs,
-                    const std::vector<base::Placement>& placements, const CutOptions& options = {}) {
-  using Typed = cut_detail::TypedPart<M, Args...>;
+                    const std::vector<base::Placement>& placements, const BoundaryOptions& options = {}) {
+  using Typed = boundary_detail::TypedPart<M, Args...>;
   std::vector<Typed> typed;
-  std::vector<Part> parts;
+  std::vector<DevicePart> parts;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const PartName name(base::concat("module ", i, " on ", placements.at(i).name));
     typed.emplace_back(name, PlacementWorker::of(placements[i]), modules.at(i), std::move(inputs[i]));
@@ -155,8 +155,8 @@ class DataParallel {
     if (!replicas_) return core::call(module_, std::as_const(args)...);
     auto inputs = scatter(std::tuple<Args...>(std::move(args)...), options_.device_ids, options_.dim);
     replicas_->refresh(inputs.size());
-    std::vector<Result> results =
-        parallel_apply<M>(*replicas_, std::move(inputs), data_parallel_detail::cut_options(*ptr(), options_));
+    std::vector<Result> results = parallel_apply<M>(*replicas_, std::move(inputs),
+                                                    data_parallel_detail::boundary_options(*ptr(), options_));
     replicas_->keep_buffers();
     const base::Placement& output = options_.output_device ? *options_.output_device : options_.device_ids[0];
     if (options_.device_ids.size() == 1) {

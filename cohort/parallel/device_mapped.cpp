@@ -24,13 +24,13 @@ constexpr const char* kWhere = "parallel.apply_device_map";
 // What is called in the place of a layer. The layer itself stays registered, under its name.
 class PlacedLayerImpl : public nn::Module {
  public:
-  using Call = std::function<at::Tensor(const at::Tensor&)>;
-  PlacedLayerImpl(Call call, PartName name, std::shared_ptr<PlacementWorker> worker)
+  using LayerFunction = std::function<at::Tensor(const at::Tensor&)>;
+  PlacedLayerImpl(LayerFunction call, PartName name, std::shared_ptr<PlacementWorker> worker)
       : call_(std::move(call)), name_(name), worker_(std::move(worker)) {}
   at::Tensor forward(const at::Tensor& input) { return run(name_, worker_, {}, call_, input); }
 
  private:
-  Call call_;
+  LayerFunction call_;
   PartName name_;
   std::shared_ptr<PlacementWorker> worker_;
 };
@@ -72,7 +72,7 @@ class Placing {
                  const base::Placement& placement) {
     const auto children = parent.named_children();
     const std::shared_ptr<nn::Module> child = children[name];
-    const auto replace = [&](auto set, PlacedLayerImpl::Call call) {
+    const auto replace = [&](auto set, PlacedLayerImpl::LayerFunction call) {
       steps_.push_back([=, part = base::concat(path, " on ", placement.name)] {
         const auto worker = PlacementWorker::of(placement);
         child->to(worker->device());

@@ -31,7 +31,7 @@ template <typename M>
 class DeviceMapped {
  public:
   /// Moves the module's parameters and buffers to the placement's device.
-  DeviceMapped(M module, const base::Placement& placement, CutOptions options = {})
+  DeviceMapped(M module, const base::Placement& placement, BoundaryOptions options = {})
       : module_(std::move(module)),
         worker_(PlacementWorker::of(placement)),
         name_(replicas_detail::pointer(module_)->name() + " on " + placement.name),
@@ -57,7 +57,7 @@ class DeviceMapped {
   M module_;
   std::shared_ptr<PlacementWorker> worker_;
   PartName name_;
-  CutOptions options_;
+  BoundaryOptions options_;
 };
 
 /// Puts modules within `model` on placements, by name ("0", "layer4.1"); what is not named runs where it is

@@ -63,13 +63,13 @@ void Distributed::after_forward(std::span<const at::Tensor> outputs) {
   if (!at::GradMode::is_enabled() || reducer_.is_silent()) return;
   // While ranks may have ended each says what it brings; otherwise only where they weigh differently.
   if (weight_ || joining_) {
-    prepare(Contribution{.weight = weight_.value_or(1)}, outputs);
+    prepare(StepInfo{.weight = weight_.value_or(1)}, outputs);
   } else {
     prepare(std::nullopt, outputs);
   }
 }
 
-void Distributed::prepare(const std::optional<Contribution>& mine, std::span<const at::Tensor> outputs) {
+void Distributed::prepare(const std::optional<StepInfo>& mine, std::span<const at::Tensor> outputs) {
   if (sends_buffers()) buffers_.stage();
   mine ? reducer_.prepare(*mine, outputs) : reducer_.prepare(outputs);
 }
@@ -80,7 +80,7 @@ void Distributed::synchronize_buffers() {
 
 void Distributed::step_without_samples() {
   if (reducer_.is_silent()) return;  // a part without samples adds nothing
-  prepare(Contribution{.weight = 0}, {});
+  prepare(StepInfo{.weight = 0}, {});
   reducer_.finish();
 }
 
@@ -119,7 +119,7 @@ void Distributed::shadow() {
     const bool counts = joining_->divide_by_initial_world_size && !weight_;
     // Without gradients: what is left of the last step is not to be averaged again.
     for (at::Tensor& parameter : module_->parameters()) parameter.mutable_grad() = at::Tensor();
-    prepare(Contribution{.weight = counts ? 1.0 : 0.0}, {});
+    prepare(StepInfo{.weight = counts ? 1.0 : 0.0}, {});
     reducer_.finish();
   }
   const std::vector<std::int64_t> steps = comm::all_gather_number(group, joined_steps_, {options_.timeout});

@@ -66,7 +66,7 @@ class Distributed {
  private:
   std::vector<std::int64_t> who_goes_on(bool mine) const;
   bool sends_buffers() const { return options_.broadcast_buffers && reducer_.group().size() > 1; }
-  void prepare(const std::optional<Contribution>& mine, std::span<const at::Tensor> outputs);
+  void prepare(const std::optional<StepInfo>& mine, std::span<const at::Tensor> outputs);
   void shadow();
 
   std::shared_ptr<torch::nn::Module> module_;

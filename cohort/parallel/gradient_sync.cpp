@@ -69,7 +69,7 @@ class DdpSync : public ReplicatedSync {
   }
 
   void prepare(const optim::Optimizer& optimizer, double samples, bool finite) override {
-    reducer_of(optimizer).prepare(Contribution{.weight = samples, .finite = finite});
+    reducer_of(optimizer).prepare(StepInfo{.weight = samples, .finite = finite});
   }
 
   AverageReport average(const optim::Optimizer& optimizer, double samples, bool finite) override {

@@ -110,7 +110,7 @@ struct Forward {
 };
 
 // `random`: what random operators of the part draw from; none: what the caller's do.
-Forward run_forward(const Part& part, const std::optional<core::RandomKey>& random,
+Forward run_forward(const DevicePart& part, const std::optional<core::RandomKey>& random,
                     autograd::InputProxies::Counts counts) {
   const c10::Device device = part.worker->device();
   std::optional<core::RandomScope> scope;
@@ -291,20 +291,20 @@ class Edges {
   std::unordered_map<const c10::TensorImpl*, std::size_t> shared_;
 };
 
-void settle(std::vector<Forward>& forwards) {
+void write_back_inputs(std::vector<Forward>& forwards) {
   for (Forward& forward : forwards) {
     if (forward.input_proxies) forward.input_proxies->write_back(forward.results);
   }
 }
 
-void attach(const std::vector<std::shared_ptr<Part>>& parts, std::vector<Forward>& forwards,
-            const CutOptions& options) {
+void attach(const std::vector<std::shared_ptr<DevicePart>>& parts, std::vector<Forward>& forwards,
+            const BoundaryOptions& options) {
   auto node = COHORT_MAKE_NODE(PartsBackward);
   node->timeout = options.timeout;
   Edges edges;
   std::unordered_map<const c10::TensorImpl*, const at::Tensor*> originals;
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    const Part& part = *parts[i];
+    const DevicePart& part = *parts[i];
     autograd::DetachedGraph& graph = *forwards[i].graph;
     PartsBackward::Graph own{part.name, part.worker, forwards[i].graph, 0, {}, {}};
     std::unordered_map<const c10::TensorImpl*, const at::Tensor*> meant;
@@ -340,7 +340,7 @@ void attach(const std::vector<std::shared_ptr<Part>>& parts, std::vector<Forward
     }
   }
   autograd::attach_behind(anchor, ends);
-  settle(forwards);
+  write_back_inputs(forwards);
   for (std::size_t i = 0; i < forwards.size(); ++i) {
     node->graphs[i].counts = forwards[i].input_proxies->counts();
   }
@@ -353,9 +353,9 @@ PartName::PartName(const std::string& text)
       forward(base::Timeline::intern(text + " forward")),
       backward(base::Timeline::intern(text + " backward")) {}
 
-std::vector<Tensors> run_on_devices(std::vector<Part> given, const CutOptions& options) {
-  std::vector<std::shared_ptr<Part>> parts;
-  for (Part& part : given) parts.push_back(std::make_shared<Part>(std::move(part)));
+std::vector<Tensors> run_on_devices(std::vector<DevicePart> given, const BoundaryOptions& options) {
+  std::vector<std::shared_ptr<DevicePart>> parts;
+  for (DevicePart& part : given) parts.push_back(std::make_shared<DevicePart>(std::move(part)));
   given.clear();
   std::optional<core::RandomKey> random = options.random;
   if (!random && parts.size() > 1) random = core::RandomKey::draw();
@@ -374,7 +374,7 @@ std::vector<Tensors> run_on_devices(std::vector<Part> given, const CutOptions& o
     const auto& needs = forward.graph->needs_gradient();
     return std::find(needs.begin(), needs.end(), true) != needs.end();
   });
-  needs_gradient ? attach(parts, forwards, options) : settle(forwards);
+  needs_gradient ? attach(parts, forwards, options) : write_back_inputs(forwards);
   std::vector<Tensors> results;
   for (Forward& forward : forwards) results.push_back(std::move(forward.results));
   return results;

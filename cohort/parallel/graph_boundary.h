@@ -22,7 +22,7 @@ namespace cohort::parallel {
 
 using Tensors = std::vector<at::Tensor>;
 
-struct CutOptions {
+struct BoundaryOptions {
   /// How long one part's forward, or backward, may take.
   std::chrono::milliseconds timeout = kPlacementTimeout;
   /// What random operators of part i draw from, with RandomKey::part i; none: for several parts a key that is
@@ -39,7 +39,7 @@ struct PartName {
 };
 
 /// One part: a function of tensors and where it runs.
-struct Part {
+struct DevicePart {
   PartName name;
   std::shared_ptr<PlacementWorker> worker;
   /// Handed to `run` in their order, on the placement's device.
@@ -57,11 +57,11 @@ struct Part {
 /// Results stay on their placement's device.
 /// Throws: what a part threw, with the part's name, once all have ended (the first in their order);
 /// TimeoutError naming the part; in backward also UsageError where it is one with create_graph.
-std::vector<Tensors> run_on_devices(std::vector<Part> parts, const CutOptions& options = {});
+std::vector<Tensors> run_on_devices(std::vector<DevicePart> parts, const BoundaryOptions& options = {});
 
-namespace cut_detail {
+namespace boundary_detail {
 
-// A part of any types: its tensors go through Part, all else stays here.
+// A part of any types: its tensors go through DevicePart, all else stays here.
 template <typename Fn, typename... Inputs>
 class TypedPart {
  public:
@@ -82,7 +82,7 @@ class TypedPart {
     };
   }
 
-  Part& part() { return part_; }
+  DevicePart& part() { return part_; }
   Result result(const Tensors& tensors) {
     return core::unflatten_tensors(std::move(*state_->result), tensors);
   }
@@ -94,10 +94,10 @@ class TypedPart {
     std::optional<Result> result;
   };
   std::shared_ptr<State> state_;
-  Part part_;
+  DevicePart part_;
 };
 
-}  // namespace cut_detail
+}  // namespace boundary_detail
 
 /// Returns fn(inputs...), run forward and backward on a placement's thread; the result stays on its device.
 ///
@@ -107,18 +107,18 @@ class TypedPart {
 /// Inputs and results: whatever nested.h understands. fn may use parameters, of any device; a tensor with a
 /// graph of its own must be an input. As run_on_devices().
 template <typename Fn, typename... Inputs>
-auto run(const PartName& name, std::shared_ptr<PlacementWorker> worker, const CutOptions& options, Fn fn,
+auto run(const PartName& name, std::shared_ptr<PlacementWorker> worker, const BoundaryOptions& options, Fn fn,
          Inputs... inputs) {
-  cut_detail::TypedPart<Fn, Inputs...> typed(name, std::move(worker), std::move(fn),
-                                             std::tuple<Inputs...>(std::move(inputs)...));
-  std::vector<Part> parts;
+  boundary_detail::TypedPart<Fn, Inputs...> typed(name, std::move(worker), std::move(fn),
+                                                  std::tuple<Inputs...>(std::move(inputs)...));
+  std::vector<DevicePart> parts;
   parts.push_back(std::move(typed.part()));
   return typed.result(run_on_devices(std::move(parts), options).front());
 }
 template <typename Fn, typename... Inputs>
 auto run(std::shared_ptr<PlacementWorker> worker, Fn fn, Inputs... inputs) {
   const PartName name("a part on " + worker->placement().name);
-  return run(name, std::move(worker), CutOptions(), std::move(fn), std::move(inputs)...);
+  return run(name, std::move(worker), BoundaryOptions(), std::move(fn), std::move(inputs)...);
 }
 template <typename Fn, typename... Inputs>
 auto run(const base::Placement& placement, Fn fn, Inputs... inputs) {

@@ -64,13 +64,13 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
 
   void attach();
   void detach();
-  void arm(const std::optional<Contribution>& mine, std::span<const at::Tensor> outputs);
+  void arm(const std::optional<StepInfo>& mine, std::span<const at::Tensor> outputs);
   std::vector<bool> reached_from(std::span<const at::Tensor> outputs) const;
   std::vector<bool> reached_by_backward() const;
   void on_output(const std::vector<bool>& reached);
   void open(const std::vector<bool>& reached = {});
-  void send_header();
-  void settle();
+  void send_step_header();
+  void receive_step_header();
   void on_gradient(std::size_t index, const variable_list& came);
   void take(std::size_t index, std::size_t owners);
   void mark_ready(std::size_t index, std::size_t owners = 1);
@@ -83,7 +83,7 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   // Whether this backward tells what all others will do.
   bool is_counting() const { return options.static_graph && !has_counted; }
   bool is_all_ready() const { return next_bucket == buckets.buckets.size() && missing_sparse == 0; }
-  bool travels() const { return reduces && buckets.travel(); }
+  bool sends_buckets() const { return reduces && buckets.is_distributed(); }
   bool may_leave_out() const { return options.find_unused_parameters || options.static_graph; }
 
   const comm::Group group;
@@ -98,10 +98,10 @@ struct Reducer::State : std::enable_shared_from_this<Reducer::State> {
   // Since prepare().
   std::mutex mutex;  // hooks run on the threads of devices
   std::atomic<Phase> phase{Phase::kIdle};
-  std::optional<Contribution> contribution;
+  std::optional<StepInfo> step_info;
   bool has_outputs = false;
   bool is_open = false;         // Note [Where a reduction begins]
-  int ends_with = kNoBackward;  // the backward at whose end gradients are given out
+  int ends_with = kNoBackward;  // the backward at whose end gradients are scattered to the parameters
   std::size_t next_bucket = 0;
   std::size_t missing_sparse = 0;
   Clock::time_point begin;
@@ -144,7 +144,7 @@ void Reducer::State::detach() {
 // one rank's comes before, another's after a collective of the model's own, such as SyncBatchNorm's. Where
 // all ranks use all parameters, it begins at the first gradient.
 
-void Reducer::State::arm(const std::optional<Contribution>& mine, std::span<const at::Tensor> outputs) {
+void Reducer::State::arm(const std::optional<StepInfo>& mine, std::span<const at::Tensor> outputs) {
   const std::lock_guard lock(mutex);
   if (phase == Phase::kBroken) {
     throw UsageError("parallel.reduce", "a reduction failed before: ranks no longer agree", "a new Reducer");
@@ -152,7 +152,7 @@ void Reducer::State::arm(const std::optional<Contribution>& mine, std::span<cons
   if (silent > 0) return;
   if (phase == Phase::kArmed && is_open) throw_left_out();
   if (mine) check_weight(*mine);
-  contribution = mine;
+  step_info = mine;
   is_open = is_header_open = false;
   ends_with = kNoBackward;
   has_outputs = !outputs.empty();
@@ -237,7 +237,7 @@ void Reducer::State::open(const std::vector<bool>& reached) {
   scale = 1.0 / group.size();
   report = {};
   report.weight = group.size();
-  if (contribution) send_header();
+  if (step_info) send_step_header();
   for (GradientBuckets::Bucket& bucket : buckets.buckets) bucket.missing = bucket.gradients.size();
   for (std::size_t i = 0; i < buckets.gradients.size(); ++i) {
     Gradient& gradient = buckets.gradients[i];
@@ -254,19 +254,19 @@ void Reducer::State::open(const std::vector<bool>& reached) {
   is_open = true;
 }
 
-void Reducer::State::send_header() {
-  weight = contribution->weight;
-  header = header_of(group, *contribution);
+void Reducer::State::send_step_header() {
+  weight = step_info->weight;
+  header = make_step_header(group, *step_info);
   is_header_open = true;
   if (group.size() > 1) header_pending = group.all_reduce(header, comm::ReduceOp::SUM, {options.timeout});
 }
 
-// Learns from the other ranks' contributions what this one's gradients count.
-void Reducer::State::settle() {
+// Learns from the step headers of all ranks what this one's gradients count.
+void Reducer::State::receive_step_header() {
   if (!is_header_open) return;
   is_header_open = false;
   header_pending.wait();
-  static_cast<AverageReport&>(report) = read_header(header, group.size());
+  static_cast<AverageReport&>(report) = read_step_header(header, group.size());
   reduces = report.ok() && report.weight > 0;
   scale = reduces ? weight / report.weight : 0;
 }
@@ -319,24 +319,24 @@ void Reducer::State::take(std::size_t index, std::size_t owners) {
 }
 
 void Reducer::State::mark_ready(std::size_t index, std::size_t owners) {
-  settle();
+  receive_step_header();
   Gradient& gradient = buckets.gradients[index];
   if (gradient.is_sparse) {
     --missing_sparse;
     return;
   }
-  if (travels()) buckets.put(gradient, scale, owners);
+  if (sends_buckets()) buckets.put(gradient, scale, owners);
   std::vector<GradientBuckets::Bucket>& list = buckets.buckets;
   --list[gradient.bucket].missing;
   // In the order of their index on every rank, whatever the order of gradients.
   for (; next_bucket < list.size() && list[next_bucket].missing == 0; ++next_bucket) {
-    if (options.overlap && travels()) buckets.launch(next_bucket);
+    if (options.overlap && sends_buckets()) buckets.launch(next_bucket);
   }
 }
 
 // ------------------------------------------------------------------------------------------- after it
 
-// Has the backward that is running end with the gradients given out, if all have come by then.
+// Has the backward that is running end with the gradients scattered, if all have come by then.
 void Reducer::State::end_with_backward() {
   const int running = torch::autograd::get_current_graph_task_id();
   if (std::exchange(ends_with, running) == running) return;
@@ -364,8 +364,8 @@ void Reducer::State::reduce_rest() {
 void Reducer::State::finalize() {
   phase = Phase::kBroken;  // unless all goes well
   const auto start = Clock::now();
-  settle();
-  if (travels()) {
+  receive_step_header();
+  if (sends_buckets()) {
     base::TimelineScope scope("wait for gradients");
     const at::NoGradGuard no_grad;
     for (std::size_t b = 0; !options.overlap && b < buckets.buckets.size(); ++b) buckets.launch(b);
@@ -437,7 +437,7 @@ void Reducer::prepare(std::span<const at::Tensor> outputs) {
   state_->arm(std::nullopt, outputs);
 }
 
-void Reducer::prepare(const Contribution& mine, std::span<const at::Tensor> outputs) {
+void Reducer::prepare(const StepInfo& mine, std::span<const at::Tensor> outputs) {
   state_->arm(mine, outputs);
 }
 

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "cohort/comm/group.h"
-#include "cohort/parallel/contribution.h"
 #include "cohort/parallel/parameters.h"
 #include "cohort/parallel/reducer_options.h"
+#include "cohort/parallel/step_info.h"
 
 /// Gradients averaged over ranks while backward runs: docs/guide/distributed.md.
 namespace cohort::parallel {
@@ -58,7 +58,7 @@ class Reducer {
   void prepare(std::span<const at::Tensor> outputs = {});
   /// The same with a weight: sum_r(weight_r g_r) / sum_r(weight_r). Where the weights are all 0, or a rank's
   /// numbers are not finite, the next backward reduces nothing.
-  void prepare(const Contribution& mine, std::span<const at::Tensor> outputs = {});
+  void prepare(const StepInfo& mine, std::span<const at::Tensor> outputs = {});
 
   /// Whether prepare() was called, and finish() not yet after it.
   bool is_prepared() const;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cohort/parallel/comm_hook.h"
-#include "cohort/parallel/contribution.h"
+#include "cohort/parallel/step_info.h"
 
 namespace cohort::parallel {
 

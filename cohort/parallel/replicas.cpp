@@ -111,7 +111,7 @@ Replicas::Replicas(std::shared_ptr<Module> original, const std::vector<base::Pla
 
 Replicas::Copy Replicas::make_copy() const {
   core::GlobalGeneratorAsFound generator;  // building a module draws initial values that are thrown away
-  generator.put_back_at_the_end();
+  generator.restore_at_end();
   Copy copy;
   copy.module = make_ ? make_() : clone(*original_);
   if (!copy.module) throw UsageError(kWhere, "the factory made no module of this type");

@@ -14,7 +14,7 @@ namespace cohort::parallel {
 
 /// A copy of a module for each placement, kept from step to step. Parameters of a copy are leaves of its own:
 /// on the device that the module is on they share its memory, elsewhere refresh() brings the values over.
-/// Gradients reach the module's own parameters, by Part::source_of.
+/// Gradients reach the module's own parameters, by DevicePart::source_of.
 /// Ownership: shares `original`. Threads: one caller at a time.
 class Replicas {
  public:

@@ -37,7 +37,7 @@ using torch::autograd::AutogradContext;
 constexpr const char* kWhere = "parallel.sync_batch_norm";
 
 // One forward, beside its tensors.
-struct Plan {
+struct BatchNormArguments {
   const comm::Group& group;
   at::Tensor running_mean, running_var;  // undefined: not tracked
   double momentum;
@@ -93,7 +93,7 @@ void require_more_than_one(double total, int ranks) {
 
 // Chan et al. 1983, for as many parts as there are ranks: the mean first, then each part's own deviations
 // and those of its mean. In the order of ranks, in float64.
-Statistics join_on_cpu(const at::Tensor& x, const Plan& plan) {
+Statistics join_on_cpu(const at::Tensor& x, const BatchNormArguments& plan) {
   const std::int64_t channels = x.size(1), count = values_per_channel(x);
   at::Tensor message = at::zeros({2 * channels + 1}, at::kDouble);  // mean | squared deviations | count
   if (count > 0) {
@@ -157,7 +157,7 @@ at::Tensor input_gradient_on_cpu(const at::Tensor& dy, const at::Tensor& x, cons
 }
 
 // On a GPU: LibTorch's own kernels for this, as torch.nn.SyncBatchNorm calls them.
-Statistics join_on_gpu(const at::Tensor& x, const Plan& plan) {
+Statistics join_on_gpu(const at::Tensor& x, const BatchNormArguments& plan) {
   const std::int64_t channels = x.size(1), count = values_per_channel(x);
   at::Tensor message = at::zeros({2 * channels + 1}, x.options().dtype(wide(x)));  // mean | invstd | count
   if (count > 0) {
@@ -182,7 +182,7 @@ Statistics join_on_gpu(const at::Tensor& x, const Plan& plan) {
 struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
-                            const Plan& plan) {
+                            const BatchNormArguments& plan) {
     const at::Tensor x = input.contiguous(input.suggest_memory_format());
     const at::Tensor w = weight.value_or(at::Tensor()), b = bias.value_or(at::Tensor());
     const Statistics all = x.is_cuda() ? join_on_gpu(x, plan) : join_on_cpu(x, plan);
@@ -299,8 +299,9 @@ at::Tensor SyncBatchNormImplBase<D, Derived>::forward(const at::Tensor& input) {
   const auto optional = [](const at::Tensor& tensor) {
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
   };
-  return SyncBatchNorm::apply(input, optional(this->weight), optional(this->bias),
-                              Plan{group_, this->running_mean, this->running_var, momentum, options.eps()});
+  return SyncBatchNorm::apply(
+      input, optional(this->weight), optional(this->bias),
+      BatchNormArguments{group_, this->running_mean, this->running_var, momentum, options.eps()});
 }
 
 template <std::size_t D, typename Derived>

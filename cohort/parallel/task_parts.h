@@ -19,7 +19,7 @@ struct NamedModule {
 struct NamedOptimizer {
   std::string name;
   std::shared_ptr<optim::Optimizer> optimizer;
-  std::shared_ptr<const optim::Schedule> schedule;  ///< may be null: the learning rates stay
+  std::shared_ptr<const optim::LRSchedule> schedule;  ///< may be null: the learning rates stay
 };
 
 /// What a task was given to train: saved, restored, and the same on all ranks.

@@ -43,9 +43,9 @@ struct PipelineOptions {
   bool keep_outputs = false;
   /// Called on a placement's thread when one of its actions that compute has ended.
   std::function<void(const Action&)> on_action = {};
-  /// step() has one placement compute at a time, and this one whenever it can (turns_with_ahead()): to
-  /// measure the most that it may hold. -1: all at once.
-  int ahead = -1;
+  /// step() lets one placement compute at a time, in serialized_order(): this placement runs ahead of the
+  /// others. For measuring the most memory that it may hold. -1: all compute at once.
+  int run_ahead = -1;
 };
 
 /// What a stage threw: message, stage and micro-batch; the exception itself is nested in it.

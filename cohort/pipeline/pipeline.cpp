@@ -169,8 +169,8 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
   const auto run = std::make_shared<Run>(setup, batch, plan, options.timeout, deadline);
   make_channels(*run);
   run->on_action = options.on_action;
-  if (options.ahead >= 0) {
-    run->turns.emplace(turns_with_ahead(plan, options.ahead, channel_capacity(plan)));
+  if (options.run_ahead >= 0) {
+    run->serialized.emplace(serialized_order(plan, options.run_ahead, channel_capacity(plan)));
   }
   std::vector<base::Pending<void>> pending;
   try {
@@ -306,7 +306,7 @@ at::Tensor Pipeline::step(const Tensors& inputs, const Tensors& targets, const L
   const double all = static_cast<double>(num_samples(sizes));
   for (const std::int64_t size : sizes) batch->weights.push_back(scale * static_cast<double>(size) / all);
   impl.execute(batch, impl.plan_of_step(static_cast<int>(sizes.size())), deadline, true);
-  settle(*batch);
+  publish_versions(*batch);
   impl.outputs =
       impl.options.keep_outputs && !batch->outputs.front().empty() ? join(batch->outputs) : Tensors();
   hand_back(inputs, join_gradients(batch->input_gradients, inputs, sizes));
@@ -323,7 +323,7 @@ Tensors Pipeline::forward(const Tensors& inputs) {
   const Plan plan = impl.plan_of_module(static_cast<int>(sizes.size()));
   if (impl.trains()) batch->random = core::RandomKey::draw();
   impl.execute(batch, forward_part(plan), deadline, with_gradients);
-  settle(*batch);
+  publish_versions(*batch);
   if (!with_gradients) return join(batch->outputs);
   return attach(inputs, batch, sizes, [self = impl_, plan](const std::shared_ptr<Batch>& of) {
     const base::Deadline own = self->begin(/*with_gradients=*/true);

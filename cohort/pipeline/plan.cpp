@@ -16,7 +16,7 @@ using base::concat;
 constexpr const char* kWhere = "pipeline.plan";
 
 // A stage of this placement, counted from its first, and a micro-batch.
-struct Turn {
+struct ChunkTurn {
   int chunk;
   int micro_batch;
 };
@@ -53,8 +53,8 @@ Shape shape_of(const Plan& plan, int placement) {
   throw UsageError(kWhere, "no such schedule");
 }
 
-std::vector<Turn> turns(int chunks, int micro_batches, int group, bool backward) {
-  std::vector<Turn> order;
+std::vector<ChunkTurn> turns(int chunks, int micro_batches, int group, bool backward) {
+  std::vector<ChunkTurn> order;
   for (int first = 0; first < micro_batches; first += group) {
     for (int i = 0; i < chunks; ++i) {
       for (int m = first; m < first + group; ++m) order.push_back({backward ? chunks - 1 - i : i, m});
@@ -68,27 +68,27 @@ class Writer {
  public:
   Writer(const Plan& plan, int placement) : plan_(plan), placement_(placement) {}
 
-  void forward(Turn turn) {
+  void forward(ChunkTurn turn) {
     const int stage = stage_of(turn);
     if (is_remote(stage - 1)) add(ActionKind::kReceiveActivation, stage, turn);
     add(ActionKind::kForward, stage, turn);
     if (is_remote(stage + 1)) add(ActionKind::kSendActivation, stage, turn);
   }
-  void backward(Turn turn, ActionKind kind) {
+  void backward(ChunkTurn turn, ActionKind kind) {
     const int stage = stage_of(turn);
     if (is_remote(stage + 1)) add(ActionKind::kReceiveGradient, stage, turn);
     add(kind, stage, turn);
     if (is_remote(stage - 1)) add(ActionKind::kSendGradient, stage, turn);
   }
-  void weights(Turn turn) { add(ActionKind::kWeightGradient, stage_of(turn), turn); }
+  void weights(ChunkTurn turn) { add(ActionKind::kWeightGradient, stage_of(turn), turn); }
   std::vector<Action> take() { return std::move(actions_); }
 
  private:
-  int stage_of(Turn turn) const { return turn.chunk * plan_.num_placements() + placement_; }
+  int stage_of(ChunkTurn turn) const { return turn.chunk * plan_.num_placements() + placement_; }
   bool is_remote(int stage) const {
     return stage >= 0 && stage < plan_.num_stages() && plan_.placement_of(stage) != placement_;
   }
-  void add(ActionKind kind, int stage, Turn turn) {
+  void add(ActionKind kind, int stage, ChunkTurn turn) {
     if (turn.micro_batch < plan_.num_micro_batches()) actions_.push_back({kind, stage, turn.micro_batch});
   }
 

@@ -1,6 +1,6 @@
 // Each repeat sends a micro-batch through all layers, each a stage of its own, forward and then backward.
 // Other placements of the same device run the same layers meanwhile, as they will in a pipeline. A layer is
-// on a single thread at a time: turns guard layers, and layers that share a parameter share a turn. The first
+// on a single thread at a time: locks guard layers, and layers that share a parameter share a lock. The first
 // repeat does not count, and times are medians. Whatever hangs is left behind, so what it uses is shared with
 // it.
 #include "cohort/pipeline/profile.h"
@@ -40,9 +40,9 @@ double ms_since(Clock::time_point begin) {
 }
 
 // A layer, and those that share a parameter with it, are on one thread at a time.
-class Turns {
+class LayerLocks {
  public:
-  explicit Turns(const Stage& model) : names_(model.layers().size()), number_(model.layers().size()) {
+  explicit LayerLocks(const Stage& model) : names_(model.layers().size()), number_(model.layers().size()) {
     std::unordered_map<const void*, std::size_t> owners;
     for (std::size_t i = 0; i < number_.size(); ++i) {
       number_[i] = i;
@@ -56,29 +56,29 @@ class Turns {
   }
 
   // The layer is the caller's until this goes. Throws: TimeoutError naming the layer.
-  class Turn {
+  class Lock {
    public:
-    Turn(Turns& turns, std::size_t layer, base::Deadline deadline)
-        : turns_(turns), number_(turns.number_[layer]) {
-      std::unique_lock lock(turns_.mutex_);
-      const auto is_free = [this] { return !turns_.is_taken_[number_]; };
-      if (!base::wait(turns_.changed_, lock, is_free, deadline)) {
-        deadline.check(kWhere, concat("layer ", turns_.names_[layer], ", which another placement runs"));
+    Lock(LayerLocks& locks, std::size_t layer, base::Deadline deadline)
+        : locks_(locks), number_(locks.number_[layer]) {
+      std::unique_lock lock(locks_.mutex_);
+      const auto is_free = [this] { return !locks_.is_taken_[number_]; };
+      if (!base::wait(locks_.changed_, lock, is_free, deadline)) {
+        deadline.check(kWhere, concat("layer ", locks_.names_[layer], ", which another placement runs"));
       }
-      turns_.is_taken_[number_] = true;
+      locks_.is_taken_[number_] = true;
     }
-    ~Turn() {
+    ~Lock() {
       {
-        const std::lock_guard lock(turns_.mutex_);
-        turns_.is_taken_[number_] = false;
+        const std::lock_guard lock(locks_.mutex_);
+        locks_.is_taken_[number_] = false;
       }
-      turns_.changed_.notify_all();
+      locks_.changed_.notify_all();
     }
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
 
    private:
-    Turns& turns_;
+    LayerLocks& locks_;
     const std::size_t number_;
   };
 
@@ -91,11 +91,11 @@ class Turns {
 };
 
 // What all placements run. Shared, as one that hangs is left behind.
-struct Work {
+struct ProfileState {
   Stage model;
   bool split;
   at::Tensor micro_batch;
-  Turns turns;
+  LayerLocks locks;
   base::Deadline deadline;
   std::atomic<bool> is_over{false};
 };
@@ -103,34 +103,34 @@ struct Work {
 // One forward and backward through all layers, each by itself.
 class Pass {
  public:
-  explicit Pass(Work& work)
-      : forward(work.model.layers().size()),
+  explicit Pass(ProfileState& state)
+      : forward(state.model.layers().size()),
         input_gradient(forward),
         weight_gradient(forward),
         bytes(forward.size()) {
-    run(work);
+    run(state);
   }
 
   std::vector<double> forward, input_gradient, weight_gradient;
   std::vector<std::int64_t> bytes;
 
  private:
-  void run(Work& work) {
+  void run(ProfileState& state) {
     const at::AutoGradMode gradients(true);
     const memory::LiveBytes live;
     std::vector<StageRun> runs;
-    Tensors in{work.micro_batch};
+    Tensors in{state.micro_batch};
     for (std::size_t i = 0; i < forward.size(); ++i) {
-      const Turns::Turn turn(work.turns, i, work.deadline);
+      const LayerLocks::Lock lock_of_layer(state.locks, i, state.deadline);
       const std::int64_t before = live.now();
       const auto begin = Clock::now();
       const bool wanted = i > 0 && in.front().requires_grad();
-      runs.emplace_back(work.model.part(i, i + 1), Tensors{in.front().detach()}, std::vector<bool>{wanted},
-                        work.split);
+      runs.emplace_back(state.model.part(i, i + 1), Tensors{in.front().detach()}, std::vector<bool>{wanted},
+                        state.split);
       forward[i] = ms_since(begin);
       in = runs.back().outputs();
       if (in.size() != 1) {
-        throw UsageError(kWhere, concat("layer ", work.model.layers()[i].name, " hands ", in.size(),
+        throw UsageError(kWhere, concat("layer ", state.model.layers()[i].name, " hands ", in.size(),
                                         " tensors on, expected one"));
       }
       bytes[i] = live.now() - before;
@@ -138,9 +138,9 @@ class Pass {
     Tensors gradient{at::ones_like(in.front())};
     in.clear();
     for (std::size_t i = forward.size(); i-- > 0;) {
-      const Turns::Turn turn(work.turns, i, work.deadline);
+      const LayerLocks::Lock lock_of_layer(state.locks, i, state.deadline);
       auto begin = Clock::now();
-      if (!work.split) {
+      if (!state.split) {
         gradient = runs[i].backward(gradient);
         input_gradient[i] = weight_gradient[i] = ms_since(begin) / 2;
         continue;
@@ -155,27 +155,27 @@ class Pass {
 };
 
 // Passes on the first placement, while the others that share its device are busy with the same layers.
-std::vector<Pass> run_passes(const std::shared_ptr<Work>& work, const ProfileOptions& options) {
-  const base::Deadline deadline = work->deadline;
+std::vector<Pass> run_passes(const std::shared_ptr<ProfileState>& state, const ProfileOptions& options) {
+  const base::Deadline deadline = state->deadline;
   const auto worker_of = [](const std::string& name) {
     return parallel::PlacementWorker::of(base::Placement::parse(name));
   };
   const auto timed = worker_of(options.placements.front());
-  work->micro_batch = work->micro_batch.detach().to(timed->device());
+  state->micro_batch = state->micro_batch.detach().to(timed->device());
   std::vector<std::shared_ptr<parallel::PlacementWorker>> others;
   std::vector<base::Pending<void>> company;
   for (std::size_t i = 1; i < options.placements.size(); ++i) {
     others.push_back(worker_of(options.placements[i]));
     if (others.back()->device() != timed->device() || others.back() == timed) continue;
-    company.push_back(others.back()->submit("profile", [work] {
+    company.push_back(others.back()->submit("profile", [state] {
       do {
-        const Pass pass(*work);
-      } while (!work->is_over);
+        const Pass pass(*state);
+      } while (!state->is_over);
     }));
   }
   const auto passes = std::make_shared<std::vector<Pass>>();  // a pass that is late outlives this function
-  const auto run_all = [work, passes, repeats = options.repeats] {
-    for (int i = 0; i <= repeats && !work->is_over; ++i) passes->emplace_back(*work);
+  const auto run_all = [state, passes, repeats = options.repeats] {
+    for (int i = 0; i <= repeats && !state->is_over; ++i) passes->emplace_back(*state);
   };
   try {
     if (timed->is_current()) {
@@ -184,12 +184,12 @@ std::vector<Pass> run_passes(const std::shared_ptr<Work>& work, const ProfileOpt
       company.push_back(timed->submit("profile", run_all));
       company.back().get(deadline);
     }
-    work->is_over = true;
+    state->is_over = true;
     for (auto& each : company) {
       if (each.valid()) each.get(deadline);
     }
   } catch (...) {
-    work->is_over = true;
+    state->is_over = true;
     const base::Deadline late(options.timeout);  // until they end they add to gradients
     for (auto& each : company) {
       try {
@@ -268,9 +268,9 @@ std::vector<LayerProfile> profile_layers(const Stage& model, const at::Tensor& m
     }
   }
   const OwnNumbers numbers({core::device_of(base::Placement::parse(options.placements.front()))});
-  const std::shared_ptr<Work> work(
-      new Work{model, options.split, micro_batch, Turns(model), base::Deadline(options.timeout)});
-  const std::vector<Pass> passes = run_passes(work, options);
+  const std::shared_ptr<ProfileState> state(new ProfileState{
+      model, options.split, micro_batch, LayerLocks(model), base::Deadline(options.timeout)});
+  const std::vector<Pass> passes = run_passes(state, options);
   for (std::size_t i = 0; i < profiles.size(); ++i) {
     const auto median_of = [&](std::vector<double> Pass::*times) {
       std::vector<double> values;

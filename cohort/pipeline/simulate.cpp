@@ -1,6 +1,6 @@
 // The simulation lets each placement go on until it must wait, round by round, until nobody moves. What is
 // unfinished then is a deadlock. The clock of a placement moves to when what it receives, or a free place,
-// was ready. So the order in which placements are looked at does not change the result. turns_with_ahead()
+// was ready. So the order in which placements are looked at does not change the result. serialized_order()
 // works on demand instead: before an action, the rest of the placements do what it waits for.
 #include "cohort/pipeline/simulate.h"
 
@@ -250,10 +250,10 @@ class OnDemand {
  public:
   OnDemand(const Plan& plan, int capacity) : plan_(plan), capacity_(capacity), next_(plan.actions.size()) {}
 
-  std::vector<int> run(int ahead) {
-    finish(ahead);
+  std::vector<int> run(int run_ahead) {
+    finish(run_ahead);
     for (int placement = 0; placement < plan_.num_placements(); ++placement) finish(placement);
-    return std::move(turns_);
+    return std::move(order_);
   }
 
  private:
@@ -284,7 +284,7 @@ class OnDemand {
         receive(action.stage, true, action.stage + 1);
         break;
       default:
-        turns_.push_back(placement);
+        order_.push_back(placement);
     }
     ++next;
   }
@@ -304,7 +304,7 @@ class OnDemand {
   const int capacity_;
   std::vector<std::size_t> next_;
   std::map<std::pair<int, bool>, Counts> counts_;  // by the stage that receives, and whether a gradient
-  std::vector<int> turns_;
+  std::vector<int> order_;
 };
 
 }  // namespace
@@ -321,8 +321,8 @@ int channel_capacity(const Plan& plan) {
   return std::max(1, simulate(plan).max_queued);
 }
 
-std::vector<int> turns_with_ahead(const Plan& plan, int ahead, int channel_capacity) {
-  return OnDemand(plan, channel_capacity).run(ahead);
+std::vector<int> serialized_order(const Plan& plan, int run_ahead, int channel_capacity) {
+  return OnDemand(plan, channel_capacity).run(run_ahead);
 }
 
 double bubble_formula(const PlanOptions& options, const StageCosts& costs) {

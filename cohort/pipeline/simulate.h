@@ -45,10 +45,10 @@ Simulation simulate(const Plan& plan, const SimulateOptions& options = {});
 /// Returns the least capacity with which no placement ever waits to send, at equal costs.
 int channel_capacity(const Plan& plan);
 
-/// Returns whose turn it is to compute, by placement, when one computes at a time and `ahead` whenever it
-/// can: the others do what it waits for and no more. So what passes between it and them lives as long as it
-/// may. `plan` is one that simulate() runs to its end with this capacity.
-std::vector<int> turns_with_ahead(const Plan& plan, int ahead, int channel_capacity);
+/// Returns the order in which placements compute when one computes at a time, and placement `run_ahead`
+/// whenever it can: the others do what it waits for and no more. So what passes between it and them lives as
+/// long as it may. `plan` is one that simulate() runs to its end with this capacity.
+std::vector<int> serialized_order(const Plan& plan, int run_ahead, int channel_capacity);
 
 /// What is idle of the whole, by the formula of the schedule's paper: with P placements, M micro-batches, V
 /// stages per placement and times F, I, W of all of a placement's stages, the idle time of each placement is

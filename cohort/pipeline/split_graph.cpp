@@ -27,14 +27,14 @@ using torch::autograd::Node;
 using Nodes = std::unordered_set<const Node*>;
 
 // Note [How a graph is split]
-// A node *carries* when a leaf is reached from it. A convolution that carries has an edge that carries on,
-// and edges to its weight and bias, which end there. The first pass asks the engine for the gradients of the
-// leaves alone, so that every operator computes no more than these need, and a hook keeps what such nodes are
-// given. Then the edges that carry are taken off them. What is left is a graph of each node by itself, down
-// to its weights, and the second pass begins at all of them at once. (torch.distributed.pipelining begins at
-// one after the other, and stops each at the next by a hook.)
+// A node *reaches a leaf* when its edges lead to one, directly or through other nodes. A convolution that
+// reaches a leaf has an edge towards it, and edges to its weight and bias, which end there. The first pass
+// asks the engine for the gradients of the leaves alone, so that every operator computes no more than these
+// need, and a hook keeps what such nodes are given. Then their edges towards leaves are removed. What is left
+// is a graph of each node by itself, down to its weights, and the second pass begins at all of them at once.
+// (torch.distributed.pipelining begins at one after the other, and stops each at the next by a hook.)
 //
-// A node that does not carry runs in one half: either every parameter below it is for the second half, or
+// A node that reaches no leaf runs in one half: either every parameter below it is for the second half, or
 // none. A node that is cut runs in both, which a post hook would see; and a write to a view is a node within
 // a node, whose edges must stay those of the outer one. A graph that has one of these there is not split: the
 // first half is a whole backward.
@@ -46,14 +46,14 @@ constexpr std::array<std::string_view, 7> kApart{
     "ConvolutionBackward0", "AddmmBackward0",  "MmBackward0",    "BmmBackward0",
     "BaddbmmBackward0",     "LinearBackward0", "AddbmmBackward0"};
 
-// Functions that were said to come apart.
+// Functions whose backward was registered as splittable.
 struct SplittableRegistry {
   std::mutex mutex;
   std::unordered_set<std::type_index> types;  // under mutex
 
   static SplittableRegistry& get() {
-    static SplittableRegistry said;
-    return said;
+    static SplittableRegistry registry;
+    return registry;
   }
 };
 
@@ -125,21 +125,21 @@ class Halves {
     for (const Edge& leaf : leaves) {
       if (leaf.is_valid()) leaves_.insert(leaf.function.get());
     }
-    carrying_ = leading_to(order_, leaves_);
+    reaching_leaves_ = leading_to(order_, leaves_);
     const Nodes later = with_all_beside(parameters_for_later(roots));
     to_later_ = leading_to(order_, later);
     for (Node* node : order_) {
       if (is_leaf(node)) continue;
       if (is_parameter(*node)) (later.count(node) != 0 ? second_ : first_).emplace_back(node->getptr(), 0);
-      if (carrying_.count(node) != 0 && has_more_to_do(*node)) cut_.push_back(node->getptr());
+      if (reaching_leaves_.count(node) != 0 && has_more_to_do(*node)) cut_.push_back(node->getptr());
     }
   }
 
-  bool carries(const Edge& edge) const { return carrying_.count(edge.function.get()) != 0; }
+  bool reaches_leaf(const Edge& edge) const { return reaching_leaves_.count(edge.function.get()) != 0; }
   // Parameters whose gradients come with the first half, and with the second.
   const std::vector<Edge>& first() const { return first_; }
   const std::vector<Edge>& second() const { return second_; }
-  // Nodes that carry, at which the second half begins.
+  // Nodes that reach a leaf, at which the second half begins.
   const std::vector<c10::intrusive_ptr<Node>>& cut() const { return cut_; }
   // Whether a node that would run twice may not.
   bool must_run_once() const {
@@ -152,7 +152,7 @@ class Halves {
   // hooks. An operator keeps its inputs with their graphs, so taking edges off would free nothing.
   void take_apart() const {
     for (Node* node : order_) {
-      if (carrying_.count(node) != 0 ? !has_more_to_do(*node) : to_later_.count(node) == 0) {
+      if (reaching_leaves_.count(node) != 0 ? !has_more_to_do(*node) : to_later_.count(node) == 0) {
         node->release_variables();
       }
     }
@@ -169,23 +169,23 @@ class Halves {
  private:
   bool is_leaf(const Node* node) const { return leaves_.count(node) != 0; }
   bool is_for_later(const Edge& edge) const {
-    return !carries(edge) && to_later_.count(edge.function.get()) != 0;
+    return !reaches_leaf(edge) && to_later_.count(edge.function.get()) != 0;
   }
   bool has_more_to_do(const Node& node) const {
     const auto& edges = node.next_edges();
     return std::any_of(edges.begin(), edges.end(), [this](const Edge& edge) { return is_for_later(edge); });
   }
 
-  // Those below an operator that comes apart, or where nothing carries; and those with hooks, which are to
-  // run once.
+  // Those below an operator that comes apart, or where nothing reaches a leaf; and those with hooks, which
+  // are to run once.
   Nodes parameters_for_later(const std::vector<Edge>& roots) const {
     std::vector<Edge> begin;
     const auto add = [&](const Edge& edge) {
-      if (edge.is_valid() && !carries(edge)) begin.push_back(edge);
+      if (edge.is_valid() && !reaches_leaf(edge)) begin.push_back(edge);
     };
     for (const Edge& root : roots) add(root);
     for (const Node* node : order_) {
-      if (is_leaf(node) || carrying_.count(node) == 0 || !is_splittable(*node)) continue;
+      if (is_leaf(node) || reaching_leaves_.count(node) == 0 || !is_splittable(*node)) continue;
       for (const Edge& edge : node->next_edges()) add(edge);
     }
     Nodes later;
@@ -198,12 +198,12 @@ class Halves {
     return later;
   }
 
-  // And all parameters below nodes that do not carry, and from which one of these is reached.
+  // And all parameters below nodes that reach no leaf, and from which one of these is reached.
   Nodes with_all_beside(Nodes later) const {
     for (std::size_t before = 0; before != later.size();) {
       before = later.size();
       Nodes below = leading_to(order_, later);
-      std::erase_if(below, [this](const Node* node) { return carrying_.count(node) != 0; });
+      std::erase_if(below, [this](const Node* node) { return reaching_leaves_.count(node) != 0; });
       for (auto node = order_.rbegin(); node != order_.rend(); ++node) {  // those above before those below
         if (below.count(*node) == 0) continue;
         if (is_parameter(**node)) later.insert(*node);
@@ -216,14 +216,14 @@ class Halves {
   }
 
   std::vector<Node*> order_;
-  Nodes leaves_, carrying_, to_later_;
+  Nodes leaves_, reaching_leaves_, to_later_;
   std::vector<Edge> first_, second_;
   std::vector<c10::intrusive_ptr<Node>> cut_;
 };
 
 }  // namespace
 
-void accumulate_deferred(std::type_index node) {
+void register_splittable_node(std::type_index node) {
   const std::lock_guard lock(SplittableRegistry::get().mutex);
   SplittableRegistry::get().types.insert(node);
 }
@@ -267,7 +267,7 @@ Tensors SplitGraph::input_gradients(Tensors gradients) {
   }
   wanted.insert(wanted.end(), halves.first().begin(), halves.first().end());
   for (std::size_t i = 0; i < roots.edges.size(); ++i) {
-    if (!halves.carries(roots.edges[i])) later_.add(roots.edges[i], roots.gradients[i]);
+    if (!halves.reaches_leaf(roots.edges[i])) later_.add(roots.edges[i], roots.gradients[i]);
   }
   weights_ = halves.first();
   weights_.insert(weights_.end(), halves.second().begin(), halves.second().end());
@@ -275,7 +275,7 @@ Tensors SplitGraph::input_gradients(Tensors gradients) {
   Tensors result(leaves_.size());
   leaves_.clear();
   const bool has_first = std::any_of(roots.edges.begin(), roots.edges.end(),
-                                     [&](const Edge& root) { return halves.carries(root); });
+                                     [&](const Edge& root) { return halves.reaches_leaf(root); });
   if (!has_first) return result;
   std::vector<Tensors> caught(halves.cut().size());
   for (std::size_t i = 0; i < caught.size(); ++i) {

@@ -45,7 +45,7 @@ class SplitGraph {
   Edges weights_;  // what the second pass adds to
 };
 
-void accumulate_deferred(std::type_index node);
+void register_splittable_node(std::type_index node);
 
 /// Says that the backward of an autograd Function computes those gradients only which needs_input_grad() asks
 /// for, so that one of its weight can wait. Without it, all of a Function's gradients come with that of its
@@ -53,7 +53,7 @@ void accumulate_deferred(std::type_index node);
 /// Threads: any.
 template <typename Function>
 void register_splittable_backward() {
-  accumulate_deferred(typeid(torch::autograd::CppNode<Function>));
+  register_splittable_node(typeid(torch::autograd::CppNode<Function>));
 }
 
 }  // namespace cohort::pipeline

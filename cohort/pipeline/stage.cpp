@@ -105,9 +105,9 @@ Stage::Stage(Function function, Tensors parameters, Tensors buffers)
                      }});
 }
 
-Stage Stage::elsewhere() {
+Stage Stage::remote() {
   Stage stage;
-  stage.name_ = "elsewhere";
+  stage.name_ = "remote";
   return stage;
 }
 

@@ -54,7 +54,7 @@ class Stage {
   Stage& recompute(bool recompute = true);
 
   const std::string& name() const { return name_; }
-  bool is_elsewhere() const { return layers_.empty(); }
+  bool is_remote() const { return layers_.empty(); }
   bool recomputes() const { return recompute_; }
   /// Whether it is a list of layers, which part() takes from.
   bool is_list() const { return is_list_; }

@@ -21,12 +21,12 @@ namespace {
 constexpr std::int64_t kProbeSamples = 2;
 
 // A part of a step.
-struct Part {
+struct ProbedAction {
   std::string name;
   std::int64_t held = 0;            // at its end
   std::vector<std::int64_t> curve;  // within it
 };
-using Probe = std::vector<Part>;
+using Probe = std::vector<ProbedAction>;
 
 std::int64_t most_of(const std::vector<std::int64_t>& curve) {
   return curve.empty() ? 0 : *std::max_element(curve.begin(), curve.end());
@@ -40,8 +40,9 @@ std::int64_t most_at(const std::vector<MemoryLine>& lines, std::int64_t samples)
 
 // Whether every part of one allocates as often as that of the other: the same kernels, on more samples.
 bool are_alike(const Probe& one, const Probe& other) {
-  return std::equal(one.begin(), one.end(), other.begin(), other.end(),
-                    [](const Part& a, const Part& b) { return a.curve.size() == b.curve.size(); });
+  return std::equal(
+      one.begin(), one.end(), other.begin(), other.end(),
+      [](const ProbedAction& a, const ProbedAction& b) { return a.curve.size() == b.curve.size(); });
 }
 
 // Through what probes of two batches took.
@@ -54,7 +55,7 @@ class LinearFit {
     const double per_sample = double(more - few) / double(more_ - few_);
     return {double(few) - double(few_) * per_sample, per_sample};
   }
-  void add_curve(std::vector<MemoryLine>& lines, const Part& few, const Part& more) const {
+  void add_curve(std::vector<MemoryLine>& lines, const ProbedAction& few, const ProbedAction& more) const {
     if (few.curve.empty() || more.curve.empty()) return;
     if (few.curve.size() != more.curve.size()) {
       lines.push_back(through(most_of(few.curve), most_of(more.curve)));
@@ -115,10 +116,10 @@ Probe run_probe(const torch::nn::Module& module, const std::function<at::Tensor(
 
 // The whole forward as one part.
 void join_layers(Probe& probe) {
-  Part backward = std::move(probe.back());
+  ProbedAction backward = std::move(probe.back());
   probe.pop_back();
-  Part forward{.name = "", .held = probe.back().held, .curve = {}};
-  for (const Part& part : probe) {
+  ProbedAction forward{.name = "", .held = probe.back().held, .curve = {}};
+  for (const ProbedAction& part : probe) {
     forward.curve.insert(forward.curve.end(), part.curve.begin(), part.curve.end());
   }
   probe = {std::move(forward), std::move(backward)};
@@ -138,12 +139,12 @@ Probe run_probe(train::PipelineParts parts, const std::function<void(const paral
                 std::thread::id thread) {
   Probe probe;
   memory::AllocationProfiler watch;
-  const int placement = parts.options.ahead, count = int(parts.options.placements.size());
+  const int placement = parts.options.run_ahead, count = int(parts.options.placements.size());
   const std::int64_t before = gradient_bytes(parts, placement);
   const auto caller = std::this_thread::get_id();
   std::int64_t most = 0;
   parts.options.on_action = [&, parts](const pipeline::Action& action) {
-    Part part{.name = pipeline::to_string(action), .curve = watch.curve_of(thread)};
+    ProbedAction part{.name = pipeline::to_string(action), .curve = watch.curve_of(thread)};
     most = std::max(most, watch.made_by(caller).peak);
     watch.begin();
     if (action.stage % count == placement && action.kind == pipeline::ActionKind::kForward) {
@@ -230,15 +231,15 @@ std::vector<StepMemory> probe_pipeline(
   const auto samples_of = [&](std::int64_t each) { return each * count + samples % count; };
   const auto probe = [&](std::int64_t of) {
     if (!again) drop_gradients(parts);
-    const auto thread = threads[static_cast<std::size_t>(options.ahead)];
+    const auto thread = threads[static_cast<std::size_t>(options.run_ahead)];
     return run_probe(parts, [&](const parallel::ModelRunner& call) { step(call, of); }, thread);
   };
   std::vector<StepMemory> memories(threads.size() + 1);
   drop_gradients(parts);
-  options.ahead = 0;
+  options.run_ahead = 0;
   probe(samples_of(kProbeSamples));  // what LibTorch makes once, and the gradients of a step before
   for (std::size_t placement = 0; placement < threads.size(); ++placement) {
-    options.ahead = static_cast<int>(placement);
+    options.run_ahead = static_cast<int>(placement);
     const Probes probes = probe_twice(probe, samples_of);
     const LinearFit lines = probes.lines();
     for (std::size_t i = 0; i + 1 < probes.few.size(); ++i) {

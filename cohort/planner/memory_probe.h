@@ -49,8 +49,8 @@ StepMemory probe_step(const torch::nn::Module& module,
                       const std::function<at::Tensor(std::int64_t samples)>& input_of);
 
 /// The same for each placement of a pipeline, on `step(call, n)`, which is to be a step of n samples: what
-/// its thread asked for, in a step in which that placement is ahead (pipeline::PipelineOptions::ahead). So
-/// nothing is missing that is under way between two stages, whoever is faster. The last is the calling
+/// its thread asked for, in a step in which that placement is ahead (pipeline::PipelineOptions::run_ahead).
+/// So nothing is missing that is under way between two stages, whoever is faster. The last is the calling
 /// thread's: what `step` made there, such as the batch, and losses that are added up. With `again` it is a
 /// step whose gradients are added to those of one before, which do not count. For `samples` or numbers that
 /// leave the same rest when cut into micro-batches. GPUs' placements run on the CPU.

@@ -9,18 +9,18 @@
 namespace cohort::planner {
 namespace {
 
-struct Kind {
+struct MemoryColumn {
   const char* name;
   std::optional<std::int64_t> MemoryUse::*bytes;
 };
 
-constexpr std::array<Kind, 7> kKinds{{{"model", &MemoryUse::model},
-                                      {"optimizer", &MemoryUse::optimizer},
-                                      {"batch", &MemoryUse::batch},
-                                      {"activations", &MemoryUse::activations},
-                                      {"gradients", &MemoryUse::gradients},
-                                      {"averages", &MemoryUse::averages},
-                                      {"peak", &MemoryUse::peak}}};
+constexpr std::array<MemoryColumn, 7> kKinds{{{"model", &MemoryUse::model},
+                                              {"optimizer", &MemoryUse::optimizer},
+                                              {"batch", &MemoryUse::batch},
+                                              {"activations", &MemoryUse::activations},
+                                              {"gradients", &MemoryUse::gradients},
+                                              {"averages", &MemoryUse::averages},
+                                              {"peak", &MemoryUse::peak}}};
 
 template <typename... Args>
 std::string printed(const char* format, Args... args) {
@@ -43,7 +43,7 @@ std::string error_of(const std::optional<std::int64_t>& predicted,
 
 nlohmann::json json_of(const MemoryUse& use) {
   nlohmann::json object = nlohmann::json::object();
-  for (const Kind& kind : kKinds) {
+  for (const MemoryColumn& kind : kKinds) {
     if (const auto& bytes = use.*kind.bytes) object[kind.name] = *bytes;
   }
   return object;
@@ -62,7 +62,7 @@ std::string to_text(const MemoryPlan& plan) {
   }
   for (const PlaceMemory& place : plan.places) {
     text += printed("\n%-28s %12s %12s %10s\n", place.name.c_str(), "predicted", "measured", "");
-    for (const Kind& kind : kKinds) {
+    for (const MemoryColumn& kind : kKinds) {
       const auto& predicted = place.predicted.*kind.bytes;
       const auto& measured = place.measured.*kind.bytes;
       if (!predicted && !measured) continue;

@@ -208,13 +208,13 @@ void save(const std::filesystem::path& path, const std::vector<const Cache*>& ca
   json programs = json::array();
   std::string left_out;
   for (const Cache* cache : caches) {
-    for (const auto& variant : cache->live_variants()) {
-      const auto program = variant->program();
-      if (program == nullptr && !variant->environment().grad) left_out += variant->explain();
+    for (const auto& entry : cache->live_entries()) {
+      const auto program = entry->program();
+      if (program == nullptr && !entry->environment().grad) left_out += entry->explain();
       if (program == nullptr || program->recorded().has_backward) continue;
       refuse_offsets(program->recorded().tape);
       json one = to_json(program->recorded(), [&](const at::Tensor& tensor) { return storages.add(tensor); });
-      one["environment"] = environment_json(variant->environment());
+      one["environment"] = environment_json(entry->environment());
       programs.push_back(std::move(one));
     }
   }

@@ -169,13 +169,13 @@ namespace {
 // and never outnumber the usable cores but for those that are stuck in a part.
 class Pool {
  public:
-  using Work = std::function<bool()>;  // returns whether the thread goes on
+  using ThreadStep = std::function<bool()>;  // returns whether the thread goes on
 
   static Pool& instance() {
     static Pool& pool = *new Pool;  // leaked: its threads may outlive statics
     return pool;
   }
-  void submit(Work work) {
+  void submit(ThreadStep work) {
     const std::lock_guard lock(mutex_);
     queue_.push_back(std::move(work));
     if (num_idle_ < queue_.size() && num_threads_ < limit_) start();
@@ -202,19 +202,19 @@ class Pool {
     const std::lock_guard lock(mutex_);
     --num_threads_;
   }
-  Work take() {
+  ThreadStep take() {
     std::unique_lock lock(mutex_);
     ++num_idle_;
     base::wait_for_task(changed_, lock, [this] { return !queue_.empty(); });
     --num_idle_;
-    Work work = std::move(queue_.front());
+    ThreadStep work = std::move(queue_.front());
     queue_.pop_front();
     return work;
   }
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Work> queue_;
+  std::deque<ThreadStep> queue_;
   std::size_t num_idle_ = 0;
   int num_threads_ = 0;
   int limit_ = base::usable_cores();

@@ -41,30 +41,31 @@ Handle handle_of(const Trace& recorded, const Tensors& inputs, const Tensors& re
                                     ? values[base].tensor
                                     : inputs[static_cast<std::size_t>(as_input - recorded.inputs.begin())];
     if (result.is_view() && result._base().is_same(outside) && autograd::can_be_viewed(outside, result)) {
-      return {Handle::Kind::kView, static_cast<int>(base)};
+      return {Handle::AliasType::kView, static_cast<int>(base)};
     }
   }
   const auto before = results.begin() + static_cast<std::ptrdiff_t>(number);
   const bool is_first =
       std::find(recorded.outputs.begin(), recorded.outputs.end(), slot) == recorded.outputs.end();
   if (!is_outside && (is_first || std::any_of(results.begin(), before, is_it))) return {};
-  return {Handle::Kind::kDetached};
+  return {Handle::AliasType::kDetached};
 }
 
 void find_outputs(Trace& recorded, const Tensors& inputs, const Tensors& results) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (recorded.inputs[i] >= 0 && recorded.tape.find(inputs[i]) != recorded.inputs[i]) {
-      recorded.tape.refuse("an input was given other memory or sizes by no operator (set_data)");
+      recorded.tape.mark_unsupported("an input was given other memory or sizes by no operator (set_data)");
     }
   }
   recorded.tape.check_versions();
   for (std::size_t i = 0; i < results.size(); ++i) {
     const at::Tensor& result = results[i];
     const int slot = recorded.tape.find_result(result);
-    if (slot == kUnknown) recorded.tape.refuse("the function returns a tensor that no operator made");
+    if (slot == kUnknown)
+      recorded.tape.mark_unsupported("the function returns a tensor that no operator made");
     if (!at::GradMode::is_enabled() && slot >= 0 && result.grad_fn() != nullptr &&
         recorded.tape.values()[at_slot(slot)].source == Source::kMade) {
-      recorded.tape.refuse(
+      recorded.tape.mark_unsupported(
           "the function switches gradients on itself, and returns a result that has a graph");
     }
     recorded.handles.push_back(slot < 0 ? Handle() : handle_of(recorded, inputs, results, i, slot));
@@ -108,8 +109,9 @@ void refuse_own_nodes_behind_some(Trace& recorded, const Tensors& results) {
     const auto own = own_nodes_behind(result);
     if (!behind_first) behind_first = own;
     if (own == *behind_first) continue;
-    recorded.tape.refuse(concat("some of its results, and not others, have a backward of the user's own (",
-                                own.empty() ? behind_first->begin()->second : own.begin()->second, ")"));
+    recorded.tape.mark_unsupported(
+        concat("some of its results, and not others, have a backward of the user's own (",
+               own.empty() ? behind_first->begin()->second : own.begin()->second, ")"));
     return;
   }
 }
@@ -122,16 +124,18 @@ void refuse_effects_under_autograd(Trace& recorded) {
     if (value.source == Source::kMade) continue;
     is_outside[value.storage] = true;
     if (value.source == Source::kInput && recorded.tape.is_written(value.storage)) {
-      recorded.tape.refuse(concat("an input ", value.layout.str(), " is changed in place with gradients on"));
+      recorded.tape.mark_unsupported(
+          concat("an input ", value.layout.str(), " is changed in place with gradients on"));
     }
     if (value.source == Source::kCaptured && value.tensor.grad_fn() != nullptr) {
-      recorded.tape.refuse(concat("a captured tensor ", value.layout.str(), " has a graph of its own"));
+      recorded.tape.mark_unsupported(
+          concat("a captured tensor ", value.layout.str(), " has a graph of its own"));
     }
   }
   for (std::size_t i = 0; i < recorded.outputs.size(); ++i) {
     const int slot = recorded.outputs[i];
     if (slot >= 0 && recorded.needs_gradient[i] && is_outside[values[at_slot(slot)].storage]) {
-      recorded.tape.refuse(
+      recorded.tape.mark_unsupported(
           concat("result ", i, " is an input, a parameter, or a view of one, with gradients on"));
     }
   }
@@ -160,11 +164,11 @@ bool may_run_again(const Trace& recorded, const Environment& environment) {
 bool needs_rerun(const Program& program) {
   const Trace& recorded = program.recorded();
   return recorded.may_run_again &&
-         (recorded.tangents_overlap || recorded.tangents.size() > 1 || program.has_met_zeros());
+         (recorded.grad_outputs_overlap || recorded.grad_outputs.size() > 1 || program.has_met_zeros());
 }
 
 Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
-                 std::shared_ptr<const Program> program, std::shared_ptr<Variant> variant,
+                 std::shared_ptr<const Program> program, std::shared_ptr<CacheEntry> entry,
                  std::shared_ptr<TangentWants> wants) {
   const auto generators = std::make_shared<const GeneratorStates>(program->recorded().tape);
   Tensors read = inputs;
@@ -176,8 +180,8 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
     for (const at::Tensor& tensor : tensors) found.push_back(autograd::version_of(tensor));
     return found;
   };
-  return [=, versions = versions_of(read)](const Tensors& tangents, Misfit why) {
-    if (versions_of(read) != versions || !variant->modules_hold()) {
+  return [=, versions = versions_of(read)](const Tensors& grad_outputs, Misfit why) {
+    if (versions_of(read) != versions || !entry->modules_hold()) {
       const char* const reason =
           why == Misfit::kLayout       ? "a gradient has a layout that the recorded backward cannot take"
           : why == Misfit::kWasMissing ? "a backward begins at other results than the recorded one"
@@ -198,11 +202,11 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
     input_proxies.observe(results);
     results = graph.end(results);
     const at::NoGradGuard no_grad;
-    Tensors found = graph.backward(tangents, /*keep_graph=*/false);
-    given.put_back();
+    Tensors found = graph.backward(grad_outputs, /*keep_graph=*/false);
+    given.restore();
     if (why == Misfit::kLayout) wants->plain = true;
     if (why == Misfit::kWasMissing) wants->all = true;
-    if (why != Misfit::kZeros) variant->retire();
+    if (why != Misfit::kZeros) entry->retire();
     return found;
   };
 }
@@ -221,9 +225,9 @@ Tensors outputs_of(const Program& program, const Frame& frame) {
     const Handle& handle = recorded.handles[i];
     if (recorded.tape.values()[at_slot(slot)].source == Source::kConstant) {
       results.push_back(value.clone());
-    } else if (handle.kind == Handle::Kind::kItself) {
+    } else if (handle.kind == Handle::AliasType::kItself) {
       results.push_back(value);
-    } else if (handle.kind == Handle::Kind::kDetached) {
+    } else if (handle.kind == Handle::AliasType::kDetached) {
       results.push_back(value.detach());
     } else {
       const at::Tensor& base = frame.values[at_slot(handle.base)];
@@ -240,50 +244,51 @@ Function::Function(Run run, ScriptOptions options)
     : run_(std::make_shared<const Run>(std::move(run))), cache_(options.name(), options) {}
 
 Tensors Function::operator()(const Tensors& inputs) {
-  const auto variant = find(inputs);
-  return variant == nullptr ? (*run_)(inputs) : call(inputs, variant);
+  const auto entry = find(inputs);
+  return entry == nullptr ? (*run_)(inputs) : call(inputs, entry);
 }
 
-std::shared_ptr<Variant> Function::find(std::span<const at::Tensor> inputs) {
+std::shared_ptr<CacheEntry> Function::find(std::span<const at::Tensor> inputs) {
   if (Recording::is_active()) return nullptr;  // a part of what is being recorded
   if (std::ranges::any_of(inputs, has_tangent)) return nullptr;
-  auto variant = cache_.find(inputs);
-  return variant == nullptr || variant->runs_body() ? nullptr : variant;
+  auto entry = cache_.find(inputs);
+  return entry == nullptr || entry->runs_body() ? nullptr : entry;
 }
 
-Function::Output Function::call(std::span<const at::Tensor> inputs, const std::shared_ptr<Variant>& variant) {
-  const auto& program = variant->program();
-  if (program != nullptr && !variant->is_verification_due(inputs)) {
+Function::Output Function::call(std::span<const at::Tensor> inputs,
+                                const std::shared_ptr<CacheEntry>& entry) {
+  const auto& program = entry->program();
+  if (program != nullptr && !entry->is_verification_due(inputs)) {
     Rerun rerun;
     if (needs_rerun(*program)) {
-      rerun = make_rerun(run_, Tensors(inputs.begin(), inputs.end()), program, variant, wants_);
+      rerun = make_rerun(run_, Tensors(inputs.begin(), inputs.end()), program, entry, wants_);
     }
     return {replay(inputs, program, std::move(rerun)), program->recorded().structure};
   }
   const Tensors tensors(inputs.begin(), inputs.end());
   // A parameter or buffer is an input here: what is written to one of the two must be seen in the other.
-  if (variant->has_module_memory(inputs)) return (*run_)(tensors);
-  if (program != nullptr) return record(tensors, variant, program);
-  return variant->start_recording() ? record(tensors, variant, nullptr) : (*run_)(tensors);
+  if (entry->has_module_memory(inputs)) return (*run_)(tensors);
+  if (program != nullptr) return record(tensors, entry, program);
+  return entry->start_recording() ? record(tensors, entry, nullptr) : (*run_)(tensors);
 }
 
-Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<Variant>& variant,
+Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<CacheEntry>& entry,
                                   const std::shared_ptr<const Program>& verified) {
   const auto verify = verified == nullptr ? nullptr : std::make_shared<Verification>(verified, inputs);
   const bool is_verification = verify != nullptr;
   auto recorded = std::make_shared<Trace>();
   const auto finish = [&] {
     recorded->split = recorded->tape.calls().size();
-    is_verification ? variant->verify(std::move(*recorded)) : variant->offer(std::move(*recorded));
+    is_verification ? entry->verify(std::move(*recorded)) : entry->add_trace(std::move(*recorded));
   };
   Output results;
   const auto compare = [&] {
     const std::string difference = verify->difference(results);
     recorded->tape.check_versions();
-    variant->verify_forward(*recorded);
-    variant->compare(difference, verify->is_alone(recorded->tape));
+    entry->verify_forward(*recorded);
+    entry->compare(difference, verify->is_alone(recorded->tape));
   };
-  variant->begin(*recorded, inputs);
+  entry->begin(*recorded, inputs);
   if (!at::GradMode::is_enabled()) {
     {
       const Recording recording(recorded->tape);
@@ -296,7 +301,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
     return results;
   }
   using autograd::DetachedGraph;
-  auto graph = std::make_shared<DetachedGraph>(inputs, kWords, DetachedGraph::Cut::kCanBeUndone);
+  auto graph = std::make_shared<DetachedGraph>(inputs, kWords, DetachedGraph::ForeignBackward::kContinues);
   const Tensors leaves = graph->leaves();
   autograd::InputProxies input_proxies("script.function", inputs, leaves);
   {
@@ -310,14 +315,16 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   find_outputs(*recorded, input_proxies.tensors(), results);
   refuse_effects_under_autograd(*recorded);
   refuse_own_nodes_behind_some(*recorded, results);
-  if (const std::string reason = unrecordable_within(results); !reason.empty()) recorded->tape.refuse(reason);
+  if (const std::string reason = unrecordable_within(results); !reason.empty())
+    recorded->tape.mark_unsupported(reason);
   if (recorded->views.misses_one_of(results)) {
-    recorded->tape.refuse("results share memory, and are no views of one tensor by as_strided()");
+    recorded->tape.mark_unsupported("results share memory, and are no views of one tensor by as_strided()");
   }
   if (const std::string node = graph->outside(results); !node.empty()) {
-    recorded->tape.refuse(concat("the function uses a tensor with a graph of its own (", node, ")"));
+    recorded->tape.mark_unsupported(
+        concat("the function uses a tensor with a graph of its own (", node, ")"));
   }
-  if (!recorded->tape.refusal().empty()) {  // then the call is one without a cut
+  if (!recorded->tape.unsupported_reason().empty()) {  // then the call is one without a cut
     finish();
     input_proxies.write_back(results);
     for (at::Tensor& result : results) {
@@ -348,10 +355,10 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<V
   recorded->reach_differs = !std::ranges::all_of(recorded->reached_from, [](const std::vector<bool>& from) {
     return std::ranges::all_of(from, std::identity());
   });
-  recorded->may_run_again = may_run_again(*recorded, variant->environment());
+  recorded->may_run_again = may_run_again(*recorded, entry->environment());
   recorded->has_met_zeros = std::shared_ptr<std::atomic<bool>>(wants_, &wants_->zeros);
-  attach_recording({graph, recorded, variant, cache_.options().gradient_chunk_bytes(), verify, wants_},
-                   inputs, results);
+  attach_recording({graph, recorded, entry, cache_.options().gradient_chunk_bytes(), verify, wants_}, inputs,
+                   results);
   input_proxies.write_back(results);
   return results;
 }
@@ -361,7 +368,7 @@ Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const P
   const Trace& recorded = program->recorded();
   auto frame = program->borrow(inputs);
   program->forward(*frame);
-  program->bump_versions(*frame, Part::kForward);
+  program->bump_versions(*frame, Phase::kForward);
   Tensors results = outputs_of(*program, *frame);
   if (recorded.has_backward) attach_replay(program, inputs, results, *frame, std::move(rerun));
   recorded.views.restore(results);

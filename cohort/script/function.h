@@ -33,8 +33,8 @@ class Function {
 
   /// The two halves of a call, for a caller that can run the function itself: finds what is known about calls
   /// with these inputs, null where the function is to be run as it is; and then calls.
-  std::shared_ptr<Variant> find(std::span<const at::Tensor> inputs);
-  Output call(std::span<const at::Tensor> inputs, const std::shared_ptr<Variant>& variant);
+  std::shared_ptr<CacheEntry> find(std::span<const at::Tensor> inputs);
+  Output call(std::span<const at::Tensor> inputs, const std::shared_ptr<CacheEntry>& entry);
 
   std::string explain() const { return cache_.explain(); }
   void clear() { cache_.clear(); }
@@ -42,7 +42,7 @@ class Function {
 
  private:
   // `verified`: the program that the call is to be compared with, or null.
-  Output record(const Tensors& inputs, const std::shared_ptr<Variant>& variant,
+  Output record(const Tensors& inputs, const std::shared_ptr<CacheEntry>& entry,
                 const std::shared_ptr<const Program>& verified);
 
   std::shared_ptr<const Run> run_;

@@ -70,9 +70,9 @@ class Typed {
 
  private:
   Result on(std::span<const at::Tensor> tensors, const Inputs&... inputs) {
-    const auto variant = function_.find(tensors);
-    if (variant == nullptr) return core::call(*fn_, inputs...);
-    Function::Output results = function_.call(tensors, variant);
+    const auto entry = function_.find(tensors);
+    if (entry == nullptr) return core::call(*fn_, inputs...);
+    Function::Output results = function_.call(tensors, entry);
     if constexpr (std::same_as<Result, at::Tensor>) {
       return std::move(results.front());
     } else {
@@ -139,14 +139,14 @@ class Scripted {
   }
 
  private:
-  struct Entry {
+  struct TypedFunction {
     std::shared_ptr<void> typed;
     Function* function;
   };
   struct State {
     std::mutex mutex;
-    std::map<std::size_t, Entry> typed;       // by the number of inputs; entries stay
-    std::array<std::atomic<void*>, 8> few{};  // the same, found without a lock
+    std::map<std::size_t, TypedFunction> typed;  // by the number of inputs; entries stay
+    std::array<std::atomic<void*>, 8> few{};     // the same, found without a lock
   };
 
   template <typename... Inputs>
@@ -159,7 +159,7 @@ class Scripted {
       }
     }
     const std::lock_guard lock(state_->mutex);
-    Entry& entry = state_->typed[kCount];
+    TypedFunction& entry = state_->typed[kCount];
     if (entry.typed == nullptr) {
       auto made = std::make_shared<Typed>(fn_, options_);
       entry = {made, &made->function()};

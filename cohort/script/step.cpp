@@ -46,26 +46,26 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
                      "the call outside of at::NoGradGuard");
   }
   if (Recording::is_active() || std::ranges::any_of(inputs, has_tangent)) return run(inputs);
-  const auto variant = cache_.find(inputs);
-  if (variant == nullptr) return run(inputs);
-  const auto program = variant->program();
-  const bool is_verification = program != nullptr && variant->is_verification_due(inputs);
+  const auto entry = cache_.find(inputs);
+  if (entry == nullptr) return run(inputs);
+  const auto program = entry->program();
+  const bool is_verification = program != nullptr && entry->is_verification_due(inputs);
   if (program != nullptr && !is_verification) return replay(inputs, *program);
-  if (variant->has_module_memory(inputs)) return run(inputs);  // a parameter or buffer is an input here
-  if (program == nullptr && !variant->start_recording()) return run(inputs);
+  if (entry->has_module_memory(inputs)) return run(inputs);  // a parameter or buffer is an input here
+  if (program == nullptr && !entry->start_recording()) return run(inputs);
   std::optional<Verification> verifying;
   if (is_verification) verifying.emplace(program, inputs);
   Trace recorded;
-  variant->begin(recorded, inputs);
+  entry->begin(recorded, inputs);
   const at::Tensor loss = record(inputs, recorded);
   if (is_verification) {
     Tensors gradients;
     for (const at::Tensor& leaf : program->recorded().leaves) gradients.push_back(leaf.grad());
     const std::string difference = verifying->difference({loss}, gradients);
-    variant->compare(difference, verifying->is_alone(recorded.tape));
-    variant->verify(std::move(recorded));
+    entry->compare(difference, verifying->is_alone(recorded.tape));
+    entry->verify(std::move(recorded));
   } else {
-    variant->offer(std::move(recorded));
+    entry->add_trace(std::move(recorded));
   }
   update();
   return loss;
@@ -73,7 +73,7 @@ at::Tensor TrainingStep::operator()(const Tensors& inputs) {
 
 at::Tensor TrainingStep::record(const Tensors& inputs, Trace& recorded) {
   for (const at::Tensor& input : inputs) {
-    if (input.defined() && input.requires_grad()) recorded.tape.refuse("an input needs a gradient");
+    if (input.defined() && input.requires_grad()) recorded.tape.mark_unsupported("an input needs a gradient");
   }
   parts_.zero_grad();
   at::Tensor loss;
@@ -82,7 +82,7 @@ at::Tensor TrainingStep::record(const Tensors& inputs, Trace& recorded) {
     loss = parts_.loss(inputs);
   }
   if (std::string reason = unrecordable_within({loss}); !reason.empty())
-    recorded.tape.refuse(std::move(reason));
+    recorded.tape.mark_unsupported(std::move(reason));
   run_where_backward_runs(loss.device(), [&] {
     const Recording recording(recorded.tape);
     loss.backward();
@@ -90,7 +90,7 @@ at::Tensor TrainingStep::record(const Tensors& inputs, Trace& recorded) {
   loss = loss.detach();
   recorded.tape.check_versions();
   const int slot = recorded.tape.find_result(loss);
-  if (slot == kUnknown) recorded.tape.refuse("the loss is a tensor that no operator made");
+  if (slot == kUnknown) recorded.tape.mark_unsupported("the loss is a tensor that no operator made");
   recorded.outputs.push_back(slot);
   find_gradients(recorded);
   recorded.split = recorded.tape.calls().size();
@@ -102,13 +102,13 @@ void TrainingStep::find_gradients(Trace& recorded) {
   for (const at::Tensor& parameter : parts_.parameters()) {
     known.insert(parameter.unsafeGetTensorImpl());
     if (has_hooks(parameter)) {
-      recorded.tape.refuse(
+      recorded.tape.mark_unsupported(
           concat("a parameter ", Layout::of(parameter).str(), " has a hook, which would not run"));
     }
     if (!parameter.grad().defined()) continue;
     const int slot = recorded.tape.find_result(parameter.grad());
     if (slot < 0 || recorded.tape.values()[at_slot(slot)].source != Source::kMade) {
-      recorded.tape.refuse("a gradient was there before the step, or is no strided tensor");
+      recorded.tape.mark_unsupported("a gradient was there before the step, or is no strided tensor");
     }
     recorded.leaves.push_back(parameter);
     recorded.gradients.push_back(slot);
@@ -117,8 +117,9 @@ void TrainingStep::find_gradients(Trace& recorded) {
     const at::Tensor& tensor = value.tensor;
     if (value.source != Source::kCaptured || !tensor.requires_grad()) continue;
     if (known.count(tensor.unsafeGetTensorImpl()) == 0 && tensor.is_leaf() && tensor.grad().defined()) {
-      recorded.tape.refuse(concat("a parameter ", value.layout.str(),
-                                  " gets a gradient and is not the optimizer's. Try: requires_grad_(false)"));
+      recorded.tape.mark_unsupported(
+          concat("a parameter ", value.layout.str(),
+                 " gets a gradient and is not the optimizer's. Try: requires_grad_(false)"));
     }
   }
 }
@@ -129,7 +130,7 @@ at::Tensor TrainingStep::replay(const Tensors& inputs, const Program& program) {
   parts_.zero_grad();
   auto frame = program.borrow(inputs);
   program.forward(*frame);
-  program.bump_versions(*frame, Part::kForward);
+  program.bump_versions(*frame, Phase::kForward);
   at::Tensor loss = frame->values[at_slot(recorded.outputs.front())];
   for (std::size_t i = 0; i < recorded.leaves.size(); ++i) {
     recorded.leaves[i].mutable_grad() = frame->values[at_slot(recorded.gradients[i])];

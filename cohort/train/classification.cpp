@@ -60,7 +60,7 @@ at::Tensor count_correct(const at::Tensor& logits, const at::Tensor& target) {
 
 ClassificationTask::ClassificationTask(torch::nn::AnyModule model,
                                        std::shared_ptr<optim::Optimizer> optimizer,
-                                       std::shared_ptr<const optim::Schedule> schedule,
+                                       std::shared_ptr<const optim::LRSchedule> schedule,
                                        ClassificationOptions options)
     : ClassificationTask(model.ptr(), parallel::ModelRunner{[model](const at::Tensor& input) mutable {
                            return model.forward<at::Tensor>(input);
@@ -71,7 +71,7 @@ ClassificationTask::ClassificationTask(torch::nn::AnyModule model,
 
 ClassificationTask::ClassificationTask(torch::nn::AnyModule model, parallel::ModelRunner runner,
                                        std::shared_ptr<optim::Optimizer> optimizer,
-                                       std::shared_ptr<const optim::Schedule> schedule,
+                                       std::shared_ptr<const optim::LRSchedule> schedule,
                                        ClassificationOptions options)
     : ClassificationTask(model.ptr(), std::move(runner), std::move(optimizer), std::move(schedule), options) {
   any_model_ = std::move(model);
@@ -80,7 +80,7 @@ ClassificationTask::ClassificationTask(torch::nn::AnyModule model, parallel::Mod
 ClassificationTask::ClassificationTask(std::shared_ptr<torch::nn::Module> module,
                                        parallel::ModelRunner runner,
                                        std::shared_ptr<optim::Optimizer> optimizer,
-                                       std::shared_ptr<const optim::Schedule> schedule,
+                                       std::shared_ptr<const optim::LRSchedule> schedule,
                                        ClassificationOptions options)
     : runner_(std::move(runner)), optimizer_(optimizer), options_(options) {
   if (options_.accumulate() < 1) {
@@ -144,7 +144,7 @@ script::Tensors ClassificationTask::run(std::unique_ptr<script::Function>& scrip
   }
 }
 
-ClassificationTask::Part ClassificationTask::compute(const at::Tensor& input, const at::Tensor& target,
+ClassificationTask::BatchPart ClassificationTask::compute(const at::Tensor& input, const at::Tensor& target,
                                                      double scale, double weight, bool last) {
   if (runner_.step) {
     const auto narrow = autocast(input);
@@ -163,7 +163,7 @@ ClassificationTask::Part ClassificationTask::compute(const at::Tensor& input, co
     correct = std::move(found[1]);
     if (scale != 1) value = value * scale;
   }
-  const Part part{value.detach(), correct, is_finite(value)};
+  const BatchPart part{value.detach(), correct, is_finite(value)};
   if (!part.finite) return part;
   if (last) prepare_average(*optimizer_, weight);
   const base::TimelineScope scope("backward");
@@ -171,7 +171,7 @@ ClassificationTask::Part ClassificationTask::compute(const at::Tensor& input, co
   return part;
 }
 
-void ClassificationTask::StepSum::add(const Part& part) {
+void ClassificationTask::StepSum::add(const BatchPart& part) {
   correct = correct.defined() ? correct.add(part.correct) : part.correct;
   loss = loss.defined() ? loss + part.loss : part.loss;
   finite = part.finite;

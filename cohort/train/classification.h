@@ -44,13 +44,13 @@ class ClassificationTask : public Task {
   /// Shapes: the batch's input [N, ...], its target [N] of int64 class numbers.
   /// Throws: UsageError for options out of range, or `script` with a call that has a step of its own.
   ClassificationTask(torch::nn::AnyModule model, std::shared_ptr<optim::Optimizer> optimizer,
-                     std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options = {});
+                     std::shared_ptr<const optim::LRSchedule> schedule, ClassificationOptions options = {});
 
   /// The same for a module of any type whose forward maps a tensor to a tensor, such as `sequential.ptr()`,
   /// which AnyModule cannot hold.
   template <typename M>
   ClassificationTask(std::shared_ptr<M> model, std::shared_ptr<optim::Optimizer> optimizer,
-                     std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options = {})
+                     std::shared_ptr<const optim::LRSchedule> schedule, ClassificationOptions options = {})
       : ClassificationTask(
             model, parallel::ModelRunner{[model](const at::Tensor& input) { return model->forward(input); }},
             std::move(optimizer), std::move(schedule), options) {}
@@ -58,7 +58,7 @@ class ClassificationTask : public Task {
   /// The same for a model that is called otherwise than by itself: by make_model_runner().
   ClassificationTask(torch::nn::AnyModule model, parallel::ModelRunner runner,
                      std::shared_ptr<optim::Optimizer> optimizer,
-                     std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options = {});
+                     std::shared_ptr<const optim::LRSchedule> schedule, ClassificationOptions options = {});
 
   StepMetrics train_step(data::Batch& batch) override;
   StepMetrics eval_step(data::Batch& batch) override;
@@ -69,7 +69,7 @@ class ClassificationTask : public Task {
  private:
   ClassificationTask(std::shared_ptr<torch::nn::Module> module, parallel::ModelRunner runner,
                      std::shared_ptr<optim::Optimizer> optimizer,
-                     std::shared_ptr<const optim::Schedule> schedule, ClassificationOptions options);
+                     std::shared_ptr<const optim::LRSchedule> schedule, ClassificationOptions options);
 
   // Mean loss, with its graph where gradients are on, and number of right answers.
   script::Tensors training_loss(const at::Tensor& input, const at::Tensor& target);
@@ -82,7 +82,7 @@ class ClassificationTask : public Task {
   at::Tensor loss(const at::Tensor& logits, const at::Tensor& target) const;
   std::unique_ptr<optim::Autocast> autocast(const at::Tensor& input) const;  // null where it is off
   // One part of a batch, without graph; the loss is the part's share of the batch's.
-  struct Part {
+  struct BatchPart {
     at::Tensor loss, correct;
     bool finite;
   };
@@ -90,11 +90,12 @@ class ClassificationTask : public Task {
   struct StepSum {
     at::Tensor loss, correct;
     bool finite = true;
-    void add(const Part& part);
+    void add(const BatchPart& part);
   };
   void add_parts(data::Batch& batch, bool last, StepSum& sum);
   // Forward and backward of `input`, whose share of the batch is `scale`; `last`: none of this step follows.
-  Part compute(const at::Tensor& input, const at::Tensor& target, double scale, double weight, bool last);
+  BatchPart compute(const at::Tensor& input, const at::Tensor& target, double scale, double weight,
+                    bool last);
 
   parallel::ModelRunner runner_;
   std::optional<torch::nn::AnyModule> any_model_;  // where the layers of the model can be watched

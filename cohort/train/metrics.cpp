@@ -26,7 +26,7 @@ void MeterSet::add(const StepMetrics& metrics) {
   }
 }
 
-void MeterSet::settle() {
+void MeterSet::add_pending() {
   for (auto& [name, meter] : meters_) {
     if (!meter.pending.defined()) continue;
     meter.sum.weighted += meter.pending.item<double>();
@@ -35,7 +35,7 @@ void MeterSet::settle() {
 }
 
 std::map<std::string, double> MeterSet::averages() {
-  settle();
+  add_pending();
   std::map<std::string, double> result;
   for (const auto& [name, meter] : meters_) {
     result[name] = meter.sum.weight > 0 ? meter.sum.weighted / meter.sum.weight : 0.0;
@@ -44,7 +44,7 @@ std::map<std::string, double> MeterSet::averages() {
 }
 
 std::map<std::string, MeterSet::Sum> MeterSet::sums() {
-  settle();
+  add_pending();
   std::map<std::string, Sum> result;
   for (const auto& [name, meter] : meters_) result[name] = meter.sum;
   return result;

@@ -47,7 +47,7 @@ class MeterSet {
     Sum sum;
     at::Tensor pending;  // weighted sum on an accelerator, not yet in `sum`
   };
-  void settle();
+  void add_pending();
 
   std::map<std::string, Meter> meters_;
 };

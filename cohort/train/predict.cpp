@@ -1,7 +1,7 @@
-// How a picture becomes an input is a small task of its own, which a program file carries as JSON beside the
+// How an image becomes an input is a small task of its own, which a program file carries as JSON beside the
 // model. So the file alone is enough to predict. That text is parsed with bounds, as a file may hold
 // anything. Every batch has the same size, since a program takes no other; a short batch is filled with its
-// first picture. Samples of a data set are read by a loader whose sampler lists them.
+// first image. Samples of a data set are read by a loader whose sampler lists them.
 #include "cohort/train/predict.h"
 
 #include <ATen/ATen.h>
@@ -32,17 +32,16 @@ using nlohmann::json;
 constexpr const char* kWhere = "train.predict";
 constexpr const char* kTaskKey = "picture_task";  // in the metadata of a program
 
-PictureTask task_of(const config::Config& config, std::optional<std::vector<std::string>> classes) {
+ImageTask task_of(const config::Config& config, std::optional<std::vector<std::string>> classes) {
   if (!data::is_own_dataset(config.data.type)) {
-    throw UsageError(
-        kWhere,
-        base::concat("data.type is ", config.data.type,
-                     ", which a library registered: how it makes an input of a picture's file is "
-                     "not known here"),
-        "--samples 0,1,2, which reads validation data through it (train::predict_samples)");
+    throw UsageError(kWhere,
+                     base::concat("data.type is ", config.data.type,
+                                  ", which a library registered: how it makes an input of an image's file is "
+                                  "not known here"),
+                     "--samples 0,1,2, which reads validation data through it (train::predict_samples)");
   }
   if (!classes) classes = make_dataset(config, Split::kVal)->classes();
-  PictureTask task{.color = config.data.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb,
+  ImageTask task{.color = config.data.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb,
                    .image_size = config.data.image_size,
                    .channels_last = channels_last(config),
                    .classes = std::move(*classes)};
@@ -60,7 +59,7 @@ json names_to_json(const std::vector<std::string>& names) {
 
 constexpr const char* kGrayInFiles = "grey";  // the spelling of the format's first version
 
-std::string to_text(const PictureTask& task) {
+std::string to_text(const ImageTask& task) {
   json transforms = json::array();
   for (const data::TransformSpec& spec : task.transforms) {
     transforms.push_back({{"name", spec.name}, {"args", spec.args}});
@@ -73,14 +72,13 @@ std::string to_text(const PictureTask& task) {
       .dump();
 }
 
-PictureTask task_from(const std::string& text, const fs::path& file) {
+ImageTask task_from(const std::string& text, const fs::path& file) {
   try {
     const json from = checkpoint::parse_bounded_json(text).value_or(json());
-    PictureTask task{
-        .color = from.at("color") == kGrayInFiles ? data::ColorMode::kGray : data::ColorMode::kRgb,
-        .image_size = from.at("image_size").get<std::int64_t>(),
-        .channels_last = from.at("channels_last").get<bool>(),
-        .classes = {}};
+    ImageTask task{.color = from.at("color") == kGrayInFiles ? data::ColorMode::kGray : data::ColorMode::kRgb,
+                   .image_size = from.at("image_size").get<std::int64_t>(),
+                   .channels_last = from.at("channels_last").get<bool>(),
+                   .classes = {}};
     for (const json& name : from.at("classes")) task.classes.push_back(text_from_json(name));
     for (const json& each : from.at("transforms")) {
       task.transforms.push_back({each.at("name").get<std::string>(),
@@ -89,7 +87,7 @@ PictureTask task_from(const std::string& text, const fs::path& file) {
     return task;
   } catch (const json::exception& error) {
     throw DataError(kWhere, base::concat(file.string(),
-                                         ": what it says about pictures cannot be "
+                                         ": what it says about images cannot be "
                                          "read: ",
                                          error.what()));
   }
@@ -149,7 +147,7 @@ class Listed : public data::Sampler {
 
 }  // namespace
 
-Predictor::Predictor(const PictureTask& task, Model model, std::int64_t batch_size)
+Predictor::Predictor(const ImageTask& task, Model model, std::int64_t batch_size)
     : pipeline_(task.transforms, task.color),
       model_(std::move(model)),
       batch_size_(batch_size),
@@ -168,10 +166,10 @@ Predictor Predictor::of_run(const config::Config& config, const fs::path& checkp
 
 Predictor Predictor::of_run(const config::Config& config, const TrainedWeights& trained,
                             std::int64_t batch_size) {
-  const PictureTask task = task_of(config, trained.classes);
+  const ImageTask task = task_of(config, trained.classes);
   return {task,
           call_of(config,
-                  make_trained_model(config, trained.tensors, task.classes.size(), picture_field(config))),
+                  make_trained_model(config, trained.tensors, task.classes.size(), image_field(config))),
           batch_size};
 }
 
@@ -181,7 +179,7 @@ Predictor Predictor::of_program(const fs::path& file) {
   const auto inputs = program.inputs();
   if (text == program.metadata().end() || inputs.front().size() != 1 ||
       inputs.front().front().sizes.empty()) {
-    throw DataError(kWhere, base::concat(file.string(), " does not say how a picture becomes an input of it"),
+    throw DataError(kWhere, base::concat(file.string(), " does not say how an image becomes an input of it"),
                     "a file that `cohort export` wrote");
   }
   return {task_from(text->second, file),
@@ -197,19 +195,19 @@ at::Tensor Predictor::empty_batch() const {
           .memory_format(channels_last_ ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous));
 }
 
-std::vector<Prediction> Predictor::operator()(const std::vector<std::string>& pictures,
+std::vector<Prediction> Predictor::operator()(const std::vector<std::string>& image_files,
                                               std::int64_t top) const {
   check_top(top);
   const at::NoGradGuard no_grad;
   const auto layout = channels_last_ ? data::Layout::kChannelsLast : data::Layout::kChannelsFirst;
   std::vector<std::byte> bytes;
   std::vector<Prediction> predictions;
-  const auto count = static_cast<std::int64_t>(pictures.size());
+  const auto count = static_cast<std::int64_t>(image_files.size());
   for (std::int64_t first = 0; first < count; first += batch_size_) {
     at::Tensor images = empty_batch();
     const std::int64_t size = images.numel() / batch_size_, end = std::min(count, first + batch_size_);
     for (std::int64_t i = first; i < end; ++i) {
-      const std::string& path = pictures[static_cast<std::size_t>(i)];
+      const std::string& path = image_files[static_cast<std::size_t>(i)];
       base::RandomStream random(0, 0, static_cast<std::uint64_t>(i), base::Purpose::kTransform);
       pipeline_.run_encoded(data::read_file_bytes(path, bytes), path, random,
                             images.mutable_data_ptr<float>() + (i - first) * size, layout);
@@ -218,7 +216,7 @@ std::vector<Prediction> Predictor::operator()(const std::vector<std::string>& pi
     const at::Tensor probabilities = model_(images).to(at::kFloat).softmax(1);
     for (std::int64_t i = first; i < end; ++i) {
       predictions.push_back(
-          prediction_of(pictures[static_cast<std::size_t>(i)], probabilities[i - first], classes_, top));
+          prediction_of(image_files[static_cast<std::size_t>(i)], probabilities[i - first], classes_, top));
     }
   }
   return predictions;
@@ -266,10 +264,10 @@ void export_program(const config::Config& config, const TrainedWeights& trained,
                     const fs::path& file) {
   std::map<std::string, std::string> metadata;
   std::size_t num_classes = 0;
-  data::Field input = picture_field(config);
+  data::Field input = image_field(config);
   at::Tensor example;
   if (data::is_own_dataset(config.data.type)) {
-    const PictureTask task = task_of(config, trained.classes);
+    const ImageTask task = task_of(config, trained.classes);
     num_classes = task.classes.size();
     example = Predictor(task, nullptr, batch_size).empty_batch().zero_();
     metadata[kTaskKey] = to_text(task);

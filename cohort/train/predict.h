@@ -10,37 +10,37 @@
 #include <vector>
 
 #include "cohort/config/config.h"
-#include "cohort/data/transforms/pipeline.h"
+#include "cohort/data/transforms/transform_pipeline.h"
 #include "cohort/train/classes.h"
 
-/// From pictures and samples to classes: what `cohort predict` and `cohort export` do, for a program of one's
+/// From images and samples to classes: what `cohort predict` and `cohort export` do, for a program of one's
 /// own.
 namespace cohort::train {
 
-/// How a picture becomes an input, and what the outputs are called.
-struct PictureTask {
+/// How an image becomes an input, and what the outputs are called.
+struct ImageTask {
   std::vector<data::TransformSpec> transforms = {};
   data::ColorMode color = data::ColorMode::kRgb;
-  std::int64_t image_size = 0;  ///< of the pictures themselves, where no transform fixes it
+  std::int64_t image_size = 0;  ///< of the images themselves, where no transform fixes it
   bool channels_last = false;
   std::vector<std::string> classes = {};  ///< in the order of the outputs; empty: they are numbered
 };
 
-/// The classes of a picture, or of a sample, with their probabilities, the most probable first.
+/// The classes of an image, or of a sample, with their probabilities, the most probable first.
 struct Prediction {
-  std::string path;  ///< of the picture; of a sample what its data set calls it: Dataset::describe()
+  std::string path;  ///< of the image; of a sample what its data set calls it: Dataset::describe()
   std::vector<std::pair<std::string, double>> classes;
 };
 
-/// A classifier of picture files, on the CPU, in evaluation mode. Threads: one caller at a time.
+/// A classifier of image files, on the CPU, in evaluation mode. Threads: one caller at a time.
 class Predictor {
  public:
   /// Logits [N, classes] of images [N, C, H, W].
   using Model = std::function<at::Tensor(const at::Tensor& images)>;
 
-  /// `batch_size` pictures are given to `model` at a time, also where fewer are left: the first of them then
+  /// `batch_size` images are given to `model` at a time, also where fewer are left: the first of them then
   /// fills the batch.
-  Predictor(const PictureTask& task, Model model, std::int64_t batch_size);
+  Predictor(const ImageTask& task, Model model, std::int64_t batch_size);
 
   /// The model of a run, with the parameters of `checkpoint` (a folder, or a safetensors file), the
   /// transforms of its evaluation and the classes that `checkpoint` names. One that names none (a file alone,
@@ -56,15 +56,15 @@ class Predictor {
   /// and transforms of one's own. Throws: DataError.
   static Predictor of_program(const std::filesystem::path& file);
 
-  /// Returns the `top` most probable classes of each picture, or all where there are fewer.
+  /// Returns the `top` most probable classes of each image, or all where there are fewer.
   /// Throws: DataError naming the file that cannot be read.
-  std::vector<Prediction> operator()(const std::vector<std::string>& pictures, std::int64_t top) const;
+  std::vector<Prediction> operator()(const std::vector<std::string>& image_files, std::int64_t top) const;
 
   /// The shape of the batch that the model is given.
   at::Tensor empty_batch() const;
 
  private:
-  data::Pipeline pipeline_;
+  data::TransformPipeline pipeline_;
   Model model_;
   std::int64_t batch_size_;
   bool channels_last_;
@@ -80,9 +80,9 @@ std::vector<Prediction> predict_samples(const config::Config& config, const std:
 std::vector<Prediction> predict_samples(const config::Config& config, const TrainedWeights& trained,
                                         const std::vector<std::int64_t>& samples, std::int64_t top);
 
-/// Writes what Predictor::of_run() would compute to `file`, as a program for `batch_size` pictures: docs/
+/// Writes what Predictor::of_run() would compute to `file`, as a program for `batch_size` images: docs/
 /// script.md, "Program files". Where a library registered the data set, the program takes inputs of its first
-/// field, and nothing in the file says how a picture becomes one. Throws: ConfigError, DataError; UsageError
+/// field, and nothing in the file says how an image becomes one. Throws: ConfigError, DataError; UsageError
 /// where script mode cannot record the model.
 void export_program(const config::Config& config, const std::filesystem::path& checkpoint,
                     std::int64_t batch_size, const std::filesystem::path& file);

@@ -72,7 +72,7 @@ struct Parts {
     const data::Field input = input_field(config, training ? *train_data : *eval_data);
     torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(classes), device, input);
     std::shared_ptr<optim::Optimizer> optimizer;
-    std::shared_ptr<const optim::Schedule> schedule;
+    std::shared_ptr<const optim::LRSchedule> schedule;
     if (training) {
       config::Config scaled = config;
       scaled.optim = scale_lr(config, train_loader->options().global_batch_size);

@@ -51,7 +51,7 @@ void Task::add_module(std::string name, std::shared_ptr<torch::nn::Module> modul
 }
 
 void Task::add_optimizer(std::string name, std::shared_ptr<optim::Optimizer> optimizer,
-                         std::shared_ptr<const optim::Schedule> schedule) {
+                         std::shared_ptr<const optim::LRSchedule> schedule) {
   for (const parallel::NamedOptimizer& entry : parts_.optimizers) {
     if (entry.name == name) {
       throw UsageError("train.add_optimizer",

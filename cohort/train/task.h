@@ -70,7 +70,7 @@ class Task {
   /// module uses "" and its file then has the model's own names.
   void add_module(std::string name, std::shared_ptr<torch::nn::Module> module);
   void add_optimizer(std::string name, std::shared_ptr<optim::Optimizer> optimizer,
-                     std::shared_ptr<const optim::Schedule> schedule = nullptr);
+                     std::shared_ptr<const optim::LRSchedule> schedule = nullptr);
 
   /// Before the last backward of a step, on every rank or none: gradients are then averaged while it runs.
   /// Takes what average_gradients() takes after it; where `finite` is false no backward need follow.

@@ -106,7 +106,7 @@ class FitLoop {
   /// it was. `batch`: that of the step, where it is at hand. Waits for an accelerator, once.
   void count_start(data::Batch* batch = nullptr) {
     if (counts_) return;
-    settle_steps(batch);
+    take_pending_steps(batch);
     counts_ = true;
     // `last` is moved before the logs are cut: killed from here on, `auto` starts there too.
     if (checkpoints_ && start_.resumed) checkpoints_->go_back_to(result_.last_checkpoint);
@@ -247,7 +247,7 @@ class FitLoop {
     const StepMetrics metrics = task_.train_step(batch);
     add_wait(std::chrono::duration<double>(train_.counters().wait - waited).count());  // for later parts
     const optim::NonFinite non_finite = task_.take_non_finite();
-    if (!options_.stop_on_non_finite()) buffers_.put_back_unless_finite(metrics, non_finite);
+    if (!options_.stop_on_non_finite()) buffers_.restore_unless_finite(metrics, non_finite);
     if (ranks_.size() > 1 && task_.num_averages() == averages) {
       throw UsageError("train.step",
                        base::concat("train_step of this task did not average gradients over the ",
@@ -285,8 +285,8 @@ class FitLoop {
   }
 
   /// After this every step made so far is in the meters, or known not to be finite.
-  void settle_steps(data::Batch* batch = nullptr) {
-    if (const auto checked = step_check_.settle()) take(*checked, batch);
+  void take_pending_steps(data::Batch* batch = nullptr) {
+    if (const auto checked = step_check_.take_pending()) take(*checked, batch);
   }
 
   void report_step(double seconds) {
@@ -303,7 +303,7 @@ class FitLoop {
         window_seconds_ > 0 ? static_cast<double>(window_samples_) / window_seconds_ : 0;
     report.logged = options_.log_every() > 0 && state_.step % options_.log_every() == 0;
     if (report.logged) {
-      settle_steps();
+      take_pending_steps();
       report.averages = averages_of(ranks_.total(meters_));
       window_wait_ = ranks_.sum(window_wait_) / ranks_.size();
     }
@@ -320,7 +320,7 @@ class FitLoop {
   }
 
   void end_epoch(bool complete) {
-    settle_steps();
+    take_pending_steps();
     EpochReport report;
     report.epoch = state_.epoch + 1;
     report.epochs = options_.epochs();
@@ -406,7 +406,7 @@ class FitLoop {
   }
 
   void save(bool best) {
-    settle_steps();  // no checkpoint of a step that may be about to end the run
+    take_pending_steps();  // no checkpoint of a step that may be about to end the run
     last_save_ = Clock::now();
     save_due_ = false;
     if (options_.run_dir().empty()) return;
@@ -425,7 +425,7 @@ class FitLoop {
   }
 
   void finish() {
-    settle_steps();
+    take_pending_steps();
     if (stopping_ && saved_step_ != state_.step) save(false);
     if (tracing_) write_trace();
     result_.finished = !stopping_;

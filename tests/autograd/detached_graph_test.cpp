@@ -270,8 +270,8 @@ TEST(DetachedGraphTest, WithoutEndItsResultsHaveTheWholeGraph) {
     const Tensors expected =
         torch::autograd::grad({whole}, {x, w, v}, {at::ones_like(whole)}, /*retain_graph=*/true, false, true);
     auto part = std::make_unique<DetachedGraph>(Tensors{input}, DetachedGraph::Words(),
-                                                DetachedGraph::Cut::kCanBeUndone);
-    const Tensors joined{kFunctions[i](entered(part->leaves())[0], captured) * v.sum()};
+                                                DetachedGraph::ForeignBackward::kContinues);
+    const Tensors joined{kFunctions[i](non_leaf_proxies(part->leaves())[0], captured) * v.sum()};
     EXPECT_NE(part->outside(joined), "");
     part.reset();
     const auto of_input = [&](const at::Tensor& result) {
@@ -307,7 +307,7 @@ TEST(DetachedGraphTest, WithoutEndSecondDerivativesAndOperatorsOfOtherThreadsGoT
     const at::Tensor first = torch::autograd::grad({result.sum()}, {x}, {}, true, /*create_graph=*/true)[0];
     return torch::autograd::grad({first.sum()}, {x})[0];
   };
-  DetachedGraph part({x}, DetachedGraph::Words(), DetachedGraph::Cut::kCanBeUndone);
+  DetachedGraph part({x}, DetachedGraph::Words(), DetachedGraph::ForeignBackward::kContinues);
   at::Tensor result;
   std::thread([&] { result = part.leaves()[0].exp(); }).join();
   EXPECT_EQ(part.outside({result}), "ExpBackward0");
@@ -318,7 +318,7 @@ TEST(DetachedGraphTest, WithoutEndSecondDerivativesAndOperatorsOfOtherThreadsGoT
 TEST(DetachedGraphTest, ABackwardFromWhatFnPutAsideReachesTheLeaf) {
   SharedNet net;
   const at::Tensor x = leaf(2, 4);
-  DetachedGraph part({x}, DetachedGraph::Words(), DetachedGraph::Cut::kCanBeUndone);
+  DetachedGraph part({x}, DetachedGraph::Words(), DetachedGraph::ForeignBackward::kContinues);
   const Tensors inner = net(part.leaves()[0]);
   part.end({inner[0] * 2});
   loss_of(inner).backward();
@@ -358,7 +358,8 @@ TEST(DetachedGraphTest, PartsAndTheirCallerShareWhatAutocastKeeps) {
 
 // What fn put aside has a graph that leads through the part to the caller's.
 struct PutAside {
-  explicit PutAside(DetachedGraph::Cut cut) : part({x}, DetachedGraph::Words(), cut) {
+  explicit PutAside(DetachedGraph::ForeignBackward foreign_backward)
+      : part({x}, DetachedGraph::Words(), foreign_backward) {
     const at::Tensor in = part.leaves()[0];
     in.register_hook([this](const at::Tensor& gradient) {
       ++hooks;
@@ -374,7 +375,7 @@ struct PutAside {
 };
 
 TEST(DetachedGraphTest, ATensorThatFnPutAsideLeadsOnToTheGraphOfTheInputs) {
-  PutAside made(DetachedGraph::Cut::kCanBeUndone);
+  PutAside made(DetachedGraph::ForeignBackward::kContinues);
   const at::Tensor gradient = at::full({2, 3}, 0.5);
   const Tensors of_part = made.part.backward({gradient}, /*keep_graph=*/true);
   EXPECT_TRUE(at::equal(of_part[0], gradient * (made.x * 2).exp() * 2 * 3));
@@ -387,7 +388,7 @@ TEST(DetachedGraphTest, ATensorThatFnPutAsideLeadsOnToTheGraphOfTheInputs) {
 }
 
 TEST(DetachedGraphTest, ABackwardFromATensorThatFnPutAsideThrowsWhereTheCutIsForGood) {
-  PutAside made(DetachedGraph::Cut::kForGood);
+  PutAside made(DetachedGraph::ForeignBackward::kThrows);
   const at::Tensor gradient = at::full({2, 3}, 0.5);
   COHORT_EXPECT_THROW_WITH(torch::autograd::backward({made.aside}, {gradient}), UsageError,
                            "put aside reaches an input");

@@ -9,16 +9,16 @@
 namespace cohort::base {
 namespace {
 
-using Block = std::array<std::uint32_t, 4>;
+using PhiloxBlock = std::array<std::uint32_t, 4>;
 
 // The vectors that Random123 (Salmon et al.) publishes for philox4x32 with ten rounds, in its file
 // kat_vectors.
 TEST(PhiloxTest, EqualsThePublishedVectors) {
-  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (PhiloxBlock{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
-            (Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+            (PhiloxBlock{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
   EXPECT_EQ(philox({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
-            (Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+            (PhiloxBlock{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
 TEST(RandomStreamTest, IsAFunctionOfItsFourArgumentsOnly) {

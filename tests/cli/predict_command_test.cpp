@@ -25,12 +25,12 @@ std::string exported(const std::vector<std::string>& words) {
   return test::run_command(add_export, "export", words);
 }
 
-// A model with initial values, a configuration, and pictures of two classes in a folder each.
+// A model with initial values, a configuration, and images of two classes in a folder each.
 class PredictCommandTest : public testing::Test {
  protected:
   // Returns the words that name model and configuration.
   std::vector<std::string> make(const std::string& yaml, models::ModelOptions options) {
-    write_pictures();
+    write_images();
     const std::string config = dir / "run.yaml", weights = dir / "model.safetensors";
     write_file(config, yaml + "\ndata: {path: " + (dir / "data").string() +
                            ", image_size: " + std::to_string(options.image_size) +
@@ -42,7 +42,7 @@ class PredictCommandTest : public testing::Test {
     return {"--config", config, "--checkpoint", weights};
   }
 
-  void write_pictures() {
+  void write_images() {
     data::Image image;
     image.reshape(40, 50, 3);
     for (int i = 0; i < 5; ++i) {
@@ -51,34 +51,34 @@ class PredictCommandTest : public testing::Test {
       }
       const std::vector<std::byte> bytes = data::encode_jpeg(image, 95);
       const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-      pictures.push_back(dir / (std::to_string(i) + ".jpg"));
-      write_file(pictures.back(), text);
+      images.push_back(dir / (std::to_string(i) + ".jpg"));
+      write_file(images.back(), text);
       for (const char* name : {"cat", "dog"}) write_file(dir / "data" / "val" / name / "0.jpg", text);
     }
   }
 
-  // The program of a file says what the model says of each picture, in a process without either.
+  // The program of a file says what the model says of each image, in a process without either.
   void expect_same(std::vector<std::string> model) {
     const std::string file = dir / "a.program";
     std::vector<std::string> words = model;
     words.push_back(file);
     exported(words);
     words = model;
-    words.insert(words.end(), pictures.begin(), pictures.end());
+    words.insert(words.end(), images.begin(), images.end());
     const std::string expected = predict(words);
     EXPECT_NE(expected.find("0.jpg\t"), std::string::npos) << expected;
     EXPECT_NE(expected.find("cat 0."), std::string::npos) << expected;
     fs::remove_all(dir / "data");
     fs::remove(dir / "model.safetensors");
     words = {"predict", "--program", file};
-    words.insert(words.end(), pictures.begin(), pictures.end());
+    words.insert(words.end(), images.begin(), images.end());
     const test::Outcome outcome = test::run_program(dir.path(), words);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
     EXPECT_EQ(outcome.out, expected);
   }
 
   const TempDir dir;
-  std::vector<std::string> pictures;
+  std::vector<std::string> images;
 };
 
 TEST_F(PredictCommandTest, AProgramSaysWhatTheModelSaysOfLeNet) {
@@ -107,13 +107,13 @@ TEST_F(PredictCommandTest, ALastBatchIsFilledUp) {
   std::vector<std::string> words = make("model: {name: lenet5}", options);
   const std::string file = dir / "b.program";
   words.insert(words.end(), {"--batch-size", "3", file});
-  EXPECT_NE(exported(words).find("for 3 pictures at a time"), std::string::npos);
+  EXPECT_NE(exported(words).find("for 3 images at a time"), std::string::npos);
   words = {"--program", file, "--top", "1"};
-  words.insert(words.end(), pictures.begin(), pictures.end());
+  words.insert(words.end(), images.begin(), images.end());
   const std::string all = predict(words);
   EXPECT_EQ(std::count(all.begin(), all.end(), '\n'), 5);
-  for (const std::string& picture : pictures) {
-    const std::string one = predict({"--program", file, "--top", "1", picture});
+  for (const std::string& image : images) {
+    const std::string one = predict({"--program", file, "--top", "1", image});
     EXPECT_NE(all.find(one), std::string::npos) << one << "not in\n" << all;
   }
 }
@@ -128,14 +128,14 @@ TEST_F(PredictCommandTest, SaysWhatIsMissing) {
   std::vector<std::string> words = model;
   words.push_back(file);
   exported(words);
-  COHORT_EXPECT_THROW_WITH(predict({pictures[0]}), UsageError, "neither --run nor --config was given");
+  COHORT_EXPECT_THROW_WITH(predict({images[0]}), UsageError, "neither --run nor --config was given");
   COHORT_EXPECT_THROW_WITH(predict({"--program", file, "nowhere.jpg"}), DataError, "nowhere.jpg");
   COHORT_EXPECT_THROW_WITH(predict({"--program", file, file}), DataError, "c.program");
-  COHORT_EXPECT_THROW_WITH(predict({"--program", pictures[0], pictures[0]}), DataError, "0.jpg");
-  COHORT_EXPECT_THROW_WITH(predict({"--program", file, "--top", "0", pictures[0]}), UsageError, "top: got 0");
-  COHORT_EXPECT_THROW_WITH(predict({"--program", dir / "model.safetensors", pictures[0]}), DataError,
+  COHORT_EXPECT_THROW_WITH(predict({"--program", images[0], images[0]}), DataError, "0.jpg");
+  COHORT_EXPECT_THROW_WITH(predict({"--program", file, "--top", "0", images[0]}), UsageError, "top: got 0");
+  COHORT_EXPECT_THROW_WITH(predict({"--program", dir / "model.safetensors", images[0]}), DataError,
                            "is no program of script mode");
-  EXPECT_THROW(predict({"--program", file, "--run", "runs/x", pictures[0]}), CLI::Error);
+  EXPECT_THROW(predict({"--program", file, "--run", "runs/x", images[0]}), CLI::Error);
   words = model;
   words.insert(words.end(), {"--batch-size", "0", file});
   COHORT_EXPECT_THROW_WITH(exported(words), UsageError, "batch_size: got 0");

@@ -328,8 +328,8 @@ TEST_F(ProgramTest, APluginThatThrowsWhileItIsLoadedIsNamed) {
   expect_in(outcome.err, {"./two.so threw while it was loaded: ", "TORCH_LIBRARY"});
 }
 
-// Folders a and b of four pictures each, for training and validation.
-void write_pictures(const fs::path& root) {
+// Folders a and b of four images each, for training and validation.
+void write_images(const fs::path& root) {
   data::Image image;
   image.reshape(16, 16, 1);
   for (std::size_t i = 0; i < image.pixels.size(); ++i) image.pixels[i] = static_cast<std::uint8_t>(i);
@@ -342,26 +342,26 @@ void write_pictures(const fs::path& root) {
   }
 }
 
-std::vector<std::string> pictures(const std::string& folder, std::vector<std::string> more = {}) {
+std::vector<std::string> images(const std::string& folder, std::vector<std::string> more = {}) {
   more.insert(more.begin(), {"data.type=image_folder", "data.path=" + folder, "train.epochs=1"});
   return more;
 }
 
 TEST_F(ProgramTest, NamesThatAreNotUtf8GoThroughEveryCommand) {
-  write_pictures(dir / "d\xe9");
+  write_images(dir / "d\xe9");
   for (const char* split : {"train", "val"})
     fs::rename(dir / "d\xe9" / split / "a", dir / "d\xe9" / split / "caf\xe9");
-  const std::string folder = "r\xe9", picture = "d\xe9/val/caf\xe9/0.jpg", program = "p\xe9.cohort";
-  std::vector<std::string> more = pictures("d\xe9");
+  const std::string folder = "r\xe9", image = "d\xe9/val/caf\xe9/0.jpg", program = "p\xe9.cohort";
+  std::vector<std::string> more = images("d\xe9");
   more.insert(more.end(),
               {"--nproc-per-node", "2", "--resume", folder + "/checkpoints/last", "train.epochs=2"});
   const std::vector<std::vector<std::string>> commands{
-      train(folder, pictures("d\xe9")),
+      train(folder, images("d\xe9")),
       train(folder, more),
       {"eval", "--run", folder},
-      {"predict", "--run", folder, picture},
+      {"predict", "--run", folder, image},
       {"export", "--run", folder, program},
-      {"predict", "--program", program, picture},
+      {"predict", "--program", program, image},
       {"data", "verify", "d\xe9/train"},
   };
   for (const std::vector<std::string>& arguments : commands) {
@@ -373,16 +373,16 @@ TEST_F(ProgramTest, NamesThatAreNotUtf8GoThroughEveryCommand) {
   }
 }
 
-TEST_F(ProgramTest, PicturesThatAreLeftOutAreNamedAndCountedForTrainingAndValidation) {
-  write_pictures(dir / "data");
+TEST_F(ProgramTest, ImagesThatAreLeftOutAreNamedAndCountedForTrainingAndValidation) {
+  write_images(dir / "data");
   for (const char* broken : {"train/a/0.jpg", "val/a/1.jpg", "val/b/2.jpg"}) {
-    write_file(dir / "data" / broken, "not a picture");
+    write_file(dir / "data" / broken, "not an image");
   }
-  const Outcome refused = run(train("refused", pictures("data")));
+  const Outcome refused = run(train("refused", images("data")));
   EXPECT_EQ(refused.status, 2);
   // A batch of validation is tried before the first epoch.
   EXPECT_NE(refused.err.find("val/a/1.jpg"), std::string::npos) << refused.err;
-  const Outcome skipped = run(train("skipped", pictures("data", {"data.on_error=skip"})));
+  const Outcome skipped = run(train("skipped", images("data", {"data.on_error=skip"})));
   EXPECT_EQ(skipped.status, 0) << skipped.err;
   expect_in(skipped.err,
             {"data/train/a/0.jpg", "data/val/a/1.jpg", "data/val/b/2.jpg",
@@ -393,12 +393,12 @@ TEST_F(ProgramTest, PicturesThatAreLeftOutAreNamedAndCountedForTrainingAndValida
 }
 
 TEST_F(ProgramTest, DataThatDoesNotFitTheModelOrItselfIsRefused) {
-  write_pictures(dir / "data");
-  const Outcome fewer = run(train("x", pictures("data", {"model.num_classes=1"})));
+  write_images(dir / "data");
+  const Outcome fewer = run(train("x", images("data", {"model.num_classes=1"})));
   EXPECT_EQ(fewer.status, 2);
   expect_in(fewer.err, {"model.num_classes is 1", "but the data has 2"});
   fs::rename(dir / "data" / "val" / "b", dir / "data" / "val" / "c");
-  const Outcome other = run(train("x", pictures("data")));
+  const Outcome other = run(train("x", images("data")));
   EXPECT_EQ(other.status, 2);
   expect_in(other.err, {"have different classes; in one only: b c"});
   EXPECT_FALSE(fs::exists(dir / "x"));
@@ -411,7 +411,7 @@ TEST_F(ProgramTest, NeedsNoFileOfConfigurationWhereItIsSaidWhereTheDataIs) {
     expect_in(outcome.err,
               {"neither a configuration nor data was given. Try: --config FILE", "data.path=FOLDER"});
   }
-  write_pictures(dir / "data");
+  write_images(dir / "data");
   const auto train_on = [&](const std::string& data, const std::string& folder) {
     return run({"train", "model.name=lenet5", "data.image_size=28", "train.device=cpu", "train.threads=1",
                 "train.epochs=1", data, "run.dir=" + folder});
@@ -455,9 +455,9 @@ TEST_F(ProgramTest, ModelsDataAndOperatorsOfAPluginAreUsedByName) {
   words = model;
   words.insert(words.begin(), "predict");
   words.push_back("0.jpg");
-  const Outcome picture = run(words);
-  EXPECT_EQ(picture.status, 2);
-  expect_in(picture.err, {"data.type is plugin_data, which a library registered", "--samples"});
+  const Outcome image = run(words);
+  EXPECT_EQ(image.status, 2);
+  expect_in(image.err, {"data.type is plugin_data, which a library registered", "--samples"});
   words = model;
   words.insert(words.begin(), "export");
   words.push_back("plugged.program");

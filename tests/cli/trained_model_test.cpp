@@ -59,7 +59,7 @@ class Slow : public data::ExampleDataset {
 };
 COHORT_REGISTER_DATASET(slow, [](const data::DatasetArgs&) { return std::make_shared<const Slow>(); });
 
-/// A perceptron on pictures of three classes.
+/// A perceptron on images of three classes.
 class TrainedModelTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -141,13 +141,13 @@ TEST_F(TrainedModelTest, EveryCheckpointIsEvaluatedWithTheConfigurationThatMadeI
   }
 }
 
-TEST_F(TrainedModelTest, PredictionAndExportTakeThePicturesAsTheCheckpointDid) {
+TEST_F(TrainedModelTest, PredictionAndExportTakeTheImagesAsTheCheckpointDid) {
   run.start(words({"train.epochs=2"}));
-  const std::vector<std::string> pictures = {(data() / "val" / "cat" / "0.png").string()};
+  const std::vector<std::string> images = {(data() / "val" / "cat" / "0.png").string()};
   const auto predicted = [&] {
     TrainedModel model = model_of(run.path(), checkpoint("epoch_0002"));
     const config::Config config = model.load("cli.predict");
-    return train::Predictor::of_run(config, model.checkpoint)(pictures, 3).at(0).classes;
+    return train::Predictor::of_run(config, model.checkpoint)(images, 3).at(0).classes;
   };
   const auto before = predicted();
   run.start(words({"train.epochs=3", "run.resume=auto", "data.mean=[-1.5]"}));
@@ -155,7 +155,7 @@ TEST_F(TrainedModelTest, PredictionAndExportTakeThePicturesAsTheCheckpointDid) {
   TrainedModel model = model_of(run.path(), checkpoint("epoch_0002"));
   const fs::path file = run.root() / "a.program";
   train::export_program(model.load("cli.export"), model.checkpoint, 1, file);
-  const auto of_program = train::Predictor::of_program(file)(pictures, 3).at(0).classes;
+  const auto of_program = train::Predictor::of_program(file)(images, 3).at(0).classes;
   for (std::size_t i = 0; i < before.size(); ++i) {
     EXPECT_EQ(of_program[i].first, before[i].first);
     EXPECT_NEAR(of_program[i].second, before[i].second, 1e-6);
@@ -230,9 +230,9 @@ TEST_F(TrainedModelTest, WhatFailsOnceTheCheckpointWasReadIsNotTriedAgain) {
   const auto work = [&](const config::Config&, const train::TrainedWeights&) {
     ++calls;
     fs::remove_all(checkpoint("epoch_0001"));
-    throw DataError("test", "a picture is broken");
+    throw DataError("test", "an image is broken");
   };
-  COHORT_EXPECT_THROW_WITH(model.use("cli.eval", work), DataError, "a picture is broken");
+  COHORT_EXPECT_THROW_WITH(model.use("cli.eval", work), DataError, "an image is broken");
   EXPECT_EQ(calls, 1);
 }
 

@@ -217,8 +217,8 @@ TEST_P(ConformanceTest, BroadcastAllGatherGatherAndScatter) {
 }
 
 TEST_P(ConformanceTest, ComplexNumbersMoveAndAreSummed) {
-  using Call = std::function<void(Group&, at::Tensor&)>;
-  const std::vector<std::pair<const char*, Call>> calls = {
+  using CollectiveCall = std::function<void(Group&, at::Tensor&)>;
+  const std::vector<std::pair<const char*, CollectiveCall>> calls = {
       {"broadcast", [](Group& g, at::Tensor& t) { g.broadcast(t, 0).wait(); }},
       {"all_reduce", [](Group& g, at::Tensor& t) { g.all_reduce(t).wait(); }},
       {"all_gather",

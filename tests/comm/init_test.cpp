@@ -176,7 +176,8 @@ TEST_F(InitTest, AFileWhoseLockSomebodyHasIsAnErrorAtTheDeadline) {
   const base::Deadline waited(std::chrono::seconds(60));
   const auto outcome = meet("file://" + path, 1, milliseconds(500));
   EXPECT_LT(waited.elapsed(), milliseconds(2500));
-  test::expect_in(outcome[0], {"rank 0 cannot meet in /", "somebody has locked it for 500 ms"});
+  test::expect_in(outcome[0],
+                  {"rank 0 cannot join the rendezvous in /", "somebody has locked it for 500 ms"});
   ::flock(file.get(), LOCK_UN);
 }
 

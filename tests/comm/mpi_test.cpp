@@ -255,7 +255,7 @@ TEST(MpiProfiledChild, DISABLED_Run) {
         test::make_calls_of_each_kind(group);
       },
       test::kSlowdown * 30s, ConsistencyCheck::kOff);
-  std::map<std::string, test::ProfiledCalls::Call> profiled = calls.finish();
+  std::map<std::string, test::ProfiledCalls::CallCount> profiled = calls.finish();
   const std::string message = my_rank == 0 ? "mpi:send" : "mpi:recv";
   for (const std::string& name :
        {std::string("mpi:all_reduce"), std::string("mpi:broadcast"), std::string("mpi:all_gather"),

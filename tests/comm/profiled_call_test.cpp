@@ -18,7 +18,7 @@ TEST(ProfiledCallTest, CollectivesAreSeenWithTheirBytesAndGroup) {
         group.all_reduce(both).wait();
       },
       std::chrono::seconds(20), ConsistencyCheck::kOff);
-  std::map<std::string, test::ProfiledCalls::Call> seen = profiled.finish();
+  std::map<std::string, test::ProfiledCalls::CallCount> seen = profiled.finish();
   for (const char* name : {"shm:broadcast", "shm:all_gather", "shm:reduce_scatter"}) {
     EXPECT_EQ(seen[name].begun, 2) << name;
     EXPECT_EQ(seen[name].ended, 2) << name;

@@ -29,7 +29,7 @@ import cohort_shm
 DEADLINE_S = 150  # of all ranks together
 TIMEOUT = datetime.timedelta(seconds=60)  # of one call
 TYPES = [torch.float32, torch.bfloat16, torch.int64]
-SIZES = [0, 1, 7, 100_003]  # the last takes several turns
+SIZES = [0, 1, 7, 100_003]  # the last takes several rounds
 OPERATIONS = {"SUM": dist.ReduceOp.SUM, "AVG": dist.ReduceOp.AVG, "MAX": dist.ReduceOp.MAX}
 
 

@@ -8,13 +8,13 @@
 
 namespace users {
 
-enum class Kind { kTrain, kTest };
+enum class Mode { kTrain, kTest };
 
 struct Detection {
   at::Tensor boxes;
   std::vector<at::Tensor> masks;
   std::string name;
-  Kind kind = Kind::kTrain;
+  Mode kind = Mode::kTrain;
 };
 COHORT_NESTED(Detection, boxes, masks, name, kind)
 
@@ -154,11 +154,11 @@ TEST(NestedTest, UndefinedTensorsAreVisitedToo) {
 }
 
 TEST(NestedTest, MapReplacesTensorsAndCarriesTheRestAlong) {
-  const users::Detection detection{number(1), {number(2)}, "cat", users::Kind::kTest};
+  const users::Detection detection{number(1), {number(2)}, "cat", users::Mode::kTest};
   const users::Detection mapped = map_tensors(detection, [](const at::Tensor& t) { return t + 10; });
   EXPECT_EQ(numbers(mapped), (Numbers{11, 12}));
   EXPECT_EQ(mapped.name, "cat");
-  EXPECT_EQ(mapped.kind, users::Kind::kTest);
+  EXPECT_EQ(mapped.kind, users::Mode::kTest);
   EXPECT_EQ(numbers(detection), (Numbers{1, 2})) << "the original stays";
   Paths seen;
   map_tensors(detection, [&](const at::Tensor& t, const NestedPath& path) {

@@ -24,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Entry {
+struct ArchiveEntry {
   std::string name;
   std::string content = "x";
   unsigned type = AE_IFREG;
@@ -35,14 +35,14 @@ struct Entry {
 
 using Filter = int (*)(archive*);
 
-void write_tar(const fs::path& path, const std::vector<Entry>& entries, Filter filter = nullptr) {
+void write_tar(const fs::path& path, const std::vector<ArchiveEntry>& entries, Filter filter = nullptr) {
   archive* tar = archive_write_new();
   archive_write_set_format_pax(tar);
   if (filter != nullptr) {
     ASSERT_EQ(filter(tar), ARCHIVE_OK);
   }
   ASSERT_EQ(archive_write_open_filename(tar, path.c_str()), ARCHIVE_OK);
-  for (const Entry& e : entries) {
+  for (const ArchiveEntry& e : entries) {
     archive_entry* entry = archive_entry_new();
     archive_entry_set_pathname(entry, e.name.c_str());
     archive_entry_set_filetype(entry, e.type);
@@ -257,10 +257,10 @@ TEST(DatasetToolsTest, AHoleAtTheEndOfAFileStays) {
 TEST(DatasetToolsTest, AFileAndAFolderOfOneNameAreRefused) {
   const test::TempDir dir;
   const std::string tar = (dir / "x.tar").string(), out = (dir / "out").string();
-  const std::vector<std::vector<Entry>> cases = {{{"a/b", "x"}, {"a/b/1.jpg", "x"}},
-                                                 {{"a/b/1.jpg", "x"}, {"a/b", "x"}},
-                                                 {{"a/b", "x"}, {"a/b/", "", AE_IFDIR}}};
-  for (const std::vector<Entry>& entries : cases) {
+  const std::vector<std::vector<ArchiveEntry>> cases = {{{"a/b", "x"}, {"a/b/1.jpg", "x"}},
+                                                        {{"a/b/1.jpg", "x"}, {"a/b", "x"}},
+                                                        {{"a/b", "x"}, {"a/b/", "", AE_IFDIR}}};
+  for (const std::vector<ArchiveEntry>& entries : cases) {
     write_tar(tar, entries);
     COHORT_EXPECT_THROW_WITH(unpack_tar(tar, out), DataError,
                              "clashes with another: a file and a folder have one name");
@@ -271,7 +271,7 @@ TEST(DatasetToolsTest, AFileAndAFolderOfOneNameAreRefused) {
 TEST(DatasetToolsTest, ATarThatReachesOutIsRefusedAndLeavesNothing) {
   const test::TempDir dir;
   const std::string tar = (dir / "evil.tar").string(), out = (dir / "out").string();
-  const std::vector<std::pair<Entry, std::string>> cases = {
+  const std::vector<std::pair<ArchiveEntry, std::string>> cases = {
       {{"../evil.jpg"}, "leads out of the folder"},
       {{"a/../../evil.jpg"}, "leads out of the folder"},
       {{"/tmp/evil.jpg"}, "has an absolute name"},
@@ -413,7 +413,7 @@ TEST(DatasetToolsTest, IdxFilesBecomeAFolderOfJpegs) {
 TEST(DatasetToolsTest, VerifyListsEveryBrokenFile) {
   const test::TempDir dir;
   for (int i = 0; i < 40; ++i) test::write_file(dir / ("a/" + std::to_string(i) + ".png"), png(5, 4, 3, 1));
-  test::write_file(dir / "a/text.jpg", "this is no picture");
+  test::write_file(dir / "a/text.jpg", "this is no image");
   test::write_file(dir / "b/short.png", png(5, 4, 3, 1).substr(0, 50));
   test::write_file(dir / "b/void.jpg", "");
   test::write_file(dir / "b/not checked.webp", "");

@@ -30,7 +30,7 @@ Batch first_batch(std::shared_ptr<const Dataset> dataset, const LoaderOptions& o
   return loader.next().value();
 }
 
-Image picture(std::int64_t height, std::int64_t width, std::uint8_t start) {
+Image make_image(std::int64_t height, std::int64_t width, std::uint8_t start) {
   Image image;
   image.reshape(height, width, 3);
   for (auto& value : image.pixels) value = start += 7;
@@ -170,7 +170,7 @@ TEST(RegistryTest, UnknownAndTakenNamesAreRefused) {
 
 TEST(DatasetTest, AnIndexThatIsNotInTheDatasetIsRefused) {
   const test::TempDir dir;
-  write_png(dir / "a/1.png", picture(2, 2, 1));
+  write_png(dir / "a/1.png", make_image(2, 2, 1));
   test::write_file(dir / "i", std::string("\0\0\x08\x03\0\0\0\x01\0\0\0\x02\0\0\0\x02", 16) + "abcd");
   test::write_file(dir / "l", std::string("\0\0\x08\x01\0\0\0\x01\0", 9));
   const auto folder =
@@ -258,9 +258,9 @@ TEST(SyntheticDatasetTest, IsAFunctionOfSeedAndIndex) {
   COHORT_EXPECT_THROW_WITH(SyntheticDataset({.num_classes = 0}), UsageError, "num_classes is 0");
 }
 
-TEST(ImageFolderTest, ReadsPicturesAndLabels) {
+TEST(ImageFolderTest, ReadsImagesAndLabels) {
   const test::TempDir dir;
-  const Image cat = picture(4, 5, 3), dog = picture(4, 5, 90);
+  const Image cat = make_image(4, 5, 3), dog = make_image(4, 5, 90);
   write_png(dir / "cat/1.png", cat);
   write_png(dir / "dog/1.png", dog);
   for (const bool channels_last : {false, true}) {
@@ -286,12 +286,12 @@ TEST(ImageFolderTest, ReadsPicturesAndLabels) {
 
 TEST(ImageFolderTest, BrokenFilesAreNamedOrSkipped) {
   const test::TempDir dir;
-  for (int i = 0; i < 6; ++i) write_png(dir / ("a/" + std::to_string(i) + ".png"), picture(4, 4, 1));
-  test::write_file(dir / "a/3.png", "no picture");
+  for (int i = 0; i < 6; ++i) write_png(dir / ("a/" + std::to_string(i) + ".png"), make_image(4, 4, 1));
+  test::write_file(dir / "a/3.png", "no image");
   const auto folder = std::make_shared<ImageFolder>(dir.path().string());
   Loader refuse(folder, {.batch_size = 4, .workers = 2});
   COHORT_EXPECT_THROW_WITH(refuse.next(), DataError,
-                           "[data.image] " + dir.path().string() + "/a/3.png: not a picture");
+                           "[data.image] " + dir.path().string() + "/a/3.png: not an image");
   Loader skip(folder, {.batch_size = 4, .workers = 2, .on_error = OnError::kSkip});
   EXPECT_EQ(skip.next()->size, 3);
   EXPECT_EQ(skip.next()->size, 2);
@@ -300,25 +300,25 @@ TEST(ImageFolderTest, BrokenFilesAreNamedOrSkipped) {
   COHORT_EXPECT_THROW_WITH(refuse.next(), DataError, "a/1.png: No such file or directory");
 }
 
-TEST(ImageFolderTest, ABrokenFirstPictureIsRefusedOrSkippedLikeAnyOther) {
+TEST(ImageFolderTest, ABrokenFirstImageIsRefusedOrSkippedLikeAnyOther) {
   const test::TempDir dir;
-  test::write_file(dir / "a/0.png", "no picture");
+  test::write_file(dir / "a/0.png", "no image");
   test::write_file(dir / "a/1.png", "");
-  for (int i = 2; i < 5; ++i) write_png(dir / ("a/" + std::to_string(i) + ".png"), picture(4, 6, 1));
+  for (int i = 2; i < 5; ++i) write_png(dir / ("a/" + std::to_string(i) + ".png"), make_image(4, 6, 1));
   const auto folder = std::make_shared<ImageFolder>(dir.path().string());  // no transform fixes the size
   EXPECT_EQ(folder->fields()[0].shape, (std::vector<std::int64_t>{3, 4, 6}));
   Loader refuse(folder, {.batch_size = 5});
-  COHORT_EXPECT_THROW_WITH(refuse.next(), DataError, "a/0.png: not a picture");
+  COHORT_EXPECT_THROW_WITH(refuse.next(), DataError, "a/0.png: not an image");
   Loader skip(folder, {.batch_size = 5, .on_error = OnError::kSkip});
   EXPECT_EQ(skip.next()->size, 3);
-  for (int i = 2; i < 5; ++i) test::write_file(dir / ("a/" + std::to_string(i) + ".png"), "no picture");
-  COHORT_EXPECT_THROW_WITH(ImageFolder(dir.path().string()), DataError, "a/0.png: not a picture");
+  for (int i = 2; i < 5; ++i) test::write_file(dir / ("a/" + std::to_string(i) + ".png"), "no image");
+  COHORT_EXPECT_THROW_WITH(ImageFolder(dir.path().string()), DataError, "a/0.png: not an image");
 }
 
 TEST(ImageFolderTest, TransformsDrawTheSameWhateverTheWorkers) {
   const test::TempDir dir;
   for (int i = 0; i < 30; ++i)
-    write_png(dir / ("a/" + std::to_string(i) + ".png"), picture(20, 24, static_cast<std::uint8_t>(i)));
+    write_png(dir / ("a/" + std::to_string(i) + ".png"), make_image(20, 24, static_cast<std::uint8_t>(i)));
   const auto folder = std::make_shared<ImageFolder>(
       dir.path().string(), ImageFolderOptions{.transforms = {{"RandomResizedCrop", {{"", {8}}}},
                                                              {"RandomHorizontalFlip", {}},
@@ -357,7 +357,7 @@ TEST(FingerprintTest, FollowsTheSamplesAndNotWhereTheyLie) {
   test::TempDir a, b;
   for (const test::TempDir* folder : {&a, &b}) {
     for (const char* file : {"ape/0.png", "bee/0.png", "bee/1.png"})
-      write_png(*folder / file, picture(4, 4, 3));
+      write_png(*folder / file, make_image(4, 4, 3));
   }
   const auto of = [](const test::TempDir& folder) {
     return ImageFolder(folder.path().string()).fingerprint();
@@ -369,7 +369,7 @@ TEST(FingerprintTest, FollowsTheSamplesAndNotWhereTheyLie) {
   EXPECT_NE(of(b), first);
   std::filesystem::rename(b / "bee/2.png", b / "ape/1.png");
   EXPECT_NE(of(b), first);
-  write_png(a / "bee/1.png", picture(40, 50, 3));  // of another size in bytes
+  write_png(a / "bee/1.png", make_image(40, 50, 3));  // of another size in bytes
   EXPECT_NE(of(a), first);
   EXPECT_EQ(SyntheticDataset({.seed = 3}).fingerprint(), SyntheticDataset({.seed = 3}).fingerprint());
   EXPECT_NE(SyntheticDataset({.seed = 3}).fingerprint(), SyntheticDataset({.seed = 4}).fingerprint());

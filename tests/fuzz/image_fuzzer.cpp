@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "cohort/base/error.h"
-#include "cohort/data/transforms/pipeline.h"
+#include "cohort/data/transforms/transform_pipeline.h"
 
 // Decodes the bytes whole and in part, as colour and gray, and runs pipelines on them. Beyond "no crash" it
-// checks that a region is what the whole picture has there, and that no decode depends on what was decoded
+// checks that a region is what the whole image has there, and that no decode depends on what was decoded
 // before.
 using namespace cohort;
 using namespace cohort::data;
@@ -54,12 +54,12 @@ void check_region(std::span<const std::byte> file, ColorMode color, const Image&
   }
 }
 
-std::vector<std::unique_ptr<Pipeline>> make_pipelines() {
+std::vector<std::unique_ptr<TransformPipeline>> make_pipelines() {
   DecodeOptions options;
   options.max_pixels = 1 << 16;
-  std::vector<std::unique_ptr<Pipeline>> pipelines;
+  std::vector<std::unique_ptr<TransformPipeline>> pipelines;
   const auto add = [&](const std::vector<TransformSpec>& specs, ColorMode color) {
-    pipelines.push_back(std::make_unique<Pipeline>(specs, color, options));
+    pipelines.push_back(std::make_unique<TransformPipeline>(specs, color, options));
   };
   add({random_resized_crop(24), random_horizontal_flip(), to_tensor(),
        normalize({0.5, 0.4, 0.3}, {0.2, 0.2, 0.2})},
@@ -89,7 +89,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       }
     }
   }
-  static const std::vector<std::unique_ptr<Pipeline>> pipelines = make_pipelines();
+  static const std::vector<std::unique_ptr<TransformPipeline>> pipelines = make_pipelines();
   for (const auto& pipeline : pipelines) {
     const ImageShape shape = pipeline->output_shape();
     // Exactly as large as promised, so that a write behind it is seen.

@@ -120,7 +120,7 @@ TEST_F(GpuFiniteTest, CheckingAStepDoesNotWaitForTheOneAfterIt) {
   EXPECT_FALSE(is_done.query());
   ASSERT_EQ(known.size(), 1u);
   EXPECT_FALSE(known[0].is_finite());
-  EXPECT_TRUE(check.settle()->is_finite());
+  EXPECT_TRUE(check.take_pending()->is_finite());
 }
 
 data::Loader loader_on(at::Device device, std::int64_t bad_batch = -1) {

@@ -82,13 +82,14 @@ TEST(FiniteTest, AScalarAndWhatIsAddedUp) {
 
 TEST(FiniteTest, ClippingKnowsFiniteGradientsOfAnySize) {
   const at::Tensor shape = at::tensor({0.5, -1.0, 0.25, 0.0}, at::kDouble);
-  struct Kind {
+  struct TypeScales {
     at::ScalarType type;
     std::vector<double> scales;
   };
-  for (const Kind& kind : {Kind{at::kFloat, {1e-30, 1e-10, 1, 1e10, 1e18, 2e19, 4e20, 1e30, 3.4e38}},
-                           Kind{at::kDouble, {1e-30, 1, 1e150, 1e200, 1.7e308}},
-                           Kind{at::kBFloat16, {1e-30, 1, 1e20, 3e38}}, Kind{at::kHalf, {1, 6e4}}}) {
+  for (const TypeScales& kind :
+       {TypeScales{at::kFloat, {1e-30, 1e-10, 1, 1e10, 1e18, 2e19, 4e20, 1e30, 3.4e38}},
+        TypeScales{at::kDouble, {1e-30, 1, 1e150, 1e200, 1.7e308}},
+        TypeScales{at::kBFloat16, {1e-30, 1, 1e20, 3e38}}, TypeScales{at::kHalf, {1, 6e4}}}) {
     for (const double scale : kind.scales) {
       for (const double max_norm : {1e-3, 1.0}) {
         Tensors parameters;

@@ -23,7 +23,7 @@ TEST(ScheduleFactoryTest, EachNameIsTheScheduleOfThatName) {
                                 .step_size = 3,
                                 .gamma = 0.1,
                                 .eta_min = 0.1};
-  const std::map<std::string, SchedulePtr> expected = {{"constant", constant()},
+  const std::map<std::string, LRSchedulePtr> expected = {{"constant", constant()},
                                                        {"step", multistep({30, 60, 90}, 0.1)},
                                                        {"multistep", multistep({20, 50}, 0.1)},
                                                        {"cosine", per_epoch(cosine(10, 0.1), 10)},
@@ -32,7 +32,7 @@ TEST(ScheduleFactoryTest, EachNameIsTheScheduleOfThatName) {
   for (const auto& [name, schedule] : expected) {
     ScheduleOptions of = options;
     of.name = name;
-    const SchedulePtr made = make_schedule(of);
+    const LRSchedulePtr made = make_schedule(of);
     for (std::int64_t step = 0; step < 100; ++step) {
       EXPECT_DOUBLE_EQ(made->lr(step, 0.5), schedule->lr(step, 0.5)) << name << " " << step;
     }
@@ -40,7 +40,7 @@ TEST(ScheduleFactoryTest, EachNameIsTheScheduleOfThatName) {
 }
 
 TEST(ScheduleFactoryTest, TheWarmUpRunsBeforeAndMilestonesCountFromTheStartOfTheRun) {
-  const SchedulePtr schedule = make_schedule({.name = "multistep",
+  const LRSchedulePtr schedule = make_schedule({.name = "multistep",
                                               .total_steps = 100,
                                               .warmup_steps = 4,
                                               .warmup_start = 0.5,
@@ -52,7 +52,7 @@ TEST(ScheduleFactoryTest, TheWarmUpRunsBeforeAndMilestonesCountFromTheStartOfThe
 }
 
 TEST(ScheduleFactoryTest, ARegisteredScheduleIsMadeByNameWithItsOptions) {
-  const SchedulePtr schedule =
+  const LRSchedulePtr schedule =
       make_schedule({.name = "square_root", .total_steps = 9, .extra = {{"every", "4"}}});
   EXPECT_DOUBLE_EQ(schedule->lr(12, 1), 0.5);
   COHORT_EXPECT_THROW_WITH(make_schedule({.name = "square_root", .extra = {{"evry", "4"}}}), ConfigError,

@@ -14,7 +14,7 @@
 namespace cohort::optim {
 namespace {
 
-std::map<std::string, SchedulePtr> golden_schedules() {
+std::map<std::string, LRSchedulePtr> golden_schedules() {
   OneCycleOptions cycle{.total_steps = 1000, .max_lr = 0.5};
   OneCycleOptions straight = cycle;
   straight.linear_anneal = true;
@@ -74,7 +74,7 @@ TEST(ScheduleTest, EqualsPythonsChainAtEachOfAThousandStepsToOneInTenToTheTwelft
   const auto schedules = golden_schedules();
   ASSERT_EQ(golden.size(), schedules.size());
   for (const auto& [name, lines] : golden) {
-    const Schedule& schedule = *schedules.at(name);
+    const LRSchedule& schedule = *schedules.at(name);
     ASSERT_EQ(lines.at(0).at(0), "lr") << name;
     const std::vector<double> rates = golden_values(lines[0]);
     ASSERT_EQ(rates.size(), 1000U) << name;
@@ -98,7 +98,7 @@ TEST(ScheduleTest, EqualsPythonsChainAtEachOfAThousandStepsToOneInTenToTheTwelft
 
 TEST(ScheduleTest, ApplyScalesEachGroupFromItsOwnInitialRate) {
   SGD sgd({{.params = {parameter()}, .lr = 1.0}, {.params = {parameter()}}}, SGDOptions(0.1));
-  const SchedulePtr schedule = step_decay(10, 0.5);
+  const LRSchedulePtr schedule = step_decay(10, 0.5);
   schedule->apply(sgd, 25);
   schedule->apply(sgd, 25);  // no state: twice is the same as once
   EXPECT_DOUBLE_EQ(sgd.param_groups()[0].lr, 0.25);
@@ -110,7 +110,7 @@ TEST(ScheduleTest, ApplyScalesEachGroupFromItsOwnInitialRate) {
 TEST(ScheduleTest, OneCycleTakesEachGroupsRateAsItsPeakAndCyclesMomentum) {
   SGD sgd({{.params = {parameter()}, .lr = 1.0}, {.params = {parameter()}}}, SGDOptions(0.1).momentum(0.9));
   Adam adam({parameter()});
-  const SchedulePtr schedule = one_cycle({.total_steps = 100});
+  const LRSchedulePtr schedule = one_cycle({.total_steps = 100});
   schedule->apply(sgd, 29);
   schedule->apply(adam, 29);
   EXPECT_DOUBLE_EQ(sgd.param_groups()[0].lr, 1.0);
@@ -120,7 +120,7 @@ TEST(ScheduleTest, OneCycleTakesEachGroupsRateAsItsPeakAndCyclesMomentum) {
 }
 
 TEST(ScheduleTest, PerEpochChangesBetweenEpochsOnly) {
-  const SchedulePtr schedule = per_epoch(multistep({2}), 10);
+  const LRSchedulePtr schedule = per_epoch(multistep({2}), 10);
   EXPECT_DOUBLE_EQ(schedule->lr(19, 1.0), 1.0);
   EXPECT_DOUBLE_EQ(schedule->lr(20, 1.0), 0.1);
 }
@@ -164,7 +164,7 @@ TEST(ScheduleTest, OneCycleRefusesWhatCannotWork) {
                            "final_div_factor is 0");
   COHORT_EXPECT_THROW_WITH(one_cycle({.total_steps = 10, .pct_start = 0.1}), UsageError, "is one step");
   COHORT_EXPECT_THROW_WITH(one_cycle({.total_steps = 10, .pct_start = 1.0}), UsageError, "leaves no steps");
-  const SchedulePtr schedule = one_cycle({.total_steps = 10});
+  const LRSchedulePtr schedule = one_cycle({.total_steps = 10});
   COHORT_EXPECT_THROW_WITH(schedule->lr(11, 0.1), UsageError, "got step 11, expected 0 to 10");
 }
 

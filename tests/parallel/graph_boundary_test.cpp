@@ -56,8 +56,8 @@ void expect_equal(const Tensors& a, const Tensors& b) {
 }
 
 // A part of a net, for run_on_devices.
-Part part_of(const char* place, nn::Sequential net, const at::Tensor& x) {
-  return Part{
+DevicePart part_of(const char* place, nn::Sequential net, const at::Tensor& x) {
+  return DevicePart{
       PartName(std::string("part on ") + place), worker_of(place), {x}, [net](const Tensors& in) mutable {
         return Tensors{net->forward(in.front())};
       }};
@@ -116,7 +116,7 @@ TEST(GraphBoundaryTest, BackwardsOfThePartsOfOneCallRunAtTheSameTime) {
     }
   };
   const auto meeting = std::make_shared<Meeting>();
-  std::vector<Part> parts;
+  std::vector<DevicePart> parts;
   for (const char* place : {"cpu:0/a", "cpu:0/b"}) {
     parts.push_back({PartName(place), worker_of(place), {input_of()}, [meeting](const Tensors& in) {
                        at::Tensor y = in.front() * 3;
@@ -144,7 +144,7 @@ TEST(GraphBoundaryTest, PartsThatShareParametersAddTheirGradientsInOrder) {
     loss_of(net->forward(x)).backward();
     single.push_back(gradients_of(net));
   }
-  std::vector<Part> parts;
+  std::vector<DevicePart> parts;
   parts.push_back(part_of("cpu:0/a", net, a));
   parts.push_back(part_of("cpu:0/b", net, b));
   parts.push_back(part_of("cpu:0/c", net, c));
@@ -158,7 +158,7 @@ TEST(GraphBoundaryTest, PartsThatShareParametersAddTheirGradientsInOrder) {
 
 TEST(GraphBoundaryTest, LargeGradientsAreAddedOnTheWorkers) {
   const at::Tensor weight = at::arange(300000, at::kFloat).requires_grad_();
-  std::vector<Part> parts;
+  std::vector<DevicePart> parts;
   for (int i = 0; i < 2; ++i) {
     parts.push_back(
         {PartName("p"), worker_of(i == 0 ? "cpu:0/a" : "cpu:0/b"), {}, [weight, i](const Tensors&) {
@@ -289,7 +289,7 @@ TEST(GraphBoundaryTest, HooksOfParametersRunOnceOnTheThreadThatCalledBackward) {
 
 TEST(GraphBoundaryTest, ErrorsNameThePart) {
   nn::Sequential net = make_net();
-  std::vector<Part> parts;
+  std::vector<DevicePart> parts;
   parts.push_back(part_of("cpu:0/a", net, input_of()));
   parts.push_back(part_of("cpu:0/b", net, at::ones({2, 5})));
   COHORT_EXPECT_THROW_WITH(run_on_devices(std::move(parts)), c10::Error, "in part on cpu:0/b");
@@ -316,7 +316,7 @@ TEST(GraphBoundaryTest, ErrorsNameThePart) {
 
 TEST(GraphBoundaryTest, APartThatHangsIsNamedAndTheNextStepRuns) {
   const auto gate = std::make_shared<test::Gate>(), entered = std::make_shared<test::Gate>();
-  std::vector<Part> parts;
+  std::vector<DevicePart> parts;
   parts.push_back(
       {PartName("replica 1"), worker_of("cpu:0"), {input_of()}, [gate, entered](const Tensors& in) {
          entered->open();

@@ -22,7 +22,7 @@ double mean_ratio(comm::Group& group, at::ScalarType type, bool averager, double
     GradientAverager(group).average(net->parameters(), weight);
   } else {
     Reducer reducer(group, parameters_to_reduce(*net), {.find_unused_parameters = true});
-    reducer.prepare(Contribution{.weight = weight});
+    reducer.prepare(StepInfo{.weight = weight});
     loss().backward();
     reducer.finish();
   }

@@ -99,7 +99,7 @@ TEST(ReducerStepsTest, ARankWithoutSamplesTakesPart) {
     Stack net = make_stack();
     Reducer reducer(group, parameters_to_reduce(*net), {.norm = true});
     Descent descent(*net);
-    reducer.prepare(Contribution{.weight = group.rank() == 0 ? 7.0 : 0.0});
+    reducer.prepare(StepInfo{.weight = group.rank() == 0 ? 7.0 : 0.0});
     if (group.rank() == 0) loss_of(net, wave(7)).backward();
     const ReduceReport report = reducer.finish();
     EXPECT_EQ(report.weight, 7);
@@ -123,7 +123,7 @@ TEST(ReducerStepsTest, NumbersThatAreNotFiniteOnOneRankStopAllBeforeAnythingIsRe
       net->zero_grad();
       const at::Tensor loss = loss_of(net, wave(2) * (group.rank() + 1));
       const bool is_bad = round < kBad && group.rank() == 1;
-      reducer.prepare(Contribution{.weight = 1, .finite = !is_bad});
+      reducer.prepare(StepInfo{.weight = 1, .finite = !is_bad});
       if (!is_bad) loss.backward();
       const ReduceReport report = reducer.finish();
       EXPECT_EQ(report.bad_rank, round < kBad ? std::optional(1) : std::nullopt);
@@ -147,7 +147,7 @@ TEST(ReducerStepsTest, ABackwardThatWeighsNothingSaysNothingOfTheOrderOfArrival)
     Reducer reducer(group, parameters_to_reduce(*net), {.first_bucket_bytes = 64, .bucket_cap_bytes = 64});
     for (int round = 0; round < 4; ++round) {
       net->zero_grad();
-      reducer.prepare(Contribution{.weight = round < 2 ? 0.0 : 1.0});
+      reducer.prepare(StepInfo{.weight = round < 2 ? 0.0 : 1.0});
       loss_of(net, wave(2)).backward();
       reducer.finish();
       EXPECT_EQ(each_once(reducer.buckets()), names_of(*net)) << round;

@@ -467,7 +467,7 @@ TEST(ReducerTest, WhatItCannotReduceIsRefusedByName) {
     COHORT_EXPECT_THROW_WITH(Reducer(group, parameters_to_reduce(*make_stack()), {.bucket_cap_bytes = 0}),
                              UsageError, "expected at least 1");
     Reducer reducer(group, parameters_to_reduce(*make_stack()));
-    COHORT_EXPECT_THROW_WITH(reducer.prepare(Contribution{.weight = -1}), UsageError, "weight is -1");
+    COHORT_EXPECT_THROW_WITH(reducer.prepare(StepInfo{.weight = -1}), UsageError, "weight is -1");
     COHORT_EXPECT_THROW_WITH(reducer.finish(), UsageError, "finish() without a prepare()");
   });
 }

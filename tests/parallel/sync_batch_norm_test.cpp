@@ -31,25 +31,25 @@ at::Tensor values(at::IntArrayRef shape, at::ScalarType type, double seed) {
 
 // What one training step gives: the result and the gradient of the input, both of the joined batch, the
 // gradients of weight and bias summed over ranks, and the running statistics.
-struct Step {
+struct StepResult {
   at::Tensor output, input_gradient, weight_gradient, bias_gradient, mean, var, batches;
 };
 
 template <typename Norm>
-Step step(Norm& norm, const at::Tensor& input, const at::Tensor& gradient) {
+StepResult step(Norm& norm, const at::Tensor& input, const at::Tensor& gradient) {
   const at::Tensor x = input.detach().clone(input.suggest_memory_format()).requires_grad_();
   norm->zero_grad();
   const at::Tensor y = norm->forward(x);
   y.backward(gradient);
   EXPECT_EQ(y.suggest_memory_format(), x.suggest_memory_format());
   const auto copy = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.clone() : tensor; };
-  Step result{y.detach(),
-              x.grad(),
-              {},
-              {},
-              copy(norm->running_mean),
-              copy(norm->running_var),
-              copy(norm->num_batches_tracked)};
+  StepResult result{y.detach(),
+                    x.grad(),
+                    {},
+                    {},
+                    copy(norm->running_mean),
+                    copy(norm->running_var),
+                    copy(norm->num_batches_tracked)};
   if (norm->weight.defined()) {
     result.weight_gradient = copy(norm->weight.grad());
     result.bias_gradient = copy(norm->bias.grad());
@@ -87,7 +87,7 @@ void compare(const nn::BatchNormOptions& options, const std::vector<std::int64_t
              at::MemoryFormat format = at::MemoryFormat::Contiguous) {
   constexpr int kSteps = 3;
   std::vector<at::Tensor> inputs, gradients;
-  std::vector<Step> want;
+  std::vector<StepResult> want;
   Plain plain(options);
   set_affine(plain, type);
   for (int i = 0; i < kSteps; ++i) {
@@ -108,7 +108,7 @@ void compare(const nn::BatchNormOptions& options, const std::vector<std::int64_t
     const auto part = [&](const at::Tensor& whole) { return whole.narrow(0, begin, count); };
     for (int i = 0; i < kSteps; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      Step got = step(norm, part(inputs[at]), part(gradients[at]));
+      StepResult got = step(norm, part(inputs[at]), part(gradients[at]));
       expect_close(got.output, part(want[at].output), "output");
       expect_close(got.input_gradient, part(want[at].input_gradient), "gradient of the input");
       for (at::Tensor* sum : {&got.weight_gradient, &got.bias_gradient}) {
@@ -210,10 +210,10 @@ TEST(SyncBatchNormTest, RunningStatisticsHaveTheSameBitsOnAllRanks) {
 TEST(SyncBatchNormTest, OneRankIsPlainBatchNorm) {
   const at::Tensor x = values({6, 5, 4, 3}, at::kFloat, 1), gradient = values({6, 5, 4, 3}, at::kFloat, 2);
   nn::BatchNorm2d plain(5);
-  const Step want = step(plain, x, gradient);
+  const StepResult want = step(plain, x, gradient);
   test::run_ranks(1, "gloo", [&](comm::Group& group) {
     parallel::SyncBatchNorm2d norm(5, group);
-    const Step got = step(norm, x, gradient);
+    const StepResult got = step(norm, x, gradient);
     EXPECT_TRUE(at::equal(got.output, want.output));
     EXPECT_TRUE(at::equal(got.input_gradient, want.input_gradient));
     EXPECT_TRUE(at::equal(got.var, want.var));

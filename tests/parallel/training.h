@@ -65,7 +65,7 @@ inline Stack train(comm::Group& group, const parallel::ReducerOptions& options, 
     const at::Tensor mine = share_of(wave(7) + step, group.rank(), group.size());
     descent.zero_grad();
     const at::Tensor loss = loss_of(net, mine);
-    reducer.prepare(parallel::Contribution{.weight = static_cast<double>(mine.size(0))}, {{loss}});
+    reducer.prepare(parallel::StepInfo{.weight = static_cast<double>(mine.size(0))}, {{loss}});
     loss.backward();
     EXPECT_EQ(reducer.finish().weight, 7);
     descent.step();

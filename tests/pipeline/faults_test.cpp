@@ -101,10 +101,10 @@ TEST(FaultsTest, AStageThatThrowsIsNamedWithItsMicroBatch) {
 }
 
 TEST(FaultsTest, AStageThatThrowsLetsGoOfThoseThatWaitForTheirTurn) {
-  for (const int ahead : {0, 1}) {
+  for (const int run_ahead : {0, 1}) {
     Job job;
     PipelineOptions options = options_of(2);
-    options.ahead = ahead;
+    options.run_ahead = run_ahead;
     Pipeline pipe({job.first, faulty(2, [] { throw DataError("user.code", "no more of it"); })}, options);
     const at::Tensor target = torch::randn({8, 4});
     COHORT_EXPECT_THROW_WITH(pipe.step(job.input, target, mse), StageError,
@@ -280,9 +280,9 @@ TEST(FaultsTest, OptionsThatDoNotGoTogetherAreRefused) {
   options = options_of(3);
   COHORT_EXPECT_THROW_WITH(Pipeline(stages, options), UsageError, "got 2 stages on 3 placements");
   options = options_of(2);
-  options.ahead = 2;
+  options.run_ahead = 2;
   COHORT_EXPECT_THROW_WITH(Pipeline(stages, options), UsageError,
-                           "got ahead = 2, expected one of 2 placements of one process");
+                           "got run_ahead = 2, expected one of 2 placements of one process");
   options = options_of(2);
   options.skips = {{.from = 0, .output = 1, .to = 1}};
   COHORT_EXPECT_THROW_WITH(

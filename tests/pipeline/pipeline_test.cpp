@@ -181,16 +181,19 @@ TEST(PipelineTest, OneAheadComputesWheneverItCanAndChangesNoBit) {
       plain_step([&](const at::Tensor& x) { return model->forward(x); }, input, target, {5, 5, 5, 5});
   const Tensors expected = take_gradients(parameters);
   for (const Case& each : mlp_cases()) {
-    for (int ahead = 0; ahead < each.num_placements; ++ahead) {
-      SCOPED_TRACE(base::concat(text_of(each), ", ahead ", ahead));
+    for (int run_ahead = 0; run_ahead < each.num_placements; ++run_ahead) {
+      SCOPED_TRACE(base::concat(text_of(each), ", run_ahead ", run_ahead));
       PipelineOptions options = options_of(each, 5);
-      std::vector<int> turns;
-      options.ahead = ahead;
-      options.on_action = [&](const Action& action) { turns.push_back(action.stage % each.num_placements); };
+      std::vector<int> order_of_placements;
+      options.run_ahead = run_ahead;
+      options.on_action = [&](const Action& action) {
+        order_of_placements.push_back(action.stage % each.num_placements);
+      };
       Pipeline pipe(cut(model, each.cuts), options);
       EXPECT_TRUE(at::equal(pipe.step(input, target, mse), loss));
       expect_same_bits(take_gradients(parameters), expected);
-      EXPECT_EQ(turns, turns_with_ahead(pipe.plan(4), ahead, channel_capacity(pipe.plan(4))));
+      EXPECT_EQ(order_of_placements,
+                serialized_order(pipe.plan(4), run_ahead, channel_capacity(pipe.plan(4))));
     }
   }
 }

@@ -56,7 +56,7 @@ TEST(RanksTest, TwoRanksHaveTheBitsOfTwoThreads) {
       cohort::test::run_ranks(2, backend, [&](comm::Group& group) {
         auto stages = cut(models[static_cast<std::size_t>(group.rank())], each.cuts);
         for (std::size_t i = 0; i < stages.size(); ++i) {
-          if (static_cast<int>(i) % 2 != group.rank()) stages[i] = Stage::elsewhere();
+          if (static_cast<int>(i) % 2 != group.rank()) stages[i] = Stage::remote();
         }
         PipelineOptions options = two(each.schedule);
         options.group = group;
@@ -193,7 +193,7 @@ TEST(RanksTest, AStepAfterATimeoutIsRefused) {
       std::vector<torch::nn::Sequential> models{mlp(), mlp()};
       cohort::test::run_ranks(2, backend, [&](comm::Group& group) {
         auto stages = cut(models[static_cast<std::size_t>(group.rank())], {3});
-        stages[static_cast<std::size_t>(1 - group.rank())] = Stage::elsewhere();
+        stages[static_cast<std::size_t>(1 - group.rank())] = Stage::remote();
         PipelineOptions options = two(Schedule::kOneFOneB);
         options.group = group;
         options.timeout = std::chrono::milliseconds(250);
@@ -231,7 +231,7 @@ TEST(RanksTest, ALossThatDoesNotComeIsATimeoutOfTheStep) {
       const auto body = [&](comm::Group& group) {
         const Stage mean([](const Tensors& in) { return Tensors{in.at(0).square().mean()}; }, {});
         std::vector<Stage> stages{torch::nn::Linear(4, 4), mean};
-        stages[static_cast<std::size_t>(1 - group.rank())] = Stage::elsewhere();
+        stages[static_cast<std::size_t>(1 - group.rank())] = Stage::remote();
         PipelineOptions options = two(Schedule::kOneFOneB);
         options.group = group;
         options.timeout = std::chrono::seconds(2);
@@ -265,7 +265,7 @@ TEST(RanksTest, WhatDoesNotGoTogetherIsRefused) {
     auto model = mlp();
     PipelineOptions options = two(Schedule::kOneFOneB);
     options.group = group;
-    COHORT_EXPECT_THROW_WITH(Pipeline({Stage::elsewhere(), Stage::elsewhere()}, options), UsageError,
+    COHORT_EXPECT_THROW_WITH(Pipeline({Stage::remote(), Stage::remote()}, options), UsageError,
                              base::concat("stage ", group.rank(), " is this rank's own"));
     Pipeline pipe(cut(model, {3}), options);
     COHORT_EXPECT_THROW_WITH(pipe.forward(torch::randn({3, 10})), UsageError,

@@ -99,9 +99,9 @@ TEST(SimulateTest, UnequalStagesCostWhatTheSlowestDoes) {
   EXPECT_DOUBLE_EQ(simulate(plan, {.costs = {StageCosts(), slow}}).time, 1 + 10 * 6 + 2);
 }
 
-// Runs the plan as the turns say: true where each placement finds what it waits for, and room for what it
-// sends.
-bool goes_through(const Plan& plan, const std::vector<int>& turns, int capacity) {
+// Runs the plan in this order of placements: true where each placement finds what it waits for, and room for
+// what it sends.
+bool goes_through(const Plan& plan, const std::vector<int>& order_of_placements, int capacity) {
   std::vector<std::size_t> next(plan.actions.size());
   std::map<std::pair<int, bool>, int> queued;
   const auto go_on = [&](int placement) {  // up to what computes
@@ -126,7 +126,7 @@ bool goes_through(const Plan& plan, const std::vector<int>& turns, int capacity)
       for (int placement = 0; placement < plan.num_placements(); ++placement) go_on(placement);
     }
   };
-  for (const int placement : turns) {
+  for (const int placement : order_of_placements) {
     all_go_on();
     std::size_t& at = next[static_cast<std::size_t>(placement)];
     const auto& actions = plan.actions[static_cast<std::size_t>(placement)];
@@ -144,10 +144,10 @@ TEST(SimulateTest, EveryPlanGoesThroughWithAnyPlacementAhead) {
   for (const PlanOptions& options : small_plans()) {
     const Plan plan = make_plan(options);
     const int capacity = channel_capacity(plan);
-    for (int ahead = 0; ahead < plan.num_placements(); ++ahead) {
-      EXPECT_TRUE(goes_through(plan, turns_with_ahead(plan, ahead, capacity), capacity))
+    for (int run_ahead = 0; run_ahead < plan.num_placements(); ++run_ahead) {
+      EXPECT_TRUE(goes_through(plan, serialized_order(plan, run_ahead, capacity), capacity))
           << to_string(options.schedule) << ", " << options.num_stages << " on " << options.num_placements
-          << ", " << options.num_micro_batches << " micro-batches, ahead " << ahead;
+          << ", " << options.num_micro_batches << " micro-batches, run_ahead " << run_ahead;
     }
   }
 }
@@ -155,8 +155,8 @@ TEST(SimulateTest, EveryPlanGoesThroughWithAnyPlacementAhead) {
 TEST(SimulateTest, WhoIsAheadWaitsForWhatItNeedsAlone) {
   const Plan plan = make_plan({Schedule::kOneFOneB, 2, 0, 3});
   // F0.0 F0.1, F1.0 B1.0, B0.0 F0.2, F1.1 B1.1, B0.1, F1.2 B1.2, B0.2
-  EXPECT_EQ(turns_with_ahead(plan, 0, 1), (std::vector<int>{0, 0, 1, 1, 0, 0, 1, 1, 0, 1, 1, 0}));
-  EXPECT_EQ(turns_with_ahead(plan, 1, 1), (std::vector<int>{0, 1, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0}));
+  EXPECT_EQ(serialized_order(plan, 0, 1), (std::vector<int>{0, 0, 1, 1, 0, 0, 1, 1, 0, 1, 1, 0}));
+  EXPECT_EQ(serialized_order(plan, 1, 1), (std::vector<int>{0, 1, 1, 0, 1, 1, 0, 0, 1, 1, 0, 0}));
 }
 
 TEST(SimulateTest, NamesWhoWaitsForEver) {

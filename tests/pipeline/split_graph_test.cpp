@@ -84,7 +84,7 @@ at::Tensor leaf(at::IntArrayRef sizes) {
 }
 
 // conv, norm, ReLU, conv, and around.
-struct Block {
+struct ConvBlock {
   at::Tensor first = leaf({6, 6, 3, 3}), second = leaf({6, 6, 1, 1}), bias = leaf({6}), scale = leaf({6}),
              shift = leaf({6});
 
@@ -98,7 +98,7 @@ struct Block {
 
 TEST(SplitGraphTest, HasTheBitsOfAWholeBackward) {
   torch::manual_seed(1);
-  const Block block;
+  const ConvBlock block;
   expect_bits_of_a_whole_backward({[&](const Tensors& in) { return Tensors{block(block(in[0])).tanh()}; },
                                    {leaf({2, 6, 5, 5})},
                                    block.parameters()});
@@ -142,7 +142,7 @@ TEST(SplitGraphTest, OfParametersThatAreUsedInSeveralWays) {
 
 TEST(SplitGraphTest, WithoutAnInputThatNeedsAGradientAllIsForTheSecondHalf) {
   torch::manual_seed(4);
-  const Block block;
+  const ConvBlock block;
   const at::Tensor input = at::randn({2, 6, 5, 5}), arriving = at::randn({2, 6, 5, 5});
   block(input).backward(arriving);
   const Tensors expected = take_gradients(block.parameters());
@@ -179,7 +179,7 @@ std::map<std::string, int> asked_for(const std::function<void()>& backward) {
 
 TEST(SplitGraphTest, NothingIsComputedTwice) {
   torch::manual_seed(5);
-  const Block block;
+  const ConvBlock block;
   const at::Tensor input = leaf({2, 6, 5, 5});
   const auto counted = [](const std::map<std::string, int>& counts, const std::string& name) {
     const auto found = counts.find(name);
@@ -198,7 +198,7 @@ TEST(SplitGraphTest, NothingIsComputedTwice) {
 // Hooks of a parameter, of one whose gradient comes with the first half, and of what lies between.
 TEST(SplitGraphTest, HooksRunOnce) {
   torch::manual_seed(6);
-  const Block block;
+  const ConvBlock block;
   int calls = 0;
   const auto hook = [&](const at::Tensor& gradient) {
     ++calls;

@@ -29,7 +29,7 @@ TEST(StoppedRankChild, DISABLED_Rank) {
       comm::init_process_group({.backend = std::getenv("TEST_BACKEND"), .timeout = seconds(40)});
   auto model = mlp();
   auto stages = cut(model, {3});
-  stages[static_cast<std::size_t>(1 - group.rank())] = Stage::elsewhere();
+  stages[static_cast<std::size_t>(1 - group.rank())] = Stage::remote();
   std::atomic<int> actions{-1};  // of the step that is to be late
   PipelineOptions options;
   options.placements = placements(2);

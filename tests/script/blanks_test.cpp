@@ -385,8 +385,8 @@ TEST(BlanksTest, WritesOfAThreadOfLibTorchsPoolAreKept) {
         part();
         return;
       }
-      const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-      while (!is_taken.load() && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+      const auto mark_eager = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (!is_taken.load() && std::chrono::steady_clock::now() < mark_eager) std::this_thread::yield();
     });
     EXPECT_TRUE(is_taken.load()) << "no other thread took part";
   });

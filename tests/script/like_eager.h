@@ -27,14 +27,14 @@ inline void litter() {
 
 /// Gradients of `leaves`, where results have a graph, for tangents of ones.
 inline Tensors gradients_of(const Tensors& results, const Tensors& leaves) {
-  Tensors roots, tangents;
+  Tensors roots, grad_outputs;
   for (const at::Tensor& result : results) {
     if (!result.defined() || !result.requires_grad()) continue;
     roots.push_back(result);
-    tangents.push_back(at::ones(result.sizes(), result.options()));
+    grad_outputs.push_back(at::ones(result.sizes(), result.options()));
   }
   if (roots.empty()) return {};
-  return torch::autograd::grad(roots, leaves, tangents, std::nullopt, false, /*allow_unused=*/true);
+  return torch::autograd::grad(roots, leaves, grad_outputs, std::nullopt, false, /*allow_unused=*/true);
 }
 
 /// Calls `body` and its script in turn, each on inputs that `inputs(call)` makes anew, and expects the same

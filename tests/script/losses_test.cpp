@@ -60,19 +60,19 @@ Tensors gradients_of(const Body& run, const Tensors& weights, int call, unsigned
   at::Tensor x = at::rand({4});
   x[0] = 0;
   x.requires_grad_();
-  Tensors results = run({x}), roots, tangents;
+  Tensors results = run({x}), roots, grad_outputs;
   for (std::size_t i = 0; i < results.size(); ++i) {
-    const at::Tensor tangent = at::rand(results[i].sizes());
+    const at::Tensor grad_output = at::rand(results[i].sizes());
     if ((used >> i & 1) != 0) {
       roots.push_back(results[i]);
-      tangents.push_back(tangent);
+      grad_outputs.push_back(grad_output);
     } else if (spoils) {
       results[i].detach().zero_();
     }
   }
   Tensors leaves = weights;
   leaves.push_back(x);
-  return torch::autograd::grad(roots, leaves, tangents, std::nullopt, false, /*allow_unused=*/true);
+  return torch::autograd::grad(roots, leaves, grad_outputs, std::nullopt, false, /*allow_unused=*/true);
 }
 
 Tensors weights() {
@@ -135,8 +135,8 @@ TEST(LossesTest, OfASumOfResultsAndThenOfAnotherSum) {
           const double first = call < changes ? 1 : call % 3;  // 0 leaves it out
           at::Tensor loss = y[2];
           if (first != 0) loss = loss + (first == 1 ? y[0] : y[0] * first);
-          const at::Tensor tangent = at::rand(loss.sizes());
-          return torch::autograd::grad({loss}, {x, w[0]}, {tangent}, std::nullopt, false, true);
+          const at::Tensor grad_output = at::rand(loss.sizes());
+          return torch::autograd::grad({loss}, {x, w[0]}, {grad_output}, std::nullopt, false, true);
         };
         at::manual_seed(call);
         const Tensors expected = gradients(body);

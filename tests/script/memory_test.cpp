@@ -186,8 +186,8 @@ TEST(ArenaTest, ABlockThatTakesTheFirstOnesPlaceWaitsUntilThatIsGivenBack) {
   const auto arena = c10::make_intrusive<Arena>(128);
   ArenaSource source(arena.get());
   c10::Allocator& plain = *c10::GetCPUAllocator();
-  const std::vector<Block> blocks = {{.bytes = 64, .offset = 0, .held = 0},
-                                     {.bytes = 64, .offset = 0, .held = 0}};
+  const std::vector<PlannedBlock> blocks = {{.bytes = 64, .offset = 0, .held = 0},
+                                            {.bytes = 64, .offset = 0, .held = 0}};
   const auto lies_in_arena = [&](const c10::DataPtr& block) { return arena->begins(block.get(), 0); };
   {
     source.expect(blocks);
@@ -316,7 +316,7 @@ TEST(OutVariantTest, IsFoundBySchemaAndTriedOnValues) {
   Tape tape;
   at::Tensor y;
   record_calls([&] { y = at::mul(x, x); }, tape);
-  const Call& call = tape.calls().front();
+  const OperatorCall& call = tape.calls().front();
   const int result = call.results.front().slots.front(), input = call.inputs.front().slots.front();
   const auto out = out_variant(call, result);
   ASSERT_TRUE(out);
@@ -343,7 +343,7 @@ TEST(OutVariantTest, OperatorsWithEffectsAndGeneratedVariantsHaveNone) {
         x.mul_(2);
       },
       tape);
-  for (const Call& call : tape.calls()) EXPECT_FALSE(out_variant(call, 0)) << call.name();
+  for (const OperatorCall& call : tape.calls()) EXPECT_FALSE(out_variant(call, 0)) << call.name();
 }
 
 TEST(MemoryScheduleTest, ALargeGradientIsTakenWhenWhatItNeedsIsLetGo) {
@@ -361,7 +361,7 @@ TEST(MemoryScheduleTest, ALargeGradientIsTakenWhenWhatItNeedsIsLetGo) {
       recorded.tape);
   recorded.outputs = {recorded.tape.find(large), recorded.tape.find(small)};
   recorded.split = recorded.tape.calls().size();
-  const Plan plan(recorded);
+  const ExecutionPlan plan(recorded);
   EXPECT_EQ(recorded.tape.calls()[plan.steps.back().call].name(), "aten::mm");
 }
 

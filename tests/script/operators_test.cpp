@@ -55,9 +55,9 @@ void expect_same_with_gradients(const Fn& fn) {
     const at::Tensor x = at::randn({4, 8}).requires_grad_();
     const at::Tensor expected = fn(x), found = fast(x);
     EXPECT_TRUE(same_bits(expected, found)) << fast.explain();
-    const at::Tensor tangent = at::randn_like(expected);
-    EXPECT_TRUE(same_bits(torch::autograd::grad({expected}, {x}, {tangent}),
-                          torch::autograd::grad({found}, {x}, {tangent})))
+    const at::Tensor grad_output = at::randn_like(expected);
+    EXPECT_TRUE(same_bits(torch::autograd::grad({expected}, {x}, {grad_output}),
+                          torch::autograd::grad({found}, {x}, {grad_output})))
         << fast.explain();
   }
   EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();

@@ -80,17 +80,17 @@ Trace call(const Run& run, const opinfo::Case& one, bool with_gradient) {
   at::manual_seed(11);
   trace.results = run(trace.inputs);
   if (with_gradient) {
-    Tensors ends, tangents, leaves;
+    Tensors ends, grad_outputs, leaves;
     for (const at::Tensor& result : trace.results) {
       if (!result.defined() || !result.requires_grad()) continue;
       ends.push_back(result);
-      tangents.push_back(at::randn_like(result));
+      grad_outputs.push_back(at::randn_like(result));
     }
     for (const at::Tensor& input : trace.inputs) {
       if (input.requires_grad()) leaves.push_back(input);
     }
     trace.gradients =
-        torch::autograd::grad(ends, leaves, tangents, std::nullopt, false, /*allow_unused=*/true);
+        torch::autograd::grad(ends, leaves, grad_outputs, std::nullopt, false, /*allow_unused=*/true);
   }
   trace.generator = at::globalContext().defaultGenerator(at::kCPU).get_state();
   return trace;

@@ -82,15 +82,15 @@ TEST(OtherRecordingsTest, ACapturedTensorWithAGraphOfItsOwnKeepsItsGradient) {
 // Memory of the world that the function changes, and that has a graph then, or a member that it sets:
 // gradients go back through it to the inputs of the calls before.
 TEST(OtherRecordingsTest, WhatAFunctionLeavesBehindWithAGraphLeadsToTheInputsOfEarlierCalls) {
-  enum class Kind : std::uint8_t { kBuffer, kView, kMember };
-  for (const Kind kind : {Kind::kBuffer, Kind::kView, Kind::kMember}) {
+  enum class StateKind : std::uint8_t { kBuffer, kView, kMember };
+  for (const StateKind kind : {StateKind::kBuffer, StateKind::kView, StateKind::kMember}) {
     for (const bool detaches : {false, true}) {
       const auto run = [=](bool is_scripted) {
         at::Tensor state = at::zeros({4}), w = at::full({2}, 2.0).requires_grad_();
-        at::Tensor buffer = kind == Kind::kView ? state.slice(0, 1, 3) : at::zeros({2});
+        at::Tensor buffer = kind == StateKind::kView ? state.slice(0, 1, 3) : at::zeros({2});
         const auto fn = [&](const at::Tensor& x) {
           if (detaches) buffer = buffer.detach();
-          if (kind == Kind::kMember) {
+          if (kind == StateKind::kMember) {
             buffer = buffer * 0.5 + x * w;
           } else {
             buffer.mul_(0.5).add_(x * w);

@@ -35,7 +35,7 @@ auto of_three(const RandomProgram& program) {
 
 const test::Seeds kSeeds = test::Seeds::usual(500);
 
-struct Kind {
+struct ProgramKind {
   const char* name;
   std::vector<test::ExtraStep> steps = {};
   test::RandomCallsOptions calls = {};
@@ -55,7 +55,7 @@ void turn_switches(int call, test::Draw& draw) {
   context.setDeterministicAlgorithms(call >= 3 && draw(4) == 0, /*warn_only=*/true);
 }
 
-std::vector<Kind> kinds() {
+std::vector<ProgramKind> kinds() {
   using namespace test::random_steps;
   return {
       {.name = "Plain"},
@@ -84,11 +84,11 @@ struct Watched : torch::nn::Module {
   }
 };
 
-void PrintTo(const Kind& kind, std::ostream* out) {
+void PrintTo(const ProgramKind& kind, std::ostream* out) {
   *out << kind.name;
 }
 
-class RandomKindsTest : public ::testing::TestWithParam<Kind> {};
+class RandomKindsTest : public ::testing::TestWithParam<ProgramKind> {};
 
 TEST_P(RandomKindsTest, ReplaysDoWhatThePlainCallDoes) {
   int compared = 0;

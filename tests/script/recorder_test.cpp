@@ -16,7 +16,7 @@ bool key_is_on(c10::DispatchKey key) {
 
 std::string names(const Tape& tape) {
   std::string text;
-  for (const Call& call : tape.calls()) text += call.name() + " ";
+  for (const OperatorCall& call : tape.calls()) text += call.name() + " ";
   return text;
 }
 
@@ -34,7 +34,7 @@ void record_step(Tape& tape, RecorderKey key) {
 TEST(RecorderTest, SeesOperatorsBelowAutogradAndThoseOfBackward) {
   Tape tape;
   record_step(tape, RecorderKey::kAuto);
-  EXPECT_TRUE(tape.refusal().empty()) << tape.refusal();
+  EXPECT_TRUE(tape.unsupported_reason().empty()) << tape.unsupported_reason();
   const std::string found = names(tape);
   EXPECT_EQ(found.find("aten::mm aten::relu aten::sum"), 0U) << found;
   EXPECT_NE(found.find("aten::threshold_backward"), std::string::npos) << found;
@@ -92,7 +92,7 @@ TEST(RecorderTest, RefusesNumbersHandedToCppAndSizesThatDependOnValuesByName) {
       const Recording recording(tape);
       body(x);
     }
-    return tape.refusal();
+    return tape.unsupported_reason();
   };
   EXPECT_NE(refusal_of([](const at::Tensor& x) { x.sum().item<float>(); }).find("_local_scalar_dense"),
             std::string::npos);
@@ -133,7 +133,7 @@ TEST(RecorderTest, OperatorsOfAnotherThreadMakeTheTapeRefuse) {
       at::ones({2}).add(1);
     }).join();
   }
-  EXPECT_NE(tape.refusal().find("another thread"), std::string::npos) << tape.refusal();
+  EXPECT_NE(tape.unsupported_reason().find("another thread"), std::string::npos) << tape.unsupported_reason();
 }
 
 }  // namespace

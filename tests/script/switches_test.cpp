@@ -163,8 +163,8 @@ struct DualLevel {
 };
 
 Tensors with_tangent(const at::Tensor& result, std::uint64_t level) {
-  const auto [primal, tangent] = at::_unpack_dual(result, level);
-  return {primal.detach(), tangent.defined() ? tangent.detach() : at::Tensor()};
+  const auto [primal, grad_output] = at::_unpack_dual(result, level);
+  return {primal.detach(), grad_output.defined() ? grad_output.detach() : at::Tensor()};
 }
 
 TEST(SwitchesTest, AStepWithAnInputThatHasATangentRunsItself) {

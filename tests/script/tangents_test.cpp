@@ -70,15 +70,15 @@ void expect_orders_alike(const Body& body, at::ScalarType dtype) {
         const auto gradients = [&](const Body& run) {
           const at::Tensor x = make_input(call);
           const Tensors results = run({x});
-          Tensors roots, tangents;
+          Tensors roots, grad_outputs;
           for (std::size_t i = 0; i < results.size(); ++i) {
             at::manual_seed(call + 50);
-            at::Tensor tangent = (i == 0 ? now : kLayouts[0]).make(at::randn_like(results[i].detach()));
-            if (!tangent.defined()) continue;
+            at::Tensor grad_output = (i == 0 ? now : kLayouts[0]).make(at::randn_like(results[i].detach()));
+            if (!grad_output.defined()) continue;
             roots.push_back(results[i]);
-            tangents.push_back(tangent);
+            grad_outputs.push_back(grad_output);
           }
-          return torch::autograd::grad(roots, {x}, tangents);
+          return torch::autograd::grad(roots, {x}, grad_outputs);
         };
         const at::Tensor expected = gradients(body)[0], found = gradients(std::ref(fast))[0];
         ASSERT_TRUE(at::allclose(expected, found, 1e-6, 1e-6)) << fast.explain();
@@ -256,19 +256,19 @@ TEST(TangentsTest, OfSgnBehindTheFunctionIsThatOfEagerMode) {
 
 TEST(TangentsTest, OfAResultWithoutDimensionsMayFollowEachOtherInAnyLayout) {
   const auto fn = [](const at::Tensor& x) { return x.sin().sum() * 2; };
-  const std::vector<std::function<at::Tensor()>> tangents = {
+  const std::vector<std::function<at::Tensor()>> grad_outputs = {
       [] { return at::ones({}); },
       [] { return at::full({}, 3.0)._neg_view(); },
       [] { return at::arange(4.0).to(at::kFloat)[2]; },
       [] { return at::Tensor(); },
   };
-  for (std::size_t first = 0; first < tangents.size(); ++first) {
-    for (const auto& later : tangents) {
+  for (std::size_t first = 0; first < grad_outputs.size(); ++first) {
+    for (const auto& later : grad_outputs) {
       auto fast = script(fn);
       for (int call = 0; call < 8; ++call) {
-        const at::Tensor tangent = (call < 3 ? tangents[first] : later)();
+        const at::Tensor grad_output = (call < 3 ? grad_outputs[first] : later)();
         const auto gradient = [&](const at::Tensor& x, const at::Tensor& y) {
-          y.backward(tangent);
+          y.backward(grad_output);
           return x.grad();
         };
         const at::Tensor x = at::ones({3}).requires_grad_(), z = at::ones({3}).requires_grad_();

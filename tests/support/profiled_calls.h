@@ -18,7 +18,7 @@ namespace cohort::test {
 /// this object. One at a time.
 class ProfiledCalls {
  public:
-  struct Call {
+  struct CallCount {
     int begun = 0, ended = 0;
     std::int64_t bytes = 0;  // of the last one
     std::string group;
@@ -34,7 +34,7 @@ class ProfiledCalls {
   ProfiledCalls(const ProfiledCalls&) = delete;
   ProfiledCalls& operator=(const ProfiledCalls&) = delete;
 
-  std::map<std::string, Call> finish() {
+  std::map<std::string, CallCount> finish() {
     if (handle_ != at::INVALID_CALLBACK_HANDLE) at::removeCallback(handle_);
     handle_ = at::INVALID_CALLBACK_HANDLE;
     const std::lock_guard lock(seen().mutex);
@@ -46,7 +46,7 @@ class ProfiledCalls {
   struct Seen {
     std::string prefix;
     std::mutex mutex;
-    std::map<std::string, Call> calls;  // under the mutex
+    std::map<std::string, CallCount> calls;  // under the mutex
   };
   static Seen& seen() {
     static Seen all;
@@ -59,7 +59,7 @@ class ProfiledCalls {
     const std::string name = record.name();
     if (!name.starts_with(seen().prefix)) return nullptr;
     const std::lock_guard lock(seen().mutex);
-    Call& call = seen().calls[name];
+    CallCount& call = seen().calls[name];
     ++call.begun;
     const auto inputs = record.inputs();
     call.bytes = inputs[inputs.size() - 2].toInt();

@@ -100,7 +100,7 @@ struct Side {
   Captured captured;
 };
 
-struct Call {
+struct RandomCall {
   unsigned seed;
   int number;
   bool gradients;
@@ -114,7 +114,7 @@ struct Call {
   }
 };
 
-inline void change(const Call& call, Seen& seen, const Side& side) {
+inline void change(const RandomCall& call, Seen& seen, const Side& side) {
   if (seen.results.empty()) return;
   Draw draw = call.draw(1);
   const at::NoGradGuard no_grad;
@@ -131,7 +131,7 @@ inline void change(const Call& call, Seen& seen, const Side& side) {
   changed.mul_(0.5);
 }
 
-inline void go_back(const Call& call, Seen& seen, const Side& side) {
+inline void go_back(const RandomCall& call, Seen& seen, const Side& side) {
   if (call.seed % 2 != 0) {
     at::Tensor result = seen.results[call.seed / 2 % seen.results.size()];
     call.seed % 4 == 1 ? result.mul_(side.captured.parameters[0].sum()) : result.sigmoid_();
@@ -188,7 +188,7 @@ inline Tensors run_with_duals(const Run& run, Tensors& inputs, Tensors& tangents
   }
 }
 
-inline Seen make_call(const Call& call, const Side& side) {
+inline Seen make_call(const RandomCall& call, const Side& side) {
   Seen seen;
   Tensors leaves;
   at::manual_seed(call.seed * 100 + static_cast<unsigned>(call.number));
@@ -267,7 +267,7 @@ inline void update_in_hook(const Captured& captured) {
 }
 
 /// The gradients of call `number` of the plain program if nothing had changed before its backward.
-inline Tensors gradients_without_change(const random_calls::Call& call, const random_calls::Seen& found,
+inline Tensors gradients_without_change(const random_calls::RandomCall& call, const random_calls::Seen& found,
                                         const std::vector<unsigned>& kinds,
                                         const RandomProgramOptions& program) {
   RandomCallsOptions unchanged = call.options;
@@ -310,7 +310,8 @@ inline RandomOutcome compare_with_plain(unsigned seed, const Wrap& wrap,
   std::vector<unsigned> kinds;
   for (int number = 0; number < options.calls; ++number) {
     const unsigned other_kind = options.changes_inputs && number >= 3 ? draw_kind() : kind;
-    const random_calls::Call call{seed, number, gradients, number % 2 == 0 ? kind : other_kind, options};
+    const random_calls::RandomCall call{seed, number, gradients, number % 2 == 0 ? kind : other_kind,
+                                        options};
     kinds.push_back(call.kind);
     const auto expected = random_calls::make_call(call, ours);
     const auto found = random_calls::make_call(call, theirs);

@@ -24,7 +24,7 @@ using test::message_contains;
 using test::SmallRun;
 using test::write_file;
 
-/// Pictures of one brightness per class, which a perceptron tells apart.
+/// Images of one brightness per class, which a perceptron tells apart.
 class ClassesTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -59,7 +59,7 @@ class ClassesTest : public testing::Test {
   double accuracy(const fs::path& checkpoint, std::vector<std::string> more = {}) const {
     return run_evaluation(run.config(words(std::move(more))), checkpoint).at("accuracy");
   }
-  /// The name that the model gives to the pictures of a class of the training data.
+  /// The name that the model gives to the images of a class of the training data.
   std::string name_of(const std::string& folder) const {
     const Predictor predictor = Predictor::of_run(run.config(words()), last());
     return predictor({(data("train") / folder / "0.png").string()}, 1).at(0).classes.at(0).first;
@@ -184,7 +184,7 @@ TEST_F(ClassesTest, AFolderWhoseNameIsNoUtf8IsSavedAndReadBack) {
   EXPECT_TRUE(run.resume(words({"train.max_steps=8"})).fit.finished);
 }
 
-/// Files of 4 x 4 pictures, one for each of `labels`.
+/// Files of 4 x 4 images, one for each of `labels`.
 void write_idx(const fs::path& folder, const std::string& prefix, const std::string& labels) {
   const std::string count{0, 0, 0, static_cast<char>(labels.size())}, side{0, 0, 0, 4};
   write_file(folder / (prefix + "-images-idx3-ubyte"),

@@ -16,7 +16,7 @@
 #include "cohort/config/config.h"
 #include "cohort/data/image_folder.h"
 #include "cohort/data/loader.h"
-#include "cohort/data/transforms/pipeline.h"
+#include "cohort/data/transforms/transform_pipeline.h"
 #include "tests/support/source_dir.h"
 #include "tests/support/temp_dir.h"
 
@@ -77,7 +77,8 @@ std::string timeit_example(const at::Tensor& x, const at::Tensor& y) {
 [[maybe_unused]] void transforms_example(std::span<const std::byte> bytes, base::RandomStream& random, float* buffer) {
   using namespace data;
   const std::vector<double> mean{0.5}, std{0.2};
-  Pipeline pipeline({random_resized_crop(64), random_horizontal_flip(), to_tensor(), normalize(mean, std)});
+  TransformPipeline pipeline(
+      {random_resized_crop(64), random_horizontal_flip(), to_tensor(), normalize(mean, std)});
   pipeline.run_encoded(bytes, "cat.jpg", random, buffer, Layout::kChannelsLast);
 }
 
@@ -112,7 +113,7 @@ TEST(HeaderExamplesTest, StandHereAsTheyStandInTheirHeaders) {
   const std::string here = test::read_file(test::source_dir() / "tests/train/header_examples_test.cpp");
   for (const char* header :
        {"data/loader.h", "checkpoint/run_checkpoints.h", "bench/timeit.h", "bench/compare.h",
-        "data/transforms/pipeline.h", "config/config.h", "autograd/recompute.h"}) {
+        "data/transforms/transform_pipeline.h", "config/config.h", "autograd/recompute.h"}) {
     const std::vector<std::string> lines = example_of(header);
     EXPECT_FALSE(lines.empty()) << header;
     for (const std::string& line : lines) {

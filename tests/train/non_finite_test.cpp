@@ -191,7 +191,7 @@ TEST(KeptBuffersTest, OnAnAcceleratorTheFlagDecidesWithoutAnyoneLooking) {
       Metric loss("loss", 0.0, 1);
       loss.device_value = at::scalar_tensor(bad_loss ? std::nan("") : 0.5);
       // A tensor on the CPU stands for the flag on an accelerator.
-      buffers.put_back_unless_finite({loss}, {.on_device = at::scalar_tensor(bad_gradient)});
+      buffers.restore_unless_finite({loss}, {.on_device = at::scalar_tensor(bad_gradient)});
       const bool is_left_out = bad_loss || bad_gradient != 0;
       EXPECT_EQ(norm->running_mean[0].item<double>(), is_left_out ? 3 : 5);
       EXPECT_EQ(norm->num_batches_tracked.item<std::int64_t>() == 8, !is_left_out);
@@ -213,7 +213,7 @@ TEST(KeptBuffersTest, ABufferThatRepeatsItsElementsIsLeftAlone) {
     for (int step = 0; step < 2; ++step) {
       buffers.keep(task);
       task.count.fill_(7);
-      buffers.put_back_unless_finite({}, flag);
+      buffers.restore_unless_finite({}, flag);
       EXPECT_EQ(task.count.item<double>(), 0);
     }
   }
@@ -232,7 +232,7 @@ TEST(KeptBuffersTest, ASparseBufferIsPutBackToo) {
   for (int step = 0; step < 2; ++step) {
     buffers.keep(task);
     task.neighbours.mul_(2);
-    buffers.put_back_unless_finite({}, {.on_cpu = true});
+    buffers.restore_unless_finite({}, {.on_cpu = true});
     EXPECT_TRUE(at::equal(task.neighbours.to_dense(), at::eye(3)));
   }
 }
@@ -389,7 +389,7 @@ TEST(StepCheckTest, WhatIsOnTheCpuIsKnownAtOnce) {
   const auto bad_gradient = check.add(3, {{"loss", 0.5, 2}}, {.on_cpu = true});
   EXPECT_FALSE(bad_gradient.at(0).gradients_are_finite);
   EXPECT_EQ(subject_of(bad_gradient.at(0)), "a gradient of step 3");
-  EXPECT_FALSE(check.settle());
+  EXPECT_FALSE(check.take_pending());
 }
 
 TEST(StepCheckTest, WhatIsElsewhereIsKnownAStepLaterOrWhenAsked) {
@@ -404,8 +404,8 @@ TEST(StepCheckTest, WhatIsElsewhereIsKnownAStepLaterOrWhenAsked) {
   EXPECT_TRUE(both[0].is_finite());
   EXPECT_FALSE(both[1].is_finite());
   EXPECT_TRUE(check.add(4, {}, {.on_device = at::ones({})}).empty());
-  EXPECT_EQ(check.settle()->step, 4);
-  EXPECT_FALSE(check.settle());
+  EXPECT_EQ(check.take_pending()->step, 4);
+  EXPECT_FALSE(check.take_pending());
 }
 
 }  // namespace

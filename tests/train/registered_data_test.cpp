@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Samples [2, 3, 3] of three classes: no picture has two channels.
+/// Samples [2, 3, 3] of three classes: no image has two channels.
 class Tiles : public data::ExampleDataset {
  public:
   std::int64_t size() const override { return 12; }
@@ -55,7 +55,7 @@ TEST_F(RegisteredDataTest, TheModelGetsChannelsAndSizeFromTheDataSet) {
 }
 
 TEST_F(RegisteredDataTest, LayersAreMeasuredOnInputsOfTheDataSet) {
-  // Measured on a picture, the first layer would refuse it.
+  // Measured on an image, the first layer would refuse it.
   const RunResult trained =
       run_training(config({"distributed.model=pipeline", "distributed.devices=cpu:0/a cpu:0/b",
                            "distributed.micro_batches=2"}),
@@ -81,7 +81,7 @@ TEST_F(RegisteredDataTest, PredictionOfSamplesIsTheModelOnWhatTheDataSetMakes) {
   COHORT_EXPECT_THROW_WITH(predict_samples(config(), checkpoint, {-1}, 1), UsageError, "samples: got -1");
 }
 
-TEST_F(RegisteredDataTest, PicturesOfItAreRefusedByName) {
+TEST_F(RegisteredDataTest, ImagesOfItAreRefusedByName) {
   run_training(config(), "test");
   COHORT_EXPECT_THROW_WITH(Predictor::of_run(config(), run.path() / "checkpoints" / "best"), UsageError,
                            "data.type is tiles, which a library registered");
@@ -99,10 +99,10 @@ TEST_F(RegisteredDataTest, AnExportedProgramTakesInputsOfTheDataSet) {
     EXPECT_TRUE(at::equal(logits.softmax(1)[0], probabilities(checkpoint, index)));
   }
   EXPECT_EQ(program.metadata().at("classes"), R"(["top","middle","bottom"])");
-  COHORT_EXPECT_THROW_WITH(Predictor::of_program(file), DataError, "does not say how a picture");
+  COHORT_EXPECT_THROW_WITH(Predictor::of_program(file), DataError, "does not say how an image");
 }
 
-TEST_F(RegisteredDataTest, KeysForPicturesAreWarnedOf) {
+TEST_F(RegisteredDataTest, KeysForImagesAreWarnedOf) {
   const Config warned =
       config({"data.train_transforms=flip", "data.val_transforms=resize", "data.mean=[0.5]", "data.std=[0.2]",
               "data.image_size=32", "data.color=gray", "data.empty_class=keep", "data.cache=encoded"});

@@ -67,9 +67,9 @@ std::vector<std::map<std::string, std::string>> epochs_of(const SmallRun& run) {
   return rows;
 }
 
-/// Pictures of two classes, on which a perceptron trains.
-struct PictureRun : SmallRun {
-  PictureRun() {
+/// Images of two classes, on which a perceptron trains.
+struct ImageRun : SmallRun {
+  ImageRun() {
     data::Image image;
     image.reshape(4, 4, 1);
     for (const char* folder : {"train/a", "train/b", "val/a", "val/b", "other/a", "other/b"}) {
@@ -116,10 +116,10 @@ TEST(ResumeTest, AStartThatIsRefusedChangesNothingOnDisk) {
 }
 
 TEST(ResumeTest, AStartThatFailsAtItsFirstBatchChangesNothingOnDisk) {
-  const PictureRun run;
+  const ImageRun run;
   run.start(run.words({"train.epochs=4"}));
-  const fs::path picture = run.root() / "data" / "train" / "a" / "0.png";
-  const std::string bytes = read_file(picture);
+  const fs::path image = run.root() / "data" / "train" / "a" / "0.png";
+  const std::string bytes = read_file(image);
   const auto before = run.files();
   const std::string from = "run.resume=" + (run.path() / "checkpoints" / "epoch_0001").string();
   const auto fails = [&](const std::vector<std::string>& more) {
@@ -130,11 +130,11 @@ TEST(ResumeTest, AStartThatFailsAtItsFirstBatchChangesNothingOnDisk) {
   fails({from, "data.train_transforms=[{Resize: [6, 6]}]", "train.eval_every=0"});
   fails({"run.resume=auto", "train.epochs=5", "data.train_transforms=[{Resize: [6, 6]}]"});
   fails({from, "data.std=[1e-45]"});  // a loss that is not finite
-  write_file(picture, bytes.substr(0, bytes.size() / 2));
+  write_file(image, bytes.substr(0, bytes.size() / 2));
   fails({from});
-  write_file(picture, bytes);
+  write_file(image, bytes);
   EXPECT_TRUE(run.start(run.words({from})).fit.finished);
-  const PictureRun fresh;
+  const ImageRun fresh;
   EXPECT_ANY_THROW(fresh.start(fresh.words({"data.train_transforms=[{Resize: [6, 6]}]"})));
   EXPECT_FALSE(fs::exists(fresh.path()));
 }
@@ -298,7 +298,7 @@ TEST(ResumeTest, ABestOnOtherValidationDataIsNotCompared) {
                                                          {"train.max_eval_steps=1"},
                                                          {"data.val_transforms=resize"}};
   for (const std::vector<std::string>& change : changes) {
-    PictureRun run;
+    ImageRun run;
     run.start(run.words({"train.epochs=2"}));
     std::vector<std::string> more = change;
     if (more.at(0) == "data.val=other") {
@@ -312,7 +312,7 @@ TEST(ResumeTest, ABestOnOtherValidationDataIsNotCompared) {
     EXPECT_TRUE(message_contains(log.text(), "best is chosen anew")) << change[0];
   }
   // Data that was only moved is the same data.
-  PictureRun run;
+  ImageRun run;
   const FitResult before = run.start(run.words({"train.epochs=2"})).fit;
   fs::rename(run.root() / "data", run.root() / "moved");
   const Logged log;
@@ -339,7 +339,7 @@ TEST(ResumeTest, ABestOnOtherSamplesOfTheValidationDataIsNotCompared) {
 }
 
 TEST(ResumeTest, AStartWithoutEvaluationKeepsWhichDataBestWasChosenOn) {
-  const PictureRun run;
+  const ImageRun run;
   const fs::path other = run.root() / "data" / "other";
   fs::rename(other / "a" / "0.png", other / "a" / "x.png");
   for (const char* val : {"val", "other"}) {
@@ -362,9 +362,9 @@ TEST(ResumeTest, AStartWithoutEvaluationKeepsWhichDataBestWasChosenOn) {
   }
 }
 
-TEST(ResumeTest, OtherPicturesChangeTheModel) {
+TEST(ResumeTest, OtherImagesChangeTheModel) {
   for (const char* other : {"data.mean=[0.6]", "data.std=[0.4]", "data.train_transforms=flip"}) {
-    const PictureRun run;
+    const ImageRun run;
     run.start(run.words({"train.epochs=1"}));
     fs::copy(run.path(), run.root() / "other", fs::copy_options::recursive | fs::copy_options::copy_symlinks);
     run.start(run.words({"train.epochs=2", "run.resume=auto"}));
@@ -396,7 +396,7 @@ TEST(ResumeTest, ARunOfAnOlderVersionIsEvaluatedAndGoesOn) {
 
 TEST(ResumeTest, BytesThatAreNoUtf8AreKept) {
   const std::string latin = "k\xe4se";
-  PictureRun run;
+  ImageRun run;
   fs::rename(run.root() / "data", run.root() / latin);
   const auto words = [&](std::vector<std::string> more) {
     more.insert(more.begin(), "data.path=" + (run.root() / latin).string());

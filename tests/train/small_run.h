@@ -11,7 +11,7 @@
 #include "cohort/train/run.h"
 #include "tests/support/temp_dir.h"
 
-/// `cohort train` within the process: a perceptron on made-up pictures, 3 epochs of 5 steps in some
+/// `cohort train` within the process: a perceptron on made-up images, 3 epochs of 5 steps in some
 /// milliseconds.
 namespace cohort::test {
 

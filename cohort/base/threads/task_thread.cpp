@@ -27,9 +27,9 @@ struct Shared {
   explicit Shared(TaskThread::Options given) : options(std::move(given)) {}
 
   void run();
-  std::shared_ptr<Work> take();
+  std::shared_ptr<PendingTask> take();
   void give_up();
-  static void own(Work& work, std::shared_ptr<Shared> thread) { work.thread_ = std::move(thread); }
+  static void own(PendingTask& work, std::shared_ptr<Shared> thread) { work.thread_ = std::move(thread); }
   // The thread for whose work this one waits; none where that wait is over and this one is yet to wake.
   Shared* waits_for_thread() const {
     const bool is_over = waits_for == nullptr || waits_for->done() || waits_until.expired();
@@ -52,13 +52,13 @@ struct Shared {
   std::atomic<bool> is_stuck{false};  // the one that runs is
   std::atomic<const char*> current{nullptr};
   // What the thread waits for within what it runs; under waiting_mutex().
-  const Work* waits_for = nullptr;
+  const PendingTask* waits_for = nullptr;
   Deadline waits_until = Deadline::never();
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<std::shared_ptr<Work>> queue;  // under mutex, as all below
-  std::weak_ptr<Work> taken;                // last
+  std::deque<std::shared_ptr<PendingTask>> queue;  // under mutex, as all below
+  std::weak_ptr<PendingTask> taken;                // last
   bool given_up = false;
   bool running = true;
 };
@@ -121,7 +121,7 @@ Threads& threads() {
 // deadline.
 class Waits {
  public:
-  Waits(const Work& work, Shared* other, Deadline deadline) : self_(current_thread) {
+  Waits(const PendingTask& work, Shared* other, Deadline deadline) : self_(current_thread) {
     if (self_ == nullptr) return;
     const std::lock_guard lock(waiting_mutex());
     // It may have ended since wait() looked, and its thread wait for this one by now, in later work.
@@ -154,7 +154,7 @@ class Waits {
 
 }  // namespace
 
-bool Work::wait(Deadline deadline) {
+bool PendingTask::wait(Deadline deadline) {
   if (done()) return true;
   const Waits waits(*this, thread_.get(), deadline);
   if (spin_until([this] { return done(); }, thread_->spin(deadline))) return true;
@@ -163,7 +163,7 @@ bool Work::wait(Deadline deadline) {
   return base::wait(finished_, lock, is_done, deadline);
 }
 
-bool Work::abandon() {
+bool PendingTask::abandon() {
   const std::lock_guard lock(mutex_);
   if (done()) return false;
   if (!std::exchange(is_abandoned_, true)) ++thread_->num_late;
@@ -171,7 +171,7 @@ bool Work::abandon() {
   return true;
 }
 
-void Work::wait_or_throw(Deadline deadline) {
+void PendingTask::wait_or_throw(Deadline deadline) {
   if (wait(deadline) || !abandon()) {
     if (error_) std::rethrow_exception(error_);
     return;
@@ -184,7 +184,7 @@ void Work::wait_or_throw(Deadline deadline) {
                      "a longer timeout where that is slow and not stuck");
 }
 
-void Work::run() noexcept {
+void PendingTask::run() noexcept {
   std::exception_ptr error;
   {
     const std::lock_guard lock(mutex_);
@@ -200,7 +200,7 @@ void Work::run() noexcept {
   finish(std::move(error));
 }
 
-void Work::finish(std::exception_ptr error) noexcept {
+void PendingTask::finish(std::exception_ptr error) noexcept {
   drop();
   error_ = std::move(error);
   {
@@ -212,13 +212,13 @@ void Work::finish(std::exception_ptr error) noexcept {
   finished_.notify_all();
 }
 
-std::shared_ptr<Work> Shared::take() {
+std::shared_ptr<PendingTask> Shared::take() {
   spin_until([this] { return queued.load(std::memory_order_acquire) > 0 || stopping; },
              spin(Deadline::never()));
   std::unique_lock lock(mutex);
   wait_for_task(changed, lock, [this] { return !queue.empty() || stopping; });
   if (given_up || queue.empty()) return nullptr;
-  std::shared_ptr<Work> work = std::move(queue.front());
+  std::shared_ptr<PendingTask> work = std::move(queue.front());
   queue.pop_front();
   taken = work;
   queued.fetch_sub(1, std::memory_order_release);
@@ -226,7 +226,7 @@ std::shared_ptr<Work> Shared::take() {
 }
 
 void Shared::run() {
-  while (const std::shared_ptr<Work> work = take()) {
+  while (const std::shared_ptr<PendingTask> work = take()) {
     current.store(work->what(), std::memory_order_release);
     work->run();
     current.store(nullptr, std::memory_order_release);
@@ -241,7 +241,7 @@ void Shared::run() {
 
 // What has not begun fails; the thread ends after what it is in.
 void Shared::give_up() {
-  std::deque<std::shared_ptr<Work>> left;
+  std::deque<std::shared_ptr<PendingTask>> left;
   {
     const std::lock_guard lock(mutex);
     given_up = true;
@@ -314,7 +314,7 @@ bool TaskThread::is_stuck() const {
   if (shared_->is_stuck) return true;
   if (shared_->num_late == 0) return false;
   // Somebody gave up behind a function whose Pending is gone: nobody can give that one up.
-  std::shared_ptr<task_detail::Work> work;  // destroyed without the lock
+  std::shared_ptr<task_detail::PendingTask> work;  // destroyed without the lock
   {
     const std::lock_guard lock(shared_->mutex);
     work = shared_->taken.lock();
@@ -322,7 +322,7 @@ bool TaskThread::is_stuck() const {
   return work && work.use_count() == 2 && !work->done();
 }
 
-void TaskThread::post(std::shared_ptr<task_detail::Work> work) {
+void TaskThread::post(std::shared_ptr<task_detail::PendingTask> work) {
   const auto shared = shared_;  // its last function may end first, and this TaskThread with it
   task_detail::Shared::own(*work, shared);
   {

@@ -28,12 +28,12 @@ namespace task_detail {
 struct Shared;
 
 // One piece of work: who waits for it and who does it share this.
-class Work {
+class PendingTask {
  public:
-  explicit Work(const char* what) : what_(what) {}
-  virtual ~Work() = default;
-  Work(const Work&) = delete;
-  Work& operator=(const Work&) = delete;
+  explicit PendingTask(const char* what) : what_(what) {}
+  virtual ~PendingTask() = default;
+  PendingTask(const PendingTask&) = delete;
+  PendingTask& operator=(const PendingTask&) = delete;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   bool wait(Deadline deadline);
@@ -62,15 +62,15 @@ class Work {
 };
 
 template <typename T>
-class ValueWork : public Work {
+class ValueWork : public PendingTask {
  public:
-  using Work::Work;
+  using PendingTask::PendingTask;
   std::optional<T> value;
 };
 template <>
-class ValueWork<void> : public Work {
+class ValueWork<void> : public PendingTask {
  public:
-  using Work::Work;
+  using PendingTask::PendingTask;
 };
 
 template <typename T, typename Fn>
@@ -170,7 +170,7 @@ class TaskThread {
   bool stop(std::chrono::milliseconds patience);
 
  private:
-  void post(std::shared_ptr<task_detail::Work> work);
+  void post(std::shared_ptr<task_detail::PendingTask> work);
 
   std::shared_ptr<task_detail::Shared> shared_;
   std::thread thread_;

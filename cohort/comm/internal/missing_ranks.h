@@ -21,12 +21,12 @@ class NamesRanks {
 };
 
 /// A TimeoutError or PeerError that is one. Its words name the ranks too.
-template <typename Kind>
-class MissingRanks : public Kind, public NamesRanks {
+template <typename ErrorType>
+class MissingRanks : public ErrorType, public NamesRanks {
  public:
   MissingRanks(std::vector<int> ranks, std::string_view where, std::string_view what,
                std::string_view hint = "")
-      : Kind(where, what, hint), NamesRanks(std::move(ranks)) {}
+      : ErrorType(where, what, hint), NamesRanks(std::move(ranks)) {}
 };
 
 }  // namespace cohort::comm

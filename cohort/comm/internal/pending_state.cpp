@@ -253,7 +253,7 @@ void PendingState::end_work(c10d::Work& running, const std::exception& error, ba
 void PendingState::finish() {
   const auto since = FlightEntry::Clock::now();
   wait_until_begun();
-  const Work running = work;
+  const WorkPtr running = work;
   group->flight.set(ticket, CallState::kWaiting);
   try {
     // NCCL's wait orders the stream, as promised, only without a time: with one it blocks until the GPU is

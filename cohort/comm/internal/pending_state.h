@@ -24,16 +24,16 @@ namespace cohort::comm {
 
 // `tensors` are those that the backend has; where one is a copy of a view, `returns` copies it back.
 struct PendingState : std::enable_shared_from_this<PendingState> {
-  using Work = c10::intrusive_ptr<c10d::Work>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   /// Hands the call to the backend, which may take that long for it.
-  using Body = std::function<Work(std::chrono::milliseconds left)>;
+  using Body = std::function<WorkPtr(std::chrono::milliseconds left)>;
 
   std::shared_ptr<GroupState> group;
   Signature signature;
   base::Deadline deadline;
   std::vector<at::Tensor> tensors;
   std::vector<std::pair<at::Tensor, at::Tensor>> returns;  // (view, its contiguous copy)
-  Work work;
+  WorkPtr work;
   std::uint64_t ticket = 0;  // in the group's flight record
   std::int64_t in_bytes = 0, out_bytes = 0;
   std::chrono::nanoseconds held{0};  // what the caller waited

@@ -1,6 +1,6 @@
-// The first bytes of a file choose the JPEG or the PNG reader, each of which stays for the next picture. A
+// The first bytes of a file choose the JPEG or the PNG reader, each of which stays for the next image. A
 // read() needs an open() before it, and its region is checked against the header here. So the readers never
-// see a region that leaves the picture.
+// see a region that leaves the image.
 #include "cohort/data/codecs/codec.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ bool starts_with(std::span<const std::byte> file, std::string_view magic) {
   return file.size() >= magic.size() && std::memcmp(file.data(), magic.data(), magic.size()) == 0;
 }
 
-/// Says what a file that is no picture looks like instead.
+/// Says what a file that is no image looks like instead.
 std::string describe_start(std::span<const std::byte> file) {
   constexpr std::pair<std::string_view, std::string_view> kKnown[] = {
       {"GIF8", "a GIF"},      {"RIFF", "a RIFF file (WebP?)"}, {"BM", "a BMP"},      {"II*", "a TIFF"},
@@ -68,7 +68,7 @@ ImageHeader ImageDecoder::open(std::span<const std::byte> file, ColorMode color,
   impl_->opened = false;
   if (file.empty()) {
     throw DataError("data.image", base::concat(name, ": the file is empty (0 bytes)"),
-                    "delete it, or copy the picture again");
+                    "delete it, or copy the image again");
   }
   if (starts_with(file, kJpegMagic)) {
     impl_->header = impl_->jpeg.open(file, color, name, options);
@@ -77,7 +77,7 @@ ImageHeader ImageDecoder::open(std::span<const std::byte> file, ColorMode color,
   } else {
     throw DataError(
         "data.image",
-        base::concat(name, ": not a picture: got ", describe_start(file), ", expected JPEG or PNG"),
+        base::concat(name, ": not an image: got ", describe_start(file), ", expected JPEG or PNG"),
         "convert it to JPEG or PNG, or remove it from the folder");
   }
   impl_->opened = true;
@@ -98,7 +98,7 @@ void ImageDecoder::read(const Region& region, Image& out) {
     throw UsageError(
         "data.image",
         base::concat("the region ", region.height, "x", region.width, " at (", region.top, ", ", region.left,
-                     ") is not within the picture of ", header.height, "x", header.width));
+                     ") is not within the image of ", header.height, "x", header.width));
   }
   impl_->opened = false;
   if (header.format == ImageFormat::kJpeg) {

@@ -20,8 +20,8 @@
 ///     decode_image(bytes, ColorMode::kRgb, "cat.jpg", image);  // reuses image's memory
 namespace cohort::data {
 
-/// Reads one picture after another. It keeps the decompressors' structures and its scratch memory, so that
-/// nothing is allocated once it has seen the largest picture. Threads: one caller at a time; see
+/// Reads one image after another. It keeps the decompressors' structures and its scratch memory, so that
+/// nothing is allocated once it has seen the largest image. Threads: one caller at a time; see
 /// `thread_decoder`.
 class ImageDecoder {
  public:
@@ -39,7 +39,7 @@ class ImageDecoder {
   /// Throws: DataError when the file is truncated or corrupt; `out` is then unspecified.
   void read(Image& out);
 
-  /// The same pixels as `read` and then a crop to `region` (which lies within the picture), for less work:
+  /// The same pixels as `read` and then a crop to `region` (which lies within the image), for less work:
   /// rows below are not decoded, and of the rest only what is needed. A truncated file is an error whatever
   /// the region; corrupt data below it may go unseen.
   void read(const Region& region, Image& out);

@@ -9,14 +9,14 @@ namespace cohort::data {
 enum class ImageFormat { kJpeg, kPng };
 
 struct DecodeOptions {
-  /// A picture of more pixels is refused before it takes memory. The default is where Pillow refuses.
+  /// An image of more pixels is refused before it takes memory. The default is where Pillow refuses.
   std::int64_t max_pixels = 178'956'970;
   /// Takes what can be decoded of a JPEG whose data is damaged, in silence, as Pillow does. Truncated files
   /// are an error all the same.
   bool accept_damage = false;
 };
 
-/// What a file says about its picture.
+/// What a file says about its image.
 struct ImageHeader {
   ImageFormat format = ImageFormat::kJpeg;
   std::int64_t height = 0;

@@ -39,7 +39,7 @@ struct alignas(64) Activity {
 
 // Owned by the pool and by every worker, so that a worker that was left behind finds it alive.
 struct WorkerPool::Shared {
-  Shared(Options given, Work given_work)
+  Shared(Options given, ItemFunction given_work)
       : options(given),
         work(std::move(given_work)),
         chunks((given.items + given.chunk - 1) / given.chunk),
@@ -52,7 +52,7 @@ struct WorkerPool::Shared {
   void run_chunk(int worker, std::int64_t job, std::int64_t chunk);
 
   const Options options;
-  const Work work;
+  const ItemFunction work;
   const std::int64_t chunks;  // tickets per job, also of a job with fewer items
   std::vector<Slot> slots;
   std::vector<Activity> activity;
@@ -105,7 +105,7 @@ void WorkerPool::Shared::run(int worker) {
   }
 }
 
-WorkerPool::WorkerPool(Options options, Work work, Start start)
+WorkerPool::WorkerPool(Options options, ItemFunction work, Start start)
     : shared_(std::make_shared<Shared>(options, std::move(work))) {
   shared_->alive = options.workers;
   try {

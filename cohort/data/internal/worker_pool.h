@@ -28,11 +28,11 @@ class WorkerPool {
     /// Items per ticket.
     std::int64_t chunk = 1;
   };
-  using Work = std::function<void(int worker, std::int64_t job, std::int64_t item)>;
+  using ItemFunction = std::function<void(int worker, std::int64_t job, std::int64_t item)>;
   using Start = std::function<void(int worker)>;
 
   /// `start`, if given, runs once on each worker first.
-  WorkerPool(Options options, Work work, Start start = nullptr);
+  WorkerPool(Options options, ItemFunction work, Start start = nullptr);
   /// stop() with five seconds' patience.
   ~WorkerPool();
 

@@ -1,4 +1,4 @@
-// A transform here computes a region, a size and a mirroring from the picture's size and the random stream.
+// A transform here computes a region, a size and a mirroring from the image's size and the random stream.
 // Pixels are changed by Grayscale alone, whose three channels are written from the end, so that it works in
 // place. RandomResizedCrop draws at most ten regions, and then takes the largest allowed region in the
 // middle. Sizes that do not fit are refused here with the transform's name, before any pixel is moved.
@@ -35,7 +35,7 @@ class Resize : public Transform {
     }
   }
 
-  Action plan(ImageSize in, base::RandomStream&) const override {
+  CropResizeOp plan(ImageSize in, base::RandomStream&) const override {
     return {whole(in), output_size(in), false};
   }
 
@@ -59,7 +59,7 @@ class Resize : public Transform {
     }
     new_short = std::max<int64_t>(new_short, 1);
     if (new_long > 1 << 18) {
-      throw DataError("data.transforms", base::concat("Resize: a picture of ", in.height, "x", in.width,
+      throw DataError("data.transforms", base::concat("Resize: an image of ", in.height, "x", in.width,
                                                       " would become ", new_long, " pixels long"));
     }
     return wide ? ImageSize{new_short, new_long} : ImageSize{new_long, new_short};
@@ -75,7 +75,7 @@ class CenterCrop : public Transform {
  public:
   explicit CenterCrop(TransformArgs& args) : size_(args.size("size")) {}
 
-  Action plan(ImageSize in, base::RandomStream&) const override {
+  CropResizeOp plan(ImageSize in, base::RandomStream&) const override {
     return {{start(in.height, size_.height), start(in.width, size_.width), size_.height, size_.width},
             size_,
             false};
@@ -108,7 +108,7 @@ class RandomCrop : public Transform {
     pad_if_needed_ = args.integer("pad_if_needed", 0) != 0;
   }
 
-  Action plan(ImageSize in, base::RandomStream& random) const override {
+  CropResizeOp plan(ImageSize in, base::RandomStream& random) const override {
     int64_t left = padding_[0], top = padding_[1];
     int64_t width = in.width + left + padding_[2], height = in.height + top + padding_[3];
     if (pad_if_needed_ && width < size_.width) {
@@ -123,7 +123,7 @@ class RandomCrop : public Transform {
     }
     if (height < size_.height || width < size_.width) {
       throw DataError("data.transforms",
-                      base::concat("RandomCrop: got a picture of ", height, "x", width,
+                      base::concat("RandomCrop: got an image of ", height, "x", width,
                                    " with its padding, expected at least ", size_.height, "x", size_.width),
                       "pad_if_needed: true, or a Resize before it");
     }
@@ -150,7 +150,7 @@ class RandomResizedCrop : public Transform {
     std::copy(ratio.begin(), ratio.end(), ratio_);
   }
 
-  Action plan(ImageSize in, base::RandomStream& random) const override {
+  CropResizeOp plan(ImageSize in, base::RandomStream& random) const override {
     const auto area = static_cast<double>(in.height * in.width);
     const double log_ratio[2] = {std::log(ratio_[0]), std::log(ratio_[1])};
     for (int attempt = 0; attempt < 10; ++attempt) {
@@ -203,7 +203,7 @@ class RandomHorizontalFlip : public Transform {
       args.fail("p", base::concat("got ", p_, ", expected a probability, 0 to 1"));
     }
   }
-  Action plan(ImageSize in, base::RandomStream& random) const override {
+  CropResizeOp plan(ImageSize in, base::RandomStream& random) const override {
     return {whole(in), in, random.bernoulli(p_)};
   }
 

@@ -11,7 +11,7 @@
 #include "cohort/base/text/nearest_name.h"
 
 namespace cohort::data {
-Action Transform::plan(ImageSize in, base::RandomStream&) const {
+CropResizeOp Transform::plan(ImageSize in, base::RandomStream&) const {
   return {{0, 0, in.height, in.width}, in, false};
 }
 

@@ -10,10 +10,10 @@
 #include "cohort/base/random.h"
 #include "cohort/data/image.h"
 
-/// Transforms of pictures, by name and arguments, with torchvision's geometry.
+/// Transforms of images, by name and arguments, with torchvision's geometry.
 ///
 /// A transform does not touch pixels: it says which region to cut, to what size to bring it and whether to
-/// mirror it, as a pure function of the picture's size and a random stream. `Pipeline` does the work.
+/// mirror it, as a pure function of the image's size and a random stream. `TransformPipeline` does the work.
 namespace cohort::data {
 
 /// A transform as a configuration writes it: `RandomResizedCrop: {size: 64, scale: [0.08, 1]}`. The key ""
@@ -23,30 +23,30 @@ struct TransformSpec {
   std::map<std::string, std::vector<double>> args;
 };
 
-/// What a transform does to one picture: cut, then resize, then mirror left and right.
-struct Action {
-  Region region;   ///< in the picture's pixels; what lies outside is black
+/// What a transform does to one image: cut, then resize, then mirror left and right.
+struct CropResizeOp {
+  Region region;   ///< in the image's pixels; what lies outside is black
   ImageSize size;  ///< of the result; the region is resized when it differs
   bool mirror = false;
 };
 
-/// One step on 8-bit pictures. Derive for steps of your own and make them known
+/// One step on 8-bit images. Derive for steps of your own and make them known
 /// with register_transform() (transform_registry.h).
 /// Threads: `plan` and `apply` are called from several at once.
 class Transform {
  public:
   virtual ~Transform() = default;
 
-  /// Returns what to do with a picture of size `in`; the whole picture and nothing else by default.
-  /// Throws: DataError when the picture cannot be transformed.
-  virtual Action plan(ImageSize in, base::RandomStream& random) const;
+  /// Returns what to do with an image of size `in`; the whole image and nothing else by default.
+  /// Throws: DataError when the image cannot be transformed.
+  virtual CropResizeOp plan(ImageSize in, base::RandomStream& random) const;
 
-  /// Changes the pixels of `image`, after `plan`'s action was done, when `changes_pixels` says so. It may
+  /// Changes the pixels of `image`, after `plan`'s operation was done, when `changes_pixels` says so. It may
   /// change the number of channels to what `output_channels` says, not the size.
   virtual void apply(Image& image, base::RandomStream& random) const;
   virtual bool changes_pixels() const { return false; }
 
-  /// Returns the size of the result for pictures of size `in`; {0, 0} stands for a size that is not known.
+  /// Returns the size of the result for images of size `in`; {0, 0} stands for a size that is not known.
   virtual ImageSize output_size(ImageSize in) const { return in; }
   /// Returns the number of channels of the result, or throws UsageError when `in` channels cannot be
   /// transformed.
@@ -86,7 +86,7 @@ class TransformArgs {
   std::vector<std::string> asked_;
 };
 
-/// Specifications for use in code: `Pipeline({random_resized_crop(64), random_horizontal_flip(),
+/// Specifications for use in code: `TransformPipeline({random_resized_crop(64), random_horizontal_flip(),
 /// to_tensor()})`.
 TransformSpec resize(std::int64_t shorter_side);
 TransformSpec resize(ImageSize size);

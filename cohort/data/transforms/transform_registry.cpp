@@ -12,13 +12,13 @@
 namespace cohort::data {
 namespace {
 
-struct Entry {
+struct RegisteredTransform {
   std::string first_argument;
   TransformFactory make;
 };
 
-std::map<std::string, Entry> built_in() {
-  std::map<std::string, Entry> entries;
+std::map<std::string, RegisteredTransform> built_in() {
+  std::map<std::string, RegisteredTransform> entries;
   for (const BuiltinTransform& builtin : builtin_transforms()) {
     entries[builtin.name] = {builtin.first_argument, builtin.make};
   }
@@ -27,8 +27,8 @@ std::map<std::string, Entry> built_in() {
   return entries;
 }
 
-base::Registry<Entry>& registry() {
-  static auto* instance = new base::Registry<Entry>("transform", "data.transforms", built_in());
+base::Registry<RegisteredTransform>& registry() {
+  static auto* instance = new base::Registry<RegisteredTransform>("transform", "data.transforms", built_in());
   return *instance;
 }
 
@@ -45,7 +45,7 @@ std::vector<std::string> transform_names() {
 }
 
 std::unique_ptr<Transform> make_transform(const TransformSpec& spec) {
-  const Entry entry = registry().find(spec.name).value_or(Entry());
+  const RegisteredTransform entry = registry().find(spec.name).value_or(RegisteredTransform());
   if (!entry.make) {
     const std::vector<std::string> names = transform_names();
     throw ConfigError(

@@ -98,7 +98,7 @@ GradientBuckets::GradientBuckets(comm::Group group, std::vector<NamedParameter> 
     gradient.parameter = std::move(parameters[i].tensor);
     gradient.is_sparse = parameters[i].is_sparse;
   }
-  if (travel())
+  if (is_distributed())
     comm::require_same(group_, "the list of parameters", layout_of(gradients), {options_.timeout});
   make_buckets(options_.buckets.empty() ? by_size(dense_ones()) : own_buckets());
 }
@@ -159,7 +159,7 @@ void GradientBuckets::make_buckets(const BucketList& lists) {
     for (const std::size_t i : list) gradients[i].bucket = buckets.size() - 1;
     const at::Tensor& first = gradients[list.front()].parameter;
     bucket.in_place = list.size() == 1 && !group_.has_own_memory(first.device());
-    if (!travel() || bucket.in_place) continue;
+    if (!is_distributed() || bucket.in_place) continue;
     give_memory(bucket);
     for (const std::size_t i : list) {
       if (!kept[i].defined()) continue;
@@ -236,7 +236,7 @@ void GradientBuckets::record_ready(std::size_t index, double seconds) {
 }
 
 void GradientBuckets::regroup() {
-  if (!options_.buckets.empty() || !travel() || backwards_ == 0) return;
+  if (!options_.buckets.empty() || !is_distributed() || backwards_ == 0) return;
   // A GPU's gradients come when their kernels are queued, which says nothing of when they are there.
   const bool is_on_cpu =
       std::ranges::all_of(gradients, [](const Gradient& each) { return each.parameter.is_cpu(); });

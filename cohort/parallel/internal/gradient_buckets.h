@@ -53,7 +53,7 @@ class GradientBuckets {
   std::vector<Gradient> gradients;  ///< in reverse order of definition
   std::vector<Bucket> buckets;      ///< in the order of reduction
 
-  bool travel() const { return group_.size() > 1; }
+  bool is_distributed() const { return group_.size() > 1; }
   /// Computes the scaled sums over ranks of the sparse gradients.
   void reduce_sparse_ones(double scale);
   /// A backward begins.

@@ -1,7 +1,8 @@
 // Micro-batches are detached views along dimension 0: no sample is copied, and they share no history. A stage
-// may write to its view, so each has a scoped version counter; settle() makes the changes known afterwards. A
-// gradient that came for some micro-batches only is joined with zeros; where none came the result is
-// undefined. Gradients of inputs go into the caller's graph by a backward that begins at the inputs.
+// may write to its view, so each has a scoped version counter; publish_versions() makes the changes known
+// afterwards. A gradient that came for some micro-batches only is joined with zeros; where none came the
+// result is undefined. Gradients of inputs go into the caller's graph by a backward that begins at the
+// inputs.
 #include "cohort/pipeline/internal/batch.h"
 
 #include <ATen/ops/cat.h>
@@ -145,7 +146,7 @@ std::shared_ptr<Batch> make_batch(const Setup& setup, const Tensors& inputs,
   return batch;
 }
 
-void settle(Batch& batch) {
+void publish_versions(Batch& batch) {
   for (autograd::ScopedVersionCounter& count : batch.counts) count.publish();
   for (autograd::ScopedVersionCounter& count : batch.counts) count.sync();
 }

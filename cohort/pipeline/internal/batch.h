@@ -30,6 +30,6 @@ void hand_back(const Tensors& inputs, const Tensors& gradients);
 std::shared_ptr<Batch> make_batch(const Setup& setup, const Tensors& inputs,
                                   const std::vector<std::int64_t>& sizes);
 /// Tells the tensors that a batch was cut from what was changed of them, once all forwards have run.
-void settle(Batch& batch);
+void publish_versions(Batch& batch);
 
 }  // namespace cohort::pipeline

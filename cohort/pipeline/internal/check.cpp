@@ -50,21 +50,22 @@ void check_options(const std::vector<Stage>& stages, const PipelineOptions& opti
                      concat("got ", options.placements.size(), " placements, expected one for each of the ",
                             options.group.size(), " ranks"));
   }
-  if (options.ahead >= static_cast<int>(options.placements.size()) || (options.ahead >= 0 && options.group)) {
-    throw UsageError(kWhere, concat("got ahead = ", options.ahead, ", expected one of ",
+  if (options.run_ahead >= static_cast<int>(options.placements.size()) ||
+      (options.run_ahead >= 0 && options.group)) {
+    throw UsageError(kWhere, concat("got run_ahead = ", options.run_ahead, ", expected one of ",
                                     options.placements.size(), " placements of one process"));
   }
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const bool is_mine =
         !options.group || static_cast<int>(i % options.placements.size()) == options.group.rank();
-    if (stages[i].is_elsewhere() && is_mine) {
-      throw UsageError(kWhere, concat("stage ", i, " is this rank's own, but said to be elsewhere"));
+    if (stages[i].is_remote() && is_mine) {
+      throw UsageError(kWhere, concat("stage ", i, " is on this rank, got Stage::remote()"));
     }
   }
   if (options.schedule != Schedule::kZeroBubble) return;
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const Stage& stage = stages[i];
-    if (stage.is_elsewhere()) continue;
+    if (stage.is_remote()) continue;
     if (stage.recomputes()) {
       throw UsageError(kWhere,
                        concat("stage ", i, " (", stage.name(),

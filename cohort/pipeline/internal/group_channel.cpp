@@ -86,12 +86,12 @@ comm::CallOptions until(const base::Deadline& deadline) {
 }
 
 void GroupChannel::wait_for_oldest() {
-  for (comm::Pending& pending : under_way_.front().pending) pending.wait();
-  under_way_.pop_front();
+  for (comm::Pending& pending : in_flight_.front().pending) pending.wait();
+  in_flight_.pop_front();
 }
 
 void GroupChannel::send(Message message, const base::Deadline& deadline) {
-  while (under_way_.size() >= static_cast<std::size_t>(capacity_)) wait_for_oldest();
+  while (in_flight_.size() >= static_cast<std::size_t>(capacity_)) wait_for_oldest();
   InFlight next;
   for (at::Tensor& tensor : message.tensors) tensor = dense(tensor);
   next.tensors.push_back(header_of(message));
@@ -100,7 +100,7 @@ void GroupChannel::send(Message message, const base::Deadline& deadline) {
   }
   for (const at::Tensor& tensor : next.tensors)
     next.pending.push_back(group_.send(tensor, peer_, tag_, until(deadline)));
-  under_way_.push_back(std::move(next));
+  in_flight_.push_back(std::move(next));
 }
 
 Message GroupChannel::receive(const base::Deadline& deadline) {
@@ -116,7 +116,7 @@ Message GroupChannel::receive(const base::Deadline& deadline) {
 }
 
 void GroupChannel::flush() {
-  while (!under_way_.empty()) wait_for_oldest();
+  while (!in_flight_.empty()) wait_for_oldest();
 }
 
 }  // namespace cohort::pipeline

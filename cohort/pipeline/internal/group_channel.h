@@ -36,7 +36,7 @@ class GroupChannel final : public Channel {
   comm::Group group_;
   int peer_, tag_, capacity_;
   c10::Device device_;
-  std::deque<InFlight> under_way_;
+  std::deque<InFlight> in_flight_;
 };
 
 }  // namespace cohort::pipeline

@@ -78,7 +78,7 @@ void PlacementRun::act(const Action& action) {
     default:
       break;
   }
-  if (run_.turns) run_.turns->wait(placement_, run_.deadline);
+  if (run_.serialized) run_.serialized->wait(placement_, run_.deadline);
   const auto begin = Clock::now();
   try {
     compute(action);
@@ -97,7 +97,7 @@ void PlacementRun::act(const Action& action) {
     run_.throw_if_failed();
     run_.on_action(action);
   }
-  if (run_.turns) run_.turns->end();
+  if (run_.serialized) run_.serialized->end();
 }
 
 std::string PlacementRun::message(const Action& action, const std::string& what) const {
@@ -280,7 +280,7 @@ void PlacementRun::loss(const Action& action, const Tensors& outputs) {
   run_.throw_if_failed();
   Batch::Held& mine = held(action);
   mine.first_of_loss = at::sequence_number::peek();
-  const at::Tensor value = batch_.loss(mine.loss_entrance.enter(leaves), targets);
+  const at::Tensor value = batch_.loss(mine.loss_gate.attach(leaves), targets);
   if (!value.defined() || value.numel() != 1) {
     throw UsageError("pipeline.loss", concat("the loss is ", describe({value}), ", expected one number"),
                      "the mean over the samples of a micro-batch");
@@ -300,11 +300,11 @@ Tensors PlacementRun::gradients_of_outputs(const Action& action, Tensors& carrie
   Batch::Held& mine = held(action);
   if (is_last(stage)) {
     if (!batch_.loss) return std::exchange(batch_.output_gradients[micro_batch], {});
-    const Entrance::Open open(mine.loss_entrance);
+    const BackwardGate::Open open(mine.loss_gate);
     // The loss may go back through the stage by another way too: an auxiliary loss that the stage has kept.
     // Where input gradients come apart, what comes by that way would be among those of the weights.
-    std::optional<Entrance::Open> open_of_stage;
-    if (action.kind == ActionKind::kBackward) open_of_stage.emplace(mine.run->entrance());
+    std::optional<BackwardGate::Open> open_of_stage;
+    if (action.kind == ActionKind::kBackward) open_of_stage.emplace(mine.run->gate());
     if (mine.loss.requires_grad()) {
       const at::Tensor loss = std::exchange(mine.loss, {});
       // What of the stage it went through, the outputs will go through again.

@@ -47,7 +47,7 @@ void Run::fail(std::exception_ptr error) {
     failed_.store(true, std::memory_order_release);
   }
   for (const auto& [edge, channel] : channels) channel->close();
-  if (turns) turns->close();
+  if (serialized) serialized->close();
 }
 
 void Run::throw_if_failed() const {

@@ -15,8 +15,8 @@
 
 #include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/pipeline/internal/channel.h"
+#include "cohort/pipeline/internal/serialized_execution.h"
 #include "cohort/pipeline/internal/stage_run.h"
-#include "cohort/pipeline/internal/turns.h"
 #include "cohort/pipeline/options.h"
 
 /// One run of a plan: what the threads of the placements share. Internal to Pipeline.
@@ -43,7 +43,7 @@ struct Batch {
     std::unique_ptr<StageRun> run;
     at::Tensor loss;  // the last stage's, weighed, with a graph down to its leaves
     Tensors loss_leaves;
-    Entrance loss_entrance;
+    BackwardGate loss_gate;
     std::uint64_t first_of_loss = 0;  // the number of autograd's node that the loss began with
   };
 
@@ -87,7 +87,7 @@ class Run {
 
   std::map<Edge, std::unique_ptr<Channel>> channels;
   std::function<void(const Action&)> on_action;
-  std::optional<Turns> turns;  // none: all compute at once
+  std::optional<SerializedExecution> serialized;  // none: all compute at once
   const Plan plan;
   const std::chrono::milliseconds timeout;
   const base::Deadline deadline;

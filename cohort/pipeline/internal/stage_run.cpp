@@ -57,7 +57,7 @@ StageRun::StageRun(const Stage& stage, const Tensors& inputs, const std::vector<
 }
 
 void StageRun::forward(const Stage& stage) {
-  const Tensors inputs = entrance_.enter(leaves_);
+  const Tensors inputs = gate_.attach(leaves_);
   const std::size_t last = stage.layers().size();
   if (!stage.recomputes()) {
     const std::vector<Edge> entries = autograd::edges_of(inputs);
@@ -79,7 +79,7 @@ void StageRun::forward(const Stage& stage) {
 
 Tensors StageRun::backward(const Tensors& gradients) {
   const Roots roots(outputs_, gradients);
-  const Entrance::Open open(entrance_);
+  const BackwardGate::Open open(gate_);
   if (!roots.outputs.empty()) torch::autograd::backward(roots.outputs, roots.gradients);
   outputs_.clear();
   Tensors result;
@@ -93,7 +93,7 @@ Tensors StageRun::backward(const Tensors& gradients) {
 Tensors StageRun::input_gradients(Tensors gradients) {
   outputs_.clear();
   leaves_.clear();
-  const Entrance::Open open(entrance_);
+  const BackwardGate::Open open(gate_);
   return graph_.input_gradients(std::move(gradients));
 }
 

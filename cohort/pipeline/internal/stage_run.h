@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "cohort/pipeline/internal/entrance.h"
+#include "cohort/pipeline/internal/backward_gate.h"
 #include "cohort/pipeline/split_graph.h"
 #include "cohort/pipeline/stage.h"
 
@@ -20,7 +20,7 @@ class StageRun {
 
   const Tensors& outputs() const { return outputs_; }
   /// Where gradients of the inputs come in.
-  const Entrance& entrance() const { return entrance_; }
+  const BackwardGate& gate() const { return gate_; }
   /// The inputs whose gradient will be wanted and that the stage wrote to.
   const std::vector<std::size_t>& written() const { return written_; }
   /// Adds the gradients of the parameters to grad(), and returns those of the inputs (undefined where there
@@ -35,7 +35,7 @@ class StageRun {
   void forward(const Stage& stage);
 
   std::optional<core::RandomKey> random_;
-  Entrance entrance_;
+  BackwardGate gate_;
   Tensors leaves_, outputs_;
   std::vector<std::size_t> written_;
   SplitGraph graph_;

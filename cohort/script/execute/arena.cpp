@@ -25,13 +25,13 @@ class KnownBlocks {
   }
   void add(const void* data, bool is_ours, GivenBack given_back) {
     const std::lock_guard lock(mutex_);
-    blocks_.insert_or_assign(data, Block{is_ours, std::move(given_back)});
+    blocks_.insert_or_assign(data, KnownBlock{is_ours, std::move(given_back)});
     count_.store(blocks_.size(), std::memory_order_relaxed);
   }
   // True if the memory is ours, and no allocator is to have it back.
   bool give_back(const void* data, bool is_raw) {
     if (count_.load(std::memory_order_relaxed) == 0) return false;
-    Block block;
+    KnownBlock block;
     {
       const std::lock_guard lock(mutex_);
       const auto found = blocks_.find(data);
@@ -45,12 +45,12 @@ class KnownBlocks {
   }
 
  private:
-  struct Block {
+  struct KnownBlock {
     bool is_ours = false;
     GivenBack given_back;
   };
   std::mutex mutex_;
-  std::unordered_map<const void*, Block> blocks_;
+  std::unordered_map<const void*, KnownBlock> blocks_;
   std::atomic<std::size_t> count_{0};
 };
 
@@ -86,7 +86,7 @@ class FrontAllocator final : public c10::Allocator {
   c10::Allocator* behind_;
 };
 
-void let_go(void* arena) {
+void release_arena(void* arena) {
   c10::raw::intrusive_ptr::decref(static_cast<Arena*>(arena));
 }
 
@@ -103,13 +103,13 @@ Arena::Arena(std::size_t bytes) : bytes_(bytes) {
 
 c10::DataPtr Arena::block(std::int64_t offset) {
   c10::raw::intrusive_ptr::incref(this);
-  return {static_cast<char*>(memory_.mutable_get()) + offset, this, &let_go, c10::Device(c10::kCPU)};
+  return {static_cast<char*>(memory_.mutable_get()) + offset, this, &release_arena, c10::Device(c10::kCPU)};
 }
 
 c10::DataPtr Arena::raw_block(std::int64_t offset) {
   void* const data = static_cast<char*>(memory_.mutable_get()) + offset;
   c10::raw::intrusive_ptr::incref(this);
-  KnownBlocks::get().add(data, /*is_ours=*/true, [this](bool /*is_raw*/) { let_go(this); });
+  KnownBlocks::get().add(data, /*is_ours=*/true, [this](bool /*is_raw*/) { release_arena(this); });
   return {data, data, &FrontAllocator::free_known, c10::Device(c10::kCPU)};
 }
 
@@ -124,7 +124,7 @@ MemoryScope::~MemoryScope() {
 
 c10::DataPtr ArenaSource::allocate(std::size_t bytes, c10::Allocator& allocator) {
   if (blocks_.empty()) return allocator.allocate(bytes);
-  const Block block = blocks_.front();
+  const PlannedBlock block = blocks_.front();
   blocks_ = blocks_.subspan(1);
   if (block.offset == kElsewhere) return allocator.allocate(bytes);
   if (block.bytes != bytes || owners() != owners_ + block.held) {
@@ -138,7 +138,7 @@ struct AllocationLog::Log {
   std::mutex mutex;  // blocks are given back on any thread
   std::size_t step = 0;
   std::size_t clock = 0;
-  std::vector<Entry> entries;
+  std::vector<Allocation> entries;
 };
 
 AllocationLog::AllocationLog() : log_(std::make_shared<Log>()) {}
@@ -157,7 +157,7 @@ std::size_t AllocationLog::find(const void* data) const {
   return kNever;
 }
 
-std::vector<AllocationLog::Entry> AllocationLog::entries() const {
+std::vector<AllocationLog::Allocation> AllocationLog::entries() const {
   const std::lock_guard lock(log_->mutex);
   return log_->entries;
 }
@@ -174,7 +174,7 @@ c10::DataPtr AllocationLog::allocate(std::size_t bytes, c10::Allocator& allocato
       block.compare_exchange_deleter(allocator.raw_deleter(), &FrontAllocator::free_known)) {
     KnownBlocks::get().add(block.get(), /*is_ours=*/false, [log = log_, number](bool is_raw) {
       const std::lock_guard lock(log->mutex);
-      Entry& entry = log->entries[number];
+      Allocation& entry = log->entries[number];
       entry.died = ++log->clock;
       entry.is_raw = is_raw;
     });

@@ -16,7 +16,7 @@ namespace cohort::script {
 inline constexpr std::int64_t kElsewhere = -1;  ///< the offset of a block that the arena does not hold
 
 /// One block that an operator asks LibTorch's CPU allocator for, and where in the arena it is to lie.
-struct Block {
+struct PlannedBlock {
   std::size_t bytes = 0;
   std::int64_t offset = kElsewhere;
   bool is_raw = false;  ///< taken by raw_allocate(): Note [Blocks that are handed on raw]
@@ -70,7 +70,7 @@ class ArenaSource final : public MemorySource {
  public:
   explicit ArenaSource(Arena* arena) : arena_(arena) {}
   /// Says what the next operator asks for.
-  void expect(std::span<const Block> blocks) {
+  void expect(std::span<const PlannedBlock> blocks) {
     blocks_ = blocks;
     if (!blocks.empty()) owners_ = owners();
   }
@@ -80,15 +80,15 @@ class ArenaSource final : public MemorySource {
   std::size_t owners() const { return c10::raw::intrusive_ptr::use_count(arena_); }
 
   Arena* arena_;
-  std::span<const Block> blocks_;  // still to come
-  std::size_t owners_ = 0;         // of the arena, before the operator
+  std::span<const PlannedBlock> blocks_;  // still to come
+  std::size_t owners_ = 0;                // of the arena, before the operator
 };
 
 /// Writes down what is allocated and when it is given back. Blocks may outlive it.
 class AllocationLog final : public MemorySource {
  public:
   static constexpr std::size_t kNever = SIZE_MAX;
-  struct Entry {
+  struct Allocation {
     std::size_t step = 0;  ///< in which it was allocated
     std::size_t bytes = 0;
     const void* data = nullptr;
@@ -102,7 +102,7 @@ class AllocationLog final : public MemorySource {
   std::size_t begin_step(std::size_t step);
   /// Returns the number of the entry of this step that holds `data`; kNever: none does.
   std::size_t find(const void* data) const;
-  std::vector<Entry> entries() const;
+  std::vector<Allocation> entries() const;
   c10::DataPtr allocate(std::size_t bytes, c10::Allocator& allocator) override;
 
  private:

@@ -49,12 +49,12 @@ bool fits(const Layout& layout, const at::Tensor& tensor) {
 }  // namespace
 
 struct LoadedProgram::Impl {
-  struct Entry {
+  struct GuardedProgram {
     Environment environment;
     std::shared_ptr<const Program> program;
     std::vector<Layout> inputs;
 
-    explicit Entry(Recording recording)
+    explicit GuardedProgram(Recording recording)
         : environment(recording.environment),
           program(std::make_shared<const Program>(std::move(recording.recorded))) {
       for (const int slot : slots()) {
@@ -95,11 +95,11 @@ struct LoadedProgram::Impl {
 
   std::string file;
   Metadata metadata;
-  std::vector<Entry> entries;
+  std::vector<GuardedProgram> entries;
 
-  const Entry* find(const Tensors& inputs) const {
-    const Entry* found = nullptr;
-    for (const Entry& entry : entries) {
+  const GuardedProgram* find(const Tensors& inputs) const {
+    const GuardedProgram* found = nullptr;
+    for (const GuardedProgram& entry : entries) {
       if (!entry.takes(inputs)) continue;
       if (found == nullptr) found = &entry;
       if (entries.size() > 1 && entry.runs_under(Environment::now())) return &entry;
@@ -111,22 +111,22 @@ struct LoadedProgram::Impl {
 };
 
 std::string LoadedProgram::Impl::misfit(const Tensors& inputs) const {
-  std::vector<const Entry*> near;
+  std::vector<const GuardedProgram*> near;
   std::set<std::string> known;
   const auto listed = [&] {
     std::string text;
     for (const std::string& each : known) text += (text.empty() ? "" : ", or ") + each;
     return text;
   };
-  for (const Entry& entry : entries) {
+  for (const GuardedProgram& entry : entries) {
     known.insert(concat(entry.inputs.size()));
     if (entry.inputs.size() == inputs.size()) near.push_back(&entry);
   }
   if (near.empty()) return concat("got ", inputs.size(), " inputs, expected ", listed());
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     known.clear();
-    for (const Entry* entry : near) known.insert(describe(entry->inputs[i]));
-    const auto takes = [&](const Entry* entry) { return fits(entry->inputs[i], inputs[i]); };
+    for (const GuardedProgram* entry : near) known.insert(describe(entry->inputs[i]));
+    const auto takes = [&](const GuardedProgram* entry) { return fits(entry->inputs[i], inputs[i]); };
     if (std::any_of(near.begin(), near.end(), takes)) continue;
     return concat("input ", i, " is ", describe(inputs[i]), "; recorded were ", listed());
   }
@@ -142,7 +142,7 @@ LoadedProgram::LoadedProgram(std::string file, Metadata metadata, std::vector<Re
 }
 
 Tensors LoadedProgram::operator()(const Tensors& inputs) const {
-  const Impl::Entry* const entry = impl_->find(inputs);
+  const Impl::GuardedProgram* const entry = impl_->find(inputs);
   if (entry == nullptr) {
     throw UsageError(
         "script.run", concat(impl_->file, ": ", impl_->misfit(inputs)),
@@ -173,7 +173,7 @@ Tensors LoadedProgram::operator()(const Tensors& inputs) const {
 
 std::vector<std::vector<Layout>> LoadedProgram::inputs() const {
   std::vector<std::vector<Layout>> all;
-  for (const Impl::Entry& entry : impl_->entries) all.push_back(entry.inputs);
+  for (const Impl::GuardedProgram& entry : impl_->entries) all.push_back(entry.inputs);
   return all;
 }
 
@@ -183,7 +183,7 @@ const Metadata& LoadedProgram::metadata() const {
 
 std::string LoadedProgram::explain() const {
   std::string text = concat(impl_->file, ": ", impl_->entries.size(), " programs\n");
-  for (const Impl::Entry& entry : impl_->entries) {
+  for (const Impl::GuardedProgram& entry : impl_->entries) {
     text += "  inputs: ";
     for (std::size_t i = 0; i < entry.inputs.size(); ++i) {
       text += (i == 0 ? "" : ", ") + describe(entry.inputs[i]);

@@ -43,15 +43,18 @@ class Modes {
 
 // In a warm-up, all on one thread: as many threads in an operator as there are where it runs later, so that
 // numbers are the same to the last bit.
-class AsInLanes {
+class AsInRegions {
  public:
-  explicit AsInLanes(const std::vector<Lane>& lanes) : lanes_(lanes), threads_(at::get_num_threads()) {}
-  ~AsInLanes() { set(threads_); }
-  AsInLanes(const AsInLanes&) = delete;
-  AsInLanes& operator=(const AsInLanes&) = delete;
-  void before(std::size_t action) {
+  explicit AsInRegions(const std::vector<ParallelRegion>& regions)
+      : lanes_(regions), threads_(at::get_num_threads()) {}
+  ~AsInRegions() { set(threads_); }
+  AsInRegions(const AsInRegions&) = delete;
+  AsInRegions& operator=(const AsInRegions&) = delete;
+  void before(std::size_t instruction) {
     set(std::ranges::any_of(lanes_,
-                            [=](const Lane& lane) { return lane.begin <= action && action < lane.end; })
+                            [=](const ParallelRegion& region) {
+                              return region.begin <= instruction && instruction < region.end;
+                            })
             ? 1
             : threads_);
   }
@@ -61,7 +64,7 @@ class AsInLanes {
     if (threads != now_) core::set_num_threads_this_thread(now_ = threads);
   }
 
-  const std::vector<Lane>& lanes_;
+  const std::vector<ParallelRegion>& lanes_;
   const int threads_;
   int now_ = threads_;
 };
@@ -82,7 +85,7 @@ void share_versions(const at::Tensor& view, const at::Tensor& base) {
   view.unsafeGetTensorImpl()->set_version_counter(base.unsafeGetTensorImpl()->version_counter());
 }
 
-[[noreturn]] void throw_other_results(const Call& call, const std::string& what) {
+[[noreturn]] void throw_other_results(const OperatorCall& call, const std::string& what) {
   throw UsageError("script.replay", base::concat(call.name(), " returned ", what),
                    call.is_custom_op
                        ? "at::Tag::dynamic_output_shape where the operator is defined, so that it stays eager"
@@ -91,7 +94,7 @@ void share_versions(const at::Tensor& view, const at::Tensor& base) {
 
 // The calls that follow take the sizes for fixed: not every operator whose sizes depend on values has the
 // tag.
-void check_sizes(const Call& call, const at::Tensor& tensor, const Layout& recorded) {
+void check_sizes(const OperatorCall& call, const at::Tensor& tensor, const Layout& recorded) {
   if (!tensor.defined() || is_laid_out(tensor, recorded)) return;
   throw_other_results(
       call, base::concat("sizes ", tensor.sizes(), " and strides ", tensor.strides(), ", recorded were ",
@@ -101,8 +104,8 @@ void check_sizes(const Call& call, const at::Tensor& tensor, const Layout& recor
 }  // namespace
 
 Program::Program(Trace recorded) : recorded_(std::move(recorded)), plan_(recorded_) {
-  for (const Part part : {Part::kForward, Part::kBackward}) {
-    parts_[static_cast<std::size_t>(part)].plain = plain_stage(recorded_, plan_, part);
+  for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
+    parts_[static_cast<std::size_t>(phase)].plain = compile_plain(recorded_, plan_, phase);
   }
   for (const Value& value : recorded_.tape.values()) {
     if (value.source != Source::kCaptured) continue;
@@ -112,7 +115,7 @@ Program::Program(Trace recorded) : recorded_(std::move(recorded)), plan_(recorde
     captured_storages_.insert(captured_.back().storage);
   }
   for (const std::vector<int>* slots :
-       {&recorded_.inputs, &recorded_.outputs, &plan_.saved, &recorded_.tangents, &recorded_.gradients}) {
+       {&recorded_.inputs, &recorded_.outputs, &plan_.saved, &recorded_.grad_outputs, &recorded_.gradients}) {
     for (const int slot : *slots) {
       if (slot >= 0 && !plan_.hoisted[at_slot(slot)]) handed_over_.push_back(slot);
     }
@@ -125,8 +128,8 @@ Program::~Program() {
 
 std::size_t Program::arena_bytes() const {
   std::size_t bytes = 0;
-  for (const Staged& staged : parts_) {
-    if (const Stage* ready = staged.ready.load(std::memory_order_acquire)) {
+  for (const PhaseCode& code : parts_) {
+    if (const CompiledPhase* ready = code.ready.load(std::memory_order_acquire)) {
       bytes = std::max(bytes, ready->arena_bytes);
     }
   }
@@ -135,8 +138,8 @@ std::size_t Program::arena_bytes() const {
 
 std::size_t Program::num_outs() const {
   std::size_t count = 0;
-  for (const Staged& staged : parts_) {
-    if (const Stage* ready = staged.ready.load(std::memory_order_acquire)) count += ready->num_outs;
+  for (const PhaseCode& code : parts_) {
+    if (const CompiledPhase* ready = code.ready.load(std::memory_order_acquire)) count += ready->num_outs;
   }
   return count;
 }
@@ -201,7 +204,7 @@ std::unique_ptr<Frame> Program::new_frame() const {
   return frame;
 }
 
-void Program::let_go(Frame& frame, const std::vector<int>& slots) const {
+void Program::release(Frame& frame, const std::vector<int>& slots) const {
   for (const int slot : slots) {
     if (slot >= 0 && !plan_.hoisted[at_slot(slot)]) frame.values[at_slot(slot)].reset();
   }
@@ -209,7 +212,7 @@ void Program::let_go(Frame& frame, const std::vector<int>& slots) const {
 
 void Program::give_back(std::unique_ptr<Frame> frame) const {
   if (frame->is_recorded) return;
-  let_go(*frame, handed_over_);
+  release(*frame, handed_over_);
   frame->stack.clear();
   Frame* none = nullptr;
   if (spare_.compare_exchange_strong(none, frame.get(), std::memory_order_acq_rel)) {
@@ -221,10 +224,10 @@ void Program::give_back(std::unique_ptr<Frame> frame) const {
 }
 
 // Puts the residents of a part into the frame, in an arena that nothing of an earlier run lies in any more.
-void Program::prepare(Frame& frame, Part part, const Stage& stage) const {
+void Program::prepare(Frame& frame, Phase phase, const CompiledPhase& compiled) const {
   const bool is_held = frame.arena && frame.arena.use_count() > 1 + frame.num_resident_blocks;
-  if (!frame.arena || frame.arena->bytes() < stage.arena_bytes || is_held) {
-    for (const Stage*& prepared : frame.prepared) {
+  if (!frame.arena || frame.arena->bytes() < compiled.arena_bytes || is_held) {
+    for (const CompiledPhase*& prepared : frame.prepared) {
       if (prepared == nullptr) continue;
       for (const Resident& resident : prepared->residents) frame.values[at_slot(resident.slot)].reset();
       prepared = nullptr;
@@ -233,9 +236,9 @@ void Program::prepare(Frame& frame, Part part, const Stage& stage) const {
     frame.arena.reset();  // before there is another one
     frame.arena = c10::make_intrusive<Arena>(arena_bytes());
   }
-  const Stage*& prepared = frame.prepared[static_cast<std::size_t>(part)];
-  if (prepared == &stage) return;
-  for (const Resident& resident : stage.residents) {
+  const CompiledPhase*& prepared = frame.prepared[static_cast<std::size_t>(phase)];
+  if (prepared == &compiled) return;
+  for (const Resident& resident : compiled.residents) {
     const Layout& layout = recorded_.tape.values()[at_slot(resident.slot)].layout;
     at::Tensor& tensor = frame.values[at_slot(resident.slot)];
     if (resident.view_of != kUndefined) {
@@ -245,17 +248,17 @@ void Program::prepare(Frame& frame, Part part, const Stage& stage) const {
       ++frame.num_resident_blocks;
     }
   }
-  prepared = &stage;
+  prepared = &compiled;
 }
 
 // Of an operator that was called without boxing, which is done once.
-void Program::check_results(const Call& call, const Frame& frame) const {
+void Program::check_results(const OperatorCall& call, const Frame& frame) const {
   each_slot(call.results, [&](int slot) {
     check_sizes(call, frame.values[at_slot(slot)], recorded_.tape.values()[at_slot(slot)].layout);
   });
 }
 
-void Program::store_results(const Call& call, Frame& frame, torch::jit::Stack& stack) const {
+void Program::store_results(const OperatorCall& call, Frame& frame, torch::jit::Stack& stack) const {
   const std::size_t first = stack.size() - call.num_results;
   const auto store = [&](int slot, at::Tensor&& tensor) {
     if (slot >= 0) check_sizes(call, tensor, recorded_.tape.values()[at_slot(slot)].layout);
@@ -267,7 +270,7 @@ void Program::store_results(const Call& call, Frame& frame, torch::jit::Stack& s
   };
   for (const TensorPlace& result : call.results) {
     c10::IValue& value = stack[first + result.index];
-    if (result.kind == TensorPlace::Kind::kTensor) {
+    if (result.kind == TensorPlace::ArgumentType::kTensor) {
       store(result.slots.front(), std::move(value).toTensor());
     } else {
       Tensors tensors = value.toTensorVector();
@@ -281,83 +284,88 @@ void Program::store_results(const Call& call, Frame& frame, torch::jit::Stack& s
   stack.clear();
 }
 
-void Program::run_action(const Action& action, Frame& frame, torch::jit::Stack& stack, How how) const {
-  if (action.call == nullptr) {
-    frame.values[at_slot(action.view)] =
-        view_of(frame.values[at_slot(action.view_of)], recorded_.tape.values()[at_slot(action.view)].layout,
-                action.offset);
-  } else if (action.unboxed != nullptr && !how.is_observed) {
-    action.unboxed->run(frame.values);
+void Program::run_instruction(const Instruction& instruction, Frame& frame, torch::jit::Stack& stack,
+                              KernelCallOptions options) const {
+  if (instruction.call == nullptr) {
+    frame.values[at_slot(instruction.view)] =
+        view_of(frame.values[at_slot(instruction.view_of)],
+                recorded_.tape.values()[at_slot(instruction.view)].layout, instruction.offset);
+  } else if (instruction.unboxed != nullptr && !options.is_observed) {
+    instruction.unboxed->run(frame.values);
   } else {
-    run_boxed(*action.call, frame.values, stack, how);
-    store_results(*action.call, frame, stack);
+    run_boxed(*instruction.call, frame.values, stack, options);
+    store_results(*instruction.call, frame, stack);
   }
 }
 
 // An operator that suddenly allocates in another order may have given its result a block that is meant for
 // something shorter-lived.
-bool Program::is_placed(const Action& action, Frame& frame) const {
-  return std::all_of(action.placed.begin(), action.placed.end(), [&](const auto& place) {
+bool Program::is_placed(const Instruction& instruction, Frame& frame) const {
+  return std::all_of(instruction.placed.begin(), instruction.placed.end(), [&](const auto& place) {
     return frame.arena->begins(frame.values[at_slot(place.first)].storage().data(), place.second);
   });
 }
 
 // `stack` is the calling thread's own.
-void Program::run_actions(Frame& frame, torch::jit::Stack& stack, std::span<const Action> actions,
-                          const Staged& staged, How how) const {
+void Program::run_instructions(Frame& frame, torch::jit::Stack& stack,
+                               std::span<const Instruction> instructions, const PhaseCode& code,
+                               KernelCallOptions options) const {
   Modes modes;
   ArenaSource source(frame.arena.get());
   const MemoryScope scope(&source);
-  for (const Action& action : actions) {
-    modes.set(action.modes);
-    source.expect(action.blocks);
-    if (action.unboxed != nullptr && !how.is_observed) {  // most are, and small ones take less than a call
-      action.unboxed->run(frame.values);
+  for (const Instruction& instruction : instructions) {
+    modes.set(instruction.modes);
+    source.expect(instruction.blocks);
+    if (instruction.unboxed != nullptr &&
+        !options.is_observed) {  // most are, and small ones take less than a call
+      instruction.unboxed->run(frame.values);
     } else {
-      run_action(action, frame, stack, how);
+      run_instruction(instruction, frame, stack, options);
     }
-    if (!action.placed.empty() && !is_placed(action, frame)) {
+    if (!instruction.placed.empty() && !is_placed(instruction, frame)) {
       source.expect({});
-      for (const auto& [slot, offset] : action.placed) {
+      for (const auto& [slot, offset] : instruction.placed) {
         at::Tensor& made = frame.values[at_slot(slot)];
         made = at::empty_strided(made.sizes(), made.strides(), made.options()).copy_(made);
       }
-      staged.is_trusted.store(false, std::memory_order_relaxed);
+      code.is_trusted.store(false, std::memory_order_relaxed);
     }
-    for (const int slot : action.drop) frame.values[at_slot(slot)].reset();
+    for (const int slot : instruction.releases) frame.values[at_slot(slot)].reset();
   }
 }
 
-void Program::run_stage(Frame& frame, const Stage& stage, const Staged& staged, How how) const {
-  if (stage.lanes.empty()) {
-    run_actions(frame, frame.stack, stage.actions, staged, how);
+void Program::run_phase(Frame& frame, const CompiledPhase& compiled, const PhaseCode& code,
+                        KernelCallOptions options) const {
+  if (compiled.regions.empty()) {
+    run_instructions(frame, frame.stack, compiled.instructions, code, options);
   } else {
-    run_lanes(frame, stage, staged, how);
+    run_regions(frame, compiled, code, options);
   }
-  for (const int slot : stage.drop_last) frame.values[at_slot(slot)].reset();
+  for (const int slot : compiled.releases_at_end) frame.values[at_slot(slot)].reset();
 }
 
-// Goes through the actions, handing lanes to other threads, and waits for each where it is to join.
-void Program::run_lanes(Frame& frame, const Stage& stage, const Staged& staged, How how) const {
+// Goes through the instructions, handing regions to other threads, and waits for each where it is to join.
+void Program::run_regions(Frame& frame, const CompiledPhase& compiled, const PhaseCode& code,
+                          KernelCallOptions options) const {
   struct Running {
     std::size_t join;
     ForkedPart part;
   };
-  const std::span<const Action> all = stage.actions;
+  const std::span<const Instruction> all = compiled.instructions;
   const bool has_one_thread = at::get_num_threads() == 1;
   std::list<Running> running;  // let go of before it has ended, a part is waited for
-  const auto start = [&](const Lane& lane) {
-    const auto actions = all.subspan(lane.begin, lane.end - lane.begin);
-    if (lane.join == lane.end && has_one_thread) {  // nothing goes on beside it
-      run_actions(frame, frame.stack, actions, staged, how);
+  const auto start = [&](const ParallelRegion& region) {
+    const auto instructions = all.subspan(region.begin, region.end - region.begin);
+    if (region.join == region.end && has_one_thread) {  // nothing goes on beside it
+      run_instructions(frame, frame.stack, instructions, code, options);
       return;
     }
-    auto run = [this, &frame, &staged, actions, how](const Tensors&) {
+    auto run = [this, &frame, &code, instructions, options](const Tensors&) {
       torch::jit::Stack stack;
-      run_actions(frame, stack, actions, staged, how);
+      run_instructions(frame, stack, instructions, code, options);
       return Tensors();
     };
-    running.push_back({lane.join, ForkedPart(std::move(run), {}, ForkedPart::Graph::kNone)});
+    running.push_back({region.join, ForkedPart(std::move(run), {}, ForkedPart::Graph::kNone)});
   };
   const auto join = [](ForkedPart& part) {
     while (!part.ends_by(base::Deadline(kForkTimeout))) {
@@ -368,106 +376,108 @@ void Program::run_lanes(Frame& frame, const Stage& stage, const Staged& staged, 
     part.wait(base::Deadline::never());
     return true;
   };
-  auto next = stage.lanes.begin();
+  auto next = compiled.regions.begin();
   for (std::size_t at = 0;;) {
     std::erase_if(running, [&](Running& each) { return each.join == at && join(each.part); });
-    if (next != stage.lanes.end() && next->begin == at) {
+    if (next != compiled.regions.end() && next->begin == at) {
       start(*next);
       at = next++->end;
       continue;
     }
     if (at == all.size()) return;
-    std::size_t end = next == stage.lanes.end() ? all.size() : next->begin;
+    std::size_t end = next == compiled.regions.end() ? all.size() : next->begin;
     for (const Running& each : running) end = std::min(end, each.join);
-    run_actions(frame, frame.stack, all.subspan(at, end - at), staged, how);
+    run_instructions(frame, frame.stack, all.subspan(at, end - at), code, options);
     at = end;
   }
 }
 
 // Actions [first, last) of the part, and what follows from all of them when they were the last ones.
-void Program::warm_up_run(Frame& frame, Part part, std::size_t first, std::size_t last, How how) const {
-  const Staged& staged = parts_[static_cast<std::size_t>(part)];
+void Program::warm_up_run(Frame& frame, Phase phase, std::size_t first, std::size_t last,
+                          KernelCallOptions options) const {
+  const PhaseCode& code = parts_[static_cast<std::size_t>(phase)];
   WarmUp& warm_up = *frame.warm_up;
   {
     Modes modes;
     const MemoryScope scope(&warm_up.log());
-    AsInLanes threads(staged.plain.lanes);
+    AsInRegions threads(code.plain.regions);
     for (std::size_t i = first; i < last; ++i) {
-      const Action& action = staged.plain.actions[i];
-      modes.set(action.modes);
+      const Instruction& instruction = code.plain.instructions[i];
+      modes.set(instruction.modes);
       threads.before(i);
       warm_up.before(i);
-      run_action(action, frame, frame.stack, how);
-      if (action.unboxed != nullptr) check_results(*action.call, frame);
+      run_instruction(instruction, frame, frame.stack, options);
+      if (instruction.unboxed != nullptr) check_results(*instruction.call, frame);
       warm_up.after(i, frame.values);
-      for (const int slot : action.drop) frame.values[at_slot(slot)].reset();
+      for (const int slot : instruction.releases) frame.values[at_slot(slot)].reset();
     }
   }
-  if (last < staged.plain.actions.size()) {
+  if (last < code.plain.instructions.size()) {
     if (last > first) warm_up.pause(last - 1);
     return;
   }
-  for (const int slot : staged.plain.drop_last) frame.values[at_slot(slot)].reset();
-  staged.arena = std::make_unique<const Stage>(warm_up.finish());
-  staged.ready.store(staged.arena.get(), std::memory_order_release);
+  for (const int slot : code.plain.releases_at_end) frame.values[at_slot(slot)].reset();
+  code.arena = std::make_unique<const CompiledPhase>(warm_up.finish());
+  code.ready.store(code.arena.get(), std::memory_order_release);
   frame.warm_up.reset();
 }
 
 // Decides how a run of the part goes.
-void Program::begin(Frame& frame, Part part) const {
-  const Staged& staged = parts_[static_cast<std::size_t>(part)];
-  const Stage* const ready = staged.ready.load(std::memory_order_acquire);
+void Program::begin(Frame& frame, Phase phase) const {
+  const PhaseCode& code = parts_[static_cast<std::size_t>(phase)];
+  const CompiledPhase* const ready = code.ready.load(std::memory_order_acquire);
   if (frame.is_recorded) {
-    frame.stage = &staged.plain;
-  } else if (ready != nullptr && staged.is_trusted.load(std::memory_order_relaxed)) {
-    prepare(frame, part, *ready);
-    frame.stage = ready;
-  } else if (ready == nullptr && !staged.is_warmed_up.exchange(true)) {
-    frame.stage = nullptr;
+    frame.compiled = &code.plain;
+  } else if (ready != nullptr && code.is_trusted.load(std::memory_order_relaxed)) {
+    prepare(frame, phase, *ready);
+    frame.compiled = ready;
+  } else if (ready == nullptr && !code.is_warmed_up.exchange(true)) {
+    frame.compiled = nullptr;
     // Where it does not come to its end, another run is the warm-up.
-    const auto let_go = [&staged](WarmUp* warm_up) {
-      if (staged.ready.load(std::memory_order_relaxed) == nullptr) staged.is_warmed_up.store(false);
+    const auto reset_warm_up = [&code](WarmUp* warm_up) {
+      if (code.ready.load(std::memory_order_relaxed) == nullptr) code.is_warmed_up.store(false);
       delete warm_up;
     };
-    frame.warm_up = {new WarmUp(recorded_, plan_, part, staged.plain), let_go};
+    frame.warm_up = {new WarmUp(recorded_, plan_, phase, code.plain), reset_warm_up};
   } else {
-    frame.stage = &staged.plain;
+    frame.compiled = &code.plain;
   }
 }
 
-void Program::run(Frame& frame, Part part, std::size_t first_call, std::size_t end_call) const {
+void Program::run(Frame& frame, Phase phase, std::size_t first_call, std::size_t end_call) const {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const How how{.in_random_scope = c10::impl::tls_is_dispatch_key_included(kRandomKey),
-                .is_observed = at::hasCallbacks()};
-  const Staged& staged = parts_[static_cast<std::size_t>(part)];
-  const bool is_backward = part == Part::kBackward;
-  if (first_call == (is_backward ? recorded_.split : 0)) begin(frame, part);
-  const Stage& stage = frame.stage == nullptr ? staged.plain : *frame.stage;
-  std::size_t first = 0, last = stage.actions.size();
+  const KernelCallOptions options{.in_random_scope = c10::impl::tls_is_dispatch_key_included(kRandomKey),
+                                  .is_observed = at::hasCallbacks()};
+  const PhaseCode& code = parts_[static_cast<std::size_t>(phase)];
+  const bool is_backward = phase == Phase::kBackward;
+  if (first_call == (is_backward ? recorded_.split : 0)) begin(frame, phase);
+  const CompiledPhase& compiled = frame.compiled == nullptr ? code.plain : *frame.compiled;
+  std::size_t first = 0, last = compiled.instructions.size();
   if (is_backward && recorded_.segments.size() > 1) {
     const auto place_of = [&](std::size_t call) {
-      return std::ranges::lower_bound(stage.actions, call, {}, &Action::number) - stage.actions.begin();
+      return std::ranges::lower_bound(compiled.instructions, call, {}, &Instruction::number) -
+             compiled.instructions.begin();
     };
     first = static_cast<std::size_t>(place_of(first_call));
     last = static_cast<std::size_t>(place_of(end_call));
   }
   if (frame.warm_up != nullptr) {
     try {
-      warm_up_run(frame, part, first, last, how);
+      warm_up_run(frame, phase, first, last, options);
     } catch (...) {
       frame.warm_up.reset();
       throw;
     }
-  } else if (last - first < stage.actions.size()) {
-    const auto segment = std::span(stage.actions).subspan(first, last - first);
-    run_actions(frame, frame.stack, segment, staged, how);
+  } else if (last - first < compiled.instructions.size()) {
+    const auto segment = std::span(compiled.instructions).subspan(first, last - first);
+    run_instructions(frame, frame.stack, segment, code, options);
   } else {
-    run_stage(frame, stage, staged, how);
+    run_phase(frame, compiled, code, options);
   }
 }
 
-void Program::bump_versions(const Frame& frame, Part part) const {
-  for (const int slot : plan_.written[static_cast<std::size_t>(part)]) {
+void Program::bump_versions(const Frame& frame, Phase phase) const {
+  for (const int slot : plan_.written[static_cast<std::size_t>(phase)]) {
     const at::Tensor& tensor = frame.values[at_slot(slot)];
     if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   }

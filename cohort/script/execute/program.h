@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "cohort/script/execute/stage.h"
+#include "cohort/script/execute/compiled_phase.h"
 #include "cohort/script/ir/boxed.h"
 
 /// A tape made ready to run again: docs/guide/script.md, "Replay".
@@ -42,11 +42,11 @@ struct Frame {
   Tensors values;  ///< by slot
   torch::jit::Stack stack;
   c10::intrusive_ptr<Arena> arena;
-  std::array<const Stage*, 2> prepared = {};  ///< by part: whose residents `values` holds
+  std::array<const CompiledPhase*, 2> prepared = {};  ///< by part: whose residents `values` holds
   std::size_t num_resident_blocks = 0;
-  bool is_recorded = false;         ///< its operators are, on the thread that borrowed it
-  const Stage* stage = nullptr;     ///< of the part that runs; null: this run is its warm-up
-  std::shared_ptr<WarmUp> warm_up;  ///< that goes on with the next segment
+  bool is_recorded = false;                 ///< its operators are, on the thread that borrowed it
+  const CompiledPhase* compiled = nullptr;  ///< of the part that runs; null: this run is its warm-up
+  std::shared_ptr<WarmUp> warm_up;          ///< that goes on with the next segment
 };
 
 /// Runs the operators of a tape on what is in a frame, forked parts of forward on other threads
@@ -96,16 +96,17 @@ class Program {
   std::unique_ptr<Frame> borrow(std::span<const at::Tensor> inputs = {}) const;
   void give_back(std::unique_ptr<Frame> frame) const;
   /// Drops these values of a frame, but for captured ones.
-  void let_go(Frame& frame, const std::vector<int>& slots) const;
+  void release(Frame& frame, const std::vector<int>& slots) const;
 
   /// Runs forward, or the calls of backward from `begin` up to `end`, which are the tape's, one segment after
-  /// the other in the same frame; whoever calls it has put inputs, saved values and tangents into the frame.
-  void forward(Frame& frame) const { run(frame, Part::kForward, 0, recorded_.split); }
+  /// the other in the same frame; whoever calls it has put inputs, saved values and grad_outputs into the
+  /// frame.
+  void forward(Frame& frame) const { run(frame, Phase::kForward, 0, recorded_.split); }
   void backward(Frame& frame, std::size_t begin, std::size_t end) const {
-    run(frame, Part::kBackward, begin, end);
+    run(frame, Phase::kBackward, begin, end);
   }
   /// Tells autograd that what a part writes to has changed. To be called when it has run.
-  void bump_versions(const Frame& frame, Part part) const;
+  void bump_versions(const Frame& frame, Phase phase) const;
 
  private:
   // A captured tensor, as it was.
@@ -117,32 +118,36 @@ class Program {
     bool requires_grad;
   };
   // A part as it runs without an arena, and, once it has been warmed up, with one.
-  struct Staged {
-    Stage plain;
-    mutable std::atomic<bool> is_warmed_up{false};     // or is being
-    mutable std::atomic<const Stage*> ready{nullptr};  // in arena
-    mutable std::unique_ptr<const Stage> arena;
+  struct PhaseCode {
+    CompiledPhase plain;
+    mutable std::atomic<bool> is_warmed_up{false};             // or is being
+    mutable std::atomic<const CompiledPhase*> ready{nullptr};  // in arena
+    mutable std::unique_ptr<const CompiledPhase> arena;
     mutable std::atomic<bool> is_trusted{true};
   };
 
-  void run(Frame& frame, Part part, std::size_t first_call, std::size_t end_call) const;
-  void begin(Frame& frame, Part part) const;
-  void warm_up_run(Frame& frame, Part part, std::size_t first, std::size_t last, How how) const;
-  void run_stage(Frame& frame, const Stage& stage, const Staged& staged, How how) const;
-  void run_lanes(Frame& frame, const Stage& stage, const Staged& staged, How how) const;
-  void run_actions(Frame& frame, torch::jit::Stack& stack, std::span<const Action> actions,
-                   const Staged& staged, How how) const;
-  void run_action(const Action& action, Frame& frame, torch::jit::Stack& stack, How how) const;
-  bool is_placed(const Action& action, Frame& frame) const;
-  void prepare(Frame& frame, Part part, const Stage& stage) const;
-  void store_results(const Call& call, Frame& frame, torch::jit::Stack& stack) const;
-  void check_results(const Call& call, const Frame& frame) const;
+  void run(Frame& frame, Phase phase, std::size_t first_call, std::size_t end_call) const;
+  void begin(Frame& frame, Phase phase) const;
+  void warm_up_run(Frame& frame, Phase phase, std::size_t first, std::size_t last,
+                   KernelCallOptions options) const;
+  void run_phase(Frame& frame, const CompiledPhase& compiled, const PhaseCode& code,
+                 KernelCallOptions options) const;
+  void run_regions(Frame& frame, const CompiledPhase& compiled, const PhaseCode& code,
+                   KernelCallOptions options) const;
+  void run_instructions(Frame& frame, torch::jit::Stack& stack, std::span<const Instruction> instructions,
+                        const PhaseCode& code, KernelCallOptions options) const;
+  void run_instruction(const Instruction& instruction, Frame& frame, torch::jit::Stack& stack,
+                       KernelCallOptions options) const;
+  bool is_placed(const Instruction& instruction, Frame& frame) const;
+  void prepare(Frame& frame, Phase phase, const CompiledPhase& compiled) const;
+  void store_results(const OperatorCall& call, Frame& frame, torch::jit::Stack& stack) const;
+  void check_results(const OperatorCall& call, const Frame& frame) const;
   std::unique_ptr<Frame> idle_frame() const;
   std::unique_ptr<Frame> new_frame() const;
 
   Trace recorded_;
-  Plan plan_;
-  std::array<Staged, 2> parts_;
+  ExecutionPlan plan_;
+  std::array<PhaseCode, 2> parts_;
   std::vector<Captured> captured_;
   StorageSet captured_storages_;                // but for inputs' own
   std::vector<int> handed_over_;                // slots that give_back() clears

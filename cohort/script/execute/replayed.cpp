@@ -39,11 +39,11 @@ struct BackwardRun {
     int slot;
   };
   std::shared_ptr<const Program> program;
-  std::vector<bool> is_given;  // tangents
+  std::vector<bool> is_given;  // grad_outputs
   std::unique_ptr<Frame> frame = nullptr;
   Tensors found = {};  // all gradients, where the function ran again instead
   std::vector<Watched> watched = {};
-  // Runs the function again, for where zeros stand for tangents: Note [Gradients that do not fit]
+  // Runs the function again, for where zeros stand for grad_outputs: Note [Gradients that do not fit]
   std::function<Tensors()> again = nullptr;
 };
 
@@ -71,7 +71,7 @@ void check_watched(const BackwardRun& run, std::size_t first_call) {
 
 // Where the backward begins.
 c10::Device device_of(const Trace& recorded) {
-  for (const int slot : recorded.tangents) {
+  for (const int slot : recorded.grad_outputs) {
     if (slot >= 0) return recorded.tape.values()[at_slot(slot)].layout.device;
   }
   return c10::kCPU;
@@ -104,11 +104,11 @@ Tensors run_segment(BackwardRun& run, std::size_t number) {
     return run_segment(run, number);
   }
   if (number + 1 == recorded.segments.size()) {
-    program.bump_versions(*run.frame, Part::kBackward);
-    program.let_go(*run.frame, slots);
+    program.bump_versions(*run.frame, Phase::kBackward);
+    program.release(*run.frame, slots);
     program.give_back(std::move(run.frame));
   } else {
-    program.let_go(*run.frame, slots);
+    program.release(*run.frame, slots);
   }
   return found;
 }
@@ -140,7 +140,7 @@ class ReplayedBackward : public Node {
  private:
   void check_unreleased() const;
   const Kept* first_changed() const;
-  at::Tensor tangent(at::Tensor gradient, int slot) const;
+  at::Tensor grad_output(at::Tensor gradient, int slot) const;
   Misfit misfit_of(const Tensors& gradients) const;
   Tensors begin(std::unique_ptr<BackwardRun> run);
 
@@ -163,7 +163,7 @@ const ReplayedBackward::Kept* ReplayedBackward::first_changed() const {
 }
 
 // What the recording started from: a gradient of these strides, zeros where there is none.
-at::Tensor ReplayedBackward::tangent(at::Tensor gradient, int slot) const {
+at::Tensor ReplayedBackward::grad_output(at::Tensor gradient, int slot) const {
   const Layout& layout = program->recorded().tape.values()[at_slot(slot)].layout;
   if (gradient.defined() && gradient.strides() == layout.strides && gradient.scalar_type() == layout.dtype) {
     return gradient;
@@ -182,18 +182,18 @@ Misfit ReplayedBackward::misfit_of(const Tensors& gradients) const {
   if (rerun == nullptr) return Misfit::kNone;
   const Trace& recorded = program->recorded();
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    const int slot = recorded.tangents[i];
+    const int slot = recorded.grad_outputs[i];
     if (gradients[i].defined() && slot == kUndefined) return Misfit::kWasMissing;
-    if (!recorded.tangents_overlap || !gradients[i].defined()) continue;
+    if (!recorded.grad_outputs_overlap || !gradients[i].defined()) continue;
     const Layout& layout = recorded.tape.values()[at_slot(slot)].layout;
     if (layout.may_overlap() && gradients[i].strides() != layout.strides) return Misfit::kLayout;
   }
   return Misfit::kNone;
 }
 
-bool misses_one(const std::vector<bool>& is_given, const std::vector<int>& tangents) {
-  for (std::size_t i = 0; i < tangents.size(); ++i) {
-    if (!is_given[i] && tangents[i] != kUndefined) return true;
+bool misses_one(const std::vector<bool>& is_given, const std::vector<int>& grad_outputs) {
+  for (std::size_t i = 0; i < grad_outputs.size(); ++i) {
+    if (!is_given[i] && grad_outputs[i] != kUndefined) return true;
   }
   return false;
 }
@@ -219,7 +219,7 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
     run->found.resize(places.size());
     return begin(std::move(run));
   }
-  const bool has_zeros = rerun != nullptr && (is_filled || misses_one(run->is_given, recorded.tangents));
+  const bool has_zeros = rerun != nullptr && (is_filled || misses_one(run->is_given, recorded.grad_outputs));
   Misfit why = misfit_of(gradients);
   if (why == Misfit::kNone && has_zeros && first_changed() != nullptr) why = Misfit::kZeros;
   const Tensors& given = is_filled ? as_given : gradients;
@@ -243,9 +243,10 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
   }
   run->frame = program->borrow();
   Frame& frame = *run->frame;
-  for (std::size_t i = 0; i < recorded.tangents.size(); ++i) {
-    if (recorded.tangents[i] == kUndefined) continue;
-    frame.values[at_slot(recorded.tangents[i])] = tangent(std::move(gradients[i]), recorded.tangents[i]);
+  for (std::size_t i = 0; i < recorded.grad_outputs.size(); ++i) {
+    if (recorded.grad_outputs[i] == kUndefined) continue;
+    frame.values[at_slot(recorded.grad_outputs[i])] =
+        grad_output(std::move(gradients[i]), recorded.grad_outputs[i]);
   }
   for (Kept& each : kept) {
     if (each.is_captured) continue;
@@ -343,7 +344,7 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
     for (std::size_t k = 0; k < num_saved; ++k) {
       if (values[at_slot(node->kept[k].slot)].storage == storage) counts = &node->kept[k].tensor;
     }
-    const bool is_made = recorded.handles[i].kind == Handle::Kind::kItself &&
+    const bool is_made = recorded.handles[i].kind == Handle::AliasType::kItself &&
                          values[at_slot(recorded.outputs[i])].source == Source::kMade;
     if (recorded.needs_gradient[i]) {
       results[i] = with_its_counter(results[i], counts == nullptr ? results[i] : *counts);

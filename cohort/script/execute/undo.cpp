@@ -13,13 +13,13 @@ namespace cohort::script {
 namespace {
 
 core::GeneratorStates states_of(const Tape& tape) {
-  if (std::ranges::none_of(tape.calls(), [](const Call& call) { return call.may_draw(); })) return {};
+  if (std::ranges::none_of(tape.calls(), [](const OperatorCall& call) { return call.may_draw(); })) return {};
   std::vector<at::Generator> others;
   for (const Value& value : tape.values()) {
     const c10::Device device = value.layout.device;
     if (device.is_cuda()) others.push_back(at::globalContext().defaultGenerator(device));
   }
-  for (const Call& call : tape.calls()) {
+  for (const OperatorCall& call : tape.calls()) {
     for (const c10::IValue& argument : call.arguments) {
       if (argument.isGenerator()) others.push_back(argument.toGenerator());
     }
@@ -44,7 +44,7 @@ GivenTensors::GivenTensors(const Program& program, const Frame& frame) {
 }
 
 // In two rounds: tensors may overlap.
-void GivenTensors::put_back() {
+void GivenTensors::restore() {
   const at::AutoDispatchBelowADInplaceOrView without_counting_versions;
   std::vector<bool> is_changed;
   for (Kept& each : kept_) {
@@ -57,11 +57,11 @@ void GivenTensors::put_back() {
     if (is_changed[i]) kept_[i].tensor.copy_(kept_[i].before);
     kept_[i].before.reset();
   }
-  is_put_back_ = true;
+  is_restored_ = true;
 }
 
 GivenTensors::~GivenTensors() {
-  if (!is_put_back_) put_back();
+  if (!is_restored_) restore();
 }
 
 std::string GivenTensors::difference_from_found() const {

@@ -28,10 +28,10 @@ class GivenTensors {
   /// A tensor that another thread has changed meanwhile, moving its version, stays as it is: a program moves
   /// none. What the program itself has written to that tensor stays too, as nothing tells the two writes
   /// apart.
-  void put_back();
-  /// Whether another thread has changed one before put_back().
+  void restore();
+  /// Whether another thread has changed one before restore().
   bool was_disturbed() const { return was_disturbed_; }
-  /// Returns which tensor has other contents now than put_back() found; empty if none has.
+  /// Returns which tensor has other contents now than restore() found; empty if none has.
   std::string difference_from_found() const;
 
  private:
@@ -41,7 +41,7 @@ class GivenTensors {
   };
   std::vector<Kept> kept_;
   bool was_disturbed_ = false;
-  bool is_put_back_ = false;
+  bool is_restored_ = false;
 };
 
 }  // namespace cohort::script

@@ -8,7 +8,7 @@
 namespace cohort::script {
 namespace {
 
-using Kind = TensorPlace::Kind;
+using ArgumentType = TensorPlace::ArgumentType;
 
 c10::IValue argument(const TensorPlace& place, const Tensors& values) {
   const auto value = [&](int slot) {
@@ -16,8 +16,8 @@ c10::IValue argument(const TensorPlace& place, const Tensors& values) {
     const at::Tensor& tensor = values[at_slot(slot)];
     return place.fresh_handle ? shallow_copy(tensor) : tensor;
   };
-  if (place.kind == Kind::kTensor) return value(place.slots.front());
-  if (place.kind == Kind::kList) {
+  if (place.kind == ArgumentType::kTensor) return value(place.slots.front());
+  if (place.kind == ArgumentType::kList) {
     c10::List<at::Tensor> list;
     list.reserve(place.slots.size());
     for (const int slot : place.slots) list.push_back(value(slot));
@@ -37,7 +37,8 @@ at::Tensor shallow_copy(const at::Tensor& tensor) {
       c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
 }
 
-void run_boxed(const Call& call, const Tensors& values, torch::jit::Stack& stack, How how) {
+void run_boxed(const OperatorCall& call, const Tensors& values, torch::jit::Stack& stack,
+               KernelCallOptions options) {
   stack.clear();
   auto place = call.inputs.begin();
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
@@ -53,9 +54,9 @@ void run_boxed(const Call& call, const Tensors& values, torch::jit::Stack& stack
   }
   c10::DispatchKeySet keys = call.keys;
   // The kernel there fills in the scope's generator, and goes on.
-  if (how.in_random_scope && call.op.hasKernelForDispatchKey(kRandomKey)) keys = keys.add(kRandomKey);
+  if (options.in_random_scope && call.op.hasKernelForDispatchKey(kRandomKey)) keys = keys.add(kRandomKey);
   std::optional<at::RecordFunction> observed;
-  if (how.is_observed) {
+  if (options.is_observed) {
     observed.emplace(at::RecordScope::FUNCTION);
     observed->before(std::cref(call.op.schema()),
                      c10::ArrayRef<const c10::IValue>(stack.data(), stack.size()));

@@ -10,7 +10,7 @@ inline constexpr auto kRandomKey = c10::DispatchKey::CustomRNGKeyId;  ///< core:
 at::Tensor shallow_copy(const at::Tensor& tensor);
 
 /// How kernels are called.
-struct How {
+struct KernelCallOptions {
   /// Operators that take a generator get the RandomScope's.
   bool in_random_scope = false;
   /// Tells LibTorch's profiler of each operator, as its dispatcher would.
@@ -18,6 +18,7 @@ struct How {
 };
 
 /// Runs `call` on `values`, by slot, over `stack`, and leaves its results there.
-void run_boxed(const Call& call, const Tensors& values, torch::jit::Stack& stack, How how = {});
+void run_boxed(const OperatorCall& call, const Tensors& values, torch::jit::Stack& stack,
+               KernelCallOptions options = {});
 
 }  // namespace cohort::script

@@ -13,7 +13,7 @@
 namespace cohort::script {
 namespace {
 
-bool starts_with(const Call& call, std::string_view prefix) {
+bool starts_with(const OperatorCall& call, std::string_view prefix) {
   return std::string_view(call.op.operator_name().name).substr(0, prefix.size()) == prefix;
 }
 
@@ -53,24 +53,24 @@ std::string Layout::str() const {
   return base::concat(dtype, " ", c10::IntArrayRef(sizes));
 }
 
-bool Call::is_uninitialized_factory() const {
+bool OperatorCall::is_uninitialized_factory() const {
   return starts_with(*this, "aten::empty") || starts_with(*this, "aten::new_empty");
 }
 
-bool Call::reads_shape_only() const {
+bool OperatorCall::reads_shape_only() const {
   const std::string& name = op.operator_name().name;
   return starts_with(*this, "aten::new_") || starts_with(*this, "aten::sym_") ||
          name == "aten::is_same_size" || (name.size() > 5 && name.compare(name.size() - 5, 5, "_like") == 0);
 }
 
-bool Call::may_draw() const {
+bool OperatorCall::may_draw() const {
   const auto& arguments = op.schema().arguments();
   return is_custom_op || op.hasTag(at::Tag::nondeterministic_seeded) ||
          std::any_of(arguments.begin(), arguments.end(),
                      [](const c10::Argument& argument) { return argument.name() == "generator"; });
 }
 
-std::string Call::name() const {
+std::string OperatorCall::name() const {
   return c10::toString(op.operator_name());
 }
 

@@ -79,17 +79,17 @@ inline std::size_t at_slot(int slot) {
 
 /// Tensors of one argument or result of a call.
 struct TensorPlace {
-  enum class Kind : std::uint8_t { kTensor, kList, kOptionalList };
+  enum class ArgumentType : std::uint8_t { kTensor, kList, kOptionalList };
   std::size_t index = 0;  ///< which argument or result
-  Kind kind = Kind::kTensor;
+  ArgumentType kind = ArgumentType::kTensor;
   bool fresh_handle = false;  ///< the operator changes sizes or strides: it gets a handle of its own
   std::vector<int> slots;     ///< values
   bool operator==(const TensorPlace&) const = default;
 };
 
 /// One operator that was called.
-struct Call {
-  explicit Call(const c10::OperatorHandle& called, c10::DispatchKeySet below = {})
+struct OperatorCall {
+  explicit OperatorCall(const c10::OperatorHandle& called, c10::DispatchKeySet below = {})
       : op(called), keys(below), is_custom_op(!called.operator_name().name.starts_with("aten::")) {}
 
   c10::OperatorHandle op;
@@ -119,7 +119,7 @@ bool equal_bits(const at::Tensor& a, const at::Tensor& b);
 
 /// Calls fn(slot) for each given value that the schema of `call` says it writes to.
 template <typename Fn>
-void each_written(const Call& call, const Fn& fn) {
+void each_written(const OperatorCall& call, const Fn& fn) {
   if (!call.op.schema().is_mutable()) return;
   for (const TensorPlace& place : call.inputs) {
     const c10::AliasInfo* const alias = call.op.schema().arguments()[place.index].alias_info();

@@ -15,10 +15,10 @@ namespace cohort::script {
 namespace {
 
 using base::concat;
-using Kind = TensorPlace::Kind;
+using ArgumentType = TensorPlace::ArgumentType;
 
 // equal(x, x), as multi-head attention asks to find self-attention, is no question about elements.
-bool compares_with_itself(const Call& call) {
+bool compares_with_itself(const OperatorCall& call) {
   return call.op.operator_name().name == "aten::equal" && call.inputs.size() == 2 &&
          call.inputs[0].slots == call.inputs[1].slots;
 }
@@ -28,7 +28,7 @@ bool is_write(const c10::Argument& argument) {
 }
 
 // True if every element of `argument` gets a value that does not depend on what was there.
-bool overwrites(const Call& call, const c10::Argument& argument) {
+bool overwrites(const OperatorCall& call, const c10::Argument& argument) {
   if (!is_write(argument)) return false;
   if (argument.is_out() || argument.name() == "noise") return true;  // rrelu_with_noise's
   static const std::unordered_set<std::string_view> names = {
@@ -39,7 +39,7 @@ bool overwrites(const Call& call, const c10::Argument& argument) {
 }
 
 // Operators in place that give a tensor another shape, and leave its elements alone.
-bool changes_shape_only(const Call& call) {
+bool changes_shape_only(const OperatorCall& call) {
   static const std::unordered_set<std::string_view> names = {
       "aten::resize_",    "aten::resize_as_",  "aten::squeeze_",  "aten::unsqueeze_", "aten::t_",
       "aten::transpose_", "aten::as_strided_", "aten::swapaxes_", "aten::swapdims_",  "aten::detach_"};
@@ -58,10 +58,10 @@ void visit(const c10::IValue& value, TensorPlace& place, const auto& slot_of) {
   if (value.isTensor()) {
     place.slots.push_back(slot_of(value.toTensor()));
   } else if (value.isTensorList()) {
-    place.kind = Kind::kList;
+    place.kind = ArgumentType::kList;
     for (const at::Tensor& tensor : value.toTensorVector()) place.slots.push_back(slot_of(tensor));
   } else {
-    place.kind = Kind::kOptionalList;
+    place.kind = ArgumentType::kOptionalList;
     for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
       place.slots.push_back(tensor ? slot_of(*tensor) : kUndefined);
     }
@@ -112,7 +112,7 @@ bool sizes_by_numbers(const c10::OperatorHandle& op) {
 }
 
 // Operators that fill a new tensor from numbers alone, and can do it again.
-bool is_factory(const Call& call) {
+bool is_factory(const OperatorCall& call) {
   static const std::unordered_set<std::string_view> names = {
       "aten::zeros",    "aten::ones",     "aten::full",          "aten::arange",       "aten::eye",
       "aten::linspace", "aten::logspace", "aten::scalar_tensor", "aten::tril_indices", "aten::triu_indices"};
@@ -125,7 +125,7 @@ bool holds_tensors(const c10::IValue& value) {
 
 }  // namespace
 
-Tape::Tape(std::vector<Call> calls, std::vector<Value> values, const std::vector<bool>& written,
+Tape::Tape(std::vector<OperatorCall> calls, std::vector<Value> values, const std::vector<bool>& written,
            std::vector<ForkedCalls> forked)
     : calls_(std::move(calls)), values_(std::move(values)), forked_(std::move(forked)) {
   for (const bool is_written : written) {
@@ -165,8 +165,8 @@ void Tape::end_fork() {
   if (--open_forks_ == 0) forked_.back().end = calls_.size();
 }
 
-void Tape::refuse(std::string reason) {
-  if (refusal_.empty()) refusal_ = std::move(reason);
+void Tape::mark_unsupported(std::string reason) {
+  if (unsupported_reason_.empty()) unsupported_reason_ = std::move(reason);
 }
 
 int Tape::find(const at::Tensor& tensor) const {
@@ -207,7 +207,7 @@ int Tape::add(const at::Tensor& tensor, Source source) {
 int Tape::add_input(const at::Tensor& tensor) {
   if (!tensor.defined()) return kUndefined;
   if (!is_plain(tensor)) {
-    refuse(concat("an input is a ", kind_of(tensor)));
+    mark_unsupported(concat("an input is a ", kind_of(tensor)));
     return kUndefined;
   }
   has_inputs_ = true;
@@ -220,13 +220,13 @@ int Tape::add_input(const at::Tensor& tensor) {
 int Tape::resize(int base, const at::Tensor& tensor) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::resize_", "");
   if (!tensor.is_contiguous() || tensor.storage_offset() != 0) {
-    refuse(concat("a tensor was resized to ", Layout::of(tensor).str(), " by no operator"));
+    mark_unsupported(concat("a tensor was resized to ", Layout::of(tensor).str(), " by no operator"));
   }
   const int slot = add(tensor, Source::kMade);
-  Call call(op);
+  OperatorCall call(op);
   call.arguments = {c10::IValue(), tensor.sizes().vec(), c10::IValue()};
-  call.inputs = {{.index = 0, .kind = Kind::kTensor, .fresh_handle = true, .slots = {base}}};
-  call.results = {{.index = 0, .kind = Kind::kTensor, .fresh_handle = false, .slots = {slot}}};
+  call.inputs = {{.index = 0, .kind = ArgumentType::kTensor, .fresh_handle = true, .slots = {base}}};
+  call.results = {{.index = 0, .kind = ArgumentType::kTensor, .fresh_handle = false, .slots = {slot}}};
   call.num_results = 1;
   calls_.push_back(std::move(call));
   return slot;
@@ -237,29 +237,30 @@ int Tape::restride(int base, const at::Tensor& tensor) {
   const Value& from = values_[static_cast<std::size_t>(base)];
   if (tensor.storage().nbytes() != storages_[from.storage].bytes) {
     if (from.source == Source::kMade) return resize(base, tensor);
-    refuse(concat("the memory of a tensor ", from.layout.str(), " that it did not make is resized"));
+    mark_unsupported(
+        concat("the memory of a tensor ", from.layout.str(), " that it did not make is resized"));
   }
   if (from.layout.dtype != tensor.scalar_type() || tensor.is_conj() || tensor.is_neg()) {
-    refuse(concat("a tensor ", Layout::of(tensor).str(), " is another view of ", from.layout.str(),
-                  " that no operator made"));
+    mark_unsupported(concat("a tensor ", Layout::of(tensor).str(), " is another view of ", from.layout.str(),
+                            " that no operator made"));
   }
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::as_strided", "");
   needs_input_storages_ |= is_of_input(base);
   const int slot = add(tensor, Source::kMade);
-  Call call(op);
+  OperatorCall call(op);
   call.arguments = {c10::IValue(), tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset()};
-  call.inputs = {{.index = 0, .kind = Kind::kTensor, .fresh_handle = false, .slots = {base}}};
-  call.results = {{.index = 0, .kind = Kind::kTensor, .fresh_handle = false, .slots = {slot}}};
+  call.inputs = {{.index = 0, .kind = ArgumentType::kTensor, .fresh_handle = false, .slots = {base}}};
+  call.results = {{.index = 0, .kind = ArgumentType::kTensor, .fresh_handle = false, .slots = {slot}}};
   call.num_results = 1;
   call.is_view = true;
   calls_.push_back(std::move(call));
   return slot;
 }
 
-int Tape::use(const at::Tensor& tensor, const Call& call) {
+int Tape::use(const at::Tensor& tensor, const OperatorCall& call) {
   if (!tensor.defined()) return kUndefined;
   if (!is_plain(tensor)) {
-    refuse(concat(call.name(), " takes a ", kind_of(tensor)));
+    mark_unsupported(concat(call.name(), " takes a ", kind_of(tensor)));
     return kUndefined;
   }
   int slot = find(tensor);
@@ -270,16 +271,16 @@ int Tape::use(const at::Tensor& tensor, const Call& call) {
         values_[static_cast<std::size_t>(storages_[known->second].first)].source == Source::kCaptured;
     slot = is_world ? add(tensor, Source::kCaptured) : restride(storages_[known->second].first, tensor);
     if (is_world && tensor._fw_grad(0).defined()) {
-      refuse(concat(call.name(), " uses a captured tensor with a tangent of forward-mode AD"));
+      mark_unsupported(concat(call.name(), " uses a captured tensor with a tangent of forward-mode AD"));
     }
   }
   return slot;
 }
 
-int Tape::made(const at::Tensor& tensor, const Call& call) {
+int Tape::made(const at::Tensor& tensor, const OperatorCall& call) {
   if (!tensor.defined()) return kUndefined;
   if (!is_plain(tensor)) {
-    refuse(concat(call.name(), " returns a ", kind_of(tensor)));
+    mark_unsupported(concat(call.name(), " returns a ", kind_of(tensor)));
     return kUndefined;
   }
   const int known = find(tensor);
@@ -298,21 +299,21 @@ int Tape::made(const at::Tensor& tensor, const Call& call) {
   return slot;
 }
 
-void Tape::take_arguments(Call& call, const torch::jit::Stack& stack, std::vector<Written>& written) {
+void Tape::take_arguments(OperatorCall& call, const torch::jit::Stack& stack, std::vector<Written>& written) {
   const auto& arguments = call.op.schema().arguments();
   const std::size_t first = stack.size() - arguments.size();
   const bool looks_at_elements = !call.reads_shape_only() && !changes_shape_only(call);
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& value = stack[first + i];
     if (!holds_tensors(value)) {
-      if (const char* what = unusable(value)) refuse(concat(call.name(), " takes ", what));
+      if (const char* what = unusable(value)) mark_unsupported(concat(call.name(), " takes ", what));
       call.arguments.push_back(value);
       continue;
     }
     call.arguments.emplace_back();
     const bool writes = is_write(arguments[i]);
     const bool is_view_of = !writes && arguments[i].alias_info() != nullptr;
-    TensorPlace place{.index = i, .kind = Kind::kTensor, .fresh_handle = false, .slots = {}};
+    TensorPlace place{.index = i, .kind = ArgumentType::kTensor, .fresh_handle = false, .slots = {}};
     visit(value, place, [&](const at::Tensor& tensor) {
       const int slot = use(tensor, call);
       if (slot < 0) return slot;
@@ -327,11 +328,11 @@ void Tape::take_arguments(Call& call, const torch::jit::Stack& stack, std::vecto
 }
 
 // Tensors whose sizes, strides or storage the operator changed (squeeze_, resize_, an out= of another size).
-void Tape::find_new_layouts(Call& call, const std::vector<Written>& written) {
+void Tape::find_new_layouts(OperatorCall& call, const std::vector<Written>& written) {
   for (const Written& each : written) {
     if (find(each.tensor) == each.slot) continue;
     if (values_[static_cast<std::size_t>(each.slot)].source != Source::kMade) {
-      refuse(concat(call.name(), " changes the shape of a tensor that it did not make"));
+      mark_unsupported(concat(call.name(), " changes the shape of a tensor that it did not make"));
     }
     TensorPlace& place = call.inputs[each.place];
     if (!call.op.schema().returns().empty()) {
@@ -345,7 +346,7 @@ void Tape::find_new_layouts(Call& call, const std::vector<Written>& written) {
   }
 }
 
-void Tape::take_results(Call& call, const torch::jit::Stack& stack) {
+void Tape::take_results(OperatorCall& call, const torch::jit::Stack& stack) {
   const auto& returns = call.op.schema().returns();
   const std::size_t first = stack.size() - returns.size();
   call.num_results = returns.size();
@@ -354,19 +355,20 @@ void Tape::take_results(Call& call, const torch::jit::Stack& stack) {
     const c10::IValue& value = stack[first + i];
     call.is_view &= returns[i].alias_info() != nullptr && !is_write(returns[i]);
     if (!holds_tensors(value)) {
-      if (const char* what = unusable(value)) refuse(concat(call.name(), " returns ", what));
+      if (const char* what = unusable(value)) mark_unsupported(concat(call.name(), " returns ", what));
       call.other.push_back(value);
       call.is_view = false;
       continue;
     }
-    TensorPlace place{.index = i, .kind = Kind::kTensor, .fresh_handle = false, .slots = {}};
+    TensorPlace place{.index = i, .kind = ArgumentType::kTensor, .fresh_handle = false, .slots = {}};
     visit(value, place, [&](const at::Tensor& tensor) { return made(tensor, call); });
     call.results.push_back(std::move(place));
   }
 }
 
 void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  Call call(op, keys.remove(c10::DispatchKey::CustomRNGKeyId));  // a RandomScope is no part of the function
+  OperatorCall call(
+      op, keys.remove(c10::DispatchKey::CustomRNGKeyId));  // a RandomScope is no part of the function
   call.grad_mode = at::GradMode::is_enabled();
   for (std::size_t i = 0; i < kAutocastKeys.size(); ++i) {
     call.below_autocast[i] = c10::impl::tls_is_dispatch_key_excluded(kAutocastKeys[i]);
@@ -374,10 +376,10 @@ void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   std::vector<Written> written;
   take_arguments(call, *stack, written);
   if (sizes_by_numbers(op) && !indexes_by_numbers(call)) {
-    refuse(concat(call.name(), " returns a tensor whose size depends on values"));
+    mark_unsupported(concat(call.name(), " returns a tensor whose size depends on values"));
   }
   if (op.hasTag(at::Tag::data_dependent_output) && !compares_with_itself(call)) {
-    refuse(concat(call.name(), " hands a number of a tensor to C++ (item(), an `if` on a tensor)"));
+    mark_unsupported(concat(call.name(), " hands a number of a tensor to C++ (item(), an `if` on a tensor)"));
   }
   op.redispatchBoxed(keys, stack);
   absorb_versions(call);
@@ -392,7 +394,7 @@ void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
 }
 
 // x.index({i, j}) with indices, and not masks: the sizes of its result are theirs.
-bool Tape::indexes_by_numbers(const Call& call) const {
+bool Tape::indexes_by_numbers(const OperatorCall& call) const {
   if (call.op.operator_name().name != "aten::index") return false;
   const auto& indices = call.inputs.at(1).slots;
   return std::none_of(indices.begin(), indices.end(), [this](int slot) {
@@ -415,7 +417,7 @@ std::string Tape::str() const {
       for (const int slot : place.slots) out << " %" << slot;
     }
   };
-  for (const Call& call : calls_) {
+  for (const OperatorCall& call : calls_) {
     print(call.results);
     out << " = " << call.name();
     print(call.inputs);

@@ -21,7 +21,7 @@ class Tape {
  public:
   Tape() = default;
   /// The tape of a recording that was made elsewhere, for replay. `written`: by storage.
-  Tape(std::vector<Call> calls, std::vector<Value> values, const std::vector<bool>& written,
+  Tape(std::vector<OperatorCall> calls, std::vector<Value> values, const std::vector<bool>& written,
        std::vector<ForkedCalls> forked);
 
   /// Makes `tensor` an input; returns its slot. Undefined ones are kUndefined.
@@ -40,11 +40,11 @@ class Tape {
   bool knows_storage(const at::Tensor& tensor) const;
 
   /// Says that this tape cannot be replayed; the first reason stays.
-  void refuse(std::string reason);
+  void mark_unsupported(std::string reason);
   /// Why it cannot be replayed; empty if it can.
-  const std::string& refusal() const { return refusal_; }
+  const std::string& unsupported_reason() const { return unsupported_reason_; }
 
-  const std::vector<Call>& calls() const { return calls_; }
+  const std::vector<OperatorCall>& calls() const { return calls_; }
   const std::vector<Value>& values() const { return values_; }
   /// In order; none within another.
   const std::vector<ForkedCalls>& forked() const { return forked_; }
@@ -58,7 +58,7 @@ class Tape {
   void watch(const at::Tensor& captured);
   /// Refuses if a tensor was changed since the recording began, and by no operator of this thread.
   void check_versions();
-  /// True if that was a captured tensor: then the tape is not refused, see Note [Who else writes].
+  /// True if that was a captured tensor: then the tape is not unsupported for it, see Note [Who else writes].
   bool captured_was_changed() const { return captured_was_changed_; }
   /// Returns how this recording differs from `before`, naming the operator; empty if it does not. Tensors
   /// that are new in each, with the same contents, become constants here. `before_is_program`: contents that
@@ -110,8 +110,8 @@ class Tape {
   };
 
   int add(const at::Tensor& tensor, Source source);
-  int use(const at::Tensor& tensor, const Call& call);
-  int made(const at::Tensor& tensor, const Call& call);
+  int use(const at::Tensor& tensor, const OperatorCall& call);
+  int made(const at::Tensor& tensor, const OperatorCall& call);
   void find_contents(int slot, const at::Tensor& tensor, bool is_overwritten);
   void mark_filled(int slot, const at::Tensor& tensor);
   void snapshot(std::size_t storage, const at::Tensor& tensor);
@@ -120,20 +120,20 @@ class Tape {
   Version& version_of(const at::Tensor& tensor, bool is_captured);
   int restride(int base, const at::Tensor& tensor);
   int resize(int base, const at::Tensor& tensor);
-  void take_arguments(Call& call, const torch::jit::Stack& stack, std::vector<Written>& written);
-  void take_results(Call& call, const torch::jit::Stack& stack);
-  void absorb_versions(const Call& call);
+  void take_arguments(OperatorCall& call, const torch::jit::Stack& stack, std::vector<Written>& written);
+  void take_results(OperatorCall& call, const torch::jit::Stack& stack);
+  void absorb_versions(const OperatorCall& call);
   void mark_written(const std::vector<Written>& written);
-  void find_new_layouts(Call& call, const std::vector<Written>& written);
+  void find_new_layouts(OperatorCall& call, const std::vector<Written>& written);
   std::string difference_of_common_calls(const Tape& before) const;
-  std::string difference_of_calls(const Call& mine, const Call& other) const;
+  std::string difference_of_calls(const OperatorCall& mine, const OperatorCall& other) const;
   std::string difference_of_contents(int slot, const Value& mine, const Value& other,
                                      bool may_be_inputs) const;
-  bool indexes_by_numbers(const Call& call) const;
+  bool indexes_by_numbers(const OperatorCall& call) const;
   bool is_of_input(int slot) const;
   std::string user_of(int slot) const;
 
-  std::vector<Call> calls_;
+  std::vector<OperatorCall> calls_;
   std::vector<Value> values_;
   std::vector<ForkedCalls> forked_;
   int open_forks_ = 0;
@@ -145,7 +145,7 @@ class Tape {
   bool captured_was_changed_ = false;
   bool has_inputs_ = false;
   std::size_t inputs_hash_ = 0;  // of their contents
-  std::string refusal_;
+  std::string unsupported_reason_;
 };
 
 }  // namespace cohort::script

@@ -11,7 +11,7 @@
 namespace cohort::script {
 namespace {
 
-using Kind = TensorPlace::Kind;
+using ArgumentType = TensorPlace::ArgumentType;
 
 // True if the tensor's elements are all that its storage holds.
 bool covers_storage(const at::Tensor& tensor) {
@@ -110,10 +110,10 @@ void Tape::snapshot(std::size_t number, const at::Tensor& tensor) {
     return slot;
   };
   const auto place = [](std::size_t index, int slot) {
-    return TensorPlace{.index = index, .kind = Kind::kTensor, .fresh_handle = false, .slots = {slot}};
+    return TensorPlace{.index = index, .kind = ArgumentType::kTensor, .fresh_handle = false, .slots = {slot}};
   };
   if (!filled.defined()) {
-    Call call(copy);
+    OperatorCall call(copy);
     call.arguments = {c10::IValue(), c10::IValue(), false};
     call.inputs = {place(0, whole), place(1, as_constant(all.clone()))};
     call.results = {place(0, whole)};
@@ -123,7 +123,7 @@ void Tape::snapshot(std::size_t number, const at::Tensor& tensor) {
   }
   const at::Tensor known =
       resized(filled, all.numel()).to(all.device()).as_strided(all.sizes(), all.strides(), 0);
-  Call call(where);
+  OperatorCall call(where);
   call.arguments = {c10::IValue(), c10::IValue(), c10::IValue(), c10::IValue()};
   call.inputs = {place(0, as_constant(known.clone())), place(1, whole),
                  place(2, as_constant(all.masked_fill(known, 0))), place(3, whole)};

@@ -30,7 +30,7 @@ std::string text_of(const c10::IValue& value) {
 }  // namespace
 
 std::string Tape::user_of(int slot) const {
-  for (const Call& call : calls_) {
+  for (const OperatorCall& call : calls_) {
     for (const TensorPlace& place : call.inputs) {
       for (const int used : place.slots) {
         if (used == slot) return call.name();
@@ -40,7 +40,7 @@ std::string Tape::user_of(int slot) const {
   return "no operator";
 }
 
-std::string Tape::difference_of_calls(const Call& mine, const Call& other) const {
+std::string Tape::difference_of_calls(const OperatorCall& mine, const OperatorCall& other) const {
   if (mine.op.operator_name() != other.op.operator_name()) {
     return concat("one recording has ", other.name(), " where the next has ", mine.name());
   }

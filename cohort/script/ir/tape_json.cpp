@@ -21,9 +21,9 @@ namespace {
 
 using base::concat;
 using nlohmann::json;
-using Kind = TensorPlace::Kind;
+using ArgumentType = TensorPlace::ArgumentType;
 
-constexpr std::array kKinds = {"tensor", "tensors", "optional_tensors"};    // by TensorPlace::Kind
+constexpr std::array kKinds = {"tensor", "tensors", "optional_tensors"};    // by TensorPlace::ArgumentType
 constexpr std::array kSources = {"input", "captured", "constant", "made"};  // by Source
 
 json number(double value) {
@@ -101,12 +101,12 @@ c10::IValue argument_of(const json& value, const c10::TypePtr& type) {
 
 json place_json(const TensorPlace& place) {
   const char* const kind = kKinds.at(static_cast<std::size_t>(place.kind));
-  json found{{kind, place.kind == Kind::kTensor ? json(place.slots.front()) : json(place.slots)}};
+  json found{{kind, place.kind == ArgumentType::kTensor ? json(place.slots.front()) : json(place.slots)}};
   if (place.fresh_handle) found["fresh_handle"] = true;
   return found;
 }
 
-json call_json(const Call& call) {
+json call_json(const OperatorCall& call) {
   const auto& schema = call.op.schema().arguments();
   json arguments = json::array(), results = json::array();
   for (std::size_t i = 0; i < call.arguments.size(); ++i) {
@@ -168,7 +168,7 @@ class Reader {
       values.push_back(value(each));
       check(values.back().storage < written.size(), "a value without a storage");
     }
-    std::vector<Call> calls;
+    std::vector<OperatorCall> calls;
     for (const json& each : from_.at("calls")) calls.push_back(call(each));
     Trace recorded;
     std::vector<ForkedCalls> forked = this->forked(calls.size());
@@ -176,7 +176,8 @@ class Reader {
     recorded.inputs = slots(from_.at("inputs"));
     recorded.outputs = slots(from_.at("outputs"));
     recorded.needs_gradient.resize(recorded.outputs.size());
-    recorded.handles.resize(recorded.outputs.size(), {Handle::Kind::kDetached});  // results have no graph
+    recorded.handles.resize(recorded.outputs.size(),
+                            {Handle::AliasType::kDetached});  // results have no graph
     recorded.split = recorded.tape.calls().size();
     return recorded;
   }
@@ -233,14 +234,14 @@ class Reader {
       const auto found = each.find(kKinds.at(kind));
       if (found == each.end()) continue;
       return TensorPlace{.index = index,
-                         .kind = static_cast<Kind>(kind),
+                         .kind = static_cast<ArgumentType>(kind),
                          .fresh_handle = each.value("fresh_handle", false),
                          .slots = slots(found->is_array() ? *found : json::array({*found}))};
     }
     return std::nullopt;
   }
 
-  Call call(const json& each) const {
+  OperatorCall call(const json& each) const {
     const c10::OperatorName name(each.at("op").get<std::string>(), each.value("overload", std::string()));
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op) {
@@ -248,7 +249,7 @@ class Reader {
                       concat(file_, " uses the operator ", c10::toString(name), ", which is not known here"),
                       "load the library that defines it first (--load LIBRARY, or train::load_plugin)");
     }
-    Call call(*op);
+    OperatorCall call(*op);
     const json& arguments = each.at("in");
     const json& results = each.at("out");
     const auto& schema = op->schema();
@@ -293,7 +294,7 @@ c10::ScalarType scalar_type_of(const std::string& name) {
 json to_json(const Trace& recorded, const std::function<std::size_t(const at::Tensor&)>& keep) {
   json values = json::array(), calls = json::array(), written = json::array(), forked = json::array();
   for (const Value& value : recorded.tape.values()) values.push_back(value_json(value, keep));
-  for (const Call& call : recorded.tape.calls()) calls.push_back(call_json(call));
+  for (const OperatorCall& call : recorded.tape.calls()) calls.push_back(call_json(call));
   for (std::size_t i = 0; i < recorded.tape.num_storages(); ++i) {
     written.push_back(recorded.tape.is_written(i));
   }

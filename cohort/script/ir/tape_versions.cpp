@@ -27,14 +27,14 @@ bool count_together(const at::Tensor& a, const at::Tensor& b) {
 // moved by more than the operators of the tape was moved by somebody whom the recorder does not see: a thread
 // of the function's own, as a rule. Captured tensors may also be changed by whom it pleases, as by others who
 // train the same weights (Hogwild!): a replay reads them where they lie. So the first such recordings are of
-// no use, and only where it goes on the function stays eager: Variant::offer().
+// no use, and only where it goes on the function stays eager: CacheEntry::add_trace().
 void Tape::check_version(Version& version) {
   const std::uint32_t now = version.counter.current_version();
   if (now - version.seen > version.writes) {
     if (version.is_captured) {
       captured_was_changed_ = true;
     } else {
-      refuse("a tensor of the function was changed in place, and by no operator of this thread");
+      mark_unsupported("a tensor of the function was changed in place, and by no operator of this thread");
     }
   }
   version.seen = now;
@@ -66,7 +66,7 @@ void Tape::check_versions() {
 }
 
 // What a kernel writes to a captured tensor without a word in its schema is the operator's own, and replayed.
-void Tape::absorb_versions(const Call& call) {
+void Tape::absorb_versions(const OperatorCall& call) {
   for (const TensorPlace& place : call.inputs) {
     for (const int slot : place.slots) {
       if (slot < 0 || values_[at_slot(slot)].source != Source::kCaptured) continue;

@@ -15,8 +15,8 @@ namespace cohort::script {
 /// of an input, a captured tensor or another output. kView: a view of `base`, an input or a captured tensor,
 /// by autograd::view_like().
 struct Handle {
-  enum class Kind : std::uint8_t { kItself, kDetached, kView };
-  Kind kind = Kind::kItself;
+  enum class AliasType : std::uint8_t { kItself, kDetached, kView };
+  AliasType kind = AliasType::kItself;
   int base = -1;
   bool operator==(const Handle&) const = default;
 };
@@ -30,16 +30,17 @@ struct Trace {
   std::vector<Handle> handles;  ///< of the outputs
   std::size_t split = 0;        ///< how many calls belong to forward; the rest is backward
   bool has_backward = false;
-  std::vector<int> tangents;  ///< gradients of the outputs that backward starts from; kUndefined: no gradient
+  std::vector<int>
+      grad_outputs;  ///< gradients of the outputs that backward starts from; kUndefined: no gradient
   std::vector<int> gradients;        ///< what backward returns; kUndefined: no gradient
   std::vector<bool> needs_gradient;  ///< which outputs do
   autograd::OutputAliases views;     ///< outputs that are made of others
   Tensors leaves;  ///< captured tensors that backward returns a gradient of, after the inputs'
-  std::vector<std::vector<bool>> reached_from;  ///< of each gradient: by which tangents
-  bool reach_differs = false;                   ///< not every tangent leads to all of them
+  std::vector<std::vector<bool>> reached_from;  ///< of each gradient: by which grad_outputs
+  bool reach_differs = false;                   ///< not every grad_output leads to all of them
   std::vector<Segment> segments;                ///< of backward; at least one where there is a backward
   bool may_run_again = false;                   ///< its function may, once more: function.cpp
-  bool tangents_overlap = false;  ///< elements of one share memory, as those of an expanded tensor do
+  bool grad_outputs_overlap = false;  ///< elements of one share memory, as those of an expanded tensor do
   /// Of the function: whether a gradient that came to it had implicit zeros (gradients.h). Null: no backward.
   std::shared_ptr<std::atomic<bool>> has_met_zeros;
   std::shared_ptr<const void> structure;  ///< what the function returns apart from tensors: script.h

@@ -123,7 +123,7 @@ class Typed;
 template <typename Result, typename... Args>
 class Typed<Result(Args...)> final : public Unboxed {
  public:
-  static std::unique_ptr<const Unboxed> make(const Call& call, int result) {
+  static std::unique_ptr<const Unboxed> make(const OperatorCall& call, int result) {
     const auto& schema = call.op.schema();
     if (schema.arguments().size() != sizeof...(Args) || schema.returns().size() != 1) return nullptr;
     if (schema.returns().front().type()->kind() != TypeKind::TensorType) return nullptr;
@@ -153,13 +153,14 @@ class Typed<Result(Args...)> final : public Unboxed {
       : op_(std::move(op)), keys_(keys), result_(result), arguments_(std::move(arguments)) {}
 
   template <std::size_t... I>
-  static std::unique_ptr<const Unboxed> make(const Call& call, int result, std::index_sequence<I...>) {
+  static std::unique_ptr<const Unboxed> make(const OperatorCall& call, int result,
+                                             std::index_sequence<I...>) {
     const auto& arguments = call.op.schema().arguments();
     if (!(Argument<Args>::fits(arguments[I]) && ...)) return nullptr;
     std::array<int, sizeof...(Args)> slots;
     slots.fill(kUndefined);
     for (const TensorPlace& place : call.inputs) {
-      if (place.kind != TensorPlace::Kind::kTensor || place.fresh_handle) return nullptr;
+      if (place.kind != TensorPlace::ArgumentType::kTensor || place.fresh_handle) return nullptr;
       slots[place.index] = place.slots.front();
     }
     try {  // throws where C++ has other types than the schema suggests
@@ -177,7 +178,7 @@ class Typed<Result(Args...)> final : public Unboxed {
 };
 
 template <typename... Signatures>
-std::unique_ptr<const Unboxed> first_of(const Call& call, int result) {
+std::unique_ptr<const Unboxed> first_of(const OperatorCall& call, int result) {
   std::unique_ptr<const Unboxed> found;
   static_cast<void>(((found = Typed<Signatures>::make(call, result)) || ...));
   return found;
@@ -185,7 +186,7 @@ std::unique_ptr<const Unboxed> first_of(const Call& call, int result) {
 
 // Of a function of Rest: itself, the one that writes into its last argument, and the one in place.
 template <typename... Rest>
-std::unique_ptr<const Unboxed> of_forms(const Call& call, int result) {
+std::unique_ptr<const Unboxed> of_forms(const OperatorCall& call, int result) {
   return first_of<at::Tensor(const at::Tensor&, Rest...),
                   at::Tensor&(const at::Tensor&, Rest..., at::Tensor&), at::Tensor&(at::Tensor&, Rest...)>(
       call, result);
@@ -193,11 +194,11 @@ std::unique_ptr<const Unboxed> of_forms(const Call& call, int result) {
 
 }  // namespace
 
-std::unique_ptr<const Unboxed> unbox(const Call& call, int result) {
+std::unique_ptr<const Unboxed> unbox(const OperatorCall& call, int result) {
   if (call.keys.empty()) return nullptr;
   using T = const at::Tensor&;
   using S = const at::Scalar&;
-  using Make = std::unique_ptr<const Unboxed> (*)(const Call&, int);
+  using Make = std::unique_ptr<const Unboxed> (*)(const OperatorCall&, int);
   static constexpr Make kForms[] = {
       of_forms<>,                                                              // relu, sigmoid
       of_forms<T>,                                                             // mul, mm, silu_backward

@@ -16,6 +16,6 @@ class Unboxed {
 
 /// Returns `call` unboxed; null where its operator's signature is none of the common ones. A new result goes
 /// to slot `result`; kUndefined: it is dropped.
-std::unique_ptr<const Unboxed> unbox(const Call& call, int result);
+std::unique_ptr<const Unboxed> unbox(const OperatorCall& call, int result);
 
 }  // namespace cohort::script

@@ -45,8 +45,8 @@ class RecordedBackward : public Node {
   void release_variables() override { forward.graph->release(); }
 
  private:
-  Tensors run(const Tensors& tangents);
-  Tensors begin(const Tensors& tangents);
+  Tensors run(const Tensors& grad_outputs);
+  Tensors begin(const Tensors& grad_outputs);
   void forget();
   bool is_last_ = false;
   bool is_recorded_ = false;
@@ -54,41 +54,42 @@ class RecordedBackward : public Node {
 
 // Takes the gradients of results down; returns what the recorded backward of a function begins with.
 // Note [Gradients that do not fit]
-Tensors RecordedBackward::begin(const Tensors& tangents) {
+Tensors RecordedBackward::begin(const Tensors& grad_outputs) {
   Trace& recorded = *forward.recorded;
-  const std::size_t given = std::hash<std::vector<bool>>()(defined(tangents)) | 1;  // 0: none was recorded
+  const std::size_t given =
+      std::hash<std::vector<bool>>()(defined(grad_outputs)) | 1;  // 0: none was recorded
   const std::size_t before = forward.wants->given.exchange(given);
   if (before != 0 && before != given) forward.wants->all = true;
   const bool wants_all = !recorded.may_run_again || forward.wants->all;
-  Tensors starts = tangents;
+  Tensors starts = grad_outputs;
   for (std::size_t i = 0; i < starts.size(); ++i) {
-    at::Tensor& tangent = starts[i];
-    if (!tangent.defined()) {
-      if (wants_all) tangent = at::zeros(sizes[i], options[i]);
+    at::Tensor& grad_output = starts[i];
+    if (!grad_output.defined()) {
+      if (wants_all) grad_output = at::zeros(sizes[i], options[i]);
     } else {
-      tangent = materialized(tangent);  // lazy and sparse ones may come to replays, or not
+      grad_output = materialized(grad_output);  // lazy and sparse ones may come to replays, or not
       // Each has a slot of its own: (a + b).backward() hands the same tensor on twice.
-      if (recorded.tape.knows_storage(tangent)) tangent = tangent.clone();
-      if (!recorded.may_run_again && Layout::of(tangent).may_overlap()) {
-        tangent = tangent.clone(at::MemoryFormat::Contiguous);
+      if (recorded.tape.knows_storage(grad_output)) grad_output = grad_output.clone();
+      if (!recorded.may_run_again && Layout::of(grad_output).may_overlap()) {
+        grad_output = grad_output.clone(at::MemoryFormat::Contiguous);
       }
     }
-    recorded.tangents.push_back(recorded.tape.add_input(tangent));
-    if (tangent.defined()) recorded.tangents_overlap |= Layout::of(tangent).may_overlap();
+    recorded.grad_outputs.push_back(recorded.tape.add_input(grad_output));
+    if (grad_output.defined()) recorded.grad_outputs_overlap |= Layout::of(grad_output).may_overlap();
   }
   return starts;
 }
 
-Tensors RecordedBackward::run(const Tensors& tangents) {
-  if (Recording::is_active()) return forward.graph->backward(tangents, !is_last_);
-  const bool is_filled = has_implicit_zeros(tangents);
+Tensors RecordedBackward::run(const Tensors& grad_outputs) {
+  if (Recording::is_active()) return forward.graph->backward(grad_outputs, !is_last_);
+  const bool is_filled = has_implicit_zeros(grad_outputs);
   if (is_recorded_) {  // once more: the gradients behind are of the layout that they had before
-    Tensors dense = tangents;
-    for (at::Tensor& tangent : dense) {
-      if (tangent.defined()) tangent = materialized(tangent);
+    Tensors dense = grad_outputs;
+    for (at::Tensor& grad_output : dense) {
+      if (grad_output.defined()) grad_output = materialized(grad_output);
     }
     Tensors found = forward.graph->backward(dense, !is_last_ || is_filled);
-    if (is_filled && !all_finite(found)) return forward.graph->backward(tangents, !is_last_);
+    if (is_filled && !all_finite(found)) return forward.graph->backward(grad_outputs, !is_last_);
     if (is_filled && is_last_) forward.graph->release();
     return found;
   }
@@ -97,9 +98,9 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
   recorded.split = recorded.tape.calls().size();
   recorded.has_backward = true;
   if (is_filled) forward.wants->zeros = true;
-  const Tensors starts = begin(tangents);
+  const Tensors starts = begin(grad_outputs);
   if (forward.verify != nullptr) forward.verify->begin_backward();
-  const bool has_zeros = is_filled || defined(starts) != defined(tangents);
+  const bool has_zeros = is_filled || defined(starts) != defined(grad_outputs);
   Tensors found;
   try {
     const Recording recording(recorded.tape);
@@ -107,12 +108,12 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
   } catch (const std::exception&) {
     if (!has_zeros) throw;  // zeros may have gone where backward has no business
     forget();
-    return forward.graph->backward(tangents, !is_last_);
+    return forward.graph->backward(grad_outputs, !is_last_);
   }
   Tensors gradients;
   for (const std::size_t place : places) {
     const int slot = recorded.tape.find_result(found[place]);
-    if (slot == kUnknown) recorded.tape.refuse("backward returns a tensor that no operator made");
+    if (slot == kUnknown) recorded.tape.mark_unsupported("backward returns a tensor that no operator made");
     recorded.gradients.push_back(slot);
     gradients.push_back(found[place]);
   }
@@ -125,14 +126,14 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
   }
   recorded.segments = cut_backward(recorded, leaves, forward.gradient_chunk_bytes);
   if (forward.verify != nullptr) {
-    forward.variant->compare(forward.verify->difference_in_backward(starts, gradients),
-                             forward.verify->is_alone(recorded.tape));
-    if (forward.verify->takes(starts)) forward.variant->verify(std::move(recorded));
-  } else if (!recorded.tangents_overlap || !forward.wants->plain) {
-    forward.variant->offer(std::move(recorded));
+    forward.entry->compare(forward.verify->difference_in_backward(starts, gradients),
+                           forward.verify->is_alone(recorded.tape));
+    if (forward.verify->takes(starts)) forward.entry->verify(std::move(recorded));
+  } else if (!recorded.grad_outputs_overlap || !forward.wants->plain) {
+    forward.entry->add_trace(std::move(recorded));
   }
   forget();
-  if (has_zeros && !all_finite(found)) return forward.graph->backward(tangents, !is_last_);
+  if (has_zeros && !all_finite(found)) return forward.graph->backward(grad_outputs, !is_last_);
   if (has_zeros && is_last_) forward.graph->release();
   return found;
 }
@@ -140,7 +141,7 @@ Tensors RecordedBackward::run(const Tensors& tangents) {
 void RecordedBackward::forget() {
   forward.verify.reset();
   forward.recorded.reset();
-  forward.variant.reset();
+  forward.entry.reset();
 }
 
 Tensors RecordedBackward::apply(Tensors&& gradients) {

@@ -28,7 +28,7 @@ struct TangentWants {
 struct RecordedForward {
   std::shared_ptr<autograd::DetachedGraph> graph;
   std::shared_ptr<Trace> recorded;
-  std::shared_ptr<Variant> variant;
+  std::shared_ptr<CacheEntry> entry;
   std::int64_t gradient_chunk_bytes = 0;
   std::shared_ptr<Verification> verify;  ///< of the program that backward is compared with, or null
   std::shared_ptr<TangentWants> wants;
@@ -50,7 +50,7 @@ enum class Misfit : std::uint8_t {
 
 /// Returns the gradients of inputs and captured tensors, given those of results, by running the function
 /// again.
-using Rerun = std::function<Tensors(const Tensors& tangents, Misfit why)>;
+using Rerun = std::function<Tensors(const Tensors& grad_outputs, Misfit why)>;
 
 /// Makes `results`, the outputs in `frame`, those of a node that replays the backward of `program`; takes
 /// along what that reads. Where backward has several segments, there is a node for each, one behind the

@@ -10,7 +10,8 @@ namespace cohort::script {
 /// Says which are defined.
 std::vector<bool> defined(const Tensors& tensors);
 bool is_none(const std::vector<bool>& is_given);
-/// A gradient that no tangent leads to is none, also where zeros stand for the tangents that are missing.
+/// A gradient that no grad_output leads to is none, also where zeros stand for the grad_outputs that are
+/// missing.
 bool is_reached(const std::vector<bool>& reached_from, const std::vector<bool>& is_given);
 /// A gradient that comes to a replay: dense, and neither lazily conjugate nor lazily negative. A sparse one
 /// (that of an embedding) is spread out.

@@ -33,7 +33,7 @@ class Joint {
   Joint(std::size_t num_results, WholeBackward whole)
       : num_results_(num_results), whole_(std::move(whole)), is_freed_(num_results) {}
 
-  void take(std::size_t result, const at::Tensor& tangent, const std::shared_ptr<Joint>& self) {
+  void take(std::size_t result, const at::Tensor& grad_output, const std::shared_ptr<Joint>& self) {
     const std::lock_guard lock(mutex_);
     const int task = torch::autograd::get_current_graph_task_id();
     if (is_freed_[result]) {  // by an earlier task: a task comes to each result once
@@ -42,7 +42,7 @@ class Joint {
                        "retain_graph in the first one, or the sum of both losses");
     }
     const auto [run, is_new] = runs_.try_emplace(task, Run{Tensors(num_results_), {}, {}});
-    run->second.tangents[result] = tangent;
+    run->second.grad_outputs[result] = grad_output;
     if (!torch::autograd::get_current_graph_task_keep_graph()) is_freed_[result] = true;
     if (!is_new) return;
     torch::autograd::Engine::get_default_engine().queue_callback([self, task] {
@@ -60,14 +60,14 @@ class Joint {
     Run& run = runs_.at(torch::autograd::get_current_graph_task_id());  // until the task ends
     bool is_found = !run.found.empty();
     for (std::size_t i = 0; is_found && i < num_results_; ++i) {
-      is_found = !reached_from[i] || run.is_used[i] == run.tangents[i].defined();
+      is_found = !reached_from[i] || run.is_used[i] == run.grad_outputs[i].defined();
     }
     if (!is_found) {
-      const Tensors tangents = run.tangents;
+      const Tensors grad_outputs = run.grad_outputs;
       lock.unlock();  // a thread of another device may wait in take() that this backward needs
-      Tensors all = run_whole(tangents);
+      Tensors all = run_whole(grad_outputs);
       lock.lock();
-      run.is_used = defined(tangents);
+      run.is_used = defined(grad_outputs);
       run.found = std::move(all);
     }
     Tensors found;
@@ -77,14 +77,14 @@ class Joint {
 
  private:
   struct Run {
-    Tensors tangents;
+    Tensors grad_outputs;
     std::vector<bool> is_used;
     Tensors found;
   };
   // A backward that throws ends the task, and nothing is called at its end.
-  Tensors run_whole(const Tensors& tangents) {
+  Tensors run_whole(const Tensors& grad_outputs) {
     try {
-      return whole_.backward(tangents);
+      return whole_.backward(grad_outputs);
     } catch (...) {
       const std::lock_guard lock(mutex_);
       runs_.erase(torch::autograd::get_current_graph_task_id());

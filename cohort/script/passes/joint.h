@@ -14,8 +14,9 @@ namespace cohort::script {
 
 /// A backward that is no node of a graph.
 struct WholeBackward {
-  std::function<Tensors(Tensors tangents)> backward;  ///< returns all gradients; some tangents are undefined
-  std::function<void()> release;                      ///< what it keeps is needed no more
+  std::function<Tensors(Tensors grad_outputs)>
+      backward;                   ///< returns all gradients; some grad_outputs are undefined
+  std::function<void()> release;  ///< what it keeps is needed no more
 };
 
 /// Makes those of `results` that need a gradient results of nodes around `whole`. `edges`: of all gradients,
@@ -35,7 +36,7 @@ void set_histories(Tensors& results, const std::vector<bool>& needs_gradient, co
 /// A node that is in no graph, as what it does.
 template <typename Node>
 WholeBackward whole(const Node& node) {
-  return {.backward = [node](Tensors tangents) { return (*node)(std::move(tangents)); },
+  return {.backward = [node](Tensors grad_outputs) { return (*node)(std::move(grad_outputs)); },
           .release = [node] { node->release_variables(); }};
 }
 

@@ -31,7 +31,7 @@ struct Node {
 
 class Search {
  public:
-  Search(const Tape& tape, const std::vector<bool>& kept, std::span<const Step> steps)
+  Search(const Tape& tape, const std::vector<bool>& kept, std::span<const PlannedStep> steps)
       : tape_(tape), nodes_(steps.size()), bytes_(tape.num_storages()), users_(tape.num_storages()) {
     for (std::size_t i = 0; i < kept.size(); ++i) {
       const Value& value = tape.values()[i];
@@ -84,8 +84,8 @@ class Search {
     std::int64_t now = 0, peak = 0;
   };
 
-  void add(std::size_t number, const Step& step) {
-    const Call& call = tape_.calls()[step.call];
+  void add(std::size_t number, const PlannedStep& step) {
+    const OperatorCall& call = tape_.calls()[step.call];
     const bool is_view = step.view != kUndefined;
     Node& node = nodes_[number];
     std::unordered_set<std::size_t> reads, writes;
@@ -187,25 +187,26 @@ class Search {
 
 }  // namespace
 
-bool is_pure(const Call& call) {
+bool is_pure(const OperatorCall& call) {
   const c10::FunctionSchema& schema = call.op.schema();
   if (call.is_custom_op || schema.is_mutable()) return false;
   if (call.op.hasTag(at::Tag::nondeterministic_seeded) || schema.returns().size() != 1) return false;
-  if (call.results.size() != 1 || call.results.front().kind != TensorPlace::Kind::kTensor) return false;
+  if (call.results.size() != 1 || call.results.front().kind != TensorPlace::ArgumentType::kTensor)
+    return false;
   for (const c10::Argument& argument : schema.arguments()) {
     if (argument.alias_info() != nullptr || argument.name() == "generator") return false;
   }
   return schema.returns().front().alias_info() == nullptr;
 }
 
-void order_for_memory(const Tape& tape, const std::vector<bool>& kept, std::span<Step> steps) {
+void order_for_memory(const Tape& tape, const std::vector<bool>& kept, std::span<PlannedStep> steps) {
   if (steps.size() < 3 || steps.size() > kMaxSteps) return;
   Search search(tape, kept, steps);
   std::vector<std::size_t> as_recorded(steps.size());
   for (std::size_t i = 0; i < steps.size(); ++i) as_recorded[i] = i;
   const std::vector<std::size_t> found = search.smallest_first();
   if (search.peak(found) >= search.peak(as_recorded)) return;
-  std::vector<Step> moved;
+  std::vector<PlannedStep> moved;
   moved.reserve(steps.size());
   for (const std::size_t i : found) moved.push_back(std::move(steps[i]));
   std::move(moved.begin(), moved.end(), steps.begin());

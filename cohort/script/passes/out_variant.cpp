@@ -52,7 +52,7 @@ bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // Writes into `into` and says whether that is `expected` now.
-bool writes(const Call& out, Tensors& values, const at::Tensor& into, const at::Tensor& expected,
+bool writes(const OperatorCall& out, Tensors& values, const at::Tensor& into, const at::Tensor& expected,
             AllocationLog* log) {
   const void* const memory = into.const_data_ptr();
   torch::jit::Stack stack;
@@ -84,7 +84,7 @@ bool is_dense(const Layout& layout) {
   return true;
 }
 
-std::optional<Call> out_variant(const Call& call, int result) {
+std::optional<OperatorCall> out_variant(const OperatorCall& call, int result) {
   if (!is_pure(call) || call.keys.empty()) return std::nullopt;
   const c10::OperatorName& name = call.op.operator_name();
   const auto found = overloads().find(name.name);
@@ -93,18 +93,18 @@ std::optional<Call> out_variant(const Call& call, int result) {
     const auto op = c10::Dispatcher::singleton().findSchema({name.name, overload});
     if (!op || op->hasTag(at::Tag::generated) || !is_out_of(op->schema(), call.op.schema())) continue;
     if (!op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
-    Call out = call;
+    OperatorCall out = call;
     out.op = *op;
     out.arguments.emplace_back();
     out.inputs.push_back(
-        {.index = call.arguments.size(), .kind = TensorPlace::Kind::kTensor, .slots = {result}});
+        {.index = call.arguments.size(), .kind = TensorPlace::ArgumentType::kTensor, .slots = {result}});
     out.results.clear();
     return out;
   }
   return std::nullopt;
 }
 
-Trial try_out(const Call& out, int result, int over, const Tensors& values, AllocationLog& log) {
+Trial try_out(const OperatorCall& out, int result, int over, const Tensors& values, AllocationLog& log) {
   const MemoryScope copies_are_not_logged(nullptr);
   Tensors own = values;
   const at::Tensor& expected = values[at_slot(result)];

@@ -11,7 +11,7 @@ namespace cohort::script {
 /// Returns the call that writes what `call` returns into a tensor that is there: `op.out` with slot `result`
 /// as its last argument. Nothing where there is none, where LibTorch generated it (those call the operator
 /// and copy), or where `call` has effects.
-std::optional<Call> out_variant(const Call& call, int result);
+std::optional<OperatorCall> out_variant(const OperatorCall& call, int result);
 
 /// What a trial of an out-variant on the values of a run showed.
 enum class Trial : std::uint8_t {
@@ -23,7 +23,7 @@ enum class Trial : std::uint8_t {
 /// Runs `out` beside its operator, whose result is values[result], on copies. `over`: the argument, by slot,
 /// that it may write over; kUndefined: none. Leaves `values` as they were, and writes to `log` what the
 /// operator allocates.
-Trial try_out(const Call& out, int result, int over, const Tensors& values, AllocationLog& log);
+Trial try_out(const OperatorCall& out, int result, int over, const Tensors& values, AllocationLog& log);
 
 /// True if memory of just these elements can hold such a tensor: no gaps, no element twice, from the start.
 bool is_dense(const Layout& layout);

@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "cohort/script/execute/plan.h"
+#include "cohort/script/execute/execution_plan.h"
 #include "cohort/script/passes/memory_schedule.h"
 
 namespace cohort::script {
@@ -13,7 +13,7 @@ namespace {
 using Numbers = std::unordered_set<std::size_t>;
 
 template <typename Fn>
-void each_slot_of(const Tape& tape, const Step& step, const Fn& fn) {
+void each_slot_of(const Tape& tape, const PlannedStep& step, const Fn& fn) {
   if (step.view != kUndefined) {
     fn(step.view);
     fn(step.view_of);
@@ -33,9 +33,9 @@ struct Touched {
   Numbers all, written;
 };
 
-Touched touched_by(const Tape& tape, const Step& step) {
+Touched touched_by(const Tape& tape, const PlannedStep& step) {
   Touched touched;
-  const Call& call = tape.calls()[step.call];
+  const OperatorCall& call = tape.calls()[step.call];
   const auto storage = [&](int slot) { return tape.values()[at_slot(slot)].storage; };
   const auto filled = [&](int slot) { return tape.num_storages() + at_slot(slot); };
   const bool only_reads = step.view != kUndefined || is_pure(call);
@@ -61,11 +61,11 @@ bool meet(const Numbers& a, const Numbers& b) {
   return std::any_of(less.begin(), less.end(), [&](std::size_t each) { return more.count(each) != 0; });
 }
 
-// The first step at or behind lane.end that must wait for the lane.
-std::size_t join_of(std::span<const Touched> steps, const Lane& lane) {
+// The first step at or behind region.end that must wait for the region.
+std::size_t join_of(std::span<const Touched> steps, const ParallelRegion& region) {
   Touched part;
-  for (std::size_t i = lane.begin; i < lane.end; ++i) part.add(steps[i]);
-  for (std::size_t i = lane.end; i < steps.size(); ++i) {
+  for (std::size_t i = region.begin; i < region.end; ++i) part.add(steps[i]);
+  for (std::size_t i = region.end; i < steps.size(); ++i) {
     if (meet(steps[i].all, part.written) || meet(steps[i].written, part.all)) return i;
   }
   return steps.size();
@@ -73,49 +73,51 @@ std::size_t join_of(std::span<const Touched> steps, const Lane& lane) {
 
 }  // namespace
 
-std::vector<Lane> find_lanes(const Tape& tape, std::span<const Step> steps) {
-  std::vector<Lane> lanes;
-  if (tape.forked().empty()) return lanes;
+std::vector<ParallelRegion> find_regions(const Tape& tape, std::span<const PlannedStep> steps) {
+  std::vector<ParallelRegion> regions;
+  if (tape.forked().empty()) return regions;
   std::vector<Touched> touched;
   touched.reserve(steps.size());
-  for (const Step& step : steps) touched.push_back(touched_by(tape, step));
+  for (const PlannedStep& step : steps) touched.push_back(touched_by(tape, step));
   const auto step_at = [&](std::size_t call) {
-    return static_cast<std::size_t>(std::ranges::lower_bound(steps, call, {}, &Step::call) - steps.begin());
+    return static_cast<std::size_t>(std::ranges::lower_bound(steps, call, {}, &PlannedStep::call) -
+                                    steps.begin());
   };
   for (const ForkedCalls& forked : tape.forked()) {
-    Lane lane{step_at(forked.begin), step_at(forked.end), 0};
-    if (lane.begin == lane.end) continue;
-    lane.join = join_of(touched, lane);
-    lanes.push_back(lane);
+    ParallelRegion region{step_at(forked.begin), step_at(forked.end), 0};
+    if (region.begin == region.end) continue;
+    region.join = join_of(touched, region);
+    regions.push_back(region);
   }
-  // Who starts a lane is who waits, so a lane is waited for before another begins that needs it.
-  for (Lane& lane : lanes) {
-    for (const Lane& later : lanes) {
-      if (later.begin < lane.join && lane.join < later.end) lane.join = later.begin;
+  // Who starts a region is who waits, so a region is waited for before another begins that needs it.
+  for (ParallelRegion& region : regions) {
+    for (const ParallelRegion& later : regions) {
+      if (later.begin < region.join && region.join < later.end) region.join = later.begin;
     }
   }
-  return lanes;
+  return regions;
 }
 
-std::vector<Concurrent> concurrent_steps(std::span<const Lane> lanes) {
+std::vector<Concurrent> concurrent_steps(std::span<const ParallelRegion> regions) {
   std::vector<Concurrent> found;
-  for (const Lane& lane : lanes) {
-    if (!found.empty() && lane.begin < found.back().end) {
-      found.back().end = std::max(found.back().end, lane.join);
+  for (const ParallelRegion& region : regions) {
+    if (!found.empty() && region.begin < found.back().end) {
+      found.back().end = std::max(found.back().end, region.join);
     } else {
-      found.push_back({lane.begin, lane.join});
+      found.push_back({region.begin, region.join});
     }
   }
   return found;
 }
 
-std::vector<int> defer_release(const Tape& tape, std::span<const Lane> lanes, std::span<Step> steps) {
+std::vector<int> defer_release(const Tape& tape, std::span<const ParallelRegion> regions,
+                               std::span<PlannedStep> steps) {
   std::vector<int> at_the_end;
-  for (const Concurrent& all : concurrent_steps(lanes)) {
+  for (const Concurrent& all : concurrent_steps(regions)) {
     constexpr std::size_t kCaller = SIZE_MAX, kSeveral = SIZE_MAX - 1;
     const auto thread_of = [&](std::size_t step) {
-      for (std::size_t i = 0; i < lanes.size(); ++i) {
-        if (lanes[i].begin <= step && step < lanes[i].end) return i;
+      for (std::size_t i = 0; i < regions.size(); ++i) {
+        if (regions[i].begin <= step && step < regions[i].end) return i;
       }
       return kCaller;
     };
@@ -127,9 +129,9 @@ std::vector<int> defer_release(const Tape& tape, std::span<const Lane> lanes, st
         if (!is_new && known->second != thread) known->second = kSeveral;
       });
     }
-    std::vector<int>& behind = all.end < steps.size() ? steps[all.end].drop : at_the_end;
+    std::vector<int>& behind = all.end < steps.size() ? steps[all.end].releases : at_the_end;
     for (std::size_t i = all.begin; i < all.end; ++i) {
-      std::erase_if(steps[i].drop, [&](int slot) {
+      std::erase_if(steps[i].releases, [&](int slot) {
         // Others were put here behind the steps before these.
         const auto found = users.find(slot);
         if (found == users.end() || found->second != kSeveral) return false;

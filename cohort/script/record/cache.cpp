@@ -26,7 +26,7 @@ std::string difference_of(Trace& now, const Trace& before, bool before_is_progra
   if (std::string found = now.tape.difference(before.tape, before_is_program); !found.empty()) return found;
   const bool same = now.inputs == before.inputs && now.outputs == before.outputs &&
                     now.handles == before.handles && now.split == before.split &&
-                    now.has_backward == before.has_backward && now.tangents == before.tangents &&
+                    now.has_backward == before.has_backward && now.grad_outputs == before.grad_outputs &&
                     now.gradients == before.gradients;
   return same ? "" : "the recordings return other tensors";
 }
@@ -43,19 +43,19 @@ const void* place_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-Variant::Variant(const Environment& environment, std::span<const at::Tensor> inputs, std::string name,
-                 const ScriptOptions& options)
+CacheEntry::CacheEntry(const Environment& environment, std::span<const at::Tensor> inputs, std::string name,
+                       const ScriptOptions& options)
     : environment_(environment),
       inputs_(inputs),
       modules_(options.modules()),
       name_(std::move(name)),
       options_(options) {}
 
-std::string Variant::guards() const {
+std::string CacheEntry::guards() const {
   return concat(inputs_.str(), "; ", environment_.str());
 }
 
-void Variant::settle(State state) {
+void CacheEntry::set_state(State state) {
   state_.store(state, std::memory_order_release);
   if (state == State::kReady && !is_short()) warn_if_unwatched();
   if (!options_.log()) return;
@@ -69,13 +69,14 @@ void Variant::settle(State state) {
 }
 
 // A lambda over a model is replayed as it was recorded, after eval() too: nothing shows the flag.
-void Variant::warn_if_unwatched() const {
+void CacheEntry::warn_if_unwatched() const {
   if (modules_.watches_any()) return;
   const auto& tape = program_->recorded().tape;
   const bool captures = std::ranges::any_of(tape.values(), [](const Value& value) {
     return value.source == Source::kCaptured && value.tensor.is_leaf() && value.tensor.requires_grad();
   });
-  const bool draws = std::ranges::any_of(tape.calls(), [](const Call& call) { return call.may_draw(); });
+  const bool draws =
+      std::ranges::any_of(tape.calls(), [](const OperatorCall& call) { return call.may_draw(); });
   if (!captures && !draws) return;
   static std::atomic<bool> is_said{false};
   if (is_said.exchange(true)) return;
@@ -85,7 +86,7 @@ void Variant::warn_if_unwatched() const {
              "ScriptOptions().modules({model.ptr()}), or script the module itself. This is said once"));
 }
 
-bool Variant::holds(const Environment& environment, std::span<const at::Tensor> inputs) const {
+bool CacheEntry::holds(const Environment& environment, std::span<const at::Tensor> inputs) const {
   if (environment_ != environment || !inputs_.holds(inputs) || !modules_.holds()) return false;
   if (is_retired_.load(std::memory_order_acquire)) return false;
   if (state() != State::kReady || is_short()) return true;
@@ -93,13 +94,13 @@ bool Variant::holds(const Environment& environment, std::span<const at::Tensor> 
          (!program_->recorded().tape.needs_input_storages() || inputs_.storages_hold(inputs));
 }
 
-bool Variant::is_dead() const {
+bool CacheEntry::is_dead() const {
   if (is_retired_.load(std::memory_order_acquire)) return true;
   const auto& program = this->program();
   return program != nullptr && !program->captures_valid();
 }
 
-bool Variant::has_module_memory(std::span<const at::Tensor> inputs) const {
+bool CacheEntry::has_module_memory(std::span<const at::Tensor> inputs) const {
   const bool is_found = std::ranges::any_of(inputs, [this](const at::Tensor& input) {
     return input.defined() && input.has_storage() && modules_.has(input.storage().unsafeGetStorageImpl());
   });
@@ -107,25 +108,25 @@ bool Variant::has_module_memory(std::span<const at::Tensor> inputs) const {
   return is_found;
 }
 
-bool Variant::start_recording() {
+bool CacheEntry::start_recording() {
   const std::lock_guard lock(mutex_);
   if (state() != State::kRecording) return false;
   ++tried_;
   return tried_ <= kMaxTries || std::has_single_bit(static_cast<unsigned>(tried_));
 }
 
-void Variant::offer(Trace recorded) {
+void CacheEntry::add_trace(Trace recorded) {
   const std::lock_guard lock(mutex_);
   if (state() != State::kRecording) return;
   tried_ = 0;
   if (options_.verify() && recorded.tape.captured_was_changed() && ++changed_ < kMaxChanged) return;
   ++recorded_;
-  if (changed_ == kMaxChanged) recorded.tape.refuse(kCapturedChanged);
+  if (changed_ == kMaxChanged) recorded.tape.mark_unsupported(kCapturedChanged);
   changed_ = 0;
-  if (!recorded.tape.refusal().empty()) {
-    reason_ = recorded.tape.refusal();
+  if (!recorded.tape.unsupported_reason().empty()) {
+    reason_ = recorded.tape.unsupported_reason();
     last_.reset();
-    settle(State::kEager);
+    set_state(State::kEager);
     return;
   }
   if (last_ != nullptr) {
@@ -135,31 +136,31 @@ void Variant::offer(Trace recorded) {
       find_same_inputs(recorded, *last_);
       program_ = std::make_shared<const Program>(std::move(recorded));
       last_.reset();
-      settle(State::kReady);
+      set_state(State::kReady);
       return;
     }
     if (recorded_ >= kMaxRecordings) {
       reason_ = concat("recordings differ: ", difference_);
       last_.reset();
-      settle(State::kEager);
+      set_state(State::kEager);
       return;
     }
   }
   last_ = std::make_unique<Trace>(std::move(recorded));
 }
 
-void Variant::give_up(std::string reason) {
+void CacheEntry::mark_eager(std::string reason) {
   const std::lock_guard lock(mutex_);
   if (state() == State::kEager) return;
   reason_ = std::move(reason);
   last_.reset();
-  settle(State::kEager);
+  set_state(State::kEager);
 }
 
 // A tensor that is another object in each recording, though its memory is the same, was made by no operator:
 // w.data(), as a rule. Nothing shows when `w` gets other memory. A module's is guarded, and so is what the
 // function also uses as it is, or was detached from.
-std::string Variant::difference_of_captured(const Trace& now, const Trace& before) const {
+std::string CacheEntry::difference_of_captured(const Trace& now, const Trace& before) const {
   const auto& values = now.tape.values();
   const auto& values_before = before.tape.values();
   std::vector<const Value*> unnamed(now.tape.num_storages());
@@ -179,7 +180,7 @@ std::string Variant::difference_of_captured(const Trace& now, const Trace& befor
   return {};
 }
 
-void Variant::find_same_inputs(const Trace& now, const Trace& before) {
+void CacheEntry::find_same_inputs(const Trace& now, const Trace& before) {
   same_inputs_ = std::vector<std::atomic<const void*>>(now.input_places.size());
   for (std::size_t i = 0; i < same_inputs_.size(); ++i) {
     const void* const place = now.input_places[i];
@@ -191,7 +192,7 @@ void Variant::find_same_inputs(const Trace& now, const Trace& before) {
 
 // A tensor that is an input and captured too, in all recorded calls, was recorded as an input wherever the
 // function reads it. With another input the program may be wrong.
-bool Variant::has_new_input(std::span<const at::Tensor> inputs) const {
+bool CacheEntry::has_new_input(std::span<const at::Tensor> inputs) const {
   if (!has_same_inputs_.load(std::memory_order_relaxed)) return false;
   for (std::size_t i = 0; i < same_inputs_.size(); ++i) {
     const void* const place = same_inputs_[i].load(std::memory_order_relaxed);
@@ -201,7 +202,7 @@ bool Variant::has_new_input(std::span<const at::Tensor> inputs) const {
 }
 
 // A recording on these inputs had the program's operators.
-void Variant::allow_inputs(const Trace& recorded) {
+void CacheEntry::allow_inputs(const Trace& recorded) {
   if (!has_same_inputs_.load(std::memory_order_relaxed)) return;
   bool is_left = false;
   for (std::size_t i = 0; i < same_inputs_.size(); ++i) {
@@ -216,14 +217,14 @@ void Variant::allow_inputs(const Trace& recorded) {
   if (!is_left) has_same_inputs_.store(false, std::memory_order_relaxed);
 }
 
-void Variant::verify_forward(Trace& recorded) {
+void CacheEntry::verify_forward(Trace& recorded) {
   const auto& program = this->program();
-  if (program == nullptr || !recorded.tape.refusal().empty()) return;
+  if (program == nullptr || !recorded.tape.unsupported_reason().empty()) return;
   const std::string found = recorded.tape.difference_so_far(program->recorded().tape);
   found.empty() ? allow_inputs(recorded) : compare(found);
 }
 
-void Variant::begin(Trace& recorded, std::span<const at::Tensor> inputs) const {
+void CacheEntry::begin(Trace& recorded, std::span<const at::Tensor> inputs) const {
   for (const at::Tensor& input : inputs) {
     recorded.inputs.push_back(recorded.tape.add_input(input));
     recorded.input_places.push_back(place_of(input));
@@ -236,7 +237,7 @@ void Variant::begin(Trace& recorded, std::span<const at::Tensor> inputs) const {
   }
 }
 
-bool Variant::is_verification_due(std::span<const at::Tensor> inputs) {
+bool CacheEntry::is_verification_due(std::span<const at::Tensor> inputs) {
   const std::int64_t replay = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
   const std::int64_t call = replay + 2;  // after the two that were recorded
   const std::int64_t every = options_.verify_every();
@@ -245,10 +246,10 @@ bool Variant::is_verification_due(std::span<const at::Tensor> inputs) {
          (every > 0 && replay % every == 0);
 }
 
-void Variant::verify(Trace recorded) {
+void CacheEntry::verify(Trace recorded) {
   const auto& program = this->program();
   if (program == nullptr) return;
-  std::string found = recorded.tape.refusal();
+  std::string found = recorded.tape.unsupported_reason();
   if (found.empty()) found = difference_of(recorded, program->recorded(), /*before_is_program=*/true);
   if (found.empty()) found = difference_of_captured(recorded, program->recorded());
   if (found.empty()) allow_inputs(recorded);
@@ -257,7 +258,7 @@ void Variant::verify(Trace recorded) {
   if (!found.empty()) compare(found, /*is_alone=*/!was_changed);
 }
 
-void Variant::compare(const std::string& difference, bool is_alone) {
+void CacheEntry::compare(const std::string& difference, bool is_alone) {
   if (is_alone && difference.empty()) doubts_ = 0;
   if (difference.empty() || state() != State::kReady) return;
   if (!is_alone && ++doubts_ < kMaxDoubts) return;
@@ -267,10 +268,10 @@ void Variant::compare(const std::string& difference, bool is_alone) {
                                       "(try core::RandomScope) or change its captured tensors (try "
                                       "verify(false))",
                            ". The function runs eagerly from now on"));
-  give_up(concat("a verification found that ", difference));
+  mark_eager(concat("a verification found that ", difference));
 }
 
-std::string Variant::explain() const {
+std::string CacheEntry::explain() const {
   const std::lock_guard lock(mutex_);
   std::string text = concat("  inputs: ", guards(), "\n");
   if (state() == State::kReady) {
@@ -321,25 +322,25 @@ Cache::Cache(std::string name, ScriptOptions options) : name_(std::move(name)), 
   }
 }
 
-std::shared_ptr<Variant> Cache::find(std::span<const at::Tensor> inputs) {
+std::shared_ptr<CacheEntry> Cache::find(std::span<const at::Tensor> inputs) {
   const Environment environment = Environment::now();
   const std::lock_guard lock(mutex_);
   ++calls_;
   for (std::size_t i = 0; i < entries_.size(); ++i) {
-    if (!entries_[i].variant->holds(environment, inputs)) continue;
+    if (!entries_[i].entry->holds(environment, inputs)) continue;
     entries_[i].last_call = calls_;
-    if (i == 0) return entries_[0].variant;
+    if (i == 0) return entries_[0].entry;
     std::swap(entries_[i], entries_[i - 1]);  // what is used often is found first
-    return entries_[i - 1].variant;
+    return entries_[i - 1].entry;
   }
-  std::erase_if(entries_, [](const Entry& entry) { return entry.variant->is_dead(); });
+  std::erase_if(entries_, [](const LruEntry& lru) { return lru.entry->is_dead(); });
   if (entries_.size() >= static_cast<std::size_t>(options_.max_programs())) {
-    const auto oldest = std::ranges::min_element(entries_, {}, &Entry::last_call);
+    const auto oldest = std::ranges::min_element(entries_, {}, &LruEntry::last_call);
     if (calls_ - oldest->last_call > kStaleCalls) entries_.erase(oldest);
   }
   if (entries_.size() < static_cast<std::size_t>(options_.max_programs())) {
-    entries_.push_back({std::make_shared<Variant>(environment, inputs, name_, options_), calls_});
-    return entries_.back().variant;
+    entries_.push_back({std::make_shared<CacheEntry>(environment, inputs, name_, options_), calls_});
+    return entries_.back().entry;
   }
   if (!full_said_) {
     full_said_ = true;
@@ -352,16 +353,16 @@ std::shared_ptr<Variant> Cache::find(std::span<const at::Tensor> inputs) {
 std::string Cache::explain() const {
   const std::lock_guard lock(mutex_);
   std::string text = concat(name_, ": ", entries_.size(), " of ", options_.max_programs(), " programs\n");
-  for (const Entry& entry : entries_) text += entry.variant->explain();
+  for (const LruEntry& lru : entries_) text += lru.entry->explain();
   if (full_said_) text += "  calls under other guards run eagerly: there are too many programs\n";
   return text;
 }
 
-std::vector<std::shared_ptr<Variant>> Cache::live_variants() const {
+std::vector<std::shared_ptr<CacheEntry>> Cache::live_entries() const {
   const std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<Variant>> found;
-  for (const Entry& entry : entries_) {
-    if (entry.variant->modules_hold() && !entry.variant->is_dead()) found.push_back(entry.variant);
+  std::vector<std::shared_ptr<CacheEntry>> found;
+  for (const LruEntry& lru : entries_) {
+    if (lru.entry->modules_hold() && !lru.entry->is_dead()) found.push_back(lru.entry);
   }
   return found;
 }

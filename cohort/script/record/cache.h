@@ -16,13 +16,13 @@ namespace cohort::script {
 
 /// What is known about calls under one guard: recordings so far, then a program, or why there is none.
 /// Threads: any.
-class Variant {
+class CacheEntry {
  public:
   enum class State : std::uint8_t { kRecording, kReady, kEager };
 
   /// `name`: what the log calls the function.
-  Variant(const Environment& environment, std::span<const at::Tensor> inputs, std::string name,
-          const ScriptOptions& options);
+  CacheEntry(const Environment& environment, std::span<const at::Tensor> inputs, std::string name,
+             const ScriptOptions& options);
 
   State state() const { return state_.load(std::memory_order_acquire); }
   bool holds(const Environment& environment, std::span<const at::Tensor> inputs) const;
@@ -47,9 +47,9 @@ class Variant {
   bool has_module_memory(std::span<const at::Tensor> inputs) const;
   /// Takes a recording that ended: equal to the one before, it becomes the program; else it waits for the
   /// next.
-  void offer(Trace recorded);
+  void add_trace(Trace recorded);
   /// Stays eager from now on.
-  void give_up(std::string reason);
+  void mark_eager(std::string reason);
   /// True when a call of a program is to be recorded and compared with it instead: as ScriptOptions say, and
   /// where an input is the first that is not the tensor of all calls before.
   bool is_verification_due(std::span<const at::Tensor> inputs);
@@ -75,7 +75,7 @@ class Variant {
   bool is_short() const {
     return program_->recorded().split < static_cast<std::size_t>(options_.min_operators());
   }
-  void settle(State state);
+  void set_state(State state);
   std::string difference_of_captured(const Trace& now, const Trace& before) const;
   bool has_new_input(std::span<const at::Tensor> inputs) const;
   void find_same_inputs(const Trace& now, const Trace& before);
@@ -106,7 +106,7 @@ class Variant {
   std::string reason_;
 };
 
-/// The variants of one scripted function. Threads: any.
+/// The entries of one scripted function. Threads: any.
 class Cache {
  public:
   static constexpr std::uint64_t kStaleCalls = 256;
@@ -114,24 +114,24 @@ class Cache {
   /// `name` is what the log and explain() call the function.
   Cache(std::string name, ScriptOptions options);
 
-  /// Returns the variant for these inputs, a new one if need be, for which one that was not asked for in the
+  /// Returns the entry for these inputs, a new one if need be, for which one that was not asked for in the
   /// last kStaleCalls calls goes; null where there are too many, which is said once in the log.
-  std::shared_ptr<Variant> find(std::span<const at::Tensor> inputs);
+  std::shared_ptr<CacheEntry> find(std::span<const at::Tensor> inputs);
   const ScriptOptions& options() const { return options_; }
   std::string explain() const;
-  /// Returns the variants that modules, as they are now, and captured tensors, where they lie, allow to run.
-  std::vector<std::shared_ptr<Variant>> live_variants() const;
+  /// Returns the entries that modules, as they are now, and captured tensors, where they lie, allow to run.
+  std::vector<std::shared_ptr<CacheEntry>> live_entries() const;
   void clear();
 
  private:
   std::string name_;
   ScriptOptions options_;
   mutable std::mutex mutex_;
-  struct Entry {
-    std::shared_ptr<Variant> variant;
+  struct LruEntry {
+    std::shared_ptr<CacheEntry> entry;
     std::uint64_t last_call;  // that asked for it
   };
-  std::vector<Entry> entries_;
+  std::vector<LruEntry> entries_;
   std::uint64_t calls_ = 0;
   bool full_said_ = false;
 };

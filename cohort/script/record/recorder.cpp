@@ -68,7 +68,7 @@ bool works_on_numbers(const c10::OperatorName& name) {
 std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& call) {
   const auto name = call.operator_name();
   if (current_tape != nullptr && name && works_on_numbers(*name)) {
-    current_tape->refuse(
+    current_tape->mark_unsupported(
         base::concat(c10::toString(*name), " reads the numbers of a tensor in C++, or writes them"));
   }
   return nullptr;
@@ -84,8 +84,8 @@ void record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
     return;
   }
   if (draws_elsewhere(op, *stack)) {
-    current_tape->refuse(base::concat(c10::toString(op.operator_name()),
-                                      " draws in a core::RandomScope that begins within the function"));
+    current_tape->mark_unsupported(base::concat(
+        c10::toString(op.operator_name()), " draws in a core::RandomScope that begins within the function"));
   }
   current_tape->call(op, below, stack);
 }
@@ -157,7 +157,7 @@ Recording::~Recording() {
   current_generator = generator_before_;
   at::autocast::clear_cache();
   if (static_cast<const LostCalls&>(*lost_calls_).any) {
-    tape_.refuse("operators ran on another thread than the one that recorded");
+    tape_.mark_unsupported("operators ran on another thread than the one that recorded");
   }
 }
 

@@ -21,8 +21,8 @@ enum class RecorderKey {
 
 /// While it lives, operators of the calling thread, those that backward runs there too, are written to
 /// `tape`. They run as ever. Recordings nest: the innermost has them. Whatever throws inside, nothing stays
-/// switched on. Operators that another thread runs on this one's behalf make the tape refuse, and so do those
-/// that draw in a RandomScope that begins meanwhile: a replay would draw from the caller's. Throws:
+/// switched on. Operators that another thread runs on this one's behalf mark the tape unsupported, and so do
+/// those that draw in a RandomScope that begins meanwhile: a replay would draw from the caller's. Throws:
 /// UsageError for kFirst where the key is taken. Threads: ends on the thread that made it.
 class Recording {
  public:

@@ -42,7 +42,7 @@ bool backward_writes_outside(const Trace& recorded) {
 // Random numbers, or it may: and may then write to what it is handed without saying so.
 bool backward_may_draw(const Trace& recorded) {
   const auto backward = std::span(recorded.tape.calls()).subspan(recorded.split);
-  return std::ranges::any_of(backward, [](const Call& call) { return call.may_draw(); });
+  return std::ranges::any_of(backward, [](const OperatorCall& call) { return call.may_draw(); });
 }
 
 std::string compare(const Tensors& ours, const Tensors& theirs, const char* what) {
@@ -80,7 +80,7 @@ void Verification::run(const Tensors& inputs) {
   } catch (const std::exception& error) {
     error_ = error.what();
   }
-  given_->put_back();
+  given_->restore();
   if (!error_.empty()) return;
   if (recorded.has_backward) {
     frame_ = std::move(frame);
@@ -98,13 +98,14 @@ std::string Verification::difference(const Tensors& results, const Tensors& grad
   return given_->difference_from_found();
 }
 
-bool Verification::takes(const Tensors& tangents) const {
+bool Verification::takes(const Tensors& grad_outputs) const {
   const Trace& recorded = program_->recorded();
-  if (tangents.size() != recorded.tangents.size()) return false;
-  for (std::size_t i = 0; i < tangents.size(); ++i) {  // bits may be others where layouts are
-    if (tangents[i].defined() != (recorded.tangents[i] != kUndefined)) return false;
-    if (!tangents[i].defined()) continue;
-    if (Layout::of(tangents[i]) != recorded.tape.values()[at_slot(recorded.tangents[i])].layout) return false;
+  if (grad_outputs.size() != recorded.grad_outputs.size()) return false;
+  for (std::size_t i = 0; i < grad_outputs.size(); ++i) {  // bits may be others where layouts are
+    if (grad_outputs[i].defined() != (recorded.grad_outputs[i] != kUndefined)) return false;
+    if (!grad_outputs[i].defined()) continue;
+    if (Layout::of(grad_outputs[i]) != recorded.tape.values()[at_slot(recorded.grad_outputs[i])].layout)
+      return false;
   }
   return true;
 }
@@ -114,19 +115,19 @@ void Verification::begin_backward() {
   if (recorded.has_backward && backward_may_draw(recorded)) states_.emplace(recorded.tape);
 }
 
-std::string Verification::difference_in_backward(const Tensors& tangents, const Tensors& gradients) {
+std::string Verification::difference_in_backward(const Tensors& grad_outputs, const Tensors& gradients) {
   const auto frame = std::move(frame_);
   const Trace& recorded = program_->recorded();
-  if (frame == nullptr || !takes(tangents) || backward_writes_outside(recorded)) return {};
+  if (frame == nullptr || !takes(grad_outputs) || backward_writes_outside(recorded)) return {};
   std::optional<GivenTensors> given;
   std::optional<GeneratorStates::Again> again;
   if (states_) {
     given.emplace(*program_, *frame);
     again.emplace(*states_);
   }
-  for (std::size_t i = 0; i < tangents.size(); ++i) {
-    if (!tangents[i].defined()) continue;
-    frame->values[at_slot(recorded.tangents[i])] = tangents[i];
+  for (std::size_t i = 0; i < grad_outputs.size(); ++i) {
+    if (!grad_outputs[i].defined()) continue;
+    frame->values[at_slot(recorded.grad_outputs[i])] = grad_outputs[i];
   }
   const at::NoGradGuard no_grad;
   Tensors found;

@@ -26,12 +26,12 @@ class Verification {
   }
   /// To be called before the function's own backward.
   void begin_backward();
-  /// Runs backward from `tangents`, and returns how `gradients`, what the function's own gave for inputs and
-  /// captured tensors that need one, differ. Once. Empty, too, where that cannot be told: tangents have other
-  /// strides than were recorded, or backward writes to what it is handed.
-  std::string difference_in_backward(const Tensors& tangents, const Tensors& gradients);
+  /// Runs backward from `grad_outputs`, and returns how `gradients`, what the function's own gave for inputs
+  /// and captured tensors that need one, differ. Once. Empty, too, where that cannot be told: grad_outputs
+  /// have other strides than were recorded, or backward writes to what it is handed.
+  std::string difference_in_backward(const Tensors& grad_outputs, const Tensors& gradients);
   /// True if gradients of the results lie as those that the program was recorded with.
-  bool takes(const Tensors& tangents) const;
+  bool takes(const Tensors& grad_outputs) const;
 
  private:
   void run(const Tensors& inputs);

@@ -17,19 +17,19 @@ constexpr std::size_t kAlwaysAllowed = std::size_t{32} << 10;
 
 }  // namespace
 
-WarmUp::WarmUp(const Trace& recorded, const Plan& plan, Part part, const Stage& plain)
+WarmUp::WarmUp(const Trace& recorded, const ExecutionPlan& plan, Phase phase, const CompiledPhase& plain)
     : recorded_(recorded),
       plan_(plan),
-      part_(part),
+      phase_(phase),
       plain_(plain),
-      concurrent_(concurrent_steps(plain.lanes)),
+      concurrent_(concurrent_steps(plain.regions)),
       memory_(recorded.tape.num_storages()),
       is_resident_(recorded.tape.values().size()),
-      is_dropped_(plain.actions.size()),
-      begins_(plain.actions.size()),
-      held_(plain.actions.size()) {
+      is_dropped_(plain.instructions.size()),
+      begins_(plain.instructions.size()),
+      held_(plain.instructions.size()) {
   find_memory();
-  leave_out_lanes();
+  leave_out_regions();
   find_kept();
 }
 
@@ -37,58 +37,60 @@ WarmUp::Memory& WarmUp::memory_of(int slot) {
   return memory_[recorded_.tape.values()[at_slot(slot)].storage];
 }
 
-// Which storages this part makes, and from which action to which they are used.
+// Which storages this part makes, and from which instruction to which they are used.
 void WarmUp::find_memory() {
-  for (std::size_t i = 0; i < plain_.actions.size(); ++i) {
-    const Action& action = plain_.actions[i];
+  for (std::size_t i = 0; i < plain_.instructions.size(); ++i) {
+    const Instruction& instruction = plain_.instructions[i];
     const auto use = [&](int slot) {
       Memory& memory = memory_of(slot);
       if (memory.first == kNone) memory.first = i;  // and not ours, if it is not a result
       memory.last = i;
     };
-    if (action.call == nullptr) {
-      use(action.view_of);
+    if (instruction.call == nullptr) {
+      use(instruction.view_of);
       continue;
     }
-    each_slot(action.call->inputs, use);
-    each_slot(action.call->results, [&](int slot) {
+    each_slot(instruction.call->inputs, use);
+    each_slot(instruction.call->results, [&](int slot) {
       Memory& memory = memory_of(slot);
       if (memory.first == kNone) memory.is_ours = memory.is_internal = is_dense(layout(slot));
       use(slot);
     });
-    for (const TensorPlace& place : action.call->inputs) {
+    for (const TensorPlace& place : instruction.call->inputs) {
       for (const int slot : place.slots) {
         // An operator of somebody else's may keep what it is handed.
-        if (slot >= 0 && (place.fresh_handle || action.call->is_custom_op)) memory_of(slot).is_ours = false;
+        if (slot >= 0 && (place.fresh_handle || instruction.call->is_custom_op))
+          memory_of(slot).is_ours = false;
       }
     }
-    if (!action.call->is_custom_op) continue;
-    each_slot(action.call->results, [&](int slot) { memory_of(slot).is_ours = false; });
+    if (!instruction.call->is_custom_op) continue;
+    each_slot(instruction.call->results, [&](int slot) { memory_of(slot).is_ours = false; });
   }
 }
 
 // What is made while several threads run is allocated for itself, so that only one takes blocks of the arena,
 // and what was made before stays where it is until there is one thread again.
-void WarmUp::leave_out_lanes() {
-  for (const Concurrent& actions : concurrent_) {
+void WarmUp::leave_out_regions() {
+  for (const Concurrent& instructions : concurrent_) {
     for (Memory& memory : memory_) {
       if (memory.first == kNone) continue;
-      if (actions.holds(memory.first)) memory.is_ours = memory.is_internal = false;
-      if (actions.holds(memory.last)) memory.last = actions.end;
+      if (instructions.holds(memory.first)) memory.is_ours = memory.is_internal = false;
+      if (instructions.holds(memory.last)) memory.last = instructions.end;
     }
   }
 }
 
-bool WarmUp::is_concurrent(std::size_t action) const {
-  return std::any_of(concurrent_.begin(), concurrent_.end(),
-                     [action](const Concurrent& actions) { return actions.holds(action); });
+bool WarmUp::is_concurrent(std::size_t instruction) const {
+  return std::any_of(concurrent_.begin(), concurrent_.end(), [instruction](const Concurrent& instructions) {
+    return instructions.holds(instruction);
+  });
 }
 
 // What is handed out gets memory of its own, but for the gradients of a whole step: the next one lets them go
 // before it begins, or takes another arena.
 void WarmUp::find_kept() {
   const auto& values = recorded_.tape.values();
-  const std::vector<bool> kept = plan_.kept(part_, recorded_);
+  const std::vector<bool> kept = plan_.kept(phase_, recorded_);
   std::vector<bool> is_gradient(values.size());
   if (!recorded_.has_backward) {
     for (const int slot : recorded_.gradients) {
@@ -109,19 +111,19 @@ void WarmUp::find_kept() {
   }
   for (Memory& memory : memory_) {
     memory.is_internal &= memory.is_ours;
-    if (memory.is_ours && !memory.is_internal) memory.last = plain_.actions.size();
+    if (memory.is_ours && !memory.is_internal) memory.last = plain_.instructions.size();
   }
 }
 
 // Of an operator that works element by element: an argument of the result's layout that it uses last.
-int WarmUp::argument_to_write_over(std::size_t action, int result) const {
-  const Call& call = *plain_.actions[action].call;
+int WarmUp::argument_to_write_over(std::size_t instruction, int result) const {
+  const OperatorCall& call = *plain_.instructions[instruction].call;
   if (!call.op.hasTag(at::Tag::pointwise)) return kUndefined;
   for (const TensorPlace& place : call.inputs) {
-    if (place.kind != TensorPlace::Kind::kTensor || place.slots.front() < 0) continue;
+    if (place.kind != TensorPlace::ArgumentType::kTensor || place.slots.front() < 0) continue;
     const int slot = place.slots.front();
     const Memory& memory = memory_of(slot);
-    if (!memory.is_internal || memory.last != action || layout(slot) != layout(result)) continue;
+    if (!memory.is_internal || memory.last != instruction || layout(slot) != layout(result)) continue;
     bool others = false;  // another view of it
     each_slot(call.inputs, [&](int other) { others |= other != slot && &memory_of(other) == &memory; });
     if (!others) return slot;
@@ -130,9 +132,9 @@ int WarmUp::argument_to_write_over(std::size_t action, int result) const {
 }
 
 void WarmUp::after(std::size_t number, const Tensors& values) {
-  const Action& action = plain_.actions[number];
-  if (action.call == nullptr) return;
-  each_slot(action.call->results, [&](int slot) {
+  const Instruction& instruction = plain_.instructions[number];
+  if (instruction.call == nullptr) return;
+  each_slot(instruction.call->results, [&](int slot) {
     Memory& memory = memory_of(slot);
     if (!memory.is_ours || memory.first != number) return;
     const c10::Storage& storage = values[at_slot(slot)].storage();
@@ -142,9 +144,9 @@ void WarmUp::after(std::size_t number, const Tensors& values) {
       memory.is_ours = memory.is_internal = false;
     }
   });
-  const int result = result_of(*action.call, recorded_, plan_);
+  const int result = result_of(*instruction.call, recorded_, plan_);
   if (result == kUndefined || !memory_of(result).is_internal || memory_of(result).first != number) return;
-  auto out = out_variant(*action.call, result);
+  auto out = out_variant(*instruction.call, result);
   if (!out) return;
   const int over = argument_to_write_over(number, result);
   AllocationLog scratch;
@@ -154,10 +156,10 @@ void WarmUp::after(std::size_t number, const Tensors& values) {
                 Out{std::move(*out), trial == Trial::kReplaces ? over : kUndefined, scratch.entries()});
 }
 
-// The last moment of an action, when it has let go of what it uses last.
-std::size_t WarmUp::end_of(std::size_t action) const {
-  if (const auto found = pauses_.find(action); found != pauses_.end()) return found->second;
-  return action + 1 < begins_.size() ? begins_[action + 1] - 1 : kNone;
+// The last moment of an instruction, when it has let go of what it uses last.
+std::size_t WarmUp::end_of(std::size_t instruction) const {
+  if (const auto found = pauses_.find(instruction); found != pauses_.end()) return found->second;
+  return instruction + 1 < begins_.size() ? begins_[instruction + 1] - 1 : kNone;
 }
 
 std::size_t WarmUp::new_piece(std::size_t bytes, std::size_t first, std::size_t last) {
@@ -166,43 +168,43 @@ std::size_t WarmUp::new_piece(std::size_t bytes, std::size_t first, std::size_t 
 }
 
 // What an operator asks for, from the arena if a piece of it is meant.
-void WarmUp::add_block(std::size_t action, const AllocationLog::Entry& entry, std::size_t piece) {
+void WarmUp::add_block(std::size_t instruction, const AllocationLog::Allocation& entry, std::size_t piece) {
   if (entry.bytes == 0) piece = kNone;
-  std::vector<Held>& others = held_[action];
+  std::vector<Held>& others = held_[instruction];
   const auto held = std::count_if(others.begin(), others.end(), [&](const Held& other) {
     return other.piece != kNone && other.died > entry.born;
   });
-  stage_.actions[action].blocks.push_back(
+  compiled_.instructions[instruction].blocks.push_back(
       {.bytes = entry.bytes, .is_raw = entry.is_raw, .held = static_cast<std::size_t>(held)});
   others.push_back({piece, entry.died});
 }
 
 // Operators that write into what is there, tensors that need no operator, and views of both.
 void WarmUp::add_residents() {
-  for (std::size_t i = 0; i < plain_.actions.size(); ++i) {
-    const Action& action = plain_.actions[i];
-    if (action.call == nullptr) {
-      if (!is_resident_[at_slot(action.view_of)]) continue;
-      is_resident_[at_slot(action.view)] = is_dropped_[i] = true;
-      stage_.residents.push_back({action.view, action.view_of, action.offset, 0});
+  for (std::size_t i = 0; i < plain_.instructions.size(); ++i) {
+    const Instruction& instruction = plain_.instructions[i];
+    if (instruction.call == nullptr) {
+      if (!is_resident_[at_slot(instruction.view_of)]) continue;
+      is_resident_[at_slot(instruction.view)] = is_dropped_[i] = true;
+      compiled_.residents.push_back({instruction.view, instruction.view_of, instruction.offset, 0});
       continue;
     }
-    const int result = result_of(*action.call, recorded_, plan_);
+    const int result = result_of(*instruction.call, recorded_, plan_);
     if (result == kUndefined) continue;
     Memory& memory = memory_of(result);
     if (!memory.is_internal || memory.first != i) continue;
     const auto found = outs_.find(i);
-    if (found == outs_.end() && !action.call->is_uninitialized_factory()) continue;
+    if (found == outs_.end() && !instruction.call->is_uninitialized_factory()) continue;
     const auto bytes = static_cast<std::size_t>(layout(result).bytes());
     is_resident_[at_slot(result)] = true;
     if (found == outs_.end()) {
       is_dropped_[i] = true;
     } else {
-      Action& out = stage_.actions[i];
-      out.call = std::make_shared<const Call>(found->second.call);
+      Instruction& out = compiled_.instructions[i];
+      out.call = std::make_shared<const OperatorCall>(found->second.call);
       out.modes = modes_of(*out.call);
       out.unboxed = unbox(*out.call, kUndefined);
-      ++stage_.num_outs;
+      ++compiled_.num_outs;
       for (const auto& entry : found->second.scratch) {
         const bool is_scratch = entry.died != AllocationLog::kNever && entry.bytes <= most_piece_bytes_;
         add_block(i, entry, is_scratch ? new_piece(entry.bytes, begins_[i], end_of(i)) : kNone);
@@ -214,7 +216,7 @@ void WarmUp::add_residents() {
     } else {
       pieces_[memory.piece].last = end_of(memory.last);
     }
-    stage_.residents.push_back({result, kUndefined, 0, bytes});
+    compiled_.residents.push_back({result, kUndefined, 0, bytes});
   }
 }
 
@@ -225,7 +227,7 @@ void WarmUp::add_blocks() {
     if (memory.is_ours && memory.entry != kNone) by_entry.emplace(memory.entry, &memory);
   }
   for (std::size_t i = 0; i < entries.size(); ++i) {
-    const AllocationLog::Entry& entry = entries[i];
+    const AllocationLog::Allocation& entry = entries[i];
     if (outs_.count(entry.step) != 0 || is_dropped_[entry.step] || is_concurrent(entry.step)) continue;
     const auto found = by_entry.find(i);
     const bool is_kept_by_somebody = entry.died == AllocationLog::kNever;
@@ -252,11 +254,11 @@ std::size_t WarmUp::most_arena_bytes() const {
   return std::max(kAlwaysAllowed, sum / kShareOfSaved);
 }
 
-Stage WarmUp::finish() const {
+CompiledPhase WarmUp::finish() const {
   const std::size_t most = most_arena_bytes();
   for (std::size_t most_piece = SIZE_MAX;; most_piece = std::min(most, most_piece / 2)) {
-    Stage stage = WarmUp(*this).build(most_piece);
-    if (stage.arena_bytes <= most) return stage;
+    CompiledPhase compiled = WarmUp(*this).build(most_piece);
+    if (compiled.arena_bytes <= most) return compiled;
   }
 }
 
@@ -270,62 +272,62 @@ void WarmUp::leave_out(std::size_t most_piece_bytes) {
     }
   }
   std::erase_if(outs_, [&](const auto& out) {
-    return !memory_of(result_of(*plain_.actions[out.first].call, recorded_, plan_)).is_internal;
+    return !memory_of(result_of(*plain_.instructions[out.first].call, recorded_, plan_)).is_internal;
   });
 }
 
-Stage WarmUp::build(std::size_t most_piece_bytes) {
+CompiledPhase WarmUp::build(std::size_t most_piece_bytes) {
   leave_out(most_piece_bytes);
-  stage_.actions = plain_.actions;
+  compiled_.instructions = plain_.instructions;
   add_blocks();
   add_residents();
   const Packing packing = pack(pieces_);
-  stage_.arena_bytes = packing.bytes;
-  for (Resident& resident : stage_.residents) {
+  compiled_.arena_bytes = packing.bytes;
+  for (Resident& resident : compiled_.residents) {
     if (resident.view_of == kUndefined) resident.offset = packing.offsets[memory_of(resident.slot).piece];
   }
-  for (std::size_t i = 0; i < stage_.actions.size(); ++i) {
-    Action& action = stage_.actions[i];
-    for (std::size_t k = 0; k < action.blocks.size(); ++k) {
+  for (std::size_t i = 0; i < compiled_.instructions.size(); ++i) {
+    Instruction& instruction = compiled_.instructions[i];
+    for (std::size_t k = 0; k < instruction.blocks.size(); ++k) {
       const std::size_t piece = held_[i][k].piece;
-      if (piece != kNone) action.blocks[k].offset = packing.offsets[piece];
+      if (piece != kNone) instruction.blocks[k].offset = packing.offsets[piece];
     }
-    if (action.call == nullptr || outs_.count(i) != 0) continue;
-    each_slot(action.call->results, [&](int slot) {
+    if (instruction.call == nullptr || outs_.count(i) != 0) continue;
+    each_slot(instruction.call->results, [&](int slot) {
       const Memory& memory = memory_of(slot);
       if (memory.piece == kNone || memory.first != i || is_resident_[at_slot(slot)]) return;
-      action.placed.emplace_back(slot, packing.offsets[memory.piece]);
+      instruction.placed.emplace_back(slot, packing.offsets[memory.piece]);
     });
   }
-  take_actions();
-  return std::move(stage_);
+  take_instructions();
+  return std::move(compiled_);
 }
 
-// Of all actions those that residents do not make needless.
-void WarmUp::take_actions() {
-  std::vector<Action> actions;
-  std::vector<std::size_t> place(stage_.actions.size() + 1);
-  std::vector<int> left;  // values to let go of actions that are not there
-  for (std::size_t i = 0; i < stage_.actions.size(); ++i) {
-    place[i] = actions.size();
-    Action& action = stage_.actions[i];
-    action.drop.insert(action.drop.end(), left.begin(), left.end());
-    std::erase_if(action.drop, [&](int slot) { return is_resident_[at_slot(slot)]; });
+// Of all instructions those that residents do not make needless.
+void WarmUp::take_instructions() {
+  std::vector<Instruction> instructions;
+  std::vector<std::size_t> place(compiled_.instructions.size() + 1);
+  std::vector<int> left;  // values to let go of instructions that are not there
+  for (std::size_t i = 0; i < compiled_.instructions.size(); ++i) {
+    place[i] = instructions.size();
+    Instruction& instruction = compiled_.instructions[i];
+    instruction.releases.insert(instruction.releases.end(), left.begin(), left.end());
+    std::erase_if(instruction.releases, [&](int slot) { return is_resident_[at_slot(slot)]; });
     left.clear();
     if (is_dropped_[i]) {
-      left = std::move(action.drop);
+      left = std::move(instruction.releases);
     } else {
-      actions.push_back(std::move(action));
+      instructions.push_back(std::move(instruction));
     }
   }
-  place.back() = actions.size();
-  stage_.actions = std::move(actions);
-  stage_.drop_last = plain_.drop_last;
-  stage_.drop_last.insert(stage_.drop_last.end(), left.begin(), left.end());
-  std::erase_if(stage_.drop_last, [&](int slot) { return is_resident_[at_slot(slot)]; });
-  for (const Lane& lane : plain_.lanes) {
-    const Lane moved{place[lane.begin], place[lane.end], place[lane.join]};
-    if (moved.begin < moved.end) stage_.lanes.push_back(moved);
+  place.back() = instructions.size();
+  compiled_.instructions = std::move(instructions);
+  compiled_.releases_at_end = plain_.releases_at_end;
+  compiled_.releases_at_end.insert(compiled_.releases_at_end.end(), left.begin(), left.end());
+  std::erase_if(compiled_.releases_at_end, [&](int slot) { return is_resident_[at_slot(slot)]; });
+  for (const ParallelRegion& region : plain_.regions) {
+    const ParallelRegion moved{place[region.begin], place[region.end], place[region.join]};
+    if (moved.begin < moved.end) compiled_.regions.push_back(moved);
   }
 }
 

@@ -35,7 +35,7 @@ void KeptBuffers::keep(const Task& task) {
   }
 }
 
-void KeptBuffers::put_back_unless_finite(const StepMetrics& metrics, const optim::NonFinite& gradients) {
+void KeptBuffers::restore_unless_finite(const StepMetrics& metrics, const optim::NonFinite& gradients) {
   const c10::NoGradGuard no_grad;
   optim::NonFinite found = gradients;
   for (const Metric& metric : metrics) {

@@ -19,7 +19,7 @@ class KeptBuffers {
   void keep(const Task& task);
   /// After it: puts them back where the metric called "loss", or a gradient, is not finite. Does not wait for
   /// an accelerator.
-  void put_back_unless_finite(const StepMetrics& metrics, const optim::NonFinite& gradients);
+  void restore_unless_finite(const StepMetrics& metrics, const optim::NonFinite& gradients);
 
  private:
   std::vector<at::Tensor> buffers_, copies_;

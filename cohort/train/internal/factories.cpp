@@ -207,7 +207,7 @@ torch::nn::AnyModule make_model(const config::Config& config, std::int64_t num_c
                                    num_classes, " classes"),
                       "model.num_classes=0, which counts them");
   }
-  const std::vector<std::int64_t> shape = (input ? *input : picture_field(config)).shape;
+  const std::vector<std::int64_t> shape = (input ? *input : image_field(config)).shape;
   options.in_channels = shape.empty() ? 1 : shape[0];
   options.image_size = shape.size() < 2 ? 1 : shape[1];
   options.width = config.model.width;
@@ -286,7 +286,7 @@ double states_per_parameter(const config::OptimConfig& config) {
          static_cast<double>(one.nbytes());
 }
 
-std::shared_ptr<const optim::Schedule> make_schedule(const config::Config& config,
+std::shared_ptr<const optim::LRSchedule> make_schedule(const config::Config& config,
                                                      std::int64_t steps_per_epoch) {
   if (steps_per_epoch < 1) {
     throw UsageError("train.make_schedule",

@@ -44,7 +44,7 @@ std::unique_ptr<data::Loader> make_loader(const config::Config& config, Split sp
 
 /// The model with initial values from `run.seed`, or from `model.weights`, on `device` in
 /// `train.memory_format`. `num_classes` is used where the configuration says 0. `input`: what it gets of a
-/// sample, where that is not picture_field(); channels and image size are the shape's first two extents.
+/// sample, where that is not image_field(); channels and image size are the shape's first two extents.
 torch::nn::AnyModule make_model(const config::Config& config, std::int64_t num_classes, at::Device device,
                                 const std::optional<data::Field>& input = {});
 
@@ -64,7 +64,7 @@ double states_per_parameter(const config::OptimConfig& config);
 /// The schedule in steps, for an optimizer that begins at `config.optim.lr`: its length is the run's,
 /// train.epochs or train.max_steps, whichever ends first. Throws: UsageError for no steps in an epoch, or a
 /// name that is no schedule's.
-std::shared_ptr<const optim::Schedule> make_schedule(const config::Config& config,
+std::shared_ptr<const optim::LRSchedule> make_schedule(const config::Config& config,
                                                      std::int64_t steps_per_epoch);
 
 /// Throws: UsageError for a name in `config` that no registry has, before anything is read or made.

@@ -12,7 +12,7 @@ bool channels_last(const config::Config& config) {
   return config.train.memory_format == "channels_last";
 }
 
-data::Field picture_field(const config::Config& config) {
+data::Field image_field(const config::Config& config) {
   const std::int64_t side = config.data.image_size;
   return {.name = "input",
           .shape = {channels_of(config.data), side, side},
@@ -20,7 +20,7 @@ data::Field picture_field(const config::Config& config) {
 }
 
 data::Field input_field(const config::Config& config, const data::Dataset& dataset) {
-  if (data::is_own_dataset(config.data.type)) return picture_field(config);
+  if (data::is_own_dataset(config.data.type)) return image_field(config);
   return dataset.fields().at(0);
 }
 

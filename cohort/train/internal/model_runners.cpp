@@ -161,10 +161,10 @@ class LayerPartition {
   at::Tensor forward(at::Tensor value) const {
     std::optional<core::RandomKey> random;
     if (at::GradMode::is_enabled()) random = core::RandomKey::draw();  // evaluation draws nothing
-    for (const Part& part : parts_) {
+    for (const PlacedStage& part : parts_) {
       if (random) random->layer = part.first_layer;
       const auto run = [stage = part.stage, random](const at::Tensor& input) {
-        return stage->forward(autograd::entered({input}), 0, stage->layers().size(), random).front();
+        return stage->forward(autograd::non_leaf_proxies({input}), 0, stage->layers().size(), random).front();
       };
       value = parallel::run(part.name, part.worker, {}, run, value);
     }
@@ -172,14 +172,14 @@ class LayerPartition {
   }
 
  private:
-  struct Part {
+  struct PlacedStage {
     parallel::PartName name;
     std::shared_ptr<parallel::PlacementWorker> worker;
     std::shared_ptr<pipeline::Stage> stage;
     std::size_t first_layer;
   };
   at::Device device_;
-  std::vector<Part> parts_;
+  std::vector<PlacedStage> parts_;
 };
 
 // The model's layers, and where they are cut.
@@ -187,8 +187,15 @@ struct Cut {
   Cut(const ModelRunnerOptions& options, const std::shared_ptr<torch::nn::Module>& module, bool in_parts)
       : layers(models::layers_of(module)),
         model(layers),
+<<<<<<< HEAD:cohort/train/internal/model_runners.cpp
         placed(options.device_map.empty() ? place_by_measuring(options, devices_of(options), model, in_parts)
                                           : place_by_name(layers, options.device_map)) {}
+=======
+        placed(config.distributed.device_map.empty()
+                   ? place_by_measuring(config, placements_of(config.distributed, device), model,
+                                        input ? *input : image_field(config))
+                   : place_by_name(layers, config.distributed.device_map)) {}
+>>>>>>> 8d391c78cf07417e336d712ae1dfc2d9533ad5f9:cohort/train/model_runner.cpp
 
   std::vector<core::NamedLayer> layers;
   pipeline::Stage model;
@@ -295,7 +302,7 @@ ModelRunnerOptions model_runner_options(const config::Config& config, at::Device
   options.num_micro_batches = distributed.micro_batches;
   options.batch_size = config.train.batch_size;
   options.optimizer_states = states_per_parameter(config.optim);
-  options.example_input = [field = input ? *input : picture_field(config)](std::int64_t samples) {
+  options.example_input = [field = input ? *input : image_field(config)](std::int64_t samples) {
     return zero_batch(field, samples);
   };
   return options;

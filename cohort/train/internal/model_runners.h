@@ -19,7 +19,7 @@
 namespace cohort::train {
 
 /// Returns what `config` says of how its model is run. `input`: what the model gets of a sample, where that is
-/// not picture_field(). Throws: ConfigError for a placement that is not there.
+/// not image_field(). Throws: ConfigError for a placement that is not there.
 parallel::ModelRunnerOptions model_runner_options(const config::Config& config, at::Device device,
                                                   const std::optional<data::Field>& input = {});
 

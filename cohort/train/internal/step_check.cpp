@@ -47,7 +47,7 @@ std::string advice_at(const StepPlace& place) {
 std::vector<CheckedStep> StepCheck::add(std::int64_t step, StepMetrics metrics,
                                         const optim::NonFinite& gradients) {
   std::vector<CheckedStep> known;
-  if (auto earlier = settle()) known.push_back(std::move(*earlier));
+  if (auto earlier = take_pending()) known.push_back(std::move(*earlier));
   Pending now{{.step = step, .metrics = std::move(metrics), .gradients_are_finite = !gradients.on_cpu},
               {},
               optim::LateScalar(gradients.on_device)};
@@ -64,7 +64,7 @@ std::vector<CheckedStep> StepCheck::add(std::int64_t step, StepMetrics metrics,
   return known;
 }
 
-std::optional<CheckedStep> StepCheck::settle() {
+std::optional<CheckedStep> StepCheck::take_pending() {
   auto pending = std::exchange(pending_, std::nullopt);
   if (!pending) return std::nullopt;
   CheckedStep& step = pending->step;

@@ -30,7 +30,7 @@ class StepCheck {
   /// Adds a step. Returns those of which it is known now, oldest first.
   std::vector<CheckedStep> add(std::int64_t step, StepMetrics metrics, const optim::NonFinite& gradients);
   /// Returns the step of which it was not known yet. Blocking: waits for the accelerator.
-  std::optional<CheckedStep> settle();
+  std::optional<CheckedStep> take_pending();
 
  private:
   struct Pending {

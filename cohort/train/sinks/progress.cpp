@@ -98,11 +98,11 @@ std::string format_bytes(int64_t bytes) {
 }
 
 std::string progress_bar_line(const ProgressNumbers& n, int width, bool unicode) {
-  struct Part {
+  struct LineItem {
     std::string text;
     int importance;  // the lowest goes first when the line is too long
   };
-  std::vector<Part> parts;
+  std::vector<LineItem> parts;
   const std::string head =
       concat(n.phase == "train" ? "" : n.phase + " ", counter("epoch ", n.epoch, n.epochs));
   parts.push_back({head, 100});
@@ -118,14 +118,15 @@ std::string progress_bar_line(const ProgressNumbers& n, int width, bool unicode)
 
   const auto length = [&] {
     int sum = -2;
-    for (const Part& part : parts) sum += part.importance == 40 ? 12 : columns(part.text) + 2;
+    for (const LineItem& part : parts) sum += part.importance == 40 ? 12 : columns(part.text) + 2;
     return sum;
   };
   bool has_bar = n.steps > 0;
   if (!has_bar) parts.erase(parts.begin() + kBar);
   while (parts.size() > 1 && length() > width) {
-    const auto least = std::min_element(
-        parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.importance < b.importance; });
+    const auto least = std::min_element(parts.begin(), parts.end(), [](const LineItem& a, const LineItem& b) {
+      return a.importance < b.importance;
+    });
     has_bar = has_bar && least->importance != 40;
     parts.erase(least);
   }
@@ -134,7 +135,7 @@ std::string progress_bar_line(const ProgressNumbers& n, int width, bool unicode)
     parts[kBar].text = bar_text(static_cast<double>(n.step) / static_cast<double>(n.steps), cells, unicode);
   }
   std::string line;
-  for (const Part& part : parts) line += (line.empty() ? "" : "  ") + part.text;
+  for (const LineItem& part : parts) line += (line.empty() ? "" : "  ") + part.text;
   return columns(line) <= width ? line : line.substr(0, static_cast<std::size_t>(std::max(0, width)));
 }
 

@@ -1,5 +1,5 @@
 // Files are opened when a start counts, not before: a start that is refused leaves those of an earlier run
-// alone. Rows after the checkpoint are cut off then. Pictures of the first batch wait in memory until that
+// alone. Rows after the checkpoint are cut off then. Images of the first batch wait in memory until that
 // moment.
 #include "cohort/train/sinks/sink_callbacks.h"
 
@@ -132,20 +132,20 @@ TensorBoardCallback::TensorBoardCallback(std::filesystem::path folder, int image
 void TensorBoardCallback::on_start_counts(const FitInfo& info) {
   writer_.emplace(folder_, info.resumed ? std::optional(info.first_step) : std::nullopt);
   if (!info.resumed) {
-    for (std::size_t i = 0; i < pictures_.size(); ++i) {
-      const data::Image& image = pictures_[i];
+    for (std::size_t i = 0; i < first_images_.size(); ++i) {
+      const data::Image& image = first_images_[i];
       const std::vector<std::byte> png = data::encode_png(image);
       writer_->image_png("input/" + std::to_string(i), png, image.height, image.width, image.channels, 0);
     }
   }
-  pictures_.clear();
+  first_images_.clear();
 }
 
 void TensorBoardCallback::on_first_batch(data::Batch& batch) {
   const at::Tensor input = batch.input();
   if (input.dim() != 4 || (input.size(1) != 1 && input.size(1) != 3)) return;
   for (std::int64_t i = 0; i < std::min<std::int64_t>(images_, batch.size); ++i) {
-    pictures_.push_back(to_image(input[i], mean_, std_));
+    first_images_.push_back(to_image(input[i], mean_, std_));
   }
 }
 

@@ -62,7 +62,7 @@ class TensorBoardCallback : public Callback {
   int images_;
   std::vector<double> mean_;
   std::vector<double> std_;
-  std::vector<data::Image> pictures_;  // of the first batch, until the start counts
+  std::vector<data::Image> first_images_;  // of the first batch, until the start counts
   std::optional<TensorBoardWriter> writer_;
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 using test::wait_until;
 
-/// The end of a turn, which this rank sees when it looks who is late, and not before.
+/// The end of a round, which this rank sees when it looks who is late, and not before.
 class EndsAsTheLateAreNamed : public Condition {
  public:
   EndsAsTheLateAreNamed(Communicator& ranks, base::Deadline deadline)
@@ -32,9 +32,10 @@ class EndsAsTheLateAreNamed : public Condition {
   mutable bool was_named_ = false;
 };
 
-// Two turns, each of which all come to. Rank 0 sees the end of the first one as it looks who is late.
-Task two_turns(Communicator& ranks, base::Deadline deadline) {
-  const Signature signature{.kind = Kind::kAllReduce, .dtype = Dtype::kFloat, .op = Op::kSum, .bytes = 4096};
+// Two rounds, each of which all come to. Rank 0 sees the end of the first one as it looks who is late.
+Task two_rounds(Communicator& ranks, base::Deadline deadline) {
+  const Signature signature{
+      .type = CollectiveType::kAllReduce, .dtype = Dtype::kFloat, .op = Op::kSum, .bytes = 4096};
   ranks.arrive(signature);
   if (ranks.rank() == 0) {
     co_await EndsAsTheLateAreNamed(ranks, deadline);
@@ -45,7 +46,7 @@ Task two_turns(Communicator& ranks, base::Deadline deadline) {
   co_await ranks.everyone_again();
 }
 
-// Rank 1 has begun in time, and computes: rank 0 comes to the second turn with its last look, and asks it to
+// Rank 1 has begun in time, and computes: rank 0 comes to the second round with its last look, and asks it to
 // go on. A loaded machine may stop its thread for longer than it gets, so one good round is enough.
 TEST(ShmLastLookTest, WhoHasBegunInTimeIsNotLateForTheTurnOfTheLastLook) {
   bool is_good = false;
@@ -59,8 +60,8 @@ TEST(ShmLastLookTest, WhoHasBegunInTimeIsNotLateForTheTurnOfTheLastLook) {
       const base::Deadline deadline(is_first ? milliseconds(100) : milliseconds(20'000));
       const auto operation = std::make_shared<Operation>(deadline);
       operation->call = "all_reduce";
-      operation->turns = Turns::kOne;  // the rest is left to wait()
-      operation->make = [&rank, deadline] { return two_turns(rank.ranks(), deadline); };
+      operation->rounds = Rounds::kOne;  // the rest is left to wait()
+      operation->make = [&rank, deadline] { return two_rounds(rank.ranks(), deadline); };
       rank.engine().begin(operation);
       has_begun = true;
       if (!is_first) wait_until([&] { return is_over.load(); });

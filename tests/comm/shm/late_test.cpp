@@ -48,13 +48,13 @@ std::function<Task()> sum_of(Rank& rank, std::span<float> numbers) {
   };
 }
 
-// Where one turn is enough, the rest is left to wait().
+// Where one round is enough, the rest is left to wait().
 std::shared_ptr<Operation> begin_turns(Rank& rank, std::function<Task()> make, std::size_t bytes,
                                        milliseconds timeout) {
   auto operation = std::make_shared<Operation>(base::Deadline(timeout));
   operation->call = "all_reduce";
   operation->make = std::move(make);
-  operation->turns = turns_of(rank.ranks(), Kind::kAllReduce, bytes);
+  operation->rounds = rounds_of(rank.ranks(), CollectiveType::kAllReduce, bytes);
   rank.engine().begin(operation);
   return operation;
 }
@@ -111,8 +111,10 @@ TEST(ShmLateTest, WhatARankGotBackStaysItsOwn) {
 // An all-reduce in place of which a test says how long the copy takes: `write` gets rank 0's numbers.
 Task slow_sum(Rank& rank, std::span<float> numbers, std::function<void(float*)> write) {
   Communicator& ranks = rank.ranks();
-  const Signature signature{
-      .kind = Kind::kAllReduce, .dtype = Dtype::kFloat, .op = Op::kSum, .bytes = numbers.size_bytes()};
+  const Signature signature{.type = CollectiveType::kAllReduce,
+                            .dtype = Dtype::kFloat,
+                            .op = Op::kSum,
+                            .bytes = numbers.size_bytes()};
   ranks.arrive(signature, ranks.place_of(numbers.data(), numbers.size_bytes()));
   co_await ranks.everyone();
   float* const of_rank_0 = reinterpret_cast<float*>(ranks.find(0, ranks.word(0)));
@@ -134,7 +136,7 @@ std::shared_ptr<Operation> begin_kept(Rank& rank, std::function<Task()> make, mi
   return operation;
 }
 
-// Rank 0 has reduced its part and arrived at the next turn while the other still writes to its memory.
+// Rank 0 has reduced its part and arrived at the next round while the other still writes to its memory.
 TEST(ShmLateTest, AnErrorComesWhenAPeersWriteIsOver) {
   std::atomic<bool> is_written{false};
   run_threads(2, [&](Rank& rank) {
@@ -220,8 +222,10 @@ TEST(ShmLateTest, AnErrorOfAThirdRankComesWhenAPeersWriteIsOver) {
 }
 
 Task arrive_and_fail(Rank& rank, std::span<float> numbers, std::function<void()> before) {
-  const Signature signature{
-      .kind = Kind::kAllReduce, .dtype = Dtype::kFloat, .op = Op::kSum, .bytes = numbers.size_bytes()};
+  const Signature signature{.type = CollectiveType::kAllReduce,
+                            .dtype = Dtype::kFloat,
+                            .op = Op::kSum,
+                            .bytes = numbers.size_bytes()};
   rank.ranks().arrive(signature, rank.ranks().place_of(numbers.data(), numbers.size_bytes()));
   before();
   throw std::runtime_error("rank 2 fails");
@@ -276,12 +280,12 @@ TEST(ShmLateTest, ADeadlineBehindAnotherCallHolds) {
   });
 }
 
-// A loaded machine stops a thread for this long in some rounds; a nap would come in each.
+// A loaded machine stops a thread for this long in some iterations; a sleep of ours would come in each.
 constexpr int kRounds = 6;
 constexpr milliseconds kLessThanANap(90);
 constexpr milliseconds kToRest(20);  // for the progress threads, which would do what others wait for
 
-// A second turn is needed as soon as one of the ranks has its numbers in shared memory.
+// A second round is needed as soon as one of the ranks has its numbers in shared memory.
 TEST(ShmLateTest, WhoWaitsLaterHoldsUpNobodyThatSharesItsMemory) {
   std::atomic<int> begun{0};  // rounds, by rank 0: who begins last has done its part
   run_threads(2, [&](Rank& rank) {
@@ -294,7 +298,7 @@ TEST(ShmLateTest, WhoWaitsLaterHoldsUpNobodyThatSharesItsMemory) {
       if (rank.rank() == 1) wait_until([&] { return begun > i; });
       const auto operation = begin_turns(rank, sum_of(rank, numbers), numbers.size_bytes(), seconds(15));
       if (rank.rank() == 0) ++begun;
-      EXPECT_EQ(operation->turns, Turns::kOne);
+      EXPECT_EQ(operation->rounds, Rounds::kOne);
       const base::Deadline waited(seconds(60));
       if (rank.rank() == 0) std::this_thread::sleep_for(milliseconds(200));
       rank.wait(operation);
@@ -307,7 +311,7 @@ TEST(ShmLateTest, WhoWaitsLaterHoldsUpNobodyThatSharesItsMemory) {
   });
 }
 
-/// The first turn of two, whose end this rank sees at its last look before it sleeps.
+/// The first round of two, whose end this rank sees at its last look before it sleeps.
 class EndsAsItSleeps : public Condition {
  public:
   explicit EndsAsItSleeps(Communicator& ranks) : ranks_(ranks), all_(ranks.everyone()) {}
@@ -319,11 +323,11 @@ class EndsAsItSleeps : public Condition {
   Communicator::Everyone all_;
 };
 
-constexpr std::size_t kTwoTurnsBytes = 32768;
+constexpr std::size_t kTwoRoundsBytes = 32768;
 
-Task two_turns(Communicator& ranks, bool ends_as_it_sleeps) {
+Task two_rounds(Communicator& ranks, bool ends_as_it_sleeps) {
   const Signature signature{
-      .kind = Kind::kAllReduce, .dtype = Dtype::kFloat, .op = Op::kSum, .bytes = kTwoTurnsBytes};
+      .type = CollectiveType::kAllReduce, .dtype = Dtype::kFloat, .op = Op::kSum, .bytes = kTwoRoundsBytes};
   ranks.arrive(signature);
   if (ends_as_it_sleeps) {
     co_await EndsAsItSleeps(ranks);
@@ -343,8 +347,8 @@ TEST(ShmLateTest, NobodySleepsInTheSecondTurnWithoutHavingAsked) {
       std::this_thread::sleep_for(kToRest);
       if (rank.rank() == 0) wait_until([&] { return begun > i; });
       const auto operation = begin_turns(
-          rank, [&] { return two_turns(rank.ranks(), rank.rank() == 0); }, kTwoTurnsBytes, seconds(20));
-      EXPECT_EQ(operation->turns, Turns::kOne);
+          rank, [&] { return two_rounds(rank.ranks(), rank.rank() == 0); }, kTwoRoundsBytes, seconds(20));
+      EXPECT_EQ(operation->rounds, Rounds::kOne);
       if (rank.rank() == 1) {
         ++begun;
         std::this_thread::sleep_for(milliseconds(200));

@@ -17,7 +17,7 @@
 namespace cohort::comm::shm {
 namespace {
 
-// Each rank has come to the links, and goes on to a step and no further.
+// Each rank has made its connections, and comes to a step and no further.
 TEST(ShmMakingTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
   constexpr milliseconds kTime(700);
   for (const int stopped : {0, 1}) {
@@ -27,9 +27,9 @@ TEST(ShmMakingTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
       MapStore kv_store;
       std::atomic<bool> is_over{false};
       std::thread other([&] {
-        const Links links(kv_store, stopped, 2, base::Deadline(seconds(20)));
+        const PeerConnections connections(kv_store, stopped, 2, base::Deadline(seconds(20)));
         const std::size_t bytes = Communicator::segment_bytes(2);
-        if (has_shared) links.send(1, SharedMemory::create(bytes, false).fd(), 0);
+        if (has_shared) connections.send(1, SharedMemory::create(bytes, false).fd(), 0);
         EXPECT_TRUE(test::comes_true([&] { return is_over.load(); }));
       });
       EXPECT_TRUE(test::comes_true([&] { return kv_store.has(base::concat("contact/", stopped)); }));
@@ -43,17 +43,17 @@ TEST(ShmMakingTest, ARankThatStandsStillAtAStepOfMakingTheGroupIsNamed) {
   }
 }
 
-// Rank 0 is played: it has come to the first turn, and goes no further.
+// Rank 0 is played: it has come to the first round, and goes no further.
 TEST(ShmMakingTest, AGroupIsMadeInOneTurn) {
   MapStore kv_store;
   std::thread other([&] {
-    const Links links(kv_store, 0, 2, base::Deadline(seconds(20)));
+    const PeerConnections connections(kv_store, 0, 2, base::Deadline(seconds(20)));
     const SharedMemory memory = SharedMemory::create(Communicator::segment_bytes(2), false);
-    // Its count of turns, and what it calls in the turns with even and with odd numbers.
+    // Its count of rounds, and what it calls in the rounds with even and with odd numbers.
     auto* const words = reinterpret_cast<std::uint64_t*>(memory.data());
-    words[3] = Signature{.kind = Kind::kMeet}.pack();
+    words[3] = Signature{.type = CollectiveType::kRendezvous}.pack();
     words[0] = 1;
-    links.send(1, memory.fd(), 0);
+    connections.send(1, memory.fd(), 0);
   });
   EXPECT_NO_THROW(Communicator(kv_store, 1, 2, base::Deadline(seconds(20))));
   other.join();
@@ -74,10 +74,10 @@ TEST(ShmMakingTest, ARankThatCannotMakeTheGroupTellsTheOthersWhy) {
   HeldStore kv_store;
   std::atomic<bool> is_over{false};
   std::thread other([&] {
-    const Links links(kv_store, 1, 2, base::Deadline(seconds(20)));
+    const PeerConnections connections(kv_store, 1, 2, base::Deadline(seconds(20)));
     kv_store.is_open = true;
     EXPECT_TRUE(test::comes_true([&] { return is_over.load(); }));
-    const auto received = links.receive(0);
+    const auto received = connections.receive(0);
     ASSERT_TRUE(received);
     const SharedMemory memory = SharedMemory::map(received->second);
     const std::string_view bytes(reinterpret_cast<const char*>(memory.data()), memory.size());
@@ -122,13 +122,13 @@ TEST(ShmMakingTest, ARankThatHasNoMemoryForTheGroupTellsTheOthersSo) {
   first.join();
 }
 
-// Each rank in turn is played. Rank 0 hands over memory of another size, and rank 1 cannot map it.
+// Each rank is played in turn. Rank 0 hands over memory of another size, and rank 1 cannot map it.
 TEST(ShmMakingTest, ARankThatCannotUseTheMemoryTellsTheOthersSo) {
   MapStore kv_store;
   std::thread first([&] {
-    const Links links(kv_store, 0, 2, base::Deadline(seconds(20)));
-    links.send(1, SharedMemory::create(4096, false).fd(), 0);
-    EXPECT_TRUE(test::comes_true([&] { return !links.why_gone(1).empty(); }));
+    const PeerConnections connections(kv_store, 0, 2, base::Deadline(seconds(20)));
+    connections.send(1, SharedMemory::create(4096, false).fd(), 0);
+    EXPECT_TRUE(test::comes_true([&] { return !connections.why_gone(1).empty(); }));
     EXPECT_TRUE(kv_store.has("not made/1")) << "it is said before the connection is closed";
   });
   COHORT_EXPECT_THROW_WITH(Communicator(kv_store, 1, 2, base::Deadline(seconds(20))), CommError,
@@ -137,8 +137,8 @@ TEST(ShmMakingTest, ARankThatCannotUseTheMemoryTellsTheOthersSo) {
 
   MapStore second_store;
   std::thread second([&] {
-    const Links links(second_store, 1, 2, base::Deadline(seconds(20)));
-    EXPECT_TRUE(test::comes_true([&] { return links.receive(0).has_value(); }));
+    const PeerConnections connections(second_store, 1, 2, base::Deadline(seconds(20)));
+    EXPECT_TRUE(test::comes_true([&] { return connections.receive(0).has_value(); }));
     second_store.set("not made/1", "it cannot map that");
   });
   COHORT_EXPECT_THROW_WITH(Communicator(second_store, 0, 2, base::Deadline(seconds(20))), PeerError,

@@ -17,7 +17,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/files/fd.h"
 #include "cohort/base/host.h"
-#include "cohort/comm/backends/shm/internal/links.h"
+#include "cohort/comm/backends/shm/internal/peer_connections.h"
 #include "tests/comm/shm/ranks.h"
 #include "tests/support/comes_true.h"
 #include "tests/support/throws.h"
@@ -154,7 +154,7 @@ TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsWaitedFor) {
     const base::Fd other = busy.accept(), peer = busy.accept();
     ::recv(peer.get(), words.data(), words.size(), 0);
   });
-  const Links links(kv_store, 1, 2, base::Deadline(seconds(20)));
+  const PeerConnections peers(kv_store, 1, 2, base::Deadline(seconds(20)));
   later.join();
   EXPECT_STREQ(words.data(), "token 1");
 }
@@ -162,7 +162,7 @@ TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsWaitedFor) {
 TEST(ShmStrangersTest, ARankThatHasNoTimeForAConnectionIsNotTakenForDead) {
   MapStore kv_store;
   const BusyListener busy(kv_store, 1);
-  COHORT_EXPECT_THROW_WITH(Links(kv_store, 0, 2, base::Deadline(seconds(1))), RendezvousError,
+  COHORT_EXPECT_THROW_WITH(PeerConnections(kv_store, 0, 2, base::Deadline(seconds(1))), RendezvousError,
                            "rank 1 of 2 did not connect");
 }
 
@@ -192,9 +192,10 @@ class FrequentSignals {
 TEST(ShmStrangersTest, SignalsDoNotCutShortTheLookWhetherAPeerHasDied) {
   MapStore kv_store;
   const BusyListener busy(kv_store, 1);
-  std::unique_ptr<Links> links;
-  std::thread first(
-      [&] { EXPECT_NO_THROW(links = std::make_unique<Links>(kv_store, 0, 2, base::Deadline(seconds(20)))); });
+  std::unique_ptr<PeerConnections> peers;
+  std::thread first([&] {
+    EXPECT_NO_THROW(peers = std::make_unique<PeerConnections>(kv_store, 0, 2, base::Deadline(seconds(20))));
+  });
   const Contact mine = contact_of(kv_store, 0);
   const std::string words = mine.token + " 1";
   const pid_t peer = ::fork();
@@ -211,17 +212,17 @@ TEST(ShmStrangersTest, SignalsDoNotCutShortTheLookWhetherAPeerHasDied) {
     ::waitpid(peer, nullptr, 0);
   };
   first.join();
-  if (links == nullptr) return end_peer();
+  if (peers == nullptr) return end_peer();
   const std::string closed = base::concat("closed its connection (process ", peer, ")");
-  EXPECT_TRUE(test::comes_true([&] { return links->why_gone(1) == closed; }));
+  EXPECT_TRUE(test::comes_true([&] { return peers->why_gone(1) == closed; }));
   {
     const FrequentSignals signals;
     const base::Deadline waited(seconds(0));
-    EXPECT_EQ(links->why_gone(1), closed);
+    EXPECT_EQ(peers->why_gone(1), closed);
     EXPECT_GE(waited.elapsed(), milliseconds(100));
   }
   end_peer();
-  EXPECT_EQ(links->why_gone(1), base::concat("died (process ", peer, ")"));
+  EXPECT_EQ(peers->why_gone(1), base::concat("died (process ", peer, ")"));
 }
 
 TEST(ShmStrangersTest, AProcessWithoutDescriptorsSaysSoAtOnce) {
@@ -241,7 +242,7 @@ TEST(ShmStrangersTest, AProcessWithoutDescriptorsSaysSoAtOnce) {
   const base::Deadline waited(seconds(60));
   kv_store.set("contact/1", machine + " here nobody-listens-here token");
   std::thread first([&] {
-    COHORT_EXPECT_THROW_WITH(Links(kv_store, 0, 2, base::Deadline(seconds(20))), SystemError,
+    COHORT_EXPECT_THROW_WITH(PeerConnections(kv_store, 0, 2, base::Deadline(seconds(20))), SystemError,
                              "no more file descriptors");
   });
   sockaddr_un name{};
@@ -260,9 +261,10 @@ TEST(ShmStrangersTest, MemoryThatNoDescriptorIsLeftForIsNotMistakenForNone) {
   return;  // the sanitizers need descriptors themselves
 #endif
   MapStore kv_store;
-  std::unique_ptr<Links> from, to;
-  std::thread first([&] { from = std::make_unique<Links>(kv_store, 0, 2, base::Deadline(seconds(20))); });
-  to = std::make_unique<Links>(kv_store, 1, 2, base::Deadline(seconds(20)));
+  std::unique_ptr<PeerConnections> from, to;
+  std::thread first(
+      [&] { from = std::make_unique<PeerConnections>(kv_store, 0, 2, base::Deadline(seconds(20))); });
+  to = std::make_unique<PeerConnections>(kv_store, 1, 2, base::Deadline(seconds(20)));
   first.join();
   const base::Fd memory(::memfd_create("memory", MFD_CLOEXEC));
   from->send(1, memory.get(), 7);

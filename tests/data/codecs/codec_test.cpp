@@ -31,7 +31,7 @@ void expect_pixels_of_pillow(const std::string& name) {
   EXPECT_TRUE(image.pixels == golden_pixels(name + ".gray")) << name;
 }
 
-Image picture(int64_t height, int64_t width, int64_t channels) {
+Image make_image(int64_t height, int64_t width, int64_t channels) {
   Image image;
   image.reshape(height, width, channels);
   for (int64_t i = 0; i < height * width * channels; ++i) {
@@ -69,7 +69,7 @@ TEST(CodecTest, TheHeaderSaysFormatAndSize) {
 
 TEST(CodecTest, PngKeepsEveryPixel) {
   for (const int64_t channels : {1, 3}) {
-    const Image image = picture(23, 31, channels);
+    const Image image = make_image(23, 31, channels);
     Image back;
     decode_image(encode_png(image), channels == 1 ? ColorMode::kGray : ColorMode::kRgb, "a", back);
     EXPECT_EQ(back.size(), image.size());
@@ -77,9 +77,9 @@ TEST(CodecTest, PngKeepsEveryPixel) {
   }
 }
 
-TEST(CodecTest, JpegIsCloserToThePictureTheHigherItsQuality) {
+TEST(CodecTest, JpegIsCloserToTheImageTheHigherItsQuality) {
   for (const int64_t channels : {1, 3}) {
-    const Image image = picture(40, 56, channels);
+    const Image image = make_image(40, 56, channels);
     double last = 1e9;
     for (const int quality : {1, 50, 75, 95, 100}) {
       Image back;

@@ -37,8 +37,8 @@ TEST(FaultsTest, AnEmptyFileIsNamed) {
 
 TEST(FaultsTest, TextNamedJpgIsNamedAndShown) {
   expect_in(
-      message_of(to_bytes("hello, I am no picture"), "train/cat/2.jpg"),
-      {"train/cat/2.jpg", "not a picture", "text that starts with \"hello, I am no", "expected JPEG or PNG"});
+      message_of(to_bytes("hello, I am no image"), "train/cat/2.jpg"),
+      {"train/cat/2.jpg", "not an image", "text that starts with \"hello, I am no", "expected JPEG or PNG"});
 }
 
 TEST(FaultsTest, OtherFormatsAreRecognised) {
@@ -69,7 +69,7 @@ TEST(FaultsTest, EveryTruncationIsAnErrorThatNamesTheFile) {
   Bytes cut = golden_bytes("jpeg_420.file");
   cut.resize(cut.size() * 3 / 4);
   expect_in(message_of(cut, "c.jpg"),
-            {"c.jpg: truncated JPEG: the file ends within the picture", "copy the file again"});
+            {"c.jpg: truncated JPEG: the file ends within the image", "copy the file again"});
   cut = golden_bytes("png_rgb.file");
   cut.resize(cut.size() * 3 / 4);
   expect_in(message_of(cut, "c.png"), {"c.png: truncated PNG"});
@@ -128,7 +128,7 @@ TEST(FaultsTest, TwelveBitsASampleAreRefused) {
   expect_in(message_of(jpeg, "deep.jpg"), {"deep.jpg: ", "precision 12"});
 }
 
-TEST(FaultsTest, TwoComponentsAreNoPicture) {
+TEST(FaultsTest, TwoComponentsAreNoImage) {
   jpeg_compress_struct info;
   jpeg_error_mgr errors;
   info.err = jpeg_std_error(&errors);

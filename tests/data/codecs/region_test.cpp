@@ -89,7 +89,7 @@ void expect_regions_match(const std::vector<std::byte>& file, int count, base::R
   }
 }
 
-TEST(RegionTest, IsBitForBitWhatTheWholePictureHasThere) {
+TEST(RegionTest, IsBitForBitWhatTheWholeImageHasThere) {
   base::RandomStream random(11, 0, 0, base::Purpose::kUser);
   for (const auto& [height, width] :
        {std::pair{256, 256}, {131, 97}, {97, 200}, {17, 33}, {64, 64}, {8, 300}}) {

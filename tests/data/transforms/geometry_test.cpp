@@ -19,7 +19,7 @@ base::RandomStream stream(uint64_t position) {
   return {3, 0, position, base::Purpose::kTransform};
 }
 
-Action plan(const TransformSpec& spec, ImageSize in, uint64_t position = 0) {
+CropResizeOp plan(const TransformSpec& spec, ImageSize in, uint64_t position = 0) {
   base::RandomStream random = stream(position);
   return make_transform(spec)->plan(in, random);
 }
@@ -68,7 +68,7 @@ TEST(GeometryTest, RandomCropReachesEveryPlaceAndNoOther) {
   EXPECT_EQ(*tops.rbegin(), 4);
 }
 
-TEST(GeometryTest, RandomCropOfASmallPictureIsAnErrorOrPadded) {
+TEST(GeometryTest, RandomCropOfASmallImageIsAnErrorOrPadded) {
   base::RandomStream random = stream(0);
   try {
     make_transform(random_crop(32))->plan({20, 40}, random);
@@ -88,13 +88,13 @@ TEST(GeometryTest, RandomResizedCropKeepsScaleAndRatio) {
   const ImageSize in{400, 500};
   double area = 0;
   for (uint64_t i = 0; i < 4000; ++i) {
-    const Action action = plan(random_resized_crop(64, {0.2, 0.5}), in, i);
-    const Region& region = action.region;
+    const CropResizeOp op = plan(random_resized_crop(64, {0.2, 0.5}), in, i);
+    const Region& region = op.region;
     ASSERT_GE(region.top, 0);
     ASSERT_GE(region.left, 0);
     ASSERT_LE(region.top + region.height, in.height);
     ASSERT_LE(region.left + region.width, in.width);
-    EXPECT_EQ(action.size, (ImageSize{64, 64}));
+    EXPECT_EQ(op.size, (ImageSize{64, 64}));
     const double share = static_cast<double>(region.height * region.width) / (400.0 * 500.0);
     const double ratio = static_cast<double>(region.width) / static_cast<double>(region.height);
     ASSERT_GT(share, 0.195);
@@ -183,7 +183,7 @@ TEST(TransformNamesTest, TheFirstArgumentNeedsNoName) {
 TEST(TransformNamesTest, UsersRegisterTheirOwn) {
   class TopHalf : public Transform {
    public:
-    Action plan(ImageSize in, base::RandomStream&) const override {
+    CropResizeOp plan(ImageSize in, base::RandomStream&) const override {
       return {{0, 0, in.height / 2, in.width}, {in.height / 2, in.width}, false};
     }
     ImageSize output_size(ImageSize in) const override { return {in.height / 2, in.width}; }

@@ -5,7 +5,7 @@
 
 #include "../codecs/golden.h"
 #include "cohort/data/codecs/internal/arena.h"
-#include "cohort/data/transforms/pipeline.h"
+#include "cohort/data/transforms/transform_pipeline.h"
 
 // Counts what the whole process asks the C library for, libjpeg's and libpng's calls too. Not under
 // sanitizers, which bring their own malloc.
@@ -37,8 +37,8 @@ void* aligned_alloc(size_t alignment, size_t size) noexcept {
 namespace cohort::data {
 namespace {
 
-TEST(SteadyStateTest, NothingIsAllocatedForAPicture) {
-  const Pipeline pipeline({random_resized_crop(16), random_horizontal_flip(), to_tensor()});
+TEST(SteadyStateTest, NothingIsAllocatedForAnImage) {
+  const TransformPipeline pipeline({random_resized_crop(16), random_horizontal_flip(), to_tensor()});
   std::vector<float> out(3 * 16 * 16);
   for (const char* name : {"jpeg_420.file", "jpeg_420_progressive.file", "jpeg_cmyk.file", "jpeg_gray.file",
                            "png_palette.file", "png_interlaced.file", "png_rgb16.file"}) {

@@ -41,17 +41,17 @@ FakeBackend& FakeBackend::of(const Group& group) {
   return *fake;
 }
 
-std::vector<FakeBackend::Call> FakeBackend::calls() const {
+std::vector<FakeBackend::RecordedCall> FakeBackend::calls() const {
   const std::lock_guard lock(mutex_);
   return calls_;
 }
 
 FakeBackend::WorkPtr FakeBackend::record(const char* name, const std::vector<at::Tensor>& tensors,
                                          c10d::OpType type, int peer) {
-  Call call{.name = name,
-            .shapes = {},
-            .dtype = tensors.empty() ? at::kFloat : tensors[0].scalar_type(),
-            .peer = peer};
+  RecordedCall call{.name = name,
+                    .shapes = {},
+                    .dtype = tensors.empty() ? at::kFloat : tensors[0].scalar_type(),
+                    .peer = peer};
   for (const at::Tensor& tensor : tensors) call.shapes.push_back(tensor.sizes().vec());
   const std::lock_guard lock(mutex_);
   calls_.push_back(std::move(call));

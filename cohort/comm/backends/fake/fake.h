@@ -19,7 +19,7 @@ class Group;
 
 class FakeBackend : public c10d::Backend {
  public:
-  struct Call {
+  struct RecordedCall {
     std::string name;  ///< as Group's method
     std::vector<std::vector<std::int64_t>> shapes;
     at::ScalarType dtype = at::kFloat;
@@ -30,7 +30,7 @@ class FakeBackend : public c10d::Backend {
   FakeBackend(int rank, int size) : Backend(rank, size) {}
   /// Throws: UsageError if the group's backend is another.
   static FakeBackend& of(const Group& group);
-  std::vector<Call> calls() const;
+  std::vector<RecordedCall> calls() const;
 
   const std::string getBackendName() const override { return "fake"; }
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override;
@@ -57,7 +57,7 @@ class FakeBackend : public c10d::Backend {
   void reduce_alike(at::Tensor& tensor, const c10d::ReduceOp& op) const;
 
   mutable std::mutex mutex_;
-  std::vector<Call> calls_;
+  std::vector<RecordedCall> calls_;
 };
 
 }  // namespace cohort::comm

@@ -57,7 +57,8 @@ void check_launched(int size) {
 }
 
 // The ranks of the group as MPI numbers them, which may be otherwise than the group does.
-std::vector<int> meet(const BackendOptions& options, const mpi::Process& mine, base::Deadline deadline) {
+std::vector<int> gather_members(const BackendOptions& options, const mpi::Process& mine,
+                                base::Deadline deadline) {
   const base::Words words = gather_words(StoreAdapter(options.store), "rank", options.rank, options.size,
                                          base::concat(mine.job, " ", mine.rank), deadline);
   if (!words.missing.empty()) {
@@ -114,7 +115,7 @@ BackendInstance make_mpi(const BackendOptions& options) {
   start(library, options, process);
   check_size(base::concat(process.size), options.size);
   BackendInstance made;
-  library.make(options, meet(options, process, deadline), deadline, made);
+  library.make(options, gather_members(options, process, deadline), deadline, made);
   return made;
 }
 

@@ -4,15 +4,15 @@
 #include <cstddef>
 #include <cstdlib>
 
-/// Memory for C libraries that allocate much for each picture and free it all at its end.
+/// Memory for C libraries that allocate much for each image and free it all at its end.
 namespace cohort::data {
 
-/// Hands out pieces of blocks; `reset` takes all pieces back at once. After the first pictures it holds one
+/// Hands out pieces of blocks; `reset` takes all pieces back at once. After the first images it holds one
 /// block that is large enough, and asks the system for nothing. Never throws, so that C code may call it.
 class Arena {
  public:
   static constexpr size_t kAlignment = 64;
-  /// A block above this size is given back by `reset`: one huge picture must not cost memory for ever.
+  /// A block above this size is given back by `reset`: one huge image must not cost memory for ever.
   static constexpr size_t kKeepBytes = size_t{32} << 20;
 
   Arena() = default;
@@ -43,7 +43,7 @@ class Arena {
       return;
     }
     size_t total = 0;
-    for (const Block* block = head_; block != nullptr; block = block->next) {
+    for (const ArenaBlock* block = head_; block != nullptr; block = block->next) {
       total += block->capacity;
     }
     release();
@@ -53,15 +53,15 @@ class Arena {
   }
 
  private:
-  struct Block {
-    Block* next;
+  struct ArenaBlock {
+    ArenaBlock* next;
     size_t capacity;
     size_t used;
   };
 
   bool grow(size_t bytes) {
     const size_t capacity = std::max({bytes, size_t{64} << 10, head_ == nullptr ? 0 : head_->capacity});
-    auto* block = static_cast<Block*>(std::aligned_alloc(kAlignment, capacity + kAlignment));
+    auto* block = static_cast<ArenaBlock*>(std::aligned_alloc(kAlignment, capacity + kAlignment));
     if (block == nullptr) {
       return false;
     }
@@ -72,13 +72,13 @@ class Arena {
 
   void release() {
     while (head_ != nullptr) {
-      Block* next = head_->next;
+      ArenaBlock* next = head_->next;
       std::free(head_);
       head_ = next;
     }
   }
 
-  Block* head_ = nullptr;
+  ArenaBlock* head_ = nullptr;
 };
 
 }  // namespace cohort::data

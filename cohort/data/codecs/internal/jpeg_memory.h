@@ -13,10 +13,10 @@
 #include <jerror.h>
 // clang-format on
 
-/// Puts an arena under a libjpeg decompressor, for all that lives as long as one picture.
+/// Puts an arena under a libjpeg decompressor, for all that lives as long as one image.
 namespace cohort::data {
 
-/// libjpeg's own manager calls malloc and free some thirty times a picture. This one replaces the methods of
+/// libjpeg's own manager calls malloc and free some thirty times an image. This one replaces the methods of
 /// the manager that libjpeg made: what is allocated after `install` is gone after `clear`, tables too, which
 /// in libjpeg live on (a file without Huffman tables would be read with those of the file before). Ownership:
 /// must outlive the decompressor, and is found through its `client_data`.
@@ -35,7 +35,7 @@ class JpegMemory {
     info.mem->free_pool = free_pool;
   }
 
-  /// Ends the picture that `info` was busy with, if any, and takes its memory back.
+  /// Ends the image that `info` was busy with, if any, and takes its memory back.
   void clear(jpeg_decompress_struct& info) {
     jpeg_abort_decompress(&info);
     std::fill(std::begin(info.quant_tbl_ptrs), std::end(info.quant_tbl_ptrs), nullptr);
@@ -46,7 +46,7 @@ class JpegMemory {
   }
 
  private:
-  /// What stands behind jvirt_barray_ptr: an array of coefficients of the whole picture.
+  /// What stands behind jvirt_barray_ptr: an array of coefficients of the whole image.
   struct VirtualBlocks {
     JBLOCKARRAY rows;
     JDIMENSION blocks_per_row;

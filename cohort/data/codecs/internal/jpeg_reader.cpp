@@ -1,4 +1,4 @@
-// A decompressor stays for all pictures; the header of each chooses how a decoded row becomes a row of the
+// A decompressor stays for all images; the header of each chooses how a decoded row becomes a row of the
 // output. For a region, rows above it are skipped, columns are cropped with a margin, and rows below it are
 // not decoded. The pixels are always those of a full decode and a crop. So subsamplings for which no test has
 // shown that are decoded without skipping. Decoding ends early only in a file with its end marker: truncation
@@ -70,11 +70,11 @@ void on_message(j_common_ptr info, int level) {
     return;
   }
   switch (info->err->msg_code) {
-    case JWRN_HIT_MARKER:  // the data of the picture ends too early
+    case JWRN_HIT_MARKER:  // the data of the image ends too early
     case JWRN_HUFF_BAD_CODE:
     case JWRN_MUST_RESYNC:
       leave<State>(info);
-    default:  // nothing of the picture is lost, for instance extra bytes before a marker
+    default:  // nothing of the image is lost, for instance extra bytes before a marker
       return;
   }
 }
@@ -196,8 +196,8 @@ void JpegReader::State::read_row(const Region& region, int64_t offset, uint8_t* 
   }
 }
 
-// Note [Exact partial decode]: a pixel of a subsampled picture is interpolated from chroma on both sides, and
-// libjpeg treats the edges of what it was asked for as edges of the picture. So columns are asked for with a
+// Note [Exact partial decode]: a pixel of a subsampled image is interpolated from chroma on both sides, and
+// libjpeg treats the edges of what it was asked for as edges of the image. So columns are asked for with a
 // margin, which is cut off again, and rows are skipped up to one row of blocks before the first that is
 // wanted.
 bool JpegReader::State::decode(const Region& region, uint8_t* out) {
@@ -248,13 +248,13 @@ void JpegReader::State::decode_rows(const Region& region, uint8_t* out) {
 
 void JpegReader::State::fail() const {
   if (truncated) {
-    throw DataError("data.image",
-                    base::concat(name, ": truncated JPEG: the file ends within the picture, after ",
-                                 file_bytes, " bytes"),
-                    "copy the file again, or delete it");
+    throw DataError(
+        "data.image",
+        base::concat(name, ": truncated JPEG: the file ends within the image, after ", file_bytes, " bytes"),
+        "copy the file again, or delete it");
   }
   throw DataError("data.image", base::concat(name, ": broken JPEG: ", message),
-                  "open it in a picture viewer and save it again, or delete it");
+                  "open it in an image viewer and save it again, or delete it");
 }
 
 JpegReader::JpegReader() : state_(std::make_unique<State>()) {}

@@ -6,7 +6,7 @@
 
 #include "cohort/data/codecs/image_header.h"
 
-/// Part of ImageDecoder: JPEG through libjpeg-turbo, with one decompressor for all pictures.
+/// Part of ImageDecoder: JPEG through libjpeg-turbo, with one decompressor for all images.
 namespace cohort::data {
 
 class JpegReader {

@@ -1,6 +1,6 @@
 // libpng's structures are made anew for each file, in an arena that stays, so nothing is left over from a
 // broken file. Rows are decoded in order into a scratch row, and only what lies in the region is converted.
-// An interlaced picture is decoded as a whole first, since its rows come in several passes. Decoding ends
+// An interlaced image is decoded as a whole first, since its rows come in several passes. Decoding ends
 // below the region only where the file has its proper end: truncation does not depend on the region.
 #include "cohort/data/codecs/internal/png_reader.h"
 
@@ -212,11 +212,11 @@ void PngReader::State::fail() const {
   if (truncated) {
     throw DataError(
         "data.image",
-        base::concat(name, ": truncated PNG: the file ends within the picture, after ", file_bytes, " bytes"),
+        base::concat(name, ": truncated PNG: the file ends within the image, after ", file_bytes, " bytes"),
         "copy the file again, or delete it");
   }
   throw DataError("data.image", base::concat(name, ": broken PNG: ", message),
-                  "open it in a picture viewer and save it again, or delete it");
+                  "open it in an image viewer and save it again, or delete it");
 }
 
 PngReader::PngReader() : state_(std::make_unique<State>()) {}

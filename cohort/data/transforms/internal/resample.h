@@ -35,7 +35,7 @@ struct ResampleWeights {
   std::vector<double> scratch_;
 };
 
-/// Resizes pictures; keeps its scratch memory. Threads: one caller at a time.
+/// Resizes images; keeps its scratch memory. Threads: one caller at a time.
 class Resampler {
  public:
   /// Writes `in`, brought to `size`, to `out`, which must not be where `in` lies.
@@ -47,7 +47,7 @@ class Resampler {
 
   ResampleWeights horizontal_;
   ResampleWeights vertical_;
-  std::vector<std::uint8_t> between_;  ///< the picture after the first of two passes
+  std::vector<std::uint8_t> between_;  ///< the image after the first of two passes
   std::vector<std::uint8_t> columns_;
   std::vector<std::uint8_t> result_;
   std::vector<std::int32_t> sums_;

@@ -1,9 +1,9 @@
-// The engine's thread goes round. It takes new calls, tests the requests of each call that runs, and begins
+// The engine's thread runs a loop. It takes new calls, tests the requests of each call that runs, and begins
 // the next step where they are done. Then it looks at deadlines, and pauses the longer the less moves.
 // Always: no step blocks, so each call's deadline is seen in time; only the making of a group blocks. Calls
-// of a lane run in the order in which they came. A failed call stays at the front of its lane, which so stays
-// shut. MPI cannot go on after a late call: that fails at once, and MPI_Abort ends the job some seconds
-// later.
+// of an OrderedQueue run in the order in which they came. A failed call stays at the front of its queue, so
+// that none after it runs. MPI cannot continue after a late call: that fails at once, and MPI_Abort ends the
+// job some seconds later.
 #include "cohort/comm/backends/mpi/internal/engine.h"
 
 #include <sched.h>
@@ -31,7 +31,7 @@ constexpr milliseconds kGrace(25'000);
 #else
 constexpr milliseconds kGrace(5000);
 #endif
-constexpr milliseconds kTurnTime(300);  // for the engine to end a call, unless MPI does not come back to it
+constexpr milliseconds kEndTime(300);  // for the engine to end a call, unless MPI does not come back to it
 
 milliseconds time_left(base::Deadline deadline) {
   return milliseconds(deadline.remaining_ms());
@@ -51,7 +51,7 @@ void check(int code, const char* function) {
   throw std::runtime_error(base::concat(function, " failed: ", words.data()));
 }
 
-std::byte* Lane::scratch(std::size_t size) {
+std::byte* OrderedQueue::scratch(std::size_t size) {
   if (size > bytes) {
     memory.reset();
     memory.reset(new std::byte[size]);
@@ -60,24 +60,24 @@ std::byte* Lane::scratch(std::size_t size) {
   return memory.get();
 }
 
-Call::Call(CallText text, c10d::OpType type, std::vector<at::Tensor> results, std::vector<Step> steps,
-           milliseconds timeout, std::shared_ptr<Lane> lane)
+MpiWork::MpiWork(CallText text, c10d::OpType type, std::vector<at::Tensor> results, std::vector<Step> steps,
+                 milliseconds timeout, std::shared_ptr<OrderedQueue> queue)
     : Work(text.rank, type),
       text_(std::move(text)),
       results_(std::move(results)),
       steps_(std::move(steps)),
       deadline_(timeout),
-      lane_(std::move(lane)),
+      queue_(std::move(queue)),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
       profiled_(ProfiledCall::begin("mpi", text_.name, results_, text_.group)) {}
 
-bool Call::wait(milliseconds timeout) {
+bool MpiWork::wait(milliseconds timeout) {
   std::unique_lock lock(mutex_);
   const auto over = [&] { return completed_; };
   if (timeout == kNoTimeout) timeout = time_left(deadline_);
   if (!base::wait(cv_, lock, over, base::Deadline(timeout))) {
-    hurry_ = true;
-    if (!base::wait(cv_, lock, over, base::Deadline(kTurnTime))) {
+    is_cut_short_ = true;
+    if (!base::wait(cv_, lock, over, base::Deadline(kEndTime))) {
       throw std::runtime_error(base::concat(describe(), " timed out, and MPI does not come back"));
     }
   }
@@ -85,7 +85,7 @@ bool Call::wait(milliseconds timeout) {
   return true;
 }
 
-std::string Call::describe() const {
+std::string MpiWork::describe() const {
   std::string shapes;
   for (std::size_t i = 0; i < std::min<std::size_t>(results_.size(), 3); ++i) {
     shapes += base::concat(", ", text_of(results_[i]));
@@ -95,8 +95,8 @@ std::string Call::describe() const {
                       "/", text_.size, shapes, ")");
 }
 
-bool Call::has_arrived() {
-  std::vector<MPI_Request>& requests = turn_.requests;
+bool MpiWork::has_arrived() {
+  std::vector<MPI_Request>& requests = pending_.requests;
   statuses_.resize(requests.size());
   int done = 0;
   const int code = MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, statuses_.data());
@@ -108,28 +108,28 @@ bool Call::has_arrived() {
   check(code, text_.name);
   if (done == 0) return false;
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    if (turn_.expected[i] < 0) continue;
+    if (pending_.expected[i] < 0) continue;
     int bytes = 0;
     MPI_Get_count(&statuses_[i], MPI_BYTE, &bytes);
     source_ = statuses_[i].MPI_SOURCE;
-    if (bytes == turn_.expected[i]) continue;
+    if (bytes == pending_.expected[i]) continue;
     throw std::runtime_error(base::concat(describe(), ": got ", bytes, " bytes from rank ", source_.load(),
-                                          ", expected ", turn_.expected[i]));
+                                          ", expected ", pending_.expected[i]));
   }
   return true;
 }
 
-bool Call::advance() {
-  while (turn_.requests.empty() || has_arrived()) {
-    turn_ = {};
+bool MpiWork::advance() {
+  while (pending_.requests.empty() || has_arrived()) {
+    pending_ = {};
     if (next_ == steps_.size()) return true;
-    steps_[next_++](turn_);
+    steps_[next_++](pending_);
   }
   return false;
 }
 
 // The work is over before the future is: what runs then may wait for the work.
-void Call::end(std::exception_ptr error) {
+void MpiWork::end(std::exception_ptr error) {
   if (!error) steps_.clear();
   profiled_.reset();
   finish(error);
@@ -208,7 +208,7 @@ void Engine::begin() {
   }
 }
 
-void Engine::submit(CallPtr call) {
+void Engine::submit(MpiWorkPtr call) {
   {
     const std::lock_guard lock(mutex_);
     new_calls_.push_back(std::move(call));
@@ -240,18 +240,18 @@ void Engine::post(std::function<void()> task) {
   changed_.notify_one();
 }
 
-void Engine::be_patient(milliseconds timeout) {
+void Engine::set_exit_timeout(milliseconds timeout) {
   const std::lock_guard lock(mutex_);
-  patience_ = std::max(patience_, timeout);
+  exit_timeout_ = std::max(exit_timeout_, timeout);
 }
 
 void Engine::loop() {
   last_moved_ = base::Deadline::Clock::now();
   while (true) {
     bool moved = take_new();
-    moved = drive() || moved;
+    moved = advance_calls() || moved;
     moved = run_blocking() || moved;
-    look_at_deadlines();
+    check_deadlines();
     {
       const std::lock_guard lock(mutex_);
       if (stopping_) break;
@@ -262,7 +262,7 @@ void Engine::loop() {
 }
 
 bool Engine::take_new() {
-  std::vector<CallPtr> calls;
+  std::vector<MpiWorkPtr> calls;
   std::vector<std::function<void()>> tasks;
   {
     const std::lock_guard lock(mutex_);
@@ -270,8 +270,8 @@ bool Engine::take_new() {
     tasks.swap(tasks_);
   }
   for (const auto& task : tasks) task();
-  for (CallPtr& call : calls) {
-    if (call->lane_ != nullptr) call->lane_->queue.push_back(call.get());
+  for (MpiWorkPtr& call : calls) {
+    if (call->queue_ != nullptr) call->queue_->calls.push_back(call.get());
     running_.push_back(std::move(call));
   }
   return !calls.empty() || !tasks.empty();
@@ -280,7 +280,7 @@ bool Engine::take_new() {
 // True when one has run.
 bool Engine::run_blocking() {
   const bool has_collectives = std::ranges::any_of(
-      running_, [](const CallPtr& call) { return call->lane_ != nullptr && !call->isCompleted(); });
+      running_, [](const MpiWorkPtr& call) { return call->queue_ != nullptr && !call->isCompleted(); });
   std::function<void()> task;
   {
     const std::lock_guard lock(mutex_);
@@ -294,36 +294,36 @@ bool Engine::run_blocking() {
 }
 
 // True when a call has ended.
-bool Engine::drive() {
-  std::vector<CallPtr> over;
-  for (CallPtr& call : running_) {
+bool Engine::advance_calls() {
+  std::vector<MpiWorkPtr> over;
+  for (MpiWorkPtr& call : running_) {
     if (call->isCompleted()) continue;  // it failed: its requests may be under way for ever
-    Lane* const lane = call->lane_.get();
-    if (lane != nullptr && lane->queue.front() != call.get()) continue;
+    OrderedQueue* const queue = call->queue_.get();
+    if (queue != nullptr && queue->calls.front() != call.get()) continue;
     try {
       if (!call->advance()) continue;
     } catch (...) {
-      failed_ = true;  // and its lane stays shut
+      failed_ = true;  // and stays at the front of its queue
       call->end(std::current_exception());
       continue;
     }
-    if (lane != nullptr) lane->queue.pop_front();
+    if (queue != nullptr) queue->calls.pop_front();
     over.push_back(std::move(call));
   }
   if (over.empty()) return false;
   std::erase(running_, nullptr);
-  for (const CallPtr& call : over) call->end(nullptr);
+  for (const MpiWorkPtr& call : over) call->end(nullptr);
   return true;
 }
 
-void Engine::look_at_deadlines() {
-  for (const CallPtr& call : running_) {
+void Engine::check_deadlines() {
+  for (const MpiWorkPtr& call : running_) {
     if (!call->isCompleted() && call->is_late()) end_late(*call);
   }
   if (abort_at_ && abort_at_->expired()) end_job(abort_because_);
 }
 
-void Engine::end_late(Call& call) {
+void Engine::end_late(MpiWork& call) {
   const auto waited = std::chrono::duration_cast<milliseconds>(call.deadline_.elapsed()).count();
   const std::string what =
       base::concat(call.describe(), " timed out after ", waited, " ms: not all ranks have joined it");
@@ -376,23 +376,23 @@ void Engine::at_exit(int status) {
   std::unique_lock lock(mutex_);
   stopping_ = true;
   changed_.notify_one();
-  base::wait(ended_, lock, [&] { return over_; }, base::Deadline(failed_ ? kGrace : patience_ + kGrace));
+  base::wait(ended_, lock, [&] { return over_; }, base::Deadline(failed_ ? kGrace : exit_timeout_ + kGrace));
 }
 
 void Engine::finalize() {
   if (failed_) end_job(abort_because_.empty() ? "a call has failed before" : abort_because_);
-  milliseconds patience{0};
+  milliseconds exit_timeout{0};
   {
     const std::lock_guard lock(mutex_);
-    patience = patience_;
+    exit_timeout = exit_timeout_;
   }
-  const base::Deadline deadline(patience);
+  const base::Deadline deadline(exit_timeout);
   MPI_Request request = MPI_REQUEST_NULL;
   int done = MPI_Ibarrier(MPI_COMM_WORLD, &request) == MPI_SUCCESS ? 0 : 1;
   while (done == 0) {
     if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) break;
     if (deadline.expired()) {
-      end_job(base::concat("rank ", rank_, " of ", size_, " has ended well and waited ", patience.count(),
+      end_job(base::concat("rank ", rank_, " of ", size_, " has ended well and waited ", exit_timeout.count(),
                            " ms for others to end"));
     }
     if (done == 0) base::sleep(milliseconds(1), deadline);

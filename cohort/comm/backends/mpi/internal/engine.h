@@ -25,8 +25,8 @@
 /// own.
 namespace cohort::comm::mpi {
 
-/// What a step has begun.
-struct Turn {
+/// The requests that a step has begun.
+struct PendingRequests {
   std::vector<MPI_Request> requests;
   std::vector<std::int64_t> expected;  ///< bytes to receive, of each request; -1: MPI sees to it
 
@@ -40,8 +40,8 @@ struct Turn {
 void check(int code, const char* function);
 
 /// Calls of one group that go one after the other, as MPI asks of collectives.
-struct Lane {
-  std::deque<const void*> queue;
+struct OrderedQueue {
+  std::deque<const void*> calls;
   std::unique_ptr<std::byte[]> memory;
   std::size_t bytes = 0;
 
@@ -59,13 +59,13 @@ struct CallText {
 };
 
 /// A call that was begun. All but what c10d asks belongs to the engine.
-class Call : public c10d::Work {
+class MpiWork : public c10d::Work {
  public:
-  using Step = std::function<void(Turn&)>;
+  using Step = std::function<void(PendingRequests&)>;
 
-  /// `lane` may be null: a message, which waits for nothing but its peer.
-  Call(CallText text, c10d::OpType type, std::vector<at::Tensor> results, std::vector<Step> steps,
-       std::chrono::milliseconds timeout, std::shared_ptr<Lane> lane);
+  /// `queue` may be null: a message, which waits for nothing but its peer.
+  MpiWork(CallText text, c10d::OpType type, std::vector<at::Tensor> results, std::vector<Step> steps,
+          std::chrono::milliseconds timeout, std::shared_ptr<OrderedQueue> queue);
 
   /// Where the deadline passes, or `timeout`, it throws, and the job ends soon after.
   bool wait(std::chrono::milliseconds timeout) override;
@@ -76,7 +76,7 @@ class Call : public c10d::Work {
 
  private:
   friend class Engine;
-  bool is_late() const { return deadline_.expired() || hurry_.load(); }
+  bool is_late() const { return deadline_.expired() || is_cut_short_.load(); }
   std::string describe() const;
   /// Runs on until it has to wait; true once all steps are done.
   bool advance();
@@ -87,16 +87,16 @@ class Call : public c10d::Work {
   std::vector<at::Tensor> results_;
   std::vector<Step> steps_;
   std::size_t next_ = 0;
-  Turn turn_;
+  PendingRequests pending_;
   std::vector<MPI_Status> statuses_;
   base::Deadline deadline_;
-  std::shared_ptr<Lane> lane_;
-  std::atomic<bool> hurry_{false};  // somebody waited for less than the deadline
+  std::shared_ptr<OrderedQueue> queue_;
+  std::atomic<bool> is_cut_short_{false};  // somebody waited for less than the deadline
   std::atomic<int> source_{-1};
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::shared_ptr<ProfiledCall> profiled_;  // until it is over
 };
-using CallPtr = c10::intrusive_ptr<Call>;
+using MpiWorkPtr = c10::intrusive_ptr<MpiWork>;
 
 /// Threads: any may call, except from a step.
 class Engine {
@@ -111,15 +111,15 @@ class Engine {
   std::uint64_t job() const { return job_; }
   int largest_tag() const { return largest_tag_; }
 
-  void submit(CallPtr call);
+  void submit(MpiWorkPtr call);
   /// Runs `task`, which blocks, on the engine's thread, once the collectives that were begun are over: other
   /// ranks may need all their steps before they come to the same. Returns when it has run; throws what it
   /// threw, and TimeoutError saying that `what` takes too long.
   void run(std::function<void()> task, base::Deadline deadline, const char* what);
   /// Runs `task` there some time, or never when MPI is over.
   void post(std::function<void()> task);
-  /// At exit a rank waits for the others as long as its most patient group would.
-  void be_patient(std::chrono::milliseconds timeout);
+  /// At exit a rank waits for the others for at most the longest timeout that was set.
+  void set_exit_timeout(std::chrono::milliseconds timeout);
 
  private:
   Engine() = default;
@@ -127,10 +127,10 @@ class Engine {
   void loop();
   bool take_new();
   bool run_blocking();
-  bool drive();
-  void look_at_deadlines();
+  bool advance_calls();
+  void check_deadlines();
   void pause(bool moved);
-  void end_late(Call& call);
+  void end_late(MpiWork& call);
   [[noreturn]] void end_job(const std::string& why);
   void finalize();
   void at_exit(int status);
@@ -142,13 +142,13 @@ class Engine {
   std::mutex mutex_;
   std::condition_variable changed_;  // for the engine's thread
   std::condition_variable ended_;    // for who exits
-  std::vector<CallPtr> new_calls_;
+  std::vector<MpiWorkPtr> new_calls_;
   std::vector<std::function<void()>> tasks_, blocking_tasks_;
   bool stopping_ = false, over_ = false;
-  std::chrono::milliseconds patience_{0};
+  std::chrono::milliseconds exit_timeout_{0};
 
   // The engine's thread alone.
-  std::vector<CallPtr> running_;
+  std::vector<MpiWorkPtr> running_;
   std::optional<base::Deadline> abort_at_;
   std::string abort_because_;
   std::atomic<bool> failed_{false};

@@ -1,6 +1,6 @@
 // Each call checks its tensors on the caller's thread and becomes a list of steps for the engine. gather,
 // scatter, all_to_all, and an all_gather into separate tensors are exchanges of messages between the ranks.
-// Always: collectives of a group share its lane, and messages have none; each kind has a communicator of its
+// Always: collectives of a group share its queue, and messages have none; each kind has a communicator of its
 // own. So a message and a collective that are under way together cannot be taken for each other.
 #include "cohort/comm/backends/mpi/internal/mpi.h"
 
@@ -40,23 +40,23 @@ std::vector<Message> dealt_out(const CallSite& who, const at::Tensor& tensor,
 
 }  // namespace
 
-MpiBackend::MpiBackend(Engine& engine, PlacePtr place, milliseconds timeout)
-    : Backend(place->rank, place->size), engine_(engine), place_(std::move(place)), timeout_(timeout) {
-  engine_.be_patient(timeout);
+MpiBackend::MpiBackend(Engine& engine, CommunicatorsPtr comms, milliseconds timeout)
+    : Backend(comms->rank, comms->size), engine_(engine), comms_(std::move(comms)), timeout_(timeout) {
+  engine_.set_exit_timeout(timeout);
 }
 
 MpiBackend::WorkPtr MpiBackend::submit(const char* name, OpType type, Tensors results, Steps steps,
                                        milliseconds timeout) {
-  auto call = c10::make_intrusive<Call>(CallText{name, number_.fetch_add(1), pg_uid_, rank_, size_}, type,
-                                        std::move(results), std::move(steps),
-                                        timeout.count() > 0 ? timeout : timeout_, place_->lane);
+  auto call = c10::make_intrusive<MpiWork>(CallText{name, number_.fetch_add(1), pg_uid_, rank_, size_}, type,
+                                           std::move(results), std::move(steps),
+                                           timeout.count() > 0 ? timeout : timeout_, comms_->queue);
   engine_.submit(call);
   return call;
 }
 
 MpiBackend::WorkPtr MpiBackend::submit_message(const char* name, OpType type, Tensors results, Steps steps) {
-  auto call = c10::make_intrusive<Call>(CallText{name, number_.fetch_add(1), pg_uid_, rank_, size_}, type,
-                                        std::move(results), std::move(steps), timeout_, nullptr);
+  auto call = c10::make_intrusive<MpiWork>(CallText{name, number_.fetch_add(1), pg_uid_, rank_, size_}, type,
+                                           std::move(results), std::move(steps), timeout_, nullptr);
   engine_.submit(call);
   return call;
 }
@@ -71,7 +71,7 @@ MpiBackend::WorkPtr MpiBackend::reduce_all(Tensors& tensors, const c10d::ReduceO
   Steps steps;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     scale(who, tensors[i], op);
-    add_reduce(steps, place_, tensors[i], numbers[i]);
+    add_reduce(steps, comms_, tensors[i], numbers[i]);
   }
   return submit(who.call, OpType::ALLREDUCE, tensors, std::move(steps), timeout);
 }
@@ -88,7 +88,7 @@ MpiBackend::WorkPtr MpiBackend::allreduce_coalesced(Tensors& tensors,
 MpiBackend::WorkPtr MpiBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   constexpr CallSite who = caller("broadcast");
   Steps steps;
-  add_broadcast(steps, place_, check_one(who, tensors), check_rank(who, options.rootRank, size_));
+  add_broadcast(steps, comms_, check_one(who, tensors), check_rank(who, options.rootRank, size_));
   return submit(who.call, OpType::BROADCAST, tensors, std::move(steps), options.timeout);
 }
 
@@ -99,7 +99,7 @@ MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
   const ReductionType numbers = reduction_type_of(who, tensor, options.reduceOp);
   Steps steps;
   scale(who, tensor, options.reduceOp);
-  add_reduce(steps, place_, tensor, numbers, root);
+  add_reduce(steps, comms_, tensor, numbers, root);
   return submit(who.call, OpType::REDUCE, tensors, std::move(steps), options.timeout);
 }
 
@@ -144,7 +144,7 @@ MpiBackend::WorkPtr MpiBackend::allgather_coalesced(TensorLists& outputs, Tensor
 void MpiBackend::add_gather_to_all(Steps& steps, const Tensors& outputs, const at::Tensor& input) const {
   std::vector<Message> to;
   for (int rank = 0; rank < size_; ++rank) to.emplace_back(input, rank);
-  add_exchange(steps, place_, std::move(to), one_each(caller("all_gather"), outputs, size_));
+  add_exchange(steps, comms_, std::move(to), one_each(caller("all_gather"), outputs, size_));
 }
 
 MpiBackend::WorkPtr MpiBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -154,7 +154,7 @@ MpiBackend::WorkPtr MpiBackend::allgather_into_tensor_coalesced(Tensors& outputs
   Steps steps;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_alike(who, outputs[i], inputs[i], size_);
-    add_all_gather(steps, place_, outputs[i], inputs[i]);
+    add_all_gather(steps, comms_, outputs[i], inputs[i]);
   }
   return submit(who.call, OpType::_ALLGATHER_BASE, outputs, std::move(steps), options.timeout);
 }
@@ -172,7 +172,7 @@ MpiBackend::WorkPtr MpiBackend::gather(TensorLists& outputs, Tensors& inputs,
     from = one_each(who, results, size_);
   }
   Steps steps;
-  add_exchange(steps, place_, {{input, root}}, std::move(from));
+  add_exchange(steps, comms_, {{input, root}}, std::move(from));
   return submit(who.call, OpType::GATHER, std::move(results), std::move(steps), options.timeout);
 }
 
@@ -187,7 +187,7 @@ MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, TensorLists& inputs,
     to = one_each(who, inputs[0], size_);
   }
   Steps steps;
-  add_exchange(steps, place_, std::move(to), {{output, root}});
+  add_exchange(steps, comms_, std::move(to), {{output, root}});
   return submit(who.call, OpType::SCATTER, outputs, std::move(steps), options.timeout);
 }
 
@@ -222,7 +222,7 @@ MpiBackend::WorkPtr MpiBackend::reduce_scatter_tensor_coalesced(Tensors& outputs
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     check_alike(who, inputs[i], outputs[i], size_);
     const ReductionType numbers = reduction_type_of(who, outputs[i], options.reduceOp);
-    add_reduce_scatter(steps, place_, outputs[i], scaled(who, inputs[i], options.reduceOp), numbers);
+    add_reduce_scatter(steps, comms_, outputs[i], scaled(who, inputs[i], options.reduceOp), numbers);
   }
   return submit(who.call, OpType::_REDUCE_SCATTER_BASE, outputs, std::move(steps), options.timeout);
 }
@@ -234,7 +234,7 @@ MpiBackend::WorkPtr MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& in
   constexpr CallSite who = caller("all_to_all");
   check_same_type(who, output, input);
   Steps steps;
-  add_exchange(steps, place_, dealt_out(who, input, input_rows, size_),
+  add_exchange(steps, comms_, dealt_out(who, input, input_rows, size_),
                dealt_out(who, output, output_rows, size_));
   return submit(who.call, OpType::ALLTOALL_BASE, {output}, std::move(steps), options.timeout);
 }
@@ -243,7 +243,7 @@ MpiBackend::WorkPtr MpiBackend::alltoall(Tensors& outputs, Tensors& inputs,
                                          const c10d::AllToAllOptions& options) {
   constexpr CallSite who = caller("all_to_all");
   Steps steps;
-  add_exchange(steps, place_, one_each(who, inputs, size_), one_each(who, outputs, size_));
+  add_exchange(steps, comms_, one_each(who, inputs, size_), one_each(who, outputs, size_));
   return submit(who.call, OpType::ALLTOALL, outputs, std::move(steps), options.timeout);
 }
 
@@ -256,14 +256,14 @@ int MpiBackend::check_tag(const CallSite& who, int tag) const {
 MpiBackend::WorkPtr MpiBackend::send(Tensors& tensors, int to, int tag) {
   constexpr CallSite who = caller("send");
   Steps steps;
-  add_send(steps, place_, check_one(who, tensors), check_rank(who, to, size_), check_tag(who, tag));
+  add_send(steps, comms_, check_one(who, tensors), check_rank(who, to, size_), check_tag(who, tag));
   return submit_message(who.call, OpType::SEND, tensors, std::move(steps));
 }
 
 MpiBackend::WorkPtr MpiBackend::recv(Tensors& tensors, int from, int tag) {
   constexpr CallSite who = caller("recv");
   Steps steps;
-  add_receive(steps, place_, check_one(who, tensors), check_rank(who, from, size_), check_tag(who, tag));
+  add_receive(steps, comms_, check_one(who, tensors), check_rank(who, from, size_), check_tag(who, tag));
   return submit_message(who.call, OpType::RECV, tensors, std::move(steps));
 }
 
@@ -273,37 +273,38 @@ MpiBackend::WorkPtr MpiBackend::recvAnysource(Tensors& tensors, int tag) {
   TORCH_CHECK(is_one_message(tensor), who, " from any rank takes at most 1 GiB, got ", tensor.nbytes(),
               " bytes");
   Steps steps;
-  add_receive(steps, place_, tensor, MPI_ANY_SOURCE, check_tag(who, tag));
+  add_receive(steps, comms_, tensor, MPI_ANY_SOURCE, check_tag(who, tag));
   return submit_message(who.call, OpType::RECVANYSOURCE, tensors, std::move(steps));
 }
 
 MpiBackend::WorkPtr MpiBackend::barrier(const c10d::BarrierOptions& options) {
   Steps steps;
-  add_barrier(steps, place_);
+  add_barrier(steps, comms_);
   return submit("barrier", OpType::BARRIER, {}, std::move(steps), options.timeout);
 }
 
-PlacePtr make_place(Engine& engine, const std::vector<int>& members, int rank, base::Deadline deadline) {
-  auto place = std::make_shared<Place>(engine);
-  place->rank = rank;
-  place->size = static_cast<int>(members.size());
-  place->lane = std::make_shared<Lane>();
+CommunicatorsPtr make_communicators(Engine& engine, const std::vector<int>& members, int rank,
+                                    base::Deadline deadline) {
+  auto comms = std::make_shared<Communicators>(engine);
+  comms->rank = rank;
+  comms->size = static_cast<int>(members.size());
+  comms->queue = std::make_shared<OrderedQueue>();
   engine.run(
-      [members, place] {
+      [members, comms] {
         MPI_Group world = MPI_GROUP_NULL, group = MPI_GROUP_NULL;
         check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
         check(MPI_Group_incl(world, static_cast<int>(members.size()), members.data(), &group),
               "MPI_Group_incl");
-        check(MPI_Comm_create_group(MPI_COMM_WORLD, group, 0, &place->collectives), "MPI_Comm_create_group");
-        check(MPI_Comm_dup(place->collectives, &place->messages), "MPI_Comm_dup");
-        for (const MPI_Comm comm : {place->collectives, place->messages}) {
+        check(MPI_Comm_create_group(MPI_COMM_WORLD, group, 0, &comms->collectives), "MPI_Comm_create_group");
+        check(MPI_Comm_dup(comms->collectives, &comms->messages), "MPI_Comm_dup");
+        for (const MPI_Comm comm : {comms->collectives, comms->messages}) {
           MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
         }
         MPI_Group_free(&group);
         MPI_Group_free(&world);
       },
       deadline, "the other ranks of a group to make its communicator");
-  return place;
+  return comms;
 }
 
 }  // namespace cohort::comm::mpi
@@ -323,8 +324,8 @@ __attribute__((visibility("default"))) void cohort_make_mpi(const cohort::comm::
                                                             cohort::comm::BackendInstance& made) {
   using namespace cohort::comm::mpi;
   Engine& engine = Engine::start(deadline);
-  made.backend = c10::make_intrusive<MpiBackend>(engine, make_place(engine, members, options.rank, deadline),
-                                                 options.timeout);
+  made.backend = c10::make_intrusive<MpiBackend>(
+      engine, make_communicators(engine, members, options.rank, deadline), options.timeout);
   made.type = c10d::ProcessGroup::BackendType::MPI;
   made.deterministic_rank_order = true;
 }

@@ -14,7 +14,7 @@ class MpiBackend : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  MpiBackend(Engine& engine, PlacePtr place, std::chrono::milliseconds timeout);
+  MpiBackend(Engine& engine, CommunicatorsPtr comms, std::chrono::milliseconds timeout);
 
   const std::string getBackendName() const override { return "mpi"; }
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
@@ -57,13 +57,14 @@ class MpiBackend : public c10d::Backend {
   int check_tag(const CallSite& who, int tag) const;
 
   Engine& engine_;
-  const PlacePtr place_;
+  const CommunicatorsPtr comms_;
   std::chrono::milliseconds timeout_;
   std::atomic<std::uint64_t> number_{0};
 };
 
 /// Makes the communicators of a group: `members` are its ranks as MPI knows them, `rank` is this one's place
 /// among them. Collective over the group. Throws: TimeoutError.
-PlacePtr make_place(Engine& engine, const std::vector<int>& members, int rank, base::Deadline deadline);
+CommunicatorsPtr make_communicators(Engine& engine, const std::vector<int>& members, int rank,
+                                    base::Deadline deadline);
 
 }  // namespace cohort::comm::mpi

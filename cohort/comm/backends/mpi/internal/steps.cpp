@@ -1,8 +1,8 @@
 // A reduction gathers bytes through MPI and sums them here, in rank order, whatever way MPI takes. A small
 // piece goes to every rank, or to the root, which reduces it: that saves a round. Of a larger piece each rank
 // gets its share from all ranks, reduces it, and hands the result on. Always: the scratch memory belongs to
-// the lane. Calls of a lane run one at a time, so the next step of a call finds there what the step before
-// has gathered.
+// the group's OrderedQueue. Calls of a queue run one at a time, so the next step of a call finds there what
+// the step before has gathered.
 #include "cohort/comm/backends/mpi/internal/steps.h"
 
 #include <algorithm>
@@ -84,7 +84,7 @@ void reduce_parts(const ReductionType& numbers, const std::byte* all, int ranks,
 
 // A piece of a tensor on its way to be reduced.
 struct Piece {
-  PlacePtr place;
+  CommunicatorsPtr comms;
   at::Tensor tensor;  // keeps the memory
   std::byte* data = nullptr;
   std::int64_t numel = 0;
@@ -92,61 +92,61 @@ struct Piece {
   int root = -1;
 
   std::int64_t itemsize() const { return tensor.element_size(); }
-  bool is_here() const { return root < 0 || place->rank == root; }
+  bool is_here() const { return root < 0 || comms->rank == root; }
 };
 
 // Everybody, or the root, gets all and reduces it.
 void add_small_reduce(Steps& steps, const Piece& piece) {
   const auto bytes = static_cast<int>(piece.numel * piece.itemsize());
-  steps.push_back([piece, bytes](Turn& turn) {
-    const Place& at = *piece.place;
+  steps.push_back([piece, bytes](PendingRequests& pending) {
+    const Communicators& at = *piece.comms;
     std::byte* const all =
-        at.lane->scratch(static_cast<std::size_t>(bytes) * static_cast<std::size_t>(at.size));
+        at.queue->scratch(static_cast<std::size_t>(bytes) * static_cast<std::size_t>(at.size));
     if (piece.root < 0) {
-      check(MPI_Iallgather(piece.data, bytes, MPI_BYTE, all, bytes, MPI_BYTE, at.collectives, turn.add()),
+      check(MPI_Iallgather(piece.data, bytes, MPI_BYTE, all, bytes, MPI_BYTE, at.collectives, pending.add()),
             "MPI_Iallgather");
     } else {
       check(MPI_Igather(piece.data, bytes, MPI_BYTE, all, bytes, MPI_BYTE, piece.root, at.collectives,
-                        turn.add()),
+                        pending.add()),
             "MPI_Igather");
     }
   });
-  steps.push_back([piece](Turn&) {
+  steps.push_back([piece](PendingRequests&) {
     if (!piece.is_here()) return;
-    const Place& at = *piece.place;
-    reduce_parts(piece.numbers, at.lane->scratch(0), at.size, piece.numel, piece.data);
+    const Communicators& at = *piece.comms;
+    reduce_parts(piece.numbers, at.queue->scratch(0), at.size, piece.numel, piece.data);
   });
 }
 
 // Each rank gets its share from all, reduces it, and hands it on.
 void add_shared_reduce(Steps& steps, const Piece& piece) {
-  const auto shares = std::make_shared<const Shares>(piece.numel, piece.itemsize(), piece.place->size);
-  const auto rank = static_cast<std::size_t>(piece.place->rank);
+  const auto shares = std::make_shared<const Shares>(piece.numel, piece.itemsize(), piece.comms->size);
+  const auto rank = static_cast<std::size_t>(piece.comms->rank);
   const int mine = shares->counts[rank];
   // As many bytes from each; kept until MPI has read it.
   const auto from = std::make_shared<std::vector<int>>(shares->counts.size(), mine);
   const auto at_bytes = std::make_shared<std::vector<int>>(shares->counts.size(), mine);
   std::exclusive_scan(from->begin(), from->end(), at_bytes->begin(), 0);
-  steps.push_back([piece, shares, from, at_bytes, mine](Turn& turn) {
-    const Place& at = *piece.place;
+  steps.push_back([piece, shares, from, at_bytes, mine](PendingRequests& pending) {
+    const Communicators& at = *piece.comms;
     std::byte* const all =
-        at.lane->scratch(static_cast<std::size_t>(mine) * static_cast<std::size_t>(at.size));
+        at.queue->scratch(static_cast<std::size_t>(mine) * static_cast<std::size_t>(at.size));
     check(MPI_Ialltoallv(piece.data, shares->counts.data(), shares->begins.data(), MPI_BYTE, all,
-                         from->data(), at_bytes->data(), MPI_BYTE, at.collectives, turn.add()),
+                         from->data(), at_bytes->data(), MPI_BYTE, at.collectives, pending.add()),
           "MPI_Ialltoallv");
   });
-  steps.push_back([piece, shares, mine, rank](Turn& turn) {
-    const Place& at = *piece.place;
-    std::byte* const all = at.lane->scratch(0);
+  steps.push_back([piece, shares, mine, rank](PendingRequests& pending) {
+    const Communicators& at = *piece.comms;
+    std::byte* const all = at.queue->scratch(0);
     reduce_parts(piece.numbers, all, at.size, mine / piece.itemsize(), all);
     if (piece.root < 0) {
       if (mine > 0) std::memcpy(piece.data + shares->begins[rank], all, static_cast<std::size_t>(mine));
       check(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_BYTE, piece.data, shares->counts.data(),
-                            shares->begins.data(), MPI_BYTE, at.collectives, turn.add()),
+                            shares->begins.data(), MPI_BYTE, at.collectives, pending.add()),
             "MPI_Iallgatherv");
     } else {
       check(MPI_Igatherv(all, mine, MPI_BYTE, piece.data, shares->counts.data(), shares->begins.data(),
-                         MPI_BYTE, piece.root, at.collectives, turn.add()),
+                         MPI_BYTE, piece.root, at.collectives, pending.add()),
             "MPI_Igatherv");
     }
   });
@@ -160,7 +160,7 @@ void copy_bytes(Span to, Span from) {
 }  // namespace
 
 // MPI_Comm_free waits for nobody in the MPIs that there are.
-Place::~Place() {
+Communicators::~Communicators() {
   if (collectives == MPI_COMM_NULL || messages == MPI_COMM_NULL) return;
   engine.post([comms = std::array{collectives, messages}]() mutable {
     int over = 0;
@@ -173,116 +173,120 @@ bool is_one_message(const at::Tensor& tensor) {
   return nbytes(tensor) <= kMessage;
 }
 
-void add_broadcast(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int root) {
+void add_broadcast(Steps& steps, const CommunicatorsPtr& comms, const at::Tensor& tensor, int root) {
   for_pieces(nbytes(tensor), kPiece, [&](std::int64_t begin, std::int64_t size) {
-    steps.push_back([=](Turn& turn) {
-      check(MPI_Ibcast(data_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, root, place->collectives,
-                       turn.add()),
+    steps.push_back([=](PendingRequests& pending) {
+      check(MPI_Ibcast(data_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, root, comms->collectives,
+                       pending.add()),
             "MPI_Ibcast");
     });
   });
 }
 
-void add_reduce(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, const ReductionType& numbers,
-                int root) {
-  if (place->size == 1) return;
+void add_reduce(Steps& steps, const CommunicatorsPtr& comms, const at::Tensor& tensor,
+                const ReductionType& numbers, int root) {
+  if (comms->size == 1) return;
   const std::int64_t itemsize = tensor.element_size();
   for_pieces(tensor.numel(), kPiece / itemsize, [&](std::int64_t begin, std::int64_t numel) {
-    const Piece piece{.place = place,
+    const Piece piece{.comms = comms,
                       .tensor = tensor,
                       .data = data_of(tensor) + begin * itemsize,
                       .numel = numel,
                       .numbers = numbers,
                       .root = root};
-    if (numel * itemsize * place->size <= kSmall) return add_small_reduce(steps, piece);
+    if (numel * itemsize * comms->size <= kSmall) return add_small_reduce(steps, piece);
     add_shared_reduce(steps, piece);
   });
 }
 
-void add_all_gather(Steps& steps, const PlacePtr& place, const at::Tensor& output, const at::Tensor& input) {
+void add_all_gather(Steps& steps, const CommunicatorsPtr& comms, const at::Tensor& output,
+                    const at::Tensor& input) {
   const std::int64_t stride = nbytes(input);
-  const bool in_place = data_of(input) == data_of(output) + place->rank * stride;
+  const bool in_place = data_of(input) == data_of(output) + comms->rank * stride;
   for_pieces(stride, kPiece, [&](std::int64_t begin, std::int64_t size) {
-    steps.push_back([=](Turn& turn) {
+    steps.push_back([=](PendingRequests& pending) {
       const Rows rows(size, stride);
       const void* const from = in_place ? MPI_IN_PLACE : data_of(input) + begin;
       check(MPI_Iallgather(from, static_cast<int>(size), MPI_BYTE, data_of(output) + begin, 1, rows.type(),
-                           place->collectives, turn.add()),
+                           comms->collectives, pending.add()),
             "MPI_Iallgather");
     });
   });
 }
 
-void add_reduce_scatter(Steps& steps, const PlacePtr& place, const at::Tensor& output,
+void add_reduce_scatter(Steps& steps, const CommunicatorsPtr& comms, const at::Tensor& output,
                         const at::Tensor& input, const ReductionType& numbers) {
   const std::int64_t itemsize = output.element_size();
-  const std::int64_t piece = std::max<std::int64_t>(1, kPiece / itemsize / place->size);
+  const std::int64_t piece = std::max<std::int64_t>(1, kPiece / itemsize / comms->size);
   for_pieces(output.numel(), piece, [&](std::int64_t begin, std::int64_t numel) {
     const std::int64_t bytes = numel * itemsize;
-    steps.push_back([=](Turn& turn) {
+    steps.push_back([=](PendingRequests& pending) {
       const Rows rows(bytes, nbytes(output));
-      std::byte* const all = place->lane->scratch(static_cast<std::size_t>(bytes * place->size));
+      std::byte* const all = comms->queue->scratch(static_cast<std::size_t>(bytes * comms->size));
       check(MPI_Ialltoall(data_of(input) + begin * itemsize, 1, rows.type(), all, static_cast<int>(bytes),
-                          MPI_BYTE, place->collectives, turn.add()),
+                          MPI_BYTE, comms->collectives, pending.add()),
             "MPI_Ialltoall");
     });
-    steps.push_back([=](Turn&) {
-      reduce_parts(numbers, place->lane->scratch(0), place->size, numel, data_of(output) + begin * itemsize);
+    steps.push_back([=](PendingRequests&) {
+      reduce_parts(numbers, comms->queue->scratch(0), comms->size, numel, data_of(output) + begin * itemsize);
     });
   });
 }
 
-void add_exchange(Steps& steps, const PlacePtr& place, std::vector<Message> to, std::vector<Message> from) {
-  steps.push_back([place, to = std::move(to), from = std::move(from)](Turn& turn) {
+void add_exchange(Steps& steps, const CommunicatorsPtr& comms, std::vector<Message> to,
+                  std::vector<Message> from) {
+  steps.push_back([comms, to = std::move(to), from = std::move(from)](PendingRequests& pending) {
     for (const Message& message : from) {
-      if (message.peer == place->rank) continue;
+      if (message.peer == comms->rank) continue;
       for_pieces(length_of(message), kPiece, [&](std::int64_t begin, std::int64_t size) {
         check(MPI_Irecv(message.data.data + begin, static_cast<int>(size), MPI_BYTE, message.peer, kTag,
-                        place->collectives, turn.add(size)),
+                        comms->collectives, pending.add(size)),
               "MPI_Irecv");
       });
     }
     for (const Message& message : to) {
-      if (message.peer == place->rank) continue;
+      if (message.peer == comms->rank) continue;
       for_pieces(length_of(message), kPiece, [&](std::int64_t begin, std::int64_t size) {
         check(MPI_Isend(message.data.data + begin, static_cast<int>(size), MPI_BYTE, message.peer, kTag,
-                        place->collectives, turn.add()),
+                        comms->collectives, pending.add()),
               "MPI_Isend");
       });
     }
-    const auto mine = [&](const Message& message) { return message.peer == place->rank; };
+    const auto mine = [&](const Message& message) { return message.peer == comms->rank; };
     const auto own = std::ranges::find_if(to, mine), here = std::ranges::find_if(from, mine);
     if (own != to.end() && here != from.end()) copy_bytes(here->data, own->data);
   });
 }
 
-void add_barrier(Steps& steps, const PlacePtr& place) {
-  steps.push_back([=](Turn& turn) { check(MPI_Ibarrier(place->collectives, turn.add()), "MPI_Ibarrier"); });
-}
-
-void add_send(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int to, int tag) {
-  const auto send = [=](Turn& turn, std::int64_t begin, std::int64_t size) {
-    check(MPI_Isend(data_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, to, tag, place->messages,
-                    turn.add()),
-          "MPI_Isend");
-  };
-  steps.push_back([=](Turn& turn) {
-    if (tensor.numel() == 0) return send(turn, 0, 0);
-    for_pieces(nbytes(tensor), kMessage,
-               [&](std::int64_t begin, std::int64_t size) { send(turn, begin, size); });
+void add_barrier(Steps& steps, const CommunicatorsPtr& comms) {
+  steps.push_back([=](PendingRequests& pending) {
+    check(MPI_Ibarrier(comms->collectives, pending.add()), "MPI_Ibarrier");
   });
 }
 
-void add_receive(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int from, int tag) {
-  const auto receive = [=](Turn& turn, std::int64_t begin, std::int64_t size) {
-    check(MPI_Irecv(data_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, from, tag, place->messages,
-                    turn.add(size)),
+void add_send(Steps& steps, const CommunicatorsPtr& comms, const at::Tensor& tensor, int to, int tag) {
+  const auto send = [=](PendingRequests& pending, std::int64_t begin, std::int64_t size) {
+    check(MPI_Isend(data_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, to, tag, comms->messages,
+                    pending.add()),
+          "MPI_Isend");
+  };
+  steps.push_back([=](PendingRequests& pending) {
+    if (tensor.numel() == 0) return send(pending, 0, 0);
+    for_pieces(nbytes(tensor), kMessage,
+               [&](std::int64_t begin, std::int64_t size) { send(pending, begin, size); });
+  });
+}
+
+void add_receive(Steps& steps, const CommunicatorsPtr& comms, const at::Tensor& tensor, int from, int tag) {
+  const auto receive = [=](PendingRequests& pending, std::int64_t begin, std::int64_t size) {
+    check(MPI_Irecv(data_of(tensor) + begin, static_cast<int>(size), MPI_BYTE, from, tag, comms->messages,
+                    pending.add(size)),
           "MPI_Irecv");
   };
-  steps.push_back([=](Turn& turn) {
-    if (tensor.numel() == 0) return receive(turn, 0, 0);
+  steps.push_back([=](PendingRequests& pending) {
+    if (tensor.numel() == 0) return receive(pending, 0, 0);
     for_pieces(nbytes(tensor), kMessage,
-               [&](std::int64_t begin, std::int64_t size) { receive(turn, begin, size); });
+               [&](std::int64_t begin, std::int64_t size) { receive(pending, begin, size); });
   });
 }
 

@@ -10,21 +10,21 @@
 namespace cohort::comm::mpi {
 
 /// The ranks of a group, as MPI knows them.
-struct Place {
-  explicit Place(Engine& of) : engine(of) {}
-  ~Place();
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
+struct Communicators {
+  explicit Communicators(Engine& of) : engine(of) {}
+  ~Communicators();
+  Communicators(const Communicators&) = delete;
+  Communicators& operator=(const Communicators&) = delete;
 
   Engine& engine;
   MPI_Comm collectives = MPI_COMM_NULL;
   MPI_Comm messages = MPI_COMM_NULL;
   int rank = 0;
   int size = 1;
-  std::shared_ptr<Lane> lane;
+  std::shared_ptr<OrderedQueue> queue;
 };
-using PlacePtr = std::shared_ptr<const Place>;
-using Steps = std::vector<Call::Step>;
+using CommunicatorsPtr = std::shared_ptr<const Communicators>;
+using Steps = std::vector<MpiWork::Step>;
 
 /// Memory of a tensor, or a part of it, and the rank to which, or from which, it goes.
 struct Message {
@@ -36,21 +36,23 @@ struct Message {
   int peer;
 };
 
-void add_broadcast(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int root);
+void add_broadcast(Steps& steps, const CommunicatorsPtr& comms, const at::Tensor& tensor, int root);
 /// In place, in the order of the ranks. `root` -1: on all of them; else the others' tensors are left as they
 /// are.
-void add_reduce(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, const ReductionType& numbers,
-                int root = -1);
+void add_reduce(Steps& steps, const CommunicatorsPtr& comms, const at::Tensor& tensor,
+                const ReductionType& numbers, int root = -1);
 /// Ranks one after the other in `output`, which may hold `input` in its place.
-void add_all_gather(Steps& steps, const PlacePtr& place, const at::Tensor& output, const at::Tensor& input);
-void add_reduce_scatter(Steps& steps, const PlacePtr& place, const at::Tensor& output,
+void add_all_gather(Steps& steps, const CommunicatorsPtr& comms, const at::Tensor& output,
+                    const at::Tensor& input);
+void add_reduce_scatter(Steps& steps, const CommunicatorsPtr& comms, const at::Tensor& output,
                         const at::Tensor& input, const ReductionType& numbers);
 /// Each rank sends and receives what the others expect. What a rank sends itself is copied.
-void add_exchange(Steps& steps, const PlacePtr& place, std::vector<Message> to, std::vector<Message> from);
-void add_barrier(Steps& steps, const PlacePtr& place);
-void add_send(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int to, int tag);
+void add_exchange(Steps& steps, const CommunicatorsPtr& comms, std::vector<Message> to,
+                  std::vector<Message> from);
+void add_barrier(Steps& steps, const CommunicatorsPtr& comms);
+void add_send(Steps& steps, const CommunicatorsPtr& comms, const at::Tensor& tensor, int to, int tag);
 /// Whether it may be received from MPI_ANY_SOURCE.
 bool is_one_message(const at::Tensor& tensor);
-void add_receive(Steps& steps, const PlacePtr& place, const at::Tensor& tensor, int from, int tag);
+void add_receive(Steps& steps, const CommunicatorsPtr& comms, const at::Tensor& tensor, int from, int tag);
 
 }  // namespace cohort::comm::mpi

@@ -1,7 +1,7 @@
 // Each call checks its tensors on the caller's thread, and begins an operation whose coroutine is made when
 // its turn comes. The coroutine has bare pointers to memory. Always: `keep` holds the tensors of these
 // pointers until the operation is over, whether the caller still holds its work or not. Tensors of a
-// coalesced call go in turn, as a single operation with a single deadline.
+// coalesced call run one after the other, as a single operation with a single deadline.
 #include "cohort/comm/backends/shm/internal/backend.h"
 
 #include <tuple>
@@ -73,7 +73,7 @@ class ShmWork : public c10d::Work {
 
 }  // namespace
 
-struct ShmBackend::Call {
+struct ShmBackend::OperationSpec {
   const char* name;
   OpType type;
   Tensors results;           // what the work returns
@@ -81,7 +81,7 @@ struct ShmBackend::Call {
   milliseconds timeout{-1};  // as c10d's options have it
   std::function<Task()> make;
   bool is_message = false;
-  Turns turns = Turns::kMany;
+  Rounds rounds = Rounds::kMany;
   std::shared_ptr<int> source = std::make_shared<int>(-1);
 };
 
@@ -100,14 +100,14 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
   return shared_empty({size}, options);
 }
 
-ShmBackend::WorkPtr ShmBackend::begin(Call call) {
+ShmBackend::WorkPtr ShmBackend::begin(OperationSpec call) {
   const milliseconds timeout = call.timeout.count() > 0 ? call.timeout : timeout_;
   auto operation = std::make_shared<Operation>(base::Deadline(timeout));
   operation->call = call.name;
   operation->number = calls_.fetch_add(1);
   operation->make = std::move(call.make);
   operation->is_message = call.is_message;
-  operation->turns = call.turns;
+  operation->rounds = call.rounds;
   // What comes out is the larger part of most calls; what send() and a root's peers have goes in.
   auto profiled =
       ProfiledCall::begin("shm", call.name, call.results.empty() ? call.keep : call.results, getGroupUid());
@@ -132,7 +132,7 @@ ShmBackend::WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::Allreduc
                 .timeout = options.timeout,
                 .make = [&ranks, data = data_of(tensor), numel = numbers.numel(tensor),
                          numbers] { return all_reduce(ranks, data, numel, numbers.dtype, numbers.op); },
-                .turns = turns_of(ranks, Kind::kAllReduce, tensor.nbytes())});
+                .rounds = rounds_of(ranks, CollectiveType::kAllReduce, tensor.nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors,
@@ -168,7 +168,7 @@ ShmBackend::WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::Broadcas
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks(), data = span_of(tensors[0]),
                          root] { return shm::broadcast(ranks, data, root); },
-                .turns = turns_of(engine_->ranks(), Kind::kBroadcast, tensors[0].nbytes())});
+                .rounds = rounds_of(engine_->ranks(), CollectiveType::kBroadcast, tensors[0].nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
@@ -185,7 +185,7 @@ ShmBackend::WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
        .timeout = options.timeout,
        .make = [&ranks = engine_->ranks(), data = data_of(tensor), numel = numbers.numel(tensor), numbers,
                 root] { return shm::reduce(ranks, data, numel, numbers.dtype, numbers.op, root); },
-       .turns = turns_of(engine_->ranks(), Kind::kReduce, tensor.nbytes())});
+       .rounds = rounds_of(engine_->ranks(), CollectiveType::kReduce, tensor.nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
@@ -200,7 +200,7 @@ ShmBackend::WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs,
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks(), to = pointers(outputs[0]),
                          from = span_of(inputs[0])] { return all_gather(ranks, to, from); },
-                .turns = turns_of(engine_->ranks(), Kind::kAllGather, inputs[0].nbytes())});
+                .rounds = rounds_of(engine_->ranks(), CollectiveType::kAllGather, inputs[0].nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -246,8 +246,9 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs
   constexpr CallSite who = caller("all_gather");
   check_as_many(who, outputs.size(), inputs.size());
   for (std::size_t i = 0; i < inputs.size(); ++i) check_alike(who, outputs[i], inputs[i], size_);
-  const Turns turns =
-      inputs.size() == 1 ? turns_of(engine_->ranks(), Kind::kAllGather, inputs[0].nbytes()) : Turns::kMany;
+  const Rounds rounds = inputs.size() == 1
+                            ? rounds_of(engine_->ranks(), CollectiveType::kAllGather, inputs[0].nbytes())
+                            : Rounds::kMany;
   return begin({.name = who.call,
                 .type = OpType::_ALLGATHER_BASE,
                 .results = outputs,
@@ -261,7 +262,7 @@ ShmBackend::WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs
                       }
                       return sequence(std::move(tasks));
                     },
-                .turns = turns});
+                .rounds = rounds});
 }
 
 ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
@@ -281,7 +282,7 @@ ShmBackend::WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs,
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks(), to = pointers(results), from = span_of(inputs[0]),
                          root] { return shm::gather(ranks, to, from, root); },
-                .turns = turns_of(engine_->ranks(), Kind::kGather, inputs[0].nbytes())});
+                .rounds = rounds_of(engine_->ranks(), CollectiveType::kGather, inputs[0].nbytes())});
 }
 
 ShmBackend::WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs,
@@ -427,7 +428,7 @@ ShmBackend::WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
                 .results = {},
                 .timeout = options.timeout,
                 .make = [&ranks = engine_->ranks()] { return shm::barrier(ranks); },
-                .turns = turns_of(engine_->ranks(), Kind::kBarrier)});
+                .rounds = rounds_of(engine_->ranks(), CollectiveType::kBarrier)});
 }
 
 // Every barrier of this backend names the ranks that did not come.

@@ -56,8 +56,8 @@ class ShmBackend : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
-  struct Call;  // what is begun
-  WorkPtr begin(Call call);
+  struct OperationSpec;
+  WorkPtr begin(OperationSpec call);
 
   std::shared_ptr<Engine> engine_;
   std::chrono::milliseconds timeout_;

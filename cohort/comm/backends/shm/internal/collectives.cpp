@@ -1,9 +1,9 @@
 // A tensor goes in chunks: each rank fills its slot, arrives, waits until all have, and reads what the peers
-// offer. all_reduce has three ways. A small tensor, or a group of two: each rank reduces all of it, in a turn
-// per chunk. A larger tensor: each rank reduces its part of a chunk, and hands the result out in the next
-// turn. Where the memory of all ranks lies in arenas, each rank reduces its part there, for all, and nothing
-// is copied. Always: size and words decide the way, and each rank sees the same, so all ranks go through the
-// same turns.
+// offer. all_reduce has three ways. A small tensor, or a group of two: each rank reduces all of it, in a
+// round per chunk. A larger tensor: each rank reduces its part of a chunk, and hands the result out in the
+// next round. Where the memory of all ranks lies in arenas, each rank reduces its part there, for all, and
+// nothing is copied. Always: size and words decide the way, and each rank sees the same, so all ranks go
+// through the same rounds.
 #include "cohort/comm/backends/shm/internal/collectives.h"
 
 #include <algorithm>
@@ -14,9 +14,9 @@
 namespace cohort::comm::shm {
 namespace {
 
-// Up to here every rank of three or more sums all for itself, in one turn; above, each sums a part.
+// Up to here every rank of three or more sums all for itself, in one round; above, each sums a part.
 constexpr std::size_t kOneTurnBytes = 16 * 1024;
-// From here on memory that lies in arenas is reduced where it is: it takes a turn more.
+// From here on memory that lies in arenas is reduced where it is: it takes a round more.
 constexpr std::size_t kInPlaceBytes = 8 * 1024;
 // From here on what is written will not be in the cache when it is read: past it.
 constexpr std::size_t kStreamBytes = std::size_t{32} << 20;
@@ -28,14 +28,14 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes > 0) kernels().copy(to, from, bytes);
 }
 
-struct Part {
+struct ByteRange {
   std::size_t begin = 0;
   std::size_t end = 0;
   std::size_t size() const { return end - begin; }
 };
 
 // Of `total` bytes, that of `rank`: whole lines, so that no two ranks write to one.
-Part part_of(std::size_t total, int rank, int size) {
+ByteRange range_of(std::size_t total, int rank, int size) {
   const std::size_t lines = (total + kLine - 1) / kLine;
   const auto at = [&](int r) {
     return std::min(total, lines * static_cast<std::size_t>(r) / static_cast<std::size_t>(size) * kLine);
@@ -62,7 +62,7 @@ struct Reduction {
   }
 };
 
-// Every rank sees what all have, and reduces it for itself: one turn for each chunk.
+// Every rank sees what all have, and reduces it for itself: one round for each chunk.
 void reduce_chunk(Communicator& ranks, const Reduction& reduction, std::byte* to, std::size_t bytes) {
   Pointers from{};
   for (int rank = 0; rank < ranks.size(); ++rank) {
@@ -96,7 +96,7 @@ bool any_in_arena(const Communicator& ranks) {
 // Reduces this rank's part of everyone's memory, into everyone's memory.
 void reduce_in_place(const Communicator& ranks, const Reduction& reduction,
                      std::array<void*, kMaxRanks> where, std::size_t bytes) {
-  const Part mine = part_of(bytes, ranks.rank(), ranks.size());
+  const ByteRange mine = range_of(bytes, ranks.rank(), ranks.size());
   Pointers from{};
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks.size()); ++rank) {
     where[rank] = static_cast<std::byte*>(where[rank]) + mine.begin;
@@ -110,14 +110,14 @@ void reduce_in_place(const Communicator& ranks, const Reduction& reduction,
 void offer_parts(Communicator& ranks, const std::byte* chunk, std::size_t bytes) {
   for (int rank = 0; rank < ranks.size(); ++rank) {
     if (rank == ranks.rank()) continue;
-    const Part part = part_of(bytes, rank, ranks.size());
+    const ByteRange part = range_of(bytes, rank, ranks.size());
     copy_bytes(ranks.outgoing() + part.begin, chunk + part.begin, part.size());
   }
 }
 
-// Reduces this rank's part of what all offer into `chunk`, and the result into the slot for the next turn.
+// Reduces this rank's part of what all offer into `chunk`, and the result into the slot for the next round.
 void reduce_part(Communicator& ranks, const Reduction& reduction, std::byte* chunk, std::size_t bytes) {
-  const Part mine = part_of(bytes, ranks.rank(), ranks.size());
+  const ByteRange mine = range_of(bytes, ranks.rank(), ranks.size());
   Pointers from{};
   for (int rank = 0; rank < ranks.size(); ++rank) {
     from[static_cast<std::size_t>(rank)] = (rank == ranks.rank() ? chunk : ranks.incoming(rank)) + mine.begin;
@@ -129,7 +129,7 @@ void reduce_part(Communicator& ranks, const Reduction& reduction, std::byte* chu
 void take_results(Communicator& ranks, std::byte* chunk, std::size_t bytes) {
   for (int rank = 0; rank < ranks.size(); ++rank) {
     if (rank == ranks.rank()) continue;
-    const Part part = part_of(bytes, rank, ranks.size());
+    const ByteRange part = range_of(bytes, rank, ranks.size());
     copy_bytes(chunk + part.begin, ranks.incoming(rank) + kChunkBytes, part.size());
   }
 }
@@ -158,28 +158,28 @@ std::size_t piece_bytes(int parts) {
 
 }  // namespace
 
-Turns turns_of(const Communicator& ranks, Kind kind, std::size_t bytes) {
+Rounds rounds_of(const Communicator& ranks, CollectiveType type, std::size_t bytes) {
   bool is_one = false;
-  switch (kind) {
-    case Kind::kAllReduce:
+  switch (type) {
+    case CollectiveType::kAllReduce:
       is_one = bytes <= (ranks.size() == 2 ? kChunkBytes : kOneTurnBytes);
       break;
-    case Kind::kBroadcast:
-    case Kind::kReduce:
-    case Kind::kAllGather:
-    case Kind::kGather:
+    case CollectiveType::kBroadcast:
+    case CollectiveType::kReduce:
+    case CollectiveType::kAllGather:
+    case CollectiveType::kGather:
       is_one = bytes <= kChunkBytes;
       break;
     default:
-      is_one = kind == Kind::kBarrier;
+      is_one = type == CollectiveType::kBarrier;
   }
-  return is_one ? Turns::kOne : Turns::kMany;
+  return is_one ? Rounds::kOne : Rounds::kMany;
 }
 
 Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype dtype, Op op) {
   const Reduction reduction(dtype, op);
   const std::size_t bytes = numel * reduction.width;
-  const Signature signature{.kind = Kind::kAllReduce, .dtype = dtype, .op = op, .bytes = bytes};
+  const Signature signature{.type = CollectiveType::kAllReduce, .dtype = dtype, .op = op, .bytes = bytes};
   // With two ranks each needs all of the other's either way.
   const bool whole = ranks.size() == 2 || bytes <= kOneTurnBytes;
   const auto offer = [&](const Chunk& chunk) {
@@ -222,7 +222,7 @@ Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype d
       reduce_chunk(ranks, reduction, chunk.data, chunk.bytes);
       if (next.bytes == 0) co_return;
     } else {
-      // The others' results of the chunk before this one came with this turn.
+      // The others' results of the chunk before this one came with this round.
       reduce_part(ranks, reduction, chunk.data, chunk.bytes);
       if (i > 0) {
         const Chunk before = chunk_at(data, bytes, i - 1);
@@ -239,7 +239,8 @@ Task all_reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype d
 Task reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype dtype, Op op, int root) {
   const Reduction reduction(dtype, op);
   const std::size_t bytes = numel * reduction.width;
-  const Signature signature{.kind = Kind::kReduce, .dtype = dtype, .op = op, .root = root, .bytes = bytes};
+  const Signature signature{
+      .type = CollectiveType::kReduce, .dtype = dtype, .op = op, .root = root, .bytes = bytes};
   std::size_t i = 0;
   do {
     const Chunk chunk = chunk_at(data, bytes, i);
@@ -251,7 +252,7 @@ Task reduce(Communicator& ranks, std::byte* data, std::size_t numel, Dtype dtype
 }
 
 Task broadcast(Communicator& ranks, Span data, int root) {
-  const Signature signature{.kind = Kind::kBroadcast, .root = root, .bytes = data.bytes};
+  const Signature signature{.type = CollectiveType::kBroadcast, .root = root, .bytes = data.bytes};
   std::size_t i = 0;
   do {
     const Chunk chunk = chunk_at(data.data, data.bytes, i);
@@ -263,7 +264,7 @@ Task broadcast(Communicator& ranks, Span data, int root) {
 }
 
 Task all_gather(Communicator& ranks, std::vector<std::byte*> to, Span from) {
-  const Signature signature{.kind = Kind::kAllGather, .bytes = from.bytes};
+  const Signature signature{.type = CollectiveType::kAllGather, .bytes = from.bytes};
   const auto own = static_cast<std::size_t>(ranks.rank());
   if (to[own] != from.data) copy_bytes(to[own], from.data, from.bytes);
   std::size_t i = 0;
@@ -280,7 +281,7 @@ Task all_gather(Communicator& ranks, std::vector<std::byte*> to, Span from) {
 }
 
 Task gather(Communicator& ranks, std::vector<std::byte*> to, Span from, int root) {
-  const Signature signature{.kind = Kind::kGather, .root = root, .bytes = from.bytes};
+  const Signature signature{.type = CollectiveType::kGather, .root = root, .bytes = from.bytes};
   std::size_t i = 0;
   do {
     const Chunk chunk = chunk_at(from.data, from.bytes, i);
@@ -296,7 +297,7 @@ Task gather(Communicator& ranks, std::vector<std::byte*> to, Span from, int root
 }
 
 Task scatter(Communicator& ranks, Span to, std::vector<std::byte*> from, int root) {
-  const Signature signature{.kind = Kind::kScatter, .root = root, .bytes = to.bytes};
+  const Signature signature{.type = CollectiveType::kScatter, .root = root, .bytes = to.bytes};
   const std::size_t piece = piece_bytes(ranks.size());
   const auto own = static_cast<std::size_t>(ranks.rank());
   std::size_t start = 0;
@@ -317,7 +318,7 @@ Task reduce_scatter(Communicator& ranks, std::byte* to, std::vector<std::byte*> 
                     Dtype dtype, Op op) {
   const Reduction reduction(dtype, op);
   const std::size_t whole = numel * reduction.width;
-  const Signature signature{.kind = Kind::kReduceScatter, .dtype = dtype, .op = op, .bytes = whole};
+  const Signature signature{.type = CollectiveType::kReduceScatter, .dtype = dtype, .op = op, .bytes = whole};
   const std::size_t piece = piece_bytes(ranks.size());
   const auto own = static_cast<std::size_t>(ranks.rank());
   std::size_t start = 0;
@@ -338,7 +339,7 @@ Task reduce_scatter(Communicator& ranks, std::byte* to, std::vector<std::byte*> 
 }
 
 Task all_to_all(Communicator& ranks, std::vector<Span> to, std::vector<Span> from) {
-  const Signature signature{.kind = Kind::kAllToAll};
+  const Signature signature{.type = CollectiveType::kAllToAll};
   const std::size_t piece = piece_bytes(ranks.size());
   const auto own = static_cast<std::size_t>(ranks.rank());
   std::size_t most = 0;
@@ -349,7 +350,7 @@ Task all_to_all(Communicator& ranks, std::vector<Span> to, std::vector<Span> fro
   if (to[own].bytes != from[own].bytes)
     throw_other_rows(ranks.rank(), from[own].bytes, ranks.rank(), to[own].bytes);
   copy_bytes(to[own].data, from[own].data, to[own].bytes);
-  // Beside the parts of the first turn: how much each rank will get.
+  // Beside the parts of the first round: how much each rank will get.
   auto* const sizes = reinterpret_cast<std::uint64_t*>(ranks.outgoing() + kChunkBytes);
   for (std::size_t rank = 0; rank < from.size(); ++rank) sizes[rank] = from[rank].bytes;
   std::size_t start = 0;
@@ -378,7 +379,7 @@ Task all_to_all(Communicator& ranks, std::vector<Span> to, std::vector<Span> fro
 }
 
 Task barrier(Communicator& ranks) {
-  ranks.arrive({.kind = Kind::kBarrier});
+  ranks.arrive({.type = CollectiveType::kBarrier});
   co_await ranks.everyone();
 }
 

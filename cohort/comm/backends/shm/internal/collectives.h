@@ -12,9 +12,9 @@
 namespace cohort::comm::shm {
 
 /// Whether the others need nothing more of a rank once its collective has begun.
-enum class Turns : std::uint8_t {
+enum class Rounds : std::uint8_t {
   kMany,  ///< they do
-  kOne,   ///< they do not; where tensors lie in arenas there is a second turn, which they ask for
+  kOne,   ///< they do not; where tensors lie in arenas there is a second round, which they ask for
 };
 
 /// In place. Memory that lies in an arena on every rank is reduced where it is.
@@ -35,7 +35,7 @@ Task reduce_scatter(Communicator& ranks, std::byte* to, std::vector<std::byte*> 
 Task all_to_all(Communicator& ranks, std::vector<Span> to, std::vector<Span> from);
 Task barrier(Communicator& ranks);
 /// Of a call with `bytes` bytes on this rank. Of those that send each rank something else it is kMany.
-Turns turns_of(const Communicator& ranks, Kind kind, std::size_t bytes = 0);
+Rounds rounds_of(const Communicator& ranks, CollectiveType type, std::size_t bytes = 0);
 /// One after the other.
 Task sequence(std::vector<Task> tasks);
 

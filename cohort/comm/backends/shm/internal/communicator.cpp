@@ -2,7 +2,7 @@
 // each rank, its arrivals, its state while it sleeps, and two slots, and a ring of bytes for each pair of
 // ranks. Always: a rank writes its arrival, then looks who sleeps; a sleeper says that it sleeps, then looks
 // for arrivals. All four accesses are sequentially consistent, so no arrival goes unseen. A peer that is
-// awake costs no system call. That a rank has died stands nowhere in this memory: Links says so.
+// awake costs no system call. That a rank has died stands nowhere in this memory: PeerConnections says so.
 #include "cohort/comm/backends/shm/internal/communicator.h"
 
 #include <algorithm>
@@ -62,7 +62,7 @@ std::size_t Communicator::segment_bytes(int size) {
 Communicator::Communicator(KeyValueStore& kv_store, int rank, int size, base::Deadline deadline)
     : rank_(rank),
       size_(size),
-      links_(kv_store, rank, size, deadline),
+      connections_(kv_store, rank, size, deadline),
       arenas_(static_cast<std::size_t>(size)) {
   try {
     share_segment(kv_store, deadline);
@@ -81,8 +81,8 @@ Communicator::~Communicator() {
   wake_all();
 }
 
-// The others wait for this rank. Without the memory that all share, the store tells them, before the links
-// are closed: who sees that looks there.
+// The others wait for this rank. Without the memory that all share, the store tells them, before the
+// connections are closed: who sees that looks there.
 void Communicator::report_init_failure(KeyValueStore& kv_store, const std::string& why) {
   if (slots_ != nullptr) {
     give_up(why);  // nothing is written yet
@@ -98,14 +98,14 @@ void Communicator::report_init_failure(KeyValueStore& kv_store, const std::strin
 void Communicator::share_segment(KeyValueStore& kv_store, base::Deadline deadline) {
   if (rank_ == 0) {
     segment_ = SharedMemory::create(segment_bytes(size_), false);
-    for (int peer = 1; peer < size_; ++peer) links_.send(peer, segment_.fd(), 0);
+    for (int peer = 1; peer < size_; ++peer) connections_.send(peer, segment_.fd(), 0);
     return;
   }
   for (;;) {
     // Both before the last look: what came before rank 0 went, or before the deadline, counts.
     const bool is_over = deadline.expired();
-    const std::string gone = links_.why_gone(0);
-    if (auto memory = links_.receive(0)) {
+    const std::string gone = connections_.why_gone(0);
+    if (auto memory = connections_.receive(0)) {
       segment_ = SharedMemory::map(memory->second);
       if (segment_.size() == segment_bytes(size_)) return;
       throw CommError("comm.shm", "rank 0 was built with another version of this backend",
@@ -125,8 +125,8 @@ std::vector<int> ranks_of(std::uint64_t mask) {
   return ranks;
 }
 
-// Each rank says on which cores it may run: as many bits as fit two words. One turn for both, as the deadline
-// may pass right behind the last rank's coming.
+// Each rank says on which cores it may run: as many bits as fit two words. One round for both, as the
+// deadline may pass right behind the last rank's coming.
 void Communicator::find_cores(KeyValueStore& kv_store, base::Deadline deadline) {
   std::array<std::uint64_t, 2> cores{};
   // A container's share may be less than the cores that it may run on.
@@ -135,7 +135,7 @@ void Communicator::find_cores(KeyValueStore& kv_store, base::Deadline deadline) 
   for (const int id : mine.ids())
     cores[static_cast<std::size_t>(id % 128 / 64)] |= std::uint64_t{1} << (id % 64);
   std::memcpy(outgoing(), cores.data(), sizeof(cores));
-  arrive({.kind = Kind::kMeet});
+  arrive({.type = CollectiveType::kRendezvous});
   Everyone all = everyone();
   while (!all.ready()) {
     const std::uint64_t awaited = all.waits_for();
@@ -156,21 +156,21 @@ void Communicator::find_cores(KeyValueStore& kv_store, base::Deadline deadline) 
 
 void Communicator::arrive(const Signature& signature, std::uint64_t word) {
   Arrival& mine = arrival(rank_);
-  ++turn_;
-  mine.turns[turn_ % 2] = {signature.pack(), word};
-  mine.count.store(turn_);  // before a look at who sleeps, for all: sequentially consistent
+  ++round_;
+  mine.rounds[round_ % 2] = {signature.pack(), word};
+  mine.count.store(round_);  // before a look at who sleeps, for all: sequentially consistent
   wake_all();
 }
 
 bool Communicator::Everyone::ready() {
-  const std::uint64_t turn = ranks_->turn_;
+  const std::uint64_t round = ranks_->round_;
   for (; next_ < ranks_->size_; ++next_) {
     // Before sleep it is to be seen what others did before they looked who sleeps: sequentially consistent.
-    if (ranks_->arrival(next_).count.load() < turn) return false;
+    if (ranks_->arrival(next_).count.load() < round) return false;
   }
-  const std::uint64_t mine = ranks_->arrival(ranks_->rank_).turns[turn % 2].signature;
+  const std::uint64_t mine = ranks_->arrival(ranks_->rank_).rounds[round % 2].signature;
   for (int rank = 0; rank < ranks_->size_; ++rank) {
-    const std::uint64_t theirs = ranks_->arrival(rank).turns[turn % 2].signature;
+    const std::uint64_t theirs = ranks_->arrival(rank).rounds[round % 2].signature;
     if (theirs == mine) continue;
     throw UsageError(
         "comm.shm",
@@ -184,7 +184,7 @@ bool Communicator::Everyone::ready() {
 std::uint64_t Communicator::Everyone::waits_for() const {
   std::uint64_t mask = 0;
   for (int rank = 0; rank < ranks_->size_; ++rank) {
-    if (ranks_->arrival(rank).count.load(std::memory_order_acquire) < ranks_->turn_) mask |= bit(rank);
+    if (ranks_->arrival(rank).count.load(std::memory_order_acquire) < ranks_->round_) mask |= bit(rank);
   }
   return mask;
 }
@@ -200,7 +200,7 @@ std::uint64_t Communicator::place_of(const void* data, std::size_t bytes) {
   if (std::find(handed_.begin(), handed_.end(), place->arena) == handed_.end()) {
     const int fd = arena_fd(place->arena);
     for (int peer = 0; peer < size_; ++peer) {
-      if (peer != rank_) links_.send(peer, fd, place->arena);
+      if (peer != rank_) connections_.send(peer, fd, place->arena);
     }
     handed_.push_back(place->arena);
   }
@@ -211,10 +211,10 @@ std::uint64_t Communicator::place_of(const void* data, std::size_t bytes) {
 // sees that all have arrived. So before it writes, a rank says so and then looks whether one has given up;
 // one that gives up says so and then looks who writes. Both are sequentially consistent, so one of the two
 // sees the other. What is begun takes as long as a copy.
-// A peer writes from its word on until it arrives at the next turn. The one that gives up may have arrived
-// there already, so its own turn says nothing of who writes.
+// A peer writes from its word on until it arrives at the next round. The one that gives up may have arrived
+// there already, so its own round says nothing of who writes.
 void Communicator::begin_writes() {
-  arrival(rank_).writes.store(turn_);
+  arrival(rank_).writes.store(round_);
   for (int rank = 0; rank < size_; ++rank) {
     if (sleeper(rank).state.load() != kGaveUp) continue;
     const auto gone =
@@ -227,9 +227,9 @@ bool Communicator::is_written_to() const {
   for (int rank = 0; rank < size_; ++rank) {
     // One that has given up or left has ended what it wrote, or has not begun it.
     if (rank == rank_ || sleeper(rank).state.load() != kHere) continue;
-    const std::uint64_t turn = arrival(rank).writes.load();
-    if (turn == 0 || arrival(rank).count.load() != turn) continue;
-    if (links_.why_gone(rank).empty()) return true;
+    const std::uint64_t round = arrival(rank).writes.load();
+    if (round == 0 || arrival(rank).count.load() != round) continue;
+    if (connections_.why_gone(rank).empty()) return true;
   }
   return false;
 }
@@ -239,7 +239,7 @@ std::byte* Communicator::find(int rank, std::uint64_t place) {
   auto& known = arenas_[static_cast<std::size_t>(rank)];
   auto found = known.find(arena);
   while (found == known.end()) {  // it was handed over before the place was named
-    auto memory = links_.receive(rank);
+    auto memory = connections_.receive(rank);
     if (!memory)
       throw PeerError("comm.shm", base::concat("rank ", rank, " names memory that it did not hand over"));
     known.insert_or_assign(memory->first, SharedMemory::map(memory->second));
@@ -257,8 +257,8 @@ void Communicator::wake_all() {
 void Communicator::wake(int rank) {
   Sleeper& other = sleeper(rank);
   if (other.asleep.load() == 0) return;
-  other.bell.fetch_add(1);
-  futex_wake(other.bell);
+  other.wake_word.fetch_add(1);
+  futex_wake(other.wake_word);
 }
 
 void Communicator::ask(std::uint64_t mask) {
@@ -278,18 +278,18 @@ void Communicator::sleep_until_asked(std::uint32_t times) {
   mine.waits_to_be.store(0);
 }
 
-// What the others do after this they ring for; what they did before, `ready` sees.
+// The others change wake_word for what they do after this; what they did before, `ready` sees.
 void Communicator::begin_sleep() {
   Sleeper& mine = sleeper(rank_);
-  heard_ = mine.bell.load();
+  seen_wake_word_ = mine.wake_word.load();
   mine.asleep.store(1);
 }
 
-void Communicator::finish_sleep(std::chrono::nanoseconds timeout) {
-  futex_wait(sleeper(rank_).bell, heard_, timeout);
+void Communicator::sleep_on_wake_word(std::chrono::nanoseconds timeout) {
+  futex_wait(sleeper(rank_).wake_word, seen_wake_word_, timeout);
 }
 
-void Communicator::awake() {
+void Communicator::end_sleep() {
   sleeper(rank_).asleep.store(0);
 }
 
@@ -301,7 +301,7 @@ std::optional<Communicator::Gone> Communicator::why_gone(std::uint64_t mask) con
     const Sleeper& other = sleeper(rank);
     std::uint32_t state = other.state.load();
     if (state == kHere) {
-      const std::string why = links_.why_gone(rank);
+      const std::string why = connections_.why_gone(rank);
       if (why.empty()) continue;
       state = other.state.load();  // it says that it leaves before it closes
       if (state == kHere) return Gone{rank, base::concat("rank ", rank, " ", why)};

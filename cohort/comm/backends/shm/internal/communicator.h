@@ -9,17 +9,17 @@
 #include <string>
 #include <vector>
 
-#include "cohort/comm/backends/shm/internal/links.h"
 #include "cohort/comm/backends/shm/internal/memory.h"
+#include "cohort/comm/backends/shm/internal/peer_connections.h"
 #include "cohort/comm/backends/shm/internal/signature.h"
 #include "cohort/comm/backends/shm/internal/task.h"
 
 /// The ranks of a group and the memory that they share.
 ///
-/// Note [Turns]: ranks go through turns together. For turn k a rank fills its slot k % 2, arrives, and when
-/// every rank has, may read what the others have in their slots k % 2, until it arrives at turn k + 1. So
-/// slot k % 2 may be filled for turn k + 2 as soon as all have arrived at turn k + 1: nobody reads it any
-/// more. One word per rank and turn is all that is waited for.
+/// Note [Rounds]: ranks go through rounds together. For round k a rank fills its slot k % 2, arrives, and
+/// when every rank has, may read what the others have in their slots k % 2, until it arrives at round k + 1.
+/// So slot k % 2 may be filled for round k + 2 as soon as all have arrived at round k + 1: nobody reads it
+/// any more. One word per rank and round is all that is waited for.
 namespace cohort::comm::shm {
 
 /// The ranks whose bits are set.
@@ -40,7 +40,7 @@ struct Ring {
 /// Threads: one caller at a time, except wake(), ask(), times_asked() and sleep_until_asked().
 class Communicator {
  public:
-  /// Every rank has one. Blocks until then. Throws: as Links; SystemError when there is no memory.
+  /// Every rank has one. Blocks until then. Throws: as PeerConnections; SystemError when there is no memory.
   Communicator(KeyValueStore& kv_store, int rank, int size, base::Deadline deadline);
   /// The others learn that this rank has left.
   ~Communicator();
@@ -53,10 +53,10 @@ class Communicator {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // See Note [Turns].
+  // See Note [Rounds].
 
-  /// This rank's slot for the turn that it arrives at next.
-  std::byte* outgoing() { return slot(rank_, turn_ + 1); }
+  /// This rank's slot for the round that it arrives at next.
+  std::byte* outgoing() { return slot(rank_, round_ + 1); }
   /// `word` goes along.
   void arrive(const Signature& signature, std::uint64_t word = 0);
   /// Holds when every rank has arrived. Throws: UsageError when one of them called something else.
@@ -73,11 +73,11 @@ class Communicator {
     int next_ = 0;  // those before it have arrived
   };
   Everyone everyone() { return {*this, false}; }
-  /// The same, for a turn of a collective that every rank has begun: its first turn is over.
+  /// The same, for a round of a collective that every rank has begun: its first round is over.
   Everyone everyone_again() { return {*this, true}; }
   /// What a rank has in its slot, and the word that went along.
-  const std::byte* incoming(int rank) const { return slot(rank, turn_); }
-  std::uint64_t word(int rank) const { return arrival(rank).turns[turn_ % 2].word; }
+  const std::byte* incoming(int rank) const { return slot(rank, round_); }
+  std::uint64_t word(int rank) const { return arrival(rank).rounds[round_ % 2].word; }
 
   Ring& ring(int from, int to) const;
 
@@ -90,7 +90,7 @@ class Communicator {
   /// Where that is here.
   std::byte* find(int rank, std::uint64_t place);
 
-  /// Before this rank writes to memory that the others have named in this turn: see Note [Late writes].
+  /// Before this rank writes to memory that the others have named in this round: see Note [Late writes].
   /// Throws: PeerError where one of them has given up.
   void begin_writes();
 
@@ -103,10 +103,10 @@ class Communicator {
   template <typename Ready>
   void sleep(std::chrono::nanoseconds timeout, const Ready& ready) {
     begin_sleep();
-    if (!ready()) finish_sleep(timeout);
-    awake();
+    if (!ready()) sleep_on_wake_word(timeout);
+    end_sleep();
   }
-  /// Asks the ranks of `mask` to go on with what they have begun: rings for the thread that sleeps in
+  /// Asks the ranks of `mask` to continue what they have begun: wakes the thread that sleeps in
   /// sleep_until_asked() there.
   void ask(std::uint64_t mask);
   /// How often this rank has been asked so far, by itself too.
@@ -129,18 +129,18 @@ class Communicator {
   bool has_core_each() const { return core_each_; }
 
  private:
-  struct Turn {
+  struct Round {
     std::uint64_t signature;
     std::uint64_t word;
   };
   struct alignas(64) Arrival {  // written by its rank
     std::atomic<std::uint64_t> count;
-    Turn turns[2];
-    std::atomic<std::uint64_t> writes;  // the last turn in which it wrote to the others' memory; 0: none yet
+    Round rounds[2];
+    std::atomic<std::uint64_t> writes;  // the last round in which it wrote to the others' memory; 0: none yet
   };
   enum State : std::uint32_t { kHere, kLeft, kGaveUp };
   struct alignas(64) Sleeper {
-    std::atomic<std::uint32_t> bell;  // rung by the others
+    std::atomic<std::uint32_t> wake_word;  // changed by the others, who wake this rank then
     std::atomic<std::uint32_t> asleep;
     std::atomic<std::uint32_t> state;
     std::atomic<std::uint32_t> asked;        // how often
@@ -152,25 +152,25 @@ class Communicator {
     return reinterpret_cast<Sleeper*>(segment_.data() +
                                       sizeof(Arrival) * static_cast<std::size_t>(size_))[rank];
   }
-  std::byte* slot(int rank, std::uint64_t turn) const {
-    return slots_ + (static_cast<std::size_t>(rank) * 2 + turn % 2) * kSlotBytes;
+  std::byte* slot(int rank, std::uint64_t round) const {
+    return slots_ + (static_cast<std::size_t>(rank) * 2 + round % 2) * kSlotBytes;
   }
   bool is_written_to() const;
   void share_segment(KeyValueStore& kv_store, base::Deadline deadline);
   void find_cores(KeyValueStore& kv_store, base::Deadline deadline);
   void report_init_failure(KeyValueStore& kv_store, const std::string& why);
   void begin_sleep();
-  void finish_sleep(std::chrono::nanoseconds timeout);
-  void awake();
+  void sleep_on_wake_word(std::chrono::nanoseconds timeout);
+  void end_sleep();
 
   const int rank_;
   const int size_;
-  Links links_;
+  PeerConnections connections_;
   SharedMemory segment_;
   std::byte* slots_ = nullptr;
   Ring* rings_ = nullptr;
-  std::uint64_t turn_ = 0;  // that this rank has arrived at
-  std::uint32_t heard_ = 0;
+  std::uint64_t round_ = 0;  // that this rank has arrived at
+  std::uint32_t seen_wake_word_ = 0;
   bool core_each_ = false;
   std::vector<std::uint64_t> handed_;                          // arenas that the peers have
   std::vector<std::map<std::uint64_t, SharedMemory>> arenas_;  // of each peer

@@ -1,9 +1,9 @@
 // Collectives are coroutines in a queue, of which only the first advances; messages advance beside them. A
-// thread that finds the wheel free takes it: it advances what it can, spins for some microseconds, and then
-// sleeps. Always: at most one thread has the wheel, and it alone touches tasks, so it advances them without
-// the mutex. Where nothing moved after a sleep it looks for dead peers and for deadlines that have passed.
-// Any failure ends all operations: the ranks may be at different turns by then, so nothing that comes later
-// could be trusted.
+// thread that finds the progress lock free takes it: it advances what it can, spins for some microseconds,
+// and then sleeps. Always: at most one thread holds the lock, and it alone touches tasks, so it advances them
+// without the mutex. Where nothing moved after a sleep it looks for dead peers and for deadlines that have
+// passed. Any failure ends all operations: the ranks may be at different rounds by then, so nothing that
+// comes later could be trusted.
 #include "cohort/comm/backends/shm/internal/engine.h"
 
 #include <sched.h>
@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr microseconds kSpin(50);  // each rank has a core: as long as two turns of a large chunk
+constexpr microseconds kSpin(50);  // each rank has a core: as long as two rounds of a large chunk
 constexpr int kShortSpins = 64;    // ranks share cores: about a microsecond
 constexpr int kYields = 4;
 constexpr milliseconds kLook(100);  // between looks at who is gone
@@ -81,29 +81,29 @@ Engine::~Engine() {
   if (is_idle()) return;
   fail_all(std::make_exception_ptr(CommError("comm.shm", "the group was closed before it was over")),
            "the group was closed");
-  leave_wheel();
+  unlock_progress();
 }
 
-// The wheel; who asks for it by `stop_` is first.
-bool Engine::is_free() const {
-  return !driven_ && !stop_.load();
+// Who asks for the lock by `stop_` is first.
+bool Engine::can_lock_progress() const {
+  return !is_progress_locked_ && !stop_.load();
 }
 
-bool Engine::take_wheel() {
+bool Engine::try_lock_progress() {
   const std::lock_guard lock(mutex_);
-  if (!is_free()) return false;
-  driven_ = true;
+  if (!can_lock_progress()) return false;
+  is_progress_locked_ = true;
   return true;
 }
 
-void Engine::leave_wheel() {
+void Engine::unlock_progress() {
   const std::vector<std::function<void()>> callbacks = std::move(callbacks_);
   callbacks_.clear();
   {
     const std::lock_guard lock(mutex_);
-    driven_ = false;
+    is_progress_locked_ = false;
     if (waiting_ > 0) changed_.notify_all();
-    if (wanted_) wake_progress_thread();
+    if (is_progress_wanted_) wake_progress_thread();
   }
   for (const auto& callback : callbacks) callback();
 }
@@ -116,23 +116,23 @@ void Engine::begin(const std::shared_ptr<Operation>& operation) {
     any_begun_.store(true);
   }
   bool is_left_to_wait = false;
-  if (take_wheel()) {
+  if (try_lock_progress()) {
     advance_all();
     // That it has begun means that those before it are over.
     is_left_to_wait =
-        operation->over.load() || (operation->make == nullptr && operation->turns == Turns::kOne);
-    leave_wheel();
+        operation->over.load() || (operation->make == nullptr && operation->rounds == Rounds::kOne);
+    unlock_progress();
   }
-  if (!is_left_to_wait) make_progress();
+  if (!is_left_to_wait) request_progress();
 }
 
-void Engine::make_progress() {
+void Engine::request_progress() {
   {
     const std::lock_guard lock(mutex_);
-    wanted_ = true;
+    is_progress_wanted_ = true;
   }
   wake_progress_thread();
-  ranks_->wake(ranks_->rank());  // who drives may sleep
+  ranks_->wake(ranks_->rank());  // its holder may sleep
 }
 
 void Engine::wake_progress_thread() {
@@ -149,8 +149,8 @@ void Engine::ask_others() {
   ranks_->ask(others);
 }
 
-// They have begun in time what this rank waits for, and may compute: their threads get this long to go on
-// with it, whenever its deadline was.
+// They have begun in time what this rank waits for, and may compute: their threads get this long to continue
+// it, whenever its deadline was.
 bool Engine::others_were_asked_just_now() const {
   if (collectives_.empty()) return false;
   const Operation& first = *collectives_.front();
@@ -168,28 +168,28 @@ void Engine::when_over(Operation& operation, std::function<void()> body) {
   if (body) {
     body();
   } else {
-    make_progress();
+    request_progress();
   }
 }
 
 void Engine::wait(Operation& operation, base::Deadline deadline) {
-  // The operation's own end says more than that of a wait, and who drives looks at it.
+  // The operation's own end says more than that of a wait, and the lock's holder checks it.
   if (!deadline.is_never() && operation.deadline.end() - milliseconds(50) <= deadline.end()) {
     deadline = base::Deadline::never();
   }
   while (!operation.over.load(std::memory_order_acquire)) {
     const bool is_last = deadline.expired();
-    if (take_wheel()) {
-      drive([&] { return operation.over.load(std::memory_order_acquire) || deadline.expired(); });
+    if (try_lock_progress()) {
+      progress_until([&] { return operation.over.load(std::memory_order_acquire) || deadline.expired(); });
       if (is_last) advance_all();  // what came before the deadline, unseen
-      leave_wheel();
+      unlock_progress();
     } else {
       std::unique_lock lock(mutex_);
       ++waiting_;
-      const auto ready = [&] { return operation.over.load() || is_free(); };
+      const auto ready = [&] { return operation.over.load() || can_lock_progress(); };
       const bool is_ready = base::wait(changed_, lock, ready, deadline);
       --waiting_;
-      if (is_ready) continue;  // where it is not over, who drove has left, and nobody has looked since
+      if (is_ready) continue;  // where it is not over, the lock was released, and nobody has looked since
     }
     if (is_last && !operation.over.load()) {
       throw TimeoutError("comm.shm", base::concat(name_of(operation), " is not over after ",
@@ -200,12 +200,12 @@ void Engine::wait(Operation& operation, base::Deadline deadline) {
 }
 
 bool Engine::test(Operation& operation) {
-  if (!operation.over.load() && take_wheel()) {
+  if (!operation.over.load() && try_lock_progress()) {
     if (!advance_all()) {
       ask_others();
       look_for_faults();
     }
-    leave_wheel();
+    unlock_progress();
   }
   return operation.over.load(std::memory_order_acquire);
 }
@@ -214,21 +214,21 @@ void Engine::cancel(const std::string& why) {
   {
     std::unique_lock lock(mutex_);
     ++waiting_;
-    // Who drives looks at `stop_` and leaves, and nobody else takes the wheel; but one who cancels too
+    // The holder sees `stop_` and releases the lock, and nobody else takes it; but one who cancels too
     // resets it.
-    const auto is_undriven = [this] {
-      if (!driven_) return true;
+    const auto is_unlocked = [this] {
+      if (!is_progress_locked_) return true;
       stop_.store(true);
       ranks_->wake(ranks_->rank());
       return false;
     };
-    base::wait(changed_, lock, is_undriven, base::Deadline::never());
+    base::wait(changed_, lock, is_unlocked, base::Deadline::never());
     --waiting_;
-    driven_ = true;
+    is_progress_locked_ = true;
     stop_.store(false);
   }
   fail_all(std::make_exception_ptr(CommError("comm.shm", why)), why);
-  leave_wheel();
+  unlock_progress();
 }
 
 std::string Engine::name_of(const Operation& operation) const {
@@ -304,7 +304,7 @@ bool Engine::is_idle() const {
   return collectives_.empty() && running_messages_.empty() && !any_begun_.load();
 }
 
-// Turns no longer agree between the ranks, or a message is cut: nothing after this can be trusted.
+// Rounds no longer agree between the ranks, or a message is cut: nothing after this can be trusted.
 void Engine::fail_all(const std::exception_ptr& error, const std::string& why) {
   const bool is_memory_ours = ranks_->give_up(why);
   std::deque<std::shared_ptr<Operation>> all;
@@ -362,10 +362,10 @@ void Engine::look_for_faults() {
   const bool is_behind = late->make != nullptr && !collectives_.empty();
   const Operation& awaited = is_behind ? *collectives_.front() : *late;
   std::vector<int> missing;
-  for (int look = 0; missing.empty() && look < kLastLooks; ++look) {  // of a turn each
+  for (int look = 0; missing.empty() && look < kLastLooks; ++look) {  // of a round each
     // What came while this thread stood still may be all that was needed. Else nothing has ended.
     if (advance_all() || is_idle()) return;
-    ask_others();  // the call may have come to its next turn: they get their time, unless they had it before
+    ask_others();  // the call may have come to its next round: they get their time, unless they had it before
     if (first_late() != late) return;
     missing = ranks_of(awaited.task.waits_for());
   }
@@ -377,12 +377,12 @@ void Engine::look_for_faults() {
 }
 
 template <typename Until>
-void Engine::drive(const Until& until) {
+void Engine::progress_until(const Until& until) {
   const auto over = [&] { return until() || !callbacks_.empty() || stop_.load(); };
   while (!over()) {
     if (advance_all() || spin()) continue;
     // Asked last of all: only now does nothing that comes go by unseen.
-    ranks_->sleep(nap(), [&] {
+    ranks_->sleep(sleep_time(), [&] {
       if (advance_all() || over()) return true;
       ask_others();
       return false;
@@ -407,7 +407,7 @@ bool Engine::spin() {
   return false;
 }
 
-std::chrono::nanoseconds Engine::nap() const {
+std::chrono::nanoseconds Engine::sleep_time() const {
   auto left = std::chrono::nanoseconds(kLook);
   const auto shorten = [&left](const Operation& operation) {
     left = std::min<std::chrono::nanoseconds>(left, operation.deadline.remaining());
@@ -424,24 +424,24 @@ void Engine::run() {
     {
       const std::lock_guard lock(mutex_);
       if (stopped_) return;
-      if (asked != heard) wanted_ = true;
+      if (asked != heard) is_progress_wanted_ = true;
       heard = asked;
-      is_mine = wanted_ && is_free();
+      is_mine = is_progress_wanted_ && can_lock_progress();
       if (is_mine) {
-        wanted_ = false;
-        driven_ = true;
+        is_progress_wanted_ = false;
+        is_progress_locked_ = true;
       }
     }
     if (!is_mine) {
       ranks_->sleep_until_asked(asked);
       continue;
     }
-    drive([this] { return is_idle(); });
+    progress_until([this] { return is_idle(); });
     if (!is_idle()) {
       const std::lock_guard lock(mutex_);
-      wanted_ = true;  // it left for a callback, or for cancel()
+      is_progress_wanted_ = true;  // it left for a callback, or for cancel()
     }
-    leave_wheel();
+    unlock_progress();
   }
 }
 

@@ -29,7 +29,7 @@ struct Operation {
   base::Deadline deadline;
   std::function<Task()> make;  ///< called once, when those before it are over
   bool is_message = false;     ///< does not wait for those before it
-  Turns turns = Turns::kMany;
+  Rounds rounds = Rounds::kMany;
   std::shared_ptr<void> keep;  ///< lives until it is over
 
   std::atomic<bool> over{false};
@@ -43,12 +43,12 @@ struct Operation {
 /// Runs what was begun, in order: on the thread that waits for it, and on one of its own for what nobody
 /// waits for.
 ///
-/// Note [Who drives]: one thread at a time drives, which is to advance tasks, and to spin and sleep between.
-/// What begins is advanced once by its caller, if nobody drives. Where one turn is then all that the others
-/// need, the rest is left to wait(); a second turn, which some calls have, is the progress thread's once
-/// another rank waits for it so long that it would sleep: it asks. Anything longer, and what has a future, is
-/// the progress thread's at once, unless wait() comes first. To wake that thread takes some microseconds,
-/// more than such a call. Threads: any.
+/// Note [Progress lock]: one thread at a time holds the progress lock. It advances tasks, and spins and
+/// sleeps in between. What begins is advanced once by its caller, if the lock is free. Where one round is
+/// then all that the others need, the rest is left to wait(); a second round, which some calls have, is the
+/// progress thread's once another rank waits for it so long that it would sleep: it asks. Anything longer,
+/// and what has a future, is the progress thread's at once, unless wait() comes first. To wake that thread
+/// takes some microseconds, more than such a call. Threads: any.
 class Engine {
  public:
   explicit Engine(std::unique_ptr<Communicator> ranks);
@@ -75,19 +75,19 @@ class Engine {
   void cancel(const std::string& why);
 
  private:
-  void make_progress();
+  void request_progress();
   void wake_progress_thread();
   void ask_others();
   bool others_were_asked_just_now() const;
-  bool is_free() const;
-  bool take_wheel();
-  void leave_wheel();
+  bool can_lock_progress() const;
+  bool try_lock_progress();
+  void unlock_progress();
   bool advance_all();
   bool is_idle() const;
   template <typename Until>
-  void drive(const Until& until);
+  void progress_until(const Until& until);
   bool spin();
-  std::chrono::nanoseconds nap() const;
+  std::chrono::nanoseconds sleep_time() const;
   void look_for_faults();
   Operation* first_late() const;
   bool advance(Operation& operation);
@@ -101,8 +101,8 @@ class Engine {
 
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
-  bool driven_ = false;
-  bool wanted_ = false;  // progress
+  bool is_progress_locked_ = false;
+  bool is_progress_wanted_ = false;  // progress
   bool stopped_ = false;
   int waiting_ = 0;
   std::string broken_;
@@ -110,8 +110,8 @@ class Engine {
   std::atomic<bool> any_begun_{false};
   std::atomic<bool> stop_{false};
 
-  // Of who drives.
-  std::vector<std::function<void()>> callbacks_;  // called when it leaves the wheel
+  // Of the thread that holds the progress lock.
+  std::vector<std::function<void()>> callbacks_;  // called when it releases the lock
   std::chrono::steady_clock::time_point looked_{};
   std::deque<std::shared_ptr<Operation>> collectives_;
   std::list<std::shared_ptr<Operation>> running_messages_;

@@ -12,7 +12,7 @@
 
 namespace cohort::comm::shm {
 
-/// What one rank says to one other. Tasks of this kind go on beside each other and beside collectives; each
+/// What one rank says to one other. Messages advance beside each other and beside collectives; each task
 /// must be begun, by one advance(), in the order of the calls. Messages with one tag from one rank to one
 /// other come in the order in which they were sent.
 class Messages {

@@ -8,7 +8,7 @@ namespace cohort::comm::shm {
 namespace {
 
 // From the lowest bit on.
-constexpr int kKindBits = 4, kDtypeBits = 4, kOpBits = 4, kRootBits = 6;
+constexpr int kTypeBits = 4, kDtypeBits = 4, kOpBits = 4, kRootBits = 6;
 static_assert(kDtypes <= 1 << kDtypeBits && kOps < 1 << kOpBits);
 
 }  // namespace
@@ -18,7 +18,7 @@ std::uint64_t Signature::pack() const {
   word = word << kRootBits | static_cast<std::uint64_t>(root);
   word = word << kOpBits | static_cast<std::uint64_t>(op);
   word = word << kDtypeBits | static_cast<std::uint64_t>(dtype);
-  return word << kKindBits | static_cast<std::uint64_t>(kind);
+  return word << kTypeBits | static_cast<std::uint64_t>(type);
 }
 
 Signature Signature::unpack(std::uint64_t word) {
@@ -28,7 +28,7 @@ Signature Signature::unpack(std::uint64_t word) {
     return field;
   };
   Signature signature;
-  signature.kind = static_cast<Kind>(take(kKindBits));
+  signature.type = static_cast<CollectiveType>(take(kTypeBits));
   signature.dtype = static_cast<Dtype>(take(kDtypeBits));
   signature.op = static_cast<Op>(take(kOpBits));
   signature.root = static_cast<int>(take(kRootBits));
@@ -37,16 +37,17 @@ Signature Signature::unpack(std::uint64_t word) {
 }
 
 std::string Signature::text() const {
-  constexpr std::array<const char*, 10> kinds = {"meeting",    "all_reduce",     "broadcast",  "reduce",
+  constexpr std::array<const char*, 10> names = {"rendezvous", "all_reduce",     "broadcast",  "reduce",
                                                  "all_gather", "reduce_scatter", "all_to_all", "gather",
                                                  "scatter",    "barrier"};
-  std::string text = kinds[static_cast<std::size_t>(kind)];
-  if (kind == Kind::kBarrier || kind == Kind::kMeet) return text;
-  if (kind != Kind::kAllToAll) text += base::concat(" of ", bytes, " bytes");
+  std::string text = names[static_cast<std::size_t>(type)];
+  if (type == CollectiveType::kBarrier || type == CollectiveType::kRendezvous) return text;
+  if (type != CollectiveType::kAllToAll) text += base::concat(" of ", bytes, " bytes");
   if (dtype != Dtype::kBytes) text += base::concat(" ", name_of(dtype));
   if (op != Op::kNone) text += base::concat(" ", name_of(op));
-  if (kind == Kind::kBroadcast || kind == Kind::kScatter) text += base::concat(" from ", root);
-  if (kind == Kind::kReduce || kind == Kind::kGather) text += base::concat(" to ", root);
+  if (type == CollectiveType::kBroadcast || type == CollectiveType::kScatter)
+    text += base::concat(" from ", root);
+  if (type == CollectiveType::kReduce || type == CollectiveType::kGather) text += base::concat(" to ", root);
   return text;
 }
 

@@ -7,8 +7,8 @@
 
 namespace cohort::comm::shm {
 
-enum class Kind : std::uint8_t {
-  kMeet,
+enum class CollectiveType : std::uint8_t {
+  kRendezvous,
   kAllReduce,
   kBroadcast,
   kReduce,
@@ -20,10 +20,10 @@ enum class Kind : std::uint8_t {
   kBarrier,
 };
 
-/// What a rank calls. It travels with every turn, in one word, so that calls that differ between the ranks
+/// What a rank calls. It travels with every round, in one word, so that calls that differ between the ranks
 /// are an error and not wrong numbers.
 struct Signature {
-  Kind kind = Kind::kBarrier;
+  CollectiveType type = CollectiveType::kBarrier;
   Dtype dtype = Dtype::kBytes;
   Op op = Op::kNone;
   int root = 0;             ///< below 64

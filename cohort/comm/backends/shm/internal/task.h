@@ -20,7 +20,8 @@ class Condition {
   virtual bool ready() = 0;
   /// The ranks, a bit each, without which it cannot hold.
   virtual std::uint64_t waits_for() const = 0;
-  /// Those of them that have begun the same collective: where nobody drives them, they can be asked to go on.
+  /// Those of them that have begun the same collective: where no thread advances them, they can be asked to
+  /// continue.
   virtual std::uint64_t can_be_asked() const { return 0; }
 
  protected:
@@ -80,7 +81,7 @@ class Task {
     if (handle_) handle_.destroy();
   }
 
-  /// Goes on until it is done (true) or has to wait (false). Throws: what the task threw.
+  /// Runs until it is done (true) or has to wait (false). Throws: what the task threw.
   bool advance() {
     promise_type& promise = handle_.promise();
     while (!handle_.done()) {

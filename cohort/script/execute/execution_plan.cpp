@@ -1,4 +1,4 @@
-#include "cohort/script/execute/plan.h"
+#include "cohort/script/execute/execution_plan.h"
 
 #include <algorithm>
 #include <unordered_set>
@@ -9,7 +9,7 @@ namespace cohort::script {
 namespace {
 
 // A view that is the same value as what it is a view of: detach().
-bool is_elided(const Call& call) {
+bool is_elided(const OperatorCall& call) {
   return call.is_view && call.inputs.size() == 1 && call.results.size() == 1 &&
          call.inputs.front().slots == call.results.front().slots;
 }
@@ -25,7 +25,7 @@ at::Tensor view_of(const at::Tensor& base, const Layout& layout, std::int64_t of
   return at::Tensor(std::move(impl));
 }
 
-Plan::Plan(const Trace& recorded) {
+ExecutionPlan::ExecutionPlan(const Trace& recorded) {
   const auto& values = recorded.tape.values();
   fixed.resize(values.size());
   hoisted.resize(values.size());
@@ -39,32 +39,32 @@ Plan::Plan(const Trace& recorded) {
   find_steps(recorded);
   find_effects(recorded);
   find_written(recorded);
-  const std::span<Step> forward(steps.data(), split);
-  lanes = find_lanes(recorded.tape, forward);
-  for (const Part part : {Part::kForward, Part::kBackward}) {
-    const std::span<Step> own(steps.data() + begin(part), end(part) - begin(part));
-    // Segments are cut where gradients are final in the tape's order, lanes where they were forked.
-    if (part == Part::kForward ? lanes.empty() : recorded.segments.size() <= 1) {
-      order_for_memory(recorded.tape, kept(part, recorded), own);
+  const std::span<PlannedStep> forward(steps.data(), split);
+  regions = find_regions(recorded.tape, forward);
+  for (const Phase phase : {Phase::kForward, Phase::kBackward}) {
+    const std::span<PlannedStep> own(steps.data() + begin(phase), end(phase) - begin(phase));
+    // Segments are cut where gradients are final in the tape's order, regions where they were forked.
+    if (phase == Phase::kForward ? regions.empty() : recorded.segments.size() <= 1) {
+      order_for_memory(recorded.tape, kept(phase, recorded), own);
     }
-    plan_lives(recorded, part);
+    plan_lives(recorded, phase);
   }
-  drop_last = defer_release(recorded.tape, lanes, forward);
+  releases_at_end = defer_release(recorded.tape, regions, forward);
 }
 
-void Plan::find_steps(const Trace& recorded) {
+void ExecutionPlan::find_steps(const Trace& recorded) {
   const auto& calls = recorded.tape.calls();
   for (std::size_t i = 0; i < calls.size(); ++i) {
     if (i == recorded.split) split = steps.size();
     if (is_elided(calls[i]) || add_views(recorded, i)) continue;
-    steps.push_back({.call = i, .drop = {}});
+    steps.push_back({.call = i, .releases = {}});
   }
   if (recorded.split >= calls.size()) split = steps.size();
 }
 
-bool Plan::add_views(const Trace& recorded, std::size_t number) {
+bool ExecutionPlan::add_views(const Trace& recorded, std::size_t number) {
   const auto& values = recorded.tape.values();
-  const Call& call = recorded.tape.calls()[number];
+  const OperatorCall& call = recorded.tape.calls()[number];
   // Where a view of the user's own lies may depend on values.
   if (!call.is_view || call.is_custom_op || call.inputs.empty() || call.inputs.front().slots.size() != 1)
     return false;
@@ -89,12 +89,12 @@ bool Plan::add_views(const Trace& recorded, std::size_t number) {
       hoisted_from[at_slot(slot)] = hoisted_from[at_slot(base)];
       return;
     }
-    steps.push_back({.call = number, .view = slot, .view_of = base, .offset = offset, .drop = {}});
+    steps.push_back({.call = number, .view = slot, .view_of = base, .offset = offset, .releases = {}});
   });
   return true;
 }
 
-void Plan::find_effects(const Trace& recorded) {
+void ExecutionPlan::find_effects(const Trace& recorded) {
   const auto& values = recorded.tape.values();
   const auto& calls = recorded.tape.calls();
   std::vector<bool> made_by_forward(values.size()), read(values.size());
@@ -117,9 +117,9 @@ void Plan::find_effects(const Trace& recorded) {
   for (const int slot : recorded.gradients) {
     if (slot >= 0) reads(slot, calls.size());
   }
-  const std::unordered_set<int> tangents(recorded.tangents.begin(), recorded.tangents.end());
+  const std::unordered_set<int> grad_outputs(recorded.grad_outputs.begin(), recorded.grad_outputs.end());
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (!read[i] || tangents.count(static_cast<int>(i)) != 0) continue;
+    if (!read[i] || grad_outputs.count(static_cast<int>(i)) != 0) continue;
     if (made_by_forward[i]) {
       saved.push_back(static_cast<int>(i));
     } else if (values[i].source == Source::kInput || values[i].source == Source::kCaptured) {
@@ -129,7 +129,7 @@ void Plan::find_effects(const Trace& recorded) {
 }
 
 // By each part, as autograd counts what it changes when it has ended.
-void Plan::find_written(const Trace& recorded) {
+void ExecutionPlan::find_written(const Trace& recorded) {
   const auto& values = recorded.tape.values();
   const auto& calls = recorded.tape.calls();
   std::array<std::vector<bool>, 2> storages;  // by part
@@ -141,21 +141,21 @@ void Plan::find_written(const Trace& recorded) {
   for (const int slot : saved) saved_is_written.push_back(storages[1][values[at_slot(slot)].storage]);
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (values[i].source != Source::kInput && values[i].source != Source::kCaptured) continue;
-    for (std::size_t part = 0; part < storages.size(); ++part) {
-      if (storages[part][values[i].storage]) written[part].push_back(static_cast<int>(i));
+    for (std::size_t phase = 0; phase < storages.size(); ++phase) {
+      if (storages[phase][values[i].storage]) written[phase].push_back(static_cast<int>(i));
     }
   }
 }
 
-std::vector<bool> Plan::kept(Part part, const Trace& recorded) const {
+std::vector<bool> ExecutionPlan::kept(Phase phase, const Trace& recorded) const {
   std::vector<bool> result(recorded.tape.values().size());
   const auto keep = [&](const std::vector<int>& slots) {
     for (const int slot : slots) {
       if (slot >= 0) result[at_slot(slot)] = true;
     }
   };
-  if (part == Part::kBackward || !recorded.has_backward) keep(recorded.gradients);
-  if (part == Part::kForward) {
+  if (phase == Phase::kBackward || !recorded.has_backward) keep(recorded.gradients);
+  if (phase == Phase::kForward) {
     keep(recorded.outputs);
     keep(recorded.inputs);
     keep(saved);
@@ -164,15 +164,15 @@ std::vector<bool> Plan::kept(Part part, const Trace& recorded) const {
 }
 
 // The last step of a part that uses a value lets it go, but for what is kept.
-void Plan::plan_lives(const Trace& recorded, Part part) {
-  const std::vector<bool> kept = this->kept(part, recorded);
+void ExecutionPlan::plan_lives(const Trace& recorded, Phase phase) {
+  const std::vector<bool> kept = this->kept(phase, recorded);
   std::vector<bool> seen(kept.size());
-  for (std::size_t i = end(part); i-- > begin(part);) {
-    Step& step = steps[i];
+  for (std::size_t i = end(phase); i-- > begin(phase);) {
+    PlannedStep& step = steps[i];
     const auto last = [&](int slot) {
       if (hoisted[at_slot(slot)] || seen[at_slot(slot)]) return;
       seen[at_slot(slot)] = true;
-      if (!kept[at_slot(slot)]) step.drop.push_back(slot);
+      if (!kept[at_slot(slot)]) step.releases.push_back(slot);
     };
     if (step.view != kUndefined) {
       last(step.view);

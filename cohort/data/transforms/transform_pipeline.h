@@ -13,9 +13,10 @@
 #include "cohort/data/image.h"
 #include "cohort/data/transforms/transform.h"
 
-/// From a picture, or a file's bytes, to normalised floats in the caller's buffer.
+/// From an image, or a file's bytes, to normalised floats in the caller's buffer.
 ///
-///     Pipeline pipeline({random_resized_crop(64), random_horizontal_flip(), to_tensor(), normalize(mean, std)});
+///     TransformPipeline pipeline(
+///         {random_resized_crop(64), random_horizontal_flip(), to_tensor(), normalize(mean, std)});
 ///     pipeline.run_encoded(bytes, "cat.jpg", random, buffer, Layout::kChannelsLast);
 namespace cohort::data {
 
@@ -24,27 +25,27 @@ using ImageShape = std::array<std::int64_t, 3>;
 
 /// A list of transforms, then ToTensor, then Normalize or nothing. Immutable but for `set_input_size`.
 /// Threads: any number may run one pipeline; scratch memory is per thread and reused.
-class Pipeline {
+class TransformPipeline {
  public:
-  /// Decodes pictures to `color`. Throws: ConfigError for specifications that cannot be used or stand in a
+  /// Decodes images to `color`. Throws: ConfigError for specifications that cannot be used or stand in a
   /// wrong order.
-  explicit Pipeline(const std::vector<TransformSpec>& specs, ColorMode color = ColorMode::kRgb,
-                    const DecodeOptions& decode = {});
-  ~Pipeline();
-  Pipeline(Pipeline&&) noexcept;
-  Pipeline& operator=(Pipeline&&) noexcept;
+  explicit TransformPipeline(const std::vector<TransformSpec>& specs, ColorMode color = ColorMode::kRgb,
+                             const DecodeOptions& decode = {});
+  ~TransformPipeline();
+  TransformPipeline(TransformPipeline&&) noexcept;
+  TransformPipeline& operator=(TransformPipeline&&) noexcept;
 
-  /// True when every picture comes out in one shape; else say `set_input_size` first.
+  /// True when every image comes out in one shape; else say `set_input_size` first.
   bool has_output_shape() const;
-  /// For transforms that keep the size they are given: pictures are of size `in`, and others are refused.
+  /// For transforms that keep the size they are given: images are of size `in`, and others are refused.
   void set_input_size(ImageSize in);
-  /// Returns the shape that every picture comes out in. Throws: UsageError while it is not known.
+  /// Returns the shape that every image comes out in. Throws: UsageError while it is not known.
   ImageShape output_shape() const;
   ColorMode color() const { return color_; }
 
-  /// Writes the transformed picture to `out`, which holds as many floats as `output_shape` says.
+  /// Writes the transformed image to `out`, which holds as many floats as `output_shape` says.
   /// Aliases: `image` is scratch afterwards. `name` stands in the messages.
-  /// Throws: DataError when this picture cannot be brought to `output_shape`; UsageError for a wrong channel
+  /// Throws: DataError when this image cannot be brought to `output_shape`; UsageError for a wrong channel
   /// count.
   void run(Image& image, base::RandomStream& random, float* out, Layout layout,
            const std::string& name = "image") const;
@@ -54,8 +55,8 @@ class Pipeline {
                    float* out, Layout layout) const;
 
  private:
-  void run_from(Image& image, const Action* first, base::RandomStream& random, float* out, Layout layout,
-                const std::string& name) const;
+  void run_from(Image& image, const CropResizeOp* first, base::RandomStream& random, float* out,
+                Layout layout, const std::string& name) const;
   void check_order(const std::vector<TransformSpec>& specs) const;
   void build_table(const TransformSpec* normalize);
 

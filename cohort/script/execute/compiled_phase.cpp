@@ -1,4 +1,4 @@
-#include "cohort/script/execute/stage.h"
+#include "cohort/script/execute/compiled_phase.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -25,7 +25,7 @@ ModeBits modes_now() {
 }
 
 // A call that is dispatched anew would meet autocast itself: its casts are calls of their own.
-ModeBits modes_of(const Call& call) {
+ModeBits modes_of(const OperatorCall& call) {
   ModeBits modes = call.grad_mode ? kGradients : 0;
   for (std::size_t i = 0; i < kAutocastKeys.size(); ++i) {
     if (call.below_autocast[i] || call.keys.empty()) modes |= below_bit(i);
@@ -43,39 +43,41 @@ void change_modes(ModeBits now, ModeBits modes) {
   }
 }
 
-int result_of(const Call& call, const Trace& recorded, const Plan& plan) {
-  if (call.results.size() != 1 || call.results.front().kind != TensorPlace::Kind::kTensor) return kUndefined;
+int result_of(const OperatorCall& call, const Trace& recorded, const ExecutionPlan& plan) {
+  if (call.results.size() != 1 || call.results.front().kind != TensorPlace::ArgumentType::kTensor)
+    return kUndefined;
   const int slot = call.results.front().slots.front();
   const bool is_made = slot >= 0 && !plan.hoisted[at_slot(slot)] &&
                        recorded.tape.values()[at_slot(slot)].source == Source::kMade;
   return is_made ? slot : kUndefined;
 }
 
-Stage plain_stage(const Trace& recorded, const Plan& plan, Part part) {
-  Stage stage;
-  if (part == Part::kForward) {
-    stage.lanes = plan.lanes;
-    stage.drop_last = plan.drop_last;
+CompiledPhase compile_plain(const Trace& recorded, const ExecutionPlan& plan, Phase phase) {
+  CompiledPhase compiled;
+  if (phase == Phase::kForward) {
+    compiled.regions = plan.regions;
+    compiled.releases_at_end = plan.releases_at_end;
   }
-  for (std::size_t i = plan.begin(part); i < plan.end(part); ++i) {
-    const Step& step = plan.steps[i];
-    Action& action = stage.actions.emplace_back();
-    action.number = step.call;
-    action.drop = step.drop;
-    if (stage.actions.size() > 1) action.modes = std::prev(stage.actions.end(), 2)->modes;
+  for (std::size_t i = plan.begin(phase); i < plan.end(phase); ++i) {
+    const PlannedStep& step = plan.steps[i];
+    Instruction& instruction = compiled.instructions.emplace_back();
+    instruction.number = step.call;
+    instruction.releases = step.releases;
+    if (compiled.instructions.size() > 1)
+      instruction.modes = std::prev(compiled.instructions.end(), 2)->modes;
     if (step.view != kUndefined) {
-      action.view = step.view;
-      action.view_of = step.view_of;
-      action.offset = step.offset;
+      instruction.view = step.view;
+      instruction.view_of = step.view_of;
+      instruction.offset = step.offset;
       continue;
     }
-    const Call& call = recorded.tape.calls()[step.call];
-    action.call = std::shared_ptr<const Call>(std::shared_ptr<void>(), &call);  // the tape's
-    action.modes = modes_of(call);
+    const OperatorCall& call = recorded.tape.calls()[step.call];
+    instruction.call = std::shared_ptr<const OperatorCall>(std::shared_ptr<void>(), &call);  // the tape's
+    instruction.modes = modes_of(call);
     if (!call.is_custom_op)
-      action.unboxed = unbox(call, result_of(call, recorded, plan));  // else sizes are checked
+      instruction.unboxed = unbox(call, result_of(call, recorded, plan));  // else sizes are checked
   }
-  return stage;
+  return compiled;
 }
 
 }  // namespace cohort::script

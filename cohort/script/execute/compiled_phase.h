@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cohort/script/execute/arena.h"
-#include "cohort/script/execute/plan.h"
+#include "cohort/script/execute/execution_plan.h"
 #include "cohort/script/ir/unboxed.h"
 
 namespace cohort::script {
@@ -18,20 +18,20 @@ using ModeBits = std::uint8_t;
 /// The calling thread's modes.
 ModeBits modes_now();
 /// The modes that a call runs in.
-ModeBits modes_of(const Call& call);
+ModeBits modes_of(const OperatorCall& call);
 /// Sets the calling thread's modes, which are `now`.
 void change_modes(ModeBits now, ModeBits modes);
 
 /// A step as it is run.
-struct Action {
-  std::size_t number = 0;                  ///< of the tape's call that it comes from
-  std::shared_ptr<const Call> call;        ///< null: a view
-  std::shared_ptr<const Unboxed> unboxed;  ///< of the call, where its signature is a common one
+struct Instruction {
+  std::size_t number = 0;                    ///< of the tape's call that it comes from
+  std::shared_ptr<const OperatorCall> call;  ///< null: a view
+  std::shared_ptr<const Unboxed> unboxed;    ///< of the call, where its signature is a common one
   int view = kUndefined, view_of = kUndefined;
   ModeBits modes = 0;  ///< a view's are those of the step before it
   std::int64_t offset = 0;
-  std::vector<int> drop;
-  std::vector<Block> blocks;                         ///< what the operator allocates, in order
+  std::vector<int> releases;
+  std::vector<PlannedBlock> blocks;                  ///< what the operator allocates, in order
   std::vector<std::pair<int, std::int64_t>> placed;  ///< results, by slot, that these blocks hold
 };
 
@@ -44,19 +44,19 @@ struct Resident {
 };
 
 /// One part of a program, ready to run.
-struct Stage {
-  std::vector<Action> actions;
-  std::vector<Lane> lanes;     ///< of actions
-  std::vector<int> drop_last;  ///< values that go when all actions have run
+struct CompiledPhase {
+  std::vector<Instruction> instructions;
+  std::vector<ParallelRegion> regions;  ///< of instructions
+  std::vector<int> releases_at_end;     ///< values that go when all instructions have run
   std::vector<Resident> residents;
   std::size_t arena_bytes = 0;
   std::size_t num_outs = 0;  ///< operators that write into residents
 };
 
 /// Returns a part of a plan whose operators allocate for themselves.
-Stage plain_stage(const Trace& recorded, const Plan& plan, Part part);
+CompiledPhase compile_plain(const Trace& recorded, const ExecutionPlan& plan, Phase phase);
 
 /// The slot that a call's only new result goes to; kUndefined: there is none, or it stays where it is.
-int result_of(const Call& call, const Trace& recorded, const Plan& plan);
+int result_of(const OperatorCall& call, const Trace& recorded, const ExecutionPlan& plan);
 
 }  // namespace cohort::script

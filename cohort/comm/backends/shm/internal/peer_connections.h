@@ -19,12 +19,12 @@ using base::KeyValueStore;
 
 /// A connection from each rank of a group to each other: memory is handed over it, and it says when a peer is
 /// gone. Threads: one caller at a time.
-class Links {
+class PeerConnections {
  public:
   /// All ranks are connected. Blocks until then. Every rank of the group makes one.
   /// Throws: RendezvousError naming the ranks that did not come; PeerError as soon as one has died, or says
   /// on the store under "not made" why it could not come; UsageError naming those on other hosts.
-  Links(KeyValueStore& kv_store, int rank, int size, base::Deadline deadline);
+  PeerConnections(KeyValueStore& kv_store, int rank, int size, base::Deadline deadline);
 
   /// Hands memory over, with a number that says which. The peer need not wait for it.
   /// Throws: PeerError when the peer is gone.
@@ -38,7 +38,7 @@ class Links {
   std::string why_gone(int peer) const;
 
  private:
-  struct Link {
+  struct Connection {
     base::Fd socket;
     // Shared by all groups; null where the system cannot say more than the socket does.
     std::shared_ptr<const base::Fd> process;
@@ -49,7 +49,7 @@ class Links {
                      const std::vector<std::string>& addresses, const std::string& token, int rank,
                      base::Deadline deadline);
 
-  std::vector<Link> links_;
+  std::vector<Connection> connections_;
 };
 
 }  // namespace cohort::comm::shm

@@ -10,8 +10,8 @@
 /// What ranks tell each other of a step before gradients are averaged.
 namespace cohort::parallel {
 
-/// What this rank brings to a step.
-struct Contribution {
+/// What this rank says of its part of a step.
+struct StepInfo {
   double weight = 1;   ///< samples that its mean loss was taken over, may be 0
   bool finite = true;  ///< false: no rank reduces anything, and the report says which rank said so
 };
@@ -25,13 +25,13 @@ struct AverageReport {
 };
 
 /// Throws: UsageError for a weight that is negative or not finite.
-void check_weight(const Contribution& mine);
+void check_weight(const StepInfo& mine);
 
-/// Returns this rank's words of a message whose sum over ranks all can read: its contribution, and behind it
+/// Returns this rank's words of a message whose sum over ranks all can read: its StepInfo, and behind it
 /// `more` zeros for the caller's own. On the CPU, float64.
 /// Throws: as check_weight().
-at::Tensor header_of(const comm::Group& group, const Contribution& mine, std::int64_t more = 0);
+at::Tensor make_step_header(const comm::Group& group, const StepInfo& mine, std::int64_t more = 0);
 /// Reads the sum: everything but AverageReport::bytes.
-AverageReport read_header(const at::Tensor& header, int num_ranks);
+AverageReport read_step_header(const at::Tensor& header, int num_ranks);
 
 }  // namespace cohort::parallel

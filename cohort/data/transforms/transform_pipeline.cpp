@@ -1,9 +1,9 @@
 // A cut and a mirroring are not carried out when they are planned: they move a view of the pixels and set a
 // flag. Pixels are copied only for a padding, before a transform that changes them, and before a mirrored
-// picture is resized. The last is needed because sums are not symmetric to the last bit; so delay never
+// image is resized. The last is needed because sums are not symmetric to the last bit; so delay never
 // changes a result. ToTensor and Normalize are a table of 256 floats per channel: the last pass only looks up
 // bytes. For an encoded file the header plans the first transform, and only its region is decoded.
-#include "cohort/data/transforms/pipeline.h"
+#include "cohort/data/transforms/transform_pipeline.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@
 namespace cohort::data {
 namespace {
 
-/// What one thread keeps between pictures.
+/// What one thread keeps between images.
 struct Scratch {
   Image decoded;
   Image spare[2];
@@ -34,19 +34,19 @@ bool contains(ImageSize size, const Region& region) {
          region.left + region.width <= size.width;
 }
 
-/// A picture on its way through a pipeline: pixels in some buffer, cut and mirrored only when that cannot
+/// An image on its way through a pipeline: pixels in some buffer, cut and mirrored only when that cannot
 /// wait.
-class Work {
+class ImageInProgress {
  public:
-  Work(Image& image, Scratch& scratch) : owner_(&image), scratch_(scratch) { view_whole(); }
+  ImageInProgress(Image& image, Scratch& scratch) : owner_(&image), scratch_(scratch) { view_whole(); }
 
   const PixelView& view() const { return view_; }
   bool mirrored() const { return mirrored_; }
 
-  void act(const Action& action) {
-    const Region& region = action.region;
-    if (region.height < 1 || region.width < 1 || action.size.height < 1 || action.size.width < 1) {
-      throw UsageError("data.pipeline", "a transform planned an empty picture");
+  void apply(const CropResizeOp& op) {
+    const Region& region = op.region;
+    if (region.height < 1 || region.width < 1 || op.size.height < 1 || op.size.width < 1) {
+      throw UsageError("data.pipeline", "a transform planned an empty image");
     }
     if (region != Region{0, 0, view_.height, view_.width}) {
       if (contains({view_.height, view_.width}, region)) {
@@ -58,15 +58,15 @@ class Work {
         pad(region);
       }
     }
-    if (action.size != ImageSize{view_.height, view_.width}) {
+    if (op.size != ImageSize{view_.height, view_.width}) {
       if (mirrored_) {  // sums are not symmetric to the last bit
         copy(Region{0, 0, view_.height, view_.width});
       }
       Image& target = spare();
-      scratch_.resampler.resize(view_, action.size, target);
+      scratch_.resampler.resize(view_, op.size, target);
       take(target);
     }
-    mirrored_ ^= action.mirror;
+    mirrored_ ^= op.mirror;
   }
 
   /// Returns the pixels as an image of their own; call `view_whole` after changing it.
@@ -127,9 +127,9 @@ class Work {
   bool mirrored_ = false;
 };
 
-/// Plans, and puts the picture's name before what a transform has against it.
-Action plan_named(const Transform& transform, ImageSize in, base::RandomStream& random,
-                  const std::string& name) {
+/// Plans, and puts the image's name before what a transform has against it.
+CropResizeOp plan_named(const Transform& transform, ImageSize in, base::RandomStream& random,
+                        const std::string& name) {
   try {
     return transform.plan(in, random);
   } catch (const DataError& error) {
@@ -176,7 +176,8 @@ void write(const PixelView& view, bool mirror, const float* table, float* out, L
 
 }  // namespace
 
-Pipeline::Pipeline(const std::vector<TransformSpec>& specs, ColorMode color, const DecodeOptions& decode)
+TransformPipeline::TransformPipeline(const std::vector<TransformSpec>& specs, ColorMode color,
+                                     const DecodeOptions& decode)
     : color_(color), decode_(decode), channels_(num_channels(color)) {
   check_order(specs);
   const TransformSpec* normalize = nullptr;
@@ -198,12 +199,12 @@ Pipeline::Pipeline(const std::vector<TransformSpec>& specs, ColorMode color, con
   build_table(normalize);
 }
 
-Pipeline::~Pipeline() = default;
-Pipeline::Pipeline(Pipeline&&) noexcept = default;
-Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
+TransformPipeline::~TransformPipeline() = default;
+TransformPipeline::TransformPipeline(TransformPipeline&&) noexcept = default;
+TransformPipeline& TransformPipeline::operator=(TransformPipeline&&) noexcept = default;
 
-void Pipeline::check_order(const std::vector<TransformSpec>& specs) const {
-  constexpr const char* kHint = "first what works on pictures, then ToTensor, then Normalize or nothing";
+void TransformPipeline::check_order(const std::vector<TransformSpec>& specs) const {
+  constexpr const char* kHint = "first what works on images, then ToTensor, then Normalize or nothing";
   const auto to_tensor =
       std::find_if(specs.begin(), specs.end(), [](const auto& s) { return s.name == "ToTensor"; });
   for (auto spec = specs.begin(); spec != specs.end(); ++spec) {
@@ -225,7 +226,7 @@ void Pipeline::check_order(const std::vector<TransformSpec>& specs) const {
   }
 }
 
-void Pipeline::build_table(const TransformSpec* normalize) {
+void TransformPipeline::build_table(const TransformSpec* normalize) {
   std::vector<double> mean = {0.0}, deviation = {1.0};
   if (normalize != nullptr) {
     TransformArgs args(*normalize);
@@ -236,9 +237,8 @@ void Pipeline::build_table(const TransformSpec* normalize) {
       }
       *values = args.numbers(key, {});
       if (values->size() != 1 && static_cast<int64_t>(values->size()) != channels_) {
-        args.fail(key,
-                  base::concat("got ", values->size(), " values, expected ", channels_,
-                               channels_ == 1 ? " (pictures are gray)" : " (pictures have colour) or 1"));
+        args.fail(key, base::concat("got ", values->size(), " values, expected ", channels_,
+                                    channels_ == 1 ? " (images are gray)" : " (images have colour) or 1"));
       }
     }
     if (std::any_of(deviation.begin(), deviation.end(),
@@ -258,32 +258,32 @@ void Pipeline::build_table(const TransformSpec* normalize) {
   }
 }
 
-bool Pipeline::has_output_shape() const {
+bool TransformPipeline::has_output_shape() const {
   return size_.height > 0;
 }
 
-void Pipeline::set_input_size(ImageSize in) {
+void TransformPipeline::set_input_size(ImageSize in) {
   for (const auto& transform : transforms_) {
     in = transform->output_size(in);
   }
   size_ = in;
 }
 
-ImageShape Pipeline::output_shape() const {
+ImageShape TransformPipeline::output_shape() const {
   if (!has_output_shape()) {
-    throw UsageError("data.pipeline", "the size of what comes out depends on the pictures",
+    throw UsageError("data.pipeline", "the size of what comes out depends on the images",
                      "add Resize with height and width, or a crop; or call set_input_size");
   }
   return {channels_, size_.height, size_.width};
 }
 
-void Pipeline::run(Image& image, base::RandomStream& random, float* out, Layout layout,
-                   const std::string& name) const {
+void TransformPipeline::run(Image& image, base::RandomStream& random, float* out, Layout layout,
+                            const std::string& name) const {
   run_from(image, nullptr, random, out, layout, name);
 }
 
-void Pipeline::run_encoded(std::span<const std::byte> file, const std::string& name,
-                           base::RandomStream& random, float* out, Layout layout) const {
+void TransformPipeline::run_encoded(std::span<const std::byte> file, const std::string& name,
+                                    base::RandomStream& random, float* out, Layout layout) const {
   ImageDecoder& decoder = thread_decoder();
   Image& decoded = thread_scratch().decoded;
   const ImageHeader header = decoder.open(file, color_, name, decode_);
@@ -292,7 +292,7 @@ void Pipeline::run_encoded(std::span<const std::byte> file, const std::string& n
     run_from(decoded, nullptr, random, out, layout, name);
     return;
   }
-  Action first = plan_named(*transforms_[0], header.size(), random, name);
+  CropResizeOp first = plan_named(*transforms_[0], header.size(), random, name);
   if (contains(header.size(), first.region) && first.region.height > 0 && first.region.width > 0) {
     decoder.read(first.region, decoded);
     first.region = {0, 0, decoded.height, decoded.width};
@@ -302,32 +302,31 @@ void Pipeline::run_encoded(std::span<const std::byte> file, const std::string& n
   run_from(decoded, &first, random, out, layout, name);
 }
 
-void Pipeline::run_from(Image& image, const Action* first, base::RandomStream& random, float* out,
-                        Layout layout, const std::string& name) const {
+void TransformPipeline::run_from(Image& image, const CropResizeOp* first, base::RandomStream& random,
+                                 float* out, Layout layout, const std::string& name) const {
   const ImageShape shape = output_shape();
   if (image.channels != num_channels(color_)) {
     throw UsageError("data.pipeline", base::concat(name, ": got ", image.channels, " channels, expected ",
                                                    num_channels(color_)));
   }
-  Work work(image, thread_scratch());
+  ImageInProgress image_in_progress(image, thread_scratch());
   for (const auto& transform : transforms_) {
-    const ImageSize size{work.view().height, work.view().width};
-    work.act(first != nullptr ? *first : plan_named(*transform, size, random, name));
+    const ImageSize size{image_in_progress.view().height, image_in_progress.view().width};
+    image_in_progress.apply(first != nullptr ? *first : plan_named(*transform, size, random, name));
     first = nullptr;
     if (transform->changes_pixels()) {
-      transform->apply(work.image(), random);
-      work.view_whole();
+      transform->apply(image_in_progress.image(), random);
+      image_in_progress.view_whole();
     }
   }
-  const PixelView& view = work.view();
+  const PixelView& view = image_in_progress.view();
   if (ImageShape{view.channels, view.height, view.width} != shape) {
-    throw DataError(
-        "data.pipeline",
-        base::concat(name, ": got a picture of ", view.channels, "x", view.height, "x", view.width,
-                     " after the transforms, expected ", shape[0], "x", shape[1], "x", shape[2]),
-        "add Resize with height and width, or a crop, so that all pictures come out alike");
+    throw DataError("data.pipeline",
+                    base::concat(name, ": got an image of ", view.channels, "x", view.height, "x", view.width,
+                                 " after the transforms, expected ", shape[0], "x", shape[1], "x", shape[2]),
+                    "add Resize with height and width, or a crop, so that all images come out alike");
   }
-  write(view, work.mirrored(), table_.data(), out, layout);
+  write(view, image_in_progress.mirrored(), table_.data(), out, layout);
 }
 
 }  // namespace cohort::data

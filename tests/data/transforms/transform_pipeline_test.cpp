@@ -1,4 +1,4 @@
-#include "cohort/data/transforms/pipeline.h"
+#include "cohort/data/transforms/transform_pipeline.h"
 
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ size_t count_of(const ImageShape& shape) {
   return static_cast<size_t>(shape[0] * shape[1] * shape[2]);
 }
 
-std::vector<float> run_file(const Pipeline& pipeline, const std::string& name, uint64_t position,
+std::vector<float> run_file(const TransformPipeline& pipeline, const std::string& name, uint64_t position,
                             Layout layout) {
   std::vector<float> out(count_of(pipeline.output_shape()));
   base::RandomStream random = stream(position);
@@ -36,7 +36,7 @@ std::vector<float> run_file(const Pipeline& pipeline, const std::string& name, u
 
 std::string message_of(const std::vector<TransformSpec>& specs, ColorMode color = ColorMode::kRgb) {
   try {
-    Pipeline pipeline(specs, color);
+    TransformPipeline pipeline(specs, color);
   } catch (const ConfigError& error) {
     return error.what();
   }
@@ -47,28 +47,30 @@ void expect_torchvisions(const std::string& name, std::vector<TransformSpec> spe
   specs.push_back(to_tensor());
   specs.push_back(normalize(kMean, kStd));
   const std::string& want = golden().at("pipeline_" + name + ".float");
-  const std::vector<float> got = run_file(Pipeline(specs), "jpeg_420.file", 0, Layout::kChannelsFirst);
+  const std::vector<float> got =
+      run_file(TransformPipeline(specs), "jpeg_420.file", 0, Layout::kChannelsFirst);
   ASSERT_EQ(got.size() * sizeof(float), want.size()) << name;
   EXPECT_EQ(std::memcmp(got.data(), want.data(), want.size()), 0) << name;
 }
 
-TEST(PipelineTest, EvaluationGivesTorchvisionsFloatsBitForBit) {
+TEST(TransformPipelineTest, EvaluationGivesTorchvisionsFloatsBitForBit) {
   expect_torchvisions("resize_crop", {resize(15), center_crop(14)});
   expect_torchvisions("crop_pads", {center_crop(24)});
   expect_torchvisions("gray_of_three", {resize(ImageSize{12, 30}), grayscale(3)});
 }
 
 /// Expects the bytes of golden `name` from jpeg_420 by `spec`, when chance gives `wanted`.
-void expect_bytes_of_torchvision(const std::string& name, const TransformSpec& spec, const Action& wanted) {
+void expect_bytes_of_torchvision(const std::string& name, const TransformSpec& spec,
+                                 const CropResizeOp& wanted) {
   const auto transform = make_transform(spec);
   uint64_t position = 0;
   for (;; ++position) {
     ASSERT_LT(position, 100000U) << name << ": no stream gives these parameters";
     base::RandomStream random = stream(position);
-    const Action action = transform->plan({19, 27}, random);
-    if (action.region == wanted.region && action.size == wanted.size && action.mirror == wanted.mirror) break;
+    const CropResizeOp op = transform->plan({19, 27}, random);
+    if (op.region == wanted.region && op.size == wanted.size && op.mirror == wanted.mirror) break;
   }
-  Pipeline pipeline({spec, to_tensor()});
+  TransformPipeline pipeline({spec, to_tensor()});
   pipeline.set_input_size({19, 27});
   const std::vector<float> got = run_file(pipeline, "jpeg_420.file", position, Layout::kChannelsLast);
   const std::vector<uint8_t> want = golden_pixels(name);
@@ -78,7 +80,7 @@ void expect_bytes_of_torchvision(const std::string& name, const TransformSpec& s
   }
 }
 
-TEST(PipelineTest, RandomTransformsGiveTorchvisionsPixelsAtTheSameParameters) {
+TEST(TransformPipelineTest, RandomTransformsGiveTorchvisionsPixelsAtTheSameParameters) {
   int crops = 0, pads = 0;
   for (const auto& [name, bytes] : golden()) {
     int top = 0, left = 0, height = 0, width = 0, new_height = 0, new_width = 0, padding = 0, size = 0;
@@ -103,14 +105,14 @@ TEST(PipelineTest, RandomTransformsGiveTorchvisionsPixelsAtTheSameParameters) {
   expect_bytes_of_torchvision("hflip", random_horizontal_flip(), {{0, 0, 19, 27}, {19, 27}, true});
 }
 
-TEST(PipelineTest, TrainingIsDecodeCropResizeFlipNormaliseByHand) {
-  const Pipeline pipeline(
+TEST(TransformPipelineTest, TrainingIsDecodeCropResizeFlipNormaliseByHand) {
+  const TransformPipeline pipeline(
       {random_resized_crop(16), random_horizontal_flip(), to_tensor(), normalize(kMean, kStd)});
   int flips = 0;
   for (uint64_t position = 0; position < 40; ++position) {
     const std::vector<float> got = run_file(pipeline, "jpeg_420.file", position, Layout::kChannelsLast);
     base::RandomStream random = stream(position);
-    const Action crop = make_transform(random_resized_crop(16))->plan({19, 27}, random);
+    const CropResizeOp crop = make_transform(random_resized_crop(16))->plan({19, 27}, random);
     const bool mirror = make_transform(random_horizontal_flip())->plan(crop.size, random).mirror;
     flips += mirror ? 1 : 0;
     const std::vector<uint8_t> whole = golden_pixels("jpeg_420.rgb");
@@ -136,8 +138,8 @@ TEST(PipelineTest, TrainingIsDecodeCropResizeFlipNormaliseByHand) {
   EXPECT_LT(flips, 32);
 }
 
-TEST(PipelineTest, LayoutsHoldTheSameNumbers) {
-  const Pipeline pipeline({random_resized_crop(10), random_horizontal_flip(), to_tensor()});
+TEST(TransformPipelineTest, LayoutsHoldTheSameNumbers) {
+  const TransformPipeline pipeline({random_resized_crop(10), random_horizontal_flip(), to_tensor()});
   for (uint64_t position = 0; position < 6; ++position) {
     const std::vector<float> first = run_file(pipeline, "jpeg_444.file", position, Layout::kChannelsFirst);
     const std::vector<float> last = run_file(pipeline, "jpeg_444.file", position, Layout::kChannelsLast);
@@ -149,7 +151,7 @@ TEST(PipelineTest, LayoutsHoldTheSameNumbers) {
   }
 }
 
-TEST(PipelineTest, EncodedIsDecodedAndThenRunForAnyOrderOfTransforms) {
+TEST(TransformPipelineTest, EncodedIsDecodedAndThenRunForAnyOrderOfTransforms) {
   const std::vector<std::vector<TransformSpec>> lists = {
       {random_crop(17), random_horizontal_flip(), to_tensor()},
       {random_crop(25, 5, true), to_tensor()},
@@ -162,7 +164,7 @@ TEST(PipelineTest, EncodedIsDecodedAndThenRunForAnyOrderOfTransforms) {
   };
   for (const ColorMode color : {ColorMode::kRgb, ColorMode::kGray}) {
     for (const auto& specs : lists) {
-      const Pipeline pipeline(specs, color);
+      const TransformPipeline pipeline(specs, color);
       for (uint64_t position = 0; position < 8; ++position) {
         for (const char* name :
              {"jpeg_420.file", "jpeg_cmyk.file", "png_palette.file", "png_interlaced.file"}) {
@@ -185,11 +187,12 @@ TEST(PipelineTest, EncodedIsDecodedAndThenRunForAnyOrderOfTransforms) {
   }
 }
 
-TEST(PipelineTest, MirroringThenCroppingIsDoneInThatOrder) {
+TEST(TransformPipelineTest, MirroringThenCroppingIsDoneInThatOrder) {
   Image image;
   image.reshape(1, 4, 1);
   image.pixels = {0, 51, 102, 255};
-  const Pipeline pipeline({random_horizontal_flip(1), center_crop(2), to_tensor()}, ColorMode::kGray);
+  const TransformPipeline pipeline({random_horizontal_flip(1), center_crop(2), to_tensor()},
+                                   ColorMode::kGray);
   float out[4] = {9, 9, 9, 9};
   base::RandomStream random = stream();
   pipeline.run(image, random, out, Layout::kChannelsFirst);
@@ -197,15 +200,15 @@ TEST(PipelineTest, MirroringThenCroppingIsDoneInThatOrder) {
             (std::vector<float>{0.4f, 0.2f, 0.0f, 0.0f}));  // a black row below
 }
 
-TEST(PipelineTest, OneValueOfMeanServesAllChannels) {
-  const Pipeline pipeline({center_crop(8), to_tensor(), normalize({0.5}, {0.25})});
-  const Pipeline same({center_crop(8), to_tensor(), normalize({0.5, 0.5, 0.5}, {0.25, 0.25, 0.25})});
+TEST(TransformPipelineTest, OneValueOfMeanServesAllChannels) {
+  const TransformPipeline pipeline({center_crop(8), to_tensor(), normalize({0.5}, {0.25})});
+  const TransformPipeline same({center_crop(8), to_tensor(), normalize({0.5, 0.5, 0.5}, {0.25, 0.25, 0.25})});
   EXPECT_EQ(run_file(pipeline, "jpeg_420.file", 0, Layout::kChannelsLast),
             run_file(same, "jpeg_420.file", 0, Layout::kChannelsLast));
 }
 
-TEST(PipelineTest, AShapeThatDependsOnThePicturesMustBeSaid) {
-  Pipeline pipeline({random_horizontal_flip(), to_tensor()}, ColorMode::kGray);
+TEST(TransformPipelineTest, AShapeThatDependsOnTheImagesMustBeSaid) {
+  TransformPipeline pipeline({random_horizontal_flip(), to_tensor()}, ColorMode::kGray);
   EXPECT_FALSE(pipeline.has_output_shape());
   EXPECT_THROW(pipeline.output_shape(), UsageError);
   pipeline.set_input_size({28, 28});
@@ -220,33 +223,33 @@ TEST(PipelineTest, AShapeThatDependsOnThePicturesMustBeSaid) {
   } catch (const DataError& error) {
     expect_in(error.what(), {"train/a.jpg", "1x19x27", "expected 1x28x28", "add Resize"});
   }
-  EXPECT_EQ(Pipeline({random_crop(24), grayscale(3), to_tensor()}, ColorMode::kGray).output_shape(),
+  EXPECT_EQ(TransformPipeline({random_crop(24), grayscale(3), to_tensor()}, ColorMode::kGray).output_shape(),
             (ImageShape{3, 24, 24}));
 }
 
-TEST(PipelineTest, WhatATransformRefusesIsNamed) {
-  const Pipeline pipeline({random_horizontal_flip(), random_crop(32), to_tensor()});
+TEST(TransformPipelineTest, WhatATransformRefusesIsNamed) {
+  const TransformPipeline pipeline({random_horizontal_flip(), random_crop(32), to_tensor()});
   try {
     run_file(pipeline, "jpeg_420.file", 0, Layout::kChannelsFirst);
     FAIL();
   } catch (const DataError& error) {
-    expect_in(error.what(), {"jpeg_420.file: ", "RandomCrop: got a picture of 19x27", "at least 32x32"});
+    expect_in(error.what(), {"jpeg_420.file: ", "RandomCrop: got an image of 19x27", "at least 32x32"});
   }
   Image image;
   image.reshape(1, 60000, 3);
-  const Pipeline tall({resize(8), center_crop(2), to_tensor()});
+  const TransformPipeline tall({resize(8), center_crop(2), to_tensor()});
   float out[12];
   base::RandomStream random = stream();
   try {
     tall.run(image, random, out, Layout::kChannelsFirst, "long.png");
     FAIL();
   } catch (const DataError& error) {
-    expect_in(error.what(), {"long.png: ", "Resize: a picture of 1x60000 would become 480000 pixels long"});
+    expect_in(error.what(), {"long.png: ", "Resize: an image of 1x60000 would become 480000 pixels long"});
   }
 }
 
-TEST(PipelineTest, WrongOrdersAreRefused) {
-  expect_in(message_of({center_crop(8)}), {"there is no ToTensor", "Try: first what works on pictures"});
+TEST(TransformPipelineTest, WrongOrdersAreRefused) {
+  expect_in(message_of({center_crop(8)}), {"there is no ToTensor", "Try: first what works on images"});
   expect_in(message_of({normalize(kMean, kStd), to_tensor()}), {"Normalize stands before ToTensor"});
   expect_in(message_of({to_tensor(), center_crop(8)}), {"CenterCrop stands after ToTensor"});
   expect_in(message_of({to_tensor(), to_tensor()}), {"ToTensor stands after ToTensor"});
@@ -255,9 +258,9 @@ TEST(PipelineTest, WrongOrdersAreRefused) {
   expect_in(message_of({to_tensor(), {"Normalise", {}}}), {"unknown transform Normalise", "Try: Normalize"});
 }
 
-TEST(PipelineTest, MeansMustFitTheChannels) {
+TEST(TransformPipelineTest, MeansMustFitTheChannels) {
   expect_in(message_of({to_tensor(), normalize(kMean, kStd)}, ColorMode::kGray),
-            {"Normalize.mean: got 3 values, expected 1 (pictures are gray)"});
+            {"Normalize.mean: got 3 values, expected 1 (images are gray)"});
   expect_in(message_of({to_tensor(), normalize({0.1, 0.2}, {1, 1})}),
             {"Normalize.mean: got 2 values, expected 3"});
   expect_in(message_of({to_tensor(), normalize(kMean, {1, 0, 1})}), {"Normalize.std: got 0"});
@@ -266,8 +269,8 @@ TEST(PipelineTest, MeansMustFitTheChannels) {
             {"Normalize has no argument inplace"});
 }
 
-TEST(PipelineTest, AnImageOfOtherChannelsIsAUsageError) {
-  const Pipeline pipeline({center_crop(2), to_tensor()});
+TEST(TransformPipelineTest, AnImageOfOtherChannelsIsAUsageError) {
+  const TransformPipeline pipeline({center_crop(2), to_tensor()});
   Image image;
   image.reshape(4, 4, 1);
   float out[12];

@@ -3,7 +3,7 @@
 // connection. Always: a rank listens until all ranks above it have connected. So a rank that is missing, and
 // at whose socket nobody listens at two looks, has died. Later a descriptor of the peer's process tells of
 // its death. The socket alone does not, since a child of the peer may hold it open.
-#include "cohort/comm/backends/shm/internal/links.h"
+#include "cohort/comm/backends/shm/internal/peer_connections.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -176,8 +176,8 @@ void check_same_machine(const std::vector<Contact>& contacts, int rank) {
 
 }  // namespace
 
-Links::Links(KeyValueStore& kv_store, int rank, int size, base::Deadline deadline)
-    : links_(static_cast<std::size_t>(size)) {
+PeerConnections::PeerConnections(KeyValueStore& kv_store, int rank, int size, base::Deadline deadline)
+    : connections_(static_cast<std::size_t>(size)) {
   if (size == 1) return;
   const base::Fd listener = new_socket();
   const std::string address = listen_somewhere(listener, size);
@@ -221,13 +221,13 @@ Links::Links(KeyValueStore& kv_store, int rank, int size, base::Deadline deadlin
 
 // Waits for those above this rank to connect. A rank listens until all above it have: where nobody listens
 // and no connection came, it has died.
-void Links::accept_others(const base::Fd& listener, KeyValueStore& kv_store,
-                          const std::vector<std::string>& addresses, const std::string& token, int rank,
-                          base::Deadline deadline) {
-  const auto is_here = [this](std::size_t peer) { return links_[peer].socket.is_open(); };
+void PeerConnections::accept_others(const base::Fd& listener, KeyValueStore& kv_store,
+                                    const std::vector<std::string>& addresses, const std::string& token,
+                                    int rank, base::Deadline deadline) {
+  const auto is_here = [this](std::size_t peer) { return connections_[peer].socket.is_open(); };
   const auto missing = [&] {
     std::vector<int> ranks;
-    for (std::size_t peer = static_cast<std::size_t>(rank) + 1; peer < links_.size(); ++peer) {
+    for (std::size_t peer = static_cast<std::size_t>(rank) + 1; peer < connections_.size(); ++peer) {
       if (!is_here(peer)) ranks.push_back(static_cast<int>(peer));
     }
     return ranks;
@@ -248,7 +248,7 @@ void Links::accept_others(const base::Fd& listener, KeyValueStore& kv_store,
       std::string said;
       int peer = -1;
       text >> said >> peer;
-      if (said == token && peer > rank && peer < static_cast<int>(links_.size()) &&
+      if (said == token && peer > rank && peer < static_cast<int>(connections_.size()) &&
           !is_here(static_cast<std::size_t>(peer)) && is_our_users(strangers[i])) {
         adopt(peer, std::move(strangers[i]));
       }
@@ -269,7 +269,7 @@ void Links::accept_others(const base::Fd& listener, KeyValueStore& kv_store,
     }
     if (is_over && !missing().empty()) {
       throw RendezvousError("comm.shm", base::concat(base::format_list("rank", missing()), " of ",
-                                                     links_.size(), " did not connect"));
+                                                     connections_.size(), " did not connect"));
     }
     if (!next_look.expired()) continue;
     next_look = base::Deadline(kLook);
@@ -285,16 +285,16 @@ void Links::accept_others(const base::Fd& listener, KeyValueStore& kv_store,
   }
 }
 
-void Links::adopt(int peer, base::Fd socket) {
-  Link& link = links_[static_cast<std::size_t>(peer)];
+void PeerConnections::adopt(int peer, base::Fd socket) {
+  Connection& connection = connections_[static_cast<std::size_t>(peer)];
   const ucred credentials = credentials_of(socket);
-  link.pid = credentials.pid;
+  connection.pid = credentials.pid;
   // A child of the peer that lives on keeps the socket open; the process itself cannot be mistaken.
-  if (link.pid > 0) link.process = process_of(link.pid);
-  link.socket = std::move(socket);
+  if (connection.pid > 0) connection.process = process_of(connection.pid);
+  connection.socket = std::move(socket);
 }
 
-void Links::send(int peer, int fd, std::uint64_t number) const {
+void PeerConnections::send(int peer, int fd, std::uint64_t number) const {
   Parcel parcel;
   parcel.number = number;
   cmsghdr* header = CMSG_FIRSTHDR(&parcel.message);
@@ -304,7 +304,8 @@ void Links::send(int peer, int fd, std::uint64_t number) const {
   std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
   ssize_t sent = -1;
   do {
-    sent = ::sendmsg(links_[static_cast<std::size_t>(peer)].socket.get(), &parcel.message, MSG_NOSIGNAL);
+    sent =
+        ::sendmsg(connections_[static_cast<std::size_t>(peer)].socket.get(), &parcel.message, MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   if (sent < 0) {
     throw PeerError("comm.shm",
@@ -312,12 +313,12 @@ void Links::send(int peer, int fd, std::uint64_t number) const {
   }
 }
 
-std::optional<std::pair<std::uint64_t, base::Fd>> Links::receive(int peer) const {
+std::optional<std::pair<std::uint64_t, base::Fd>> PeerConnections::receive(int peer) const {
   Parcel parcel;
   ssize_t length = -1;
   do {
-    length =
-        ::recvmsg(links_[static_cast<std::size_t>(peer)].socket.get(), &parcel.message, MSG_CMSG_CLOEXEC);
+    length = ::recvmsg(connections_[static_cast<std::size_t>(peer)].socket.get(), &parcel.message,
+                       MSG_CMSG_CLOEXEC);
   } while (length < 0 && errno == EINTR);
   if (length >= 0 && (parcel.message.msg_flags & MSG_CTRUNC) != 0) {
     throw SystemError("comm.shm",
@@ -332,25 +333,25 @@ std::optional<std::pair<std::uint64_t, base::Fd>> Links::receive(int peer) const
   return std::pair(parcel.number, base::Fd(fd));
 }
 
-std::string Links::why_gone(int peer) const {
-  const Link& link = links_[static_cast<std::size_t>(peer)];
-  const bool is_closed = base::ready_events(link.socket.get(), POLLRDHUP) != 0;
-  if (link.process) {
+std::string PeerConnections::why_gone(int peer) const {
+  const Connection& connection = connections_[static_cast<std::size_t>(peer)];
+  const bool is_closed = base::ready_events(connection.socket.get(), POLLRDHUP) != 0;
+  if (connection.process) {
     // The sockets of a process that ends are closed a moment before it is dead.
-    const base::Deadline patience(milliseconds(is_closed && link.pid != ::getpid() ? 100 : 0));
-    pollfd process{link.process->get(), POLLIN, 0};
+    const base::Deadline patience(milliseconds(is_closed && connection.pid != ::getpid() ? 100 : 0));
+    pollfd process{connection.process->get(), POLLIN, 0};
     bool is_dead = false, is_over = false;
     while (!is_dead && !is_over) {  // a signal that is handled ends a wait early
       is_over = patience.expired();
       is_dead = base::wait_for_files({&process, 1}, patience) > 0;
     }
     if (is_dead) {
-      return base::concat("died (process ", link.pid, ")");
+      return base::concat("died (process ", connection.pid, ")");
     }
   }
   if (!is_closed) return "";
-  return link.pid > 0 ? base::concat("closed its connection (process ", link.pid, ")")
-                      : "closed its connection";
+  return connection.pid > 0 ? base::concat("closed its connection (process ", connection.pid, ")")
+                            : "closed its connection";
 }
 
 }  // namespace cohort::comm::shm

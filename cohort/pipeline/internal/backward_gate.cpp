@@ -1,4 +1,4 @@
-#include "cohort/pipeline/internal/entrance.h"
+#include "cohort/pipeline/internal/backward_gate.h"
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
@@ -32,20 +32,20 @@ struct OwnGradient : torch::autograd::AccumulateGrad {
 
 }  // namespace
 
-Tensors Entrance::enter(const Tensors& leaves) {
-  Tensors entered;
+Tensors BackwardGate::attach(const Tensors& leaves) {
+  Tensors inputs;
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     const at::Tensor& leaf = leaves[i];
     const std::size_t first = core::first_place(leaves, i);
     if (first < i || !leaf.defined() || !leaf.requires_grad()) {
-      entered.push_back(first < i ? entered[first] : leaf);
+      inputs.push_back(first < i ? inputs[first] : leaf);
       continue;
     }
     const auto node = COHORT_MAKE_NODE(OwnGradient, leaf, is_open_);
     torch::autograd::impl::set_grad_accumulator(leaf, COHORT_WEAK_NODE(node));
-    entered.push_back(autograd::entered({leaf}).front());
+    inputs.push_back(autograd::non_leaf_proxies({leaf}).front());
   }
-  return entered;
+  return inputs;
 }
 
 }  // namespace cohort::pipeline

@@ -1,18 +1,18 @@
-#include "cohort/pipeline/internal/turns.h"
+#include "cohort/pipeline/internal/serialized_execution.h"
 
 #include "cohort/base/threads/wait.h"
 #include "cohort/pipeline/internal/channel.h"
 
 namespace cohort::pipeline {
 
-void Turns::wait(int who, const base::Deadline& deadline) {
+void SerializedExecution::wait(int placement, const base::Deadline& deadline) {
   std::unique_lock lock(mutex_);
-  const auto over = [&] { return closed_ || (next_ < order_.size() && order_[next_] == who); };
+  const auto over = [&] { return closed_ || (next_ < order_.size() && order_[next_] == placement); };
   if (!base::wait(changed_, lock, over, deadline)) throw ChannelTimeout();
   if (closed_) throw ChannelClosed();
 }
 
-void Turns::end() {
+void SerializedExecution::end() {
   {
     const std::lock_guard lock(mutex_);
     ++next_;
@@ -20,7 +20,7 @@ void Turns::end() {
   changed_.notify_all();
 }
 
-void Turns::close() {
+void SerializedExecution::close() {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;

@@ -1,4 +1,4 @@
-#include "cohort/parallel/contribution.h"
+#include "cohort/parallel/step_info.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -8,14 +8,14 @@
 
 namespace cohort::parallel {
 
-void check_weight(const Contribution& mine) {
+void check_weight(const StepInfo& mine) {
   if (!std::isfinite(mine.weight) || mine.weight < 0) {
     throw UsageError("parallel.average", base::concat("weight is ", mine.weight, ", expected 0 or more"));
   }
 }
 
 // [weight of each rank | 1 where it is not finite | the caller's]
-at::Tensor header_of(const comm::Group& group, const Contribution& mine, std::int64_t more) {
+at::Tensor make_step_header(const comm::Group& group, const StepInfo& mine, std::int64_t more) {
   check_weight(mine);
   at::Tensor header = at::zeros({2 * group.size() + more}, at::kDouble);
   auto* const words = header.mutable_data_ptr<double>();
@@ -24,7 +24,7 @@ at::Tensor header_of(const comm::Group& group, const Contribution& mine, std::in
   return header;
 }
 
-AverageReport read_header(const at::Tensor& header, int num_ranks) {
+AverageReport read_step_header(const at::Tensor& header, int num_ranks) {
   const auto* const words = header.const_data_ptr<double>();
   AverageReport report;
   for (int r = 0; r < num_ranks; ++r) {
