@@ -4,8 +4,9 @@ get_property(_libraries GLOBAL PROPERTY COHORT_LIBRARIES)
 include(CMakePackageConfigHelpers)
 if(_libraries)
   install(TARGETS ${_libraries} EXPORT CohortTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  # What lies under internal/ is not for users.
   install(DIRECTORY cohort/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cohort FILES_MATCHING PATTERN "*.h"
-    PATTERN "declarations" EXCLUDE)
+    PATTERN "declarations" EXCLUDE PATTERN "internal" EXCLUDE)
   install(EXPORT CohortTargets NAMESPACE cohort:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Cohort)
   configure_package_config_file(cmake/CohortConfig.cmake.in ${PROJECT_BINARY_DIR}/CohortConfig.cmake
     INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Cohort)

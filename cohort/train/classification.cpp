@@ -145,7 +145,7 @@ script::Tensors ClassificationTask::run(std::unique_ptr<script::Function>& scrip
 }
 
 ClassificationTask::BatchPart ClassificationTask::compute(const at::Tensor& input, const at::Tensor& target,
-                                                     double scale, double weight, bool last) {
+                                                          double scale, double weight, bool last) {
   if (runner_.step) {
     const auto narrow = autocast(input);
     const base::TimelineScope scope("forward and backward");

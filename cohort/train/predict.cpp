@@ -42,9 +42,9 @@ ImageTask task_of(const config::Config& config, std::optional<std::vector<std::s
   }
   if (!classes) classes = make_dataset(config, Split::kVal)->classes();
   ImageTask task{.color = config.data.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb,
-                   .image_size = config.data.image_size,
-                   .channels_last = channels_last(config),
-                   .classes = std::move(*classes)};
+                 .image_size = config.data.image_size,
+                 .channels_last = channels_last(config),
+                 .classes = std::move(*classes)};
   for (const config::TransformConfig& transform : val_transforms(config.data)) {
     task.transforms.push_back({transform.name, transform.args});
   }
@@ -167,10 +167,10 @@ Predictor Predictor::of_run(const config::Config& config, const fs::path& checkp
 Predictor Predictor::of_run(const config::Config& config, const TrainedWeights& trained,
                             std::int64_t batch_size) {
   const ImageTask task = task_of(config, trained.classes);
-  return {task,
-          call_of(config,
-                  make_trained_model(config, trained.tensors, task.classes.size(), image_field(config))),
-          batch_size};
+  return {
+      task,
+      call_of(config, make_trained_model(config, trained.tensors, task.classes.size(), image_field(config))),
+      batch_size};
 }
 
 Predictor Predictor::of_program(const fs::path& file) {

@@ -24,11 +24,11 @@ TEST(ScheduleFactoryTest, EachNameIsTheScheduleOfThatName) {
                                 .gamma = 0.1,
                                 .eta_min = 0.1};
   const std::map<std::string, LRSchedulePtr> expected = {{"constant", constant()},
-                                                       {"step", multistep({30, 60, 90}, 0.1)},
-                                                       {"multistep", multistep({20, 50}, 0.1)},
-                                                       {"cosine", per_epoch(cosine(10, 0.1), 10)},
-                                                       {"linear", per_epoch(linear(1.0, 0.2, 10), 10)},
-                                                       {"one_cycle", one_cycle({.total_steps = 100})}};
+                                                         {"step", multistep({30, 60, 90}, 0.1)},
+                                                         {"multistep", multistep({20, 50}, 0.1)},
+                                                         {"cosine", per_epoch(cosine(10, 0.1), 10)},
+                                                         {"linear", per_epoch(linear(1.0, 0.2, 10), 10)},
+                                                         {"one_cycle", one_cycle({.total_steps = 100})}};
   for (const auto& [name, schedule] : expected) {
     ScheduleOptions of = options;
     of.name = name;
@@ -41,11 +41,11 @@ TEST(ScheduleFactoryTest, EachNameIsTheScheduleOfThatName) {
 
 TEST(ScheduleFactoryTest, TheWarmUpRunsBeforeAndMilestonesCountFromTheStartOfTheRun) {
   const LRSchedulePtr schedule = make_schedule({.name = "multistep",
-                                              .total_steps = 100,
-                                              .warmup_steps = 4,
-                                              .warmup_start = 0.5,
-                                              .milestones = {10},
-                                              .gamma = 0.1});
+                                                .total_steps = 100,
+                                                .warmup_steps = 4,
+                                                .warmup_start = 0.5,
+                                                .milestones = {10},
+                                                .gamma = 0.1});
   EXPECT_DOUBLE_EQ(schedule->lr(0, 1), 0.5);
   EXPECT_DOUBLE_EQ(schedule->lr(9, 1), 1);
   EXPECT_DOUBLE_EQ(schedule->lr(10, 1), 0.1);

@@ -287,7 +287,7 @@ double states_per_parameter(const config::OptimConfig& config) {
 }
 
 std::shared_ptr<const optim::LRSchedule> make_schedule(const config::Config& config,
-                                                     std::int64_t steps_per_epoch) {
+                                                       std::int64_t steps_per_epoch) {
   if (steps_per_epoch < 1) {
     throw UsageError("train.make_schedule",
                      base::concat("steps_per_epoch: got ", steps_per_epoch, ", expected at least 1"));

@@ -65,7 +65,7 @@ double states_per_parameter(const config::OptimConfig& config);
 /// train.epochs or train.max_steps, whichever ends first. Throws: UsageError for no steps in an epoch, or a
 /// name that is no schedule's.
 std::shared_ptr<const optim::LRSchedule> make_schedule(const config::Config& config,
-                                                     std::int64_t steps_per_epoch);
+                                                       std::int64_t steps_per_epoch);
 
 /// Throws: UsageError for a name in `config` that no registry has, before anything is read or made.
 void check_names(const config::Config& config);

@@ -187,15 +187,8 @@ struct Cut {
   Cut(const ModelRunnerOptions& options, const std::shared_ptr<torch::nn::Module>& module, bool in_parts)
       : layers(models::layers_of(module)),
         model(layers),
-<<<<<<< HEAD:cohort/train/internal/model_runners.cpp
         placed(options.device_map.empty() ? place_by_measuring(options, devices_of(options), model, in_parts)
                                           : place_by_name(layers, options.device_map)) {}
-=======
-        placed(config.distributed.device_map.empty()
-                   ? place_by_measuring(config, placements_of(config.distributed, device), model,
-                                        input ? *input : image_field(config))
-                   : place_by_name(layers, config.distributed.device_map)) {}
->>>>>>> 8d391c78cf07417e336d712ae1dfc2d9533ad5f9:cohort/train/model_runner.cpp
 
   std::vector<core::NamedLayer> layers;
   pipeline::Stage model;
