@@ -1,6 +1,6 @@
 #include "cohort/config/keys.h"
 
-#include "cohort/config/tables.h"
+#include "cohort/config/internal/tables.h"
 
 namespace cohort::config {
 namespace {

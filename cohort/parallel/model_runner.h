@@ -63,6 +63,8 @@ struct ModelRunnerType {
   /// True: operators run on threads of their own, so the calling thread needs no others for itself, and script
   /// mode cannot record a step.
   bool has_own_threads = false;
+  /// True: it cuts a batch into ModelRunnerOptions::num_micro_batches, one forward each.
+  bool cuts_micro_batches = false;
 };
 
 /// Returns the type of that name. Throws: UsageError for an unknown name, naming the nearest and all, or for

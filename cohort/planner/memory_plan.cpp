@@ -9,9 +9,9 @@
 #include <unordered_map>
 
 #include "cohort/base/error.h"
-#include "cohort/planner/memory_model.h"
-#include "cohort/planner/memory_probe.h"
-#include "cohort/planner/runner_plan.h"
+#include "cohort/planner/internal/memory_model.h"
+#include "cohort/planner/internal/memory_probe.h"
+#include "cohort/planner/internal/runner_plan.h"
 
 namespace cohort::planner {
 namespace {
@@ -82,9 +82,8 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
   plan.gradients = gradients_of(config);
   plan.num_ranks = plan.gradients != "none" ? int(config.distributed.nproc_per_node) : 1;
   runner->check(config, options);
-  StepSizes sizes(config, plan.num_ranks);
-  sizes.forward = runner->forward_samples(config, sizes.part);
-  plan.batch_size = sizes.forward;
+  const train::BatchPlan sizes = train::batch_plan(config, plan.num_ranks);
+  plan.batch_size = sizes.micro_batch;
 
   std::vector<base::Placement> placements;
   {

@@ -15,7 +15,7 @@
 #include "cohort/base/log.h"
 #include "cohort/checkpoint/bounded_json.h"
 #include "cohort/checkpoint/safetensors.h"
-#include "cohort/script/ir/tape_json.h"
+#include "cohort/script/ir/internal/tape_json.h"
 
 // Note [The file]
 // A safetensors file. Its metadata hold format_version, `program`, a JSON text with the tapes, the storages

@@ -27,7 +27,7 @@
 #include "cohort/core/thread_settings.h"
 #include "cohort/core/torch_compat.h"
 #include "cohort/script/passes/backward.h"
-#include "cohort/script/record/recorder.h"
+#include "cohort/script/record/internal/recorder.h"
 
 namespace cohort::script {
 namespace {

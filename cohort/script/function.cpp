@@ -13,8 +13,8 @@
 #include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/base/error.h"
 #include "cohort/script/passes/backward.h"
-#include "cohort/script/record/recorder.h"
-#include "cohort/script/record/verify.h"
+#include "cohort/script/record/internal/recorder.h"
+#include "cohort/script/record/internal/verify.h"
 
 namespace cohort::script {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "cohort/base/error.h"
 #include "cohort/script/passes/backward.h"
-#include "cohort/script/record/recorder.h"
-#include "cohort/script/record/verify.h"
+#include "cohort/script/record/internal/recorder.h"
+#include "cohort/script/record/internal/verify.h"
 
 namespace cohort::script {
 namespace {

@@ -55,16 +55,17 @@ struct Parts {
     core::set_intra_op_threads(threads_of_rank(config, gradient_sync));
     const Share share{gradient_sync.rank(), gradient_sync.size()};
     const int on_host = ranks_on_host(gradient_sync);
+    const BatchPlan plan = batch_plan(config, gradient_sync.size());
     if (training) {
       train_data = make_dataset(config, Split::kTrain, on_host);
-      train_loader = make_loader(config, Split::kTrain, train_data, device, share);
+      train_loader = make_loader(config, Split::kTrain, train_data, device, plan, share);
       check_has_batch(*train_loader, "training");
       train_loader->start();  // reads ahead while the model is made
     }
     if (!training || config.train.eval_every > 0) {
       eval_data = with_trained_labels(make_dataset(config, Split::kVal, on_host), trained);
       check_same_classes(config.data.type);
-      eval_loader = make_loader(config, Split::kVal, eval_data, device, share);
+      eval_loader = make_loader(config, Split::kVal, eval_data, device, plan, share);
       check_has_batch(*eval_loader, "evaluation");
     }
     const std::size_t classes =
@@ -75,17 +76,17 @@ struct Parts {
     std::shared_ptr<const optim::LRSchedule> schedule;
     if (training) {
       config::Config scaled = config;
-      scaled.optim = scale_lr(config, train_loader->options().global_batch_size);
+      scaled.optim = scale_lr(config, plan.global);
       if (gradient_sync.rank() == 0 && scaled.optim.lr != config.optim.lr) {
         base::log_info(base::concat("learning rate ", scaled.optim.lr, ": ", config.optim.lr,
-                                    " for steps of ", train_loader->options().global_batch_size,
-                                    " samples (optim.lr_scaling ", config.optim.lr_scaling, ")"));
+                                    " for steps of ", plan.global, " samples (optim.lr_scaling ",
+                                    config.optim.lr_scaling, ")"));
       }
       optimizer = make_optimizer(scaled.optim, *model.ptr());
       schedule = make_schedule(scaled, train_loader->batches_per_epoch());
     }
-    task.emplace(model, make_model_runner(config, model, device, input), optimizer, schedule,
-                 classification_options(config));
+    task.emplace(model, make_model_runner(config, model, device, input, gradient_sync.size()), optimizer,
+                 schedule, classification_options(config, plan));
   }
 
   void warn_of_skipped() const {

@@ -32,9 +32,11 @@ class Subject {
     const torch::nn::AnyModule model =
         make_model(config, static_cast<std::int64_t>(dataset.classes().size()), device, input);
     module_ = model.ptr();
-    task_ = std::make_unique<ClassificationTask>(
-        model, make_model_runner(config, model, device, input), make_optimizer(config.optim, *module_),
-        nullptr, classification_options(config).accumulate(config.train.accumulate).script(script));
+    task_ = std::make_unique<ClassificationTask>(model, make_model_runner(config, model, device, input),
+                                                 make_optimizer(config.optim, *module_), nullptr,
+                                                 classification_options(config, batch_plan(config, 1))
+                                                     .accumulate(config.train.accumulate)
+                                                     .script(script));
     for (int step = 0; step < kFirstSteps; ++step) train();
     for (const auto& entry : module_->named_parameters()) state_.push_back(entry.value().detach().clone());
     for (const auto& entry : module_->named_buffers()) state_.push_back(entry.value().clone());
@@ -104,9 +106,9 @@ ScriptBench bench_script(config::Config config, const ScriptBenchOptions& option
   const at::Device device = core::resolve_device(config.train.device).device;
   core::set_intra_op_threads(static_cast<int>(config.train.threads));
   const auto data = make_dataset(config, Split::kTrain);
-  config::Config whole = config;  // the batch of a step, which is computed again and again
-  whole.train.batch_size *= std::exchange(whole.train.accumulate, 1);
-  const auto loader = make_loader(whole, Split::kTrain, data, device);
+  BatchPlan plan = batch_plan(config, 1);
+  plan.loader_parts = 1;  // the batch of a step, which is computed again and again
+  const auto loader = make_loader(config, Split::kTrain, data, device, plan);
   const std::optional<data::Batch> batch = loader->next();
   if (!batch) throw UsageError("train.bench_script", "the training data has no batch");
   Subject eager(config, *batch, *data, device, false);

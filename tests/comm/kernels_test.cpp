@@ -1,4 +1,4 @@
-#include "cohort/comm/backends/kernels/kernels.h"
+#include "cohort/comm/internal/kernels/kernels.h"
 
 #include <gtest/gtest.h>
 

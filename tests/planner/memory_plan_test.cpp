@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "cohort/base/error.h"
-#include "cohort/planner/memory_probe.h"
+#include "cohort/planner/internal/memory_probe.h"
 #include "tests/support/throws.h"
 
 namespace cohort::planner {

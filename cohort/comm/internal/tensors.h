@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
-#include "cohort/comm/backends/kernels/kernels.h"
+#include "cohort/comm/internal/kernels/kernels.h"
 
 /// Tensors as memory that backends of our own work on. What cannot be is refused by c10::Error naming backend
 /// and call, before anything travels.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "cohort/script/passes/memory_schedule.h"
+#include "cohort/script/passes/internal/memory_schedule.h"
 
 namespace cohort::script {
 namespace {

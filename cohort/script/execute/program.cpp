@@ -17,8 +17,8 @@
 #include "cohort/script/fork.h"
 #include "cohort/script/ir/boxed.h"
 #include "cohort/script/record/guard.h"
-#include "cohort/script/record/recorder.h"
-#include "cohort/script/record/warm_up.h"
+#include "cohort/script/record/internal/recorder.h"
+#include "cohort/script/record/internal/warm_up.h"
 
 namespace cohort::script {
 namespace {

@@ -11,8 +11,8 @@
 #include "cohort/base/error.h"
 #include "cohort/core/torch_compat.h"
 #include "cohort/script/passes/backward.h"
-#include "cohort/script/passes/gradients.h"
-#include "cohort/script/passes/joint.h"
+#include "cohort/script/passes/internal/gradients.h"
+#include "cohort/script/passes/internal/joint.h"
 
 // Nodes that replay the backward of a program.
 namespace cohort::script {

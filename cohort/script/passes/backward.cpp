@@ -16,10 +16,10 @@
 #include "cohort/autograd/recompute.h"
 #include "cohort/base/error.h"
 #include "cohort/core/torch_compat.h"
-#include "cohort/script/passes/gradients.h"
-#include "cohort/script/passes/joint.h"
-#include "cohort/script/record/recorder.h"
-#include "cohort/script/record/verify.h"
+#include "cohort/script/passes/internal/gradients.h"
+#include "cohort/script/passes/internal/joint.h"
+#include "cohort/script/record/internal/recorder.h"
+#include "cohort/script/record/internal/verify.h"
 
 namespace cohort::script {
 namespace {

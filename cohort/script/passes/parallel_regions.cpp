@@ -5,7 +5,7 @@
 #include <unordered_set>
 
 #include "cohort/script/execute/execution_plan.h"
-#include "cohort/script/passes/memory_schedule.h"
+#include "cohort/script/passes/internal/memory_schedule.h"
 
 namespace cohort::script {
 namespace {

@@ -152,21 +152,16 @@ std::shared_ptr<const data::Dataset> make_dataset(const config::Config& config, 
   return data::make_dataset(data.type, args);
 }
 
-bool reads_parts(const config::Config& config) {
-  return config.data.on_error != "skip";
-}
-
 std::unique_ptr<data::Loader> make_loader(const config::Config& config, Split split,
                                           std::shared_ptr<const data::Dataset> dataset, at::Device device,
-                                          Share share) {
+                                          const BatchPlan& plan, Share share) {
   const bool training = split == Split::kTrain;
   data::LoaderOptions options;
-  // A step computes its batch in `accumulate` parts of batch_size, which are read one after the other. Where
-  // broken samples are skipped the whole batch is read first: how many there are weighs each part.
-  options.batch_size =
-      training ? config.train.batch_size * config.train.accumulate : config::eval_batch_size(config.train);
-  if (training) options.global_batch_size = config.train.global_batch_size;
-  if (training && reads_parts(config)) options.parts = config.train.accumulate;
+  options.batch_size = training ? plan.step : plan.evaluation;
+  if (training) {
+    options.global_batch_size = plan.global;
+    options.parts = plan.loader_parts;
+  }
   options.rank = share.rank;
   options.world_size = share.world_size;
   options.last_batch = training && config.data.last_batch == "pad" ? data::LastBatchPolicy::kPad
@@ -233,10 +228,10 @@ config::OptimConfig scale_lr(const config::Config& config, std::int64_t global_b
   return optim;
 }
 
-ClassificationOptions classification_options(const config::Config& config) {
+ClassificationOptions classification_options(const config::Config& config, const BatchPlan& plan) {
   return ClassificationOptions()
       .label_smoothing(config.train.label_smoothing)
-      .accumulate(reads_parts(config) ? 1 : config.train.accumulate)
+      .accumulate(plan.task_parts)
       .clip_norm(config.optim.clip_norm)
       .bf16(config.train.precision == "bf16")
       .script(config.train.script);

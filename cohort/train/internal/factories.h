@@ -10,6 +10,7 @@
 #include "cohort/optim/optimizer.h"
 #include "cohort/optim/schedule.h"
 #include "cohort/train/classification.h"
+#include "cohort/train/internal/batch_plan.h"
 #include "cohort/train/internal/input_fields.h"
 
 /// Makes the parts of a run from its configuration. Everything here is a few lines over the public parts: a
@@ -33,14 +34,10 @@ struct Share {
   int world_size = 1;
 };
 
-/// Whether the loader hands out the parts of a step that accumulates (train.accumulate), one after the other;
-/// else the task cuts the whole batch.
-bool reads_parts(const config::Config& config);
-
-/// A loader with the configuration's batch size, workers and order (training shuffles, evaluation does not).
+/// A loader with the batch sizes of `plan`, and the configuration's workers and order (training shuffles, evaluation does not).
 std::unique_ptr<data::Loader> make_loader(const config::Config& config, Split split,
                                           std::shared_ptr<const data::Dataset> dataset, at::Device device,
-                                          Share share = {});
+                                          const BatchPlan& plan, Share share = {});
 
 /// The model with initial values from `run.seed`, or from `model.weights`, on `device` in
 /// `train.memory_format`. `num_classes` is used where the configuration says 0. `input`: what it gets of a
@@ -54,7 +51,7 @@ torch::nn::AnyModule make_model(const config::Config& config, std::int64_t num_c
 config::OptimConfig scale_lr(const config::Config& config, std::int64_t global_batch_size);
 
 /// How `cohort train` computes a step.
-ClassificationOptions classification_options(const config::Config& config);
+ClassificationOptions classification_options(const config::Config& config, const BatchPlan& plan);
 
 std::shared_ptr<optim::Optimizer> make_optimizer(const config::OptimConfig& config,
                                                  const torch::nn::Module& model);

@@ -318,7 +318,8 @@ class FitLoop {
                                  : 0;
     report.metrics = with_prefix("train_", averages_of(ranks_.total(meters_)));
     const bool last = report.epoch == options_.epochs() || !complete;
-    if (eval_ != nullptr && (last || SavePolicy::is_due(report.epoch, options_.eval_every(), options_.epochs()))) {
+    if (eval_ != nullptr &&
+        (last || SavePolicy::is_due(report.epoch, options_.eval_every(), options_.epochs()))) {
       const auto metrics = evaluate();
       if (stopping_) return;  // cut short by a signal: the evaluation is done again on resume
       report.metrics.merge(with_prefix("val_", metrics));
@@ -395,8 +396,8 @@ class FitLoop {
     if (!checkpoints_) return;  // rank 0 writes
     notify([&](Callback& c) { c.on_save(state_.step); });
     const bool between_epochs = state_.loader.samples_consumed == 0;
-    const std::string name =
-        between_epochs ? numbered_name("epoch_%04lld", state_.epoch) : numbered_name("step_%08lld", state_.step);
+    const std::string name = between_epochs ? numbered_name("epoch_%04lld", state_.epoch)
+                                            : numbered_name("step_%08lld", state_.step);
     result_.last_checkpoint = checkpoints_->save(name, capture(task_, state_), {.is_best = best});
   }
 
@@ -446,7 +447,7 @@ class FitLoop {
   KeptBuffers buffers_;
   FitResult result_;
   std::int64_t steps_per_epoch_ = 0;
-  bool tracing_ = false;  // the timeline records for trace.json, not for somebody else
+  bool tracing_ = false;   // the timeline records for trace.json, not for somebody else
   bool counts_ = false;    // the start: its first step was made
   bool in_epoch_ = false;  // the first epoch goes on from a checkpoint
   bool stopping_ = false;

@@ -21,6 +21,7 @@
 #include "cohort/models/layers.h"
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/pipeline/balance.h"
+#include "cohort/train/internal/batch_plan.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/input_fields.h"
 
@@ -279,12 +280,13 @@ COHORT_REGISTER_MODEL_RUNNER(
     "pipeline", {.make = make_pipeline,
                  .gradients = "average",
                  .unfit_gradients = {{"ddp", "gradients of a pipeline come on the threads of its stages"}},
-                 .has_own_threads = true});
+                 .has_own_threads = true,
+                 .cuts_micro_batches = true});
 
 }  // namespace
 
 ModelRunnerOptions model_runner_options(const config::Config& config, at::Device device,
-                                        const std::optional<data::Field>& input) {
+                                        const std::optional<data::Field>& input, int num_ranks) {
   const config::DistributedConfig& distributed = config.distributed;
   ModelRunnerOptions options;
   options.name = distributed.model;
@@ -293,7 +295,7 @@ ModelRunnerOptions model_runner_options(const config::Config& config, at::Device
   options.device_map = distributed.device_map;
   options.schedule = distributed.schedule;
   options.num_micro_batches = distributed.micro_batches;
-  options.batch_size = config.train.batch_size;
+  options.batch_size = batch_plan(config, num_ranks).part;
   options.optimizer_states = states_per_parameter(config.optim);
   options.example_input = [field = input ? *input : image_field(config)](std::int64_t samples) {
     return zero_batch(field, samples);
@@ -302,8 +304,9 @@ ModelRunnerOptions model_runner_options(const config::Config& config, at::Device
 }
 
 ModelRunner make_model_runner(const config::Config& config, torch::nn::AnyModule model, at::Device device,
-                              const std::optional<data::Field>& input) {
-  return parallel::make_model_runner(std::move(model), model_runner_options(config, device, input));
+                              const std::optional<data::Field>& input, int num_ranks) {
+  return parallel::make_model_runner(std::move(model),
+                                     model_runner_options(config, device, input, num_ranks));
 }
 
 }  // namespace cohort::train

@@ -21,7 +21,8 @@ namespace cohort::train {
 /// Returns what `config` says of how its model is run. `input`: what the model gets of a sample, where that is
 /// not image_field(). Throws: ConfigError for a placement that is not there.
 parallel::ModelRunnerOptions model_runner_options(const config::Config& config, at::Device device,
-                                                  const std::optional<data::Field>& input = {});
+                                                  const std::optional<data::Field>& input = {},
+                                                  int num_ranks = 1);
 
 /// Returns how `config.distributed` says that `model`, of which it shares the modules, is run. With
 /// model_parallel and pipeline layers are moved to their placements' devices. Layers without a placement are

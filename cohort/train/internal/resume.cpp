@@ -16,6 +16,7 @@
 #include "cohort/checkpoint/run_checkpoints.h"
 #include "cohort/config/keys.h"
 #include "cohort/config/resume.h"
+#include "cohort/train/internal/batch_plan.h"
 #include "cohort/train/internal/distributed_setup.h"
 #include "cohort/train/internal/run_state.h"
 
@@ -82,10 +83,7 @@ std::optional<config::Config> config_of(const Origin& origin, bool logs) {
 bool keep_step(config::Config& config, const Origin& origin, const std::optional<config::Config>& before,
                const parallel::GradientSync& gradient_sync) {
   config::TrainConfig& train = config.train;
-  const std::int64_t asked_for = train.global_batch_size > 0
-                                     ? train.global_batch_size
-                                     : train.batch_size * train.accumulate * gradient_sync.size();
-  if (asked_for == origin.global_batch_size) return true;
+  if (batch_plan(config, gradient_sync.size()).global == origin.global_batch_size) return true;
   const bool changed =
       train.global_batch_size > 0 || (before && (train.batch_size != before->train.batch_size ||
                                                  train.accumulate != before->train.accumulate));

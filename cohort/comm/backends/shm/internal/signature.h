@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cohort/comm/backends/kernels/kernels.h"
+#include "cohort/comm/internal/kernels/kernels.h"
 
 namespace cohort::comm::shm {
 

@@ -1,0 +1,83 @@
+// The step for planning is made of the same functions as that of a run, so the plan is of what will run.
+// Batches are zeros of the data set's fields. Sizes are rounded up: a plan is for the largest part of a step.
+#include "cohort/planner/internal/memory_model.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "cohort/base/error.h"
+#include "cohort/parallel/device_mapped.h"
+
+namespace cohort::planner {
+
+PlacementThreads::PlacementThreads(const std::vector<base::Placement>& placements) {
+  for (const base::Placement& placement : placements) {
+    workers_.push_back(parallel::PlacementWorker::of(placement));
+    ids_.push_back(workers_.back()->run("who", [] { return std::this_thread::get_id(); }));
+  }
+}
+
+std::int64_t divided_up(std::int64_t value, std::int64_t by) {
+  return (value + by - 1) / by;
+}
+
+PlannedModel::PlannedModel(const config::Config& config, const MemoryOptions& options) : config_(config) {
+  const auto data = train::make_dataset(config, train::Split::kTrain);
+  fields_ = data->fields();
+  if (fields_.size() < 2) {
+    throw UsageError("planner.plan_memory", "the data has no target beside its input");
+  }
+  model_input = train::input_field(config, *data);
+  any = train::make_model(config, std::int64_t(data->classes().size()), at::kCPU, model_input);
+  if (!options.place.empty()) parallel::apply_device_map(*any.ptr(), options.place);
+  optimizer = train::make_optimizer(config.optim, *any.ptr());
+}
+
+at::Tensor PlannedModel::input(std::int64_t samples) const {
+  return train::zero_batch(fields_[0], samples);
+}
+
+at::Tensor PlannedModel::target(std::int64_t samples) const {
+  return train::zero_batch(fields_[1], samples);
+}
+
+std::int64_t PlannedModel::batch_bytes(std::int64_t samples) const {
+  return samples * (fields_[0].bytes() + fields_[1].bytes());
+}
+
+std::unique_ptr<optim::Autocast> PlannedModel::autocast() const {
+  if (config_.train.precision != "bf16") return nullptr;
+  return std::make_unique<optim::Autocast>(at::kCPU, at::kBFloat16);
+}
+
+at::Tensor PlannedModel::criterion(const at::Tensor& logits, const at::Tensor& target) const {
+  return at::cross_entropy_loss(logits.to(at::kFloat), target, {}, at::Reduction::Mean, -100,
+                                config_.train.label_smoothing);
+}
+
+at::Tensor PlannedModel::loss(const std::function<at::Tensor(const at::Tensor&)>& forward,
+                              const at::Tensor& input, const at::Tensor& target) const {
+  at::Tensor logits;
+  {
+    const auto scope = autocast();
+    logits = forward(input);
+  }
+  return criterion(logits, target);
+}
+
+void PlannedModel::step(const parallel::ModelRunner& call, const at::Tensor& input, const at::Tensor& target,
+                        const std::function<void()>& after_forward) const {
+  if (call.step) {
+    const auto scope = autocast();
+    call.step(
+        input, target,
+        [this](const at::Tensor& logits, const at::Tensor& labels) { return criterion(logits, labels); }, 1);
+    return;
+  }
+  const at::Tensor value = loss(call.forward, input, target);
+  if (after_forward) after_forward();
+  value.backward();
+}
+
+}  // namespace cohort::planner

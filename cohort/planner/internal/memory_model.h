@@ -1,0 +1,71 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/container/any.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cohort/optim/autocast.h"
+#include "cohort/parallel/placement_worker.h"
+#include "cohort/planner/memory_use.h"
+#include "cohort/train/internal/batch_plan.h"
+#include "cohort/train/internal/factories.h"
+
+/// What plan_memory() plans and measures. Internal to it.
+namespace cohort::planner {
+
+/// The threads of placements, which stay while it lives.
+class PlacementThreads {
+ public:
+  explicit PlacementThreads(const std::vector<base::Placement>& placements);
+  const std::vector<std::thread::id>& ids() const { return ids_; }
+
+ private:
+  std::vector<std::shared_ptr<parallel::PlacementWorker>> workers_;
+  std::vector<std::thread::id> ids_;
+};
+
+std::int64_t divided_up(std::int64_t value, std::int64_t by);
+
+/// A step's parts, made for planning alone.
+class PlannedModel {
+ public:
+  PlannedModel(const config::Config& config, const MemoryOptions& options);
+
+  at::Tensor input(std::int64_t samples) const;
+  at::Tensor target(std::int64_t samples) const;
+  std::int64_t batch_bytes(std::int64_t samples) const;
+  /// As ClassificationTask computes it.
+  at::Tensor loss(const std::function<at::Tensor(const at::Tensor&)>& forward, const at::Tensor& input,
+                  const at::Tensor& target) const;
+  /// Forward, loss and backward, as ClassificationTask has `call` do them; `after_forward` where they do not
+  /// overlap.
+  void step(const parallel::ModelRunner& call, const at::Tensor& input, const at::Tensor& target,
+            const std::function<void()>& after_forward = nullptr) const;
+
+  data::Field model_input;
+  torch::nn::AnyModule any;
+  std::shared_ptr<optim::Optimizer> optimizer;
+
+ private:
+  std::unique_ptr<optim::Autocast> autocast() const;
+  at::Tensor criterion(const at::Tensor& logits, const at::Tensor& target) const;
+
+  const config::Config& config_;
+  std::vector<data::Field> fields_;
+};
+
+class RunnerPlan;
+
+/// Runs two steps of the whole batch, and writes what they took beside what is planned. `placements` are
+/// those whose threads are looked at.
+void measure(MemoryPlan& plan, const config::Config& config, const MemoryOptions& options,
+             const train::BatchPlan& sizes, const std::vector<base::Placement>& placements,
+             const RunnerPlan& runner);
+
+}  // namespace cohort::planner

@@ -1,0 +1,306 @@
+// Parameters, buffers, gradients and the optimizer's state are counted exactly. Each runner puts them together with
+// the lines that two small steps gave, by process, replica or placement. Of several places the last stands for
+// all.
+#include "cohort/planner/internal/runner_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "cohort/base/error.h"
+#include "cohort/base/registry.h"
+#include "cohort/parallel/gradient_sync.h"
+#include "cohort/train/internal/model_runners.h"
+
+namespace cohort::planner {
+namespace {
+
+constexpr const char* kWhere = "planner.plan_memory";
+
+// The placement of what is called `name`; null for the rest.
+const base::Placement* placement_of(const std::string& name, const MemoryOptions& options) {
+  const auto* const entry = train::entry_of_layer(options.place, name);
+  return entry == nullptr ? nullptr : &entry->second;
+}
+
+MemoryUse whole(const ModelBytes& bytes, const PlannedModel& model, const StepMemory& step,
+                const train::BatchPlan& sizes) {
+  MemoryUse use;
+  use.model = bytes.parameters + bytes.buffers;
+  use.optimizer = bytes.optimizer;
+  use.batch = model.batch_bytes(sizes.loaded);
+  use.activations = step.activations(sizes.part);
+  use.gradients = bytes.gradients;
+  use.peak = *use.model + *use.optimizer + *use.batch + step.peak(sizes.part);
+  // While later parts are computed the gradients of the first are there.
+  if (sizes.part < sizes.step) *use.peak += bytes.gradients;
+  return use;
+}
+
+// The whole model on one placement, of each rank where there are several.
+void plan_process(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes,
+                  const StepMemory& step, const train::BatchPlan& sizes) {
+  const bool ranks = plan.gradients != "none";
+  PlaceMemory place{.name = ranks ? base::concat("each of ", plan.num_ranks, " ranks") : "cpu",
+                    .samples = sizes.part,
+                    .predicted = whole(bytes, model, step, sizes)};
+  // The buckets of ddp are the gradients, and stay; the chunks of average are copies.
+  if (parallel::gradient_sync_type(plan.gradients).copies_gradients)
+    place.predicted.averages = bytes.gradients;
+  if (ranks) *place.predicted.peak += bytes.gradients;
+  plan.places.push_back(place);
+}
+
+// What replica `index` of `count` has besides what all share.
+PlaceMemory replica(std::size_t index, const base::Placement& placement, const ModelBytes& bytes,
+                    const StepMemory& step, std::int64_t samples) {
+  PlaceMemory place{.name = base::concat("replica ", index, " on ", placement.name), .samples = samples};
+  MemoryUse& use = place.predicted;
+  use.model = (placement.is_cpu() ? 0 : bytes.parameters) + (index > 0 ? bytes.buffers : 0);
+  use.activations = step.activations(samples);
+  use.gradients = bytes.gradients;
+  use.peak = *use.model + step.peak(samples);
+  return place;
+}
+
+// The part of the model that is there.
+PlaceMemory place_of(const std::string& name, std::int64_t samples, const ModelBytes& own) {
+  PlaceMemory place{.name = name, .samples = samples};
+  place.predicted.model = own.parameters + own.buffers;
+  place.predicted.optimizer = own.optimizer;
+  place.predicted.gradients = own.gradients;
+  return place;
+}
+
+void plan_placed_layers(MemoryPlan& plan, const PlannedModel& model, const ModelBytes& bytes,
+                        const StepMemory& step, const train::BatchPlan& sizes, const MemoryOptions& options) {
+  std::vector<const base::Placement*> placements{nullptr};  // none: where forward is called
+  for (const auto& [name, placement] : options.place) {
+    const bool is_known = std::any_of(placements.begin(), placements.end(), [&](const auto* known) {
+      return known != nullptr && *known == placement;
+    });
+    if (!is_known) placements.push_back(&placement);
+  }
+  for (const base::Placement* placement : placements) {
+    const auto is_here = [&](const std::string& name) {
+      const base::Placement* of = placement_of(name, options);
+      return (of == nullptr) == (placement == nullptr) && (of == nullptr || *of == *placement);
+    };
+    PlaceMemory place = place_of(placement == nullptr ? "cpu (the rest)" : placement->name, sizes.part,
+                                 model_bytes(model, is_here));
+    if (placement == nullptr) place.predicted.batch = model.batch_bytes(sizes.loaded);
+    place.predicted.activations = 0;
+    for (const auto& [name, line] : step.layers) {
+      if (is_here(name)) *place.predicted.activations += line.at(sizes.part);
+    }
+    plan.places.push_back(place);
+  }
+  plan.places.push_back(
+      {.name = "all", .samples = sizes.part, .predicted = whole(bytes, model, step, sizes)});
+}
+
+void check_one_process(const config::Config& config) {
+  if (config.distributed.nproc_per_node <= 1) return;
+  throw UsageError(
+      kWhere,
+      base::concat(config.distributed.model, " is planned for one process, got distributed.nproc_per_node ",
+                   config.distributed.nproc_per_node),
+      "distributed.nproc_per_node=1, which is what each rank takes");
+}
+
+void check_no_placed_layers(const config::Config& config, const MemoryOptions& options, const char* hint) {
+  if (options.place.empty()) return;
+  throw UsageError(
+      kWhere,
+      base::concat("layers on placements of their own, and ", config.distributed.model, ", were asked for"),
+      hint);
+}
+
+// A replica and a part of the batch on each placement.
+class DataParallelPlan : public RunnerPlan {
+ public:
+  void check(const config::Config& config, const MemoryOptions& options) const override {
+    check_one_process(config);
+    check_no_placed_layers(config, options, "distributed.model=plain");
+  }
+  std::vector<base::Placement> prepare(const config::Config& config, const MemoryOptions& /*options*/,
+                                       const PlannedModel& /*model*/) override {
+    placements_ = train::devices_of(train::model_runner_options(config, at::kCPU));
+    return placements_;
+  }
+  void plan(MemoryPlan& plan, const PlanInputs& in) const override {
+    const auto size = divided_up(in.sizes.part, std::int64_t(placements_.size()));
+    PlaceMemory shared{.name = "shared by the replicas"};
+    shared.predicted.model = in.bytes.parameters + in.bytes.buffers;
+    shared.predicted.optimizer = in.bytes.optimizer;
+    shared.predicted.batch = in.model.batch_bytes(in.sizes.loaded);
+    MemoryUse all = shared.predicted;
+    all.activations = all.gradients = 0;
+    all.peak = *all.model + *all.optimizer + *all.batch;
+    plan.places.push_back(shared);
+    std::int64_t rest = in.sizes.part;
+    for (std::size_t i = 0; i < placements_.size() && rest > 0; ++i) {
+      const std::int64_t samples = std::min(size, rest);
+      rest -= samples;
+      plan.places.push_back(replica(i, placements_[i], in.bytes, in.step, samples));
+      const MemoryUse& use = plan.places.back().predicted;
+      *all.model += *use.model;
+      *all.activations += *use.activations;
+      *all.peak += *use.peak;
+    }
+    all.gradients = in.bytes.gradients;  // once they are added up
+    plan.places.push_back({.name = "all", .samples = in.sizes.part, .predicted = all});
+  }
+  Measured measured() const override { return {.gradients = false, .peak = true}; }
+
+ private:
+  std::vector<base::Placement> placements_;
+};
+
+// Layers on placements, one after the other.
+class ModelParallelPlan : public RunnerPlan {
+ public:
+  void check(const config::Config& config, const MemoryOptions& options) const override {
+    if (options.place.empty()) {
+      throw UsageError(kWhere,
+                       "distributed.model is model_parallel, and distributed.device_map does not say which "
+                       "layers are where",
+                       "distributed.device_map.LAYER=cpu:1");
+    }
+    check_one_process(config);
+  }
+  void complete(MemoryOptions& options, const config::Config& config) const override {
+    for (const auto& [name, placement] : config.distributed.device_map) {
+      options.place.emplace(name, base::Placement::parse(placement));
+    }
+  }
+  config::Config measured_config(const config::Config& config) const override {
+    config::Config placed = config;
+    placed.distributed.model = "plain";  // parallel::apply_device_map() has placed the layers
+    return placed;
+  }
+};
+
+// Stages on placements. Steps of the real pipeline are probed.
+class PipelinePlan : public RunnerPlan {
+ public:
+  void check(const config::Config& config, const MemoryOptions& options) const override {
+    check_one_process(config);
+    check_no_placed_layers(config, options, "distributed.device_map.LAYER=cpu:1");
+  }
+  std::vector<base::Placement> prepare(const config::Config& config, const MemoryOptions& /*options*/,
+                                       const PlannedModel& model) override {
+    parts_ = train::pipeline_parts(train::model_runner_options(config, at::kCPU, model.model_input),
+                                   model.any.ptr());
+    std::vector<base::Placement> placements;
+    for (const auto& name : parts_->options.placements) placements.push_back(base::Placement::parse(name));
+    return placements;
+  }
+  void plan(MemoryPlan& plan, const PlanInputs& in) const override {
+    const bool in_parts = in.sizes.part < in.sizes.step;
+    const auto step = [&](const parallel::ModelRunner& call, std::int64_t samples) {
+      in.model.step(call, in.model.input(samples), in.model.target(samples));
+    };
+    const std::vector<StepMemory> memories = probe_pipeline(*parts_, step, in.sizes.part, in_parts);
+    const auto& placements = parts_->options.placements;
+    std::map<std::string, std::size_t> placement_of_layer;
+    for (std::size_t stage = 0; stage < parts_->stages.size(); ++stage) {
+      for (const auto& layer : parts_->stages[stage].layers()) {
+        placement_of_layer[layer.name] = stage % placements.size();
+      }
+    }
+    MemoryUse all = place_of("", 0, in.bytes).predicted;
+    all.batch = in.model.batch_bytes(in.sizes.loaded);
+    // The thread that calls the step made the part's batch, and little more.
+    all.peak = *all.batch - in.model.batch_bytes(in.sizes.part) + memories.back().peak(in.sizes.part);
+    all.activations = 0;
+    for (std::size_t i = 0; i < placements.size(); ++i) {
+      const ModelBytes own = model_bytes(in.model, [&](const std::string& name) {
+        const auto* const entry = train::entry_of_layer(placement_of_layer, name);
+        return entry != nullptr && entry->second == i;
+      });
+      PlaceMemory place = place_of(placements[i], in.sizes.micro_batch, own);
+      MemoryUse& use = place.predicted;
+      use.activations = memories[i].activations(in.sizes.part);
+      use.peak =
+          *use.model + *use.optimizer + memories[i].peak(in.sizes.part) + (in_parts ? own.gradients : 0);
+      *all.activations += *use.activations;
+      *all.peak += *use.peak;
+      plan.places.push_back(std::move(place));
+    }
+    plan.places.push_back({.name = "all", .samples = in.sizes.part, .predicted = all});
+  }
+  Measured measured() const override { return {.peak = true, .adds_model_to_peak = true}; }
+  const train::PipelineParts* pipeline() const override { return &*parts_; }
+
+ private:
+  std::optional<train::PipelineParts> parts_;
+};
+
+template <typename Plan>
+std::unique_ptr<RunnerPlan> make() {
+  return std::make_unique<Plan>();
+}
+
+using Make = std::function<std::unique_ptr<RunnerPlan>()>;
+
+base::Registry<Make>& registry() {
+  static auto* instance = new base::Registry<Make>("runner plan", "planner.runner_plan",
+                                                   {{"plain", make<RunnerPlan>},
+                                                    {"data_parallel", make<DataParallelPlan>},
+                                                    {"model_parallel", make<ModelParallelPlan>},
+                                                    {"pipeline", make<PipelinePlan>}});
+  return *instance;
+}
+
+}  // namespace
+
+void RunnerPlan::check(const config::Config& /*config*/, const MemoryOptions& /*options*/) const {}
+
+std::vector<base::Placement> RunnerPlan::prepare(const config::Config& /*config*/,
+                                                 const MemoryOptions& /*options*/,
+                                                 const PlannedModel& /*model*/) {
+  return {};
+}
+
+void RunnerPlan::plan(MemoryPlan& plan, const PlanInputs& in) const {
+  if (in.options.place.empty()) {
+    plan_process(plan, in.model, in.bytes, in.step, in.sizes);
+  } else {
+    plan_placed_layers(plan, in.model, in.bytes, in.step, in.sizes, in.options);
+  }
+}
+
+std::unique_ptr<RunnerPlan> make_runner_plan(const std::string& name) {
+  return registry().find(name).value_or(make<RunnerPlan>)();
+}
+
+void register_runner_plan(const std::string& name, Make make) {
+  registry().add(name, std::move(make), "register_runner_plan");
+}
+
+ModelBytes model_bytes(const PlannedModel& model, const std::function<bool(const std::string&)>& is_wanted) {
+  std::unordered_map<const void*, std::int64_t> states;
+  for (const optim::ParamGroup& group : model.optimizer->param_groups()) {
+    for (const at::Tensor& parameter : group.params) {
+      states[parameter.unsafeGetTensorImpl()] = model.optimizer->state_bytes(group, parameter);
+    }
+  }
+  ModelBytes bytes;
+  for (const auto& item : model.any.ptr()->named_parameters()) {
+    if (!is_wanted(item.key())) continue;
+    const auto size = static_cast<std::int64_t>(item.value().nbytes());
+    bytes.parameters += size;
+    if (!item.value().requires_grad()) continue;
+    bytes.gradients += size;
+    bytes.optimizer += states[item.value().unsafeGetTensorImpl()];
+  }
+  for (const auto& item : model.any.ptr()->named_buffers()) {
+    if (is_wanted(item.key())) bytes.buffers += static_cast<std::int64_t>(item.value().nbytes());
+  }
+  return bytes;
+}
+
+}  // namespace cohort::planner

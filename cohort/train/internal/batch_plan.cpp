@@ -1,0 +1,35 @@
+#include "cohort/train/internal/batch_plan.h"
+
+#include <algorithm>
+
+#include "cohort/parallel/model_runner.h"
+
+namespace cohort::train {
+namespace {
+
+std::int64_t divided_up(std::int64_t value, std::int64_t by) {
+  return (value + by - 1) / by;
+}
+
+}  // namespace
+
+BatchPlan batch_plan(const config::Config& config, int num_ranks) {
+  const config::TrainConfig& train = config.train;
+  BatchPlan plan;
+  plan.global =
+      train.global_batch_size > 0 ? train.global_batch_size : train.batch_size * train.accumulate * num_ranks;
+  plan.step = divided_up(plan.global, num_ranks);
+  plan.part = divided_up(plan.step, train.accumulate);
+  plan.micro_batch = plan.part;
+  if (parallel::model_runner_type(config.distributed.model).cuts_micro_batches) {
+    plan.micro_batch = divided_up(plan.part, std::min(plan.part, config.distributed.micro_batches));
+  }
+  const bool loads_parts = config.data.on_error != "skip";
+  plan.loaded = loads_parts ? plan.part : plan.step;
+  plan.loader_parts = loads_parts ? train.accumulate : 1;
+  plan.task_parts = loads_parts ? 1 : train.accumulate;
+  plan.evaluation = config::eval_batch_size(train);
+  return plan;
+}
+
+}  // namespace cohort::train

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cohort/config/config.h"
+
+namespace cohort::train {
+
+/// How many samples of a step go where. The one place that computes it from a configuration.
+struct BatchPlan {
+  std::int64_t global = 0;        ///< samples of a step over all ranks
+  std::int64_t step = 0;          ///< of a step on one rank: the largest share
+  std::int64_t part = 0;          ///< of one forward and backward; a step accumulates step / part of them
+  std::int64_t micro_batch = 0;   ///< of one forward: a part, or what a pipeline cuts it into
+  std::int64_t loaded = 0;        ///< that the loader hands out at once: a part, or the whole step
+  std::int64_t evaluation = 0;    ///< of a batch of validation data on one rank
+  std::int64_t loader_parts = 1;  ///< that the loader cuts a step into
+  std::int64_t task_parts = 1;    ///< that the task cuts what it gets into
+};
+
+/// Returns the plan of a step of `config` on `num_ranks` ranks. The loader hands out parts one after the other.
+/// Where broken samples are skipped it hands out the whole step, because their number weighs each part.
+/// Throws: UsageError for an unknown distributed.model.
+BatchPlan batch_plan(const config::Config& config, int num_ranks);
+
+}  // namespace cohort::train
