@@ -1,5 +1,5 @@
 // Saves a state of MIB mebibytes as a checkpoint's model file (written, checksummed, synced, renamed), beside
-// a plain write + fsync of the same bytes and, when COHORT_PYTHON is set, beside Python's torch.save + fsync
+// a plain write + fsync of the same bytes and, when COHORT_PYTHON is set, beside PyTorch's torch.save + fsync
 // and safetensors' save_file + fsync, in turn.
 //
 //     OMP_NUM_THREADS=1 COHORT_PYTHON=python benchmark_checkpoint_save FOLDER [MIB=500] [ROUNDS=5]

@@ -1,4 +1,4 @@
-"""Cohort's loader beside Python's: torch's DataLoader with Pillow, over the same image folder, in one run.
+"""Cohort's loader beside PyTorch's DataLoader with Pillow, over the same image folder, in one run.
 
     python benchmarks/data/loader.py build/benchmarks/data/data_loader_benchmark FOLDER [--workers 0 1 2] [--rounds 3]
 

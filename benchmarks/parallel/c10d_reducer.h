@@ -10,7 +10,7 @@
 /// LibTorch's own reducer, beside which ours is measured.
 namespace cohort::bench {
 
-/// With the bucket sizes of Python's DistributedDataParallel.
+/// With the bucket sizes of PyTorch's DistributedDataParallel.
 inline std::shared_ptr<c10d::Reducer> make_c10d(const std::vector<at::Tensor>& parameters,
                                                 const comm::Group& group) {
   constexpr std::int64_t kFirst = 1 << 20, kCap = 25 << 20;
@@ -21,7 +21,7 @@ inline std::shared_ptr<c10d::Reducer> make_c10d(const std::vector<at::Tensor>& p
       true, std::unordered_map<size_t, std::string>(), kFirst, false, false, std::vector<std::int64_t>());
 }
 
-/// What Python's wrapper does between forward and backward.
+/// What PyTorch's wrapper does between forward and backward.
 inline void prepare(c10d::Reducer& reducer) {
   reducer.prepare_for_forward();
   if (reducer.should_rebuild_buckets()) reducer.rebuild_buckets();

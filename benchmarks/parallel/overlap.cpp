@@ -1,6 +1,6 @@
 // How much of the communication of gradients a step hides behind its backward, on an emulated link: each
 // all-reduce takes latency + bytes / bandwidth, one after the other, and no core. Side by side in one run:
-// Reducer, Reducer without overlap, c10d::Reducer with Python's bucket sizes, and no communication at all;
+// Reducer, Reducer without overlap, c10d::Reducer with PyTorch's bucket sizes, and no communication at all;
 // then the step in script mode, whose backward hands gradients on as it runs, or all at its end.
 //
 // Run: parallel_overlap [mlp|vgg16|resnet50|all] [steps measured, 10] [latency in us, 100] [share in %]

@@ -1,6 +1,6 @@
 // What ranks on one machine reach together in training: forward, backward, reduction and a step of SGD with
 // momentum. In turn in one run: ranks that reduce nothing (independent processes), Reducer over shm and over
-// Gloo, and c10d::Reducer with Python's bucket sizes over both. Each rank has one thread, and a core of its
+// Gloo, and c10d::Reducer with PyTorch's bucket sizes over both. Each rank has one thread, and a core of its
 // own if there are enough.
 //
 // Run: parallel_throughput mlp|vgg16|resnet50 [ranks, 2] [rounds, 3] [steps in a round, 3] [images of a rank]

@@ -78,12 +78,12 @@ void take_metadata(Node& node, const torch::autograd::InputMetadata& metadata) {
 
 // Note [Exits]
 // The backward of a part ends at the leaves that the part captured. Their hooks belong to the graph in which
-// the gradients go on, so they must not run here. LibTorch's engine calls them wherever it captures the
+// the gradients continue, so they must not run here. LibTorch's engine calls them wherever it captures the
 // gradient of a leaf. Taking them off for the time of a backward is no answer: another thread may go backward
 // through the same leaf, within a part or not, and would miss them.
 // So end() has the part's own nodes lead to a node of the part, an exit, and backward() captures gradients
 // there. An exit hands on what it gets: a backward that reaches it by another way, from a tensor that fn put
-// aside, goes on to the leaf, hooks included. What several parts share is not written to.
+// aside, continues to the leaf, hooks included. What several parts share is not written to.
 struct Exit : torch::autograd::Node {
   Exit() : Node(/*sequence_nr=*/std::numeric_limits<std::uint64_t>::max()) {}  // as a leaf's node
   void lead_to(const Edge& edge) {
@@ -210,7 +210,7 @@ class DetachedGraph::Walk {
   }
 
   // Calls visit(edge) for every edge of the part, those that leave it included, and for `roots`; where that
-  // returns true, goes on behind it.
+  // returns true, continues behind it.
   template <typename Fn>
   void run(std::vector<Edge>& roots, const Fn& visit) {
     const auto follow = [&](Edge& edge) {

@@ -76,8 +76,8 @@ class DetachedGraph {
   /// of the results, of which some may be undefined. `wanted` may leave out some of what is returned; empty
   /// is all. Without `keep_graph` the graph is gone afterwards. Two gradients may be the same tensor;
   /// otherwise those that lie dense, and could become a grad(), share no memory. Hooks of captured() do not
-  /// run: the gradients go on in another graph and meet them there. Threads: parts that share parameters may
-  /// go backward at the same time. Throws: as check_captured(); UsageError on the second call without
+  /// run: the gradients continue in another graph and meet them there. Threads: parts that share parameters
+  /// may go backward at the same time. Throws: as check_captured(); UsageError on the second call without
   /// keep_graph.
   Tensors backward(const Tensors& gradients, bool keep_graph, const std::vector<bool>& wanted = {});
   /// Frees the graph; captured() stays.

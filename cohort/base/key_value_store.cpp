@@ -105,7 +105,7 @@ Words all_gather_words(KeyValueStore& kv_store, const std::string& key, int rank
   kv_store.set(concat(key, "/", rank), mine);
   if (!kv_store.wait({all}, deadline.later(kCollectTime))) {
     find_missing(kv_store, key, 0, size, words.missing);
-    if (words.missing.empty()) words.missing.push_back(0);  // it has come, and does not go on
+    if (words.missing.empty()) words.missing.push_back(0);  // it has come, and does not continue
     return words;
   }
   const std::string text = kv_store.get(all);

@@ -33,7 +33,7 @@ struct Placement {
   bool operator==(const Placement& other) const { return name == other.name; }
 };
 
-/// Reads placements with commas or spaces between: "cpu:0,cpu:1". A comma before a number goes on with the
+/// Reads placements with commas or spaces between: "cpu:0,cpu:1". A comma before a number continues with the
 /// cores of the placement that it stands in: "cpu:0,1,cpu:2" is two placements.
 std::vector<Placement> parse_placements(std::string_view text, const CpuSet& allowed = CpuSet::of_process());
 

@@ -52,10 +52,10 @@ class Profile {
 };
 
 /// Records the operators of all threads of this process from its construction to stop(); without stop() what
-/// was recorded is dropped. Also records the timeline, unless that is recording already, which then goes on.
-/// Work on GPUs is recorded too where LibTorch's CUDA part is loaded and sees one; stop() then waits for it.
-/// Threads: construct, stop and destroy on one thread.
-/// Throws: UsageError if a profiler of LibTorch is running already.
+/// was recorded is dropped. Also records the timeline, unless that is recording already, which then
+/// continues. Work on GPUs is recorded too where LibTorch's CUDA part is loaded and sees one; stop() then
+/// waits for it. Threads: construct, stop and destroy on one thread. Throws: UsageError if a profiler of
+/// LibTorch is running already.
 class Profiler {
  public:
   explicit Profiler(const ProfileOptions& options = {});

@@ -14,7 +14,7 @@
 /// Note [Histories]
 /// A run that goes back to an earlier checkpoint gives up those saved after it: they are of another history,
 /// and stay until there is no room for them. Sequences grow with every save, whatever the history, so what a
-/// save gives up is what lies between the sequence of the checkpoint that it goes on from and its own. Each
+/// save gives up is what lies between the sequence of the checkpoint that it resumes from and its own. Each
 /// state.json lists these ranges.
 namespace cohort::checkpoint {
 
@@ -60,7 +60,7 @@ class History {
 
   /// False for what was given up; true where that cannot be known.
   bool holds(const KnownCheckpoint& checkpoint) const;
-  /// What a checkpoint that goes on from here, with that sequence, gives up.
+  /// What a checkpoint that resumes from here, with that sequence, gives up.
   std::vector<SequenceRange> given_up_by(std::int64_t sequence) const;
 
  private:

@@ -19,7 +19,7 @@
 ///     auto found = checkpoints.load_usable();
 ///     if (found) load_module_state(*model, found->content.model);
 ///
-/// A training loop of one's own saves all it needs to go on with train::LoopState.
+/// A training loop of one's own saves all it needs to resume with train::LoopState.
 namespace cohort::checkpoint {
 
 /// What a checkpoint holds. `state` is the user's: epoch, samples consumed, schedule, scaler, world, threads.
@@ -88,7 +88,7 @@ class RunCheckpoints {
   /// Throws: DataError if there are checkpoints and none can be used.
   std::optional<LoadedCheckpoint> load_usable() const;
 
-  /// Points `last` at a checkpoint of this folder, and `best` at what was the best then: training goes on
+  /// Points `last` at a checkpoint of this folder, and `best` at what was the best then: training resumes
   /// from there, and those saved after it are another history, which load_usable() no longer takes and save()
   /// removes first. Finishes
   /// what a killed save left. A checkpoint elsewhere changes nothing. Throws: SystemError as save();

@@ -95,7 +95,7 @@ std::string quoted(const std::string& text) {
   return result + "'";
 }
 
-/// A command that goes on with the run in `folder`.
+/// A command that resumes the run in `folder`.
 std::string command_to_go_on(const TrainArguments& arguments, const Context& context,
                              const fs::path& folder) {
   std::string command = quoted(context.program) + " train --config " + quoted(folder / "config.yaml") +
@@ -110,7 +110,7 @@ std::string command_to_go_on(const TrainArguments& arguments, const Context& con
   return command;
 }
 
-/// The run folder whose own file the configuration is, where that run is to go on: the file may have been
+/// The run folder whose own file the configuration is, where that run is to resume: the file may have been
 /// copied or moved with its folder, whatever run.dir in it says. Empty: the configuration says it.
 fs::path folder_to_go_on(const TrainArguments& arguments, const config::Config& config) {
   const auto sets = [&](std::string_view key) {
@@ -124,7 +124,8 @@ fs::path folder_to_go_on(const TrainArguments& arguments, const config::Config& 
   return train::run_folder_of(arguments.config);
 }
 
-/// Lets the run whose own file the configuration is go on in its folder. Returns what there is to say of it.
+/// Lets the run whose own file the configuration is continue in its folder. Returns what there is to say of
+/// it.
 std::string choose_folder(const TrainArguments& arguments, config::Config& config) {
   const fs::path own = folder_to_go_on(arguments, config);
   if (own.empty()) return "";

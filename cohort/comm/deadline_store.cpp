@@ -143,7 +143,7 @@ DeadlineStore::~DeadlineStore() {
   worker_->changed.notify_all();
 }
 
-// `body` must own what it uses: it may go on when nobody waits for it any more.
+// `body` must own what it uses: it may continue when nobody waits for it any more.
 template <typename Body>
 auto DeadlineStore::ask(const char* what, milliseconds most, Body body, Waits waits) {
   using Result = std::invoke_result_t<Body&, c10d::Store&>;

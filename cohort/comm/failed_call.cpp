@@ -1,5 +1,5 @@
-// How a call ends that has failed: what goes on of it is ended, the group is broken, and the error names the
-// ranks that have not failed too.
+// How a call ends that has failed: what continues of it is ended, the group is broken, and the error names
+// the ranks that have not failed too.
 #include "cohort/comm/failed_call.h"
 
 #include <algorithm>

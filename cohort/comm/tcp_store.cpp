@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 using Store = c10::intrusive_ptr<c10d::TCPStore>;
 
 constexpr milliseconds kSlack(200);  // for LibTorch's own error, which says more
-constexpr milliseconds kLook(50);    // between two questions whether to go on
+constexpr milliseconds kLook(50);    // between two questions whether to continue
 
 // A socket that listens on 127.0.0.1 only, or ::1. LibTorch's own listens on every address of the host.
 base::Fd listen_on_loopback(bool is_ipv6, std::uint16_t port) {

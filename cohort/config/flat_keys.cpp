@@ -30,7 +30,7 @@ constexpr std::array kKeys = {
     FlatKey{"GAMMA", "schedule.gamma", "0.1."},
     FlatKey{"WORKERS", "data.workers", "8."},
     FlatKey{"PIN_MEMORY", "data.pin_memory",
-            "true. Without an accelerator it does nothing, which is said once."},
+            "true. Without an accelerator it does nothing, which is logged once."},
     FlatKey{"SAVE_FREQUENCY", "run.save_every", "5, in epochs; the first and the last are saved too."},
     FlatKey{"LOG_FREQUENCY", "run.log_every", "100, in steps."},
     FlatKey{"EVAL_FREQUENCY", "train.eval_every", "10, in epochs; the first and the last are evaluated too."},

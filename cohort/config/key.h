@@ -16,7 +16,7 @@ namespace cohort::config {
 using KeyTarget = std::variant<bool*, std::int64_t*, double*, std::string*, std::vector<std::int64_t>*,
                                std::vector<double>*, TransformList*, std::map<std::string, std::string>*>;
 
-/// What becomes of a key whose value differs when a run goes on from a checkpoint.
+/// What becomes of a key whose value differs when a run resumes from a checkpoint.
 enum class OnResume {
   kNotSaid,      ///< of no key: a test holds it
   kTakesEffect,  ///< from the next step on; the log shows both values

@@ -4,12 +4,12 @@
 
 #include "cohort/config/config.h"
 
-/// What becomes of settings that differ when a run goes on: `ConfigKey::on_resume`, applied; and those that
+/// What becomes of settings that differ when a run resumes: `ConfigKey::on_resume`, applied; and those that
 /// differ when its model is used. No LibTorch.
 namespace cohort::config {
 
 /// Returns the keys that differ and take effect, with both values ("optim.lr 0.05 -> 0.01, ..."); empty:
-/// none. `before` made the checkpoint `from`, `now` is to go on with it. `same_step`: a step over all ranks
+/// none. `before` made the checkpoint `from`, `now` is to resume with it. `same_step`: a step over all ranks
 /// has as many samples as before, so that the keys that make a step may differ. Throws: ConfigError naming
 /// all keys that differ and are refused, with both values.
 std::string check_resume(Config before, Config now, bool same_step, const std::string& from);

@@ -20,7 +20,7 @@ namespace cohort::core {
 // Note [Handing operators a generator]
 // Operators take their generator as an argument that modules leave empty. A dispatch key that LibTorch keeps
 // free, CustomRNGKeyId, is switched on for the thread; under it every operator with such an argument gets a
-// kernel that fills it in, and goes on below. All other operators fall through. Operators without the
+// kernel that fills it in, and continues below. All other operators fall through. Operators without the
 // argument that draw on the CPU do so by calling one that has it (dropout calls bernoulli_).
 struct RandomSource {
   static RandomScope::Source& of_thread() {

@@ -32,8 +32,8 @@ struct OtherFiles {
   std::string example;  ///< path of the first below the root
 };
 
-/// The images below a folder, in the order of Python's `ImageFolder`: classes sorted by name, in a class by
-/// folder, then by file name. One string holds all names.
+/// The images below a folder, in the order of torchvision's `ImageFolder`: classes sorted by name, in a class
+/// by folder, then by file name. One string holds all names.
 class FolderIndex {
  public:
   std::int64_t size() const { return static_cast<std::int64_t>(labels_.size()); }

@@ -29,7 +29,7 @@ struct ImageFolderOptions {
   DecodeOptions decode = {};
 };
 
-/// Images (JPEG, PNG) in a folder per class, nested at will, in the order of Python's `ImageFolder`.
+/// Images (JPEG, PNG) in a folder per class, nested at will, in the order of torchvision's `ImageFolder`.
 /// Fields: image (float32, [C, H, W]) and label (int64, []).
 ///
 ///     ImageFolder train("data/train", {.transforms = {resize(64), to_tensor()}});

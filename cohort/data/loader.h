@@ -51,7 +51,7 @@ struct LoaderOptions {
   bool shuffle = false;
   /// Leave out the last batch if it is short.
   bool drop_last = false;
-  /// Lay batches out in page-locked memory. Without an accelerator this is said once and does nothing.
+  /// Lay batches out in page-locked memory. Without an accelerator this is logged once and does nothing.
   bool pin_memory = false;
   /// Where the batches end up. On an accelerator they are copied on a stream of their own, one batch ahead.
   at::Device device = at::kCPU;
@@ -100,7 +100,7 @@ struct Batch {
   std::function<bool(Batch&)> take_next = nullptr;
 };
 
-/// Where the loader stands: all that is needed to go on.
+/// Where the loader stands: all that is needed to resume.
 struct LoaderState {
   std::int64_t epoch = 0;
   /// Samples of this epoch that were delivered, over all ranks (skipped ones too).
@@ -151,7 +151,7 @@ class Loader {
   std::optional<Batch> next();
 
   /// At the end of an epoch that is the epoch with all its samples, until next() begins another: a loader
-  /// that is restored to it returns nothing once, and goes on with the next epoch.
+  /// that is restored to it returns nothing once, and continues with the next epoch.
   LoaderState state() const;
   /// Goes to `state`, which may come from a loader with another number of workers, or of ranks.
   /// Throws: DataError if the dataset's size is another than that in `state`.

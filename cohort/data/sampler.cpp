@@ -1,5 +1,5 @@
 // An order is computed anew from size, seed and epoch, with a generator of its own, so a sampler has no state
-// to save. A shuffled order is at::randperm's, which makes it the permutation that Python gets from the same
+// to save. A shuffled order is at::randperm's, which makes it the permutation that PyTorch gets from the same
 // seed. A distributed order is padded from its own start, or cut; its ranks take every world-th sample of it.
 #include "cohort/data/sampler.h"
 

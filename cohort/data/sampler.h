@@ -11,8 +11,8 @@ namespace cohort::data {
 
 /// What to do when the dataset does not divide by the number of ranks.
 enum class LastBatchPolicy {
-  kPad,   ///< Repeat samples from the start of the order: Python's DistributedSampler.
-  kDrop,  ///< Leave the last ones out: Python's DistributedSampler(drop_last=True).
+  kPad,   ///< Repeat samples from the start of the order: PyTorch's DistributedSampler.
+  kDrop,  ///< Leave the last ones out: PyTorch's DistributedSampler(drop_last=True).
   kKeep,  ///< Every sample exactly once; the first ranks get one more. For evaluation.
 };
 
@@ -27,7 +27,7 @@ class Sampler {
   virtual std::vector<std::int64_t> order(std::int64_t epoch) const = 0;
 };
 
-/// 0, 1, ..., size - 1: Python's SequentialSampler.
+/// 0, 1, ..., size - 1: PyTorch's SequentialSampler.
 class SequentialSampler : public Sampler {
  public:
   explicit SequentialSampler(std::int64_t size);
@@ -38,7 +38,7 @@ class SequentialSampler : public Sampler {
   std::int64_t size_;
 };
 
-/// A permutation per epoch: that of Python's RandomSampler(generator=g) after g.manual_seed(seed + epoch).
+/// A permutation per epoch: that of PyTorch's RandomSampler(generator=g) after g.manual_seed(seed + epoch).
 class RandomSampler : public Sampler {
  public:
   RandomSampler(std::int64_t size, std::uint64_t seed);
@@ -57,13 +57,13 @@ struct DistributedSamplerOptions {
   LastBatchPolicy last_batch = LastBatchPolicy::kPad;
 };
 
-/// The order that Python's DistributedSampler(seed) deals out after set_epoch(epoch).
+/// The order that PyTorch's DistributedSampler(seed) deals out after set_epoch(epoch).
 class DistributedSampler : public Sampler {
  public:
   DistributedSampler(std::int64_t size, DistributedSamplerOptions options);
   std::int64_t size() const override { return total_; }
   std::vector<std::int64_t> order(std::int64_t epoch) const override;
-  /// What Python's sampler of rank `rank` yields.
+  /// What PyTorch's sampler of rank `rank` yields.
   std::vector<std::int64_t> share(std::int64_t epoch, std::int64_t rank) const;
 
  private:

@@ -37,13 +37,13 @@ class AutocastKernel : public c10::OperatorKernel {
     const at::ScalarType narrow = at::autocast::get_autocast_dtype(device_);
     if (rule_ == Autocast::kNarrow) return narrow;
     bool wide = false;
-    const auto look = [&](const at::Tensor& tensor) {
+    const auto add_tensor = [&](const at::Tensor& tensor) {
       wide = wide || (at::autocast::is_eligible(tensor, device_) && tensor.scalar_type() != narrow);
     };
     for (const c10::IValue& argument : arguments) {
-      if (argument.isTensor()) look(argument.toTensor());
+      if (argument.isTensor()) add_tensor(argument.toTensor());
       if (argument.isTensorList()) {
-        for (const at::Tensor& tensor : argument.toTensorVector()) look(tensor);
+        for (const at::Tensor& tensor : argument.toTensorVector()) add_tensor(tensor);
       }
     }
     return wide ? at::kFloat : narrow;

@@ -18,7 +18,7 @@ struct AdamOptions {
   TORCH_ARG(bool, maximize) = false;
 };
 
-/// Adam, equal to Python's torch.optim.Adam(fused=True).
+/// Adam, equal to PyTorch's torch.optim.Adam(fused=True).
 /// Throws: UsageError for options out of range and for sparse gradients.
 /// Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015; weight decay as L2
 /// penalty.
@@ -44,7 +44,7 @@ struct AdamWOptions : AdamOptions {
   AdamWOptions(const AdamOptions& options) : AdamOptions(options) {}  // what the setters return
 };
 
-/// Adam with decoupled weight decay, equal to Python's torch.optim.AdamW(fused=True).
+/// Adam with decoupled weight decay, equal to PyTorch's torch.optim.AdamW(fused=True).
 /// Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
 class AdamW : public Adam {
  public:

@@ -9,7 +9,7 @@ namespace cohort::optim {
 LateScalar::LateScalar(const at::Tensor& value) : value_(value) {
   if (!value.defined() || value.is_cpu()) return;
   const c10::NoGradGuard no_grad;
-  // Only a copy to pinned memory lets the host go on.
+  // Only a copy to pinned memory lets the host continue.
   value_ = at::empty({}, value.options().device(at::kCPU).pinned_memory(true));
   value_.copy_(value.detach().reshape({}), /*non_blocking=*/true);
   ready_.emplace(value.device().type());

@@ -20,7 +20,7 @@
 ///     }
 ///
 /// Every schedule equals the chain that torch.optim.lr_scheduler makes of the class of that name, to 1e-12 of
-/// the base rate. Python multiplies step upon step; here each value is computed from the start, which agrees
+/// the base rate. PyTorch multiplies step upon step; here each value is computed from the start, which agrees
 /// better with the formula than the chain does.
 namespace cohort::optim {
 

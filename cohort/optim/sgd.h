@@ -17,7 +17,7 @@ struct SGDOptions {
   TORCH_ARG(bool, maximize) = false;
 };
 
-/// Stochastic gradient descent, bit-equal to Python's torch.optim.SGD(fused=True). torch::optim::SGD has the
+/// Stochastic gradient descent, bit-equal to PyTorch's torch.optim.SGD(fused=True). torch::optim::SGD has the
 /// same bits but for the last numel % 16 elements of a tensor, where the fused kernel rounds a product that
 /// LibTorch's vectors do not. Throws: UsageError for options out of range and for sparse gradients.
 class SGD : public FusedOptimizer {

@@ -1,7 +1,7 @@
 // The Reducer averages gradients; buffers travel as its companion, begun before the first bucket and ended
-// after the last. A forward makes no collective, so a rank may make it alone; within join() it asks who goes
-// on. A rank that has ended makes the same collectives as the rest, without gradients, until all have ended.
-// Then the rank with most steps gives its parameters and buffers to all.
+// after the last. A forward makes no collective, so a rank may make it alone; within join() it asks who
+// continues. A rank that has ended makes the same collectives as the rest, without gradients, until all have
+// ended. Then the rank with most steps gives its parameters and buffers to all.
 #include "cohort/parallel/distributed.h"
 
 #include <algorithm>

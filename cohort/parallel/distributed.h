@@ -18,7 +18,7 @@
 /// Any module on several ranks: docs/guide/distributed.md.
 namespace cohort::parallel {
 
-/// Python's options under Python's names; bucket_cap_mb and what concerns buckets are in ReducerOptions.
+/// PyTorch's options under PyTorch's names; bucket_cap_mb and what concerns buckets are in ReducerOptions.
 struct DistributedOptions : ReducerOptions {
   /// Gives every rank rank 0's parameters and buffers at the start.
   bool init_sync = true;

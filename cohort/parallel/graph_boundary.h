@@ -52,7 +52,7 @@ struct DevicePart {
 
 /// Returns each part's results, of which backward runs every part's own backward on its worker, all at the
 /// same time. Gradients of parameters that several parts use are added in a fixed order, on the workers, and
-/// go on in the graph of whoever called this: into grad(), through hooks, to what torch::autograd::grad()
+/// continue in the graph of whoever called this: into grad(), through hooks, to what torch::autograd::grad()
 /// asked for. Inputs with a graph get theirs. With gradients off it is a plain call on the workers.
 /// Results stay on their placement's device.
 /// Throws: what a part threw, with the part's name, once all have ended (the first in their order);

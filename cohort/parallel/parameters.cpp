@@ -11,7 +11,7 @@ namespace {
 
 std::unordered_set<const at::TensorImpl*> sparse_weights(const torch::nn::Module& module) {
   std::unordered_set<const at::TensorImpl*> weights;
-  const auto look = [&](const torch::nn::Module& part) {
+  const auto collect = [&](const torch::nn::Module& part) {
     const auto* const embedding = part.as<torch::nn::EmbeddingImpl>();
     const auto* const bag = part.as<torch::nn::EmbeddingBagImpl>();
     if (embedding != nullptr && embedding->options.sparse()) {
@@ -19,8 +19,8 @@ std::unordered_set<const at::TensorImpl*> sparse_weights(const torch::nn::Module
     }
     if (bag != nullptr && bag->options.sparse()) weights.insert(bag->weight.unsafeGetTensorImpl());
   };
-  look(module);
-  for (const auto& part : module.modules(/*include_self=*/false)) look(*part);
+  collect(module);
+  for (const auto& part : module.modules(/*include_self=*/false)) collect(*part);
   return weights;
 }
 

@@ -1,4 +1,4 @@
-// The simulation lets each placement go on until it must wait, round by round, until nobody moves. What is
+// The simulation lets each placement continue until it must wait, round by round, until nobody moves. What is
 // unfinished then is a deadlock. The clock of a placement moves to when what it receives, or a free place,
 // was ready. So the order in which placements are looked at does not change the result. serialized_order()
 // works on demand instead: before an action, the rest of the placements do what it waits for.

@@ -169,7 +169,7 @@ namespace {
 // and never outnumber the usable cores but for those that are stuck in a part.
 class Pool {
  public:
-  using ThreadStep = std::function<bool()>;  // returns whether the thread goes on
+  using ThreadStep = std::function<bool()>;  // returns whether the thread continues
 
   static Pool& instance() {
     static Pool& pool = *new Pool;  // leaked: its threads may outlive statics

@@ -11,7 +11,7 @@ struct Batch;
 
 namespace cohort::train {
 
-/// Where a run begins or goes on.
+/// Where a run begins or resumes.
 struct FitInfo {
   std::int64_t epochs = 0;
   std::int64_t steps_per_epoch = 0;

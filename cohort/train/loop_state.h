@@ -11,7 +11,7 @@
 
 namespace cohort::train {
 
-/// Where a training loop of one's own stands, so that it can be saved and go on with the same numbers.
+/// Where a training loop of one's own stands, so that it can be saved and resume with the same numbers.
 ///
 ///     cohort::train::LoopState loop(*net, optimizer, loader);
 ///     cohort::checkpoint::RunCheckpoints checkpoints("runs/mine/checkpoints");

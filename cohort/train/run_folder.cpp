@@ -127,7 +127,7 @@ Chosen choose(const config::Config& config) {
                       base::concat("--resume ", resume, ": there is no run runs/", run_name(config), "-*"),
                       "run.dir=FOLDER, or --resume auto, which starts afresh when there is none");
   }
-  // A checkpoint by path goes on in its own run: FOLDER/checkpoints/NAME. So does FOLDER.
+  // A checkpoint by path resumes in its own run: FOLDER/checkpoints/NAME. So does FOLDER.
   const fs::path checkpoint = fs::weakly_canonical(resume);
   if (fs::is_directory(checkpoint / "checkpoints")) return {checkpoint};
   if (checkpoint.parent_path().filename() == "checkpoints") return {checkpoint.parent_path().parent_path()};

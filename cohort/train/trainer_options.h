@@ -26,7 +26,7 @@ struct TrainerOptions {
 
   /// Folder for `checkpoints/` and `trace.json`; empty: nothing is written.
   TORCH_ARG(std::filesystem::path, run_dir) = {};
-  /// "" starts afresh; "auto" goes on from the last checkpoint if there is one; "last", "best" or a path must
+  /// "" starts afresh; "auto" resumes from the last checkpoint if there is one; "last", "best" or a path must
   /// exist.
   TORCH_ARG(std::string, resume) = "";
   /// On resume, learning rates and other options of the optimizers are what the program made them, not those
@@ -59,9 +59,9 @@ struct TrainerOptions {
   TORCH_ARG(std::int64_t, log_every) = 50;
   /// Steps recorded on the timeline, from the first on; 0: none.
   TORCH_ARG(std::int64_t, trace_steps) = 0;
-  /// false: a step whose loss is not finite is counted and the run goes on.
+  /// false: a step whose loss is not finite is counted and the run continues.
   TORCH_ARG(bool, stop_on_non_finite) = true;
-  /// Finish the step, save and return on SIGINT, SIGTERM and SIGHUP; save and go on at SIGUSR1.
+  /// Finish the step, save and return on SIGINT, SIGTERM and SIGHUP; save and continue at SIGUSR1.
   TORCH_ARG(bool, handle_signals) = false;
 };
 

@@ -1,7 +1,7 @@
 // Cohort without its Trainer: an own loop over the loader, a fused optimizer, a schedule and checkpoints from
-// which it goes on where it was.
+// which it continues where it was.
 //
-//   Run:      own_loop [STEPS] [FOLDER]      run it again with the same FOLDER and more STEPS: it goes on
+//   Run:      own_loop [STEPS] [FOLDER]      run it again with the same FOLDER and more STEPS: it continues
 //   Expect:   a line per 20 steps with a falling loss, then "stopped and resumed: max difference 0"
 //
 #include <torch/torch.h>

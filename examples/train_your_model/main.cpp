@@ -1,6 +1,6 @@
 // Trainer with a training step of one's own: a small GAN, two networks and two optimizers.
 //
-//   Run:      train_your_model [EPOCHS] [RUN_FOLDER]     (a folder: checkpoints, and goes on where it was)
+//   Run:      train_your_model [EPOCHS] [RUN_FOLDER]     (a folder: checkpoints, and continues where it was)
 //   Expect:   a line per epoch; the generated mean moves to 3.0 and its spread to 0.5
 //
 #include <torch/torch.h>

@@ -1,6 +1,6 @@
 // A process that saves is killed at each of its system calls in turn. Whatever the moment, the
 // folder holds the checkpoint before or the one after, with `best` as that checkpoint says, and a run that
-// goes on from it keeps what it should and nothing else.
+// resumes from it keeps what it should and nothing else.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -143,7 +143,7 @@ void expect_whole(const Scenario& scenario, const fs::path& folder, bool killed)
   }
 }
 
-/// A run that goes on from what was found, saves once more, and keeps that checkpoint and the best.
+/// A run that resumes from what was found, saves once more, and keeps that checkpoint and the best.
 void expect_goes_on(const Scenario& scenario, const fs::path& folder) {
   RunCheckpoints run(folder, kKeepOne);
   int64_t best = 9;

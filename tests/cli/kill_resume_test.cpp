@@ -1,5 +1,5 @@
-// Runs of random configurations that are killed at random moments and go on end with the bits of the run that
-// was left alone.
+// Runs of random configurations are killed at random moments and resumed. They end with the bits of the run
+// that was not killed.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

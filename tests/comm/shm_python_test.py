@@ -1,4 +1,4 @@
-"""Python's torch.distributed over the backend "shm" gives what it gives over Gloo.
+"""PyTorch's torch.distributed over the backend "shm" gives what it gives over Gloo.
 
     shm_python_test.py build INCLUDE LIB LIBTORCH-VERSION    compiles the module of examples/shm_in_python
     shm_python_test.py RANKS INCLUDE LIB LIBTORCH-VERSION    runs RANKS processes, each of which compares

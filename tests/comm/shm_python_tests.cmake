@@ -1,4 +1,4 @@
-# Python's torch.distributed over libcohort_shm. The module is compiled when the tests run, for the Python that runs
+# PyTorch's torch.distributed over libcohort_shm. The module is compiled when the tests run, for the Python that runs
 # them. Not under sanitizers: Python would need their runtime before everything else.
 if(NOT COHORT_READERS_ONLY AND NOT COHORT_SANITIZE)
   set(_cohort_python_test

@@ -77,7 +77,7 @@ TEST(TraceTest, EveryRankIsToldThatTheFileCannotBeWritten) {
   const test::TempDir dir;
   test::run_ranks(2, "gloo", [&](Group& group) {
     COHORT_EXPECT_THROW_WITH(write_trace(group, dir / "no" / "trace.json"), SystemError, "trace.json");
-    write_trace(group, dir / "trace.json");  // and goes on
+    write_trace(group, dir / "trace.json");  // and continues
   });
   EXPECT_TRUE(json::parse(test::read_file(dir / "trace.json")).contains("traceEvents"));
 }
@@ -136,7 +136,7 @@ TEST(TraceTest, ARankThatDoesNotComeIsNamed) {
     }
   }
   // Rank 0 takes those with another clock one after the other: who waits for it behind a rank that does not
-  // go on names that rank.
+  // continue names that rank.
   test::run_ranks(3, "gloo", [&](Group& group) {
     if (group.rank() == 1) group.store()->set("trace/0/clock/1", "another clock");
     group.barrier();

@@ -74,7 +74,7 @@ TEST(LoaderPartsTest, RandomLoadersHandOutTheSameBatchesInPartsAndWhole) {
     options.seed = 3;
     LoaderOptions in_parts = options;
     in_parts.parts = draw(1, 6);
-    const std::int64_t stop = draw(0, 8);  // the state after so many batches goes on in a new loader
+    const std::int64_t stop = draw(0, 8);  // the state after so many batches continues in a new loader
     SCOPED_TRACE(testing::Message() << "round " << round << ": " << samples << " samples, " << world
                                     << " ranks, batches of " << options.batch_size << " or global "
                                     << options.global_batch_size << ", parts " << in_parts.parts);

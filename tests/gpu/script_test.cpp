@@ -127,7 +127,7 @@ TEST_F(GpuScriptTest, AFileBringsItsOwnAutocastForEachDeviceAndIgnoresTheCallers
           EXPECT_EQ(at::autocast::is_autocast_enabled(at::kCPU), on_cpu);
           if (on_gpu) {
             const at::Tensor y = at::rand({4, 4}, gpu);
-            EXPECT_EQ(y.mm(y).scalar_type(), at::kHalf);  // the caller's goes on
+            EXPECT_EQ(y.mm(y).scalar_type(), at::kHalf);  // the caller's continues
           }
         }
       }

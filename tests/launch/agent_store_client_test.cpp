@@ -31,7 +31,7 @@ TEST(AgentStoreClientTest, WhatOnePostsTheOtherReceives) {
   EXPECT_FALSE(second.received("word"));
   first.post("word", "said");
   pollfd wait{second.fd(), POLLIN, 0};
-  EXPECT_EQ(::poll(&wait, 1, 10'000), 1) << "news ring";
+  EXPECT_EQ(::poll(&wait, 1, 10'000), 1) << "no wake-up";
   EXPECT_EQ(second.received("word"), "said");
   EXPECT_EQ(first.lost() + second.lost(), "");
 }
@@ -85,7 +85,7 @@ TEST(AgentStoreClientTest, ANodeThatHasNotComeYetIsNotLost) {
     for (std::size_t node = 0; node < agents.size(); ++node) {
       EXPECT_TRUE(comes_true([&] { return !sign(node).empty(); })) << "the first one";
       before.push_back(sign(node));
-      agents[node]->news();
+      agents[node]->acknowledge();
     }
     seconds += time;
     for (std::size_t node = 0; node < agents.size(); ++node) {
@@ -121,8 +121,8 @@ TEST(AgentStoreClientTest, SignsDoNotWaitForTheIntervalOfWords) {
     second.expect_signs(0);
     std::set<std::string> of_first, of_second;
     EXPECT_TRUE(comes_true([&] {
-      first.news();
-      second.news();
+      first.acknowledge();
+      second.acknowledge();
       if (kv_store->has("alive/0")) of_first.insert(kv_store->get("alive/0"));
       if (kv_store->has("alive/1")) of_second.insert(kv_store->get("alive/1"));
       return of_first.size() >= 10 && of_second.size() >= 10;
@@ -162,7 +162,7 @@ class ClockedAgentStoreClientTest : public testing::Test {
   void pass(int seconds, std::initializer_list<int> go_on) {
     std::vector<std::string> before;
     for (const int node : go_on) {
-      agents_[static_cast<std::size_t>(node)]->news();
+      agents_[static_cast<std::size_t>(node)]->acknowledge();
       before.push_back(sign_of(node));
     }
     seconds_ += seconds;
@@ -207,7 +207,7 @@ TEST_F(ClockedAgentStoreClientTest, ANodeWhoseAgentHangsIsLostThoughItsThreadGoe
   }
   agents_[1]->busy_until(base::Deadline(std::chrono::minutes(5)));
   for (int i = 0; i < 8; ++i) {  // it answers no ring
-    agents_[0]->news();
+    agents_[0]->acknowledge();
     const std::string first = sign_of(0), second = sign_of(1);
     seconds_ += 5;
     wait_for_sign(0, first);
@@ -222,7 +222,7 @@ TEST_F(ClockedAgentStoreClientTest, ANodeWhoseAgentHangsIsLostThoughItsThreadGoe
 
 TEST_F(ClockedAgentStoreClientTest, ARequestThatIsUnderWayAsAllStandStillSaysNothingOfTheStore) {
   // Each has given its sign and read the other's: none asks for anything until the clock moves.
-  for (const auto& agent : agents_) ASSERT_TRUE(agent->look_now(base::Deadline(std::chrono::seconds(20))));
+  for (const auto& agent : agents_) ASSERT_TRUE(agent->poll_now(base::Deadline(std::chrono::seconds(20))));
   const std::int64_t before = kv_store_->num_requests();
   const auto release = kv_store_->hang();
   agents_[1]->post("word", "said");
@@ -309,7 +309,7 @@ TEST(AgentStoreClientTest, RecordedSignsKeepNobodyAlive) {
     AgentStoreClient second(kv_store, options);
     second.begin_session("this");
     EXPECT_TRUE(comes_true([&] {
-      second.news();
+      second.acknowledge();
       if (kv_store->has("alive/1")) signs.insert(kv_store->get("alive/1"));
       return signs.size() >= 5;
     }));

@@ -7,7 +7,7 @@
 #include "tests/support/comes_true.h"
 
 /// Agents that look and give signs often enough for tests. Of three threads on two busy cores one may stand
-/// still for a good part of a second while the others go on.
+/// still for a good part of a second while the others continue.
 namespace cohort::launch {
 
 using test::comes_true;

@@ -51,7 +51,7 @@ torch::nn::AnyModule make(const std::string& name, std::int64_t num_classes) {
   return make_model(options);
 }
 
-/// Parameters and buffers in the order of Python's state_dict: of each module its parameters, then its
+/// Parameters and buffers in the order of PyTorch's state_dict: of each module its parameters, then its
 /// buffers, then its children.
 void append_state(const torch::nn::Module& module, const std::string& prefix,
                   std::vector<std::pair<std::string, at::Tensor>>& state) {

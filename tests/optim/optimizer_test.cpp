@@ -74,7 +74,7 @@ void expect_same(const Tensors& a, const Tensors& b) {
 
 // The fused kernel ends each tensor element by element and rounds there as scalar code does, LibTorch's as
 // vectors do: whole vectors are bit-equal, the rest (fewer than 16 elements of a tensor) to rounding.
-// Python's fused=True and its default differ in the same elements.
+// PyTorch's fused=True and its default differ in the same elements.
 void expect_same_vectors(const Tensors& a, const Tensors& b) {
   ASSERT_EQ(a.size(), b.size());
   for (std::size_t p = 0; p < a.size(); ++p) {

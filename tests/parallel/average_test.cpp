@@ -102,7 +102,7 @@ TEST(GradientAveragerTest, ALossThatIsNotFiniteOnOneRankIsKnownToAllAndChangesNo
     ASSERT_FALSE(report.ok());
     EXPECT_EQ(report.bad_rank, 1);
     EXPECT_TRUE(at::equal(net->first->weight.grad(), before));
-    EXPECT_TRUE(averager.average(net->parameters(), 1).ok());  // the group goes on
+    EXPECT_TRUE(averager.average(net->parameters(), 1).ok());  // the group continues
   });
 }
 

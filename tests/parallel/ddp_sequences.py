@@ -1,4 +1,4 @@
-"""Python's DistributedDataParallel through the sequences of ddp_sequences_test.cpp, compared with Cohort's gradients and buffers.
+"""PyTorch's DistributedDataParallel through the sequences of ddp_sequences_test.cpp, compared with Cohort's gradients, buffers.
 
 ddp_sequences.py FOLDER    FOLDER has plan.safetensors and, of each world size N and rank R of ours, ranksNR.safetensors
 """
@@ -41,7 +41,7 @@ class Branches(nn.Module):
 def run_sequence(plan, i, rank, group, dtype):
     """The gradients after each step, {step.name: tensor}, of the sequence in that type.
 
-    And rank 0's buffers after each step that reduces: Cohort's ranks have them at its end, Python's before the next.
+    And rank 0's buffers after each step that reduces: Cohort's ranks have them at its end, PyTorch's before the next.
     """
     net = Branches()
     net.load_state_dict({k[len(f"{i}.start.") :]: v for k, v in plan.items() if k.startswith(f"{i}.start.")})
@@ -103,7 +103,7 @@ def compare(rank, folder):
         if rank >= size:
             continue
         ours = load_file(f"{folder}/ranks{size}{rank}.safetensors")
-        squares = {kind: [0.0, 0.0] for kind in types}  # of what ours and Python's differ from float64's
+        squares = {kind: [0.0, 0.0] for kind in types}  # of what ours and PyTorch's differ from float64's
         seen = 0
         for i in range(int(plan["count"])):
             kind = types[int(plan[f"{i}.type"])]

@@ -1,4 +1,4 @@
-// Random sequences of what a program does with DistributedDataParallel, beside Python's: a step, an
+// Random sequences of what a program does with DistributedDataParallel, beside PyTorch's: a step, an
 // accumulation, a batch that is skipped, a forward for a metric, also one rank's between forward and
 // backward, evaluation, parts that ranks leave out, ranks that end sooner.
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ enum Step : std::int64_t {
   kEvalNoGrad,
   kZero,
   kZeroInPlace,
-  kTrainAfterMetric,  // of one rank, which Python's does not allow
+  kTrainAfterMetric,  // of one rank, which PyTorch's does not allow
   kNumSteps
 };
 constexpr std::array kTypes = {at::kFloat, at::kBFloat16, at::kHalf};
@@ -83,7 +83,7 @@ Sequence make_sequence(std::uint64_t seed) {
   const std::int64_t length = 4 + below(8);
   made.steps = at::zeros({length, 1 + kMaxRanks}, at::kLong);
   auto rows = made.steps.accessor<std::int64_t, 2>();
-  // What Python's cannot do: its next backward under no_sync() reduces after a forward that no backward
+  // What PyTorch's cannot do: its next backward under no_sync() reduces after a forward that no backward
   // followed, and a gradient that was accumulated and taken away must come again.
   bool is_prepared = false, accumulates = false;
   for (std::int64_t i = 0; i < length; ++i) {

@@ -207,7 +207,7 @@ TEST(DistributedDataParallelTest, RanksThatHaveEndedTakePartInTheOthersSteps) {
       for (const auto& entry : model->named_parameters()) {
         EXPECT_TRUE(at::allclose(entry.value(), wanted[entry.key()], 1e-12, 1e-14)) << entry.key();
       }
-      model.forward(wave(2)).sum().backward();  // and goes on as before
+      model.forward(wave(2)).sum().backward();  // and continues as before
     });
   }
 }

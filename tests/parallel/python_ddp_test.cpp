@@ -1,4 +1,4 @@
-// DistributedDataParallel beside Python's: the same initial values, samples, kernels and threads.
+// DistributedDataParallel beside PyTorch's: the same initial values, samples, kernels and threads.
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>

@@ -1,4 +1,4 @@
-"""Python's DistributedDataParallel on two ranks over Gloo, compared with what Cohort's made of the same start.
+"""PyTorch's DistributedDataParallel on two ranks over Gloo, compared with what Cohort's made of the same start.
 
 train_ddp.py FOLDER    FOLDER has start.safetensors, samples.safetensors and, of each rank of ours, rankN.safetensors
 """
@@ -42,7 +42,7 @@ def train(rank, folder):
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    # Python gives all ranks rank 0's buffers before a forward, Cohort by the end of a backward.
+    # PyTorch gives all ranks rank 0's buffers before a forward, Cohort by the end of a backward.
     model.eval()
     with torch.no_grad():
         model(samples["inputs"][0][rank])

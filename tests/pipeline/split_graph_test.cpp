@@ -377,7 +377,7 @@ TEST(SplitGraphTest, FreesWhatOnlyInputsNeeded) {
   EXPECT_TRUE(of_product.expired());
 }
 
-// What arrives goes on to both as it is.
+// What arrives continues to both as it is.
 TEST(SplitGraphTest, WhoGetsTheGradientOfAnInputMayWriteToIt) {
   at::Tensor input = at::ones({3}).requires_grad_(), weight = at::ones({3}).requires_grad_();
   SplitGraph graph({input + weight}, {input});

@@ -115,8 +115,8 @@ TEST(EdgeCasesTest, ResultsMayBeInputsTwiceTheSameUndefinedOrConstant) {
   EXPECT_TRUE(contains(fast.explain(), "program: ")) << fast.explain();
 }
 
-// Calls `run` and its script in turn on what `begin` makes of a new leaf, goes on with input and result, and
-// expects the same values, shapes and gradients of the leaf.
+// Calls `run` and its script in turn on what `begin` makes of a new leaf, continues with input and result,
+// and expects the same values, shapes and gradients of the leaf.
 std::string expect_same_graph(const std::function<at::Tensor(at::Tensor)>& run,
                               const std::function<at::Tensor(const at::Tensor&)>& begin,
                               const std::function<at::Tensor(at::Tensor, at::Tensor)>& go_on) {

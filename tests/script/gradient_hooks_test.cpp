@@ -24,7 +24,7 @@
 #include "tests/support/contains.h"
 #include "tests/support/throws.h"
 
-// Hooks that update the weight whose gradient they get, while backward goes on ("optimizer in backward").
+// Hooks that update the weight whose gradient they get, while backward continues ("optimizer in backward").
 namespace cohort::script {
 namespace {
 

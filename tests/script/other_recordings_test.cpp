@@ -12,7 +12,7 @@
 #include "like_eager.h"
 #include "tests/support/contains.h"
 
-// A recording, and what goes on beside it: other threads, and graphs that were there before.
+// A recording, and what runs beside it: other threads, and graphs that were there before.
 namespace cohort::script {
 namespace {
 
@@ -60,7 +60,7 @@ TEST(OtherRecordingsTest, AFunctionThatUsesAPlacementItselfStaysEager) {
   EXPECT_TRUE(contains(fast.explain(), "another thread")) << fast.explain();
 }
 
-// A captured tensor that has a graph: its gradient goes on to what it was made of.
+// A captured tensor that has a graph: its gradient continues to what it was made of.
 TEST(OtherRecordingsTest, ACapturedTensorWithAGraphOfItsOwnKeepsItsGradient) {
   const auto run = [](bool is_scripted) {
     at::Tensor w = at::full({3}, 2.0).requires_grad_(), scale = w * 2;

@@ -1,4 +1,4 @@
-// Classes by name: in checkpoints, in evaluation, in prediction, and when a run goes on.
+// Classes by name: in checkpoints, in evaluation, in prediction, and when a run resumes.
 #include "cohort/train/classes.h"
 
 #include <ATen/ATen.h>
@@ -171,7 +171,7 @@ TEST_F(ClassesTest, GoingOnWithOtherFilesIsAWarning) {
   EXPECT_EQ(log_of("train.max_steps=8").find(said), std::string::npos);
   fs::rename(data("train") / "bee" / "3.png", data("train") / "bee" / "x.png");
   EXPECT_TRUE(message_contains(log_of("train.max_steps=9"), said));
-  EXPECT_EQ(log_of("train.max_steps=10").find(said), std::string::npos) << "said once";
+  EXPECT_EQ(log_of("train.max_steps=10").find(said), std::string::npos) << "logged once";
   fs::resize_file(data("train") / "bee" / "x.png", fs::file_size(data("train") / "bee" / "x.png") + 1);
   EXPECT_TRUE(message_contains(log_of("train.max_steps=11"), said));
 }

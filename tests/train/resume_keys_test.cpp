@@ -1,4 +1,4 @@
-// What becomes of each key of the configuration when a run goes on: as the table of keys says.
+// What becomes of each key of the configuration when a run resumes: as the table of keys says.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
@@ -377,7 +377,7 @@ TEST_F(ResumeKeysTest, AnotherLearningRateWinsOverTheCheckpointsAndMeetsTheSched
   falling.resume(
       until("8", {"optim.lr=0.01", "schedule.name=step", "schedule.step_size=1", "schedule.gamma=0.5"}));
   EXPECT_EQ(rates(falling), std::pair(0.005, 0.01));
-  // It goes on from there, with the same command, as if it had not stopped.
+  // It resumes from there, with the same command, as if it had not stopped.
   constant.resume(until("13", {"optim.lr=0.01"}));
   EXPECT_EQ(rates(constant), std::pair(0.01, 0.01));
 }

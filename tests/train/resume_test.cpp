@@ -1,4 +1,4 @@
-// Starts that are refused, and runs that go on.
+// Starts that are rejected, and runs that resume.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -109,7 +109,7 @@ class Pending {
   /// Nobody waits any more: the thread is late until this is done. False where it is done: get() says how.
   bool abandon() const { return work_->abandon(); }
   /// Returns the value, once, or throws what the function threw.
-  /// Throws: TimeoutError naming the thread and what it is busy with; the function itself goes on, and the
+  /// Throws: TimeoutError naming the thread and what it is busy with; the function itself continues, and the
   /// thread is late until it ends. UsageError as wait() does; the function still runs.
   T get(Deadline deadline) {
     work_->wait_or_throw(deadline);

@@ -106,7 +106,7 @@ struct GroupState {
   /// may be empty. After mark_broken(). Only the first call waits.
   std::string silent_ranks(base::Deadline deadline);
   enum class Ends { kAll, kOfConnections };  ///< the latter: where all calls end with their connections
-  /// Ends the calls that go on in the backend on the CPU, where it can, as `cause` befell one of them;
+  /// Ends the calls that continue in the backend on the CPU, where it can, as `cause` befell one of them;
   /// returns whether what they still do waits for no other rank.
   bool end_calls(ErrorCause cause, Ends ends = Ends::kAll) const;
   /// A call has failed: marks the group as broken, and throws as throw_translated(), naming the silent ranks.

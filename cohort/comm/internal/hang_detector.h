@@ -13,7 +13,7 @@ class HangDetector {
   /// A call failed: has this rank's answer left for the others, and on the first rank that fails the table of
   /// all logged. Does not wait.
   virtual void failed(const std::string& what) = 0;
-  /// Until what failed() has begun is done, or the deadline. It goes on after that, and its end waits
+  /// Until what failed() has begun is done, or the deadline. It continues after that, and its end waits
   /// for it.
   virtual void wait_for_table(base::Deadline until) = 0;
 };

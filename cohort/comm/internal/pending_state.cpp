@@ -2,8 +2,8 @@
 // begins on the group's thread, with the caller's thread-local state and stream. So the backend gets a rank's
 // calls in their order. Once c10d's group was handed out, all calls begin on their callers' threads. A view
 // that the backend cannot take goes as a copy, and is copied back. Always: before finish() throws, it ends
-// the work on the CPU and waits for that, since the tensors are the caller's again. Where the backend goes on
-// all the same, a warning says so.
+// the work on the CPU and waits for that, since the tensors are the caller's again. Where the backend
+// continues all the same, a warning says so.
 #include "cohort/comm/internal/pending_state.h"
 
 #include <ATen/ThreadLocalState.h>
@@ -232,7 +232,7 @@ bool PendingState::is_on_gpu() const {
   return std::ranges::any_of(tensors, [](const at::Tensor& tensor) { return tensor.is_cuda(); });
 }
 
-// What goes on after an error would write to tensors that the caller has got back. A message has no time of
+// What continues after an error would write to tensors that the caller has got back. A message has no time of
 // its own in c10d.
 void PendingState::end_work(c10d::Work& running, const std::exception& error, base::Deadline until) {
   if (is_on_gpu() || running.isCompleted()) return;
@@ -273,7 +273,7 @@ void PendingState::finish() {
 }
 
 // What goes in and comes out is counted once; on the timeline the calls of a group have rows of their own,
-// since they go on while the caller does something else.
+// since they continue while the caller does something else.
 void PendingState::count() {
   const std::int64_t bytes = std::max(in_bytes, out_bytes);
   group->count(signature.call, {.calls = 1, .bytes = bytes, .waiting = held, .total = deadline.elapsed()});

@@ -158,7 +158,7 @@ std::vector<ConfigKey> data_keys() {
        .help =
            "What several ranks do with a last batch that they do not divide: weighted (shares differ by one "
            "sample, gradients are weighted by samples, nothing is repeated), or pad (samples from the start "
-           "of the epoch are repeated, as Python's DistributedSampler does).",
+           "of the epoch are repeated, as PyTorch's DistributedSampler does).",
        .choices = {"weighted", "pad"}},
       {.name = "data.workers",
        .target = [](Config& c) -> KeyTarget { return &c.data.workers; },
@@ -179,7 +179,7 @@ std::vector<ConfigKey> data_keys() {
        .on_resume = OnResume::kCannotMatter,
        .help =
            "Batches in page-locked memory, copied while the last step runs. Without an accelerator it does "
-           "nothing, and that is said once."},
+           "nothing, and that is logged once."},
       {.name = "data.on_error",
        .target = [](Config& c) -> KeyTarget { return &c.data.on_error; },
        .on_resume = OnResume::kTakesEffect,

@@ -37,8 +37,8 @@ bool is_removed(const base::Fd& marker) {
 }
 
 // A locked marker in the new folder `folder`. Until it is locked another process may take the folder for a
-// leftover: then that process goes on, and this one does not. Some file systems know no locks: the marker is
-// then taken for another's for ever.
+// leftover: then that process continues, and this one does not. Some file systems know no locks: the marker
+// is then taken for another's for ever.
 base::Fd make_marker(const fs::path& folder) {
   const fs::path path = folder / kMarker;
   base::Fd marker(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0644));

@@ -17,7 +17,7 @@
 namespace cohort::data {
 
 /// A transform as a configuration writes it: `RandomResizedCrop: {size: 64, scale: [0.08, 1]}`. The key ""
-/// holds the argument that comes first in Python (`Resize: 256`).
+/// holds the argument that comes first in torchvision (`Resize: 256`).
 struct TransformSpec {
   std::string name;
   std::map<std::string, std::vector<double>> args;

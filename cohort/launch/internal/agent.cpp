@@ -84,7 +84,7 @@ int Agent::run() {
     }
     for (int number = 0;; ++number) {
       exit_result = attempt(number);
-      tell(exit_result);
+      report_exit(exit_result);
       if (!exit_result.restart) break;
     }
   } catch (const std::exception& error) {
@@ -109,17 +109,17 @@ AttemptReport Agent::attempt(int number) {
   if (store_client_ != nullptr) store_client_->watch(key("fail"));
   if (store_client_ != nullptr) store_client_->busy_until(base::Deadline(kStartTime));
   WorkerGroup workers(options_, place_, display_, watchdog_);
-  if (store_client_ != nullptr) store_client_->news();
+  if (store_client_ != nullptr) store_client_->acknowledge();
   if (signal_ != 0) {  // it came between two attempts
     const int before = std::exchange(signal_, 0);
     stop_by_signal(&workers, before);
   }
   supervise(workers);
-  return agree(outcome_of(workers));
+  return agree_on_result(outcome_of(workers));
 }
 
 // The store client is to be asked often enough who is lost, whatever the interval is.
-milliseconds Agent::look_time() const {
+milliseconds Agent::poll_interval() const {
   return store_client_ == nullptr ? options_.monitor_interval
                                   : std::min(options_.monitor_interval, store_client_->round_time());
 }
@@ -134,7 +134,7 @@ void Agent::supervise(WorkerGroup& workers) {
   bool killed = false;
   base::Deadline after_kill = base::Deadline::never();
   while (workers.running()) {
-    const auto wait = std::min<std::chrono::nanoseconds>(look_time(), grace_.remaining());
+    const auto wait = std::min<std::chrono::nanoseconds>(poll_interval(), grace_.remaining());
     workers.step(std::chrono::ceil<milliseconds>(wait), wake_fds());
     handle_signals(&workers);
     if (signal_ == 0 && !workers.failures().empty()) stop_by_failure(workers);
@@ -187,7 +187,7 @@ void Agent::handle_stop(WorkerGroup* workers, int number) {
 void Agent::notify(WorkerGroup& workers, int number) {
   if (store_client_ != nullptr) store_client_->busy_until(base::Deadline(kStartTime));
   const std::string what = workers.notify(number);
-  if (store_client_ != nullptr) store_client_->news();
+  if (store_client_ != nullptr) store_client_->acknowledge();
   if (!what.empty()) say(base::LogLevel::kWarning, what);
 }
 
@@ -214,7 +214,7 @@ void Agent::stop_by_failure(WorkerGroup& workers) {
 // Another node's failure or signal is as our own; one that is lost ends everything.
 void Agent::handle_other_nodes(WorkerGroup& workers) {
   if (store_client_ == nullptr) return;
-  store_client_->news();
+  store_client_->acknowledge();
   if (const int number =
           signal_in(store_client_->received("signal").value_or(""), options_.signals_to_handle);
       number != 0 && signal_ == 0) {
@@ -253,7 +253,7 @@ AttemptReport Agent::exit_result_of(const std::vector<AttemptReport>& reports) c
   return exit_result;
 }
 
-AttemptReport Agent::agree(AttemptReport mine) {
+AttemptReport Agent::agree_on_result(AttemptReport mine) {
   if (force_kill_) mine.status = 128 + signal_;
   if (store_client_ == nullptr) return exit_result_of({mine});
   store_client_->post(key("end", options_.node_rank), mine.to_json());
@@ -273,7 +273,7 @@ AttemptReport Agent::agree(AttemptReport mine) {
   }
   const AttemptReport exit_result = exit_result_of(reports);
   store_client_->post(key("verdict"), exit_result.to_json());
-  if (!exit_result.restart) wait_until_seen();
+  if (!exit_result.restart) wait_until_acknowledged();
   return exit_result;
 }
 
@@ -290,9 +290,9 @@ std::string Agent::wait_for(const std::string& key) {
     std::vector<pollfd> waits;
     for (const int fd : wake_fds()) waits.push_back({fd, POLLIN, 0});
     console_.add_waits(waits);
-    base::wait_for_files(waits, base::Deadline(look_time()));
+    base::wait_for_files(waits, base::Deadline(poll_interval()));
     console_.pump();
-    store_client_->news();
+    store_client_->acknowledge();
     handle_signals(nullptr);
     if (signal_ == 0)
       signal_ = signal_in(store_client_->received("signal").value_or(""), options_.signals_to_handle);
@@ -304,7 +304,7 @@ std::string Agent::wait_for(const std::string& key) {
 }
 
 // Node 0 keeps the store; who cannot read the verdict any more is gone, and that is said nowhere else.
-void Agent::wait_until_seen() {
+void Agent::wait_until_acknowledged() {
   const base::Deadline deadline{kSeenTime};
   const auto all_seen = [&] {
     for (int node = 1; node < options_.nnodes; ++node) {
@@ -315,12 +315,12 @@ void Agent::wait_until_seen() {
   while (!all_seen() && !deadline.expired() && store_client_->lost().empty() && !force_kill_) {
     pollfd file{store_client_->fd(), POLLIN, 0};
     base::wait_for_files({&file, 1}, base::Deadline(milliseconds(20)).sooner(deadline));
-    store_client_->news();
+    store_client_->acknowledge();
     handle_signals(nullptr);
   }
 }
 
-void Agent::tell(const AttemptReport& exit_result) {
+void Agent::report_exit(const AttemptReport& exit_result) {
   console_.flush(base::Deadline(seconds(1)));  // the report comes after what ranks have printed
   if (!exit_result.failures.empty()) {
     std::string text = describe(exit_result.failures, place_.world_size);

@@ -50,15 +50,15 @@ class Agent {
   void stop_by_signal(WorkerGroup* workers, int number);
   void stop_by_failure(WorkerGroup& workers);
   AttemptReport outcome_of(const WorkerGroup& workers) const;
-  AttemptReport agree(AttemptReport mine);
+  AttemptReport agree_on_result(AttemptReport mine);
   AttemptReport exit_result_of(const std::vector<AttemptReport>& reports) const;
   std::string wait_for(const std::string& key);
-  void wait_until_seen();
+  void wait_until_acknowledged();
   void say(base::LogLevel level, const std::string& text);
-  void tell(const AttemptReport& exit_result);
+  void report_exit(const AttemptReport& exit_result);
   std::string key(const char* what) const;
   std::string key(const char* what, int node) const;
-  std::chrono::milliseconds look_time() const;
+  std::chrono::milliseconds poll_interval() const;
   std::vector<int> wake_fds() const;
 
   const RunOptions& options_;

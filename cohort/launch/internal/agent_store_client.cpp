@@ -37,19 +37,19 @@ long in_seconds(Clock::duration time) {
   return static_cast<long>(std::chrono::duration_cast<std::chrono::seconds>(time).count());
 }
 
-// How long something has been missed by one who looks again and again. A look long after the one before says
+// Measures how long a peer has been silent, by steps of one who polls. A step long after the one before says
 // that he stood still himself, so no step counts for more than `most`.
-class Missed {
+class SilenceTimer {
  public:
-  void look(Clock::time_point now, Clock::duration most) {
-    if (last_) time_ += std::min(now - *last_, most);
+  void advance(Clock::time_point now, Clock::duration max_step) {
+    if (last_) time_ += std::min(now - *last_, max_step);
     last_ = now;
   }
-  void begin_again(Clock::time_point now) { *this = Missed(now); }
+  void restart(Clock::time_point now) { *this = SilenceTimer(now); }
   Clock::duration time() const { return time_; }
 
-  Missed() = default;
-  explicit Missed(Clock::time_point now) : last_(now) {}
+  SilenceTimer() = default;
+  explicit SilenceTimer(Clock::time_point now) : last_(now) {}
 
  private:
   std::optional<Clock::time_point> last_;
@@ -64,14 +64,14 @@ struct AgentStoreClient::State {
         options(given),
         interval(given.interval * std::max(1, given.nnodes / kNodesAtFullRate)),
         round_time(std::max(std::chrono::milliseconds(1), std::min(interval, given.keep_alive_interval / 2))),
-        patience(given.keep_alive_interval * given.keep_alive_max_attempt),
-        most_step(patience / 2),
+        max_silence(given.keep_alive_interval * given.keep_alive_max_attempt),
+        max_step(max_silence / 2),
         words(given.secret) {}
 
   std::shared_ptr<KeyValueStore> kv_store;
   const AgentStoreClientOptions options;
   const std::chrono::milliseconds interval, round_time;
-  const Clock::duration patience, most_step;
+  const Clock::duration max_silence, max_step;
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -83,11 +83,11 @@ struct AgentStoreClient::State {
   std::set<int> here;  // nodes whose signs are expected
   std::set<int> lost_nodes;
   std::string lost;
-  bool goes_on = true;  // the caller has answered the last ring
+  bool has_caller_answered = true;  // the caller has acknowledged the last wake-up
   base::Deadline busy_until{Clock::duration::zero()};
-  bool wants_look = false;  // somebody waits for the next one
-  bool is_asking = false;   // the store; else the thread has had all answers
-  Missed answer;            // as the caller looks
+  bool wants_poll = false;      // somebody waits for the next one
+  bool is_asking = false;       // the store; else the thread has had all answers
+  SilenceTimer answer_silence;  // as the caller looks
   std::chrono::milliseconds last_words_time = kLastWordsTime;
   bool stop = false;
   bool done = false;
@@ -97,11 +97,11 @@ struct AgentStoreClient::State {
   // Of the thread alone.
   struct Sign {
     std::string word;
-    std::optional<Missed> missed;  // nothing: the node has not come yet
+    std::optional<SilenceTimer> silence;  // nothing: the node has not come yet
   };
   std::map<int, Sign> signs;
   std::int64_t signs_given = 0;
-  Clock::time_point next_sign = Clock::time_point::min(), next_look = Clock::time_point::min();
+  Clock::time_point next_sign = Clock::time_point::min(), next_poll = Clock::time_point::min();
 
   std::optional<std::string> read(const std::string& key);
   void write_posts();
@@ -109,20 +109,20 @@ struct AgentStoreClient::State {
   void give_and_read_signs();
   void lose(const std::string& why);
   Clock::duration silence();
-  void ring() { write_all(wake.write.get(), "."); }
+  void wake_caller() { write_all(wake.write.get(), "."); }
 };
 
 // Of the store; under the mutex.
 Clock::duration AgentStoreClient::State::silence() {
   if (done || !is_asking) return Clock::duration::zero();
-  answer.look(options.now(), most_step);
-  return answer.time();
+  answer_silence.advance(options.now(), max_step);
+  return answer_silence.time();
 }
 
 void AgentStoreClient::State::lose(const std::string& why) {
   const std::lock_guard lock(mutex);
   if (lost.empty()) lost = why;
-  ring();
+  wake_caller();
 }
 
 // The word under `key`, where an agent of this job has left one.
@@ -160,10 +160,10 @@ void AgentStoreClient::State::read_watched() {
   {
     const std::lock_guard lock(mutex);
     const auto now = options.now();
-    if (!wants_look && now < next_look) return;
-    next_look = now + interval;
+    if (!wants_poll && now < next_poll) return;
+    next_poll = now + interval;
     keys = watched;
-    answers = wants_look;
+    answers = wants_poll;
   }
   for (const std::string& key : keys) {
     std::optional<std::string> word = read(key);
@@ -171,11 +171,11 @@ void AgentStoreClient::State::read_watched() {
     const std::lock_guard lock(mutex);
     received.emplace(key, std::move(*word));
     watched.erase(key);
-    ring();
+    wake_caller();
   }
   if (!answers) return;
   const std::lock_guard lock(mutex);
-  wants_look = false;
+  wants_poll = false;
   changed.notify_all();
 }
 
@@ -188,45 +188,45 @@ void AgentStoreClient::State::give_and_read_signs() {
     const std::lock_guard lock(mutex);
     if (!words.is_in_session()) return;
     for (const int node : here) {
-      if (!signs[node].missed) signs[node].missed.emplace(now);
+      if (!signs[node].silence) signs[node].silence.emplace(now);
     }
-    if (std::exchange(goes_on, false) || !busy_until.expired()) {
+    if (std::exchange(has_caller_answered, false) || !busy_until.expired()) {
       mine = words.sign(key(options.node), std::to_string(++signs_given));
     }
   }
   next_sign = now + options.keep_alive_interval;
   if (!mine.empty()) kv_store->set(key(options.node), mine);
-  ring();  // for the next sign
+  wake_caller();  // for the next sign
   const int last = options.node == 0 ? options.nnodes - 1 : 0;
   for (int node = 0; node <= last; ++node) {
     if (node == options.node) continue;
     Sign& sign = signs[node];
     const std::string word = read(key(node)).value_or("");
-    if (!word.empty() && word != sign.word) sign = {word, Missed(now)};
-    if (!sign.missed) continue;
-    sign.missed->look(now, most_step);
-    if (sign.missed->time() > patience) {
+    if (!word.empty() && word != sign.word) sign = {word, SilenceTimer(now)};
+    if (!sign.silence) continue;
+    sign.silence->advance(now, max_step);
+    if (sign.silence->time() > max_silence) {
       {
         const std::lock_guard lock(mutex);
         lost_nodes.insert(node);
       }
-      lose(concat("node ", node, " has given no sign for ", in_seconds(sign.missed->time()), " s"));
+      lose(concat("node ", node, " has given no sign for ", in_seconds(sign.silence->time()), " s"));
     }
   }
 }
 
-void AgentStoreClient::look(const std::shared_ptr<State>& state) {
+void AgentStoreClient::run_loop(const std::shared_ptr<State>& state) {
   bool stop = false;
   try {
     while (!stop) {
       {
         std::unique_lock lock(state->mutex);
         base::wait(
-            state->changed, lock, [&] { return state->stop || !state->posts.empty() || state->wants_look; },
+            state->changed, lock, [&] { return state->stop || !state->posts.empty() || state->wants_poll; },
             base::Deadline(state->round_time));
         stop = state->stop;
         state->is_asking = true;
-        state->answer.begin_again(state->options.now());
+        state->answer_silence.restart(state->options.now());
       }
       state->write_posts();
       state->give_and_read_signs();
@@ -240,14 +240,14 @@ void AgentStoreClient::look(const std::shared_ptr<State>& state) {
   const std::lock_guard lock(state->mutex);
   state->done = true;
   state->changed.notify_all();
-  state->ring();
+  state->wake_caller();
 }
 
 AgentStoreClient::AgentStoreClient(std::shared_ptr<KeyValueStore> kv_store,
                                    const AgentStoreClientOptions& options)
     : state_(std::make_shared<State>(std::move(kv_store), options)) {
-  ::fcntl(state_->wake.write.get(), F_SETFL, O_NONBLOCK);  // a bell that was not heard need not ring again
-  state_->thread = std::thread([state = state_] { look(state); });
+  ::fcntl(state_->wake.write.get(), F_SETFL, O_NONBLOCK);  // one unread wake-up is enough
+  state_->thread = std::thread([state = state_] { run_loop(state); });
 }
 
 AgentStoreClient::~AgentStoreClient() {
@@ -288,11 +288,11 @@ void AgentStoreClient::watch(const std::string& key) {
   if (state_->received.count(key) == 0) state_->watched.insert(key);
 }
 
-bool AgentStoreClient::look_now(base::Deadline deadline) {
+bool AgentStoreClient::poll_now(base::Deadline deadline) {
   std::unique_lock lock(state_->mutex);
-  state_->wants_look = true;
+  state_->wants_poll = true;
   state_->changed.notify_all();
-  return base::wait(state_->changed, lock, [this] { return !state_->wants_look; }, deadline);
+  return base::wait(state_->changed, lock, [this] { return !state_->wants_poll; }, deadline);
 }
 
 std::optional<std::string> AgentStoreClient::received(const std::string& key) const {
@@ -310,13 +310,13 @@ std::string AgentStoreClient::lost() const {
   const std::lock_guard lock(state_->mutex);
   if (!state_->lost.empty()) return state_->lost;
   const Clock::duration silent = state_->silence();
-  if (silent <= state_->patience) return "";
+  if (silent <= state_->max_silence) return "";
   return concat("the store that node 0 keeps has not answered for ", in_seconds(silent), " s");
 }
 
 bool AgentStoreClient::is_lost(int node) const {
   const std::lock_guard lock(state_->mutex);
-  return state_->done || state_->silence() > state_->patience || state_->lost_nodes.contains(node);
+  return state_->done || state_->silence() > state_->max_silence || state_->lost_nodes.contains(node);
 }
 
 void AgentStoreClient::set_last_words_time(std::chrono::milliseconds time) {
@@ -332,12 +332,12 @@ int AgentStoreClient::fd() const {
   return state_->wake.read.get();
 }
 
-void AgentStoreClient::news() {
+void AgentStoreClient::acknowledge() {
   std::array<char, 64> buffer{};
   while (::read(state_->wake.read.get(), buffer.data(), buffer.size()) > 0) {
   }
   const std::lock_guard lock(state_->mutex);
-  state_->goes_on = true;
+  state_->has_caller_answered = true;
   state_->busy_until = base::Deadline(Clock::duration::zero());
 }
 

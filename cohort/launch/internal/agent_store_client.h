@@ -33,8 +33,8 @@ struct AgentStoreClientOptions {
 /// Looks at the store from a thread of its own, so that an agent that supervises ranks never waits for it.
 ///
 /// Every keep_alive_interval of a session each agent says that it lives; one that does not,
-/// keep_alive_max_attempt times, is lost. A sign says that the caller goes on, who answers each ring by
-/// news(): where the caller hangs, signs stay away, though the thread goes on. That counts from
+/// keep_alive_max_attempt times, is lost. A sign says that the caller continues, who answers each wake-up by
+/// acknowledge(): where the caller hangs, signs stay away, though the thread continues. That counts from
 /// expect_signs(), or from its first sign: how long one is waited for until it comes is the rendezvous'
 /// matter. Agents look at node 0, node 0 at all: what two others see of each other comes through it. Time in
 /// which this process stood still itself (a signal, a suspended job or machine) counts as a few seconds at
@@ -58,7 +58,7 @@ class AgentStoreClient {
   /// From now on looks for that key, until a word of this job is there.
   void watch(const std::string& key);
   /// Looks at once for all that is watched. Returns whether that was done before the deadline. Blocks.
-  bool look_now(base::Deadline deadline);
+  bool poll_now(base::Deadline deadline);
   /// What stands there, once it was seen.
   std::optional<std::string> received(const std::string& key) const;
   /// Keys under which something stood that no agent of this job has left, sorted. A warning has named each.
@@ -73,15 +73,15 @@ class AgentStoreClient {
   std::chrono::milliseconds round_time() const;
   /// Readable when something was received or lost, and once in each keep_alive_interval.
   int fd() const;
-  /// Empties it: the caller goes on.
-  void news();
-  /// Until the next news(), and until the deadline at most, signs go on without an answer: the caller has
-  /// work to do.
+  /// Empties it: the caller continues.
+  void acknowledge();
+  /// Until the next acknowledge(), and until the deadline at most, signs continue without an answer: the
+  /// caller has work to do.
   void busy_until(base::Deadline deadline);
 
  private:
   struct State;
-  static void look(const std::shared_ptr<State>& state);
+  static void run_loop(const std::shared_ptr<State>& state);
 
   std::shared_ptr<State> state_;
 };

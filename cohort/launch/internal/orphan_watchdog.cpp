@@ -70,7 +70,7 @@ OrphanWatchdog::OrphanWatchdog(const std::string& folder) : pipe_(make_pipe()) {
 }
 
 OrphanWatchdog::~OrphanWatchdog() {
-  tell(kAllIsWell);
+  send(kAllIsWell);
   pipe_.write.close();
   int status = 0;
   if (pid_ <= 0 || base::wait_for_process(pid_, status, base::Deadline(kGoodbye))) return;
@@ -84,7 +84,7 @@ void OrphanWatchdog::reap() {
   if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) == pid_) pid_ = -1;
 }
 
-void OrphanWatchdog::tell(pid_t group) {
+void OrphanWatchdog::send(pid_t group) {
   while (::write(pipe_.write.get(), &group, sizeof group) < 0 && errno == EINTR) {
   }
 }

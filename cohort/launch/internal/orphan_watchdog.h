@@ -24,11 +24,11 @@ class OrphanWatchdog {
   /// Takes away the end of the watchdog where somebody has killed it. From then on it guards nothing.
   void reap();
   /// Both may be called in a child between fork and exec.
-  void watch(pid_t group) { tell(group); }
-  void forget(pid_t group) { tell(-group); }
+  void watch(pid_t group) { send(group); }
+  void forget(pid_t group) { send(-group); }
 
  private:
-  void tell(pid_t group);
+  void send(pid_t group);
 
   Pipe pipe_;
   pid_t pid_ = -1;

@@ -76,7 +76,7 @@ class Console {
   /// More than 1 MiB waits: read no more from ranks until it is less.
   bool full() const;
   bool empty() const;
-  /// Adds what poll() must wait for so that pump() can go on.
+  /// Adds what poll() must wait for so that pump() can continue.
   void add_waits(std::vector<pollfd>& waits) const;
   /// Writes what can be written now.
   void pump();

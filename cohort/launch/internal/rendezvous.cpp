@@ -207,11 +207,11 @@ class Rendezvous {
     if (is_in_session_) {  // before it, what the others have signed cannot be read
       const base::Deadline until(kLookTime);
       for (int node = 0; node < options_.nnodes; ++node) store_client_.watch(key_of(node));
-      const bool have_looked = store_client_.look_now(until);
+      const bool have_polled = store_client_.poll_now(until);
       for (int node = 0; node < options_.nnodes; ++node) {
         if (node != options_.node_rank && !store_client_.received(key_of(node))) missing.push_back(node);
       }
-      if (!have_looked || (missing.empty() && !store_client_.look_now(until))) {
+      if (!have_polled || (missing.empty() && !store_client_.poll_now(until))) {
         return "node 0 was there, but its store has not answered";
       }
     }
@@ -269,7 +269,7 @@ class Rendezvous {
     while (!std::ranges::all_of(nodes, is_done) && !until.expired() && !take_signal()) {
       std::array<pollfd, 2> waits{pollfd{signals_.fd(), POLLIN, 0}, pollfd{store_client_.fd(), POLLIN, 0}};
       base::wait_for_files(waits, until);
-      store_client_.news();
+      store_client_.acknowledge();
     }
   }
 
@@ -313,7 +313,7 @@ class Rendezvous {
       }
       std::array<pollfd, 2> waits{pollfd{signals_.fd(), POLLIN, 0}, pollfd{store_client_.fd(), POLLIN, 0}};
       base::wait_for_files(waits, base::Deadline(milliseconds(100)).sooner(until));
-      store_client_.news();
+      store_client_.acknowledge();
       if (take_signal()) return false;
     }
   }

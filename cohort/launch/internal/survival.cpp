@@ -90,7 +90,7 @@ std::vector<bool> survives(const std::vector<pid_t>& processes, int signal) {
 // still be starting a program: a second look tells. All processes are looked at in each round, so that many
 // ranks take no longer than one. Looks at thousands of threads take long themselves, and then fewer rounds
 // are as far apart.
-std::vector<bool> survives(std::size_t count, const std::function<SignalFate(std::size_t)>& look,
+std::vector<bool> survives(std::size_t count, const std::function<SignalFate(std::size_t)>& fate_of,
                            const std::function<bool()>& pause) {
   constexpr int kRounds = 20, kLeastRounds = 4;
   std::vector<bool> result(count, true);
@@ -100,7 +100,7 @@ std::vector<bool> survives(std::size_t count, const std::function<SignalFate(std
     const bool has_time = round == 0 || pause();
     if (!has_time && round >= kLeastRounds) break;
     std::erase_if(unclear, [&](std::size_t at) {
-      const SignalFate fate = look(at);
+      const SignalFate fate = fate_of(at);
       if (fate == SignalFate::kEnds) result[at] = false;
       return fate == SignalFate::kEnds || fate == SignalFate::kHandled ||
              (fate == SignalFate::kAwaited && round > 0);

@@ -27,7 +27,7 @@ std::vector<bool> survives(const std::vector<pid_t>& processes, int signal);
 
 /// The same for `count` processes: `look` takes one look at the process of that number, and `pause` passes
 /// the time between two rounds of looks. Once it says that no time is left, four rounds are enough.
-std::vector<bool> survives(std::size_t count, const std::function<SignalFate(std::size_t)>& look,
+std::vector<bool> survives(std::size_t count, const std::function<SignalFate(std::size_t)>& fate_of,
                            const std::function<bool()>& pause);
 
 }  // namespace cohort::launch

@@ -56,7 +56,7 @@ class WorkerGroup {
   /// Each rank that would not die of it gets the signal. Returns what there is to say, once, where one does
   /// not get it; else nothing.
   std::string notify(int number);
-  /// Each rank and what it has started stops, or goes on: for Ctrl-Z.
+  /// Each rank and what it has started stops, or continues: for Ctrl-Z.
   void pause();
   void resume();
   /// From here on ranks end because they are told to: SIGTERM for each.

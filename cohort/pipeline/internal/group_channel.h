@@ -22,7 +22,7 @@ class GroupChannel final : public Channel {
 
   void send(Message message, const base::Deadline& deadline) override;
   Message receive(const base::Deadline& deadline) override;
-  /// What waits for a peer goes on until the deadline of its call: a collective cannot be taken back.
+  /// What waits for a peer continues until the deadline of its call: a collective cannot be taken back.
   void close() override {}
   void flush() override;
 

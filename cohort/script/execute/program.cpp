@@ -356,7 +356,7 @@ void Program::run_regions(Frame& frame, const CompiledPhase& compiled, const Pha
   std::list<Running> running;  // let go of before it has ended, a part is waited for
   const auto start = [&](const ParallelRegion& region) {
     const auto instructions = all.subspan(region.begin, region.end - region.begin);
-    if (region.join == region.end && has_one_thread) {  // nothing goes on beside it
+    if (region.join == region.end && has_one_thread) {  // nothing runs beside it
       run_instructions(frame, frame.stack, instructions, code, options);
       return;
     }

@@ -46,7 +46,7 @@ struct Frame {
   std::size_t num_resident_blocks = 0;
   bool is_recorded = false;                 ///< its operators are, on the thread that borrowed it
   const CompiledPhase* compiled = nullptr;  ///< of the part that runs; null: this run is its warm-up
-  std::shared_ptr<WarmUp> warm_up;          ///< that goes on with the next segment
+  std::shared_ptr<WarmUp> warm_up;          ///< that continues with the next segment
 };
 
 /// Runs the operators of a tape on what is in a frame, forked parts of forward on other threads

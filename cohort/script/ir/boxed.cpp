@@ -53,7 +53,7 @@ void run_boxed(const OperatorCall& call, const Tensors& values, torch::jit::Stac
     return;
   }
   c10::DispatchKeySet keys = call.keys;
-  // The kernel there fills in the scope's generator, and goes on.
+  // The kernel there fills in the scope's generator, and continues.
   if (options.in_random_scope && call.op.hasKernelForDispatchKey(kRandomKey)) keys = keys.add(kRandomKey);
   std::optional<at::RecordFunction> observed;
   if (options.is_observed) {

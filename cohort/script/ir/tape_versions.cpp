@@ -27,7 +27,7 @@ bool count_together(const at::Tensor& a, const at::Tensor& b) {
 // moved by more than the operators of the tape was moved by somebody whom the recorder does not see: a thread
 // of the function's own, as a rule. Captured tensors may also be changed by whom it pleases, as by others who
 // train the same weights (Hogwild!): a replay reads them where they lie. So the first such recordings are of
-// no use, and only where it goes on the function stays eager: CacheEntry::add_trace().
+// no use, and only where it continues the function stays eager: CacheEntry::add_trace().
 void Tape::check_version(Version& version) {
   const std::uint32_t now = version.counter.current_version();
   if (now - version.seen > version.writes) {

@@ -9,7 +9,7 @@ namespace cohort::script {
 
 struct PlannedStep;
 
-/// Steps [begin, end) that another thread runs, while the caller goes on at `end` and waits for it before
+/// Steps [begin, end) that another thread runs, while the caller continues at `end` and waits for it before
 /// step `join`: a forked part, and what follows it as far as neither touches what the other writes to.
 struct ParallelRegion {
   std::size_t begin = 0, end = 0, join = 0;

@@ -83,7 +83,7 @@ void CacheEntry::warn_if_unwatched() const {
   base::log_warning(
       concat("[script.", name_, "] ", captures ? "uses parameters" : "draws random numbers",
              " and watches no module: train() and eval() do not change what is replayed. Try: "
-             "ScriptOptions().modules({model.ptr()}), or script the module itself. This is said once"));
+             "ScriptOptions().modules({model.ptr()}), or script the module itself. This is logged once"));
 }
 
 bool CacheEntry::holds(const Environment& environment, std::span<const at::Tensor> inputs) const {

@@ -115,7 +115,7 @@ class Cache {
   Cache(std::string name, ScriptOptions options);
 
   /// Returns the entry for these inputs, a new one if need be, for which one that was not asked for in the
-  /// last kStaleCalls calls goes; null where there are too many, which is said once in the log.
+  /// last kStaleCalls calls goes; null where there are too many, which is logged once.
   std::shared_ptr<CacheEntry> find(std::span<const at::Tensor> inputs);
   const ScriptOptions& options() const { return options_; }
   std::string explain() const;

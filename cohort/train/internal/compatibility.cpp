@@ -44,7 +44,7 @@ bool has_dropout(const Task& task) {
   return has_layer<torch::nn::DropoutImpl, torch::nn::Dropout2dImpl, torch::nn::Dropout3dImpl>(task);
 }
 
-/// How near to a straight run one is that goes on with another number of ranks.
+/// How near to a straight run one is that resumes with another number of ranks.
 std::string nearness(const Task& task) {
   if (has_batch_norm(task)) {
     return "results go on as another run's: the model has batch norm, which is of each rank's share of a "

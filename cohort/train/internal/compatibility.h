@@ -12,7 +12,7 @@
 #include "cohort/train/task.h"
 #include "cohort/train/trainer_options.h"
 
-/// What must fit together before a run begins or goes on. Internal to this module.
+/// What must fit together before a run begins or resumes. Internal to this module.
 namespace cohort::train {
 
 /// Throws: UsageError unless `loader` (the "training" or the "evaluation" one) deals for this rank.
@@ -53,7 +53,7 @@ void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::fil
 /// Says that a run with these options, of which `state` is left, is at its end.
 void log_nothing_left(const RunState& state, const TrainerOptions& options);
 
-/// Throws: UsageError where a run with these options cannot go on from `state`, which was read from `from`;
+/// Throws: UsageError where a run with these options cannot resume from `state`, which was read from `from`;
 /// logs a warning where the numbers will not be the same bit for bit.
 void check_resumable(const Task& task, const RunState& state, const std::filesystem::path& from,
                      const TrainerOptions& options, std::int64_t global_batch_size, int world_size);

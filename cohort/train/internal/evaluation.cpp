@@ -1,5 +1,5 @@
 // An evaluation always reads its loader's epoch 0; sums, not means, are added up over ranks. A best is
-// compared only with values of the same metric, direction and data. A run that goes on with another metric or
+// compared only with values of the same metric, direction and data. A run that resumes with another metric or
 // other data forgets the best, and says so. A value that is not a number is never the best, and a best that
 // is not a number is replaced.
 #include "cohort/train/internal/evaluation.h"

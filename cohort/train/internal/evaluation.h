@@ -28,7 +28,7 @@ std::map<std::string, double> with_prefix(const std::string& prefix,
 std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader, std::int64_t max_batches,
                                                const Ranks& ranks, const std::function<bool()>& stop);
 
-/// Takes the best out of `found`, which the run with `checkpoints` goes on from, and logs why, where epochs
+/// Takes the best out of `found`, which the run with `checkpoints` resumes from, and logs why, where epochs
 /// that follow cannot be compared with it: it was evaluated on other data than `eval_data` (or `keep_best` is
 /// false), or its checkpoint is not among `checkpoints`.
 void forget_lost_best(checkpoint::LoadedCheckpoint& found, const checkpoint::RunCheckpoints& checkpoints,
@@ -44,7 +44,7 @@ class BestMetric {
   /// Throws: UsageError unless `evaluated` (with the prefix val_) has the metric that was named.
   void check_reported(const std::map<std::string, double>& evaluated) const;
 
-  /// The run goes on from `state`: forgets a best that was chosen by another metric, and says so.
+  /// The run resumes from `state`: forgets a best that was chosen by another metric, and says so.
   void go_on_from(RunState& state) const;
 
   /// Returns true where `report` is the best so far, which `state` then says too. A metric that is not there,

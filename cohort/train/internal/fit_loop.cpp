@@ -1,5 +1,5 @@
 // The position of a run is a small state: epochs, steps, the place in the data, meters and the best so far.
-// Each step seeds the generators from seed, step and rank, so a run that goes on makes the same steps.
+// Each step seeds the generators from seed, step and rank, so a run that resumes makes the same steps.
 // Ranks agree on stops and saves after each step. Nothing is written before the first step was made.
 #include "cohort/train/internal/fit_loop.h"
 
@@ -176,7 +176,7 @@ class FitLoop {
   /// Samples of one step over all ranks.
   std::int64_t global_batch_size() const { return train_.options().global_batch_size; }
 
-  /// Meters go on from `total`, the sum over ranks, which one rank must hold alone.
+  /// Meters continue from `total`, the sum over ranks, which one rank must hold alone.
   void keep_total(const std::map<std::string, MeterSet::Sum>& total) {
     meters_.restore(ranks_.is_first() ? total : std::map<std::string, MeterSet::Sum>());
   }
@@ -449,7 +449,7 @@ class FitLoop {
   std::int64_t steps_per_epoch_ = 0;
   bool tracing_ = false;   // the timeline records for trace.json, not for somebody else
   bool counts_ = false;    // the start: its first step was made
-  bool in_epoch_ = false;  // the first epoch goes on from a checkpoint
+  bool in_epoch_ = false;  // the first epoch resumes from a checkpoint
   bool stopping_ = false;
   bool seen_first_batch_ = false;
   double lr_ = 0;

@@ -144,7 +144,7 @@ std::vector<PlacedLayers> place_by_measuring(const ModelRunnerOptions& given,
   return placed;
 }
 
-// Layers on several placements, one after the other: their gradients go on in the caller's graph.
+// Layers on several placements, one after the other: their gradients continue in the caller's graph.
 class LayerPartition {
  public:
   LayerPartition(const pipeline::Stage& model, const std::vector<PlacedLayers>& placed, at::Device device)

@@ -5,7 +5,7 @@
 #include "cohort/config/config.h"
 #include "cohort/parallel/gradient_sync.h"
 
-/// What `cohort train` does before it goes on with a run. Internal to this module.
+/// What `cohort train` does before it resumes a run. Internal to this module.
 namespace cohort::train {
 
 struct Resumption {
@@ -13,7 +13,7 @@ struct Resumption {
   bool keep_best = true;  ///< TrainerOptions::keep_best
 };
 
-/// Compares `config`, of a run in `folder`, with the configuration that made the checkpoint it goes on from,
+/// Compares `config`, of a run in `folder`, with the configuration that made the checkpoint it resumes from,
 /// and logs what takes effect. A step keeps its samples where `config` does not ask for others:
 /// `train.global_batch_size` is set then; a learning rate that is scaled by them stays: `optim.lr_base_size`
 /// is set then. `run.resume` becomes the path of the checkpoint. Does nothing for a fresh start. Writes

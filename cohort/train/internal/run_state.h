@@ -11,7 +11,7 @@
 #include "cohort/train/metrics.h"
 #include "cohort/train/task.h"
 
-/// What a run needs besides modules and optimizers to go on exactly where it was.
+/// What a run needs besides modules and optimizers to resume exactly where it was.
 namespace cohort::train {
 
 /// The training data of a run, or its validation data.

@@ -1,5 +1,5 @@
 // Each panel computes its axes from its points, with steps of 1, 2 or 5 times a power of ten. A value that is
-// not finite breaks the line; an epoch without a value is passed over, and the line goes on. Every text is
+// not finite breaks the line; an epoch without a value is passed over, and the line continues. Every text is
 // escaped, since a title may hold anything. Colours are in the picture, for light and dark pages.
 #include "cohort/train/sinks/curves.h"
 
@@ -244,7 +244,7 @@ void add_series(CurvePanel& panel, const std::vector<MetricRow>& epochs, const s
                 const std::string& name, int color) {
   CurveSeries series{.name = name, .x = {}, .y = {}, .color = color};
   for (const MetricRow& row : epochs) {
-    // An epoch that was not evaluated has no value: the line goes on to the next one that has.
+    // An epoch that was not evaluated has no value: the line continues to the next one that has.
     const std::optional<double> value = row.find(metric);
     if (!value) continue;
     series.x.push_back(static_cast<double>(row.epoch));

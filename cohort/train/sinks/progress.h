@@ -61,7 +61,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void update(const ProgressNumbers& numbers);
-  /// Writes `line` (a newline is added) where it stays; the bar goes on below it.
+  /// Writes `line` (a newline is added) where it stays; the bar continues below it.
   void print(std::string_view line);
   /// Takes the bar away, until the next update.
   void clear();

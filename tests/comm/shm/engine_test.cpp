@@ -187,7 +187,7 @@ TEST(ShmFaultTest, AWaitLooksOnceMoreAtItsDeadline) {
     const auto operation = std::make_shared<Operation>(base::Deadline(seconds(20)));
     operation->call = "call";
     operation->make = [&] { return wait_for(has_come); };
-    operation->rounds = Rounds::kOne;  // nobody but who waits goes on with it
+    operation->rounds = Rounds::kOne;  // nobody but who waits continues with it
     rank.engine().begin(operation);
     has_come = true;
     EXPECT_NO_THROW(rank.engine().wait(*operation, base::Deadline(milliseconds(0))));

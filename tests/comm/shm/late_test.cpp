@@ -365,8 +365,8 @@ TEST(ShmLateTest, NobodySleepsInTheSecondTurnWithoutHavingAsked) {
 }
 
 // All have begun in time, and then compute for longer than the deadline: rank 0 waits first, and has the
-// other go on, which takes some time, before it calls it late. A loaded machine may stop a thread for longer
-// than rank 1 gets, so not each round must be good.
+// other continue, which takes some time, before it calls it late. A loaded machine may stop a thread for
+// longer than rank 1 gets, so not each round must be good.
 TEST(ShmLateTest, WhoHasBegunInTimeIsNotLate) {
   const auto slow = [](float*) { std::this_thread::sleep_for(milliseconds(20)); };
   for (const int more : {0, 5, 40}) {

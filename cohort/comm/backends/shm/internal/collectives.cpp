@@ -361,7 +361,7 @@ Task all_to_all(Communicator& ranks, std::vector<Span> to, std::vector<Span> fro
     }
     ranks.arrive(signature, most);
     co_await ranks.everyone();
-    // All go on as long as the longest part takes.
+    // All continue as long as the longest part takes.
     for (int rank = 0; rank < ranks.size(); ++rank) most = std::max(most, ranks.word(rank));
     for (std::size_t rank = 0; start == 0 && rank < to.size(); ++rank) {
       const std::uint64_t sent =
