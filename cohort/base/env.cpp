@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/text/nearest_name.h"
 
 namespace cohort::base {
@@ -69,12 +70,12 @@ std::optional<std::string> env_choice(const std::string& name, std::span<const s
   const std::optional<std::string> text = env_string(name);
   if (!text) return std::nullopt;
   const std::string value = lower(*text);
-  std::string list;
+  TextList list;
   for (const std::string& choice : choices) {
     if (lower(choice) == value) return choice;
-    list.append(list.empty() ? "" : ", ").append(choice);
+    list.add(choice);
   }
-  refuse(name, *text, concat("one of ", list));
+  refuse(name, *text, concat("one of ", list.text()));
 }
 
 std::span<const EnvVariable> cohort_variables() {

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
 
 namespace cohort::base {
@@ -97,9 +98,9 @@ Words all_gather_words(KeyValueStore& kv_store, const std::string& key, int rank
       words.of_rank = kv_store.get_all(keys);
       words.of_rank.insert(words.of_rank.begin(), mine);
     }
-    std::string text;
-    for (const int who : words.missing) text += concat(text.empty() ? "" : ",", who);
-    kv_store.set(all, words.missing.empty() ? "+" + pack(words.of_rank) : "-" + text);
+    TextList missing(",");
+    for (const int who : words.missing) missing.add(who);
+    kv_store.set(all, words.missing.empty() ? "+" + pack(words.of_rank) : "-" + missing.text());
     return words;
   }
   kv_store.set(concat(key, "/", rank), mine);

@@ -12,6 +12,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/files/atomic_file.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/timeline.h"
 #include "cohort/bench/internal/accelerator.h"
 #include "cohort/bench/internal/profile_events.h"
@@ -32,14 +33,13 @@ namespace impl = torch::profiler::impl;
 constexpr std::uint8_t kOperator = 0, kAnnotation = 1, kAnnotationOnGpu = 2;
 
 std::string shapes_of(const KinetoEvent& event) {
-  std::string text = "[";
+  base::TextList shapes;
   for (const std::vector<std::int64_t>& shape : event.shapes()) {
-    if (text.size() > 1) text += ", ";
-    text += "[";
-    for (std::size_t i = 0; i < shape.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-    text += "]";
+    base::TextList sizes;
+    for (const std::int64_t size : shape) sizes.add(size);
+    shapes.add("[", sizes.text(), "]");
   }
-  return text + "]";
+  return "[" + shapes.text() + "]";
 }
 
 /// The calls that began and ended on one thread, and work on GPUs.

@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::checkpoint {
 namespace {
@@ -61,11 +62,9 @@ std::optional<uint64_t> size_bytes(StoredDtype dtype, const std::vector<int64_t>
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  }
-  return text + "]";
+  base::TextList sizes;
+  for (const int64_t size : shape) sizes.add(size);
+  return "[" + sizes.text() + "]";
 }
 
 [[noreturn]] void fail(std::string_view file, const std::string& what) {
@@ -333,10 +332,9 @@ std::string make_header(std::vector<TensorEntry>& entries, const Metadata& metad
     entry.end = offset;
     json += json.size() == 1 ? "" : ",";
     json += concat(json_text(entry.name), ":{\"dtype\":\"", dtype_name(entry.dtype), "\",\"shape\":[");
-    for (size_t i = 0; i < entry.shape.size(); ++i) {
-      json += (i == 0 ? "" : ",") + std::to_string(entry.shape[i]);
-    }
-    json += concat("],\"data_offsets\":[", entry.begin, ",", entry.end, "]}");
+    base::TextList sizes(",");
+    for (const int64_t size : entry.shape) sizes.add(size);
+    json += concat(sizes.text(), "],\"data_offsets\":[", entry.begin, ",", entry.end, "]}");
   }
   json += "}";
   json.resize((json.size() + 7) / 8 * 8, ' ');

@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::checkpoint {
 namespace {
@@ -87,18 +88,15 @@ void run(const std::vector<Copy>& copies) {
   }
 }
 
-void append(std::string& text, const char* kind, const std::vector<std::string>& names) {
+void append(base::TextList& list, const char* kind, const std::vector<std::string>& names) {
   constexpr size_t kShown = 10;
   if (names.empty()) {
     return;
   }
-  text += concat(text.empty() ? "" : "; ", names.size(), " ", kind, ": ");
-  for (size_t i = 0; i < names.size() && i < kShown; ++i) {
-    text += concat(i == 0 ? "" : ", ", names[i].substr(0, 200));
-  }
-  if (names.size() > kShown) {
-    text += concat(" and ", names.size() - kShown, " more");
-  }
+  base::TextList shown;
+  for (size_t i = 0; i < names.size() && i < kShown; ++i) shown.add(names[i].substr(0, 200));
+  const std::string more = names.size() > kShown ? concat(" and ", names.size() - kShown, " more") : "";
+  list.add(names.size(), " ", kind, ": ", shown.text(), more);
 }
 
 }  // namespace
@@ -112,11 +110,11 @@ TensorMap module_state(const torch::nn::Module& module) {
 }
 
 std::string StateDifference::to_text() const {
-  std::string text;
-  append(text, "missing", missing);
-  append(text, "unexpected", unexpected);
-  append(text, "differing", differing);
-  return text;
+  base::TextList list("; ");
+  append(list, "missing", missing);
+  append(list, "unexpected", unexpected);
+  append(list, "differing", differing);
+  return list.text();
 }
 
 void load_module_state(torch::nn::Module& module, const TensorMap& tensors) {

@@ -8,6 +8,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/version.h"
 #include "cohort/cli/internal/commands.h"
 #include "cohort/launch/error_file.h"
@@ -17,9 +18,7 @@ namespace cohort::cli {
 namespace {
 
 std::string join(int argc, char** argv) {
-  std::string text;
-  for (int i = 0; i < argc; ++i) text += (i == 0 ? "" : " ") + std::string(argv[i]);
-  return text;
+  return base::join(std::vector<std::string>(argv, argv + argc), " ");
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "cohort/base/cpu.h"
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/version.h"
 #include "cohort/cli/internal/commands.h"
 #include "cohort/comm/group.h"
@@ -45,11 +46,11 @@ std::string cores_text() {
 }
 
 std::string backends_text() {
-  std::string text;
+  base::TextList names;
   for (const std::string& name : comm::backend_names()) {
-    if (name != "fake") text += (text.empty() ? "" : ", ") + name;  // fake is for tests
+    if (name != "fake") names.add(name);  // fake is for tests
   }
-  return text;
+  return names.text();
 }
 
 std::string cuda_text() {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::config {
 namespace {
@@ -81,12 +82,12 @@ std::string renamed_to(std::string_view key, std::string_view value) {
     }
     return "";
   }
-  std::string text;
+  base::TextList list;
   for (const Setting& setting : rename->now) {
     const std::string_view now = setting.value == nullptr ? value : std::string_view(setting.value);
-    text += base::concat(text.empty() ? "" : ", ", setting.key, now.empty() ? "" : ": ", now);
+    list.add(setting.key, now.empty() ? "" : ": ", now);
   }
-  return text;
+  return list.text();
 }
 
 YAML::Node translate_renamed_keys(const YAML::Node& document) {

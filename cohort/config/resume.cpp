@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/config/keys.h"
 
 namespace cohort::config {
@@ -16,35 +17,34 @@ using namespace std::string_view_literals;
 std::string short_text(const ConfigKey& key, Config& config) {
   const std::string text = value_text(key, config);
   if (!text.starts_with('\n')) return text;
-  std::string line;
+  base::TextList line;
   for (std::size_t begin = 1; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
     const std::size_t first = std::min(text.find_first_not_of(" -", begin), end);
-    line += (line.empty() ? "" : ", ") + text.substr(first, end - first);
+    line.add(text.substr(first, end - first));
     begin = end + 1;
   }
-  return "{" + line + "}";
+  return "{" + line.text() + "}";
 }
 
 /// Adds "KEY VALUE -> VALUE" to `list`.
-void add_change(std::string& list, const ConfigKey& key, Config& before, Config& now) {
-  list += base::concat(list.empty() ? "" : ", ", key.name, " ", short_text(key, before), " -> ",
-                       short_text(key, now));
+void add_change(base::TextList& list, const ConfigKey& key, Config& before, Config& now) {
+  list.add(key.name, " ", short_text(key, before), " -> ", short_text(key, now));
 }
 
 }  // namespace
 
 std::string check_resume(Config before, Config now, bool same_step, const std::string& from) {
-  std::string taken, refused;
+  base::TextList taken, refused;
   for (const ConfigKey& key : config_keys()) {
     if (key.on_resume == OnResume::kCannotMatter || same_value(key, before, now)) continue;
     const bool is_refused = key.on_resume == OnResume::kRefused || (key.makes_step && !same_step);
     add_change(is_refused ? refused : taken, key, before, now);
   }
-  if (refused.empty()) return taken;
+  if (refused.empty()) return taken.text();
   throw ConfigError(
       "train.resume",
-      base::concat("a run cannot go on with another value of these keys: ", refused, " (", from,
+      base::concat("a run cannot go on with another value of these keys: ", refused.text(), " (", from,
                    " was made with the first)"),
       base::concat("the values that it was made with, or a new run from its weights (model.weights=", from,
                    ")"));
@@ -54,13 +54,13 @@ std::string other_inputs(Config trained, Config now) {
   static constexpr std::array kInputs = {"data.color"sv,     "data.image_size"sv, "data.val_transforms"sv,
                                          "data.mean"sv,      "data.std"sv,        "data.options"sv,
                                          "train.precision"sv};
-  std::string changes;
+  base::TextList changes;
   for (const ConfigKey& key : config_keys()) {
     const bool is_of_model = key.section() == "model" && key.on_resume == OnResume::kRefused;
     if (!is_of_model && std::ranges::find(kInputs, key.name) == kInputs.end()) continue;
     if (!same_value(key, trained, now)) add_change(changes, key, trained, now);
   }
-  return changes;
+  return changes.text();
 }
 
 }  // namespace cohort::config

@@ -80,11 +80,9 @@ std::string transform_text(const TransformConfig& transform) {
   if (transform.args.size() == 1 && transform.args.begin()->first.empty()) {
     return concat(name, ": ", argument_text(transform.args.begin()->second));
   }
-  std::string text;
-  for (const auto& [key, values] : transform.args) {
-    text += concat(text.empty() ? "" : ", ", scalar_text(key), ": ", argument_text(values));
-  }
-  return concat(name, ": {", text, "}");
+  base::TextList list;
+  for (const auto& [key, values] : transform.args) list.add(scalar_text(key), ": ", argument_text(values));
+  return concat(name, ": {", list.text(), "}");
 }
 
 std::string transforms_text(const TransformList& transforms) {

@@ -18,6 +18,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::data {
 namespace {
@@ -155,18 +156,17 @@ bool has_image_extension(std::string_view name) {
 std::string FolderIndex::explain_other_files() const {
   constexpr std::size_t kNamed = 5;
   std::int64_t total = 0;
-  std::string named;
+  base::TextList named;
   for (std::size_t i = 0; i < other_files_.size(); ++i) {
     const OtherFiles& files = other_files_[i];
     total += files.count;
-    if (i == kNamed) named += ", ...";
+    if (i == kNamed) named.add("...");
     if (i >= kNamed) continue;
-    named += base::concat(named.empty() ? "" : ", ", files.count, " ", files.reason, " (such as ",
-                          files.example, ")");
+    named.add(files.count, " ", files.reason, " (such as ", files.example, ")");
   }
   if (total == 0) return "";
   return base::concat(total, total == 1 ? " file is" : " files are",
-                      " passed over, images are .jpg, .jpeg and .png: ", named);
+                      " passed over, images are .jpg, .jpeg and .png: ", named.text());
 }
 
 FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& options) {

@@ -22,6 +22,7 @@
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
 #include "cohort/base/secret.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/deadline.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/comm/job.h"
@@ -222,11 +223,11 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
   Rank* failed = nullptr;
   while ((failed = ranks.reap()) == nullptr && ranks.any_running()) {
     if (deadline.expired()) {
-      std::string still;
+      base::TextList still;
       for (const Rank& rank : ranks.list) {
-        if (rank.worker.running()) still += concat(still.empty() ? "" : ", ", rank.rank);
+        if (rank.worker.running()) still.add(rank.rank);
       }
-      throw TimeoutError("launch.spawn", concat("rank ", still, " of ", num_ranks, " still ran after ",
+      throw TimeoutError("launch.spawn", concat("rank ", still.text(), " of ", num_ranks, " still ran after ",
                                                 options.timeout->count(), " ms, and was killed"));
     }
     pause();

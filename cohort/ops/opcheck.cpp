@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 
+#include "cohort/base/text/format_list.h"
 #include "cohort/ops/check.h"
 #include "cohort/ops/operator.h"
 
@@ -100,9 +101,9 @@ at::Tensor without_elements(const at::Tensor& tensor) {
 }
 
 std::string text_of(at::IntArrayRef numbers) {
-  std::string text;
-  for (const std::int64_t number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
-  return "[" + text + "]";
+  base::TextList list;
+  for (const std::int64_t number : numbers) list.add(number);
+  return "[" + list.text() + "]";
 }
 
 class OperatorCheck {

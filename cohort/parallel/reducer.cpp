@@ -19,6 +19,7 @@
 
 #include "cohort/autograd/detached_graph.h"
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/timeline.h"
 #include "cohort/parallel/internal/gradient_buckets.h"
 
@@ -405,17 +406,18 @@ at::Tensor Reducer::State::used_here() const {
 
 void Reducer::State::throw_left_out() const {
   constexpr int kMax = 10;
-  std::string names;
+  base::TextList names;
   int count = 0;
   for (const Gradient& gradient : buckets.gradients) {
-    if (!gradient.is_used && count++ < kMax) names += (names.empty() ? "" : ", ") + gradient.name;
+    if (!gradient.is_used && count++ < kMax) names.add(gradient.name);
   }
-  if (count > kMax) names += base::concat(" and ", count - kMax, " more");
-  throw UsageError("parallel.reduce",
-                   base::concat("backward left ", count, " of ", buckets.gradients.size(),
-                                " parameters without a gradient, so not all were averaged: ", names),
-                   may_leave_out() ? "prepare(outputs), or finish() after backward"
-                                   : "find_unused_parameters, if they take no part in the loss");
+  const std::string more = count > kMax ? base::concat(" and ", count - kMax, " more") : "";
+  throw UsageError(
+      "parallel.reduce",
+      base::concat("backward left ", count, " of ", buckets.gradients.size(),
+                   " parameters without a gradient, so not all were averaged: ", names.text(), more),
+      may_leave_out() ? "prepare(outputs), or finish() after backward"
+                      : "find_unused_parameters, if they take no part in the loss");
 }
 
 // ------------------------------------------------------------------------------------------------ public

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::pipeline {
 namespace {
@@ -186,15 +187,14 @@ class Clockwork {
   }
 
   void check_end() {
-    std::string waiting;
+    base::TextList waiting;
     for (std::size_t placement = 0; placement < next_.size(); ++placement) {
       if (next_[placement] == plan_.actions[placement].size()) continue;
-      waiting += concat(waiting.empty() ? "" : ", ", "placement ", placement, " at ",
-                        to_string(plan_.actions[placement][next_[placement]]));
+      waiting.add("placement ", placement, " at ", to_string(plan_.actions[placement][next_[placement]]));
     }
     if (!waiting.empty()) {
       throw UsageError(kWhere,
-                       concat("deadlock: ", waiting, " wait for ever with room for ",
+                       concat("deadlock: ", waiting.text(), " wait for ever with room for ",
                               options_.channel_capacity, " between two stages"),
                        "more room, or another order");
     }

@@ -23,5 +23,18 @@ TEST(FormatListTest, JoinsTexts) {
   EXPECT_EQ(join({"a", "b", "c"}), "a, b, c");
 }
 
+TEST(TextListTest, PutsSeparatorsBetweenPartsAlsoEmptyOnes) {
+  TextList list("; ");
+  EXPECT_TRUE(list.empty());
+  EXPECT_EQ(list.text(), "");
+  list.add("rank ", 3);
+  list.add("");
+  list.add(1.5, "x");
+  EXPECT_FALSE(list.empty());
+  EXPECT_EQ(list.text(), "rank 3; ; 1.5x");
+  EXPECT_EQ(join({"a", "b"}), "a, b");
+  EXPECT_EQ(join({"a", "b", "c"}, " or "), "a or b or c");
+}
+
 }  // namespace
 }  // namespace cohort::base

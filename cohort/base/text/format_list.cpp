@@ -15,9 +15,9 @@ std::string format_list(std::string_view noun, const std::vector<int>& numbers) 
 }
 
 std::string join(const std::vector<std::string>& texts, std::string_view separator) {
-  std::string text;
-  for (const std::string& each : texts) text += (text.empty() ? "" : std::string(separator)) + each;
-  return text;
+  TextList list(separator);
+  for (const std::string& each : texts) list.add(each);
+  return list.text();
 }
 
 }  // namespace cohort::base

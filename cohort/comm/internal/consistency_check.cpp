@@ -156,10 +156,9 @@ void compare_calls(const GroupState& group, const std::vector<Fingerprint>& all)
       found->second.push_back(rank);
     }
   }
-  std::string list;
-  for (const auto& [text, ranks] : calls) {
-    list += base::concat(list.empty() ? "" : "; ", base::format_list("rank", ranks), ": ", text);
-  }
+  base::TextList called("; ");
+  for (const auto& [text, ranks] : calls) called.add(base::format_list("rank", ranks), ": ", text);
+  std::string list = called.text();
   if (same_text && same_steps) list += alike ? " (rows do not match)" : " (shapes differ further on)";
   const char* hint = same_steps ? "every rank makes the same calls, with the same shapes, in the same order"
                                 : "call step_done() on every rank, or on none";

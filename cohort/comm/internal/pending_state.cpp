@@ -19,6 +19,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/pipe_signal.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/base/timeline.h"
@@ -37,12 +38,9 @@ constexpr std::int64_t kLocalBytesPerMs(500'000);  // and to copy or add this ma
 constexpr const char* kBehind = "timed out behind calls that not all ranks have made";
 
 std::string shapes(std::span<const at::Tensor> tensors) {
-  std::string text;
-  for (std::size_t i = 0; i < tensors.size() && i < 3; ++i) {
-    text += (i == 0 ? "" : ", ") + shape_text(tensors[i]);
-  }
-  if (tensors.size() > 3) text += base::concat(" and ", tensors.size() - 3, " more");
-  return text;
+  base::TextList list;
+  for (std::size_t i = 0; i < tensors.size() && i < 3; ++i) list.add(shape_text(tensors[i]));
+  return list.text() + (tensors.size() > 3 ? base::concat(" and ", tensors.size() - 3, " more") : "");
 }
 
 // "from rank 1, ": the root, or the other end of a message.

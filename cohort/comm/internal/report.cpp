@@ -76,10 +76,9 @@ std::string verdict(const std::string& group, const std::vector<Answer>& answers
                          " behind in group '", group, "'");
   }
   if (most >= 0 && calls.size() > 1) {
-    std::string list;
-    for (const auto& [call, ranks] : calls)
-      list += base::concat(list.empty() ? "" : "; ", base::format_list("rank", ranks), ": ", call);
-    text += base::concat("\nranks called different things in group '", group, "': ", list);
+    base::TextList list("; ");
+    for (const auto& [call, ranks] : calls) list.add(base::format_list("rank", ranks), ": ", call);
+    text += base::concat("\nranks called different things in group '", group, "': ", list.text());
   }
   return text;
 }

@@ -19,6 +19,7 @@
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
 #include "cohort/base/signals.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/threads/wait.h"
 
 namespace cohort::launch {
@@ -55,9 +56,9 @@ bool is_file(int fd) {
 }
 
 std::string list(const std::vector<int>& numbers) {
-  std::string text;
-  for (const int number : numbers) text += concat(text.empty() ? "" : ", ", number);
-  return text;
+  base::TextList list;
+  for (const int number : numbers) list.add(number);
+  return list.text();
 }
 
 }  // namespace

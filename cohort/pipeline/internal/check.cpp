@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::pipeline {
 namespace {
@@ -17,12 +18,12 @@ base::Placement parse_placement(const std::vector<std::string>& placements, std:
   try {
     return base::Placement::parse(placements[index]);
   } catch (const ConfigError& error) {
-    std::string stages;
+    base::TextList stages;
     for (std::size_t stage = index; stage < num_stages; stage += placements.size()) {
-      stages += concat(stages.empty() ? "" : ", ", stage);
+      stages.add(stage);
     }
-    throw ConfigError(kWhere,
-                      concat("placement \"", placements[index], "\" of stage ", stages, ": ", error.what()));
+    throw ConfigError(
+        kWhere, concat("placement \"", placements[index], "\" of stage ", stages.text(), ": ", error.what()));
   }
 }
 

@@ -16,6 +16,7 @@
 
 #include "cohort/autograd/detached_graph.h"
 #include "cohort/base/exception_text.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/base/timeline.h"
 #include "cohort/core/overlap.h"
 
@@ -26,12 +27,11 @@ using base::concat;
 using Clock = std::chrono::steady_clock;
 
 std::string describe(const Tensors& tensors) {
-  std::string text;
+  base::TextList list;
   for (const at::Tensor& tensor : tensors) {
-    text += text.empty() ? "" : ", ";
-    text += tensor.defined() ? concat(tensor.scalar_type(), tensor.sizes()) : "undefined";
+    list.add(tensor.defined() ? concat(tensor.scalar_type(), tensor.sizes()) : "undefined");
   }
-  return text;
+  return list.text();
 }
 
 // Whether the graph of `tensor` has nodes that this thread made before its node number `first`.

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "cohort/base/text/format_list.h"
+
 namespace cohort::pipeline {
 namespace {
 
@@ -68,7 +70,8 @@ std::exception_ptr Run::error() const {
 }
 
 std::string Run::who_computes() const {
-  std::string text, handing_over;
+  base::TextList text("; ");
+  std::string handing_over;
   for (std::size_t placement = 0; placement < placements_.size(); ++placement) {
     const int current = placements_[placement].current.load(std::memory_order_acquire);
     if (current < 0) continue;
@@ -82,12 +85,11 @@ std::string Run::who_computes() const {
                  action.micro_batch, ", peer: ", setup_->placements[static_cast<std::size_t>(peer)]);
       continue;
     }
-    text += concat(text.empty() ? "" : "; ", "stage ", action.stage, " (",
-                   setup_->stages[static_cast<std::size_t>(action.stage)].name(), ") on ",
-                   setup_->placements[placement], " is in the ", name_of(action.kind), " of micro-batch ",
-                   action.micro_batch);
+    text.add("stage ", action.stage, " (", setup_->stages[static_cast<std::size_t>(action.stage)].name(),
+             ") on ", setup_->placements[placement], " is in the ", name_of(action.kind), " of micro-batch ",
+             action.micro_batch);
   }
-  return text.empty() ? concat("no stage computes", handing_over) : text;
+  return text.empty() ? concat("no stage computes", handing_over) : text.text();
 }
 
 RunTimes Run::take_times() {

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/script/function.h"
 
 namespace cohort::script {
@@ -184,11 +185,9 @@ const Metadata& LoadedProgram::metadata() const {
 std::string LoadedProgram::explain() const {
   std::string text = concat(impl_->file, ": ", impl_->entries.size(), " programs\n");
   for (const Impl::GuardedProgram& entry : impl_->entries) {
-    text += "  inputs: ";
-    for (std::size_t i = 0; i < entry.inputs.size(); ++i) {
-      text += (i == 0 ? "" : ", ") + describe(entry.inputs[i]);
-    }
-    text += concat("; ", entry.environment.str(),
+    base::TextList inputs;
+    for (const auto& input : entry.inputs) inputs.add(describe(input));
+    text += concat("  inputs: ", inputs.text(), "; ", entry.environment.str(),
                    "\n    program: ", entry.program->recorded().tape.calls().size(), " operators recorded, ",
                    entry.program->num_steps(), " run\n");
   }

@@ -12,6 +12,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
 #include "cohort/checkpoint/known.h"
 #include "cohort/config/best_metric.h"
 
@@ -19,9 +20,9 @@ namespace cohort::train {
 namespace {
 
 std::string names_of(const std::map<std::string, double>& metrics) {
-  std::string names;
-  for (const auto& [name, value] : metrics) names += (names.empty() ? "" : ", ") + name;
-  return names.empty() ? "none" : names;
+  base::TextList names;
+  for (const auto& [name, value] : metrics) names.add(name);
+  return names.empty() ? "none" : names.text();
 }
 
 /// The metric that is taken where none is named.

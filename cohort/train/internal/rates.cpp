@@ -4,6 +4,7 @@
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::train {
 namespace {
@@ -19,9 +20,9 @@ std::vector<double> initial_rates(const std::vector<ParamGroups>& optimizers) {
 /// The rates without those that repeat the one before: groups mostly share one.
 std::string text_of(std::vector<double> rates) {
   rates.erase(std::unique(rates.begin(), rates.end()), rates.end());
-  std::string text;
-  for (const double rate : rates) text += base::concat(text.empty() ? "" : ", ", rate);
-  return text;
+  base::TextList list;
+  for (const double rate : rates) list.add(rate);
+  return list.text();
 }
 
 }  // namespace

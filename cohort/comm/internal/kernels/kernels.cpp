@@ -13,6 +13,7 @@
 
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
+#include "cohort/base/text/format_list.h"
 
 namespace cohort::comm {
 
@@ -107,13 +108,14 @@ const Kernels* const* all_kernels() {
 const Kernels& kernels() {
   static const Kernels& chosen = []() -> const Kernels& {
     const auto wanted = base::env_string("COHORT_KERNELS");
-    std::string names;
+    base::TextList names;
     for (const Kernels* const* one = all_kernels(); *one != nullptr; ++one) {
       if (!wanted || *wanted == (*one)->name) return **one;
-      names += base::concat(names.empty() ? "" : ", ", (*one)->name);
+      names.add((*one)->name);
     }
-    throw ConfigError("comm.kernels", base::concat("COHORT_KERNELS is '", *wanted,
-                                                   "', expected one that this processor has: ", names));
+    throw ConfigError("comm.kernels",
+                      base::concat("COHORT_KERNELS is '", *wanted,
+                                   "', expected one that this processor has: ", names.text()));
   }();
   return chosen;
 }
