@@ -46,7 +46,7 @@ class Stage {
   Stage(Function function, Tensors parameters, Tensors buffers = {});
 
   /// A stage that another rank holds.
-  static Stage elsewhere();
+  static Stage remote();
 
   /// In messages; by default the type of its module.
   Stage& name(std::string name);

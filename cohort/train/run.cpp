@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "cohort/base/error.h"
@@ -196,9 +197,9 @@ RunResult run_training(config::Config config, const std::string& command) {
   }
   std::optional<RunFolder> folder;  // rank 0's
   const fs::path path = run_on_rank0_and_broadcast(*gradient_sync, [&] {
-    folder.emplace(RunFolder::open(config));
-    return folder->path().string();
-  });
+                          folder.emplace(RunFolder::open(config));
+                          return nlohmann::json(folder->path().string());
+                        }).get<std::string>();
   const Resumption resumption = prepare_resume(config, *gradient_sync, path);
   Parts parts(resumption.goes_on ? without_weights(config) : config, *gradient_sync, true);
   const std::string ranks = gradient_sync->size() == 1 ? ""

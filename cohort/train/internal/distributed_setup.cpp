@@ -1,22 +1,21 @@
 // A process that is alone joins no group. Ranks compare their configurations without the keys that may differ
 // by host. Ranks with the same host and cores share these cores evenly, which they find out by a gathered
-// text. What rank 0 does for all ends on all ranks: its text travels with a letter that says how it went. So
-// a failure of rank 0 is a failure of the rest at once.
+// text.
 #include "cohort/train/internal/distributed_setup.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
+#include <nlohmann/json.hpp>
 
 #include "cohort/base/cpu.h"
 #include "cohort/base/env.h"
 #include "cohort/base/error.h"
-#include "cohort/base/exception_text.h"
 #include "cohort/base/host.h"
 #include "cohort/base/log.h"
 #include "cohort/comm/job.h"
+#include "cohort/comm/object_collectives.h"
 #include "cohort/comm/text_collectives.h"
 #include "cohort/core/device.h"
 #include "cohort/parallel/model_runner.h"
@@ -120,25 +119,10 @@ int threads_of_rank(const config::Config& config, const parallel::GradientSync& 
   return std::max(1, base::usable_cores() / sharers);
 }
 
-std::string run_on_rank0_and_broadcast(const parallel::GradientSync& gradient_sync,
-                                       const std::function<std::string()>& make) {
+nlohmann::json run_on_rank0_and_broadcast(const parallel::GradientSync& gradient_sync,
+                                          const std::function<nlohmann::json()>& make) {
   if (gradient_sync.size() == 1) return make();
-  // The first letter says how it went: well, by the user's fault, by another's.
-  std::string text;
-  std::exception_ptr error;
-  if (gradient_sync.rank() == 0) {
-    try {
-      text = "+" + make();
-    } catch (const std::exception& failure) {
-      text = (base::is_users_fault(failure) ? "u" : "o") + base::message_of(failure);
-      error = std::current_exception();
-    }
-  }
-  text = comm::broadcast_text(*gradient_sync.group(), text);
-  if (error) std::rethrow_exception(error);
-  if (text.starts_with('u')) throw UsageError("train.run", "rank 0 failed: " + text.substr(1));
-  if (text.starts_with('o')) throw PeerError("train.run", "rank 0 failed: " + text.substr(1));
-  return text.substr(1);
+  return comm::run_on_rank0_and_broadcast(*gradient_sync.group(), make);
 }
 
 }  // namespace cohort::train

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "cohort/comm/group.h"
@@ -29,9 +30,8 @@ int ranks_on_host(const parallel::GradientSync& gradient_sync);
 /// where one process is alone, or OMP_NUM_THREADS is set. Collective.
 int threads_of_rank(const config::Config& config, const parallel::GradientSync& gradient_sync);
 
-/// Runs `make` on rank 0 and returns its text on all ranks. Throws, when it throws: on rank 0 the same, on
-/// the others UsageError (for what is the user's fault) or PeerError with its message, at once. Collective.
-std::string run_on_rank0_and_broadcast(const parallel::GradientSync& gradient_sync,
-                                       const std::function<std::string()>& make);
+/// comm::run_on_rank0_and_broadcast(), also where there is one rank.
+nlohmann::json run_on_rank0_and_broadcast(const parallel::GradientSync& gradient_sync,
+                                          const std::function<nlohmann::json()>& make);
 
 }  // namespace cohort::train

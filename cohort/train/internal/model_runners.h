@@ -26,11 +26,12 @@ parallel::ModelRunnerOptions model_runner_options(const config::Config& config, 
 
 /// Returns how `config.distributed` says that `model`, of which it shares the modules, is run. With
 /// model_parallel and pipeline layers are moved to their placements' devices. Layers without a placement are
-/// measured first, on batches of the configuration's size. That takes a few steps' time and is logged.
+/// measured first, on parts of the size that one of `num_ranks` ranks computes. That takes a few steps' time and is logged.
 /// Throws: ConfigError for a placement that is not there, a name that no layer has, or a layer without
 /// placement; UsageError for a model that is not known as a list of layers.
 parallel::ModelRunner make_model_runner(const config::Config& config, torch::nn::AnyModule model,
-                                        at::Device device, const std::optional<data::Field>& input = {});
+                                        at::Device device, const std::optional<data::Field>& input = {},
+                                        int num_ranks = 1);
 
 /// What the runner pipeline makes of a model: its layers in stages.
 struct PipelineParts {

@@ -1,22 +1,18 @@
 // agree() begins an all-reduce of this rank's wishes, and returns the result of the call before. All ranks
-// have the same answer at the same step, and the reduction has a whole step to end. Sums of metrics travel as
-// text, because a rank may not know all names; they are added in the order of ranks. A checkpoint is read by
-// rank 0 alone: its layout travels as JSON, then each tensor.
+// have the same answer at the same step, and the reduction has a whole step to end. Sums of metrics travel by
+// name, because a rank may not know all names; they are added in the order of ranks. A checkpoint is read by
+// rank 0 alone: its layout travels as an object, then each tensor.
 #include "cohort/train/internal/ranks.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
-#include <array>
-#include <cstdio>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "cohort/base/timeline.h"
+#include "cohort/comm/object_collectives.h"
 #include "cohort/comm/text_collectives.h"
 #include "cohort/comm/trace.h"
-#include "cohort/train/internal/json_text.h"
 
 namespace cohort::train {
 namespace {
@@ -74,24 +70,15 @@ Ranks::ControlRequests Ranks::agree(const ControlRequests& mine) {
 
 std::map<std::string, MeterSet::Sum> Ranks::total(MeterSet& meters) const {
   if (size() == 1) return meters.sums();
-  // As text, a line each: a rank without a sample so far does not know the names. Hexadecimal keeps every
-  // bit.
-  std::string mine;
-  for (const auto& [name, sum] : meters.sums()) {
-    std::array<char, 80> numbers{};
-    std::snprintf(numbers.data(), numbers.size(), "%a %a ", sum.weighted, sum.weight);
-    mine += numbers.data() + name + "\n";
-  }
+  // By name, as a rank without a sample so far does not know the names.
+  json mine = json::object();
+  for (const auto& [name, sum] : meters.sums()) mine[name] = {sum.weighted, sum.weight};
   std::map<std::string, MeterSet::Sum> total;
-  for (const std::string& text : comm::all_gather_text(*group_, mine)) {
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);) {
-      char* next = nullptr;
-      const double weighted = std::strtod(line.c_str(), &next);
-      const double weight = std::strtod(next, &next);
-      MeterSet::Sum& sum = total[next + 1];
-      sum.weighted += weighted;
-      sum.weight += weight;
+  for (const json& sums : comm::all_gather_object(*group_, mine)) {
+    for (const auto& [name, values] : sums.items()) {
+      MeterSet::Sum& sum = total[name];
+      sum.weighted += values.at(0).get<double>();
+      sum.weight += values.at(1).get<double>();
     }
   }
   return total;
@@ -109,15 +96,15 @@ std::optional<checkpoint::LoadedCheckpoint> Ranks::share(
   if (size() == 1) return mine;
   json head;
   if (mine) {
-    head = {{"folder", text_to_json(mine->folder.string())},
+    head = {{"folder", mine->folder.string()},
             {"model", layout_of(mine->content.model)},
             {"optimizer", layout_of(mine->content.optimizer)},
             {"state", mine->content.state}};
   }
-  head = json::parse(comm::broadcast_text(*group_, head.dump()));
+  head = comm::broadcast_object(*group_, head);
   if (head.is_null()) return std::nullopt;
   if (!is_first()) {
-    mine = {.folder = text_from_json(head.at("folder")),
+    mine = {.folder = head.at("folder").get<std::string>(),
             .content = {.model = empty_tensors(head.at("model")),
                         .optimizer = empty_tensors(head.at("optimizer")),
                         .state = head.at("state")}};

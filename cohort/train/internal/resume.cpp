@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 #include <string>
 
 #include "cohort/base/error.h"
@@ -22,6 +22,7 @@
 
 namespace cohort::train {
 namespace fs = std::filesystem;
+using nlohmann::json;
 namespace {
 
 /// What a checkpoint says of the run that made it.
@@ -32,25 +33,21 @@ struct Origin {
   std::string config;  // empty: an older version made it
 };
 
-/// A line for each but the last, which is the rest; empty: there is no checkpoint.
-std::string to_text(const std::optional<Origin>& origin) {
-  if (!origin) return "";
-  return base::concat(origin->checkpoint, "\n", origin->world_size, "\n", origin->global_batch_size, "\n",
-                      origin->config);
+/// Null: there is no checkpoint.
+json to_json(const std::optional<Origin>& origin) {
+  if (!origin) return nullptr;
+  return {{"checkpoint", origin->checkpoint},
+          {"world_size", origin->world_size},
+          {"global_batch_size", origin->global_batch_size},
+          {"config", origin->config}};
 }
 
-std::optional<Origin> origin_from(const std::string& text) {
-  if (text.empty()) return std::nullopt;
-  std::istringstream lines(text);
-  Origin origin;
-  std::string line;
-  std::getline(lines, origin.checkpoint);
-  std::getline(lines, line);
-  origin.world_size = std::stoi(line);
-  std::getline(lines, line);
-  origin.global_batch_size = std::stoll(line);
-  std::getline(lines, origin.config, '\0');
-  return origin;
+std::optional<Origin> origin_from(const json& object) {
+  if (object.is_null()) return std::nullopt;
+  return Origin{.checkpoint = object.at("checkpoint"),
+                .world_size = object.at("world_size"),
+                .global_batch_size = object.at("global_batch_size"),
+                .config = object.at("config")};
 }
 
 Origin read_origin(const fs::path& checkpoint) {
@@ -124,7 +121,7 @@ Resumption prepare_resume(config::Config& config, const parallel::GradientSync& 
                           const fs::path& folder) {
   if (config.run.resume.empty()) return {};
   const auto origin = origin_from(run_on_rank0_and_broadcast(
-      gradient_sync, [&] { return to_text(find_origin(config.run.resume, folder)); }));
+      gradient_sync, [&] { return to_json(find_origin(config.run.resume, folder)); }));
   if (!origin) return {};
   const bool is_first = gradient_sync.rank() == 0;
   config.run.resume = origin->checkpoint;  // Trainer takes the same
