@@ -23,6 +23,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "cohort/autograd/graph_walk.h"
 #include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/base/error.h"
 #include "cohort/core/torch_compat.h"
@@ -215,13 +216,11 @@ class DetachedGraph::Walk {
   void run(std::vector<Edge>& roots, const Fn& visit) {
     const auto follow = [&](Edge& edge) {
       if (Node* const node = edge.function.get(); node != nullptr && visit(edge)) {
-        if (seen_.insert(node).second) open_.push_back(node);
+        walk_.add(node);
       }
     };
     for (Edge& edge : roots) follow(edge);
-    while (!open_.empty()) {
-      Node* const node = open_.back();
-      open_.pop_back();
+    while (Node* const node = walk_.next()) {
       for (Edge& edge : node->next_edges()) follow(edge);
       nodes_.push_back(node);
     }
@@ -240,8 +239,9 @@ class DetachedGraph::Walk {
  private:
   const std::uint64_t thread_ = at::RecordFunction::currentThreadId();
   const std::uint64_t first_sequence_;
-  std::unordered_set<const Node*> inputs_, seen_;
-  std::vector<Node*> open_, nodes_;
+  std::unordered_set<const Node*> inputs_;
+  GraphWalk walk_;
+  std::vector<Node*> nodes_;
 };
 
 std::string DetachedGraph::outside(const Tensors& results) const {

@@ -15,9 +15,9 @@
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/graph_walk.h"
 #include "cohort/base/error.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/timeline.h"
@@ -174,22 +174,15 @@ void Reducer::State::arm(const std::optional<StepInfo>& mine, std::span<const at
 // Which parameters `outputs` reach.
 std::vector<bool> Reducer::State::reached_from(std::span<const at::Tensor> outputs) const {
   std::vector<bool> reached(buckets.gradients.size(), false);
-  std::unordered_set<const Node*> seen;
-  std::vector<Node*> open;
-  const auto visit = [&](Node* node) {
-    if (node == nullptr || !seen.insert(node).second) return;
+  autograd::GraphWalk walk;
+  for (const at::Tensor& output : outputs) walk.add(autograd::edge_of(output).function.get());
+  while (Node* const node = walk.next()) {
     const auto found = by_accumulator.find(node);
-    if (found == by_accumulator.end()) {
-      open.push_back(node);
-    } else {
+    if (found != by_accumulator.end()) {
       reached[found->second] = true;
+    } else {
+      walk.add_next_nodes(*node);
     }
-  };
-  for (const at::Tensor& output : outputs) visit(autograd::edge_of(output).function.get());
-  while (!open.empty()) {
-    Node* const node = open.back();
-    open.pop_back();
-    for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
   }
   return reached;
 }

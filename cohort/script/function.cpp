@@ -6,9 +6,9 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <unordered_set>
 
 #include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/graph_walk.h"
 #include "cohort/autograd/input_proxies.h"
 #include "cohort/autograd/scoped_version_counter.h"
 #include "cohort/base/error.h"
@@ -86,15 +86,12 @@ bool is_cohorts(const std::string& node) {
 // The nodes that run code of the user's own (torch::autograd::Function) behind a result, by name.
 std::map<const torch::autograd::Node*, std::string> own_nodes_behind(const at::Tensor& result) {
   std::map<const torch::autograd::Node*, std::string> own;
-  std::unordered_set<const torch::autograd::Node*> seen;
-  std::vector<const torch::autograd::Node*> open{result.grad_fn().get()};
-  while (!open.empty()) {
-    const torch::autograd::Node* const node = open.back();
-    open.pop_back();
-    if (node == nullptr || !seen.insert(node).second) continue;
+  autograd::GraphWalk walk;
+  walk.add(result.grad_fn().get());
+  while (const torch::autograd::Node* const node = walk.next()) {
     const std::string name = node->name();
     if (name.find("CppNode<") != std::string::npos && !is_cohorts(name)) own.emplace(node, name);
-    for (const torch::autograd::Edge& edge : node->next_edges()) open.push_back(edge.function.get());
+    walk.add_next_nodes(*node);
   }
   return own;
 }

@@ -11,10 +11,10 @@
 
 #include <algorithm>
 #include <optional>
-#include <unordered_set>
 #include <utility>
 
 #include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/graph_walk.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/base/timeline.h"
@@ -36,14 +36,11 @@ std::string describe(const Tensors& tensors) {
 
 // Whether the graph of `tensor` has nodes that this thread made before its node number `first`.
 bool reaches_nodes_before(const at::Tensor& tensor, std::uint64_t first) {
-  std::unordered_set<const torch::autograd::Node*> seen;
-  std::vector<const torch::autograd::Node*> open{tensor.grad_fn().get()};
-  while (!open.empty()) {
-    const torch::autograd::Node* const node = open.back();
-    open.pop_back();
-    if (node == nullptr || !seen.insert(node).second) continue;
+  autograd::GraphWalk walk;
+  walk.add(tensor.grad_fn().get());
+  while (const torch::autograd::Node* const node = walk.next()) {
     if (node->sequence_nr() < first) return true;  // leaves have the largest number
-    for (const torch::autograd::Edge& edge : node->next_edges()) open.push_back(edge.function.get());
+    walk.add_next_nodes(*node);
   }
   return false;
 }

@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "cohort/autograd/detached_graph.h"
+#include "cohort/autograd/graph_walk.h"
 #include "cohort/autograd/recompute.h"
 #include "cohort/base/error.h"
 #include "cohort/core/torch_compat.h"
@@ -170,16 +171,11 @@ class FunctionNode : public Node {
 // Behind an AccumulateGrad there is nothing of the function's: one that stands for an input leads on.
 template <typename Fn>
 void each_node(Node* first, const Fn& fn) {
-  std::unordered_set<const Node*> seen{first};
-  std::vector<Node*> open{first};
-  while (!open.empty()) {
-    Node* const node = open.back();
-    open.pop_back();
+  autograd::GraphWalk walk;
+  walk.add(first);
+  while (Node* const node = walk.next()) {
     fn(*node);
-    if (dynamic_cast<const torch::autograd::AccumulateGrad*>(node) != nullptr) continue;
-    for (const Edge& edge : node->next_edges()) {
-      if (edge.is_valid() && seen.insert(edge.function.get()).second) open.push_back(edge.function.get());
-    }
+    if (dynamic_cast<const torch::autograd::AccumulateGrad*>(node) == nullptr) walk.add_next_nodes(*node);
   }
 }
 
