@@ -1,9 +1,5 @@
 #include "cohort/models/model.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-
-#include <mutex>
-
 namespace cohort::models {
 namespace {
 
@@ -13,16 +9,12 @@ thread_local int depth = 0;
 
 CloneScope::CloneScope() {
   if (depth++ > 0) return;  // a block inside a model
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator_state_ = generator.get_state();
+  generator_.emplace();
+  generator_->restore_at_end();
 }
 
 CloneScope::~CloneScope() {
-  if (--depth > 0) return;
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(generator_state_);
+  --depth;
 }
 
 bool CloneScope::active() {

@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 
+#include "cohort/core/generator_states.h"
+
 /// The base of our models: clones are exact, and cloning has no side effect.
 namespace cohort::models {
 
@@ -20,7 +22,7 @@ class CloneScope {
   static bool active();
 
  private:
-  at::Tensor generator_state_;
+  std::optional<core::GlobalGeneratorAsFound> generator_;  // of the outermost
 };
 
 /// torch::nn::Cloneable whose clone() draws no random number that the program sees. Derive, build every
