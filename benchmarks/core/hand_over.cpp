@@ -22,7 +22,6 @@ namespace {
 
 namespace bench = cohort::bench;
 namespace base = cohort::base;
-namespace core = cohort::core;
 using Clock = std::chrono::steady_clock;
 const base::Deadline kDeadline(std::chrono::seconds(150));
 

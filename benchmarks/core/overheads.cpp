@@ -35,6 +35,7 @@ using Clock = std::chrono::steady_clock;
 namespace bench = cohort::bench;
 namespace base = cohort::base;
 namespace core = cohort::core;
+namespace memory = cohort::memory;
 
 using bench::keep;
 

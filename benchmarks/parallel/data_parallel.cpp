@@ -25,6 +25,7 @@ namespace {
 namespace bench = cohort::bench;
 namespace base = cohort::base;
 namespace core = cohort::core;
+namespace memory = cohort::memory;
 namespace parallel = cohort::parallel;
 
 struct Times {

@@ -26,6 +26,7 @@ namespace {
 namespace bench = cohort::bench;
 namespace base = cohort::base;
 namespace core = cohort::core;
+namespace memory = cohort::memory;
 namespace parallel = cohort::parallel;
 
 // Of the time in which a backward ran, the share in which two did.

@@ -21,6 +21,7 @@ namespace {
 using namespace cohort::benchmarks;
 namespace bench = cohort::bench;
 namespace core = cohort::core;
+namespace memory = cohort::memory;
 namespace optim = cohort::optim;
 namespace script = cohort::script;
 int rounds = 15;
@@ -35,7 +36,7 @@ std::int64_t peak_bytes(const std::function<Body()>& make) {
   return watch.total().peak;
 }
 
-void memory(const char* what, const MakeNet& make, const at::Tensor& x, const at::Tensor& y) {
+void print_memory(const char* what, const MakeNet& make, const at::Tensor& x, const at::Tensor& y) {
   std::int64_t standing = 0;
   {
     const memory::AllocationProfiler watch;
@@ -136,9 +137,9 @@ int main(int argc, char** argv) {
   std::printf(
       "most memory in a step beyond parameters and momentum, KiB (ratio to eager)\n%-24s  %17s  %17s  %17s\n",
       "", "eager", "script_step", "script(model)");
-  memory("MLP 64, batch 16", mlp, x16, y16);
-  memory("MLP 512, batch 128", wide, x128, y128);
-  memory("transformer layer 64", encoder, sequence, y24);
-  memory("conv net, batch 8", conv, images, y8);
-  memory("LSTM 2 x 32", tagger, tokens, tokens.view(-1));
+  print_memory("MLP 64, batch 16", mlp, x16, y16);
+  print_memory("MLP 512, batch 128", wide, x128, y128);
+  print_memory("transformer layer 64", encoder, sequence, y24);
+  print_memory("conv net, batch 8", conv, images, y8);
+  print_memory("LSTM 2 x 32", tagger, tokens, tokens.view(-1));
 }

@@ -28,7 +28,7 @@ class Registry {
 
   /// Adds a thing; `by` says who does, for messages. Throws: UsageError if the name is taken or empty.
   void add(const std::string& name, Thing thing, const std::string& by) {
-    if (name.empty()) throw UsageError(where_, concat("a ", kind_, " needs a name"));
+    if (name.empty()) throw UsageError(where_, concat("the name of the ", kind_, " is empty"));
     const std::lock_guard lock(mutex_);
     const auto [found, added] = entries_.try_emplace(name);
     if (!added) {

@@ -435,10 +435,14 @@ std::optional<LoadedCheckpoint> RunCheckpoints::load_usable() const {
 }
 
 CheckpointContent RunCheckpoints::load(const fs::path& folder) {
-  const std::string extension = extension_of(read_manifest(folder));
-  const TensorFormat format = tensor_format_of(extension);
-  const std::string model = concat(kModelFile, extension), optimizer = concat(kOptimizerFile, extension);
-  CheckpointFiles opened = open_checkpoint(folder, {model, optimizer});
+  std::string model, optimizer;
+  CheckpointFiles opened = open_checkpoint(folder, [&](const Manifest& manifest) -> std::vector<std::string> {
+    const std::string extension = extension_of(manifest);
+    model = concat(kModelFile, extension);
+    optimizer = concat(kOptimizerFile, extension);
+    return {model, optimizer};
+  });
+  const TensorFormat format = tensor_format_of(extension_of(opened.manifest));
   CheckpointContent content;
   content.model = format.read(opened.files.at(model));
   content.optimizer = format.read(opened.files.at(optimizer));

@@ -1,11 +1,17 @@
+// Formats are found by name where a checkpoint is written, and by the extension of its files where it is read. Two
+// formats with one extension are an error at their first use: nothing can catch while a library loads.
 #include "cohort/checkpoint/tensor_format.h"
 
+#include <optional>
 #include <utility>
 
 #include "cohort/base/error.h"
 
 namespace cohort::checkpoint {
 namespace {
+
+constexpr const char* kWhere = "checkpoint.format";
+constexpr const char* kNeeds = "an extension, write and read";
 
 TensorFormat safetensors() {
   return {.extension = "safetensors",
@@ -29,14 +35,32 @@ base::Registry<TensorFormat>& registry() {
 }  // namespace
 
 TensorFormat tensor_format(const std::string& name) {
-  return registry().get(name);
+  TensorFormat format = registry().get(name);
+  if (!format.write || !format.read || format.extension.empty()) {
+    throw UsageError(kWhere, base::concat("the tensor format '", name, "' was registered without ", kNeeds));
+  }
+  tensor_format_of(format.extension);  // throws where another has it too
+  return format;
 }
 
 TensorFormat tensor_format_of(const std::string& extension) {
+  std::optional<TensorFormat> found;
+  std::string owner;
   for (const std::string& name : registry().names()) {
-    if (auto format = registry().find(name); format && format->extension == extension) return *format;
+    std::optional<TensorFormat> format = registry().find(name);
+    if (!format || format->extension != extension) continue;
+    registry().check(name);
+    if (found) {
+      throw UsageError(kWhere,
+                       base::concat("the tensor formats '", owner, "' and '", name,
+                                    "' have the same extension, ", extension),
+                       "another extension for one of them");
+    }
+    found = std::move(format);
+    owner = name;
   }
-  throw DataError("checkpoint.format", base::concat("no tensor format has the extension ", extension),
+  if (found) return *std::move(found);
+  throw DataError(kWhere, base::concat("no tensor format has the extension ", extension),
                   "--load LIB.so, the library that registers it");
 }
 
@@ -46,12 +70,12 @@ std::vector<std::string> tensor_format_names() {
 
 void register_tensor_format(const std::string& name, TensorFormat format) {
   if (!format.write || !format.read || format.extension.empty()) {
-    throw UsageError("checkpoint.format", "a tensor format needs an extension, write and read");
+    throw UsageError(kWhere, base::concat("a tensor format needs ", kNeeds));
   }
   for (const std::string& other : registry().names()) {
     if (registry().find(other)->extension == format.extension) {
-      throw UsageError("checkpoint.format", base::concat("the tensor format '", other, "' has the extension ",
-                                                         format.extension, " already"));
+      throw UsageError(kWhere, base::concat("the tensor format '", other, "' has the extension ",
+                                            format.extension, " already"));
     }
   }
   registry().add(name, std::move(format), "register_tensor_format");

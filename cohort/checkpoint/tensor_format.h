@@ -27,7 +27,8 @@ struct TensorFormat {
 /// Returns the format of that name. Throws: UsageError for an unknown name, naming the nearest and all, or for
 /// one that two libraries registered.
 TensorFormat tensor_format(const std::string& name);
-/// Returns the format whose files have `extension`. Throws: DataError, where no format has it.
+/// Returns the format whose files have `extension`. Throws: DataError, where no format has it; UsageError, where
+/// two have it.
 TensorFormat tensor_format_of(const std::string& extension);
 
 /// Returns all names, sorted.

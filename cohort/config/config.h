@@ -8,12 +8,12 @@
 
 /// What a run is: read from YAML, changed by `key=value`, written back as YAML.
 ///
-/// The settings and their defaults are in config_types.h. Type, range and help text of each key stand in one
-/// table (tables_*.cpp), which the parser, the dump, `--help-config` and docs/reference/keys.md share. No
+/// The settings and their defaults are in types.h. Type, range and help text of each key stand in one
+/// table (internal/tables_*.cpp), which the parser, the dump, `--help-config` and docs/reference/keys.md share. No
 /// LibTorch: YAML is untrusted.
 ///
 ///     auto config = cohort::config::load_config("configs/fashion-vgg.yaml", {"optim.lr=0.05"});
-///     for (const auto& line : config.warnings) base::log_warning(line);
+///     for (const auto& line : config.warnings) cohort::base::log_warning(line);
 namespace cohort::config {
 
 /// Reads the YAML file `path`, then applies `overrides` (`section.key=value`, the value in YAML) in order.

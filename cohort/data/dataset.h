@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cohort/base/random.h"
+#include "cohort/base/registry.h"
 #include "cohort/base/text/named_options.h"
 
 /// Datasets: a number of samples, each of which can be read by its index, from any thread.

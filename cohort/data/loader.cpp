@@ -51,7 +51,7 @@ void check(const Dataset& dataset, const LoaderOptions& o) {
       o.parts == 1 || o.on_error == OnError::kRaise,
       "parts are asked for together with on_error: skip, which changes how many samples a batch has while "
       "it is used",
-      "on_error: refuse, or one part");
+      "on_error: raise, or one part");
   require(o.timeout.count() > 0, concat("timeout is ", o.timeout.count(), " ms, expected more than 0"));
   require(o.stop_grace.count() >= 0,
           concat("stop_grace is ", o.stop_grace.count(), " ms, expected 0 or more"));

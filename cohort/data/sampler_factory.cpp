@@ -22,6 +22,7 @@ SamplerFactory without_extra(SamplerFactory factory) {
 SamplerFactory checked(const std::string& name, SamplerFactory factory) {
   return [name, factory = std::move(factory)](const SamplerOptions& given) {
     const std::string owner = concat("sampler '", name, "'");
+    if (!factory) throw UsageError("data.registry", concat(owner, " was registered without a factory"));
     SamplerOptions options = given;
     options.extra = given.extra.handed_to("data.sampler_options", owner);
     auto sampler =

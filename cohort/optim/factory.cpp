@@ -67,6 +67,7 @@ OptimizerFactory without_extra(OptimizerFactory factory) {
 OptimizerFactory checked(const std::string& name, OptimizerFactory factory) {
   return [name, factory = std::move(factory)](const OptimizerOptions& given, std::vector<ParamGroup> groups) {
     const std::string owner = concat("optimizer '", name, "'");
+    if (!factory) throw UsageError("optim.registry", concat(owner, " was registered without a factory"));
     OptimizerOptions options = given;
     options.extra = given.extra.handed_to("optim.options", owner);
     auto optimizer = base::with_context<UsageError>("optim.registry", "making " + owner,

@@ -76,6 +76,7 @@ ScheduleFactory without_extra(ScheduleFactory factory) {
 ScheduleFactory checked(const std::string& name, ScheduleFactory factory) {
   return [name, factory = std::move(factory)](const ScheduleOptions& given) {
     const std::string owner = concat("schedule '", name, "'");
+    if (!factory) throw UsageError("optim.registry", concat(owner, " was registered without a factory"));
     ScheduleOptions options = given;
     options.extra = given.extra.handed_to("schedule.options", owner);
     LRSchedulePtr schedule =

@@ -38,8 +38,8 @@ class DdpSync : public ReplicatedSync {
  public:
   DdpSync(const comm::Group& group, ReducerOptions options)
       : ReplicatedSync(group), options_(std::move(options)) {
-    // A run and its repetition end with the same bits. Where the order of a sum hangs on the place in the
-    // bucket, as in a ring, buckets must not hang on what was measured, or on when the run was resumed.
+    // A run and its repetition end with the same bits. Where the order of a sum depends on the place in the
+    // bucket, as in a ring, buckets must not depend on what was measured, or on when the run was resumed.
     if (!group.deterministic_rank_order()) options_.plan = BucketPlan::kDefinition;
   }
 
@@ -93,7 +93,6 @@ class DdpSync : public ReplicatedSync {
   std::map<const optim::Optimizer*, std::unique_ptr<Reducer>> reducers_;
 };
 
-// Entries that need a group; "none" and "auto" are made below.
 std::shared_ptr<GradientSync> make_average(const comm::Group& group, const ReducerOptions& /*options*/) {
   return std::make_shared<AverageSync>(group);
 }
@@ -105,7 +104,7 @@ std::shared_ptr<GradientSync> make_ddp(const comm::Group& group, const ReducerOp
 std::shared_ptr<GradientSync> make_none(const comm::Group& group, const ReducerOptions& /*options*/) {
   if (group && group.size() > 1) {
     throw UsageError("parallel.gradient_sync",
-                     base::concat("there are ", group.size(), " ranks, and gradients are kept by \"none\""),
+                     base::concat("gradients are kept by \"none\", and there are ", group.size(), " ranks"),
                      "distributed.gradients=ddp, or one process");
   }
   return std::make_shared<GradientSync>();
@@ -120,6 +119,10 @@ GradientSyncType with_group(const std::string& name, GradientSyncType type) {
     if (!group) {
       throw UsageError("parallel.gradient_sync",
                        base::concat("the gradient sync '", name, "' needs a process group"));
+    }
+    if (!make) {
+      throw UsageError("parallel.gradient_sync",
+                       base::concat("the gradient sync '", name, "' was registered without make"));
     }
     std::shared_ptr<GradientSync> sync = make(group, options);
     if (sync == nullptr) {

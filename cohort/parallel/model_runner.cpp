@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
+#include "cohort/base/error_context.h"
 
 namespace cohort::parallel {
 namespace {
@@ -17,6 +18,18 @@ base::Registry<ModelRunnerType>& registry() {
   static auto* instance = new base::Registry<ModelRunnerType>("model runner", "parallel.model_runner",
                                                               {{"plain", {.make = make_plain}}});
   return *instance;
+}
+
+// What `make` throws says which runner it was.
+ModelRunnerType checked(const std::string& name, ModelRunnerType type) {
+  type.make = [name, make = std::move(type.make)](torch::nn::AnyModule model,
+                                                  const ModelRunnerOptions& options) {
+    const std::string owner = base::concat("model runner '", name, "'");
+    if (!make) throw UsageError("parallel.model_runner", owner + " was registered without make");
+    return base::with_context<UsageError>("parallel.model_runner", "making " + owner,
+                                          [&] { return make(std::move(model), options); });
+  };
+  return type;
 }
 
 }  // namespace
@@ -40,12 +53,12 @@ std::vector<std::string> model_runner_names() {
 
 void register_model_runner(const std::string& name, ModelRunnerType type) {
   if (!type.make) throw UsageError("parallel.model_runner", "a model runner needs make");
-  registry().add(name, std::move(type), "register_model_runner");
+  registry().add(name, checked(name, std::move(type)), "register_model_runner");
 }
 
 bool register_model_runner_at_load(const char* name, ModelRunnerType type, const char* file,
                                    int line) noexcept {
-  return registry().add_at_load(name, std::move(type), file, line);
+  return registry().add_at_load(name, checked(name, std::move(type)), file, line);
 }
 
 }  // namespace cohort::parallel

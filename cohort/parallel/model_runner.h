@@ -48,9 +48,11 @@ struct ModelRunnerOptions {
   std::string schedule = "1f1b";                       ///< of a pipeline
   std::int64_t num_micro_batches = 4;                  ///< of a pipeline
   std::int64_t batch_size = 32;                        ///< samples of one forward
-  double optimizer_states = 0;                         ///< tensors that the optimizer keeps per parameter
   /// Returns what the model gets for `samples` samples: to measure layers with.
   std::function<at::Tensor(std::int64_t samples)> example_input = nullptr;
+  /// Returns how many tensors of its size the optimizer keeps for a parameter: where layers are measured. Empty:
+  /// none.
+  std::function<double()> optimizer_states = nullptr;
 };
 
 /// A way to run a model.

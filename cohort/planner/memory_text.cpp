@@ -14,13 +14,13 @@ struct MemoryColumn {
   std::optional<std::int64_t> MemoryUse::*bytes;
 };
 
-constexpr std::array<MemoryColumn, 7> kKinds{{{"model", &MemoryUse::model},
-                                              {"optimizer", &MemoryUse::optimizer},
-                                              {"batch", &MemoryUse::batch},
-                                              {"activations", &MemoryUse::activations},
-                                              {"gradients", &MemoryUse::gradients},
-                                              {"averages", &MemoryUse::averages},
-                                              {"peak", &MemoryUse::peak}}};
+constexpr std::array<MemoryColumn, 7> kColumns{{{"model", &MemoryUse::model},
+                                                {"optimizer", &MemoryUse::optimizer},
+                                                {"batch", &MemoryUse::batch},
+                                                {"activations", &MemoryUse::activations},
+                                                {"gradients", &MemoryUse::gradients},
+                                                {"averages", &MemoryUse::averages},
+                                                {"peak", &MemoryUse::peak}}};
 
 template <typename... Args>
 std::string printed(const char* format, Args... args) {
@@ -43,8 +43,8 @@ std::string error_of(const std::optional<std::int64_t>& predicted,
 
 nlohmann::json json_of(const MemoryUse& use) {
   nlohmann::json object = nlohmann::json::object();
-  for (const MemoryColumn& kind : kKinds) {
-    if (const auto& bytes = use.*kind.bytes) object[kind.name] = *bytes;
+  for (const MemoryColumn& column : kColumns) {
+    if (const auto& bytes = use.*column.bytes) object[column.name] = *bytes;
   }
   return object;
 }
@@ -62,11 +62,11 @@ std::string to_text(const MemoryPlan& plan) {
   }
   for (const PlaceMemory& place : plan.places) {
     text += printed("\n%-28s %12s %12s %10s\n", place.name.c_str(), "predicted", "measured", "");
-    for (const MemoryColumn& kind : kKinds) {
-      const auto& predicted = place.predicted.*kind.bytes;
-      const auto& measured = place.measured.*kind.bytes;
+    for (const MemoryColumn& column : kColumns) {
+      const auto& predicted = place.predicted.*column.bytes;
+      const auto& measured = place.measured.*column.bytes;
       if (!predicted && !measured) continue;
-      text += printed("  %-26s %12s %12s %10s\n", kind.name, mib(predicted).c_str(), mib(measured).c_str(),
+      text += printed("  %-26s %12s %12s %10s\n", column.name, mib(predicted).c_str(), mib(measured).c_str(),
                       error_of(predicted, measured).c_str());
     }
   }

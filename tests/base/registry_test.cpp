@@ -27,7 +27,7 @@ TEST(RegistryTest, ANameIsTakenOnce) {
   Registry<int> registry("number", "base.numbers", {{"one", 1}});
   COHORT_EXPECT_THROW_WITH(registry.add("one", 11, "a test"), UsageError,
                            "the number 'one' is registered already, by Cohort");
-  COHORT_EXPECT_THROW_WITH(registry.add("", 0, "a test"), UsageError, "a number needs a name");
+  COHORT_EXPECT_THROW_WITH(registry.add("", 0, "a test"), UsageError, "the name of the number is empty");
   EXPECT_EQ(registry.get("one"), 1);
 }
 

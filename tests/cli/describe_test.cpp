@@ -13,7 +13,7 @@ class DescribeTest : public TrainProgramTest {};
 TEST_F(DescribeTest, DoctorAndSummaryAnswer) {
   const Outcome doctor = run({"doctor"});
   EXPECT_EQ(doctor.status, 0);
-  for (const char* word : {"LibTorch", "cores", "memory", "cuda", "backends       gloo, shm"})
+  for (const char* word : {"LibTorch", "cores", "memory", "cuda", "backends       gloo, ", ", shm"})
     EXPECT_NE(doctor.out.find(word), std::string::npos) << word;
   EXPECT_EQ(doctor.out.find("fake"), std::string::npos) << doctor.out;
   const Outcome summary = run({"summary", "vgg16"});

@@ -34,7 +34,7 @@ std::vector<std::string> told(int size, const std::function<void(Group&)>& call,
         group.all_reduce(t).wait();
         EXPECT_EQ(t.item<int>(), size) << "nothing of what was refused may be left in the backend";
       },
-      std::chrono::seconds(20), check);
+      std::chrono::seconds(20), check_consistency);
   return messages;
 }
 

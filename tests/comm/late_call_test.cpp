@@ -216,7 +216,7 @@ TEST(LateCallTest, ACallThatWasGivenUpFailsAlsoOnceItsTurnIsOver) {
   const Group group = make_busy(go);
   std::vector<at::Tensor> list{at::ones({3})};
   const auto call = std::make_shared<Pending::State>(group.shared_state(), "all_reduce", seconds(20));
-  call->begin({.tensors = list}, [](milliseconds) { return Pending::State::Work(); });
+  call->begin({.tensors = list}, [](milliseconds) { return Pending::State::WorkPtr(); });
   ASSERT_TRUE(call->give_up());
   *go = true;
   ASSERT_TRUE(call->beginning.wait(base::Deadline(seconds(20))));
@@ -250,7 +250,7 @@ TEST(LateCallTest, ACallIsEitherGivenUpOrHandedOver) {
     call->begin({.tensors = list}, [&](milliseconds left) {
       EXPECT_GT(left, seconds(10));
       is_handed_over = true;
-      return Pending::State::Work();
+      return Pending::State::WorkPtr();
     });
     std::thread other([&] { *go = true; });
     if (round % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(20 * round));
@@ -279,7 +279,7 @@ TEST(LateCallTest, TheGroupsThreadMayLetGoOfTheGroupLast) {
     call->begin({.tensors = list}, [&](milliseconds) {
       is_inside = true;
       wait_until([&] { return may_end.load(); });
-      return Pending::State::Work();
+      return Pending::State::WorkPtr();
     });
     *go = true;
     wait_until([&] { return is_inside.load(); });

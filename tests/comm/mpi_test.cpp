@@ -96,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, MpiConformanceTest, testing::Values(1, 2, 3, 4))
 
 void on_ranks(int size, const std::function<void(Group&)>& body, milliseconds timeout = test::kSlowdown * 30s,
               ConsistencyCheck check_consistency = ConsistencyCheck::kFirst) {
-  test::run_ranks(size, "mpi", body, timeout, check);
+  test::run_ranks(size, "mpi", body, timeout, check_consistency);
 }
 
 TEST(MpiOrderChild, DISABLED_Run) {

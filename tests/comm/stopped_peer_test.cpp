@@ -32,12 +32,13 @@ TEST(StoppedPeerChild, DISABLED_Rank) {
   const ConsistencyCheck check_consistency =
       variable("TEST_CHECK") == "on" ? ConsistencyCheck::kAlways : ConsistencyCheck::kOff;
   Group world = init_process_group(
-      {.backend = variable("TEST_BACKEND"), .timeout = seconds(40), .check_consistency = check});
+      {.backend = variable("TEST_BACKEND"), .timeout = seconds(40), .check_consistency = check_consistency});
   std::optional<DesyncWatch> watch;
   if (variable("TEST_WATCH") == "on") watch = watch_for_desync(world);
   std::vector<Group> groups;
   for (int i = 0; i < 5; ++i)
-    groups.push_back(world.subgroup({0, 1}, {.timeout = seconds(40), .check_consistency = check}));
+    groups.push_back(
+        world.subgroup({0, 1}, {.timeout = seconds(40), .check_consistency = check_consistency}));
   world.barrier();
   if (world.rank() == stopped) ::raise(SIGSTOP);
   std::this_thread::sleep_for(milliseconds(100));
@@ -162,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(All, StoppedPeerTest,
                          [](const auto& info) {
                            const Case& one = info.param;
                            return base::concat(one.backend, "_rank", one.stopped, "_watch_", one.watch,
-                                               "_compared_", one.check_consistency);
+                                               "_compared_", one.check);
                          });
 
 }  // namespace

@@ -57,7 +57,7 @@ TEST(DeviceTest, AutoAlwaysGivesADeviceAndSaysWhy) {
 TEST(DeviceTest, GpuThatCannotBeUsedIsAnErrorAndNeverTheCpu) {
   if (!resolve_device("auto").device.is_cpu()) return;  // here one can
   COHORT_EXPECT_THROW_WITH(resolve_device("cuda:0"), UsageError, "device cuda:0 cannot be used: ");
-  COHORT_EXPECT_THROW_WITH(device_of(Placement::parse("cuda:1")), UsageError,
+  COHORT_EXPECT_THROW_WITH(device_of(base::Placement::parse("cuda:1")), UsageError,
                            "device cuda:1 cannot be used: ");
 }
 

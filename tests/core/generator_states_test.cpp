@@ -28,7 +28,7 @@ GeneratorStates taken() {
 TEST(GeneratorStatesTest, AFunctionThatWaitsForAnotherThreadsSecondRunEndsInAnError) {
   const GeneratorStates states = taken();
   const GeneratorStates::Again first(states, Global::kItself);
-  const Deadline waited(seconds(60));
+  const base::Deadline waited(seconds(60));
   auto other = std::async(std::launch::async, [&] {
     const GeneratorStates of_thread = taken();
     COHORT_EXPECT_THROW_WITH(GeneratorStates::Again(of_thread, Global::kItself, milliseconds(100)),

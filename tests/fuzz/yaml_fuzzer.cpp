@@ -9,7 +9,7 @@
 #include "cohort/config/config.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace cohort::train;
+  using namespace cohort::config;
   Config config;
   try {
     config = load_config_text({reinterpret_cast<const char*>(data), size}, "fuzz.yaml");

@@ -64,7 +64,7 @@ TEST_F(GpuTrainTest, AResumedRunEndsAsOneThatWasNotStopped) {
   EXPECT_NEAR(last("straight", "val_loss"), last("parts", "val_loss"), 1e-2);
 }
 
-TEST_F(GpuTrainTest, EveryStrategyOverAGpuAndACore) {
+TEST_F(GpuTrainTest, EveryModelRunnerOverAGpuAndACore) {
   train_in("alone", {"train.device=cuda"});
   for (const std::string model : {"data_parallel", "model_parallel", "pipeline"}) {
     train_in(

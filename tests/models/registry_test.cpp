@@ -47,7 +47,8 @@ TEST(RegistryTest, TakesAUsersModelOnce) {
   EXPECT_PRED2(contains, message_of<UsageError>([] { register_model("my_linear", make_linear); }),
                "'my_linear' is registered already, by register_model");
   EXPECT_PRED2(contains, message_of<UsageError>([] { register_model("vgg16", make_linear); }), "by Cohort");
-  EXPECT_PRED2(contains, message_of<UsageError>([] { register_model("", make_linear); }), "needs a name");
+  EXPECT_PRED2(contains, message_of<UsageError>([] { register_model("", make_linear); }),
+               "the name of the model is empty");
 }
 
 TEST(RegistryTest, OptionsThatAUsersModelDoesNotReadAreRefused) {

@@ -20,7 +20,7 @@ distributed: {gradients: none}
 )";
 
 MemoryPlan plan_of(const std::vector<std::string>& overrides, const MemoryOptions& options = {}) {
-  return plan_memory(load_config_text(kResNet, "test.yaml", overrides), options);
+  return plan_memory(config::load_config_text(kResNet, "test.yaml", overrides), options);
 }
 
 void expect_near(const std::optional<std::int64_t>& predicted, const std::optional<std::int64_t>& measured,

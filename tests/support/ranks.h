@@ -24,7 +24,7 @@ inline bool ranks_are_processes(const std::string& backend) {
 
 /// Runs body(group) where this process is one of `size` ranks that mpirun has started.
 inline void run_as_rank(int size, const std::string& backend, const std::function<void(comm::Group&)>& body,
-                        std::chrono::milliseconds timeout, comm::ConsistencyCheck check) {
+                        std::chrono::milliseconds timeout, comm::ConsistencyCheck check_consistency) {
   static const comm::Job job = comm::job_from_environment();
   if (job.world_size != size || job.launcher != comm::Launcher::kOpenMpi) {
     throw std::runtime_error(base::concat("this needs mpirun with ", size, " ranks, got ", job.world_size,
@@ -34,7 +34,7 @@ inline void run_as_rank(int size, const std::string& backend, const std::functio
       {.host = job.master_host, .port = job.master_port, .serves = job.rank == 0, .timeout = timeout});
   static int run = 0;
   const auto own = c10::make_intrusive<c10d::PrefixStore>(base::concat("run ", run++), store);
-  comm::Group group = comm::make_group(own, job.rank, size, backend, timeout, "127.0.0.1", check);
+  comm::Group group = comm::make_group(own, job.rank, size, backend, timeout, "127.0.0.1", check_consistency);
   body(group);
 }
 
@@ -44,14 +44,15 @@ inline void run_as_rank(int size, const std::string& backend, const std::functio
 inline void run_ranks(int size, const std::string& backend, const std::function<void(comm::Group&)>& body,
                       std::chrono::milliseconds timeout = kSlowdown * std::chrono::seconds(20),
                       comm::ConsistencyCheck check_consistency = comm::ConsistencyCheck::kFirst) {
-  if (ranks_are_processes(backend)) return run_as_rank(size, backend, body, timeout, check);
+  if (ranks_are_processes(backend)) return run_as_rank(size, backend, body, timeout, check_consistency);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        comm::Group group = comm::make_group(store, rank, size, backend, timeout, "127.0.0.1", check);
+        comm::Group group =
+            comm::make_group(store, rank, size, backend, timeout, "127.0.0.1", check_consistency);
         body(group);
       } catch (...) {
         errors[static_cast<std::size_t>(rank)] = std::current_exception();

@@ -26,7 +26,7 @@ class EarlierFilesTest : public testing::Test {
   /// Resumes the run under the configuration that it was started with.
   FitResult resume(std::vector<std::string> overrides) const {
     overrides.insert(overrides.end(), {"run.dir=" + run.path().string(), "run.resume=auto"});
-    return run_training(load_config((golden / "run/config.yaml").string(), overrides), "test").fit;
+    return run_training(config::load_config((golden / "run/config.yaml").string(), overrides), "test").fit;
   }
 
   const fs::path golden = test::source_dir() / "tests/train/golden/run_1203c97";

@@ -325,16 +325,16 @@ TEST(EvaluationTest, ALastBatchOfOneSampleIsSaidWhereTheModelHasBatchNorm) {
 TEST(BestMetricTest, NamesSayWhatIsBetter) {
   for (const char* name : {"val_loss", "loss", "val_bce_loss", "val_Loss", "val_RMSE", "top1_error",
                            "val/mae", "val_perplexity", "focalloss"}) {
-    EXPECT_EQ(more_is_better(name), false) << name;
+    EXPECT_EQ(config::more_is_better(name), false) << name;
   }
   for (const char* name :
        {"val_accuracy", "val_acc", "val_top5", "val/F1", "train_iou", "balancedaccuracy", "f1_score"}) {
-    EXPECT_EQ(more_is_better(name), true) << name;
+    EXPECT_EQ(config::more_is_better(name), true) << name;
   }
   for (const char* name :
        {"", "val_", "val_margin", "neg_mean_squared_error", "loss_ratio", "val_gloss_count", "val_score",
         "brier_score", "fid_score", "wer_score", "distance_score", "loss_accuracy", "val_fid_top1_score"}) {
-    EXPECT_EQ(more_is_better(name), std::nullopt) << name;
+    EXPECT_EQ(config::more_is_better(name), std::nullopt) << name;
   }
 }
 
@@ -343,9 +343,9 @@ TEST(BestMetricTest, NamesThatSayBothSayNothing) {
   for (const char* less : {"loss", "error", "mae", "fid", "wer", "distance", "bce_loss", "perplexity"}) {
     for (const char* more : {"accuracy", "acc", "f1", "auc", "map", "reward"}) {
       const std::string name = std::string("val_") + less + "_" + more;
-      EXPECT_EQ(more_is_better(name), std::nullopt) << name;
-      EXPECT_EQ(more_is_better(name + "_score"), std::nullopt) << name;
-      EXPECT_EQ(more_is_better(std::string(more) + "_" + less), false) << more << less;
+      EXPECT_EQ(config::more_is_better(name), std::nullopt) << name;
+      EXPECT_EQ(config::more_is_better(name + "_score"), std::nullopt) << name;
+      EXPECT_EQ(config::more_is_better(std::string(more) + "_" + less), false) << more << less;
     }
   }
 }

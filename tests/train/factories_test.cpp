@@ -6,6 +6,7 @@
 #include "cohort/base/error.h"
 #include "cohort/config/keys.h"
 #include "cohort/optim/adam.h"
+#include "cohort/optim/schedule_factory.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"
 
@@ -13,17 +14,17 @@ namespace cohort::train {
 namespace {
 
 TEST(BuildTest, TheDefaultLearningRateOfAdamIsThatOfTheOptimizers) {
-  EXPECT_EQ(default_lr("adam"), optim::AdamOptions().lr());
-  EXPECT_EQ(default_lr("adamw"), optim::AdamWOptions().lr());
+  EXPECT_EQ(config::default_lr("adam"), optim::AdamOptions().lr());
+  EXPECT_EQ(config::default_lr("adamw"), optim::AdamWOptions().lr());
 }
 
 TEST(BuildTest, AScheduleThatDoesNotExistIsRefusedWithTheNearestName) {
   for (const std::string& name : optim::schedule_names()) {
-    Config config;
+    config::Config config;
     config.schedule.name = name;
     EXPECT_NE(make_schedule(config, 10), nullptr) << name;
   }
-  Config config;
+  config::Config config;
   for (const char* name : {"cosin", "steps", ""}) {
     config.schedule.name = name;
     COHORT_EXPECT_THROW_WITH(make_schedule(config, 10), UsageError,
@@ -44,16 +45,17 @@ TEST(BuildTest, CachesOfAllRanksOfAHostTakeHalfOfItsMemory) {
 TEST(BuildTest, AWordThatAKeyDoesNotHaveIsRefusedInAConfigurationThatAProgramMade) {
   const test::SmallRun run;
   const auto refused = [&](const auto& change, const std::string& message) {
-    Config config = run.config();
+    config::Config config = run.config();
     change(config);
     COHORT_EXPECT_THROW_WITH(run_training(config, "test"), ConfigError, message);
     COHORT_EXPECT_THROW_WITH(run_evaluation(config, run.path() / "none"), ConfigError, message);
   };
-  refused([](Config& c) { c.data.color = "gray"; }, "data.color: got 'gray', expected one of rgb, gray");
-  refused([](Config& c) { c.train.precision = "fp16"; }, "train.precision: got 'fp16'");
+  refused([](config::Config& c) { c.data.color = "gray"; },
+          "data.color: got 'gray', expected one of rgb, gray");
+  refused([](config::Config& c) { c.train.precision = "fp16"; }, "train.precision: got 'fp16'");
   COHORT_EXPECT_THROW_WITH(
       [&] {
-        Config config = run.config();
+        config::Config config = run.config();
         config.schedule.name = "cosin";
         run_training(config, "test");
       }(),

@@ -23,7 +23,7 @@ TEST(MakeDatasetTest, OtherFilesAreRefusedWhereTheConfigurationSaysSo) {
   const test::TempDir dir;
   write_png(dir / "train/a/1.png");
   test::write_file(dir / "train/a/2.webp", "");
-  Config config;
+  config::Config config;
   config.data.path = dir.path().string();
   EXPECT_EQ(make_dataset(config, Split::kTrain)->size(), 1);
   config.data.on_other_files = "raise";
@@ -32,7 +32,7 @@ TEST(MakeDatasetTest, OtherFilesAreRefusedWhereTheConfigurationSaysSo) {
 
 TEST(MakeDatasetTest, DataThatIsNotThereIsNamedWithTheKeysThatSayWhereItIs) {
   const test::TempDir dir;
-  Config config;
+  config::Config config;
   config.data.path = (dir / "photos").string();
   COHORT_EXPECT_THROW_WITH(
       make_dataset(config, Split::kTrain), DataError,
@@ -56,7 +56,7 @@ TEST(MakeDatasetTest, OptionsGoToTheRegisteredDataSetThatReadsThem) {
     return std::make_shared<data::TensorDataset>(
         std::vector<at::Tensor>{at::zeros({args.integer("rows", 2), 3})});
   });
-  Config config;
+  config::Config config;
   config.data.type = "rows";
   config.data.path = "here";
   config.data.val = "there";
@@ -77,7 +77,7 @@ TEST(MakeDatasetTest, OptionsGoToTheRegisteredDataSetThatReadsThem) {
 
 TEST(MakeDatasetTest, OptionsOfOursAreRefused) {
   for (const char* kind : {"synthetic", "image_folder", "idx"}) {
-    Config config;
+    config::Config config;
     config.data.type = kind;
     config.data.options = {{"size", "5"}};
     COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), ConfigError,

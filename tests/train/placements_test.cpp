@@ -10,6 +10,7 @@
 #include "cohort/models/registry.h"
 #include "cohort/optim/factory.h"
 #include "cohort/train/classification.h"
+#include "cohort/train/internal/model_runners.h"
 #include "cohort/train/trainer.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"
@@ -35,8 +36,8 @@ struct Way {
   comm::Group group = {};
 };
 
-Config config_of(const Way& way) {
-  Config config;
+config::Config config_of(const Way& way) {
+  config::Config config;
   config.data.color = "gray";
   config.data.image_size = 16;
   config.train.batch_size = 8;
@@ -140,7 +141,7 @@ TEST(PlacementsTest, ResumesBitForBitWithDropout) {
   }
 }
 
-TEST(PlacementsTest, ResumesUnderAnyOtherStrategy) {
+TEST(PlacementsTest, ResumesUnderAnyOtherRunner) {
   const Parameters straight = train({.model = "plain"});
   std::vector<Way> ways = all_ways("linear");
   ways.push_back({.model = "plain"});
@@ -190,8 +191,8 @@ TEST(PlacementsTest, EvaluationDrawsNothingAndHasTheModelsOwnValues) {
 
 TEST(PlacementsTest, RefuseWhatIsNotThere) {
   const torch::nn::AnyModule model = test::small_vgg("vgg11");
-  const auto call = [&](const char* model, const Place& place, const char* placements = "") {
-    Config config = config_of({.model = model, .place = place});
+  const auto call = [&](const char* runner, const Place& place, const char* placements = "") {
+    config::Config config = config_of({.model = runner, .place = place});
     config.distributed.devices = placements;
     return make_model_runner(config, model, at::kCPU);
   };
@@ -209,7 +210,7 @@ TEST(PlacementsTest, RefuseWhatIsNotThere) {
                                              {"features.6", "cpu:0/b2"},
                                              {"classifier", "cpu:0/b"}}),
                            ConfigError, "as stages take turns on placements");
-  Config one_sample = config_of({.model = "pipeline"});
+  config::Config one_sample = config_of({.model = "pipeline"});
   one_sample.distributed.micro_batches = static_cast<int>(one_sample.train.batch_size);
   COHORT_EXPECT_THROW_WITH(make_model_runner(one_sample, test::small_vgg("vgg11_bn"), at::kCPU), UsageError,
                            "fewer distributed.micro_batches");
@@ -218,7 +219,7 @@ TEST(PlacementsTest, RefuseWhatIsNotThere) {
   options.num_classes = 4;
   options.in_channels = 1;
   options.image_size = 28;
-  Config config = config_of({.model = "pipeline"});
+  config::Config config = config_of({.model = "pipeline"});
   COHORT_EXPECT_THROW_WITH(make_model_runner(config, models::make_model(options), at::kCPU), UsageError,
                            "LeNet5 is not known as a list of layers");
 }

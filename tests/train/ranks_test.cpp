@@ -429,7 +429,7 @@ TEST_P(RanksTest, RanksThatWereStartedDifferentlyAreToldInWhat) {
   });
 }
 
-TEST(StrategyTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
+TEST(GradientSyncTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
   test::run_ranks(3, "gloo", [](comm::Group& group) {
     Ranks ranks(&group);
     for (int step = 0; step < 6; ++step) {
@@ -444,14 +444,14 @@ TEST(StrategyTest, WhatOneRankWishesAllAreToldAtTheNextStep) {
   });
 }
 
-TEST(StrategyTest, StrategiesThatDoNotFitTheRanksAreRefused) {
+TEST(GradientSyncTest, SyncsThatDoNotFitTheRanksAreErrors) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
     COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("none", group), UsageError, "there are 2 ranks");
     COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("ring", group), UsageError,
-                             "there is no gradient sync \"ring\"");
+                             "there is no gradient sync 'ring'");
   });
-  COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("average"), UsageError, "need a process group");
-  COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("ddp"), UsageError, "need a process group");
+  COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("average"), UsageError, "needs a process group");
+  COHORT_EXPECT_THROW_WITH(parallel::make_gradient_sync("ddp"), UsageError, "needs a process group");
   EXPECT_EQ(parallel::make_gradient_sync("auto")->name(), "none");
 }
 

@@ -31,13 +31,13 @@ COHORT_REGISTER_DATASET(tiles, [](const data::DatasetArgs&) { return std::make_s
 
 class RegisteredDataTest : public ::testing::Test {
  protected:
-  Config config(std::vector<std::string> more = {}) const {
+  config::Config config(std::vector<std::string> more = {}) const {
     more.insert(more.begin(), {"data.type=tiles", "data.mean=[]", "data.std=[]", "data.image_size=224",
                                "data.color=rgb", "model.num_classes=0", "optim.lr=0.5", "train.epochs=8"});
     return run.config(more);
   }
   at::Tensor probabilities(const fs::path& checkpoint, std::int64_t index) const {
-    Config with_weights = config();
+    config::Config with_weights = config();
     with_weights.model.weights = checkpoint.string();
     const Tiles tiles;
     base::RandomStream random(0, 0, 0, base::Purpose::kTransform);
@@ -103,7 +103,7 @@ TEST_F(RegisteredDataTest, AnExportedProgramTakesInputsOfTheDataSet) {
 }
 
 TEST_F(RegisteredDataTest, KeysForImagesAreWarnedOf) {
-  const Config warned =
+  const config::Config warned =
       config({"data.train_transforms=flip", "data.val_transforms=resize", "data.mean=[0.5]", "data.std=[0.2]",
               "data.image_size=32", "data.color=gray", "data.empty_class=keep", "data.cache=encoded"});
   std::string all;

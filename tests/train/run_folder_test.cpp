@@ -29,7 +29,7 @@ class RunFolderTest : public testing::Test {
     write_file(fs::path("runs") / folder / "metrics.jsonl", "{\"type\":\"step\",\"step\":1,\"epoch\":1}\n");
   }
   static std::string resumed(const std::string& name) {
-    Config config;
+    config::Config config;
     config.run.name = name;
     config.run.resume = "auto";
     return RunFolder::open(config).path().filename().string();
@@ -55,7 +55,7 @@ TEST_F(RunFolderTest, ResumeAutoTakesNoRunWhoseNameOnlyBeginsTheSame) {
 TEST_F(RunFolderTest, AConfigurationIsOfARunWhereTheRunWroteItsRunJsonBesideIt) {
   make_run("a");
   const fs::path folder = fs::canonical("runs/a");
-  Config config;
+  config::Config config;
   config.run.resume = "auto";
   config.run.dir = "runs/a";
   RunFolder::open(config).describe(config, "test");
@@ -83,7 +83,7 @@ TEST_F(RunFolderTest, ANewFolderIsNamedInUtcWhereverItIsMade) {
   for (const char* zone : {"WEST12", "EAST-12", "UTC0"}) {
     const test::ScopedEnv environment("TZ", zone);
     ::tzset();
-    Config config;
+    config::Config config;
     config.run.name = "exp";
     const std::time_t before = std::time(nullptr);
     const RunFolder folder = RunFolder::open(config);
@@ -102,7 +102,7 @@ TEST_F(RunFolderTest, ACheckpointOrItsRunByPathGoesOnInThatRun) {
   fs::create_directories("runs/exp-20260101-100000/checkpoints/epoch_0001");
   for (const char* path : {"runs/exp-20260101-100000", "runs/exp-20260101-100000/",
                            "runs/exp-20260101-100000/checkpoints/epoch_0001"}) {
-    Config config;
+    config::Config config;
     config.run.resume = path;
     EXPECT_EQ(RunFolder::open(config).path().filename(), "exp-20260101-100000") << path;
   }
@@ -113,7 +113,7 @@ TEST_F(RunFolderTest, ARunThatDidNotBeginTakesNothingAwayThatWasThere) {
   fs::create_directory_symlink("scratch", "link");
   fs::create_directories("mine");
   for (const char* folder : {"mine", "link", "new"}) {
-    Config config;
+    config::Config config;
     config.run.dir = folder;
     RunFolder::open(config);
     EXPECT_EQ(fs::exists(folder), folder != std::string("new")) << folder;
@@ -123,7 +123,7 @@ TEST_F(RunFolderTest, ARunThatDidNotBeginTakesNothingAwayThatWasThere) {
 }
 
 TEST_F(RunFolderTest, EachStartIsKept) {
-  Config config;
+  config::Config config;
   config.run.dir = "run";
   const RunFolder folder = RunFolder::open(config);
   folder.describe(config, "first");
@@ -140,7 +140,7 @@ TEST_F(RunFolderTest, EachStartIsKept) {
 
 TEST_F(RunFolderTest, WhatARunOfAnOlderVersionLeftIsItsFirstStart) {
   write_file("run/config.yaml", "optim: {lr: 7}\n");
-  Config config;
+  config::Config config;
   config.run.dir = "run";
   RunFolder::open(config).describe(config, "now");
   EXPECT_EQ(read_file("run/starts/0001/config.yaml"), "optim: {lr: 7}\n");

@@ -10,7 +10,7 @@ TEST(ScheduleConfigTest, StepsThatNoRunReachesChangeNothing) {
   for (const char* name : {"step", "multistep"}) {
     for (const std::int64_t number :
          {std::int64_t{1} << 52, std::int64_t{1} << 53, (std::int64_t{1} << 53) - 1}) {
-      Config config;
+      config::Config config;
       config.schedule.name = name;
       config.schedule.step_size = number;
       config.schedule.milestones = {number};

@@ -11,6 +11,7 @@
 #include "cohort/data/synthetic.h"
 #include "cohort/optim/factory.h"
 #include "cohort/train/classification.h"
+#include "cohort/train/internal/model_runners.h"
 #include "cohort/train/trainer.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"
@@ -228,7 +229,7 @@ TEST(TrainScriptTest, WhatCannotBeReplayedStaysEagerAndTheLogSaysWhyOnce) {
 
 TEST(TrainScriptTest, AStepOfItsOwnIsRefused) {
   torch::nn::AnyModule model = test::small_vgg("vgg11");
-  Config config;
+  config::Config config;
   config.data.color = "gray";
   config.data.image_size = 16;
   config.distributed.model = "pipeline";

@@ -72,7 +72,9 @@ bool is_at(const base::Fd& opened, const fs::path& folder) {
 
 }  // namespace
 
-CheckpointFiles open_checkpoint(const fs::path& folder, const std::vector<std::string>& names) {
+CheckpointFiles open_checkpoint(
+    const fs::path& folder,
+    const std::function<std::vector<std::string>(const Manifest& manifest)>& names_of) {
   for (int tries = 1;; ++tries) {
     base::Fd opened;
     try {
@@ -80,9 +82,10 @@ CheckpointFiles open_checkpoint(const fs::path& folder, const std::vector<std::s
       CheckpointFiles found;
       // All are mapped before the first is looked at: what is mapped stays when it is deleted.
       const auto text = open_file(opened, folder / kManifestFile);
-      for (const std::string& name : names) found.files[name] = open_file(opened, folder / name);
       found.manifest = parse_manifest({reinterpret_cast<const char*>(text->bytes().data()), text->size()},
                                       folder / kManifestFile);
+      const std::vector<std::string> names = names_of(found.manifest);
+      for (const std::string& name : names) found.files[name] = open_file(opened, folder / name);
       for (const std::string& name : names) verify(*found.files[name], name, found.manifest, folder);
       return found;
     } catch (const DataError&) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,9 +19,11 @@ struct CheckpointFiles {
   std::map<std::string, std::shared_ptr<const MappedFile>> files;
 };
 
-/// Maps `names` in the checkpoint `folder` and checks their sizes and checksums against its manifest. A
+/// Maps the files that `names_of` says by the manifest of the checkpoint `folder`, and checks their sizes and checksums against its manifest. A
 /// checkpoint that is replaced in this moment is read again.
 /// Throws: DataError naming the file, what it has and what it should have; for a newer format, both versions.
-CheckpointFiles open_checkpoint(const std::filesystem::path& folder, const std::vector<std::string>& names);
+CheckpointFiles open_checkpoint(
+    const std::filesystem::path& folder,
+    const std::function<std::vector<std::string>(const Manifest& manifest)>& names_of);
 
 }  // namespace cohort::checkpoint

@@ -47,6 +47,21 @@ BackendType backend_type(const std::string& name) {
   return registry().get(name);
 }
 
+BackendInstance make_backend(const std::string& name, const BackendOptions& options) {
+  const BackendType type = backend_type(name);
+  if (!type.make) {
+    throw UsageError("comm.group", base::concat("the backend '", name, "' was registered without make"));
+  }
+  // Cohort's own say it themselves, with what to do.
+  BackendInstance made = type.make(options);
+  if (made.backend == nullptr) {
+    const std::string absence = absence_of(type);
+    throw UsageError("comm.group",
+                     base::concat("backend ", name, " was not made", absence.empty() ? "" : ": " + absence));
+  }
+  return made;
+}
+
 std::map<std::string, BackendType> backend_types() {
   std::map<std::string, BackendType> types;
   for (const std::string& name : registry().names()) {

@@ -300,14 +300,14 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   const milliseconds timeout = std::min(options.timeout, kLongestTime);
   if (!is_subgroup) state->store->setTimeout(timeout);  // else it is the parent's
   const auto make = [&](const std::string& backend) {
-    return backend_type(backend).make({.store = c10::make_intrusive<c10d::PrefixStore>(backend, state->store),
-                                       .connections = state->connections,
-                                       .prefix = base::concat(state->prefix, "/", backend),
-                                       .rank = options.rank,
-                                       .size = size,
-                                       .timeout = timeout,
-                                       .deadline = deadline,
-                                       .reach = options.reach});
+    return make_backend(backend, {.store = c10::make_intrusive<c10d::PrefixStore>(backend, state->store),
+                                  .connections = state->connections,
+                                  .prefix = base::concat(state->prefix, "/", backend),
+                                  .rank = options.rank,
+                                  .size = size,
+                                  .timeout = timeout,
+                                  .deadline = deadline,
+                                  .reach = options.reach});
   };
   BackendInstance made;
   std::optional<BackendInstance> for_cpu;  // beside one for GPUs: flags, counters and text are on the CPU

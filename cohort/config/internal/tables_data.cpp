@@ -147,7 +147,9 @@ std::vector<ConfigKey> data_keys() {
       {.name = "data.shuffle",
        .target = [](Config& c) -> KeyTarget { return &c.data.shuffle; },
        .on_resume = OnResume::kRefused,
-       .help = "A new order of the training samples in each epoch, made from run.seed + epoch."},
+       .help = "A new order of the training samples in each epoch, made from run.seed + epoch.",
+       .used_with = "data.sampler",
+       .unused_values = {"random", "sequential"}},
       {.name = "data.drop_last",
        .target = [](Config& c) -> KeyTarget { return &c.data.drop_last; },
        .on_resume = OnResume::kRefused,
@@ -159,7 +161,9 @@ std::vector<ConfigKey> data_keys() {
            "What several ranks do with a last batch that they do not divide: weighted (shares differ by one "
            "sample, gradients are weighted by samples, nothing is repeated), or pad (samples from the start "
            "of the epoch are repeated, as PyTorch's DistributedSampler does).",
-       .choices = {"weighted", "pad"}},
+       .choices = {"weighted", "pad"},
+       .used_with = "data.sampler",
+       .unused_values = {"random", "sequential"}},
       {.name = "data.workers",
        .target = [](Config& c) -> KeyTarget { return &c.data.workers; },
        .on_resume = OnResume::kCannotMatter,
@@ -237,9 +241,7 @@ std::vector<ConfigKey> data_keys() {
       {.name = "data.sampler_options",
        .target = [](Config& c) -> KeyTarget { return &c.data.sampler_options; },
        .on_resume = OnResume::kRefused,
-       .help = "Names and values for a registered sampler.",
-       .used_with = "data.sampler",
-       .unused_values = {"auto", "distributed", "random", "sequential"}},
+       .help = "Names and values for a registered sampler."},
   };
 }
 

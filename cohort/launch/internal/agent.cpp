@@ -56,9 +56,9 @@ bool is_file(int fd) {
 }
 
 std::string list(const std::vector<int>& numbers) {
-  base::TextList list;
-  for (const int number : numbers) list.add(number);
-  return list.text();
+  base::TextList text;
+  for (const int number : numbers) text.add(number);
+  return text.text();
 }
 
 }  // namespace

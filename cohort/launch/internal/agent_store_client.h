@@ -33,8 +33,8 @@ struct AgentStoreClientOptions {
 /// Looks at the store from a thread of its own, so that an agent that supervises ranks never waits for it.
 ///
 /// Every keep_alive_interval of a session each agent says that it lives; one that does not,
-/// keep_alive_max_attempt times, is lost. A sign says that the caller continues, who answers each wake-up by
-/// acknowledge(): where the caller hangs, signs stay away, though the thread continues. That counts from
+/// keep_alive_max_attempt times, is lost. A sign says that the caller is alive: it answers each wake-up by
+/// acknowledge(). Where the caller hangs, signs stay away, though the thread continues. That counts from
 /// expect_signs(), or from its first sign: how long one is waited for until it comes is the rendezvous'
 /// matter. Agents look at node 0, node 0 at all: what two others see of each other comes through it. Time in
 /// which this process stood still itself (a signal, a suspended job or machine) counts as a few seconds at

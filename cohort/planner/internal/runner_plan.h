@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,25 +43,17 @@ class RunnerPlan {
   virtual void check(const config::Config& config, const MemoryOptions& options) const;
   /// Adds to `options` the placements that the configuration names.
   virtual void complete(MemoryOptions& /*options*/, const config::Config& /*config*/) const {}
-  return part;
-}
-/// Cuts the model, where the runner does. Returns the placements that compute.
-virtual std::vector<base::Placement>
-prepare(const config::Config& config, const MemoryOptions& options, const PlannedModel& model);
-/// Adds the places; where there are several, all of them together as the last.
-virtual void plan(MemoryPlan& plan, const PlanInputs& inputs) const;
+  /// Cuts the model, where the runner does. Returns the placements that compute.
+  virtual std::vector<base::Placement> prepare(const config::Config& config, const MemoryOptions& options,
+                                               const PlannedModel& model);
+  /// Adds the places; where there are several, all of them together as the last.
+  virtual void plan(MemoryPlan& plan, const PlanInputs& inputs) const;
 
-virtual Measured measured() const {
-  return {};
-}
-/// The configuration of a step that is measured.
-virtual config::Config measured_config(const config::Config& config) const {
-  return config;
-}
-/// How the model is cut, of a pipeline; else null.
-virtual const train::PipelineParts* pipeline() const {
-  return nullptr;
-}
+  virtual Measured measured() const { return {}; }
+  /// The configuration of a step that is measured.
+  virtual config::Config measured_config(const config::Config& config) const { return config; }
+  /// How the model is cut, of a pipeline; else null.
+  virtual const train::PipelineParts* pipeline() const { return nullptr; }
 };
 
 /// Returns the plan of the runner `name`. A runner that no plan is registered for is planned as plain.

@@ -60,7 +60,7 @@ std::shared_ptr<parallel::GradientSync> join_ranks(const config::Config& config)
     throw ConfigError("train.run",
                       base::concat("distributed.gradients is ", found->first, " and distributed.model is ",
                                    distributed.model, ": ", found->second),
-                      "distributed.gradients=auto");
+                      base::concat("distributed.gradients=", runner.gradients, ", or auto"));
   }
   const bool may_be_alone = distributed.gradients == "auto" || distributed.gradients == "none";
   if (job.world_size == 1 && may_be_alone) return parallel::make_gradient_sync("none");

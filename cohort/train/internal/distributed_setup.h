@@ -13,7 +13,7 @@
 /// Internal to this module.
 namespace cohort::train {
 
-/// Meets the other ranks, where a launcher has started several, and returns the gradient_sync of the
+/// Meets the other ranks, where a launcher has started several, and returns the gradient sync of the
 /// configuration. Collective. Throws: RendezvousError; UsageError for ranks with another configuration.
 std::shared_ptr<parallel::GradientSync> join_ranks(const config::Config& config);
 

@@ -174,14 +174,16 @@ std::unique_ptr<data::Loader> make_loader(const config::Config& config, Split sp
   options.device = device;
   options.seed = static_cast<std::uint64_t>(config.run.seed);
   options.on_error = config.data.on_error == "skip" ? data::OnError::kSkip : data::OnError::kRaise;
-  if (training && config.data.sampler != "auto") {
-    options.sampler = data::make_sampler({.name = config.data.sampler,
-                                          .size = dataset->size(),
-                                          .world_size = share.world_size,
-                                          .shuffle = options.shuffle,
-                                          .seed = options.seed,
-                                          .last_batch = options.last_batch,
-                                          .extra = config.data.sampler_options});
+  const bool has_sampler = config.data.sampler != "auto" || !config.data.sampler_options.empty();
+  if (training && has_sampler) {
+    options.sampler =
+        data::make_sampler({.name = config.data.sampler == "auto" ? "distributed" : config.data.sampler,
+                            .size = dataset->size(),
+                            .world_size = share.world_size,
+                            .shuffle = options.shuffle,
+                            .seed = options.seed,
+                            .last_batch = options.last_batch,
+                            .extra = config.data.sampler_options});
   }
   return std::make_unique<data::Loader>(std::move(dataset), options);
 }
@@ -319,7 +321,13 @@ void check_names(const config::Config& config) {
   data::check_sampler_name(config.data.sampler);
   optim::check_optimizer_name(config.optim.name);
   optim::check_schedule_name(config.schedule.name);
-  parallel::model_runner_type(config.distributed.model);
+  const parallel::ModelRunnerType runner = parallel::model_runner_type(config.distributed.model);
+  if (config.train.script && runner.has_own_threads) {
+    throw ConfigError("train.run",
+                      base::concat("train.script is true and distributed.model is ", config.distributed.model,
+                                   ", whose operators run on threads of their own"),
+                      "train.script=false, or distributed.model=plain");
+  }
   parallel::gradient_sync_type(config.distributed.gradients);
   checkpoint::tensor_format(config.run.checkpoint_format);
 }

@@ -14,6 +14,7 @@
 #include "cohort/base/signals.h"
 #include "cohort/base/timeline.h"
 #include "cohort/checkpoint/run_checkpoints.h"
+#include "cohort/checkpoint/tensor_format.h"
 #include "cohort/core/device.h"
 #include "cohort/train/internal/buffers.h"
 #include "cohort/train/internal/compatibility.h"
@@ -56,6 +57,8 @@ class FitLoop {
     check_share(*gradient_sync_, train_, "training");
     check_has_batch(train_, "training");
     if (eval_ != nullptr) check_share(*gradient_sync_, *eval_, "evaluation");
+    if (!options_.run_dir().empty())
+      checkpoint::tensor_format(options_.checkpoint_format());  // before a step
     if (!options_.run_dir().empty() && ranks_.is_first()) {
       checkpoints_.emplace(
           options_.run_dir() / "checkpoints",

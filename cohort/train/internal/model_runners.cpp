@@ -109,7 +109,7 @@ std::vector<PlacedLayers> place_by_measuring(const ModelRunnerOptions& given,
     if (options.schedule == pipeline::Schedule::kInterleaved) options.num_stages *= kInterleavedStages;
   }
   options.num_micro_batches = static_cast<int>(parts);
-  options.optimizer_factor = given.optimizer_states;
+  options.optimizer_factor = given.optimizer_states ? given.optimizer_states() : 0;
   options.by_bytes = !in_parts;
   if (!given.example_input) {
     throw UsageError(kWhere, "layers are to be measured, and example_input is not given",
@@ -296,7 +296,7 @@ ModelRunnerOptions model_runner_options(const config::Config& config, at::Device
   options.schedule = distributed.schedule;
   options.num_micro_batches = distributed.micro_batches;
   options.batch_size = batch_plan(config, num_ranks).part;
-  options.optimizer_states = states_per_parameter(config.optim);
+  options.optimizer_states = [optim = config.optim] { return states_per_parameter(optim); };
   options.example_input = [field = input ? *input : image_field(config)](std::int64_t samples) {
     return zero_batch(field, samples);
   };
