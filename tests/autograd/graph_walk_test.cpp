@@ -10,7 +10,7 @@ namespace cohort::autograd {
 namespace {
 
 TEST(GraphWalkTest, EachNodeComesOnceAlsoWhereWaysMeet) {
-  const at::Tensor x = at::ones({2}, at::TensorOptions().requires_grad(true));
+  const at::Tensor x = at::ones({2}).set_requires_grad(true);
   const at::Tensor shared = x.exp();
   const at::Tensor y = shared * shared + shared.sin();
   GraphWalk walk;
@@ -30,7 +30,7 @@ TEST(GraphWalkTest, EachNodeComesOnceAlsoWhereWaysMeet) {
 }
 
 TEST(GraphWalkTest, WhatIsBehindANodeComesOnlyIfItIsAskedFor) {
-  const at::Tensor x = at::ones({2}, at::TensorOptions().requires_grad(true));
+  const at::Tensor x = at::ones({2}).set_requires_grad(true);
   const at::Tensor y = x.exp().sin();
   GraphWalk walk;
   walk.add(y.grad_fn().get());

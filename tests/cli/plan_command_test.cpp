@@ -28,7 +28,8 @@ class PlanCommandTest : public testing::Test {
 
 TEST_F(PlanCommandTest, PrintsWhatIsPredictedAndMeasured) {
   const std::string out = run({"--memory", "-c", config, "--measure", "train.batch_size=16"});
-  EXPECT_NE(out.find("lenet5, single, 1 rank, 16 samples at once; MiB"), std::string::npos) << out;
+  EXPECT_NE(out.find("lenet5, plain, gradients none, 1 rank, 16 samples at once; MiB"), std::string::npos)
+      << out;
   EXPECT_NE(out.find("predicted     measured"), std::string::npos) << out;
   EXPECT_NE(out.find("exact"), std::string::npos) << out;
 }

@@ -1,5 +1,7 @@
 // A plug-in with one of each part that has a registry. Each does what Cohort's own does and logs its name, so a run
 // with all of them must end with the same bits.
+#include <utility>
+
 #include "cohort/base/log.h"
 #include "cohort/checkpoint/tensor_format.h"
 #include "cohort/comm/internal/backend.h"
@@ -69,6 +71,7 @@ COHORT_REGISTER_SCHEDULE("plugin_schedule", [](const optim::ScheduleOptions& opt
   optim::ScheduleOptions own = options;
   own.name = options.extra.text("as", "constant");
   own.extra.clear();
+  own.total_steps -= std::exchange(own.warmup_steps, 0);  // what follows the warm-up is asked for
   return optim::make_schedule(own);
 });
 

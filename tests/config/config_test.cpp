@@ -193,7 +193,9 @@ TEST(ConfigTest, AValueOutOfRangeIsRefused) {
                            "train.epochs: got 0, expected a whole number");
   COHORT_EXPECT_THROW_WITH(load("train: {epochs: 99999999999999999999}"), ConfigError,
                            "expected a whole number");
-  COHORT_EXPECT_THROW_WITH(load("optim: {name: adamv}"), ConfigError, "expected one of sgd, adam, adamw");
+  COHORT_EXPECT_THROW_WITH(load("optim: {lr_scaling: linea}"), ConfigError,
+                           "expected one of none, linear, sqrt");
+  COHORT_EXPECT_THROW_WITH(load("optim: {name: \"\"}"), ConfigError, "expected the name of an optimizer");
   COHORT_EXPECT_THROW_WITH(load("train: {device: \"gpu\"}"), ConfigError,
                            "expected auto, cpu, cuda or cuda:K");
   COHORT_EXPECT_THROW_WITH(load("data: {train_transforms: imagent}"), ConfigError,

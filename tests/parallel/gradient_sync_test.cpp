@@ -39,7 +39,7 @@ COHORT_REGISTER_GRADIENT_SYNC("largest", {.make =
 
 TEST(GradientSyncTest, ARegisteredSyncReducesGradientsAndMakesTheStep) {
   test::run_ranks(2, "gloo", [](comm::Group& group) {
-    at::Tensor weight = at::zeros({2}, at::TensorOptions().requires_grad(true));
+    at::Tensor weight = at::zeros({2}).set_requires_grad(true);
     weight.mutable_grad() = at::full({2}, group.rank() + 1.0f);
     optim::SGD optimizer({weight}, optim::SGDOptions().lr(1));
     const auto sync = make_gradient_sync("largest", group);

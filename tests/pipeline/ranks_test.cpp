@@ -266,7 +266,7 @@ TEST(RanksTest, WhatDoesNotGoTogetherIsRefused) {
     PipelineOptions options = two(Schedule::kOneFOneB);
     options.group = group;
     COHORT_EXPECT_THROW_WITH(Pipeline({Stage::remote(), Stage::remote()}, options), UsageError,
-                             base::concat("stage ", group.rank(), " is this rank's own"));
+                             base::concat("stage ", group.rank(), " is on this rank, got Stage::remote()"));
     Pipeline pipe(cut(model, {3}), options);
     COHORT_EXPECT_THROW_WITH(pipe.forward(torch::randn({3, 10})), UsageError,
                              "called on a pipeline over ranks");

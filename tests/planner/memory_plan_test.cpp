@@ -159,7 +159,8 @@ TEST(MemoryPlanTest, RanksHaveBucketsOrChunksBeside) {
 TEST(MemoryPlanTest, IsPrintedAsATableAndAsJson) {
   const auto plan = plan_of({"model.num_classes=12"});
   const std::string text = to_text(plan);
-  EXPECT_NE(text.find("resnet18, single, 1 rank, 24 samples at once; MiB"), std::string::npos) << text;
+  EXPECT_NE(text.find("resnet18, plain, gradients none, 1 rank, 24 samples at once; MiB"), std::string::npos)
+      << text;
   EXPECT_NE(text.find("layer1.0"), std::string::npos) << text;
   EXPECT_NE(text.find("  activations "), std::string::npos) << text;
   EXPECT_NE(to_json(plan).find("\"activations\": " + std::to_string(*plan.places[0].predicted.activations)),

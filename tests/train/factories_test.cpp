@@ -32,6 +32,23 @@ TEST(BuildTest, AScheduleThatDoesNotExistIsRefusedWithTheNearestName) {
   }
 }
 
+TEST(BuildTest, NamesThatNoRegistryHasAreFoundBeforeAnythingIsRead) {
+  const auto check = [](const auto& change) {
+    config::Config config;
+    change(config);
+    check_names(config);
+  };
+  check([](config::Config&) {});
+  COHORT_EXPECT_THROW_WITH(check([](auto& c) { c.optim.name = "adamv"; }), UsageError,
+                           "there is no optimizer 'adamv'. Try: adam; ");
+  COHORT_EXPECT_THROW_WITH(check([](auto& c) { c.data.sampler = "randm"; }), UsageError,
+                           "there is no sampler 'randm'. Try: random; ");
+  COHORT_EXPECT_THROW_WITH(check([](auto& c) { c.distributed.gradients = "dpp"; }), UsageError,
+                           "there is no gradient sync 'dpp'. Try: ddp; ");
+  COHORT_EXPECT_THROW_WITH(check([](auto& c) { c.run.checkpoint_format = "pt"; }), UsageError,
+                           "there is no tensor format 'pt'");
+}
+
 TEST(BuildTest, CachesOfAllRanksOfAHostTakeHalfOfItsMemory) {
   constexpr std::int64_t kAvailable = std::int64_t{64} << 30;
   for (const int ranks : {1, 2, 8}) {
@@ -50,8 +67,8 @@ TEST(BuildTest, AWordThatAKeyDoesNotHaveIsRefusedInAConfigurationThatAProgramMad
     COHORT_EXPECT_THROW_WITH(run_training(config, "test"), ConfigError, message);
     COHORT_EXPECT_THROW_WITH(run_evaluation(config, run.path() / "none"), ConfigError, message);
   };
-  refused([](config::Config& c) { c.data.color = "gray"; },
-          "data.color: got 'gray', expected one of rgb, gray");
+  refused([](config::Config& c) { c.data.color = "grey"; },
+          "data.color: got 'grey', expected one of rgb, gray");
   refused([](config::Config& c) { c.train.precision = "fp16"; }, "train.precision: got 'fp16'");
   COHORT_EXPECT_THROW_WITH(
       [&] {

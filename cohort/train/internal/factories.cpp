@@ -277,7 +277,7 @@ std::shared_ptr<optim::Optimizer> make_optimizer(const config::OptimConfig& conf
 }
 
 double states_per_parameter(const config::OptimConfig& config) {
-  const at::Tensor one = at::zeros({1}, at::TensorOptions().requires_grad(true));
+  const at::Tensor one = at::zeros({1});
   const auto optimizer = optim::make_optimizer(optimizer_options(config), {{.params = {one}}});
   return static_cast<double>(optimizer->state_bytes(optimizer->param_groups().front(), one)) /
          static_cast<double>(one.nbytes());

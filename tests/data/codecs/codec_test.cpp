@@ -28,7 +28,7 @@ void expect_pixels_of_pillow(const std::string& name) {
   EXPECT_TRUE(image.pixels == golden_pixels(name + ".rgb")) << name;
   decode_image(golden_bytes(name + ".file"), ColorMode::kGray, name, image);
   EXPECT_EQ(image.channels, 1) << name;
-  EXPECT_TRUE(image.pixels == golden_pixels(name + ".gray")) << name;
+  EXPECT_TRUE(image.pixels == golden_pixels(name + ".grey")) << name;
 }
 
 Image make_image(int64_t height, int64_t width, int64_t channels) {

@@ -54,7 +54,7 @@ TEST(FaultsTest, ContentDecidesAndNotTheName) {
 }
 
 TEST(FaultsTest, EveryTruncationIsAnErrorThatNamesTheFile) {
-  for (const char* name : {"jpeg_420", "jpeg_gray", "jpeg_420_progressive", "png_rgb", "png_interlaced"}) {
+  for (const char* name : {"jpeg_420", "jpeg_grey", "jpeg_420_progressive", "png_rgb", "png_interlaced"}) {
     const Bytes whole = golden_bytes(std::string(name) + ".file");
     const bool png = std::string(name).starts_with("png");
     const size_t end =
@@ -86,7 +86,7 @@ TEST(FaultsTest, ATruncatedFileFailsWhateverTheRegion) {
 }
 
 TEST(FaultsTest, DamagedJpegDataIsAnErrorUnlessItIsAccepted) {
-  Bytes file = golden_bytes("jpeg_gray.file");
+  Bytes file = golden_bytes("jpeg_grey.file");
   file.resize(file.size() / 2);
   file.push_back(std::byte{0xFF});
   file.push_back(std::byte{0xD9});
@@ -169,7 +169,7 @@ TEST(FaultsTest, AFailureLeavesNothingBehind) {
 
 TEST(FaultsTest, MisuseIsAUsageError) {
   Image out;
-  thread_decoder().open(golden_bytes("jpeg_gray.file"), ColorMode::kGray, "a");
+  thread_decoder().open(golden_bytes("jpeg_grey.file"), ColorMode::kGray, "a");
   EXPECT_THROW(thread_decoder().read({0, 0, 29, 1}, out), UsageError);
   EXPECT_THROW(thread_decoder().read({-1, 0, 2, 2}, out), UsageError);
   Image image;

@@ -40,7 +40,7 @@ namespace {
 TEST(SteadyStateTest, NothingIsAllocatedForAnImage) {
   const TransformPipeline pipeline({random_resized_crop(16), random_horizontal_flip(), to_tensor()});
   std::vector<float> out(3 * 16 * 16);
-  for (const char* name : {"jpeg_420.file", "jpeg_420_progressive.file", "jpeg_cmyk.file", "jpeg_gray.file",
+  for (const char* name : {"jpeg_420.file", "jpeg_420_progressive.file", "jpeg_cmyk.file", "jpeg_grey.file",
                            "png_palette.file", "png_interlaced.file", "png_rgb16.file"}) {
     const std::vector<std::byte> file = golden_bytes(name);
     const std::string label = name;

@@ -56,7 +56,7 @@ void expect_torchvisions(const std::string& name, std::vector<TransformSpec> spe
 TEST(TransformPipelineTest, EvaluationGivesTorchvisionsFloatsBitForBit) {
   expect_torchvisions("resize_crop", {resize(15), center_crop(14)});
   expect_torchvisions("crop_pads", {center_crop(24)});
-  expect_torchvisions("gray_of_three", {resize(ImageSize{12, 30}), grayscale(3)});
+  expect_torchvisions("grey_of_three", {resize(ImageSize{12, 30}), grayscale(3)});
 }
 
 /// Expects the bytes of golden `name` from jpeg_420 by `spec`, when chance gives `wanted`.
@@ -215,7 +215,7 @@ TEST(TransformPipelineTest, AShapeThatDependsOnTheImagesMustBeSaid) {
   EXPECT_EQ(pipeline.output_shape(), (ImageShape{1, 28, 28}));
   std::vector<float> out(28 * 28);
   base::RandomStream random = stream();
-  pipeline.run_encoded(golden_bytes("jpeg_gray.file"), "gray", random, out.data(), Layout::kChannelsFirst);
+  pipeline.run_encoded(golden_bytes("jpeg_grey.file"), "gray", random, out.data(), Layout::kChannelsFirst);
   try {
     pipeline.run_encoded(golden_bytes("jpeg_420.file"), "train/a.jpg", random, out.data(),
                          Layout::kChannelsFirst);
