@@ -196,9 +196,10 @@ void add_train(CLI::App& app, Context& context) {
       "--resume", arguments->resume,
       "auto: go on from the last checkpoint, or start afresh when there is none; last, best, or a "
       "checkpoint folder: go on from there");
-  repeatable(command->add_option("--load", arguments->plugins,
-                                 "A shared library with models, data sets or operators of yours"),
-             "FILE");
+  repeatable(
+      command->add_option("--load", arguments->plugins,
+                          "A shared library with models, data sets, operators or other parts of yours"),
+      "FILE");
   command->add_option("--device", arguments->device, "auto, cpu, cuda or cuda:K");
   command->add_option(
       "--nproc-per-node,--nproc_per_node", arguments->nproc_per_node,

@@ -71,6 +71,9 @@ struct BackendType {
   std::function<BackendFit(const BackendSituation&)> fit = nullptr;
 };
 
+/// Throws: UsageError for a name that is neither `auto` nor a backend's, or one that two libraries registered.
+void check_backend_name(const std::string& name);
+
 /// Makes `type` known as `name`. Throws: UsageError if the name is taken or empty. Threads: any.
 void register_backend(const std::string& name, BackendType type);
 

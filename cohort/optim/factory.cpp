@@ -1,6 +1,8 @@
 // Each optimizer takes its options from one struct, and rejects those that belong to another.
 #include "cohort/optim/factory.h"
 
+#include <cmath>
+
 #include "cohort/base/error.h"
 #include "cohort/base/error_context.h"
 #include "cohort/optim/adam.h"
@@ -76,6 +78,11 @@ OptimizerFactory checked(const std::string& name, OptimizerFactory factory) {
       throw UsageError("optim.registry", concat("the factory of ", owner, " returned nothing"));
     }
     options.extra.refuse_unread();
+    for (const ParamGroup& group : optimizer->param_groups()) {
+      if (!std::isnan(group.lr)) continue;
+      throw UsageError("optim.registry", concat(owner, " leaves lr of a group open"),
+                       "fill_options({.lr = options.lr.value_or(0.01)}) in its constructor");
+    }
     return optimizer;
   };
 }

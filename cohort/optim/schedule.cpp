@@ -115,7 +115,14 @@ void require_positive(std::int64_t value, const char* schedule, const char* name
 
 void LRSchedule::apply(Optimizer& optimizer, std::int64_t step) const {
   require_step(step);
-  for (ParamGroup& group : optimizer.param_groups()) group.lr = lr(step, group.initial_lr);
+  for (ParamGroup& group : optimizer.param_groups()) {
+    const double rate = lr(step, group.initial_lr);
+    if (!std::isfinite(rate)) {
+      throw UsageError("optim.schedule", concat(describe(), " gives a rate of ", rate, " at step ", step,
+                                                " for a group that began with ", group.initial_lr));
+    }
+    group.lr = rate;
+  }
   if (const std::optional<double> value = momentum(step)) optimizer.set_momentum(*value);
 }
 

@@ -72,9 +72,24 @@ TEST(FactoryTest, StateBytesAreThoseOfTheTensorsThatAStepKeeps) {
   EXPECT_EQ(bytes({.name = "adamw", .amsgrad = true}), 3);
 }
 
+// Its groups have no rate: they would all step by NaN.
+class Unfilled : public Optimizer {
+ public:
+  explicit Unfilled(std::vector<ParamGroup> groups) : Optimizer(std::move(groups)) {}
+  std::string type() const override { return "unfilled"; }
+  void step() override {}
+};
+
+COHORT_REGISTER_OPTIMIZER("unfilled", [](const OptimizerOptions&, std::vector<ParamGroup> groups) {
+  return std::make_unique<Unfilled>(std::move(groups));
+});
+
 class SignSGD : public Optimizer {
  public:
-  SignSGD(std::vector<ParamGroup> groups, double scale) : Optimizer(std::move(groups)), scale_(scale) {}
+  SignSGD(std::vector<ParamGroup> groups, double lr, double scale)
+      : Optimizer(std::move(groups)), scale_(scale) {
+    fill_options({.lr = lr});
+  }
   std::string type() const override { return "sign_sgd"; }
   void step() override {
     const at::NoGradGuard no_grad;
@@ -88,7 +103,8 @@ class SignSGD : public Optimizer {
 };
 
 COHORT_REGISTER_OPTIMIZER("sign_sgd", [](const OptimizerOptions& options, std::vector<ParamGroup> groups) {
-  return std::make_unique<SignSGD>(std::move(groups), options.extra.number("scale", 1));
+  return std::make_unique<SignSGD>(std::move(groups), options.lr.value_or(0.01),
+                                   options.extra.number("scale", 1));
 });
 
 TEST(FactoryTest, ARegisteredOptimizerIsMadeByNameWithItsOptions) {
@@ -97,6 +113,9 @@ TEST(FactoryTest, ARegisteredOptimizerIsMadeByNameWithItsOptions) {
   EXPECT_EQ(optimizer->state_bytes(optimizer->param_groups()[0], test::fresh_parameters()[0]), 0);
   COHORT_EXPECT_THROW_WITH(make_optimizer({.name = "sign_sgd", .extra = {{"scal", "3"}}}, groups()),
                            ConfigError, "scal");
+  EXPECT_DOUBLE_EQ(optimizer->param_groups()[0].lr, 0.01);
+  COHORT_EXPECT_THROW_WITH(make_optimizer({.name = "unfilled", .lr = 0.1}, groups()), UsageError,
+                           "optimizer 'unfilled' leaves lr of a group open");
   COHORT_EXPECT_THROW_WITH(register_optimizer("adam", [](const auto&, auto) { return nullptr; }), UsageError,
                            "'adam' is registered already, by Cohort");
 }

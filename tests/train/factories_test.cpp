@@ -45,6 +45,8 @@ TEST(BuildTest, NamesThatNoRegistryHasAreFoundBeforeAnythingIsRead) {
                            "there is no sampler 'randm'. Try: random; ");
   COHORT_EXPECT_THROW_WITH(check([](auto& c) { c.distributed.gradients = "dpp"; }), UsageError,
                            "there is no gradient sync 'dpp'. Try: ddp; ");
+  COHORT_EXPECT_THROW_WITH(check([](auto& c) { c.distributed.backend = "glo"; }), UsageError,
+                           "there is no backend 'glo'. Try: gloo; ");
   COHORT_EXPECT_THROW_WITH(check([](auto& c) { c.run.checkpoint_format = "pt"; }), UsageError,
                            "there is no tensor format 'pt'");
 }

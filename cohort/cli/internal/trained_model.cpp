@@ -23,9 +23,9 @@ void TrainedModel::add_options(CLI::App& command) {
   add_config_option(command, config, "The configuration, when not the one that made the checkpoint");
   command.add_option("--checkpoint", checkpoint,
                      "best (the default), last, a checkpoint folder, a run folder or a .safetensors file");
-  repeatable(
-      command.add_option("--load", plugins, "A shared library with models, data sets or operators of yours"),
-      "FILE");
+  repeatable(command.add_option("--load", plugins,
+                                "A shared library with models, data sets, operators or other parts of yours"),
+             "FILE");
 }
 
 namespace {

@@ -62,6 +62,10 @@ BackendInstance make_backend(const std::string& name, const BackendOptions& opti
   return made;
 }
 
+void check_backend_name(const std::string& name) {
+  if (name != "auto") registry().get(name);
+}
+
 std::map<std::string, BackendType> backend_types() {
   std::map<std::string, BackendType> types;
   for (const std::string& name : registry().names()) {

@@ -31,8 +31,8 @@ std::vector<ConfigKey> optim_keys() {
       {.name = "optim.lr",
        .target = [](Config& c) -> KeyTarget { return &c.optim.lr; },
        .on_resume = OnResume::kTakesEffect,
-       .help =
-           "Learning rate; the schedule multiplies it. Where none is set, it is 0.001 with adam and adamw.",
+       .help = "Learning rate; the schedule multiplies it. Where none is set, it is 0.1 with sgd and 0.001 "
+               "with all others.",
        .min = 0,
        .max = 1e6},
       {.name = "optim.lr_scaling",

@@ -13,6 +13,7 @@
 #include "cohort/checkpoint/safetensors.h"
 #include "cohort/checkpoint/state_dict.h"
 #include "cohort/checkpoint/tensor_format.h"
+#include "cohort/comm/backend.h"
 #include "cohort/config/keys.h"
 #include "cohort/data/idx_dataset.h"
 #include "cohort/data/image_folder.h"
@@ -329,6 +330,7 @@ void check_names(const config::Config& config) {
                       "train.script=false, or distributed.model=plain");
   }
   parallel::gradient_sync_type(config.distributed.gradients);
+  comm::check_backend_name(config.distributed.backend);
   checkpoint::tensor_format(config.run.checkpoint_format);
 }
 
