@@ -84,7 +84,7 @@ std::string timeit_example(const at::Tensor& x, const at::Tensor& y) {
 
 [[maybe_unused]] void config_example() {
   auto config = cohort::config::load_config("configs/fashion-vgg.yaml", {"optim.lr=0.05"});
-  for (const auto& line : config.warnings) base::log_warning(line);
+  for (const auto& line : config.warnings) cohort::base::log_warning(line);
 }
 
 at::Tensor recompute_example(torch::nn::Linear block, const at::Tensor& x) {
