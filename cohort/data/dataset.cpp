@@ -13,8 +13,8 @@
 #include <exception>
 
 #include "cohort/base/error.h"
-#include "cohort/base/error_context.h"
 #include "cohort/base/registry.h"
+#include "cohort/base/text/make_named.h"
 #include "cohort/data/check_index.h"
 
 namespace cohort::data {
@@ -66,13 +66,8 @@ DatasetFactory checked(const std::string& name, DatasetFactory factory) {
     const std::string split = given.text("split", "");
     const std::string owner =
         base::concat("data set '", name, "'", split.empty() ? "" : " (split " + split + ")");
-    const DatasetArgs args = given.handed_to("data.options", owner);
-    const std::string doing = "making " + owner;
-    auto dataset = base::with_context<DataError>("data.registry", doing, [&] { return factory(args); });
-    if (dataset == nullptr)
-      throw UsageError("data.registry", base::concat("the factory of ", owner, " returned nothing"));
-    args.refuse_unread({"split", "path"});
-    return dataset;
+    return base::make_named<DataError>("data.registry", "data.options", owner, given, factory,
+                                       {"split", "path"});
   };
 }
 

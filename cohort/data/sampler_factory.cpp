@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "cohort/base/error.h"
-#include "cohort/base/error_context.h"
+#include "cohort/base/text/make_named.h"
 
 namespace cohort::data {
 namespace {
@@ -23,15 +23,12 @@ SamplerFactory checked(const std::string& name, SamplerFactory factory) {
   return [name, factory = std::move(factory)](const SamplerOptions& given) {
     const std::string owner = concat("sampler '", name, "'");
     if (!factory) throw UsageError("data.registry", concat(owner, " was registered without a factory"));
-    SamplerOptions options = given;
-    options.extra = given.extra.handed_to("data.sampler_options", owner);
-    auto sampler =
-        base::with_context<UsageError>("data.registry", "making " + owner, [&] { return factory(options); });
-    if (sampler == nullptr) {
-      throw UsageError("data.registry", concat("the factory of ", owner, " returned nothing"));
-    }
-    options.extra.refuse_unread();
-    return sampler;
+    const auto make = [&](const base::NamedOptions& extra) {
+      SamplerOptions options = given;
+      options.extra = extra;
+      return factory(options);
+    };
+    return base::make_named<UsageError>("data.registry", "data.sampler_options", owner, given.extra, make);
   };
 }
 

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "cohort/base/error.h"
-#include "cohort/base/error_context.h"
 #include "cohort/base/registry.h"
+#include "cohort/base/text/make_named.h"
 #include "cohort/models/lenet.h"
 #include "cohort/models/mlp.h"
 #include "cohort/models/resnet.h"
@@ -36,12 +36,12 @@ std::map<std::string, ModelFactory> built_in() {
 ModelFactory checked(const std::string& name, ModelFactory factory) {
   return [name, factory = std::move(factory)](const ModelOptions& given) {
     const std::string owner = base::concat("model '", name, "'");
-    ModelOptions options = given;
-    options.extra = given.extra.handed_to("models.options", owner);
-    auto model = base::with_context<UsageError>("models.registry", "making " + owner,
-                                                [&] { return factory(options); });
-    options.extra.refuse_unread();
-    return model;
+    const auto make = [&](const base::NamedOptions& extra) {
+      ModelOptions options = given;
+      options.extra = extra;
+      return factory(options);
+    };
+    return base::make_named<UsageError>("models.registry", "models.options", owner, given.extra, make);
   };
 }
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "cohort/base/error.h"
-#include "cohort/base/error_context.h"
+#include "cohort/base/text/make_named.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/sgd.h"
 
@@ -70,14 +70,13 @@ OptimizerFactory checked(const std::string& name, OptimizerFactory factory) {
   return [name, factory = std::move(factory)](const OptimizerOptions& given, std::vector<ParamGroup> groups) {
     const std::string owner = concat("optimizer '", name, "'");
     if (!factory) throw UsageError("optim.registry", concat(owner, " was registered without a factory"));
-    OptimizerOptions options = given;
-    options.extra = given.extra.handed_to("optim.options", owner);
-    auto optimizer = base::with_context<UsageError>("optim.registry", "making " + owner,
-                                                    [&] { return factory(options, std::move(groups)); });
-    if (optimizer == nullptr) {
-      throw UsageError("optim.registry", concat("the factory of ", owner, " returned nothing"));
-    }
-    options.extra.refuse_unread();
+    const auto make = [&](const base::NamedOptions& extra) {
+      OptimizerOptions options = given;
+      options.extra = extra;
+      return factory(options, std::move(groups));
+    };
+    auto optimizer =
+        base::make_named<UsageError>("optim.registry", "optim.options", owner, given.extra, make);
     for (const ParamGroup& group : optimizer->param_groups()) {
       if (!std::isnan(group.lr)) continue;
       throw UsageError("optim.registry", concat(owner, " leaves lr of a group open"),

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "cohort/base/error.h"
-#include "cohort/base/error_context.h"
+#include "cohort/base/text/make_named.h"
 
 namespace cohort::optim {
 namespace {
@@ -77,15 +77,12 @@ ScheduleFactory checked(const std::string& name, ScheduleFactory factory) {
   return [name, factory = std::move(factory)](const ScheduleOptions& given) {
     const std::string owner = concat("schedule '", name, "'");
     if (!factory) throw UsageError("optim.registry", concat(owner, " was registered without a factory"));
-    ScheduleOptions options = given;
-    options.extra = given.extra.handed_to("schedule.options", owner);
-    LRSchedulePtr schedule =
-        base::with_context<UsageError>("optim.registry", "making " + owner, [&] { return factory(options); });
-    if (schedule == nullptr) {
-      throw UsageError("optim.registry", concat("the factory of ", owner, " returned nothing"));
-    }
-    options.extra.refuse_unread();
-    return schedule;
+    const auto make = [&](const base::NamedOptions& extra) {
+      ScheduleOptions options = given;
+      options.extra = extra;
+      return factory(options);
+    };
+    return base::make_named<UsageError>("optim.registry", "schedule.options", owner, given.extra, make);
   };
 }
 
