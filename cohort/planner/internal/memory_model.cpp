@@ -18,10 +18,6 @@ PlacementThreads::PlacementThreads(const std::vector<base::Placement>& placement
   }
 }
 
-std::int64_t divided_up(std::int64_t value, std::int64_t by) {
-  return (value + by - 1) / by;
-}
-
 PlannedModel::PlannedModel(const config::Config& config, const MemoryOptions& options) : config_(config) {
   const auto data = train::make_dataset(config, train::Split::kTrain);
   fields_ = data->fields();

@@ -30,8 +30,6 @@ class PlacementThreads {
   std::vector<std::thread::id> ids_;
 };
 
-std::int64_t divided_up(std::int64_t value, std::int64_t by);
-
 /// A step's parts, made for planning alone.
 class PlannedModel {
  public:

@@ -131,7 +131,7 @@ class DataParallelPlan : public RunnerPlan {
     return placements_;
   }
   void plan(MemoryPlan& plan, const PlanInputs& in) const override {
-    const auto size = divided_up(in.sizes.part, std::int64_t(placements_.size()));
+    const auto size = train::divided_up(in.sizes.part, std::int64_t(placements_.size()));
     PlaceMemory shared{.name = "shared by the replicas"};
     shared.predicted.model = in.bytes.parameters + in.bytes.buffers;
     shared.predicted.optimizer = in.bytes.optimizer;
@@ -275,10 +275,6 @@ void RunnerPlan::plan(MemoryPlan& plan, const PlanInputs& in) const {
 
 std::unique_ptr<RunnerPlan> make_runner_plan(const std::string& name) {
   return registry().find(name).value_or(make<RunnerPlan>)();
-}
-
-void register_runner_plan(const std::string& name, Make make) {
-  registry().add(name, std::move(make), "register_runner_plan");
 }
 
 ModelBytes model_bytes(const PlannedModel& model, const std::function<bool(const std::string&)>& is_wanted) {

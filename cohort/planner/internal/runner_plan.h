@@ -59,9 +59,6 @@ class RunnerPlan {
 /// Returns the plan of the runner `name`. A runner that no plan is registered for is planned as plain.
 std::unique_ptr<RunnerPlan> make_runner_plan(const std::string& name);
 
-/// Has make_runner_plan() call `make` for the runner `name`. Throws: UsageError if the name is taken or empty.
-void register_runner_plan(const std::string& name, std::function<std::unique_ptr<RunnerPlan>()> make);
-
 /// Returns the bytes of what `is_wanted` says by name.
 ModelBytes model_bytes(const PlannedModel& model, const std::function<bool(const std::string&)>& is_wanted);
 

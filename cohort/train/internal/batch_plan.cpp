@@ -5,13 +5,6 @@
 #include "cohort/parallel/model_runner.h"
 
 namespace cohort::train {
-namespace {
-
-std::int64_t divided_up(std::int64_t value, std::int64_t by) {
-  return (value + by - 1) / by;
-}
-
-}  // namespace
 
 BatchPlan batch_plan(const config::Config& config, int num_ranks) {
   const config::TrainConfig& train = config.train;

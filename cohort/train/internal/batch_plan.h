@@ -18,6 +18,11 @@ struct BatchPlan {
   std::int64_t task_parts = 1;    ///< that the task cuts what it gets into
 };
 
+/// Returns value / by, rounded up.
+constexpr std::int64_t divided_up(std::int64_t value, std::int64_t by) {
+  return (value + by - 1) / by;
+}
+
 /// Returns the plan of a step of `config` on `num_ranks` ranks. The loader hands out parts one after the other.
 /// Where broken samples are skipped it hands out the whole step, because their number weighs each part.
 /// Throws: UsageError for an unknown distributed.model.
