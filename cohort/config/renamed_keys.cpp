@@ -65,22 +65,20 @@ std::string_view after_dot(std::string_view name) {
 }  // namespace
 
 std::string renamed_to(std::string_view key, std::string_view value) {
-  for (const char* map : {"distributed.place"}) {  // an entry of a map goes with the map
-    const std::string prefix = base::concat(map, ".");
-    if (key.starts_with(prefix)) {
-      return base::concat(find_rename(map, "")->now.front().key, ".", key.substr(prefix.size()), ": ", value);
-    }
+  constexpr std::string_view kMap = "distributed.place";  // an entry of a map goes with the map
+  if (key.starts_with(kMap) && key.substr(kMap.size()).starts_with('.')) {
+    return base::concat(find_rename(kMap, "")->now.front().key, key.substr(kMap.size()), ": ", value);
   }
   const Rename* const rename = find_rename(key, value);
   if (rename == nullptr) {
     // A key of rows that each have one value: the value is none that the key ever took.
-    std::string names;
+    base::TextList names(" and ");
     for (const Rename& row : renames()) {
       if (key != row.before.key || row.now.front().key == key) continue;
-      for (const Setting& setting : row.now) names += base::concat(names.empty() ? "" : " and ", setting.key);
-      return names;
+      for (const Setting& setting : row.now) names.add(setting.key);
+      break;
     }
-    return "";
+    return names.text();
   }
   base::TextList list;
   for (const Setting& setting : rename->now) {
