@@ -435,14 +435,14 @@ std::optional<LoadedCheckpoint> RunCheckpoints::load_usable() const {
 }
 
 CheckpointContent RunCheckpoints::load(const fs::path& folder) {
-  std::string model, optimizer;
+  std::string extension, model, optimizer;
   CheckpointFiles opened = open_checkpoint(folder, [&](const Manifest& manifest) -> std::vector<std::string> {
-    const std::string extension = extension_of(manifest);
+    extension = extension_of(manifest);
     model = concat(kModelFile, extension);
     optimizer = concat(kOptimizerFile, extension);
     return {model, optimizer};
   });
-  const TensorFormat format = tensor_format_of(extension_of(opened.manifest));
+  const TensorFormat format = tensor_format_of(extension);
   CheckpointContent content;
   content.model = format.read(opened.files.at(model));
   content.optimizer = format.read(opened.files.at(optimizer));
