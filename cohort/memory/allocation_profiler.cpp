@@ -4,9 +4,6 @@
 // does not count. Once it is installed the allocator stays, since its blocks may come back at any time.
 #include "cohort/memory/allocation_profiler.h"
 
-#include <c10/core/Allocator.h>
-#include <c10/core/CPUAllocator.h>
-
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -14,6 +11,7 @@
 #include <unordered_map>
 
 #include "cohort/base/error.h"
+#include "cohort/memory/allocator_front.h"
 
 namespace cohort::memory {
 namespace {
@@ -56,19 +54,16 @@ struct Counts {
   std::unordered_map<const void*, LiveBlock> blocks;
 };
 
-// Stands before the allocator that was there. Once it is LibTorch's it stays: blocks that it gave out come
-// back to it whenever.
-class WatchedAllocator final : public c10::Allocator {
+class WatchedAllocator final : public AllocatorFront<WatchedAllocator> {
  public:
-  static WatchedAllocator& get() {
-    static WatchedAllocator& instance = *new WatchedAllocator;  // leaked: blocks outlive statics
-    return instance;
+  WatchedAllocator() : AllocatorFront(c10::GetCPUAllocator()) {
+    c10::SetCPUAllocator(this, /*priority=*/255);
   }
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    c10::DataPtr block = base_->allocate(bytes);
-    // As the base promises, the context is the block itself.
-    const bool is_mine = block.compare_exchange_deleter(base_->raw_deleter(), &give_back);
+    c10::DataPtr block = behind().allocate(bytes);
+    // As the allocator behind promises, the context is the block itself.
+    const bool is_mine = adopt(block);
     if (is_mine && block.get() != nullptr && is_watching_.load(std::memory_order_relaxed)) {
       const std::lock_guard lock(mutex);
       const auto maker = std::this_thread::get_id();
@@ -77,9 +72,15 @@ class WatchedAllocator final : public c10::Allocator {
     }
     return block;
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
-  void copy_data(void* dest, const void* src, std::size_t count) const override {
-    base_->copy_data(dest, src, count);
+  bool take_back(void* block) {
+    if (!is_watching_.load(std::memory_order_relaxed)) return false;
+    const std::lock_guard lock(mutex);
+    const auto found = counts.blocks.find(block);
+    if (found == counts.blocks.end()) return false;
+    const LiveBlock known = found->second;
+    counts.blocks.erase(found);
+    counts.add(known.maker, -known.bytes);
+    return false;
   }
 
   void watch(bool on) {
@@ -96,23 +97,6 @@ class WatchedAllocator final : public c10::Allocator {
   Counts counts;  // under mutex
 
  private:
-  WatchedAllocator() : base_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, /*priority=*/255); }
-
-  static void give_back(void* block) {
-    WatchedAllocator& self = get();
-    if (self.is_watching_.load(std::memory_order_relaxed)) {
-      const std::lock_guard lock(self.mutex);
-      const auto found = self.counts.blocks.find(block);
-      if (found != self.counts.blocks.end()) {
-        const LiveBlock known = found->second;
-        self.counts.blocks.erase(found);
-        self.counts.add(known.maker, -known.bytes);
-      }
-    }
-    self.base_->raw_deleter()(block);
-  }
-
-  c10::Allocator* base_;
   std::atomic<bool> is_watching_ = false;
 };
 

@@ -4,8 +4,6 @@
 // where they came from.
 #include "cohort/memory/allocator.h"
 
-#include <c10/core/Allocator.h>
-#include <c10/core/CPUAllocator.h>
 #include <dlfcn.h>
 #include <malloc.h>
 
@@ -17,6 +15,7 @@
 
 #include "cohort/base/env.h"
 #include "cohort/base/log.h"
+#include "cohort/memory/allocator_front.h"
 #include "cohort/memory/block_pool.h"
 #include "cohort/memory/process_memory.h"
 
@@ -48,8 +47,9 @@ bool user_tuned_malloc() {
 // there, whatever M_MMAP_THRESHOLD says, and heaps that become empty go back to the system: a placement that
 // computes with a large batch pays for new pages at every operator. M_ARENA_MAX = 1 mends that too, for all
 // threads and all sizes behind one lock, and keeps a third more memory (docs/measurements/performance.md).
-class PooledAllocator final : public c10::Allocator {
+class PooledAllocator final : public AllocatorFront<PooledAllocator> {
  public:
+  PooledAllocator() : AllocatorFront(c10::GetDefaultCPUAllocator()) {}
   static void install() {
     if (c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return;
     c10::SetCPUAllocator(&get());
@@ -60,32 +60,20 @@ class PooledAllocator final : public c10::Allocator {
       c10::profiledCPUMemoryReporter().New(block, bytes);
       return {block, block, &give_back, c10::Device(c10::DeviceType::CPU)};
     }
-    c10::DataPtr block = base_->allocate(bytes);
-    static_cast<void>(block.compare_exchange_deleter(base_->raw_deleter(), &give_back));
+    c10::DataPtr block = behind().allocate(bytes);
+    static_cast<void>(adopt(block));
     return block;
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
-  void copy_data(void* dest, const void* src, std::size_t count) const override {
-    base_->copy_data(dest, src, count);
+  bool take_back(void* block) {
+    if (!pool_.owns(block)) return false;
+    c10::profiledCPUMemoryReporter().Delete(block);
+    pool_.free(block);
+    return true;
   }
 
  private:
   static constexpr std::size_t kLarge = std::size_t(1) << 20;
 
-  static PooledAllocator& get() {
-    static PooledAllocator& instance = *new PooledAllocator;  // leaked: blocks outlive statics
-    return instance;
-  }
-
-  static void give_back(void* block) {
-    PooledAllocator& self = get();
-    if (!self.pool_.owns(block))
-      return self.base_->raw_deleter()(block);  // of those that were there before too
-    c10::profiledCPUMemoryReporter().Delete(block);
-    self.pool_.free(block);
-  }
-
-  c10::Allocator* const base_ = c10::GetDefaultCPUAllocator();
   // Addresses cost nothing; four times the memory leaves room for holes.
   BlockPool pool_{4 * static_cast<std::size_t>(system_memory().total_bytes)};
 };

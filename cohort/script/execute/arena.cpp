@@ -1,11 +1,15 @@
+// An allocator stands before LibTorch's and asks the calling thread's MemorySource for each block: an arena,
+// whose blocks lie where a plan says, or a log, which writes down what a warm-up run asks for. Always: a block
+// holds the arena that it lies in, so the arena outlives every tensor in it. An operator that asks for other
+// blocks than the plan expects gets them from the allocator behind; only the saving is lost.
 #include "cohort/script/execute/arena.h"
-
-#include <c10/core/CPUAllocator.h>
 
 #include <atomic>
 #include <functional>
 #include <unordered_map>
 #include <utility>
+
+#include "cohort/memory/allocator_front.h"
 
 namespace cohort::script {
 namespace {
@@ -56,34 +60,21 @@ class KnownBlocks {
 
 thread_local MemorySource* current_source = nullptr;
 
-// Stands before the allocator that was there, and stays: an allocator must live for ever.
-class FrontAllocator final : public c10::Allocator {
+class FrontAllocator final : public memory::AllocatorFront<FrontAllocator> {
  public:
-  static FrontAllocator& get() {
-    static FrontAllocator& instance = *new FrontAllocator;  // leaked: blocks outlive statics
-    return instance;
-  }
+  FrontAllocator() : AllocatorFront(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, /*priority=*/255); }
+
   c10::DataPtr allocate(std::size_t bytes) override {
     c10::DataPtr block =
-        current_source == nullptr ? behind_->allocate(bytes) : current_source->allocate(bytes, *behind_);
-    static_cast<void>(block.compare_exchange_deleter(behind_->raw_deleter(), &free_raw));
+        current_source == nullptr ? behind().allocate(bytes) : current_source->allocate(bytes, behind());
+    static_cast<void>(adopt(block));
     return block;
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &free_raw; }
-  void copy_data(void* dest, const void* src, std::size_t count) const override {
-    behind_->copy_data(dest, src, count);
-  }
+  bool take_back(void* data) { return KnownBlocks::get().give_back(data, /*is_raw=*/true); }
   // For a known block that its holder lets go.
   static void free_known(void* data) {
-    if (!KnownBlocks::get().give_back(data, /*is_raw=*/false)) get().behind_->raw_deleter()(data);
+    if (!KnownBlocks::get().give_back(data, /*is_raw=*/false)) get().behind().raw_deleter()(data);
   }
-
- private:
-  FrontAllocator() : behind_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, /*priority=*/255); }
-  static void free_raw(void* data) {
-    if (!KnownBlocks::get().give_back(data, /*is_raw=*/true)) get().behind_->raw_deleter()(data);
-  }
-  c10::Allocator* behind_;
 };
 
 void release_arena(void* arena) {
