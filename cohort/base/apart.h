@@ -1,19 +1,21 @@
 #pragma once
 
-#include <future>
 #include <thread>
 #include <type_traits>
 #include <utility>
 
+#include "cohort/base/threads/future.h"
+
 namespace cohort::base {
 
 /// Runs `fn` on a thread of its own, and returns what comes of it: for calls that have no deadline. Who gives
-/// up waiting (base/threads/wait.h) leaves the thread behind, so `fn` must own what it uses.
+/// up waiting leaves the thread behind, so `fn` must own what it uses. `what`, a literal, names the call in
+/// messages.
 template <typename Fn>
-std::future<std::invoke_result_t<Fn&>> run_apart(Fn fn) {
-  std::packaged_task<std::invoke_result_t<Fn&>()> task(std::move(fn));
-  auto result = task.get_future();
-  std::thread(std::move(task)).detach();
+Future<std::invoke_result_t<Fn&>> run_apart(const char* what, Fn fn) {
+  Promise<std::invoke_result_t<Fn&>> promise(what);
+  auto result = promise.future();
+  std::thread([promise = std::move(promise), fn = std::move(fn)]() mutable { promise.run(fn); }).detach();
   return result;
 }
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
-#include <future>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -116,14 +115,16 @@ Store tcp_store(const Address& address, const Job& job, milliseconds timeout) {
 // LibTorch's locks the file for each request, for the first one when it is made, and waits for whoever has
 // the lock.
 Store file_store(const std::string& path, const Job& job, milliseconds timeout) {
-  std::future<Store> made = base::run_apart(
-      [path, size = job.world_size]() -> Store { return c10::make_intrusive<c10d::FileStore>(path, size); });
-  if (!base::wait(made, base::Deadline(timeout))) {
+  base::Future<Store> made = base::run_apart("a store in a file", [path, size = job.world_size]() -> Store {
+    return c10::make_intrusive<c10d::FileStore>(path, size);
+  });
+  const base::Deadline deadline(timeout);
+  if (!made.wait(deadline)) {
     fail(base::concat("rank ", job.rank, " cannot join the rendezvous in ", path,
                       ": somebody has locked it for ", timeout.count(), " ms"),
          "look at the ranks that use it, and at the file system; a new file for each job");
   }
-  return c10::make_intrusive<DeadlineStore>(made.get(), "the store in " + path,
+  return c10::make_intrusive<DeadlineStore>(made.get(deadline), "the store in " + path,
                                             DeadlineStore::Waiting::kByAsking);
 }
 

@@ -5,7 +5,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <future>
 
 #include "cohort/base/apart.h"
 #include "cohort/base/error.h"
@@ -62,14 +61,14 @@ Store open_tcp_store(const TcpStoreOptions& options) {
   given.timeout = options.timeout;
   // LibTorch has no deadline for the first answer: where something else listens on the port it waits for
   // ever, on a thread that is left behind then.
-  std::future<Store> store =
-      base::run_apart([host, given] { return c10::make_intrusive<c10d::TCPStore>(host, given); });
+  base::Future<Store> store =
+      base::run_apart("a store", [host, given] { return c10::make_intrusive<c10d::TCPStore>(host, given); });
   const base::Deadline deadline(options.timeout + kSlack);
-  while (!base::wait(store, base::Deadline(kLook).sooner(deadline))) {
+  while (!store.wait(base::Deadline(kLook).sooner(deadline))) {
     if (options.interrupted && options.interrupted()) return {};
     deadline.check("comm.store", "an answer as a store gives it");
   }
-  return store.get();
+  return store.get(deadline);
 }
 
 }  // namespace cohort::comm

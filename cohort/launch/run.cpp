@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <future>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "cohort/base/apart.h"
@@ -68,9 +67,9 @@ TcpStore join(const RunOptions& options, const std::string& address, std::uint16
 // answer whose host has gone silent: the thread that asks is left behind then.
 std::optional<std::int64_t> claim(const std::shared_ptr<base::KeyValueStore>& kv_store, int node,
                                   base::Deadline deadline, const std::function<bool()>& interrupted) {
-  std::future<std::int64_t> count =
-      base::run_apart([kv_store, node] { return kv_store->add(concat("claim/", node), 1); });
-  while (!base::wait(count, base::Deadline(milliseconds(50)).sooner(deadline))) {
+  base::Future<std::int64_t> count =
+      base::run_apart("a place", [kv_store, node] { return kv_store->add(concat("claim/", node), 1); });
+  while (!count.wait(base::Deadline(milliseconds(50)).sooner(deadline))) {
     if (interrupted()) return std::nullopt;
     if (!deadline.expired()) continue;
     const auto waited = std::chrono::duration_cast<milliseconds>(deadline.elapsed()).count();
@@ -79,7 +78,7 @@ std::optional<std::int64_t> claim(const std::shared_ptr<base::KeyValueStore>& kv
                           "look whether the host of node 0 is reached, and its agent runs");
   }
   try {
-    return count.get();
+    return count.get(deadline);
   } catch (const std::exception& error) {
     throw RendezvousError("launch.run", concat("lost node 0: ", base::message_of(error)),
                           "look at node 0's output");

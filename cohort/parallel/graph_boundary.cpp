@@ -95,7 +95,7 @@ class Jobs {
  private:
   struct Job {
     const char* part = nullptr;
-    base::Pending<T> pending;
+    base::Future<T> pending;
     std::function<T()> here;
   };
   base::Deadline deadline_;

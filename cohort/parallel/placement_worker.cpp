@@ -96,8 +96,8 @@ PlacementWorker::PlacementWorker(const base::Placement& placement)
           placement.is_cpu() ? std::max(1, std::min(placement.cpus.size(), base::usable_cores())) : 1),
       thread_(start()) {}
 
-std::shared_ptr<base::TaskThread> PlacementWorker::start() const {
-  return std::make_shared<base::TaskThread>(base::TaskThread::Options{
+std::shared_ptr<base::SerialQueue> PlacementWorker::start() const {
+  return std::make_shared<base::SerialQueue>(base::SerialQueue::Options{
       .name = placement_.name,
       .cpus = placement_.cpus,
       .start = [threads = intra_op_threads_] { core::set_num_threads_this_thread(threads); },
@@ -132,9 +132,9 @@ bool PlacementWorker::is_current() const {
 std::unique_lock<std::mutex> PlacementWorker::replace_if_stuck() {
   std::unique_lock lock(mutex_);
   while (thread_->is_stuck()) {
-    const std::shared_ptr<base::TaskThread> stuck = thread_;
+    const std::shared_ptr<base::SerialQueue> stuck = thread_;
     lock.unlock();
-    std::shared_ptr<base::TaskThread> next = start();
+    std::shared_ptr<base::SerialQueue> next = start();
     lock.lock();
     const bool is_needed = thread_ == stuck && stuck->is_stuck();  // else it came back, or another was first
     if (is_needed) std::swap(thread_, next);

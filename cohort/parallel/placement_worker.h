@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "cohort/base/placement.h"
-#include "cohort/base/threads/task_thread.h"
+#include "cohort/base/threads/serial_queue.h"
 
 /// The thread of a placement: docs/guide/parallel.md, "Placements".
 namespace cohort::parallel {
@@ -76,7 +76,7 @@ class PlacementWorker : public std::enable_shared_from_this<PlacementWorker> {
   /// the timeline and in messages. A thread that is still busy with a function whose deadline has passed is
   /// left behind: this starts a new one.
   template <typename Fn>
-  base::Pending<std::invoke_result_t<Fn&>> submit(const char* what, Fn fn) {
+  base::Future<std::invoke_result_t<Fn&>> submit(const char* what, Fn fn) {
     auto function = [state = placement_detail::CallerState(device_), fn = std::move(fn)]() mutable {
       const placement_detail::CallerState::Scope scope(state);
       return fn();
@@ -96,14 +96,14 @@ class PlacementWorker : public std::enable_shared_from_this<PlacementWorker> {
 
  private:
   explicit PlacementWorker(const base::Placement& placement);
-  std::shared_ptr<base::TaskThread> start() const;
+  std::shared_ptr<base::SerialQueue> start() const;
   std::unique_lock<std::mutex> replace_if_stuck();
 
   base::Placement placement_;
   c10::Device device_;
   int intra_op_threads_;
   mutable std::mutex mutex_;
-  std::shared_ptr<base::TaskThread> thread_;  // under mutex_
+  std::shared_ptr<base::SerialQueue> thread_;  // under mutex_
 };
 
 }  // namespace cohort::parallel

@@ -94,7 +94,7 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
   void execute(const std::shared_ptr<Batch>& batch, const Plan& plan, const base::Deadline& deadline,
                bool with_gradients);
   at::Tensor sum_of_losses(const Tensors& losses, const base::Deadline& deadline) const;
-  void leave_behind(const std::shared_ptr<Run>& run, std::vector<base::Pending<void>>& pending);
+  void leave_behind(const std::shared_ptr<Run>& run, std::vector<base::Future<void>>& pending);
   void wait_for_late(const base::Deadline& deadline);
   void check_late_gradients();
   base::Deadline begin(bool with_gradients);
@@ -102,7 +102,7 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
   // A placement's part of a run that failed, and that has not come to its end.
   struct Late {
     std::shared_ptr<Run> run;
-    base::Pending<void> pending;
+    base::Future<void> pending;
   };
   std::vector<Late> late;
   bool has_late_gradients = false;
@@ -172,7 +172,7 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
   if (options.run_ahead >= 0) {
     run->serialized.emplace(serialized_order(plan, options.run_ahead, channel_capacity(plan)));
   }
-  std::vector<base::Pending<void>> pending;
+  std::vector<base::Future<void>> pending;
   try {
     for (int placement = 0; placement < num_placements(); ++placement) {
       if (!is_here(placement)) continue;
@@ -182,7 +182,7 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
             run_placement(*run, placement);
           }));
     }
-    for (base::Pending<void>& each : pending) {
+    for (base::Future<void>& each : pending) {
       if (!each.wait(run->deadline)) {
         run->time_out();
         break;
@@ -221,11 +221,10 @@ at::Tensor Pipeline::Impl::sum_of_losses(const Tensors& losses, const base::Dead
 }
 
 // Of a run that failed: leaves behind the threads that do not come back, and then throws.
-void Pipeline::Impl::leave_behind(const std::shared_ptr<Run>& run,
-                                  std::vector<base::Pending<void>>& pending) {
+void Pipeline::Impl::leave_behind(const std::shared_ptr<Run>& run, std::vector<base::Future<void>>& pending) {
   const base::Deadline grace(kGrace);
   bool is_late = false;
-  for (base::Pending<void>& each : pending) {
+  for (base::Future<void>& each : pending) {
     if (!each.valid()) continue;
     try {
       each.get(grace);

@@ -163,7 +163,7 @@ std::vector<Pass> run_passes(const std::shared_ptr<ProfileState>& state, const P
   const auto timed = worker_of(options.placements.front());
   state->micro_batch = state->micro_batch.detach().to(timed->device());
   std::vector<std::shared_ptr<parallel::PlacementWorker>> others;
-  std::vector<base::Pending<void>> company;
+  std::vector<base::Future<void>> company;
   for (std::size_t i = 1; i < options.placements.size(); ++i) {
     others.push_back(worker_of(options.placements[i]));
     if (others.back()->device() != timed->device() || others.back() == timed) continue;

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "cohort/base/files/fd.h"
+#include "cohort/base/threads/future.h"
 
 namespace cohort::base {
 namespace {
@@ -30,7 +31,7 @@ TEST(WaitTest, AConditionThatHoldsIsTakenWithoutWaitingPastADeadlineToo) {
 TEST(WaitTest, EveryKindEndsAtItsDeadlineAndNotBefore) {
   std::mutex mutex;
   std::condition_variable changed;
-  std::promise<void> promise;
+  Promise<void> promise("a promise");
   std::array<int, 2> ends{};
   ASSERT_EQ(::pipe(ends.data()), 0);
   const Fd read(ends[0]), write(ends[1]);
@@ -42,7 +43,7 @@ TEST(WaitTest, EveryKindEndsAtItsDeadlineAndNotBefore) {
   };
   std::unique_lock lock(mutex);
   ends_in_time([&](Deadline deadline) { return wait(changed, lock, [] { return false; }, deadline); });
-  ends_in_time([&](Deadline deadline) { return wait(promise.get_future(), deadline); });
+  ends_in_time([&](Deadline deadline) { return promise.future().wait(deadline); });
   ends_in_time([](Deadline deadline) { return poll_until([] { return false; }, deadline); });
   ends_in_time([&](Deadline deadline) {
     pollfd file{read.get(), POLLIN, 0};
@@ -66,8 +67,8 @@ TEST(WaitTest, AConditionThatAnotherThreadMakesHoldEndsTheWait) {
     std::mutex mutex;
     std::condition_variable changed;
     bool is_so = false;
-    std::promise<void> promise;
-    const auto future = promise.get_future();
+    Promise<void> promise("a promise");
+    const Future<void> future = promise.future();
     std::thread other([&] {
       std::this_thread::sleep_for(kShort);
       {
@@ -75,13 +76,13 @@ TEST(WaitTest, AConditionThatAnotherThreadMakesHoldEndsTheWait) {
         is_so = true;
       }
       changed.notify_all();
-      promise.set_value();
+      promise.set();
     });
     {
       std::unique_lock lock(mutex);
       EXPECT_TRUE(wait(changed, lock, [&] { return is_so; }, deadline));
     }
-    EXPECT_TRUE(wait(future, deadline));
+    EXPECT_TRUE(future.wait(deadline));
     other.join();
   }
 }

@@ -11,7 +11,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
-#include "cohort/base/threads/task_thread.h"
+#include "cohort/base/threads/serial_queue.h"
 #include "cohort/bench/profile.h"
 #include "cohort/parallel/reducer.h"
 #include "cohort/pipeline/pipeline.h"
@@ -50,7 +50,7 @@ std::map<std::string, std::map<std::string, std::vector<Span>>> spans_of(const P
 }
 
 TEST(PlacementsTraceTest, OperatorsOfAThreadThatWasThereBeforeLieWithinItsWork) {
-  base::TaskThread thread({.name = "worker"});
+  base::SerialQueue thread({.name = "worker"});
   const at::Tensor x = at::ones({64});
   const auto work = [&] {
     const auto sleep_and_work = [&] {

@@ -92,7 +92,7 @@ TEST(PlacementWorkerTest, FunctionsFindTheCallersState) {
   const auto worker = PlacementWorker::of(Placement::parse("cpu:0"));
   const auto gradients = [] { return at::GradMode::is_enabled(); };
   EXPECT_TRUE(worker->run("gradients", gradients));
-  base::Pending<bool> given_without;
+  base::Future<bool> given_without;
   {
     const at::NoGradGuard no_grad;
     EXPECT_FALSE(worker->run("gradients", gradients));

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <future>
 #include <mutex>
 #include <span>
 
@@ -30,14 +29,6 @@ template <typename Condition>
 void wait_for_task(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
                    Condition condition) {
   changed.wait(lock, condition);
-}
-
-/// Waits until `future` has its value or its error; false when the deadline passed first.
-template <typename Future>
-bool wait(const Future& future, Deadline deadline) {
-  if (!deadline.is_never()) return future.wait_until(deadline.end()) == std::future_status::ready;
-  future.wait();
-  return true;
 }
 
 /// Sleeps for `time`, or until the deadline where that comes first.

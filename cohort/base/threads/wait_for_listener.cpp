@@ -12,7 +12,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <future>
 #include <memory>
 
 #include "cohort/base/apart.h"
@@ -44,8 +43,8 @@ struct Resolved {
 };
 
 // Name servers may be silent.
-std::future<Resolved> begin_to_resolve(const std::string& host, std::uint16_t port) {
-  return run_apart([host, port] {
+Future<Resolved> begin_to_resolve(const std::string& host, std::uint16_t port) {
+  return run_apart("the address of a host", [host, port] {
     Resolved found;
     found.addresses = resolve(host, port, found.error);
     return found;
@@ -117,14 +116,15 @@ std::optional<std::string> wait_for_listener(const std::string& host, std::uint1
   std::string error = "nobody tried";
   const Deadline patience{seconds(5)};
   bool said = false;
-  std::future<Resolved> asked;
+  Future<Resolved> asked;
   while (!interrupted || !interrupted()) {
     Resolved found;
     found.addresses = resolve(host, port, found.error, AI_NUMERICHOST);
     if (found.addresses == nullptr) {
       if (!asked.valid()) asked = begin_to_resolve(host, port);
-      if (wait(asked, Deadline(milliseconds(100)))) {
-        found = asked.get();
+      const Deadline next(milliseconds(100));
+      if (asked.wait(next)) {
+        found = asked.get(next);
       } else {
         found.error = "no server has answered yet to which address the name has";
       }

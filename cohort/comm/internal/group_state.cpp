@@ -196,11 +196,11 @@ bool GroupState::checks(std::int64_t number) const {
   return done == 0 ? number < kCalls : done < kSteps;
 }
 
-base::Pending<void> GroupState::enqueue(std::function<void()> task) {
+base::Future<void> GroupState::enqueue(std::function<void()> task) {
   const std::lock_guard lock(mutex_);
   if (thread_ == nullptr) {
-    thread_ = std::make_unique<base::TaskThread>(
-        base::TaskThread::Options{.name = "comm:" + name, .spin = std::chrono::microseconds(0)});
+    thread_ = std::make_unique<base::SerialQueue>(
+        base::SerialQueue::Options{.name = "comm:" + name, .spin = std::chrono::microseconds(0)});
   }
   queued_->fetch_add(1);
   return thread_->submit("begin a call", [queued = queued_, task = std::move(task)] {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cohort/base/threads/deadline.h"
-#include "cohort/base/threads/task_thread.h"
+#include "cohort/base/threads/serial_queue.h"
 #include "cohort/comm/call_types.h"
 #include "cohort/comm/internal/error_cause.h"
 #include "cohort/comm/internal/flight_recorder.h"
@@ -81,7 +81,7 @@ struct GroupState {
   /// Whether collective `number` is compared; the same on every rank as long as all call the same.
   bool checks(std::int64_t number) const;
   /// Has the group's thread run `task` after all that it was given before.
-  base::Pending<void> enqueue(std::function<void()> task);
+  base::Future<void> enqueue(std::function<void()> task);
   /// Whether the group's thread has nothing to do, so that a call may be begun by its caller.
   bool is_queue_empty() const { return queued_->load(std::memory_order_acquire) == 0; }
   /// From now on calls are begun by their callers, after those that have been made: others, who have the
@@ -126,7 +126,7 @@ struct GroupState {
   // Shared with the tasks: the last one may be what holds the group, which goes within it.
   const std::shared_ptr<std::atomic<int>> queued_ = std::make_shared<std::atomic<int>>(0);
   std::atomic<bool> is_shared_with_c10d_{false};
-  std::unique_ptr<base::TaskThread> thread_;  // made when it is needed; the first to go
+  std::unique_ptr<base::SerialQueue> thread_;  // made when it is needed; the first to go
 };
 
 /// Throws `error` as what it is: UsageError, TimeoutError, PeerError or CommError, with `where` and the

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cohort/base/threads/deadline.h"
-#include "cohort/base/threads/task_thread.h"
+#include "cohort/base/threads/serial_queue.h"
 #include "cohort/comm/internal/consistency_check.h"
 #include "cohort/comm/internal/group_state.h"
 #include "cohort/comm/internal/signature.h"
@@ -59,7 +59,7 @@ struct PendingState : std::enable_shared_from_this<PendingState> {
   /// or does so now.
   bool give_up() { return step_on(Step::kGivenUp); }
 
-  base::Pending<void> beginning;      // on the group's thread; not valid once it is known what came of it
+  base::Future<void> beginning;       // on the group's thread; not valid once it is known what came of it
   std::atomic<bool> has_turn{false};  // what was begun before has been
 
  private:

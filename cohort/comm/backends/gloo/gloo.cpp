@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <future>
 #include <mutex>
 #include <sstream>
 #include <stdexcept>
@@ -51,7 +50,7 @@ class Gloo : public c10d::ProcessGroupGloo, public ClosesConnections {
   void close_all(const std::string& words) {
     constexpr int kThreads = 32;
     const base::Deadline deadline(std::chrono::seconds(1));
-    std::vector<std::future<void>> closing;
+    std::vector<base::Future<void>> closing;
     for (const auto& context : contexts_) {
       for (int first = 0; first < std::min(kThreads, getSize()); ++first) {
         const auto close_some = [context, words, first, size = getSize()] {
@@ -62,13 +61,13 @@ class Gloo : public c10d::ProcessGroupGloo, public ClosesConnections {
           }
         };
         try {
-          closing.push_back(base::run_apart(close_some));
+          closing.push_back(base::run_apart("closing connections", close_some));
         } catch (const std::system_error&) {  // no more threads
           close_some();
         }
       }
     }
-    const bool all_are = std::ranges::all_of(closing, [&](auto& each) { return base::wait(each, deadline); });
+    const bool all_are = std::ranges::all_of(closing, [&](auto& each) { return each.wait(deadline); });
     if (!all_are) return base::log_warning("[comm.gloo] connections of a group that failed do not close");
     for (const auto& context : contexts_) context->closeConnections();
   }
@@ -173,18 +172,18 @@ BackendInstance make_gloo(const BackendOptions& options) {
   // Ranks connect within the timeout of calls, and each wait of theirs has all of it: Gloo knows no deadline.
   // So the thread that connects may be left behind, and what it waits on with it.
   const c10::intrusive_ptr<c10d::Store> connection = options.connections->take();
-  std::future<c10::intrusive_ptr<Gloo>> made = base::run_apart([options, connection] {
+  base::Future<c10::intrusive_ptr<Gloo>> made = base::run_apart("Gloo to connect", [options, connection] {
     const base::BlockedPipeSignal errors_not_signals;  // for Gloo's threads, which are made here
     auto gloo_options = Gloo::Options::create(options.timeout);
     gloo_options->devices = make_devices(options.reach);
     return c10::make_intrusive<Gloo>(c10::make_intrusive<c10d::PrefixStore>(options.prefix, connection),
                                      options.rank, options.size, gloo_options);
   });
-  if (!base::wait(made, options.deadline)) throw_unconnected(gate.missing(), options.size);
+  if (!made.wait(options.deadline)) throw_unconnected(gate.missing(), options.size);
   options.connections->give_back(connection);  // Gloo asks nothing more
   c10::intrusive_ptr<Gloo> backend;
   try {
-    backend = made.get();
+    backend = made.get(options.deadline);
   } catch (const std::exception& error) {
     const bool is_late = options.deadline.expired() && cause_of(error) == ErrorCause::kTimeout;
     if (is_late) throw_unconnected(gate.missing(), options.size);

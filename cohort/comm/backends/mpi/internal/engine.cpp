@@ -11,12 +11,12 @@
 
 #include <algorithm>
 #include <array>
-#include <future>
 #include <random>
 #include <thread>
 
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
+#include "cohort/base/threads/future.h"
 #include "cohort/base/threads/wait.h"
 
 namespace cohort::comm::mpi {
@@ -143,29 +143,29 @@ void MpiWork::end(std::exception_ptr error) {
 Engine& Engine::start(base::Deadline deadline) {
   static std::mutex mutex;
   static Engine* engine = nullptr;
-  static std::shared_future<void> ready;
+  static base::Future<void> ready;
   const std::lock_guard lock(mutex);
   if (engine == nullptr) {
     // Leaked on purpose: its thread may sit in MPI when the process ends.
     engine = new Engine;
-    std::promise<void> begun;
-    ready = begun.get_future().share();
+    base::Promise<void> begun("MPI_Init");
+    ready = begun.future();
     std::thread([begun = std::move(begun)]() mutable {
       try {
         engine->begin();
-        begun.set_value();
+        begun.set();
       } catch (...) {
-        begun.set_exception(std::current_exception());
+        begun.set_error(std::current_exception());
         return;
       }
       engine->loop();
     }).detach();
   }
-  if (!base::wait(ready, deadline)) {
+  if (!ready.wait(deadline)) {
     deadline.check("comm.mpi", "MPI_Init, which waits until all processes that mpirun has started call it",
                    "look at those that do not");
   }
-  ready.get();
+  base::Future<void>(ready).get(deadline);  // an error comes out at each call
   return *engine;
 }
 
@@ -217,18 +217,18 @@ void Engine::submit(MpiWorkPtr call) {
 }
 
 void Engine::run(std::function<void()> task, base::Deadline deadline, const char* what) {
-  const auto job = std::make_shared<std::packaged_task<void()>>(std::move(task));
-  std::future<void> done = job->get_future();
+  const auto promise = std::make_shared<base::Promise<void>>(what);
+  base::Future<void> done = promise->future();
   {
     const std::lock_guard lock(mutex_);
-    if (!over_) blocking_tasks_.emplace_back([job] { (*job)(); });
+    if (!over_) blocking_tasks_.emplace_back([promise, task = std::move(task)] { promise->run(task); });
   }
   changed_.notify_one();
-  if (!base::wait(done, deadline)) {
+  if (!done.wait(deadline)) {
     failed_ = true;
     deadline.check("comm.mpi", what);
   }
-  done.get();
+  done.get(deadline);
 }
 
 void Engine::post(std::function<void()> task) {

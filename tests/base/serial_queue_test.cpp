@@ -1,18 +1,23 @@
-#include "cohort/base/threads/task_thread.h"
+#include "cohort/base/threads/serial_queue.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <numeric>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "cohort/base/error.h"
+#include "cohort/base/log.h"
+#include "cohort/base/threads/wait.h"
 #include "cohort/base/timeline.h"
 #include "tests/support/gate.h"
+#include "tests/support/messages.h"
 #include "tests/support/throws.h"
 
 namespace cohort::base {
@@ -24,11 +29,11 @@ Deadline patience() {
   return Deadline(60s);
 }
 
-TEST(TaskThreadTest, RunsInOrderOnItsCoresAndReturnsValues) {
+TEST(SerialQueueTest, RunsInOrderOnItsCoresAndReturnsValues) {
   const CpuSet last({CpuSet::of_process().ids().back()});
-  TaskThread thread({.name = "t", .cpus = last});
+  SerialQueue thread({.name = "t", .cpus = last});
   std::vector<int> order;
-  std::vector<Pending<int>> pending;
+  std::vector<Future<int>> pending;
   for (int i = 0; i < 100; ++i) {
     pending.push_back(thread.submit("number", [&order, i] {
       order.push_back(i);
@@ -44,8 +49,8 @@ TEST(TaskThreadTest, RunsInOrderOnItsCoresAndReturnsValues) {
   EXPECT_FALSE(thread.is_current());
 }
 
-TEST(TaskThreadTest, TakesWhatCannotBeCopiedAndDropsItOnTheThread) {
-  TaskThread thread({.name = "t"});
+TEST(SerialQueueTest, TakesWhatCannotBeCopiedAndDropsItOnTheThread) {
+  SerialQueue thread({.name = "t"});
   std::thread::id dropped;
   struct Note {
     std::thread::id* where;
@@ -57,35 +62,35 @@ TEST(TaskThreadTest, TakesWhatCannotBeCopiedAndDropsItOnTheThread) {
   EXPECT_EQ(dropped, thread.submit("id", [] { return std::this_thread::get_id(); }).get(patience()));
 }
 
-TEST(TaskThreadTest, ThrowsWhatTheFunctionThrewAndGoesOn) {
-  TaskThread thread({.name = "t"});
+TEST(SerialQueueTest, ThrowsWhatTheFunctionThrewAndGoesOn) {
+  SerialQueue thread({.name = "t"});
   auto bad = thread.submit("bad", []() -> int { throw DataError("test", "no"); });
   auto good = thread.submit("good", [] { return 1; });
   COHORT_EXPECT_THROW_WITH(bad.get(patience()), DataError, "[test] no");
   EXPECT_EQ(good.get(patience()), 1);
 }
 
-TEST(TaskThreadTest, StartRunsFirstAndItsErrorComesOutOfTheConstructor) {
+TEST(SerialQueueTest, StartRunsFirstAndItsErrorComesOutOfTheConstructor) {
   thread_local int mark = 0;
-  TaskThread thread({.name = "t", .start = [] { mark = 5; }});
+  SerialQueue thread({.name = "t", .start = [] { mark = 5; }});
   EXPECT_EQ(thread.submit("mark", [] { return mark; }).get(patience()), 5);
-  COHORT_EXPECT_THROW_WITH(TaskThread({.name = "t", .start = [] { throw DataError("test", "start"); }}),
+  COHORT_EXPECT_THROW_WITH(SerialQueue({.name = "t", .start = [] { throw DataError("test", "start"); }}),
                            DataError, "[test] start");
 }
 
-TEST(TaskThreadTest, AStartThatDoesNotEndIsATimeoutOfTheConstructor) {
+TEST(SerialQueueTest, AStartThatDoesNotEndIsATimeoutOfTheConstructor) {
   const auto gate = std::make_shared<test::Gate>();  // the thread is left behind
   const Deadline waited(50ms);
   COHORT_EXPECT_THROW_WITH(
-      TaskThread({.name = "cpu:9", .start = [gate] { gate->wait(); }, .start_time = 50ms}), TimeoutError,
+      SerialQueue({.name = "cpu:9", .start = [gate] { gate->wait(); }, .start_time = 50ms}), TimeoutError,
       "ms for thread cpu:9 to begin");
   EXPECT_LT(waited.elapsed(), 4s);
   gate->open();
 }
 
-TEST(TaskThreadTest, ADeadlineThatPassesNamesTheThreadAndWhatItIsIn) {
+TEST(SerialQueueTest, ADeadlineThatPassesNamesTheThreadAndWhatItIsIn) {
   test::Gate entered, gate;
-  TaskThread thread({.name = "cpu:9"});
+  SerialQueue thread({.name = "cpu:9"});
   auto first = thread.submit("first", [&] {
     entered.open();
     gate.wait();
@@ -104,15 +109,15 @@ TEST(TaskThreadTest, ADeadlineThatPassesNamesTheThreadAndWhatItIsIn) {
 }
 
 // Functions end in the order in which they were given, each when the test lets it.
-TEST(TaskThreadTest, IsLateWhileAFunctionIsThatWasGivenUpWhateverElseEnds) {
+TEST(SerialQueueTest, IsLateWhileAFunctionIsThatWasGivenUpWhateverElseEnds) {
   struct Given {
     std::shared_ptr<test::Gate> gate;
-    Pending<void> pending;
+    Future<void> pending;
     bool is_abandoned = false;
   };
   std::mt19937 random(7);
   const CpuSet core({CpuSet::of_process().ids().front()});
-  TaskThread thread({.name = "t", .cpus = core});
+  SerialQueue thread({.name = "t", .cpus = core});
   std::deque<Given> given;
   for (int step = 0; step < 4000; ++step) {
     const auto what = random() % 3;
@@ -137,9 +142,9 @@ TEST(TaskThreadTest, IsLateWhileAFunctionIsThatWasGivenUpWhateverElseEnds) {
   }
 }
 
-TEST(TaskThreadTest, IsStuckInAFunctionThatWasGivenUpAndNotBehindOne) {
+TEST(SerialQueueTest, IsStuckInAFunctionThatWasGivenUpAndNotBehindOne) {
   test::Gate entered, gate, entered_again, second_gate;
-  TaskThread thread({.name = "t"});
+  SerialQueue thread({.name = "t"});
   auto first = thread.submit("first", [&] {
     entered.open();
     gate.wait();
@@ -165,10 +170,10 @@ TEST(TaskThreadTest, IsStuckInAFunctionThatWasGivenUpAndNotBehindOne) {
   EXPECT_FALSE(thread.is_stuck());
 }
 
-TEST(TaskThreadTest, IsStuckInAFunctionThatNobodyWaitsForOnceAnotherIsGivenUpBehindIt) {
+TEST(SerialQueueTest, IsStuckInAFunctionThatNobodyWaitsForOnceAnotherIsGivenUpBehindIt) {
   test::Gate entered, gate;
-  TaskThread thread({.name = "t"});
-  // Its Pending is gone at once, and cannot give it up.
+  SerialQueue thread({.name = "t"});
+  // Its Future is gone at once, and cannot give it up.
   static_cast<void>(thread.submit("dropped", [&] {
     entered.open();
     gate.wait();
@@ -184,9 +189,9 @@ TEST(TaskThreadTest, IsStuckInAFunctionThatNobodyWaitsForOnceAnotherIsGivenUpBeh
   EXPECT_FALSE(thread.is_stuck());
 }
 
-TEST(TaskThreadTest, AWaiterLooksNoLongerThanItsDeadline) {
+TEST(SerialQueueTest, AWaiterLooksNoLongerThanItsDeadline) {
   const auto gate = std::make_shared<test::Gate>();
-  TaskThread thread({.name = "t", .spin = 60s});
+  SerialQueue thread({.name = "t", .spin = 60s});
   auto pending = thread.submit("work", [gate] { gate->wait(); });
   const Deadline deadline(1ms);
   EXPECT_FALSE(pending.wait(deadline));
@@ -195,10 +200,10 @@ TEST(TaskThreadTest, AWaiterLooksNoLongerThanItsDeadline) {
   EXPECT_TRUE(pending.wait(patience()));
 }
 
-TEST(TaskThreadTest, AThreadThatIsStuckIsLeftBehindAndWhatWaitsForItFails) {
+TEST(SerialQueueTest, AThreadThatIsStuckIsLeftBehindAndWhatWaitsForItFails) {
   auto gate = std::make_shared<test::Gate>();
   auto entered = std::make_shared<test::Gate>();
-  TaskThread thread({.name = "cpu:9"});
+  SerialQueue thread({.name = "cpu:9"});
   auto first = thread.submit("first", [gate, entered] {
     entered->open();
     gate->wait();
@@ -215,11 +220,11 @@ TEST(TaskThreadTest, AThreadThatIsStuckIsLeftBehindAndWhatWaitsForItFails) {
   EXPECT_EQ(first.get(patience()), 3) << "what it was in ends all the same";
 }
 
-TEST(TaskThreadTest, AThreadThatIsLateHoldsUpNobodyWhoDestroysIt) {
+TEST(SerialQueueTest, AThreadThatIsLateHoldsUpNobodyWhoDestroysIt) {
   const auto gate = std::make_shared<test::Gate>();
   const Deadline waited(10ms);
   {
-    TaskThread thread({.name = "cpu:9"});
+    SerialQueue thread({.name = "cpu:9"});
     auto stuck = thread.submit("stuck", [gate] { gate->wait(); });
     EXPECT_THROW(stuck.get(waited), TimeoutError);
   }
@@ -227,18 +232,52 @@ TEST(TaskThreadTest, AThreadThatIsLateHoldsUpNobodyWhoDestroysIt) {
   gate->open();
 }
 
-TEST(TaskThreadTest, StoppingRunsWhatWasGiven) {
+// What is to be done now and then, between functions.
+TEST(SerialQueueTest, RunsItsIdleFunctionWhileItHasNothingElse) {
+  std::atomic<int> idle{0};
+  SerialQueue queue({.name = "t", .idle = [&] { ++idle; }, .idle_time = 2ms});
+  EXPECT_TRUE(poll_until([&] { return idle >= 3; }, patience()));
+  const int seen = queue.submit("look", [&] { return idle.load(); }).get(patience());
+  EXPECT_GE(seen, 3);
+  EXPECT_TRUE(poll_until([&] { return idle > seen; }, patience()));
+  EXPECT_TRUE(queue.stop(60s));
+  const int last = idle;
+  std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(idle, last);
+}
+
+TEST(SerialQueueTest, AnIdleFunctionThatThrowsRunsNoMoreAndTheOthersDo) {
+  std::atomic<int> idle{0};
+  std::string logged;
+  set_log_sink([&](LogLevel, std::string_view line) { logged += line; });
+  SerialQueue queue({.name = "t",
+                     .idle =
+                         [&] {
+                           ++idle;
+                           throw DataError("test", "broken");
+                         },
+                     .idle_time = 1ms});
+  EXPECT_TRUE(poll_until([&] { return idle > 0; }, patience()));
+  EXPECT_EQ(queue.submit("more", [] { return 1; }).get(patience()), 1);
+  std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(idle, 1);
+  EXPECT_TRUE(queue.stop(60s));
+  set_log_sink({});
+  test::expect_in(logged, {"thread t", "runs no more", "broken"});
+}
+
+TEST(SerialQueueTest, StoppingRunsWhatWasGiven) {
   std::atomic<int> count{0};
   {
-    TaskThread thread({.name = "t"});
+    SerialQueue thread({.name = "t"});
     for (int i = 0; i < 20; ++i) thread.submit("count", [&] { ++count; });
   }
   EXPECT_EQ(count, 20);
 }
 
-TEST(TaskThreadTest, CanBeDestroyedByItsOwnFunction) {
-  auto thread = std::make_shared<TaskThread>(TaskThread::Options{.name = "t"});
-  TaskThread& reference = *thread;
+TEST(SerialQueueTest, CanBeDestroyedByItsOwnFunction) {
+  auto thread = std::make_shared<SerialQueue>(SerialQueue::Options{.name = "t"});
+  SerialQueue& reference = *thread;
   auto gate = std::make_shared<test::Gate>();
   auto pending = reference.submit("last", [gate, thread = std::move(thread)] {
     gate->wait();
@@ -249,17 +288,17 @@ TEST(TaskThreadTest, CanBeDestroyedByItsOwnFunction) {
 }
 
 // The function may end, and the thread go, before submit() has returned.
-TEST(TaskThreadTest, CanBeDestroyedByItsOwnFunctionAtOnce) {
+TEST(SerialQueueTest, CanBeDestroyedByItsOwnFunctionAtOnce) {
   for (int round = 0; round < 200; ++round) {
-    auto thread = std::make_shared<TaskThread>(TaskThread::Options{.name = "t"});
-    TaskThread& reference = *thread;
+    auto thread = std::make_shared<SerialQueue>(SerialQueue::Options{.name = "t"});
+    SerialQueue& reference = *thread;
     auto pending = reference.submit("last", [thread = std::move(thread)] { return 1; });
     ASSERT_EQ(pending.get(patience()), 1);
   }
 }
 
-TEST(TaskThreadTest, WaitsInACircleAreRefused) {
-  TaskThread a({.name = "a"}), b({.name = "b"});
+TEST(SerialQueueTest, WaitsInACircleAreRefused) {
+  SerialQueue a({.name = "a"}), b({.name = "b"});
   auto itself = a.submit("outer", [&] { a.submit("inner", [] {}).get(patience()); });
   COHORT_EXPECT_THROW_WITH(itself.get(patience()), UsageError,
                            "thread a, busy with outer, would wait for inner on thread a, which is itself");
@@ -270,25 +309,25 @@ TEST(TaskThreadTest, WaitsInACircleAreRefused) {
   COHORT_EXPECT_THROW_WITH(circle.get(patience()), UsageError, "which waits for it in turn");
   auto chain = a.submit("outer", [&] { return b.submit("middle", [] { return 2; }).get(patience()); });
   EXPECT_EQ(chain.get(patience()), 2);
-  TaskThread c({.name = "c"});
-  const auto ask = [](TaskThread& next, auto fn) { next.submit("inner", fn).get(patience()); };
+  SerialQueue c({.name = "c"});
+  const auto ask = [](SerialQueue& next, auto fn) { next.submit("inner", fn).get(patience()); };
   auto of_three = a.submit("outer", [&] { ask(b, [&] { ask(c, [&] { ask(a, [] {}); }); }); });
   COHORT_EXPECT_THROW_WITH(of_three.get(patience()), UsageError, "which waits for it in turn");
 }
 
-TEST(TaskThreadTest, ALookWithoutWaitingIsNoPartOfACircle) {
-  TaskThread a({.name = "a"}), b({.name = "b"});
+TEST(SerialQueueTest, ALookWithoutWaitingIsNoPartOfACircle) {
+  SerialQueue a({.name = "a"}), b({.name = "b"});
   const auto outer = a.submit("outer", [&] {
     auto inner = a.submit("inner", [] {});
     return b.submit("look", [&] { return inner.wait(Deadline(0ms)); }).get(patience());
   });
-  EXPECT_FALSE(Pending(outer).get(patience()));
+  EXPECT_FALSE(Future(outer).get(patience()));
 }
 
 // The thread that waited is yet to wake when what it waited for is done: it waits no more. The work ends at
 // another moment of the wait in each round.
-TEST(TaskThreadTest, AWaitThatIsOverIsNoPartOfACircle) {
-  TaskThread a({.name = "a"}), b({.name = "b", .spin = 0us});
+TEST(SerialQueueTest, AWaitThatIsOverIsNoPartOfACircle) {
+  SerialQueue a({.name = "a"}), b({.name = "b", .spin = 0us});
   for (int round = 0; round < 2000; ++round) {
     auto inner = a.submit("inner", [round] {
       const Deadline end(std::chrono::nanoseconds(round % 200 * 200));
@@ -302,12 +341,12 @@ TEST(TaskThreadTest, AWaitThatIsOverIsNoPartOfACircle) {
   }
 }
 
-TEST(TaskThreadTest, KnowsWhenItSharesCores) {
+TEST(SerialQueueTest, KnowsWhenItSharesCores) {
   const int core = CpuSet::of_process().ids().front();
-  TaskThread one({.name = "one", .cpus = CpuSet({core})});
+  SerialQueue one({.name = "one", .cpus = CpuSet({core})});
   EXPECT_FALSE(one.shares_cores());
   {
-    TaskThread other({.name = "other", .cpus = CpuSet({core})});
+    SerialQueue other({.name = "other", .cpus = CpuSet({core})});
     EXPECT_TRUE(one.shares_cores());
     EXPECT_TRUE(other.shares_cores());
     EXPECT_EQ(other.submit("work", [] { return 1; }).get(patience()), 1);
@@ -315,9 +354,9 @@ TEST(TaskThreadTest, KnowsWhenItSharesCores) {
   EXPECT_FALSE(one.shares_cores());
 }
 
-TEST(TaskThreadTest, StandsInTheTimelineByName) {
+TEST(SerialQueueTest, StandsInTheTimelineByName) {
   Timeline::start();
-  TaskThread thread({.name = "cpu:0/timeline"});
+  SerialQueue thread({.name = "cpu:0/timeline"});
   thread.submit("a piece of work", [] {}).get(patience());
   Timeline::stop();
   const std::string trace = Timeline::json();
@@ -325,8 +364,8 @@ TEST(TaskThreadTest, StandsInTheTimelineByName) {
   EXPECT_NE(trace.find("a piece of work"), std::string::npos);
 }
 
-TEST(TaskThreadTest, ManyCallersGiveWorkAtOnce) {
-  TaskThread thread({.name = "t"});
+TEST(SerialQueueTest, ManyCallersGiveWorkAtOnce) {
+  SerialQueue thread({.name = "t"});
   std::int64_t sum = 0;  // only the thread touches it
   std::vector<std::thread> callers;
   for (int caller = 0; caller < 3; ++caller) {

@@ -1,0 +1,65 @@
+#include "cohort/base/threads/future.h"
+
+#include <chrono>
+
+#include "cohort/base/error.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/base/timeline.h"
+
+namespace cohort::base::future_detail {
+
+bool State::wait(Deadline deadline) {
+  if (done()) return true;
+  std::unique_lock lock(mutex_);
+  const auto is_done = [this] { return done(); };
+  return base::wait(finished_, lock, is_done, deadline);
+}
+
+void State::wait_or_throw(Deadline deadline) {
+  if (wait(deadline) || !abandon()) {
+    if (error_) std::rethrow_exception(error_);
+    return;
+  }
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
+  throw TimeoutError("base.future", concat("waited ", waited, " ms for ", description()),
+                     "a longer timeout where that is slow and not stuck");
+}
+
+bool State::abandon() {
+  const std::lock_guard lock(mutex_);
+  if (done()) return false;
+  if (!std::exchange(is_abandoned_, true)) on_abandoned();
+  return true;
+}
+
+void State::finish(std::exception_ptr error) noexcept {
+  error_ = std::move(error);
+  {
+    const std::lock_guard lock(mutex_);
+    on_done();
+    done_.store(true, std::memory_order_release);
+  }
+  finished_.notify_all();
+}
+
+void Task::run() noexcept {
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    on_begin();
+  }
+  try {
+    const TimelineScope scope(what());
+    execute();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  refuse(std::move(error));
+}
+
+void Task::refuse(std::exception_ptr error) noexcept {
+  drop();
+  finish(std::move(error));
+}
+
+}  // namespace cohort::base::future_detail

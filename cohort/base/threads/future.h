@@ -1,0 +1,195 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "cohort/base/threads/deadline.h"
+
+/// A result that another thread will have: a value, or what was thrown in its place. No LibTorch.
+///
+///     base::Promise<int> promise("the answer");
+///     base::Future<int> future = promise.future();
+///     std::thread([promise = std::move(promise)]() mutable { promise.run([] { return 42; }); }).detach();
+///     int n = future.get(base::Deadline(30s));       // or throws what the function threw
+///
+/// base/threads/serial_queue.h and base/threads/thread_pool.h make futures of the functions that they run.
+namespace cohort::base {
+
+namespace future_detail {
+
+// What a result shares with those who wait for it. It is set once.
+class State {
+ public:
+  /// `what`, a literal or interned, names the result in messages.
+  explicit State(const char* what) : what_(what) {}
+  virtual ~State() = default;
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  const char* what() const { return what_; }
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  /// Returns whether it was done before the deadline.
+  virtual bool wait(Deadline deadline);
+  void wait_or_throw(Deadline deadline);
+  /// Nobody waits any more. False where it is done.
+  bool abandon();
+  /// It is done: its value is there, or this error.
+  void finish(std::exception_ptr error) noexcept;
+
+ protected:
+  /// For a message: "the answer on thread cpu:1, which is idle".
+  virtual std::string description() const { return what_; }
+  /// Called under the mutex: once where it is abandoned, and when it is done.
+  virtual void on_abandoned() noexcept {}
+  virtual void on_done() noexcept {}
+  bool is_abandoned() const { return is_abandoned_; }  // under the mutex
+
+  std::mutex mutex_;
+
+ private:
+  const char* const what_;
+  std::atomic<bool> done_{false};
+  std::condition_variable finished_;
+  std::exception_ptr error_;  // written before done_
+  bool is_abandoned_ = false;
+};
+
+template <typename T, typename Base = State>
+class ValueState : public Base {
+ public:
+  using Base::Base;
+  std::optional<T> value;
+};
+template <typename Base>
+class ValueState<void, Base> : public Base {
+ public:
+  using Base::Base;
+};
+
+// A function that is yet to run, and its result.
+class Task : public State {
+ public:
+  using State::State;
+  /// Runs the function, destroys it, and is done.
+  void run() noexcept;
+  /// It will not run: it fails with this.
+  void refuse(std::exception_ptr error) noexcept;
+
+ protected:
+  virtual void execute() = 0;
+  virtual void drop() noexcept = 0;
+  virtual void on_begin() noexcept {}  // under the mutex
+};
+
+template <typename T, typename Fn, typename Base>
+class FunctionTask final : public ValueState<T, Base> {
+ public:
+  FunctionTask(const char* what, Fn fn) : ValueState<T, Base>(what), fn_(std::in_place, std::move(fn)) {}
+
+ protected:
+  void execute() override {
+    if constexpr (std::is_void_v<T>) {
+      std::invoke(*fn_);
+    } else {
+      this->value.emplace(std::invoke(*fn_));
+    }
+  }
+  void drop() noexcept override { fn_.reset(); }
+
+ private:
+  std::optional<Fn> fn_;
+};
+
+}  // namespace future_detail
+
+/// A result that is not there yet. A copy is of the same result. Threads: one waits.
+template <typename T>
+class Future {
+ public:
+  Future() = default;
+  /// For those who make futures.
+  template <typename Base>
+  explicit Future(std::shared_ptr<future_detail::ValueState<T, Base>> state)
+      : state_(state), value_([&]() -> std::optional<Value>* {
+          if constexpr (std::is_void_v<T>) {
+            return nullptr;
+          } else {
+            return &state->value;
+          }
+        }()) {}
+
+  bool valid() const { return state_ != nullptr; }
+  bool ready() const { return state_->done(); }
+  /// Returns whether it was there before the deadline. Throws: UsageError at once where this thread and the
+  /// one of a SerialQueue would wait for each other; not where the deadline has passed already.
+  bool wait(Deadline deadline) const { return state_->wait(deadline); }
+  /// Nobody waits any more: who computes it is late until it is there. False where it is there: get() says
+  /// how.
+  bool abandon() const { return state_->abandon(); }
+  /// Returns the value, once, or throws the error.
+  /// Throws: TimeoutError that says what was waited for; the result is abandoned then. UsageError as wait().
+  T get(Deadline deadline) {
+    state_->wait_or_throw(deadline);
+    const auto state = std::exchange(state_, nullptr);
+    if constexpr (!std::is_void_v<T>) return std::move(**value_);
+  }
+
+ private:
+  using Value = std::conditional_t<std::is_void_v<T>, char, T>;
+
+  std::shared_ptr<future_detail::State> state_;
+  std::optional<Value>* value_ = nullptr;  // in *state_
+};
+
+/// Who sets a result. One that is destroyed without gives its future an error.
+template <typename T>
+class Promise {
+ public:
+  /// `what`, a literal or interned, names the result in messages.
+  explicit Promise(const char* what) : state_(std::make_shared<future_detail::ValueState<T>>(what)) {}
+  ~Promise() {
+    if (state_ == nullptr || state_->done()) return;
+    set_error(std::make_exception_ptr(
+        UsageError("base.future", concat(state_->what(), " will never come: its promise is gone"))));
+  }
+  Promise(Promise&&) noexcept = default;
+  Promise& operator=(Promise&&) = delete;
+
+  Future<T> future() const { return Future<T>(state_); }
+
+  /// The result is what `fn` returns or throws.
+  template <typename Fn>
+  void run(Fn&& fn) noexcept {
+    std::exception_ptr error;
+    try {
+      if constexpr (std::is_void_v<T>) {
+        std::invoke(std::forward<Fn>(fn));
+      } else {
+        state_->value.emplace(std::invoke(std::forward<Fn>(fn)));
+      }
+    } catch (...) {
+      error = std::current_exception();
+    }
+    set_error(std::move(error));
+  }
+  void set() noexcept
+    requires std::is_void_v<T>
+  {
+    set_error(nullptr);
+  }
+  /// Null: it has its value.
+  void set_error(std::exception_ptr error) noexcept { state_->finish(std::move(error)); }
+
+ private:
+  std::shared_ptr<future_detail::ValueState<T>> state_;
+};
+
+}  // namespace cohort::base

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#include "cohort/base/cpu.h"
+#include "cohort/base/threads/future.h"
+
+/// Functions that run one after another, in the order in which they were given, on a thread of their own.
+/// No LibTorch.
+///
+///     base::SerialQueue queue({.name = "cpu:1", .cpus = base::CpuSet::parse("1")});
+///     base::Future<int> answer = queue.submit("answer", [] { return 42; });
+///     int n = answer.get(base::Deadline(30s));       // what the function threw comes out here
+namespace cohort::base {
+
+namespace serial_queue_detail {
+
+struct Shared;
+
+// A function of one queue: who waits for it and who runs it share this.
+class QueuedTask : public future_detail::Task {
+ public:
+  using Task::Task;
+  bool wait(Deadline deadline) override;
+
+ protected:
+  std::string description() const override;
+  void on_begin() noexcept override;
+  void on_abandoned() noexcept override;
+  void on_done() noexcept override;
+
+ private:
+  friend struct Shared;
+
+  std::shared_ptr<Shared> queue_;
+  bool is_running_ = false;  // under the mutex
+};
+
+}  // namespace serial_queue_detail
+
+class SerialQueue {
+ public:
+  struct Options {
+    std::string name = "worker";  ///< in the timeline and in messages
+    CpuSet cpus = {};             ///< where it runs; empty: wherever its maker may
+    /// How long it looks for more work before it sleeps, and a waiter for the result. A thread that shares
+    /// its cores with another SerialQueue sleeps at once: it would look on the other's time.
+    std::chrono::microseconds spin{50};
+    /// Runs first on the thread; what it throws comes out of the constructor.
+    std::function<void()> start = nullptr;
+    /// Runs on the thread when it has had nothing to do for so long, again and again. What it throws is
+    /// logged, and it runs no more.
+    std::function<void()> idle = nullptr;
+    std::chrono::milliseconds idle_time = std::chrono::milliseconds(250);
+    std::chrono::milliseconds start_time = std::chrono::minutes(1);  ///< that it may take
+  };
+
+  /// Throws: TimeoutError where the thread has not begun in time; it is left behind then, and ends after
+  /// `start`.
+  explicit SerialQueue(Options options);
+  /// stop() with five seconds' patience; with none where the thread is late, so that it was waited for.
+  ~SerialQueue();
+  SerialQueue(const SerialQueue&) = delete;
+  SerialQueue& operator=(const SerialQueue&) = delete;
+
+  /// Has the thread run `fn` after all that it was given before; `what`, a literal, names it in the timeline
+  /// and in messages. The function is destroyed on the thread before its result is there, and by stop() where
+  /// the thread is left behind before it comes to it. Threads: any.
+  template <typename Fn>
+  auto submit(const char* what, Fn fn) {
+    using T = std::invoke_result_t<Fn&>;
+    using Task = serial_queue_detail::QueuedTask;
+    auto task = std::make_shared<future_detail::FunctionTask<T, Fn, Task>>(what, std::move(fn));
+    post(task);
+    return Future<T>(std::shared_ptr<future_detail::ValueState<T, Task>>(std::move(task)));
+  }
+
+  const std::string& name() const;
+  /// Whether the calling thread is this one.
+  bool is_current() const;
+  /// Whether another SerialQueue may run on one of its cores; of those that were given cores.
+  bool shares_cores() const;
+  /// Whether there is a function, begun or not, that it has not ended and that nobody waits for any more: a
+  /// get() timed out, or it was abandoned.
+  bool is_late() const;
+  /// Whether nobody waits any more for the function that it runs: it was given up itself, or its Future is
+  /// gone and another was given up behind it. One that is late and not stuck has somebody who waits for what
+  /// it runs now.
+  bool is_stuck() const;
+  /// Runs what was given, then ends. A thread that is still busy when `patience` is over is left behind: it
+  /// ends after the function that it is in, and what waits behind that fails. Returns whether it has ended.
+  bool stop(std::chrono::milliseconds patience);
+
+ private:
+  void post(std::shared_ptr<serial_queue_detail::QueuedTask> task);
+
+  std::shared_ptr<serial_queue_detail::Shared> shared_;
+  std::thread thread_;
+};
+
+}  // namespace cohort::base

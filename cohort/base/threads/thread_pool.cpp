@@ -1,0 +1,189 @@
+// One queue, under the pool's mutex, feeds all threads. A thread is made where more functions wait than
+// threads are idle, up to the limit. A function that was abandoned while it runs raises the limit by one; its
+// thread ends after it and lowers the limit again. A task's mutex may be held when the pool's is taken, never
+// the other way round. Functions run and are destroyed under neither.
+#include "cohort/base/threads/thread_pool.h"
+
+#include <pthread.h>
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "cohort/base/error.h"
+#include "cohort/base/threads/wait.h"
+#include "cohort/base/timeline.h"
+
+namespace cohort::base {
+namespace thread_pool_detail {
+
+// Owned by the pool, its threads and every task, so that a thread left behind finds it alive.
+struct Shared {
+  explicit Shared(ThreadPool::Options given) : options(std::move(given)), limit(options.max_threads) {}
+
+  void post(const std::shared_ptr<PooledTask>& task, const std::shared_ptr<Shared>& self);
+  void allow_one_more(const std::shared_ptr<Shared>& self) noexcept;
+  void start(const std::shared_ptr<Shared>& self);
+  void run(int number);
+  std::shared_ptr<PooledTask> take();
+  int stop(std::chrono::milliseconds patience);
+
+  const ThreadPool::Options options;
+  std::mutex mutex;  // of what follows
+  std::condition_variable changed;
+  std::deque<std::shared_ptr<PooledTask>> queue;
+  std::map<int, std::thread> threads;
+  int started = 0;  // ever
+  int alive = 0;
+  std::size_t num_idle = 0;
+  int limit;
+  bool stopping = false;
+};
+
+namespace {
+
+thread_local const Shared* pool_of_thread = nullptr;
+
+}  // namespace
+
+std::string PooledTask::description() const {
+  return concat(what(), " in the thread pool ", pool_->options.name);
+}
+
+void PooledTask::on_begin() noexcept {
+  is_running_ = true;
+  if (is_abandoned()) on_abandoned();
+}
+
+void PooledTask::on_abandoned() noexcept {
+  if (!is_running_) return;  // on_begin() comes back to it
+  is_stuck_ = true;
+  pool_->allow_one_more(pool_);
+}
+
+void Shared::start(const std::shared_ptr<Shared>& self) {
+  const int number = started++;
+  threads.emplace(number, std::thread([self, number] { self->run(number); }));
+  ++alive;
+}
+
+void Shared::post(const std::shared_ptr<PooledTask>& task, const std::shared_ptr<Shared>& self) {
+  task->pool_ = self;
+  {
+    const std::lock_guard lock(mutex);
+    if (stopping) {
+      throw UsageError("base.thread_pool", concat(task->what(), " was given to the thread pool ",
+                                                  options.name, ", which has been stopped"));
+    }
+    queue.push_back(task);
+    if (num_idle < queue.size() && alive < limit) {
+      try {
+        start(self);
+      } catch (const std::system_error& error) {
+        queue.pop_back();
+        throw SystemError("base.thread_pool",
+                          concat("cannot start a thread for the pool ", options.name, ": ", error.what()));
+      }
+    }
+  }
+  changed.notify_one();
+}
+
+void Shared::allow_one_more(const std::shared_ptr<Shared>& self) noexcept {
+  const std::lock_guard lock(mutex);
+  ++limit;
+  if (queue.empty() || alive >= limit) return;
+  try {
+    start(self);
+  } catch (...) {  // the next post() tries again
+  }
+}
+
+std::shared_ptr<PooledTask> Shared::take() {
+  std::unique_lock lock(mutex);
+  ++num_idle;
+  wait_for_task(changed, lock, [this] { return !queue.empty() || stopping; });
+  --num_idle;
+  if (queue.empty()) return nullptr;
+  std::shared_ptr<PooledTask> task = std::move(queue.front());
+  queue.pop_front();
+  return task;
+}
+
+void Shared::run(int number) {
+  pool_of_thread = this;
+  ::pthread_setname_np(::pthread_self(), options.name.substr(0, 15).c_str());
+  Timeline::name_thread(options.name);
+  if (options.start) options.start();
+  bool was_stuck = false;
+  while (!was_stuck) {
+    const std::shared_ptr<PooledTask> task = take();
+    if (task == nullptr) break;
+    task->run();
+    was_stuck = task->is_stuck_;
+  }
+  {
+    const std::lock_guard lock(mutex);
+    --alive;
+    if (was_stuck) --limit;
+    // stop() joins those that are left.
+    if (const auto self = threads.find(number); was_stuck && self != threads.end()) {
+      self->second.detach();
+      threads.erase(self);
+    }
+  }
+  changed.notify_all();
+}
+
+int Shared::stop(std::chrono::milliseconds patience) {
+  std::map<int, std::thread> mine;
+  std::deque<std::shared_ptr<PooledTask>> left;
+  int left_behind = 0;
+  {
+    std::unique_lock lock(mutex);
+    stopping = true;
+    changed.notify_all();
+    if (pool_of_thread != this) {
+      wait(changed, lock, [this] { return alive == 0; }, Deadline(patience));
+    }
+    left_behind = alive;
+    mine.swap(threads);  // now: what is stuck may have been replaced meanwhile
+    left.swap(queue);
+  }
+  for (auto& [number, thread] : mine) {
+    if (left_behind == 0) {
+      thread.join();
+    } else {
+      thread.detach();
+    }
+  }
+  for (const auto& task : left) {
+    task->refuse(std::make_exception_ptr(TimeoutError(
+        "base.thread_pool", concat(task->what(), " was not begun: the thread pool ", options.name,
+                                   " was given up, as its threads did not end in time"))));
+  }
+  return left_behind;
+}
+
+}  // namespace thread_pool_detail
+
+ThreadPool::ThreadPool(Options options)
+    : shared_(std::make_shared<thread_pool_detail::Shared>(std::move(options))) {}
+
+ThreadPool::~ThreadPool() {
+  stop(std::chrono::seconds(5));
+}
+
+void ThreadPool::post(std::shared_ptr<thread_pool_detail::PooledTask> task) {
+  shared_->post(task, shared_);
+}
+
+int ThreadPool::stop(std::chrono::milliseconds patience) {
+  const auto shared = shared_;  // where it is destroyed by its own function
+  return shared->stop(patience);
+}
+
+}  // namespace cohort::base

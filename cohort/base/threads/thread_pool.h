@@ -1,0 +1,83 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "cohort/base/threads/future.h"
+
+/// Functions that run several at a time, and begin in the order in which they were given. No LibTorch.
+///
+///     base::ThreadPool pool({.name = "rpc", .max_threads = 8});
+///     base::Future<int> answer = pool.submit("answer", [] { return 42; });
+///     int n = answer.get(base::Deadline(30s));       // what the function threw comes out here
+namespace cohort::base {
+
+namespace thread_pool_detail {
+
+struct Shared;
+
+// A function of one pool: who waits for it and who runs it share this.
+class PooledTask : public future_detail::Task {
+ public:
+  using Task::Task;
+
+ protected:
+  std::string description() const override;
+  void on_begin() noexcept override;
+  void on_abandoned() noexcept override;
+
+ private:
+  friend struct Shared;
+
+  std::shared_ptr<Shared> pool_;
+  bool is_running_ = false;  // under the mutex
+  bool is_stuck_ = false;    // it was abandoned while it ran; read once it is done
+};
+
+}  // namespace thread_pool_detail
+
+/// Threads are made when they are needed, and stay. Threads: any.
+class ThreadPool {
+ public:
+  struct Options {
+    std::string name = "pool";  ///< of its threads, in the timeline and in messages
+    /// Functions that run at the same time. One that was abandoned while it runs, as after a get() that timed
+    /// out, does not count: another thread takes its place.
+    int max_threads = 1;
+    std::function<void()> start = nullptr;  ///< runs first on each thread; must not throw
+  };
+
+  explicit ThreadPool(Options options);
+  /// stop() with five seconds' patience.
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  /// Has a thread run `fn`, which is destroyed there before its result is there. `what`, a literal or
+  /// interned, names it in the timeline and in messages. Throws: UsageError where the pool has been stopped;
+  /// SystemError where there are no more threads to be had.
+  template <typename Fn>
+  auto submit(const char* what, Fn fn) {
+    using T = std::invoke_result_t<Fn&>;
+    using Task = thread_pool_detail::PooledTask;
+    auto task = std::make_shared<future_detail::FunctionTask<T, Fn, Task>>(what, std::move(fn));
+    post(task);
+    return Future<T>(std::shared_ptr<future_detail::ValueState<T, Task>>(std::move(task)));
+  }
+
+  /// Runs what was given, then ends the threads. Those that are still busy when `patience` is over are left
+  /// behind: each ends after the function that it is in, and what has not begun fails. Returns how many were
+  /// left. On a thread of the pool it leaves all behind.
+  int stop(std::chrono::milliseconds patience);
+
+ private:
+  void post(std::shared_ptr<thread_pool_detail::PooledTask> task);
+
+  std::shared_ptr<thread_pool_detail::Shared> shared_;
+};
+
+}  // namespace cohort::base

@@ -1,0 +1,96 @@
+#include "cohort/base/threads/future.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cohort/base/apart.h"
+#include "cohort/base/error.h"
+#include "tests/support/throws.h"
+
+namespace cohort::base {
+namespace {
+
+using namespace std::chrono_literals;
+
+Deadline patience() {
+  return Deadline(60s);
+}
+
+TEST(FutureTest, HasTheValueOrWhatWasThrown) {
+  Promise<std::unique_ptr<int>> number("a number");
+  Future<std::unique_ptr<int>> future = number.future();
+  EXPECT_FALSE(future.ready());
+  number.run([] { return std::make_unique<int>(7); });
+  EXPECT_TRUE(future.ready());
+  EXPECT_EQ(*future.get(patience()), 7);
+  EXPECT_FALSE(future.valid());
+
+  Promise<int> failed("a number");
+  Future<int> error = failed.future();
+  failed.run([]() -> int { throw DataError("test", "broken"); });
+  COHORT_EXPECT_THROW_WITH(error.get(patience()), DataError, "broken");
+}
+
+TEST(FutureTest, ATimeoutNamesWhatWasWaitedForAndAbandonsIt) {
+  Promise<int> promise("the answer");
+  Future<int> future = promise.future(), copy = future;
+  EXPECT_FALSE(future.wait(Deadline(1ms)));
+  COHORT_EXPECT_THROW_WITH(future.get(Deadline(1ms)), TimeoutError, "the answer");
+  promise.run([] { return 42; });
+  EXPECT_FALSE(copy.abandon()) << "it is there";
+  EXPECT_EQ(copy.get(patience()), 42);
+}
+
+TEST(FutureTest, APromiseThatIsGoneIsAnError) {
+  Future<void> future;
+  {
+    Promise<void> promise("the answer");
+    future = promise.future();
+  }
+  COHORT_EXPECT_THROW_WITH(future.get(patience()), UsageError, "the answer will never come");
+}
+
+TEST(FutureTest, ACopyOfOneWithoutAValueMayBeAskedToo) {
+  Promise<void> promise("the end");
+  const Future<void> first = promise.future();
+  promise.set_error(std::make_exception_ptr(DataError("test", "broken")));
+  for (int i = 0; i < 3; ++i) {
+    COHORT_EXPECT_THROW_WITH(Future<void>(first).get(patience()), DataError, "broken");
+  }
+}
+
+TEST(FutureTest, RunApartReturnsWhatTheFunctionReturns) {
+  Future<std::string> text = run_apart("a text", [] { return std::string("text"); });
+  EXPECT_EQ(text.get(patience()), "text");
+  Future<int> failed = run_apart("a number", []() -> int { throw DataError("test", "broken"); });
+  COHORT_EXPECT_THROW_WITH(failed.get(patience()), DataError, "broken");
+}
+
+// Results that are set while somebody begins to wait, gives up or looks.
+TEST(FutureTest, ARandomScheduleLosesNoResult) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 300; ++round) {
+    const auto delay = std::chrono::microseconds(random() % 60);
+    const auto limit = std::chrono::microseconds(random() % 80);
+    Promise<int> promise("a number");
+    Future<int> future = promise.future(), copy = future;
+    std::thread setter([promise = std::move(promise), delay, round]() mutable {
+      std::this_thread::sleep_for(delay);
+      promise.run([round] { return round; });
+    });
+    try {
+      EXPECT_EQ(future.get(Deadline(limit)), round);
+    } catch (const TimeoutError&) {
+      EXPECT_EQ(copy.get(patience()), round);
+    }
+    setter.join();
+  }
+}
+
+}  // namespace
+}  // namespace cohort::base

@@ -1,0 +1,183 @@
+#include "cohort/base/threads/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "cohort/base/error.h"
+#include "tests/support/gate.h"
+#include "tests/support/throws.h"
+
+namespace cohort::base {
+namespace {
+
+using namespace std::chrono_literals;
+
+Deadline patience() {
+  return Deadline(60s);
+}
+
+TEST(ThreadPoolTest, RunsAsManyAtATimeAsItMay) {
+  std::atomic<int> running{0}, most{0}, started{0};
+  ThreadPool pool({.name = "t", .max_threads = 2, .start = [&] { ++started; }});
+  std::vector<Future<int>> futures;
+  for (int i = 0; i < 40; ++i) {
+    futures.push_back(pool.submit("number", [&, i] {
+      const int now = ++running;
+      for (int seen = most; seen < now && !most.compare_exchange_weak(seen, now);) {
+      }
+      std::this_thread::sleep_for(1ms);
+      --running;
+      return i;
+    }));
+  }
+  for (int i = 0; i < 40; ++i) EXPECT_EQ(futures[static_cast<std::size_t>(i)].get(patience()), i);
+  EXPECT_EQ(most, 2);
+  EXPECT_EQ(started, 2);
+}
+
+TEST(ThreadPoolTest, MakesNoThreadWhereOneIsIdle) {
+  std::set<std::thread::id> ids;
+  ThreadPool pool({.name = "t", .max_threads = 8});
+  for (int i = 0; i < 20; ++i) {
+    ids.insert(pool.submit("id", [] { return std::this_thread::get_id(); }).get(patience()));
+    std::this_thread::sleep_for(2ms);  // it comes back for more
+  }
+  EXPECT_LE(ids.size(), 2U);  // slow machines: it may not have come back in time
+}
+
+TEST(ThreadPoolTest, BeginsThemInOrderAndDropsThemOnTheThread) {
+  ThreadPool pool({.name = "t", .max_threads = 1});
+  std::vector<int> order;
+  struct Note {
+    std::thread::id* where;
+    ~Note() { *where = std::this_thread::get_id(); }
+  };
+  std::thread::id dropped;
+  auto note = std::make_unique<Note>(Note{&dropped});
+  std::vector<Future<void>> futures;
+  for (int i = 0; i < 20; ++i) futures.push_back(pool.submit("order", [&, i] { order.push_back(i); }));
+  auto id = pool.submit("id", [note = std::move(note)] { return std::this_thread::get_id(); });
+  EXPECT_EQ(id.get(patience()), dropped);
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+  EXPECT_EQ(order.size(), 20U);
+}
+
+TEST(ThreadPoolTest, ThrowsWhatTheFunctionThrew) {
+  ThreadPool pool({.name = "t"});
+  auto failed = pool.submit("fail", []() -> int { throw DataError("test", "broken"); });
+  COHORT_EXPECT_THROW_WITH(failed.get(patience()), DataError, "broken");
+  EXPECT_EQ(pool.submit("more", [] { return 1; }).get(patience()), 1);
+}
+
+// All threads are stuck, and the pool continues: as often as somebody gives one up.
+TEST(ThreadPoolTest, AnotherThreadTakesThePlaceOfOneThatIsStuck) {
+  auto gate = std::make_shared<test::Gate>();
+  ThreadPool pool({.name = "t", .max_threads = 1});
+  std::vector<Future<void>> stuck;
+  for (int i = 0; i < 3; ++i) {
+    auto future = pool.submit("stuck", [gate] { gate->wait(); });
+    stuck.push_back(future);
+    auto behind = pool.submit("behind", [] {});
+    COHORT_EXPECT_THROW_WITH(future.get(Deadline(20ms)), TimeoutError, "stuck in the thread pool t");
+    EXPECT_NO_THROW(behind.get(patience()));
+  }
+  gate->open();
+  for (auto& each : stuck) EXPECT_TRUE(each.wait(patience()));
+  // Those that were stuck have ended: one at a time again.
+  std::atomic<int> running{0};
+  std::atomic<bool> together{false};
+  std::vector<Future<void>> futures;
+  for (int i = 0; i < 20; ++i) {
+    futures.push_back(pool.submit("one", [&] {
+      if (++running > 1) together = true;
+      std::this_thread::sleep_for(1ms);
+      --running;
+    }));
+  }
+  for (auto& each : futures) each.get(patience());
+  EXPECT_FALSE(together);
+}
+
+// It was given up before it began.
+TEST(ThreadPoolTest, OneThatNobodyWaitsForAnyMoreDoesNotCountEither) {
+  auto gate = std::make_shared<test::Gate>();
+  ThreadPool pool({.name = "t", .max_threads = 1});
+  auto first = pool.submit("first", [gate] { gate->wait(); });
+  auto second = pool.submit("second", [gate] { gate->wait(); });
+  EXPECT_THROW(second.get(Deadline(1ms)), TimeoutError);
+  EXPECT_THROW(first.get(Deadline(1ms)), TimeoutError);
+  EXPECT_EQ(pool.submit("third", [] { return 3; }).get(patience()), 3);
+  gate->open();
+}
+
+TEST(ThreadPoolTest, StoppingRunsWhatWasGivenAndRefusesMore) {
+  std::atomic<int> ran{0};
+  ThreadPool pool({.name = "t", .max_threads = 2});
+  for (int i = 0; i < 50; ++i) pool.submit("count", [&] { ++ran; });
+  EXPECT_EQ(pool.stop(60s), 0);
+  EXPECT_EQ(ran, 50);
+  COHORT_EXPECT_THROW_WITH(pool.submit("more", [] {}), UsageError, "has been stopped");
+  EXPECT_EQ(pool.stop(60s), 0);
+}
+
+TEST(ThreadPoolTest, OneThatIsStuckIsLeftBehindAndWhatWaitsFails) {
+  auto gate = std::make_shared<test::Gate>();
+  ThreadPool pool({.name = "t", .max_threads = 1});
+  auto stuck = pool.submit("stuck", [gate] { gate->wait(); });
+  auto behind = pool.submit("behind", [] {});
+  EXPECT_EQ(pool.stop(10ms), 1);
+  COHORT_EXPECT_THROW_WITH(behind.get(patience()), TimeoutError, "behind was not begun");
+  gate->open();
+  stuck.get(patience());
+}
+
+TEST(ThreadPoolTest, CanBeDestroyedByItsOwnFunction) {
+  auto pool = std::make_shared<ThreadPool>(ThreadPool::Options{.name = "t"});
+  ThreadPool& reference = *pool;
+  auto future = reference.submit("last", [pool = std::move(pool)]() mutable {
+    pool.reset();
+    return 5;
+  });
+  EXPECT_EQ(future.get(patience()), 5);
+}
+
+// Random functions: short, long, failing, given up, nested.
+TEST(ThreadPoolTest, ARandomScheduleLosesNothing) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 10; ++round) {
+    std::atomic<int> ran{0};
+    ThreadPool pool({.name = "t", .max_threads = 1 + static_cast<int>(random() % 3)});
+    std::vector<Future<int>> futures;
+    constexpr int kFunctions = 60;
+    for (int i = 0; i < kFunctions; ++i) {
+      const auto time = std::chrono::microseconds(random() % 300);
+      const bool fails = random() % 5 == 0;
+      futures.push_back(pool.submit("random", [&ran, time, fails, i] {
+        std::this_thread::sleep_for(time);
+        ++ran;
+        if (fails) throw DataError("test", "broken");
+        return i;
+      }));
+      if (random() % 4 == 0) futures.back().abandon();
+    }
+    for (int i = 0; i < kFunctions; ++i) {
+      Future<int>& future = futures[static_cast<std::size_t>(i)];
+      try {
+        EXPECT_EQ(future.get(patience()), i);
+      } catch (const DataError&) {
+      }
+    }
+    EXPECT_EQ(pool.stop(60s), 0);
+    EXPECT_EQ(ran, kFunctions);
+  }
+}
+
+}  // namespace
+}  // namespace cohort::base
