@@ -1,27 +1,26 @@
+// A forked part is a task that runs once: on a thread of the pool, or on the worker that waits for it first.
+// Where gradients are enabled it computes on inputs of its own, in a graph of its own; wait() joins that graph
+// to the caller's by one node, whose backward runs the part's graph. Always: a part sees the thread-local
+// state of whoever forked it, and draws no random number from a generator that other parts draw from.
 #include "cohort/script/fork.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
-#include <pthread.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <deque>
 #include <exception>
-#include <mutex>
 #include <optional>
-#include <thread>
 
 #include "cohort/autograd/detached_graph.h"
 #include "cohort/autograd/input_proxies.h"
 #include "cohort/base/cpu.h"
 #include "cohort/base/error.h"
 #include "cohort/base/log.h"
-#include "cohort/base/threads/wait.h"
+#include "cohort/base/threads/thread_pool.h"
 #include "cohort/base/timeline.h"
 #include "cohort/core/random_scope.h"
 #include "cohort/core/thread_settings.h"
@@ -84,18 +83,14 @@ struct ForkedPart::Task {
   // Runs it, unless somebody has begun to.
   void begin() {
     if (has_begun.test_and_set()) return;
+    std::exception_ptr error;
     try {
-      const base::TimelineScope timeline("fork");
       compute();
     } catch (...) {
       error = std::current_exception();
     }
-    run = nullptr;
-    {
-      const std::lock_guard lock(mutex);
-      is_done = true;
-    }
-    done.notify_all();
+    run = nullptr;  // what it captured goes on this thread
+    ended.set_error(std::move(error));
   }
 
   void compute() {
@@ -113,22 +108,6 @@ struct ForkedPart::Task {
       results = run(inputs);
     }
     random.check();
-  }
-
-  bool wait_until(base::Deadline deadline) {
-    std::unique_lock lock(mutex);
-    const auto ended = [this] { return is_done; };
-    return base::wait(done, lock, ended, deadline);
-  }
-
-  bool was_late() {
-    const std::lock_guard lock(mutex);
-    return is_late;
-  }
-  // Returns whether it runs and nobody was late before.
-  bool become_late() {
-    const std::lock_guard lock(mutex);
-    return has_begun.test() && !is_done && !std::exchange(is_late, true);
   }
 
   // Joins the part to the caller's graph.
@@ -153,72 +132,28 @@ struct ForkedPart::Task {
   const Graph with_graph;
   const at::ThreadLocalState state;
   std::atomic_flag has_begun;
-  std::mutex mutex;
-  std::condition_variable done;
-  bool is_late = false;  // somebody's deadline passed while it ran; under mutex
-  bool is_done = false;  // under mutex; what follows is written before
-  Tensors results;
+  base::Promise<void> ended{"a forked part"};
+  Tensors results;  // once it has ended, as what follows
   std::shared_ptr<autograd::DetachedGraph> graph;
   std::optional<autograd::InputProxies> input_proxies;
-  std::exception_ptr error;
 };
 
 namespace {
 
-// Threads that run parts in the order in which they were forked. They are made when they are needed, stay,
-// and never outnumber the usable cores but for those that are stuck in a part.
-class Pool {
- public:
-  using ThreadStep = std::function<bool()>;  // returns whether the thread continues
-
-  static Pool& instance() {
-    static Pool& pool = *new Pool;  // leaked: its threads may outlive statics
-    return pool;
-  }
-  void submit(ThreadStep work) {
-    const std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(work));
-    if (num_idle_ < queue_.size() && num_threads_ < limit_) start();
-    changed_.notify_one();
-  }
-  // One thread more is allowed, as one is stuck, or one less, as it is no longer.
-  void allow(int more) {
-    const std::lock_guard lock(mutex_);
-    limit_ += more;
-    if (!queue_.empty() && num_threads_ < limit_) start();
-  }
-
- private:
-  void start() {
-    std::thread([this] { loop(); }).detach();
-    ++num_threads_;
-  }
-  void loop() {
-    ::pthread_setname_np(::pthread_self(), "fork");
-    base::Timeline::name_thread("fork");
-    core::set_num_threads_this_thread(1);
-    is_worker = true;
-    for (bool go_on = true; go_on;) go_on = take()();
-    const std::lock_guard lock(mutex_);
-    --num_threads_;
-  }
-  ThreadStep take() {
-    std::unique_lock lock(mutex_);
-    ++num_idle_;
-    base::wait_for_task(changed_, lock, [this] { return !queue_.empty(); });
-    --num_idle_;
-    ThreadStep work = std::move(queue_.front());
-    queue_.pop_front();
-    return work;
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<ThreadStep> queue_;
-  std::size_t num_idle_ = 0;
-  int num_threads_ = 0;
-  int limit_ = base::usable_cores();
-};
+// Never more threads than usable cores, but for those that are stuck in a part.
+base::ThreadPool& pool() {
+  static base::ThreadPool& instance = *new base::ThreadPool({
+      // leaked: its threads may outlive statics
+      .name = "fork",
+      .max_threads = base::usable_cores(),
+      .start =
+          [] {
+            core::set_num_threads_this_thread(1);
+            is_worker = true;
+          },
+  });
+  return instance;
+}
 
 }  // namespace
 
@@ -227,25 +162,21 @@ ForkedPart::ForkedPart(Run run, Tensors inputs, Graph graph)
   if (Tape* const tape = Recording::tape()) {  // operators of other threads are not seen
     const int threads = at::get_num_threads();
     if (threads != 1) core::set_num_threads_this_thread(1);
+    const base::TimelineScope timeline("fork");
     tape->begin_fork();
     task_->begin();
     tape->end_fork();
     if (threads != 1) core::set_num_threads_this_thread(threads);
     return;
   }
-  Pool::instance().submit([task = task_] {
-    task->begin();
-    if (!task->was_late()) return true;
-    Pool::instance().allow(-1);
-    return false;
-  });
+  on_pool_ = pool().submit("fork", [task = task_] { task->begin(); });
 }
 
 ForkedPart::ForkedPart(ForkedPart&&) noexcept = default;
 
 ForkedPart::~ForkedPart() {
-  if (task_ == nullptr || !task_->has_begun.test_and_set() || task_->was_late()) return;
-  if (!task_->wait_until(base::Deadline(kForkTimeout))) {
+  if (task_ == nullptr || !task_->has_begun.test_and_set() || is_late_) return;
+  if (!task_->ended.future().wait(base::Deadline(kForkTimeout))) {
     base::log_warning("[script.fork] a part that nobody waits for has not ended, and is left behind");
   }
 }
@@ -253,8 +184,11 @@ ForkedPart::~ForkedPart() {
 bool ForkedPart::ends_by(base::Deadline deadline) {
   // A worker does what it waits for itself where nobody has begun, so that nested parts always find a thread.
   // Other callers do not: their operators may use more threads, whose numbers can differ in the last bit.
-  if (is_worker) task_->begin();
-  return task_->wait_until(deadline);
+  if (is_worker && !task_->has_begun.test()) {
+    const base::TimelineScope timeline("fork");
+    task_->begin();
+  }
+  return task_->ended.future().wait(deadline);
 }
 
 Tensors ForkedPart::wait(base::Deadline deadline) {
@@ -263,7 +197,8 @@ Tensors ForkedPart::wait(base::Deadline deadline) {
   }
   if (!ends_by(deadline)) {
     const bool runs = task_->has_begun.test();
-    if (task_->become_late()) Pool::instance().allow(1);
+    // The pool replaces the thread that it is on.
+    if (runs && !std::exchange(is_late_, true) && on_pool_.valid()) on_pool_.abandon();
     const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.elapsed()).count();
     throw TimeoutError("script.wait",
                        concat("waited ", waited, " ms for a forked part, which ",
@@ -271,7 +206,7 @@ Tensors ForkedPart::wait(base::Deadline deadline) {
                        "a later deadline where it is slow and not stuck");
   }
   const std::shared_ptr<Task> task = std::move(task_);
-  if (task->error) std::rethrow_exception(task->error);
+  task->ended.future().get(deadline);
   task->attach();
   return std::move(task->results);
 }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cohort/base/threads/deadline.h"
+#include "cohort/base/threads/future.h"
 #include "cohort/core/call.h"
 #include "cohort/core/nested.h"
 #include "cohort/script/ir/tape.h"
@@ -45,6 +46,8 @@ class ForkedPart {
  private:
   struct Task;
   std::shared_ptr<Task> task_;
+  base::Future<void> on_pool_;  // not valid where it was recorded
+  bool is_late_ = false;        // somebody's deadline passed while it ran
 };
 
 /// What a forked function will have returned. Threads: one caller at a time.

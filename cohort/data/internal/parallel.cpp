@@ -4,8 +4,10 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
-#include <thread>
 #include <vector>
+
+#include "cohort/base/error.h"
+#include "cohort/base/threads/thread_pool.h"
 
 namespace cohort::data {
 
@@ -35,11 +37,19 @@ void for_each_item(std::int64_t count, int threads,
       if (begin + kChunk >= count) return;
     }
   };
-  std::vector<std::jthread> others;
-  const auto useful = std::min<std::int64_t>(threads, (count + kChunk - 1) / kChunk);
-  for (int thread = 1; thread < useful; ++thread) others.emplace_back(run, thread);
+  const auto useful = static_cast<int>(std::min<std::int64_t>(threads, (count + kChunk - 1) / kChunk));
+  base::ThreadPool pool({.name = "data", .max_threads = std::max(1, useful - 1)});
+  std::vector<base::Future<void>> others;
+  for (int thread = 1; thread < useful; ++thread) {
+    try {
+      others.push_back(pool.submit("items", [&run, thread] { run(thread); }));
+    } catch (const SystemError&) {
+      break;  // those that there are do all of it
+    }
+  }
   run(0);
-  others.clear();  // joins
+  // They use what is on this stack, and end after the items that they are in.
+  for (const auto& other : others) other.wait(base::Deadline::never());
   if (error) std::rethrow_exception(error);
 }
 

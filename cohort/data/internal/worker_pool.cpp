@@ -9,9 +9,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
-#include <thread>
 #include <vector>
 
+#include "cohort/base/threads/thread_pool.h"
 #include "cohort/base/threads/wait.h"
 
 namespace cohort::data {
@@ -56,7 +56,6 @@ struct WorkerPool::Shared {
   const std::int64_t chunks;  // tickets per job, also of a job with fewer items
   std::vector<Slot> slots;
   std::vector<Activity> activity;
-  std::vector<std::thread> threads;
 
   alignas(64) std::atomic<std::int64_t> next_ticket{0};
   alignas(64) std::atomic<std::int64_t> published{0};
@@ -66,7 +65,7 @@ struct WorkerPool::Shared {
   std::mutex mutex;
   std::condition_variable job_published;
   std::condition_variable job_done;
-  int alive = 0;  // under mutex
+  base::ThreadPool threads{{.name = "data", .max_threads = options.workers}};  // one function each
 };
 
 bool WorkerPool::Shared::wait_published(std::int64_t job) {
@@ -107,24 +106,14 @@ void WorkerPool::Shared::run(int worker) {
 
 WorkerPool::WorkerPool(Options options, ItemFunction work, Start start)
     : shared_(std::make_shared<Shared>(options, std::move(work))) {
-  shared_->alive = options.workers;
   try {
     for (int worker = 0; worker < options.workers; ++worker) {
-      shared_->threads.emplace_back([shared = shared_, start, worker] {
+      shared_->threads.submit("load", [shared = shared_, start, worker] {
         if (start) start(worker);
         shared->run(worker);
-        {
-          const std::lock_guard lock(shared->mutex);
-          --shared->alive;
-        }
-        shared->job_done.notify_all();
       });
     }
   } catch (...) {  // no more threads to be had: end those that did start
-    {
-      const std::lock_guard lock(shared_->mutex);
-      shared_->alive -= options.workers - static_cast<int>(shared_->threads.size());
-    }
     stop(std::chrono::seconds(5));
     throw;
   }
@@ -179,28 +168,13 @@ std::optional<WorkerPool::Busy> WorkerPool::longest() const {
 }
 
 int WorkerPool::stop(std::chrono::milliseconds patience) {
-  if (shared_->threads.empty()) return 0;
   cancel();
   {
     const std::lock_guard lock(shared_->mutex);
     shared_->stopping.store(true);
   }
   shared_->job_published.notify_all();
-  int left = 0;
-  {
-    std::unique_lock lock(shared_->mutex);
-    base::wait(shared_->job_done, lock, [&] { return shared_->alive == 0; }, base::Deadline(patience));
-    left = shared_->alive;
-  }
-  for (std::thread& thread : shared_->threads) {
-    if (left == 0) {
-      thread.join();
-    } else {
-      thread.detach();
-    }
-  }
-  shared_->threads.clear();
-  return left;
+  return shared_->threads.stop(patience);
 }
 
 }  // namespace cohort::data

@@ -31,7 +31,8 @@ class WorkerPool {
   using ItemFunction = std::function<void(int worker, std::int64_t job, std::int64_t item)>;
   using Start = std::function<void(int worker)>;
 
-  /// `start`, if given, runs once on each worker first.
+  /// `start`, if given, runs once on each worker first. Throws: SystemError where there are not that many
+  /// threads to be had.
   WorkerPool(Options options, ItemFunction work, Start start = nullptr);
   /// stop() with five seconds' patience.
   ~WorkerPool();
