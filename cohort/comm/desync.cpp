@@ -13,8 +13,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <condition_variable>
-#include <deque>
 #include <exception>
 #include <thread>
 
@@ -22,6 +20,7 @@
 #include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
 #include "cohort/base/threads/deadline.h"
+#include "cohort/base/threads/serial_queue.h"
 #include "cohort/base/threads/wait.h"
 #include "cohort/comm/internal/group_state.h"
 #include "cohort/comm/internal/hang_detector.h"
@@ -98,8 +97,17 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
         self->signals_ended_ = true;
       });
     }
-    serving_ = true;
-    std::thread([self = shared_from_this()] { self->serve(); }).detach();  // its end is waited for in stop()
+    // Its functions hold the watcher, so that it can be left behind; the queue itself must not.
+    store_queue_.emplace(base::SerialQueue::Options{
+        .name = "desync",
+        .spin = std::chrono::microseconds(0),
+        .start = &block_signals,
+        .idle =
+            [watcher = weak_from_this()] {
+              if (const auto self = watcher.lock()) self->serve([] {});
+            },
+        .idle_time = poll_,
+    });
   }
 
   void stop() {
@@ -116,13 +124,13 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
       }
       signal_taken = false;
     }
-    std::unique_lock lock(mutex_);
-    const bool wait_for_others = !failed_ && !lost_ && std::uncaught_exceptions() == 0;
-    jobs_.push_back([this, wait_for_others] { leave(wait_for_others); });
-    stopping_ = true;
-    changed_.notify_all();
-    if (!base::wait(changed_, lock, [this] { return !serving_; }, base::Deadline(end_time()))) {
-      lock.unlock();
+    {
+      const std::lock_guard lock(mutex_);
+      const bool wait_for_others = !failed_ && !lost_ && std::uncaught_exceptions() == 0;
+      stopping_ = true;  // nothing is given to the queue after this
+      enqueue("leave", [this, wait_for_others] { leave(wait_for_others); });
+    }
+    if (!store_queue_->stop(end_time())) {
       base::log_warning(
           base::concat("the store of the job, or the rank that asked for a table, has not answered in ",
                        end_time().count(), " ms; the watch for desynchronisation is left behind"));
@@ -132,19 +140,17 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
   void failed(const std::string& what) override {
     const std::lock_guard lock(mutex_);
     failed_ = true;
-    if (!serving_ || stopping_) return;
-    ++failures_;
-    jobs_.push_back([this, what] {
-      after_failure(what);
-      const std::lock_guard inner(mutex_);
-      --failures_;
-    });
-    changed_.notify_all();
+    if (lost_ || stopping_) return;
+    table_ = enqueue("the table of a failure", [this, what] { after_failure(what); });
   }
 
   void wait_for_table(base::Deadline until) override {
-    std::unique_lock lock(mutex_);
-    base::wait(changed_, lock, [&] { return failures_ == 0 || !serving_; }, until);
+    base::Future<void> table;
+    {
+      const std::lock_guard lock(mutex_);
+      table = table_;
+    }
+    if (table.valid()) table.wait(until);
   }
 
  private:
@@ -162,33 +168,28 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
       base::log_warning(base::concat("signal ", signal_, ":\n", report_of(*registry_)));
       if (registry_->rank != 0 || registry_->size == 1) continue;
       const std::lock_guard lock(mutex_);
-      jobs_.push_back(
-          [this] { ask(base::concat("signal ", signal_, " on rank 0"), base::LogLevel::kWarning); });
-      changed_.notify_all();
+      if (stopping_) return;
+      enqueue("the table of a signal",
+              [this] { ask(base::concat("signal ", signal_, " on rank 0"), base::LogLevel::kWarning); });
     }
   }
 
-  void serve() {
-    block_signals();
-    std::unique_lock lock(mutex_);
-    while (true) {
-      base::wait(changed_, lock, [this] { return !jobs_.empty() || stopping_; }, base::Deadline(poll_));
-      std::deque<std::function<void()>> jobs;
-      jobs.swap(jobs_);
-      lock.unlock();
-      try {
-        if (!lost_) answer_those_who_asked();
-        for (const auto& job : jobs) job();
-      } catch (const std::exception& error) {  // the store went with the rank that kept it
-        base::log_debug(base::concat("the watch for desynchronisation ends: ", base::message_of(error)));
-        lost_ = true;
-      }
-      lock.lock();
-      changed_.notify_all();
-      if (lost_ || (stopping_ && jobs_.empty())) break;
+  // Has the store's thread run `job`, after it has looked who asks.
+  template <typename Job>
+  base::Future<void> enqueue(const char* what, Job job) {
+    return store_queue_->submit(what, [self = shared_from_this(), job] { self->serve(job); });
+  }
+
+  template <typename Job>
+  void serve(const Job& job) {
+    if (lost_) return;
+    try {
+      answer_those_who_asked();
+      job();
+    } catch (const std::exception& error) {  // the store went with the rank that kept it
+      base::log_debug(base::concat("the watch for desynchronisation ends: ", base::message_of(error)));
+      lost_ = true;
     }
-    serving_ = false;
-    changed_.notify_all();
   }
 
   std::string key(const char* what, std::int64_t round, int rank = -1) const {
@@ -266,14 +267,12 @@ class DesyncWatch::Watcher : public HangDetector, public std::enable_shared_from
   struct sigaction before_ {};
   std::thread signals_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> jobs_;  // for the thread that speaks with the store
-  bool serving_ = false;
-  bool failed_ = false;
-  int failures_ = 0;  // whose tables are to come
+  bool failed_ = false;       // under mutex_, as is the next
+  base::Future<void> table_;  // of the last failure: those of earlier ones came before
   std::atomic<bool> stopping_{false}, lost_{false}, signals_ended_{false};
-  std::int64_t round_ = 0;           // of questions; the store's thread alone, as below
-  std::int64_t awaited_round_ = -1;  // the last one whose table was waited for
+  std::optional<base::SerialQueue> store_queue_;  // of the thread that speaks with the store
+  std::int64_t round_ = 0;                        // of questions; that thread alone, as below
+  std::int64_t awaited_round_ = -1;               // the last one whose table was waited for
   Clock::time_point failure_asked_ = Clock::now() - 2 * kRepeat;
 };
 

@@ -1,7 +1,7 @@
-// One thread goes round: it writes what was posted, gives its sign, reads the signs of other nodes, and then
-// the keys that are watched. The agent sees only the records under the mutex. Always: the thread holds no
-// mutex while it asks the store, so a store that hangs never makes the agent wait. Thread and object share
-// the records, so the thread can be left behind. The time without a sign is a sum of bounded steps, since a
+// One thread asks the store. It writes what is posted; when nothing is, it goes round: it gives its sign, reads
+// the signs of other nodes, and then the keys that are watched. The agent sees only the records under the
+// mutex. Always: the thread holds no mutex while it asks the store, so a store that hangs never makes the
+// agent wait. Thread and object share the records, so the thread can be left behind. The time without a sign is a sum of bounded steps, since a
 // long step shows that this process stood still itself.
 #include "cohort/launch/internal/agent_store_client.h"
 
@@ -10,18 +10,15 @@
 
 #include <algorithm>
 #include <array>
-#include <condition_variable>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/exception_text.h"
 #include "cohort/base/log.h"
-#include "cohort/base/threads/wait.h"
+#include "cohort/base/threads/serial_queue.h"
 #include "cohort/launch/internal/signed_words.h"
 #include "cohort/launch/worker.h"
 
@@ -73,11 +70,9 @@ struct AgentStoreClient::State {
   const std::chrono::milliseconds interval, round_time;
   const Clock::duration max_silence, max_step;
 
-  std::mutex mutex;
-  std::condition_variable changed;
+  std::mutex mutex;  // of what follows
   SignedWords words;
-  std::deque<std::pair<std::string, std::string>> posts;  // signed; the first is being written
-  std::set<std::string> watched;                          // and not seen yet
+  std::set<std::string> watched;  // and not seen yet
   std::map<std::string, std::string> received;
   std::set<std::string> refused;
   std::set<int> here;  // nodes whose signs are expected
@@ -85,14 +80,11 @@ struct AgentStoreClient::State {
   std::string lost;
   bool has_caller_answered = true;  // the caller has acknowledged the last wake-up
   base::Deadline busy_until{Clock::duration::zero()};
-  bool wants_poll = false;      // somebody waits for the next one
   bool is_asking = false;       // the store; else the thread has had all answers
   SilenceTimer answer_silence;  // as the caller looks
   std::chrono::milliseconds last_words_time = kLastWordsTime;
-  bool stop = false;
-  bool done = false;
+  bool has_ended = false;  // the store is gone: nothing is asked any more
   Pipe wake = make_pipe();
-  std::thread thread;
 
   // Of the thread alone.
   struct Sign {
@@ -103,8 +95,10 @@ struct AgentStoreClient::State {
   std::int64_t signs_given = 0;
   Clock::time_point next_sign = Clock::time_point::min(), next_poll = Clock::time_point::min();
 
+  template <typename Request>
+  void ask(const Request& request);
+  void go_round();
   std::optional<std::string> read(const std::string& key);
-  void write_posts();
   void read_watched();
   void give_and_read_signs();
   void lose(const std::string& why);
@@ -114,7 +108,7 @@ struct AgentStoreClient::State {
 
 // Of the store; under the mutex.
 Clock::duration AgentStoreClient::State::silence() {
-  if (done || !is_asking) return Clock::duration::zero();
+  if (has_ended || !is_asking) return Clock::duration::zero();
   answer_silence.advance(options.now(), max_step);
   return answer_silence.time();
 }
@@ -140,30 +134,11 @@ std::optional<std::string> AgentStoreClient::State::read(const std::string& key)
   return word;
 }
 
-void AgentStoreClient::State::write_posts() {
-  for (;;) {
-    std::pair<std::string, std::string> post;
-    {
-      const std::lock_guard lock(mutex);
-      if (posts.empty()) return;
-      post = posts.front();
-    }
-    kv_store->set(post.first, post.second);
-    const std::lock_guard lock(mutex);
-    posts.pop_front();
-  }
-}
-
 void AgentStoreClient::State::read_watched() {
   std::set<std::string> keys;
-  bool answers = false;
   {
     const std::lock_guard lock(mutex);
-    const auto now = options.now();
-    if (!wants_poll && now < next_poll) return;
-    next_poll = now + interval;
     keys = watched;
-    answers = wants_poll;
   }
   for (const std::string& key : keys) {
     std::optional<std::string> word = read(key);
@@ -173,10 +148,6 @@ void AgentStoreClient::State::read_watched() {
     watched.erase(key);
     wake_caller();
   }
-  if (!answers) return;
-  const std::lock_guard lock(mutex);
-  wants_poll = false;
-  changed.notify_all();
 }
 
 void AgentStoreClient::State::give_and_read_signs() {
@@ -215,56 +186,54 @@ void AgentStoreClient::State::give_and_read_signs() {
   }
 }
 
-void AgentStoreClient::run_loop(const std::shared_ptr<State>& state) {
-  bool stop = false;
-  try {
-    while (!stop) {
-      {
-        std::unique_lock lock(state->mutex);
-        base::wait(
-            state->changed, lock, [&] { return state->stop || !state->posts.empty() || state->wants_poll; },
-            base::Deadline(state->round_time));
-        stop = state->stop;
-        state->is_asking = true;
-        state->answer_silence.restart(state->options.now());
-      }
-      state->write_posts();
-      state->give_and_read_signs();
-      state->read_watched();
-      const std::lock_guard lock(state->mutex);
-      state->is_asking = false;
-    }
-  } catch (const std::exception& error) {
-    state->lose(concat("the store that node 0 keeps is gone: ", base::message_of(error)));
+// All that asks the store goes through this.
+template <typename Request>
+void AgentStoreClient::State::ask(const Request& request) {
+  {
+    const std::lock_guard lock(mutex);
+    if (has_ended) return;
+    is_asking = true;
+    answer_silence.restart(options.now());
   }
-  const std::lock_guard lock(state->mutex);
-  state->done = true;
-  state->changed.notify_all();
-  state->wake_caller();
+  try {
+    request();
+  } catch (const std::exception& error) {
+    lose(concat("the store that node 0 keeps is gone: ", base::message_of(error)));
+    const std::lock_guard lock(mutex);
+    has_ended = true;
+    wake_caller();
+  }
+  const std::lock_guard lock(mutex);
+  is_asking = false;
+}
+
+void AgentStoreClient::State::go_round() {
+  give_and_read_signs();
+  const auto now = options.now();
+  if (now < next_poll) return;
+  next_poll = now + interval;
+  read_watched();
 }
 
 AgentStoreClient::AgentStoreClient(std::shared_ptr<KeyValueStore> kv_store,
                                    const AgentStoreClientOptions& options)
     : state_(std::make_shared<State>(std::move(kv_store), options)) {
   ::fcntl(state_->wake.write.get(), F_SETFL, O_NONBLOCK);  // one unread wake-up is enough
-  state_->thread = std::thread([state = state_] { run_loop(state); });
+  queue_ = std::make_unique<base::SerialQueue>(base::SerialQueue::Options{
+      .name = "agent",
+      .spin = std::chrono::microseconds(0),
+      .idle = [state = state_] { state->ask([&] { state->go_round(); }); },
+      .idle_time = state_->round_time,
+  });
 }
 
 AgentStoreClient::~AgentStoreClient() {
-  std::thread thread = std::move(state_->thread);
   std::unique_lock lock(state_->mutex);
-  state_->stop = true;
-  state_->changed.notify_all();
   // A store that has been silent is not given all that time once more.
-  const base::Deadline until(
-      std::max<Clock::duration>(kLastWordsTime, state_->last_words_time - state_->silence()));
-  const bool done = base::wait(state_->changed, lock, [&] { return state_->done; }, until);
+  const auto patience =
+      std::max<Clock::duration>(kLastWordsTime, state_->last_words_time - state_->silence());
   lock.unlock();
-  if (done) {
-    thread.join();
-  } else {
-    thread.detach();
-  }
+  queue_->stop(std::chrono::ceil<std::chrono::milliseconds>(patience));
 }
 
 void AgentStoreClient::begin_session(const std::string& session) {
@@ -278,9 +247,13 @@ void AgentStoreClient::expect_signs(int node) {
 }
 
 void AgentStoreClient::post(const std::string& key, const std::string& value) {
-  const std::lock_guard lock(state_->mutex);
-  state_->posts.emplace_back(key, state_->words.sign(key, value));
-  state_->changed.notify_all();
+  const std::lock_guard lock(state_->mutex);  // signed in the order in which they are written
+  queue_->submit("post", [state = state_, key, word = state_->words.sign(key, value)] {
+    state->ask([&] {
+      state->kv_store->set(key, word);
+      state->go_round();
+    });
+  });
 }
 
 void AgentStoreClient::watch(const std::string& key) {
@@ -289,10 +262,16 @@ void AgentStoreClient::watch(const std::string& key) {
 }
 
 bool AgentStoreClient::poll_now(base::Deadline deadline) {
-  std::unique_lock lock(state_->mutex);
-  state_->wants_poll = true;
-  state_->changed.notify_all();
-  return base::wait(state_->changed, lock, [this] { return !state_->wants_poll; }, deadline);
+  const auto polled = queue_->submit("poll", [state = state_] {
+    state->ask([&] {
+      state->give_and_read_signs();
+      state->next_poll = state->options.now() + state->interval;
+      state->read_watched();
+    });
+  });
+  if (!polled.wait(deadline)) return false;
+  const std::lock_guard lock(state_->mutex);
+  return !state_->has_ended;
 }
 
 std::optional<std::string> AgentStoreClient::received(const std::string& key) const {
@@ -316,7 +295,7 @@ std::string AgentStoreClient::lost() const {
 
 bool AgentStoreClient::is_lost(int node) const {
   const std::lock_guard lock(state_->mutex);
-  return state_->done || state_->silence() > state_->max_silence || state_->lost_nodes.contains(node);
+  return state_->has_ended || state_->silence() > state_->max_silence || state_->lost_nodes.contains(node);
 }
 
 void AgentStoreClient::set_last_words_time(std::chrono::milliseconds time) {

@@ -11,6 +11,7 @@
 #include "cohort/base/key_value_store.h"
 #include "cohort/base/secret.h"
 #include "cohort/base/threads/deadline.h"
+#include "cohort/base/threads/serial_queue.h"
 
 namespace cohort::launch {
 
@@ -81,9 +82,9 @@ class AgentStoreClient {
 
  private:
   struct State;
-  static void run_loop(const std::shared_ptr<State>& state);
 
   std::shared_ptr<State> state_;
+  std::unique_ptr<base::SerialQueue> queue_;  // of the thread that asks the store
 };
 
 }  // namespace cohort::launch
