@@ -1,3 +1,5 @@
+// The name of a metric is cut into words. The last word decides; the words before it may only veto. A name
+// that says nothing, or says both, gives no answer; then the user has to set run.best_mode.
 #include "cohort/config/best_metric.h"
 
 #include <algorithm>
@@ -11,6 +13,8 @@ namespace {
 
 using namespace std::string_view_literals;
 
+// Whole words only: "ap" inside "mape" must not count. Endings are compared for the few words that names join
+// on, as in "crossentropyloss".
 constexpr std::array kLess = {"loss"sv, "error"sv, "err"sv,        "mse"sv, "rmse"sv, "mae"sv,
                               "mape"sv, "nll"sv,   "perplexity"sv, "ppl"sv, "wer"sv,  "cer"sv,
                               "fid"sv,  "cost"sv,  "distance"sv,   "bpc"sv, "bpd"sv};
@@ -41,6 +45,7 @@ bool says_less(const std::string& word) {
 }
 
 bool says_more(const std::string& word) {
+  // "Accuracy" is the one such word that names join on, as in "balancedaccuracy".
   return word.ends_with("accuracy") || contains(kMore, word);
 }
 
@@ -53,6 +58,7 @@ std::optional<bool> more_is_better(const std::string& metric) {
   // A score is more of what is good (f1_score), and who knows what of (fid_score, brier_score).
   const bool is_score = words.size() > 1 && words.back() == "score";
   if (is_score) words.pop_back();
+  // "error_accuracy" could mean either. A wrong guess would keep the worst checkpoint as best.
   if (says_more(words.back())) {
     return std::ranges::any_of(words, says_less) ? std::nullopt : std::optional(true);
   }

@@ -25,6 +25,8 @@ using base::concat;
   throw ConfigError("config.load", what, hint);
 }
 
+// The reader checks each value when it reads it. A Config that a program made, or a command changed, has not
+// passed the reader.
 void check_values(Config& config) {
   for (const ConfigKey& key : config_keys()) {
     const std::string rejected = rejected_value(key, config);
@@ -37,6 +39,7 @@ void check_data(const DataConfig& data) {
     fail(concat("data.mean has ", data.mean.size(), " numbers and data.std has ", data.std.size(),
                 ": expected as many in both"));
   }
+  // A data set of a plug-in may make any number of channels, so only the image folder's is checked.
   const std::size_t channels = data.color == "gray" ? 1 : 3;
   const bool is_folder = data.type == "image_folder";
   if (is_folder && !data.mean.empty() && data.mean.size() != channels) {
@@ -59,15 +62,18 @@ void check_schedule(const ScheduleConfig& schedule) {
     fail("more than one of schedule.warmup_epochs, warmup_steps and warmup_fraction is set",
          "one of them only");
   }
+  // The first phase of one_cycle is a warm-up: two would multiply.
   if (warmups > 0 && schedule.name == "one_cycle") {
     fail("schedule.one_cycle has a warm-up of its own: expected no schedule.warmup_*", "schedule.pct_start");
   }
+  // A schedule counts the milestones that lie behind; equal or falling ones are a typing error.
   const auto& milestones = schedule.milestones;
   if (std::adjacent_find(milestones.begin(), milestones.end(), std::greater_equal<>()) != milestones.end()) {
     fail("schedule.milestones: expected numbers that rise");
   }
 }
 
+// Before training: after hours of it nobody should learn that best pointed at the worst epoch.
 void check_best(const RunConfig& run) {
   if (run.best_mode != "auto" || more_is_better(run.best_metric)) return;
   fail(concat("run.best_metric is ", run.best_metric,
@@ -89,12 +95,14 @@ void warn_unused(Config& config) {
   Config defaults;
   for (const ConfigKey& key : config_keys()) {
     if (key.used_with == nullptr || same_value(key, config, defaults)) continue;
+    // Each used_with is the name of a text key, so neither the pointer nor the variant can miss.
     const ConfigKey& other = *find_key(key.used_with);
     const std::string value = *std::get<std::string*>(other.target(config));
     const auto lists = [&](const std::vector<std::string>& values) {
       return std::ranges::find(values, value) != values.end();
     };
     if (key.used_values.empty() ? !lists(key.unused_values) : lists(key.used_values)) continue;
+    // A configuration is checked again after each change, and must not warn twice of one key.
     const std::string warning = concat(key.name, " has no effect with ", key.used_with, " ", value);
     if (std::ranges::find(config.warnings, warning) == config.warnings.end()) {
       config.warnings.push_back(warning);
@@ -110,11 +118,15 @@ Config load(std::string_view text, const std::string& name, const std::vector<st
             bool is_written_by_cohort) {
   Config config;
   const YamlSource source{name, false};
+  // The repair comes first: "LR:0.1" is no key to YAML, so no later stage could mend it.
   YAML::Node document = parse_yaml(repair_flat_text(text, name, config.warnings), source);
+  // A file that the user edits gets an error with the new key instead: they can learn the new name. A
+  // run folder's file of an earlier version must still resume.
   if (is_written_by_cohort) document = translate_renamed_keys(document);
   ConfigReader reader(config);
   reader.read_document(document, source);
   for (const std::string& override_text : overrides) reader.read_override(override_text);
+  // After the overrides, as one of them may name the optimizer. The default of 0.1 suits SGD only.
   if (!reader.has_read("optim.lr") && config.optim.name != OptimConfig().name) {
     config.optim.lr = default_lr(config.optim.name);
   }
@@ -122,6 +134,7 @@ Config load(std::string_view text, const std::string& name, const std::vector<st
   return config;
 }
 
+// Users name their own files config.yaml too, so a second sign of a run folder must lie beside it.
 bool is_of_run_folder(const std::filesystem::path& path) {
   const auto lies_beside = [&](const char* name) {
     std::error_code ignored;
@@ -135,6 +148,7 @@ bool is_of_run_folder(const std::filesystem::path& path) {
 Config load_config(const std::string& path, const std::vector<std::string>& overrides) {
   std::error_code ignored;
   std::ifstream file;
+  // On Linux an ifstream opens a directory without an error.
   if (!std::filesystem::is_directory(path, ignored)) file.open(path, std::ios::binary);
   std::string text(kMaxYamlBytes + 1, '\0');  // no more: it may be a device without an end
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
@@ -175,6 +189,7 @@ std::string dump_config(const Config& config) {
       section = key.section();
       text += concat(section, ":\n");
     }
+    // Lists of transforms and maps take lines of their own; a blank after the colon would be a trailing one.
     const std::string value = value_text(key, copy);
     text += concat("  ", key.short_name(), ":", value.starts_with('\n') ? "" : " ", value, "\n");
   }

@@ -1,4 +1,6 @@
-// The reference of all keys, as text and as Markdown, from the table.
+// The reference of all keys, as text and as Markdown, from the table. The table is the single source:
+// docs/reference/keys.md is this Markdown, and a test compares them. Defaults are those of a fresh Config, so
+// no default is written twice.
 #include "cohort/base/error.h"
 #include "cohort/base/text/format_list.h"
 #include "cohort/config/flat_keys.h"
@@ -9,6 +11,7 @@ namespace {
 
 using base::concat;
 
+// Two quotes in a table of defaults would look like a value that must be typed.
 std::string default_text(const ConfigKey& key) {
   Config config;
   const std::string text = value_text(key, config);
@@ -31,6 +34,7 @@ std::string wrap(const std::string& text, std::size_t width, std::size_t indent)
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find(' ', begin), text.size());
     const std::string word = text.substr(begin, end - begin);
+    // A word longer than the line stays whole: it may be a path or a value to copy.
     if (column > indent && column + 1 + word.size() > width) {
       result += "\n" + std::string(indent, ' ');
       column = indent;
@@ -45,6 +49,7 @@ std::string wrap(const std::string& text, std::size_t width, std::size_t indent)
   return result;
 }
 
+// A bar ends a cell of a Markdown table, also inside code.
 std::string escape_cell(std::string text) {
   for (std::size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) text.insert(at, "\\");
   return text;
@@ -70,6 +75,7 @@ std::string config_help() {
   }
   text += "\nFlat keys of published VGG scripts, read too; a file with one of them has these defaults\n";
   for (const FlatKey& key : flat_keys()) {
+    // NUM_GPUS sets two keys, so there is no single name to show.
     const std::string sets = key.key[0] == '\0' ? "" : concat(" (", key.key, ")");
     text += concat("  ", key.name, sets, "\n", wrap(key.help, 100, 6), "\n");
   }

@@ -1,6 +1,6 @@
 // A table gives each flat key the key that it sets; defaults of flat files are set before the first key is
 // read. A missing space is repaired only where a flat key stands before the colon, so other YAML stays as it
-// is.
+// is. A flat file means the same as in the published scripts, so its defaults are theirs, not Cohort's.
 #include "cohort/config/flat_keys.h"
 
 #include <array>
@@ -53,11 +53,14 @@ const FlatKey* find_flat_key(std::string_view name) {
   return nullptr;
 }
 
+// Each value is what the published VGG scripts use where their file says nothing. Cohort's own defaults may
+// change; these may not, as results of flat files are compared with those of the scripts.
 void set_flat_defaults(Config& config) {
   config.model.name = "vgg16";
   config.data.image_size = 64;
   config.data.train_transforms = {.preset = "imagenet", .list = {}};
   config.data.val_transforms = {.preset = "imagenet", .list = {}};
+  // Mean and deviation of ImageNet's training images, as torchvision's models use them.
   config.data.mean = {0.485, 0.456, 0.406};
   config.data.std = {0.229, 0.224, 0.225};
   config.data.workers = 8;
@@ -87,8 +90,10 @@ std::string repair_flat_text(std::string_view text, const std::string& name,
     const std::string_view line = text.substr(0, end);
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
 
+    // Only a flat key at the first column counts, so a colon in a path or in a nested block stays as it is.
     const std::size_t colon = line.find(':');
     const bool has_value = colon != std::string_view::npos && colon + 1 < line.size();
+    // A carriage return after the colon is the end of a line of Windows, not a value.
     const char next = has_value ? line[colon + 1] : ' ';
     if (next != ' ' && next != '\t' && next != '\r' && find_flat_key(line.substr(0, colon)) != nullptr) {
       repaired += concat(line.substr(0, colon + 1), " ", line.substr(colon + 1));

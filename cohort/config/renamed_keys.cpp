@@ -1,5 +1,6 @@
 // One table serves the error and the translation. A row says what one key, with one value or any, is written
-// as today. A key that became two has a row for each value that it took.
+// as today. A key that became two has a row for each value that it took. A row stays as long as checkpoints
+// of its time are to be read. A row whose key stays, such as data.color, renames a value only.
 #include "cohort/config/renamed_keys.h"
 
 #include <array>
@@ -64,6 +65,7 @@ std::string_view after_dot(std::string_view name) {
 
 }  // namespace
 
+// `value` decides which row counts. An empty `value` matches only rows that take any value.
 std::string renamed_to(std::string_view key, std::string_view value) {
   constexpr std::string_view kMap = "distributed.place";  // an entry of a map goes with the map
   if (key.starts_with(kMap) && key.substr(kMap.size()).starts_with('.')) {
@@ -74,6 +76,7 @@ std::string renamed_to(std::string_view key, std::string_view value) {
     // A key of rows that each have one value: the value is none that the key ever took.
     base::TextList names(" and ");
     for (const Rename& row : renames()) {
+      // A row that renames a value only says nothing of the key, which is known today.
       if (key != row.before.key || row.now.front().key == key) continue;
       for (const Setting& setting : row.now) names.add(setting.key);
       break;
@@ -92,10 +95,13 @@ YAML::Node translate_renamed_keys(const YAML::Node& document) {
   if (!document.IsMap()) return document;
   YAML::Node translated(YAML::NodeType::Map);
   for (const auto& section : document) {
+    // Flat keys and what is no section: the reader says what is wrong with them.
     if (!section.second.IsMap() || !section.first.IsScalar()) {
       translated.force_insert(section.first, section.second);
       continue;
     }
+    // force_insert keeps a key that stands twice, so that the reader still sees and refuses it. A value
+    // that moves keeps its mark, so an error names its line in the file.
     YAML::Node keys(YAML::NodeType::Map);
     for (const auto& item : section.second) {
       const std::string key =

@@ -18,6 +18,8 @@ std::string short_text(const ConfigKey& key, Config& config) {
   const std::string text = value_text(key, config);
   if (!text.starts_with('\n')) return text;
   base::TextList line;
+  // value_text() puts a list or a map on lines of its own, for a dump. A message has one line, so the dashes
+  // and the indentation go.
   for (std::size_t begin = 1; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
     const std::size_t first = std::min(text.find_first_not_of(" -", begin), end);
@@ -34,10 +36,15 @@ void add_change(base::TextList& list, const ConfigKey& key, Config& before, Conf
 
 }  // namespace
 
+// All refused keys go into one error: who mends one key must not start again to learn the next.
+// Configurations are taken by value, as a key gives access to its member only through a Config that can be
+// changed.
 std::string check_resume(Config before, Config now, bool same_step, const std::string& from) {
   base::TextList taken, refused;
   for (const ConfigKey& key : config_keys()) {
     if (key.on_resume == OnResume::kCannotMatter || same_value(key, before, now)) continue;
+    // Batch size, accumulation and ranks may change together where the step keeps its number of samples. Then
+    // steps, schedule and learning rate still mean the same.
     const bool is_refused = key.on_resume == OnResume::kRefused || (key.makes_step && !same_step);
     add_change(is_refused ? refused : taken, key, before, now);
   }
@@ -51,6 +58,8 @@ std::string check_resume(Config before, Config now, bool same_step, const std::s
 }
 
 std::string other_inputs(Config trained, Config now) {
+  // Keys that change the numbers which the model gets or computes with. Paths and sizes of batches are left
+  // out: to evaluate on other data is what the command is for.
   static constexpr std::array kInputs = {"data.color"sv,     "data.image_size"sv, "data.val_transforms"sv,
                                          "data.mean"sv,      "data.std"sv,        "data.options"sv,
                                          "train.precision"sv};

@@ -1,5 +1,6 @@
 // A preset stays a name in the configuration; it is expanded when the transforms are asked for. So image size
-// and mean count as they are then. ToTensor and Normalize are added where the list lacks them.
+// and mean count as they are then. ToTensor and Normalize are added where the list lacks them. Below are
+// settings whose empty or zero value means that another key decides.
 #include "cohort/config/types.h"
 
 #include <algorithm>
@@ -15,9 +16,11 @@ std::vector<TransformConfig> preset_transforms(const std::string& preset, int64_
   if (preset == "resize") return {{"Resize", {{"", {size, size}}}}};
   if (preset == "flip") return {{"RandomHorizontalFlip", {}}};
   if (preset == "crop_flip") {
+    // CIFAR's usual augmentation: He et al. 2016, "Deep Residual Learning", section 4.2.
     return {{"RandomCrop", {{"size", {size}}, {"padding", {4}}}}, {"RandomHorizontalFlip", {}}};
   }
   if (preset == "imagenet" && training) {
+    // Szegedy et al. 2015, "Going Deeper with Convolutions", section 6.
     return {{"RandomResizedCrop", {{"", {size}}}}, {"RandomHorizontalFlip", {}}};
   }
   if (preset == "imagenet") {
@@ -30,6 +33,7 @@ std::vector<TransformConfig> preset_transforms(const std::string& preset, int64_
 
 std::vector<TransformConfig> resolve(const DataConfig& data, const TransformList& transforms, bool training) {
   std::string preset = transforms.preset;
+  // Only images of a folder differ in size and need a crop. Other data sets choose their own size.
   if (preset == "auto") preset = data.type == "image_folder" ? "imagenet" : "none";
   std::vector<TransformConfig> result =
       preset.empty() ? transforms.list : preset_transforms(preset, data.image_size, training);
@@ -37,6 +41,7 @@ std::vector<TransformConfig> resolve(const DataConfig& data, const TransformList
     return std::any_of(result.begin(), result.end(),
                        [&](const TransformConfig& t) { return t.name == name; });
   };
+  // Normalize works on tensors, so ToTensor comes before it.
   if (!has("ToTensor")) result.push_back({"ToTensor", {}});
   if (!has("Normalize") && !data.mean.empty()) {
     result.push_back({"Normalize", {{"mean", data.mean}, {"std", data.std}}});
@@ -46,6 +51,7 @@ std::vector<TransformConfig> resolve(const DataConfig& data, const TransformList
 
 }  // namespace
 
+// Warnings are no settings: a Config that was dumped and read again is equal without them.
 bool operator==(const Config& a, const Config& b) {
   return a.model == b.model && a.data == b.data && a.optim == b.optim && a.schedule == b.schedule &&
          a.train == b.train && a.distributed == b.distributed && a.comm == b.comm && a.run == b.run;
@@ -73,6 +79,8 @@ double default_lr(const std::string& optimizer) {
 
 bool best_is_max(const RunConfig& config) {
   if (config.best_mode != "auto") return config.best_mode == "max";
+  // check_config() has refused a name that does not say; the value only stands in for a Config that nobody
+  // checked.
   return more_is_better(config.best_metric).value_or(true);
 }
 
@@ -80,6 +88,7 @@ int64_t eval_batch_size(const TrainConfig& config) {
   return config.eval_batch_size > 0 ? config.eval_batch_size : config.batch_size;
 }
 
+// The samples of one rank's step: so optim.lr means the same on one rank and on many.
 std::int64_t lr_base_size(const Config& config) {
   return config.optim.lr_base_size > 0 ? config.optim.lr_base_size
                                        : config.train.batch_size * config.train.accumulate;

@@ -1,4 +1,6 @@
-// What the table of keys says about one value: range, words, YAML.
+// What the table of keys says about one value: range, words, YAML. Each function visits the member that the
+// key points to, and so covers all types of members: a new type does not compile until each function knows
+// it. A text written by value_text() is read back to an equal value.
 #include <algorithm>
 #include <cmath>
 
@@ -38,6 +40,7 @@ std::string with_range(const char* what, const ConfigKey& key) {
 
 bool in_range(const ConfigKey& key, double value) {
   if (!std::isfinite(value)) return false;
+  // NaN and infinity are refused above, so the comparisons below are those of numbers.
   return (key.min_is_open ? value > key.min : value >= key.min) && value <= key.max;
 }
 
@@ -49,6 +52,7 @@ std::string rejected_item(const ConfigKey& key, const std::vector<T>& values) {
   return "";
 }
 
+// No nearest name is looked for here: the reader, which knows what the user wrote, does that.
 std::string rejected_text(const ConfigKey& key, const std::string& text) {
   const auto& choices = key.choices;
   const bool chosen = choices.empty() || std::find(choices.begin(), choices.end(), text) != choices.end();
@@ -70,6 +74,7 @@ std::string list_text(const std::vector<T>& values) {
   return text + "]";
 }
 
+// A list of one and a single value read alike, so the shorter text is written.
 std::string argument_text(const std::vector<double>& values) {
   return values.size() == 1 ? number_text(values.front()) : list_text(values);
 }
@@ -77,6 +82,7 @@ std::string argument_text(const std::vector<double>& values) {
 std::string transform_text(const TransformConfig& transform) {
   const std::string name = scalar_text(transform.name);
   if (transform.args.empty()) return name;
+  // An argument without a name is the only one: "Resize: 64". The reader gives it the empty name.
   if (transform.args.size() == 1 && transform.args.begin()->first.empty()) {
     return concat(name, ": ", argument_text(transform.args.begin()->second));
   }
@@ -87,6 +93,7 @@ std::string transform_text(const TransformConfig& transform) {
 
 std::string transforms_text(const TransformList& transforms) {
   if (!transforms.preset.empty()) return scalar_text(transforms.preset);
+  // An empty value would be read as null, which is an error for this type.
   if (transforms.list.empty()) return "[]";
   std::string text;
   for (const TransformConfig& transform : transforms.list) text += "\n    - " + transform_text(transform);
@@ -103,6 +110,7 @@ std::string map_text(const std::map<std::string, std::string>& map) {
 }  // namespace
 
 std::string resume_text(const ConfigKey& key) {
+  // Before on_resume, which these keys have too: check_resume() refuses them only where steps differ in size.
   if (key.makes_step) return "takes effect; refused where a step gets another number of samples";
   switch (key.on_resume) {
     case OnResume::kTakesEffect:
@@ -120,6 +128,7 @@ std::string resume_text(const ConfigKey& key) {
 std::string expectation(const ConfigKey& key) {
   if (key.form != nullptr) return key.form;
   const std::string choices = base::join(key.choices);
+  // A fresh Config serves only to learn the type of the member.
   Config config;
   return std::visit(
       Overloaded{[](bool*) -> std::string { return "true or false"; },
@@ -140,6 +149,7 @@ std::string rejected_value(const ConfigKey& key, Config& config) {
   return std::visit(
       Overloaded{[](bool*) -> std::string { return ""; },
                  [&](int64_t* value) {
+                   // Bounds end at 2^53, up to which the conversion to double is exact.
                    return in_range(key, static_cast<double>(*value)) ? "" : std::to_string(*value);
                  },
                  [&](double* value) { return in_range(key, *value) ? "" : number_text(*value); },
@@ -168,6 +178,7 @@ std::string value_text(const ConfigKey& key, Config& config) {
 bool same_value(const ConfigKey& key, Config& a, Config& b) {
   return std::visit(
       [](auto* left, auto* right) {
+        // One key gives members of one type, but visit() instantiates every pair of types.
         if constexpr (std::is_same_v<decltype(left), decltype(right)>) {
           return *left == *right;
         } else {

@@ -51,6 +51,8 @@ void check_limits(std::string_view text, const YamlSource& source) {
       at_begin = true;
       continue;
     }
+    // All of this overcounts: brackets in quotes and comments count too, and are never taken back. A limit
+    // that no usual file comes near need not be exact, and a scanner of YAML's quoting could be wrong.
     at_begin = at_begin && (c == ' ' || c == '\t');
     indentation += at_begin;
     brackets += c == '[' || c == '{';
@@ -67,11 +69,13 @@ void check_limits(std::string_view text, const YamlSource& source) {
 
 /// True for a scalar that stands without quotes: only that can be a number or a boolean.
 bool is_plain(const YAML::Node& node) {
+  // yaml-cpp tags a scalar without quotes "?", and one with quotes "!".
   return node.IsScalar() && node.Tag() == "?";
 }
 
 template <typename T>
 std::optional<T> parse_number(std::string_view text) {
+  // YAML knows +1, from_chars does not. from_chars depends on no locale, unlike strtod and streams.
   if (text.starts_with('+')) text.remove_prefix(1);
   if (text.empty() || text.front() == '+') return std::nullopt;
   T value{};
@@ -107,6 +111,7 @@ void check_one_document(const std::string& text, const YamlSource& source) {
   std::istringstream stream(text);
   YAML::Parser parser(stream);
   DocumentMarks marks;
+  // True and more text: the second call finds where it begins, or throws with its own message.
   if (!parser.HandleNextDocument(marks) || !parser) return;
   parser.HandleNextDocument(marks);
   throw ConfigError(
@@ -136,6 +141,7 @@ YAML::Node parse_yaml(std::string_view text, const YamlSource& source) {
 }
 
 std::optional<std::string> as_text(const YAML::Node& node) {
+  // "name:" with nothing after it is an empty text.
   if (node.IsNull()) return "";
   if (!node.IsScalar() || node.Scalar().size() > kMaxText) return std::nullopt;
   return node.Scalar();
@@ -146,6 +152,7 @@ std::optional<bool> as_bool(const YAML::Node& node) {
   std::string text = node.Scalar();
   std::transform(text.begin(), text.end(), text.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  // The words of YAML 1.1 too, since users of PyYAML write them.
   if (text == "true" || text == "yes" || text == "on") return true;
   if (text == "false" || text == "no" || text == "off") return false;
   return std::nullopt;
@@ -158,6 +165,7 @@ std::optional<int64_t> as_int(const YAML::Node& node) {
 std::optional<double> as_double(const YAML::Node& node) {
   if (!is_plain(node)) return std::nullopt;
   const std::optional<double> value = parse_number<double>(node.Scalar());
+  // from_chars reads "inf" and "nan".
   return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
@@ -182,6 +190,8 @@ std::string describe(const YAML::Node& node) {
 std::string number_text(double value) {
   std::array<char, 40> text;
   const double size = std::abs(value);
+  // to_chars writes the shortest text that reads back to the same double. Fixed notation is for sizes that
+  // people read without an exponent: 0.0001, not 1e-04.
   const auto format =
       size == 0 || (size >= 1e-4 && size < 1e15) ? std::chars_format::fixed : std::chars_format::general;
   const auto result = std::to_chars(text.data(), text.data() + text.size(), value, format);
@@ -192,6 +202,8 @@ std::string scalar_text(const std::string& text) {
   const auto is_safe = [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '_' || c == '/' || c == '.' || c == '-';
   };
+  // A text may look like a truth value ("true"): only the type of the key decides what it is. "null" is
+  // different, since it would be read as an empty text. A first letter rules out numbers and "~".
   const bool plain = !text.empty() && std::isalpha(static_cast<unsigned char>(text.front())) != 0 &&
                      std::all_of(text.begin(), text.end(), is_safe) && text != "null" && text != "Null" &&
                      text != "NULL";
@@ -202,6 +214,7 @@ std::string scalar_text(const std::string& text) {
       quoted += '\\';
       quoted += static_cast<char>(c);
     } else if (c < 0x20 || c == 0x7f) {
+      // Control characters would end the line or be refused by the scanner. UTF-8 passes, byte by byte.
       std::array<char, 8> escape;
       std::snprintf(escape.data(), escape.size(), "\\x%02x", c);
       quoted += escape.data();

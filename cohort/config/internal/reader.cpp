@@ -28,6 +28,7 @@ using base::concat;
 std::string suggestion(std::string_view section, std::string_view name) {
   std::vector<std::string> names;
   for (const ConfigKey& key : config_keys()) {
+    // The right name in the wrong section is a surer guess than a similar name in the right one.
     if (key.short_name() == name) return concat("the nearest one, ", key.name);  // right name, wrong section
     if (key.section() == section) names.emplace_back(key.short_name());
   }
@@ -45,6 +46,7 @@ std::string suggestion(std::string_view section, std::string_view name) {
   fail(where, concat("unknown key '", key, "'"), suggestion(key.substr(0, dot), key.substr(dot + 1)));
 }
 
+// Digits and underscores have no case, so "no small letter" is the test.
 bool is_flat_style(std::string_view name) {
   return !name.empty() &&
          std::none_of(name.begin(), name.end(), [](unsigned char c) { return std::islower(c) != 0; });
@@ -52,6 +54,7 @@ bool is_flat_style(std::string_view name) {
 
 [[noreturn]] void fail_unknown_top(const std::string& name, const std::string& where) {
   for (const ConfigKey& key : config_keys()) {
+    // "lr: 0.1" at the top level: the section is missing, or the indentation.
     if (key.short_name() == name) {
       fail(where, concat("unknown key '", name, "'"),
            concat("the nearest one, ", key.name, " (inside '", key.section(), ":')"));
@@ -79,6 +82,7 @@ std::string key_name(const YAML::Node& node, const YamlSource& source) {
 /// Reads a list of T; one value alone counts as a list of one.
 template <typename T, typename Read>
 bool read_list(const YAML::Node& node, const Read& read, std::vector<T>& out) {
+  // `out` changes only when the whole list is good, so that a caller may try another type.
   std::vector<T> values;
   const auto add = [&](const YAML::Node& item) {
     const auto value = read(item);
@@ -100,6 +104,7 @@ std::vector<double> read_argument(const std::string& shown, const YAML::Node& no
                                   const YamlSource& source) {
   std::vector<double> values;
   const auto number = [](const YAML::Node& item) -> std::optional<double> {
+    // Arguments of transforms are numbers throughout; a switch among them is 0 or 1.
     if (const auto flag = as_bool(item)) return *flag ? 1.0 : 0.0;
     return as_double(item);
   };
@@ -115,6 +120,7 @@ TransformConfig read_transform(const std::string& shown, const YAML::Node& node,
   if (node.IsScalar()) {
     transform.name = as_text(node).value_or("");
   } else if (node.IsMap() && node.size() == 1) {
+    // Two entries would be two transforms at one place of the list, whose order is not said.
     transform.name = key_name(node.begin()->first, source);
     const YAML::Node arguments = node.begin()->second;
     const std::string inner = concat(shown, ": ", transform.name);
@@ -127,6 +133,8 @@ TransformConfig read_transform(const std::string& shown, const YAML::Node& node,
         }
       }
     } else if (!arguments.IsNull()) {
+      // The empty name is the argument without a name; the transform itself says which of its arguments that
+      // is.
       transform.args[""] = read_argument(inner, arguments, source);
     }
   }
@@ -202,6 +210,7 @@ void ConfigReader::read_document(const YAML::Node& document, const YamlSource& s
   for (const auto& item : document) {
     flat = flat || (item.first.IsScalar() && find_flat_key(item.first.Scalar()) != nullptr);
   }
+  // Before the first key is read, wherever the flat key stands in the file: a key must win over a default.
   if (flat) set_flat_defaults(config_);
 
   const auto sections = config_sections();
@@ -209,6 +218,7 @@ void ConfigReader::read_document(const YAML::Node& document, const YamlSource& s
   for (const auto& item : document) {
     const std::string name = key_name(item.first, source);
     const YAML::Mark mark = item.first.Mark();
+    // yaml-cpp keeps both of two equal keys and says nothing.
     if (!seen.insert(name).second) fail(source.at(mark), concat("'", name, "' stands twice"));
     if (find_flat_key(name) != nullptr) {
       read_flat(name, item.second, source, mark);
@@ -245,6 +255,7 @@ void ConfigReader::read_flat(const std::string& name, const YAML::Node& node, co
     return;
   }
   read_key(*find_key(flat->key), name, node, source, mark);
+  // The published scripts write VGG16. Names of models are small here.
   if (name == "MODEL") {
     std::transform(config_.model.name.begin(), config_.model.name.end(), config_.model.name.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -257,6 +268,7 @@ void ConfigReader::read_num_gpus(const YAML::Node& node, const YamlSource& sourc
     fail(source.at(node.Mark()), concat("NUM_GPUS: got ", describe(node), ", expected a whole number >= 0"));
   }
   config_.train.device = *count == 0 ? "cpu" : "auto";
+  // Both keys count as set, so that the same file cannot also set them under their own names.
   if (!source.is_override) note_set(*find_key("train.device"), "NUM_GPUS", source, node.Mark());
   config_.distributed.nproc_per_node = std::max<int64_t>(1, *count);
   if (!source.is_override) {
@@ -270,6 +282,7 @@ void ConfigReader::read_key(const ConfigKey& key, const std::string& shown, cons
     fail(source.at(node.IsNull() ? mark : node.Mark()),
          concat(shown, ": got ", describe(node), ", expected ", expectation(key)));
   }
+  // The value is already in its member. That does no harm: an error ends the whole load.
   const std::string rejected = rejected_value(key, config_);
   if (!rejected.empty()) {
     std::string hint;
@@ -304,6 +317,8 @@ void ConfigReader::note_set(const ConfigKey& key, const std::string& shown, cons
   const auto [before, is_new] = set_by_.emplace(key.name, now);
   if (is_new) return;
   const SetBy& first = before->second;
+  // WD and WEIGHT_DECAY are the only flat names that share a key. The scripts have both, so equal values
+  // pass.
   const bool both_names_of_decay =
       first.shown != shown && find_flat_key(first.shown) != nullptr && find_flat_key(shown) != nullptr;
   if (both_names_of_decay && first.value == now.value) return;
@@ -329,6 +344,7 @@ void ConfigReader::read_override(const std::string& text) {
   const YAML::Node value = is_text && !written.empty() ? YAML::Node(written) : parse_yaml(written, source);
   if (key != nullptr) return read_key(*key, name, value, source, {});
   if (find_flat_key(name) != nullptr) return read_flat(name, value, source, {});
+  // Entries of a map are no keys of the table, so each map is tried as a prefix.
   for (const char* map : {"model.options", "data.options", "data.sampler_options", "optim.options",
                           "schedule.options", "distributed.device_map"}) {
     const std::string prefix = concat(map, ".");

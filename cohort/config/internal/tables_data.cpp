@@ -1,3 +1,7 @@
+// A table: the rows of model.* and data.*, in the order in which a dump writes them. Parser, dump, reference
+// and resume are all driven by it. A bound with an exponent guards against overflow; it is not advice. A row
+// says kRefused where another value would change which samples or which parameters the checkpoint's step
+// meant.
 #include "cohort/config/internal/tables.h"
 
 namespace cohort::config {
@@ -5,11 +9,14 @@ namespace {
 
 constexpr double kMany = 9007199254740992.0;  // 2^53: every whole number up to here is a double
 
-// A data set that a library registers makes its samples as it likes.
+// A data set that a library registers makes its samples as it likes. The keys of images are without effect
+// for it, which warn_unused() says.
 std::vector<std::string> own_kinds() {
   return {"image_folder", "idx", "synthetic"};
 }
 
+// Which names exist is known to the registries of other modules, which this module may not include. They also
+// grow with each plug-in. So an unknown name is an error of the registry, not of the table.
 bool is_not_empty(const std::string& text) {
   return !text.empty();
 }

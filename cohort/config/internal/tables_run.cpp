@@ -1,3 +1,5 @@
+// A table: the rows of run.*, distributed.* and comm.*, as in tables_data.cpp. Most may change on resume. The
+// seed may not, since every random number follows from it.
 #include "cohort/config/internal/tables.h"
 
 namespace cohort::config {
@@ -5,6 +7,7 @@ namespace {
 
 constexpr double kMany = 9007199254740992.0;  // 2^53: every whole number up to here is a double
 
+// The name becomes part of the run folder's name, so it must not lead out of runs/.
 bool is_name(const std::string& text) {
   return text.find('/') == std::string::npos && text != "." && text != "..";
 }
@@ -212,6 +215,7 @@ std::vector<ConfigKey> distributed_keys() {
   };
 }
 
+// None can matter on resume: they decide when a fault is seen, not what is computed.
 std::vector<ConfigKey> comm_keys() {
   return {
       {.name = "comm.timeout",

@@ -1,3 +1,6 @@
+// A table: the rows of optim.*, schedule.* and train.*, as in tables_data.cpp. Keys that set the size of a
+// step have makes_step: they may change on resume only together, so that the step has as many samples as
+// before. The optimizer and its groups are refused, since the checkpoint holds their state.
 #include <algorithm>
 #include <cctype>
 
@@ -10,6 +13,7 @@ constexpr double kMany = 9007199254740992.0;  // 2^53: every whole number up to 
 
 bool is_device(const std::string& text) {
   if (text == "auto" || text == "cpu" || text == "cuda") return true;
+  // At most four digits: a longer number would overflow where LibTorch parses the device.
   return text.size() > 5 && text.size() <= 9 && text.starts_with("cuda:") &&
          std::all_of(text.begin() + 5, text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
 }
@@ -77,6 +81,7 @@ std::vector<ConfigKey> optim_keys() {
        .on_resume = OnResume::kTakesEffect,
        .help = "Adam's two decay rates.",
        .min = 0,
+       // Below 1: Adam's bias correction divides by 1 - beta^t.
        .max = 0.9999999,
        .used_with = "optim.name",
        .used_values = {"adam", "adamw"}},
