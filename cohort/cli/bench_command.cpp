@@ -21,6 +21,7 @@ struct ScriptArguments {
 };
 
 int script_command(const ScriptArguments& arguments) {
+  // Plug-ins come before the configuration everywhere in this module: a key may name what they register.
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
   const config::Config config = load_config("cli.bench", arguments.config, arguments.overrides);
   const auto round = std::chrono::nanoseconds(static_cast<std::int64_t>(arguments.seconds * 1e9));
@@ -36,6 +37,8 @@ int script_command(const ScriptArguments& arguments) {
 void add_bench(CLI::App& app, Context& context) {
   CLI::App* bench = app.add_subcommand("bench", "Measure, on a configuration of yours, what a feature gives");
   bench->require_subcommand(1);
+  // Shared, since CLI11 writes into it while it parses, and the action reads it after this function has
+  // returned.
   auto arguments = std::make_shared<ScriptArguments>();
   CLI::App* command = bench->add_subcommand(
       "script", "Time of a training step, and of evaluation, in eager mode and with train.script");

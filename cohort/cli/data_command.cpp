@@ -1,3 +1,7 @@
+// Each subcommand is one function on one struct of arguments, which all of them share; a run of the program
+// uses a single one. The work is cohort::data's; here are options and the texts that say what was made.
+// Parsing only sets the action. It runs after the whole command line was found good, so a typing error makes
+// no files.
 #include <cinttypes>
 #include <cstdio>
 #include <filesystem>
@@ -21,6 +25,7 @@ struct DataArguments {
   std::string out;
   std::string color = "rgb";
   int strip = 0;
+  // Both limits are against archives that unpack to far more than their size.
   std::int64_t max_gib = data::TarOptions().max_bytes >> 30;
   std::int64_t max_entries = data::TarOptions().max_entries;
   int quality = 95;
@@ -53,15 +58,19 @@ int idx_command(const DataArguments& arguments, bool fashion) {
   options.quality = arguments.quality;
   options.threads = arguments.num_threads();
   if (fashion) {
+    // IDX files have numbers for labels. Without names the class folders are numbers too.
     const auto& names = data::fashion_mnist_class_names();
     options.class_names.assign(names.begin(), names.end());
   }
   for (const auto& [prefix, folder] : {std::pair{"train", "train"}, std::pair{"t10k", "val"}}) {
     const std::string out = (fs::path(arguments.out) / folder).string();
+    // A second call after a failure makes only what is missing. folder_from_idx() makes a folder whole or not
+    // at all.
     if (fs::exists(out)) {
       std::printf("%s is there already\n", out.c_str());
       continue;
     }
+    // Looked for only now: who has removed the files of a finished part can still make the other.
     const data::IdxPair files = data::find_idx_pair(arguments.source, prefix);
     fs::create_directories(arguments.out);
     say_made(data::folder_from_idx(files.images, files.labels, out, options), out);
@@ -76,6 +85,7 @@ int verify_command(const DataArguments& arguments) {
   }
   if (!report.passed_over.empty()) std::printf("%s\n", report.passed_over.c_str());
   std::printf("%" PRId64 " images checked, %zu broken\n", report.checked, report.broken.size());
+  // Status 2, as for any fault of the user's: a script can stop before it trains.
   return report.broken.empty() ? 0 : 2;
 }
 
@@ -83,6 +93,8 @@ int stats_command(const DataArguments& arguments) {
   const auto color = arguments.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb;
   const data::ChannelStatistics statistics =
       data::channel_statistics(arguments.source, color, arguments.num_threads());
+  // YAML on stdout, so that it can go into a configuration as it is. Six decimals are more than 8-bit pixels
+  // give.
   const auto print = [](const char* name, const std::vector<double>& values) {
     std::printf("  %s: [", name);
     for (std::size_t i = 0; i < values.size(); ++i) std::printf("%s%.6f", i == 0 ? "" : ", ", values[i]);
@@ -100,6 +112,7 @@ using Arguments = std::shared_ptr<DataArguments>;
 CLI::App* add_command(CLI::App& data, Context& context, const Arguments& arguments, const char* name,
                       const char* help, int (*action)(const DataArguments&)) {
   CLI::App* command = data.add_subcommand(name, help);
+  // Only the arguments are shared with the action. `context` is cli::run()'s and lives until the end.
   command->callback(
       [arguments, action, &context] { context.action = [arguments, action] { return action(*arguments); }; });
   return command;

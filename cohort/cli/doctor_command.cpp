@@ -1,3 +1,6 @@
+// Prints what is there, then what is missing and how to get it. A device or a disk that does not answer
+// becomes a text, not an error. Numbers come from the modules that use them, so that the command cannot say
+// one thing and a run do another. Status 0 also where something is missing, as Cohort trains without it.
 #include <ATen/Context.h>
 #include <ATen/Version.h>
 #include <dlfcn.h>
@@ -35,6 +38,8 @@ std::string gib(double bytes) {
   return text;
 }
 
+// Three limits may hold at once: cores that are on line, the affinity mask, and the quota of a cgroup. A user
+// of a container sees from this which of them binds.
 std::string cores_text() {
   const base::CoreLimits limits = base::core_limits();
   const int usable = base::usable_cores();
@@ -55,6 +60,7 @@ std::string backends_text() {
 
 std::string cuda_text() {
   try {
+    // As train.device does: the device has to answer, not only to be listed.
     const at::Device device = core::resolve_device("cuda").device;
     return "yes (" + device.str() + " answers)";
   } catch (const std::exception& error) {
@@ -65,6 +71,7 @@ std::string cuda_text() {
 std::string disk_text() {
   struct statvfs disk {};
   if (statvfs(".", &disk) != 0) return "unknown";
+  // f_bavail, not f_bfree: blocks that root keeps for itself are of no use to a run. f_frsize is their unit.
   return gib(static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize)) + " free in " +
          fs::current_path().string();
 }
@@ -76,6 +83,8 @@ std::string openmp_text() {
 }
 
 bool writable_here() {
+  // Run folders are made in runs/, which is made where it is missing. A folder takes new entries only where
+  // it may be searched too (X_OK).
   return ::access(fs::exists("runs") ? "runs" : ".", W_OK | X_OK) == 0;
 }
 
@@ -110,6 +119,8 @@ int doctor_command() {
     line("CUDA",
          "this LibTorch is a CPU build; for a GPU build against a CUDA wheel: ./quickstart --libtorch PATH");
   }
+  // Only `command -v` asks for a program as the user's shell does. The text is constant, so nothing can be
+  // injected.
   if (std::system("command -v tensorboard > /dev/null 2>&1") != 0) {
     complete = false;
     line("TensorBoard", "to see the event files: pip install tensorboard; tensorboard --logdir runs");

@@ -18,11 +18,13 @@ struct EvalArguments {
 
 int eval_command(EvalArguments arguments) {
   TrainedModel& model = arguments.model;
+  // Last, so that --device wins over train.device among the overrides.
   if (!arguments.device.empty()) model.overrides.push_back("train.device=" + arguments.device);
   std::map<std::string, double> metrics;
   model.use("cli.eval", [&](const config::Config& config, const train::TrainedWeights& trained) {
     metrics = train::run_evaluation(config, trained);
   });
+  // All ranks have the same numbers; one of them prints.
   if (comm::job_from_environment().rank != 0) return 0;
   for (const auto& [name, value] : metrics) {
     std::printf("%s %.6g\n", name.c_str(), value);

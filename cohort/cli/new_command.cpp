@@ -1,3 +1,6 @@
+// Texts with @NAME@ and @VERSION@ in them become the files of a new folder. The name is checked first, as it
+// becomes part of C++ code, of CMake code and of paths: nothing in it ever needs quoting. A folder that is
+// there is never written into.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -28,6 +31,7 @@ struct NewArguments {
 /// The name becomes that of files, of C++ functions and of a namespace of LibTorch's.
 void check_name(const std::string& name) {
   const auto fits = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; };
+  // ASCII by hand: isalpha() would take letters of the locale, which C++ and CMake do not.
   const bool is_name = !name.empty() && name.front() >= 'a' && name.front() <= 'z' &&
                        std::all_of(name.begin(), name.end(), fits) && name.size() <= 64;
   // What C++, LibTorch or Cohort has taken, of what one might think of.
@@ -45,12 +49,14 @@ void check_name(const std::string& name) {
 }
 
 std::string filled_in(std::string_view text, const std::string& name) {
+  // Major and minor only: a project made today builds with each later patch release.
   const std::string version(base::version());
   const std::pair<std::string_view, std::string> holes[] = {
       {"@NAME@", name}, {"@VERSION@", version.substr(0, version.rfind('.'))}};
   std::string result(text);
   for (const auto& [hole, value] : holes) {
     for (std::size_t at = result.find(hole); at != std::string::npos;
+         // Search goes on behind what was put in, so that a value cannot be replaced again.
          at = result.find(hole, at + value.size())) {
       result.replace(at, hole.size(), value);
     }
@@ -66,6 +72,8 @@ fs::path write(const std::vector<NewFile>& files, const NewArguments& arguments)
     throw UsageError("cli.new", base::concat(folder.string(), " is there already"),
                      "another name, or --dir FOLDER");
   }
+  // The check above is a courtesy. Two calls at the same time may still meet; then one writes over equal
+  // files.
   std::error_code error;
   fs::create_directories(folder, error);
   if (error)
@@ -96,6 +104,7 @@ int new_operator(const NewArguments& arguments) {
 }
 
 int new_project(const NewArguments& arguments) {
+  // Commands are printed complete, with this build's own path: they work when they are copied into a shell.
   const fs::path folder = write(project_files(), arguments);
   const char* const name = arguments.name.c_str();
   std::printf(

@@ -1,3 +1,6 @@
+// A table: the files of `cohort new operator`, as texts. A test compiles those for the CPU as a user would.
+// The operator has all parts that one can have: kernel, meta kernel, gradient, autocast rule, checks. So a
+// user deletes and changes, and invents nothing. Files of CUDA come only with --cuda.
 #include "cohort/cli/internal/new_files.h"
 
 namespace cohort::cli {

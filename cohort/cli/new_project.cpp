@@ -1,3 +1,6 @@
+// A table: the files of `cohort new project`, as texts. They are the smallest plug-in that trains: a data set
+// and a model that register themselves, and a configuration that names both. The data set is drawn from its
+// seed, so the project trains before the user has any data.
 #include "cohort/cli/internal/new_files.h"
 
 namespace cohort::cli {

@@ -1,3 +1,7 @@
+// A plan is made, simulated with the given costs, and printed beside the formula's value. With --measure the
+// same plan also runs, with stages that sleep instead of computing. Sleeping threads need no core, so the
+// measurement shows the schedule even on a machine with fewer cores than placements. No configuration and no
+// model take part.
 #include <ATen/ops/zeros.h>
 
 #include <chrono>
@@ -26,7 +30,8 @@ struct PipelineArguments {
   double measure_ms = 0;
 };
 
-// Threads of their own for all placements, on the cores that there are.
+// Threads of their own for all placements, on the cores that there are. The part after the slash makes names
+// distinct, so that placements on one core still get a thread each.
 std::vector<std::string> placements_on_cores(int count) {
   const int cores = base::CpuSet::of_process().size();
   std::vector<std::string> names;
@@ -37,6 +42,7 @@ std::vector<std::string> placements_on_cores(int count) {
 // Runs the plan with stages that sleep.
 pipeline::RunTimes measure(const PipelineArguments& arguments, const pipeline::Plan& plan) {
   const auto time = [&](double cost) {
+    // Costs have no unit; measure_ms says how many milliseconds one of them is.
     return std::chrono::microseconds(static_cast<std::int64_t>(cost * arguments.measure_ms * 1000));
   };
   std::vector<pipeline::Stage> stages;
@@ -51,6 +57,8 @@ pipeline::RunTimes measure(const PipelineArguments& arguments, const pipeline::P
   options.schedule = plan.options.schedule;
   pipeline::Pipeline pipe(stages, options);
   const auto loss = [](const at::Tensor& output, const at::Tensor&) { return output.sum(); };
+  // One row for each micro-batch. It requires a gradient so that the first stage has an input gradient too,
+  // as the plan assumes.
   const at::Tensor input = at::zeros({plan.num_micro_batches(), 1}).requires_grad_();
   for (int step = 0; step < 2; ++step) pipe.step(input, input.detach(), loss);  // the first starts threads
   return pipe.last_run();
@@ -63,6 +71,8 @@ int pipeline_command(PipelineArguments arguments) {
   if (arguments.actions) std::fputs(plan.text().c_str(), stdout);
   std::printf("%s: %d stages on %d placements, %d micro-batches\n", arguments.schedule.c_str(),
               plan.num_stages(), plan.num_placements(), plan.num_micro_batches());
+  // The simulation follows each action, the formula is the paper's. They differ where the formula leaves out
+  // the time of sends.
   std::printf("  time %.4g, idle %.2f %% (formula %.2f %%)\n", simulation.time, 100 * simulation.bubble,
               100 * pipeline::bubble_formula(plan.options, arguments.costs));
   std::printf("  activations held at most, by placement:");
@@ -70,6 +80,7 @@ int pipeline_command(PipelineArguments arguments) {
   std::printf("\n  micro-batches that wait between two stages at most: %d\n",
               pipeline::channel_capacity(plan));
   std::vector<pipeline::Band> bands{{base::concat("plan, ", arguments.schedule), simulation.actions, ""}};
+  // Both bands go into one drawing, plan above measurement, so that a late stage can be seen.
   if (arguments.measure_ms > 0) {
     const pipeline::RunTimes times = measure(arguments, plan);
     bands.push_back({"measured, with stages that sleep", times.actions, " ms"});

@@ -23,16 +23,19 @@ struct PlanArguments {
 };
 
 int plan_command(const PlanArguments& arguments) {
+  // --memory is asked for by name: other plans may come, and then no default would be right.
   if (!arguments.memory) {
     throw UsageError("cli.plan", "it was not said what to plan", "cohort plan --memory --config FILE");
   }
   planner::MemoryOptions options{.measure = arguments.measure};
   for (const std::string& text : arguments.place) {
     const std::size_t equals = text.find('=');
+    // The first "=" parts them. A placement has none, a layer's name has none either.
     if (equals == 0 || equals == std::string::npos) {
       throw UsageError("cli.plan", base::concat("--place: got \"", text, "\", expected LAYER=PLACEMENT"),
                        "--place layer4=cpu:1");
     }
+    // A layer that is given twice goes to the last place, as overrides do.
     options.place[text.substr(0, equals)] = base::Placement::parse(text.substr(equals + 1));
   }
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);

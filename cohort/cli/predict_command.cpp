@@ -1,3 +1,6 @@
+// Two commands that use a trained model without training data. `predict` runs a checkpoint of a run, or a
+// program that `export` wrote. The model is found, loaded and read inside TrainedModel::use(), which tries
+// again where a run that still trains removes the checkpoint meanwhile.
 #include <cstdio>
 #include <memory>
 
@@ -23,6 +26,7 @@ std::vector<train::Prediction> predictions_of(PredictArguments& arguments) {
   if (arguments.images.empty() && arguments.samples.empty()) {
     throw UsageError("cli.predict", "there is nothing to predict", "image files, or --samples 0,1,2");
   }
+  // A program needs no configuration, so TrainedModel takes no part. Plug-ins may still hold its operators.
   if (!arguments.program.empty()) {
     for (const std::string& plugin : arguments.model.plugins) train::load_plugin(plugin);
     return train::Predictor::of_program(arguments.program)(arguments.images, arguments.top);
@@ -37,6 +41,7 @@ std::vector<train::Prediction> predictions_of(PredictArguments& arguments) {
 }
 
 int predict_command(PredictArguments arguments) {
+  // All are computed before the first is printed: output is whole, or an error.
   for (const train::Prediction& one : predictions_of(arguments)) {
     std::printf("%s", one.path.c_str());
     for (const auto& [name, probability] : one.classes) std::printf("\t%s %.4f", name.c_str(), probability);
@@ -55,6 +60,8 @@ int export_command(ExportArguments arguments) {
   bool takes_images = false;
   arguments.model.use("cli.export", [&](const config::Config& config, const train::TrainedWeights& trained) {
     train::export_program(config, trained, arguments.batch_size, arguments.file);
+    // Only Cohort's own data sets say how an image file becomes an input, so only such a program takes image
+    // files.
     takes_images = data::is_own_dataset(config.data.type);
   });
   std::printf("%s: for %ld %s at a time; %s\n", arguments.file.c_str(),
@@ -70,6 +77,7 @@ void add_predict(CLI::App& app, Context& context) {
   auto arguments = std::make_shared<PredictArguments>();
   CLI::App* command = app.add_subcommand("predict", "Say what is in images");
   arguments->model.add_options(*command);
+  // A program carries its own weights and shapes. Settings of a run beside it would have no effect.
   command->add_option("-p,--program", arguments->program, "A file of `cohort export`, in place of a run")
       ->excludes("--run", "--config", "--checkpoint");
   repeatable(

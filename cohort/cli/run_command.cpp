@@ -1,3 +1,7 @@
+// Options come from launch's table, so `cohort run` and PET_* in the environment cannot differ. The words are
+// cut before CLI11 sees them: all from the first one on that is no option of ours is the user's program. This
+// is done here, as CLI11 would read options behind the program's name as its own. Every spelling of torchrun
+// is accepted.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <signal.h>
 #include <unistd.h>
@@ -37,6 +41,7 @@ std::string names_of(const launch::RunFlag& flag) {
   for (const launch::RunFlag& flag : launch::run_flags()) {
     if (flag.instead.empty()) names.push_back("--" + flag.name);
   }
+  // CLI11's own message would come too late: an unknown option may take a value, so the cut could not go on.
   const auto near = base::nearest_name(name, names);
   throw UsageError("cli.run",
                    base::concat("there is no option ", name, near ? "; did you mean " + *near + "?" : ""),
@@ -45,13 +50,16 @@ std::string names_of(const launch::RunFlag& flag) {
 
 // How many words an option takes: itself, and its value when that stands apart.
 std::size_t num_words(const std::string& word) {
+  // These are CLI11's, in no table of ours.
   if (word == "-h" || word == "--help" || word == "--help-all") return 1;
   const bool is_long = word.starts_with("--");
   const std::size_t equals = is_long ? word.find('=') : std::string::npos;
   std::string name = word.substr(0, equals);
+  // At least two characters: take_program() asks only for words longer than "-".
   std::replace(name.begin() + 2, name.end(), '_', '-');
   for (const launch::RunFlag& flag : launch::run_flags()) {
     if (is_long ? name != "--" + flag.name : word[1] != flag.letter) continue;
+    // "--name=value" and "-n2" hold their value; "--name value" and "-n 2" are two words.
     const bool apart = is_long ? equals == std::string::npos : word.size() == 2;
     return apart && !flag.value.empty() ? 2 : 1;
   }
@@ -59,6 +67,7 @@ std::size_t num_words(const std::string& word) {
 }
 
 int run_command(const RunArguments& arguments, const std::vector<std::string>& program) {
+  // launch takes texts only; "1" stands for a switch that is on.
   std::map<std::string, std::string> given = arguments.values;
   for (const auto& [name, on] : arguments.switches) {
     if (on) given[name] = "1";
@@ -70,12 +79,14 @@ int run_command(const RunArguments& arguments, const std::vector<std::string>& p
 
 int start_job(launch::RunOptions options) {
   ::signal(SIGCHLD, SIG_DFL);  // ignored by who started this one, it would take the ranks' statuses away
+  // As process 1 of a container it inherits orphans of the ranks, and nobody else waits for them.
   options.reaps_orphans = ::getpid() == 1;
   return launch::run_job(options);
 }
 
 int num_gpus() {
   try {
+    // A GPU that does not answer counts as none, as for train.device.
     core::resolve_device("cuda");
   } catch (const Error&) {
     return 0;
@@ -89,10 +100,13 @@ std::vector<std::string> take_program(std::vector<std::string>& words) {
   while (at < words.size() && words[at].size() > 1 && words[at].front() == '-' && words[at] != "--") {
     at += num_words(words[at]);
   }
+  // An option at the end whose value is missing has counted one word too many; CLI11 then says what is
+  // missing.
   at = std::min(at, words.size());
   const auto begin = words.begin() + static_cast<std::ptrdiff_t>(at);
   std::vector<std::string> program(begin, words.end());
   words.erase(begin, words.end());
+  // Only the first "--" is ours. A second one belongs to the program.
   if (!program.empty() && program.front() == "--") program.erase(program.begin());
   return program;
 }
@@ -113,6 +127,7 @@ void add_run(CLI::App& app, Context& context) {
       option = command->add_option_function<std::string>(
           names_of(flag), [arguments, name](const std::string& value) { arguments->values[name] = value; },
           flag.meaning);
+      // As with torchrun, the last value counts: scripts append to a command that is fixed.
       option->type_name(flag.value)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     }
     if (!flag.instead.empty()) option->group("");  // known, refused by name, not in the help

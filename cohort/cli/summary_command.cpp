@@ -29,6 +29,7 @@ int summary_command(const SummaryArguments& arguments) {
   try {
     summary = models::summarize(model, shape);
   } catch (const c10::OutOfMemoryError&) {
+    // Too little memory is no fault of the shape, and another size is no cure for every model.
     throw;
   } catch (const c10::Error& error) {  // LibTorch's names neither the model nor the input's shape
     throw UsageError("cli.summary",

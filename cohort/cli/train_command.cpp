@@ -1,3 +1,7 @@
+// From the command line to a run, in this order: plug-ins, the file with its overrides, options that set a
+// key, the run folder. Then this process either starts ranks of itself or trains. A child is told its rank by
+// the environment, goes the same way, and so trains. Signals are prepared before anything slow: a run that is
+// ended early still ends as documented.
 #include <algorithm>
 #include <cctype>
 #include <csignal>
@@ -47,6 +51,7 @@ void print_result(const train::RunResult& result) {
   if (result.fit.best_epoch > 0) {
     std::printf("best %.6g (epoch %lld)\n", result.fit.best, static_cast<long long>(result.fit.best_epoch));
   }
+  // Each line is a file that exists: settings, fast_dev_run or an early end may have left one out.
   print_if_there("checkpoint", result.folder / "checkpoints" / "last");
   print_if_there("best", result.folder / "checkpoints" / "best");
   print_if_there("curves", result.folder / "curves.svg");
@@ -56,7 +61,8 @@ void print_result(const train::RunResult& result) {
   std::printf("%-12s %s\n\n%s", "profile", (result.folder / "profile.json").c_str(), result.profile.c_str());
 }
 
-/// This program by its path, with the arguments that it was called with.
+/// This program by its path, with the arguments that it was called with. /proc/self/exe, since argv[0] may be
+/// a bare name that the child's PATH finds elsewhere, or not at all.
 std::vector<std::string> own_command() {
   std::vector<std::string> command = launch::own_arguments();
   command.front() = fs::read_symlink("/proc/self/exe").string();
@@ -75,6 +81,7 @@ std::optional<launch::RunOptions> ranks_to_start(const TrainArguments& arguments
     return launch::read_run_flags({{"standalone", "1"}, {"nproc-per-node", std::to_string(ranks)}},
                                   own_command());
   }
+  // Only the option is compared: the key may stand in a file that is used with and without a launcher.
   if (!asked.empty() && ranks != job.local_world_size) {
     throw UsageError("cli.train",
                      base::concat("--nproc-per-node is ", asked, ", and ", comm::to_string(job.launcher),
@@ -86,6 +93,8 @@ std::optional<launch::RunOptions> ranks_to_start(const TrainArguments& arguments
 
 /// As a shell reads it back.
 std::string quoted(const std::string& text) {
+  // Characters that no POSIX shell treats as special. All others go between single quotes, where only a
+  // single quote needs care.
   const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || std::strchr("%+,-./:=@_", c) != nullptr;
   });
@@ -100,6 +109,8 @@ std::string command_to_go_on(const TrainArguments& arguments, const Context& con
                              const fs::path& folder) {
   std::string command = quoted(context.program) + " train --config " + quoted(folder / "config.yaml") +
                         " --resume auto " + quoted("run.dir=" + folder.string());
+  // Without the option a job of several ranks had a launcher. On one host --nproc-per-node gives the same
+  // again; a job of several hosts has to be started by its launcher.
   const comm::Job job = comm::job_from_environment();
   if (!arguments.nproc_per_node.empty()) {
     command += " --nproc-per-node " + quoted(arguments.nproc_per_node);
@@ -113,6 +124,7 @@ std::string command_to_go_on(const TrainArguments& arguments, const Context& con
 /// The run folder whose own file the configuration is, where that run is to resume: the file may have been
 /// copied or moved with its folder, whatever run.dir in it says. Empty: the configuration says it.
 fs::path folder_to_go_on(const TrainArguments& arguments, const config::Config& config) {
+  // What the user gives on the command line wins over where the file lies.
   const auto sets = [&](std::string_view key) {
     return std::ranges::any_of(arguments.overrides, [&](const auto& each) { return each.starts_with(key); });
   };
@@ -131,6 +143,7 @@ std::string choose_folder(const TrainArguments& arguments, config::Config& confi
   if (own.empty()) return "";
   const std::string named = std::exchange(config.run.dir, own.string());
   std::error_code ignored;
+  // weakly_canonical(), as the folder that is named may be gone.
   if (named.empty() || fs::weakly_canonical(named, ignored) == own) return "";
   return base::concat("run.dir of ", arguments.config, " is ", named, "; going on with the run in ",
                       own.string(), ", whose file it is (run.dir=", named,
@@ -146,6 +159,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
     return 0;
   }
   std::vector<std::string> overrides = arguments.overrides;
+  // Behind the user's overrides, so that the option wins over the key.
   if (!arguments.device.empty()) overrides.push_back("train.device=" + arguments.device);
   if (arguments.profile > 0) overrides.push_back(base::concat("run.profile=", arguments.profile));
   for (const std::string& plugin : arguments.plugins) train::load_plugin(plugin);
@@ -155,6 +169,8 @@ int train_command(const TrainArguments& arguments, const Context& context) {
     config.distributed.nproc_per_node = launch::read_nproc_per_node(arguments.nproc_per_node, num_gpus);
   }
   const std::string said = choose_folder(arguments, config);
+  // After the folder was chosen, as it takes run.resume and run.dir away again: a fast run must not write
+  // into the run whose file it was given.
   if (arguments.fast_dev_run) train::limit_to_fast_dev_run(config);
   if (arguments.dump_config) {
     for (const std::string& warning : config.warnings)
@@ -162,6 +178,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
     std::fputs(config::dump_config(config).c_str(), stdout);
     return 0;
   }
+  // Before anything of the run is made: the folder is the children's affair, not the launcher's.
   if (const auto ranks = ranks_to_start(arguments, config)) return start_job(*ranks);
   if (!said.empty() && !arguments.fast_dev_run && comm::job_from_environment().rank == 0) {
     base::log_info(said);
@@ -172,6 +189,7 @@ int train_command(const TrainArguments& arguments, const Context& context) {
   const train::RunResult result = train::run_training(std::move(config), context.command_line);
   if (result.rank == 0) print_result(result);
   if (result.fit.signal == 0) return 0;
+  // 128 + number, as a shell reports a process that a signal ended.
   if (result.rank != 0) return 128 + result.fit.signal;
   std::fprintf(stderr, "cohort: stopped by signal %d after step %lld; to go on:\n  %s\n", result.fit.signal,
                static_cast<long long>(result.fit.steps),

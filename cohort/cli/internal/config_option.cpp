@@ -23,6 +23,8 @@ bool names_data(const std::string& override_text) {
 }  // namespace
 
 void add_config_option(CLI::App& command, std::string& config, const std::string& help) {
+  // By hand, as CLI11 would take the last file without a word, and the user would train with half of the
+  // settings.
   const auto take = [&config](const std::vector<std::string>& files) {
     if (files.size() > 1) {
       throw UsageError("cli.config",
@@ -39,6 +41,8 @@ void add_config_option(CLI::App& command, std::string& config, const std::string
 config::Config load_config(const std::string& where, const std::string& config,
                            const std::vector<std::string>& overrides) {
   if (!config.empty()) return config::load_config(config, overrides);
+  // All other keys have a default that trains. Without data the error would come late and speak of a folder
+  // `data` that nobody named.
   if (std::ranges::none_of(overrides, names_data)) {
     throw UsageError(
         where, "neither a configuration nor data was given",

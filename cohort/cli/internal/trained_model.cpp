@@ -1,3 +1,7 @@
+// A checkpoint is found by name or path, then its configuration, then its weights. The configuration inside
+// the checkpoint is preferred: the run folder's config.yaml may be of a later start with other settings. A
+// run that still trains may delete a checkpoint between these steps. So the three are tried again as one, and
+// never a configuration of one checkpoint is used with weights of another.
 #include "cohort/cli/internal/trained_model.h"
 
 #include <optional>
@@ -39,6 +43,7 @@ bool is_name(const std::string& checkpoint) {
 /// Says what `config` has that the configuration in the checkpoint has not.
 void warn_of_other_inputs(const config::Config& config, const std::string& trained,
                           const std::string& checkpoint) {
+  // A bare .safetensors file has no configuration to compare with.
   if (trained.empty() || comm::job_from_environment().rank != 0) return;
   try {
     const std::string changes =
@@ -57,11 +62,13 @@ config::Config TrainedModel::load(const std::string& where) {
     const auto found = checkpoint::RunCheckpoints(folder).find(checkpoint);
     checkpoint = found.value_or(folder / checkpoint).string();  // what is not there is said below
   }
+  // Also where --checkpoint is a full path: a checkpoint may hold no configuration.
   if (config.empty() && run.empty()) {
     throw UsageError(where, "neither --run nor --config was given", "--run runs/NAME");
   }
   checkpoint = checkpoint::locate_checkpoint(checkpoint).string();
   std::error_code error;
+  // Checked here, as a reader's message would name a file inside the folder and not what the user wrote.
   if (!fs::exists(checkpoint, error)) {
     throw DataError(where, base::concat("there is no checkpoint ", checkpoint),
                     "--run runs/NAME --checkpoint last, or the path of a checkpoint or .safetensors file");
@@ -69,6 +76,7 @@ config::Config TrainedModel::load(const std::string& where) {
   checkpoint = train::find_weights(checkpoint).string();
   for (const std::string& plugin : plugins) train::load_plugin(plugin);
   const std::string trained = train::trained_config(checkpoint);
+  // Cohort wrote this text, so keys of an earlier version are translated, not refused.
   if (config.empty() && !trained.empty()) {
     return config::load_written_config_text(trained, base::concat("the configuration in ", checkpoint),
                                             overrides);
@@ -91,10 +99,13 @@ void TrainedModel::use(const std::string& where,
       trained = train::read_trained_weights(checkpoint);
     } catch (const DataError&) {
       std::error_code error;
+      // Only a name can mean another checkpoint a moment later, and only one that is gone was removed. All
+      // other errors are what they are.
       const bool may_be_another = !run.empty() && is_name(asked) && !fs::exists(checkpoint, error);
       if (!may_be_another || tries == kMaxTries) throw;
     }
   }
+  // Outside the loop: `work` may have effects and must run once. Its own DataErrors are not tried again.
   work(found, *trained);
 }
 
