@@ -7,6 +7,7 @@
 namespace cohort::models {
 
 std::vector<core::NamedLayer> layers_of(const std::shared_ptr<torch::nn::Module>& model) {
+  // A cross cast: Module and LayerList know nothing of each other.
   if (auto* const list = dynamic_cast<core::LayerList*>(model.get())) return list->named_layers();
   throw UsageError("models.layers_of", base::concat(model->name(), " is not known as a list of layers"),
                    "a ResNet, a VGG or an MLP, or a module of your own that is a core::LayerList "

@@ -9,10 +9,13 @@
 namespace cohort::models {
 namespace {
 
+// Below this the second pool has no pixel left: (12 / 2 - 4) / 2 is 1.
 constexpr std::int64_t kSmallest = 12;
 
 /// The side that fc1 sees.
 std::int64_t final_side(const ModelOptions& options) {
+  // LeCun et al. 1998, section II.B, works on 32 x 32 pixels. Smaller images, such as MNIST's 28 x 28, are
+  // padded by 2 on each side, so that the first convolution keeps their size.
   const std::int64_t first = options.image_size < 32 ? options.image_size : options.image_size - 4;
   return (first / 2 - 4) / 2;
 }
@@ -41,6 +44,7 @@ void LeNet5Impl::reset() {
 
 at::Tensor LeNet5Impl::forward(const at::Tensor& images) {
   check_images(options_, images, kSmallest);
+  // fc1 has a weight for each pixel, and its own message would name a product of sizes.
   if (images.size(2) != options_.image_size || images.size(3) != options_.image_size) {
     throw UsageError("models.forward", base::concat(options_.name, " was built for images of ",
                                                     options_.image_size, " x ", options_.image_size,

@@ -18,6 +18,8 @@ at::Tensor formatted(const at::Tensor& tensor, at::MemoryFormat format) {
 void set_memory_format(torch::nn::Module& module, at::MemoryFormat format) {
   const at::NoGradGuard no_grad;
   for (at::Tensor& parameter : module.parameters()) {
+    // set_data() keeps the tensor object: optimizers and averages of gradients that hold it still hold the
+    // parameter.
     if (parameter.dim() == 4) parameter.set_data(formatted(parameter.detach(), format));
   }
   for (at::Tensor& buffer : module.buffers()) {

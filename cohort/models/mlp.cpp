@@ -23,6 +23,7 @@ std::vector<std::int64_t> parse_hidden(const ModelOptions& options) {
   while (!rest.empty()) {
     const std::string_view item = rest.substr(0, rest.find(','));
     std::int64_t size = 0;
+    // The whole item must be a number: "512 " and "5e2" are refused.
     const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), size);
     if (error != std::errc() || end != item.data() + item.size() || size < 1) {
       throw UsageError(
@@ -32,6 +33,7 @@ std::vector<std::int64_t> parse_hidden(const ModelOptions& options) {
     }
     sizes.push_back(size);
     rest.remove_prefix(item.size());
+    // A comma at the end is taken as nothing.
     if (!rest.empty()) rest.remove_prefix(1);
   }
   return sizes;
@@ -68,6 +70,7 @@ at::Tensor MLPImpl::forward(const at::Tensor& input) {
                                                     " x ", options_.image_size, " x ", options_.image_size,
                                                     " values: got an input of shape ", input.sizes()));
   }
+  // No view where there is nothing to flatten: it would be one more node of the graph.
   return layers->forward(input.dim() == 2 ? input : input.flatten(1));
 }
 

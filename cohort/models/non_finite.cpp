@@ -22,6 +22,7 @@ class BufferGuard {
   }
   ~BufferGuard() {
     const at::NoGradGuard no_grad;
+    // In place, as layers and replicas hold the buffer itself.
     for (auto& [buffer, value] : saved_) buffer.copy_(value);
   }
   BufferGuard(const BufferGuard&) = delete;
@@ -42,9 +43,11 @@ std::optional<std::string> first_non_finite(torch::nn::AnyModule& model, const a
   std::optional<std::string> first;
   const LayerObserver observer(*module, [&first](const std::string& name, const torch::nn::Module&,
                                                  const at::Tensor&, const at::Tensor& output) {
+    // Layers run in order: the first that is not finite is the cause, and later ones follow from it.
     if (!first && !finite(output)) first = name;
   });
   const at::Tensor output = model.forward(input);
+  // Of a model that reports no layers, or one whose own code, between two layers, made the value.
   if (!first && !finite(output)) first = "output";
   return first;
 }

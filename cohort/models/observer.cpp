@@ -5,6 +5,7 @@
 namespace cohort::models {
 namespace {
 
+// One for each thread: replicas on other threads are not seen, and a forward needs no lock to look here.
 thread_local LayerObserver* current_observer = nullptr;
 
 }  // namespace

@@ -21,6 +21,7 @@ torch::nn::AnyModule make(const ModelOptions& options) {
 
 std::map<std::string, ModelFactory> built_in() {
   std::map<std::string, ModelFactory> factories;
+  // A model reads its depth from options.name, so one factory serves all names of a family.
   for (const char* depth : {"11", "13", "16", "19"}) {
     factories[base::concat("vgg", depth)] = make<VGG>;
     factories[base::concat("vgg", depth, "_bn")] = make<VGG>;
@@ -46,6 +47,7 @@ ModelFactory checked(const std::string& name, ModelFactory factory) {
 }
 
 base::Registry<ModelFactory>& registry() {
+  // Never destroyed: static objects of plug-ins may still use it while the program ends.
   static auto* instance = new base::Registry<ModelFactory>("model", "models.registry", built_in());
   return *instance;
 }

@@ -1,6 +1,8 @@
 // reset() registers modules in torchvision's order and under its names, so state dicts of both fit. In a
 // clone, norms and shortcuts are clones of the original's, not new layers, and no initial values are drawn.
-// The norms are held as AnyLayer, so that they can be replaced; convolutions are called by their type.
+// The norms are held as AnyLayer, so that they can be replaced; convolutions are called by their type. He et
+// al. 2016, "Deep Residual Learning", table 1; as in torchvision a bottleneck has its stride in the 3 x 3
+// convolution. Additions and ReLUs work in place: no backward needs what they write over.
 #include "cohort/models/resnet.h"
 
 #include <torch/nn/init.h>
@@ -19,6 +21,7 @@ namespace {
 namespace nn = torch::nn;
 
 nn::Conv2d convolution(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride) {
+  // No bias: a norm follows, which would take it off again.
   return nn::Conv2d(nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(false));
 }
 
@@ -28,6 +31,7 @@ nn::ReLU in_place_relu() {
 
 /// Adds the way around to `value`, in place, and applies the ReLU.
 at::Tensor join(at::Tensor value, const at::Tensor& input, Stack& downsample, nn::ReLUImpl& relu) {
+  // `value` is the output of a norm, whose backward needs its input only.
   value += downsample ? downsample->forward(input) : input;
   return observed(relu, value);
 }
@@ -57,11 +61,13 @@ BasicBlockImpl::BasicBlockImpl(std::int64_t in_channels, std::int64_t channels, 
   reset();
 }
 
+// Only norms can be exchanged, which is what SyncBatchNorm needs.
 core::AnyLayer* BasicBlockImpl::find_layer(const std::string& name) {
   return name == "bn1" ? &bn1 : name == "bn2" ? &bn2 : nullptr;
 }
 
 void BasicBlockImpl::reset() {
+  // The order of registration is the order of parameters() and of a state dict: torchvision's.
   conv1 = register_module("conv1", convolution(in_channels_, channels_, 3, stride_));
   bn1 = norm(bn1, channels_);
   register_module("bn1", bn1.ptr());
@@ -100,6 +106,7 @@ void BottleneckImpl::reset() {
   conv1 = register_module("conv1", convolution(in_channels_, channels_, 1, 1));
   bn1 = norm(bn1, channels_);
   register_module("bn1", bn1.ptr());
+  // The paper has the stride in conv1. Here it is torchvision's "ResNet v1.5", whose weights users load.
   conv2 = register_module("conv2", convolution(channels_, channels_, 3, stride_));
   bn2 = norm(bn2, channels_);
   register_module("bn2", bn2.ptr());
@@ -131,6 +138,8 @@ Stack ResNetImpl::make_layer(std::int64_t& in_channels, std::int64_t channels, i
   const std::int64_t out_channels = channels * expansion_of(static_cast<const Block*>(nullptr));
   Stack downsample{nullptr};
   if (stride != 1 || in_channels != out_channels) {
+    // Made before the blocks, as torchvision does: initial values are drawn in the order in which layers are
+    // made.
     downsample = Stack();
     downsample->add(convolution(in_channels, out_channels, 1, stride));
     downsample->add(nn::BatchNorm2d(out_channels));
@@ -178,12 +187,15 @@ void ResNetImpl::reset() {
     throw UsageError("models.resnet", base::concat("no ResNet is called ", options_.name,
                                                    ", expected resnet18, resnet34 or resnet50"));
   }
+  // The original's values are copied over a clone's: to draw some would only move the generator.
   if (!CloneScope::active()) initialise();
 }
 
 void ResNetImpl::initialise() {
   for (const auto& module : modules(/*include_self=*/false)) {
     if (const auto* convolution = module->as<nn::Conv2d>()) {
+      // He et al. 2015, "Delving Deep into Rectifiers", equation 14: the variance of the gradient stays the
+      // same through the layers. Norms and the linear layer keep LibTorch's own initial values.
       nn::init::kaiming_normal_(convolution->weight, 0, torch::kFanOut, torch::kReLU);
     }
   }

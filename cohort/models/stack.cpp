@@ -23,6 +23,7 @@ at::Tensor StackImpl::forward(const at::Tensor& input) {
   for (const core::AnyLayer& layer : layers_) {
     at::Tensor output = layer.forward(value);
     const LayerObserver* observer = LayerObserver::current();
+    // A layer with children, such as a block, reports its own leaves.
     if (observer != nullptr && layer.ptr()->children().empty()) [[unlikely]] {
       observer->report(*layer.ptr(), value, output);
     }
@@ -34,6 +35,7 @@ at::Tensor StackImpl::forward(const at::Tensor& input) {
 std::shared_ptr<torch::nn::Module> StackImpl::clone(const std::optional<torch::Device>& device) const {
   auto copy = std::make_shared<StackImpl>();
   for (const core::AnyLayer& layer : layers_) copy->add(layer.clone(device));
+  // A new module is in training mode.
   if (!is_training()) copy->eval();
   return copy;
 }

@@ -44,13 +44,16 @@ bool is_batch_norm(const nn::Module& layer) {
 }
 
 OperationCount work_of(const nn::Module& layer, const at::Tensor& input, const at::Tensor& output) {
+  // A multiply-add is two operations. Biases are left out, as papers do when they quote FLOPs.
   const auto multiply_adds = [&](std::int64_t per_value) {
     return OperationCount{2 * per_value * output.numel(), per_value * output.numel()};
   };
   if (const auto* convolution = layer.as<nn::Conv2dImpl>()) {
+    // Weights of one output channel: kernel area times input channels of its group.
     return multiply_adds(convolution->weight.numel() / convolution->weight.size(0));
   }
   if (const auto* linear = layer.as<nn::LinearImpl>()) return multiply_adds(linear->weight.size(1));
+  // In evaluation mode statistics are constants: a scale and a shift for each value.
   if (is_batch_norm(layer)) return {2 * output.numel(), 0};
   if (layer.as<nn::ReLUImpl>() != nullptr) return {output.numel(), 0};
   if (const auto* pool = layer.as<nn::MaxPool2dImpl>()) {
@@ -85,6 +88,7 @@ LayerRow describe(const std::string& name, const nn::Module& layer) {
 class EvaluationMode {
  public:
   explicit EvaluationMode(nn::Module& module) {
+    // Modes are kept one by one: part of a model may be frozen in evaluation mode.
     for (const auto& part : module.modules()) modes_.emplace_back(part.get(), part->is_training());
     module.eval();
   }
@@ -130,20 +134,24 @@ ModelSummary summarize(nn::AnyModule& model, at::IntArrayRef input_shape) {
   const LayerObserver observer(*module, [&](const std::string& name, const nn::Module& layer,
                                             const at::Tensor& input, const at::Tensor& output) {
     LayerRow row = describe(name, layer);
+    // The row stays, as the call took its time; only its parameters are counted already.
     if (!seen.insert(&layer).second) row.num_parameters = row.num_bytes = 0;
     const OperationCount work = work_of(layer, input, output);
     row.output_shape = output.sizes().vec();
     row.flops = work.flops;
     summary.flops += work.flops;
     summary.multiply_adds += work.multiply_adds;
+    // The output of a layer that works in place counts too, though it takes no memory of its own.
     summary.activation_bytes += static_cast<std::int64_t>(output.nbytes());
     summary.rows.push_back(std::move(row));
   });
   const auto parameters = module->parameters();
+  // The type and device of the first parameter: what the model itself computes with.
   const auto options = parameters.empty() ? at::TensorOptions() : parameters.front().options();
   const at::Tensor output = model.forward(at::zeros(input_shape, options.requires_grad(false)));
   summary.output_shape = output.sizes().vec();
   summary.observed = !summary.rows.empty();
+  // Without reports the table has at least the parameters. Shapes and FLOPs are "?", not 0.
   if (!summary.observed) list_leaves(*module, summary);
   add_totals(*module, summary);
   return summary;

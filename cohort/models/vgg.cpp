@@ -1,6 +1,7 @@
 // The layers come from a list of channels, in which 0 stands for a pool; pools beyond options.pools are left
 // out. Options that do not fit are refused before the first layer is made. The linear head pools to a single
-// pixel, the default head to 7 x 7. A clone is built the same way, without drawing initial values.
+// pixel, the default head to 7 x 7. A clone is built the same way, without drawing initial values. Simonyan
+// and Zisserman 2015, "Very Deep Convolutional Networks", table 1, columns A, B, D and E.
 #include "cohort/models/vgg.h"
 
 #include <torch/nn/init.h>
@@ -35,6 +36,7 @@ const std::vector<std::int64_t>& layer_list(const ModelOptions& options) {
       {"vgg19",
        {64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0}},
   };
+  // The name without its depth's ending; what is left must be "_bn" or nothing.
   const auto found = lists.find(std::string_view(options.name).substr(0, 5));
   const std::string_view rest =
       std::string_view(options.name).substr(std::min<std::size_t>(5, options.name.size()));
@@ -54,11 +56,13 @@ bool linear_head(const ModelOptions& options) {
   return options.head == "linear";
 }
 
+// Each pool halves the image, and the last one must leave a pixel.
 std::int64_t smallest_size(const ModelOptions& options) {
   return std::int64_t{1} << options.pools;
 }
 
 void check(const ModelOptions& options) {
+  // Throws for an unknown name. The name comes first, as other messages quote it.
   layer_list(options);
   if (options.head != "default" && options.head != "linear") {
     throw UsageError("models.options",
@@ -93,6 +97,7 @@ void VGGImpl::reset() {
       if (pools++ < options_.pools) features->add(nn::MaxPool2d(nn::MaxPool2dOptions(2).stride(2)));
       continue;
     }
+    // With a bias also before a norm: torchvision has it, and state dicts are to fit.
     const std::int64_t channels = scaled(options_, item);
     features->add(nn::Conv2d(nn::Conv2dOptions(in_channels, channels, 3).padding(1)));
     if (has_batch_norm(options_)) features->add(nn::BatchNorm2d(channels));
@@ -114,6 +119,7 @@ void VGGImpl::reset() {
     classifier->add(nn::Linear(hidden, options_.num_classes));
   }
   register_module("features", features);
+  // Between features and classifier, in torchvision's order of registration.
   avgpool_ = register_module("avgpool", nn::AdaptiveAvgPool2d(side).ptr());
   register_module("classifier", classifier);
   if (!CloneScope::active()) initialise();
@@ -123,6 +129,8 @@ void VGGImpl::initialise() {
   namespace nn = torch::nn;
   for (const auto& module : modules(/*include_self=*/false)) {
     if (const auto* convolution = module->as<nn::Conv2d>()) {
+      // torchvision's initial values. The paper (section 3.1) has to start its deep nets from trained layers
+      // of a shallow one.
       nn::init::kaiming_normal_(convolution->weight, 0, torch::kFanOut, torch::kReLU);
       nn::init::zeros_(convolution->bias);
     } else if (const auto* linear = module->as<nn::Linear>()) {

@@ -1,6 +1,6 @@
 // An option that a model does not use must have its default, so a setting never stays without effect in
 // silence. Options of a name of their own are checked against the names that the model uses, with the nearest
-// in the message.
+// in the message. A value equal to its default cannot be told from one that was not set, and passes.
 #include "cohort/models/internal/checks.h"
 
 #include <algorithm>
@@ -51,6 +51,7 @@ void check_options(const ModelOptions& options, std::initializer_list<std::strin
   at_least_one("num_classes", options.num_classes);
   at_least_one("in_channels", options.in_channels);
   at_least_one("image_size", options.image_size);
+  // Written as a negation, so that NaN is refused too.
   if (!(options.width > 0 && options.width <= 64)) {
     throw UsageError(kWhere, base::concat(options.name, ": width is ", options.width,
                                           ", expected above 0 and at most 64"));
@@ -75,6 +76,7 @@ void check_image_size(const ModelOptions& options, std::int64_t smallest) {
 }
 
 void check_images(const ModelOptions& options, const at::Tensor& input, std::int64_t smallest) {
+  // Called for each batch, so the good case is one comparison and no text is made.
   if (input.dim() == 4 && input.size(1) == options.in_channels && input.size(2) >= smallest &&
       input.size(3) >= smallest) [[likely]] {
     return;
@@ -88,6 +90,7 @@ void check_images(const ModelOptions& options, const at::Tensor& input, std::int
 }
 
 std::int64_t scaled(const ModelOptions& options, std::int64_t channels) {
+  // At least one channel: a layer without any would pass no signal and no gradient.
   return std::max<std::int64_t>(1, std::llround(static_cast<double>(channels) * options.width));
 }
 
