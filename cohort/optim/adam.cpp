@@ -24,10 +24,12 @@ Adam::Adam(std::vector<ParamGroup> groups, const AdamOptions& options) : FusedOp
 }
 
 void Adam::set_momentum(double momentum) {
+  // A one-cycle schedule moves beta1, as PyTorch's OneCycleLR does with cycle_momentum.
   for (ParamGroup& group : param_groups()) group.beta1 = momentum;
 }
 
 std::vector<std::string> Adam::state_names() const {
+  // PyTorch's names, so that state dicts are alike. The third is AMSGrad's (Reddi et al. 2018).
   return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
 }
 
@@ -45,12 +47,16 @@ std::size_t Adam::states_used(const ParamGroup& group) const {
 }
 
 void Adam::run(const ParamGroup& group, FusedBucket& bucket) {
+  // Kingma and Ba 2015, algorithm 1, with weight decay added to the gradient. The kernel corrects the bias by
+  // the step count, so the count must be right before the call.
   at::_fused_adam_(bucket.params, bucket.grads, bucket.states[0], bucket.states[1], bucket.states[2],
                    bucket.steps, group.lr, group.beta1, group.beta2, group.weight_decay, group.eps,
                    *group.amsgrad, *group.maximize, {}, bucket.found_inf);
 }
 
 void AdamW::run(const ParamGroup& group, FusedBucket& bucket) {
+  // Loshchilov and Hutter 2019, algorithm 2: weight decay is taken off the parameter, apart from the
+  // gradient.
   at::_fused_adamw_(bucket.params, bucket.grads, bucket.states[0], bucket.states[1], bucket.states[2],
                     bucket.steps, group.lr, group.beta1, group.beta2, group.weight_decay, group.eps,
                     *group.amsgrad, *group.maximize, {}, bucket.found_inf);
@@ -60,6 +66,7 @@ void Adam::check_options(const ParamGroup& group) const {
   auto refuse = [](const char* option, double value, const char* expected) {
     throw UsageError("optim.adam", concat(option, " is ", value, ", expected ", expected));
   };
+  // Negations refuse NaN too, which is also what an option that nobody set holds.
   if (!(group.lr >= 0)) refuse("lr", group.lr, "0 or more");
   if (!(group.eps >= 0)) refuse("eps", group.eps, "0 or more");
   if (!(group.beta1 >= 0 && group.beta1 < 1)) refuse("beta1", group.beta1, "0 or more and below 1");

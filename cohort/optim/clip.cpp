@@ -58,6 +58,8 @@ at::Tensor total_norm(const std::vector<at::Tensor>& gradients, double norm_type
   by_kind(gradients, [&](const std::vector<at::Tensor>& list) {
     for (at::Tensor& norm : at::_foreach_norm(list, norm_type)) norms.push_back(norm.to(device));
   });
+  // For any p above 0 the p-norm of the parts' p-norms is the p-norm of the whole. So one number for each
+  // gradient goes to the first device, not the gradients.
   return at::linalg_vector_norm(at::stack(norms), norm_type);
 }
 
@@ -99,6 +101,8 @@ void scale_down_to(const std::vector<at::Tensor>& gradients, double max_norm) {
       gradients, [&](const std::vector<at::Tensor>& list) { at::_foreach_div_(list, largest); },
       [&](at::Tensor& gradient) { gradient.div_(largest); });
   const double norm = total_norm(gradients, 2.0).item<double>();
+  // A factor of `largest` restores the gradients: the norm was within the limit, only the sum of squares was
+  // not.
   const double factor = max_norm / norm < largest ? max_norm / norm : largest;
   change(
       gradients, [&](const std::vector<at::Tensor>& list) { at::_foreach_mul_(list, factor); },
@@ -111,6 +115,7 @@ double clip(const std::vector<at::Tensor>& gradients, double max_norm, double no
   if (gradients.empty()) return 0.0;
   c10::NoGradGuard no_grad;
   const at::Tensor norm = total_norm(gradients, norm_type);
+  // Before the first write, so that an error leaves the gradients as they were.
   if (error_if_nonfinite && !std::isfinite(norm.item<double>()))
     throw UsageError(
         "optim.clip_grad_norm_",
@@ -149,6 +154,8 @@ NonFinite clip_grad_norm_unless_non_finite_(const std::vector<ParamGroup>& group
   }
   // The norm may be beyond what its type holds where every gradient is finite: elements decide.
   const NonFinite found = find_non_finite(groups);
+  // The flag is not known here yet. If it says not finite, the step is not made and these gradients are never
+  // used.
   if (!norm.is_cpu()) {
     scale_to(gradients, norm, max_norm);
   } else if (!found.on_cpu) {

@@ -1,4 +1,6 @@
-// Each optimizer takes its options from one struct, and rejects those that belong to another.
+// Each optimizer takes its options from one struct, and rejects those that belong to another. Options are
+// optional values, so an option that was not given leaves the optimizer's own default in force. A registered
+// factory gets the same checks around it as Cohort's own: an option that nobody read is an error.
 #include "cohort/optim/factory.h"
 
 #include <cmath>
@@ -15,6 +17,7 @@ using base::concat;
 
 template <typename... Values>
 void refuse_foreign(const std::string& name, const char* options, const Values&... values) {
+  // An option without effect is an error here: a momentum given to adam would change nothing in silence.
   if ((values.has_value() || ...))
     throw ConfigError("optim.make_optimizer", concat(name, " has none of the options ", options),
                       "remove them, or choose another optimizer");
@@ -69,6 +72,7 @@ OptimizerFactory without_extra(OptimizerFactory factory) {
 OptimizerFactory checked(const std::string& name, OptimizerFactory factory) {
   return [name, factory = std::move(factory)](const OptimizerOptions& given, std::vector<ParamGroup> groups) {
     const std::string owner = concat("optimizer '", name, "'");
+    // Registration at load time cannot throw, so an empty factory is found on its first use.
     if (!factory) throw UsageError("optim.registry", concat(owner, " was registered without a factory"));
     const auto make = [&](const base::NamedOptions& extra) {
       OptimizerOptions options = given;
@@ -78,6 +82,7 @@ OptimizerFactory checked(const std::string& name, OptimizerFactory factory) {
     auto optimizer =
         base::make_named<UsageError>("optim.registry", "optim.options", owner, given.extra, make);
     for (const ParamGroup& group : optimizer->param_groups()) {
+      // NaN says "not set". The first step would make every parameter NaN, far from the cause.
       if (!std::isnan(group.lr)) continue;
       throw UsageError("optim.registry", concat(owner, " leaves lr of a group open"),
                        "fill_options({.lr = options.lr.value_or(0.01)}) in its constructor");
@@ -87,6 +92,7 @@ OptimizerFactory checked(const std::string& name, OptimizerFactory factory) {
 }
 
 base::Registry<OptimizerFactory>& registry() {
+  // Never destroyed: static objects of plug-ins may still use it while the program ends.
   static auto* instance =
       new base::Registry<OptimizerFactory>("optimizer", "optim.make_optimizer",
                                            {{"sgd", without_extra(make_sgd)},

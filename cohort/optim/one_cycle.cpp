@@ -1,6 +1,7 @@
 // A step is placed between two of three levels, first, peak and last, with the share of the way that is done.
 // Rate and momentum are interpolated at the same place, so they turn at the same steps. Arguments with which
-// a phase would have no steps are refused at the start, so no share divides by zero.
+// a phase would have no steps are refused at the start, so no share divides by zero. Smith and Topin 2018,
+// "Super-Convergence", with the phases and the rounding of PyTorch's OneCycleLR.
 #include <array>
 #include <cmath>
 #include <numbers>
@@ -52,6 +53,8 @@ class OneCycleSchedule : public LRSchedule {
                        "total_steps as long as the run");
     const auto total = static_cast<double>(options_.total_steps);
     const auto now = static_cast<double>(step);
+    // Steps count from 0, so a phase of n steps ends at n - 1. The end may lie between two steps; PyTorch
+    // rounds neither.
     const double rise_end = options_.pct_start * total - 1;
     if (now <= rise_end) return {0, 1, now / rise_end};
     if (!options_.three_phase) return {1, 2, (now - rise_end) / (total - 1 - rise_end)};

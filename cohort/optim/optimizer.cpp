@@ -21,6 +21,7 @@ using base::concat;
 void check_parameter(const at::Tensor& parameter, const std::string& where) {
   const char* hint = "give the parameters of a module, as module->parameters() returns them";
   if (!parameter.defined()) throw UsageError("optim", concat(where, " is an undefined tensor"), hint);
+  // The gradient of a tensor that was computed is not kept, so it would never be stepped.
   if (!parameter.is_leaf())
     throw UsageError("optim", concat(where, " is not a leaf: it was computed from other tensors"), hint);
   if (!at::isFloatingType(parameter.scalar_type()))
@@ -68,10 +69,13 @@ Optimizer::Optimizer(std::vector<ParamGroup> groups) : groups_(std::move(groups)
     for (std::size_t i = 0; i < group.params.size(); ++i) {
       const std::string where = parameter_place(group, g, i);
       check_parameter(group.params[i], where);
+      // A parameter in two groups would be stepped twice. Identity counts, not equal values.
       if (!seen.insert(group.params[i].unsafeGetTensorImpl()).second)
         throw UsageError("optim", concat(where, " was given before"),
                          "give every parameter once, in one group");
     }
+    // Schedules multiply initial_lr, so lr itself can be set anew at each step. A group without an lr of its
+    // own gets both from fill_options().
     if (std::isnan(group.initial_lr)) group.initial_lr = group.lr;
     states_.emplace_back(group.params.size());
   }
@@ -88,6 +92,7 @@ void Optimizer::zero_grad(bool set_to_none) {
       if (set_to_none) {
         gradient.reset();
       } else {
+        // After backward with create_graph a gradient has a graph, and zeroing it in place would be recorded.
         if (gradient.grad_fn()) gradient = gradient.detach();
         gradient.zero_();
       }
@@ -113,6 +118,8 @@ void Optimizer::fill_options(const ParamGroup& defaults) {
                                                                 &ParamGroup::maximize};
   for (ParamGroup& group : groups_) {
     for (auto option : kNumbers) {
+      // NaN means "not set" for numbers, an empty optional for flags. In `defaults` it says that the
+      // optimizer has no such option.
       if (std::isnan(group.*option)) {
         group.*option = defaults.*option;
       } else if (std::isnan(defaults.*option)) {
@@ -132,6 +139,7 @@ void Optimizer::fill_options(const ParamGroup& defaults) {
     }
     if (std::isnan(group.initial_lr)) group.initial_lr = group.lr;
   }
+  // Slots for all state tensors, also those that no step uses now: an option may be switched on later.
   const std::size_t names = state_names().size();
   for (auto& states : states_)
     for (ParamState& state : states) state.tensors.resize(names);
@@ -149,6 +157,7 @@ void Optimizer::step_unless(const NonFinite& found) {
 }
 
 OptimizerState Optimizer::state() {
+  // A step on an accelerator may still have to be taken back, which changes counts and tensors.
   synchronize_state();
   OptimizerState result;
   const std::vector<std::string> names = state_names();
@@ -160,6 +169,7 @@ OptimizerState Optimizer::state() {
     for (const ParamState& state : states_[g]) {
       const std::string prefix = concat("state.", flat++, ".");
       for (std::size_t n = 0; n < state.tensors.size(); ++n)
+        // Shared with the optimizer, not copied: who keeps it over the next step copies it.
         if (state.tensors[n].defined()) result.tensors[prefix + names[n]] = state.tensors[n].detach();
       if (saves_step() && state.step > 0)
         result.tensors[prefix + "step"] =
@@ -172,6 +182,7 @@ OptimizerState Optimizer::state() {
 void Optimizer::load_state(const OptimizerState& state) {
   c10::NoGradGuard no_grad;
   Mismatches mismatches;
+  // A copy to work on. The tensors in it are the same, and nothing below writes to them.
   std::vector<ParamGroup> groups = groups_;
   load_options(state, groups, mismatches);
   std::vector<std::vector<ParamState>> states;
@@ -247,6 +258,8 @@ ParamState Optimizer::load_parameter(const OptimizerState& state, const std::str
           concat(prefix, names[n], ": got shape ", tensor->sizes(), ", expected ", parameter.sizes()));
       continue;
     }
+    // A copy in the parameter's type, device and layout: kernels want them equal, and a checkpoint that is
+    // mapped into memory must not be written to.
     result.tensors[n] = at::empty_like(parameter);
     result.tensors[n].copy_(*tensor);
   }
@@ -258,6 +271,7 @@ ParamState Optimizer::load_parameter(const OptimizerState& state, const std::str
       mismatches.add(concat(prefix, "step: got shape ", step->sizes(), ", expected one number"));
     }
   }
+  // A parameter that never had a gradient has no state; that is no mismatch.
   if (any)
     for (const std::string& name : missing) mismatches.add(name + ": missing");
   return result;

@@ -31,6 +31,7 @@ class FactorSchedule : public LRSchedule {
       : factor_(std::move(factor)), description_(std::move(description)) {}
   double lr(std::int64_t step, double base_lr) const override {
     require_step(step);
+    // Each group has its own base rate, so a schedule keeps the ratio of the groups' rates.
     return base_lr * factor_(step);
   }
   std::string describe() const override { return description_; }
@@ -46,6 +47,7 @@ class CosineSchedule : public LRSchedule {
   double lr(std::int64_t step, double base_lr) const override {
     require_step(step);
     const double angle = std::numbers::pi * static_cast<double>(step) / static_cast<double>(t_max_);
+    // Loshchilov and Hutter 2017, "SGDR", equation 5. Beyond t_max the rate rises again, as PyTorch's does.
     return eta_min_ + (base_lr - eta_min_) * (1 + std::cos(angle)) / 2;
   }
   std::string describe() const override {
@@ -79,6 +81,7 @@ class SequentialSchedule : public LRSchedule {
  private:
   std::pair<const LRSchedule*, std::int64_t> locate(std::int64_t step) const {
     require_step(step);
+    // The step of a milestone belongs to the part that begins there.
     const auto next = std::upper_bound(milestones_.begin(), milestones_.end(), step);
     const std::int64_t start = next == milestones_.begin() ? 0 : *(next - 1);
     return {schedules_[static_cast<std::size_t>(next - milestones_.begin())].get(), step - start};
@@ -115,6 +118,7 @@ void require_positive(std::int64_t value, const char* schedule, const char* name
 
 void LRSchedule::apply(Optimizer& optimizer, std::int64_t step) const {
   require_step(step);
+  // From initial_lr, never from the current rate: to apply a step twice, or to resume at it, changes nothing.
   for (ParamGroup& group : optimizer.param_groups()) {
     const double rate = lr(step, group.initial_lr);
     if (!std::isfinite(rate)) {
@@ -136,6 +140,8 @@ LRSchedulePtr constant(double factor, std::int64_t total_iters) {
 
 LRSchedulePtr step_decay(std::int64_t step_size, double gamma) {
   require_positive(step_size, "step_decay", "step_size");
+  // One power in place of a chain of products: resuming at any step gives the same bits as a run that never
+  // stopped.
   return factor_schedule(
       [=](std::int64_t step) { return std::pow(gamma, static_cast<double>(step / step_size)); },
       concat("step(step_size=", step_size, ", gamma=", gamma, ")"));
@@ -211,6 +217,7 @@ LRSchedulePtr sequential(std::vector<LRSchedulePtr> schedules, std::vector<std::
 }
 
 LRSchedulePtr warmup(std::int64_t steps, double start_factor, LRSchedulePtr after) {
+  // linear() needs a length of at least 1, and a run without a warm-up is no error.
   if (steps == 0) return after;
   return sequential({linear(start_factor, 1.0, steps), std::move(after)}, {steps});
 }

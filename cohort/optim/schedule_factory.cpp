@@ -14,6 +14,7 @@ namespace {
 
 using base::concat;
 
+// A quarter of the range, so that sums of a few such numbers do not overflow.
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;  // in steps
 
 // A number that no run reaches where it is too large.
@@ -22,6 +23,7 @@ std::int64_t steps_of(const ScheduleOptions& options, std::int64_t units) {
 }
 
 std::int64_t after_warmup(const ScheduleOptions& options, std::int64_t step) {
+  // A milestone within the warm-up takes effect as soon as the warm-up is over.
   return std::max<std::int64_t>(0, step - options.warmup_steps);
 }
 
@@ -32,6 +34,7 @@ LRSchedulePtr make_step(const ScheduleOptions& options) {
     throw UsageError("optim.make_schedule",
                      concat("step_size is ", options.step_size, ", expected 1 or more"));
   }
+  // A list in place of step_decay(): steps count from the start of the run, and the warm-up shifts them.
   for (std::int64_t step = size; step < options.total_steps; step += size) {
     steps.push_back(after_warmup(options, step));
   }
@@ -51,6 +54,7 @@ LRSchedulePtr make_cosine(const ScheduleOptions& options) {
 }
 
 LRSchedulePtr make_linear(const ScheduleOptions& options) {
+  // linear() takes factors, eta_min is a rate. With rate 0 any factor gives 0.
   const double end = options.lr > 0 ? options.eta_min / options.lr : 0.0;
   return options.in_units(linear(1.0, end, options.units_after_warmup()));
 }
@@ -101,6 +105,7 @@ base::Registry<ScheduleFactory>& registry() {
 }  // namespace
 
 std::int64_t ScheduleOptions::units_after_warmup() const {
+  // Rounded up: the last unit may be cut short by the end of the run.
   return std::max<std::int64_t>(1, (total_steps - warmup_steps + unit_steps - 1) / unit_steps);
 }
 

@@ -34,12 +34,15 @@ std::vector<GroupOption> SGD::group_options() const {
 }
 
 std::size_t SGD::states_used(const ParamGroup& group) const {
+  // No buffer without momentum: it would double the memory of the parameters for nothing.
   return group.momentum != 0 ? 1 : 0;
 }
 
 void SGD::run(const ParamGroup& group, FusedBucket& bucket) {
   // A first step sets the buffer to the gradient instead of scaling it.
   const bool first = group.momentum != 0 && bucket.step == 1;
+  // Sutskever et al. 2013, in PyTorch's form: the learning rate multiplies the buffer and is not inside it.
+  // So a change of the rate acts on the momentum at once.
   at::_fused_sgd_(bucket.params, bucket.grads, bucket.states[0], group.weight_decay, group.momentum, group.lr,
                   group.dampening, *group.nesterov, *group.maximize, first, {}, bucket.found_inf);
 }
