@@ -19,6 +19,7 @@ namespace {
 constexpr const char* kWhere = "planner.plan_memory";
 
 std::string gradients_of(const config::Config& config) {
+  // As the run resolves "auto", so that the plan counts the buffers which the run will have.
   if (config.distributed.gradients != "auto") return config.distributed.gradients;
   if (config.distributed.nproc_per_node == 1) return "none";
   return parallel::model_runner_type(config.distributed.model).gradients;
@@ -63,6 +64,7 @@ void list_layers(MemoryPlan& plan, const PlannedModel& model, const StepMemory& 
 
 void check_measurable(const std::vector<base::Placement>& placements) {
   for (const base::Placement& placement : placements) {
+    // The profiler counts what the CPU's allocator gives out; a GPU's memory comes from another one.
     if (!placement.is_cpu()) {
       throw UsageError(kWhere, base::concat("only CPU memory is measured: got placement ", placement.name),
                        "without --measure");

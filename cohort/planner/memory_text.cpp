@@ -1,3 +1,6 @@
+// One table of columns serves text and JSON, so both show the same numbers. A value that was not planned or
+// not measured is left out, or is "-": it is never 0. Text has MiB, JSON has bytes. A prediction equal to the
+// measurement is called exact, since parameters and the optimizer's state have to be.
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -37,6 +40,7 @@ std::string error_of(const std::optional<std::int64_t>& predicted,
                      const std::optional<std::int64_t>& measured) {
   if (!predicted || !measured) return "";
   if (*predicted == *measured) return "exact";
+  // A share of nothing says nothing.
   if (*measured == 0) return "";
   return printed("%+.2f %%", 100 * (double(*predicted) / double(*measured) - 1));
 }
@@ -57,6 +61,7 @@ std::string to_text(const MemoryPlan& plan) {
                              plan.num_ranks == 1 ? "" : "s", static_cast<long long>(plan.batch_size));
   text += printed("%-16s %12s %12s\n", "layer", "parameters", "activations");
   for (const MemoryPlan::Layer& layer : plan.layers) {
+    // The layer without a name is what came after the last one.
     text += printed("%-16s %12s %12s\n", layer.name.empty() ? "(loss)" : layer.name.c_str(),
                     mib(layer.parameters).c_str(), mib(layer.activations).c_str());
   }

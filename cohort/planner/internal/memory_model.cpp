@@ -48,6 +48,7 @@ std::unique_ptr<optim::Autocast> PlannedModel::autocast() const {
 }
 
 at::Tensor PlannedModel::criterion(const at::Tensor& logits, const at::Tensor& target) const {
+  // As ClassificationTask does it: the loss is float32 also under autocast, which takes a copy of the logits.
   return at::cross_entropy_loss(logits.to(at::kFloat), target, {}, at::Reduction::Mean, -100,
                                 config_.train.label_smoothing);
 }
@@ -64,6 +65,7 @@ at::Tensor PlannedModel::loss(const std::function<at::Tensor(const at::Tensor&)>
 
 void PlannedModel::step(const parallel::ModelRunner& call, const at::Tensor& input, const at::Tensor& target,
                         const std::function<void()>& after_forward) const {
+  // A pipeline makes forward and backward of micro-batches in turn, so there is no moment after the forward.
   if (call.step) {
     const auto scope = autocast();
     call.step(

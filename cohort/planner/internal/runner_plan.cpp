@@ -31,6 +31,7 @@ MemoryUse whole(const ModelBytes& bytes, const PlannedModel& model, const StepMe
   use.model = bytes.parameters + bytes.buffers;
   use.optimizer = bytes.optimizer;
   use.batch = model.batch_bytes(sizes.loaded);
+  // A part of a step at a time: what the forward of one part keeps is gone before the next begins.
   use.activations = step.activations(sizes.part);
   use.gradients = bytes.gradients;
   use.peak = *use.model + *use.optimizer + *use.batch + step.peak(sizes.part);
@@ -58,6 +59,7 @@ PlaceMemory replica(std::size_t index, const base::Placement& placement, const M
                     const StepMemory& step, std::int64_t samples) {
   PlaceMemory place{.name = base::concat("replica ", index, " on ", placement.name), .samples = samples};
   MemoryUse& use = place.predicted;
+  // Replicas on the CPU share the parameters. Each has buffers of its own, but the first uses the model's.
   use.model = (placement.is_cpu() ? 0 : bytes.parameters) + (index > 0 ? bytes.buffers : 0);
   use.activations = step.activations(samples);
   use.gradients = bytes.gradients;
@@ -141,6 +143,7 @@ class DataParallelPlan : public RunnerPlan {
     all.peak = *all.model + *all.optimizer + *all.batch;
     plan.places.push_back(shared);
     std::int64_t rest = in.sizes.part;
+    // As the batch is cut: parts of equal size, the last ones smaller or none at all.
     for (std::size_t i = 0; i < placements_.size() && rest > 0; ++i) {
       const std::int64_t samples = std::min(size, rest);
       rest -= samples;
@@ -274,6 +277,7 @@ void RunnerPlan::plan(MemoryPlan& plan, const PlanInputs& in) const {
 }
 
 std::unique_ptr<RunnerPlan> make_runner_plan(const std::string& name) {
+  // A runner of a plug-in has no plan. Plain is a lower bound that is still of use.
   return registry().find(name).value_or(make<RunnerPlan>)();
 }
 
@@ -281,6 +285,7 @@ ModelBytes model_bytes(const PlannedModel& model, const std::function<bool(const
   std::unordered_map<const void*, std::int64_t> states;
   for (const optim::ParamGroup& group : model.optimizer->param_groups()) {
     for (const at::Tensor& parameter : group.params) {
+      // By identity of the tensor: groups have no names of parameters, the module has no groups.
       states[parameter.unsafeGetTensorImpl()] = model.optimizer->state_bytes(group, parameter);
     }
   }
