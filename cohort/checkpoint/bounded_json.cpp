@@ -30,6 +30,7 @@ class DepthCheck final : public nlohmann::json_sax<json> {
 
 bool is_bounded_json(std::string_view text) {
   DepthCheck check;
+  // Size first: it is known without reading the text.
   return text.size() <= kMaxJsonBytes && json::sax_parse(text.begin(), text.end(), &check);
 }
 
@@ -37,6 +38,8 @@ std::optional<json> parse_bounded_json(std::string_view text) {
   if (!is_bounded_json(text)) {
     return std::nullopt;
   }
+  // The document of a second pass is walked recursively, by dump() for one, so its depth had to be bounded
+  // before.
   return json::parse(text.begin(), text.end());
 }
 

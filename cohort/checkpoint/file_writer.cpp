@@ -60,11 +60,14 @@ struct FileWriter::Hash {
 
 FileWriter::FileWriter(std::filesystem::path path, uint64_t expected_bytes)
     : path_(std::move(path)), expected_bytes_(expected_bytes), hash_(std::make_unique<Hash>()) {
+  // O_EXCL: two saves can never write into one file. The name is a temporary one, so a file that is there is
+  // an error.
   file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (file_ < 0) {
     fail("create");
   }
   if (expected_bytes_ > 0 && ::fallocate(file_, 0, 0, static_cast<off_t>(expected_bytes_)) != 0 &&
+      // Other errors only say that the file system cannot reserve. Then a full disk is found while writing.
       (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
     const int error = errno;
     ::close(file_);
@@ -82,6 +85,7 @@ FileWriter::~FileWriter() {
 }
 
 void FileWriter::fail(const char* operation) const {
+  // Kept first, as statvfs() below sets errno too.
   const int error = errno;
   std::string free_text;
   struct statvfs disk {};
@@ -107,6 +111,7 @@ void FileWriter::write(std::span<const std::byte> bytes) {
     }
     bytes = {};
   }
+  // What is in the buffer comes before `bytes` in the file, and in the checksum.
   write_through(buffer_);
   buffer_.clear();
   write_through(bytes);
@@ -139,12 +144,17 @@ void FileWriter::write_through(std::span<const std::byte> bytes) {
 
 FileSummary FileWriter::finish() {
   write_through(buffer_);
+  // The reserved rest would stay as zeros at the end.
   if (summary_.bytes < expected_bytes_ && ::ftruncate(file_, static_cast<off_t>(summary_.bytes)) != 0) {
     fail("shorten");
   }
+  // Before the file gets its name: after a power cut a name must not stand for data that never reached the
+  // disk.
   if (::fsync(file_) != 0) {
     fail("sync");
   }
+  // NFS may report a failed write only here. close() is not called again: the number may belong to another
+  // file.
   const int closed = ::close(file_);
   file_ = -1;
   if (closed != 0) {
@@ -161,6 +171,7 @@ void rename_and_sync(const std::filesystem::path& from, const std::filesystem::p
   if (::rename(from.c_str(), to.c_str()) != 0) {
     fail_system(concat("rename ", from.string(), " to"), to);
   }
+  // The name is an entry of the folder, which has to reach the disk by itself.
   base::sync_folder(parent_of(to));
 }
 

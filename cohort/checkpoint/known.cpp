@@ -35,6 +35,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   for (fs::directory_iterator each(folder, error), end; !error && each != end; each.increment(error)) {
     entries.push_back(each->path());
   }
+  // No folder is an empty list: the first save has not been made yet.
   if (error && error != std::errc::no_such_file_or_directory) {
     throw DataError("checkpoint.find", base::concat("cannot list ", folder.string(), ": ", error.message()));
   }
@@ -55,6 +56,7 @@ std::string name_of(const fs::path& folder) {
 
 fs::path locate_checkpoint(const fs::path& checkpoint) {
   std::error_code error;
+  // After an error nothing is known; who opens the path gets the better message.
   if (fs::exists(checkpoint, error) || error) return checkpoint;
   for (const fs::path& path : entries_of(checkpoint.parent_path())) {
     if (replaced_name(path) == checkpoint.filename()) return path;
@@ -65,6 +67,7 @@ fs::path locate_checkpoint(const fs::path& checkpoint) {
 bool may_be_folder(const fs::path& path) {
   std::error_code error;
   const fs::file_type type = fs::status(path, error).type();
+  // An error may pass, and a checkpoint that is given up for it would be lost to the run.
   return type == fs::file_type::directory || type == fs::file_type::none;  // none: an error
 }
 
@@ -87,6 +90,7 @@ std::vector<KnownCheckpoint> known_checkpoints(const fs::path& folder) {
     KnownCheckpoint found{path};
     try {
       found.manifest = read_manifest(path);
+      // A state may be large, and a list keeps one manifest for each checkpoint.
       found.manifest->state = nullptr;
     } catch (const Error&) {
       // Whoever loads it is told what is wrong with it.
@@ -105,6 +109,7 @@ std::vector<KnownCheckpoint> known_checkpoints(const fs::path& folder) {
 History::History(const std::vector<KnownCheckpoint>& known, const std::optional<fs::path>& last) {
   const auto named = std::ranges::find_if(
       known, [&](const KnownCheckpoint& one) { return one.manifest && one.folder == last; });
+  // Without a readable `last` the newest checkpoint is the head: nothing says that any was given up.
   const auto head = named != known.end() ? named : known.begin();
   if (head == known.end() || !head->manifest) return;
   head_ = head->sequence();
@@ -113,6 +118,7 @@ History::History(const std::vector<KnownCheckpoint>& known, const std::optional<
 
 bool History::holds(const KnownCheckpoint& checkpoint) const {
   const int64_t sequence = checkpoint.sequence();
+  // Unknown numbers count as held, so that nothing is hidden for a file that cannot be read.
   if (head_ < 0 || sequence < 0) return true;
   return sequence <= head_ && std::ranges::none_of(given_up_, [&](const SequenceRange& range) {
            return range.first <= sequence && sequence <= range.last;
@@ -121,6 +127,7 @@ bool History::holds(const KnownCheckpoint& checkpoint) const {
 
 std::vector<SequenceRange> History::given_up_by(int64_t sequence) const {
   std::vector<SequenceRange> ranges = given_up_;
+  // Numbers between the head and the new one belong to checkpoints that the run went back behind.
   if (head_ >= 0 && sequence > head_ + 1) ranges.push_back({head_ + 1, sequence - 1});
   return ranges;
 }

@@ -26,6 +26,8 @@ constexpr uint64_t kMaxNumber = uint64_t{1} << 62;  // the next sequence can be 
 }
 
 std::string checksum_of(const json& document) {
+  // Keys come out in the order of their names and without blanks, so the checksum does not depend on the
+  // layout of the file.
   const std::string text = document.dump();
   return checksum_text(checksum(std::as_bytes(std::span(text.data(), text.size()))));
 }
@@ -37,6 +39,7 @@ uint64_t parse_checksum(const std::string& text) {
 }
 
 int64_t number(const json& value, const char* key, const std::filesystem::path& path) {
+  // Rejects negative numbers and fractions too.
   if (!value.is_number_unsigned() || value > kMaxNumber) {
     fail(path, concat("is damaged: ", key, " is ", value.dump()));
   }
@@ -51,6 +54,7 @@ Manifest fields_of(const json& document, const std::filesystem::path& path) {
   Manifest manifest;
   try {
     manifest.sequence = number(document.at("sequence"), "sequence", path);
+    // Optional, as the first version of the format had neither name, best nor given_up.
     manifest.name = document.value("name", std::string());
     manifest.best = document.value("best", std::string());
     for (const json& range : document.value("given_up", json::array())) {
@@ -65,6 +69,7 @@ Manifest fields_of(const json& document, const std::filesystem::path& path) {
   } catch (const json::exception& error) {
     fail(path, concat("lacks a field: ", error.what()));
   }
+  // These names become paths, so a name with a slash must not get through.
   for (const auto& [key, name] : {std::pair("best", manifest.best), {"name", manifest.name}}) {
     if (!name.empty() && !is_checkpoint_name(name)) {
       fail(path, concat("is damaged: ", key, " is ", printable(name)));
@@ -98,6 +103,7 @@ std::string manifest_text(const Manifest& manifest) {
   }
   std::string text;
   try {
+    // Last, over all that is in the document by now.
     document["xxh3_64"] = checksum_of(document);
     text = document.dump(2) + "\n";
   } catch (const json::exception& error) {
@@ -122,6 +128,7 @@ void write_manifest(const std::filesystem::path& folder, const Manifest& manifes
 bool is_manifest(const std::filesystem::path& file) {
   const auto mapped = MappedFile::open(file);
   const std::optional<json> document = parse_bounded_json(text_of(*mapped));
+  // What cannot be parsed counts too: a damaged manifest is to be reported as damaged, not as something else.
   return !document || !document->is_object() || document->value("format", json()) == kFormat;
 }
 

@@ -35,9 +35,12 @@ std::shared_ptr<const MappedFile> MappedFile::map(int file, const std::filesyste
   const auto size = static_cast<size_t>(regular ? status.st_size : 0);
   int error = 0;
   if (size > 0) {
+    // Private and writable: a tensor may be changed in place, which copies the page and leaves the file
+    // alone. NORESERVE: without it the whole file would count as memory that may be needed.
     address = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file, 0);
     error = address == MAP_FAILED ? errno : 0;
   }
+  // The mapping stays without the descriptor.
   ::close(file);
   if (!regular) {
     throw DataError("checkpoint.open", base::concat(path.string(), " is not a regular file"));

@@ -54,6 +54,7 @@ StoredDtype stored_dtype(const std::string& name, const at::Tensor& tensor) {
   if (!tensor.defined()) {
     refuse("it is undefined");
   }
+  // None of these is a plain array of elements, which is all that the format holds.
   if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta() || tensor.is_nested()) {
     refuse("it is sparse, quantized, nested or on the meta device");
   }
@@ -126,6 +127,7 @@ at::Tensor SafetensorsFile::make_tensor(const TensorEntry& entry) const {
     shape.back() /= 2;
   }
   const auto bytes = file_->bytes().subspan(header_.data_start + entry.begin, entry.end - entry.begin);
+  // Any other byte in a bool is undefined behaviour, and the compiler relies on it.
   if (entry.dtype == StoredDtype::kBool &&
       std::any_of(bytes.begin(), bytes.end(), [](std::byte b) { return b > std::byte{1}; })) {
     fail("of dtype BOOL has a byte other than 0 and 1");
@@ -147,12 +149,15 @@ FileSummary write_new_safetensors(const std::filesystem::path& path, const Tenso
   std::vector<TensorEntry> entries;
   const std::string header = lay_out(tensors, metadata, entries);
   std::map<std::string_view, const at::Tensor*> by_name;
+  // make_header() has put the entries into the file's order.
   for (const auto& [name, tensor] : tensors) {
     by_name[name] = &tensor;
   }
   FileWriter writer(path, header.size() + (entries.empty() ? 0 : entries.back().end));
   writer.write(header);
   for (const TensorEntry& entry : entries) {
+    // Conjugate and negative bits live in the tensor, not in its bytes, so they are resolved before the bytes
+    // are taken.
     const at::Tensor plain = by_name.at(entry.name)->detach().resolve_conj().resolve_neg().cpu().contiguous();
     writer.write({static_cast<const std::byte*>(plain.const_data_ptr()), entry.end - entry.begin});
   }

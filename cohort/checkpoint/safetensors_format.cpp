@@ -24,6 +24,7 @@ using base::concat;
 
 constexpr std::string_view kMetadataKey = "__metadata__";
 constexpr uint64_t kLengthBytes = 8;
+// LibTorch's own limit: more dimensions do not fit the bit sets of its operators.
 constexpr size_t kMaxRank = 64;
 
 struct DtypeRow {
@@ -84,6 +85,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   bool number_float(double value, const std::string&) override { unexpected(concat("the number ", value)); }
   bool binary(nlohmann::json::binary_t&) override { unexpected("binary"); }
 
+  // The parser gives whole numbers from 0 on here, and negative ones to number_integer().
   bool number_unsigned(uint64_t value) override {
     if (state_ == State::kShape) {
       if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()) ||
@@ -138,6 +140,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   bool key(std::string& value) override {
     bool is_new = true;
     if (state_ == State::kNames) {
+      // A set of its own: to look through the entries would take quadratic time on a header of many names.
       is_new = names_.insert(value).second;
     } else if (state_ == State::kMetadata) {
       is_new = !header_.metadata.contains(value);
@@ -156,6 +159,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
 
   bool end_object() override {
     if (state_ == State::kEntry) {
+      // Fields may come in any order, so they are counted at the end.
       if (fields_.size() != 3 || num_offsets_ != 2) {
         fail(file_, concat("tensor ", printable(entry_.name), " lacks dtype, shape or two data_offsets"));
       }
@@ -208,6 +212,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
 
 /// Checks that the entries' data are as long as their shapes say and cover `data_bytes` exactly.
 void check_layout(std::vector<TensorEntry>& entries, uint64_t data_bytes, std::string_view file) {
+  // By (begin, end): a tensor without elements comes before the one that begins at the same byte.
   std::stable_sort(entries.begin(), entries.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
@@ -227,6 +232,8 @@ void check_layout(std::vector<TensorEntry>& entries, uint64_t data_bytes, std::s
     if (entry.end - entry.begin != *expected) {
       fail(file, concat(where(), ": got ", entry.end - entry.begin, " bytes, expected ", *expected));
     }
+    // Neither hole nor overlap: bytes that no tensor owns could hide anything, and shared ones would change
+    // together.
     if (entry.begin != covered) {
       fail(file, concat(where(), entry.begin < covered ? " overlaps" : " leaves a hole after",
                         " the tensor before it, which ends at ", covered));
@@ -283,11 +290,13 @@ SafetensorsHeader parse_header(std::span<const std::byte> file, std::string_view
   }
   uint64_t length = 0;
   for (size_t i = 0; i < kLengthBytes; ++i) {
+    // Byte by byte: the file may be mapped at any address.
     length |= std::to_integer<uint64_t>(file[i]) << (8 * i);
   }
   if (length > kMaxHeaderBytes) {
     fail(name, concat("header length: got ", length, ", expected at most ", kMaxHeaderBytes));
   }
+  // The difference cannot wrap, as the size was checked above; a sum with `length` could.
   if (length > file.size() - kLengthBytes) {
     fail(name, concat("header length: got ", length, ", but the file has only ", file.size() - kLengthBytes,
                       " bytes after it"));
@@ -306,6 +315,8 @@ SafetensorsHeader parse_header(std::span<const std::byte> file, std::string_view
 
 std::string make_header(std::vector<TensorEntry>& entries, const Metadata& metadata) {
   std::sort(entries.begin(), entries.end(), [](const TensorEntry& a, const TensorEntry& b) {
+    // Types are numbered by size. The widest come first, so each tensor begins at a multiple of its element's
+    // size.
     return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name;
   });
   std::string json = "{";
@@ -337,6 +348,8 @@ std::string make_header(std::vector<TensorEntry>& entries, const Metadata& metad
     json += concat(sizes.text(), "],\"data_offsets\":[", entry.begin, ",", entry.end, "]}");
   }
   json += "}";
+  // Blanks are allowed after the object. So the data begins at a multiple of 8, the size of the widest
+  // element.
   json.resize((json.size() + 7) / 8 * 8, ' ');
   if (json.size() > kMaxHeaderBytes) {
     throw UsageError("checkpoint.safetensors", concat("the header would have ", json.size(),
@@ -352,6 +365,7 @@ std::string make_header(std::vector<TensorEntry>& entries, const Metadata& metad
 std::string printable(std::string_view text) {
   constexpr size_t kShown = 120;
   std::string shown(text.substr(0, kShown));
+  // Names come from files of strangers: control characters could rewrite the user's terminal.
   std::replace_if(shown.begin(), shown.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
   return concat('\'', shown, text.size() > kShown ? "...'" : "'");
 }

@@ -21,6 +21,8 @@ using base::concat;
 /// Calls `visit(name, tensor)` for the module's own tensors, aliases included, in PyTorch's order.
 template <typename Visit>
 void visit_state(const torch::nn::Module& module, const std::string& prefix, const Visit& visit) {
+  // PyTorch's order: parameters, buffers, then children. Tied weights stand under each of their names, as
+  // there.
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     if (item.value().defined()) {
       visit(prefix + item.key(), item.value());
@@ -66,6 +68,7 @@ StateDifference match(const torch::nn::Module& module, const TensorMap& tensors,
     found->second.second = true;
     const at::Tensor& from = *found->second.first;
     if (!from.defined() || own.sizes() != from.sizes() ||
+        // A cast may round, but must not drop an imaginary part.
         !c10::canCast(from.scalar_type(), own.scalar_type())) {
       difference.differing.push_back(concat(name, " (got ", from.defined() ? describe(from) : "nothing",
                                             ", expected ", describe(own), ")"));
@@ -82,6 +85,7 @@ StateDifference match(const torch::nn::Module& module, const TensorMap& tensors,
 }
 
 void run(const std::vector<Copy>& copies) {
+  // In-place writes to leaves that require grad. copy_() converts type and device.
   at::NoGradGuard no_grad;
   for (Copy copy : copies) {
     copy.to.copy_(copy.from);
@@ -94,6 +98,7 @@ void append(base::TextList& list, const char* kind, const std::vector<std::strin
     return;
   }
   base::TextList shown;
+  // A model of another kind differs in hundreds of names. Ten of each kind show what is wrong.
   for (size_t i = 0; i < names.size() && i < kShown; ++i) shown.add(names[i].substr(0, 200));
   const std::string more = names.size() > kShown ? concat(" and ", names.size() - kShown, " more") : "";
   list.add(names.size(), " ", kind, ": ", shown.text(), more);
