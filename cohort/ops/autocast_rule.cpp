@@ -14,6 +14,8 @@ class AutocastKernel : public c10::OperatorKernel {
   AutocastKernel(Autocast rule, c10::DeviceType device) : rule_(rule), device_(device) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+    // Else the call at the end would come back here. Operators that the kernel itself calls run without
+    // autocast too.
     const c10::impl::ExcludeDispatchKeyGuard outside(
         at::autocast::get_autocast_dispatch_key_from_device_type(device_));
     const std::size_t num_arguments = op.schema().arguments().size();
@@ -21,6 +23,8 @@ class AutocastKernel : public c10::OperatorKernel {
     for (std::size_t i = stack->size() - num_arguments; i < stack->size(); ++i) {
       c10::IValue& value = (*stack)[i];
       if (value.isTensor()) {
+        // The cache casts a weight once in a forward, however often it is used. Tensors that are not eligible
+        // stay.
         value = at::autocast::cached_cast(dtype, value.toTensor(), device_);
       } else if (value.isTensorList()) {
         std::vector<at::Tensor> tensors = value.toTensorVector();
@@ -33,6 +37,7 @@ class AutocastKernel : public c10::OperatorKernel {
 
  private:
   at::ScalarType choose(c10::ArrayRef<c10::IValue> arguments) const {
+    // As LibTorch's own lists: float32, lower precision, and the widest type among the arguments ("promote").
     if (rule_ == Autocast::kFloat32) return at::kFloat;
     const at::ScalarType narrow = at::autocast::get_autocast_dtype(device_);
     if (rule_ == Autocast::kNarrow) return narrow;

@@ -141,6 +141,7 @@ class Check {
   std::vector<std::vector<double>> differences(std::size_t input, std::int64_t element) {
     double* const place = address_of(by_[input], element);
     const double before = *place;
+    // Past autograd and its version counts: the graph that was made before is not used in these calls.
     *place = before + options_.eps();
     const auto above = values_of(function_(inputs_), which_);
     *place = before - options_.eps();
@@ -149,6 +150,7 @@ class Check {
     std::vector<std::vector<double>> result = above;
     for (std::size_t k = 0; k < result.size(); ++k) {
       for (std::size_t j = 0; j < result[k].size(); ++j) {
+        // The error of a central difference is of order eps^2, that of a one-sided one of order eps.
         result[k][j] = (above[k][j] - below[k][j]) / (2 * options_.eps());
       }
     }
@@ -196,6 +198,7 @@ class Check {
 at::Tensor drawn_like(const at::Tensor& output, base::RandomStream& random) {
   const at::Tensor result = at::empty_like(output, at::MemoryFormat::Contiguous).detach();
   auto* values = result.mutable_data_ptr<double>();
+  // Equal numbers would hide a mistake in their order, and zeros one in any term.
   for (std::int64_t i = 0; i < result.numel(); ++i) values[i] = 0.5 + random.uniform();
   return result;
 }

@@ -50,6 +50,7 @@ std::vector<std::int64_t> kept_boxes(const at::Tensor& boxes, const at::Tensor& 
   for (std::int64_t i = 0; i < count; ++i) {
     const T* row = rows + 4 * places[i];
     left[i] = row[0], top[i] = row[1], right[i] = row[2], bottom[i] = row[3];
+    // As torchvision computes it: corners are points, not pixels, so no 1 is added.
     area[i] = (row[2] - row[0]) * (row[3] - row[1]);
   }
   const detail::Boxes<T> sorted{left, top, right, bottom, area, count};
@@ -67,6 +68,7 @@ at::Tensor nms_cpu(const at::Tensor& boxes, const at::Tensor& scores, double iou
   check(boxes, scores, iou_threshold);
   const at::Tensor rows = boxes.contiguous();
   const at::Tensor order =
+      // Stable, so that equal scores keep the order of the boxes and the result can be repeated.
       std::get<1>(scores.sort(/*stable=*/true, /*dim=*/0, /*descending=*/true)).contiguous();
   const std::vector<std::int64_t> kept = boxes.scalar_type() == at::kFloat
                                              ? kept_boxes<float>(rows, order, rounded_down(iou_threshold))

@@ -53,6 +53,7 @@ Values mapped(const Values& values, const Fn& fn) {
 
 Values copied(const Values& values) {
   return mapped(values, [](const at::Tensor& tensor) {
+    // Each call gets copies: an operator under test may write where it should not.
     return tensor.detach().clone().set_requires_grad(tensor.requires_grad());
   });
 }
@@ -68,6 +69,7 @@ at::Tensor with_gaps(const at::Tensor& tensor) {
   std::vector<std::int64_t> sizes = tensor.sizes().vec();
   sizes.push_back(2);
   at::Tensor wide = at::empty(sizes, tensor.options());
+  // Known numbers in the gaps, which nothing_beside() compares afterwards.
   wide.zero_();
   at::Tensor view = wide.select(-1, 0);
   view.copy_(tensor);
@@ -76,6 +78,7 @@ at::Tensor with_gaps(const at::Tensor& tensor) {
 
 at::Tensor transposed(const at::Tensor& tensor) {
   if (tensor.dim() < 2) return tensor.clone();
+  // Transposed, copied, transposed back: equal values, with the first and the last stride exchanged.
   return tensor.transpose(0, -1).clone(at::MemoryFormat::Contiguous).transpose(0, -1);
 }
 
@@ -110,6 +113,7 @@ class OperatorCheck {
  public:
   OperatorCheck(const std::string& name, const Values& arguments, const OpcheckOptions& options)
       : op_(find_operator(name)), name_(name), arguments_(arguments), options_(options) {
+    // Before defaults are added, so that the message has the user's number.
     const std::size_t given = arguments.size();
     torch::jit::Stack stack = arguments_;
     try {
@@ -142,6 +146,8 @@ class OperatorCheck {
   void check(bool with_gradients) const {
     {
       const at::NoGradGuard no_grad;
+      // In this order, as each check relies on the one before: a kernel that writes to its input makes all
+      // comparisons below meaningless.
       const Values results = schema();
       strides();
       meta(results);
@@ -150,6 +156,7 @@ class OperatorCheck {
   }
 
   static bool has_indices(const Values& arguments) {
+    // Whole numbers may be positions in another argument, which a smaller shape would not have.
     return std::ranges::any_of(arguments, [](const c10::IValue& argument) {
       return std::ranges::any_of(tensors_of(argument), [](const at::Tensor& tensor) {
         return tensor.defined() && at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
@@ -179,6 +186,7 @@ class OperatorCheck {
 
   Values call(const Values& arguments) const {
     torch::jit::Stack stack = arguments;
+    // Through the dispatcher, as any program calls it: so autograd and meta kernels are the registered ones.
     op_.callBoxed(&stack);
     return stack;
   }
@@ -212,11 +220,13 @@ class OperatorCheck {
   void unchanged(std::size_t i, const Tensors& before, const Tensors& after) const {
     for (std::size_t t = 0; t < before.size(); ++t) {
       if (!before[t].defined()) continue;
+      // A resize moves no element, so the comparison of values below would miss it.
       if (before[t].sizes() != after[t].sizes()) {
         fail(base::concat(argument(i), " was resized from ", text_of(before[t].sizes()), " to ",
                           text_of(after[t].sizes()), ", and the schema does not say that it is written to"));
       }
       const at::Tensor was = before[t].reshape(-1), is = after[t].reshape(-1);
+      // equal() says no for NaN, and the loop then passes over those.
       if (at::equal(was, is)) continue;
       for (std::int64_t e = 0; e < was.numel(); ++e) {
         if (at::equal(was[e], is[e])) continue;
@@ -229,12 +239,15 @@ class OperatorCheck {
   }
 
   void shares_as_said(std::size_t k, const at::Tensor& output, const Values& arguments) const {
+    // The schema is a promise to autograd: memory that is shared without a word gets neither a view nor a
+    // version count. The other way round a result would wait for a base that it does not have.
     const c10::AliasInfo* said = op_.schema().returns()[k].alias_info();
     bool found = said == nullptr;
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       const c10::AliasInfo* other = op_.schema().arguments()[i].alias_info();
       const bool may = said != nullptr && other != nullptr && said->beforeSets() == other->beforeSets();
       for (const at::Tensor& input : tensors_of(arguments[i])) {
+        // Tensors without bytes may all have the same null address.
         if (!input.defined() || input.nbytes() == 0) continue;
         const bool shares = input.storage().is_alias_of(output.storage());
         if (shares && !may) {
@@ -268,6 +281,7 @@ class OperatorCheck {
   void strides() const {
     for (const Form& form : kForms) {
       const Values arguments = laid_out(form), before = laid_out(form), plain = mapped(arguments, dense);
+      // A form changes values too, for instance by repeating them, and the operator may refuse those.
       if (!takes(plain)) continue;
       const Values expected = call(plain);
       Values results;
@@ -296,6 +310,7 @@ class OperatorCheck {
                       const at::Tensor& after) const {
     const auto beside = [](const at::Tensor& tensor) {
       at::Tensor all = at::empty({0}, tensor.options()).set_(tensor.storage()).clone();
+      // The elements may have changed; set to zero on both sides, only what lies between them counts.
       all.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()).zero_();
       return all;
     };
@@ -323,6 +338,7 @@ class OperatorCheck {
                         " on contiguous ones"),
            kHint);
     }
+    // Not bit by bit: another order of memory may lead to another order of a sum.
     const at::Tensor is = got.reshape(-1).to(at::kDouble), should = wanted.reshape(-1).to(at::kDouble);
     if (at::allclose(is, should, options_.tolerance(), options_.tolerance(), true)) return;
     for (std::int64_t e = 0; e < is.numel(); ++e) {
@@ -339,6 +355,7 @@ class OperatorCheck {
       if (has) fail("has a meta function, and the check was told that it has none");
       return;
     }
+    // Composite kernels consist of LibTorch's operators, which have meta functions.
     if (!has && !op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
         !op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
       fail("has no meta function",
@@ -370,6 +387,7 @@ class OperatorCheck {
       fail(base::concat("output ", k, " is ", real.scalar_type(), ", its meta function says ",
                         meta.scalar_type()));
     }
+    // Strides of a single element mean nothing, and LibTorch itself sets them at will.
     if (real.numel() > 1 && meta.strides() != real.strides()) {
       fail(base::concat("output ", k, " has strides ", text_of(real.strides()), ", its meta function says ",
                         text_of(meta.strides())));
@@ -392,6 +410,7 @@ class OperatorCheck {
     for (const c10::IValue& output : outputs) {
       for (const at::Tensor& tensor : tensors_of(output)) floating = floating || tensor.is_floating_point();
     }
+    // A result of whole numbers has no gradient, so it needs no autograd kernel.
     if (!floating) return;
     if (!op_.hasKernelForDispatchKey(c10::DispatchKey::Autograd) &&
         !op_.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
@@ -409,6 +428,8 @@ class OperatorCheck {
       return result;
     };
     try {
+      // On dense inputs only. Other layouts are compared with those below, which costs one backward and not
+      // one for each element.
       gradcheck(function, inputs, options_.gradcheck());
     } catch (const CheckError& error) {
       fail(error.what());

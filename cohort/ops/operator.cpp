@@ -21,7 +21,8 @@ namespace cohort::ops {
 
 namespace detail {
 
-/// What the autograd kernel of an operator knows. Filled while the operator is being defined.
+/// What the autograd kernel of an operator knows. Filled while the operator is being defined. Shared with the
+/// kernel, which is registered before backward() and the other setters are called.
 struct Recipe {
   Backward backward;
   bool save_outputs = false;
@@ -73,6 +74,8 @@ bool is_seen(const c10::Type& type) {
 }
 
 std::string why_no_gradient(const c10::FunctionSchema& schema) {
+  // autograd::Function returns new tensors. A written argument, a view or a list of tensors would need a
+  // graph of its own kind, and without one gradients would be wrong in silence.
   if (schema.is_mutable()) return "writes to its arguments";
   for (const c10::Argument& result : schema.returns()) {
     if (result.alias_info() != nullptr) return "returns its arguments or parts of them";
@@ -92,7 +95,8 @@ struct SavedCall : torch::CustomClassHolder {
   std::vector<bool> is_defined;               // of each tensor; autograd is given only those that are
 };
 
-/// One call on its way through autograd::Function.
+/// One call on its way through autograd::Function. autograd::Function hands only tensors through by itself. A
+/// pointer to the frame carries the rest, for the time of the call.
 struct Frame {
   const c10::OperatorHandle& op;
   c10::DispatchKeySet keys;
@@ -154,6 +158,7 @@ struct Differentiated : torch::autograd::Function<Differentiated> {
     for (const std::size_t place : tensor_outputs(frame->outputs)) {
       outputs.push_back(frame->outputs[place].toTensor());
     }
+    // save_for_backward() takes results as well without a cycle between the node and its own output.
     variable_list kept = tensors.vec();
     if (frame->saved->recipe->save_outputs) kept.insert(kept.end(), outputs.begin(), outputs.end());
     ctx->save_for_backward(std::move(kept));
@@ -172,6 +177,7 @@ struct Differentiated : torch::autograd::Function<Differentiated> {
     std::vector<bool> needed(num_inputs);
     std::size_t edge = 0;
     for (std::size_t i = 0; i < num_inputs; ++i)
+      // The node has an edge for each defined tensor only, so edges and tensors are counted apart.
       needed[i] = saved->is_defined[i] && ctx->needs_input_grad(edge++);
     const Call call = CallParts::make(*saved, ctx->get_saved_variables(), needed);
     const variable_list given = recipe.backward(call, gradients);
@@ -205,6 +211,7 @@ class AutogradKernel : public c10::OperatorKernel {
         throw UsageError("ops.forward", base::concat(schema.name(), " has no forward-mode derivative"));
       }
     });
+    // Inference and evaluation pay for no node.
     if (!needs_gradient || !at::GradMode::is_enabled()) {
       write_without_gradient(op, keys, stack);
       return;
@@ -282,6 +289,8 @@ class AutogradKernel : public c10::OperatorKernel {
       if (tensor.defined()) tensors.push_back(tensor);
     });
     for (const c10::IValue& argument : arguments) {
+      // Tensors are taken out: in here they would live as long as the graph, past the checks of saved
+      // variables.
       saved->arguments.push_back(argument.isTensor()        ? c10::IValue()
                                  : is_tensor_list(argument) ? c10::IValue(c10::List<at::Tensor>())
                                                             : argument);
@@ -339,6 +348,8 @@ Definition::Definition(torch::Library& library, const std::string& schema, const
   }
   recipe_->no_gradient = why_no_gradient(parsed);
   library_.def(std::move(parsed), tags);
+  // Also for an operator without backward(). Without an autograd kernel LibTorch would drop its gradient in
+  // silence.
   library_.impl(name_.c_str(),
                 torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFromBoxedFunctor(
                                                                 std::make_unique<AutogradKernel>(recipe_))));
@@ -360,6 +371,7 @@ Definition& Definition::derivative(Derivative function) {
     const variable_list& tensors = CallParts::tensors(call);
     for (std::size_t i = 0; i < std::min(result.size(), tensors.size()); ++i) {
       if (!result[i].defined() || !tensors[i].defined()) continue;
+      // The transpose of broadcasting is a sum over the dimensions that were expanded.
       result[i] = at::sum_to(gradients[0] * result[i], tensors[i].sizes());
     }
     return result;
@@ -377,6 +389,7 @@ Definition& Definition::autocast(Autocast rule) {
 }
 
 c10::OperatorHandle find_operator(const std::string& name) {
+  // The overload comes after the name; a dot in the namespace does not count.
   const std::size_t dot = name.find('.', name.find("::") == std::string::npos ? 0 : name.find("::"));
   const std::string base = name.substr(0, dot);
   const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);

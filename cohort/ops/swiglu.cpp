@@ -1,6 +1,7 @@
 // Forward and backward are operators of their own, each a single parallel pass over contiguous memory.
 // Backward computes the sigmoid again, so only gate and up are kept. The derivative of backward is written
-// with LibTorch's operators, which makes all further derivatives follow.
+// with LibTorch's operators, which makes all further derivatives follow. SwiGLU is silu(gate) * up: Shazeer
+// 2020, "GLU Variants Improve Transformer", equation 6.
 #include "cohort/ops/swiglu.h"
 
 #include <ATen/TensorOperators.h>
@@ -18,6 +19,7 @@ namespace cohort::ops {
 namespace {
 
 using Pair = std::tuple<at::Tensor, at::Tensor>;
+// Elements for each thread; with less, starting threads costs more than the pass.
 constexpr std::int64_t kGrain = 1 << 15;
 
 void check(const at::Tensor& gate, const at::Tensor& other, const char* name) {
@@ -100,6 +102,8 @@ std::vector<at::Tensor> second_derivative(const Call& call, const std::vector<at
   const at::Tensor &g = call.tensor(0), &a = call.tensor(1), &b = call.tensor(2);
   const at::Tensor &u = flowing[0], &v = flowing[1];
   const at::Tensor s = at::sigmoid(a);
+  // backward gives by_gate = g * b * silu'(a) and by_up = g * silu(a). With u and v flowing into them, these
+  // are the derivatives of u * by_gate + v * by_up by g, a and b.
   const at::Tensor silu = a * s;
   const at::Tensor first = s * (1 + a * (1 - s));                 // of silu
   const at::Tensor second = s * (1 - s) * (2 + a * (1 - 2 * s));  // of silu, twice

@@ -5,6 +5,8 @@
 namespace cohort::ops::detail {
 namespace {
 
+// Always inlined: COHORT_VECTOR_CLONES compiles a function once for each instruction set, but not what it
+// calls.
 template <typename T>
 inline __attribute__((always_inline)) void suppress(const T* __restrict left, const T* __restrict top,
                                                     const T* __restrict right, const T* __restrict bottom,
@@ -13,6 +15,7 @@ inline __attribute__((always_inline)) void suppress(const T* __restrict left, co
                                                     std::uint8_t* __restrict suppressed) {
   const T my_left = left[i], my_top = top[i], my_right = right[i], my_bottom = bottom[i], my_area = area[i];
   for (std::int64_t j = i + 1; j < count; ++j) {
+    // No branches in the loop, also none for boxes that are suppressed already, so that it runs on vectors.
     const T l = left[j] > my_left ? left[j] : my_left;
     const T t = top[j] > my_top ? top[j] : my_top;
     const T r = right[j] < my_right ? right[j] : my_right;
@@ -20,6 +23,7 @@ inline __attribute__((always_inline)) void suppress(const T* __restrict left, co
     const T width = r - l > T(0) ? r - l : T(0);
     const T height = b - t > T(0) ? b - t : T(0);
     const T both = width * height;
+    // Two boxes without area give 0 / 0, and NaN is not above the threshold: both stay.
     const T overlap = both / (my_area + area[j] - both);
     suppressed[j] = static_cast<std::uint8_t>(suppressed[j] | static_cast<std::uint8_t>(overlap > threshold));
   }
