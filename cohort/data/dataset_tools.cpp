@@ -30,6 +30,8 @@ namespace {
 constexpr const char* kWhere = "data.tools";
 
 void write_file(const std::string& path, std::span<const std::byte> bytes) {
+  // O_EXCL: in a folder of our own no name may be there already; two items with one name would be a mistake
+  // of ours.
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   bool ok = fd >= 0;
   while (ok && !bytes.empty()) {
@@ -38,6 +40,7 @@ void write_file(const std::string& path, std::span<const std::byte> bytes) {
     ok = done >= 0;
     if (ok) bytes = bytes.subspan(static_cast<std::size_t>(done));
   }
+  // Kept before close(), which may set errno too.
   const int cause = errno;
   if (fd >= 0 && ::close(fd) != 0) ok = false;
   if (!ok) throw SystemError(kWhere, base::concat("cannot write ", path, ": ", std::strerror(cause)));
@@ -45,6 +48,7 @@ void write_file(const std::string& path, std::span<const std::byte> bytes) {
 
 // Reads and decodes image `item` of a folder into memory of this thread.
 const Image& decode(const FolderIndex& index, std::int64_t item, ColorMode color) {
+  // Kept for the thread's next image: decoding a folder then allocates nothing for each file.
   thread_local std::vector<std::byte> buffer;
   thread_local Image image;
   const std::string path = index.path(item);
@@ -60,6 +64,7 @@ void check_class_name(const std::string& name) {
   throw UsageError(kWhere, "class name '" + name + "' cannot be a folder's name");
 }
 
+// Zeros in front, so that names sort in the order of the numbers.
 std::string padded(std::int64_t number, std::int64_t count) {
   std::string digits = std::to_string(number);
   const std::size_t width = std::to_string(std::max<std::int64_t>(count - 1, 0)).size();
@@ -84,6 +89,8 @@ GeneratedFolder folder_from_idx(const std::string& images, const std::string& la
     throw DataError(kWhere, base::concat(images, " has ", count, " images, ", labels, " has ",
                                          classes.shape[0], " labels"));
   }
+  // The largest label counts, not how many differ: a label keeps its place when a class before it has no
+  // images.
   const auto largest = std::ranges::max_element(classes.bytes);
   const std::size_t num_classes =
       largest == classes.bytes.end() ? 0 : std::to_integer<std::size_t>(*largest) + 1;
@@ -104,6 +111,7 @@ GeneratedFolder folder_from_idx(const std::string& images, const std::string& la
     std::filesystem::create_directory(paths.back());
   }
   const std::int64_t channels = pixels.shape.size() == 4 ? pixels.shape[3] : 1;
+  // A slot for each thread, so that no lock is needed; added up at the end.
   std::vector<std::int64_t> bytes(static_cast<std::size_t>(std::max(options.threads, 1)));
   for_each_item(count, options.threads, [&](int thread, std::int64_t item) {
     thread_local Image image;
@@ -124,6 +132,7 @@ GeneratedFolder folder_from_idx(const std::string& images, const std::string& la
 
 VerifyReport verify_folder(const std::string& folder, int threads) {
   const FolderIndex index =
+      // Nothing is refused here: the report lists what is wrong, all of it.
       scan_image_folder(folder, {.allow_empty = true, .on_other_files = OnOtherFiles::kIgnore});
   VerifyReport report;
   report.passed_over = index.explain_other_files();
@@ -138,6 +147,7 @@ VerifyReport verify_folder(const std::string& folder, int threads) {
       broken.emplace_back(item, error.what());
     }
   });
+  // Threads find broken files in any order.
   std::ranges::sort(broken);
   for (auto& [item, reason] : broken) report.broken.push_back({index.path(item), std::move(reason)});
   return report;
@@ -160,6 +170,7 @@ ChannelStatistics channel_statistics(const std::string& folder, ColorMode color,
   ChannelStatistics result;
   result.images = index.size();
   for (std::size_t c = 0; c < channels; ++c) {
+    // count * squares leaves 64 bits from about 17 million white pixels on.
     unsigned __int128 count = 0, sum = 0, squares = 0;
     for (std::uint64_t value = 0; value < 256; ++value) {
       std::uint64_t times = 0;

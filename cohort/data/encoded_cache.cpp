@@ -19,6 +19,7 @@ constexpr const char* kWhere = "data.cache";
 // An entry is the file's length, then the file.
 EncodedCache::EncodedCache(std::int64_t files, std::int64_t bytes)
     : capacity_(static_cast<std::size_t>(bytes)), entries_(static_cast<std::size_t>(files)) {
+  // Pages that are never written to take no memory, so the whole capacity can be reserved at the start.
   void* block =
       ::mmap(nullptr, capacity_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (block == MAP_FAILED) {
@@ -34,6 +35,8 @@ EncodedCache::~EncodedCache() {
 
 std::optional<std::span<const std::byte>> EncodedCache::find(std::int64_t file) const {
   check_index(kWhere, file, std::ssize(entries_));
+  // Pairs with the release in store(): who sees the pointer sees the bytes. Entries never move, so spans stay
+  // good.
   const std::byte* entry = entries_[static_cast<std::size_t>(file)].load(std::memory_order_acquire);
   if (entry == nullptr) return std::nullopt;
   std::uint64_t size = 0;
@@ -52,6 +55,7 @@ void EncodedCache::store(std::int64_t file, std::span<const std::byte> bytes) {
   } while (!used_.compare_exchange_weak(at, at + need, std::memory_order_relaxed));
   std::memcpy(block_ + at, &size, sizeof(size));
   std::memcpy(block_ + at + sizeof(size), bytes.data(), bytes.size());
+  // Two threads may store one file at the same time. Both copies are whole; the space of one of them is lost.
   entries_[static_cast<std::size_t>(file)].store(block_ + at, std::memory_order_release);
 }
 

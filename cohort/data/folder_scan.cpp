@@ -99,6 +99,7 @@ std::string empty_class(const std::string& name, const std::vector<ClassSubfolde
   return text;
 }
 
+// ASCII only: tolower() depends on the locale, and endings of images do not.
 char lower(char c) {
   return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
 }
@@ -116,6 +117,7 @@ std::string ending_of(std::string_view name) {
 class Others {
  public:
   void add(const std::string& reason, const std::string& folder, const std::string& name) {
+    // Not counted: nobody put these files there, and a warning of them would hide others.
     if (name.starts_with('.')) return;  // .DS_Store and its like
     OtherFiles& files = by_reason_[reason];
     if (files.count++ == 0) files.example = folder.empty() ? name : folder + "/" + name;
@@ -131,6 +133,7 @@ class Others {
       files.reason = reason;
       all.push_back(std::move(files));
     }
+    // The largest group first: the message names a few only.
     std::ranges::stable_sort(all, std::ranges::greater(), &OtherFiles::count);
     return all;
   }
@@ -182,10 +185,12 @@ FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& 
     throw DataError(kWhere, root + " has no class folders, expected a folder of images per class",
                     "the folder above or below, or `cohort data` to make an image folder");
   }
+  // The label of a class is its place in this order, as in torchvision's ImageFolder.
   std::ranges::sort(index.classes_);
   for (std::size_t label = 0; label < index.classes_.size(); ++label) {
     std::vector<ClassSubfolder> parts;
     walk(index.root_, index.classes_[label], 0, parts);
+    // By folder, then by name, whatever order walk() went in.
     std::ranges::sort(parts, {}, &ClassSubfolder::folder);
     const std::size_t before = index.labels_.size();
     for (const ClassSubfolder& part : parts) {
@@ -196,6 +201,8 @@ FolderIndex scan_image_folder(const std::string& root, const FolderScanOptions& 
           others.add(ending.empty() ? "without an ending" : ending, part.folder, file);
           continue;
         }
+        // All names stand in one string, ended by zeros for openat(): millions of small strings would take
+        // several times the memory.
         index.offsets_.push_back(index.names_.size());
         index.names_.append(part.folder).append("/").append(file).push_back('\0');
         index.labels_.push_back(static_cast<std::int32_t>(label));

@@ -53,6 +53,7 @@ class PlainSource : public Source {
 class GzipSource : public Source {
  public:
   GzipSource(std::span<const std::byte> file, const std::string& name) : left_(file), name_(name) {
+    // 15: the largest window; + 16: gzip only, no plain zlib data.
     if (::inflateInit2(&stream_, 15 + 16) != Z_OK) throw SystemError(kWhere, "zlib could not start");
   }
   ~GzipSource() override { ::inflateEnd(&stream_); }
@@ -63,6 +64,7 @@ class GzipSource : public Source {
     std::size_t done = 0;
     while (done < out.size()) {
       if (at_end_ && !next_member()) break;
+      // zlib counts in 32 bits, so a larger file goes in pieces.
       const auto in_now = static_cast<uInt>(std::min<std::size_t>(left_.size(), INT_MAX));
       const auto out_now = static_cast<uInt>(std::min<std::size_t>(out.size() - done, INT_MAX));
       stream_.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(left_.data()));
@@ -72,6 +74,7 @@ class GzipSource : public Source {
       const int status = ::inflate(&stream_, Z_NO_FLUSH);
       left_ = left_.subspan(in_now - stream_.avail_in);
       done += out_now - stream_.avail_out;
+      // The checksum at the end of the member has been compared by now.
       if (status == Z_STREAM_END) {
         at_end_ = true;
       } else if (status == Z_BUF_ERROR) {
@@ -85,6 +88,7 @@ class GzipSource : public Source {
     }
     return done;
   }
+  // 64 bytes for what inflate has taken in and not yet given out.
   std::uint64_t most_left() const override { return (left_.size() + 64) * kBestCompression; }
 
  private:
@@ -153,6 +157,7 @@ std::uint64_t read_header(Source& source, const std::string& name, const IdxOpti
       throw DataError(kWhere, base::concat(name, ": ends inside its header of ", num_dims, " dimensions"));
     }
     std::uint64_t extent = 0;
+    // Big-endian, as all numbers of the format.
     for (const std::byte b : raw) extent = extent << 8 | std::to_integer<std::uint64_t>(b);
     array.shape.push_back(static_cast<std::int64_t>(extent));
     if (__builtin_mul_overflow(bytes, extent, &bytes) || bytes > options.max_bytes) {
@@ -207,6 +212,7 @@ IdxArray parse_idx(std::span<const std::byte> file, const std::string& name, con
     throw too_short(base::concat(got, " bytes"));
   }
   std::array<std::byte, 1> more{};
+  // For gzip this also reads on to the end of the member, where its checksum is.
   if (source->read(more) > 0) {
     throw DataError(kWhere, base::concat(name, ": over-long: there are bytes behind the ", expected,
                                          " expected for ", shape_text(array.shape)));
@@ -247,6 +253,7 @@ IdxArray read_idx_labels(const std::string& path) {
 
 IdxPair find_idx_pair(const std::string& folder, const std::string& prefix) {
   const auto find = [&](const std::string& kind) -> std::optional<std::string> {
+    // Both spellings are on the web: train-images-idx3-ubyte and train-images.idx3-ubyte.
     for (const char* separator : {"-", "."}) {
       for (const char* ending : {"", ".gz"}) {
         const auto path = std::filesystem::path(folder) /

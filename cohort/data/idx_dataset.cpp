@@ -24,6 +24,7 @@ IdxDataset::IdxDataset(const std::string& images, const std::string& labels, con
                                  labels_.shape[0], " labels"),
                     "files of the same set");
   }
+  // All images of a file have one size, so it can stand for that of the transforms' input.
   if (!pipeline_.has_output_shape()) pipeline_.set_input_size({images_.shape[1], images_.shape[2]});
 }
 
@@ -35,6 +36,7 @@ std::vector<Field> IdxDataset::fields() const {
 
 void IdxDataset::read(std::int64_t index, base::RandomStream& random, std::span<std::byte* const> out) const {
   check_index("data.idx", index, size());
+  // A copy, since transforms work in place and the array is shared by all threads and epochs.
   thread_local Image image;
   image.reshape(images_.shape[1], images_.shape[2], channels_);
   const std::byte* pixels = images_.bytes.data() + static_cast<std::size_t>(index) * image.pixels.size();
@@ -50,6 +52,7 @@ std::string IdxDataset::describe(std::int64_t index) const {
 }
 
 std::string IdxDataset::fingerprint() const {
+  // All bytes, not names: the files may be renamed, and hashing them takes a fraction of reading them.
   Fingerprint fingerprint;
   for (const IdxArray* array : {&images_, &labels_}) {
     fingerprint.add(array->shape.data(), array->shape.size() * sizeof(array->shape[0]));
@@ -61,6 +64,7 @@ std::string IdxDataset::fingerprint() const {
 std::vector<std::string> IdxDataset::classes() const {
   const auto largest = std::ranges::max_element(labels_.bytes);
   std::vector<std::string> names;
+  // Up to the largest label, also where some label between does not occur.
   for (int i = 0; largest != labels_.bytes.end() && i <= std::to_integer<int>(*largest); ++i) {
     names.push_back(std::to_string(i));
   }

@@ -1,4 +1,6 @@
-// Making image folders of what people have: archives, and flat folders with a list.
+// Making image folders of what people have: archives, and flat folders with a list. Both tools write into an
+// AtomicDirectory: the target folder appears whole at the end, or not at all. Names from an archive or a list
+// are checked before they become paths, so no file can land outside of the folder.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -48,6 +50,7 @@ void make_folders(const fs::path& path, const std::string& archive, const fs::pa
 std::int64_t write_entry(TarReader& reader, const fs::path& target, const std::string& archive,
                          const fs::path& entry) {
   std::error_code error;
+  // An ofstream on a folder fails too, but its message would speak of the disk.
   if (fs::is_directory(target, error)) throw file_and_folder(archive, entry);
   if (error == std::errc::filename_too_long) throw long_name(archive, entry.string());
   std::ofstream file(target, std::ios::binary);
@@ -71,6 +74,8 @@ std::vector<std::string> split_csv(const std::string& line) {
   bool quoted = false;
   for (std::size_t i = 0; i < line.size(); ++i) {
     const char c = line[i];
+    // RFC 4180, section 2: a doubled quote inside quotes is one quote. Line breaks in a field are not
+    // supported.
     if (c == '"' && quoted && i + 1 < line.size() && line[i + 1] == '"') {
       fields.back() += line[++i];
     } else if (c == '"') {
@@ -119,6 +124,7 @@ std::pair<fs::path, std::string> parse_line(const std::string& line, const std::
   }
   const fs::path file = fields[columns.file];
   const std::string& label = fields[columns.label];
+  // "a/../../b" leads out too; the normal form shows it in its first part.
   const fs::path inside = file.lexically_normal();
   if (file.is_absolute() || *inside.begin() == "..") {
     throw DataError(kWhere, base::concat(at, ": file '", file.string(), "' is not inside the folder"));
@@ -157,6 +163,7 @@ std::int64_t place_file(const fs::path& source, const fs::path& target, bool lin
     throw SystemError(kWhere,
                       base::concat("cannot make ", target.parent_path().string(), ": ", error.message()));
   }
+  // Files of two folders may have one name. The second must not replace the first in silence.
   if (fs::exists(target, error)) {
     throw DataError(kWhere, base::concat(at, ": label '", label, "' has a second file named ",
                                          target.filename().string()));
@@ -205,6 +212,7 @@ GeneratedFolder folder_from_list(const std::string& flat, const std::string& csv
   for (std::size_t number = 0; number < lines.size(); ++number) {
     if (lines[number].find_first_not_of(" \t") == std::string::npos) continue;
     const std::vector<std::string> fields = trimmed_fields(lines[number]);
+    // Only the first line with content can be a heading: later ones may be files named "file".
     const bool first = std::exchange(is_first, false);
     if (const auto heading = first ? parse_heading(fields) : std::nullopt) {
       columns = *heading;

@@ -85,6 +85,8 @@ std::vector<std::int64_t> DistributedSampler::share(std::int64_t epoch, std::int
   }
   const std::vector<std::int64_t> all = order(epoch);
   std::vector<std::int64_t> share;
+  // Interleaved, as PyTorch's DistributedSampler: a global batch is a range of the order, whatever the number
+  // of ranks.
   for (auto i = static_cast<std::size_t>(rank); i < all.size();
        i += static_cast<std::size_t>(options_.world_size)) {
     share.push_back(all[i]);

@@ -1,3 +1,6 @@
+// A registry from names to factories, for data.sampler of a configuration. Each factory gets all of
+// SamplerOptions; text options of a sampler's own come beside them. An option that nobody read is an error,
+// so a misspelt one is never without effect in silence.
 #include "cohort/data/sampler_factory.h"
 
 #include <utility>
@@ -22,6 +25,7 @@ SamplerFactory without_extra(SamplerFactory factory) {
 SamplerFactory checked(const std::string& name, SamplerFactory factory) {
   return [name, factory = std::move(factory)](const SamplerOptions& given) {
     const std::string owner = concat("sampler '", name, "'");
+    // Registration while a library loads cannot throw, so an empty factory is found on its first use.
     if (!factory) throw UsageError("data.registry", concat(owner, " was registered without a factory"));
     const auto make = [&](const base::NamedOptions& extra) {
       SamplerOptions options = given;
@@ -62,6 +66,7 @@ std::shared_ptr<const Sampler> make_sampler(const SamplerOptions& options) {
 }
 
 void check_sampler_name(const std::string& name) {
+  // "auto" is no sampler: the trainer resolves it.
   if (name != "auto") registry().get(name);
 }
 

@@ -9,10 +9,13 @@
 namespace cohort::data {
 namespace {
 
+// Each class is a pattern of 4 x 4 cells under noise, so a network can learn it and a test can see that it
+// does.
 constexpr std::int64_t kGrid = 4;
 
 // Uniform over [-sqrt(3) s, sqrt(3) s], which has deviation s.
 float noise(std::uint32_t bits, float deviation) {
+  // 24 bits fit a float exactly: the result is the same on every machine.
   return (static_cast<float>(bits >> 8) * 0x1.0p-23F - 1.0F) * 1.7320508F * deviation;
 }
 
@@ -28,6 +31,7 @@ SyntheticDataset::SyntheticDataset(SyntheticOptions options) : options_(std::mov
           base::concat("num_classes is ", options_.num_classes, ", expected at least 1"));
   require(shape.size() == 3 && std::ranges::all_of(shape, [](std::int64_t extent) { return extent > 0; }),
           "shape must be [C, H, W], each at least 1");
+  // Patterns draw from epoch 1, samples from epoch 0, so no sample shares a stream with the patterns.
   base::RandomStream random(options_.seed, 1, 0, base::Purpose::kSynthetic);
   patterns_.resize(static_cast<std::size_t>(options_.num_classes * shape[0] * kGrid * kGrid));
   for (float& value : patterns_) value = noise(random.next_u32(), 0.6F);
@@ -39,6 +43,7 @@ std::vector<Field> SyntheticDataset::fields() const {
 
 void SyntheticDataset::read(std::int64_t index, base::RandomStream&, std::span<std::byte* const> out) const {
   check_index("data.synthetic", index, options_.size);
+  // Of the index alone: a sample is the same in each epoch, on any thread and rank.
   base::RandomStream random(options_.seed, 0, static_cast<std::uint64_t>(index), base::Purpose::kSynthetic);
   const std::int64_t label = random.integer(0, options_.num_classes);
   const std::int64_t channels = options_.shape[0], height = options_.shape[1], width = options_.shape[2];

@@ -26,8 +26,10 @@ TensorDataset::TensorDataset(std::vector<at::Tensor> tensors, std::vector<std::s
       throw UsageError("data.tensor_dataset", base::concat("tensor '", name, "' has ", tensor.size(0),
                                                            " rows, the first tensor has ", size_));
     }
+    // A dense tensor of the CPU is not copied: it shares its memory with the caller's.
     tensor = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
     fields_.push_back({std::move(name), tensor.scalar_type(), tensor.sizes().slice(1).vec(), false});
+    // Plain addresses, so that threads read rows without touching a tensor's reference count.
     bytes_.push_back(static_cast<const std::byte*>(tensor.const_data_ptr()));
     row_bytes_.push_back(static_cast<std::size_t>(fields_.back().bytes()));
   }

@@ -53,6 +53,7 @@ std::string describe_start(std::span<const std::byte> file) {
 
 }  // namespace
 
+// Both readers keep their memory and their library's tables, so a thread allocates little for each image.
 struct ImageDecoder::Impl {
   JpegReader jpeg;
   PngReader png;
@@ -65,6 +66,7 @@ ImageDecoder::~ImageDecoder() = default;
 
 ImageHeader ImageDecoder::open(std::span<const std::byte> file, ColorMode color, const std::string& name,
                                const DecodeOptions& options) {
+  // Before anything can throw: after a failed open() there is nothing to read.
   impl_->opened = false;
   if (file.empty()) {
     throw DataError("data.image", base::concat(name, ": the file is empty (0 bytes)"),
@@ -94,12 +96,14 @@ void ImageDecoder::read(const Region& region, Image& out) {
   }
   const ImageHeader& header = impl_->header;
   if (region.top < 0 || region.left < 0 || region.height < 1 || region.width < 1 ||
+      // Differences, as a sum of two large numbers could wrap.
       region.height > header.height - region.top || region.width > header.width - region.left) {
     throw UsageError(
         "data.image",
         base::concat("the region ", region.height, "x", region.width, " at (", region.top, ", ", region.left,
                      ") is not within the image of ", header.height, "x", header.width));
   }
+  // A library decodes forward only: a second read() needs another open().
   impl_->opened = false;
   if (header.format == ImageFormat::kJpeg) {
     impl_->jpeg.read(region, out);
@@ -109,6 +113,8 @@ void ImageDecoder::read(const Region& region, Image& out) {
 }
 
 ImageDecoder& thread_decoder() {
+  // Decoders are not for two threads at once, and making one for each image would cost more than small images
+  // do.
   static thread_local ImageDecoder decoder;
   return decoder;
 }

@@ -46,6 +46,7 @@ struct Output {
 bool write_jpeg(const Image& image, int quality, Output& output) {
   jpeg_compress_struct info;
   jpeg_error_mgr errors;
+  // Before jpeg_create_compress(), which may fail already.
   info.err = jpeg_std_error(&errors);
   info.client_data = &output;
   errors.error_exit = [](j_common_ptr common) {
@@ -66,6 +67,7 @@ bool write_jpeg(const Image& image, int quality, Output& output) {
   info.input_components = static_cast<int>(image.channels);
   info.in_color_space = image.channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
   jpeg_set_defaults(&info);
+  // TRUE: tables of 8 bits, which every decoder of baseline JPEG reads.
   jpeg_set_quality(&info, quality, TRUE);
   jpeg_start_compress(&info, TRUE);
   while (info.next_scanline < info.image_height) {
@@ -80,6 +82,7 @@ bool write_jpeg(const Image& image, int quality, Output& output) {
 void append_png(png_structp png, png_bytep data, size_t count) {
   auto* out = static_cast<Output*>(png_get_io_ptr(png));
   if (out->size + count > out->capacity) {
+    // Doubled, so that the cost of copying grows with the size of the file and not with its square.
     const size_t capacity = 2 * (out->size + count) + 1024;
     auto* grown = static_cast<unsigned char*>(std::realloc(out->data, capacity));
     if (grown == nullptr) {
@@ -107,6 +110,7 @@ bool write_png(const Image& image, Output& output) {
     std::snprintf(output.message, sizeof(output.message), "out of memory");
     return false;
   }
+  // After the structures exist: an error before is told by a null pointer.
   if (setjmp(output.jump) != 0) {
     png_destroy_write_struct(&png, &info);
     return false;

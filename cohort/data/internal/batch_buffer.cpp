@@ -43,8 +43,11 @@ std::shared_ptr<BatchBuffer> BufferPool::acquire() {
     }
     if (buffer == nullptr) ++allocations_;
   }
+  // Outside of the lock: page-locked memory takes a while to get.
   if (buffer == nullptr) buffer = allocate();
+  // A copy to the accelerator may still be reading this memory.
   if (buffer->copied) buffer->copied->synchronize();
+  // The deleter holds the pool, since a batch may outlive its loader.
   return {buffer.release(), [pool = shared_from_this()](BatchBuffer* returned) {
             const std::lock_guard lock(pool->mutex_);
             pool->free_.emplace_back(returned);

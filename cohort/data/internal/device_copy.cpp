@@ -18,12 +18,15 @@ DeviceCopy::DeviceCopy(at::Device device)
       stream_(c10::impl::VirtualGuardImpl(device_.type()).getStreamFromGlobalPool(device_)) {}
 
 DeviceCopy::Copy DeviceCopy::begin(const std::vector<at::Tensor>& fields, BatchBuffer& buffer) {
+  // A stream of its own: on the caller's the copy would wait for the step that is being computed.
   const c10::StreamGuard guard(stream_);
   Copy copy{{}, c10::Event(device_.type())};
   for (const at::Tensor& field : fields) {
     copy.fields.push_back(field.to(device_, field.scalar_type(), /*non_blocking=*/true));
   }
   copy.ready.record(stream_);
+  // A second event: the first goes away with the batch, this one guards the host's memory until it is used
+  // again.
   buffer.copied.emplace(device_.type());
   buffer.copied->record(stream_);
   return copy;

@@ -13,6 +13,7 @@ SampleReader::SampleReader(std::shared_ptr<const Dataset> dataset, Options optio
 }
 
 std::int64_t SampleReader::index_of(const BatchJob& job, std::int64_t item) const {
+  // Rank r of w has every w-th sample of the global batch, from r on.
   return (*job.order)[static_cast<std::size_t>(job.first + options_.rank + options_.world_size * item)];
 }
 
@@ -26,11 +27,15 @@ void SampleReader::read(std::int64_t number, std::int64_t item) {
   const std::int64_t position = current.first + options_.rank + options_.world_size * item;
   const std::int64_t index = (*current.order)[static_cast<std::size_t>(position)];
   current.buffer->indices[row] = index;
+  // From the place in the epoch, not from the thread or the rank: transforms draw the same numbers however
+  // the work is shared out.
   base::RandomStream random(options_.seed, static_cast<std::uint64_t>(current.epoch),
                             static_cast<std::uint64_t>(position), base::Purpose::kTransform);
   try {
     dataset_->read(index, random, out);
   } catch (...) {
+    // Several workers may fail in one job. An error is kept for the caller's thread: here nobody could catch
+    // it.
     const std::lock_guard lock(current.mutex);
     current.failures.push_back({item, std::current_exception()});
   }
@@ -43,6 +48,7 @@ std::int64_t SampleReader::compact(BatchJob& job) const {
   std::size_t kept = 0;
   for (std::size_t item = 0; item < bad.size(); ++item) {
     if (bad[item]) continue;
+    // Rows only move towards the front and never overlap, so memcpy is enough.
     if (kept != item) {
       for (std::size_t field = 0; field < bytes_.size(); ++field) {
         std::byte* base = job.buffer->base[field];
@@ -64,6 +70,7 @@ std::string SampleReader::explain(const BatchJob& job, const BatchJob::Failure& 
     what = error.what();
   } catch (...) {
   }
+  // Errors of image files name the file already.
   return what.find(name) == std::string::npos ? name + ": " + what : what;
 }
 

@@ -43,6 +43,7 @@ class Resize : public Transform {
     if (!shorter_side_) {
       return size_;
     }
+    // The pipeline asks so while it does not know the size of its images; the answer is "unknown" again.
     if (in.height == 0) {
       return {0, 0};
     }
@@ -51,6 +52,7 @@ class Resize : public Transform {
     const int64_t long_side = wide ? in.width : in.height;
     int64_t new_short = size_.height;
     int64_t new_long =
+        // int(size * long / short), truncated as torchvision does.
         static_cast<int64_t>(static_cast<double>(size_.height * long_side) / static_cast<double>(short_side));
     if (max_size_ > 0 && new_long > max_size_) {
       new_short =
@@ -58,6 +60,7 @@ class Resize : public Transform {
       new_long = max_size_;
     }
     new_short = std::max<int64_t>(new_short, 1);
+    // An image of one row would otherwise ask for gigabytes.
     if (new_long > 1 << 18) {
       throw DataError("data.transforms", base::concat("Resize: an image of ", in.height, "x", in.width,
                                                       " would become ", new_long, " pixels long"));
@@ -84,6 +87,7 @@ class CenterCrop : public Transform {
 
  private:
   static int64_t start(int64_t have, int64_t want) {
+    // Where the image is too small torchvision pads, rounding down; else it crops, rounding half to even.
     return want > have ? -((want - have) / 2) : round_half_even(static_cast<double>(have - want) / 2.0);
   }
   ImageSize size_;
@@ -112,6 +116,7 @@ class RandomCrop : public Transform {
     int64_t left = padding_[0], top = padding_[1];
     int64_t width = in.width + left + padding_[2], height = in.height + top + padding_[3];
     if (pad_if_needed_ && width < size_.width) {
+      // On both sides, as torchvision: the crop then moves within twice the missing part.
       const int64_t missing = size_.width - width;
       left += missing;
       width += 2 * missing;
@@ -127,6 +132,7 @@ class RandomCrop : public Transform {
                                    " with its padding, expected at least ", size_.height, "x", size_.width),
                       "pad_if_needed: true, or a Resize before it");
     }
+    // The row is drawn before the column. Another order would give other crops for the same seed.
     const int64_t y = random.integer(0, height - size_.height + 1);
     const int64_t x = random.integer(0, width - size_.width + 1);
     return {{y - top, x - left, size_.height, size_.width}, size_, false};
@@ -152,11 +158,14 @@ class RandomResizedCrop : public Transform {
 
   CropResizeOp plan(ImageSize in, base::RandomStream& random) const override {
     const auto area = static_cast<double>(in.height * in.width);
+    // Uniform in the logarithm: a ratio and its inverse are equally likely. Szegedy et al. 2015, "Going
+    // Deeper with Convolutions", section 6.
     const double log_ratio[2] = {std::log(ratio_[0]), std::log(ratio_[1])};
     for (int attempt = 0; attempt < 10; ++attempt) {
       const double target = area * random.uniform(scale_[0], scale_[1]);
       const double aspect = std::exp(random.uniform(log_ratio[0], log_ratio[1]));
       const double exact_width = std::sqrt(target * aspect), exact_height = std::sqrt(target / aspect);
+      // Too large for an integer, infinite or NaN. It counts as one of the ten tries.
       if (!(exact_width <= 1e9 && exact_height <= 1e9)) {
         continue;
       }
@@ -181,6 +190,7 @@ class RandomResizedCrop : public Transform {
 
   /// The largest region in the middle whose ratio is allowed.
   Region fallback(ImageSize in) const {
+    // Only the ratio is kept within its limits; the area may leave the scale that was asked for.
     const double ratio = static_cast<double>(in.width) / static_cast<double>(in.height);
     int64_t width = in.width, height = in.height;
     if (ratio < ratio_[0]) {
@@ -224,6 +234,7 @@ class Grayscale : public Transform {
   void apply(Image& image, base::RandomStream&) const override {
     const int64_t count = image.height * image.width;
     if (image.channels == 3) {
+      // In place: pixel i is read at 3 i and written at i, never before it was read.
       rgb_to_gray(image.pixels.data(), count, image.pixels.data());
     }
     image.reshape(image.height, image.width, channels_);

@@ -29,11 +29,13 @@ TransformArgs::TransformArgs(const TransformSpec& spec, std::string first_argume
   if (args_.count(first_argument) != 0) {
     fail(first_argument, "given twice, with and without its name");
   }
+  // From here on only names count: "Resize: 64" and "Resize: {size: 64}" are one.
   args_[first_argument] = unnamed->second;
   args_.erase("");
 }
 
 const std::vector<double>* TransformArgs::find(const std::string& key) {
+  // Noted whether or not it is given: the message of an unknown argument lists all that are known.
   asked_.push_back(key);
   const auto found = args_.find(key);
   return found == args_.end() ? nullptr : &found->second;
@@ -48,6 +50,7 @@ std::vector<double> TransformArgs::numbers(const std::string& key, const std::ve
   if (values == nullptr) {
     return fallback;
   }
+  // An empty fallback says that any number of values will do; the caller checks it.
   if (!fallback.empty() && values->size() != fallback.size()) {
     fail(key, base::concat("got ", values->size(), " values, expected ", fallback.size()));
   }
@@ -78,6 +81,8 @@ std::vector<int64_t> TransformArgs::integers(const std::string& key, size_t min_
   }
   std::vector<int64_t> whole;
   for (const double value : *values) {
+    // All arguments are doubles in a configuration. Below this bound the cast is exact, and NaN fails the
+    // test.
     if (!(std::fabs(value) < 1e9) || value != std::floor(value)) {
       fail(key, base::concat("got ", value, ", expected a whole number"));
     }
@@ -93,6 +98,7 @@ ImageSize TransformArgs::size(const std::string& key) {
       fail(key, base::concat("got ", value, ", expected 1 to 65535 pixels"));
     }
   }
+  // One number is both height and width.
   return {values.front(), values.back()};
 }
 
@@ -107,6 +113,7 @@ void TransformArgs::refuse_the_rest() const {
   }
 }
 
+// Transforms of a program go the way of those of a configuration, so both are checked by the same code.
 TransformSpec resize(int64_t shorter_side) {
   return {"Resize", {{"size", {static_cast<double>(shorter_side)}}}};
 }

@@ -25,6 +25,7 @@ struct Scratch {
 };
 
 Scratch& thread_scratch() {
+  // A pipeline is shared by all workers and has no memory of its own for images.
   static thread_local Scratch scratch;
   return scratch;
 }
@@ -50,6 +51,7 @@ class ImageInProgress {
     }
     if (region != Region{0, 0, view_.height, view_.width}) {
       if (contains({view_.height, view_.width}, region)) {
+        // The pixels are not mirrored yet, so the region is counted from the other side.
         const int64_t left = mirrored_ ? view_.width - region.left - region.width : region.left;
         view_.data += region.top * view_.stride + left * view_.channels;
         view_.height = region.height;
@@ -66,6 +68,7 @@ class ImageInProgress {
       scratch_.resampler.resize(view_, op.size, target);
       take(target);
     }
+    // Twice mirrored is not mirrored.
     mirrored_ ^= op.mirror;
   }
 
@@ -85,6 +88,7 @@ class ImageInProgress {
   }
 
  private:
+  // Two buffers in turn: the one that the view reads is never the one that is written.
   Image& spare() { return owner_ == &scratch_.spare[0] ? scratch_.spare[1] : scratch_.spare[0]; }
 
   void take(Image& image) {
@@ -95,6 +99,7 @@ class ImageInProgress {
 
   /// Copies `region`, black where it lies outside, and undoes the mirroring.
   void pad(const Region& region) {
+    // copy() writes into this same spare, which keeps the black where no pixel comes.
     spare().reshape(region.height, region.width, view_.channels);
     std::fill(spare().pixels.begin(), spare().pixels.end(), uint8_t{0});
     copy(region);
@@ -133,6 +138,7 @@ CropResizeOp plan_named(const Transform& transform, ImageSize in, base::RandomSt
   try {
     return transform.plan(in, random);
   } catch (const DataError& error) {
+    // Transforms know the size of an image, not its name.
     throw DataError("data.pipeline", base::concat(name, ": ", error.what()));
   }
 }
@@ -165,6 +171,7 @@ void write_channels_first(const PixelView& view, bool mirror, const float* table
 }
 
 void write(const PixelView& view, bool mirror, const float* table, float* out, Layout layout) {
+  // With one channel both layouts are the same bytes.
   if (view.channels == 1) {
     write_channels_first<1>(view, mirror, table, out);
   } else if (layout == Layout::kChannelsFirst) {
@@ -241,6 +248,7 @@ void TransformPipeline::build_table(const TransformSpec* normalize) {
                                     channels_ == 1 ? " (images are gray)" : " (images have colour) or 1"));
       }
     }
+    // As a float: a double that is not 0 may round to it.
     if (std::any_of(deviation.begin(), deviation.end(),
                     [](double d) { return static_cast<float>(d) == 0.0f; })) {
       args.fail("std", "got 0, expected a deviation to divide by");
@@ -292,9 +300,12 @@ void TransformPipeline::run_encoded(std::span<const std::byte> file, const std::
     run_from(decoded, nullptr, random, out, layout, name);
     return;
   }
+  // Drawn before the pixels are decoded and from the same stream as in run(), so both ways give the same
+  // numbers.
   CropResizeOp first = plan_named(*transforms_[0], header.size(), random, name);
   if (contains(header.size(), first.region) && first.region.height > 0 && first.region.width > 0) {
     decoder.read(first.region, decoded);
+    // The decoder has cut already; what is left of the operation is its size and its mirroring.
     first.region = {0, 0, decoded.height, decoded.width};
   } else {
     decoder.read(decoded);
@@ -320,6 +331,7 @@ void TransformPipeline::run_from(Image& image, const CropResizeOp* first, base::
     }
   }
   const PixelView& view = image_in_progress.view();
+  // `out` has room for exactly this shape.
   if (ImageShape{view.channels, view.height, view.width} != shape) {
     throw DataError("data.pipeline",
                     base::concat(name, ": got an image of ", view.channels, "x", view.height, "x", view.width,

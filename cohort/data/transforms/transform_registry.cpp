@@ -45,6 +45,7 @@ std::vector<std::string> transform_names() {
 }
 
 std::unique_ptr<Transform> make_transform(const TransformSpec& spec) {
+  // Names of the pipeline's own have no factory, and are an error here as unknown ones are.
   const RegisteredTransform entry = registry().find(spec.name).value_or(RegisteredTransform());
   if (!entry.make) {
     const std::vector<std::string> names = transform_names();
@@ -54,6 +55,7 @@ std::unique_ptr<Transform> make_transform(const TransformSpec& spec) {
   }
   TransformArgs args(spec, entry.first_argument);
   std::unique_ptr<Transform> transform = entry.make(args);
+  // After the constructor has read what it knows.
   args.refuse_the_rest();
   return transform;
 }

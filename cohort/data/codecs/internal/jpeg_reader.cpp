@@ -91,6 +91,7 @@ void on_skip(j_decompress_ptr info, long count) {
   if (count <= 0) {
     return;
   }
+  // The whole file is in memory, so a skip beyond it is truncation and not a wait for more.
   if (static_cast<size_t>(count) > info->src->bytes_in_buffer) {
     on_empty<State>(info);
   }
@@ -220,6 +221,7 @@ void JpegReader::State::decode_rows(const Region& region, uint8_t* out) {
     JDIMENSION width =
         static_cast<JDIMENSION>(std::min(full_width, region.left + region.width + margin) - left);
     jpeg_crop_scanline(&info, &offset, &width);
+    // libjpeg has moved the offset down to a border of its blocks.
     left = offset;
   }
   const int64_t block_rows = 8 * info.max_v_samp_factor;
@@ -298,6 +300,7 @@ void JpegReader::read(const Region& region, Image& out) {
                     state.info.out_color_space == JCS_GRAYSCALE;
   out.reshape(region.height, region.width, gray ? 1 : 3);
   state.scratch.resize(std::max<size_t>(state.scratch.size(), size_t{state.info.image_width} * 4 + 64));
+  // After both buffers have their size: decode() may not allocate, as a longjmp would leak it.
   if (!state.decode(region, out.pixels.data())) {
     state.fail();
   }

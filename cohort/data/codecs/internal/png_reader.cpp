@@ -91,6 +91,7 @@ void PngReader::State::destroy() {
   if (png != nullptr) {
     png_destroy_read_struct(&png, &info, nullptr);
   }
+  // All of libpng's memory at once, also what an error left behind.
   arena.reset();
 }
 
@@ -98,6 +99,7 @@ bool PngReader::State::read_header(ColorMode color) {
   if (setjmp(jump) != 0) {
     return false;
   }
+  // libpng reports this failure by a null pointer only, without a message.
   std::snprintf(message, sizeof(message), "out of memory");
   png = png_create_read_struct_2(
       PNG_LIBPNG_VER_STRING, this, on_error<State>, [](png_structp, png_const_charp) {}, this,
@@ -110,7 +112,10 @@ bool PngReader::State::read_header(ColorMode color) {
     return false;
   }
   png_set_read_fn(png, this, on_read<State>);
+  // libpng's own limits off: open() checks the number of pixels against DecodeOptions before any row is
+  // decoded.
   png_set_user_limits(png, 0x7FFFFFFF, 0x7FFFFFFF);
+  // A chunk of a few kilobytes may inflate to gigabytes.
   png_set_chunk_malloc_max(png, 8u << 20);
   // Texts, profiles and times are not wanted: their chunks are passed over, not inflated.
   png_set_keep_unknown_chunks(png, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
@@ -125,6 +130,7 @@ void PngReader::State::choose_conversions(ColorMode color) {
   const int depth = png_get_bit_depth(png, info);
   bool gray_in = false;
   rows = RowKind::kDirect;
+  // Pillow clips gray of 16 bits and takes the high byte of other kinds; png_set_strip_16() does the second.
   if (type == PNG_COLOR_TYPE_GRAY && depth == 16) {
     rows = gray_out ? RowKind::kGray16ToGray : RowKind::kGray16ToRgb;
     return;
@@ -136,6 +142,7 @@ void PngReader::State::choose_conversions(ColorMode color) {
     png_set_expand_gray_1_2_4_to_8(png);
   }
   png_set_strip_16(png);
+  // Dropped, not blended, as Pillow's convert("RGB") does.
   png_set_strip_alpha(png);
   if (gray_in != gray_out) {
     rows = gray_in ? RowKind::kGrayToRgb : RowKind::kRgbToGray;
@@ -146,6 +153,7 @@ bool PngReader::State::start(bool interlaced) {
   if (setjmp(jump) != 0) {
     return false;
   }
+  // Asked for before the update below, which fixes the layout of rows.
   if (interlaced) {
     png_set_interlace_handling(png);
   }
@@ -185,6 +193,7 @@ bool PngReader::State::decode(const Region& region, uint8_t* out) {
   const int64_t out_row = region.width * out_channels();
   // See Note [Truncation does not depend on the crop].
   const int64_t bottom = ends_well ? region.top + region.height : height;
+  // Rows above the region too: a row is stored as its difference to the row before it.
   for (int64_t y = 0; y < bottom; ++y) {
     png_read_row(png, scratch.data(), nullptr);
     if (y >= region.top && y < region.top + region.height) {
@@ -241,6 +250,7 @@ ImageHeader PngReader::open(std::span<const std::byte> file, ColorMode color, co
   }
   const int64_t height = png_get_image_height(state.png, state.info);
   const int64_t width = png_get_image_width(state.png, state.info);
+  // A division, as the product of two 31-bit sizes could pass any limit. libpng has refused a width of 0.
   if (height > options.max_pixels / width) {
     throw DataError("data.image",
                     base::concat(name, ": too large: got ", height, "x", width, " pixels, expected at most ",
@@ -266,6 +276,7 @@ void PngReader::read(const Region& region, Image& out) {
   }
   const bool done = interlaced ? state.decode_interlaced(region, out.pixels.data())
                                : state.decode(region, out.pixels.data());
+  // One huge interlaced image must not stay in each worker's memory for the rest of the run.
   if (state.scratch.capacity() > Arena::kKeepBytes) {
     state.scratch = {};
   }

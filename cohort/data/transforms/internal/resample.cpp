@@ -23,6 +23,7 @@ inline uint8_t to_byte(int32_t sum) {
 /// Adds up `taps` rows of `count` bytes, `stride` bytes apart.
 COHORT_VECTOR_CLONES void weigh_rows(const uint8_t* in, int64_t stride, const int32_t* weights, int64_t taps,
                                      int64_t count, int32_t* sums, uint8_t* out) {
+  // A half, so that the shift at the end rounds to the nearest.
   std::fill(sums, sums + count, kHalf);
   int64_t k = 0;
   for (; k + 4 <= taps; k += 4) {
