@@ -24,6 +24,7 @@ constexpr const char* kWhere = "train.ClassificationTask";
 
 // On an accelerator looking at the loss would wait for it; Trainer looks one step later.
 bool is_finite(const at::Tensor& loss) {
+  // True on an accelerator means "not known yet".
   return !loss.device().is_cpu() || std::isfinite(loss.item<double>());
 }
 
@@ -107,6 +108,8 @@ at::Tensor ClassificationTask::forward(const at::Tensor& input) {
 }
 
 at::Tensor ClassificationTask::loss(const at::Tensor& logits, const at::Tensor& target) const {
+  // In float32 also under autocast: bfloat16 has 8 bits of precision, too few for a sum of exponentials. -100
+  // is PyTorch's ignore_index.
   return at::cross_entropy_loss(logits.scalar_type() == at::kFloat ? logits : logits.to(at::kFloat), target,
                                 {}, at::Reduction::Mean, -100, options_.label_smoothing());
 }
@@ -118,6 +121,7 @@ script::Tensors ClassificationTask::training_loss(const at::Tensor& input, const
 
 script::Tensors ClassificationTask::evaluation_loss(const at::Tensor& input, const at::Tensor& target) {
   const at::Tensor logits = forward(input);
+  // Without label smoothing, so that the validation loss of runs with and without it can be compared.
   return {at::cross_entropy_loss(logits.to(at::kFloat), target), count_correct(logits, target)};
 }
 
@@ -125,6 +129,7 @@ script::Tensors ClassificationTask::run(std::unique_ptr<script::Function>& scrip
                                         LossOf loss_of, const at::Tensor& input, const at::Tensor& target) {
   try {
     if (!options_.script()) return (this->*loss_of)(input, target);
+    // At the first call, as the gradient sync and the modules of the task are set after its constructor.
     if (scripted == nullptr) {
       scripted = std::make_unique<script::Function>(
           [this, loss_of](const script::Tensors& inputs) { return (this->*loss_of)(inputs[0], inputs[1]); },
@@ -165,6 +170,8 @@ ClassificationTask::BatchPart ClassificationTask::compute(const at::Tensor& inpu
   }
   const BatchPart part{value.detach(), correct, is_finite(value)};
   if (!part.finite) return part;
+  // Before the last backward, during which gradients are averaged bucket by bucket. Earlier parts only add
+  // up.
   if (last) prepare_average(*optimizer_, weight);
   const base::TimelineScope scope("backward");
   value.backward(seed_of(part.loss));
@@ -186,6 +193,7 @@ void ClassificationTask::add_parts(data::Batch& batch, bool last, StepSum& sum) 
     const bool whole = count == batch.size;
     const at::Tensor input = whole ? batch.input() : batch.input().narrow(0, begin, count);
     const at::Tensor target = whole ? batch.target() : batch.target().narrow(0, begin, count);
+    // The loss is a mean over the part, so the part counts by its share of the samples of the step.
     const double scale = count == batch.whole_size ? 1 : static_cast<double>(count) / weight;
     sum.add(compute(input, target, scale, weight, last && begin + count == batch.size));
   }
@@ -194,6 +202,7 @@ void ClassificationTask::add_parts(data::Batch& batch, bool last, StepSum& sum) 
 StepMetrics ClassificationTask::train_step(data::Batch& batch) {
   const auto weight = static_cast<double>(batch.whole_size);
   StepSum sum;
+  // Before the parts, never between them.
   optimizer_->zero_grad();
   std::int64_t taken = 0;
   do {
@@ -211,6 +220,7 @@ StepMetrics ClassificationTask::train_step(data::Batch& batch) {
   }
   // A loss that was not finite on another rank: the step counts as such on all.
   if (!sum.finite) return {{"loss", std::numeric_limits<double>::quiet_NaN(), weight}};
+  // This rank had no sample in the step, but has taken part in the average and in the optimizer's step.
   if (batch.whole_size == 0) return {};
   return {{"loss", sum.loss, weight}, {"accuracy", sum.correct.to(at::kDouble).div(weight), weight}};
 }

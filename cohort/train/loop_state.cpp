@@ -81,6 +81,7 @@ json LoopState::restore(const checkpoint::CheckpointContent& content) {
     const auto next_step = loop.at("step").get<std::int64_t>();
     json more = loop.at("more");
 
+    // Everything above only reads. Below, each call changes all of its part or throws before it changes any.
     checkpoint::load_module_state(model_, content.model);
     optimizer_.load_state(optimizer);
     loader_.restore(position);
@@ -88,6 +89,7 @@ json LoopState::restore(const checkpoint::CheckpointContent& content) {
       const auto found = generators.find(name);  // on another device than before: what it draws is new
       if (found == generators.end()) continue;
       const std::lock_guard lock(generator.mutex());
+      // A copy: the tensor may be a view of the mapped file, which the generator would keep open.
       generator.set_state(found->second.clone());
     }
     step = next_step;

@@ -6,6 +6,7 @@ namespace cohort::train {
 
 Metric::Metric(std::string name, const at::Tensor& value, double weight)
     : name(std::move(name)), weight(weight) {
+  // item() on an accelerator waits for all that was queued, so the value stays a tensor there.
   if (value.device().is_cpu()) {
     this->value = value.item<double>();
   } else {
@@ -18,6 +19,7 @@ void MeterSet::add(const StepMetrics& metrics) {
     Meter& meter = meters_[metric.name];
     meter.sum.weight += metric.weight;
     if (metric.device_value.defined()) {
+      // Added up on the device in double, as float sums of a long epoch lose digits. Nobody waits.
       at::Tensor weighted = metric.device_value.to(at::kDouble).mul(metric.weight);
       meter.pending = meter.pending.defined() ? meter.pending.add_(weighted) : weighted;
     } else {
@@ -26,6 +28,7 @@ void MeterSet::add(const StepMetrics& metrics) {
   }
 }
 
+// The one place that waits, called where numbers are shown or saved.
 void MeterSet::add_pending() {
   for (auto& [name, meter] : meters_) {
     if (!meter.pending.defined()) continue;
@@ -38,6 +41,7 @@ std::map<std::string, double> MeterSet::averages() {
   add_pending();
   std::map<std::string, double> result;
   for (const auto& [name, meter] : meters_) {
+    // A mean over samples: sums and weights are kept apart, so batches of any size and ranks can be added.
     result[name] = meter.sum.weight > 0 ? meter.sum.weighted / meter.sum.weight : 0.0;
   }
   return result;

@@ -30,6 +30,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kWhere = "train.predict";
+// The name of the format's first version; files that were exported then are still read.
 constexpr const char* kTaskKey = "picture_task";  // in the metadata of a program
 
 ImageTask task_of(const config::Config& config, std::optional<std::vector<std::string>> classes) {
@@ -40,12 +41,14 @@ ImageTask task_of(const config::Config& config, std::optional<std::vector<std::s
                                   "not known here"),
                      "--samples 0,1,2, which reads validation data through it (train::predict_samples)");
   }
+  // A bare .safetensors file says nothing of classes. The validation data then has to be there.
   if (!classes) classes = make_dataset(config, Split::kVal)->classes();
   ImageTask task{.color = config.data.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb,
                  .image_size = config.data.image_size,
                  .channels_last = channels_last(config),
                  .classes = std::move(*classes)};
   for (const config::TransformConfig& transform : val_transforms(config.data)) {
+    // Those of validation: nothing random, and what the model's accuracy was measured with.
     task.transforms.push_back({transform.name, transform.args});
   }
   return task;
@@ -95,6 +98,7 @@ ImageTask task_from(const std::string& text, const fs::path& file) {
 
 torch::nn::AnyModule make_trained_model(config::Config config, const checkpoint::TensorMap& weights,
                                         std::size_t num_classes, const data::Field& input) {
+  // All values come from the checkpoint; the file that a run once started from may be gone.
   config.model.weights.clear();
   torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(num_classes), at::kCPU, input);
   checkpoint::load_module_state(*model.ptr(), weights);
@@ -106,6 +110,7 @@ Predictor::Model call_of(const config::Config& config, torch::nn::AnyModule mode
   return
       [model = std::move(model), bf16 = config.train.precision == "bf16"](const at::Tensor& images) mutable {
         std::optional<optim::Autocast> narrow;
+        // As the run computed, so that predictions are those of its evaluation.
         if (bf16) narrow.emplace(at::kCPU, at::kBFloat16);
         return model.forward<at::Tensor>(images);
       };
@@ -127,6 +132,7 @@ Prediction prediction_of(std::string path, const at::Tensor& probabilities,
   Prediction prediction{std::move(path), {}};
   for (std::int64_t k = 0; k < values.size(0); ++k) {
     const auto place = places[k].item<std::int64_t>();
+    // A data set need not have names of classes.
     const bool is_named = place < static_cast<std::int64_t>(names.size());
     prediction.classes.emplace_back(is_named ? names[static_cast<std::size_t>(place)] : std::to_string(place),
                                     values[k].item<double>());
@@ -155,6 +161,7 @@ Predictor::Predictor(const ImageTask& task, Model model, std::int64_t batch_size
       classes_(task.classes) {
   check_batch_size(batch_size);
   if (!pipeline_.has_output_shape()) {
+    // No transform fixes the size, so all images must have the size of those that the model was built for.
     pipeline_.set_input_size({task.image_size, task.image_size});
   }
 }
@@ -208,10 +215,12 @@ std::vector<Prediction> Predictor::operator()(const std::vector<std::string>& im
     const std::int64_t size = images.numel() / batch_size_, end = std::min(count, first + batch_size_);
     for (std::int64_t i = first; i < end; ++i) {
       const std::string& path = image_files[static_cast<std::size_t>(i)];
+      // Fixed, so that a random transform of a user's gives the same image each time.
       base::RandomStream random(0, 0, static_cast<std::uint64_t>(i), base::Purpose::kTransform);
       pipeline_.run_encoded(data::read_file_bytes(path, bytes), path, random,
                             images.mutable_data_ptr<float>() + (i - first) * size, layout);
     }
+    // In evaluation mode a sample's result does not depend on its neighbours, so any filling will do.
     if (end - first < batch_size_) images.slice(0, end - first).copy_(images.slice(0, 0, 1));
     const at::Tensor probabilities = model_(images).to(at::kFloat).softmax(1);
     for (std::int64_t i = first; i < end; ++i) {
@@ -232,6 +241,7 @@ std::vector<Prediction> predict_samples(const config::Config& config, const Trai
                                         const std::vector<std::int64_t>& samples, std::int64_t top) {
   check_top(top);
   const std::shared_ptr<const data::Dataset> dataset = make_dataset(config, Split::kVal);
+  // Before the model is made, which may take long.
   for (const std::int64_t sample : samples) {
     if (sample >= 0 && sample < dataset->size()) continue;
     throw UsageError(kWhere, base::concat("samples: got ", sample, ", the validation data has ",
@@ -242,6 +252,8 @@ std::vector<Prediction> predict_samples(const config::Config& config, const Trai
       config, make_trained_model(config, trained.tensors, classes.size(), input_field(config, *dataset)));
   data::Loader loader(dataset, {.batch_size = config::eval_batch_size(config.train),
                                 .seed = static_cast<std::uint64_t>(config.run.seed),
+                                // The run's data set and transforms, with an order of our own: nothing of the
+                                // reading is written twice.
                                 .sampler = std::make_shared<Listed>(samples)});
   const at::NoGradGuard no_grad;
   std::vector<Prediction> predictions;
@@ -281,6 +293,7 @@ void export_program(const config::Config& config, const TrainedWeights& trained,
     metadata["classes"] = names_to_json(classes).dump();
   }
   const torch::nn::AnyModule model = make_trained_model(config, trained.tensors, num_classes, input);
+  // Autocast is inside of the function, so its casts become part of the program.
   auto fast = script::script(call_of(config, model),
                              script::ScriptOptions().name(config.model.name).modules({model.ptr()}));
   const at::NoGradGuard no_grad;

@@ -32,6 +32,7 @@ class Subject {
     const torch::nn::AnyModule model =
         make_model(config, static_cast<std::int64_t>(dataset.classes().size()), device, input);
     module_ = model.ptr();
+    // No schedule: the rate stays, so all steps cost the same.
     task_ = std::make_unique<ClassificationTask>(model, make_model_runner(config, model, device, input),
                                                  make_optimizer(config.optim, *module_), nullptr,
                                                  classification_options(config, batch_plan(config, 1))
@@ -44,6 +45,7 @@ class Subject {
   }
 
   void train() {
+    // By the number of the step: eager and scripted draw the same numbers in dropout.
     core::reseed_generators(seed_, static_cast<std::uint64_t>(step_++), 0);
     task_->set_training(true);
     task_->train_step(batch_);
@@ -111,6 +113,7 @@ ScriptBench bench_script(config::Config config, const ScriptBenchOptions& option
   const auto loader = make_loader(config, Split::kTrain, data, device, plan);
   const std::optional<data::Batch> batch = loader->next();
   if (!batch) throw UsageError("train.bench_script", "the training data has no batch");
+  // Both keep the one batch, whose values no step may change; both start from the same seed.
   Subject eager(config, *batch, *data, device, false);
   Subject scripted(config, *batch, *data, device, true);
 
@@ -118,6 +121,7 @@ ScriptBench bench_script(config::Config config, const ScriptBenchOptions& option
   result.model = config.model.name;
   result.batch_size = batch->size;
   result.same_bits = same(eager.state(), scripted.state());
+  // The profiler counts what the CPU's allocator gives out.
   if (device.is_cpu()) {
     result.eager_peak = eager.peak_of_step();
     result.scripted_peak = scripted.peak_of_step();

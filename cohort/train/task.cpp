@@ -23,17 +23,20 @@ void Task::set_gradient_sync(std::shared_ptr<parallel::GradientSync> gradient_sy
 }
 
 void Task::prepare_average(const optim::Optimizer& optimizer, double samples, bool finite) {
+  // The hooks that average during backward have to be armed before it begins.
   gradient_sync_->prepare(optimizer, samples, finite);
 }
 
 bool Task::average_gradients(const optim::Optimizer& optimizer, double samples, bool finite) {
   last_average_ = gradient_sync_->average(optimizer, samples, finite);
+  // The loop counts these calls: a task of several ranks that forgets to average is an error there.
   ++num_averages_;
   return last_average_.ok();
 }
 
 void Task::step_if_finite(optim::Optimizer& optimizer, double clip_norm) {
   const std::vector<optim::ParamGroup>& groups = optimizer.param_groups();
+  // Clipping computes a norm anyway, which says for free on the CPU whether all gradients are finite.
   const optim::NonFinite found = clip_norm > 0 ? optim::clip_grad_norm_unless_non_finite_(groups, clip_norm)
                                                : optim::find_non_finite(groups);
   gradient_sync_->step(optimizer, found);
@@ -41,6 +44,7 @@ void Task::step_if_finite(optim::Optimizer& optimizer, double clip_norm) {
 }
 
 void Task::add_module(std::string name, std::shared_ptr<torch::nn::Module> module) {
+  // Names are prefixes in checkpoints: two equal ones would write over each other.
   for (const parallel::NamedModule& entry : parts_.modules) {
     if (entry.name == name) {
       throw UsageError("train.add_module", base::concat("a module named \"", name, "\" was added twice"),

@@ -33,6 +33,7 @@ fs::path find_weights(const fs::path& path) {
   if (!fs::is_directory(path, error)) return checkpoint::follow_link(path).value_or(path);
   if (!is_run_folder(path)) return path;
   const checkpoint::RunCheckpoints checkpoints(path / "checkpoints");
+  // A run that was not evaluated has no best.
   for (const char* which : kOfRun) {
     if (const auto found = checkpoints.find(which)) return *found;
   }

@@ -23,6 +23,7 @@ void KeptBuffers::keep(const Task& task) {
       if (!repeats) found.push_back(buffer);
     }
   }
+  // Mostly the same tensors as at the last step: their copies are then reused, and nothing is allocated.
   const bool are_same = std::ranges::equal(found, buffers_, [](const at::Tensor& a, const at::Tensor& b) {
     return a.is_same(b) && a.sizes() == b.sizes();
   });
@@ -39,6 +40,7 @@ void KeptBuffers::restore_unless_finite(const StepMetrics& metrics, const optim:
   const c10::NoGradGuard no_grad;
   optim::NonFinite found = gradients;
   for (const Metric& metric : metrics) {
+    // Only the loss decides. An accuracy of 0 / 0 does not make a step bad.
     if (metric.name != "loss") continue;
     found.add(metric.device_value.defined() ? optim::non_finite_scalar(metric.device_value)
                                             : optim::NonFinite{.on_cpu = !std::isfinite(metric.value)});
@@ -47,6 +49,7 @@ void KeptBuffers::restore_unless_finite(const StepMetrics& metrics, const optim:
   if (found.on_cpu) return at::_foreach_copy_(buffers_, copies_);
   if (!found.on_device.defined()) return;
   for (std::size_t i = 0; i < buffers_.size(); ++i) {
+    // On the device the choice is made by where(), so the host does not wait for the flag.
     const at::Tensor left_out = found.on_device.to(buffers_[i].device()).ne(0);
     buffers_[i].copy_(at::where(left_out, copies_[i], buffers_[i]));
   }

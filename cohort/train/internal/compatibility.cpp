@@ -31,6 +31,7 @@ bool has_single_sample(const data::LoaderOptions& options, std::int64_t samples)
   // Shares differ by one sample at most: the first rank's and the last one's are all there are.
   for (const std::int64_t rank : {std::int64_t{0}, options.world_size - 1}) {
     const std::int64_t share = (samples - rank + options.world_size - 1) / options.world_size;
+    // The last part of a share has the rest, and every part has one sample where parts are of one.
     if (share > 0 && (part == 1 || share % part == 1)) return true;
   }
   return false;
@@ -46,6 +47,7 @@ bool has_dropout(const Task& task) {
 
 /// How near to a straight run one is that resumes with another number of ranks.
 std::string nearness(const Task& task) {
+  // Batch norm first: it changes results more than dropout's numbers do.
   if (has_batch_norm(task)) {
     return "results go on as another run's: the model has batch norm, which is of each rank's share of a "
            "step";
@@ -90,10 +92,12 @@ void check_has_batch(const data::Loader& loader, const char* which) {
 void warn_of_single_sample(const Task& task, const data::Loader& train, std::int64_t max_steps) {
   const data::LoaderOptions& options = train.options();
   const std::int64_t full = options.global_batch_size, last = train.samples_per_epoch() % full;
+  // A run that ends by max_steps within its first epoch never sees the last batch.
   const bool last_comes =
       !options.drop_last && last > 0 && (max_steps == 0 || max_steps >= train.batches_per_epoch());
   const bool in_full = train.samples_per_epoch() >= full && has_single_sample(options, full);
   const bool in_last = last_comes && has_single_sample(options, last);
+  // Only a warning: batch norm in evaluation mode, or on more than one pixel, takes a single sample.
   if ((!in_full && !in_last) || !has_batch_norm(task)) return;
   const std::int64_t samples = in_full ? full : last;
   base::log_warning(base::concat(in_full ? "each batch has " : "the last batch of each epoch has ", samples,
@@ -107,6 +111,8 @@ void warn_of_single_sample(const Task& task, const data::Loader& train, std::int
 
 std::span<const ComparedOption> compared_options() {
   using Options = const TrainerOptions&;
+  // Different values would make ranks leave the loop, save or evaluate at different steps, and then wait for
+  // each other.
   static const std::vector<ComparedOption> kOptions = {
       {"epochs", [](Options o) { return base::concat(o.epochs()); }},
       {"max_steps", [](Options o) { return base::concat(o.max_steps()); }},
@@ -146,6 +152,7 @@ std::string consistency_fingerprint(const TrainerOptions& options,
   for (const ComparedOption& option : compared_options()) {
     if (option.text != nullptr) text += base::concat(option.name, " ", option.text(options), "\n");
   }
+  // Sizes, not contents: a fingerprint of the data may cost a pass over all names, and only rank 0 makes it.
   return text + base::concat("samples a step ", train.options().global_batch_size, "\ntraining samples ",
                              train.dataset().size(), "\nevaluation samples ",
                              eval == nullptr ? 0 : eval->dataset().size(), "\n");
@@ -159,6 +166,7 @@ DataOfRun describe_data(const data::Dataset& dataset, bool has_fingerprint) {
 
 void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::filesystem::path& from) {
   const char* hint = "the data that the run began with, or a new run from its weights (model.weights)";
+  // Other classes, or another order: the labels would mean something else to the model.
   if (!then.classes.empty() && !now.classes.empty() && then.classes != now.classes) {
     const std::string gone = missing_from(now.classes, then.classes),
                       added = missing_from(then.classes, now.classes);
@@ -175,6 +183,7 @@ void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::fil
                                  " training samples, the training data has ", now.samples),
                     hint);
   }
+  // Only a warning, as files that were renamed or packed anew may hold the same pictures.
   if (then.fingerprint.empty() || now.fingerprint.empty() || then.fingerprint == now.fingerprint) return;
   base::log_warning(base::concat("the training data is not what ", from.string(),
                                  " was made with: there are as many samples, with other names or sizes"));
@@ -196,6 +205,7 @@ void check_resumable(const Task& task, const RunState& state, const std::filesys
         base::concat(from.string(), " was made with seed ", state.seed, ", asked for ", options.seed()),
         "the same seed, or start a new run from its weights");
   }
+  // The number of the step would stand for another place in the data and in the schedule.
   if (state.global_batch_size != global_batch_size) {
     throw UsageError("train.resume",
                      base::concat(from.string(), " was made with ", state.global_batch_size,

@@ -27,6 +27,7 @@ std::string names_of(const std::map<std::string, double>& metrics) {
 
 /// The metric that is taken where none is named.
 std::string usual_metric(const std::map<std::string, double>& metrics) {
+  // Accuracy first: it is what a classifier is for, and the loss may rise while it still gets better.
   for (const char* name : {"val_accuracy", "val_loss"}) {
     if (metrics.contains(name)) return name;
   }
@@ -58,11 +59,15 @@ std::map<std::string, double> evaluate_batches(Task& task, data::Loader& loader,
                                                const Ranks& ranks, const std::function<bool()>& stop) {
   at::NoGradGuard no_grad;
   task.set_training(false);
+  // The same order and the same random numbers each time, so that two evaluations can be compared.
   loader.set_epoch(0);
   MeterSet meters;
   for (std::int64_t batches = 0; max_batches == 0 || batches < max_batches; ++batches) {
     std::optional<data::Batch> batch = loader.next();
+    // stop() is a collective on several ranks. Shares have equally many batches, so all call it equally
+    // often.
     if (!batch || stop()) break;
+    // A rank's share of the last batch may be empty.
     if (batch->size > 0) meters.add(task.eval_step(*batch));
   }
   task.set_training(true);
@@ -89,6 +94,7 @@ void forget_lost_best(checkpoint::LoadedCheckpoint& found, const checkpoint::Run
   if (why.empty()) return;
   base::log_info(base::concat("the best so far, of epoch ", then.best_epoch, ", ", why,
                               ": best is chosen anew, from the next evaluated epoch on"));
+  // In what rank 0 has read, before it is sent: all ranks then know of no best.
   found.content.state["run"]["best_epoch"] = 0;
 }
 
@@ -149,6 +155,7 @@ bool BestMetric::choose(const EpochReport& report, RunState& state) const {
                     : name == state.best_metric ? state.best_is_highest
                                                 : config::more_is_better(name).value_or(true);
   const bool has_best = state.best_epoch != 0 && !std::isnan(state.best);
+  // Strictly better: of equal epochs the first stays the best. NaN never gets here.
   if (has_best && !(more ? value > state.best : value < state.best)) return false;
   state.best = value;
   state.best_epoch = report.epoch;

@@ -71,14 +71,17 @@ class FitLoop {
     task_.set_gradient_sync(gradient_sync_);
   }
 
+  // A task that is used after the fit must not wait for ranks that have left it.
   ~FitLoop() { task_.set_gradient_sync(std::make_shared<parallel::GradientSync>()); }
 
   FitResult run() {
+    // First of all: ranks that differ would make different collectives further down, and hang.
     ranks_.require_same("the run", consistency_fingerprint(options_, *gradient_sync_, train_, eval_));
     const bool resumed = resume();
     steps_per_epoch_ = train_.batches_per_epoch();
     start_ = {options_.epochs(), steps_per_epoch_, state_.epoch, state_.step, resumed};
     if (is_over()) return nothing_left();
+    // After resume(): rank 0's values are sent to all, so they have to be the restored ones.
     gradient_sync_->begin(task_.parts());
     try_evaluation();
     if (ranks_.is_first()) warn_of_single_sample(task_, train_, options_.max_steps());
@@ -138,6 +141,7 @@ class FitLoop {
     const RunState then = run_of(found->content.state);
     check_resumable(task_, then, found->folder, options_, global_batch_size(), ranks_.size());
     check_same_data(then.data, data_, found->folder);
+    // restore() brings the data of the earlier start. What counts from here on is this start's.
     const DataOfRun eval_data = state_.eval_data;
     const bool keeps = options_.keep_optimizer_options();
     const std::vector<ParamGroups> own = param_groups_of(task_);
@@ -156,6 +160,7 @@ class FitLoop {
     }
     if (is_over()) return true;
     const double next = rate_of_step(task_, state_.step);
+    // The program's groups hold rates before schedules; the run goes on from the rates of its last step.
     if (keeps && state_.step > 0) apply_schedules(task_, state_.step - 1);
     if (ranks_.is_first()) {
       base::log_info(base::concat("learning rate: ", lr_, " at the last step, ", next, " at the next"));
@@ -186,6 +191,7 @@ class FitLoop {
 
   void run_epoch() {
     if (in_epoch_) {
+      // Meters and times of the epoch are in the state too, and go on.
       train_.restore(state_.loader);
     } else {
       train_.set_epoch(state_.epoch);
@@ -203,6 +209,7 @@ class FitLoop {
         break;
       }
       run_step(*batch);
+      // Gives the batch's memory back to the loader before a report or a save, which take time.
       batch.reset();
       const double seconds = seconds_since(mark);
       mark = Clock::now();
@@ -233,10 +240,12 @@ class FitLoop {
 
   void run_step(data::Batch& batch) {
     if (!std::exchange(seen_first_batch_, true)) notify([&](Callback& c) { c.on_first_batch(batch); });
+    // Nothing of the generators is saved: what a step draws follows from its number.
     core::reseed_generators(options_.seed(), static_cast<std::uint64_t>(state_.step),
                             static_cast<std::uint64_t>(ranks_.rank()));
     apply_schedules(task_, state_.step);
     lr_ = current_lr(task_);
+    // A user's task averages by itself. One that forgets would train a model on each rank without an error.
     const std::int64_t averages = task_.num_averages();
     if (!options_.stop_on_non_finite()) buffers_.keep(task_);
     const std::chrono::nanoseconds waited = train_.counters().wait;
@@ -251,6 +260,7 @@ class FitLoop {
                        "average_gradients(*optimizer, batch.size) between backward and step");
     }
     ranks_.step_done();
+    // After the check above, so that an error names a step that was not counted.
     ++state_.step;
     ++result_.steps;
     const data::LoaderState before = std::exchange(state_.loader, train_.state());
@@ -297,6 +307,7 @@ class FitLoop {
     report.logged = options_.log_every() > 0 && state_.step % options_.log_every() == 0;
     if (report.logged) {
       take_pending_steps();
+      // A collective: whether a step is logged follows from its number alone, so all ranks come here.
       report.averages = averages_of(ranks_.total(meters_));
       throughput_.set_wait(ranks_.sum(throughput_.wait()) / ranks_.size());
     }
@@ -332,6 +343,7 @@ class FitLoop {
     result_.metrics = report.metrics;
     count_start();
     notify([&](Callback& c) { c.on_epoch_end(report); });
+    // Before the save: a run that resumes from it must not report this epoch again.
     state_.reported_step = state_.step;
     if (complete) {
       ++state_.epoch;
@@ -339,6 +351,7 @@ class FitLoop {
       meters_.reset();
       state_.epoch_seconds = state_.wait_seconds = 0;
     }
+    // After the state has moved on, so that the checkpoint begins at the next epoch.
     if (report.best || last || save_policy_.is_due_after_epoch(report.epoch)) save(report.best);
     save_policy_.epoch_ended();
   }
@@ -373,6 +386,7 @@ class FitLoop {
     }
     mine.save_due = ranks_.is_first() && save_policy_.is_due_by_clock();
     const Ranks::ControlRequests agreed = ranks_.agree(mine);
+    // What was agreed on, never this rank's own wish: a save is a collective.
     if (agreed.save_now) save(false);
     if (agreed.save_due && !agreed.save_now) save_policy_.request();
     if (agreed.stop_signal != 0 && !stopping_) {
@@ -394,6 +408,8 @@ class FitLoop {
     count_start();
     save_policy_.saved(state_.step);
     base::TimelineScope scope("checkpoint");
+    // All ranks give their sums, also those that do not write. keep_total() then leaves the sums to one rank,
+    // or they would count once more for each rank.
     state_.meters = ranks_.total(meters_);
     keep_total(state_.meters);
     if (!checkpoints_) return;  // rank 0 writes

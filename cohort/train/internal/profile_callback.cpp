@@ -12,11 +12,13 @@ ProfileCallback::ProfileCallback(std::filesystem::path file, std::int64_t steps)
 
 void ProfileCallback::on_step_end(const StepReport&) {
   ++seen_;
+  // The first steps allocate, choose kernels and fill caches: they are not what a run spends its time on.
   if (seen_ == kWarmUp) profiler_.emplace();
   if (seen_ == kWarmUp + steps_) finish();
 }
 
 void ProfileCallback::on_fit_end(const FitResult&) {
+  // The run ended early: a table of fewer steps is better than none.
   if (profiler_ && seen_ > kWarmUp) finish();
   profiler_.reset();
   if (table_.empty()) {

@@ -22,6 +22,7 @@ using nlohmann::json;
 json layout_of(const checkpoint::TensorMap& tensors) {
   json layout = json::array();
   for (const auto& [name, tensor] : tensors) {
+    // The number of a type is that of this LibTorch; all ranks of a job have the same.
     layout.push_back({name, static_cast<int>(tensor.scalar_type()), tensor.sizes().vec()});
   }
   return layout;
@@ -57,6 +58,7 @@ void Ranks::require_same(const std::string& what, const std::string& text) const
 Ranks::ControlRequests Ranks::agree(const ControlRequests& mine) {
   if (size() == 1) return mine;
   ControlRequests agreed;
+  // The first call has nothing to answer. A wish is heard one step late, and by all ranks at once.
   if (told_.defined()) {
     telling_.wait();
     const std::int64_t* const words = told_.const_data_ptr<std::int64_t>();
@@ -64,6 +66,7 @@ Ranks::ControlRequests Ranks::agree(const ControlRequests& mine) {
   }
   told_ = at::tensor(
       {std::int64_t{mine.stop_signal}, std::int64_t{mine.save_now}, std::int64_t{mine.save_due}}, at::kLong);
+  // The maximum: one rank's wish is enough, and of two signals all take the same.
   telling_ = group_->all_reduce(told_, comm::ReduceOp::MAX);
   return agreed;
 }
@@ -101,6 +104,7 @@ std::optional<checkpoint::LoadedCheckpoint> Ranks::share(
             {"optimizer", layout_of(mine->content.optimizer)},
             {"state", mine->content.state}};
   }
+  // Null says that there is no checkpoint, which the other ranks could not see.
   head = comm::broadcast_object(*group_, head);
   if (head.is_null()) return std::nullopt;
   if (!is_first()) {
@@ -111,6 +115,7 @@ std::optional<checkpoint::LoadedCheckpoint> Ranks::share(
   }
   for (checkpoint::TensorMap* tensors : {&mine->content.model, &mine->content.optimizer}) {
     for (auto& [name, tensor] : *tensors) {
+      // In the order of the layout, one at a time: no rank needs memory for a second copy.
       if (tensor.numel() > 0) group_->broadcast(tensor, 0).wait();
     }
   }

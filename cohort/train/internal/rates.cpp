@@ -12,6 +12,7 @@ namespace {
 std::vector<double> initial_rates(const std::vector<ParamGroups>& optimizers) {
   std::vector<double> rates;
   for (const ParamGroups& groups : optimizers) {
+    // Rates before schedules: the current ones differ with the step and say nothing of the settings.
     for (const optim::ParamGroup& group : groups) rates.push_back(group.initial_lr);
   }
   return rates;
@@ -37,9 +38,11 @@ std::vector<ParamGroups> param_groups_of(const Task& task) {
 
 void set_param_groups(const Task& task, const std::vector<ParamGroups>& groups) {
   auto next = groups.begin();
+  // Parameters are shared tensors, so this copies options only.
   for (const parallel::NamedOptimizer& entry : task.optimizers()) entry.optimizer->param_groups() = *next++;
 }
 
+// One number for a report: that of the first group of the first optimizer.
 double current_lr(const Task& task) {
   const auto& optimizers = task.optimizers();
   return optimizers.empty() ? 0.0 : optimizers.front().optimizer->param_groups().front().lr;
@@ -52,6 +55,7 @@ void apply_schedules(const Task& task, std::int64_t step) {
 }
 
 double rate_of_step(const Task& task, std::int64_t step) {
+  // A schedule may move momentum too, so whole groups are put back.
   const std::vector<ParamGroups> before = param_groups_of(task);
   apply_schedules(task, step);
   const double rate = current_lr(task);

@@ -25,6 +25,7 @@ Entries without_prefix(const Entries& entries, const std::string& prefix) {
   if (prefix.empty()) return entries;
   Entries result;
   for (const auto& [name, value] : entries) {
+    // With the dot: the module "net" must not take the tensors of "net2".
     if (name.size() > prefix.size() && name.starts_with(prefix) && name[prefix.size()] == '.') {
       result.insert(result.end(), {name.substr(prefix.size() + 1), value});
     }
@@ -51,6 +52,8 @@ json to_json(const RunState& state) {
   for (const auto& [name, sum] : state.meters) {
     meters[name] = {number_to_json(sum.weighted), number_to_json(sum.weight)};
   }
+  // No tensors here: this goes into state.json, which has limits on its size. Names never change, as older
+  // checkpoints are still read.
   return {{"epoch", state.epoch},
           {"step", state.step},
           {"loader", {{"epoch", state.loader.epoch}, {"samples_consumed", state.loader.samples_consumed}}},
@@ -81,6 +84,8 @@ RunState from_json(const json& data) {
   for (const auto& [name, sum] : data.at("meters").items()) {
     state.meters[name] = {number_from_json(sum.at(0)), number_from_json(sum.at(1))};
   }
+  // value() for what the first version did not write; at() for what every version wrote, so its absence is
+  // damage.
   state.reported_step = data.value("reported_step", state.step);
   state.epoch_seconds = data.at("epoch_seconds");
   state.wait_seconds = data.at("wait_seconds");
@@ -106,6 +111,7 @@ RunState run_of(const json& state) {
 }
 
 DataOfRun data_of(const json& state) {
+  // Also called for checkpoints of programs without a Trainer, which have no "run".
   const bool is_known = state.contains("run") && state["run"].contains("data");
   return read_state("Trainer", [&] { return is_known ? data_from_json(state["run"]["data"]) : DataOfRun(); });
 }
@@ -123,6 +129,7 @@ checkpoint::CheckpointContent capture(const Task& task, const RunState& state) {
     for (auto& [name, tensor] : optimizer.tensors) {
       content.optimizer.emplace_back(with_prefix(entry.name, name), tensor);
     }
+    // Tensors go to the file of tensors, numbers to JSON, where a user can read the rates.
     optimizers[entry.name] = numbers_to_json(optimizer.scalars);
   }
   content.state = {{"run", to_json(state)}, {"optimizers", optimizers}};
@@ -136,6 +143,7 @@ void restore_modules(Task& task, const checkpoint::TensorMap& tensors) {
 }
 
 RunState restore(Task& task, const checkpoint::CheckpointContent& content) {
+  // The larger part first: a checkpoint of another model is refused before an optimizer has changed.
   restore_modules(task, content.model);
   return read_state("Trainer", [&] {
     const json& optimizers = content.state.at("optimizers");

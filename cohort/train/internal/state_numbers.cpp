@@ -8,6 +8,7 @@ namespace cohort::train {
 using nlohmann::json;
 
 json number_to_json(double value) {
+  // JSON has no such numbers, and the library would write null for all three.
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
   return value;

@@ -47,12 +47,14 @@ std::string advice_at(const StepPlace& place) {
 std::vector<CheckedStep> StepCheck::add(std::int64_t step, StepMetrics metrics,
                                         const optim::NonFinite& gradients) {
   std::vector<CheckedStep> known;
+  // By now the accelerator has long finished that step, so reading it costs no wait.
   if (auto earlier = take_pending()) known.push_back(std::move(*earlier));
   Pending now{{.step = step, .metrics = std::move(metrics), .gradients_are_finite = !gradients.on_cpu},
               {},
               optim::LateScalar(gradients.on_device)};
   for (const Metric& metric : now.step.metrics) {
     if (metric.name != "loss") continue;
+    // The copy to the host starts at once, behind the step and before the next.
     now.loss = optim::LateScalar(metric.device_value);
     now.step.loss_is_finite = now.loss.is_defined() || std::isfinite(metric.value);
   }
@@ -80,6 +82,7 @@ std::string subject_of(const CheckedStep& checked) {
 void throw_not_finite(const CheckedStep& checked, Task& task, data::Batch* batch, const StepPlace& place) {
   std::string text = base::concat(subject_of(checked), " (epoch ", place.epoch, ") is not finite");
   const int bad_rank = task.last_average().bad_rank.value_or(place.rank);
+  // Only the rank that has the bad numbers can look for their place.
   if (bad_rank != place.rank) throw NumericError("train.step", base::concat(text, " on rank ", bad_rank));
   if (batch != nullptr && checked.loss_is_finite) {
     text += "; the first is that of " + first_bad_gradient(task);

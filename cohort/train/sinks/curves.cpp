@@ -39,6 +39,7 @@ struct Axis {
 /// Bounds and spacing of 1, 2 or 5 times a power of ten, with about `count` ticks.
 Axis nice_axis(Range range, int count, bool whole) {
   if (range.empty()) range = {0, 1};
+  // One value, or many equal ones: an axis without length would divide by zero.
   if (range.high - range.low < 1e-12 * std::max(1.0, std::abs(range.high))) {
     const double margin = range.high == 0 ? 1 : std::abs(range.high) * 0.1;
     range = {range.low - margin, range.high + margin};
@@ -47,12 +48,14 @@ Axis nice_axis(Range range, int count, bool whole) {
   const double power = std::pow(10.0, std::floor(std::log10(raw)));
   double step = 10 * power;
   for (const double factor : {1.0, 2.0, 5.0}) {
+    // A little tolerance, so that rounding does not turn a step of 2 into one of 5.
     if (factor * power >= raw * 0.999) {
       step = factor * power;
       break;
     }
   }
   if (whole) step = std::max(1.0, std::round(step));
+  // The same at the ends: 0.3 / 0.1 is a little less than 3.
   return {std::floor(range.low / step + 1e-9) * step, std::ceil(range.high / step - 1e-9) * step, step};
 }
 
@@ -65,6 +68,7 @@ std::string number(double value, const char* format = "%.2f") {
 std::string tick_text(double value, double step) {
   if (std::abs(value) < step * 1e-6) return "0";
   if (std::abs(value) < 1e-3 || std::abs(value) >= 1e5) return number(value, "%.3g");
+  // As many decimals as the step needs, so that all ticks of an axis have the same.
   const int decimals = std::clamp(static_cast<int>(std::ceil(-std::log10(step) - 1e-9)), 0, 6);
   std::array<char, 40> text;
   std::snprintf(text.data(), text.size(), "%.*f", decimals, value);
@@ -111,11 +115,13 @@ class PanelDrawer {
     Range x, y;
     for (const CurveSeries& series : panel.series) {
       for (std::size_t i = 0; i < std::min(series.x.size(), series.y.size()); ++i) {
+        // Not even its place on the x axis counts: nothing is drawn there.
         if (!std::isfinite(series.y[i])) continue;
         x.add(series.x[i]);
         y.add(series.y[i] * scale_);
       }
     }
+    // An axis from 0 on shows how much of a loss is left; not where that would press the curve into a corner.
     if (!panel.percent && !y.empty() && y.low >= 0 && y.low < 0.5 * y.high) y.low = 0;
     x_ = nice_axis(x, 6, true);
     // Epochs begin where the data begins, not at the round number before it.
@@ -148,6 +154,7 @@ class PanelDrawer {
       const std::string style = concat("s", series.color % kColors);
       out += line_at(x, kTop - 14, x + 18, kTop - 14, style.c_str());
       out += text_at(x + 23, kTop - 10, "small", "start", series.name);
+      // About 7 pixels for a character of 12 pixels: SVG does not tell how wide a text is.
       x += 23 + 7.0 * static_cast<double>(series.name.size()) + 16;
     }
     return out;
@@ -157,6 +164,7 @@ class PanelDrawer {
     std::string out;
     const int ticks = static_cast<int>(std::lround((y_.high - y_.low) / y_.step));
     for (int i = 0; i <= ticks; ++i) {
+      // Counted, not added up: sums of 0.1 drift away from the grid.
       const double value = y_.low + i * y_.step;
       out += line_at(left_, y_at(value), left_ + kPanelWidth, y_at(value), "grid");
       out += text_at(left_ - 7, y_at(value) + 4, "small", "end", tick_text(value, y_.step));
@@ -183,11 +191,13 @@ class PanelDrawer {
     std::string out, points;
     int count = 0;
     const auto flush = [&] {
+      // One point alone makes no line; its dot shows it.
       if (count > 1) out += concat("<polyline class=\"", style, "\" points=\"", points, "\"/>\n");
       points.clear();
       count = 0;
     };
     const std::size_t size = std::min(series.x.size(), series.y.size());
+    // More would touch each other and hide the line.
     const bool dots = size <= 40;
     for (std::size_t i = 0; i < size; ++i) {
       if (!std::isfinite(series.y[i])) {

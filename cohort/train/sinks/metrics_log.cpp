@@ -24,12 +24,14 @@ std::string number(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
   char text[40];
+  // The shortest text that reads back to the same double, whatever the locale.
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
 std::string json_line(const char* type, int64_t step, int64_t epoch, const MetricValues& values) {
   Json row = {{"type", type}, {"step", step}, {"epoch", epoch}};
   for (const auto& [name, value] : values) {
+    // JSON has no NaN or infinity; null reads back as NaN. The CSV file keeps them apart.
     row[name] = std::isfinite(value) ? Json(value) : Json(nullptr);
   }
   return row.dump() + "\n";
@@ -66,6 +68,7 @@ struct Line {
 
 /// Returns the line that `text` is, or nothing when it was not written whole.
 std::optional<Line> parse_line(const std::string& text) {
+  // Without exceptions: a line that a crash cut off is expected, not an error.
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object() || !json.contains("type") || !json.contains("step") || !json.contains("epoch"))
     return {};
@@ -164,6 +167,8 @@ MetricsLog::~MetricsLog() = default;
 void MetricsLog::truncate_after(int64_t step, int64_t epochs) {
   std::vector<Line> lines = read_lines(files_->jsonl_path);
   std::erase_if(lines, [&](const Line& line) {
+    // By epochs, as the row of an epoch comes after its last step, and may be missing where the checkpoint
+    // was saved before.
     return line.is_epoch ? line.row.epoch > epochs : line.row.step > step;
   });
   files_->rewrite(lines);
@@ -174,12 +179,14 @@ void MetricsLog::write_step(int64_t step, int64_t epoch, const MetricValues& val
 }
 
 void MetricsLog::write_epoch(int64_t step, int64_t epoch, const MetricValues& values) {
+  // The file that counts comes first: after a crash between the two, opening makes the other one anew.
   files_->jsonl->write(json_line("epoch", step, epoch, values));
   const MetricRow row{.epoch = epoch, .step = step, .values = values};
   const std::size_t columns_before = files_->columns.size();
   const bool first = files_->epochs.empty();
   files_->epochs.push_back(row);
   files_->add_columns(row);
+  // A new column changes the header and so every line.
   if (first || files_->columns.size() != columns_before) {
     files_->rewrite_csv();
   } else {

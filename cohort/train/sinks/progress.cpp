@@ -64,6 +64,7 @@ int columns(const std::string& text) {
 bool terminal_speaks_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     const char* value = std::getenv(name);
+    // POSIX's order: LC_ALL, then the category, then LANG; an empty one counts as not set.
     if (value == nullptr || *value == '\0') continue;
     const std::string text = value;
     return text.find("UTF-8") != std::string::npos || text.find("utf8") != std::string::npos;
@@ -73,6 +74,7 @@ bool terminal_speaks_utf8() {
 
 int terminal_width(int descriptor) {
   winsize size{};
+  // Asked for each drawing, since a window may change its size.
   return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
@@ -107,6 +109,7 @@ std::string progress_bar_line(const ProgressNumbers& n, int width, bool unicode)
       concat(n.phase == "train" ? "" : n.phase + " ", counter("epoch ", n.epoch, n.epochs));
   parts.push_back({head, 100});
   constexpr int kBar = 1;  // its place in `parts`
+  // The importance marks the bar, whose text is made last, when it is known how many columns are left.
   parts.push_back({"", 40});
   parts.push_back({counter("", n.step, n.steps), 80});
   if (n.loss) parts.push_back({"loss " + number("%.4f", *n.loss), 90});
@@ -118,6 +121,7 @@ std::string progress_bar_line(const ProgressNumbers& n, int width, bool unicode)
 
   const auto length = [&] {
     int sum = -2;
+    // At least 8 cells, the two edges and the two blanks before the next part.
     for (const LineItem& part : parts) sum += part.importance == 40 ? 12 : columns(part.text) + 2;
     return sum;
   };
@@ -136,6 +140,7 @@ std::string progress_bar_line(const ProgressNumbers& n, int width, bool unicode)
   }
   std::string line;
   for (const LineItem& part : parts) line += (line.empty() ? "" : "  ") + part.text;
+  // A terminal narrower than the first part: cut, as a line that wraps cannot be drawn over.
   return columns(line) <= width ? line : line.substr(0, static_cast<std::size_t>(std::max(0, width)));
 }
 
@@ -173,7 +178,8 @@ struct Progress::State {
     return "\r\x1b[2K\x1b[?25h";  // line empty, cursor back
   }
   void draw() {
-    // One write of the whole line over the old one, then what is left of it: nothing flickers.
+    // One write of the whole line over the old one, then what is left of it: nothing flickers. The last
+    // column stays free: some terminals wrap as soon as it is written.
     const int width = terminal_width(::fileno(options.out)) - 1;
     put(concat(drawn ? "" : "\x1b[?25l", "\r", progress_bar_line(last, width, unicode), "\x1b[K"));
     drawn = true;
@@ -205,6 +211,7 @@ Progress::~Progress() {
 }
 
 void Progress::update(const ProgressNumbers& numbers) {
+  // Log lines of other threads come through print() meanwhile.
   const std::lock_guard lock(state_->mutex);
   const auto& options = state_->options;
   if (state_->mode == ProgressMode::kPlain) {
@@ -215,6 +222,7 @@ void Progress::update(const ProgressNumbers& numbers) {
   if (state_->mode != ProgressMode::kBar) return;
   state_->last = numbers;
   const auto now = std::chrono::steady_clock::now();
+  // The last step of an epoch is always drawn, so that the bar is seen full.
   const bool is_last = numbers.steps > 0 && numbers.step == numbers.steps;
   if (state_->drawn_at && now - *state_->drawn_at < options.min_interval && !is_last) return;
   state_->drawn_at = now;

@@ -27,6 +27,7 @@ MetricValues in_order(const std::map<std::string, double>& metrics) {
 
 /// "train_loss" becomes "train/loss": TensorBoard groups by what stands before the slash.
 std::string tag_of(std::string metric) {
+  // Only the first underscore: "val_top_5" is "val/top_5".
   if (metric.starts_with("train_") || metric.starts_with("val_")) metric[metric.find('_')] = '/';
   return metric;
 }
@@ -36,6 +37,7 @@ data::Image to_image(at::Tensor image, const std::vector<double>& mean, const st
   image = image.detach().to(at::kCPU, at::kFloat);
   if (!mean.empty()) {
     const auto shape = std::vector<std::int64_t>{-1, 1, 1};
+    // The inverse of Normalize, so that the picture shows colours as in the file.
     image = image * at::tensor(std, at::kFloat).view(shape) + at::tensor(mean, at::kFloat).view(shape);
   }
   const at::Tensor pixels =
@@ -53,6 +55,7 @@ data::Image to_image(at::Tensor image, const std::vector<double>& mean, const st
 ProgressCallback::ProgressCallback(ProgressOptions options) : progress_(options) {}
 
 void ProgressCallback::on_step_end(const StepReport& report) {
+  // Averages over ranks are made at logged steps only; in between the bar shows the last ones.
   if (report.logged) last_averages_ = report.averages;
   ProgressNumbers numbers;
   numbers.epoch = report.epoch;
@@ -65,6 +68,7 @@ void ProgressCallback::on_step_end(const StepReport& report) {
   numbers.samples_per_second = report.samples_per_second;
   numbers.data_wait = report.data_wait_share;
   numbers.seconds_left = report.seconds_left;
+  // Reads a file of /proc, which is too slow for each step.
   if (report.logged) memory_bytes_ = memory::resident_bytes();
   if (memory_bytes_ > 0) numbers.memory_bytes = memory_bytes_;
   progress_.update(numbers);
@@ -87,6 +91,7 @@ void ProgressCallback::on_epoch_end(const EpochReport& report) {
                 report.samples_per_second, report.seconds, 100 * report.data_wait_share,
                 report.best ? "  (best)" : "");
   progress_.print(line + text);
+  // They are of an epoch that is over.
   last_averages_.clear();
 }
 
@@ -99,6 +104,7 @@ MetricsCallback::MetricsCallback(std::filesystem::path folder, std::string title
 
 void MetricsCallback::on_start_counts(const FitInfo& info) {
   log_.emplace(folder_);
+  // Rows of steps that will be made again: of a run that was killed after its last checkpoint.
   log_->truncate_after(info.first_step, info.first_epoch);
 }
 
@@ -131,6 +137,7 @@ TensorBoardCallback::TensorBoardCallback(std::filesystem::path folder, int image
 
 void TensorBoardCallback::on_start_counts(const FitInfo& info) {
   writer_.emplace(folder_, info.resumed ? std::optional(info.first_step) : std::nullopt);
+  // TensorBoard has them from the first start; they have step 0, which a resumed session would not drop.
   if (!info.resumed) {
     for (std::size_t i = 0; i < first_images_.size(); ++i) {
       const data::Image& image = first_images_[i];
@@ -143,6 +150,7 @@ void TensorBoardCallback::on_start_counts(const FitInfo& info) {
 
 void TensorBoardCallback::on_first_batch(data::Batch& batch) {
   const at::Tensor input = batch.input();
+  // What is no picture of one or three channels cannot be shown as one.
   if (input.dim() != 4 || (input.size(1) != 1 && input.size(1) != 3)) return;
   for (std::int64_t i = 0; i < std::min<std::int64_t>(images_, batch.size); ++i) {
     first_images_.push_back(to_image(input[i], mean_, std_));

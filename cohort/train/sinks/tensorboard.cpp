@@ -53,6 +53,7 @@ class Message {
 
  private:
   void tag(int field, int wire_type) {
+    // "Encoding" in the documentation of Protocol Buffers: field number and wire type are one varint.
     raw_varint(static_cast<uint64_t>(field) << 3 | static_cast<uint64_t>(wire_type));
   }
   void raw_varint(uint64_t value) {
@@ -70,6 +71,7 @@ constexpr std::array<uint32_t, 256> make_crc_table() {
   std::array<uint32_t, 256> table{};
   for (uint32_t i = 0; i < 256; ++i) {
     uint32_t value = i;
+    // 0x82f63b78 is Castagnoli's polynomial 0x1edc6f41 with its bits reversed: CRC-32C.
     for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1) != 0 ? 0x82f63b78U : 0U);
     table[i] = value;
   }
@@ -84,6 +86,8 @@ std::string little_endian(uint64_t value, int count) {
 
 std::string masked_crc(std::string_view text) {
   const uint32_t crc = crc32c(std::as_bytes(std::span(text.data(), text.size())));
+  // TFRecord's mask (tensorflow/core/lib/hash/crc32c.h): a checksum of data that holds checksums would be
+  // weak.
   return little_endian(((crc >> 15) | (crc << 17)) + 0xa282ead8U, 4);
 }
 
@@ -103,6 +107,7 @@ fs::path new_file_path(const fs::path& folder) {
     time = std::max(time, std::atoll(name.c_str() + kPrefix.size()) + 1);
   }
   std::array<char, 24> digits;
+  // Ten digits, so that names sort in the order of their numbers.
   std::snprintf(digits.data(), digits.size(), "%010lld", time);
   return folder / base::concat(kPrefix, digits.data(), ".", base::host_name(), ".", ::getpid(), ".0");
 }
@@ -158,6 +163,7 @@ struct TensorBoardWriter::File {
 
 TensorBoardWriter::TensorBoardWriter(const fs::path& folder, std::optional<int64_t> resume_step)
     : file_(std::make_unique<File>(folder)) {
+  // TensorBoard takes a file for events only where this comes first.
   file_->add(Message().fixed64(kWallTime, now_seconds()).bytes(kFileVersion, "brain.Event:2"));
   if (resume_step) {
     // A session that starts at step N makes TensorBoard drop earlier files' events from step N on.
@@ -194,6 +200,7 @@ void TensorBoardWriter::image_png(std::string_view tag, std::span<const std::byt
 
 void TensorBoardWriter::text(std::string_view tag, std::string_view markdown, int64_t step) {
   file_->add_summary(tag, step, [&](Message& message) {
+    // A string tensor of one element, with the text plugin named in its metadata.
     constexpr uint64_t kString = 7;  // DT_STRING
     message.message(8, Message().varint(1, kString).message(2, Message()).bytes(8, markdown));
     message.message(9, Message().message(1, Message().bytes(1, "text")));
