@@ -243,6 +243,7 @@ std::string ClassificationTask::explain() const {
 
 std::string ClassificationTask::find_non_finite(data::Batch& batch) {
   if (!at::isfinite(batch.input()).all().item<bool>()) return "input";
+  // Without a module there is only a function, whose layers cannot be observed.
   if (!any_model_) return "";
   for (const at::Tensor& parameter : any_model_->ptr()->parameters()) {
     if (parameter.device() != batch.input().device()) return "";  // layers are on several devices

@@ -184,6 +184,7 @@ Predictor Predictor::of_program(const fs::path& file) {
   const script::LoadedProgram program = script::load(file);
   const auto text = program.metadata().find(kTaskKey);
   const auto inputs = program.inputs();
+  // Any program can be loaded; only one that export wrote says how an image becomes its input.
   if (text == program.metadata().end() || inputs.front().size() != 1 ||
       inputs.front().front().sizes.empty()) {
     throw DataError(kWhere, base::concat(file.string(), " does not say how an image becomes an input of it"),
@@ -281,6 +282,7 @@ void export_program(const config::Config& config, const TrainedWeights& trained,
   if (data::is_own_dataset(config.data.type)) {
     const ImageTask task = task_of(config, trained.classes);
     num_classes = task.classes.size();
+    // Only for the shape of its batch: the model, which is null, is not called.
     example = Predictor(task, nullptr, batch_size).empty_batch().zero_();
     metadata[kTaskKey] = to_text(task);
   } else {

@@ -28,6 +28,7 @@ void Task::prepare_average(const optim::Optimizer& optimizer, double samples, bo
 }
 
 bool Task::average_gradients(const optim::Optimizer& optimizer, double samples, bool finite) {
+  // Kept for the error of a step that is not finite, which names the rank.
   last_average_ = gradient_sync_->average(optimizer, samples, finite);
   // The loop counts these calls: a task of several ranks that forgets to average is an error there.
   ++num_averages_;

@@ -26,6 +26,7 @@ FitResult Trainer::fit(Task& task, data::Loader& train, data::Loader* eval) {
 
 std::map<std::string, double> Trainer::evaluate(Task& task, data::Loader& loader) {
   const std::shared_ptr<parallel::GradientSync> gradient_sync = gradient_sync_of(options_);
+  // A loader of another share would count some samples twice and others never.
   check_share(*gradient_sync, loader, "evaluation");
   // On all ranks alike: the means at the end are a collective.
   return evaluate_batches(task, loader, options_.max_eval_batches(), Ranks(gradient_sync->group()),

@@ -48,6 +48,7 @@ double current_lr(const Task& task) {
   return optimizers.empty() ? 0.0 : optimizers.front().optimizer->param_groups().front().lr;
 }
 
+// An optimizer without a schedule keeps the rates that the program gave it.
 void apply_schedules(const Task& task, std::int64_t step) {
   for (const parallel::NamedOptimizer& entry : task.optimizers()) {
     if (entry.schedule) entry.schedule->apply(*entry.optimizer, step);

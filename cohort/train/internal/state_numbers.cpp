@@ -22,6 +22,7 @@ double number_from_json(const json& value) {
   return value.get<double>();
 }
 
+// By name, so that an option that a later version adds leaves the others where they are.
 json numbers_to_json(const std::map<std::string, double>& numbers) {
   json object = json::object();
   for (const auto& [name, value] : numbers) object[name] = number_to_json(value);

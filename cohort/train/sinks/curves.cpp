@@ -267,6 +267,7 @@ void add_series(CurvePanel& panel, const std::vector<MetricRow>& epochs, const s
 
 Curves curves_from_epochs(const std::vector<MetricRow>& epochs, std::string title, std::string subtitle) {
   Curves curves{.title = std::move(title), .subtitle = std::move(subtitle), .x_label = "epoch", .panels = {}};
+  // Colours go by the split, so training and validation look alike in all panels.
   CurvePanel loss{.title = "Loss", .y_label = "loss (nats per sample)", .series = {}, .percent = false};
   add_series(loss, epochs, "train_loss", "training", 0);
   add_series(loss, epochs, "val_loss", "validation", 1);

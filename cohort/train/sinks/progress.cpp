@@ -81,6 +81,7 @@ int terminal_width(int descriptor) {
 }  // namespace
 
 std::string format_duration(double seconds) {
+  // Before the first measurement there is no estimate.
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e9) return "-";
   const auto total = static_cast<long long>(std::llround(seconds));
   std::array<char, 48> text;
