@@ -1,3 +1,6 @@
+// A sample is the pattern of its class plus noise. Patterns are drawn once, from the seed; label and noise
+// follow from seed and index. So nothing is stored for a sample, and reading one in any order, on any thread,
+// gives the same bytes.
 #include "cohort/data/synthetic.h"
 
 #include <algorithm>

@@ -1,3 +1,6 @@
+// Linear layers with ReLUs between them, held in one Stack, so each can be placed by its name. Images are
+// flattened; an input that is flat already passes as it is. The sizes come from the option `hidden`, which is
+// checked as a whole before a layer is made.
 #include "cohort/models/mlp.h"
 
 #include <torch/nn/modules/activation.h>
