@@ -54,7 +54,7 @@ Manifest fields_of(const json& document, const std::filesystem::path& path) {
   Manifest manifest;
   try {
     manifest.sequence = number(document.at("sequence"), "sequence", path);
-    // Optional, as the first version of the format had neither name, best nor given_up.
+    // Optional: earlier versions wrote no name, best or given_up.
     manifest.name = document.value("name", std::string());
     manifest.best = document.value("best", std::string());
     for (const json& range : document.value("given_up", json::array())) {

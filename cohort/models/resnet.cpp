@@ -1,8 +1,9 @@
 // reset() registers modules in torchvision's order and under its names, so state dicts of both fit. In a
 // clone, norms and shortcuts are clones of the original's, not new layers, and no initial values are drawn.
-// The norms are held as AnyLayer, so that they can be replaced; convolutions are called by their type. He et
-// al. 2016, "Deep Residual Learning", table 1; as in torchvision a bottleneck has its stride in the 3 x 3
-// convolution. Additions and ReLUs work in place: no backward needs what they write over.
+// The norms are held as AnyLayer, so that they can be replaced; convolutions are called by their type. The
+// layers are those of He et al. 2016, "Deep Residual Learning", table 1. As in torchvision a bottleneck has
+// its stride in the 3 x 3 convolution. Additions and ReLUs work in place: no backward needs what they write
+// over.
 #include "cohort/models/resnet.h"
 
 #include <torch/nn/init.h>

@@ -1,7 +1,7 @@
 // The layers come from a list of channels, in which 0 stands for a pool; pools beyond options.pools are left
 // out. Options that do not fit are refused before the first layer is made. The linear head pools to a single
-// pixel, the default head to 7 x 7. A clone is built the same way, without drawing initial values. Simonyan
-// and Zisserman 2015, "Very Deep Convolutional Networks", table 1, columns A, B, D and E.
+// pixel, the default head to 7 x 7. A clone is built the same way, without drawing initial values. The lists
+// are columns A, B, D and E of table 1 in Simonyan and Zisserman 2015, "Very Deep Convolutional Networks".
 #include "cohort/models/vgg.h"
 
 #include <torch/nn/init.h>
@@ -36,7 +36,7 @@ const std::vector<std::int64_t>& layer_list(const ModelOptions& options) {
       {"vgg19",
        {64, 64, 0, 128, 128, 0, 256, 256, 256, 256, 0, 512, 512, 512, 512, 0, 512, 512, 512, 512, 0}},
   };
-  // The name without its depth's ending; what is left must be "_bn" or nothing.
+  // The first five letters name the list; what is left must be "_bn" or nothing.
   const auto found = lists.find(std::string_view(options.name).substr(0, 5));
   const std::string_view rest =
       std::string_view(options.name).substr(std::min<std::size_t>(5, options.name.size()));
@@ -97,8 +97,8 @@ void VGGImpl::reset() {
       if (pools++ < options_.pools) features->add(nn::MaxPool2d(nn::MaxPool2dOptions(2).stride(2)));
       continue;
     }
-    // With a bias also before a norm: torchvision has it, and state dicts are to fit.
     const std::int64_t channels = scaled(options_, item);
+    // With a bias also before a norm: torchvision has it, and state dicts are to fit.
     features->add(nn::Conv2d(nn::Conv2dOptions(in_channels, channels, 3).padding(1)));
     if (has_batch_norm(options_)) features->add(nn::BatchNorm2d(channels));
     features->add(nn::ReLU(nn::ReLUOptions(true)));

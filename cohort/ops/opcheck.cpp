@@ -220,7 +220,7 @@ class OperatorCheck {
   void unchanged(std::size_t i, const Tensors& before, const Tensors& after) const {
     for (std::size_t t = 0; t < before.size(); ++t) {
       if (!before[t].defined()) continue;
-      // A resize moves no element, so the comparison of values below would miss it.
+      // The comparison of elements below needs equal sizes.
       if (before[t].sizes() != after[t].sizes()) {
         fail(base::concat(argument(i), " was resized from ", text_of(before[t].sizes()), " to ",
                           text_of(after[t].sizes()), ", and the schema does not say that it is written to"));
@@ -240,7 +240,7 @@ class OperatorCheck {
 
   void shares_as_said(std::size_t k, const at::Tensor& output, const Values& arguments) const {
     // The schema is a promise to autograd: memory that is shared without a word gets neither a view nor a
-    // version count. The other way round a result would wait for a base that it does not have.
+    // version count. The other way round autograd would make a view of a base that the result does not share.
     const c10::AliasInfo* said = op_.schema().returns()[k].alias_info();
     bool found = said == nullptr;
     for (std::size_t i = 0; i < arguments.size(); ++i) {

@@ -251,10 +251,10 @@ std::vector<Prediction> predict_samples(const config::Config& config, const Trai
   const std::vector<std::string> classes = trained.classes.value_or(dataset->classes());
   const Predictor::Model model = call_of(
       config, make_trained_model(config, trained.tensors, classes.size(), input_field(config, *dataset)));
+  // The run's data set and transforms, with an order of our own: nothing of the
+  // reading is written twice.
   data::Loader loader(dataset, {.batch_size = config::eval_batch_size(config.train),
                                 .seed = static_cast<std::uint64_t>(config.run.seed),
-                                // The run's data set and transforms, with an order of our own: nothing of the
-                                // reading is written twice.
                                 .sampler = std::make_shared<Listed>(samples)});
   const at::NoGradGuard no_grad;
   std::vector<Prediction> predictions;

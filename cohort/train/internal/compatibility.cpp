@@ -183,7 +183,7 @@ void check_same_data(const DataOfRun& then, const DataOfRun& now, const std::fil
                                  " training samples, the training data has ", now.samples),
                     hint);
   }
-  // Only a warning, as files that were renamed or packed anew may hold the same pictures.
+  // Only a warning, as files that were renamed or packed anew may hold the same images.
   if (then.fingerprint.empty() || now.fingerprint.empty() || then.fingerprint == now.fingerprint) return;
   base::log_warning(base::concat("the training data is not what ", from.string(),
                                  " was made with: there are as many samples, with other names or sizes"));

@@ -260,7 +260,7 @@ class FitLoop {
                        "average_gradients(*optimizer, batch.size) between backward and step");
     }
     ranks_.step_done();
-    // After the check above, so that an error names a step that was not counted.
+    // After the check above: a step that was refused is not counted.
     ++state_.step;
     ++result_.steps;
     const data::LoaderState before = std::exchange(state_.loader, train_.state());

@@ -47,7 +47,7 @@ std::string advice_at(const StepPlace& place) {
 std::vector<CheckedStep> StepCheck::add(std::int64_t step, StepMetrics metrics,
                                         const optim::NonFinite& gradients) {
   std::vector<CheckedStep> known;
-  // By now the accelerator has long finished that step, so reading it costs no wait.
+  // By now the accelerator has mostly finished that step, so reading it costs little.
   if (auto earlier = take_pending()) known.push_back(std::move(*earlier));
   Pending now{{.step = step, .metrics = std::move(metrics), .gradients_are_finite = !gradients.on_cpu},
               {},

@@ -150,7 +150,7 @@ void TensorBoardCallback::on_start_counts(const FitInfo& info) {
 
 void TensorBoardCallback::on_first_batch(data::Batch& batch) {
   const at::Tensor input = batch.input();
-  // What is no picture of one or three channels cannot be shown as one.
+  // Only tensors of one or three channels can be shown as images.
   if (input.dim() != 4 || (input.size(1) != 1 && input.size(1) != 3)) return;
   for (std::int64_t i = 0; i < std::min<std::int64_t>(images_, batch.size); ++i) {
     first_images_.push_back(to_image(input[i], mean_, std_));
