@@ -1,3 +1,9 @@
+// save() writes the programs that need no gradient. It collects captured tensors by storage, so that views of
+// one storage share memory again when they are loaded. Tapes go into the metadata as JSON (tape_json.h), and
+// storages into the file as flat tensors. load() checks the format's version, the checksum of the JSON, its
+// form, and each storage when a value first asks for it. Always: a damaged byte is an error, and never
+// another result. Surprising: a storage is saved from its first used element to its last, and `begin` says
+// where in the storage that was.
 #include "cohort/script/file.h"
 
 #include <ATen/core/grad_mode.h>
@@ -66,6 +72,7 @@ class Storages {
         numbers_.try_emplace(tensor.storage().unsafeGetStorageImpl(), storages_.size());
     if (is_new) storages_.emplace_back();
     Tensors& tensors = storages_[known->second];
+    // A storage is one tensor of the file, and a tensor has one type.
     if (!tensors.empty() && tensors.front().scalar_type() != tensor.scalar_type()) {
       throw UsageError("script.save",
                        concat("tensors of types ", tensors.front().scalar_type(), " and ",
@@ -87,6 +94,7 @@ class Storages {
         end = std::max(end, end_of(Layout::of(tensor)));
       }
       begin = std::min(begin, end);
+      // Only what is used is copied: the rest of a storage may be uninitialized.
       const at::Tensor flat = at::zeros({end - begin}, tensors.front().options().device(at::kCPU));
       for (const at::Tensor& tensor : tensors) {
         flat.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset() - begin)
@@ -210,6 +218,7 @@ void save(const std::filesystem::path& path, const std::vector<const Cache*>& ca
   for (const Cache* cache : caches) {
     for (const auto& entry : cache->live_entries()) {
       const auto program = entry->program();
+      // Seen in one call only, or eager: the log says so, since a user would expect it in the file.
       if (program == nullptr && !entry->environment().grad) left_out += entry->explain();
       if (program == nullptr || program->recorded().has_backward) continue;
       refuse_offsets(program->recorded().tape);
@@ -247,6 +256,7 @@ void save(const std::filesystem::path& path, const std::vector<const Cache*>& ca
 }
 
 LoadedProgram load(const std::filesystem::path& path) {
+  // A program may write to its tensors, and inference tensors refuse that outside of inference mode.
   const c10::InferenceMode plain_tensors(false);
   const at::NoGradGuard no_grad;
   Reader reader(path);

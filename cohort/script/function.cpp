@@ -1,3 +1,10 @@
+// A call finds its entry by the guards. The entry says: record, replay, verify, or run the function as it is.
+// To record with gradients, the function runs on input proxies in a detached graph, while the recorder writes
+// its operators down. The results become those of one node, whose first backward is recorded too. A replay
+// runs the program's forward, and attaches a node that replays backward. Always: whatever is refused, the
+// caller gets the values, shapes and graph of the plain function. Reasons to stay eager are marked on the
+// tape, and the call goes on. Surprising: if a result needs a gradient, the recording is not complete before
+// its backward.
 #include "cohort/script/function.h"
 
 #include <ATen/core/grad_mode.h>
@@ -31,6 +38,7 @@ Handle handle_of(const Trace& recorded, const Tensors& inputs, const Tensors& re
   const auto& values = recorded.tape.values();
   const Value& value = values[at_slot(slot)];
   const auto is_it = [&](const at::Tensor& other) { return other.is_same(result); };
+  // The very handle that came in, or that was captured, goes out: a replay returns it too.
   if (std::any_of(inputs.begin(), inputs.end(), is_it) || is_it(value.tensor)) return {};
   bool is_outside = false;  // its memory
   for (std::size_t base = 0; base < values.size(); ++base) {
@@ -200,7 +208,9 @@ Rerun make_rerun(std::shared_ptr<const Function::Run> run, Tensors inputs,
     results = graph.end(results);
     const at::NoGradGuard no_grad;
     Tensors found = graph.backward(grad_outputs, /*keep_graph=*/false);
+    // What the function wrote was written by forward already.
     given.restore();
+    // Such gradients will come again, so the next recordings are made for them.
     if (why == Misfit::kLayout) wants->plain = true;
     if (why == Misfit::kWasMissing) wants->all = true;
     if (why != Misfit::kZeros) entry->retire();
@@ -221,6 +231,7 @@ Tensors outputs_of(const Program& program, const Frame& frame) {
     const at::Tensor& value = frame.values[at_slot(slot)];
     const Handle& handle = recorded.handles[i];
     if (recorded.tape.values()[at_slot(slot)].source == Source::kConstant) {
+      // The user may write to a result, and the program keeps its constant.
       results.push_back(value.clone());
     } else if (handle.kind == Handle::AliasType::kItself) {
       results.push_back(value);
@@ -271,6 +282,7 @@ Function::Output Function::call(std::span<const at::Tensor> inputs,
 
 Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<CacheEntry>& entry,
                                   const std::shared_ptr<const Program>& verified) {
+  // The program runs first and its effects are undone, so what remains is what the function does.
   const auto verify = verified == nullptr ? nullptr : std::make_shared<Verification>(verified, inputs);
   const bool is_verification = verify != nullptr;
   auto recorded = std::make_shared<Trace>();
@@ -335,6 +347,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<C
   }
   const auto reached = leaves_behind(results);
   results = Output(graph->end(results), results.structure);
+  // No result needs a gradient, so no backward will end this recording.
   if (reached.empty()) {
     finish();
     input_proxies.write_back(results);
@@ -353,6 +366,7 @@ Function::Output Function::record(const Tensors& inputs, const std::shared_ptr<C
     return std::ranges::all_of(from, std::identity());
   });
   recorded->may_run_again = may_run_again(*recorded, entry->environment());
+  // Shares ownership of wants_, since a program in a graph may outlive the Function.
   recorded->has_met_zeros = std::shared_ptr<std::atomic<bool>>(wants_, &wants_->zeros);
   attach_recording({graph, recorded, entry, cache_.options().gradient_chunk_bytes(), verify, wants_}, inputs,
                    results);
@@ -365,6 +379,7 @@ Tensors replay(std::span<const at::Tensor> inputs, const std::shared_ptr<const P
   const Trace& recorded = program->recorded();
   auto frame = program->borrow(inputs);
   program->forward(*frame);
+  // Before attach_replay() notes versions: forward's own writes are no change since forward.
   program->bump_versions(*frame, Phase::kForward);
   Tensors results = outputs_of(*program, *frame);
   if (recorded.has_backward) attach_replay(program, inputs, results, *frame, std::move(rerun));

@@ -1,3 +1,9 @@
+// A whole training step has one tape: forward and backward are recorded together, and gradients are results.
+// The optimizer's step is not recorded. It runs as it is behind each replay. Calls are recorded, verified or
+// replayed as in function.cpp, but without nodes, since nobody differentiates the loss. Always: update() runs
+// once in a call, whichever way the call takes. Surprising: a replay assigns .grad, and the gradients may lie
+// in the frame's arena until zero_grad() of the next step lets them go. Hooks on parameters would not run, so
+// such steps stay eager.
 #include "cohort/script/step.h"
 
 #include <ATen/core/grad_mode.h>
@@ -75,6 +81,7 @@ at::Tensor TrainingStep::record(const Tensors& inputs, Trace& recorded) {
   for (const at::Tensor& input : inputs) {
     if (input.defined() && input.requires_grad()) recorded.tape.mark_unsupported("an input needs a gradient");
   }
+  // Gradients must be gone before: one that is there is added to, and the tape did not make it.
   parts_.zero_grad();
   at::Tensor loss;
   {
@@ -83,6 +90,7 @@ at::Tensor TrainingStep::record(const Tensors& inputs, Trace& recorded) {
   }
   if (std::string reason = unrecordable_within({loss}); !reason.empty())
     recorded.tape.mark_unsupported(std::move(reason));
+  // The engine runs backward on the device's thread, and a recorder sees its own thread only.
   run_where_backward_runs(loss.device(), [&] {
     const Recording recording(recorded.tape);
     loss.backward();
@@ -113,6 +121,7 @@ void TrainingStep::find_gradients(Trace& recorded) {
     recorded.leaves.push_back(parameter);
     recorded.gradients.push_back(slot);
   }
+  // The backward that was recorded also reached leaves that are not the optimizer's.
   for (const Value& value : recorded.tape.values()) {
     const at::Tensor& tensor = value.tensor;
     if (value.source != Source::kCaptured || !tensor.requires_grad()) continue;
@@ -126,7 +135,9 @@ void TrainingStep::find_gradients(Trace& recorded) {
 
 at::Tensor TrainingStep::replay(const Tensors& inputs, const Program& program) {
   const Trace& recorded = program.recorded();
+  // A hook may have been added since the recording.
   if (std::any_of(recorded.leaves.begin(), recorded.leaves.end(), has_hooks)) return run(inputs);
+  // First: gradients of the last step hold the arena, and a held arena is not used again.
   parts_.zero_grad();
   auto frame = program.borrow(inputs);
   program.forward(*frame);

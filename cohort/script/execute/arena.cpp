@@ -1,7 +1,9 @@
-// An allocator stands before LibTorch's and asks the calling thread's MemorySource for each block: an arena,
-// whose blocks lie where a plan says, or a log, which writes down what a warm-up run asks for. Always: a block
-// holds the arena that it lies in, so the arena outlives every tensor in it. An operator that asks for other
-// blocks than the plan expects gets them from the allocator behind; only the saving is lost.
+// A front replaces LibTorch's CPU allocator, once in a process. It asks the calling thread's MemorySource, or
+// the allocator behind it if there is none. The source of a warm-up is a log: it notes each block and when
+// the block dies. The source of a replay is an arena: it hands out planned offsets in the order of the
+// warm-up. Always: each block holds its arena by a reference count, so memory outlives the tensors in it. A
+// request that differs from the plan ends the plan for this operator, and goes to the allocator. Surprising:
+// the front is never taken away, since blocks that are still in use carry its deleter.
 #include "cohort/script/execute/arena.h"
 
 #include <atomic>
@@ -34,6 +36,7 @@ class KnownBlocks {
   }
   // True if the memory is ours, and no allocator is to have it back.
   bool give_back(const void* data, bool is_raw) {
+    // Relaxed is enough: who gives a block back got its address after add() had counted it.
     if (count_.load(std::memory_order_relaxed) == 0) return false;
     KnownBlock block;
     {
@@ -44,6 +47,7 @@ class KnownBlocks {
       blocks_.erase(found);
       count_.store(blocks_.size(), std::memory_order_relaxed);
     }
+    // Outside of the lock: it may free an arena, and the arena's own memory comes back through here.
     block.given_back(is_raw);
     return block.is_ours;
   }
@@ -67,6 +71,7 @@ class FrontAllocator final : public memory::AllocatorFront<FrontAllocator> {
   c10::DataPtr allocate(std::size_t bytes) override {
     c10::DataPtr block =
         current_source == nullptr ? behind().allocate(bytes) : current_source->allocate(bytes, behind());
+    // c10::Allocator promises that a block carries raw_deleter(). Blocks of an arena or a log keep their own.
     static_cast<void>(adopt(block));
     return block;
   }
@@ -118,6 +123,7 @@ c10::DataPtr ArenaSource::allocate(std::size_t bytes, c10::Allocator& allocator)
   const PlannedBlock block = blocks_.front();
   blocks_ = blocks_.subspan(1);
   if (block.offset == kElsewhere) return allocator.allocate(bytes);
+  // More owners than planned: a block that was to be gone still lives, and may lie at this offset.
   if (block.bytes != bytes || owners() != owners_ + block.held) {
     blocks_ = {};
     return allocator.allocate(bytes);
@@ -142,6 +148,7 @@ std::size_t AllocationLog::begin_step(std::size_t step) {
 
 std::size_t AllocationLog::find(const void* data) const {
   const std::lock_guard lock(log_->mutex);
+  // From the back: an earlier block that was freed may have had the same address.
   for (std::size_t i = log_->entries.size(); i-- > 0 && log_->entries[i].step == log_->step;) {
     if (log_->entries[i].data == data && log_->entries[i].died == kNever) return i;
   }

@@ -1,3 +1,8 @@
+// The steps of a plan become instructions: the call, its modes, and the values that it lets go. Modes are the
+// thread-local switches that kernels read (gradients, autocast). They are kept as bits, so that a run changes
+// only what differs from the instruction before. Calls with a common signature get an unboxed form. Always:
+// instruction i comes from step i of its part, so regions keep their numbers. Surprising: the shared_ptr to a
+// call owns nothing here, because the Program holds the tape.
 #include "cohort/script/execute/compiled_phase.h"
 
 #include <ATen/core/grad_mode.h>
@@ -63,6 +68,7 @@ CompiledPhase compile_plain(const Trace& recorded, const ExecutionPlan& plan, Ph
     Instruction& instruction = compiled.instructions.emplace_back();
     instruction.number = step.call;
     instruction.releases = step.releases;
+    // A view runs no kernel: with the modes before it, nothing is switched for it.
     if (compiled.instructions.size() > 1)
       instruction.modes = std::prev(compiled.instructions.end(), 2)->modes;
     if (step.view != kUndefined) {

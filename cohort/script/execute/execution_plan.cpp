@@ -1,3 +1,9 @@
+// From a tape to the steps of a run. (1) detach() and the like are left out. Views become steps without an
+// operator, and views of captured tensors are made here, once (hoisted). (2) What backward reads of forward's
+// values is saved. (3) Each part is put into an order that needs less memory, if nothing is forked in it and
+// backward is not cut. (4) The last step that uses a value releases it. Always: a step runs behind the steps
+// whose results it reads. Surprising: a hoisted value is never released, and reads of it are counted at its
+// captured tensor.
 #include "cohort/script/execute/execution_plan.h"
 
 #include <algorithm>
@@ -16,6 +22,7 @@ bool is_elided(const OperatorCall& call) {
 
 }  // namespace
 
+// By hand, since dispatch costs more than the view itself. As autograd does it, view and base count together.
 at::Tensor view_of(const at::Tensor& base, const Layout& layout, std::int64_t offset) {
   c10::TensorImpl* const from = base.unsafeGetTensorImpl();
   auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(from->storage()),
@@ -59,6 +66,7 @@ void ExecutionPlan::find_steps(const Trace& recorded) {
     if (is_elided(calls[i]) || add_views(recorded, i)) continue;
     steps.push_back({.call = i, .releases = {}});
   }
+  // Without a backward the loop does not come to the split.
   if (recorded.split >= calls.size()) split = steps.size();
 }
 
@@ -71,6 +79,7 @@ bool ExecutionPlan::add_views(const Trace& recorded, std::size_t number) {
   const int base = call.inputs.front().slots.front();
   if (base < 0) return false;
   const Value& from = values[at_slot(base)];
+  // view_of() keeps the type and the keys of the base: other views need their operator.
   bool plain = true;
   each_slot(call.results, [&](int slot) {
     const Value& to = values[at_slot(slot)];
@@ -115,10 +124,12 @@ void ExecutionPlan::find_effects(const Trace& recorded) {
     each_slot(calls[i].inputs, [&](int slot) { reads(slot, i); });
   }
   for (const int slot : recorded.gradients) {
+    // A gradient may be a value of forward, which is handed on behind the last call.
     if (slot >= 0) reads(slot, calls.size());
   }
   const std::unordered_set<int> grad_outputs(recorded.grad_outputs.begin(), recorded.grad_outputs.end());
   for (std::size_t i = 0; i < values.size(); ++i) {
+    // Gradients of results come with each backward, so nobody saves them.
     if (!read[i] || grad_outputs.count(static_cast<int>(i)) != 0) continue;
     if (made_by_forward[i]) {
       saved.push_back(static_cast<int>(i));
@@ -167,6 +178,7 @@ std::vector<bool> ExecutionPlan::kept(Phase phase, const Trace& recorded) const 
 void ExecutionPlan::plan_lives(const Trace& recorded, Phase phase) {
   const std::vector<bool> kept = this->kept(phase, recorded);
   std::vector<bool> seen(kept.size());
+  // From the back, so the first step that uses a value here is its last one.
   for (std::size_t i = end(phase); i-- > begin(phase);) {
     PlannedStep& step = steps[i];
     const auto last = [&](int slot) {

@@ -1,3 +1,8 @@
+// A file holds several programs, one for each recorded size and mode. A call takes the first program that the
+// inputs fit: type, sizes, strides, device and shared memory. If several fit, one that was recorded in the
+// caller's modes is preferred. Always: captured tensors belong to the program and nobody else has them, so
+// they need no guard. Surprising: the caller's autocast is off during the run, since casts of the recording
+// are calls on the tape. A call that no program takes is an error that names the input.
 #include "cohort/script/execute/loaded_program.h"
 
 #include <ATen/core/grad_mode.h>
@@ -40,6 +45,7 @@ std::string describe(const at::Tensor& tensor) {
   return describe(Layout::of(tensor));
 }
 
+// The offset is free: save() refuses tapes that depend on where an input begins in its storage.
 bool fits(const Layout& layout, const at::Tensor& tensor) {
   if (!tensor.defined()) return layout.dtype == c10::ScalarType::Undefined;
   return tensor.layout() == at::kStrided && tensor.has_storage() && tensor.scalar_type() == layout.dtype &&
@@ -72,6 +78,8 @@ struct LoadedProgram::Impl {
           if (!given[i].defined() || !given[j].defined()) continue;
           const bool recorded = value(slots()[i]).storage == value(slots()[j]).storage;
           if (given[i].storage().is_alias_of(given[j].storage()) != recorded) return false;
+          // The tape may read one input through the memory of the other, so their distance must be as
+          // recorded.
           const auto apart = [&](std::int64_t a, std::int64_t b) { return a - b; };
           if (recorded && apart(given[i].storage_offset(), given[j].storage_offset()) !=
                               apart(inputs[i].offset, inputs[j].offset)) {
@@ -103,6 +111,7 @@ struct LoadedProgram::Impl {
     for (const GuardedProgram& entry : entries) {
       if (!entry.takes(inputs)) continue;
       if (found == nullptr) found = &entry;
+      // Only a choice needs the caller's modes: most files hold one program for a size.
       if (entries.size() > 1 && entry.runs_under(Environment::now())) return &entry;
     }
     return found;
@@ -150,6 +159,7 @@ Tensors LoadedProgram::operator()(const Tensors& inputs) const {
         "what was recorded (a part of a batch, contiguous(), clone()), or a file that is saved after "
         "two calls with these inputs");
   }
+  // A result without a graph would end a backward here, and nobody would see it.
   const auto needs_gradient = [](const at::Tensor& tensor) {
     return tensor.defined() && tensor.requires_grad();
   };

@@ -1,3 +1,9 @@
+// A run borrows a frame, a list of tensors by slot, and executes the instructions of a part in it. The first
+// run of a part is its warm-up, on the thread that comes first, and runs beside it are plain. The warm-up
+// publishes the part in its arena form (`ready`). Later runs write into tensors that stay in the frame.
+// Always: one run owns a frame, so its values need no lock. An arena is reused only if no tensor of an
+// earlier run holds a block of it. Surprising: a result at an unplanned place is copied out, and from then on
+// the part runs plain.
 #include "cohort/script/execute/program.h"
 
 #include <ATen/Parallel.h>
@@ -225,8 +231,10 @@ void Program::give_back(std::unique_ptr<Frame> frame) const {
 
 // Puts the residents of a part into the frame, in an arena that nothing of an earlier run lies in any more.
 void Program::prepare(Frame& frame, Phase phase, const CompiledPhase& compiled) const {
+  // The frame and its residents hold the arena. Another holder is a tensor that the user kept.
   const bool is_held = frame.arena && frame.arena.use_count() > 1 + frame.num_resident_blocks;
   if (!frame.arena || frame.arena->bytes() < compiled.arena_bytes || is_held) {
+    // Both parts lie in one arena, so the residents of both go before it does.
     for (const CompiledPhase*& prepared : frame.prepared) {
       if (prepared == nullptr) continue;
       for (const Resident& resident : prepared->residents) frame.values[at_slot(resident.slot)].reset();
@@ -378,6 +386,7 @@ void Program::run_regions(Frame& frame, const CompiledPhase& compiled, const Pha
   };
   auto next = compiled.regions.begin();
   for (std::size_t at = 0;;) {
+    // Joins come before starts: a region that begins here may read what the joined one wrote.
     std::erase_if(running, [&](Running& each) { return each.join == at && join(each.part); });
     if (next != compiled.regions.end() && next->begin == at) {
       start(*next);
@@ -417,6 +426,7 @@ void Program::warm_up_run(Frame& frame, Phase phase, std::size_t first, std::siz
     return;
   }
   for (const int slot : code.plain.releases_at_end) frame.values[at_slot(slot)].reset();
+  // Written once; other threads see it through the store that follows.
   code.arena = std::make_unique<const CompiledPhase>(warm_up.finish());
   code.ready.store(code.arena.get(), std::memory_order_release);
   frame.warm_up.reset();
@@ -445,15 +455,18 @@ void Program::begin(Frame& frame, Phase phase) const {
 }
 
 void Program::run(Frame& frame, Phase phase, std::size_t first_call, std::size_t end_call) const {
+  // Kernels were recorded below autograd. What they write is counted later, by bump_versions().
   const at::AutoDispatchBelowADInplaceOrView below;
   const KernelCallOptions options{.in_random_scope = c10::impl::tls_is_dispatch_key_included(kRandomKey),
                                   .is_observed = at::hasCallbacks()};
   const PhaseCode& code = parts_[static_cast<std::size_t>(phase)];
   const bool is_backward = phase == Phase::kBackward;
+  // Later segments of a backward run as its first one began.
   if (first_call == (is_backward ? recorded_.split : 0)) begin(frame, phase);
   const CompiledPhase& compiled = frame.compiled == nullptr ? code.plain : *frame.compiled;
   std::size_t first = 0, last = compiled.instructions.size();
   if (is_backward && recorded_.segments.size() > 1) {
+    // Steps of a cut backward keep the tape's order, so numbers of calls are sorted here.
     const auto place_of = [&](std::size_t call) {
       return std::ranges::lower_bound(compiled.instructions, call, {}, &Instruction::number) -
              compiled.instructions.begin();

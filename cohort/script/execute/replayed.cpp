@@ -1,3 +1,9 @@
+// Nodes that replay the backward of a program. ReplayedBackward keeps what backward reads, with its version.
+// When gradients come, it compares versions, lays the gradients out as recorded, and runs the first segment.
+// Further segments are nodes of their own: Note [A chain of nodes]. The function itself runs once more
+// (`rerun`) where a gradient does not fit, or where zeros for a missing one give inf or NaN. Always: backward
+// uses values as forward left them, or throws. Surprising: the last backward moves what is kept into its
+// frame, so memory goes value by value, as in eager mode.
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/function.h>
@@ -14,7 +20,6 @@
 #include "cohort/script/passes/internal/gradients.h"
 #include "cohort/script/passes/internal/joint.h"
 
-// Nodes that replay the backward of a program.
 namespace cohort::script {
 namespace {
 
@@ -82,6 +87,7 @@ Tensors run_segment(BackwardRun& run, std::size_t number) {
   const Program& program = *run.program;
   const Trace& recorded = program.recorded();
   const Segment& segment = recorded.segments[number];
+  // The function ran again and all gradients are there: each segment hands on its own.
   if (run.frame == nullptr) {
     Tensors found;
     for (const std::size_t i : segment.gradients) found.push_back(std::move(run.found[i]));
@@ -98,6 +104,7 @@ Tensors run_segment(BackwardRun& run, std::size_t number) {
     found.push_back(is_there ? run.frame->values[at_slot(slot)] : at::Tensor());
     slots.push_back(slot);
   }
+  // Gradients of earlier segments were finite, hence right. The others come from the second run.
   if (run.again != nullptr && !all_finite(found)) {
     run.frame.reset();
     run.found = run.again();
@@ -169,6 +176,7 @@ at::Tensor ReplayedBackward::grad_output(at::Tensor gradient, int slot) const {
     return gradient;
   }
   const auto options = at::TensorOptions().dtype(layout.dtype).device(layout.device);
+  // zero_() refuses elements that share memory, so the zeros are made first and laid out then.
   if (!gradient.defined() && layout.may_overlap()) {
     std::int64_t extent = 1;
     for (std::size_t i = 0; i < layout.sizes.size(); ++i) extent += (layout.sizes[i] - 1) * layout.strides[i];
@@ -209,6 +217,7 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
   check_unreleased();
   const Trace& recorded = program->recorded();
   const bool is_filled = has_implicit_zeros(gradients);
+  // A second run of the function takes sparse gradients as they came.
   const Tensors as_given = is_filled ? gradients : Tensors();
   if (is_filled) program->meet_zeros();
   for (at::Tensor& gradient : gradients) {
@@ -235,6 +244,7 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
   } else if (is_filled && recorded.may_run_again) {
     run->again = []() -> Tensors { throw_filled(); };
   }
+  // Only between the nodes of a chain do hooks run that may change what backward still reads.
   if (recorded.segments.size() > 1 && !is_whole) {
     for (const Kept& each : kept) {
       if (each.tensor.is_inference()) continue;
@@ -258,6 +268,7 @@ Tensors ReplayedBackward::apply(Tensors&& gradients) {
 
 // Returns the gradients of the first segment, and the run for the node behind; or all gradients, in order.
 Tensors ReplayedBackward::begin(std::unique_ptr<BackwardRun> run) {
+  // The frame holds all by now, and drops each value behind its last use.
   if (is_last_) release_variables();
   const Trace& recorded = run->program->recorded();
   if (is_whole) {
@@ -334,6 +345,7 @@ void attach_replay(std::shared_ptr<const Program> program, std::span<const at::T
   for (const int slot : program->read_by_backward()) {
     const at::Tensor& tensor = frame.values[at_slot(slot)];
     const bool is_input = values[at_slot(slot)].source == Source::kInput;
+    // The handle of an input has no graph: the node would keep the graph before it alive.
     node->kept.push_back({is_input ? with_its_counter(tensor, tensor) : tensor, autograd::version_of(tensor),
                           slot, !is_input});
   }

@@ -14,6 +14,7 @@ c10::IValue argument(const TensorPlace& place, const Tensors& values) {
   const auto value = [&](int slot) {
     if (slot == kUndefined) return at::Tensor();
     const at::Tensor& tensor = values[at_slot(slot)];
+    // An operator that changes sizes in place must not change the frame's handle, which later runs use.
     return place.fresh_handle ? shallow_copy(tensor) : tensor;
   };
   if (place.kind == ArgumentType::kTensor) return value(place.slots.front());
@@ -55,6 +56,7 @@ void run_boxed(const OperatorCall& call, const Tensors& values, torch::jit::Stac
   c10::DispatchKeySet keys = call.keys;
   // The kernel there fills in the scope's generator, and continues.
   if (options.in_random_scope && call.op.hasKernelForDispatchKey(kRandomKey)) keys = keys.add(kRandomKey);
+  // redispatchBoxed() tells profilers nothing, so the call is announced here under its own name.
   std::optional<at::RecordFunction> observed;
   if (options.is_observed) {
     observed.emplace(at::RecordScope::FUNCTION);

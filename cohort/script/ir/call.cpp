@@ -1,3 +1,7 @@
+// Answers about a call on the tape: where its tensors lie, and what its operator is known to do. A Layout is
+// a plain value, so handles of one view have equal layouts. Kinds of operators are told by names and tags,
+// since schemas do not say them. Surprising: equality of tensors is that of bits. NaN equals the same NaN,
+// and 0.0 differs from -0.0.
 #include "cohort/script/ir/call.h"
 
 #include <ATen/ops/equal.h>
@@ -40,6 +44,8 @@ bool Layout::may_overlap() const {
     if (sizes[i] == 0) return false;
     if (sizes[i] > 1) dims.emplace_back(strides[i], sizes[i]);
   }
+  // By stride, each dimension must step over all elements of those before it. This is enough, but not exact:
+  // sizes (3, 2) with strides (2, 3) do not overlap, and count as if they did.
   std::ranges::sort(dims);
   std::int64_t last = 0;  // the farthest element of the dimensions before
   for (const auto& [stride, size] : dims) {
@@ -53,10 +59,12 @@ std::string Layout::str() const {
   return base::concat(dtype, " ", c10::IntArrayRef(sizes));
 }
 
+// The prefixes hold empty_like, empty_strided and new_empty_strided too.
 bool OperatorCall::is_uninitialized_factory() const {
   return starts_with(*this, "aten::empty") || starts_with(*this, "aten::new_empty");
 }
 
+// zeros_like and new_zeros take a tensor for its sizes, type and device.
 bool OperatorCall::reads_shape_only() const {
   const std::string& name = op.operator_name().name;
   return starts_with(*this, "aten::new_") || starts_with(*this, "aten::sym_") ||
@@ -65,6 +73,7 @@ bool OperatorCall::reads_shape_only() const {
 
 bool OperatorCall::may_draw() const {
   const auto& arguments = op.schema().arguments();
+  // One sign is enough: native_dropout has the tag and no generator argument.
   return is_custom_op || op.hasTag(at::Tag::nondeterministic_seeded) ||
          std::any_of(arguments.begin(), arguments.end(),
                      [](const c10::Argument& argument) { return argument.name() == "generator"; });
@@ -78,6 +87,7 @@ bool equal_bits(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
   const auto bytes = [](const at::Tensor& tensor) {
+    // Dense first: gaps are no elements, and a lazy conjugation or negation is not in the bytes.
     const at::Tensor plain = tensor.detach().resolve_conj().resolve_neg().contiguous();
     return plain.as_strided({plain.numel()}, {1}).view(at::kByte);
   };

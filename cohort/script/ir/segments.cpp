@@ -38,6 +38,7 @@ std::vector<Segment> cut_backward(const Trace& recorded, const std::vector<int>&
   };
   std::vector<std::size_t> order(recorded.gradients.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
+  // Stable: gradients that are final after the same call keep their order.
   std::ranges::stable_sort(order, {}, final_at);
 
   std::vector<Segment> segments(1);
@@ -46,6 +47,7 @@ std::vector<Segment> cut_backward(const Trace& recorded, const std::vector<int>&
     const int slot = recorded.gradients[order[i]];
     segments.back().gradients.push_back(order[i]);
     if (slot >= 0) waiting += values[at_slot(slot)].layout.bytes();
+    // Gradients that are final together are not cut apart, and no cut leaves an empty last segment.
     const bool is_complete = i + 1 == order.size() || final_at(order[i + 1]) > final_at(order[i]);
     if (bytes == 0 || waiting < bytes || !is_complete || final_at(order[i]) == end) continue;
     segments.back().end = final_at(order[i]);

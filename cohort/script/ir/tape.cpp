@@ -1,3 +1,9 @@
+// The recorder hands each operator call to call() before the kernel runs. Tensor arguments become slots, the
+// kernel runs, and tensor results become slots. A slot is found by storage and layout, so all handles of one
+// view share it. A tensor of an unknown storage is captured, and so is each view of it. Another view that no
+// operator made gets an as_strided call, so that a replay makes it too. Always: a slot keeps its number, and
+// Value::storage is an index in storages_. Surprising: what cannot be replayed does not stop the recording.
+// The first reason is kept, and the function goes on.
 #include "cohort/script/ir/tape.h"
 
 #include <ATen/autocast_mode.h>
@@ -81,6 +87,7 @@ std::string kind_of(const at::Tensor& tensor) {
   return tensor.is_quantized() ? "quantized tensor" : concat("tensor of layout ", tensor.layout());
 }
 
+// If two recordings had equal inputs, equal contents of another tensor do not show that it is a constant.
 std::size_t hash_of_contents(const at::Tensor& tensor) {
   const at::Tensor plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
   return std::hash<std::string_view>()({static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()});
@@ -128,6 +135,7 @@ bool holds_tensors(const c10::IValue& value) {
 Tape::Tape(std::vector<OperatorCall> calls, std::vector<Value> values, const std::vector<bool>& written,
            std::vector<ForkedCalls> forked)
     : calls_(std::move(calls)), values_(std::move(values)), forked_(std::move(forked)) {
+  // No storage is held and no address is known: a loaded tape is replayed, and never recorded to.
   for (const bool is_written : written) {
     storages_.push_back({c10::weak_intrusive_ptr<c10::StorageImpl>(c10::intrusive_ptr<c10::StorageImpl>()),
                          kUndefined,
@@ -138,6 +146,7 @@ Tape::Tape(std::vector<OperatorCall> calls, std::vector<Value> values, const std
                          {},
                          0});
   }
+  // From the back, so that `first` ends as the first value of its storage.
   for (std::size_t slot = values_.size(); slot-- > 0;) {
     Storage& storage = storages_.at(values_[slot].storage);
     storage.first = static_cast<int>(slot);
@@ -145,6 +154,7 @@ Tape::Tape(std::vector<OperatorCall> calls, std::vector<Value> values, const std
   }
 }
 
+// Device, conjugate and negative bits are not hashed: few keys differ in them alone, and == compares them.
 std::size_t Tape::KeyHash::operator()(const Key& key) const {
   std::size_t hash = std::hash<const void*>()(key.storage);
   const auto mix = [&hash](std::int64_t number) {
@@ -196,9 +206,11 @@ int Tape::add(const at::Tensor& tensor, Source source) {
     storages_.push_back({tensor.storage().getWeakStorageImpl(), slot, 0, source == Source::kMade, false,
                          Unfilled::kNone, at::Tensor(), 0});
   }
+  // restride() compares this size to see a resize that no operator made.
   storages_[known->second].bytes = tensor.storage().nbytes();
   Layout layout = Layout::of(tensor);
   slots_.emplace(Key{storage, layout}, slot);
+  // Inputs and made values are not held, so that memory is freed during recording as in eager mode.
   const bool keep = source == Source::kCaptured || source == Source::kConstant;
   values_.push_back({source, std::move(layout), known->second, keep ? tensor : at::Tensor(), false});
   return slot;
@@ -245,6 +257,7 @@ int Tape::restride(int base, const at::Tensor& tensor) {
                             " that no operator made"));
   }
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::as_strided", "");
+  // The offset of as_strided counts from the storage's begin, so the guard must fix where an input begins.
   needs_input_storages_ |= is_of_input(base);
   const int slot = add(tensor, Source::kMade);
   OperatorCall call(op);
@@ -266,6 +279,7 @@ int Tape::use(const at::Tensor& tensor, const OperatorCall& call) {
   int slot = find(tensor);
   if (slot == kUnknown) {
     const auto known = storage_numbers_.find(tensor.storage().unsafeGetStorageImpl());
+    // A captured tensor is held by the tape, so each view of it can be held too, without a call.
     const bool is_world =
         known == storage_numbers_.end() ||
         values_[static_cast<std::size_t>(storages_[known->second].first)].source == Source::kCaptured;
@@ -287,6 +301,7 @@ int Tape::made(const at::Tensor& tensor, const OperatorCall& call) {
   if (known != kUnknown) return known;
   const bool is_new = !knows_storage(tensor);
   const int slot = add(tensor, Source::kMade);
+  // From here on: memory that no value of the tape had before. Its counter is watched, and its contents.
   if (!is_new) return slot;
   check_version(tensor, slot);
   Storage& storage = storages_[values_[at_slot(slot)].storage];
@@ -294,6 +309,7 @@ int Tape::made(const at::Tensor& tensor, const OperatorCall& call) {
     storage.unfilled = Unfilled::kAll;
   } else if (is_factory(call) && tensor.storage().data() != nullptr) {
     storage.unfilled = Unfilled::kFactory;
+    // The call itself is appended after its results, so this is its number.
     storage.made_by = calls_.size();
   }
   return slot;
@@ -319,6 +335,7 @@ void Tape::take_arguments(OperatorCall& call, const torch::jit::Stack& stack, st
       if (slot < 0) return slot;
       check_version(tensor, slot);
       const bool is_overwritten = overwrites(call, arguments[i]);
+      // A view reads no elements, and C++ may still fill the memory after it.
       if (looks_at_elements && !is_view_of) find_contents(slot, tensor, is_overwritten);
       if (writes) written.push_back({tensor, call.inputs.size(), slot, is_overwritten});
       return slot;
@@ -374,6 +391,7 @@ void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
     call.below_autocast[i] = c10::impl::tls_is_dispatch_key_excluded(kAutocastKeys[i]);
   }
   std::vector<Written> written;
+  // Before the kernel: it may change sizes, and it replaces the arguments on the stack by results.
   take_arguments(call, *stack, written);
   if (sizes_by_numbers(op) && !indexes_by_numbers(call)) {
     mark_unsupported(concat(call.name(), " returns a tensor whose size depends on values"));
@@ -386,6 +404,7 @@ void Tape::call(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   mark_written(written);
   find_new_layouts(call, written);
   take_results(call, *stack);
+  // The function's own as_strided has an absolute offset too, as that of restride().
   if (call.op.operator_name().name == "aten::as_strided" && !call.inputs.empty()) {
     const int base = call.inputs.front().slots.front();
     needs_input_storages_ |= base >= 0 && is_of_input(base);

@@ -1,3 +1,9 @@
+// How one recording differs from the one before. Calls are compared first: names, constants, slots and modes.
+// Then values are compared: storages, layouts and sources. Slots and storages are numbered in the order of
+// the recording, so equal numbers mean equal roles at any address. A tensor that is new in each recording
+// becomes a constant if its contents are equal. Surprising: equal contents prove nothing if the inputs had
+// equal values too. Then such a tensor is refused, unless it is a single number. Always: the first difference
+// is the text that the user reads.
 #include <algorithm>
 #include <bit>
 #include <sstream>
@@ -5,7 +11,6 @@
 #include "cohort/base/error.h"
 #include "cohort/script/ir/tape.h"
 
-// How one recording differs from the one before.
 namespace cohort::script {
 namespace {
 
@@ -13,6 +18,7 @@ using base::concat;
 
 bool same_constant(const c10::IValue& a, const c10::IValue& b) {
   if (a.isNone() || b.isNone()) return a.isNone() && b.isNone();
+  // By bits: NaN repeats, and -0.0 is another argument than 0.0.
   if (a.isDouble() && b.isDouble()) {
     return std::bit_cast<std::uint64_t>(a.toDouble()) == std::bit_cast<std::uint64_t>(b.toDouble());
   }
@@ -49,6 +55,7 @@ std::string Tape::difference_of_calls(const OperatorCall& mine, const OperatorCa
     return concat("argument '", mine.op.schema().arguments()[i].name(), "' of ", mine.name(), " was ",
                   text_of(other.arguments[i]), " and then ", text_of(mine.arguments[i]));
   }
+  // C++ may decide by such a number which operators it calls next.
   for (std::size_t i = 0; i < std::min(mine.other.size(), other.other.size()); ++i) {
     if (same_constant(mine.other[i], other.other[i])) continue;
     return concat(mine.name(), " returned ", text_of(other.other[i]), " and then ", text_of(mine.other[i]));
@@ -90,6 +97,7 @@ std::string Tape::difference_of_common_calls(const Tape& before) const {
 
 std::string Tape::difference_so_far(const Tape& before) const {
   if (std::string found = difference_of_common_calls(before); !found.empty()) return found;
+  // Fewer calls are no difference: the program's backward has not been recorded yet here.
   if (calls_.size() > before.calls_.size()) return "one recording has more operators than the one before";
   for (std::size_t i = 0; i < std::min(values_.size(), before.values_.size()); ++i) {
     const bool is_input = values_[i].source == Source::kInput;
@@ -126,6 +134,7 @@ std::string Tape::difference(const Tape& before, bool before_is_program) {
       return concat("a tensor of ", user_of(slot), " was ", other.layout.str(), " and then ",
                     mine.layout.str());
     }
+    // Captured memory is read where it lies in each run, so its contents may change.
     const bool is_world = mine.source == Source::kCaptured;
     if (!is_world || mine.tensor.storage().is_alias_of(other.tensor.storage())) continue;
     if (std::string found = difference_of_contents(slot, mine, other, may_be_inputs); !found.empty()) {

@@ -1,8 +1,12 @@
+// Who changes the tensors of a recording, by the version counters that autograd keeps. A counter is watched
+// from the first use of its tensor, or from watch(). After each call that writes, its version is taken as
+// known. A counter that moved by more was moved by another writer. Always: tensors that count together, as a
+// tensor and its detach() do, have one entry. The entry holds the counter, so its address is not used again.
+// Inference tensors have no counter, and nobody can tell who writes to them.
 #include <cstring>
 
 #include "cohort/script/ir/tape.h"
 
-// Who changes the tensors of a recording, by the counters that autograd keeps of it.
 namespace cohort::script {
 namespace {
 

@@ -1,3 +1,9 @@
+// A recorded call has its arguments as IValues, and a boxed call copies them to a stack in each run. Here a
+// table lists C++ signatures that many operators share. unbox() takes the first signature that fits the
+// schema, and keeps the arguments with their C++ types. run() calls the kernel with references into the
+// frame. Always: the kernel is redispatched with the recorded keys, so the recorded kernel runs. Surprising:
+// a schema does not tell the C++ types in full. LibTorch's typed() finds a wrong guess, and then the call
+// stays boxed.
 #include "cohort/script/ir/unboxed.h"
 
 #include <c10/util/Exception.h>
@@ -41,6 +47,7 @@ struct TensorArgument {
   static bool fits(const c10::Argument& argument) {
     return argument.type()->kind() == TypeKind::TensorType && is_written(argument) == kWritten;
   }
+  // A reference into the frame: no reference count is touched.
   T get(Tensors& values) const { return slot < 0 ? no_tensor : values[at_slot(slot)]; }
   int slot;
 };
@@ -129,6 +136,7 @@ class Typed<Result(Args...)> final : public Unboxed {
     if (schema.returns().front().type()->kind() != TypeKind::TensorType) return nullptr;
     const c10::AliasInfo* const alias = schema.returns().front().alias_info();
     if (std::is_reference_v<Result> != (alias != nullptr && alias->isWrite())) return nullptr;
+    // A view must share its base's version counter, which only the boxed path sees to.
     if (!std::is_reference_v<Result> && alias != nullptr) return nullptr;
     return make(call, result, std::index_sequence_for<Args...>());
   }
@@ -136,6 +144,7 @@ class Typed<Result(Args...)> final : public Unboxed {
   void run(Tensors& values) const override {
     std::apply(
         [&](const auto&... argument) {
+          // In place or out=: the result is a tensor that the frame holds already.
           if constexpr (std::is_reference_v<Result>) {
             op_.redispatch(keys_, argument.get(values)...);
           } else {
@@ -160,6 +169,7 @@ class Typed<Result(Args...)> final : public Unboxed {
     std::array<int, sizeof...(Args)> slots;
     slots.fill(kUndefined);
     for (const TensorPlace& place : call.inputs) {
+      // Lists and fresh handles are made anew in each run, by the boxed path.
       if (place.kind != TensorPlace::ArgumentType::kTensor || place.fresh_handle) return nullptr;
       slots[place.index] = place.slots.front();
     }
@@ -195,6 +205,7 @@ std::unique_ptr<const Unboxed> of_forms(const OperatorCall& call, int result) {
 }  // namespace
 
 std::unique_ptr<const Unboxed> unbox(const OperatorCall& call, int result) {
+  // A call from a file has no recorded keys: the dispatcher finds its kernel in each run.
   if (call.keys.empty()) return nullptr;
   using T = const at::Tensor&;
   using S = const at::Scalar&;

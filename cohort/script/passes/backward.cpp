@@ -1,3 +1,9 @@
+// The node of a recorded forward. The first backward that comes is recorded on the tape of forward, behind
+// its calls. It runs in the detached graph, and its gradients become the trace's. The trace then goes to the
+// cache entry, or to a verification. Further backwards (retain_graph) run in the graph, and nothing is
+// recorded. Always: the caller gets eager mode's gradients, also where the recording is refused. Surprising:
+// zeros may stand for missing gradients while it is recorded. If that throws, or gives inf or NaN, backward
+// runs again with the gradients as they came.
 #include "cohort/script/passes/backward.h"
 
 #include <ATen/core/grad_mode.h>
@@ -82,6 +88,7 @@ Tensors RecordedBackward::begin(const Tensors& grad_outputs) {
 }
 
 Tensors RecordedBackward::run(const Tensors& grad_outputs) {
+  // Within another recording: these operators belong to that one's tape.
   if (Recording::is_active()) return forward.graph->backward(grad_outputs, !is_last_);
   const bool is_filled = has_implicit_zeros(grad_outputs);
   if (is_recorded_) {  // once more: the gradients behind are of the layout that they had before
@@ -105,6 +112,7 @@ Tensors RecordedBackward::run(const Tensors& grad_outputs) {
   Tensors found;
   try {
     const Recording recording(recorded.tape);
+    // With zeros among them the graph is kept, since a second run may need it.
     found = forward.graph->backward(starts, !is_last_ || has_zeros);
   } catch (const std::exception&) {
     if (!has_zeros) throw;  // zeros may have gone where backward has no business
@@ -139,6 +147,7 @@ Tensors RecordedBackward::run(const Tensors& grad_outputs) {
   return found;
 }
 
+// A trace is handed over once: a second backward must find none.
 void RecordedBackward::forget() {
   forward.verify.reset();
   forward.recorded.reset();
@@ -185,6 +194,7 @@ void run_where_backward_runs(c10::Device device, std::function<void()> fn) {
   if (device.is_cpu()) return fn();
   auto node = COHORT_MAKE_NODE(FunctionNode);
   node->fn = std::move(fn);
+  // The engine runs a node on the thread of the device where the node's result lies.
   at::Tensor behind = at::empty({}, at::TensorOptions(device));
   const at::Tensor gradient = behind.detach();
   torch::autograd::set_history(behind, node);
@@ -255,6 +265,7 @@ std::string unrecordable_within(const Tensors& results) {
         reason = "autograd::recompute within the function sets the random generator, which is no operator";
         return;
       }
+      // A replay has no such node, so its hooks would be left out in silence.
       if (node.tensor_pre_hooks().empty() && node.pre_hooks().empty() && node.post_hooks().empty()) return;
       reason = concat("a hook within the function (on a result of ", node.name(), ") would not run");
     });

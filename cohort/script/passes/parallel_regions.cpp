@@ -1,3 +1,9 @@
+// A forked part of the tape becomes a region: steps that another thread runs while the caller goes on behind
+// them. The caller waits at the first later step that touches what the region writes, or writes what it
+// touches. Where the function called wait() does not matter. Steps are compared by sets of storages and
+// slots. What is not known to be pure counts as writing all its arguments. Always: steps that run at the same
+// time share only what all of them read. Surprising: values that two threads use are released late, behind
+// all regions that overlap.
 #include "cohort/script/passes/parallel_regions.h"
 
 #include <algorithm>
@@ -37,6 +43,7 @@ Touched touched_by(const Tape& tape, const PlannedStep& step) {
   Touched touched;
   const OperatorCall& call = tape.calls()[step.call];
   const auto storage = [&](int slot) { return tape.values()[at_slot(slot)].storage; };
+  // Slots are numbered behind the storages, so that one set holds both.
   const auto filled = [&](int slot) { return tape.num_storages() + at_slot(slot); };
   const bool only_reads = step.view != kUndefined || is_pure(call);
   each_slot_of(tape, step, [&](int slot) {
@@ -85,6 +92,7 @@ std::vector<ParallelRegion> find_regions(const Tape& tape, std::span<const Plann
   };
   for (const ForkedCalls& forked : tape.forked()) {
     ParallelRegion region{step_at(forked.begin), step_at(forked.end), 0};
+    // A part may consist of views that were made once and for all.
     if (region.begin == region.end) continue;
     region.join = join_of(touched, region);
     regions.push_back(region);
@@ -101,6 +109,7 @@ std::vector<ParallelRegion> find_regions(const Tape& tape, std::span<const Plann
 std::vector<Concurrent> concurrent_steps(std::span<const ParallelRegion> regions) {
   std::vector<Concurrent> found;
   for (const ParallelRegion& region : regions) {
+    // Regions are in order, so only the last stretch can reach into this one.
     if (!found.empty() && region.begin < found.back().end) {
       found.back().end = std::max(found.back().end, region.join);
     } else {
@@ -129,6 +138,7 @@ std::vector<int> defer_release(const Tape& tape, std::span<const ParallelRegion>
         if (!is_new && known->second != thread) known->second = kSeveral;
       });
     }
+    // To release is to reset a slot of the frame, which two threads must not do at once.
     std::vector<int>& behind = all.end < steps.size() ? steps[all.end].releases : at_the_end;
     for (std::size_t i = all.begin; i < all.end; ++i) {
       std::erase_if(steps[i].releases, [&](int slot) {

@@ -1,3 +1,9 @@
+// One entry for each set of guards. It takes recordings until two in a row are equal, and makes the program
+// from the second. It stays eager if a recording has a reason against it, or after five that differ. A
+// program is verified in calls 3, 4, 8, 16 and so on, and a difference ends it. A difference that other
+// threads may explain counts if three come in a row. Always: program_ is written before state_ (release), so
+// who reads kReady may read it without the lock. Surprising: a hit moves one place to the front, so the
+// guards of most calls are compared first.
 #include "cohort/script/record/cache.h"
 
 #include <torch/nn/module.h>
@@ -87,8 +93,10 @@ void CacheEntry::warn_if_unwatched() const {
 }
 
 bool CacheEntry::holds(const Environment& environment, std::span<const at::Tensor> inputs) const {
+  // Runs before every replay, so the cheapest checks come first.
   if (environment_ != environment || !inputs_.holds(inputs) || !modules_.holds()) return false;
   if (is_retired_.load(std::memory_order_acquire)) return false;
+  // Nothing is captured yet, or the function runs itself: captured tensors do not matter.
   if (state() != State::kReady || is_short()) return true;
   return (!program_->has_captured() || (program_->captures_valid() && !program_->meets_captured(inputs))) &&
          (!program_->recorded().tape.needs_input_storages() || inputs_.storages_hold(inputs));
@@ -117,6 +125,7 @@ bool CacheEntry::start_recording() {
 
 void CacheEntry::add_trace(Trace recorded) {
   const std::lock_guard lock(mutex_);
+  // Several threads may record at once, and the first two that agree have decided.
   if (state() != State::kRecording) return;
   tried_ = 0;
   if (options_.verify() && recorded.tape.captured_was_changed() && ++changed_ < kMaxChanged) return;
@@ -232,6 +241,7 @@ void CacheEntry::begin(Trace& recorded, std::span<const at::Tensor> inputs) cons
   const std::lock_guard lock(mutex_);
   const Trace* const known = program_ != nullptr ? &program_->recorded() : last_.get();
   if (known == nullptr) return;
+  // Before the function runs: a write before the first operator that reads the tensor counts too.
   for (const Value& value : known->tape.values()) {
     if (value.source == Source::kCaptured) recorded.tape.watch(value.tensor);
   }
@@ -239,6 +249,7 @@ void CacheEntry::begin(Trace& recorded, std::span<const at::Tensor> inputs) cons
 
 bool CacheEntry::is_verification_due(std::span<const at::Tensor> inputs) {
   const std::int64_t replay = calls_.fetch_add(1, std::memory_order_relaxed) + 1;
+  // Powers of two: a program that has held for long is verified ever more rarely.
   const std::int64_t call = replay + 2;  // after the two that were recorded
   const std::int64_t every = options_.verify_every();
   const bool has_new = options_.verify() && has_new_input(inputs);
@@ -259,6 +270,7 @@ void CacheEntry::verify(Trace recorded) {
 }
 
 void CacheEntry::compare(const std::string& difference, bool is_alone) {
+  // Only a call that no other thread disturbed shows that earlier doubts were none.
   if (is_alone && difference.empty()) doubts_ = 0;
   if (difference.empty() || state() != State::kReady) return;
   if (!is_alone && ++doubts_ < kMaxDoubts) return;
@@ -333,6 +345,7 @@ std::shared_ptr<CacheEntry> Cache::find(std::span<const at::Tensor> inputs) {
     std::swap(entries_[i], entries_[i - 1]);  // what is used often is found first
     return entries_[i - 1].entry;
   }
+  // A parameter that got other memory leaves a dead entry, which must not fill max_programs.
   std::erase_if(entries_, [](const LruEntry& lru) { return lru.entry->is_dead(); });
   if (entries_.size() >= static_cast<std::size_t>(options_.max_programs())) {
     const auto oldest = std::ranges::min_element(entries_, {}, &LruEntry::last_call);

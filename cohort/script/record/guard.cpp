@@ -1,3 +1,9 @@
+// Guards are compared before every replay. Inputs are compared in one loop, without allocation or lock: key
+// set, type, and sizes and strides, which lie side by side in one array. Shared memory is found by a small
+// Bloom filter of storage addresses, and pairs are compared only if it says so. Modules are compared by
+// handle, memory and requires_grad of each parameter, and by their children. Always: a guard may refuse a
+// call that its program could take, but accepts none where something that it watches differs. Surprising:
+// values of C++ are no guard. Verification finds those.
 #include "cohort/script/record/guard.h"
 
 #include <ATen/Context.h>
@@ -120,6 +126,7 @@ InputGuard::InputGuard(std::span<const at::Tensor> inputs) {
 // Runs before every replay, so it asks the tensors' implementations and allocates nothing.
 bool InputGuard::holds(std::span<const at::Tensor> inputs) const {
   if (inputs.size() != inputs_.size()) return false;
+  // 512 bits: a false hit costs a search for the pair, and never gives a wrong answer.
   std::array<std::uint64_t, 8> seen{};  // a bit for each storage, by a hash of its address
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const c10::TensorImpl& tensor = *inputs[i].unsafeGetTensorImpl();
@@ -157,6 +164,7 @@ bool InputGuard::storages_hold(std::span<const at::Tensor> inputs) const {
     const Input& input = inputs_[i];
     if (!input.is_plain || !inputs[i].has_storage()) continue;
     if (inputs[i].storage_offset() != input.layout.offset) return false;
+    // as_strided may read up to the end of the recorded storage.
     if (inputs[i].storage().nbytes() < input.storage_bytes) return false;
   }
   return true;

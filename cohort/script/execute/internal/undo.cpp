@@ -17,6 +17,7 @@ core::GeneratorStates states_of(const Tape& tape) {
   std::vector<at::Generator> others;
   for (const Value& value : tape.values()) {
     const c10::Device device = value.layout.device;
+    // An operator on a GPU draws from the default generator of that GPU, unless it is handed one.
     if (device.is_cuda()) others.push_back(at::globalContext().defaultGenerator(device));
   }
   for (const OperatorCall& call : tape.calls()) {

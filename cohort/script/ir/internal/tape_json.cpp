@@ -1,3 +1,8 @@
+// A recording is four lists in JSON: values, calls, written storages and forked parts. Calls name values by
+// slot. The memory of captured tensors and constants is not here: `keep` and `restore` translate a tensor to
+// the number of its storage and back. Always: reading checks each slot, storage and count, because a Program
+// uses them as indices without a check. Surprising: dispatch keys are not saved. Operators are found by name
+// in the LibTorch that loads, and its schema gives the types of arguments.
 #include "cohort/script/ir/internal/tape_json.h"
 
 #include <ATen/core/List.h>
@@ -26,6 +31,7 @@ using ArgumentType = TensorPlace::ArgumentType;
 constexpr std::array kKinds = {"tensor", "tensors", "optional_tensors"};    // by TensorPlace::ArgumentType
 constexpr std::array kSources = {"input", "captured", "constant", "made"};  // by Source
 
+// JSON has no inf and no NaN. Their bits are written, so that a replay computes with the same ones.
 json number(double value) {
   if (std::isfinite(value)) return value;
   std::ostringstream bits;
@@ -57,6 +63,7 @@ std::optional<json> argument(const c10::IValue& value) {
     return json{{"complex", json::array({number(complex.real()), number(complex.imag())})}};
   }
   if (value.isDevice()) return json{{"device", value.toDevice().str()}};
+  // Typed lists first: isList() is true for them too.
   if (value.isIntList()) return json{{"ints", value.toIntVector()}};
   if (value.isDoubleList()) return list("doubles", value.toDoubleVector(), number);
   if (value.isBoolList()) return list("bools", value.toBoolList().vec(), [](bool each) { return each; });
@@ -92,6 +99,7 @@ c10::IValue argument_of(const json& value, const c10::TypePtr& type) {
     for (const json& each : value.at("doubles")) doubles.push_back(number_of(each));
     return doubles;
   }
+  // An empty list does not tell the type of its elements, so the schema does.
   const auto optional = type->cast<c10::OptionalType>();
   const auto of = (optional ? optional->getElementType() : type)->expect<c10::ListType>()->getElementType();
   c10::impl::GenericList items(of);
@@ -161,6 +169,7 @@ class Reader {
       : from_(from), restore_(restore), file_(file) {}
 
   Trace read() {
+    // First, since slots() checks each number against it.
     num_values_ = from_.at("values").size();
     const auto written = from_.at("written").get<std::vector<bool>>();
     std::vector<Value> values;
@@ -195,6 +204,7 @@ class Reader {
     return found;
   }
 
+  // find_regions() takes for granted that parts are in order and that none lies within another.
   std::vector<ForkedCalls> forked(std::size_t num_calls) const {
     std::vector<ForkedCalls> found;
     for (const json& each : from_.value("forked", json::array())) {
@@ -253,6 +263,7 @@ class Reader {
     const json& arguments = each.at("in");
     const json& results = each.at("out");
     const auto& schema = op->schema();
+    // Another LibTorch may have added an argument in the middle: a shifted list would compute something else.
     if (arguments.size() != schema.arguments().size() || results.size() != schema.returns().size()) {
       throw DataError("script.load",
                       concat(file_, " calls ", call.name(), " with ", arguments.size(), " arguments for ",

@@ -38,6 +38,7 @@ bool has_implicit_zeros(const Tensors& gradients) {
 bool all_finite(const Tensors& tensors) {
   return std::ranges::all_of(tensors, [](const at::Tensor& tensor) {
     if (!tensor.defined()) return true;
+    // inf and NaN survive a sum, and one number a tensor is what a GPU is waited for.
     const at::Tensor real = tensor.is_complex() ? at::view_as_real(tensor.resolve_conj()) : tensor;
     return std::isfinite(at::sum(real, at::kDouble).item<double>());
   });

@@ -1,3 +1,8 @@
+// Graphs of functions whose results lead to different leaves: Note [Leaves of some results]. Each result has
+// a ResultNode, which hands its gradient to the shared Joint. Each set of leaves has a GradientsNode, which
+// takes its gradients from there. The Joint runs the whole backward once in a task of autograd's, and again
+// if a gradient came late. Always: no lock is held while it runs, and a Run lives until its task ends or
+// throws.
 #include "cohort/script/passes/internal/joint.h"
 
 #include <torch/csrc/autograd/engine.h>
@@ -106,6 +111,7 @@ class ResultNode : public Node {
 
   Tensors apply(Tensors&& gradients) override {
     joint->take(result, gradients.front(), joint);
+    // A GradientsNode ignores what it gets: the edges only make it wait for its results.
     return {num_outputs(), gradients.front()};
   }
   std::string name() const override { return "cohort::script::ResultNode"; }

@@ -1,3 +1,8 @@
+// List scheduling by memory: of the steps that are ready, the one that adds the fewest bytes runs next. Ties
+// go to the tape's order. Dependences are kept by storage: a read stays behind the write before it, and a
+// write behind the reads before it. Steps that are not pure keep their order. The best order is NP-hard to
+// find, so this one is greedy, and it is taken only if its peak is lower than the tape's. Always: each
+// operator reads the same values as in the tape's order, so no bit changes.
 #include "cohort/script/passes/internal/memory_schedule.h"
 
 #include <algorithm>
@@ -36,6 +41,7 @@ class Search {
     for (std::size_t i = 0; i < kept.size(); ++i) {
       const Value& value = tape.values()[i];
       bytes_[value.storage] = std::max(bytes_[value.storage], extent_of(value.layout));
+      // Memory that outlives the part, or that others made, is not freed by a step.
       if (kept[i] || value.source != Source::kMade) stays_.insert(value.storage);
     }
     made_here_.resize(bytes_.size());
@@ -101,6 +107,7 @@ class Search {
       std::unordered_set<std::size_t> made;
       each_slot(call.results, add_to(made));
       for (const std::size_t each : made) {
+        // Its first use is as a result, so the part makes this storage.
         if (users_[each] == 0 && reads.count(each) == 0 && writes.count(each) == 0) made_here_[each] = true;
       }
       writes.insert(made.begin(), made.end());
@@ -131,6 +138,7 @@ class Search {
       reads_since_[each].clear();
       last_write_[each] = number;
     }
+    // Effects that no schema shows, such as draws, keep their order by this chain.
     if (!moves) {
       if (last_fixed_) after(*last_fixed_);
       last_fixed_ = number;
@@ -158,6 +166,7 @@ class Search {
     for (const std::size_t each : nodes_[step].uses) {
       if (state.users_left[each] != 1 || stays_.count(each) != 0) continue;
       freed += bytes_[each];
+      // The result may take the argument's place, so both do not live at once.
       reuses |= nodes_[step].in_place && state.lives[each] && bytes_[each] == made;
     }
     return {made - freed, reuses ? 0 : made};
@@ -190,6 +199,7 @@ class Search {
 bool is_pure(const OperatorCall& call) {
   const c10::FunctionSchema& schema = call.op.schema();
   if (call.is_custom_op || schema.is_mutable()) return false;
+  // A draw that moves would give other numbers to the draws that it passes.
   if (call.op.hasTag(at::Tag::nondeterministic_seeded) || schema.returns().size() != 1) return false;
   if (call.results.size() != 1 || call.results.front().kind != TensorPlace::ArgumentType::kTensor)
     return false;

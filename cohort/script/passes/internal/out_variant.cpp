@@ -1,3 +1,9 @@
+// An operator with an out-variant can write into planned memory. A schema tells which overload that is: the
+// same arguments, and one tensor more that is written. Whether it gives the same bits is tried, and not
+// assumed. A trial runs it on the values of the warm-up, into memory filled with a pattern, and compares
+// bytes. Element-wise operators are also tried in place of an argument. Always: a trial writes to copies
+// only. Out-variants that LibTorch generated are passed over: they call the operator and copy, which saves
+// nothing.
 #include "cohort/script/passes/internal/out_variant.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -62,6 +68,7 @@ bool writes(const OperatorCall& out, Tensors& values, const at::Tensor& into, co
   } catch (const std::exception&) {
     return false;
   }
+  // An operator that resizes its out= would leave the planned place.
   return into.const_data_ptr() == memory && into.sizes() == expected.sizes() &&
          into.strides() == expected.strides() && same_bytes(into, expected);
 }
@@ -98,6 +105,7 @@ std::optional<OperatorCall> out_variant(const OperatorCall& call, int result) {
     out.arguments.emplace_back();
     out.inputs.push_back(
         {.index = call.arguments.size(), .kind = TensorPlace::ArgumentType::kTensor, .slots = {result}});
+    // The result lies in its slot already: nothing is to be stored behind the call.
     out.results.clear();
     return out;
   }

@@ -1,3 +1,8 @@
+// Offsets for pieces of memory whose lifetimes are known. The largest piece is laid first, each in the
+// smallest gap that fits between the pieces that live meanwhile. No packing is smaller than the most bytes
+// that live at once. While the result is larger, the pieces that reach its top go to the front of the order,
+// and all are laid again. Always: the best packing so far is kept, so another try does no harm. A try takes
+// time in the square of the pieces, so their number is limited by work. Sources: packing.h.
 #include "cohort/script/passes/internal/packing.h"
 
 #include <algorithm>
@@ -72,6 +77,7 @@ Packing pack(const std::vector<Lifetime>& pieces) {
   const std::size_t tries =
       std::min(kMaxTries, kMaxWork / std::max<std::size_t>(1, pieces.size() * pieces.size()));
   for (std::size_t i = 0; i < tries && best.bytes > least; ++i) {
+    // Stable: behind the pieces that stuck out, the rest stays sorted.
     std::stable_partition(order.begin(), order.end(), [&](std::size_t piece) {
       return static_cast<std::size_t>(last.offsets[piece]) + aligned(pieces[piece].bytes) == last.bytes;
     });

@@ -1,3 +1,9 @@
+// While a Recording lives, a boxed kernel on a spare dispatch key sees each operator of its thread. It hands
+// the call to the tape, which runs it on the keys below. The kernel excludes its own key meanwhile, so what a
+// kernel calls is not recorded. Autograd lies above the key, so operators of backward are recorded too.
+// Always: the constructor sets thread-local state (tape, generator, key, observer), and the destructor puts
+// it back. Surprising: operators that the engine runs on another thread reach no tape. They mark it
+// unsupported.
 #include "cohort/script/record/internal/recorder.h"
 
 #include <ATen/autocast_mode.h>

@@ -1,3 +1,9 @@
+// The program runs first, on the real inputs and with copies of generators, and what it wrote is put back.
+// Then the function runs as usual. Both are compared: results, gradients, and what is left in written
+// tensors. Backward is compared when the gradients of results are known, and a frame with forward's values
+// waits for it. Always: the caller gets what the function computed. Surprising: an error of the program is a
+// difference, and no exception. Where other threads drew or wrote meanwhile, a difference says little
+// (is_alone).
 #include "cohort/script/record/internal/verify.h"
 
 #include <ATen/core/grad_mode.h>
@@ -21,6 +27,7 @@ bool same(const at::Tensor& ours, const at::Tensor& theirs) {
   if (ours.sizes() != theirs.sizes() || ours.scalar_type() != theirs.scalar_type()) return false;
   if (!at::isFloatingType(ours.scalar_type()) && !at::isComplexType(ours.scalar_type())) return false;
   const bool is_half = c10::elementSize(ours.scalar_type()) == 2;
+  // Of the largest element, since a sum in another order errs by a share of its terms.
   const double tolerance = is_half ? 2e-2 : 1e-4;
   const double largest = theirs.numel() == 0 ? 0 : theirs.detach().abs().max().item<double>();
   return at::allclose(ours.detach(), theirs.detach(), tolerance, tolerance * largest, /*equal_nan=*/true);
@@ -70,6 +77,7 @@ void Verification::run(const Tensors& inputs) {
   given_.emplace(*program_, *frame);
   const auto take = [&](const std::vector<int>& slots, Tensors& to) {
     for (const int slot : slots) {
+      // Copies: restore() and the function write to memory that a result may share.
       to.push_back(slot == kUndefined ? at::Tensor() : frame->values[at_slot(slot)].clone());
     }
   };
@@ -80,6 +88,7 @@ void Verification::run(const Tensors& inputs) {
   } catch (const std::exception& error) {
     error_ = error.what();
   }
+  // After an error too: the program may have written before it threw.
   given_->restore();
   if (!error_.empty()) return;
   if (recorded.has_backward) {
@@ -141,6 +150,7 @@ std::string Verification::difference_in_backward(const Tensors& grad_outputs, co
   }
   if (again) {
     const GeneratorStates::After after = again->after();
+    // The thread's own generators must be back before holds() looks at them.
     again.reset();
     drew_alone_ = drew_alone_ && after.holds();
   }

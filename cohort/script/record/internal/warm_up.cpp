@@ -1,3 +1,9 @@
+// A warm-up watches one plain run, and then plans memory. find_memory() says which storages the part makes
+// and how long they live. The log says which blocks each operator asks for. Trials say which operators may
+// write into planned memory. finish() gives each value and each work space a piece, packs the pieces, and
+// writes offsets into the instructions. Always: all lifetimes are moments of one clock, the log's. If the
+// arena becomes larger than allowed, larger pieces are left out, and all is planned again. Each try works on
+// a copy of the WarmUp.
 #include "cohort/script/record/internal/warm_up.h"
 
 #include <algorithm>
@@ -139,6 +145,7 @@ void WarmUp::after(std::size_t number, const Tensors& values) {
     if (!memory.is_ours || memory.first != number) return;
     const c10::Storage& storage = values[at_slot(slot)].storage();
     memory.entry = log_.find(storage.data());
+    // Larger than its elements, or allocated by another step: nothing is known of its place.
     if (storage.nbytes() != static_cast<std::size_t>(layout(slot).bytes()) ||
         memory.entry == AllocationLog::kNever) {
       memory.is_ours = memory.is_internal = false;
@@ -209,6 +216,7 @@ void WarmUp::add_residents() {
         const bool is_scratch = entry.died != AllocationLog::kNever && entry.bytes <= most_piece_bytes_;
         add_block(i, entry, is_scratch ? new_piece(entry.bytes, begins_[i], end_of(i)) : kNone);
       }
+      // add_blocks() ran before, and residents go in order, so the argument has its piece.
       if (const int over = found->second.over; over != kUndefined) memory.piece = memory_of(over).piece;
     }
     if (memory.piece == kNone) {
@@ -256,6 +264,7 @@ std::size_t WarmUp::most_arena_bytes() const {
 
 CompiledPhase WarmUp::finish() const {
   const std::size_t most = most_arena_bytes();
+  // Ends: with no piece above 0 bytes the arena is empty.
   for (std::size_t most_piece = SIZE_MAX;; most_piece = std::min(most, most_piece / 2)) {
     CompiledPhase compiled = WarmUp(*this).build(most_piece);
     if (compiled.arena_bytes <= most) return compiled;
@@ -292,6 +301,7 @@ CompiledPhase WarmUp::build(std::size_t most_piece_bytes) {
       const std::size_t piece = held_[i][k].piece;
       if (piece != kNone) instruction.blocks[k].offset = packing.offsets[piece];
     }
+    // A replay compares these places with where results came to lie (Program::is_placed).
     if (instruction.call == nullptr || outs_.count(i) != 0) continue;
     each_slot(instruction.call->results, [&](int slot) {
       const Memory& memory = memory_of(slot);
