@@ -76,6 +76,7 @@ struct DeadlineStore::Worker {
     for (std::unique_lock lock(self->mutex);;) {
       base::wait_for_task(self->changed, lock, [&] { return self->job != nullptr || self->is_stopped; });
       if (self->job == nullptr) break;
+      // The job stays in its place while it runs, and so marks the store as busy.
       const std::function<void()> body = self->job;
       lock.unlock();
       body();
@@ -125,6 +126,7 @@ void DeadlineStore::Worker::wait_for_answer(std::unique_lock<std::mutex>& lock, 
   const auto is_done = [this] { return job == nullptr; };
   if (base::wait(changed, lock, is_done, deadline)) return;
   is_left = true;
+  // This caller may have had less time than a store needs: only the store's own time counts against it.
   is_silent = answers_by.expired();
   changed.notify_all();
   throw_silent();
@@ -132,6 +134,7 @@ void DeadlineStore::Worker::wait_for_answer(std::unique_lock<std::mutex>& lock, 
 
 DeadlineStore::DeadlineStore(StorePtr store, std::string name, Waiting waiting)
     : worker_(std::make_shared<Worker>(std::move(store), std::move(name))), waiting_(waiting) {
+  // Detached, since a store that hangs would hold whoever joins. The worker shares its state with the thread.
   std::thread([worker = worker_] { Worker::run(worker); }).detach();
 }
 
@@ -162,6 +165,7 @@ auto DeadlineStore::ask(const char* what, milliseconds most, Body body, Waits wa
       waits == Waits::kForKey ? most + kSlack / 2 : std::min(kAnswerTime, most + kSlack / 2);
   worker_->begin(
       what,
+      // The bare pointer is safe: the thread drops its store only after its last job.
       [answer, body = std::move(body), store = worker_->store.get()]() mutable {
         try {
           if constexpr (std::is_void_v<Result>) {
@@ -186,6 +190,7 @@ auto DeadlineStore::ask(const char* what, Body body, Waits waits) {
 }
 
 StorePtr DeadlineStore::clone() {
+  // The clone has a connection and a thread of its own, so who waits there delays nobody here.
   StorePtr copy = ask("clone", [](c10d::Store& store) { return store.clone(); });
   auto clone = c10::make_intrusive<DeadlineStore>(std::move(copy), worker_->name, waiting_);
   clone->timeout_ = timeout_;
@@ -227,6 +232,7 @@ void DeadlineStore::wait(const Keys& keys) {
 
 void DeadlineStore::wait(const Keys& keys, const milliseconds& timeout) {
   if (waiting_ == Waiting::kByAsking) {
+    // A wait within the store would keep its only place until the key comes.
     if (base::poll_until([&] { return check(keys); }, base::Deadline(timeout))) return;
     throw TimeoutError("comm.store",
                        base::concat("timed out: ", worker_->name, " has no '", keys.front(), "'"));

@@ -1,5 +1,9 @@
-// How a call ends that has failed: what continues of it is ended, the group is broken, and the error names
-// the ranks that have not failed too.
+// How a call ends that has failed. The group is marked as broken first, here and in the store, so that others
+// learn of it. What continues in the backend is ended, since the tensors are the caller's again. Then this
+// rank asks the store who has failed too: the ranks that have not are dead or stuck, and the error names
+// them. Always: the first failure counts, and all that failed with it ends by one deadline (end_of_failure),
+// however many calls there were. Surprising: the store may go with rank 0 meanwhile. The error says so, and
+// whom the store had missed before.
 #include "cohort/comm/failed_call.h"
 
 #include <algorithm>
@@ -124,6 +128,7 @@ void GroupState::mark_broken(const std::string& what, base::Deadline until) {
     failure_end_ = until;
   }
   try {
+    // Without the lock: the store may take until the deadline, and check_usable() must not wait for it.
     const StoreDeadline asks(until);
     StoreAdapter kv_store = store_adapter_of(*this);
     base::Gate(kv_store, "failed", rank, size).arrive();
@@ -136,6 +141,7 @@ void GroupState::mark_broken(const std::string& what, base::Deadline until) {
 std::string GroupState::silent_ranks(base::Deadline deadline) {
   if (size == 1) return "";
   std::call_once(silence_asked_, [&] {
+    // One store answers all ranks, so each asks less often where there are many.
     const milliseconds pause(kLookTime * (1 + size / kRanksAtFullRate));
     std::vector<int> silent;
     const auto names = [&] { return base::concat("; ", base::format_list("rank", silent), " of ", size); };
@@ -150,6 +156,7 @@ std::string GroupState::silent_ranks(base::Deadline deadline) {
         have_all = silent.empty() || gate.wait(deadline.sooner(base::Deadline(pause)));
       }
       if (!have_all) silence_ = names() + " did not notice: dead, or stuck";
+      // The rank that keeps the store stays until the others have their answer too.
       leave_key(*this, "failed", deadline);
     } catch (const std::exception& failure) {
       const bool is_gone = dynamic_cast<const TimeoutError*>(&failure) == nullptr;

@@ -87,6 +87,7 @@ const c10::intrusive_ptr<c10d::Store>& Group::store() const {
 }
 
 bool Group::deterministic_rank_order() const {
+  // a + b is b + a, so the sum of two ranks has one order only.
   return state().deterministic_rank_order || state().size <= 2;
 }
 
@@ -123,11 +124,13 @@ Group Group::subgroup(const std::vector<int>& ranks, SubgroupOptions options) co
   }
   check_rank("first rank of the subgroup", ranks.front(), parent.size);
   check_rank("last rank of the subgroup", ranks.back(), parent.size);
+  // Before ranks outside leave: they count this subgroup too.
   const std::string child = base::concat(parent.name, ".", parent.subgroups.fetch_add(1));
   const auto place = std::find(ranks.begin(), ranks.end(), parent.rank);
   if (place == ranks.end()) return {};
   std::vector<int> job_ranks;
   for (const int rank : ranks) job_ranks.push_back(parent.job_ranks[static_cast<std::size_t>(rank)]);
+  // Connections are the parent's, so that a subgroup opens none of its own.
   return Group(make_state({.store = parent.store,
                            .connections = parent.connections,
                            .prefix = parent.prefix,
@@ -197,6 +200,7 @@ Pending Group::all_gather(at::Tensor& output, const at::Tensor& input, CallOptio
   at::Tensor from = as_numbers(pending->in(input)).view({-1}),
              to = as_numbers(pending->out(output, false)).view({-1});
   c10d::AllgatherOptions settings;
+  // The input alone: the output has size() times as many numbers, as check_numel() has seen.
   pending->begin({.tensors = std::span(&pending->tensors[0], 1)},
                  [group = state_->group, to, from, settings](milliseconds left) mutable {
                    settings.timeout = left;
@@ -212,6 +216,7 @@ Pending Group::reduce_scatter(at::Tensor& output, const at::Tensor& input, Reduc
   at::Tensor from = pending->in(input).view({-1}), to = pending->out(output, false).view({-1});
   c10d::ReduceScatterOptions settings;
   settings.reduceOp = op;
+  // The output alone, as in all_gather.
   pending->begin({.tensors = std::span(&pending->tensors[1], 1), .op = op_name(op)},
                  [group = state_->group, to, from, settings](milliseconds left) mutable {
                    settings.timeout = left;
@@ -242,10 +247,12 @@ Pending Group::all_to_all(at::Tensor& output, const at::Tensor& input,
   at::Tensor from = as_numbers(pending->in(input)), to = as_numbers(pending->out(output, false));
   std::vector<std::int64_t> to_rows = output_rows, from_rows = input_rows;
   c10d::AllToAllOptions settings;
+  // Written out where none were given, so that ranks with and without numbers can be compared.
   const auto rows = [&](const std::vector<std::int64_t>& given, const at::Tensor& tensor) {
     const auto n = static_cast<std::size_t>(size());
     return given.empty() ? std::vector<std::int64_t>(n, tensor.size(0) / size()) : given;
   };
+  // Dimension 0 differs between ranks. Its rows are compared by what each rank sends and receives.
   pending->begin({.tensors = pending->tensors,
                   .from_dim = 1,
                   .in_rows = rows(input_rows, input),
@@ -275,6 +282,7 @@ Pending Group::gather(std::span<at::Tensor> outputs, const at::Tensor& input, in
   }
   c10d::GatherOptions settings;
   settings.rootRank = root;
+  // What only the root has cannot be compared.
   pending->begin({.tensors = from, .direction = "to", .peer = root},
                  [group = state_->group, to, from, settings](milliseconds left) mutable {
                    settings.timeout = left;
@@ -300,6 +308,7 @@ Pending Group::scatter(at::Tensor& output, std::span<const at::Tensor> inputs, i
   }
   c10d::ScatterOptions settings;
   settings.rootRank = root;
+  // As in gather: the list of inputs is the root's alone.
   pending->begin({.tensors = to, .direction = "from", .peer = root},
                  [group = state_->group, to, from, settings](milliseconds left) mutable {
                    settings.timeout = left;
@@ -314,6 +323,7 @@ Pending Group::send(const at::Tensor& tensor, int to, int tag, CallOptions optio
   check_tag(*state_, "send", tensor, tag);
   auto pending = std::make_shared<Pending::State>(state_, "send", options.timeout);
   std::vector<at::Tensor> list{pending->in(tensor)};
+  // A message begins on this thread and at once, so its body may hold references.
   pending->begin_message({.tensors = list, .direction = "to", .peer = to},
                          [&](milliseconds) { return state_->group->send(list, to, tag); });
   return Pending(std::move(pending));
@@ -345,6 +355,7 @@ BarrierResult run_barrier(GroupState& state, std::int64_t number, base::Deadline
   const auto key_of = [](std::int64_t barrier) { return base::concat("barrier/", barrier); };
   BarrierResult result;
   try {
+    // Later than the deadline, since the store is then asked who is missing.
     const StoreDeadline until(deadline.later(kLastAnswerTime));
     StoreAdapter kv_store = store_adapter_of(state);
     base::Gate gate(kv_store, key_of(number), state.rank, state.size);
@@ -369,6 +380,7 @@ void Group::barrier(CallOptions options) const {
   State& mine = state();
   Signature signature("barrier", {});
   signature.number = mine.barriers.fetch_add(1);
+  // A barrier has a position, as every rank makes it: it shows who is behind.
   const std::uint64_t ticket = mine.flight.begin(signature, mine.positions.fetch_add(1));
   if (!mine.is_distributed) {
     mine.group->barrier({});
@@ -391,6 +403,7 @@ void Group::barrier(CallOptions options) const {
                                 result.missing.size() == 1 ? " has" : " have", " not come");
   if (const auto watch = mine.registry->watch()) {
     watch->failed(base::concat(where, ": ", result.error.empty() ? who : result.error));
+    // The table of all ranks is logged before the error, if the store still answers.
     if (!result.is_silent) watch->wait_for_table(base::Deadline(kTableTime));
   }
   if (result.error.empty()) {

@@ -1,4 +1,9 @@
-// Rendezvous: from an address to a store that all ranks of the job share, and from that to their group.
+// Rendezvous: from an address to a store that all ranks of the job share, and from that to their group. The
+// environment or the options say who this rank is and where to meet. Rank 0 serves a TCP store there, unless
+// the launcher's agent has one. Each rank leaves a fingerprint (world size, backend, versions) and reads
+// those of all. Ranks that did not come are named, and so are ranks that differ. Always: all of it ends by
+// one deadline. Surprising: the backend of "auto" is chosen after the ranks have met. Only then is it known
+// whether they share a machine.
 #include <torch/version.h>
 
 #include <algorithm>
@@ -52,6 +57,7 @@ std::string to_string(const Address& address) {
 // host:port, [IPv6]:port.
 Address parse_address(const std::string& method) {
   const std::string text = method.substr(std::string("tcp://").size());
+  // The last one: an IPv6 address has colons of its own.
   const std::size_t colon = text.rfind(':');
   Address address;
   if (colon != std::string::npos) {
@@ -139,6 +145,7 @@ struct Rendezvous {
 Rendezvous join_rendezvous(const InitOptions& options, const Job& job) {
   if (options.init_method == "env://") {
     if (job.launcher == Launcher::kNone && job.world_size == 1) {
+      // Nobody else to meet, so no port is opened.
       return {c10::make_intrusive<c10d::HashStore>(), "127.0.0.1", "alone"};
     }
     if (job.master_host.empty() || job.master_port == 0) {
@@ -194,8 +201,10 @@ Agreement agree_on(const Store& store, const Job& job, const std::string& mine, 
   std::string error;
   try {
     const StoreDeadline until(deadline.later(kLastAnswerTime));
+    // Waits have a connection of their own, so that other requests are answered meanwhile.
     agreement.waits = store->clone();
     StoreAdapter kv_store(store, agreement.waits);
+    // Two processes of one rank would overwrite each other's words, and the group would hang later.
     if (kv_store.add(base::concat("claim/", job.rank), 1) > 1) {
       fail(base::concat("two processes say that they are rank ", job.rank, " of the job that meets at ",
                         where),
@@ -256,6 +265,7 @@ Group init_process_group(const InitOptions& options) {
     job.rank = *options.rank;
     job.world_size = *options.world_size;
     job.local_world_size = std::min(job.local_world_size, job.world_size);
+    // The launcher's word about hosts is not about these ranks.
     job.is_on_one_host = false;
     if (job.world_size < 1 || job.rank < 0 || job.rank >= job.world_size) {
       throw UsageError("comm.init", base::concat("rank is ", job.rank, " and world_size ", job.world_size));
@@ -267,6 +277,7 @@ Group init_process_group(const InitOptions& options) {
   if (is_automatic) device = core::resolve_device("auto");
   Rendezvous rendezvous = join_rendezvous(options, job);
   if (rendezvous.outlives) rendezvous.store = apart(rendezvous.store);
+  // A rank without a GPU would choose another backend than the rest: the fingerprint shows it.
   const std::string on = is_automatic && device.device.is_cuda() ? " (for GPUs)" : "";
   const auto [is_one_machine, waits] =
       agree_on(rendezvous.store, job, consistency_fingerprint(job, backend + on, options.check_consistency),

@@ -74,6 +74,7 @@ std::optional<Job> torchrun() {
   job.local_rank = number("LOCAL_RANK", 0, kMaxRanks).value_or(job.rank);
   const auto local = number("LOCAL_WORLD_SIZE", 1, kMaxRanks);
   job.local_world_size = local.value_or(job.world_size);
+  // Without LOCAL_WORLD_SIZE nothing is known of hosts: an empty optional equals no number.
   job.is_on_one_host = local == job.world_size;
   job.restart_count = number("TORCHELASTIC_RESTART_COUNT", 0, kMaxRanks).value_or(0);
   job.agent_store = base::env_string("TORCHELASTIC_USE_AGENT_STORE") == "True";
@@ -109,6 +110,7 @@ std::optional<Job> slurm() {
   }
   auto nodes = base::env_string("SLURM_STEP_NODELIST");
   if (!nodes) nodes = base::env_string("SLURM_JOB_NODELIST");
+  // As a rule Slurm puts task 0 on the first node of the list.
   if (nodes) job.master_host = expand_hostlist(*nodes).front();
   if (job.is_on_one_host) job.master_host = "127.0.0.1";
   job.master_port = port_of(base::env_string("SLURM_JOB_ID").value_or("") + "." +
@@ -128,6 +130,7 @@ std::optional<Job> open_mpi() {
   job.local_rank = required("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMaxRanks, beside);
   job.local_world_size = required("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxRanks, beside);
   job.is_on_one_host = job.local_world_size == job.world_size;
+  // With several hosts, Open MPI does not say where rank 0 is: MASTER_ADDR has to.
   if (job.is_on_one_host) {
     job.master_host = "127.0.0.1";
     auto id = base::env_string("PMIX_NAMESPACE");
@@ -191,11 +194,13 @@ std::vector<std::string> expand_hostlist(std::string_view text) {
         const auto end = digits.data() + digits.size();
         return !digits.empty() && std::from_chars(digits.data(), end, out).ptr == end;
       };
+      // Before the loop: a range such as 0-4000000000 must not fill the memory.
       if (!parse(low, first) || !parse(high, last) || last < first || last - first >= kMaxHosts) {
         bad(base::concat("'", range, "' is no range of numbers"));
       }
       for (std::uint32_t i = first; i <= last; ++i) {
         std::string digits = std::to_string(i);
+        // node[08-11] is node08, node09, node10: the first number gives the width.
         if (digits.size() < low.size()) digits.insert(0, low.size() - digits.size(), '0');
         expand(prefix + digits, rest.substr(close + 1));
       }

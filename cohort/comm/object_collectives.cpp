@@ -1,6 +1,6 @@
-// Objects travel as texts of bytes, so the collectives and their errors are those of texts. What rank 0 does for
-// all ends on all ranks: its result travels with how it went, so a failure of rank 0 is a failure of the rest at
-// once.
+// Objects travel as texts of bytes, so the collectives and their errors are those of texts. What rank 0 does
+// for all ends on all ranks: its result travels with how it went, so a failure of rank 0 is a failure of the
+// rest at once.
 #include "cohort/comm/object_collectives.h"
 
 #include <exception>
@@ -61,6 +61,7 @@ json run_on_rank0_and_broadcast(const Group& group, const std::function<json()>&
     }
   }
   outcome = broadcast_object(group, outcome, 0, options);
+  // Rank 0 throws what it caught; the others have its text alone.
   if (error) std::rethrow_exception(error);
   if (const auto found = outcome.find("error"); found != outcome.end()) {
     const std::string what = "rank 0 failed: " + found->get<std::string>();

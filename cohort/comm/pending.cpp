@@ -10,6 +10,7 @@ Pending::Pending() = default;
 Pending::Pending(std::shared_ptr<State> state) : state_(std::move(state)) {}
 Pending::Pending(Pending&&) noexcept = default;
 Pending& Pending::operator=(Pending&& other) noexcept {
+  // Not reset: the other one's destructor waits for the call that this one held.
   std::swap(state_, other.state_);
   return *this;
 }
@@ -25,6 +26,7 @@ Pending::~Pending() {
 
 void Pending::wait() {
   if (state_ == nullptr) return;
+  // Taken out first: if finish() throws, the destructor does not call it again.
   const std::shared_ptr<State> state = std::move(state_);
   state->finish();
 }

@@ -37,6 +37,7 @@ Store StoreConnections::take() {
       return connection;
     }
   }
+  // Without the lock: a clone connects, and that may take its time.
   return store_->clone();
 }
 
@@ -50,6 +51,7 @@ bool StoreAdapter::wait(const std::vector<std::string>& keys, base::Deadline dea
     connections_->wait(prefix_, keys, milliseconds(std::max(1, deadline.remaining_ms())));
     return true;
   } catch (const std::exception& error) {
+    // A timeout before the deadline is the store's silence, and not an answer.
     if (cause_of(error) == ErrorCause::kTimeout && deadline.expired()) return false;
     throw;
   }

@@ -54,6 +54,7 @@ Store open_tcp_store(const TcpStoreOptions& options) {
   if (options.serves && options.is_local) {
     const bool is_ipv6 = host.find(':') != std::string::npos;
     host = is_ipv6 ? "::1" : "127.0.0.1";
+    // TCPStore owns the descriptor from here on, and closes it.
     given.masterListenFd = listen_on_loopback(is_ipv6, options.port).release();
   }
   given.isServer = options.serves;

@@ -54,6 +54,7 @@ std::string broadcast_text(const Group& group, const std::string& text, int root
   if (group.rank() == root && !text.empty()) {
     std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
   }
+  // Every rank knows the length by now, so all leave out an empty one.
   if (bytes.numel() > 0) group.broadcast(bytes, root, until.left()).wait();
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<std::size_t>(bytes.numel())};
 }

@@ -33,6 +33,7 @@ using std::chrono::nanoseconds;
 using Clock = base::Timeline::Clock;
 
 constexpr int kRounds = 16;
+// Bounds the memory of rank 0, however much a rank has recorded.
 constexpr std::int64_t kPieceBytes = 16 << 20;
 
 // The same for all processes that read the same steady clock.
@@ -163,6 +164,7 @@ class Tracing {
       // The first waits until rank 0 has come to this rank; the shortest is believed.
       if (answered - asked >= best) continue;
       best = answered - asked;
+      // Cristian's algorithm (1989): the answer is taken for the time in the middle of the round trip.
       offset = nanoseconds(std::stoll(pong)) - (asked + best / 2);
     }
     for (int i = 0; i < kRounds; ++i) {

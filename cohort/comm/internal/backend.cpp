@@ -1,5 +1,7 @@
-// Each backend says how well it suits; a built-in one that would suit better and is not in the build is named in
-// the reason of the one that is chosen.
+// Backends are entries of a registry: how one is made, how well it fits a situation, and why it may be
+// absent. choose_backend() takes the one that fits best and is in the build. If an absent one would fit
+// better, the reason says so. Always: a backend without a fit, or with preference 0, is used only by its
+// name. Preferences leave gaps (10, 20, 30), so that a registered backend can stand between.
 #include "cohort/comm/internal/backend.h"
 
 #include <utility>
@@ -27,6 +29,7 @@ BackendFit fit_of_nccl(const BackendSituation& situation) {
 }
 
 base::Registry<BackendType>& registry() {
+  // Made on first use: plugins register while statics are being made.
   static auto* instance = new base::Registry<BackendType>(
       "backend", "comm.group",
       {{"gloo", {.make = make_gloo, .fit = fit_of_gloo}},
@@ -96,6 +99,7 @@ BackendChoice choose_backend(const BackendSituation& situation,
       best_absent = fit;
       missing = base::concat(name, " would suit better, but ", absence);
     }
+    // Of two that fit equally well, the first by name.
     if (!absence.empty() || fit.preference <= best.preference) continue;
     best = fit;
     choice.backend = name;

@@ -37,6 +37,7 @@ class Hash {
     for (const char c : std::string_view(text == nullptr ? "" : text)) {
       add(static_cast<std::uint64_t>(static_cast<unsigned char>(c)));
     }
+    // An end that no character has: "ab", "c" and "a", "bc" differ.
     return add(std::uint64_t{0x100});
   }
   std::uint64_t value() const { return value_; }
@@ -45,6 +46,7 @@ class Hash {
   std::uint64_t value_ = 0xcbf29ce484222325ULL;
 };
 
+// Summed up modulo 2^64, so the order of ranks does not matter.
 std::uint64_t traffic(int from, int to, std::int64_t rows) {
   return Hash().add(std::int64_t{from}).add(std::int64_t{to}).add(rows).value();
 }
@@ -81,6 +83,7 @@ Fingerprint make_fingerprint(const GroupState& group, const Signature& signature
   if (!details.in_rows.empty()) {
     text += base::concat(" rows ", rows_text(details.in_rows), " out, ", rows_text(details.out_rows), " in");
   }
+  // Fingerprints have one size on all ranks; what is cut off is still in the hash.
   if (text.size() >= mine.text.size()) text.replace(mine.text.size() - 4, std::string::npos, "...");
   std::memcpy(mine.text.data(), text.c_str(), text.size() + 1);
   return mine;
@@ -159,6 +162,7 @@ void compare_calls(const GroupState& group, const std::vector<Fingerprint>& all)
   base::TextList called("; ");
   for (const auto& [text, ranks] : calls) called.add(base::format_list("rank", ranks), ": ", text);
   std::string list = called.text();
+  // Equal texts with different hashes: the difference lies beyond what a text shows.
   if (same_text && same_steps) list += alike ? " (rows do not match)" : " (shapes differ further on)";
   const char* hint = same_steps ? "every rank makes the same calls, with the same shapes, in the same order"
                                 : "call step_done() on every rank, or on none";

@@ -55,6 +55,7 @@ std::uint64_t FlightRecord::begin(const Signature& signature, std::int64_t posit
   FlightEntry entry;
   entry.signature = signature;
   entry.position = position;
+  // Before the lock, since to unwind the stack takes longer than all else here.
   entry.num_frames = ::backtrace(entry.frames.data(), FlightEntry::kFrames);
   entry.begun = entry.since = FlightEntry::Clock::now();
   const std::lock_guard lock(mutex_);
@@ -65,6 +66,7 @@ std::uint64_t FlightRecord::begin(const Signature& signature, std::int64_t posit
 void FlightRecord::set(std::uint64_t ticket, CallState state) {
   const auto now = FlightEntry::Clock::now();
   const std::lock_guard lock(mutex_);
+  // A later call has the place by now.
   if (ticket + kCalls < count_) return;
   FlightEntry& entry = entries_[ticket % kCalls];
   entry.state = state;
@@ -90,6 +92,7 @@ std::vector<std::string> name_frames(const FlightEntry& entry) {
     const void* const address = static_cast<const char*>(entry.frames[static_cast<std::size_t>(i)]) - 1;
     Dl_info found{};
     const bool has_name = ::dladdr(address, &found) != 0 && found.dli_fname != nullptr;
+    // Cohort's own frames come first, and a reader looks for whoever called it.
     if (names.empty() && has_name && own.dli_fbase == found.dli_fbase) {
       met_ours = true;
       continue;

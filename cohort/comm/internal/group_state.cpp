@@ -77,6 +77,7 @@ std::map<std::string, CallCounters> GroupState::counters() const {
 
 int GroupState::take_row() {
   const std::lock_guard lock(mutex_);
+  // Rows are used again, so there are as many as calls were ever under way at once.
   auto free = std::find(rows_.begin(), rows_.end(), false);
   if (free == rows_.end()) free = rows_.insert(rows_.end(), false);
   *free = true;
@@ -136,6 +137,7 @@ void report_init_failure(GroupState& state, const std::string& what, base::Deadl
   try {
     const StoreDeadline until(deadline);
     StoreAdapter kv_store = store_adapter_of(state);
+    // The reason before the gate: who passes the gate looks for the reason at once.
     kv_store.set("not made", base::concat("rank ", state.rank, ": ", what));
     base::Gate(kv_store, "made", state.rank, state.size).break_open();
   } catch (const std::exception&) {  // the store went with the rank that kept it
@@ -150,6 +152,7 @@ std::string cannot_make(const GroupState& state) {
 // Ours say who is missing. A backend's does not: who has not failed too is.
 [[noreturn]] void fail_to_make(GroupState& state, const std::exception& error, base::Deadline deadline) {
   const base::Deadline until = end_of_failure(deadline);
+  // First, since the others wait at the gate for this rank.
   report_init_failure(state, error.what(), until);
   state.mark_broken(error.what(), until);
   if (dynamic_cast<const NamesRanks*>(&error) != nullptr)
@@ -192,6 +195,7 @@ bool GroupState::checks(std::int64_t number) const {
   constexpr std::int64_t kSteps = 10, kCalls = 1000;
   if (check_consistency == ConsistencyCheck::kOff || size == 1 || !is_distributed) return false;
   if (check_consistency == ConsistencyCheck::kAlways) return true;
+  // Training repeats its calls: what agreed for ten steps is trusted, or for 1000 calls without a step.
   const std::int64_t done = steps.load();
   return done == 0 ? number < kCalls : done < kSteps;
 }
@@ -199,6 +203,7 @@ bool GroupState::checks(std::int64_t number) const {
 base::Future<void> GroupState::enqueue(std::function<void()> task) {
   const std::lock_guard lock(mutex_);
   if (thread_ == nullptr) {
+    // It does not spin: the cores compute while calls wait.
     thread_ = std::make_unique<base::SerialQueue>(
         base::SerialQueue::Options{.name = "comm:" + name, .spin = std::chrono::microseconds(0)});
   }
@@ -214,6 +219,7 @@ base::Future<void> GroupState::enqueue(std::function<void()> task) {
 }
 
 void GroupState::share_with_c10d() {
+  // First: calls that are made from now on do not queue, so the queue only becomes shorter.
   is_shared_with_c10d_.store(true);
   if (is_queue_empty()) return;
   const base::Deadline deadline(timeout);
@@ -235,6 +241,7 @@ std::vector<std::shared_ptr<GroupState>> GroupRegistry::groups() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<GroupState>> living;
   for (const auto& member : groups_) {
+    // Held weakly: the registry must not keep a group open that its user let go of.
     if (auto group = member.lock()) living.push_back(std::move(group));
   }
   return living;
@@ -296,6 +303,7 @@ std::shared_ptr<GroupState> make_state(StateOptions options) {
   state->connections = is_subgroup
                            ? std::move(options.connections)
                            : std::make_shared<StoreConnections>(options.store, std::move(options.waits));
+  // A name is given once in a job, so the keys of two groups do not meet.
   state->store = c10::make_intrusive<c10d::PrefixStore>(own_prefix, options.store);
   const milliseconds timeout = std::min(options.timeout, kLongestTime);
   if (!is_subgroup) state->store->setTimeout(timeout);  // else it is the parent's

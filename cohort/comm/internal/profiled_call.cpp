@@ -7,6 +7,7 @@ namespace cohort::comm {
 std::shared_ptr<ProfiledCall> ProfiledCall::begin(const char* backend, const char* call,
                                                   std::span<const at::Tensor> tensors,
                                                   const std::string& group) {
+  // Mostly nobody profiles, and then a call pays for this look alone.
   if (!at::hasCallbacks()) return nullptr;
   std::shared_ptr<ProfiledCall> profiled(new ProfiledCall);
   at::RecordFunction& record = profiled->record_;

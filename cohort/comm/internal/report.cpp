@@ -32,6 +32,7 @@ std::int64_t duration_of(const FlightEntry& entry) {
 // The call that a rank is at: what failed, else what it waits for, else what is under way, else the last.
 const FlightEntry* current(const std::vector<FlightEntry>& entries) {
   for (const CallState state : {CallState::kFailed, CallState::kWaiting, CallState::kBegun}) {
+    // The oldest in that state: later ones wait behind it.
     const auto found = std::ranges::find(entries, state, &FlightEntry::state);
     if (found != entries.end()) return &*found;
   }
@@ -65,6 +66,7 @@ std::string verdict(const std::string& group, const std::vector<Answer>& answers
   Ranks behind;
   for (const Answer& answer : answers) {
     if (answer.position == most) {
+      // A message has position -1, so a rank that is at one is neither here nor behind.
       calls[answer.call].push_back(answer.rank);
     } else if (answer.call.empty() || answer.position >= 0) {
       behind.push_back(answer.rank);
@@ -125,6 +127,7 @@ std::vector<Answer> read_answers(const std::string& text) {
     std::vector<std::string> fields;
     std::istringstream parts(line);
     for (std::string part; std::getline(parts, part, '\t');) fields.push_back(part);
+    // A line that was cut has empty fields, and its numbers cannot be read.
     fields.resize(7);
     Answer answer{.group = fields[3], .call = fields[4], .state = fields[5], .caller = fields[6]};
     if (read(fields[0], answer.rank) && read(fields[1], answer.position) &&
@@ -189,6 +192,7 @@ std::string report_of(GroupRegistry& registry) {
                          group->calls.load(), " collectives");
     std::size_t shown = 0;
     for (const FlightEntry& entry : entries) {
+      // The oldest eight: what else is under way waits behind them.
       if (entry.state == CallState::kDone || ++shown > 8) continue;
       text += "\n  " + describe(entry);
       for (const std::string& frame : name_frames(entry)) text += "\n      " + frame;

@@ -1,3 +1,6 @@
+// A call in a fixed number of bytes: literals, numbers, and of the first two tensors up to five sizes. One is
+// made for each call and kept in the flight record, so it allocates nothing. Its text is made when a message
+// needs it. Always: num_tensors and dim are the true counts, so a text shows where it was cut.
 #include "cohort/comm/internal/signature.h"
 
 #include <algorithm>
@@ -12,6 +15,7 @@ Signature::Signature(const char* name, const CallDetails& details)
       direction(details.direction),
       peer(details.peer),
       num_tensors(static_cast<int>(details.tensors.size())) {
+  // What does not fit is left out here. The hash of the comparison has all of it.
   for (std::size_t i = 0; i < std::min(shapes.size(), details.tensors.size()); ++i) {
     const at::Tensor& tensor = details.tensors[i];
     shapes[i].dtype = tensor.scalar_type();
@@ -53,6 +57,7 @@ std::string shape_text(const at::Tensor& tensor) {
   return base::concat(tensor.dtype().name(), tensor.sizes());
 }
 
+// Literals, since a Signature keeps the pointer.
 const char* op_name(const c10d::ReduceOp& op) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
     case c10d::ReduceOp::SUM:

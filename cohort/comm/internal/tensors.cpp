@@ -1,3 +1,8 @@
+// Backends of Cohort's own (shm, MPI) work on memory and not on tensors. Here tensors are checked, and become
+// pointers, bytes and element types. A check throws c10::Error before anything travels. Complex numbers are
+// added up as pairs of real ones; other operations have kernels of their own for them. PREMUL_SUM is the sum
+// of tensors that were scaled first. Always: what passes the checks is dense memory on the CPU, so a pointer
+// and a number of bytes say all.
 #include "cohort/comm/internal/tensors.h"
 
 #include <ATen/core/grad_mode.h>
@@ -43,11 +48,13 @@ Dtype dtype_of(const at::Tensor& tensor) {
     case at::kBool:
       return Dtype::kBool;
     default:
+      // A type without kernels still moves: reduction_type_of() refuses it for reductions only.
       return Dtype::kBytes;
   }
 }
 
 Dtype complex_of(Dtype part) {
+  // There are no kernels for products of complex half numbers.
   if (part == Dtype::kFloat) return Dtype::kComplexFloat;
   return part == Dtype::kDouble ? Dtype::kComplexDouble : Dtype::kBytes;
 }
@@ -55,6 +62,7 @@ Dtype complex_of(Dtype part) {
 Op op_of(const CallSite& caller, c10d::ReduceOp::RedOpType op) {
   switch (op) {
     case c10d::ReduceOp::SUM:
+    // The tensors have been through scale() or scaled() before.
     case c10d::ReduceOp::PREMUL_SUM:
       return Op::kSum;
     case c10d::ReduceOp::AVG:
@@ -157,6 +165,7 @@ ReductionType reduction_type_of(const CallSite& caller, const at::Tensor& tensor
   ReductionType numbers{.dtype = dtype_of(tensor), .op = op_of(caller, op)};
   if (tensor.is_complex()) {
     if (numbers.op == Op::kSum || numbers.op == Op::kAvg) {
+      // A sum has no mixed terms, so real and imaginary parts are added as numbers of their own.
       numbers.per_element = 2;
     } else {
       numbers.dtype = complex_of(numbers.dtype);
@@ -169,6 +178,7 @@ ReductionType reduction_type_of(const CallSite& caller, const at::Tensor& tensor
 
 void scale(const CallSite& caller, at::Tensor tensor, const c10d::ReduceOp& op) {
   if (!is_scaled(op)) return;
+  // c10d has no other place for the factor, though the class is named after NCCL.
   const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK(factor != nullptr, caller, ": PREMUL_SUM without a factor");
   const at::NoGradGuard no_grad;
@@ -181,6 +191,7 @@ void scale(const CallSite& caller, at::Tensor tensor, const c10d::ReduceOp& op) 
 
 at::Tensor scaled(const CallSite& caller, const at::Tensor& tensor, const c10d::ReduceOp& op) {
   if (!is_scaled(op)) return tensor;
+  // The input is the caller's, and stays as it is.
   at::Tensor copy = tensor.clone();
   scale(caller, copy, op);
   return copy;

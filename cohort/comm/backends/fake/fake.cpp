@@ -1,3 +1,8 @@
+// Each collective computes its result at once, in the caller's memory, and records the call. The numbers are
+// those of a group whose ranks all hold what this one holds. So a sum is a product with the size, and each
+// gathered part is the input. Always: a call is recorded after its arguments were used, so one that throws
+// leaves no record. Surprising: shapes are those that c10d gets, and Group may have flattened tensors by
+// then.
 #include "cohort/comm/backends/fake/fake.h"
 
 #include <ATen/ops/mul.h>
@@ -67,8 +72,10 @@ void FakeBackend::reduce_alike(at::Tensor& tensor, const c10d::ReduceOp& op) con
       tensor.pow_(size_);
       return;
     case c10d::ReduceOp::BXOR:
+      // x ^ x is 0: an even number of ranks gives zeros, and an odd one x.
       if (size_ % 2 == 0) tensor.zero_();
       return;
+    // Of equal tensors these are the tensor itself.
     case c10d::ReduceOp::AVG:
     case c10d::ReduceOp::MIN:
     case c10d::ReduceOp::MAX:
@@ -111,6 +118,7 @@ FakeBackend::WorkPtr FakeBackend::_allgather_base(at::Tensor& output, at::Tensor
 
 FakeBackend::WorkPtr FakeBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                        const c10d::ReduceScatterOptions& options) {
+  // All ranks hold this input, so what they send here is this rank's own part.
   if (output.numel() > 0) output.view({-1}).copy_(input.view({size_, -1}).select(0, rank_));
   reduce_alike(output, options.reduceOp);
   return record("reduce_scatter", {output, input}, c10d::OpType::_REDUCE_SCATTER_BASE);

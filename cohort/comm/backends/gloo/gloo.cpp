@@ -1,4 +1,9 @@
-// LibTorch's Gloo backend. The only file that sees gloo/declarations.
+// LibTorch's Gloo backend. The only file that sees gloo/declarations. Gloo connects all pairs of ranks when
+// it is made, and each of its waits has the whole timeout. So it is made on a thread that may be left behind
+// at the deadline. A gate in the store tells which ranks came to connect, and the error names the others.
+// Always: a group that failed closes its connections, because Gloo cannot end one collective alone.
+// Surprising: the address to listen on comes from the routing table, since a host's own name often leads to
+// 127.0.1.1.
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>

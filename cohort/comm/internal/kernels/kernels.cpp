@@ -60,6 +60,7 @@ void set_control(std::uint64_t /*bits*/) {}
 
 }  // namespace
 
+// at::set_flush_denormal() on one rank would change what this rank adds, and not what the others add.
 StandardFloats::StandardFloats() : before_(control()) {
   if (before_ != kStandard) set_control(kStandard);
 }
@@ -87,11 +88,13 @@ std::size_t size_of(Dtype dtype) {
 }
 
 const Kernels* const* all_kernels() {
+  // At most three tables: the last entry stays null and ends the list.
   static const std::array<const Kernels*, 4> all = [] {
     std::array<const Kernels*, 4> list{};
     std::size_t count = 0;
 #if COHORT_KERNELS_X86
     __builtin_cpu_init();
+    // The AVX2 table converts half precision by F16C, which is a feature of its own.
     const bool has_avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("f16c") != 0;
     if (has_avx2 && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
         __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0) {
