@@ -22,6 +22,7 @@ std::string text_of(const json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
+// torchrun's format, so that errors of ranks in Python are read too.
 void read_json(const json& data, RecordedError& error) {
   const json& message = data.at("message");
   if (!message.is_object()) {
@@ -43,9 +44,11 @@ void record_error(std::string_view message) noexcept {
     const json data = {{"message",
                         {{"message", message.substr(0, kMaxBytes)},
                          {"extraInfo", {{"timestamp", std::to_string(std::time(nullptr))}}}}}};
+    // A message may hold bytes that are no UTF-8: they are replaced.
     const std::string text = data.dump(-1, ' ', false, json::error_handler_t::replace);
     Fd file(::open(path->c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
     struct stat info {};
+    // The first error stays: later ones follow from it.
     if (!file.is_open() || ::fstat(file.get(), &info) != 0 || info.st_size > 0) return;
     write_all(file.get(), text);
   } catch (...) {  // NOLINT: the message is on stderr all the same
@@ -56,6 +59,7 @@ std::optional<RecordedError> read_error_file(const std::filesystem::path& path) 
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0 || info.st_size == 0) return std::nullopt;
   RecordedError error;
+  // When the rank failed: its process may end much later.
   error.time = static_cast<double>(info.st_mtim.tv_sec) + 1e-9 * static_cast<double>(info.st_mtim.tv_nsec);
   std::ifstream file(path, std::ios::binary);
   std::string text(kMaxBytes * 8, '\0');
@@ -64,6 +68,7 @@ std::optional<RecordedError> read_error_file(const std::filesystem::path& path) 
   try {
     read_json(json::parse(text), error);
   } catch (const json::exception&) {
+    // A program may write plain text there.
     error.message = text;
   }
   error.message.resize(std::min(error.message.size(), kMaxBytes));

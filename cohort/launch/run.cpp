@@ -167,10 +167,13 @@ int run_job(const RunOptions& given) {
   if (options.master_addr) options.master_addr = without_brackets(*options.master_addr);
   if (options.run_id.empty()) {
     const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+    // All nodes must have the same, so nothing of this process can be in it. "none" is torchrun's.
     options.run_id = options.nnodes > 1 ? "none" : concat(std::hex, now, "-", ::getpid());
   }
   const std::optional<base::Secret> secret = secret_of(options);
+  // A secret of their own, derived from the job's: a rank cannot speak as an agent.
   const base::Fd secret_fd = secret ? secret->for_ranks().to_fd() : base::Fd();
+  // Before the folder is made: from here on a signal does not end the process, so the folder goes.
   SignalQueue signals(options.signals_to_handle, {SIGUSR1, SIGUSR2, SIGTSTP});
   LogFolder folder(options);
   OrphanWatchdog watchdog(folder.stays() ? "" : folder.path().string());

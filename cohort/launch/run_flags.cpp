@@ -1,3 +1,7 @@
+// The flags of `cohort run` in one table, for whoever reads them or shows help. Names and meanings are
+// torchrun's, so its users need not learn others. A flag of torchrun's that Cohort does not have stands here
+// too, with what to do instead, so that it is refused by name. Always: a flag with an empty `value` is a
+// switch.
 #include "cohort/launch/run_flags.h"
 
 #include <algorithm>

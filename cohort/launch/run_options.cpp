@@ -1,3 +1,7 @@
+// A flag comes from the command line, or else from torchrun's PET_ variables. Its value keeps the name that
+// the user gave it by, and errors use that name. read_run_flags() turns texts into types. check() then tests
+// what options mean together, and run_job() asks it again for options that a program has set itself. Always:
+// options that have passed check() need no tests later on.
 #include "cohort/launch/run_options.h"
 
 #include <signal.h>
@@ -58,6 +62,7 @@ struct Given {
   }
   milliseconds seconds(double low) const {
     double value = 0;
+    // Not `value < low`: "nan" is read as a number, and compares with nothing.
     if (!read_number(text, value) || !(value >= low) || value > 1e6) {
       refuse(concat("seconds, at least ", low));
     }
@@ -69,6 +74,7 @@ class Flags {
  public:
   explicit Flags(const std::map<std::string, std::string>& given) : given_(given) {
     for (const RunFlag& flag : run_flags()) {
+      // Before all else: a flag that cannot be had says more than what follows from its absence.
       const auto value = get(flag.name);
       if (value && !flag.instead.empty()) launch::refuse(value->name + " is not available", flag.instead);
     }
@@ -76,6 +82,7 @@ class Flags {
 
   std::optional<Given> get(const std::string& name) const {
     if (const auto at = given_.find(name); at != given_.end()) return Given{"--" + name, at->second};
+    // torchrun's: PET_NNODES is --nnodes.
     std::string variable = "PET_" + name;
     std::transform(variable.begin(), variable.end(), variable.begin(),
                    [](unsigned char c) { return c == '-' ? '_' : static_cast<char>(std::toupper(c)); });
@@ -91,6 +98,7 @@ class Flags {
   const std::map<std::string, std::string>& given_;
 };
 
+// torchrun's MIN:MAX. Without elasticity both must be one number.
 int read_nnodes(const Given& given) {
   const auto parts = split(given.text, ':');
   int low = 0, high = 0;
@@ -128,6 +136,7 @@ std::uint16_t read_port(const Given& given) {
 }
 
 void read_endpoint(const Given& given, RunOptions& options) {
+  // The last one, since an IPv6 address has colons of its own.
   const std::size_t colon = given.text.rfind(':');
   if (colon == std::string::npos || colon == 0) given.refuse("HOST:PORT");
   const Given port{given.name, given.text.substr(colon + 1)};
@@ -139,6 +148,7 @@ void read_endpoint(const Given& given, RunOptions& options) {
 
 int read_signal(const Given& given, const std::string& name) {
   const std::string shortened = name.starts_with("SIG") ? name.substr(3) : name;
+  // Real-time signals have no names of their own.
   for (int number = 1; number < SIGRTMIN; ++number) {
     const char* known = ::sigabbrev_np(number);
     if (known == nullptr || shortened != known) continue;
@@ -160,6 +170,7 @@ void read_rdzv_conf(const Given& given, RunOptions& options) {
     } else if (key == "keep_alive_interval") {
       options.keep_alive_interval = value.seconds(0.001);
     } else if (key == "keep_alive_max_attempt") {
+      // With 1, a single sign that comes late would end the job.
       options.keep_alive_max_attempt = value.integer(2, 1'000'000);
     } else {
       refuse(concat(given.name, ": '", key, "' is not known"),
@@ -197,6 +208,7 @@ void read_where(const Flags& flags, RunOptions& options) {
     if (const auto beside = flags.get("secret-file")) {
       refuse(concat(given->name, " and ", beside->name, " exclude each other"), "one of them");
     }
+    // COHORT_SECRET_FILE may be set for all jobs of a user: the flag is stronger.
     options.secret_file.clear();
   }
   if (const auto given = flags.get("standalone")) {
@@ -309,6 +321,7 @@ void check(const RunOptions& options) {
     refuse(concat("--nnodes is ", options.nnodes, ", and nothing says where node 0 is"),
            "--master-addr HOST --master-port PORT, the same on all nodes");
   }
+  // Whoever reaches node 0's port would be believed.
   if (options.nnodes > 1 && !options.is_on_one_host() && options.secret_file.empty() && !options.no_secret) {
     refuse("nodes on several hosts, and no secret by which they know each other",
            "--secret-file FILE, the same on all nodes (made by: (umask 077; head -c 32 /dev/urandom | base64 "

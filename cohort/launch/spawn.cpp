@@ -129,6 +129,7 @@ class Ranks {
     for (Rank& rank : list) {
       rank.drain();
       if (!rank.worker.running() || !rank.worker.reap()) continue;
+      // Again: it may have written between the look above and its end.
       rank.drain();
       if (failed == nullptr && !rank.outcome().empty()) failed = &rank;
     }
@@ -184,6 +185,7 @@ void spawn(const std::function<void(int rank)>& fn, int num_ranks, const SpawnOp
   }
   std::vector<std::string> arguments = own_arguments();
   if (options.arguments) {
+    // The program's own name stays.
     arguments.resize(1);
     arguments.insert(arguments.end(), options.arguments->begin(), options.arguments->end());
   }

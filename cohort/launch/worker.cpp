@@ -76,6 +76,7 @@ void become(ExecPlan& plan, pid_t parent) {
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return;
   if (::getppid() != parent) ::_exit(1);  // it died before the line above
   if (plan.cpu_bytes > 0 && ::sched_setaffinity(0, plan.cpu_bytes, plan.mask()) != 0) return;
+  // The agent ignores SIGPIPE and may block signals. exec would keep both.
   ::signal(SIGPIPE, SIG_DFL);
   sigset_t none;
   ::sigemptyset(&none);
@@ -234,6 +235,7 @@ Variables variables_of(const RankPlace& place) {
       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
   };
   if (!base::env_string("OMP_NUM_THREADS")) {
+    // torchrun sets 1. Here the ranks of a node use all of its cores together.
     const int threads = std::max(1, base::usable_cores() / place.local_world_size);
     variables.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
   }

@@ -137,6 +137,7 @@ void Agent::supervise(WorkerGroup& workers) {
   while (workers.running()) {
     const auto wait = std::min<std::chrono::nanoseconds>(poll_interval(), grace_.remaining());
     workers.step(std::chrono::ceil<milliseconds>(wait), wake_fds());
+    // Before failures are looked at: ranks that end by a signal to the job have not failed.
     handle_signals(&workers);
     if (signal_ == 0 && !workers.failures().empty()) stop_by_failure(workers);
     handle_other_nodes(workers);
@@ -145,6 +146,7 @@ void Agent::supervise(WorkerGroup& workers) {
       workers.kill();
       killed = true;
       grace_ = base::Deadline::never();
+      // A process that sleeps in the kernel (D in ps) does not die of SIGKILL: an error says so then.
       after_kill = base::Deadline(seconds(30));
       if (!force_kill_) {
         say(base::LogLevel::kWarning, concat("local rank ", late, " did not end within ",
@@ -161,6 +163,7 @@ void Agent::handle_signals(WorkerGroup* workers) {
     if (number == SIGUSR1 || number == SIGUSR2) {
       if (workers != nullptr) notify(*workers, number);
     } else if (number == SIGTSTP) {
+      // Ranks have process groups of their own, which the terminal does not stop.
       if (workers != nullptr) workers->pause();
       ::raise(SIGSTOP);
       if (workers != nullptr) workers->resume();
@@ -235,6 +238,7 @@ AttemptReport Agent::outcome_of(const WorkerGroup& workers) const {
   report.signal = signal_;
   report.status = workers.status();
   for (const RankFailure& failure : workers.failures()) {
+    // A rank that ended by the job's signal did what it was told.
     if (signal_ == 0 || failure.status != 128 + signal_) report.failures.push_back(failure);
   }
   return report;
@@ -247,6 +251,7 @@ AttemptReport Agent::exit_result_of(const std::vector<AttemptReport>& reports) c
     if (exit_result.status == 0) exit_result.status = report.status;
     exit_result.failures.insert(exit_result.failures.end(), report.failures.begin(), report.failures.end());
   }
+  // A signal ends the job; only a failure is a reason to start again.
   if (exit_result.signal == 0 && !exit_result.failures.empty()) {
     exit_result.status = first_of(exit_result.failures).status;
     exit_result.restart = place_.attempt < options_.max_restarts;
@@ -268,6 +273,7 @@ AttemptReport Agent::agree_on_result(AttemptReport mine) {
     store_client_->watch(key("end", node));
     store_client_->watch(key("seen", node));
   }
+  // All nodes are watched by now, so their words come while one of them is waited for.
   std::vector<AttemptReport> reports{mine};
   for (int node = 1; node < options_.nnodes; ++node) {
     reports.push_back(AttemptReport::from_json(wait_for(key("end", node))));

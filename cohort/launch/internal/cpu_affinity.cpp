@@ -19,6 +19,7 @@ std::vector<base::CpuSet> split_cores(const base::CpuSet& allowed, int num_ranks
     if (std::ifstream file(folder / "core_id"); !(file >> core)) core = id;
     cpus.emplace_back(socket, core, id);
   }
+  // So each rank's cores lie together: on one socket, and both threads of a core.
   std::sort(cpus.begin(), cpus.end());
   const auto num_cpus = cpus.size();
   const auto ranks = static_cast<std::size_t>(num_ranks);
@@ -26,8 +27,10 @@ std::vector<base::CpuSet> split_cores(const base::CpuSet& allowed, int num_ranks
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     std::vector<int> ids;
     if (ranks >= num_cpus) {
+      // More ranks than cores: they take turns, a core each.
       if (num_cpus > 0) ids.push_back(std::get<2>(cpus[rank % num_cpus]));
     } else {
+      // Shares differ by one core at most, and leave none out.
       for (std::size_t i = rank * num_cpus / ranks; i < (rank + 1) * num_cpus / ranks; ++i) {
         ids.push_back(std::get<2>(cpus[i]));
       }

@@ -29,6 +29,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFailure, rank, local_rank, node, host, pi
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AttemptReport, restart, status, signal, failures)
 
 std::string AttemptReport::to_json() const {
+  // What ranks print may be no UTF-8.
   return json(*this).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
@@ -41,6 +42,7 @@ AttemptReport AttemptReport::from_json(const std::string& text) {
   }
 }
 
+// Each time is that of the node's own clock: clocks that differ may put the wrong rank first.
 const RankFailure& first_of(const std::vector<RankFailure>& failures) {
   return *std::min_element(failures.begin(), failures.end(),
                            [](const auto& a, const auto& b) { return a.time < b.time; });
@@ -64,6 +66,7 @@ std::string describe(const std::vector<RankFailure>& failures, int world_size) {
     if (&failure != &first) others.push_back(&failure);
   }
   std::sort(others.begin(), others.end(), [](const auto* a, const auto* b) { return a->time < b->time; });
+  // The others mostly say that they lost the first one.
   constexpr std::size_t kMaxOthers = 8;
   for (std::size_t i = 0; i < std::min(kMaxOthers, others.size()); ++i) {
     const std::string& message = others[i]->message;

@@ -24,18 +24,21 @@ LogFolder::LogFolder(const RunOptions& options)
       options.log_dir.empty() ? fs::temp_directory_path(error) : fs::absolute(options.log_dir, error);
   if (!error) fs::create_directories(parent, error);
   if (error) fail(parent, error.message());
+  // The id becomes part of a file's name, and may have slashes.
   std::string name = options.run_id;
   std::replace_if(
       name.begin(), name.end(),
       [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '_' && c != '.'; }, '_');
   std::string pattern =
       (parent / ((options.log_dir.empty() ? "cohort-run-" : "") + name + "_XXXXXX")).string();
+  // A new folder for each run: two jobs with one id do not mix their files.
   if (::mkdtemp(pattern.data()) == nullptr) fail(parent, std::strerror(errno));
   path_ = pattern;
 }
 
 LogFolder::~LogFolder() {
   if (stays_) return;
+  // A destructor does not throw, and a folder that stays does no harm.
   std::error_code ignored;
   fs::remove_all(path_, ignored);
 }

@@ -35,6 +35,7 @@ std::string_view warning_text(std::string_view line) {
 
 void LineSplitter::feed(std::string_view bytes) {
   for (const char c : bytes) {
+    // \r\n is one end of a line, and \r alone is one too, as progress bars have it.
     const bool second_half = c == '\n' && after_return_;
     after_return_ = c == '\r';
     if (second_half) continue;
@@ -71,6 +72,7 @@ bool WarningFilter::shows(int rank, std::string_view line) {
     at = counts_.emplace(text, Count{}).first;
   }
   Count& count = at->second;
+  // Ranks warn alike: the k-th time that a text comes is shown for the first rank that comes to it.
   if (++count.of_rank[rank] <= count.shown) return false;
   ++count.shown;
   return true;
@@ -108,6 +110,7 @@ void Console::pump(Queue& queue) {
     }
     queue.begin += static_cast<std::size_t>(count);
   }
+  // Not after each write, so that a byte is moved about once in all.
   if (queue.begin > queue.bytes.size() / 2) {
     queue.bytes.erase(0, queue.begin);
     queue.begin = 0;

@@ -25,6 +25,7 @@ void collect(int number) {
 
 SignalQueue::SignalQueue(const std::vector<int>& signals, const std::vector<int>& always)
     : pipe_(make_pipe()) {
+  // A handler must not wait: a signal that finds the pipe full is lost.
   ::fcntl(pipe_.write.get(), F_SETFL, O_NONBLOCK);
   int none = -1;
   if (!inbox.compare_exchange_strong(none, pipe_.write.get())) {
@@ -34,6 +35,7 @@ SignalQueue::SignalQueue(const std::vector<int>& signals, const std::vector<int>
   for (const int number : always) install(number, true);
   struct sigaction ignore {
   }, before{};
+  // A console that nobody reads is an error of write(), and must not end the agent.
   ignore.sa_handler = SIG_IGN;
   ::sigaction(SIGPIPE, &ignore, &before);
   before_.emplace_back(SIGPIPE, before);
@@ -43,6 +45,7 @@ void SignalQueue::install(int number, bool always) {
   struct sigaction action {
   }, before{};
   if (::sigaction(number, nullptr, &before) != 0) return;
+  // nohup ignores SIGHUP on purpose.
   if (before.sa_handler == SIG_IGN && !always) return;
   action.sa_handler = collect;
   action.sa_flags = SA_RESTART;

@@ -80,6 +80,7 @@ WorkerGroup::WorkerGroup(const RunOptions& options, const WorkerGroupSpec& place
 }
 
 WorkerGroup::~WorkerGroup() {
+  // All first, so that they end side by side.
   kill();
   const base::Deadline deadline(kEndTime);
   for (auto& member : members_) {
@@ -112,6 +113,7 @@ void WorkerGroup::start(int local_rank, base::Deadline start_by) {
   const auto open = [&](Member::Channel& channel, Stream stream, bool redirect, bool tee, const char* name) {
     if (redirect || tee) channel.file = open_log(folder / name);
     channel.shown = !filtered && (tee || !redirect);
+    // One rank alone: its bytes go through as they come, so that progress bars look right.
     channel.raw = !prefixed && place_.world_size == 1;
     channel.lines = std::make_unique<LineSplitter>(
         [this, m = member.get(), &channel, stream, rank, prefix](std::string_view line) {
@@ -193,6 +195,7 @@ void WorkerGroup::note_end(Member& member) {
   watchdog_.forget(member.worker->pid());
   // All that it will ever print is in the pipes now.
   for (Member::Channel* channel : {&member.out, &member.err}) {
+    // Not until the end of the pipe: a process that the rank left behind may hold it open.
     for (int i = 0; i < 64 && channel->pipe.is_open(); ++i) read(member);
     channel->pipe.close();
     channel->lines->finish();
@@ -212,6 +215,7 @@ void WorkerGroup::note_end(Member& member) {
                       .details = {},
                       .time = end,
                       .last_lines = member.tail.lines()};
+  // The error was written when it happened, and the process may have taken long to end.
   if (const auto error = read_error_file(member.error_file)) {
     failure.message = error->message;
     failure.details = error->details;
@@ -303,6 +307,7 @@ std::string WorkerGroup::notify(int number) {
       spared.push_back(place_.first_rank + alive[i]->local_rank);
     }
   }
+  // Said once for each signal: a batch system may send it again and again.
   if (spared.empty() || !withheld_.insert(number).second) return "";
   return concat("signal ", number, " (", ::strsignal(number), ") is not passed on to ",
                 base::format_list("rank", spared), ", which would die of it");
