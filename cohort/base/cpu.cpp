@@ -31,6 +31,7 @@ using CpuBits = std::unique_ptr<cpu_set_t, FreeCpuSet>;
 
 int parse_cpu(std::string_view part, std::string_view text) {
   int id = -1;
+  // Digits and no more: std::stoi() would read "2x" as 2.
   const auto result = std::from_chars(part.data(), part.data() + part.size(), id);
   if (result.ec != std::errc() || result.ptr != part.data() + part.size() || id < 0 || id >= kMaxCpus) {
     throw ConfigError("base.cpu_set",
@@ -97,6 +98,7 @@ namespace {
 
 void CpuSet::pin_current_thread() const {
   if (empty()) throw UsageError("base.pin", "the set of cores is empty", "at least one core");
+  // Ids are sorted, so the last one says how large the set must be.
   const int count = ids_.back() + 1;
   const CpuBits bits(CPU_ALLOC(count));
   const std::size_t bytes = CPU_ALLOC_SIZE(count);
@@ -120,6 +122,7 @@ bool CpuSet::intersects(const CpuSet& other) const {
 std::string CpuSet::to_string() const {
   std::string text;
   for (std::size_t i = 0; i < ids_.size();) {
+    // The kernel's own notation, as in /proc and taskset: 0-3,8.
     std::size_t end = i;
     while (end + 1 < ids_.size() && ids_[end + 1] == ids_[end] + 1) ++end;
     if (!text.empty()) text += ',';
@@ -140,6 +143,7 @@ ScopedPin::~ScopedPin() {
 
 int CoreLimits::usable() const {
   int cores = std::min(online, affinity);
+  // Rounded up: with one thread for a quota of 1.5 cores, half a core would stay idle.
   if (quota) cores = std::min(cores, static_cast<int>(std::ceil(std::min(*quota, 1e6))));
   return std::max(1, cores);
 }

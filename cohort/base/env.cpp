@@ -1,3 +1,7 @@
+// Variables are read in each call and never kept. An empty one counts as not set. A value that cannot be read
+// is a ConfigError, which names the variable and what is expected. cohort_variables() lists all that Cohort
+// reads, so that a misspelt COHORT_ name can be told. Always: a number is read as a whole or not at all, so
+// "8 cores" is no number.
 #include "cohort/base/env.h"
 
 #include <unistd.h>
@@ -41,6 +45,7 @@ std::optional<std::int64_t> env_int(const std::string& name, std::int64_t low, s
   std::int64_t value = 0;
   const char* end = text->data() + text->size();
   const auto result = std::from_chars(text->data(), end, value);
+  // Not strtoll(), which would take leading spaces and stop at the first letter.
   if (result.ec == std::errc() && result.ptr == end && value >= low && value <= high) return value;
   if (low == INT64_MIN && high == INT64_MAX) refuse(name, *text, "a whole number");
   if (high == INT64_MAX) refuse(name, *text, concat("a whole number of at least ", low));
@@ -53,6 +58,7 @@ std::optional<double> env_double(const std::string& name) {
   double value = 0;
   const char* end = text->data() + text->size();
   const auto result = std::from_chars(text->data(), end, value);
+  // from_chars() reads "inf" and "nan", and no setting means them.
   if (result.ec != std::errc() || result.ptr != end || !std::isfinite(value)) refuse(name, *text, "a number");
   return value;
 }
@@ -72,6 +78,7 @@ std::optional<std::string> env_choice(const std::string& name, std::span<const s
   const std::string value = lower(*text);
   TextList list;
   for (const std::string& choice : choices) {
+    // As the choice is spelt, so that callers can compare it.
     if (lower(choice) == value) return choice;
     list.add(choice);
   }
@@ -114,6 +121,7 @@ std::vector<std::string> unknown_cohort_variables() {
     messages.push_back(concat("environment variable ", name, " is not read by Cohort",
                               near ? concat("; did you mean ", *near, "?") : std::string()));
   }
+  // The environment has no order that repeats.
   std::sort(messages.begin(), messages.end());
   return messages;
 }

@@ -35,6 +35,7 @@ std::size_t source_prefix(std::string_view text) {
 }  // namespace
 
 std::string without_backtrace(std::string_view text) {
+  // An error that was caught and thrown again may have several.
   while (const std::size_t prefix = source_prefix(text)) text.remove_prefix(prefix);
   for (std::size_t line = 0; line < text.size();) {
     if (begins_backtrace(text.substr(line))) {

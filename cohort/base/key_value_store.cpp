@@ -144,6 +144,7 @@ std::string Gate::key_of(int word) const {
 void Gate::arrive() {
   const int word = rank_ / kBits;
   if (kv_store_.add(key_of(word), std::int64_t{1} << rank_ % kBits) != all_of(word)) return;
+  // This word is full, and others may not be: the last one to become full opens the gate.
   if (num_words() > 1 && kv_store_.add(key_ + "/full", 1) != num_words()) return;
   kv_store_.set(key_ + "/open", "1");
   is_open_ = true;
@@ -161,6 +162,7 @@ void Gate::break_open() {
 std::vector<int> Gate::missing() {
   std::vector<int> ranks;
   for (int word = 0; word < num_words(); ++word) {
+    // To add 0 reads the count, also where nobody has added to it.
     const std::int64_t here = kv_store_.add(key_of(word), 0);
     for (int bit = 0; bit < kBits && word * kBits + bit < size_; ++bit) {
       if ((here >> bit & 1) == 0) ranks.push_back(word * kBits + bit);

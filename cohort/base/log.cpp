@@ -1,3 +1,7 @@
+// One mutex guards level, sink and the keys of warn_once(). A line is written under it, so lines do not mix,
+// and a sink is called by one thread at a time. The log is made at its first use, and reads COHORT_LOG then.
+// Surprising: a sink that logs waits for itself, as the mutex is not recursive. Always: to log throws nothing
+// for a wrong COHORT_LOG. The first line says what is wrong with it.
 #include "cohort/base/log.h"
 
 #include <spdlog/sinks/stdout_color_sinks.h>
@@ -57,6 +61,7 @@ struct Log {
   }
 
   std::mutex mutex;
+  // Before `level`, whose making writes into it.
   std::string trouble;
   LogLevel level = level_from_environment(trouble);
   std::shared_ptr<spdlog::logger> stderr_logger;
@@ -102,6 +107,7 @@ void warn_once(std::string_view key, std::string_view message) {
     std::lock_guard lock(state.mutex);
     if (!state.warned.emplace(key).second) return;
   }
+  // Without the lock, which log() takes itself.
   log(LogLevel::kWarning, message);
 }
 

@@ -1,3 +1,8 @@
+// A text is taken apart from its end: the tag behind a slash, then the numbers behind a colon, then the kind.
+// A number means one of the cores that this process may use, and becomes a core of the machine. Always: the
+// name is canonical, so cpu:3,2 and cpu:2-3 are one place. A tag makes two places of the same cores.
+// Surprising: in a list, a comma before a digit continues the cores, and every other comma begins a new
+// place.
 #include "cohort/base/placement.h"
 
 #include <cctype>
@@ -27,6 +32,7 @@ CpuSet cores_of(std::string_view text, const CpuSet& wanted, const CpuSet& allow
   std::vector<int> ids;
   for (const int index : wanted.ids()) {
     if (index >= allowed.size()) {
+      // The message counts as the user does: from 0, in the cores of this process.
       const std::string range = allowed.size() == 1 ? "cpu:0" : concat("cpu:0 to cpu:", allowed.size() - 1);
       refuse(text,
              concat("core ", index, " is asked for, but this process may use ", allowed.size(),

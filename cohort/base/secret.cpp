@@ -82,6 +82,7 @@ Secret Secret::from_file(const std::filesystem::path& path) {
   const auto refuse = [&](const std::string& what, const std::string& hint) {
     throw UsageError("base.secret", concat("the file of the secret, ", path.string(), ", ", what), hint);
   };
+  // O_NONBLOCK: to open a named pipe would wait for a writer.
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
   if (!file.is_open() || ::fstat(file.get(), &status) != 0) {
@@ -95,6 +96,7 @@ Secret Secret::from_file(const std::filesystem::path& path) {
   }
   if ((status.st_mode & 077) != 0) refuse("may be read by others", concat("chmod 600 ", path.string()));
   std::string bytes = read_all(file.get());
+  // Editors and base64 end a file by a newline, which belongs to no secret.
   const std::size_t end = bytes.find_last_not_of(" \t\r\n");
   bytes.resize(end == std::string::npos ? 0 : end + 1);
   if (bytes.size() < kFewestBytes || bytes.size() > kMaxBytes) {
@@ -126,6 +128,7 @@ std::optional<Secret> Secret::of_process() {
 }
 
 Secret Secret::derive(std::string_view purpose) const {
+  // SHA-512 here and SHA-256 in code(), so that no code that was sent can be a secret.
   return Secret(hmac(::EVP_sha512(), bytes_, purpose).substr(0, 32));
 }
 

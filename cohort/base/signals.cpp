@@ -73,6 +73,7 @@ TrainingSignals::TrainingSignals() {
   save_requested = false;
   struct sigaction action {};
   action.sa_handler = handle;
+  // Calls that a signal interrupts continue: loops look at the flags, and no read need be repeated.
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (std::size_t i = 0; i < kSignals.size(); ++i) {

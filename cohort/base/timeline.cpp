@@ -35,6 +35,7 @@ struct Event {
   int thread;
   char phase;  // as the format has it: 'X' a span, 'C' a counter, 'i' an instant
 };
+// A million events are 48 MB.
 static_assert(sizeof(Event) <= 48);
 
 struct Recorder {
@@ -56,6 +57,7 @@ Recorder& recorder() {
 }
 
 int thread_id() {
+  // A system call, so once for each thread. The number is the kernel's, as in LibTorch's profiler.
   thread_local const int id = static_cast<int>(::syscall(SYS_gettid));
   return id;
 }
@@ -88,6 +90,7 @@ class Writer {
     return raw({text.data(), static_cast<std::size_t>(result.ptr - text.data())});
   }
   Writer& microseconds(Clock::duration duration) {
+    // In whole numbers: a double would lose nanoseconds in a long run.
     const auto nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
     out_ += std::to_string(nanoseconds / 1000);
     const auto rest = static_cast<int>(nanoseconds % 1000);
@@ -111,6 +114,7 @@ void write_name(Writer& out, const char* what, int process, int thread, std::str
   out.raw(R"(,"tid":)").raw(std::to_string(thread)).raw(R"(,"args":{"name":)").quoted(name).raw("}}");
 }
 
+// Letters and fields are those of Chrome's Trace Event Format: times in microseconds.
 void write_event(Writer& out, const Event& event, int process, Clock::time_point origin) {
   out.raw(R"({"ph":")").raw({&event.phase, 1}).raw(R"(","name":)").quoted(event.name);
   out.raw(R"(,"pid":)").raw(std::to_string(process)).raw(R"(,"tid":)").raw(std::to_string(event.thread));
@@ -130,6 +134,7 @@ void Timeline::start(std::size_t max_events) {
   Recorder& state = recorder();
   const std::lock_guard lock(state.mutex);
   state.events.clear();
+  // Not all of it: the limit may be millions, and memory is taken as events come.
   state.events.reserve(std::min<std::size_t>(max_events, 4096));
   state.max_events = max_events;
   state.dropped = 0;
@@ -138,6 +143,7 @@ void Timeline::start(std::size_t max_events) {
 }
 
 void Timeline::stop() {
+  // Without the lock: record() looks again while it has it.
   enabled_ = false;
 }
 
@@ -194,6 +200,7 @@ int Timeline::track(std::string_view name) {
 const char* Timeline::intern(std::string_view name) {
   Recorder& state = recorder();
   const std::lock_guard lock(state.mutex);
+  // Texts of a std::set do not move, so the pointer holds for ever.
   return state.names.emplace(name).first->c_str();
 }
 
@@ -201,6 +208,7 @@ std::string Timeline::events(int process, std::string_view name, Clock::time_poi
   Recorder& state = recorder();
   const std::lock_guard lock(state.mutex);
   std::string text;
+  // About what an event takes as text.
   text.reserve(128 * (state.events.size() + 1));
   Writer out(text);
   bool first = true;

@@ -30,6 +30,7 @@ namespace {
 
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   static std::atomic<unsigned> number{0};
+  // In the target's folder, since rename() does not go from one file system to another.
   temporary_ = concat(path_.string(), ".tmp.", ::getpid(), ".", number++);
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (file_ < 0) refuse(path_, concat("write ", path_.string()), errno);
@@ -53,6 +54,7 @@ void AtomicFile::write(const void* data, std::size_t num_bytes) {
   num_bytes_ += num_bytes;
   const char* next = static_cast<const char*>(data);
   for (std::size_t left = num_bytes; left > 0;) {
+    // A large write may be done in parts, and a signal may interrupt it.
     const ssize_t written = ::write(file_, next, left);
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) fail(errno);
@@ -67,6 +69,7 @@ void AtomicFile::commit() {
   // A file system such as tmpfs or a pipe cannot sync and says EINVAL: it has no disk to lose.
   if (::fsync(file_) != 0 && errno != EINVAL) fail(errno);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail(errno);
+  // NFS may report an error of a write as late as here.
   if (::close(std::exchange(file_, -1)) != 0) refuse(path_, concat("close ", path_.string()), errno);
   sync_folder(path_.has_parent_path() ? path_.parent_path() : fs::path("."));
 }

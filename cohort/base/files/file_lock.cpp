@@ -32,6 +32,7 @@ FileLock::FileLock(const std::filesystem::path& path) {
   if (file_ < 0) {
     throw SystemError("base.lock", concat("cannot open ", path.string(), ": ", std::strerror(errno)));
   }
+  // Not waited for: a second run in one folder is a mistake, and no queue.
   if (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     if (means_no_locks(error)) {
@@ -60,6 +61,8 @@ FileLock::FileLock(const std::filesystem::path& path) {
     const ssize_t written = ::pwrite(file_, name.data(), name.size(), 0);
 }
 
+// To close the file ends the lock. The file stays: if it were removed, two processes could lock two files of
+// one name.
 FileLock::~FileLock() {
   ::close(file_);
 }

@@ -5,6 +5,7 @@
 namespace cohort::base {
 
 std::string format_list(std::string_view noun, const std::vector<int>& numbers) {
+  // A job may miss thousands of ranks, and a message is to stay readable.
   constexpr std::size_t kMax = 20;
   std::string text = concat(noun, numbers.size() == 1 ? " " : "s ");
   for (std::size_t i = 0; i < numbers.size(); ++i) {

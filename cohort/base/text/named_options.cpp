@@ -38,6 +38,7 @@ NamedOptions::Map::const_iterator NamedOptions::find(const std::string& name) co
 
 NamedOptions::Map::const_iterator NamedOptions::begin() const {
   const std::lock_guard lock(asked_->mutex);
+  // Whoever walks over all options has read each of them.
   asked_->all = true;
   return values_.begin();
 }
@@ -99,6 +100,7 @@ bool NamedOptions::flag(const std::string& name, bool fallback) const {
 }
 
 NamedOptions NamedOptions::handed_to(std::string where, std::string owner) const {
+  // With notes of its own: what the one owner asks for, the other does not know.
   NamedOptions fresh(values_);
   fresh.where_ = std::move(where);
   fresh.owner_ = std::move(owner);
@@ -109,6 +111,7 @@ void NamedOptions::refuse_unread(std::initializer_list<std::string_view> ignored
   const std::lock_guard lock(asked_->mutex);
   if (asked_->all) return;
   std::vector<std::string> known;
+  // What was asked for, and is not another's, is what a hint may offer.
   for (const std::string& name : asked_->names) {
     if (std::ranges::find(ignored, name) == ignored.end()) known.push_back(name);
   }

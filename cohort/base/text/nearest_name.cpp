@@ -6,6 +6,8 @@
 
 namespace cohort::base {
 
+// Damerau and Levenshtein, in the form of optimal string alignment: two letters that changed places are one
+// change. Upper and lower case count as equal.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   const auto same = [](char x, char y) {
     return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
@@ -36,6 +38,7 @@ const std::string& least_changed_name(std::string_view name, std::span<const std
 std::optional<std::string> nearest_name(std::string_view name, std::span<const std::string> names) {
   if (names.empty()) return std::nullopt;
   const std::string& best = least_changed_name(name, names);
+  // More than a third changed is another name, and to offer it would mislead.
   const std::size_t allowed = std::max<std::size_t>(1, std::max(name.size(), best.size()) / 3);
   if (edit_distance(name, best) > allowed) return std::nullopt;
   return best;
