@@ -32,6 +32,7 @@ void check(const std::vector<Variant>& variants, const CompareOptions& options) 
 double paired_ratio(const Measurement& first, const Measurement& other) {
   Measurement ratios;
   for (std::size_t round = 0; round < other.seconds.size(); ++round) {
+    // A round that was too short for the clock has no ratio, and counts as 0.
     ratios.seconds.push_back(other.seconds[round] > 0 ? first.seconds[round] / other.seconds[round] : 0);
   }
   return ratios.median();
@@ -58,6 +59,7 @@ std::vector<Measurement> take_turns(const std::vector<Variant>& variants, const 
   }
   for (int turn = 0; turn < options.rounds(); ++turn) {
     for (std::size_t i = 0; i < rounds.size(); ++i) {
+      // Each stands as often early in a turn as late, so a clock that drops or rises favours none.
       rounds[turn % 2 == 0 ? i : rounds.size() - 1 - i].run();
     }
   }
@@ -121,8 +123,10 @@ Comparison compare(const std::vector<Variant>& variants, const CompareOptions& o
   result.num_variants = variants.size();
   for (const Shape& shape : options.shapes()) {
     for (const int threads : options.threads()) {
+      // Around all variants of a row: they are compared at one number of threads.
       const detail::ThreadsGuard guard(threads);
       std::vector<Measurement> measured = take_turns(variants, shape, options.timeit());
+      // A copy, since the loop moves each measurement into its row.
       const Measurement first = measured.front();
       for (Measurement& one : measured) {
         const double ratio = paired_ratio(first, one);
@@ -146,6 +150,7 @@ std::string Comparison::text() const {
   };
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Measurement& one = rows[i].measurement;
+    // Rows come in blocks: all variants of one shape and number of threads.
     if (i % num_variants == 0) {
       const std::string shape = rows[i].shape.empty() ? "" : to_text(rows[i].shape) + ", ";
       line(shape + threads_text(one.threads), {"best", "median", "p99", "ratio"});

@@ -46,6 +46,7 @@ std::string shapes_of(const KinetoEvent& event) {
 std::vector<detail::Event> events_of(const std::vector<KinetoEvent>& recorded, bool shapes) {
   std::vector<detail::Event> events;
   for (const KinetoEvent& event : recorded) {
+    // Such as calls that still ran when the profiler stopped.
     if (event.endNs() <= event.startNs()) continue;
     const bool on_thread = event.deviceType() == c10::DeviceType::CPU;
     const bool on_gpu = event.deviceType() == c10::DeviceType::CUDA;
@@ -102,6 +103,7 @@ Profiler::Profiler(const ProfileOptions& options) : state_(std::make_unique<Stat
   }
   state_->shapes = options.shapes();
   impl::ProfilerConfig config(impl::ProfilerState::KINETO, /*report_input_shapes=*/options.shapes());
+  // Backward runs on threads of autograd's, and data are loaded on others.
   config.experimental_config.profile_all_threads = true;
   std::set<impl::ActivityType> activities = {impl::ActivityType::CPU};
   if (detail::has_accelerator()) activities.insert(impl::ActivityType::CUDA);
@@ -109,6 +111,7 @@ Profiler::Profiler(const ProfileOptions& options) : state_(std::make_unique<Stat
   torch::autograd::profiler::enableProfiler(config, activities);
   state_->own_timeline = !Timeline::enabled();
   if (state_->own_timeline) Timeline::start();
+  // Last, so that to start the profiler is no part of what it measures.
   state_->begin = now_by_both_clocks();
 }
 
@@ -124,6 +127,7 @@ Profiler::~Profiler() {
 Profile Profiler::stop(std::int64_t steps) {
   if (!state_) throw UsageError("bench.profile", "stop() was called twice");
   if (steps < 1) throw UsageError("bench.profile", base::concat("got ", steps, " steps, expected 1 or more"));
+  // What the steps started on a GPU is theirs, so the end comes after it.
   detail::wait_for_accelerator();
   const auto end = Timeline::Clock::now();
   const std::unique_ptr<State> state = std::move(state_);

@@ -47,6 +47,7 @@ std::int64_t round_up(double number) {
 Clock cpu_clock() {
   return [] {
     timespec now{};
+    // Of all threads together: two that are busy make two seconds in one.
     ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
     return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
   };
@@ -55,6 +56,7 @@ Clock cpu_clock() {
 double percentile(std::vector<double> values, double part) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
+  // Linear between the two nearest values, as numpy.percentile() does it.
   const double place = part * static_cast<double>(values.size() - 1);
   const auto below = static_cast<std::size_t>(place);
   const std::size_t above = std::min(below + 1, values.size() - 1);
@@ -66,6 +68,7 @@ double Measurement::percentile(double part) const {
 }
 
 double Measurement::spread() const {
+  // The middle half of the rounds over their median: a single disturbance does not move it.
   return median() > 0 ? (percentile(0.75) - percentile(0.25)) / median() : 0;
 }
 
@@ -97,6 +100,7 @@ std::string to_text(double seconds) {
     }
   }
   const double number = seconds / unit.size;
+  // Four digits that count, whatever the unit.
   const int digits = std::abs(number) < 9.9995   ? 3
                      : std::abs(number) < 99.995 ? 2
                      : std::abs(number) < 999.95 ? 1
@@ -132,6 +136,7 @@ namespace detail {
 Rounds::Rounds(const TimeitOptions& options) {
   check(options);
   measurement_.label = options.label();
+  // After a ThreadsGuard, so it is the number that the rounds run with.
   measurement_.threads = at::get_num_threads();
   measurement_.calls = std::max<std::int64_t>(options.calls(), 1);
 }
@@ -155,6 +160,7 @@ Rounds::Rounds(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& 
     wait_for_accelerator();
     return std::chrono::duration<double>(clock() - begin).count() / static_cast<double>(calls);
   };
+  // Waited for below, so that its work does not run into the first round.
   if (options.warm_up() > 0) loop(options.warm_up());
   wait_for_accelerator();
   const double least = std::chrono::duration<double>(options.min_time()).count();
@@ -164,6 +170,7 @@ Rounds::Rounds(c10::function_ref<void(std::int64_t)> loop, const TimeitOptions& 
     if (took >= least) break;
     // Ten times at most: a first guess from a few nanoseconds is worth little.
     const double wanted = static_cast<double>(calls) * (took > 0 ? std::min(least / took, 10.0) : 10.0);
+    // At least the next step of 1, 2, 5, or the loop would not end.
     calls = std::max(round_up(wanted), round_up(static_cast<double>(calls) + 1));
   }
   measurement_.calls = calls;

@@ -43,6 +43,7 @@ std::string row_name(const Event& event) {
 
 void sort(std::vector<Event>& events) {
   const auto key = [](const Event& event) {
+    // Of two that begin together, the longer one contains the other and comes first.
     return std::make_tuple(event.gpu, event.row, event.begin, -event.end);
   };
   std::sort(events.begin(), events.end(), [&](const Event& a, const Event& b) { return key(a) < key(b); });
@@ -62,6 +63,7 @@ std::vector<OperatorRow> rows_of(const std::vector<Event>& events) {
     const std::chrono::nanoseconds length(event.end - event.begin);
     if (event.gpu >= 0) {
       const auto call = by_call.find(event.started_by);
+      // A library may start work outside of any operator.
       OperatorRow& row = call == by_call.end() ? row_for("(started by no operator)", "") : *call->second;
       row.gpu += length;
       continue;
@@ -71,17 +73,21 @@ std::vector<OperatorRow> rows_of(const std::vector<Event>& events) {
     }
     OperatorRow& row = row_for(event.name, event.shapes);
     ++row.calls;
+    // Calls within it take their time off again when they are met.
     row.self += length;
     const bool within_itself = std::any_of(stack.begin(), stack.end(), [&](const Event* outer) {
       return outer->name == event.name && outer->shapes == event.shapes;
     });
+    // Without this, a recursive operator would have more than all the time.
     if (!within_itself) row.total += length;
     if (!stack.empty()) row_for(stack.back()->name, stack.back()->shapes).self -= length;
+    // A map's rows do not move, so the pointer stays good.
     if (event.id != 0) by_call[event.id] = &row;
     stack.push_back(&event);
   }
   std::vector<OperatorRow> result;
   for (auto& [key, row] : rows) result.push_back(std::move(row));
+  // By GPU first: where there is one, the time of a host's call is mostly waiting.
   std::stable_sort(result.begin(), result.end(), [](const OperatorRow& a, const OperatorRow& b) {
     return std::tie(a.gpu, a.self) > std::tie(b.gpu, b.self);
   });
@@ -97,6 +103,7 @@ std::string trace_of(const std::vector<Event>& events, std::int64_t zero) {
     if (!is_new) continue;
     text += about_row("thread_name", row->second, R"("name":)" + json_text(row_name(event)));
     text += about_row("thread_sort_index", row->second, base::concat(R"("sort_index":)", 2 * index + 2));
+    // Even numbers for operators and odd ones for threads: each thread's operators stand right below it.
     if (event.gpu < 0) {
       text += about_row("thread_sort_index", event.row, base::concat(R"("sort_index":)", 2 * index + 1));
     }
