@@ -57,6 +57,7 @@ AverageReport GradientAverager::average(std::span<const at::Tensor> parameters, 
   group_.all_reduce(header, comm::ReduceOp::SUM, {options_.timeout}).wait();
 
   AverageReport report = read_step_header(header, group_.size());
+  // All ranks have read the same sums, so all return here or none does.
   if (!report.ok() || report.weight == 0) return report;
 
   std::vector<Chunk> chunks;
@@ -86,6 +87,7 @@ void GradientAverager::reduce_chunks(std::vector<Chunk>& chunks, double scale) {
   const at::NoGradGuard no_grad;
   std::vector<comm::Pending> pending;
   for (Chunk& chunk : chunks) {
+    // Kept between steps: chunks are cut alike as long as the same gradients come.
     at::Tensor& buffer = buffers_[chunk.key];
     if (!buffer.defined() || buffer.numel() < chunk.numel) {
       buffer = group_.empty({chunk.numel}, chunk.parameters.front().options().requires_grad(false));
@@ -94,6 +96,7 @@ void GradientAverager::reduce_chunks(std::vector<Chunk>& chunks, double scale) {
     chunk.pieces = views_of(flat, chunk.parameters);
     for (std::size_t i = 0; i < chunk.pieces.size(); ++i) {
       const at::Tensor& gradient = chunk.parameters[i].grad();
+      // Not multiplied by a scale of 0: 0 * NaN of this rank would reach all ranks.
       if (gradient.defined() && scale > 0) {
         scale_into(chunk.pieces[i], gradient, scale);
       } else {

@@ -52,6 +52,7 @@ class Awaited : public Reduction {
         future_(std::move(future)),
         deadline_(bucket.timeout.count() > 0 ? bucket.timeout : bucket.group.timeout()) {}
   bool advance() override {
+    // Shared, since the future may complete after this call has given up.
     const auto over = std::make_shared<Over>();
     future_->addCallback([over](c10::ivalue::Future&) {
       const std::lock_guard lock(over->mutex);
@@ -76,6 +77,7 @@ class Awaited : public Reduction {
       throw UsageError("parallel.reduce", base::concat("a communication hook returned ", result.numel(),
                                                        " numbers for a bucket of ", buffer_.numel()));
     }
+    // A hook may have reduced in place.
     if (result.data_ptr() != buffer_.data_ptr()) buffer_.copy_(result.view(buffer_.sizes()));
     return false;
   }

@@ -56,6 +56,7 @@ class Conversion {
   bool visit_norm(const Place& place, const std::shared_ptr<nn::Module>& child, const char* type) {
     const auto norm = std::dynamic_pointer_cast<Norm>(child);
     if (norm == nullptr) return false;
+    // A Sequential calls a list of its own and not its registered children, so both get the new norm.
     if (auto* const sequential = place.parent.as<nn::SequentialImpl>()) {
       steps_.push_back([this, sequential, norm, name = place.name, index = place.index] {
         const Sync sync = converted<Sync>(norm);

@@ -1,3 +1,7 @@
+// Inputs are cut as torch.chunk() cuts, and results are joined on one device. The number of parts comes from
+// the inputs, so a small batch may use fewer placements than there are. A number without dimensions is not
+// cut: every part gets it. Always: all inputs that are cut give the same number of parts, or the call is
+// refused. Surprising: a result that only some replicas have is an error, and not a gap.
 #include "cohort/parallel/data_parallel.h"
 
 #include <ATen/ops/cat.h>
@@ -20,6 +24,7 @@ std::int64_t size_along(const at::Tensor& tensor, std::int64_t dim) {
 
 // The size of all parts but the last ones.
 std::int64_t part_size(std::int64_t size, std::size_t most) {
+  // As torch.chunk() cuts: rounded up, so the last parts may be smaller or missing.
   const auto parts = static_cast<std::int64_t>(most);
   return std::max<std::int64_t>(1, (size + parts - 1) / parts);
 }
@@ -44,6 +49,7 @@ std::size_t num_chunks(const Tensors& tensors, std::size_t most, std::int64_t di
     count = parts;
     first = &tensor;
   }
+  // With nothing to cut, every placement runs.
   return first == nullptr ? most : count;
 }
 
@@ -65,6 +71,7 @@ at::Tensor join(const Tensors& tensors, std::int64_t dim, c10::Device device) {
     if (tensor.defined()) here.push_back(tensor.to(device));
   }
   if (here.empty()) return {};
+  // Numbers, such as losses, become a vector, as in torch.nn.DataParallel.
   return here.front().dim() == 0 ? at::stack(here) : at::cat(here, dim);
 }
 

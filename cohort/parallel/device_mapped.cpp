@@ -83,6 +83,7 @@ class Placing {
     if (auto* const sequential = parent.as<nn::SequentialImpl>()) {
       std::ptrdiff_t index = 0;
       while (children[static_cast<std::size_t>(index)].key() != name) ++index;
+      // A copy of what is called now: its place is overwritten by the PlacedLayer that calls it.
       nn::AnyModule layer = *(sequential->begin() + index);
       return replace(
           [=](const PlacedLayer& placed) { *(sequential->begin() + index) = nn::AnyModule(placed.ptr()); },
@@ -97,6 +98,7 @@ class Placing {
 
   void add_all(nn::Module& parent, nn::Module& module, const std::string& path,
                const base::Placement& placement) {
+    // If one child cannot be placed, the steps of the others go too.
     const std::size_t before = steps_.size();
     bool all = module.children().size() > 0;
     for (const auto& child : module.named_children()) {

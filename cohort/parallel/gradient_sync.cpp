@@ -1,6 +1,6 @@
-// In each of Cohort's syncs every rank holds the whole model; they differ in when gradients are averaged. average
-// does so after backward; ddp has a reducer for each optimizer, which is prepared before the last backward. A
-// step that prepared nothing is averaged at its end, so both take the same tasks.
+// In each of Cohort's syncs every rank holds the whole model; they differ in when gradients are averaged.
+// average does so after backward; ddp has a reducer for each optimizer, which is prepared before the last
+// backward. A step that prepared nothing is averaged at its end, so both take the same tasks.
 #include "cohort/parallel/gradient_sync.h"
 
 #include <map>
@@ -58,6 +58,7 @@ class DdpSync : public ReplicatedSync {
     for (const NamedOptimizer& entry : parts.optimizers) {
       std::vector<NamedParameter> parameters;
       for (const at::Tensor& parameter : parameters_of(*entry.optimizer)) {
+        // A frozen parameter gets no gradient, so no bucket may wait for it.
         if (!parameter.requires_grad()) continue;
         const auto found = names.find(parameter.unsafeGetTensorImpl());
         parameters.push_back(
@@ -148,6 +149,7 @@ base::Registry<GradientSyncType>& registry() {
 
 AverageReport GradientSync::average(const optim::Optimizer& /*optimizer*/, double samples, bool finite) {
   AverageReport report;
+  // One process: its gradients are the mean already.
   report.weight = samples;
   if (!finite) report.bad_rank = 0;
   return report;
@@ -157,6 +159,7 @@ void GradientSync::step(optim::Optimizer& optimizer, const optim::NonFinite& fou
   optimizer.step_unless(found);
 }
 
+// Before the first step, so that every rank starts from rank 0's values.
 void ReplicatedSync::begin(const TaskParts& parts) {
   for (const NamedModule& entry : parts.modules) broadcast_module(group_, *entry.module);
 }

@@ -75,6 +75,7 @@ class Jobs {
     std::vector<T> values(jobs_.size());
     std::exception_ptr first_error;
     const char* failed = nullptr;
+    // This thread's own first: the workers run meanwhile.
     for (const bool here : {true, false}) {
       for (std::size_t i = 0; i < jobs_.size(); ++i) {
         if ((jobs_[i].here != nullptr) != here) continue;
@@ -198,6 +199,7 @@ std::vector<Tensors> PartsBackward::run_backwards(Tensors&& gradients) {
                  return part->backward(own, keep, wanted);
                });
   }
+  // Each part alone holds its gradients now, and frees them as it goes.
   gradients.clear();
   return jobs.finish();
 }
@@ -220,6 +222,7 @@ Tensors PartsBackward::reduce(std::vector<Tensors>&& found) {
     }
     if (values.size() == 1) result[edge] = std::move(values.front());
     if (values.size() < 2) continue;
+    // The worker with the least to add. Each sum stays whole, so this choice changes no bits.
     const auto least = std::min_element(loads.begin(), loads.end());
     const std::int64_t size = values.front().is_sparse() ? 1 : std::int64_t(values.front().nbytes());
     *least += size;
@@ -256,6 +259,7 @@ Tensors PartsBackward::reduce(std::vector<Tensors>&& found) {
 }
 
 Tensors PartsBackward::apply(Tensors&& gradients) {
+  // The node's own: two backwards through one graph take turns.
   const std::lock_guard lock(mutex_);
   check();
   return reduce(run_backwards(autograd::take_gradients(gradients.front())));
@@ -358,6 +362,7 @@ std::vector<Tensors> run_on_devices(std::vector<DevicePart> given, const Boundar
   for (DevicePart& part : given) parts.push_back(std::make_shared<DevicePart>(std::move(part)));
   given.clear();
   std::optional<core::RandomKey> random = options.random;
+  // Parts that run at once would draw from one generator in the order of time.
   if (!random && parts.size() > 1) random = core::RandomKey::draw();
   const auto counts =
       parts.size() > 1 ? autograd::InputProxies::Counts::kOwn : autograd::InputProxies::Counts::kOfInputs;

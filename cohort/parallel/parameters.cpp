@@ -12,6 +12,7 @@ namespace {
 std::unordered_set<const at::TensorImpl*> sparse_weights(const torch::nn::Module& module) {
   std::unordered_set<const at::TensorImpl*> weights;
   const auto collect = [&](const torch::nn::Module& part) {
+    // No gradient has come yet: only the options say that it will be sparse.
     const auto* const embedding = part.as<torch::nn::EmbeddingImpl>();
     const auto* const bag = part.as<torch::nn::EmbeddingBagImpl>();
     if (embedding != nullptr && embedding->options.sparse()) {
@@ -35,6 +36,7 @@ std::vector<NamedParameter> parameters_to_reduce(const torch::nn::Module& module
   for (const auto& entry : module.named_parameters()) {
     const at::TensorImpl* const tensor = entry.value().unsafeGetTensorImpl();
     const bool is_ignored = left.erase(entry.key()) > 0;
+    // A tied parameter has several names and one gradient.
     if (!entry.value().requires_grad() || !seen.insert(tensor).second) continue;
     if (!is_ignored) list.push_back({entry.key(), entry.value(), sparse.contains(tensor)});
   }

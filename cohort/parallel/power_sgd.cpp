@@ -66,6 +66,7 @@ class Compressed : public Reduction {
     if (!has_p_ && !matrices_.empty()) {
       has_p_ = true;
       for (Matrix& each : matrices_) {
+        // Q of a QR factorization: the columns of the sum, made orthonormal.
         each.p = std::get<0>(at::linalg_qr(each.p));
         each.q = at::matmul(each.m.t(), each.p);
         if (state_.options.use_error_feedback) {
@@ -79,6 +80,7 @@ class Compressed : public Reduction {
     for (std::size_t i = 0; i < whole_.size(); ++i) whole_[i].copy_(whole_sums_[i]);
     for (Matrix& each : matrices_) {
       at::matmul_out(each.m, each.p, each.q.t());
+      // A copy: the sum is a view of memory that goes with this reduction.
       if (state_.options.warm_start) each.kept->q = each.q.clone();
     }
     return false;
@@ -90,6 +92,7 @@ class Compressed : public Reduction {
     const at::Tensor m = gradient.view({gradient.size(0), -1});
     const std::int64_t rank = std::min({state_.options.matrix_approximation_rank, m.size(0), m.size(1)});
     const auto factors = static_cast<double>(rank * (m.size(0) + m.size(1)));
+    // Two factors may be larger than a small or narrow gradient itself.
     if (static_cast<double>(m.numel()) < state_.options.min_compression_rate * factors) return false;
     Kept& kept = state_.kept[parameter.unsafeGetTensorImpl()];
     if (kept.error.defined()) m.add_(kept.error);

@@ -120,6 +120,7 @@ Replicas::Copy Replicas::make_copy() const {
   check_names(original_->named_buffers(), copy.module->named_buffers(), "buffers");
   copy.source_of = std::make_shared<StandsFor>();
   for (std::size_t i = 0; i < own.size(); ++i) {
+    // Names and sizes are equal, as check_names() has seen, so places are too.
     copy.source_of->emplace_back(other[i].value(), own[i].value());
   }
   copy.buffers = copy.module->buffers();
@@ -157,6 +158,7 @@ void Replicas::refresh_copy(std::size_t i) {
   }
 }
 
+// The first copy's buffers are the module's afterwards, as in torch.nn.DataParallel.
 void Replicas::keep_buffers() {
   if (copies_.empty()) return;
   const at::NoGradGuard no_grad;

@@ -17,6 +17,7 @@ void check_weight(const StepInfo& mine) {
 // [weight of each rank | 1 where it is not finite | the caller's]
 at::Tensor make_step_header(const comm::Group& group, const StepInfo& mine, std::int64_t more) {
   check_weight(mine);
+  // Each of the step's places is written by one rank and is 0 on the others, so its sum is exact.
   at::Tensor header = at::zeros({2 * group.size() + more}, at::kDouble);
   auto* const words = header.mutable_data_ptr<double>();
   words[group.rank()] = mine.weight;

@@ -122,6 +122,7 @@ Statistics join_on_cpu(const at::Tensor& x, const BatchNormArguments& plan) {
       running.copy_(running.to(at::kDouble).mul_(1 - plan.momentum).add_(value, plan.momentum));
     };
     move(plan.running_mean, mean);
+    // As in torch.nn.BatchNorm: unbiased where it runs, biased where it normalizes.
     move(plan.running_var, squares / (total - 1));
   }
   const at::Tensor var = squares / total;
@@ -188,6 +189,7 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
     const Statistics all = x.is_cuda() ? join_on_gpu(x, plan) : join_on_cpu(x, plan);
     context->save_for_backward({x, w, all.mean, all.invstd, all.counts});
     context->saved_data["group"] = c10::IValue::make_capsule(c10::make_intrusive<GroupHolder>(plan.group));
+    // A rank without samples has sent its count of 0, as the others wait for it.
     if (x.numel() == 0) return at::empty_like(x);
     return x.is_cuda() ? at::batch_norm_elemt(x, weight, bias, all.mean, all.invstd, plan.eps)
                        : normalize_on_cpu(x, w, b, all, plan.eps);
@@ -219,6 +221,7 @@ struct SyncBatchNorm : torch::autograd::Function<SyncBatchNorm> {
     torch::autograd::variable_list result(4);
     if (weight.defined()) {
       result[1] = (sums.narrow(0, channels, channels) * all.invstd).to(weight.scalar_type());
+      // A copy, since the all-reduce below changes `sums`.
       result[2] = sums.narrow(0, 0, channels).to(weight.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     }
     if (for_input) {
@@ -282,6 +285,7 @@ at::Tensor SyncBatchNormImplBase<D, Derived>::forward(const at::Tensor& input) {
   double momentum = options.momentum().value_or(0.0);
   if (this->is_training() && tracks) {
     this->num_batches_tracked += 1;
+    // Without a momentum the running statistics are the mean of all batches.
     if (!options.momentum()) momentum = 1.0 / this->num_batches_tracked.template item<double>();
   }
   if (!this->is_training() || group_.size() == 1) {
@@ -290,6 +294,7 @@ at::Tensor SyncBatchNormImplBase<D, Derived>::forward(const at::Tensor& input) {
                                                      this->weight, this->bias, this->is_training() || !tracks,
                                                      momentum, options.eps());
   }
+  // Once, since it is an exchange of texts.
   if (!agreed_) {
     comm::require_same(group_, "a SyncBatchNorm",
                        base::concat(options.num_features(), " channels of ", input.scalar_type(), ", eps ",

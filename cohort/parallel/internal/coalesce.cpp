@@ -23,6 +23,7 @@ std::vector<at::Tensor> views_of(const at::Tensor& flat, std::span<const at::Ten
 
 void scale_into(const at::Tensor& out, const at::Tensor& gradient, double scale) {
   at::Tensor factor = at::scalar_tensor(scale, at::kDouble);
+  // As a number of C++, which does not make the result of half gradients a double.
   factor.unsafeGetTensorImpl()->set_wrapped_number(true);
   at::Tensor into = out;
   at::mul_out(into, gradient, factor);

@@ -31,6 +31,7 @@ constexpr std::int64_t kFirstMeasured = 10, kEndMeasured = 18;
 
 std::string layout_of(const std::vector<Gradient>& gradients) {
   std::string text;
+  // In the order of definition, so that an error names what the user wrote.
   for (auto entry = gradients.rbegin(); entry != gradients.rend(); ++entry) {
     const at::Tensor& parameter = entry->parameter;
     text += base::concat(entry->name, " ", parameter.dtype().name(), parameter.sizes(), " strides ",
@@ -92,6 +93,7 @@ GradientBuckets::GradientBuckets(comm::Group group, std::vector<NamedParameter> 
                                   options_.bucket_cap_bytes, " bytes, expected at least 1"));
   }
   if (parameters.empty()) throw UsageError("parallel.reduce", "there is no parameter that needs a gradient");
+  // The last parameter first: its gradient is the first to come, as a rule.
   for (std::size_t i = parameters.size(); i-- > 0;) {
     Gradient& gradient = gradients.emplace_back();
     gradient.name = std::move(parameters[i].name);
@@ -158,6 +160,7 @@ void GradientBuckets::make_buckets(const BucketList& lists) {
     bucket.gradients = list;
     for (const std::size_t i : list) gradients[i].bucket = buckets.size() - 1;
     const at::Tensor& first = gradients[list.front()].parameter;
+    // A backend that is faster in memory of its own gets a copy there.
     bucket.in_place = list.size() == 1 && !group_.has_own_memory(first.device());
     if (!is_distributed() || bucket.in_place) continue;
     give_memory(bucket);
@@ -241,6 +244,7 @@ void GradientBuckets::regroup() {
   const bool is_on_cpu =
       std::ranges::all_of(gradients, [](const Gradient& each) { return each.parameter.is_cpu(); });
   if (grouped_ == Grouped::kByDefinition && options_.plan != BucketPlan::kDefinition) {
+    // What did not come in this backward goes last.
     std::vector<std::size_t> order = arrivals_;
     std::vector<bool> came(gradients.size(), false);
     for (const std::size_t i : arrivals_) came[i] = true;
@@ -311,6 +315,7 @@ void GradientBuckets::put(Gradient& gradient, double scale, std::size_t owners) 
   const bool is_left_over = (options_.find_unused_parameters || options_.static_graph) && mine.defined() &&
                             !gradient.is_used && !gradient.is_accumulated;
   if (Bucket& bucket = buckets[gradient.bucket]; bucket.in_place) {
+    // Nobody else reads this memory, so the sum may take its place.
     if (mine.defined() && scale != 0 && !is_left_over && has_layout_of(mine, gradient.parameter) &&
         mine.storage().use_count() <= owners) {
       bucket.flat = flat_of(mine);
@@ -354,6 +359,7 @@ void GradientBuckets::launch(std::size_t index) {
 }
 
 void GradientBuckets::wait_for_all() {
+  // In rounds: a reduction of two steps begins its second one while others are under way.
   for (bool any = true; any;) {
     any = false;
     for (Bucket& bucket : buckets) {
@@ -395,6 +401,7 @@ void GradientBuckets::scatter_to_grads(const at::Tensor& used, ReduceReport& rep
   }
   if (options_.norm) report.norm = std::sqrt(squares);
   for (std::size_t i = 0; i < gradients.size(); ++i) {
+    // No rank has used it, so its gradient stays as it was.
     if (used.defined() && used.const_data_ptr<int>()[i] == 0) continue;
     at::Tensor& mine = gradients[i].parameter.mutable_grad();
     if (gradients[i].is_sparse || options_.gradient_as_bucket_view) {

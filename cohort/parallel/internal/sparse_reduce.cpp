@@ -28,6 +28,7 @@ at::Tensor joined(const at::Tensor& all, const std::vector<std::int64_t>& rows, 
 at::Tensor reduce_sparse(const comm::Group& group, const at::Tensor& mine, const at::Tensor& parameter,
                          double scale, std::chrono::milliseconds timeout) {
   const std::int64_t size = group.size();
+  // Rows that repeat are added here, so that fewer travel.
   const at::Tensor own = mine.defined() ? mine.coalesce() : at::Tensor();
   // What all must know first: rows here, and how many dimensions they are indexed by (0: no rows).
   const std::int64_t own_rows = own.defined() ? own._nnz() : 0;
@@ -44,6 +45,7 @@ at::Tensor reduce_sparse(const comm::Group& group, const at::Tensor& mine, const
   }
   if (dims == 0) dims = 1;  // nobody has any
 
+  // all_gather wants equal shapes: ranks with fewer rows pad them, and joined() cuts that off.
   std::vector<std::int64_t> shape{most};
   for (std::int64_t d = dims; d < parameter.dim(); ++d) shape.push_back(parameter.size(d));
   const at::TensorOptions numbers = parameter.options().requires_grad(false);
