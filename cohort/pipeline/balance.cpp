@@ -34,6 +34,7 @@ StageCosts costs_of(const std::vector<LayerProfile>& layers, std::size_t first, 
     costs.weight_gradient += layers[i].weight_gradient;
     costs.activation += static_cast<double>(layers[i].activation_bytes);
   }
+  // Not measured apart: all of it counts as kept until the weights' gradient.
   costs.weight_part = costs.activation;
   return costs;
 }
@@ -61,6 +62,7 @@ class Cutter {
     const int chunks = plan_.num_stages / plan_.num_placements;
     const double held =
         memory_formula(plan_, stage % plan_.num_placements, costs_of(layers_, first, last)) / chunks;
+    // The parameter, its gradient, and what the optimizer keeps of it.
     return parameters * (2 + options_.optimizer_factor) + held;
   }
 
@@ -83,6 +85,7 @@ class Cutter {
           const int number = static_cast<int>(stage) - 1;
           if (bytes(number, first, last) > limit) continue;
           const double most = std::max(worst[stage - 1][first], cost(number, first, last));
+          // Of equal cuts the first one stays, so that a result repeats.
           if (most >= worst[stage][last]) continue;
           worst[stage][last] = most;
           from[stage][last] = first;
@@ -134,6 +137,7 @@ Balance balance(const std::vector<LayerProfile>& layers, const BalanceOptions& o
     throw UsageError(kWhere, concat("got ", layers.size(), " layers for ", options.num_stages, " stages"));
   }
   Balance result;
+  // Stages of one placement share its memory, each an equal part of the limit.
   const double chunks = plan.num_chunks();
   result.cuts =
       cutter.cut(options.max_bytes > 0 ? static_cast<double>(options.max_bytes) / chunks : kInfinite);
@@ -164,6 +168,7 @@ Balance balance(const std::vector<LayerProfile>& layers, const BalanceOptions& o
   const Simulation simulation = simulate(plan, {.costs = result.costs});
   result.step = simulation.time;
   result.bubble = simulation.bubble;
+  // 1 where all placements are equally busy.
   result.evenness = most > 0 ? sum / (most * static_cast<double>(busy.size())) : 1;
   return result;
 }
@@ -194,6 +199,7 @@ TuneResult tune(const std::vector<Stage>& stages, PipelineOptions pipeline, cons
   if (inputs.empty() || !inputs.front().defined()) throw UsageError("pipeline.tune", "got no input");
   if (options.repeats < 1)
     throw UsageError("pipeline.tune", concat("got ", options.repeats, " repeats, expected at least 1"));
+  // Its steps must not train: buffers and gradients come back.
   const KeepState keep(stages);
   std::vector<std::int64_t> sizes = options.split_sizes;
   for (std::int64_t size = 1; options.split_sizes.empty() && size <= inputs.front().size(0); size *= 2)

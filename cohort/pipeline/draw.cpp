@@ -10,6 +10,7 @@ namespace cohort::pipeline {
 namespace {
 
 constexpr double kWidth = 960, kLeft = 96, kRight = 16, kRow = 26, kTitle = 34, kLegend = 34;
+// By ActionKind: of its kinds only the first four compute, and are drawn.
 constexpr std::array<const char*, 4> kColours{"#4c78a8", "#59a14f", "#8cbf6a", "#e0a030"};
 
 std::string number(double value, int digits = 1) {
@@ -40,6 +41,7 @@ std::string text_at(double x, double y, const std::string& text, const char* mor
 }
 
 std::string header(double height) {
+  // No width or height, so the drawing fits the page that holds it.
   return "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + number(kWidth, 0) + " " +
          number(height, 0) +
          "\" font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" "
@@ -48,8 +50,10 @@ std::string header(double height) {
 
 std::string box(const TimedAction& timed, double scale, double y, int num_placements, int num_stages,
                 const std::string& unit) {
+  // An action shorter than a pixel still shows.
   const double x = kLeft + timed.begin * scale, width = std::max(0.5, (timed.end - timed.begin) * scale);
   const int chunk = timed.action.stage / num_placements, chunks = std::max(1, num_stages / num_placements);
+  // Stages of one placement differ by lightness, as colours tell the kinds.
   const double opacity = 1.0 - 0.55 * chunk / chunks;
   std::string svg = "<rect x=\"" + number(x) + "\" y=\"" + number(y + 2) + "\" width=\"" + number(width) +
                     "\" height=\"" + number(kRow - 4) + "\" fill=\"" +

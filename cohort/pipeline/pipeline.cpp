@@ -72,6 +72,7 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
   bool trains() const {
     for (const Stage& stage : setup->stages) {
       for (const Stage::Layer& layer : stage.layers()) {
+        // A function may draw, and nothing says whether it does.
         if (!layer.module || layer.module->is_training()) return true;
       }
     }
@@ -79,6 +80,7 @@ struct Pipeline::Impl : std::enable_shared_from_this<Pipeline::Impl> {
   }
 
   const Plan& plan_of_step(int num_micro_batches) {
+    // Kept, as the smaller last batch of an epoch comes again in each epoch.
     const auto found = plans.find(num_micro_batches);
     if (found != plans.end()) return found->second;
     PlanOptions of{options.schedule, static_cast<int>(setup->stages.size()), num_placements(),
@@ -142,6 +144,7 @@ base::Deadline Pipeline::Impl::begin(bool with_gradients) {
 }
 
 void Pipeline::Impl::make_channels(Run& run) const {
+  // As many as wait at once in the simulated plan: with fewer, a sender would wait.
   const int capacity = channel_capacity(run.plan);
   for (const auto& actions : run.plan.actions) {
     for (const Action& action : actions) {
@@ -152,6 +155,7 @@ void Pipeline::Impl::make_channels(Run& run) const {
       auto& channel = run.channels[{action.stage, gradient}];
       if (channel || (!is_here(to) && !is_here(from))) continue;
       if (options.group) {
+        // A tag for each edge: two ranks may have several edges between them.
         const int tag = 2 * action.stage + (gradient ? 1 : 0);
         channel =
             std::make_unique<GroupChannel>(options.group, is_here(to) ? from : to, tag, capacity,
@@ -161,6 +165,7 @@ void Pipeline::Impl::make_channels(Run& run) const {
       }
     }
   }
+  // Edges between other ranks have no end here.
   std::erase_if(run.channels, [](const auto& entry) { return entry.second == nullptr; });
 }
 
@@ -184,6 +189,7 @@ void Pipeline::Impl::execute(const std::shared_ptr<Batch>& batch, const Plan& pl
     }
     for (base::Future<void>& each : pending) {
       if (!each.wait(run->deadline)) {
+        // Closes the channels, so that the others end too.
         run->time_out();
         break;
       }
@@ -205,6 +211,7 @@ at::Tensor Pipeline::Impl::sum_of_losses(const Tensors& losses, const base::Dead
   // The number and its type, from the rank that has it.
   at::Tensor message = at::zeros({2}, at::kDouble);
   if (sum.defined()) {
+    // A double holds every loss in float or half exactly.
     message[0] = sum.item<double>();
     message[1] = static_cast<double>(sum.scalar_type());
   }
@@ -257,6 +264,7 @@ Pipeline::Pipeline(std::vector<Stage> stages, PipelineOptions options) : impl_(s
                                                    : placements[i].name);
     impl.setup->devices.push_back(is_mine ? impl.workers.back()->device() : c10::Device(c10::kCPU));
   }
+  // On a shared core, who spins keeps the other stage from running.
   impl.spin = share_cores(placements) ? std::chrono::microseconds(0) : kSpin;
   impl.setup->stages = std::move(stages);
   std::uint64_t layer = 0;
@@ -302,12 +310,14 @@ at::Tensor Pipeline::step(const Tensors& inputs, const Tensors& targets, const L
   batch->split = impl.options.schedule == Schedule::kZeroBubble;
   batch->random = core::RandomKey::draw();
   batch->targets = split(targets, sizes, &batch->counts);
+  // A micro-batch counts by its samples, since the last ones may be smaller.
   const double all = static_cast<double>(num_samples(sizes));
   for (const std::int64_t size : sizes) batch->weights.push_back(scale * static_cast<double>(size) / all);
   impl.execute(batch, impl.plan_of_step(static_cast<int>(sizes.size())), deadline, true);
   publish_versions(*batch);
   impl.outputs =
       impl.options.keep_outputs && !batch->outputs.front().empty() ? join(batch->outputs) : Tensors();
+  // After all else of the batch: it runs the caller's own graph, whose hooks may do anything.
   hand_back(inputs, join_gradients(batch->input_gradients, inputs, sizes));
   return impl.sum_of_losses(batch->losses, deadline);
 }

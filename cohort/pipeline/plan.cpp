@@ -109,6 +109,7 @@ std::vector<Action> actions_of(const Plan& plan, int placement) {
     if (forward < forwards.size()) writer.forward(forwards[forward++]);
     writer.backward(backwards[backward], shape.split ? ActionKind::kInputGradient : ActionKind::kBackward);
     if (!shape.split) continue;
+    // Weight gradients fill what would be idle time, and hold activations until then.
     while (backward + 1 - weights > static_cast<std::size_t>(shape.max_waiting)) {
       writer.weights(backwards[weights++]);
     }

@@ -50,6 +50,7 @@ class LayerLocks {
       for (const at::Tensor& parameter : model.part(i, i + 1).parameters()) {
         const auto [owner, is_new] = owners.try_emplace(parameter.unsafeGetTensorImpl(), i);
         const std::size_t mine = number_[i], theirs = number_[owner->second];
+        // Both groups become one, as each layer of either may run with the shared parameter.
         if (!is_new) std::replace(number_.begin(), number_.end(), mine, theirs);
       }
     }
@@ -133,6 +134,7 @@ class Pass {
         throw UsageError(kWhere, concat("layer ", state.model.layers()[i].name, " hands ", in.size(),
                                         " tensors on, expected one"));
       }
+      // What the forward left alive: its output, and what its backward will read.
       bytes[i] = live.now() - before;
     }
     Tensors gradient{at::ones_like(in.front())};
@@ -142,6 +144,7 @@ class Pass {
       auto begin = Clock::now();
       if (!state.split) {
         gradient = runs[i].backward(gradient);
+        // One backward made both, and half for each is a guess.
         input_gradient[i] = weight_gradient[i] = ms_since(begin) / 2;
         continue;
       }
@@ -209,6 +212,7 @@ KeepState::KeepState(const std::vector<Stage>& stages) {
   for (const Stage& stage : stages) {
     for (const at::Tensor& buffer : stage.buffers()) buffers_.emplace_back(buffer, buffer.detach().clone());
     for (const at::Tensor& parameter : stage.parameters()) {
+      // Set aside and not copied: backward makes new ones meanwhile.
       gradients_.emplace_back(parameter, parameter.grad());
       parameter.mutable_grad() = at::Tensor();
     }

@@ -49,6 +49,7 @@ class Clockwork {
     for (bool moved = true; moved;) {
       moved = false;
       for (std::size_t placement = 0; placement < next_.size(); ++placement) {
+        // As far as it gets: its clock is its own, so the others' order does not matter.
         while (step(placement)) moved = true;
       }
     }
@@ -57,6 +58,7 @@ class Clockwork {
     for (const auto& actions : result_.actions) {
       for (const TimedAction& timed : actions) {
         busy += timed.end - timed.begin;
+        // Busy time is that of actions: sends cost the receiver a wait, and nobody work.
         result_.time = std::max(result_.time, timed.end);
       }
     }
@@ -122,6 +124,7 @@ class Clockwork {
       throw UsageError(kWhere, concat(to_string(action), " on placement ", placement, " got micro-batch ",
                                       item.micro_batch));
     }
+    // A place becomes free when its item is taken, which may be long after it was ready.
     channel.items.pop_front();
     now_[placement] = std::max(now_[placement], item.ready);
     waits_.push_back({key, item.ready, now_[placement]});
@@ -132,6 +135,7 @@ class Clockwork {
   void compute(std::size_t placement, const Action& action) {
     check_order(placement, action);
     const StageCosts cost = costs(action.stage);
+    // A forward's activations live until its backward. Of a split backward, the weights' part lives longer.
     double& memory = memory_[placement];
     double time = 0;
     switch (action.kind) {
@@ -171,6 +175,7 @@ class Clockwork {
     const auto backwards = [&](int stage) {
       return std::max(count(stage, ActionKind::kBackward), count(stage, ActionKind::kInputGradient));
     };
+    // In a plan's backward part the forwards belong to an earlier run, so none is asked for.
     const int stage = action.stage, m = action.micro_batch;
     if (action.kind == ActionKind::kForward) {
       expect(stage == 0 || count(stage - 1, ActionKind::kForward) > m,
@@ -251,6 +256,7 @@ class OnDemand {
   OnDemand(const Plan& plan, int capacity) : plan_(plan), capacity_(capacity), next_(plan.actions.size()) {}
 
   std::vector<int> run(int run_ahead) {
+    // This placement first, with all that it needs of others; then what is left, in order.
     finish(run_ahead);
     for (int placement = 0; placement < plan_.num_placements(); ++placement) finish(placement);
     return std::move(order_);
@@ -296,6 +302,7 @@ class OnDemand {
   }
   void receive(int at, bool gradient, int from) {
     Counts& counts = counts_[{at, gradient}];
+    // The sender goes on until it has sent. A plan without a deadlock has no circle here.
     while (counts.received == counts.sent) step(plan_.placement_of(from));
     ++counts.received;
   }
@@ -325,6 +332,10 @@ std::vector<int> serialized_order(const Plan& plan, int run_ahead, int channel_c
   return OnDemand(plan, channel_capacity).run(run_ahead);
 }
 
+// Idle time of 1F1B: (p - 1) steps of one micro-batch, and a chunk's share of it where chunks interleave
+// (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+// 2021). zb_h1 fills in weight gradients: (p - 1)(F + B - W) remain (Qi et al., "Zero Bubble Pipeline
+// Parallelism", 2023).
 double bubble_formula(const PlanOptions& options, const StageCosts& costs) {
   const int placements = options.num_placements == 0 ? options.num_stages : options.num_placements;
   const int chunks = options.num_stages / placements;
@@ -335,6 +346,7 @@ double bubble_formula(const PlanOptions& options, const StageCosts& costs) {
   return idle / (idle + options.num_micro_batches * step);
 }
 
+// A placement holds the micro-batches of its warm-up and one more, as plan.cpp has them: shape_of().
 double memory_formula(const PlanOptions& options, int placement, const StageCosts& costs) {
   const int placements = options.num_placements == 0 ? options.num_stages : options.num_placements;
   const int chunks = options.num_stages / placements, behind = placements - placement - 1;

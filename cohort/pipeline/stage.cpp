@@ -21,6 +21,7 @@ using torch::nn::AnyValue;
 constexpr const char* kWhere = "pipeline.stage";
 
 AnyValue call(AnyModule& module, std::span<AnyValue> in) {
+  // any_forward() takes arguments and no list, so each number of them has a line.
   switch (in.size()) {
     case 1:
       return module.any_forward(std::move(in[0]));
@@ -37,6 +38,7 @@ AnyValue call(AnyModule& module, std::span<AnyValue> in) {
 }
 
 Stage::Layer layer_of(std::string name, AnyModule module) {
+  // The module itself, for its parameters. The function holds the AnyModule that calls it.
   auto held = module.ptr();
   return {std::move(name), std::move(held),
           [module = std::move(module)](std::span<AnyValue> in) mutable { return call(module, in); }};
@@ -69,6 +71,7 @@ Tensors tensors_of(AnyValue& value) {
       take_tuple<T, T, T, T>(value, tensors)) {
     return tensors;
   }
+  // What nn::LSTM returns: the output, and the pair of hidden and cell state.
   if (auto* const lstm = value.try_get<std::tuple<T, std::tuple<T, T>>>()) {
     return {std::get<0>(*lstm), std::get<0>(std::get<1>(*lstm)), std::get<1>(std::get<1>(*lstm))};
   }
@@ -78,6 +81,7 @@ Tensors tensors_of(AnyValue& value) {
 
 Stage::Stage(torch::nn::Sequential layers) : name_("Sequential"), is_list_(true) {
   if (layers->is_empty()) throw UsageError(kWhere, "got a Sequential without layers, expected at least one");
+  // A Sequential's own list has no names. Its children do, in the same order.
   const auto children = layers->named_children();
   std::size_t i = 0;
   for (AnyModule& module : *layers) layers_.push_back(layer_of(children[i++].key(), module));
@@ -107,6 +111,7 @@ Stage::Stage(Function function, Tensors parameters, Tensors buffers)
 
 Stage Stage::remote() {
   Stage stage;
+  // No layers: the rank that has them computes.
   stage.name_ = "remote";
   return stage;
 }
@@ -122,6 +127,7 @@ Stage& Stage::recompute(bool recompute) {
 }
 
 Tensors Stage::parameters() const {
+  // A tied parameter stands here once for each use.
   Tensors all = parameters_;
   for (const Layer& layer : layers_) {
     if (!layer.module) continue;
@@ -141,6 +147,7 @@ Tensors Stage::buffers() const {
 
 void Stage::to(c10::Device device) {
   device_ = device;
+  // A function has captured its tensors: to move the handles that are here would not move those.
   for (const at::Tensor& parameter : parameters_) {
     if (parameter.device() == device) continue;
     throw UsageError(kWhere,
@@ -182,10 +189,12 @@ Tensors Stage::forward(const Tensors& inputs, std::size_t first, std::size_t las
     std::optional<core::RandomScope> scope;
     if (random) {
       core::RandomKey key = *random;
+      // The key has the number of the stage's first layer in the whole model.
       key.layer += i;
       scope.emplace(key, device_);
     }
     AnyValue result = layers_[i].forward(values);
+    // Freed before the next layer runs, as in a plain Sequential.
     values.clear();
     values.push_back(std::move(result));
   }

@@ -13,6 +13,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
+// Time without work: a schedule is tested on few cores as if there were many.
 struct Sleep : torch::autograd::Function<Sleep> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
                             const at::Tensor& weight, const SleepTimes& times) {
@@ -20,6 +21,7 @@ struct Sleep : torch::autograd::Function<Sleep> {
     context->save_for_backward({weight});
     context->saved_data["input"] = static_cast<std::int64_t>(times.input_gradient.count());
     context->saved_data["weight"] = static_cast<std::int64_t>(times.weight_gradient.count());
+    // A new tensor: an input that is returned would get no node of its own.
     return input.clone();
   }
   static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& gradients) {
@@ -40,6 +42,7 @@ struct Sleep : torch::autograd::Function<Sleep> {
 
 SleepingLayerImpl::SleepingLayerImpl(SleepTimes times)
     : times_(times), weight_(register_parameter("weight", at::ones({1}))) {
+  // Each gradient takes a time of its own, so zb_h1 may take them apart.
   register_splittable_backward<Sleep>();
 }
 

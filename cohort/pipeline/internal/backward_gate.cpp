@@ -17,6 +17,7 @@ struct OwnGradient : torch::autograd::AccumulateGrad {
   OwnGradient(const at::Tensor& leaf, std::shared_ptr<std::atomic<bool>> is_open)
       : AccumulateGrad(leaf), is_open_(std::move(is_open)) {}
   Tensors apply(Tensors&& gradients) override {
+    // Each gradient of the leaf ends here, whatever way it came.
     if (!*is_open_ && gradients.front().defined()) {
       throw UsageError("pipeline.stage",
                        "a backward reaches another micro-batch, of which a tensor was kept with its graph",
@@ -42,6 +43,7 @@ Tensors BackwardGate::attach(const Tensors& leaves) {
       continue;
     }
     const auto node = COHORT_MAKE_NODE(OwnGradient, leaf, is_open_);
+    // The leaf holds its accumulator weakly. The graph of its proxy keeps it alive.
     torch::autograd::impl::set_grad_accumulator(leaf, COHORT_WEAK_NODE(node));
     inputs.push_back(autograd::non_leaf_proxies({leaf}).front());
   }

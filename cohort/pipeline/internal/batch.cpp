@@ -33,6 +33,7 @@ std::vector<std::int64_t> split_sizes(std::int64_t num_samples, const PipelineOp
     return sizes;
   }
   const std::int64_t count = std::min<std::int64_t>(options.num_micro_batches, num_samples);
+  // The first ones get a sample more, so sizes differ by one at most.
   for (std::int64_t m = 0; m < count; ++m)
     sizes.push_back(num_samples / count + (m < num_samples % count ? 1 : 0));
   return sizes;
@@ -115,6 +116,7 @@ Tensors join_gradients(const std::vector<Tensors>& parts, const Tensors& inputs,
       const at::Tensor gradient = i < parts[m].size() ? parts[m][i] : at::Tensor();
       any = any || gradient.defined();
       if (gradient.defined()) {
+        // Stage 0 may compute on another device than the caller's input is on.
         list.push_back(gradient.to(inputs[i].device()));
       } else {
         auto shape = inputs[i].sizes().vec();
@@ -134,6 +136,7 @@ void hand_back(const Tensors& inputs, const Tensors& gradients) {
     roots.push_back(inputs[i]);
     of_roots.push_back(gradients[i]);
   }
+  // One backward for all inputs, as they may share a graph that is freed by it.
   if (!roots.empty()) torch::autograd::backward(roots, of_roots);
 }
 
@@ -147,6 +150,7 @@ std::shared_ptr<Batch> make_batch(const Setup& setup, const Tensors& inputs,
 }
 
 void publish_versions(Batch& batch) {
+  // All publish before one syncs: two inputs may share a counter.
   for (autograd::ScopedVersionCounter& count : batch.counts) count.publish();
   for (autograd::ScopedVersionCounter& count : batch.counts) count.sync();
 }

@@ -12,11 +12,13 @@ void ThreadChannel::wait(std::unique_lock<std::mutex>& lock, const base::Deadlin
                          const Ready& ready) {
   const auto over = [&] { return closed_.load(std::memory_order_acquire) || ready(); };
   if (!base::wait(changed_, lock, over, deadline)) throw ChannelTimeout();
+  // A run that failed ends here, also where there is a message.
   if (closed_.load(std::memory_order_acquire)) throw ChannelClosed();
 }
 
 void ThreadChannel::send(Message message, const base::Deadline& deadline) {
   const auto has_room = [this] { return size_.load(std::memory_order_acquire) < capacity_; };
+  // Without the lock: mostly the other side is microseconds away, and to sleep costs more.
   base::spin_until([&] { return has_room() || closed_.load(std::memory_order_acquire); }, spin_);
   {
     std::unique_lock lock(mutex_);
@@ -45,6 +47,7 @@ Message ThreadChannel::receive(const base::Deadline& deadline) {
 void ThreadChannel::close() {
   {
     const std::lock_guard lock(mutex_);
+    // With the lock, so that it does not fall between a waiter's look and its sleep.
     closed_.store(true, std::memory_order_release);
   }
   changed_.notify_all();

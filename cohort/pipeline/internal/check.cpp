@@ -1,3 +1,7 @@
+// What stages, placements and options must have in common, checked when a pipeline is made. check_options()
+// comes before anything else, and check_tied() after the stages have moved to their devices. An error names
+// the stage or the placement. Over ranks, each rank checks what it sees: a remote stage has no layers here.
+// Always: what could make a plan wrong is refused here, so that a step checks its batch alone.
 #include "cohort/pipeline/internal/check.h"
 
 #include <unordered_map>
@@ -19,6 +23,7 @@ base::Placement parse_placement(const std::vector<std::string>& placements, std:
     return base::Placement::parse(placements[index]);
   } catch (const ConfigError& error) {
     base::TextList stages;
+    // Stages go round the placements, so this one has every n-th of them.
     for (std::size_t stage = index; stage < num_stages; stage += placements.size()) {
       stages.add(stage);
     }
@@ -40,6 +45,7 @@ void check_options(const std::vector<Stage>& stages, const PipelineOptions& opti
   }
   for (const Skip& skip : options.skips) {
     const int num_stages = static_cast<int>(stages.size());
+    // The next stage gets every output anyway.
     if (skip.from < 0 || skip.output < 0 || skip.to >= num_stages || skip.to < skip.from + 2) {
       throw UsageError(kWhere,
                        concat("got a skip of output ", skip.output, " from stage ", skip.from, " to stage ",
@@ -51,6 +57,7 @@ void check_options(const std::vector<Stage>& stages, const PipelineOptions& opti
                      concat("got ", options.placements.size(), " placements, expected one for each of the ",
                             options.group.size(), " ranks"));
   }
+  // Placements take turns by a lock, and ranks share none.
   if (options.run_ahead >= static_cast<int>(options.placements.size()) ||
       (options.run_ahead >= 0 && options.group)) {
     throw UsageError(kWhere, concat("got run_ahead = ", options.run_ahead, ", expected one of ",
@@ -84,6 +91,7 @@ void check_tied(const Setup& setup) {
       const auto device = [&](int of) {
         return setup.devices[static_cast<std::size_t>(setup.placement_of(of))];
       };
+      // Both stages add to one grad(), which lies on one device.
       if (fresh || device(found->second) == device(stage)) continue;
       throw UsageError(kWhere,
                        concat("stages ", found->second, " and ", stage, " share a parameter, but are on ",

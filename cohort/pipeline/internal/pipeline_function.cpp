@@ -43,6 +43,7 @@ Tensors ModuleNode::backward(AutogradContext* context, const Tensors& of_the_anc
     throw UsageError(kWhere, "backward with create_graph goes through a pipeline, which has no graph",
                      "the model without a pipeline where second derivatives are taken");
   }
+  // The engine's own sign that this backward accumulates gradients, and was asked for no others.
   if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
     throw UsageError(
         kWhere,
@@ -98,8 +99,10 @@ Tensors attach(const Tensors& inputs, const std::shared_ptr<Batch>& batch,
     state->attached.push_back(needed);
     if (needed) results.push_back(outputs[i]);
   }
+  // The caller has them, and what is held here would stay until backward.
   batch->outputs.clear();
   if (results.empty()) return outputs;
+  // Without it, a pipeline whose inputs need no gradient would be no part of the graph.
   edges.push_back(at::empty({0}).requires_grad_());
   state->batch = batch;
   state->sizes = sizes;

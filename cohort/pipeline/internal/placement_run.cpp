@@ -56,6 +56,7 @@ PlacementRun::PlacementRun(Run& run, int placement)
 
 void PlacementRun::work() {
   const auto& actions = run_.plan.actions[static_cast<std::size_t>(placement_)];
+  // A failed run ends between two actions: an action is not interrupted.
   for (std::size_t i = 0; i < actions.size() && !run_.failed(); ++i) {
     own_.current.store(static_cast<int>(i), std::memory_order_release);
     act(actions[i]);
@@ -88,8 +89,10 @@ void PlacementRun::act(const Action& action) {
   const auto ms = [&](Clock::time_point time) {
     return std::chrono::duration<double, std::milli>(time - run_.begin_).count();
   };
+  // Sends and receives have no times of their own, since they wait for others.
   own_.times.push_back({action, ms(begin), ms(Clock::now())});
   if (base::Timeline::enabled()) base::Timeline::complete(base::Timeline::intern(to_string(action)), begin);
+  // A caller's function sees no action of a run that has failed.
   if (run_.on_action) {
     run_.throw_if_failed();
     run_.on_action(action);
@@ -139,6 +142,7 @@ at::Tensor PlacementRun::here(const at::Tensor& tensor) const {
 }
 
 void PlacementRun::release(const Action& action) {
+  // `live` counts the micro-batches whose graphs this placement holds.
   if (std::exchange(held(action).run, nullptr) != nullptr) --own_.live;
 }
 
@@ -159,6 +163,7 @@ void PlacementRun::forward(const Action& action) {
   const auto micro_batch = static_cast<std::size_t>(m);
   Message in{m, batch_.inputs[micro_batch], batch_.requires_grad};
   if (stage > 0) in = take({stage, false}, m);
+  // The batch's own handles would keep the views alive during the step.
   batch_.inputs[micro_batch].clear();
   // Of what came, those that pass lie behind the others.
   const auto came = setup_.passing(stage - 1), passing = setup_.passing(stage);
@@ -178,10 +183,12 @@ void PlacementRun::forward(const Action& action) {
   }
   const Tensors given = inputs;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
+    // One tensor that stands twice is copied to the device once, and stays one tensor.
     const std::size_t first = core::first_place(given, i);
     inputs[i] = first < i ? inputs[first] : here(given[i]);
   }
   inputs_ = inputs;
+  // By micro-batch and layer: numbers depend neither on the cut nor on threads.
   auto random = batch_.random;
   if (random) {
     random->part = micro_batch;
@@ -197,6 +204,7 @@ void PlacementRun::forward(const Action& action) {
   inputs_.clear();
   const Tensors outputs = run->outputs();
   if (at::GradMode::is_enabled()) {
+    // Without gradients no backward will ask for the run, and it is freed at once.
     held(action).run = std::move(run);
     own_.peak_live = std::max(own_.peak_live, ++own_.live);
   }
@@ -282,6 +290,7 @@ void PlacementRun::loss(const Action& action, const Tensors& outputs) {
     throw UsageError("pipeline.loss", concat("the loss is ", describe({value}), ", expected one number"),
                      "the mean over the samples of a micro-batch");
   }
+  // By its share of the samples, so that micro-batches add up to the mean of the batch.
   mine.loss = value * batch_.weights[micro_batch];
   for (std::size_t i = leaves.size(); i-- > 0;) {
     if (core::first_place(leaves, i) < i) leaves[i].reset();  // its gradient comes at the first place
@@ -372,6 +381,7 @@ void run_placement(Run& run, int placement) {
   try {
     PlacementRun(run, placement).work();
     if (!run.failed()) {
+      // Sends to other ranks may be under way, and hold their tensors.
       for (const auto& [edge, channel] : run.channels) channel->flush();
     }
   } catch (const ChannelClosed&) {  // whoever closed it says why

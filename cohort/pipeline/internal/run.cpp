@@ -45,15 +45,18 @@ Run::Run(std::shared_ptr<const Setup> setup, std::shared_ptr<Batch> batch, Plan 
 void Run::fail(std::exception_ptr error) {
   {
     const std::lock_guard lock(mutex_);
+    // The first one: what follows it says that a channel was closed.
     if (error_ == nullptr) error_ = std::move(error);
     failed_.store(true, std::memory_order_release);
   }
+  // Without the lock, since each channel takes its own.
   for (const auto& [edge, channel] : channels) channel->close();
   if (serialized) serialized->close();
 }
 
 void Run::throw_if_failed() const {
   const std::lock_guard lock(mutex_);
+  // With the lock, so fail() has not begun, or has set its error.
   if (failed()) throw ChannelClosed();
 }
 
@@ -74,6 +77,7 @@ std::string Run::who_computes() const {
   std::string handing_over;
   for (std::size_t placement = 0; placement < placements_.size(); ++placement) {
     const int current = placements_[placement].current.load(std::memory_order_acquire);
+    // It has not begun, or has come to its end.
     if (current < 0) continue;
     const Action& action = plan.actions[placement][static_cast<std::size_t>(current)];
     if (!action.computes()) {

@@ -15,6 +15,7 @@ void SerializedExecution::wait(int placement, const base::Deadline& deadline) {
 void SerializedExecution::end() {
   {
     const std::lock_guard lock(mutex_);
+    // One action has ended, and the next placement of the order has its turn.
     ++next_;
   }
   changed_.notify_all();

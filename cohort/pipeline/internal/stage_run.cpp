@@ -50,6 +50,7 @@ StageRun::StageRun(const Stage& stage, const Tensors& inputs, const std::vector<
                    bool split, const std::optional<core::RandomKey>& random)
     : random_(random), leaves_(leaf_inputs(inputs, requires_grad)) {
   forward(stage);
+  // From the back: the first place of a tensor must be there when its later ones look for it.
   for (std::size_t i = leaves_.size(); i-- > 0;) {
     if (!requires_grad[i] || core::first_place(leaves_, i) < i) leaves_[i].reset();
   }
