@@ -1,3 +1,5 @@
+// What a failed rank tells its agent, the agents tell each other as JSON, and the user reads at the end. The
+// rank that failed first is named in full: the others mostly fail since they lost it.
 #include "cohort/launch/internal/failure.h"
 
 #include <algorithm>
