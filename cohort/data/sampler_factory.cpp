@@ -12,13 +12,12 @@ namespace cohort::data {
 namespace {
 
 using base::concat;
+constexpr const char* kOptions = "data.sampler_options";
 
 // Cohort's own have no other options than SamplerOptions'.
-SamplerFactory without_extra(SamplerFactory factory) {
-  return [factory = std::move(factory)](const SamplerOptions& options) {
-    options.extra.handed_to("data.sampler_options", concat("sampler '", options.name, "'")).refuse_unread();
-    return factory(options);
-  };
+template <typename Make>
+SamplerFactory built_in(Make make) {
+  return base::without_extra("sampler", kOptions, std::move(make));
 }
 
 // What the factory throws says which sampler it was, and no option is ignored.
@@ -32,7 +31,7 @@ SamplerFactory checked(const std::string& name, SamplerFactory factory) {
       options.extra = extra;
       return factory(options);
     };
-    return base::make_named<UsageError>("data.registry", "data.sampler_options", owner, given.extra, make);
+    return base::make_named<UsageError>("data.registry", kOptions, owner, given.extra, make);
   };
 }
 
@@ -51,11 +50,10 @@ std::shared_ptr<const Sampler> make_sequential(const SamplerOptions& options) {
 }
 
 base::Registry<SamplerFactory>& registry() {
-  static auto* instance =
-      new base::Registry<SamplerFactory>("sampler", "data.make_sampler",
-                                         {{"distributed", without_extra(make_distributed)},
-                                          {"random", without_extra(make_random)},
-                                          {"sequential", without_extra(make_sequential)}});
+  static auto* instance = new base::Registry<SamplerFactory>("sampler", "data.make_sampler",
+                                                             {{"distributed", built_in(make_distributed)},
+                                                              {"random", built_in(make_random)},
+                                                              {"sequential", built_in(make_sequential)}});
   return *instance;
 }
 

@@ -14,6 +14,7 @@ namespace cohort::optim {
 namespace {
 
 using base::concat;
+constexpr const char* kOptions = "optim.options";
 
 template <typename... Values>
 void refuse_foreign(const std::string& name, const char* options, const Values&... values) {
@@ -61,11 +62,9 @@ std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& options, std::vecto
 }
 
 // Cohort's own have no other options than OptimizerOptions'.
-OptimizerFactory without_extra(OptimizerFactory factory) {
-  return [factory = std::move(factory)](const OptimizerOptions& options, std::vector<ParamGroup> groups) {
-    options.extra.handed_to("optim.options", concat("optimizer '", options.name, "'")).refuse_unread();
-    return factory(options, std::move(groups));
-  };
+template <typename Make>
+OptimizerFactory built_in(Make make) {
+  return base::without_extra("optimizer", kOptions, std::move(make));
 }
 
 // What the factory throws says which optimizer it was, and no option is ignored.
@@ -79,8 +78,7 @@ OptimizerFactory checked(const std::string& name, OptimizerFactory factory) {
       options.extra = extra;
       return factory(options, std::move(groups));
     };
-    auto optimizer =
-        base::make_named<UsageError>("optim.registry", "optim.options", owner, given.extra, make);
+    auto optimizer = base::make_named<UsageError>("optim.registry", kOptions, owner, given.extra, make);
     for (const ParamGroup& group : optimizer->param_groups()) {
       // NaN says "not set". The first step would make every parameter NaN, far from the cause.
       if (!std::isnan(group.lr)) continue;
@@ -95,9 +93,9 @@ base::Registry<OptimizerFactory>& registry() {
   // Never destroyed: static objects of plug-ins may still use it while the program ends.
   static auto* instance =
       new base::Registry<OptimizerFactory>("optimizer", "optim.make_optimizer",
-                                           {{"sgd", without_extra(make_sgd)},
-                                            {"adam", without_extra(make_adam<Adam, AdamOptions>)},
-                                            {"adamw", without_extra(make_adam<AdamW, AdamWOptions>)}});
+                                           {{"sgd", built_in(make_sgd)},
+                                            {"adam", built_in(make_adam<Adam, AdamOptions>)},
+                                            {"adamw", built_in(make_adam<AdamW, AdamWOptions>)}});
   return *instance;
 }
 

@@ -13,6 +13,7 @@ namespace cohort::optim {
 namespace {
 
 using base::concat;
+constexpr const char* kOptions = "schedule.options";
 
 // A quarter of the range, so that sums of a few such numbers do not overflow.
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;  // in steps
@@ -69,11 +70,9 @@ LRSchedulePtr make_one_cycle(const ScheduleOptions& options) {
 }
 
 // Cohort's own have no other options than ScheduleOptions'.
-ScheduleFactory without_extra(ScheduleFactory factory) {
-  return [factory = std::move(factory)](const ScheduleOptions& options) {
-    options.extra.handed_to("schedule.options", concat("schedule '", options.name, "'")).refuse_unread();
-    return factory(options);
-  };
+template <typename Make>
+ScheduleFactory built_in(Make make) {
+  return base::without_extra("schedule", kOptions, std::move(make));
 }
 
 // What the factory throws says which schedule it was, and no option is ignored.
@@ -86,19 +85,19 @@ ScheduleFactory checked(const std::string& name, ScheduleFactory factory) {
       options.extra = extra;
       return factory(options);
     };
-    return base::make_named<UsageError>("optim.registry", "schedule.options", owner, given.extra, make);
+    return base::make_named<UsageError>("optim.registry", kOptions, owner, given.extra, make);
   };
 }
 
 base::Registry<ScheduleFactory>& registry() {
   static auto* instance = new base::Registry<ScheduleFactory>(
       "schedule", "optim.make_schedule",
-      {{"constant", without_extra([](const ScheduleOptions&) { return constant(); })},
-       {"step", without_extra(make_step)},
-       {"multistep", without_extra(make_multistep)},
-       {"cosine", without_extra(make_cosine)},
-       {"linear", without_extra(make_linear)},
-       {"one_cycle", without_extra(make_one_cycle)}});
+      {{"constant", built_in([](const ScheduleOptions&) { return constant(); })},
+       {"step", built_in(make_step)},
+       {"multistep", built_in(make_multistep)},
+       {"cosine", built_in(make_cosine)},
+       {"linear", built_in(make_linear)},
+       {"one_cycle", built_in(make_one_cycle)}});
   return *instance;
 }
 

@@ -33,5 +33,16 @@ TEST(MakeNamedTest, NothingIsNoResult) {
   COHORT_EXPECT_THROW_WITH(made({}, nothing), UsageError, "the factory of thing 'x' returned nothing");
 }
 
+TEST(MakeNamedTest, AFactoryWithoutExtraRefusesEveryOption) {
+  struct Options {
+    std::string name;
+    NamedOptions extra;
+  };
+  const auto twice = without_extra("thing", "a.options", [](const Options&, int value) { return 2 * value; });
+  EXPECT_EQ(twice(Options{"x", {}}, 3), 6);
+  COHORT_EXPECT_THROW_WITH(twice(Options{"x", {{"width", "7"}}}, 3), ConfigError,
+                           "[a.options] thing 'x' has no option width");
+}
+
 }  // namespace
 }  // namespace cohort::base

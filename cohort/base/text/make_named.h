@@ -3,6 +3,7 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "cohort/base/error.h"
 #include "cohort/base/error_context.h"
@@ -24,6 +25,18 @@ auto make_named(std::string_view where, const std::string& key, const std::strin
   }
   options.refuse_unread(ignored);
   return made;
+}
+
+/// Returns a factory that calls `make` and takes no options of its own: its first argument has a `name`, and
+/// `extra`, which must be empty. `kind` ("optimizer") and `key` ("optim.options") stand in the message.
+/// Throws: ConfigError naming the first option in `extra`.
+template <typename Make>
+auto without_extra(std::string kind, std::string key, Make make) {
+  return [kind = std::move(kind), key = std::move(key), make = std::move(make)](const auto& options,
+                                                                                auto&&... rest) {
+    options.extra.handed_to(key, concat(kind, " '", options.name, "'")).refuse_unread();
+    return make(options, std::forward<decltype(rest)>(rest)...);
+  };
 }
 
 }  // namespace cohort::base
