@@ -94,4 +94,8 @@ std::int64_t lr_base_size(const Config& config) {
                                        : config.train.batch_size * config.train.accumulate;
 }
 
+std::string run_name(const RunConfig& run, const ModelConfig& model) {
+  return run.name.empty() ? model.name : run.name;
+}
+
 }  // namespace cohort::config

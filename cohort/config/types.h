@@ -200,4 +200,7 @@ bool best_is_max(const RunConfig& config);
 std::int64_t eval_batch_size(const TrainConfig& config);
 std::int64_t lr_base_size(const Config& config);
 
+/// Returns run.name, or model.name where it is empty.
+std::string run_name(const RunConfig& run, const ModelConfig& model);
+
 }  // namespace cohort::config

@@ -27,10 +27,6 @@ namespace cohort::train {
 namespace fs = std::filesystem;
 namespace {
 
-std::string run_name(const config::Config& config) {
-  return config.run.name.empty() ? config.model.name : config.run.name;
-}
-
 /// In UTC: an hour that daylight saving repeats would sort a run before an older one.
 std::string timestamp(const char* format) {
   const std::time_t now = std::time(nullptr);
@@ -109,29 +105,29 @@ fs::path next_start(const fs::path& starts, const fs::path& run) {
   return format_list(number);
 }
 
-Chosen choose(const config::Config& config) {
-  const std::string& resume = config.run.resume;
-  if (!config.run.dir.empty()) {
-    if (resume.empty() && holds_run(config.run.dir)) {
-      throw ConfigError("train.run_folder", base::concat(config.run.dir, " already holds a run"),
+Chosen choose(const config::RunConfig& run, const std::string& name) {
+  const std::string& resume = run.resume;
+  if (!run.dir.empty()) {
+    if (resume.empty() && holds_run(run.dir)) {
+      throw ConfigError("train.run_folder", base::concat(run.dir, " already holds a run"),
                         "--resume auto to go on with it, or another run.dir");
     }
-    return {config.run.dir};
+    return {run.dir};
   }
-  if (resume.empty()) return fresh_folder(run_name(config));
+  if (resume.empty()) return fresh_folder(name);
   if (resume == "auto" || resume == "last" || resume == "best") {
-    const fs::path newest = newest_run(run_name(config));
+    const fs::path newest = newest_run(name);
     if (!newest.empty()) return {newest};
-    if (resume == "auto") return fresh_folder(run_name(config));
+    if (resume == "auto") return fresh_folder(name);
     throw ConfigError("train.run_folder",
-                      base::concat("--resume ", resume, ": there is no run runs/", run_name(config), "-*"),
+                      base::concat("--resume ", resume, ": there is no run runs/", name, "-*"),
                       "run.dir=FOLDER, or --resume auto, which starts afresh when there is none");
   }
   // A checkpoint by path resumes in its own run: FOLDER/checkpoints/NAME. So does FOLDER.
   const fs::path checkpoint = fs::weakly_canonical(resume);
   if (fs::is_directory(checkpoint / "checkpoints")) return {checkpoint};
   if (checkpoint.parent_path().filename() == "checkpoints") return {checkpoint.parent_path().parent_path()};
-  return fresh_folder(run_name(config));
+  return fresh_folder(name);
 }
 
 }  // namespace
@@ -163,7 +159,7 @@ RunFolder::RunFolder(RunFolder&&) noexcept = default;
 
 RunFolder RunFolder::open(const config::Config& config) {
   try {
-    const Chosen chosen = choose(config);
+    const Chosen chosen = choose(config.run, run_name(config.run, config.model));
     RunFolder folder(chosen.path);
     folder.is_made_ = fs::create_directories(folder.path_) || chosen.is_made;
     folder.was_empty_ = fs::is_empty(folder.path_);

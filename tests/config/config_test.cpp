@@ -227,6 +227,11 @@ TEST(ConfigTest, WhatSpansKeysIsChecked) {
   COHORT_EXPECT_THROW_WITH(check_config(config), ConfigError, "train.epochs: got -1");
 }
 
+TEST(ConfigTest, ARunIsCalledAsItsModelUnlessItHasAName) {
+  EXPECT_EQ(run_name({}, {.name = "mlp"}), "mlp");
+  EXPECT_EQ(run_name({.name = "first"}, {.name = "mlp"}), "first");
+}
+
 TEST(ConfigTest, AKeyThatHasNoEffectIsSaid) {
   Config config = load("optim: {name: sgd, eps: 1e-3}\nschedule: {gamma: 0.5}\n");
   EXPECT_EQ(config.warnings,
