@@ -84,7 +84,8 @@ MemoryPlan plan_memory(const config::Config& config, const MemoryOptions& given)
   plan.gradients = gradients_of(config);
   plan.num_ranks = plan.gradients != "none" ? int(config.distributed.nproc_per_node) : 1;
   runner->check(config, options);
-  const train::BatchPlan sizes = train::batch_plan(config, plan.num_ranks);
+  const train::BatchPlan sizes =
+      train::batch_plan(config.train, config.distributed, config.data, plan.num_ranks);
   plan.batch_size = sizes.micro_batch;
 
   std::vector<base::Placement> placements;

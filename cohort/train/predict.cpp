@@ -33,22 +33,21 @@ constexpr const char* kWhere = "train.predict";
 // The name of the format's first version; files that were exported then are still read.
 constexpr const char* kTaskKey = "picture_task";  // in the metadata of a program
 
-ImageTask task_of(const config::Config& config, std::optional<std::vector<std::string>> classes) {
-  if (!data::is_own_dataset(config.data.type)) {
+ImageTask task_of(const config::DataConfig& config, const DatasetSetup& setup,
+                  std::optional<std::vector<std::string>> classes) {
+  if (!data::is_own_dataset(config.type)) {
     throw UsageError(kWhere,
-                     base::concat("data.type is ", config.data.type,
+                     base::concat("data.type is ", config.type,
                                   ", which a library registered: how it makes an input of an image's file is "
                                   "not known here"),
                      "--samples 0,1,2, which reads validation data through it (train::predict_samples)");
   }
-  // A bare .safetensors file says nothing of classes. The validation data then has to be there.
-  if (!classes) classes = make_dataset(config, Split::kVal)->classes();
-  ImageTask task{.color = config.data.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb,
-                 .image_size = config.data.image_size,
-                 .channels_last = channels_last(config),
+  if (!classes) classes = make_dataset(config, Split::kVal, setup)->classes();
+  ImageTask task{.color = config.color == "gray" ? data::ColorMode::kGray : data::ColorMode::kRgb,
+                 .image_size = config.image_size,
+                 .channels_last = setup.channels_last,
                  .classes = std::move(*classes)};
-  for (const config::TransformConfig& transform : val_transforms(config.data)) {
-    // Those of validation: nothing random, and what the model's accuracy was measured with.
+  for (const config::TransformConfig& transform : val_transforms(config)) {
     task.transforms.push_back({transform.name, transform.args});
   }
   return task;
@@ -96,24 +95,22 @@ ImageTask task_from(const std::string& text, const fs::path& file) {
   }
 }
 
-torch::nn::AnyModule make_trained_model(config::Config config, const checkpoint::TensorMap& weights,
-                                        std::size_t num_classes, const data::Field& input) {
-  // All values come from the checkpoint; the file that a run once started from may be gone.
-  config.model.weights.clear();
-  torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(num_classes), at::kCPU, input);
+/// On the CPU, in evaluation mode, with the parameters `weights` in place of model.weights.
+torch::nn::AnyModule make_trained_model(config::ModelConfig config, const ModelSetup& setup,
+                                        const checkpoint::TensorMap& weights) {
+  config.weights.clear();
+  torch::nn::AnyModule model = make_model(config, setup);
   checkpoint::load_module_state(*model.ptr(), weights);
   model.ptr()->eval();
   return model;
 }
 
-Predictor::Model call_of(const config::Config& config, torch::nn::AnyModule model) {
-  return
-      [model = std::move(model), bf16 = config.train.precision == "bf16"](const at::Tensor& images) mutable {
-        std::optional<optim::Autocast> narrow;
-        // As the run computed, so that predictions are those of its evaluation.
-        if (bf16) narrow.emplace(at::kCPU, at::kBFloat16);
-        return model.forward<at::Tensor>(images);
-      };
+Predictor::Model call_of(torch::nn::AnyModule model, const std::string& precision) {
+  return [model = std::move(model), bf16 = precision == "bf16"](const at::Tensor& images) mutable {
+    std::optional<optim::Autocast> narrow;
+    if (bf16) narrow.emplace(at::kCPU, at::kBFloat16);
+    return model.forward<at::Tensor>(images);
+  };
 }
 
 void check_batch_size(std::int64_t batch_size) {
@@ -173,11 +170,14 @@ Predictor Predictor::of_run(const config::Config& config, const fs::path& checkp
 
 Predictor Predictor::of_run(const config::Config& config, const TrainedWeights& trained,
                             std::int64_t batch_size) {
-  const ImageTask task = task_of(config, trained.classes);
-  return {
-      task,
-      call_of(config, make_trained_model(config, trained.tensors, task.classes.size(), image_field(config))),
-      batch_size};
+  const ImageTask task =
+      task_of(config.data, dataset_setup(config.model, config.train, config.run), trained.classes);
+  const ModelSetup setup{.input = image_field(config.data, task.channels_last),
+                         .num_classes = static_cast<std::int64_t>(task.classes.size()),
+                         .seed = config.run.seed,
+                         .channels_last = task.channels_last};
+  return {task, call_of(make_trained_model(config.model, setup, trained.tensors), config.train.precision),
+          batch_size};
 }
 
 Predictor Predictor::of_program(const fs::path& file) {
@@ -241,18 +241,20 @@ std::vector<Prediction> predict_samples(const config::Config& config, const fs::
 std::vector<Prediction> predict_samples(const config::Config& config, const TrainedWeights& trained,
                                         const std::vector<std::int64_t>& samples, std::int64_t top) {
   check_top(top);
-  const std::shared_ptr<const data::Dataset> dataset = make_dataset(config, Split::kVal);
-  // Before the model is made, which may take long.
+  const DatasetSetup datasets = dataset_setup(config.model, config.train, config.run);
+  const std::shared_ptr<const data::Dataset> dataset = make_dataset(config.data, Split::kVal, datasets);
   for (const std::int64_t sample : samples) {
     if (sample >= 0 && sample < dataset->size()) continue;
     throw UsageError(kWhere, base::concat("samples: got ", sample, ", the validation data has ",
                                           dataset->size(), " samples: 0 to ", dataset->size() - 1));
   }
   const std::vector<std::string> classes = trained.classes.value_or(dataset->classes());
-  const Predictor::Model model = call_of(
-      config, make_trained_model(config, trained.tensors, classes.size(), input_field(config, *dataset)));
-  // The run's data set and transforms, with an order of our own: nothing of the
-  // reading is written twice.
+  const ModelSetup setup{.input = input_field(config.data, datasets.channels_last, *dataset),
+                         .num_classes = static_cast<std::int64_t>(classes.size()),
+                         .seed = config.run.seed,
+                         .channels_last = datasets.channels_last};
+  const Predictor::Model model =
+      call_of(make_trained_model(config.model, setup, trained.tensors), config.train.precision);
   data::Loader loader(dataset, {.batch_size = config::eval_batch_size(config.train),
                                 .seed = static_cast<std::uint64_t>(config.run.seed),
                                 .sampler = std::make_shared<Listed>(samples)});
@@ -276,27 +278,27 @@ void export_program(const config::Config& config, const fs::path& checkpoint, st
 void export_program(const config::Config& config, const TrainedWeights& trained, std::int64_t batch_size,
                     const fs::path& file) {
   std::map<std::string, std::string> metadata;
-  std::size_t num_classes = 0;
-  data::Field input = image_field(config);
+  const DatasetSetup datasets = dataset_setup(config.model, config.train, config.run);
+  ModelSetup setup{.input = image_field(config.data, datasets.channels_last),
+                   .seed = config.run.seed,
+                   .channels_last = datasets.channels_last};
   at::Tensor example;
   if (data::is_own_dataset(config.data.type)) {
-    const ImageTask task = task_of(config, trained.classes);
-    num_classes = task.classes.size();
-    // Only for the shape of its batch: the model, which is null, is not called.
+    const ImageTask task = task_of(config.data, datasets, trained.classes);
+    setup.num_classes = static_cast<std::int64_t>(task.classes.size());
     example = Predictor(task, nullptr, batch_size).empty_batch().zero_();
     metadata[kTaskKey] = to_text(task);
   } else {
     check_batch_size(batch_size);
-    const auto dataset = make_dataset(config, Split::kVal);
+    const auto dataset = make_dataset(config.data, Split::kVal, datasets);
     const std::vector<std::string> classes = trained.classes.value_or(dataset->classes());
-    num_classes = classes.size();
-    input = input_field(config, *dataset);
-    example = zero_batch(input, batch_size);
+    setup.num_classes = static_cast<std::int64_t>(classes.size());
+    setup.input = input_field(config.data, datasets.channels_last, *dataset);
+    example = zero_batch(setup.input, batch_size);
     metadata["classes"] = names_to_json(classes).dump();
   }
-  const torch::nn::AnyModule model = make_trained_model(config, trained.tensors, num_classes, input);
-  // Autocast is inside of the function, so its casts become part of the program.
-  auto fast = script::script(call_of(config, model),
+  const torch::nn::AnyModule model = make_trained_model(config.model, setup, trained.tensors);
+  auto fast = script::script(call_of(model, config.train.precision),
                              script::ScriptOptions().name(config.model.name).modules({model.ptr()}));
   const at::NoGradGuard no_grad;
   for (int i = 0; i < 3; ++i) fast(example);  // what is made lazily takes a third

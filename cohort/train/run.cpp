@@ -54,40 +54,51 @@ struct Parts {
         const std::vector<std::string>& trained = {})
       : device(core::resolve_device(device_of_rank(config)).device) {
     core::set_intra_op_threads(threads_of_rank(config, gradient_sync));
-    const Share share{gradient_sync.rank(), gradient_sync.size()};
-    const int on_host = ranks_on_host(gradient_sync);
-    const BatchPlan plan = batch_plan(config, gradient_sync.size());
+    const bool channels_last = is_channels_last(config.train);
+    const DatasetSetup datasets =
+        dataset_setup(config.model, config.train, config.run, ranks_on_host(gradient_sync));
+    const BatchPlan plan = batch_plan(config.train, config.distributed, config.data, gradient_sync.size());
+    const LoaderSetup loaders{.plan = plan,
+                              .device = device,
+                              .seed = config.run.seed,
+                              .rank = gradient_sync.rank(),
+                              .world_size = gradient_sync.size()};
     if (training) {
-      train_data = make_dataset(config, Split::kTrain, on_host);
-      train_loader = make_loader(config, Split::kTrain, train_data, device, plan, share);
+      train_data = make_dataset(config.data, Split::kTrain, datasets);
+      train_loader = make_loader(config.data, Split::kTrain, train_data, loaders);
       check_has_batch(*train_loader, "training");
       train_loader->start();  // reads ahead while the model is made
     }
     if (!training || config.train.eval_every > 0) {
-      eval_data = with_trained_labels(make_dataset(config, Split::kVal, on_host), trained);
+      eval_data = with_trained_labels(make_dataset(config.data, Split::kVal, datasets), trained);
       check_same_classes(config.data.type);
-      eval_loader = make_loader(config, Split::kVal, eval_data, device, plan, share);
+      eval_loader = make_loader(config.data, Split::kVal, eval_data, loaders);
       check_has_batch(*eval_loader, "evaluation");
     }
     const std::size_t classes =
         !trained.empty() ? trained.size() : (training ? train_data : eval_data)->classes().size();
-    const data::Field input = input_field(config, training ? *train_data : *eval_data);
-    torch::nn::AnyModule model = make_model(config, static_cast<std::int64_t>(classes), device, input);
+    const data::Field input = input_field(config.data, channels_last, training ? *train_data : *eval_data);
+    torch::nn::AnyModule model = make_model(config.model, {.input = input,
+                                                           .num_classes = static_cast<std::int64_t>(classes),
+                                                           .device = device,
+                                                           .seed = config.run.seed,
+                                                           .channels_last = channels_last});
     std::shared_ptr<optim::Optimizer> optimizer;
     std::shared_ptr<const optim::LRSchedule> schedule;
     if (training) {
-      config::Config scaled = config;
-      scaled.optim = scale_lr(config, plan.global);
-      if (gradient_sync.rank() == 0 && scaled.optim.lr != config.optim.lr) {
-        base::log_info(base::concat("learning rate ", scaled.optim.lr, ": ", config.optim.lr,
-                                    " for steps of ", plan.global, " samples (optim.lr_scaling ",
-                                    config.optim.lr_scaling, ")"));
+      const config::OptimConfig optim = scale_lr(config.optim, config.train, plan.global);
+      if (gradient_sync.rank() == 0 && optim.lr != config.optim.lr) {
+        base::log_info(base::concat("learning rate ", optim.lr, ": ", config.optim.lr, " for steps of ",
+                                    plan.global, " samples (optim.lr_scaling ", config.optim.lr_scaling,
+                                    ")"));
       }
-      optimizer = make_optimizer(scaled.optim, *model.ptr());
-      schedule = make_schedule(scaled, train_loader->batches_per_epoch());
+      optimizer = make_optimizer(optim, *model.ptr());
+      schedule = make_schedule(config.schedule, config.train, optim.lr, train_loader->batches_per_epoch());
     }
-    task.emplace(model, make_model_runner(config, model, device, input, gradient_sync.size()), optimizer,
-                 schedule, classification_options(config, plan));
+    task.emplace(model,
+                 make_model_runner(config.distributed, model, device,
+                                   {.input = input, .batch_size = plan.part, .optim = config.optim}),
+                 optimizer, schedule, classification_options(config.train, config.optim.clip_norm, plan));
   }
 
   void warn_of_skipped() const {

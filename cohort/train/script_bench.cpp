@@ -22,22 +22,15 @@ namespace {
 // Enough for both recordings, the third where state is made lazily, and replays.
 constexpr int kFirstSteps = 8;
 
-// A task and the batch that it is measured on.
+// A task, its model, and the batch that it is measured on.
 class Subject {
  public:
-  Subject(const config::Config& config, const data::Batch& batch, const data::Dataset& dataset,
-          at::Device device, bool script)
-      : batch_(batch), seed_(static_cast<std::uint64_t>(config.run.seed)) {
-    const data::Field input = input_field(config, dataset);
-    const torch::nn::AnyModule model =
-        make_model(config, static_cast<std::int64_t>(dataset.classes().size()), device, input);
-    module_ = model.ptr();
-    // No schedule: the rate stays, so all steps cost the same.
-    task_ = std::make_unique<ClassificationTask>(model, make_model_runner(config, model, device, input),
-                                                 make_optimizer(config.optim, *module_), nullptr,
-                                                 classification_options(config, batch_plan(config, 1))
-                                                     .accumulate(config.train.accumulate)
-                                                     .script(script));
+  Subject(std::unique_ptr<ClassificationTask> task, std::shared_ptr<torch::nn::Module> module,
+          const data::Batch& batch, std::int64_t seed)
+      : batch_(batch),
+        seed_(static_cast<std::uint64_t>(seed)),
+        module_(std::move(module)),
+        task_(std::move(task)) {
     for (int step = 0; step < kFirstSteps; ++step) train();
     for (const auto& entry : module_->named_parameters()) state_.push_back(entry.value().detach().clone());
     for (const auto& entry : module_->named_buffers()) state_.push_back(entry.value().clone());
@@ -107,15 +100,33 @@ ScriptBench bench_script(config::Config config, const ScriptBenchOptions& option
   check_config(config);
   const at::Device device = core::resolve_device(config.train.device).device;
   core::set_intra_op_threads(static_cast<int>(config.train.threads));
-  const auto data = make_dataset(config, Split::kTrain);
-  BatchPlan plan = batch_plan(config, 1);
+  const auto data =
+      make_dataset(config.data, Split::kTrain, dataset_setup(config.model, config.train, config.run));
+  BatchPlan plan = batch_plan(config.train, config.distributed, config.data, 1);
   plan.loader_parts = 1;  // the batch of a step, which is computed again and again
-  const auto loader = make_loader(config, Split::kTrain, data, device, plan);
+  plan.task_parts = config.train.accumulate;
+  const auto loader = make_loader(config.data, Split::kTrain, data,
+                                  {.plan = plan, .device = device, .seed = config.run.seed});
   const std::optional<data::Batch> batch = loader->next();
   if (!batch) throw UsageError("train.bench_script", "the training data has no batch");
-  // Both keep the one batch, whose values no step may change; both start from the same seed.
-  Subject eager(config, *batch, *data, device, false);
-  Subject scripted(config, *batch, *data, device, true);
+  const bool channels_last = is_channels_last(config.train);
+  const data::Field input = input_field(config.data, channels_last, *data);
+  const auto make_subject = [&](bool script) {
+    const torch::nn::AnyModule model =
+        make_model(config.model, {.input = input,
+                                  .num_classes = static_cast<std::int64_t>(data->classes().size()),
+                                  .device = device,
+                                  .seed = config.run.seed,
+                                  .channels_last = channels_last});
+    const MeasuredStep measured{.input = input, .batch_size = plan.part, .optim = config.optim};
+    auto task = std::make_unique<ClassificationTask>(
+        model, make_model_runner(config.distributed, model, device, measured),
+        make_optimizer(config.optim, *model.ptr()), nullptr,
+        classification_options(config.train, config.optim.clip_norm, plan).script(script));
+    return Subject(std::move(task), model.ptr(), *batch, config.run.seed);
+  };
+  Subject eager = make_subject(false);
+  Subject scripted = make_subject(true);
 
   ScriptBench result;
   result.model = config.model.name;

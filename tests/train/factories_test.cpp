@@ -7,6 +7,7 @@
 #include "cohort/config/keys.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/schedule_factory.h"
+#include "cohort/parallel/model_runner.h"
 #include "tests/support/throws.h"
 #include "tests/train/small_run.h"
 
@@ -20,14 +21,10 @@ TEST(BuildTest, TheDefaultLearningRateOfAdamIsThatOfTheOptimizers) {
 
 TEST(BuildTest, AScheduleThatDoesNotExistIsRefusedWithTheNearestName) {
   for (const std::string& name : optim::schedule_names()) {
-    config::Config config;
-    config.schedule.name = name;
-    EXPECT_NE(make_schedule(config, 10), nullptr) << name;
+    EXPECT_NE(make_schedule({.name = name}, {}, 0.1, 10), nullptr) << name;
   }
-  config::Config config;
   for (const char* name : {"cosin", "steps", ""}) {
-    config.schedule.name = name;
-    COHORT_EXPECT_THROW_WITH(make_schedule(config, 10), UsageError,
+    COHORT_EXPECT_THROW_WITH(make_schedule({.name = name}, {}, 0.1, 10), UsageError,
                              base::concat("there is no schedule '", name, "'. Try: "));
   }
 }
@@ -49,6 +46,54 @@ TEST(BuildTest, NamesThatNoRegistryHasAreFoundBeforeAnythingIsRead) {
                            "there is no backend 'glo'. Try: gloo; ");
   COHORT_EXPECT_THROW_WITH(check([](auto& c) { c.run.checkpoint_format = "pt"; }), UsageError,
                            "there is no tensor format 'pt'");
+}
+
+TEST(BuildTest, ScriptModeIsRefusedForARunnerOfALibraryThatHasThreadsOfItsOwn) {
+  parallel::register_model_runner(
+      "threaded", {.make = [](torch::nn::AnyModule, const auto&) { return parallel::ModelRunner{}; },
+                   .has_own_threads = true});
+  config::Config config;
+  config.train.script = true;
+  config.distributed.model = "threaded";
+  check_config(config);  // knows Cohort's own only
+  COHORT_EXPECT_THROW_WITH(check_names(config), ConfigError,
+                           "train.script is true and distributed.model is threaded");
+}
+
+TEST(BuildTest, ALoaderReadsThePartOfItsRank) {
+  const config::DataConfig config{
+      .type = "synthetic", .image_size = 4, .shuffle = false, .workers = 0, .synthetic_train = 8};
+  const auto dataset = make_dataset(config, Split::kTrain);
+  for (const int rank : {0, 1}) {
+    const LoaderSetup setup{
+        .plan = batch_plan({.batch_size = 2}, {}, config, 2), .rank = rank, .world_size = 2};
+    const auto loader = make_loader(config, Split::kTrain, dataset, setup);
+    EXPECT_EQ(loader->next()->indices, (std::vector<std::int64_t>{rank, rank + 2}));
+    EXPECT_EQ(loader->batches_per_epoch(), 2);
+  }
+}
+
+TEST(BuildTest, AModelHasTheClassesOfItsDataUnlessItsKeySaysMore) {
+  const auto make = [](std::int64_t key, std::int64_t of_data) {
+    const config::ModelConfig config{.name = "mlp", .num_classes = key, .options = {{"hidden", "8"}}};
+    torch::nn::AnyModule model = make_model(
+        config,
+        {.input = {.name = "input", .shape = {1, 4, 4}}, .num_classes = of_data, .channels_last = false});
+    return model.forward(at::ones({2, 1, 4, 4}));
+  };
+  EXPECT_EQ(make(0, 3).size(1), 3);
+  EXPECT_EQ(make(5, 3).size(1), 5);
+  EXPECT_TRUE(at::equal(make(0, 3), make(3, 0)));  // the same seed
+  COHORT_EXPECT_THROW_WITH(make(2, 3), ConfigError, "model.num_classes is 2 but the data has 3 classes");
+  COHORT_EXPECT_THROW_WITH(make(0, 0), ConfigError, "the data does not say how many classes it has");
+}
+
+TEST(BuildTest, ARateIsScaledBySamplesOfAStepOverThoseThatItIsFor) {
+  const config::TrainConfig train{.batch_size = 4, .accumulate = 2};
+  EXPECT_EQ(scale_lr({.lr = 0.5}, train, 32).lr, 0.5);
+  EXPECT_EQ(scale_lr({.lr = 0.5, .lr_scaling = "linear"}, train, 32).lr, 2.0);
+  EXPECT_EQ(scale_lr({.lr = 0.5, .lr_scaling = "sqrt"}, train, 32).lr, 1.0);
+  EXPECT_EQ(scale_lr({.lr = 0.5, .lr_scaling = "linear", .lr_base_size = 16}, train, 32).lr, 1.0);
 }
 
 TEST(BuildTest, CachesOfAllRanksOfAHostTakeHalfOfItsMemory) {

@@ -23,29 +23,29 @@ TEST(MakeDatasetTest, OtherFilesAreRefusedWhereTheConfigurationSaysSo) {
   const test::TempDir dir;
   write_png(dir / "train/a/1.png");
   test::write_file(dir / "train/a/2.webp", "");
-  config::Config config;
-  config.data.path = dir.path().string();
+  config::DataConfig config;
+  config.path = dir.path().string();
   EXPECT_EQ(make_dataset(config, Split::kTrain)->size(), 1);
-  config.data.on_other_files = "raise";
+  config.on_other_files = "raise";
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), DataError, "1 .webp (such as a/2.webp)");
 }
 
 TEST(MakeDatasetTest, DataThatIsNotThereIsNamedWithTheKeysThatSayWhereItIs) {
   const test::TempDir dir;
-  config::Config config;
-  config.data.path = (dir / "photos").string();
+  config::DataConfig config;
+  config.path = (dir / "photos").string();
   COHORT_EXPECT_THROW_WITH(
       make_dataset(config, Split::kTrain), DataError,
-      base::concat("there is no training data: the folder ", config.data.path,
+      base::concat("there is no training data: the folder ", config.path,
                    "/train does not exist. Try: data.path=FOLDER, or data.train=FOLDER"));
   write_png(dir / "photos/train/a/1.png");
   const std::string way_out = "Try: data.val=FOLDER, or train.eval_every=0, which trains without validation";
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
-                           base::concat("the folder ", config.data.path, "/val does not exist. ", way_out));
-  config.data.type = "idx";
+                           base::concat("the folder ", config.path, "/val does not exist. ", way_out));
+  config.type = "idx";
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
                            base::concat("has no t10k-images-idx3-ubyte, plain or .gz. ", way_out));
-  config.data.val = (dir / "elsewhere").string();
+  config.val = (dir / "elsewhere").string();
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
                            base::concat("elsewhere does not exist. ", way_out));
 }
@@ -56,30 +56,30 @@ TEST(MakeDatasetTest, OptionsGoToTheRegisteredDataSetThatReadsThem) {
     return std::make_shared<data::TensorDataset>(
         std::vector<at::Tensor>{at::zeros({args.integer("rows", 2), 3})});
   });
-  config::Config config;
-  config.data.type = "rows";
-  config.data.path = "here";
-  config.data.val = "there";
-  config.data.options = {{"rows", "5"}};
+  config::DataConfig config;
+  config.type = "rows";
+  config.path = "here";
+  config.val = "there";
+  config.options = {{"rows", "5"}};
   EXPECT_EQ(make_dataset(config, Split::kTrain)->size(), 5);
   EXPECT_EQ(make_dataset(config, Split::kVal)->size(), 5);
-  config.data.options = {{"rwos", "5"}};
+  config.options = {{"rwos", "5"}};
   COHORT_EXPECT_THROW_WITH(
       make_dataset(config, Split::kTrain), ConfigError,
       "data set 'rows' (split train) has no option rwos. Try: rows; its options are rows");
-  config.data.options = {{"rows", "-1"}};
+  config.options = {{"rows", "-1"}};
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kVal), DataError,
                            "while making data set 'rows' (split val): ");
-  config.data.options = {{"path", "elsewhere"}};
+  config.options = {{"path", "elsewhere"}};
   COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), ConfigError,
                            "data.options.path is set, but that is given by the run");
 }
 
 TEST(MakeDatasetTest, OptionsOfOursAreRefused) {
   for (const char* kind : {"synthetic", "image_folder", "idx"}) {
-    config::Config config;
-    config.data.type = kind;
-    config.data.options = {{"size", "5"}};
+    config::DataConfig config;
+    config.type = kind;
+    config.options = {{"size", "5"}};
     COHORT_EXPECT_THROW_WITH(make_dataset(config, Split::kTrain), ConfigError,
                              base::concat("data.options.size is set, but data.type is ", kind));
   }

@@ -36,24 +36,27 @@ struct Way {
   comm::Group group = {};
 };
 
-config::Config config_of(const Way& way) {
-  config::Config config;
-  config.data.color = "gray";
-  config.data.image_size = 16;
-  config.train.batch_size = 8;
-  config.distributed.model = way.model;
-  config.distributed.devices = "cpu:0/a, cpu:0/b, cpu:0/c";
-  config.distributed.device_map = way.place;
-  config.distributed.schedule = way.schedule;
-  config.distributed.micro_batches = 3;
-  return config;
+config::DistributedConfig config_of(const Way& way) {
+  return {.model = way.model,
+          .devices = "cpu:0/a, cpu:0/b, cpu:0/c",
+          .device_map = way.place,
+          .schedule = way.schedule,
+          .micro_batches = 3};
+}
+
+MeasuredStep measured_step() {
+  return {.input = {.name = "input", .shape = {1, 16, 16}, .channels_last = true}, .batch_size = 8};
+}
+
+parallel::ModelRunner runner_of(const config::DistributedConfig& config, const torch::nn::AnyModule& model) {
+  return make_model_runner(config, model, at::kCPU, measured_step());
 }
 
 Parameters train(const Way& way) {
   static std::mutex mutex;  // the generator that initial values come from is the process's
   std::unique_lock lock(mutex);
   torch::nn::AnyModule model = test::small_vgg("vgg11", way.head);
-  ClassificationTask task(model, make_model_runner(config_of(way), model, at::kCPU),
+  ClassificationTask task(model, runner_of(config_of(way), model),
                           optim::make_optimizer({.name = "sgd", .lr = 0.01, .momentum = 0.9},
                                                 {{.params = model.ptr()->parameters()}}),
                           optim::cosine(12), way.options);
@@ -180,7 +183,7 @@ TEST(PlacementsTest, EvaluationDrawsNothingAndHasTheModelsOwnValues) {
   const at::Tensor expected = model.forward(images);
   for (const Way& way : all_ways("default")) {
     SCOPED_TRACE(way.model);
-    const parallel::ModelRunner call = make_model_runner(config_of(way), model, at::kCPU);
+    const parallel::ModelRunner call = runner_of(config_of(way), model);
     at::manual_seed(5);
     EXPECT_TRUE(at::allclose(expected, call.forward(images), 1e-5, 1e-6));
     const at::Tensor next = at::rand({3});
@@ -192,9 +195,9 @@ TEST(PlacementsTest, EvaluationDrawsNothingAndHasTheModelsOwnValues) {
 TEST(PlacementsTest, RefuseWhatIsNotThere) {
   const torch::nn::AnyModule model = test::small_vgg("vgg11");
   const auto call = [&](const char* runner, const Place& place, const char* placements = "") {
-    config::Config config = config_of({.model = runner, .place = place});
-    config.distributed.devices = placements;
-    return make_model_runner(config, model, at::kCPU);
+    config::DistributedConfig config = config_of({.model = runner, .place = place});
+    config.devices = placements;
+    return runner_of(config, model);
   };
   COHORT_EXPECT_THROW_WITH(call("data_parallel", {}, "cpu:4000"), ConfigError, "core 4000 is asked for");
   COHORT_EXPECT_THROW_WITH(call("pipeline", {}, "cpu:4000"), ConfigError, "core 4000 is asked for");
@@ -210,18 +213,17 @@ TEST(PlacementsTest, RefuseWhatIsNotThere) {
                                              {"features.6", "cpu:0/b2"},
                                              {"classifier", "cpu:0/b"}}),
                            ConfigError, "as stages take turns on placements");
-  config::Config one_sample = config_of({.model = "pipeline"});
-  one_sample.distributed.micro_batches = static_cast<int>(one_sample.train.batch_size);
-  COHORT_EXPECT_THROW_WITH(make_model_runner(one_sample, test::small_vgg("vgg11_bn"), at::kCPU), UsageError,
+  config::DistributedConfig one_sample = config_of({.model = "pipeline"});
+  one_sample.micro_batches = measured_step().batch_size;
+  COHORT_EXPECT_THROW_WITH(runner_of(one_sample, test::small_vgg("vgg11_bn")), UsageError,
                            "fewer distributed.micro_batches");
   models::ModelOptions options;
   options.name = "lenet5";
   options.num_classes = 4;
   options.in_channels = 1;
   options.image_size = 28;
-  config::Config config = config_of({.model = "pipeline"});
-  COHORT_EXPECT_THROW_WITH(make_model_runner(config, models::make_model(options), at::kCPU), UsageError,
-                           "LeNet5 is not known as a list of layers");
+  COHORT_EXPECT_THROW_WITH(runner_of(config_of({.model = "pipeline"}), models::make_model(options)),
+                           UsageError, "LeNet5 is not known as a list of layers");
 }
 
 }  // namespace

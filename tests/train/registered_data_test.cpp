@@ -37,11 +37,12 @@ class RegisteredDataTest : public ::testing::Test {
     return run.config(more);
   }
   at::Tensor probabilities(const fs::path& checkpoint, std::int64_t index) const {
-    config::Config with_weights = config();
-    with_weights.model.weights = checkpoint.string();
+    config::ModelConfig with_weights = config().model;
+    with_weights.weights = checkpoint.string();
     const Tiles tiles;
     base::RandomStream random(0, 0, 0, base::Purpose::kTransform);
-    torch::nn::AnyModule model = make_model(with_weights, 3, at::kCPU, input_field(with_weights, tiles));
+    torch::nn::AnyModule model =
+        make_model(with_weights, {.input = tiles.fields().at(0), .num_classes = 3, .channels_last = false});
     model.ptr()->eval();
     return model.forward<at::Tensor>(tiles.get(index, random)[0].unsqueeze(0)).softmax(1)[0];
   }

@@ -229,13 +229,10 @@ TEST(TrainScriptTest, WhatCannotBeReplayedStaysEagerAndTheLogSaysWhyOnce) {
 
 TEST(TrainScriptTest, AStepOfItsOwnIsRefused) {
   torch::nn::AnyModule model = test::small_vgg("vgg11");
-  config::Config config;
-  config.data.color = "gray";
-  config.data.image_size = 16;
-  config.distributed.model = "pipeline";
-  config.distributed.devices = "cpu:0/a, cpu:0/b";
-  config.distributed.device_map = {{"features", "cpu:0/a"}, {"classifier", "cpu:0/b"}};
-  COHORT_EXPECT_THROW_WITH(ClassificationTask(model, make_model_runner(config, model, at::kCPU), nullptr,
+  const config::DistributedConfig config{.model = "pipeline",
+                                         .devices = "cpu:0/a, cpu:0/b",
+                                         .device_map = {{"features", "cpu:0/a"}, {"classifier", "cpu:0/b"}}};
+  COHORT_EXPECT_THROW_WITH(ClassificationTask(model, make_model_runner(config, model, at::kCPU, {}), nullptr,
                                               nullptr, ClassificationOptions().script(true)),
                            UsageError, "script: a step that overlaps forward and backward");
 }

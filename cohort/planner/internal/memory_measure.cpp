@@ -43,6 +43,7 @@ class Measurement {
 
   void run(MemoryPlan& plan, const train::BatchPlan& sizes) {
     const PlannedModel model(config_, options_);
+    part_ = sizes.part;
     MemoryUse& all = plan.places.back().measured;
     all.model = watch_.total().now;
     const parallel::ModelRunner call = call_of(model);
@@ -91,7 +92,9 @@ class Measurement {
 
   parallel::ModelRunner call_of(const PlannedModel& model) {
     if (pipeline_ == nullptr)
-      return train::make_model_runner(config_, model.any, at::kCPU, model.model_input);
+      return train::make_model_runner(
+          config_.distributed, model.any, at::kCPU,
+          {.input = model.model_input, .batch_size = part_, .optim = config_.optim});
     train::PipelineParts parts = parts_like(*pipeline_, model);
     parts.options.on_action = [this, parts](const pipeline::Action& action) {
       if (action.kind != pipeline::ActionKind::kForward) return;
@@ -127,7 +130,7 @@ class Measurement {
   const PlacementThreads placement_threads_;
   const std::vector<std::thread::id>& threads_ = placement_threads_.ids();
   std::vector<std::int64_t> before_, activations_, gradients_;
-  std::int64_t optimizer_bytes_ = 0;
+  std::int64_t optimizer_bytes_ = 0, part_ = 0;
   memory::AllocationProfiler watch_;
 };
 

@@ -19,13 +19,18 @@ PlacementThreads::PlacementThreads(const std::vector<base::Placement>& placement
 }
 
 PlannedModel::PlannedModel(const config::Config& config, const MemoryOptions& options) : config_(config) {
-  const auto data = train::make_dataset(config, train::Split::kTrain);
+  const bool channels_last = train::is_channels_last(config.train);
+  const auto data = train::make_dataset(config.data, train::Split::kTrain,
+                                        train::dataset_setup(config.model, config.train, config.run));
   fields_ = data->fields();
   if (fields_.size() < 2) {
     throw UsageError("planner.plan_memory", "the data has no target beside its input");
   }
-  model_input = train::input_field(config, *data);
-  any = train::make_model(config, std::int64_t(data->classes().size()), at::kCPU, model_input);
+  model_input = train::input_field(config.data, channels_last, *data);
+  any = train::make_model(config.model, {.input = model_input,
+                                         .num_classes = std::int64_t(data->classes().size()),
+                                         .seed = config.run.seed,
+                                         .channels_last = channels_last});
   if (!options.place.empty()) parallel::apply_device_map(*any.ptr(), options.place);
   optimizer = train::make_optimizer(config.optim, *any.ptr());
 }

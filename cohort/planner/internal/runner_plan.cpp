@@ -129,7 +129,7 @@ class DataParallelPlan : public RunnerPlan {
   }
   std::vector<base::Placement> prepare(const config::Config& config, const MemoryOptions& /*options*/,
                                        const PlannedModel& /*model*/) override {
-    placements_ = train::devices_of(train::model_runner_options(config, at::kCPU));
+    placements_ = train::devices_of(train::model_runner_options(config.distributed, at::kCPU, {}));
     return placements_;
   }
   void plan(MemoryPlan& plan, const PlanInputs& in) const override {
@@ -195,7 +195,11 @@ class PipelinePlan : public RunnerPlan {
   }
   std::vector<base::Placement> prepare(const config::Config& config, const MemoryOptions& /*options*/,
                                        const PlannedModel& model) override {
-    parts_ = train::pipeline_parts(train::model_runner_options(config, at::kCPU, model.model_input),
+    const train::MeasuredStep step{
+        .input = model.model_input,
+        .batch_size = train::batch_plan(config.train, config.distributed, config.data, 1).part,
+        .optim = config.optim};
+    parts_ = train::pipeline_parts(train::model_runner_options(config.distributed, at::kCPU, step),
                                    model.any.ptr());
     std::vector<base::Placement> placements;
     for (const auto& name : parts_->options.placements) placements.push_back(base::Placement::parse(name));

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "cohort/config/config.h"
+#include "cohort/config/types.h"
 
 namespace cohort::train {
 
@@ -23,9 +23,13 @@ constexpr std::int64_t divided_up(std::int64_t value, std::int64_t by) {
   return (value + by - 1) / by;
 }
 
-/// Returns the plan of a step of `config` on `num_ranks` ranks. The loader hands out parts one after the other.
+/// Returns the samples of a step over all ranks.
+std::int64_t global_batch_size(const config::TrainConfig& train, int num_ranks);
+
+/// Returns the plan of a step on `num_ranks` ranks. The loader hands out parts one after the other.
 /// Where broken samples are skipped it hands out the whole step, because their number weighs each part.
 /// Throws: UsageError for an unknown distributed.model.
-BatchPlan batch_plan(const config::Config& config, int num_ranks);
+BatchPlan batch_plan(const config::TrainConfig& train, const config::DistributedConfig& distributed,
+                     const config::DataConfig& data, int num_ranks);
 
 }  // namespace cohort::train

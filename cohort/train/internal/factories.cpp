@@ -112,132 +112,139 @@ std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on
   return available_bytes / 2 * quarters / 4 / ranks_on_host;
 }
 
-std::shared_ptr<const data::Dataset> make_dataset(const config::Config& config, Split split,
-                                                  int ranks_on_host) {
-  const config::DataConfig& data = config.data;
-  const std::string path = split == Split::kTrain ? config::train_path(data) : config::val_path(data);
-  data::check_dataset_name(data.type);
-  check_data_options(data);
-  if (data.type == "synthetic") {
-    return std::make_shared<data::SyntheticDataset>(data::SyntheticOptions{
-        .size = split == Split::kTrain ? data.synthetic_train : data.synthetic_val,
-        .shape = {channels_of(data), data.image_size, data.image_size},
-        .num_classes = config.model.num_classes > 0 ? config.model.num_classes : 10,
-        .seed = static_cast<std::uint64_t>(config.run.seed) * 2 + (split == Split::kVal),
-        .channels_last = channels_last(config)});
+DatasetSetup dataset_setup(const config::ModelConfig& model, const config::TrainConfig& train,
+                           const config::RunConfig& run, int ranks_on_host) {
+  return {.num_classes = model.num_classes,
+          .seed = run.seed,
+          .channels_last = is_channels_last(train),
+          .ranks_on_host = ranks_on_host};
+}
+
+std::shared_ptr<const data::Dataset> make_dataset(const config::DataConfig& config, Split split,
+                                                  const DatasetSetup& setup) {
+  const std::string path = split == Split::kTrain ? config::train_path(config) : config::val_path(config);
+  data::check_dataset_name(config.type);
+  check_data_options(config);
+  if (config.type == "synthetic") {
+    return std::make_shared<data::SyntheticDataset>(
+        data::SyntheticOptions{.size = split == Split::kTrain ? config.synthetic_train : config.synthetic_val,
+                               .shape = {channels_of(config), config.image_size, config.image_size},
+                               .num_classes = setup.num_classes > 0 ? setup.num_classes : 10,
+                               .seed = static_cast<std::uint64_t>(setup.seed) * 2 + (split == Split::kVal),
+                               .channels_last = setup.channels_last});
   }
-  if (data.type == "image_folder") {
+  if (config.type == "image_folder") {
     check_folder(path, split);
     data::ImageFolderOptions options;
-    options.transforms = transforms_of(data, split);
-    options.color = color_mode(data);
-    options.channels_last = channels_last(config);
-    options.allow_empty = data.empty_class == "keep";
+    options.transforms = transforms_of(config, split);
+    options.color = color_mode(config);
+    options.channels_last = setup.channels_last;
+    options.allow_empty = config.empty_class == "keep";
     options.on_other_files =
-        data.on_other_files == "raise" ? data::OnOtherFiles::kRaise : data::OnOtherFiles::kWarn;
-    if (data.cache == "encoded") {
-      options.cache_bytes = cache_bytes(split, memory::system_memory().available_bytes, ranks_on_host);
+        config.on_other_files == "raise" ? data::OnOtherFiles::kRaise : data::OnOtherFiles::kWarn;
+    if (config.cache == "encoded") {
+      options.cache_bytes = cache_bytes(split, memory::system_memory().available_bytes, setup.ranks_on_host);
     }
     return std::make_shared<data::ImageFolder>(path, options);
   }
-  if (data.type == "idx") {
-    const data::IdxPair files = find_idx_files(idx_folder(data, split), split);
+  if (config.type == "idx") {
+    const data::IdxPair files = find_idx_files(idx_folder(config, split), split);
     return std::make_shared<data::IdxDataset>(
         files.images, files.labels,
-        data::IdxDatasetOptions{.transforms = transforms_of(data, split),
-                                .channels_last = channels_last(config)});
+        data::IdxDatasetOptions{.transforms = transforms_of(config, split),
+                                .channels_last = setup.channels_last});
   }
-  data::DatasetArgs args = data.options;
+  data::DatasetArgs args = config.options;
   args["split"] = split == Split::kTrain ? "train" : "val";
   args["path"] = path;
-  return data::make_dataset(data.type, args);
+  return data::make_dataset(config.type, args);
 }
 
-std::unique_ptr<data::Loader> make_loader(const config::Config& config, Split split,
-                                          std::shared_ptr<const data::Dataset> dataset, at::Device device,
-                                          const BatchPlan& plan, Share share) {
+std::unique_ptr<data::Loader> make_loader(const config::DataConfig& config, Split split,
+                                          std::shared_ptr<const data::Dataset> dataset,
+                                          const LoaderSetup& setup) {
   const bool training = split == Split::kTrain;
   data::LoaderOptions options;
-  options.batch_size = training ? plan.step : plan.evaluation;
+  options.batch_size = training ? setup.plan.step : setup.plan.evaluation;
   if (training) {
-    options.global_batch_size = plan.global;
-    options.parts = plan.loader_parts;
+    options.global_batch_size = setup.plan.global;
+    options.parts = setup.plan.loader_parts;
   }
-  options.rank = share.rank;
-  options.world_size = share.world_size;
-  options.last_batch = training && config.data.last_batch == "pad" ? data::LastBatchPolicy::kPad
-                                                                   : data::LastBatchPolicy::kKeep;
-  options.workers = static_cast<int>(config.data.workers);
-  options.prefetch = static_cast<int>(config.data.prefetch);
-  options.shuffle = training && config.data.shuffle;
-  options.drop_last = training && config.data.drop_last;
-  options.pin_memory = config.data.pin_memory;
-  options.device = device;
-  options.seed = static_cast<std::uint64_t>(config.run.seed);
-  options.on_error = config.data.on_error == "skip" ? data::OnError::kSkip : data::OnError::kRaise;
-  const bool has_sampler = config.data.sampler != "auto" || !config.data.sampler_options.empty();
+  options.rank = setup.rank;
+  options.world_size = setup.world_size;
+  options.last_batch =
+      training && config.last_batch == "pad" ? data::LastBatchPolicy::kPad : data::LastBatchPolicy::kKeep;
+  options.workers = static_cast<int>(config.workers);
+  options.prefetch = static_cast<int>(config.prefetch);
+  options.shuffle = training && config.shuffle;
+  options.drop_last = training && config.drop_last;
+  options.pin_memory = config.pin_memory;
+  options.device = setup.device;
+  options.seed = static_cast<std::uint64_t>(setup.seed);
+  options.on_error = config.on_error == "skip" ? data::OnError::kSkip : data::OnError::kRaise;
+  const bool has_sampler = config.sampler != "auto" || !config.sampler_options.empty();
   if (training && has_sampler) {
-    options.sampler =
-        data::make_sampler({.name = config.data.sampler == "auto" ? "distributed" : config.data.sampler,
-                            .size = dataset->size(),
-                            .world_size = share.world_size,
-                            .shuffle = options.shuffle,
-                            .seed = options.seed,
-                            .last_batch = options.last_batch,
-                            .extra = config.data.sampler_options});
+    options.sampler = data::make_sampler({.name = config.sampler == "auto" ? "distributed" : config.sampler,
+                                          .size = dataset->size(),
+                                          .world_size = setup.world_size,
+                                          .shuffle = options.shuffle,
+                                          .seed = options.seed,
+                                          .last_batch = options.last_batch,
+                                          .extra = config.sampler_options});
   }
   return std::make_unique<data::Loader>(std::move(dataset), options);
 }
 
-torch::nn::AnyModule make_model(const config::Config& config, std::int64_t num_classes, at::Device device,
-                                const std::optional<data::Field>& input) {
+torch::nn::AnyModule make_model(const config::ModelConfig& config, const ModelSetup& setup) {
   models::ModelOptions options;
-  options.name = config.model.name;
-  options.num_classes = config.model.num_classes > 0 ? config.model.num_classes : num_classes;
+  options.name = config.name;
+  options.num_classes = config.num_classes > 0 ? config.num_classes : setup.num_classes;
   if (options.num_classes == 0) {
     throw ConfigError("train.make_model",
                       "model.num_classes is 0 and the data does not say how many classes it has",
                       "model.num_classes=N");
   }
-  if (num_classes > options.num_classes) {
+  if (setup.num_classes > options.num_classes) {
     throw ConfigError("train.make_model",
                       base::concat("model.num_classes is ", options.num_classes, " but the data has ",
-                                   num_classes, " classes"),
+                                   setup.num_classes, " classes"),
                       "model.num_classes=0, which counts them");
   }
-  const std::vector<std::int64_t> shape = (input ? *input : image_field(config)).shape;
+  const std::vector<std::int64_t>& shape = setup.input.shape;
   options.in_channels = shape.empty() ? 1 : shape[0];
   options.image_size = shape.size() < 2 ? 1 : shape[1];
-  options.width = config.model.width;
-  options.dropout = config.model.dropout;
-  options.pools = config.model.pools;
-  options.head = config.model.head;
-  options.extra = config.model.options;
-  at::manual_seed(static_cast<std::uint64_t>(config.run.seed));
+  options.width = config.width;
+  options.dropout = config.dropout;
+  options.pools = config.pools;
+  options.head = config.head;
+  options.extra = config.options;
+  at::manual_seed(static_cast<std::uint64_t>(setup.seed));
   torch::nn::AnyModule model = models::make_model(options);
-  if (!config.model.weights.empty()) {
-    checkpoint::load_module_state(*model.ptr(), read_weights(config.model.weights));
+  if (!config.weights.empty()) {
+    checkpoint::load_module_state(*model.ptr(), read_weights(config.weights));
   }
-  model.ptr()->to(device);
-  if (channels_last(config)) models::set_memory_format(*model.ptr(), at::MemoryFormat::ChannelsLast);
+  model.ptr()->to(setup.device);
+  if (setup.channels_last) models::set_memory_format(*model.ptr(), at::MemoryFormat::ChannelsLast);
   return model;
 }
 
-config::OptimConfig scale_lr(const config::Config& config, std::int64_t global_batch_size) {
-  config::OptimConfig optim = config.optim;
-  const double ratio = static_cast<double>(global_batch_size) / static_cast<double>(lr_base_size(config));
+config::OptimConfig scale_lr(config::OptimConfig optim, const config::TrainConfig& train,
+                             std::int64_t global_batch_size) {
+  const double ratio =
+      static_cast<double>(global_batch_size) / static_cast<double>(lr_base_size(optim, train));
   if (optim.lr_scaling == "linear") optim.lr *= ratio;
   if (optim.lr_scaling == "sqrt") optim.lr *= std::sqrt(ratio);
   return optim;
 }
 
-ClassificationOptions classification_options(const config::Config& config, const BatchPlan& plan) {
+ClassificationOptions classification_options(const config::TrainConfig& config, double clip_norm,
+                                             const BatchPlan& plan) {
   return ClassificationOptions()
-      .label_smoothing(config.train.label_smoothing)
+      .label_smoothing(config.label_smoothing)
       .accumulate(plan.task_parts)
-      .clip_norm(config.optim.clip_norm)
-      .bf16(config.train.precision == "bf16")
-      .script(config.train.script);
+      .clip_norm(clip_norm)
+      .bf16(config.precision == "bf16")
+      .script(config.script);
 }
 
 namespace {
@@ -284,36 +291,35 @@ double states_per_parameter(const config::OptimConfig& config) {
          static_cast<double>(one.nbytes());
 }
 
-std::shared_ptr<const optim::LRSchedule> make_schedule(const config::Config& config,
+std::shared_ptr<const optim::LRSchedule> make_schedule(const config::ScheduleConfig& config,
+                                                       const config::TrainConfig& train, double lr,
                                                        std::int64_t steps_per_epoch) {
   if (steps_per_epoch < 1) {
     throw UsageError("train.make_schedule",
                      base::concat("steps_per_epoch: got ", steps_per_epoch, ", expected at least 1"));
   }
-  const config::ScheduleConfig& schedule = config.schedule;
   optim::ScheduleOptions options;
-  options.name = schedule.name;
-  options.total_steps =
-      config.train.epochs > kNever / steps_per_epoch ? kNever : config.train.epochs * steps_per_epoch;
-  if (config.train.max_steps > 0) options.total_steps = std::min(options.total_steps, config.train.max_steps);
-  options.unit_steps = schedule.unit == "epoch" ? steps_per_epoch : 1;
-  options.lr = config.optim.lr;
+  options.name = config.name;
+  options.total_steps = train.epochs > kNever / steps_per_epoch ? kNever : train.epochs * steps_per_epoch;
+  if (train.max_steps > 0) options.total_steps = std::min(options.total_steps, train.max_steps);
+  options.unit_steps = config.unit == "epoch" ? steps_per_epoch : 1;
+  options.lr = lr;
   options.warmup_steps =
-      std::min(options.total_steps, warmup_steps(schedule, steps_per_epoch, options.total_steps));
-  options.warmup_start = schedule.warmup_start;
-  options.milestones = schedule.milestones;
-  options.step_size = schedule.step_size;
-  options.gamma = schedule.gamma;
-  options.eta_min = schedule.eta_min;
-  options.one_cycle = {.pct_start = schedule.pct_start,
-                       .linear_anneal = schedule.anneal == "linear",
-                       .cycle_momentum = schedule.cycle_momentum,
-                       .base_momentum = schedule.base_momentum,
-                       .max_momentum = schedule.max_momentum,
-                       .div_factor = schedule.div_factor,
-                       .final_div_factor = schedule.final_div_factor,
-                       .three_phase = schedule.three_phase};
-  options.extra = schedule.options;
+      std::min(options.total_steps, warmup_steps(config, steps_per_epoch, options.total_steps));
+  options.warmup_start = config.warmup_start;
+  options.milestones = config.milestones;
+  options.step_size = config.step_size;
+  options.gamma = config.gamma;
+  options.eta_min = config.eta_min;
+  options.one_cycle = {.pct_start = config.pct_start,
+                       .linear_anneal = config.anneal == "linear",
+                       .cycle_momentum = config.cycle_momentum,
+                       .base_momentum = config.base_momentum,
+                       .max_momentum = config.max_momentum,
+                       .div_factor = config.div_factor,
+                       .final_div_factor = config.final_div_factor,
+                       .three_phase = config.three_phase};
+  options.extra = config.options;
   return optim::make_schedule(options);
 }
 

@@ -2,8 +2,8 @@
 
 #include <torch/nn/modules/container/any.h>
 
+#include <cstdint>
 #include <memory>
-#include <optional>
 
 #include "cohort/config/config.h"
 #include "cohort/data/loader.h"
@@ -20,48 +20,72 @@ namespace cohort::train {
 /// Which of the two data sets.
 enum class Split { kTrain, kVal };
 
-/// `ranks_on_host`: processes of the run on this machine, each with a data set of its own: they share the
-/// memory that data.cache may take, half of what is available, three quarters of it for training data.
+/// What a data set is made with, besides the section data.
+struct DatasetSetup {
+  std::int64_t num_classes = 0;  ///< of synthetic images; 0: 10
+  std::int64_t seed = 1;         ///< of synthetic images
+  bool channels_last = true;     ///< how images lie in a batch
+  /// Processes of the run on this machine, each with a data set of its own: they share the memory that
+  /// data.cache may take, half of what is available, three quarters of it for training data.
+  int ranks_on_host = 1;
+};
+DatasetSetup dataset_setup(const config::ModelConfig& model, const config::TrainConfig& train,
+                           const config::RunConfig& run, int ranks_on_host = 1);
+
 /// Throws: ConfigError, DataError.
-std::shared_ptr<const data::Dataset> make_dataset(const config::Config& config, Split split,
-                                                  int ranks_on_host = 1);
+std::shared_ptr<const data::Dataset> make_dataset(const config::DataConfig& config, Split split,
+                                                  const DatasetSetup& setup = {});
 /// The bytes that one of these data sets may take.
 std::int64_t cache_bytes(Split split, std::int64_t available_bytes, int ranks_on_host);
 
-/// Which part of each global batch is read: that of `rank` of `world_size`.
-struct Share {
-  int rank = 0;
+/// What a loader is made with, besides the section data.
+struct LoaderSetup {
+  BatchPlan plan;
+  at::Device device = at::kCPU;
+  std::int64_t seed = 1;
+  int rank = 0;  ///< reads its part of each global batch
   int world_size = 1;
 };
 
-/// A loader with the batch sizes of `plan`, and the configuration's workers and order (training shuffles, evaluation does not).
-std::unique_ptr<data::Loader> make_loader(const config::Config& config, Split split,
-                                          std::shared_ptr<const data::Dataset> dataset, at::Device device,
-                                          const BatchPlan& plan, Share share = {});
+/// A loader with the batch sizes of the plan, and the workers and the order of `config` (training shuffles, evaluation
+/// does not).
+std::unique_ptr<data::Loader> make_loader(const config::DataConfig& config, Split split,
+                                          std::shared_ptr<const data::Dataset> dataset,
+                                          const LoaderSetup& setup);
 
-/// The model with initial values from `run.seed`, or from `model.weights`, on `device` in
-/// `train.memory_format`. `num_classes` is used where the configuration says 0. `input`: what it gets of a
-/// sample, where that is not image_field(); channels and image size are the shape's first two extents.
-torch::nn::AnyModule make_model(const config::Config& config, std::int64_t num_classes, at::Device device,
-                                const std::optional<data::Field>& input = {});
+/// What a model is made with, besides the section model.
+struct ModelSetup {
+  data::Field input;             ///< of a sample; the shape's first two extents are channels and image size
+  std::int64_t num_classes = 0;  ///< of the data; taken where model.num_classes is 0
+  at::Device device = at::kCPU;
+  std::int64_t seed = 1;  ///< of the initial values
+  bool channels_last = true;
+};
 
-/// `config.optim` with the learning rate that optim.lr_scaling makes of it, where a step has
+/// The model with initial values from the seed, or from model.weights. Throws: ConfigError for classes that it
+/// does not have; DataError.
+torch::nn::AnyModule make_model(const config::ModelConfig& config, const ModelSetup& setup);
+
+/// `optim` with the learning rate that optim.lr_scaling makes of it, where a step has
 /// `global_batch_size` samples over all ranks.
 /// Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.1 (linear).
-config::OptimConfig scale_lr(const config::Config& config, std::int64_t global_batch_size);
+config::OptimConfig scale_lr(config::OptimConfig optim, const config::TrainConfig& train,
+                             std::int64_t global_batch_size);
 
 /// How `cohort train` computes a step.
-ClassificationOptions classification_options(const config::Config& config, const BatchPlan& plan);
+ClassificationOptions classification_options(const config::TrainConfig& config, double clip_norm,
+                                             const BatchPlan& plan);
 
 std::shared_ptr<optim::Optimizer> make_optimizer(const config::OptimConfig& config,
                                                  const torch::nn::Module& model);
 /// Tensors of its size that the optimizer keeps for a parameter.
 double states_per_parameter(const config::OptimConfig& config);
 
-/// The schedule in steps, for an optimizer that begins at `config.optim.lr`: its length is the run's,
-/// train.epochs or train.max_steps, whichever ends first. Throws: UsageError for no steps in an epoch, or a
-/// name that is no schedule's.
-std::shared_ptr<const optim::LRSchedule> make_schedule(const config::Config& config,
+/// The schedule in steps, for an optimizer that begins at `lr`: its length is the run's, train.epochs or
+/// train.max_steps, whichever ends first. Throws: UsageError for no steps in an epoch, or a name that is no
+/// schedule's.
+std::shared_ptr<const optim::LRSchedule> make_schedule(const config::ScheduleConfig& config,
+                                                       const config::TrainConfig& train, double lr,
                                                        std::int64_t steps_per_epoch);
 
 /// Throws: UsageError for a name in `config` that no registry has, before anything is read or made.

@@ -8,19 +8,17 @@ std::int64_t channels_of(const config::DataConfig& config) {
   return config.color == "gray" ? 1 : 3;
 }
 
-bool channels_last(const config::Config& config) {
-  return config.train.memory_format == "channels_last";
+bool is_channels_last(const config::TrainConfig& config) {
+  return config.memory_format == "channels_last";
 }
 
-data::Field image_field(const config::Config& config) {
-  const std::int64_t side = config.data.image_size;
-  return {.name = "input",
-          .shape = {channels_of(config.data), side, side},
-          .channels_last = channels_last(config)};
+data::Field image_field(const config::DataConfig& config, bool channels_last) {
+  const std::int64_t side = config.image_size;
+  return {.name = "input", .shape = {channels_of(config), side, side}, .channels_last = channels_last};
 }
 
-data::Field input_field(const config::Config& config, const data::Dataset& dataset) {
-  if (data::is_own_dataset(config.data.type)) return image_field(config);
+data::Field input_field(const config::DataConfig& config, bool channels_last, const data::Dataset& dataset) {
+  if (data::is_own_dataset(config.type)) return image_field(config, channels_last);
   return dataset.fields().at(0);
 }
 

@@ -21,7 +21,6 @@
 #include "cohort/models/layers.h"
 #include "cohort/parallel/data_parallel.h"
 #include "cohort/pipeline/balance.h"
-#include "cohort/train/internal/batch_plan.h"
 #include "cohort/train/internal/factories.h"
 #include "cohort/train/internal/input_fields.h"
 
@@ -285,28 +284,24 @@ COHORT_REGISTER_MODEL_RUNNER(
 
 }  // namespace
 
-ModelRunnerOptions model_runner_options(const config::Config& config, at::Device device,
-                                        const std::optional<data::Field>& input, int num_ranks) {
-  const config::DistributedConfig& distributed = config.distributed;
+ModelRunnerOptions model_runner_options(const config::DistributedConfig& config, at::Device device,
+                                        const MeasuredStep& step) {
   ModelRunnerOptions options;
-  options.name = distributed.model;
+  options.name = config.model;
   options.device = device;
-  if (!distributed.devices.empty()) options.devices = base::parse_placements(distributed.devices);
-  options.device_map = distributed.device_map;
-  options.schedule = distributed.schedule;
-  options.num_micro_batches = distributed.micro_batches;
-  options.batch_size = batch_plan(config, num_ranks).part;
-  options.optimizer_states = [optim = config.optim] { return states_per_parameter(optim); };
-  options.example_input = [field = input ? *input : image_field(config)](std::int64_t samples) {
-    return zero_batch(field, samples);
-  };
+  if (!config.devices.empty()) options.devices = base::parse_placements(config.devices);
+  options.device_map = config.device_map;
+  options.schedule = config.schedule;
+  options.num_micro_batches = config.micro_batches;
+  options.batch_size = step.batch_size;
+  options.optimizer_states = [optim = step.optim] { return states_per_parameter(optim); };
+  options.example_input = [input = step.input](std::int64_t samples) { return zero_batch(input, samples); };
   return options;
 }
 
-ModelRunner make_model_runner(const config::Config& config, torch::nn::AnyModule model, at::Device device,
-                              const std::optional<data::Field>& input, int num_ranks) {
-  return parallel::make_model_runner(std::move(model),
-                                     model_runner_options(config, device, input, num_ranks));
+ModelRunner make_model_runner(const config::DistributedConfig& config, torch::nn::AnyModule model,
+                              at::Device device, const MeasuredStep& step) {
+  return parallel::make_model_runner(std::move(model), model_runner_options(config, device, step));
 }
 
 }  // namespace cohort::train

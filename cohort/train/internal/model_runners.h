@@ -2,14 +2,14 @@
 
 #include <torch/nn/modules/container/any.h>
 
+#include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "cohort/config/config.h"
+#include "cohort/config/types.h"
 #include "cohort/data/dataset.h"
 #include "cohort/parallel/model_runner.h"
 #include "cohort/pipeline/pipeline.h"
@@ -18,20 +18,24 @@
 /// placements").
 namespace cohort::train {
 
-/// Returns what `config` says of how its model is run. `input`: what the model gets of a sample, where that is
-/// not image_field(). Throws: ConfigError for a placement that is not there.
-parallel::ModelRunnerOptions model_runner_options(const config::Config& config, at::Device device,
-                                                  const std::optional<data::Field>& input = {},
-                                                  int num_ranks = 1);
+/// The step that layers are measured on, where no placement is named for them.
+struct MeasuredStep {
+  data::Field input;             ///< what the model gets of a sample
+  std::int64_t batch_size = 32;  ///< samples of one forward on a rank: BatchPlan::part
+  config::OptimConfig optim;     ///< whose state lies beside the parameters
+};
 
-/// Returns how `config.distributed` says that `model`, of which it shares the modules, is run. With
-/// model_parallel and pipeline layers are moved to their placements' devices. Layers without a placement are
-/// measured first, on parts of the size that one of `num_ranks` ranks computes. That takes a few steps' time and is logged.
+/// Returns what `config` says of how a model is run. Throws: ConfigError for a placement that is not there.
+parallel::ModelRunnerOptions model_runner_options(const config::DistributedConfig& config, at::Device device,
+                                                  const MeasuredStep& step);
+
+/// Returns how `config` says that `model`, of which it shares the modules, is run. With model_parallel and
+/// pipeline layers are moved to their placements' devices. Layers without a placement are measured first, on
+/// `step`. That takes a few steps' time and is logged.
 /// Throws: ConfigError for a placement that is not there, a name that no layer has, or a layer without
 /// placement; UsageError for a model that is not known as a list of layers.
-parallel::ModelRunner make_model_runner(const config::Config& config, torch::nn::AnyModule model,
-                                        at::Device device, const std::optional<data::Field>& input = {},
-                                        int num_ranks = 1);
+parallel::ModelRunner make_model_runner(const config::DistributedConfig& config, torch::nn::AnyModule model,
+                                        at::Device device, const MeasuredStep& step);
 
 /// What the runner pipeline makes of a model: its layers in stages.
 struct PipelineParts {

@@ -80,7 +80,7 @@ std::optional<config::Config> config_of(const Origin& origin, bool logs) {
 bool keep_step(config::Config& config, const Origin& origin, const std::optional<config::Config>& before,
                const parallel::GradientSync& gradient_sync) {
   config::TrainConfig& train = config.train;
-  if (batch_plan(config, gradient_sync.size()).global == origin.global_batch_size) return true;
+  if (global_batch_size(train, gradient_sync.size()) == origin.global_batch_size) return true;
   const bool changed =
       train.global_batch_size > 0 || (before && (train.batch_size != before->train.batch_size ||
                                                  train.accumulate != before->train.accumulate));
@@ -98,7 +98,8 @@ bool keep_step(config::Config& config, const Origin& origin, const std::optional
 void keep_rate(config::Config& config, const config::Config& before) {
   if (config.optim.lr_base_size > 0 || config.optim.lr_scaling == "none" || before.optim.lr_scaling == "none")
     return;
-  if (lr_base_size(config) != lr_base_size(before)) config.optim.lr_base_size = lr_base_size(before);
+  const std::int64_t base_size = lr_base_size(before.optim, before.train);
+  if (lr_base_size(config.optim, config.train) != base_size) config.optim.lr_base_size = base_size;
 }
 
 /// True where an epoch is evaluated as `before` did, with `ranks_before`, on the same data: which data it is
